@@ -1,0 +1,619 @@
+"""Measure: `python bench/run.py --suite paper1|peers|patterns|adapt --pairs 5 --json F`.
+
+Everything runs on the slow-storage bed (bench/slowfs.c) over a data set in tmpfs. The variants of
+a case take turns (A B C A B C ...), so that a drift of the machine meets all of them; what is
+reported are medians, and ratios *within a round*: to the baseline, and to the limit, which is
+the larger of that round's warm run and the file's bytes over the link's bandwidth. An interval is
+the bootstrap's 95 % of the median ratio. Cold and warm are counted before each run, and every run
+must have read all record bytes.
+
+The JSON holds every run; bench/render.py makes tables and pictures of it. Nothing here asserts a
+time: CI runs it in small (--size 32MiB --pairs 1) for its counters.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import importlib.util
+import json
+import os
+import platform
+import random
+import shlex
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from uffdprefetch.demo.bed import (
+    DEFAULT_BANDWIDTH,
+    DEFAULT_LATENCY_US,
+    SlowBed,
+    drop_cache,
+    warm_fully,
+)
+from uffdprefetch.demo.dataset import (
+    DATABASE_NAME,
+    INDEX_NAME,
+    Manifest,
+    make_dataset,
+)
+from uffdprefetch.demo.run import (
+    COMPUTE_SHARE,
+    JobRun,
+    job_command,
+    read_tool_summary,
+    run_job,
+    wrap_command,
+)
+from uffdprefetch.errors import UffdPrefetchError
+from uffdprefetch.units import parse_rate, parse_size
+
+SCHEMA = "uffdprefetch.bench/1"
+MIB = 1 << 20
+BASELINE = "plain mmap"
+WARM = "warm cache"
+TOOL = "uffdprefetch"
+BOOTSTRAP_SAMPLES = 2000
+
+# Figure 8 of paper 1 plots six (size, distance) pairs and its text names 50 MiB, 8 and 10 MiB; the
+# others here span the same directions: larger windows, rarer checkpoints.
+SWEEP_SIZES_MIB = (50, 100, 200)
+SWEEP_DISTANCES_MIB = (8, 10, 20, 40)
+
+# The link's bandwidth over the thirds of the adapt suite's file, bytes/s.
+ADAPT_BANDWIDTHS = (300_000_000, 1_000_000_000, 100_000_000)
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is read: pattern, ranks, and compute time over the transfer time of the same bytes."""
+
+    pattern: str
+    ranks: int
+    compute_share: float
+
+    @property
+    def name(self) -> str:
+        """As tables head it: `contiguous 4, compute 0.95`."""
+        return f"{self.pattern} {self.ranks}, compute {self.compute_share:g}"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to run the job.
+
+    wrap is the options of `uffdprefetch wrap`, or None for no wrap; before and beside are
+    commands (`{}` is the data file) run to their end before, and started with, the job.
+    """
+
+    name: str
+    job: tuple[str, ...] = ()
+    wrap: tuple[str, ...] | None = None
+    warm: bool = False
+    read_ahead_kb: int | None = None
+    before: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
+    needs_module: str | None = None
+    epochs: int = 1
+    slow: str | None = None
+
+
+@dataclass
+class Run:
+    """One measured run. seconds is epoch 1 of the slowest rank plus what `before` took."""
+
+    case: str
+    variant: str
+    round: int
+    seconds: float
+    before_seconds: float
+    stall_seconds: float
+    epochs: list[dict[str, Any]]
+    bed: dict[str, Any]
+    bed_cpu_seconds: float
+    came_from_storage: bool | None
+    tool_summary: dict[str, Any] | None
+    events: list[dict[str, float]]
+    wall_seconds: float
+    steal_seconds: float
+    machine_busy_seconds: float
+    children_cpu_seconds: float
+    command: str
+
+
+# ---- the suites -----------------------------------------------------------------------------
+
+
+def paper1_variants() -> list[Variant]:
+    """Figure 7's four configurations, two epochs."""
+    return [
+        Variant(BASELINE, epochs=2),
+        Variant("prefetch-off", wrap=("--policy", "none"), epochs=2),
+        Variant(TOOL, wrap=("--policy", "auto"), epochs=2),
+        Variant(WARM, warm=True, epochs=2),
+    ]
+
+
+def sweep_variants() -> list[Variant]:
+    """Figure 8's sweep: --policy fixed over size x distance."""
+    return [
+        Variant(
+            f"fixed size {size} distance {distance} MiB",
+            wrap=("--policy", "fixed", "--size", f"{size}MiB", "--distance", f"{distance}MiB"),
+        )
+        for size in SWEEP_SIZES_MIB
+        for distance in SWEEP_DISTANCES_MIB
+        if distance < size
+    ]
+
+
+def peer_variants(vmtouch: str, index: Path) -> list[Variant]:
+    """Everything a user could do without this tool."""
+    peer = ("--peer-index", str(index), "--peer-thread")
+    loaders = [
+        Variant(
+            f"DataLoader, {workers} workers",
+            job=(f"--dataloader-workers={workers}",),
+            needs_module="torch",
+        )
+        for workers in (0, 2, 4, 8)
+    ]
+    return [
+        Variant(BASELINE),
+        Variant(TOOL, wrap=("--policy", "auto")),
+        Variant(WARM, warm=True),
+        Variant(
+            "readahead=False",
+            job=("--no-readahead",),
+            slow="a read of 4 to 32 KiB per latency takes some 40 times as long",
+        ),
+        Variant("MADV_SEQUENTIAL", job=("--advice=sequential",)),
+        Variant("MADV_WILLNEED", job=("--advice=willneed",)),
+        Variant("vmtouch first", before=(vmtouch, "-q", "-t", "{}")),
+        Variant("vmtouch in background", beside=(vmtouch, "-q", "-t", "{}")),
+        Variant("read_ahead_kb 1024", read_ahead_kb=1024),
+        Variant("read_ahead_kb 8192", read_ahead_kb=8192),
+        Variant("own prefetch thread x1", job=(*peer, "1")),
+        Variant("own prefetch thread x8", job=(*peer, "8")),
+        *loaders,
+    ]
+
+
+def plan_of(suite: str, vmtouch: str, index: Path) -> list[tuple[list[Case], list[Variant]]]:
+    """The cases of a suite with their variants."""
+    full = COMPUTE_SHARE
+    if suite == "paper1":
+        one = [Case("contiguous", 1, full)]
+        # The sweep has its own baseline and warm run, so that its rounds stand for themselves.
+        anchors = [Variant(BASELINE), Variant(WARM, warm=True), Variant(TOOL, wrap=())]
+        return [(one, paper1_variants()), ([Case("sweep", 1, full)], anchors + sweep_variants())]
+    if suite == "peers":
+        shapes = (("contiguous", 1), ("contiguous", 4), ("skipping", 4))
+        cases = [Case(*shape, share) for share in (full, 0.0) for shape in shapes]
+        return [(cases, peer_variants(vmtouch, index))]
+    if suite == "patterns":
+        every = [
+            (name, ranks) for name in ("contiguous", "skipping", "shuffled") for ranks in (1, 4)
+        ]
+        every.remove(("skipping", 1))  # is contiguous
+        few = [
+            variant
+            for variant in peer_variants(vmtouch, index)
+            if variant.name in (BASELINE, TOOL, WARM, "own prefetch thread x8")
+        ]
+        return [([Case(*shape, full) for shape in every], few)]
+    if suite == "adapt":
+        # At 300 MB/s as the measure of compute, half of it: the reader could take 600 MB/s.
+        few = [Variant(BASELINE), Variant(TOOL, wrap=("--policy", "auto"))]
+        return [([Case("contiguous", 1, 0.5)], few)]
+    raise ValueError(suite)
+
+
+# ---- one run --------------------------------------------------------------------------------
+
+
+@dataclass
+class Bench:
+    """The bed and what every run needs to know."""
+
+    bed: SlowBed
+    manifest: Manifest
+    bandwidth: int
+    latency_us: int
+    scratch: Path
+    adapt: bool = False
+    only: tuple[str, ...] = ()
+    include_slow: bool = False
+    runs: list[Run] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+    failures: list[dict[str, str]] = field(default_factory=list)
+
+    @property
+    def database(self) -> Path:
+        """The LMDB on the bed."""
+        return self.bed.path(DATABASE_NAME)
+
+    @property
+    def data(self) -> Path:
+        """Its file."""
+        return self.database / "data.mdb"
+
+    def why_not(self, variant: Variant) -> str | None:
+        """Why a variant cannot run here, None if it can."""
+        for command in (variant.before, variant.beside):
+            if command and shutil.which(command[0]) is None:
+                return f"{command[0]} is not installed (Debian package vmtouch, or --vmtouch)"
+        if variant.needs_module and importlib.util.find_spec(variant.needs_module) is None:
+            return f"the Python package {variant.needs_module} is not installed"
+        if variant.read_ahead_kb is not None and os.geteuid() != 0:
+            return "only root may set read_ahead_kb"
+        if variant.slow and not self.include_slow:
+            return f"{variant.slow}; --include-slow runs it"
+        if variant.wrap is not None and importlib.util.find_spec("uffdprefetch.cli.wrap") is None:
+            return "this checkout has no `uffdprefetch wrap`"
+        return None
+
+    def prepare(self, warm: bool) -> None:
+        """Cold or warm, counted; filled without the link, which is then as it was."""
+        if not warm:
+            drop_cache(self.data)
+        else:
+            self.bed.set(bandwidth=0, latency_us=0)
+            warm_fully(self.data)
+        self.bed.set(bandwidth=self.bandwidth, latency_us=self.latency_us)
+        self.bed.reset()
+
+    def command_of(self, case: Case, variant: Variant, output: Path) -> list[str]:
+        """The whole command line of a run."""
+        # All ranks together need the link's whole bandwidth: each computes longer per byte.
+        per_byte_seconds = case.compute_share / self.bandwidth * case.ranks
+        pattern = "contiguous" if case.pattern == "sweep" else case.pattern
+        job = job_command(
+            self.database,
+            f"--pattern={pattern}",
+            f"--ranks={case.ranks}",
+            "--spawn",
+            f"--epochs={variant.epochs}",
+            f"--compute-seconds-per-byte={per_byte_seconds!r}",
+            *variant.job,
+        )
+        if variant.wrap is None:
+            return job
+        return [*wrap_command("-f", "-o", str(output), "--strict", *variant.wrap), *job]
+
+    def measure(self, case: Case, variant: Variant, number: int) -> Run:
+        """One run of one variant in one round, checked for its bytes."""
+        output = self.scratch / "tool"
+        Path(f"{output}.summary.json").unlink(missing_ok=True)
+        self.prepare(variant.warm)
+        usual_read_ahead_kb = self.bed.read_ahead_kb
+        command = self.command_of(case, variant, output)
+        expected_seconds = self.manifest.file_bytes / min(self.bandwidth, *ADAPT_BANDWIDTHS)
+        timeout_seconds = 120 + 60 * variant.epochs * expected_seconds
+        bed_cpu_before = self._bed_cpu_seconds()
+        with contextlib.ExitStack() as stack:
+            if variant.read_ahead_kb is not None:
+                self.bed.read_ahead_kb = variant.read_ahead_kb
+                stack.callback(setattr, self.bed, "read_ahead_kb", usual_read_ahead_kb)
+            begin = time.perf_counter()
+            if variant.before:
+                self._tool(variant.before)
+            before_seconds = time.perf_counter() - begin if variant.before else 0.0
+            if variant.beside:
+                stack.enter_context(self._beside(variant.beside))
+            events: list[dict[str, float]] = []
+            if self.adapt:
+                stack.enter_context(self._changing_link(events))
+            job_run = run_job(command, timeout_seconds=timeout_seconds, cwd=self.scratch)
+        counters = self.bed.counters()
+        run = self._run_of(case, variant, number, job_run, before_seconds)
+        run.bed = counters
+        run.bed_cpu_seconds = self._bed_cpu_seconds() - bed_cpu_before
+        # A page that does not come over the link in a cold run was not cold; tree pages that
+        # nobody needs may stay away, so not quite every byte has to come.
+        run.came_from_storage = (
+            counters["bytes"] == 0
+            if variant.warm
+            else counters["bytes"] >= self.manifest.record_bytes
+        )
+        run.events = events
+        run.tool_summary = read_tool_summary(output)
+        self._check(run, case)
+        return run
+
+    def _run_of(
+        self, case: Case, variant: Variant, number: int, job_run: JobRun, before_seconds: float
+    ) -> Run:
+        first = job_run.job["epochs"][0]
+        return Run(
+            case=case.name,
+            variant=variant.name,
+            round=number,
+            seconds=first["seconds"] + before_seconds,
+            before_seconds=before_seconds,
+            stall_seconds=first["stall_seconds"],
+            epochs=job_run.job["epochs"],
+            bed={},
+            bed_cpu_seconds=0.0,
+            came_from_storage=None,
+            tool_summary=None,
+            events=[],
+            wall_seconds=job_run.wall_seconds,
+            steal_seconds=job_run.steal_seconds,
+            machine_busy_seconds=job_run.machine_busy_seconds,
+            children_cpu_seconds=job_run.children_cpu_seconds,
+            command=shlex.join(job_run.command),
+        )
+
+    def _check(self, run: Run, case: Case) -> None:
+        for epoch in run.epochs:
+            if (epoch["bytes"], epoch["records"]) != (
+                self.manifest.record_bytes,
+                self.manifest.records,
+            ):
+                raise UffdPrefetchError(
+                    f"{run.variant}, {case.name}: {epoch['records']} records of "
+                    f"{epoch['bytes']} bytes were read, not all {self.manifest.records}"
+                )
+
+    def _bed_cpu_seconds(self) -> float:
+        fields = Path(f"/proc/{self.bed.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def _tool(self, words: Sequence[str]) -> None:
+        subprocess.run(
+            [word.format(self.data) for word in words], check=True, stdout=subprocess.DEVNULL
+        )
+
+    @contextlib.contextmanager
+    def _beside(self, words: Sequence[str]) -> Iterator[None]:
+        process = subprocess.Popen(
+            [word.format(self.data) for word in words], stdout=subprocess.DEVNULL
+        )
+        try:
+            yield
+        finally:
+            process.kill()
+            process.wait()
+
+    @contextlib.contextmanager
+    def _changing_link(self, events: list[dict[str, float]]) -> Iterator[None]:
+        """Set the link to the next of ADAPT_BANDWIDTHS as each third of the file has come."""
+        done = threading.Event()
+        begin = time.perf_counter()
+
+        def change(bandwidth: int) -> None:
+            self.bed.set(bandwidth=bandwidth)
+            events.append(
+                {
+                    "seconds": time.perf_counter() - begin,
+                    "bytes": float(self.bed.counters()["bytes"]),
+                    "bandwidth_bytes_per_second": float(bandwidth),
+                }
+            )
+
+        def follow() -> None:
+            change(ADAPT_BANDWIDTHS[0])
+            for part, bandwidth in enumerate(ADAPT_BANDWIDTHS[1:], start=1):
+                from_bytes = self.manifest.file_bytes * part // len(ADAPT_BANDWIDTHS)
+                while self.bed.counters()["bytes"] < from_bytes:
+                    if done.wait(0.02):
+                        return
+                change(bandwidth)
+
+        thread = threading.Thread(target=follow)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+
+    def run_plan(
+        self,
+        plan: Sequence[tuple[list[Case], list[Variant]]],
+        pairs: int,
+        save: Callable[[], None],
+    ) -> None:
+        """All cases, each in `pairs` rounds over its variants; `save` after each round."""
+        for cases, variants in plan:
+            able = []
+            for variant in variants:
+                if self.only and variant.name not in (*self.only, BASELINE, WARM):
+                    continue
+                reason = self.why_not(variant)
+                if reason is None:
+                    able.append(variant)
+                else:
+                    self.skipped[variant.name] = reason
+                    print(f"bench: skip {variant.name}: {reason}", file=sys.stderr)
+            for case in cases:
+                for number in range(pairs):
+                    for variant in able:
+                        try:
+                            run = self.measure(case, variant, number)
+                        except UffdPrefetchError as error:
+                            # Hours of other runs are worth more than an early end; the status
+                            # and the JSON tell.
+                            self.failures.append(
+                                {"case": case.name, "variant": variant.name, "error": error.message}
+                            )
+                            print(f"bench: FAILED {variant.name}: {error.message}", file=sys.stderr)
+                            continue
+                        self.runs.append(run)
+                        print(
+                            f"bench: {case.name} | round {number + 1}/{pairs} | {variant.name}: "
+                            f"{run.seconds:.2f} s, stall {run.stall_seconds:.2f} s, "
+                            f"{run.bed['requests']} requests, steal {run.steal_seconds:.2f} s",
+                            file=sys.stderr,
+                            flush=True,
+                        )
+                    save()
+
+
+# ---- what the runs say ----------------------------------------------------------------------
+
+
+def limit_seconds(
+    round_runs: Sequence[Run], file_bytes: int, bandwidth: int, adapt: bool
+) -> float | None:
+    """The least time a round allows: its warm run or the transfer, the larger; None if unknown.
+
+    In the adapt suite the transfer is that of each third at its bandwidth.
+    """
+    if adapt:
+        third = file_bytes / len(ADAPT_BANDWIDTHS)
+        return sum(third / bandwidth for bandwidth in ADAPT_BANDWIDTHS)
+    warm = [run.seconds for run in round_runs if run.variant == WARM]
+    return max(warm[0], file_bytes / bandwidth) if warm else None
+
+
+def bootstrap_interval(values: Sequence[float], *, seed: int = 0) -> tuple[float, float]:
+    """95 % interval of the median of `values` by resampling (percentile method)."""
+    generator = random.Random(seed)
+    medians = sorted(
+        statistics.median(generator.choices(values, k=len(values)))
+        for _ in range(BOOTSTRAP_SAMPLES)
+    )
+    return medians[int(0.025 * len(medians))], medians[int(0.975 * len(medians))]
+
+
+def summarize(
+    runs: Sequence[Run], file_bytes: int, bandwidth: int, adapt: bool = False
+) -> list[dict[str, Any]]:
+    """Per case and variant: median seconds and the paired ratios with their intervals; pure."""
+    rows: list[dict[str, Any]] = []
+    for case in dict.fromkeys(run.case for run in runs):
+        rounds: dict[int, dict[str, Run]] = {}
+        for run in runs:
+            if run.case == case:
+                rounds.setdefault(run.round, {})[run.variant] = run
+        variants = dict.fromkeys(run.variant for run in runs if run.case == case)
+        for variant in variants:
+            mine = [one[variant] for one in rounds.values() if variant in one]
+            row: dict[str, Any] = {
+                "case": case,
+                "variant": variant,
+                "runs": len(mine),
+                "median_seconds": statistics.median(run.seconds for run in mine),
+                "median_stall_seconds": statistics.median(run.stall_seconds for run in mine),
+            }
+            to_limit, to_baseline = [], []
+            for one in rounds.values():
+                if variant not in one:
+                    continue
+                limit = limit_seconds(list(one.values()), file_bytes, bandwidth, adapt)
+                if limit is not None:
+                    to_limit.append(one[variant].seconds / limit)
+                if BASELINE in one:
+                    to_baseline.append(one[variant].seconds / one[BASELINE].seconds)
+            for name, ratios in (("limit", to_limit), ("baseline", to_baseline)):
+                row[f"ratio_to_{name}"] = statistics.median(ratios) if ratios else None
+                row[f"ratio_to_{name}_interval"] = bootstrap_interval(ratios) if ratios else None
+            rows.append(row)
+    return rows
+
+
+def report(bench: Bench, args: argparse.Namespace, settings: dict[str, int]) -> dict[str, Any]:
+    """The JSON file: how it was measured, every run, and the summary."""
+    return {
+        "schema": SCHEMA,
+        "suite": args.suite,
+        "command": shlex.join(["python", "bench/run.py", *sys.argv[1:]]),
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "kernel": platform.release(),
+        "machine": platform.machine(),
+        "cpus": os.cpu_count(),
+        "python": platform.python_version(),
+        "bed": settings,
+        "dataset": asdict(bench.manifest),
+        "pairs": args.pairs,
+        "adapt_bandwidths_bytes_per_second": list(ADAPT_BANDWIDTHS) if bench.adapt else None,
+        "skipped": [{"variant": name, "reason": reason} for name, reason in bench.skipped.items()],
+        "failures": bench.failures,
+        "runs": [asdict(run) for run in bench.runs],
+        "summary": summarize(bench.runs, bench.manifest.file_bytes, bench.bandwidth, bench.adapt),
+    }
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="bench/run.py", description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--suite", choices=("paper1", "peers", "patterns", "adapt"), required=True)
+    add("--pairs", type=int, default=5, help="rounds over all variants")
+    add("--json", type=Path, required=True, metavar="F")
+    add("--size", type=parse_size, default=parse_size("2GiB"))
+    add("--bandwidth", type=parse_rate, default=DEFAULT_BANDWIDTH, help="of the link, per second")
+    add("--latency-us", type=int, default=DEFAULT_LATENCY_US)
+    add("--work", type=Path, help="where the data set lies (default: made anew in /dev/shm)")
+    add("--only", default="", help="comma-separated variants; plain and warm always run")
+    add("--case", default="", help="only cases whose name begins so, for example 'skipping 4'")
+    add("--vmtouch", default="vmtouch", help="the program, where it is not in PATH")
+    add("--include-slow", action="store_true", help="also peers that take many times as long")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run a suite; 0, or 1 if it or one of its runs failed, with a line on stderr."""
+    args = parse(argv)
+    try:
+        with contextlib.ExitStack() as stack:
+            source = args.work
+            if source is None:
+                shm = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else None
+                source = Path(
+                    stack.enter_context(
+                        tempfile.TemporaryDirectory(prefix="uffdprefetch-bench-", dir=shm)
+                    )
+                )
+            scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="uffdprefetch-")))
+            manifest = make_dataset(source, args.size)
+            bed = stack.enter_context(
+                SlowBed(source, bandwidth=args.bandwidth, latency_us=args.latency_us)
+            )
+            bench = Bench(
+                bed=bed,
+                manifest=manifest,
+                bandwidth=args.bandwidth,
+                latency_us=args.latency_us,
+                scratch=scratch,
+                adapt=args.suite == "adapt",
+                only=tuple(name.strip() for name in args.only.split(",") if name.strip()),
+                include_slow=args.include_slow,
+            )
+            settings = bed.settings()
+
+            def save() -> None:
+                partial = args.json.with_name(args.json.name + ".partial")
+                partial.write_text(json.dumps(report(bench, args, settings), indent=1) + "\n")
+                partial.replace(args.json)
+
+            plan = [
+                ([case for case in cases if case.name.startswith(args.case)], variants)
+                for cases, variants in plan_of(args.suite, args.vmtouch, source / INDEX_NAME)
+            ]
+            bench.run_plan([part for part in plan if part[0]], args.pairs, save)
+            save()
+            return 1 if bench.failures else 0
+    except UffdPrefetchError as error:
+        print(f"bench: {error.message}", file=sys.stderr)
+    except OSError as error:
+        print(f"bench: {error}", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,637 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * slowfs - a directory, seen as if it lay on slow storage
+ *
+ * A read-only FUSE passthrough with the kernel's page cache in front and a
+ * model of a storage link behind: every read reply passes one serial pipe of
+ * B bytes/s that all requests share, and arrives a latency L after its last
+ * byte. Transfers queue, latencies overlap. It is test equipment: it makes
+ * cold reads slow in a repeatable way, and it counts them.
+ *
+ * The file `.slowfs` in the root of the mount (not listed) reads as JSON and
+ * takes lines `bandwidth=BYTES_PER_SECOND` (0: no limit), `latency_us=N` and
+ * `reset`. The source must not change while it is mounted: attributes are
+ * cached; a changed file is noticed when it is opened, and loses its pages.
+ */
+#define _GNU_SOURCE
+#define FUSE_USE_VERSION 35
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <fuse_lowlevel.h>
+#include <getopt.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <poll.h>
+#include <pthread.h>
+#include <search.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#define NS_PER_SECOND	1000000000ull
+#define MAX_BACKGROUND	64	/* requests that the kernel lets be in flight */
+#define REPLY_THREADS	2	/* they copy; all waiting is done in the queue */
+#define CONTROL_NAME	".slowfs"
+#define CACHE_SECONDS	86400.0
+
+/* One file or directory that was looked up. Never freed: the kernel's page
+ * cache hangs on the inode, so a path keeps its number for the whole run. */
+struct node {
+	char *path;		/* relative to the source; "." is the root */
+	struct timespec mtime;	/* as of the last open */
+	off_t size;
+};
+
+struct pending {
+	struct pending *next;
+	fuse_req_t req;
+	int fd;
+	off_t offset;
+	size_t size_bytes;
+	uint64_t due_ns;
+};
+
+struct counters {
+	uint64_t requests, bytes, largest_request_bytes, most_in_flight, errors;
+};
+
+static struct {
+	pthread_mutex_t lock;
+	pthread_cond_t arrived;
+	struct pending *head, **tail;
+	uint64_t in_flight;
+	uint64_t pipe_free_ns;	/* when the last queued transfer ends */
+	uint64_t last_due_ns;
+	uint64_t bandwidth;	/* bytes/s, 0: no limit */
+	uint64_t latency_us;
+	struct counters count;
+	bool stopping;
+} bed = {
+	.lock = PTHREAD_MUTEX_INITIALIZER,
+	.arrived = PTHREAD_COND_INITIALIZER,
+	.tail = &bed.head,
+	.bandwidth = 300000000,
+	.latency_us = 1000,
+};
+
+static int source_fd;
+static void *nodes;			/* tsearch(3) tree by path */
+static struct node root = { .path = "." };
+static struct node control = { .path = CONTROL_NAME };
+
+/* ---- the link ---------------------------------------------------------- */
+
+static uint64_t now_ns(void)
+{
+	struct timespec ts;
+
+	clock_gettime(CLOCK_MONOTONIC, &ts);
+	return ts.tv_sec * NS_PER_SECOND + ts.tv_nsec;
+}
+
+/* Put a read of size_bytes on the link: it leaves the pipe after everything
+ * that was queued before it, and is due one latency later. */
+static void link_queue(struct pending *p)
+{
+	uint64_t start = now_ns();
+
+	pthread_mutex_lock(&bed.lock);
+	if (start < bed.pipe_free_ns)
+		start = bed.pipe_free_ns;
+	bed.pipe_free_ns = start;
+	if (bed.bandwidth)
+		bed.pipe_free_ns += p->size_bytes * NS_PER_SECOND / bed.bandwidth;
+	p->due_ns = bed.pipe_free_ns + bed.latency_us * 1000;
+	/* A latency lowered live must not let a reply overtake: the queue is
+	 * a FIFO and its head is what the reply threads sleep for. */
+	if (p->due_ns < bed.last_due_ns)
+		p->due_ns = bed.last_due_ns;
+	bed.last_due_ns = p->due_ns;
+
+	bed.count.requests++;
+	bed.count.bytes += p->size_bytes;
+	if (p->size_bytes > bed.count.largest_request_bytes)
+		bed.count.largest_request_bytes = p->size_bytes;
+	if (++bed.in_flight > bed.count.most_in_flight)
+		bed.count.most_in_flight = bed.in_flight;
+
+	p->next = NULL;
+	*bed.tail = p;
+	bed.tail = &p->next;
+	pthread_cond_signal(&bed.arrived);
+	pthread_mutex_unlock(&bed.lock);
+}
+
+static void pending_answer(struct pending *p)
+{
+	struct fuse_bufvec buf = FUSE_BUFVEC_INIT(p->size_bytes);
+	int err;
+
+	/* fd -> pipe -> /dev/fuse: one copy, made by the kernel */
+	buf.buf[0].flags = FUSE_BUF_IS_FD | FUSE_BUF_FD_SEEK | FUSE_BUF_FD_RETRY;
+	buf.buf[0].fd = p->fd;
+	buf.buf[0].pos = p->offset;
+	err = fuse_reply_data(p->req, &buf, FUSE_BUF_SPLICE_MOVE);
+
+	pthread_mutex_lock(&bed.lock);
+	bed.in_flight--;
+	if (err)
+		bed.count.errors++;
+	pthread_mutex_unlock(&bed.lock);
+	free(p);
+}
+
+static void *reply_thread(void *arg)
+{
+	(void)arg;
+	/* The default slack of 50 us would be 5 % of the default latency. */
+	prctl(PR_SET_TIMERSLACK, 1ul);
+
+	for (;;) {
+		pthread_mutex_lock(&bed.lock);
+		while (!bed.head && !bed.stopping)
+			pthread_cond_wait(&bed.arrived, &bed.lock);
+		struct pending *p = bed.head;
+		bool stopping = bed.stopping;
+		if (p) {
+			bed.head = p->next;
+			if (!bed.head)
+				bed.tail = &bed.head;
+		}
+		pthread_mutex_unlock(&bed.lock);
+		if (!p)
+			return NULL;
+
+		struct timespec due = {
+			.tv_sec = p->due_ns / NS_PER_SECOND,
+			.tv_nsec = p->due_ns % NS_PER_SECOND,
+		};
+		while (!stopping && clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME,
+						    &due, NULL) == EINTR)
+			;
+		pending_answer(p);
+	}
+}
+
+/* ---- the control file -------------------------------------------------- */
+
+/* The text is made when the file is opened, so that one reader sees one
+ * moment however it cuts its reads. */
+static int control_render(char **text)
+{
+	int len;
+
+	pthread_mutex_lock(&bed.lock);
+	len = asprintf(text,
+		"{\"schema\": \"uffdprefetch.slowfs/1\", "
+		"\"bandwidth_bytes_per_second\": %" PRIu64 ", \"latency_us\": %" PRIu64 ", "
+		"\"max_background\": %d, \"requests\": %" PRIu64 ", \"bytes\": %" PRIu64 ", "
+		"\"largest_request_bytes\": %" PRIu64 ", \"most_in_flight\": %" PRIu64 ", "
+		"\"in_flight\": %" PRIu64 ", \"errors\": %" PRIu64 "}\n",
+		bed.bandwidth, bed.latency_us, MAX_BACKGROUND, bed.count.requests,
+		bed.count.bytes, bed.count.largest_request_bytes,
+		bed.count.most_in_flight, bed.in_flight, bed.count.errors);
+	pthread_mutex_unlock(&bed.lock);
+	return len < 0 ? -ENOMEM : 0;
+}
+
+static int parse_u64(const char *text, uint64_t *value)
+{
+	char *end;
+
+	errno = 0;
+	*value = strtoull(text, &end, 10);
+	return errno || end == text || *end || *text == '-' ? -EINVAL : 0;
+}
+
+static int control_line(const char *line)
+{
+	uint64_t value;
+	int err = 0;
+
+	pthread_mutex_lock(&bed.lock);
+	if (!strncmp(line, "bandwidth=", 10) && !parse_u64(line + 10, &value))
+		bed.bandwidth = value;
+	else if (!strncmp(line, "latency_us=", 11) && !parse_u64(line + 11, &value))
+		bed.latency_us = value;
+	else if (!strcmp(line, "reset"))
+		bed.count = (struct counters){ .most_in_flight = bed.in_flight };
+	else if (*line)
+		err = -EINVAL;
+	pthread_mutex_unlock(&bed.lock);
+	return err;
+}
+
+/* ---- nodes ------------------------------------------------------------- */
+
+static int compare_nodes(const void *a, const void *b)
+{
+	return strcmp(((const struct node *)a)->path, ((const struct node *)b)->path);
+}
+
+static struct node *node_of(fuse_ino_t ino)
+{
+	return ino == FUSE_ROOT_ID ? &root : (struct node *)(uintptr_t)ino;
+}
+
+static int node_stat(struct node *n, struct stat *st)
+{
+	if (n == &control) {
+		*st = (struct stat){ .st_mode = S_IFREG | 0644, .st_nlink = 1,
+				     .st_uid = getuid(), .st_gid = getgid() };
+		return 0;
+	}
+	return fstatat(source_fd, n->path, st, AT_SYMLINK_NOFOLLOW) ? -errno : 0;
+}
+
+/* Only what exists gets a node: names that are merely asked for cost nothing. */
+static int node_find(struct node *parent, const char *name, struct stat *st,
+		     struct node **out)
+{
+	struct node *n = calloc(1, sizeof(*n)), **found = NULL;
+	int err = -ENOMEM;
+
+	if (!n)
+		return err;
+	if ((parent == &root ? asprintf(&n->path, "%s", name) :
+			       asprintf(&n->path, "%s/%s", parent->path, name)) < 0) {
+		free(n);
+		return err;
+	}
+	err = node_stat(n, st);
+	if (!err) {
+		found = tsearch(n, &nodes, compare_nodes);
+		err = found ? 0 : -ENOMEM;
+	}
+	if (!found || *found != n) {
+		free(n->path);
+		free(n);
+	}
+	if (found)
+		*out = *found;
+	return err;
+}
+
+/* ---- FUSE operations --------------------------------------------------- */
+
+static void op_init(void *data, struct fuse_conn_info *conn)
+{
+	(void)data;
+	conn->max_background = MAX_BACKGROUND;
+	conn->want |= conn->capable & (FUSE_CAP_SPLICE_WRITE | FUSE_CAP_SPLICE_MOVE);
+}
+
+static void op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
+{
+	struct fuse_entry_param e = { .attr_timeout = CACHE_SECONDS,
+				      .entry_timeout = CACHE_SECONDS };
+	struct node *n = &control;
+	int err;
+
+	if (parent != FUSE_ROOT_ID || strcmp(name, CONTROL_NAME))
+		err = node_find(node_of(parent), name, &e.attr, &n);
+	else
+		err = node_stat(n, &e.attr);
+	if (err) {
+		fuse_reply_err(req, -err);
+		return;
+	}
+	e.ino = (uintptr_t)n;
+	fuse_reply_entry(req, &e);
+}
+
+static void op_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+	struct stat st;
+	int err = node_stat(node_of(ino), &st);
+
+	(void)fi;
+	if (err)
+		fuse_reply_err(req, -err);
+	else
+		fuse_reply_attr(req, &st, CACHE_SECONDS);
+}
+
+static void op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *st, int which,
+		       struct fuse_file_info *fi)
+{
+	(void)st, (void)which;
+	/* a shell's `> .slowfs` truncates first */
+	if (node_of(ino) == &control)
+		op_getattr(req, ino, fi);
+	else
+		fuse_reply_err(req, EROFS);
+}
+
+static void op_readlink(fuse_req_t req, fuse_ino_t ino)
+{
+	char target[PATH_MAX + 1];
+	ssize_t n = readlinkat(source_fd, node_of(ino)->path, target, PATH_MAX);
+
+	if (n < 0) {
+		fuse_reply_err(req, errno);
+		return;
+	}
+	target[n] = 0;
+	fuse_reply_readlink(req, target);
+}
+
+static void op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+	struct node *n = node_of(ino);
+	struct stat st;
+	int fd = -1;
+
+	if (n == &control) {
+		char *text;
+		int err = control_render(&text);
+
+		if (err) {
+			fuse_reply_err(req, -err);
+			return;
+		}
+		fi->fh = (uintptr_t)text;
+		fi->direct_io = 1;
+		if (fuse_reply_open(req, fi))
+			free(text);
+		return;
+	}
+	if ((fi->flags & O_ACCMODE) != O_RDONLY) {
+		fuse_reply_err(req, EROFS);
+		return;
+	}
+	fd = openat(source_fd, n->path, O_RDONLY | O_CLOEXEC);
+	if (fd < 0 || fstat(fd, &st)) {
+		fuse_reply_err(req, errno);
+		if (fd >= 0)
+			close(fd);
+		return;
+	}
+	fi->fh = fd;
+	fi->keep_cache = n->size == st.st_size && n->mtime.tv_sec == st.st_mtim.tv_sec &&
+			 n->mtime.tv_nsec == st.st_mtim.tv_nsec;
+	n->size = st.st_size;
+	n->mtime = st.st_mtim;
+	if (fuse_reply_open(req, fi))
+		close(fd);
+}
+
+static void op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset,
+		    struct fuse_file_info *fi)
+{
+	struct pending *p;
+	struct stat st;
+
+	if (node_of(ino) == &control) {
+		const char *text = (const char *)(uintptr_t)fi->fh;
+		size_t len = strlen(text);
+		size_t at = (size_t)offset < len ? (size_t)offset : len;
+
+		fuse_reply_buf(req, text + at, size < len - at ? size : len - at);
+		return;
+	}
+	/* The kernel rounds up to pages at the end of a file: the link
+	 * carries, and the counters count, the file's own bytes. */
+	if (fstat(fi->fh, &st)) {
+		fuse_reply_err(req, errno);
+		return;
+	}
+	if (offset >= st.st_size)
+		size = 0;
+	else if (size > (uint64_t)(st.st_size - offset))
+		size = st.st_size - offset;
+	p = malloc(sizeof(*p));
+	if (!p) {
+		fuse_reply_err(req, ENOMEM);
+		return;
+	}
+	*p = (struct pending){ .req = req, .fd = fi->fh, .offset = offset,
+			       .size_bytes = size };
+	link_queue(p);
+}
+
+static void op_write(fuse_req_t req, fuse_ino_t ino, const char *data, size_t size,
+		     off_t offset, struct fuse_file_info *fi)
+{
+	char text[256], *save = NULL;
+	int err = 0;
+
+	(void)offset, (void)fi;
+	if (node_of(ino) != &control || size >= sizeof(text)) {
+		fuse_reply_err(req, node_of(ino) != &control ? EROFS : EFBIG);
+		return;
+	}
+	memcpy(text, data, size);
+	text[size] = 0;
+	for (char *line = strtok_r(text, "\n", &save); line && !err;
+	     line = strtok_r(NULL, "\n", &save))
+		err = control_line(line);
+	if (err)
+		fuse_reply_err(req, -err);
+	else
+		fuse_reply_write(req, size);
+}
+
+static void op_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+	if (node_of(ino) == &control)
+		free((char *)(uintptr_t)fi->fh);
+	else
+		close(fi->fh);
+	fuse_reply_err(req, 0);
+}
+
+static void op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+	int fd = openat(source_fd, node_of(ino)->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	DIR *dir = fd < 0 ? NULL : fdopendir(fd);
+
+	if (!dir) {
+		fuse_reply_err(req, errno);
+		if (fd >= 0)
+			close(fd);
+		return;
+	}
+	fi->fh = (uintptr_t)dir;
+	if (fuse_reply_open(req, fi))
+		closedir(dir);
+}
+
+static void op_readdir(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset,
+		       struct fuse_file_info *fi)
+{
+	DIR *dir = (DIR *)(uintptr_t)fi->fh;
+	char *data = malloc(size);
+	size_t used = 0;
+
+	(void)ino;
+	if (!data) {
+		fuse_reply_err(req, ENOMEM);
+		return;
+	}
+	seekdir(dir, offset);
+	for (struct dirent *d; (d = readdir(dir));) {
+		struct stat st = { .st_ino = d->d_ino, .st_mode = DTTOIF(d->d_type) };
+		size_t len = fuse_add_direntry(req, data + used, size - used, d->d_name,
+					       &st, telldir(dir));
+
+		if (len > size - used)	/* did not fit: the next call begins here */
+			break;
+		used += len;
+	}
+	fuse_reply_buf(req, data, used);
+	free(data);
+}
+
+static void op_releasedir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+	(void)ino;
+	closedir((DIR *)(uintptr_t)fi->fh);
+	fuse_reply_err(req, 0);
+}
+
+/* Without these the library says ENOSYS, where LMDB (and others) look for
+ * EROFS to go on without a lock file. */
+static void op_mknod(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
+		     dev_t dev)
+{
+	(void)parent, (void)name, (void)mode, (void)dev;
+	fuse_reply_err(req, EROFS);
+}
+
+static void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
+		      struct fuse_file_info *fi)
+{
+	(void)parent, (void)name, (void)mode, (void)fi;
+	fuse_reply_err(req, EROFS);
+}
+
+static const struct fuse_lowlevel_ops ops = {
+	.init = op_init, .lookup = op_lookup, .getattr = op_getattr, .setattr = op_setattr,
+	.readlink = op_readlink, .open = op_open, .read = op_read, .write = op_write,
+	.release = op_release, .opendir = op_opendir, .readdir = op_readdir,
+	.releasedir = op_releasedir, .mknod = op_mknod, .create = op_create,
+};
+
+/* ---- the process ------------------------------------------------------- */
+
+/* Ends us when whoever started us is gone (the other end of our stdin is
+ * closed), however it went: a mount must not outlive its bench. */
+static void *parent_thread(void *arg)
+{
+	struct pollfd in = { .fd = STDIN_FILENO };	/* hang-up only */
+
+	(void)arg;
+	while (poll(&in, 1, -1) < 0 && errno == EINTR)
+		;
+	kill(getpid(), SIGTERM);
+	return NULL;
+}
+
+static int serve(struct fuse_session *session, const char *mountpoint, bool with_parent)
+{
+	pthread_t replier[REPLY_THREADS], parent;
+	sigset_t all, old;
+	int err = 0, started = 0;
+
+	/* Signals belong to the main thread, which sits in read(/dev/fuse). */
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &old);
+	while (!err && started < REPLY_THREADS) {
+		err = -pthread_create(&replier[started], NULL, reply_thread, NULL);
+		started += !err;
+	}
+	if (!err && with_parent)
+		err = -pthread_create(&parent, NULL, parent_thread, NULL);
+	pthread_sigmask(SIG_SETMASK, &old, NULL);
+
+	if (!err) {
+		printf("slowfs: ready %s\n", mountpoint);
+		fflush(stdout);
+		/* One receiver: no operation waits, reads are only queued. */
+		err = fuse_session_loop(session);
+		err = err < 0 ? err : 0;	/* > 0: ended by a signal */
+	}
+	pthread_mutex_lock(&bed.lock);
+	bed.stopping = true;
+	pthread_cond_broadcast(&bed.arrived);
+	pthread_mutex_unlock(&bed.lock);
+	while (started)
+		pthread_join(replier[--started], NULL);
+	return err;
+}
+
+static int usage(FILE *to)
+{
+	fprintf(to,
+		"usage: slowfs [--bandwidth B/S] [--latency-us N] [--exit-with-stdin] "
+		"SOURCE MOUNTPOINT\n"
+		"Shows the directory SOURCE, read-only, behind a link of B bytes per second\n"
+		"(default 300000000, 0: no limit) and N microseconds (default 1000).\n"
+		"Stays in the foreground; `cat MOUNTPOINT/" CONTROL_NAME "` for counters.\n");
+	return to == stdout ? 0 : 2;
+}
+
+int main(int argc, char **argv)
+{
+	static const struct option options[] = {
+		{ "bandwidth", required_argument, NULL, 'b' },
+		{ "latency-us", required_argument, NULL, 'l' },
+		{ "exit-with-stdin", no_argument, NULL, 'e' },
+		{ "help", no_argument, NULL, 'h' },
+		{ 0 },
+	};
+	bool with_parent = false;
+	int opt, err = 0;
+
+	while ((opt = getopt_long(argc, argv, "fh", options, NULL)) != -1) {
+		if (opt == 'b')
+			err = err ? err : parse_u64(optarg, &bed.bandwidth);
+		else if (opt == 'l')
+			err = err ? err : parse_u64(optarg, &bed.latency_us);
+		else if (opt == 'e')
+			with_parent = true;
+		else if (opt != 'f')	/* -f: taken, and always so */
+			return usage(opt == 'h' ? stdout : stderr);
+	}
+	if (err || argc - optind != 2)
+		return usage(stderr);
+	const char *source = argv[optind], *mountpoint = argv[optind + 1];
+
+	/* Held open, so that SOURCE may lie under MOUNTPOINT or be it. */
+	source_fd = open(source, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (source_fd < 0) {
+		fprintf(stderr, "slowfs: cannot open %s: %s\n", source, strerror(errno));
+		return 1;
+	}
+	/* Only root may let others in without a line in /etc/fuse.conf. */
+	char *fuse_argv[] = { "slowfs", "-o", geteuid() ?
+		"fsname=slowfs,subtype=slowfs" :
+		"fsname=slowfs,subtype=slowfs,allow_other,default_permissions", NULL };
+	struct fuse_args args = FUSE_ARGS_INIT(3, fuse_argv);
+	struct fuse_session *session = fuse_session_new(&args, &ops, sizeof(ops), NULL);
+
+	if (!session)
+		return 1;
+	err = 1;
+	if (!fuse_set_signal_handlers(session)) {
+		if (!fuse_session_mount(session, mountpoint)) {
+			err = -serve(session, mountpoint, with_parent);
+			if (err)
+				fprintf(stderr, "slowfs: %s\n", strerror(err));
+			fuse_session_unmount(session);
+		}
+		fuse_remove_signal_handlers(session);
+	}
+	fuse_session_destroy(session);
+	fuse_opt_free_args(&args);
+	close(source_fd);
+	return err ? 1 : 0;
+}

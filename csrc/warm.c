@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * warm.c - threads that make a range of a file be in the page cache, whatever call does that here.
+ *
+ * The planner hands over extents of a few MiB; a worker says when an extent is there (not merely
+ * asked for), what of it was there before, and copies the checkpoint pages of the extent into the
+ * checkpoint memfd while they are at hand. How many bytes are under way is the planner's affair.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "helper.h"
+
+#define QUEUE 1024u
+#define PREAD_BYTES (4u << 20)    /* on Lustre: one RPC; 8 MiB and more bypass the cache there */
+#define PROBE_BYTES (8u << 20)    /* more than any sane per-call cut of readahead(2) */
+#define CHUNK_MIN_BYTES (64u << 10)
+
+struct up_pool {
+	pthread_mutex_t lock;
+	pthread_cond_t more;
+	int threads, stop, event_fd;
+	uint32_t head, tail;           /* jobs */
+	uint32_t done_head, done_tail; /* results */
+	uint32_t under_way;
+	struct up_warm_job job[QUEUE];
+	uint64_t submit_ns[QUEUE];
+	struct up_warm_result result[QUEUE];
+	pthread_t thread[];
+};
+
+static uint64_t now_ns(void)
+{
+	struct timespec ts;
+
+	clock_gettime(CLOCK_MONOTONIC, &ts);
+	return (uint64_t)ts.tv_sec * 1000000000ull + (uint64_t)ts.tv_nsec;
+}
+
+/* readahead(2) only starts the reads; a one-byte pread of each call's last page waits for it.
+ * Where readahead did nothing (memory short), that pread reads it the slow way. */
+static int by_readahead(const struct up_warm_job *job, uint32_t chunk)
+{
+	uint64_t end = job->offset + job->length;
+	char byte;
+
+	for (uint64_t at = job->offset; at < end; at += chunk)
+		if (readahead(job->fd, (off64_t)at, end - at < chunk ? end - at : chunk))
+			return -errno;
+	for (uint64_t at = job->offset; at < end; at += chunk) {
+		uint64_t last = (at + chunk < end ? at + chunk : end) - 1;
+
+		if (pread(job->fd, &byte, 1, (off_t)last) < 0)
+			return -errno;
+	}
+	return 0;
+}
+
+static int by_pread(const struct up_warm_job *job, uint32_t chunk, char *buffer)
+{
+	uint64_t at = job->offset, end = job->offset + job->length;
+
+	while (at < end) {
+		/* Aligned pieces: a stripe boundary in the middle would make two RPCs of one. */
+		uint64_t stop = (at / chunk + 1) * chunk;
+		ssize_t n = pread(job->fd, buffer, (stop < end ? stop : end) - at, (off_t)at);
+
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0)
+			return -errno;
+		if (n == 0)
+			return 0; /* the file has become shorter: its watcher sees that */
+		at += (uint64_t)n;
+	}
+	return 0;
+}
+
+/* Which call fills the cache of this file? By doing: one large readahead(2), then asking how much
+ * arrived in the cache; that is also how much one call brings (mm/readahead.c cuts it at
+ * max(io_pages, ra_pages); FADV_SEQUENTIAL doubles ra_pages for our own description). */
+static void probe(const struct up_warm_job *job, struct up_warm_result *r)
+{
+	int sensor;
+	int64_t before, after;
+
+	posix_fadvise(job->fd, 0, 0, POSIX_FADV_SEQUENTIAL);
+	before = up_resident_bytes(job->fd, job->offset, job->length, &sensor);
+	if (before < 0 || (uint64_t)before == job->length)
+		return;
+	readahead(job->fd, (off64_t)job->offset,
+		  job->length < PROBE_BYTES ? job->length : PROBE_BYTES);
+	after = up_resident_bytes(job->fd, job->offset, job->length, &sensor);
+	/* mincore counts a page only when its read has ended */
+	for (int i = 0; sensor == UP_MINCORE && after <= before && i < 40; i++) {
+		struct timespec ts = { .tv_nsec = 5 * 1000 * 1000 };
+
+		nanosleep(&ts, NULL);
+		after = up_resident_bytes(job->fd, job->offset, job->length, &sensor);
+	}
+	if (after > before) {
+		uint64_t chunk = (uint64_t)(after - before) & ~(uint64_t)(CHUNK_MIN_BYTES - 1);
+
+		r->method = UP_WARM_READAHEAD;
+		r->chunk_bytes = (uint32_t)(chunk < CHUNK_MIN_BYTES ? CHUNK_MIN_BYTES : chunk);
+		return;
+	}
+	posix_fadvise(job->fd, 0, 0, POSIX_FADV_RANDOM);
+	r->method = UP_WARM_PREAD;
+	r->chunk_bytes = PREAD_BYTES;
+}
+
+/* A checkpoint page is written once, whole, from the file, before anybody maps it. */
+static int copy_page(const struct up_warm_job *job, uint64_t page, size_t bytes, char *buffer)
+{
+	off_t at = (off_t)(page * bytes);
+
+	return pread(job->fd, buffer, bytes, at) == (ssize_t)bytes &&
+	       pwrite(job->checkpoint_fd, buffer, bytes, at) == (ssize_t)bytes;
+}
+
+static void warm(const struct up_warm_job *job, struct up_warm_result *r, char *buffer)
+{
+	size_t page = (size_t)sysconf(_SC_PAGESIZE);
+	int64_t resident = 0;
+
+	r->method = job->method;
+	r->chunk_bytes = job->chunk_bytes;
+	if (job->length) {
+		resident = up_resident_bytes(job->fd, job->offset, job->length, &r->sensor);
+		if (resident < 0) {
+			r->sensor = -(int)resident; /* nobody may say: warm it all */
+			resident = 0;
+		}
+		r->resident_bytes = (uint64_t)resident;
+	}
+	if ((uint64_t)resident < job->length) {
+		if (r->method == UP_WARM_PROBE)
+			probe(job, r);
+		if (r->method == UP_WARM_READAHEAD)
+			r->error = by_readahead(job, r->chunk_bytes);
+		else
+			r->error = by_pread(job, r->chunk_bytes ? r->chunk_bytes : PREAD_BYTES,
+					    buffer);
+		if (!r->error)
+			r->bytes = job->length - r->resident_bytes;
+	}
+	for (uint32_t i = 0; job->checkpoint_fd >= 0 && i < job->pages && i < 16; i++)
+		if (copy_page(job, job->page[i], page, buffer))
+			r->copied |= 1ull << i;
+	r->done_ns = now_ns();
+}
+
+static void *worker(void *arg)
+{
+	struct up_pool *p = arg;
+	char *buffer = malloc(PREAD_BYTES);
+	uint64_t one = 1;
+
+	if (!buffer)
+		return NULL;
+	pthread_mutex_lock(&p->lock);
+	for (;;) {
+		struct up_warm_result r = { 0 };
+		struct up_warm_job job;
+
+		while (p->head == p->tail && !p->stop)
+			pthread_cond_wait(&p->more, &p->lock);
+		if (p->stop)
+			break;
+		job = p->job[p->tail % QUEUE];
+		r.id = job.id;
+		r.submit_ns = p->submit_ns[p->tail % QUEUE];
+		p->tail++;
+		pthread_mutex_unlock(&p->lock);
+		r.start_ns = now_ns();
+		warm(&job, &r, buffer);
+		pthread_mutex_lock(&p->lock);
+		p->result[p->done_head++ % QUEUE] = r;
+		if (write(p->event_fd, &one, sizeof(one)) < 0)
+			continue; /* EAGAIN: the counter is full, so the reader is awake anyway */
+	}
+	pthread_mutex_unlock(&p->lock);
+	free(buffer);
+	return NULL;
+}
+
+int up_pool_create(struct up_pool **out, int threads, int event_fd)
+{
+	struct up_pool *p = calloc(1, sizeof(*p) + (size_t)threads * sizeof(pthread_t));
+	int err = 0;
+
+	if (!p)
+		return -ENOMEM;
+	p->event_fd = event_fd;
+	pthread_mutex_init(&p->lock, NULL);
+	pthread_cond_init(&p->more, NULL);
+	while (p->threads < threads && !err) {
+		err = pthread_create(&p->thread[p->threads], NULL, worker, p);
+		p->threads += !err;
+	}
+	if (!p->threads) {
+		free(p);
+		return -err;
+	}
+	*out = p;
+	return p->threads;
+}
+
+void up_pool_destroy(struct up_pool *p)
+{
+	if (!p)
+		return;
+	pthread_mutex_lock(&p->lock);
+	p->stop = 1;
+	pthread_cond_broadcast(&p->more);
+	pthread_mutex_unlock(&p->lock);
+	for (int i = 0; i < p->threads; i++)
+		pthread_join(p->thread[i], NULL);
+	pthread_mutex_destroy(&p->lock);
+	pthread_cond_destroy(&p->more);
+	free(p);
+}
+
+int up_pool_submit(struct up_pool *p, const struct up_warm_job *job)
+{
+	int ret = -EAGAIN;
+
+	pthread_mutex_lock(&p->lock);
+	/* Results have places too: nothing is taken that could not be reported. */
+	if (p->under_way < QUEUE) {
+		p->under_way++;
+		p->job[p->head % QUEUE] = *job;
+		p->submit_ns[p->head % QUEUE] = now_ns();
+		p->head++;
+		pthread_cond_signal(&p->more);
+		ret = 0;
+	}
+	pthread_mutex_unlock(&p->lock);
+	return ret;
+}
+
+int up_pool_reap(struct up_pool *p, struct up_warm_result *out, int max)
+{
+	int n = 0;
+
+	pthread_mutex_lock(&p->lock);
+	while (n < max && p->done_tail != p->done_head) {
+		out[n++] = p->result[p->done_tail++ % QUEUE];
+		p->under_way--;
+	}
+	pthread_mutex_unlock(&p->lock);
+	return n;
+}
+
+int64_t up_pool_cpu_ns(struct up_pool *p)
+{
+	int64_t total = 0;
+
+	for (int i = 0; i < p->threads; i++) {
+		struct timespec ts;
+		clockid_t clock;
+
+		if (!pthread_getcpuclockid(p->thread[i], &clock) && !clock_gettime(clock, &ts))
+			total += (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
+	}
+	return total;
+}

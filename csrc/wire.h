@@ -1,0 +1,154 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * wire.h - what the job's side (preload.c, agent.c) and the service say to each other.
+ *
+ * One SOCK_SEQPACKET connection per process. Every message is UP_MSG_BYTES long, little-endian,
+ * and starts with the same header, so that a reader can refuse anything else by its length and its
+ * first eight bytes. uffdprefetch/node/wire.py holds the same layouts; tests/test_wire.py compares
+ * the two through cffi.
+ */
+#ifndef UP_WIRE_H
+#define UP_WIRE_H
+
+#include <stdint.h>
+
+#define UP_MAGIC 0x50444655u /* "UFDP" */
+#define UP_VERSION 1
+#define UP_MSG_BYTES 256
+#define UP_PAGES_MAX 28 /* page numbers in one command */
+
+enum up_type {
+	/* launcher and agent to service, and back */
+	UP_HELLO = 1,
+	UP_WELCOME = 2,
+	UP_JOB = 3,
+	UP_FINISH = 4,
+	UP_SUMMARY = 5,
+	/* agent to service */
+	UP_ATTACH = 16,
+	UP_GONE = 17,
+	UP_ACK = 18,
+	UP_BYE = 19,
+	/* service to agent */
+	UP_FILE = 32,
+	UP_LAY = 33,
+	UP_TAKE = 34,
+	UP_REARM = 35,
+	UP_DROP = 36,
+	UP_DETACH = 37,
+	UP_BYE_OK = 38,
+};
+
+enum up_role { UP_LAUNCHER = 1, UP_AGENT = 2 };
+
+/* up_hello.flags */
+#define UP_HELLO_UFFD (1u << 0)     /* userfaultfd with kernel faults works in this process */
+#define UP_HELLO_FORKED (1u << 1)   /* a forked child; parent_pid is the process it came from */
+#define UP_HELLO_SENDS_UFFD (1u << 2) /* the uffd comes with this message: the service resolves */
+
+/* up_attach.flags */
+#define UP_ATTACH_INHERITED (1u << 0) /* mapped before the fork; no descriptor comes with it */
+#define UP_ATTACH_WRITABLE (1u << 1)  /* the job's description is O_RDWR: lay nothing */
+
+/* up_file.verdict */
+enum up_verdict { UP_REFUSE = 0, UP_CHECKPOINTS = 1, UP_PAGE_TABLES = 2 };
+
+struct up_header {
+	uint32_t magic;
+	uint16_t version;
+	uint16_t type;
+};
+
+struct up_hello {
+	uint32_t role;
+	int32_t pid, ppid, rank, local_rank, world, job_pid;
+	uint32_t flags;
+	int32_t uffd_error; /* errno where UP_HELLO_UFFD is not set */
+	uint32_t overlays_max;
+	int32_t parent_pid;
+	uint32_t page_bytes;
+	char command[16];
+};
+
+struct up_welcome {
+	uint32_t flags, rung, ring_events;
+};
+
+struct up_attach {
+	uint32_t region, flags;
+	uint64_t address, length_bytes, offset_bytes;
+	uint64_t device, inode, size_bytes;
+	int64_t mtime_ns;
+	uint32_t map_flags, advice_swallowed;
+};
+
+struct up_gone {
+	uint32_t region, reason;
+};
+
+struct up_file {
+	uint32_t region, verdict;
+};
+
+/* UP_LAY, UP_TAKE, UP_REARM, UP_DROP, UP_DETACH */
+struct up_command {
+	uint32_t sequence, region, count, reserved;
+	uint64_t page[UP_PAGES_MAX]; /* page numbers in the file */
+};
+
+struct up_ack {
+	uint32_t sequence, region, done;
+	int32_t error; /* errno of the first failure, 0 */
+	uint32_t overlays;
+};
+
+struct up_message {
+	struct up_header header;
+	union {
+		struct up_hello hello;
+		struct up_welcome welcome;
+		struct up_attach attach;
+		struct up_gone gone;
+		struct up_file file;
+		struct up_command command;
+		struct up_ack ack;
+		unsigned char bytes[UP_MSG_BYTES - sizeof(struct up_header)];
+	};
+};
+
+/* --- the event ring: one writer (the agent), one reader (the service), in a sealed memfd --- */
+
+#define UP_RING_EVENTS 2048u /* a power of two */
+
+struct up_event {
+	uint64_t time_ns; /* CLOCK_MONOTONIC when the agent had read the fault */
+	uint64_t page;    /* page number in the file */
+	uint32_t region;
+	uint32_t tid;       /* the thread that touched it */
+	uint32_t handle_ns; /* from reading the fault to the end of UFFDIO_CONTINUE */
+	uint32_t flags;
+};
+
+/* What the agent is doing: read by the fault-injection campaign and by nobody else. */
+enum up_agent_state {
+	UP_STATE_IDLE = 0,
+	UP_STATE_RESOLVING = 1,
+	UP_STATE_LAYING = 2,
+	UP_STATE_TAKING = 3,
+	UP_STATE_REARMING = 4,
+	UP_STATE_DETACHING = 5,
+};
+
+struct up_ring {
+	/* written by the agent */
+	uint64_t head;
+	uint64_t dropped;
+	uint64_t faults, laid, taken, rearmed, failed;
+	uint32_t overlays, state;
+	/* written by the service; a cache line of its own */
+	uint64_t tail __attribute__((aligned(64)));
+	uint64_t beat_ns; /* the service's resolver was alive then (--resolve service) */
+	struct up_event event[UP_RING_EVENTS] __attribute__((aligned(64)));
+};
+
+#endif

@@ -1,0 +1,36 @@
+"""Native parts of the build; everything else is declared in pyproject.toml.
+
+Two objects come out of csrc/. The service's helper is an ordinary cffi extension
+(tools/cffi_build.py). The other, uffdprefetch._preload, is the LD_PRELOAD object: never imported,
+only found on disk by launch.py. It is declared as an Extension because that is the one way in which
+setuptools compiles a shared object and puts it into wheels and editable installs alike. It includes
+no Python.h, so it links neither libpython nor anything else but libc.
+"""
+
+from glob import glob
+
+from setuptools import Extension, setup
+
+PRELOAD = Extension(
+    "uffdprefetch._preload",
+    sources=["csrc/preload.c", "csrc/agent.c"],
+    include_dirs=["csrc"],
+    depends=sorted(glob("csrc/*.h")),
+    extra_compile_args=[
+        "-std=gnu11",
+        "-O2",
+        "-fvisibility=hidden",  # exports mmap & co. and nothing else into the job's namespace
+        # The agent runs on a thread that libc does not know of: no TLS, hence no stack canary; and
+        # no loop may be turned into a call of the job's memcpy, which may be anybody's.
+        "-fno-stack-protector",
+        "-fno-tree-loop-distribute-patterns",
+        "-U_FORTIFY_SOURCE",
+        "-Wall",
+        "-Wextra",
+    ],
+    # now: the dynamic linker must not resolve (and lock) lazily under a fault of the job.
+    # defs: an undefined symbol is an error of this build, not of the user's job.
+    extra_link_args=["-Wl,-z,now", "-Wl,-z,defs"],
+)
+
+setup(ext_modules=[PRELOAD], cffi_modules=["tools/cffi_build.py:ffi"])

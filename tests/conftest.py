@@ -1,0 +1,118 @@
+"""What all tests share: skipping with a reason, a clean environment, waiting on a state."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from uffdprefetch.identity import _FAMILIES
+
+FORCE_VARIABLE = "UFFDPREFETCH_TEST_FORCE"
+#: Only there so that a hang fails instead of hanging; no test's meaning depends on it.
+HANG_SECONDS = 60.0
+
+_LAUNCHER_PREFIXES = ("UFFDPREFETCH_", "SLURM_", "PBS_", "LSB_", "FLUX_", "OMPI_", "PMI", "PALS_")
+_LAUNCHER_NAMES = {name for _, *names in _FAMILIES for name in names} | {
+    "LD_PRELOAD", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID",
+}  # fmt: skip
+
+
+def require(condition: object, reason: str) -> None:
+    """Skip the test unless ``condition``; with UFFDPREFETCH_TEST_FORCE=1 fail instead."""
+    if condition:
+        return
+    if os.environ.get(FORCE_VARIABLE, "") not in ("", "0"):
+        pytest.fail(f"{reason} ({FORCE_VARIABLE} is set, so this is no skip)")
+    pytest.skip(f"{reason} ({FORCE_VARIABLE}=1 turns this skip into a failure)")
+
+
+def wait_until(condition: Callable[[], object], what: str) -> None:
+    """Return once ``condition()`` is true; fail, saying ``what`` was awaited, if it never is."""
+    end = time.monotonic() + HANG_SECONDS
+    while not condition():
+        if time.monotonic() > end:
+            pytest.fail(f"waited {HANG_SECONDS:.0f} s in vain for: {what}")
+        time.sleep(0.005)
+
+
+def process_state(pid: int) -> str:
+    """The letter of /proc/PID/stat (R, S, T, Z ...), or '' when there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def process_gone(pid: int) -> bool:
+    """Dead, whether or not its parent has taken the status yet."""
+    return process_state(pid) in ("", "Z", "X")
+
+
+def clean_environment() -> dict[str, str]:
+    """Our environment without what launchers and this program put there."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name not in _LAUNCHER_NAMES and not name.startswith(_LAUNCHER_PREFIXES)
+    }
+
+
+def uffdprefetch(*words: str) -> list[str]:
+    """The command line of this checkout's program under the interpreter that runs the tests."""
+    return [sys.executable, "-m", "uffdprefetch", *words]
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """A clean environment with a runtime directory of its own and no user configuration."""
+    rundir = tmp_path / "run"
+    environment = clean_environment()
+    environment["UFFDPREFETCH_RUNDIR"] = str(rundir)
+    environment["XDG_CONFIG_HOME"] = str(tmp_path / "no-config")
+    yield environment
+
+
+@pytest.fixture
+def children() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """A Popen whose processes are killed and reaped when the test ends, however it ends."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(words: list[str], **options: object) -> subprocess.Popen[bytes]:
+        process: subprocess.Popen[bytes] = subprocess.Popen(words, **options)  # type: ignore[call-overload]
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        for stream in (process.stdin, process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
+
+
+@pytest.fixture
+def fake(
+    env: dict[str, str], children: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
+) -> Callable[..., Path]:
+    """Start tests/fake_service.py where a wrap with ``env`` looks for its service: its log."""
+
+    def start(mode: str) -> Path:
+        from uffdprefetch.rundir import runtime_directory, socket_path
+
+        env["UFFDPREFETCH_RUN"] = "test"
+        log = tmp_path / "fake.log"
+        script = str(Path(__file__).with_name("fake_service.py"))
+        path = socket_path(runtime_directory(env), "test")
+        children([sys.executable, script, path, str(log), mode])
+        wait_until(lambda: log.exists() and log.read_text().endswith("\n"), "the fake service")
+        return log
+
+    return start

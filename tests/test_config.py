@@ -1,0 +1,195 @@
+"""Where a setting comes from, which one wins, and what a wrong one says."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from uffdprefetch import config
+from uffdprefetch.config import Config
+from uffdprefetch.errors import UffdPrefetchError
+
+
+def parse(*words: str) -> dict[str, object]:
+    parser = argparse.ArgumentParser()
+    config.add_options(parser)
+    return vars(parser.parse_args(list(words)))
+
+
+class Machine:
+    """A home with a configuration directory and a current directory, both empty at first."""
+
+    def __init__(self, root: Path) -> None:
+        self.cwd = root / "job"
+        self.cwd.mkdir()
+        self.user_file = root / "xdg" / "uffdprefetch" / "config.toml"
+        self.user_file.parent.mkdir(parents=True)
+        self.local_file = self.cwd / "uffdprefetch.toml"
+        self.environ = {"XDG_CONFIG_HOME": str(root / "xdg"), "HOME": str(root)}
+
+    def load(self, *words: str, **variables: str) -> Config:
+        return config.load(parse(*words), {**self.environ, **variables}, str(self.cwd))
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def test_the_defaults(machine: Machine) -> None:
+    loaded = machine.load()
+    assert loaded == Config()
+    assert (loaded.engine, loaded.policy, loaded.size_bytes) == ("cache", "auto", 50 << 20)
+    assert (loaded.distance_bytes, loaded.budget_bytes) == (None, 4 << 30)
+    assert set(loaded.origins.values()) == {"default"}
+
+
+def test_precedence_and_origins(machine: Machine) -> None:
+    machine.user_file.write_text('size = "10MiB"\nbudget = "1GiB"\npolicy = "fixed"\nstrict = true')
+    machine.local_file.write_text('size = "20MiB"\nbudget = "2GiB"\nmin-size = 4096\n')
+    loaded = machine.load("--size", "40MiB", UFFDPREFETCH_SIZE="30MiB", UFFDPREFETCH_BUDGET="3GiB")
+    assert loaded.size_bytes == 40 << 20
+    assert loaded.budget_bytes == 3 << 30
+    assert loaded.min_size_bytes == 4096
+    assert loaded.strict is True
+    origins = loaded.origins
+    assert origins["size_bytes"] == "command line"
+    assert origins["budget_bytes"] == "UFFDPREFETCH_BUDGET"
+    assert origins["min_size_bytes"] == str(machine.local_file)
+    assert origins["policy"] == str(machine.user_file)
+    assert origins["threshold"] == "default"
+
+
+def test_an_explicit_file_takes_the_place_of_both(machine: Machine, tmp_path: Path) -> None:
+    machine.user_file.write_text("strict = true")
+    machine.local_file.write_text("quiet = true")
+    (machine.cwd / "mine.toml").write_text("verbose = true")
+    loaded = machine.load("--config", "mine.toml")
+    assert (loaded.strict, loaded.quiet, loaded.verbose) == (False, False, True)
+    assert machine.load(UFFDPREFETCH_CONFIG="mine.toml").verbose
+    with pytest.raises(UffdPrefetchError, match=r"cannot read configuration .*none.toml: No such"):
+        machine.load("--config", "none.toml")
+
+
+def test_every_option_has_all_three_spellings(machine: Machine) -> None:
+    given = {
+        "output": "x.%r", "force": "1", "engine": "off", "policy": "none", "size": "1MiB",
+        "distance": "4MiB", "threshold": "0.5", "budget": "1GiB", "max-rate": "300MB/s",
+        "include": "*.mdb", "exclude": "lock*", "min-size": "1MiB", "resolve": "service",
+        "strict": "1", "quiet": "1", "verbose": "1",
+    }  # fmt: skip
+    assert set(given) == {option.key for option in config.OPTIONS}
+    words: list[str] = []
+    toml = ""
+    for option in config.OPTIONS:
+        words += [f"--{option.key}"] + ([] if option.is_flag else [given[option.key]])
+        toml += f"{option.key} = {'true' if option.is_flag else repr(given[option.key])}\n"
+    by_words = machine.load(*words)
+    by_variables = machine.load(**{o.variable: given[o.key] for o in config.OPTIONS})
+    machine.local_file.write_text(toml)
+    by_file = machine.load()
+    assert by_words == by_variables == by_file
+    untouched = [f for f in dataclasses.fields(Config) if f.name not in ("config_file", "origins")]
+    assert all(getattr(by_words, f.name) != f.default for f in untouched)
+
+
+def test_fixed_has_its_own_distance(machine: Machine) -> None:
+    loaded = machine.load("--policy", "fixed")
+    assert loaded.distance_bytes == 8 << 20
+    assert loaded.origins["distance_bytes"] == "default of policy fixed"
+    assert machine.load("--policy", "fixed", "--distance", "4MiB").distance_bytes == 4 << 20
+    assert machine.load("--distance", "auto").distance_bytes is None
+
+
+def test_globs_from_words_variables_and_files(machine: Machine) -> None:
+    assert machine.load("--include", "a:b", "--include", "c").include == ("a:b", "c")
+    assert machine.load(UFFDPREFETCH_EXCLUDE="a:b").exclude == ("a", "b")
+    machine.local_file.write_text('include = ["*.mdb", "/data/*"]\nexclude = "x"')
+    loaded = machine.load()
+    assert (loaded.include, loaded.exclude) == (("*.mdb", "/data/*"), ("x",))
+
+
+def test_wants() -> None:
+    assert Config().wants("/any/thing")
+    chosen = Config(include=("*.mdb", "/data/*"), exclude=("lock.mdb",))
+    assert chosen.wants("/home/x.mdb") and chosen.wants("/data/deep/file")
+    assert not chosen.wants("/home/x.txt") and not chosen.wants("/home/lock.mdb")
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"UFFDPREFETCH_POLCY": "auto"}, "'UFFDPREFETCH_POLCY', the nearest is"),
+        ({"UFFDPREFETCH_SIZE": "big"}, "UFFDPREFETCH_SIZE: not a size: 'big'"),
+        ({"UFFDPREFETCH_STRICT": "perhaps"}, "UFFDPREFETCH_STRICT: 'perhaps' is neither"),
+        ({"UFFDPREFETCH_THRESHOLD": "1.5"}, "threshold 1.5 is not in 0..1"),
+        ({"UFFDPREFETCH_THRESHOLD": "nan"}, "threshold nan is not in 0..1"),
+        ({"UFFDPREFETCH_BUDGET": "1MiB"}, "budget 1MiB is less than size 50MiB"),
+        ({"UFFDPREFETCH_DISTANCE": "5000"}, "distance 5000 is not a multiple of the page"),
+        ({"UFFDPREFETCH_SIZE": "100"}, "size 100 is less than a page"),
+        ({"UFFDPREFETCH_MAX_RATE": "1kB/s"}, "below 1 MiB/s"),
+        ({"UFFDPREFETCH_OUTPUT": ""}, "output is empty"),
+        ({"UFFDPREFETCH_ENGINE": "cash"}, "did you mean cache?"),
+    ],
+)
+def test_what_is_wrong_is_one_clear_line(
+    machine: Machine, variables: dict[str, str], message: str
+) -> None:
+    with pytest.raises(UffdPrefetchError) as caught:
+        machine.load(**variables)
+    assert message in caught.value.message
+    assert "\n" not in caught.value.message
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("toml", "message"),
+    [
+        ("polic = 'auto'", "unknown key 'polic', the nearest is 'policy'"),
+        ("size = [1]", "size: wants a string or a number"),
+        ("size = true", "size: wants a string or a number"),
+        ("strict = 'yes'", "strict: wants true or false"),
+        ("include = [1]", "include: wants a list of globs"),
+        ("not toml at all", "not TOML"),
+    ],
+)
+def test_a_wrong_file_is_named(machine: Machine, toml: str, message: str) -> None:
+    machine.local_file.write_text(toml)
+    with pytest.raises(UffdPrefetchError) as caught:
+        machine.load()
+    assert message in caught.value.message
+    assert str(machine.local_file) in caught.value.message
+    assert caught.value.exit_code == 2
+
+
+def test_variables_of_ours_that_are_no_options_are_let_pass(machine: Machine) -> None:
+    loaded = machine.load(UFFDPREFETCH_RUN="x", UFFDPREFETCH_SOCKET="/s", UFFDPREFETCH_TEST_ANY="1")
+    assert loaded == Config()
+
+
+def test_json_there_and_back() -> None:
+    before = Config(include=("a", "b"), distance_bytes=4096, max_rate_bytes_per_second=1 << 30)
+    assert Config.from_json(before.to_json()) == before
+    for text in ("", "[]", '{"no_such": 1}', '{"size_bytes": "x"}', '{"engine": "warp"}'):
+        with pytest.raises(UffdPrefetchError) as caught:
+            Config.from_json(text)
+        assert caught.value.exit_code == 2
+
+
+def test_a_nested_wrap_reads_back_what_the_outer_one_chose(machine: Machine) -> None:
+    outer = machine.load(
+        *("--policy", "fixed", "--size", "7MiB", "--include", "*.mdb", "-q"),
+        *("--max-rate", "1GB/s", "--threshold", "0.5"),
+    )
+    assert machine.load(**outer.environment()) == outer
+    assert Config().environment() == {}
+
+
+def test_describe_names_value_and_origin(machine: Machine) -> None:
+    rows = {key: (value, origin) for key, value, origin in config.describe(machine.load("-v"))}
+    assert rows["size"] == ("50MiB", "default")
+    assert rows["verbose"] == ("1", "command line")
+    assert rows["distance"] == ("auto", "default")

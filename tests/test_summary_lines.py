@@ -1,0 +1,137 @@
+"""The three lines on stderr, and the name and writing of the JSON."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_service import SUMMARY_JSON
+
+from uffdprefetch.errors import UffdPrefetchError
+from uffdprefetch.report import output
+from uffdprefetch.report.summary import three_lines
+
+
+def changed(**values: Any) -> dict[str, Any]:
+    """The good summary with top-level values, or with totals_NAME= in its totals, replaced."""
+    summary = copy.deepcopy(SUMMARY_JSON)
+    for name, value in values.items():
+        if name.startswith("totals_"):
+            summary["totals"][name.removeprefix("totals_")] = value
+        else:
+            summary[name] = value
+    return summary
+
+
+def test_a_good_run() -> None:
+    how, came, following = three_lines(SUMMARY_JSON, "out.summary.json")
+    assert how == (
+        "engine cache, policy auto, userfaultfd (rung 1): 1 file (1 GiB), 1 rank, 12.5 s;"
+        " our CPU 0.8 % of a core"
+    )
+    assert came == (
+        "3 demand misses; prefetched 1 GiB (accuracy 100 %, coverage 99 %, on time 98 %);"
+        " checkpoint wait p50 3.3 us p99 9 us of 256; read 1 GiB"
+    )
+    assert (
+        following == "next: python3 -m json.tool out.summary.json: all figures, with their sensors"
+    )
+
+
+def test_what_is_null_is_said_with_its_reason_and_never_as_zero() -> None:
+    summary = changed(
+        totals_demand_misses=None,
+        totals_demand_misses_sensor="the ranks ended before they were looked at",
+        totals_storage_read_bytes=None,
+        totals_storage_read_reason="FUSE does not count",
+        totals_accuracy=None,
+        totals_fault_wait_ns=None,
+        service={"cpu_seconds": None, "cpu_share": None},
+    )
+    how, came, _ = three_lines(summary)
+    assert "demand misses n/a (the ranks ended before they were looked at)" in came
+    assert "read n/a (FUSE does not count)" in came
+    assert "accuracy n/a" in came and "checkpoint wait" not in came
+    assert "our CPU n/a" in how
+    assert not any(figure in came for figure in (" 0 demand", "read 0"))
+
+
+def test_one_miss_is_singular_and_none_is_a_figure() -> None:
+    assert three_lines(changed(totals_demand_misses=1))[1].startswith("1 demand miss;")
+    assert three_lines(changed(totals_demand_misses=0))[1].startswith("0 demand misses;")
+
+
+@pytest.mark.parametrize(
+    ("summary", "command", "why"),
+    [
+        (changed(files=[]), "uffdprefetch wrap -v -- CMD", "no mapping was served"),
+        (changed(files=[], totals_unserved_read_bytes=1 << 30), "wrap -v", "1 GiB came by read(2)"),
+        (changed(rung=2, rung_reason="no uffd"), "uffdprefetch doctor /data/train.mdb", "no uffd"),
+        (changed(rung=None, rung_reason="all off"), "uffdprefetch doctor", "all off"),
+        (changed(degradations=["budget cut", "x"]), "uffdprefetch doctor", "budget cut and 1 more"),
+        (changed(policy="none"), "uffdprefetch wrap --policy auto -- CMD", "only watched"),
+        (changed(), "uffdprefetch doctor /data/train.mdb", ""),
+        (changed(rung=2, files=[{"path": "/a b", "size_bytes": 1}]), "doctor '/a b'", ""),
+    ],
+)
+def test_the_third_line_names_the_next_command(
+    summary: dict[str, Any], command: str, why: str
+) -> None:
+    line = three_lines(summary)[2]
+    assert line.startswith("next: ") and command in line and why in line
+
+
+def test_three_lines_are_three_lines_for_a_sparse_summary() -> None:
+    sparse = {"engine": "off", "policy": "none", "wall_seconds": 0.01, "totals": {}}
+    lines = three_lines(sparse)
+    assert len(lines) == 3 and not any("\n" in line for line in lines)
+
+
+# ---- the file -----------------------------------------------------------------------------------
+
+
+def expand(pattern: str, rank: int | None = 3) -> str:
+    return output.expand(pattern, "job-7", rank, {"VAR": "a/b c"}, host="node1", pid=42)
+
+
+def test_tokens() -> None:
+    assert expand("uffdprefetch.%j.%r") == "uffdprefetch.job-7.3"
+    assert expand("d/%h-%p-%%") == "d/node1-42-%"
+    assert expand("%r", rank=None) == "0"
+    assert "/" not in expand("%q{VAR}") and expand("%q{VAR}").startswith("a_b_c")
+    assert expand("x%q{UNSET}y") == "xy"
+
+
+@pytest.mark.parametrize("pattern", ["%z", "%", "%q", "%q{VAR", "a%"])
+def test_an_unknown_token_is_an_error_that_lists_the_known(pattern: str) -> None:
+    with pytest.raises(UffdPrefetchError, match="%h %p %j %r") as caught:
+        expand(pattern)
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [("a", "a.summary.json"), ("a.summary.json", "a.summary.json"), ("a.json", "a.json")],
+)
+def test_the_suffix(tmp_path: Path, name: str, file: str) -> None:
+    assert output.write(str(tmp_path / name), {"x": 1}, force=False) == str(tmp_path / file)
+    assert json.loads((tmp_path / file).read_text()) == {"x": 1}
+
+
+def test_numbers_instead_of_overwriting(tmp_path: Path) -> None:
+    paths = [output.write(str(tmp_path / "a"), {"n": n}, force=False) for n in range(3)]
+    assert [Path(p).name for p in paths] == [
+        "a.summary.json", "a-2.summary.json", "a-3.summary.json",
+    ]  # fmt: skip
+    assert [json.loads(Path(p).read_text())["n"] for p in paths] == [0, 1, 2]
+
+
+def test_force_replaces_whole_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    for n in range(2):
+        output.write(str(tmp_path / "a"), {"n": n}, force=True)
+    assert [p.name for p in tmp_path.iterdir()] == ["a.summary.json"]
+    with pytest.raises(OSError):
+        output.write(str(tmp_path / "no" / "dir"), {}, force=True)

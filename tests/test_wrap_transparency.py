@@ -1,0 +1,430 @@
+"""`wrap` must not be seen: status, signals, streams, descriptors, environment of the job.
+
+Where it is of no matter whether there is a service, a refused runtime directory keeps the tests
+quick: wrap then says so in one line and runs the job without. The fake service of these tests
+speaks the launcher's part of the protocol only.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import HANG_SECONDS, process_gone, process_state, uffdprefetch, wait_until
+
+Start = Callable[..., "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture
+def alone(env: dict[str, str], tmp_path: Path) -> dict[str, str]:
+    """An environment in which no service can be had, at once."""
+    os.symlink("/", tmp_path / "run")
+    return env
+
+
+def wrap(
+    env: dict[str, str], *command: str, **options: object
+) -> subprocess.CompletedProcess[bytes]:
+    defaults: dict[str, object] = {"capture_output": True, "timeout": HANG_SECONDS}
+    words = uffdprefetch("wrap", "--", *command)
+    return subprocess.run(words, env=env, **{**defaults, **options})  # type: ignore[call-overload, no-any-return]
+
+
+def python(code: str) -> tuple[str, ...]:
+    return (sys.executable, "-I", "-S", "-c", code)
+
+
+# ---- status -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", [0, 1, 7, 125, 255])
+def test_exit_status_is_the_jobs(alone: dict[str, str], code: int) -> None:
+    assert wrap(alone, "sh", "-c", f"exit {code}").returncode == code
+
+
+@pytest.mark.parametrize("name", ["SEGV", "TERM", "KILL", "ABRT", "INT", "QUIT", "PIPE", "HUP"])
+def test_wrap_dies_of_the_jobs_signal(alone: dict[str, str], name: str) -> None:
+    number = getattr(signal, f"SIG{name}")
+    assert wrap(alone, "sh", "-c", f"kill -{name} $$").returncode == -number
+
+
+def test_wrap_leaves_no_core_of_its_own(alone: dict[str, str], tmp_path: Path) -> None:
+    """The job may dump core; wrap, dying of the same signal, has set its own limit to at most 1."""
+
+    def allow_core() -> None:
+        hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
+        resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))
+
+    done = wrap(
+        alone, "sh", "-c", "ulimit -c 0; kill -SEGV $$", cwd=tmp_path, preexec_fn=allow_core
+    )
+    assert done.returncode == -signal.SIGSEGV
+    assert [p.name for p in tmp_path.iterdir() if p.name.startswith("core")] == []
+
+
+def test_a_program_that_is_not_there_is_127(alone: dict[str, str]) -> None:
+    done = wrap(alone, "/no/such/program")
+    assert done.returncode == 127
+    assert b"uffdprefetch: cannot execute '/no/such/program': No such file" in done.stderr
+    assert b"Traceback" not in done.stderr
+    assert wrap(alone, "no-such-program-in-path").returncode == 127
+
+
+def test_a_program_that_cannot_be_executed_is_126(alone: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("no program")
+    assert wrap(alone, str(tmp_path / "data")).returncode == 126
+    assert wrap(alone, str(tmp_path)).returncode == 126
+
+
+def test_a_script_without_interpreter_line_runs_as_execvp_would(
+    alone: dict[str, str], tmp_path: Path
+) -> None:
+    script = tmp_path / "script"
+    script.write_text('echo "$1"; exit 5\n')
+    script.chmod(0o755)
+    for environment in (alone, {**alone, "UFFDPREFETCH_DISABLE": "1"}):
+        done = wrap(environment, str(script), "word")
+        assert (done.returncode, done.stdout) == (5, b"word\n")
+
+
+def test_without_a_command_it_is_a_usage_error(alone: dict[str, str]) -> None:
+    for words in (("wrap",), ("wrap", "--"), ("wrap", "true"), ("wrap", "--no-such", "--", "true")):
+        done = subprocess.run(uffdprefetch(*words), env=alone, capture_output=True)
+        assert done.returncode == 2, words
+        assert done.stdout == b""
+
+
+def test_words_after_the_dashes_are_never_ours(alone: dict[str, str]) -> None:
+    done = wrap(alone, "printf", "%s|", "--policy", "nonsense", "--", "-h")
+    assert done.stdout == b"--policy|nonsense|--|-h|"
+
+
+# ---- streams, descriptors, environment ----------------------------------------------------------
+
+
+def test_stdin_and_stdout_are_the_jobs_own(alone: dict[str, str]) -> None:
+    data = os.urandom(1 << 20)
+    done = wrap(alone, "cat", input=data)
+    assert done.stdout == data
+
+
+def test_only_prefixed_lines_are_added_to_stderr(alone: dict[str, str]) -> None:
+    done = wrap(alone, "sh", "-c", "echo mine >&2")
+    lines = done.stderr.splitlines()
+    assert lines.count(b"mine") == 1
+    assert all(line == b"mine" or line.startswith(b"uffdprefetch: ") for line in lines)
+    assert len(lines) == 2  # one warning: no service
+
+
+_LIST_DESCRIPTORS = """
+import os
+for fd in sorted(map(int, os.listdir('/proc/self/fd'))):
+    try: print(fd, os.readlink(f'/proc/self/fd/{fd}'))
+    except OSError: pass
+"""
+
+
+@pytest.mark.parametrize("with_service", [False, True])
+def test_the_job_has_exactly_the_descriptors_that_wrap_had(
+    env: dict[str, str], tmp_path: Path, fake: Callable[..., Path], with_service: bool
+) -> None:
+    if with_service:
+        fake("good")
+    else:
+        os.symlink("/", tmp_path / "run")
+    with open(tmp_path / "out", "w") as out, open(os.devnull) as null, open(__file__) as extra:
+        options = {"stdin": null, "stdout": out, "stderr": null, "pass_fds": (extra.fileno(),)}
+        command = python(_LIST_DESCRIPTORS)
+        subprocess.run(command, env=env, **options, check=True)  # type: ignore[call-overload]
+        out.seek(0)
+        plain = Path(out.name).read_text()
+        out.truncate()
+        wrap(env, *command, **options, capture_output=False, check=True, cwd=tmp_path)
+    assert Path(out.name).read_text() == plain
+    assert f" {__file__}\n" in plain
+
+
+def test_a_closed_stderr_is_no_trouble(alone: dict[str, str]) -> None:
+    words = " ".join(uffdprefetch("wrap", "--", "sh", "-c", "'echo ok; exit 3'"))
+    done = subprocess.run(["sh", "-c", f"exec {words} 2>&-"], env=alone, capture_output=True)
+    assert (done.returncode, done.stdout) == (3, b"ok\n")
+
+
+_STATE = (
+    "grep -E '^(Sig(Blk|Ign|Cgt)|Umask|Cpus_allowed):' /proc/self/status; cat /proc/self/limits"
+)
+
+
+@pytest.mark.parametrize(
+    "prepare",
+    ["plain", "nohup", "sigchld ignored", "usr1 blocked", "int ignored", "low limits"],
+)
+def test_signal_state_mask_and_limits_are_inherited(alone: dict[str, str], prepare: str) -> None:
+    def in_child() -> None:
+        os.umask(0o027)
+        if prepare == "nohup":
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        elif prepare == "sigchld ignored":
+            signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        elif prepare == "usr1 blocked":
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGTERM})
+        elif prepare == "int ignored":
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        elif prepare == "low limits":
+            resource.setrlimit(resource.RLIMIT_NOFILE, (64, 128))
+
+    job = ("sh", "-c", _STATE + "; exit 9")
+    plain = subprocess.run(job, env=alone, capture_output=True, preexec_fn=in_child)
+    wrapped = wrap(alone, *job, preexec_fn=in_child)
+    assert plain.stdout.count(b"Sig") == 3
+    assert wrapped.stdout == plain.stdout
+    assert wrapped.returncode == plain.returncode == 9
+
+
+def test_session_and_process_group_are_inherited(alone: dict[str, str]) -> None:
+    code = "import os; print(os.getpgid(0), os.getsid(0))"
+    done = wrap(alone, *python(code))
+    assert done.stdout.split() == [str(os.getpgid(0)).encode(), str(os.getsid(0)).encode()]
+
+
+def _environment_of(done: subprocess.CompletedProcess[bytes]) -> dict[bytes, bytes]:
+    pairs = (entry.partition(b"=") for entry in done.stdout.split(b"\0") if entry)
+    return {name: value for name, _, value in pairs if name != b"_"}
+
+
+@pytest.mark.parametrize("locale", [{}, {"LC_ALL": "C"}, {"LANG": "C.UTF-8"}])
+def test_without_a_service_the_environment_is_untouched(
+    alone: dict[str, str], locale: dict[str, str]
+) -> None:
+    """In the C locale the interpreter adds LC_CTYPE for itself; the job must not see it."""
+    base = {k: v for k, v in alone.items() if k not in ("LANG", "LC_ALL", "LC_CTYPE")}
+    given = {**base, **locale, "ODD": "a\nb", "PREFIXED": "=x="}
+    done = wrap(given, "env", "-0")
+    assert _environment_of(done) == {
+        os.fsencode(name): os.fsencode(value) for name, value in given.items() if name != "_"
+    }
+
+
+def test_with_a_service_only_our_variables_are_added(
+    env: dict[str, str], tmp_path: Path, fake: Callable[..., Path]
+) -> None:
+    fake("good")
+    done = wrap(env, "env", "-0", cwd=tmp_path)
+    before = {os.fsencode(name): os.fsencode(value) for name, value in env.items() if name != "_"}
+    after = _environment_of(done)
+    assert {name: after[name] for name in before} == before
+    assert after.keys() - before.keys() == {
+        b"LD_PRELOAD",
+        b"UFFDPREFETCH_SOCKET",
+        b"UFFDPREFETCH_MIN_SIZE",
+        b"UFFDPREFETCH_RESOLVE",
+    }
+    assert after[b"UFFDPREFETCH_MIN_SIZE"] == str(16 << 20).encode()
+
+
+def test_an_existing_preload_is_kept_behind_ours(
+    env: dict[str, str], tmp_path: Path, fake: Callable[..., Path]
+) -> None:
+    fake("good")
+    libc_like = next(Path("/lib").glob("*/libm.so.6"))
+    env["LD_PRELOAD"] = str(libc_like)
+    done = wrap(env, "env", "-0", cwd=tmp_path)
+    ours, *old = _environment_of(done)[b"LD_PRELOAD"].split(b":")
+    assert b"_preload" in ours
+    assert old == [os.fsencode(libc_like)]
+
+
+def test_policy_none_keeps_the_jobs_own_advice(
+    env: dict[str, str], tmp_path: Path, fake: Callable[..., Path]
+) -> None:
+    fake("good")
+    words = uffdprefetch("wrap", "-q", "--policy", "none", "--min-size", "1MiB", "--", "env", "-0")
+    done = subprocess.run(words, env=env, capture_output=True, cwd=tmp_path)
+    environment = _environment_of(done)
+    assert environment[b"UFFDPREFETCH_KEEP_ADVICE"] == b"1"
+    assert environment[b"UFFDPREFETCH_MIN_SIZE"] == b"1048576"
+
+
+def test_engine_off_preloads_nothing(
+    env: dict[str, str], tmp_path: Path, fake: Callable[..., Path]
+) -> None:
+    fake("good")
+    words = uffdprefetch("wrap", "-q", "--engine", "off", "--", "env", "-0")
+    done = subprocess.run(words, env=env, capture_output=True, cwd=tmp_path)
+    assert b"LD_PRELOAD" not in _environment_of(done)
+
+
+def test_disable_becomes_the_job_itself(env: dict[str, str], tmp_path: Path) -> None:
+    env["UFFDPREFETCH_DISABLE"] = "1"
+    env["UFFDPREFETCH_POLICY"] = "nonsense"  # not even looked at
+    job = subprocess.Popen(
+        uffdprefetch("wrap", "--", "sh", "-c", "echo $$; grep SigIgn /proc/self/status"),
+        env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    out, err = job.communicate(timeout=HANG_SECONDS)
+    assert out.split()[0] == str(job.pid).encode()
+    assert out.split()[-1].strip(b"0") == b""  # SIGPIPE is not left ignored
+    assert err == b""
+    assert not (tmp_path / "run").exists()
+
+
+# ---- signals ------------------------------------------------------------------------------------
+
+_TRAPS = """
+import os, signal, sys, time
+def got(number, frame):
+    seen.append(number)
+    os.write(1, signal.Signals(number).name.encode() + b'\\n')  # print() is not reentrant
+seen = []
+for name in sys.argv[1].split(','):
+    signal.signal(getattr(signal, name), got)
+print('ready', os.getpid(), flush=True)
+while len(seen) < int(sys.argv[2]):
+    time.sleep(0.01)
+sys.exit(40 + len(seen))
+"""
+
+
+def trap(names: str, count: int) -> tuple[str, ...]:
+    return (*python(_TRAPS), names, str(count))
+
+
+def start_ready(
+    children: Start, env: dict[str, str], command: tuple[str, ...], **options: object
+) -> tuple[subprocess.Popen[bytes], int]:
+    """A running wrap and the pid of its job, which has said that it is ready."""
+    process = children(
+        uffdprefetch("wrap", "--", *command),
+        **{"env": env, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, **options},
+    )
+    assert process.stdout is not None
+    word, pid = process.stdout.readline().split()
+    assert word == b"ready"
+    return process, int(pid)
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGCONT", "SIGINT"])
+def test_a_signal_sent_to_wrap_reaches_the_job_once(
+    alone: dict[str, str], children: Start, name: str
+) -> None:
+    process, _ = start_ready(children, alone, trap(f"{name},SIGALRM", 2))
+    process.send_signal(getattr(signal, name))
+    assert process.stdout is not None
+    assert process.stdout.readline().strip() == name.encode()
+    # A second copy would come before this one, which the job alone gets.
+    job = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0])
+    os.kill(job, signal.SIGALRM)
+    assert process.stdout.readline().strip() == b"SIGALRM"
+    assert process.wait(HANG_SECONDS) == 42
+
+
+def test_wrap_ends_with_the_signal_it_passed_on(alone: dict[str, str], children: Start) -> None:
+    code = "import os, signal; print('ready', os.getpid(), flush=True); signal.pause()"
+    process, _ = start_ready(children, alone, python(code))
+    process.terminate()
+    assert process.wait(HANG_SECONDS) == -signal.SIGTERM
+
+
+def test_the_job_lives_on_when_wrap_is_killed(alone: dict[str, str], children: Start) -> None:
+    process, job = start_ready(children, alone, trap("SIGUSR1", 1))
+    process.kill()
+    assert process.wait(HANG_SECONDS) == -signal.SIGKILL
+    os.kill(job, signal.SIGUSR1)
+    assert process.stdout is not None
+    assert process.stdout.readline().strip() == b"SIGUSR1"
+    wait_until(lambda: process_gone(job), "the end of the orphaned job")
+
+
+def _on_a_terminal(
+    children: Start, env: dict[str, str], command: tuple[str, ...]
+) -> tuple[subprocess.Popen[bytes], int, int]:
+    """wrap as the foreground group of a new terminal: (process, job's pid, terminal's master)."""
+    master, slave = os.openpty()
+
+    def take_terminal() -> None:
+        os.setsid()
+        # Opening a terminal without O_NOCTTY makes it the controlling one of a session leader.
+        os.close(os.open(os.ttyname(slave), os.O_RDWR))
+
+    process, job = start_ready(
+        children, env, command, stdin=slave, stderr=slave, preexec_fn=take_terminal
+    )
+    os.close(slave)
+    return process, job, master
+
+
+def test_ctrl_c_reaches_the_job_once_and_its_status_is_reported(
+    alone: dict[str, str], children: Start
+) -> None:
+    process, job, master = _on_a_terminal(children, alone, trap("SIGINT,SIGALRM", 2))
+    os.write(master, b"\x03")
+    assert process.stdout is not None
+    assert process.stdout.readline().strip() == b"SIGINT"
+    os.kill(job, signal.SIGALRM)
+    assert process.stdout.readline().strip() == b"SIGALRM"
+    assert process.wait(HANG_SECONDS) == 42
+    os.close(master)
+
+
+@pytest.mark.parametrize(("key", "number"), [(b"\x03", signal.SIGINT), (b"\x1c", signal.SIGQUIT)])
+def test_a_job_that_dies_of_the_keyboard_takes_wrap_with_it(
+    alone: dict[str, str], children: Start, key: bytes, number: int
+) -> None:
+    code = (
+        "import os, resource, signal; resource.setrlimit(resource.RLIMIT_CORE, (0, 0));"
+        "signal.signal(signal.SIGINT, signal.SIG_DFL);"
+        "print('ready', os.getpid(), flush=True); signal.pause()"
+    )
+    process, _, master = _on_a_terminal(children, alone, (sys.executable, "-I", "-c", code))
+    os.write(master, key)
+    assert process.wait(HANG_SECONDS) == -number
+    os.close(master)
+
+
+def test_ctrl_z_stops_both_and_continuing_continues_both(
+    alone: dict[str, str], children: Start
+) -> None:
+    # A stop of an orphaned group is ignored by the kernel: a shell must be there, as a parent in
+    # the same session. This interpreter plays it.
+    shell = (
+        "import os, subprocess, sys\n"
+        "pid = os.fork()\n"
+        "if pid == 0:\n"
+        "    os.setpgid(0, 0)\n"
+        "    os.execv(sys.argv[1], sys.argv[1:])\n"
+        "try: os.setpgid(pid, pid)\n"
+        "except PermissionError: pass\n"
+        "import signal; signal.signal(signal.SIGTTOU, signal.SIG_IGN)\n"
+        "os.tcsetpgrp(0, pid)\n"
+        "print('wrap', pid, flush=True)\n"
+        "_, status = os.waitpid(pid, 0)\n"
+        "sys.exit(os.waitstatus_to_exitcode(status))\n"
+    )
+    master, slave = os.openpty()
+
+    def take_terminal() -> None:
+        os.setsid()
+        os.close(os.open(os.ttyname(slave), os.O_RDWR))
+
+    process = children(
+        [sys.executable, "-I", "-c", shell, *uffdprefetch("wrap", "--", *trap("SIGUSR1", 1))],
+        env=alone, stdin=slave, stdout=subprocess.PIPE, stderr=slave, preexec_fn=take_terminal,
+    )  # fmt: skip
+    os.close(slave)
+    assert process.stdout is not None
+    said = dict(process.stdout.readline().split() for _ in range(2))
+    wrapper, job = int(said[b"wrap"]), int(said[b"ready"])
+    os.write(master, b"\x1a")
+    wait_until(lambda: process_state(wrapper) == "T", "wrap to stop")
+    wait_until(lambda: process_state(job) == "T", "the job to stop")
+    os.kill(wrapper, signal.SIGCONT)  # to wrap alone: it passes this on
+    wait_until(lambda: process_state(job) == "S", "the job to go on")
+    os.kill(wrapper, signal.SIGUSR1)
+    assert process.wait(HANG_SECONDS) == 41
+    os.close(master)

@@ -1,0 +1,101 @@
+"""The command line: one file per command, and main() that finds it.
+
+A command is a class ``Command`` in ``cli/NAME.py``: its docstring is the help, ``prepare_parser``
+adds the options and ``run`` does the work and returns the exit status. Only the command that is
+called is imported: start-up stays fast, and a command that cannot be imported breaks no other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Protocol
+
+from uffdprefetch import __version__
+from uffdprefetch.errors import EXIT_CANNOT, EXIT_USAGE, UffdPrefetchError
+
+#: name -> (module, one line of help); None hides a command from the help.
+COMMANDS: dict[str, tuple[str, str | None]] = {
+    "wrap": ("uffdprefetch.cli.wrap", "run a command with its mapped files prefetched"),
+    "doctor": ("uffdprefetch.cli.doctor", "what works on this machine, and what would lift it"),
+    "demo": ("uffdprefetch.cli.demo", "a slow file system, a training-like job, before and after"),
+    "serve": ("uffdprefetch.cli.serve", None),
+}
+
+
+class CommandProtocol(Protocol):
+    """What a command's class offers; ``rest`` is what stood after ``--``, None without a ``--``."""
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None: ...
+
+    def run(self, args: argparse.Namespace, rest: list[str] | None) -> int: ...
+
+
+def split_rest(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:
+    """Split at the first ``--``: argparse must not see, or interpret, a word of the job's."""
+    words = list(argv)
+    if "--" not in words:
+        return words, None
+    at = words.index("--")
+    return words[:at], words[at + 1 :]
+
+
+def _usage() -> str:
+    lines = [
+        "usage: uffdprefetch COMMAND ...",
+        "",
+        "Prefetches the pages of mmap'ed record files (LMDB and others) ahead of a training job.",
+        "",
+    ]
+    lines += [f"  {name:<8} {text}" for name, (_, text) in COMMANDS.items() if text]
+    lines += ["", "uffdprefetch COMMAND --help tells the options; --version the version."]
+    return "\n".join(lines)
+
+
+def _dispatch(argv: Sequence[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(_usage(), file=sys.stdout if argv else sys.stderr)
+        return 0 if argv else EXIT_USAGE
+    if argv[0] in ("-V", "--version"):
+        print(f"uffdprefetch {__version__}")
+        return 0
+    name = argv[0]
+    if name not in COMMANDS:
+        import difflib
+
+        near = difflib.get_close_matches(name, [n for n, (_, text) in COMMANDS.items() if text])
+        hint = f"did you mean {near[0]}?" if near else "see uffdprefetch --help"
+        raise UffdPrefetchError(f"no command {name!r}: {hint}", EXIT_USAGE)
+    words, rest = split_rest(argv[1:])
+    command: CommandProtocol = importlib.import_module(COMMANDS[name][0]).Command()
+    parser = argparse.ArgumentParser(
+        prog=f"uffdprefetch {name}",
+        description=command.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,  # an abbreviation that is unique today is ambiguous tomorrow
+    )
+    command.prepare_parser(parser)
+    return command.run(parser.parse_args(words), rest)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status; the only place where errors are printed."""
+    try:
+        return _dispatch(sys.argv[1:] if argv is None else argv)
+    except UffdPrefetchError as error:
+        print(f"uffdprefetch: {error.message}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        # Before the job was there: what Ctrl-C does to a program that does not catch it.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+        return 128 + signal.SIGINT
+    except BrokenPipeError:
+        # `uffdprefetch doctor | head`: the reader has what it wanted. What is still buffered must
+        # not fail again when the interpreter flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return EXIT_CANNOT

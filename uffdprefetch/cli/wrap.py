@@ -1,0 +1,35 @@
+"""``uffdprefetch wrap [options] -- CMD...``"""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from uffdprefetch.errors import usage_error
+
+
+class Command:
+    """Run CMD with its memory-mapped record files prefetched.
+
+    CMD keeps its standard streams, descriptors, signals and exit status. A summary of three lines
+    goes to stderr and a JSON file is written at the end. Exit status: CMD's; 2 wrong usage;
+    125 with --strict if prefetching cannot be had; 126, 127 if CMD cannot be executed.
+    UFFDPREFETCH_DISABLE=1 runs CMD as if this command were not there.
+    """
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        from uffdprefetch import config
+
+        parser.usage = "uffdprefetch wrap [options] -- CMD..."
+        config.add_options(parser)
+
+    def run(self, args: argparse.Namespace, rest: list[str] | None) -> int:
+        if not rest:
+            raise usage_error("nothing to run: uffdprefetch wrap [options] -- CMD...")
+        if os.environ.get("UFFDPREFETCH_DISABLE", "") not in ("", "0"):
+            from uffdprefetch import spawn
+
+            spawn.execute(rest, spawn.inherited_environment())
+        from uffdprefetch import config, launch
+
+        return launch.run(config.load(vars(args)), rest)

@@ -1,0 +1,1 @@
+"""The demonstration: a slow-storage bed, a data set, a training-like job, and their runner."""

@@ -1,0 +1,394 @@
+"""The slow-storage bed (bench/slowfs.c) under Python's hand, and the cold and warm checks.
+
+A bed shows a directory as if it lay behind a link of B bytes/s and L microseconds, with the
+kernel's page cache in front. Cold and warm are never believed, they are counted: with
+cachestat(2) (Linux 6.5+), or mincore(2) where that is missing.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import errno
+import json
+import mmap
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from uffdprefetch.errors import UffdPrefetchError
+
+DEFAULT_BANDWIDTH = 300_000_000
+"""Bytes per second of the bed's default link."""
+
+DEFAULT_LATENCY_US = 1000
+"""Microseconds from a reply's last byte on the link to its arrival."""
+
+CONTROL_NAME = ".slowfs"
+
+_SYS_CACHESTAT = 451  # the same number on every architecture (include/uapi/asm-generic/unistd.h)
+_PAGE_BYTES = mmap.PAGESIZE
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class BedError(UffdPrefetchError):
+    """The bed cannot do what was asked; the text says what failed, what was seen, what to do."""
+
+
+# ---- residency ------------------------------------------------------------------------------
+
+
+class _CachestatRange(ctypes.Structure):
+    _fields_ = [("off", ctypes.c_uint64), ("len", ctypes.c_uint64)]
+
+
+class _Cachestat(ctypes.Structure):
+    # struct cachestat, include/uapi/linux/mman.h
+    _fields_ = [
+        ("nr_cache", ctypes.c_uint64),
+        ("nr_dirty", ctypes.c_uint64),
+        ("nr_writeback", ctypes.c_uint64),
+        ("nr_evicted", ctypes.c_uint64),
+        ("nr_recently_evicted", ctypes.c_uint64),
+    ]
+
+
+def _resident_pages_cachestat(fd: int) -> int | None:
+    """Pages of the file behind `fd` in the page cache; None where the kernel cannot say."""
+    whole = _CachestatRange(0, 0)  # length 0: to the end of the file
+    stat = _Cachestat()
+    if _libc.syscall(_SYS_CACHESTAT, fd, ctypes.byref(whole), ctypes.byref(stat), 0) == 0:
+        return int(stat.nr_cache)
+    code = ctypes.get_errno()
+    if code in (errno.ENOSYS, errno.EPERM, errno.EOPNOTSUPP):
+        return None
+    raise OSError(code, os.strerror(code))
+
+
+def _resident_pages_mincore(fd: int, size_bytes: int) -> int:
+    """Pages of the file in the page cache by mincore(2).
+
+    Only right for a caller who owns the file or may write it: for others mincore says that
+    every page is resident (mm/mincore.c, can_do_mincore).
+    """
+    if size_bytes == 0:
+        return 0
+    _libc.mmap.restype = ctypes.c_void_p
+    length = ctypes.c_size_t(size_bytes)
+    nowhere, start = ctypes.c_void_p(None), ctypes.c_long(0)
+    address = _libc.mmap(nowhere, length, mmap.PROT_READ, mmap.MAP_SHARED, fd, start)
+    if address == ctypes.c_void_p(-1).value:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    try:
+        vector = (ctypes.c_ubyte * (-(-size_bytes // _PAGE_BYTES)))()
+        if _libc.mincore(ctypes.c_void_p(address), length, vector):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        return sum(byte & 1 for byte in bytes(vector))
+    finally:
+        _libc.munmap(ctypes.c_void_p(address), length)
+
+
+def resident_bytes(path: str | os.PathLike[str]) -> int:
+    """Bytes of `path` in the page cache: whole pages, so up to the file's size rounded up."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        pages = _resident_pages_cachestat(fd)
+        if pages is None:
+            pages = _resident_pages_mincore(fd, os.fstat(fd).st_size)
+        return pages * _PAGE_BYTES
+    finally:
+        os.close(fd)
+
+
+def drop_cache(path: str | os.PathLike[str], *, patience_seconds: float = 5.0) -> None:
+    """Throw `path` out of the page cache and check that nothing of it is left.
+
+    Readahead that is still under way when a reader ends brings pages in after the drop, so it
+    is repeated until the count is zero or `patience_seconds` are over.
+
+    Raises:
+        BedError: pages remain (tmpfs, a live mapping, a file system without a cache of its own).
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        give_up = time.monotonic() + patience_seconds
+        with contextlib.suppress(OSError):
+            os.fdatasync(fd)  # dirty pages are not dropped; read-only beds have none
+        while True:
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            left_bytes = resident_bytes(path)
+            if left_bytes == 0:
+                return
+            if time.monotonic() > give_up:
+                raise BedError(
+                    f"{path} does not become cold: {left_bytes} bytes stay in the page cache after "
+                    "posix_fadvise(DONTNEED); end the programs that map it, and do not use tmpfs"
+                )
+            time.sleep(0.02)
+    finally:
+        os.close(fd)
+
+
+def warm_fully(path: str | os.PathLike[str], *, threads: int = 8) -> None:
+    """Read all of `path` through the page cache and check that all of it is resident.
+
+    Raises:
+        BedError: pages are missing afterwards (too little memory, a memory cgroup's limit).
+    """
+    chunk_bytes = 1 << 20
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        size_bytes = os.fstat(fd).st_size
+
+        def read_chunk(offset_bytes: int) -> None:
+            os.pread(fd, chunk_bytes, offset_bytes)
+
+        with ThreadPoolExecutor(threads) as pool:
+            for _ in pool.map(read_chunk, range(0, size_bytes, chunk_bytes)):
+                pass
+    finally:
+        os.close(fd)
+    missing_bytes = size_bytes - resident_bytes(path)
+    if missing_bytes > 0:
+        raise BedError(
+            f"{path} does not become warm: {missing_bytes} of {size_bytes} bytes are not in the "
+            "page cache after a full read; use a smaller --size or a host with more free memory"
+        )
+
+
+# ---- the bed --------------------------------------------------------------------------------
+
+
+def find_slowfs() -> Path:
+    """The slowfs program: $UFFDPREFETCH_SLOWFS, or build/slowfs beside the package's source tree.
+
+    Raises:
+        BedError: there is none.
+    """
+    named = os.environ.get("UFFDPREFETCH_SLOWFS")
+    path = Path(named) if named else Path(__file__).resolve().parents[2] / "build" / "slowfs"
+    if os.access(path, os.X_OK) and path.is_file():
+        return path
+    where = "$UFFDPREFETCH_SLOWFS names" if named else "looked for"
+    raise BedError(
+        f"the slow bed's program is missing: {where} {path}; "
+        "run `make build/slowfs` in the source tree, or set UFFDPREFETCH_SLOWFS to the program"
+    )
+
+
+def why_no_bed() -> str | None:
+    """The reason why no bed can be mounted here, found without mounting; None: it should work."""
+    try:
+        find_slowfs()
+    except BedError as error:
+        return str(error)
+    if not os.path.exists("/dev/fuse"):
+        return "/dev/fuse is missing; load the fuse module (modprobe fuse) or give the container it"
+    if os.geteuid() != 0 and shutil.which("fusermount3") is None:
+        return "fusermount3 is missing; install the package fuse3 or run as root"
+    return None
+
+
+class SlowBed:
+    """A directory, mounted read-only behind a slow link; a context manager.
+
+    Args:
+        source: the directory to show. It must not change while the bed is mounted.
+        mountpoint: an existing empty directory; None makes one and removes it afterwards.
+        bandwidth: bytes per second of the link that all reads share; 0 is no limit.
+        latency_us: microseconds added to each reply after its transfer.
+        read_ahead_kb: the mount's readahead window in KiB (root only); None leaves the
+            kernel's default, 128.
+    """
+
+    def __init__(
+        self,
+        source: str | os.PathLike[str],
+        mountpoint: str | os.PathLike[str] | None = None,
+        *,
+        bandwidth: int = DEFAULT_BANDWIDTH,
+        latency_us: int = DEFAULT_LATENCY_US,
+        read_ahead_kb: int | None = None,
+    ) -> None:
+        self.source = Path(source)
+        self._own_mountpoint = mountpoint is None
+        self._wanted_mountpoint = None if mountpoint is None else Path(mountpoint)
+        self._mountpoint: Path | None = None
+        self._first_bandwidth = bandwidth
+        self._first_latency_us = latency_us
+        self._first_read_ahead_kb = read_ahead_kb
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> SlowBed:
+        self.mount()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.unmount()
+
+    @property
+    def mountpoint(self) -> Path:
+        """Where the bed is mounted; raises BedError when it is not."""
+        if self._mountpoint is None:
+            raise BedError("the slow bed is not mounted")
+        return self._mountpoint
+
+    @property
+    def pid(self) -> int:
+        """Process id of the bed's program (its CPU time is the bed's, not the job's)."""
+        if self._process is None:
+            raise BedError("the slow bed is not mounted")
+        return self._process.pid
+
+    def path(self, name: str | os.PathLike[str]) -> Path:
+        """The path on the bed of `name`, which is relative to the source."""
+        return self.mountpoint / name
+
+    def mount(self) -> None:
+        """Mount, and return when the bed answers. Raises BedError with the reason."""
+        if self._process is not None:
+            raise BedError(f"the slow bed is already mounted at {self._mountpoint}")
+        reason = why_no_bed()
+        if reason is not None:
+            raise BedError(f"cannot mount the slow bed: {reason}")
+        where = self._wanted_mountpoint or Path(tempfile.mkdtemp(prefix="uffdprefetch-bed-"))
+        self._mountpoint = where
+        # Its own session: a Ctrl-C is for the bench, which then unmounts in order. Its stdin is
+        # a pipe from us: should we be killed, the hang-up tells it to unmount itself.
+        process = subprocess.Popen(
+            [
+                str(find_slowfs()),
+                "--exit-with-stdin",
+                f"--bandwidth={self._first_bandwidth}",
+                f"--latency-us={self._first_latency_us}",
+                str(self.source),
+                str(where),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        self._process = process
+        assert process.stdout is not None and process.stderr is not None
+        if not process.stdout.readline().startswith(b"slowfs: ready"):
+            said = process.stderr.read().decode(errors="replace").strip() or "nothing said"
+            self.unmount()
+            raise BedError(
+                f"cannot mount the slow bed on {where}: {said}; "
+                "FUSE needs /dev/fuse, and root or a set-uid fusermount3"
+            )
+        atexit.register(self.unmount)
+        try:
+            self.counters()
+            if self._first_read_ahead_kb is not None:
+                self.read_ahead_kb = self._first_read_ahead_kb
+        except BaseException:
+            self.unmount()
+            raise
+
+    def unmount(self) -> None:
+        """Unmount and end the program; does nothing when not mounted, never raises for a busy one.
+
+        A mount that is still in use is detached lazily: it vanishes with its last user.
+        """
+        process, where = self._process, self._mountpoint
+        if process is None or where is None:
+            return
+        self._process = self._mountpoint = None
+        atexit.unregister(self.unmount)
+        commands = [["fusermount3", "-u", str(where)], ["fusermount3", "-u", "-z", str(where)]]
+        if os.geteuid() == 0:
+            commands = [["umount", str(where)], *commands, ["umount", "-l", str(where)]]
+        for command in commands:
+            if not os.path.ismount(where):
+                break
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                subprocess.run(command, capture_output=True, timeout=10, check=False)
+        assert process.stdin is not None
+        process.stdin.close()
+        try:
+            process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            process.kill()  # its death aborts the connection: readers get ENOTCONN, not a hang
+            process.wait()
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
+        if self._own_mountpoint:
+            with contextlib.suppress(OSError):
+                where.rmdir()
+
+    def _command(self, *lines: str) -> None:
+        fd = os.open(self.path(CONTROL_NAME), os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(fd, "".join(line + "\n" for line in lines).encode())
+        except OSError as error:
+            raise BedError(f"the slow bed refused {lines}: {error.strerror}") from error
+        finally:
+            os.close(fd)
+
+    def set(self, *, bandwidth: int | None = None, latency_us: int | None = None) -> None:
+        """Change the link while it runs: bytes/s (0: no limit) and microseconds."""
+        lines = []
+        if bandwidth is not None:
+            lines.append(f"bandwidth={int(bandwidth)}")
+        if latency_us is not None:
+            lines.append(f"latency_us={int(latency_us)}")
+        if lines:
+            self._command(*lines)
+
+    def reset(self) -> None:
+        """Set the counters to zero."""
+        self._command("reset")
+
+    def counters(self) -> dict[str, Any]:
+        """Counters since the mount or the last reset, and the settings.
+
+        Keys: requests, bytes, largest_request_bytes, most_in_flight, in_flight, errors,
+        bandwidth_bytes_per_second, latency_us, max_background.
+        """
+        text = self.path(CONTROL_NAME).read_text()
+        return dict(json.loads(text))
+
+    @property
+    def _read_ahead_file(self) -> Path:
+        device = os.stat(self.mountpoint).st_dev
+        return Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb")
+
+    @property
+    def read_ahead_kb(self) -> int:
+        """The kernel's readahead window of this mount, in KiB."""
+        return int(self._read_ahead_file.read_text())
+
+    @read_ahead_kb.setter
+    def read_ahead_kb(self, value: int) -> None:
+        try:
+            self._read_ahead_file.write_text(f"{int(value)}\n")
+        except OSError as error:
+            raise BedError(
+                f"cannot set read_ahead_kb={value} for the slow bed: {error.strerror}; "
+                "only root can"
+            ) from error
+
+    def settings(self) -> dict[str, int]:
+        """What a report must say of the bed: link, readahead window, requests in flight allowed."""
+        now = self.counters()
+        return {
+            "bandwidth_bytes_per_second": int(now["bandwidth_bytes_per_second"]),
+            "latency_us": int(now["latency_us"]),
+            "max_background": int(now["max_background"]),
+            "read_ahead_kb": self.read_ahead_kb,
+        }

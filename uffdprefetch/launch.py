@@ -1,0 +1,291 @@
+"""The transparent launcher: finds or starts the node's service, runs the job, reports.
+
+The service is a convenience to the job and never a condition: whatever fails here is one line on
+stderr and the job runs without (with --strict: exit 125 before it starts).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib.util
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from uffdprefetch import spawn
+from uffdprefetch.config import Config
+from uffdprefetch.errors import EXIT_OURS, UffdPrefetchError
+from uffdprefetch.identity import identify, job_key
+from uffdprefetch.messages import say
+from uffdprefetch.node_client import NodeClient, NotOurService, ServiceGone
+from uffdprefetch.rundir import runtime_directory, socket_path
+
+START_TIMEOUT_SECONDS = 10.0
+SUMMARY_TIMEOUT_SECONDS = 5.0
+_POLL_SECONDS = 0.02
+PRELOAD_MODULE = "uffdprefetch._preload"
+
+
+def preload_object() -> str:
+    """The path of the LD_PRELOAD object, found without importing it.
+
+    Raises UffdPrefetchError when it was not built.
+    """
+    try:
+        spec = importlib.util.find_spec(PRELOAD_MODULE)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None or not spec.origin or not os.path.exists(spec.origin):
+        raise UffdPrefetchError(
+            f"the preload object ({PRELOAD_MODULE}) was not built; run `make setup`", EXIT_OURS
+        )
+    return os.path.abspath(spec.origin)
+
+
+def preloadable(path: str, directory: str) -> str:
+    """``path``, or a link to it in ``directory``: LD_PRELOAD knows no quoting of ' ' and ':'."""
+    if not any(separator in path for separator in " :"):
+        return path
+    link = os.path.join(directory, f"preload-{os.stat(path).st_ino:x}.so")
+    if any(separator in link for separator in " :"):
+        raise UffdPrefetchError(
+            f"LD_PRELOAD cannot name {path}: set UFFDPREFETCH_RUNDIR to a path without ' ' and ':'",
+            EXIT_OURS,
+        )
+    temporary = f"{link}.{os.getpid()}"
+    os.symlink(path, temporary)
+    os.replace(temporary, link)  # ranks do this at the same time
+    return link
+
+
+def prepend_preload(old: str | None, path: str) -> str:
+    """LD_PRELOAD with ``path`` first and once; what was there stays, in its order."""
+    entries = [entry for entry in (old or "").replace(" ", ":").split(":") if entry]
+    return ":".join([path, *(entry for entry in entries if entry != path)])
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Where the processes of this job on this node meet."""
+
+    key: str
+    key_source: str
+    directory: str
+    socket: str
+
+    @property
+    def log(self) -> str:
+        return f"{self.socket}.log"
+
+
+def meeting_place(environ: Mapping[str, str]) -> Meeting:
+    """Key, runtime directory and socket of this job; raises UffdPrefetchError (125)."""
+    key = job_key(environ, os.getpid(), os.getppid(), f"{time.time_ns():x}")
+    directory = runtime_directory(environ)
+    return Meeting(key.key, key.source, directory, socket_path(directory, key.key))
+
+
+# ---- the service --------------------------------------------------------------------------------
+
+
+def _service_environment(
+    environ: Mapping[str, str], config: Config, meeting: Meeting
+) -> dict[str, str]:
+    environment = dict(environ)
+    # Neither our own object nor a profiler that watches the job belongs into the service.
+    environment.pop("LD_PRELOAD", None)
+    environment.pop("PYTHONINSPECT", None)
+    environment["UFFDPREFETCH_SERVE_CONFIG"] = config.to_json()
+    environment["UFFDPREFETCH_RUN"] = meeting.key
+    environment["UFFDPREFETCH_RUNDIR"] = meeting.directory
+    # The service changes its directory, so that a queue.py beside the training script is not
+    # imported instead of the library's; relative entries must survive that, and so must a package
+    # that was found in the current directory only.
+    entries = [os.path.abspath(e) for e in environ.get("PYTHONPATH", "").split(os.pathsep) if e]
+    home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    if sys.path and os.path.realpath(sys.path[0] or ".") == os.path.realpath(home):
+        entries.append(home)
+    if entries:
+        environment["PYTHONPATH"] = os.pathsep.join(entries)
+    return environment
+
+
+def start_service(
+    environ: Mapping[str, str], config: Config, meeting: Meeting
+) -> subprocess.Popen[bytes]:
+    """Start ``uffdprefetch serve`` as a daemon that outlives us; it elects itself by a lock."""
+    service = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "uffdprefetch", "serve"),
+            *("--socket", meeting.socket, "--log", meeting.log),
+        ],
+        env=_service_environment(environ, config, meeting),
+        cwd=meeting.directory,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        close_fds=True,  # a pipe of the job's that we held open would never see its end
+        start_new_session=True,  # Ctrl-C is for the job
+    )
+    try:
+        # mpirun binds a rank, and so us, to its core; the service works for all of the node's
+        # ranks. The kernel cuts this to what the cgroup allows.
+        os.sched_setaffinity(service.pid, range(os.cpu_count() or 1))
+    except OSError:
+        pass
+    return service
+
+
+def _last_line(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            lines = [line.strip() for line in file.read()[-4096:].splitlines() if line.strip()]
+        return lines[-1] if lines else "its log is empty"
+    except OSError:
+        return "it left no log"
+
+
+def find_or_start(
+    environ: Mapping[str, str], config: Config, meeting: Meeting
+) -> tuple[NodeClient, subprocess.Popen[bytes] | None]:
+    """Connect to the job's service on this node, starting it if nobody answers.
+
+    Of many ranks that come at once one starts it (who holds a lock), the others wait for it.
+    Raises UffdPrefetchError (125) if there is no service after START_TIMEOUT_SECONDS.
+    """
+    identity = identify(environ)
+    deadline = time.monotonic() + START_TIMEOUT_SECONDS
+    started: subprocess.Popen[bytes] | None = None
+    saw = "nobody listens"
+    with contextlib.ExitStack() as stack:
+        lock = stack.enter_context(open(f"{meeting.socket}.start", "a"))
+        locked = False
+        while True:
+            try:
+                return NodeClient.connect(meeting.socket, identity, deadline), started
+            except NotOurService as error:
+                raise UffdPrefetchError(
+                    f"no service: on {meeting.socket} {error}", EXIT_OURS
+                ) from None
+            except (ServiceGone, TimeoutError) as error:
+                saw = str(error)  # one that is just ending: try again
+            except OSError as error:
+                saw = f"{meeting.socket}: {error.strerror}"
+            if not locked:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    locked = True
+                    continue  # somebody may have started it between our look and our lock
+                except BlockingIOError:
+                    pass
+            elif started is None:
+                started = start_service(environ, config, meeting)
+            elif started.poll():  # not 0: that one found another service at work
+                saw = f"it ended with status {started.returncode} ({_last_line(meeting.log)})"
+                break
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(_POLL_SECONDS)
+    raise UffdPrefetchError(f"no service: {saw}; see {meeting.log}", EXIT_OURS)
+
+
+# ---- the job ------------------------------------------------------------------------------------
+
+
+def job_environment(
+    environ: Mapping[str, str], config: Config, meeting: Meeting, preload: str | None
+) -> dict[str, str]:
+    """The job's environment: ``environ`` and what the preload object and a nested wrap need."""
+    environment = {**environ, **config.environment()}
+    environment["UFFDPREFETCH_RUN"] = meeting.key
+    environment["UFFDPREFETCH_RUNDIR"] = meeting.directory
+    environment["UFFDPREFETCH_SOCKET"] = meeting.socket
+    environment["UFFDPREFETCH_MIN_SIZE"] = str(config.min_size_bytes)
+    environment["UFFDPREFETCH_RESOLVE"] = config.resolve
+    environment.pop("UFFDPREFETCH_KEEP_ADVICE", None)
+    if config.policy == "none":
+        # Watching must not change what is watched: the job's own MADV_RANDOM stays in force.
+        environment["UFFDPREFETCH_KEEP_ADVICE"] = "1"
+    if preload is not None:
+        environment["LD_PRELOAD"] = prepend_preload(environ.get("LD_PRELOAD"), preload)
+    return environment
+
+
+def run(config: Config, argv: Sequence[str]) -> int:
+    """Run ``argv`` under ``config`` and return its exit status, or die of its signal.
+
+    Raises UffdPrefetchError: 126/127 if it cannot be executed, 125 with --strict if there is no
+    service.
+    """
+    environ = spawn.inherited_environment()
+    client: NodeClient | None = None
+    service: subprocess.Popen[bytes] | None = None
+    meeting: Meeting | None = None
+    environment = environ
+    try:
+        meeting = meeting_place(environ)
+        preload = None
+        if config.engine != "off":
+            preload = preloadable(preload_object(), meeting.directory)
+        client, service = find_or_start(environ, config, meeting)
+        environment = job_environment(environ, config, meeting, preload)
+    except (UffdPrefetchError, OSError) as error:
+        text = error.message if isinstance(error, UffdPrefetchError) else str(error)
+        if config.strict:
+            raise UffdPrefetchError(text, EXIT_OURS) from None
+        say(f"running the job without prefetching: {text}")
+    if config.verbose and meeting is not None and client is not None:
+        say(f"job {meeting.key} (from {meeting.key_source}), rung {client.rung}, log {meeting.log}")
+
+    def started(pid: int) -> None:
+        if client is not None:
+            client.job_started(pid)
+
+    def child_changed() -> None:
+        if service is not None:
+            service.poll()  # a service that died must not stay a zombie
+
+    status = spawn.run(argv, environment, started, child_changed)
+    if client is not None and meeting is not None:
+        _report(config, environ, client, meeting, status)
+        client.close()
+    return spawn.end_like(status)
+
+
+def _report(
+    config: Config, environ: Mapping[str, str], client: NodeClient, meeting: Meeting, status: int
+) -> None:
+    """Take the summary; the last launcher of the node and job prints and writes it."""
+    try:
+        finished = client.finish(status, time.monotonic() + SUMMARY_TIMEOUT_SECONDS)
+    except ServiceGone as error:
+        say(
+            f"the service died during the run ({error}); the job went on without it,"
+            f" there is no summary; see {meeting.log}"
+        )
+        return
+    except TimeoutError:
+        say(f"no summary: the service did not answer within 5 s; see {meeting.log}")
+        return
+    if not finished.last:
+        return
+    from uffdprefetch.report import output, summary
+
+    rank = identify(environ).rank
+    path = None
+    try:
+        name = output.expand(config.output, meeting.key, rank, environ)
+        path = output.write(name, finished.summary, config.force)
+    except (OSError, UffdPrefetchError) as error:
+        say(f"summary not written: {error}")
+    if not config.quiet:
+        try:
+            lines = summary.three_lines(finished.summary, path)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            lines = [f"the summary cannot be shown ({type(error).__name__}: {error})"]
+        for line in lines:
+            say(line)

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One connection: a process of the job (its agent) or a launcher; and its regions."""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+from collections import deque
+from dataclasses import dataclass, field
+
+from uffdprefetch import uffd
+from uffdprefetch.intervals import IntervalSet
+from uffdprefetch.node import wire
+from uffdprefetch.node.files import FileState
+from uffdprefetch.plan.checkpoints import Span
+from uffdprefetch.progress.streams import StreamTable
+
+#: A client that does not read is cut off: its commands must not pile up here.
+OUTBOX_MAX = 4096
+
+
+@dataclass
+class Region:
+    """A managed mapping of one process. Addresses and offsets in bytes."""
+
+    id: int
+    file: FileState
+    address: int
+    length_bytes: int
+    offset_bytes: int
+    verdict: wire.Verdict
+    shared: bool
+    table: StreamTable
+    span: Span
+    laid: set[int] = field(default_factory=set)  # pages with a checkpoint over them
+    fired: dict[int, int] = field(default_factory=dict)  # laid, touched, not armed again: ns
+    sparse: set[int] = field(default_factory=set)
+    starts: set[int] = field(default_factory=set)  # pages near where streams began
+    seen: IntervalSet = field(default_factory=IntervalSet)  # file ranges known to be mapped
+    dropping: set[int] = field(default_factory=set)  # offsets of 64 KiB blocks asked to be dropped
+    dropped_to: int = 0
+    look_at_ns: int = 0
+    look_every_ns: int = 0
+    looks: int = 0
+    scattered: bool = False  # too many separate runs: no use in looking often
+    lay_failures: int = 0
+    detaching: bool = False
+
+    def offset_of(self, address: int) -> int:
+        """The file offset that an address of the mapping shows."""
+        return self.offset_bytes + address - self.address
+
+    def address_of(self, offset: int) -> int:
+        """The address that shows a file offset."""
+        return self.address + offset - self.offset_bytes
+
+
+class Client:
+    """One process of the job, as its agent reports it."""
+
+    def __init__(self, sock: socket.socket, hello: wire.Hello, pid: int) -> None:
+        self.sock = sock
+        self.hello = hello
+        self.pid = pid
+        self.rank = hello.rank if hello.rank >= 0 else 0
+        self.regions: dict[int, Region] = {}
+        self.ring = uffd.Ring()
+        self.pagemap_fd = -1
+        self.pagemap_error = ""
+        self.resolver_slot = -1
+        self.overlay_share = hello.overlays_max
+        self._outbox: deque[bytes] = deque()
+        self._sequence = 0
+        self.gone = False
+        try:
+            self.pagemap_fd = os.open(f"/proc/{pid}/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            self.pagemap_error = os.strerror(error.errno)
+
+    @property
+    def has_uffd(self) -> bool:
+        """Whether checkpoints can be armed in this process."""
+        return bool(self.hello.flags & wire.HELLO_UFFD)
+
+    def laid(self) -> int:
+        """Checkpoints over all regions; two mappings each."""
+        return sum(len(region.laid) for region in self.regions.values())
+
+    def send(self, message: bytes, fds: list[int] | None = None) -> None:
+        """Queue a message; descriptors only go with the first of an empty queue."""
+        if fds:
+            self._send_fds(message, fds)
+        elif self._outbox or not self._send_now(message):
+            self._outbox.append(message)
+            if len(self._outbox) > OUTBOX_MAX:
+                self.gone = True
+
+    def _send_fds(self, message: bytes, fds: list[int]) -> None:
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
+        try:
+            self.sock.sendmsg([message], rights, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        except OSError:
+            self.gone = True  # a full socket here means that the agent does not read at all
+
+    def _send_now(self, message: bytes) -> bool:
+        try:
+            self.sock.send(message, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        except BlockingIOError:
+            return False
+        except OSError:
+            self.gone = True
+        return True
+
+    @property
+    def waiting(self) -> bool:
+        """Whether messages wait for room in the socket."""
+        return bool(self._outbox)
+
+    def flush(self) -> None:
+        """Send what waits."""
+        while self._outbox and not self.gone and self._send_now(self._outbox[0]):
+            self._outbox.popleft()
+
+    def command(self, kind: wire.Type, region: int, pages: list[int]) -> None:
+        """Tell the agent to lay, take, re-arm or drop pages; cut into messages."""
+        for i in range(0, max(1, len(pages)), wire.PAGES_MAX):
+            self._sequence += 1
+            some = pages[i : i + wire.PAGES_MAX]
+            self.send(wire.command(kind, self._sequence & 0xFFFFFFFF, region, some))
+
+    def close(self) -> None:
+        """Close the connection and what belongs to it."""
+        self.sock.close()
+        self.ring.close()
+        if self.pagemap_fd >= 0:
+            os.close(self.pagemap_fd)
+            self.pagemap_fd = -1
+
+
+@dataclass
+class Launcher:
+    """A ``wrap`` that is connected: it holds the service alive and asks for the summary."""
+
+    sock: socket.socket
+    hello: wire.Hello
+    pid: int
+    job_pid: int = 0
+    finished: bool = False
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.sock.close()

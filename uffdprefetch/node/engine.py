@@ -1,0 +1,428 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The `cache` engine: touches in, windows and checkpoints out (design, section 2).
+
+The order of one turn of the service: take events -> streams (progress/) -> windows (plan/) ->
+extents (warm/) -> checkpoints laid ahead, armed again or taken away behind. Nothing here blocks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from uffdprefetch import uffd
+from uffdprefetch.config import Config
+from uffdprefetch.node import pagetables, wire
+from uffdprefetch.node.client import Client, Region
+from uffdprefetch.node.files import BLOCK_BYTES, MEMORY_FILE_SYSTEMS, FileState, Key
+from uffdprefetch.node.ledger import Ledger
+from uffdprefetch.plan import checkpoints, window
+from uffdprefetch.progress.streams import REACH_BYTES, Stream, StreamTable
+from uffdprefetch.warm.scheduler import Scheduler, now_ns
+
+MS = 1_000_000
+#: Looking for streams in page tables: at first often, then rarely.
+LOOK_FIRST_NS = 2 * MS
+LOOK_SLOWEST_NS = 250 * MS
+#: Progress from page tables (rung 2): as often as the window demands, within these.
+POLL_FASTEST_NS = 4 * MS
+POLL_SLOWEST_NS = 100 * MS
+#: On rung 1 a stream whose checkpoints stay silent is looked at this often.
+SILENT_NS = 50 * MS
+REARM_NS = 1000 * MS
+#: Files without a region that are kept ready for the next epoch's workers.
+IDLE_FILES_MAX = 64
+STARTS_MAX = 32
+MAP_TYPE = 0x0F
+MAP_PRIVATE = 2
+
+
+def _sort_key(item: tuple[Key, FileState]) -> int:
+    return item[1].attached
+
+
+class CacheEngine:
+    """Regions, streams and checkpoints of all processes of the job on this node."""
+
+    def __init__(self, config: Config, scheduler: Scheduler, ledger: Ledger) -> None:
+        self.config = config
+        self.scheduler = scheduler
+        self.ledger = ledger
+        self.files: dict[Key, FileState] = {}
+        self.clients: dict[int, Client] = {}
+        self.allowed_bytes = config.budget_bytes
+        self.resolver: uffd.Resolver | None = None
+        self._touched: dict[int, tuple[Client, Region]] = {}
+
+    # -------------------------------------------------------------- regions come and go
+
+    def attach(self, client: Client, a: wire.Attach, fd: int | None) -> None:
+        """A mapping is offered: decide how it is served and tell the agent."""
+        try:
+            file, why = self._file_for(a, fd)
+        except OSError as error:
+            file, why = None, f"cannot open it for warming: {os.strerror(error.errno)}"
+        verdict = wire.Verdict.CHECKPOINTS
+        if file is None or file.changed:
+            verdict = wire.Verdict.REFUSE
+            if file is not None and file.changed:
+                why = file.changed
+        elif a.flags & wire.ATTACH_WRITABLE:
+            verdict = wire.Verdict.PAGE_TABLES
+            self.ledger.degrade(
+                f"{file.path}: opened for writing (O_RDWR), so progress comes from page tables; "
+                "open it read-only (lmdb: readonly=True)"
+            )
+        elif not client.has_uffd:
+            verdict = wire.Verdict.PAGE_TABLES
+            self.ledger.degrade(
+                f"no userfaultfd ({os.strerror(client.hello.uffd_error)}): progress comes from "
+                "page tables; see uffdprefetch doctor"
+            )
+        if verdict == wire.Verdict.PAGE_TABLES and client.pagemap_fd < 0:
+            verdict, why = wire.Verdict.REFUSE, f"page table of the job: {client.pagemap_error}"
+        fds: list[int] = []
+        if file is not None and verdict != wire.Verdict.REFUSE:
+            try:
+                fds = [file.checkpoint_fds()[1]]
+            except OSError as error:
+                verdict, why = wire.Verdict.REFUSE, str(error)
+        if a.flags & wire.ATTACH_INHERITED and file is not None:
+            fds = [*fds, file.map_fd] if fds else [file.map_fd, file.map_fd]
+        client.send(wire.pack(wire.Type.FILE, wire.FILE.pack(a.region, verdict)), fds)
+        if verdict == wire.Verdict.REFUSE or file is None:
+            self.ledger.refuse(file.path if file else f"inode {a.inode}", why)
+            return
+        self._adopt(client, a, file, verdict)
+
+    def _file_for(self, a: wire.Attach, fd: int | None) -> tuple[FileState | None, str]:
+        """The file of a mapping, opened at its first one; (None, why) when it is not wanted."""
+        key = (a.device, a.inode, a.size_bytes, a.mtime_ns)
+        file = self.files.get(key)
+        if file is not None:
+            if fd is not None:
+                os.close(fd)
+            return file, ""
+        if fd is None:
+            return None, "unknown file of a forked process"
+        path = os.readlink(f"/proc/self/fd/{fd}")
+        st = os.fstat(fd)
+        why = ""
+        if (st.st_dev, st.st_ino) != (a.device, a.inode):
+            why = "the descriptor is of another file"
+        elif not self.config.wants(path):
+            why = "--include/--exclude"
+        elif os.path.basename(path) == "lock.mdb" or ".so" in os.path.basename(path):
+            why = "a lock file or a library"
+        if why:
+            os.close(fd)
+            return None, why
+        file = FileState.open(fd, path)
+        if file.file_system in MEMORY_FILE_SYSTEMS:
+            file.close()
+            return None, f"{file.file_system} is memory already"
+        self._forget_idle_files()
+        self.files[key] = file
+        return file, ""
+
+    def _forget_idle_files(self) -> None:
+        idle = [(key, f) for key, f in self.files.items() if not f.attached and f.fd >= 0]
+        for _, file in idle[: max(0, len(idle) - IDLE_FILES_MAX)]:
+            if not self.scheduler.busy_with(file):
+                self.scheduler.forget_file(file)
+                self.ledger.close_file(file)
+                del self.files[file.key]
+                file.close()
+
+    def _adopt(
+        self, client: Client, a: wire.Attach, file: FileState, verdict: wire.Verdict
+    ) -> None:
+        end = min(a.offset_bytes + a.length_bytes, file.size_bytes)
+        region = Region(
+            id=a.region,
+            file=file,
+            address=a.address,
+            length_bytes=a.length_bytes,
+            offset_bytes=a.offset_bytes,
+            verdict=verdict,
+            shared=a.map_flags & MAP_TYPE != MAP_PRIVATE,
+            table=StreamTable(client.rank, client.pid),
+            span=checkpoints.Span(a.offset_bytes, end, uffd.PAGE_BYTES),
+            look_at_ns=now_ns() + LOOK_FIRST_NS,
+            look_every_ns=LOOK_FIRST_NS,
+        )
+        file.attached += 1
+        client.regions[region.id] = region
+        self.ledger.attached(file, verdict)
+        if self.resolver and client.resolver_slot >= 0:
+            self.resolver.map(
+                client.resolver_slot, region.id, a.address, a.length_bytes, a.offset_bytes
+            )
+        if verdict == wire.Verdict.CHECKPOINTS:
+            most = client.overlay_share // (4 * max(1, len(client.regions)))
+            region.sparse = checkpoints.sparse(region.span, most, self.config.distance_bytes)
+        self._refresh(client, region)
+
+    def detached(self, client: Client, region_id: int) -> None:
+        """The mapping is gone from our management (unmapped, or given back)."""
+        region = client.regions.pop(region_id, None)
+        if region is None:
+            return
+        region.file.attached -= 1
+        for stream in region.table.streams:
+            self.scheduler.forget(stream)
+        self.ledger.note_streams(client, region)
+        if self.resolver and client.resolver_slot >= 0:
+            self.resolver.unmap(client.resolver_slot, region_id)
+        self._touched.pop(id(region), None)
+
+    def give_up(self, file: FileState, why: str) -> None:
+        """The file changes: every region of it becomes the job's own mapping again."""
+        if file.changed is None:
+            file.changed = why
+            self.ledger.degrade(f"{file.path}: {why} during the run; given back to the kernel")
+        self.scheduler.forget_file(file)
+        for client in self.clients.values():
+            for region in client.regions.values():
+                if region.file is file and not region.detaching:
+                    region.detaching = True
+                    client.command(wire.Type.DETACH, region.id, [])
+
+    def lay_failed(self, client: Client, ack: wire.Ack) -> None:
+        """The agent could not do all of a command (out of mappings, memory): want less."""
+        region = client.regions.get(ack.region)
+        if region is None or not ack.error:
+            return
+        region.lay_failures += 1
+        client.overlay_share = max(8, client.overlay_share // 2)
+        self.ledger.degrade(
+            f"pid {client.pid}: a checkpoint could not be laid ({os.strerror(ack.error)}); "
+            f"now at most {client.overlay_share}"
+        )
+
+    # -------------------------------------------------------------- progress
+
+    def on_events(self, client: Client, events: Iterable[uffd.Event]) -> None:
+        """Armed checkpoints that were touched."""
+        for event in events:
+            region = client.regions.get(event.region)
+            self.ledger.fault_wait.add(event.handle_ns)
+            if region is None:
+                continue
+            region.fired[event.page] = event.time_ns
+            start = event.page * uffd.PAGE_BYTES
+            self._touch(client, region, start, start + uffd.PAGE_BYTES, event.time_ns)
+
+    def _touch(self, client: Client, region: Region, start: int, end: int, at_ns: int) -> Stream:
+        stream, forward = region.table.touch(start, end, at_ns)
+        if self.config.policy == "fixed" and region.verdict == wire.Verdict.CHECKPOINTS:
+            stream.active = True  # paper 1: the checkpoint that is hit first triggers
+        self.ledger.touch(region.file, stream, start, at_ns)
+        if forward and stream.direction > 0:
+            passed = range(stream.position_bytes - forward, stream.position_bytes)
+            found = pagetables.runs(client, region, passed.start, passed.stop)
+            pagetables.note_used(region, found)
+            stream.saw(forward, found)
+            for a, n in found:
+                region.seen.add(a, a + n)
+        if stream.active and len(region.starts) < STARTS_MAX:
+            region.starts |= checkpoints.near(region.span, stream.start_bytes - BLOCK_BYTES)
+        self._touched[id(region)] = (client, region)
+        return stream
+
+    def look(self, now: int) -> None:
+        """Read the page tables that are due: new streams, and progress where no uffd tells."""
+        for client in self.clients.values():
+            for region in client.regions.values():
+                if now >= region.look_at_ns and not region.detaching:
+                    self._look(client, region, now)
+
+    def _look(self, client: Client, region: Region, now: int) -> None:
+        active = region.table.active()
+        by_tables = region.verdict == wire.Verdict.PAGE_TABLES
+        touched = False
+        region.looks += 1
+        for stream in active:
+            quiet = now - stream.last_ns
+            if quiet > 10_000 * MS or (not by_tables and quiet < SILENT_NS):
+                continue
+            start = stream.position_bytes - (BLOCK_BYTES if stream.direction > 0 else REACH_BYTES)
+            for a, b in pagetables.new_touches(client, region, start, start + REACH_BYTES):
+                self._touch(client, region, a, b, now)
+                touched = True
+        # all of it: at first, and now and then where no checkpoint would tell of a new stream
+        if not active or (by_tables and region.looks % 16 == 0):
+            for a, b in pagetables.new_touches(
+                client, region, region.offset_bytes, region.span.end_bytes
+            ):
+                self._touch(client, region, a, b, now)
+                touched = True
+        self._next_look(region, active, by_tables, touched, now)
+        cost = now_ns() - now
+        region.look_at_ns = now + max(region.look_every_ns, 20 * cost)
+
+    def _next_look(
+        self, region: Region, active: list[Stream], by_tables: bool, touched: bool, now: int
+    ) -> None:
+        if region.scattered:
+            region.look_every_ns = 1000 * MS
+        elif active and by_tables:
+            rate = max((s.rate_bytes_per_second for s in active), default=0.0)
+            window_bytes = max(self.lookahead(s) for s in active)
+            due = int(window_bytes / 8 / rate * 1e9) if rate else POLL_SLOWEST_NS
+            region.look_every_ns = min(POLL_SLOWEST_NS, max(POLL_FASTEST_NS, due))
+        elif active:
+            region.look_every_ns = SILENT_NS
+        elif not touched:
+            region.look_every_ns = min(LOOK_SLOWEST_NS, region.look_every_ns * 3 // 2)
+
+    # -------------------------------------------------------------- windows
+
+    def lookahead(self, stream: Stream) -> int:
+        """Bytes ahead of a stream that its policy wants now."""
+        if self.config.policy == "fixed":
+            return self.config.size_bytes
+        streams = max(1, self.ledger.active_streams)
+        share = self.allowed_bytes // streams
+        return window.lookahead_bytes(stream, self.scheduler.meter.storage, share)
+
+    def plan(self) -> None:
+        """Windows and checkpoints for every region that was touched since the last turn."""
+        if not self._touched:
+            return
+        self.ledger.active_streams = sum(
+            len(r.table.active()) for c in self.clients.values() for r in c.regions.values()
+        )
+        touched, self._touched = self._touched, {}
+        for client, region in touched.values():
+            if region.file.changed or region.detaching:
+                continue
+            for stream in region.table.active():
+                self._plan_stream(region, stream)
+            self._refresh(client, region)
+
+    def _plan_stream(self, region: Region, stream: Stream) -> None:
+        file = region.file
+        if self.config.policy == "none" or region.table.random:
+            return
+        if self.config.policy == "fixed":
+            wanted = window.fixed(
+                stream, file.size_bytes, self.config.size_bytes, self.config.threshold
+            )
+        else:
+            wanted = window.auto(stream, file.size_bytes, self.lookahead(stream))
+        if wanted:
+            self.scheduler.want(file, stream, *wanted)
+
+    # -------------------------------------------------------------- checkpoints
+
+    def pages_written(self, file: FileState, pages: list[int]) -> None:
+        """Checkpoint pages are in the memfd: they may be laid now."""
+        for client in self.clients.values():
+            for region in client.regions.values():
+                if region.file is file:
+                    self._touched.setdefault(id(region), (client, region))
+
+    def distance(self, stream: Stream) -> int:
+        """Spacing of a stream's dense checkpoints, bytes."""
+        chosen = self.config.distance_bytes
+        return checkpoints.distance_bytes(
+            stream.rate_bytes_per_second, self.lookahead(stream), chosen
+        )
+
+    def refresh_all(self) -> None:
+        """Once a second: what has fired long ago is armed again even where nothing moves."""
+        for client in self.clients.values():
+            for region in client.regions.values():
+                if not region.detaching:
+                    self._refresh(client, region)
+
+    def _wanted(self, region: Region) -> set[int]:
+        wanted = region.sparse | region.starts
+        for stream in region.table.active():
+            wanted |= checkpoints.dense(
+                region.span,
+                stream.position_bytes,
+                self.lookahead(stream),
+                self.distance(stream),
+                stream.direction,
+            )
+        for stream in region.table.streams:
+            if stream.touches < 3:
+                wanted |= checkpoints.near(region.span, stream.position_bytes)
+        return wanted
+
+    def _refresh(self, client: Client, region: Region) -> None:
+        if region.verdict != wire.Verdict.CHECKPOINTS:
+            self._drop_samples(client, region)
+            return
+        wanted = self._wanted(region)
+        missing = wanted - region.laid
+        self.scheduler.copy(region.file, sorted(missing - region.file.written))
+        ready = sorted(missing & region.file.written)
+        room = client.overlay_share - client.laid()
+        ready = ready[: max(0, room)]
+        if ready:
+            region.laid.update(ready)
+            client.command(wire.Type.LAY, region.id, ready)
+            self.ledger.laid += len(ready)
+        self._clear_behind(client, region, wanted)
+
+    def _clear_behind(self, client: Client, region: Region, wanted: set[int]) -> None:
+        """Behind the readers: what is still wanted (sparse, starts) is armed again for the next
+        epoch, the rest is taken away."""
+        now = now_ns()
+        streams = region.table.active()
+        take, arm = [], []
+        for page in region.laid - wanted:
+            if not any(self._soon(region, page, s) for s in streams):
+                take.append(page)
+        for page, at in region.fired.items():
+            if page in wanted and page in region.laid and now - at > REARM_NS:
+                arm.append(page)
+        if take:
+            region.laid.difference_update(take)
+            client.command(wire.Type.TAKE, region.id, sorted(take))
+            self.ledger.taken += len(take)
+        if arm:
+            client.command(wire.Type.REARM, region.id, sorted(arm))
+            self.ledger.rearmed += len(arm)
+        for page in (*take, *arm):
+            region.fired.pop(page, None)
+
+    def _soon(self, region: Region, page: int, stream: Stream) -> bool:
+        """Whether a page lies between a reader (or just behind it) and the end of its set."""
+        distance = self.distance(stream)
+        gap = (page * uffd.PAGE_BYTES - stream.position_bytes) * stream.direction
+        return -distance <= gap <= max(self.lookahead(stream), distance * checkpoints.AHEAD_MAX)
+
+    def _drop_samples(self, client: Client, region: Region) -> None:
+        """Rung 2: a 64 KiB sample of each passed distance leaves the page table, so that the next
+        epoch shows. Never of a private mapping."""
+        if not region.shared:
+            return
+        for stream in region.table.active():
+            distance = self.distance(stream)
+            done = stream.position_bytes - 2 * distance
+            first = max(region.dropped_to, stream.start_bytes) // distance + 1
+            if region.dropped_to > done + REACH_BYTES:
+                first = stream.start_bytes // distance + 1  # a new epoch
+            blocks = [at for at in range(first * distance, done, distance)][:64]
+            if blocks:
+                region.dropped_to = blocks[-1]
+                region.dropping.update(blocks)
+                pages = [at // uffd.PAGE_BYTES for at in blocks if region.span.page(at)]
+                client.command(wire.Type.DROP, region.id, pages)
+
+    # -------------------------------------------------------------- end
+
+    def account_all(self, client: Client) -> None:
+        """Read all page tables of a process while they are there: what was used."""
+        for region in client.regions.values():
+            start = region.offset_bytes
+            while start < region.span.end_bytes:
+                found = pagetables.runs(client, region, start, region.span.end_bytes)
+                pagetables.note_used(region, found)
+                if len(found) < uffd.RUNS_AT_ONCE:
+                    break
+                start = found[-1][0] + found[-1][1]

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the run cost and brought: counters, a wait histogram, a bounded time line, degradations."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from uffdprefetch.node import wire
+from uffdprefetch.node.client import Client, Region
+from uffdprefetch.node.files import FileState
+from uffdprefetch.node.processes import Watched
+from uffdprefetch.progress.streams import Stream
+
+#: Darshan's rule: this many bins, and their width doubles when the run outgrows them.
+TIMELINE_BINS = 512
+FIRST_BIN_SECONDS = 0.1
+DEGRADATIONS_MAX = 32
+STREAMS_MAX = 256
+FILES_MAX = 256
+
+
+class Histogram:
+    """Nanoseconds in bins of 1/8 octave: quantiles within 9 %, in constant memory."""
+
+    def __init__(self) -> None:
+        self._bins: dict[int, int] = {}
+        self.count = 0
+        self.max = 0
+
+    def add(self, ns: int) -> None:
+        """Count one value >= 0."""
+        octave = max(0, ns.bit_length() - 4)
+        bin_ = octave * 8 + (ns >> octave)
+        self._bins[bin_] = self._bins.get(bin_, 0) + 1
+        self.count += 1
+        self.max = max(self.max, ns)
+
+    def quantile(self, share: float) -> int | None:
+        """The upper edge of the bin that holds the given share, ns; None when empty."""
+        left = share * self.count
+        for bin_ in sorted(self._bins):
+            left -= self._bins[bin_]
+            if left <= 0:
+                octave = max(0, bin_ // 8 - 1)
+                return min(self.max, ((bin_ - octave * 8) + 1 << octave) - 1)
+        return None
+
+
+@dataclass
+class Bin:
+    """One step of the time line: bytes and events in it, the last value of the rest."""
+
+    prefetched_bytes: int = 0
+    events: int = 0
+    window_bytes: int = 0
+    distance_bytes: int = 0
+    under_way_bytes: int = 0
+    bandwidth_bytes_per_second: float = 0.0
+    reader_bytes_per_second: float = 0.0
+    positions: dict[str, int] = field(default_factory=dict)  # rank -> last offset
+
+
+class Timeline:
+    """Fixed number of bins over the whole run, however long."""
+
+    def __init__(self, bins: int = TIMELINE_BINS, width_seconds: float = FIRST_BIN_SECONDS) -> None:
+        self._most = bins
+        self.width_seconds = width_seconds
+        self.bins: list[Bin] = []
+
+    def at(self, seconds: float) -> Bin:
+        """The bin of a time since the start of the run."""
+        while seconds >= self._most * self.width_seconds:
+            self._double()
+        index = int(seconds / self.width_seconds)
+        while len(self.bins) <= index:
+            self.bins.append(Bin())
+        return self.bins[index]
+
+    def _double(self) -> None:
+        pairs = [self.bins[i : i + 2] for i in range(0, len(self.bins), 2)]
+        self.bins = []
+        for pair in pairs:
+            last = next((b for b in reversed(pair) if b.window_bytes), pair[-1])
+            self.bins.append(
+                Bin(
+                    prefetched_bytes=sum(b.prefetched_bytes for b in pair),
+                    events=sum(b.events for b in pair),
+                    window_bytes=last.window_bytes,
+                    distance_bytes=last.distance_bytes,
+                    under_way_bytes=last.under_way_bytes,
+                    bandwidth_bytes_per_second=last.bandwidth_bytes_per_second,
+                    reader_bytes_per_second=last.reader_bytes_per_second,
+                    positions={k: v for b in pair for k, v in b.positions.items()},
+                )
+            )
+        self.width_seconds *= 2
+
+
+class Ledger:
+    """All books of a run; the service's thread writes, snapshot.py reads."""
+
+    def __init__(self) -> None:
+        self.started = time.monotonic()
+        self.fault_wait = Histogram()
+        self.timeline = Timeline()
+        self.degradations: list[str] = []
+        self.refused: dict[str, str] = {}
+        self.verdicts: dict[str, str] = {}
+        self.active_streams = 0
+        self.laid = self.taken = self.rearmed = 0
+        self.dropped_events = 0
+        self.processes: dict[int, Watched] = {}
+        self.process_ranks: dict[int, tuple[int, int, str]] = {}
+        self.streams: list[dict[str, Any]] = []
+        self.closed_files: list[dict[str, Any]] = []
+        self.rung: int | None = None
+        self.rung_reason = "no mapping was managed"
+
+    def seconds(self) -> float:
+        """Since the service began."""
+        return time.monotonic() - self.started
+
+    def degrade(self, what: str) -> None:
+        """Note a limit that the user should know of, once."""
+        if what not in self.degradations and len(self.degradations) < DEGRADATIONS_MAX:
+            self.degradations.append(what)
+
+    def refuse(self, path: str, why: str) -> None:
+        """Note a mapping that is not managed and why."""
+        if len(self.refused) < FILES_MAX:
+            self.refused[path] = why
+
+    def hello(self, client: Client) -> None:
+        """A process of the job has connected."""
+        self.processes[client.pid] = Watched(client.pid)
+        hello = client.hello
+        self.process_ranks[client.pid] = (client.rank, hello.local_rank, hello.command)
+
+    def attached(self, file: FileState, verdict: wire.Verdict) -> None:
+        """A mapping is managed; the best rung reached is the run's."""
+        rung = 1 if verdict == wire.Verdict.CHECKPOINTS else 2
+        self.verdicts[file.path] = verdict.name.lower()
+        if self.rung is None or rung < self.rung:
+            self.rung = rung
+            self.rung_reason = (
+                "userfaultfd with kernel faults works in the job"
+                if rung == 1
+                else "no checkpoint may be laid: progress comes from page tables"
+            )
+
+    def touch(self, file: FileState, stream: Stream, offset: int, at_ns: int) -> None:
+        """Put a touch on the time line."""
+        seconds = at_ns / 1e9 - self.started
+        if seconds < 0:
+            return
+        bin_ = self.timeline.at(seconds)
+        bin_.events += 1
+        bin_.positions[str(stream.rank)] = offset
+
+    def note_streams(self, client: Client, region: Region) -> None:
+        """Keep what a region's streams looked like when it ends."""
+        for stream in region.table.streams:
+            if stream.active and len(self.streams) < STREAMS_MAX:
+                self.streams.append(describe_stream(region.file, stream))
+        if region.table.random:
+            self.degrade(
+                f"{region.file.path}: rank {client.rank} jumps about (no walk found): not "
+                "prefetched; a known order needs a plan"
+            )
+
+    def close_file(self, file: FileState) -> None:
+        """Keep the totals of a file whose state is dropped."""
+        if len(self.closed_files) < FILES_MAX:
+            self.closed_files.append(describe_file(file, self.verdicts))
+
+
+def describe_stream(file: FileState, stream: Stream) -> dict[str, Any]:
+    """A stream for the summary."""
+    return {
+        "file": file.path,
+        "rank": stream.rank,
+        "pid": stream.reader,
+        "pattern": stream.pattern,
+        "start_bytes": stream.start_bytes,
+        "position_bytes": stream.position_bytes,
+        "density_64KiB": stream.density,
+        "stride_bytes": stream.stride_bytes,
+        "rate_bytes_per_second": round(stream.rate_bytes_per_second),
+        "late_extents": stream.late_extents,
+    }
+
+
+def describe_file(file: FileState, verdicts: dict[str, str]) -> dict[str, Any]:
+    """A file for the summary."""
+    both, unused, other = file.block_counts()
+    return {
+        "path": file.path,
+        "size_bytes": file.size_bytes,
+        "file_system": file.file_system,
+        "served_by": verdicts.get(file.path),
+        "warmed_by": file.method_reason,
+        "change_guard": file.guard,
+        "changed": file.changed,
+        "prefetched_bytes": file.prefetched_bytes,
+        "already_resident_bytes": file.already_resident_bytes,
+        "late_bytes": file.late_bytes,
+        "prefetched_used_blocks_bytes": both,
+        "prefetched_unused_blocks_bytes": unused,
+        "demand_used_blocks_bytes": other,
+        "checkpoint_pages": len(file.written),
+    }

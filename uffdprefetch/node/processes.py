@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the kernel counts for a process of the job: major faults, bytes read, page cache fills.
+
+Unprivileged, of the same user. A counter is read once a second and once more before the process
+ends (UP_BYE); what a process does in its last moments when it is killed is not in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass
+class Counters:
+    """Totals of one process since it said hello."""
+
+    major_faults: int = 0
+    read_call_bytes: int | None = 0  # /proc/PID/io rchar: all read(2) and the like
+    storage_bytes: int | None = 0  # /proc/PID/io read_bytes
+
+
+def parse_major_faults(stat: str) -> int:
+    """Field 12 of /proc/PID/stat (the command in brackets may hold anything)."""
+    return int(stat.rpartition(")")[2].split()[9])
+
+
+def parse_io(io: str) -> tuple[int, int]:
+    """(rchar, read_bytes) of /proc/PID/io."""
+    fields = dict(line.split(": ") for line in io.splitlines() if ": " in line)
+    return int(fields["rchar"]), int(fields["read_bytes"])
+
+
+def read(pid: int | str) -> Counters | None:
+    """The counters as they stand, or None when the process is gone."""
+    base = Path("/proc") / str(pid)
+    try:
+        faults = parse_major_faults((base / "stat").read_text())
+    except (OSError, ValueError, IndexError):
+        return None
+    try:
+        rchar, storage = parse_io((base / "io").read_text())
+    except (OSError, ValueError, KeyError):
+        return Counters(faults, None, None)
+    return Counters(faults, rchar, storage)
+
+
+class Watched:
+    """One process: the difference between now and its hello."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._first = read(pid) or Counters()
+        self.now = Counters()
+
+    def sample(self) -> None:
+        """Read again; a process that is gone keeps its last values."""
+        latest = read(self.pid)
+        if latest is None:
+            return
+        first = self._first
+        self.now = Counters(
+            latest.major_faults - first.major_faults,
+            _minus(latest.read_call_bytes, first.read_call_bytes),
+            _minus(latest.storage_bytes, first.storage_bytes),
+        )
+
+
+def _minus(a: int | None, b: int | None) -> int | None:
+    return None if a is None or b is None else a - b

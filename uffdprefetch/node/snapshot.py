@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The run as one frozen value: what the summary, the files and (later) the dashboard are made of."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from uffdprefetch.config import Config
+from uffdprefetch.node import processes
+from uffdprefetch.node.engine import CacheEngine
+from uffdprefetch.node.ledger import Ledger, describe_file, describe_stream
+from uffdprefetch.report.summary import SCHEMA
+from uffdprefetch.warm.scheduler import Scheduler
+
+USED_SENSOR = (
+    "page tables of the readers at 64 KiB (fault-around maps cached neighbours: an upper bound)"
+)
+MISS_SENSOR = (
+    "/proc/PID/stat majflt of each process of the job, sampled every second and at its exit; "
+    "counts every file the process maps"
+)
+WAIT_SENSOR = (
+    "the agent, from reading the fault to the end of UFFDIO_CONTINUE; its wake-up before that "
+    "is not seen from there"
+)
+
+
+def _ratio(a: float, b: float) -> float | None:
+    return a / b if b else None
+
+
+def totals(engine: CacheEngine, ledger: Ledger, files: list[dict[str, Any]]) -> dict[str, Any]:
+    """Sums over files and processes; every ratio has its denominator beside it."""
+
+    def sum_of(name: str) -> int:
+        return sum(f[name] for f in files)
+
+    watched = list(ledger.processes.values())
+    prefetched = sum_of("prefetched_bytes")
+    both = sum_of("prefetched_used_blocks_bytes")
+    unused = sum_of("prefetched_unused_blocks_bytes")
+    other = sum_of("demand_used_blocks_bytes")
+    late = sum_of("late_bytes")
+    storage, storage_reason = storage_bytes(watched, files)
+    reads = [w.now.read_call_bytes for w in watched]
+    wait = ledger.fault_wait
+    return {
+        "demand_misses": sum(w.now.major_faults for w in watched) if watched else None,
+        "demand_misses_sensor": MISS_SENSOR if watched else "no process of the job reported",
+        "prefetched_bytes": prefetched,
+        "used_bytes": both,
+        "used_sensor": USED_SENSOR,
+        "wasted_bytes": unused,
+        "already_resident_bytes": sum_of("already_resident_bytes"),
+        "accuracy": _ratio(both, both + unused),
+        "accuracy_denominator_bytes": both + unused,
+        "coverage": _ratio(both, both + other),
+        "coverage_denominator_bytes": both + other,
+        "timeliness": None if not prefetched else 1 - late / prefetched,
+        "timeliness_denominator_bytes": prefetched,
+        "fault_wait_ns": {
+            "count": wait.count,
+            "p50": wait.quantile(0.5),
+            "p99": wait.quantile(0.99),
+            "max": wait.max if wait.count else None,
+            "sensor": WAIT_SENSOR,
+        },
+        "storage_read_bytes": storage,
+        "storage_read_reason": storage_reason,
+        "unserved_read_bytes": None if None in reads else sum(r or 0 for r in reads),
+        "unserved_read_sensor": "/proc/PID/io rchar: read(2) and the like of any file or pipe",
+        "checkpoints": {
+            "laid": ledger.laid,
+            "taken_away": ledger.taken,
+            "rearmed": ledger.rearmed,
+            "lost_events": ledger.dropped_events,
+        },
+    }
+
+
+def storage_bytes(
+    watched: list[processes.Watched], files: list[dict[str, Any]]
+) -> tuple[int | None, str | None]:
+    """Bytes that really came from storage, or (None, why)."""
+    silent = sorted({f["file_system"] for f in files if f["file_system"].startswith("fuse")})
+    if silent:
+        return None, f"{', '.join(silent)} does not count into /proc/PID/io read_bytes"
+    ours = processes.read("self")
+    if ours is None or ours.storage_bytes is None:
+        return None, "/proc/PID/io cannot be read"
+    total = ours.storage_bytes
+    for w in watched:
+        if w.now.storage_bytes is None:
+            return None, f"/proc/{w.pid}/io cannot be read"
+        total += w.now.storage_bytes
+    return total, None
+
+
+def summary(
+    config: Config, run: str, engine: CacheEngine, scheduler: Scheduler, workers_cpu: float
+) -> dict[str, Any]:
+    """The document of docs/summary-schema.md."""
+    ledger = engine.ledger
+    files = [describe_file(f, ledger.verdicts) for f in engine.files.values()]
+    files += ledger.closed_files
+    streams = list(ledger.streams)
+    for client in engine.clients.values():
+        for region in client.regions.values():
+            streams += [describe_stream(region.file, s) for s in region.table.active()]
+    wall = ledger.seconds()
+    service_cpu = max(0.0, time.process_time() - workers_cpu)
+    ranks: dict[int, dict[str, Any]] = {}
+    for pid, (rank, local_rank, command) in sorted(ledger.process_ranks.items()):
+        entry = ranks.setdefault(
+            rank, {"rank": rank, "local_rank": local_rank, "processes": [], "demand_misses": 0}
+        )
+        watched = ledger.processes[pid].now
+        entry["processes"].append({"pid": pid, "command": command})
+        entry["demand_misses"] += watched.major_faults
+    degradations = list(ledger.degradations)
+    if scheduler.failed_extents:
+        degradations.append(
+            f"{scheduler.failed_extents} extents could not be read ({scheduler.last_error})"
+        )
+    storage = scheduler.meter.storage
+    return {
+        "schema": SCHEMA,
+        "run": run,
+        "host": os.uname().nodename,
+        "engine": config.engine,
+        "policy": config.policy,
+        "resolve": config.resolve,
+        "rung": ledger.rung,
+        "rung_reason": ledger.rung_reason,
+        "wall_seconds": round(wall, 3),
+        "ranks": list(ranks.values()),
+        "files": files,
+        "streams": streams,
+        "refused": ledger.refused,
+        "totals": totals(engine, ledger, files),
+        "service": {
+            "cpu_seconds": round(service_cpu, 3),
+            "cpu_share": round(service_cpu / wall, 4) if wall else None,
+            "worker_cpu_seconds": round(workers_cpu, 3),
+            "worker_cpu_note": "the copy of the reads into the page cache is in it",
+        },
+        "storage": {
+            "bandwidth_bytes_per_second": round(storage.bandwidth_bytes_per_second),
+            "latency_seconds": round(storage.latency_seconds, 6),
+            "sensor": "finished extents of 1 MiB and more (EWMA; latency: least of the last 64)",
+        },
+        "degradations": degradations,
+        "timeline": {
+            "bin_seconds": ledger.timeline.width_seconds,
+            "bins": [vars(b) for b in ledger.timeline.bins],
+        },
+    }

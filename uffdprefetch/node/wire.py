@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages between the service, the agents and the launchers: csrc/wire.h in Python.
+
+Every message is 256 bytes; :func:`unpack` refuses anything else. tests/test_wire.py compares the
+sizes with the C compiler's.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import NamedTuple
+
+MAGIC = 0x50444655
+VERSION = 1
+MESSAGE_BYTES = 256
+PAGES_MAX = 28
+
+HEADER = struct.Struct("<IHH")
+HELLO = struct.Struct("<I6iIiIiI16s")
+ATTACH = struct.Struct("<II6QqII")
+GONE = struct.Struct("<II")
+FILE = struct.Struct("<II")
+COMMAND = struct.Struct(f"<IIII{PAGES_MAX}Q")
+ACK = struct.Struct("<IIIiI")
+WELCOME = struct.Struct("<III")
+JOB = struct.Struct("<i")
+SUMMARY = struct.Struct("<II")
+
+
+class Type(IntEnum):
+    """enum up_type."""
+
+    HELLO = 1
+    WELCOME = 2
+    JOB = 3
+    FINISH = 4
+    SUMMARY = 5
+    ATTACH = 16
+    GONE = 17
+    ACK = 18
+    BYE = 19
+    FILE = 32
+    LAY = 33
+    TAKE = 34
+    REARM = 35
+    DROP = 36
+    DETACH = 37
+    BYE_OK = 38
+
+
+class Role(IntEnum):
+    """enum up_role."""
+
+    LAUNCHER = 1
+    AGENT = 2
+
+
+class Verdict(IntEnum):
+    """enum up_verdict: how a mapping is served."""
+
+    REFUSE = 0
+    CHECKPOINTS = 1
+    PAGE_TABLES = 2
+
+
+HELLO_UFFD = 1
+HELLO_FORKED = 2
+HELLO_SENDS_UFFD = 4
+ATTACH_INHERITED = 1
+ATTACH_WRITABLE = 2
+
+
+class Hello(NamedTuple):
+    """struct up_hello."""
+
+    role: int
+    pid: int
+    ppid: int
+    rank: int
+    local_rank: int
+    world: int
+    job_pid: int
+    flags: int
+    uffd_error: int
+    overlays_max: int
+    parent_pid: int
+    page_bytes: int
+    command: str
+
+
+class Attach(NamedTuple):
+    """struct up_attach: addresses, lengths and offsets in bytes."""
+
+    region: int
+    flags: int
+    address: int
+    length_bytes: int
+    offset_bytes: int
+    device: int
+    inode: int
+    size_bytes: int
+    mtime_ns: int
+    map_flags: int
+    advice_swallowed: int
+
+
+class Ack(NamedTuple):
+    """struct up_ack."""
+
+    sequence: int
+    region: int
+    done: int
+    error: int
+    overlays: int
+
+
+class WireError(ValueError):
+    """A message that is not ours: wrong length, magic, version or type."""
+
+
+def pack(kind: Type, body: bytes = b"") -> bytes:
+    """One message of MESSAGE_BYTES bytes."""
+    return (HEADER.pack(MAGIC, VERSION, kind) + body).ljust(MESSAGE_BYTES, b"\0")
+
+
+def unpack(data: bytes) -> tuple[Type, bytes]:
+    """(type, body) of a message; raises WireError and nothing else."""
+    if len(data) != MESSAGE_BYTES:
+        raise WireError(f"{len(data)} bytes instead of {MESSAGE_BYTES}")
+    magic, version, kind = HEADER.unpack_from(data)
+    if magic != MAGIC or version != VERSION:
+        raise WireError(f"magic {magic:#x} version {version}")
+    try:
+        return Type(kind), data[HEADER.size :]
+    except ValueError:
+        raise WireError(f"type {kind}") from None
+
+
+def hello(body: bytes) -> Hello:
+    """Read a struct up_hello."""
+    *numbers, command = HELLO.unpack_from(body)
+    return Hello(*numbers, command.split(b"\0")[0].decode(errors="replace"))
+
+
+def attach(body: bytes) -> Attach:
+    """Read a struct up_attach."""
+    return Attach(*ATTACH.unpack_from(body))
+
+
+def ack(body: bytes) -> Ack:
+    """Read a struct up_ack."""
+    return Ack(*ACK.unpack_from(body))
+
+
+def command(kind: Type, sequence: int, region: int, pages: list[int]) -> bytes:
+    """UP_LAY, UP_TAKE, UP_REARM, UP_DROP or UP_DETACH; at most PAGES_MAX page numbers."""
+    if len(pages) > PAGES_MAX:
+        raise ValueError(f"{len(pages)} pages in one command")
+    padded = pages + [0] * (PAGES_MAX - len(pages))
+    return pack(kind, COMMAND.pack(sequence, region, len(pages), 0, *padded))

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What to read next and where to listen. Pure: streams and limits in, extents and pages out."""

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far ahead of a stream to warm: paper 1's fixed windows, and the measured ones.
+
+Pure functions of a stream, the options and what was measured; they return byte ranges and move the
+stream's own planner fields (frontier, window). The executor is warm/scheduler.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from uffdprefetch.progress.streams import Stream
+
+MIB = 1 << 20
+#: Never less ahead than this (auto): two extents under way and one to be read.
+LOOKAHEAD_MIN_BYTES = 16 * MIB
+#: Nor more per stream before misses ask for it.
+LOOKAHEAD_MAX_BYTES = 256 * MIB
+#: auto stays this long ahead of the reader's own rate: longer than any batch, shorter than a phase.
+LOOKAHEAD_SECONDS = 0.4
+#: Headroom over Little's law (rate x fetch latency).
+LATENCY_HEADROOM = 8.0
+BOOST_MAX = 8.0
+
+
+@dataclass(frozen=True)
+class Storage:
+    """What the warmers measured: bandwidth in bytes/s and fetch latency of one extent in s."""
+
+    bandwidth_bytes_per_second: float = 0.0
+    latency_seconds: float = 0.0
+
+
+def lookahead_bytes(stream: Stream, storage: Storage, allowed_bytes: int) -> int:
+    """The window of `--policy auto`: window >= rate x fetch latency, with headroom.
+
+    The rate is the reader's; a reader that waits for storage shows storage's rate, so the window
+    also grows (``boost``) each time the reader came to an extent before it was there.
+    """
+    seconds = max(LOOKAHEAD_SECONDS, LATENCY_HEADROOM * storage.latency_seconds)
+    ahead = max(LOOKAHEAD_MIN_BYTES, stream.rate_bytes_per_second * seconds) * stream.boost
+    return int(min(ahead, LOOKAHEAD_MAX_BYTES * stream.boost, max(allowed_bytes, MIB)))
+
+
+def auto(stream: Stream, file_bytes: int, ahead_bytes: int) -> tuple[int, int] | None:
+    """The next range [start, end) to warm for an active stream, or None.
+
+    It begins where the last one ended (or at the reader, when that has been overtaken).
+    """
+    if stream.direction < 0:
+        start = min(stream.frontier_bytes, stream.position_bytes)
+        target = max(0, stream.position_bytes - ahead_bytes)
+        if target >= start:
+            return None
+        stream.frontier_bytes = target
+        return target, start
+    start = max(stream.frontier_bytes, stream.position_bytes)
+    target = min(file_bytes, stream.position_bytes + ahead_bytes)
+    if target <= start:
+        return None
+    stream.frontier_bytes = target
+    return start, target
+
+
+def fixed(
+    stream: Stream, file_bytes: int, size_bytes: int, threshold: float
+) -> tuple[int, int] | None:
+    """Paper 1, section 3.2: the first checkpoint triggers; the next window begins at the end of
+    the current one, and the first checkpoint at or past ``threshold`` of it triggers that."""
+    if stream.direction < 0:
+        return None
+    if stream.window_end_bytes <= stream.start_bytes or stream.trigger_bytes == 0:
+        start = stream.position_bytes
+    elif stream.position_bytes >= stream.trigger_bytes:
+        start = max(stream.window_end_bytes, stream.position_bytes)
+    else:
+        return None
+    end = min(file_bytes, start + size_bytes)
+    stream.trigger_bytes = start + int(threshold * size_bytes)
+    if end <= start:
+        return None
+    stream.window_end_bytes = stream.frontier_bytes = end
+    return start, end
+
+
+def note_extent(stream: Stream, late: bool) -> None:
+    """Feed back whether an extent was there before its reader: the window grows at once when it
+    was late, and shrinks by a fifth after 64 in time."""
+    if late:
+        stream.late_extents += 1
+        stream.good_extents = 0
+        stream.boost = min(BOOST_MAX, stream.boost * 1.5)
+        return
+    stream.good_extents += 1
+    if stream.good_extents >= 64:
+        stream.good_extents = 0
+        stream.boost = max(1.0, stream.boost * 0.8)

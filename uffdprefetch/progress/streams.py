@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Touches become streams: one reader's walk through one file.
+
+A *touch* is a range of bytes that a reader is known to have read at a time: an armed checkpoint
+that fired (one page), or a run of page-table entries that is new (64 KiB resolution, because the
+kernel maps the cached neighbours of a fault with it). The words for patterns are Darshan's:
+*consecutive* (each access starts where the last one ended) and *sequential* (each starts at a
+higher offset); *strided* is sequential with a constant step (paper 3's skipping).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+MIB = 1 << 20
+#: How far ahead of a stream a touch may lie and still belong to it. Larger than any skip of a few
+#: ranks' records, smaller than the distance between two readers of one process.
+REACH_BYTES = 32 * MIB
+#: Out-of-order touches (several threads, B-tree pages) may lie this far behind.
+BACK_BYTES = 8 * MIB
+#: Streams kept per reader; the longest silent one goes first.
+STREAMS_MAX = 16
+#: A candidate becomes active when it has seen this many bytes, or a second touch further on.
+ACTIVE_BYTES = 256 << 10
+#: Half-life of the rate: one second. Shorter follows batches instead of the job.
+RATE_HALF_LIFE_NS = 1_000_000_000
+#: Touches that started no stream before the reader counts as random.
+RANDOM_AFTER = 24
+
+
+@dataclass
+class Stream:
+    """One walk. Offsets and sizes in bytes, times CLOCK_MONOTONIC ns."""
+
+    id: int
+    rank: int
+    reader: int  # pid
+    start_bytes: int
+    position_bytes: int  # end of the furthest touch
+    first_ns: int
+    last_ns: int
+    direction: int = 1
+    touches: int = 1
+    active: bool = False
+    rate_bytes_per_second: float = 0.0
+    passed_bytes: int = 0  # walked over
+    touched_bytes: int = 0  # of those, seen in the page table
+    steps: deque[int] = field(default_factory=lambda: deque(maxlen=64))
+    _weight: float = 0.0
+    # the planner's: how far warming has been asked for (auto), the window (fixed)
+    frontier_bytes: int = 0
+    window_end_bytes: int = 0
+    trigger_bytes: int = 0
+    boost: float = 1.0
+    late_extents: int = 0
+    good_extents: int = 0
+
+    @property
+    def density(self) -> float | None:
+        """Share of the bytes walked over that were touched, at 64 KiB resolution."""
+        if self.passed_bytes < ACTIVE_BYTES:
+            return None
+        return min(1.0, self.touched_bytes / self.passed_bytes)
+
+    @property
+    def stride_bytes(self) -> int | None:
+        """The constant distance between run starts, within one 64 KiB block of each other."""
+        if len(self.steps) < 4:
+            return None
+        middle = sorted(self.steps)[len(self.steps) // 2]
+        near = sum(abs(step - middle) <= 65536 for step in self.steps)
+        return middle if near >= 0.8 * len(self.steps) else None
+
+    @property
+    def pattern(self) -> str:
+        """'new', 'consecutive', 'strided' or 'sequential'; with ' backward' where it is so."""
+        if not self.active:
+            return "new"
+        density = self.density
+        name = "sequential"
+        if density is None or density >= 0.9:
+            name = "consecutive"
+        elif self.stride_bytes:
+            name = "strided"
+        return name if self.direction > 0 else f"{name} backward"
+
+    def advance(self, start: int, end: int, now_ns: int) -> int:
+        """Move to a touch; returns the bytes gone forward (0 when it lay behind)."""
+        self.touches += 1
+        forward = end - self.position_bytes if self.direction > 0 else self.position_bytes - start
+        if forward <= 0:
+            self.last_ns = max(self.last_ns, now_ns)
+            return 0
+        self.position_bytes = end if self.direction > 0 else start
+        elapsed = max(1, now_ns - self.last_ns)
+        self.last_ns = max(self.last_ns, now_ns)
+        # EWMA weighted by time, so that a burst of short steps does not outvote a long pause
+        keep = 0.5 ** (elapsed / RATE_HALF_LIFE_NS)
+        self._weight = self._weight * keep + (1 - keep)
+        sample = forward * 1e9 / elapsed
+        old = self.rate_bytes_per_second
+        self.rate_bytes_per_second = old + (sample - old) * (1 - keep) / self._weight
+        self.active = self.active or self.touches > 1 or abs(end - start) >= ACTIVE_BYTES
+        return forward
+
+    def saw(self, passed: int, runs: list[tuple[int, int]]) -> None:
+        """Account the page-table runs (offset, bytes) found in ``passed`` bytes walked over."""
+        self.passed_bytes += passed
+        self.touched_bytes += sum(length for _, length in runs)
+        for (a, _), (b, _) in zip(runs, runs[1:], strict=False):
+            self.steps.append(b - a)
+
+
+class StreamTable:
+    """The streams of one reader in one file."""
+
+    def __init__(self, rank: int, reader: int) -> None:
+        self.rank = rank
+        self.reader = reader
+        self.streams: list[Stream] = []
+        self.unmatched = 0  # touches since the last one that belonged to a stream
+        self._next_id = 1
+
+    def active(self) -> list[Stream]:
+        """The streams worth planning for."""
+        return [s for s in self.streams if s.active]
+
+    @property
+    def random(self) -> bool:
+        """Touch after touch belongs to nothing: prefetching by position would only harm."""
+        return self.unmatched >= RANDOM_AFTER
+
+    def match(self, start: int, end: int) -> Stream | None:
+        """The nearest stream to which a touch of [start, end) can belong."""
+        best, best_gap = None, REACH_BYTES + 1
+        for s in self.streams:
+            ahead = (start - s.position_bytes) * s.direction
+            if -BACK_BYTES <= ahead <= REACH_BYTES and abs(ahead) < best_gap:
+                best, best_gap = s, abs(ahead)
+            elif s.touches == 1 and 0 < -ahead <= REACH_BYTES and -ahead < best_gap:
+                best, best_gap = s, -ahead  # a second touch before the first: backward, perhaps
+        return best
+
+    def touch(self, start: int, end: int, now_ns: int) -> tuple[Stream, int]:
+        """Feed one touch of [start, end) bytes: (its stream, bytes gone forward).
+
+        A touch that fits nowhere starts a candidate, which is not active yet unless it is already
+        a run of ACTIVE_BYTES.
+        """
+        s = self.match(start, end)
+        if s is not None:
+            behind = (start - s.position_bytes) * s.direction
+            if s.touches == 1 and behind < -BACK_BYTES:
+                s.direction, s.position_bytes = -s.direction, s.start_bytes
+            forward = s.advance(start, end, now_ns)
+            if forward:
+                self.unmatched = 0
+            return s, forward
+        self.unmatched += 1
+        s = Stream(
+            id=self._next_id,
+            rank=self.rank,
+            reader=self.reader,
+            start_bytes=start,
+            position_bytes=end,
+            first_ns=now_ns,
+            last_ns=now_ns,
+        )
+        s.active = end - start >= ACTIVE_BYTES
+        s.frontier_bytes = s.window_end_bytes = end
+        self._next_id += 1
+        if len(self.streams) >= STREAMS_MAX:
+            self.streams.remove(min(self.streams, key=lambda old: (old.active, old.last_ns)))
+        self.streams.append(s)
+        return s, 0

@@ -1,0 +1,88 @@
+"""Names and writing of the files that a run leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+from uffdprefetch.errors import EXIT_USAGE, UffdPrefetchError
+from uffdprefetch.identity import file_name_safe
+
+SUFFIX = ".summary.json"
+_TOKEN = re.compile(r"%(?:q\{([^}]*)\}|(.)|$)")
+
+
+def expand(
+    pattern: str,
+    key: str,
+    rank: int | None,
+    environ: Mapping[str, str],
+    host: str | None = None,
+    pid: int | None = None,
+) -> str:
+    """Fill in the tokens of an -o pattern.
+
+    %h host, %p pid, %j job key, %r rank (0 where no launcher gave one), %q{VAR} an environment
+    variable (made safe for a file name; empty if unset), %% a percent sign. Raises
+    UffdPrefetchError (exit 2) for any other token.
+    """
+    values = {
+        "h": file_name_safe(socket.gethostname() if host is None else host),
+        "p": str(os.getpid() if pid is None else pid),
+        "j": key,
+        "r": str(rank or 0),
+        "%": "%",
+    }
+
+    def fill(match: re.Match[str]) -> str:
+        variable, letter = match.groups()
+        if variable is not None:
+            value = environ.get(variable, "")
+            return file_name_safe(value) if value else ""
+        if letter not in values:
+            raise UffdPrefetchError(
+                f"output pattern {pattern!r}: {match.group()!r} is no token"
+                " (%h %p %j %r %q{VAR} %%)",
+                EXIT_USAGE,
+            )
+        return values[letter]
+
+    return _TOKEN.sub(fill, pattern)
+
+
+def write(name: str, summary: Mapping[str, Any], force: bool) -> str:
+    """Write ``summary`` as JSON and return the path.
+
+    ``name`` gets .summary.json appended unless it ends in .json. Without ``force`` nothing is
+    overwritten: a file that is there gets a neighbour with a number. Raises OSError.
+    """
+    stem, suffix = os.path.splitext(name) if name.endswith(".json") else (name, SUFFIX)
+    if name.endswith(SUFFIX):
+        stem, suffix = name[: -len(SUFFIX)], SUFFIX
+    text = json.dumps(summary, indent=2) + "\n"
+    if force:
+        path = stem + suffix
+        # Whole or not at all: a reader never sees half a file.
+        temporary = f"{path}.{os.getpid()}.tmp"
+        try:
+            with open(temporary, "w", encoding="utf-8") as file:
+                file.write(text)
+            os.replace(temporary, path)
+        except OSError:
+            if os.path.exists(temporary):
+                os.unlink(temporary)
+            raise
+        return path
+    number = 1
+    while True:
+        path = stem + (f"-{number}" if number > 1 else "") + suffix
+        try:
+            with open(path, "x", encoding="utf-8") as file:
+                file.write(text)
+            return path
+        except FileExistsError:
+            number += 1

@@ -1,0 +1,110 @@
+"""The three lines that end a run, from the summary's JSON (docs/summary-schema.md)."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from uffdprefetch.units import format_duration, format_size
+
+SCHEMA = "uffdprefetch.summary/1"
+_RUNG_NAMES = {1: "userfaultfd", 2: "page tables"}
+#: Below this much a job's own read(2) traffic is headers and indices, not its records.
+_WORTH_SAYING_BYTES = 16 << 20
+
+
+def three_lines(summary: Mapping[str, Any], path: str | None = None) -> list[str]:
+    """Three lines without prefix: how it ran, what came of it, what to run next.
+
+    ``path`` is where the JSON was written, if it was. A figure that is null is shown as
+    'n/a (reason)', never as 0. Pure; raises KeyError or TypeError for what is no summary.
+    """
+    return [_how_it_ran(summary), _what_came_of_it(summary), _what_next(summary, path)]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+def _percent(share: float | None) -> str:
+    return "n/a" if share is None else f"{share * 100:.0f} %"
+
+
+def _how_it_ran(summary: Mapping[str, Any]) -> str:
+    rung = summary.get("rung")
+    sensor = _RUNG_NAMES.get(rung, "no sensor") if rung is not None else "no sensor"
+    files = summary.get("files") or []
+    size_bytes = sum(file.get("size_bytes") or 0 for file in files)
+    what = f"{_count(len(files), 'file')} ({format_size(size_bytes)})" if files else "no file"
+    service = summary.get("service") or {}
+    share = service.get("cpu_share")
+    return (
+        f"engine {summary['engine']}, policy {summary['policy']}, {sensor}"
+        f"{f' (rung {rung})' if rung is not None else ''}: {what},"
+        f" {_count(len(summary.get('ranks') or []), 'rank')},"
+        f" {format_duration(summary['wall_seconds'])};"
+        f" our CPU {'n/a' if share is None else f'{share * 100:.1f} % of a core'}"
+    )
+
+
+def _what_came_of_it(summary: Mapping[str, Any]) -> str:
+    totals = summary["totals"]
+    misses = totals.get("demand_misses")
+    parts = [
+        "demand misses n/a (" + (totals.get("demand_misses_sensor") or "no sensor") + ")"
+        if misses is None
+        else _count(misses, "demand miss").replace("misss", "misses")
+    ]
+    prefetched_bytes = totals.get("prefetched_bytes")
+    if prefetched_bytes:
+        parts.append(
+            f"prefetched {format_size(prefetched_bytes)}"
+            f" (accuracy {_percent(totals.get('accuracy'))},"
+            f" coverage {_percent(totals.get('coverage'))},"
+            f" on time {_percent(totals.get('timeliness'))})"
+        )
+    else:
+        parts.append("nothing prefetched")
+    wait = totals.get("fault_wait_ns") or {}
+    if wait.get("count"):
+        parts.append(
+            f"checkpoint wait p50 {format_duration(wait['p50'] / 1e9)}"
+            f" p99 {format_duration(wait['p99'] / 1e9)} of {wait['count']}"
+        )
+    read_bytes = totals.get("storage_read_bytes")
+    if read_bytes is None:
+        parts.append(f"read n/a ({totals.get('storage_read_reason') or 'no reason given'})")
+    else:
+        parts.append(f"read {format_size(read_bytes)}")
+    return "; ".join(parts)
+
+
+def _what_next(summary: Mapping[str, Any], path: str | None) -> str:
+    """The most useful next command, the gravest finding first."""
+    totals = summary["totals"]
+    files = summary.get("files") or []
+    unserved_bytes = totals.get("unserved_read_bytes") or 0
+    if not files:
+        if unserved_bytes >= _WORTH_SAYING_BYTES:
+            why = (
+                f"no mapping was served, {format_size(unserved_bytes)} came by read(2),"
+                " which this engine does not see"
+            )
+        else:
+            why = "no mapping was served (read-only, of a regular file, at least --min-size)"
+        return f"next: uffdprefetch wrap -v -- CMD: {why}"
+    largest = max(files, key=lambda file: file.get("size_bytes") or 0)
+    where = shlex.quote(str(largest["path"]))
+    if summary.get("rung") != 1:
+        reason = summary.get("rung_reason") or "see there"
+        return f"next: uffdprefetch doctor {where}: what lifts the rung ({reason})"
+    degradations = summary.get("degradations") or []
+    if degradations:
+        more = f" and {len(degradations) - 1} more" if len(degradations) > 1 else ""
+        return f"next: uffdprefetch doctor {where}: {degradations[0]}{more}"
+    if summary["policy"] == "none":
+        return "next: uffdprefetch wrap --policy auto -- CMD: this run only watched"
+    if path is None:
+        return f"next: uffdprefetch doctor {where}"
+    return f"next: python3 -m json.tool {shlex.quote(path)}: all figures, with their sensors"

@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cffi face of csrc/helper.h: rings, checkpoint memfds, warm workers, residency, page tables.
+
+The C functions return >= 0 or -errno; :func:`_checked` is the one place where that becomes an
+OSError. Nothing here knows of ranks, streams or policies.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from uffdprefetch import _uffd  # type: ignore[attr-defined]
+
+_ffi: Any = _uffd.ffi
+_lib: Any = _uffd.lib
+
+PAGE_BYTES = os.sysconf("SC_PAGESIZE")
+EVENT = struct.Struct("<QQIIII")
+EVENTS_AT_ONCE = 2048
+RESULTS_AT_ONCE = 256
+RUNS_AT_ONCE = 512
+
+WARM_PROBE: int = _lib.UP_WARM_PROBE
+WARM_READAHEAD: int = _lib.UP_WARM_READAHEAD
+WARM_PREAD: int = _lib.UP_WARM_PREAD
+PAGES_PER_JOB = 16
+
+#: what csrc/wire.h says, for tests/test_wire.py
+LAYOUT: tuple[int, ...] = tuple(int(_lib.up_layout(i)) for i in range(10))
+
+
+def _checked(ret: int, what: str) -> int:
+    if ret < 0:
+        raise OSError(-ret, f"{what}: {os.strerror(-ret)}")
+    return ret
+
+
+class Event(NamedTuple):
+    """One touch of an armed checkpoint (csrc/wire.h, struct up_event)."""
+
+    time_ns: int
+    page: int
+    region: int
+    tid: int
+    handle_ns: int
+    flags: int
+
+
+class RingCounts(NamedTuple):
+    """The agent's own counters; written by the job's side, so informative only."""
+
+    head: int
+    tail: int
+    dropped: int
+    faults: int
+    laid: int
+    taken: int
+    rearmed: int
+    failed: int
+    overlays: int
+    state: int
+
+
+class Ring:
+    """The event ring of one process: the service reads, the agent writes.
+
+    ``fd`` is the sealed memfd to pass to the agent; close it when it is sent.
+    """
+
+    _out = _ffi.new("char[]", EVENTS_AT_ONCE * EVENT.size)
+
+    def __init__(self) -> None:
+        pointer, fd = _ffi.new("struct up_ring **"), _ffi.new("int *")
+        _checked(_lib.up_ring_create(pointer, fd), "event ring")
+        self.pointer = pointer[0]
+        self.fd: int = fd[0]
+
+    def drain(self) -> list[Event]:
+        """Take the events that wait, oldest first."""
+        n = _lib.up_ring_drain(self.pointer, Ring._out, EVENTS_AT_ONCE)
+        if not n:
+            return []
+        data = _ffi.buffer(Ring._out, n * EVENT.size)
+        return [Event(*fields) for fields in EVENT.iter_unpack(data)]
+
+    def counts(self) -> RingCounts:
+        """The agent's counters as they stand."""
+        c = _ffi.new("struct up_ring_counts *")
+        _lib.up_ring_counts(self.pointer, c)
+        return RingCounts(*(int(getattr(c, name)) for name in RingCounts._fields))
+
+    def close(self) -> None:
+        """Unmap the ring; the agent's mapping of it stays valid."""
+        if self.pointer:
+            _lib.up_ring_destroy(self.pointer)
+            self.pointer = _ffi.NULL
+
+
+def checkpoint_memfd(size_bytes: int) -> tuple[int, int]:
+    """A sparse memfd of size_bytes: (read-write for the service, read-only for the jobs).
+
+    Raises OSError (EFBIG, ENOMEM, EMFILE).
+    """
+    rw, ro = _ffi.new("int *"), _ffi.new("int *")
+    _checked(_lib.up_checkpoint_memfd(size_bytes, rw, ro), "checkpoint memfd")
+    return int(rw[0]), int(ro[0])
+
+
+class Resolver:
+    """The thread that answers faults in the service (``--resolve service``)."""
+
+    def __init__(self, event_fd: int) -> None:
+        pointer = _ffi.new("struct up_resolver **")
+        _checked(_lib.up_resolver_create(pointer, event_fd), "resolver thread")
+        self._pointer = pointer[0]
+
+    def add(self, uffd: int, ring: Ring) -> int:
+        """Take over uffd (owned from now on); returns the slot for the other calls."""
+        return _checked(_lib.up_resolver_add(self._pointer, uffd, ring.pointer), "resolver slot")
+
+    def remove(self, slot: int) -> None:
+        """Close the uffd: threads that wait go on."""
+        _lib.up_resolver_remove(self._pointer, slot)
+
+    def map(self, slot: int, region: int, address: int, length: int, offset: int) -> None:
+        """Tell which addresses are which bytes of the file."""
+        _checked(
+            _lib.up_resolver_map(self._pointer, slot, region, address, length, offset),
+            "resolver region",
+        )
+
+    def unmap(self, slot: int, region: int) -> None:
+        """Forget a region."""
+        _lib.up_resolver_unmap(self._pointer, slot, region)
+
+    def close(self) -> None:
+        """Stop the thread and close every uffd it holds."""
+        _lib.up_resolver_destroy(self._pointer)
+        self._pointer = _ffi.NULL
+
+
+def resident_bytes(fd: int, offset: int, length: int) -> tuple[int | None, str]:
+    """Bytes of [offset, +length) in the page cache and who said so.
+
+    (None, reason) where the kernel does not tell us: cachestat(2) and mincore(2) answer only those
+    who own or may write the file (mm/mincore.c, can_do_mincore).
+    """
+    sensor = _ffi.new("int *")
+    n = _lib.up_resident_bytes(fd, offset, length, sensor)
+    if n < 0:
+        return None, os.strerror(-n)
+    return int(n), "cachestat" if sensor[0] == _lib.UP_CACHESTAT else "mincore"
+
+
+_runs = _ffi.new("uint64_t[]", 2 * RUNS_AT_ONCE)
+_next = _ffi.new("uint64_t *")
+
+
+def touched_runs(pagemap_fd: int, address: int, length: int) -> tuple[list[tuple[int, int]], int]:
+    """Present page-table entries in [address, +length) as (address, bytes) runs, in order.
+
+    At most 512 runs; the second value is the address where the scan stopped. Raises OSError
+    (ESRCH when the address space is gone).
+    """
+    n = _checked(
+        _lib.up_touched_runs(pagemap_fd, address, length, _runs, RUNS_AT_ONCE, _next),
+        "page table",
+    )
+    return [(int(_runs[2 * i]), int(_runs[2 * i + 1])) for i in range(n)], int(_next[0])
+
+
+@dataclass(frozen=True)
+class WarmResult:
+    """What a worker did with one job (csrc/helper.h, struct up_warm_result)."""
+
+    id: int
+    submit_ns: int
+    start_ns: int
+    done_ns: int
+    resident_bytes: int
+    bytes: int
+    copied: int
+    method: int
+    chunk_bytes: int
+    error: int
+
+
+class Pool:
+    """C threads that warm extents. ``event_fd`` counts finished jobs."""
+
+    def __init__(self, threads: int, event_fd: int) -> None:
+        pointer = _ffi.new("struct up_pool **")
+        self.threads = _checked(_lib.up_pool_create(pointer, threads, event_fd), "warm workers")
+        self._pointer = pointer[0]
+        self._out = _ffi.new("struct up_warm_result[]", RESULTS_AT_ONCE)
+
+    def submit(
+        self,
+        job_id: int,
+        fd: int,
+        offset: int,
+        length: int,
+        *,
+        method: int,
+        chunk_bytes: int,
+        checkpoint_fd: int = -1,
+        pages: list[int] | None = None,
+    ) -> bool:
+        """Queue one extent (bytes) and up to 16 checkpoint pages to copy. False: queue full."""
+        job = _ffi.new("struct up_warm_job *")
+        job.id, job.fd, job.offset, job.length = job_id, fd, offset, length
+        job.method, job.chunk_bytes, job.checkpoint_fd = method, chunk_bytes, checkpoint_fd
+        pages = pages or []
+        job.pages = len(pages)
+        for i, page in enumerate(pages):
+            job.page[i] = page
+        return int(_lib.up_pool_submit(self._pointer, job)) == 0
+
+    def reap(self) -> list[WarmResult]:
+        """The jobs that have finished since the last call."""
+        n = _lib.up_pool_reap(self._pointer, self._out, RESULTS_AT_ONCE)
+        names = WarmResult.__dataclass_fields__
+        return [WarmResult(*(int(getattr(self._out[i], k)) for k in names)) for i in range(n)]
+
+    def cpu_seconds(self) -> float:
+        """CPU time of the workers, the copy of the reads included."""
+        return float(_lib.up_pool_cpu_ns(self._pointer)) / 1e9
+
+    def close(self) -> None:
+        """Wait for what is under way and end the threads."""
+        _lib.up_pool_destroy(self._pointer)
+        self._pointer = _ffi.NULL

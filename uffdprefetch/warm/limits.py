@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much may be ahead and how fast: memory, cgroups, and a token bucket."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+#: Of what is available, leave the other half to the job.
+SHARE = 0.5
+#: Of a cgroup's limit: page cache is reclaimed there before the job is killed, but slowly.
+CGROUP_SHARE = 0.25
+_UNLIMITED = 1 << 60
+
+
+def mem_available_bytes(meminfo: str) -> int | None:
+    """MemAvailable of the text of /proc/meminfo, in bytes."""
+    for line in meminfo.splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def cgroup_paths(cgroup: str, root: Path = Path("/sys/fs/cgroup")) -> list[Path]:
+    """The limit files (v2, v1) that can bind a process whose /proc/PID/cgroup is ``cgroup``,
+    its own group first, then every parent: a limit anywhere above holds too."""
+    files = []
+    for line in cgroup.splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            base, name = root, "memory.max"
+        elif "memory" in controllers.split(","):
+            base, name = root / "memory", "memory.limit_in_bytes"
+        else:
+            continue
+        # a container often sees its own group mounted as the root of the tree
+        here = base / path.lstrip("/")
+        while True:
+            files.append(here / name)
+            if here == base or base not in here.parents:
+                break
+            here = here.parent
+    return files
+
+
+def cgroup_limit_bytes(cgroup: str, root: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """The tightest memory limit that holds, or None when there is none."""
+    limit = _UNLIMITED
+    for path in cgroup_paths(cgroup, root):
+        try:
+            text = path.read_text().strip()
+        except OSError:
+            continue
+        if text != "max":
+            limit = min(limit, int(text))
+    return None if limit >= _UNLIMITED else limit
+
+
+def allowed_bytes(budget_bytes: int) -> tuple[int, str]:
+    """Bytes that may be warmed ahead of all readers now, and which limit binds."""
+    allowed, why = budget_bytes, "--budget"
+    try:
+        available = mem_available_bytes(Path("/proc/meminfo").read_text())
+        if available is not None and available * SHARE < allowed:
+            allowed, why = int(available * SHARE), "MemAvailable"
+        limit = cgroup_limit_bytes(Path(f"/proc/{os.getpid()}/cgroup").read_text())
+        if limit is not None and limit * CGROUP_SHARE < allowed:
+            allowed, why = int(limit * CGROUP_SHARE), "cgroup memory limit"
+    except (OSError, ValueError):
+        pass  # no /proc: the user's budget stands
+    return allowed, why
+
+
+class TokenBucket:
+    """``--max-rate``: at most rate bytes/s over any time longer than a burst. None: no cap."""
+
+    def __init__(self, rate_bytes_per_second: int | None, burst_bytes: int) -> None:
+        self.rate = rate_bytes_per_second
+        self.burst_bytes = burst_bytes
+        self._tokens = float(burst_bytes)
+        self._at_ns: int | None = None
+
+    def wait_ns(self, now_ns: int) -> int:
+        """0 when something may be sent now, else ns until it may."""
+        if not self.rate:
+            return 0
+        if self._at_ns is not None:
+            self._tokens += (now_ns - self._at_ns) * self.rate / 1e9
+            self._tokens = min(self._tokens, float(self.burst_bytes))
+        self._at_ns = now_ns
+        return 0 if self._tokens > 0 else int((1 - self._tokens) * 1e9 / self.rate) + 1
+
+    def take(self, length_bytes: int) -> None:
+        """Account bytes sent; may go below zero by one extent, which is then waited for."""
+        if self.rate:
+            self._tokens -= length_bytes

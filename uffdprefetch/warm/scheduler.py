@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which extent goes to storage next, and how many are under way.
+
+Streams ask for ranges; the scheduler cuts them into extents, hands the one whose reader will be
+there soonest to the workers, and keeps just as much under way as storage needs to stay busy:
+bandwidth x latency, measured, plus two extents. More would only stand before a demand miss.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from uffdprefetch import uffd
+from uffdprefetch.node.files import FileState
+from uffdprefetch.plan.window import Storage, note_extent
+from uffdprefetch.progress.streams import Stream
+from uffdprefetch.warm.limits import TokenBucket
+
+MIB = 1 << 20
+#: One RPC on Lustre, and its usual stripe boundary; several requests elsewhere.
+EXTENT_BYTES = 4 * MIB
+UNDER_WAY_MIN_BYTES = 2 * EXTENT_BYTES
+UNDER_WAY_MAX_BYTES = 64 * MIB
+#: A stream without a measured rate is served as if it read this fast.
+UNKNOWN_RATE = 32 * MIB
+RECENT = 64
+
+
+@dataclass
+class Extent:
+    """[start, end) bytes of a file, wanted by a stream; ``pages`` are checkpoints to copy."""
+
+    file: FileState
+    start: int
+    end: int
+    stream: Stream | None
+    pages: list[int]
+    method: int = 0
+
+
+@dataclass
+class Meter:
+    """Bandwidth and base latency of storage, from finished extents (Little's law)."""
+
+    _done_ns: int = 0
+    bandwidth: float = 0.0
+    _latencies: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+
+    def note(self, result: uffd.WarmResult, was_busy: bool) -> None:
+        """Feed an extent that was really read. ``was_busy``: others were under way before it."""
+        elapsed = (result.done_ns - self._done_ns) / 1e9
+        took = (result.done_ns - result.start_ns) / 1e9
+        if was_busy and 0 < elapsed < took:
+            sample = result.bytes / elapsed
+        else:
+            sample = result.bytes / max(took, 1e-6)
+        share = 0.1 if self.bandwidth else 1.0
+        self.bandwidth += (sample - self.bandwidth) * share
+        self._done_ns = max(self._done_ns, result.done_ns)
+        self._latencies.append(max(1e-4, took - result.bytes / max(self.bandwidth, 1.0)))
+
+    @property
+    def storage(self) -> Storage:
+        """What the planner needs to know."""
+        latency = min(self._latencies) if self._latencies else 0.0
+        return Storage(self.bandwidth, latency)
+
+
+class Scheduler:
+    """Extents in, finished extents out. One thread (the service's) calls everything here."""
+
+    def __init__(
+        self,
+        pool: uffd.Pool,
+        bucket: TokenBucket,
+        on_pages: Callable[[FileState, list[int]], None],
+        grid_bytes: int,
+    ) -> None:
+        self._pool = pool
+        self._bucket = bucket
+        self._on_pages = on_pages
+        self._grid_bytes = grid_bytes
+        self._queues: dict[int, deque[Extent]] = {}
+        self._streams: dict[int, Stream] = {}
+        self._under_way: dict[int, Extent] = {}
+        self._next_id = 1
+        self.under_way_bytes = 0
+        self.meter = Meter()
+        self.failed_extents = 0
+        self.late_bytes = 0
+        self.last_error = ""
+
+    # -------------------------------------------------------------- asking
+
+    def want(self, file: FileState, stream: Stream, start: int, end: int) -> int:
+        """Queue [start, end) for a stream, less what is queued or under way; returns bytes."""
+        queued = 0
+        for a, b in file.queued.missing(start, end):
+            for c, d in file.in_flight.missing(a, b):
+                file.queued.add(c, d)
+                for extent in self._cut(file, stream, c, d):
+                    self._queues.setdefault(id(stream), deque()).append(extent)
+                    self._streams[id(stream)] = stream
+                    queued += extent.end - extent.start
+        return queued
+
+    def _cut(self, file: FileState, stream: Stream, start: int, end: int) -> list[Extent]:
+        cuts = [start, *range((start // EXTENT_BYTES + 1) * EXTENT_BYTES, end, EXTENT_BYTES), end]
+        extents = []
+        for a, b in zip(cuts, cuts[1:], strict=False):
+            grid = self._grid_bytes
+            pages = [
+                at // uffd.PAGE_BYTES
+                for at in range(-(-a // grid) * grid, b, grid)
+                if at and at + uffd.PAGE_BYTES <= file.size_bytes
+            ]
+            pages = [p for p in pages if p not in file.written and p not in file.pending_pages]
+            pages = pages[: uffd.PAGES_PER_JOB]
+            file.pending_pages.update(pages)
+            extents.append(Extent(file, a, b, stream, pages))
+        return extents if stream.direction > 0 else extents[::-1]
+
+    def copy(self, file: FileState, pages: list[int]) -> None:
+        """Have checkpoint pages copied that no extent brings along."""
+        pages = [p for p in pages if p not in file.written and p not in file.pending_pages]
+        for i in range(0, len(pages), uffd.PAGES_PER_JOB):
+            some = pages[i : i + uffd.PAGES_PER_JOB]
+            if self._send(Extent(file, 0, 0, None, some)):
+                file.pending_pages.update(some)
+
+    def forget(self, stream: Stream) -> None:
+        """Drop what a stream had queued."""
+        for extent in self._queues.pop(id(stream), ()):
+            self._unqueue(extent)
+        self._streams.pop(id(stream), None)
+
+    def forget_file(self, file: FileState) -> None:
+        """Drop everything queued for a file."""
+        for key, queue in list(self._queues.items()):
+            if any(extent.file is file for extent in queue):
+                self.forget(self._streams[key])
+
+    def busy_with(self, file: FileState) -> bool:
+        """Whether a worker still uses the file's descriptors."""
+        return any(extent.file is file for extent in self._under_way.values())
+
+    @property
+    def queued_bytes(self) -> int:
+        """Asked for, not yet handed to a worker."""
+        return sum(e.end - e.start for queue in self._queues.values() for e in queue)
+
+    def _unqueue(self, extent: Extent) -> None:
+        extent.file.queued.remove(extent.start, extent.end)
+        extent.file.pending_pages.difference_update(extent.pages)
+
+    # -------------------------------------------------------------- sending
+
+    @property
+    def target_bytes(self) -> int:
+        """How much to keep under way now."""
+        storage = self.meter.storage
+        need = 2 * storage.bandwidth_bytes_per_second * storage.latency_seconds
+        return int(min(UNDER_WAY_MAX_BYTES, max(UNDER_WAY_MIN_BYTES, need + 2 * EXTENT_BYTES)))
+
+    def _soonest(self) -> int | None:
+        """The stream whose reader will stand before its next extent first."""
+        best, best_lead = None, 0.0
+        for key, queue in self._queues.items():
+            stream = self._streams[key]
+            gap = (queue[0].start - stream.position_bytes) * stream.direction
+            lead = gap / max(stream.rate_bytes_per_second, UNKNOWN_RATE)
+            if best is None or lead < best_lead:
+                best, best_lead = key, lead
+        return best
+
+    def pump(self, now_ns: int) -> int:
+        """Hand extents to the workers; returns ns after which to call again (0: no need)."""
+        while self.under_way_bytes < self.target_bytes:
+            key = self._soonest()
+            if key is None:
+                return 0
+            wait = self._bucket.wait_ns(now_ns)
+            if wait:
+                return wait
+            queue = self._queues[key]
+            extent = queue.popleft()
+            if not queue:
+                del self._queues[key], self._streams[key]
+            extent.file.queued.remove(extent.start, extent.end)
+            if extent.file.changed:
+                extent.file.pending_pages.difference_update(extent.pages)
+            elif not self._send(extent):
+                self._unqueue(extent)
+                return 0
+        return 0
+
+    def _send(self, extent: Extent) -> bool:
+        file = extent.file
+        length = extent.end - extent.start
+        extent.method = file.method
+        sent = self._pool.submit(
+            self._next_id,
+            file.fd if length else file.page_fd,
+            extent.start,
+            length,
+            method=file.method,
+            chunk_bytes=file.chunk_bytes,
+            checkpoint_fd=file.checkpoint_fds()[0] if extent.pages else -1,
+            pages=extent.pages,
+        )
+        if sent:
+            self._bucket.take(length)
+            self._under_way[self._next_id] = extent
+            self._next_id += 1
+            file.in_flight.add(extent.start, extent.end)
+            self.under_way_bytes += length
+        return sent
+
+    # -------------------------------------------------------------- finished
+
+    def reap(self) -> None:
+        """Take the workers' results: books, feedback to the windows, pages to announce."""
+        for result in self._pool.reap():
+            extent = self._under_way.pop(result.id)
+            file, length = extent.file, extent.end - extent.start
+            self.under_way_bytes -= length
+            file.in_flight.remove(extent.start, extent.end)
+            copied = [p for i, p in enumerate(extent.pages) if result.copied >> i & 1]
+            file.pending_pages.difference_update(extent.pages)
+            file.written.update(copied)
+            if result.error:
+                self.failed_extents += 1
+                self.last_error = f"{file.path} at {extent.start}: errno {-result.error}"
+            elif length:
+                self._account(extent, result)
+            if copied and not file.changed:
+                self._on_pages(file, copied)
+
+    def _account(self, extent: Extent, result: uffd.WarmResult) -> None:
+        file, stream = extent.file, extent.stream
+        if file.method == uffd.WARM_PROBE and result.method != uffd.WARM_PROBE:
+            file.method, file.chunk_bytes = result.method, result.chunk_bytes
+            name = "readahead(2)" if result.method == uffd.WARM_READAHEAD else "pread, FADV_RANDOM"
+            file.method_reason = f"{name} of {result.chunk_bytes >> 10} KiB, by probing"
+        file.already_resident_bytes += result.resident_bytes
+        self._bucket.take(-result.resident_bytes)
+        if not result.bytes:
+            return
+        file.prefetched_bytes += result.bytes
+        file.mark_prefetched(extent.start, extent.end)
+        if result.bytes >= MIB:
+            self.meter.note(result, self.under_way_bytes > 0)
+        if stream is None:
+            return
+        late = (stream.position_bytes - extent.start) * stream.direction > 0
+        if stream.direction < 0:
+            late = stream.position_bytes < extent.end
+        if late:
+            file.late_bytes += result.bytes
+        note_extent(stream, late)
+
+
+def now_ns() -> int:
+    """CLOCK_MONOTONIC: the clock of every time in the service and in the agents' events."""
+    return time.monotonic_ns()
