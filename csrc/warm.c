@@ -23,6 +23,7 @@
 #define CHUNK_MIN_BYTES (64u << 10)
 
 struct up_pool {
+	pthread_mutex_t issue; /* held while a job is taken and its reads are started */
 	pthread_mutex_t lock;
 	pthread_cond_t more;
 	int threads, stop, event_fd;
@@ -43,16 +44,24 @@ static uint64_t now_ns(void)
 	return (uint64_t)ts.tv_sec * 1000000000ull + (uint64_t)ts.tv_nsec;
 }
 
-/* readahead(2) only starts the reads; a one-byte pread of each call's last page waits for it.
- * Where readahead did nothing (memory short), that pread reads it the slow way. */
-static int by_readahead(const struct up_warm_job *job, uint32_t chunk)
+/* readahead(2) only starts the reads. A file system may drop some of them (FUSE does when its
+ * background queue is congested, fs/fuse/file.c), so finish_readahead() looks. */
+static int start_readahead(const struct up_warm_job *job, uint32_t chunk)
 {
 	uint64_t end = job->offset + job->length;
-	char byte;
 
 	for (uint64_t at = job->offset; at < end; at += chunk)
 		if (readahead(job->fd, (off64_t)at, end - at < chunk ? end - at : chunk))
 			return -errno;
+	return 0;
+}
+
+/* A one-byte pread of each call's last page waits for it. */
+static int wait_readahead(const struct up_warm_job *job, uint32_t chunk)
+{
+	uint64_t end = job->offset + job->length;
+	char byte;
+
 	for (uint64_t at = job->offset; at < end; at += chunk) {
 		uint64_t last = (at + chunk < end ? at + chunk : end) - 1;
 
@@ -68,7 +77,8 @@ static int by_pread(const struct up_warm_job *job, uint32_t chunk, char *buffer)
 
 	while (at < end) {
 		/* Aligned pieces: a stripe boundary in the middle would make two RPCs of one. */
-		uint64_t stop = (at / chunk + 1) * chunk;
+		uint32_t most = chunk < PREAD_BYTES ? chunk : PREAD_BYTES;
+		uint64_t stop = (at / most + 1) * most;
 		ssize_t n = pread(job->fd, buffer, (stop < end ? stop : end) - at, (off_t)at);
 
 		if (n < 0 && errno == EINTR)
@@ -125,9 +135,9 @@ static int copy_page(const struct up_warm_job *job, uint64_t page, size_t bytes,
 	       pwrite(job->checkpoint_fd, buffer, bytes, at) == (ssize_t)bytes;
 }
 
-static void warm(const struct up_warm_job *job, struct up_warm_result *r, char *buffer)
+/* First half, in the order of the queue: what is there, and start reading what is not. */
+static void begin(const struct up_warm_job *job, struct up_warm_result *r)
 {
-	size_t page = (size_t)sysconf(_SC_PAGESIZE);
 	int64_t resident = 0;
 
 	r->method = job->method;
@@ -140,12 +150,23 @@ static void warm(const struct up_warm_job *job, struct up_warm_result *r, char *
 		}
 		r->resident_bytes = (uint64_t)resident;
 	}
-	if ((uint64_t)resident < job->length) {
-		if (r->method == UP_WARM_PROBE)
-			probe(job, r);
-		if (r->method == UP_WARM_READAHEAD)
-			r->error = by_readahead(job, r->chunk_bytes);
-		else
+	if ((uint64_t)resident < job->length && r->method == UP_WARM_PROBE)
+		probe(job, r);
+	if ((uint64_t)resident < job->length && r->method == UP_WARM_READAHEAD)
+		r->error = start_readahead(job, r->chunk_bytes);
+}
+
+/* Second half: wait, make sure, copy the checkpoint pages. */
+static void finish(const struct up_warm_job *job, struct up_warm_result *r, char *buffer)
+{
+	size_t page = (size_t)sysconf(_SC_PAGESIZE);
+	int sensor, by_readahead = r->method == UP_WARM_READAHEAD;
+
+	if (r->resident_bytes < job->length && !r->error) {
+		if (by_readahead)
+			r->error = wait_readahead(job, r->chunk_bytes);
+		if (!by_readahead || (uint64_t)up_resident_bytes(job->fd, job->offset, job->length,
+								 &sensor) < job->length)
 			r->error = by_pread(job, r->chunk_bytes ? r->chunk_bytes : PREAD_BYTES,
 					    buffer);
 		if (!r->error)
@@ -165,11 +186,14 @@ static void *worker(void *arg)
 
 	if (!buffer)
 		return NULL;
-	pthread_mutex_lock(&p->lock);
 	for (;;) {
 		struct up_warm_result r = { 0 };
 		struct up_warm_job job;
 
+		/* One worker at a time takes a job and starts its reads: storage then sees them in
+		 * the order in which the reader will want them, not interleaved. */
+		pthread_mutex_lock(&p->issue);
+		pthread_mutex_lock(&p->lock);
 		while (p->head == p->tail && !p->stop)
 			pthread_cond_wait(&p->more, &p->lock);
 		if (p->stop)
@@ -180,13 +204,17 @@ static void *worker(void *arg)
 		p->tail++;
 		pthread_mutex_unlock(&p->lock);
 		r.start_ns = now_ns();
-		warm(&job, &r, buffer);
+		begin(&job, &r);
+		pthread_mutex_unlock(&p->issue);
+		finish(&job, &r, buffer);
 		pthread_mutex_lock(&p->lock);
 		p->result[p->done_head++ % QUEUE] = r;
+		pthread_mutex_unlock(&p->lock);
 		if (write(p->event_fd, &one, sizeof(one)) < 0)
 			continue; /* EAGAIN: the counter is full, so the reader is awake anyway */
 	}
 	pthread_mutex_unlock(&p->lock);
+	pthread_mutex_unlock(&p->issue);
 	free(buffer);
 	return NULL;
 }
@@ -199,6 +227,7 @@ int up_pool_create(struct up_pool **out, int threads, int event_fd)
 	if (!p)
 		return -ENOMEM;
 	p->event_fd = event_fd;
+	pthread_mutex_init(&p->issue, NULL);
 	pthread_mutex_init(&p->lock, NULL);
 	pthread_cond_init(&p->more, NULL);
 	while (p->threads < threads && !err) {
@@ -224,6 +253,7 @@ void up_pool_destroy(struct up_pool *p)
 	for (int i = 0; i < p->threads; i++)
 		pthread_join(p->thread[i], NULL);
 	pthread_mutex_destroy(&p->lock);
+	pthread_mutex_destroy(&p->issue);
 	pthread_cond_destroy(&p->more);
 	free(p);
 }

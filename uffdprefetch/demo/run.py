@@ -37,6 +37,7 @@ from uffdprefetch.demo.bed import (
     BedError,
     SlowBed,
     drop_cache,
+    proactive_reclaim,
     resident_bytes,
     warm_fully,
     why_no_bed,
@@ -391,6 +392,8 @@ def run_demo(options: Options, say: Callable[[str], None]) -> Result:
             f"--epochs={options.epochs}",
             f"--compute-seconds-per-byte={per_byte_seconds!r}",
             "--digest",
+            "--rank=0",  # whatever launcher's variables may be in our environment
+            "--ranks=1",
         )
         # A tenth of the link would still be called slow, not hung.
         timeout_seconds = 60 + 10 * options.epochs * manifest.file_bytes / storage.bandwidth
@@ -516,6 +519,13 @@ def remarks(result: Result) -> list[str]:
             found.append(
                 f"{row.name}: hashing took {late:.2f} s more than the compute time hides; "
                 "they are in its epochs"
+            )
+        counters = row.storage_counters
+        if row.name == "warm cache" and counters is not None and counters["bytes"] > 0:
+            why = proactive_reclaim() or "no cause is known"
+            found.append(
+                f"{row.name}: {format_size(counters['bytes'])} had left the cache again before "
+                f"they were read ({why})"
             )
         steal = row.run["steal_seconds"]
         if steal > 0.02 * row.run["wall_seconds"]:

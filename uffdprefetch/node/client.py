@@ -42,6 +42,7 @@ class Region:
     dropped_to: int = 0
     look_at_ns: int = 0
     look_every_ns: int = 0
+    look_from: int = 0  # where the last look over all of it stopped
     looks: int = 0
     scattered: bool = False  # too many separate runs: no use in looking often
     lay_failures: int = 0

@@ -215,6 +215,7 @@ class CacheEngine:
 
     def _touch(self, client: Client, region: Region, start: int, end: int, at_ns: int) -> Stream:
         stream, forward = region.table.touch(start, end, at_ns)
+        self._forget_absorbed(region)
         if self.config.policy == "fixed" and region.verdict == wire.Verdict.CHECKPOINTS:
             stream.active = True  # paper 1: the checkpoint that is hit first triggers
         self.ledger.touch(region.file, stream, start, at_ns)
@@ -229,6 +230,10 @@ class CacheEngine:
             region.starts |= checkpoints.near(region.span, stream.start_bytes - BLOCK_BYTES)
         self._touched[id(region)] = (client, region)
         return stream
+
+    def _forget_absorbed(self, region: Region) -> None:
+        while region.table.absorbed:
+            self.scheduler.forget(region.table.absorbed.pop())
 
     def look(self, now: int) -> None:
         """Read the page tables that are due: new streams, and progress where no uffd tells."""
@@ -247,14 +252,17 @@ class CacheEngine:
             if quiet > 10_000 * MS or (not by_tables and quiet < SILENT_NS):
                 continue
             start = stream.position_bytes - (BLOCK_BYTES if stream.direction > 0 else REACH_BYTES)
-            for a, b in pagetables.new_touches(client, region, start, start + REACH_BYTES):
+            clusters, _ = pagetables.new_touches(client, region, start, start + REACH_BYTES)
+            for a, b in clusters:
                 self._touch(client, region, a, b, now)
                 touched = True
-        # all of it: at first, and now and then where no checkpoint would tell of a new stream
-        if not active or (by_tables and region.looks % 16 == 0):
-            for a, b in pagetables.new_touches(
-                client, region, region.offset_bytes, region.span.end_bytes
-            ):
+        # all of it: until a walk is sure, and now and then where no checkpoint tells of a new one
+        if not any(s.settled for s in active) or (by_tables and region.looks % 16 == 0):
+            start = max(region.look_from, region.offset_bytes)
+            clusters, region.look_from = pagetables.new_touches(
+                client, region, start, region.span.end_bytes
+            )
+            for a, b in clusters:
                 self._touch(client, region, a, b, now)
                 touched = True
         self._next_look(region, active, by_tables, touched, now)
@@ -264,16 +272,19 @@ class CacheEngine:
     def _next_look(
         self, region: Region, active: list[Stream], by_tables: bool, touched: bool, now: int
     ) -> None:
+        settled = any(s.settled for s in active)
         if region.scattered:
             region.look_every_ns = 1000 * MS
-        elif active and by_tables:
+        elif settled and by_tables:
             rate = max((s.rate_bytes_per_second for s in active), default=0.0)
             window_bytes = max(self.lookahead(s) for s in active)
             due = int(window_bytes / 8 / rate * 1e9) if rate else POLL_SLOWEST_NS
             region.look_every_ns = min(POLL_SLOWEST_NS, max(POLL_FASTEST_NS, due))
-        elif active:
+        elif settled:
             region.look_every_ns = SILENT_NS
-        elif not touched:
+        elif touched:
+            region.look_every_ns = LOOK_FIRST_NS
+        else:
             region.look_every_ns = min(LOOK_SLOWEST_NS, region.look_every_ns * 3 // 2)
 
     # -------------------------------------------------------------- windows
@@ -334,6 +345,8 @@ class CacheEngine:
         """Once a second: what has fired long ago is armed again even where nothing moves."""
         for client in self.clients.values():
             for region in client.regions.values():
+                region.table.expire(now_ns())
+                self._forget_absorbed(region)
                 if not region.detaching:
                     self._refresh(client, region)
 

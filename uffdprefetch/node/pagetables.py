@@ -48,12 +48,18 @@ def _forget_dropped(region: Region, found: list[tuple[int, int]], start: int, en
             region.seen.remove(block, block + BLOCK_BYTES)
 
 
-def new_touches(client: Client, region: Region, start: int, end: int) -> list[tuple[int, int]]:
-    """What is mapped in [start, end) and was not at the last look: clusters [start, end)."""
+def new_touches(
+    client: Client, region: Region, start: int, end: int
+) -> tuple[list[tuple[int, int]], int]:
+    """What is mapped in [start, end) and was not at the last look: clusters [start, end).
+
+    The second value is where to go on: 0 when the whole range has been seen.
+    """
     found = runs(client, region, start, end)
     note_used(region, found)
-    if found and len(found) >= uffd.RUNS_AT_ONCE:
-        end = found[-1][0] + found[-1][1]
+    more = 0
+    if len(found) >= uffd.RUNS_AT_ONCE:
+        more = end = found[-1][0] + found[-1][1]
     if region.dropping:
         _forget_dropped(region, found, start, end)
     clusters: list[tuple[int, int]] = []
@@ -65,4 +71,4 @@ def new_touches(client: Client, region: Region, start: int, end: int) -> list[tu
                 clusters.append((a, b))
         region.seen.add(offset, offset + length)
     region.scattered = len(region.seen) > SCATTER_MAX
-    return clusters
+    return clusters, more

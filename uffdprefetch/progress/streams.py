@@ -17,14 +17,25 @@ MIB = 1 << 20
 #: How far ahead of a stream a touch may lie and still belong to it. Larger than any skip of a few
 #: ranks' records, smaller than the distance between two readers of one process.
 REACH_BYTES = 32 * MIB
+#: As long as a stream has been touched once only: a file's header, a B-tree's root and the first
+#: record lie apart, and joining two of them would send the first window to the wrong place.
+CANDIDATE_REACH_BYTES = 5 * MIB
 #: Out-of-order touches (several threads, B-tree pages) may lie this far behind.
 BACK_BYTES = 8 * MIB
 #: Streams kept per reader; the longest silent one goes first.
 STREAMS_MAX = 16
+#: A walk that another one has taken over is silent for this long.
+SILENT_NS = 1_000_000_000
+#: Any other silent walk is forgotten after this, if its reader reads elsewhere.
+FORGET_NS = 10_000_000_000
+#: Progress that makes a stream sure.
+SETTLED_BYTES = 2 * MIB
 #: A candidate becomes active when it has seen this many bytes, or a second touch further on.
 ACTIVE_BYTES = 256 << 10
 #: Half-life of the rate: one second. Shorter follows batches instead of the job.
 RATE_HALF_LIFE_NS = 1_000_000_000
+#: Touches closer than this are one sample of the rate: page-table looks bring several at one time.
+RATE_SAMPLE_NS = 20_000_000
 #: Touches that started no stream before the reader counts as random.
 RANDOM_AFTER = 24
 
@@ -48,6 +59,8 @@ class Stream:
     touched_bytes: int = 0  # of those, seen in the page table
     steps: deque[int] = field(default_factory=lambda: deque(maxlen=64))
     _weight: float = 0.0
+    _sample_ns: int = 0  # where the present sample of the rate began
+    _sample_bytes: int = 0
     # the planner's: how far warming has been asked for (auto), the window (fixed)
     frontier_bytes: int = 0
     window_end_bytes: int = 0
@@ -55,6 +68,11 @@ class Stream:
     boost: float = 1.0
     late_extents: int = 0
     good_extents: int = 0
+
+    @property
+    def settled(self) -> bool:
+        """Whether it has walked far enough to be no accident."""
+        return self.active and abs(self.position_bytes - self.start_bytes) >= SETTLED_BYTES
 
     @property
     def density(self) -> float | None:
@@ -93,16 +111,23 @@ class Stream:
             self.last_ns = max(self.last_ns, now_ns)
             return 0
         self.position_bytes = end if self.direction > 0 else start
-        elapsed = max(1, now_ns - self.last_ns)
         self.last_ns = max(self.last_ns, now_ns)
+        self._measure(forward)
+        self.active = self.active or self.touches > 1 or abs(end - start) >= ACTIVE_BYTES
+        return forward
+
+    def _measure(self, forward: int) -> None:
+        self._sample_bytes += forward
+        elapsed = self.last_ns - (self._sample_ns or self.first_ns)
+        if elapsed < RATE_SAMPLE_NS:
+            return
         # EWMA weighted by time, so that a burst of short steps does not outvote a long pause
         keep = 0.5 ** (elapsed / RATE_HALF_LIFE_NS)
         self._weight = self._weight * keep + (1 - keep)
-        sample = forward * 1e9 / elapsed
+        sample = self._sample_bytes * 1e9 / elapsed
         old = self.rate_bytes_per_second
         self.rate_bytes_per_second = old + (sample - old) * (1 - keep) / self._weight
-        self.active = self.active or self.touches > 1 or abs(end - start) >= ACTIVE_BYTES
-        return forward
+        self._sample_ns, self._sample_bytes = self.last_ns, 0
 
     def saw(self, passed: int, runs: list[tuple[int, int]]) -> None:
         """Account the page-table runs (offset, bytes) found in ``passed`` bytes walked over."""
@@ -120,6 +145,7 @@ class StreamTable:
         self.reader = reader
         self.streams: list[Stream] = []
         self.unmatched = 0  # touches since the last one that belonged to a stream
+        self.absorbed: list[Stream] = []  # for the caller to forget
         self._next_id = 1
 
     def active(self) -> list[Stream]:
@@ -136,9 +162,10 @@ class StreamTable:
         best, best_gap = None, REACH_BYTES + 1
         for s in self.streams:
             ahead = (start - s.position_bytes) * s.direction
-            if -BACK_BYTES <= ahead <= REACH_BYTES and abs(ahead) < best_gap:
+            reach = REACH_BYTES if s.touches > 1 else CANDIDATE_REACH_BYTES
+            if -BACK_BYTES <= ahead <= reach and abs(ahead) < best_gap:
                 best, best_gap = s, abs(ahead)
-            elif s.touches == 1 and 0 < -ahead <= REACH_BYTES and -ahead < best_gap:
+            elif s.touches == 1 and 0 < -ahead <= reach and -ahead < best_gap:
                 best, best_gap = s, -ahead  # a second touch before the first: backward, perhaps
         return best
 
@@ -151,11 +178,13 @@ class StreamTable:
         s = self.match(start, end)
         if s is not None:
             behind = (start - s.position_bytes) * s.direction
-            if s.touches == 1 and behind < -BACK_BYTES:
+            if s.touches == 1 and behind + (end - start) < 0 and start < s.start_bytes:
                 s.direction, s.position_bytes = -s.direction, s.start_bytes
+            before = s.position_bytes
             forward = s.advance(start, end, now_ns)
             if forward:
                 self.unmatched = 0
+                self._absorb(s, before)
             return s, forward
         self.unmatched += 1
         s = Stream(
@@ -171,6 +200,39 @@ class StreamTable:
         s.frontier_bytes = s.window_end_bytes = end
         self._next_id += 1
         if len(self.streams) >= STREAMS_MAX:
-            self.streams.remove(min(self.streams, key=lambda old: (old.active, old.last_ns)))
+            oldest = min(self.streams, key=lambda old: (old.active, old.last_ns))
+            self.streams.remove(oldest)
+            self.absorbed.append(oldest)
         self.streams.append(s)
         return s, 0
+
+    def _absorb(self, s: Stream, before: int) -> None:
+        """A stream that walks over another's position is the same walk, seen twice."""
+        low, high = sorted((before, s.position_bytes))
+        for other in [o for o in self.streams if o is not s and low <= o.position_bytes <= high]:
+            if other.direction == s.direction or not other.active:
+                self.streams.remove(other)
+                self.absorbed.append(other)
+                s.frontier_bytes = (
+                    max(s.frontier_bytes, other.frontier_bytes)
+                    if s.direction > 0
+                    else min(s.frontier_bytes, other.frontier_bytes)
+                )
+
+    def expire(self, now_ns: int) -> None:
+        """Once in a while: end the walks that their reader has left."""
+        latest = max((s.last_ns for s in self.streams), default=0)
+        for old in list(self.streams):
+            quiet = now_ns - old.last_ns
+            if old.last_ns == latest or quiet < SILENT_NS:
+                continue
+            taken_over = any(
+                s.last_ns > old.last_ns
+                and (s.start_bytes - REACH_BYTES - old.position_bytes) * s.direction <= 0
+                and (s.position_bytes - old.position_bytes) * s.direction >= 0
+                for s in self.streams
+                if s is not old
+            )
+            if taken_over or quiet >= FORGET_NS:
+                self.streams.remove(old)
+                self.absorbed.append(old)

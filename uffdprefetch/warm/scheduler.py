@@ -14,19 +14,23 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from uffdprefetch import uffd
-from uffdprefetch.node.files import FileState
+from uffdprefetch.node.files import FileState, read_ahead_bytes
 from uffdprefetch.plan.window import Storage, note_extent
 from uffdprefetch.progress.streams import Stream
 from uffdprefetch.warm.limits import TokenBucket
 
 MIB = 1 << 20
-#: One RPC on Lustre, and its usual stripe boundary; several requests elsewhere.
+#: Grid on which ranges are cut. 4 MiB is one RPC on Lustre, and its usual stripe boundary; where
+#: readahead(2) works, half of that: a demand miss waits behind what is under way.
 EXTENT_BYTES = 4 * MIB
-UNDER_WAY_MIN_BYTES = 2 * EXTENT_BYTES
+READAHEAD_EXTENT_BYTES = 2 * MIB
+UNDER_WAY_MIN_BYTES = 4 * MIB
 UNDER_WAY_MAX_BYTES = 64 * MIB
 #: A stream without a measured rate is served as if it read this fast.
 UNKNOWN_RATE = 32 * MIB
 RECENT = 64
+#: Bandwidth is taken over busy stretches of this length.
+METER_NS = 50_000_000
 
 
 @dataclass
@@ -45,22 +49,25 @@ class Extent:
 class Meter:
     """Bandwidth and base latency of storage, from finished extents (Little's law)."""
 
-    _done_ns: int = 0
     bandwidth: float = 0.0
+    _from_ns: int = 0  # a busy stretch that is being measured
+    _bytes: int = 0
     _latencies: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
 
-    def note(self, result: uffd.WarmResult, was_busy: bool) -> None:
-        """Feed an extent that was really read. ``was_busy``: others were under way before it."""
-        elapsed = (result.done_ns - self._done_ns) / 1e9
+    def note(self, result: uffd.WarmResult, was_idle: bool) -> None:
+        """Feed an extent that was really read. ``was_idle``: nothing was under way before it."""
+        if was_idle or not self._from_ns:
+            self._from_ns, self._bytes = result.start_ns, 0
+        self._bytes += result.bytes
+        elapsed = result.done_ns - self._from_ns
+        if elapsed >= METER_NS:
+            sample = self._bytes * 1e9 / elapsed
+            share = 0.3 if self.bandwidth else 1.0
+            self.bandwidth += (sample - self.bandwidth) * share
+            self._from_ns, self._bytes = result.done_ns, 0
         took = (result.done_ns - result.start_ns) / 1e9
-        if was_busy and 0 < elapsed < took:
-            sample = result.bytes / elapsed
-        else:
-            sample = result.bytes / max(took, 1e-6)
-        share = 0.1 if self.bandwidth else 1.0
-        self.bandwidth += (sample - self.bandwidth) * share
-        self._done_ns = max(self._done_ns, result.done_ns)
-        self._latencies.append(max(1e-4, took - result.bytes / max(self.bandwidth, 1.0)))
+        transfer = result.bytes / self.bandwidth if self.bandwidth else 0.0
+        self._latencies.append(max(1e-4, took - transfer))
 
     @property
     def storage(self) -> Storage:
@@ -89,6 +96,7 @@ class Scheduler:
         self._next_id = 1
         self.under_way_bytes = 0
         self.meter = Meter()
+        self._idle = True
         self.failed_extents = 0
         self.late_bytes = 0
         self.last_error = ""
@@ -108,7 +116,8 @@ class Scheduler:
         return queued
 
     def _cut(self, file: FileState, stream: Stream, start: int, end: int) -> list[Extent]:
-        cuts = [start, *range((start // EXTENT_BYTES + 1) * EXTENT_BYTES, end, EXTENT_BYTES), end]
+        size = EXTENT_BYTES if file.method == uffd.WARM_PREAD else READAHEAD_EXTENT_BYTES
+        cuts = [start, *range((start // size + 1) * size, end, size), end]
         extents = []
         for a, b in zip(cuts, cuts[1:], strict=False):
             grid = self._grid_bytes
@@ -163,7 +172,7 @@ class Scheduler:
         """How much to keep under way now."""
         storage = self.meter.storage
         need = 2 * storage.bandwidth_bytes_per_second * storage.latency_seconds
-        return int(min(UNDER_WAY_MAX_BYTES, max(UNDER_WAY_MIN_BYTES, need + 2 * EXTENT_BYTES)))
+        return int(min(UNDER_WAY_MAX_BYTES, need + UNDER_WAY_MIN_BYTES))
 
     def _soonest(self) -> int | None:
         """The stream whose reader will stand before its next extent first."""
@@ -243,8 +252,12 @@ class Scheduler:
         file, stream = extent.file, extent.stream
         if file.method == uffd.WARM_PROBE and result.method != uffd.WARM_PROBE:
             file.method, file.chunk_bytes = result.method, result.chunk_bytes
+            if result.method == uffd.WARM_READAHEAD:
+                # part of the probed range may have been resident: one call may bring more
+                ahead = 2 * (read_ahead_bytes(file.key[0]) or 0)
+                file.chunk_bytes = min(EXTENT_BYTES, max(file.chunk_bytes, ahead))
             name = "readahead(2)" if result.method == uffd.WARM_READAHEAD else "pread, FADV_RANDOM"
-            file.method_reason = f"{name} of {result.chunk_bytes >> 10} KiB, by probing"
+            file.method_reason = f"{name} of {file.chunk_bytes >> 10} KiB, by probing"
         file.already_resident_bytes += result.resident_bytes
         self._bucket.take(-result.resident_bytes)
         if not result.bytes:
@@ -252,7 +265,8 @@ class Scheduler:
         file.prefetched_bytes += result.bytes
         file.mark_prefetched(extent.start, extent.end)
         if result.bytes >= MIB:
-            self.meter.note(result, self.under_way_bytes > 0)
+            self.meter.note(result, self._idle)
+            self._idle = self.under_way_bytes == 0
         if stream is None:
             return
         late = (stream.position_bytes - extent.start) * stream.direction > 0

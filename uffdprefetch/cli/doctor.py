@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``uffdprefetch doctor [PATH] [--json] [--show-config]``"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+
+class Command:
+    """Try what a run needs, on this machine and for this user, and say what was found.
+
+    Each line tells what was tried, what follows from it and the one command that lifts a limit.
+    With PATH (a record file, or an LMDB's directory) its file system is tried too. Nothing is
+    changed on the machine. Exit status: 0 ready, 2 works with limits, 1 cannot.
+    """
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("path", nargs="?", metavar="PATH", help="a record file or LMDB")
+        parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+        parser.add_argument(
+            "--show-config", action="store_true", help="each option, its value, where it is from"
+        )
+        parser.add_argument(
+            "--config", dest="config_file", metavar="FILE", help="as for wrap", default=None
+        )
+
+    def run(self, args: argparse.Namespace, rest: list[str] | None) -> int:
+        from uffdprefetch import config, doctor
+        from uffdprefetch.doctor import show
+
+        path = args.path or (rest[0] if rest else None)
+        loaded = config.load({"config_file": args.config_file})
+        report = doctor.examine(path, loaded)
+        settings = config.describe(loaded) if args.show_config else None
+        if args.json:
+            import json
+
+            document = report.as_dict()
+            if settings is not None:
+                document["config"] = {
+                    key: {"value": value, "origin": origin} for key, value, origin in settings
+                }
+            print(json.dumps(document, indent=2))
+        elif sys.stdout.isatty():
+            show.table(report, settings)
+        else:
+            sys.stdout.write(show.plain(report, settings))
+        return report.exit_status

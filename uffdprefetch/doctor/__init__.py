@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What works on this machine for this user: probes that do the thing, and what follows.
+
+Nothing on the machine is changed: no sysctl, no bdi file, no mount outside a namespace of the
+probe's own; the one trace is 4 MiB of PATH in the page cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from uffdprefetch import __version__
+from uffdprefetch.config import Config
+from uffdprefetch.doctor import faults, machine, storage
+from uffdprefetch.doctor.check import CANNOT, LIMIT, OK, SKIPPED, Check, run_isolated
+
+SCHEMA = "uffdprefetch.doctor/1"
+READY, CANNOT_RUN, WORKS_WITH_LIMITS = 0, 1, 2
+
+#: Without these the agent cannot answer a checkpoint; any one missing means rung 2.
+_RUNG_1 = ("lay a checkpoint", "kernel-mode fault", "pidfd_getfd", "close_range")
+
+
+@dataclass(frozen=True)
+class Report:
+    """All findings, the rung that wrap would choose and why."""
+
+    checks: tuple[Check, ...]
+    rung: int | None
+    rung_reason: str
+    exit_status: int
+
+    @property
+    def verdict(self) -> str:
+        return {READY: "ready", CANNOT_RUN: "cannot", WORKS_WITH_LIMITS: "works with limits"}[
+            self.exit_status
+        ]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON document (schema uffdprefetch.doctor/1)."""
+        return {
+            "schema": SCHEMA,
+            "version": __version__,
+            "verdict": self.verdict,
+            "exit_status": self.exit_status,
+            "rung": self.rung,
+            "rung_reason": self.rung_reason,
+            "checks": [check.as_dict() for check in self.checks],
+        }
+
+
+def _probes(path: str | None, config: Config) -> list[tuple[str, Callable[[], Check]]]:
+    probes: list[tuple[str, Callable[[], Check]]] = [
+        ("user", machine.user),
+        ("userfaultfd(2)", faults.by_syscall),
+        ("/dev/userfaultfd", faults.by_device),
+        ("vm.unprivileged_userfaultfd", faults.unprivileged_sysctl),
+        ("lay a checkpoint", faults.register_minor),
+        ("kernel-mode fault", faults.kernel_fault),
+        ("pidfd_getfd", faults.pidfd_getfd),
+        ("close_range", faults.close_range),
+        ("page tables", faults.page_tables),
+        ("kernel.yama.ptrace_scope", faults.ptrace_scope),
+        ("preload object", machine.preload),
+        ("helper", machine.helper),
+        ("runtime directory", machine.runtime_directory),
+        ("vm.max_map_count", machine.map_count),
+        ("memory", partial(machine.memory, config.budget_bytes)),
+        ("eBPF (bcc)", machine.bpf),
+    ]
+    if path is not None:
+        probes += [
+            ("path", partial(storage.readable, path)),
+            ("file system", partial(storage.file_system, path)),
+            ("read_ahead_kb", partial(storage.read_ahead, path)),
+            ("read lease", partial(storage.lease, path)),
+            ("cachestat", partial(storage.residency, path)),
+            ("warm 4 MiB", partial(storage.warm, path)),
+        ]
+    return probes
+
+
+def choose_rung(checks: Sequence[Check]) -> tuple[int | None, str]:
+    """(rung, why), from the top of the ladder down."""
+    by_name = {check.name: check for check in checks}
+
+    def broken(*names: str) -> Check | None:
+        return next((by_name[n] for n in names if n in by_name and by_name[n].status != OK), None)
+
+    fatal = broken("helper", "runtime directory")
+    if fatal:
+        return None, f"no service: {fatal.name}: {fatal.found}"
+    obstacle = broken("preload object", *_RUNG_1)
+    if obstacle is None:
+        return 1, "userfaultfd with kernel faults works"
+    tables = broken("page tables")
+    if tables is None:
+        return 2, f"page tables, since {obstacle.name}: {obstacle.found}"
+    return None, f"neither userfaultfd ({obstacle.found}) nor page tables ({tables.found})"
+
+
+def assess(checks: Sequence[Check]) -> Report:
+    """The verdict on a list of findings; pure."""
+    rung, reason = choose_rung(checks)
+    statuses = {check.status for check in checks}
+    if rung is None or CANNOT in statuses:
+        exit_status = CANNOT_RUN
+    elif rung != 1 or LIMIT in statuses:
+        exit_status = WORKS_WITH_LIMITS
+    else:
+        exit_status = READY
+    return Report(tuple(checks), rung, reason, exit_status)
+
+
+def examine(path: str | None, config: Config) -> Report:
+    """Run every probe, each in a child process of its own, and assess what they found."""
+    target, refusal = path, None
+    if path is not None:
+        try:
+            target = storage.record_file(path)
+        except OSError as error:
+            refusal = str(error.strerror)
+    checks = []
+    unusable: Check | None = None
+    for name, probe in _probes(target, config):
+        if unusable is not None and name in ("read lease", "cachestat", "warm 4 MiB"):
+            checks.append(Check(name, SKIPPED, "not a file that can be read", "not tried"))
+            continue
+        if unusable is not None and unusable.status == CANNOT and name != "path":
+            checks.append(Check(name, SKIPPED, "the path cannot be read", "not tried"))
+            continue
+        check = run_isolated(name, probe)
+        if name == "path":
+            if refusal is not None:
+                check = Check(name, CANNOT, f"{path}: {refusal}", "nothing can be said about it")
+            if check.status != OK:
+                unusable = check
+        checks.append(check)
+    return assess(checks)

@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Probes of the machine and of the installation: kernel, memory, mappings, objects, eBPF."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import platform
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from uffdprefetch import kernel_headers
+from uffdprefetch.config import Config
+from uffdprefetch.doctor import syscalls as sc
+from uffdprefetch.doctor.check import CANNOT, LIMIT, NOTE, OK, Check, why
+from uffdprefetch.errors import UffdPrefetchError
+from uffdprefetch.units import format_size
+
+_CAPABILITIES = {19: "SYS_PTRACE", 21: "SYS_ADMIN", 28: "LEASE", 38: "PERFMON", 39: "BPF"}
+
+
+def user() -> Check:
+    """Who asks: every answer below is for this user, on this machine, in this container."""
+    effective = 0
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("CapEff:"):
+            effective = int(line.split()[1], 16)
+    held = [name for bit, name in _CAPABILITIES.items() if effective >> bit & 1]
+    return Check(
+        "user", OK,
+        f"uid {os.geteuid()}, {'CAP_' + ' CAP_'.join(held) if held else 'no capability of use'};"
+        f" Linux {platform.release()} {platform.machine()}",
+        "the answers hold for this user: run doctor as the one who runs the job",
+        values={"uid": os.geteuid(), "capabilities": held, "kernel": platform.release()},
+    )  # fmt: skip
+
+
+def map_count() -> Check:
+    """vm.max_map_count: two mappings per checkpoint, and at most a quarter of all is used."""
+    name = "vm.max_map_count"
+    value = int(Path("/proc/sys/vm/max_map_count").read_text())
+    checkpoints = value // 4 // 2
+    values = {"max_map_count": value, "checkpoints_max": checkpoints}
+    text = f"up to {checkpoints} checkpoints per process (a quarter, two mappings each)"
+    if value < 65530:
+        return Check(
+            name, LIMIT, str(value), f"{text}: fewer streams are followed",
+            "sudo sysctl -w vm.max_map_count=262144", values,
+        )  # fmt: skip
+    return Check(name, OK, str(value), text, values=values)
+
+
+def _mem_available_bytes() -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise OSError("no MemAvailable in /proc/meminfo")
+
+
+def _cgroup_directories() -> Iterator[tuple[Path, str]]:
+    """(directory, name of the limit's file) for our memory cgroup and all above it, v2 and v1."""
+    mounts: dict[str, str] = {}
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        left, _, right = line.partition(" - ")
+        kind, _, options = right.split(" ", 2)
+        if kind == "cgroup2":
+            mounts["v2"] = left.split()[4]
+        elif kind == "cgroup" and "memory" in options.split(","):
+            mounts["v1"] = left.split()[4]
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, inside = line.split(":", 2)
+        version = "v2" if not controllers else "v1" if "memory" in controllers.split(",") else ""
+        root = mounts.get(version)
+        if root is None:
+            continue
+        limit = "memory.max" if version == "v2" else "memory.limit_in_bytes"
+        directory = Path(root + inside)
+        while directory.is_relative_to(root):
+            yield directory, limit
+            if directory == Path(root):
+                break
+            directory = directory.parent
+
+
+def cgroup_limit_bytes() -> int | None:
+    """The tightest memory limit of our cgroup and those above it, None if there is none."""
+    limits = []
+    for directory, limit in _cgroup_directories():
+        try:
+            text = (directory / limit).read_text().strip()
+        except OSError:
+            continue
+        # v1 says "no limit" with a number near 2^63, rounded to the page.
+        if text != "max" and int(text) < 1 << 60:
+            limits.append(int(text))
+    return min(limits) if limits else None
+
+
+def memory(budget_bytes: int = Config.budget_bytes) -> Check:
+    """MemAvailable and the cgroup's limit against the budget of prefetched bytes."""
+    available_bytes, limit_bytes = _mem_available_bytes(), cgroup_limit_bytes()
+    values = {"mem_available_bytes": available_bytes, "cgroup_limit_bytes": limit_bytes}
+    found = f"{format_size(available_bytes)} available, cgroup limit " + (
+        "none" if limit_bytes is None else format_size(limit_bytes)
+    )
+    usable_bytes = min(available_bytes, limit_bytes or available_bytes)
+    if usable_bytes < 2 * budget_bytes:
+        return Check(
+            "memory", LIMIT, found,
+            f"the budget of {format_size(budget_bytes)} is cut: prefetched pages must not push"
+            " out the job's own",
+            "ask the batch system for more memory (Slurm: --mem)", values,
+        )  # fmt: skip
+    return Check("memory", OK, found, f"room for --budget {format_size(budget_bytes)}",
+                 values=values)  # fmt: skip
+
+
+def runtime_directory() -> Check:
+    """Where the service's socket would lie."""
+    from uffdprefetch.rundir import runtime_directory as make
+
+    try:
+        path = make()
+    except UffdPrefetchError as error:
+        return Check(
+            "runtime directory", CANNOT, error.message, "no service, so no prefetching",
+            "export UFFDPREFETCH_RUNDIR=$(mktemp -d)",
+        )  # fmt: skip
+    return Check("runtime directory", OK, path, "the service's socket and log lie there")
+
+
+def helper() -> Check:
+    """The service's C side."""
+    try:
+        importlib.import_module("uffdprefetch._uffd")
+    except ImportError as error:
+        return Check("helper", CANNOT, f"cannot be imported: {error}", "no service", "make setup")
+    return Check("helper", OK, "uffdprefetch._uffd can be imported", "the service can run")
+
+
+def preload() -> Check:
+    """The LD_PRELOAD object, loaded into a child that then looks at its own mappings."""
+    from uffdprefetch.launch import PRELOAD_MODULE, preload_object
+
+    name = "preload object"
+    try:
+        path = preload_object()
+    except UffdPrefetchError as error:
+        return Check(name, CANNOT, error.message, "no checkpoints, no advice kept", "make setup")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("UFFDPREFETCH_")}
+    environment["LD_PRELOAD"] = path
+    child = subprocess.run(
+        ["cat", "/proc/self/maps"], env=environment, capture_output=True, text=True
+    )
+    if child.returncode == 0 and not child.stderr and os.path.realpath(path) in child.stdout:
+        return Check(name, OK, f"{PRELOAD_MODULE} loads into a child", "jobs can be managed")
+    saw = child.stderr.strip().splitlines()[:1] or [f"status {child.returncode}, not in its maps"]
+    return Check(
+        name, CANNOT, f"{path} does not load: {saw[0]}", "no job can be managed",
+        f"LD_PRELOAD={path} ldd /bin/cat",
+    )  # fmt: skip
+
+
+# ---- eBPF ---------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[list[str]]:
+    """Send descriptors 1 and 2 to a file: bcc prints its errors, and the compiler's, to stdout."""
+    said: list[str] = []
+    with tempfile.TemporaryFile() as sink:
+        saved = os.dup(1), os.dup(2)
+        os.dup2(sink.fileno(), 1)
+        os.dup2(sink.fileno(), 2)
+        try:
+            yield said
+        finally:
+            for number, descriptor in enumerate(saved, 1):
+                os.dup2(descriptor, number)
+                os.close(descriptor)
+            sink.seek(0)
+            text = sink.read().decode(errors="replace")
+            said += [line.strip() for line in text.splitlines() if line.strip()]
+
+
+#: Counts what this process puts into the page cache: the smallest program that proves the chain.
+_PROGRAM = """
+BPF_ARRAY(fills, u64, 1);
+TRACEPOINT_PROBE(filemap, mm_filemap_add_to_page_cache) {
+    if (bpf_get_current_pid_tgid() >> 32 == OUR_PID)
+        fills.increment(0);
+    return 0;
+}
+"""
+_LESS = "no independent witness in `trace`; prefetching does not need it"
+
+
+def bpf() -> Check:
+    """Compile a small program with the distribution's bcc, load it, see our own page-cache fill."""
+    name = "eBPF (bcc)"
+    try:
+        from bcc import BPF
+    except Exception as error:
+        return Check(name, NOTE, f"bcc cannot be imported: {error}", _LESS,
+                     "sudo apt-get install python3-bpfcc")  # fmt: skip
+    with kernel_headers.for_bcc() as found:
+        if not found:
+            return Check(name, NOTE, "no kernel headers for the compiler", _LESS,
+                         "sudo apt-get install linux-headers-amd64")  # fmt: skip
+        try:
+            with _quiet() as said:
+                program = BPF(text="int probe(void *ctx) { return 0; }")
+                program.load_func("probe", BPF.TRACEPOINT)
+        except Exception as error:  # bcc raises bare Exceptions
+            told = [line for line in said if "error" in line.lower() or "not permitted" in line]
+            saw = f"{str(error).splitlines()[0]}; {told[0]}" if told else str(error).splitlines()[0]
+            follows = _LESS
+            if os.geteuid() != 0:
+                follows += "; `trace` has it as root, or with CAP_BPF and CAP_PERFMON"
+            return Check(name, NOTE, f"a small program does not load: {saw[:200]}", follows)
+        return _tracepoint(name, BPF)
+
+
+def _tracepoint(name: str, bpf_class: Any) -> Check:
+    """Attach to the tracepoint of page-cache fills and cause one."""
+    event, place = "filemap:mm_filemap_add_to_page_cache", "/sys/kernel/tracing"
+    mount = None
+    try:
+        if not os.path.isdir(f"{place}/events"):
+            mount = f"sudo mount -t tracefs nodev {place}"
+            sc.unshare_mounts()  # look without changing the machine: this is a child process
+            sc.mount_tracefs(place)
+        there = os.path.isdir(f"{place}/events/{event.replace(':', '/')}")
+    except OSError as error:
+        return Check(name, NOTE, f"loads; tracefs cannot be read: {why(error)}", _LESS, mount)
+    if not there:
+        return Check(name, NOTE, f"loads; no tracepoint {event} (about Linux 6.10)", _LESS)
+    try:
+        with _quiet():
+            program = bpf_class(text=_PROGRAM.replace("OUR_PID", str(os.getpid())))
+            with tempfile.TemporaryFile(dir="/var/tmp") as file:
+                file.write(b"x" * sc.PAGE_BYTES)
+                file.flush()
+            seen = program["fills"][0].value
+            program.cleanup()
+    except Exception as error:
+        saw = str(error).splitlines()[0][:200]
+        return Check(name, NOTE, f"loads; {event} cannot be attached: {saw}", _LESS)
+    if not seen:
+        return Check(name, NOTE, f"attaches to {event}, which does not show our own fill", _LESS)
+    found = f"loads, and {event} shows our own page-cache fill"
+    if mount:
+        return Check(name, NOTE, f"{found}; but tracefs is not mounted here", _LESS, mount)
+    return Check(name, OK, found, "the kernel can be a witness")

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Probes of a path: its file system, its readahead, who may watch it, and what fills its cache."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+import time
+from pathlib import Path
+from typing import Any
+
+from uffdprefetch.doctor import syscalls as sc
+from uffdprefetch.doctor.check import CANNOT, LIMIT, NOTE, OK, SKIPPED, Check, why
+from uffdprefetch.units import format_duration, format_size
+
+WARM_BYTES = 4 << 20
+#: How many 4 MiB extents are looked at in search of a cold one.
+_EXTENTS_TRIED = 2048
+#: readahead(2) only submits; a server that has not answered by then counts as "does nothing".
+_SETTLE_SECONDS = 2.0
+
+LUSTRE = 0x0BD00BD0
+#: f_type of statfs(2): include/uapi/linux/magic.h and the file systems' own headers.
+FILE_SYSTEMS = {
+    LUSTRE: "Lustre", 0xEF53: "ext2/3/4", 0x58465342: "XFS", 0x9123683E: "btrfs", 0x6969: "NFS",
+    0x01021994: "tmpfs", 0x858458F6: "ramfs", 0x65735546: "FUSE", 0x794C7630: "overlayfs",
+    0x47504653: "GPFS", 0x00C36400: "Ceph", 0xFF534D42: "CIFS", 0xFE534D42: "SMB2",
+    0x19830326: "BeeGFS", 0x2FC12FC1: "ZFS", 0x73717368: "squashfs", 0xE0F5E1E2: "EROFS",
+    0x01021997: "9p", 0xF2F52010: "F2FS", 0x5346414F: "AFS", 0x958458F6: "hugetlbfs",
+}  # fmt: skip
+_MEMORY = {0x01021994, 0x858458F6, 0x958458F6}
+
+
+def record_file(path: str) -> str:
+    """The file to look at: ``path``, or for an LMDB directory its data.mdb, or its largest file."""
+    if not os.path.isdir(path):
+        return path
+    data = os.path.join(path, "data.mdb")
+    if os.path.isfile(data):
+        return data
+    sizes = []
+    with os.scandir(path) as entries:
+        for entry in entries:
+            try:
+                if entry.is_file(follow_symlinks=False):
+                    sizes.append((entry.stat().st_size, entry.path))
+            except OSError:
+                continue
+    return max(sizes)[1] if sizes else path
+
+
+def readable(path: str) -> Check:
+    """Can it be read at all, and is it a file that would be managed?"""
+    name = "path"
+    try:
+        status = os.stat(path)
+        if stat.S_ISREG(status.st_mode):
+            os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as error:
+        return Check(name, CANNOT, f"{path}: {why(error)}", "nothing can be said about it")
+    if not stat.S_ISREG(status.st_mode):
+        return Check(name, NOTE, f"{path} is no regular file", "only its file system is looked at")
+    values = {"path": path, "size_bytes": status.st_size}
+    return Check(name, OK, f"{path}, {format_size(status.st_size)}", "readable", values=values)
+
+
+def file_system(path: str) -> Check:
+    """Which file system, from statfs(2)."""
+    magic = sc.file_system_magic(path)
+    kind = FILE_SYSTEMS.get(magic, f"unknown (0x{magic:08X})")
+    values = {"magic": magic, "name": FILE_SYSTEMS.get(magic)}
+    if magic == LUSTRE:
+        follows = "4 MiB preads that are not speculative fill its cache; MADV_RANDOM is swallowed"
+    elif magic in _MEMORY:
+        return Check("file system", NOTE, f"{kind}: it is memory itself", "nothing to prefetch",
+                     values=values)  # fmt: skip
+    else:
+        follows = "which call fills its cache is tried below"
+    return Check("file system", OK, kind, follows, values=values)
+
+
+def read_ahead(path: str) -> Check:
+    """read_ahead_kb of the backing device. Only read: writing a Lustre client's panics the node."""
+    name = "read_ahead_kb"
+    device = os.stat(path).st_dev
+    place = f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb"
+    lustre = sc.file_system_magic(path) == LUSTRE
+    try:
+        kilobytes = int(Path(place).read_text())
+    except (OSError, ValueError):
+        return Check(name, NOTE, f"no {place}", "taken as 128")
+    values = {"read_ahead_bytes": kilobytes * 1024}
+    if kilobytes == 0:
+        follows = "readahead(2) does nothing here: pread is used"
+        if lustre:
+            follows += "; NEVER write this file on Lustre, the next read panics the node"
+    else:
+        follows = f"one readahead(2) loads about {format_size(kilobytes * 1024)}; windows take many"
+    return Check(name, OK, str(kilobytes), follows, values=values)
+
+
+def lease(path: str) -> Check:
+    """A read lease: the kernel would hold a local writer until we have let go."""
+    name = "read lease"
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    poll = "a change of the file is noticed by polling, within a second"
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    except OSError as error:
+        if error.errno == errno.EAGAIN:
+            return Check(
+                name, LIMIT, "refused: somebody has the file open for writing",
+                "no checkpoints are laid over a file that may change",
+                f"fuser -v {path}",
+            )  # fmt: skip
+        reason = "not the owner" if error.errno == errno.EACCES else "not on this file system"
+        return Check(name, NOTE, f"{why(error)}: {reason}", poll)
+    return Check(name, OK, "can be had", "a local writer waits until checkpoints are gone")
+
+
+class Residency:
+    """How many bytes of a range are cached, and by which sensor; None where nobody tells."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        status = os.fstat(fd)
+        # mincore says "resident" for everything to who neither owns nor may write the file
+        # (mm/mincore.c, can_do_mincore), cachestat refuses with EPERM.
+        writable = os.access(f"/proc/self/fd/{fd}", os.W_OK)
+        self.trusted = os.geteuid() in (0, status.st_uid) or writable
+        self.sensor = "mincore"
+        try:
+            sc.cachestat_pages(fd, 0, sc.PAGE_BYTES)
+            self.sensor, self.refusal = "cachestat", ""
+        except OSError as error:
+            self.refusal = why(error)
+
+    def pages(self, offset: int, length: int) -> int:
+        probe = sc.cachestat_pages if self.sensor == "cachestat" else sc.mincore_pages
+        return probe(self._fd, offset, length)
+
+
+def residency(path: str) -> Check:
+    """cachestat(2) on the file, or why it must be mincore."""
+    name = "cachestat"
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    eye = Residency(fd)
+    if eye.sensor == "cachestat":
+        return Check(name, OK, "works", "what is cached already is seen and skipped")
+    if eye.trusted:
+        return Check(name, NOTE, f"{eye.refusal} (Linux 6.5)", "mincore is used, it is slower")
+    return Check(
+        name, LIMIT, f"{eye.refusal}, and mincore tells the owner only",
+        "what is cached already cannot be seen: it is read again, and no probe can check a warm",
+        f"sudo chown $USER {path}",
+    )  # fmt: skip
+
+
+def _cold_extent(eye: Residency, size_bytes: int) -> tuple[int, int] | None:
+    """(offset, length) of a 4 MiB extent of which no page is cached, or None."""
+    extents = max(1, size_bytes // WARM_BYTES)
+    step = max(1, extents // _EXTENTS_TRIED)
+    for index in range(0, extents, step):
+        offset = index * WARM_BYTES
+        length = min(WARM_BYTES, size_bytes - offset)
+        if eye.pages(offset, length) == 0:
+            return offset, length
+    return None
+
+
+def warm(path: str) -> Check:
+    """Fill 4 MiB of the page cache as a warmer would, and look whether they are there."""
+    name = "warm 4 MiB"
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    size_bytes = os.fstat(fd).st_size
+    if size_bytes == 0:
+        return Check(name, SKIPPED, "the file is empty", "not tried")
+    if sc.file_system_magic(path) in _MEMORY:
+        return Check(name, SKIPPED, "the file lies in memory", "not tried")
+    eye = Residency(fd)
+    if eye.sensor == "mincore" and not eye.trusted:
+        return Check(name, SKIPPED, "residency is not told to this user", "not tried")
+    extent = _cold_extent(eye, size_bytes)
+    if extent is None:
+        return Check(
+            name, SKIPPED, "every extent looked at is cached already", "nothing to try it on",
+            f"dd if={path} iflag=nocache count=0",
+        )  # fmt: skip
+    return _warm_extent(name, path, eye, *extent)
+
+
+def _settled(eye: Residency, offset: int, length: int) -> int:
+    """Cached pages of the range once their number has stopped growing."""
+    wanted = -(-length // sc.PAGE_BYTES)
+    deadline = time.monotonic() + _SETTLE_SECONDS
+    while (pages := eye.pages(offset, length)) < wanted and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return pages
+
+
+def _warm_extent(name: str, path: str, eye: Residency, offset: int, length: int) -> Check:
+    wanted = -(-length // sc.PAGE_BYTES)
+    where = f"{format_size(length)} at offset {offset}"
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    sc.readahead(fd, offset, length)
+    by_readahead = _settled(eye, offset, length)
+    values: dict[str, Any] = {"offset_bytes": offset, "length_bytes": length}
+    values.update(wanted_pages=wanted, readahead_pages=by_readahead)
+    if by_readahead >= wanted:
+        return Check(name, OK, f"readahead(2) filled {where}", "readahead(2) is used here",
+                     values=values)  # fmt: skip
+    # As the warmers do on Lustre: no speculation of the kernel's, whole requests of our own.
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+    start = time.monotonic()
+    got = len(os.pread(fd, length, offset))
+    seconds = time.monotonic() - start
+    by_pread = eye.pages(offset, length)
+    values["pread_pages"], values["pread_seconds"] = by_pread, seconds
+    share = f"readahead(2) filled {by_readahead} of {wanted} pages"
+    if got == length and by_pread >= wanted:
+        how = "in several calls" if by_readahead else "never: pread is used"
+        return Check(
+            name, OK, f"{share}, pread the rest of {where} in {format_duration(seconds)}",
+            f"readahead(2) {how}", values=values,
+        )  # fmt: skip
+    return Check(
+        name, LIMIT, f"{share}, pread {by_pread}: they do not stay in the cache",
+        "this file system does not keep what is read (O_DIRECT mount option?):"
+        " prefetching cannot help", values=values,
+    )  # fmt: skip
