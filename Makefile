@@ -1,7 +1,7 @@
 # Every target sets up what it needs; a second run of a target finds it done and starts at once.
 PY := .venv/bin/python
 CC ?= gcc
-PRELOAD_SOURCES := csrc/preload.c csrc/agent.c
+PRELOAD_SOURCES := $(addprefix csrc/,preload.c mapping.c identity.c request.c agent.c checkpoint.c link.c)
 CSRC_HEADERS := $(wildcard csrc/*.h)
 # As setup.py builds the preload object, but with the agent as an ordinary thread: the sanitizers'
 # run-time needs the thread-local storage that the freestanding agent does without.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Native parts of the build; everything else is declared in pyproject.toml.
 
 Two objects come out of csrc/. The service's helper is an ordinary cffi extension
@@ -13,7 +14,13 @@ from setuptools import Extension, setup
 
 PRELOAD = Extension(
     "uffdprefetch._preload",
-    sources=["csrc/preload.c", "csrc/agent.c"],
+    sources=[
+        f"csrc/{name}.c"
+        for name in (
+            *("preload", "mapping", "identity", "request"),  # the job's threads
+            *("agent", "checkpoint", "link"),  # the agent's
+        )
+    ],
     include_dirs=["csrc"],
     depends=sorted(glob("csrc/*.h")),
     extra_compile_args=[

@@ -25,17 +25,14 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 #include <time.h>
 #include <errno.h>
 #ifdef UP_AGENT_PTHREAD
 #include <pthread.h>
 #endif
 
-#include "job.h"
-#include "sys.h"
+#include "agent.h"
 
 /* Directed at the agent, blocked there and read by signalfd: whatever the job does with SIGURG,
  * its disposition does not matter, because a blocked signal is queued even where it is ignored. */
@@ -45,36 +42,16 @@
 #define USERFAULTFD_IOC_NEW _IO(0xAA, 0x00)
 #endif
 
-#define NS_PER_MS 1000000ull
 /* A forked child usually execs at once: do not trouble the service before this. */
 #define FORK_QUIET_NS (5 * NS_PER_MS)
-#define CONNECT_RETRY_NS (10 * NS_PER_MS)
-#define CONNECT_TRIES 200
 #define BYE_NS (20 * NS_PER_MS)
-/* --resolve service only: how stale its heartbeat may be before the agent answers itself. */
-#define BEAT_STALE_NS (500 * NS_PER_MS)
 #define BEAT_CHECK_NS (100 * NS_PER_MS)
-#define FAULT_BATCH 16
-
-struct agent {
-	int pidfd, bell_fd, uffd, uffd_error, socket, event_fd;
-	int welcomed, hung_up, quit;
-	int own_faults; /* this thread reads the uffd; else the service does */
-	struct up_ring *ring;
-	struct up_request *bye;
-	uint32_t pending; /* regions that still have something to tell the service */
-	uint32_t slots;   /* one past the highest slot ever used */
-	uint32_t overlays, overlays_max;
-	uint32_t connect_tries;
-	uint64_t connect_at_ns, bye_at_ns;
-	long steps;
-};
 
 struct up_job up_job;
 
 /* ------------------------------------------------------------------ small things */
 
-static uint64_t now_ns(void)
+uint64_t up_now_ns(void)
 {
 	struct timespec ts;
 
@@ -82,12 +59,12 @@ static uint64_t now_ns(void)
 	return (uint64_t)ts.tv_sec * 1000000000ull + (uint64_t)ts.tv_nsec;
 }
 
-static void futex_wake(_Atomic uint32_t *word)
+void up_futex_wake(_Atomic uint32_t *word)
 {
 	up_sys3(SYS_futex, word, FUTEX_WAKE_PRIVATE, 0x7fffffff);
 }
 
-static void close_fd(int *fd)
+void up_close(int *fd)
 {
 	if (*fd >= 0)
 		up_sys1(SYS_close, *fd);
@@ -107,7 +84,7 @@ static void test_exit(struct agent *a, uint32_t state)
 }
 
 /* Says what the agent is about to do; the campaign kills it, or the service, right there. */
-static void step(struct agent *a, uint32_t state)
+void up_step(struct agent *a, uint32_t state)
 {
 	if (a->ring)
 		__atomic_store_n(&a->ring->state, state, __ATOMIC_RELAXED);
@@ -115,432 +92,7 @@ static void step(struct agent *a, uint32_t state)
 		test_exit(a, state);
 }
 
-static uint32_t slot_of(const struct up_region *r)
-{
-	return (uint32_t)(r - up_job.region);
-}
-
-static struct up_region *region_by_id(uint32_t id)
-{
-	struct up_region *r = &up_job.region[id % UP_REGIONS];
-
-	return atomic_load(&r->state) == UP_LIVE && r->id == id ? r : NULL;
-}
-
-static struct up_region *region_at(struct agent *a, uintptr_t address)
-{
-	for (uint32_t i = 0; i < a->slots; i++) {
-		struct up_region *r = &up_job.region[i];
-		uint32_t state = atomic_load(&r->state);
-
-		if ((state == UP_LIVE || state == UP_CLOSING) && address - r->address < r->length)
-			return r;
-	}
-	return NULL;
-}
-
-/* 0 and the address of a page of the file inside the region, or -ERANGE. */
-static int page_address(const struct up_region *r, uint64_t page, uintptr_t *address)
-{
-	uint64_t at = page * up_job.page_bytes;
-
-	if (page > UINT64_MAX / up_job.page_bytes || at < r->offset ||
-	    at + up_job.page_bytes > r->offset + r->length ||
-	    at + up_job.page_bytes > r->size)
-		return -ERANGE;
-	*address = r->address + (uintptr_t)(at - r->offset);
-	return 0;
-}
-
-/* ------------------------------------------------------------------ the mapping */
-
-static void wake_range(struct agent *a, uintptr_t address, size_t length)
-{
-	struct uffdio_range range = { .start = address, .len = length };
-
-	if (a->uffd >= 0)
-		up_sys3(SYS_ioctl, a->uffd, UFFDIO_WAKE, &range);
-}
-
-/* Map the file itself over [address, +length): one step for anybody who reads there. */
-static int map_file(struct agent *a, struct up_region *r, uintptr_t address, size_t length)
-{
-	int flags = (r->map_flags & (MAP_TYPE | MAP_NORESERVE)) | MAP_FIXED;
-	void *p = up_mmap((void *)address, length, r->prot, flags, r->fd,
-			  r->offset + (address - r->address));
-
-	if (up_failed((long)p))
-		return (int)(long)p;
-	if (r->advice != MADV_NORMAL)
-		up_sys3(SYS_madvise, address, length, r->advice);
-	/* A thread that waits for the checkpoint retries and finds the file. */
-	wake_range(a, address, length);
-	return 0;
-}
-
-static int lay(struct agent *a, struct up_region *r, uint64_t page)
-{
-	struct uffdio_register reg = { .mode = UFFDIO_REGISTER_MODE_MINOR };
-	uintptr_t address;
-	long ret = page_address(r, page, &address);
-	void *p;
-
-	if (ret)
-		return (int)ret;
-	if (r->writable || r->checkpoint_fd < 0 || a->uffd < 0)
-		return -EINVAL;
-	if (a->overlays >= a->overlays_max)
-		return -ENOSPC;
-	step(a, UP_STATE_LAYING);
-	p = up_mmap((void *)address, up_job.page_bytes, r->prot, MAP_PRIVATE | MAP_FIXED,
-		    r->checkpoint_fd, page * up_job.page_bytes);
-	if (up_failed((long)p))
-		return (int)(long)p;
-	step(a, UP_STATE_LAYING);
-	reg.range.start = address;
-	reg.range.len = up_job.page_bytes;
-	ret = up_sys3(SYS_ioctl, a->uffd, UFFDIO_REGISTER, &reg);
-	if (up_failed(ret)) {
-		map_file(a, r, address, up_job.page_bytes);
-		return (int)ret;
-	}
-	step(a, UP_STATE_LAYING);
-	a->overlays++;
-	r->overlays++;
-	return 0;
-}
-
-static int take(struct agent *a, struct up_region *r, uint64_t page)
-{
-	uintptr_t address;
-	int ret = page_address(r, page, &address);
-
-	if (ret)
-		return ret;
-	step(a, UP_STATE_TAKING);
-	ret = map_file(a, r, address, up_job.page_bytes);
-	step(a, UP_STATE_TAKING);
-	if (!ret && r->overlays) {
-		r->overlays--;
-		a->overlays--;
-	}
-	return ret;
-}
-
-/* The page leaves the page table; the next touch of it is an event again. */
-static int rearm(struct agent *a, struct up_region *r, uint64_t page)
-{
-	uintptr_t address;
-	int ret = page_address(r, page, &address);
-
-	if (ret)
-		return ret;
-	step(a, UP_STATE_REARMING);
-	return (int)up_sys3(SYS_madvise, address, up_job.page_bytes, MADV_DONTNEED);
-}
-
-/* Page-table sensor: forget that 64 KiB were mapped, so that the next epoch shows there. */
-static int drop(struct up_region *r, uint64_t page)
-{
-	size_t bytes = 65536 > up_job.page_bytes ? 65536 : up_job.page_bytes;
-	uintptr_t address;
-	int ret = page_address(r, page, &address);
-
-	if (ret)
-		return ret;
-	if ((r->map_flags & MAP_TYPE) == MAP_PRIVATE)
-		return -EINVAL;
-	if (bytes > r->address + r->length - address)
-		bytes = r->address + r->length - address;
-	return (int)up_sys3(SYS_madvise, address, bytes, MADV_DONTNEED);
-}
-
-/* The whole region becomes what the job asked for: its file, with its own advice. */
-static void detach(struct agent *a, struct up_region *r)
-{
-	if (atomic_load(&r->swallowed)) {
-		r->advice = MADV_RANDOM;
-		atomic_store(&r->swallowed, 0);
-		up_sys3(SYS_madvise, r->address, r->length, MADV_RANDOM);
-	}
-	if (r->overlays == 0 && !r->inherited)
-		return;
-	step(a, UP_STATE_DETACHING);
-	if (r->fd >= 0)
-		map_file(a, r, r->address, r->length);
-	step(a, UP_STATE_DETACHING);
-	a->overlays -= r->overlays;
-	r->overlays = 0;
-}
-
-/* ------------------------------------------------------------------ talking */
-
-static int send_message(struct agent *a, uint16_t type, struct up_message *m, int fd)
-{
-	struct iovec iov = { .iov_base = m, .iov_len = sizeof(*m) };
-	union {
-		struct cmsghdr header;
-		char space[CMSG_SPACE(sizeof(int))];
-	} control = { 0 };
-	struct msghdr msg = { .msg_iov = &iov, .msg_iovlen = 1 };
-	long ret;
-
-	m->header.magic = UP_MAGIC;
-	m->header.version = UP_VERSION;
-	m->header.type = type;
-	if (fd >= 0) {
-		msg.msg_control = control.space;
-		msg.msg_controllen = sizeof(control.space);
-		control.header.cmsg_len = CMSG_LEN(sizeof(int));
-		control.header.cmsg_level = SOL_SOCKET;
-		control.header.cmsg_type = SCM_RIGHTS;
-		*(int *)CMSG_DATA(&control.header) = fd;
-	}
-	ret = up_sys3(SYS_sendmsg, a->socket, &msg, MSG_DONTWAIT | MSG_NOSIGNAL);
-	if (ret == -EAGAIN)
-		return -EAGAIN;
-	if (up_failed(ret))
-		a->hung_up = 1;
-	return up_failed(ret) ? (int)ret : 0;
-}
-
-static void free_slot(struct up_region *r)
-{
-	atomic_store(&r->state, UP_FREE);
-	atomic_fetch_sub(&up_job.live, 1);
-}
-
-/* The mapping is the job's own again. The caller owns the region (LIVE taken, or CLOSING). */
-static void release(struct agent *a, struct up_region *r)
-{
-	a->overlays -= r->overlays;
-	r->overlays = 0;
-	close_fd(&r->fd);
-	close_fd(&r->checkpoint_fd);
-	close_fd(&r->reopened_fd);
-	if (r->sent) {
-		atomic_store(&r->state, UP_LEAVING);
-		a->pending++;
-		return;
-	}
-	if (a->pending)
-		a->pending--; /* its UP_ATTACH */
-	free_slot(r);
-}
-
-static void abandon(struct agent *a, struct up_region *r)
-{
-	uint32_t live = UP_LIVE;
-
-	if (!atomic_compare_exchange_strong(&r->state, &live, UP_CLOSING))
-		return; /* a thread of the job has it: its request will come */
-	detach(a, r);
-	release(a, r);
-}
-
-static int send_attach(struct agent *a, struct up_region *r)
-{
-	struct up_message m = { 0 };
-	int ret;
-
-	m.attach.region = r->id;
-	m.attach.flags = (r->inherited ? UP_ATTACH_INHERITED : 0) |
-			 (r->writable ? UP_ATTACH_WRITABLE : 0);
-	m.attach.address = r->address;
-	m.attach.length_bytes = r->length;
-	m.attach.offset_bytes = r->offset;
-	m.attach.device = r->device;
-	m.attach.inode = r->inode;
-	m.attach.size_bytes = r->size;
-	m.attach.mtime_ns = r->mtime_ns;
-	m.attach.map_flags = (uint32_t)r->map_flags;
-	m.attach.advice_swallowed = (uint32_t)atomic_load(&r->swallowed);
-	ret = send_message(a, UP_ATTACH, &m, r->reopened_fd);
-	if (ret)
-		return ret;
-	r->sent = 1;
-	a->pending--;
-	close_fd(&r->reopened_fd);
-	return 0;
-}
-
-static int send_gone(struct agent *a, struct up_region *r)
-{
-	struct up_message m = { 0 };
-	int ret;
-
-	m.gone.region = r->id;
-	ret = send_message(a, UP_GONE, &m, -1);
-	if (ret)
-		return ret;
-	a->pending--;
-	free_slot(r);
-	return 0;
-}
-
-static void flush(struct agent *a)
-{
-	if (!a->welcomed)
-		return;
-	for (uint32_t i = 0; i < a->slots && a->pending && !a->hung_up; i++) {
-		struct up_region *r = &up_job.region[i];
-		uint32_t state = atomic_load(&r->state);
-
-		if (state == UP_LIVE && !r->sent && send_attach(a, r))
-			return;
-		if (state == UP_LEAVING && send_gone(a, r))
-			return;
-	}
-}
-
-static void acknowledge(struct agent *a, const struct up_command *c, uint32_t done, int error)
-{
-	struct up_message m = { 0 };
-
-	m.ack.sequence = c->sequence;
-	m.ack.region = c->region;
-	m.ack.done = done;
-	m.ack.error = -error;
-	m.ack.overlays = a->overlays;
-	/* A full socket loses it: the service then learns from its own clock. */
-	send_message(a, UP_ACK, &m, -1);
-}
-
-static void say_hello(struct agent *a)
-{
-	struct up_message m = { 0 };
-
-	m.hello.role = UP_AGENT;
-	m.hello.pid = up_job.pid;
-	m.hello.ppid = (int32_t)up_sys0(SYS_getppid);
-	m.hello.rank = up_job.rank;
-	m.hello.local_rank = up_job.local_rank;
-	m.hello.world = up_job.world;
-	m.hello.flags = (a->uffd >= 0 ? UP_HELLO_UFFD : 0) |
-			(up_job.parent_pid ? UP_HELLO_FORKED : 0) |
-			(a->own_faults || a->uffd < 0 ? 0 : UP_HELLO_SENDS_UFFD);
-	m.hello.uffd_error = a->uffd_error;
-	m.hello.overlays_max = a->overlays_max;
-	m.hello.parent_pid = up_job.parent_pid;
-	m.hello.page_bytes = (uint32_t)up_job.page_bytes;
-	for (unsigned int i = 0; i < sizeof(m.hello.command) - 1; i++)
-		m.hello.command[i] = up_job.command[i];
-	send_message(a, UP_HELLO, &m, a->own_faults ? -1 : a->uffd);
-}
-
-static void connect_service(struct agent *a)
-{
-	struct sockaddr_un sun = { .sun_family = AF_UNIX };
-	long fd, ret;
-
-	for (unsigned int i = 0; i < sizeof(sun.sun_path); i++)
-		sun.sun_path[i] = up_job.socket_path[i];
-	fd = up_sys3(SYS_socket, AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-	ret = up_failed(fd) ? fd : up_sys3(SYS_connect, fd, &sun, sizeof(sun));
-	if (!up_failed(ret)) {
-		a->socket = (int)fd;
-		say_hello(a);
-		return;
-	}
-	if (!up_failed(fd))
-		up_sys1(SYS_close, fd);
-	if (ret == -EAGAIN && ++a->connect_tries < CONNECT_TRIES)
-		a->connect_at_ns = now_ns() + CONNECT_RETRY_NS;
-	else
-		a->hung_up = 1;
-}
-
-/* ------------------------------------------------------------------ the service's commands */
-
-static void on_welcome(struct agent *a, int *fd)
-{
-	void *p;
-
-	if (a->welcomed || fd[0] < 0 || fd[1] < 0)
-		return;
-	p = up_mmap(NULL, sizeof(struct up_ring), PROT_READ | PROT_WRITE, MAP_SHARED, fd[0], 0);
-	if (up_failed((long)p)) {
-		a->hung_up = 1;
-		return;
-	}
-	/* A forked child makes its own; the parent's must not be written by two. */
-	up_sys3(SYS_madvise, p, sizeof(struct up_ring), MADV_DONTFORK);
-	a->ring = p;
-	a->event_fd = fd[1];
-	fd[1] = -1;
-	a->welcomed = 1;
-	flush(a);
-}
-
-static void on_file(struct agent *a, const struct up_file *f, int *fd)
-{
-	struct up_region *r = region_by_id(f->region);
-
-	if (!r || r->verdict)
-		return;
-	r->verdict = f->verdict + 1;
-	if (r->inherited) {
-		/* One struct file under all of it again, so that what is taken away merges. */
-		if (fd[1] < 0) {
-			r->inherited = 0;
-			abandon(a, r);
-			return;
-		}
-		r->fd = fd[1];
-		fd[1] = -1;
-		map_file(a, r, r->address, r->length);
-		r->inherited = 0;
-	}
-	if (f->verdict == UP_REFUSE) {
-		abandon(a, r);
-		return;
-	}
-	if (f->verdict == UP_CHECKPOINTS) {
-		r->checkpoint_fd = fd[0];
-		fd[0] = -1;
-	}
-}
-
-static void on_command(struct agent *a, uint16_t type, const struct up_command *c)
-{
-	struct up_region *r = region_by_id(c->region);
-	uint32_t done = 0;
-	int error = 0;
-
-	for (uint32_t i = 0; r && i < c->count && i < UP_PAGES_MAX; i++) {
-		int ret = -EINVAL;
-
-		if (type == UP_LAY)
-			ret = lay(a, r, c->page[i]);
-		else if (type == UP_TAKE)
-			ret = take(a, r, c->page[i]);
-		else if (type == UP_REARM)
-			ret = rearm(a, r, c->page[i]);
-		else if (type == UP_DROP)
-			ret = drop(r, c->page[i]);
-		if (!ret)
-			done++;
-		else if (!error)
-			error = ret;
-	}
-	if (a->ring) {
-		if (type == UP_LAY)
-			a->ring->laid += done;
-		else if (type == UP_TAKE)
-			a->ring->taken += done;
-		else if (type == UP_REARM)
-			a->ring->rearmed += done;
-		a->ring->failed += error != 0;
-		a->ring->overlays = a->overlays;
-	}
-	if (type == UP_DETACH && r)
-		abandon(a, r);
-	step(a, UP_STATE_IDLE);
-	if (error || type == UP_DETACH)
-		acknowledge(a, c, done, error);
-}
-
-static void finish_bye(struct agent *a)
+void up_finish_bye(struct agent *a)
 {
 	struct up_request *q = a->bye;
 
@@ -548,136 +100,12 @@ static void finish_bye(struct agent *a)
 	if (!q)
 		return;
 	atomic_store(&q->state, UP_REQ_DONE);
-	futex_wake(&q->state);
+	up_futex_wake(&q->state);
 }
 
-static void on_socket(struct agent *a)
+static uint32_t slot_of(const struct up_region *r)
 {
-	for (int n = 0; n < 64 && !a->hung_up; n++) {
-		struct up_message m;
-		struct iovec iov = { .iov_base = &m, .iov_len = sizeof(m) };
-		union {
-			struct cmsghdr header;
-			char space[CMSG_SPACE(2 * sizeof(int))];
-		} control = { 0 };
-		struct msghdr msg = { .msg_iov = &iov, .msg_iovlen = 1,
-				      .msg_control = control.space,
-				      .msg_controllen = sizeof(control.space) };
-		int fd[2] = { -1, -1 };
-		long ret = up_sys3(SYS_recvmsg, a->socket, &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-
-		if (ret == -EAGAIN || ret == -EINTR)
-			return;
-		if (ret != sizeof(m) || m.header.magic != UP_MAGIC ||
-		    m.header.version != UP_VERSION) {
-			a->hung_up = 1;
-			return;
-		}
-		if (msg.msg_controllen >= CMSG_LEN(sizeof(int)) &&
-		    control.header.cmsg_type == SCM_RIGHTS) {
-			size_t count = (control.header.cmsg_len - CMSG_LEN(0)) / sizeof(int);
-
-			for (size_t i = 0; i < count && i < 2; i++)
-				fd[i] = ((int *)CMSG_DATA(&control.header))[i];
-		}
-		switch (m.header.type) {
-		case UP_WELCOME:
-			on_welcome(a, fd);
-			break;
-		case UP_FILE:
-			on_file(a, &m.file, fd);
-			break;
-		case UP_LAY:
-		case UP_TAKE:
-		case UP_REARM:
-		case UP_DROP:
-		case UP_DETACH:
-			on_command(a, m.header.type, &m.command);
-			break;
-		case UP_BYE_OK:
-			finish_bye(a);
-			break;
-		default:
-			a->hung_up = 1;
-		}
-		close_fd(&fd[0]);
-		close_fd(&fd[1]);
-	}
-}
-
-/* ------------------------------------------------------------------ faults */
-
-static void post(struct agent *a, const struct up_event *e)
-{
-	struct up_ring *ring = a->ring;
-	uint64_t head, one = 1;
-
-	if (!ring)
-		return;
-	head = ring->head;
-	ring->faults++;
-	if (head - __atomic_load_n(&ring->tail, __ATOMIC_ACQUIRE) >= UP_RING_EVENTS) {
-		ring->dropped++;
-		return;
-	}
-	ring->event[head % UP_RING_EVENTS] = *e;
-	__atomic_store_n(&ring->head, head + 1, __ATOMIC_RELEASE);
-	up_sys3(SYS_write, a->event_fd, &one, sizeof(one));
-}
-
-static void resolve(struct agent *a, const struct uffd_msg *fault)
-{
-	uintptr_t address = (uintptr_t)fault->arg.pagefault.address & ~(up_job.page_bytes - 1);
-	struct uffdio_continue cont = { .range = { address, up_job.page_bytes } };
-	struct up_event e = { .time_ns = now_ns(), .tid = fault->arg.pagefault.feat.ptid };
-	struct up_region *r;
-	long ret;
-
-	step(a, UP_STATE_RESOLVING);
-	do
-		ret = up_sys3(SYS_ioctl, a->uffd, UFFDIO_CONTINUE, &cont);
-	while (ret == -EAGAIN);
-	e.handle_ns = (uint32_t)(now_ns() - e.time_ns);
-	r = region_at(a, address);
-	/* EEXIST: somebody else's touch mapped it. Anything else: the page is no longer ours to
-	 * continue (ENOENT), or its memfd page is not there (EFAULT, against the rule that a page
-	 * is written before it is announced): the file itself goes there. */
-	if (up_failed(ret) && ret != -EEXIST && ret != -ENOENT && r)
-		map_file(a, r, address, up_job.page_bytes);
-	if (up_failed(ret))
-		wake_range(a, address, up_job.page_bytes);
-	step(a, UP_STATE_IDLE);
-	if (!r)
-		return;
-	e.region = r->id;
-	e.page = (r->offset + (address - r->address)) / up_job.page_bytes;
-	post(a, &e);
-}
-
-static void on_faults(struct agent *a)
-{
-	struct uffd_msg fault[FAULT_BATCH];
-	long ret = up_sys3(SYS_read, a->uffd, fault, sizeof(fault));
-
-	for (long i = 0; !up_failed(ret) && i < ret / (long)sizeof(fault[0]); i++)
-		if (fault[i].event == UFFD_EVENT_PAGEFAULT)
-			resolve(a, &fault[i]);
-}
-
-/* --resolve service: when its heartbeat stops, this thread takes the faults back. Messages that
- * the service has read and not answered come again, because waking makes the threads retry. */
-static void check_beat(struct agent *a)
-{
-	if (a->own_faults || !a->ring ||
-	    now_ns() - __atomic_load_n(&a->ring->beat_ns, __ATOMIC_RELAXED) < BEAT_STALE_NS)
-		return;
-	a->own_faults = 1;
-	for (uint32_t i = 0; i < a->slots; i++) {
-		struct up_region *r = &up_job.region[i];
-
-		if (atomic_load(&r->state) == UP_LIVE)
-			wake_range(a, r->address, r->length);
-	}
+	return (uint32_t)(r - up_job.region);
 }
 
 /* ------------------------------------------------------------------ the job's requests */
@@ -698,7 +126,7 @@ static int take_descriptor(struct agent *a, struct up_region *r, int job_fd)
 	/* The number was the mapping thread's; is it the same file in the process's table? */
 	if (up_failed(up_sys2(SYS_fstat, fd, &st)) || (uint64_t)st.st_dev != r->device ||
 	    (uint64_t)st.st_ino != r->inode) {
-		close_fd(&r->fd);
+		up_close(&r->fd);
 		return -ESTALE;
 	}
 	return 0;
@@ -745,36 +173,33 @@ static void on_request(struct agent *a, struct up_request *q)
 		q->result = on_attach(a, r, q->job_fd);
 		break;
 	case UP_REQ_DETACH:
-		detach(a, r);
-		release(a, r);
+		up_detach(a, r);
+		up_release(a, r);
 		break;
 	case UP_REQ_FORGET:
-		release(a, r);
+		up_release(a, r);
 		break;
 	case UP_REQ_QUIT:
 		a->quit = 1;
 		for (uint32_t i = 0; i < a->slots; i++)
-			abandon(a, &up_job.region[i]);
+			up_abandon(a, &up_job.region[i]);
 		break;
-	case UP_REQ_BYE: {
-		struct up_message m = { 0 };
-
-		if (a->welcomed && !a->bye && !send_message(a, UP_BYE, &m, -1)) {
+	case UP_REQ_BYE:
+		if (a->welcomed && !a->bye && !up_say_bye(a)) {
 			a->bye = q;
-			a->bye_at_ns = now_ns() + BYE_NS;
+			a->bye_at_ns = up_now_ns() + BYE_NS;
 			return;
 		}
 		break;
 	}
-	}
 	atomic_store(&q->state, UP_REQ_DONE);
-	futex_wake(&q->state);
+	up_futex_wake(&q->state);
 	if (op != UP_REQ_ATTACH || atomic_load(&r->state) != UP_LIVE)
 		return;
 	/* After the answer: opening may ask a far metadata server. */
 	r->reopened_fd = reopen(r);
 	if (r->reopened_fd < 0)
-		abandon(a, r);
+		up_abandon(a, r);
 }
 
 static void on_bell(struct agent *a)
@@ -787,7 +212,7 @@ static void on_bell(struct agent *a)
 		if (atomic_load(&up_job.request[i].state) == UP_REQ_POSTED &&
 		    a->bye != &up_job.request[i])
 			on_request(a, &up_job.request[i]);
-	flush(a);
+	up_flush(a);
 }
 
 /* ------------------------------------------------------------------ start and end */
@@ -853,7 +278,7 @@ static int agent_open(struct agent *a)
 	a->uffd = open_uffd(a);
 	a->own_faults = !up_job.service_resolves;
 	a->overlays_max = overlay_limit();
-	a->connect_at_ns = now_ns();
+	a->connect_at_ns = up_now_ns();
 	/* What a fork left to us. */
 	for (uint32_t i = 0; i < UP_REGIONS; i++) {
 		struct up_region *r = &up_job.region[i];
@@ -862,7 +287,7 @@ static int agent_open(struct agent *a)
 			continue;
 		a->slots = i + 1;
 		a->pending++;
-		a->connect_at_ns = now_ns() + FORK_QUIET_NS;
+		a->connect_at_ns = up_now_ns() + FORK_QUIET_NS;
 	}
 	return 0;
 }
@@ -882,12 +307,12 @@ static void agent_wait(struct agent *a)
 	if (a->bye && a->bye_at_ns < at)
 		at = a->bye_at_ns;
 	if (!a->own_faults && a->ring) {
-		now = now_ns();
+		now = up_now_ns();
 		if (now + BEAT_CHECK_NS < at)
 			at = now + BEAT_CHECK_NS;
 	}
 	if (at != UINT64_MAX) {
-		now = now_ns();
+		now = up_now_ns();
 		at = at > now ? at - now : 0;
 		ts.tv_sec = (time_t)(at / 1000000000ull);
 		ts.tv_nsec = (long)(at % 1000000000ull);
@@ -895,18 +320,18 @@ static void agent_wait(struct agent *a)
 	}
 	up_sys5(SYS_ppoll, p, 3, timeout, NULL, 8);
 	if (p[1].revents & POLLIN)
-		on_faults(a);
+		up_on_faults(a);
 	if (p[0].revents)
 		on_bell(a);
 	if (p[2].revents & POLLOUT)
-		flush(a);
+		up_flush(a);
 	if (p[2].revents & (POLLIN | POLLHUP | POLLERR))
-		on_socket(a);
-	if (a->bye && now_ns() >= a->bye_at_ns)
-		finish_bye(a);
-	if (a->socket < 0 && !a->hung_up && now_ns() >= a->connect_at_ns)
-		connect_service(a);
-	check_beat(a);
+		up_on_socket(a);
+	if (a->bye && up_now_ns() >= a->bye_at_ns)
+		up_finish_bye(a);
+	if (a->socket < 0 && !a->hung_up && up_now_ns() >= a->connect_at_ns)
+		up_connect(a);
+	up_check_beat(a);
 }
 
 static void agent_main(void)
@@ -920,15 +345,15 @@ static void agent_main(void)
 			agent_wait(&a);
 	/* Without a service nothing is managed: every mapping becomes the job's own again. */
 	atomic_store(&up_job.disabled, 1);
-	finish_bye(&a);
+	up_finish_bye(&a);
 	if (a.bell_fd >= 0)
 		on_bell(&a);
 	for (uint32_t i = 0; i < UP_REGIONS; i++) {
 		struct up_region *r = &up_job.region[i];
 
-		abandon(&a, r);
+		up_abandon(&a, r);
 		if (atomic_load(&r->state) == UP_LEAVING)
-			free_slot(r);
+			up_free_slot(r);
 	}
 	if (a.ring)
 		up_sys2(SYS_munmap, a.ring, sizeof(struct up_ring));
@@ -950,10 +375,10 @@ void up_agent_ring_bell(void)
 static void *agent_thread(void *unused)
 {
 	atomic_store(&up_job.agent_tid, (int)up_sys0(SYS_gettid));
-	futex_wake((_Atomic uint32_t *)&up_job.agent_tid);
+	up_futex_wake((_Atomic uint32_t *)&up_job.agent_tid);
 	agent_main();
 	atomic_store(&up_job.agent_tid, 0);
-	futex_wake((_Atomic uint32_t *)&up_job.agent_tid);
+	up_futex_wake((_Atomic uint32_t *)&up_job.agent_tid);
 	return unused;
 }
 

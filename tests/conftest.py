@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What all tests share: skipping with a reason, a clean environment, waiting on a state."""
 
 from __future__ import annotations

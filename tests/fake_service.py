@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A service that speaks the launcher's protocol and does nothing else, with faults on demand.
 
     python fake_service.py SOCKET LOG [MODE]

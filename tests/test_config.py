@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where a setting comes from, which one wins, and what a wrong one says."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rank and job key from the variables that real launchers set."""
 
 from __future__ import annotations

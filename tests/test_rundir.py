@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The runtime directory is ours alone, or refused."""
 
 from __future__ import annotations

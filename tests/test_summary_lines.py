@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The three lines on stderr, and the name and writing of the JSON."""
 
 from __future__ import annotations

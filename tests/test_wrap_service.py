@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `wrap` says to the service and does when the service fails it (tests/fake_service.py)."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`wrap` must not be seen: status, signals, streams, descriptors, environment of the job.
 
 Where it is of no matter whether there is a service, a refused runtime directory keeps the tests

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a run is asked to do, and where each wish came from.
 
 One table (OPTIONS) describes every option once; the command line, the UFFDPREFETCH_* variables and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The one exception type, and the exit codes that it carries."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Who this process is in its parallel job, read from what launchers put into the environment.
 
 Two questions are answered, both by pure functions of the environment: which rank is this process

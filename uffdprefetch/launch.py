@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The transparent launcher: finds or starts the node's service, runs the job, reports.
 
 The service is a convenience to the job and never a condition: whatever fails here is one line on
@@ -239,7 +240,9 @@ def run(config: Config, argv: Sequence[str]) -> int:
             raise UffdPrefetchError(text, EXIT_OURS) from None
         say(f"running the job without prefetching: {text}")
     if config.verbose and meeting is not None and client is not None:
-        say(f"job {meeting.key} (from {meeting.key_source}), rung {client.rung}, log {meeting.log}")
+        # The rung is known at once only where an agent of the job has reported before.
+        rung = f", rung {client.rung}" if client.rung else ""
+        say(f"job {meeting.key} (from {meeting.key_source}){rung}, log {meeting.log}")
 
     def started(pid: int) -> None:
         if client is not None:
@@ -254,6 +257,20 @@ def run(config: Config, argv: Sequence[str]) -> int:
         _report(config, environ, client, meeting, status)
         client.close()
     return spawn.end_like(status)
+
+
+def _tidy(meeting: Meeting) -> None:
+    """Remove what this job leaves in the runtime directory: nothing else ever would.
+
+    Losing the start lock to a wrap that comes just now starts two services at worst, of which one
+    finds the other and ends.
+    """
+    for path in (f"{meeting.socket}.start", meeting.log):
+        try:
+            if os.stat(path).st_size == 0:  # a log with words in it is kept
+                os.unlink(path)
+        except OSError:
+            pass
 
 
 def _report(
@@ -273,6 +290,7 @@ def _report(
         return
     if not finished.last:
         return
+    _tidy(meeting)
     from uffdprefetch.report import output, summary
 
     rank = identify(environ).rank

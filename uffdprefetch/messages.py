@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lines to people. stdout belongs to the wrapped program: ours go to stderr, with a prefix."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The launcher's end of the service's socket: five fixed-size messages (csrc/wire.h).
 
 launcher                         service

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The directory of the sockets, locks and logs of this user's services on this node.
 
 It lies in a place where others may write (/tmp), so it is trusted only after a look: a directory,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Run a program as if we were not there: its signals, descriptors, environment and status.
 
 What a program can see of its parent is what this file is about. Known differences from a plain

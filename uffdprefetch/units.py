@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sizes, rates and durations as people write them, and back.
 
 Decimal prefixes with a B are powers of 1000 (kB, MB, GB, TB), those with iB are powers of 1024; a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The command line: one file per command, and main() that finds it.
 
 A command is a class ``Command`` in ``cli/NAME.py``: its docstring is the help, ``prepare_parser``

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``uffdprefetch wrap [options] -- CMD...``"""
 
 from __future__ import annotations

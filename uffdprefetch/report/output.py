@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Names and writing of the files that a run leaves behind."""
 
 from __future__ import annotations

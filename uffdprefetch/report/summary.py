@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The three lines that end a run, from the summary's JSON (docs/summary-schema.md)."""
 
 from __future__ import annotations

@@ -1,0 +1,350 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * link.c - the agent's connection to the service: what it says, and the commands it obeys.
+ *
+ * No call here blocks. A command for a mapping that is gone meanwhile finds no region of its
+ * number and does nothing.
+ */
+#include <errno.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include "agent.h"
+
+#define CONNECT_RETRY_NS (10 * NS_PER_MS)
+#define CONNECT_TRIES 200
+
+static struct up_region *region_by_id(uint32_t id)
+{
+	struct up_region *r = &up_job.region[id % UP_REGIONS];
+
+	return atomic_load(&r->state) == UP_LIVE && r->id == id ? r : NULL;
+}
+
+static int send_message(struct agent *a, uint16_t type, struct up_message *m, int fd)
+{
+	struct iovec iov = { .iov_base = m, .iov_len = sizeof(*m) };
+	union {
+		struct cmsghdr header;
+		char space[CMSG_SPACE(sizeof(int))];
+	} control = { 0 };
+	struct msghdr msg = { .msg_iov = &iov, .msg_iovlen = 1 };
+	long ret;
+
+	m->header.magic = UP_MAGIC;
+	m->header.version = UP_VERSION;
+	m->header.type = type;
+	if (fd >= 0) {
+		msg.msg_control = control.space;
+		msg.msg_controllen = sizeof(control.space);
+		control.header.cmsg_len = CMSG_LEN(sizeof(int));
+		control.header.cmsg_level = SOL_SOCKET;
+		control.header.cmsg_type = SCM_RIGHTS;
+		*(int *)CMSG_DATA(&control.header) = fd;
+	}
+	ret = up_sys3(SYS_sendmsg, a->socket, &msg, MSG_DONTWAIT | MSG_NOSIGNAL);
+	if (ret == -EAGAIN)
+		return -EAGAIN;
+	if (up_failed(ret))
+		a->hung_up = 1;
+	return up_failed(ret) ? (int)ret : 0;
+}
+
+void up_free_slot(struct up_region *r)
+{
+	atomic_store(&r->state, UP_FREE);
+	atomic_fetch_sub(&up_job.live, 1);
+}
+
+/* The mapping is the job's own again. The caller owns the region (LIVE taken, or CLOSING). */
+void up_release(struct agent *a, struct up_region *r)
+{
+	a->overlays -= r->overlays;
+	r->overlays = 0;
+	up_close(&r->fd);
+	up_close(&r->checkpoint_fd);
+	up_close(&r->reopened_fd);
+	if (r->sent) {
+		atomic_store(&r->state, UP_LEAVING);
+		a->pending++;
+		return;
+	}
+	if (a->pending)
+		a->pending--; /* its UP_ATTACH */
+	up_free_slot(r);
+}
+
+void up_abandon(struct agent *a, struct up_region *r)
+{
+	uint32_t live = UP_LIVE;
+
+	if (!atomic_compare_exchange_strong(&r->state, &live, UP_CLOSING))
+		return; /* a thread of the job has it: its request will come */
+	up_detach(a, r);
+	up_release(a, r);
+}
+
+static int send_attach(struct agent *a, struct up_region *r)
+{
+	struct up_message m = { 0 };
+	int ret;
+
+	m.attach.region = r->id;
+	m.attach.flags = (r->inherited ? UP_ATTACH_INHERITED : 0) |
+			 (r->writable ? UP_ATTACH_WRITABLE : 0);
+	m.attach.address = r->address;
+	m.attach.length_bytes = r->length;
+	m.attach.offset_bytes = r->offset;
+	m.attach.device = r->device;
+	m.attach.inode = r->inode;
+	m.attach.size_bytes = r->size;
+	m.attach.mtime_ns = r->mtime_ns;
+	m.attach.map_flags = (uint32_t)r->map_flags;
+	m.attach.advice_swallowed = (uint32_t)atomic_load(&r->swallowed);
+	ret = send_message(a, UP_ATTACH, &m, r->reopened_fd);
+	if (ret)
+		return ret;
+	r->sent = 1;
+	a->pending--;
+	up_close(&r->reopened_fd);
+	return 0;
+}
+
+static int send_gone(struct agent *a, struct up_region *r)
+{
+	struct up_message m = { 0 };
+	int ret;
+
+	m.gone.region = r->id;
+	ret = send_message(a, UP_GONE, &m, -1);
+	if (ret)
+		return ret;
+	a->pending--;
+	up_free_slot(r);
+	return 0;
+}
+
+void up_flush(struct agent *a)
+{
+	if (!a->welcomed)
+		return;
+	for (uint32_t i = 0; i < a->slots && a->pending && !a->hung_up; i++) {
+		struct up_region *r = &up_job.region[i];
+		uint32_t state = atomic_load(&r->state);
+
+		if (state == UP_LIVE && !r->sent && send_attach(a, r))
+			return;
+		if (state == UP_LEAVING && send_gone(a, r))
+			return;
+	}
+}
+
+static void acknowledge(struct agent *a, const struct up_command *c, uint32_t done, int error)
+{
+	struct up_message m = { 0 };
+
+	m.ack.sequence = c->sequence;
+	m.ack.region = c->region;
+	m.ack.done = done;
+	m.ack.error = -error;
+	m.ack.overlays = a->overlays;
+	/* A full socket loses it: the service then learns from its own clock. */
+	send_message(a, UP_ACK, &m, -1);
+}
+
+static void say_hello(struct agent *a)
+{
+	struct up_message m = { 0 };
+
+	m.hello.role = UP_AGENT;
+	m.hello.pid = up_job.pid;
+	m.hello.ppid = (int32_t)up_sys0(SYS_getppid);
+	m.hello.rank = up_job.rank;
+	m.hello.local_rank = up_job.local_rank;
+	m.hello.world = up_job.world;
+	m.hello.flags = (a->uffd >= 0 ? UP_HELLO_UFFD : 0) |
+			(up_job.parent_pid ? UP_HELLO_FORKED : 0) |
+			(a->own_faults || a->uffd < 0 ? 0 : UP_HELLO_SENDS_UFFD);
+	m.hello.uffd_error = a->uffd_error;
+	m.hello.overlays_max = a->overlays_max;
+	m.hello.parent_pid = up_job.parent_pid;
+	m.hello.page_bytes = (uint32_t)up_job.page_bytes;
+	for (unsigned int i = 0; i < sizeof(m.hello.command) - 1; i++)
+		m.hello.command[i] = up_job.command[i];
+	send_message(a, UP_HELLO, &m, a->own_faults ? -1 : a->uffd);
+}
+
+void up_connect(struct agent *a)
+{
+	struct sockaddr_un sun = { .sun_family = AF_UNIX };
+	long fd, ret;
+
+	for (unsigned int i = 0; i < sizeof(sun.sun_path); i++)
+		sun.sun_path[i] = up_job.socket_path[i];
+	fd = up_sys3(SYS_socket, AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	ret = up_failed(fd) ? fd : up_sys3(SYS_connect, fd, &sun, sizeof(sun));
+	if (!up_failed(ret)) {
+		a->socket = (int)fd;
+		say_hello(a);
+		return;
+	}
+	if (!up_failed(fd))
+		up_sys1(SYS_close, fd);
+	if (ret == -EAGAIN && ++a->connect_tries < CONNECT_TRIES)
+		a->connect_at_ns = up_now_ns() + CONNECT_RETRY_NS;
+	else
+		a->hung_up = 1;
+}
+
+int up_say_bye(struct agent *a)
+{
+	struct up_message m = { 0 };
+
+	return send_message(a, UP_BYE, &m, -1);
+}
+
+/* ------------------------------------------------------------------ commands */
+
+static void on_welcome(struct agent *a, int *fd)
+{
+	void *p;
+
+	if (a->welcomed || fd[0] < 0 || fd[1] < 0)
+		return;
+	p = up_mmap(NULL, sizeof(struct up_ring), PROT_READ | PROT_WRITE, MAP_SHARED, fd[0], 0);
+	if (up_failed((long)p)) {
+		a->hung_up = 1;
+		return;
+	}
+	/* A forked child makes its own; the parent's must not be written by two. */
+	up_sys3(SYS_madvise, p, sizeof(struct up_ring), MADV_DONTFORK);
+	a->ring = p;
+	a->event_fd = fd[1];
+	fd[1] = -1;
+	a->welcomed = 1;
+	up_flush(a);
+}
+
+static void on_file(struct agent *a, const struct up_file *f, int *fd)
+{
+	struct up_region *r = region_by_id(f->region);
+
+	if (!r || r->verdict)
+		return;
+	r->verdict = f->verdict + 1;
+	if (r->inherited) {
+		/* One struct file under all of it again, so that what is taken away merges. */
+		if (fd[1] < 0) {
+			r->inherited = 0;
+			up_abandon(a, r);
+			return;
+		}
+		r->fd = fd[1];
+		fd[1] = -1;
+		up_map_file(a, r, r->address, r->length);
+		r->inherited = 0;
+	}
+	if (f->verdict == UP_REFUSE) {
+		up_abandon(a, r);
+		return;
+	}
+	if (f->verdict == UP_CHECKPOINTS) {
+		r->checkpoint_fd = fd[0];
+		fd[0] = -1;
+	}
+}
+
+static void on_command(struct agent *a, uint16_t type, const struct up_command *c)
+{
+	struct up_region *r = region_by_id(c->region);
+	uint32_t done = 0;
+	int error = 0;
+
+	for (uint32_t i = 0; r && i < c->count && i < UP_PAGES_MAX; i++) {
+		int ret = -EINVAL;
+
+		if (type == UP_LAY)
+			ret = up_lay(a, r, c->page[i]);
+		else if (type == UP_TAKE)
+			ret = up_take(a, r, c->page[i]);
+		else if (type == UP_REARM)
+			ret = up_rearm(a, r, c->page[i]);
+		else if (type == UP_DROP)
+			ret = up_drop(r, c->page[i]);
+		if (!ret)
+			done++;
+		else if (!error)
+			error = ret;
+	}
+	if (a->ring) {
+		if (type == UP_LAY)
+			a->ring->laid += done;
+		else if (type == UP_TAKE)
+			a->ring->taken += done;
+		else if (type == UP_REARM)
+			a->ring->rearmed += done;
+		a->ring->failed += error != 0;
+		a->ring->overlays = a->overlays;
+	}
+	if (type == UP_DETACH && r)
+		up_abandon(a, r);
+	up_step(a, UP_STATE_IDLE);
+	if (error || type == UP_DETACH)
+		acknowledge(a, c, done, error);
+}
+
+
+void up_on_socket(struct agent *a)
+{
+	for (int n = 0; n < 64 && !a->hung_up; n++) {
+		struct up_message m;
+		struct iovec iov = { .iov_base = &m, .iov_len = sizeof(m) };
+		union {
+			struct cmsghdr header;
+			char space[CMSG_SPACE(2 * sizeof(int))];
+		} control = { 0 };
+		struct msghdr msg = { .msg_iov = &iov, .msg_iovlen = 1,
+				      .msg_control = control.space,
+				      .msg_controllen = sizeof(control.space) };
+		int fd[2] = { -1, -1 };
+		long ret = up_sys3(SYS_recvmsg, a->socket, &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+
+		if (ret == -EAGAIN || ret == -EINTR)
+			return;
+		if (ret != sizeof(m) || m.header.magic != UP_MAGIC ||
+		    m.header.version != UP_VERSION) {
+			a->hung_up = 1;
+			return;
+		}
+		if (msg.msg_controllen >= CMSG_LEN(sizeof(int)) &&
+		    control.header.cmsg_type == SCM_RIGHTS) {
+			size_t count = (control.header.cmsg_len - CMSG_LEN(0)) / sizeof(int);
+
+			for (size_t i = 0; i < count && i < 2; i++)
+				fd[i] = ((int *)CMSG_DATA(&control.header))[i];
+		}
+		switch (m.header.type) {
+		case UP_WELCOME:
+			on_welcome(a, fd);
+			break;
+		case UP_FILE:
+			on_file(a, &m.file, fd);
+			break;
+		case UP_LAY:
+		case UP_TAKE:
+		case UP_REARM:
+		case UP_DROP:
+		case UP_DETACH:
+			on_command(a, m.header.type, &m.command);
+			break;
+		case UP_BYE_OK:
+			up_finish_bye(a);
+			break;
+		default:
+			a->hung_up = 1;
+		}
+		up_close(&fd[0]);
+		up_close(&fd[1]);
+	}
+}

@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * mapping.c - mmap and its kin: which mappings are managed, and what the job may do with one.
+ */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <stdarg.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include "preload.h"
+
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22
+#endif
+#ifndef MAP_SHARED_VALIDATE
+#define MAP_SHARED_VALIDATE 3
+#endif
+
+static int eligible(size_t length, int prot, int flags, int fd, off_t offset, struct stat *st)
+{
+	int type = flags & MAP_TYPE;
+	int unfit = MAP_ANONYMOUS | MAP_HUGETLB | MAP_GROWSDOWN | MAP_LOCKED;
+
+	if (!up_job.enabled || atomic_load(&up_job.disabled) || fd < 0 || prot != PROT_READ ||
+	    (flags & unfit) || length < up_job.min_bytes || !up_in_own_process() ||
+	    (type != MAP_SHARED && type != MAP_PRIVATE && type != MAP_SHARED_VALIDATE))
+		return 0;
+	if (up_failed(up_sys2(SYS_fstat, fd, st)) || !S_ISREG(st->st_mode))
+		return 0;
+	return offset >= 0 && st->st_size > offset &&
+	       (uint64_t)(st->st_size - offset) >= up_job.min_bytes;
+}
+
+static struct up_region *claim_region(void)
+{
+	for (uint32_t i = 0; i < UP_REGIONS; i++) {
+		uint32_t is_free = UP_FREE;
+
+		if (!atomic_compare_exchange_strong(&up_job.region[i].state, &is_free, UP_OPENING))
+			continue;
+		atomic_fetch_add(&up_job.live, 1);
+		up_job.region[i].id =
+			i | (atomic_fetch_add(&up_job.generation, 1) + 1) % 0x3fffff << 10;
+		return &up_job.region[i];
+	}
+	return NULL;
+}
+
+/* The mapping exists and nobody knows its address yet: hand it to the agent. */
+static void adopt(void *p, size_t length, int prot, int flags, int fd, off_t offset,
+		  const struct stat *st)
+{
+	long status = up_sys3(SYS_fcntl, fd, F_GETFL, 0);
+	size_t mask = up_job.page_bytes - 1;
+	uint64_t bytes = (uint64_t)(st->st_size - offset);
+	struct up_region *r;
+
+	if (up_failed(status) || (status & O_ACCMODE) == O_WRONLY || (status & O_PATH) ||
+	    !up_agent_ready())
+		return;
+	r = claim_region();
+	if (!r)
+		return;
+	r->address = (uintptr_t)p;
+	r->map_length = (length + mask) & ~mask;
+	r->length = bytes < length ? ((size_t)bytes + mask) & ~mask : r->map_length;
+	r->offset = (uint64_t)offset;
+	r->device = (uint64_t)st->st_dev;
+	r->inode = (uint64_t)st->st_ino;
+	r->size = (uint64_t)st->st_size;
+	r->mtime_ns = (int64_t)st->st_mtim.tv_sec * 1000000000 + st->st_mtim.tv_nsec;
+	r->prot = prot;
+	r->map_flags = flags;
+	r->advice = MADV_NORMAL;
+	r->swallowed = 0;
+	r->writable = (status & O_ACCMODE) == O_RDWR;
+	r->inherited = 0;
+	r->fd = r->checkpoint_fd = r->reopened_fd = -1;
+	r->verdict = r->sent = r->overlays = 0;
+	if (up_ask(UP_REQ_ATTACH, (uint32_t)(r - up_job.region), fd))
+		up_forget_slot(r);
+}
+
+static void *map(void *address, size_t length, int prot, int flags, int fd, off_t offset)
+{
+	int saved = errno;
+	struct stat st;
+	void *p;
+
+	if (flags & MAP_FIXED)
+		up_give_back((uintptr_t)address, length, UP_REQ_DETACH);
+	errno = saved;
+	p = up_next.mmap ? up_next.mmap(address, length, prot, flags, fd, offset)
+		      : (void *)up_fail((long)up_mmap(address, length, prot, flags, fd,
+						   (uint64_t)offset));
+	if (p == MAP_FAILED)
+		return p;
+	saved = errno;
+	if (eligible(length, prot, flags, fd, offset, &st))
+		adopt(p, length, prot, flags, fd, offset, &st);
+	errno = saved;
+	return p;
+}
+
+UP_EXPORT void *mmap(void *address, size_t length, int prot, int flags, int fd, off_t offset)
+{
+	return map(address, length, prot, flags, fd, offset);
+}
+
+UP_EXPORT void *mmap64(void *address, size_t length, int prot, int flags, int fd, off64_t offset)
+{
+	return map(address, length, prot, flags, fd, offset);
+}
+
+UP_EXPORT int munmap(void *address, size_t length)
+{
+	int saved = errno;
+
+	up_give_back((uintptr_t)address, length, UP_REQ_FORGET);
+	errno = saved;
+	if (up_next.munmap)
+		return up_next.munmap(address, length);
+	return (int)up_fail(up_sys2(SYS_munmap, address, length));
+}
+
+UP_EXPORT void *mremap(void *old, size_t old_length, size_t length, int flags, ...)
+{
+	int saved = errno;
+	void *target = NULL;
+	va_list ap;
+
+	if (flags & MREMAP_FIXED) {
+		va_start(ap, flags);
+		target = va_arg(ap, void *);
+		va_end(ap);
+		up_give_back((uintptr_t)target, length, UP_REQ_DETACH);
+	}
+	/* mremap of a single page (old_length 0 duplicates a shared mapping) is no special case. */
+	up_give_back((uintptr_t)old, old_length ? old_length : 1, UP_REQ_DETACH);
+	errno = saved;
+	if (up_next.mremap)
+		return up_next.mremap(old, old_length, length, flags, target);
+	return (void *)up_fail(up_sys5(SYS_mremap, old, old_length, length, flags, target));
+}
+
+UP_EXPORT int mprotect(void *address, size_t length, int prot)
+{
+	int saved = errno;
+
+	if (prot != PROT_READ)
+		up_give_back((uintptr_t)address, length, UP_REQ_DETACH);
+	errno = saved;
+	if (up_next.mprotect)
+		return up_next.mprotect(address, length, prot);
+	return (int)up_fail(up_sys3(SYS_mprotect, address, length, prot));
+}
+
+/* What advice does to a managed region: 1 when it is swallowed. */
+static int advise_region(struct up_region *r, uintptr_t address, size_t length, int advice)
+{
+	int whole = address <= r->address && address + length >= r->address + r->length;
+
+	switch (advice) {
+	case MADV_WILLNEED:
+	case MADV_DONTNEED:
+	case MADV_COLD:
+	case MADV_PAGEOUT:
+	case MADV_POPULATE_READ:
+		return 0;
+	case MADV_RANDOM:
+		/* On Lustre each cold fault would become one 4 KiB RPC; elsewhere the kernel's
+		 * readahead is what helps when a window was missed. Replayed on detach. */
+		if (whole && !up_job.keep_advice) {
+			atomic_store(&r->swallowed, 1);
+			return 1;
+		}
+		break;
+	case MADV_NORMAL:
+	case MADV_SEQUENTIAL:
+		break;
+	default:
+		whole = 0; /* changes what the mapping is: it must lie over one kind of pages */
+	}
+	if (!whole) {
+		up_close_region(r, UP_REQ_DETACH);
+		return 0;
+	}
+	atomic_store(&r->swallowed, 0);
+	r->advice = advice;
+	return 0;
+}
+
+UP_EXPORT int madvise(void *address, size_t length, int advice)
+{
+	int saved = errno, swallowed = 0;
+
+	if (atomic_load(&up_job.live) && length && up_in_own_process()) {
+		for (uint32_t i = 0; i < UP_REGIONS; i++) {
+			struct up_region *r = &up_job.region[i];
+
+			if (atomic_load(&r->state) == UP_LIVE &&
+			    up_overlaps(r, (uintptr_t)address, length))
+				swallowed |= advise_region(r, (uintptr_t)address, length, advice);
+		}
+	}
+	errno = saved;
+	if (swallowed)
+		return 0;
+	if (up_next.madvise)
+		return up_next.madvise(address, length, advice);
+	return (int)up_fail(up_sys3(SYS_madvise, address, length, advice));
+}
+
+UP_EXPORT int posix_madvise(void *address, size_t length, int advice)
+{
+	int saved = errno, ret = 0;
+
+	/* POSIX_MADV_DONTNEED does nothing in glibc; the other numbers are madvise's. */
+	if (advice != POSIX_MADV_DONTNEED && madvise(address, length, advice))
+		ret = errno;
+	errno = saved;
+	return ret;
+}
+
+UP_EXPORT int mlock(const void *address, size_t length)
+{
+	int saved = errno;
+
+	up_give_back((uintptr_t)address, length, UP_REQ_DETACH);
+	errno = saved;
+	return up_next.mlock ? up_next.mlock(address, length)
+			  : (int)up_fail(up_sys2(SYS_mlock, address, length));
+}
+
+UP_EXPORT int mlock2(const void *address, size_t length, unsigned int flags)
+{
+	int saved = errno;
+
+	up_give_back((uintptr_t)address, length, UP_REQ_DETACH);
+	errno = saved;
+	return up_next.mlock2 ? up_next.mlock2(address, length, flags)
+			   : (int)up_fail(up_sys3(SYS_mlock2, address, length, flags));
+}
+
+UP_EXPORT int mlockall(int flags)
+{
+	int saved = errno;
+
+	up_give_back(0, UINTPTR_MAX, UP_REQ_DETACH);
+	atomic_store(&up_job.disabled, 1); /* MCL_FUTURE would lock, and read, what we lay */
+	errno = saved;
+	return up_next.mlockall ? up_next.mlockall(flags) : (int)up_fail(up_sys1(SYS_mlockall, flags));
+}
+
+UP_EXPORT int remap_file_pages(void *address, size_t length, int prot, size_t page, int flags)
+{
+	int saved = errno;
+
+	up_give_back((uintptr_t)address, length, UP_REQ_DETACH);
+	errno = saved;
+	if (up_next.remap_file_pages)
+		return up_next.remap_file_pages(address, length, prot, page, flags);
+	return (int)up_fail(up_sys5(SYS_remap_file_pages, address, length, prot, page, flags));
+}

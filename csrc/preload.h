@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * preload.h - what the interposers' files share: preload.c (start, fork, end), mapping.c (mmap and
+ * its kin), identity.c (calls after which the process is somebody else), request.c (asking the
+ * agent).
+ *
+ * Nothing in them prints, allocates or changes errno, and the job's descriptor table is never
+ * touched.
+ */
+#ifndef UP_PRELOAD_H
+#define UP_PRELOAD_H
+
+#include <errno.h>
+#include <sys/types.h>
+
+#include "job.h"
+#include "sys.h"
+
+#define UP_EXPORT __attribute__((visibility("default")))
+
+struct capability_header;
+struct capability_data;
+
+#pragma GCC visibility push(hidden)
+
+/* The next definition of each call in the chain of libraries, or NULL until the constructor has run:
+ * an allocator that starts before us goes straight to the kernel. */
+struct up_next {
+	void *(*mmap)(void *, size_t, int, int, int, off_t);
+	int (*munmap)(void *, size_t);
+	void *(*mremap)(void *, size_t, size_t, int, ...);
+	int (*mprotect)(void *, size_t, int);
+	int (*madvise)(void *, size_t, int);
+	int (*mlock)(const void *, size_t);
+	int (*mlock2)(const void *, size_t, unsigned int);
+	int (*mlockall)(int);
+	int (*remap_file_pages)(void *, size_t, int, size_t, int);
+	int (*unshare)(int);
+	int (*setns)(int, int);
+	int (*setuid)(uid_t);
+	int (*setgid)(gid_t);
+	int (*seteuid)(uid_t);
+	int (*setegid)(gid_t);
+	int (*setreuid)(uid_t, uid_t);
+	int (*setregid)(gid_t, gid_t);
+	int (*setresuid)(uid_t, uid_t, uid_t);
+	int (*setresgid)(gid_t, gid_t, gid_t);
+	int (*setgroups)(size_t, const gid_t *);
+	int (*capset)(struct capability_header *, const struct capability_data *);
+};
+
+extern struct up_next up_next;
+
+/* request.c */
+int up_in_own_process(void);
+/* Post, ring, wait: the agent's result, or -ESRCH when there is no agent any more. */
+int up_ask(uint32_t op, uint32_t slot, int job_fd);
+/* Start the agent when it is not there; whether there is one. */
+int up_agent_ready(void);
+void up_forget_slot(struct up_region *r);
+/* Take a region back from the agent; 0 when another thread has just done so. */
+int up_close_region(struct up_region *r, uint32_t op);
+int up_overlaps(const struct up_region *r, uintptr_t address, size_t length);
+/* Before the kernel changes [address, +length): what is managed there becomes plain. */
+void up_give_back(uintptr_t address, size_t length, uint32_t op);
+/* End the agent before the job changes who it is: its thread would keep the old identity, and a
+ * new user namespace is refused to a process with two threads. */
+void up_end_agent(void);
+
+#pragma GCC visibility pop
+
+/* The kernel's value as libc's: -1 and errno. */
+static inline long up_fail(long ret)
+{
+	if (!up_failed(ret))
+		return ret;
+	errno = (int)-ret;
+	return -1;
+}
+
+#endif
