@@ -55,11 +55,11 @@ def wait_until(state: Callable[[], bool], what: str) -> None:
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """A directory to show: `a.bin`, a subdirectory with many files, a symbolic link."""
+    """A directory to show: `a.bin`, nested directories, a symbolic link."""
     root = tmp_path / "source"
     (root / "deep" / "er").mkdir(parents=True)
     (root / "a.bin").write_bytes(os.urandom(SIZE_BYTES))
-    for number in range(300):
+    for number in range(30):
         (root / "deep" / "er" / f"a file with a longer name {number}").write_text(str(number))
     (root / "deep" / "link").symlink_to("../a.bin")
     return root
@@ -89,6 +89,15 @@ def test_bytes_and_names_are_those_of_the_source(bed: SlowBed, source: Path) -> 
         bed.path("absent").stat()
 
 
+def test_a_listing_that_takes_many_requests_is_whole(bed: SlowBed, source: Path) -> None:
+    directory = source / "wide"
+    directory.mkdir()
+    names = [f"{number:05d}-{'long' * 50}" for number in range(5000)]
+    for name in names:
+        (directory / name).touch()
+    assert sorted(os.listdir(bed.path("wide"))) == names
+
+
 def test_a_shared_mapping_shows_the_source(bed: SlowBed, source: Path) -> None:
     with (
         open(bed.path("a.bin"), "rb") as file,
@@ -105,10 +114,20 @@ def test_nothing_can_be_written(bed: SlowBed) -> None:
 
 
 def test_a_file_that_changed_is_noticed_when_it_is_opened(bed: SlowBed, source: Path) -> None:
-    old = bed.path("a.bin").read_bytes()
-    new = bytes(len(old))
-    (source / "a.bin").write_bytes(new)
-    assert bed.path("a.bin").read_bytes() == new
+    def head() -> bytes:
+        # no stat(2), which would make the kernel ask for the time of the last change
+        fd = os.open(bed.path("a.bin"), os.O_RDONLY)
+        try:
+            return os.pread(fd, 8192, 0)
+        finally:
+            os.close(fd)
+
+    old = head()
+    bed.reset()
+    assert head() == old
+    assert bed.counters()["requests"] == 0
+    (source / "a.bin").write_bytes(bytes(SIZE_BYTES))
+    assert head() == bytes(8192)
 
 
 # ---- counters and settings --------------------------------------------------------------------

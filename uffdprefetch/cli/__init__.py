@@ -13,6 +13,7 @@ import importlib
 import os
 import signal
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -45,6 +46,12 @@ def split_rest(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:
     return words[:at], words[at + 1 :]
 
 
+def _dedented(docstring: str) -> str:
+    """A docstring as help text (Python 3.13 takes the indentation away by itself)."""
+    first, _, rest = docstring.partition("\n")
+    return f"{first}\n{textwrap.dedent(rest)}".rstrip()
+
+
 def _usage() -> str:
     lines = [
         "usage: uffdprefetch COMMAND ...",
@@ -75,7 +82,7 @@ def _dispatch(argv: Sequence[str]) -> int:
     command: CommandProtocol = importlib.import_module(COMMANDS[name][0]).Command()
     parser = argparse.ArgumentParser(
         prog=f"uffdprefetch {name}",
-        description=command.__doc__,
+        description=_dedented(command.__doc__ or ""),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,  # an abbreviation that is unique today is ambiguous tomorrow
     )

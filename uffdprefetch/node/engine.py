@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 from uffdprefetch import uffd
 from uffdprefetch.config import Config
+from uffdprefetch.intervals import IntervalSet
 from uffdprefetch.node import pagetables, wire
 from uffdprefetch.node.client import Client, Region
 from uffdprefetch.node.files import BLOCK_BYTES, MEMORY_FILE_SYSTEMS, FileState, Key
@@ -343,6 +344,8 @@ class CacheEngine:
 
     def refresh_all(self) -> None:
         """Once a second: what has fired long ago is armed again even where nothing moves."""
+        for file in self.files.values():
+            file.recent = IntervalSet()  # the kernel may have taken it back
         for client in self.clients.values():
             for region in client.regions.values():
                 region.table.expire(now_ns())

@@ -71,7 +71,7 @@ class FileState:
     written: set[int] = field(default_factory=set)  # checkpoint pages that are in the memfd
     pending_pages: set[int] = field(default_factory=set)  # ... that a worker is to copy
     in_flight: IntervalSet = field(default_factory=IntervalSet)
-    queued: IntervalSet = field(default_factory=IntervalSet)
+    recent: IntervalSet = field(default_factory=IntervalSet)  # made resident within a second
     blocks: bytearray = field(default_factory=bytearray)
     prefetched_bytes: int = 0
     already_resident_bytes: int = 0
@@ -156,6 +156,10 @@ class FileState:
         if self.checkpoint_rw < 0:
             self.checkpoint_rw, self.checkpoint_ro = uffd.checkpoint_memfd(self.size_bytes)
         return self.checkpoint_rw, self.checkpoint_ro
+
+    def fresh(self, start: int, end: int) -> bool:
+        """Whether any byte of [start, end) is neither under way nor just been made resident."""
+        return any(self.recent.missing(a, b) for a, b in self.in_flight.missing(start, end))
 
     def _mark(self, start: int, end: int, bit: int) -> None:
         a, b = start // BLOCK_BYTES, -(-min(end, self.size_bytes) // BLOCK_BYTES)

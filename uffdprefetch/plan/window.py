@@ -14,13 +14,13 @@ from uffdprefetch.progress.streams import Stream
 MIB = 1 << 20
 #: Never less ahead than this (auto): two extents under way and one to be read.
 LOOKAHEAD_MIN_BYTES = 16 * MIB
-#: Nor more per stream before misses ask for it.
+#: Nor more per stream: what is read so early may be gone again before it is used.
 LOOKAHEAD_MAX_BYTES = 256 * MIB
 #: auto stays this long ahead of the reader's own rate: longer than any batch, shorter than a phase.
 LOOKAHEAD_SECONDS = 0.4
 #: Headroom over Little's law (rate x fetch latency).
 LATENCY_HEADROOM = 8.0
-BOOST_MAX = 8.0
+BOOST_MAX = 4.0
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def lookahead_bytes(stream: Stream, storage: Storage, allowed_bytes: int) -> int
     """
     seconds = max(LOOKAHEAD_SECONDS, LATENCY_HEADROOM * storage.latency_seconds)
     ahead = max(LOOKAHEAD_MIN_BYTES, stream.rate_bytes_per_second * seconds) * stream.boost
-    return int(min(ahead, LOOKAHEAD_MAX_BYTES * stream.boost, max(allowed_bytes, MIB)))
+    return int(min(ahead, LOOKAHEAD_MAX_BYTES, max(allowed_bytes, MIB)))
 
 
 def auto(stream: Stream, file_bytes: int, ahead_bytes: int) -> tuple[int, int] | None:

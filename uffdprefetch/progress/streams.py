@@ -207,17 +207,13 @@ class StreamTable:
         return s, 0
 
     def _absorb(self, s: Stream, before: int) -> None:
-        """A stream that walks over another's position is the same walk, seen twice."""
+        """A stream that walks over another's position is the same walk, seen twice. Its frontier
+        is not taken over: what it had queued is dropped with it."""
         low, high = sorted((before, s.position_bytes))
         for other in [o for o in self.streams if o is not s and low <= o.position_bytes <= high]:
             if other.direction == s.direction or not other.active:
                 self.streams.remove(other)
                 self.absorbed.append(other)
-                s.frontier_bytes = (
-                    max(s.frontier_bytes, other.frontier_bytes)
-                    if s.direction > 0
-                    else min(s.frontier_bytes, other.frontier_bytes)
-                )
 
     def expire(self, now_ns: int) -> None:
         """Once in a while: end the walks that their reader has left."""

@@ -104,15 +104,17 @@ class Scheduler:
     # -------------------------------------------------------------- asking
 
     def want(self, file: FileState, stream: Stream, start: int, end: int) -> int:
-        """Queue [start, end) for a stream, less what is queued or under way; returns bytes."""
+        """Queue [start, end) for a stream, less what is under way; returns bytes.
+
+        Another stream's queue does not count: its reader may need the range much later. Whoever
+        comes second finds it under way, just read, or resident.
+        """
         queued = 0
-        for a, b in file.queued.missing(start, end):
-            for c, d in file.in_flight.missing(a, b):
-                file.queued.add(c, d)
-                for extent in self._cut(file, stream, c, d):
-                    self._queues.setdefault(id(stream), deque()).append(extent)
-                    self._streams[id(stream)] = stream
-                    queued += extent.end - extent.start
+        for a, b in file.in_flight.missing(start, end):
+            for extent in self._cut(file, stream, a, b):
+                self._queues.setdefault(id(stream), deque()).append(extent)
+                self._streams[id(stream)] = stream
+                queued += extent.end - extent.start
         return queued
 
     def _cut(self, file: FileState, stream: Stream, start: int, end: int) -> list[Extent]:
@@ -143,7 +145,7 @@ class Scheduler:
     def forget(self, stream: Stream) -> None:
         """Drop what a stream had queued."""
         for extent in self._queues.pop(id(stream), ()):
-            self._unqueue(extent)
+            extent.file.pending_pages.difference_update(extent.pages)
         self._streams.pop(id(stream), None)
 
     def forget_file(self, file: FileState) -> None:
@@ -160,10 +162,6 @@ class Scheduler:
     def queued_bytes(self) -> int:
         """Asked for, not yet handed to a worker."""
         return sum(e.end - e.start for queue in self._queues.values() for e in queue)
-
-    def _unqueue(self, extent: Extent) -> None:
-        extent.file.queued.remove(extent.start, extent.end)
-        extent.file.pending_pages.difference_update(extent.pages)
 
     # -------------------------------------------------------------- sending
 
@@ -198,11 +196,11 @@ class Scheduler:
             extent = queue.popleft()
             if not queue:
                 del self._queues[key], self._streams[key]
-            extent.file.queued.remove(extent.start, extent.end)
-            if extent.file.changed:
-                extent.file.pending_pages.difference_update(extent.pages)
+            file = extent.file
+            if file.changed or not extent.pages and not file.fresh(extent.start, extent.end):
+                file.pending_pages.difference_update(extent.pages)
             elif not self._send(extent):
-                self._unqueue(extent)
+                file.pending_pages.difference_update(extent.pages)
                 return 0
         return 0
 
@@ -258,6 +256,7 @@ class Scheduler:
                 file.chunk_bytes = min(EXTENT_BYTES, max(file.chunk_bytes, ahead))
             name = "readahead(2)" if result.method == uffd.WARM_READAHEAD else "pread, FADV_RANDOM"
             file.method_reason = f"{name} of {file.chunk_bytes >> 10} KiB, by probing"
+        file.recent.add(extent.start, extent.end)
         file.already_resident_bytes += result.resident_bytes
         self._bucket.take(-result.resident_bytes)
         if not result.bytes:
