@@ -190,11 +190,25 @@ def sweep_table(report: Report) -> str:
     return markdown_table(["epoch 1 s", *(f"distance {d} MiB" for d in distances)], rows)
 
 
+def timeline_of(run: dict[str, Any]) -> list[dict[str, Any]]:
+    """The bins of the tool's summary (docs/summary-schema.md, `timeline`), each with its start.
+
+    `seconds` counts from the service's start, which is the job's within its start-up time.
+    """
+    timeline = (run["tool_summary"] or {}).get("timeline")
+    if not isinstance(timeline, dict) or not isinstance(timeline.get("bins"), list):
+        return []
+    return [
+        {"seconds": number * timeline["bin_seconds"], **bin_}
+        for number, bin_ in enumerate(timeline["bins"])
+    ]
+
+
 def timeline_table(report: Report) -> str | None:
     """What the tool's summary says of its window over time; None when it says nothing."""
     for run in report["runs"]:
-        timeline = (run["tool_summary"] or {}).get("timeline")
-        if isinstance(timeline, list) and timeline and isinstance(timeline[0], dict):
+        timeline = timeline_of(run)
+        if timeline:
             names = [name for name in timeline[0] if _plain(timeline[0][name])]
             rows = [[_cell(point.get(name)) for name in names] for point in _thin(timeline, 20)]
             return markdown_table(names, rows)
@@ -311,16 +325,12 @@ def draw_sweep(report: Report, directory: Path) -> list[Path]:
 def draw_timeline(report: Report, directory: Path) -> list[Path]:
     """The tool's own timeline: one panel for each numeric series it holds, changes of the link."""
     for run in report["runs"]:
-        timeline = (run["tool_summary"] or {}).get("timeline")
-        if not (isinstance(timeline, list) and len(timeline) > 1 and isinstance(timeline[0], dict)):
-            continue
-        clock = next((key for key in timeline[0] if key in ("seconds", "t_seconds", "t")), None)
+        timeline = timeline_of(run)
         series = [
             key
-            for key in timeline[0]
-            if key != clock
-            and any(isinstance(point.get(key), int | float) for point in timeline)
-            and not any(isinstance(point.get(key), str | bool) for point in timeline)
+            for key in (timeline[0] if timeline else ())
+            if key != "seconds" and any(point.get(key) for point in timeline)
+            if all(isinstance(point.get(key), int | float | None) for point in timeline)
         ]
         if not series:
             continue
@@ -334,20 +344,18 @@ def draw_timeline(report: Report, directory: Path) -> list[Path]:
             squeeze=False,
             layout="constrained",
         )
-        times = [point.get(clock, i) if clock else i for i, point in enumerate(timeline)]
         for axes, key in zip(panels[:, 0], series, strict=True):
-            pairs = [
-                (t, point[key])
-                for t, point in zip(times, timeline, strict=True)
-                if isinstance(point.get(key), int | float)
-            ]
-            axes.step([t for t, _ in pairs], [v for _, v in pairs], where="post")
-            axes.set_ylabel(key, fontsize=7)
-            for event in run["events"] if clock else []:
+            pairs = [(point["seconds"], point[key]) for point in timeline if point[key] is not None]
+            scale, unit = (1e6, " (M)") if max(value for _, value in pairs) >= 1e6 else (1, "")
+            axes.step([t for t, _ in pairs], [v / scale for _, v in pairs], where="post")
+            axes.set_ylabel(key.replace("_bytes", "\n_bytes") + unit, fontsize=7)
+            axes.set_ylim(bottom=0)
+            for event in run["events"]:
                 axes.axvline(event["seconds"], color="#b2182b", linewidth=0.8)
-        panels[-1, 0].set_xlabel("seconds" if clock else "sample")
+        panels[-1, 0].set_xlabel("seconds")
         figure.suptitle(
-            "The tool's own timeline; red: the link's bandwidth changes ("
+            "The tool's own timeline; its clock starts some tenths of a second after the bench's.\n"
+            "Red: the link's bandwidth changes ("
             + ", ".join(f"{e['bandwidth_bytes_per_second'] / 1e6:g}" for e in run["events"])
             + " MB/s)",
             fontsize=10,

@@ -134,17 +134,21 @@ static void pending_answer(struct pending *p)
 	struct fuse_bufvec buf = FUSE_BUFVEC_INIT(p->size_bytes);
 	int err;
 
+	/* Before the reply: who has it must not find it counted any more. */
+	pthread_mutex_lock(&bed.lock);
+	bed.in_flight--;
+	pthread_mutex_unlock(&bed.lock);
+
 	/* fd -> pipe -> /dev/fuse: one copy, made by the kernel */
 	buf.buf[0].flags = FUSE_BUF_IS_FD | FUSE_BUF_FD_SEEK | FUSE_BUF_FD_RETRY;
 	buf.buf[0].fd = p->fd;
 	buf.buf[0].pos = p->offset;
 	err = fuse_reply_data(p->req, &buf, FUSE_BUF_SPLICE_MOVE);
-
-	pthread_mutex_lock(&bed.lock);
-	bed.in_flight--;
-	if (err)
+	if (err) {
+		pthread_mutex_lock(&bed.lock);
 		bed.count.errors++;
-	pthread_mutex_unlock(&bed.lock);
+		pthread_mutex_unlock(&bed.lock);
+	}
 	free(p);
 }
 
@@ -550,6 +554,8 @@ static int serve(struct fuse_session *session, const char *mountpoint, bool with
 	}
 	if (!err && with_parent)
 		err = -pthread_create(&parent, NULL, parent_thread, NULL);
+	if (!err && with_parent)
+		pthread_detach(parent);	/* ends with the process */
 	pthread_sigmask(SIG_SETMASK, &old, NULL);
 
 	if (!err) {

@@ -221,7 +221,8 @@ static int open_uffd(struct agent *a)
 {
 	struct uffdio_api api = { .api = UFFD_API,
 				  .features = UFFD_FEATURE_MINOR_SHMEM | UFFD_FEATURE_THREAD_ID };
-	long fd = up_sys1(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
+	long fd = up_job.no_uffd ? -EOPNOTSUPP
+				 : up_sys1(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
 	long ret;
 
 	/* Never UFFD_USER_MODE_ONLY: a write(2) from a checkpoint would fail with EFAULT. */

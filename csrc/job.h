@@ -71,6 +71,7 @@ struct up_job {
 	int enabled;
 	int keep_advice;     /* do not swallow MADV_RANDOM */
 	int service_resolves; /* --resolve service */
+	int no_uffd;          /* UFFDPREFETCH_RUNG=2: as an unprivileged process, on purpose */
 	int rank, local_rank, world;
 	char command[16];
 	long test_exit_after; /* fault injection: the agent ends at this step, 0 = never */

@@ -272,6 +272,9 @@ static void on_command(struct agent *a, uint16_t type, const struct up_command *
 			ret = up_rearm(a, r, c->page[i]);
 		else if (type == UP_DROP)
 			ret = up_drop(r, c->page[i]);
+		/* A fault does not wait for the rest of a command. */
+		if (a->own_faults && a->uffd >= 0)
+			up_on_faults(a);
 		if (!ret)
 			done++;
 		else if (!error)

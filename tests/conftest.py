@@ -14,6 +14,8 @@ import pytest
 
 from uffdprefetch.identity import _FAMILIES
 
+pytest.register_assert_rewrite("components")
+
 FORCE_VARIABLE = "UFFDPREFETCH_TEST_FORCE"
 #: Only there so that a hang fails instead of hanging; no test's meaning depends on it.
 HANG_SECONDS = 60.0

@@ -530,6 +530,11 @@ def test_the_table_shows_ratios_and_check_marks() -> None:
     assert "6.0 s to 2.2 s" in text and "2.73 times" in text and "1.10 x" in text
 
 
+def test_no_gain_is_called_no_gain() -> None:
+    result = result_of(row("baseline", 2.0), row("prefetch-on", 2.5), row("warm cache", 1.9))
+    assert demo.verdict(result).startswith("Prefetching gained nothing on this storage")
+
+
 def test_a_wrong_digest_is_shown_and_said() -> None:
     result = result_of(row("baseline", 6.0), row("prefetch-on", 2.0, right=False))
     assert not result.digests_right
@@ -687,6 +692,8 @@ def test_a_bench_in_small_measures_counts_and_renders(tmp_path: Path) -> None:
         assert run["as_prepared"] is True
         assert run["epochs"][0]["bytes"] == report["dataset"]["record_bytes"]
         assert run["bed"]["bandwidth_bytes_per_second"] == 300_000_000
+    for place in (str(ROOT), sys.executable, "uffdprefetch-bed-"):
+        assert place not in file.read_text()
     for name in ("command", "date", "kernel", "cpus", "bed"):
         assert report[name]
 
@@ -728,11 +735,19 @@ def test_a_sweep_and_a_timeline_are_rendered() -> None:
         ],
         "runs": [
             {"tool_summary": None},
-            {"tool_summary": {"timeline": [{"seconds": 0.5, "window_bytes": 7, "deep": {}}]}},
+            {
+                "tool_summary": {
+                    "timeline": {
+                        "bin_seconds": 0.5,
+                        "bins": [{"window_bytes": 7, "deep": {}}, {"window_bytes": 9, "deep": {}}],
+                    }
+                }
+            },
         ],
     }
     lines = render.sweep_table(report).splitlines()
     assert lines[0] == "| epoch 1 s | distance 8 MiB | distance 10 MiB |"
     assert lines[3] == "| size 100 MiB | 100.08 | 100.10 |"
-    assert render.timeline_table(report).splitlines()[0] == "| seconds | window_bytes |"
+    lines = render.timeline_table(report).splitlines()
+    assert (lines[0], lines[3]) == ("| seconds | window_bytes |", "| 0.5 | 9 |")
     assert render.timeline_table({"runs": []}) is None

@@ -40,7 +40,10 @@ PREFIX = "UFFDPREFETCH_"
 #: Variables of ours that are no options: set by wrap for the job and the service, or switches.
 INTERNAL_VARIABLES = frozenset(
     PREFIX + name
-    for name in ("RUN", "DISABLE", "SOCKET", "RUNDIR", "SERVE_CONFIG", "KEEP_ADVICE", "CONFIG")
+    for name in (
+        *("RUN", "RUNG", "DISABLE", "SOCKET", "RUNDIR"),
+        *("SERVE_CONFIG", "KEEP_ADVICE", "CONFIG"),
+    )
 )
 
 

@@ -23,6 +23,7 @@ from uffdprefetch.errors import EXIT_OURS, UffdPrefetchError
 from uffdprefetch.identity import identify, job_key
 from uffdprefetch.messages import say
 from uffdprefetch.node_client import NodeClient, NotOurService, ServiceGone
+from uffdprefetch.report import output
 from uffdprefetch.rundir import runtime_directory, socket_path
 
 START_TIMEOUT_SECONDS = 10.0
@@ -220,9 +221,10 @@ def run(config: Config, argv: Sequence[str]) -> int:
     """Run ``argv`` under ``config`` and return its exit status, or die of its signal.
 
     Raises UffdPrefetchError: 126/127 if it cannot be executed, 125 with --strict if there is no
-    service.
+    service, 2 for an output pattern with an unknown token.
     """
     environ = spawn.inherited_environment()
+    output.expand(config.output, "", None, environ)  # a wrong token is told before the job runs
     client: NodeClient | None = None
     service: subprocess.Popen[bytes] | None = None
     meeting: Meeting | None = None
@@ -291,7 +293,7 @@ def _report(
     if not finished.last:
         return
     _tidy(meeting)
-    from uffdprefetch.report import output, summary
+    from uffdprefetch.report import summary
 
     rank = identify(environ).rank
     path = None

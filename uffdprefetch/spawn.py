@@ -141,7 +141,7 @@ def _wait(
         # si_code > 0: the kernel, for the terminal; else a process called kill(2) or a relative.
         if number in FORWARDED or info.si_code <= 0:
             os.kill(job.pid, number)  # not reaped yet, so the pid is still the job's
-        if False:
+        if number == signal.SIGTSTP:
             _stop_ourselves()
 
 

@@ -212,6 +212,8 @@ def why_no_bed() -> str | None:
         return str(error)
     if not os.path.exists("/dev/fuse"):
         return "/dev/fuse is missing; load the fuse module (modprobe fuse) or give the container it"
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        return "/dev/fuse may not be opened; run as root, or `chmod 666 /dev/fuse` as root"
     if os.geteuid() != 0 and shutil.which("fusermount3") is None:
         return "fusermount3 is missing; install the package fuse3 or run as root"
     return None

@@ -262,46 +262,72 @@ def measure_bandwidth(path: Path) -> int:
     return round(path.stat().st_size / (time.perf_counter() - begin))
 
 
-@contextlib.contextmanager
-def open_storage(options: Options, say: Callable[[str], None]) -> Iterator[Storage]:
-    """Make the data set and put slow storage below it, or the local disk where that cannot be."""
+def _make_records(
+    options: Options, on_bed: bool, stack: contextlib.ExitStack, say: Callable[[str], None]
+) -> Path:
+    """Make the data set where it is to lie, for as long as `stack` lives; its directory."""
     from uffdprefetch.demo import dataset  # after the check that numpy and lmdb are there
 
-    local = options.local
-    reason = None if local else why_no_bed()
+    if options.work is not None:
+        source = options.work
+    else:
+        # Below a bed lies memory, so that no real disk's noise comes through.
+        in_memory = on_bed and fits_in_tmpfs(options.size_bytes)
+        parent = Path("/dev/shm") if in_memory else Path("/var/tmp")
+        source = stack.enter_context(directory_in(parent))
+    say(f"making {format_size(options.size_bytes)} of records")
+    dataset.make_dataset(source, options.size_bytes)
+    return source
+
+
+@contextlib.contextmanager
+def _slow_storage(options: Options, say: Callable[[str], None]) -> Iterator[Storage]:
+    """The data set behind a slow link; BedError where that cannot be."""
+    reason = why_no_bed()
     if reason is not None:
-        say(f"no slow storage here ({reason}): the local disk is used, its cache dropped")
-        local = True
+        raise BedError(reason)
     with contextlib.ExitStack() as stack:
-        if options.work is not None:
-            source = options.work
-        elif not local and fits_in_tmpfs(options.size_bytes):
-            source = stack.enter_context(directory_in(Path("/dev/shm")))
-        else:
-            source = stack.enter_context(directory_in(Path("/var/tmp")))
-        say(f"making {format_size(options.size_bytes)} of records")
-        manifest = dataset.make_dataset(source, options.size_bytes)
-        bed: SlowBed | None = None
-        if not local:
+        source = _make_records(options, True, stack, say)
+        bed = stack.enter_context(
+            SlowBed(source, bandwidth=options.bandwidth, latency_us=options.latency_us)
+        )
+        description = (
+            f"{format_rate(options.bandwidth)}, {options.latency_us / 1000:g} ms latency, "
+            f"readahead {bed.read_ahead_kb} KiB (FUSE bed)"
+        )
+        yield Storage(bed.path(_database_name()), bed, options.bandwidth, description)
+
+
+@contextlib.contextmanager
+def _local_storage(options: Options, say: Callable[[str], None]) -> Iterator[Storage]:
+    """The data set on the local disk."""
+    with contextlib.ExitStack() as stack:
+        source = _make_records(options, False, stack, say)
+        database = source / _database_name()
+        bandwidth = measure_bandwidth(database / "data.mdb")
+        yield Storage(database, None, bandwidth, f"local disk, {format_rate(bandwidth)} measured")
+
+
+def _database_name() -> str:
+    from uffdprefetch.demo.dataset import DATABASE_NAME
+
+    return DATABASE_NAME
+
+
+@contextlib.contextmanager
+def open_storage(options: Options, say: Callable[[str], None]) -> Iterator[Storage]:
+    """The data set on slow storage, or on the local disk where that cannot be or is asked for."""
+    with contextlib.ExitStack() as stack:
+        storage: Storage | None = None
+        if not options.local:
             try:
-                bed = stack.enter_context(
-                    SlowBed(source, bandwidth=options.bandwidth, latency_us=options.latency_us)
-                )
+                storage = stack.enter_context(_slow_storage(options, say))
             except BedError as error:
-                say(f"{error.message}: the local disk is used, its cache dropped")
-        root = source if bed is None else bed.mountpoint
-        database = root / dataset.DATABASE_NAME
-        if bed is None:
-            bandwidth = measure_bandwidth(database / "data.mdb")
-            description = f"local disk, {format_rate(bandwidth)} measured"
-        else:
-            bandwidth = options.bandwidth
-            description = (
-                f"{format_rate(bandwidth)}, {options.latency_us / 1000:g} ms latency, "
-                f"readahead {bed.read_ahead_kb} KiB (FUSE bed)"
-            )
-        say(f"{manifest.records} records on storage of {description}")
-        yield Storage(database, bed, bandwidth, description)
+                say(f"no slow storage: the local disk is used, cache dropped ({error.message})")
+        if storage is None:
+            storage = stack.enter_context(_local_storage(options, say))
+        say(f"storage: {storage.description}")
+        yield storage
 
 
 # ---- the four configurations ----------------------------------------------------------------
@@ -397,6 +423,9 @@ def run_demo(options: Options, say: Callable[[str], None]) -> Result:
         )
         # A tenth of the link would still be called slow, not hung.
         timeout_seconds = 60 + 10 * options.epochs * manifest.file_bytes / storage.bandwidth
+        # Once for nothing: memory that a virtual machine's host has yet to give is slow when it
+        # is first touched, and the first configuration would pay for it.
+        storage.make_warm()
         with tempfile.TemporaryDirectory(prefix="uffdprefetch-demo-") as summaries:
             for name in options.configurations:
                 say(f"{name} ...")
@@ -503,6 +532,12 @@ def verdict(result: Result) -> str:
     if on is None or baseline is None or warm is None:
         return "All digests are the data set's; run all configurations to compare them."
     before, after = baseline.epoch_seconds[0], on.epoch_seconds[0]
+    if after >= before:
+        return (
+            f"Prefetching gained nothing on this storage: the first epoch took {after:.2f} s "
+            f"instead of {before:.2f} s ({warm.epoch_seconds[0]:.2f} s with a warm cache); every "
+            "run read exactly the data set's bytes."
+        )
     return (
         f"Prefetching took the first epoch from {before:.1f} s to {after:.1f} s "
         f"({before / after:.2f} times as fast, {after / warm.epoch_seconds[0]:.2f} x the time "

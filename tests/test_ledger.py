@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The books: a histogram within its stated resolution, a time line and lists that stay bounded."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from uffdprefetch.node.ledger import DEGRADATIONS_MAX, FILES_MAX, Histogram, Ledger, Timeline
+
+#: What Histogram's docstring promises.
+RESOLUTION = 1 / 8
+
+
+def true_quantile(values: list[int], share: float) -> int:
+    """The smallest value that at least ``share`` of all are not above."""
+    ordered = sorted(values)
+    return ordered[max(0, -(-round(share * len(ordered) * 1e9) // 10**9) - 1)]
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("share", [0.01, 0.5, 0.9, 0.99, 1.0])
+def test_quantiles_are_within_the_stated_resolution(seed: int, share: float) -> None:
+    chance = random.Random(seed)
+    values = [int(chance.lognormvariate(9, 2.5)) for _ in range(1000)]
+    histogram = Histogram()
+    for value in values:
+        histogram.add(value)
+    truth = true_quantile(values, share)
+    told = histogram.quantile(share)
+    assert told is not None
+    assert truth <= told <= truth * (1 + RESOLUTION)  # the upper edge of the truth's bin
+    assert histogram.count == len(values)
+    assert histogram.max == max(values)
+
+
+@pytest.mark.parametrize(
+    "value", [0, 1, 7, 8, 15, 16, 17, 31, 32, 1000, 3300, 2**31, 2**40 + 12345]
+)
+def test_a_single_value_is_told_as_it_is(value: int) -> None:
+    histogram = Histogram()
+    histogram.add(value)
+    assert histogram.quantile(0.5) == value  # the bin's edge is cut to the greatest value seen
+    assert histogram.max == value
+
+
+def test_an_empty_histogram_has_no_quantile() -> None:
+    assert Histogram().quantile(0.5) is None
+
+
+def test_the_histogram_does_not_grow_with_the_run() -> None:
+    histogram = Histogram()
+    chance = random.Random(1)
+    for _ in range(20_000):
+        histogram.add(int(2 ** chance.uniform(0, 40)))
+    assert len(histogram._bins) <= 41 * 8 + 8
+
+
+def test_the_time_line_is_bounded_and_loses_nothing() -> None:
+    line = Timeline(bins=16, width_seconds=0.1)
+    for second in range(10_000):
+        step = line.at(float(second))
+        step.prefetched_bytes += 3
+        step.events += 1
+        step.positions["0"] = second
+        assert len(line.bins) <= 16
+    assert sum(b.prefetched_bytes for b in line.bins) == 30_000
+    assert sum(b.events for b in line.bins) == 10_000
+    assert line.width_seconds * 16 >= 10_000
+    assert line.width_seconds * 8 <= 10_000  # no wider than need be
+    ends = [b.positions["0"] for b in line.bins if b.positions]
+    assert ends == sorted(ends)
+    assert ends[-1] == 9999  # of each bin the last position
+
+
+def test_a_doubled_bin_keeps_the_last_window_that_was_known() -> None:
+    line = Timeline(bins=4, width_seconds=1.0)
+    for second, window in ((0, 10), (1, 20), (2, 30), (3, 0)):
+        line.at(second).window_bytes = window
+    line.at(4.0)
+    assert [b.window_bytes for b in line.bins[:2]] == [20, 30]
+
+
+def test_what_is_said_to_the_user_is_said_once_and_bounded() -> None:
+    ledger = Ledger()
+    for i in range(10 * DEGRADATIONS_MAX):
+        ledger.degrade("twice")
+        ledger.degrade(f"number {i}")
+    assert ledger.degradations[:2] == ["twice", "number 0"]
+    assert len(ledger.degradations) == DEGRADATIONS_MAX
+    for i in range(10 * FILES_MAX):
+        ledger.refuse(f"/file/{i}", "why")
+    assert len(ledger.refused) <= FILES_MAX

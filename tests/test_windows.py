@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far ahead: paper 1's fixed windows by its own example, and the measured ones' bounds."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from uffdprefetch.plan import window
+from uffdprefetch.plan.window import Storage
+from uffdprefetch.progress.streams import Stream
+
+MIB, GIB = 1 << 20, 1 << 30
+PAGE = 4096
+SIZE, DISTANCE, THRESHOLD = 50 * MIB, 8 * MIB, 0.75  # paper 1, section 4: its best setting
+
+
+def stream_at(position: int, rate: float = 0.0, direction: int = 1) -> Stream:
+    stream = Stream(1, 0, 1, position, position, 1, 1, direction, active=True)
+    stream.frontier_bytes = stream.window_end_bytes = position
+    stream.rate_bytes_per_second = rate
+    return stream
+
+
+def fixed_windows(
+    file_bytes: int, start: int = 0, size: int = SIZE, threshold: float = THRESHOLD
+) -> list[tuple[int, tuple[int, int]]]:
+    """(checkpoint, window) for a reader that touches every checkpoint from ``start`` on."""
+    first = -(-max(start, 1) // DISTANCE) * DISTANCE
+    stream = stream_at(first)
+    windows = []
+    for checkpoint in range(first, file_bytes, DISTANCE):
+        stream.advance(checkpoint, checkpoint + PAGE, checkpoint)
+        asked = window.fixed(stream, file_bytes, size, threshold)
+        if asked:
+            windows.append((checkpoint, asked))
+    return windows
+
+
+# ---- fixed --------------------------------------------------------------------------------------
+
+
+def test_the_papers_example() -> None:
+    """The first checkpoint at 8 MiB triggers [8, 58); its threshold is at 45.5, so 48 triggers
+    the next, which begins at 58 and not at 48; 16 to 40 MiB trigger nothing; and so on."""
+    windows = fixed_windows(200 * MIB)
+    assert [checkpoint // MIB for checkpoint, _ in windows] == [8, 48, 96, 152]
+    starts = [start for _, (start, _) in windows]
+    assert starts == [8 * MIB + PAGE + i * SIZE for i in range(4)]
+    assert windows[-1][1][1] == 200 * MIB  # cut at the end of the file
+
+
+def test_windows_do_not_overlap_and_leave_no_hole() -> None:
+    for size in (20 * MIB, 33 * MIB, 50 * MIB, 100 * MIB):
+        windows = [asked for _, asked in fixed_windows(GIB, size=size)]
+        assert len(windows) > 5
+        for (_, end), (start, _) in pairwise(windows):
+            assert start == end
+        assert windows[-1][1] == GIB
+
+
+def test_a_reader_is_never_without_a_window_while_a_checkpoint_lies_behind_the_threshold() -> None:
+    for checkpoint, (start, _) in fixed_windows(GIB)[1:]:
+        assert checkpoint < start
+
+
+def test_the_threshold_moves_the_trigger() -> None:
+    early = fixed_windows(400 * MIB, threshold=0.25)
+    late = fixed_windows(400 * MIB, threshold=1.0)
+    assert early[1][0] == 24 * MIB  # first one at or past 8 + 12.5
+    assert late[1][0] == 64 * MIB  # first one at or past 8 + 50: the reader waits for this one
+    assert late[1][1][0] == 64 * MIB + PAGE  # and what it has passed is not fetched any more
+
+
+def test_a_rank_that_starts_in_the_middle_begins_its_windows_there() -> None:
+    (checkpoint, (start, end)), *_ = fixed_windows(GIB, start=300 * MIB)
+    assert checkpoint == 304 * MIB
+    assert (start, end) == (304 * MIB + PAGE, 304 * MIB + PAGE + SIZE)
+
+
+def test_a_window_at_the_end_of_the_file_is_cut_and_none_follows() -> None:
+    windows = fixed_windows(30 * MIB)
+    assert [asked for _, asked in windows] == [(8 * MIB + PAGE, 30 * MIB)]
+
+
+# ---- auto ---------------------------------------------------------------------------------------
+
+
+def test_auto_stays_its_lookahead_in_front_and_asks_for_nothing_twice() -> None:
+    stream = stream_at(0)
+    asked = []
+    for position in range(0, 256 * MIB, MIB):
+        stream.position_bytes = position
+        more = window.auto(stream, 256 * MIB, 16 * MIB)
+        if more:
+            asked.append(more)
+        assert stream.frontier_bytes == min(256 * MIB, position + 16 * MIB)
+    assert asked[0] == (0, 16 * MIB)
+    assert all(start == end for (_, end), (start, _) in pairwise(asked))
+    assert asked[-1][1] == 256 * MIB
+
+
+def test_auto_does_not_fetch_what_its_reader_has_passed() -> None:
+    stream = stream_at(0)
+    window.auto(stream, GIB, 16 * MIB)
+    stream.position_bytes = 100 * MIB
+    assert window.auto(stream, GIB, 16 * MIB) == (100 * MIB, 116 * MIB)
+
+
+def test_auto_walks_backward_with_a_backward_reader() -> None:
+    stream = stream_at(40 * MIB, direction=-1)
+    assert window.auto(stream, GIB, 16 * MIB) == (24 * MIB, 40 * MIB)
+    stream.position_bytes = 8 * MIB
+    assert window.auto(stream, GIB, 16 * MIB) == (0, 8 * MIB)
+    stream.position_bytes = 0
+    assert window.auto(stream, GIB, 16 * MIB) is None
+
+
+def test_auto_covers_rate_times_latency() -> None:
+    """Little's law: what is read while one fetch is under way must already be there."""
+    for rate in (10e6, 300e6, 2e9):
+        for latency in (0.0, 0.001, 0.05):
+            ahead = window.lookahead_bytes(stream_at(0, rate), Storage(rate, latency), 1 << 40)
+            assert ahead >= min(rate * latency, window.LOOKAHEAD_MAX_BYTES)
+
+
+def test_a_faster_reader_gets_a_longer_window() -> None:
+    storage = Storage(1e9, 0.001)
+    slow, fast = (window.lookahead_bytes(stream_at(0, r), storage, 1 << 40) for r in (1e6, 400e6))
+    assert slow == window.LOOKAHEAD_MIN_BYTES < fast <= window.LOOKAHEAD_MAX_BYTES
+
+
+def test_the_window_grows_at_once_when_late_and_shrinks_slowly() -> None:
+    stream = stream_at(0, 20e6)
+    storage = Storage(300e6, 0.001)
+
+    def ahead() -> int:
+        return window.lookahead_bytes(stream, storage, 1 << 40)
+
+    calm = ahead()
+    window.note_extent(stream, late=True)
+    grown = ahead()
+    assert grown > calm
+    window.note_extent(stream, late=False)
+    assert ahead() == grown  # one extent in time is no reason yet
+    for _ in range(2000):
+        window.note_extent(stream, late=False)
+    assert ahead() == calm
+    assert stream.late_extents == 1
+
+
+def test_lateness_cannot_grow_it_without_bound() -> None:
+    stream = stream_at(0, 300e6)
+    for _ in range(1000):
+        window.note_extent(stream, late=True)
+    boosted = window.lookahead_bytes(stream, Storage(1e9, 1.0), 1 << 40)
+    assert boosted <= window.LOOKAHEAD_MAX_BYTES * window.BOOST_MAX
+
+
+@pytest.mark.parametrize("allowed", [0, MIB, 5 * MIB, 40 * MIB])
+def test_it_is_bounded_by_the_bytes_that_are_allowed(allowed: int) -> None:
+    stream = stream_at(0, 2e9)
+    for _ in range(10):
+        window.note_extent(stream, late=True)
+    ahead = window.lookahead_bytes(stream, Storage(2e9, 0.1), allowed)
+    assert ahead <= max(allowed, MIB)  # one extent at least: else nothing would ever be read
