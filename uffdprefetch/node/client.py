@@ -77,7 +77,7 @@ class Client:
         try:
             self.pagemap_fd = os.open(f"/proc/{pid}/pagemap", os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
-            self.pagemap_error = os.strerror(error.errno)
+            self.pagemap_error = error.strerror or str(error)
 
     @property
     def has_uffd(self) -> bool:

@@ -62,7 +62,7 @@ class CacheEngine:
         try:
             file, why = self._file_for(a, fd)
         except OSError as error:
-            file, why = None, f"cannot open it for warming: {os.strerror(error.errno)}"
+            file, why = None, f"cannot open it for warming: {error.strerror}"
         verdict = wire.Verdict.CHECKPOINTS
         if file is None or file.changed:
             verdict = wire.Verdict.REFUSE
@@ -73,6 +73,12 @@ class CacheEngine:
             self.ledger.degrade(
                 f"{file.path}: opened for writing (O_RDWR), so progress comes from page tables; "
                 "open it read-only (lmdb: readonly=True)"
+            )
+        elif file.writer:
+            verdict = wire.Verdict.PAGE_TABLES
+            self.ledger.degrade(
+                f"{file.path}: a writer has it open, so progress comes from page tables; open it "
+                "read-only everywhere (lmdb: readonly=True)"
             )
         elif not client.has_uffd:
             verdict = wire.Verdict.PAGE_TABLES

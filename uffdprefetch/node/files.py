@@ -77,6 +77,7 @@ class FileState:
     already_resident_bytes: int = 0
     late_bytes: int = 0
     leased: bool = False
+    writer: bool = False  # somebody had it open for writing when we came: page tables only
     guard: str = ""  # how a change of the file would be noticed
     changed: str | None = None  # why nothing of this file is managed any more
     attached: int = 0  # regions
@@ -119,13 +120,18 @@ class FileState:
         self.method_reason = f"residency of this file is not told to us ({why}); by read_ahead_kb"
 
     def _take_lease(self) -> None:
-        """A read lease makes a new local writer wait until we have detached (fcntl(2))."""
+        """A read lease makes a new local writer wait until we have detached (fcntl(2)).
+
+        Tried once: a page that was copied while a writer was there must never be laid, also when
+        the writer has gone and the file looks the same.
+        """
         try:
             fcntl.fcntl(self.fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
         except BlockingIOError:
-            self.changed = "a writer has it open"
+            self.writer = True
+            self.guard = "size and mtime, once a second (no lease: a writer has it open)"
         except OSError as error:
-            self.guard = f"size and mtime, once a second (no lease: {os.strerror(error.errno)})"
+            self.guard = f"size and mtime, once a second (no lease: {error.strerror})"
         else:
             self.leased, self.guard = True, "read lease"
 

@@ -172,6 +172,7 @@ class Service:
         ]
         if not streams:
             return
+        streams = [s for s in streams if now - s.last_ns < 1000 * MS] or streams[:1]
         bin_ = self._ledger.timeline.at(max(0.0, now / 1e9 - self._ledger.started))
         widest = max(streams, key=lambda s: s.rate_bytes_per_second)
         bin_.window_bytes = self.engine.lookahead(widest)
@@ -225,6 +226,8 @@ class Service:
                 if not data:
                     self._hang_up(fd)
                     return
+                if flags & socket.MSG_CTRUNC:
+                    raise wire.WireError("more descriptors than any message of ours has")
                 kind_, body = wire.unpack(data)
                 self._message(fd, kind_, body, received)
             except (wire.WireError, struct.error) as error:

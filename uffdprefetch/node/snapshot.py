@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The run as one frozen value: what the summary, the files and (later) the dashboard are made of."""
+"""The run as one value: what the summary, the files and the dashboard are made of."""
 
 from __future__ import annotations
 

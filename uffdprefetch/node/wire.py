@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 MAGIC = 0x50444655
 VERSION = 1
@@ -139,8 +139,9 @@ def unpack(data: bytes) -> tuple[Type, bytes]:
 
 def hello(body: bytes) -> Hello:
     """Read a struct up_hello."""
-    *numbers, command = HELLO.unpack_from(body)
-    return Hello(*numbers, command.split(b"\0")[0].decode(errors="replace"))
+    fields: tuple[Any, ...] = HELLO.unpack_from(body)
+    command: bytes = fields[-1]
+    return Hello._make((*fields[:-1], command.split(b"\0")[0].decode(errors="replace")))
 
 
 def attach(body: bytes) -> Attach:

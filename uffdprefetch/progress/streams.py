@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 MIB = 1 << 20
 #: How far ahead of a stream a touch may lie and still belong to it. Larger than any skip of a few
@@ -133,7 +134,7 @@ class Stream:
         """Account the page-table runs (offset, bytes) found in ``passed`` bytes walked over."""
         self.passed_bytes += passed
         self.touched_bytes += sum(length for _, length in runs)
-        for (a, _), (b, _) in zip(runs, runs[1:], strict=False):
+        for (a, _), (b, _) in pairwise(runs):
             self.steps.append(b - a)
 
 

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from uffdprefetch import uffd
 from uffdprefetch.node.files import FileState, read_ahead_bytes
@@ -121,7 +122,7 @@ class Scheduler:
         size = EXTENT_BYTES if file.method == uffd.WARM_PREAD else READAHEAD_EXTENT_BYTES
         cuts = [start, *range((start // size + 1) * size, end, size), end]
         extents = []
-        for a, b in zip(cuts, cuts[1:], strict=False):
+        for a, b in pairwise(cuts):
             grid = self._grid_bytes
             pages = [
                 at // uffd.PAGE_BYTES
@@ -197,7 +198,7 @@ class Scheduler:
             if not queue:
                 del self._queues[key], self._streams[key]
             file = extent.file
-            if file.changed or not extent.pages and not file.fresh(extent.start, extent.end):
+            if file.changed or not (extent.pages or file.fresh(extent.start, extent.end)):
                 file.pending_pages.difference_update(extent.pages)
             elif not self._send(extent):
                 file.pending_pages.difference_update(extent.pages)
