@@ -27,33 +27,32 @@ static long long number(const char *name, long long missing)
 	return *end ? missing : value;
 }
 
-static long long first_number(const char *const *name)
-{
-	for (; *name; name++) {
-		long long value = number(*name, -1);
-
-		if (value >= 0)
-			return value;
-	}
-	return -1;
-}
-
-/* The same names, in the same order, as uffdprefetch/identity.py. */
+/* The same launchers, in the same order, as uffdprefetch/identity.py: the innermost first. */
 static void read_rank(void)
 {
-	static const char *const rank[] = { "RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK",
-					    "PMI_RANK", "MV2_COMM_WORLD_RANK", "FLUX_TASK_RANK",
-					    "SLURM_PROCID", NULL };
-	static const char *const local[] = { "LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK",
-					     "MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK",
-					     "FLUX_TASK_LOCAL_ID", "SLURM_LOCALID", NULL };
-	static const char *const world[] = { "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE",
-					     "MV2_COMM_WORLD_SIZE", "FLUX_JOB_SIZE",
-					     "SLURM_NTASKS", NULL };
+	static const struct {
+		const char *rank, *local, *world;
+	} family[] = {
+		{ "RANK", "LOCAL_RANK", "WORLD_SIZE" },
+		{ "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE" },
+		{ "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_SIZE" },
+		{ "PALS_RANKID", "PALS_LOCAL_RANKID", "PALS_SIZE" },
+		{ "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_SIZE" },
+		{ "FLUX_TASK_RANK", "FLUX_TASK_LOCAL_ID", "FLUX_JOB_SIZE" },
+		{ "PMIX_RANK", "PMIX_LOCAL_RANK", "PMIX_SIZE" },
+		{ "PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE" },
+		{ "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS" },
+	};
 
-	up_job.rank = (int)first_number(rank);
-	up_job.local_rank = (int)first_number(local);
-	up_job.world = (int)first_number(world);
+	up_job.rank = up_job.local_rank = up_job.world = -1;
+	for (unsigned int i = 0; i < sizeof(family) / sizeof(family[0]); i++) {
+		up_job.rank = (int)number(family[i].rank, -1);
+		if (up_job.rank < 0)
+			continue;
+		up_job.local_rank = (int)number(family[i].local, -1);
+		up_job.world = (int)number(family[i].world, -1);
+		return;
+	}
 }
 
 /* In the child only the forking thread lives. A region that was live is the agent's to take up

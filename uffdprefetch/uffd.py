@@ -109,6 +109,11 @@ def checkpoint_memfd(size_bytes: int) -> tuple[int, int]:
     return int(rw[0]), int(ro[0])
 
 
+def is_uffd(fd: int) -> bool:
+    """Whether a descriptor that somebody sent is a userfaultfd: reading another might block."""
+    return os.readlink(f"/proc/self/fd/{fd}") == "anon_inode:[userfaultfd]"
+
+
 class Resolver:
     """The thread that answers faults in the service (``--resolve service``)."""
 

@@ -35,7 +35,8 @@ class Region:
     span: Span
     laid: set[int] = field(default_factory=set)  # pages with a checkpoint over them
     fired: dict[int, int] = field(default_factory=dict)  # laid, touched, not armed again: ns
-    sparse: set[int] = field(default_factory=set)
+    sparse: set[int] = field(default_factory=set)  # over all of it
+    sparse_from_ns: int = 0  # not before: the first window is more urgent
     starts: set[int] = field(default_factory=set)  # pages near where streams began
     seen: IntervalSet = field(default_factory=IntervalSet)  # file ranges known to be mapped
     dropping: set[int] = field(default_factory=set)  # offsets of 64 KiB blocks asked to be dropped
@@ -60,8 +61,11 @@ class Region:
 class Client:
     """One process of the job, as its agent reports it."""
 
-    def __init__(self, sock: socket.socket, hello: wire.Hello, pid: int) -> None:
+    def __init__(self, sock: socket.socket | None, hello: wire.Hello, pid: int) -> None:
+        """``sock`` is None for a process that is only observed: it gets no commands."""
         self.sock = sock
+        self.observed = sock is None
+        self.refused: set[int] = set()  # observed: addresses of mappings that are not wanted
         self.hello = hello
         self.pid = pid
         self.rank = hello.rank if hello.rank >= 0 else 0
@@ -90,6 +94,8 @@ class Client:
 
     def send(self, message: bytes, fds: list[int] | None = None) -> None:
         """Queue a message; descriptors only go with the first of an empty queue."""
+        if self.sock is None:
+            return
         if fds:
             self._send_fds(message, fds)
         elif self._outbox or not self._send_now(message):
@@ -98,6 +104,7 @@ class Client:
                 self.gone = True
 
     def _send_fds(self, message: bytes, fds: list[int]) -> None:
+        assert self.sock is not None
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
         try:
             self.sock.sendmsg([message], rights, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
@@ -105,6 +112,7 @@ class Client:
             self.gone = True  # a full socket here means that the agent does not read at all
 
     def _send_now(self, message: bytes) -> bool:
+        assert self.sock is not None
         try:
             self.sock.send(message, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         except BlockingIOError:
@@ -132,7 +140,10 @@ class Client:
 
     def close(self) -> None:
         """Close the connection and what belongs to it."""
-        self.sock.close()
+        if self.sock is not None:
+            self.sock.close()
+        else:
+            os.close(self.ring.fd)
         self.ring.close()
         if self.pagemap_fd >= 0:
             os.close(self.pagemap_fd)

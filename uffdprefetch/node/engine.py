@@ -31,6 +31,9 @@ POLL_SLOWEST_NS = 100 * MS
 #: On rung 1 a stream whose checkpoints stay silent is looked at this often.
 SILENT_NS = 50 * MS
 REARM_NS = 1000 * MS
+#: The set over the whole file is one small read each on cold storage: later, and a few at a time.
+SPARSE_DELAY_NS = 100 * MS
+COPIES_AT_ONCE = 32
 #: Files without a region that are kept ready for the next epoch's workers.
 IDLE_FILES_MAX = 64
 STARTS_MAX = 32
@@ -83,7 +86,9 @@ class CacheEngine:
         elif not client.has_uffd:
             verdict = wire.Verdict.PAGE_TABLES
             self.ledger.degrade(
-                f"no userfaultfd ({os.strerror(client.hello.uffd_error)}): progress comes from "
+                "engine off: progress comes from page tables, later epochs hardly show"
+                if client.observed
+                else f"no userfaultfd ({os.strerror(client.hello.uffd_error)}): progress comes from "
                 "page tables; see uffdprefetch doctor"
             )
         if verdict == wire.Verdict.PAGE_TABLES and client.pagemap_fd < 0:
@@ -155,6 +160,7 @@ class CacheEngine:
             shared=a.map_flags & MAP_TYPE != MAP_PRIVATE,
             table=StreamTable(client.rank, client.pid),
             span=checkpoints.Span(a.offset_bytes, end, uffd.PAGE_BYTES),
+            sparse_from_ns=now_ns() + SPARSE_DELAY_NS,
             look_at_ns=now_ns() + LOOK_FIRST_NS,
             look_every_ns=LOOK_FIRST_NS,
         )
@@ -273,6 +279,8 @@ class CacheEngine:
                 self._touch(client, region, a, b, now)
                 touched = True
         self._next_look(region, active, by_tables, touched, now)
+        if region.sparse_from_ns <= now < region.sparse_from_ns + region.look_every_ns:
+            self._touched[id(region)] = (client, region)
         cost = now_ns() - now
         region.look_at_ns = now + max(region.look_every_ns, 20 * cost)
 
@@ -287,7 +295,7 @@ class CacheEngine:
             window_bytes = max(self.lookahead(s) for s in active)
             due = int(window_bytes / 8 / rate * 1e9) if rate else POLL_SLOWEST_NS
             region.look_every_ns = min(POLL_SLOWEST_NS, max(POLL_FASTEST_NS, due))
-        elif settled:
+        elif settled and now - max(s.last_ns for s in active) < 1000 * MS:
             region.look_every_ns = SILENT_NS
         elif touched:
             region.look_every_ns = LOOK_FIRST_NS
@@ -360,7 +368,9 @@ class CacheEngine:
                     self._refresh(client, region)
 
     def _wanted(self, region: Region) -> set[int]:
-        wanted = region.sparse | region.starts
+        wanted = set(region.starts)
+        if now_ns() >= region.sparse_from_ns:
+            wanted |= region.sparse
         for stream in region.table.active():
             wanted |= checkpoints.dense(
                 region.span,
@@ -380,7 +390,10 @@ class CacheEngine:
             return
         wanted = self._wanted(region)
         missing = wanted - region.laid
-        self.scheduler.copy(region.file, sorted(missing - region.file.written))
+        unwritten = missing - region.file.written - region.file.pending_pages
+        soon = unwritten - region.sparse
+        later = sorted(unwritten & region.sparse)[:COPIES_AT_ONCE]
+        self.scheduler.copy(region.file, sorted(soon) + later)
         ready = sorted(missing & region.file.written)
         room = client.overlay_share - client.laid()
         ready = ready[: max(0, room)]
@@ -421,7 +434,7 @@ class CacheEngine:
     def _drop_samples(self, client: Client, region: Region) -> None:
         """Rung 2: a 64 KiB sample of each passed distance leaves the page table, so that the next
         epoch shows. Never of a private mapping."""
-        if not region.shared:
+        if not region.shared or client.observed:
             return
         for stream in region.table.active():
             distance = self.distance(stream)

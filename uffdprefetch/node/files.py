@@ -7,6 +7,7 @@ per checkpoint ever laid.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 from dataclasses import dataclass, field
@@ -84,25 +85,30 @@ class FileState:
 
     @classmethod
     def open(cls, fd: int, path: str) -> FileState:
-        """Take over ``fd`` (a description that only we use). Raises OSError."""
+        """Take over ``fd`` (a description that only we use), unless this raises: OSError, or
+        MemoryError when the file is too large for the block books."""
         st = os.fstat(fd)
         own = f"/proc/self/fd/{fd}"
-        page_fd = os.open(own, os.O_RDONLY | os.O_CLOEXEC)
-        map_fd = os.open(own, os.O_RDONLY | os.O_CLOEXEC)
-        os.posix_fadvise(page_fd, 0, 0, os.POSIX_FADV_RANDOM)
-        kind, _ = mount_of(st.st_dev, Path("/proc/self/mountinfo").read_text())
-        state = cls(
-            key=(st.st_dev, st.st_ino, st.st_size, st.st_mtime_ns),
-            path=path,
-            fd=fd,
-            page_fd=page_fd,
-            map_fd=map_fd,
-            size_bytes=st.st_size,
-            file_system=kind,
-            blocks=bytearray(-(-st.st_size // BLOCK_BYTES)),
-        )
-        state._choose_blindly()
-        state._take_lease()
+        with contextlib.ExitStack() as undo:
+            page_fd = os.open(own, os.O_RDONLY | os.O_CLOEXEC)
+            undo.callback(os.close, page_fd)
+            map_fd = os.open(own, os.O_RDONLY | os.O_CLOEXEC)
+            undo.callback(os.close, map_fd)
+            os.posix_fadvise(page_fd, 0, 0, os.POSIX_FADV_RANDOM)
+            kind, _ = mount_of(st.st_dev, Path("/proc/self/mountinfo").read_text())
+            state = cls(
+                key=(st.st_dev, st.st_ino, st.st_size, st.st_mtime_ns),
+                path=path,
+                fd=fd,
+                page_fd=page_fd,
+                map_fd=map_fd,
+                size_bytes=st.st_size,
+                file_system=kind,
+                blocks=bytearray(-(-st.st_size // BLOCK_BYTES)),
+            )
+            state._choose_blindly()
+            state._take_lease()
+            undo.pop_all()
         return state
 
     def _choose_blindly(self) -> None:

@@ -28,6 +28,7 @@ from uffdprefetch.node.client import Client, Launcher
 from uffdprefetch.node.engine import MS, CacheEngine
 from uffdprefetch.node.files import FileState
 from uffdprefetch.node.ledger import Ledger
+from uffdprefetch.node.observe import Observer
 from uffdprefetch.node.snapshot import summary
 from uffdprefetch.plan.checkpoints import DISTANCE_MIN_BYTES
 from uffdprefetch.warm.limits import TokenBucket, allowed_bytes
@@ -37,9 +38,15 @@ log = logging.getLogger("uffdprefetch.serve")
 
 WORKERS = 8
 BACKLOG = 128
+#: Mappings of one process: UP_REGIONS of csrc/job.h.
+REGIONS_MAX = 1024
 #: Nobody connected: how long to wait for the first client, and for another after the last.
 FIRST_CLIENT_SECONDS = 30.0
 LAST_CLIENT_SECONDS = 0.5
+#: Who has connected and not said hello by then is no agent and no launcher: they do it at once.
+HELLO_NS = 2000 * MS
+#: Addresses of a process end before this on every 64-bit Linux (five page-table levels).
+ADDRESS_END = 1 << 56
 HOUSEKEEPING_NS = 1000 * MS
 #: A file given back: how long the agents have before a waiting writer is let in.
 DETACH_NS = 1000 * MS
@@ -60,10 +67,13 @@ class Service:
         bucket = TokenBucket(config.max_rate_bytes_per_second, EXTENT_BYTES)
         self._scheduler = Scheduler(self._pool, bucket, self._pages_written, grid)
         self.engine = CacheEngine(config, self._scheduler, self._ledger)
+        self._observer: Observer | None = None
         self._launchers: dict[int, Launcher] = {}
         self._unknown: dict[int, socket.socket] = {}
+        self._accepted_ns: dict[int, int] = {}
         self._epoll = select.epoll()
         self._listener: socket.socket | None = None
+        self._deaf = False  # no descriptor left to accept with
         self._housekeeping_ns = 0
         self._next_pump_ns = 0
         self._signal_fd = -1
@@ -91,6 +101,8 @@ class Service:
         self._epoll.register(listener, select.EPOLLIN)
         self._epoll.register(self._wake_fd, select.EPOLLIN)
         self._catch_lease_breaks()
+        if self.config.engine == "off":
+            self._observer = Observer(self.engine, self._ledger, self.config.min_size_bytes)
         if self.config.resolve == "service":
             self.engine.resolver = uffd.Resolver(self._wake_fd)
         return True
@@ -123,6 +135,8 @@ class Service:
     def _timeout_seconds(self) -> float:
         now = now_ns()
         due = self._housekeeping_ns
+        if self._observer is not None:
+            due = min(due, self._observer.next_ns)
         if self._next_pump_ns:
             due = min(due, self._next_pump_ns)
         for client in self.engine.clients.values():
@@ -148,6 +162,9 @@ class Service:
             self.engine.on_events(client, client.ring.drain())
         self._scheduler.reap()
         now = now_ns()
+        if self._observer is not None:
+            jobs = [x.job_pid for x in self._launchers.values() if x.job_pid and not x.finished]
+            self._observer.look(jobs, now)
         self.engine.look(now)
         if now >= self._housekeeping_ns:
             self._housekeep(now)
@@ -190,8 +207,11 @@ class Service:
                 sock, _ = self._listener.accept()
             except BlockingIOError:
                 return
-            except OSError as error:  # EMFILE: later, perhaps
-                log.warning("accept: %s", error)
+            except OSError as error:
+                # EMFILE: whoever waits stays in the backlog, and epoll would tell us so without end
+                log.warning("accept: %s; trying again in a second", error)
+                self._epoll.unregister(self._listener)
+                self._deaf = True
                 return
             _, uid, _ = _credentials(sock)
             if uid != os.geteuid():
@@ -200,6 +220,7 @@ class Service:
                 continue
             sock.setblocking(False)
             self._unknown[sock.fileno()] = sock
+            self._accepted_ns[sock.fileno()] = now_ns()
             self._epoll.register(sock, select.EPOLLIN)
 
     def _from_peer(self, fd: int, mask: int) -> None:
@@ -234,6 +255,10 @@ class Service:
                 log.warning("peer dropped: %s", error)
                 self._hang_up(fd)
                 return
+            except Exception:  # out of descriptors or memory, or a fault of ours: one peer's loss
+                log.exception("peer dropped")
+                self._hang_up(fd)
+                return
             finally:
                 for number in received:  # whoever kept one has taken it out of the list
                     os.close(number)
@@ -257,22 +282,25 @@ class Service:
         pid, _, _ = _credentials(sock)
         if hello.role == wire.Role.LAUNCHER:
             launcher = Launcher(sock, hello, pid)
+            del self._unknown[fd]
             self._launchers[fd] = launcher
             _reply(sock, wire.pack(wire.Type.WELCOME, wire.WELCOME.pack(0, 0, 0)))
         elif hello.role == wire.Role.AGENT:
             client = Client(sock, hello, pid)
-            self.engine.clients[fd] = client
             self._ledger.hello(client)
+            del self._unknown[fd]
+            self.engine.clients[fd] = client
             client.send(
                 wire.pack(wire.Type.WELCOME, wire.WELCOME.pack(0, 0, 0)),
                 [client.ring.fd, self._wake_fd],
             )
             os.close(client.ring.fd)
-            if hello.flags & wire.HELLO_SENDS_UFFD and received and self.engine.resolver:
-                client.resolver_slot = self.engine.resolver.add(received.pop(0), client.ring)
+            resolver = self.engine.resolver if hello.flags & wire.HELLO_SENDS_UFFD else None
+            if resolver and received and uffd.is_uffd(received[0]):
+                client.resolver_slot = resolver.add(received.pop(0), client.ring)
         else:
             raise wire.WireError(f"role {hello.role}")
-        del self._unknown[fd]
+        self._accepted_ns.pop(fd, None)
         self._had_client = True
 
     def _from_agent(
@@ -295,17 +323,17 @@ class Service:
             raise wire.WireError(f"{kind.name} from an agent")
 
     def _check_attach(self, client: Client, a: wire.Attach) -> None:
-        limit = 1 << 63
         if (
-            a.address + a.length_bytes >= limit
-            or a.offset_bytes + a.length_bytes >= limit
-            or a.size_bytes >= limit
+            a.address + a.length_bytes > ADDRESS_END
+            or a.size_bytes >= 1 << 63
             or a.offset_bytes >= a.size_bytes
+            # up to the last page of the file (job.h): so the file bounds all that we do for it
+            or a.length_bytes >= a.size_bytes - a.offset_bytes + uffd.PAGE_BYTES
             or not a.length_bytes
             or a.address % uffd.PAGE_BYTES
             or a.offset_bytes % uffd.PAGE_BYTES
             or a.region in client.regions
-            or len(client.regions) >= 4096
+            or len(client.regions) >= REGIONS_MAX
         ):
             raise wire.WireError("an ATTACH that cannot be")
 
@@ -343,6 +371,7 @@ class Service:
             self._drop_client(fd)
             return
         peer: Any = self._launchers.pop(fd, None) or self._unknown.pop(fd, None)
+        self._accepted_ns.pop(fd, None)
         if peer is not None:
             self._epoll.unregister(fd)
             peer.close()
@@ -364,6 +393,12 @@ class Service:
 
     def _housekeep(self, now: int) -> None:
         self._housekeeping_ns = now + HOUSEKEEPING_NS
+        if self._deaf and self._listener is not None:
+            self._deaf = False
+            self._epoll.register(self._listener, select.EPOLLIN)
+        for fd, accepted in list(self._accepted_ns.items()):
+            if now - accepted > HELLO_NS:
+                self._hang_up(fd)
         for process in self._ledger.processes.values():
             process.sample()
         before = self.engine.allowed_bytes

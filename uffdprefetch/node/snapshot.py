@@ -135,7 +135,7 @@ def summary(
         "rung": ledger.rung,
         "rung_reason": ledger.rung_reason,
         "wall_seconds": round(wall, 3),
-        "ranks": list(ranks.values()),
+        "ranks": [ranks[rank] for rank in sorted(ranks)],
         "files": files,
         "streams": streams,
         "refused": ledger.refused,
