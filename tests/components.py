@@ -190,7 +190,11 @@ def python(code: str, *words: str | Path) -> list[str]:
 
 
 def check_managed(run: Run, path: Path, *, prefetched: bool = True) -> dict[str, Any]:
-    """Checkpoints lay over ``path``, were touched and led to prefetching; the file's entry."""
+    """Checkpoints lay over ``path``, were touched and led to prefetching; the file's entry.
+
+    A job that reads once, as fast as the storage gives, may be past each place before a
+    checkpoint lies there: the jobs here read twice.
+    """
     summary = run.summary
     file = run.file(path)
     assert (summary["rung"], file["served_by"]) == (1, "checkpoints"), summary["degradations"]

@@ -24,7 +24,7 @@ for epoch in range(2):
     for path in sys.argv[2:]:
         env = lmdb.open(path, map_size=1 << 30, **flags)
         with env.begin(buffers=True) as txn:
-            for key, value in txn.cursor():
+            for key, value in [*txn.cursor(), *txn.cursor()]:
                 digest.update(key)
                 digest.update(value)
         env.close()
@@ -47,6 +47,7 @@ def check_same(runner: Runner, words: list[str], **wrapped: object) -> Run:
 @pytest.mark.parametrize("readahead", [True, False])
 @pytest.mark.parametrize("lock", [True, False])
 def test_two_epochs_of_py_lmdb(runner: Runner, store: Path, readahead: bool, lock: bool) -> None:
+    """On a local disk: lock=True writes lock.mdb, and readahead=False means MADV_RANDOM."""
     options = f"readonly=1,lock={lock:d},readahead={readahead:d}"
     words = python(READ, options, store / TRAINING)
     check_managed(check_same(runner, words, cold=[store / TRAINING]), store / TRAINING)

@@ -50,7 +50,9 @@ def test_an_array_is_written_out_from_its_mapping(runner: Runner, bed: SlowBed) 
     """tofile() hands the mapping to write(2): the kernel itself touches the checkpoints."""
     code = """
 import sys, numpy as np
-np.memmap(sys.argv[1], dtype='u1', mode='r').tofile(sys.argv[2])
+array = np.memmap(sys.argv[1], dtype='u1', mode='r')
+for epoch in range(2):
+    array.tofile(sys.argv[2])
 """
     source, copy = bed.path(ARRAY), runner.cwd / "copy"
     run = runner.wrapped(*python(code, source, copy), cold=[source])

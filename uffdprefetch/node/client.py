@@ -44,7 +44,7 @@ class Region:
     look_at_ns: int = 0
     look_every_ns: int = 0
     look_from: int = 0  # where the last look over all of it stopped
-    looks: int = 0
+    looked_ns: int = 0  # and when it was
     scattered: bool = False  # too many separate runs: no use in looking often
     lay_failures: int = 0
     detaching: bool = False

@@ -25,6 +25,9 @@ MS = 1_000_000
 #: Looking for streams in page tables: at first often, then rarely.
 LOOK_FIRST_NS = 2 * MS
 LOOK_SLOWEST_NS = 250 * MS
+#: A look over a large mapping is spread over several turns: 10 GiB that are mapped take 13 ms.
+LOOK_AT_ONCE_BYTES = 2 << 30
+LOOK_AT_ONCE_NS = 2 * MS
 #: Progress from page tables (rung 2): as often as the window demands, within these.
 POLL_FASTEST_NS = 4 * MS
 POLL_SLOWEST_NS = 100 * MS
@@ -37,6 +40,8 @@ COPIES_AT_ONCE = 32
 #: Files without a region that are kept ready for the next epoch's workers.
 IDLE_FILES_MAX = 64
 STARTS_MAX = 32
+#: Places where a stream has perhaps just begun: close checkpoints at the latest of them.
+FRESH_MAX = 16
 MAP_TYPE = 0x0F
 MAP_PRIVATE = 2
 
@@ -259,7 +264,6 @@ class CacheEngine:
         active = region.table.active()
         by_tables = region.verdict == wire.Verdict.PAGE_TABLES
         touched = False
-        region.looks += 1
         for stream in active:
             quiet = now - stream.last_ns
             if quiet > 10_000 * MS or (not by_tables and quiet < SILENT_NS):
@@ -269,20 +273,31 @@ class CacheEngine:
             for a, b in clusters:
                 self._touch(client, region, a, b, now)
                 touched = True
-        # all of it: until a walk is sure, and now and then where no checkpoint tells of a new one
-        if not any(s.settled for s in active) or (by_tables and region.looks % 16 == 0):
-            start = max(region.look_from, region.offset_bytes)
-            clusters, region.look_from = pagetables.new_touches(
-                client, region, start, region.span.end_bytes
-            )
-            for a, b in clusters:
-                self._touch(client, region, a, b, now)
-                touched = True
+        # all of it: often until a walk is sure, then now and then, for walks yet to begin
+        if not any(s.settled for s in active) or now - region.looked_ns >= LOOK_SLOWEST_NS:
+            region.looked_ns = now
+            touched = self._look_at_all(client, region, now) or touched
         self._next_look(region, active, by_tables, touched, now)
         if region.sparse_from_ns <= now < region.sparse_from_ns + region.look_every_ns:
             self._touched[id(region)] = (client, region)
         cost = now_ns() - now
         region.look_at_ns = now + max(region.look_every_ns, 20 * cost)
+
+    def _look_at_all(self, client: Client, region: Region, now: int) -> bool:
+        """Go on with the look over the whole region, for a bounded time; whether it saw news."""
+        touched = False
+        while now_ns() - now < LOOK_AT_ONCE_NS:
+            start = max(region.look_from, region.offset_bytes)
+            end = min(start + LOOK_AT_ONCE_BYTES, region.span.end_bytes)
+            clusters, more = pagetables.new_touches(client, region, start, end)
+            for a, b in clusters:
+                self._touch(client, region, a, b, now)
+                touched = True
+            region.look_from = more or end
+            if region.look_from >= region.span.end_bytes:
+                region.look_from = 0
+                break
+        return touched
 
     def _next_look(
         self, region: Region, active: list[Stream], by_tables: bool, touched: bool, now: int
@@ -379,9 +394,9 @@ class CacheEngine:
                 self.distance(stream),
                 stream.direction,
             )
-        for stream in region.table.streams:
-            if stream.touches < 3:
-                wanted |= checkpoints.near(region.span, stream.position_bytes)
+        fresh = [s for s in region.table.streams if s.touches < 3]
+        for stream in sorted(fresh, key=lambda s: -s.last_ns)[:FRESH_MAX]:
+            wanted |= checkpoints.near(region.span, stream.position_bytes)
         return wanted
 
     def _refresh(self, client: Client, region: Region) -> None:
@@ -407,10 +422,11 @@ class CacheEngine:
         """Behind the readers: what is still wanted (sparse, starts) is armed again for the next
         epoch, the rest is taken away."""
         now = now_ns()
-        streams = region.table.active()
         take, arm = [], []
+        kept = [self._reach(s) for s in region.table.active()]
         for page in region.laid - wanted:
-            if not any(self._soon(region, page, s) for s in streams):
+            at = page * uffd.PAGE_BYTES
+            if not any(low <= at <= high for low, high in kept):
                 take.append(page)
         for page, at in region.fired.items():
             if page in wanted and page in region.laid and now - at > REARM_NS:
@@ -425,11 +441,12 @@ class CacheEngine:
         for page in (*take, *arm):
             region.fired.pop(page, None)
 
-    def _soon(self, region: Region, page: int, stream: Stream) -> bool:
-        """Whether a page lies between a reader (or just behind it) and the end of its set."""
+    def _reach(self, stream: Stream) -> tuple[int, int]:
+        """From just behind a reader to the end of its dense set: checkpoints there stay."""
         distance = self.distance(stream)
-        gap = (page * uffd.PAGE_BYTES - stream.position_bytes) * stream.direction
-        return -distance <= gap <= max(self.lookahead(stream), distance * checkpoints.AHEAD_MAX)
+        far = max(self.lookahead(stream), distance * checkpoints.AHEAD_MAX)
+        at = stream.position_bytes
+        return (at - distance, at + far) if stream.direction > 0 else (at - far, at + distance)
 
     def _drop_samples(self, client: Client, region: Region) -> None:
         """Rung 2: a 64 KiB sample of each passed distance leaves the page table, so that the next

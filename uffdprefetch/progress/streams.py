@@ -24,7 +24,7 @@ CANDIDATE_REACH_BYTES = 5 * MIB
 #: Out-of-order touches (several threads, B-tree pages) may lie this far behind.
 BACK_BYTES = 8 * MIB
 #: Streams kept per reader; the longest silent one goes first.
-STREAMS_MAX = 16
+STREAMS_MAX = 128
 #: A walk that another one has taken over is silent for this long.
 SILENT_NS = 1_000_000_000
 #: Any other silent walk is forgotten after this, if its reader reads elsewhere.

@@ -1,0 +1,318 @@
+# SPDX-License-Identifier: Apache-2.0
+"""sqlite3, C programs with threads and static ones, shell scripts, and how programs end."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from components import (
+    ARRAY,
+    NAMED,
+    TABLES,
+    TRAINING,
+    TRAINING_BYTES,
+    Runner,
+    Start,
+    check_managed,
+    data,
+    python,
+)
+from conftest import HANG_SECONDS, require
+from harness import programs
+
+from uffdprefetch.demo.bed import SlowBed, drop_cache
+
+pytest_plugins = ["components"]
+
+# ---- sqlite3 ------------------------------------------------------------------------------------
+
+MMAP = "PRAGMA mmap_size=268435456;"
+QUERY = (
+    "select label, count(*), sum(length(value)) from records group by label;"
+    "select id, hex(substr(value, 1, 16)) from records where id % 1000 = 7;"
+)
+
+
+@pytest.fixture
+def sqlite() -> str:
+    program = shutil.which("sqlite3")
+    require(program, "sqlite3 is missing: install it")
+    assert program is not None
+    return program
+
+
+@pytest.fixture
+def tables(store: Path, tmp_path: Path) -> Path:
+    """A copy of the SQLite database that may be written."""
+    return Path(shutil.copy(store / TABLES, tmp_path / "copy.sqlite"))
+
+
+def test_sqlite_reads_through_its_mapping(runner: Runner, bed: SlowBed, sqlite: str) -> None:
+    path = bed.path(TABLES)
+    words = [sqlite, "-readonly", str(path), MMAP + QUERY + QUERY]
+    run = runner.wrapped(*words, cold=[path])
+    assert run.status == 0, run.stderr
+    assert run.stdout == runner.plain(*words)
+    check_managed(run, path)
+
+
+def test_sqlite_that_may_write_is_only_watched(runner: Runner, tables: Path, sqlite: str) -> None:
+    words = [sqlite, str(tables), MMAP + QUERY]
+    run = runner.wrapped(*words, cold=[tables])
+    assert run.status == 0, run.stderr
+    assert run.stdout == runner.plain(*words)
+    assert run.file(tables)["served_by"] != "checkpoints"
+    assert run.summary["totals"]["checkpoints"]["laid"] == 0
+
+
+def test_sqlite_sees_its_own_writes(runner: Runner, tables: Path, sqlite: str) -> None:
+    """Reads by the mapping and writes by write(2) in turn, of the same pages."""
+    change = "update records set label = label + 100 where id % 3 = 0;"
+    check = QUERY + change + QUERY + "delete from records where label > 103;" + QUERY
+    plain = Path(shutil.copy(tables, tables.with_name("plain.sqlite")))
+    run = runner.wrapped(sqlite, tables, MMAP + check + "pragma integrity_check;", cold=[tables])
+    assert run.status == 0, run.stderr
+    assert run.stdout == runner.plain(sqlite, plain, MMAP + check + "pragma integrity_check;")
+    assert run.stdout.endswith(b"ok\n")
+    assert run.file(tables)["served_by"] != "checkpoints"
+
+
+class Shell:
+    """An sqlite3 that takes statements one by one; an answer ends with a mark that we ask for."""
+
+    def __init__(self, start: Start, words: list[str], env: dict[str, str]) -> None:
+        self.process = start(
+            words, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+
+    def ask(self, statements: str) -> list[bytes]:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(f"{statements}\nselect 'mark';\n".encode())
+        self.process.stdin.flush()
+        lines = list(iter(self.process.stdout.readline, b"mark\n"))
+        assert b"" not in lines, self.process.stderr
+        return lines
+
+    def end(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        assert self.process.wait(HANG_SECONDS) == 0
+
+
+def attempt(sqlite: str, path: Path, statements: str) -> subprocess.CompletedProcess[bytes]:
+    """Another process, without wrap, that does not wait for a lock."""
+    return subprocess.run(
+        [sqlite, str(path), statements], capture_output=True, timeout=HANG_SECONDS
+    )
+
+
+def test_sqlites_locks_hold_under_wrap(
+    runner: Runner, tables: Path, sqlite: str, children: Start
+) -> None:
+    """POSIX locks of a file go when any descriptor of it is closed in the process: none may be."""
+    words = runner.command(sqlite, "-batch", tables)
+    writer = Shell(children, words, runner.env)
+    writer.ask(f"{MMAP} begin immediate;")
+    assert writer.ask(QUERY)
+    other = attempt(sqlite, tables, "begin immediate;")
+    assert other.returncode != 0 and b"locked" in other.stderr
+    writer.ask("update records set label = 77 where id = 1; commit;")
+    assert attempt(sqlite, tables, "begin immediate; select label from records where id = 1;") \
+        .stdout == b"77\n"  # fmt: skip
+    writer.end()
+    assert runner.summary()["files"]
+
+
+def test_a_reader_with_checkpoints_keeps_its_lock_and_sees_a_later_writer(
+    runner: Runner, tables: Path, sqlite: str, children: Start
+) -> None:
+    drop_cache(tables)
+    words = runner.command(sqlite, "-batch", "-readonly", tables)
+    reader = Shell(children, words, runner.env)
+    before = reader.ask(f"{MMAP} begin; {QUERY}")
+    # The writer's open(2) waits until the checkpoints are gone (a lease, where there are leases).
+    other = attempt(sqlite, tables, "begin exclusive;")
+    assert other.returncode != 0 and b"locked" in other.stderr
+    reader.ask("commit;")
+    change = "update records set label = label + 50, value = zeroblob(4000) where id % 2 = 1;"
+    done = attempt(sqlite, tables, change)
+    assert done.returncode == 0, done.stderr
+    after = reader.ask(QUERY)
+    assert after != before
+    assert b"".join(after) == attempt(sqlite, tables, QUERY).stdout
+    reader.end()
+    summary = runner.summary()
+    assert summary["totals"]["checkpoints"]["laid"] > 0
+    assert summary["files"][0]["changed"]
+
+
+# ---- C ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cc() -> None:
+    require(shutil.which("cc"), "no C compiler: install gcc")
+
+
+@pytest.mark.parametrize("sharing", ["shared", "private"])
+def test_a_c_program_keeps_libcs_single_threaded_paths(
+    runner: Runner, bed: SlowBed, cc: None, sharing: str
+) -> None:
+    """MAP_PRIVATE is what Arrow and safetensors map with."""
+    path = bed.path(ARRAY)
+    words = [programs(runner.cwd, "sum_mapping"), str(path), sharing, "1"]
+    run = runner.wrapped(*words, cold=[path])
+    assert run.status == 0, run.stderr
+    assert run.stdout == runner.plain(*words)
+    assert b"single-threaded 1\n" in run.stdout
+    check_managed(run, path)
+
+
+def test_four_threads_in_four_places(runner: Runner, bed: SlowBed, cc: None) -> None:
+    path = bed.path(ARRAY)
+    words = [programs(runner.cwd, "sum_mapping"), str(path), "shared", "4"]
+    run = runner.wrapped(*words, cold=[path])
+    assert run.status == 0, run.stderr
+    assert run.stdout == runner.plain(*words)
+    file = check_managed(run, path)
+    assert file["prefetched_bytes"] > file["size_bytes"] // 2
+    quarter = file["size_bytes"] / 4
+    ends = [stream["position_bytes"] for stream in run.summary["streams"]]
+    for part in range(4):
+        assert any(part * quarter < end <= (part + 1.1) * quarter for end in ends), (part, ends)
+
+
+def test_a_static_program_simply_runs(runner: Runner, store: Path, cc: None) -> None:
+    program = programs(runner.cwd, "sum_mapping", "-static")
+    words = [program, str(store / ARRAY), "shared", "1"]
+    run = runner.wrapped(*words, cold=[store / ARRAY])
+    assert run.status == 0, run.stderr
+    assert run.stdout == runner.plain(*words)
+    assert run.summary["files"] == []
+    assert run.summary["ranks"] == []
+    assert run.summary["rung"] is None
+
+
+# ---- where ranks begin --------------------------------------------------------------------------
+
+
+def test_a_rank_that_begins_in_the_middle_of_the_file(runner: Runner, bed: SlowBed) -> None:
+    job = Path(sys.modules["uffdprefetch.demo.bed"].__file__ or "").with_name("job.py")
+    path = bed.path(TRAINING)
+    words = [sys.executable, str(job), "--db", str(path), "--digest", "--rank", "1", "--ranks", "2"]
+    words += ["--epochs", "2"]
+    digest = 'import json, sys; print(json.load(sys.stdin)["epochs"][1]["sha256"])'
+    code = ["sh", "-c", '"$@" | ' + f"'{sys.executable}' -c '{digest}'", "sh", *words]
+    bed.reset()
+    run = runner.wrapped(*code, cold=[path])
+    fetched = bed.counters()["bytes"]
+    assert run.status == 0, run.stderr
+    assert run.stdout == runner.plain(*code)
+    file = check_managed(run, path)
+    half = TRAINING_BYTES // 2
+    assert any(half < stream["position_bytes"] for stream in run.summary["streams"])
+    # The half that it does not read is not fetched: a window at the tree's root is the slack.
+    assert fetched < 0.75 * file["size_bytes"]
+
+
+# ---- shell scripts and ends ---------------------------------------------------------------------
+
+
+def test_a_shell_script_with_pipes(runner: Runner, store: Path, bed: SlowBed) -> None:
+    require(shutil.which("mdb_dump"), "mdb_dump is missing: install lmdb-utils")
+    script = runner.cwd / "script.sh"
+    script.write_text(
+        "set -eu\n"
+        'mdb_dump -a "$1" | tee "$2" | sha256sum | cut -d" " -f1\n'
+        'wc -c < "$2"\n'
+        '(mdb_dump -a "$1" | head -n 3; echo done) | tac\n'  # mdb_dump dies of SIGPIPE here
+        'cat "$1/data.mdb" | cksum &\n'
+        "wait\n"
+    )
+    words = ["sh", str(script), str(bed.path(NAMED)), str(runner.cwd / "dump")]
+    run = runner.wrapped(*words, cold=[bed.path(NAMED)])
+    assert run.status == 0, run.stderr
+    assert run.stdout == runner.plain(*words)
+    check_managed(run, bed.path(NAMED))
+
+
+READ_ALL = """
+import mmap, os, signal, sys
+file = open(sys.argv[1], 'rb')
+view = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+total = sum(view[at] for epoch in range(2) for at in range(0, len(view), 4096))
+print('ready', total, flush=True)
+"""
+
+
+def test_a_program_that_exits_with_7(runner: Runner, bed: SlowBed) -> None:
+    path = bed.path(ARRAY)
+    run = runner.wrapped(*python(READ_ALL + "sys.exit(7)", path), cold=[path])
+    assert run.status == 7
+    check_managed(run, path)
+
+
+def test_a_program_that_dies_of_a_segmentation_fault(runner: Runner, bed: SlowBed) -> None:
+    """A real one, not a signal that was sent; the shell must see 139 as without us."""
+    code = "import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n" + READ_ALL
+    path = bed.path(ARRAY)
+    words = python(code + "import ctypes; ctypes.string_at(0)", path)
+    run = runner.wrapped(*words, cold=[path])
+    assert run.status == -signal.SIGSEGV
+    check_managed(run, path)
+    shell = ["sh", "-c", '"$@" >/dev/null 2>&1; echo $?', "sh"]
+    under_wrap = subprocess.run(
+        [*shell, *runner.command(*words)], env=runner.env, capture_output=True, check=True
+    )
+    assert under_wrap.stdout == runner.plain(*shell, *words) == b"139\n"
+
+
+def start_reader(
+    runner: Runner, start: Callable[..., subprocess.Popen[bytes]], path: Path, **options: object
+) -> subprocess.Popen[bytes]:
+    """A wrap whose job has read all of the mapping and waits for a signal."""
+    drop_cache(data(path))
+    process = start(
+        runner.command(*python(READ_ALL + "signal.pause()", path)),
+        **{"env": runner.env, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, **options},
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith(b"ready")
+    return process
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
+def test_a_signal_sent_to_wrap_ends_a_managed_job(
+    runner: Runner, bed: SlowBed, children: Start, number: signal.Signals
+) -> None:
+    process = start_reader(runner, children, bed.path(ARRAY))
+    process.send_signal(number)
+    assert process.wait(HANG_SECONDS) == -number
+    assert runner.summary()["totals"]["fault_wait_ns"]["count"] > 0
+
+
+def test_ctrl_c_ends_a_managed_job_on_a_terminal(
+    runner: Runner, bed: SlowBed, children: Start
+) -> None:
+    master, slave = os.openpty()
+
+    def take_terminal() -> None:
+        os.setsid()
+        os.close(os.open(os.ttyname(slave), os.O_RDWR))
+
+    process = start_reader(
+        runner, children, bed.path(ARRAY), stdin=slave, stderr=slave, preexec_fn=take_terminal
+    )
+    os.close(slave)
+    os.write(master, b"\x03")
+    # Python's KeyboardInterrupt ends by the same signal, and so does wrap.
+    assert process.wait(HANG_SECONDS) == -signal.SIGINT
+    os.close(master)
+    assert runner.summary()["totals"]["fault_wait_ns"]["count"] > 0
