@@ -8,6 +8,7 @@ extents (warm/) -> checkpoints laid ahead, armed again or taken away behind. Not
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable
 
 from uffdprefetch import uffd
@@ -28,6 +29,8 @@ LOOK_SLOWEST_NS = 250 * MS
 #: A look over a large mapping is spread over several turns: 10 GiB that are mapped take 13 ms.
 LOOK_AT_ONCE_BYTES = 2 << 30
 LOOK_AT_ONCE_NS = 2 * MS
+#: Looking may take one part in this many of a core.
+LOOK_COST = 25
 #: Progress from page tables (rung 2): as often as the window demands, within these.
 POLL_FASTEST_NS = 4 * MS
 POLL_SLOWEST_NS = 100 * MS
@@ -261,6 +264,7 @@ class CacheEngine:
                     self._look(client, region, now)
 
     def _look(self, client: Client, region: Region, now: int) -> None:
+        began = time.thread_time_ns()
         active = region.table.active()
         by_tables = region.verdict == wire.Verdict.PAGE_TABLES
         touched = False
@@ -274,14 +278,18 @@ class CacheEngine:
                 self._touch(client, region, a, b, now)
                 touched = True
         # all of it: often until a walk is sure, then now and then, for walks yet to begin
-        if not any(s.settled for s in active) or now - region.looked_ns >= LOOK_SLOWEST_NS:
+        if not any(s.settled for s in active) or (
+            region.look_from or now - region.looked_ns >= LOOK_SLOWEST_NS
+        ):
             region.looked_ns = now
             touched = self._look_at_all(client, region, now) or touched
         self._next_look(region, active, by_tables, touched, now)
         if region.sparse_from_ns <= now < region.sparse_from_ns + region.look_every_ns:
             self._touched[id(region)] = (client, region)
-        cost = now_ns() - now
-        region.look_at_ns = now + max(region.look_every_ns, 20 * cost)
+        # our own CPU time: on a crowded node the wall clock would count the others' too
+        cost = time.thread_time_ns() - began
+        due = LOOK_FIRST_NS if region.look_from else region.look_every_ns
+        region.look_at_ns = now + max(due, LOOK_COST * cost)
 
     def _look_at_all(self, client: Client, region: Region, now: int) -> bool:
         """Go on with the look over the whole region, for a bounded time; whether it saw news."""
