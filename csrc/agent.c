@@ -276,6 +276,8 @@ static int agent_open(struct agent *a)
 	if (up_failed(ret))
 		return (int)ret;
 	a->bell_fd = (int)ret;
+	/* mmap() waits for its descriptor to be taken, and for nothing else of what follows. */
+	on_bell(a);
 	a->uffd = open_uffd(a);
 	a->own_faults = !up_job.service_resolves;
 	a->overlays_max = overlay_limit();

@@ -81,6 +81,7 @@ int up_lay(struct agent *a, struct up_region *r, uint64_t page)
 	if (a->overlays >= a->overlays_max)
 		return -ENOSPC;
 	up_step(a, UP_STATE_LAYING);
+	r->laid_once = 1; /* before it is: a fork between the two must know */
 	p = up_mmap((void *)address, up_job.page_bytes, r->prot, MAP_PRIVATE | MAP_FIXED,
 		    r->checkpoint_fd, page * up_job.page_bytes);
 	if (up_failed((long)p))
@@ -152,7 +153,7 @@ void up_detach(struct agent *a, struct up_region *r)
 		atomic_store(&r->swallowed, 0);
 		up_sys3(SYS_madvise, r->address, r->length, MADV_RANDOM);
 	}
-	if (r->overlays == 0 && !r->inherited)
+	if (!r->laid_once)
 		return;
 	up_step(a, UP_STATE_DETACHING);
 	if (r->fd >= 0)

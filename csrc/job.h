@@ -38,7 +38,8 @@ struct up_region {
 	int advice;           /* MADV_NORMAL, _RANDOM or _SEQUENTIAL as it now is in the kernel */
 	_Atomic int swallowed; /* the job asked for MADV_RANDOM and did not get it */
 	int writable;         /* the description is O_RDWR: nothing may be laid */
-	int inherited;        /* came through fork */
+	int inherited;        /* came through fork, not yet taken up by this process's agent */
+	int laid_once;        /* checkpoints were laid here, by us or by a process we came from */
 	/* the agent's alone; descriptors are numbers in the agent's table */
 	int fd, checkpoint_fd, reopened_fd;
 	uint32_t verdict, sent;

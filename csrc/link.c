@@ -233,18 +233,18 @@ static void on_file(struct agent *a, const struct up_file *f, int *fd)
 	if (!r || r->verdict)
 		return;
 	r->verdict = f->verdict + 1;
-	if (r->inherited) {
-		/* One struct file under all of it again, so that what is taken away merges. */
+	if (r->inherited && (r->laid_once || f->verdict == UP_CHECKPOINTS)) {
+		/* One struct file under all of it again, so that what is taken away merges. Without
+		 * one the mapping stays as it is: what lies over it holds the file's bytes. */
 		if (fd[1] < 0) {
-			r->inherited = 0;
 			up_abandon(a, r);
 			return;
 		}
 		r->fd = fd[1];
 		fd[1] = -1;
 		up_map_file(a, r, r->address, r->length);
-		r->inherited = 0;
 	}
+	r->inherited = 0;
 	if (f->verdict == UP_REFUSE) {
 		up_abandon(a, r);
 		return;

@@ -76,6 +76,7 @@ static void adopt(void *p, size_t length, int prot, int flags, int fd, off_t off
 	r->swallowed = 0;
 	r->writable = (status & O_ACCMODE) == O_RDWR;
 	r->inherited = 0;
+	r->laid_once = 0;
 	r->fd = r->checkpoint_fd = r->reopened_fd = -1;
 	r->verdict = r->sent = r->overlays = 0;
 	if (up_ask(UP_REQ_ATTACH, (uint32_t)(r - up_job.region), fd))

@@ -7,6 +7,7 @@ import array
 import contextlib
 import os
 import random
+import select
 import signal
 import socket
 import struct
@@ -317,6 +318,11 @@ def _deleted() -> list[int]:
     return [os.dup(file.fileno())]
 
 
+def _epoll() -> list[int]:
+    with select.epoll() as epoll:
+        return [os.dup(epoll.fileno())]
+
+
 OTHER_KINDS: dict[str, Callable[[], list[int]]] = {
     "a pipe": _pipe,
     "a fifo nobody writes": _fifo,
@@ -325,7 +331,7 @@ OTHER_KINDS: dict[str, Callable[[], list[int]]] = {
     "/dev/zero": lambda: [os.open("/dev/zero", os.O_RDONLY)],
     "/dev/null": lambda: [os.open("/dev/null", os.O_RDWR)],
     "a file of /proc": lambda: [os.open("/proc/self/status", os.O_RDONLY)],
-    "an epoll": lambda: [__import__("select").epoll().fileno()],
+    "an epoll": _epoll,
     "an eventfd": lambda: [os.eventfd(0)],
     "another file than it says": lambda: [os.open("/etc/passwd", os.O_RDONLY)],
     "nothing": list,

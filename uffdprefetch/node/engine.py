@@ -7,7 +7,10 @@ extents (warm/) -> checkpoints laid ahead, armed again or taken away behind. Not
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+import stat
 import time
 from collections.abc import Iterable
 
@@ -74,6 +77,8 @@ class CacheEngine:
             file, why = self._file_for(a, fd)
         except OSError as error:
             file, why = None, f"cannot open it for warming: {error.strerror}"
+        except (MemoryError, OverflowError):
+            file, why = None, f"{a.size_bytes} bytes are too many for our books"
         verdict = wire.Verdict.CHECKPOINTS
         if file is None or file.changed:
             verdict = wire.Verdict.REFUSE
@@ -125,25 +130,38 @@ class CacheEngine:
             return file, ""
         if fd is None:
             return None, "unknown file of a forked process"
-        path = os.readlink(f"/proc/self/fd/{fd}")
-        st = os.fstat(fd)
-        why = ""
-        if (st.st_dev, st.st_ino) != (a.device, a.inode):
-            why = "the descriptor is of another file"
-        elif not self.config.wants(path):
-            why = "--include/--exclude"
-        elif os.path.basename(path) == "lock.mdb" or ".so" in os.path.basename(path):
-            why = "a lock file or a library"
-        if why:
-            os.close(fd)
-            return None, why
-        file = FileState.open(fd, path)
+        with contextlib.ExitStack() as undo:
+            undo.callback(os.close, fd)
+            path = os.readlink(f"/proc/self/fd/{fd}")
+            why = self._unfit(key, fd, path)
+            if why:
+                return None, why
+            file = FileState.open(fd, path)
+            undo.pop_all()
         if file.file_system in MEMORY_FILE_SYSTEMS:
             file.close()
             return None, f"{file.file_system} is memory already"
         self._forget_idle_files()
         self.files[key] = file
         return file, ""
+
+    def _unfit(self, key: Key, fd: int, path: str) -> str:
+        """Why a descriptor that was sent is not the file to warm; '' when it is."""
+        st = os.fstat(fd)
+        if not stat.S_ISREG(st.st_mode):
+            return "no regular file"
+        if (st.st_dev, st.st_ino) != key[:2]:
+            return "the descriptor is of another file"
+        if (st.st_size, st.st_mtime_ns) != key[2:]:
+            return "it has changed since it was mapped"
+        flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+        if flags & os.O_PATH or flags & os.O_ACCMODE == os.O_WRONLY:
+            return "the descriptor cannot be read"
+        if not self.config.wants(path):
+            return "--include/--exclude"
+        if os.path.basename(path) == "lock.mdb" or ".so" in os.path.basename(path):
+            return "a lock file or a library"
+        return ""
 
     def _forget_idle_files(self) -> None:
         idle = [(key, f) for key, f in self.files.items() if not f.attached and f.fd >= 0]
@@ -225,14 +243,18 @@ class CacheEngine:
 
     def on_events(self, client: Client, events: Iterable[uffd.Event]) -> None:
         """Armed checkpoints that were touched."""
+        now = now_ns()
         for event in events:
             region = client.regions.get(event.region)
             self.ledger.fault_wait.add(event.handle_ns)
-            if region is None:
-                continue
-            region.fired[event.page] = event.time_ns
             start = event.page * uffd.PAGE_BYTES
-            self._touch(client, region, start, start + uffd.PAGE_BYTES, event.time_ns)
+            # the ring is the client's memory: believe what can be
+            if region is None or not region.span.start_bytes <= start < region.span.end_bytes:
+                continue
+            at_ns = min(event.time_ns, now)
+            if event.page in region.laid:
+                region.fired[event.page] = at_ns
+            self._touch(client, region, start, start + uffd.PAGE_BYTES, at_ns)
 
     def _touch(self, client: Client, region: Region, start: int, end: int, at_ns: int) -> Stream:
         stream, forward = region.table.touch(start, end, at_ns)
