@@ -406,6 +406,9 @@ def test_descriptors_that_nobody_asked_for_are_closed(victim: Victim) -> None:
         for count in (1, 4, 5, 100, 253):
             with agent(victim) as peer:
                 offer(peer, wire.pack(wire.Type.GONE, wire.GONE.pack(5, 0)), *[null] * count)
+                if count > 4:  # more than any message of ours carries
+                    assert closed(peer)
+                    continue
                 offer(peer, attach(), *[null] * count)
                 assert verdict(peer) == wire.Verdict.REFUSE
             with connect(victim.env) as peer:

@@ -113,6 +113,36 @@ def test_a_backward_reader_is_seen_as_such() -> None:
     assert stream.pattern.endswith("backward")
 
 
+def test_a_backward_reader_of_blocks_that_are_read_forward() -> None:
+    """What slicing an array from its end does; each block may be seen in parts."""
+    reader = Reader()
+    for at in range(40 * MIB, 0, -MIB):
+        for part in range(0, MIB, 256 * KIB):
+            stream = reader.touch(at + part, 256 * KIB)
+    assert reader.table.active() == [stream]
+    assert stream.direction == -1
+    assert stream.position_bytes == MIB
+
+
+def test_a_forward_walk_that_looked_backward_at_first_turns() -> None:
+    reader = Reader()
+    for at in (20 * BLOCK, 19 * BLOCK, 18 * BLOCK, *(i * BLOCK for i in range(21, 100))):
+        stream = reader.touch(at)
+    assert reader.table.active() == [stream]
+    assert (stream.direction, stream.position_bytes) == (1, 100 * BLOCK)
+
+
+def test_a_walk_up_to_a_place_that_was_touched_once_passes_it() -> None:
+    """An LMDB's root page lies among the records: a checkpoint nearer to it is still the walk's."""
+    reader = Reader()
+    root = reader.touch(22 * MIB, 4 * KIB)
+    walk = reader.walk(0, 17 * MIB)
+    assert reader.touch(20 * MIB, 4 * KIB) is walk
+    assert reader.touch(24 * MIB, 4 * KIB) is walk
+    assert reader.table.active() == [walk]
+    assert not root.active
+
+
 def test_the_second_epoch_is_a_stream_of_its_own_and_the_first_one_ends() -> None:
     reader = Reader()
     old = reader.walk(0, 200 * MIB, step=MIB)

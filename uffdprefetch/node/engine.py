@@ -262,9 +262,9 @@ class CacheEngine:
         if self.config.policy == "fixed" and region.verdict == wire.Verdict.CHECKPOINTS:
             stream.active = True  # paper 1: the checkpoint that is hit first triggers
         self.ledger.touch(region.file, stream, start, at_ns)
-        if forward and stream.direction > 0:
-            passed = range(stream.position_bytes - forward, stream.position_bytes)
-            found = pagetables.runs(client, region, passed.start, passed.stop)
+        if forward:
+            first = stream.position_bytes - (forward if stream.direction > 0 else 0)
+            found = pagetables.runs(client, region, first, first + forward)
             pagetables.note_used(region, found)
             stream.saw(forward, found)
             for a, n in found:

@@ -104,6 +104,14 @@ class Stream:
             name = "strided"
         return name if self.direction > 0 else f"{name} backward"
 
+    def turn(self, start: int, end: int) -> None:
+        """A walk that is not sure yet goes where it is touched further: it may begin backward, and
+        a backward reader of blocks reads each block forward."""
+        beyond = self.start_bytes - start if self.direction > 0 else end - self.start_bytes
+        if not self.settled and beyond >= abs(self.position_bytes - self.start_bytes):
+            self.start_bytes, self.position_bytes = self.position_bytes, self.start_bytes
+            self.direction = -self.direction
+
     def advance(self, start: int, end: int, now_ns: int) -> int:
         """Move to a touch; returns the bytes gone forward (0 when it lay behind)."""
         self.touches += 1
@@ -159,15 +167,23 @@ class StreamTable:
         return self.unmatched >= RANDOM_AFTER
 
     def match(self, start: int, end: int) -> Stream | None:
-        """The nearest stream to which a touch of [start, end) can belong."""
-        best, best_gap = None, REACH_BYTES + 1
+        """The nearest stream to which a touch of [start, end) can belong.
+
+        A place that was touched only once is second to a walk that is nearby, and what lies behind
+        it belongs there if nowhere else: an LMDB's root page stands among the records, and is not
+        where a reader goes that walks up to it.
+        """
+        best, best_rank = None, (3, 0)
         for s in self.streams:
             ahead = (start - s.position_bytes) * s.direction
-            reach = REACH_BYTES if s.touches > 1 else CANDIDATE_REACH_BYTES
-            if -BACK_BYTES <= ahead <= reach and abs(ahead) < best_gap:
-                best, best_gap = s, abs(ahead)
-            elif s.touches == 1 and 0 < -ahead <= reach and -ahead < best_gap:
-                best, best_gap = s, -ahead  # a second touch before the first: backward, perhaps
+            if s.touches > 1:
+                fits = -BACK_BYTES <= ahead <= REACH_BYTES
+                rank = 0 if abs(ahead) <= CANDIDATE_REACH_BYTES else 1
+            else:
+                fits = abs(ahead) <= CANDIDATE_REACH_BYTES
+                rank = 1 if ahead >= s.start_bytes - s.position_bytes else 2
+            if fits and (rank, abs(ahead)) < best_rank:
+                best, best_rank = s, (rank, abs(ahead))
         return best
 
     def touch(self, start: int, end: int, now_ns: int) -> tuple[Stream, int]:
@@ -178,9 +194,7 @@ class StreamTable:
         """
         s = self.match(start, end)
         if s is not None:
-            behind = (start - s.position_bytes) * s.direction
-            if s.touches == 1 and behind + (end - start) < 0 and start < s.start_bytes:
-                s.direction, s.position_bytes = -s.direction, s.start_bytes
+            s.turn(start, end)
             before = s.position_bytes
             forward = s.advance(start, end, now_ns)
             if forward:

@@ -26,6 +26,9 @@ MIB = 1 << 20
 EXTENT_BYTES = 4 * MIB
 READAHEAD_EXTENT_BYTES = 2 * MIB
 UNDER_WAY_MIN_BYTES = 4 * MIB
+#: Storage that ran dry between two of our turns (a busy node) gets more under way, but never more
+#: than it can bring in this time: a demand miss stands behind all of it.
+UNDER_WAY_MAX_SECONDS = 0.05
 UNDER_WAY_MAX_BYTES = 64 * MIB
 #: A stream without a measured rate is served as if it read this fast.
 UNKNOWN_RATE = 32 * MIB
@@ -98,6 +101,7 @@ class Scheduler:
         self.under_way_bytes = 0
         self.meter = Meter()
         self._idle = True
+        self._floor_bytes = UNDER_WAY_MIN_BYTES
         self.failed_extents = 0
         self.late_bytes = 0
         self.last_error = ""
@@ -171,7 +175,7 @@ class Scheduler:
         """How much to keep under way now."""
         storage = self.meter.storage
         need = 2 * storage.bandwidth_bytes_per_second * storage.latency_seconds
-        return int(min(UNDER_WAY_MAX_BYTES, need + UNDER_WAY_MIN_BYTES))
+        return int(min(UNDER_WAY_MAX_BYTES, need + self._floor_bytes))
 
     def _soonest(self) -> int | None:
         """The stream whose reader will stand before its next extent first."""
@@ -246,6 +250,10 @@ class Scheduler:
                 self._account(extent, result)
             if copied and not file.changed:
                 self._on_pages(file, copied)
+        if self.under_way_bytes == 0 and self._queues:
+            most = self.meter.bandwidth * UNDER_WAY_MAX_SECONDS
+            more = min(self._floor_bytes * 3 // 2, int(most))
+            self._floor_bytes = max(UNDER_WAY_MIN_BYTES, more)
 
     def _account(self, extent: Extent, result: uffd.WarmResult) -> None:
         file, stream = extent.file, extent.stream

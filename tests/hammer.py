@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A service that plans nothing and commands without end: the agent's worst day.
+
+    python -m hammer SOCKET FILE [SEED [EVERY_US]]
+
+It answers each ATTACH at once and from then on sends commands of random checkpoints (laid, taken
+away, armed again, dropped, now and then a whole mapping given back), so that whatever the job does
+to a mapping meets checkpoints in every state. Its checkpoint memfd holds all of the file from the
+start. It speaks node/wire.py and follows the rule of design section 2: a page is there, whole,
+before it is announced. Prints "ready", then at the end of its input what it did, as JSON.
+"""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import random
+import select
+import socket
+import struct
+import sys
+from dataclasses import dataclass, field
+
+from uffdprefetch import uffd
+from uffdprefetch.node import wire
+
+PAGE = uffd.PAGE_BYTES
+
+
+@dataclass
+class Region:
+    id: int
+    first: int  # page numbers of the file
+    end: int
+    laid: set[int] = field(default_factory=set)
+
+
+@dataclass
+class Peer:
+    sock: socket.socket
+    ring: uffd.Ring
+    regions: dict[int, Region] = field(default_factory=dict)
+    sequence: int = 0
+    faults: int = 0
+
+
+class Hammer:
+    """One thread, many agents, no memory of the past but what is laid where."""
+
+    def __init__(self, path: str, file: str, seed: int, every_us: int) -> None:
+        self._random = random.Random(seed)
+        self._every = every_us / 1e6
+        self._file = os.open(file, os.O_RDONLY)
+        size = os.fstat(self._file).st_size
+        self._file_pages = size // PAGE  # whole pages only
+        self._rw, self._ro = uffd.checkpoint_memfd(size)
+        at = 0
+        while at < size:
+            at += os.pwrite(self._rw, os.pread(self._file, 1 << 20, at), at)
+        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind(path)
+        self._listener.listen(128)
+        self._listener.setblocking(False)
+        self._peers: dict[int, Peer] = {}
+        self._epoll = select.epoll()
+        self._epoll.register(self._listener, select.EPOLLIN)
+        self._epoll.register(0, select.EPOLLIN | select.EPOLLHUP)
+        self.counts = dict.fromkeys(
+            ("peers", "attached", "inherited", "faults", "lay", "take", "rearm", "drop", "detach"),
+            0,
+        )
+
+    def run(self) -> None:
+        while True:
+            for fd, _ in self._epoll.poll(self._every if self._peers else 1.0):
+                if fd == 0:
+                    return
+                if fd == self._listener.fileno():
+                    self._accept()
+                elif fd in self._peers:
+                    self._take(fd)
+            for peer in self._peers.values():
+                self._command(peer)
+
+    def _accept(self) -> None:
+        sock, _ = self._listener.accept()
+        sock.setblocking(False)
+        self._peers[sock.fileno()] = Peer(sock, uffd.Ring())
+        self._epoll.register(sock, select.EPOLLIN)
+        self.counts["peers"] += 1
+
+    def _drop(self, fd: int) -> None:
+        peer = self._peers.pop(fd)
+        self.counts["faults"] += len(peer.ring.drain())
+        self._epoll.unregister(fd)
+        peer.ring.close()
+        peer.sock.close()
+
+    def _take(self, fd: int) -> None:
+        peer = self._peers[fd]
+        while True:
+            try:
+                data, descriptors, _, _ = socket.recv_fds(peer.sock, 512, 4)
+            except BlockingIOError:
+                return
+            except OSError:
+                data, descriptors = b"", []
+            for number in descriptors:
+                os.close(number)
+            if not data:
+                return self._drop(fd)
+            kind, body = wire.unpack(data)
+            if kind == wire.Type.HELLO:
+                self._send(peer, wire.pack(wire.Type.WELCOME), [peer.ring.fd, self._bell])
+                os.close(peer.ring.fd)
+            elif kind == wire.Type.ATTACH:
+                self._attach(peer, wire.attach(body))
+            elif kind == wire.Type.GONE:
+                peer.regions.pop(struct.unpack_from("<I", body)[0], None)
+            elif kind == wire.Type.BYE:
+                self._send(peer, wire.pack(wire.Type.BYE_OK), [])
+
+    def _attach(self, peer: Peer, a: wire.Attach) -> None:
+        first = a.offset_bytes // PAGE
+        end = min(first + a.length_bytes // PAGE, self._file_pages)
+        inherited = a.flags & wire.ATTACH_INHERITED
+        fds = [self._ro, self._file] if inherited else [self._ro]
+        self._send(peer, wire.pack(wire.Type.FILE, wire.FILE.pack(a.region, 1)), fds)
+        peer.regions[a.region] = Region(a.region, first, end)
+        self.counts["inherited" if inherited else "attached"] += 1
+
+    def _send(self, peer: Peer, message: bytes, fds: list[int]) -> bool:
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        try:
+            peer.sock.sendmsg([message], rights, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        except OSError:
+            return False
+        return True
+
+    def _command(self, peer: Peer) -> None:
+        self.counts["faults"] += len(peer.ring.drain())
+        if not peer.regions:
+            return
+        region = self._random.choice(list(peer.regions.values()))
+        kind = self._random.choices(
+            [wire.Type.LAY, wire.Type.TAKE, wire.Type.REARM, wire.Type.DROP, wire.Type.DETACH],
+            [50, 25, 20, 4, 1],
+        )[0]
+        laid = sorted(region.laid)
+        if kind == wire.Type.LAY:
+            some = {self._random.randrange(region.first, region.end) for _ in range(28)}
+            pages = sorted(some - region.laid) if region.end > region.first else []
+        elif kind == wire.Type.DETACH:
+            pages = []
+        elif kind == wire.Type.DROP:
+            pages = [self._random.randrange(region.first, region.end + 1)]
+        else:
+            pages = self._random.sample(laid, min(len(laid), self._random.randrange(1, 29)))
+        if not pages and kind != wire.Type.DETACH:
+            return
+        peer.sequence += 1
+        if not self._send(peer, wire.command(kind, peer.sequence, region.id, pages), []):
+            return
+        self.counts[kind.name.lower()] += max(1, len(pages))
+        if kind == wire.Type.LAY:
+            region.laid.update(pages)
+        elif kind == wire.Type.TAKE:
+            region.laid.difference_update(pages)
+        elif kind == wire.Type.DETACH:
+            del peer.regions[region.id]
+
+
+def main(path: str, file: str, seed: int = 1, every_us: int = 200) -> None:
+    hammer = Hammer(path, file, seed, every_us)
+    print("ready", flush=True)
+    hammer.run()
+    print(json.dumps(hammer.counts), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], *map(int, sys.argv[3:]))

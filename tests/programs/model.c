@@ -1,0 +1,530 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * model.c - thousands of random memory calls over a small arena, and what they did.
+ *
+ *     model FILE SEED OPERATIONS [VERBOSE_OPERATION]
+ *
+ * The arena lies at the same address in every run, so the same seed makes the same calls. Each call
+ * is one line on stdout: its number, its name, its result, errno, and a hash over what every page
+ * of the arena (or of the range, most of the time) then shows: its bytes, SIGSEGV, SIGBUS. A plain
+ * run and a managed one must print the same. stderr gets counts that may differ.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define PAGE 4096ul
+#define ARENA ((char *)0x100000000000ul)
+#define ARENA_PAGES 1536ul
+#define FLOATING 4
+
+static uint64_t state;
+static int file_fd, pipe_fd[2];
+static size_t file_bytes;
+static unsigned long number, verbose, over_checkpoints, waits;
+static struct {
+	char *base;
+	size_t pages;
+} floating[FLOATING];
+
+static uint64_t draw(void)
+{
+	state ^= state << 13;
+	state ^= state >> 7;
+	state ^= state << 17;
+	return state * 0x2545f4914f6cdd1dull;
+}
+
+static uint64_t below(uint64_t n)
+{
+	return (draw() >> 11) % n;
+}
+
+/* ------------------------------------------------------------------ what a page shows */
+
+static sigjmp_buf back;
+static volatile sig_atomic_t expecting;
+
+static void on_signal(int number_)
+{
+	if (!expecting) {
+		static const char text[] = "model: a signal outside of a probe\n";
+
+		if (write(2, text, sizeof(text) - 1) < 0)
+			_exit(98);
+		_exit(98);
+	}
+	siglongjmp(back, number_);
+}
+
+static uint64_t hash_bytes(const uint64_t *p, size_t words)
+{
+	uint64_t h = 0x9e3779b97f4a7c15ull;
+
+	for (size_t i = 0; i < words; i++)
+		h = (h ^ p[i]) * 0xff51afd7ed558ccdull, h ^= h >> 29;
+	return h;
+}
+
+/* The hash of a page's bytes, or the number of the signal that reading it raises. */
+static uint64_t look(const char *page)
+{
+	volatile uint64_t h;
+	int sig = sigsetjmp(back, 1);
+
+	if (sig)
+		h = (uint64_t)sig;
+	else {
+		expecting = 1;
+		h = hash_bytes((const uint64_t *)page, PAGE / 8);
+	}
+	expecting = 0;
+	return h;
+}
+
+static uint64_t look_at(const char *from, size_t pages)
+{
+	uint64_t h = 0;
+
+	for (size_t i = 0; i < pages; i++) {
+		uint64_t one = look(from + i * PAGE);
+
+		if (verbose == number)
+			fprintf(stderr, "%lu page %zu %016lx\n", number, i, (unsigned long)one);
+		h = (h ^ one) * 0xc4ceb9fe1a85ec53ull;
+		h ^= h >> 32;
+	}
+	return h;
+}
+
+/* The same through the kernel: write(2) of a page to a pipe, and process_vm_readv of a few. */
+static uint64_t look_from_kernel(const char *page, size_t pages)
+{
+	static uint64_t buffer[16 * PAGE / 8];
+	ssize_t n = write(pipe_fd[1], page, PAGE);
+	int error = n < 0 ? errno : 0;
+	struct iovec to = { buffer, 16 * PAGE }, from = { (void *)page, pages * PAGE };
+	uint64_t h;
+
+	if (n > 0 && read(pipe_fd[0], buffer, (size_t)n) != n)
+		abort();
+	h = n > 0 ? hash_bytes(buffer, (size_t)n / 8) : (uint64_t)error;
+	to.iov_len = pages * PAGE;
+	n = process_vm_readv(getpid(), &to, 1, &from, 1, 0);
+	return h * 31 + (n > 0 ? hash_bytes(buffer, (size_t)n / 8) : (uint64_t)errno);
+}
+
+/* ------------------------------------------------------------------ saying */
+
+static void line(const char *what, long result, uint64_t shown, const char *format, ...)
+{
+	int error = errno;
+	char text[256], arguments[128];
+	va_list ap;
+	int n;
+
+	va_start(ap, format);
+	vsnprintf(arguments, sizeof(arguments), format, ap);
+	va_end(ap);
+	n = snprintf(text, sizeof(text), "%lu %s(%s) = %ld %s %016lx\n", number, what, arguments,
+		     result, result < 0 ? strerrorname_np(error) : "-", (unsigned long)shown);
+	if (write(1, text, (size_t)n) != n)
+		_exit(97);
+}
+
+/* Where a result lies: in the arena its page, elsewhere 1; < 0: failed. */
+static long where(const void *p)
+{
+	const char *c = p;
+
+	if (p == MAP_FAILED)
+		return -1;
+	if (c >= ARENA && c < ARENA + ARENA_PAGES * PAGE)
+		return (c - ARENA) / (long)PAGE;
+	return 100000;
+}
+
+static long checkpoints(void)
+{
+	char text[512];
+	FILE *maps = fopen("/proc/self/maps", "re");
+	long n = 0;
+
+	while (maps && fgets(text, sizeof(text), maps))
+		n += strstr(text, "uffdprefetch-checkpoints") != NULL;
+	if (maps)
+		fclose(maps);
+	return n;
+}
+
+/* ------------------------------------------------------------------ the calls */
+
+static const int advices[] = { MADV_NORMAL, MADV_RANDOM, MADV_SEQUENTIAL, MADV_WILLNEED,
+			       MADV_DONTNEED, MADV_FREE, MADV_REMOVE, MADV_DONTFORK, MADV_DOFORK,
+			       MADV_HUGEPAGE, MADV_NOHUGEPAGE, MADV_DONTDUMP, MADV_DODUMP, 20, 21,
+			       22, 23, 102, 103, 77 };
+static const int prots[] = { PROT_READ, PROT_READ, PROT_NONE, PROT_READ | PROT_WRITE, PROT_WRITE,
+			     PROT_READ | PROT_EXEC };
+
+struct range {
+	char *at;
+	size_t pages, length;
+};
+
+/* Mostly whole pages; now and then an address or a length that is none. */
+static struct range some_range(void)
+{
+	struct range r;
+	size_t page = below(ARENA_PAGES);
+
+	r.pages = below(4) ? 1 + below(64) : 1 + below(ARENA_PAGES);
+	if (r.pages > ARENA_PAGES - page)
+		r.pages = ARENA_PAGES - page;
+	r.at = ARENA + page * PAGE;
+	r.length = r.pages * PAGE;
+	switch (below(40)) {
+	case 0:
+		r.at += 1 + below(PAGE - 1);
+		break;
+	case 1:
+		r.length -= below(PAGE);
+		break;
+	case 2:
+		r.length = 0;
+		break;
+	}
+	return r;
+}
+
+static void map_file(int how)
+{
+	size_t file_pages = (file_bytes + PAGE - 1) / PAGE;
+	int whole = !below(3);
+	size_t offset = whole ? 0 : below(file_pages + 2);
+	size_t pages = whole ? file_pages : 1 + below(file_pages);
+	size_t page = below(ARENA_PAGES);
+	int private = !below(4);
+	int prot = below(6) ? PROT_READ : prots[below(6)];
+	int flags = private ? MAP_PRIVATE : MAP_SHARED;
+	void *p;
+
+	if (pages > ARENA_PAGES - page)
+		pages = ARENA_PAGES - page;
+	flags |= how == 0 ? MAP_FIXED : MAP_FIXED_NOREPLACE;
+	errno = 0;
+	p = mmap(ARENA + page * PAGE, pages * PAGE, prot, flags, file_fd, (off_t)(offset * PAGE));
+	line("mmap", where(p), p == MAP_FAILED ? 0 : look_at(p, pages < 48 ? pages : 48),
+	     "%zu,%zu,%d,%x,%zu", page, pages, prot, flags, offset);
+}
+
+static void map_floating(void)
+{
+	size_t i = below(FLOATING), pages = (file_bytes + PAGE - 1) / PAGE;
+	void *p;
+
+	if (floating[i].base)
+		return;
+	errno = 0;
+	p = mmap(NULL, file_bytes, PROT_READ, MAP_SHARED, file_fd, 0);
+	line("mmap-anywhere", where(p), p == MAP_FAILED ? 0 : look_at(p, pages), "%zu", i);
+	if (p == MAP_FAILED)
+		return;
+	floating[i].base = p;
+	floating[i].pages = pages;
+}
+
+static void work_floating(void)
+{
+	size_t i = below(FLOATING), pages;
+	long ret;
+	void *p;
+
+	if (!floating[i].base) {
+		map_floating();
+		return;
+	}
+	errno = 0;
+	switch (below(5)) {
+	case 0: /* a part of it */
+		pages = 1 + below(floating[i].pages);
+		floating[i].pages -= pages;
+		ret = munmap(floating[i].base + floating[i].pages * PAGE, pages * PAGE);
+		line("munmap-tail", ret, look_at(floating[i].base, floating[i].pages), "%zu,%zu", i,
+		     pages);
+		if (!floating[i].pages)
+			floating[i].base = NULL;
+		break;
+	case 1:
+		pages = 1 + below(2 * floating[i].pages);
+		p = mremap(floating[i].base, floating[i].pages * PAGE, pages * PAGE, MREMAP_MAYMOVE);
+		if (p != MAP_FAILED) {
+			floating[i].base = p;
+			floating[i].pages = pages;
+		}
+		line("mremap-anywhere", where(p), look_at(floating[i].base, floating[i].pages),
+		     "%zu,%zu", i, pages);
+		break;
+	case 2:
+		ret = madvise(floating[i].base, floating[i].pages * PAGE,
+			      advices[below(3)]); /* normal, random, sequential */
+		line("madvise-floating", ret, 0, "%zu", i);
+		break;
+	case 3:
+		line("read-floating", 0, look_at(floating[i].base, floating[i].pages), "%zu", i);
+		break;
+	case 4:
+		ret = munmap(floating[i].base, floating[i].pages * PAGE);
+		line("munmap-floating", ret, 0, "%zu", i);
+		floating[i].base = NULL;
+		break;
+	}
+}
+
+static void map_anonymous(void)
+{
+	struct range r = some_range();
+	void *p;
+
+	errno = 0;
+	p = mmap(r.at, r.length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1,
+		 0);
+	line("mmap-anonymous", where(p), 0, "%ld,%zu", (long)(r.at - ARENA), r.length);
+}
+
+static void unmap(void)
+{
+	struct range r = some_range();
+	long ret;
+
+	errno = 0;
+	ret = munmap(r.at, r.length);
+	line("munmap", ret, 0, "%ld,%zu", (long)(r.at - ARENA), r.length);
+}
+
+static void protect(void)
+{
+	struct range r = some_range();
+	int prot = prots[below(6)];
+	long ret;
+
+	errno = 0;
+	ret = mprotect(r.at, r.length, prot);
+	line("mprotect", ret, 0, "%ld,%zu,%d", (long)(r.at - ARENA), r.length, prot);
+}
+
+static void advise(void)
+{
+	struct range r = some_range();
+	int advice = advices[below(sizeof(advices) / sizeof(advices[0]))];
+	long ret;
+
+	errno = 0;
+	ret = madvise(r.at, r.length, advice);
+	line("madvise", ret, 0, "%ld,%zu,%d", (long)(r.at - ARENA), r.length, advice);
+}
+
+static void move(void)
+{
+	struct range r = some_range(), to = some_range();
+	size_t length = below(3) ? r.length : to.length;
+	int flags = (int)below(8), shared_only = !below(12);
+	void *p;
+
+	if (!(flags & MREMAP_FIXED)) /* where the kernel puts it would differ */
+		flags &= ~(MREMAP_MAYMOVE | MREMAP_DONTUNMAP);
+	errno = 0;
+	p = mremap(r.at, shared_only ? 0 : r.length, length, flags, to.at);
+	line("mremap", where(p), 0, "%ld,%zu,%zu,%d,%ld", (long)(r.at - ARENA), r.length, length,
+	     flags, (long)(to.at - ARENA));
+}
+
+static void lock(void)
+{
+	struct range r = some_range();
+	long ret;
+	int which = (int)below(4);
+
+	errno = 0;
+	ret = which == 0 ? mlock(r.at, r.length) :
+	      which == 1 ? mlock2(r.at, r.length, MLOCK_ONFAULT) :
+			   munlock(r.at, r.length);
+	line("mlock", ret, 0, "%d,%ld,%zu", which, (long)(r.at - ARENA), r.length);
+	if (!ret && which < 2)
+		munlock(r.at, r.length);
+}
+
+static void other(void)
+{
+	static unsigned char bits[ARENA_PAGES];
+	struct range r = some_range();
+	long ret;
+
+	errno = 0;
+	switch (below(4)) {
+	case 0:
+		ret = msync(r.at, r.length, below(2) ? MS_ASYNC : MS_SYNC | MS_INVALIDATE);
+		line("msync", ret, 0, "%ld,%zu", (long)(r.at - ARENA), r.length);
+		break;
+	case 1:
+		ret = mincore(r.at, r.length, bits);
+		line("mincore", ret, 0, "%ld,%zu", (long)(r.at - ARENA), r.length);
+		break;
+	case 2:
+		ret = remap_file_pages(r.at, r.length, 0, below(64), 0);
+		line("remap_file_pages", ret, 0, "%ld,%zu", (long)(r.at - ARENA), r.length);
+		break;
+	case 3:
+		ret = pkey_mprotect(r.at, r.length, prots[below(6)], -1);
+		line("pkey_mprotect", ret, 0, "%ld,%zu", (long)(r.at - ARENA), r.length);
+		break;
+	}
+}
+
+/* A write where the page lets us: a private page of our own stays our own. */
+static void scribble(void)
+{
+	char *at = ARENA + below(ARENA_PAGES) * PAGE + below(PAGE);
+	char value = (char)draw();
+	volatile long ret = 0;
+	int sig = sigsetjmp(back, 1);
+
+	if (sig)
+		ret = sig;
+	else {
+		expecting = 1;
+		*(volatile char *)at = value;
+	}
+	expecting = 0;
+	line("write", ret, 0, "%ld", (long)(at - ARENA));
+}
+
+/* Until the other side has laid something, or a moment has gone by: no state of the model. */
+static void wait_for_checkpoints(void)
+{
+	look_at(ARENA, ARENA_PAGES);
+	for (int i = 0; i < 60 && !checkpoints(); i++)
+		usleep(500);
+	waits++;
+}
+
+static void operate(unsigned long operations, int child);
+
+static void fork_one(void)
+{
+	uint64_t seed = draw();
+	int status;
+	pid_t pid = fork();
+
+	if (pid == 0) {
+		state = seed | 1;
+		operate(12, 1);
+		line("child", 0, look_at(ARENA, ARENA_PAGES), "");
+		_exit(0);
+	}
+	if (pid < 0 || waitpid(pid, &status, 0) != pid)
+		abort();
+	line("fork", status, look_at(ARENA, ARENA_PAGES), "");
+}
+
+static void one(int child)
+{
+	switch (below(child ? 37 : 38)) {
+	case 0 ... 5:
+		map_file(0);
+		break;
+	case 6 ... 7:
+		map_file(1);
+		break;
+	case 8 ... 9:
+		map_floating();
+		break;
+	case 10 ... 13:
+		work_floating();
+		break;
+	case 14:
+		map_anonymous();
+		break;
+	case 15 ... 18:
+		unmap();
+		break;
+	case 19 ... 21:
+		protect();
+		break;
+	case 22 ... 26:
+		advise();
+		break;
+	case 27 ... 30:
+		move();
+		break;
+	case 31:
+		lock();
+		break;
+	case 32 ... 33:
+		other();
+		break;
+	case 34 ... 36:
+		scribble();
+		break;
+	case 37:
+		if (!below(3))
+			fork_one();
+		break;
+	}
+}
+
+static void operate(unsigned long operations, int child)
+{
+	for (unsigned long i = 0; i < operations; i++) {
+		size_t page = below(ARENA_PAGES - 16), pages = 1 + below(16);
+		uint64_t shown;
+
+		number++;
+		if (!child && i % 8 == 0) {
+			long n = checkpoints();
+
+			over_checkpoints += n ? 8 : 0;
+			if (!n && i % 64 == 0)
+				wait_for_checkpoints();
+		}
+		one(child);
+		shown = below(10) ? look_at(ARENA + page * PAGE, pages) :
+				    look_at(ARENA, ARENA_PAGES);
+		shown ^= look_from_kernel(ARENA + page * PAGE, pages);
+		errno = 0;
+		line("shows", 0, shown, "%zu,%zu", page, pages);
+	}
+}
+
+int main(int argc, char **argv)
+{
+	struct sigaction action = { .sa_handler = on_signal };
+	unsigned long operations;
+	struct stat st;
+
+	if (argc < 4)
+		return 2;
+	file_fd = open(argv[1], O_RDONLY | O_CLOEXEC);
+	state = strtoull(argv[2], NULL, 10) * 0x9e3779b97f4a7c15ull | 1;
+	operations = strtoul(argv[3], NULL, 10);
+	verbose = argc > 4 ? strtoul(argv[4], NULL, 10) : 0;
+	if (file_fd < 0 || fstat(file_fd, &st) || pipe2(pipe_fd, O_CLOEXEC))
+		return 3;
+	file_bytes = (size_t)st.st_size;
+	sigaction(SIGSEGV, &action, NULL);
+	sigaction(SIGBUS, &action, NULL);
+	operate(operations, 0);
+	fprintf(stderr, "{\"over_checkpoints\": %lu, \"waits\": %lu}\n", over_checkpoints, waits);
+	return 0;
+}
