@@ -95,8 +95,10 @@ def run(program: Path, words: list[str], options: list[str], interval: float) ->
         os.chmod(rundir, 0o700)
         out = Path(rundir) / "run"
         wrap = subprocess.Popen(
-            [sys.executable, "-m", "uffdprefetch", "wrap", "-q", "-f", "-o", str(out), *options]
-            + ["--", str(program), *words],
+            [
+                *(sys.executable, "-m", "uffdprefetch", "wrap", "-q", "-f", "-o", str(out)),
+                *(*options, "--", str(program), *words),
+            ],
             env={**os.environ, "UFFDPREFETCH_RUNDIR": rundir},
             stdout=subprocess.PIPE,
             cwd=ROOT,

@@ -123,6 +123,10 @@ static uint64_t look_from_kernel(const char *page, size_t pages)
 	h = n > 0 ? hash_bytes(buffer, (size_t)n / 8) : (uint64_t)error;
 	to.iov_len = pages * PAGE;
 	n = process_vm_readv(getpid(), &to, 1, &from, 1, 0);
+	if (verbose)
+		fprintf(stderr, "%lu by write %016lx by process_vm_readv %zd %016lx of %zu pages\n",
+			number, (unsigned long)h, n,
+			n > 0 ? (unsigned long)hash_bytes(buffer, (size_t)n / 8) : 0, pages);
 	return h * 31 + (n > 0 ? hash_bytes(buffer, (size_t)n / 8) : (uint64_t)errno);
 }
 
@@ -501,6 +505,8 @@ static void operate(unsigned long operations, int child)
 		one(child);
 		shown = below(10) ? look_at(ARENA + page * PAGE, pages) :
 				    look_at(ARENA, ARENA_PAGES);
+		if (verbose)
+			fprintf(stderr, "%lu by load %016lx\n", number, (unsigned long)shown);
 		shown ^= look_from_kernel(ARENA + page * PAGE, pages);
 		errno = 0;
 		line("shows", 0, shown, "%zu,%zu", page, pages);
