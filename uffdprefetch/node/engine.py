@@ -7,10 +7,7 @@ extents (warm/) -> checkpoints laid ahead, armed again or taken away behind. Not
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
-import stat
 import time
 from collections.abc import Iterable
 
@@ -18,8 +15,10 @@ from uffdprefetch import uffd
 from uffdprefetch.config import Config
 from uffdprefetch.intervals import IntervalSet
 from uffdprefetch.node import pagetables, wire
+from uffdprefetch.node.admission import FileTable
 from uffdprefetch.node.client import Client, Region
-from uffdprefetch.node.files import BLOCK_BYTES, MEMORY_FILE_SYSTEMS, FileState, Key
+from uffdprefetch.node.files import BLOCK_BYTES, FileState, Key
+from uffdprefetch.node.layout import Layout
 from uffdprefetch.node.ledger import Ledger
 from uffdprefetch.plan import checkpoints, window
 from uffdprefetch.progress.streams import REACH_BYTES, Stream, StreamTable
@@ -39,15 +38,9 @@ POLL_FASTEST_NS = 4 * MS
 POLL_SLOWEST_NS = 100 * MS
 #: On rung 1 a stream whose checkpoints stay silent is looked at this often.
 SILENT_NS = 50 * MS
-REARM_NS = 1000 * MS
-#: The set over the whole file is one small read each on cold storage: later, and a few at a time.
+#: The set over the whole file is one small read each on cold storage: later than the first window.
 SPARSE_DELAY_NS = 100 * MS
-COPIES_AT_ONCE = 32
-#: Files without a region that are kept ready for the next epoch's workers.
-IDLE_FILES_MAX = 64
 STARTS_MAX = 32
-#: Places where a stream has perhaps just begun: close checkpoints at the latest of them.
-FRESH_MAX = 16
 MAP_TYPE = 0x0F
 MAP_PRIVATE = 2
 
@@ -63,18 +56,23 @@ class CacheEngine:
         self.config = config
         self.scheduler = scheduler
         self.ledger = ledger
-        self.files: dict[Key, FileState] = {}
+        self.layout = Layout(config, scheduler, ledger)
+        self._table = FileTable(config, scheduler, ledger)
         self.clients: dict[int, Client] = {}
-        self.allowed_bytes = config.budget_bytes
         self.resolver: uffd.Resolver | None = None
         self._touched: dict[int, tuple[Client, Region]] = {}
+
+    @property
+    def files(self) -> dict[Key, FileState]:
+        """The files under management."""
+        return self._table.files
 
     # -------------------------------------------------------------- regions come and go
 
     def attach(self, client: Client, a: wire.Attach, fd: int | None) -> None:
         """A mapping is offered: decide how it is served and tell the agent."""
         try:
-            file, why = self._file_for(a, fd)
+            file, why = self._table.find(a, fd)
         except OSError as error:
             file, why = None, f"cannot open it for warming: {error.strerror}"
         except (MemoryError, OverflowError):
@@ -101,8 +99,8 @@ class CacheEngine:
             self.ledger.degrade(
                 "engine off: progress comes from page tables, later epochs hardly show"
                 if client.observed
-                else f"no userfaultfd ({os.strerror(client.hello.uffd_error)}): progress comes from "
-                "page tables; see uffdprefetch doctor"
+                else f"no userfaultfd ({os.strerror(client.hello.uffd_error)}): progress comes "
+                "from page tables; see uffdprefetch doctor"
             )
         if verdict == wire.Verdict.PAGE_TABLES and client.pagemap_fd < 0:
             verdict, why = wire.Verdict.REFUSE, f"page table of the job: {client.pagemap_error}"
@@ -119,58 +117,6 @@ class CacheEngine:
             self.ledger.refuse(file.path if file else f"inode {a.inode}", why)
             return
         self._adopt(client, a, file, verdict)
-
-    def _file_for(self, a: wire.Attach, fd: int | None) -> tuple[FileState | None, str]:
-        """The file of a mapping, opened at its first one; (None, why) when it is not wanted."""
-        key = (a.device, a.inode, a.size_bytes, a.mtime_ns)
-        file = self.files.get(key)
-        if file is not None:
-            if fd is not None:
-                os.close(fd)
-            return file, ""
-        if fd is None:
-            return None, "unknown file of a forked process"
-        with contextlib.ExitStack() as undo:
-            undo.callback(os.close, fd)
-            path = os.readlink(f"/proc/self/fd/{fd}")
-            why = self._unfit(key, fd, path)
-            if why:
-                return None, why
-            file = FileState.open(fd, path)
-            undo.pop_all()
-        if file.file_system in MEMORY_FILE_SYSTEMS:
-            file.close()
-            return None, f"{file.file_system} is memory already"
-        self._forget_idle_files()
-        self.files[key] = file
-        return file, ""
-
-    def _unfit(self, key: Key, fd: int, path: str) -> str:
-        """Why a descriptor that was sent is not the file to warm; '' when it is."""
-        st = os.fstat(fd)
-        if not stat.S_ISREG(st.st_mode):
-            return "no regular file"
-        if (st.st_dev, st.st_ino) != key[:2]:
-            return "the descriptor is of another file"
-        if (st.st_size, st.st_mtime_ns) != key[2:]:
-            return "it has changed since it was mapped"
-        flags = fcntl.fcntl(fd, fcntl.F_GETFL)
-        if flags & os.O_PATH or flags & os.O_ACCMODE == os.O_WRONLY:
-            return "the descriptor cannot be read"
-        if not self.config.wants(path):
-            return "--include/--exclude"
-        if os.path.basename(path) == "lock.mdb" or ".so" in os.path.basename(path):
-            return "a lock file or a library"
-        return ""
-
-    def _forget_idle_files(self) -> None:
-        idle = [(key, f) for key, f in self.files.items() if not f.attached and f.fd >= 0]
-        for _, file in idle[: max(0, len(idle) - IDLE_FILES_MAX)]:
-            if not self.scheduler.busy_with(file):
-                self.scheduler.forget_file(file)
-                self.ledger.close_file(file)
-                del self.files[file.key]
-                file.close()
 
     def _adopt(
         self, client: Client, a: wire.Attach, file: FileState, verdict: wire.Verdict
@@ -200,7 +146,7 @@ class CacheEngine:
         if verdict == wire.Verdict.CHECKPOINTS:
             most = client.overlay_share // (4 * max(1, len(client.regions)))
             region.sparse = checkpoints.sparse(region.span, most, self.config.distance_bytes)
-        self._refresh(client, region)
+        self.layout.refresh(client, region)
 
     def detached(self, client: Client, region_id: int) -> None:
         """The mapping is gone from our management (unmapped, or given back)."""
@@ -337,7 +283,7 @@ class CacheEngine:
             region.look_every_ns = 1000 * MS
         elif settled and by_tables:
             rate = max((s.rate_bytes_per_second for s in active), default=0.0)
-            window_bytes = max(self.lookahead(s) for s in active)
+            window_bytes = max(self.layout.lookahead(s) for s in active)
             due = int(window_bytes / 8 / rate * 1e9) if rate else POLL_SLOWEST_NS
             region.look_every_ns = min(POLL_SLOWEST_NS, max(POLL_FASTEST_NS, due))
         elif settled and now - max(s.last_ns for s in active) < 1000 * MS:
@@ -348,14 +294,6 @@ class CacheEngine:
             region.look_every_ns = min(LOOK_SLOWEST_NS, region.look_every_ns * 3 // 2)
 
     # -------------------------------------------------------------- windows
-
-    def lookahead(self, stream: Stream) -> int:
-        """Bytes ahead of a stream that its policy wants now."""
-        if self.config.policy == "fixed":
-            return self.config.size_bytes
-        streams = max(1, self.ledger.active_streams)
-        share = self.allowed_bytes // streams
-        return window.lookahead_bytes(stream, self.scheduler.meter.storage, share)
 
     def plan(self) -> None:
         """Windows and checkpoints for every region that was touched since the last turn."""
@@ -370,7 +308,7 @@ class CacheEngine:
                 continue
             for stream in region.table.active():
                 self._plan_stream(region, stream)
-            self._refresh(client, region)
+            self.layout.refresh(client, region)
 
     def _plan_stream(self, region: Region, stream: Stream) -> None:
         file = region.file
@@ -381,7 +319,7 @@ class CacheEngine:
                 stream, file.size_bytes, self.config.size_bytes, self.config.threshold
             )
         else:
-            wanted = window.auto(stream, file.size_bytes, self.lookahead(stream))
+            wanted = window.auto(stream, file.size_bytes, self.layout.lookahead(stream))
         if wanted:
             self.scheduler.want(file, stream, *wanted)
 
@@ -394,13 +332,6 @@ class CacheEngine:
                 if region.file is file:
                     self._touched.setdefault(id(region), (client, region))
 
-    def distance(self, stream: Stream) -> int:
-        """Spacing of a stream's dense checkpoints, bytes."""
-        chosen = self.config.distance_bytes
-        return checkpoints.distance_bytes(
-            stream.rate_bytes_per_second, self.lookahead(stream), chosen
-        )
-
     def refresh_all(self) -> None:
         """Once a second: what has fired long ago is armed again even where nothing moves."""
         for file in self.files.values():
@@ -410,91 +341,7 @@ class CacheEngine:
                 region.table.expire(now_ns())
                 self._forget_absorbed(region)
                 if not region.detaching:
-                    self._refresh(client, region)
-
-    def _wanted(self, region: Region) -> set[int]:
-        wanted = set(region.starts)
-        if now_ns() >= region.sparse_from_ns:
-            wanted |= region.sparse
-        for stream in region.table.active():
-            wanted |= checkpoints.dense(
-                region.span,
-                stream.position_bytes,
-                self.lookahead(stream),
-                self.distance(stream),
-                stream.direction,
-            )
-        fresh = [s for s in region.table.streams if s.touches < 3]
-        for stream in sorted(fresh, key=lambda s: -s.last_ns)[:FRESH_MAX]:
-            wanted |= checkpoints.near(region.span, stream.position_bytes)
-        return wanted
-
-    def _refresh(self, client: Client, region: Region) -> None:
-        if region.verdict != wire.Verdict.CHECKPOINTS:
-            self._drop_samples(client, region)
-            return
-        wanted = self._wanted(region)
-        missing = wanted - region.laid
-        unwritten = missing - region.file.written - region.file.pending_pages
-        soon = unwritten - region.sparse
-        later = sorted(unwritten & region.sparse)[:COPIES_AT_ONCE]
-        self.scheduler.copy(region.file, sorted(soon) + later)
-        ready = sorted(missing & region.file.written)
-        room = client.overlay_share - client.laid()
-        ready = ready[: max(0, room)]
-        if ready:
-            region.laid.update(ready)
-            client.command(wire.Type.LAY, region.id, ready)
-            self.ledger.laid += len(ready)
-        self._clear_behind(client, region, wanted)
-
-    def _clear_behind(self, client: Client, region: Region, wanted: set[int]) -> None:
-        """Behind the readers: what is still wanted (sparse, starts) is armed again for the next
-        epoch, the rest is taken away."""
-        now = now_ns()
-        take, arm = [], []
-        kept = [self._reach(s) for s in region.table.active()]
-        for page in region.laid - wanted:
-            at = page * uffd.PAGE_BYTES
-            if not any(low <= at <= high for low, high in kept):
-                take.append(page)
-        for page, at in region.fired.items():
-            if page in wanted and page in region.laid and now - at > REARM_NS:
-                arm.append(page)
-        if take:
-            region.laid.difference_update(take)
-            client.command(wire.Type.TAKE, region.id, sorted(take))
-            self.ledger.taken += len(take)
-        if arm:
-            client.command(wire.Type.REARM, region.id, sorted(arm))
-            self.ledger.rearmed += len(arm)
-        for page in (*take, *arm):
-            region.fired.pop(page, None)
-
-    def _reach(self, stream: Stream) -> tuple[int, int]:
-        """From just behind a reader to the end of its dense set: checkpoints there stay."""
-        distance = self.distance(stream)
-        far = max(self.lookahead(stream), distance * checkpoints.AHEAD_MAX)
-        at = stream.position_bytes
-        return (at - distance, at + far) if stream.direction > 0 else (at - far, at + distance)
-
-    def _drop_samples(self, client: Client, region: Region) -> None:
-        """Rung 2: a 64 KiB sample of each passed distance leaves the page table, so that the next
-        epoch shows. Never of a private mapping."""
-        if not region.shared or client.observed:
-            return
-        for stream in region.table.active():
-            distance = self.distance(stream)
-            done = stream.position_bytes - 2 * distance
-            first = max(region.dropped_to, stream.start_bytes) // distance + 1
-            if region.dropped_to > done + REACH_BYTES:
-                first = stream.start_bytes // distance + 1  # a new epoch
-            blocks = [at for at in range(first * distance, done, distance)][:64]
-            if blocks:
-                region.dropped_to = blocks[-1]
-                region.dropping.update(blocks)
-                pages = [at // uffd.PAGE_BYTES for at in blocks if region.span.page(at)]
-                client.command(wire.Type.DROP, region.id, pages)
+                    self.layout.refresh(client, region)
 
     # -------------------------------------------------------------- end
 

@@ -192,8 +192,8 @@ class Service:
         streams = [s for s in streams if now - s.last_ns < 1000 * MS] or streams[:1]
         bin_ = self._ledger.timeline.at(max(0.0, now / 1e9 - self._ledger.started))
         widest = max(streams, key=lambda s: s.rate_bytes_per_second)
-        bin_.window_bytes = self.engine.lookahead(widest)
-        bin_.distance_bytes = self.engine.distance(widest)
+        bin_.window_bytes = self.engine.layout.lookahead(widest)
+        bin_.distance_bytes = self.engine.layout.distance(widest)
         bin_.under_way_bytes = self._scheduler.under_way_bytes
         bin_.bandwidth_bytes_per_second = round(self._scheduler.meter.bandwidth)
         bin_.reader_bytes_per_second = round(sum(s.rate_bytes_per_second for s in streams))
@@ -401,9 +401,9 @@ class Service:
                 self._hang_up(fd)
         for process in self._ledger.processes.values():
             process.sample()
-        before = self.engine.allowed_bytes
-        self.engine.allowed_bytes, why = allowed_bytes(self.config.budget_bytes)
-        if why != "--budget" and self.engine.allowed_bytes < before // 2:
+        before = self.engine.layout.allowed_bytes
+        self.engine.layout.allowed_bytes, why = allowed_bytes(self.config.budget_bytes)
+        if why != "--budget" and self.engine.layout.allowed_bytes < before // 2:
             self._ledger.degrade(f"windows are bounded by {why}, not by --budget")
         for file in list(self.engine.files.values()):
             if file.changed is None:

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The checkpoints of a region: laid ahead of the readers, armed again or taken away behind them.
+
+plan/checkpoints.py says where they should be; this says what to tell the agent, given what is laid
+and which pages of the checkpoint memfd are written.
+"""
+
+from __future__ import annotations
+
+from uffdprefetch import uffd
+from uffdprefetch.config import Config
+from uffdprefetch.node import wire
+from uffdprefetch.node.client import Client, Region
+from uffdprefetch.node.ledger import Ledger
+from uffdprefetch.plan import checkpoints, window
+from uffdprefetch.progress.streams import REACH_BYTES, Stream
+from uffdprefetch.warm.scheduler import Scheduler, now_ns
+
+REARM_NS = 1_000_000_000
+#: The set over the whole file is one small read each on cold storage: a few at a time.
+COPIES_AT_ONCE = 32
+#: Places where a stream has perhaps just begun: close checkpoints at the latest of them.
+FRESH_MAX = 16
+
+
+class Layout:
+    """Keeps what is laid equal to what is wanted."""
+
+    def __init__(self, config: Config, scheduler: Scheduler, ledger: Ledger) -> None:
+        self._config = config
+        self._scheduler = scheduler
+        self._ledger = ledger
+        self.allowed_bytes = config.budget_bytes
+
+    def lookahead(self, stream: Stream) -> int:
+        """Bytes ahead of a stream that its policy wants now."""
+        if self._config.policy == "fixed":
+            return self._config.size_bytes
+        streams = max(1, self._ledger.active_streams)
+        share = self.allowed_bytes // streams
+        return window.lookahead_bytes(stream, self._scheduler.meter.storage, share)
+
+    def distance(self, stream: Stream) -> int:
+        """Spacing of a stream's dense checkpoints, bytes."""
+        chosen = self._config.distance_bytes
+        return checkpoints.distance_bytes(
+            stream.rate_bytes_per_second, self.lookahead(stream), chosen
+        )
+
+    def _wanted(self, region: Region) -> set[int]:
+        wanted = set(region.starts)
+        if now_ns() >= region.sparse_from_ns:
+            wanted |= region.sparse
+        for stream in region.table.active():
+            wanted |= checkpoints.dense(
+                region.span,
+                stream.position_bytes,
+                self.lookahead(stream),
+                self.distance(stream),
+                stream.direction,
+            )
+        fresh = [s for s in region.table.streams if s.touches < 3]
+        for stream in sorted(fresh, key=lambda s: -s.last_ns)[:FRESH_MAX]:
+            wanted |= checkpoints.near(region.span, stream.position_bytes)
+        return wanted
+
+    def refresh(self, client: Client, region: Region) -> None:
+        if region.verdict != wire.Verdict.CHECKPOINTS:
+            self._drop_samples(client, region)
+            return
+        wanted = self._wanted(region)
+        missing = wanted - region.laid
+        unwritten = missing - region.file.written - region.file.pending_pages
+        soon = unwritten - region.sparse
+        later = sorted(unwritten & region.sparse)[:COPIES_AT_ONCE]
+        self._scheduler.copy(region.file, sorted(soon) + later)
+        ready = sorted(missing & region.file.written)
+        room = client.overlay_share - client.laid()
+        ready = ready[: max(0, room)]
+        if ready:
+            region.laid.update(ready)
+            client.command(wire.Type.LAY, region.id, ready)
+            self._ledger.laid += len(ready)
+        self._clear_behind(client, region, wanted)
+
+    def _clear_behind(self, client: Client, region: Region, wanted: set[int]) -> None:
+        """Behind the readers: what is still wanted (sparse, starts) is armed again for the next
+        epoch, the rest is taken away."""
+        now = now_ns()
+        take, arm = [], []
+        kept = [self._reach(s) for s in region.table.active()]
+        for page in region.laid - wanted:
+            at = page * uffd.PAGE_BYTES
+            if not any(low <= at <= high for low, high in kept):
+                take.append(page)
+        for page, at in region.fired.items():
+            if page in wanted and page in region.laid and now - at > REARM_NS:
+                arm.append(page)
+        if take:
+            region.laid.difference_update(take)
+            client.command(wire.Type.TAKE, region.id, sorted(take))
+            self._ledger.taken += len(take)
+        if arm:
+            client.command(wire.Type.REARM, region.id, sorted(arm))
+            self._ledger.rearmed += len(arm)
+        for page in (*take, *arm):
+            region.fired.pop(page, None)
+
+    def _reach(self, stream: Stream) -> tuple[int, int]:
+        """From just behind a reader to the end of its dense set: checkpoints there stay."""
+        distance = self.distance(stream)
+        far = max(self.lookahead(stream), distance * checkpoints.AHEAD_MAX)
+        at = stream.position_bytes
+        return (at - distance, at + far) if stream.direction > 0 else (at - far, at + distance)
+
+    def _drop_samples(self, client: Client, region: Region) -> None:
+        """Rung 2: a 64 KiB sample of each passed distance leaves the page table, so that the next
+        epoch shows. Never of a private mapping."""
+        if not region.shared or client.observed:
+            return
+        for stream in region.table.active():
+            distance = self.distance(stream)
+            done = stream.position_bytes - 2 * distance
+            first = max(region.dropped_to, stream.start_bytes) // distance + 1
+            if region.dropped_to > done + REACH_BYTES:
+                first = stream.start_bytes // distance + 1  # a new epoch
+            blocks = [at for at in range(first * distance, done, distance)][:64]
+            if blocks:
+                region.dropped_to = blocks[-1]
+                region.dropping.update(blocks)
+                pages = [at // uffd.PAGE_BYTES for at in blocks if region.span.page(at)]
+                client.command(wire.Type.DROP, region.id, pages)
