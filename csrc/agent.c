@@ -80,6 +80,9 @@ static void test_exit(struct agent *a, uint32_t state)
 	if (!up_failed(fd))
 		up_sys3(SYS_write, fd, &digit, 1);
 	(void)a;
+#ifdef UP_AGENT_PTHREAD
+	atomic_store(&up_job.agent_tid, 0); /* the kernel's part, CLONE_CHILD_CLEARTID */
+#endif
 	up_sys1(SYS_exit, 0);
 }
 
@@ -213,6 +216,7 @@ static void on_bell(struct agent *a)
 		    a->bye != &up_job.request[i])
 			on_request(a, &up_job.request[i]);
 	up_flush(a);
+	up_step(a, UP_STATE_IDLE);
 }
 
 /* ------------------------------------------------------------------ start and end */
@@ -288,7 +292,8 @@ static int agent_open(struct agent *a)
 
 		if (atomic_load(&r->state) != UP_LIVE || !r->inherited)
 			continue;
-		a->slots = i + 1;
+		if (i >= a->slots) /* not down: on_bell() above may have attached a higher one */
+			a->slots = i + 1;
 		a->pending++;
 		a->connect_at_ns = up_now_ns() + FORK_QUIET_NS;
 	}
@@ -355,6 +360,10 @@ static void agent_main(void)
 		struct up_region *r = &up_job.region[i];
 
 		up_abandon(&a, r);
+		/* A thread of the job has just taken it, and its request comes too late. It waits
+		 * until we are gone: the mapping must be plain by then. */
+		if (atomic_load(&r->state) == UP_CLOSING)
+			up_detach(&a, r);
 		if (atomic_load(&r->state) == UP_LEAVING)
 			up_free_slot(r);
 	}
@@ -375,25 +384,25 @@ void up_agent_ring_bell(void)
 #ifdef UP_AGENT_PTHREAD
 
 /* For the sanitizers, whose runtimes must know every thread. */
-static void *agent_thread(void *unused)
+static void *agent_thread(void *started)
 {
 	atomic_store(&up_job.agent_tid, (int)up_sys0(SYS_gettid));
-	up_futex_wake((_Atomic uint32_t *)&up_job.agent_tid);
+	atomic_store((_Atomic int *)started, 1); /* on the stack of who waits: gone from here on */
 	agent_main();
 	atomic_store(&up_job.agent_tid, 0);
-	up_futex_wake((_Atomic uint32_t *)&up_job.agent_tid);
-	return unused;
+	return NULL;
 }
 
 static int spawn_thread(void)
 {
+	_Atomic int started = 0;
 	pthread_t thread;
-	int ret = pthread_create(&thread, NULL, agent_thread, NULL);
+	int ret = pthread_create(&thread, NULL, agent_thread, &started);
 
 	if (ret)
 		return -ret;
 	pthread_detach(thread);
-	while (!up_agent_alive())
+	while (!atomic_load(&started)) /* its tid may come and go meanwhile */
 		up_sys0(SYS_sched_yield);
 	return 0;
 }

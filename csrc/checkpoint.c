@@ -7,6 +7,7 @@
  * checkpoint page was written whole before it was announced, and one mmap(MAP_FIXED) is the step
  * from one to the other. So the agent may die anywhere here.
  */
+#define _GNU_SOURCE
 #include <errno.h>
 #include <linux/userfaultfd.h>
 #include <sys/ioctl.h>
@@ -35,9 +36,8 @@ static int page_address(const struct up_region *r, uint64_t page, uintptr_t *add
 {
 	uint64_t at = page * up_job.page_bytes;
 
-	if (page > UINT64_MAX / up_job.page_bytes || at < r->offset ||
-	    at + up_job.page_bytes > r->offset + r->length ||
-	    at + up_job.page_bytes > r->size)
+	if (page >= r->size / up_job.page_bytes || at < r->offset ||
+	    at + up_job.page_bytes > r->offset + r->length)
 		return -ERANGE;
 	*address = r->address + (uintptr_t)(at - r->offset);
 	return 0;
@@ -145,6 +145,30 @@ int up_drop(struct up_region *r, uint64_t page)
 	return (int)up_sys3(SYS_madvise, address, bytes, MADV_DONTNEED);
 }
 
+/* A forked child that the service has not answered yet has no descriptor of the file. But
+ * mremap(2) of no bytes duplicates a shared mapping, from any page of it that is no checkpoint. */
+static void map_duplicate(struct agent *a, struct up_region *r)
+{
+	uintptr_t start = r->address, end = r->address + r->length;
+	struct uffdio_range page = { .len = up_job.page_bytes };
+	void *copy;
+
+	if ((r->map_flags & MAP_TYPE) == MAP_PRIVATE || a->uffd < 0)
+		return;
+	/* A file's mapping cannot be registered, hence not be released either. */
+	for (page.start = start; start < end; page.start = start += up_job.page_bytes)
+		if (up_sys3(SYS_ioctl, a->uffd, UFFDIO_UNREGISTER, &page) == -EINVAL)
+			break;
+	if (start >= end)
+		return;
+	copy = (void *)up_sys4(SYS_mremap, start, 0, end - start, MREMAP_MAYMOVE);
+	if (up_failed((long)copy))
+		return;
+	if (up_failed(up_sys5(SYS_mremap, copy, end - start, end - start,
+			      MREMAP_MAYMOVE | MREMAP_FIXED, start)))
+		up_sys2(SYS_munmap, copy, end - start);
+}
+
 /* The whole region becomes what the job asked for: its file, with its own advice. */
 void up_detach(struct agent *a, struct up_region *r)
 {
@@ -158,6 +182,8 @@ void up_detach(struct agent *a, struct up_region *r)
 	up_step(a, UP_STATE_DETACHING);
 	if (r->fd >= 0)
 		up_map_file(a, r, r->address, r->length);
+	else
+		map_duplicate(a, r);
 	up_step(a, UP_STATE_DETACHING);
 	a->overlays -= r->overlays;
 	r->overlays = 0;

@@ -29,13 +29,15 @@ enum up_region_state {
 struct up_region {
 	_Atomic uint32_t state;
 	uint32_t id; /* slot | generation << 10: a late command for a former mapping finds nothing */
-	uintptr_t address;
-	size_t length;     /* up to the last whole page of the file: past it must stay SIGBUS */
-	size_t map_length; /* as the job mapped it */
+	/* Atomic, because any thread of the job looks at them in any slot that it sees LIVE, and the
+	 * agent may free that slot and another thread take it for its own mapping just then. */
+	_Atomic uintptr_t address;
+	_Atomic size_t length;     /* up to the last page of the file: past it must stay SIGBUS */
+	_Atomic size_t map_length; /* as the job mapped it */
 	uint64_t offset, device, inode, size;
 	int64_t mtime_ns;
 	int prot, map_flags;
-	int advice;           /* MADV_NORMAL, _RANDOM or _SEQUENTIAL as it now is in the kernel */
+	_Atomic int advice;   /* MADV_NORMAL, _RANDOM or _SEQUENTIAL as it now is in the kernel */
 	_Atomic int swallowed; /* the job asked for MADV_RANDOM and did not get it */
 	int writable;         /* the description is O_RDWR: nothing may be laid */
 	int inherited;        /* came through fork, not yet taken up by this process's agent */

@@ -73,7 +73,7 @@ static void adopt(void *p, size_t length, int prot, int flags, int fd, off_t off
 	r->prot = prot;
 	r->map_flags = flags;
 	r->advice = MADV_NORMAL;
-	r->swallowed = 0;
+	atomic_store(&r->swallowed, 0);
 	r->writable = (status & O_ACCMODE) == O_RDWR;
 	r->inherited = 0;
 	r->laid_once = 0;
@@ -114,11 +114,19 @@ UP_EXPORT void *mmap64(void *address, size_t length, int prot, int flags, int fd
 	return map(address, length, prot, flags, fd, offset);
 }
 
+/* As the kernel counts: np.memmap unmaps the bytes of its file, not the pages of its mapping. */
+static size_t whole_pages(size_t length)
+{
+	return (length + up_job.page_bytes - 1) & ~(up_job.page_bytes - 1);
+}
+
 UP_EXPORT int munmap(void *address, size_t length)
 {
 	int saved = errno;
 
-	up_give_back((uintptr_t)address, length, UP_REQ_FORGET);
+	/* Off the page it fails, and what is managed there stays. */
+	if (!((uintptr_t)address & (up_job.page_bytes - 1)))
+		up_give_back((uintptr_t)address, whole_pages(length), UP_REQ_FORGET);
 	errno = saved;
 	if (up_next.munmap)
 		return up_next.munmap(address, length);
@@ -157,10 +165,23 @@ UP_EXPORT int mprotect(void *address, size_t length, int prot)
 	return (int)up_fail(up_sys3(SYS_mprotect, address, length, prot));
 }
 
+UP_EXPORT int pkey_mprotect(void *address, size_t length, int prot, int key)
+{
+	int saved = errno;
+
+	up_give_back((uintptr_t)address, length, UP_REQ_DETACH);
+	errno = saved;
+	if (up_next.pkey_mprotect)
+		return up_next.pkey_mprotect(address, length, prot, key);
+	return (int)up_fail(up_sys4(SYS_pkey_mprotect, address, length, prot, key));
+}
+
 /* What advice does to a managed region: 1 when it is swallowed. */
 static int advise_region(struct up_region *r, uintptr_t address, size_t length, int advice)
 {
 	int whole = address <= r->address && address + length >= r->address + r->length;
+	/* all of it and nothing else, at an address that the kernel would take */
+	int just_it = address == r->address && whole && length <= r->map_length;
 
 	switch (advice) {
 	case MADV_WILLNEED:
@@ -172,9 +193,10 @@ static int advise_region(struct up_region *r, uintptr_t address, size_t length, 
 	case MADV_RANDOM:
 		/* On Lustre each cold fault would become one 4 KiB RPC; elsewhere the kernel's
 		 * readahead is what helps when a window was missed. Replayed on detach. */
-		if (whole && !up_job.keep_advice) {
+		if (just_it && !up_job.keep_advice) {
 			atomic_store(&r->swallowed, 1);
-			return 1;
+			/* Given up by the agent just now: it may have looked before we wrote. */
+			return atomic_load(&r->state) == UP_LIVE;
 		}
 		break;
 	case MADV_NORMAL:
@@ -184,7 +206,7 @@ static int advise_region(struct up_region *r, uintptr_t address, size_t length, 
 		whole = 0; /* changes what the mapping is: it must lie over one kind of pages */
 	}
 	if (!whole) {
-		up_close_region(r, UP_REQ_DETACH);
+		up_close_region(r, UP_REQ_DETACH, address, length);
 		return 0;
 	}
 	atomic_store(&r->swallowed, 0);

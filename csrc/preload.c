@@ -94,6 +94,7 @@ static void look_up_next(void)
 	LOOK_UP(munmap);
 	LOOK_UP(mremap);
 	LOOK_UP(mprotect);
+	LOOK_UP(pkey_mprotect);
 	LOOK_UP(madvise);
 	LOOK_UP(mlock);
 	LOOK_UP(mlock2);

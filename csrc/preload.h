@@ -30,6 +30,7 @@ struct up_next {
 	int (*munmap)(void *, size_t);
 	void *(*mremap)(void *, size_t, size_t, int, ...);
 	int (*mprotect)(void *, size_t, int);
+	int (*pkey_mprotect)(void *, size_t, int, int);
 	int (*madvise)(void *, size_t, int);
 	int (*mlock)(const void *, size_t);
 	int (*mlock2)(const void *, size_t, unsigned int);
@@ -58,8 +59,9 @@ int up_ask(uint32_t op, uint32_t slot, int job_fd);
 /* Start the agent when it is not there; whether there is one. */
 int up_agent_ready(void);
 void up_forget_slot(struct up_region *r);
-/* Take a region back from the agent; 0 when another thread has just done so. */
-int up_close_region(struct up_region *r, uint32_t op);
+/* Take a region back from the agent, because [address, +length) changes; 0 when another thread has
+ * just done so. */
+int up_close_region(struct up_region *r, uint32_t op, uintptr_t address, size_t length);
 int up_overlaps(const struct up_region *r, uintptr_t address, size_t length);
 /* Before the kernel changes [address, +length): what is managed there becomes plain. */
 void up_give_back(uintptr_t address, size_t length, uint32_t op);

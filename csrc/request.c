@@ -56,7 +56,7 @@ int up_agent_ready(void)
 	if (atomic_load(&up_job.disabled))
 		return 0;
 	if (atomic_compare_exchange_strong(&up_job.agent_start, &none, 1)) {
-		if (up_agent_spawn())
+		if (atomic_load(&up_job.disabled) || up_agent_spawn())
 			atomic_store(&up_job.disabled, 1);
 		atomic_store(&up_job.agent_start, 2);
 	}
@@ -71,8 +71,7 @@ void up_forget_slot(struct up_region *r)
 	atomic_fetch_sub(&up_job.live, 1);
 }
 
-/* Take a region back from the agent; 0 when another thread has just done so. */
-int up_close_region(struct up_region *r, uint32_t op)
+int up_close_region(struct up_region *r, uint32_t op, uintptr_t address, size_t length)
 {
 	uint32_t live = UP_LIVE;
 
@@ -81,6 +80,11 @@ int up_close_region(struct up_region *r, uint32_t op)
 			up_sys0(SYS_sched_yield);
 		return 0;
 	}
+	/* Only now does it stand still. If just a part of it goes (or the slot is another mapping's
+	 * meanwhile), the rest stays a plain mapping. */
+	if (op == UP_REQ_FORGET &&
+	    (address > r->address || address + length < r->address + r->map_length))
+		op = UP_REQ_DETACH;
 	/* A dead agent has laid what it has laid: those pages hold the file's bytes. */
 	if (up_ask(op, (uint32_t)(r - up_job.region), -1) == -ESRCH)
 		up_forget_slot(r);
@@ -100,14 +104,9 @@ void up_give_back(uintptr_t address, size_t length, uint32_t op)
 	for (uint32_t i = 0; i < UP_REGIONS; i++) {
 		struct up_region *r = &up_job.region[i];
 		uint32_t state = atomic_load(&r->state);
-		uint32_t how = op;
 
-		if ((state != UP_LIVE && state != UP_CLOSING) || !up_overlaps(r, address, length))
-			continue;
-		if (op == UP_REQ_FORGET && (address > r->address ||
-					    address + length < r->address + r->map_length))
-			how = UP_REQ_DETACH; /* only a part goes: the rest stays a plain mapping */
-		up_close_region(r, how);
+		if ((state == UP_LIVE || state == UP_CLOSING) && up_overlaps(r, address, length))
+			up_close_region(r, op, address, length);
 	}
 }
 
@@ -115,10 +114,15 @@ void up_give_back(uintptr_t address, size_t length, uint32_t op)
  * new user namespace is refused to a process with two threads. */
 void up_end_agent(void)
 {
-	int tid = atomic_load(&up_job.agent_tid);
+	int tid;
 
 	atomic_store(&up_job.disabled, 1);
-	if (!tid || !up_in_own_process())
+	if (!up_in_own_process())
+		return;
+	while (atomic_load(&up_job.agent_start) == 1) /* another thread is starting it */
+		up_sys0(SYS_sched_yield);
+	tid = atomic_load(&up_job.agent_tid);
+	if (!tid)
 		return;
 	up_ask(UP_REQ_QUIT, 0, -1);
 	while (up_agent_alive())

@@ -176,6 +176,7 @@ class Runner:
             timeout=2 * HANG_SECONDS,
         )  # fmt: skip
         stderr = done.stderr.decode(errors="replace")
+        assert (self.cwd / "run.summary.json").exists(), f"status {done.returncode}: {stderr}"
         return Run(done.returncode, done.stdout, stderr, self.summary())
 
 

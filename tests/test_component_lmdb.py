@@ -127,7 +127,7 @@ def test_mdb_dump_of_all_sub_databases(runner: Runner, bed: SlowBed, resolve: st
 
 def test_mdb_dump_through_a_pipe(runner: Runner, store: Path) -> None:
     path = store / TRAINING
-    words = ["sh", "-c", f'"$0" "$1" | sha256sum', mdb_dump(), str(path)]
+    words = ["sh", "-c", '"$0" "$1" | sha256sum', mdb_dump(), str(path)]
     run = check_same(runner, words, cold=[path])
     check_managed(run, path)
     assert len(run.stdout.split()[0]) == 64

@@ -86,7 +86,7 @@ def test_the_bytes_of_skipping_ranks_come_from_storage_once(runner: Runner, bed:
 
 
 def test_contiguous_ranks_are_seen_where_they_are(runner: Runner, bed: SlowBed) -> None:
-    """Rank r begins at the r-th quarter: its first window does not begin at the head of the file."""
+    """Rank r begins at the r-th quarter, and so do its windows: none begins at the head."""
     run, _ = run_ranks(runner, bed, "contiguous", "mpirun wrap")
     file = check_managed(run, bed.path(TRAINING))
     quarter = file["size_bytes"] / RANKS

@@ -30,6 +30,8 @@ START_TIMEOUT_SECONDS = 10.0
 SUMMARY_TIMEOUT_SECONDS = 5.0
 _POLL_SECONDS = 0.02
 PRELOAD_MODULE = "uffdprefetch._preload"
+#: Instead of it, an LD_PRELOAD list: a sanitizer's run-time and a build with it (`make asan`).
+TEST_PRELOAD_VARIABLE = "UFFDPREFETCH_TEST_PRELOAD"
 
 
 def preload_object() -> str:
@@ -233,7 +235,9 @@ def run(config: Config, argv: Sequence[str]) -> int:
         meeting = meeting_place(environ)
         preload = None
         if config.engine != "off":
-            preload = preloadable(preload_object(), meeting.directory)
+            preload = environ.get(TEST_PRELOAD_VARIABLE)
+            if not preload:
+                preload = preloadable(preload_object(), meeting.directory)
         client, service = find_or_start(environ, config, meeting)
         environment = job_environment(environ, config, meeting, preload)
     except (UffdPrefetchError, OSError) as error:

@@ -79,6 +79,7 @@ class Service:
         self._signal_fd = -1
         self._empty_since: float | None = time.monotonic()
         self._had_client = False
+        self._noted_bytes = 0  # of the scheduler's, on the time line
         self._leaving: dict[int, tuple[FileState, int]] = {}
 
     # -------------------------------------------------------------- election
@@ -182,7 +183,12 @@ class Service:
         self.engine.pages_written(file, pages)
 
     def _note(self, now: int) -> None:
-        """Put windows and rates on the time line."""
+        """Put what was read, windows and rates on the time line."""
+        seconds = max(0.0, now / 1e9 - self._ledger.started)
+        more = self._scheduler.prefetched_bytes - self._noted_bytes
+        if more:
+            self._ledger.timeline.at(seconds).prefetched_bytes += more
+            self._noted_bytes += more
         streams = [
             s for c in self.engine.clients.values() for r in c.regions.values()
             for s in r.table.active()
@@ -190,7 +196,7 @@ class Service:
         if not streams:
             return
         streams = [s for s in streams if now - s.last_ns < 1000 * MS] or streams[:1]
-        bin_ = self._ledger.timeline.at(max(0.0, now / 1e9 - self._ledger.started))
+        bin_ = self._ledger.timeline.at(seconds)
         widest = max(streams, key=lambda s: s.rate_bytes_per_second)
         bin_.window_bytes = self.engine.layout.lookahead(widest)
         bin_.distance_bytes = self.engine.layout.distance(widest)
@@ -347,6 +353,7 @@ class Service:
             raise wire.WireError(f"{kind.name} from a launcher")
 
     def _send_summary(self, launcher: Launcher) -> None:
+        self._note(now_ns())
         for process in self._ledger.processes.values():
             process.sample()
         others = [x for x in self._launchers.values() if not x.finished]

@@ -102,6 +102,7 @@ class Scheduler:
         self.meter = Meter()
         self._idle = True
         self._floor_bytes = UNDER_WAY_MIN_BYTES
+        self.prefetched_bytes = 0
         self.failed_extents = 0
         self.late_bytes = 0
         self.last_error = ""
@@ -271,6 +272,7 @@ class Scheduler:
         if not result.bytes:
             return
         file.prefetched_bytes += result.bytes
+        self.prefetched_bytes += result.bytes
         file.mark_prefetched(extent.start, extent.end)
         if result.bytes >= MIB:
             self.meter.note(result, self._idle)
