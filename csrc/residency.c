@@ -68,8 +68,9 @@ static int64_t by_mincore(int fd, uint64_t offset, uint64_t length, uint64_t pag
 		return -ENOMEM;
 	p = mmap(NULL, pages * page, PROT_READ, MAP_SHARED, fd, (off_t)start);
 	if (p == MAP_FAILED) {
+		resident = -errno;
 		free(bit);
-		return -errno;
+		return resident;
 	}
 	if (mincore(p, pages * page, bit))
 		resident = -errno;

@@ -69,16 +69,19 @@ int up_ring_drain(struct up_ring *ring, void *out, int max)
 
 void up_ring_counts(const struct up_ring *ring, struct up_ring_counts *out)
 {
-	out->head = ring->head;
-	out->tail = ring->tail;
-	out->dropped = ring->dropped;
-	out->faults = ring->faults;
-	out->laid = ring->laid;
-	out->taken = ring->taken;
-	out->rearmed = ring->rearmed;
-	out->failed = ring->failed;
-	out->overlays = ring->overlays;
-	out->state = ring->state;
+	/* Others write meanwhile: the agent, and the thread below. */
+#define COUNT(name) (out->name = __atomic_load_n(&ring->name, __ATOMIC_RELAXED))
+	COUNT(head);
+	COUNT(tail);
+	COUNT(dropped);
+	COUNT(faults);
+	COUNT(laid);
+	COUNT(taken);
+	COUNT(rearmed);
+	COUNT(failed);
+	COUNT(overlays);
+	COUNT(state);
+#undef COUNT
 }
 
 /* ------------------------------------------------------------------ checkpoint memfds */
@@ -118,6 +121,7 @@ struct resolver_region {
 
 struct resolver_slot {
 	int uffd;
+	int deaf; /* poll(2) has only an error to tell: one that nobody initialized */
 	struct up_ring *ring;
 	struct resolver_region region[RESOLVER_REGIONS];
 };
@@ -151,9 +155,9 @@ static void resolver_post(struct up_resolver *v, struct resolver_slot *s, struct
 			continue;
 		e->region = r->id;
 		e->page = (r->offset + (address - r->address)) / v->page_bytes;
-		ring->faults++;
+		__atomic_fetch_add(&ring->faults, 1, __ATOMIC_RELAXED);
 		if (head - __atomic_load_n(&ring->tail, __ATOMIC_ACQUIRE) >= UP_RING_EVENTS) {
-			ring->dropped++;
+			__atomic_fetch_add(&ring->dropped, 1, __ATOMIC_RELAXED);
 			return;
 		}
 		ring->event[head % UP_RING_EVENTS] = *e;
@@ -174,21 +178,22 @@ static void resolver_answer(struct up_resolver *v, struct resolver_slot *s)
 		struct uffdio_continue cont = { .range = { address, v->page_bytes } };
 		struct up_event e = { .time_ns = now_ns(),
 				      .tid = fault[i].arg.pagefault.feat.ptid };
-		int ret;
 
 		if (fault[i].event != UFFD_EVENT_PAGEFAULT)
 			continue;
-		do
-			ret = ioctl(s->uffd, UFFDIO_CONTINUE, &cont);
-		while (ret && errno == EAGAIN);
-		e.handle_ns = (uint32_t)(now_ns() - e.time_ns);
-		if (ret) {
+		if (ioctl(s->uffd, UFFDIO_CONTINUE, &cont)) {
 			struct uffdio_range range = { address, v->page_bytes };
+			int again = errno == EAGAIN;
 
 			/* EEXIST, ENOENT, ESRCH are normal; for what is not, the agent's own
 			 * take-away follows. Waking is right in every case. */
 			ioctl(s->uffd, UFFDIO_WAKE, &range);
+			/* EAGAIN: the process changes its mappings just now. Its thread comes
+			 * again; to insist would let it keep all the others waiting. */
+			if (again)
+				continue;
 		}
+		e.handle_ns = (uint32_t)(now_ns() - e.time_ns);
 		resolver_post(v, s, &e, address);
 	}
 }
@@ -203,8 +208,10 @@ static void *resolver_loop(void *arg)
 
 		pthread_mutex_lock(&v->lock);
 		for (int i = 0; i < RESOLVER_SLOTS; i++) {
-			p[i] = (struct pollfd){ v->slot[i].uffd, POLLIN, 0 };
-			if (v->slot[i].uffd >= 0)
+			int fd = v->slot[i].deaf ? -1 : v->slot[i].uffd;
+
+			p[i] = (struct pollfd){ fd, POLLIN, 0 };
+			if (fd >= 0)
 				__atomic_store_n(&v->slot[i].ring->beat_ns, now_ns(),
 						 __ATOMIC_RELAXED);
 		}
@@ -215,9 +222,14 @@ static void *resolver_loop(void *arg)
 		if (p[RESOLVER_SLOTS].revents && read(v->wake_fd, &count, sizeof(count)) < 0)
 			continue;
 		pthread_mutex_lock(&v->lock);
-		for (int i = 0; i < RESOLVER_SLOTS; i++)
-			if ((p[i].revents & POLLIN) && v->slot[i].uffd == p[i].fd)
+		for (int i = 0; i < RESOLVER_SLOTS; i++) {
+			if (p[i].fd < 0 || v->slot[i].uffd != p[i].fd)
+				continue;
+			if (p[i].revents & POLLIN)
 				resolver_answer(v, &v->slot[i]);
+			else if (p[i].revents) /* asked again: the number may be another's by now */
+				v->slot[i].deaf = poll(&p[i], 1, 0) && !(p[i].revents & POLLIN);
+		}
 		pthread_mutex_unlock(&v->lock);
 	}
 	return NULL;
@@ -272,8 +284,11 @@ void up_resolver_destroy(struct up_resolver *v)
 
 int up_resolver_add(struct up_resolver *v, int uffd, struct up_ring *ring)
 {
-	int slot = -ENOSPC;
+	int slot = -ENOSPC, flags = fcntl(uffd, F_GETFL);
 
+	/* A read that waits would hold the lock; and the kernel polls no such uffd. */
+	if (flags < 0 || fcntl(uffd, F_SETFL, flags | O_NONBLOCK))
+		return -errno;
 	pthread_mutex_lock(&v->lock);
 	for (int i = 0; i < RESOLVER_SLOTS && slot < 0; i++)
 		if (v->slot[i].uffd < 0)

@@ -128,7 +128,10 @@ def test_wants() -> None:
         ({"UFFDPREFETCH_STRICT": "perhaps"}, "UFFDPREFETCH_STRICT: 'perhaps' is neither"),
         ({"UFFDPREFETCH_THRESHOLD": "1.5"}, "threshold 1.5 is not in 0..1"),
         ({"UFFDPREFETCH_THRESHOLD": "nan"}, "threshold nan is not in 0..1"),
-        ({"UFFDPREFETCH_BUDGET": "1MiB"}, "budget 1MiB is less than size 50MiB"),
+        (
+            {"UFFDPREFETCH_BUDGET": "1MiB", "UFFDPREFETCH_POLICY": "fixed"},
+            "budget 1MiB is less than size 50MiB",
+        ),
         ({"UFFDPREFETCH_DISTANCE": "5000"}, "distance 5000 is not a multiple of the page"),
         ({"UFFDPREFETCH_SIZE": "100"}, "size 100 is less than a page"),
         ({"UFFDPREFETCH_MAX_RATE": "1kB/s"}, "below 1 MiB/s"),

@@ -200,7 +200,7 @@ OPTIONS = (
            "auto: measure, then decide (default); fixed: --size and --distance as they are;"
            " none: watch, prefetch nothing", "|".join(POLICIES)),
     Option("size_bytes", "size", parse_size,
-           "bytes prefetched at once; the start value of auto (default: 50MiB)", "SIZE",
+           "bytes prefetched at once with --policy fixed (default: 50MiB)", "SIZE",
            format=format_size_exact),
     Option("distance_bytes", "distance", _unless("auto", parse_size),
            "bytes between checkpoints (default: measured; with --policy fixed 8MiB)", "SIZE",
@@ -381,7 +381,7 @@ def validate(config: Config) -> Config:
         f"size {config.size_bytes} is less than a page ({PAGE_BYTES} bytes)",
     )
     check(
-        config.budget_bytes >= config.size_bytes,
+        config.policy != "fixed" or config.budget_bytes >= config.size_bytes,
         f"budget {format_size_exact(config.budget_bytes)} is less than size"
         f" {format_size_exact(config.size_bytes)}: raise --budget or lower --size",
     )

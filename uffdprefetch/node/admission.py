@@ -27,30 +27,31 @@ class FileTable:
         self._ledger = ledger
         self.files: dict[Key, FileState] = {}
 
-    def find(self, a: wire.Attach, fd: int | None) -> tuple[FileState | None, str]:
-        """The file of a mapping, opened at its first one; (None, why) when it is not wanted."""
+    def find(self, a: wire.Attach, fd: int | None) -> tuple[FileState | None, str, str]:
+        """(file, path, '') of a mapping, opened at its first one; (None, path, why) when it is
+        not wanted."""
         key = (a.device, a.inode, a.size_bytes, a.mtime_ns)
         file = self.files.get(key)
         if file is not None:
             if fd is not None:
                 os.close(fd)
-            return file, ""
+            return file, file.path, ""
         if fd is None:
-            return None, "unknown file of a forked process"
+            return None, f"inode {a.inode}", "unknown file of a forked process"
         with contextlib.ExitStack() as undo:
             undo.callback(os.close, fd)
             path = os.readlink(f"/proc/self/fd/{fd}")
             why = self._unfit(key, fd, path)
             if why:
-                return None, why
+                return None, path, why
             file = FileState.open(fd, path)
             undo.pop_all()
         if file.file_system in MEMORY_FILE_SYSTEMS:
             file.close()
-            return None, f"{file.file_system} is memory already"
+            return None, path, f"{file.file_system} is memory already"
         self._forget_idle_files()
         self.files[key] = file
-        return file, ""
+        return file, path, ""
 
     def _unfit(self, key: Key, fd: int, path: str) -> str:
         """Why a descriptor that was sent is not the file to warm; '' when it is."""

@@ -71,12 +71,13 @@ class CacheEngine:
 
     def attach(self, client: Client, a: wire.Attach, fd: int | None) -> None:
         """A mapping is offered: decide how it is served and tell the agent."""
+        file, path, why = None, f"inode {a.inode}", ""
         try:
-            file, why = self._table.find(a, fd)
+            file, path, why = self._table.find(a, fd)
         except OSError as error:
-            file, why = None, f"cannot open it for warming: {error.strerror}"
+            why = f"cannot open it for warming: {error.strerror}"
         except (MemoryError, OverflowError):
-            file, why = None, f"{a.size_bytes} bytes are too many for our books"
+            why = f"{a.size_bytes} bytes are too many for our books"
         verdict = wire.Verdict.CHECKPOINTS
         if file is None or file.changed:
             verdict = wire.Verdict.REFUSE
@@ -114,7 +115,7 @@ class CacheEngine:
             fds = [*fds, file.map_fd] if fds else [file.map_fd, file.map_fd]
         client.send(wire.pack(wire.Type.FILE, wire.FILE.pack(a.region, verdict)), fds)
         if verdict == wire.Verdict.REFUSE or file is None:
-            self.ledger.refuse(file.path if file else f"inode {a.inode}", why)
+            self.ledger.refuse(path, why)
             return
         self._adopt(client, a, file, verdict)
 

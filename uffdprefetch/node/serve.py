@@ -36,7 +36,7 @@ from uffdprefetch.warm.scheduler import EXTENT_BYTES, Scheduler, now_ns
 
 log = logging.getLogger("uffdprefetch.serve")
 
-WORKERS = 8
+WORKERS = 16
 BACKLOG = 128
 #: Mappings of one process: UP_REGIONS of csrc/job.h.
 REGIONS_MAX = 1024

@@ -2,8 +2,8 @@
 """Which extent goes to storage next, and how many are under way.
 
 Streams ask for ranges; the scheduler cuts them into extents, hands the one whose reader will be
-there soonest to the workers, and keeps just as much under way as storage needs to stay busy:
-bandwidth x latency, measured, plus two extents. More would only stand before a demand miss.
+there soonest to the workers, and keeps just as much under way as storage needs to stay busy
+(plan/depth.py). More would only stand before a demand miss.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from itertools import pairwise
 
 from uffdprefetch import uffd
 from uffdprefetch.node.files import FileState, read_ahead_bytes
+from uffdprefetch.plan.depth import Depth
 from uffdprefetch.plan.window import Storage, note_extent
 from uffdprefetch.progress.streams import Stream
 from uffdprefetch.warm.limits import TokenBucket
@@ -25,11 +26,6 @@ MIB = 1 << 20
 #: readahead(2) works, half of that: a demand miss waits behind what is under way.
 EXTENT_BYTES = 4 * MIB
 READAHEAD_EXTENT_BYTES = 2 * MIB
-UNDER_WAY_MIN_BYTES = 4 * MIB
-#: Storage that ran dry between two of our turns (a busy node) gets more under way, but never more
-#: than it can bring in this time: a demand miss stands behind all of it.
-UNDER_WAY_MAX_SECONDS = 0.05
-UNDER_WAY_MAX_BYTES = 64 * MIB
 #: A stream without a measured rate is served as if it read this fast.
 UNKNOWN_RATE = 32 * MIB
 RECENT = 64
@@ -46,7 +42,7 @@ class Extent:
     end: int
     stream: Stream | None
     pages: list[int]
-    method: int = 0
+    alone: bool = False
 
 
 @dataclass
@@ -58,8 +54,13 @@ class Meter:
     _bytes: int = 0
     _latencies: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
 
-    def note(self, result: uffd.WarmResult, was_idle: bool) -> None:
-        """Feed an extent that was really read. ``was_idle``: nothing was under way before it."""
+    def note(self, result: uffd.WarmResult, was_idle: bool, alone: bool) -> float | None:
+        """Feed an extent that was really read; returns bytes/s when a busy stretch was long enough.
+
+        ``was_idle``: nothing was under way before it. ``alone``: nothing was when it was sent, so
+        that it did not stand behind others of ours.
+        """
+        sample = None
         if was_idle or not self._from_ns:
             self._from_ns, self._bytes = result.start_ns, 0
         self._bytes += result.bytes
@@ -69,9 +70,10 @@ class Meter:
             share = 0.3 if self.bandwidth else 1.0
             self.bandwidth += (sample - self.bandwidth) * share
             self._from_ns, self._bytes = result.done_ns, 0
-        took = (result.done_ns - result.start_ns) / 1e9
-        transfer = result.bytes / self.bandwidth if self.bandwidth else 0.0
-        self._latencies.append(max(1e-4, took - transfer))
+        if alone and self.bandwidth:
+            took = (result.done_ns - result.start_ns) / 1e9
+            self._latencies.append(max(1e-4, took - result.bytes / self.bandwidth))
+        return sample
 
     @property
     def storage(self) -> Storage:
@@ -101,7 +103,7 @@ class Scheduler:
         self.under_way_bytes = 0
         self.meter = Meter()
         self._idle = True
-        self._floor_bytes = UNDER_WAY_MIN_BYTES
+        self._depth = Depth()
         self.prefetched_bytes = 0
         self.failed_extents = 0
         self.late_bytes = 0
@@ -174,9 +176,7 @@ class Scheduler:
     @property
     def target_bytes(self) -> int:
         """How much to keep under way now."""
-        storage = self.meter.storage
-        need = 2 * storage.bandwidth_bytes_per_second * storage.latency_seconds
-        return int(min(UNDER_WAY_MAX_BYTES, need + self._floor_bytes))
+        return self._depth.bytes
 
     def _soonest(self) -> int | None:
         """The stream whose reader will stand before its next extent first."""
@@ -213,7 +213,7 @@ class Scheduler:
     def _send(self, extent: Extent) -> bool:
         file = extent.file
         length = extent.end - extent.start
-        extent.method = file.method
+        extent.alone = self.under_way_bytes == 0
         sent = self._pool.submit(
             self._next_id,
             file.fd if length else file.page_fd,
@@ -251,10 +251,6 @@ class Scheduler:
                 self._account(extent, result)
             if copied and not file.changed:
                 self._on_pages(file, copied)
-        if self.under_way_bytes == 0 and self._queues:
-            most = self.meter.bandwidth * UNDER_WAY_MAX_SECONDS
-            more = min(self._floor_bytes * 3 // 2, int(most))
-            self._floor_bytes = max(UNDER_WAY_MIN_BYTES, more)
 
     def _account(self, extent: Extent, result: uffd.WarmResult) -> None:
         file, stream = extent.file, extent.stream
@@ -275,7 +271,9 @@ class Scheduler:
         self.prefetched_bytes += result.bytes
         file.mark_prefetched(extent.start, extent.end)
         if result.bytes >= MIB:
-            self.meter.note(result, self._idle)
+            sample = self.meter.note(result, self._idle, extent.alone)
+            if sample and self._queues:
+                self._depth.note(sample)
             self._idle = self.under_way_bytes == 0
         if stream is None:
             return

@@ -1,0 +1,70 @@
+"""plan/depth.py against a model link: bandwidth B, latency L, Q bytes under way give
+min(B, Q / (L + Q / B)) bytes/s."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from uffdprefetch.plan.depth import MAX_BYTES, MAX_SECONDS, MIN_BYTES, Depth
+
+
+def link(under_way: int, bandwidth: float, latency: float) -> float:
+    return under_way / (latency + under_way / bandwidth)
+
+
+def run(depth: Depth, bandwidth: float, latency: float, samples: int) -> list[int]:
+    seen = []
+    for _ in range(samples):
+        depth.note(link(depth.bytes, bandwidth, latency))
+        seen.append(depth.bytes)
+    return seen
+
+
+def test_a_long_link_gets_enough_under_way_to_be_filled() -> None:
+    depth = Depth()
+    run(depth, bandwidth=2e9, latency=0.010, samples=40)
+    assert link(depth.bytes, 2e9, 0.010) > 0.7 * 2e9
+    assert link(MIN_BYTES, 2e9, 0.010) < 0.2 * 2e9, "else the test shows nothing"
+
+
+def test_a_short_link_keeps_little_under_way() -> None:
+    depth = Depth()
+    seen = run(depth, bandwidth=3e8, latency=0.001, samples=200)
+    assert sorted(seen)[len(seen) // 2] <= 1.5 * MIN_BYTES
+
+
+@pytest.mark.parametrize("bandwidth", [1e6, 1e8, 1e9, 1e12])
+def test_a_demand_miss_never_waits_longer_than_the_bound(bandwidth: float) -> None:
+    depth = Depth()
+    for latency in (1e-6, 1e-3, 1.0):
+        for bytes_ in run(depth, bandwidth, latency, 100):
+            sample = link(bytes_, bandwidth, latency)
+            assert MIN_BYTES <= bytes_ <= MAX_BYTES
+            assert bytes_ <= max(MIN_BYTES, bandwidth * MAX_SECONDS) or sample <= bandwidth
+
+
+def test_a_link_that_becomes_slow_loses_its_depth_at_once() -> None:
+    depth = Depth()
+    run(depth, bandwidth=1e9, latency=0.020, samples=60)
+    assert depth.bytes > 2 * MIN_BYTES
+    run(depth, bandwidth=5e7, latency=0.001, samples=2)
+    assert depth.bytes == MIN_BYTES
+
+
+def test_a_link_that_becomes_long_is_noticed_by_a_later_try() -> None:
+    depth = Depth()
+    run(depth, bandwidth=1e9, latency=0.0005, samples=50)
+    before = depth.bytes
+    run(depth, bandwidth=1e9, latency=0.030, samples=100)
+    assert depth.bytes > before
+
+
+def test_noise_does_not_make_it_climb() -> None:
+    depth = Depth()
+    seen = []
+    for factor in itertools.islice(itertools.cycle((1.0, 1.04, 0.97, 1.02)), 200):
+        depth.note(3e8 * factor)
+        seen.append(depth.bytes)
+    assert max(seen) <= MIN_BYTES * 1.5
