@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Running this checkout as another user, who may not even be able to read it where it lies."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import _cffi_backend
+from conftest import require
+
+import uffdprefetch
+
+UID = 65534
+
+
+class Nobody:
+    """A directory that everybody can read, with the package in it, and how to run from there."""
+
+    def __init__(self, directory: Path) -> None:
+        require(os.geteuid() == 0 and shutil.which("setpriv"), "only root can become another user")
+        self.directory = directory
+        directory.chmod(0o755)
+        package = Path(uffdprefetch.__file__).parent
+        shutil.copytree(
+            package, directory / "uffdprefetch", ignore=shutil.ignore_patterns("__pycache__")
+        )
+        shutil.copy(_cffi_backend.__file__, directory)
+        # the interpreter behind a virtual environment's link: the environment may be private
+        self.python = os.path.realpath(sys.executable)
+        self.prefix = ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups"]
+        self.work = directory / "work"
+        self.work.mkdir()
+        os.chown(self.work, UID, UID)
+
+    def environment(self, env: dict[str, str]) -> dict[str, str]:
+        """``env`` with the package in reach and a runtime directory of the other user's."""
+        return {
+            **env,
+            "PYTHONPATH": str(self.directory),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "UFFDPREFETCH_RUNDIR": str(self.work / "run"),
+            "TMPDIR": str(self.work),
+            "HOME": str(self.work),
+        }
+
+    def wrap(self, out: Path, *options: str) -> list[str]:
+        """The command line up to and including ``--``."""
+        words = ["-m", "uffdprefetch", "wrap", "-f", "-o", str(out), *options, "--"]
+        return [*self.prefix, self.python, *words]

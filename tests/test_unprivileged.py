@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The user of a stock cluster: another uid, somebody else's files, one rung or none."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import HANG_SECONDS, require
+from harness import MIB, file_digest, write_records
+from nobody import UID, Nobody
+
+SIZE_BYTES = 96 * MIB
+
+#: Reads a mapping MiB by MiB and hashes each three times: a job that computes a little.
+READER = """
+import ctypes, hashlib, json, mmap, os, sys
+if "undumpable" in sys.argv:
+    ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)
+fd = os.open(sys.argv[1], os.O_RDONLY)
+m = mmap.mmap(fd, 0, mmap.MAP_SHARED, mmap.PROT_READ)
+digest = hashlib.sha256()
+for at in range(0, len(m), 1 << 20):
+    piece = m[at:at + (1 << 20)]
+    hashlib.sha256(piece); hashlib.sha256(piece)
+    digest.update(piece)
+print(json.dumps({"sha256": digest.hexdigest(), "uid": os.getuid()}))
+"""
+
+
+@pytest.fixture(scope="module")
+def nobody() -> Iterator[Nobody]:
+    """The package where another user can read it."""
+    with tempfile.TemporaryDirectory(prefix="uffdprefetch-nobody-") as directory:
+        yield Nobody(Path(directory))
+
+
+@pytest.fixture(params=["own file", "another's file"])
+def data(nobody: Nobody, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A cold file that the user owns, or may only read (a shared data set)."""
+    path = nobody.directory / "data.bin"
+    write_records(path, SIZE_BYTES, seed=5)
+    path.chmod(0o644)
+    if request.param == "own file":
+        os.chown(path, UID, UID)
+    fd = os.open(path, os.O_RDONLY)
+    os.fsync(fd)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(fd)
+    yield path
+    path.unlink()
+
+
+def run(
+    nobody: Nobody, env: dict[str, str], data: Path, *words: str, before: tuple[str, ...] = ()
+) -> tuple[dict[str, Any], dict[str, Any], str]:
+    """Run the reader wrapped as the other user: (what it printed, summary, stderr)."""
+    out = nobody.work / "out"
+    done = subprocess.run(
+        [*before, *nobody.wrap(out), nobody.python, "-S", "-c", READER, str(data), *words],
+        env=nobody.environment(env),
+        cwd="/",
+        capture_output=True,
+        timeout=HANG_SECONDS,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    summary = json.loads(Path(f"{out}.summary.json").read_text())
+    printed = json.loads(done.stdout)
+    assert printed["uid"] == UID
+    assert printed["sha256"] == file_digest(data)
+    return printed, summary, done.stderr.decode()
+
+
+def test_rung_2_reads_right_bytes_and_prefetches(
+    nobody: Nobody, env: dict[str, str], data: Path
+) -> None:
+    allowed = Path("/proc/sys/vm/unprivileged_userfaultfd").read_text().strip() == "1"
+    require(not allowed, "every user has userfaultfd here")
+    _, summary, _ = run(nobody, env, data)
+    assert summary["rung"] == 2
+    assert summary["files"][0]["served_by"] == "page_tables"
+    assert summary["totals"]["checkpoints"]["laid"] == 0
+    # how much depends on the disk: its own readahead is 8 MiB here and comes first
+    assert summary["totals"]["prefetched_bytes"] >= MIB
+    reasons = [line for line in summary["degradations"] if "userfaultfd" in line]
+    assert len(reasons) == 1 and "doctor" in reasons[0]
+
+
+def test_rung_1_through_an_open_device(nobody: Nobody, env: dict[str, str], data: Path) -> None:
+    device = Path("/dev/userfaultfd")
+    require(device.exists(), "no /dev/userfaultfd in this kernel (6.1 and later)")
+    number = device.stat().st_rdev
+    # in a mount namespace: the machine's own device stays as it is
+    script = (
+        'd=$(mktemp -d) && mount -t tmpfs none "$d" &&'
+        f' mknod "$d/open" c {os.major(number)} {os.minor(number)} && chmod 0666 "$d/open" &&'
+        ' mount --bind "$d/open" /dev/userfaultfd && umount -l "$d" && rmdir "$d" && exec "$@"'
+    )
+    _, summary, _ = run(
+        nobody, env, data, before=("unshare", "-m", "sh", "-c", script, "sh")
+    )
+    assert summary["rung"] == 1
+    assert summary["files"][0]["served_by"] == "checkpoints"
+    assert summary["totals"]["fault_wait_ns"]["count"] > 0
+
+
+def test_with_everything_forbidden_the_job_runs_and_the_reason_is_said(
+    nobody: Nobody, env: dict[str, str], data: Path
+) -> None:
+    _, summary, _ = run(nobody, env, data, "undumpable")
+    assert summary["rung"] is None
+    assert summary["files"] == [] or summary["files"][0]["served_by"] is None
+    assert summary["totals"]["prefetched_bytes"] == 0
+    (reason,) = summary["refused"].values()
+    assert "page table" in reason
+
+
+def test_the_residency_of_anothers_file_is_not_believed(
+    nobody: Nobody, env: dict[str, str], data: Path
+) -> None:
+    require(data.exists(), "the data file")
+    _, summary, _ = run(nobody, env, data)
+    owned = data.stat().st_uid == UID
+    told = "not told to us" not in summary["files"][0]["warmed_by"]
+    assert told == owned
