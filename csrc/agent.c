@@ -91,7 +91,10 @@ void up_step(struct agent *a, uint32_t state)
 {
 	if (a->ring)
 		__atomic_store_n(&a->ring->state, state, __ATOMIC_RELAXED);
-	if (up_job.test_exit_after && ++a->steps == up_job.test_exit_after)
+	if (!up_job.test_exit_after ||
+	    (up_job.test_exit_state >= 0 && (uint32_t)up_job.test_exit_state != state))
+		return;
+	if (++a->steps == up_job.test_exit_after)
 		test_exit(a, state);
 }
 

@@ -224,7 +224,8 @@ UP_EXPORT int madvise(void *address, size_t length, int advice)
 
 			if (atomic_load(&r->state) == UP_LIVE &&
 			    up_overlaps(r, (uintptr_t)address, length))
-				swallowed |= advise_region(r, (uintptr_t)address, length, advice);
+				swallowed |= advise_region(r, (uintptr_t)address,
+							   whole_pages(length), advice);
 		}
 	}
 	errno = saved;

@@ -97,15 +97,19 @@ static int by_pread(const struct up_warm_job *job, uint32_t chunk, char *buffer)
  * max(io_pages, ra_pages); FADV_SEQUENTIAL doubles ra_pages for our own description). */
 static void probe(const struct up_warm_job *job, struct up_warm_result *r)
 {
-	int sensor;
+	uint64_t at = job->offset, end = job->offset + job->length;
 	int64_t before, after;
+	int sensor;
 
 	posix_fadvise(job->fd, 0, 0, POSIX_FADV_SEQUENTIAL);
 	before = up_resident_bytes(job->fd, job->offset, job->length, &sensor);
 	if (before < 0 || (uint64_t)before == job->length)
 		return;
-	readahead(job->fd, (off64_t)job->offset,
-		  job->length < PROBE_BYTES ? job->length : PROBE_BYTES);
+	/* From the first gap: one call may bring no more than what is there already. */
+	while (end - at > CHUNK_MIN_BYTES &&
+	       up_resident_bytes(job->fd, at, CHUNK_MIN_BYTES, &sensor) == CHUNK_MIN_BYTES)
+		at += CHUNK_MIN_BYTES;
+	readahead(job->fd, (off64_t)at, end - at < PROBE_BYTES ? end - at : PROBE_BYTES);
 	after = up_resident_bytes(job->fd, job->offset, job->length, &sensor);
 	/* mincore counts a page only when its read has ended */
 	for (int i = 0; sensor == UP_MINCORE && after <= before && i < 40; i++) {

@@ -26,8 +26,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import HANG_SECONDS, process_gone, uffdprefetch, wait_until
+from conftest import HANG_SECONDS, clean_environment, process_gone, uffdprefetch, wait_until
 
+from uffdprefetch import launch
 from uffdprefetch.rundir import runtime_directory, socket_path
 
 TESTS = Path(__file__).parent
@@ -272,3 +273,11 @@ def settle(sample: Callable[[], int], what: str) -> int:
 
     wait_until(same, f"{what} to settle")
     return last[-1]
+
+
+def hammered(tmp_path: Path) -> dict[str, str]:
+    """The environment of a job whose agent talks to the hammer."""
+    return {
+        **clean_environment(), "LD_PRELOAD": launch.preload_object(),
+        "UFFDPREFETCH_SOCKET": str(tmp_path / "s"), "UFFDPREFETCH_MIN_SIZE": "16384",
+    }  # fmt: skip

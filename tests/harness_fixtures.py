@@ -3,11 +3,16 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from harness import MIB, Records, Start, jobs, programs, write_records
+from conftest import HANG_SECONDS
+from harness import MIB, TESTS, Records, Start, jobs, programs, write_records
 
 
 @pytest.fixture
@@ -37,3 +42,40 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     """compiled(NAME, *FLAGS): tests/programs/NAME.c as a program, made once a session."""
     directory = tmp_path_factory.mktemp("programs")
     return lambda name, *flags: programs(directory, name, *flags)
+
+
+@pytest.fixture(scope="session")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """4 MiB and a part of a page: the arena holds it once and a half."""
+    path = tmp_path_factory.mktemp("model") / "small.bin"
+    write_records(path, (4 << 20) + 1234, seed=3)
+    return path
+
+
+@pytest.fixture
+def hammer(small: Path, tmp_path: Path) -> Iterator[Callable[[int], Callable[[], dict[str, int]]]]:
+    """Start tests/hammer.py with a seed; the function it returns ends it and gives its counts."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(seed: int) -> Callable[[], dict[str, int]]:
+        paths = [str(TESTS), os.environ.get("PYTHONPATH", "")]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "hammer", str(tmp_path / "s"), str(small), str(seed)],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        started.append(process)
+        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+
+        def stop() -> dict[str, int]:
+            out, _ = process.communicate(timeout=HANG_SECONDS)
+            assert process.returncode == 0
+            return dict(json.loads(out))
+
+        return stop
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()

@@ -12,6 +12,7 @@ import ctypes
 import hashlib
 import json
 import os
+import struct
 import sys
 import threading
 import time
@@ -162,3 +163,40 @@ def hear() -> str:
             sys.exit("the test hung up")
         word += byte
     return word.decode().strip()
+
+
+RING = "uffdprefetch-ring"
+RING_FIELDS = (
+    "head", "dropped", "faults", "laid", "taken", "rearmed", "failed", "overlays", "state",
+)  # fmt: skip
+
+
+def ring_address(pid: int | str = "self") -> int:
+    """Where a process's agent has mapped its event ring; 0: it has none (yet, or any more)."""
+    with open(f"/proc/{pid}/maps") as file:
+        for line in file:
+            if RING in line:
+                return int(line.partition("-")[0], 16)
+    return 0
+
+
+def ring(pid: int | str = "self") -> dict[str, int]:
+    """What the agent of a process counts (csrc/wire.h, struct up_ring); {} when it has no ring."""
+    address = ring_address(pid)
+    if not address:
+        return {}
+    with open(f"/proc/{pid}/mem", "rb", buffering=0) as file:
+        data = os.pread(file.fileno(), 64, address)
+    return dict(zip(RING_FIELDS, struct.unpack("<7Q2I", data), strict=True))
+
+
+def faults_again(m: Mapping) -> int:
+    """Read ``m`` until its agent has counted one more fault; returns how many more."""
+    before = until(lambda: ring(), "a ring of our own")["faults"]
+
+    def more() -> int:
+        m.forget()
+        m.digest()
+        return ring()["faults"] - before
+
+    return int(until(more, "an event"))

@@ -11,67 +11,19 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import HANG_SECONDS, clean_environment, uffdprefetch
-from harness import OPTIONS, TESTS, write_records
-
-from uffdprefetch.launch import preload_object
+from harness import OPTIONS, hammered
 
 pytest_plugins = ("harness_fixtures",)
 
 #: CI's size; the campaign's by UFFDPREFETCH_TEST_MODEL_OPERATIONS.
 OPERATIONS = int(os.environ.get("UFFDPREFETCH_TEST_MODEL_OPERATIONS", "5000"))
 SEEDS = (1, 2)
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """4 MiB and a part of a page: the arena holds it once and a half."""
-    path = tmp_path_factory.mktemp("model") / "small.bin"
-    write_records(path, (4 << 20) + 1234, seed=3)
-    return path
-
-
-@pytest.fixture
-def hammer(small: Path, tmp_path: Path) -> Iterator[Callable[[int], Callable[[], dict[str, int]]]]:
-    """Start tests/hammer.py with a seed; the function it returns ends it and gives its counts."""
-    started: list[subprocess.Popen[bytes]] = []
-
-    def start(seed: int) -> Callable[[], dict[str, int]]:
-        paths = [str(TESTS), os.environ.get("PYTHONPATH", "")]
-        process = subprocess.Popen(
-            [sys.executable, "-m", "hammer", str(tmp_path / "s"), str(small), str(seed)],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )  # fmt: skip
-        started.append(process)
-        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
-
-        def stop() -> dict[str, int]:
-            out, _ = process.communicate(timeout=HANG_SECONDS)
-            assert process.returncode == 0
-            return dict(json.loads(out))
-
-        return stop
-
-    yield start
-    for process in started:
-        if process.poll() is None:
-            process.kill()
-            process.communicate()
-
-
-def hammered(tmp_path: Path) -> dict[str, str]:
-    """The environment of a job whose agent talks to the hammer."""
-    return {
-        **clean_environment(), "LD_PRELOAD": preload_object(),
-        "UFFDPREFETCH_SOCKET": str(tmp_path / "s"), "UFFDPREFETCH_MIN_SIZE": "16384",
-    }  # fmt: skip
 
 
 def run(words: list[str], env: dict[str, str], cwd: Path) -> tuple[list[str], dict[str, Any]]:

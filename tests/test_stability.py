@@ -9,7 +9,17 @@ from pathlib import Path
 
 import pytest
 from conftest import require, wait_until
-from harness import MIB, Job, Records, Start, fd_count, file_digest, python, rss_bytes, write_records
+from harness import (
+    MIB,
+    Job,
+    Records,
+    Start,
+    fd_count,
+    file_digest,
+    python,
+    rss_bytes,
+    write_records,
+)
 
 pytest_plugins = ("harness_fixtures",)
 

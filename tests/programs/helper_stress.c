@@ -1,0 +1,617 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * helper_stress DIRECTORY - the service's C (uffd_helper.c, residency.c, warm.c) under load, alone
+ * and without Python, so that a sanitizer sees nothing else. `make asan tsan` builds it with them.
+ *
+ * Everything that it finds wrong is one line on stderr and status 1.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/userfaultfd.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "helper.h"
+
+#define CHECK(condition)                                                            \
+	do {                                                                        \
+		if (!(condition)) {                                                 \
+			fprintf(stderr, "helper_stress:%d: not so: %s (errno %d)\n", \
+				__LINE__, #condition, errno);                       \
+			exit(1);                                                    \
+		}                                                                   \
+	} while (0)
+
+static uint64_t page_bytes;
+static const char *directory;
+
+static void *start_cookie(pthread_t *thread, void *(*body)(void *), void *cookie)
+{
+	CHECK(!pthread_create(thread, NULL, body, cookie));
+	return cookie;
+}
+
+/* ------------------------------------------------------------------ rings */
+
+#define EVENTS 400000u
+
+struct writer {
+	struct up_ring *ring;
+	int done;
+};
+
+/* As the agent does it (checkpoint.c, post). */
+static void *write_events(void *cookie)
+{
+	struct writer *w = cookie;
+	struct up_ring *ring = w->ring;
+
+	for (uint64_t i = 0; i < EVENTS; i++) {
+		uint64_t head = __atomic_load_n(&ring->head, __ATOMIC_RELAXED);
+
+		__atomic_fetch_add(&ring->faults, 1, __ATOMIC_RELAXED);
+		if (head - __atomic_load_n(&ring->tail, __ATOMIC_ACQUIRE) >= UP_RING_EVENTS) {
+			__atomic_fetch_add(&ring->dropped, 1, __ATOMIC_RELAXED);
+			continue;
+		}
+		ring->event[head % UP_RING_EVENTS] = (struct up_event){ .time_ns = i, .page = ~i };
+		__atomic_store_n(&ring->head, head + 1, __ATOMIC_RELEASE);
+	}
+	__atomic_store_n(&w->done, 1, __ATOMIC_RELEASE);
+	return NULL;
+}
+
+static void test_ring(void)
+{
+	struct up_event *event = malloc(UP_RING_EVENTS * sizeof(*event));
+	struct up_ring_counts counts;
+	struct writer w = { 0 };
+	uint64_t taken = 0, next = 0;
+	pthread_t thread;
+	int fd, last = 0;
+
+	CHECK(event && !up_ring_create(&w.ring, &fd));
+	CHECK(ftruncate(fd, 4096) && errno == EPERM);
+	start_cookie(&thread, write_events, &w);
+	for (int round = 0; !last; round++) {
+		/* the last look comes after the writer's last word */
+		last = __atomic_load_n(&w.done, __ATOMIC_ACQUIRE);
+		do {
+			int max = round % 3 ? 1 + round % 700 : (int)UP_RING_EVENTS;
+			int n = up_ring_drain(w.ring, event, max);
+
+			CHECK(n >= 0 && n <= max);
+			for (int i = 0; i < n; i++) {
+				CHECK(event[i].time_ns >= next && event[i].page == ~event[i].time_ns);
+				next = event[i].time_ns + 1;
+			}
+			taken += (uint64_t)n;
+			if (!n)
+				break;
+		} while (last);
+		up_ring_counts(w.ring, &counts);
+	}
+	pthread_join(thread, NULL);
+	up_ring_counts(w.ring, &counts);
+	CHECK(counts.faults == EVENTS && taken + counts.dropped == EVENTS);
+	/* A client may write there what it likes. */
+	for (uint64_t i = 0; i < 100; i++) {
+		__atomic_store_n(&w.ring->head, counts.head + i * 0x9E3779B97F4A7C15u,
+				 __ATOMIC_RELEASE);
+		CHECK(up_ring_drain(w.ring, event, UP_RING_EVENTS) <= (int)UP_RING_EVENTS);
+		__atomic_store_n(&w.ring->tail, i * 0xC2B2AE3D27D4EB4Fu, __ATOMIC_RELEASE);
+		CHECK(up_ring_drain(w.ring, event, 17) <= 17);
+	}
+	up_ring_destroy(w.ring);
+	up_ring_destroy(NULL);
+	close(fd);
+	free(event);
+}
+
+/* ------------------------------------------------------------------ the file of the pool */
+
+#define FILE_BYTES ((24ull << 20) + 1234)
+
+static uint64_t word_at(uint64_t offset)
+{
+	return (offset / 8 + 1) * 0x9E3779B97F4A7C15u;
+}
+
+static int make_file(const char *name)
+{
+	uint64_t word[8192];
+	char path[512];
+	int fd;
+
+	snprintf(path, sizeof(path), "%s/%s", directory, name);
+	fd = open(path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+	CHECK(fd >= 0);
+	for (uint64_t at = 0; at < FILE_BYTES; at += sizeof(word)) {
+		uint64_t left = FILE_BYTES - at;
+		size_t n = left < sizeof(word) ? (size_t)left : sizeof(word);
+
+		for (size_t i = 0; i < sizeof(word) / 8; i++)
+			word[i] = word_at(at + 8 * i);
+		CHECK(pwrite(fd, word, n, (off_t)at) == (ssize_t)n);
+	}
+	CHECK(!fsync(fd)); /* else its pages cannot leave the cache */
+	return fd;
+}
+
+static void check_page(int fd, uint64_t page)
+{
+	uint64_t word[8192];
+
+	CHECK(page_bytes <= sizeof(word));
+	CHECK(pread(fd, word, page_bytes, (off_t)(page * page_bytes)) == (ssize_t)page_bytes);
+	for (size_t i = 0; i < page_bytes / 8; i++)
+		CHECK(word[i] == word_at(page * page_bytes + 8 * i));
+}
+
+/* ------------------------------------------------------------------ the pool */
+
+#define JOBS 3000u
+
+enum kind { GOOD, PAGES_ONLY, PAST_END, OVER_END, NO_FILE, NOT_A_FILE, FULL_MEMFD, KINDS };
+
+struct counting {
+	struct up_pool *pool;
+	int stop;
+};
+
+static void *count_cpu(void *cookie)
+{
+	struct counting *c = cookie;
+
+	while (!__atomic_load_n(&c->stop, __ATOMIC_ACQUIRE))
+		CHECK(up_pool_cpu_ns(c->pool) >= 0);
+	return NULL;
+}
+
+/* What a finished job must say. */
+static void check_result(const struct up_warm_job *job, const struct up_warm_result *r, int memfd)
+{
+	enum kind kind = (enum kind)(job->id % KINDS);
+
+	CHECK(r->start_ns >= r->submit_ns && r->done_ns >= r->start_ns);
+	CHECK(r->resident_bytes <= job->length && r->bytes <= job->length);
+	if (kind == NO_FILE)
+		CHECK(r->error == -EBADF && !r->copied);
+	else if (kind == NOT_A_FILE)
+		CHECK(r->error && !r->copied);
+	else
+		CHECK(!r->error);
+	if (kind == GOOD)
+		CHECK(r->bytes + r->resident_bytes == job->length && r->method <= UP_WARM_PREAD);
+	for (uint32_t i = 0; i < job->pages; i++) {
+		int whole = (job->page[i] + 1) * page_bytes <= FILE_BYTES;
+
+		if (kind == GOOD || kind == PAGES_ONLY)
+			CHECK((int)(r->copied >> i & 1) == whole);
+		if (r->copied >> i & 1)
+			check_page(memfd, job->page[i]);
+	}
+}
+
+static void fill_job(struct up_warm_job *job, uint64_t id, int fd, int pipe_fd, int memfd,
+		     unsigned int *seed)
+{
+	uint64_t mib = (uint64_t)(rand_r(seed) % 24);
+
+	*job = (struct up_warm_job){ .id = id, .fd = fd, .checkpoint_fd = -1 };
+	job->method = (uint32_t)(rand_r(seed) % 3);
+	job->chunk_bytes = 65536u << rand_r(seed) % 7;
+	job->offset = mib << 20;
+	job->length = FILE_BYTES - job->offset < (2u << 20) ? FILE_BYTES - job->offset : 2u << 20;
+	job->offset += (uint64_t)(rand_r(seed) % 3) * 512;
+	job->length -= 1024;
+	switch ((enum kind)(id % KINDS)) {
+	case PAGES_ONLY:
+		job->length = 0;
+		break;
+	case PAST_END:
+		job->offset = FILE_BYTES + (mib << 20);
+		break;
+	case OVER_END:
+		job->offset = FILE_BYTES - 777;
+		break;
+	case NO_FILE:
+		job->fd = -1;
+		break;
+	case NOT_A_FILE:
+		job->fd = pipe_fd;
+		break;
+	default:
+		break;
+	}
+	if (id % KINDS == FULL_MEMFD || !memfd)
+		return;
+	job->checkpoint_fd = memfd;
+	job->pages = (uint32_t)(rand_r(seed) % 17);
+	for (uint32_t i = 0; i < job->pages; i++) /* sometimes the broken last one */
+		job->page[i] = (uint64_t)rand_r(seed) % (FILE_BYTES / page_bytes + 1);
+}
+
+static void test_pool(int threads)
+{
+	struct up_warm_job *job = calloc(JOBS, sizeof(*job));
+	struct up_warm_result result[64];
+	int event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), fd = make_file("pool");
+	int pipe_fd[2], rw, ro, refused = 0;
+	struct counting counting = { 0 };
+	unsigned int seed = (unsigned int)threads;
+	uint32_t sent = 0, seen = 0;
+	uint64_t told = 0, more;
+	pthread_t thread;
+
+	CHECK(job && event_fd >= 0 && !pipe(pipe_fd));
+	CHECK(!up_checkpoint_memfd((FILE_BYTES + page_bytes - 1) & ~(page_bytes - 1), &rw, &ro));
+	CHECK(ftruncate(rw, 0) && errno == EPERM);
+	CHECK(write(ro, "x", 1) < 0 && errno == EBADF);
+	CHECK(up_pool_create(&counting.pool, threads, event_fd) == threads);
+	start_cookie(&thread, count_cpu, &counting);
+	while (seen < JOBS) {
+		int n;
+
+		while (sent < JOBS) {
+			fill_job(&job[sent], sent, fd, pipe_fd[0], rw, &seed);
+			if (up_pool_submit(counting.pool, &job[sent]) == -EAGAIN) {
+				refused++;
+				break;
+			}
+			sent++;
+		}
+		if (seen % 500 == 0)
+			posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+		n = up_pool_reap(counting.pool, result, 1 + (int)(seen % 64));
+		for (int i = 0; i < n; i++) {
+			CHECK(result[i].id < sent);
+			check_result(&job[result[i].id], &result[i], rw);
+			job[result[i].id].id = UINT64_MAX; /* no job is told twice */
+			job[result[i].id].pages = 99;
+		}
+		seen += (uint32_t)n;
+		if (!n)
+			sched_yield();
+	}
+	CHECK(refused); /* the queue was full once */
+	/* A worker tells the eventfd after its result can be taken. */
+	while (told < JOBS)
+		if (read(event_fd, &more, sizeof(more)) == sizeof(more))
+			told += more;
+	CHECK(told == JOBS);
+	__atomic_store_n(&counting.stop, 1, __ATOMIC_RELEASE);
+	pthread_join(thread, NULL);
+	/* Ended with jobs in the queue, under way, and done but not taken. */
+	for (uint32_t i = 0; i < 200; i++) {
+		fill_job(&job[i], i, fd, pipe_fd[0], rw, &seed);
+		CHECK(!up_pool_submit(counting.pool, &job[i]));
+	}
+	up_pool_destroy(counting.pool);
+	up_pool_destroy(NULL);
+	close(event_fd);
+	close(fd);
+	close(pipe_fd[0]);
+	close(pipe_fd[1]);
+	close(rw);
+	close(ro);
+	free(job);
+}
+
+/* ------------------------------------------------------------------ the resolver */
+
+#define CLIENTS 6
+#define ROUNDS 40
+#define PAGES 32u
+
+struct client {
+	struct up_resolver *resolver;
+	unsigned int seed;
+};
+
+static int open_uffd(int flags, uint64_t features)
+{
+	struct uffdio_api api = { .api = UFFD_API,
+				  .features = UFFD_FEATURE_MINOR_SHMEM | UFFD_FEATURE_THREAD_ID |
+					      features };
+	int fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | flags);
+
+	CHECK(fd >= 0 && !ioctl(fd, UFFDIO_API, &api));
+	return fd;
+}
+
+/* One process of the job, as it looks from the service: attach, touch, detach, go. */
+static void one_life(struct up_resolver *v, unsigned int *seed)
+{
+	uint32_t region = 1 + (uint32_t)rand_r(seed) % 1000;
+	uint64_t length = PAGES * page_bytes, offset = (uint64_t)(rand_r(seed) % 1000) * page_bytes;
+	int uffd = open_uffd(rand_r(seed) % 2 ? O_NONBLOCK : 0, 0);
+	int memfd = memfd_create("stress", MFD_CLOEXEC), ring_fd, slot, touched = 0, seen = 0;
+	struct uffdio_register reg = { .mode = UFFDIO_REGISTER_MODE_MINOR };
+	struct up_ring_counts counts;
+	struct up_event event[64];
+	struct up_ring *ring;
+	unsigned char *p;
+
+	CHECK(memfd >= 0 && !ftruncate(memfd, (off_t)length));
+	for (uint64_t i = 0; i < PAGES; i++) {
+		unsigned char byte = (unsigned char)(region + i);
+
+		CHECK(pwrite(memfd, &byte, 1, (off_t)(i * page_bytes)) == 1);
+	}
+	p = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_SHARED, memfd, 0);
+	CHECK(p != MAP_FAILED);
+	reg.range.start = (uintptr_t)p;
+	reg.range.len = length;
+	CHECK(!ioctl(uffd, UFFDIO_REGISTER, &reg));
+	CHECK(!up_ring_create(&ring, &ring_fd));
+	slot = up_resolver_add(v, uffd, ring);
+	CHECK(slot >= 0);
+	CHECK(!up_resolver_map(v, slot, region, (uintptr_t)p, length, offset));
+	for (uint64_t i = 0; i < PAGES; i++) {
+		CHECK(*(volatile unsigned char *)(p + i * page_bytes) ==
+		      (unsigned char)(region + i));
+		touched++;
+		if (rand_r(seed) % 4 == 0) { /* arm it again, touch it again */
+			CHECK(!madvise(p + i * page_bytes, page_bytes, MADV_DONTNEED));
+			CHECK(*(volatile unsigned char *)(p + i * page_bytes) ==
+			      (unsigned char)(region + i));
+			touched++;
+		}
+	}
+	while (seen < touched) {
+		int n = up_ring_drain(ring, event, 64);
+
+		for (int i = 0; i < n; i++) {
+			CHECK(event[i].region == region && event[i].tid);
+			CHECK(event[i].page - offset / page_bytes < PAGES);
+		}
+		up_ring_counts(ring, &counts);
+		seen += n;
+		if (!n)
+			sched_yield();
+	}
+	CHECK(seen == touched && counts.faults == (uint64_t)touched && !counts.dropped);
+	if (rand_r(seed) % 2)
+		up_resolver_unmap(v, slot, region);
+	up_resolver_remove(v, slot);
+	up_ring_destroy(ring); /* nobody may write there from now on */
+	close(ring_fd);
+	/* Its uffd is closed: an ordinary mapping. */
+	CHECK(!madvise(p, length, MADV_DONTNEED));
+	CHECK(*(volatile unsigned char *)p == (unsigned char)region);
+	CHECK(!munmap(p, length));
+	close(memfd);
+}
+
+static void *live_often(void *cookie)
+{
+	struct client *c = cookie;
+
+	for (int i = 0; i < ROUNDS; i++)
+		one_life(c->resolver, &c->seed);
+	return NULL;
+}
+
+struct changing {
+	unsigned char *p;
+	uint64_t dropped; /* how many pages until now */
+	int stop;
+};
+
+static void *change(void *cookie)
+{
+	struct changing *c = cookie;
+
+	while (!__atomic_load_n(&c->stop, __ATOMIC_ACQUIRE)) {
+		CHECK(!madvise(c->p + c->dropped % PAGES * page_bytes, page_bytes, MADV_DONTNEED));
+		__atomic_store_n(&c->dropped, c->dropped + 1, __ATOMIC_RELEASE);
+	}
+	return NULL;
+}
+
+/* A client that wants to hear of its own madvise, too: until that is read, UFFDIO_CONTINUE says
+ * EAGAIN. Ours does not do this; one that does must not stop the others. */
+static void test_changing_mappings(void)
+{
+	int event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), ring_fd, slot;
+	int uffd = open_uffd(O_NONBLOCK, UFFD_FEATURE_EVENT_REMOVE);
+	int memfd = memfd_create("stress", MFD_CLOEXEC);
+	uint64_t length = PAGES * page_bytes;
+	struct uffdio_register reg = { .mode = UFFDIO_REGISTER_MODE_MINOR };
+	struct changing c = { 0 };
+	struct up_resolver *v;
+	struct up_ring *ring;
+	pthread_t thread;
+
+	CHECK(memfd >= 0 && !ftruncate(memfd, (off_t)length));
+	c.p = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_SHARED, memfd, 0);
+	CHECK(c.p != MAP_FAILED);
+	memset(c.p, 7, length);
+	reg.range.start = (uintptr_t)c.p;
+	reg.range.len = length;
+	CHECK(!ioctl(uffd, UFFDIO_REGISTER, &reg));
+	CHECK(!up_resolver_create(&v, event_fd) && !up_ring_create(&ring, &ring_fd));
+	slot = up_resolver_add(v, uffd, ring);
+	CHECK(slot >= 0 && !up_resolver_map(v, slot, 1, (uintptr_t)c.p, length, 0));
+	start_cookie(&thread, change, &c);
+	for (uint64_t last = 0; last < 2000;) {
+		uint64_t now = __atomic_load_n(&c.dropped, __ATOMIC_ACQUIRE);
+
+		for (; last < now; last++)
+			CHECK(*(volatile unsigned char *)(c.p + last % PAGES * page_bytes) == 7);
+	}
+	__atomic_store_n(&c.stop, 1, __ATOMIC_RELEASE);
+	pthread_join(thread, NULL);
+	up_resolver_remove(v, slot);
+	up_resolver_destroy(v);
+	up_ring_destroy(ring);
+	munmap(c.p, length);
+	close(ring_fd);
+	close(memfd);
+	close(event_fd);
+}
+
+static int64_t cpu_ns(void)
+{
+	struct timespec ts;
+
+	clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &ts);
+	return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
+}
+
+static void test_resolver(void)
+{
+	int event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), slot[200], slots = 0, ring_fd, fd;
+	struct timespec pause = { .tv_nsec = 300 * 1000 * 1000 };
+	struct client client[CLIENTS];
+	pthread_t thread[CLIENTS];
+	struct up_resolver *v;
+	struct up_ring *ring;
+	int64_t before;
+
+	CHECK(event_fd >= 0 && !up_resolver_create(&v, event_fd));
+	for (unsigned int i = 0; i < CLIENTS; i++) {
+		client[i] = (struct client){ v, i + 1 };
+		start_cookie(&thread[i], live_often, &client[i]);
+	}
+	for (int i = 0; i < CLIENTS; i++)
+		pthread_join(thread[i], NULL);
+
+	/* More clients, and more mappings of one, than there are places for. */
+	CHECK(!up_ring_create(&ring, &ring_fd));
+	CHECK(up_resolver_add(v, -1, ring) == -EBADF);
+	for (;;) {
+		fd = open_uffd(O_NONBLOCK, 0);
+		slot[slots] = up_resolver_add(v, fd, ring);
+		if (slot[slots] < 0)
+			break;
+		CHECK(++slots < 200);
+	}
+	CHECK(slot[slots] == -ENOSPC && !close(fd));
+	for (uint32_t i = 1; i <= 64; i++)
+		CHECK(!up_resolver_map(v, slot[3], i, i * page_bytes, page_bytes, 0));
+	CHECK(up_resolver_map(v, slot[3], 65, 65 * page_bytes, page_bytes, 0) == -ENOSPC);
+	up_resolver_unmap(v, slot[3], 64);
+	up_resolver_unmap(v, slot[3], 12345);
+	CHECK(!up_resolver_map(v, slot[3], 65, 65 * page_bytes, page_bytes, 0));
+	for (int i = 0; i < slots; i += 2)
+		up_resolver_remove(v, slot[i]);
+	up_resolver_remove(v, slot[0]);
+
+	/* One that nobody initialized has nothing to poll for: it must not keep the thread busy. */
+	fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC);
+	CHECK(fd >= 0 && up_resolver_add(v, fd, ring) >= 0);
+	before = cpu_ns();
+	nanosleep(&pause, NULL);
+	CHECK(cpu_ns() - before < pause.tv_nsec / 3);
+	up_resolver_destroy(v); /* with clients */
+	up_resolver_destroy(NULL);
+	up_ring_destroy(ring);
+	close(ring_fd);
+	close(event_fd);
+}
+
+/* ------------------------------------------------------------------ residency, page tables */
+
+static void test_residency(void)
+{
+	int sensor, fd = make_file("residency");
+	uint64_t word;
+
+	CHECK(up_resident_bytes(fd, 0, FILE_BYTES, &sensor) == (int64_t)FILE_BYTES);
+	CHECK(up_resident_bytes(fd, 100, 1, &sensor) == 1);
+	CHECK(up_resident_bytes(fd, 4095, 2, &sensor) == 2);
+	CHECK(up_resident_bytes(fd, 0, 0, &sensor) == 0);
+	CHECK(up_resident_bytes(fd, FILE_BYTES + (1 << 20), 4096, &sensor) == 0);
+	CHECK(up_resident_bytes(-1, 0, 4096, &sensor) < 0);
+	CHECK(!posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED));
+	CHECK(pread(fd, &word, 8, 8 << 20) == 8 && word == word_at(8 << 20));
+	CHECK(up_resident_bytes(fd, 8 << 20, page_bytes, &sensor) == (int64_t)page_bytes);
+	close(fd);
+}
+
+struct scanner {
+	unsigned char *p;
+	uint64_t pages;
+};
+
+static void *scan(void *cookie)
+{
+	struct scanner *s = cookie;
+	int fd = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+	uint64_t start = (uintptr_t)s->p, end = start + s->pages * page_bytes;
+
+	CHECK(fd >= 0);
+	for (int round = 0; round < 200; round++) {
+		int max = 1 + round % 40;
+		uint64_t *run = malloc((size_t)max * 2 * sizeof(*run)); /* no room for one more */
+		uint64_t at = start, next, found = 0;
+
+		CHECK(run);
+		while (at < end) {
+			int n = up_touched_runs(fd, at, end - at, run, max, &next);
+
+			CHECK(n >= 0 && n <= max && next > at && next <= end);
+			for (int i = 0; i < n; i++) {
+				/* every third page was touched */
+				CHECK(run[2 * i + 1] == page_bytes);
+				CHECK((run[2 * i] - start) / page_bytes % 3 == 0);
+				found++;
+			}
+			at = next;
+		}
+		CHECK(found == (s->pages + 2) / 3);
+		free(run);
+	}
+	close(fd);
+	return NULL;
+}
+
+static void test_page_tables(void)
+{
+	uint64_t run[2], next, pages = 4000;
+	unsigned char *p = mmap(NULL, pages * page_bytes, PROT_READ | PROT_WRITE,
+				MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	struct scanner s = { p, pages };
+	pthread_t thread[3];
+
+	CHECK(p != MAP_FAILED && !madvise(p, pages * page_bytes, MADV_NOHUGEPAGE));
+	for (uint64_t i = 0; i < pages; i += 3)
+		p[i * page_bytes] = 1;
+	CHECK(up_touched_runs(-1, (uintptr_t)p, page_bytes, run, 1, &next) < 0);
+	for (int i = 0; i < 3; i++)
+		start_cookie(&thread[i], scan, &s);
+	for (int i = 0; i < 3; i++)
+		pthread_join(thread[i], NULL);
+	munmap(p, pages * page_bytes);
+}
+
+int main(int argc, char **argv)
+{
+	if (argc != 2) {
+		fprintf(stderr, "usage: helper_stress DIRECTORY\n");
+		return 2;
+	}
+	directory = argv[1];
+	page_bytes = (uint64_t)sysconf(_SC_PAGESIZE);
+	test_ring();
+	test_residency();
+	test_page_tables();
+	test_pool(1);
+	test_pool(8);
+	test_resolver();
+	test_changing_mappings();
+	puts("all as it should be");
+	return 0;
+}

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The workers that fill the page cache (csrc/warm.c), on the slow bed: what they read and tell."""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from components import ARRAY
+from conftest import HANG_SECONDS
+
+from uffdprefetch import uffd
+from uffdprefetch.demo.bed import SlowBed, drop_cache
+from uffdprefetch.uffd import WarmResult
+
+pytest_plugins = ["components"]
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+class Workers:
+    """A pool of one thread on a cold file, one job at a time."""
+
+    def __init__(self, path: Path) -> None:
+        drop_cache(path)
+        self.path = path
+        self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._event_fd = os.eventfd(0, os.EFD_CLOEXEC)
+        self._pool = uffd.Pool(1, self._event_fd)
+
+    def warm(self, start: int, end: int, method: int, chunk: int = 0, **more: object) -> WarmResult:
+        assert self._pool.submit(
+            7, self.fd, start, end - start, method=method, chunk_bytes=chunk,
+            **more,  # type: ignore[arg-type]
+        )  # fmt: skip
+        ready, _, _ = select.select([self._event_fd], [], [], HANG_SECONDS)
+        assert ready, "the worker says nothing"
+        os.read(self._event_fd, 8)
+        (result,) = self._pool.reap()
+        assert result.id == 7
+        return result
+
+    def resident(self, start: int, end: int) -> int:
+        told, _ = uffd.resident_bytes(self.fd, start, end - start)
+        assert told is not None
+        return told
+
+    def make_resident(self, start: int, end: int) -> None:
+        """As a job's reads would have: exactly this, without readahead."""
+        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+        os.pread(fd, end - start, start)
+        os.close(fd)
+        assert self.resident(start, end) == end - start
+
+    def close(self) -> None:
+        self._pool.close()
+        os.close(self.fd)
+        os.close(self._event_fd)
+
+
+@pytest.fixture
+def workers(bed: SlowBed) -> Iterator[Workers]:
+    made = Workers(bed.path(ARRAY))
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("method", [uffd.WARM_PROBE, uffd.WARM_READAHEAD, uffd.WARM_PREAD])
+def test_an_extent_is_there_when_it_is_reported(workers: Workers, method: int) -> None:
+    result = workers.warm(8 * MIB, 10 * MIB, method, 256 * KIB)
+    assert (result.error, result.bytes, result.resident_bytes) == (0, 2 * MIB, 0)
+    assert workers.resident(8 * MIB, 10 * MIB) == 2 * MIB
+    assert result.submit_ns <= result.start_ns <= result.done_ns
+
+
+@pytest.mark.parametrize("head", [0, 64 * KIB, 512 * KIB, 2 * MIB - 128 * KIB])
+def test_readahead_is_found_to_work_though_the_head_is_resident(
+    workers: Workers, head: int
+) -> None:
+    """A reader that is just there has read the head already: one call may bring no more."""
+    if head:
+        workers.make_resident(0, head)
+    result = workers.warm(0, 2 * MIB, uffd.WARM_PROBE)
+    assert result.method == uffd.WARM_READAHEAD
+    assert result.resident_bytes == head
+    assert workers.resident(0, 2 * MIB) == 2 * MIB
+
+
+def test_what_is_resident_is_not_read_again(workers: Workers, bed: SlowBed) -> None:
+    workers.make_resident(0, 2 * MIB)
+    bed.reset()
+    for method in (uffd.WARM_PROBE, uffd.WARM_READAHEAD, uffd.WARM_PREAD):
+        result = workers.warm(0, 2 * MIB, method, 256 * KIB)
+        assert (result.error, result.bytes, result.resident_bytes) == (0, 0, 2 * MIB)
+    assert bed.counters()["bytes"] == 0
+
+
+def test_an_extent_beyond_the_end_of_the_file_does_no_harm(workers: Workers) -> None:
+    size = os.fstat(workers.fd).st_size
+    result = workers.warm(size - 128 * KIB - size % 4096, size + 4 * MIB, uffd.WARM_READAHEAD)
+    assert result.error == 0
+
+
+def test_checkpoint_pages_hold_the_files_bytes(workers: Workers) -> None:
+    page = uffd.PAGE_BYTES
+    rw, ro = uffd.checkpoint_memfd(os.fstat(workers.fd).st_size)
+    pages = [4 * MIB // page, 4 * MIB // page + 7, 5 * MIB // page]
+    result = workers.warm(
+        4 * MIB, 6 * MIB, uffd.WARM_READAHEAD, 256 * KIB, checkpoint_fd=rw, pages=pages
+    )
+    assert result.copied == 0b111
+    for number in pages:
+        assert os.pread(ro, page, number * page) == os.pread(workers.fd, page, number * page)
+    assert os.pread(ro, page, 3 * MIB) == bytes(page)  # and no other page was written
+    with pytest.raises(OSError):
+        os.pwrite(ro, b"x", 0)
+    os.close(rw)
+    os.close(ro)
