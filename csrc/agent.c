@@ -34,9 +34,11 @@
 
 #include "agent.h"
 
-/* Directed at the agent, blocked there and read by signalfd: whatever the job does with SIGURG,
- * its disposition does not matter, because a blocked signal is queued even where it is ignored. */
-#define BELL SIGURG
+/* Directed at the agent, blocked there and read by signalfd: what the job does with it does not
+ * matter, because a blocked signal is queued even where it is ignored. But reading takes what was
+ * sent to the whole process as well (kernel/signal.c, dequeue_signal), so it must be one that no
+ * kernel and no program sends: the fault of a coprocessor's stack that Linux never had. */
+#define BELL SIGSTKFLT
 
 #ifndef USERFAULTFD_IOC_NEW
 #define USERFAULTFD_IOC_NEW _IO(0xAA, 0x00)
@@ -386,7 +388,7 @@ void up_agent_ring_bell(void)
 
 #ifdef UP_AGENT_PTHREAD
 
-/* For the sanitizers, whose runtimes must know every thread. */
+/* For the sanitizers, whose run-times must know every thread. */
 static void *agent_thread(void *started)
 {
 	atomic_store(&up_job.agent_tid, (int)up_sys0(SYS_gettid));
@@ -399,12 +401,18 @@ static void *agent_thread(void *started)
 static int spawn_thread(void)
 {
 	_Atomic int started = 0;
+	pthread_attr_t attr;
 	pthread_t thread;
-	int ret = pthread_create(&thread, NULL, agent_thread, &started);
+	int ret = pthread_attr_init(&attr);
 
 	if (ret)
 		return -ret;
-	pthread_detach(thread);
+	pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
+	pthread_attr_setstack(&attr, up_job.agent_stack, UP_AGENT_STACK_BYTES);
+	ret = pthread_create(&thread, &attr, agent_thread, &started);
+	pthread_attr_destroy(&attr);
+	if (ret)
+		return -ret;
 	while (!atomic_load(&started)) /* its tid may come and go meanwhile */
 		up_sys0(SYS_sched_yield);
 	return 0;
@@ -489,7 +497,9 @@ int up_agent_spawn(void)
 				MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 		if (up_failed((long)stack))
 			return (int)(long)stack;
+#ifndef UP_AGENT_PTHREAD /* TSan goes on counting the parent's threads in a child, by their place */
 		up_sys3(SYS_madvise, stack, UP_AGENT_STACK_BYTES, MADV_DONTFORK);
+#endif
 		up_job.agent_stack = stack;
 	}
 	/* The agent is born with every signal blocked and never opens one: handlers are the job's. */

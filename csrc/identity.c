@@ -38,6 +38,15 @@ IDENTITY(setresgid, SYS_setresgid, (gid_t a, gid_t b, gid_t c), (a, b, c),
 	 up_sys3(SYS_setresgid, a, b, c))
 IDENTITY(setgroups, SYS_setgroups, (size_t n, const gid_t *list), (n, list),
 	 up_sys2(SYS_setgroups, n, list))
+/* libc's own calls setgroups() within libc, past the one above. */
+UP_EXPORT int initgroups(const char *user, gid_t group)
+{
+	BEFORE_IDENTITY_CHANGES();
+	if (up_next.initgroups)
+		return up_next.initgroups(user, group);
+	return (int)up_fail(-ENOSYS);
+}
+
 IDENTITY(capset, SYS_capset,
 	 (struct capability_header * header, const struct capability_data *data), (header, data),
 	 up_sys2(SYS_capset, header, data))

@@ -101,6 +101,10 @@ int up_agent_spawn(void) __attribute__((visibility("hidden")));
 int up_agent_alive(void) __attribute__((visibility("hidden")));
 void up_agent_ring_bell(void) __attribute__((visibility("hidden")));
 
+#ifdef UP_AGENT_PTHREAD
+#define UP_AGENT_STACK_BYTES (8u << 20)
+#else
 #define UP_AGENT_STACK_BYTES (256u << 10)
+#endif
 
 #endif

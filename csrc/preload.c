@@ -111,6 +111,7 @@ static void look_up_next(void)
 	LOOK_UP(setresuid);
 	LOOK_UP(setresgid);
 	LOOK_UP(setgroups);
+	LOOK_UP(initgroups);
 	LOOK_UP(capset);
 	LOOK_UP(mmap);
 #undef LOOK_UP

@@ -47,6 +47,7 @@ struct up_next {
 	int (*setresuid)(uid_t, uid_t, uid_t);
 	int (*setresgid)(gid_t, gid_t, gid_t);
 	int (*setgroups)(size_t, const gid_t *);
+	int (*initgroups)(const char *, gid_t);
 	int (*capset)(struct capability_header *, const struct capability_data *);
 };
 

@@ -113,6 +113,7 @@ fail:
 #define RESOLVER_SLOTS 128
 #define RESOLVER_REGIONS 64
 #define BEAT_MS 50
+#define TRIES 100
 
 struct resolver_region {
 	uint32_t id;
@@ -179,18 +180,22 @@ static void resolver_answer(struct up_resolver *v, struct resolver_slot *s)
 		struct up_event e = { .time_ns = now_ns(),
 				      .tid = fault[i].arg.pagefault.feat.ptid };
 
+		int ret, tries = 0;
+
 		if (fault[i].event != UFFD_EVENT_PAGEFAULT)
 			continue;
-		if (ioctl(s->uffd, UFFDIO_CONTINUE, &cont)) {
+		/* EAGAIN: the process changes its mappings just now. To insist would let one that
+		 * never ends with that keep all the others waiting; woken, its thread comes back. */
+		do
+			ret = ioctl(s->uffd, UFFDIO_CONTINUE, &cont);
+		while (ret && errno == EAGAIN && ++tries < TRIES);
+		if (ret) {
 			struct uffdio_range range = { address, v->page_bytes };
-			int again = errno == EAGAIN;
 
 			/* EEXIST, ENOENT, ESRCH are normal; for what is not, the agent's own
 			 * take-away follows. Waking is right in every case. */
 			ioctl(s->uffd, UFFDIO_WAKE, &range);
-			/* EAGAIN: the process changes its mappings just now. Its thread comes
-			 * again; to insist would let it keep all the others waiting. */
-			if (again)
+			if (tries == TRIES)
 				continue;
 		}
 		e.handle_ns = (uint32_t)(now_ns() - e.time_ns);

@@ -156,6 +156,8 @@ static void begin(const struct up_warm_job *job, struct up_warm_result *r)
 	}
 	if ((uint64_t)resident < job->length && r->method == UP_WARM_PROBE)
 		probe(job, r);
+	if (r->method == UP_WARM_READAHEAD && r->chunk_bytes < CHUNK_MIN_BYTES)
+		r->chunk_bytes = CHUNK_MIN_BYTES; /* 0 would never come to the end */
 	if ((uint64_t)resident < job->length && r->method == UP_WARM_READAHEAD)
 		r->error = start_readahead(job, r->chunk_bytes);
 }

@@ -24,7 +24,7 @@ def rank(number):
     m = Mapping(sys.argv[1])
     start = m.length // 4 * number // PAGE * PAGE
     first = hashlib.sha256(m.view[start:]).hexdigest()
-    m.managed() if len(sys.argv) < 3 else None
+    m.managed()
     say(rank=number, pid=os.getpid(), ready=True)
     digests, passes = set(), 0
     done = os.open("passes", os.O_WRONLY | os.O_CREAT | os.O_APPEND)

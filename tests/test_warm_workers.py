@@ -99,9 +99,11 @@ def test_what_is_resident_is_not_read_again(workers: Workers, bed: SlowBed) -> N
     assert bed.counters()["bytes"] == 0
 
 
-def test_an_extent_beyond_the_end_of_the_file_does_no_harm(workers: Workers) -> None:
+@pytest.mark.parametrize("chunk", [0, 64 * KIB, MIB])
+def test_an_extent_beyond_the_end_of_the_file_does_no_harm(workers: Workers, chunk: int) -> None:
     size = os.fstat(workers.fd).st_size
-    result = workers.warm(size - 128 * KIB - size % 4096, size + 4 * MIB, uffd.WARM_READAHEAD)
+    start = size - 128 * KIB - size % 4096
+    result = workers.warm(start, size + 4 * MIB, uffd.WARM_READAHEAD, chunk)
     assert result.error == 0
 
 

@@ -169,6 +169,8 @@ class Service:
         self.engine.look(now)
         if now >= self._housekeeping_ns:
             self._housekeep(now)
+        elif self._leaving:  # the last agent has perhaps just told: the writer waits
+            self._look_for_writers()
         self.engine.plan()
         wait = self._scheduler.pump(now_ns())
         self._next_pump_ns = now_ns() + wait if wait else 0
@@ -428,7 +430,7 @@ class Service:
                 continue
             if file.changed is None:
                 self.engine.give_up(file, "opened for writing")
-                self._leaving[id(file)] = (file, now + DETACH_NS)
+            self._leaving.setdefault(id(file), (file, now + DETACH_NS))
         for key, (file, deadline) in list(self._leaving.items()):
             if not file.attached or now >= deadline:
                 file.release_lease()
