@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A service that plans nothing and commands without end: the agent's worst day.
 
-    python -m hammer SOCKET FILE [SEED [EVERY_US]]
+    python -m hammer SOCKET FILE [SEED [EVERY_US [greedy]]]
 
 It answers each ATTACH at once and from then on sends commands of random checkpoints (laid, taken
 away, armed again, dropped, now and then a whole mapping given back), so that whatever the job does
 to a mapping meets checkpoints in every state. Its checkpoint memfd holds all of the file from the
 start. It speaks node/wire.py and follows the rule of design section 2: a page is there, whole,
-before it is announced. Prints "ready", then at the end of its input what it did, as JSON.
+before it is announced. ``greedy``: it only ever lays. Prints "ready", then at the end of its input
+what it did, as JSON.
 """
 
 from __future__ import annotations
@@ -48,8 +49,10 @@ class Peer:
 class Hammer:
     """One thread, many agents, no memory of the past but what is laid where."""
 
-    def __init__(self, path: str, file: str, seed: int, every_us: int) -> None:
+    def __init__(self, path: str, file: str, seed: int, every_us: int, greedy: bool) -> None:
         self._random = random.Random(seed)
+        self._greedy = greedy
+        self._weights = [1, 0, 0, 0, 0] if greedy else [50, 25, 20, 4, 1]
         self._every = every_us / 1e6
         self._file = os.open(file, os.O_RDONLY)
         size = os.fstat(self._file).st_size
@@ -146,11 +149,13 @@ class Hammer:
         region = self._random.choice(list(peer.regions.values()))
         kind = self._random.choices(
             [wire.Type.LAY, wire.Type.TAKE, wire.Type.REARM, wire.Type.DROP, wire.Type.DETACH],
-            [50, 25, 20, 4, 1],
+            self._weights,
         )[0]
         laid = sorted(region.laid)
         if kind == wire.Type.LAY:
             some = {self._random.randrange(region.first, region.end) for _ in range(28)}
+            if self._greedy:
+                some = {page & ~1 for page in some}  # neighbours would be one mapping
             pages = sorted(some - region.laid) if region.end > region.first else []
         elif kind == wire.Type.DETACH:
             pages = []
@@ -172,12 +177,12 @@ class Hammer:
             del peer.regions[region.id]
 
 
-def main(path: str, file: str, seed: int = 1, every_us: int = 200) -> None:
-    hammer = Hammer(path, file, seed, every_us)
+def main(path: str, file: str, seed: str = "1", every_us: str = "200", how: str = "") -> None:
+    hammer = Hammer(path, file, int(seed), int(every_us), how == "greedy")
     print("ready", flush=True)
     hammer.run()
     print(json.dumps(hammer.counts), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], *map(int, sys.argv[3:]))
+    main(*sys.argv[1:])

@@ -81,16 +81,16 @@ def connect(env: dict[str, str]) -> socket.socket:
 def service_pid(env: dict[str, str]) -> int:
     """Who listens, by the kernel's word; waits until somebody does."""
 
-    def look() -> int:
-        try:
-            with connect(env) as peer:
-                data = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        except OSError:
-            return 0
-        return int(struct.unpack("iII", data)[0])
+    found = []
+
+    def look() -> bool:
+        with contextlib.suppress(OSError), connect(env) as peer:
+            data = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+            found.append(int(struct.unpack("iII", data)[0]))
+        return bool(found)
 
     wait_until(look, "a service that listens")
-    return look()
+    return found[0]
 
 
 def fd_count(pid: int) -> int:
@@ -137,6 +137,7 @@ class Job:
     cwd: Path
     _buffer: bytes = b""
     _err: Path = field(default_factory=Path)
+    _service: int = 0
 
     def _read(self) -> bytes:
         assert self.process.stdout is not None
@@ -163,6 +164,11 @@ class Job:
             pytest.fail(f"the job: {said['error']}; {self.errors()}")
         return dict(said)
 
+    def taken(self) -> bytes:
+        """What has been read of its stdout after the last line()."""
+        data, self._buffer = self._buffer, b""
+        return data
+
     def tell(self, word: str = "go") -> None:
         """Let it go on."""
         assert self.process.stdin is not None
@@ -170,8 +176,10 @@ class Job:
         self.process.stdin.flush()
 
     def service(self) -> int:
-        """The pid of its service."""
-        return service_pid(self.env)
+        """The pid of its service. Asked for once: asking is a connection, which counts there."""
+        if not self._service or process_gone(self._service):
+            self._service = service_pid(self.env)
+        return self._service
 
     def kill_service(self, number: int = signal.SIGKILL) -> int:
         """Send the service a signal; after SIGKILL it is gone on return."""

@@ -54,13 +54,14 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def hammer(small: Path, tmp_path: Path) -> Iterator[Callable[[int], Callable[[], dict[str, int]]]]:
-    """Start tests/hammer.py with a seed; the function it returns ends it and gives its counts."""
+    """Start tests/hammer.py on a file (``small`` or another) with a seed and further arguments; the
+    function that is returned ends it and gives its counts."""
     started: list[subprocess.Popen[bytes]] = []
 
-    def start(seed: int) -> Callable[[], dict[str, int]]:
+    def start(seed: int, *more: str, file: Path = small) -> Callable[[], dict[str, int]]:
         paths = [str(TESTS), os.environ.get("PYTHONPATH", "")]
         process = subprocess.Popen(
-            [sys.executable, "-m", "hammer", str(tmp_path / "s"), str(small), str(seed)],
+            [sys.executable, "-m", "hammer", str(tmp_path / "s"), str(file), str(seed), *more],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip

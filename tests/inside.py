@@ -83,14 +83,22 @@ class Mapping:
             sha.update(view[at : at + step])
         return sha.hexdigest()
 
+    def parts(self) -> tuple[int, int]:
+        """(pages of it under a checkpoint, mappings that the kernel has made of all of it)."""
+        checkpoints = parts = 0
+        with open("/proc/self/maps") as file:
+            for line in file:
+                start, _, end = line.split()[0].partition("-")
+                if not self.address <= int(start, 16) < self.address + self.length:
+                    continue
+                parts += 1
+                if CHECKPOINTS in line:
+                    checkpoints += (int(end, 16) - int(start, 16)) // PAGE
+        return checkpoints, parts
+
     def checkpoints(self) -> int:
         """How many pages of it have a checkpoint over them."""
-        found = 0
-        for line in open("/proc/self/maps"):
-            start, _, end = line.split()[0].partition("-")
-            if CHECKPOINTS in line and self.address <= int(start, 16) < self.address + self.length:
-                found += (int(end, 16) - int(start, 16)) // PAGE
-        return found
+        return self.parts()[0]
 
     def managed(self) -> Mapping:
         """Wait until checkpoints lie over it; returns itself."""

@@ -118,7 +118,7 @@ for line in open('/proc/self/smaps'):
         found |= 'rr' in line.split()
 print('random' if found else 'normal')
 with env.begin(buffers=True) as txn:
-    print(sum(txn.get(b'%08d' % i)[0] for i in range(400)))
+    print(sum(txn.get(b'%08d' % i)[0] for i in range(100)))
 """
 
 

@@ -4,6 +4,7 @@ signals, and what the kernel reads from its mappings."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import shutil
@@ -146,6 +147,15 @@ def test_pipes_see_their_end(job: Start, records: Records) -> None:
     assert both(job, code, records.path) == [{"got": ["x", "", "x", ""]}]
 
 
+def links(process: str) -> list[str]:
+    """What the descriptors of /proc/PID or /proc/PID/task/TID are."""
+    found = []
+    for fd in os.listdir(f"{process}/fd"):
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            found.append(os.readlink(f"{process}/fd/{fd}"))
+    return found
+
+
 def test_the_reader_of_a_job_that_closes_its_stdout_sees_the_end(
     job: Start, records: Records
 ) -> None:
@@ -161,15 +171,10 @@ def test_the_reader_of_a_job_that_closes_its_stdout_sees_the_end(
     # wrap itself has the same pipe, as any shell between would: it is the job's own we look at
     wait_until(lambda: not os.path.exists(f"/proc/{pid}/fd/1"), "the job to close it")
     target = os.readlink(f"/proc/{work.process.pid}/fd/1")
-    holders = []
-    for task in os.listdir(f"/proc/{pid}/task"):
-        for fd in os.listdir(f"/proc/{pid}/task/{task}/fd"):
-            if os.readlink(f"/proc/{pid}/task/{task}/fd/{fd}") == target:
-                holders.append((task, fd))
-    assert holders == []
-    service = work.service()
-    links = [os.readlink(f"/proc/{service}/fd/{fd}") for fd in os.listdir(f"/proc/{service}/fd")]
-    assert target not in links
+    tasks = [f"/proc/{pid}/task/{task}" for task in os.listdir(f"/proc/{pid}/task")]
+    assert len(tasks) == 2
+    for process in (*tasks, f"/proc/{work.service()}"):
+        assert target not in links(process)
     os.kill(pid, signal.SIGKILL)
     assert work.finish().status == -signal.SIGKILL
 
@@ -626,7 +631,7 @@ def test_a_job_blocked_on_its_stdout_does_not_hold_the_service(
     assert other.line() == {"d": records.digest}
     assert other.finish().status == 0
     assert blocked.process.stdout is not None
-    data = b""
+    data = blocked.taken()
     while more := os.read(blocked.process.stdout.fileno(), MIB):
         data += more
     assert data == records.path.read_bytes()

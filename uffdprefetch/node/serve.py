@@ -13,6 +13,7 @@ import fcntl
 import json
 import logging
 import os
+import resource
 import select
 import signal
 import socket
@@ -466,6 +467,10 @@ def serve(socket_path: str, config: Config, run: str) -> int:
 
     Raises UffdPrefetchError when the socket or the workers cannot be had.
     """
+    # two for each process of the job, five for each file: a login shell's soft limit is 1024
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:
         service = Service(socket_path, config, run)
         if not service.elect():

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a touched checkpoint costs, by the state of the service: `python bench/faults.py --json F`.
+
+``idle``: the service has nothing else to do. ``busy``: two other processes of the job walk through
+a warm file as fast as they can. ``stopped``: SIGSTOP when the checkpoints are laid. ``dead``:
+SIGKILL then; the agent gives the mapping back, so that a touch is an ordinary minor fault.
+``service``: idle, with --resolve service. Beside each, from the same run: a minor fault of a cached
+page, and a word bounced to another thread and back (two wake-ups).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from slides import ROOT, build, find_service
+
+MIB = 1 << 20
+STATES = ("idle", "busy", "stopped", "dead", "service")
+
+
+def measure(state: str, program: Path, walk: Path, data: Path, rounds: int) -> dict[str, Any]:
+    """One state: the lines of bench/faultcost.c by their names."""
+    with tempfile.TemporaryDirectory(prefix="uffdprefetch-faults-") as rundir:
+        os.chmod(rundir, 0o700)
+        env = {**os.environ, "UFFDPREFETCH_RUNDIR": rundir, "UFFDPREFETCH_RUN": "faults"}
+        gate = Path(rundir) / "go"
+        options = ["--policy", "none", "--distance", "4MiB"]
+        if state == "service":
+            options += ["--resolve", "service"]
+        wrap = [sys.executable, "-m", "uffdprefetch", "wrap", "-q", "-f", "-o", f"{rundir}/out"]
+        gated = state in ("stopped", "dead")
+        words = [str(program), str(data), str(1 if gated else rounds), "1000", "100"]
+        others = []
+        if state == "busy":
+            busy = [str(walk), str(data), "1", str(1 << 42), "65536"]
+            others = [
+                subprocess.Popen([*wrap, *options, "--", *busy], env=env, cwd=ROOT)
+                for _ in range(2)
+            ]
+        job = subprocess.Popen(
+            [*wrap, *options, "--", *words, *([str(gate)] if gated else [])],
+            env=env, cwd=ROOT, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert job.stdout is not None
+        lines = []
+        for line in job.stdout:
+            lines.append(json.loads(line))
+            if lines[-1]["what"] == "ready":
+                service = find_service(rundir)
+                assert service is not None
+                os.kill(service, signal.SIGSTOP if state == "stopped" else signal.SIGKILL)
+                gate.touch()
+        job.stdout.close()
+        for other in others:
+            other.send_signal(signal.SIGTERM)
+        if state == "stopped":
+            os.kill(service, signal.SIGCONT)
+        job.wait()
+        for other in others:
+            other.wait()
+    return {line["what"]: line for line in lines}
+
+
+def main() -> int:
+    """Measure every state and write the JSON."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--json", required=True, metavar="F")
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--work", default=None, help="where the file lies (not tmpfs)")
+    args = parser.parse_args()
+    report: dict[str, Any] = {
+        "schema": "uffdprefetch.bench/1",
+        "suite": "faults",
+        "command": "bench/faults.py " + " ".join(sys.argv[1:]),
+        "kernel": platform.release(),
+        "cpus": os.cpu_count(),
+        "states": {},
+    }
+    with tempfile.TemporaryDirectory(prefix="uffdprefetch-faults-", dir=args.work) as work:
+        program, walk = build("faultcost", Path(work)), build("walk", Path(work))
+        data = Path(work) / "data"
+        with open(data, "wb") as file:
+            for _ in range(512):
+                file.write(os.urandom(MIB))
+        for state in STATES:
+            report["states"][state] = measure(state, program, walk, data, args.rounds)
+    Path(args.json).write_text(json.dumps(report, indent=1) + "\n")
+    print("| service | touches | p50 us | p99 us | minor fault p50 | futex there and back p50 |")
+    print("|---|---:|---:|---:|---:|---:|")
+    for state, by_name in report["states"].items():
+        touch = by_name["touch to continue"]
+        others = (by_name["minor fault"], by_name["futex, there and back"])
+        cells = [f"{touch.get(q, 0) / 1e3:.1f}" for q in ("p50_ns", "p99_ns")]
+        cells += [f"{other.get('p50_ns', 0) / 1e3:.1f}" for other in others]
+        print(f"| {state} | {touch['count']} | {' | '.join(cells)} |")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
