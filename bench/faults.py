@@ -53,19 +53,21 @@ def measure(state: str, program: Path, walk: Path, data: Path, rounds: int) -> d
             env=env, cwd=ROOT, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         assert job.stdout is not None
-        lines = []
+        lines: list[dict[str, Any]] = []
+        service = None
         for line in job.stdout:
             lines.append(json.loads(line))
             if lines[-1]["what"] == "ready":
                 service = find_service(rundir)
-                assert service is not None
+                assert service is not None, "no service"
                 os.kill(service, signal.SIGSTOP if state == "stopped" else signal.SIGKILL)
                 gate.touch()
+            elif state == "stopped" and lines[-1]["what"].startswith("eventfd"):
+                assert service is not None
+                os.kill(service, signal.SIGCONT)  # the last line: now wrap wants a summary
         job.stdout.close()
         for other in others:
             other.send_signal(signal.SIGTERM)
-        if state == "stopped":
-            os.kill(service, signal.SIGCONT)
         job.wait()
         for other in others:
             other.wait()

@@ -85,6 +85,7 @@ class CacheEngine:
                 why = file.changed
         elif a.flags & wire.ATTACH_WRITABLE:
             verdict = wire.Verdict.PAGE_TABLES
+            self._writer_came(file)
             self.ledger.degrade(
                 f"{file.path}: opened for writing (O_RDWR), so progress comes from page tables; "
                 "open it read-only (lmdb: readonly=True)"
@@ -171,6 +172,19 @@ class CacheEngine:
         for client in self.clients.values():
             for region in client.regions.values():
                 if region.file is file and not region.detaching:
+                    region.detaching = True
+                    client.command(wire.Type.DETACH, region.id, [])
+
+    def _writer_came(self, file: FileState) -> None:
+        """A process of the job has the file open for writing. Where there is no lease to tell of
+        its first write, checkpoints of other processes end now and are not laid again."""
+        if file.writer or file.leased:
+            return
+        file.writer = True
+        for client in self.clients.values():
+            for region in client.regions.values():
+                laid = region.verdict == wire.Verdict.CHECKPOINTS
+                if region.file is file and laid and not region.detaching:
                     region.detaching = True
                     client.command(wire.Type.DETACH, region.id, [])
 
