@@ -18,6 +18,7 @@ from harness import (
     file_digest,
     python,
     rss_bytes,
+    settle,
     write_records,
 )
 
@@ -55,7 +56,7 @@ def counts_of(work: Job) -> dict[str, int]:
     """What the job says of itself, and what /proc says of both processes."""
     line = work.line()
     said = {name: int(line[name]) for name in ("maps", "fds", "agent_fds")}
-    said["service_fds"] = fd_count(work.service())
+    said["service_fds"] = settle(lambda: fd_count(work.service()), "the service's descriptors")
     said["job_rss"] = rss_bytes(int(line["pid"]))
     said["service_rss"] = rss_bytes(work.service())
     work.tell()
@@ -69,7 +70,7 @@ def test_attaching_and_detaching_many_times_leaves_nothing_behind(
     early, late = counts_of(work), counts_of(work)
     work.finish().good()
     for name in ("fds", "agent_fds", "service_fds"):
-        assert late[name] == early[name], (early, late)
+        assert late[name] <= early[name], (early, late)
     # the checkpoints that are laid at the moment of counting differ by some
     assert abs(late["maps"] - early["maps"]) <= 16, (early, late)
     for name in ("job_rss", "service_rss"):
