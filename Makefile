@@ -3,12 +3,12 @@ PY := .venv/bin/python
 CC ?= gcc
 PRELOAD_SOURCES := $(addprefix csrc/,preload.c mapping.c identity.c request.c agent.c checkpoint.c link.c)
 CSRC_HEADERS := $(wildcard csrc/*.h)
-# As setup.py builds the preload object, but with the agent as an ordinary thread: the sanitizers'
-# run-time needs the thread-local storage that the freestanding agent does without.
-SANITIZE_FLAGS := -std=gnu11 -g -O1 -fno-omit-frame-pointer -fPIC -shared -fvisibility=hidden \
-	-DUP_AGENT_PTHREAD -Icsrc -Wall -Wextra -pthread
+HELPER_SOURCES := $(addprefix csrc/,uffd_helper.c residency.c warm.c)
+SANITIZE_CFLAGS := -std=gnu11 -g -O1 -fno-omit-frame-pointer -Icsrc -Wall -Wextra -pthread
+SANITIZE_asan := -fsanitize=address,undefined -fno-sanitize-recover=all
+SANITIZE_tsan := -fsanitize=thread
 
-.PHONY: all setup demo test lint asan tsan clean
+.PHONY: all setup demo test campaign lint asan tsan clean
 
 all: setup
 
@@ -21,6 +21,10 @@ demo: setup
 test: setup
 	$(PY) -m pytest
 
+# The service killed and agents made to end, 200 times each; `make test` does it a few times.
+campaign: setup
+	$(PY) -m tests.campaign --kills 200
+
 lint: setup
 	$(PY) -m ruff check .
 	$(PY) -m mypy
@@ -31,16 +35,24 @@ build/slowfs: bench/slowfs.c
 	$(CC) -std=gnu11 -O2 -g -Wall -Wextra -pthread $$(pkg-config --cflags fuse3) $< -o $@ \
 		$$(pkg-config --libs fuse3)
 
-asan: build/asan/preload.so
-tsan: build/tsan/preload.so
+# The C under sanitizers: the preload object, a job for it, and the service's part as a program of
+# its own. tests/test_sanitizers.py runs them. Moved into place, since two may build at once.
+asan tsan: %: build/%/preload.so build/%/preload_stress build/%/helper_stress
 
-build/asan/preload.so: $(PRELOAD_SOURCES) $(CSRC_HEADERS)
+# As setup.py builds it, but with the agent as an ordinary thread: the sanitizers' run-times need the
+# thread-local storage that the freestanding agent does without.
+build/%/preload.so: $(PRELOAD_SOURCES) $(CSRC_HEADERS)
 	@mkdir -p $(@D)
-	$(CC) $(SANITIZE_FLAGS) -fsanitize=address,undefined $(PRELOAD_SOURCES) -o $@
+	$(CC) $(SANITIZE_CFLAGS) $(SANITIZE_$*) -fPIC -shared -fvisibility=hidden -Wl,-z,now \
+		-DUP_AGENT_PTHREAD $(PRELOAD_SOURCES) -o $@.$$$$ && mv $@.$$$$ $@
 
-build/tsan/preload.so: $(PRELOAD_SOURCES) $(CSRC_HEADERS)
+build/%/preload_stress: tests/programs/preload_stress.c
 	@mkdir -p $(@D)
-	$(CC) $(SANITIZE_FLAGS) -fsanitize=thread $(PRELOAD_SOURCES) -o $@
+	$(CC) $(SANITIZE_CFLAGS) $(SANITIZE_$*) $< -o $@.$$$$ && mv $@.$$$$ $@
+
+build/%/helper_stress: tests/programs/helper_stress.c $(HELPER_SOURCES) $(CSRC_HEADERS)
+	@mkdir -p $(@D)
+	$(CC) $(SANITIZE_CFLAGS) $(SANITIZE_$*) $< $(HELPER_SOURCES) -o $@.$$$$ && mv $@.$$$$ $@
 
 clean:
 	rm -rf build dist .venv *.egg-info .pytest_cache .mypy_cache .ruff_cache

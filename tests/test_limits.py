@@ -55,7 +55,9 @@ def merged():
 for part in (1, 2, 3, 4):
     while ring()["taken"] < slides * part // 4:
         m.forget()
-        m.digest(1 << 20)
+        for at in range(0, m.length, 1 << 20):
+            hashlib.sha256(m.view[at : at + (1 << 20)])
+            time.sleep(0.001)  # a job that computes: else the service sees nothing but touches
     until(merged, "what was taken away to be one mapping with its neighbours")
     say(part=part, fds=len(os.listdir("/proc/self/fd")), pid=os.getpid(), digest=m.digest())
     hear()

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One trial: a job of four ranks, one fault, and whether anybody noticed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+import struct
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from conftest import HANG_SECONDS, clean_environment, process_gone, process_state
+from harness import Job, Records, jobs
+
+from uffdprefetch import uffd
+
+STATES = ("idle", "resolving", "laying", "taking", "rearming", "detaching")
+MOMENT = "moment"
+RANKS = 4
+RECENT_NS = 10_000_000
+#: Denser than anybody would run it: a state that lasts a microsecond must come often.
+OPTIONS = ("--distance", "64KiB")
+RING_EVENTS = 2048
+
+
+class TrialFailed(AssertionError):
+    """Wrong bytes, a wrong status, or a rank that hangs: what the campaign looks for."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a fault hit. ``counted``: a rank had taken a fault within 10 ms before a kill."""
+
+    kind: str  # "kill" or "exit"
+    wanted: str
+    state: str
+    counted: bool = True
+    since_fault_ns: int | None = None
+
+
+@dataclass
+class Ring:
+    """An agent's event ring, read from outside through its rank's memory."""
+
+    pid: int
+    address: int
+    _fd: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._fd = os.open(f"/proc/{self.pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+
+    def _read(self, layout: str, offset: int) -> int:
+        data = os.pread(self._fd, struct.calcsize(layout), self.address + offset)
+        if not data:
+            raise TrialFailed(f"rank {self.pid} has died")
+        return int(struct.unpack(layout, data)[0])
+
+    def state(self) -> str:
+        """What the agent does, or did last."""
+        return STATES[self._read("<I", 60)]
+
+    def last_fault_ns(self) -> int:
+        """CLOCK_MONOTONIC of the newest event; 0: none yet."""
+        head = self._read("<Q", 0)
+        first = uffd.LAYOUT[6] - RING_EVENTS * uffd.EVENT.size
+        return self._read("<Q", first + (head - 1) % RING_EVENTS * uffd.EVENT.size) if head else 0
+
+    def rearmed(self) -> int:
+        """How often a checkpoint was armed again."""
+        return self._read("<Q", 40)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def _wait(condition: Any, what: str) -> None:
+    end = time.monotonic() + HANG_SECONDS
+    while not condition():
+        if time.monotonic() > end:
+            raise TrialFailed(f"waited in vain for {what}")
+        time.sleep(0.001)
+
+
+@contextlib.contextmanager
+def _job(records: Records, cwd: Path, exits: tuple[str, ...] = ()) -> Iterator[Job]:
+    env = clean_environment()
+    env["UFFDPREFETCH_RUNDIR"] = str(cwd / "run")
+    program = str(Path(__file__).with_name("ranks.py"))
+    with jobs(env, cwd) as start:
+        work = start([sys.executable, "-S", program, str(records.path), *exits], options=OPTIONS)
+        try:
+            yield work
+        except TrialFailed as failure:
+            raise TrialFailed(f"{failure}; its stderr: {work.errors()[-2000:]}") from None
+
+
+def _finish(work: Job, records: Records, kind: str) -> list[dict[str, Any]]:
+    """Let the ranks read on and end; raises TrialFailed unless all went well."""
+    (work.cwd / "go").touch()
+    done = work.finish()
+    errors = [line for line in done.lines if "error" in line]
+    said = [line for line in done.lines if "digests" in line]
+    if done.status != 0 or errors or len(said) != RANKS:
+        raise TrialFailed(f"{kind}: status {done.status}, {errors or done.stderr[-400:]}")
+    for line in said:
+        if line["digests"] != [records.digest] or line["wrong"]:
+            raise TrialFailed(f"{kind}: wrong bytes: {line}")
+    return said
+
+
+def _hold(ring: Ring, wanted: str, source: random.Random) -> bool:
+    """Wait for a state and stop the rank in it. False: it had gone on before it stood still."""
+    end = time.monotonic() + 2.0
+    while ring.state() != wanted:
+        if time.monotonic() > end:
+            return False
+    if wanted == "idle":
+        time.sleep(source.random() * 0.002)
+    os.kill(ring.pid, signal.SIGSTOP)
+    while process_state(ring.pid) not in ("T", ""):
+        pass
+    if ring.state() == wanted:
+        return True
+    os.kill(ring.pid, signal.SIGCONT)
+    return False
+
+
+def _kill(service: int, rings: list[Ring]) -> int:
+    """SIGKILL; returns ns since the last fault of any rank, as read just before."""
+    last = max(ring.last_fault_ns() for ring in rings)
+    os.kill(service, signal.SIGKILL)
+    return time.monotonic_ns() - last
+
+
+def kill_trial(records: Records, directory: Path, wanted: str, source: random.Random) -> Outcome:
+    """The service is killed with SIGKILL; ``wanted``: a state of one agent, or ``moment``."""
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir()
+    with _job(records, directory) as work, contextlib.ExitStack() as stack:
+        rings = []
+        for line in (work.line() for _ in range(RANKS)):
+            ring = Ring(line["pid"], line["ring"])
+            stack.callback(ring.close)
+            rings.append(ring)
+        service = work.service()
+        if wanted == "rearming":  # after a second at the earliest (engine.REARM_NS)
+            _wait(lambda: any(ring.rearmed() for ring in rings), "something to be armed again")
+        time.sleep(0.05 + source.random() * 0.3)
+        if wanted == MOMENT:
+            states = [ring.state() for ring in rings]
+            since = _kill(service, rings)
+            state = next((s for s in states if s != "idle"), "idle")
+        else:
+            while True:
+                able = [r for r in rings if wanted != "rearming" or r.rearmed()]
+                victim = source.choice(able)
+                if _hold(victim, wanted, source):
+                    break
+                if work.process.poll() is not None:
+                    raise TrialFailed(f"the job ended by itself: {work.errors()[-400:]}")
+            since = _kill(service, rings)
+            state = wanted
+        _wait(lambda: process_gone(service), "the service's death")
+        if wanted != MOMENT:
+            os.kill(victim.pid, signal.SIGCONT)
+        for line in _finish(work, records, f"service killed, agent {state}"):
+            if line["agents"] or line["left"]:
+                raise TrialFailed(f"the mapping was not given back: {line}")
+    return Outcome("kill", wanted, state, since <= RECENT_NS, since)
+
+
+def exit_trial(
+    records: Records, directory: Path, wanted: list[str], source: random.Random
+) -> list[Outcome]:
+    """Each rank's agent ends at a random step of its wanted state (or of any: ``moment``)."""
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir()
+    exits = []
+    for state in wanted:
+        if state == MOMENT:
+            exits.append(f"moment:{source.randrange(1, 3000)}")
+        else:
+            most = {"rearming": 20, "detaching": 5}.get(state, 300)
+            exits.append(f"{STATES.index(state)}:{source.randrange(1, most)}")
+    with _job(records, directory, tuple(exits)) as work:
+        for _ in range(RANKS):
+            work.line()
+        logs = [directory / f"exit-{rank}" for rank in range(RANKS)]
+        _wait(lambda: all(log.exists() and log.stat().st_size for log in logs), "four exits")
+        for line in _finish(work, records, f"agents ended at {exits}"):
+            if line["agents"]:
+                raise TrialFailed(f"an agent is still there: {line}")
+    hits = [STATES[int(log.read_text()[0])] for log in logs]
+    return [Outcome("exit", want, hit) for want, hit in zip(wanted, hits, strict=True)]
