@@ -73,15 +73,21 @@ void up_close(int *fd)
 	*fd = -1;
 }
 
-static void test_exit(struct agent *a, uint32_t state)
+/* Fault injection: the agent ends here as a crash would, or the process stands still right here
+ * until somebody sends SIGCONT. */
+static void test_exit(uint32_t state)
 {
 	char digit = (char)('0' + state);
-	long fd = up_sys4(SYS_openat, AT_FDCWD, up_job.test_exit_log,
+	int fd = (int)up_sys4(SYS_openat, AT_FDCWD, up_job.test_exit_log,
 			  O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
 
-	if (!up_failed(fd))
+	if (fd >= 0)
 		up_sys3(SYS_write, fd, &digit, 1);
-	(void)a;
+	up_close(&fd);
+	if (up_job.test_exit_stops) {
+		up_sys3(SYS_tgkill, up_job.pid, up_sys0(SYS_gettid), SIGSTOP);
+		return;
+	}
 #ifdef UP_AGENT_PTHREAD
 	atomic_store(&up_job.agent_tid, 0); /* the kernel's part, CLONE_CHILD_CLEARTID */
 #endif
@@ -97,7 +103,7 @@ void up_step(struct agent *a, uint32_t state)
 	    (up_job.test_exit_state >= 0 && (uint32_t)up_job.test_exit_state != state))
 		return;
 	if (++a->steps == up_job.test_exit_after)
-		test_exit(a, state);
+		test_exit(state);
 }
 
 void up_finish_bye(struct agent *a)

@@ -78,7 +78,8 @@ struct up_job {
 	int rank, local_rank, world;
 	char command[16];
 	long test_exit_after; /* fault injection: the agent ends at this step, 0 = never */
-	int test_exit_state; /* only steps of this enum up_agent_state count; -1: all */
+	int test_exit_state;  /* only steps of this enum up_agent_state count; -1: all */
+	int test_exit_stops;  /* the process stops there (SIGSTOP) and the agent goes on later */
 	const char *test_exit_log;
 
 	int pid, parent_pid; /* parent_pid: 0, or whom this process was forked from */

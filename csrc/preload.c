@@ -151,6 +151,7 @@ __attribute__((constructor)) static void start(void)
 	up_job.no_uffd = number("UFFDPREFETCH_RUNG", 1) == 2;
 	up_job.test_exit_after = (long)number("UFFDPREFETCH_TEST_AGENT_EXIT", 0);
 	up_job.test_exit_state = (int)number("UFFDPREFETCH_TEST_AGENT_EXIT_STATE", -1);
+	up_job.test_exit_stops = number("UFFDPREFETCH_TEST_AGENT_STOP", 0) != 0;
 	up_job.test_exit_log = secure_getenv("UFFDPREFETCH_TEST_AGENT_EXIT_LOG");
 	if (!up_job.test_exit_log)
 		up_job.test_exit_after = 0;

@@ -7,10 +7,10 @@ in part. A trial then takes the service away with SIGKILL, or each agent ends at
 Every rank goes on for some passes, and every SHA-256 over all bytes that it ever took must be that
 of the file.
 
-*What a kill hits* is not guessed. Each agent writes in its event ring what it is about to do and
-when its last fault came. The campaign reads that from the rank's own memory (/proc/PID/mem). When
-the state is the one wanted it stops the rank, looks again, and kills the service only if the agent
-stands still in that state; so the service dies while the agent is there. Kills of the kind
-``moment`` stop nobody: they come at a random time. A kill counts only if some rank took a fault in
-the 10 ms before.
+*What a kill hits* is not guessed. The agent of one rank stands still (SIGSTOP) at a random step of
+the state that is wanted, the service is killed, and then that rank goes on; so the service dies
+while an agent is just there, and the other three ranks read on. Kills of the kind ``moment`` stop
+nobody: they come at a random time, and the state is what the event rings show. When the last fault
+came is in the rings, too; the campaign reads them from the ranks' own memory (/proc/PID/mem). A
+kill counts only if some rank took a fault in the 10 ms before.
 """

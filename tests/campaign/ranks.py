@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The job of a trial: a launcher that starts four ranks, as mpirun would, and the ranks.
 
-    python ranks.py FILE [STATE:STEP ...]   launcher; where rank 0, 1, ... is to lose its agent
-    python ranks.py FILE --rank             one rank, told by RANK
+    python ranks.py FILE [--stop] [STATE:STEP|- ...]   launcher; where rank 0, 1, ... is to lose
+                                                       its agent, or to stand still with it
+    python ranks.py FILE --rank                        one rank, told by RANK
 
 Each rank says where its agent's ring lies, reads until "go" appears, then some passes more.
 """
@@ -105,13 +106,13 @@ def read(path: str) -> None:
     say(digests=sorted(digests), wrong=second.wrong, agents=len(agents()), left=m.checkpoints())
 
 
-def launch(path: str, exits: list[str]) -> int:
+def launch(path: str, points: list[str]) -> int:
     """Start the ranks and wait for them: how many failed."""
     started = []
     for rank in range(RANKS):
         env = {**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS)}
-        if exits:
-            state, _, step = exits[rank].partition(":")
+        state, _, step = (points[rank:] or ["-"])[0].partition(":")
+        if state != "-":
             env["UFFDPREFETCH_TEST_AGENT_EXIT"] = step
             env["UFFDPREFETCH_TEST_AGENT_EXIT_LOG"] = os.path.abspath(f"exit-{rank}")
             if state != "moment":
@@ -125,4 +126,8 @@ if __name__ == "__main__":
     if sys.argv[2:] == ["--rank"]:
         read(sys.argv[1])
     else:
-        sys.exit(launch(sys.argv[1], sys.argv[2:]))
+        arguments = sys.argv[2:]
+        if arguments[:1] == ["--stop"]:
+            os.environ["UFFDPREFETCH_TEST_AGENT_STOP"] = "1"
+            arguments = arguments[1:]
+        sys.exit(launch(sys.argv[1], arguments))

@@ -72,10 +72,6 @@ class Ring:
         first = uffd.LAYOUT[6] - RING_EVENTS * uffd.EVENT.size
         return self._read("<Q", first + (head - 1) % RING_EVENTS * uffd.EVENT.size) if head else 0
 
-    def rearmed(self) -> int:
-        """How often a checkpoint was armed again."""
-        return self._read("<Q", 40)
-
     def close(self) -> None:
         os.close(self._fd)
 
@@ -115,21 +111,15 @@ def _finish(work: Job, records: Records, kind: str) -> list[dict[str, Any]]:
     return said
 
 
-def _hold(ring: Ring, wanted: str, source: random.Random) -> bool:
-    """Wait for a state and stop the rank in it. False: it had gone on before it stood still."""
-    end = time.monotonic() + 2.0
-    while ring.state() != wanted:
-        if time.monotonic() > end:
-            return False
-    if wanted == "idle":
-        time.sleep(source.random() * 0.002)
-    os.kill(ring.pid, signal.SIGSTOP)
-    while process_state(ring.pid) not in ("T", ""):
-        pass
-    if ring.state() == wanted:
-        return True
-    os.kill(ring.pid, signal.SIGCONT)
-    return False
+def _step(state: str, source: random.Random) -> int:
+    """A random step of a state, such as comes within some seconds."""
+    return source.randrange(1, {"rearming": 40, "detaching": 5, MOMENT: 3000}.get(state, 300))
+
+
+def _point(state: str, source: random.Random) -> str:
+    """What ranks.py takes: where an agent is to end, or to stand still."""
+    number = MOMENT if state == MOMENT else str(STATES.index(state))
+    return f"{number}:{_step(state, source)}"
 
 
 def _kill(service: int, rings: list[Ring]) -> int:
@@ -143,33 +133,30 @@ def kill_trial(records: Records, directory: Path, wanted: str, source: random.Ra
     """The service is killed with SIGKILL; ``wanted``: a state of one agent, or ``moment``."""
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir()
-    with _job(records, directory) as work, contextlib.ExitStack() as stack:
-        rings = []
+    # the rank that has its agent stand still; the last one is armed again by the service
+    victim = RANKS - 1 if wanted == "rearming" else source.randrange(RANKS)
+    points = ["-"] * RANKS
+    if wanted != MOMENT:
+        points[victim] = _point(wanted, source)
+    with _job(records, directory, ("--stop", *points)) as work, contextlib.ExitStack() as stack:
+        rings = {}
         for line in (work.line() for _ in range(RANKS)):
-            ring = Ring(line["pid"], line["ring"])
-            stack.callback(ring.close)
-            rings.append(ring)
+            rings[line["rank"]] = Ring(line["pid"], line["ring"])
+            stack.callback(rings[line["rank"]].close)
         service = work.service()
-        if wanted == "rearming":  # after a second at the earliest (engine.REARM_NS)
-            _wait(lambda: any(ring.rearmed() for ring in rings), "something to be armed again")
-        time.sleep(0.05 + source.random() * 0.3)
+        held = rings[victim]
         if wanted == MOMENT:
-            states = [ring.state() for ring in rings]
-            since = _kill(service, rings)
+            time.sleep(0.05 + source.random())
+            states = [ring.state() for ring in rings.values()]
+            since = _kill(service, list(rings.values()))
             state = next((s for s in states if s != "idle"), "idle")
         else:
-            while True:
-                able = [r for r in rings if wanted != "rearming" or r.rearmed()]
-                victim = source.choice(able)
-                if _hold(victim, wanted, source):
-                    break
-                if work.process.poll() is not None:
-                    raise TrialFailed(f"the job ended by itself: {work.errors()[-400:]}")
-            since = _kill(service, rings)
-            state = wanted
+            _wait(lambda: process_state(held.pid) == "T", f"an agent to be {wanted}")
+            since = _kill(service, list(rings.values()))
+            state = held.state()
         _wait(lambda: process_gone(service), "the service's death")
         if wanted != MOMENT:
-            os.kill(victim.pid, signal.SIGCONT)
+            os.kill(held.pid, signal.SIGCONT)
         for line in _finish(work, records, f"service killed, agent {state}"):
             if line["agents"] or line["left"]:
                 raise TrialFailed(f"the mapping was not given back: {line}")
@@ -182,13 +169,7 @@ def exit_trial(
     """Each rank's agent ends at a random step of its wanted state (or of any: ``moment``)."""
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir()
-    exits = []
-    for state in wanted:
-        if state == MOMENT:
-            exits.append(f"moment:{source.randrange(1, 3000)}")
-        else:
-            most = {"rearming": 20, "detaching": 5}.get(state, 300)
-            exits.append(f"{STATES.index(state)}:{source.randrange(1, most)}")
+    exits = [_point(state, source) for state in wanted]
     with _job(records, directory, tuple(exits)) as work:
         for _ in range(RANKS):
             work.line()

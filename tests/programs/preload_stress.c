@@ -440,9 +440,14 @@ static struct piece managed(void)
 	struct piece p = map_all();
 	time_t end = time(NULL) + 60;
 
-	while (getenv("UFFDPREFETCH_SOCKET") && !checkpoints_laid()) {
+	for (int i = 1; getenv("UFFDPREFETCH_SOCKET") && !checkpoints_laid(); i++) {
 		CHECK(time(NULL) < end);
-		CHECK(!madvise(p.at, p.bytes, MADV_DONTNEED));
+		if (i % 32) {
+			CHECK(!madvise(p.at, p.bytes, MADV_DONTNEED));
+		} else { /* the service may have given it back for good */
+			CHECK(!munmap(p.at, p.bytes));
+			p = map_all();
+		}
 		read_part(&p, 0, p.bytes, 1);
 	}
 	return p;
