@@ -162,12 +162,13 @@ __attribute__((constructor)) static void start(void)
 	errno = saved;
 }
 
-/* At exit(3) the mappings are still there: the service may count what was used. Bounded. */
+/* At exit(3) the process, and a mapping that nobody took away, are still there: the service may
+ * count what was used. Bounded. */
 __attribute__((destructor)) static void finish(void)
 {
 	int saved = errno;
 
-	if (atomic_load(&up_job.live) && up_agent_alive() && up_in_own_process())
+	if (up_agent_alive() && up_in_own_process())
 		up_ask(UP_REQ_BYE, 0, -1);
 	errno = saved;
 }
