@@ -283,7 +283,12 @@ static uint32_t overlay_limit(void)
 static int agent_open(struct agent *a)
 {
 	uint64_t mask = 1ull << (BELL - 1);
-	long ret = up_sys3(SYS_close_range, 0, ~0u, CLOSE_RANGE_UNSHARE);
+#ifdef UP_AGENT_PTHREAD
+	unsigned int first = 3; /* a sanitizer's report in this thread needs stderr */
+#else
+	unsigned int first = 0;
+#endif
+	long ret = up_sys3(SYS_close_range, first, ~0u, CLOSE_RANGE_UNSHARE);
 
 	if (up_failed(ret))
 		return (int)ret;

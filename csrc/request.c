@@ -14,6 +14,11 @@
 /* A child that no atfork handler saw (vfork, clone, _Fork): the agent is not there. */
 int up_in_own_process(void)
 {
+#ifdef UP_AGENT_PTHREAD
+	/* A sanitizer's report maps files. In the agent's thread it must not ask the agent. */
+	if (up_sys0(SYS_gettid) == atomic_load(&up_job.agent_tid))
+		return 0;
+#endif
 	return up_sys0(SYS_getpid) == up_job.pid;
 }
 

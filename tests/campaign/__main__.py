@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m tests.campaign --kills 200``: the full size (a quarter of an hour)."""
+"""``python -m tests.campaign --kills 200``: the full size (ten minutes)."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@
                                                        its agent, or to stand still with it
     python ranks.py FILE --rank                        one rank, told by RANK
 
-Each rank says where its agent's ring lies, reads until "go" appears, then some passes more.
+Each rank says who it is, reads until the file "go" appears, then some passes more.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 
-from inside import Mapping, agents, libc, ring_address, say, until
+from inside import Mapping, agents, libc, say, until
 
 RANKS = 4
 #: After the event: enough that each page is read again as what it then is.
@@ -76,11 +76,8 @@ class Second:
 
 def read(path: str) -> None:
     """Be one rank."""
+    say(rank=int(os.environ["RANK"]), pid=os.getpid())
     m = Mapping(path)
-    m.digest()
-    # an agent that is made to end may have done so by now
-    address = until(lambda: ring_address() or (not agents() and -1), "a ring")
-    say(rank=int(os.environ["RANK"]), pid=os.getpid(), ring=address)
     second = Second(path, int(os.environ["RANK"]))
     log = os.open(f"passes-{os.environ['RANK']}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     digests: set[str] = set()

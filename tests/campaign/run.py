@@ -54,7 +54,8 @@ class Report:
         kills, exits = self.hits("kill"), self.hits("exit")
         yield f"{'state of the agent':<20}{'service killed':>16}{'agent ended':>14}"
         for state in STATES:
-            yield f"{state:<20}{kills[state]:>16}{exits[state]:>14}"
+            name = "idle, all armed" if state == "idle" else state
+            yield f"{name:<20}{kills[state]:>16}{exits[state]:>14}"
         yield f"{'all':<20}{self.counted('kill'):>16}{self.counted('exit'):>14}"
         told = self.as_json()
         since = told["since_last_fault_ns"]

@@ -12,12 +12,13 @@ import struct
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from conftest import HANG_SECONDS, clean_environment, process_gone, process_state
 from harness import Job, Records, jobs
+from inside import ring_address
 
 from uffdprefetch import uffd
 
@@ -45,35 +46,21 @@ class Outcome:
     since_fault_ns: int | None = None
 
 
-@dataclass
-class Ring:
-    """An agent's event ring, read from outside through its rank's memory."""
-
-    pid: int
-    address: int
-    _fd: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._fd = os.open(f"/proc/{self.pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
-
-    def _read(self, layout: str, offset: int) -> int:
-        data = os.pread(self._fd, struct.calcsize(layout), self.address + offset)
-        if not data:
-            raise TrialFailed(f"rank {self.pid} has died")
-        return int(struct.unpack(layout, data)[0])
-
-    def state(self) -> str:
-        """What the agent does, or did last."""
-        return STATES[self._read("<I", 60)]
-
-    def last_fault_ns(self) -> int:
-        """CLOCK_MONOTONIC of the newest event; 0: none yet."""
-        head = self._read("<Q", 0)
-        first = uffd.LAYOUT[6] - RING_EVENTS * uffd.EVENT.size
-        return self._read("<Q", first + (head - 1) % RING_EVENTS * uffd.EVENT.size) if head else 0
-
-    def close(self) -> None:
-        os.close(self._fd)
+def look(pid: int) -> tuple[str, int]:
+    """(what the agent of a rank does, CLOCK_MONOTONIC ns of its last fault or 0), from its event
+    ring, read through the rank's memory. Raises TrialFailed when the rank has died."""
+    try:
+        address = ring_address(pid)
+        with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+            head, state = struct.unpack("<Q52xI", os.pread(memory.fileno(), 64, address))
+            at = address + uffd.LAYOUT[6] - RING_EVENTS * uffd.EVENT.size
+            at += (head - 1) % RING_EVENTS * uffd.EVENT.size
+            (last,) = struct.unpack("<Q", os.pread(memory.fileno(), 8, at))
+    except FileNotFoundError:
+        raise TrialFailed(f"rank {pid} has died") from None
+    except (OSError, struct.error):
+        return STATES[0], 0  # no ring yet
+    return STATES[state], last if head else 0
 
 
 def _wait(condition: Any, what: str) -> None:
@@ -122,11 +109,13 @@ def _point(state: str, source: random.Random) -> str:
     return f"{number}:{_step(state, source)}"
 
 
-def _kill(service: int, rings: list[Ring]) -> int:
-    """SIGKILL; returns ns since the last fault of any rank, as read just before."""
-    last = max(ring.last_fault_ns() for ring in rings)
+def _kill(service: int, ranks: dict[int, int]) -> tuple[str, int]:
+    """SIGKILL; (the state of the busiest agent, ns since the last fault of any rank), as read just
+    before."""
+    states, faults = zip(*(look(pid) for pid in ranks.values()), strict=True)
     os.kill(service, signal.SIGKILL)
-    return time.monotonic_ns() - last
+    since = time.monotonic_ns() - max(faults)
+    return next((state for state in states if state != "idle"), "idle"), since
 
 
 def kill_trial(records: Records, directory: Path, wanted: str, source: random.Random) -> Outcome:
@@ -138,25 +127,20 @@ def kill_trial(records: Records, directory: Path, wanted: str, source: random.Ra
     points = ["-"] * RANKS
     if wanted != MOMENT:
         points[victim] = _point(wanted, source)
-    with _job(records, directory, ("--stop", *points)) as work, contextlib.ExitStack() as stack:
-        rings = {}
-        for line in (work.line() for _ in range(RANKS)):
-            rings[line["rank"]] = Ring(line["pid"], line["ring"])
-            stack.callback(rings[line["rank"]].close)
+    with _job(records, directory, ("--stop", *points)) as work:
+        said = [work.line() for _ in range(RANKS)]
+        ranks = {line["rank"]: line["pid"] for line in said}
         service = work.service()
-        held = rings[victim]
         if wanted == MOMENT:
-            time.sleep(0.05 + source.random())
-            states = [ring.state() for ring in rings.values()]
-            since = _kill(service, list(rings.values()))
-            state = next((s for s in states if s != "idle"), "idle")
+            time.sleep(0.3 + source.random())
+            state, since = _kill(service, ranks)
         else:
-            _wait(lambda: process_state(held.pid) == "T", f"an agent to be {wanted}")
-            since = _kill(service, list(rings.values()))
-            state = held.state()
+            _wait(lambda: process_state(ranks[victim]) == "T", f"an agent to be {wanted}")
+            _, since = _kill(service, ranks)
+            state = STATES[int((directory / f"exit-{victim}").read_text())]
         _wait(lambda: process_gone(service), "the service's death")
         if wanted != MOMENT:
-            os.kill(held.pid, signal.SIGCONT)
+            os.kill(ranks[victim], signal.SIGCONT)
         for line in _finish(work, records, f"service killed, agent {state}"):
             if line["agents"] or line["left"]:
                 raise TrialFailed(f"the mapping was not given back: {line}")
