@@ -6,18 +6,20 @@
  *
  *   preload_stress FILE make MIB              fill FILE
  *   preload_stress FILE storm THREADS STEPS [unwatched]
- *                                             everything at once; says "half" in the middle
+ *                                             everything at once; says "half" in the middle;
+ *                                             unwatched: the agent may be dead
  *   preload_stress FILE many THREADS ROUNDS   map, read, unmap; and more mappings than are managed
  *   preload_stress FILE ends                  every way to end a process, each in a child
  *   preload_stress FILE end HOW               one of them
  *
- * Under wrap it first waits until checkpoints lie over a mapping, unless it shall not. Status 1 and one line: a wrong
- * byte, or a call that did what it does not do to a plain mapping.
+ * Under wrap it first waits until checkpoints lie over a mapping, unless it shall not. Status 1 and
+ * one line: a wrong byte, or a call that did what it does not do to a plain mapping.
  */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -71,7 +73,7 @@ static uint64_t file_bytes;
 static size_t page_bytes;
 static _Atomic unsigned int steps_done;
 static unsigned int steps_half;
-static _Atomic int stop;
+static _Atomic int stop, readers;
 
 static unsigned int pick(struct worker *w, uint64_t n)
 {
@@ -203,6 +205,14 @@ static void do_map_over(struct worker *w)
 	CHECK(!munmap(over, page_bytes));
 }
 
+/* With its agent dead, what lies over a mapping stays; the kernel remaps one mapping at a time. */
+static int unwatched;
+
+static int refused(const void *target)
+{
+	return unwatched && target == MAP_FAILED && errno == EFAULT;
+}
+
 static void do_remap(struct worker *w)
 {
 	struct piece *p = any(w);
@@ -213,7 +223,11 @@ static void do_remap(struct worker *w)
 	case 0: /* to a place of our choice */
 		target = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 		CHECK(target != MAP_FAILED);
-		CHECK(mremap(p->at, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, target) == target);
+		void *moved = mremap(p->at, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, target);
+
+		if (refused(moved))
+			return;
+		CHECK(moved == target);
 		p->at = target;
 		break;
 	case 1: /* shorter */
@@ -227,6 +241,8 @@ static void do_remap(struct worker *w)
 		if (p->offset + bytes + 16 * page_bytes > file_bytes)
 			return;
 		target = mremap(p->at, bytes, bytes + 16 * page_bytes, MREMAP_MAYMOVE);
+		if (refused(target))
+			return;
 		CHECK(target != MAP_FAILED);
 		p->at = target;
 		p->bytes = bytes + 16 * page_bytes;
@@ -312,11 +328,55 @@ static void in_child(struct worker *w, unsigned int how)
 		do_read(w);
 }
 
+/* gcc 12's ASan does not free its allocator's locks in a forked child, which starts an agent (there
+ * a pthread) at once: no other thread may be inside the allocator at a fork. */
+#ifdef __SANITIZE_ADDRESS__
+static pthread_rwlock_t steps =
+	PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP;
+
+static void step_begins(void)
+{
+	pthread_rwlock_rdlock(&steps);
+}
+
+static void step_ends(void)
+{
+	pthread_rwlock_unlock(&steps);
+}
+
+static pid_t fork_alone(void)
+{
+	pid_t pid;
+
+	step_ends();
+	pthread_rwlock_wrlock(&steps);
+	pid = fork();
+	if (pid) { /* the child has no steps, and nobody to free the lock for */
+		step_ends();
+		step_begins();
+	}
+	return pid;
+}
+#else
+static void step_begins(void)
+{
+}
+
+static void step_ends(void)
+{
+}
+
+static pid_t fork_alone(void)
+{
+	return fork();
+}
+#endif
+
 static void do_fork(struct worker *w)
 {
 	unsigned int how = pick(w, 16);
 	int status;
-	pid_t pid = fork();
+	pid_t pid = fork_alone();
 
 	CHECK(pid >= 0);
 	if (!pid) {
@@ -341,12 +401,14 @@ static void one_step(struct worker *w)
 	};
 	unsigned int n = pick(w, 100);
 
+	step_begins();
 	if (!w->pieces)
 		do_map(w);
 	else if (n < 12)
 		rare[n / 2](w);
 	else
 		common[n % (sizeof(common) / sizeof(common[0]))](w);
+	step_ends();
 	if (++steps_done == steps_half)
 		dprintf(1, "{\"at\": \"half\"}\n");
 }
@@ -457,8 +519,10 @@ static void *read_on(void *cookie)
 {
 	struct piece *p = cookie;
 
-	for (unsigned int i = 0; !stop; i++)
+	for (unsigned int i = 0; !stop; i++) {
 		read_part(p, 0, p->bytes, i);
+		readers += !i;
+	}
 	return NULL;
 }
 
@@ -476,6 +540,8 @@ static int end(const char *how, char **argv)
 	p = managed();
 	for (int i = 0; i < 2; i++)
 		CHECK(!pthread_create(&thread[i], NULL, read_on, &p));
+	while (readers < 2) /* so that they are past the allocator, too: see fork_alone() */
+		sched_yield();
 	if (!strcmp(how, "signal"))
 		CHECK(!raise(SIGTERM));
 	if (!strcmp(how, "_exit"))
@@ -582,7 +648,8 @@ int main(int argc, char **argv)
 		all_ends(argv);
 		return 0;
 	}
-	struct piece p = argc > 5 ? map_all() : managed();
+	unwatched = argc > 5;
+	struct piece p = unwatched ? map_all() : managed();
 
 	if (!strcmp(mode, "storm")) {
 		run_threads(storm, a, (unsigned int)b);
