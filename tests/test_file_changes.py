@@ -173,6 +173,41 @@ def test_without_a_lease_the_mapping_is_given_back_at_the_next_look(
     assert "no lease" in file["change_guard"]
 
 
+def test_without_a_lease_a_rank_that_may_write_ends_the_checkpoints_of_the_others(
+    job: Start, own_records: Records
+) -> None:
+    """Nothing would tell of its first write: it says itself that it opened the file O_RDWR."""
+    writer = """
+    import mmap
+    fd = os.open(sys.argv[1], os.O_RDWR)
+    length = os.fstat(fd).st_size
+    view = mmap.mmap(fd, length, mmap.MAP_SHARED, mmap.PROT_READ)
+    say(first=view[0])
+    hear()
+    os.pwrite(fd, os.urandom(4 << 20), 1 << 20)
+    say(shown=hashlib.sha256(view).hexdigest())
+    """
+    require(os.geteuid() == 0 and shutil.which("setpriv"), "needs root and setpriv")
+    path = own_records.path
+    os.chown(path, 1, 1)
+    unleased = ("setpriv", "--bounding-set", "-lease")
+    work = job(python(READER, path), before=unleased)
+    pid = work.line()["pid"]
+    assert checkpoints(pid) > 0
+    other = job(python(writer, path), before=unleased)
+    other.line()
+    assert ask(work, "plain") == {"digest": own_records.digest, "checkpoints": 0}
+    other.tell("write")
+    shown = other.line()["shown"]
+    assert shown == file_digest(path) != own_records.digest
+    assert ask(work, "forget") == {"digest": shown, "checkpoints": 0}
+    other.finish()
+    work.tell("end")
+    done = work.finish()
+    assert done.status == 0 and done.summary is not None
+    assert [d for d in done.summary["degradations"] if "O_RDWR" in d]
+
+
 def test_it_is_looked_at_once_a_second() -> None:
     assert serve.HOUSEKEEPING_NS <= 1_000_000_000
 
