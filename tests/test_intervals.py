@@ -31,9 +31,14 @@ def test_it_behaves_as_a_set_of_bytes(seed: int) -> None:
         # lengths 0 and below are part of the contract: they do nothing
         start = chance.randrange(SPACE)
         end = start + chance.choice((-2, 0, 1, 2, 3, 5, 8, 20))
-        if chance.random() < 0.55:
+        what = chance.random()
+        if what < 0.5:
             intervals.add(start, end)
             model |= set(range(start, end))
+        elif what < 0.65:
+            some = {n for n in range(start, end) if chance.random() < 0.7}
+            intervals.replace(start, end, runs(some))
+            model = model - set(range(start, end)) | some
         else:
             intervals.remove(start, end)
             model -= set(range(start, end))

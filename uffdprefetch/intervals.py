@@ -52,6 +52,17 @@ class IntervalSet:
         self._starts[first:last] = [a for a, _ in kept]
         self._ends[first:last] = [b for _, b in kept]
 
+    def replace(self, start: int, end: int, ranges: list[tuple[int, int]]) -> None:
+        """Make [start, end) hold just ``ranges``: sorted, apart from one another, all within."""
+        self.remove(start, end)
+        if not ranges:
+            return
+        at = bisect_left(self._starts, start)
+        self._starts[at:at] = [a for a, _ in ranges]
+        self._ends[at:at] = [b for _, b in ranges]
+        self.add(*ranges[0])
+        self.add(*ranges[-1])
+
     def missing(self, start: int, end: int) -> list[tuple[int, int]]:
         """The parts of [start, end) that are not in the set, in order."""
         gaps = []

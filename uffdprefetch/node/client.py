@@ -39,7 +39,6 @@ class Region:
     sparse_from_ns: int = 0  # not before: the first window is more urgent
     starts: set[int] = field(default_factory=set)  # pages near where streams began
     seen: IntervalSet = field(default_factory=IntervalSet)  # file ranges known to be mapped
-    dropping: set[int] = field(default_factory=set)  # offsets of 64 KiB blocks asked to be dropped
     dropped_to: int = 0
     look_at_ns: int = 0
     look_every_ns: int = 0

@@ -38,6 +38,8 @@ POLL_FASTEST_NS = 4 * MS
 POLL_SLOWEST_NS = 100 * MS
 #: On rung 1 a stream whose checkpoints stay silent is looked at this often.
 SILENT_NS = 50 * MS
+#: Looks of REACH_BYTES one after the other, as long as the stream is further on.
+FOLLOW_STEPS = 8
 #: The set over the whole file is one small read each on cold storage: later than the first window.
 SPARSE_DELAY_NS = 100 * MS
 STARTS_MAX = 32
@@ -255,11 +257,7 @@ class CacheEngine:
             quiet = now - stream.last_ns
             if quiet > 10_000 * MS or (not by_tables and quiet < SILENT_NS):
                 continue
-            start = stream.position_bytes - (BLOCK_BYTES if stream.direction > 0 else REACH_BYTES)
-            clusters, _ = pagetables.new_touches(client, region, start, start + REACH_BYTES)
-            for a, b in clusters:
-                self._touch(client, region, a, b, now)
-                touched = True
+            touched = self._follow(client, region, stream, now) or touched
         # all of it: often until a walk is sure, then now and then, for walks yet to begin
         if not any(s.settled for s in active) or (
             region.look_from or now - region.looked_ns >= LOOK_SLOWEST_NS
@@ -273,6 +271,20 @@ class CacheEngine:
         cost = time.thread_time_ns() - began
         due = LOOK_FIRST_NS if region.look_from else region.look_every_ns
         region.look_at_ns = now + max(due, LOOK_COST * cost)
+
+    def _follow(self, client: Client, region: Region, stream: Stream, now: int) -> bool:
+        """Look ahead of a stream, and again from where that leads; whether it saw news."""
+        touched = False
+        for _ in range(FOLLOW_STEPS):
+            at = stream.position_bytes
+            start = at - (BLOCK_BYTES if stream.direction > 0 else REACH_BYTES)
+            clusters, _ = pagetables.new_touches(client, region, start, start + REACH_BYTES)
+            for a, b in clusters:
+                self._touch(client, region, a, b, now)
+                touched = True
+            if abs(stream.position_bytes - at) < REACH_BYTES // 2:
+                break
+        return touched
 
     def _look_at_all(self, client: Client, region: Region, now: int) -> bool:
         """Go on with the look over the whole region, for a bounded time; whether it saw news."""
@@ -294,15 +306,15 @@ class CacheEngine:
         self, region: Region, active: list[Stream], by_tables: bool, touched: bool, now: int
     ) -> None:
         settled = any(s.settled for s in active)
-        if region.scattered:
-            region.look_every_ns = 1000 * MS
-        elif settled and by_tables:
+        if settled and by_tables:
             rate = max((s.rate_bytes_per_second for s in active), default=0.0)
             window_bytes = max(self.layout.lookahead(s) for s in active)
             due = int(window_bytes / 8 / rate * 1e9) if rate else POLL_SLOWEST_NS
             region.look_every_ns = min(POLL_SLOWEST_NS, max(POLL_FASTEST_NS, due))
         elif settled and now - max(s.last_ns for s in active) < 1000 * MS:
             region.look_every_ns = SILENT_NS
+        elif region.scattered:
+            region.look_every_ns = 1000 * MS
         elif touched:
             region.look_every_ns = LOOK_FIRST_NS
         else:

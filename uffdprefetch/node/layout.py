@@ -127,6 +127,5 @@ class Layout:
             blocks = [at for at in range(first * distance, done, distance)][:64]
             if blocks:
                 region.dropped_to = blocks[-1]
-                region.dropping.update(blocks)
                 pages = [at // uffd.PAGE_BYTES for at in blocks if region.span.page(at)]
                 client.command(wire.Type.DROP, region.id, pages)

@@ -2,15 +2,15 @@
 """The page tables of the readers as a sensor: where streams are, and what was used.
 
 Same user only, no privilege: PAGEMAP_SCAN on /proc/PID/pagemap (6.7), else the entries one by one.
-A page shows once: it stays in the table until it is dropped from there, so what is known to be
-mapped (``Region.seen``) is subtracted. Resolution 64 KiB (fault-around), 4 KiB on Lustre.
+A page shows once: what was mapped at the last look (``Region.seen``) is subtracted. It shows again
+after it has left the table: dropped by us (rung 2) or reclaimed by the kernel. Resolution 64 KiB
+(fault-around), 4 KiB on Lustre.
 """
 
 from __future__ import annotations
 
 from uffdprefetch import uffd
 from uffdprefetch.node.client import Client, Region
-from uffdprefetch.node.files import BLOCK_BYTES
 
 #: Runs closer than this are one touch: a B-tree skips pages, a record spans many.
 CLUSTER_BYTES = 1 << 20
@@ -40,14 +40,6 @@ def note_used(region: Region, found: list[tuple[int, int]]) -> None:
         region.file.mark_used(offset, offset + length)
 
 
-def _forget_dropped(region: Region, found: list[tuple[int, int]], start: int, end: int) -> None:
-    """A block that was to be dropped and is not mapped any more may show again."""
-    for block in [b for b in region.dropping if start <= b and b + BLOCK_BYTES <= end]:
-        if not any(a < block + BLOCK_BYTES and block < a + n for a, n in found):
-            region.dropping.discard(block)
-            region.seen.remove(block, block + BLOCK_BYTES)
-
-
 def new_touches(
     client: Client, region: Region, start: int, end: int
 ) -> tuple[list[tuple[int, int]], int]:
@@ -60,15 +52,18 @@ def new_touches(
     more = 0
     if len(found) >= uffd.RUNS_AT_ONCE:
         more = end = found[-1][0] + found[-1][1]
-    if region.dropping:
-        _forget_dropped(region, found, start, end)
     clusters: list[tuple[int, int]] = []
     for offset, length in found:
         for a, b in region.seen.missing(offset, offset + length):
+            if b - a == uffd.PAGE_BYTES and a // uffd.PAGE_BYTES in region.laid:
+                continue  # an armed page that was touched: its event has told, or will
             if clusters and a - clusters[-1][1] <= CLUSTER_BYTES:
                 clusters[-1] = (clusters[-1][0], b)
             else:
                 clusters.append((a, b))
-        region.seen.add(offset, offset + length)
+    now_mapped = [(offset, offset + length) for offset, length in found]
+    if now_mapped:
+        start, end = min(start, now_mapped[0][0]), max(end, now_mapped[-1][1])
+    region.seen.replace(start, end, now_mapped)
     region.scattered = len(region.seen) > SCATTER_MAX
     return clusters, more

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Progress from page tables, on the page table of the test's own process."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from components import on_memory
+from conftest import require
+
+from uffdprefetch import uffd
+from uffdprefetch.config import Config
+from uffdprefetch.node import pagetables
+from uffdprefetch.node.client import Client, Region
+from uffdprefetch.node.engine import MS, CacheEngine
+from uffdprefetch.node.files import BLOCK_BYTES, FileState
+from uffdprefetch.node.ledger import Ledger
+from uffdprefetch.node.observe import Observer
+from uffdprefetch.progress.streams import MIB
+from uffdprefetch.warm.limits import TokenBucket
+from uffdprefetch.warm.scheduler import Scheduler, now_ns
+
+#: A skipping rank's records and the way from one to the next.
+STRIDE_BYTES = 4 * BLOCK_BYTES
+
+
+@dataclass
+class Watched:
+    """A sparse file, mapped here and watched from outside the mapping."""
+
+    view: mmap.mmap
+    engine: CacheEngine
+    client: Client
+    region: Region
+
+    def news(self) -> list[tuple[int, int]]:
+        clusters, more = pagetables.new_touches(
+            self.client, self.region, 0, self.region.span.end_bytes
+        )
+        assert more == 0
+        return clusters
+
+    def blocks(self) -> list[int]:
+        """The numbers of the 64 KiB blocks that show for the first time."""
+        return [start // BLOCK_BYTES for start, _ in self.news()]
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Iterator[Watched]:
+    require(not on_memory(tmp_path), f"{tmp_path} is memory; set TMPDIR")
+    path = tmp_path / "records"
+    with open(path, "wb") as file:
+        file.truncate(1 << 30)
+    config = Config(policy="none", include=(str(path),))
+    wake = os.eventfd(0)
+    pool = uffd.Pool(1, wake)
+    ledger = Ledger()
+
+    def nobody(_file: FileState, _pages: list[int]) -> None:
+        pass
+
+    scheduler = Scheduler(pool, TokenBucket(0, 4 * MIB), nobody, 4 * MIB)
+    engine = CacheEngine(config, scheduler, ledger)
+    with open(path, "rb") as file:
+        view = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+    Observer(engine, ledger, 512 * MIB).look([os.getpid()], now_ns())
+    client = engine.clients[-os.getpid()]
+    (region,) = client.regions.values()
+    yield Watched(view, engine, client, region)
+    view.close()
+    client.close()
+    pool.close()
+    for file_state in engine.files.values():
+        file_state.close()
+    os.close(wake)
+
+
+def touch(view: mmap.mmap, *blocks: int) -> None:
+    for block in blocks:
+        assert view[block * BLOCK_BYTES] == 0
+
+
+def test_a_touch_shows_once(watched: Watched) -> None:
+    assert watched.blocks() == []
+    touch(watched.view, 40, 800)
+    assert watched.blocks() == [40, 800]
+    touch(watched.view, 40, 800, 1600)
+    assert watched.blocks() == [1600]
+
+
+def test_what_the_kernel_took_away_shows_again(watched: Watched) -> None:
+    touch(watched.view, 40, 800)
+    assert watched.blocks() == [40, 800]
+    watched.view.madvise(mmap.MADV_DONTNEED, 40 * BLOCK_BYTES, BLOCK_BYTES)
+    assert watched.blocks() == []
+    touch(watched.view, 40, 800)
+    assert watched.blocks() == [40]
+
+
+def test_a_checkpoint_that_was_touched_is_no_news(watched: Watched) -> None:
+    """Its event tells, at the right time; the page stands alone in the page table."""
+    page = 40 * BLOCK_BYTES // uffd.PAGE_BYTES
+    watched.view.madvise(mmap.MADV_RANDOM)  # one page is mapped, not the block
+    touch(watched.view, 40)
+    watched.region.laid.add(page)
+    assert watched.blocks() == []
+    watched.region.laid.clear()
+    watched.view.madvise(mmap.MADV_DONTNEED, 40 * BLOCK_BYTES, BLOCK_BYTES)
+    watched.news()
+    touch(watched.view, 40)
+    assert watched.blocks() == [40]
+
+
+def test_a_skipping_walk_is_followed_however_many_runs_it_leaves(watched: Watched) -> None:
+    """At 300 MB/s, through more separate runs than a reader that jumps about is looked at for."""
+    steps = watched.region.span.end_bytes // STRIDE_BYTES
+    assert steps > 1.5 * pagetables.SCATTER_MAX
+    watched.view.madvise(mmap.MADV_RANDOM)  # else a file system's large folios map what lies between
+    every = int(STRIDE_BYTES / 300e6 * 1e9)
+    now = now_ns()
+    behind = 0
+    for step in range(steps):
+        touch(watched.view, step * 4 + 1)
+        now += every
+        if now < watched.region.look_at_ns:
+            continue
+        watched.engine.look(now)
+        walks = [s for s in watched.region.table.active() if s.settled]
+        if step * STRIDE_BYTES > 16 * MIB:
+            at = max(s.position_bytes for s in walks)
+            behind = max(behind, step * STRIDE_BYTES - at)
+            # the time that the look took us stands for none of the reader's
+            watched.region.look_at_ns = min(watched.region.look_at_ns, now + 100 * MS)
+    assert len(watched.region.seen) > pagetables.SCATTER_MAX
+    assert watched.region.look_every_ns <= 100 * MS
+    assert behind < 2 * STRIDE_BYTES
