@@ -120,7 +120,7 @@ def test_a_skipping_walk_is_followed_however_many_runs_it_leaves(watched: Watche
     """At 300 MB/s, through more separate runs than a reader that jumps about is looked at for."""
     steps = watched.region.span.end_bytes // STRIDE_BYTES
     assert steps > 1.5 * pagetables.SCATTER_MAX
-    watched.view.madvise(mmap.MADV_RANDOM)  # else a file system's large folios map what lies between
+    watched.view.madvise(mmap.MADV_RANDOM)  # else large folios map what lies between
     every = int(STRIDE_BYTES / 300e6 * 1e9)
     now = now_ns()
     behind = 0
