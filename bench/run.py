@@ -21,6 +21,7 @@ import json
 import os
 import platform
 import random
+import re
 import shlex
 import shutil
 import statistics
@@ -580,7 +581,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--latency-us", type=int, default=DEFAULT_LATENCY_US)
     add("--work", type=Path, help="where the data set lies (default: made anew in /dev/shm)")
     add("--only", default="", help="comma-separated variants; plain and warm always run")
-    add("--case", default="", help="only cases with this in their name, for example 'skipping 4'")
+    add("--case", default="", help="only cases whose name this finds, a regular expression")
     add("--vmtouch", default="vmtouch", help="the program, where it is not in PATH")
     add("--include-slow", action="store_true", help="also peers that take many times as long")
     return parser.parse_args(argv)
@@ -623,7 +624,7 @@ def main(argv: Sequence[str]) -> int:
                 partial.replace(args.json)
 
             plan = [
-                ([case for case in cases if args.case in case.name], variants)
+                ([case for case in cases if re.search(args.case, case.name)], variants)
                 for cases, variants in plan_of(args.suite, args.vmtouch, source / INDEX_NAME)
             ]
             bench.run_plan([part for part in plan if part[0]], args.pairs, save)
