@@ -166,7 +166,7 @@ def peer_variants(vmtouch: str, index: Path) -> list[Variant]:
     peer = ("--peer-index", str(index), "--peer-thread")
     loaders = [
         Variant(
-            f"DataLoader, {workers} workers",
+            f"DataLoader with {workers} workers",
             job=(f"--dataloader-workers={workers}",),
             needs_module="torch",
         )
