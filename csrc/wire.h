@@ -71,7 +71,8 @@ struct up_hello {
 };
 
 struct up_welcome {
-	uint32_t flags, rung, ring_events;
+	uint32_t options; /* a launcher's: fingerprint of the service's options */
+	uint32_t rung, ring_events;
 };
 
 struct up_attach {

@@ -136,6 +136,17 @@ def test_a_nested_wrap_shares_the_service_and_preloads_once(
     assert done.stderr.count(b"uffdprefetch: ") == 3
 
 
+def test_the_options_of_the_first_wrap_hold_and_another_is_told_so(
+    env: dict[str, str], tmp_path: Path
+) -> None:
+    """A nested wrap inherits them; only what is given to it anew can differ."""
+    told = b"was started with other options"
+    inner = uffdprefetch("wrap", "--", "true")
+    assert told not in wrap(env, tmp_path, *inner, options=("--policy", "fixed")).stderr
+    inner = uffdprefetch("wrap", "--policy", "none", "--", "true")
+    assert wrap(env, tmp_path, *inner, options=("--policy", "fixed", "-f")).stderr.count(told) == 1
+
+
 def test_a_service_that_dies_costs_the_job_nothing(
     env: dict[str, str], tmp_path: Path, fake: Callable[..., Path], children: Start
 ) -> None:

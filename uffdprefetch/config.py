@@ -16,6 +16,7 @@ import fnmatch
 import json
 import os
 import sys
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -88,6 +89,13 @@ class Config:
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         del values["origins"]
         return json.dumps(values)
+
+    def fingerprint(self) -> int:
+        """32 bits, never 0, of the values that decide what a service does."""
+        values = json.loads(self.to_json())
+        for name in ("strict", "quiet", "verbose", "output", "force", "config_file"):
+            del values[name]
+        return zlib.crc32(json.dumps(values, sort_keys=True).encode()) or 1
 
     @classmethod
     def from_json(cls, text: str) -> Config:

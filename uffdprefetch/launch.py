@@ -239,6 +239,8 @@ def run(config: Config, argv: Sequence[str]) -> int:
             if not preload:
                 preload = preloadable(preload_object(), meeting.directory)
         client, service = find_or_start(environ, config, meeting)
+        if client.options not in (0, config.fingerprint()) and not config.quiet:
+            say("the job's service on this node was started with other options: those hold")
         environment = job_environment(environ, config, meeting, preload)
     except (UffdPrefetchError, OSError) as error:
         text = error.message if isinstance(error, UffdPrefetchError) else str(error)

@@ -74,9 +74,10 @@ def unpack(message: bytes) -> tuple[int, bytes]:
 class NodeClient:
     """A connection to the service. Every wait is bounded by ``deadline``, a time.monotonic()."""
 
-    def __init__(self, connection: socket.socket, rung: int) -> None:
+    def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
-        self.rung = rung
+        self.options = 0  # Config.fingerprint() of the service
+        self.rung = 0
 
     @classmethod
     def connect(cls, path: str, identity: Identity, deadline: float) -> NodeClient:
@@ -102,13 +103,13 @@ class NodeClient:
                 -1 if identity.world is None else identity.world,
                 0,  # the job is not there yet: JOB tells
             )
-            client = cls(connection, 0)
+            client = cls(connection)
             client._send(pack(HELLO, hello))
             kind, payload, descriptors = client._receive(deadline)
             _close_all(descriptors)
             if kind != WELCOME:
                 raise NotOurService(f"it answered HELLO with message type {kind}")
-            client.rung = _TWO_WORDS.unpack_from(payload)[1]
+            client.options, client.rung = _TWO_WORDS.unpack_from(payload)
             return client
         except BaseException:
             connection.close()

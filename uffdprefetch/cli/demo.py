@@ -38,6 +38,7 @@ class Command:
         if rest is not None:
             raise usage_error("demo runs its own job: nothing goes after --")
         from uffdprefetch.demo import run as demo
+        from uffdprefetch.demo import table
 
         names = demo.CONFIGURATIONS
         if args.configurations is not None:
@@ -68,10 +69,10 @@ class Command:
 
         result = demo.run_demo(options, say)
         console = Console()
-        console.print(demo.render_table(result))
-        for remark in demo.remarks(result):
+        console.print(table.render_table(result))
+        for remark in table.remarks(result):
             console.print(remark, highlight=False)
-        console.print(demo.verdict(result), highlight=False)
+        console.print(table.verdict(result), highlight=False)
         if args.json is not None:
             try:
                 args.json.write_text(json.dumps(result.to_json(), indent=1) + "\n")

@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who is connected to the service, and what they say: agents, launchers, and who says nothing yet.
+
+Peers are processes of our own user (SO_PEERCRED), messages fixed-size and versioned (wire.py): a
+peer that says what cannot be is dropped, and none keeps the others waiting.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import json
+import logging
+import os
+import select
+import socket
+import struct
+from collections.abc import Callable
+from typing import Any
+
+from uffdprefetch import uffd
+from uffdprefetch.node import wire
+from uffdprefetch.node.client import Client, Launcher
+from uffdprefetch.node.engine import MS, CacheEngine
+from uffdprefetch.node.ledger import Ledger
+from uffdprefetch.warm.scheduler import now_ns
+
+log = logging.getLogger("uffdprefetch.serve")
+
+#: Mappings of one process: UP_REGIONS of csrc/job.h.
+REGIONS_MAX = 1024
+#: Who has connected and not said hello by then is no agent and no launcher: they do it at once.
+HELLO_NS = 2000 * MS
+#: Addresses of a process end before this on every 64-bit Linux (five page-table levels).
+ADDRESS_END = 1 << 56
+
+
+class Peers:
+    """The connections of one service."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        poll: select.epoll,
+        wake_fd: int,
+        engine: CacheEngine,
+        ledger: Ledger,
+        summary: Callable[[], dict[str, Any]],
+        options: int,
+    ) -> None:
+        """``wake_fd`` goes to the agents: an event that they write to wake the service; ``options``
+        is the fingerprint of the service's, for launchers that were given other ones."""
+        self._listener = listener
+        self._epoll = poll
+        self._wake_fd = wake_fd
+        self._engine = engine
+        self._ledger = ledger
+        self._summary = summary
+        self._options = options
+        self.launchers: dict[int, Launcher] = {}
+        self.had_client = False
+        self._unknown: dict[int, socket.socket] = {}
+        self._accepted_ns: dict[int, int] = {}
+        self._deaf = False  # no descriptor left to accept with
+        poll.register(listener, select.EPOLLIN)
+
+    @property
+    def none(self) -> bool:
+        """Whether nobody is connected."""
+        return not (self._engine.clients or self.launchers or self._unknown)
+
+    def jobs(self) -> list[int]:
+        """The pids of the commands that the connected launchers run."""
+        return [x.job_pid for x in self.launchers.values() if x.job_pid and not x.finished]
+
+    def housekeep(self, now: int) -> None:
+        """Once a second: listen again, and drop who never said who it is."""
+        if self._deaf:
+            self._deaf = False
+            self._epoll.register(self._listener, select.EPOLLIN)
+        for fd, accepted in list(self._accepted_ns.items()):
+            if now - accepted > HELLO_NS:
+                self._hang_up(fd)
+
+    def accept(self) -> None:
+        """Take who has come; only processes of our own user are listened to."""
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                # EMFILE: whoever waits stays in the backlog, and epoll would tell us so without end
+                log.warning("accept: %s; trying again in a second", error)
+                self._epoll.unregister(self._listener)
+                self._deaf = True
+                return
+            _, uid, _ = _credentials(sock)
+            if uid != os.geteuid():
+                log.warning("uid %d is not served", uid)
+                sock.close()
+                continue
+            sock.setblocking(False)
+            self._unknown[sock.fileno()] = sock
+            self._accepted_ns[sock.fileno()] = now_ns()
+            self._epoll.register(sock, select.EPOLLIN)
+
+    def receive(self, fd: int) -> None:
+        """Take what a peer sent, at most 64 messages a turn: no peer keeps the others waiting."""
+        for _ in range(64):
+            sock = self._socket(fd)
+            if sock is None:
+                return
+            received: list[int] = []
+            try:
+                data, ancillary, flags, _ = sock.recvmsg(
+                    wire.MESSAGE_BYTES + 1, socket.CMSG_SPACE(4 * 4), socket.MSG_CMSG_CLOEXEC
+                )
+            except BlockingIOError:
+                return
+            except OSError:
+                data, ancillary, flags = b"", [], 0
+            for level, kind, payload in ancillary:
+                if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                    numbers = array.array("i")
+                    numbers.frombytes(payload[: len(payload) - len(payload) % 4])
+                    received += numbers
+            try:
+                if not data:
+                    self._hang_up(fd)
+                    return
+                if flags & socket.MSG_CTRUNC:
+                    raise wire.WireError("more descriptors than any message of ours has")
+                kind_, body = wire.unpack(data)
+                self._message(fd, kind_, body, received)
+            except (wire.WireError, struct.error) as error:
+                log.warning("peer dropped: %s", error)
+                self._hang_up(fd)
+                return
+            except Exception:  # out of descriptors or memory, or a fault of ours: one peer's loss
+                log.exception("peer dropped")
+                self._hang_up(fd)
+                return
+            finally:
+                for number in received:  # whoever kept one has taken it out of the list
+                    os.close(number)
+
+    def _socket(self, fd: int) -> socket.socket | None:
+        peer: Any = self._engine.clients.get(fd) or self.launchers.get(fd)
+        return self._unknown.get(fd) if peer is None else peer.sock
+
+    def _message(self, fd: int, kind: wire.Type, body: bytes, received: list[int]) -> None:
+        if fd in self._unknown:
+            if kind != wire.Type.HELLO:
+                raise wire.WireError(f"{kind.name} before HELLO")
+            self._hello(fd, wire.hello(body), received)
+        elif fd in self.launchers:
+            self._from_launcher(self.launchers[fd], kind, body)
+        else:
+            self._from_agent(self._engine.clients[fd], kind, body, received)
+
+    def _hello(self, fd: int, hello: wire.Hello, received: list[int]) -> None:
+        sock = self._unknown[fd]
+        pid, _, _ = _credentials(sock)
+        if hello.role == wire.Role.LAUNCHER:
+            launcher = Launcher(sock, hello, pid)
+            del self._unknown[fd]
+            self.launchers[fd] = launcher
+            _reply(sock, wire.pack(wire.Type.WELCOME, wire.WELCOME.pack(self._options, 0, 0)))
+        elif hello.role == wire.Role.AGENT:
+            client = Client(sock, hello, pid)
+            self._ledger.hello(client)
+            del self._unknown[fd]
+            self._engine.clients[fd] = client
+            client.send(
+                wire.pack(wire.Type.WELCOME, wire.WELCOME.pack(0, 0, 0)),
+                [client.ring.fd, self._wake_fd],
+            )
+            os.close(client.ring.fd)
+            resolver = self._engine.resolver if hello.flags & wire.HELLO_SENDS_UFFD else None
+            if resolver and received and uffd.is_uffd(received[0]):
+                client.resolver_slot = resolver.add(received.pop(0), client.ring)
+        else:
+            raise wire.WireError(f"role {hello.role}")
+        self._accepted_ns.pop(fd, None)
+        self.had_client = True
+
+    def _from_agent(
+        self, client: Client, kind: wire.Type, body: bytes, received: list[int]
+    ) -> None:
+        if kind == wire.Type.ATTACH:
+            offered = wire.attach(body)
+            self._check_attach(client, offered)
+            self._engine.attach(client, offered, received.pop(0) if received else None)
+        elif kind == wire.Type.GONE:
+            self._engine.detached(client, wire.GONE.unpack_from(body)[0])
+        elif kind == wire.Type.ACK:
+            self._engine.lay_failed(client, wire.ack(body))
+        elif kind == wire.Type.BYE:
+            self._engine.on_events(client, client.ring.drain())
+            self._engine.account_all(client)
+            self._ledger.processes[client.pid].sample()
+            client.send(wire.pack(wire.Type.BYE_OK))
+        else:
+            raise wire.WireError(f"{kind.name} from an agent")
+
+    def _check_attach(self, client: Client, a: wire.Attach) -> None:
+        if (
+            a.address + a.length_bytes > ADDRESS_END
+            or a.size_bytes >= 1 << 63
+            or a.offset_bytes >= a.size_bytes
+            # up to the last page of the file (job.h): so the file bounds all that we do for it
+            or a.length_bytes >= a.size_bytes - a.offset_bytes + uffd.PAGE_BYTES
+            or not a.length_bytes
+            or a.address % uffd.PAGE_BYTES
+            or a.offset_bytes % uffd.PAGE_BYTES
+            or a.region in client.regions
+            or len(client.regions) >= REGIONS_MAX
+        ):
+            raise wire.WireError("an ATTACH that cannot be")
+
+    def _from_launcher(self, launcher: Launcher, kind: wire.Type, body: bytes) -> None:
+        if kind == wire.Type.JOB:
+            launcher.job_pid = wire.JOB.unpack_from(body)[0]
+        elif kind == wire.Type.FINISH:
+            launcher.finished = True
+            self._send_summary(launcher)
+        else:
+            raise wire.WireError(f"{kind.name} from a launcher")
+
+    def _send_summary(self, launcher: Launcher) -> None:
+        others = [x for x in self.launchers.values() if not x.finished]
+        text = json.dumps(self._summary()).encode()
+        memfd = os.memfd_create("uffdprefetch-summary", os.MFD_CLOEXEC)
+        try:
+            os.write(memfd, text)
+            os.lseek(memfd, 0, os.SEEK_SET)
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [memfd]))]
+            message = wire.pack(wire.Type.SUMMARY, wire.SUMMARY.pack(len(text), not others))
+            with contextlib.suppress(OSError):
+                launcher.sock.sendmsg([message], rights, socket.MSG_DONTWAIT)
+        finally:
+            os.close(memfd)
+
+    def _hang_up(self, fd: int) -> None:
+        if fd in self._engine.clients:
+            self.drop_client(fd)
+            return
+        peer: Any = self.launchers.pop(fd, None) or self._unknown.pop(fd, None)
+        self._accepted_ns.pop(fd, None)
+        if peer is not None:
+            self._epoll.unregister(fd)
+            peer.close()
+
+    def drop_client(self, fd: int) -> None:
+        """An agent has gone: read what it left in its ring, forget its regions."""
+        client = self._engine.clients[fd]
+        self._engine.on_events(client, client.ring.drain())
+        self._ledger.processes[client.pid].sample()
+        self._ledger.dropped_events += client.ring.counts().dropped
+        for region in list(client.regions):
+            self._engine.detached(client, region)
+        del self._engine.clients[fd]
+        self._epoll.unregister(fd)
+        if client.resolver_slot >= 0 and self._engine.resolver:
+            self._engine.resolver.remove(client.resolver_slot)
+        client.close()
+
+
+def _credentials(sock: socket.socket) -> tuple[int, int, int]:
+    """(pid, uid, gid) of the peer, from the kernel."""
+    data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    pid, uid, gid = struct.unpack("iII", data)
+    return pid, uid, gid
+
+
+def _reply(sock: socket.socket, message: bytes) -> None:
+    with contextlib.suppress(OSError):
+        sock.send(message, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
