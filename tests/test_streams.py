@@ -273,3 +273,16 @@ def test_the_rate_follows_a_reader_that_slows_down() -> None:
         reader.now_ns += 99 * MS
         stream = reader.touch(256 * MIB + i * 256 * KIB, 256 * KIB)
     assert stream.rate_bytes_per_second == pytest.approx(256 * KIB * 10, rel=0.1)
+
+
+def test_between_touches_a_reader_is_expected_where_its_rate_takes_it() -> None:
+    reader = Reader()
+    stream = reader.walk(0, 8 * MIB)
+    rate, at = stream.rate_bytes_per_second, stream.position_bytes
+    assert stream.expected_bytes(reader.now_ns, 4 * MIB) == at
+    later = stream.expected_bytes(reader.now_ns + 10 * MS, 4 * MIB)
+    assert later == at + int(rate / 100) > at
+    assert stream.expected_bytes(reader.now_ns + 10_000 * MS, 4 * MIB) == at + 4 * MIB
+    assert stream.expected_bytes(reader.now_ns - MS, 4 * MIB) == at
+    stream.direction = -1
+    assert stream.expected_bytes(reader.now_ns + 10 * MS, 4 * MIB) == at - int(rate / 100)

@@ -16,8 +16,11 @@ PAGE = 4096
 SIZE, DISTANCE, THRESHOLD = 50 * MIB, 8 * MIB, 0.75  # paper 1, section 4: its best setting
 
 
-def stream_at(position: int, rate: float = 0.0, direction: int = 1) -> Stream:
-    stream = Stream(1, 0, 1, position, position, 1, 1, direction, active=True)
+def stream_at(
+    position: int, rate: float = 0.0, direction: int = 1, walked: int = 64 * MIB
+) -> Stream:
+    start = position - direction * walked
+    stream = Stream(1, 0, 1, start, position, 1, 1, direction, active=True)
     stream.frontier_bytes = stream.window_end_bytes = position
     stream.rate_bytes_per_second = rate
     return stream
@@ -165,3 +168,15 @@ def test_it_is_bounded_by_the_bytes_that_are_allowed(allowed: int) -> None:
         window.note_extent(stream, late=True)
     ahead = window.lookahead_bytes(stream, Storage(2e9, 0.1), allowed)
     assert ahead <= max(allowed, MIB)  # one extent at least: else nothing would ever be read
+
+
+def test_a_walk_that_is_not_sure_gets_some_times_what_it_has_walked() -> None:
+    """A B-tree's branch pages are two touches and no walk; a real walk is sure after 2 MiB."""
+    storage = Storage(3e8, 0.001)
+    asked = [
+        window.lookahead_bytes(stream_at(GIB, 3e8, walked=walked), storage, 4 * GIB)
+        for walked in (0, 128 << 10, 256 << 10, MIB, 2 * MIB - PAGE, 2 * MIB)
+    ]
+    assert asked[:4] == [MIB, MIB, MIB, 4 * MIB]
+    assert asked[4] == 4 * (2 * MIB - PAGE) < window.LOOKAHEAD_MIN_BYTES
+    assert asked[5] == int(3e8 * window.LOOKAHEAD_SECONDS)

@@ -14,6 +14,10 @@ from uffdprefetch.progress.streams import Stream
 MIB = 1 << 20
 #: Never less ahead than this (auto): two extents under way and one to be read.
 LOOKAHEAD_MIN_BYTES = 16 * MIB
+#: A walk that is not sure yet may be a B-tree's branch pages: so many times what it has walked, as
+#: the kernel's readahead begins (and no less than one request of storage).
+UNSURE_TIMES_WALKED = 4
+UNSURE_MIN_BYTES = 1 * MIB
 #: Nor more per stream: what is read so early may be gone again before it is used.
 LOOKAHEAD_MAX_BYTES = 256 * MIB
 #: auto stays this long ahead of the reader's own rate: longer than any batch, shorter than a phase.
@@ -39,6 +43,9 @@ def lookahead_bytes(stream: Stream, storage: Storage, allowed_bytes: int) -> int
     """
     seconds = max(LOOKAHEAD_SECONDS, LATENCY_HEADROOM * storage.latency_seconds)
     ahead = max(LOOKAHEAD_MIN_BYTES, stream.rate_bytes_per_second * seconds) * stream.boost
+    if not stream.settled:
+        walked = abs(stream.position_bytes - stream.start_bytes)
+        ahead = min(ahead, max(UNSURE_MIN_BYTES, UNSURE_TIMES_WALKED * walked))
     return int(min(ahead, LOOKAHEAD_MAX_BYTES, max(allowed_bytes, MIB)))
 
 

@@ -104,6 +104,12 @@ class Stream:
             name = "strided"
         return name if self.direction > 0 else f"{name} backward"
 
+    def expected_bytes(self, now_ns: int, most_bytes: int) -> int:
+        """Where the reader probably is: on from its last touch at its rate, by at most
+        ``most_bytes`` (the next checkpoint would have told)."""
+        gone = self.rate_bytes_per_second * max(0, now_ns - self.last_ns) / 1e9
+        return self.position_bytes + self.direction * min(int(gone), most_bytes)
+
     def turn(self, start: int, end: int) -> None:
         """A walk that is not sure yet goes where it is touched further: it may begin backward, and
         a backward reader of blocks reads each block forward."""

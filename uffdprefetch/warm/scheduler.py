@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which extent goes to storage next, and how many are under way.
 
-Streams ask for ranges; the scheduler cuts them into extents, hands the one whose reader will be
-there soonest to the workers, and keeps just as much under way as storage needs to stay busy
+Streams ask for ranges; the scheduler cuts them into extents, hands the one that is nearest to its
+reader to the workers, and keeps just as much under way as storage needs to stay busy
 (plan/depth.py). More would only stand before a demand miss.
 """
 
@@ -26,8 +26,6 @@ MIB = 1 << 20
 #: readahead(2) works, half of that: a demand miss waits behind what is under way.
 EXTENT_BYTES = 4 * MIB
 READAHEAD_EXTENT_BYTES = 2 * MIB
-#: A stream without a measured rate is served as if it read this fast.
-UNKNOWN_RATE = 32 * MIB
 RECENT = 64
 #: Bandwidth is taken over busy stretches of this length.
 METER_NS = 50_000_000
@@ -178,21 +176,25 @@ class Scheduler:
         """How much to keep under way now."""
         return self._depth.bytes
 
-    def _soonest(self) -> int | None:
-        """The stream whose reader will stand before its next extent first."""
-        best, best_lead = None, 0.0
+    def _nearest(self, now_ns: int) -> int | None:
+        """The stream whose reader stands closest before its next extent.
+
+        In bytes, not by the readers' rates: who has waited shows a low rate and would wait again,
+        until one rank is far behind all others. A slow reader's window bounds what it takes.
+        """
+        best, best_gap = None, 0
         for key, queue in self._queues.items():
             stream = self._streams[key]
-            gap = (queue[0].start - stream.position_bytes) * stream.direction
-            lead = gap / max(stream.rate_bytes_per_second, UNKNOWN_RATE)
-            if best is None or lead < best_lead:
-                best, best_lead = key, lead
+            expected = stream.expected_bytes(now_ns, self._grid_bytes)
+            gap = (queue[0].start - expected) * stream.direction
+            if best is None or gap < best_gap:
+                best, best_gap = key, gap
         return best
 
     def pump(self, now_ns: int) -> int:
         """Hand extents to the workers; returns ns after which to call again (0: no need)."""
         while self.under_way_bytes < self.target_bytes:
-            key = self._soonest()
+            key = self._nearest(now_ns)
             if key is None:
                 return 0
             wait = self._bucket.wait_ns(now_ns)
