@@ -5,8 +5,8 @@
  * It is a raw clone(2) that libc does not know of: any extra *pthread* takes glibc off its
  * single-thread fast path (stdio locks, malloc), which makes a tool like mdb_dump several times
  * slower. The price is that nothing here may use TLS, errno or a libc function with state: only
- * sys.h. Its descriptor table is its own and starts empty (close_range with CLOSE_RANGE_UNSHARE
- * copies nothing), because closing any descriptor of a file drops the *process's* POSIX locks on
+ * sys.h. Its descriptor table is its own and starts empty (close_range with
+ * CLOSE_RANGE_UNSHARE; the kernel copies and closes 64 numbers at most), because closing any descriptor of a file drops the *process's* POSIX locks on
  * it, and because the job may close or reuse any number it likes. A file comes into the table by
  * pidfd_getfd(2): the same struct file, so that mappings made here merge with the job's.
  *
@@ -160,7 +160,9 @@ static int reopen(const struct up_region *r)
 	while (n)
 		path[at++] = digits[--n];
 	path[at] = 0;
-	return (int)up_sys4(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC | O_NOCTTY, 0);
+	/* O_NONBLOCK: somebody's write lease would hold us for fs.lease-break-time. */
+	return (int)up_sys4(SYS_openat, AT_FDCWD, path,
+			    O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK, 0);
 }
 
 static int on_attach(struct agent *a, struct up_region *r, int job_fd)
@@ -171,7 +173,7 @@ static int on_attach(struct agent *a, struct up_region *r, int job_fd)
 		return ret;
 	if (slot_of(r) >= a->slots)
 		a->slots = slot_of(r) + 1;
-	a->pending++;
+	up_queue(a, r);
 	atomic_store(&r->state, UP_LIVE);
 	return 0;
 }
@@ -277,6 +279,8 @@ static uint32_t overlay_limit(void)
 	}
 	for (int i = 0; text[i] >= '0' && text[i] <= '9' && maps < 100000000; i++)
 		maps = maps * 10 + (uint32_t)(text[i] - '0');
+	if (up_job.test_overlays)
+		return (uint32_t)up_job.test_overlays;
 	return (maps ? maps : 65530) / 8;
 }
 
@@ -310,7 +314,7 @@ static int agent_open(struct agent *a)
 			continue;
 		if (i >= a->slots) /* not down: on_bell() above may have attached a higher one */
 			a->slots = i + 1;
-		a->pending++;
+		up_queue(a, r);
 		a->connect_at_ns = up_now_ns() + FORK_QUIET_NS;
 	}
 	return 0;
@@ -484,8 +488,8 @@ __asm__(".text\n"
 
 static int spawn_thread(void)
 {
-	/* CLONE_FILES for an instant only: agent_open() leaves the shared table without copying
-	 * any of it, where a clone without the flag would copy (and later flush and close) all. */
+	/* CLONE_FILES for an instant only: agent_open() leaves the shared table with a copy of its
+	 * first 64 at most, where a clone without the flag would copy (and flush and close) all. */
 	unsigned long flags = CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_SIGHAND | CLONE_THREAD |
 			      CLONE_SYSVSEM | CLONE_PARENT_SETTID | CLONE_CHILD_CLEARTID;
 	long ret = up_clone(flags, (char *)up_job.agent_stack + UP_AGENT_STACK_BYTES,

@@ -44,6 +44,7 @@ int up_take(struct agent *a, struct up_region *r, uint64_t page);
 int up_rearm(struct agent *a, struct up_region *r, uint64_t page);
 int up_drop(struct up_region *r, uint64_t page);
 int up_map_file(struct agent *a, struct up_region *r, uintptr_t address, size_t length);
+int up_renew(struct agent *a, struct up_region *r);
 void up_detach(struct agent *a, struct up_region *r);
 void up_on_faults(struct agent *a);
 void up_check_beat(struct agent *a);
@@ -54,6 +55,7 @@ void up_on_socket(struct agent *a);
 void up_flush(struct agent *a);
 int up_say_bye(struct agent *a);
 void up_free_slot(struct up_region *r);
+void up_queue(struct agent *a, struct up_region *r);
 /* The mapping is the job's own again. The caller owns the region (it is CLOSING). */
 void up_release(struct agent *a, struct up_region *r);
 /* Detach and release, unless a thread of the job has taken the region already. */

@@ -51,17 +51,31 @@ static void wake_range(struct agent *a, uintptr_t address, size_t length)
 		up_sys3(SYS_ioctl, a->uffd, UFFDIO_WAKE, &range);
 }
 
-/* Map the file itself over [address, +length): one step for anybody who reads there. */
+/*
+ * Map the file itself over [address, +length): one step for anybody who reads there. Made elsewhere
+ * and moved, because a network file system may refuse to map at this moment (Lustre and NFS ask
+ * their servers), and by then MAP_FIXED has taken away what was there: a hole in the job's memory.
+ */
 int up_map_file(struct agent *a, struct up_region *r, uintptr_t address, size_t length)
 {
-	int flags = (r->map_flags & (MAP_TYPE | MAP_NORESERVE)) | MAP_FIXED;
-	void *p = up_mmap((void *)address, length, r->prot, flags, r->fd,
-			  r->offset + (address - r->address));
+	int flags = r->map_flags & (MAP_TYPE | MAP_NORESERVE);
+	uint64_t offset = r->offset + (address - r->address);
+	void *p = up_mmap(NULL, length, r->prot, flags, r->fd, offset);
+	int in_place = (long)p == -ENOMEM; /* RLIMIT_AS has no room for two */
+	long ret;
 
+	if (in_place)
+		p = up_mmap((void *)address, length, r->prot, flags | MAP_FIXED, r->fd, offset);
 	if (up_failed((long)p))
 		return (int)(long)p;
 	if (r->advice != MADV_NORMAL)
-		up_sys3(SYS_madvise, address, length, r->advice);
+		up_sys3(SYS_madvise, p, length, r->advice);
+	ret = in_place ? 0 : up_sys5(
+		SYS_mremap, p, length, length, MREMAP_MAYMOVE | MREMAP_FIXED, address);
+	if (up_failed(ret)) {
+		up_sys2(SYS_munmap, p, length);
+		return (int)ret;
+	}
 	/* A thread that waits for the checkpoint retries and finds the file. */
 	wake_range(a, address, length);
 	return 0;
@@ -84,8 +98,10 @@ int up_lay(struct agent *a, struct up_region *r, uint64_t page)
 	r->laid_once = 1; /* before it is: a fork between the two must know */
 	p = up_mmap((void *)address, up_job.page_bytes, r->prot, MAP_PRIVATE | MAP_FIXED,
 		    r->checkpoint_fd, page * up_job.page_bytes);
-	if (up_failed((long)p))
+	if (up_failed((long)p)) {
+		up_map_file(a, r, address, up_job.page_bytes); /* what was there is gone */
 		return (int)(long)p;
+	}
 	up_step(a, UP_STATE_LAYING);
 	reg.range.start = address;
 	reg.range.len = up_job.page_bytes;
@@ -167,6 +183,22 @@ static void map_duplicate(struct agent *a, struct up_region *r)
 	if (up_failed(up_sys5(SYS_mremap, copy, end - start, end - start,
 			      MREMAP_MAYMOVE | MREMAP_FIXED, start)))
 		up_sys2(SYS_munmap, copy, end - start);
+}
+
+/* All of it in one piece again: where mappings have a close operation (FUSE, Lustre), what was taken
+ * away does not merge with its neighbours, and a process has a limited number of mappings. */
+int up_renew(struct agent *a, struct up_region *r)
+{
+	int ret;
+
+	up_step(a, UP_STATE_TAKING);
+	ret = up_map_file(a, r, r->address, r->length);
+	up_step(a, UP_STATE_TAKING);
+	if (ret)
+		return ret;
+	a->overlays -= r->overlays;
+	r->overlays = 0;
+	return 0;
 }
 
 /* The whole region becomes what the job asked for: its file, with its own advice. */

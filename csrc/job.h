@@ -45,6 +45,7 @@ struct up_region {
 	/* the agent's alone; descriptors are numbers in the agent's table */
 	int fd, checkpoint_fd, reopened_fd;
 	uint32_t verdict, sent;
+	uint32_t queued; /* counted in the agent's ``pending`` */
 	uint32_t overlays;
 };
 
@@ -74,6 +75,7 @@ struct up_job {
 	int enabled;
 	int keep_advice;     /* do not swallow MADV_RANDOM */
 	int service_resolves; /* --resolve service */
+	long test_overlays;   /* UFFDPREFETCH_TEST_OVERLAYS: as if the kernel allowed no more */
 	int no_uffd;          /* UFFDPREFETCH_RUNG=2: as an unprivileged process, on purpose */
 	int rank, local_rank, world;
 	char command[16];

@@ -44,7 +44,8 @@ static int send_message(struct agent *a, uint16_t type, struct up_message *m, in
 		*(int *)CMSG_DATA(&control.header) = fd;
 	}
 	ret = up_sys3(SYS_sendmsg, a->socket, &msg, MSG_DONTWAIT | MSG_NOSIGNAL);
-	if (ret == -EAGAIN)
+	/* ETOOMANYREFS: too many descriptors of this user are in flight just now. */
+	if (ret == -EAGAIN || ret == -ETOOMANYREFS)
 		return -EAGAIN;
 	if (up_failed(ret))
 		a->hung_up = 1;
@@ -57,21 +58,33 @@ void up_free_slot(struct up_region *r)
 	atomic_fetch_sub(&up_job.live, 1);
 }
 
+/* Something is to be told of the region: its UP_ATTACH, or its UP_GONE. */
+void up_queue(struct agent *a, struct up_region *r)
+{
+	a->pending += !r->queued;
+	r->queued = 1;
+}
+
+static void up_unqueue(struct agent *a, struct up_region *r)
+{
+	a->pending -= r->queued;
+	r->queued = 0;
+}
+
 /* The mapping is the job's own again. The caller owns the region (LIVE taken, or CLOSING). */
 void up_release(struct agent *a, struct up_region *r)
 {
 	a->overlays -= r->overlays;
 	r->overlays = 0;
+	up_unqueue(a, r);
 	up_close(&r->fd);
 	up_close(&r->checkpoint_fd);
 	up_close(&r->reopened_fd);
 	if (r->sent) {
 		atomic_store(&r->state, UP_LEAVING);
-		a->pending++;
+		up_queue(a, r);
 		return;
 	}
-	if (a->pending)
-		a->pending--; /* its UP_ATTACH */
 	up_free_slot(r);
 }
 
@@ -106,7 +119,7 @@ static int send_attach(struct agent *a, struct up_region *r)
 	if (ret)
 		return ret;
 	r->sent = 1;
-	a->pending--;
+	up_unqueue(a, r);
 	up_close(&r->reopened_fd);
 	return 0;
 }
@@ -120,7 +133,7 @@ static int send_gone(struct agent *a, struct up_region *r)
 	ret = send_message(a, UP_GONE, &m, -1);
 	if (ret)
 		return ret;
-	a->pending--;
+	up_unqueue(a, r);
 	up_free_slot(r);
 	return 0;
 }
@@ -279,6 +292,8 @@ static void on_command(struct agent *a, uint16_t type, const struct up_command *
 			done++;
 		else if (!error)
 			error = ret;
+		if (ret && type == UP_LAY)
+			break; /* the service takes the first `done` for laid, and no others */
 	}
 	if (a->ring) {
 		if (type == UP_LAY)
@@ -292,6 +307,8 @@ static void on_command(struct agent *a, uint16_t type, const struct up_command *
 	}
 	if (type == UP_DETACH && r)
 		up_abandon(a, r);
+	if (type == UP_RENEW && r)
+		error = up_renew(a, r);
 	up_step(a, UP_STATE_IDLE);
 	if (error || type == UP_DETACH)
 		acknowledge(a, c, done, error);
@@ -339,6 +356,7 @@ void up_on_socket(struct agent *a)
 		case UP_REARM:
 		case UP_DROP:
 		case UP_DETACH:
+		case UP_RENEW:
 			on_command(a, m.header.type, &m.command);
 			break;
 		case UP_BYE_OK:

@@ -78,7 +78,7 @@ static void adopt(void *p, size_t length, int prot, int flags, int fd, off_t off
 	r->inherited = 0;
 	r->laid_once = 0;
 	r->fd = r->checkpoint_fd = r->reopened_fd = -1;
-	r->verdict = r->sent = r->overlays = 0;
+	r->verdict = r->sent = r->queued = r->overlays = 0;
 	if (up_ask(UP_REQ_ATTACH, (uint32_t)(r - up_job.region), fd))
 		up_forget_slot(r);
 }
@@ -272,7 +272,8 @@ UP_EXPORT int mlockall(int flags)
 	int saved = errno;
 
 	up_give_back(0, UINTPTR_MAX, UP_REQ_DETACH);
-	atomic_store(&up_job.disabled, 1); /* MCL_FUTURE would lock, and read, what we lay */
+	if (up_in_own_process())
+		atomic_store(&up_job.disabled, 1); /* MCL_FUTURE would lock, and read, what we lay */
 	errno = saved;
 	return up_next.mlockall ? up_next.mlockall(flags) : (int)up_fail(up_sys1(SYS_mlockall, flags));
 }

@@ -46,12 +46,23 @@ static void read_rank(void)
 
 	up_job.rank = up_job.local_rank = up_job.world = -1;
 	for (unsigned int i = 0; i < sizeof(family) / sizeof(family[0]); i++) {
-		up_job.rank = (int)number(family[i].rank, -1);
-		if (up_job.rank < 0)
+		int rank = (int)number(family[i].rank, -1);
+		int local = (int)number(family[i].local, -1);
+		int world = (int)number(family[i].world, -1);
+
+		if (rank < 0)
 			continue;
-		up_job.local_rank = (int)number(family[i].local, -1);
-		up_job.world = (int)number(family[i].world, -1);
-		return;
+		if (up_job.rank < 0) {
+			up_job.rank = rank;
+			up_job.local_rank = local;
+			up_job.world = world;
+		} else if (rank == up_job.rank && (up_job.world < 0 || world == up_job.world)) {
+			/* PMIx has no local rank: Slurm's plugin leaves Slurm's */
+			if (up_job.local_rank < 0)
+				up_job.local_rank = local;
+			if (up_job.world < 0)
+				up_job.world = world;
+		}
 	}
 }
 
@@ -61,6 +72,9 @@ static void read_rank(void)
 static void after_fork_in_child(void)
 {
 	int saved = errno, inherited = 0;
+	/* Else who forked is itself a child that we did not see made (_Fork, clone): what it has
+	 * mapped where our books say is not known. */
+	int known = up_sys0(SYS_getppid) == up_job.pid;
 
 	up_job.parent_pid = up_job.pid;
 	up_job.pid = (int)up_sys0(SYS_getpid);
@@ -73,10 +87,10 @@ static void after_fork_in_child(void)
 		struct up_region *r = &up_job.region[i];
 		uint32_t state = atomic_load(&r->state);
 
-		if (state == UP_LIVE) {
+		if (state == UP_LIVE && known) {
 			r->inherited = 1;
 			r->fd = r->checkpoint_fd = r->reopened_fd = -1;
-			r->verdict = r->sent = r->overlays = 0;
+			r->verdict = r->sent = r->queued = r->overlays = 0;
 			inherited++;
 		} else if (state != UP_FREE) {
 			atomic_store(&r->state, UP_FREE);
@@ -149,6 +163,7 @@ __attribute__((constructor)) static void start(void)
 	up_job.keep_advice = number("UFFDPREFETCH_KEEP_ADVICE", 0) != 0;
 	up_job.service_resolves = resolve && !strcmp(resolve, "service");
 	up_job.no_uffd = number("UFFDPREFETCH_RUNG", 1) == 2;
+	up_job.test_overlays = (long)number("UFFDPREFETCH_TEST_OVERLAYS", 0);
 	up_job.test_exit_after = (long)number("UFFDPREFETCH_TEST_AGENT_EXIT", 0);
 	up_job.test_exit_state = (int)number("UFFDPREFETCH_TEST_AGENT_EXIT_STATE", -1);
 	up_job.test_exit_stops = number("UFFDPREFETCH_TEST_AGENT_STOP", 0) != 0;

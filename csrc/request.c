@@ -27,7 +27,7 @@ int up_ask(uint32_t op, uint32_t slot, int job_fd)
 {
 	struct timespec ts = { .tv_nsec = 20 * 1000 * 1000 };
 	struct up_request *q = NULL;
-	int result = -ESRCH;
+	int result = -ESRCH, waits = 0;
 
 	while (!q) {
 		for (int i = 0; i < UP_REQUESTS && !q; i++) {
@@ -46,8 +46,13 @@ int up_ask(uint32_t op, uint32_t slot, int job_fd)
 	atomic_store(&q->state, UP_REQ_POSTED);
 	if (up_agent_alive())
 		up_agent_ring_bell();
-	while (atomic_load(&q->state) == UP_REQ_POSTED && up_agent_alive())
+	while (atomic_load(&q->state) == UP_REQ_POSTED && up_agent_alive()) {
+		/* The agent may be waiting for a metadata server: exit(3) does not wait with it. The
+		 * slot stays the agent's. */
+		if (op == UP_REQ_BYE && waits++ == 5)
+			return -ETIMEDOUT;
 		up_sys4(SYS_futex, &q->state, FUTEX_WAIT_PRIVATE, UP_REQ_POSTED, &ts);
+	}
 	if (atomic_load(&q->state) == UP_REQ_DONE)
 		result = q->result;
 	atomic_store(&q->state, UP_REQ_FREE);
@@ -121,9 +126,9 @@ void up_end_agent(void)
 {
 	int tid;
 
-	atomic_store(&up_job.disabled, 1);
-	if (!up_in_own_process())
+	if (!up_in_own_process()) /* a vfork child's change of itself is not ours */
 		return;
+	atomic_store(&up_job.disabled, 1);
 	while (atomic_load(&up_job.agent_start) == 1) /* another thread is starting it */
 		up_sys0(SYS_sched_yield);
 	tid = atomic_load(&up_job.agent_tid);

@@ -29,8 +29,10 @@ int up_ring_create(struct up_ring **out, int *fd)
 
 	if (memfd < 0)
 		return -errno;
-	/* Sealed: a client that shrinks it would kill the service with SIGBUS. */
+	/* Sealed: a client that shrinks it would kill the service with SIGBUS. Filled: where memory is
+	 * not overcommitted, a first store into a hole may be one, too, and kill the job. */
 	if (ftruncate(memfd, sizeof(struct up_ring)) ||
+	    fallocate(memfd, 0, 0, sizeof(struct up_ring)) ||
 	    fcntl(memfd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
 		goto fail;
 	p = mmap(NULL, sizeof(struct up_ring), PROT_READ | PROT_WRITE, MAP_SHARED, memfd, 0);

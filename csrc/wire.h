@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 #define UP_MAGIC 0x50444655u /* "UFDP" */
-#define UP_VERSION 1
+#define UP_VERSION 2
 #define UP_MSG_BYTES 256
 #define UP_PAGES_MAX 28 /* page numbers in one command */
 
@@ -37,6 +37,7 @@ enum up_type {
 	UP_DROP = 36,
 	UP_DETACH = 37,
 	UP_BYE_OK = 38,
+	UP_RENEW = 39, /* map the whole region anew: nothing is laid then, and nothing cut up */
 };
 
 enum up_role { UP_LAUNCHER = 1, UP_AGENT = 2 };
@@ -72,7 +73,6 @@ struct up_hello {
 
 struct up_welcome {
 	uint32_t options; /* a launcher's: fingerprint of the service's options */
-	uint32_t rung, ring_events;
 };
 
 struct up_attach {
@@ -91,7 +91,7 @@ struct up_file {
 	uint32_t region, verdict;
 };
 
-/* UP_LAY, UP_TAKE, UP_REARM, UP_DROP, UP_DETACH */
+/* UP_LAY (stops at its first failure), UP_TAKE, UP_REARM, UP_DROP, UP_DETACH, UP_RENEW */
 struct up_command {
 	uint32_t sequence, region, count, reserved;
 	uint64_t page[UP_PAGES_MAX]; /* page numbers in the file */

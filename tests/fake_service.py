@@ -19,7 +19,7 @@ import sys
 from typing import Any
 
 HEADER = struct.Struct("<IHH")
-MAGIC, VERSION = 0x50444655, 1
+MAGIC, VERSION = 0x50444655, 2
 HELLO, WELCOME, JOB, FINISH, SUMMARY = 1, 2, 3, 4, 5
 
 SUMMARY_JSON: dict[str, Any] = {

@@ -14,10 +14,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from components import ARRAY, data
 from conftest import HANG_SECONDS, wait_until
-from harness import Job, Records, Start, fd_count, hammered, python, rss_bytes, settle
+from harness import (
+    Job,
+    Records,
+    Start,
+    fd_count,
+    file_digest,
+    hammered,
+    python,
+    rss_bytes,
+    settle,
+)
 
-pytest_plugins = ("harness_fixtures",)
+from uffdprefetch.demo.bed import SlowBed
+
+pytest_plugins = ("harness_fixtures", "components")
 
 MIB = 1 << 20
 #: Checkpoints that slide: CI's number; the full one is UFFDPREFETCH_TEST_SLIDES=100000.
@@ -89,6 +102,37 @@ def test_thousands_of_slides_cost_no_mapping_no_descriptor_and_no_memory(
     assert late["fds"] == early["fds"] and late["service_fds"] == early["service_fds"]
     assert late["rss"] - early["rss"] < MIB
     assert late["service_rss"] - early["service_rss"] < 2 * MIB
+
+
+PIECES = """
+m = Mapping(sys.argv[1]).managed()
+most, digests = 0, set()
+for epoch in range(3):
+    sha = hashlib.sha256()
+    for at in range(0, m.length, 1 << 20):
+        sha.update(m.view[at : at + (1 << 20)])
+        most = max(most, m.parts()[1])
+    digests.add(sha.hexdigest())
+    m.forget()
+say(most=most, digests=sorted(digests))
+"""
+
+
+def test_where_mappings_do_not_merge_again_their_pieces_are_bounded_all_the_same(
+    job: Start, bed: SlowBed
+) -> None:
+    """FUSE and Lustre mappings have a close operation: each place that was ever cut out stays a
+    piece of its own, and a process has 65 530. Here it may have 512 for 768 checkpoints."""
+    path = data(bed.path(ARRAY))
+    work = job(
+        python(PIECES, path), options=("--distance", "128KiB"), UFFDPREFETCH_TEST_OVERLAYS="256"
+    )
+    line = work.line()
+    done = work.finish().good()
+    assert done.summary is not None
+    assert line["digests"] == [file_digest(path)]
+    assert done.summary["totals"]["checkpoints"]["laid"] > 768
+    assert line["most"] <= 2 * 256 + 2
 
 
 EMFILE = """

@@ -188,7 +188,9 @@ def find_or_start(
                     pass
             elif started is None:
                 started = start_service(environ, config, meeting)
-            elif started.poll():  # not 0: that one found another service at work
+            elif started.poll() == 0:
+                started = None  # it found another service at work: one that is just ending
+            elif started.poll():
                 saw = f"it ended with status {started.returncode} ({_last_line(meeting.log)})"
                 break
             if time.monotonic() >= deadline:
@@ -248,9 +250,7 @@ def run(config: Config, argv: Sequence[str]) -> int:
             raise UffdPrefetchError(text, EXIT_OURS) from None
         say(f"running the job without prefetching: {text}")
     if config.verbose and meeting is not None and client is not None:
-        # The rung is known at once only where an agent of the job has reported before.
-        rung = f", rung {client.rung}" if client.rung else ""
-        say(f"job {meeting.key} (from {meeting.key_source}){rung}, log {meeting.log}")
+        say(f"job {meeting.key} (from {meeting.key_source}), log {meeting.log}")
 
     def started(pid: int) -> None:
         if client is not None:

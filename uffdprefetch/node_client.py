@@ -24,13 +24,14 @@ from typing import Any
 from uffdprefetch.identity import Identity
 
 MAGIC = 0x50444655  # "UFDP", little-endian
-VERSION = 1
+VERSION = 2
 MESSAGE_BYTES = 256
 HELLO, WELCOME, JOB, FINISH, SUMMARY = 1, 2, 3, 4, 5
 LAUNCHER = 1  # role in HELLO
 
 _HEADER = struct.Struct("<IHH")
 _HELLO = struct.Struct("<Iiiiiii")
+_WORD = struct.Struct("<I")
 _TWO_WORDS = struct.Struct("<II")
 #: A summary names every file and a bounded timeline; what is larger did not come from our service.
 MAX_SUMMARY_BYTES = 64 << 20
@@ -77,7 +78,6 @@ class NodeClient:
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self.options = 0  # Config.fingerprint() of the service
-        self.rung = 0
 
     @classmethod
     def connect(cls, path: str, identity: Identity, deadline: float) -> NodeClient:
@@ -109,7 +109,7 @@ class NodeClient:
             _close_all(descriptors)
             if kind != WELCOME:
                 raise NotOurService(f"it answered HELLO with message type {kind}")
-            client.options, client.rung = _TWO_WORDS.unpack_from(payload)
+            (client.options,) = _WORD.unpack_from(payload)
             return client
         except BaseException:
             connection.close()

@@ -13,11 +13,14 @@ from uffdprefetch import uffd
 from uffdprefetch.intervals import IntervalSet
 from uffdprefetch.node import wire
 from uffdprefetch.node.files import FileState
+from uffdprefetch.node.processes import Watched
 from uffdprefetch.plan.checkpoints import Span
 from uffdprefetch.progress.streams import StreamTable
 
 #: A client that does not read is cut off: its commands must not pile up here.
 OUTBOX_MAX = 4096
+#: Commands that a failure may still be told of.
+LAYING_MAX = 256
 
 
 @dataclass
@@ -37,15 +40,14 @@ class Region:
     fired: dict[int, int] = field(default_factory=dict)  # laid, touched, not armed again: ns
     sparse: set[int] = field(default_factory=set)  # over all of it
     sparse_from_ns: int = 0  # not before: the first window is more urgent
+    cut: set[int] = field(default_factory=set)  # ever laid: there the mapping is cut in pieces
     starts: set[int] = field(default_factory=set)  # pages near where streams began
     seen: IntervalSet = field(default_factory=IntervalSet)  # file ranges known to be mapped
-    dropped_to: int = 0
     look_at_ns: int = 0
     look_every_ns: int = 0
     look_from: int = 0  # where the last look over all of it stopped
     looked_ns: int = 0  # and when it was
     scattered: bool = False  # too many separate runs: no use in looking often
-    lay_failures: int = 0
     detaching: bool = False
 
     def offset_of(self, address: int) -> int:
@@ -64,6 +66,7 @@ class Client:
         """``sock`` is None for a process that is only observed: it gets no commands."""
         self.sock = sock
         self.observed = sock is None
+        self.watched = Watched(pid, ended=True)  # the ledger's, from hello on
         self.refused: set[int] = set()  # observed: addresses of mappings that are not wanted
         self.hello = hello
         self.pid = pid
@@ -74,6 +77,8 @@ class Client:
         self.pagemap_error = ""
         self.resolver_slot = -1
         self.overlay_share = hello.overlays_max
+        self.laying: dict[int, list[int]] = {}  # sequence -> pages of the last LAY commands
+        self.halved_ns = 0
         self._outbox: deque[bytes] = deque()
         self._sequence = 0
         self.gone = False
@@ -87,9 +92,9 @@ class Client:
         """Whether checkpoints can be armed in this process."""
         return bool(self.hello.flags & wire.HELLO_UFFD)
 
-    def laid(self) -> int:
-        """Checkpoints over all regions; two mappings each."""
-        return sum(len(region.laid) for region in self.regions.values())
+    def cuts(self) -> int:
+        """Places where a mapping may be cut in pieces, over all regions; two mappings each."""
+        return sum(len(region.cut) for region in self.regions.values())
 
     def send(self, message: bytes, fds: list[int] | None = None) -> None:
         """Queue a message; descriptors only go with the first of an empty queue."""
@@ -135,6 +140,10 @@ class Client:
         for i in range(0, max(1, len(pages)), wire.PAGES_MAX):
             self._sequence += 1
             some = pages[i : i + wire.PAGES_MAX]
+            if kind == wire.Type.LAY:
+                self.laying[self._sequence & 0xFFFFFFFF] = some
+                while len(self.laying) > LAYING_MAX:  # no news: they are laid
+                    del self.laying[next(iter(self.laying))]
             self.send(wire.command(kind, self._sequence & 0xFFFFFFFF, region, some))
 
     def close(self) -> None:

@@ -34,10 +34,10 @@ class Layout:
 
     def lookahead(self, stream: Stream) -> int:
         """Bytes ahead of a stream that its policy wants now."""
-        if self._config.policy == "fixed":
-            return self._config.size_bytes
         streams = max(1, self._ledger.active_streams)
         share = self.allowed_bytes // streams
+        if self._config.policy == "fixed":
+            return min(self._config.size_bytes, max(share, window.MIB))
         return window.lookahead_bytes(stream, self._scheduler.meter.storage, share)
 
     def distance(self, stream: Stream) -> int:
@@ -74,14 +74,30 @@ class Layout:
         soon = unwritten - region.sparse
         later = sorted(unwritten & region.sparse)[:COPIES_AT_ONCE]
         self._scheduler.copy(region.file, sorted(soon) + later)
-        ready = sorted(missing & region.file.written)
-        room = client.overlay_share - client.laid()
-        ready = ready[: max(0, room)]
-        if ready:
-            region.laid.update(ready)
-            client.command(wire.Type.LAY, region.id, ready)
-            self._ledger.laid += len(ready)
+        ready = missing & region.file.written
+        room = client.overlay_share - client.cuts()
+        if len(ready - region.cut) > room and len(region.cut) > 2 * len(wanted):
+            self._renew(client, region)
+            ready = wanted & region.file.written
+            room = client.overlay_share - client.cuts()
+        # a page that was laid before is cut out already
+        again, new = sorted(ready & region.cut), sorted(ready - region.cut)
+        laying = sorted(again + new[: max(0, room)])
+        if laying:
+            region.laid.update(laying)
+            region.cut.update(laying)
+            client.command(wire.Type.LAY, region.id, laying)
+            self._ledger.laid += len(laying)
         self._clear_behind(client, region, wanted)
+
+    def _renew(self, client: Client, region: Region) -> None:
+        """All of it in one piece again. Where mappings have a close operation (FUSE, Lustre) what
+        is taken away does not merge: a walk through a large file would cut it up without end."""
+        self._ledger.taken += len(region.laid)
+        region.laid.clear()
+        region.fired.clear()
+        region.cut.clear()
+        client.command(wire.Type.RENEW, region.id, [])
 
     def _clear_behind(self, client: Client, region: Region, wanted: set[int]) -> None:
         """Behind the readers: what is still wanted (sparse, starts) is armed again for the next
@@ -121,11 +137,11 @@ class Layout:
         for stream in region.table.active():
             distance = self.distance(stream)
             done = stream.position_bytes - 2 * distance
-            first = max(region.dropped_to, stream.start_bytes) // distance + 1
-            if region.dropped_to > done + REACH_BYTES:
+            first = max(stream.dropped_bytes, stream.start_bytes) // distance + 1
+            if stream.dropped_bytes > done + REACH_BYTES:
                 first = stream.start_bytes // distance + 1  # a new epoch
             blocks = [at for at in range(first * distance, done, distance)][:64]
             if blocks:
-                region.dropped_to = blocks[-1]
+                stream.dropped_bytes = blocks[-1]
                 pages = [at // uffd.PAGE_BYTES for at in blocks if region.span.page(at)]
                 client.command(wire.Type.DROP, region.id, pages)

@@ -166,14 +166,14 @@ class Peers:
             launcher = Launcher(sock, hello, pid)
             del self._unknown[fd]
             self.launchers[fd] = launcher
-            _reply(sock, wire.pack(wire.Type.WELCOME, wire.WELCOME.pack(self._options, 0, 0)))
+            _reply(sock, wire.pack(wire.Type.WELCOME, wire.WELCOME.pack(self._options)))
         elif hello.role == wire.Role.AGENT:
             client = Client(sock, hello, pid)
             self._ledger.hello(client)
             del self._unknown[fd]
             self._engine.clients[fd] = client
             client.send(
-                wire.pack(wire.Type.WELCOME, wire.WELCOME.pack(0, 0, 0)),
+                wire.pack(wire.Type.WELCOME, wire.WELCOME.pack(0)),
                 [client.ring.fd, self._wake_fd],
             )
             os.close(client.ring.fd)
@@ -199,7 +199,7 @@ class Peers:
         elif kind == wire.Type.BYE:
             self._engine.on_events(client, client.ring.drain())
             self._engine.account_all(client)
-            self._ledger.processes[client.pid].sample()
+            client.watched.sample()
             client.send(wire.pack(wire.Type.BYE_OK))
         else:
             raise wire.WireError(f"{kind.name} from an agent")
@@ -256,7 +256,8 @@ class Peers:
         """An agent has gone: read what it left in its ring, forget its regions."""
         client = self._engine.clients[fd]
         self._engine.on_events(client, client.ring.drain())
-        self._ledger.processes[client.pid].sample()
+        client.watched.sample()
+        client.watched.ended = True
         self._ledger.dropped_events += client.ring.counts().dropped
         for region in list(client.regions):
             self._engine.detached(client, region)

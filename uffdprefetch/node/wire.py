@@ -12,7 +12,7 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 MAGIC = 0x50444655
-VERSION = 1
+VERSION = 2
 MESSAGE_BYTES = 256
 PAGES_MAX = 28
 
@@ -23,7 +23,7 @@ GONE = struct.Struct("<II")
 FILE = struct.Struct("<II")
 COMMAND = struct.Struct(f"<IIII{PAGES_MAX}Q")
 ACK = struct.Struct("<IIIiI")
-WELCOME = struct.Struct("<III")
+WELCOME = struct.Struct("<I")
 JOB = struct.Struct("<i")
 SUMMARY = struct.Struct("<II")
 
@@ -47,6 +47,7 @@ class Type(IntEnum):
     DROP = 36
     DETACH = 37
     BYE_OK = 38
+    RENEW = 39
 
 
 class Role(IntEnum):
