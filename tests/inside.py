@@ -134,12 +134,6 @@ def agents(pid: int | str = "self") -> list[int]:
     return found
 
 
-def vma_count() -> int:
-    """Mappings of this process."""
-    with open("/proc/self/maps") as file:
-        return sum(1 for _ in file)
-
-
 def advice_flags(address: int) -> list[str]:
     """VmFlags (two letters each: rr is MADV_RANDOM) of the mapping that holds ``address``."""
     inside = False

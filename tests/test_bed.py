@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The slow-storage bed: its bytes, its counters, its live settings, and the cold and warm checks.
 
 Nothing here asserts a time: how slow the bed is belongs to the benches.

@@ -235,3 +235,54 @@ def test_a_disabled_wrap_leaves_no_summary(runner: Runner, store: Path) -> None:
     words = runner.command(*python(READ, path))
     assert runner.plain(*words, UFFDPREFETCH_DISABLE="1") == runner.plain(*python(READ, path))
     assert os.listdir(runner.cwd) == []
+
+
+# ---- who and how --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, (0, -1)),
+        ({"RANK": "6", "LOCAL_RANK": "2", "WORLD_SIZE": "8", "SLURM_PROCID": "0"}, (6, 2)),
+        # srun --mpi=pmix: PMIx has no local rank, Slurm counts the same ranks
+        ({"PMIX_RANK": "5", "SLURM_PROCID": "5", "SLURM_LOCALID": "1"}, (5, 1)),
+        ({"PMIX_RANK": "5", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}, (5, -1)),
+    ],
+)
+def test_the_job_s_ranks_are_what_its_launcher_says(
+    runner: Runner, store: Path, variables: dict[str, str], expected: tuple[int, int]
+) -> None:
+    run = runner.wrapped(*python(READ, store / ARRAY), **variables)
+    assert run.status == 0, run.stderr
+    assert [(e["rank"], e["local_rank"]) for e in run.summary["ranks"]] == [expected]
+
+
+COLD_TWICE = """
+import hashlib, mmap, os, sys
+digest = hashlib.sha256()
+with open(sys.argv[1], 'rb') as file:
+    view = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+    for epoch in range(2):
+        for at in range(0, len(view), 1 << 18):
+            digest.update(view[at:at + (1 << 18)])
+        view.madvise(mmap.MADV_DONTNEED)  # else what is mapped stays in the cache
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+print(digest.hexdigest())
+"""
+
+
+def test_without_userfaultfd_a_later_cold_epoch_is_prefetched_too(
+    runner: Runner, bed: SlowBed
+) -> None:
+    """Rung 2: what is mapped shows once in a page table, and again after it has left it."""
+    path = bed.path(ARRAY)
+    words = python(COLD_TWICE, path)
+    run = runner.wrapped(*words, cold=[path], UFFDPREFETCH_RUNG="2")
+    assert run.status == 0, run.stderr
+    assert run.stdout == runner.plain(*words)
+    file = run.file(path)
+    assert (run.summary["rung"], file["served_by"]) == (2, "page_tables")
+    assert run.summary["totals"]["checkpoints"]["laid"] == 0
+    assert "page tables" in run.summary["degradations"][0]
+    assert file["prefetched_bytes"] > 1.5 * file["size_bytes"]

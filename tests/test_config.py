@@ -192,6 +192,12 @@ def test_a_nested_wrap_reads_back_what_the_outer_one_chose(machine: Machine) -> 
     assert Config().environment() == {}
 
 
+def test_a_default_that_was_chosen_reaches_a_nested_wrap(machine: Machine) -> None:
+    """Else the variable that the command line overruled would win there."""
+    outer = machine.load("--policy", "auto", UFFDPREFETCH_POLICY="none")
+    assert outer.policy == "auto" and outer.environment()["UFFDPREFETCH_POLICY"] == "auto"
+
+
 def test_describe_names_value_and_origin(machine: Machine) -> None:
     rows = {key: (value, origin) for key, value, origin in config.describe(machine.load("-v"))}
     assert rows["size"] == ("50MiB", "default")

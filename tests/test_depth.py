@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """plan/depth.py against a model link: bandwidth B, latency L, Q bytes under way give
 min(B, Q / (L + Q / B)) bytes/s."""
 

@@ -275,7 +275,7 @@ def test_vfork_from_c_does_not_reach_the_agent(
     assert (done.returncode, done.stdout) == (plain.returncode, plain.stdout) == (0, b"40 right\n")
 
 
-def test_multiprocessing_fork_and_spawn_read_right_bytes(job: Start, records: Records) -> None:
+def test_a_forked_multiprocessing_pool_reads_right_bytes(job: Start, records: Records) -> None:
     code = """
     import multiprocessing
 

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
-from uffdprefetch.identity import Identity, file_name_safe, identify, job_key
+from uffdprefetch.identity import _FAMILIES, Identity, file_name_safe, identify, job_key
 
 MPIRUN = {
     "OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4",
@@ -47,6 +50,14 @@ PBS = {"PBS_JOBID": "123.server"}
 )  # fmt: skip
 def test_identify(environ: dict[str, str], expected: Identity) -> None:
     assert identify(environ) == expected
+
+
+def test_the_preload_object_asks_the_same_launchers_in_the_same_order() -> None:
+    source = (Path(__file__).parent.parent / "csrc" / "preload.c").read_text()
+    table = re.search(r"family\[\] = \{(.*?)\n\t\};", source, re.DOTALL)
+    assert table is not None
+    names = [tuple(re.findall(r'"(\w+)"', line)) for line in table[1].strip().splitlines()]
+    assert names == [tuple(family[1:]) for family in _FAMILIES]
 
 
 def key(environ: dict[str, str], pid: int = 10, ppid: int = 9, unique: str = "t") -> str:

@@ -358,7 +358,6 @@ def test_the_kernel_reads_an_armed_page_like_any_other(
         return where[id(page)]
 
     wrong = []
-    hits = 0
     for name in ("by_write", "by_send", "by_direct", "by_process_vm_readv", "by_load",
                  "by_file", "by_tmpfs"):
         for offset in armed()[:6]:

@@ -3,11 +3,22 @@
 
 from __future__ import annotations
 
+import os
 import random
 
 import pytest
 
-from uffdprefetch.node.ledger import DEGRADATIONS_MAX, FILES_MAX, Histogram, Ledger, Timeline
+from uffdprefetch.node import wire
+from uffdprefetch.node.client import Client
+from uffdprefetch.node.ledger import (
+    DEGRADATIONS_MAX,
+    FILES_MAX,
+    PROCESSES_MAX,
+    Histogram,
+    Ledger,
+    Timeline,
+)
+from uffdprefetch.node.processes import Counters
 
 #: What Histogram's docstring promises.
 RESOLUTION = 1 / 8
@@ -80,6 +91,24 @@ def test_a_doubled_bin_keeps_the_last_window_that_was_known() -> None:
         line.at(second).window_bytes = window
     line.at(4.0)
     assert [b.window_bytes for b in line.bins[:2]] == [20, 30]
+
+
+def test_a_job_that_forks_without_end_is_counted_in_bounded_space() -> None:
+    ledger = Ledger()
+    total = 3 * PROCESSES_MAX
+    for number in range(total):
+        hello = wire.Hello(wire.Role.AGENT, 1, 0, number % 2, 0, 2, 0, 0, 0, 0, 0, 0, "job")
+        client = Client(None, hello, os.getpid())
+        ledger.hello(client)
+        client.watched.now = Counters(major_faults=1, read_call_bytes=2, storage_bytes=3)
+        client.watched.ended = True
+        client.close()
+    assert len(ledger.processes) <= PROCESSES_MAX
+    told = ledger.all_processes()
+    assert sum(one.count for one in told) == total
+    assert sum(one.watched.now.major_faults for one in told) == total
+    assert sum(one.watched.now.read_call_bytes or 0 for one in told) == 2 * total
+    assert sorted(ledger.folded) == [0, 1]
 
 
 def test_what_is_said_to_the_user_is_said_once_and_bounded() -> None:

@@ -79,6 +79,15 @@ def test_a_read_through_a_mapping_is_no_read_call(tmp_path: Path) -> None:
     assert watched.now.read_call_bytes < 1 << 20
 
 
+def test_a_number_that_is_another_process_s_by_now_is_not_read() -> None:
+    watched = Watched(os.getpid())
+    watched.sample()
+    kept, watched.ended = watched.now, True
+    os.pread(os.open(__file__, os.O_RDONLY), 100, 0)
+    watched.sample()
+    assert watched.now is kept
+
+
 def test_a_process_that_ended_keeps_its_last_figures() -> None:
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as child:
         watched = Watched(child.pid)

@@ -274,7 +274,7 @@ def test_the_wait_of_a_touch_can_be_measured_in_the_job(
     work.tell()
     line = work.line()
     assert line["touches"] == line["passes"] * pages and line["slow"] > 0
-    assert 1000 < line["p50_ns"] <= line["p99_ns"] <= line["max_ns"]
+    assert 0 < line["p50_ns"] <= line["p99_ns"] <= line["max_ns"]
     if state == "stopped":
         os.kill(service, signal.SIGCONT)
     assert work.finish().status == 0

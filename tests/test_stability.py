@@ -101,7 +101,7 @@ def test_a_huge_sparse_file_stays_within_a_quarter_of_the_mappings(
     line = work.line()
     work.finish().good()
     limit = int(Path("/proc/sys/vm/max_map_count").read_text())
-    assert line["most"] <= limit // 4
+    assert 0 < line["most"] <= limit // 4
     assert path.stat().st_blocks == 0, "holes were read, not filled"
 
 

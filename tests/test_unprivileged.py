@@ -124,7 +124,6 @@ def test_with_everything_forbidden_the_job_runs_and_the_reason_is_said(
 def test_the_residency_of_anothers_file_is_not_believed(
     nobody: Nobody, env: dict[str, str], data: Path
 ) -> None:
-    require(data.exists(), "the data file")
     _, summary, _ = run(nobody, env, data)
     owned = data.stat().st_uid == UID
     told = "not told to us" not in summary["files"][0]["warmed_by"]

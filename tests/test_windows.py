@@ -7,6 +7,9 @@ from itertools import pairwise
 
 import pytest
 
+from uffdprefetch.config import Config
+from uffdprefetch.node.layout import Layout
+from uffdprefetch.node.ledger import Ledger
 from uffdprefetch.plan import window
 from uffdprefetch.plan.window import Storage
 from uffdprefetch.progress.streams import Stream
@@ -157,8 +160,9 @@ def test_lateness_cannot_grow_it_without_bound() -> None:
     stream = stream_at(0, 300e6)
     for _ in range(1000):
         window.note_extent(stream, late=True)
+    assert stream.boost == window.BOOST_MAX
     boosted = window.lookahead_bytes(stream, Storage(1e9, 1.0), 1 << 40)
-    assert boosted <= window.LOOKAHEAD_MAX_BYTES * window.BOOST_MAX
+    assert boosted == window.LOOKAHEAD_MAX_BYTES
 
 
 @pytest.mark.parametrize("allowed", [0, MIB, 5 * MIB, 40 * MIB])
@@ -180,3 +184,13 @@ def test_a_walk_that_is_not_sure_gets_some_times_what_it_has_walked() -> None:
     assert asked[:4] == [MIB, MIB, MIB, 4 * MIB]
     assert asked[4] == 4 * (2 * MIB - PAGE) < window.LOOKAHEAD_MIN_BYTES
     assert asked[5] == int(3e8 * window.LOOKAHEAD_SECONDS)
+
+
+def test_fixed_windows_share_the_budget() -> None:
+    ledger = Ledger()
+    config = Config(policy="fixed", size_bytes=50 * MIB, budget_bytes=100 * MIB)
+    layout = Layout(config, None, ledger)  # type: ignore[arg-type]
+    sizes = []
+    for ledger.active_streams in (0, 1, 2, 4, 1000):
+        sizes.append(layout.lookahead(stream_at(0)))
+    assert sizes == [50 * MIB, 50 * MIB, 50 * MIB, 25 * MIB, MIB]

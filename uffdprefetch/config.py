@@ -110,11 +110,13 @@ class Config:
             raise usage_error(f"not a configuration in JSON: {error}") from None
 
     def environment(self) -> dict[str, str]:
-        """The UFFDPREFETCH_* variables that hand every non-default choice to a nested wrap."""
+        """The UFFDPREFETCH_* variables that hand every choice to a nested wrap; one that was made
+        explicitly also where it is the default, else a variable or a file would win there."""
         variables = {}
         for option in OPTIONS:
             value = getattr(self, option.field)
-            if value != option.default:
+            made = self.origins.get(option.field, "default") != "default"
+            if value != option.default or made:
                 variables[option.variable] = option.format(value)
         return variables
 

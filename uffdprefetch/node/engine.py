@@ -43,12 +43,10 @@ FOLLOW_STEPS = 8
 #: The set over the whole file is one small read each on cold storage: later than the first window.
 SPARSE_DELAY_NS = 100 * MS
 STARTS_MAX = 32
+#: Laying failed: the commands of the last moment fail for the same reason.
+HALVE_NS = 1000 * MS
 MAP_TYPE = 0x0F
 MAP_PRIVATE = 2
-
-
-def _sort_key(item: tuple[Key, FileState]) -> int:
-    return item[1].attached
 
 
 class CacheEngine:
@@ -81,6 +79,7 @@ class CacheEngine:
         except (MemoryError, OverflowError):
             why = f"{a.size_bytes} bytes are too many for our books"
         verdict = wire.Verdict.CHECKPOINTS
+        reason = "userfaultfd with kernel faults works in the job"
         if file is None or file.changed:
             verdict = wire.Verdict.REFUSE
             if file is not None and file.changed:
@@ -88,23 +87,16 @@ class CacheEngine:
         elif a.flags & wire.ATTACH_WRITABLE:
             verdict = wire.Verdict.PAGE_TABLES
             self._writer_came(file)
-            self.ledger.degrade(
-                f"{file.path}: opened for writing (O_RDWR), so progress comes from page tables; "
-                "open it read-only (lmdb: readonly=True)"
-            )
+            reason = "opened for writing (O_RDWR); open it read-only (lmdb: readonly=True)"
         elif file.writer:
             verdict = wire.Verdict.PAGE_TABLES
-            self.ledger.degrade(
-                f"{file.path}: a writer has it open, so progress comes from page tables; open it "
-                "read-only everywhere (lmdb: readonly=True)"
-            )
+            reason = "a writer has it open; open it read-only everywhere (lmdb: readonly=True)"
         elif not client.has_uffd:
             verdict = wire.Verdict.PAGE_TABLES
-            self.ledger.degrade(
-                "engine off: progress comes from page tables, later epochs hardly show"
+            reason = (
+                "engine off: later epochs hardly show"
                 if client.observed
-                else f"no userfaultfd ({os.strerror(client.hello.uffd_error)}): progress comes "
-                "from page tables; see uffdprefetch doctor"
+                else f"no userfaultfd ({os.strerror(client.hello.uffd_error)}): see doctor"
             )
         if verdict == wire.Verdict.PAGE_TABLES and client.pagemap_fd < 0:
             verdict, why = wire.Verdict.REFUSE, f"page table of the job: {client.pagemap_error}"
@@ -121,6 +113,7 @@ class CacheEngine:
             self.ledger.refuse(path, why)
             return
         self._adopt(client, a, file, verdict)
+        self.ledger.attached(file, verdict, reason)
 
     def _adopt(
         self, client: Client, a: wire.Attach, file: FileState, verdict: wire.Verdict
@@ -142,13 +135,15 @@ class CacheEngine:
         )
         file.attached += 1
         client.regions[region.id] = region
-        self.ledger.attached(file, verdict)
         if self.resolver and client.resolver_slot >= 0:
             self.resolver.map(
                 client.resolver_slot, region.id, a.address, a.length_bytes, a.offset_bytes
             )
         if verdict == wire.Verdict.CHECKPOINTS:
-            most = client.overlay_share // (4 * max(1, len(client.regions)))
+            # all together a quarter, however many mappings there are: the dense sets need the rest
+            quarter = client.overlay_share // 4
+            used = sum(len(other.sparse) for other in client.regions.values())
+            most = min(quarter // len(client.regions), quarter - used)
             region.sparse = checkpoints.sparse(region.span, most, self.config.distance_bytes)
         self.layout.refresh(client, region)
 
@@ -193,9 +188,14 @@ class CacheEngine:
     def lay_failed(self, client: Client, ack: wire.Ack) -> None:
         """The agent could not do all of a command (out of mappings, memory): want less."""
         region = client.regions.get(ack.region)
-        if region is None or not ack.error:
+        pages = client.laying.pop(ack.sequence, None)
+        if region is None or not ack.error or pages is None:
             return
-        region.lay_failures += 1
+        region.laid.difference_update(pages[ack.done :])
+        now = now_ns()
+        if now - client.halved_ns < HALVE_NS:  # the rest of one burst
+            return
+        client.halved_ns = now
         client.overlay_share = max(8, client.overlay_share // 2)
         self.ledger.degrade(
             f"pid {client.pid}: a checkpoint could not be laid ({os.strerror(ack.error)}); "
@@ -262,8 +262,8 @@ class CacheEngine:
         if not any(s.settled for s in active) or (
             region.look_from or now - region.looked_ns >= LOOK_SLOWEST_NS
         ):
+            touched = self._look_at_all(client, region) or touched
             region.looked_ns = now
-            touched = self._look_at_all(client, region, now) or touched
         self._next_look(region, active, by_tables, touched, now)
         if region.sparse_from_ns <= now < region.sparse_from_ns + region.look_every_ns:
             self._touched[id(region)] = (client, region)
@@ -286,10 +286,11 @@ class CacheEngine:
                 break
         return touched
 
-    def _look_at_all(self, client: Client, region: Region, now: int) -> bool:
+    def _look_at_all(self, client: Client, region: Region) -> bool:
         """Go on with the look over the whole region, for a bounded time; whether it saw news."""
         touched = False
-        while now_ns() - now < LOOK_AT_ONCE_NS:
+        now = began = now_ns()
+        while now == began or now - began < LOOK_AT_ONCE_NS:
             start = max(region.look_from, region.offset_bytes)
             end = min(start + LOOK_AT_ONCE_BYTES, region.span.end_bytes)
             clusters, more = pagetables.new_touches(client, region, start, end)
@@ -300,6 +301,7 @@ class CacheEngine:
             if region.look_from >= region.span.end_bytes:
                 region.look_from = 0
                 break
+            now = now_ns()
         return touched
 
     def _next_look(
@@ -341,12 +343,11 @@ class CacheEngine:
         file = region.file
         if self.config.policy == "none" or region.table.random:
             return
+        ahead = self.layout.lookahead(stream)
         if self.config.policy == "fixed":
-            wanted = window.fixed(
-                stream, file.size_bytes, self.config.size_bytes, self.config.threshold
-            )
+            wanted = window.fixed(stream, region.span.end_bytes, ahead, self.config.threshold)
         else:
-            wanted = window.auto(stream, file.size_bytes, self.layout.lookahead(stream))
+            wanted = window.auto(stream, region.span.end_bytes, ahead)
         if wanted:
             self.scheduler.want(file, stream, *wanted)
 

@@ -22,7 +22,6 @@ _PREFETCHED, _USED = 1, 2
 _SET = {bit: bytes(i | bit for i in range(256)) for bit in (_PREFETCHED, _USED)}
 #: File systems that are memory themselves: nothing to warm (include/uapi/linux/magic.h).
 MEMORY_FILE_SYSTEMS = {"tmpfs", "ramfs", "hugetlbfs", "devtmpfs", "proc", "sysfs"}
-LUSTRE = "lustre"
 #: Given to readahead where neither a probe nor sysfs tells more.
 CHUNK_BYTES = 128 << 10
 

@@ -19,6 +19,7 @@ FIRST_BIN_SECONDS = 0.1
 DEGRADATIONS_MAX = 32
 STREAMS_MAX = 256
 FILES_MAX = 256
+PROCESSES_MAX = 1024
 
 
 class Histogram:
@@ -28,6 +29,7 @@ class Histogram:
         self._bins: dict[int, int] = {}
         self.count = 0
         self.max = 0
+        self.sum = 0
 
     def add(self, ns: int) -> None:
         """Count one value >= 0."""
@@ -35,6 +37,7 @@ class Histogram:
         bin_ = octave * 8 + (ns >> octave)
         self._bins[bin_] = self._bins.get(bin_, 0) + 1
         self.count += 1
+        self.sum += ns
         self.max = max(self.max, ns)
 
     def quantile(self, share: float) -> int | None:
@@ -46,6 +49,17 @@ class Histogram:
                 octave = max(0, bin_ // 8 - 1)
                 return min(self.max, ((bin_ - octave * 8) + 1 << octave) - 1)
         return None
+
+
+@dataclass
+class JobProcess:
+    """A process of the job and its counters; ``count`` of them when they are folded into one."""
+
+    rank: int
+    local_rank: int
+    command: str
+    watched: Watched
+    count: int = 1
 
 
 @dataclass
@@ -112,8 +126,8 @@ class Ledger:
         self.active_streams = 0
         self.laid = self.taken = self.rearmed = 0
         self.dropped_events = 0
-        self.processes: dict[int, Watched] = {}
-        self.process_ranks: dict[int, tuple[int, int, str]] = {}
+        self.processes: list[JobProcess] = []
+        self.folded: dict[int, JobProcess] = {}  # rank -> those that are not told one by one
         self.streams: list[dict[str, Any]] = []
         self.closed_files: list[dict[str, Any]] = []
         self.rung: int | None = None
@@ -135,21 +149,37 @@ class Ledger:
 
     def hello(self, client: Client) -> None:
         """A process of the job has connected."""
-        self.processes[client.pid] = Watched(client.pid)
         hello = client.hello
-        self.process_ranks[client.pid] = (client.rank, hello.local_rank, hello.command)
+        one = JobProcess(client.rank, hello.local_rank, hello.command, Watched(client.pid))
+        client.watched = one.watched
+        self.processes.append(one)
+        if len(self.processes) > PROCESSES_MAX:
+            self._fold()
 
-    def attached(self, file: FileState, verdict: wire.Verdict) -> None:
+    def _fold(self) -> None:
+        """A job forks without end: the oldest that has ended is counted under its rank only."""
+        for i, one in enumerate(self.processes):
+            if one.watched.ended:
+                del self.processes[i]
+                into = self.folded.setdefault(
+                    one.rank, JobProcess(one.rank, one.local_rank, "", Watched(0, ended=True), 0)
+                )
+                into.watched.now = into.watched.now.plus(one.watched.now)
+                into.count += 1
+                return
+
+    def all_processes(self) -> list[JobProcess]:
+        """Told one by one and folded."""
+        return [*self.processes, *self.folded.values()]
+
+    def attached(self, file: FileState, verdict: wire.Verdict, reason: str) -> None:
         """A mapping is managed; the best rung reached is the run's."""
         rung = 1 if verdict == wire.Verdict.CHECKPOINTS else 2
         self.verdicts[file.path] = verdict.name.lower()
+        if rung == 2:
+            self.degrade(f"{file.path}: progress comes from page tables: {reason}")
         if self.rung is None or rung < self.rung:
-            self.rung = rung
-            self.rung_reason = (
-                "userfaultfd with kernel faults works in the job"
-                if rung == 1
-                else "no checkpoint may be laid: progress comes from page tables"
-            )
+            self.rung, self.rung_reason = rung, reason
 
     def touch(self, file: FileState, stream: Stream, offset: int, at_ns: int) -> None:
         """Put a touch on the time line."""
@@ -164,7 +194,7 @@ class Ledger:
         """Keep what a region's streams looked like when it ends."""
         for stream in region.table.streams:
             if stream.active and len(self.streams) < STREAMS_MAX:
-                self.streams.append(describe_stream(region.file, stream))
+                self.streams.append(describe_stream(region, stream))
         if region.table.random:
             self.degrade(
                 f"{region.file.path}: rank {client.rank} jumps about (no walk found): not "
@@ -177,13 +207,13 @@ class Ledger:
             self.closed_files.append(describe_file(file, self.verdicts))
 
 
-def describe_stream(file: FileState, stream: Stream) -> dict[str, Any]:
+def describe_stream(region: Region, stream: Stream) -> dict[str, Any]:
     """A stream for the summary."""
     return {
-        "file": file.path,
+        "file": region.file.path,
         "rank": stream.rank,
         "pid": stream.reader,
-        "pattern": stream.pattern,
+        "pattern": "random" if region.table.random else stream.pattern,
         "start_bytes": stream.start_bytes,
         "position_bytes": stream.position_bytes,
         "density_64KiB": stream.density,

@@ -93,7 +93,7 @@ class Observer:
 
     def _look_at(self, pid: int) -> None:
         try:
-            maps = Path(f"/proc/{pid}/maps").read_text()
+            maps = Path(f"/proc/{pid}/maps").read_text(errors="surrogateescape")
         except OSError:
             return
         mappings = {m.start: m for m in read_only_files(maps, self._min_bytes)}
@@ -101,11 +101,17 @@ class Observer:
         if client is None:
             if not mappings:
                 return
-            client = self._engine.clients[-pid] = self._meet(pid)
-        known = {r.address: r.id for r in client.regions.values()}
-        for address, region in known.items():
-            if address not in mappings:
-                self._engine.detached(client, region)
+            try:
+                client = self._engine.clients[-pid] = self._meet(pid)
+            except OSError:  # out of descriptors
+                return
+        for region in list(client.regions.values()):
+            mapping = mappings.get(region.address)
+            key = mapping and (mapping.inode, mapping.offset)
+            if key != (region.file.key[1], region.offset_bytes):  # gone, or another file's
+                self._engine.detached(client, region.id)
+        known = {r.address for r in client.regions.values()}
+        client.refused &= set(mappings)
         for address, mapping in mappings.items():
             if address not in known and address not in client.refused:
                 self._offer(client, mapping)
@@ -113,7 +119,7 @@ class Observer:
     def _meet(self, pid: int) -> Client:
         try:
             environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            command = Path(f"/proc/{pid}/comm").read_text().strip()
+            command = Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
         except OSError:
             environ, command = [], "?"
         pairs = (entry.decode(errors="replace").partition("=") for entry in environ)

@@ -19,6 +19,14 @@ class Counters:
     read_call_bytes: int | None = 0  # /proc/PID/io rchar: all read(2) and the like
     storage_bytes: int | None = 0  # /proc/PID/io read_bytes
 
+    def plus(self, other: Counters) -> Counters:
+        """The sum; what is unknown of one is unknown of both."""
+        return Counters(
+            self.major_faults + other.major_faults,
+            _sum(self.read_call_bytes, other.read_call_bytes),
+            _sum(self.storage_bytes, other.storage_bytes),
+        )
+
 
 def parse_major_faults(stat: str) -> int:
     """Field 12 of /proc/PID/stat (the command in brackets may hold anything)."""
@@ -48,14 +56,15 @@ def read(pid: int | str) -> Counters | None:
 class Watched:
     """One process: the difference between now and its hello."""
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, ended: bool = False) -> None:
         self.pid = pid
-        self._first = read(pid) or Counters()
+        self.ended = ended  # its number may be another process's by now
+        self._first = (None if ended else read(pid)) or Counters()
         self.now = Counters()
 
     def sample(self) -> None:
         """Read again; a process that is gone keeps its last values."""
-        latest = read(self.pid)
+        latest = None if self.ended else read(self.pid)
         if latest is None:
             return
         first = self._first
@@ -64,6 +73,10 @@ class Watched:
             _minus(latest.read_call_bytes, first.read_call_bytes),
             _minus(latest.storage_bytes, first.storage_bytes),
         )
+
+
+def _sum(a: int | None, b: int | None) -> int | None:
+    return None if a is None or b is None else a + b
 
 
 def _minus(a: int | None, b: int | None) -> int | None:

@@ -46,12 +46,18 @@ DETACH_NS = 1000 * MS
 def elect(path: str) -> tuple[int, socket.socket] | None:
     """Take the lock beside a socket's path and listen there: (lock, listening socket); None when
     another service has the lock. Raises OSError."""
-    lock_fd = os.open(path + ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock_fd)
-        return None
+    lock = path + ".lock"
+    while True:
+        lock_fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock_fd)
+            return None
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.stat(lock), os.fstat(lock_fd)):
+                break
+        os.close(lock_fd)  # the last holder has just removed it: this is not the one others see
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -134,7 +140,8 @@ class Service:
             due = min(due, self._next_pump_ns)
         for client in self.engine.clients.values():
             for region in client.regions.values():
-                due = min(due, region.look_at_ns)
+                if not region.detaching:
+                    due = min(due, region.look_at_ns)
         if self._empty_since is not None:
             due = min(due, now + 100 * MS)
         # epoll counts whole milliseconds, rounded up
@@ -199,8 +206,8 @@ class Service:
 
     def _summary(self) -> dict[str, Any]:
         self._note(now_ns())
-        for process in self._ledger.processes.values():
-            process.sample()
+        for process in self._ledger.processes:
+            process.watched.sample()
         return summary(
             self.config, self.run_key, self.engine, self._scheduler, self._pool.cpu_seconds()
         )
@@ -210,8 +217,8 @@ class Service:
     def _housekeep(self, now: int) -> None:
         self._housekeeping_ns = now + HOUSEKEEPING_NS
         self._peers.housekeep(now)
-        for process in self._ledger.processes.values():
-            process.sample()
+        for process in self._ledger.processes:
+            process.watched.sample()
         before = self.engine.layout.allowed_bytes
         self.engine.layout.allowed_bytes, why = allowed_bytes(self.config.budget_bytes)
         if why != "--budget" and self.engine.layout.allowed_bytes < before // 2:
@@ -268,5 +275,7 @@ def serve(socket_path: str, config: Config, run: str) -> int:
         raise UffdPrefetchError(f"the service cannot start on {socket_path}: {error}") from error
     log.info("serving %s", socket_path)
     service.run()
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(socket_path + ".lock")
     os.close(lock_fd)
     return 0

@@ -11,9 +11,9 @@ from uffdprefetch.config import Config
 from uffdprefetch.node import processes
 from uffdprefetch.node.engine import CacheEngine
 from uffdprefetch.node.ledger import Ledger, describe_file, describe_stream
-from uffdprefetch.report.summary import SCHEMA
 from uffdprefetch.warm.scheduler import Scheduler
 
+SCHEMA = "uffdprefetch.summary/1"
 USED_SENSOR = (
     "page tables of the readers at 64 KiB (fault-around maps cached neighbours: an upper bound)"
 )
@@ -37,7 +37,7 @@ def totals(engine: CacheEngine, ledger: Ledger, files: list[dict[str, Any]]) -> 
     def sum_of(name: str) -> int:
         return sum(f[name] for f in files)
 
-    watched = list(ledger.processes.values())
+    watched = [process.watched for process in ledger.all_processes()]
     prefetched = sum_of("prefetched_bytes")
     both = sum_of("prefetched_used_blocks_bytes")
     unused = sum_of("prefetched_unused_blocks_bytes")
@@ -65,12 +65,16 @@ def totals(engine: CacheEngine, ledger: Ledger, files: list[dict[str, Any]]) -> 
             "p50": wait.quantile(0.5),
             "p99": wait.quantile(0.99),
             "max": wait.max if wait.count else None,
+            "sum": wait.sum,
             "sensor": WAIT_SENSOR,
         },
         "storage_read_bytes": storage,
         "storage_read_reason": storage_reason,
         "unserved_read_bytes": None if None in reads else sum(r or 0 for r in reads),
-        "unserved_read_sensor": "/proc/PID/io rchar: read(2) and the like of any file or pipe",
+        "unserved_read_sensor": (
+            "/proc/PID/io rchar: read(2) and the like of any file or pipe; a child that its parent "
+            "has waited for is in both's"
+        ),
         "checkpoints": {
             "laid": ledger.laid,
             "taken_away": ledger.taken,
@@ -108,17 +112,26 @@ def summary(
     streams = list(ledger.streams)
     for client in engine.clients.values():
         for region in client.regions.values():
-            streams += [describe_stream(region.file, s) for s in region.table.active()]
+            streams += [describe_stream(region, s) for s in region.table.active()]
     wall = ledger.seconds()
     service_cpu = max(0.0, time.process_time() - workers_cpu)
     ranks: dict[int, dict[str, Any]] = {}
-    for pid, (rank, local_rank, command) in sorted(ledger.process_ranks.items()):
+    for one in ledger.all_processes():
         entry = ranks.setdefault(
-            rank, {"rank": rank, "local_rank": local_rank, "processes": [], "demand_misses": 0}
+            one.rank,
+            {
+                "rank": one.rank,
+                "local_rank": one.local_rank,
+                "processes": [],
+                "processes_not_listed": 0,
+                "demand_misses": 0,
+            },
         )
-        watched = ledger.processes[pid].now
-        entry["processes"].append({"pid": pid, "command": command})
-        entry["demand_misses"] += watched.major_faults
+        if one.command or one.watched.pid:
+            entry["processes"].append({"pid": one.watched.pid, "command": one.command})
+        else:
+            entry["processes_not_listed"] += one.count
+        entry["demand_misses"] += one.watched.now.major_faults
     degradations = list(ledger.degradations)
     if scheduler.failed_extents:
         degradations.append(
@@ -147,8 +160,8 @@ def summary(
             "worker_cpu_note": "the copy of the reads into the page cache is in it",
         },
         "storage": {
-            "bandwidth_bytes_per_second": round(storage.bandwidth_bytes_per_second),
-            "latency_seconds": round(storage.latency_seconds, 6),
+            "bandwidth_bytes_per_second": round(storage.bandwidth_bytes_per_second) or None,
+            "latency_seconds": round(storage.latency_seconds, 6) or None,
             "sensor": "finished extents of 1 MiB and more (EWMA; latency: least of the last 64)",
         },
         "degradations": degradations,

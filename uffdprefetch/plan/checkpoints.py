@@ -65,7 +65,9 @@ def sparse(span: Span, most: int, chosen: int | None) -> set[int]:
     """At most ``most`` pages spread evenly over the span, on multiples of the distance grid."""
     grid = chosen or DISTANCE_MIN_BYTES
     length = span.end_bytes - span.start_bytes
-    most = max(1, min(most, SPARSE_MAX))
+    most = min(most, SPARSE_MAX)
+    if most <= 0:
+        return set()
     step = grid * max(1, -(-length // (grid * most)))
     first = -(-max(span.start_bytes, 1) // step) * step
     return span.pages(range(first, span.end_bytes, step))
@@ -86,8 +88,3 @@ def dense(
 def near(span: Span, position_bytes: int) -> set[int]:
     """Closer ones just ahead of a stream that has only just appeared."""
     return span.pages(position_bytes + step for step in NEAR_STEPS_BYTES)
-
-
-def behind(page: int, page_bytes: int, position_bytes: int, distance: int, direction: int) -> bool:
-    """Whether a checkpoint is far enough behind the reader to be armed again or taken away."""
-    return (position_bytes - page * page_bytes) * direction > distance

@@ -69,6 +69,7 @@ class Stream:
     boost: float = 1.0
     late_extents: int = 0
     good_extents: int = 0
+    dropped_bytes: int = 0  # rung 2: samples up to here have been dropped from the page table
 
     @property
     def settled(self) -> bool:

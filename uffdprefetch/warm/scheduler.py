@@ -104,7 +104,6 @@ class Scheduler:
         self._depth = Depth()
         self.prefetched_bytes = 0
         self.failed_extents = 0
-        self.late_bytes = 0
         self.last_error = ""
 
     # -------------------------------------------------------------- asking
@@ -201,21 +200,23 @@ class Scheduler:
             if wait:
                 return wait
             queue = self._queues[key]
-            extent = queue.popleft()
-            if not queue:
-                del self._queues[key], self._streams[key]
+            extent = queue[0]
             file = extent.file
             if file.changed or not (extent.pages or file.fresh(extent.start, extent.end)):
                 file.pending_pages.difference_update(extent.pages)
             elif not self._send(extent):
-                file.pending_pages.difference_update(extent.pages)
-                return 0
+                return 0  # the workers' queue is full; they will tell when it is not
+            queue.popleft()
+            if not queue:
+                del self._queues[key], self._streams[key]
         return 0
 
     def _send(self, extent: Extent) -> bool:
         file = extent.file
         length = extent.end - extent.start
         extent.alone = self.under_way_bytes == 0
+        if length and extent.alone:
+            self._idle = True
         sent = self._pool.submit(
             self._next_id,
             file.fd if length else file.page_fd,
@@ -276,7 +277,7 @@ class Scheduler:
             sample = self.meter.note(result, self._idle, extent.alone)
             if sample and self._queues:
                 self._depth.note(sample)
-            self._idle = self.under_way_bytes == 0
+            self._idle = False
         if stream is None:
             return
         late = (stream.position_bytes - extent.start) * stream.direction > 0
