@@ -2,15 +2,18 @@
 """What a touched checkpoint costs, by the state of the service: `python bench/faults.py --json F`.
 
 ``idle``: the service has nothing else to do. ``busy``: two other processes of the job walk through
-a warm file as fast as they can. ``stopped``: SIGSTOP when the checkpoints are laid. ``dead``:
-SIGKILL then; the agent gives the mapping back, so that a touch is an ordinary minor fault.
-``service``: idle, with --resolve service. Beside each, from the same run: a minor fault of a cached
-page, and a word bounced to another thread and back (two wake-ups).
+a warm file as fast as they can. ``slow``: it stands still nine tenths of the time (SIGSTOP for 45
+ms, SIGCONT for 5). ``stopped``: SIGSTOP when the checkpoints are laid. ``dead``: SIGKILL then; the
+agent gives the mapping back, so that a touch is an ordinary minor fault. ``service``: idle, with
+--resolve service. Beside each, from the same run: a minor fault of a cached page, and a word
+bounced to another thread and back: two wake-ups, as a checkpoint's (of the agent, of who touched).
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import datetime
 import json
 import os
 import platform
@@ -18,6 +21,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +32,33 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from slides import ROOT, build, find_service
 
 MIB = 1 << 20
-STATES = ("idle", "busy", "stopped", "dead", "service")
+STATES = ("idle", "busy", "slow", "stopped", "dead", "service")
+
+
+@contextlib.contextmanager
+def slowed(rundir: str) -> Iterator[None]:
+    """The service of a runtime directory runs a tenth of the time, once it is there."""
+    ended = threading.Event()
+
+    def work() -> None:
+        pid = None
+        while pid is None and not ended.wait(0.005):
+            pid = find_service(rundir)
+        while pid is not None and not ended.is_set():
+            for number, seconds in ((signal.SIGSTOP, 0.045), (signal.SIGCONT, 0.005)):
+                try:
+                    os.kill(pid, number)
+                except ProcessLookupError:
+                    return
+                time.sleep(seconds)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def measure(state: str, program: Path, walk: Path, data: Path, rounds: int) -> dict[str, Any]:
@@ -55,6 +87,9 @@ def measure(state: str, program: Path, walk: Path, data: Path, rounds: int) -> d
         assert job.stdout is not None
         lines: list[dict[str, Any]] = []
         service = None
+        stack = contextlib.ExitStack()
+        if state == "slow":
+            stack.enter_context(slowed(rundir))
         for line in job.stdout:
             lines.append(json.loads(line))
             if lines[-1]["what"] == "ready":
@@ -65,6 +100,7 @@ def measure(state: str, program: Path, walk: Path, data: Path, rounds: int) -> d
             elif state == "stopped" and lines[-1]["what"].startswith("eventfd"):
                 assert service is not None
                 os.kill(service, signal.SIGCONT)  # the last line: now wrap wants a summary
+        stack.close()
         job.stdout.close()
         for other in others:
             other.send_signal(signal.SIGTERM)
@@ -85,6 +121,7 @@ def main() -> int:
         "schema": "uffdprefetch.bench/1",
         "suite": "faults",
         "command": "bench/faults.py " + " ".join(sys.argv[1:]),
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "kernel": platform.release(),
         "cpus": os.cpu_count(),
         "states": {},
@@ -98,14 +135,16 @@ def main() -> int:
         for state in STATES:
             report["states"][state] = measure(state, program, walk, data, args.rounds)
     Path(args.json).write_text(json.dumps(report, indent=1) + "\n")
-    print("| service | touches | p50 us | p99 us | minor fault p50 | futex there and back p50 |")
-    print("|---|---:|---:|---:|---:|---:|")
+    head = "| service | touches | p50 us | p99 us | minor fault p50 | futex p50 | futex p99 |"
+    print(head + " p50 / futex p50 |")
+    print("|---|" + "---:|" * 7)
     for state, by_name in report["states"].items():
-        touch = by_name["touch to continue"]
-        others = (by_name["minor fault"], by_name["futex, there and back"])
-        cells = [f"{touch.get(q, 0) / 1e3:.1f}" for q in ("p50_ns", "p99_ns")]
-        cells += [f"{other.get('p50_ns', 0) / 1e3:.1f}" for other in others]
-        print(f"| {state} | {touch['count']} | {' | '.join(cells)} |")
+        touch, futex = by_name["touch to continue"], by_name["futex, there and back"]
+        cells = [touch["p50_ns"], touch["p99_ns"], by_name["minor fault"]["p50_ns"]]
+        cells += [futex["p50_ns"], futex["p99_ns"]]
+        shown = " | ".join(f"{cell / 1e3:.1f}" for cell in cells)
+        ratio = touch["p50_ns"] / futex["p50_ns"]
+        print(f"| {state} | {touch['count']} | {shown} | {ratio:.2f} |")
     return 0
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tables and pictures of a measurement: `python bench/render.py F.json [-o TABLE.md] [--png DIR]`.
 
 Reads what bench/run.py wrote, nothing else. A table says which command made it, on what, and how
@@ -118,7 +119,7 @@ def median_of(report: Report, case: str, variant: str, *path: str) -> float | No
 
 
 def case_table(report: Report, case: str) -> str:
-    """One case: a row for each variant, the fastest last to the limit first."""
+    """One case: a row for each variant, a row for each variant, in the order measured."""
     rows = []
     for row in (row for row in report["summary"] if row["case"] == case):
         name = row["variant"]

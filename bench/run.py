@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measure: `python bench/run.py --suite paper1|peers|patterns|adapt --pairs 5 --json F`.
 
 Everything runs on the slow-storage bed (bench/slowfs.c) over a data set in tmpfs. The variants of
@@ -136,7 +137,8 @@ class Bench:
         )
         if variant.wrap is None:
             return job
-        return [*wrap_command("-f", "-o", str(output), "--strict", *variant.wrap), *job]
+        env = ["env", *variant.environment] if variant.environment else []
+        return [*env, *wrap_command("-f", "-o", str(output), "--strict", *variant.wrap), *job]
 
     def measure(self, case: Case, variant: Variant, number: int) -> Run:
         """One run of one variant in one round, checked for its bytes."""

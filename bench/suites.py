@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What bench/run.py can measure: cases, the variants of each, and which suite has which. Pure."""
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from uffdprefetch.demo.run import COMPUTE_SHARE
 BASELINE = "plain mmap"
 WARM = "warm cache"
 TOOL = "uffdprefetch"
+RUNG_2 = "uffdprefetch by page tables"
 
 # Figure 8 of paper 1 plots six (size, distance) pairs and its text names 50 MiB, 8 and 10 MiB; the
 # others here span the same directions: larger windows, rarer checkpoints.
@@ -38,8 +40,9 @@ class Case:
 class Variant:
     """One way to run the job.
 
-    wrap is the options of `uffdprefetch wrap`, or None for no wrap; before and beside are
-    commands (`{}` is the data file) run to their end before, and started with, the job.
+    wrap is the options of `uffdprefetch wrap`, or None for no wrap; environment is NAME=VALUE
+    words; before and beside are commands (`{}` is the data file) run to their end before, and
+    started with, the job.
     """
 
     name: str
@@ -51,6 +54,7 @@ class Variant:
     beside: tuple[str, ...] = ()
     needs_module: str | None = None
     epochs: int = 1
+    environment: tuple[str, ...] = ()
     slow: str | None = None
 
 
@@ -91,6 +95,7 @@ def peer_variants(vmtouch: str, index: Path) -> list[Variant]:
     return [
         Variant(BASELINE),
         Variant(TOOL, wrap=("--policy", "auto")),
+        Variant(RUNG_2, wrap=("--policy", "auto"), environment=("UFFDPREFETCH_RUNG=2",)),
         Variant(WARM, warm=True),
         Variant(
             "readahead=False",
@@ -129,7 +134,7 @@ def plan_of(suite: str, vmtouch: str, index: Path) -> list[tuple[list[Case], lis
         few = [
             variant
             for variant in peer_variants(vmtouch, index)
-            if variant.name in (BASELINE, TOOL, WARM, "own prefetch thread x8")
+            if variant.name in (BASELINE, TOOL, RUNG_2, WARM, "own prefetch thread x8")
         ]
         return [([Case(*shape, full) for shape in every], few)]
     if suite == "adapt":

@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # Makes this checkout runnable: distribution packages (as root, with apt), .venv, the C objects, the
 # slow storage bed. What cannot be had is named together with what that costs; only a missing
 # interpreter or a failed C build stops the run. Repeating it is quick: each step has a stamp.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`uffdprefetch demo`: before and after, on slow storage, with the proof of the bytes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The slow-storage bed (bench/slowfs.c) under Python's hand, and the cold and warm checks.
 
 A bed shows a directory as if it lay behind a link of B bytes/s and L microseconds, with the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The data set: an LMDB of random records, the same bytes from the same seed on any machine.
 
 Layout of a data set directory:

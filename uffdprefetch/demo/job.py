@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A training-like job: reads an LMDB by mmap, batch by batch, and computes between the batches.
 
 It knows nothing of uffdprefetch: it is the program that is measured under it. Standard library

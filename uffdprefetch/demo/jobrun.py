@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One measured run of the demonstration's job: its words, its environment, what came of it."""
 
 from __future__ import annotations

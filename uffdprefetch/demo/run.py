@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The demonstration's runner: paper 1's four configurations of one job on slow storage.
 
 Figure 7 of "Design of a data supply mechanism for distributed deep learning" (section 4):

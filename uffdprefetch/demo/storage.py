@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where the demonstration's data set lies: behind a slow link, or on the local disk."""
 
 from __future__ import annotations

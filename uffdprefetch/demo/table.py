@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the demonstration shows: a table, a sentence, remarks. Pure functions of its result."""
 
 from __future__ import annotations

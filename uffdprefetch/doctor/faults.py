@@ -173,6 +173,9 @@ def kernel_fault() -> Check:
     )  # fmt: skip
 
 
+_NO_AGENT = "the agent cannot start: jobs run unmanaged (--engine off follows their page tables)"
+
+
 def pidfd_getfd() -> Check:
     """The agent has a descriptor table of its own and takes the job's descriptors this way."""
     name = "pidfd_getfd"
@@ -181,7 +184,7 @@ def pidfd_getfd() -> Check:
         copy = sc.syscall("pidfd_getfd", sc.NR_PIDFD_GETFD, os.pidfd_open(os.getpid()), memfd, 0)
     except OSError as error:
         found = why(error) + ("; a seccomp filter is on (container?)" if _seccomp_is_on() else "")
-        return Check(name, LIMIT, found, "the agent cannot start: rung 2 is used")
+        return Check(name, LIMIT, found, _NO_AGENT)
     same = os.fstat(copy).st_ino == os.fstat(memfd).st_ino
     return Check(name, OK if same else LIMIT, "of our own process: works", "the agent can start")
 
@@ -194,12 +197,12 @@ def close_range() -> Check:
     try:
         sc.syscall("close_range", sc.NR_CLOSE_RANGE, low, low, unshare)
     except OSError as error:
-        return Check(name, LIMIT, f"{why(error)}: Linux < 5.9?", "the agent cannot start: rung 2")
+        return Check(name, LIMIT, f"{why(error)}: Linux < 5.9?", _NO_AGENT)
     try:
         os.fstat(low)
     except OSError:
         return Check(name, OK, "works, with CLOSE_RANGE_UNSHARE", "the agent can start")
-    return Check(name, LIMIT, "it closed nothing", "the agent cannot start: rung 2 is used")
+    return Check(name, LIMIT, "it closed nothing", _NO_AGENT)
 
 
 def page_tables() -> Check:

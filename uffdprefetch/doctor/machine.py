@@ -196,7 +196,7 @@ TRACEPOINT_PROBE(filemap, mm_filemap_add_to_page_cache) {
     return 0;
 }
 """
-_LESS = "no independent witness in `trace`; prefetching does not need it"
+_LESS = "the kernel cannot be a witness; prefetching does not need it"
 
 
 def bpf() -> Check:
@@ -220,7 +220,7 @@ def bpf() -> Check:
             saw = f"{str(error).splitlines()[0]}; {told[0]}" if told else str(error).splitlines()[0]
             follows = _LESS
             if os.geteuid() != 0:
-                follows += "; `trace` has it as root, or with CAP_BPF and CAP_PERFMON"
+                follows += "; root has it, or who has CAP_BPF and CAP_PERFMON"
             return Check(name, NOTE, f"a small program does not load: {saw[:200]}", follows)
         return _tracepoint(name, BPF)
 

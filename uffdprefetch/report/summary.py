@@ -9,7 +9,6 @@ from typing import Any
 
 from uffdprefetch.units import format_duration, format_size
 
-SCHEMA = "uffdprefetch.summary/1"
 _RUNG_NAMES = {1: "userfaultfd", 2: "page tables"}
 #: Below this much a job's own read(2) traffic is headers and indices, not its records.
 _WORTH_SAYING_BYTES = 16 << 20
@@ -94,11 +93,17 @@ def _what_next(summary: Mapping[str, Any], path: str | None) -> str:
             )
         else:
             why = "no mapping was served (read-only, of a regular file, at least --min-size)"
+            refused = summary.get("refused") or {}
+            if refused:
+                path, reason = next(iter(refused.items()))
+                why = f"no mapping was served; {path}: {reason}"
         return f"next: uffdprefetch wrap -v -- CMD: {why}"
     largest = max(files, key=lambda file: file.get("size_bytes") or 0)
     where = shlex.quote(str(largest["path"]))
     if summary.get("rung") != 1:
         reason = summary.get("rung_reason") or "see there"
+        if "O_RDWR" in reason or summary["engine"] == "off":  # nothing that a doctor could lift
+            return f"next: uffdprefetch wrap -- CMD: page tables only ({reason})"
         return f"next: uffdprefetch doctor {where}: what lifts the rung ({reason})"
     degradations = summary.get("degradations") or []
     if degradations:
