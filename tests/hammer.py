@@ -52,7 +52,7 @@ class Hammer:
     def __init__(self, path: str, file: str, seed: int, every_us: int, greedy: bool) -> None:
         self._random = random.Random(seed)
         self._greedy = greedy
-        self._weights = [1, 0, 0, 0, 0] if greedy else [50, 25, 20, 4, 1]
+        self._weights = [1, 0, 0, 0, 0, 0] if greedy else [50, 25, 20, 4, 1, 1]
         self._every = every_us / 1e6
         self._file = os.open(file, os.O_RDONLY)
         size = os.fstat(self._file).st_size
@@ -71,7 +71,10 @@ class Hammer:
         self._epoll.register(self._listener, select.EPOLLIN)
         self._epoll.register(0, select.EPOLLIN | select.EPOLLHUP)
         self.counts = dict.fromkeys(
-            ("peers", "attached", "inherited", "faults", "lay", "take", "rearm", "drop", "detach"),
+            (
+                *("peers", "attached", "inherited", "faults"),
+                *("lay", "take", "rearm", "drop", "renew", "detach"),
+            ),
             0,
         )
 
@@ -148,7 +151,10 @@ class Hammer:
             return
         region = self._random.choice(list(peer.regions.values()))
         kind = self._random.choices(
-            [wire.Type.LAY, wire.Type.TAKE, wire.Type.REARM, wire.Type.DROP, wire.Type.DETACH],
+            [
+                *(wire.Type.LAY, wire.Type.TAKE, wire.Type.REARM, wire.Type.DROP),
+                *(wire.Type.RENEW, wire.Type.DETACH),
+            ],
             self._weights,
         )[0]
         laid = sorted(region.laid)
@@ -157,13 +163,13 @@ class Hammer:
             if self._greedy:
                 some = {page & ~1 for page in some}  # neighbours would be one mapping
             pages = sorted(some - region.laid) if region.end > region.first else []
-        elif kind == wire.Type.DETACH:
+        elif kind in (wire.Type.DETACH, wire.Type.RENEW):
             pages = []
         elif kind == wire.Type.DROP:
             pages = [self._random.randrange(region.first, region.end + 1)]
         else:
             pages = self._random.sample(laid, min(len(laid), self._random.randrange(1, 29)))
-        if not pages and kind != wire.Type.DETACH:
+        if not pages and kind not in (wire.Type.DETACH, wire.Type.RENEW):
             return
         peer.sequence += 1
         if not self._send(peer, wire.command(kind, peer.sequence, region.id, pages), []):
@@ -173,6 +179,8 @@ class Hammer:
             region.laid.update(pages)
         elif kind == wire.Type.TAKE:
             region.laid.difference_update(pages)
+        elif kind == wire.Type.RENEW:
+            region.laid.clear()
         elif kind == wire.Type.DETACH:
             del peer.regions[region.id]
 

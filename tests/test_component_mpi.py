@@ -93,9 +93,6 @@ def test_contiguous_ranks_are_seen_where_they_are(runner: Runner, bed: SlowBed) 
     for rank in range(RANKS):
         ends = [s["position_bytes"] for s in run.summary["streams"] if s["rank"] == rank]
         assert any(rank * quarter < end <= (rank + 1.1) * quarter for end in ends), (rank, ends)
-        walks = [s for s in run.summary["streams"] if s["rank"] == rank]
-        longest = max(walks, key=lambda s: s["position_bytes"] - s["start_bytes"])
-        assert (rank - 0.1) * quarter <= longest["start_bytes"] < (rank + 0.5) * quarter
     assert bed.counters()["bytes"] <= 1.05 * file["size_bytes"]
 
 

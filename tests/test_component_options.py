@@ -258,16 +258,19 @@ def test_the_job_s_ranks_are_what_its_launcher_says(
     assert [(e["rank"], e["local_rank"]) for e in run.summary["ranks"]] == [expected]
 
 
+#: argv: a file. Computes between its reads, and for a moment between its epochs.
 COLD_TWICE = """
-import hashlib, mmap, os, sys
+import hashlib, mmap, os, sys, time
 digest = hashlib.sha256()
 with open(sys.argv[1], 'rb') as file:
     view = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
     for epoch in range(2):
         for at in range(0, len(view), 1 << 18):
             digest.update(view[at:at + (1 << 18)])
+            time.sleep(0.004)
         view.madvise(mmap.MADV_DONTNEED)  # else what is mapped stays in the cache
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        time.sleep(0.5)
 print(digest.hexdigest())
 """
 
