@@ -5,6 +5,7 @@ bytes. Bytes, counts and digests only; times are for the benches."""
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -94,6 +95,16 @@ def test_every_way_to_read_gives_the_data_sets_digest(
     assert epoch["bytes"] == manifest.record_bytes
     assert epoch["minflt"] + epoch["majflt"] > 0
     assert 0 <= epoch["stall_seconds"] <= epoch["seconds"]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_data_loader_gives_the_data_sets_digest(
+    database: Path, manifest: dataset.Manifest, workers: int
+) -> None:
+    require(importlib.util.find_spec("torch"), "torch is missing: pip install torch")
+    words = ["--digest", f"--dataloader-workers={workers}", "--rank=0", "--ranks=1"]
+    (epoch,) = run_job(database, *words)["epochs"]
+    assert epoch["sha256"] == manifest.sha256
 
 
 def test_the_path_may_be_the_file_itself(database: Path, manifest: dataset.Manifest) -> None:

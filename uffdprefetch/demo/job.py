@@ -404,6 +404,8 @@ def run_rank(options: argparse.Namespace, gate: Gate) -> dict[str, Any]:
     env = open_from(options)
     with env.begin() as txn:
         records = txn.stat()["entries"]
+    if options.dataloader_workers is not None:
+        env.close()  # py-lmdb refuses a path that is open here, in a forked worker too
     peer = None
     if options.peer_thread:
         import numpy
