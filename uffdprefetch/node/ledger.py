@@ -118,6 +118,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self.started = time.monotonic()
+        self.started_cpu_seconds = time.process_time()  # what the start itself took
         self.fault_wait = Histogram()
         self.timeline = Timeline()
         self.degradations: list[str] = []

@@ -155,7 +155,7 @@ def summary(
         "totals": totals(engine, ledger, files),
         "service": {
             "cpu_seconds": round(service_cpu, 3),
-            "cpu_share": round(service_cpu / wall, 4) if wall else None,
+            "cpu_share": round(max(0.0, service_cpu - ledger.started_cpu_seconds) / wall, 4),
             "worker_cpu_seconds": round(workers_cpu, 3),
             "worker_cpu_note": "the copy of the reads into the page cache is in it",
         },
