@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A service that plans nothing and commands without end: the agent's worst day.
 
-    python -m hammer SOCKET FILE [SEED [EVERY_US [greedy]]]
+    python -m hammer SOCKET FILE [SEED [EVERY_US [greedy|renew]]]
 
 It answers each ATTACH at once and from then on sends commands of random checkpoints (laid, taken
 away, armed again, dropped, now and then a whole mapping given back), so that whatever the job does
 to a mapping meets checkpoints in every state. Its checkpoint memfd holds all of the file from the
 start. It speaks node/wire.py and follows the rule of design section 2: a page is there, whole,
-before it is announced. ``greedy``: it only ever lays. Prints "ready", then at the end of its input
-what it did, as JSON.
+before it is announced. ``greedy``: it only ever lays; ``renew``: what it takes away it takes by
+mapping the region anew. Prints "ready", then at the end of its input what it did, as JSON.
 """
 
 from __future__ import annotations
@@ -49,10 +49,14 @@ class Peer:
 class Hammer:
     """One thread, many agents, no memory of the past but what is laid where."""
 
-    def __init__(self, path: str, file: str, seed: int, every_us: int, greedy: bool) -> None:
+    def __init__(self, path: str, file: str, seed: int, every_us: int, how: str) -> None:
         self._random = random.Random(seed)
-        self._greedy = greedy
-        self._weights = [1, 0, 0, 0, 0, 0] if greedy else [50, 25, 20, 4, 1, 1]
+        self._greedy = how == "greedy"
+        self._weights = {
+            "": [50, 25, 20, 4, 1, 1],
+            "greedy": [1, 0, 0, 0, 0, 0],
+            "renew": [50, 0, 20, 4, 25, 1],
+        }[how]
         self._every = every_us / 1e6
         self._file = os.open(file, os.O_RDONLY)
         size = os.fstat(self._file).st_size
@@ -186,7 +190,7 @@ class Hammer:
 
 
 def main(path: str, file: str, seed: str = "1", every_us: str = "200", how: str = "") -> None:
-    hammer = Hammer(path, file, int(seed), int(every_us), how == "greedy")
+    hammer = Hammer(path, file, int(seed), int(every_us), how)
     print("ready", flush=True)
     hammer.run()
     print(json.dumps(hammer.counts), flush=True)

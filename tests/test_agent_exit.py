@@ -72,6 +72,20 @@ def test_the_job_reads_right_bytes_in_whichever_state_its_agent_ends(
     stop()
 
 
+def test_the_job_reads_right_bytes_when_its_agent_ends_while_it_maps_a_region_anew(
+    small: Path, tmp_path: Path, compiled: Callable[..., str], hammer: Any
+) -> None:
+    """Nothing is taken away one by one here: each step of that state is UP_RENEW's."""
+    program = compiled("exits")
+    digest = file_digest(small)
+    stop = hammer(7, "200", "renew")
+    for step in (1, 2, 3, 4, 7, 8):
+        hit = exit_at(step, small, program, tmp_path, only="taking")
+        assert hit == (0, digest, "taking"), step
+    counts = stop()
+    assert counts["take"] == 0 and counts["renew"] >= 6
+
+
 def test_under_the_real_service_too_and_it_forgets_the_process(
     job: Start, records: Records, tmp_path: Path
 ) -> None:

@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -566,8 +567,7 @@ def test_a_set_uid_program_gets_nothing_of_ours(
     program = next((p for p in ("/usr/bin/su", "/bin/su") if os.path.exists(p)), None)
     require(program is not None and os.stat(program).st_mode & 0o4000, "no set-uid program here")
     nobody = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
-    tmp = subprocess.run(["mktemp", "-d", "/tmp/uffd-XXXXXX"], capture_output=True, check=True)
-    directory = tmp.stdout.decode().strip()
+    directory = tempfile.mkdtemp(dir="/tmp")  # not below ours, which is closed to others
     try:
         os.chown(directory, 65534, 65534)
         words = ["sh", "-c", f"{program} --version; {program} --no-such-option; echo $?"]
