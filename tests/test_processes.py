@@ -104,3 +104,21 @@ def test_a_process_that_ended_keeps_its_last_figures() -> None:
         child.stdin.close()
     watched.sample()
     assert watched.now == kept
+
+
+def test_a_process_that_ends_while_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between its two files in /proc: what was known of it must not become unknown."""
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as child:
+        watched = Watched(child.pid)
+        watched.sample()
+        kept, parse = watched.now, processes.parse_major_faults
+        assert kept.read_call_bytes is not None
+
+        def parse_and_end(stat: str) -> int:
+            child.kill()
+            child.wait()
+            return parse(stat)
+
+        monkeypatch.setattr(processes, "parse_major_faults", parse_and_end)
+        watched.sample()
+        assert watched.now is kept

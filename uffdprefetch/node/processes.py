@@ -49,6 +49,8 @@ def read(pid: int | str) -> Counters | None:
     try:
         rchar, storage = parse_io((base / "io").read_text())
     except (OSError, ValueError, KeyError):
+        if not base.exists():  # it has ended between the two: its last counters stand
+            return None
         return Counters(faults, None, None)
     return Counters(faults, rchar, storage)
 
