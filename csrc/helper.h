@@ -45,6 +45,14 @@ int up_resolver_map(struct up_resolver *resolver, int slot, uint32_t region, uin
 		    uint64_t length, uint64_t offset);
 void up_resolver_unmap(struct up_resolver *resolver, int slot, uint32_t region);
 
+/* --- BPF ring buffers (bpf_ring.c) --- */
+struct up_bpf_ring;
+/* The ring behind a map's descriptor; size: of its data, a power of two. */
+int up_bpf_ring_open(struct up_bpf_ring **out, int fd, uint64_t size);
+void up_bpf_ring_close(struct up_bpf_ring *ring);
+/* Copies at most max records of record_bytes each into out, oldest first; returns how many. */
+int up_bpf_ring_drain(struct up_bpf_ring *ring, void *out, uint32_t record_bytes, int max);
+
 /* --- residency and page tables (residency.c) --- */
 enum up_residency_sensor { UP_CACHESTAT = 1, UP_MINCORE = 2 };
 

@@ -31,7 +31,7 @@ ffi.set_source(
         return which < (int)(sizeof(layout) / sizeof(layout[0])) ? layout[which] : 0;
     }
     """,
-    sources=["csrc/uffd_helper.c", "csrc/residency.c", "csrc/warm.c"],
+    sources=["csrc/uffd_helper.c", "csrc/residency.c", "csrc/warm.c", "csrc/bpf_ring.c"],
     include_dirs=["csrc"],
     extra_compile_args=["-O2", "-Wall", "-Wextra", "-Wno-unused-parameter"],
     libraries=["pthread"],

@@ -99,6 +99,29 @@ class Ring:
             self.pointer = _ffi.NULL
 
 
+class BpfRing:
+    """A BPF ring buffer whose records all have one size: batches instead of calls back."""
+
+    def __init__(self, fd: int, size_bytes: int, record_bytes: int, most: int = 1 << 16) -> None:
+        """``fd``: of the map; ``most``: records taken at once. Raises OSError."""
+        pointer = _ffi.new("struct up_bpf_ring **")
+        _checked(_lib.up_bpf_ring_open(pointer, fd, size_bytes), "BPF ring")
+        self._pointer = pointer[0]
+        self._record_bytes = record_bytes
+        self._most = most
+        self._out = _ffi.new("char[]", record_bytes * most)
+
+    def drain(self) -> bytes:
+        """The records that wait, oldest first, one behind the other."""
+        n = _lib.up_bpf_ring_drain(self._pointer, self._out, self._record_bytes, self._most)
+        return bytes(_ffi.buffer(self._out, n * self._record_bytes))
+
+    def close(self) -> None:
+        """Unmap it; the map itself belongs to who made it."""
+        _lib.up_bpf_ring_close(self._pointer)
+        self._pointer = _ffi.NULL
+
+
 def checkpoint_memfd(size_bytes: int) -> tuple[int, int]:
     """A sparse memfd of size_bytes: (read-write for the service, read-only for the jobs).
 

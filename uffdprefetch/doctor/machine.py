@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import os
 import platform
@@ -11,9 +10,8 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from uffdprefetch import kernel_headers
+from uffdprefetch import bpf_compiler
 from uffdprefetch.config import Config
 from uffdprefetch.doctor import syscalls as sc
 from uffdprefetch.doctor.check import CANNOT, LIMIT, NOTE, OK, Check, why
@@ -168,25 +166,6 @@ def preload() -> Check:
 # ---- eBPF ---------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[list[str]]:
-    """Send descriptors 1 and 2 to a file: bcc prints its errors, and the compiler's, to stdout."""
-    said: list[str] = []
-    with tempfile.TemporaryFile() as sink:
-        saved = os.dup(1), os.dup(2)
-        os.dup2(sink.fileno(), 1)
-        os.dup2(sink.fileno(), 2)
-        try:
-            yield said
-        finally:
-            for number, descriptor in enumerate(saved, 1):
-                os.dup2(descriptor, number)
-                os.close(descriptor)
-            sink.seek(0)
-            text = sink.read().decode(errors="replace")
-            said += [line.strip() for line in text.splitlines() if line.strip()]
-
-
 #: Counts what this process puts into the page cache: the smallest program that proves the chain.
 _PROGRAM = """
 BPF_ARRAY(fills, u64, 1);
@@ -203,29 +182,17 @@ def bpf() -> Check:
     """Compile a small program with the distribution's bcc, load it, see our own page-cache fill."""
     name = "eBPF (bcc)"
     try:
-        from bcc import BPF
-    except Exception as error:
-        return Check(name, NOTE, f"bcc cannot be imported: {error}", _LESS,
-                     "sudo apt-get install python3-bpfcc")  # fmt: skip
-    with kernel_headers.for_bcc() as found:
-        if not found:
-            return Check(name, NOTE, "no kernel headers for the compiler", _LESS,
-                         "sudo apt-get install linux-headers-amd64")  # fmt: skip
-        try:
-            with _quiet() as said:
-                program = BPF(text="int probe(void *ctx) { return 0; }")
-                program.load_func("probe", BPF.TRACEPOINT)
-        except Exception as error:  # bcc raises bare Exceptions
-            told = [line for line in said if "error" in line.lower() or "not permitted" in line]
-            saw = f"{str(error).splitlines()[0]}; {told[0]}" if told else str(error).splitlines()[0]
-            follows = _LESS
-            if os.geteuid() != 0:
-                follows += "; root has it, or who has CAP_BPF and CAP_PERFMON"
-            return Check(name, NOTE, f"a small program does not load: {saw[:200]}", follows)
-        return _tracepoint(name, BPF)
+        bpf_compiler.load("int probe(void *ctx) { return 0; }", "probe")
+    except bpf_compiler.NoBpf as error:
+        follows = _LESS
+        if os.geteuid() != 0 and error.lift is None:
+            follows += "; root has it, or who has CAP_BPF and CAP_PERFMON"
+        saw = error.why if error.lift else f"a small program does not load: {error.why}"
+        return Check(name, NOTE, saw, follows, error.lift)
+    return _tracepoint(name)
 
 
-def _tracepoint(name: str, bpf_class: Any) -> Check:
+def _tracepoint(name: str) -> Check:
     """Attach to the tracepoint of page-cache fills and cause one."""
     event, place = "filemap:mm_filemap_add_to_page_cache", "/sys/kernel/tracing"
     mount = None
@@ -240,16 +207,14 @@ def _tracepoint(name: str, bpf_class: Any) -> Check:
     if not there:
         return Check(name, NOTE, f"loads; no tracepoint {event} (about Linux 6.10)", _LESS)
     try:
-        with _quiet():
-            program = bpf_class(text=_PROGRAM.replace("OUR_PID", str(os.getpid())))
-            with tempfile.TemporaryFile(dir="/var/tmp") as file:
-                file.write(b"x" * sc.PAGE_BYTES)
-                file.flush()
-            seen = program["fills"][0].value
-            program.cleanup()
-    except Exception as error:
-        saw = str(error).splitlines()[0][:200]
-        return Check(name, NOTE, f"loads; {event} cannot be attached: {saw}", _LESS)
+        program = bpf_compiler.load(_PROGRAM.replace("OUR_PID", str(os.getpid())))
+        with tempfile.TemporaryFile(dir="/var/tmp") as file:
+            file.write(b"x" * sc.PAGE_BYTES)
+            file.flush()
+        seen = program["fills"][0].value
+        program.cleanup()
+    except (bpf_compiler.NoBpf, OSError) as error:
+        return Check(name, NOTE, f"loads; {event} cannot be attached: {error}", _LESS)
     if not seen:
         return Check(name, NOTE, f"attaches to {event}, which does not show our own fill", _LESS)
     found = f"loads, and {event} shows our own page-cache fill"
