@@ -24,6 +24,7 @@ enum up_type {
 	UP_JOB = 3,
 	UP_FINISH = 4,
 	UP_SUMMARY = 5,
+	UP_SNAPSHOT = 7, /* a watcher's question; the answer is UP_SUMMARY with another JSON */
 	/* agent to service */
 	UP_ATTACH = 16,
 	UP_GONE = 17,
@@ -38,9 +39,14 @@ enum up_type {
 	UP_DETACH = 37,
 	UP_BYE_OK = 38,
 	UP_RENEW = 39, /* map the whole region anew: nothing is laid then, and nothing cut up */
+
+	/* service -> recorder (UP_RECORDER): the header, then as much as the message is long */
+	UP_EVENTS = 48,
+	UP_TABLES = 49,
 };
 
-enum up_role { UP_LAUNCHER = 1, UP_AGENT = 2 };
+/* a watcher asks how it goes (UP_SNAPSHOT), and is nobody otherwise: it keeps nothing alive */
+enum up_role { UP_LAUNCHER = 1, UP_AGENT = 2, UP_RECORDER = 4, UP_WATCHER = 3 };
 
 /* up_hello.flags */
 #define UP_HELLO_UFFD (1u << 0)     /* userfaultfd with kernel faults works in this process */

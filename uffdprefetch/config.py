@@ -38,6 +38,8 @@ RESOLVERS = ("agent", "service")
 FIXED_DISTANCE_BYTES = 8 * MIB
 
 PREFIX = "UFFDPREFETCH_"
+#: Options that say nothing about what the service does.
+_OF_THE_LAUNCHER = ("strict", "quiet", "verbose", "output", "force", "config_file", "trace")
 #: Variables of ours that are no options: set by wrap for the job and the service, or switches.
 INTERNAL_VARIABLES = frozenset(
     PREFIX + name
@@ -63,6 +65,7 @@ class Config:
     exclude: tuple[str, ...] = ()
     min_size_bytes: int = 16 * MIB
     resolve: str = "agent"
+    trace: str | None = None
     strict: bool = False
     quiet: bool = False
     verbose: bool = False
@@ -93,7 +96,7 @@ class Config:
     def fingerprint(self) -> int:
         """32 bits, never 0, of the values that decide what a service does."""
         values = json.loads(self.to_json())
-        for name in ("strict", "quiet", "verbose", "output", "force", "config_file"):
+        for name in _OF_THE_LAUNCHER:
             del values[name]
         return zlib.crc32(json.dumps(values, sort_keys=True).encode()) or 1
 
@@ -229,6 +232,9 @@ OPTIONS = (
     Option("resolve", "resolve", _one_of(*RESOLVERS),
            "who answers a checkpoint: the agent in the job (default) or the service",
            "|".join(RESOLVERS)),
+    Option("trace", "trace", str,
+           "record what the kernel and the service see into this file (tokens as in -o;"
+           " `uffdprefetch trace FILE` shows it)", "FILE"),
     Option("strict", "strict", _parse_bool,
            "exit with 125 instead of running the job without prefetching"),
     Option("quiet", "quiet", _parse_bool, "no summary on stderr", short="-q"),

@@ -16,15 +16,19 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from uffdprefetch import spawn
 from uffdprefetch.config import Config
-from uffdprefetch.errors import EXIT_OURS, UffdPrefetchError
+from uffdprefetch.errors import EXIT_OURS, EXIT_USAGE, UffdPrefetchError
 from uffdprefetch.identity import identify, job_key
 from uffdprefetch.messages import say
 from uffdprefetch.node_client import NodeClient, NotOurService, ServiceGone
 from uffdprefetch.report import output
 from uffdprefetch.rundir import runtime_directory, socket_path
+
+if TYPE_CHECKING:
+    from uffdprefetch.trace.recording import Recording
 
 START_TIMEOUT_SECONDS = 10.0
 SUMMARY_TIMEOUT_SECONDS = 5.0
@@ -96,17 +100,13 @@ def meeting_place(environ: Mapping[str, str]) -> Meeting:
 # ---- the service --------------------------------------------------------------------------------
 
 
-def _service_environment(
-    environ: Mapping[str, str], config: Config, meeting: Meeting
-) -> dict[str, str]:
+def own_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of an interpreter of ours beside the job, in a directory of ours."""
     environment = dict(environ)
-    # Neither our own object nor a profiler that watches the job belongs into the service.
+    # Neither our own object nor a profiler that watches the job belongs into it.
     environment.pop("LD_PRELOAD", None)
     environment.pop("PYTHONINSPECT", None)
-    environment["UFFDPREFETCH_SERVE_CONFIG"] = config.to_json()
-    environment["UFFDPREFETCH_RUN"] = meeting.key
-    environment["UFFDPREFETCH_RUNDIR"] = meeting.directory
-    # The service changes its directory, so that a queue.py beside the training script is not
+    # It changes its directory, so that a queue.py beside the training script is not
     # imported instead of the library's; relative entries must survive that, and so must a package
     # that was found in the current directory only.
     entries = [os.path.abspath(e) for e in environ.get("PYTHONPATH", "").split(os.pathsep) if e]
@@ -115,6 +115,16 @@ def _service_environment(
         entries.append(home)
     if entries:
         environment["PYTHONPATH"] = os.pathsep.join(entries)
+    return environment
+
+
+def _service_environment(
+    environ: Mapping[str, str], config: Config, meeting: Meeting
+) -> dict[str, str]:
+    environment = own_environment(environ)
+    environment["UFFDPREFETCH_SERVE_CONFIG"] = config.to_json()
+    environment["UFFDPREFETCH_RUN"] = meeting.key
+    environment["UFFDPREFETCH_RUNDIR"] = meeting.directory
     return environment
 
 
@@ -221,11 +231,67 @@ def job_environment(
     return environment
 
 
-def run(config: Config, argv: Sequence[str]) -> int:
+def _record(
+    config: Config, environ: Mapping[str, str], meeting: Meeting | None, argv: Sequence[str]
+) -> Recording | None:
+    """Start the recorder of this job and node, unless another launcher has.
+
+    Raises UffdPrefetchError when the file cannot be made; whatever else is one line, and the job
+    runs without.
+    """
+    from uffdprefetch.trace.record import Spec
+    from uffdprefetch.trace.recording import MAX_EVENTS, MIN_SIZE_BYTES, Recording, output_path
+
+    assert config.trace is not None
+    key = meeting.key if meeting else ""
+    name = output.expand(config.trace, key, identify(environ).rank, environ)
+    mark = None
+    if meeting is not None:
+        mark = f"{meeting.socket}.trace"
+        try:
+            os.close(os.open(mark, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+        except FileExistsError:
+            _wait_for_recorder(mark)
+            return None
+    spec = Spec(
+        output_path(name), config.force, list(config.include), MIN_SIZE_BYTES, MAX_EVENTS,
+        list(argv), launcher=os.getpid(), quiet=config.quiet,
+    )  # fmt: skip
+    directory = meeting.directory if meeting else "/"
+    try:
+        recording = Recording.start(spec, own_environment(environ), directory)
+    except UffdPrefetchError as error:
+        if mark is not None:
+            os.unlink(mark)
+        if error.exit_code == EXIT_USAGE:
+            raise
+        say(f"running the job without a trace: {error.message}")
+        return None
+    if mark is not None:
+        with open(mark, "w") as file:
+            file.write("ready\n")
+    return recording
+
+
+def _wait_for_recorder(mark: str) -> None:
+    """Another launcher starts the recorder: what our job does first should be in the trace."""
+    deadline = time.monotonic() + START_TIMEOUT_SECONDS
+    with contextlib.suppress(OSError):
+        while os.stat(mark).st_size == 0 and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+
+
+def run(
+    config: Config,
+    argv: Sequence[str],
+    recording: Recording | None = None,
+    only_record: bool = False,
+) -> int:
     """Run ``argv`` under ``config`` and return its exit status, or die of its signal.
 
-    Raises UffdPrefetchError: 126/127 if it cannot be executed, 125 with --strict if there is no
-    service, 2 for an output pattern with an unknown token.
+    ``recording`` is one that runs already and is to hear the service; with ``only_record`` there
+    is no summary. Raises UffdPrefetchError: 126/127 if it cannot be executed, 125 with --strict if
+    there is no service, 2 for an output pattern with an unknown token.
     """
     environ = spawn.inherited_environment()
     output.expand(config.output, "", None, environ)  # a wrong token is told before the job runs
@@ -249,6 +315,10 @@ def run(config: Config, argv: Sequence[str]) -> int:
         if config.strict:
             raise UffdPrefetchError(text, EXIT_OURS) from None
         say(f"running the job without prefetching: {text}")
+    if config.trace is not None:
+        recording = _record(config, environ, meeting, argv)
+    if recording is not None and client is not None and meeting is not None:
+        recording.tell(socket=meeting.socket)
     if config.verbose and meeting is not None and client is not None:
         say(f"job {meeting.key} (from {meeting.key_source}), log {meeting.log}")
 
@@ -259,11 +329,16 @@ def run(config: Config, argv: Sequence[str]) -> int:
     def child_changed() -> None:
         if service is not None:
             service.poll()  # a service that died must not stay a zombie
+        if recording is not None:
+            recording.ended()
 
     status = spawn.run(argv, environment, started, child_changed)
+    last = True
     if client is not None and meeting is not None:
-        _report(config, environ, client, meeting, status)
+        last = _report(config, environ, client, meeting, status, only_record)
         client.close()
+    if recording is not None:
+        recording.end(os.waitstatus_to_exitcode(status), wait=last)
     return spawn.end_like(status)
 
 
@@ -273,6 +348,8 @@ def _tidy(meeting: Meeting) -> None:
     Losing the start lock to a wrap that comes just now starts two services at worst, of which one
     finds the other and ends.
     """
+    with contextlib.suppress(OSError):
+        os.unlink(f"{meeting.socket}.trace")
     for path in (f"{meeting.socket}.start", meeting.log):
         try:
             if os.stat(path).st_size == 0:  # a log with words in it is kept
@@ -282,9 +359,15 @@ def _tidy(meeting: Meeting) -> None:
 
 
 def _report(
-    config: Config, environ: Mapping[str, str], client: NodeClient, meeting: Meeting, status: int
-) -> None:
-    """Take the summary; the last launcher of the node and job prints and writes it."""
+    config: Config,
+    environ: Mapping[str, str],
+    client: NodeClient,
+    meeting: Meeting,
+    status: int,
+    only_record: bool,
+) -> bool:
+    """Take the summary; the last launcher of the node and job prints and writes it. Whether no
+    other is left here."""
     try:
         finished = client.finish(status, time.monotonic() + SUMMARY_TIMEOUT_SECONDS)
     except ServiceGone as error:
@@ -292,13 +375,15 @@ def _report(
             f"the service died during the run ({error}); the job went on without it,"
             f" there is no summary; see {meeting.log}"
         )
-        return
+        return True
     except TimeoutError:
         say(f"no summary: the service did not answer within 5 s; see {meeting.log}")
-        return
+        return True
     if not finished.last:
-        return
+        return False
     _tidy(meeting)
+    if only_record:
+        return True
     from uffdprefetch.report import summary
 
     rank = identify(environ).rank
@@ -315,3 +400,4 @@ def _report(
             lines = [f"the summary cannot be shown ({type(error).__name__}: {error})"]
         for line in lines:
             say(line)
+    return True

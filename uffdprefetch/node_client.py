@@ -19,7 +19,7 @@ import socket
 import struct
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from uffdprefetch.identity import Identity
 
@@ -35,6 +35,8 @@ _WORD = struct.Struct("<I")
 _TWO_WORDS = struct.Struct("<II")
 #: A summary names every file and a bounded timeline; what is larger did not come from our service.
 MAX_SUMMARY_BYTES = 64 << 20
+
+_Client = TypeVar("_Client", bound="NodeClient")
 
 
 class ServiceGone(Exception):
@@ -75,12 +77,14 @@ def unpack(message: bytes) -> tuple[int, bytes]:
 class NodeClient:
     """A connection to the service. Every wait is bounded by ``deadline``, a time.monotonic()."""
 
+    role = LAUNCHER
+
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self.options = 0  # Config.fingerprint() of the service
 
     @classmethod
-    def connect(cls, path: str, identity: Identity, deadline: float) -> NodeClient:
+    def connect(cls: type[_Client], path: str, identity: Identity, deadline: float) -> _Client:
         """Connect and exchange HELLO and WELCOME.
 
         Raises OSError when nobody listens on ``path``, ServiceGone when the service is just ending,
@@ -96,7 +100,7 @@ class NodeClient:
             if peer_uid != os.geteuid():
                 raise NotOurService(f"the listener belongs to uid {peer_uid}")
             hello = _HELLO.pack(
-                LAUNCHER,
+                cls.role,
                 os.getpid(),
                 os.getppid(),
                 *(-1 if n is None else n for n in (identity.rank, identity.local_rank)),
@@ -128,6 +132,9 @@ class NodeClient:
         Raises ServiceGone when the service died, TimeoutError when it does not answer in time.
         """
         self._send(pack(FINISH, struct.pack("<i", wait_status)))
+        return self._receive_summary(deadline)
+
+    def _receive_summary(self, deadline: float) -> Finished:
         while True:
             kind, payload, descriptors = self._receive(deadline)
             try:

@@ -14,7 +14,7 @@ import socket
 import stat
 from collections.abc import Mapping
 
-from uffdprefetch.errors import EXIT_OURS, UffdPrefetchError
+from uffdprefetch.errors import EXIT_CANNOT, EXIT_OURS, UffdPrefetchError
 from uffdprefetch.identity import file_name_safe
 
 #: sun_path holds 108 bytes with the final zero (linux/un.h).
@@ -95,6 +95,28 @@ def runtime_directory(environ: Mapping[str, str] | None = None) -> str:
         " set UFFDPREFETCH_RUNDIR to a local directory of yours",
         EXIT_OURS,
     )
+
+
+def existing_directories(environ: Mapping[str, str]) -> list[str]:
+    """The runtime directories of ours that are there, best first; none is made.
+
+    One that must not be trusted is passed over, unless UFFDPREFETCH_RUNDIR names it: then
+    UffdPrefetchError (exit 1).
+    """
+    uid = os.geteuid()
+    found = []
+    for candidate in _candidates(environ, uid):
+        path = os.path.abspath(candidate)
+        if not os.path.lexists(path):
+            continue
+        try:
+            check(path, uid)
+        except UffdPrefetchError as error:
+            if environ.get("UFFDPREFETCH_RUNDIR"):
+                raise UffdPrefetchError(error.message, EXIT_CANNOT) from None
+            continue
+        found.append(path)
+    return found
 
 
 def socket_path(directory: str, key: str, node: str | None = None) -> str:

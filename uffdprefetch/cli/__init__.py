@@ -23,9 +23,12 @@ from uffdprefetch.errors import EXIT_CANNOT, EXIT_USAGE, UffdPrefetchError
 #: name -> (module, one line of help); None hides a command from the help.
 COMMANDS: dict[str, tuple[str, str | None]] = {
     "wrap": ("uffdprefetch.cli.wrap", "run a command with its mapped files prefetched"),
+    "top": ("uffdprefetch.cli.top", "watch a running job of yours on this node"),
     "doctor": ("uffdprefetch.cli.doctor", "what works on this machine, and what would lift it"),
+    "trace": ("uffdprefetch.cli.trace", "record who reads what, and show a recording"),
     "demo": ("uffdprefetch.cli.demo", "a slow file system, a training-like job, before and after"),
     "serve": ("uffdprefetch.cli.serve", None),
+    "record": ("uffdprefetch.cli.record", None),
 }
 
 

@@ -47,6 +47,7 @@ class Region:
     look_every_ns: int = 0
     look_from: int = 0  # where the last look over all of it stopped
     looked_ns: int = 0  # and when it was
+    told_ns: int = 0  # when the last look of any kind ended
     scattered: bool = False  # too many separate runs: no use in looking often
     detaching: bool = False
 

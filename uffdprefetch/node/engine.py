@@ -20,6 +20,8 @@ from uffdprefetch.node.client import Client, Region
 from uffdprefetch.node.files import BLOCK_BYTES, FileState, Key
 from uffdprefetch.node.layout import Layout
 from uffdprefetch.node.ledger import Ledger
+from uffdprefetch.node.processes import Watched
+from uffdprefetch.node.tap import MAJORS, SEEN, TOUCH, WINDOW, Tap
 from uffdprefetch.plan import checkpoints, window
 from uffdprefetch.progress.streams import REACH_BYTES, Stream, StreamTable
 from uffdprefetch.warm.scheduler import Scheduler, now_ns
@@ -52,10 +54,13 @@ MAP_PRIVATE = 2
 class CacheEngine:
     """Regions, streams and checkpoints of all processes of the job on this node."""
 
-    def __init__(self, config: Config, scheduler: Scheduler, ledger: Ledger) -> None:
+    def __init__(
+        self, config: Config, scheduler: Scheduler, ledger: Ledger, tap: Tap | None = None
+    ) -> None:
         self.config = config
         self.scheduler = scheduler
         self.ledger = ledger
+        self.tap = tap or Tap()
         self.layout = Layout(config, scheduler, ledger)
         self._table = FileTable(config, scheduler, ledger)
         self.clients: dict[int, Client] = {}
@@ -113,6 +118,7 @@ class CacheEngine:
             self.ledger.refuse(path, why)
             return
         self._adopt(client, a, file, verdict)
+        self.tap.region(client, client.regions[a.region])
         self.ledger.attached(file, verdict, reason)
 
     def _adopt(
@@ -217,6 +223,10 @@ class CacheEngine:
             at_ns = min(event.time_ns, now)
             if event.page in region.laid:
                 region.fired[event.page] = at_ns
+            self.tap.put(
+                TOUCH, at_ns, client.pid, region.file, start, uffd.PAGE_BYTES, event.handle_ns,
+                tid=event.tid,
+            )  # fmt: skip
             self._touch(client, region, start, start + uffd.PAGE_BYTES, at_ns)
 
     def _touch(self, client: Client, region: Region, start: int, end: int, at_ns: int) -> Stream:
@@ -231,11 +241,28 @@ class CacheEngine:
             pagetables.note_used(region, found)
             stream.saw(forward, found)
             for a, n in found:
+                if self.tap.active:
+                    for low, high in region.seen.missing(a, a + n):
+                        self._tell_seen(client, region, low, high)
                 region.seen.add(a, a + n)
         if stream.active and len(region.starts) < STARTS_MAX:
             region.starts |= checkpoints.near(region.span, stream.start_bytes - BLOCK_BYTES)
         self._touched[id(region)] = (client, region)
         return stream
+
+    def _tell_seen(self, client: Client, region: Region, start: int, end: int) -> None:
+        now = now_ns()
+        since = now - region.told_ns if region.told_ns else 0
+        self.tap.put(SEEN, now, client.pid, region.file, start, end - start, since)
+
+    def _new_touches(
+        self, client: Client, region: Region, start: int, end: int
+    ) -> tuple[list[tuple[int, int]], int]:
+        if not self.tap.active:
+            return pagetables.new_touches(client, region, start, end)
+        return pagetables.new_touches(
+            client, region, start, end, lambda a, b: self._tell_seen(client, region, a, b)
+        )
 
     def _forget_absorbed(self, region: Region) -> None:
         while region.table.absorbed:
@@ -264,6 +291,7 @@ class CacheEngine:
         ):
             touched = self._look_at_all(client, region) or touched
             region.looked_ns = now
+        region.told_ns = now
         self._next_look(region, active, by_tables, touched, now)
         if region.sparse_from_ns <= now < region.sparse_from_ns + region.look_every_ns:
             self._touched[id(region)] = (client, region)
@@ -278,7 +306,7 @@ class CacheEngine:
         for _ in range(FOLLOW_STEPS):
             at = stream.position_bytes
             start = at - (BLOCK_BYTES if stream.direction > 0 else REACH_BYTES)
-            clusters, _ = pagetables.new_touches(client, region, start, start + REACH_BYTES)
+            clusters, _ = self._new_touches(client, region, start, start + REACH_BYTES)
             for a, b in clusters:
                 self._touch(client, region, a, b, now)
                 touched = True
@@ -293,7 +321,7 @@ class CacheEngine:
         while now == began or now - began < LOOK_AT_ONCE_NS:
             start = max(region.look_from, region.offset_bytes)
             end = min(start + LOOK_AT_ONCE_BYTES, region.span.end_bytes)
-            clusters, more = pagetables.new_touches(client, region, start, end)
+            clusters, more = self._new_touches(client, region, start, end)
             for a, b in clusters:
                 self._touch(client, region, a, b, now)
                 touched = True
@@ -350,6 +378,8 @@ class CacheEngine:
             wanted = window.auto(stream, region.span.end_bytes, ahead)
         if wanted:
             self.scheduler.want(file, stream, *wanted)
+            start, end = wanted
+            self.tap.put(WINDOW, now_ns(), stream.reader, file, start, end - start, 0)
 
     # -------------------------------------------------------------- checkpoints
 
@@ -372,6 +402,14 @@ class CacheEngine:
                     self.layout.refresh(client, region)
 
     # -------------------------------------------------------------- end
+
+    def sample(self, watched: Watched) -> None:
+        """Read the counters of a process; a recorder hears of its major faults."""
+        before = watched.now.major_faults
+        watched.sample()
+        more = watched.now.major_faults - before
+        if more > 0:
+            self.tap.put(MAJORS, now_ns(), watched.pid, None, 0, 0, more)
 
     def account_all(self, client: Client) -> None:
         """Read all page tables of a process while they are there: what was used."""

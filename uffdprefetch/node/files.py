@@ -185,13 +185,16 @@ class FileState:
         """[start, end) bytes are in some reader's page table."""
         self._mark(start, end, _USED)
 
-    def block_counts(self) -> tuple[int, int, int]:
-        """(prefetched and used, prefetched only, used only), in bytes at 64 KiB."""
-        return (
-            self.blocks.count(_PREFETCHED | _USED) * BLOCK_BYTES,
-            self.blocks.count(_PREFETCHED) * BLOCK_BYTES,
-            self.blocks.count(_USED) * BLOCK_BYTES,
-        )
+    def block_counts(self, first: int = 0, last: int | None = None) -> tuple[int, int, int]:
+        """(prefetched and used, prefetched only, used only), in bytes at 64 KiB; of all blocks, or
+        of the blocks first to last - 1."""
+        bits = (_PREFETCHED | _USED, _PREFETCHED, _USED)
+        used, unused, other = (self.blocks.count(bit, first, last) for bit in bits)
+        return used * BLOCK_BYTES, unused * BLOCK_BYTES, other * BLOCK_BYTES
+
+    def unused_bytes(self, first: int, last: int) -> int:
+        """Of the blocks first to last - 1: prefetched, and in nobody's page table yet."""
+        return self.blocks.count(_PREFETCHED, first, last) * BLOCK_BYTES
 
     def close(self) -> None:
         """Close our descriptors. Mappings of the checkpoint memfd live on."""

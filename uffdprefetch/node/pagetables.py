@@ -9,6 +9,8 @@ after it has left the table: dropped by us (rung 2) or reclaimed by the kernel. 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from uffdprefetch import uffd
 from uffdprefetch.node.client import Client, Region
 
@@ -41,11 +43,16 @@ def note_used(region: Region, found: list[tuple[int, int]]) -> None:
 
 
 def new_touches(
-    client: Client, region: Region, start: int, end: int
+    client: Client,
+    region: Region,
+    start: int,
+    end: int,
+    tell: Callable[[int, int], None] | None = None,
 ) -> tuple[list[tuple[int, int]], int]:
     """What is mapped in [start, end) and was not at the last look: clusters [start, end).
 
-    The second value is where to go on: 0 when the whole range has been seen.
+    The second value is where to go on: 0 when the whole range has been seen. ``tell`` hears of each
+    range by itself.
     """
     found = runs(client, region, start, end)
     note_used(region, found)
@@ -57,6 +64,8 @@ def new_touches(
         for a, b in region.seen.missing(offset, offset + length):
             if b - a == uffd.PAGE_BYTES and a // uffd.PAGE_BYTES in region.laid:
                 continue  # an armed page that was touched: its event has told, or will
+            if tell is not None:
+                tell(a, b)
             if clusters and a - clusters[-1][1] <= CLUSTER_BYTES:
                 clusters[-1] = (clusters[-1][0], b)
             else:

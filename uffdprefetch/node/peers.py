@@ -23,6 +23,7 @@ from uffdprefetch.node import wire
 from uffdprefetch.node.client import Client, Launcher
 from uffdprefetch.node.engine import MS, CacheEngine
 from uffdprefetch.node.ledger import Ledger
+from uffdprefetch.node.watchers import Watchers
 from uffdprefetch.warm.scheduler import now_ns
 
 log = logging.getLogger("uffdprefetch.serve")
@@ -47,6 +48,7 @@ class Peers:
         ledger: Ledger,
         summary: Callable[[], dict[str, Any]],
         options: int,
+        watchers: Watchers,
     ) -> None:
         """``wake_fd`` goes to the agents: an event that they write to wake the service; ``options``
         is the fingerprint of the service's, for launchers that were given other ones."""
@@ -57,6 +59,7 @@ class Peers:
         self._ledger = ledger
         self._summary = summary
         self._options = options
+        self._watchers = watchers
         self.launchers: dict[int, Launcher] = {}
         self.had_client = False
         self._unknown: dict[int, socket.socket] = {}
@@ -68,6 +71,11 @@ class Peers:
     def none(self) -> bool:
         """Whether nobody is connected."""
         return not (self._engine.clients or self.launchers or self._unknown)
+
+    @property
+    def only_strangers(self) -> bool:
+        """Whether nobody is connected but who has not yet said who it is."""
+        return not (self._engine.clients or self.launchers)
 
     def jobs(self) -> list[int]:
         """The pids of the commands that the connected launchers run."""
@@ -147,6 +155,9 @@ class Peers:
 
     def _socket(self, fd: int) -> socket.socket | None:
         peer: Any = self._engine.clients.get(fd) or self.launchers.get(fd)
+        recorder = self._engine.tap.socket_of(fd) or self._watchers.socket_of(fd)
+        if recorder is not None:
+            return recorder
         return self._unknown.get(fd) if peer is None else peer.sock
 
     def _message(self, fd: int, kind: wire.Type, body: bytes, received: list[int]) -> None:
@@ -156,8 +167,12 @@ class Peers:
             self._hello(fd, wire.hello(body), received)
         elif fd in self.launchers:
             self._from_launcher(self.launchers[fd], kind, body)
-        else:
+        elif fd in self._engine.clients:
             self._from_agent(self._engine.clients[fd], kind, body, received)
+        elif self._watchers.socket_of(fd) is not None:
+            self._watchers.message(fd, kind, now_ns())
+        else:
+            raise wire.WireError(f"{kind.name} from a peer that only listens")
 
     def _hello(self, fd: int, hello: wire.Hello, received: list[int]) -> None:
         sock = self._unknown[fd]
@@ -166,10 +181,12 @@ class Peers:
             launcher = Launcher(sock, hello, pid)
             del self._unknown[fd]
             self.launchers[fd] = launcher
+            self._engine.tap.launcher(pid)
             _reply(sock, wire.pack(wire.Type.WELCOME, wire.WELCOME.pack(self._options)))
         elif hello.role == wire.Role.AGENT:
             client = Client(sock, hello, pid)
             self._ledger.hello(client)
+            self._engine.tap.process(client)
             del self._unknown[fd]
             self._engine.clients[fd] = client
             client.send(
@@ -180,6 +197,19 @@ class Peers:
             resolver = self._engine.resolver if hello.flags & wire.HELLO_SENDS_UFFD else None
             if resolver and received and uffd.is_uffd(received[0]):
                 client.resolver_slot = resolver.add(received.pop(0), client.ring)
+        elif hello.role == wire.Role.RECORDER:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)
+            if not self._engine.tap.join(sock):
+                raise wire.WireError("a recorder too many")
+            del self._unknown[fd]
+            self._accepted_ns.pop(fd, None)
+            return  # it does not keep the service alive
+        elif hello.role == wire.Role.WATCHER:
+            if not self._watchers.welcome(sock):
+                raise wire.WireError("a watcher too many")
+            del self._unknown[fd]
+            self._accepted_ns.pop(fd, None)
+            return  # nor does it
         else:
             raise wire.WireError(f"role {hello.role}")
         self._accepted_ns.pop(fd, None)
@@ -199,7 +229,7 @@ class Peers:
         elif kind == wire.Type.BYE:
             self._engine.on_events(client, client.ring.drain())
             self._engine.account_all(client)
-            client.watched.sample()
+            self._engine.sample(client.watched)
             client.send(wire.pack(wire.Type.BYE_OK))
         else:
             raise wire.WireError(f"{kind.name} from an agent")
@@ -231,6 +261,8 @@ class Peers:
     def _send_summary(self, launcher: Launcher) -> None:
         others = [x for x in self.launchers.values() if not x.finished]
         text = json.dumps(self._summary()).encode()
+        if not others:
+            self._engine.tap.finished()
         memfd = os.memfd_create("uffdprefetch-summary", os.MFD_CLOEXEC)
         try:
             os.write(memfd, text)
@@ -247,6 +279,7 @@ class Peers:
             self.drop_client(fd)
             return
         peer: Any = self.launchers.pop(fd, None) or self._unknown.pop(fd, None)
+        peer = peer or self._engine.tap.leave(fd) or self._watchers.leave(fd)
         self._accepted_ns.pop(fd, None)
         if peer is not None:
             self._epoll.unregister(fd)
@@ -256,7 +289,7 @@ class Peers:
         """An agent has gone: read what it left in its ring, forget its regions."""
         client = self._engine.clients[fd]
         self._engine.on_events(client, client.ring.drain())
-        client.watched.sample()
+        self._engine.sample(client.watched)
         client.watched.ended = True
         self._ledger.dropped_events += client.ring.counts().dropped
         for region in list(client.regions):

@@ -24,12 +24,15 @@ from uffdprefetch.errors import UffdPrefetchError
 from uffdprefetch.node.engine import MS, CacheEngine
 from uffdprefetch.node.files import FileState
 from uffdprefetch.node.ledger import Ledger
+from uffdprefetch.node.live import Live
 from uffdprefetch.node.observe import Observer
 from uffdprefetch.node.peers import Peers
 from uffdprefetch.node.snapshot import summary
+from uffdprefetch.node.tap import WARM, Tap
+from uffdprefetch.node.watchers import Watchers
 from uffdprefetch.plan.checkpoints import DISTANCE_MIN_BYTES
 from uffdprefetch.warm.limits import TokenBucket, allowed_bytes
-from uffdprefetch.warm.scheduler import EXTENT_BYTES, Scheduler, now_ns
+from uffdprefetch.warm.scheduler import EXTENT_BYTES, Extent, Scheduler, now_ns
 
 log = logging.getLogger("uffdprefetch.serve")
 
@@ -79,8 +82,9 @@ class Service:
         self._ledger = Ledger()
         grid = config.distance_bytes or DISTANCE_MIN_BYTES
         bucket = TokenBucket(config.max_rate_bytes_per_second, EXTENT_BYTES)
-        self._scheduler = Scheduler(self._pool, bucket, self._pages_written, grid)
-        self.engine = CacheEngine(config, self._scheduler, self._ledger)
+        self._tap = Tap()
+        self._scheduler = Scheduler(self._pool, bucket, self._pages_written, grid, self._warmed)
+        self.engine = CacheEngine(config, self._scheduler, self._ledger, self._tap)
         self._observer: Observer | None = None
         if config.engine == "off":
             self._observer = Observer(self.engine, self._ledger, config.min_size_bytes)
@@ -89,6 +93,14 @@ class Service:
         self._epoll = select.epoll()
         self._epoll.register(self._wake_fd, select.EPOLLIN)
         self._listener = listener
+        self._live = Live(
+            config,
+            run,
+            self.engine,
+            self._scheduler,
+            lambda: self._peers.jobs(),
+            self._pool.cpu_seconds,
+        )
         self._peers = Peers(
             listener,
             self._epoll,
@@ -97,6 +109,7 @@ class Service:
             self._ledger,
             self._summary,
             config.fingerprint(),
+            Watchers(self._live.document),
         )
         self._housekeeping_ns = 0
         self._next_pump_ns = 0
@@ -124,7 +137,8 @@ class Service:
 
     def _finished(self) -> bool:
         if not self._peers.none:
-            self._empty_since = None
+            if not self._peers.only_strangers:  # a watcher that comes again and again is no client
+                self._empty_since = None
             return False
         if self._empty_since is None:
             self._empty_since = time.monotonic()
@@ -138,6 +152,8 @@ class Service:
             due = min(due, self._observer.next_ns)
         if self._next_pump_ns:
             due = min(due, self._next_pump_ns)
+        if self._live.sampling.due_ns:
+            due = min(due, self._live.sampling.due_ns)
         for client in self.engine.clients.values():
             for region in client.regions.values():
                 if not region.detaching:
@@ -173,6 +189,9 @@ class Service:
         wait = self._scheduler.pump(now_ns())
         self._next_pump_ns = now_ns() + wait if wait else 0
         self._note(now)
+        self._tap.flush()
+        if self._live.sampling.due_ns:
+            self._live.sampling.step(now_ns())
         for fd, client in list(self.engine.clients.items()):
             if client.waiting:
                 client.flush()
@@ -181,6 +200,17 @@ class Service:
 
     def _pages_written(self, file: FileState, pages: list[int]) -> None:
         self.engine.pages_written(file, pages)
+
+    def _warmed(self, extent: Extent, result: uffd.WarmResult) -> None:
+        stream, took = extent.stream, result.done_ns - result.submit_ns
+        self._tap.put(
+            WARM, result.submit_ns, stream.reader if stream else 0, extent.file, extent.start,
+            extent.end - extent.start, took, result.resident_bytes >> 10, os.getpid(),
+        )  # fmt: skip
+
+    def _sample(self) -> None:
+        for process in self._ledger.processes:
+            self.engine.sample(process.watched)
 
     def _note(self, now: int) -> None:
         """Put what was read, windows and rates on the time line."""
@@ -206,8 +236,7 @@ class Service:
 
     def _summary(self) -> dict[str, Any]:
         self._note(now_ns())
-        for process in self._ledger.processes:
-            process.watched.sample()
+        self._sample()
         return summary(
             self.config, self.run_key, self.engine, self._scheduler, self._pool.cpu_seconds()
         )
@@ -217,12 +246,12 @@ class Service:
     def _housekeep(self, now: int) -> None:
         self._housekeeping_ns = now + HOUSEKEEPING_NS
         self._peers.housekeep(now)
-        for process in self._ledger.processes:
-            process.watched.sample()
+        self._sample()
         before = self.engine.layout.allowed_bytes
         self.engine.layout.allowed_bytes, why = allowed_bytes(self.config.budget_bytes)
         if why != "--budget" and self.engine.layout.allowed_bytes < before // 2:
             self._ledger.degrade(f"windows are bounded by {why}, not by --budget")
+        self._live.tick(now, why)
         for file in list(self.engine.files.values()):
             if file.changed is None:
                 what = file.look_for_change()

@@ -36,6 +36,7 @@ class Type(IntEnum):
     JOB = 3
     FINISH = 4
     SUMMARY = 5
+    SNAPSHOT = 7
     ATTACH = 16
     GONE = 17
     ACK = 18
@@ -48,6 +49,8 @@ class Type(IntEnum):
     DETACH = 37
     BYE_OK = 38
     RENEW = 39
+    EVENTS = 48  # to a recorder: stream(), of any length
+    TABLES = 49
 
 
 class Role(IntEnum):
@@ -55,6 +58,8 @@ class Role(IntEnum):
 
     LAUNCHER = 1
     AGENT = 2
+    RECORDER = 4
+    WATCHER = 3
 
 
 class Verdict(IntEnum):
@@ -136,6 +141,21 @@ def unpack(data: bytes) -> tuple[Type, bytes]:
         return Type(kind), data[HEADER.size :]
     except ValueError:
         raise WireError(f"type {kind}") from None
+
+
+def stream(kind: Type, body: bytes) -> bytes:
+    """A message to a recorder: EVENTS, TABLES or FINISH, as long as its body."""
+    return HEADER.pack(MAGIC, VERSION, kind) + body
+
+
+def unpack_stream(data: bytes) -> tuple[Type, bytes]:
+    """(type, body) of a message that stream() made; raises WireError and nothing else."""
+    if len(data) < HEADER.size:
+        raise WireError(f"{len(data)} bytes are no message")
+    magic, version, kind = HEADER.unpack_from(data)
+    if magic != MAGIC or version != VERSION or kind not in (Type.EVENTS, Type.TABLES, Type.FINISH):
+        raise WireError(f"magic {magic:#x} version {version} type {kind}")
+    return Type(kind), data[HEADER.size :]
 
 
 def hello(body: bytes) -> Hello:

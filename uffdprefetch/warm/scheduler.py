@@ -89,10 +89,12 @@ class Scheduler:
         bucket: TokenBucket,
         on_pages: Callable[[FileState, list[int]], None],
         grid_bytes: int,
+        on_warmed: Callable[[Extent, uffd.WarmResult], None] | None = None,
     ) -> None:
         self._pool = pool
         self._bucket = bucket
         self._on_pages = on_pages
+        self._on_warmed = on_warmed
         self._grid_bytes = grid_bytes
         self._queues: dict[int, deque[Extent]] = {}
         self._streams: dict[int, Stream] = {}
@@ -162,6 +164,15 @@ class Scheduler:
     def busy_with(self, file: FileState) -> bool:
         """Whether a worker still uses the file's descriptors."""
         return any(extent.file is file for extent in self._under_way.values())
+
+    def under_way_by_rank(self) -> dict[int, int]:
+        """Bytes that the workers are reading now, by the rank that they are for."""
+        found: dict[int, int] = {}
+        for extent in self._under_way.values():
+            if extent.stream is not None:
+                rank = extent.stream.rank
+                found[rank] = found.get(rank, 0) + extent.end - extent.start
+        return found
 
     @property
     def queued_bytes(self) -> int:
@@ -252,6 +263,8 @@ class Scheduler:
                 self.last_error = f"{file.path} at {extent.start}: errno {-result.error}"
             elif length:
                 self._account(extent, result)
+                if self._on_warmed is not None:
+                    self._on_warmed(extent, result)
             if copied and not file.changed:
                 self._on_pages(file, copied)
 

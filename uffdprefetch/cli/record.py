@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``uffdprefetch record JSON``: the recorder's process; started by trace and wrap, not by people."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from uffdprefetch.errors import usage_error
+
+
+class Command:
+    """Record a trace as the given JSON says (started by `trace` and `wrap --trace`)."""
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("spec", metavar="JSON")
+
+    def run(self, args: argparse.Namespace, rest: list[str] | None) -> int:
+        from uffdprefetch.trace import record
+
+        try:
+            spec = record.Spec(**json.loads(args.spec))
+        except (ValueError, TypeError) as error:
+            raise usage_error(f"not a recording: {error}") from None
+        return record.main(spec)

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``uffdprefetch trace``: record (with a command, --pid or --duration), or show FILE..."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import Any
+
+from uffdprefetch.errors import usage_error
+
+FORMATS = ("text", "json", "html", "png", "perfetto")
+_USAGE = """uffdprefetch trace [-o FILE] [options] -- CMD...      record a command
+       uffdprefetch trace [-o FILE] [options] --pid PID       record a process that runs
+       uffdprefetch trace FILE... [--format FORMAT] [-o OUT]  show"""
+
+
+class Command:
+    """Record who reads which pages of which file, and what it costs; or show a recording.
+
+    Recording: the kernel's own events (page faults, page-cache fills and evictions, readahead,
+    block I/O, system calls) by eBPF, of CMD and what it starts, whether or not it runs under wrap;
+    without the rights for that, what userfaultfd and page tables tell. CMD keeps its standard
+    streams, signals and exit status. `wrap --trace FILE` records a prefetched run in the same way.
+    """
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        from uffdprefetch.trace.recording import MAX_EVENTS, MIN_SIZE_BYTES
+
+        parser.usage = _USAGE
+        parser.add_argument("files", nargs="*", metavar="FILE", help="recordings to show")
+        parser.add_argument(
+            "-o", dest="output", metavar="FILE",
+            help="where to write (recording: tokens as in wrap -o, default uffdprefetch.%%p;"
+            " showing: default FILE with the format's suffix, - for stdout)",
+        )  # fmt: skip
+        parser.add_argument("-f", "--force", action="store_true", help="overwrite it")
+        record = parser.add_argument_group("recording")
+        record.add_argument("--pid", type=int, metavar="PID", help="a process that runs already")
+        record.add_argument("--duration", metavar="TIME", help="end after this long (10, 1.5s, 2m)")
+        record.add_argument(
+            "--include", action="append", default=[], metavar="GLOB",
+            help="only files that match, of any size (repeatable; default: files of"
+            f" {MIN_SIZE_BYTES >> 20} MiB and more that are no programs)",
+        )  # fmt: skip
+        record.add_argument(
+            "--max-events", type=int, default=MAX_EVENTS, metavar="N",
+            help=f"keep so many single events (default: {MAX_EVENTS}); the overview has all",
+        )  # fmt: skip
+        record.add_argument(
+            "--no-bpf", action="store_true", help="as if eBPF were not permitted"
+        )
+        record.add_argument("-q", "--quiet", action="store_true", help="no line at the end")
+        show = parser.add_argument_group("showing")
+        show.add_argument("--format", choices=FORMATS, help="text is the default")
+        show.add_argument("--by", choices=("file", "rank", "pid"), default="file")
+
+    def run(self, args: argparse.Namespace, rest: list[str] | None) -> int:
+        if args.pid is not None or rest is not None:
+            return _record(args, rest)
+        if not args.files:
+            raise usage_error(f"nothing to record or to show\n{_USAGE}")
+        return _show(args)
+
+
+# ---- recording ----------------------------------------------------------------------------------
+
+
+def _record(args: argparse.Namespace, rest: list[str] | None) -> int:
+    from uffdprefetch import spawn
+    from uffdprefetch.identity import identify
+    from uffdprefetch.report import output
+    from uffdprefetch.trace.record import Spec
+    from uffdprefetch.trace.recording import MIN_SIZE_BYTES, Recording, output_path
+    from uffdprefetch.units import parse_duration
+
+    if args.files or args.format:
+        raise usage_error("either record (-- CMD or --pid) or show FILE, not both")
+    if args.pid is not None and rest:
+        raise usage_error("--pid and a command exclude each other")
+    if rest is not None and not rest:
+        raise usage_error(f"nothing to run\n{_USAGE}")
+    if args.max_events < 0:
+        raise usage_error(f"--max-events {args.max_events}: not a number of events")
+    environ = spawn.inherited_environment()
+    if args.pid is not None:
+        _check_pid(args.pid)
+    name = output.expand(args.output or "uffdprefetch.%p", "", identify(environ).rank, environ)
+    spec = Spec(
+        output_path(name), args.force, args.include, MIN_SIZE_BYTES, args.max_events, rest or [],
+        duration_seconds=None if args.duration is None else parse_duration(args.duration),
+        quiet=args.quiet, witness=not args.no_bpf,
+    )  # fmt: skip
+    if rest:
+        spec.launcher = os.getpid()
+    else:
+        spec.adopt = args.pid
+    from uffdprefetch.launch import own_environment
+    from uffdprefetch.rundir import runtime_directory
+
+    recording = Recording.start(spec, own_environment(environ), runtime_directory(environ))
+    if rest:
+        return _run(recording, rest, args)
+    return _watch(recording, args.pid, args)
+
+
+def _check_pid(pid: int) -> None:
+    """Say why a process cannot be recorded before anything is started."""
+    try:
+        owner = os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        raise usage_error(f"--pid {pid}: there is no such process") from None
+    if os.geteuid() not in (0, owner):
+        raise usage_error(f"--pid {pid}: it belongs to uid {owner}, we are {os.geteuid()}")
+
+
+def _watching(args: argparse.Namespace, engine: str) -> Any:
+    """The options of a service that only watches."""
+    from uffdprefetch import config
+
+    return config.load(
+        {"policy": "none", "engine": engine, "include": args.include or None, "quiet": "1",
+         "min_size_bytes": "1MiB"}
+    )  # fmt: skip
+
+
+def _run(recording: Any, argv: list[str], args: argparse.Namespace) -> int:
+    """Run the command; where the kernel does not tell of faults, under a service that watches."""
+    from uffdprefetch import launch, spawn
+    from uffdprefetch.messages import say
+
+    if not recording.sees_faults:
+        if not args.quiet:
+            for entry in recording.missing[:1]:
+                lift = f"; {entry['lift']}" if entry["lift"] else ""
+                say(f"trace without {entry['what']}: {entry['why']}{lift}")
+        return launch.run(_watching(args, "cache"), argv, recording, only_record=True)
+    status = spawn.run(
+        argv, spawn.inherited_environment(), lambda pid: None, lambda: recording.ended() and None
+    )
+    recording.end(os.waitstatus_to_exitcode(status))
+    return spawn.end_like(status)
+
+
+def _watch(recording: Any, pid: int, args: argparse.Namespace) -> int:
+    """Wait for the recorder: it ends with the process, the clock, or us (Ctrl-C)."""
+    import time
+
+    from uffdprefetch import launch, spawn
+
+    client = None
+    if not recording.sees_faults:
+        environ = spawn.inherited_environment()
+        meeting = launch.meeting_place(environ)
+        client, _ = launch.find_or_start(environ, _watching(args, "off"), meeting)
+        client.job_started(pid)
+        recording.tell(socket=meeting.socket)
+    try:
+        while not recording.ended():
+            time.sleep(0.1)
+        return 0
+    except KeyboardInterrupt:
+        return 0
+    finally:
+        if client is not None:
+            client.close()
+        if not recording.ended():
+            recording.end(None)
+
+
+# ---- showing ------------------------------------------------------------------------------------
+
+
+def _show(args: argparse.Namespace) -> int:
+    from uffdprefetch.trace import file as trace_file
+    from uffdprefetch.trace.analyse import analyse
+
+    trace = trace_file.read_all(args.files)
+    report = analyse(trace)
+    wanted = args.format or "text"
+    if wanted == "text":
+        import shutil
+
+        from uffdprefetch.report import text
+
+        width = shutil.get_terminal_size((100, 24)).columns
+        return _write(args, "\n".join(text.lines(report, args.by, width)) + "\n", None)
+    if wanted == "json":
+        import json
+
+        return _write(args, json.dumps(report, indent=2) + "\n", None)
+    if wanted == "html":
+        from uffdprefetch.report import html
+
+        return _write(args, html.render(trace, report), ".html")
+    path = _target(args, f".{wanted}.json" if wanted == "perfetto" else f".{wanted}")
+    if wanted == "png":
+        from uffdprefetch.report import png
+
+        png.write(trace, report, path)
+    else:
+        from uffdprefetch.report import perfetto
+
+        perfetto.write(trace, report, path)
+    print(path)
+    return 0
+
+
+def _target(args: argparse.Namespace, suffix: str) -> str:
+    from uffdprefetch.trace.file import SUFFIX
+
+    path = str(args.output or args.files[0].removesuffix(SUFFIX) + suffix)
+    if os.path.exists(path) and not args.force:
+        raise usage_error(f"{path} exists; give -f or another -o")
+    return path
+
+
+def _write(args: argparse.Namespace, text: str, suffix: str | None) -> int:
+    """To stdout where that is the format's way (suffix None) or asked for, else to a file."""
+    if args.output == "-" or (suffix is None and args.output is None):
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        return 0
+    path = _target(args, suffix or "")
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise usage_error(f"cannot write {path}: {error.strerror}") from None
+    print(path)
+    return 0
