@@ -252,6 +252,7 @@ def test_wrap_and_kernel_are_on_one_axis(env: dict[str, str], tmp_path: Path, be
     assert len(fills), "the kernel saw no fill by the service"
     for extent in warm:
         end, done = extent["offset"] + extent["length"], extent["time_ns"] + extent["value"]
-        meant = fills[(fills["offset"] < end) & (extent["offset"] < fills["offset"] + fills["length"])]
+        ends = fills["offset"] + fills["length"]
+        meant = fills[(fills["offset"] < end) & (extent["offset"] < ends)]
         within = (meant["time_ns"] >= extent["time_ns"]) & (meant["time_ns"] <= done)
         assert within.any(), "an extent was warmed that the kernel did not see at that time"

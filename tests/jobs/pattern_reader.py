@@ -5,8 +5,8 @@
 
 PATTERN: consecutive, stride:N, random, backward, epochs:N, change (half consecutive, half random),
 faults:N (N single pages, 1 MiB apart). With RANK and WORLD_SIZE each rank reads its share, a stride
-pattern begins at record RANK. One line of JSON: the kernel's own counts
-of faults around the reading, and how many different pages were read. --wait: begin when a line comes, after `ready`.
+pattern begins at record RANK. One line of JSON: the kernel's own counts of faults around the
+reading, and how many different pages were read. --wait: begin when a line comes, after `ready`.
 --resident: say how many bytes of the file are cached at the end, and when that was.
 """
 

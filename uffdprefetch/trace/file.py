@@ -182,8 +182,10 @@ def _blocks(file: BinaryIO, path: str) -> Iterator[tuple[str, Any] | TraceError]
     unpacker = msgpack.Unpacker(file, max_buffer_size=BLOCK_MAX_BYTES, strict_map_key=False)
     try:
         head = unpacker.unpack()
-    except (msgpack.OutOfData, ValueError, msgpack.UnpackException) as error:
-        raise TraceError(f"{path} is no trace: {error or 'it is empty'}") from None
+    except msgpack.OutOfData:
+        raise TraceError(f"{path} is no trace: it is empty, or ends in its first line") from None
+    except (ValueError, msgpack.UnpackException) as error:
+        raise TraceError(f"{path} is no trace: {error}") from None
     if not isinstance(head, dict) or head.get("format") != FORMAT:
         raise TraceError(f"{path} is no trace of ours")
     if head.get("version") != VERSION:

@@ -343,6 +343,8 @@ class Recorder:
                 events["file"] = self._service_files[events["file"]]
                 return events
             told = json.loads(body)
+            if not isinstance(told, dict):
+                raise ValueError("not an object")
             self.lost_by_service = told.get("lost", self.lost_by_service)
             self._tables(told)
         except (wire.WireError, ValueError, KeyError, TypeError) as error:

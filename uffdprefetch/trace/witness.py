@@ -133,6 +133,20 @@ def available() -> tuple[set[str], list[dict[str, str | None]]]:
     return have, missing
 
 
+def _check_rights() -> None:
+    """Say who lacks what before the compiler is started for nothing."""
+    effective = 0
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("CapEff:"):
+            effective = int(line.split()[1], 16)
+    sys_admin, perfmon, bpf = (bool(effective >> bit & 1) for bit in (21, 38, 39))
+    if not sys_admin and not (perfmon and bpf):
+        raise NoBpf(
+            f"uid {os.geteuid()} has neither CAP_SYS_ADMIN nor CAP_BPF and CAP_PERFMON",
+            "run it as root, or ask for those two capabilities",
+        )
+
+
 def _mount_tracefs() -> None:
     """See tracefs without changing the machine: in a mount namespace of this process's own."""
     if os.path.isdir(f"{TRACEFS}/events"):
@@ -168,6 +182,7 @@ class Witness:
 
     def __init__(self) -> None:
         """Load and attach; raises NoBpf. Afterwards ``missing`` says what this kernel lacks."""
+        _check_rights()
         if os.stat("/proc/self/ns/pid").st_ino != INIT_PID_NAMESPACE:
             raise NoBpf("in a PID namespace (a container) BPF sees other process numbers than we")
         _mount_tracefs()
