@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The index of an LMDB data file: which bytes hold which record, from its branch and leaf pages.
+
+The pages that hold large values are never read: a leaf knows where they are. The file must not
+change meanwhile (design, rule 4.3): a writer may use pages again.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from uffdprefetch.errors import UffdPrefetchError
+from uffdprefetch.formats import lmdb_pages as pages
+from uffdprefetch.formats.lmdb_pages import Meta, looks_like_lmdb
+from uffdprefetch.formats.lmdb_walk import (
+    BRANCH,
+    DUPLICATE,
+    FREE_OR_UNKNOWN,
+    LEAF,
+    META,
+    ON_OVERFLOW,
+    OVERFLOW,
+    PAGE_TYPE_NAMES,
+    Database,
+    Records,
+    Walk,
+)
+from uffdprefetch.formats.reader import Array, FileReader, FormatError, RangeReader
+
+__all__ = [
+    "BRANCH",
+    "DUPLICATE",
+    "FREE_OR_UNKNOWN",
+    "LEAF",
+    "META",
+    "ON_OVERFLOW",
+    "OVERFLOW",
+    "PAGE_TYPE_NAMES",
+    "Database",
+    "FormatError",
+    "Index",
+    "looks_like_lmdb",
+    "open_index",
+    "read_index",
+]
+
+
+@dataclass(frozen=True, eq=False)
+class Index:
+    """Where the records lie, one array element a record: the main database's in key order, then
+    the named databases' in the order of their names. 31 bytes a record, and the keys.
+
+    offset, length: bytes of the value in the file. flags: ON_OVERFLOW, DUPLICATE. leaf_page: the
+    number of the leaf page with the record's node. key_offset, key_length: of its key in ``keys``,
+    which holds a key once however many duplicates it has.
+    """
+
+    meta: Meta
+    file_bytes: int
+    databases: tuple[Database, ...]
+    offset: Array
+    length: Array
+    flags: Array
+    leaf_page: Array
+    key_offset: Array
+    key_length: Array
+    keys: bytes = field(repr=False)
+    _types: Array = field(repr=False)
+
+    def __len__(self) -> int:
+        return len(self.offset)
+
+    @property
+    def page_bytes(self) -> int:
+        return self.meta.page_bytes
+
+    def key(self, record: int) -> bytes:
+        """The record's key."""
+        at = int(self.key_offset[record])
+        return self.keys[at : at + int(self.key_length[record])]
+
+    def database_of(self, record: int) -> Database:
+        """The database that the record is of."""
+        return next(db for db in self.databases if 0 <= record - db.first < db.records)
+
+    @cached_property
+    def _by_offset(self) -> tuple[Array, Array, Array]:
+        """(record, start, end) of all values that have bytes, in the file's order."""
+        order = np.flatnonzero(self.length)
+        starts = self.offset[order]
+        if (np.diff(starts) < 0).any():
+            order = order[np.argsort(starts)]
+            starts = self.offset[order]
+        return order, starts, starts + self.length[order]
+
+    def records_at(self, offsets: Array) -> Array:
+        """For each byte offset the record whose value holds it, -1 where none does."""
+        order, starts, ends = self._by_offset
+        wanted = np.asarray(offsets).astype(np.int64)
+        if not len(order):
+            return np.full(wanted.shape, -1, np.int64)
+        i = np.searchsorted(starts, wanted, "right") - 1
+        return np.where((i >= 0) & (wanted < ends[i]), order[i], -1)
+
+    def record_at(self, offset: int) -> int:
+        """The record whose value holds byte ``offset`` of the file, or -1."""
+        return int(self.records_at(np.array([offset]))[0])
+
+    def records_in(self, starts: Array, ends: Array) -> Array:
+        """The records, ascending, with at least one byte of their value in one of the ranges
+        [starts[i], ends[i]) of the file, in any order."""
+        order, record_starts, record_ends = self._by_offset
+        starts, ends = np.asarray(starts).astype(np.int64), np.asarray(ends).astype(np.int64)
+        some = starts < ends
+        first = np.searchsorted(record_ends, starts[some], "right")
+        last = np.maximum(np.searchsorted(record_starts, ends[some], "left"), first)
+        # how many ranges open and close before each record, in the file's order
+        steps = np.bincount(first, minlength=len(order) + 1)
+        steps -= np.bincount(last, minlength=len(order) + 1)
+        return np.sort(order[np.cumsum(steps[:-1]) > 0])
+
+    def page_types(self) -> Array:
+        """The type of each page of the file, uint8: META, BRANCH, LEAF (named databases, large
+        sets of duplicates and the free list included), OVERFLOW, FREE_OR_UNKNOWN."""
+        types: Array = np.zeros(-(-self.file_bytes // self.page_bytes), np.uint8)
+        types[: len(self._types)] = self._types
+        return types
+
+
+# ---- opening ------------------------------------------------------------------------------------
+
+
+def open_index(path: str | os.PathLike[str]) -> Index:
+    """Index an LMDB data file, or the data.mdb of a directory.
+
+    Raises FormatError when it is not a whole LMDB file, UffdPrefetchError when it cannot be read.
+    """
+    name = os.fspath(path)
+    if os.path.isdir(name):
+        name = os.path.join(name, "data.mdb")
+    with FileReader(name) as reader:
+        try:
+            return read_index(reader)
+        except FormatError as error:
+            raise error.of(name) from None
+        except OSError as error:
+            raise UffdPrefetchError(f"cannot read {name}: {error.strerror}", 2) from None
+
+
+def read_index(reader: RangeReader) -> Index:
+    """Index what ``reader`` reads: the two meta pages' beginnings and the branch and leaf pages.
+
+    Raises FormatError; what the reader raises is let through.
+    """
+    meta = newest_meta(reader)
+    walk = Walk(reader, meta)
+    try:
+        free_at, main_at = meta.trees_at
+        walk.free_list(meta.free, free_at)
+        found = Records()
+        databases: list[Database] = []
+        for named in walk.database(b"", meta.main, main_at, found, databases):
+            walk.database(*named, found, databases)
+    finally:
+        walk.close()
+    return Index(meta, reader.size_bytes, tuple(databases), **found.columns(), _types=walk.types)
+
+
+def newest_meta(reader: RangeReader) -> Meta:
+    """The valid meta page of the later transaction. Raises FormatError when there is none."""
+    metas, wrong = [], None
+    try:
+        metas.append(pages.parse_meta(reader.read(0, pages.META_BYTES), 0))
+        sizes: tuple[int, ...] = (metas[0].page_bytes,)
+    except FormatError as error:
+        wrong, sizes = error, pages.PAGE_SIZES  # perhaps the other one is whole
+    for size in sizes:
+        try:
+            meta = pages.parse_meta(reader.read(size, pages.META_BYTES), size)
+        except FormatError as error:
+            wrong = wrong or error
+            continue
+        if meta.page_bytes == size:
+            metas.append(meta)
+            break
+    if not metas:
+        raise wrong or FormatError("no LMDB meta page", 0, "neither of the two is whole")
+    meta = max(metas, key=lambda meta: meta.txnid)
+    if reader.size_bytes < 2 * meta.page_bytes:
+        raise FormatError("file cut short", reader.size_bytes, "it ends before its second page")
+    return meta
