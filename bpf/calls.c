@@ -68,6 +68,11 @@ TRACEPOINT_PROBE(syscalls, sys_enter_mmap)
 		return 0;
 	return enter(CALL_MMAP, args->fd, args->off, args->len);
 }
+TRACEPOINT_PROBE(syscalls, sys_enter_munmap)
+{
+	note_unmapped(bpf_get_current_pid_tgid() >> 32, args->addr, args->len);
+	return 0;
+}
 TRACEPOINT_PROBE(syscalls, sys_enter_read)
 {
 	return enter(CALL_READ, args->fd, 0, args->count);

@@ -81,14 +81,15 @@ static __always_inline struct event *reserve(void)
 	return e;
 }
 
-static __always_inline void put(u16 kind, u16 file, u64 offset, u64 length, u64 value, u32 aux)
+static __always_inline void put_at(u64 time_ns, u16 kind, u16 file, u64 offset, u64 length,
+				   u64 value, u32 aux)
 {
 	struct event *e = reserve();
 	u64 task = bpf_get_current_pid_tgid();
 
 	if (!e)
 		return;
-	e->time_ns = bpf_ktime_get_ns();
+	e->time_ns = time_ns;
 	e->offset = offset;
 	e->length = length;
 	e->value = value;
@@ -98,6 +99,11 @@ static __always_inline void put(u16 kind, u16 file, u64 offset, u64 length, u64 
 	e->file = file;
 	e->aux = aux;
 	events.ringbuf_submit(e, NO_WAKEUP);
+}
+
+static __always_inline void put(u16 kind, u16 file, u64 offset, u64 length, u64 value, u32 aux)
+{
+	put_at(bpf_ktime_get_ns(), kind, file, offset, length, value, aux);
 }
 
 static __always_inline int is_recorded(u32 pid)

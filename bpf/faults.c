@@ -15,9 +15,11 @@
  * the machine. */
 struct exception {
 	u64 time_ns, address;
+	u64 start, end; /* the range of `mapped` that the last silent one lay in, of process `pid` */
+	u64 unmappings; /* as long as there were no more of them */
 	u32 tid, pid;
 	u16 kernel, around;
-	u32 silent;
+	u16 silent, looked_up;
 };
 BPF_PERCPU_ARRAY(exceptions, struct exception, 1);
 
@@ -34,6 +36,7 @@ struct ranges {
 };
 BPF_HASH(mapped, u32, struct ranges, 4096);
 BPF_PERCPU_ARRAY(no_ranges, struct ranges, 1);
+BPF_ARRAY(unmappings, u64, 1);
 
 /* The last fault of a thread that went through filemap_fault(). */
 struct in_fault {
@@ -69,24 +72,38 @@ static __always_inline int taken(u64 address, u16 kernel)
 	u32 pid = task >> 32;
 	int zero = 0;
 	struct exception *x = exceptions.lookup(&zero);
+	u64 *gone = unmappings.lookup(&zero);
 	struct ranges *r;
 
-	if (!x)
+	if (!x || !gone)
 		return 0;
 	if (x->silent)
 		put_silent(x);
 	x->time_ns = bpf_ktime_get_ns();
 	x->address = address;
 	x->tid = task;
-	x->pid = pid;
 	x->kernel = kernel ? IN_KERNEL : 0;
 	x->around = 0;
+	x->looked_up = 0;
+	/* mostly one thread walks through one mapping: it is looked for once */
+	if (x->pid == pid && address >= x->start && address < x->end && x->unmappings == *gone) {
+		x->silent = 1;
+		return 0;
+	}
+	x->pid = pid;
 	x->silent = 0;
+	x->start = x->end = 0;
+	x->unmappings = *gone;
 	r = mapped.lookup(&pid);
-	if (r) {
+	if (!r)
+		return 0;
 #pragma unroll
-		for (int i = 0; i < RANGES; i++)
-			x->silent |= address >= r->start[i] && address < r->end[i];
+	for (int i = 0; i < RANGES; i++) {
+		if (address >= r->start[i] && address < r->end[i]) {
+			x->silent = 1;
+			x->start = r->start[i];
+			x->end = r->end[i];
+		}
 	}
 	return 0;
 }
@@ -139,6 +156,22 @@ static __always_inline void note_mapped(u32 pid, u64 address, u64 length)
 	r->end[i] = address + length;
 }
 
+/* What lies there next may be anybody's memory. */
+static __always_inline void note_unmapped(u32 pid, u64 address, u64 length)
+{
+	struct ranges *r = mapped.lookup(&pid);
+	int zero = 0;
+	u64 *gone = unmappings.lookup(&zero);
+
+	if (!r || !gone)
+		return;
+	__sync_fetch_and_add(gone, 1);
+#pragma unroll
+	for (int i = 0; i < RANGES; i++)
+		if (r->start[i] < address + length && address < r->end[i])
+			r->start[i] = r->end[i] = 0;
+}
+
 static __always_inline void put_major(struct in_fault *f, u32 tid, u64 time_ns, u64 took_ns)
 {
 	struct event *e = reserve();
@@ -186,7 +219,8 @@ TRACEPOINT_PROBE(filemap, mm_filemap_map_pages)
 	x = current_exception(tid);
 	if (!file)
 		return 0;
-	f = in_faults.lookup(&tid);
+	/* an exception that has not been in filemap_fault() is no retry: no need to look */
+	f = x && !x->looked_up ? 0 : in_faults.lookup(&tid);
 	if (f && is_retry(f, x, file) && f->offset >= start && f->offset < end) {
 		u64 now = bpf_ktime_get_ns();
 
@@ -203,7 +237,7 @@ TRACEPOINT_PROBE(filemap, mm_filemap_map_pages)
 		page = (address >> PAGE_BITS) & (AROUND_PAGES - 1);
 		x->around = AFTER_AROUND;
 	}
-	put(EV_AROUND, file, start, end - start, address, page);
+	put_at(x ? x->time_ns : bpf_ktime_get_ns(), EV_AROUND, file, start, end - start, address, page);
 	return 0;
 }
 #endif
@@ -220,6 +254,8 @@ TRACEPOINT_PROBE(filemap, mm_filemap_fault)
 	x = current_exception(tid);
 	if (!file)
 		return 0;
+	if (x)
+		x->looked_up = 1;
 	f = in_faults.lookup(&tid);
 	if (f) {
 		if (is_retry(f, x, file) && f->offset == offset) {

@@ -254,5 +254,6 @@ def test_wrap_and_kernel_are_on_one_axis(env: dict[str, str], tmp_path: Path, be
         end, done = extent["offset"] + extent["length"], extent["time_ns"] + extent["value"]
         ends = fills["offset"] + fills["length"]
         meant = fills[(fills["offset"] < end) & (extent["offset"] < ends)]
-        within = (meant["time_ns"] >= extent["time_ns"]) & (meant["time_ns"] <= done)
+        began, ended = meant["time_ns"], meant["time_ns"] + meant["value"]
+        within = (began <= done) & (ended >= extent["time_ns"])
         assert within.any(), "an extent was warmed that the kernel did not see at that time"

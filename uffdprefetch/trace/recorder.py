@@ -275,7 +275,7 @@ class Recorder:
         keep = ~silent
         for (pid, number), ranges in self._mapped.items():
             mine = where[events["pid"][where] == pid]
-            for base, start, end in ranges:
+            for base, start, end in ranges:  # the latest last: it is what lies there now
                 address = events["value"][mine]
                 hit = mine[(address >= start) & (address < end)]
                 page = (events["value"][hit] - np.uint64(base)) & ~np.uint64(PAGE_BYTES - 1)

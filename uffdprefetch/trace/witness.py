@@ -59,10 +59,13 @@ FEATURES: dict[str, tuple[tuple[str, ...], str, str]] = {
     "RA_SYNC": (("readahead/page_cache_sync_ra",), "readahead decisions", "about Linux 6.17"),
     "RA_ASYNC": (("readahead/page_cache_async_ra",), "readahead decisions", "about Linux 6.17"),
     "CALLS": (
-        tuple(
-            f"syscalls/sys_{side}_{name}"
-            for side in ("enter", "exit")
-            for name in ("openat", "mmap", "read", "pread64", "write")
+        (
+            "syscalls/sys_enter_munmap",
+            *(
+                f"syscalls/sys_{side}_{name}"
+                for side in ("enter", "exit")
+                for name in ("openat", "mmap", "read", "pread64", "write")
+            ),
         ),
         "system calls",
         "CONFIG_FTRACE_SYSCALLS",

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What recording costs the job: `python bench/tracecost.py --json F` (as root, for eBPF).
+
+Pairs of the same run, plain and under `uffdprefetch trace`, in turn. ``faults``: a cached file, one
+word per 64 KiB, so one fault after the other and nothing else: the worst case. ``scan``: the same
+file, all of its bytes. ``training``: demo/job.py, four ranks skipping on the slow bed, cold, one
+epoch with compute. Times are the programs' own: the recorder's start is not in them. A third of
+each kind is recorded without eBPF (by the service, which watches).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from runs import bootstrap_interval
+from slides import ROOT, build
+
+from uffdprefetch.demo.jobrun import job_command, job_environment
+from uffdprefetch.demo.storage import Wanted, open_storage
+from uffdprefetch.trace import file as trace_file
+
+MIB = 1 << 20
+SCAN_BYTES = 512 * MIB
+PASSES = {"faults": (40, 65536), "scan": (4, 8)}
+VARIANTS = {"recorded": (), "without eBPF": ("--no-bpf",)}
+
+
+def run(command: list[str], variant: str | None, path: Path) -> tuple[str, dict[str, Any]]:
+    """stdout of a run, plain or recorded into ``path``, and the recording's totals."""
+    ours: list[str] = []
+    if variant is not None:
+        ours = [sys.executable, "-m", "uffdprefetch", "trace", "-q", "-f", "-o", str(path)]
+        ours += [*VARIANTS[variant], "--"]
+    done = subprocess.run(
+        [*ours, *command], env=job_environment(), cwd=ROOT, stdout=subprocess.PIPE, check=True
+    )
+    end = trace_file.read(str(path)).end if variant is not None else None
+    return done.stdout.decode(), end or {}
+
+
+def compare(
+    name: str, rounds: int, command: list[str], seconds_of: Callable[[str], float],
+    before: Callable[[], None], path: Path,
+) -> dict[str, Any]:  # fmt: skip
+    """Rounds of all variants in turn; the ratios of each to the plain run of its round."""
+    seconds: dict[str, list[float]] = {"plain": [], **{v: [] for v in VARIANTS}}
+    ends: dict[str, list[dict[str, Any]]] = {v: [] for v in VARIANTS}
+    for _ in range(rounds):
+        for variant in (None, *VARIANTS):
+            before()
+            out, end = run(command, variant, path)
+            seconds[variant or "plain"].append(seconds_of(out))
+            if variant is not None:
+                ends[variant].append(end)
+    result: dict[str, Any] = {
+        "case": name,
+        "rounds": rounds,
+        "plain_seconds_median": statistics.median(seconds["plain"]),
+    }
+    for variant in VARIANTS:
+        ratios = [a / b for a, b in zip(seconds[variant], seconds["plain"], strict=True)]
+        low, high = bootstrap_interval(ratios)
+        result[variant] = {
+            "ratio_median": round(statistics.median(ratios), 4),
+            "ratio_95": [round(low, 4), round(high, 4)],
+            "events": [e.get("events_seen") for e in ends[variant]],
+            "lost_events": sum(e.get("lost_events", 0) for e in ends[variant]),
+            "recorder_cpu_seconds": [e.get("recorder_cpu_seconds") for e in ends[variant]],
+        }
+    return result
+
+
+def main() -> None:
+    """Measure all cases and print a table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    results = []
+    with tempfile.TemporaryDirectory(prefix="uffdprefetch-cost-") as name:
+        directory = Path(name)
+        path = directory / "t.uptrace"
+        wanted = Wanted(SCAN_BYTES)
+        with open_storage(wanted, lambda line: print(line, file=sys.stderr)) as storage:
+            program = build("scan", directory)
+            for case, (passes, step) in PASSES.items():
+                storage.make_warm()
+                words = [str(program), str(storage.data), str(passes), str(step)]
+                results.append(
+                    compare(case, options.rounds, words, lambda out: float(out.split()[0]),
+                            lambda: None, path)
+                )  # fmt: skip
+            per_byte = 0.95 * 4 / storage.bandwidth
+            words = job_command(
+                storage.database, "--pattern", "skipping", "--ranks", "4", "--spawn",
+                "--compute-seconds-per-byte", repr(per_byte),
+            )  # fmt: skip
+            results.append(
+                compare("training", options.rounds, words,
+                        lambda out: max(e["seconds"] for e in json.loads(out)["epochs"]),
+                        storage.make_cold, path)
+            )  # fmt: skip
+    for result in results:
+        for variant in VARIANTS:
+            one = result[variant]
+            low, high = one["ratio_95"]
+            print(
+                f"{result['case']:<10} {variant:<14} {one['ratio_median']:.3f}"
+                f" [{low:.3f}, {high:.3f}]  events {statistics.median(one['events']):.0f}"
+                f"  lost {one['lost_events']}"
+            )
+    if options.json:
+        document = {
+            "schema": "uffdprefetch.bench.tracecost/1",
+            "kernel": platform.release(),
+            "cpus": os.cpu_count(),
+            "results": results,
+        }
+        options.json.write_text(json.dumps(document, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
