@@ -82,10 +82,16 @@ def compare(
     return result
 
 
+def training_seconds(out: str) -> float:
+    """Of the slowest rank."""
+    return max(float(epoch["seconds"]) for epoch in json.loads(out)["epochs"])
+
+
 def main() -> None:
     """Measure all cases and print a table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--only", choices=(*PASSES, "training"), action="append")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     results = []
@@ -95,7 +101,10 @@ def main() -> None:
         wanted = Wanted(SCAN_BYTES)
         with open_storage(wanted, lambda line: print(line, file=sys.stderr)) as storage:
             program = build("scan", directory)
+            chosen = options.only or (*PASSES, "training")
             for case, (passes, step) in PASSES.items():
+                if case not in chosen:
+                    continue
                 storage.make_warm()
                 words = [str(program), str(storage.data), str(passes), str(step)]
                 results.append(
@@ -107,11 +116,11 @@ def main() -> None:
                 storage.database, "--pattern", "skipping", "--ranks", "4", "--spawn",
                 "--compute-seconds-per-byte", repr(per_byte),
             )  # fmt: skip
-            results.append(
-                compare("training", options.rounds, words,
-                        lambda out: max(e["seconds"] for e in json.loads(out)["epochs"]),
-                        storage.make_cold, path)
-            )  # fmt: skip
+            if "training" in chosen:
+                results.append(
+                    compare("training", options.rounds, words, training_seconds,
+                            storage.make_cold, path)
+                )  # fmt: skip
     for result in results:
         for variant in VARIANTS:
             one = result[variant]

@@ -152,15 +152,16 @@ class _Session:
         self._ended_at: float | None = None
         self.missing: list[dict[str, Any]] = []
         self.witness: Witness | None = None
-        if spec.witness:
-            try:
-                self.witness = Witness()
-                self.missing = list(self.witness.missing)
-            except NoBpf as error:
-                self.missing = [
-                    {"what": WITHOUT_BPF, "why": error.why, "lift": error.lift},
-                    {"what": WITHOUT_STALL, "why": "no eBPF", "lift": error.lift},
-                ]
+        try:
+            if not spec.witness:
+                raise NoBpf("not wanted (--no-bpf)", "leave out --no-bpf")
+            self.witness = Witness()
+            self.missing = list(self.witness.missing)
+        except NoBpf as error:
+            self.missing = [
+                {"what": WITHOUT_BPF, "why": error.why, "lift": error.lift},
+                {"what": WITHOUT_STALL, "why": "no eBPF", "lift": error.lift},
+            ]
         meta = _meta(spec, self.witness, self.missing)
         self._writer = trace_file.create(spec.output, spec.force, meta)
         self.recorder = Recorder(

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The text report of a trace: fits its width, says what is missing, hides no n/a behind a 0."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import synthetic
+
+from uffdprefetch.report import text
+from uffdprefetch.trace.analyse import analyse
+
+
+@pytest.fixture(scope="module")
+def report() -> dict[str, Any]:
+    return analyse(synthetic.make("skip", records=400))
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 200])
+@pytest.mark.parametrize("by", text.GROUPINGS)
+def test_no_line_is_longer_than_the_width(report: dict[str, Any], by: str, width: int) -> None:
+    lines = text.lines(report, by, width)
+    assert max(map(len, lines)) <= min(width, text.WIDTH_MAX)
+    assert not any(line != line.rstrip() for line in lines)
+
+
+def test_every_rank_has_a_row_with_its_major_faults(report: dict[str, Any]) -> None:
+    rows = [line.split() for line in text.lines(report, "file", 140)]
+    for reader in report["readers"]:
+        row = next(r for r in rows if r[:1] == [str(reader["rank"])])
+        assert str(reader["faults"]["major"]) in row
+
+
+def test_processes_are_named_when_asked_for(report: dict[str, Any]) -> None:
+    out = text.text(report, "pid", 120)
+    assert all(f"{pid} python train.py" in out for pid in (1000, 1001, 1002, 1003))
+
+
+def test_ranks_are_named_with_their_file_when_asked_for(report: dict[str, Any]) -> None:
+    assert "3 train.lmdb/data.mdb" in text.text(report, "rank", 140)
+
+
+def test_what_is_missing_is_said_with_its_reason_and_remedy(report: dict[str, Any]) -> None:
+    lack = {"what": "page-cache fills", "why": "no BPF here", "lift": "sudo sysctl x=1"}
+    told = {**report["trace"], "missing": [lack], "lost_events": 7, "truncated": "cut at byte 9"}
+    out = " ".join(text.text({**report, "trace": told}, width=140).split())
+    assert "page-cache fills: no BPF here; to have it: sudo sysctl x=1" in out
+    assert "7 events" in out and "7 lost" in out
+    assert "cut at byte 9" in out
+
+
+def test_a_figure_that_is_null_is_not_a_zero(report: dict[str, Any]) -> None:
+    file = {**report["files"][0], "useless_bytes": None, "fill_bytes": None}
+    reader = {**report["readers"][0], "stall_seconds": None, "faults": None, "hit": None}
+    out = text.text({**report, "files": [file], "readers": [reader]}, width=140)
+    assert "never used n/a" in out and "brought in n/a" in out
+    row = next(line for line in out.splitlines() if line.split()[:1] == ["0"])
+    assert row.split().count("n/a") >= 3
+
+
+def test_findings_come_in_their_order_with_remedy_and_cost() -> None:
+    findings = [
+        {"severity": "high", "title": "first", "cost_text": "9 s", "remedy": "`do this`",
+         "source": "paper 3", "detail": ""},
+        {"severity": "low", "title": "second", "cost_text": None, "remedy": None},
+    ]  # fmt: skip
+    out = text.text({"findings": findings})
+    assert "1. high: first (9 s)" in out and "remedy: `do this` [paper 3]" in out
+    assert out.index("first") < out.index("second")
+
+
+def test_a_path_cannot_drive_the_terminal() -> None:
+    trace = synthetic.make("skip", records=40, path="/data/\x1b[2J\x07evil\nname.mdb")
+    out = text.text(analyse(trace))
+    assert "\x1b" not in out and "\x07" not in out
+    assert "\\x1b[2J" in out and "evil\\nname" in out
+
+
+def test_long_tables_and_lists_are_cut_and_counted() -> None:
+    readers = [{"rank": r, "file": 1, "pattern": {"name": "random"}} for r in range(60)]
+    findings = [{"severity": "low", "title": f"finding {i}"} for i in range(30)]
+    out = text.text({"files": [{"id": 1, "path": "f"}], "readers": readers, "findings": findings})
+    assert f"and {60 - text.ROWS_MAX} more" in out
+    assert f"and {30 - text.FINDINGS_MAX} more" in out
+
+
+@pytest.mark.parametrize("by", text.GROUPINGS)
+def test_a_report_without_its_parts_is_still_told(by: str) -> None:
+    assert text.lines({}, by)
+    assert text.lines({"trace": {}, "files": None, "readers": None, "findings": None}, by)
+    assert text.lines({"files": [{}], "readers": [{}], "findings": [{}], "block": {}}, by)

@@ -1,0 +1,332 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A trace's report as plain text for a terminal or a pipe, about one screen of it. Pure."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from uffdprefetch.report import captions
+from uffdprefetch.units import format_duration, format_size
+
+GROUPINGS = ("file", "rank", "pid")
+WIDTH_MIN, WIDTH_MAX = 60, 140
+#: Rows of a table and findings that a screen has room for; the rest is counted.
+ROWS_MAX, FINDINGS_MAX = 16, 8
+_SOURCES = {
+    "bpf": "the kernel (BPF)",
+    "service": "our service",
+    "bpf+service": "the kernel (BPF) and our service",
+}
+
+
+def printable(text: object) -> str:
+    """Text that does nothing to a terminal: control characters and the like as escapes."""
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape", "replace").decode() for c in str(text)
+    )
+
+
+def lines(report: dict[str, Any], by: str = "file", width: int = 100) -> list[str]:
+    """The report in lines of at most ``width`` columns (at least 60), without line ends.
+
+    ``by``: what the readers are gathered under, one of GROUPINGS. A figure that is null is shown as
+    n/a. Words that are longer than a line, such as paths, are broken.
+    """
+    width = max(WIDTH_MIN, min(WIDTH_MAX, width))
+    out: list[str] = []
+    for section in (
+        _head(report),
+        _missing(report),
+        _readers(report, by, width),
+        _together(report),
+        _findings(report),
+    ):
+        if section:
+            if out:
+                out.append("")
+            for line in section:
+                out += _wrapped(line, width)
+    return out
+
+
+def text(report: dict[str, Any], by: str = "file", width: int = 100) -> str:
+    """lines() as one string that ends in a line end."""
+    return "\n".join(lines(report, by, width)) + "\n"
+
+
+def _wrapped(line: str, width: int) -> list[str]:
+    """The line in pieces, each further one indented by two more."""
+    line = printable(line)
+    if len(line) <= width:
+        return [line.rstrip()]
+    indent = " " * (len(line) - len(line.lstrip(" ")))
+    return textwrap.wrap(
+        line.strip(), width, initial_indent=indent, subsequent_indent=indent + "  ",
+        break_on_hyphens=False,
+    )  # fmt: skip
+
+
+# ---- figures ------------------------------------------------------------------------------------
+
+
+def _size(value: float | None) -> str:
+    return "n/a" if value is None else format_size(value)
+
+
+def _time(value: float | None) -> str:
+    return "n/a" if value is None else format_duration(value)
+
+
+def _percent(share: float | None) -> str:
+    return "n/a" if share is None else f"{share * 100:.3g} %"
+
+
+def _count(value: int | None) -> str:
+    return "n/a" if value is None else f"{value:,}".replace(",", " ")
+
+
+def _plural(value: int, noun: str) -> str:
+    return f"{_count(value)} {noun}" + ("" if value == 1 else "s")
+
+
+def _touched(entry: dict[str, Any], page_bytes: int) -> str:
+    """What is known of the pages touched: a fault may map more than what is touched."""
+    most, least = entry.get("touched_pages"), entry.get("touched_pages_least")
+    if most is None:
+        return "n/a"
+    upper = format_size(most * page_bytes)
+    if least is None or least == most:
+        return upper
+    return f"{format_size(least * page_bytes)} to {upper}"
+
+
+def _page_bytes(report: dict[str, Any]) -> int:
+    """Bytes of a page, from the files; 4096 where they do not tell."""
+    for file in report.get("files") or []:
+        if file.get("pages") and file.get("size_bytes"):
+            # The last page may not be full: the next power of two.
+            return 1 << max(12, (-(-file["size_bytes"] // file["pages"]) - 1).bit_length())
+    return 4096
+
+
+# ---- sections -----------------------------------------------------------------------------------
+
+
+def _head(report: dict[str, Any]) -> list[str]:
+    told = report.get("trace") or {}
+    command = " ".join(map(str, told.get("command") or []))
+    ranks = [entry["rank"] for entry in report.get("ranks") or []]
+    parts = [_plural(len(ranks), "rank"), f"{_time(told.get('seconds'))}"]
+    if told.get("host"):
+        parts.append(f"on {told['host']}")
+    if told.get("started_utc"):
+        parts.append(f"from {told['started_utc']}")
+    parts.append(f"seen by {_SOURCES.get(told.get('source') or '', told.get('source') or 'n/a')}")
+    lost = told.get("lost_events")
+    parts.append(
+        f"{_plural(told.get('events') or 0, 'event')}, "
+        + ("none lost" if lost == 0 else f"{_count(lost)} lost")
+    )
+    cost = told.get("recorder_cpu_seconds")
+    if cost is not None:
+        parts.append(f"recording took {_time(cost)} of CPU")
+    return [f"trace of: {command or told.get('path') or 'n/a'}", "; ".join(parts)]
+
+
+def _missing(report: dict[str, Any]) -> list[str]:
+    lacks = captions.lacks_of_trace(report)
+    if not lacks:
+        return []
+    out = ["not in this trace"]
+    for lack in lacks:
+        line = f"  {lack['what']}" + (f": {lack['why']}" if lack["why"] else "")
+        out.append(line + (f"; to have it: {lack['lift']}" if lack["lift"] else ""))
+    return out
+
+
+def _file_lines(file: dict[str, Any], page_bytes: int) -> list[str]:
+    """What is known of a file, whoever read it."""
+    about = _size(file.get("size_bytes"))
+    if file.get("file_system"):
+        about += f" on {file['file_system']}"
+    if file.get("read_ahead_bytes") is not None:
+        about += f", readahead {format_size(file['read_ahead_bytes'])}"
+    if file.get("stripe_bytes"):
+        count = file.get("stripe_count")
+        about += f", stripes of {format_size(file['stripe_bytes'])}" + (
+            f" on {count} targets" if count else ""
+        )
+    figures = [f"touched {_touched(file, page_bytes)}"]
+    if file.get("fill_bytes") is None:
+        figures.append("brought in n/a")
+    else:
+        by = file.get("fill_by") or {}
+        who = ", ".join(f"{name} {format_size(n)}" for name, n in by.items() if n)
+        figures.append(f"brought in {_size(file['fill_bytes'])}" + (f" ({who})" if who else ""))
+    if file.get("useless_bytes") is None:
+        figures.append("never used n/a")
+    else:
+        figures.append(
+            f"never used {_size(file['useless_bytes'])} ({_percent(file.get('useless_share'))}"
+            f" of {_size(file.get('useless_denominator_bytes'))})"
+        )
+    if file.get("refilled_bytes"):
+        figures.append(f"brought in more than once {_size(file['refilled_bytes'])}")
+    if file.get("evicted_bytes"):
+        figures.append(f"evicted {_size(file['evicted_bytes'])}")
+    lmdb = file.get("lmdb") or {}
+    if lmdb.get("records"):
+        figures.append(
+            f"{_count(lmdb.get('records_touched'))} of {_count(lmdb['records'])} records touched"
+        )
+    return [f"{file.get('path', '?')}: {about}", "  " + "; ".join(figures)]
+
+
+_COLUMNS = ("pattern", "fits", "faults", "major", "stall", "of run", "epochs", "hits")
+
+
+def _cells(reader: dict[str, Any]) -> list[str]:
+    faults, pattern = reader.get("faults") or {}, reader.get("pattern") or {}
+    epochs = reader.get("epochs")
+    return [
+        captions.pattern_text(pattern),
+        _percent(pattern.get("share")),
+        _count(faults.get("total")),
+        _count(faults.get("major")),
+        _time(reader.get("stall_seconds")),
+        _percent(reader.get("stall_share")),
+        "n/a" if epochs is None else str(len(epochs)),
+        _percent((reader.get("hit") or {}).get("share")),
+    ]
+
+
+def _table(first: str, rows: Sequence[tuple[str, dict[str, Any]]], width: int) -> list[str]:
+    """Readers as a table; the first two columns to the left, figures to the right."""
+    table = [[first, *_COLUMNS], *([printable(n), *_cells(r)] for n, r in rows[:ROWS_MAX])]
+    if not rows:
+        return []
+    columns = list(zip(*table, strict=True))
+
+    def over() -> int:
+        return sum(wide) + 2 * len(wide) - width
+
+    wide = [max(map(len, column)) for column in columns]
+    # Where it is narrow: names to 20, then two columns go that others tell nearly as well, then
+    # names to 10.
+    for step in (20, "of run", "fits", 10):
+        if isinstance(step, str):
+            if over() > 0:
+                at = [column[0] for column in columns].index(step)
+                del columns[at], wide[at]
+            continue
+        for i in (0, 1):
+            wide[i] -= max(0, min(over(), wide[i] - step))
+
+    def line(row: Sequence[str]) -> str:
+        fit = [
+            (c if len(c) <= w else c[: w - 1] + "…") for c, w in zip(row, wide, strict=True)
+        ]
+        left = [c.ljust(w) for c, w in zip(fit[:2], wide[:2], strict=True)]
+        right = [c.rjust(w) for c, w in zip(fit[2:], wide[2:], strict=True)]
+        return "  " + "  ".join(left + right)
+
+    out = [line(row) for row in zip(*columns, strict=True)]
+    if len(rows) > ROWS_MAX:
+        out.append(f"  and {len(rows) - ROWS_MAX} more (--format json has all)")
+    return [one[:width] for one in out]
+
+
+def _readers(report: dict[str, Any], by: str, width: int) -> list[str]:
+    readers = report.get("readers") or []
+    files = {file.get("id"): file for file in report.get("files") or []}
+    page_bytes = _page_bytes(report)
+    if not readers and not files:
+        return ["no file was seen being read"]
+    if by == "file":
+        out: list[str] = []
+        for number, file in files.items():
+            mine = sorted((r for r in readers if r.get("file") == number), key=_rank_of)
+            out += _file_lines(file, page_bytes)
+            out += _table("rank", [(str(r.get("rank")), r) for r in mine], width)
+        return out
+    names = _file_names(files.values())
+    if by == "rank":
+        rows = [
+            (f"{r.get('rank')} {names.get(r.get('file'), '?')}", r)
+            for r in sorted(readers, key=_rank_of)
+        ]
+        return _table("rank, file", rows, width)
+    commands = {
+        pid: ", ".join(dict.fromkeys(map(str, entry.get("commands") or [])))
+        for entry in report.get("ranks") or []
+        for pid in entry.get("pids") or []
+    }
+    rows = [
+        (f"{pid} {commands.get(pid, '')} {names.get(r.get('file'), '?')}".replace("  ", " "), r)
+        for r in sorted(readers, key=_rank_of)
+        for pid in r.get("pids") or []
+    ]
+    shared = any(len(r.get("pids") or []) > 1 for r in readers)
+    note = ["  figures are those of the process's rank: processes of a rank are counted together"]
+    return _table("pid, command, file", rows, width) + (note if shared else [])
+
+
+def _rank_of(reader: dict[str, Any]) -> int:
+    return int(reader.get("rank") or 0)
+
+
+def _file_names(files: Iterable[dict[str, Any]]) -> dict[Any, str]:
+    """By id: the path's last part, or two where the last one is LMDB's data.mdb."""
+    names = {}
+    for file in files:
+        parts = str(file.get("path", "?")).split("/")
+        names[file.get("id")] = "/".join(parts[-2:] if parts[-1] == "data.mdb" else parts[-1:])
+    return names
+
+
+def _together(report: dict[str, Any]) -> list[str]:
+    """What is of no single reader: phases, our service, the block devices."""
+    out = []
+    phases = report.get("phases") or []
+    if phases:
+        named = [
+            f"{p.get('name')} {_time(p['end_seconds'] - p['start_seconds'])}" for p in phases[:12]
+        ]
+        more = f" and {len(phases) - 12} more" if len(phases) > 12 else ""
+        out.append("phases: " + ", ".join(named) + more)
+    service = report.get("service")
+    if service:
+        used = service.get("warm_used_share")
+        out.append(
+            f"our service: read ahead {_size(service.get('warm_bytes'))}"
+            f" ({'used' if used is not None else 'use'} {_percent(used)}),"
+            f" {_count(service.get('touches'))} checkpoints touched"
+        )
+    block = report.get("block")
+    if block and block.get("requests"):
+        out.append(
+            f"block devices: {_count(block['requests'])} requests, {_size(block.get('bytes'))},"
+            f" p50 {_time(block.get('latency_p50_seconds'))},"
+            f" p99 {_time(block.get('latency_p99_seconds'))}"
+        )
+    return out
+
+
+def _findings(report: dict[str, Any]) -> list[str]:
+    findings = report.get("findings") or []
+    if not findings:
+        return ["findings: none"]
+    out = ["findings, most costly first"]
+    for i, one in enumerate(findings[:FINDINGS_MAX], 1):
+        cost = f" ({one['cost_text']})" if one.get("cost_text") else ""
+        out.append(f"  {i}. {one.get('severity', '?')}: {one.get('title', '?')}{cost}")
+        if one.get("detail"):
+            out.append(f"     {one['detail']}")
+        if one.get("remedy"):
+            source = f" [{one['source']}]" if one.get("source") else ""
+            out.append(f"     remedy: {one['remedy']}{source}")
+    if len(findings) > FINDINGS_MAX:
+        out.append(f"  and {len(findings) - FINDINGS_MAX} more (--format json has all)")
+    return out
