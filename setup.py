@@ -17,7 +17,7 @@ PRELOAD = Extension(
     sources=[
         f"csrc/{name}.c"
         for name in (
-            *("preload", "mapping", "identity", "request"),  # the job's threads
+            *("preload", "mapping", "identity", "lock", "request"),  # the job's threads
             *("agent", "checkpoint", "link"),  # the agent's
         )
     ],

@@ -89,6 +89,8 @@ static void *map(void *address, size_t length, int prot, int flags, int fd, off_
 	struct stat st;
 	void *p;
 
+	if (__builtin_expect(up_own_locks, 0))
+		up_lock_mapped();
 	if (flags & MAP_FIXED)
 		up_give_back((uintptr_t)address, length, UP_REQ_DETACH);
 	errno = saved;

@@ -127,6 +127,10 @@ static void look_up_next(void)
 	LOOK_UP(setgroups);
 	LOOK_UP(initgroups);
 	LOOK_UP(capset);
+	LOOK_UP(open);
+	LOOK_UP(open64);
+	LOOK_UP(openat);
+	LOOK_UP(openat64);
 	LOOK_UP(mmap);
 #undef LOOK_UP
 }
@@ -153,6 +157,8 @@ __attribute__((constructor)) static void start(void)
 	look_up_next();
 	up_job.pid = (int)up_sys0(SYS_getpid);
 	up_job.page_bytes = getauxval(AT_PAGESZ);
+	read_rank();
+	up_lock_start(secure_getenv("UFFDPREFETCH_LOCKDIR"));
 	errno = saved;
 	if (!path || !*path || strlen(path) >= UP_PATH_MAX)
 		return;
@@ -170,7 +176,6 @@ __attribute__((constructor)) static void start(void)
 	up_job.test_exit_log = secure_getenv("UFFDPREFETCH_TEST_AGENT_EXIT_LOG");
 	if (!up_job.test_exit_log)
 		up_job.test_exit_after = 0;
-	read_rank();
 	read_command();
 	if (!pthread_atfork(NULL, NULL, after_fork_in_child))
 		up_job.enabled = 1;

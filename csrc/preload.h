@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * preload.h - what the interposers' files share: preload.c (start, fork, end), mapping.c (mmap and
- * its kin), identity.c (calls after which the process is somebody else), request.c (asking the
- * agent).
+ * its kin), identity.c (calls after which the process is somebody else), lock.c (open), request.c
+ * (asking the agent).
  *
  * Nothing in them prints, allocates or changes errno, and the job's descriptor table is never
  * touched.
@@ -49,6 +49,10 @@ struct up_next {
 	int (*setgroups)(size_t, const gid_t *);
 	int (*initgroups)(const char *, gid_t);
 	int (*capset)(struct capability_header *, const struct capability_data *);
+	int (*open)(const char *, int, ...);
+	int (*open64)(const char *, int, ...);
+	int (*openat)(int, const char *, int, ...);
+	int (*openat64)(int, const char *, int, ...);
 };
 
 extern struct up_next up_next;
@@ -69,6 +73,13 @@ void up_give_back(uintptr_t address, size_t length, uint32_t op);
 /* End the agent before the job changes who it is: its thread would keep the old identity, and a
  * new user namespace is refused to a process with two threads. */
 void up_end_agent(void);
+
+/* lock.c */
+extern int up_own_locks; /* --ownlock: fixed by up_lock_start() */
+/* Lock files of the rank, which is known, go to this directory; NULL: nothing of the kind. */
+void up_lock_start(const char *directory);
+/* This thread maps something. */
+void up_lock_mapped(void);
 
 #pragma GCC visibility pop
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from uffdprefetch.errors import UffdPrefetchError, usage_error
-from uffdprefetch.units import format_size_exact, parse_rate, parse_size
+from uffdprefetch.units import format_size_exact, parse_duration, parse_rate, parse_size
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -39,13 +39,16 @@ FIXED_DISTANCE_BYTES = 8 * MIB
 
 PREFIX = "UFFDPREFETCH_"
 #: Options that say nothing about what the service does.
-_OF_THE_LAUNCHER = ("strict", "quiet", "verbose", "output", "force", "config_file", "trace")
+_OF_THE_LAUNCHER = (
+    *("strict", "quiet", "verbose", "output", "force", "config_file", "trace", "ownlock"),
+    *("live", "interval_seconds"),
+)
 #: Variables of ours that are no options: set by wrap for the job and the service, or switches.
 INTERNAL_VARIABLES = frozenset(
     PREFIX + name
     for name in (
         *("RUN", "RUNG", "DISABLE", "SOCKET", "RUNDIR"),
-        *("SERVE_CONFIG", "KEEP_ADVICE", "CONFIG"),
+        *("SERVE_CONFIG", "KEEP_ADVICE", "CONFIG", "LOCKDIR"),
     )
 )
 
@@ -66,9 +69,12 @@ class Config:
     min_size_bytes: int = 16 * MIB
     resolve: str = "agent"
     trace: str | None = None
+    ownlock: bool = False
     strict: bool = False
     quiet: bool = False
     verbose: bool = False
+    live: bool = False
+    interval_seconds: float = 10.0
     output: str = "uffdprefetch.%j.%r"
     force: bool = False
     config_file: str | None = None
@@ -235,6 +241,14 @@ OPTIONS = (
     Option("trace", "trace", str,
            "record what the kernel and the service see into this file (tokens as in -o;"
            " `uffdprefetch trace FILE` shows it)", "FILE"),
+    Option("live", "live", _parse_bool,
+           "show how it goes on stderr while the job runs: a panel at the bottom of a terminal,"
+           " else a line every --interval"),
+    Option("interval_seconds", "interval", parse_duration,
+           "time between two lines of --live into a file or pipe (default: 10)", "TIME"),
+    Option("ownlock", "ownlock", _parse_bool,
+           "give each rank a lock file of its own for every LMDB that it opens read-only (the data"
+           " set's folder is not written; only while nobody writes the data set)"),
     Option("strict", "strict", _parse_bool,
            "exit with 125 instead of running the job without prefetching"),
     Option("quiet", "quiet", _parse_bool, "no summary on stderr", short="-q"),
@@ -259,6 +273,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
             parser.add_argument(*flags, action="append", metavar=option.metavar, **common)
         else:
             parser.add_argument(*flags, metavar=option.metavar, **common)
+    parser.add_argument(
+        "--headless", dest="live", action="store_const", const="0", default=argparse.SUPPRESS,
+        help="the opposite of --live, where a file or a variable asks for it",
+    )  # fmt: skip
     parser.add_argument(
         "--config", dest="config_file", default=argparse.SUPPRESS, metavar="FILE",
         help="read this file instead of ./uffdprefetch.toml and the one in $XDG_CONFIG_HOME",
@@ -411,6 +429,10 @@ def validate(config: Config) -> Config:
     check(
         rate is None or rate >= MIB,
         f"max-rate {rate} is below 1 MiB/s: leave the engine off instead (--engine off)",
+    )
+    check(
+        config.interval_seconds >= 0.1,
+        f"interval {config.interval_seconds:g} s is too short: at least 100ms",
     )
     check(bool(config.output), "output is empty: give a pattern such as uffdprefetch.%j.%r")
     return config

@@ -24,6 +24,9 @@ from uffdprefetch.errors import EXIT_OURS, EXIT_USAGE, UffdPrefetchError
 from uffdprefetch.identity import identify, job_key
 from uffdprefetch.messages import say
 from uffdprefetch.node_client import NodeClient, NotOurService, ServiceGone
+from uffdprefetch.ownlock import SUFFIX as LOCKS_SUFFIX
+from uffdprefetch.ownlock import VARIABLE as LOCKS_VARIABLE
+from uffdprefetch.ownlock import OwnLocks
 from uffdprefetch.report import output
 from uffdprefetch.rundir import runtime_directory, socket_path
 
@@ -228,7 +231,22 @@ def job_environment(
         environment["UFFDPREFETCH_KEEP_ADVICE"] = "1"
     if preload is not None:
         environment["LD_PRELOAD"] = prepend_preload(environ.get("LD_PRELOAD"), preload)
+    if not config.ownlock:
+        environment.pop(LOCKS_VARIABLE, None)
+    elif config.engine == "off":
+        del environment["UFFDPREFETCH_SOCKET"]  # the preload object is there for the locks only
     return environment
+
+
+def _own_locks(config: Config, meeting: Meeting) -> OwnLocks | None:
+    """Join the job's directory of lock files; raises UffdPrefetchError with --strict only."""
+    try:
+        return OwnLocks.enter(f"{meeting.socket}{LOCKS_SUFFIX}")
+    except UffdPrefetchError as error:
+        if config.strict:
+            raise
+        say(f"the ranks share the LMDB lock files: {error.message}")
+        return None
 
 
 def _record(
@@ -298,18 +316,23 @@ def run(
     client: NodeClient | None = None
     service: subprocess.Popen[bytes] | None = None
     meeting: Meeting | None = None
+    locks: OwnLocks | None = None
     environment = environ
     try:
         meeting = meeting_place(environ)
         preload = None
-        if config.engine != "off":
+        if config.engine != "off" or config.ownlock:
             preload = environ.get(TEST_PRELOAD_VARIABLE)
             if not preload:
                 preload = preloadable(preload_object(), meeting.directory)
+        locks = _own_locks(config, meeting) if config.ownlock else None
+        if locks is not None and preload is not None:  # they need no service
+            before = prepend_preload(environ.get("LD_PRELOAD"), preload)
+            environment = {**environ, "LD_PRELOAD": before, LOCKS_VARIABLE: locks.directory}
         client, service = find_or_start(environ, config, meeting)
         if client.options not in (0, config.fingerprint()) and not config.quiet:
             say("the job's service on this node was started with other options: those hold")
-        environment = job_environment(environ, config, meeting, preload)
+        environment = job_environment(environment, config, meeting, preload)
     except (UffdPrefetchError, OSError) as error:
         text = error.message if isinstance(error, UffdPrefetchError) else str(error)
         if config.strict:
@@ -322,9 +345,17 @@ def run(
     if config.verbose and meeting is not None and client is not None:
         say(f"job {meeting.key} (from {meeting.key_source}), log {meeting.log}")
 
+    view = None
+    if config.live and client is not None and meeting is not None:
+        from uffdprefetch.live import Live
+
+        view = Live(meeting.socket, config.interval_seconds, environ)
+
     def started(pid: int) -> None:
         if client is not None:
             client.job_started(pid)
+        if view is not None:
+            view.start()
 
     def child_changed() -> None:
         if service is not None:
@@ -332,7 +363,14 @@ def run(
         if recording is not None:
             recording.ended()
 
-    status = spawn.run(argv, environment, started, child_changed)
+    try:
+        around_stop = view.suspended if view is not None else contextlib.nullcontext
+        status = spawn.run(argv, environment, started, child_changed, around_stop)
+    finally:
+        if view is not None:
+            view.stop()
+        if locks is not None:
+            locks.leave()
     last = True
     if client is not None and meeting is not None:
         last = _report(config, environ, client, meeting, status, only_record)

@@ -15,6 +15,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import NoReturn
 
 from uffdprefetch.errors import EXIT_CANNOT_EXECUTE, EXIT_NOT_FOUND, UffdPrefetchError
@@ -80,11 +81,13 @@ def run(
     environment: Mapping[str, str],
     started: Callable[[int], None],
     child_changed: Callable[[], None],
+    around_stop: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> int:
     """Run ``argv`` to its end, passing signals on, and return its status as waitpid() gives it.
 
     ``started`` is called with the job's pid once it runs; ``child_changed`` whenever some child of
-    ours changed its state. On return all handled signals are still blocked: a late one must not
+    ours changed its state; ``around_stop`` is entered before we stop (Ctrl-Z) and left when we go
+    on. On return all handled signals are still blocked: a late one must not
     take the place of the job's own status. Raises UffdPrefetchError (126, 127) if it cannot run.
     """
     handled = [
@@ -122,11 +125,14 @@ def run(
         signal.pthread_sigmask(signal.SIG_SETMASK, original_mask)
         raise _cannot_execute(argv[0], error) from None
     started(job.pid)
-    return _wait(job, {*handled, signal.SIGCHLD}, child_changed)
+    return _wait(job, {*handled, signal.SIGCHLD}, child_changed, around_stop)
 
 
 def _wait(
-    job: subprocess.Popen[bytes], waited: set[signal.Signals], child_changed: Callable[[], None]
+    job: subprocess.Popen[bytes],
+    waited: set[signal.Signals],
+    child_changed: Callable[[], None],
+    around_stop: Callable[[], AbstractContextManager[None]],
 ) -> int:
     while True:
         info = signal.sigwaitinfo(waited)
@@ -142,7 +148,8 @@ def _wait(
         if number in FORWARDED or info.si_code <= 0:
             os.kill(job.pid, number)  # not reaped yet, so the pid is still the job's
         if number == signal.SIGTSTP:
-            _stop_ourselves()
+            with around_stop():
+                _stop_ourselves()
 
 
 def _stop_ourselves() -> None:

@@ -27,14 +27,15 @@ SCHEMA = "uffdprefetch.snapshot/1"
 STREAMS_MAX = 8
 PIDS_MAX = 64
 FILES_MAX = 64
-#: A walk moves as long as it is silent for no more than this, or than GAPS times what its reader
-#: takes from one checkpoint to the next.
+#: A walk moves as long as it is silent for no more than this; a sure one, than GAPS times what its
+#: reader takes from one checkpoint to the next.
 MOVING_SECONDS = 2.0
 MOVING_GAPS = 3.0
 MOVING_SECONDS_MAX = 30.0
 #: Fewer blocks are no base for a share.
 BLOCKS_MIN = 16
-ADDED_BY_WATCHER = "not sampled by the service; uffdprefetch top adds it"
+PLACE = ("start_bytes", "position_bytes", "frontier_bytes")
+ADDED_BY_WATCHER = "not sampled by the service; uffdprefetch top adds it"  # dashboard/model.py
 SENSORS = {
     "hit.misses": f"exact: {MISS_SENSOR}; a wait for a page that is being read is none",
     "hit.blocks": (
@@ -42,9 +43,10 @@ SENSORS = {
         "table (fault-around maps cached neighbours: an upper bound)"
     ),
     "rate": (
-        "moving average of the position, half-life 1 s; a silent reader's is bounded by what it "
-        "can have read since without reaching the next checkpoint"
+        "speed of the position, moving average, half-life 1 s: what a rank skips is in it; that of "
+        "a silent reader is bounded by the distance to the next checkpoint"
     ),
+    "readers": "of all ranks, in the last second: blocks as in hit.blocks",
     "wasted": (
         "blocks of 64 KiB that were prefetched, lie where the rank has passed, and are in nobody's "
         "page table"
@@ -147,7 +149,7 @@ class Live:
             self._rank(
                 rank,
                 members[rank],
-                sorted(walks.get(rank, []), key=lambda walk: -walk[1].last_ns),
+                sorted(walks.get(rank, []), key=lambda walk: self._leads(walk[1], now)),
                 scattered.get(rank),
                 regions.get(rank),
                 under_way.get(rank, 0),
@@ -186,9 +188,7 @@ class Live:
             "size_bytes": file.size_bytes if file else None,
             "pattern": pattern,
             "direction": stream.direction if stream else None,
-            "start_bytes": stream.start_bytes if stream else None,
-            "position_bytes": stream.position_bytes if stream else None,
-            "frontier_bytes": stream.frontier_bytes if stream else None,
+            **(_place(region, stream) if region and stream else dict.fromkeys(PLACE)),
             "stride_bytes": stream.stride_bytes if stream else None,
             "density_64KiB": stream.density if stream else None,
             "quiet_seconds": round((now - stream.last_ns) / 1e9, 1) if stream else None,
@@ -210,20 +210,24 @@ class Live:
                     "file": region.file.path,
                     "pid": s.reader,
                     "pattern": s.pattern,
-                    "start_bytes": s.start_bytes,
-                    "position_bytes": s.position_bytes,
-                    "frontier_bytes": s.frontier_bytes,
+                    **_place(region, s),
                     "rate_bytes_per_second": round(self._rate(s, now)),
                 }
                 for region, s in moving[:STREAMS_MAX]
             ],
         }
 
+    def _leads(self, stream: Stream, now: int) -> tuple[bool, int, int]:
+        """For sorting: a sure walk first, then the fastest, then the latest. A B-tree's root and a
+        file's header are walks too, short ones."""
+        return not stream.settled, -round(self._rate(stream, now)), -stream.last_ns
+
     def _moves(self, stream: Stream, now: int) -> bool:
         """Whether its reader is still on this walk, as far as one can know."""
-        rate = max(1.0, stream.rate_bytes_per_second)
-        patience = MOVING_GAPS * self._engine.layout.distance(stream) / rate
-        patience = min(MOVING_SECONDS_MAX, max(MOVING_SECONDS, patience))
+        patience = MOVING_SECONDS
+        if stream.settled and stream.rate_bytes_per_second > 0:
+            gap = self._engine.layout.distance(stream) / stream.rate_bytes_per_second
+            patience = min(MOVING_SECONDS_MAX, max(MOVING_SECONDS, MOVING_GAPS * gap))
         return now - stream.last_ns < patience * 1e9
 
     def _rate(self, stream: Stream, now: int) -> float:
@@ -255,12 +259,15 @@ class Live:
         engine, scheduler, ledger = self._engine, self._scheduler, self._engine.ledger
         storage = scheduler.meter.storage
         wait = ledger.fault_wait
+        history = self.sampling.history
         workers = self._workers_cpu_seconds()
         cpu = max(0.0, time.process_time() - workers - ledger.started_cpu_seconds)
         return {
             "bandwidth_bytes_per_second": round(storage.bandwidth_bytes_per_second) or None,
             "latency_seconds": round(storage.latency_seconds, 6) or None,
-            "readers_bytes_per_second": sum(r["rate_bytes_per_second"] for r in ranks),
+            "readers_bytes_per_second": (
+                round(history[-1].reader_bytes_per_second) if history else None
+            ),
             "max_rate_bytes_per_second": self._config.max_rate_bytes_per_second,
             "budget_bytes": self._config.budget_bytes,
             "allowed_bytes": engine.layout.allowed_bytes,
@@ -280,6 +287,12 @@ class Live:
             "service_cpu_share": round(cpu / max(ledger.seconds(), 1e-3), 4),
             "io_pressure": {"share": None, "why": ADDED_BY_WATCHER},
         }
+
+
+def _place(region: Region, stream: Stream) -> dict[str, int]:
+    """Where a walk began, is, and is warmed up to; pages end where the file does."""
+    at = (stream.start_bytes, stream.position_bytes, stream.frontier_bytes)
+    return {name: min(o, region.file.size_bytes) for name, o in zip(PLACE, at, strict=True)}
 
 
 def _hit(track: RankTrack | None, scattered: bool) -> dict[str, Any]:
