@@ -80,7 +80,7 @@ def test_every_option_has_all_three_spellings(machine: Machine) -> None:
         "output": "x.%r", "force": "1", "engine": "off", "policy": "none", "size": "1MiB",
         "distance": "4MiB", "threshold": "0.5", "budget": "1GiB", "max-rate": "300MB/s",
         "include": "*.mdb", "exclude": "lock*", "min-size": "1MiB", "resolve": "service",
-        "trace": "seen",
+        "trace": "seen", "ownlock": "1", "live": "1", "interval": "2.5",
         "strict": "1", "quiet": "1", "verbose": "1",
     }  # fmt: skip
     assert set(given) == {option.key for option in config.OPTIONS}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``uffdprefetch record JSON``: the recorder's process; started by trace and wrap, not by people."""
+"""``uffdprefetch record JSON``: the recorder's process; trace and wrap start it, not people."""
 
 from __future__ import annotations
 

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Snapshot documents for tests: complete, and changed where a test says so."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from uffdprefetch.dashboard import model
+
+MIB = 1 << 20
+
+
+def rank(number: int, of: int = 4, **changes: Any) -> dict[str, Any]:
+    """A rank's part: a quarter of a GiB, two fifths of it walked over."""
+    size = 1024 * MIB
+    start = size * number // of
+    position = start + size * 2 // (5 * of)
+    stream = {
+        "file": "/data/train/records.mdb", "pid": 4000 + number, "pattern": "consecutive",
+        "start_bytes": start, "position_bytes": position, "frontier_bytes": position + 32 * MIB,
+        "rate_bytes_per_second": 71_300_000,
+    }  # fmt: skip
+    document = {
+        "rank": number, "local_rank": number, "pids": [4000 + number], "pids_not_listed": 0,
+        "commands": ["python3"], "file": stream["file"], "size_bytes": size,
+        "pattern": "consecutive", "direction": 1, "start_bytes": start,
+        "position_bytes": position, "frontier_bytes": position + 32 * MIB, "stride_bytes": None,
+        "density_64KiB": 0.99, "quiet_seconds": 0.1, "rate_bytes_per_second": 71_300_000,
+        "window_bytes": 28 * MIB, "ahead_bytes": 32 * MIB, "in_flight_bytes": 4 * MIB,
+        "wasted_bytes": 0, "wasted_why": None, "late_extents": 2,
+        "hit": {"share": 0.998, "misses": 2, "blocks": 1000, "seconds": 10.0, "why": None},
+        "demand_misses": 7,
+        "stall": {"share": None, "seconds": None, "sensor": None,
+                  "why": "kernel.task_delayacct is 0: set it to 1 by sysctl before the job"},
+        "walks": 1, "streams": [stream],
+    }  # fmt: skip
+    document.update(copy.deepcopy(changes))
+    return document
+
+
+def document(count: int = 4, /, **changes: Any) -> dict[str, Any]:
+    """A whole document of a run with so many ranks."""
+    made = {
+        "schema": model.SCHEMA, "run": "resnet50-7731", "host": "node17",
+        "time_unix_seconds": 1.7e9, "seconds": 154.3, "service_pid": 3990, "job_pids": [3999],
+        "engine": "cache", "policy": "auto", "resolve": "agent", "rung": 1,
+        "rung_reason": "userfaultfd with kernel faults works in the job",
+        "ranks": [rank(i, count) for i in range(count)], "ranks_not_listed": 0,
+        "files": [{
+            "path": "/data/train/records.mdb", "size_bytes": 1024 * MIB, "file_system": "lustre",
+            "served_by": "checkpoints", "mappings": count, "changed": None,
+            "prefetched_bytes": 512 * MIB, "already_resident_bytes": 0, "late_bytes": 8 * MIB,
+            "resident_bytes": 727 * MIB, "resident_sensor": "cachestat", "resident_why": None,
+            "used_bytes": 400 * MIB, "unused_bytes": 112 * MIB, "wasted_bytes": 3 * MIB,
+            "demand_bytes": 12 * MIB, "counted_seconds_ago": 1.5,
+        }],
+        "files_not_listed": 0,
+        "node": {
+            "bandwidth_bytes_per_second": 298_000_000, "latency_seconds": 0.0011,
+            "readers_bytes_per_second": 284_000_000, "max_rate_bytes_per_second": None,
+            "budget_bytes": 4 << 30, "allowed_bytes": 4 << 30, "allowed_by": "--budget",
+            "ahead_bytes": 112 * MIB, "under_way_bytes": 8 * MIB,
+            "under_way_target_bytes": 8 * MIB, "queued_bytes": 20 * MIB,
+            "prefetched_bytes": 512 * MIB,
+            "checkpoint_wait_ns": {"count": 256, "p50": 3300, "p99": 9000, "max": 60000},
+            "service_cpu_seconds": 1.2, "service_cpu_share": 0.008,
+            "io_pressure": {"share": 0.12, "why": None},
+        },
+        "history": {
+            "step_seconds": 1.0,
+            "prefetch_bytes_per_second": [250e6 + 1e6 * (i % 50) for i in range(154)],
+            "reader_bytes_per_second": [240e6 + 1e6 * (i % 40) for i in range(154)],
+            "misses_per_second": [12.0 if i % 40 == 0 else 0.0 for i in range(154)],
+        },
+        "not_managed": {"processes": [], "why": None},
+        "counted": True, "degradations": [], "refused": {}, "sensors": {},
+    }  # fmt: skip
+    made.update(copy.deepcopy(changes))
+    return made
+
+
+def snapshot(count: int = 4, /, **changes: Any) -> model.Snapshot:
+    """The same, read."""
+    return model.from_document(document(count, **changes))

@@ -1,0 +1,415 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The dashboard's pictures, without a terminal, a service or a clock: what fits, what is said."""
+
+from __future__ import annotations
+
+import io
+import random
+import re
+
+import pytest
+from rich.console import Console
+from rich.text import Text
+from snapshots import MIB, document, rank, snapshot
+
+from uffdprefetch.dashboard import glyphs, model, panel, ranks, render, words
+from uffdprefetch.dashboard.glyphs import ASCII, UNICODE
+from uffdprefetch.node import live
+
+SIZES = [(80, 24), (160, 50), (40, 6), (53, 11), (100, 30), (79, 20), (300, 90), (80, 12)]
+
+
+def plain(lines: list[Text]) -> str:
+    return "\n".join(line.plain for line in lines)
+
+
+def busy(count: int) -> model.Snapshot:
+    """Many ranks, files, alerts, and numbers of every length."""
+    source = random.Random(count)
+    made = document(count)
+    for r in made["ranks"]:
+        r["rate_bytes_per_second"] = source.choice([0, 3, 5e3, 9.99e6, 123.4e6, 98.7e9])
+        r["hit"]["share"] = source.choice([0.0, 0.0001, 0.5, 0.9999, 1.0])
+        r["stall"] = {"share": source.choice([None, 0.0, 0.034, 1.8]), "why": "n/a"}
+        for name in ("window_bytes", "in_flight_bytes", "wasted_bytes"):
+            r[name] = source.choice([0, 1023, 5 * MIB, 999 * MIB, 40 << 30, 3 << 50])
+        r["pattern"] = source.choice(["consecutive backward", "strided", "random", "no mapping"])
+        r["stride_bytes"] = source.choice([None, 3 * MIB])
+    made["files"] = [
+        {**made["files"][0], "path": f"/data/{'deep/' * i}shard-{i:05}.mdb"} for i in range(30)
+    ]
+    made["degradations"] = ["windows are bounded by MemAvailable, not by --budget", "x " * 200]
+    process = {"pid": 77, "command": "static", "why": "static", "maps_bytes": MIB}
+    made["not_managed"] = {"processes": [process] * 3}
+    return model.from_document(made)
+
+
+# ---- fitting ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [0, 1, 4, 7, 40, 256])
+@pytest.mark.parametrize(("width", "height"), SIZES)
+def test_no_line_is_longer_and_no_picture_higher_than_the_screen(
+    width: int, height: int, count: int
+) -> None:
+    for shown in (snapshot(count), busy(count)):
+        for characters in (UNICODE, ASCII):
+            lines = render.picture(shown, width, height, characters, "q quits")
+            assert 0 < len(lines) <= height
+            assert max(line.cell_len for line in lines) <= width
+            assert not any("\n" in line.plain for line in lines)
+
+
+@pytest.mark.parametrize("width", range(40, 200, 7))
+def test_no_number_is_cut(width: int) -> None:
+    """Each number of a narrow picture is one of a wide picture, or a shorter spelling of it."""
+    shown = busy(9)
+    known = set()
+    for wide in (400, 120, 90):
+        known |= set(re.findall(r"[\d.]+", plain(render.picture(shown, wide, 120))))
+    known |= {number for r in shown.ranks for number in _numbers_of(r)}
+    found = set(re.findall(r"[\d.]+", plain(render.picture(shown, width, 24))))
+    unknown = {n for n in found - known if not re.fullmatch(r"\.+", n)}
+    # counts of what has no line of its own differ with the height
+    assert all(re.fullmatch(r"\d{1,3}", n) for n in unknown), unknown
+
+
+def _numbers_of(r: model.Rank) -> set[str]:
+    texts = [
+        words.percent(r.share), words.percent(r.hit_share), words.percent(r.stall_share),
+        words.megabytes(r.rate_bytes_per_second), words.short_size(r.wasted_bytes),
+        words.short_size(r.window_bytes), words.short_size(r.in_flight_bytes),
+    ]  # fmt: skip
+    return {number for text in texts for number in re.findall(r"[\d.]+", text)}
+
+
+def test_ranks_beyond_the_height_are_folded_and_the_worst_of_them_named() -> None:
+    made = document(40)
+    made["ranks"][37]["rate_bytes_per_second"] = 1e6
+    made["ranks"][38]["hit"]["share"] = 0.25
+    lines = plain(render.picture(model.from_document(made), 80, 24)).splitlines()
+    rows = [line for line in lines if re.match(r" +\d+ ", line)]
+    (folded,) = [line for line in lines if "more ranks" in line]
+    assert folded.startswith(f"… {40 - len(rows)} more ranks")
+    assert "slowest 37: 1.00 MB/s" in folded and "worst hit 38: 25%" in folded
+    assert len(rows) >= 5
+    assert "more ranks" not in plain(render.picture(snapshot(4), 80, 24))
+
+
+def test_a_wide_screen_has_more_columns_and_a_narrow_one_keeps_the_first() -> None:
+    wide, narrow = (
+        [c.title for c, _ in ranks.rank_columns(width)] for width in (160, render.WIDTH_MIN)
+    )
+    assert wide == [c.title for c in ranks.RANK_COLUMNS]
+    assert set(narrow) >= {"rank", "", "at"} and len(narrow) < len(wide)
+    for width in range(40, 250):
+        columns = ranks.rank_columns(width)
+        assert sum(w + 1 for _, w in columns) - 1 <= width
+
+
+def test_all_columns_of_the_contract_are_there_at_80() -> None:
+    titles = {column.title for column, _ in ranks.rank_columns(80)}
+    assert titles >= {
+        *("rank", "", "at", "pattern", "MB/s", "hit", "stall", "window", "flight", "wasted"),
+    }
+
+
+def test_a_screen_that_is_too_small_says_so() -> None:
+    lines = render.picture(snapshot(), 30, 5)
+    assert len(lines) <= 5 and all(line.cell_len <= 30 for line in lines)
+    assert "needs 40x6" in plain(render.picture(snapshot(), 30, 9))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 7, 8])
+def test_the_panel_has_exactly_its_rows(rows: int) -> None:
+    for shown in (snapshot(1), snapshot(4), busy(40)):
+        lines = panel.panel(shown, 80, rows)
+        assert len(lines) == rows and max(line.cell_len for line in lines) <= 80
+
+
+def test_the_panel_takes_a_third_of_the_screen_at_most_and_nothing_of_a_tiny_one() -> None:
+    assert panel.rows_for(snapshot(4), 80, 24) == 7
+    assert panel.rows_for(snapshot(40), 80, 24) == 8
+    assert panel.rows_for(snapshot(4), 80, 12) == 4
+    assert panel.rows_for(snapshot(4), 80, 8) == panel.rows_for(snapshot(4), 30, 24) == 0
+
+
+# ---- what is said -------------------------------------------------------------------------------
+
+
+def test_what_is_not_known_is_na_with_its_reason_and_never_zero() -> None:
+    made = document(1)
+    made["ranks"][0]["hit"] = {
+        "share": None, "misses": 3, "blocks": 1, "seconds": 10.0, "why": "less than 16 blocks",
+    }  # fmt: skip
+    made["ranks"][0]["wasted_bytes"] = None
+    made["node"]["bandwidth_bytes_per_second"] = None
+    made["files"][0].update(resident_bytes=None, resident_why="Operation not permitted")
+    text = plain(render.picture(model.from_document(made), 100, 40))
+    (row,) = [line for line in text.splitlines() if line.startswith("   0 ")]
+    assert row.split().count("n/a") == 3  # hit, stall, wasted
+    assert "stall n/a: kernel.task_delayacct is 0: set it to 1 by sysctl before the job" in text
+    assert "bandwidth n/a (nothing large was read yet)" in text
+    assert "n/a (Operation…" in text
+
+
+def test_the_reason_for_no_stall_fits_80_columns_whole() -> None:
+    text = plain(render.picture(snapshot(), 80, 24))
+    assert "stall n/a: kernel.task_delayacct is 0: set it to 1 by sysctl before the job\n" in text
+    assert "hit: 1 - misses (exact: majflt) / 64 KiB blocks (sampled: page tables), 10 s" in text
+
+
+def test_a_degradation_has_a_line_at_every_size() -> None:
+    shown = snapshot(40, degradations=["windows are bounded by MemAvailable, not by --budget"])
+    for width, height in SIZES:
+        text = plain(render.picture(shown, width, height))
+        assert "! windows are bounded" in text, (width, height)
+    assert "! windows are bounded" in plain(panel.panel(shown, 80, 5))
+
+
+def test_several_alerts_are_counted_gravest_first() -> None:
+    made = document(4, degradations=[f"degradation {i}" for i in range(5)])
+    made["files"][0]["changed"] = "modified"
+    shown = model.from_document(made).but(model.LOST)
+    found = words.alerts(shown)
+    assert found[0] == "the service died; the job goes on without prefetching"
+    assert found[1] == "records.mdb: modified"
+    text = plain(render.picture(shown, 80, 24))
+    assert "! the service died" in text and "(and 4 more)" in text
+    assert "the service died" in plain(panel.panel(shown, 80, 6))
+    assert "the service died" in words.one_line(shown)
+
+
+def test_processes_without_the_preload_object_that_map_large_files_are_named() -> None:
+    process = {"pid": 812, "command": "go-loader", "why": "statically linked", "maps_bytes": 1}
+    harmless = {**process, "pid": 811, "command": "busybox", "maps_bytes": 0}
+    shown = snapshot(2, not_managed={"processes": [harmless, process, process], "why": None})
+    text = plain(render.picture(shown, 80, 24))
+    assert "! not managed: 812 go-loader (statically linked) and 1 more" in text
+
+
+def test_a_silent_service_is_told_with_the_time() -> None:
+    shown = snapshot().but(model.SILENT, 12)
+    assert "has not answered for 12 s" in plain(render.picture(shown, 80, 24))
+
+
+def test_what_only_the_watcher_can_fill_in_is_no_remark_before_it_has_looked() -> None:
+    assert model.ADDED_BY_WATCHER == live.ADDED_BY_WATCHER
+    made = document(2)
+    for r in made["ranks"]:
+        r["stall"]["why"] = model.ADDED_BY_WATCHER
+    assert "not sampled" not in plain(render.picture(model.from_document(made), 160, 50))
+
+
+def test_before_a_mapping_there_is_a_word_instead_of_a_table() -> None:
+    empty = snapshot(0, files=[], history=document()["history"] | {
+        "prefetch_bytes_per_second": [], "reader_bytes_per_second": [], "misses_per_second": [],
+    })  # fmt: skip
+    assert "no process of the job has mapped a file yet" in plain(render.picture(empty, 80, 24))
+    assert words.one_line(empty).startswith("resnet50-7731 2 min 34 s: 0 ranks")
+
+
+def test_one_line_is_one_line_of_words_and_numbers() -> None:
+    line = words.one_line(busy(9))
+    assert "\n" not in line and "\x1b" not in line
+    assert "9 ranks" in line and "reading 284 MB/s" in line and "storage 298 MB/s" in line
+
+
+# ---- bars, gauges, curves -----------------------------------------------------------------------
+
+
+def bar(width: int = 20, characters: glyphs.Glyphs = ASCII, **changes: object) -> str:
+    one = model.from_document(document(1, ranks=[rank(0, 1, **changes)])).ranks[0]
+    return glyphs.position_bar(one, width, characters).plain
+
+
+def walk(start: int, position: int, frontier: int) -> dict[str, object]:
+    return {
+        "file": "/data/train/records.mdb", "start_bytes": start * MIB,
+        "position_bytes": position * MIB, "frontier_bytes": frontier * MIB,
+    }  # fmt: skip
+
+
+def test_the_bar_shows_walked_position_and_ahead_in_their_places() -> None:
+    assert bar(streams=[walk(0, 512, 700)]) == "##########>+++......"
+    assert bar(streams=[walk(512, 1024, 1024)]) == "..........#########>"
+    assert bar(streams=[]) == "." * 20
+    assert bar(size_bytes=None) == "." * 20
+
+
+def test_a_backward_reader_looks_the_other_way() -> None:
+    assert bar(direction=-1, streams=[walk(1000, 512, 400)]) == ".......+++<#########"
+
+
+def test_two_readers_of_one_rank_are_two_marks() -> None:
+    assert bar(streams=[walk(0, 256, 256), walk(512, 768, 768)]) == "#####>....#####>...."
+
+
+def test_offsets_beyond_the_file_stay_in_the_bar() -> None:
+    assert len(bar(streams=[walk(0, 5000, 9000)])) == 20
+    assert bar(streams=[walk(0, 5000, 9000)]).endswith(">")
+
+
+def test_a_gauge_is_never_empty_for_something_nor_longer_than_full() -> None:
+    assert glyphs.gauge(0.0, 10, ASCII).plain == ".........."
+    assert glyphs.gauge(0.001, 10, ASCII).plain == "#........."
+    assert glyphs.gauge(1.0, 10, ASCII).plain == "##########"
+    assert glyphs.gauge(7.0, 10, ASCII).plain == "##########"
+
+
+def test_a_curve_fills_its_cells_whatever_it_is_given() -> None:
+    for count in (0, 1, 5, 20, 21, 59, 180):
+        for cells in (1, 7, 20, 180):
+            means = glyphs.resample([float(i) for i in range(count)], cells)
+            assert len(means) == (cells if count else 0) and means == sorted(means)
+            assert not count or means[-1] >= count - 1 - count / cells
+            for rows in (1, 4):
+                lines = glyphs.chart(means, cells, rows, UNICODE, "")
+                assert len(lines) == rows and all(line.cell_len == cells for line in lines)
+
+
+def test_what_is_not_nothing_shows_in_a_curve() -> None:
+    (line,) = glyphs.chart([0.0, 0.001, 50.0, 100.0], 4, 1, UNICODE, "")
+    assert line.plain == " ▁▄█"
+    top, bottom = glyphs.chart([0.0, 0.001, 50.0, 100.0], 4, 2, UNICODE, "")
+    assert (top.plain, bottom.plain) == ("   █", " ▁██")
+
+
+# ---- characters and colours ---------------------------------------------------------------------
+
+
+def test_ascii_is_ascii_all_over() -> None:
+    shown = busy(40).but(model.SILENT, 3)
+    for width, height in SIZES:
+        render_text = plain(render.picture(shown, width, height, ASCII, "q quits"))
+        assert render_text.isascii(), [c for c in render_text if not c.isascii()]
+        assert plain(panel.panel(shown, width, 8, ASCII)).isascii()
+
+
+@pytest.mark.parametrize(
+    ("encoding", "environ", "expected"),
+    [
+        ("utf-8", {"LANG": "en_US.UTF-8"}, UNICODE),
+        ("UTF-8", {"LC_ALL": "C.UTF-8"}, UNICODE),
+        ("ascii", {"LANG": "en_US.UTF-8"}, ASCII),
+        ("latin-1", {"LANG": "de_DE"}, ASCII),
+        ("utf-8", {"LC_ALL": "C", "LANG": "en_US.UTF-8"}, ASCII),
+        ("utf-8", {"LC_ALL": "", "LANG": "POSIX"}, ASCII),
+        ("utf-8", {}, ASCII),
+        (None, {"LANG": "en_US.UTF-8"}, ASCII),
+    ],
+)
+def test_the_characters_follow_encoding_and_locale(
+    encoding: str | None, environ: dict[str, str], expected: glyphs.Glyphs
+) -> None:
+    assert glyphs.choose(encoding, environ) is expected
+
+
+def test_no_color_leaves_no_colour_and_all_characters() -> None:
+    def printed(environ: dict[str, str]) -> str:
+        out = io.StringIO()
+        console = Console(
+            file=out, width=80, force_terminal=True, color_system="truecolor", _environ=environ
+        )
+        console.print(render.renderable(busy(4), 80, 24))
+        return out.getvalue()
+
+    colour = re.compile(r"\x1b\[[\d;]*(?:3[0-8]|4[0-8]|9\d)[;m]")
+    assert colour.search(printed({})) and not colour.search(printed({"NO_COLOR": "1"}))
+    strip = re.compile(r"\x1b\[[\d;]*m")
+    assert strip.sub("", printed({})) == strip.sub("", printed({"NO_COLOR": "1"}))
+    lines = panel.panel(busy(4), 80, 8)
+    assert not any(colour.search(line) for line in panel.to_ansi(lines, 80, colour=False))
+    assert any(colour.search(line) for line in panel.to_ansi(lines, 80, colour=True))
+
+
+def test_lines_of_the_panel_move_no_cursor() -> None:
+    for line in panel.to_ansi(panel.panel(busy(40), 80, 8), 80, colour=True):
+        assert "\n" not in line and "\r" not in line
+        assert re.sub(r"\x1b\[[\d;]*m", "", line).count("\x1b") == 0
+
+
+def test_each_sequence_gives_the_cursor_back() -> None:
+    for text in (
+        panel.enter(24, 7), panel.drawing(["a", "b"], 24), panel.leave(24, 7),
+        panel.leave_after_resize(),
+    ):  # fmt: skip
+        assert text.count("\x1b7") == text.count("\x1b8") == 1
+        inside = text.split("\x1b7")[1]
+        assert re.search(r"\x1b\[[\d;]*r", inside)  # DECSTBM homes the cursor: only in between
+        assert "\x1b[r" not in text.split("\x1b8")[1]
+
+
+# ---- words --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (None, "n/a"), (0, "0"), (1, "1"), (999, "999"), (1000, "1K"), (1536, "1.5K"),
+        (28 * MIB, "28M"), (2.35 * MIB, "2.4M"), (999.6 * MIB, "0.98G"), (1280 * MIB, "1.25G"),
+        (40 << 30, "40G"), (3 << 50, "3P"),
+    ],
+)  # fmt: skip
+def test_short_sizes(size: float | None, text: str) -> None:
+    assert words.short_size(size) == text
+
+
+def test_short_sizes_and_rates_are_short() -> None:
+    source = random.Random(3)
+    for _ in range(5000):
+        value = 10 ** source.uniform(0, 17)
+        assert len(words.short_size(value)) <= 5, value
+        assert len(words.megabytes(value / 1e4)) <= 6, value
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [
+        (None, "n/a"), (0.0, "0%"), (1e-6, "0.1%"), (0.5, "50%"), (0.995, "99.5%"),
+        (0.99999, "99.9%"), (1.0, "100%"), (1.8, "180%"), (float("nan"), "n/a"),
+    ],
+)  # fmt: skip
+def test_percent_rounds_neither_to_all_nor_to_nothing(share: float | None, text: str) -> None:
+    assert words.percent(share) == text
+
+
+def test_text_is_cut_between_words_only() -> None:
+    sentence = "progress comes from page tables: 12345 of 67890 (see doctor)"
+    for width in range(1, 70):
+        cut = words.fit(sentence, width)
+        assert len(cut) <= width
+        if cut and cut != sentence:
+            head = cut.removesuffix("…")
+            assert sentence.startswith(head) and sentence[len(head)] in " ,;:("
+    assert words.fit("x" * 50, 20) == ""
+
+
+def test_a_path_keeps_its_end() -> None:
+    path = "/lustre/project/train/part-00017.mdb"
+    assert words.short_path(path, 100) == path
+    assert words.short_path(path, 24) == "train/part-00017.mdb"
+    assert words.short_path(path, 14) == "part-00017.mdb"
+    assert words.short_path(path, 10) == "…00017.mdb"
+
+
+# ---- documents ----------------------------------------------------------------------------------
+
+
+def test_a_document_is_read_field_by_field() -> None:
+    read = snapshot(3)
+    assert (read.run, read.host, len(read.ranks)) == ("resnet50-7731", "node17", 3)
+    assert read.ranks[1].walks[0].position_bytes == rank(1, 3)["position_bytes"]
+    assert read.ranks[0].hit_share == 0.998 and read.node.io_pressure == 0.12
+    assert read.hit_share == pytest.approx(1 - 6 / 3000)
+
+
+@pytest.mark.parametrize("broken", ["schema", "ranks", "files", "node", "history", "degradations"])
+def test_what_is_no_snapshot_is_refused_in_one_way(broken: str) -> None:
+    made = document()
+    del made[broken]
+    with pytest.raises(ValueError):
+        model.from_document(made)
+    for wrong in (7, "x", {"x": 1}, None):
+        with pytest.raises(ValueError):
+            model.from_document(document(**{broken: wrong}))

@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the service counts for its watchers, on books and clocks of the test's own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from uffdprefetch.node import sampling
+from uffdprefetch.node.files import BLOCK_BYTES, FileState
+from uffdprefetch.node.live import _hit
+from uffdprefetch.node.processes import Counters
+from uffdprefetch.node.sampling import RANK_TICKS, Sampling
+from uffdprefetch.progress.streams import Stream
+
+SECOND = 1_000_000_000
+MIB = 1 << 20
+
+
+@dataclass
+class Run:
+    """An engine, a scheduler and a ledger as far as Sampling reads them."""
+
+    files: dict[Any, FileState]
+    clients: dict[int, Any] = field(default_factory=dict)
+    processes: list[Any] = field(default_factory=list)
+    prefetched_bytes: int = 0
+
+    def all_processes(self) -> list[Any]:
+        return self.processes
+
+    def reader(self, rank: int, file: FileState, start: int = 0) -> Stream:
+        """A process of a rank with one walk in the file."""
+        stream = Stream(1, rank, 100 + rank, start, start, 0, 0, active=True)
+        region = SimpleNamespace(id=1, file=file, table=SimpleNamespace(streams=[stream]))
+        self.clients[rank] = SimpleNamespace(rank=rank, pid=100 + rank, regions={1: region})
+        watched = SimpleNamespace(now=Counters())
+        self.processes.append(SimpleNamespace(rank=rank, watched=watched))
+        return stream
+
+
+def walk(stream: Stream, length: int, touched: int | None = None) -> None:
+    """Move a walk on, with so many bytes of it in the page table."""
+    stream.position_bytes += length
+    stream.touched_bytes += length if touched is None else touched
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[FileState]:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(16 * MIB))
+    made = FileState.open(os.open(path, os.O_RDONLY), str(path))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def run(file: FileState) -> Run:
+    return Run({file.key: file})
+
+
+def sample(run: Run) -> Sampling:
+    return Sampling(run, run, run)  # type: ignore[arg-type]
+
+
+def test_misses_and_blocks_of_the_last_ten_seconds_make_the_hit_share(
+    run: Run, file: FileState
+) -> None:
+    stream, samples = run.reader(0, file), sample(run)
+    faults = run.processes[0].watched.now
+    faults.major_faults = 500  # of its start: long ago
+    for second in range(30):
+        samples.tick(second * SECOND)
+        walk(stream, 100 * BLOCK_BYTES)
+        faults.major_faults += 2
+    hit = _hit(samples.ranks[0], False)
+    assert hit["seconds"] == RANK_TICKS == 10
+    assert (hit["misses"], hit["blocks"]) == (20, 1000)
+    assert hit["share"] == pytest.approx(0.98) and hit["why"] is None
+
+
+def test_a_share_without_a_base_is_null_and_says_why(run: Run, file: FileState) -> None:
+    stream, samples = run.reader(0, file), sample(run)
+    assert "2 s" in _hit(samples.ranks.get(0) or sampling.RankTrack(), False)["why"]
+    samples.tick(SECOND)
+    walk(stream, 15 * BLOCK_BYTES)
+    samples.tick(2 * SECOND)
+    hit = _hit(samples.ranks[0], False)
+    assert hit["share"] is None and "less than 16 blocks" in hit["why"]
+    walk(stream, 100 * BLOCK_BYTES)
+    samples.tick(3 * SECOND)
+    assert _hit(samples.ranks[0], False)["share"] == 1.0
+    assert "jumps about" in _hit(samples.ranks[0], True)["why"]
+
+
+def test_more_misses_than_blocks_are_no_negative_share(run: Run, file: FileState) -> None:
+    stream, samples = run.reader(0, file), sample(run)
+    samples.tick(SECOND)
+    walk(stream, 20 * BLOCK_BYTES)
+    run.processes[0].watched.now.major_faults = 300
+    samples.tick(2 * SECOND)
+    assert _hit(samples.ranks[0], False)["share"] == 0.0
+
+
+def test_the_history_is_of_rates_and_bounded(run: Run, file: FileState) -> None:
+    stream, samples = run.reader(0, file), sample(run)
+    for second in range(500):
+        samples.tick(2 * second * SECOND)
+        run.prefetched_bytes += 10 * MIB
+        walk(stream, 4 * MIB)
+        run.processes[0].watched.now.major_faults += 6
+    assert len(samples.history) == sampling.HISTORY_TICKS
+    last = samples.history[-1]
+    assert last.prefetch_bytes_per_second == 5 * MIB
+    assert last.reader_bytes_per_second == 2 * MIB
+    assert last.misses_per_second == 3.0
+
+
+def test_a_walk_that_ends_takes_nothing_away(run: Run, file: FileState) -> None:
+    stream, samples = run.reader(0, file), sample(run)
+    walk(stream, 8 * MIB)
+    samples.tick(SECOND)
+    run.clients.clear()
+    samples.tick(2 * SECOND)
+    run.reader(0, file)
+    samples.tick(3 * SECOND)
+    assert samples.ranks[0].touched_bytes == 8 * MIB
+    assert all(t.reader_bytes_per_second >= 0 for t in samples.history)
+
+
+def passed(samples: Sampling) -> None:
+    """Let the slow pass run to its end."""
+    for _ in range(1000):
+        samples.step(samples.due_ns)
+        if samples.counted_all and samples._pass is None:
+            return
+    raise AssertionError("the pass does not end")
+
+
+def test_wasted_is_what_lies_unused_behind_the_reader_not_ahead_of_it(
+    run: Run, file: FileState
+) -> None:
+    stream, samples = run.reader(0, file), sample(run)
+    file.mark_prefetched(0, 12 * MIB)
+    file.mark_used(0, 3 * MIB)
+    file.mark_used(13 * MIB, 14 * MIB)
+    walk(stream, 4 * MIB + 5000)  # in the middle of a block: that one is not behind it
+    samples.tick(SECOND)
+    samples.asked(2 * SECOND)
+    passed(samples)
+    counted = samples.counted[file.key]
+    assert (counted.used_bytes, counted.unused_bytes) == (3 * MIB, 9 * MIB)
+    assert (counted.wasted_bytes, counted.demand_bytes) == (1 * MIB, 1 * MIB)
+    assert samples.ranks[0].wasted_bytes == {file.key: 1 * MIB}
+    assert counted.resident_bytes is not None and counted.sensor in ("cachestat", "mincore")
+
+
+def test_two_ranks_that_pass_the_same_stretch_waste_it_once_in_the_file(
+    run: Run, file: FileState
+) -> None:
+    streams = [run.reader(rank, file) for rank in range(2)]
+    samples = sample(run)
+    file.mark_prefetched(0, 8 * MIB)
+    for stream in streams:
+        walk(stream, 8 * MIB, touched=0)
+    samples.tick(SECOND)
+    samples.asked(2 * SECOND)
+    passed(samples)
+    assert samples.counted[file.key].wasted_bytes == 8 * MIB
+    assert [samples.ranks[r].wasted_bytes[file.key] for r in range(2)] == [8 * MIB, 8 * MIB]
+
+
+def test_the_slow_pass_runs_only_while_somebody_asks(run: Run, file: FileState) -> None:
+    run.reader(0, file)
+    samples = sample(run)
+    samples.tick(SECOND)
+    assert samples.due_ns == 0  # nobody has asked
+    samples.asked(2 * SECOND)
+    assert samples.due_ns
+    passed(samples)
+    before = samples.counted[file.key]
+    samples.step(2 * SECOND + sampling.WATCHED_NS + samples.due_ns)
+    assert samples.due_ns == 0 and samples.counted[file.key] is before
+    samples.step(100 * SECOND)
+    assert samples.counted[file.key] is before
+
+
+def test_pieces_keep_their_distance_in_proportion_to_their_cost(
+    run: Run, file: FileState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cpu = [0]
+
+    def costs() -> int:
+        cpu[0] += 4_000_000  # each look at the clock: 4 ms later
+        return cpu[0]
+
+    run.reader(0, file)
+    samples = sample(run)
+    samples._asked_ns = samples.due_ns = 1
+    monkeypatch.setattr(sampling.time, "thread_time_ns", costs)
+    samples.step(SECOND)
+    assert samples.due_ns - SECOND >= sampling.COST * 4_000_000
+
+
+def test_a_file_that_is_closed_meanwhile_ends_its_part_only(run: Run, file: FileState) -> None:
+    run.reader(0, file)
+    samples = sample(run)
+    samples.tick(SECOND)
+    samples._asked_ns = samples.due_ns = 2 * SECOND
+    samples.step(2 * SECOND)
+    file.close()
+    for _ in range(20):
+        samples.step(samples.due_ns)
+    assert samples.counted == {}
+    run.files.clear()
+    samples.tick(3 * SECOND)
+    assert samples.ranks[0].passed == {}
+
+
+def test_ranks_without_end_are_not_followed_without_end(run: Run, file: FileState) -> None:
+    for rank in range(sampling.RANKS_MAX + 50):
+        run.reader(rank, file)
+    samples = sample(run)
+    samples.tick(SECOND)
+    assert len(samples.ranks) == sampling.RANKS_MAX
