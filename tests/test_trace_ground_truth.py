@@ -19,7 +19,7 @@ from witness import Recorded, count, faults, length, ranks_of, reader, record, w
 
 from uffdprefetch.demo.bed import SlowBed, drop_cache, why_no_bed
 from uffdprefetch.trace.analyse import analyse
-from uffdprefetch.trace.events import Kind
+from uffdprefetch.trace.events import HUGE_BYTES, Kind
 
 MIB = 1 << 20
 RECORD_BYTES = 256 << 10
@@ -247,6 +247,9 @@ def test_wrap_and_kernel_are_on_one_axis(env: dict[str, str], tmp_path: Path, be
     warm = events[events["kind"] == Kind.WARM]
     warm = warm[warm["length"] > warm["aux"].astype("<u8") * 1024]
     assert len(warm), "nothing was warmed"
+    assert count(events, Kind.TOUCH) > 0, "no checkpoint was touched"
+    around = events[events["kind"] == Kind.AROUND]
+    assert not (around["length"] == HUGE_BYTES).any(), "a checkpoint was taken for a huge page"
     (service,) = [p.pid for p in run.trace.processes.values() if p.role == "service"]
     fills = events[(events["kind"] == Kind.FILL) & (events["pid"] == service)]
     assert len(fills), "the kernel saw no fill by the service"

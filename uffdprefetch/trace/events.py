@@ -47,8 +47,8 @@ class Kind(IntEnum):
     #: is one AROUND, or one FAULT (and then perhaps a MAPPED), or an AROUND and then a FAULT with
     #: FAULT_AFTER_AROUND.
     AROUND = 3
-    #: A thread slept within a fault (of the page `offset`) and went on now. value: ns asleep. Without
-    #: a MAJOR the page was on its way already (readahead, another reader, a prefetcher).
+    #: A thread slept within a fault (of the page `offset`) and went on now. value: ns asleep.
+    #: Without a MAJOR the page was on its way already (readahead, another reader, a prefetcher).
     WAIT = 4
     #: Pages came into the page cache, one folio after the other. time_ns: the first, value: ns from
     #: the first to the last, aux: folios. pid: who brought them.
@@ -95,6 +95,8 @@ class Kind(IntEnum):
 #: ``aux`` of FAULT: an AROUND of the same fault was reported before; the kernel itself touched.
 FAULT_AFTER_AROUND = 1
 FAULT_KERNEL = 2
+#: ``length`` of an AROUND that mapped a huge page.
+HUGE_BYTES = 2 << 20
 #: ``aux`` of AROUND: the page is not known.
 NO_PAGE = 0xFFFFFFFF
 

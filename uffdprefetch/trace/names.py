@@ -83,7 +83,7 @@ class Paths:
             self.opened(0, path, executed=True)
 
     def opened(self, pid: int, path: str, executed: bool = False) -> tuple[int, int] | None:
-        """Note a path that a process opened or executed; its (device, inode) if it is a regular file."""
+        """Note a path that a process opened or executed; of a regular file its (device, inode)."""
         if not path or len(self._known) >= PATHS_MAX or path.startswith(("/proc/", "/sys/")):
             return None
         if not path.startswith("/"):

@@ -20,7 +20,7 @@ import numpy as np
 from uffdprefetch.messages import say
 from uffdprefetch.node import wire
 from uffdprefetch.node.observe import descendants, read_only_files
-from uffdprefetch.trace.events import EVENT, Call, Kind, empty
+from uffdprefetch.trace.events import EVENT, HUGE_BYTES, Call, Kind, empty
 from uffdprefetch.trace.file import File, Process, Writer
 from uffdprefetch.trace.names import (
     Paths,
@@ -33,7 +33,6 @@ from uffdprefetch.trace.names import (
 from uffdprefetch.trace.overview import Overview
 from uffdprefetch.trace.witness import (
     CHILDREN_ONLY,
-    HUGE_BYTES,
     SILENT,
     NewFile,
     Opened,
@@ -325,8 +324,9 @@ class Recorder:
                     number = self._name(kernel_device(st.st_dev), st.st_ino, mapping.path)
                     found = self._map(one, self._files[number])
                     self._take([found])
-                    for event in found if self._witness is not None else ():
-                        self._witness.mapped(one, int(event["value"]), int(event["length"]))
+                    if self._witness is not None:
+                        for event in found:
+                            self._witness.mapped(one, int(event["value"]), int(event["length"]))
 
     # -------------------------------------------------------------- the service's
 

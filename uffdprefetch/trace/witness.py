@@ -19,7 +19,7 @@ import numpy as np
 from uffdprefetch import bpf_compiler, uffd
 from uffdprefetch.bpf_compiler import NoBpf
 from uffdprefetch.doctor import syscalls
-from uffdprefetch.trace.events import EVENT, EVENT_BYTES, Kind, empty
+from uffdprefetch.trace.events import EVENT, EVENT_BYTES, HUGE_BYTES, Kind, empty
 
 PROGRAMS = Path(__file__).parent / "programs"
 SOURCES = ("event.h", "faults.c", "cache.c", "calls.c")
@@ -33,8 +33,6 @@ INIT_PID_NAMESPACE = 0xEFFFFFFC
 RECORDED, CHILDREN_ONLY = 1, 2
 _UNWANTED = 0xFFFF
 _NEW_FILE, SILENT = 100, 101
-#: What filemap_map_pmd() maps at once.
-HUGE_BYTES = 2 << 20
 _OPENED = struct.Struct("<QQIIiI232s")
 
 #: HAVE_x -> (tracepoints, what is missing without them, since when they exist)
@@ -257,9 +255,9 @@ class Witness:
     def opened(self) -> list[Opened]:
         """Paths that were opened or executed since the last call."""
         found = []
-        for *numbers, name in _OPENED.iter_unpack(self._opens.drain()):
+        for at, took, pid, tid, fd, flags, name in _OPENED.iter_unpack(self._opens.drain()):
             path = name.split(b"\0")[0].decode(errors="surrogateescape")
-            found.append(Opened(*numbers, path=path))
+            found.append(Opened(at, took, pid, tid, fd, flags, path))
         return found
 
     def lost(self) -> int:
