@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who brought pages into the cache, what of it was used, and what one fault maps."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from traces import (
+    MS,
+    PAGE_BYTES,
+    Machine,
+    readers_of,
+    report_of,
+    without_index,
+)
+
+from uffdprefetch.trace.analyse import analyse
+from uffdprefetch.trace.events import Kind
+from uffdprefetch.trace.file import Process
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+MIB = 1 << 20
+
+# ---- who filled ---------------------------------------------------------------------------------
+
+
+def test_fills_are_attributed_to_demand_readahead_service_and_others() -> None:
+    machine = Machine(10_000)
+    rank = machine.reader(0)
+    machine.run([(rank, [100, 5000])])
+    majors = rank.majors
+    for pid, length in ((777, 40), (888, 50)):
+        machine.rows.append(
+            (rank.now_ns, 9000 * PAGE_BYTES, length * PAGE_BYTES, 10, pid, pid, Kind.FILL, 1, 1)
+        )
+    trace = machine.trace()
+    trace.processes[777] = Process(777, role="service")
+    by = analyse(trace, without_index)["files"][0]["fill_by"]
+    assert by == {
+        "ranks": majors * PAGE_BYTES,
+        "kernel": (len(machine.filled) - majors) * PAGE_BYTES,
+        "service": 40 * PAGE_BYTES,
+        "others": 50 * PAGE_BYTES,
+    }
+
+
+def test_waiting_for_a_page_that_is_on_its_way_is_no_demand() -> None:
+    machine = Machine(4000)
+    rank = machine.reader(0)
+    # the thread's own readahead, noted as one stretch of 10 ms; a fault within it is a minor one
+    machine.event(rank, Kind.FILL, 0, 64 * PAGE_BYTES, value=10 * MS, aux=64)
+    rank.now_ns += MS
+    machine.event(rank, Kind.FAULT, 40 * PAGE_BYTES)
+    by = report_of(machine)["files"][0]["fill_by"]
+    assert (by["ranks"], by["kernel"]) == (0, 64 * PAGE_BYTES)
+
+
+def test_a_read_call_demands_what_it_asks_for_and_no_readahead() -> None:
+    machine = Machine(4000)
+    rank = machine.reader(0)
+    machine.event(rank, Kind.FILL, 0, 64 * PAGE_BYTES, value=1000, aux=64)
+    for page in range(0, 64, 8):
+        rank.now_ns += MS
+        machine.event(rank, Kind.READ, page * PAGE_BYTES, 8 * PAGE_BYTES)
+    by = report_of(machine)["files"][0]["fill_by"]
+    assert (by["ranks"], by["kernel"]) == (8 * PAGE_BYTES, 56 * PAGE_BYTES)
+
+
+def test_useless_is_what_was_filled_and_never_mapped_since() -> None:
+    machine = Machine(4000, readahead=32)
+    # [84, 116) and [484, 516) are filled; 64 KiB of each are mapped with the fault
+    machine.run([(machine.reader(0), [100, 500])])
+    file = report_of(machine)["files"][0]
+    mapped = {*range(96, 112), *range(496, 512)}
+    assert file["filled_pages"] == 64
+    assert file["useless_bytes"] == (64 - len(mapped & set(machine.filled))) * PAGE_BYTES
+    assert file["useless_denominator_bytes"] == 64 * PAGE_BYTES
+    assert file["useless_share"] == file["useless_bytes"] / (64 * PAGE_BYTES)
+    assert file["extra_bytes"] == file["useless_bytes"]
+    assert "lower bound" in file["useless_sensor"]
+
+
+def test_a_range_that_was_mapped_before_its_pages_came_does_not_use_them() -> None:
+    machine = Machine(4000, readahead=2)
+    rank = machine.reader(0, random_advice=True)
+    # page 100 is there alone when 64 KiB around it are mapped; 101-111 come later, for nobody
+    machine.run([(rank, [100])])
+    rank.now_ns += 10 * MS
+    machine.run([(rank, [104])])
+    filler = machine.reader(1)
+    filler.now_ns = rank.now_ns + MS
+    machine._fill(filler, 105, 112)
+    file = report_of(machine)["files"][0]
+    assert file["useless_bytes"] == 7 * PAGE_BYTES
+
+
+def test_readahead_decisions_are_counted_once_and_their_use_is_told() -> None:
+    machine = Machine(6000)
+    machine.run([(machine.reader(0), range(3000))])
+    ahead = report_of(machine)["files"][0]["readahead"]
+    decided = [e for e in machine.rows if e[6] == Kind.READAHEAD and e[8] >> 8 == 3]
+    assert ahead["decisions"] == len(decided) == ahead["sync"] + ahead["async"]
+    assert ahead["sync"] == 1 and ahead["async"] > 50
+    assert ahead["bytes"] == sum(e[2] for e in decided)
+    assert ahead["mean_bytes"] == pytest.approx(32 * PAGE_BYTES, rel=0.01)
+    assert ahead["used_share"] > 0.97
+
+
+def test_an_unbounded_within_an_order_is_the_same_decision() -> None:
+    machine = Machine(6000)
+    rank = machine.reader(0)
+    for offset, how in ((0, 3), (0, 4), (32, 3), (40, 4), (200, 4)):
+        rank.now_ns += 1000
+        machine.event(rank, Kind.READAHEAD, offset * PAGE_BYTES, 32 * PAGE_BYTES, aux=how << 8)
+    assert report_of(machine)["files"][0]["readahead"]["decisions"] == 3
+
+
+# ---- large folios -------------------------------------------------------------------------------
+
+
+def test_what_huge_pages_hide_is_not_taken_for_skipped() -> None:
+    # Linux 6.18 maps a whole folio with a fault and tells of 64 KiB
+    machine = Machine(20_000, cached=True)
+    rank = machine.reader(0)
+    pages = [*range(0, 2048, 16), *range(2048, 8192, 64), *range(8192, 20_000, 512)]
+    for page in pages:
+        rank.now_ns += 5000
+        length = 512 if page >= 8192 else 16
+        address = rank.base + page * PAGE_BYTES
+        machine.event(rank, Kind.AROUND, page * PAGE_BYTES, length * PAGE_BYTES, address, 0)
+    (reader,) = readers_of(report_of(machine))
+    assert reader["pattern"]["name"] == "consecutive"
+    assert reader["touched_pages"] == 20_000
+    assert "2048 KiB" in reader["pattern"]["sensor"]
+
+
+def test_a_regular_stride_over_small_pages_is_no_huge_page() -> None:
+    machine = Machine(40_000, cached=True)
+    machine.run([(machine.reader(0), range(0, 40_000, 64))])
+    (reader,) = readers_of(report_of(machine))
+    assert reader["pattern"]["name"] == "strided"
+    assert reader["pattern"]["stride_bytes"] == 64 * PAGE_BYTES
+
+
+# ---- several nodes ------------------------------------------------------------------------------
+
+
+def test_each_node_has_a_page_cache_of_its_own() -> None:
+    one = Machine(3200)
+    one.run([(one.reader(0), range(3200))])
+    trace = one.trace()
+    other = trace.events.copy()
+    other["pid"] += 1 << 22
+    other["tid"] += 1 << 22
+    trace.events = np.concatenate([trace.events, other])
+    trace.events = trace.events[np.argsort(trace.events["time_ns"], kind="stable")]
+    trace.processes[1000 + (1 << 22)] = Process(1000 + (1 << 22), rank=1)
+    report = analyse(trace, without_index)
+    file = report["files"][0]
+    assert file["fill_bytes"] == 2 * 3200 * PAGE_BYTES
+    assert file["refilled_bytes"] == 0  # read once by each of them
+    assert file["touched_pages"] == 3200
+    assert [r["rank"] for r in report["readers"]] == [0, 1]
+
+
+def test_a_major_fault_that_did_not_wait_uses_what_it_brought() -> None:
+    # bpf/faults.c and cache.c note the page one after the other: the fill is the later one
+    machine = Machine(4000)
+    rank = machine.reader(0)
+    for page in range(0, 4000, 100):
+        rank.now_ns += MS
+        machine.event(rank, Kind.FAULT, page * PAGE_BYTES)
+        machine.event(rank, Kind.MAJOR, page * PAGE_BYTES, value=500, time_ns=rank.now_ns + 500)
+        machine.event(rank, Kind.FILL, page * PAGE_BYTES, aux=1, time_ns=rank.now_ns + 700)
+    file = report_of(machine)["files"][0]
+    assert file["useless_bytes"] == 0
+    assert file["fill_by"]["ranks"] == file["fill_bytes"] == 40 * PAGE_BYTES

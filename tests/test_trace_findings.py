@@ -1,0 +1,340 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Advice: each finding on a trace that has the trouble, and on one that has it not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from traces import MS, PAGE_BYTES, Evict, Machine, Read, Sleep, Step, extents, records
+
+from uffdprefetch.config import OPTIONS
+from uffdprefetch.trace.advice import percent, ranks_text
+from uffdprefetch.trace.analyse import analyse
+from uffdprefetch.trace.events import Call, Kind
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+MIB = 1 << 20
+RECORDS = 600
+WHERE = extents([24] * RECORDS)
+PAGES = WHERE[-1][1]
+
+
+def advice(machine: Machine) -> list[dict[str, Any]]:
+    return analyse(machine.trace(), lambda *_: None)["findings"]
+
+
+def titled(found: Iterable[dict[str, Any]], words: str) -> list[dict[str, Any]]:
+    return [finding for finding in found if words in finding["title"]]
+
+
+def one(machine: Machine, words: str) -> dict[str, Any]:
+    found = titled(advice(machine), words)
+    assert len(found) == 1, [finding["title"] for finding in advice(machine)]
+    return found[0]
+
+
+def part(rank: int, ranks: int) -> list[tuple[int, int]]:
+    return WHERE[rank * RECORDS // ranks : (rank + 1) * RECORDS // ranks]
+
+
+def contiguous(ranks: int = 4, **how: Any) -> Machine:
+    machine = Machine(PAGES, **how)
+    machine.run((machine.reader(r), records(part(r, ranks), 8, 3 * MS)) for r in range(ranks))
+    return machine
+
+
+def skipping(ranks: int, n: int, **how: Any) -> Machine:
+    machine = Machine(PAGES, **how)
+    machine.run((machine.reader(r), records(WHERE[r::n])) for r in range(ranks))
+    return machine
+
+
+# ---- nothing to say -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_healthy_run_has_no_findings(cached: bool, ranks: int) -> None:
+    # large readahead on fast storage: 0.2 waits of 0.2 ms per MiB
+    assert advice(contiguous(ranks, cached=cached, readahead=2048, latency_ns=200_000)) == []
+
+
+def test_ranks_that_skip_over_cached_pages_lose_nothing() -> None:
+    assert advice(skipping(4, 4, cached=True)) == []
+
+
+def test_a_shuffle_over_cached_pages_loses_nothing() -> None:
+    machine = Machine(PAGES, cached=True)
+    shuffled = np.random.default_rng(0).permutation(RECORDS)
+    machine.run((machine.reader(r), records([WHERE[i] for i in shuffled[r::4]])) for r in range(4))
+    assert advice(machine) == []
+
+
+# ---- what it costs comes first ------------------------------------------------------------------
+
+
+def test_the_most_costly_comes_first_and_each_has_its_number_and_remedy() -> None:
+    machine = skipping(2, 16)
+    machine.lost = 5
+    found = advice(machine)
+    costs = [finding["cost"] or 0.0 for finding in found]
+    assert costs == sorted(costs, reverse=True)
+    assert len(found) >= 2
+    for finding in found:
+        assert set(finding) == {
+            "severity", "cost", "cost_text", "title", "detail", "remedy", "source", "rank", "file",
+        }  # fmt: skip
+        assert finding["severity"] in ("high", "medium", "low")
+        assert finding["remedy"] and finding["source"]
+        assert any(c.isdigit() for c in finding["title"] + finding["detail"])
+        assert "\n" not in finding["title"] and len(finding["title"]) <= 120
+
+
+def test_remedies_name_no_option_that_does_not_exist() -> None:
+    known = {f"--{option.key}" for option in OPTIONS} | {"--ownlock", "--include", "--max-events"}
+    machine = skipping(2, 16)
+    lock = machine.add_file("/data/train.lmdb/lock.mdb", 2)
+    for reader in list(machine.readers):
+        machine.event(reader, Kind.MAP, 0, 8192, 1 << 40, file=lock)
+    for finding in advice(machine):
+        words = finding["remedy"].replace("`", " ").split()
+        assert {w for w in words if w.startswith("--") and w != "--"} <= known
+
+
+# ---- skipping -----------------------------------------------------------------------------------
+
+
+def test_skipping_names_the_records_left_out_and_what_is_read_for_nothing() -> None:
+    machine = skipping(4, 16)
+    finding = one(machine, "skip 15 of 16 records")
+    file = analyse(machine.trace(), lambda *_: None)["files"][0]
+    assert (
+        f"ranks 0-3 skip 15 of 16 records of train.bin: {percent(file['useless_share'])}"
+        in (finding["title"])
+    )
+    assert "contiguous" in finding["remedy"] and "paper 3" in finding["source"]
+    assert finding["rank"] is None and finding["file"] == 1
+    assert finding["severity"] in ("medium", "high")
+
+
+def test_skipping_of_one_rank_is_that_ranks() -> None:
+    machine = Machine(PAGES)
+    machine.run(
+        [(machine.reader(0), records(WHERE[:300:16])), (machine.reader(1), records(WHERE[300:]))]
+    )
+    assert one(machine, "rank 0 skips 93 % of the way")["rank"] == 0
+    # what it costs the other rank is more, and comes first
+    assert advice(machine)[0]["title"].startswith("rank 0 stalls")
+
+
+def test_skipping_what_others_read_is_told_only_where_it_stalls() -> None:
+    finding = one(skipping(4, 4), "skip 3 of 4 records")
+    assert "read for another" in finding["detail"]
+    assert not titled(advice(skipping(4, 4, latency_ns=1000)), "skip")
+
+
+# ---- the kernel's readahead ---------------------------------------------------------------------
+
+
+def test_little_readahead_on_slow_storage_is_counted_in_waits_per_mib() -> None:
+    slow = contiguous(2, latency_ns=3 * MS, readahead=32, marks=False)
+    finding = one(slow, "waits per MiB")
+    assert "128 KiB at a time" in finding["title"]
+    assert "uffdprefetch wrap" in finding["remedy"]
+
+
+def test_large_readahead_is_no_finding() -> None:
+    fine = contiguous(2, latency_ns=3 * MS, readahead=2048, marks=False)
+    assert not titled(advice(fine), "waits per MiB")
+
+
+def test_readahead_false_costs_its_faults() -> None:
+    machine = Machine(PAGES, path="/data/train.lmdb/data.mdb")
+    machine.run([(machine.reader(0, random_advice=True), records(WHERE))])
+    finding = one(machine, "readahead=False costs")
+    assert f"costs {PAGES} major faults" in finding["title"]
+    assert "train.lmdb" in finding["title"]
+
+
+def test_single_pages_that_are_wanted_are_no_finding() -> None:
+    machine = Machine(40_000)
+    machine.run([(machine.reader(0, random_advice=True), range(0, 40_000, 100))])
+    assert not titled(advice(machine), "costs")
+
+
+# ---- order, memory ------------------------------------------------------------------------------
+
+
+def test_a_shuffle_that_stalls_is_told() -> None:
+    machine = Machine(PAGES)
+    shuffled = np.random.default_rng(0).permutation(RECORDS)
+    machine.run((machine.reader(r), records([WHERE[i] for i in shuffled[r::2]])) for r in range(2))
+    finding = one(machine, "ranks 0-1 read train.bin in random order")
+    assert finding["cost"] == pytest.approx(sum(r.stall_ns for r in machine.readers) / 1e9)
+
+
+def test_evict_and_read_again_is_told_with_its_bytes() -> None:
+    machine = Machine(PAGES)
+    machine.run([(machine.reader(0), [*records(WHERE), Evict(), *records(WHERE)])])
+    finding = one(machine, "more than once")
+    assert f"{PAGES * PAGE_BYTES / MIB:.1f} MiB" in finding["title"]
+    assert not titled(advice(contiguous(1)), "more than once")
+
+
+# ---- read(2) ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_read_calls_are_not_served_by_wrap(wrapped: bool) -> None:
+    machine = Machine(8192)
+    rank = machine.reader(0)
+    machine.run([(rank, [Read(page, 64) for page in range(0, 8192, 64)])])
+    if wrapped:
+        machine.event(rank, Kind.TOUCH, 0)
+    finding = one(machine, "read by read(2): 32 MiB")
+    assert finding["severity"] == ("medium" if wrapped else "low")
+
+
+def test_a_few_read_calls_are_no_finding() -> None:
+    machine = Machine(8192, cached=True)
+    machine.run([(machine.reader(0), [Read(0, 256), *range(8192)])])
+    assert advice(machine) == []
+
+
+# ---- ranks together -----------------------------------------------------------------------------
+
+
+def batches(rank: int, ranks: int) -> Iterator[Step]:
+    mine = part(rank, ranks)
+    for i in range(0, len(mine), 16):
+        yield from records(mine[i : i + 16])
+        yield Sleep(20 * MS)
+
+
+@pytest.mark.parametrize("stripe", [MIB, 12 * MIB, 512 * MIB])
+def test_the_stripe_follows_the_batch_and_the_ranks(stripe: int) -> None:
+    machine = Machine(PAGES, path="/lustre/set/data.mdb", cached=True)
+    machine.files[1].stripe_bytes = stripe
+    machine.run((machine.reader(r), batches(r, 4)) for r in range(4))
+    # a batch is 16 x 96 KiB = 1.5 MiB, four ranks: 6 MiB
+    found = titled(advice(machine), "stripes of")
+    if stripe == 12 * MIB:
+        assert not titled(advice(machine), "stripes of 6 MiB") and len(found) <= 1
+    else:
+        assert len(found) == 1
+        assert "lfs setstripe -S 6M -c -1 /lustre/set" in found[0]["remedy"]
+        assert "lfs migrate -S 6M" in found[0]["remedy"]
+        assert "1.5 MiB x 4" in found[0]["title"]
+
+
+def test_a_stripe_that_fits_and_one_that_is_not_known_are_no_findings() -> None:
+    for stripe in (6 * MIB, None):
+        machine = Machine(PAGES, cached=True)
+        machine.files[1].stripe_bytes = stripe
+        machine.run((machine.reader(r), batches(r, 4)) for r in range(4))
+        assert advice(machine) == []
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_lock_file_is_shared_when_several_ranks_have_it(ranks: int) -> None:
+    machine = contiguous(4, cached=True)
+    lock = machine.add_file("/data/train.lmdb/lock.mdb", 2)
+    for reader in machine.readers[:ranks]:
+        machine.event(reader, Kind.CALL, 0, 5, 900, Call.OPEN | 5 << 8, file=lock)
+    found = titled(advice(machine), "lock.mdb")
+    if ranks == 1:
+        assert not found
+    else:
+        assert "shared by 3 ranks" in found[0]["title"]
+        assert "--ownlock" in found[0]["remedy"]
+
+
+def test_a_rank_that_stalls_much_longer_is_named() -> None:
+    machine = Machine(PAGES, latency_ns=20 * MS)
+    machine.cache[1] = set(range(PAGES // 2, PAGES))
+    machine.run((machine.reader(r), records(part(r, 2))) for r in range(2))
+    finding = one(machine, "rank 0 stalls")
+    assert finding["rank"] == 0
+    assert not titled(advice(contiguous(4)), "stalls")
+
+
+def test_a_rank_that_reads_much_more_is_named() -> None:
+    machine = Machine(PAGES, cached=True)
+    shares = [WHERE[:60], WHERE[60:120], WHERE[120:]]
+    machine.run((machine.reader(r), records(share)) for r, share in enumerate(shares))
+    assert one(machine, "rank 2 reads")["rank"] == 2
+
+
+def test_ranks_that_each_read_everything_are_told() -> None:
+    machine = Machine(PAGES, cached=True)
+    machine.run((machine.reader(r), records(WHERE)) for r in range(4))
+    finding = one(machine, "each of ranks 0-3 reads all of train.bin")
+    assert "4.0 times" in finding["detail"]
+
+
+def test_small_records_that_ranks_share_64_kib_of_are_not_read_by_all() -> None:
+    small = extents([3] * 2400)
+    for order in (np.arange(2400), np.random.default_rng(0).permutation(2400)):
+        machine = Machine(7200, cached=True)
+        machine.run((machine.reader(r), records([small[i] for i in order[r::4]])) for r in range(4))
+        assert not titled(advice(machine), "reads all")
+
+
+# ---- our own service ----------------------------------------------------------------------------
+
+
+def warmed(used: int, late: bool) -> Machine:
+    machine = Machine(PAGES, cached=True)
+    rank = machine.reader(0)
+    for start in range(0, PAGES - 512, 512):
+        machine.event(
+            rank, Kind.WARM, start * PAGE_BYTES, 512 * PAGE_BYTES, 500 * MS if late else 1
+        )
+    rank.now_ns += MS
+    machine.run([(rank, range(used))])
+    return machine
+
+
+def test_prefetching_for_nothing_is_told() -> None:
+    assert "not used" in one(warmed(PAGES // 4, False), "prefetched")["title"]
+    assert not titled(advice(warmed(PAGES, False)), "prefetched")
+
+
+def test_prefetching_too_late_is_told() -> None:
+    assert one(warmed(PAGES, True), "came late")
+    assert not titled(advice(warmed(PAGES, False)), "came late")
+
+
+# ---- the trace itself ---------------------------------------------------------------------------
+
+
+def test_lost_events_a_torn_file_and_an_early_end_are_told_and_weigh_little() -> None:
+    machine = contiguous(1, cached=True)
+    machine.lost = 1000
+    trace = machine.trace()
+    trace.truncated = "the last block, at byte 77, is not whole"
+    assert trace.end is not None
+    trace.end["raw_until_ns"] = int(trace.events["time_ns"][-1])
+    found = analyse(trace, lambda *_: None)["findings"]
+    assert [finding["severity"] for finding in found] == ["low"] * 3
+    assert titled(found, "1000 events were lost")
+    assert "byte 77" in titled(found, "does not reach")[0]["detail"]
+    assert titled(found, "single events end")
+
+
+# ---- words --------------------------------------------------------------------------------------
+
+
+def test_ranks_and_percents_read_well() -> None:
+    assert ranks_text([3]) == "rank 3"
+    assert ranks_text([0, 1, 2]) == "ranks 0-2"
+    assert ranks_text([0, 2, 5]) == "ranks 0, 2, 5"
+    assert ranks_text(range(0, 40, 2)).endswith("...")
+    assert percent(0.9975) == "99 %"
+    assert percent(1.0) == "100 %"
+    assert percent(0.931) == "93 %"
+    assert percent(0.004) == "0.4 %"

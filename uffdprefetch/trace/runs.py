@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A walk through a file, cut into runs that were read without a gap. Pure.
+
+An access is a page fault, so it has a resolution: the page that faulted is exact, but the kernel
+maps what is cached of the 64 KiB around it (fault-around), and what is touched there later is not
+seen. So an access has a first page (`page`), and ends somewhere between `sure` and `high`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+#: Visits elsewhere (B-tree pages between records) are taken out up to this part of all accesses.
+VISITS_MAX = 0.2
+#: Pages that do not belong to what a reader walks over, if a gap of that part lies between.
+OFF_MAX, FAR = 0.02, 0.1
+#: Runs shorter than this part of the typical one are no records.
+SHORT = 0.1
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Accesses of one thread of control, in their order: page numbers, int64, of equal length."""
+
+    page: Array  # the first page, exact
+    low: Array  # of what was mapped with it
+    sure: Array  # end of what was certainly touched
+    high: Array  # end of what may have been touched
+    record: Array | None = None  # number of the page's record in the order of the file; -1: none
+
+    def __len__(self) -> int:
+        return len(self.page)
+
+    def part(self, which: Any) -> Steps:
+        """The accesses that a mask, slice or list of indices selects."""
+        record = None if self.record is None else self.record[which]
+        return Steps(self.page[which], self.low[which], self.sure[which], self.high[which], record)
+
+    def mirrored(self) -> Steps:
+        """The same walk seen from the file's other end."""
+        record = None if self.record is None else -self.record
+        return Steps(-self.page, 1 - self.high, 1 - self.page, 1 - self.low, record)
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Stretches that were read without a gap: page numbers as in Steps, ``count`` accesses each."""
+
+    start: Array
+    low: Array
+    sure: Array
+    high: Array
+    count: Array
+
+    COLUMNS: ClassVar = ("start", "low", "sure", "high", "count")
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def part(self, which: Any) -> Runs:
+        """The runs that a mask, slice or list of indices selects."""
+        return Runs(*(getattr(self, c)[which] for c in self.COLUMNS))
+
+    def mirrored(self) -> Runs:
+        """The same runs seen from the file's other end; where they began is not exact then."""
+        return Runs(1 - self.sure, 1 - self.high, 1 - self.start, 1 - self.low, self.count)
+
+    def joined(self, first: Array) -> Runs:
+        """Runs ``first[i]`` to ``first[i + 1]`` become one."""
+        return Runs(
+            self.start[first],
+            np.minimum.reduceat(self.low, first),
+            np.maximum.reduceat(self.sure, first),
+            np.maximum.reduceat(self.high, first),
+            np.add.reduceat(self.count, first),
+        )
+
+
+NO_RUNS = Runs(*(np.zeros(0, np.int64) for _ in Runs.COLUMNS))
+
+
+def all_of(parts: list[Runs]) -> Runs:
+    """The runs of several walks, one walk after the other."""
+    return Runs(*(np.concatenate([getattr(r, c) for r in parts]) for c in Runs.COLUMNS))
+
+
+def follows(steps: Steps, slack: int, over: int = 1) -> Array:
+    """Whether access i + over starts within or right after access i.
+
+    ``slack``: pages that may be missing between two accesses (a page that a checkpoint lies over
+    faults elsewhere).
+    """
+    page = steps.page
+    return (page[over:] >= page[:-over]) & (page[over:] <= steps.high[:-over] + slack)
+
+
+def runs_of(steps: Steps, slack: int = 0) -> Runs:
+    """Cut a walk into runs."""
+    if not len(steps):
+        return NO_RUNS
+    each = Runs(steps.page, steps.low, steps.sure, steps.high, np.ones(len(steps), np.int64))
+    return each.joined(np.flatnonzero(np.r_[True, ~follows(steps, slack)]))
+
+
+def on_the_way(steps: Steps, slack: int) -> Array:
+    """Which accesses are no short visits elsewhere after which the walk goes on where it was."""
+    n = len(steps)
+    keep: Array = np.ones(n, bool)
+    joins = follows(steps, slack)
+    for length in (1, 2, 3):
+        if n <= length + 1:
+            break
+        back = follows(steps, slack, length + 1)
+        visit = ~joins[: len(back)] & back
+        # of overlapping ones only the first: two streams in turns are no visits
+        visit[1:] &= ~visit[:-1]
+        for k in range(length):
+            keep[1 + k : 1 + k + len(back)] &= ~visit
+    return keep if keep.sum() >= (1 - VISITS_MAX) * n else np.ones(n, bool)
+
+
+#: The kernel's fault-around (64 KiB, mm/memory.c), and gaps of that size without which records are
+#: smaller.
+AROUND_PAGES, WIDE = 16, 0.3
+
+
+def below_resolution(runs: Runs) -> bool:
+    """Whether gaps between runs are so small that what is touched and what is left out is mostly
+    hidden in what a fault maps."""
+    if float((runs.high - runs.sure).mean()) < 1:
+        return False
+    gap = np.maximum(runs.start[1:] - runs.high[:-1], runs.low[:-1] - runs.high[1:])
+    wide, some = int((gap >= AROUND_PAGES).sum()), int((gap > 0).sum())
+    return wide < WIDE * some or not some
+
+
+def weighted_median(values: Array, weights: Array) -> float:
+    """The value that half of the weight lies at or below; 0 of none."""
+    if not len(values):
+        return 0.0
+    order = np.argsort(values, kind="stable")
+    sums = np.cumsum(weights[order])
+    return float(values[order][np.searchsorted(sums, sums[-1] / 2)])
+
+
+def _between(start: Array, long: Array) -> Array:
+    """Whether each run begins between the long ones before and after it, upwards or downwards."""
+    place = np.arange(len(start))
+    before = np.maximum.accumulate(np.where(long, place, -1))
+    after = np.minimum.accumulate(np.where(long, place, len(start))[::-1])[::-1]
+    known = (before >= 0) & (after < len(start))
+    a, b = start[np.maximum(before, 0)], start[np.minimum(after, len(start) - 1)]
+    return known & (((a < start) & (start < b)) | ((b < start) & (start < a)))
+
+
+def long_enough(runs: Runs) -> Array:
+    """Which runs are not short beside the others and off their way, as tree pages and headers."""
+    length = runs.sure - runs.start
+    typical = weighted_median(length, length)
+    long = length >= SHORT * typical
+    keep = long | _between(runs.start, long)
+    # records below the resolution show as single pages
+    if typical < AROUND_PAGES or runs.count[~keep].sum() > VISITS_MAX * runs.count.sum():
+        keep[:] = True
+    return keep
+
+
+def hull(runs: Runs) -> tuple[int, int]:
+    """(lowest page, end of the highest) of runs, but for a few pages far from all others."""
+    if not len(runs):
+        return 0, 0
+    order = np.argsort(runs.start, kind="stable")
+    start, high = runs.start[order], np.maximum.accumulate(runs.high[order])
+    passed = np.cumsum((runs.sure - runs.start)[order])
+    far = np.flatnonzero(start[1:] - high[:-1] > FAR * (high[-1] - start[0]))
+    few = OFF_MAX * passed[-1]
+    below = far[passed[far] <= few]
+    above = far[passed[-1] - passed[far] <= few]
+    low = start[below[-1] + 1] if len(below) else start[0]
+    top = high[above[0]] if len(above) else high[-1]
+    return int(low), int(top)
+
+
+def main_runs(runs: Runs, slack: int) -> Runs:
+    """The runs that are long enough; those that follow each other then are one."""
+    keep = long_enough(runs)
+    if keep.all():
+        return runs
+    kept = runs.part(keep)
+    apart = (kept.start[1:] < kept.start[:-1]) | (kept.start[1:] > kept.high[:-1] + slack)
+    return kept.joined(np.flatnonzero(np.r_[True, apart]))
