@@ -113,9 +113,11 @@ TRACEPOINT_PROBE(readahead, page_cache_ra_order)
 {
 	u16 file = file_of(args->i_ino, args->s_dev);
 
-	if (file)
-		put(EV_READAHEAD, file, (u64)args->index << PAGE_BITS, (u64)args->size << PAGE_BITS,
-		    (u64)args->async_size << PAGE_BITS, (args->order & 0xff) | AHEAD_ORDER << 8);
+	if (!file)
+		return 0;
+	fault_ahead(bpf_get_current_pid_tgid(), file, 0);
+	put(EV_READAHEAD, file, (u64)args->index << PAGE_BITS, (u64)args->size << PAGE_BITS,
+	    (u64)args->async_size << PAGE_BITS, (args->order & 0xff) | AHEAD_ORDER << 8);
 	return 0;
 }
 #endif
@@ -125,10 +127,12 @@ TRACEPOINT_PROBE(readahead, page_cache_ra_unbounded)
 {
 	u16 file = file_of(args->i_ino, args->s_dev);
 
-	if (file)
-		put(EV_READAHEAD, file, (u64)args->index << PAGE_BITS,
-		    (u64)args->nr_to_read << PAGE_BITS, (u64)args->lookahead_size << PAGE_BITS,
-		    AHEAD_UNBOUNDED << 8);
+	if (!file)
+		return 0;
+	fault_ahead(bpf_get_current_pid_tgid(), file, 0);
+	put(EV_READAHEAD, file, (u64)args->index << PAGE_BITS,
+	    (u64)args->nr_to_read << PAGE_BITS, (u64)args->lookahead_size << PAGE_BITS,
+	    AHEAD_UNBOUNDED << 8);
 	return 0;
 }
 #endif
@@ -138,9 +142,11 @@ TRACEPOINT_PROBE(readahead, page_cache_sync_ra)
 {
 	u16 file = file_of(args->i_ino, args->s_dev);
 
-	if (file)
-		put(EV_READAHEAD, file, (u64)args->index << PAGE_BITS,
-		    (u64)args->req_count << PAGE_BITS, 0, AHEAD_SYNC << 8);
+	if (!file)
+		return 0;
+	fault_ahead(bpf_get_current_pid_tgid(), file, 0);
+	put(EV_READAHEAD, file, (u64)args->index << PAGE_BITS,
+	    (u64)args->req_count << PAGE_BITS, 0, AHEAD_SYNC << 8);
 	return 0;
 }
 #endif
@@ -150,9 +156,11 @@ TRACEPOINT_PROBE(readahead, page_cache_async_ra)
 {
 	u16 file = file_of(args->i_ino, args->s_dev);
 
-	if (file)
-		put(EV_READAHEAD, file, (u64)args->index << PAGE_BITS,
-		    (u64)args->req_count << PAGE_BITS, 0, AHEAD_ASYNC << 8);
+	if (!file)
+		return 0;
+	fault_ahead(bpf_get_current_pid_tgid(), file, 1);
+	put(EV_READAHEAD, file, (u64)args->index << PAGE_BITS,
+	    (u64)args->req_count << PAGE_BITS, 0, AHEAD_ASYNC << 8);
 	return 0;
 }
 #endif

@@ -180,6 +180,7 @@ TRACEPOINT_PROBE(sched, sched_process_exec)
 	if (!is_recorded(pid))
 		return 0;
 	put(EV_EXEC, 0, 0, 0, 0, 0);
+	note_unmapped(pid, 0, ~0ull);
 	mapped.delete(&pid);
 	out = opens.ringbuf_reserve(sizeof(*out));
 	if (out) {
@@ -202,6 +203,7 @@ TRACEPOINT_PROBE(sched, sched_process_exit)
 	u32 pid = task >> 32, tid = task;
 
 	fault_over(tid);
+	exceptions_over(tid);
 	if (tracked.lookup(&tid)) {
 		if (pid == tid && is_recorded(pid))
 			put(EV_EXIT, 0, 0, 0, 0, 0);

@@ -7,26 +7,26 @@
  * filemap_fault() is called (mm_filemap_fault). When that one had to wait and gave up the mmap lock
  * (VM_FAULT_RETRY) the fault begins anew, and now fault-around finds the page, or filemap_fault() is
  * called once more. It is a major fault when the page was not in the cache at first, and so was
- * added by the thread itself (mm/memory.c, mm_account_fault); one that waited for a page that was
+ * asked for by the thread itself (mm/memory.c, mm_account_fault); one that waited for a page that was
  * already on its way is not.
  */
 
-/* The exception that a CPU took last. No look into a map of processes: this is in every fault of
- * the machine. */
+/* The exception that a thread took last; only of processes that have mapped a file. */
 struct exception {
 	u64 time_ns, address;
-	u64 start, end; /* the range of `mapped` that the last silent one lay in, of process `pid` */
+	u64 start, end; /* the range of `mapped` that the last silent one lay in */
 	u64 unmappings; /* as long as there were no more of them */
-	u32 tid, pid;
+	u32 pid;
 	u16 kernel, around;
-	u16 silent, looked_up;
+	u16 silent, pad;
+	u32 pad2;
 };
-BPF_PERCPU_ARRAY(exceptions, struct exception, 1);
+BPF_TABLE("lru_hash", u32, struct exception, exceptions, 16384);
 
 /*
  * The latest large file mappings of a process. A fault in one of them that none of the tracepoints
  * below has told of is *silent*: the page lay in a huge page, which filemap_map_pmd() maps whole
- * and without a word. It is told when the CPU takes its next exception, or at the end.
+ * and without a word. It is told when the thread takes its next exception, or ends.
  */
 #define RANGES 8
 #define RANGE_MIN_BYTES (2ull << 20)
@@ -40,18 +40,20 @@ BPF_ARRAY(unmappings, u64, 1);
 
 /* The last fault of a thread that went through filemap_fault(). */
 struct in_fault {
-	u64 time_ns, offset, slept_ns, added_ns;
+	u64 time_ns, offset, slept_ns, missed_ns;
 	u32 pid;
 	u16 file;
 	u8 major, open;
+	u32 ahead, pad; /* the page was there, with readahead's mark */
 };
 BPF_TABLE("lru_hash", u32, struct in_fault, in_faults, 16384);
 
 #ifdef HAVE_EXCEPTIONS
-static __always_inline void put_silent(struct exception *x)
+static __always_inline void put_silent(struct exception *x, u32 tid)
 {
 	struct event *e = reserve();
 
+	x->silent = 0;
 	if (!e)
 		return;
 	e->time_ns = x->time_ns;
@@ -59,7 +61,7 @@ static __always_inline void put_silent(struct exception *x)
 	e->length = 1 << PAGE_BITS;
 	e->value = x->address;
 	e->pid = x->pid;
-	e->tid = x->tid;
+	e->tid = tid;
 	e->kind = EV_SILENT;
 	e->file = 0;
 	e->aux = x->kernel;
@@ -69,29 +71,34 @@ static __always_inline void put_silent(struct exception *x)
 static __always_inline int taken(u64 address, u16 kernel)
 {
 	u64 task = bpf_get_current_pid_tgid();
-	u32 pid = task >> 32;
+	u32 pid = task >> 32, tid = task;
 	int zero = 0;
-	struct exception *x = exceptions.lookup(&zero);
+	struct exception *x = exceptions.lookup(&tid), fresh = {};
 	u64 *gone = unmappings.lookup(&zero);
 	struct ranges *r;
 
-	if (!x || !gone)
+	if (!gone)
 		return 0;
+	if (!x) {
+		if (!mapped.lookup(&pid))
+			return 0;
+		fresh.pid = pid;
+		exceptions.update(&tid, &fresh);
+		x = exceptions.lookup(&tid);
+		if (!x)
+			return 0;
+	}
 	if (x->silent)
-		put_silent(x);
+		put_silent(x, tid);
 	x->time_ns = bpf_ktime_get_ns();
 	x->address = address;
-	x->tid = task;
 	x->kernel = kernel ? IN_KERNEL : 0;
 	x->around = 0;
-	x->looked_up = 0;
-	/* mostly one thread walks through one mapping: it is looked for once */
-	if (x->pid == pid && address >= x->start && address < x->end && x->unmappings == *gone) {
+	/* mostly a thread walks through one mapping: it is looked for once */
+	if (address >= x->start && address < x->end && x->unmappings == *gone) {
 		x->silent = 1;
 		return 0;
 	}
-	x->pid = pid;
-	x->silent = 0;
 	x->start = x->end = 0;
 	x->unmappings = *gone;
 	r = mapped.lookup(&pid);
@@ -119,17 +126,26 @@ TRACEPOINT_PROBE(exceptions, page_fault_kernel)
 }
 #endif
 
-/* The exception that the running thread is in, or NULL: it has moved to another CPU since. Whoever
- * asks tells of it. */
+/* The exception that the running thread is in, or NULL. Whoever asks tells of it. */
 static __always_inline struct exception *current_exception(u32 tid)
 {
-	int zero = 0;
-	struct exception *x = exceptions.lookup(&zero);
+	struct exception *x = exceptions.lookup(&tid);
 
-	if (!x || x->tid != tid)
-		return 0;
-	x->silent = 0;
+	if (x)
+		x->silent = 0;
 	return x;
+}
+
+/* The thread ends. */
+static __always_inline void exceptions_over(u32 tid)
+{
+#ifdef HAVE_EXCEPTIONS
+	struct exception *x = exceptions.lookup(&tid);
+
+	if (x && x->silent)
+		put_silent(x, tid);
+	exceptions.delete(&tid);
+#endif
 }
 
 /* A process has mapped a file. */
@@ -191,11 +207,11 @@ static __always_inline void put_major(struct in_fault *f, u32 tid, u64 time_ns, 
 	events.ringbuf_submit(e, NO_WAKEUP);
 }
 
-/* A fault that brought its page and never had to wait. */
+/* A fault that missed its page and never had to wait. */
 static __always_inline void close_fault(struct in_fault *f, u32 tid)
 {
-	if (f->open && f->added_ns && !f->major)
-		put_major(f, tid, f->added_ns, f->added_ns - f->time_ns);
+	if (f->open && f->missed_ns && !f->major)
+		put_major(f, tid, f->missed_ns, f->missed_ns - f->time_ns);
 	f->open = 0;
 }
 
@@ -219,14 +235,15 @@ TRACEPOINT_PROBE(filemap, mm_filemap_map_pages)
 	x = current_exception(tid);
 	if (!file)
 		return 0;
-	/* an exception that has not been in filemap_fault() is no retry: no need to look */
-	f = x && !x->looked_up ? 0 : in_faults.lookup(&tid);
+	f = in_faults.lookup(&tid);
 	if (f && is_retry(f, x, file) && f->offset >= start && f->offset < end) {
 		u64 now = bpf_ktime_get_ns();
 
-		if (f->added_ns && !f->major)
+		if (f->missed_ns && !f->major)
 			put_major(f, tid, now, now - f->time_ns);
-		f->open = 0;
+#ifndef HAVE_EXCEPTIONS
+		f->open = 0; /* nothing tells this fault from the next one of that page */
+#endif
 		put(EV_MAPPED, file, start, end - start, x ? x->address : 0,
 		    (f->offset - start) >> PAGE_BITS);
 		return 0;
@@ -254,14 +271,12 @@ TRACEPOINT_PROBE(filemap, mm_filemap_fault)
 	x = current_exception(tid);
 	if (!file)
 		return 0;
-	if (x)
-		x->looked_up = 1;
 	f = in_faults.lookup(&tid);
 	if (f) {
 		if (is_retry(f, x, file) && f->offset == offset) {
 			u64 now = bpf_ktime_get_ns();
 
-			if (f->added_ns && !f->major)
+			if (f->missed_ns && !f->major)
 				put_major(f, tid, now, now - f->time_ns);
 			return 0;
 		}
@@ -285,8 +300,22 @@ static __always_inline void fault_added(u32 tid, u16 file, u64 offset, u64 lengt
 	struct in_fault *f = in_faults.lookup(&tid);
 
 	if (f && f->open && f->file == file && f->offset >= offset && f->offset < offset + length &&
-	    !f->added_ns)
-		f->added_ns = bpf_ktime_get_ns();
+	    !f->missed_ns)
+		f->missed_ns = bpf_ktime_get_ns();
+}
+
+/* Called when readahead is decided (cache.c): because the page was missed, also if another thread
+ * was quicker to add it, or because a marked page was met. */
+static __always_inline void fault_ahead(u32 tid, u16 file, int marked)
+{
+	struct in_fault *f = in_faults.lookup(&tid);
+
+	if (!f || !f->open || f->file != file)
+		return;
+	if (marked)
+		f->ahead = 1;
+	else if (!f->ahead && !f->missed_ns)
+		f->missed_ns = bpf_ktime_get_ns();
 }
 
 /* The thread is in a system call: whatever it waits for now is not the fault. */

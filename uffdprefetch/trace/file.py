@@ -18,7 +18,7 @@ import msgpack
 import numpy as np
 
 from uffdprefetch.errors import UffdPrefetchError
-from uffdprefetch.trace.events import EVENT, HUGE_BYTES, NO_FILE, Kind, empty
+from uffdprefetch.trace.events import EVENT, FAULT_AFTER_AROUND, HUGE_BYTES, NO_FILE, Kind, empty
 
 FORMAT = "uffdprefetch.trace"
 VERSION = 1
@@ -26,6 +26,9 @@ SUFFIX = ".uptrace"
 #: A block that claims to be larger is not ours.
 BLOCK_MAX_BYTES = 256 << 20
 EVENTS_PER_BLOCK = 1 << 16
+PAGE_BYTES = 4096
+#: From an exception to the page cache's look-up; to be there twice, a page is unmapped in between.
+SAME_FAULT_NS = 1_000_000
 #: Columns whose differences are small and positive, small of either sign, or that stay as they are.
 _RISING, _JUMPING = ("time_ns",), ("offset", "value", "length")
 _UNSIGNED = (np.uint8, np.uint16, np.uint32)
@@ -238,20 +241,34 @@ def read(path: str) -> Trace:
         known[[NO_FILE, *trace.files]] = True
         events = _without_checkpoints(events[known[events["file"]]])
         trace.events = events[np.argsort(events["time_ns"], kind="stable")]
+        _count_retries_once(trace.events)
     return trace
 
 
 def _without_checkpoints(events: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """A fault that no tracepoint tells of is taken for one in a huge page (trace/recorder.py). Under
-    wrap it may be a checkpoint's, of which the service has told: it is not counted twice."""
+    """A fault that no tracepoint tells of is taken for one in a huge page (trace/known.py). Where
+    checkpoints lie it may be one's, and nothing tells the two apart: those are left out."""
     touches = events[events["kind"] == Kind.TOUCH]
     if not len(touches):
         return events
     huge = (events["kind"] == Kind.AROUND) & (events["length"] == HUGE_BYTES)
-    page = events["offset"] + events["aux"].astype("<u8") * np.uint64(4096)
-    where = page << np.uint64(16) | events["file"]
-    told = touches["offset"] << np.uint64(16) | touches["file"]
-    return events[~(huge & np.isin(where, told))]
+    who = events["pid"].astype("<u8") << np.uint64(16) | events["file"]
+    wrapped = touches["pid"].astype("<u8") << np.uint64(16) | touches["file"]
+    return events[~(huge & np.isin(who, np.unique(wrapped)))]
+
+
+def _count_retries_once(events: np.ndarray[Any, Any]) -> None:
+    """Fault-around at the end of a fault that had to wait becomes MAPPED, where the program in the
+    kernel has not seen that it was that: its time is the exception's, before the FAULT's own."""
+    told = np.flatnonzero(np.isin(events["kind"], (Kind.AROUND, Kind.FAULT)))
+    told = told[np.argsort(events["tid"][told], kind="stable")]
+    first, then = events[told[:-1]], events[told[1:]]
+    page = first["offset"] + first["aux"].astype("<u8") * np.uint64(PAGE_BYTES)
+    same = (first["kind"] == Kind.AROUND) & (then["kind"] == Kind.FAULT)
+    same &= (first["tid"] == then["tid"]) & (first["file"] == then["file"])
+    same &= (page == then["offset"]) & (then["aux"] & FAULT_AFTER_AROUND == 0)
+    same &= then["time_ns"] - first["time_ns"] < SAME_FAULT_NS
+    events["kind"][told[:-1][same]] = Kind.MAPPED
 
 
 def _take(trace: Trace, parts: list[np.ndarray[Any, Any]], kind: str, body: Any) -> None:

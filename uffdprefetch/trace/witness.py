@@ -7,9 +7,11 @@ or CAP_BPF and CAP_PERFMON, a compiler (bcc) and tracepoints; what is not there 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -161,6 +163,22 @@ def _mount_tracefs() -> None:
         ) from None
 
 
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Not preempted while a map is written: for as long as that takes, no BPF program runs on this
+    CPU (kernel/bpf/syscall.c, bpf_disable_instrumentation), and what it would have told is lost
+    without being counted."""
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    except OSError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+
+
 def program_text(have: set[str], cpus: int, around_pages: int) -> str:
     """The C text for bcc, all of bpf/ with what the kernel has. Raises OSError."""
     defines = {
@@ -211,7 +229,8 @@ class Witness:
 
     def follow(self, pid: int, how: int = RECORDED) -> None:
         """Record a process (RECORDED), or only what it starts (CHILDREN_ONLY)."""
-        self._bpf["tracked"][ctypes.c_uint32(pid)] = ctypes.c_uint32(how)
+        with _undisturbed():
+            self._bpf["tracked"][ctypes.c_uint32(pid)] = ctypes.c_uint32(how)
 
     def mapped(self, pid: int, address: int, length: int) -> None:
         """A recorded process has this mapping of a file from before."""
@@ -219,26 +238,27 @@ class Witness:
             return
         table = self._bpf["mapped"]
         key = ctypes.c_uint32(pid)
-        ranges = table[key] if key in table else table.Leaf()
-        at = ranges.n % len(ranges.start)
-        ranges.start[at], ranges.end[at] = address, address + length
-        ranges.n += 1
-        table[key] = ranges
+        with _undisturbed():
+            ranges = table[key] if key in table else table.Leaf()
+            at = ranges.n % len(ranges.start)
+            ranges.start[at], ranges.end[at] = address, address + length
+            ranges.n += 1
+            table[key] = ranges
 
     def forget(self, pid: int) -> None:
         """Record a process no longer."""
-        try:
+        with _undisturbed(), contextlib.suppress(KeyError):
             del self._bpf["tracked"][ctypes.c_uint32(pid)]
-        except KeyError:
-            pass
 
     def include(self, inode: int, device: int, number: int) -> None:
         """Record a file from now on, whoever touches it, under a number of the caller's."""
-        self._bpf["files"][_FileKey(inode, device)] = ctypes.c_uint32(number)
+        with _undisturbed():
+            self._bpf["files"][_FileKey(inode, device)] = ctypes.c_uint32(number)
 
     def ignore(self, inode: int, device: int) -> None:
         """Never again an event of this file."""
-        self._bpf["files"][_FileKey(inode, device)] = ctypes.c_uint32(_UNWANTED)
+        with _undisturbed():
+            self._bpf["files"][_FileKey(inode, device)] = ctypes.c_uint32(_UNWANTED)
 
     def drain(self) -> tuple[np.ndarray[Any, Any], list[NewFile]]:
         """Events since the last call, in the order of their recording, and new files."""
@@ -277,18 +297,18 @@ class Witness:
                      run.pid, key.tid, run.kind, run.file, run.folios)
                 )  # fmt: skip
         if "EXCEPTIONS" in self.have:
-            for slot in self._bpf["exceptions"].values()[0]:
-                if slot.silent:
+            for key, taken in self._bpf["exceptions"].items():
+                if taken.silent:
                     last.append(
-                        (slot.time_ns, 0, uffd.PAGE_BYTES, slot.address, slot.pid, slot.tid,
-                         SILENT, 0, slot.kernel)
+                        (taken.time_ns, 0, uffd.PAGE_BYTES, taken.address, taken.pid, key.value,
+                         SILENT, 0, taken.kernel)
                     )  # fmt: skip
         if "FAULT" in self.have:
             for key, fault in self._bpf["in_faults"].items():
-                if fault.open and fault.added_ns and not fault.major:
-                    took = fault.added_ns - fault.time_ns
+                if fault.open and fault.missed_ns and not fault.major:
+                    took = fault.missed_ns - fault.time_ns
                     last.append(
-                        (fault.added_ns, fault.offset, uffd.PAGE_BYTES, took,
+                        (fault.missed_ns, fault.offset, uffd.PAGE_BYTES, took,
                          fault.pid, key.value, Kind.MAJOR, fault.file, 0)
                     )  # fmt: skip
         return np.array(last, EVENT) if last else empty()
