@@ -59,7 +59,7 @@ def test_the_file_is_a_png_of_a_papers_width(tmp_path: Path) -> None:
 
 def test_axes_have_units_panels_titles_and_the_legend_all_ranks() -> None:
     words = texts_of(drawn(synthetic.make("contiguous", records=300, served=True)))
-    for expected in ("offset in the file [MiB]", "time [s]", "(a) /data/train.lmdb/data.mdb",
+    for expected in ("offset in the file [MiB]", "time [s]", "(a) train.lmdb/data.mdb",
                      "(b) single accesses", "(c) stall by rank", "(d) time of each iteration",
                      "rank 0", "rank 3", "miss", "read ahead by our service"):  # fmt: skip
         assert expected in words

@@ -152,7 +152,9 @@ def draw(trace: Trace, report: dict[str, Any], mpl: Any) -> Any:
     for row, file in enumerate(files):
         left, right = fig.add_subplot(grid[row, 0]), fig.add_subplot(grid[row, 1])
         panels.access_map(left, mpl, drawn, file)
-        path = file["path"] if len(file["path"]) <= 60 else "…" + file["path"][-59:]
+        # which data set it is, not where this machine keeps it
+        path = "/".join(file["path"].rsplit("/", 2)[-2:])
+        path = path if len(path) <= 60 else "…" + path[-59:]
         left.set_title(f"({letters['map']}) {panels.plain(path)}", loc="left")
         streams = [s for s in drawn["streams"] if s.file == file["id"]]
         part = panels.detail(right, mpl, drawn, streams)

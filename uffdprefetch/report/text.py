@@ -300,7 +300,8 @@ def _together(report: dict[str, Any]) -> list[str]:
     if service:
         used = service.get("warm_used_share")
         out.append(
-            f"our service: read ahead {_size(service.get('warm_bytes'))}"
+            f"our service: asked for {_size(service.get('warm_bytes'))} ahead,"
+            f" {_size(service.get('warm_cached_bytes'))} of it cached already"
             f" ({'used' if used is not None else 'use'} {_percent(used)}),"
             f" {_count(service.get('touches'))} checkpoints touched"
         )
