@@ -20,6 +20,7 @@ from conftest import HANG_SECONDS, process_gone, require, uffdprefetch, wait_unt
 from nobody import Nobody
 from witness import count, faults, ranks_of, reader, record, why_no_witness
 
+from uffdprefetch.errors import UffdPrefetchError
 from uffdprefetch.node import wire
 from uffdprefetch.trace import file as trace_file
 from uffdprefetch.trace.analyse import analyse
@@ -201,10 +202,14 @@ def test_a_process_that_runs_already(
         uffdprefetch("trace", "--pid", str(job.pid), "-o", str(path)), env=env,
         stderr=subprocess.PIPE,
     )  # fmt: skip
-    wait_until(
-        lambda: path.exists() and str(job.pid).encode() and
-        any(trace_file.read(str(path)).events["kind"] == Kind.MAP), "the recorder to look"
-    )  # fmt: skip
+
+    def looked() -> bool:
+        try:
+            return bool((trace_file.read(str(path)).events["kind"] == Kind.MAP).any())
+        except UffdPrefetchError:  # not there yet, or only just
+            return False
+
+    wait_until(looked, "the recorder to look")
     out, _ = job.communicate(b"\n", timeout=HANG_SECONDS)
     assert recording.wait(HANG_SECONDS) == 0  # it ends with the process
     trace = trace_file.read(str(path))

@@ -11,7 +11,7 @@ from traces import MS, PAGE_BYTES, START_NS, Machine, Reader, readers_of, report
 
 from uffdprefetch.trace.analyse import analyse
 from uffdprefetch.trace.events import EVENT, Kind
-from uffdprefetch.trace.file import File, Trace
+from uffdprefetch.trace.file import File, Process, Trace
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -163,3 +163,28 @@ def test_what_was_warmed_is_followed_to_its_use() -> None:
     assert service["warm_cached_bytes"] == 800 * 1024
     assert service["warm_late_extents"] == 1  # the second one was still being read
     assert service["warm_used_share"] == pytest.approx(0.75, abs=0.01)
+
+
+# ---- anything -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_whatever_events_there_are_make_a_report(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(1, 800))
+    events = np.zeros(n, EVENT)
+    events["time_ns"] = np.sort(rng.integers(0, 10**10, n))
+    events["kind"] = rng.choice([*Kind, 30], n)
+    for name, most in (("offset", 1 << 34), ("length", 1 << 24), ("value", 1 << 48)):
+        events[name] = rng.integers(0, most, n) >> rng.integers(0, 40, n)
+    for name in ("pid", "tid"):
+        events[name] = rng.integers(1, 9, n)
+    events["file"] = rng.integers(0, 4, n)
+    events["aux"] = rng.choice([0, 1, 3 << 8, 4 << 8, 9 | 3 << 8, 15, 1 << 31], n)
+    trace = Trace(
+        {"started_ns": int(rng.integers(0, 10**10)), "source": rng.choice(["bpf", "service"])},
+        events,
+        {i: File(i, f"/data/{i}.bin", int(rng.integers(0, 1 << 34))) for i in (1, 2)},
+        {pid: Process(pid, rank=pid % 3) for pid in range(1, 7)},
+    )
+    json.dumps(analyse(trace, without_index), allow_nan=False)

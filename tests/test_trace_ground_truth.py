@@ -193,7 +193,9 @@ def test_each_pattern_is_named_for_each_rank(patterns: Patterns, case: Case) -> 
         ]  # fmt: skip
         assert found["pattern"]["name"] == name, found["pattern"]
         if stride is not None:
-            assert found["pattern"]["stride_records"] == stride
+            # one rank alone: where its record ends may be hidden in a window of 64 KiB
+            known = found["pattern"]["stride_records"]
+            assert known == stride or (case.ranks == 1 and known is None)
             assert found["pattern"]["stride_bytes"] == stride * RECORD_BYTES
         assert found["faults"]["total"] == said["faults"]
         assert found["faults"]["major"] == said["majors"]

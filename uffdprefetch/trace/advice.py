@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from uffdprefetch.units import format_duration
+from uffdprefetch.units import format_duration, format_size
 
 Found = dict[str, Any]
 
@@ -26,6 +26,7 @@ class Report:
         self.ranks = [entry["rank"] for entry in document["ranks"]]
         self.service: dict[str, Any] | None = document["service"]
         self.seconds = float(self.trace["seconds"])
+        self.page_bytes = int(self.trace["page_bytes"])
         self.run_seconds = self.seconds * max(1, len(self.ranks))
 
     @property
@@ -41,6 +42,10 @@ class Report:
         """Seconds that these readers stalled, None where that was not measured."""
         known = [r["stall_seconds"] for r in readers if r["stall_seconds"] is not None]
         return sum(known) if known else None
+
+    def size_of(self, pages: float) -> str:
+        """Pages as people write sizes."""
+        return format_size(pages * self.page_bytes)
 
     def severity(self, cost: float | None, least: str = "low") -> str:
         """How much of the run a cost is."""

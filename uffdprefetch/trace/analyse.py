@@ -37,6 +37,7 @@ def _about_trace(work: Survey) -> dict[str, Any]:
         "started_utc": datetime.fromtimestamp(started, timezone.utc).isoformat(timespec="seconds"),
         "seconds": work.seconds,
         "source": source,
+        "page_bytes": work.page_bytes,
         "missing": list(meta.get("missing") or []),
         "events": len(trace.events),
         "lost_events": int(end.get("lost_events") or 0),

@@ -24,8 +24,8 @@ SKIPPED = 0.3
 #: Waits per MiB read from which the kernel's readahead is too small to hide a storage's latency:
 #: its default of 128 KiB gives 8.
 WAITS_PER_MIB = 1.0
-#: Bytes filled per major fault by a file that is read page by page.
-SINGLE_PAGE_BYTES = 2 * 4096
+#: Pages filled per major fault of a file that is read page by page.
+SINGLE_PAGES = 2
 WRAP = "run it under `uffdprefetch wrap -- CMD`"
 
 
@@ -88,7 +88,7 @@ def single_pages(report: Report) -> Iterator[Found]:
             continue
         per_major = (by["ranks"] + by["kernel"]) / majors
         runs = sum(r["runs"]["count"] for r in readers)
-        if per_major > SINGLE_PAGE_BYTES or majors < 2 * runs:
+        if per_major > SINGLE_PAGES * report.page_bytes or majors < 2 * runs:
             continue
         lmdb = file["format"] == "lmdb" or file["path"].endswith(".mdb")
         cause = "readahead=False" if lmdb else "madvise(MADV_RANDOM)"
@@ -118,9 +118,10 @@ def small_readahead(report: Report) -> Iterator[Found]:
         by = file["fill_by"]
         if report.wrapped or waits < WAITS_MIN or not report.matters(readers):
             continue
-        if by is not None and (by["ranks"] + by["kernel"]) <= SINGLE_PAGE_BYTES * _majors(readers):
+        single = SINGLE_PAGES * report.page_bytes * _majors(readers)
+        if by is not None and by["ranks"] + by["kernel"] <= single:
             continue  # single_pages() has it
-        per_mib = waits / (pages * 4096 / MIB)
+        per_mib = waits / (pages * report.page_bytes / MIB)
         if per_mib < WAITS_PER_MIB:
             continue
         ahead = file["readahead"]
@@ -129,7 +130,7 @@ def small_readahead(report: Report) -> Iterator[Found]:
         yield finding(
             report,
             f"the kernel reads {name_of(file)} {size}: {per_mib:.1f} waits per MiB",
-            f"{waits} waits ({_majors(readers)} major faults) on {format_size(pages * 4096)} read"
+            f"{waits} waits ({_majors(readers)} major faults) on {report.size_of(pages)} read"
             " in order" + (f"; read_ahead_kb is {limit // 1024}." if limit is not None else "."),
             f"{WRAP}; or, as root, raise read_ahead_kb of the file system's device",
             "tracepoints: sleeps in faults, readahead", report.stall(readers), "low", readers,
@@ -185,7 +186,7 @@ def not_read_by_mmap(report: Report) -> Iterator[Found]:
     for file in report.files:
         readers = report.of_file(file["id"])
         taken = sum(r["read_call_bytes"] for r in readers)
-        touched = sum(r["touched_pages"] for r in readers) * 4096
+        touched = sum(r["touched_pages"] for r in readers) * report.page_bytes
         if taken < 16 * MIB or taken < touched / 2:
             continue
         yield finding(

@@ -112,12 +112,15 @@ def uneven_bytes(report: Report) -> Iterator[Found]:
             continue
         most = max(readers, key=lambda r: r["touched_pages"])
         usual = median(sorted(sizes)[:-1])
-        if most["touched_pages"] < UNEVEN_BYTES * usual or most["touched_pages"] * 4096 < 4 * MIB:
+        if (
+            most["touched_pages"] < UNEVEN_BYTES * usual
+            or most["touched_pages"] * report.page_bytes < 4 * MIB
+        ):
             continue
         yield finding(
             report,
-            f"rank {most['rank']} reads {format_size(most['touched_pages'] * 4096)} of"
-            f" {name_of(file)}, the others {format_size(usual * 4096)}",
+            f"rank {most['rank']} reads {report.size_of(most['touched_pages'])} of"
+            f" {name_of(file)}, the others {report.size_of(usual)}",
             f"The median of the other {len(readers) - 1} ranks that read this file.",
             "divide the records evenly over the ranks",
             "touched pages by rank", None, "low", [most], file["id"],
@@ -139,12 +142,12 @@ def read_by_all(report: Report) -> Iterator[Found]:
         if len(readers) < 2 or len(readers) < ALL * len(report.of_file(file["id"])):
             continue
         pages = sum(r["epochs"][0]["touched_pages"] for r in readers)
-        if file["touched_pages"] * 4096 < 16 * MIB:
+        if file["touched_pages"] * report.page_bytes < 16 * MIB:
             continue
         yield finding(
             report,
             f"each of {ranks_text([r['rank'] for r in readers])} reads all of {name_of(file)}",
-            f"{format_size(pages * 4096)} for {format_size(file['touched_pages'] * 4096)}:"
+            f"{report.size_of(pages)} for {report.size_of(file['touched_pages'])}:"
             f" {pages / file['touched_pages']:.1f} times, once for each node's cache at least.",
             "divide the records over the ranks (a DistributedSampler), unless each is meant to see"
             " them all",

@@ -38,7 +38,7 @@ def _varies(values: Array) -> float:
 
 def _thresholds(pause: Array) -> list[float]:
     """Where the pauses fall apart: the widest gaps between neighbours in size, longest first."""
-    long = np.sort(pause[pause > 0])[-1_000_000:]
+    long = np.sort(pause[pause > 0])[-1_000_000:].astype(float)
     if len(long) < ITERATIONS_MIN:
         return []
     # a few exceptions on either side of a gap do not close it

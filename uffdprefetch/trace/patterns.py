@@ -28,10 +28,13 @@ MOST = 0.75
 FORWARD = ("consecutive", "sequential", "strided")
 
 
-def _turning_point(values: Array) -> int:
-    """Where a series changes its mean most (CUSUM)."""
+def _turning_point(values: Array, least: float) -> int | None:
+    """Where a series changes its mean most (CUSUM), None if by less than ``least``."""
     away = np.cumsum(values - values.mean())
-    return int(np.abs(away[:-1]).argmax()) + 1 if len(away) > 1 else 0
+    if len(away) < 2:
+        return None
+    at = int(np.abs(away[:-1]).argmax()) + 1
+    return at if abs(values[:at].mean() - values[at:].mean()) >= least else None
 
 
 def _differ(a: Walk, b: Walk) -> bool:
@@ -58,11 +61,16 @@ def _is_one_run(left: Walk, right: Walk) -> bool:
     return False
 
 
-def _series(steps: Steps, slack: int) -> list[Array]:
-    """What changes from phase to phase: whether accesses join, which way they go, how far."""
+def _series(steps: Steps, slack: int) -> list[tuple[Array, float]]:
+    """(what changes from phase to phase, by how much at least): whether accesses join, which way
+    they go, how far in powers of two."""
     jump = np.diff(steps.page)
     joined = follows(steps, slack) | follows(steps.mirrored(), slack)
-    return [(~joined).astype(float), (jump < 0).astype(float), np.log2(np.abs(jump) + 1.0)]
+    return [
+        ((~joined).astype(float), 0.03),
+        ((jump < 0).astype(float), 0.03),
+        (np.log2(np.abs(jump) + 1.0), 0.05),
+    ]
 
 
 def describe(steps: Steps, slack: int = 0, depth: int = 3) -> Walk:
@@ -71,8 +79,11 @@ def describe(steps: Steps, slack: int = 0, depth: int = 3) -> Walk:
     n = len(steps)
     if depth == 0 or n < 2 * PHASE_ACCESSES:
         return whole
-    for values in _series(steps, slack):
-        at = _turning_point(values) + 1
+    for values, least in _series(steps, slack):
+        turn = _turning_point(values, least)
+        if turn is None:
+            continue
+        at = turn + 1
         if not PHASE_ACCESSES <= at <= n - PHASE_ACCESSES:
             continue
         halves = [steps.part(slice(0, at)), steps.part(slice(at, n))]

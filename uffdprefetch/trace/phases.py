@@ -54,7 +54,7 @@ def _labels(sets: dict[str, Array], seconds: float) -> tuple[Array, list[str], f
     width = seconds / BINS
     counts = np.zeros((len(names), BINS))
     for i, name in enumerate(names):
-        at = np.minimum(BINS - 1, (sets[name] / width).astype(np.int64))
+        at = np.clip((sets[name] / width).astype(np.int64), 0, BINS - 1)
         # as a part of the set's own peak: a small set is not drowned by a large one
         found = np.bincount(at, minlength=BINS).astype(float)
         counts[i] = found / max(1.0, np.percentile(found[found > 0], 75))

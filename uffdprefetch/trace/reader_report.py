@@ -14,12 +14,13 @@ from uffdprefetch.trace.pieces import pages_of, pages_within
 from uffdprefetch.trace.readers import Reader
 from uffdprefetch.trace.stall import Stalls
 from uffdprefetch.trace.walks import ACCESSES_MIN, Walk
+from uffdprefetch.units import format_size
 
 PIDS_LISTED = 256
 EPOCHS_SEEN = "those that show: one over pages that are still mapped makes no event"
 
 
-def sensor_of(a: Accesses) -> str:
+def sensor_of(a: Accesses, page_bytes: int) -> str:
     """What the accesses were seen with, and how finely."""
     kinds = sensors.distinct(a.sensor).tolist()
     names = "; ".join(sensors.SENSORS[k] for k in kinds) or "nothing"
@@ -31,7 +32,8 @@ def sensor_of(a: Accesses) -> str:
         return names
     faults = a.part(a.sensor == sensors.BPF)
     pages = int((faults.high - faults.low).max())
-    finely = f"; a fault maps up to {pages * 4} KiB, in which what is touched later is not seen"
+    size = format_size(pages * page_bytes)
+    finely = f"; a fault maps up to {size}, in which what is touched later is not seen"
     blurred = "" if bool(faults.exact.all()) else "; of some faults the page is not known"
     return names + (finely if pages > 1 else "") + blurred
 
@@ -77,7 +79,7 @@ def _pattern(reader: Reader, others: list[Walk], page_bytes: int) -> dict[str, A
         "skipped_share": skipped,
         "share": round(walk.share, 4),
         "accesses": len(a),
-        "sensor": sensor_of(a) + (f"; {how}" if how else ""),
+        "sensor": sensor_of(a, page_bytes) + (f"; {how}" if how else ""),
     }
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -16,7 +17,7 @@ from uffdprefetch.trace.coverage import Coverage
 from uffdprefetch.trace.epochs import epochs
 from uffdprefetch.trace.pieces import Ranges, pages_of
 from uffdprefetch.trace.records import RecordIndex
-from uffdprefetch.trace.runs import Runs, Steps, all_of, hull, main_runs, runs_of
+from uffdprefetch.trace.runs import Runs, Steps, all_of, hull, long_enough, main_runs, runs_of
 from uffdprefetch.trace.walks import Walk
 
 Array = np.ndarray[Any, Any]
@@ -56,12 +57,13 @@ class Reader:
     walked: Ranges
     sure: Ranges
 
-    @property
+    @cached_property
     def span(self) -> tuple[int, int]:
         """(lowest page, end of the highest) of its walk, without headers and tree pages far off."""
-        return hull(main_runs(self.walk.runs, 0))
+        runs = self.walk.runs
+        return hull(main_runs(runs, 0, long_enough(runs)))
 
-    @property
+    @cached_property
     def touched_pages(self) -> int:
         """Pages that may have been touched: an upper bound."""
         return pages_of(self.mapped)

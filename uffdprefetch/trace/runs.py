@@ -72,6 +72,8 @@ class Runs:
 
     def joined(self, first: Array) -> Runs:
         """Runs ``first[i]`` to ``first[i + 1]`` become one."""
+        if len(first) == len(self):
+            return self
         return Runs(
             self.start[first],
             np.minimum.reduceat(self.low, first),
@@ -124,6 +126,8 @@ def on_the_way(steps: Steps, slack: int) -> Array:
     return keep if keep.sum() >= (1 - VISITS_MAX) * n else np.ones(n, bool)
 
 
+#: Values up to here are counted, not sorted.
+TABLE = 1 << 20
 #: The kernel's fault-around (64 KiB, mm/memory.c), and gaps of that size without which records are
 #: smaller.
 AROUND_PAGES, WIDE = 16, 0.3
@@ -143,6 +147,9 @@ def weighted_median(values: Array, weights: Array) -> float:
     """The value that half of the weight lies at or below; 0 of none."""
     if not len(values):
         return 0.0
+    if values.min() >= 0 and values.max() < TABLE:
+        counts = np.cumsum(np.bincount(values, weights))
+        return float(np.searchsorted(counts, counts[-1] / 2))
     order = np.argsort(values, kind="stable")
     sums = np.cumsum(weights[order])
     return float(values[order][np.searchsorted(sums, sums[-1] / 2)])
@@ -186,9 +193,8 @@ def hull(runs: Runs) -> tuple[int, int]:
     return int(low), int(top)
 
 
-def main_runs(runs: Runs, slack: int) -> Runs:
-    """The runs that are long enough; those that follow each other then are one."""
-    keep = long_enough(runs)
+def main_runs(runs: Runs, slack: int, keep: Array) -> Runs:
+    """The runs in ``keep``, long_enough(); those that follow each other then are one."""
     if keep.all():
         return runs
     kept = runs.part(keep)

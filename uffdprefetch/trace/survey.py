@@ -117,7 +117,7 @@ class Survey:
         entry = _sum_of_nodes(parts)
         mapped = union_of([r.mapped for r in found_readers])
         sure = union_of([r.sure for r in found_readers])
-        sensors = sorted({reader_report.sensor_of(r.accesses) for r in found_readers})
+        sensors = sorted({reader_report.sensor_of(r.accesses, page) for r in found_readers})
         bound = "upper bound, see touched_pages_least; " if found_readers else ""
         return {
             "id": file.id,

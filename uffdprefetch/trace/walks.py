@@ -72,12 +72,13 @@ def classify(steps: Steps, slack: int = 0) -> Walk:
     straight = on_the_way(side, slack)
     main, visits = side.part(straight), side.part(~straight)
     all_runs = runs_of(main, slack)
-    short = all_runs.part(~long_enough(all_runs))
+    keep = long_enough(all_runs)
+    short = all_runs.part(~keep)
     if backward:
         tree = tree.mirrored()
     others = (tree, visits, short)
     seen = union(*(np.concatenate([getattr(o, c) for o in others]) for c in ("low", "high")))
-    runs = main_runs(all_runs, slack)
+    runs = main_runs(all_runs, slack, keep)
     walk = _name(runs, joined, len(side), slack, main.record, backward, seen)
     if backward:
         walk = replace(walk, direction=-walk.direction)
@@ -144,6 +145,8 @@ def _name(
         return Walk("random", 0, 2 * min(forward, ways - forward) / ways)
     sign = 1 if forward >= ways - forward else -1
     fits = np.flatnonzero(counted & (sign * step > 0))
+    if not len(fits):
+        return walk("consecutive", 1, joined)  # the same place again and again
     taken = sign * step[fits]
     # upwards, what was mapped below a run's start is passed; downwards it may be read
     below = runs.low if mirrored else runs.start
