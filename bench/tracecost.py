@@ -33,7 +33,7 @@ from uffdprefetch.trace import file as trace_file
 
 MIB = 1 << 20
 SCAN_BYTES = 512 * MIB
-PASSES = {"faults": (40, 65536), "scan": (4, 8)}
+PASSES = {"faults": (40, 65536), "scan": (24, 8)}
 VARIANTS = {"recorded": (), "without eBPF": ("--no-bpf",)}
 
 
