@@ -35,7 +35,7 @@ THREADS = 8
 def in_c(path: Path, size: int) -> None:
     """csrc/warm.c, as the service uses it."""
     event = os.eventfd(0, os.EFD_CLOEXEC)
-    pool, fd = uffd.Pool(THREADS, event), os.open(path, os.O_RDONLY)
+    pool, fd = uffd.Workers(THREADS, event), os.open(path, os.O_RDONLY)
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
     left = list(range(0, size, EXTENT_BYTES))[::-1]
     under_way = 0

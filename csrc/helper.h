@@ -91,15 +91,15 @@ struct up_warm_result {
 	int32_t error, sensor;
 };
 
-struct up_pool;
+struct up_workers;
 /* threads workers; each finished job adds 1 to event_fd. */
-int up_pool_create(struct up_pool **out, int threads, int event_fd);
+int up_workers_create(struct up_workers **out, int threads, int event_fd);
 /* Waits for jobs under way; those not begun are dropped. */
-void up_pool_destroy(struct up_pool *pool);
-int up_pool_submit(struct up_pool *pool, const struct up_warm_job *job);
-int up_pool_reap(struct up_pool *pool, struct up_warm_result *out, int max);
+void up_workers_destroy(struct up_workers *workers);
+int up_workers_submit(struct up_workers *workers, const struct up_warm_job *job);
+int up_workers_reap(struct up_workers *workers, struct up_warm_result *out, int max);
 /* CPU time of all workers, ns: user + system, the copy of the reads included. */
-int64_t up_pool_cpu_ns(struct up_pool *pool);
+int64_t up_workers_cpu_ns(struct up_workers *workers);
 
 /* cdef end */
 

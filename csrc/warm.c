@@ -22,7 +22,7 @@
 #define PROBE_BYTES (8u << 20)    /* more than any sane per-call cut of readahead(2) */
 #define CHUNK_MIN_BYTES (64u << 10)
 
-struct up_pool {
+struct up_workers {
 	pthread_mutex_t issue; /* held while a job is taken and its reads are started */
 	pthread_mutex_t lock;
 	pthread_cond_t more;
@@ -186,7 +186,7 @@ static void finish(const struct up_warm_job *job, struct up_warm_result *r, char
 
 static void *worker(void *arg)
 {
-	struct up_pool *p = arg;
+	struct up_workers *p = arg;
 	char *buffer = malloc(PREAD_BYTES);
 	uint64_t one = 1;
 
@@ -225,9 +225,9 @@ static void *worker(void *arg)
 	return NULL;
 }
 
-int up_pool_create(struct up_pool **out, int threads, int event_fd)
+int up_workers_create(struct up_workers **out, int threads, int event_fd)
 {
-	struct up_pool *p = calloc(1, sizeof(*p) + (size_t)threads * sizeof(pthread_t));
+	struct up_workers *p = calloc(1, sizeof(*p) + (size_t)threads * sizeof(pthread_t));
 	int err = 0;
 
 	if (!p)
@@ -248,7 +248,7 @@ int up_pool_create(struct up_pool **out, int threads, int event_fd)
 	return p->threads;
 }
 
-void up_pool_destroy(struct up_pool *p)
+void up_workers_destroy(struct up_workers *p)
 {
 	if (!p)
 		return;
@@ -264,7 +264,7 @@ void up_pool_destroy(struct up_pool *p)
 	free(p);
 }
 
-int up_pool_submit(struct up_pool *p, const struct up_warm_job *job)
+int up_workers_submit(struct up_workers *p, const struct up_warm_job *job)
 {
 	int ret = -EAGAIN;
 
@@ -282,7 +282,7 @@ int up_pool_submit(struct up_pool *p, const struct up_warm_job *job)
 	return ret;
 }
 
-int up_pool_reap(struct up_pool *p, struct up_warm_result *out, int max)
+int up_workers_reap(struct up_workers *p, struct up_warm_result *out, int max)
 {
 	int n = 0;
 
@@ -295,7 +295,7 @@ int up_pool_reap(struct up_pool *p, struct up_warm_result *out, int max)
 	return n;
 }
 
-int64_t up_pool_cpu_ns(struct up_pool *p)
+int64_t up_workers_cpu_ns(struct up_workers *p)
 {
 	int64_t total = 0;
 

@@ -58,7 +58,7 @@ def watched(tmp_path: Path) -> Iterator[Watched]:
         file.truncate(1 << 30)
     config = Config(policy="none", include=(str(path),))
     wake = os.eventfd(0)
-    pool = uffd.Pool(1, wake)
+    pool = uffd.Workers(1, wake)
     ledger = Ledger()
 
     def nobody(_file: FileState, _pages: list[int]) -> None:

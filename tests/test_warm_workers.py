@@ -29,17 +29,17 @@ class Workers:
         self.path = path
         self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._event_fd = os.eventfd(0, os.EFD_CLOEXEC)
-        self._pool = uffd.Pool(1, self._event_fd)
+        self._workers = uffd.Workers(1, self._event_fd)
 
     def warm(self, start: int, end: int, method: int, chunk: int = 0, **more: object) -> WarmResult:
-        assert self._pool.submit(
+        assert self._workers.submit(
             7, self.fd, start, end - start, method=method, chunk_bytes=chunk,
             **more,  # type: ignore[arg-type]
         )  # fmt: skip
         ready, _, _ = select.select([self._event_fd], [], [], HANG_SECONDS)
         assert ready, "the worker says nothing"
         os.read(self._event_fd, 8)
-        (result,) = self._pool.reap()
+        (result,) = self._workers.reap()
         assert result.id == 7
         return result
 
@@ -57,7 +57,7 @@ class Workers:
         assert self.resident(start, end) == end - start
 
     def close(self) -> None:
-        self._pool.close()
+        self._workers.close()
         os.close(self.fd)
         os.close(self._event_fd)
 

@@ -216,12 +216,12 @@ class WarmResult:
     error: int
 
 
-class Pool:
+class Workers:
     """C threads that warm extents. ``event_fd`` counts finished jobs."""
 
     def __init__(self, threads: int, event_fd: int) -> None:
-        pointer = _ffi.new("struct up_pool **")
-        self.threads = _checked(_lib.up_pool_create(pointer, threads, event_fd), "warm workers")
+        pointer = _ffi.new("struct up_workers **")
+        self.threads = _checked(_lib.up_workers_create(pointer, threads, event_fd), "warm workers")
         self._pointer = pointer[0]
         self._out = _ffi.new("struct up_warm_result[]", RESULTS_AT_ONCE)
 
@@ -245,19 +245,19 @@ class Pool:
         job.pages = len(pages)
         for i, page in enumerate(pages):
             job.page[i] = page
-        return int(_lib.up_pool_submit(self._pointer, job)) == 0
+        return int(_lib.up_workers_submit(self._pointer, job)) == 0
 
     def reap(self) -> list[WarmResult]:
         """The jobs that have finished since the last call."""
-        n = _lib.up_pool_reap(self._pointer, self._out, RESULTS_AT_ONCE)
+        n = _lib.up_workers_reap(self._pointer, self._out, RESULTS_AT_ONCE)
         names = WarmResult.__dataclass_fields__
         return [WarmResult(*(int(getattr(self._out[i], k)) for k in names)) for i in range(n)]
 
     def cpu_seconds(self) -> float:
         """CPU time of the workers, the copy of the reads included."""
-        return float(_lib.up_pool_cpu_ns(self._pointer)) / 1e9
+        return float(_lib.up_workers_cpu_ns(self._pointer)) / 1e9
 
     def close(self) -> None:
         """Wait for what is under way and end the threads."""
-        _lib.up_pool_destroy(self._pointer)
+        _lib.up_workers_destroy(self._pointer)
         self._pointer = _ffi.NULL

@@ -165,7 +165,7 @@ static void check_page(int fd, uint64_t page)
 enum kind { GOOD, PAGES_ONLY, PAST_END, OVER_END, NO_FILE, NOT_A_FILE, FULL_MEMFD, KINDS };
 
 struct counting {
-	struct up_pool *pool;
+	struct up_workers *pool;
 	int stop;
 };
 
@@ -174,7 +174,7 @@ static void *count_cpu(void *cookie)
 	struct counting *c = cookie;
 
 	while (!__atomic_load_n(&c->stop, __ATOMIC_ACQUIRE))
-		CHECK(up_pool_cpu_ns(c->pool) >= 0);
+		CHECK(up_workers_cpu_ns(c->pool) >= 0);
 	return NULL;
 }
 
@@ -242,7 +242,7 @@ static void fill_job(struct up_warm_job *job, uint64_t id, int fd, int pipe_fd, 
 		job->page[i] = (uint64_t)rand_r(seed) % (FILE_BYTES / page_bytes + 1);
 }
 
-static void test_pool(int threads)
+static void test_workers(int threads)
 {
 	struct up_warm_job *job = calloc(JOBS, sizeof(*job));
 	struct up_warm_result result[64];
@@ -258,14 +258,14 @@ static void test_pool(int threads)
 	CHECK(!up_checkpoint_memfd((FILE_BYTES + page_bytes - 1) & ~(page_bytes - 1), &rw, &ro));
 	CHECK(ftruncate(rw, 0) && errno == EPERM);
 	CHECK(write(ro, "x", 1) < 0 && errno == EBADF);
-	CHECK(up_pool_create(&counting.pool, threads, event_fd) == threads);
+	CHECK(up_workers_create(&counting.pool, threads, event_fd) == threads);
 	start_cookie(&thread, count_cpu, &counting);
 	while (seen < JOBS) {
 		int n;
 
 		while (sent < JOBS) {
 			fill_job(&job[sent], sent, fd, pipe_fd[0], rw, &seed);
-			if (up_pool_submit(counting.pool, &job[sent]) == -EAGAIN) {
+			if (up_workers_submit(counting.pool, &job[sent]) == -EAGAIN) {
 				refused++;
 				break;
 			}
@@ -273,7 +273,7 @@ static void test_pool(int threads)
 		}
 		if (seen % 500 == 0)
 			posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
-		n = up_pool_reap(counting.pool, result, 1 + (int)(seen % 64));
+		n = up_workers_reap(counting.pool, result, 1 + (int)(seen % 64));
 		for (int i = 0; i < n; i++) {
 			CHECK(result[i].id < sent);
 			check_result(&job[result[i].id], &result[i], rw);
@@ -295,10 +295,10 @@ static void test_pool(int threads)
 	/* Ended with jobs in the queue, under way, and done but not taken. */
 	for (uint32_t i = 0; i < 200; i++) {
 		fill_job(&job[i], i, fd, pipe_fd[0], rw, &seed);
-		CHECK(!up_pool_submit(counting.pool, &job[i]));
+		CHECK(!up_workers_submit(counting.pool, &job[i]));
 	}
-	up_pool_destroy(counting.pool);
-	up_pool_destroy(NULL);
+	up_workers_destroy(counting.pool);
+	up_workers_destroy(NULL);
 	close(event_fd);
 	close(fd);
 	close(pipe_fd[0]);
@@ -613,8 +613,8 @@ int main(int argc, char **argv)
 	test_ring();
 	test_residency();
 	test_page_tables();
-	test_pool(1);
-	test_pool(8);
+	test_workers(1);
+	test_workers(8);
 	test_resolver();
 	test_busy_client();
 	puts("all as it should be");

@@ -78,12 +78,12 @@ class Service:
         self.config = config
         self.run_key = run
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._pool = uffd.Pool(WORKERS, self._wake_fd)
+        self._workers = uffd.Workers(WORKERS, self._wake_fd)
         self._ledger = Ledger()
         grid = config.distance_bytes or DISTANCE_MIN_BYTES
         bucket = TokenBucket(config.max_rate_bytes_per_second, EXTENT_BYTES)
         self._tap = Tap()
-        self._scheduler = Scheduler(self._pool, bucket, self._pages_written, grid, self._warmed)
+        self._scheduler = Scheduler(self._workers, bucket, self._pages_written, grid, self._warmed)
         self.engine = CacheEngine(config, self._scheduler, self._ledger, self._tap)
         self._observer: Observer | None = None
         if config.engine == "off":
@@ -99,7 +99,7 @@ class Service:
             self.engine,
             self._scheduler,
             lambda: self._peers.jobs(),
-            self._pool.cpu_seconds,
+            self._workers.cpu_seconds,
         )
         self._peers = Peers(
             listener,
@@ -238,7 +238,7 @@ class Service:
         self._note(now_ns())
         self._sample()
         return summary(
-            self.config, self.run_key, self.engine, self._scheduler, self._pool.cpu_seconds()
+            self.config, self.run_key, self.engine, self._scheduler, self._workers.cpu_seconds()
         )
 
     # -------------------------------------------------------------- once a second
@@ -280,7 +280,7 @@ class Service:
         self._listener.close()
         if self.engine.resolver:
             self.engine.resolver.close()
-        self._pool.close()
+        self._workers.close()
         for file in self.engine.files.values():
             file.close()
 

@@ -85,13 +85,13 @@ class Scheduler:
 
     def __init__(
         self,
-        pool: uffd.Pool,
+        workers: uffd.Workers,
         bucket: TokenBucket,
         on_pages: Callable[[FileState, list[int]], None],
         grid_bytes: int,
         on_warmed: Callable[[Extent, uffd.WarmResult], None] | None = None,
     ) -> None:
-        self._pool = pool
+        self._workers = workers
         self._bucket = bucket
         self._on_pages = on_pages
         self._on_warmed = on_warmed
@@ -228,7 +228,7 @@ class Scheduler:
         extent.alone = self.under_way_bytes == 0
         if length and extent.alone:
             self._idle = True
-        sent = self._pool.submit(
+        sent = self._workers.submit(
             self._next_id,
             file.fd if length else file.page_fd,
             extent.start,
@@ -250,7 +250,7 @@ class Scheduler:
 
     def reap(self) -> None:
         """Take the workers' results: books, feedback to the windows, pages to announce."""
-        for result in self._pool.reap():
+        for result in self._workers.reap():
             extent = self._under_way.pop(result.id)
             file, length = extent.file, extent.end - extent.start
             self.under_way_bytes -= length
