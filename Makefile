@@ -1,9 +1,9 @@
 # Every target sets up what it needs; a second run of a target finds it done and starts at once.
 PY := .venv/bin/python
 CC ?= gcc
-PRELOAD_SOURCES := $(addprefix csrc/,preload.c mapping.c identity.c lock.c request.c agent.c checkpoint.c link.c)
+PRELOAD_SOURCES := $(addprefix csrc/,preload.c mapping.c identity.c lock.c request.c agent.c checkpoint.c pooled.c link.c)
 CSRC_HEADERS := $(wildcard csrc/*.h)
-HELPER_SOURCES := $(addprefix csrc/,uffd_helper.c residency.c warm.c)
+HELPER_SOURCES := $(addprefix csrc/,uffd_helper.c residency.c warm.c bpf_ring.c)
 SANITIZE_CFLAGS := -std=gnu11 -g -O1 -fno-omit-frame-pointer -Icsrc -Wall -Wextra -pthread
 SANITIZE_asan := -fsanitize=address,undefined -fno-sanitize-recover=all
 SANITIZE_tsan := -fsanitize=thread

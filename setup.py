@@ -18,7 +18,7 @@ PRELOAD = Extension(
         f"csrc/{name}.c"
         for name in (
             *("preload", "mapping", "identity", "lock", "request"),  # the job's threads
-            *("agent", "checkpoint", "link"),  # the agent's
+            *("agent", "checkpoint", "pooled", "link"),  # the agent's
         )
     ],
     include_dirs=["csrc"],

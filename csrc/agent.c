@@ -234,10 +234,9 @@ static void on_bell(struct agent *a)
 
 /* ------------------------------------------------------------------ start and end */
 
-static int open_uffd(struct agent *a)
+static int open_uffd(struct agent *a, uint64_t features)
 {
-	struct uffdio_api api = { .api = UFFD_API,
-				  .features = UFFD_FEATURE_MINOR_SHMEM | UFFD_FEATURE_THREAD_ID };
+	struct uffdio_api api = { .api = UFFD_API, .features = features | UFFD_FEATURE_THREAD_ID };
 	long fd = up_job.no_uffd ? -EOPNOTSUPP
 				 : up_sys1(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
 	long ret;
@@ -302,8 +301,10 @@ static int agent_open(struct agent *a)
 	a->bell_fd = (int)ret;
 	/* mmap() waits for its descriptor to be taken, and for nothing else of what follows. */
 	on_bell(a);
-	a->uffd = open_uffd(a);
-	a->own_faults = !up_job.service_resolves;
+	a->uffd = open_uffd(a, UFFD_FEATURE_MINOR_SHMEM);
+	if (up_job.pool && a->uffd >= 0)
+		a->pool_uffd = open_uffd(a, UFFD_FEATURE_MINOR_SHMEM | UFFD_FEATURE_MISSING_SHMEM);
+	a->own_faults = !up_job.service_resolves || a->pool_uffd >= 0;
 	a->overlays_max = overlay_limit();
 	a->connect_at_ns = up_now_ns();
 	/* What a fork left to us. */
@@ -315,7 +316,8 @@ static int agent_open(struct agent *a)
 		if (i >= a->slots) /* not down: on_bell() above may have attached a higher one */
 			a->slots = i + 1;
 		up_queue(a, r);
-		a->connect_at_ns = up_now_ns() + FORK_QUIET_NS;
+		if (atomic_load(&r->swap) != UP_SWAP_WAITING)
+			a->connect_at_ns = up_now_ns() + FORK_QUIET_NS;
 	}
 	return 0;
 }
@@ -339,6 +341,8 @@ static void agent_wait(struct agent *a)
 		if (now + BEAT_CHECK_NS < at)
 			at = now + BEAT_CHECK_NS;
 	}
+	if (a->pooled && a->ring && a->beat_at_ns < at)
+		at = a->beat_at_ns;
 	if (at != UINT64_MAX) {
 		now = up_now_ns();
 		at = at > now ? at - now : 0;
@@ -360,11 +364,13 @@ static void agent_wait(struct agent *a)
 	if (a->socket < 0 && !a->hung_up && up_now_ns() >= a->connect_at_ns)
 		up_connect(a);
 	up_check_beat(a);
+	up_pool_check_beat(a);
 }
 
 static void agent_main(void)
 {
-	struct agent a = { .pidfd = -1, .bell_fd = -1, .uffd = -1, .socket = -1, .event_fd = -1 };
+	struct agent a = { .pidfd = -1, .bell_fd = -1, .uffd = -1, .pool_uffd = -1,
+			   .socket = -1, .event_fd = -1 };
 	int ret = agent_open(&a);
 
 	up_sys2(SYS_prctl, PR_SET_NAME, "uffdprefetch");

@@ -14,7 +14,7 @@
 #define NS_PER_MS 1000000ull
 
 struct agent {
-	int pidfd, bell_fd, uffd, uffd_error, socket, event_fd;
+	int pidfd, bell_fd, uffd, uffd_error, pool_uffd, socket, event_fd;
 	int welcomed, hung_up, quit;
 	int own_faults; /* this thread reads the uffd; else the service does */
 	struct up_ring *ring;
@@ -22,8 +22,11 @@ struct agent {
 	uint32_t pending; /* regions that still have something to tell the service */
 	uint32_t slots;   /* one past the highest slot ever used */
 	uint32_t overlays, overlays_max;
+	uint32_t pooled; /* regions that the pool serves */
 	uint32_t connect_tries;
 	uint64_t connect_at_ns, bye_at_ns;
+	uint64_t beat_ns, beat_at_ns; /* the service's last sign of life, and when to look again */
+	int beat_missed;
 	long steps;
 };
 
@@ -48,6 +51,19 @@ int up_renew(struct agent *a, struct up_region *r);
 void up_detach(struct agent *a, struct up_region *r);
 void up_on_faults(struct agent *a);
 void up_check_beat(struct agent *a);
+
+void up_wake_range(struct agent *a, uintptr_t address, size_t length);
+
+/* pooled.c */
+/* The pool's memory in place of a mapping whose address nobody knows yet: 0 or -errno. */
+int up_pool_enter(struct agent *a, struct up_region *r, int memfd);
+/* The file again; nothing of the pool stays behind. */
+void up_pool_detach(struct agent *a, struct up_region *r);
+void up_pool_release(struct up_region *r);
+/* Whether the service has been silent for too long. */
+void up_pool_check_beat(struct agent *a);
+/* Who waits in mmap() or fork() may go on. */
+void up_swap_end(struct up_region *r);
 
 /* link.c */
 void up_connect(struct agent *a);

@@ -43,12 +43,14 @@ static int page_address(const struct up_region *r, uint64_t page, uintptr_t *add
 	return 0;
 }
 
-static void wake_range(struct agent *a, uintptr_t address, size_t length)
+void up_wake_range(struct agent *a, uintptr_t address, size_t length)
 {
 	struct uffdio_range range = { .start = address, .len = length };
 
 	if (a->uffd >= 0)
 		up_sys3(SYS_ioctl, a->uffd, UFFDIO_WAKE, &range);
+	if (a->pool_uffd >= 0)
+		up_sys3(SYS_ioctl, a->pool_uffd, UFFDIO_WAKE, &range);
 }
 
 /*
@@ -77,7 +79,7 @@ int up_map_file(struct agent *a, struct up_region *r, uintptr_t address, size_t 
 		return (int)ret;
 	}
 	/* A thread that waits for the checkpoint retries and finds the file. */
-	wake_range(a, address, length);
+	up_wake_range(a, address, length);
 	return 0;
 }
 
@@ -209,6 +211,10 @@ void up_detach(struct agent *a, struct up_region *r)
 		atomic_store(&r->swallowed, 0);
 		up_sys3(SYS_madvise, r->address, r->length, MADV_RANDOM);
 	}
+	if (atomic_load(&r->pooled)) {
+		up_pool_detach(a, r);
+		return;
+	}
 	if (!r->laid_once)
 		return;
 	up_step(a, UP_STATE_DETACHING);
@@ -262,7 +268,7 @@ static void resolve(struct agent *a, const struct uffd_msg *fault)
 	if (up_failed(ret) && ret != -EEXIST && ret != -ENOENT && r)
 		up_map_file(a, r, address, up_job.page_bytes);
 	if (up_failed(ret))
-		wake_range(a, address, up_job.page_bytes);
+		up_wake_range(a, address, up_job.page_bytes);
 	up_step(a, UP_STATE_IDLE);
 	if (!r)
 		return;
@@ -293,6 +299,6 @@ void up_check_beat(struct agent *a)
 		struct up_region *r = &up_job.region[i];
 
 		if (atomic_load(&r->state) == UP_LIVE)
-			wake_range(a, r->address, r->length);
+			up_wake_range(a, r->address, r->length);
 	}
 }

@@ -101,6 +101,97 @@ int up_workers_reap(struct up_workers *workers, struct up_warm_result *out, int 
 /* CPU time of all workers, ns: user + system, the copy of the reads included. */
 int64_t up_workers_cpu_ns(struct up_workers *workers);
 
+/* --- the node's page pool (pool.c, pool_fill.c, pool_room.c, source.c) --- */
+enum up_chunk_state {
+	UP_ABSENT = 0,
+	UP_WANTED = 1, /* somebody waits; not being read yet */
+	UP_FILLING = 2,
+	UP_PRESENT = 3,
+	UP_EVICTING = 4,
+};
+
+enum up_pool_event_kind {
+	UP_POOL_TOUCH = 1,   /* a fault on a chunk that was there */
+	UP_POOL_MISS = 2,    /* a fault on one that was not */
+	UP_POOL_EVICTED = 3, /* [offset, +length) was punched */
+	UP_POOL_FAILED = 4,  /* [offset, +length) cannot be filled: error says why; readers wait */
+	UP_POOL_STUCK = 5,   /* the same chunk again and again: the budget is too small for this reader */
+};
+
+struct up_pool_event {
+	uint64_t time_ns, offset, length;
+	uint32_t kind, file, client, region, tid;
+	int32_t error;
+};
+
+struct up_pool_options {
+	uint64_t budget_bytes;
+	uint32_t chunk_bytes; /* the unit of the books: 64 KiB, or the size of a huge page */
+	uint32_t run_bytes;   /* what one fill reads: fixed, or 0 for 64 KiB to 4 MiB as it goes */
+	uint32_t threads, huge;
+	int32_t event_fd;
+};
+
+#define UP_HISTOGRAM_BINS 512
+
+/* Times in bins, 8 an octave, as node/ledger.py counts. */
+struct up_pool_counts {
+	uint64_t resident_bytes, peak_bytes, pinned_bytes, budget_bytes;
+	uint64_t read_bytes, demand_read_bytes, unique_bytes, evicted_bytes;
+	uint64_t faults, present_faults, missing_faults, lost_events;
+	uint64_t waiters, waiters_peak, continued_bytes, fills, failed_fills;
+	uint64_t direct_bytes, buffered_bytes, cached_bytes; /* how read_bytes came */
+	uint64_t wait_bin[UP_HISTOGRAM_BINS], wait_sum_ns, wait_max_ns;
+	uint64_t fill_bin[UP_HISTOGRAM_BINS], fill_sum_ns, fill_max_ns;
+};
+
+struct up_pool_file_counts {
+	uint64_t resident_bytes, read_bytes, unique_bytes, evicted_bytes;
+};
+
+/* Blocks to punch when room is needed, best first. */
+struct up_pool_victim {
+	uint32_t file, chunks;
+	uint64_t chunk; /* the first */
+};
+
+struct up_warm_job;
+struct up_warm_result;
+struct up_pool;
+int up_pool_create(struct up_pool **out, const struct up_pool_options *options);
+void up_pool_destroy(struct up_pool *pool);
+/* The service's main thread is alive: said again at least every second. */
+void up_pool_alive(struct up_pool *pool);
+void up_pool_budget(struct up_pool *pool, uint64_t budget_bytes);
+
+/* A file joins: its number; *memfd_ro is what the jobs map. fd stays the caller's. */
+int up_pool_file(struct up_pool *pool, int fd, uint64_t size_bytes, int *memfd_ro);
+/* Nobody maps it any more: its memory is free again. -EBUSY while somebody does. */
+int up_pool_forget(struct up_pool *pool, int file);
+/* What is there, one up_chunk_state a chunk, and when it was touched last (ms since the pool
+ * began, never 0): the pool's own arrays, valid until up_pool_forget(). */
+uint64_t up_pool_books(struct up_pool *pool, int file, uint8_t **state, uint32_t **touched_ms);
+void up_pool_file_counts(struct up_pool *pool, int file, struct up_pool_file_counts *out);
+
+/* A process joins: its slot. The pool owns uffd; *ring gets the sign of life. */
+int up_pool_join(struct up_pool *pool, int uffd, struct up_ring *ring);
+void up_pool_leave(struct up_pool *pool, int client);
+/* The process is without an agent now (it died): its ring is not ours to write any more. */
+void up_pool_orphan(struct up_pool *pool, int client);
+int up_pool_map(struct up_pool *pool, int client, uint32_t region, int file, uint64_t address,
+		uint64_t length, uint64_t offset);
+void up_pool_unmap(struct up_pool *pool, int client, uint32_t region);
+
+/* Prefetch: job.fd is the file's number, the rest as for the workers. -EAGAIN: queue full. */
+int up_pool_submit(struct up_pool *pool, const struct up_warm_job *job);
+int up_pool_reap(struct up_pool *pool, struct up_warm_result *out, int max);
+void up_pool_victims(struct up_pool *pool, const struct up_pool_victim *victim, int count);
+/* How many of the last list are left. */
+int up_pool_victims_left(struct up_pool *pool);
+int up_pool_drain(struct up_pool *pool, struct up_pool_event *out, int max);
+void up_pool_counts(struct up_pool *pool, struct up_pool_counts *out);
+int64_t up_pool_cpu_ns(struct up_pool *pool);
+
 /* cdef end */
 
 #endif

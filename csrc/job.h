@@ -42,11 +42,22 @@ struct up_region {
 	int writable;         /* the description is O_RDWR: nothing may be laid */
 	int inherited;        /* came through fork, not yet taken up by this process's agent */
 	int laid_once;        /* checkpoints were laid here, by us or by a process we came from */
+	_Atomic uint32_t swap;   /* enum up_swap: who mapped it waits for the service's verdict */
+	_Atomic int pooled;      /* the pool lies here, and is not inherited by a child */
+	_Atomic uintptr_t anchor; /* one page of the file: what a forked child makes its mapping of */
 	/* the agent's alone; descriptors are numbers in the agent's table */
 	int fd, checkpoint_fd, reopened_fd;
 	uint32_t verdict, sent;
 	uint32_t queued; /* counted in the agent's ``pending`` */
 	uint32_t overlays;
+};
+
+/* Between the thread that waits in mmap() or fork() and the agent. */
+enum up_swap {
+	UP_SWAP_NONE = 0, /* nobody waits: the pool must not be mapped any more */
+	UP_SWAP_WAITING,
+	UP_SWAP_BUSY, /* the agent maps it now */
+	UP_SWAP_DONE, /* pool or not: it stays as it is */
 };
 
 enum up_request_op {
@@ -77,6 +88,7 @@ struct up_job {
 	int service_resolves; /* --resolve service */
 	long test_overlays;   /* UFFDPREFETCH_TEST_OVERLAYS: as if the kernel allowed no more */
 	int no_uffd;          /* UFFDPREFETCH_RUNG=2: as an unprivileged process, on purpose */
+	int pool;             /* --engine pool */
 	int rank, local_rank, world;
 	char command[16];
 	long test_exit_after; /* fault injection: the agent ends at this step, 0 = never */

@@ -80,6 +80,8 @@ void up_release(struct agent *a, struct up_region *r)
 	up_close(&r->fd);
 	up_close(&r->checkpoint_fd);
 	up_close(&r->reopened_fd);
+	up_pool_release(r);
+	up_swap_end(r);
 	if (r->sent) {
 		atomic_store(&r->state, UP_LEAVING);
 		up_queue(a, r);
@@ -178,14 +180,15 @@ static void say_hello(struct agent *a)
 	m.hello.world = up_job.world;
 	m.hello.flags = (a->uffd >= 0 ? UP_HELLO_UFFD : 0) |
 			(up_job.parent_pid ? UP_HELLO_FORKED : 0) |
-			(a->own_faults || a->uffd < 0 ? 0 : UP_HELLO_SENDS_UFFD);
+			(a->own_faults || a->uffd < 0 ? 0 : UP_HELLO_SENDS_UFFD) |
+			(a->pool_uffd >= 0 ? UP_HELLO_SENDS_POOL : 0);
 	m.hello.uffd_error = a->uffd_error;
 	m.hello.overlays_max = a->overlays_max;
 	m.hello.parent_pid = up_job.parent_pid;
 	m.hello.page_bytes = (uint32_t)up_job.page_bytes;
 	for (unsigned int i = 0; i < sizeof(m.hello.command) - 1; i++)
 		m.hello.command[i] = up_job.command[i];
-	send_message(a, UP_HELLO, &m, a->own_faults ? -1 : a->uffd);
+	send_message(a, UP_HELLO, &m, a->own_faults ? a->pool_uffd : a->uffd);
 }
 
 void up_connect(struct agent *a)
@@ -239,6 +242,25 @@ static void on_welcome(struct agent *a, int *fd)
 	up_flush(a);
 }
 
+/* Only while its reader waits in mmap() or fork(), and so cannot touch it. */
+static void on_pool(struct agent *a, struct up_region *r, int *fd)
+{
+	uint32_t waiting = UP_SWAP_WAITING;
+	int ret = -ETIMEDOUT;
+
+	if (r->inherited && r->fd < 0) {
+		r->fd = fd[1];
+		fd[1] = -1;
+	}
+	r->inherited = 0;
+	if (atomic_compare_exchange_strong(&r->swap, &waiting, UP_SWAP_BUSY))
+		ret = up_pool_enter(a, r, fd[0]);
+	if (ret)
+		up_abandon(a, r); /* too late, or no memory: the mapping is the job's own */
+	else
+		up_swap_end(r);
+}
+
 static void on_file(struct agent *a, const struct up_file *f, int *fd)
 {
 	struct up_region *r = region_by_id(f->region);
@@ -246,7 +268,8 @@ static void on_file(struct agent *a, const struct up_file *f, int *fd)
 	if (!r || r->verdict)
 		return;
 	r->verdict = f->verdict + 1;
-	if (r->inherited && (r->laid_once || f->verdict == UP_CHECKPOINTS)) {
+	if (r->inherited && f->verdict != UP_POOL &&
+	    (r->laid_once || f->verdict == UP_CHECKPOINTS)) {
 		/* One struct file under all of it again, so that what is taken away merges. Without
 		 * one the mapping stays as it is: what lies over it holds the file's bytes. */
 		if (fd[1] < 0) {
@@ -257,7 +280,12 @@ static void on_file(struct agent *a, const struct up_file *f, int *fd)
 		fd[1] = -1;
 		up_map_file(a, r, r->address, r->length);
 	}
+	if (f->verdict == UP_POOL) {
+		on_pool(a, r, fd);
+		return;
+	}
 	r->inherited = 0;
+	up_swap_end(r);
 	if (f->verdict == UP_REFUSE) {
 		up_abandon(a, r);
 		return;

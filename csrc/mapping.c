@@ -77,10 +77,17 @@ static void adopt(void *p, size_t length, int prot, int flags, int fd, off_t off
 	r->writable = (status & O_ACCMODE) == O_RDWR;
 	r->inherited = 0;
 	r->laid_once = 0;
+	atomic_store(&r->swap, up_job.pool ? UP_SWAP_WAITING : UP_SWAP_NONE);
+	atomic_store(&r->pooled, 0);
+	atomic_store(&r->anchor, 0);
 	r->fd = r->checkpoint_fd = r->reopened_fd = -1;
 	r->verdict = r->sent = r->queued = r->overlays = 0;
 	if (up_ask(UP_REQ_ATTACH, (uint32_t)(r - up_job.region), fd))
 		up_forget_slot(r);
+	else if (up_job.pool && up_await_swap(r))
+		/* The agent died over it: nobody knows what lies there now. */
+		up_mmap(p, length, prot, (flags & (MAP_TYPE | MAP_NORESERVE)) | MAP_FIXED, fd,
+			(uint64_t)offset);
 }
 
 static void *map(void *address, size_t length, int prot, int flags, int fd, off_t offset)

@@ -6,9 +6,11 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/auxv.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "preload.h"
@@ -66,16 +68,45 @@ static void read_rank(void)
 	}
 }
 
+/* The pool is not inherited: the file takes its place before anybody can look. One page of it was,
+ * and mremap(2) of no bytes makes a mapping of any length from a shared one. */
+static void map_from_anchor(struct up_region *r)
+{
+	up_sys5(SYS_mremap, r->anchor, 0, r->length, MREMAP_MAYMOVE | MREMAP_FIXED, r->address);
+}
+
+static int is_hole(uintptr_t address)
+{
+	unsigned char vec;
+
+	return up_sys3(SYS_mincore, address, up_job.page_bytes, &vec) == -ENOMEM;
+}
+
+/* What the parent had from the pool, the child gets from there, too; no handler of a signal may look
+ * before that. */
+static void await_swaps(void)
+{
+	for (int i = 0; i < UP_REGIONS; i++) {
+		struct up_region *r = &up_job.region[i];
+
+		if (atomic_load(&r->state) == UP_LIVE &&
+		    atomic_load(&r->swap) != UP_SWAP_NONE && up_await_swap(r))
+			map_from_anchor(r);
+	}
+}
+
 /* In the child only the forking thread lives. A region that was live is the agent's to take up
  * again; one that another thread was just opening or closing is left alone: its overlays, if any,
  * hold the file's bytes. */
 static void after_fork_in_child(void)
 {
 	int saved = errno, inherited = 0;
+	uint64_t all = ~0ull, before;
 	/* Else who forked is itself a child that we did not see made (_Fork, clone): what it has
 	 * mapped where our books say is not known. */
 	int known = up_sys0(SYS_getppid) == up_job.pid;
 
+	up_sys4(SYS_rt_sigprocmask, SIG_SETMASK, &all, &before, sizeof(all));
 	up_job.parent_pid = up_job.pid;
 	up_job.pid = (int)up_sys0(SYS_getpid);
 	atomic_store(&up_job.agent_tid, 0);
@@ -86,7 +117,12 @@ static void after_fork_in_child(void)
 	for (int i = 0; i < UP_REGIONS; i++) {
 		struct up_region *r = &up_job.region[i];
 		uint32_t state = atomic_load(&r->state);
+		int pooled = atomic_exchange(&r->pooled, 0);
 
+		if (pooled && known && (state == UP_LIVE || state == UP_CLOSING) &&
+		    is_hole(r->address))
+			map_from_anchor(r);
+		atomic_store(&r->swap, pooled && state == UP_LIVE ? UP_SWAP_WAITING : UP_SWAP_NONE);
 		if (state == UP_LIVE && known) {
 			r->inherited = 1;
 			r->fd = r->checkpoint_fd = r->reopened_fd = -1;
@@ -97,8 +133,9 @@ static void after_fork_in_child(void)
 		}
 	}
 	atomic_store(&up_job.live, inherited);
-	if (inherited)
-		up_agent_ready();
+	if (inherited && up_agent_ready())
+		await_swaps();
+	up_sys4(SYS_rt_sigprocmask, SIG_SETMASK, &before, NULL, sizeof(before));
 	errno = saved;
 }
 
@@ -153,6 +190,7 @@ __attribute__((constructor)) static void start(void)
 	int saved = errno;
 	const char *path = secure_getenv("UFFDPREFETCH_SOCKET");
 	const char *resolve = secure_getenv("UFFDPREFETCH_RESOLVE");
+	const char *engine = secure_getenv("UFFDPREFETCH_ENGINE");
 
 	look_up_next();
 	up_job.pid = (int)up_sys0(SYS_getpid);
@@ -168,6 +206,7 @@ __attribute__((constructor)) static void start(void)
 		up_job.min_bytes = 2 * up_job.page_bytes;
 	up_job.keep_advice = number("UFFDPREFETCH_KEEP_ADVICE", 0) != 0;
 	up_job.service_resolves = resolve && !strcmp(resolve, "service");
+	up_job.pool = engine && !strcmp(engine, "pool");
 	up_job.no_uffd = number("UFFDPREFETCH_RUNG", 1) == 2;
 	up_job.test_overlays = (long)number("UFFDPREFETCH_TEST_OVERLAYS", 0);
 	up_job.test_exit_after = (long)number("UFFDPREFETCH_TEST_AGENT_EXIT", 0);

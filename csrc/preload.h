@@ -64,6 +64,9 @@ int up_ask(uint32_t op, uint32_t slot, int job_fd);
 /* Start the agent when it is not there; whether there is one. */
 int up_agent_ready(void);
 void up_forget_slot(struct up_region *r);
+/* --engine pool: until the service has said how it serves the mapping, for at most a second. The
+ * caller is the only one who knows the address. 0, or -ESRCH when the agent died over it. */
+int up_await_swap(struct up_region *r);
 /* Take a region back from the agent, because [address, +length) changes; 0 when another thread has
  * just done so. */
 int up_close_region(struct up_region *r, uint32_t op, uintptr_t address, size_t length);

@@ -81,6 +81,24 @@ void up_forget_slot(struct up_region *r)
 	atomic_fetch_sub(&up_job.live, 1);
 }
 
+int up_await_swap(struct up_region *r)
+{
+	struct timespec ts = { .tv_nsec = 20 * 1000 * 1000 };
+	uint32_t state;
+
+	for (int waits = 0; (state = atomic_load(&r->swap)) != UP_SWAP_DONE; waits++) {
+		uint32_t waiting = UP_SWAP_WAITING;
+
+		if (!up_agent_alive() && atomic_load(&r->swap) != UP_SWAP_DONE)
+			return -ESRCH;
+		if (waits >= 50 &&
+		    atomic_compare_exchange_strong(&r->swap, &waiting, UP_SWAP_NONE))
+			return 0;
+		up_sys4(SYS_futex, &r->swap, FUTEX_WAIT_PRIVATE, state, &ts);
+	}
+	return 0;
+}
+
 int up_close_region(struct up_region *r, uint32_t op, uintptr_t address, size_t length)
 {
 	uint32_t live = UP_LIVE;
@@ -93,7 +111,8 @@ int up_close_region(struct up_region *r, uint32_t op, uintptr_t address, size_t 
 	/* Only now does it stand still. If just a part of it goes (or the slot is another mapping's
 	 * meanwhile), the rest stays a plain mapping. */
 	if (op == UP_REQ_FORGET &&
-	    (address > r->address || address + length < r->address + r->map_length))
+	    (atomic_load(&r->pooled) || /* who touches it just now must not wait for ever */
+	     address > r->address || address + length < r->address + r->map_length))
 		op = UP_REQ_DETACH;
 	/* A dead agent has laid what it has laid: those pages hold the file's bytes. */
 	if (up_ask(op, (uint32_t)(r - up_job.region), -1) == -ESRCH)

@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 #define UP_MAGIC 0x50444655u /* "UFDP" */
-#define UP_VERSION 2
+#define UP_VERSION 3
 #define UP_MSG_BYTES 256
 #define UP_PAGES_MAX 28 /* page numbers in one command */
 
@@ -52,13 +52,15 @@ enum up_role { UP_LAUNCHER = 1, UP_AGENT = 2, UP_RECORDER = 4, UP_WATCHER = 3 };
 #define UP_HELLO_UFFD (1u << 0)     /* userfaultfd with kernel faults works in this process */
 #define UP_HELLO_FORKED (1u << 1)   /* a forked child; parent_pid is the process it came from */
 #define UP_HELLO_SENDS_UFFD (1u << 2) /* the uffd comes with this message: the service resolves */
+#define UP_HELLO_SENDS_POOL (1u << 3) /* the uffd of the pool comes with this message */
 
 /* up_attach.flags */
 #define UP_ATTACH_INHERITED (1u << 0) /* mapped before the fork; no descriptor comes with it */
 #define UP_ATTACH_WRITABLE (1u << 1)  /* the job's description is O_RDWR: lay nothing */
 
 /* up_file.verdict */
-enum up_verdict { UP_REFUSE = 0, UP_CHECKPOINTS = 1, UP_PAGE_TABLES = 2 };
+/* UP_POOL: the service's memory takes the mapping's place; its faults go to the service */
+enum up_verdict { UP_REFUSE = 0, UP_CHECKPOINTS = 1, UP_PAGE_TABLES = 2, UP_POOL = 3 };
 
 struct up_header {
 	uint32_t magic;
@@ -154,7 +156,7 @@ struct up_ring {
 	uint32_t overlays, state;
 	/* written by the service; a cache line of its own */
 	uint64_t tail __attribute__((aligned(64)));
-	uint64_t beat_ns; /* the service's resolver was alive then (--resolve service) */
+	uint64_t beat_ns; /* who answers for the service was alive then (--resolve service, pool) */
 	struct up_event event[UP_RING_EVENTS] __attribute__((aligned(64)));
 };
 

@@ -31,7 +31,10 @@ ffi.set_source(
         return which < (int)(sizeof(layout) / sizeof(layout[0])) ? layout[which] : 0;
     }
     """,
-    sources=["csrc/uffd_helper.c", "csrc/residency.c", "csrc/warm.c", "csrc/bpf_ring.c"],
+    sources=[
+        *("csrc/uffd_helper.c", "csrc/residency.c", "csrc/warm.c", "csrc/bpf_ring.c"),
+        *("csrc/pool.c", "csrc/pool_faults.c", "csrc/pool_fill.c", "csrc/pool_room.c", "csrc/source.c"),
+    ],
     include_dirs=["csrc"],
     extra_compile_args=["-O2", "-Wall", "-Wextra", "-Wno-unused-parameter"],
     libraries=["pthread"],

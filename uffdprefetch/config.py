@@ -31,7 +31,9 @@ else:
 
 MIB = 1 << 20
 PAGE_BYTES = 4096
-ENGINES = ("cache", "off")
+ENGINES = ("cache", "pool", "off")
+EVICTIONS = ("cyclic", "lru")
+HUGE_PAGES = ("auto", "off")
 POLICIES = ("auto", "fixed", "none")
 RESOLVERS = ("agent", "service")
 #: Distance of `--policy fixed` when none is given: a checkpoint per 8 MiB (paper 1, section 4).
@@ -48,7 +50,7 @@ INTERNAL_VARIABLES = frozenset(
     PREFIX + name
     for name in (
         *("RUN", "RUNG", "DISABLE", "SOCKET", "RUNDIR"),
-        *("SERVE_CONFIG", "KEEP_ADVICE", "CONFIG", "LOCKDIR"),
+        *("SERVE_CONFIG", "KEEP_ADVICE", "CONFIG", "LOCKDIR", "POOL_CHUNK"),
     )
 )
 
@@ -58,6 +60,8 @@ class Config:
     """All options of a run; sizes in bytes. ``origins`` maps a field's name to where it is from."""
 
     engine: str = "cache"
+    evict: str = "cyclic"
+    huge_pages: str = "auto"
     policy: str = "auto"
     size_bytes: int = 50 * MIB
     distance_bytes: int | None = None
@@ -214,7 +218,14 @@ OPTIONS = (
     Option("force", "force", _parse_bool, "overwrite an existing summary file", short="-f"),
     Option("engine", "engine", _one_of(*ENGINES),
            "cache: checkpoints over the mapping, data in the page cache (default);"
+           " pool: data in memory of our own, read once per node, at most --budget;"
            " off: touch nothing in the job", "|".join(ENGINES)),
+    Option("evict", "evict", _one_of(*EVICTIONS),
+           "what leaves a full pool: cyclic: keep a part of the file over the epochs (default);"
+           " lru: what was touched longest ago", "|".join(EVICTIONS)),
+    Option("huge_pages", "huge-pages", _one_of(*HUGE_PAGES),
+           "the pool's memory in huge pages where the kernel gives them to shared memory (auto,"
+           " default) or never (off)", "|".join(HUGE_PAGES)),
     Option("policy", "policy", _one_of(*POLICIES),
            "auto: measure, then decide (default); fixed: --size and --distance as they are;"
            " none: watch, prefetch nothing", "|".join(POLICIES)),
@@ -227,7 +238,8 @@ OPTIONS = (
     Option("threshold", "threshold", _parse_float,
            "part of the window after which the next one is fetched (default: 0.75)", "0..1"),
     Option("budget_bytes", "budget", parse_size,
-           "bytes that may lie ahead of the readers on this node (default: 4GiB)", "SIZE",
+           "bytes that may lie ahead of the readers on this node; with --engine pool, the size of"
+           " the pool (default: 4GiB)", "SIZE",
            format=format_size_exact),
     Option("max_rate_bytes_per_second", "max-rate", _unless("none", parse_rate),
            "cap on what prefetching reads (default: none)", "RATE", format=_format_size("none")),
@@ -406,7 +418,10 @@ def validate(config: Config) -> Config:
         if not condition:
             raise usage_error(message)
 
-    for name, words in (("engine", ENGINES), ("policy", POLICIES), ("resolve", RESOLVERS)):
+    for name, words in (
+        ("engine", ENGINES), ("policy", POLICIES), ("resolve", RESOLVERS),
+        ("evict", EVICTIONS), ("huge_pages", HUGE_PAGES),
+    ):
         value = getattr(config, name)
         check(value in words, f"{name} {value!r} is none of {', '.join(words)}")
     check(0.0 < config.threshold <= 1.0, f"threshold {config.threshold} is not in 0..1")

@@ -225,6 +225,7 @@ def job_environment(
     environment["UFFDPREFETCH_SOCKET"] = meeting.socket
     environment["UFFDPREFETCH_MIN_SIZE"] = str(config.min_size_bytes)
     environment["UFFDPREFETCH_RESOLVE"] = config.resolve
+    environment["UFFDPREFETCH_ENGINE"] = config.engine
     environment.pop("UFFDPREFETCH_KEEP_ADVICE", None)
     if config.policy == "none":
         # Watching must not change what is watched: the job's own MADV_RANDOM stays in force.

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from uffdprefetch.identity import Identity
 
 MAGIC = 0x50444655  # "UFDP", little-endian
-VERSION = 2
+VERSION = 3
 MESSAGE_BYTES = 256
 HELLO, WELCOME, JOB, FINISH, SUMMARY = 1, 2, 3, 4, 5
 LAUNCHER = 1  # role in HELLO

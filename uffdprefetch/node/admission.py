@@ -12,6 +12,7 @@ from uffdprefetch.config import Config
 from uffdprefetch.node import wire
 from uffdprefetch.node.files import MEMORY_FILE_SYSTEMS, FileState, Key
 from uffdprefetch.node.ledger import Ledger
+from uffdprefetch.node.pool import NodePool
 from uffdprefetch.warm.scheduler import Scheduler
 
 #: Files without a region that are kept ready for the next epoch's workers.
@@ -26,6 +27,7 @@ class FileTable:
         self._scheduler = scheduler
         self._ledger = ledger
         self.files: dict[Key, FileState] = {}
+        self.pool: NodePool | None = None
 
     def find(self, a: wire.Attach, fd: int | None) -> tuple[FileState | None, str, str]:
         """(file, path, '') of a mapping, opened at its first one; (None, path, why) when it is
@@ -74,7 +76,7 @@ class FileTable:
     def _forget_idle_files(self) -> None:
         idle = [(key, f) for key, f in self.files.items() if not f.attached and f.fd >= 0]
         for _, file in idle[: max(0, len(idle) - IDLE_FILES_MAX)]:
-            if not self._scheduler.busy_with(file):
+            if not self._scheduler.busy_with(file) and (not self.pool or self.pool.forget(file)):
                 self._scheduler.forget_file(file)
                 self._ledger.close_file(file)
                 del self.files[file.key]

@@ -50,6 +50,7 @@ class Region:
     told_ns: int = 0  # when the last look of any kind ended
     scattered: bool = False  # too many separate runs: no use in looking often
     detaching: bool = False
+    armed: dict[int, int] = field(default_factory=dict)  # pool: 4 MiB cell -> a page read there
 
     def offset_of(self, address: int) -> int:
         """The file offset that an address of the mapping shows."""
@@ -77,6 +78,7 @@ class Client:
         self.pagemap_fd = -1
         self.pagemap_error = ""
         self.resolver_slot = -1
+        self.pool_slot = -1
         self.overlay_share = hello.overlays_max
         self.laying: dict[int, list[int]] = {}  # sequence -> pages of the last LAY commands
         self.halved_ns = 0

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Iterable
 
-from uffdprefetch import uffd
+from uffdprefetch import uffd, uffd_pool
 from uffdprefetch.config import Config
 from uffdprefetch.intervals import IntervalSet
 from uffdprefetch.node import pagetables, wire
@@ -20,8 +20,9 @@ from uffdprefetch.node.client import Client, Region
 from uffdprefetch.node.files import BLOCK_BYTES, FileState, Key
 from uffdprefetch.node.layout import Layout
 from uffdprefetch.node.ledger import Ledger
+from uffdprefetch.node.pool import NodePool
 from uffdprefetch.node.processes import Watched
-from uffdprefetch.node.tap import MAJORS, SEEN, TOUCH, WINDOW, Tap
+from uffdprefetch.node.tap import MAJORS, PUNCH, SEEN, TOUCH, WINDOW, Tap
 from uffdprefetch.plan import checkpoints, window
 from uffdprefetch.progress.streams import REACH_BYTES, Stream, StreamTable
 from uffdprefetch.warm.scheduler import Scheduler, now_ns
@@ -47,6 +48,7 @@ SPARSE_DELAY_NS = 100 * MS
 STARTS_MAX = 32
 #: Laying failed: the commands of the last moment fail for the same reason.
 HALVE_NS = 1000 * MS
+NEVER_NS = 1 << 62
 MAP_TYPE = 0x0F
 MAP_PRIVATE = 2
 
@@ -65,12 +67,19 @@ class CacheEngine:
         self._table = FileTable(config, scheduler, ledger)
         self.clients: dict[int, Client] = {}
         self.resolver: uffd.Resolver | None = None
+        self.pool: NodePool | None = None
         self._touched: dict[int, tuple[Client, Region]] = {}
 
     @property
     def files(self) -> dict[Key, FileState]:
         """The files under management."""
         return self._table.files
+
+    def use_pool(self, pool: NodePool) -> None:
+        """`--engine pool`: mappings that can be are served from there."""
+        self.pool = self._table.pool = pool
+        self.scheduler.pool = pool.pool
+        self.layout.pool = pool
 
     # -------------------------------------------------------------- regions come and go
 
@@ -106,20 +115,45 @@ class CacheEngine:
         if verdict == wire.Verdict.PAGE_TABLES and client.pagemap_fd < 0:
             verdict, why = wire.Verdict.REFUSE, f"page table of the job: {client.pagemap_error}"
         fds: list[int] = []
-        if file is not None and verdict != wire.Verdict.REFUSE:
+        if file is not None and verdict == wire.Verdict.CHECKPOINTS and self.pool:
+            fds, reason = self._into_pool(client, a, file, reason)
+            verdict = wire.Verdict.POOL if fds else verdict
+        if file is not None and verdict not in (wire.Verdict.REFUSE, wire.Verdict.POOL):
             try:
                 fds = [file.checkpoint_fds()[1]]
             except OSError as error:
                 verdict, why = wire.Verdict.REFUSE, str(error)
         if a.flags & wire.ATTACH_INHERITED and file is not None:
             fds = [*fds, file.map_fd] if fds else [file.map_fd, file.map_fd]
-        client.send(wire.pack(wire.Type.FILE, wire.FILE.pack(a.region, verdict)), fds)
         if verdict == wire.Verdict.REFUSE or file is None:
+            client.send(wire.pack(wire.Type.FILE, wire.FILE.pack(a.region, verdict)), fds)
             self.ledger.refuse(path, why)
             return
-        self._adopt(client, a, file, verdict)
+        self._adopt(client, a, file, verdict)  # before its first fault
+        client.send(wire.pack(wire.Type.FILE, wire.FILE.pack(a.region, verdict)), fds)
+        self.layout.refresh(client, client.regions[a.region])
         self.tap.region(client, client.regions[a.region])
         self.ledger.attached(file, verdict, reason)
+
+    def _into_pool(
+        self, client: Client, a: wire.Attach, file: FileState, reason: str
+    ) -> tuple[list[int], str]:
+        """([what the job maps], why) when the pool can serve a mapping, else ([], why not)."""
+        assert self.pool is not None
+        why = ""
+        if client.pool_slot < 0:
+            why = "the process has no userfaultfd for it"
+        elif a.map_flags & MAP_TYPE == MAP_PRIVATE:
+            why = "the mapping is private"
+        elif file.attached and file.pooled is None:
+            why = "checkpoints of it are laid already"
+        else:
+            try:
+                return [self.pool.open(file).memfd], "the pool's memory is mapped in its place"
+            except OSError as error:
+                why = str(error)
+        self.ledger.degrade(f"{file.path}: served by checkpoints, not by the pool: {why}")
+        return [], reason
 
     def _adopt(
         self, client: Client, a: wire.Attach, file: FileState, verdict: wire.Verdict
@@ -151,7 +185,9 @@ class CacheEngine:
             used = sum(len(other.sparse) for other in client.regions.values())
             most = min(quarter // len(client.regions), quarter - used)
             region.sparse = checkpoints.sparse(region.span, most, self.config.distance_bytes)
-        self.layout.refresh(client, region)
+        elif verdict == wire.Verdict.POOL and self.pool:
+            region.look_at_ns = NEVER_NS  # its faults tell
+            self.pool.attach(client, region)
 
     def detached(self, client: Client, region_id: int) -> None:
         """The mapping is gone from our management (unmapped, or given back)."""
@@ -159,6 +195,8 @@ class CacheEngine:
         if region is None:
             return
         region.file.attached -= 1
+        if self.pool and region.verdict == wire.Verdict.POOL:
+            self.pool.detach(client, region)
         for stream in region.table.streams:
             self.scheduler.forget(stream)
         self.ledger.note_streams(client, region)
@@ -229,6 +267,43 @@ class CacheEngine:
             )  # fmt: skip
             self._touch(client, region, start, start + uffd.PAGE_BYTES, at_ns)
 
+    def on_pool_events(self) -> None:
+        """What happened in the pool: faults are progress, the rest is for the books."""
+        if self.pool is None:
+            return
+        for event in self.pool.pool.drain():
+            file = self.pool.files.get(event.file)
+            if file is None:
+                continue
+            if event.kind == uffd_pool.FAILED:
+                self.give_up(file, f"cannot be read ({os.strerror(-event.error)})")
+                self.pool.detached += 1
+            elif event.kind == uffd_pool.EVICTED:
+                self.tap.put(PUNCH, event.time_ns, 0, file, event.offset, event.length, 0)
+            else:
+                self._on_pool_fault(self.pool, file, event)
+
+    def _on_pool_fault(self, pool: NodePool, file: FileState, event: uffd_pool.PoolEvent) -> None:
+        client = pool.slots.get(event.client)
+        region = client.regions.get(event.region) if client else None
+        if client is None or region is None or region.detaching:
+            return
+        if event.kind == uffd_pool.STUCK:
+            # two chunks that one instruction needs do not fit: the page cache has room
+            self.ledger.degrade(
+                f"{file.path}: --budget is too small for pid {client.pid}: given back to the kernel"
+            )
+            pool.detached += 1
+            region.detaching = True
+            client.command(wire.Type.DETACH, region.id, [])
+            return
+        start, end = event.offset, event.offset + event.length
+        cell = start // checkpoints.DISTANCE_MIN_BYTES
+        region.fired.setdefault(cell, event.time_ns)
+        region.armed.setdefault(cell, start // uffd.PAGE_BYTES)
+        self.tap.put(TOUCH, event.time_ns, client.pid, file, start, event.length, 0, tid=event.tid)
+        self._touch(client, region, start, end, event.time_ns)
+
     def _touch(self, client: Client, region: Region, start: int, end: int, at_ns: int) -> Stream:
         stream, forward = region.table.touch(start, end, at_ns)
         self._forget_absorbed(region)
@@ -237,7 +312,10 @@ class CacheEngine:
         self.ledger.touch(region.file, stream, start, at_ns)
         if forward:
             first = stream.position_bytes - (forward if stream.direction > 0 else 0)
-            found = pagetables.runs(client, region, first, first + forward)
+            if region.verdict == wire.Verdict.POOL:
+                found = [(first, forward)]  # mapped in runs: more is not known
+            else:
+                found = pagetables.runs(client, region, first, first + forward)
             pagetables.note_used(region, found)
             stream.saw(forward, found)
             for a, n in found:
@@ -359,6 +437,14 @@ class CacheEngine:
         self.ledger.active_streams = sum(
             len(r.table.active()) for c in self.clients.values() for r in c.regions.values()
         )
+        if self.pool is not None:
+            self.pool.note_places(
+                (region.file, stream)
+                for client in self.clients.values()
+                for region in client.regions.values()
+                if region.verdict == wire.Verdict.POOL
+                for stream in region.table.active()
+            )
         touched, self._touched = self._touched, {}
         for client, region in touched.values():
             if region.file.changed or region.detaching:
@@ -371,7 +457,7 @@ class CacheEngine:
         file = region.file
         if self.config.policy == "none" or region.table.random:
             return
-        ahead = self.layout.lookahead(stream)
+        ahead = self.layout.lookahead(stream, region)
         if self.config.policy == "fixed":
             wanted = window.fixed(stream, region.span.end_bytes, ahead, self.config.threshold)
         else:
@@ -380,6 +466,17 @@ class CacheEngine:
             self.scheduler.want(file, stream, *wanted)
             start, end = wanted
             self.tap.put(WINDOW, now_ns(), stream.reader, file, start, end - start, 0)
+
+    def plan_evictions(self) -> None:
+        """Have blocks ready to leave the pool when it is full."""
+        if self.pool is not None:
+            self.pool.plan(
+                (region, stream, self.layout.lookahead(stream, region))
+                for client in self.clients.values()
+                for region in client.regions.values()
+                if region.verdict == wire.Verdict.POOL and not region.detaching
+                for stream in region.table.active()
+            )
 
     # -------------------------------------------------------------- checkpoints
 
@@ -415,6 +512,8 @@ class CacheEngine:
         """Read all page tables of a process while they are there: what was used."""
         for region in client.regions.values():
             start = region.offset_bytes
+            if region.verdict == wire.Verdict.POOL:
+                continue
             while start < region.span.end_bytes:
                 found = pagetables.runs(client, region, start, region.span.end_bytes)
                 pagetables.note_used(region, found)

@@ -12,9 +12,14 @@ import fcntl
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from uffdprefetch import uffd
 from uffdprefetch.intervals import IntervalSet
+
+if TYPE_CHECKING:
+    from uffdprefetch.node.pool import PoolFile
+    from uffdprefetch.uffd_pool import FileCounts
 
 #: Resolution of *used*: the kernel's fault-around maps the cached pages of an aligned 64 KiB.
 BLOCK_BYTES = 65536
@@ -81,6 +86,8 @@ class FileState:
     guard: str = ""  # how a change of the file would be noticed
     changed: str | None = None  # why nothing of this file is managed any more
     attached: int = 0  # regions
+    pooled: PoolFile | None = None  # its part of the node's pool
+    pool_counts: FileCounts | None = None
 
     @classmethod
     def open(cls, fd: int, path: str) -> FileState:
@@ -170,6 +177,8 @@ class FileState:
 
     def fresh(self, start: int, end: int) -> bool:
         """Whether any byte of [start, end) is neither under way nor just been made resident."""
+        if self.pooled is not None:
+            return self.pooled.absent(start, end)
         return any(self.recent.missing(a, b) for a, b in self.in_flight.missing(start, end))
 
     def _mark(self, start: int, end: int, bit: int) -> None:

@@ -12,6 +12,7 @@ from uffdprefetch.config import Config
 from uffdprefetch.node import wire
 from uffdprefetch.node.client import Client, Region
 from uffdprefetch.node.ledger import Ledger
+from uffdprefetch.node.pool import NodePool
 from uffdprefetch.plan import checkpoints, window
 from uffdprefetch.progress.streams import REACH_BYTES, Stream
 from uffdprefetch.warm.scheduler import Scheduler, now_ns
@@ -31,11 +32,14 @@ class Layout:
         self._scheduler = scheduler
         self._ledger = ledger
         self.allowed_bytes = config.budget_bytes
+        self.pool: NodePool | None = None
 
-    def lookahead(self, stream: Stream) -> int:
+    def lookahead(self, stream: Stream, region: Region | None = None) -> int:
         """Bytes ahead of a stream that its policy wants now."""
         streams = max(1, self._ledger.active_streams)
         share = self.allowed_bytes // streams
+        if self.pool and region and region.verdict == wire.Verdict.POOL:
+            share = self.pool.window_bytes()
         if self._config.policy == "fixed":
             return min(self._config.size_bytes, max(share, window.MIB))
         return window.lookahead_bytes(stream, self._scheduler.meter.storage, share)
@@ -65,6 +69,9 @@ class Layout:
         return wanted
 
     def refresh(self, client: Client, region: Region) -> None:
+        if region.verdict == wire.Verdict.POOL:
+            self._rearm_behind(client, region)
+            return
         if region.verdict != wire.Verdict.CHECKPOINTS:
             self._drop_samples(client, region)
             return
@@ -121,6 +128,22 @@ class Layout:
             self._ledger.rearmed += len(arm)
         for page in (*take, *arm):
             region.fired.pop(page, None)
+
+    def _rearm_behind(self, client: Client, region: Region) -> None:
+        """In the pool, one page of each 4 MiB that was read leaves the page table: what stays in
+        the pool over the epochs would give no sign of its reader otherwise."""
+        now = now_ns()
+        kept = [self._reach(s) for s in region.table.active()]
+        pages = []
+        for cell, at in list(region.fired.items()):
+            page = region.armed[cell]
+            offset = page * uffd.PAGE_BYTES
+            if now - at > REARM_NS and not any(low <= offset <= high for low, high in kept):
+                pages.append(page)
+                del region.fired[cell], region.armed[cell]
+        if pages:
+            client.command(wire.Type.REARM, region.id, sorted(pages))
+            self._ledger.rearmed += len(pages)
 
     def _reach(self, stream: Stream) -> tuple[int, int]:
         """From just behind a reader to the end of its dense set: checkpoints there stay."""

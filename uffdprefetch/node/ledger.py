@@ -31,6 +31,14 @@ class Histogram:
         self.max = 0
         self.sum = 0
 
+    @classmethod
+    def of_bins(cls, bins: list[int], total: int, most: int) -> Histogram:
+        """One that was counted elsewhere in the same bins (csrc/pool.c, pool_bin)."""
+        made = cls()
+        made._bins = {i: n for i, n in enumerate(bins) if n}
+        made.count, made.sum, made.max = sum(bins), total, most
+        return made
+
     def add(self, ns: int) -> None:
         """Count one value >= 0."""
         octave = max(0, ns.bit_length() - 4)
@@ -175,7 +183,7 @@ class Ledger:
 
     def attached(self, file: FileState, verdict: wire.Verdict, reason: str) -> None:
         """A mapping is managed; the best rung reached is the run's."""
-        rung = 1 if verdict == wire.Verdict.CHECKPOINTS else 2
+        rung = 2 if verdict == wire.Verdict.PAGE_TABLES else 1
         self.verdicts[file.path] = verdict.name.lower()
         if rung == 2:
             self.degrade(f"{file.path}: progress comes from page tables: {reason}")
@@ -242,4 +250,7 @@ def describe_file(file: FileState, verdicts: dict[str, str]) -> dict[str, Any]:
         "prefetched_unused_blocks_bytes": unused,
         "demand_used_blocks_bytes": other,
         "checkpoint_pages": len(file.written),
+        "pool_read_bytes": file.pool_counts.read_bytes if file.pool_counts else None,
+        "pool_unique_bytes": file.pool_counts.unique_bytes if file.pool_counts else None,
+        "pool_resident_bytes": file.pool_counts.resident_bytes if file.pool_counts else None,
     }

@@ -70,7 +70,8 @@ class Peers:
     @property
     def none(self) -> bool:
         """Whether nobody is connected."""
-        return not (self._engine.clients or self.launchers or self._unknown)
+        orphans = self._engine.pool.orphans if self._engine.pool else []
+        return not (self._engine.clients or self.launchers or self._unknown or orphans)
 
     @property
     def only_strangers(self) -> bool:
@@ -194,6 +195,10 @@ class Peers:
                 [client.ring.fd, self._wake_fd],
             )
             os.close(client.ring.fd)
+            pool = self._engine.pool if hello.flags & wire.HELLO_SENDS_POOL else None
+            if pool and received and uffd.is_uffd(received[0]):
+                pool.join(client, received[0])
+                received.pop(0)  # the pool's from now on
             resolver = self._engine.resolver if hello.flags & wire.HELLO_SENDS_UFFD else None
             if resolver and received and uffd.is_uffd(received[0]):
                 client.resolver_slot = resolver.add(received.pop(0), client.ring)
@@ -292,6 +297,8 @@ class Peers:
         self._engine.sample(client.watched)
         client.watched.ended = True
         self._ledger.dropped_events += client.ring.counts().dropped
+        if self._engine.pool:
+            self._engine.pool.leave(client)
         for region in list(client.regions):
             self._engine.detached(client, region)
         del self._engine.clients[fd]

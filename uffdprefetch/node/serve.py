@@ -27,6 +27,7 @@ from uffdprefetch.node.ledger import Ledger
 from uffdprefetch.node.live import Live
 from uffdprefetch.node.observe import Observer
 from uffdprefetch.node.peers import Peers
+from uffdprefetch.node.pool import TICK_NS, NodePool
 from uffdprefetch.node.snapshot import summary
 from uffdprefetch.node.tap import WARM, Tap
 from uffdprefetch.node.watchers import Watchers
@@ -90,6 +91,8 @@ class Service:
             self._observer = Observer(self.engine, self._ledger, config.min_size_bytes)
         if config.resolve == "service":
             self.engine.resolver = uffd.Resolver(self._wake_fd)
+        if config.engine == "pool":
+            self.engine.use_pool(NodePool(config, self._wake_fd, self._ledger))
         self._epoll = select.epoll()
         self._epoll.register(self._wake_fd, select.EPOLLIN)
         self._listener = listener
@@ -99,7 +102,7 @@ class Service:
             self.engine,
             self._scheduler,
             lambda: self._peers.jobs(),
-            self._workers.cpu_seconds,
+            self._reading_cpu_seconds,
         )
         self._peers = Peers(
             listener,
@@ -152,6 +155,8 @@ class Service:
             due = min(due, self._observer.next_ns)
         if self._next_pump_ns:
             due = min(due, self._next_pump_ns)
+        if self.engine.pool:
+            due = min(due, now + TICK_NS)
         if self._live.sampling.due_ns:
             due = min(due, self._live.sampling.due_ns)
         for client in self.engine.clients.values():
@@ -176,6 +181,12 @@ class Service:
                 self._peers.receive(fd)
         for client in self.engine.clients.values():
             self.engine.on_events(client, client.ring.drain())
+        pool = self.engine.pool
+        if pool:
+            pool.pool.alive()
+            if pool.orphans:
+                pool.look_for_orphans()
+            self.engine.on_pool_events()
         self._scheduler.reap()
         now = now_ns()
         if self._observer is not None:
@@ -186,6 +197,7 @@ class Service:
         elif self._leaving:  # the last agent has perhaps just told: the writer waits
             self._look_for_writers()
         self.engine.plan()
+        self.engine.plan_evictions()
         wait = self._scheduler.pump(now_ns())
         self._next_pump_ns = now_ns() + wait if wait else 0
         self._note(now)
@@ -197,6 +209,10 @@ class Service:
                 client.flush()
             if client.gone:
                 self._peers.drop_client(fd)
+
+    def _reading_cpu_seconds(self) -> float:
+        pool = self.engine.pool
+        return self._workers.cpu_seconds() + (pool.pool.cpu_seconds() if pool else 0.0)
 
     def _pages_written(self, file: FileState, pages: list[int]) -> None:
         self.engine.pages_written(file, pages)
@@ -238,7 +254,7 @@ class Service:
         self._note(now_ns())
         self._sample()
         return summary(
-            self.config, self.run_key, self.engine, self._scheduler, self._workers.cpu_seconds()
+            self.config, self.run_key, self.engine, self._scheduler, self._reading_cpu_seconds()
         )
 
     # -------------------------------------------------------------- once a second
@@ -251,6 +267,8 @@ class Service:
         self.engine.layout.allowed_bytes, why = allowed_bytes(self.config.budget_bytes)
         if why != "--budget" and self.engine.layout.allowed_bytes < before // 2:
             self._ledger.degrade(f"windows are bounded by {why}, not by --budget")
+        if self.engine.pool:
+            self.engine.pool.housekeep()
         self._live.tick(now, why)
         for file in list(self.engine.files.values()):
             if file.changed is None:
@@ -281,6 +299,8 @@ class Service:
         if self.engine.resolver:
             self.engine.resolver.close()
         self._workers.close()
+        if self.engine.pool:
+            self.engine.pool.close()
         for file in self.engine.files.values():
             file.close()
 

@@ -107,6 +107,7 @@ def summary(
 ) -> dict[str, Any]:
     """The document of docs/summary-schema.md."""
     ledger = engine.ledger
+    pool = engine.pool.summary() if engine.pool else None  # takes the files' counts as well
     files = [describe_file(f, ledger.verdicts) for f in engine.files.values()]
     files += ledger.closed_files
     streams = list(ledger.streams)
@@ -145,6 +146,7 @@ def summary(
         "engine": config.engine,
         "policy": config.policy,
         "resolve": config.resolve,
+        "pool": pool,
         "rung": ledger.rung,
         "rung_reason": ledger.rung_reason,
         "wall_seconds": round(wall, 3),

@@ -20,7 +20,7 @@ from uffdprefetch.node.files import FileState
 
 #: trace/events.py, EVENT; the numbers of its kinds that are ours.
 _EVENT = struct.Struct("<QQQQIIHHI")
-TOUCH, SEEN, WARM, WINDOW, MAJORS = 20, 21, 22, 23, 24
+TOUCH, SEEN, WARM, WINDOW, MAJORS, PUNCH = 20, 21, 22, 23, 24, 25
 #: A batch fits into a socket's default send buffer several times.
 BATCH_BYTES = 1024 * _EVENT.size
 RECORDERS_MAX = 4

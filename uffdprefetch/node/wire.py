@@ -12,7 +12,7 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 MAGIC = 0x50444655
-VERSION = 2
+VERSION = 3
 MESSAGE_BYTES = 256
 PAGES_MAX = 28
 
@@ -68,11 +68,13 @@ class Verdict(IntEnum):
     REFUSE = 0
     CHECKPOINTS = 1
     PAGE_TABLES = 2
+    POOL = 3
 
 
 HELLO_UFFD = 1
 HELLO_FORKED = 2
 HELLO_SENDS_UFFD = 4
+HELLO_SENDS_POOL = 8
 ATTACH_INHERITED = 1
 ATTACH_WRITABLE = 2
 

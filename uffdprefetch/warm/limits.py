@@ -10,6 +10,8 @@ from pathlib import Path
 SHARE = 0.5
 #: Of a cgroup's limit: page cache is reclaimed there before the job is killed, but slowly.
 CGROUP_SHARE = 0.25
+#: Of all that the pool could have: the job needs memory of its own.
+POOL_SHARE = 0.75
 _UNLIMITED = 1 << 60
 
 
@@ -66,6 +68,22 @@ def allowed_bytes(budget_bytes: int) -> tuple[int, str]:
         limit = cgroup_limit_bytes(Path(f"/proc/{os.getpid()}/cgroup").read_text())
         if limit is not None and limit * CGROUP_SHARE < allowed:
             allowed, why = int(limit * CGROUP_SHARE), "cgroup memory limit"
+    except (OSError, ValueError):
+        pass  # no /proc: the user's budget stands
+    return allowed, why
+
+
+def pool_bytes(budget_bytes: int, resident_bytes: int) -> tuple[int, str]:
+    """How much the node's pool may hold now, of which ``resident_bytes`` it does hold, and which
+    limit binds. The pool is shared memory: without swap, nothing but we ourselves can free it."""
+    allowed, why = budget_bytes, "--budget"
+    try:
+        available = mem_available_bytes(Path("/proc/meminfo").read_text())
+        if available is not None and (available + resident_bytes) * POOL_SHARE < allowed:
+            allowed, why = int((available + resident_bytes) * POOL_SHARE), "MemAvailable"
+        limit = cgroup_limit_bytes(Path(f"/proc/{os.getpid()}/cgroup").read_text())
+        if limit is not None and limit * POOL_SHARE < allowed:
+            allowed, why = int(limit * POOL_SHARE), "cgroup memory limit"
     except (OSError, ValueError):
         pass  # no /proc: the user's budget stands
     return allowed, why

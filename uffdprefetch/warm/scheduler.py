@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from uffdprefetch import uffd
+from uffdprefetch import uffd, uffd_pool
 from uffdprefetch.node.files import FileState, read_ahead_bytes
 from uffdprefetch.plan.depth import Depth
 from uffdprefetch.plan.window import Storage, note_extent
@@ -102,6 +102,7 @@ class Scheduler:
         self._next_id = 1
         self.under_way_bytes = 0
         self.meter = Meter()
+        self.pool: uffd_pool.Pool | None = None
         self._idle = True
         self._depth = Depth()
         self.prefetched_bytes = 0
@@ -133,7 +134,7 @@ class Scheduler:
             pages = [
                 at // uffd.PAGE_BYTES
                 for at in range(-(-a // grid) * grid, b, grid)
-                if at and at + uffd.PAGE_BYTES <= file.size_bytes
+                if at and at + uffd.PAGE_BYTES <= file.size_bytes and file.pooled is None
             ]
             pages = [p for p in pages if p not in file.written and p not in file.pending_pages]
             pages = pages[: uffd.PAGES_PER_JOB]
@@ -228,16 +229,20 @@ class Scheduler:
         extent.alone = self.under_way_bytes == 0
         if length and extent.alone:
             self._idle = True
-        sent = self._workers.submit(
-            self._next_id,
-            file.fd if length else file.page_fd,
-            extent.start,
-            length,
-            method=file.method,
-            chunk_bytes=file.chunk_bytes,
-            checkpoint_fd=file.checkpoint_fds()[0] if extent.pages else -1,
-            pages=extent.pages,
-        )
+        if file.pooled is not None and length:
+            pooled = file.pooled
+            sent = pooled.pool.submit(self._next_id, pooled.number, extent.start, length)
+        else:
+            sent = self._workers.submit(
+                self._next_id,
+                file.fd if length else file.page_fd,
+                extent.start,
+                length,
+                method=file.method,
+                chunk_bytes=file.chunk_bytes,
+                checkpoint_fd=file.checkpoint_fds()[0] if extent.pages else -1,
+                pages=extent.pages,
+            )
         if sent:
             self._bucket.take(length)
             self._under_way[self._next_id] = extent
@@ -250,7 +255,8 @@ class Scheduler:
 
     def reap(self) -> None:
         """Take the workers' results: books, feedback to the windows, pages to announce."""
-        for result in self._workers.reap():
+        done = self._workers.reap() + (self.pool.reap() if self.pool else [])
+        for result in done:
             extent = self._under_way.pop(result.id)
             file, length = extent.file, extent.end - extent.start
             self.under_way_bytes -= length

@@ -1,0 +1,496 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * pool.c - the node's page pool: its files, the processes that map them, and what the service's main
+ * thread asks of it. pool.h says what holds what.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "pool.h"
+
+/* ------------------------------------------------------------------ small things */
+
+uint64_t pool_now_ns(void)
+{
+	struct timespec ts;
+
+	clock_gettime(CLOCK_MONOTONIC, &ts);
+	return (uint64_t)ts.tv_sec * 1000000000ull + (uint64_t)ts.tv_nsec;
+}
+
+uint32_t pool_now_ms(const struct up_pool *p)
+{
+	return (uint32_t)((pool_now_ns() - p->began_ns) / 1000000) + 1;
+}
+
+void pool_post(struct up_pool *p, const struct up_pool_event *e)
+{
+	uint64_t one = 1;
+
+	if (p->event_head - p->event_tail >= POOL_EVENTS) {
+		p->count.lost_events++;
+		return;
+	}
+	p->event[p->event_head++ % POOL_EVENTS] = *e;
+	if (p->event_head - p->event_tail == 1 &&
+	    write(p->options.event_fd, &one, sizeof(one)) < 0)
+		return; /* EAGAIN: the counter is full, so the reader is awake anyway */
+}
+
+void pool_bin(uint64_t *bin, uint64_t *sum, uint64_t *max, uint64_t ns)
+{
+	unsigned int length = ns ? 64 - (unsigned int)__builtin_clzll(ns) : 0;
+	unsigned int octave = length > 4 ? length - 4 : 0;
+
+	bin[octave * 8 + (ns >> octave)]++;
+	*sum += ns;
+	if (ns > *max)
+		*max = ns;
+}
+
+/* ------------------------------------------------------------------ files */
+
+int up_pool_file(struct up_pool *p, int fd, uint64_t size_bytes, int *memfd_ro)
+{
+	uint64_t bytes = pool_chunk_bytes(p);
+	struct pool_file f = { .used = 1, .size = size_bytes, .source = { .fd = -1, .direct_fd = -1 } };
+	int number = -ENOSPC, ret;
+
+	/* as for the checkpoints: of fixed size, and the jobs get a description that cannot write */
+	ret = up_checkpoint_memfd(size_bytes, &f.memfd, memfd_ro);
+	if (ret)
+		return ret;
+	f.chunks = (size_bytes + bytes - 1) / bytes;
+	f.state = calloc(f.chunks, 1);
+	f.pins = calloc(f.chunks, 1);
+	f.ever = calloc(f.chunks, 1);
+	f.touched_ms = calloc(f.chunks, sizeof(*f.touched_ms));
+	ret = f.state && f.pins && f.ever && f.touched_ms ? 0 : -ENOMEM;
+	if (!ret)
+		ret = up_source_open(&f.source, fd, size_bytes);
+	if (!ret && p->options.huge) {
+		f.map = mmap(NULL, f.chunks * bytes, PROT_READ | PROT_WRITE, MAP_SHARED, f.memfd, 0);
+		ret = f.map == MAP_FAILED ? -errno : 0;
+		if (!ret)
+			madvise(f.map, f.chunks * bytes, MADV_HUGEPAGE);
+		else
+			f.map = NULL;
+	}
+	pthread_mutex_lock(&p->lock);
+	for (int i = 0; i < POOL_FILES && !ret && number < 0; i++)
+		if (!p->file[i].used) {
+			p->file[i] = f;
+			number = i;
+		}
+	pthread_mutex_unlock(&p->lock);
+	if (number >= 0)
+		return number;
+	up_source_close(&f.source);
+	if (f.map)
+		munmap(f.map, f.chunks * bytes);
+	free(f.state);
+	free(f.pins);
+	free(f.ever);
+	free(f.touched_ms);
+	close(f.memfd);
+	close(*memfd_ro);
+	return ret ? ret : number;
+}
+
+int up_pool_forget(struct up_pool *p, int file)
+{
+	struct pool_file *f = &p->file[file], gone;
+
+	pthread_mutex_lock(&p->lock);
+	if (!f->used || f->regions || f->filling) {
+		pthread_mutex_unlock(&p->lock);
+		return -EBUSY;
+	}
+	for (uint32_t i = p->queue_tail; i != p->queue_head; i++) {
+		struct pool_job *j = &p->job[p->queue[i % POOL_JOBS]];
+
+		if (j->job.fd == file)
+			j->chunk = j->end; /* its turn finds nothing to do */
+	}
+	for (struct pool_waiter **at = &p->waiting; *at;)
+		if ((*at)->file == file)
+			pool_drop_waiter(p, at);
+		else
+			at = &(*at)->next;
+	for (uint32_t i = p->demand_tail; i != p->demand_head; i++)
+		if (p->demand[i % p->demand_room].file == file)
+			p->demand[i % p->demand_room].file = -1;
+	gone = *f;
+	p->used_bytes -= f->count.resident_bytes;
+	p->count.resident_bytes -= f->count.resident_bytes;
+	memset(f, 0, sizeof(*f));
+	pthread_cond_broadcast(&p->work);
+	pthread_mutex_unlock(&p->lock);
+	up_source_close(&gone.source);
+	if (gone.map)
+		munmap(gone.map, gone.chunks * pool_chunk_bytes(p));
+	close(gone.memfd);
+	free(gone.state);
+	free(gone.pins);
+	free(gone.ever);
+	free(gone.touched_ms);
+	return 0;
+}
+
+uint64_t up_pool_books(struct up_pool *p, int file, uint8_t **state, uint32_t **touched_ms)
+{
+	*state = p->file[file].state;
+	*touched_ms = p->file[file].touched_ms;
+	return p->file[file].chunks;
+}
+
+void up_pool_file_counts(struct up_pool *p, int file, struct up_pool_file_counts *out)
+{
+	pthread_mutex_lock(&p->lock);
+	*out = p->file[file].count;
+	pthread_mutex_unlock(&p->lock);
+}
+
+/* ------------------------------------------------------------------ processes */
+
+int up_pool_join(struct up_pool *p, int uffd, struct up_ring *ring)
+{
+	int slot = -ENOSPC, flags = fcntl(uffd, F_GETFL);
+
+	/* the kernel polls no userfaultfd that blocks */
+	if (flags < 0 || fcntl(uffd, F_SETFL, flags | O_NONBLOCK))
+		return -errno;
+	pthread_mutex_lock(&p->lock);
+	for (int i = 0; i < POOL_CLIENTS && slot < 0; i++)
+		if (p->client[i].uffd < 0)
+			slot = i;
+	if (slot >= 0) {
+		struct pool_client *c = &p->client[slot];
+		struct epoll_event e = { .events = EPOLLIN };
+		uint32_t generation = c->generation + 1;
+
+		memset(c, 0, sizeof(*c));
+		*c = (struct pool_client){ .uffd = uffd, .generation = generation, .ring = ring };
+		ring->beat_ns = p->alive_ns;
+		e.data.u64 = (uint64_t)generation << 32 | (uint32_t)slot;
+		if (epoll_ctl(p->epoll_fd, EPOLL_CTL_ADD, uffd, &e)) {
+			slot = -errno;
+			c->uffd = -1;
+		}
+	}
+	pthread_mutex_unlock(&p->lock);
+	return slot;
+}
+
+void up_pool_leave(struct up_pool *p, int client)
+{
+	struct pool_client *c = &p->client[client];
+	int uffd;
+
+	pthread_mutex_lock(&p->lock);
+	c->leaving = 1;
+	epoll_ctl(p->epoll_fd, EPOLL_CTL_DEL, c->uffd, NULL);
+	for (struct pool_waiter **at = &p->waiting; *at;)
+		if ((*at)->client == (uint32_t)client)
+			pool_drop_waiter(p, at);
+		else
+			at = &(*at)->next;
+	while (c->users)
+		pthread_cond_wait(&p->idle, &p->lock);
+	for (uint32_t i = 0; i < c->regions; i++)
+		p->file[c->region[i].file].regions--;
+	uffd = c->uffd;
+	free(c->region);
+	c->region = NULL;
+	c->regions = c->room = 0;
+	c->uffd = -1;
+	c->ring = NULL;
+	pthread_mutex_unlock(&p->lock);
+	close(uffd);
+}
+
+void up_pool_orphan(struct up_pool *p, int client)
+{
+	pthread_mutex_lock(&p->lock);
+	p->client[client].ring = NULL;
+	pthread_mutex_unlock(&p->lock);
+}
+
+int up_pool_map(struct up_pool *p, int client, uint32_t region, int file, uint64_t address,
+		uint64_t length, uint64_t offset)
+{
+	struct pool_client *c = &p->client[client];
+	int ret = 0;
+
+	pthread_mutex_lock(&p->lock);
+	if (c->regions == c->room) {
+		uint32_t room = c->room ? c->room * 2 : 4;
+		struct pool_region *more = realloc(c->region, room * sizeof(*more));
+
+		if (more) {
+			c->region = more;
+			c->room = room;
+		} else {
+			ret = -ENOMEM;
+		}
+	}
+	if (!ret) {
+		c->region[c->regions++] = (struct pool_region){
+			.id = region, .file = file, .address = address, .length = length,
+			.offset = offset, .run = 1,
+			.miss_next = UINT64_MAX, .miss_run = 1,
+		};
+		p->file[file].regions++;
+	}
+	pthread_mutex_unlock(&p->lock);
+	return ret;
+}
+
+void up_pool_unmap(struct up_pool *p, int client, uint32_t region)
+{
+	struct pool_client *c = &p->client[client];
+
+	pthread_mutex_lock(&p->lock);
+	for (uint32_t i = 0; i < c->regions; i++) {
+		struct pool_region r = c->region[i];
+
+		if (r.id != region)
+			continue;
+		memmove(&c->region[i], &c->region[i + 1], (--c->regions - i) * sizeof(r));
+		p->file[r.file].regions--;
+		for (struct pool_waiter **at = &p->waiting; *at;)
+			if ((*at)->client == (uint32_t)client && (*at)->address - r.address < r.length)
+				pool_drop_waiter(p, at);
+			else
+				at = &(*at)->next;
+		break;
+	}
+	pthread_mutex_unlock(&p->lock);
+}
+
+/* ------------------------------------------------------------------ the main thread's calls */
+
+void up_pool_alive(struct up_pool *p)
+{
+	__atomic_store_n(&p->alive_ns, pool_now_ns(), __ATOMIC_RELAXED);
+}
+
+void up_pool_budget(struct up_pool *p, uint64_t budget_bytes)
+{
+	pthread_mutex_lock(&p->lock);
+	p->budget = budget_bytes;
+	pthread_cond_broadcast(&p->work);
+	pthread_mutex_unlock(&p->lock);
+}
+
+int up_pool_submit(struct up_pool *p, const struct up_warm_job *job)
+{
+	uint64_t bytes = pool_chunk_bytes(p);
+	int ret = -EAGAIN;
+
+	pthread_mutex_lock(&p->lock);
+	for (uint32_t i = 0; i < POOL_JOBS && ret; i++) {
+		struct pool_job *j = &p->job[i];
+
+		if (j->taken)
+			continue;
+		*j = (struct pool_job){ .job = *job, .taken = 1 };
+		j->result.id = job->id;
+		j->result.submit_ns = pool_now_ns();
+		j->result.method = job->method;
+		j->result.chunk_bytes = job->chunk_bytes;
+		j->chunk = job->offset / bytes;
+		j->end = (job->offset + job->length + bytes - 1) / bytes;
+		if (j->end > p->file[job->fd].chunks)
+			j->end = p->file[job->fd].chunks;
+		if (j->chunk > j->end)
+			j->chunk = j->end;
+		p->queue[p->queue_head++ % POOL_JOBS] = i;
+		pthread_cond_signal(&p->work);
+		ret = 0;
+	}
+	pthread_mutex_unlock(&p->lock);
+	return ret;
+}
+
+int up_pool_reap(struct up_pool *p, struct up_warm_result *out, int max)
+{
+	int n = 0;
+
+	pthread_mutex_lock(&p->lock);
+	while (n < max && p->done_tail != p->done_head) {
+		struct pool_job *j = &p->job[p->done[p->done_tail++ % POOL_JOBS]];
+
+		out[n++] = j->result;
+		j->taken = 0;
+	}
+	pthread_mutex_unlock(&p->lock);
+	return n;
+}
+
+void up_pool_victims(struct up_pool *p, const struct up_pool_victim *victim, int count)
+{
+	struct up_pool_victim *list = malloc((size_t)(count ? count : 1) * sizeof(*list)), *old;
+
+	if (!list)
+		return;
+	memcpy(list, victim, (size_t)count * sizeof(*list));
+	pthread_mutex_lock(&p->lock);
+	old = p->victim;
+	p->victim = list;
+	p->victims = count;
+	p->victim_at = 0;
+	pthread_cond_broadcast(&p->work);
+	pthread_mutex_unlock(&p->lock);
+	free(old);
+}
+
+int up_pool_victims_left(struct up_pool *p)
+{
+	int left;
+
+	pthread_mutex_lock(&p->lock);
+	left = p->victims - p->victim_at;
+	pthread_mutex_unlock(&p->lock);
+	return left;
+}
+
+int up_pool_drain(struct up_pool *p, struct up_pool_event *out, int max)
+{
+	int n = 0;
+
+	pthread_mutex_lock(&p->lock);
+	while (n < max && p->event_tail != p->event_head)
+		out[n++] = p->event[p->event_tail++ % POOL_EVENTS];
+	pthread_mutex_unlock(&p->lock);
+	return n;
+}
+
+void up_pool_counts(struct up_pool *p, struct up_pool_counts *out)
+{
+	uint64_t pinned = 0;
+
+	pthread_mutex_lock(&p->lock);
+	for (struct pool_waiter *w = p->waiting; w; w = w->next)
+		pinned += pool_chunk_bytes(p);
+	*out = p->count;
+	out->pinned_bytes = pinned;
+	out->budget_bytes = p->budget;
+	pthread_mutex_unlock(&p->lock);
+}
+
+int64_t up_pool_cpu_ns(struct up_pool *p)
+{
+	int64_t total = 0;
+
+	for (uint32_t i = 0; i <= p->threads; i++) {
+		pthread_t thread = i == p->threads ? p->fault_thread : p->thread[i];
+		struct timespec ts;
+		clockid_t clock;
+
+		if (!pthread_getcpuclockid(thread, &clock) && !clock_gettime(clock, &ts))
+			total += (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
+	}
+	return total;
+}
+
+/* ------------------------------------------------------------------ start and end */
+
+static void end_threads(struct up_pool *p, int with_faults)
+{
+	uint64_t one = 1;
+
+	pthread_mutex_lock(&p->lock);
+	__atomic_store_n(&p->stop, 1, __ATOMIC_RELEASE);
+	pthread_cond_broadcast(&p->work);
+	pthread_mutex_unlock(&p->lock);
+	for (uint32_t i = 0; i < p->threads; i++)
+		pthread_join(p->thread[i], NULL);
+	if (with_faults && write(p->wake_fd, &one, sizeof(one)) == (ssize_t)sizeof(one))
+		pthread_join(p->fault_thread, NULL);
+}
+
+static void free_pool(struct up_pool *p)
+{
+	close(p->epoll_fd);
+	close(p->wake_fd);
+	pthread_mutex_destroy(&p->lock);
+	pthread_cond_destroy(&p->work);
+	pthread_cond_destroy(&p->idle);
+	while (p->waiting) {
+		struct pool_waiter *next = p->waiting->next;
+
+		free(p->waiting);
+		p->waiting = next;
+	}
+	while (p->spare) {
+		struct pool_waiter *next = p->spare->next;
+
+		free(p->spare);
+		p->spare = next;
+	}
+	free(p->demand);
+	free(p->victim);
+	free(p);
+}
+
+int up_pool_create(struct up_pool **out, const struct up_pool_options *o)
+{
+	struct up_pool *p = calloc(1, sizeof(*p) + o->threads * sizeof(pthread_t));
+	struct epoll_event e = { .events = EPOLLIN, .data.u64 = POOL_WAKE };
+	int err;
+
+	if (!p)
+		return -ENOMEM;
+	p->options = *o;
+	p->budget = o->budget_bytes;
+	p->page_bytes = (uint64_t)sysconf(_SC_PAGESIZE);
+	p->began_ns = p->alive_ns = pool_now_ns();
+	p->run_chunks = (uint32_t)pool_run_least(p);
+	for (int i = 0; i < POOL_CLIENTS; i++)
+		p->client[i].uffd = -1;
+	pthread_mutex_init(&p->lock, NULL);
+	pthread_cond_init(&p->work, NULL);
+	pthread_cond_init(&p->idle, NULL);
+	p->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+	p->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	err = p->epoll_fd < 0 || p->wake_fd < 0 ||
+			      epoll_ctl(p->epoll_fd, EPOLL_CTL_ADD, p->wake_fd, &e)
+		      ? errno
+		      : 0;
+	while (!err && p->threads < o->threads) {
+		err = pthread_create(&p->thread[p->threads], NULL, pool_fill_loop, p);
+		p->threads += !err;
+	}
+	if (!err)
+		err = pthread_create(&p->fault_thread, NULL, pool_fault_loop, p);
+	if (err) {
+		end_threads(p, 0);
+		free_pool(p);
+		return -err;
+	}
+	*out = p;
+	return 0;
+}
+
+void up_pool_destroy(struct up_pool *p)
+{
+	if (!p)
+		return;
+	end_threads(p, 1);
+	for (int i = 0; i < POOL_CLIENTS; i++)
+		if (p->client[i].uffd >= 0)
+			up_pool_leave(p, i);
+	for (int i = 0; i < POOL_FILES; i++)
+		if (p->file[i].used)
+			up_pool_forget(p, i);
+	free_pool(p);
+}

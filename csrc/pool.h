@@ -1,0 +1,161 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * pool.h - the inside of the node's page pool: pool.c (files and processes), pool_faults.c (the
+ * thread that answers), pool_fill.c (the threads that read), pool_room.c (what goes when room is
+ * needed).
+ *
+ * One lock. It is never held over a system call that can wait: not over a read, a write, a punch
+ * or an ioctl on somebody's userfaultfd. What such a call works on is held by the chunk's state
+ * (FILLING, EVICTING), by a pin (a chunk that is being mapped is not punched) and by a user count
+ * (a userfaultfd that is being used is not closed).
+ *
+ * The one rule: a page is mapped (UFFDIO_CONTINUE) only while its chunk is PRESENT and pinned.
+ * Ranges are registered MISSING and MINOR, so whatever else the memfd holds at that moment, a
+ * touch of an unmapped page waits and never reads it.
+ */
+#ifndef UP_POOL_H
+#define UP_POOL_H
+
+#include <pthread.h>
+
+#include "helper.h"
+#include "source.h"
+
+#define POOL_FILES 256
+#define POOL_CLIENTS 2048
+#define POOL_JOBS 1024u
+#define POOL_EVENTS 4096u
+#define RUN_MAX_BYTES (4u << 20)
+/* A chunk that somebody has just got stays this long: the instruction that touched it has to end,
+ * also one that reads from two chunks. */
+#define HOLD_MS 2
+
+struct pool_file {
+	int used, memfd;
+	struct up_source source;
+	uint64_t size, chunks;
+	uint8_t *state, *pins, *ever; /* one a chunk; ever: was here before */
+	uint32_t *touched_ms;
+	char *map; /* huge pages: the pool's own mapping, else NULL */
+	uint32_t regions, filling, waiters;
+	struct up_pool_file_counts count;
+};
+
+struct pool_region {
+	uint32_t id;
+	int file;
+	uint64_t address, length, offset;
+	uint64_t low, high; /* chunks mapped last: who goes on there gets more at once */
+	uint32_t run;
+	int backward;
+	uint64_t miss_next; /* the same for what is read on demand */
+	uint32_t miss_run;
+};
+
+#define STUCK_PLACES 64
+
+struct pool_client {
+	int uffd; /* -1: free */
+	uint32_t users, generation;
+	int leaving;
+	struct up_ring *ring;
+	struct pool_region *region;
+	uint32_t regions, room;
+	struct {
+		uint64_t chunk;
+		uint32_t file, count, since_ms;
+	} stuck[STUCK_PLACES];
+};
+
+/* A thread that is blocked on a page. */
+struct pool_waiter {
+	uint32_t client, generation, tid;
+	int file;
+	uint64_t chunk, address, time_ns;
+	struct pool_waiter *next;
+};
+
+struct pool_demand {
+	int file;
+	uint32_t run;
+	uint64_t chunk;
+};
+
+struct pool_job {
+	struct up_warm_job job;
+	struct up_warm_result result;
+	uint64_t chunk, end; /* what is not begun yet */
+	uint32_t running;
+	int taken; /* between submit and reap */
+};
+
+struct up_pool {
+	pthread_mutex_t lock;
+	pthread_cond_t work, idle;
+	struct up_pool_options options;
+	uint64_t page_bytes, began_ns, alive_ns;
+	int stop, epoll_fd, wake_fd;
+	uint64_t budget, used_bytes; /* used: PRESENT, FILLING and EVICTING */
+
+	struct pool_file file[POOL_FILES];
+	struct pool_client client[POOL_CLIENTS];
+	struct pool_waiter *waiting, *spare;
+
+	struct pool_demand *demand;
+	uint32_t demand_head, demand_tail, demand_room;
+	struct pool_job job[POOL_JOBS];
+	uint32_t queue[POOL_JOBS], queue_head, queue_tail; /* numbers of jobs, first come */
+	uint32_t done[POOL_JOBS], done_head, done_tail;
+	uint32_t prefetching, run_chunks;
+
+	struct up_pool_victim *victim;
+	int victims, victim_at;
+	uint32_t hand_file;
+	uint64_t hand_chunk;
+
+	struct up_pool_event event[POOL_EVENTS];
+	uint32_t event_head, event_tail;
+	struct up_pool_counts count;
+
+	pthread_t fault_thread;
+	uint32_t threads;
+	pthread_t thread[];
+};
+
+static inline uint64_t pool_chunk_bytes(const struct up_pool *p)
+{
+	return p->options.chunk_bytes;
+}
+
+uint64_t pool_now_ns(void);
+uint32_t pool_now_ms(const struct up_pool *p);
+void pool_post(struct up_pool *p, const struct up_pool_event *e);
+void pool_bin(uint64_t *bin, uint64_t *sum, uint64_t *max, uint64_t ns);
+/* Chunks of one fill, at the most and when somebody waits. */
+uint64_t pool_run_most(const struct up_pool *p);
+uint64_t pool_run_least(const struct up_pool *p);
+/* Somebody waits for a chunk that is ABSENT: read it before all that is only expected. */
+void pool_want(struct up_pool *p, int file, uint64_t chunk, uint32_t run);
+/* Map [offset, +length) of the region, all of it PRESENT and pinned, around `address` (0: nobody
+ * waits), and wake who waits there. Called without the lock. */
+void pool_continue(struct up_pool *p, int uffd, const struct pool_region *r, uint64_t offset,
+		   uint64_t length, uint64_t address);
+void pool_wake(int uffd, uint64_t address, uint64_t length);
+/* The chunks [first, first + count) are there now, pinned by the caller: serve who waits for them.
+ * Called with the lock, which it leaves and takes again. */
+void pool_serve(struct up_pool *p, int file, uint64_t first, uint64_t count);
+
+/* *at leaves the list of those who wait. */
+void pool_drop_waiter(struct up_pool *p, struct pool_waiter **at);
+void *pool_fault_loop(void *pool);
+/* Its epoll's word for: stop. */
+#define POOL_WAKE UINT64_MAX
+
+/* pool_room.c: with the lock, which they may leave and take again. 1: something has changed, look
+ * again; 0: there is room for `bytes`; -1: nothing can go now. */
+int pool_make_room(struct up_pool *p, uint64_t bytes, int demand);
+
+/* pool_fill.c */
+void *pool_fill_loop(void *pool);
+
+#endif

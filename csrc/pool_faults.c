@@ -1,0 +1,478 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * pool_faults.c - the thread that takes the faults of all processes: it maps what is there, and has
+ * the rest read; who waits is served when that has come.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <linux/userfaultfd.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include "pool.h"
+
+#define FAULT_BATCH 32
+#define BEAT_MS 100
+/* EAGAIN of an ioctl: the process changes its mappings just now. */
+#define TRIES 100
+#define STUCK_TIMES 64
+#define STUCK_MS 1000
+#define DEMAND_MAX_BYTES (1u << 20)
+
+void pool_wake(int uffd, uint64_t address, uint64_t length)
+{
+	struct uffdio_range range = { .start = address, .len = length };
+
+	ioctl(uffd, UFFDIO_WAKE, &range);
+}
+
+/* Bytes from `address` on that have been mapped now; 0 and *error when there were none. */
+static uint64_t continue_from(int uffd, uint64_t address, uint64_t length, int *error)
+{
+	struct uffdio_continue c = { .range = { address, length } };
+	uint64_t done = 0;
+
+	*error = 0;
+	for (int tries = 0; length && tries < TRIES; tries++) {
+		c.range.start = address + done;
+		c.range.len = length - done;
+		c.mapped = 0;
+		if (!ioctl(uffd, UFFDIO_CONTINUE, &c))
+			return length;
+		*error = errno;
+		/* part of it, then EAGAIN or EEXIST at the page where it stopped */
+		if (c.mapped > 0) {
+			done += (uint64_t)c.mapped;
+			tries = 0;
+			continue;
+		}
+		if (errno != EAGAIN)
+			break;
+	}
+	return done;
+}
+
+void pool_continue(struct up_pool *p, int uffd, const struct pool_region *r, uint64_t offset,
+		   uint64_t length, uint64_t address)
+{
+	uint64_t low = r->offset > offset ? r->offset : offset;
+	uint64_t high = r->offset + r->length, done;
+	int error;
+
+	if (high > offset + length)
+		high = offset + length;
+	if (low >= high)
+		return;
+	done = continue_from(uffd, r->address + (low - r->offset), high - low, &error);
+	/* Part of it was mapped before (EEXIST): then what matters is the page that was touched, and
+	 * what follows it. */
+	if (error && address && r->address + (low - r->offset) + done <= address) {
+		low = r->offset + (address - r->address);
+		done += continue_from(uffd, address, high - low, &error);
+	}
+	/* mapped by another thread's touch, or gone: let it look again */
+	if (error && address)
+		pool_wake(uffd, address, p->page_bytes);
+	__atomic_fetch_add(&p->count.continued_bytes, done, __ATOMIC_RELAXED);
+}
+
+/* ------------------------------------------------------------------ who waits */
+
+void pool_want(struct up_pool *p, int file, uint64_t chunk, uint32_t run)
+{
+	struct pool_file *f = &p->file[file];
+
+	p->run_chunks = (uint32_t)pool_run_least(p);
+	if (f->state[chunk] != UP_ABSENT)
+		return;
+	if (p->demand_head - p->demand_tail == p->demand_room) {
+		uint32_t room = p->demand_room ? p->demand_room * 2 : 256, n = 0;
+		struct pool_demand *more = malloc(room * sizeof(*more));
+
+		if (!more)
+			return; /* its thread is woken, and comes again */
+		for (uint32_t i = p->demand_tail; i != p->demand_head; i++)
+			more[n++] = p->demand[i % p->demand_room];
+		free(p->demand);
+		p->demand = more;
+		p->demand_room = room;
+		p->demand_tail = 0;
+		p->demand_head = n;
+	}
+	f->state[chunk] = UP_WANTED;
+	p->demand[p->demand_head++ % p->demand_room] =
+		(struct pool_demand){ .file = file, .chunk = chunk, .run = run };
+	pthread_cond_signal(&p->work);
+}
+
+void pool_drop_waiter(struct up_pool *p, struct pool_waiter **at)
+{
+	struct pool_waiter *w = *at;
+
+	*at = w->next;
+	p->file[w->file].waiters--;
+	p->count.waiters--;
+	w->next = p->spare;
+	p->spare = w;
+}
+
+/* A thread waits in one place at a time: what it waited for before, it does no more. */
+static int add_waiter(struct up_pool *p, uint32_t client, int file, uint64_t chunk,
+		      const struct uffd_msg *m, uint64_t address)
+{
+	uint32_t tid = m->arg.pagefault.feat.ptid;
+	struct pool_waiter *w;
+
+	for (struct pool_waiter **at = &p->waiting; *at; at = &(*at)->next)
+		if ((*at)->client == client && (*at)->tid == tid && tid) {
+			pool_drop_waiter(p, at);
+			break;
+		}
+	w = p->spare;
+	if (w)
+		p->spare = w->next;
+	else
+		w = malloc(sizeof(*w));
+	if (!w)
+		return -ENOMEM;
+	*w = (struct pool_waiter){
+		.client = client,
+		.generation = p->client[client].generation,
+		.tid = tid,
+		.file = file,
+		.chunk = chunk,
+		.address = address,
+		.time_ns = pool_now_ns(),
+		.next = p->waiting,
+	};
+	p->waiting = w;
+	p->file[file].waiters++;
+	if (++p->count.waiters > p->count.waiters_peak)
+		p->count.waiters_peak = p->count.waiters;
+	return 0;
+}
+
+/* The newest that covers an address: what lay there before may not have said yet that it is gone. */
+static struct pool_region *region_at(struct pool_client *c, uint64_t address)
+{
+	for (uint32_t i = c->regions; i-- > 0;)
+		if (address - c->region[i].address < c->region[i].length)
+			return &c->region[i];
+	return NULL;
+}
+
+static struct pool_region *region_by_id(struct pool_client *c, uint32_t id)
+{
+	for (uint32_t i = 0; i < c->regions; i++)
+		if (c->region[i].id == id)
+			return &c->region[i];
+	return NULL;
+}
+
+static void use(struct pool_client *c)
+{
+	c->users++;
+}
+
+static void leave_off(struct up_pool *p, struct pool_client *c)
+{
+	if (!--c->users && c->leaving)
+		pthread_cond_broadcast(&p->idle);
+}
+
+void pool_serve(struct up_pool *p, int file, uint64_t first, uint64_t count)
+{
+	uint64_t bytes = pool_chunk_bytes(p), now = pool_now_ns();
+	struct pool_waiter **at = &p->waiting;
+
+	while (*at) {
+		struct pool_waiter w = **at;
+		struct pool_client *c = &p->client[w.client];
+		struct pool_region *found, r;
+
+		if (w.file != file || w.chunk < first || w.chunk >= first + count) {
+			at = &(*at)->next;
+			continue;
+		}
+		pool_drop_waiter(p, at);
+		if (c->uffd < 0 || c->leaving || c->generation != w.generation)
+			continue;
+		pool_bin(p->count.wait_bin, &p->count.wait_sum_ns, &p->count.wait_max_ns,
+			 now - w.time_ns);
+		p->file[file].touched_ms[w.chunk] = pool_now_ms(p);
+		found = region_at(c, w.address);
+		if (!found || found->file != file)
+			continue; /* it was unmapped: who did that has woken the thread */
+		r = *found;
+		use(c);
+		pthread_mutex_unlock(&p->lock);
+		pool_continue(p, c->uffd, &r, first * bytes, count * bytes, w.address);
+		pthread_mutex_lock(&p->lock);
+		leave_off(p, c);
+		/* The others of this process there were woken by the same call. The list may be
+		 * another by now: from its start. */
+		for (at = &p->waiting; *at;) {
+			struct pool_waiter *o = *at;
+
+			if (o->client == w.client && o->generation == w.generation &&
+			    o->file == file && o->chunk >= first && o->chunk < first + count &&
+			    o->address - r.address < r.length) {
+				pool_bin(p->count.wait_bin, &p->count.wait_sum_ns,
+					 &p->count.wait_max_ns, now - o->time_ns);
+				p->file[file].touched_ms[o->chunk] = pool_now_ms(p);
+				pool_wake(c->uffd, o->address, p->page_bytes);
+				pool_drop_waiter(p, at);
+			} else {
+				at = &o->next;
+			}
+		}
+		at = &p->waiting;
+	}
+}
+
+/* ------------------------------------------------------------------ faults */
+
+/* The same chunk, read again and again for one process: it would go on like that for ever. */
+static int is_stuck(struct up_pool *p, struct pool_client *c, int file, uint64_t chunk)
+{
+	uint32_t now = pool_now_ms(p), place = (uint32_t)(chunk * 31 + (uint64_t)file) % STUCK_PLACES;
+
+	if (c->stuck[place].chunk != chunk || c->stuck[place].file != (uint32_t)file ||
+	    now - c->stuck[place].since_ms > STUCK_MS) {
+		c->stuck[place].chunk = chunk;
+		c->stuck[place].file = (uint32_t)file;
+		c->stuck[place].since_ms = now;
+		c->stuck[place].count = 0;
+	}
+	return ++c->stuck[place].count == STUCK_TIMES;
+}
+
+/* Whoever goes on where the last chunks ended gets more at once. */
+static void note_order(const struct up_pool *p, struct pool_region *r, uint64_t chunk)
+{
+	uint64_t most = RUN_MAX_BYTES / pool_chunk_bytes(p);
+
+	int backward = chunk + 1 == r->low;
+
+	if (!backward && (chunk < r->low || chunk > r->high))
+		r->run = 1; /* elsewhere */
+	else if (r->run * 2 <= most)
+		r->run *= 2;
+	/* also one that comes by again: what was mapped then may have left the pool since */
+	if (r->run == 1 || chunk + 2 * most < r->high)
+		r->low = r->high = chunk;
+	r->backward = r->run > 1 && backward;
+}
+
+static void pin(struct pool_file *f, uint64_t first, uint64_t end, int by)
+{
+	for (uint64_t c = first; c < end; c++)
+		f->pins[c] = (uint8_t)(f->pins[c] + by);
+}
+
+static int can_pin(const struct pool_file *f, uint64_t chunk)
+{
+	return f->state[chunk] == UP_PRESENT && f->pins[chunk] < 255;
+}
+
+/* The chunks to map for a touch of `chunk`, which can be pinned: [first, end). */
+static void run_around(const struct up_pool *p, const struct pool_region *r,
+		       const struct pool_file *f, uint64_t chunk, uint64_t *first, uint64_t *end)
+{
+	uint64_t bytes = pool_chunk_bytes(p), low = r->offset / bytes;
+	uint64_t high = (r->offset + r->length + bytes - 1) / bytes;
+
+	*first = chunk;
+	*end = chunk + 1;
+	if (r->backward)
+		while (*end - *first < r->run && *first > low && can_pin(f, *first - 1))
+			--*first;
+	else
+		while (*end - *first < r->run && *end < high && can_pin(f, *end))
+			++*end;
+}
+
+/*
+ * The reader goes on in order: map what lies ahead of it while it reads, so that it does not wait
+ * for that. The first page of each 4 MiB stays unmapped: its touch says how far the reader is, and
+ * the next piece is mapped. With the lock, which it leaves and takes again.
+ */
+static void map_ahead(struct up_pool *p, struct pool_client *c, uint32_t region, uint64_t chunk)
+{
+	uint64_t bytes = pool_chunk_bytes(p), most = RUN_MAX_BYTES / bytes, first, end, limit;
+	struct pool_region *r = region_by_id(c, region), at;
+	struct pool_file *f;
+
+	if (!r || c->leaving || most < 2 || r->run < most || r->backward)
+		return;
+	f = &p->file[r->file];
+	limit = (r->offset + r->length + bytes - 1) / bytes;
+	if (limit > (chunk / most + 2) * most)
+		limit = (chunk / most + 2) * most;
+	first = end = r->high > chunk ? r->high : chunk + 1;
+	while (end < limit && can_pin(f, end))
+		end++;
+	if (first >= end)
+		return;
+	r->high = end;
+	pin(f, first, end, 1);
+	at = *r;
+	pthread_mutex_unlock(&p->lock);
+	for (uint64_t low = first; low < end;) {
+		uint64_t high = (low / most + 1) * most, from = low * bytes;
+
+		if (high > end)
+			high = end;
+		if (low % most == 0)
+			from += p->page_bytes;
+		pool_continue(p, c->uffd, &at, from, high * bytes - from, 0);
+		low = high;
+	}
+	pthread_mutex_lock(&p->lock);
+	pin(f, first, end, -1);
+}
+
+/* On a chunk that is there. With the lock, which it leaves and takes again. */
+static void answer(struct up_pool *p, struct pool_client *c, struct pool_region *r, uint64_t chunk,
+		   uint64_t address)
+{
+	struct pool_file *f = &p->file[r->file];
+	uint64_t bytes = pool_chunk_bytes(p), first, end;
+	struct pool_region at;
+
+	note_order(p, r, chunk);
+	run_around(p, r, f, chunk, &first, &end);
+	if (r->low > first)
+		r->low = first;
+	if (r->high < end)
+		r->high = end;
+	pin(f, first, end, 1);
+	at = *r;
+	pthread_mutex_unlock(&p->lock);
+	pool_continue(p, c->uffd, &at, first * bytes, (end - first) * bytes, address);
+	pthread_mutex_lock(&p->lock);
+	pin(f, first, end, -1);
+	map_ahead(p, c, at.id, chunk);
+}
+
+static void on_fault(struct up_pool *p, uint32_t client, const struct uffd_msg *m)
+{
+	uint64_t address = m->arg.pagefault.address & ~(p->page_bytes - 1), chunk;
+	uint64_t bytes = pool_chunk_bytes(p);
+	struct pool_client *c = &p->client[client];
+	struct up_pool_event e = { .time_ns = pool_now_ns(), .client = client,
+				   .tid = m->arg.pagefault.feat.ptid, .length = p->page_bytes };
+	struct pool_region *r;
+	struct pool_file *f;
+
+	pthread_mutex_lock(&p->lock);
+	p->count.faults++;
+	r = c->leaving ? NULL : region_at(c, address);
+	if (!r) {
+		pthread_mutex_unlock(&p->lock);
+		pool_wake(c->uffd, address, p->page_bytes);
+		return;
+	}
+	f = &p->file[r->file];
+	e.region = r->id;
+	e.file = (uint32_t)r->file;
+	e.offset = r->offset + (address - r->address);
+	chunk = e.offset / bytes;
+	f->touched_ms[chunk] = pool_now_ms(p);
+	if (f->state[chunk] == UP_PRESENT && f->pins[chunk] == 255) {
+		pthread_mutex_unlock(&p->lock);
+		pool_wake(c->uffd, address, p->page_bytes); /* it comes again */
+		return;
+	}
+	if (f->state[chunk] == UP_PRESENT) {
+		p->count.present_faults++;
+		answer(p, c, r, chunk, address);
+		e.kind = UP_POOL_TOUCH;
+		pool_post(p, &e);
+		pthread_mutex_unlock(&p->lock);
+		return;
+	}
+	p->count.missing_faults++;
+	/* who goes on where the last demand ended gets more, up to 1 MiB: what kernel readahead does */
+	if (chunk != r->miss_next)
+		r->miss_run = 1;
+	else if (r->miss_run * 2 * bytes <= DEMAND_MAX_BYTES)
+		r->miss_run *= 2;
+	r->miss_next = chunk + r->miss_run;
+	if (add_waiter(p, client, r->file, chunk, m, address)) {
+		pthread_mutex_unlock(&p->lock);
+		pool_wake(c->uffd, address, p->page_bytes); /* it comes again */
+		return;
+	}
+	pool_want(p, r->file, chunk, r->miss_run);
+	if (is_stuck(p, c, r->file, chunk)) {
+		e.kind = UP_POOL_STUCK;
+		pool_post(p, &e);
+	}
+	e.kind = UP_POOL_MISS;
+	pool_post(p, &e);
+	pthread_mutex_unlock(&p->lock);
+}
+
+static void take_faults(struct up_pool *p, uint32_t client, uint32_t generation, uint32_t events)
+{
+	struct pool_client *c = &p->client[client];
+	struct uffd_msg m[FAULT_BATCH];
+	ssize_t n;
+
+	pthread_mutex_lock(&p->lock);
+	if (c->uffd < 0 || c->leaving || c->generation != generation) {
+		pthread_mutex_unlock(&p->lock);
+		return;
+	}
+	if (!(events & EPOLLIN)) /* one that nobody initialized has only an error to tell */
+		epoll_ctl(p->epoll_fd, EPOLL_CTL_DEL, c->uffd, NULL);
+	use(c);
+	pthread_mutex_unlock(&p->lock);
+	n = read(c->uffd, m, sizeof(m));
+	for (ssize_t i = 0; i < n / (ssize_t)sizeof(m[0]); i++)
+		if (m[i].event == UFFD_EVENT_PAGEFAULT)
+			on_fault(p, client, &m[i]);
+	pthread_mutex_lock(&p->lock);
+	leave_off(p, c);
+	pthread_mutex_unlock(&p->lock);
+}
+
+/* The agents see from it that the service's main thread is alive, not only this one. */
+static void beat(struct up_pool *p)
+{
+	pthread_mutex_lock(&p->lock);
+	for (uint32_t i = 0; i < POOL_CLIENTS; i++)
+		if (p->client[i].uffd >= 0 && p->client[i].ring)
+			__atomic_store_n(&p->client[i].ring->beat_ns, p->alive_ns, __ATOMIC_RELAXED);
+	pthread_mutex_unlock(&p->lock);
+}
+
+void *pool_fault_loop(void *arg)
+{
+	struct up_pool *p = arg;
+	struct epoll_event ready[64];
+	uint64_t beat_ns = 0, count;
+
+	while (!__atomic_load_n(&p->stop, __ATOMIC_ACQUIRE)) {
+		int n = epoll_wait(p->epoll_fd, ready, 64, BEAT_MS);
+
+		for (int i = 0; i < n; i++) {
+			uint64_t who = ready[i].data.u64;
+
+			if (who == POOL_WAKE) {
+				if (read(p->wake_fd, &count, sizeof(count)) < 0)
+					continue;
+			} else {
+				take_faults(p, (uint32_t)who, (uint32_t)(who >> 32), ready[i].events);
+			}
+		}
+		if (pool_now_ns() - beat_ns >= BEAT_MS * 1000000ull) {
+			beat_ns = pool_now_ns();
+			beat(p);
+		}
+	}
+	return NULL;
+}

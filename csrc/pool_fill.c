@@ -1,0 +1,337 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * pool_fill.c - the threads that read chunks into the pool: first what somebody waits for, then
+ * what is expected.
+ *
+ * How much at once: a run of chunks that doubles, up to 4 MiB, while nobody waits, and falls back to
+ * one chunk when somebody does (as CRIU's lazy pages do, criu/uffd.c).
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "pool.h"
+
+/* Threads that prefetching never takes. */
+#define DEMAND_THREADS 2u
+#define HUGE_ALIGN (2u << 20)
+
+struct fill {
+	int file;
+	uint64_t first, count;
+	struct pool_job *job; /* NULL: on demand */
+};
+
+uint64_t pool_run_most(const struct up_pool *p)
+{
+	uint64_t bytes = p->options.run_bytes ? p->options.run_bytes : RUN_MAX_BYTES;
+	uint64_t n = bytes / pool_chunk_bytes(p);
+
+	return n ? n : 1;
+}
+
+uint64_t pool_run_least(const struct up_pool *p)
+{
+	return p->options.run_bytes ? pool_run_most(p) : 1;
+}
+
+/* Absent chunks from `first` on, `most` at the most. */
+static uint64_t absent_run(const struct pool_file *f, uint64_t first, uint64_t most)
+{
+	uint64_t n = 0;
+
+	while (n < most && first + n < f->chunks &&
+	       (f->state[first + n] == UP_ABSENT || f->state[first + n] == UP_WANTED))
+		n++;
+	return n;
+}
+
+/* Mark a run as being filled, if there is room: 1, else 0. */
+static int begin(struct up_pool *p, struct fill *out)
+{
+	struct pool_file *f = &p->file[out->file];
+	uint64_t bytes = out->count * pool_chunk_bytes(p);
+
+	if (p->used_bytes + bytes > p->budget)
+		return 0;
+	for (uint64_t c = out->first; c < out->first + out->count; c++)
+		f->state[c] = UP_FILLING;
+	f->filling++;
+	p->used_bytes += bytes;
+	if (p->used_bytes > p->count.peak_bytes)
+		p->count.peak_bytes = p->used_bytes;
+	return 1;
+}
+
+/* Not more at once than a quarter of the budget, but one chunk. */
+static uint64_t bounded(const struct up_pool *p, uint64_t chunks)
+{
+	uint64_t most = p->budget / 4 / pool_chunk_bytes(p);
+
+	return chunks <= most ? chunks : most ? most : 1;
+}
+
+static void wait_a_moment(struct up_pool *p)
+{
+	struct timespec ts;
+
+	clock_gettime(CLOCK_REALTIME, &ts);
+	ts.tv_nsec += 1000000;
+	if (ts.tv_nsec >= 1000000000) {
+		ts.tv_nsec -= 1000000000;
+		ts.tv_sec++;
+	}
+	pthread_cond_timedwait(&p->work, &p->lock, &ts);
+}
+
+/* 1: `out` is to be filled; 0: nothing to do on demand; -1: look again. */
+static int take_demand(struct up_pool *p, struct fill *out)
+{
+	while (p->demand_tail != p->demand_head) {
+		struct pool_demand *d = &p->demand[p->demand_tail % p->demand_room];
+		struct pool_file *f = d->file < 0 ? NULL : &p->file[d->file];
+		uint64_t most = d->run, first = d->chunk, low = first;
+
+		if (!f || !f->used || f->state[d->chunk] != UP_WANTED) {
+			p->demand_tail++;
+			continue;
+		}
+		if (p->options.run_bytes) { /* as the user says: on its own grid */
+			most = pool_run_most(p);
+			low -= low % most;
+			while (first > low && absent_run(f, first - 1, 1))
+				first--;
+		}
+		most = bounded(p, low + most - first);
+		if (first + most <= d->chunk)
+			first = d->chunk;
+		*out = (struct fill){ .file = d->file, .first = first,
+				      .count = absent_run(f, first, most) };
+		if (begin(p, out)) {
+			p->demand_tail++;
+			return 1;
+		}
+		if (pool_make_room(p, out->count * pool_chunk_bytes(p), 1) < 0)
+			wait_a_moment(p);
+		return -1;
+	}
+	return 0;
+}
+
+static void finish_job(struct up_pool *p, struct pool_job *j)
+{
+	uint64_t one = 1;
+
+	if (j->running || j->chunk < j->end)
+		return;
+	j->result.done_ns = pool_now_ns();
+	if (j->result.resident_bytes + j->result.bytes > j->job.length)
+		j->result.resident_bytes = j->job.length - j->result.bytes;
+	p->done[p->done_head++ % POOL_JOBS] = (uint32_t)(j - p->job);
+	if (write(p->options.event_fd, &one, sizeof(one)) < 0)
+		return; /* EAGAIN: the counter is full, so the reader is awake anyway */
+}
+
+/* The next piece of the first job that has one. As take_demand(). */
+static int take_prefetch(struct up_pool *p, struct fill *out)
+{
+	while (p->queue_tail != p->queue_head && p->prefetching + DEMAND_THREADS <= p->threads) {
+		struct pool_job *j = &p->job[p->queue[p->queue_tail % POOL_JOBS]];
+		struct pool_file *f = &p->file[j->job.fd];
+		uint64_t bytes = pool_chunk_bytes(p), left;
+
+		while (j->chunk < j->end && !absent_run(f, j->chunk, 1)) {
+			j->result.resident_bytes += bytes;
+			j->chunk++;
+		}
+		left = bounded(p, j->end - j->chunk);
+		if (j->chunk == j->end) {
+			p->queue_tail++;
+			finish_job(p, j);
+			continue;
+		}
+		if (!j->result.start_ns)
+			j->result.start_ns = pool_now_ns();
+		*out = (struct fill){
+			.file = j->job.fd,
+			.first = j->chunk,
+			.count = absent_run(f, j->chunk, left < p->run_chunks ? left : p->run_chunks),
+			.job = j,
+		};
+		if (begin(p, out)) {
+			j->chunk += out->count;
+			j->running++;
+			p->prefetching++;
+			if (j->chunk == j->end)
+				p->queue_tail++;
+			pthread_cond_signal(&p->work); /* for the next piece */
+			return 1;
+		}
+		if (pool_make_room(p, out->count * bytes, 0) >= 0)
+			return -1;
+		/* Nothing may go for what is only expected: leave the rest. */
+		j->chunk = j->end;
+	}
+	return 0;
+}
+
+/* The bytes into the memfd: 0 or -errno. */
+static int bring(struct up_pool *p, struct pool_file *f, const struct fill *o, char *buffer,
+		 enum up_source_way *way)
+{
+	uint64_t bytes = pool_chunk_bytes(p), offset = o->first * bytes, length = o->count * bytes;
+	uint64_t at = 0;
+	char *into = buffer;
+	int ret;
+
+	if (offset + length > f->size)
+		length = f->size - offset;
+	/* Huge pages come by a fault in a mapping that asks for them (shmem_enabled=advise). The
+	 * last one may reach beyond the file's end, where a mapping has nothing. */
+	if (f->map && length == o->count * bytes &&
+	    !madvise(f->map + offset, length, MADV_POPULATE_WRITE))
+		into = f->map + offset;
+	ret = up_source_read(&f->source, into, length, offset, way);
+	if (into != buffer) {
+		/* our own page tables need not know them */
+		madvise(f->map + offset, length, MADV_DONTNEED);
+		return ret;
+	}
+	while (!ret && at < length) {
+		ssize_t n = pwrite(f->memfd, buffer + at, length - at, (off_t)(offset + at));
+
+		if (n < 0 && errno != EINTR)
+			ret = -errno;
+		else if (n > 0)
+			at += (uint64_t)n;
+	}
+	return ret;
+}
+
+/* It could not be brought: what is there of it goes, and who waits is told by the main thread. */
+static void fail(struct up_pool *p, const struct fill *o, int error)
+{
+	struct pool_file *f = &p->file[o->file];
+	uint64_t bytes = pool_chunk_bytes(p);
+	struct up_pool_event e = { .kind = UP_POOL_FAILED, .file = (uint32_t)o->file,
+				   .offset = o->first * bytes, .length = o->count * bytes,
+				   .error = error };
+
+	pthread_mutex_unlock(&p->lock);
+	fallocate(f->memfd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)e.offset,
+		  (off_t)e.length);
+	pthread_mutex_lock(&p->lock);
+	for (uint64_t c = o->first; c < o->first + o->count; c++)
+		f->state[c] = UP_ABSENT;
+	p->used_bytes -= e.length;
+	p->count.failed_fills++;
+	e.time_ns = pool_now_ns();
+	/* Out of memory: live with less from now on; those who wait are served after that. */
+	if ((error == -ENOMEM || error == -ENOSPC) && p->used_bytes >= e.length) {
+		p->budget = p->used_bytes;
+		for (struct pool_waiter *w = p->waiting; w; w = w->next)
+			if (w->file == o->file)
+				pool_want(p, w->file, w->chunk, 1);
+		return;
+	}
+	pool_post(p, &e);
+}
+
+static void fill(struct up_pool *p, const struct fill *o, char *buffer)
+{
+	struct pool_file *f = &p->file[o->file];
+	uint64_t bytes = pool_chunk_bytes(p), length = o->count * bytes, began = pool_now_ns();
+	enum up_source_way way = UP_BUFFERED;
+	int ret = bring(p, f, o, buffer, &way);
+
+	pthread_mutex_lock(&p->lock);
+	if (ret) {
+		fail(p, o, ret);
+	} else {
+		uint64_t real = o->first * bytes + length > f->size ? f->size - o->first * bytes : length;
+
+		for (uint64_t c = o->first; c < o->first + o->count; c++) {
+			uint64_t one = (c + 1) * bytes > f->size ? f->size - c * bytes : bytes;
+
+			f->state[c] = UP_PRESENT;
+			f->touched_ms[c] = 0;
+			f->pins[c]++;
+			if (!f->ever[c]) {
+				f->count.unique_bytes += one;
+				p->count.unique_bytes += one;
+			}
+			f->ever[c] = 1;
+		}
+		f->count.resident_bytes += length;
+		p->count.resident_bytes += length;
+		f->count.read_bytes += real;
+		p->count.read_bytes += real;
+		p->count.demand_read_bytes += o->job ? 0 : real;
+		*(way == UP_DIRECT   ? &p->count.direct_bytes
+		  : way == UP_CACHED ? &p->count.cached_bytes
+				     : &p->count.buffered_bytes) += real;
+		p->count.fills++;
+		pool_bin(p->count.fill_bin, &p->count.fill_sum_ns, &p->count.fill_max_ns,
+			 pool_now_ns() - began);
+		if (f->waiters)
+			pool_serve(p, o->file, o->first, o->count);
+		for (uint64_t c = o->first; c < o->first + o->count; c++)
+			f->pins[c]--;
+		if (!f->waiters && o->job && p->run_chunks < pool_run_most(p))
+			p->run_chunks *= 2;
+		if (p->run_chunks > pool_run_most(p))
+			p->run_chunks = (uint32_t)pool_run_most(p);
+	}
+	f->filling--;
+	if (o->job) {
+		o->job->running--;
+		p->prefetching--;
+		if (ret)
+			o->job->result.error = ret;
+		else
+			o->job->result.bytes += length;
+		finish_job(p, o->job);
+	}
+	pthread_cond_broadcast(&p->idle);
+	pthread_cond_signal(&p->work);
+}
+
+void *pool_fill_loop(void *arg)
+{
+	struct up_pool *p = arg;
+	size_t room = RUN_MAX_BYTES > p->options.chunk_bytes ? RUN_MAX_BYTES : p->options.chunk_bytes;
+	char *buffer = mmap(NULL, room + HUGE_ALIGN, PROT_READ | PROT_WRITE,
+			    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	struct fill o;
+
+	if (buffer == MAP_FAILED)
+		return NULL;
+	madvise(buffer, room + HUGE_ALIGN, MADV_HUGEPAGE);
+	pthread_mutex_lock(&p->lock);
+	while (!p->stop) {
+		int what;
+
+		/* a budget that has become smaller */
+		if (p->used_bytes > p->budget && pool_make_room(p, 0, 1) > 0)
+			continue;
+		what = take_demand(p, &o);
+		if (!what)
+			what = take_prefetch(p, &o);
+		if (what < 0)
+			continue;
+		if (!what) {
+			pthread_cond_wait(&p->work, &p->lock);
+			continue;
+		}
+		pthread_mutex_unlock(&p->lock);
+		fill(p, &o, buffer); /* comes back with the lock */
+	}
+	pthread_mutex_unlock(&p->lock);
+	munmap(buffer, room + HUGE_ALIGN);
+	return NULL;
+}

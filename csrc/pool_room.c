@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * pool_room.c - room in the pool: which chunks are punched out of it, and when not.
+ *
+ * The policy is not here: uffdprefetch/plan/eviction.py gives a list of blocks in advance, best
+ * first. When it has run out and somebody waits, a clock hand goes over all files. Never a chunk
+ * that is being mapped, nor one that somebody got just now.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+
+#include "pool.h"
+
+/* Chunks that the hand looks at before it gives up for now. */
+#define HAND_STEPS 65536u
+
+static int may_go(const struct up_pool *p, const struct pool_file *f, uint64_t chunk)
+{
+	return f->state[chunk] == UP_PRESENT && !f->pins[chunk] &&
+	       (!f->touched_ms[chunk] || pool_now_ms(p) - f->touched_ms[chunk] >= HOLD_MS);
+}
+
+/* Punch a run of chunks; whoever touches one meanwhile waits, and it is read again. */
+static void evict(struct up_pool *p, int number, uint64_t first, uint64_t count)
+{
+	struct pool_file *f = &p->file[number];
+	uint64_t bytes = pool_chunk_bytes(p), at = first * bytes;
+	struct up_pool_event e = { .kind = UP_POOL_EVICTED, .file = (uint32_t)number,
+				   .offset = at, .length = count * bytes };
+	int ret;
+
+	for (uint64_t c = first; c < first + count; c++)
+		f->state[c] = UP_EVICTING;
+	f->filling++;
+	pthread_mutex_unlock(&p->lock);
+	do
+		ret = fallocate(f->memfd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)at,
+				(off_t)(count * bytes));
+	while (ret && errno == EINTR);
+	pthread_mutex_lock(&p->lock);
+	f->filling--;
+	/* A punch that failed has freed nothing, or not all: they stay in the books as they are. */
+	for (uint64_t c = first; c < first + count; c++)
+		f->state[c] = ret ? UP_PRESENT : UP_ABSENT;
+	if (!ret) {
+		p->used_bytes -= count * bytes;
+		f->count.resident_bytes -= count * bytes;
+		p->count.resident_bytes -= count * bytes;
+		f->count.evicted_bytes += count * bytes;
+		p->count.evicted_bytes += count * bytes;
+		e.time_ns = pool_now_ns();
+		pool_post(p, &e);
+	}
+	for (struct pool_waiter *w = p->waiting; w; w = w->next)
+		if (w->file == number && w->chunk >= first && w->chunk < first + count && !ret)
+			pool_want(p, number, w->chunk, 1);
+	if (ret && f->waiters) {
+		/* some came while it was on its way out: it is there after all */
+		for (uint64_t c = first; c < first + count; c++)
+			f->pins[c]++;
+		pool_serve(p, number, first, count);
+		for (uint64_t c = first; c < first + count; c++)
+			f->pins[c]--;
+	}
+	pthread_cond_broadcast(&p->idle);
+	pthread_cond_broadcast(&p->work);
+}
+
+/* The first run of chunks in [first, first + count) that may go, at most `most` long; 0: none. */
+static uint64_t find_run(const struct up_pool *p, const struct pool_file *f, uint64_t *first,
+			 uint64_t count, uint64_t most)
+{
+	uint64_t end = *first + count, n = 0;
+
+	if (end > f->chunks)
+		end = f->chunks;
+	while (*first < end && !may_go(p, f, *first))
+		++*first;
+	while (*first + n < end && n < most && may_go(p, f, *first + n))
+		n++;
+	return n;
+}
+
+static int evict_listed(struct up_pool *p)
+{
+	while (p->victim_at < p->victims) {
+		struct up_pool_victim *v = &p->victim[p->victim_at];
+		struct pool_file *f = v->file < POOL_FILES ? &p->file[v->file] : NULL;
+		uint64_t first = v->chunk, n;
+
+		n = f && f->used ? find_run(p, f, &first, v->chunks, v->chunks) : 0;
+		if (!n) {
+			p->victim_at++;
+			continue;
+		}
+		/* the rest of the block stays on the list: not all of it may be there */
+		v->chunks -= (uint32_t)(first + n - v->chunk);
+		v->chunk = first + n;
+		evict(p, (int)(f - p->file), first, n);
+		return 1;
+	}
+	return 0;
+}
+
+static int evict_by_hand(struct up_pool *p)
+{
+	uint64_t steps = 0, unit = (1u << 20) / pool_chunk_bytes(p);
+
+	if (!unit)
+		unit = 1;
+	for (int files = 0; files <= POOL_FILES && steps < HAND_STEPS; files++) {
+		struct pool_file *f = &p->file[p->hand_file];
+
+		while (f->used && p->hand_chunk < f->chunks && steps < HAND_STEPS) {
+			uint64_t first = p->hand_chunk, left = f->chunks - first;
+			uint64_t look = left < unit ? left : unit;
+			uint64_t n = find_run(p, f, &first, look, look);
+
+			p->hand_chunk += look;
+			steps += look;
+			if (n) {
+				evict(p, (int)p->hand_file, first, n);
+				return 1;
+			}
+		}
+		if (steps < HAND_STEPS) {
+			p->hand_file = (p->hand_file + 1) % POOL_FILES;
+			p->hand_chunk = 0;
+		}
+	}
+	return 0;
+}
+
+int pool_make_room(struct up_pool *p, uint64_t bytes, int demand)
+{
+	if (p->used_bytes + bytes <= p->budget)
+		return 0;
+	if (evict_listed(p))
+		return 1;
+	if (demand && evict_by_hand(p))
+		return 1;
+	return -1;
+}

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * source.c - where the bytes of a chunk come from: here, the file itself.
+ *
+ * Past the page cache where the file system can (O_DIRECT), so that no second copy lies there;
+ * else through it, and then out of it again. What another program has in the page cache already is
+ * taken from there and stays. Another source (an SSD, a peer) is another struct up_source.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include "helper.h"
+#include "source.h"
+
+/* A multiple of every block device's logical block and of the page. */
+#define ALIGN 4096u
+
+/* A description of our own: flags and advice on the caller's would be his. */
+static int reopen(int fd, int flags)
+{
+	char path[32];
+	int again;
+
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	again = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | flags);
+	return again < 0 ? -errno : again;
+}
+
+int up_source_open(struct up_source *s, int fd, uint64_t size_bytes)
+{
+	char block[2 * ALIGN], *aligned;
+	int own = reopen(fd, 0);
+
+	if (own < 0)
+		return own;
+	*s = (struct up_source){ .fd = own, .direct_fd = reopen(fd, O_DIRECT), .size = size_bytes };
+	/* Our reads are the whole of what we want: readahead would fill the page cache with more. */
+	posix_fadvise(own, 0, 0, POSIX_FADV_RANDOM);
+	aligned = (char *)(((uintptr_t)block + ALIGN - 1) & ~(uintptr_t)(ALIGN - 1));
+	/* Some file systems open so and refuse to read so. */
+	if (s->direct_fd >= 0 && pread(s->direct_fd, aligned, ALIGN, 0) < 0) {
+		close(s->direct_fd);
+		s->direct_fd = -1;
+	}
+	return 0;
+}
+
+void up_source_close(struct up_source *s)
+{
+	if (s->fd >= 0)
+		close(s->fd);
+	if (s->direct_fd >= 0)
+		close(s->direct_fd);
+	s->fd = s->direct_fd = -1;
+}
+
+/* All of it, or -errno; at the file's end `length` may reach up to the next multiple of ALIGN. */
+static int read_all(int fd, char *buffer, uint64_t length, uint64_t offset, uint64_t size)
+{
+	uint64_t need = offset + length > size ? size - offset : length, at = 0;
+
+	while (at < need) {
+		ssize_t n = pread(fd, buffer + at, length - at, (off_t)(offset + at));
+
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0)
+			return -errno;
+		if (n == 0)
+			return -ENODATA; /* the file has become shorter */
+		if (at + (uint64_t)n < need && n < (ssize_t)ALIGN)
+			return -EIO;
+		at += (uint64_t)n;
+		if (at < need)
+			at -= at % ALIGN; /* O_DIRECT goes on at a block only */
+	}
+	return 0;
+}
+
+int up_source_read(struct up_source *s, char *buffer, uint64_t length, uint64_t offset,
+		   enum up_source_way *way)
+{
+	uint64_t whole = (length + ALIGN - 1) & ~(uint64_t)(ALIGN - 1);
+	int sensor, ret;
+	int64_t cached = up_resident_bytes(s->fd, offset, length, &sensor);
+
+	*way = UP_CACHED;
+	if (cached == (int64_t)length)
+		return read_all(s->fd, buffer, length, offset, s->size);
+	*way = UP_DIRECT;
+	if (s->direct_fd >= 0) {
+		ret = read_all(s->direct_fd, buffer, whole, offset, s->size);
+		if (ret != -EINVAL && ret != -EOPNOTSUPP)
+			return ret;
+	}
+	*way = UP_BUFFERED;
+	ret = read_all(s->fd, buffer, length, offset, s->size);
+	if (!ret && cached <= 0)
+		posix_fadvise(s->fd, (off_t)offset, (off_t)length, POSIX_FADV_DONTNEED);
+	return ret;
+}

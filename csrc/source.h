@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * source.h - where the bytes of a chunk come from (source.c).
+ */
+#ifndef UP_SOURCE_H
+#define UP_SOURCE_H
+
+#include <stdint.h>
+
+enum up_source_way { UP_DIRECT = 1, UP_BUFFERED, UP_CACHED };
+
+struct up_source {
+	int fd, direct_fd; /* descriptions of its own; direct_fd -1: the file system cannot */
+	uint64_t size;
+};
+
+/* 0 or -errno. fd stays the caller's. */
+int up_source_open(struct up_source *source, int fd, uint64_t size_bytes);
+void up_source_close(struct up_source *source);
+/* The bytes [offset, +length) of the file, whole, or -errno: -ENODATA when it is shorter than it
+ * was. buffer is aligned to a page and has room up to the next page. */
+int up_source_read(struct up_source *source, char *buffer, uint64_t length, uint64_t offset,
+		   enum up_source_way *way);
+
+#endif

@@ -1,0 +1,346 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`--engine pool`: the node's own page pool, as the engine uses it (design, section 2).
+
+The C side (csrc/pool.h) answers the faults, reads and punches. Here: which files are in the pool,
+who maps them, how large it may be, and which blocks go first when room is needed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from uffdprefetch import uffd_pool
+from uffdprefetch.config import Config
+from uffdprefetch.node.client import Client, Region
+from uffdprefetch.node.files import FileState
+from uffdprefetch.node.ledger import Histogram, Ledger
+from uffdprefetch.node.wire import Verdict
+from uffdprefetch.plan.eviction import LRU, Cyclic, Policy, Reader, Residents
+from uffdprefetch.progress.streams import Stream
+from uffdprefetch.units import parse_size
+from uffdprefetch.warm import limits
+
+MIB = 1 << 20
+THREADS = 16
+CHUNK_BYTES = 64 << 10
+HUGE_BYTES = 2 * MIB
+#: The unit of eviction: fine enough that a block too many is no matter, within these.
+BLOCKS_WANTED = 512
+BLOCK_MAX_BYTES = 4 * MIB
+#: Windows of all streams together: so much of the pool is not there for what stays over epochs.
+WINDOW_SHARE = 32
+#: Readers so close to each other want the same.
+NEAR_BYTES = 16 * MIB
+#: Blocks just behind a reader that it may still look at.
+BEHIND_BYTES = 1 * MIB
+#: The list of victims is made anew when so few are left of so many.
+VICTIMS = 512
+VICTIMS_LOW = 64
+#: Evictions begin when the pool is as full as this.
+NEARLY_FULL = 0.9
+#: How often it is thought of while nothing else happens: the agents take longer silence for death.
+TICK_NS = 100_000_000
+SHMEM_HUGE = "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
+#: Pins what one fill reads, for measurements.
+CHUNK_VARIABLE = "UFFDPREFETCH_POOL_CHUNK"
+
+
+def huge_pages(wanted: str) -> tuple[bool, str]:
+    """Whether the pool's memory comes in huge pages, and why (not): ``--huge-pages``."""
+    if wanted == "off":
+        return False, "--huge-pages off"
+    try:
+        with open(SHMEM_HUGE) as file:
+            words = file.read()
+    except OSError as error:
+        return False, f"{SHMEM_HUGE}: {error.strerror}"
+    chosen = words.partition("[")[2].partition("]")[0]
+    if chosen in ("always", "within_size", "advise", "force"):
+        return True, f"shmem_enabled is {chosen}"
+    return False, f"shmem_enabled is {chosen}: as root, `echo advise > {SHMEM_HUGE}`"
+
+
+@dataclass
+class PoolFile:
+    """One file's part of the pool."""
+
+    pool: uffd_pool.Pool
+    number: int
+    memfd: int  # read-only: what the jobs map
+    chunk_bytes: int
+    state: npt.NDArray[np.uint8]
+    touched_ms: npt.NDArray[np.uint32]
+
+    def absent(self, start: int, end: int) -> bool:
+        """Whether any of [start, end) bytes is not there."""
+        chunks = self.state[start // self.chunk_bytes : -(-end // self.chunk_bytes)]
+        return bool((chunks != uffd_pool.PRESENT).any())
+
+
+@dataclass
+class Orphan:
+    """A process whose agent has died: its faults are still ours to answer."""
+
+    slot: int
+    pidfd: int
+
+
+@dataclass
+class NodePool:
+    """The pool of one service."""
+
+    config: Config
+    event_fd: int
+    ledger: Ledger
+    files: dict[int, FileState] = field(default_factory=dict)  # by their numbers in the pool
+    slots: dict[int, Client] = field(default_factory=dict)
+    orphans: list[Orphan] = field(default_factory=list)
+    detached: int = 0  # regions given back because of a fault of the pool
+    limited_by: str | None = None
+    places: int = 1  # where files are read
+
+    def __post_init__(self) -> None:
+        self.huge, self.huge_reason = huge_pages(self.config.huge_pages)
+        if self.huge and self.config.budget_bytes < 8 * HUGE_BYTES:
+            self.huge, self.huge_reason = False, "--budget is below eight of them"
+        self.chunk_bytes = HUGE_BYTES if self.huge else CHUNK_BYTES
+        self.block_bytes = self.chunk_bytes
+        while (
+            self.block_bytes < BLOCK_MAX_BYTES
+            and self.config.budget_bytes // (2 * self.block_bytes) >= BLOCKS_WANTED
+        ):
+            self.block_bytes *= 2
+        run = parse_size(os.environ.get(CHUNK_VARIABLE, "0B"))
+        self.pool = uffd_pool.Pool(
+            self.config.budget_bytes, self.chunk_bytes, THREADS, self.event_fd,
+            huge=self.huge, run_bytes=run,
+        )  # fmt: skip
+        self.policy: Policy = LRU() if self.config.evict == "lru" else Cyclic()
+        self.budget_bytes = self.config.budget_bytes
+
+    # -------------------------------------------------------------- files and processes
+
+    def open(self, file: FileState) -> PoolFile:
+        """The file's part of the pool, made at its first mapping. Raises OSError."""
+        if file.pooled is None:
+            number, memfd = self.pool.add_file(file.fd, file.size_bytes)
+            state, touched = self.pool.books(number)
+            file.pooled = PoolFile(self.pool, number, memfd, self.chunk_bytes, state, touched)
+            self.files[number] = file
+        return file.pooled
+
+    def forget(self, file: FileState) -> bool:
+        """Free a file's memory; False while somebody has it."""
+        pooled = file.pooled
+        if pooled is None:
+            return True
+        self._note_counts(file)
+        if not self.pool.forget_file(pooled.number):
+            return False
+        os.close(pooled.memfd)
+        del self.files[pooled.number]
+        file.pooled = None
+        return True
+
+    def join(self, client: Client, number: int) -> None:
+        """The userfaultfd that a process sent. Raises OSError."""
+        client.pool_slot = self.pool.join(number, client.ring)
+        self.slots[client.pool_slot] = client
+
+    def attach(self, client: Client, region: Region) -> None:
+        """A mapping is going to be the pool's. Raises OSError."""
+        pooled = self.open(region.file)
+        self.pool.map(
+            client.pool_slot, region.id, pooled.number, region.address, region.length_bytes,
+            region.offset_bytes,
+        )  # fmt: skip
+
+    def detach(self, client: Client, region: Region) -> None:
+        """The agent has put the file in its place."""
+        if client.pool_slot >= 0:
+            self.pool.unmap(client.pool_slot, region.id)
+
+    def leave(self, client: Client) -> None:
+        """A connection has ended. Where the process goes on with mappings of ours, its agent has
+        died: its userfaultfd must stay open, or holes would become zeros."""
+        if client.pool_slot < 0:
+            return
+        slot, client.pool_slot = client.pool_slot, -1
+        del self.slots[slot]
+        if any(r.verdict == Verdict.POOL for r in client.regions.values()):
+            with contextlib.suppress(OSError):
+                pidfd = os.pidfd_open(client.pid)
+                self.pool.orphan(slot)
+                self.orphans.append(Orphan(slot, pidfd))
+                return
+        self.pool.leave(slot)
+
+    def look_for_orphans(self) -> None:
+        """Those that have ended in the meantime."""
+        for orphan in list(self.orphans):
+            if select.select([orphan.pidfd], [], [], 0)[0]:
+                os.close(orphan.pidfd)
+                self.pool.leave(orphan.slot)
+                self.orphans.remove(orphan)
+
+    # -------------------------------------------------------------- size
+
+    def window_bytes(self) -> int:
+        """What a stream may have ahead of it: readers that are near each other share one window.
+
+        Where everything fits, that is half of the pool; else what waits to be read for the first
+        time is missing from what stays over the epochs.
+        """
+        fits = sum(file.size_bytes for file in self.files.values()) <= self.budget_bytes
+        share = self.budget_bytes // (2 if fits else WINDOW_SHARE)
+        return max(min(4 * MIB, self.budget_bytes // 4), share) // self.places
+
+    def note_places(self, streams: Iterable[tuple[FileState, Stream]]) -> None:
+        """Count the places at which files are read."""
+        at = sorted((id(file), stream.position_bytes) for file, stream in streams)
+        apart = sum(a[0] != b[0] or b[1] - a[1] > NEAR_BYTES for a, b in pairwise(at))
+        self.places = apart + 1
+
+    def housekeep(self) -> None:
+        """Once a second: the size that memory allows now."""
+        resident = self.pool.counts().resident_bytes
+        allowed, why = limits.pool_bytes(self.config.budget_bytes, resident)
+        allowed = max(allowed, 16 * self.chunk_bytes)
+        self.budget_bytes = min(allowed, self.config.budget_bytes)
+        self.limited_by = None if self.budget_bytes == self.config.budget_bytes else why
+        if self.limited_by:
+            self.ledger.degrade(
+                f"the pool holds {self.budget_bytes >> 20} MiB, not --budget: {why}"
+            )
+        self.pool.set_budget(self.budget_bytes)
+        self.look_for_orphans()
+
+    # -------------------------------------------------------------- eviction
+
+    def plan(self, streams: Iterable[tuple[Region, Stream, int]]) -> None:
+        """Have a list of blocks ready to go; ``streams``: (region, stream, its window in bytes)."""
+        if self.pool.victims_left() > VICTIMS_LOW or not self._nearly_full():
+            return
+        readers = [self._reader(region, stream, ahead) for region, stream, ahead in streams]
+        residents = self._residents()
+        rows = self.policy.victims(residents, readers, VICTIMS)
+        per = self.block_bytes // self.chunk_bytes
+        self.pool.set_victims(
+            (int(residents.file[i]), int(residents.block[i]) * per, per) for i in rows
+        )
+
+    def _nearly_full(self) -> bool:
+        resident = sum(int((f.pooled.state == uffd_pool.PRESENT).sum()) for f in self.files.values()
+                       if f.pooled is not None)  # fmt: skip
+        return resident * self.chunk_bytes >= NEARLY_FULL * self.budget_bytes
+
+    def _reader(self, region: Region, stream: Stream, ahead_bytes: int) -> Reader:
+        assert region.file.pooled is not None
+        block = self.block_bytes
+        return Reader(
+            file=region.file.pooled.number,
+            position=max(0, stream.position_bytes - 1) // block,
+            direction=stream.direction,
+            low=region.offset_bytes // block,
+            high=-(-region.span.end_bytes // block),
+            ahead=-(-ahead_bytes // block),
+            behind=max(1, BEHIND_BYTES // block),
+        )
+
+    def _residents(self) -> Residents:
+        files: list[npt.NDArray[np.int32]] = []
+        blocks: list[npt.NDArray[np.int64]] = []
+        touched: list[npt.NDArray[np.uint32]] = []
+        per = self.block_bytes // self.chunk_bytes
+        for number, file in self.files.items():
+            assert file.pooled is not None
+            there = file.pooled.state == uffd_pool.PRESENT
+            whole = -(-len(there) // per) * per
+            there = np.pad(there, (0, whole - len(there))).reshape(-1, per).any(axis=1)
+            times = np.pad(file.pooled.touched_ms, (0, whole - len(file.pooled.touched_ms)))
+            found = np.flatnonzero(there)
+            files.append(np.full(len(found), number, np.int32))
+            blocks.append(found.astype(np.int64))
+            touched.append(times.reshape(-1, per).max(axis=1)[found])
+        if not files:
+            return Residents(
+                np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.uint32),
+                np.empty(0, bool),
+            )  # fmt: skip
+        block = np.concatenate(blocks)
+        return Residents(
+            np.concatenate(files), block, np.concatenate(touched), np.zeros(len(block), bool)
+        )
+
+    # -------------------------------------------------------------- books
+
+    def _note_counts(self, file: FileState) -> None:
+        if file.pooled is not None:
+            file.pool_counts = self.pool.file_counts(file.pooled.number)
+
+    def summary(self) -> dict[str, Any]:
+        """The ``pool`` object of docs/summary-schema.md; the files' counts are taken as well."""
+        for file in self.files.values():
+            self._note_counts(file)
+        c = self.pool.counts()
+        ways = {"O_DIRECT": c.direct_bytes, "buffered, FADV_DONTNEED": c.buffered_bytes}
+        return {
+            "budget_bytes": c.budget_bytes,
+            "limited_by": self.limited_by,
+            "chunk_bytes": self.chunk_bytes,
+            "block_bytes": self.block_bytes,
+            "huge_pages": self.huge,
+            "huge_pages_reason": self.huge_reason,
+            "evict": self.policy.name,
+            "resident_bytes": c.resident_bytes,
+            "resident_peak_bytes": c.peak_bytes,
+            "pinned_bytes": c.pinned_bytes,
+            "read_bytes": c.read_bytes,
+            "demand_read_bytes": c.demand_read_bytes,
+            "prefetch_read_bytes": c.read_bytes - c.demand_read_bytes,
+            "unique_bytes": c.unique_bytes,
+            "reread_bytes": c.read_bytes - c.unique_bytes,
+            "evicted_bytes": c.evicted_bytes,
+            "from_page_cache_bytes": c.cached_bytes,
+            "faults": c.faults,
+            "present_faults": c.present_faults,
+            "missing_faults": c.missing_faults,
+            "waiters": c.waiters,
+            "waiters_peak": c.waiters_peak,
+            "demand_wait_ns": _quantiles(c.wait_bin, c.wait_sum_ns, c.wait_max_ns),
+            "fill_ns": _quantiles(c.fill_bin, c.fill_sum_ns, c.fill_max_ns),
+            "source": max(ways, key=lambda way: ways[way]) if any(ways.values()) else None,
+            "lost_events": c.lost_events,
+            "mappings_given_back": self.detached,
+        }
+
+    def close(self) -> None:
+        """End the threads."""
+        self.pool.close()
+        for orphan in self.orphans:
+            os.close(orphan.pidfd)
+        for file in self.files.values():
+            if file.pooled is not None:
+                os.close(file.pooled.memfd)
+                file.pooled = None
+
+
+def _quantiles(bins: list[int], total: int, most: int) -> dict[str, int | None]:
+    times = Histogram.of_bins(bins, total, most)
+    return {
+        "count": times.count,
+        "p50": times.quantile(0.5),
+        "p99": times.quantile(0.99),
+        "max": most if times.count else None,
+        "sum": total,
+    }
+
