@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure: `python bench/run.py --suite paper1|peers|patterns|adapt --pairs 5 --json F`.
+"""Measure: `python bench/run.py --suite paper1|peers|patterns|adapt|pool --pairs 5 --json F`.
 
 Everything runs on the slow-storage bed (bench/slowfs.c) over a data set in tmpfs. The variants of
 a case take turns (A B C A B C ...), so that a drift of the machine meets all of them; what is
@@ -7,6 +7,9 @@ reported are medians, and ratios *within a round*: to the baseline, and to the l
 the larger of that round's warm run and the file's bytes over the link's bandwidth. An interval is
 the bootstrap's 95 % of the median ratio. Cold and warm are counted before each run, and every run
 must have read all record bytes.
+
+`--suite pool` is the four measurements of bench/pool.py, each with a JSON of its own: F.ranks.json,
+F.epochs.json, F.scan.json, F.fill.json.
 
 The JSON holds every run; bench/render.py makes tables and pictures of it. Nothing here asserts a
 time: CI runs it in small (--size 32MiB --pairs 1) for its counters.
@@ -358,7 +361,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="bench/run.py", description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("--suite", choices=("paper1", "peers", "patterns", "adapt"), required=True)
+    add("--suite", choices=("paper1", "peers", "patterns", "adapt", "pool"), required=True)
     add("--pairs", type=int, default=5, help="rounds over all variants")
     add("--json", type=Path, required=True, metavar="F")
     add("--size", type=parse_size, default=parse_size("2GiB"))
@@ -375,6 +378,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str]) -> int:
     """Run a suite; 0, or 1 if it or one of its runs failed, with a line on stderr."""
     args = parse(argv)
+    if args.suite == "pool":
+        import pool
+
+        return pool.run_all(args.json, pool.words_of(args))
     try:
         with contextlib.ExitStack() as stack:
             source = args.work

@@ -256,12 +256,18 @@ static void resolve(struct agent *a, const struct uffd_msg *fault)
 	struct up_region *r;
 	long ret;
 
+	r = region_at(a, address);
+	if (r && atomic_load(&r->pooled)) {
+		/* The mapping that was touched is gone, and the pool is there now. The kernel would
+		 * continue it for this userfaultfd, too, whether its bytes are there or not. */
+		up_wake_range(a, address, up_job.page_bytes);
+		return;
+	}
 	up_step(a, UP_STATE_RESOLVING);
 	do
 		ret = up_sys3(SYS_ioctl, a->uffd, UFFDIO_CONTINUE, &cont);
 	while (ret == -EAGAIN);
 	e.handle_ns = (uint32_t)(up_now_ns() - e.time_ns);
-	r = region_at(a, address);
 	/* EEXIST: somebody else's touch mapped it. Anything else: the page is no longer ours to
 	 * continue (ENOENT), or its memfd page is not there (EFAULT, against the rule that a page
 	 * is written before it is announced): the file itself goes there. */

@@ -186,8 +186,10 @@ void up_pool_unmap(struct up_pool *pool, int client, uint32_t region);
 int up_pool_submit(struct up_pool *pool, const struct up_warm_job *job);
 int up_pool_reap(struct up_pool *pool, struct up_warm_result *out, int max);
 void up_pool_victims(struct up_pool *pool, const struct up_pool_victim *victim, int count);
-/* How many of the last list are left. */
+/* How many of the last list are left; -1: a reader waits for another. */
 int up_pool_victims_left(struct up_pool *pool);
+/* Bytes of the budget that are taken. */
+uint64_t up_pool_used(struct up_pool *pool);
 int up_pool_drain(struct up_pool *pool, struct up_pool_event *out, int max);
 void up_pool_counts(struct up_pool *pool, struct up_pool_counts *out);
 int64_t up_pool_cpu_ns(struct up_pool *pool);

@@ -226,8 +226,12 @@ static void on_welcome(struct agent *a, int *fd)
 {
 	void *p;
 
-	if (a->welcomed || fd[0] < 0 || fd[1] < 0)
+	if (a->welcomed)
 		return;
+	if (fd[0] < 0 || fd[1] < 0) { /* this process may not have so many */
+		a->hung_up = 1;
+		return;
+	}
 	p = up_mmap(NULL, sizeof(struct up_ring), PROT_READ | PROT_WRITE, MAP_SHARED, fd[0], 0);
 	if (up_failed((long)p)) {
 		a->hung_up = 1;

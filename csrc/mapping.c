@@ -54,6 +54,7 @@ static void adopt(void *p, size_t length, int prot, int flags, int fd, off_t off
 	long status = up_sys3(SYS_fcntl, fd, F_GETFL, 0);
 	size_t mask = up_job.page_bytes - 1;
 	uint64_t bytes = (uint64_t)(st->st_size - offset);
+	int looks = UP_SWAP_LOOKS;
 	struct up_region *r;
 
 	if (up_failed(status) || (status & O_ACCMODE) == O_WRONLY || (status & O_PATH) ||
@@ -84,10 +85,12 @@ static void adopt(void *p, size_t length, int prot, int flags, int fd, off_t off
 	r->verdict = r->sent = r->queued = r->overlays = 0;
 	if (up_ask(UP_REQ_ATTACH, (uint32_t)(r - up_job.region), fd))
 		up_forget_slot(r);
-	else if (up_job.pool && up_await_swap(r))
+	else if (up_job.pool && up_await_swap(r, &looks)) {
 		/* The agent died over it: nobody knows what lies there now. */
 		up_mmap(p, length, prot, (flags & (MAP_TYPE | MAP_NORESERVE)) | MAP_FIXED, fd,
 			(uint64_t)offset);
+		atomic_store(&r->pooled, 0);
+	}
 }
 
 static void *map(void *address, size_t length, int prot, int flags, int fd, off_t offset)

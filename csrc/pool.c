@@ -31,18 +31,42 @@ uint32_t pool_now_ms(const struct up_pool *p)
 	return (uint32_t)((pool_now_ns() - p->began_ns) / 1000000) + 1;
 }
 
-void pool_post(struct up_pool *p, const struct up_pool_event *e)
+void pool_call_main(const struct up_pool *p)
 {
 	uint64_t one = 1;
 
-	if (p->event_head - p->event_tail >= POOL_EVENTS) {
+	if (write(p->options.event_fd, &one, sizeof(one)) < 0)
+		return; /* EAGAIN: the counter is full, so the reader is awake anyway */
+}
+
+void pool_post(struct up_pool *p, const struct up_pool_event *e)
+{
+	/* The last places are for what must not be lost: that a file cannot be read, once for each. */
+	if (p->event_head - p->event_tail >=
+	    (e->kind == UP_POOL_FAILED ? POOL_EVENTS : POOL_EVENTS - POOL_FILES)) {
 		p->count.lost_events++;
 		return;
 	}
 	p->event[p->event_head++ % POOL_EVENTS] = *e;
-	if (p->event_head - p->event_tail == 1 &&
-	    write(p->options.event_fd, &one, sizeof(one)) < 0)
-		return; /* EAGAIN: the counter is full, so the reader is awake anyway */
+	if (p->rung || e->kind == UP_POOL_TOUCH || e->kind == UP_POOL_EVICTED)
+		return;
+	p->rung = 1;
+	pool_call_main(p);
+}
+
+int pool_unsaid(struct up_pool *p, int now)
+{
+	int unsaid;
+
+	pthread_mutex_lock(&p->lock);
+	unsaid = p->event_head != p->event_tail && !p->rung;
+	if (unsaid && now) {
+		p->rung = 1;
+		pool_call_main(p);
+		unsaid = 0;
+	}
+	pthread_mutex_unlock(&p->lock);
+	return unsaid;
 }
 
 void pool_bin(uint64_t *bin, uint64_t *sum, uint64_t *max, uint64_t ns)
@@ -110,7 +134,7 @@ int up_pool_forget(struct up_pool *p, int file)
 	struct pool_file *f = &p->file[file], gone;
 
 	pthread_mutex_lock(&p->lock);
-	if (!f->used || f->regions || f->filling) {
+	if (!f->used || f->regions || f->busy) {
 		pthread_mutex_unlock(&p->lock);
 		return -EBUSY;
 	}
@@ -179,7 +203,7 @@ int up_pool_join(struct up_pool *p, int uffd, struct up_ring *ring)
 
 		memset(c, 0, sizeof(*c));
 		*c = (struct pool_client){ .uffd = uffd, .generation = generation, .ring = ring };
-		ring->beat_ns = p->alive_ns;
+		ring->beat_ns = __atomic_load_n(&p->alive_ns, __ATOMIC_RELAXED);
 		e.data.u64 = (uint64_t)generation << 32 | (uint32_t)slot;
 		if (epoll_ctl(p->epoll_fd, EPOLL_CTL_ADD, uffd, &e)) {
 			slot = -errno;
@@ -224,13 +248,39 @@ void up_pool_orphan(struct up_pool *p, int client)
 	pthread_mutex_unlock(&p->lock);
 }
 
+/* Nothing of the region is mapped or waited for any more when it returns. */
+static void forget_region(struct up_pool *p, uint32_t client, uint32_t number)
+{
+	struct pool_client *c = &p->client[client];
+	struct pool_region r = c->region[number];
+
+	memmove(&c->region[number], &c->region[number + 1], (--c->regions - number) * sizeof(r));
+	p->file[r.file].regions--;
+	for (struct pool_waiter **at = &p->waiting; *at;)
+		if ((*at)->client == client && (*at)->address - r.address < r.length)
+			pool_drop_waiter(p, at);
+		else
+			at = &(*at)->next;
+	pool_await_mappings(p, c);
+}
+
 int up_pool_map(struct up_pool *p, int client, uint32_t region, int file, uint64_t address,
 		uint64_t length, uint64_t offset)
 {
 	struct pool_client *c = &p->client[client];
+	uint64_t end;
 	int ret = 0;
 
+	if (__builtin_add_overflow(offset, length, &end) ||
+	    end > p->file[file].chunks * pool_chunk_bytes(p))
+		return -EINVAL; /* the books of the file end before it */
 	pthread_mutex_lock(&p->lock);
+	/* What lay there before is gone, also when we have not been told yet; it must not take the
+	 * waiters of this one with it when we are. */
+	for (uint32_t i = c->regions; i-- > 0;)
+		if (c->region[i].address < address + length &&
+		    address < c->region[i].address + c->region[i].length)
+			forget_region(p, (uint32_t)client, i);
 	if (c->regions == c->room) {
 		uint32_t room = c->room ? c->room * 2 : 4;
 		struct pool_region *more = realloc(c->region, room * sizeof(*more));
@@ -259,20 +309,9 @@ void up_pool_unmap(struct up_pool *p, int client, uint32_t region)
 	struct pool_client *c = &p->client[client];
 
 	pthread_mutex_lock(&p->lock);
-	for (uint32_t i = 0; i < c->regions; i++) {
-		struct pool_region r = c->region[i];
-
-		if (r.id != region)
-			continue;
-		memmove(&c->region[i], &c->region[i + 1], (--c->regions - i) * sizeof(r));
-		p->file[r.file].regions--;
-		for (struct pool_waiter **at = &p->waiting; *at;)
-			if ((*at)->client == (uint32_t)client && (*at)->address - r.address < r.length)
-				pool_drop_waiter(p, at);
-			else
-				at = &(*at)->next;
-		break;
-	}
+	for (uint32_t i = c->regions; i-- > 0;)
+		if (c->region[i].id == region)
+			forget_region(p, (uint32_t)client, i);
 	pthread_mutex_unlock(&p->lock);
 }
 
@@ -283,10 +322,16 @@ void up_pool_alive(struct up_pool *p)
 	__atomic_store_n(&p->alive_ns, pool_now_ns(), __ATOMIC_RELAXED);
 }
 
+/* With less, a reader would wait for ever. */
+static uint64_t at_least_a_chunk(const struct up_pool *p, uint64_t bytes)
+{
+	return bytes > pool_chunk_bytes(p) ? bytes : pool_chunk_bytes(p);
+}
+
 void up_pool_budget(struct up_pool *p, uint64_t budget_bytes)
 {
 	pthread_mutex_lock(&p->lock);
-	p->budget = budget_bytes;
+	p->budget = at_least_a_chunk(p, budget_bytes);
 	pthread_cond_broadcast(&p->work);
 	pthread_mutex_unlock(&p->lock);
 }
@@ -313,6 +358,8 @@ int up_pool_submit(struct up_pool *p, const struct up_warm_job *job)
 			j->end = p->file[job->fd].chunks;
 		if (j->chunk > j->end)
 			j->chunk = j->end;
+		j->chunks = j->end - j->chunk;
+		p->expected += j->chunks;
 		p->queue[p->queue_head++ % POOL_JOBS] = i;
 		pthread_cond_signal(&p->work);
 		ret = 0;
@@ -348,6 +395,8 @@ void up_pool_victims(struct up_pool *p, const struct up_pool_victim *victim, int
 	p->victim = list;
 	p->victims = count;
 	p->victim_at = 0;
+	p->asked = 0;
+	p->answered_ns = pool_now_ns();
 	pthread_cond_broadcast(&p->work);
 	pthread_mutex_unlock(&p->lock);
 	free(old);
@@ -358,9 +407,19 @@ int up_pool_victims_left(struct up_pool *p)
 	int left;
 
 	pthread_mutex_lock(&p->lock);
-	left = p->victims - p->victim_at;
+	left = p->asked ? -1 : p->victims - p->victim_at;
 	pthread_mutex_unlock(&p->lock);
 	return left;
+}
+
+uint64_t up_pool_used(struct up_pool *p)
+{
+	uint64_t used;
+
+	pthread_mutex_lock(&p->lock);
+	used = p->used_bytes;
+	pthread_mutex_unlock(&p->lock);
+	return used;
 }
 
 int up_pool_drain(struct up_pool *p, struct up_pool_event *out, int max)
@@ -370,6 +429,9 @@ int up_pool_drain(struct up_pool *p, struct up_pool_event *out, int max)
 	pthread_mutex_lock(&p->lock);
 	while (n < max && p->event_tail != p->event_head)
 		out[n++] = p->event[p->event_tail++ % POOL_EVENTS];
+	p->rung = p->event_tail != p->event_head;
+	if (p->rung)
+		pool_call_main(p); /* there are more */
 	pthread_mutex_unlock(&p->lock);
 	return n;
 }
@@ -446,19 +508,23 @@ int up_pool_create(struct up_pool **out, const struct up_pool_options *o)
 {
 	struct up_pool *p = calloc(1, sizeof(*p) + o->threads * sizeof(pthread_t));
 	struct epoll_event e = { .events = EPOLLIN, .data.u64 = POOL_WAKE };
+	pthread_condattr_t attr;
 	int err;
 
 	if (!p)
 		return -ENOMEM;
 	p->options = *o;
-	p->budget = o->budget_bytes;
+	p->budget = at_least_a_chunk(p, o->budget_bytes);
 	p->page_bytes = (uint64_t)sysconf(_SC_PAGESIZE);
 	p->began_ns = p->alive_ns = pool_now_ns();
 	p->run_chunks = (uint32_t)pool_run_least(p);
 	for (int i = 0; i < POOL_CLIENTS; i++)
 		p->client[i].uffd = -1;
 	pthread_mutex_init(&p->lock, NULL);
-	pthread_cond_init(&p->work, NULL);
+	pthread_condattr_init(&attr);
+	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC); /* pool_fill.c, wait_a_moment() */
+	pthread_cond_init(&p->work, &attr);
+	pthread_condattr_destroy(&attr);
 	pthread_cond_init(&p->idle, NULL);
 	p->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
 	p->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);

@@ -37,7 +37,9 @@ struct pool_file {
 	uint8_t *state, *pins, *ever; /* one a chunk; ever: was here before */
 	uint32_t *touched_ms;
 	char *map; /* huge pages: the pool's own mapping, else NULL */
-	uint32_t regions, filling, waiters;
+	uint32_t regions, waiters;
+	uint32_t busy; /* calls that work on it without the lock */
+	int failed; /* the main thread has been told */
 	struct up_pool_file_counts count;
 };
 
@@ -57,13 +59,16 @@ struct pool_region {
 struct pool_client {
 	int uffd; /* -1: free */
 	uint32_t users, generation;
+	/* Pages being mapped now, begun in an even and in an odd turn: a range that has gone may be
+	 * another mapping's only after those that were begun before. */
+	uint32_t turn, mapping[2];
 	int leaving;
 	struct up_ring *ring;
 	struct pool_region *region;
 	uint32_t regions, room;
 	struct {
-		uint64_t chunk;
-		uint32_t file, count, since_ms;
+		uint64_t chunk[2]; /* the last two that this thread had to wait for */
+		uint32_t file, tid, count;
 	} stuck[STUCK_PLACES];
 };
 
@@ -85,6 +90,7 @@ struct pool_job {
 	struct up_warm_job job;
 	struct up_warm_result result;
 	uint64_t chunk, end; /* what is not begun yet */
+	uint64_t chunks; /* of it, as asked for */
 	uint32_t running;
 	int taken; /* between submit and reap */
 };
@@ -95,7 +101,8 @@ struct up_pool {
 	struct up_pool_options options;
 	uint64_t page_bytes, began_ns, alive_ns;
 	int stop, epoll_fd, wake_fd;
-	uint64_t budget, used_bytes; /* used: PRESENT, FILLING and EVICTING */
+	int retry; /* no memory to note a demand: see pool_want_again() */
+	uint64_t budget, used_bytes, leaving_bytes; /* used: PRESENT, FILLING and EVICTING */
 
 	struct pool_file file[POOL_FILES];
 	struct pool_client client[POOL_CLIENTS];
@@ -107,14 +114,17 @@ struct up_pool {
 	uint32_t queue[POOL_JOBS], queue_head, queue_tail; /* numbers of jobs, first come */
 	uint32_t done[POOL_JOBS], done_head, done_tail;
 	uint32_t prefetching, run_chunks;
+	uint64_t expected; /* chunks of all jobs */
 
 	struct up_pool_victim *victim;
-	int victims, victim_at;
+	int victims, victim_at, asked; /* asked: for another list, at asked_ns */
+	uint64_t asked_ns, answered_ns;
 	uint32_t hand_file;
 	uint64_t hand_chunk;
 
 	struct up_pool_event event[POOL_EVENTS];
 	uint32_t event_head, event_tail;
+	int rung; /* the main thread has been called for the events that wait */
 	struct up_pool_counts count;
 
 	pthread_t fault_thread;
@@ -130,17 +140,25 @@ static inline uint64_t pool_chunk_bytes(const struct up_pool *p)
 uint64_t pool_now_ns(void);
 uint32_t pool_now_ms(const struct up_pool *p);
 void pool_post(struct up_pool *p, const struct up_pool_event *e);
+/* Whether the main thread has still to hear of events that were not urgent; with `now` it does. */
+int pool_unsaid(struct up_pool *p, int now);
 void pool_bin(uint64_t *bin, uint64_t *sum, uint64_t *max, uint64_t ns);
 /* Chunks of one fill, at the most and when somebody waits. */
 uint64_t pool_run_most(const struct up_pool *p);
 uint64_t pool_run_least(const struct up_pool *p);
 /* Somebody waits for a chunk that is ABSENT: read it before all that is only expected. */
 void pool_want(struct up_pool *p, int file, uint64_t chunk, uint32_t run);
+/* The same for all that is waited for and neither WANTED nor on its way. */
+void pool_want_again(struct up_pool *p);
 /* Map [offset, +length) of the region, all of it PRESENT and pinned, around `address` (0: nobody
- * waits), and wake who waits there. Called without the lock. */
-void pool_continue(struct up_pool *p, int uffd, const struct pool_region *r, uint64_t offset,
-		   uint64_t length, uint64_t address);
+ * waits), and wake who waits there. Called without the lock; returns the bytes that were mapped. */
+uint64_t pool_continue(struct up_pool *p, int uffd, const struct pool_region *r, uint64_t offset,
+		       uint64_t length, uint64_t address);
 void pool_wake(int uffd, uint64_t address, uint64_t length);
+/* Wait until nothing is mapped any more into ranges of the process that were found before: a
+ * UFFDIO_CONTINUE that is late would map, without a look at its state, a page of what lies there by
+ * then. The main thread's alone, with the lock, which it leaves and takes again. */
+void pool_await_mappings(struct up_pool *p, struct pool_client *c);
 /* The chunks [first, first + count) are there now, pinned by the caller: serve who waits for them.
  * Called with the lock, which it leaves and takes again. */
 void pool_serve(struct up_pool *p, int file, uint64_t first, uint64_t count);
@@ -151,8 +169,11 @@ void *pool_fault_loop(void *pool);
 /* Its epoll's word for: stop. */
 #define POOL_WAKE UINT64_MAX
 
+/* Wake the main thread. */
+void pool_call_main(const struct up_pool *p);
+
 /* pool_room.c: with the lock, which they may leave and take again. 1: something has changed, look
- * again; 0: there is room for `bytes`; -1: nothing can go now. */
+ * again; 0: there is room for `bytes`; -1: nothing can go now; -2: the main thread is thinking. */
 int pool_make_room(struct up_pool *p, uint64_t bytes, int demand);
 
 /* pool_fill.c */

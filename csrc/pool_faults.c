@@ -15,11 +15,12 @@
 
 #define FAULT_BATCH 32
 #define BEAT_MS 100
+#define SAY_MS 2
 /* EAGAIN of an ioctl: the process changes its mappings just now. */
 #define TRIES 100
 #define STUCK_TIMES 64
-#define STUCK_MS 1000
 #define DEMAND_MAX_BYTES (1u << 20)
+#define MAP_SHARE 64
 
 void pool_wake(int uffd, uint64_t address, uint64_t length)
 {
@@ -54,8 +55,8 @@ static uint64_t continue_from(int uffd, uint64_t address, uint64_t length, int *
 	return done;
 }
 
-void pool_continue(struct up_pool *p, int uffd, const struct pool_region *r, uint64_t offset,
-		   uint64_t length, uint64_t address)
+uint64_t pool_continue(struct up_pool *p, int uffd, const struct pool_region *r, uint64_t offset,
+		       uint64_t length, uint64_t address)
 {
 	uint64_t low = r->offset > offset ? r->offset : offset;
 	uint64_t high = r->offset + r->length, done;
@@ -64,7 +65,7 @@ void pool_continue(struct up_pool *p, int uffd, const struct pool_region *r, uin
 	if (high > offset + length)
 		high = offset + length;
 	if (low >= high)
-		return;
+		return 0;
 	done = continue_from(uffd, r->address + (low - r->offset), high - low, &error);
 	/* Part of it was mapped before (EEXIST): then what matters is the page that was touched, and
 	 * what follows it. */
@@ -75,7 +76,7 @@ void pool_continue(struct up_pool *p, int uffd, const struct pool_region *r, uin
 	/* mapped by another thread's touch, or gone: let it look again */
 	if (error && address)
 		pool_wake(uffd, address, p->page_bytes);
-	__atomic_fetch_add(&p->count.continued_bytes, done, __ATOMIC_RELAXED);
+	return done;
 }
 
 /* ------------------------------------------------------------------ who waits */
@@ -91,8 +92,10 @@ void pool_want(struct up_pool *p, int file, uint64_t chunk, uint32_t run)
 		uint32_t room = p->demand_room ? p->demand_room * 2 : 256, n = 0;
 		struct pool_demand *more = malloc(room * sizeof(*more));
 
-		if (!more)
-			return; /* its thread is woken, and comes again */
+		if (!more) {
+			p->retry = 1;
+			return;
+		}
 		for (uint32_t i = p->demand_tail; i != p->demand_head; i++)
 			more[n++] = p->demand[i % p->demand_room];
 		free(p->demand);
@@ -107,6 +110,13 @@ void pool_want(struct up_pool *p, int file, uint64_t chunk, uint32_t run)
 	pthread_cond_signal(&p->work);
 }
 
+void pool_want_again(struct up_pool *p)
+{
+	p->retry = 0;
+	for (struct pool_waiter *w = p->waiting; w; w = w->next)
+		pool_want(p, w->file, w->chunk, 1);
+}
+
 void pool_drop_waiter(struct up_pool *p, struct pool_waiter **at)
 {
 	struct pool_waiter *w = *at;
@@ -118,7 +128,8 @@ void pool_drop_waiter(struct up_pool *p, struct pool_waiter **at)
 	p->spare = w;
 }
 
-/* A thread waits in one place at a time: what it waited for before, it does no more. */
+/* A thread waits in one place at a time: what it waited for before, it does no more. (Woken all the
+ * same: one that reads this process's memory from another PID namespace may have the same number.) */
 static int add_waiter(struct up_pool *p, uint32_t client, int file, uint64_t chunk,
 		      const struct uffd_msg *m, uint64_t address)
 {
@@ -127,6 +138,7 @@ static int add_waiter(struct up_pool *p, uint32_t client, int file, uint64_t chu
 
 	for (struct pool_waiter **at = &p->waiting; *at; at = &(*at)->next)
 		if ((*at)->client == client && (*at)->tid == tid && tid) {
+			pool_wake(p->client[client].uffd, (*at)->address, p->page_bytes);
 			pool_drop_waiter(p, at);
 			break;
 		}
@@ -154,7 +166,6 @@ static int add_waiter(struct up_pool *p, uint32_t client, int file, uint64_t chu
 	return 0;
 }
 
-/* The newest that covers an address: what lay there before may not have said yet that it is gone. */
 static struct pool_region *region_at(struct pool_client *c, uint64_t address)
 {
 	for (uint32_t i = c->regions; i-- > 0;)
@@ -182,15 +193,40 @@ static void leave_off(struct up_pool *p, struct pool_client *c)
 		pthread_cond_broadcast(&p->idle);
 }
 
+/* Pages of a region, which was found under the same lock, are going to be mapped: what
+ * end_mapping() takes. */
+static uint32_t begin_mapping(struct pool_client *c)
+{
+	uint32_t turn = c->turn & 1;
+
+	c->mapping[turn]++;
+	return turn;
+}
+
+static void end_mapping(struct up_pool *p, struct pool_client *c, uint32_t turn)
+{
+	if (!--c->mapping[turn] && turn != (c->turn & 1))
+		pthread_cond_broadcast(&p->idle);
+}
+
+void pool_await_mappings(struct up_pool *p, struct pool_client *c)
+{
+	uint32_t turn = c->turn++ & 1;
+
+	while (c->mapping[turn])
+		pthread_cond_wait(&p->idle, &p->lock);
+}
+
 void pool_serve(struct up_pool *p, int file, uint64_t first, uint64_t count)
 {
-	uint64_t bytes = pool_chunk_bytes(p), now = pool_now_ns();
+	uint64_t bytes = pool_chunk_bytes(p), now = pool_now_ns(), done;
 	struct pool_waiter **at = &p->waiting;
 
 	while (*at) {
 		struct pool_waiter w = **at;
 		struct pool_client *c = &p->client[w.client];
 		struct pool_region *found, r;
+		uint32_t turn;
 
 		if (w.file != file || w.chunk < first || w.chunk >= first + count) {
 			at = &(*at)->next;
@@ -201,15 +237,22 @@ void pool_serve(struct up_pool *p, int file, uint64_t first, uint64_t count)
 			continue;
 		pool_bin(p->count.wait_bin, &p->count.wait_sum_ns, &p->count.wait_max_ns,
 			 now - w.time_ns);
-		p->file[file].touched_ms[w.chunk] = pool_now_ms(p);
+		for (uint64_t i = first; i < first + count; i++)
+			p->file[file].touched_ms[i] = pool_now_ms(p);
 		found = region_at(c, w.address);
-		if (!found || found->file != file)
-			continue; /* it was unmapped: who did that has woken the thread */
+		if (!found || found->file != file) {
+			/* it was unmapped: who did that has woken the thread, or does */
+			pool_wake(c->uffd, w.address, p->page_bytes);
+			continue;
+		}
 		r = *found;
 		use(c);
+		turn = begin_mapping(c);
 		pthread_mutex_unlock(&p->lock);
-		pool_continue(p, c->uffd, &r, first * bytes, count * bytes, w.address);
+		done = pool_continue(p, c->uffd, &r, first * bytes, count * bytes, w.address);
 		pthread_mutex_lock(&p->lock);
+		p->count.continued_bytes += done;
+		end_mapping(p, c, turn);
 		leave_off(p, c);
 		/* The others of this process there were woken by the same call. The list may be
 		 * another by now: from its start. */
@@ -221,7 +264,6 @@ void pool_serve(struct up_pool *p, int file, uint64_t first, uint64_t count)
 			    o->address - r.address < r.length) {
 				pool_bin(p->count.wait_bin, &p->count.wait_sum_ns,
 					 &p->count.wait_max_ns, now - o->time_ns);
-				p->file[file].touched_ms[o->chunk] = pool_now_ms(p);
 				pool_wake(c->uffd, o->address, p->page_bytes);
 				pool_drop_waiter(p, at);
 			} else {
@@ -234,42 +276,66 @@ void pool_serve(struct up_pool *p, int file, uint64_t first, uint64_t count)
 
 /* ------------------------------------------------------------------ faults */
 
-/* The same chunk, read again and again for one process: it would go on like that for ever. */
-static int is_stuck(struct up_pool *p, struct pool_client *c, int file, uint64_t chunk)
+/* A thread that waits for the same two chunks, again and again, and for nothing else: one
+ * instruction needs both, and there is never room for both. It would go on like that for ever. */
+static int is_stuck(struct pool_client *c, uint32_t tid, int file, uint64_t chunk)
 {
-	uint32_t now = pool_now_ms(p), place = (uint32_t)(chunk * 31 + (uint64_t)file) % STUCK_PLACES;
+	uint32_t place = tid % STUCK_PLACES;
+	uint64_t *last = c->stuck[place].chunk;
 
-	if (c->stuck[place].chunk != chunk || c->stuck[place].file != (uint32_t)file ||
-	    now - c->stuck[place].since_ms > STUCK_MS) {
-		c->stuck[place].chunk = chunk;
+	if (c->stuck[place].tid != tid || c->stuck[place].file != (uint32_t)file) {
+		c->stuck[place].tid = tid;
 		c->stuck[place].file = (uint32_t)file;
-		c->stuck[place].since_ms = now;
+		last[0] = last[1] = UINT64_MAX;
+	}
+	if (chunk != last[0] && chunk != last[1]) {
+		last[1] = last[0];
+		last[0] = chunk;
 		c->stuck[place].count = 0;
 	}
-	return ++c->stuck[place].count == STUCK_TIMES;
+	return ++c->stuck[place].count % STUCK_TIMES == 0;
 }
 
-/* Whoever goes on where the last chunks ended gets more at once. */
+/* Chunks mapped at once, at the most: in a small pool they are gone before all are read. */
+static uint64_t map_most(const struct up_pool *p)
+{
+	uint64_t bytes = p->budget / MAP_SHARE < RUN_MAX_BYTES ? p->budget / MAP_SHARE : RUN_MAX_BYTES;
+
+	return bytes > pool_chunk_bytes(p) ? bytes / pool_chunk_bytes(p) : 1;
+}
+
+/* Whoever goes on where the last chunks ended, or not far from there (every n-th record), gets more
+ * at once: pages that are mapped for nothing cost less than a fault. */
 static void note_order(const struct up_pool *p, struct pool_region *r, uint64_t chunk)
 {
-	uint64_t most = RUN_MAX_BYTES / pool_chunk_bytes(p);
-
+	uint64_t most = map_most(p);
 	int backward = chunk + 1 == r->low;
 
-	if (!backward && (chunk < r->low || chunk > r->high))
+	if (!backward && (chunk < r->low || chunk > r->high + most))
 		r->run = 1; /* elsewhere */
-	else if (r->run * 2 <= most)
-		r->run *= 2;
+	else
+		r->run = r->run * 2 < most ? r->run * 2 : (uint32_t)most;
 	/* also one that comes by again: what was mapped then may have left the pool since */
 	if (r->run == 1 || chunk + 2 * most < r->high)
 		r->low = r->high = chunk;
 	r->backward = r->run > 1 && backward;
 }
 
-static void pin(struct pool_file *f, uint64_t first, uint64_t end, int by)
+/* They are being mapped: their reader gets them now. */
+static void pin(const struct up_pool *p, struct pool_file *f, uint64_t first, uint64_t end)
+{
+	uint32_t now = pool_now_ms(p);
+
+	for (uint64_t c = first; c < end; c++) {
+		f->pins[c]++;
+		f->touched_ms[c] = now;
+	}
+}
+
+static void unpin(struct pool_file *f, uint64_t first, uint64_t end)
 {
 	for (uint64_t c = first; c < end; c++)
-		f->pins[c] = (uint8_t)(f->pins[c] + by);
+		f->pins[c]--;
 }
 
 static int can_pin(const struct pool_file *f, uint64_t chunk)
@@ -301,9 +367,11 @@ static void run_around(const struct up_pool *p, const struct pool_region *r,
  */
 static void map_ahead(struct up_pool *p, struct pool_client *c, uint32_t region, uint64_t chunk)
 {
-	uint64_t bytes = pool_chunk_bytes(p), most = RUN_MAX_BYTES / bytes, first, end, limit;
+	uint64_t bytes = pool_chunk_bytes(p), most = map_most(p), first, end, limit;
+	uint64_t done = 0;
 	struct pool_region *r = region_by_id(c, region), at;
 	struct pool_file *f;
+	uint32_t turn;
 
 	if (!r || c->leaving || most < 2 || r->run < most || r->backward)
 		return;
@@ -317,8 +385,9 @@ static void map_ahead(struct up_pool *p, struct pool_client *c, uint32_t region,
 	if (first >= end)
 		return;
 	r->high = end;
-	pin(f, first, end, 1);
+	pin(p, f, first, end);
 	at = *r;
+	turn = begin_mapping(c);
 	pthread_mutex_unlock(&p->lock);
 	for (uint64_t low = first; low < end;) {
 		uint64_t high = (low / most + 1) * most, from = low * bytes;
@@ -327,11 +396,13 @@ static void map_ahead(struct up_pool *p, struct pool_client *c, uint32_t region,
 			high = end;
 		if (low % most == 0)
 			from += p->page_bytes;
-		pool_continue(p, c->uffd, &at, from, high * bytes - from, 0);
+		done += pool_continue(p, c->uffd, &at, from, high * bytes - from, 0);
 		low = high;
 	}
 	pthread_mutex_lock(&p->lock);
-	pin(f, first, end, -1);
+	p->count.continued_bytes += done;
+	end_mapping(p, c, turn);
+	unpin(f, first, end);
 }
 
 /* On a chunk that is there. With the lock, which it leaves and takes again. */
@@ -339,8 +410,9 @@ static void answer(struct up_pool *p, struct pool_client *c, struct pool_region 
 		   uint64_t address)
 {
 	struct pool_file *f = &p->file[r->file];
-	uint64_t bytes = pool_chunk_bytes(p), first, end;
+	uint64_t bytes = pool_chunk_bytes(p), first, end, done;
 	struct pool_region at;
+	uint32_t turn;
 
 	note_order(p, r, chunk);
 	run_around(p, r, f, chunk, &first, &end);
@@ -348,12 +420,15 @@ static void answer(struct up_pool *p, struct pool_client *c, struct pool_region 
 		r->low = first;
 	if (r->high < end)
 		r->high = end;
-	pin(f, first, end, 1);
+	pin(p, f, first, end);
 	at = *r;
+	turn = begin_mapping(c);
 	pthread_mutex_unlock(&p->lock);
-	pool_continue(p, c->uffd, &at, first * bytes, (end - first) * bytes, address);
+	done = pool_continue(p, c->uffd, &at, first * bytes, (end - first) * bytes, address);
 	pthread_mutex_lock(&p->lock);
-	pin(f, first, end, -1);
+	p->count.continued_bytes += done;
+	end_mapping(p, c, turn);
+	unpin(f, first, end);
 	map_ahead(p, c, at.id, chunk);
 }
 
@@ -407,7 +482,7 @@ static void on_fault(struct up_pool *p, uint32_t client, const struct uffd_msg *
 		return;
 	}
 	pool_want(p, r->file, chunk, r->miss_run);
-	if (is_stuck(p, c, r->file, chunk)) {
+	if (is_stuck(c, e.tid, r->file, chunk)) {
 		e.kind = UP_POOL_STUCK;
 		pool_post(p, &e);
 	}
@@ -443,10 +518,12 @@ static void take_faults(struct up_pool *p, uint32_t client, uint32_t generation,
 /* The agents see from it that the service's main thread is alive, not only this one. */
 static void beat(struct up_pool *p)
 {
+	uint64_t alive_ns = __atomic_load_n(&p->alive_ns, __ATOMIC_RELAXED);
+
 	pthread_mutex_lock(&p->lock);
 	for (uint32_t i = 0; i < POOL_CLIENTS; i++)
 		if (p->client[i].uffd >= 0 && p->client[i].ring)
-			__atomic_store_n(&p->client[i].ring->beat_ns, p->alive_ns, __ATOMIC_RELAXED);
+			__atomic_store_n(&p->client[i].ring->beat_ns, alive_ns, __ATOMIC_RELAXED);
 	pthread_mutex_unlock(&p->lock);
 }
 
@@ -454,10 +531,11 @@ void *pool_fault_loop(void *arg)
 {
 	struct up_pool *p = arg;
 	struct epoll_event ready[64];
-	uint64_t beat_ns = 0, count;
+	uint64_t beat_ns = 0, said_ns = 0, count;
+	int unsaid = 0;
 
 	while (!__atomic_load_n(&p->stop, __ATOMIC_ACQUIRE)) {
-		int n = epoll_wait(p->epoll_fd, ready, 64, BEAT_MS);
+		int n = epoll_wait(p->epoll_fd, ready, 64, unsaid ? SAY_MS : BEAT_MS);
 
 		for (int i = 0; i < n; i++) {
 			uint64_t who = ready[i].data.u64;
@@ -469,6 +547,10 @@ void *pool_fault_loop(void *arg)
 				take_faults(p, (uint32_t)who, (uint32_t)(who >> 32), ready[i].events);
 			}
 		}
+		/* progress is told a few at a time: each time wakes the main thread */
+		unsaid = pool_unsaid(p, pool_now_ns() - said_ns >= SAY_MS * 1000000ull);
+		if (!unsaid)
+			said_ns = pool_now_ns();
 		if (pool_now_ns() - beat_ns >= BEAT_MS * 1000000ull) {
 			beat_ns = pool_now_ns();
 			beat(p);

@@ -19,6 +19,8 @@
 
 /* Threads that prefetching never takes. */
 #define DEMAND_THREADS 2u
+/* Requests that storage has at once of what is expected (bench/pool.py fill). */
+#define PIECES 8u
 #define HUGE_ALIGN (2u << 20)
 
 struct fill {
@@ -30,7 +32,7 @@ struct fill {
 uint64_t pool_run_most(const struct up_pool *p)
 {
 	uint64_t bytes = p->options.run_bytes ? p->options.run_bytes : RUN_MAX_BYTES;
-	uint64_t n = bytes / pool_chunk_bytes(p);
+	uint64_t n = (bytes < RUN_MAX_BYTES ? bytes : RUN_MAX_BYTES) / pool_chunk_bytes(p);
 
 	return n ? n : 1;
 }
@@ -61,7 +63,7 @@ static int begin(struct up_pool *p, struct fill *out)
 		return 0;
 	for (uint64_t c = out->first; c < out->first + out->count; c++)
 		f->state[c] = UP_FILLING;
-	f->filling++;
+	f->busy++;
 	p->used_bytes += bytes;
 	if (p->used_bytes > p->count.peak_bytes)
 		p->count.peak_bytes = p->used_bytes;
@@ -80,7 +82,7 @@ static void wait_a_moment(struct up_pool *p)
 {
 	struct timespec ts;
 
-	clock_gettime(CLOCK_REALTIME, &ts);
+	clock_gettime(CLOCK_MONOTONIC, &ts);
 	ts.tv_nsec += 1000000;
 	if (ts.tv_nsec >= 1000000000) {
 		ts.tv_nsec -= 1000000000;
@@ -129,12 +131,24 @@ static void finish_job(struct up_pool *p, struct pool_job *j)
 
 	if (j->running || j->chunk < j->end)
 		return;
+	p->expected -= j->chunks;
 	j->result.done_ns = pool_now_ns();
+	/* whole chunks were read and found */
+	if (j->result.bytes > j->job.length)
+		j->result.bytes = j->job.length;
 	if (j->result.resident_bytes + j->result.bytes > j->job.length)
 		j->result.resident_bytes = j->job.length - j->result.bytes;
 	p->done[p->done_head++ % POOL_JOBS] = (uint32_t)(j - p->job);
 	if (write(p->options.event_fd, &one, sizeof(one)) < 0)
 		return; /* EAGAIN: the counter is full, so the reader is awake anyway */
+}
+
+/* Chunks of one piece of what is expected: so that PIECES requests are under way. */
+static uint64_t pieces(const struct up_pool *p)
+{
+	uint64_t n = p->expected / PIECES;
+
+	return n > pool_run_least(p) ? n : pool_run_least(p);
 }
 
 /* The next piece of the first job that has one. As take_demand(). */
@@ -144,12 +158,15 @@ static int take_prefetch(struct up_pool *p, struct fill *out)
 		struct pool_job *j = &p->job[p->queue[p->queue_tail % POOL_JOBS]];
 		struct pool_file *f = &p->file[j->job.fd];
 		uint64_t bytes = pool_chunk_bytes(p), left;
+		int room;
 
 		while (j->chunk < j->end && !absent_run(f, j->chunk, 1)) {
 			j->result.resident_bytes += bytes;
 			j->chunk++;
 		}
 		left = bounded(p, j->end - j->chunk);
+		if (left > pieces(p))
+			left = pieces(p);
 		if (j->chunk == j->end) {
 			p->queue_tail++;
 			finish_job(p, j);
@@ -172,8 +189,11 @@ static int take_prefetch(struct up_pool *p, struct fill *out)
 			pthread_cond_signal(&p->work); /* for the next piece */
 			return 1;
 		}
-		if (pool_make_room(p, out->count * bytes, 0) >= 0)
+		room = pool_make_room(p, out->count * bytes, 0);
+		if (room >= 0)
 			return -1;
+		if (room == -2)
+			return 0; /* up_pool_victims() wakes us */
 		/* Nothing may go for what is only expected: leave the rest. */
 		j->chunk = j->end;
 	}
@@ -239,7 +259,9 @@ static void fail(struct up_pool *p, const struct fill *o, int error)
 				pool_want(p, w->file, w->chunk, 1);
 		return;
 	}
-	pool_post(p, &e);
+	if (!f->failed)
+		pool_post(p, &e);
+	f->failed = 1; /* all of the file is given back for it */
 }
 
 static void fill(struct up_pool *p, const struct fill *o, char *buffer)
@@ -287,7 +309,7 @@ static void fill(struct up_pool *p, const struct fill *o, char *buffer)
 		if (p->run_chunks > pool_run_most(p))
 			p->run_chunks = (uint32_t)pool_run_most(p);
 	}
-	f->filling--;
+	f->busy--;
 	if (o->job) {
 		o->job->running--;
 		p->prefetching--;
@@ -305,12 +327,16 @@ void *pool_fill_loop(void *arg)
 {
 	struct up_pool *p = arg;
 	size_t room = RUN_MAX_BYTES > p->options.chunk_bytes ? RUN_MAX_BYTES : p->options.chunk_bytes;
-	char *buffer = mmap(NULL, room + HUGE_ALIGN, PROT_READ | PROT_WRITE,
-			    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	struct fill o;
+	char *buffer;
 
-	if (buffer == MAP_FAILED)
-		return NULL;
+	/* Not one thread less: when it is the last, readers wait for ever. */
+	while ((buffer = mmap(NULL, room + HUGE_ALIGN, PROT_READ | PROT_WRITE,
+			      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) == MAP_FAILED) {
+		if (__atomic_load_n(&p->stop, __ATOMIC_ACQUIRE))
+			return NULL;
+		usleep(1000);
+	}
 	madvise(buffer, room + HUGE_ALIGN, MADV_HUGEPAGE);
 	pthread_mutex_lock(&p->lock);
 	while (!p->stop) {
@@ -325,7 +351,13 @@ void *pool_fill_loop(void *arg)
 		if (what < 0)
 			continue;
 		if (!what) {
-			pthread_cond_wait(&p->work, &p->lock);
+			/* what must go was touched just now, or memory was short: look again */
+			if (p->used_bytes > p->budget || p->retry)
+				wait_a_moment(p);
+			else
+				pthread_cond_wait(&p->work, &p->lock);
+			if (p->retry)
+				pool_want_again(p);
 			continue;
 		}
 		pthread_mutex_unlock(&p->lock);

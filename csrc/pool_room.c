@@ -3,7 +3,8 @@
  * pool_room.c - room in the pool: which chunks are punched out of it, and when not.
  *
  * The policy is not here: uffdprefetch/plan/eviction.py gives a list of blocks in advance, best
- * first. When it has run out and somebody waits, a clock hand goes over all files. Never a chunk
+ * first. When that has run out, another is asked for; when that does not come and somebody waits, a
+ * clock hand goes over all files. Never a chunk
  * that is being mapped, nor one that somebody got just now.
  */
 #define _GNU_SOURCE
@@ -14,6 +15,8 @@
 
 /* Chunks that the hand looks at before it gives up for now. */
 #define HAND_STEPS 65536u
+/* A reader that waits does so much longer for a better choice than the hand's. */
+#define PATIENCE_NS 20000000ull
 
 static int may_go(const struct up_pool *p, const struct pool_file *f, uint64_t chunk)
 {
@@ -32,14 +35,15 @@ static void evict(struct up_pool *p, int number, uint64_t first, uint64_t count)
 
 	for (uint64_t c = first; c < first + count; c++)
 		f->state[c] = UP_EVICTING;
-	f->filling++;
+	f->busy++;
+	p->leaving_bytes += count * bytes;
 	pthread_mutex_unlock(&p->lock);
 	do
 		ret = fallocate(f->memfd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)at,
 				(off_t)(count * bytes));
 	while (ret && errno == EINTR);
 	pthread_mutex_lock(&p->lock);
-	f->filling--;
+	p->leaving_bytes -= count * bytes;
 	/* A punch that failed has freed nothing, or not all: they stay in the books as they are. */
 	for (uint64_t c = first; c < first + count; c++)
 		f->state[c] = ret ? UP_PRESENT : UP_ABSENT;
@@ -63,6 +67,7 @@ static void evict(struct up_pool *p, int number, uint64_t first, uint64_t count)
 		for (uint64_t c = first; c < first + count; c++)
 			f->pins[c]--;
 	}
+	f->busy--;
 	pthread_cond_broadcast(&p->idle);
 	pthread_cond_broadcast(&p->work);
 }
@@ -132,12 +137,31 @@ static int evict_by_hand(struct up_pool *p)
 	return 0;
 }
 
+/* The list has run out: have the main thread make another. Whether it is about to. */
+static int ask(struct up_pool *p)
+{
+	if (p->asked)
+		return 1;
+	if (!p->victims && pool_now_ns() - p->answered_ns < PATIENCE_NS)
+		return 0; /* it has just said that nothing may go */
+	p->asked = 1;
+	p->asked_ns = pool_now_ns();
+	pool_call_main(p);
+	return 1;
+}
+
 int pool_make_room(struct up_pool *p, uint64_t bytes, int demand)
 {
 	if (p->used_bytes + bytes <= p->budget)
 		return 0;
+	if (p->used_bytes - p->leaving_bytes + bytes <= p->budget) {
+		pthread_cond_wait(&p->work, &p->lock); /* another thread makes it just now */
+		return 1;
+	}
 	if (evict_listed(p))
 		return 1;
+	if (ask(p) && (!demand || pool_now_ns() - p->asked_ns < PATIENCE_NS))
+		return demand ? -1 : -2;
 	if (demand && evict_by_hand(p))
 		return 1;
 	return -1;

@@ -48,7 +48,9 @@ int up_pool_enter(struct agent *a, struct up_region *r, int memfd)
 	up_step(a, UP_STATE_LAYING);
 	atomic_store(&r->pooled, 1); /* before it is: a fork between the two must know */
 	a->pooled++;
-	p = up_mmap((void *)(uintptr_t)r->address, r->length, PROT_READ,
+	/* Not readable until a touch of it is waited for: should somebody touch it all the same (a
+	 * raw mlockall(MCL_FUTURE) reads whatever is mapped), a fault is better than a zero. */
+	p = up_mmap((void *)(uintptr_t)r->address, r->length, PROT_NONE,
 		    MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, memfd, r->offset);
 	ret = up_failed((long)p) ? (long)p : 0;
 	if (!ret)
@@ -57,6 +59,8 @@ int up_pool_enter(struct agent *a, struct up_region *r, int memfd)
 	if (!ret)
 		ret = up_sys3(SYS_ioctl, a->pool_uffd, UFFDIO_REGISTER, &reg);
 	up_step(a, UP_STATE_LAYING);
+	if (!ret)
+		ret = up_sys3(SYS_mprotect, r->address, r->length, PROT_READ);
 	if (ret)
 		up_pool_detach(a, r);
 	return (int)ret;

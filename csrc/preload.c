@@ -68,31 +68,35 @@ static void read_rank(void)
 	}
 }
 
-/* The pool is not inherited: the file takes its place before anybody can look. One page of it was,
- * and mremap(2) of no bytes makes a mapping of any length from a shared one. */
-static void map_from_anchor(struct up_region *r)
+/* Whether nothing lies where the pool did: it is not inherited. */
+static int is_hole(const struct up_region *r)
 {
-	up_sys5(SYS_mremap, r->anchor, 0, r->length, MREMAP_MAYMOVE | MREMAP_FIXED, r->address);
-}
+	void *p = up_mmap((void *)(uintptr_t)r->address, r->length, PROT_NONE,
+			  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
 
-static int is_hole(uintptr_t address)
-{
-	unsigned char vec;
-
-	return up_sys3(SYS_mincore, address, up_job.page_bytes, &vec) == -ENOMEM;
+	return p == (void *)(uintptr_t)r->address;
 }
 
 /* What the parent had from the pool, the child gets from there, too; no handler of a signal may look
  * before that. */
 static void await_swaps(void)
 {
+	int looks = UP_SWAP_LOOKS; /* for all of them together */
+
 	for (int i = 0; i < UP_REGIONS; i++) {
 		struct up_region *r = &up_job.region[i];
 
 		if (atomic_load(&r->state) == UP_LIVE &&
-		    atomic_load(&r->swap) != UP_SWAP_NONE && up_await_swap(r))
-			map_from_anchor(r);
+		    atomic_load(&r->swap) != UP_SWAP_NONE && up_await_swap(r, &looks)) {
+			up_map_from_anchor(r);
+			atomic_store(&r->pooled, 0);
+		}
 	}
+}
+
+static void before_fork(void)
+{
+	up_job.forker_pid = (int)up_sys0(SYS_getpid);
 }
 
 /* In the child only the forking thread lives. A region that was live is the agent's to take up
@@ -102,9 +106,9 @@ static void after_fork_in_child(void)
 {
 	int saved = errno, inherited = 0;
 	uint64_t all = ~0ull, before;
-	/* Else who forked is itself a child that we did not see made (_Fork, clone): what it has
-	 * mapped where our books say is not known. */
-	int known = up_sys0(SYS_getppid) == up_job.pid;
+	/* Else who forked is itself a child that we did not see made (clone): what it has mapped
+	 * where our books say is not known. */
+	int known = up_job.forker_pid == up_job.pid;
 
 	up_sys4(SYS_rt_sigprocmask, SIG_SETMASK, &all, &before, sizeof(all));
 	up_job.parent_pid = up_job.pid;
@@ -119,9 +123,9 @@ static void after_fork_in_child(void)
 		uint32_t state = atomic_load(&r->state);
 		int pooled = atomic_exchange(&r->pooled, 0);
 
-		if (pooled && known && (state == UP_LIVE || state == UP_CLOSING) &&
-		    is_hole(r->address))
-			map_from_anchor(r);
+		/* The pool is not inherited: the file takes its place before anybody can look. */
+		if (pooled && (state == UP_LIVE || state == UP_CLOSING) && is_hole(r))
+			up_map_from_anchor(r);
 		atomic_store(&r->swap, pooled && state == UP_LIVE ? UP_SWAP_WAITING : UP_SWAP_NONE);
 		if (state == UP_LIVE && known) {
 			r->inherited = 1;
@@ -137,6 +141,22 @@ static void after_fork_in_child(void)
 		await_swaps();
 	up_sys4(SYS_rt_sigprocmask, SIG_SETMASK, &before, NULL, sizeof(before));
 	errno = saved;
+}
+
+/* fork(2) as a handler of a signal may call it: no handler of ours runs for it. */
+UP_EXPORT pid_t _Fork(void)
+{
+	pid_t pid;
+
+	if (!up_next.fork_only) {
+		errno = ENOSYS;
+		return -1;
+	}
+	before_fork();
+	pid = up_next.fork_only();
+	if (pid == 0 && up_job.enabled)
+		after_fork_in_child();
+	return pid;
 }
 
 static void look_up_next(void)
@@ -169,6 +189,7 @@ static void look_up_next(void)
 	LOOK_UP(openat);
 	LOOK_UP(openat64);
 	LOOK_UP(mmap);
+	*(void **)&up_next.fork_only = dlsym(RTLD_NEXT, "_Fork");
 #undef LOOK_UP
 }
 
@@ -216,7 +237,7 @@ __attribute__((constructor)) static void start(void)
 	if (!up_job.test_exit_log)
 		up_job.test_exit_after = 0;
 	read_command();
-	if (!pthread_atfork(NULL, NULL, after_fork_in_child))
+	if (!pthread_atfork(before_fork, NULL, after_fork_in_child))
 		up_job.enabled = 1;
 	errno = saved;
 }

@@ -53,6 +53,7 @@ struct up_next {
 	int (*open64)(const char *, int, ...);
 	int (*openat)(int, const char *, int, ...);
 	int (*openat64)(int, const char *, int, ...);
+	pid_t (*fork_only)(void); /* _Fork, glibc 2.34 */
 };
 
 extern struct up_next up_next;
@@ -64,9 +65,14 @@ int up_ask(uint32_t op, uint32_t slot, int job_fd);
 /* Start the agent when it is not there; whether there is one. */
 int up_agent_ready(void);
 void up_forget_slot(struct up_region *r);
-/* --engine pool: until the service has said how it serves the mapping, for at most a second. The
- * caller is the only one who knows the address. 0, or -ESRCH when the agent died over it. */
-int up_await_swap(struct up_region *r);
+/* --engine pool: until the service has said how it serves the mapping, while *looks (from
+ * UP_SWAP_LOOKS on, about a second) lasts. The caller is the only one who knows the address. 0, or
+ * -ESRCH when the agent died over it. */
+#define UP_SWAP_LOOKS 50
+int up_await_swap(struct up_region *r, int *looks);
+/* The file in the pool's place, without the agent. One page of it was kept, and mremap(2) of no bytes
+ * makes a mapping of any length from a shared one. */
+void up_map_from_anchor(struct up_region *r);
 /* Take a region back from the agent, because [address, +length) changes; 0 when another thread has
  * just done so. */
 int up_close_region(struct up_region *r, uint32_t op, uintptr_t address, size_t length);

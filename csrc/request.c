@@ -7,6 +7,7 @@
  */
 #define _GNU_SOURCE
 #include <linux/futex.h>
+#include <sys/mman.h>
 #include <time.h>
 
 #include "preload.h"
@@ -81,22 +82,32 @@ void up_forget_slot(struct up_region *r)
 	atomic_fetch_sub(&up_job.live, 1);
 }
 
-int up_await_swap(struct up_region *r)
+int up_await_swap(struct up_region *r, int *looks)
 {
 	struct timespec ts = { .tv_nsec = 20 * 1000 * 1000 };
 	uint32_t state;
 
-	for (int waits = 0; (state = atomic_load(&r->swap)) != UP_SWAP_DONE; waits++) {
+	while ((state = atomic_load(&r->swap)) != UP_SWAP_DONE) {
 		uint32_t waiting = UP_SWAP_WAITING;
 
 		if (!up_agent_alive() && atomic_load(&r->swap) != UP_SWAP_DONE)
 			return -ESRCH;
-		if (waits >= 50 &&
+		if (*looks <= 0 &&
 		    atomic_compare_exchange_strong(&r->swap, &waiting, UP_SWAP_NONE))
 			return 0;
 		up_sys4(SYS_futex, &r->swap, FUTEX_WAIT_PRIVATE, state, &ts);
+		--*looks;
 	}
 	return 0;
+}
+
+void up_map_from_anchor(struct up_region *r)
+{
+	uintptr_t anchor = atomic_load(&r->anchor);
+
+	if (anchor)
+		up_sys5(SYS_mremap, anchor, 0, r->length, MREMAP_MAYMOVE | MREMAP_FIXED,
+			r->address);
 }
 
 int up_close_region(struct up_region *r, uint32_t op, uintptr_t address, size_t length)
@@ -104,7 +115,8 @@ int up_close_region(struct up_region *r, uint32_t op, uintptr_t address, size_t 
 	uint32_t live = UP_LIVE;
 
 	if (!atomic_compare_exchange_strong(&r->state, &live, UP_CLOSING)) {
-		while (atomic_load(&r->state) == UP_CLOSING && up_agent_alive())
+		while (atomic_load(&r->state) == UP_CLOSING &&
+		       (up_agent_alive() || atomic_load(&r->pooled)))
 			up_sys0(SYS_sched_yield);
 		return 0;
 	}
@@ -114,9 +126,15 @@ int up_close_region(struct up_region *r, uint32_t op, uintptr_t address, size_t 
 	    (atomic_load(&r->pooled) || /* who touches it just now must not wait for ever */
 	     address > r->address || address + length < r->address + r->map_length))
 		op = UP_REQ_DETACH;
-	/* A dead agent has laid what it has laid: those pages hold the file's bytes. */
-	if (up_ask(op, (uint32_t)(r - up_job.region), -1) == -ESRCH)
+	/* A dead agent has laid what it has laid: those pages hold the file's bytes. Not so the pool:
+	 * the service goes on serving it, but what the job is about to do is meant for the file. Who
+	 * waits there is woken when the service has read what it wanted. */
+	if (up_ask(op, (uint32_t)(r - up_job.region), -1) == -ESRCH) {
+		if (atomic_load(&r->pooled))
+			up_map_from_anchor(r);
+		atomic_store(&r->pooled, 0);
 		up_forget_slot(r);
+	}
 	return 1;
 }
 

@@ -38,6 +38,7 @@ chromium|command -v chromium|the HTML report is not driven in a browser: its tes
 chromium-driver|command -v chromedriver|the HTML report is not driven in a browser: its tests skip
 util-linux|command -v setpriv|tests as an unprivileged user skip
 vmtouch|command -v vmtouch|one peer is missing from the benches
+fio|command -v fio|one peer is missing from the benches
 LIST
 }
 

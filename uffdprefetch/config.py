@@ -38,12 +38,15 @@ POLICIES = ("auto", "fixed", "none")
 RESOLVERS = ("agent", "service")
 #: Distance of `--policy fixed` when none is given: a checkpoint per 8 MiB (paper 1, section 4).
 FIXED_DISTANCE_BYTES = 8 * MIB
+#: Sixteen chunks of the pool: with less, a few threads in places of their own keep taking each
+#: other's. (UFFDPREFETCH_TEST_POOL_LEAST: another one, for tests of just that.)
+POOL_LEAST_BYTES = MIB
 
 PREFIX = "UFFDPREFETCH_"
 #: Options that say nothing about what the service does.
 _OF_THE_LAUNCHER = (
     *("strict", "quiet", "verbose", "output", "force", "config_file", "trace", "ownlock"),
-    *("live", "interval_seconds"),
+    *("live", "interval_seconds", "engine_asked", "engine_reason"),
 )
 #: Variables of ours that are no options: set by wrap for the job and the service, or switches.
 INTERNAL_VARIABLES = frozenset(
@@ -82,6 +85,8 @@ class Config:
     output: str = "uffdprefetch.%j.%r"
     force: bool = False
     config_file: str | None = None
+    engine_asked: str | None = None  # where another one is used, and why
+    engine_reason: str | None = None
     origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def wants(self, path: str) -> bool:
@@ -106,6 +111,7 @@ class Config:
     def fingerprint(self) -> int:
         """32 bits, never 0, of the values that decide what a service does."""
         values = json.loads(self.to_json())
+        values["engine"] = self.engine_asked or self.engine
         for name in _OF_THE_LAUNCHER:
             del values[name]
         return zlib.crc32(json.dumps(values, sort_keys=True).encode()) or 1
@@ -218,7 +224,7 @@ OPTIONS = (
     Option("force", "force", _parse_bool, "overwrite an existing summary file", short="-f"),
     Option("engine", "engine", _one_of(*ENGINES),
            "cache: checkpoints over the mapping, data in the page cache (default);"
-           " pool: data in memory of our own, read once per node, at most --budget;"
+           " pool: data in memory of our own, read once per node, at most --budget (at least 1MiB);"
            " off: touch nothing in the job", "|".join(ENGINES)),
     Option("evict", "evict", _one_of(*EVICTIONS),
            "what leaves a full pool: cyclic: keep a part of the file over the epochs (default);"
@@ -418,6 +424,11 @@ def validate(config: Config) -> Config:
         if not condition:
             raise usage_error(message)
 
+    check(
+        config.engine != "pool" or config.resolve != "service",
+        "--resolve service is for checkpoints; with --engine pool the service answers anyway: leave"
+        " it out",
+    )
     for name, words in (
         ("engine", ENGINES), ("policy", POLICIES), ("resolve", RESOLVERS),
         ("evict", EVICTIONS), ("huge_pages", HUGE_PAGES),

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from uffdprefetch import spawn
+from uffdprefetch import engine_choice, spawn
 from uffdprefetch.config import Config
 from uffdprefetch.errors import EXIT_OURS, EXIT_USAGE, UffdPrefetchError
 from uffdprefetch.identity import identify, job_key
@@ -239,6 +239,16 @@ def job_environment(
     return environment
 
 
+def _with_an_engine(config: Config, environ: Mapping[str, str]) -> Config:
+    """The run with an engine that works here; raises UffdPrefetchError with --strict."""
+    chosen = engine_choice.choose(config, environ)
+    if chosen.engine_asked and config.strict:
+        raise UffdPrefetchError(
+            f"engine {chosen.engine_asked}: {chosen.engine_reason}", EXIT_OURS
+        )
+    return chosen
+
+
 def _own_locks(config: Config, meeting: Meeting) -> OwnLocks | None:
     """Join the job's directory of lock files; raises UffdPrefetchError with --strict only."""
     try:
@@ -321,6 +331,7 @@ def run(
     environment = environ
     try:
         meeting = meeting_place(environ)
+        config = _with_an_engine(config, environ)
         preload = None
         if config.engine != "off" or config.ownlock:
             preload = environ.get(TEST_PRELOAD_VARIABLE)
@@ -331,6 +342,8 @@ def run(
             before = prepend_preload(environ.get("LD_PRELOAD"), preload)
             environment = {**environ, "LD_PRELOAD": before, LOCKS_VARIABLE: locks.directory}
         client, service = find_or_start(environ, config, meeting)
+        if config.engine_asked and service is not None:  # of many ranks the one that started it
+            say(engine_choice.told(config))
         if client.options not in (0, config.fingerprint()) and not config.quiet:
             say("the job's service on this node was started with other options: those hold")
         environment = job_environment(environment, config, meeting, preload)
@@ -434,7 +447,7 @@ def _report(
         say(f"summary not written: {error}")
     if not config.quiet:
         try:
-            lines = summary.three_lines(finished.summary, path)
+            lines = summary.lines(finished.summary, path)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             lines = [f"the summary cannot be shown ({type(error).__name__}: {error})"]
         for line in lines:

@@ -199,10 +199,14 @@ class Pool:
         _lib.up_pool_victims(self._pointer, array, len(rows))
 
     def victims_left(self) -> int:
-        """How many of the last list have not been used."""
+        """How many of the last list have not been used; -1: a reader waits for another."""
         return int(_lib.up_pool_victims_left(self._pointer))
 
     # -------------------------------------------------------------- books
+
+    def used_bytes(self) -> int:
+        """What of the budget is taken."""
+        return int(_lib.up_pool_used(self._pointer))
 
     def drain(self) -> list[PoolEvent]:
         """The events since the last call, oldest first; at most 1024."""

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of the files: how much of each is in the page cache, and what prefetching brought of
-it. Pure functions."""
+"""The table of the files: how much of each is in memory (page cache or pool), and what prefetching
+brought of it. Pure functions."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from uffdprefetch.units import format_size
 
 NAME_MIN = 12
 GAUGE = 11
+#: What is in memory, and where that is.
+IN_MEMORY, IN_POOL, IN_EITHER = "in the page cache", "in the pool", "in pool or cache"
 
 
 @dataclass(frozen=True)
@@ -31,11 +33,14 @@ class Column:
 
 
 def _cached(file: File, width: int, glyphs: Glyphs) -> Text:
-    if file.resident_bytes is None:
+    resident = file.resident_bytes
+    if file.pool_resident_bytes is not None:
+        resident = file.pool_resident_bytes
+    if resident is None:
         pending = file.resident_why == "not counted yet"
         why = words.NA if pending else f"n/a ({file.resident_why})"
         return Text().append(words.fit(why, width, glyphs.more) or words.NA, draw.FAINT)
-    share = file.resident_bytes / max(1, file.size_bytes)
+    share = min(1.0, resident / max(1, file.size_bytes))
     text = draw.gauge(share, GAUGE, glyphs, draw.READERS)
     return text.append(f" {words.percent(share):>5}")
 
@@ -46,7 +51,7 @@ def _plain(value: Callable[[File], str]) -> Callable[[File, int, Glyphs], Text]:
 
 COLUMNS = (
     Column("size", 8, 2, _plain(lambda f: format_size(f.size_bytes))),
-    Column("in the page cache", GAUGE + 6, 1, _cached, right=False),
+    Column(IN_MEMORY, GAUGE + 6, 1, _cached, right=False),
     Column("used", 6, 3, _plain(lambda f: words.short_size(f.used_bytes))),
     Column("wasted", 6, 4, _plain(lambda f: words.short_size(f.wasted_bytes))),
     Column("prefetched", 10, 5, _plain(lambda f: words.short_size(f.prefetched_bytes))),
@@ -73,6 +78,11 @@ def file_columns(width: int) -> tuple[int, list[Column]]:
     return name, [c for c in COLUMNS if c in chosen]
 
 
+def _memory(snapshot: Snapshot) -> str:
+    pooled = {file.pool_resident_bytes is not None for file in snapshot.files}
+    return IN_EITHER if len(pooled) > 1 else IN_POOL if True in pooled else IN_MEMORY
+
+
 def file_lines(snapshot: Snapshot, width: int, rows: int, glyphs: Glyphs) -> list[Text]:
     """Titles and a line for each file, at most ``rows`` lines; the last one counts the others."""
     files = snapshot.files[: rows - 1]
@@ -82,7 +92,8 @@ def file_lines(snapshot: Snapshot, width: int, rows: int, glyphs: Glyphs) -> lis
     name, columns = file_columns(width)
     titles = "file".ljust(name)
     for column in columns:
-        title = column.title.rjust(column.width) if column.right else column.title
+        title = _memory(snapshot) if column.title == IN_MEMORY else column.title
+        title = title.rjust(column.width) if column.right else title
         titles += f" {title.ljust(column.width)}"
     lines = [Text().append(titles.rstrip(), "bold")]
     for file in files:

@@ -76,6 +76,7 @@ class File:
     prefetched_bytes: int
     used_bytes: int | None
     wasted_bytes: int | None
+    pool_resident_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,31 @@ class Node:
 
 
 @dataclass(frozen=True)
+class Pool:
+    """The node's page pool; None in a Snapshot of another engine."""
+
+    resident_bytes: int
+    budget_bytes: int
+    limited_by: str | None
+    pinned_bytes: int
+    read_bytes_per_second: float | None
+    reread_bytes: int
+    evicted_bytes: int
+    evicted_bytes_per_second: float | None
+    waiters: int
+    waiters_peak: int
+    hit_share: float | None
+    hit_faults: int
+    missing_faults: int
+    wait_p50_ns: int | None
+    wait_p99_ns: int | None
+    fill_p50_ns: int | None
+    fill_p99_ns: int | None
+    huge_pages: bool
+    evict: str
+
+
+@dataclass(frozen=True)
 class Snapshot:
     """One run at one moment. ``state``: live; ended (the job has); lost (the service has, the job
     goes on); silent (no answer for ``silent_seconds``)."""
@@ -121,6 +147,7 @@ class Snapshot:
     miss_history: tuple[float, ...]
     degradations: tuple[str, ...]
     not_managed: tuple[str, ...]  # those that map something that would be served
+    pool: Pool | None = None
     state: str = LIVE
     silent_seconds: float = 0.0
 
@@ -187,6 +214,7 @@ def from_document(document: Mapping[str, Any]) -> Snapshot:
                 for p in document["not_managed"]["processes"] or ()
                 if p["maps_bytes"]
             ),
+            pool=_pool(document["pool"]) if document.get("pool") else None,
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not a snapshot ({type(error).__name__}: {error})") from None
@@ -246,6 +274,32 @@ def _file(f: Mapping[str, Any]) -> File:
         prefetched_bytes=int(f["prefetched_bytes"]),
         used_bytes=f["used_bytes"],
         wasted_bytes=f["wasted_bytes"],
+        pool_resident_bytes=f.get("pool_resident_bytes"),
+    )
+
+
+def _pool(p: Mapping[str, Any]) -> Pool:
+    wait, fill = p["demand_wait_ns"], p["fill_ns"]
+    return Pool(
+        resident_bytes=int(p["resident_bytes"]),
+        budget_bytes=int(p["budget_bytes"]),
+        limited_by=p["limited_by"],
+        pinned_bytes=int(p["pinned_bytes"]),
+        read_bytes_per_second=p["read_bytes_per_second"],
+        reread_bytes=int(p["reread_bytes"]),
+        evicted_bytes=int(p["evicted_bytes"]),
+        evicted_bytes_per_second=p["evicted_bytes_per_second"],
+        waiters=int(p["waiters"]),
+        waiters_peak=int(p["waiters_peak"]),
+        hit_share=p["hit"]["share"],
+        hit_faults=int(p["hit"]["faults"]),
+        missing_faults=int(p["missing_faults"]),
+        wait_p50_ns=wait["p50"],
+        wait_p99_ns=wait["p99"],
+        fill_p50_ns=fill["p50"],
+        fill_p99_ns=fill["p99"],
+        huge_pages=bool(p["huge_pages"]),
+        evict=str(p["evict"]),
     )
 
 

@@ -65,6 +65,7 @@ def _headline(snapshot: Snapshot, width: int, glyphs: Glyphs) -> Text:
         f"{snapshot.run} {format_duration(round(snapshot.seconds))}",
         words.reading(snapshot),
         f"hit {words.percent(snapshot.hit_share)}",
+        words.pool(snapshot.pool) if snapshot.pool else "",
         f"stall {words.percent(snapshot.stall_share)}",
         f"ahead {words.short_size(node.ahead_bytes)}",
         f"wasted {words.short_size(snapshot.wasted_bytes)}",

@@ -16,7 +16,7 @@ from uffdprefetch.dashboard import glyphs as draw
 from uffdprefetch.dashboard import words
 from uffdprefetch.dashboard.files import file_lines
 from uffdprefetch.dashboard.glyphs import UNICODE, Glyphs
-from uffdprefetch.dashboard.model import Snapshot
+from uffdprefetch.dashboard.model import Pool, Snapshot
 from uffdprefetch.dashboard.ranks import rank_columns, rank_lines
 from uffdprefetch.dashboard.ranks import title_line as rank_titles
 from uffdprefetch.units import format_duration, format_rate, format_size
@@ -68,6 +68,8 @@ def storage_line(snapshot: Snapshot, width: int) -> Text:
     parts = ["bandwidth n/a (nothing large was read yet)"]
     if node.bandwidth_bytes_per_second is not None:
         parts = [f"{format_rate(node.bandwidth_bytes_per_second)} measured"]
+    elif snapshot.pool and snapshot.pool.read_bytes_per_second is not None:
+        parts = [f"the pool reads {rate_text(snapshot.pool.read_bytes_per_second)}"]
     if node.latency_seconds is not None:
         parts.append(f"latency {format_duration(node.latency_seconds)}")
     if node.readers_bytes_per_second is not None:
@@ -77,6 +79,44 @@ def storage_line(snapshot: Snapshot, width: int) -> Text:
     if node.max_rate_bytes_per_second:
         parts.append(f"capped at {format_rate(node.max_rate_bytes_per_second)}")
     return _labelled("storage", Text(words.join_fitting(parts, width - LABEL)))
+
+
+def pool_line(pool: Pool, width: int, glyphs: Glyphs) -> Text:
+    """How full the pool is, and what leaves it."""
+    bound = f" ({pool.limited_by})" if pool.limited_by else ""
+    room = width - LABEL
+    bar = 20 if room >= 90 else 12 if room >= 66 else 0
+    parts = [
+        f"{format_size(pool.resident_bytes)} of {format_size(pool.budget_bytes)}{bound}",
+        f"hit {words.percent(pool.hit_share)} of {pool.hit_faults}{' faults' if bar > 12 else ''}",
+    ]
+    if pool.evicted_bytes:
+        rate = pool.evicted_bytes_per_second
+        parts.append(f"evicting {words.NA if rate is None else rate_text(rate)}")
+        parts.append(f"read again {format_size(pool.reread_bytes)}")
+        parts.append(f"evicted {format_size(pool.evicted_bytes)} ({pool.evict})")
+    if pool.pinned_bytes:
+        parts.append(f"held {format_size(pool.pinned_bytes)}")
+    text = Text()
+    if bar:
+        share = pool.resident_bytes / max(1, pool.budget_bytes)
+        text = draw.gauge(share, bar, glyphs, draw.READERS).append("  ")
+    return _labelled("pool", text.append(words.join_fitting(parts, room - len(text))))
+
+
+def waits_line(pool: Pool, width: int) -> Text:
+    """Who waits for the pool, and for how long."""
+    parts = [f"{pool.waiters} now, {pool.waiters_peak} at most, {pool.missing_faults} so far"]
+    for name, p50, p99 in (
+        ("waited", pool.wait_p50_ns, pool.wait_p99_ns),
+        ("a chunk takes", pool.fill_p50_ns, pool.fill_p99_ns),
+    ):
+        if p50 is not None and p99 is not None:
+            middle, high = format_duration(p50 / 1e9), format_duration(p99 / 1e9)
+            parts.append(f"{name} p50 {middle} p99 {high}")
+    if pool.huge_pages:
+        parts.append("huge pages")
+    return _labelled("waiting", Text(words.join_fitting(parts, width - LABEL)))
 
 
 def ahead_line(snapshot: Snapshot, width: int, glyphs: Glyphs) -> Text:
@@ -154,6 +194,9 @@ def picture(
         ("title", 1), ("storage", 1), ("prefetch", 1), ("files", 2), ("ahead", 1), ("how", 1),
         ("misses", 1), ("readers", 1), ("gaps", 3), ("notes", 2),
     ]  # fmt: skip
+    if snapshot.pool:
+        optional[1:1] = [("pool", 1)]
+        optional[6:6] = [("waits", 1)]
     alerts = min(len(words.alerts(snapshot)), 1 if height < 20 else 3)
     least = min(count, max(4, height // 3))
     least = min(least, height - 1 - alerts)  # 1: the titles of the ranks
@@ -186,6 +229,10 @@ def picture(
         lines.append(storage_line(snapshot, width))
     if "ahead" in shown:
         lines.append(ahead_line(snapshot, width, glyphs))
+    if snapshot.pool and "pool" in shown:
+        lines.append(pool_line(snapshot.pool, width, glyphs))
+    if snapshot.pool and "waits" in shown:
+        lines.append(waits_line(snapshot.pool, width))
     for name, values, unit, style in (
         ("prefetch", snapshot.prefetch_history, rate_text, draw.READ),
         ("readers", snapshot.reader_history, rate_text, draw.READERS),

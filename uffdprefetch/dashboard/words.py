@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Sequence
 
-from uffdprefetch.dashboard.model import ADDED_BY_WATCHER, ENDED, LOST, SILENT, Snapshot
+from uffdprefetch.dashboard.model import ADDED_BY_WATCHER, ENDED, LOST, SILENT, Pool, Snapshot
 from uffdprefetch.units import format_duration
 
 NA = "n/a"
@@ -115,6 +115,11 @@ def state(snapshot: Snapshot) -> str:
     return ""
 
 
+def pool(pool: Pool) -> str:
+    """'pool 1.2G of 4G': how full it is."""
+    return f"pool {short_size(pool.resident_bytes)} of {short_size(pool.budget_bytes)}"
+
+
 def alerts(snapshot: Snapshot) -> list[str]:
     """What works less well than it could, gravest first."""
     found = [state(snapshot)] if state(snapshot) else []
@@ -133,7 +138,10 @@ def notes(snapshot: Snapshot) -> list[str]:
     missing = [r for r in snapshot.ranks if r.stall_share is None and r.stall_why]
     if missing and missing[0].stall_why != ADDED_BY_WATCHER:  # else: not looked at yet
         found.append(f"stall n/a: {missing[0].stall_why}")
-    found.append("hit: 1 - misses (exact: majflt) / 64 KiB blocks (sampled: page tables), 10 s")
+    if snapshot.pool:
+        found.append("hit: 1 - misses / 64 KiB blocks, 10 s; of the pool: of faults, not of pages")
+    else:
+        found.append("hit: 1 - misses (exact: majflt) / 64 KiB blocks (sampled: page tables), 10 s")
     return found
 
 
@@ -155,6 +163,8 @@ def one_line(snapshot: Snapshot) -> str:
     resident = [f.resident_bytes for f in snapshot.files if f.resident_bytes is not None]
     size = sum(f.size_bytes for f in snapshot.files if f.resident_bytes is not None)
     parts.append(f"cached {percent(sum(resident) / size) if size else NA}")
+    if snapshot.pool:
+        parts[-1] = pool(snapshot.pool)
     first = alerts(snapshot)[:1]
     line = f"{snapshot.run} {format_duration(snapshot.seconds)}: {', '.join(parts)}"
     return line + (f"; {first[0]}" if first else "")

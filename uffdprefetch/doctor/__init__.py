@@ -7,6 +7,7 @@ probe's own; the one trace is 4 MiB of PATH in the page cache.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,12 +15,14 @@ from typing import Any
 
 from uffdprefetch import __version__
 from uffdprefetch.config import Config
-from uffdprefetch.doctor import faults, machine, storage
+from uffdprefetch.doctor import faults, machine, pool, storage
 from uffdprefetch.doctor.check import CANNOT, LIMIT, OK, SKIPPED, Check, run_isolated
 
 SCHEMA = "uffdprefetch.doctor/1"
 READY, CANNOT_RUN, WORKS_WITH_LIMITS = 0, 1, 2
 
+#: Not tried on what is no regular file, or cannot be read.
+_OF_A_FILE = ("read lease", "O_DIRECT", "cachestat", "warm 4 MiB")
 #: Without these the agent cannot answer a checkpoint; any one missing means rung 2.
 _RUNG_1 = ("lay a checkpoint", "kernel-mode fault", "pidfd_getfd", "close_range")
 
@@ -69,6 +72,9 @@ def _probes(path: str | None, config: Config) -> list[tuple[str, Callable[[], Ch
         ("runtime directory", machine.runtime_directory),
         ("vm.max_map_count", machine.map_count),
         ("memory", partial(machine.memory, config.budget_bytes)),
+        (pool.NAME, partial(pool.mechanism, config.engine == "pool")),
+        ("pool memory", partial(pool.memory, config, _size_bytes(path))),
+        ("pool huge pages", pool.huge_pages),
         ("eBPF (bcc)", machine.bpf),
     ]
     if path is not None:
@@ -77,10 +83,19 @@ def _probes(path: str | None, config: Config) -> list[tuple[str, Callable[[], Ch
             ("file system", partial(storage.file_system, path)),
             ("read_ahead_kb", partial(storage.read_ahead, path)),
             ("read lease", partial(storage.lease, path)),
+            ("O_DIRECT", partial(pool.direct, path)),
             ("cachestat", partial(storage.residency, path)),
             ("warm 4 MiB", partial(storage.warm, path)),
         ]
     return probes
+
+
+def _size_bytes(path: str | None) -> int | None:
+    """Of a file that there is."""
+    try:
+        return os.stat(path).st_size if path is not None and os.path.isfile(path) else None
+    except OSError:
+        return None
 
 
 def choose_rung(checks: Sequence[Check]) -> tuple[int | None, str]:
@@ -126,7 +141,7 @@ def examine(path: str | None, config: Config) -> Report:
     checks = []
     unusable: Check | None = None
     for name, probe in _probes(target, config):
-        if unusable is not None and name in ("read lease", "cachestat", "warm 4 MiB"):
+        if unusable is not None and name in _OF_A_FILE:
             checks.append(Check(name, SKIPPED, "not a file that can be read", "not tried"))
             continue
         if unusable is not None and unusable.status == CANNOT and name != "path":

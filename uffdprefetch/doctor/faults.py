@@ -40,7 +40,7 @@ def _through_device() -> int:
         os.close(device)
 
 
-def _open_uffd() -> tuple[int, str]:
+def open_uffd() -> tuple[int, str]:
     """(descriptor, how) of a userfaultfd with kernel faults, as the agent in the job opens it."""
     try:
         return _through_syscall(), "userfaultfd(2)"
@@ -121,7 +121,7 @@ def register_minor() -> Check:
     """Register a page of a memfd for MINOR faults: a checkpoint is laid."""
     name = "lay a checkpoint"
     try:
-        uffd, how = _open_uffd()
+        uffd, how = open_uffd()
     except OSError as error:
         return Check(
             name, LIMIT, f"no userfaultfd: {why(error)}",
@@ -141,7 +141,7 @@ def kernel_fault() -> Check:
     """write(2) from an armed page: the kernel itself takes the fault, a thread answers it."""
     name = "kernel-mode fault"
     try:
-        uffd, _ = _open_uffd()
+        uffd, _ = open_uffd()
         address, content = _armed_page(uffd)
     except OSError as error:
         return Check(name, LIMIT, f"not tried: {why(error)}", "rung 2 is used", LIFT_UFFD)

@@ -24,8 +24,16 @@ _libc.readahead.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_size_t]
 _libc.readahead.restype = ctypes.c_ssize_t
 _libc.write.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t]
 _libc.write.restype = ctypes.c_ssize_t
+_libc.mremap.restype = ctypes.c_void_p
+_libc.mremap.argtypes = [
+    *(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p),
+]
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
 
 PROT_READ, MAP_SHARED, MAP_PRIVATE = 1, 1, 2
+MADV_DONTFORK, MREMAP_MAYMOVE, MREMAP_FIXED = 10, 1, 2
+FALLOC_KEEP_SIZE_PUNCH_HOLE = 1 | 2
 
 #: asm/unistd.h; the generic table (aarch64, riscv64) differs from x86_64 for the old ones only.
 _X86 = platform.machine() == "x86_64"
@@ -34,11 +42,13 @@ NR_CLOSE_RANGE, NR_PIDFD_GETFD, NR_CACHESTAT = 436, 438, 451
 
 # linux/userfaultfd.h
 UFFD_API = 0xAA
+UFFD_FEATURE_MISSING_SHMEM = 1 << 5
 UFFD_FEATURE_MINOR_SHMEM = 1 << 10
 UFFD_USER_MODE_ONLY = 1
 UFFDIO_API = 0xC018AA3F
 UFFDIO_REGISTER = 0xC020AA00
 UFFDIO_CONTINUE = 0xC020AA07
+UFFDIO_REGISTER_MODE_MISSING = 1 << 0
 UFFDIO_REGISTER_MODE_MINOR = 1 << 2
 USERFAULTFD_IOC_NEW = 0xAA00
 UFFD_EVENT_PAGEFAULT = 0x12
@@ -74,6 +84,32 @@ def mmap(fd: int, length: int, shared: bool) -> int:
 
 def munmap(address: int, length: int) -> None:
     _libc.munmap(address, length)
+
+
+def keep_from_children(address: int, length: int) -> None:
+    """madvise(MADV_DONTFORK)."""
+    if _libc.madvise(address, length, MADV_DONTFORK) < 0:
+        raise _fail("madvise")
+
+
+def is_mapped(address: int, length: int) -> bool:
+    """Whether anything is mapped there, as mincore(2) says."""
+    vector = ctypes.create_string_buffer(-(-length // PAGE_BYTES))
+    return int(_libc.mincore(address, length, vector)) == 0
+
+
+def duplicate(anchor: int, length: int, address: int) -> None:
+    """mremap(2) of no bytes: ``length`` bytes of the shared mapping at ``anchor``, put over what is
+    mapped at ``address``."""
+    moved = _libc.mremap(anchor, 0, length, MREMAP_MAYMOVE | MREMAP_FIXED, address)
+    if moved != address:
+        raise _fail("mremap")
+
+
+def punch(fd: int, offset: int, length: int) -> None:
+    """Free a range of a file in memory."""
+    if _libc.fallocate(fd, FALLOC_KEEP_SIZE_PUNCH_HOLE, offset, length) < 0:
+        raise _fail("fallocate")
 
 
 def peek(address: int, length: int) -> bytes:

@@ -22,7 +22,17 @@ from uffdprefetch.node.layout import Layout
 from uffdprefetch.node.ledger import Ledger
 from uffdprefetch.node.pool import NodePool
 from uffdprefetch.node.processes import Watched
-from uffdprefetch.node.tap import MAJORS, PUNCH, SEEN, TOUCH, WINDOW, Tap
+from uffdprefetch.node.tap import (
+    MAJORS,
+    POOL_BACKWARD,
+    POOL_MISS,
+    POOL_TOUCH,
+    PUNCH,
+    SEEN,
+    TOUCH,
+    WINDOW,
+    Tap,
+)
 from uffdprefetch.plan import checkpoints, window
 from uffdprefetch.progress.streams import REACH_BYTES, Stream, StreamTable
 from uffdprefetch.warm.scheduler import Scheduler, now_ns
@@ -49,6 +59,8 @@ STARTS_MAX = 32
 #: Laying failed: the commands of the last moment fail for the same reason.
 HALVE_NS = 1000 * MS
 NEVER_NS = 1 << 62
+#: Who has not read for so long holds no part of the pool back.
+SILENT_READER_NS = 10_000 * MS
 MAP_TYPE = 0x0F
 MAP_PRIVATE = 2
 
@@ -117,7 +129,10 @@ class CacheEngine:
         fds: list[int] = []
         if file is not None and verdict == wire.Verdict.CHECKPOINTS and self.pool:
             fds, reason = self._into_pool(client, a, file, reason)
-            verdict = wire.Verdict.POOL if fds else verdict
+            if fds:
+                verdict = wire.Verdict.POOL
+            elif file.pooled is not None:
+                verdict, why = wire.Verdict.REFUSE, "the pool has the file, and cannot serve this"
         if file is not None and verdict not in (wire.Verdict.REFUSE, wire.Verdict.POOL):
             try:
                 fds = [file.checkpoint_fds()[1]]
@@ -152,7 +167,7 @@ class CacheEngine:
                 return [self.pool.open(file).memfd], "the pool's memory is mapped in its place"
             except OSError as error:
                 why = str(error)
-        self.ledger.degrade(f"{file.path}: served by checkpoints, not by the pool: {why}")
+        self.ledger.degrade(f"{file.path}: a mapping is not served by the pool: {why}")
         return [], reason
 
     def _adopt(
@@ -224,8 +239,8 @@ class CacheEngine:
         file.writer = True
         for client in self.clients.values():
             for region in client.regions.values():
-                laid = region.verdict == wire.Verdict.CHECKPOINTS
-                if region.file is file and laid and not region.detaching:
+                ours = region.verdict != wire.Verdict.PAGE_TABLES
+                if region.file is file and ours and not region.detaching:
                     region.detaching = True
                     client.command(wire.Type.DETACH, region.id, [])
 
@@ -297,14 +312,24 @@ class CacheEngine:
             region.detaching = True
             client.command(wire.Type.DETACH, region.id, [])
             return
+        client.watched.pool_misses += event.kind == uffd_pool.MISS
         start, end = event.offset, event.offset + event.length
         cell = start // checkpoints.DISTANCE_MIN_BYTES
         region.fired.setdefault(cell, event.time_ns)
         region.armed.setdefault(cell, start // uffd.PAGE_BYTES)
-        self.tap.put(TOUCH, event.time_ns, client.pid, file, start, event.length, 0, tid=event.tid)
-        self._touch(client, region, start, end, event.time_ns)
+        stream, forward = self._touch(client, region, start, end, event.time_ns)
+        how = POOL_TOUCH | (POOL_MISS if event.kind == uffd_pool.MISS else 0)
+        start, end = pool.walked(stream, start, end, forward)
+        if stream.direction < 0:
+            how |= POOL_BACKWARD
+        self.tap.put(
+            TOUCH, event.time_ns, client.pid, file, start, end - start, 0, how, event.tid
+        )  # fmt: skip
 
-    def _touch(self, client: Client, region: Region, start: int, end: int, at_ns: int) -> Stream:
+    def _touch(
+        self, client: Client, region: Region, start: int, end: int, at_ns: int
+    ) -> tuple[Stream, int]:
+        """Progress: (whose walk it is, how many bytes that went on)."""
         stream, forward = region.table.touch(start, end, at_ns)
         self._forget_absorbed(region)
         if self.config.policy == "fixed" and region.verdict == wire.Verdict.CHECKPOINTS:
@@ -319,14 +344,14 @@ class CacheEngine:
             pagetables.note_used(region, found)
             stream.saw(forward, found)
             for a, n in found:
-                if self.tap.active:
+                if self.tap.active and region.verdict != wire.Verdict.POOL:
                     for low, high in region.seen.missing(a, a + n):
                         self._tell_seen(client, region, low, high)
                 region.seen.add(a, a + n)
         if stream.active and len(region.starts) < STARTS_MAX:
             region.starts |= checkpoints.near(region.span, stream.start_bytes - BLOCK_BYTES)
         self._touched[id(region)] = (client, region)
-        return stream
+        return stream, forward
 
     def _tell_seen(self, client: Client, region: Region, start: int, end: int) -> None:
         now = now_ns()
@@ -469,14 +494,17 @@ class CacheEngine:
 
     def plan_evictions(self) -> None:
         """Have blocks ready to leave the pool when it is full."""
-        if self.pool is not None:
-            self.pool.plan(
-                (region, stream, self.layout.lookahead(stream, region))
-                for client in self.clients.values()
-                for region in client.regions.values()
-                if region.verdict == wire.Verdict.POOL and not region.detaching
-                for stream in region.table.active()
-            )
+        if self.pool is None or not self.pool.wants_victims():
+            return
+        since = now_ns() - SILENT_READER_NS
+        self.pool.plan(
+            (region, stream, self.layout.lookahead(stream, region))
+            for client in self.clients.values()
+            for region in client.regions.values()
+            if region.verdict == wire.Verdict.POOL and not region.detaching
+            for stream in region.table.active()
+            if stream.last_ns > since
+        )
 
     # -------------------------------------------------------------- checkpoints
 

@@ -174,6 +174,7 @@ class Ledger:
                     one.rank, JobProcess(one.rank, one.local_rank, "", Watched(0, ended=True), 0)
                 )
                 into.watched.now = into.watched.now.plus(one.watched.now)
+                into.watched.pool_misses += one.watched.pool_misses
                 into.count += 1
                 return
 
@@ -240,7 +241,7 @@ def describe_file(file: FileState, verdicts: dict[str, str]) -> dict[str, Any]:
         "size_bytes": file.size_bytes,
         "file_system": file.file_system,
         "served_by": verdicts.get(file.path),
-        "warmed_by": file.method_reason,
+        "warmed_by": "the pool" if file.pool_counts else file.method_reason,
         "change_guard": file.guard,
         "changed": file.changed,
         "prefetched_bytes": file.prefetched_bytes,

@@ -18,8 +18,9 @@ from uffdprefetch.node.client import Region
 from uffdprefetch.node.engine import CacheEngine
 from uffdprefetch.node.files import BLOCK_BYTES, FileState
 from uffdprefetch.node.ledger import JobProcess
+from uffdprefetch.node.pool_live import PoolTrack
 from uffdprefetch.node.sampling import RANK_TICKS, RANKS_MAX, Counted, RankTrack, Sampling
-from uffdprefetch.node.snapshot import MISS_SENSOR, WAIT_SENSOR
+from uffdprefetch.node.snapshot import MISS_SENSOR, POOL_MISS_SENSOR, WAIT_SENSOR
 from uffdprefetch.progress.streams import Stream
 from uffdprefetch.warm.scheduler import Scheduler
 
@@ -55,6 +56,10 @@ SENSORS = {
     "bandwidth": "finished extents of 1 MiB and more (EWMA; latency: least of the last 64)",
     "checkpoint_wait": WAIT_SENSOR,
 }
+POOL_SENSORS = SENSORS | {
+    "hit.misses": f"exact: {POOL_MISS_SENSOR}",
+    "hit.blocks": "blocks of 64 KiB between two touches of a walk, as the pool's faults tell",
+}
 
 
 class Live:
@@ -77,11 +82,14 @@ class Live:
         self._workers_cpu_seconds = workers_cpu_seconds
         self._allowed_by = "--budget"
         self.sampling = Sampling(engine, scheduler, engine.ledger)
+        self._pool = PoolTrack(engine.pool) if engine.pool else None
 
     def tick(self, now: int, allowed_by: str) -> None:
         """Once a second. ``allowed_by``: which limit binds what may lie ahead of the readers."""
         self._allowed_by = allowed_by
         self.sampling.tick(now)
+        if self._pool:
+            self._pool.tick(now)
 
     def document(self, now: int) -> dict[str, Any]:
         """The snapshot at ``now`` (CLOCK_MONOTONIC ns)."""
@@ -105,6 +113,7 @@ class Live:
             "service_pid": os.getpid(),
             "job_pids": self._jobs()[:PIDS_MAX],
             "engine": self._config.engine,
+            "engine_asked": self._config.engine_asked or self._config.engine,
             "policy": self._config.policy,
             "resolve": self._config.resolve,
             "rung": ledger.rung,
@@ -114,6 +123,7 @@ class Live:
             "files": [self._file(file, now) for file in files[:FILES_MAX]],
             "files_not_listed": max(0, len(files) - FILES_MAX) + len(ledger.closed_files),
             "node": self._node(ranks),
+            "pool": self._pool.document(now) if self._pool else None,
             "history": {
                 "step_seconds": 1.0,
                 "prefetch_bytes_per_second": [round(t.prefetch_bytes_per_second) for t in history],
@@ -124,7 +134,7 @@ class Live:
             "counted": self.sampling.counted_all,
             "degradations": degradations,
             "refused": dict(list(ledger.refused.items())[:FILES_MAX]),
-            "sensors": SENSORS,
+            "sensors": POOL_SENSORS if self._pool else SENSORS,
         }
 
     # -------------------------------------------------------------- ranks
@@ -202,7 +212,7 @@ class Live:
             "wasted_why": None if wasted is not None else "not counted yet",
             "late_extents": sum(s.late_extents for _, s in walks),
             "hit": _hit(track, bool(scattered)),
-            "demand_misses": sum(p.watched.now.major_faults for p in members),
+            "demand_misses": sum(p.watched.misses for p in members),
             "stall": {"share": None, "seconds": None, "sensor": None, "why": ADDED_BY_WATCHER},
             "walks": len(walks),
             "streams": [
@@ -242,6 +252,8 @@ class Live:
 
     def _file(self, file: FileState, now: int) -> dict[str, Any]:
         counted = self.sampling.counted.get(file.key)
+        pool, pooled = self._engine.pool, file.pooled
+        in_pool = pool.pool.file_counts(pooled.number).resident_bytes if pool and pooled else None
         return {
             "path": file.path,
             "size_bytes": file.size_bytes,
@@ -252,6 +264,7 @@ class Live:
             "prefetched_bytes": file.prefetched_bytes,
             "already_resident_bytes": file.already_resident_bytes,
             "late_bytes": file.late_bytes,
+            "pool_resident_bytes": in_pool,
             **_counts(counted, now),
         }
 
@@ -301,7 +314,7 @@ def _hit(track: RankTrack | None, scattered: bool) -> dict[str, Any]:
         short = f"more than {RANKS_MAX} ranks" if track is None else "it runs for less than 2 s"
         return {"share": None, "misses": None, "blocks": None, "seconds": None, "why": short}
     first, last = track.ticks[0], track.ticks[-1]
-    misses = last.major_faults - first.major_faults
+    misses = last.misses - first.misses
     blocks = (last.touched_bytes - first.touched_bytes) // BLOCK_BYTES
     share: float | None = None
     why: str | None = None

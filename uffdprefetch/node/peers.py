@@ -197,8 +197,9 @@ class Peers:
             os.close(client.ring.fd)
             pool = self._engine.pool if hello.flags & wire.HELLO_SENDS_POOL else None
             if pool and received and uffd.is_uffd(received[0]):
-                pool.join(client, received[0])
-                received.pop(0)  # the pool's from now on
+                with contextlib.suppress(OSError):  # without it: checkpoints
+                    pool.join(client, received[0])
+                    received.pop(0)  # the pool's from now on
             resolver = self._engine.resolver if hello.flags & wire.HELLO_SENDS_UFFD else None
             if resolver and received and uffd.is_uffd(received[0]):
                 client.resolver_slot = resolver.add(received.pop(0), client.ring)
@@ -298,6 +299,7 @@ class Peers:
         client.watched.ended = True
         self._ledger.dropped_events += client.ring.counts().dropped
         if self._engine.pool:
+            self._engine.on_pool_events()
             self._engine.pool.leave(client)
         for region in list(client.regions):
             self._engine.detached(client, region)

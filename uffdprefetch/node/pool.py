@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -31,22 +32,32 @@ from uffdprefetch.warm import limits
 
 MIB = 1 << 20
 THREADS = 16
+#: Where memory is short: two that are for demand alone, and two.
+THREADS_LEAST = 4
+#: What a thread reads into, whole huge pages (csrc/pool_fill.c).
+BUFFER_BYTES = 6 * MIB
+#: Of what the pool may hold, all buffers together.
+BUFFER_SHARE = 4
 CHUNK_BYTES = 64 << 10
 HUGE_BYTES = 2 * MIB
 #: The unit of eviction: fine enough that a block too many is no matter, within these.
 BLOCKS_WANTED = 512
 BLOCK_MAX_BYTES = 4 * MIB
 #: Windows of all streams together: so much of the pool is not there for what stays over epochs.
-WINDOW_SHARE = 32
+WINDOW_SHARE = 64
+#: What one touch maps at the most, and of a small pool (csrc/pool.h, pool_faults.c).
+RUN_MAX_BYTES = 4 * MIB
+MAP_SHARE = 64
 #: Readers so close to each other want the same.
 NEAR_BYTES = 16 * MIB
 #: Blocks just behind a reader that it may still look at.
 BEHIND_BYTES = 1 * MIB
-#: The list of victims is made anew when so few are left of so many.
-VICTIMS = 512
-VICTIMS_LOW = 64
+#: Blocks on a list of victims: this part of the pool, and no fewer.
+VICTIMS_SHARE = 32
+VICTIMS_LEAST = 8
 #: Evictions begin when the pool is as full as this.
 NEARLY_FULL = 0.9
+PLAN_NS = 1_000_000_000
 #: How often it is thought of while nothing else happens: the agents take longer silence for death.
 TICK_NS = 100_000_000
 SHMEM_HUGE = "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
@@ -107,8 +118,11 @@ class NodePool:
     detached: int = 0  # regions given back because of a fault of the pool
     limited_by: str | None = None
     places: int = 1  # where files are read
+    _told: set[str] = field(default_factory=set)  # limits
+    _fit_at_ns: int = 0
 
     def __post_init__(self) -> None:
+        allowed, why = limits.pool_bytes(self.config.budget_bytes, 0)
         self.huge, self.huge_reason = huge_pages(self.config.huge_pages)
         if self.huge and self.config.budget_bytes < 8 * HUGE_BYTES:
             self.huge, self.huge_reason = False, "--budget is below eight of them"
@@ -120,12 +134,18 @@ class NodePool:
         ):
             self.block_bytes *= 2
         run = parse_size(os.environ.get(CHUNK_VARIABLE, "0B"))
+        threads = THREADS
+        if why != "--budget":
+            most = allowed // BUFFER_SHARE // BUFFER_BYTES
+            threads = min(THREADS, max(THREADS_LEAST, most))
+        self._buffer_bytes = threads * BUFFER_BYTES
         self.pool = uffd_pool.Pool(
-            self.config.budget_bytes, self.chunk_bytes, THREADS, self.event_fd,
+            self.config.budget_bytes, self.chunk_bytes, threads, self.event_fd,
             huge=self.huge, run_bytes=run,
         )  # fmt: skip
         self.policy: Policy = LRU() if self.config.evict == "lru" else Cyclic()
         self.budget_bytes = self.config.budget_bytes
+        self._planned_ns = 0
 
     # -------------------------------------------------------------- files and processes
 
@@ -159,6 +179,7 @@ class NodePool:
     def attach(self, client: Client, region: Region) -> None:
         """A mapping is going to be the pool's. Raises OSError."""
         pooled = self.open(region.file)
+        self._fit()  # what the job has taken before it reads
         self.pool.map(
             client.pool_slot, region.id, pooled.number, region.address, region.length_bytes,
             region.offset_bytes,
@@ -192,6 +213,26 @@ class NodePool:
                 self.pool.leave(orphan.slot)
                 self.orphans.remove(orphan)
 
+    def walked(self, stream: Stream, start: int, end: int, forward: int) -> tuple[int, int]:
+        """Of a touch of [start, end): where the bytes begin and end that its reader has come over
+        since the last one; where that is too far to have been mapped with it, only the page is
+        known. What is mapped at once doubles as long as it goes on; then, and where the pages of an
+        earlier epoch are still mapped, only the first page of each piece tells (csrc/pool_faults.c,
+        note_order, map_ahead; node/layout.py, _rearm_behind)."""
+        at_once = max(self.chunk_bytes, min(RUN_MAX_BYTES, self.budget_bytes // MAP_SHARE))
+        most = max(stream.mapped_bytes, self.chunk_bytes)
+        if start % RUN_MAX_BYTES == 0:
+            most = 2 * RUN_MAX_BYTES
+        elif most >= at_once:
+            most = 2 * at_once
+        if not 0 < forward <= most + end - start:
+            stream.mapped_bytes = 0
+            return start, end
+        stream.mapped_bytes = min(2 * max(stream.mapped_bytes, self.chunk_bytes), at_once)
+        if stream.direction < 0:
+            return start, start + forward
+        return end - forward, end
+
     # -------------------------------------------------------------- size
 
     def window_bytes(self) -> int:
@@ -202,7 +243,7 @@ class NodePool:
         """
         fits = sum(file.size_bytes for file in self.files.values()) <= self.budget_bytes
         share = self.budget_bytes // (2 if fits else WINDOW_SHARE)
-        return max(min(4 * MIB, self.budget_bytes // 4), share) // self.places
+        return max(min(2 * MIB, self.budget_bytes // 4), share) // self.places
 
     def note_places(self, streams: Iterable[tuple[FileState, Stream]]) -> None:
         """Count the places at which files are read."""
@@ -211,37 +252,56 @@ class NodePool:
         self.places = apart + 1
 
     def housekeep(self) -> None:
-        """Once a second: the size that memory allows now."""
-        resident = self.pool.counts().resident_bytes
-        allowed, why = limits.pool_bytes(self.config.budget_bytes, resident)
+        """Once a second: what changed goes when it can, and the size that memory allows now."""
+        for file in [f for f in self.files.values() if f.changed and not f.attached]:
+            self.forget(file)
+        self._fit()
+        self.look_for_orphans()
+
+    def _fit(self) -> None:
+        self._fit_at_ns = time.monotonic_ns() + TICK_NS
+        resident = self.pool.used_bytes()
+        allowed, why = limits.pool_bytes(
+            self.config.budget_bytes, resident, self._buffer_bytes
+        )  # fmt: skip
         allowed = max(allowed, 16 * self.chunk_bytes)
         self.budget_bytes = min(allowed, self.config.budget_bytes)
         self.limited_by = None if self.budget_bytes == self.config.budget_bytes else why
-        if self.limited_by:
+        if self.limited_by and why not in self._told:
+            self._told.add(why)  # once: what there is room for changes all the time
             self.ledger.degrade(
                 f"the pool holds {self.budget_bytes >> 20} MiB, not --budget: {why}"
             )
         self.pool.set_budget(self.budget_bytes)
-        self.look_for_orphans()
 
     # -------------------------------------------------------------- eviction
 
+    def wants_victims(self) -> bool:
+        """Whether the list of victims should be made anew: half of it is used and the pool is full,
+        or the policy has not seen for a second what is read."""
+        left = self.pool.victims_left()
+        if left < 0 or time.monotonic_ns() - self._planned_ns > PLAN_NS:
+            return True
+        full = self.pool.used_bytes() >= NEARLY_FULL * self.budget_bytes
+        return full and left <= self._victims() // 2
+
     def plan(self, streams: Iterable[tuple[Region, Stream, int]]) -> None:
         """Have a list of blocks ready to go; ``streams``: (region, stream, its window in bytes)."""
-        if self.pool.victims_left() > VICTIMS_LOW or not self._nearly_full():
-            return
+        if self.limited_by and time.monotonic_ns() >= self._fit_at_ns:
+            self._fit()  # who shares the memory may take more of it
+        self._planned_ns = time.monotonic_ns()
         readers = [self._reader(region, stream, ahead) for region, stream, ahead in streams]
         residents = self._residents()
-        rows = self.policy.victims(residents, readers, VICTIMS)
+        rows = self.policy.victims(residents, readers, self._victims())
         per = self.block_bytes // self.chunk_bytes
         self.pool.set_victims(
             (int(residents.file[i]), int(residents.block[i]) * per, per) for i in rows
         )
 
-    def _nearly_full(self) -> bool:
-        resident = sum(int((f.pooled.state == uffd_pool.PRESENT).sum()) for f in self.files.values()
-                       if f.pooled is not None)  # fmt: skip
-        return resident * self.chunk_bytes >= NEARLY_FULL * self.budget_bytes
+    def _victims(self) -> int:
+        """How long a list is made. What stands far down on it may be what is read next by the time
+        that its turn comes: a small part of the pool, and a new list when half is used."""
+        return max(VICTIMS_LEAST, self.budget_bytes // self.block_bytes // VICTIMS_SHARE)
 
     def _reader(self, region: Region, stream: Stream, ahead_bytes: int) -> Reader:
         assert region.file.pooled is not None
@@ -316,8 +376,8 @@ class NodePool:
             "missing_faults": c.missing_faults,
             "waiters": c.waiters,
             "waiters_peak": c.waiters_peak,
-            "demand_wait_ns": _quantiles(c.wait_bin, c.wait_sum_ns, c.wait_max_ns),
-            "fill_ns": _quantiles(c.fill_bin, c.fill_sum_ns, c.fill_max_ns),
+            "demand_wait_ns": quantiles(c.wait_bin, c.wait_sum_ns, c.wait_max_ns),
+            "fill_ns": quantiles(c.fill_bin, c.fill_sum_ns, c.fill_max_ns),
             "source": max(ways, key=lambda way: ways[way]) if any(ways.values()) else None,
             "lost_events": c.lost_events,
             "mappings_given_back": self.detached,
@@ -334,7 +394,8 @@ class NodePool:
                 file.pooled = None
 
 
-def _quantiles(bins: list[int], total: int, most: int) -> dict[str, int | None]:
+def quantiles(bins: list[int], total: int, most: int) -> dict[str, int | None]:
+    """Times of a histogram of the pool's, for a document; ns."""
     times = Histogram.of_bins(bins, total, most)
     return {
         "count": times.count,

@@ -63,6 +63,12 @@ class Watched:
         self.ended = ended  # its number may be another process's by now
         self._first = (None if ended else read(pid)) or Counters()
         self.now = Counters()
+        self.pool_misses = 0  # touches that the pool had to read for: no major faults
+
+    @property
+    def misses(self) -> int:
+        """Touches that had to wait for storage."""
+        return self.now.major_faults + self.pool_misses
 
     def sample(self) -> None:
         """Read again; a process that is gone keeps its last values."""

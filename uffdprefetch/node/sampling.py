@@ -47,7 +47,7 @@ class RankTick:
     """Running totals of a rank at one time."""
 
     at_ns: int
-    major_faults: int
+    misses: int
     touched_bytes: int
 
 
@@ -114,7 +114,7 @@ class Sampling:
         faults: dict[int, int] = {}
         for process in self._ledger.all_processes():
             rank = process.rank
-            faults[rank] = faults.get(rank, 0) + process.watched.now.major_faults
+            faults[rank] = faults.get(rank, 0) + process.watched.misses
         for rank, count in faults.items():
             track = self._track(rank)
             if track is not None:

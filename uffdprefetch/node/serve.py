@@ -18,7 +18,7 @@ import socket
 import time
 from typing import Any
 
-from uffdprefetch import uffd
+from uffdprefetch import engine_choice, uffd
 from uffdprefetch.config import Config
 from uffdprefetch.errors import UffdPrefetchError
 from uffdprefetch.node.engine import MS, CacheEngine
@@ -76,11 +76,12 @@ class Service:
     """Sockets and clocks around a :class:`CacheEngine`."""
 
     def __init__(self, listener: socket.socket, config: Config, run: str) -> None:
-        self.config = config
         self.run_key = run
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._workers = uffd.Workers(WORKERS, self._wake_fd)
         self._ledger = Ledger()
+        config, pool = self._with_a_pool(config)
+        self.config = config
         grid = config.distance_bytes or DISTANCE_MIN_BYTES
         bucket = TokenBucket(config.max_rate_bytes_per_second, EXTENT_BYTES)
         self._tap = Tap()
@@ -91,8 +92,8 @@ class Service:
             self._observer = Observer(self.engine, self._ledger, config.min_size_bytes)
         if config.resolve == "service":
             self.engine.resolver = uffd.Resolver(self._wake_fd)
-        if config.engine == "pool":
-            self.engine.use_pool(NodePool(config, self._wake_fd, self._ledger))
+        if pool is not None:
+            self.engine.use_pool(pool)
         self._epoll = select.epoll()
         self._epoll.register(self._wake_fd, select.EPOLLIN)
         self._listener = listener
@@ -121,6 +122,19 @@ class Service:
         self._noted_bytes = 0  # of the scheduler's, on the time line
         self._leaving: dict[int, tuple[FileState, int]] = {}
         self._catch_lease_breaks()
+
+    def _with_a_pool(self, config: Config) -> tuple[Config, NodePool | None]:
+        """The pool where it is asked for, or the run as it goes without one."""
+        pool = None
+        if config.engine == "pool":
+            try:
+                pool = NodePool(config, self._wake_fd, self._ledger)
+            except OSError as error:
+                config = engine_choice.fall_back(config, str(error))
+                log.warning("%s", engine_choice.told(config))
+        if config.engine_asked:
+            self._ledger.degrade(engine_choice.told(config))
+        return config, pool
 
     def _catch_lease_breaks(self) -> None:
         """SIGIO tells that somebody wants to write a leased file; without a handler it kills."""

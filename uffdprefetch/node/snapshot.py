@@ -21,6 +21,11 @@ MISS_SENSOR = (
     "/proc/PID/stat majflt of each process of the job, sampled every second and at its exit; "
     "counts every file the process maps"
 )
+POOL_MISS_SENSOR = (
+    f"{MISS_SENSOR}; and every touch that the pool had to read for (exact; before Linux 6.6 the "
+    "kernel counts a touch that the pool answers as a major fault, too)"
+)
+POOL_USED_SENSOR = "the pool's faults: what lies between two touches of one walk counts as used"
 WAIT_SENSOR = (
     "the agent, from reading the fault to the end of UFFDIO_CONTINUE; its wake-up before that "
     "is not seen from there"
@@ -31,7 +36,9 @@ def _ratio(a: float, b: float) -> float | None:
     return a / b if b else None
 
 
-def totals(engine: CacheEngine, ledger: Ledger, files: list[dict[str, Any]]) -> dict[str, Any]:
+def totals(
+    ledger: Ledger, files: list[dict[str, Any]], pool: dict[str, Any] | None
+) -> dict[str, Any]:
     """Sums over files and processes; every ratio has its denominator beside it."""
 
     def sum_of(name: str) -> int:
@@ -46,12 +53,14 @@ def totals(engine: CacheEngine, ledger: Ledger, files: list[dict[str, Any]]) -> 
     storage, storage_reason = storage_bytes(watched, files)
     reads = [w.now.read_call_bytes for w in watched]
     wait = ledger.fault_wait
+    misses = sum(w.now.major_faults for w in watched) + (pool["missing_faults"] if pool else 0)
+    sensor = POOL_MISS_SENSOR if pool else MISS_SENSOR
     return {
-        "demand_misses": sum(w.now.major_faults for w in watched) if watched else None,
-        "demand_misses_sensor": MISS_SENSOR if watched else "no process of the job reported",
+        "demand_misses": misses if watched else None,
+        "demand_misses_sensor": sensor if watched else "no process of the job reported",
         "prefetched_bytes": prefetched,
         "used_bytes": both,
-        "used_sensor": USED_SENSOR,
+        "used_sensor": POOL_USED_SENSOR if pool else USED_SENSOR,
         "wasted_bytes": unused,
         "already_resident_bytes": sum_of("already_resident_bytes"),
         "accuracy": _ratio(both, both + unused),
@@ -132,7 +141,7 @@ def summary(
             entry["processes"].append({"pid": one.watched.pid, "command": one.command})
         else:
             entry["processes_not_listed"] += one.count
-        entry["demand_misses"] += one.watched.now.major_faults
+        entry["demand_misses"] += one.watched.misses
     degradations = list(ledger.degradations)
     if scheduler.failed_extents:
         degradations.append(
@@ -144,6 +153,7 @@ def summary(
         "run": run,
         "host": os.uname().nodename,
         "engine": config.engine,
+        "engine_asked": config.engine_asked or config.engine,
         "policy": config.policy,
         "resolve": config.resolve,
         "pool": pool,
@@ -154,7 +164,7 @@ def summary(
         "files": files,
         "streams": streams,
         "refused": ledger.refused,
-        "totals": totals(engine, ledger, files),
+        "totals": totals(ledger, files, pool),
         "service": {
             "cpu_seconds": round(service_cpu, 3),
             "cpu_share": round(max(0.0, service_cpu - ledger.started_cpu_seconds) / wall, 4),

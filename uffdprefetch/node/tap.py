@@ -21,6 +21,8 @@ from uffdprefetch.node.files import FileState
 #: trace/events.py, EVENT; the numbers of its kinds that are ours.
 _EVENT = struct.Struct("<QQQQIIHHI")
 TOUCH, SEEN, WARM, WINDOW, MAJORS, PUNCH = 20, 21, 22, 23, 24, 25
+#: `aux` of a TOUCH that the pool answered.
+POOL_TOUCH, POOL_MISS, POOL_BACKWARD = 1, 2, 4
 #: A batch fits into a socket's default send buffer several times.
 BATCH_BYTES = 1024 * _EVENT.size
 RECORDERS_MAX = 4

@@ -110,7 +110,7 @@ def newest_first(residents: Residents, among: np.ndarray) -> np.ndarray:
 
 def farthest_first(away: np.ndarray, among: np.ndarray) -> np.ndarray:
     """Keys for :func:`smallest`: the rows of a mask, the greatest distance (uint32) first."""
-    return np.where(among, ~np.maximum(away, np.uint32(1)), SKIP)
+    return np.where(among, SKIP - np.uint32(1) - away, SKIP)
 
 
 class LRU:

@@ -58,6 +58,7 @@ class Stream:
     rate_bytes_per_second: float = 0.0
     passed_bytes: int = 0  # walked over
     touched_bytes: int = 0  # of those, seen in the page table
+    mapped_bytes: int = 0  # pool: the most that one touch of it may have mapped
     steps: deque[int] = field(default_factory=lambda: deque(maxlen=64))
     _weight: float = 0.0
     _sample_ns: int = 0  # where the present sample of the rate began

@@ -21,14 +21,17 @@ KIND_TEXTS = {
     "around": "access (fault, mapped with its neighbours)",
     "fault": "access (fault)",
     "touch": "access (checkpoint touched)",
+    "pool": "access (reached the pool)",
     "seen": "access (found in the page table)",
     "read": "access (read(2))",
     "major": "miss (major fault)",
     "late": "late: the page was on its way",
+    "missed": "miss (the pool had to read it)",
     "warm": "read ahead by our service",
     "kernel": "read ahead by the kernel",
     "other": "brought in by another process",
     "evict": "evicted",
+    "punch": "let go by the pool",
 }
 
 #: What is missing (`what` of an entry of the trace's list) concerns these pictures.
@@ -58,6 +61,11 @@ _SENSORS = (
         {"touch"},
         "Accesses are touches of our service's checkpoints: what lies between two of them is not"
         " seen.",
+    ),
+    (
+        {"pool"},
+        "Accesses are touches that reached our service's pool: a page that it has mapped already is"
+        " not seen again, and it maps up to 4 MiB ahead of who reads in order.",
     ),
     (
         {"seen"},
@@ -134,21 +142,28 @@ def captions(report: dict[str, Any], pictures: dict[str, Any]) -> dict[str, dict
         "map": ("Access map", map_text({s.kind for s in pictures["streams"]})),
         "hits": (
             "Hit rate over time",
-            "Of the page faults of the chosen ranks those that found their page in the cache, in"
-            f" bins of {bin_text} and more. Accesses to pages that are mapped already fault no"
-            " more and are in no count.",
+            "Of the page faults of the chosen ranks those that found their page in the cache"
+            + (" or in the pool" if _of_pool(pictures) else "")
+            + f", in bins of {bin_text} and more. Accesses to pages that are mapped already fault"
+            " no more and are in no count.",
         ),
         "bytes": (
             "Bandwidth over time",
             f"Bytes that came into the page cache, by who brought them, in bins of {bin_text} and"
             " more. The kernel's readahead is done by the process that reads, and counts as its"
-            " rank's.",
+            " rank's."
+            + (
+                " What our service reads into its pool is counted as its, though it comes past the"
+                " page cache; what it reads on demand is not in it."
+                if _of_pool(pictures)
+                else ""
+            ),
         ),
         "stall": (
             "Stall by rank over time",
             "How much of the time a rank stood still in page faults that had to wait, in bins of"
             f" {bin_text} and more; several threads of a rank add up, and the colours end at 100 %."
-            + (f" Seen by: {stalled}." if stalled else ""),
+            + (f" Seen by: {stalled}." if stalled and not stalled.startswith("n/a") else ""),
         ),
         "epochs": (
             "Epochs",
@@ -176,6 +191,10 @@ def captions(report: dict[str, Any], pictures: dict[str, Any]) -> dict[str, dict
         }
         for name, (title, text) in texts.items()
     }
+
+
+def _of_pool(pictures: dict[str, Any]) -> bool:
+    return any(stream.kind == "pool" for stream in pictures["streams"])
 
 
 def map_text(kinds: Iterable[str]) -> str:
@@ -286,6 +305,8 @@ def _sensor(report: dict[str, Any], name: str) -> str:
 
 def _empty(picture: str, report: dict[str, Any]) -> str:
     """What stands where a picture would be."""
+    if picture == "stall" and any(file.get("pool") for file in report.get("files") or []):
+        return "n/a (the pool does not tell how long each touch waited: see the run's summary)"
     why = lacks_of(picture, report)
     if why and picture != "iterations":
         return "n/a (" + "; ".join(f"{w['what']}: {w['why']}" for w in why if w["why"]) + ")"

@@ -19,7 +19,7 @@ Array = np.ndarray[Any, Any]
 COLOURS = ("#0072b2", "#c39400", "#009e73", "#cc79a7", "#6b4c9a", "#8c510a", "#3f9fb5")
 SHAPES = ("o", "^", "s", "D")
 #: By kind: colour and marker; colour of a band.
-MISSES = {"late": ("#b8693f", "+"), "major": ("#d53e00", "x")}
+MISSES = {"late": ("#b8693f", "+"), "major": ("#d53e00", "x"), "missed": ("#d53e00", "x")}
 BANDS = {"kernel": "#9aa3ad", "other": "#d3d8de", "warm": "#4d9fd6"}
 #: Marks of a rank on a map: one for each of so many places.
 COLUMNS, ROWS = 900, 420

@@ -51,7 +51,10 @@ def _legend_entries(mpl: Any, drawn: dict[str, Any]) -> list[Any]:
             line([], [], linestyle="", marker=shape, markersize=4.5, color=colour, label=label)
         )
     kinds = {s.kind for s in drawn["streams"] if len(s)}
-    for kind, label in (("major", "miss"), ("late", "late: on its way")):
+    named = {"major": "miss", "missed": "miss", "late": "late: on its way"}
+    if "major" in kinds:
+        kinds.discard("missed")  # drawn alike
+    for kind, label in named.items():
         if kind in kinds:
             colour, marker = panels.MISSES[kind]
             entries.append(

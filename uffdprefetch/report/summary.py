@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The three lines that end a run, from the summary's JSON (docs/summary-schema.md)."""
+"""The lines that end a run, three and one more of a pool, from the summary's JSON
+(docs/summary-schema.md)."""
 
 from __future__ import annotations
 
@@ -12,6 +13,13 @@ from uffdprefetch.units import format_duration, format_size
 _RUNG_NAMES = {1: "userfaultfd", 2: "page tables"}
 #: Below this much a job's own read(2) traffic is headers and indices, not its records.
 _WORTH_SAYING_BYTES = 16 << 20
+
+
+def lines(summary: Mapping[str, Any], path: str | None = None) -> list[str]:
+    """All that is said at the end: three_lines(), with the pool's before the last of them."""
+    how, came, following = three_lines(summary, path)
+    pool = pool_line(summary)
+    return [how, came, *([pool] if pool else []), following]
 
 
 def three_lines(summary: Mapping[str, Any], path: str | None = None) -> list[str]:
@@ -39,8 +47,10 @@ def _how_it_ran(summary: Mapping[str, Any]) -> str:
     what = f"{_count(len(files), 'file')} ({format_size(size_bytes)})" if files else "no file"
     service = summary.get("service") or {}
     share = service.get("cpu_share")
+    asked = summary.get("engine_asked") or summary["engine"]
+    instead = "" if asked == summary["engine"] else f" ({asked} was asked for)"
     return (
-        f"engine {summary['engine']}, policy {summary['policy']}, {sensor}"
+        f"engine {summary['engine']}{instead}, policy {summary['policy']}, {sensor}"
         f"{f' (rung {rung})' if rung is not None else ''}: {what},"
         f" {_count(len(summary.get('ranks') or []), 'rank')},"
         f" {format_duration(summary['wall_seconds'])};"
@@ -78,6 +88,36 @@ def _what_came_of_it(summary: Mapping[str, Any]) -> str:
     else:
         parts.append(f"read {format_size(read_bytes)}")
     return "; ".join(parts)
+
+
+def pool_line(summary: Mapping[str, Any]) -> str | None:
+    """What the pool held, read and let go of; None for a run without one."""
+    pool = summary.get("pool")
+    if not pool:
+        return None
+    if not pool["read_bytes"] and not pool["faults"]:
+        return "pool: nothing was mapped from it"
+    bound = f" (bounded by {pool['limited_by']})" if pool.get("limited_by") else ""
+    again = pool["reread_bytes"]
+    parts = [
+        f"{format_size(pool['resident_peak_bytes'])} of {format_size(pool['budget_bytes'])}{bound}",
+        f"read {format_size(pool['read_bytes'])}"
+        + (f", {format_size(again)} of it again" if again else ", nothing twice")
+        + (f" ({pool['source']})" if pool.get("source") else ""),
+        f"evicted {format_size(pool['evicted_bytes'])} ({pool['evict']})"
+        if pool["evicted_bytes"]
+        else "",
+    ]
+    wait = pool["demand_wait_ns"]
+    if wait["count"]:
+        parts.append(
+            f"waits p50 {format_duration(wait['p50'] / 1e9)}"
+            f" p99 {format_duration(wait['p99'] / 1e9)}"
+            f" of {pool['missing_faults']} in {_count(pool['faults'], 'fault')}"
+        )
+    elif pool["faults"]:
+        parts.append(f"nobody waited in {_count(pool['faults'], 'fault')}")
+    return "pool: " + "; ".join(part for part in parts if part)
 
 
 def _what_next(summary: Mapping[str, Any], path: str | None) -> str:

@@ -159,13 +159,28 @@ def _file_lines(file: dict[str, Any], page_bytes: int) -> list[str]:
             f" on {count} targets" if count else ""
         )
     figures = [f"touched {_touched(file, page_bytes)}"]
-    if file.get("fill_bytes") is None:
+    pool = file.get("pool")
+    if pool:
+        figures.append(
+            f"in our pool: {_plural(pool['touches'], 'touch').replace('touchs', 'touches')} reached"
+            f" it, {_count(pool['missed'])} had to wait"
+        )
+        if pool["punched_bytes"]:
+            figures.append(
+                f"{_size(pool['punched_bytes'])} left it, {_size(pool['warm_again_bytes'])} of that"
+                " asked for again"
+            )
+    if pool and not file.get("fill_bytes"):
+        pass  # past the page cache
+    elif file.get("fill_bytes") is None:
         figures.append("brought in n/a")
     else:
         by = file.get("fill_by") or {}
         who = ", ".join(f"{name} {format_size(n)}" for name, n in by.items() if n)
         figures.append(f"brought in {_size(file['fill_bytes'])}" + (f" ({who})" if who else ""))
-    if file.get("useless_bytes") is None:
+    if pool and not file.get("fill_bytes"):
+        pass
+    elif file.get("useless_bytes") is None:
         figures.append("never used n/a")
     else:
         figures.append(
@@ -304,7 +319,9 @@ def _together(report: dict[str, Any]) -> list[str]:
             f" {_size(service.get('warm_cached_bytes'))} of it cached already"
             f" ({'used' if used is not None else 'use'} {_percent(used)}),"
             f" {_count(service.get('touches'))} checkpoints touched"
-        )
+            + (f", {_count(service['pool_touches'])} touches of the pool"
+               if service.get("pool_touches") else "")
+        )  # fmt: skip
     block = report.get("block")
     if block and block.get("requests"):
         out.append(

@@ -7,12 +7,19 @@ checkpoints). Page numbers are int64, times int64 ns since the start of the trac
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 
-from uffdprefetch.trace.events import FAULT_AFTER_AROUND, NO_PAGE, Kind
+from uffdprefetch.trace.events import (
+    FAULT_AFTER_AROUND,
+    NO_PAGE,
+    POOL_BACKWARD,
+    POOL_MISS,
+    POOL_TOUCH,
+    Kind,
+)
 
 Array = np.ndarray[Any, Any]
 
@@ -30,12 +37,13 @@ BASES_MAX = 32
 #: Numbers this near to each other are counted in a table, not sorted.
 TABLE = 1 << 24
 
-BPF, READS, TABLES, CHECKPOINTS = range(4)
+BPF, READS, TABLES, CHECKPOINTS, POOL = range(5)
 SENSORS = {
     BPF: "tracepoints mm_filemap_fault and mm_filemap_map_pages",
     READS: "tracepoint mm_filemap_get_pages",
     TABLES: "page tables",
     CHECKPOINTS: "checkpoints",
+    POOL: "touches that reached the pool",
 }
 
 
@@ -60,7 +68,7 @@ class Accesses:
     major: Array  # bool
     present: Array  # bool
     exact: Array  # bool: the page is known, not only its range
-    sensor: Array  # uint8: BPF ... CHECKPOINTS
+    sensor: Array  # uint8: BPF ... POOL
 
     def __len__(self) -> int:
         return len(self.time_ns)
@@ -104,6 +112,15 @@ def _of_ranges(events: Array, start_ns: int, page_bytes: int, sensor: int) -> Ac
         time_ns, time_ns, time_ns, low, low, sure, high, events["pid"], events["tid"],
         no, ~no, ~no, np.full(len(events), sensor, np.uint8),
     )  # fmt: skip
+
+
+def _of_pool(events: Array, start_ns: int, page_bytes: int) -> Accesses:
+    """TOUCH of the pool: what was come over up to the page that was touched, which alone is sure.
+    What the pool maps was there, whether or not it had to be read first."""
+    whole = _of_ranges(events, start_ns, page_bytes, POOL)
+    backward = events["aux"] & POOL_BACKWARD > 0
+    page = np.where(backward, whole.low, whole.high - 1)
+    return replace(whole, page=page, sure=page + 1, major=events["aux"] & POOL_MISS > 0)
 
 
 def _windows(events: Array, low: Array, high: Array) -> tuple[Array, Array, Array, Array]:
@@ -252,7 +269,11 @@ def accesses(events: Array, maps: Array, start_ns: int, page_bytes: int) -> Acce
     reads = kind == Kind.READ
     if reads.any():
         parts.append(_of_ranges(events[reads], start_ns, page_bytes, READS))
-    touches = _of_ranges(events[kind == Kind.TOUCH], start_ns, page_bytes, CHECKPOINTS)
+    is_touch = kind == Kind.TOUCH
+    of_pool = is_touch & (events["aux"] & POOL_TOUCH > 0)
+    if of_pool.any():
+        parts.append(_of_pool(events[of_pool], start_ns, page_bytes))
+    touches = _of_ranges(events[is_touch & ~of_pool], start_ns, page_bytes, CHECKPOINTS)
     if sum(map(len, parts)):
         found = Accesses.joined(parts)
         return _checkpoints(found, touches) if len(touches) else found

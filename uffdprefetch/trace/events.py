@@ -78,7 +78,9 @@ class Kind(IntEnum):
     MAPPED = 15
 
     # ---- our service (under wrap, or where BPF is not to be had)
-    #: A checkpoint was touched. offset: its page, value: ns until it was answered.
+    #: A checkpoint was touched. offset: its page, value: ns until it was answered. Of the pool
+    #: (aux: POOL_* bits): a page that was not mapped yet; [offset, +length) is what its reader has
+    #: come over since the touch before, the page is its last one (POOL_BACKWARD: its first).
     TOUCH = 20
     #: Pages newly found in a reader's page table. time_ns: when we looked; value: ns since the
     #: look before (the resolution in time).
@@ -90,11 +92,17 @@ class Kind(IntEnum):
     WINDOW = 23
     #: A major-fault count of /proc (no BPF): value: how many more since the last sample of pid.
     MAJORS = 24
+    #: [offset, +length) was punched out of the pool: it is read again when it is wanted again.
+    PUNCH = 25
 
 
 #: ``aux`` of FAULT: an AROUND of the same fault was reported before; the kernel itself touched.
 FAULT_AFTER_AROUND = 1
 FAULT_KERNEL = 2
+#: ``aux`` of TOUCH: the pool answered; it had to be read first; the walk goes backward.
+POOL_TOUCH = 1
+POOL_MISS = 2
+POOL_BACKWARD = 4
 #: ``length`` of an AROUND that mapped a huge page.
 HUGE_BYTES = 2 << 20
 #: ``aux`` of AROUND: the page is not known.

@@ -181,6 +181,25 @@ def read_again(report: Report) -> Iterator[Found]:
         )  # fmt: skip
 
 
+def pool_too_small(report: Report) -> Iterator[Found]:
+    """`--engine pool`: what it lets go in order to read it again."""
+    for file in report.files:
+        pool = file.get("pool") or {}
+        again = pool.get("warm_again_bytes") or 0
+        if again < USELESS_MIN_BYTES or again < AGAIN * pool["warm_bytes"]:
+            continue
+        yield finding(
+            report,
+            f"the pool let {format_size(again)} of {name_of(file)} go and read it again",
+            f"{percent(again / pool['warm_bytes'])} of {format_size(pool['warm_bytes'])} asked for"
+            f" ahead; {pool['missed']} of {pool['touches']} touches had to wait.",
+            f"a larger --budget, up to {format_size(file['size_bytes'])}; or a part of the file for"
+            " each node that fits",
+            "service: what was punched, and asked for since", None, "low",
+            report.of_file(file["id"]), file["id"],
+        )  # fmt: skip
+
+
 def not_read_by_mmap(report: Report) -> Iterator[Found]:
     """read(2) and its kind, which make no faults."""
     for file in report.files:
@@ -200,7 +219,8 @@ def not_read_by_mmap(report: Report) -> Iterator[Found]:
 
 
 RULES: tuple[Callable[[Report], Iterator[Found]], ...] = (
-    skipping, single_pages, small_readahead, random_order, read_again, not_read_by_mmap,
+    skipping, single_pages, small_readahead, random_order, read_again, pool_too_small,
+    not_read_by_mmap,
     *JOB_RULES,
 )  # fmt: skip
 

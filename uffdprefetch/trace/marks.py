@@ -14,7 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from uffdprefetch.trace.events import FAULT_AFTER_AROUND, NO_PAGE, Kind, of_kind
+from uffdprefetch.trace.events import (
+    FAULT_AFTER_AROUND,
+    NO_PAGE,
+    POOL_BACKWARD,
+    POOL_MISS,
+    POOL_TOUCH,
+    Kind,
+    of_kind,
+)
 from uffdprefetch.trace.file import Trace
 
 Array = np.ndarray[Any, Any]
@@ -23,10 +31,10 @@ Array = np.ndarray[Any, Any]
 NOBODY, SERVICE = -1, -2
 #: What is drawn on what: kinds of marks by layer.
 LAYERS: dict[str, tuple[str, ...]] = {
-    "demand": ("around", "fault", "touch", "seen", "read"),
-    "miss": ("major", "late"),
+    "demand": ("around", "fault", "touch", "pool", "seen", "read"),
+    "miss": ("major", "late", "missed"),
     "ahead": ("warm", "kernel", "other"),
-    "evict": ("evict",),
+    "evict": ("evict", "punch"),
 }
 KINDS = tuple(kind for kinds in LAYERS.values() for kind in kinds)
 LAYER_OF = {kind: layer for layer, kinds in LAYERS.items() for kind in kinds}
@@ -177,15 +185,27 @@ def _demand(trace: Trace, ranks: Ranks, start_ns: int, page_bytes: int) -> list[
     told = np.unique(trace.events["file"][np.isin(trace.events["kind"], (Kind.FAULT, Kind.AROUND))])
     seen = seen[~np.isin(seen["file"], told)]
     touched = of_kind(trace.events, Kind.TOUCH)
+    of_pool = touched["aux"] & POOL_TOUCH > 0
+    touched, pooled = touched[~of_pool], touched[of_pool]
     touches = _Raw.of("touch", touched, ranks, start_ns)
     touches.duration_ns = touched["value"].astype(np.int64)
     return [
         _around(of_kind(trace.events, Kind.AROUND), ranks, start_ns, page_bytes),
         _Raw.of("fault", faults, ranks, start_ns),
         touches,
+        _reached_pool(pooled, ranks, start_ns, page_bytes),
         _ends_then_begins(_Raw.of("seen", seen, ranks, start_ns), seen["value"]),
         _Raw.of("read", of_kind(trace.events, Kind.READ), ranks, start_ns),
     ]
+
+
+def _reached_pool(events: Array, ranks: Ranks, start_ns: int, page_bytes: int) -> _Raw:
+    """Touches of the pool: at the page that was touched, over what was come over to it."""
+    raw = _Raw.of("pool", events, ranks, start_ns)
+    backward = events["aux"] & POOL_BACKWARD > 0
+    raw.before = np.where(backward, 0, np.maximum(0, raw.length - page_bytes))
+    raw.offset = raw.offset + raw.before
+    return raw
 
 
 class _Faults:
@@ -215,15 +235,23 @@ class _Faults:
         return (found["tid"] == tids) & (begins <= times) & (times <= ends), found
 
 
-def _misses(trace: Trace, ranks: Ranks, start_ns: int, faults: _Faults) -> list[_Raw]:
+def _misses(
+    trace: Trace, ranks: Ranks, start_ns: int, page_bytes: int, faults: _Faults
+) -> list[_Raw]:
     majors = of_kind(trace.events, Kind.MAJOR)
     waits = of_kind(trace.events, Kind.WAIT)
     middle = waits["time_ns"] - waits["value"] // np.uint64(2)
     covered, _ = faults.during(waits["tid"], middle)
     late = waits[~covered]
+    pooled = of_kind(trace.events, Kind.TOUCH)
+    missed = pooled[pooled["aux"] & (POOL_TOUCH | POOL_MISS) == POOL_TOUCH | POOL_MISS]
+    waited = _reached_pool(missed, ranks, start_ns, page_bytes)
+    waited.kind, waited.before = "missed", np.zeros_like(waited.offset)
+    waited.length = np.full_like(waited.offset, page_bytes)
     return [
         _ends_then_begins(_Raw.of("major", majors, ranks, start_ns), majors["value"]),
         _ends_then_begins(_Raw.of("late", late, ranks, start_ns), late["value"]),
+        waited,
     ]
 
 
@@ -304,14 +332,16 @@ def collect(trace: Trace) -> list[Stream]:
     ranks, start_ns, page_bytes = Ranks(trace), start_of(trace), page_bytes_of(trace)
     faults = _Faults(of_kind(trace.events, Kind.MAJOR))
     demand = _demand(trace, ranks, start_ns, page_bytes)
-    evicted = of_kind(trace.events, Kind.EVICT)
-    evict = _Raw.of("evict", evicted, ranks, start_ns)
-    evict.rank = np.full(len(evicted), NOBODY)
+    evict = _Raw.of("evict", of_kind(trace.events, Kind.EVICT), ranks, start_ns)
+    punch = _Raw.of("punch", of_kind(trace.events, Kind.PUNCH), ranks, start_ns)
+    for gone in (evict, punch):
+        gone.rank = np.full(len(gone.file), NOBODY)
     raw = [
         *demand,
-        *_misses(trace, ranks, start_ns, faults),
+        *_misses(trace, ranks, start_ns, page_bytes, faults),
         *_ahead(trace, ranks, start_ns, page_bytes, demand, faults),
         evict,
+        punch,
     ]
     found: dict[tuple[int, int, str], Stream] = {}
     for group in raw:

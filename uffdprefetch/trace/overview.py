@@ -21,10 +21,10 @@ FIRST_WIDTH_BYTES = 1 << 16
 SERIES_MAX = 256
 #: Of those, how many get an access map (1.5 MiB of memory each).
 MAPS_MAX = 64
-#: What is summed per bin. Bytes for the last five, ns for the waits, else events.
+#: What is summed per bin. Bytes for the last six, ns for the waits, else events.
 QUANTITIES = (
     "faults", "majors", "wait_ns", "touches",
-    "fill_bytes", "evict_bytes", "read_bytes", "warm_bytes", "block_bytes",
+    "fill_bytes", "evict_bytes", "read_bytes", "warm_bytes", "block_bytes", "punch_bytes",
 )  # fmt: skip
 #: Layers of an access map and the kinds that they count.
 LAYERS = {
@@ -38,6 +38,7 @@ _BY_LENGTH = {
     Kind.READ: "read_bytes",
     Kind.WARM: "warm_bytes",
     Kind.BLOCK: "block_bytes",
+    Kind.PUNCH: "punch_bytes",
 }
 _LAYER_OF = {kind: i for i, kinds in enumerate(LAYERS.values()) for kind in kinds}
 

@@ -17,6 +17,10 @@ from uffdprefetch.trace.walks import ACCESSES_MIN, Walk
 from uffdprefetch.units import format_size
 
 PIDS_LISTED = 256
+POOL_FAULTS = (
+    "our service: touches that reached the pool (a page that is mapped does not), major: those that"
+    " it had to read for; and faults by tracepoints where the kernel served the file"
+)
 EPOCHS_SEEN = "those that show: one over pages that are still mapped makes no event"
 
 
@@ -28,6 +32,8 @@ def sensor_of(a: Accesses, page_bytes: int) -> str:
         return f"{names}: 64 KiB, in the order of the file within one look"
     if kinds == [sensors.CHECKPOINTS]:
         return f"{names}: only where they lie, so no stride is told"
+    if sensors.POOL in kinds:
+        names += ": what lies between two of them in a walk is taken as touched"
     if sensors.BPF not in kinds:
         return names
     faults = a.part(a.sensor == sensors.BPF)
@@ -43,6 +49,11 @@ def _has_threads(a: Accesses) -> bool:
     return len(sensors.distinct(a.tid)) > len(sensors.distinct(a.pid))
 
 
+def _go_on(a: Accesses) -> bool:
+    """Whether most touches of the pool came over all that lay since the one before."""
+    return bool(np.median(a.high - a.low) > 1)
+
+
 def _pattern(reader: Reader, others: list[Walk], page_bytes: int) -> dict[str, Any]:
     walk, a = reader.walk, reader.accesses
     name, stride, n, how = walk.name, walk.stride_pages, walk.stride_records, ""
@@ -50,6 +61,11 @@ def _pattern(reader: Reader, others: list[Walk], page_bytes: int) -> dict[str, A
         # they lie at distances of ours: any walk over them looks strided
         name = "sequential" if name in ("strided", "consecutive") else name
         stride = n = None
+    elif sensors.POOL in a.sensor:
+        # what it maps at once may hold anything: touches that go on from each other tell no stride
+        if name == "consecutive" or (name == "strided" and _go_on(a)):
+            name, stride = "sequential", None
+        n = None
     elif name == "strided" and sensors.TABLES in a.sensor:
         n, how = None, "how many records it skips is not told"
     elif name == "strided" and (walk.indexed or not _has_threads(a)):
@@ -63,7 +79,7 @@ def _pattern(reader: Reader, others: list[Walk], page_bytes: int) -> dict[str, A
     low, top = reader.span
     skipped = None
     if top > low and len(a) >= ACCESSES_MIN:
-        alone = len(sensors.distinct(a.tid)) == 1
+        alone = len(sensors.distinct(a.tid)) == 1 and sensors.POOL not in a.sensor
         ends = np.array([low]), np.array([top])
         read = float(pages_within(reader.mapped, *ends)[0])
         if alone and name in ("strided", "sequential"):
@@ -130,15 +146,16 @@ def report(
     (``why_no_stall``); ``majors``: MAJOR events, or what /proc counted, None where unknown.
     """
     a = reader.accesses
-    faults = a.sensor == sensors.BPF
+    faults = (a.sensor == sensors.BPF) | (a.sensor == sensors.POOL)
     by_bpf = stall is not None
+    by_pool = sensors.POOL in a.sensor
     total = int(faults.sum())
     low, top = reader.span
     beat, batch_pages = _iterations(reader, stall)
     stalled = stall.seconds() if stall is not None else None
     share = stall.seconds_of_run() / seconds if stall is not None and seconds > 0 else None
     counted: dict[str, int | None] | None = None
-    if by_bpf:
+    if by_bpf or by_pool:
         counted = {"total": total, "minor": max(0, total - (majors or 0)), "major": majors or 0}
     elif majors is not None:
         counted = {"total": None, "minor": None, "major": majors}
@@ -150,7 +167,9 @@ def report(
         "runs": _runs(reader.walk, page_bytes),
         "faults": counted,
         "faults_sensor": (
-            "tracepoints, each fault once; a page that is still mapped does not fault again"
+            POOL_FAULTS
+            if by_pool
+            else "tracepoints, each fault once; a page that is still mapped does not fault again"
             if by_bpf
             else "/proc/PID/stat: major faults of the process, in whatever file"
             if majors is not None
@@ -176,10 +195,14 @@ def report(
         "batch_bytes": None if batch_pages is None else int(batch_pages * page_bytes),
         "read_call_bytes": int((a.high - a.low)[a.sensor == sensors.READS].sum()) * page_bytes,
         "hit": {
-            "share": max(0, total - (majors or 0)) / total if by_bpf and total else None,
-            "of": total if by_bpf else 0,
+            "share": (
+                max(0, total - (majors or 0)) / total if (by_bpf or by_pool) and total else None
+            ),
+            "of": total if by_bpf or by_pool else 0,
             "sensor": (
-                "faults that found their page in the cache"
+                "touches that found their page in the pool"
+                if by_pool
+                else "faults that found their page in the cache"
                 if by_bpf
                 else "n/a (without BPF no fault is seen)"
             ),
@@ -191,7 +214,7 @@ def _epoch(reader: Reader, i: int, stall: Stalls | None) -> dict[str, Any]:
     epoch, a = reader.epochs[i], reader.accesses
     start, end = int(a.time_ns[epoch.first]), int(a.until_ns[epoch.first : epoch.end].max())
     part = a.part(slice(epoch.first, epoch.end))
-    faults = part.sensor == sensors.BPF
+    faults = (part.sensor == sensors.BPF) | (part.sensor == sensors.POOL)
     stalled = None
     if stall is not None:
         # all of the time up to the next epoch: a stall is reported at its end

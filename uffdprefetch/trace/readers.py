@@ -117,6 +117,19 @@ def walked(steps: Steps, slack: int) -> Runs:
     return runs_of(replace(steps, high=steps.sure), 0) if small > SPARSE * len(steps) else runs
 
 
+def _begins(a: Accesses) -> list[int]:
+    """Indices at which epochs begin. Where the pool is touched differs from epoch to epoch; what
+    was come over, 64 KiB by 64 KiB, does not."""
+    if sensors.POOL not in a.sensor:
+        return epochs(a.page, a.pid)
+    first = np.where(a.sensor == sensors.POOL, a.low, a.page) // AROUND_PAGES
+    last = np.where(a.sensor == sensors.POOL, a.high - 1, a.page) // AROUND_PAGES
+    count = last - first + 1
+    owner: Array = np.repeat(np.arange(len(a)), count)
+    unit = np.arange(len(owner)) - np.repeat(np.cumsum(count) - count, count) + first[owner]
+    return np.unique(owner[epochs(unit * AROUND_PAGES, a.pid[owner])]).tolist()
+
+
 def find(
     rank: int,
     file: int,
@@ -126,7 +139,7 @@ def find(
     slack: int,
 ) -> Reader:
     """Take one rank's accesses to a file in. ``slack``: as in runs.follows()."""
-    bounds = [*epochs(a.page, a.pid), len(a)]
+    bounds = [*_begins(a), len(a)]
     seen: Array = np.zeros(len(cover.pieces), bool)
     found: list[Epoch] = []
     walks: list[Walk] = []

@@ -19,7 +19,7 @@ CELLS_MAX = 200_000
 #: Dots of the call time line: per kind of call and bin, and the bins.
 DOTS_PER_BIN, DOT_BINS = 6, 1024
 #: Events that our service is the witness of; without the kernel's, hits cannot be told.
-_FAULTS = ("around", "fault")
+_FAULTS = ("around", "fault", "pool")
 
 
 def bins_for(ranks: int) -> int:
@@ -119,14 +119,16 @@ def series(
         )
 
     accesses = misses = stall = None
-    if kinds & {Kind.FAULT, Kind.AROUND}:
+    by_kernel, by_pool = kinds & {Kind.FAULT, Kind.AROUND}, any(s.kind == "pool" for s in streams)
+    if by_kernel or by_pool:
         accesses = _by_rank(streams, _FAULTS, ranks, span_ns, bins, False)
         accesses = _add_rows(accesses, ranks, later("faults"))
-        misses = _by_rank(streams, ("major",), ranks, span_ns, bins, False)
+        misses = _by_rank(streams, ("major", "missed"), ranks, span_ns, bins, False)
         misses = _add_rows(misses, ranks, later("majors"))
+    if by_kernel:  # how long a touch of the pool waited is not told
         stall = _by_rank(streams, ("major", "late"), ranks, span_ns, bins, True)
         stall = _add_rows(stall, ranks, later("wait_ns"), 1e-9)
-    elif Kind.MAJORS in kinds:
+    elif misses is None and Kind.MAJORS in kinds:
         misses = _sampled_majors(trace, who, ranks, start_ns, span_ns, bins)
         misses = _add_rows(misses, ranks, later("majors"))
     return {

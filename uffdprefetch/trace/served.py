@@ -7,16 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from uffdprefetch.trace.accesses import Accesses
-from uffdprefetch.trace.coverage import Coverage
-from uffdprefetch.trace.events import Kind
+from uffdprefetch.trace.accesses import POOL, Accesses
+from uffdprefetch.trace.coverage import NEVER, Coverage
+from uffdprefetch.trace.events import POOL_MISS, POOL_TOUCH, Kind
 from uffdprefetch.trace.fills import extents
+from uffdprefetch.trace.pieces import Pieces
 
 Array = np.ndarray[Any, Any]
 
 #: Extents that begin at or before a page among which the one that it lies in is looked for.
 EXTENTS_BACK = 4
-SERVICE_KINDS = (Kind.TOUCH, Kind.SEEN, Kind.WARM, Kind.WINDOW, Kind.MAJORS)
+SERVICE_KINDS = (Kind.TOUCH, Kind.SEEN, Kind.WARM, Kind.WINDOW, Kind.MAJORS, Kind.PUNCH)
 
 
 def late_extents(warm: Array, accesses: list[Accesses], start_ns: int, page_bytes: int) -> int:
@@ -29,6 +30,8 @@ def late_extents(warm: Array, accesses: list[Accesses], start_ns: int, page_byte
     low, high, asked, there = low[order], high[order], asked[order], there[order]
     late: Array = np.zeros(len(low), bool)
     for a in accesses:
+        # of the pool's touches those that had to wait say it; of the others it was there
+        a = a.part((a.sensor != POOL) | a.major)
         last = np.searchsorted(low, a.page, side="right") - 1
         for back in range(EXTENTS_BACK):
             at = np.maximum(last - back, 0)
@@ -38,11 +41,45 @@ def late_extents(warm: Array, accesses: list[Accesses], start_ns: int, page_byte
     return int(late.sum())
 
 
+def pool_report(events: Array, start_ns: int, page_bytes: int) -> dict[str, int] | None:
+    """The ``pool`` of one file: touches, and what left and came again; None where the pool did not
+    serve it. Bytes read on demand make no event: their touches are ``missed``."""
+    touches = events[events["kind"] == Kind.TOUCH]
+    touches = touches[touches["aux"] & POOL_TOUCH > 0]
+    punched = events[events["kind"] == Kind.PUNCH]
+    if not len(touches) and not len(punched):
+        return None
+    warm = events[events["kind"] == Kind.WARM]
+    return {
+        "touches": len(touches),
+        "missed": int((touches["aux"] & POOL_MISS > 0).sum()),
+        "warm_bytes": int(warm["length"].sum()),
+        "warm_again_bytes": _again(warm, punched, start_ns, page_bytes) * page_bytes,
+        "punched_bytes": int(punched["length"].sum()),
+    }
+
+
+def _again(warm: Array, punched: Array, start_ns: int, page_bytes: int) -> int:
+    """Pages that were warmed after they had been punched, each time counted."""
+    if not len(warm) or not len(punched):
+        return 0
+    low, high, asked = extents(warm, start_ns, page_bytes)
+    gone_low, gone_high, gone = extents(punched, start_ns, page_bytes)
+    pieces = Pieces([low, high, gone_low, gone_high])
+    first_gone: Array = np.full(len(pieces), NEVER, np.int64)
+    for owner, piece in pieces.pairs(gone_low[::-1], gone_high[::-1]):  # the earliest comes last
+        first_gone[piece] = gone[::-1][owner]
+    return sum(
+        int(pieces.sizes[piece[first_gone[piece] < asked[owner]]].sum())
+        for owner, piece in pieces.pairs(low, high)
+    )
+
+
 class Served:
     """Sums over the files of a trace."""
 
     def __init__(self) -> None:
-        self._extents = self._late = self._windows = self._touches = 0
+        self._extents = self._late = self._windows = self._touches = self._pool_touches = 0
         self._pages = self._used_pages = 0
         self._cached_bytes = self._bytes = 0
         self._waits: list[Array] = []
@@ -54,6 +91,9 @@ class Served:
         """Take in one file's service events."""
         warm = events[events["kind"] == Kind.WARM]
         touches = events[events["kind"] == Kind.TOUCH]
+        of_pool = touches["aux"] & POOL_TOUCH > 0
+        self._pool_touches += int(of_pool.sum())
+        touches = touches[~of_pool]
         self._windows += int((events["kind"] == Kind.WINDOW).sum())
         self._touches += len(touches)
         self._waits.append(touches["value"])
@@ -85,4 +125,5 @@ class Served:
             "windows": self._windows,
             "touches": self._touches,
             "touch_wait_ns_p50": middle(self._waits),
+            "pool_touches": self._pool_touches,
         }

@@ -10,7 +10,7 @@ import numpy as np
 
 from uffdprefetch.trace import reader_report
 from uffdprefetch.trace import readers as reading
-from uffdprefetch.trace.accesses import Accesses, accesses, distinct
+from uffdprefetch.trace.accesses import POOL, Accesses, accesses, distinct
 from uffdprefetch.trace.coverage import Coverage
 from uffdprefetch.trace.events import Kind
 from uffdprefetch.trace.file import File, Trace
@@ -18,7 +18,7 @@ from uffdprefetch.trace.fills import evicted_bytes, extents, fill_report, readah
 from uffdprefetch.trace.folios import Folios
 from uffdprefetch.trace.pieces import pages_of, union_of
 from uffdprefetch.trace.records import RecordIndex
-from uffdprefetch.trace.served import SERVICE_KINDS, Served
+from uffdprefetch.trace.served import SERVICE_KINDS, Served, pool_report
 from uffdprefetch.trace.stall import Stalls, stalls
 
 Array = np.ndarray[Any, Any]
@@ -155,6 +155,7 @@ class Survey:
         entry: dict[str, Any] = {
             "filled_pages": None, "fill_bytes": None, "fill_by": None, "refilled_bytes": None,
             "evicted_bytes": None, "useless_bytes": None, "extra_bytes": None, "readahead": None,
+            "pool": pool_report(events, self.start_ns, page),
         }  # fmt: skip
         if not self.misses("fills"):
             reads = events[(kind == Kind.READ) & (role == RANKS)]
@@ -191,6 +192,13 @@ class Survey:
         return entries
 
     def _stall(self, reader: reading.Reader, mine: Array) -> tuple[Stalls | None, str, int | None]:
+        of_pool = reader.accesses.sensor == POOL
+        if of_pool.any():
+            waited = int(reader.accesses.major[of_pool].sum())
+            why = "n/a (the pool tells how long its touches waited in the run's summary only)"
+            if self.by_bpf:
+                waited += int((mine["kind"] == Kind.MAJOR).sum())
+            return None, why, waited
         if self.by_bpf:
             seen = int((mine["kind"] == Kind.MAJOR).sum())
             return stalls(mine, self.start_ns, self.page_bytes), "", seen

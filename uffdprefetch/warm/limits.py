@@ -58,6 +58,27 @@ def cgroup_limit_bytes(cgroup: str, root: Path = Path("/sys/fs/cgroup")) -> int 
     return None if limit >= _UNLIMITED else limit
 
 
+def cgroup_room_bytes(cgroup: str, root: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """What may still be allocated before the kernel kills somebody of the cgroup: page cache is
+    given up first, all else stays. Of the tightest limit that holds; None when there is none."""
+    rooms = []
+    for path in cgroup_paths(cgroup, root):
+        try:
+            text = path.read_text().strip()
+            if text == "max" or int(text) >= _UNLIMITED:
+                continue
+            one = path.name == "memory.limit_in_bytes"
+            used = path.with_name("memory.usage_in_bytes" if one else "memory.current").read_text()
+            rows = path.with_name("memory.stat").read_text().splitlines()
+            stat = {name: int(value) for name, value in (row.split() for row in rows)}
+        except OSError:
+            continue
+        names = ("active_file", "inactive_file")
+        cached = sum(stat.get(f"total_{n}" if one else n, 0) for n in names)
+        rooms.append(int(text) - int(used) + cached)
+    return max(0, min(rooms)) if rooms else None
+
+
 def allowed_bytes(budget_bytes: int) -> tuple[int, str]:
     """Bytes that may be warmed ahead of all readers now, and which limit binds."""
     allowed, why = budget_bytes, "--budget"
@@ -73,17 +94,22 @@ def allowed_bytes(budget_bytes: int) -> tuple[int, str]:
     return allowed, why
 
 
-def pool_bytes(budget_bytes: int, resident_bytes: int) -> tuple[int, str]:
+def pool_bytes(
+    budget_bytes: int, resident_bytes: int, reserve_bytes: int = 0
+) -> tuple[int, str]:
     """How much the node's pool may hold now, of which ``resident_bytes`` it does hold, and which
-    limit binds. The pool is shared memory: without swap, nothing but we ourselves can free it."""
+    limit binds; ``reserve_bytes`` more are for what it reads with. The pool is shared memory:
+    without swap, nothing but we ourselves can free it, and the kernel kills instead."""
     allowed, why = budget_bytes, "--budget"
     try:
         available = mem_available_bytes(Path("/proc/meminfo").read_text())
         if available is not None and (available + resident_bytes) * POOL_SHARE < allowed:
             allowed, why = int((available + resident_bytes) * POOL_SHARE), "MemAvailable"
-        limit = cgroup_limit_bytes(Path(f"/proc/{os.getpid()}/cgroup").read_text())
-        if limit is not None and limit * POOL_SHARE < allowed:
-            allowed, why = int(limit * POOL_SHARE), "cgroup memory limit"
+        room = cgroup_room_bytes(Path(f"/proc/{os.getpid()}/cgroup").read_text())
+        if room is not None:
+            room = max(0, room + resident_bytes - reserve_bytes)
+            if room * POOL_SHARE < allowed:
+                allowed, why = int(room * POOL_SHARE), "cgroup memory limit"
     except (OSError, ValueError):
         pass  # no /proc: the user's budget stands
     return allowed, why

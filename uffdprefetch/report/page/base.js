@@ -153,8 +153,8 @@ function theme() {
     back: get("plot"), text: get("text"), muted: get("muted"), line: get("line"),
     frame: get("frame"), accent: get("accent"), band: get("band"),
     ranks: [0, 1, 2, 3, 4, 5, 6].map((i) => get(`rank-${i}`)),
-    major: get("miss"), late: get("late"),
-    warm: get("warm"), kernel: get("kernel"), other: get("other"), evict: get("evict"),
+    major: get("miss"), missed: get("miss"), late: get("late"),
+    warm: get("warm"), kernel: get("kernel"), other: get("other"), evict: get("evict"), punch: get("evict"),
     heat: [0, 1, 2, 3, 4].map((i) => get(`heat-${i}`)),
   };
 }

@@ -145,13 +145,13 @@ function setKind(kind, isOn) {
 
 // Switches of the access map: the kinds that are drawn alike go together.
 const LAYER_CHIPS = [
-  ["accesses", ["around", "fault", "touch", "seen", "read"], "●", "text", "first touches of mapped pages, and read(2)"],
-  ["misses", ["major"], "✕", "miss", "faults that had to wait for the storage (major)"],
+  ["accesses", ["around", "fault", "touch", "pool", "seen", "read"], "●", "text", "first touches of mapped pages, and read(2)"],
+  ["misses", ["major", "missed"], "✕", "miss", "faults that had to wait for the storage (major), and touches that the pool had to read for"],
   ["late", ["late"], "+", "late", "the page was on its way and was waited for"],
   ["our prefetching", ["warm"], "▨", "warm", "what our service read ahead, until its first use"],
   ["kernel readahead", ["kernel"], "▢", "kernel", "what the kernel read beyond the page that was missed, until its first use"],
   ["read by others", ["other"], "░", "other", "what other processes brought into the cache"],
-  ["evicted", ["evict"], "⋰", "evict", "what left the page cache"],
+  ["evicted", ["evict", "punch"], "⋰", "evict", "what left the page cache, or our service's pool"],
 ];
 
 function toolbar() {

@@ -12,7 +12,7 @@ const MOVING_MARKS = 4e5, MOVING_MS = 160;
 
 const shown = {
   ranks: new Map(pictures.ranks.map((rank) => [rank, true])),
-  kinds: new Map(pictures.kinds.map((kind) => [kind, kind !== "evict"])),
+  kinds: new Map(pictures.kinds.map((kind) => [kind, pictures.layer_of[kind] !== "evict"])),
 };
 const isShown = (piece) => shown.kinds.get(piece.kind)
   && (piece.rank < 0 || shown.ranks.get(piece.rank) !== false);
@@ -245,7 +245,7 @@ class AccessMap extends Plot {
     const { raster } = this;
     if (piece.layer === "demand") return raster.demand(x0, y0, x1, y1, weight, colour, pick);
     if (piece.layer === "miss") {
-      return raster.fill(raster.miss, piece.kind === "major" ? 1 : 2, x0, y0, x1, y1, pick);
+      return raster.fill(raster.miss, piece.kind === "late" ? 2 : 1, x0, y0, x1, y1, pick);
     }
     if (piece.layer === "evict") return raster.fill(raster.evicted, 1, x0, y0, x1, y1);
     return raster.fill(raster.band, BAND_CODES[piece.kind], x0, y0, x1, y1);

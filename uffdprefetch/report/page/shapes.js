@@ -33,7 +33,7 @@ function missed(context, look, { piece, x, x1, y }, r = 4) {
   context.beginPath();
   context.moveTo(x, y);
   context.lineTo(Math.max(x + 1, x1), y);
-  const arms = piece.kind === "major" ? [[-r, -r], [-r, r]] : [[-r, 0], [0, -r]];
+  const arms = piece.kind === "late" ? [[-r, 0], [0, -r]] : [[-r, -r], [-r, r]];
   for (const [dx, dy] of arms) {
     context.moveTo(x + dx, y + dy);
     context.lineTo(x - dx, y - dy);

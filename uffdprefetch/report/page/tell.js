@@ -63,7 +63,8 @@ Object.assign(AccessMap.prototype, {
       const low = offset - piece.before[i] * piece.unit;
       lines.push(`range ${bytesText(length)} from page ${countText(low / pictures.page_bytes)}`);
     }
-    if (piece.layer === "miss") lines.push(`waited ${about}${secondsText(took)}`);
+    if (piece.kind === "missed") lines.push("waited until the pool had read it; how long is not told");
+    else if (piece.layer === "miss") lines.push(`waited ${about}${secondsText(took)}`);
     else if (piece.layer === "ahead") lines.push(`there ${about}${secondsText(took)} until first used`);
     else if (piece.kind === "touch") lines.push(`answered after ${about}${secondsText(took)}`);
     else if (piece.kind === "seen") lines.push(`some time in the ${secondsText(took)} after that`);
