@@ -4,11 +4,12 @@ CC ?= gcc
 PRELOAD_SOURCES := $(addprefix csrc/,preload.c mapping.c identity.c lock.c request.c agent.c checkpoint.c pooled.c link.c)
 CSRC_HEADERS := $(wildcard csrc/*.h)
 HELPER_SOURCES := $(addprefix csrc/,uffd_helper.c residency.c warm.c bpf_ring.c)
+POOL_SOURCES := $(wildcard csrc/pool.c csrc/pool_*.c) $(addprefix csrc/,source.c uffd_helper.c residency.c)
 SANITIZE_CFLAGS := -std=gnu11 -g -O1 -fno-omit-frame-pointer -Icsrc -Wall -Wextra -pthread
 SANITIZE_asan := -fsanitize=address,undefined -fno-sanitize-recover=all
 SANITIZE_tsan := -fsanitize=thread
 
-.PHONY: all setup demo test campaign lint asan tsan clean
+.PHONY: all setup demo test campaign hammer lint asan tsan clean
 
 all: setup
 
@@ -25,6 +26,12 @@ test: setup
 campaign: setup
 	$(PY) -m tests.campaign --kills 200
 
+# Every word that readers get from a pool that is too small, 10^9 of them with each size of pages.
+# Several minutes each; as root.
+hammer: setup
+	$(PY) -m tests.pool_hammer
+	$(PY) -m tests.pool_hammer --huge-pages
+
 lint: setup
 	$(PY) -m ruff check .
 	$(PY) -m mypy
@@ -37,7 +44,8 @@ build/slowfs: bench/slowfs.c
 
 # The C under sanitizers: the preload object, a job for it, and the service's part as a program of
 # its own. tests/test_sanitizers.py runs them. Moved into place, since two may build at once.
-asan tsan: %: build/%/preload.so build/%/preload_stress build/%/helper_stress
+asan tsan: %: build/%/preload.so build/%/preload_stress build/%/helper_stress build/%/pool_stress \
+	build/%/pool_trouble
 
 # As setup.py builds it, but with the agent as an ordinary thread: the sanitizers' run-times need the
 # thread-local storage that the freestanding agent does without.
@@ -53,6 +61,13 @@ build/%/preload_stress: tests/programs/preload_stress.c
 build/%/helper_stress: tests/programs/helper_stress.c $(HELPER_SOURCES) $(CSRC_HEADERS)
 	@mkdir -p $(@D)
 	$(CC) $(SANITIZE_CFLAGS) $(SANITIZE_$*) $< $(HELPER_SOURCES) -o $@.$$$$ && mv $@.$$$$ $@
+
+build/%/pool_stress build/%/pool_trouble: $(wildcard tests/programs/pool_*) $(POOL_SOURCES) $(CSRC_HEADERS)
+	@mkdir -p $(@D)
+	for name in pool_stress pool_trouble; do \
+		$(CC) $(SANITIZE_CFLAGS) $(SANITIZE_$*) tests/programs/$$name.c $(POOL_SOURCES) \
+			-o $(@D)/$$name.$$$$ && mv $(@D)/$$name.$$$$ $(@D)/$$name || exit 1; \
+	done
 
 clean:
 	rm -rf build dist .venv *.egg-info .pytest_cache .mypy_cache .ruff_cache

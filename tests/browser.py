@@ -80,7 +80,11 @@ class Browser:
         if dark:
             words.append("--blink-settings=preferredColorScheme=0")
         options = {"args": words, "binary": shutil.which("chromium")}
-        wanted = {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
+        patience = dict.fromkeys(("script", "pageLoad"), round(HANG_SECONDS * 900))  # ms; else 30 s
+        wanted = {
+            "goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"},
+            "timeouts": patience,
+        }  # fmt: skip
         answer = self._ask("POST", "/session", {"capabilities": {"alwaysMatch": wanted}})
         self._session = f"/session/{answer['sessionId']}"
 

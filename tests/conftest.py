@@ -20,6 +20,12 @@ FORCE_VARIABLE = "UFFDPREFETCH_TEST_FORCE"
 #: Only there so that a hang fails instead of hanging; no test's meaning depends on it.
 HANG_SECONDS = 60.0
 
+#: ``pytestmark`` of a module in which whatever Python or numpy warns of is an error. But what an
+#: earlier test has left open warns when it is collected: at any time, so in any test.
+warnings_fail = pytest.mark.filterwarnings(
+    "error", "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
+
 _LAUNCHER_PREFIXES = ("UFFDPREFETCH_", "SLURM_", "PBS_", "LSB_", "FLUX_", "OMPI_", "PMI", "PALS_")
 _LAUNCHER_NAMES = {name for _, *names in _FAMILIES for name in names} | {
     "LD_PRELOAD", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID",
@@ -35,12 +41,14 @@ def require(condition: object, reason: str) -> None:
     pytest.skip(f"{reason} ({FORCE_VARIABLE}=1 turns this skip into a failure)")
 
 
-def wait_until(condition: Callable[[], object], what: str) -> None:
-    """Return once ``condition()`` is true; fail, saying ``what`` was awaited, if it never is."""
+def wait_until(condition: Callable[[], object], what: str | Callable[[], str]) -> None:
+    """Return once ``condition()`` is true; fail, saying ``what`` was awaited (a function tells it
+    when it is too late), if it never is."""
     end = time.monotonic() + HANG_SECONDS
     while not condition():
         if time.monotonic() > end:
-            pytest.fail(f"waited {HANG_SECONDS:.0f} s in vain for: {what}")
+            text = what if isinstance(what, str) else what()
+            pytest.fail(f"waited {HANG_SECONDS:.0f} s in vain for: {text}")
         time.sleep(0.005)
 
 

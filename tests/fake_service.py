@@ -19,7 +19,7 @@ import sys
 from typing import Any
 
 HEADER = struct.Struct("<IHH")
-MAGIC, VERSION = 0x50444655, 2
+MAGIC, VERSION = 0x50444655, 3
 HELLO, WELCOME, JOB, FINISH, SUMMARY = 1, 2, 3, 4, 5
 
 SUMMARY_JSON: dict[str, Any] = {
@@ -68,6 +68,7 @@ def serve(path: str, log_path: str, mode: str) -> None:
     listener.listen(64)
     note("ready", pid=os.getpid())
     launchers: set[socket.socket] = set()
+    finished: set[socket.socket] = set()  # they hang up some time later
     while True:
         ready, _, _ = select.select([listener, *launchers], [], [])
         for connection in ready:
@@ -81,6 +82,7 @@ def serve(path: str, log_path: str, mode: str) -> None:
             if not message:
                 note("hangup")
                 launchers.discard(connection)
+                finished.discard(connection)
                 connection.close()
                 continue
             kind, payload = HEADER.unpack_from(message)[2], message[HEADER.size :]
@@ -95,7 +97,8 @@ def serve(path: str, log_path: str, mode: str) -> None:
                 if mode == "dies-at-job":
                     os._exit(1)
             elif kind == FINISH:
-                last = len(launchers) == 1
+                finished.add(connection)
+                last = launchers == finished
                 note("finish", status=struct.unpack_from("<i", payload)[0], last=last)
                 if mode == "mute":
                     continue

@@ -27,6 +27,12 @@ from uffdprefetch import uffd
 from uffdprefetch.node import wire
 
 PAGE = uffd.PAGE_BYTES
+KINDS = (
+    *(wire.Type.LAY, wire.Type.TAKE, wire.Type.REARM, wire.Type.DROP),
+    *(wire.Type.RENEW, wire.Type.DETACH),
+)
+#: One command in so many is of the kind that has come least.
+SELDOM = 20
 
 
 @dataclass
@@ -57,6 +63,8 @@ class Hammer:
             "greedy": [1, 0, 0, 0, 0, 0],
             "renew": [50, 0, 20, 4, 25, 1],
         }[how]
+        self._kinds = [kind for kind, weight in zip(KINDS, self._weights, strict=True) if weight]
+        self._commands = 0
         self._every = every_us / 1e6
         self._file = os.open(file, os.O_RDONLY)
         size = os.fstat(self._file).st_size
@@ -154,13 +162,10 @@ class Hammer:
         if not peer.regions:
             return
         region = self._random.choice(list(peer.regions.values()))
-        kind = self._random.choices(
-            [
-                *(wire.Type.LAY, wire.Type.TAKE, wire.Type.REARM, wire.Type.DROP),
-                *(wire.Type.RENEW, wire.Type.DETACH),
-            ],
-            self._weights,
-        )[0]
+        self._commands += 1
+        kind = self._random.choices(KINDS, self._weights)[0]
+        if self._commands % SELDOM == 0:  # on a busy machine some would never come by chance
+            kind = min(self._kinds, key=lambda kind: self.counts[kind.name.lower()])
         laid = sorted(region.laid)
         if kind == wire.Type.LAY:
             some = {self._random.randrange(region.first, region.end) for _ in range(28)}

@@ -32,6 +32,8 @@ from uffdprefetch import launch
 from uffdprefetch.rundir import runtime_directory, socket_path
 
 TESTS = Path(__file__).parent
+#: A test that runs once for each engine (harness_fixtures.py).
+both_engines = pytest.mark.usefixtures("engine")
 MIB = 1 << 20
 #: Small files and dense checkpoints: every mechanism in a second.
 OPTIONS = ("-q", "-f", "-o", "run", "--min-size", "1MiB", "--distance", "1MiB")

@@ -22,6 +22,15 @@ def job(env: dict[str, str], tmp_path: Path) -> Iterator[Start]:
         yield start
 
 
+@pytest.fixture(params=["cache", "pool"])
+def engine(request: pytest.FixtureRequest, env: dict[str, str]) -> str:
+    """The engine of the test's jobs, each in its turn; the pool holds a quarter of ``records``."""
+    env["UFFDPREFETCH_ENGINE"] = request.param
+    if request.param == "pool":
+        env["UFFDPREFETCH_BUDGET"] = "6MiB"
+    return str(request.param)
+
+
 @pytest.fixture(scope="session")
 def records(tmp_path_factory: pytest.TempPathFactory) -> Records:
     """24 MiB and a bit, on a local disk; nobody writes it."""

@@ -73,10 +73,35 @@ def document(count: int = 4, /, **changes: Any) -> dict[str, Any]:
             "reader_bytes_per_second": [240e6 + 1e6 * (i % 40) for i in range(154)],
             "misses_per_second": [12.0 if i % 40 == 0 else 0.0 for i in range(154)],
         },
-        "not_managed": {"processes": [], "why": None},
+        "not_managed": {"processes": [], "why": None}, "pool": None,
         "counted": True, "degradations": [], "refused": {}, "sensors": {},
     }  # fmt: skip
     made.update(copy.deepcopy(changes))
+    return made
+
+
+def pool(**changes: Any) -> dict[str, Any]:
+    """The pool's part of a document: full, and letting go."""
+    made: dict[str, Any] = {
+        "budget_bytes": 512 * MIB, "limited_by": None, "chunk_bytes": 65536, "huge_pages": False,
+        "evict": "cyclic", "resident_bytes": 510 * MIB, "pinned_bytes": 131072,
+        "read_bytes": 2048 * MIB, "reread_bytes": 1024 * MIB, "evicted_bytes": 1538 * MIB,
+        "read_bytes_per_second": 298_000_000, "evicted_bytes_per_second": 280_000_000,
+        "rate_seconds": 10.0, "waiters": 2, "waiters_peak": 7, "faults": 91_234,
+        "missing_faults": 1203, "sensor": "exact",
+        "hit": {"share": 0.914, "faults": 4711, "seconds": 10.0, "why": None},
+        "demand_wait_ns": {"count": 1203, "p50": 851967, "p99": 8388607, "max": 84334712},
+        "fill_ns": {"count": 9258, "p50": 720895, "p99": 6815743, "max": 83834288},
+    }  # fmt: skip
+    made.update(copy.deepcopy(changes))
+    return made
+
+
+def pooled(count: int = 4, /, **changes: Any) -> dict[str, Any]:
+    """A document of a run with --engine pool."""
+    made = document(count, engine="pool", pool=pool(), **changes)
+    for file in made["files"]:
+        file.update(served_by="pool", pool_resident_bytes=510 * MIB, resident_bytes=0)
     return made
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ from conftest import require, wait_until
 
 _numbers = itertools.count()
 PROMPT = "ready$"
+#: Lines that scroll out are kept: as many as a slow machine's job may write meanwhile.
+HISTORY_LINES = 200_000
 
 
 class Terminal:
@@ -27,7 +30,9 @@ class Terminal:
         environment.setdefault("LANG", "C.UTF-8")
         environment.pop("TMUX", None)
         self._tmux(
-            *("-f", os.devnull, "new-session", "-d", "-x", str(width), "-y", str(height)),
+            *("-f", os.devnull, "start-server", ";"),
+            *("set", "-g", "history-limit", str(HISTORY_LINES), ";"),
+            *("new-session", "-d", "-x", str(width), "-y", str(height)),
             *("-c", str(cwd), "bash", "--norc", "--noprofile"),
             env=environment,
         )
@@ -75,9 +80,25 @@ class Terminal:
         """Another size, while whatever runs runs."""
         self._tmux("resize-window", "-x", str(width), "-y", str(height))
 
-    def shows(self, text: str) -> None:
-        """Wait until a text is on the screen."""
-        wait_until(lambda: text in self.screen(), f"{text!r} on the screen:\n{self.screen()}")
+    def shows(self, *texts: str) -> str:
+        """Wait until all these texts are on the screen at once; returns that very screen."""
+        return self.matches(*map(re.escape, texts))
+
+    def matches(self, *patterns: str) -> str:
+        """The same for regular expressions, whose ^ and $ are a line's.
+
+        What is seen at one look may be a part of what is being drawn: a test that wants several
+        things of one picture asks for all of them here, and looks at what it is given.
+        """
+        last = ""
+
+        def there() -> bool:
+            nonlocal last
+            last = self.screen()
+            return all(re.search(pattern, last, re.MULTILINE) for pattern in patterns)
+
+        wait_until(there, lambda: f"{' and '.join(patterns)} on the screen:\n{last}")
+        return last
 
     def close(self) -> None:
         """End it and what runs in it."""

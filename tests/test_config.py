@@ -81,7 +81,7 @@ def test_every_option_has_all_three_spellings(machine: Machine) -> None:
         "distance": "4MiB", "threshold": "0.5", "budget": "1GiB", "max-rate": "300MB/s",
         "include": "*.mdb", "exclude": "lock*", "min-size": "1MiB", "resolve": "service",
         "trace": "seen", "ownlock": "1", "live": "1", "interval": "2.5",
-        "strict": "1", "quiet": "1", "verbose": "1",
+        "strict": "1", "quiet": "1", "verbose": "1", "evict": "lru", "huge-pages": "off",
     }  # fmt: skip
     assert set(given) == {option.key for option in config.OPTIONS}
     words: list[str] = []
@@ -94,7 +94,8 @@ def test_every_option_has_all_three_spellings(machine: Machine) -> None:
     machine.local_file.write_text(toml)
     by_file = machine.load()
     assert by_words == by_variables == by_file
-    untouched = [f for f in dataclasses.fields(Config) if f.name not in ("config_file", "origins")]
+    no_options = ("config_file", "engine_asked", "engine_reason", "origins")
+    untouched = [f for f in dataclasses.fields(Config) if f.name not in no_options]
     assert all(getattr(by_words, f.name) != f.default for f in untouched)
 
 
@@ -138,6 +139,12 @@ def test_wants() -> None:
         ({"UFFDPREFETCH_MAX_RATE": "1kB/s"}, "below 1 MiB/s"),
         ({"UFFDPREFETCH_OUTPUT": ""}, "output is empty"),
         ({"UFFDPREFETCH_ENGINE": "cash"}, "did you mean cache?"),
+        ({"UFFDPREFETCH_EVICT": "belady"}, "'belady' is none of cyclic, lru"),
+        ({"UFFDPREFETCH_HUGE_PAGES": "always"}, "'always' is none of auto, off"),
+        (
+            {"UFFDPREFETCH_ENGINE": "pool", "UFFDPREFETCH_RESOLVE": "service"},
+            "with --engine pool the service answers anyway",
+        ),
     ],
 )
 def test_what_is_wrong_is_one_clear_line(

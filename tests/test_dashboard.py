@@ -10,7 +10,7 @@ import re
 import pytest
 from rich.console import Console
 from rich.text import Text
-from snapshots import MIB, document, rank, snapshot
+from snapshots import MIB, document, pool, pooled, rank, snapshot
 
 from uffdprefetch.dashboard import glyphs, model, panel, ranks, render, words
 from uffdprefetch.dashboard.glyphs import ASCII, UNICODE
@@ -41,6 +41,8 @@ def busy(count: int) -> model.Snapshot:
     made["degradations"] = ["windows are bounded by MemAvailable, not by --budget", "x " * 200]
     process = {"pid": 77, "command": "static", "why": "static", "maps_bytes": MIB}
     made["not_managed"] = {"processes": [process] * 3}
+    if count % 2:
+        made["engine"], made["pool"] = "pool", pool()
     return model.from_document(made)
 
 
@@ -52,7 +54,7 @@ def busy(count: int) -> model.Snapshot:
 def test_no_line_is_longer_and_no_picture_higher_than_the_screen(
     width: int, height: int, count: int
 ) -> None:
-    for shown in (snapshot(count), busy(count)):
+    for shown in (snapshot(count), busy(count), model.from_document(pooled(count))):
         for characters in (UNICODE, ASCII):
             lines = render.picture(shown, width, height, characters, "q quits")
             assert 0 < len(lines) <= height
@@ -213,6 +215,61 @@ def test_one_line_is_one_line_of_words_and_numbers() -> None:
     line = words.one_line(busy(9))
     assert "\n" not in line and "\x1b" not in line
     assert "9 ranks" in line and "reading 284 MB/s" in line and "storage 298 MB/s" in line
+
+
+# ---- the pool -----------------------------------------------------------------------------------
+
+
+def test_a_pool_has_two_lines_on_a_common_terminal_and_nobody_else_has() -> None:
+    text = plain(render.picture(model.from_document(pooled()), 80, 24))
+    (full,) = [line for line in text.splitlines() if line.startswith("pool ")]
+    (waits,) = [line for line in text.splitlines() if line.startswith("waiting ")]
+    assert "510 MiB of 512 MiB" in full and "hit 91% of 4711" in full
+    assert "evicting 280 MB/s" in full
+    assert "2 now, 7 at most, 1203 so far" in waits and "p99 8.39 ms" in waits
+    others = plain(render.picture(snapshot(), 80, 24))
+    assert "pool" not in others and "waiting" not in others
+
+
+def test_a_wide_screen_tells_all_of_the_pool() -> None:
+    text = plain(render.picture(model.from_document(pooled()), 160, 50))
+    for part in ("read again 1 GiB", "evicted 1.5 GiB (cyclic)", "held 128 KiB", "a chunk takes"):
+        assert part in text
+
+
+def test_a_pool_that_something_else_bounds_says_what() -> None:
+    made = pooled()
+    made["pool"].update(limited_by="cgroup memory limit", evicted_bytes=0)
+    text = plain(render.picture(model.from_document(made), 100, 30))
+    assert "of 512 MiB (cgroup memory limit)" in text and "evict" not in text
+
+
+def test_a_file_is_in_the_pool_or_in_the_page_cache() -> None:
+    def title(made: dict[str, object]) -> str:
+        lines = plain(render.picture(model.from_document(made), 100, 30)).splitlines()
+        return next(line for line in lines if line.startswith("file "))
+
+    made = pooled()
+    assert "in the pool" in title(made)
+    made["files"].append({**document()["files"][0], "path": "/data/private.mdb"})
+    assert "in pool or cache" in title(made)
+    assert "in the page cache" in title(document())
+    row = plain(render.picture(model.from_document(pooled()), 100, 30))
+    assert re.search(r"records\.mdb .* 50%", row)  # 510 MiB of it in the pool, none in the cache
+
+
+def test_the_panel_and_the_line_name_the_pool() -> None:
+    shown = model.from_document(pooled())
+    assert "pool 510M of 512M" in plain(panel.panel(shown, 80, 7))
+    line = words.one_line(shown)
+    assert "pool 510M of 512M" in line and "cached" not in line
+
+
+def test_a_pool_that_reads_tells_how_fast_where_nothing_large_was_measured() -> None:
+    made = pooled()
+    made["node"]["bandwidth_bytes_per_second"] = None
+    text = plain(render.picture(model.from_document(made), 80, 24))
+    assert "the pool reads 298 MB/s" in text
 
 
 # ---- bars, gauges, curves -----------------------------------------------------------------------

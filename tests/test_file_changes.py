@@ -15,7 +15,17 @@ from typing import Any
 
 import pytest
 from conftest import HANG_SECONDS, require
-from harness import MIB, Finished, Job, Records, Start, file_digest, python, write_records
+from harness import (
+    MIB,
+    Finished,
+    Job,
+    Records,
+    Start,
+    both_engines,
+    file_digest,
+    python,
+    write_records,
+)
 from inside import CHECKPOINTS
 
 from uffdprefetch.node import serve
@@ -91,6 +101,7 @@ def grow(path: Path) -> None:
         file.write(bytes(MIB))
 
 
+@both_engines
 @pytest.mark.parametrize("change", [overwrite, cut, grow])
 def test_a_local_writer_waits_until_the_mapping_is_given_back(
     job: Start, own_records: Records, change: Callable[[Path], None]
@@ -121,6 +132,7 @@ def test_a_local_writer_waits_until_the_mapping_is_given_back(
     assert "opened for writing during the run; given back" in told
 
 
+@both_engines
 def test_what_is_cut_off_is_sigbus_as_it_would_be_without_us(
     job: Start, own_records: Records
 ) -> None:
@@ -135,6 +147,7 @@ def test_what_is_cut_off_is_sigbus_as_it_would_be_without_us(
     assert work.finish().status == 0
 
 
+@both_engines
 def test_a_job_may_write_the_file_that_it_has_mapped(job: Start, own_records: Records) -> None:
     """Its open(2) waits for its own agent, which is another thread."""
     code = """
@@ -151,6 +164,7 @@ def test_a_job_may_write_the_file_that_it_has_mapped(job: Start, own_records: Re
     work.finish().good()
 
 
+@both_engines
 @pytest.mark.parametrize("change", [overwrite, cut, grow])
 def test_without_a_lease_the_mapping_is_given_back_at_the_next_look(
     job: Start, own_records: Records, change: Callable[[Path], None]
@@ -173,6 +187,7 @@ def test_without_a_lease_the_mapping_is_given_back_at_the_next_look(
     assert "no lease" in file["change_guard"]
 
 
+@both_engines
 def test_without_a_lease_a_rank_that_may_write_ends_the_checkpoints_of_the_others(
     job: Start, own_records: Records
 ) -> None:
@@ -212,6 +227,7 @@ def test_it_is_looked_at_once_a_second() -> None:
     assert serve.HOUSEKEEPING_NS <= 1_000_000_000
 
 
+@both_engines
 def test_a_file_replaced_by_rename_is_another_file(
     job: Start, own_records: Records, tmp_path: Path
 ) -> None:
@@ -237,6 +253,7 @@ def test_a_file_replaced_by_rename_is_another_file(
     assert all(file["changed"] is None for file in summary["files"])
 
 
+@both_engines
 def test_a_file_that_is_removed_is_still_the_same_file(job: Start, own_records: Records) -> None:
     code = """
     m = Mapping(sys.argv[1]).managed()
@@ -251,6 +268,7 @@ def test_a_file_that_is_removed_is_still_the_same_file(job: Start, own_records: 
     work.finish().good()
 
 
+@both_engines
 def test_nothing_is_laid_over_a_file_that_somebody_has_open_for_writing(
     job: Start, own_records: Records
 ) -> None:
@@ -278,6 +296,7 @@ def test_nothing_is_laid_over_a_file_that_somebody_has_open_for_writing(
     assert [d for d in done.summary["degradations"] if "writer" in d or "writing" in d]
 
 
+@both_engines
 def test_ranks_that_map_a_file_again_after_a_change_see_the_new_one(
     job: Start, own_records: Records
 ) -> None:

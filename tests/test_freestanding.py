@@ -16,7 +16,7 @@ import pytest
 from conftest import require
 
 ROOT = Path(__file__).parent.parent
-AGENT = ("agent", "checkpoint", "link")
+AGENT = ("agent", "checkpoint", "pooled", "link")
 #: The thread pointer of x86-64 and of aarch64.
 THREAD_POINTER = re.compile(r"%fs|tpidr_el0")
 

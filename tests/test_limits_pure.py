@@ -175,3 +175,26 @@ def test_odd_sizes_and_idle_times(seed: int) -> None:
             bucket.take(length)
             total += length
         assert total <= rate * now_ns / SECOND + burst + 4 * MIB
+
+
+def set_use(root: Path, group: str, names: dict[str, str]) -> None:
+    """Write files of a group, as the kernel shows them."""
+    for name, text in names.items():
+        set_limit(root, group, name, text)
+
+
+def test_room_in_a_group_is_what_is_not_used_and_the_page_cache(tmp_path: Path) -> None:
+    stat = f"anon {5 * MIB}\nactive_file {7 * MIB}\ninactive_file {11 * MIB}\n"
+    group = {"memory.max": str(64 * MIB), "memory.current": str(40 * MIB), "memory.stat": stat}
+    assert limits.cgroup_room_bytes(_V2, tmp_path) is None
+    set_use(tmp_path, "", group)
+    assert limits.cgroup_room_bytes(_V2, tmp_path) == (64 - 40 + 7 + 11) * MIB
+    (tmp_path / "memory.current").write_text(str(90 * MIB))
+    assert limits.cgroup_room_bytes(_V2, tmp_path) == 0
+
+
+def test_v1_room_counts_the_groups_below(tmp_path: Path) -> None:
+    stat = f"inactive_file 1\ntotal_active_file {2 * MIB}\ntotal_inactive_file {3 * MIB}\n"
+    names = {"memory.limit_in_bytes": str(64 * MIB), "memory.usage_in_bytes": str(60 * MIB)}
+    set_use(tmp_path, "memory/slurm/uid_1000/job_5", {**names, "memory.stat": stat})
+    assert limits.cgroup_room_bytes(_V1, tmp_path) == (64 - 60 + 2 + 3) * MIB

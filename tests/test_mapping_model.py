@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from conftest import HANG_SECONDS, clean_environment, uffdprefetch
-from harness import OPTIONS, hammered
+from harness import OPTIONS, both_engines, hammered
 
 pytest_plugins = ("harness_fixtures",)
 
@@ -57,18 +57,36 @@ def test_every_call_and_every_page_is_as_without_us(
     assert counts["faults"] > OPERATIONS / 2
 
 
+@both_engines
 def test_the_same_with_the_real_service(
     small: Path, tmp_path: Path, compiled: Callable[..., str], env: dict[str, str]
 ) -> None:
-    operations = OPERATIONS // 4
+    operations = OPERATIONS // (8 if env["UFFDPREFETCH_ENGINE"] == "pool" else 4)
     words = [compiled("model"), str(small), "77", str(operations)]
     plain, _ = run(words, clean_environment(), tmp_path)
     options = [*OPTIONS, "--min-size", "16KiB", "--distance", "64KiB"]
+    if env["UFFDPREFETCH_ENGINE"] == "pool":
+        options += ["--budget", "1MiB"]
     managed, met = run(uffdprefetch("wrap", *options, "--", *words), env, tmp_path)
     compare(managed, plain)
     assert met["over_checkpoints"] > operations / 100
     summary = json.loads((tmp_path / "run.summary.json").read_text())
-    assert summary["rung"] == 1 and summary["totals"]["checkpoints"]["laid"] > 100
+    assert summary["rung"] == 1
+    if env["UFFDPREFETCH_ENGINE"] == "pool":
+        assert summary["pool"]["faults"] > 100 and summary["pool"]["evicted_bytes"] > 0
+    else:
+        assert summary["totals"]["checkpoints"]["laid"] > 100
+
+
+def test_threads_read_right_bytes_from_a_pool_of_a_quarter_of_the_file(
+    small: Path, tmp_path: Path, compiled: Callable[..., str], env: dict[str, str]
+) -> None:
+    words = [compiled("threads"), str(small), "5", "8", str(OPERATIONS // 250)]
+    options = [*OPTIONS, "--min-size", "16KiB", "--engine", "pool", "--budget", "1MiB"]
+    lines, _ = run(uffdprefetch("wrap", *options, "--", *words), env, tmp_path)
+    assert json.loads(lines[-1]) == {"wrong": 0, "rounds": OPERATIONS // 250}
+    pool = json.loads((tmp_path / "run.summary.json").read_text())["pool"]
+    assert pool["evicted_bytes"] > 0 and pool["waiters"] == 0
 
 
 @pytest.mark.parametrize("threads", [2, 8])

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -54,9 +55,10 @@ def recorder_of(pid: int) -> int:
     def look() -> bool:
         for task in os.listdir(f"/proc/{pid}/task"):
             for child in Path(f"/proc/{pid}/task/{task}/children").read_text().split():
-                words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
-                if b"record" in words:
-                    found.append(int(child))
+                with contextlib.suppress(OSError):  # it has just ended
+                    words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
+                    if b"record" in words:
+                        found.append(int(child))
         return bool(found)
 
     wait_until(look, "the recorder to be started")

@@ -15,7 +15,7 @@ import pytest
 from uffdprefetch.node import sampling
 from uffdprefetch.node.files import BLOCK_BYTES, FileState
 from uffdprefetch.node.live import _hit
-from uffdprefetch.node.processes import Counters
+from uffdprefetch.node.processes import Watched
 from uffdprefetch.node.sampling import RANK_TICKS, Sampling
 from uffdprefetch.progress.streams import Stream
 
@@ -40,7 +40,7 @@ class Run:
         stream = Stream(1, rank, 100 + rank, start, start, 0, 0, active=True)
         region = SimpleNamespace(id=1, file=file, table=SimpleNamespace(streams=[stream]))
         self.clients[rank] = SimpleNamespace(rank=rank, pid=100 + rank, regions={1: region})
-        watched = SimpleNamespace(now=Counters())
+        watched = Watched(0, ended=True)
         self.processes.append(SimpleNamespace(rank=rank, watched=watched))
         return stream
 
@@ -67,6 +67,17 @@ def run(file: FileState) -> Run:
 
 def sample(run: Run) -> Sampling:
     return Sampling(run, run, run)  # type: ignore[arg-type]
+
+
+def test_a_touch_that_the_pool_had_to_read_for_is_a_miss(run: Run, file: FileState) -> None:
+    stream = run.reader(0, file)
+    samples = sample(run)
+    samples.tick(SECOND)
+    walk(stream, 4 * MIB, touched=4 * MIB)
+    run.processes[0].watched.pool_misses += 16
+    samples.tick(2 * SECOND)
+    hit = _hit(samples.ranks[0], False)
+    assert (hit["misses"], hit["blocks"], hit["share"]) == (16, 64, 0.75)
 
 
 def test_misses_and_blocks_of_the_last_ten_seconds_make_the_hit_share(

@@ -132,6 +132,7 @@ def test_a_process_from_before_the_accounting_is_not_believed(on: Path) -> None:
     on.write_text("1\n")
     found, why = delays.read([os.getpid()])
     assert found == {} and why == "it began before kernel.task_delayacct was 1"
+    delays.close()
 
 
 def test_taskstats_is_asked_where_permitted(on: Path) -> None:
@@ -167,6 +168,7 @@ def test_without_pyroute2_the_other_door_is_taken(on: Path, monkeypatch: Any) ->
     delays = BlockDelays(on)
     found, _ = delays.read([os.getpid()])
     assert os.getpid() in found and delays.sensor == taskstats.STAT
+    delays.close()
 
 
 class Counted(BlockDelays):

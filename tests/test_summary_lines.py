@@ -13,7 +13,7 @@ from fake_service import SUMMARY_JSON
 
 from uffdprefetch.errors import UffdPrefetchError
 from uffdprefetch.report import output
-from uffdprefetch.report.summary import three_lines
+from uffdprefetch.report.summary import lines, pool_line, three_lines
 
 
 def changed(**values: Any) -> dict[str, Any]:
@@ -89,6 +89,51 @@ def test_three_lines_are_three_lines_for_a_sparse_summary() -> None:
     sparse = {"engine": "off", "policy": "none", "wall_seconds": 0.01, "totals": {}}
     lines = three_lines(sparse)
     assert len(lines) == 3 and not any("\n" in line for line in lines)
+
+
+# ---- the pool's line ----------------------------------------------------------------------------
+
+TIMES = {"count": 3, "p50": 820_000, "p99": 2_000_000, "max": 3_000_000, "sum": 4_000_000}
+POOL: dict[str, Any] = {
+    "budget_bytes": 4 << 30, "limited_by": None, "resident_peak_bytes": 1 << 30,
+    "read_bytes": 3 << 30, "reread_bytes": 2 << 30, "evicted_bytes": 2 << 30, "evict": "cyclic",
+    "source": "O_DIRECT", "faults": 900, "missing_faults": 3, "demand_wait_ns": TIMES,
+}  # fmt: skip
+
+
+def with_pool(**values: Any) -> dict[str, Any]:
+    return changed(engine="pool", pool={**POOL, **values})
+
+
+def test_a_pool_has_a_line_of_its_own_before_the_last() -> None:
+    how, came, pool, following = lines(with_pool(), "out.json")
+    assert (how, came, following) == tuple(three_lines(with_pool(), "out.json"))
+    assert pool == (
+        "pool: 1 GiB of 4 GiB; read 3 GiB, 2 GiB of it again (O_DIRECT); evicted 2 GiB (cyclic);"
+        " waits p50 820 us p99 2 ms of 3 in 900 faults"
+    )
+    for without in (changed(), changed(pool=None)):
+        assert pool_line(without) is None and len(lines(without)) == 3
+
+
+def test_a_pool_that_had_room_read_nothing_twice_and_says_what_bound_it() -> None:
+    assert "read 3 GiB, nothing twice (O_DIRECT);" in str(pool_line(with_pool(reread_bytes=0)))
+    assert "evicted" not in str(pool_line(with_pool(evicted_bytes=0)))
+    bound = pool_line(with_pool(limited_by="cgroup memory limit"))
+    assert "1 GiB of 4 GiB (bounded by cgroup memory limit)" in str(bound)
+
+
+def test_a_pool_that_nobody_waited_for_or_touched_tells_no_times() -> None:
+    none = {"count": 0, "p50": None, "p99": None, "max": None, "sum": 0}
+    quiet = pool_line(with_pool(demand_wait_ns=none, missing_faults=0))
+    assert str(quiet).endswith("nobody waited in 900 faults")
+    unused = pool_line(with_pool(demand_wait_ns=none, faults=0, source=None, read_bytes=0))
+    assert unused == "pool: nothing was mapped from it"
+
+
+def test_an_engine_that_was_not_asked_for_is_named_with_the_one_that_was() -> None:
+    assert lines(changed(engine_asked="pool"))[0].startswith("engine cache (pool was asked for),")
+    assert lines(changed(engine_asked="cache"))[0].startswith("engine cache, policy")
 
 
 # ---- the file -----------------------------------------------------------------------------------

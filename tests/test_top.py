@@ -368,21 +368,17 @@ def test_the_dashboard_fills_a_terminal_and_q_gives_it_back(
     with terminal(run.env, tmp_path, width, height) as screen:
         screen.type("echo before; stty -a > stty.before; clear; echo kept")
         screen.type(f"{TOP}; echo status=$?; stty -a | cmp - stty.before && echo sa''me")
-        screen.shows("records.bin")
+        parts = ("storage", "ahead", "prefetch", "readers", "file", "records.bin")
+        text = screen.matches(r"^alpha-1 .* q quits$", "^rank ", r"^ +0 .*[▆►]", *parts)
         assert screen.show("alternate_on") == "1"
-        text = screen.screen()
-        assert re.search(r"^alpha-1 .* q quits$", text, re.MULTILINE)
         titles = next(line for line in text.splitlines() if line.startswith("rank "))
         assert {"at", "pattern", "MB/s", "hit", "stall", "window", "flight", "wasted"} <= set(
             titles.split()
         )
         assert ("misses" in titles) == (width == 160)
-        assert re.search(r"^ +0 .*[▆►]", text, re.MULTILINE)
-        assert all(name in text for name in ("storage", "ahead", "prefetch", "readers", "file"))
         screen.key("q")
-        screen.shows("same")
-        after = screen.screen()
-        assert "status=0" in after and "kept" in after and "records.bin" not in after
+        after = screen.shows("same", "status=0", "kept")
+        assert "records.bin" not in after
         assert screen.show("alternate_on") == "0" and screen.show("cursor_flag") == "1"
 
 
@@ -393,14 +389,13 @@ def test_the_picture_follows_a_resize_and_ctrl_c_leaves_cleanly(
         screen.type(f"{TOP}; echo status=$?")
         screen.shows("misses stall")  # a column that 80 have no room for
         screen.resize(80, 24)
-        wait_until(
-            lambda: "hit stall" in screen.screen() and "misses stall" not in screen.screen(),
-            "the picture for 80 columns",
-        )
-        wait_until(
-            lambda: sum(line.startswith("rank ") for line in screen.lines()) == 1,
-            "one picture and nothing of the old one",
-        )
+
+        def narrow() -> bool:
+            text = screen.screen()
+            one = len(re.findall("^rank ", text, re.MULTILINE)) == 1
+            return one and "hit stall" in text and "misses stall" not in text
+
+        wait_until(narrow, "the picture for 80 columns and nothing of the old one")
         screen.resize(30, 5)
         screen.shows("needs 40x6")
         screen.resize(100, 30)
@@ -419,7 +414,7 @@ def test_ctrl_z_gives_the_terminal_to_the_shell_and_fg_takes_it_again(
         screen.key("C-z")
         screen.shows("Stopped")
         assert screen.show("alternate_on") == "0"
-        screen.type("stty -a | grep -q ' icanon' && echo cooked; fg")
+        screen.type("stty -a | grep -q ' icanon' && echo coo''ked; fg")
         wait_until(lambda: screen.show("alternate_on") == "1", "the dashboard again")
         screen.shows("q quits")
         screen.key("q")
@@ -429,9 +424,7 @@ def test_ctrl_z_gives_the_terminal_to_the_shell_and_fg_takes_it_again(
 def test_a_terminal_without_utf8_and_colour_gets_neither(run: Watched, tmp_path: Path) -> None:
     with terminal(run.env, tmp_path) as screen:
         screen.type(f"LC_ALL=C NO_COLOR=1 {TOP}")
-        screen.shows("q quits")
-        screen.shows("records.bin")
-        assert screen.screen().isascii()
+        assert screen.shows("q quits", "records.bin").isascii()
         assert not re.search(r"\x1b\[[\d;]*3[1-8]", screen.coloured())
         screen.key("q")
 
@@ -444,18 +437,15 @@ def test_a_job_that_ends_while_watched_is_told_on_the_terminal_it_was_watched_on
         screen.shows("q quits")
         own.job.tell("end")
         own.job.finish().good()
-        screen.shows("status=0")
-        text = screen.screen()
-        assert "uffdprefetch: beta-2: the job has ended (watched for" in text
+        text = screen.shows("status=0", "uffdprefetch: beta-2: the job has ended (watched for")
         assert screen.show("alternate_on") == "0" and "q quits" not in text
 
 
 def test_once_on_a_terminal_is_a_picture_that_stays(run: Watched, tmp_path: Path) -> None:
     with terminal(run.env, tmp_path) as screen:
         screen.type(f"{TOP} --once; echo status=$?")
-        screen.shows("status=0")
-        assert "records.bin" in screen.screen() and screen.show("alternate_on") == "0"
-        assert screen.screen().count("rank ") >= 1
+        screen.shows("status=0", "records.bin", "rank ")
+        assert screen.show("alternate_on") == "0"
 
 
 def test_a_dumb_terminal_gets_lines(run: Watched, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import warnings_fail
 from traces import (
     MS,
     PAGE_BYTES,
@@ -33,7 +34,7 @@ from uffdprefetch.trace.analyse import analyse
 from uffdprefetch.trace.events import NO_PAGE, Kind
 from uffdprefetch.trace.records import open_records
 
-pytestmark = pytest.mark.filterwarnings("error")
+pytestmark = warnings_fail
 
 MIB = 1 << 20
 VARYING = np.random.default_rng(3).integers(3, 49, 600).tolist()

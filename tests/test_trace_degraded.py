@@ -7,13 +7,14 @@ import json
 
 import numpy as np
 import pytest
+from conftest import warnings_fail
 from traces import MS, PAGE_BYTES, START_NS, Machine, Reader, readers_of, report_of, without_index
 
 from uffdprefetch.trace.analyse import analyse
 from uffdprefetch.trace.events import EVENT, Kind
 from uffdprefetch.trace.file import File, Process, Trace
 
-pytestmark = pytest.mark.filterwarnings("error")
+pytestmark = warnings_fail
 
 MIB = 1 << 20
 

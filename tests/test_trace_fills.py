@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from conftest import warnings_fail
 from traces import (
     MS,
     PAGE_BYTES,
@@ -18,7 +19,7 @@ from uffdprefetch.trace.analyse import analyse
 from uffdprefetch.trace.events import Kind
 from uffdprefetch.trace.file import Process
 
-pytestmark = pytest.mark.filterwarnings("error")
+pytestmark = warnings_fail
 
 MIB = 1 << 20
 

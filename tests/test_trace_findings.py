@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import warnings_fail
 from traces import MS, PAGE_BYTES, Evict, Machine, Read, Sleep, Step, extents, records
 
 from uffdprefetch.config import OPTIONS
@@ -15,7 +16,7 @@ from uffdprefetch.trace.advice import percent, ranks_text
 from uffdprefetch.trace.analyse import analyse
 from uffdprefetch.trace.events import Call, Kind
 
-pytestmark = pytest.mark.filterwarnings("error")
+pytestmark = warnings_fail
 
 MIB = 1 << 20
 RECORDS = 600

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import synthetic
@@ -24,6 +26,31 @@ EVENTS_OF_A_LARGE_TRACE = 1_000_000
 def view(page: Browser) -> tuple[float, float, float, float]:
     found = page.run("return uffdprefetch.view")
     return found["t0"], found["t1"], found["maps"][0]["o0"], found["maps"][0]["o1"]
+
+
+def tip_is(page: Browser, begin: str) -> str:
+    """Wait until what the mouse points at is told so: an event may come after the one who sent it
+    goes on. Returns what is told."""
+    told: list[str] = []
+
+    def is_told() -> bool:
+        told[:] = [page.run("return uffdprefetch.tip") or ""]
+        return told[0].startswith(begin)
+
+    wait_until(is_told, lambda: f"{begin!r}, not {told}")
+    return told[0]
+
+
+def view_is(page: Browser, condition: Callable[[Any], bool], what: str) -> Any:
+    """Wait until the view is such, for the same reason; returns it."""
+    seen: list[Any] = []
+
+    def is_such() -> bool:
+        seen[:] = [view(page)]
+        return condition(seen[0])
+
+    wait_until(is_such, lambda: f"{what}, not {seen}")
+    return seen[0]
 
 
 def on_screen(page: Browser, seconds: float, offset: float) -> tuple[float, float]:
@@ -71,9 +98,12 @@ def test_a_dragged_box_zooms_to_single_accesses(open_page: Open, cold_trace: Tra
     x0, y0 = on_screen(page, t0, high)
     x1, y1 = on_screen(page, t1, low)
     page.mouse(("move", x0, y0), ("down",), ("move", (x0 + x1) / 2, y1), ("move", x1, y1), ("up",))
+    now = view_is(
+        page,
+        lambda v: v[1] - v[0] < (whole[1] - whole[0]) / 5 and v[3] - v[2] < whole[3] / 3,
+        "the box",
+    )
     after = drawn(page)
-    now = view(page)
-    assert now[1] - now[0] < (whole[1] - whole[0]) / 5 and now[3] - now[2] < whole[3] / 3
     assert after["mode"] == "shapes" and 0 < after["marks"] < before["marks"] / 10
     expected = 0
     for stream in marks.collect(cold_trace):
@@ -148,12 +178,11 @@ def test_pointing_at_a_miss_tells_time_place_rank_and_wait(
     )  # fmt: skip
     x, y = on_screen(page, t, offset)
     page.mouse(("move", x - 30, y), ("move", x, y))
-    tip = page.run("return uffdprefetch.tip")
-    assert tip.startswith("rank 3: miss (major fault)")
+    tip = tip_is(page, "rank 3: miss (major fault)")
     assert f"at {t:.6f} s" in tip and f"page {int(offset) // 4096}" in tip.replace("\u202f", "")
     assert f"waited {wait_ms:.2f}".rstrip("0").rstrip(".") in tip
     page.mouse(("move", 5, 5))
-    assert page.run("return uffdprefetch.tip") is None
+    wait_until(lambda: page.run("return uffdprefetch.tip") is None, "nothing to be told")
 
 
 def test_pointing_at_a_picture_of_many_marks_tells_of_one(
@@ -163,8 +192,7 @@ def test_pointing_at_a_picture_of_many_marks_tells_of_one(
     around = next(s for s in marks.collect(cold_trace) if s.kind == "around" and s.rank == 0)
     x, y = on_screen(page, around.start_ns[300] / 1e9, float(around.offset[300]))
     page.mouse(("move", x, y))
-    tip = page.run("return uffdprefetch.tip")
-    assert tip.startswith("rank ") and "offset" in tip
+    assert "offset" in tip_is(page, "rank ")
 
 
 def test_wheel_keys_and_double_click_move_the_view(open_page: Open, cold_trace: Trace) -> None:
@@ -172,18 +200,21 @@ def test_wheel_keys_and_double_click_move_the_view(open_page: Open, cold_trace: 
     whole = view(page)
     x, y = on_screen(page, whole[1] / 2, whole[3] / 2)
     page.wheel(x, y, -300)
-    nearer = view(page)
-    assert nearer[1] - nearer[0] < whole[1] * 0.8 and nearer[3] - nearer[2] < whole[3] * 0.8
+    nearer = view_is(
+        page,
+        lambda v: v[1] - v[0] < whole[1] * 0.8 and v[3] - v[2] < whole[3] * 0.8,
+        "a nearer view",
+    )
     assert nearer[0] < whole[1] / 2 < nearer[1]
     page.mouse(("move", x, y), ("down",), ("up",))  # the keys are for what has the focus
     page.keys("\ue014")  # right
-    assert view(page)[0] > nearer[0]
+    view_is(page, lambda v: v[0] > nearer[0], "a view further right")
     page.keys("+")
-    assert view(page)[1] - view(page)[0] < (nearer[1] - nearer[0]) * 0.7
+    view_is(page, lambda v: v[1] - v[0] < (nearer[1] - nearer[0]) * 0.7, "one nearer still")
     page.mouse(("move", x, y), ("down",), ("up",), ("down",), ("up",))
-    assert view(page) == pytest.approx(whole)
+    view_is(page, lambda v: v == pytest.approx(whole), "the whole")
     page.keys("\ue003")  # back
-    assert view(page)[1] - view(page)[0] < whole[1] * 0.8
+    view_is(page, lambda v: v[1] - v[0] < whole[1] * 0.8, "the view before")
 
 
 def test_the_wheel_scrolls_the_page_where_there_is_nothing_to_zoom_out_of(

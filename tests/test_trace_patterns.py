@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from conftest import warnings_fail
 
 from uffdprefetch.trace.epochs import epochs
 from uffdprefetch.trace.events import EVENT, Kind
@@ -16,7 +17,7 @@ from uffdprefetch.trace.stall import stalls
 from uffdprefetch.trace.strides import common_divisor
 from uffdprefetch.trace.walks import Walk, classify
 
-pytestmark = pytest.mark.filterwarnings("error")
+pytestmark = warnings_fail
 
 RNG = np.random.default_rng(7)
 

@@ -264,7 +264,7 @@ def test_answers_that_nobody_takes_do_not_pile_up() -> None:
 
 def test_a_watcher_is_no_client_and_no_launcher(tmp_path: Path) -> None:
     """A service that waits for its first client waits on, and no job is counted."""
-    engine = types.SimpleNamespace(clients={}, tap=Tap(), resolver=None)
+    engine = types.SimpleNamespace(clients={}, tap=Tap(), resolver=None, pool=None)
     with (
         socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener,
         socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import clean_environment
+from conftest import clean_environment, wait_until
 from harness import Job, Records, jobs, python, service_socket
 
 from uffdprefetch import watch
@@ -30,6 +30,11 @@ class Watched:
         self.job, self.records, self.env = job, records, job.env
         self.pid = job.service()
         self.read()
+        wait_until(self._placed, "the service to know where the reader is")
+
+    def _placed(self) -> bool:
+        with contextlib.closing(self.watcher()) as watcher:
+            return any(rank["position_bytes"] for rank in watcher.snapshot()["ranks"])
 
     def read(self) -> None:
         self.job.tell("read")

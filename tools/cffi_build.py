@@ -33,7 +33,8 @@ ffi.set_source(
     """,
     sources=[
         *("csrc/uffd_helper.c", "csrc/residency.c", "csrc/warm.c", "csrc/bpf_ring.c"),
-        *("csrc/pool.c", "csrc/pool_faults.c", "csrc/pool_fill.c", "csrc/pool_room.c", "csrc/source.c"),
+        *("csrc/pool.c", "csrc/pool_faults.c", "csrc/pool_fill.c", "csrc/pool_room.c"),
+        "csrc/source.c",
     ],
     include_dirs=["csrc"],
     extra_compile_args=["-O2", "-Wall", "-Wextra", "-Wno-unused-parameter"],

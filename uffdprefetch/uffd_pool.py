@@ -8,19 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from uffdprefetch import uffd
 from uffdprefetch.uffd import RESULTS_AT_ONCE, Ring, WarmResult
+
+if TYPE_CHECKING:  # a service without a pool does without numpy
+    import numpy as np
+    import numpy.typing as npt
 
 _ffi: Any = uffd._ffi
 _lib: Any = uffd._lib
 _checked = uffd._checked
 
 EVENTS_AT_ONCE = 1024
+#: How often alive() is said while nothing else happens: the agents take longer silence for death.
+TICK_NS = 100_000_000
 HISTOGRAM_BINS = 512
 
 PRESENT: int = _lib.UP_PRESENT
@@ -135,6 +138,8 @@ class Pool:
 
     def books(self, number: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint32]]:
         """(state, time of the last touch in ms) of each chunk: the pool's own memory."""
+        import numpy as np
+
         state, touched = _ffi.new("uint8_t **"), _ffi.new("uint32_t **")
         n = int(_lib.up_pool_books(self._pointer, number, state, touched))
         return (

@@ -13,4 +13,9 @@ while an agent is just there, and the other three ranks read on. Kills of the ki
 nobody: they come at a random time, and the state is what the event rings show. When the last fault
 came is in the rings, too; the campaign reads them from the ranks' own memory (/proc/PID/mem). A
 kill counts only if some rank took a fault in the 10 ms before.
+
+With ``--engine pool`` the ranks read through a pool of a quarter of the file, so that blocks leave
+and are read again all the time. Agents have fewer states there: they attach, lay the pool's memory
+in a mapping's place (three steps), arm a page behind the reader and give the mapping back (two);
+faults are the service's.
 """

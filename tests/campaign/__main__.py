@@ -13,14 +13,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from .run import STATES, run
-from .trial import TrialFailed
+from .run import run
+from .trial import ENGINES, TrialFailed
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.campaign", description=__doc__)
     parser.add_argument("--kills", type=int, default=200, help="services killed, counted ones")
     parser.add_argument("--exits", type=int, help="agents ended (default: as many)")
+    parser.add_argument("--engine", choices=tuple(ENGINES), default="cache")
     parser.add_argument("--per-state", type=int, default=20, help="of each state at least")
     parser.add_argument("--seed", type=int, default=time.time_ns() % 1_000_000)
     parser.add_argument("--json", type=Path, help="write the report here")
@@ -34,7 +35,9 @@ def main() -> int:
 
     with tempfile.TemporaryDirectory(prefix="uffdprefetch-campaign-") as directory:
         try:
-            report = run(Path(directory), args.kills, exits, args.per_state, args.seed, tell)
+            report = run(
+                Path(directory), args.kills, exits, args.per_state, args.seed, tell, args.engine
+            )
         except TrialFailed as failure:
             print(f"FAILED (seed {args.seed}): {failure}", file=sys.stderr)
             return 1
@@ -42,11 +45,12 @@ def main() -> int:
         print(line)
     if args.json:
         args.json.write_text(json.dumps({"seed": args.seed, **report.as_json()}, indent=2) + "\n")
+    states = ENGINES[args.engine].states
     short = [
         f"{kind}: {state} {report.hits(kind)[state]}"
         for kind, total in (("kill", args.kills), ("exit", exits))
-        for state in STATES
-        if report.hits(kind)[state] < min(args.per_state, total // len(STATES))
+        for state in states
+        if report.hits(kind)[state] < min(args.per_state, total // len(states))
     ]
     if short:
         print(f"too few of: {', '.join(short)}", file=sys.stderr)

@@ -24,8 +24,9 @@ PASSES_AFTER = 3
 #: Read in pieces with a pause after each: at full speed the service sees nothing but touches.
 PIECE_BYTES = 1 << 20
 PAUSE_SECONDS = 0.004
-#: A second mapping lives this many passes, long enough to get checkpoints of its own.
-SECOND_PASSES = 4
+#: A second mapping lives this many passes, long enough to get checkpoints of its own; what the
+#: pool serves it serves at once.
+SECOND_PASSES = 1 if os.environ.get("UFFDPREFETCH_ENGINE") == "pool" else 4
 
 
 def digest(view: memoryview) -> str:

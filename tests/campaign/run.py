@@ -12,7 +12,7 @@ from typing import Any
 
 from harness import MIB, Records, write_records
 
-from .trial import MOMENT, RANKS, STATES, Outcome, exit_trial, kill_trial
+from .trial import ENGINES, MOMENT, RANKS, Outcome, exit_trial, kill_trial
 
 FILE_BYTES = 16 * MIB + 777
 
@@ -21,6 +21,7 @@ FILE_BYTES = 16 * MIB + 777
 class Report:
     """All outcomes; what did not count is told, not hidden."""
 
+    engine: str = "cache"
     outcomes: list[Outcome] = field(default_factory=list)
 
     def hits(self, kind: str) -> Counter[str]:
@@ -31,8 +32,11 @@ class Report:
         return sum(self.hits(kind).values())
 
     def as_json(self) -> dict[str, Any]:
-        waits = sorted(o.since_fault_ns or 0 for o in self.outcomes if o.kind == "kill")
+        waits = sorted(
+            o.since_fault_ns for o in self.outcomes if o.kind == "kill" and o.since_fault_ns
+        )
         return {
+            "engine": self.engine,
             "ranks": RANKS,
             "kills": dict(self.hits("kill")),
             "kills_counted": self.counted("kill"),
@@ -53,7 +57,7 @@ class Report:
         """Lines for people."""
         kills, exits = self.hits("kill"), self.hits("exit")
         yield f"{'state of the agent':<20}{'service killed':>16}{'agent ended':>14}"
-        for state in STATES:
+        for state in ENGINES[self.engine].states:
             name = "idle, all armed" if state == "idle" else state
             yield f"{name:<20}{kills[state]:>16}{exits[state]:>14}"
         yield f"{'all':<20}{self.counted('kill'):>16}{self.counted('exit'):>14}"
@@ -67,9 +71,9 @@ class Report:
         yield f"every SHA-256 of {RANKS} ranks, before and after, was that of the file"
 
 
-def _wants(total: int, per_state: int) -> list[str]:
+def _wants(states: tuple[str, ...], total: int, per_state: int) -> list[str]:
     """Which states to aim at: ``per_state`` of each, the rest at random moments."""
-    aimed = [state for state in STATES for _ in range(per_state)][:total]
+    aimed = [state for state in states for _ in range(per_state)][:total]
     return aimed + [MOMENT] * (total - len(aimed))
 
 
@@ -80,24 +84,25 @@ def run(
     per_state: int,
     seed: int,
     tell: Callable[[str], None] = lambda _: None,
+    engine: str = "cache",
 ) -> Report:
     """Raises TrialFailed at the first wrong byte, wrong status or hang."""
     source = random.Random(seed)
     path = directory / "records.bin"
     records = Records(path, write_records(path, FILE_BYTES, seed), FILE_BYTES)
-    report = Report()
-    wanted = _wants(kills, per_state)
+    report, trial = Report(engine), ENGINES[engine]
+    wanted = _wants(trial.states, kills, per_state)
     source.shuffle(wanted)
     while wanted:
-        outcome = kill_trial(records, directory / "trial", wanted[-1], source)
+        outcome = kill_trial(records, directory / "trial", trial, wanted[-1], source)
         report.outcomes.append(outcome)
         if outcome.counted:
             wanted.pop()
         tell(f"kill {report.counted('kill')}/{kills}: {outcome.wanted} -> {outcome.state}")
-    wanted = _wants(exits, per_state)
+    wanted = _wants(trial.states, exits, per_state)
     source.shuffle(wanted)
     while wanted:
         some = [wanted.pop() if wanted else MOMENT for _ in range(RANKS)]
-        report.outcomes += exit_trial(records, directory / "trial", some, source)
+        report.outcomes += exit_trial(records, directory / "trial", trial, some, source)
         tell(f"exit {report.counted('exit')}/{exits}: {', '.join(some)}")
     return report

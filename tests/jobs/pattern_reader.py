@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads a file through a mapping in a known pattern, and prints what it did.
 
-    pattern_reader.py FILE PATTERN RECORD_BYTES [--wait] [--resident]
+    pattern_reader.py FILE PATTERN RECORD_BYTES [--wait] [--resident] [--ahead]
 
 PATTERN: consecutive, stride:N, random, backward, epochs:N, change (half consecutive, half random),
 faults:N (N single pages, 1 MiB apart). With RANK and WORLD_SIZE each rank reads its share, a stride
 pattern begins at record RANK. One line of JSON: the kernel's own counts of faults around the
 reading, and how many different pages were read. --wait: begin when a line comes, after `ready`.
---resident: say how many bytes of the file are cached at the end, and when that was.
+--resident: say how many bytes of the file are cached at the end, and when that was. --ahead: begin
+when checkpoints lie over the mapping; after a quarter wait until somebody has read further ahead
+than the kernel does.
 """
 
 import json
@@ -17,6 +19,7 @@ import random
 import resource
 import sys
 import time
+from collections.abc import Callable
 
 
 def records(pattern: str, count: int, rank: int, ranks: int) -> list[int]:
@@ -39,6 +42,26 @@ def records(pattern: str, count: int, rank: int, ranks: int) -> list[int]:
     return list(share)
 
 
+def until(condition: Callable[[], bool], what: str) -> None:
+    """Wait for a state; a hang ends us, loudly."""
+    end = time.monotonic() + 60
+    while not condition():
+        if time.monotonic() > end:
+            sys.exit(f"waited in vain for {what}")
+        time.sleep(0.002)
+
+
+def has_checkpoints() -> bool:
+    with open("/proc/self/maps") as maps:
+        return "uffdprefetch-checkpoints" in maps.read()
+
+
+def read(view: mmap.mmap, places: list[int]) -> None:
+    """Touch a page after the other."""
+    for at in places:
+        view[at]
+
+
 def main() -> None:
     path, pattern, size = sys.argv[1], sys.argv[2], int(sys.argv[3])
     rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
@@ -52,9 +75,18 @@ def main() -> None:
     if "--wait" in sys.argv:
         print("ready", flush=True)
         sys.stdin.readline()
+    # what the loop itself touches first is no fault of the file's
+    read(mmap.mmap(-1, 8192), [0, 4096])
+    if "--ahead" in sys.argv:
+        from uffdprefetch.demo.bed import resident_bytes
+
+        until(has_checkpoints, "checkpoints")
+        quarter, places = places[: len(places) // 4], places[len(places) // 4 :]
+        read(view, quarter)
+        further = len(set(quarter)) * 4096 + (1 << 20)
+        until(lambda: resident_bytes(path) >= further, "bytes ahead of us")
     before = resource.getrusage(resource.RUSAGE_SELF)
-    for at in places:
-        view[at]
+    read(view, places)
     after = resource.getrusage(resource.RUSAGE_SELF)
     majors = after.ru_majflt - before.ru_majflt
     said = {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * helper_stress DIRECTORY - the service's C (uffd_helper.c, residency.c, warm.c) under load, alone
- * and without Python, so that a sanitizer sees nothing else. `make asan tsan` builds it with them.
+ * helper_stress DIRECTORY - the service's C (uffd_helper.c, residency.c, warm.c, bpf_ring.c) under
+ * load, alone and without Python, so that a sanitizer sees nothing else. `make asan tsan` builds it
+ * with them.
  *
  * Everything that it finds wrong is one line on stderr and status 1.
  */
@@ -116,6 +117,158 @@ static void test_ring(void)
 	up_ring_destroy(NULL);
 	close(fd);
 	free(event);
+}
+
+/* ------------------------------------------------------------------ a BPF ring buffer */
+
+#define RECORDS 200000u
+#define HEADER_BYTES 8
+#define BUSY (1u << 31)
+#define DISCARD (1u << 30)
+
+struct record {
+	uint64_t number, check[4]; /* 48 bytes with the header: no divisor of the ring's size */
+};
+
+/* The kernel's side (kernel/bpf/ringbuf.c) of a ring whose pages are a memfd's. Where the kernel has
+ * the data mapped a second time, the memfd has other pages: what wraps around must lie there. */
+struct kernel {
+	uint64_t size, at; /* at: the producer's position */
+	uint64_t *consumer, *producer;
+	char *data;
+	unsigned int seed;
+	uint64_t whole; /* records of the right size that nobody discarded */
+	int done;
+};
+
+/* Where a part of the memfd is mapped: the sanitizers must see both sides at the same addresses. */
+static char *mapped(const char *memfd, uint64_t offset)
+{
+	FILE *maps = fopen("/proc/self/maps", "r");
+	unsigned long start, at;
+	char line[512], *found = NULL;
+
+	CHECK(maps);
+	while (fgets(line, sizeof(line), maps))
+		if (strstr(line, memfd) && sscanf(line, "%lx-%*x %*s %lx", &start, &at) == 2 &&
+		    at == offset)
+			found = (char *)start;
+	fclose(maps);
+	return found;
+}
+
+/* Make room, as busy: other records may follow it before it is written. */
+static char *reserve(struct kernel *k, uint32_t bytes)
+{
+	uint64_t end = k->at + ((HEADER_BYTES + bytes + 7) & ~7ull);
+	char *record = k->data + (k->at & (k->size - 1));
+
+	while (end - __atomic_load_n(k->consumer, __ATOMIC_ACQUIRE) > k->size)
+		sched_yield();
+	__atomic_store_n((uint32_t *)record, bytes | BUSY, __ATOMIC_RELAXED);
+	k->at = end;
+	__atomic_store_n(k->producer, end, __ATOMIC_RELEASE);
+	return record;
+}
+
+/* Fill it and give it away. What is discarded or has another size, nobody wants. */
+static void commit(struct kernel *k, char *record, uint32_t bytes, int discard)
+{
+	struct record r = { .number = k->whole };
+
+	for (int i = 0; i < 4; i++)
+		r.check[i] = (r.number + 1) * (0x9E3779B97F4A7C15u + (unsigned int)i);
+	memset(record + HEADER_BYTES, 0x5a, bytes);
+	if (bytes == sizeof(r)) {
+		memcpy(record + HEADER_BYTES, &r, sizeof(r));
+		k->whole += !discard;
+	}
+	__atomic_exchange_n((uint32_t *)record, discard ? bytes | DISCARD : bytes, __ATOMIC_ACQ_REL);
+}
+
+static uint32_t some_size(struct kernel *k)
+{
+	return rand_r(&k->seed) % 6 ? sizeof(struct record) : 1 + (uint32_t)rand_r(&k->seed) % 200;
+}
+
+static void *produce(void *cookie)
+{
+	struct kernel *k = cookie;
+
+	while (k->whole < RECORDS) {
+		uint32_t bytes = some_size(k), behind = 1 + (uint32_t)rand_r(&k->seed) % 30;
+		char *record = reserve(k, bytes), *next = NULL;
+
+		if (behind % 4 == 0) { /* ready before the one in front of it, and of no interest */
+			next = reserve(k, behind);
+			commit(k, next, behind, rand_r(&k->seed) % 2);
+		}
+		commit(k, record, bytes, rand_r(&k->seed) % 6 == 0);
+	}
+	__atomic_store_n(&k->done, 1, __ATOMIC_RELEASE);
+	return NULL;
+}
+
+static uint64_t take_records(struct up_bpf_ring *ring, int max, uint64_t next)
+{
+	struct record *out = malloc((size_t)max * sizeof(*out)); /* no room for one more */
+	int n;
+
+	CHECK(out);
+	n = up_bpf_ring_drain(ring, out, sizeof(*out), max);
+	CHECK(n >= 0 && n <= max);
+	for (int i = 0; i < n; i++, next++) {
+		CHECK(out[i].number == next);
+		for (int j = 0; j < 4; j++)
+			CHECK(out[i].check[j] ==
+			      (next + 1) * (0x9E3779B97F4A7C15u + (unsigned int)j));
+	}
+	free(out);
+	return next;
+}
+
+static void test_bpf_ring(void)
+{
+	struct kernel k = { .size = page_bytes, .seed = 5 };
+	int fd = memfd_create("fake-bpf-ring", MFD_CLOEXEC), last = 0;
+	struct up_bpf_ring *ring;
+	uint64_t next = 0, before;
+	pthread_t thread;
+	char *record;
+
+	CHECK(fd >= 0 && !ftruncate(fd, (off_t)(2 * page_bytes + 2 * k.size)));
+	CHECK(up_bpf_ring_open(&ring, -1, k.size) == -EBADF);
+	CHECK(!up_bpf_ring_open(&ring, fd, k.size));
+	k.consumer = (uint64_t *)mapped("fake-bpf-ring", 0);
+	k.producer = (uint64_t *)mapped("fake-bpf-ring", page_bytes);
+	CHECK(k.consumer && k.producer);
+	k.data = (char *)k.producer + page_bytes;
+	CHECK(!mprotect(k.producer, page_bytes + 2 * k.size, PROT_READ | PROT_WRITE));
+
+	CHECK(take_records(ring, 7, 0) == 0); /* nothing was ever written */
+	record = reserve(&k, sizeof(struct record));
+	commit(&k, reserve(&k, 9), 9, 0);
+	commit(&k, reserve(&k, sizeof(struct record)), sizeof(struct record), 1);
+	CHECK(take_records(ring, 7, 0) == 0 && *k.consumer == 0); /* busy: it and all behind it */
+	commit(&k, record, sizeof(struct record), 0);
+	next = take_records(ring, 7, 0);
+	CHECK(next == 1 && *k.consumer == k.at);
+
+	start_cookie(&thread, produce, &k);
+	for (int round = 0; !last; round++) {
+		last = __atomic_load_n(&k.done, __ATOMIC_ACQUIRE);
+		do {
+			before = next;
+			next = take_records(ring, 1 + round % 40, next);
+		} while (last && next != before);
+	}
+	pthread_join(thread, NULL);
+	CHECK(next == k.whole && next == RECORDS && *k.consumer == k.at);
+	up_bpf_ring_close(ring);
+	up_bpf_ring_close(NULL);
+	for (uint64_t i = 0; i < 4; i++) /* nothing of it is left */
+		CHECK(!mapped("fake-bpf-ring", i * page_bytes));
+	close(fd);
 }
 
 /* ------------------------------------------------------------------ the file of the pool */
@@ -611,6 +764,7 @@ int main(int argc, char **argv)
 	directory = argv[1];
 	page_bytes = (uint64_t)sysconf(_SC_PAGESIZE);
 	test_ring();
+	test_bpf_ring();
 	test_residency();
 	test_page_tables();
 	test_workers(1);

@@ -40,6 +40,7 @@
 		}                                                                    \
 	} while (0)
 
+#define CHECKPOINTS "uffdprefetch-checkpoints" /* in /proc/self/maps */
 #define PIECES 12
 #define MIB (1ul << 20)
 /* a mapping that is worth managing with the tests' --min-size of 1 MiB */
@@ -55,6 +56,7 @@ struct worker {
 	pthread_t thread;
 	unsigned int seed;
 	unsigned int steps;
+	void (*body)(struct worker *w);
 	struct piece piece[PIECES];
 	int pieces;
 };
@@ -408,65 +410,106 @@ static void one_step(struct worker *w)
 		rare[n / 2](w);
 	else
 		common[n % (sizeof(common) / sizeof(common[0]))](w);
-	step_ends();
 	if (++steps_done == steps_half)
 		dprintf(1, "{\"at\": \"half\"}\n");
+	step_ends();
 }
 
-static void *storm(void *cookie)
+static void storm(struct worker *w)
 {
-	struct worker *w = cookie;
-
 	for (unsigned int i = 0; i < w->steps; i++)
 		one_step(w);
 	while (w->pieces)
 		do_unmap(w);
-	return NULL;
 }
 
 /* ------------------------------------------------------------------ the other modes */
 
-static void *map_often(void *cookie)
+static void map_often(struct worker *w)
 {
-	struct worker *w = cookie;
-
 	for (unsigned int i = 0; i < w->steps; i++) {
 		struct piece p = map_piece(w);
 
 		check_word(&p, some_pages(w, p.bytes));
 		CHECK(!munmap(p.at, p.bytes));
 	}
-	return NULL;
+}
+
+#define MANY 1100 /* UP_REGIONS (job.h) is 1024 */
+#define MANY_MANAGED 100
+
+/* How many of them have a checkpoint. */
+static int managed_of(const struct piece *many)
+{
+	FILE *maps = fopen("/proc/self/maps", "r");
+	char line[512], has[MANY] = { 0 };
+	unsigned char *at;
+	int found = 0;
+
+	CHECK(maps);
+	while (fgets(line, sizeof(line), maps)) {
+		if (!strstr(line, CHECKPOINTS))
+			continue;
+		at = (unsigned char *)strtoul(line, NULL, 16);
+		for (int i = 0; i < MANY; i++)
+			has[i] |= at >= many[i].at && at < many[i].at + many[i].bytes;
+	}
+	fclose(maps);
+	for (int i = 0; i < MANY; i++)
+		found += has[i];
+	return found;
 }
 
 static void many_at_once(struct worker *w)
 {
-	static struct piece many[1100]; /* UP_REGIONS (job.h) is 1024 */
-	int fd = open(path, O_RDONLY | O_CLOEXEC), n = sizeof(many) / sizeof(many[0]);
+	static struct piece many[MANY];
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	time_t end = time(NULL) + 60;
 
 	CHECK(fd >= 0);
-	for (int i = 0; i < n; i++) {
+	for (int i = 0; i < MANY; i++) {
 		many[i].bytes = MIN_BYTES;
 		many[i].at = mmap(NULL, MIN_BYTES, PROT_READ, MAP_SHARED, fd, 0);
 		CHECK(many[i].at != MAP_FAILED);
 		check_word(&many[i], some_pages(w, MIN_BYTES));
 	}
 	close(fd);
-	for (int i = 0; i < n; i++)
+	/* the service knows of them when it pleases; a mapping that is gone by then was none for it */
+	while (getenv("UFFDPREFETCH_SOCKET") && managed_of(many) < MANY_MANAGED)
+		CHECK(time(NULL) < end);
+	for (int i = 0; i < MANY; i++)
 		CHECK(!munmap(many[i].at, many[i].bytes));
 }
 
-static void run_threads(void *(*body)(void *), int threads, unsigned int steps)
+/* A thread that begins or ends is inside the sanitizer's allocator too (see fork_alone()): the first
+ * step waits until all have begun, and none ends before the last step. */
+static pthread_barrier_t begun, done;
+
+static void *work(void *cookie)
+{
+	struct worker *w = cookie;
+
+	pthread_barrier_wait(&begun);
+	w->body(w);
+	pthread_barrier_wait(&done);
+	return NULL;
+}
+
+static void run_threads(void (*body)(struct worker *), int threads, unsigned int steps)
 {
 	struct worker *w = calloc((size_t)threads, sizeof(*w));
 
 	CHECK(w);
 	steps_half = (unsigned int)threads * steps / 2;
+	CHECK(!pthread_barrier_init(&begun, NULL, (unsigned int)threads + 1));
+	CHECK(!pthread_barrier_init(&done, NULL, (unsigned int)threads));
 	for (int i = 0; i < threads; i++) {
 		w[i].seed = (unsigned int)i + 1;
 		w[i].steps = steps;
-		CHECK(!pthread_create(&w[i].thread, NULL, body, &w[i]));
+		w[i].body = body;
+		CHECK(!pthread_create(&w[i].thread, NULL, work, &w[i]));
 	}
+	pthread_barrier_wait(&begun);
 	for (int i = 0; i < threads; i++)
 		pthread_join(w[i].thread, NULL);
 	free(w);
@@ -480,7 +523,7 @@ static int checkpoints_laid(void)
 
 	CHECK(maps);
 	while (fgets(line, sizeof(line), maps))
-		laid += strstr(line, "uffdprefetch-checkpoints") != NULL;
+		laid += strstr(line, CHECKPOINTS) != NULL;
 	fclose(maps);
 	return laid;
 }

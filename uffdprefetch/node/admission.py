@@ -7,13 +7,16 @@ import contextlib
 import fcntl
 import os
 import stat
+from typing import TYPE_CHECKING
 
 from uffdprefetch.config import Config
 from uffdprefetch.node import wire
 from uffdprefetch.node.files import MEMORY_FILE_SYSTEMS, FileState, Key
 from uffdprefetch.node.ledger import Ledger
-from uffdprefetch.node.pool import NodePool
 from uffdprefetch.warm.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from uffdprefetch.node.pool import NodePool
 
 #: Files without a region that are kept ready for the next epoch's workers.
 IDLE_FILES_MAX = 64

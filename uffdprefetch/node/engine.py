@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from uffdprefetch import uffd, uffd_pool
 from uffdprefetch.config import Config
@@ -20,7 +21,6 @@ from uffdprefetch.node.client import Client, Region
 from uffdprefetch.node.files import BLOCK_BYTES, FileState, Key
 from uffdprefetch.node.layout import Layout
 from uffdprefetch.node.ledger import Ledger
-from uffdprefetch.node.pool import NodePool
 from uffdprefetch.node.processes import Watched
 from uffdprefetch.node.tap import (
     MAJORS,
@@ -36,6 +36,9 @@ from uffdprefetch.node.tap import (
 from uffdprefetch.plan import checkpoints, window
 from uffdprefetch.progress.streams import REACH_BYTES, Stream, StreamTable
 from uffdprefetch.warm.scheduler import Scheduler, now_ns
+
+if TYPE_CHECKING:
+    from uffdprefetch.node.pool import NodePool
 
 MS = 1_000_000
 #: Looking for streams in page tables: at first often, then rarely.

@@ -7,15 +7,19 @@ and which pages of the checkpoint memfd are written.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from uffdprefetch import uffd
 from uffdprefetch.config import Config
 from uffdprefetch.node import wire
 from uffdprefetch.node.client import Client, Region
 from uffdprefetch.node.ledger import Ledger
-from uffdprefetch.node.pool import NodePool
 from uffdprefetch.plan import checkpoints, window
 from uffdprefetch.progress.streams import REACH_BYTES, Stream
 from uffdprefetch.warm.scheduler import Scheduler, now_ns
+
+if TYPE_CHECKING:
+    from uffdprefetch.node.pool import NodePool
 
 REARM_NS = 1_000_000_000
 #: The set over the whole file is one small read each on cold storage: a few at a time.

@@ -18,7 +18,6 @@ from uffdprefetch.node.client import Region
 from uffdprefetch.node.engine import CacheEngine
 from uffdprefetch.node.files import BLOCK_BYTES, FileState
 from uffdprefetch.node.ledger import JobProcess
-from uffdprefetch.node.pool_live import PoolTrack
 from uffdprefetch.node.sampling import RANK_TICKS, RANKS_MAX, Counted, RankTrack, Sampling
 from uffdprefetch.node.snapshot import MISS_SENSOR, POOL_MISS_SENSOR, WAIT_SENSOR
 from uffdprefetch.progress.streams import Stream
@@ -82,7 +81,11 @@ class Live:
         self._workers_cpu_seconds = workers_cpu_seconds
         self._allowed_by = "--budget"
         self.sampling = Sampling(engine, scheduler, engine.ledger)
-        self._pool = PoolTrack(engine.pool) if engine.pool else None
+        self._pool = None
+        if engine.pool:
+            from uffdprefetch.node.pool_live import PoolTrack
+
+            self._pool = PoolTrack(engine.pool)
 
     def tick(self, now: int, allowed_by: str) -> None:
         """Once a second. ``allowed_by``: which limit binds what may lie ahead of the readers."""

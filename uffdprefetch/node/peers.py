@@ -229,11 +229,13 @@ class Peers:
             self._check_attach(client, offered)
             self._engine.attach(client, offered, received.pop(0) if received else None)
         elif kind == wire.Type.GONE:
+            self._engine.on_pool_events()  # what it was touched before that
             self._engine.detached(client, wire.GONE.unpack_from(body)[0])
         elif kind == wire.Type.ACK:
             self._engine.lay_failed(client, wire.ack(body))
         elif kind == wire.Type.BYE:
             self._engine.on_events(client, client.ring.drain())
+            self._engine.on_pool_events()
             self._engine.account_all(client)
             self._engine.sample(client.watched)
             client.send(wire.pack(wire.Type.BYE_OK))
@@ -249,6 +251,7 @@ class Peers:
             or a.length_bytes >= a.size_bytes - a.offset_bytes + uffd.PAGE_BYTES
             or not a.length_bytes
             or a.address % uffd.PAGE_BYTES
+            or a.length_bytes % uffd.PAGE_BYTES
             or a.offset_bytes % uffd.PAGE_BYTES
             or a.region in client.regions
             or len(client.regions) >= REGIONS_MAX

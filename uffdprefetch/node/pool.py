@@ -48,6 +48,8 @@ WINDOW_SHARE = 64
 #: What one touch maps at the most, and of a small pool (csrc/pool.h, pool_faults.c).
 RUN_MAX_BYTES = 4 * MIB
 MAP_SHARE = 64
+#: A window of less is no better than reading on demand, 1 MiB at a time.
+WINDOW_LEAST_BYTES = 4 * MIB
 #: Readers so close to each other want the same.
 NEAR_BYTES = 16 * MIB
 #: Blocks just behind a reader that it may still look at.
@@ -58,8 +60,6 @@ VICTIMS_LEAST = 8
 #: Evictions begin when the pool is as full as this.
 NEARLY_FULL = 0.9
 PLAN_NS = 1_000_000_000
-#: How often it is thought of while nothing else happens: the agents take longer silence for death.
-TICK_NS = 100_000_000
 SHMEM_HUGE = "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
 #: Pins what one fill reads, for measurements.
 CHUNK_VARIABLE = "UFFDPREFETCH_POOL_CHUNK"
@@ -102,6 +102,7 @@ class Orphan:
     """A process whose agent has died: its faults are still ours to answer."""
 
     slot: int
+    pid: int
     pidfd: int
 
 
@@ -172,7 +173,12 @@ class NodePool:
         return True
 
     def join(self, client: Client, number: int) -> None:
-        """The userfaultfd that a process sent. Raises OSError."""
+        """The userfaultfd that a process sent. Raises OSError.
+
+        It has a new agent, so what it had with the last one is gone (exec): nobody waits there.
+        """
+        for orphan in [o for o in self.orphans if o.pid == client.pid]:
+            self._bury(orphan)
         client.pool_slot = self.pool.join(number, client.ring)
         self.slots[client.pool_slot] = client
 
@@ -201,7 +207,7 @@ class NodePool:
             with contextlib.suppress(OSError):
                 pidfd = os.pidfd_open(client.pid)
                 self.pool.orphan(slot)
-                self.orphans.append(Orphan(slot, pidfd))
+                self.orphans.append(Orphan(slot, client.pid, pidfd))
                 return
         self.pool.leave(slot)
 
@@ -209,9 +215,12 @@ class NodePool:
         """Those that have ended in the meantime."""
         for orphan in list(self.orphans):
             if select.select([orphan.pidfd], [], [], 0)[0]:
-                os.close(orphan.pidfd)
-                self.pool.leave(orphan.slot)
-                self.orphans.remove(orphan)
+                self._bury(orphan)
+
+    def _bury(self, orphan: Orphan) -> None:
+        os.close(orphan.pidfd)
+        self.pool.leave(orphan.slot)
+        self.orphans.remove(orphan)
 
     def walked(self, stream: Stream, start: int, end: int, forward: int) -> tuple[int, int]:
         """Of a touch of [start, end): where the bytes begin and end that its reader has come over
@@ -243,7 +252,8 @@ class NodePool:
         """
         fits = sum(file.size_bytes for file in self.files.values()) <= self.budget_bytes
         share = self.budget_bytes // (2 if fits else WINDOW_SHARE)
-        return max(min(2 * MIB, self.budget_bytes // 4), share) // self.places
+        least = min(WINDOW_LEAST_BYTES, self.budget_bytes // (4 * self.places))
+        return max(least, share // self.places)
 
     def note_places(self, streams: Iterable[tuple[FileState, Stream]]) -> None:
         """Count the places at which files are read."""
@@ -259,7 +269,7 @@ class NodePool:
         self.look_for_orphans()
 
     def _fit(self) -> None:
-        self._fit_at_ns = time.monotonic_ns() + TICK_NS
+        self._fit_at_ns = time.monotonic_ns() + uffd_pool.TICK_NS
         resident = self.pool.used_bytes()
         allowed, why = limits.pool_bytes(
             self.config.budget_bytes, resident, self._buffer_bytes

@@ -16,9 +16,9 @@ import select
 import signal
 import socket
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from uffdprefetch import engine_choice, uffd
+from uffdprefetch import engine_choice, uffd, uffd_pool
 from uffdprefetch.config import Config
 from uffdprefetch.errors import UffdPrefetchError
 from uffdprefetch.node.engine import MS, CacheEngine
@@ -27,13 +27,15 @@ from uffdprefetch.node.ledger import Ledger
 from uffdprefetch.node.live import Live
 from uffdprefetch.node.observe import Observer
 from uffdprefetch.node.peers import Peers
-from uffdprefetch.node.pool import TICK_NS, NodePool
 from uffdprefetch.node.snapshot import summary
 from uffdprefetch.node.tap import WARM, Tap
 from uffdprefetch.node.watchers import Watchers
 from uffdprefetch.plan.checkpoints import DISTANCE_MIN_BYTES
 from uffdprefetch.warm.limits import TokenBucket, allowed_bytes
 from uffdprefetch.warm.scheduler import EXTENT_BYTES, Extent, Scheduler, now_ns
+
+if TYPE_CHECKING:
+    from uffdprefetch.node.pool import NodePool
 
 log = logging.getLogger("uffdprefetch.serve")
 
@@ -128,8 +130,10 @@ class Service:
         pool = None
         if config.engine == "pool":
             try:
+                from uffdprefetch.node.pool import NodePool
+
                 pool = NodePool(config, self._wake_fd, self._ledger)
-            except OSError as error:
+            except (OSError, ImportError) as error:
                 config = engine_choice.fall_back(config, str(error))
                 log.warning("%s", engine_choice.told(config))
         if config.engine_asked:
@@ -170,7 +174,7 @@ class Service:
         if self._next_pump_ns:
             due = min(due, self._next_pump_ns)
         if self.engine.pool:
-            due = min(due, now + TICK_NS)
+            due = min(due, now + uffd_pool.TICK_NS)
         if self._live.sampling.due_ns:
             due = min(due, self._live.sampling.due_ns)
         for client in self.engine.clients.values():

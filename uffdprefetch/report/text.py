@@ -167,8 +167,8 @@ def _file_lines(file: dict[str, Any], page_bytes: int) -> list[str]:
         )
         if pool["punched_bytes"]:
             figures.append(
-                f"{_size(pool['punched_bytes'])} left it, {_size(pool['warm_again_bytes'])} of that"
-                " asked for again"
+                f"{_size(pool['punched_bytes'])} left it, at least"
+                f" {_size(pool['warm_again_bytes'])} of that read again"
             )
     if pool and not file.get("fill_bytes"):
         pass  # past the page cache

@@ -190,7 +190,7 @@ def pool_too_small(report: Report) -> Iterator[Found]:
             continue
         yield finding(
             report,
-            f"the pool let {format_size(again)} of {name_of(file)} go and read it again",
+            f"the pool let {format_size(again)} or more of {name_of(file)} go and read it again",
             f"{percent(again / pool['warm_bytes'])} of {format_size(pool['warm_bytes'])} asked for"
             f" ahead; {pool['missed']} of {pool['touches']} touches had to wait.",
             f"a larger --budget, up to {format_size(file['size_bytes'])}; or a part of the file for"

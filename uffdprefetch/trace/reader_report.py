@@ -49,9 +49,13 @@ def _has_threads(a: Accesses) -> bool:
     return len(sensors.distinct(a.tid)) > len(sensors.distinct(a.pid))
 
 
-def _go_on(a: Accesses) -> bool:
-    """Whether most touches of the pool came over all that lay since the one before."""
-    return bool(np.median(a.high - a.low) > 1)
+def _in_pool(name: str, a: Accesses) -> str:
+    """A pattern as far as touches of the pool tell it: what it maps at once may hold anything, and
+    where most go on from the one before there is no stride."""
+    if sensors.POOL not in a.sensor:
+        return name
+    go_on = bool(np.median(a.high - a.low) > 1)
+    return "sequential" if name == "consecutive" or (name == "strided" and go_on) else name
 
 
 def _pattern(reader: Reader, others: list[Walk], page_bytes: int) -> dict[str, Any]:
@@ -62,10 +66,9 @@ def _pattern(reader: Reader, others: list[Walk], page_bytes: int) -> dict[str, A
         name = "sequential" if name in ("strided", "consecutive") else name
         stride = n = None
     elif sensors.POOL in a.sensor:
-        # what it maps at once may hold anything: touches that go on from each other tell no stride
-        if name == "consecutive" or (name == "strided" and _go_on(a)):
-            name, stride = "sequential", None
-        n = None
+        known = _in_pool(name, a)
+        stride, n = stride if name == known else None, None
+        name = known
     elif name == "strided" and sensors.TABLES in a.sensor:
         n, how = None, "how many records it skips is not told"
     elif name == "strided" and (walk.indexed or not _has_threads(a)):
@@ -231,5 +234,5 @@ def _epoch(reader: Reader, i: int, stall: Stalls | None) -> dict[str, Any]:
         "faults": int(faults.sum()),
         "major": int(part.major.sum()),
         "stall_seconds": stalled,
-        "pattern": epoch.walk.name,
+        "pattern": _in_pool(epoch.walk.name, part),
     }

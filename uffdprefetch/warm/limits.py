@@ -70,7 +70,7 @@ def cgroup_room_bytes(cgroup: str, root: Path = Path("/sys/fs/cgroup")) -> int |
             one = path.name == "memory.limit_in_bytes"
             used = path.with_name("memory.usage_in_bytes" if one else "memory.current").read_text()
             rows = path.with_name("memory.stat").read_text().splitlines()
-            stat = {name: int(value) for name, value in (row.split() for row in rows)}
+            stat = {name: int(value) for name, value in (row.split() for row in rows if row)}
         except OSError:
             continue
         names = ("active_file", "inactive_file")

@@ -114,8 +114,9 @@ function tables() {
     (report.files ?? []).map((f) => [
       f.path, bytesText(f.size_bytes), f.file_system || "n/a",
       touchedText(f),
-      bytesText(f.fill_bytes), bytesText(f.refilled_bytes),
-      f.useless_bytes == null ? "n/a" : `${bytesText(f.useless_bytes)} (${percentText(f.useless_share ?? 0)})`,
+      f.pool && !f.fill_bytes ? "in our pool" : bytesText(f.fill_bytes),
+      f.pool && !f.fill_bytes ? "n/a" : bytesText(f.refilled_bytes),
+      f.useless_bytes == null || (f.pool && !f.fill_bytes) ? "n/a" : `${bytesText(f.useless_bytes)} (${percentText(f.useless_share ?? 0)})`,
       bytesText(f.read_ahead_bytes),
     ]));
 }

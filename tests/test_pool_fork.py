@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""--engine pool and fork: what no child inherits is there again before its code runs, whoever forks
+and however; and children read from the pool, too."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+
+import pytest
+from conftest import HANG_SECONDS, require
+from harness import Records, Start, python
+
+pytest_plugins = ("harness_fixtures",)
+
+POOL = ("--engine", "pool", "--budget", "6MiB")
+WHOLE = ("--engine", "pool", "--budget", "64MiB")
+
+
+def test_ranks_and_their_workers_read_each_byte_from_storage_once(
+    job: Start, records: Records
+) -> None:
+    """Four ranks, each with two forked workers, one of which has a child: sixteen digests."""
+    code = """
+    def read(generation):
+        pids = []
+        for _ in range((2, 1, 0)[generation]):
+            pid = os.fork()
+            if pid == 0:
+                if generation == 0 and pids:
+                    generation = 1
+                read(generation + 1)
+            pids.append(pid)
+        say(digest=m.digest(), pooled=m.pooled())
+        for pid in pids:
+            if os.waitpid(pid, 0)[1]:
+                say(error="a child failed")
+        os._exit(0)
+
+    for rank in range(4):
+        if os.fork() == 0:
+            m = Mapping(sys.argv[1])
+            read(0)
+    for _ in range(4):
+        if os.wait()[1]:
+            say(error="a rank failed")
+    """
+    done = job(python(code, records.path), options=WHOLE).finish().good()
+    assert {line["digest"] for line in done.lines} == {records.digest}
+    assert len(done.lines) == 16 and all(line["pooled"] for line in done.lines)
+    assert done.summary is not None
+    pool = done.summary["pool"]
+    assert pool["read_bytes"] == pool["unique_bytes"] == records.size_bytes
+    assert pool["reread_bytes"] == 0 and pool["evicted_bytes"] == 0
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_workers_that_are_not_forked_from_the_reader_share_the_pool(
+    job: Start, records: Records, method: str
+) -> None:
+    code = """
+    import inside
+    import multiprocessing
+
+    m = Mapping(sys.argv[1])
+    with multiprocessing.get_context(sys.argv[2]).Pool(2) as pool:
+        found = pool.map(inside.read_pooled, [sys.argv[1]] * 4)
+    say(found=sorted(set(found)), digest=m.digest())
+    """
+    done = job(python(code, records.path, method), options=WHOLE).finish().good()
+    assert done.lines == [{"found": [[records.digest, True]], "digest": records.digest}]
+    assert done.summary is not None
+    assert done.summary["pool"]["read_bytes"] == records.size_bytes
+
+
+def test_a_child_whose_parent_has_ended_before_it_looks_reads_right_bytes(
+    job: Start, records: Records
+) -> None:
+    """As daemons do it: nobody is the child's parent any more when its first code runs."""
+    code = """
+    m = Mapping(sys.argv[1])
+    libc.prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: they are ours to wait for
+    for i in range(40):
+        if os.fork() == 0:
+            if os.fork() == 0:
+                at = i * m.length // 40
+                os._exit(m.view[at : at + 9] != open(sys.argv[1], "rb").read()[at : at + 9])
+            os.kill(os.getpid(), 9)
+    statuses = []
+    while True:
+        try:
+            statuses.append(os.wait()[1])
+        except ChildProcessError:
+            break
+    say(statuses={str(s): statuses.count(s) for s in set(statuses)}, digest=m.digest())
+    """
+    done = job(python(code, records.path), options=POOL).finish().good()
+    assert done.lines == [{"statuses": {"0": 40, "9": 40}, "digest": records.digest}]
+
+
+def test_a_child_in_a_pid_namespace_of_its_own_reads_right_bytes(
+    job: Start, records: Records
+) -> None:
+    code = """
+    m = Mapping(sys.argv[1])
+    number = {"x86_64": 272, "aarch64": 97}[os.uname().machine]
+    if libc.syscall(number, 0x20000000):  # unshare(CLONE_NEWPID), for the children; by its
+        # number, because the agent ends before a call of that name
+        say(refused=ctypes.get_errno())
+        os._exit(0)
+    if os.fork() == 0:
+        say(pid=os.getpid(), parent=os.getppid(), digest=m.digest())
+        os._exit(0)
+    os.wait()
+    """
+    done = job(python(code, records.path), options=POOL).finish().good()
+    require("refused" not in done.lines[0], "unshare(CLONE_NEWPID) is not allowed here")
+    assert done.lines == [{"pid": 1, "parent": 0, "digest": records.digest}]
+
+
+def test_a_child_of_the_fork_that_runs_no_handlers_reads_right_bytes(
+    job: Start, records: Records
+) -> None:
+    require(hasattr(ctypes.CDLL(None), "_Fork"), "no _Fork before glibc 2.34")
+    code = """
+    m = Mapping(sys.argv[1])
+    for _ in range(8):
+        if libc._Fork() == 0:
+            os._exit(m.digest() != sys.argv[2])
+        if os.wait()[1]:
+            say(error="a child failed")
+    if libc._Fork() == 0:
+        if os.fork() == 0:
+            say(digest=m.digest(), pooled=m.pooled())
+            os._exit(0)
+        os._exit(os.wait()[1])
+    os.wait()
+    say(digest=m.digest(), pooled=m.pooled())
+    """
+    done = job(python(code, records.path, records.digest), options=POOL).finish().good()
+    assert done.lines == [{"digest": records.digest, "pooled": True}] * 2
+
+
+def test_a_child_that_nobody_sees_made_dies_where_it_touches_and_never_reads_a_zero(
+    job: Start, records: Records
+) -> None:
+    """clone(2) by its number: no library is told. Its own children by fork(3) have the file."""
+    code = """
+    SYS_clone = {"x86_64": 56, "aarch64": 220}[os.uname().machine]
+    m = Mapping(sys.argv[1])
+    m.digest()
+
+    def child(what):
+        pid = libc.syscall(SYS_clone, 17, 0, 0, 0, 0)
+        if pid == 0:
+            os._exit(what())
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    def grandchild():
+        if os.fork() == 0:
+            os._exit(m.digest() != sys.argv[2])
+        return os.waitstatus_to_exitcode(os.wait()[1])
+
+    say(touch=child(lambda: 7 + (m.view[m.length // 2] == 0)), grandchild=child(grandchild))
+    say(digest=m.digest(), pooled=m.pooled())
+    """
+    done = job(python(code, records.path, records.digest), options=POOL).finish().good()
+    assert done.lines == [
+        {"touch": -signal.SIGSEGV, "grandchild": 0},
+        {"digest": records.digest, "pooled": True},
+    ]
+
+
+def test_a_hundred_children_while_other_threads_fault_and_map(
+    job: Start, records: Records
+) -> None:
+    code = """
+    m, end, wrong = Mapping(sys.argv[1]), threading.Event(), []
+
+    def fault():
+        while not end.is_set():
+            m.forget()
+            if m.digest() != sys.argv[2]:
+                wrong.append("fault")
+
+    def remap():
+        while not end.is_set():
+            other = Mapping(sys.argv[1], length=4 << 20, offset=8 << 20)
+            if other.digest() != expected:
+                wrong.append("remap")
+            other.unmap()
+
+    expected = hashlib.sha256(m.view[8 << 20 : 12 << 20]).hexdigest()
+    threads = [threading.Thread(target=what) for what in (fault, fault, remap, remap)]
+    for t in threads:
+        t.start()
+    for i in range(100):
+        pid = os.fork()
+        if pid == 0:
+            at = i * 200_000
+            data = os.pread(os.open(sys.argv[1], os.O_RDONLY), 150_000, at)
+            os._exit(bytes(m.view[at : at + 150_000]) != data)
+        if os.waitpid(pid, 0)[1]:
+            wrong.append(i)
+    end.set()
+    for t in threads:
+        t.join()
+    say(wrong=wrong, digest=m.digest(), pooled=m.pooled())
+    """
+    done = job(python(code, records.path, records.digest), options=POOL).finish().good()
+    assert done.lines == [{"wrong": [], "digest": records.digest, "pooled": True}]
+    assert done.summary is not None and done.summary["pool"]["evicted_bytes"] > 0
+
+
+def test_a_stopped_service_holds_a_fork_of_many_mappings_once_and_not_for_each(
+    job: Start, records: Records
+) -> None:
+    code = """
+    maps = [Mapping(sys.argv[1], length=1 << 20, offset=n << 20) for n in range(20)]
+    say(service=True)
+    hear()
+    began = time.monotonic()
+    if os.fork() == 0:
+        took = time.monotonic() - began
+        sha = hashlib.sha256(b"".join(bytes(m.view) for m in maps)).hexdigest()
+        say(took=took, digest=sha)
+        os._exit(0)
+    os.wait()
+    """
+    work = job(python(code, records.path), options=POOL)
+    work.line()
+    service = work.kill_service(signal.SIGSTOP)
+    work.tell()
+    line = work.line()
+    os.kill(service, signal.SIGCONT)
+    first = subprocess.run(
+        ["sh", "-c", 'head -c 20971520 "$0" | sha256sum', str(records.path)],
+        capture_output=True, timeout=HANG_SECONDS,
+    ).stdout.split()[0]  # fmt: skip
+    assert line["digest"] == first.decode()
+    assert line["took"] < 10  # one second for each would be twenty
+    work.finish()
