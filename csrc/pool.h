@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * pool.h - the inside of the node's page pool: pool.c (files and processes), pool_faults.c (the
- * thread that answers), pool_fill.c (the threads that read), pool_room.c (what goes when room is
- * needed).
+ * pool.h - the inside of the node's page pool: pool.c (files, and what the main thread asks),
+ * pool_clients.c (processes), pool_faults.c (the thread that answers), pool_waiters.c (who is blocked),
+ * pool_fill.c (the threads that read), pool_room.c (what goes when room is needed).
  *
  * One lock. It is never held over a system call that can wait: not over a read, a write, a punch
  * or an ioctl on somebody's userfaultfd. What such a call works on is held by the chunk's state
@@ -16,6 +16,7 @@
 #ifndef UP_POOL_H
 #define UP_POOL_H
 
+#include <linux/userfaultfd.h>
 #include <pthread.h>
 
 #include "helper.h"
@@ -155,6 +156,16 @@ void pool_want_again(struct up_pool *p);
 uint64_t pool_continue(struct up_pool *p, int uffd, const struct pool_region *r, uint64_t offset,
 		       uint64_t length, uint64_t address);
 void pool_wake(int uffd, uint64_t address, uint64_t length);
+/* pool_clients.c: the region of an address, or of a number; NULL. */
+struct pool_region *pool_region_at(struct pool_client *c, uint64_t address);
+struct pool_region *pool_region_by_id(struct pool_client *c, uint32_t id);
+/* The userfaultfd is used without the lock: it is not closed before pool_leave_off(). */
+void pool_use(struct pool_client *c);
+void pool_leave_off(struct up_pool *p, struct pool_client *c);
+/* Pages of a region, which was found under the same lock, are going to be mapped: what
+ * pool_end_mapping() takes. */
+uint32_t pool_begin_mapping(struct pool_client *c);
+void pool_end_mapping(struct up_pool *p, struct pool_client *c, uint32_t turn);
 /* Wait until nothing is mapped any more into ranges of the process that were found before: a
  * UFFDIO_CONTINUE that is late would map, without a look at its state, a page of what lies there by
  * then. The main thread's alone, with the lock, which it leaves and takes again. */
@@ -163,6 +174,9 @@ void pool_await_mappings(struct up_pool *p, struct pool_client *c);
  * Called with the lock, which it leaves and takes again. */
 void pool_serve(struct up_pool *p, int file, uint64_t first, uint64_t count);
 
+/* A thread waits in one place at a time. 0 or -ENOMEM. */
+int pool_add_waiter(struct up_pool *p, uint32_t client, int file, uint64_t chunk,
+		    const struct uffd_msg *m, uint64_t address);
 /* *at leaves the list of those who wait. */
 void pool_drop_waiter(struct up_pool *p, struct pool_waiter **at);
 void *pool_fault_loop(void *pool);

@@ -79,201 +79,6 @@ uint64_t pool_continue(struct up_pool *p, int uffd, const struct pool_region *r,
 	return done;
 }
 
-/* ------------------------------------------------------------------ who waits */
-
-void pool_want(struct up_pool *p, int file, uint64_t chunk, uint32_t run)
-{
-	struct pool_file *f = &p->file[file];
-
-	p->run_chunks = (uint32_t)pool_run_least(p);
-	if (f->state[chunk] != UP_ABSENT)
-		return;
-	if (p->demand_head - p->demand_tail == p->demand_room) {
-		uint32_t room = p->demand_room ? p->demand_room * 2 : 256, n = 0;
-		struct pool_demand *more = malloc(room * sizeof(*more));
-
-		if (!more) {
-			p->retry = 1;
-			return;
-		}
-		for (uint32_t i = p->demand_tail; i != p->demand_head; i++)
-			more[n++] = p->demand[i % p->demand_room];
-		free(p->demand);
-		p->demand = more;
-		p->demand_room = room;
-		p->demand_tail = 0;
-		p->demand_head = n;
-	}
-	f->state[chunk] = UP_WANTED;
-	p->demand[p->demand_head++ % p->demand_room] =
-		(struct pool_demand){ .file = file, .chunk = chunk, .run = run };
-	pthread_cond_signal(&p->work);
-}
-
-void pool_want_again(struct up_pool *p)
-{
-	p->retry = 0;
-	for (struct pool_waiter *w = p->waiting; w; w = w->next)
-		pool_want(p, w->file, w->chunk, 1);
-}
-
-void pool_drop_waiter(struct up_pool *p, struct pool_waiter **at)
-{
-	struct pool_waiter *w = *at;
-
-	*at = w->next;
-	p->file[w->file].waiters--;
-	p->count.waiters--;
-	w->next = p->spare;
-	p->spare = w;
-}
-
-/* A thread waits in one place at a time: what it waited for before, it does no more. (Woken all the
- * same: one that reads this process's memory from another PID namespace may have the same number.) */
-static int add_waiter(struct up_pool *p, uint32_t client, int file, uint64_t chunk,
-		      const struct uffd_msg *m, uint64_t address)
-{
-	uint32_t tid = m->arg.pagefault.feat.ptid;
-	struct pool_waiter *w;
-
-	for (struct pool_waiter **at = &p->waiting; *at; at = &(*at)->next)
-		if ((*at)->client == client && (*at)->tid == tid && tid) {
-			pool_wake(p->client[client].uffd, (*at)->address, p->page_bytes);
-			pool_drop_waiter(p, at);
-			break;
-		}
-	w = p->spare;
-	if (w)
-		p->spare = w->next;
-	else
-		w = malloc(sizeof(*w));
-	if (!w)
-		return -ENOMEM;
-	*w = (struct pool_waiter){
-		.client = client,
-		.generation = p->client[client].generation,
-		.tid = tid,
-		.file = file,
-		.chunk = chunk,
-		.address = address,
-		.time_ns = pool_now_ns(),
-		.next = p->waiting,
-	};
-	p->waiting = w;
-	p->file[file].waiters++;
-	if (++p->count.waiters > p->count.waiters_peak)
-		p->count.waiters_peak = p->count.waiters;
-	return 0;
-}
-
-static struct pool_region *region_at(struct pool_client *c, uint64_t address)
-{
-	for (uint32_t i = c->regions; i-- > 0;)
-		if (address - c->region[i].address < c->region[i].length)
-			return &c->region[i];
-	return NULL;
-}
-
-static struct pool_region *region_by_id(struct pool_client *c, uint32_t id)
-{
-	for (uint32_t i = 0; i < c->regions; i++)
-		if (c->region[i].id == id)
-			return &c->region[i];
-	return NULL;
-}
-
-static void use(struct pool_client *c)
-{
-	c->users++;
-}
-
-static void leave_off(struct up_pool *p, struct pool_client *c)
-{
-	if (!--c->users && c->leaving)
-		pthread_cond_broadcast(&p->idle);
-}
-
-/* Pages of a region, which was found under the same lock, are going to be mapped: what
- * end_mapping() takes. */
-static uint32_t begin_mapping(struct pool_client *c)
-{
-	uint32_t turn = c->turn & 1;
-
-	c->mapping[turn]++;
-	return turn;
-}
-
-static void end_mapping(struct up_pool *p, struct pool_client *c, uint32_t turn)
-{
-	if (!--c->mapping[turn] && turn != (c->turn & 1))
-		pthread_cond_broadcast(&p->idle);
-}
-
-void pool_await_mappings(struct up_pool *p, struct pool_client *c)
-{
-	uint32_t turn = c->turn++ & 1;
-
-	while (c->mapping[turn])
-		pthread_cond_wait(&p->idle, &p->lock);
-}
-
-void pool_serve(struct up_pool *p, int file, uint64_t first, uint64_t count)
-{
-	uint64_t bytes = pool_chunk_bytes(p), now = pool_now_ns(), done;
-	struct pool_waiter **at = &p->waiting;
-
-	while (*at) {
-		struct pool_waiter w = **at;
-		struct pool_client *c = &p->client[w.client];
-		struct pool_region *found, r;
-		uint32_t turn;
-
-		if (w.file != file || w.chunk < first || w.chunk >= first + count) {
-			at = &(*at)->next;
-			continue;
-		}
-		pool_drop_waiter(p, at);
-		if (c->uffd < 0 || c->leaving || c->generation != w.generation)
-			continue;
-		pool_bin(p->count.wait_bin, &p->count.wait_sum_ns, &p->count.wait_max_ns,
-			 now - w.time_ns);
-		for (uint64_t i = first; i < first + count; i++)
-			p->file[file].touched_ms[i] = pool_now_ms(p);
-		found = region_at(c, w.address);
-		if (!found || found->file != file) {
-			/* it was unmapped: who did that has woken the thread, or does */
-			pool_wake(c->uffd, w.address, p->page_bytes);
-			continue;
-		}
-		r = *found;
-		use(c);
-		turn = begin_mapping(c);
-		pthread_mutex_unlock(&p->lock);
-		done = pool_continue(p, c->uffd, &r, first * bytes, count * bytes, w.address);
-		pthread_mutex_lock(&p->lock);
-		p->count.continued_bytes += done;
-		end_mapping(p, c, turn);
-		leave_off(p, c);
-		/* The others of this process there were woken by the same call. The list may be
-		 * another by now: from its start. */
-		for (at = &p->waiting; *at;) {
-			struct pool_waiter *o = *at;
-
-			if (o->client == w.client && o->generation == w.generation &&
-			    o->file == file && o->chunk >= first && o->chunk < first + count &&
-			    o->address - r.address < r.length) {
-				pool_bin(p->count.wait_bin, &p->count.wait_sum_ns,
-					 &p->count.wait_max_ns, now - o->time_ns);
-				pool_wake(c->uffd, o->address, p->page_bytes);
-				pool_drop_waiter(p, at);
-			} else {
-				at = &o->next;
-			}
-		}
-		at = &p->waiting;
-	}
-}
-
 /* ------------------------------------------------------------------ faults */
 
 /* A thread that waits for the same two chunks, again and again, and for nothing else: one
@@ -369,7 +174,7 @@ static void map_ahead(struct up_pool *p, struct pool_client *c, uint32_t region,
 {
 	uint64_t bytes = pool_chunk_bytes(p), most = map_most(p), first, end, limit;
 	uint64_t done = 0;
-	struct pool_region *r = region_by_id(c, region), at;
+	struct pool_region *r = pool_region_by_id(c, region), at;
 	struct pool_file *f;
 	uint32_t turn;
 
@@ -387,7 +192,7 @@ static void map_ahead(struct up_pool *p, struct pool_client *c, uint32_t region,
 	r->high = end;
 	pin(p, f, first, end);
 	at = *r;
-	turn = begin_mapping(c);
+	turn = pool_begin_mapping(c);
 	pthread_mutex_unlock(&p->lock);
 	for (uint64_t low = first; low < end;) {
 		uint64_t high = (low / most + 1) * most, from = low * bytes;
@@ -401,7 +206,7 @@ static void map_ahead(struct up_pool *p, struct pool_client *c, uint32_t region,
 	}
 	pthread_mutex_lock(&p->lock);
 	p->count.continued_bytes += done;
-	end_mapping(p, c, turn);
+	pool_end_mapping(p, c, turn);
 	unpin(f, first, end);
 }
 
@@ -422,12 +227,12 @@ static void answer(struct up_pool *p, struct pool_client *c, struct pool_region 
 		r->high = end;
 	pin(p, f, first, end);
 	at = *r;
-	turn = begin_mapping(c);
+	turn = pool_begin_mapping(c);
 	pthread_mutex_unlock(&p->lock);
 	done = pool_continue(p, c->uffd, &at, first * bytes, (end - first) * bytes, address);
 	pthread_mutex_lock(&p->lock);
 	p->count.continued_bytes += done;
-	end_mapping(p, c, turn);
+	pool_end_mapping(p, c, turn);
 	unpin(f, first, end);
 	map_ahead(p, c, at.id, chunk);
 }
@@ -444,7 +249,7 @@ static void on_fault(struct up_pool *p, uint32_t client, const struct uffd_msg *
 
 	pthread_mutex_lock(&p->lock);
 	p->count.faults++;
-	r = c->leaving ? NULL : region_at(c, address);
+	r = c->leaving ? NULL : pool_region_at(c, address);
 	if (!r) {
 		pthread_mutex_unlock(&p->lock);
 		pool_wake(c->uffd, address, p->page_bytes);
@@ -476,7 +281,7 @@ static void on_fault(struct up_pool *p, uint32_t client, const struct uffd_msg *
 	else if (r->miss_run * 2 * bytes <= DEMAND_MAX_BYTES)
 		r->miss_run *= 2;
 	r->miss_next = chunk + r->miss_run;
-	if (add_waiter(p, client, r->file, chunk, m, address)) {
+	if (pool_add_waiter(p, client, r->file, chunk, m, address)) {
 		pthread_mutex_unlock(&p->lock);
 		pool_wake(c->uffd, address, p->page_bytes); /* it comes again */
 		return;
@@ -504,14 +309,14 @@ static void take_faults(struct up_pool *p, uint32_t client, uint32_t generation,
 	}
 	if (!(events & EPOLLIN)) /* one that nobody initialized has only an error to tell */
 		epoll_ctl(p->epoll_fd, EPOLL_CTL_DEL, c->uffd, NULL);
-	use(c);
+	pool_use(c);
 	pthread_mutex_unlock(&p->lock);
 	n = read(c->uffd, m, sizeof(m));
 	for (ssize_t i = 0; i < n / (ssize_t)sizeof(m[0]); i++)
 		if (m[i].event == UFFD_EVENT_PAGEFAULT)
 			on_fault(p, client, &m[i]);
 	pthread_mutex_lock(&p->lock);
-	leave_off(p, c);
+	pool_leave_off(p, c);
 	pthread_mutex_unlock(&p->lock);
 }
 

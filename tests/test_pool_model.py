@@ -43,10 +43,10 @@ BREAKAGES = {
         "if (f->state[chunk] >= UP_FILLING) {",
     ),
     "nobody waits for what is being mapped when a mapping goes": (
-        "pool_faults.c", "while (c->mapping[turn])", "while (0 && c->mapping[turn])",
+        "pool_clients.c", "while (c->mapping[turn])", "while (0 && c->mapping[turn])",
     ),
     "nobody waits for what is being mapped when a process goes": (
-        "pool.c", "while (c->users)", "while (0 && c->users)",
+        "pool_clients.c", "while (c->users)", "while (0 && c->users)",
     ),
 }  # fmt: skip
 

@@ -12,27 +12,17 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from uffdprefetch import uffd, uffd_pool
+from uffdprefetch import uffd
 from uffdprefetch.config import Config
 from uffdprefetch.intervals import IntervalSet
-from uffdprefetch.node import pagetables, wire
+from uffdprefetch.node import pagetables, pooled, wire
 from uffdprefetch.node.admission import FileTable
 from uffdprefetch.node.client import Client, Region
 from uffdprefetch.node.files import BLOCK_BYTES, FileState, Key
 from uffdprefetch.node.layout import Layout
 from uffdprefetch.node.ledger import Ledger
 from uffdprefetch.node.processes import Watched
-from uffdprefetch.node.tap import (
-    MAJORS,
-    POOL_BACKWARD,
-    POOL_MISS,
-    POOL_TOUCH,
-    PUNCH,
-    SEEN,
-    TOUCH,
-    WINDOW,
-    Tap,
-)
+from uffdprefetch.node.tap import MAJORS, SEEN, TOUCH, WINDOW, Tap
 from uffdprefetch.plan import checkpoints, window
 from uffdprefetch.progress.streams import REACH_BYTES, Stream, StreamTable
 from uffdprefetch.warm.scheduler import Scheduler, now_ns
@@ -62,10 +52,6 @@ STARTS_MAX = 32
 #: Laying failed: the commands of the last moment fail for the same reason.
 HALVE_NS = 1000 * MS
 NEVER_NS = 1 << 62
-#: Who has not read for so long holds no part of the pool back.
-SILENT_READER_NS = 10_000 * MS
-MAP_TYPE = 0x0F
-MAP_PRIVATE = 2
 
 
 class CacheEngine:
@@ -131,9 +117,9 @@ class CacheEngine:
             verdict, why = wire.Verdict.REFUSE, f"page table of the job: {client.pagemap_error}"
         fds: list[int] = []
         if file is not None and verdict == wire.Verdict.CHECKPOINTS and self.pool:
-            fds, reason = self._into_pool(client, a, file, reason)
+            fds, told = pooled.accept(self, self.pool, client, a, file)
             if fds:
-                verdict = wire.Verdict.POOL
+                verdict, reason = wire.Verdict.POOL, told
             elif file.pooled is not None:
                 verdict, why = wire.Verdict.REFUSE, "the pool has the file, and cannot serve this"
         if file is not None and verdict not in (wire.Verdict.REFUSE, wire.Verdict.POOL):
@@ -153,26 +139,6 @@ class CacheEngine:
         self.tap.region(client, client.regions[a.region])
         self.ledger.attached(file, verdict, reason)
 
-    def _into_pool(
-        self, client: Client, a: wire.Attach, file: FileState, reason: str
-    ) -> tuple[list[int], str]:
-        """([what the job maps], why) when the pool can serve a mapping, else ([], why not)."""
-        assert self.pool is not None
-        why = ""
-        if client.pool_slot < 0:
-            why = "the process has no userfaultfd for it"
-        elif a.map_flags & MAP_TYPE == MAP_PRIVATE:
-            why = "the mapping is private"
-        elif file.attached and file.pooled is None:
-            why = "checkpoints of it are laid already"
-        else:
-            try:
-                return [self.pool.open(file).memfd], "the pool's memory is mapped in its place"
-            except OSError as error:
-                why = str(error)
-        self.ledger.degrade(f"{file.path}: a mapping is not served by the pool: {why}")
-        return [], reason
-
     def _adopt(
         self, client: Client, a: wire.Attach, file: FileState, verdict: wire.Verdict
     ) -> None:
@@ -184,7 +150,7 @@ class CacheEngine:
             length_bytes=a.length_bytes,
             offset_bytes=a.offset_bytes,
             verdict=verdict,
-            shared=a.map_flags & MAP_TYPE != MAP_PRIVATE,
+            shared=a.map_flags & wire.MAP_TYPE != wire.MAP_PRIVATE,
             table=StreamTable(client.rank, client.pid),
             span=checkpoints.Span(a.offset_bytes, end, uffd.PAGE_BYTES),
             sparse_from_ns=now_ns() + SPARSE_DELAY_NS,
@@ -283,53 +249,14 @@ class CacheEngine:
                 TOUCH, at_ns, client.pid, region.file, start, uffd.PAGE_BYTES, event.handle_ns,
                 tid=event.tid,
             )  # fmt: skip
-            self._touch(client, region, start, start + uffd.PAGE_BYTES, at_ns)
+            self.touch(client, region, start, start + uffd.PAGE_BYTES, at_ns)
 
     def on_pool_events(self) -> None:
-        """What happened in the pool: faults are progress, the rest is for the books."""
-        if self.pool is None:
-            return
-        for event in self.pool.pool.drain():
-            file = self.pool.files.get(event.file)
-            if file is None:
-                continue
-            if event.kind == uffd_pool.FAILED:
-                self.give_up(file, f"cannot be read ({os.strerror(-event.error)})")
-                self.pool.detached += 1
-            elif event.kind == uffd_pool.EVICTED:
-                self.tap.put(PUNCH, event.time_ns, 0, file, event.offset, event.length, 0)
-            else:
-                self._on_pool_fault(self.pool, file, event)
+        """What has happened in the pool, if there is one."""
+        if self.pool is not None:
+            pooled.take_events(self, self.pool)
 
-    def _on_pool_fault(self, pool: NodePool, file: FileState, event: uffd_pool.PoolEvent) -> None:
-        client = pool.slots.get(event.client)
-        region = client.regions.get(event.region) if client else None
-        if client is None or region is None or region.detaching:
-            return
-        if event.kind == uffd_pool.STUCK:
-            # two chunks that one instruction needs do not fit: the page cache has room
-            self.ledger.degrade(
-                f"{file.path}: --budget is too small for pid {client.pid}: given back to the kernel"
-            )
-            pool.detached += 1
-            region.detaching = True
-            client.command(wire.Type.DETACH, region.id, [])
-            return
-        client.watched.pool_misses += event.kind == uffd_pool.MISS
-        start, end = event.offset, event.offset + event.length
-        cell = start // checkpoints.DISTANCE_MIN_BYTES
-        region.fired.setdefault(cell, event.time_ns)
-        region.armed.setdefault(cell, start // uffd.PAGE_BYTES)
-        stream, forward = self._touch(client, region, start, end, event.time_ns)
-        how = POOL_TOUCH | (POOL_MISS if event.kind == uffd_pool.MISS else 0)
-        start, end = pool.walked(stream, start, end, forward)
-        if stream.direction < 0:
-            how |= POOL_BACKWARD
-        self.tap.put(
-            TOUCH, event.time_ns, client.pid, file, start, end - start, 0, how, event.tid
-        )  # fmt: skip
-
-    def _touch(
+    def touch(
         self, client: Client, region: Region, start: int, end: int, at_ns: int
     ) -> tuple[Stream, int]:
         """Progress: (whose walk it is, how many bytes that went on)."""
@@ -414,7 +341,7 @@ class CacheEngine:
             start = at - (BLOCK_BYTES if stream.direction > 0 else REACH_BYTES)
             clusters, _ = self._new_touches(client, region, start, start + REACH_BYTES)
             for a, b in clusters:
-                self._touch(client, region, a, b, now)
+                self.touch(client, region, a, b, now)
                 touched = True
             if abs(stream.position_bytes - at) < REACH_BYTES // 2:
                 break
@@ -429,7 +356,7 @@ class CacheEngine:
             end = min(start + LOOK_AT_ONCE_BYTES, region.span.end_bytes)
             clusters, more = self._new_touches(client, region, start, end)
             for a, b in clusters:
-                self._touch(client, region, a, b, now)
+                self.touch(client, region, a, b, now)
                 touched = True
             region.look_from = more or end
             if region.look_from >= region.span.end_bytes:
@@ -496,18 +423,9 @@ class CacheEngine:
             self.tap.put(WINDOW, now_ns(), stream.reader, file, start, end - start, 0)
 
     def plan_evictions(self) -> None:
-        """Have blocks ready to leave the pool when it is full."""
-        if self.pool is None or not self.pool.wants_victims():
-            return
-        since = now_ns() - SILENT_READER_NS
-        self.pool.plan(
-            (region, stream, self.layout.lookahead(stream, region))
-            for client in self.clients.values()
-            for region in client.regions.values()
-            if region.verdict == wire.Verdict.POOL and not region.detaching
-            for stream in region.table.active()
-            if stream.last_ns > since
-        )
+        """Have blocks ready to leave the pool, if there is one."""
+        if self.pool is not None:
+            pooled.plan_evictions(self, self.pool)
 
     # -------------------------------------------------------------- checkpoints
 

@@ -24,8 +24,9 @@ from uffdprefetch.config import Config
 from uffdprefetch.node.client import Client, Region
 from uffdprefetch.node.files import FileState
 from uffdprefetch.node.ledger import Histogram, Ledger
+from uffdprefetch.node.residents import reader, resident_blocks
 from uffdprefetch.node.wire import Verdict
-from uffdprefetch.plan.eviction import LRU, Cyclic, Policy, Reader, Residents
+from uffdprefetch.plan.eviction import LRU, Cyclic, Policy
 from uffdprefetch.progress.streams import Stream
 from uffdprefetch.units import parse_size
 from uffdprefetch.warm import limits
@@ -52,8 +53,6 @@ MAP_SHARE = 64
 WINDOW_LEAST_BYTES = 4 * MIB
 #: Readers so close to each other want the same.
 NEAR_BYTES = 16 * MIB
-#: Blocks just behind a reader that it may still look at.
-BEHIND_BYTES = 1 * MIB
 #: Blocks on a list of victims: this part of the pool, and no fewer.
 VICTIMS_SHARE = 32
 VICTIMS_LEAST = 8
@@ -300,10 +299,10 @@ class NodePool:
         if self.limited_by and time.monotonic_ns() >= self._fit_at_ns:
             self._fit()  # who shares the memory may take more of it
         self._planned_ns = time.monotonic_ns()
-        readers = [self._reader(region, stream, ahead) for region, stream, ahead in streams]
-        residents = self._residents()
-        rows = self.policy.victims(residents, readers, self._victims())
         per = self.block_bytes // self.chunk_bytes
+        readers = [reader(*one, self.block_bytes) for one in streams]
+        residents = resident_blocks(self.files, per)
+        rows = self.policy.victims(residents, readers, self._victims())
         self.pool.set_victims(
             (int(residents.file[i]), int(residents.block[i]) * per, per) for i in rows
         )
@@ -312,44 +311,6 @@ class NodePool:
         """How long a list is made. What stands far down on it may be what is read next by the time
         that its turn comes: a small part of the pool, and a new list when half is used."""
         return max(VICTIMS_LEAST, self.budget_bytes // self.block_bytes // VICTIMS_SHARE)
-
-    def _reader(self, region: Region, stream: Stream, ahead_bytes: int) -> Reader:
-        assert region.file.pooled is not None
-        block = self.block_bytes
-        return Reader(
-            file=region.file.pooled.number,
-            position=max(0, stream.position_bytes - 1) // block,
-            direction=stream.direction,
-            low=region.offset_bytes // block,
-            high=-(-region.span.end_bytes // block),
-            ahead=-(-ahead_bytes // block),
-            behind=max(1, BEHIND_BYTES // block),
-        )
-
-    def _residents(self) -> Residents:
-        files: list[npt.NDArray[np.int32]] = []
-        blocks: list[npt.NDArray[np.int64]] = []
-        touched: list[npt.NDArray[np.uint32]] = []
-        per = self.block_bytes // self.chunk_bytes
-        for number, file in self.files.items():
-            assert file.pooled is not None
-            there = file.pooled.state == uffd_pool.PRESENT
-            whole = -(-len(there) // per) * per
-            there = np.pad(there, (0, whole - len(there))).reshape(-1, per).any(axis=1)
-            times = np.pad(file.pooled.touched_ms, (0, whole - len(file.pooled.touched_ms)))
-            found = np.flatnonzero(there)
-            files.append(np.full(len(found), number, np.int32))
-            blocks.append(found.astype(np.int64))
-            touched.append(times.reshape(-1, per).max(axis=1)[found])
-        if not files:
-            return Residents(
-                np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.uint32),
-                np.empty(0, bool),
-            )  # fmt: skip
-        block = np.concatenate(blocks)
-        return Residents(
-            np.concatenate(files), block, np.concatenate(touched), np.zeros(len(block), bool)
-        )
 
     # -------------------------------------------------------------- books
 

@@ -77,6 +77,8 @@ HELLO_SENDS_UFFD = 4
 HELLO_SENDS_POOL = 8
 ATTACH_INHERITED = 1
 ATTACH_WRITABLE = 2
+#: of up_attach.map_flags, as in mmap(2)
+MAP_TYPE, MAP_PRIVATE = 0x0F, 2
 
 
 class Hello(NamedTuple):

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Between the engine and the pool: which mappings go there, what its faults say, what may go."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from uffdprefetch import uffd, uffd_pool
+from uffdprefetch.node import wire
+from uffdprefetch.node.client import Client
+from uffdprefetch.node.files import FileState
+from uffdprefetch.node.tap import POOL_BACKWARD, POOL_MISS, POOL_TOUCH, PUNCH, TOUCH
+from uffdprefetch.plan.checkpoints import DISTANCE_MIN_BYTES
+from uffdprefetch.warm.scheduler import now_ns
+
+if TYPE_CHECKING:
+    from uffdprefetch.node.engine import CacheEngine
+    from uffdprefetch.node.pool import NodePool  # brings numpy, which a service without it spares
+
+#: Who has not read for so long holds no part of the pool back.
+SILENT_READER_NS = 10_000_000_000
+
+
+def accept(
+    engine: CacheEngine, pool: NodePool, client: Client, a: wire.Attach, file: FileState
+) -> tuple[list[int], str]:
+    """([what the job maps], why) when the pool can serve a mapping, else ([], why not)."""
+    if client.pool_slot < 0:
+        why = "the process has no userfaultfd for it"
+    elif a.map_flags & wire.MAP_TYPE == wire.MAP_PRIVATE:
+        why = "the mapping is private"
+    elif file.attached and file.pooled is None:
+        why = "checkpoints of it are laid already"
+    else:
+        try:
+            return [pool.open(file).memfd], "the pool's memory is mapped in its place"
+        except OSError as error:
+            why = str(error)
+    engine.ledger.degrade(f"{file.path}: a mapping is not served by the pool: {why}")
+    return [], why
+
+
+def take_events(engine: CacheEngine, pool: NodePool) -> None:
+    """What happened in the pool: faults are progress, the rest is for the books."""
+    for event in pool.pool.drain():
+        file = pool.files.get(event.file)
+        if file is None:
+            continue
+        if event.kind == uffd_pool.FAILED:
+            engine.give_up(file, f"cannot be read ({os.strerror(-event.error)})")
+            pool.detached += 1
+        elif event.kind == uffd_pool.EVICTED:
+            engine.tap.put(PUNCH, event.time_ns, 0, file, event.offset, event.length, 0)
+        else:
+            _take_fault(engine, pool, file, event)
+
+
+def _take_fault(
+    engine: CacheEngine, pool: NodePool, file: FileState, event: uffd_pool.PoolEvent
+) -> None:
+    client = pool.slots.get(event.client)
+    region = client.regions.get(event.region) if client else None
+    if client is None or region is None or region.detaching:
+        return
+    if event.kind == uffd_pool.STUCK:
+        # two chunks that one instruction needs do not fit: the page cache has room
+        engine.ledger.degrade(
+            f"{file.path}: --budget is too small for pid {client.pid}: given back to the kernel"
+        )
+        pool.detached += 1
+        region.detaching = True
+        client.command(wire.Type.DETACH, region.id, [])
+        return
+    client.watched.pool_misses += event.kind == uffd_pool.MISS
+    start, end = event.offset, event.offset + event.length
+    cell = start // DISTANCE_MIN_BYTES
+    region.fired.setdefault(cell, event.time_ns)
+    region.armed.setdefault(cell, start // uffd.PAGE_BYTES)
+    stream, forward = engine.touch(client, region, start, end, event.time_ns)
+    how = POOL_TOUCH | (POOL_MISS if event.kind == uffd_pool.MISS else 0)
+    start, end = pool.walked(stream, start, end, forward)
+    if stream.direction < 0:
+        how |= POOL_BACKWARD
+    engine.tap.put(
+        TOUCH, event.time_ns, client.pid, file, start, end - start, 0, how, event.tid
+    )  # fmt: skip
+
+
+def plan_evictions(engine: CacheEngine, pool: NodePool) -> None:
+    """Have blocks ready to leave the pool when it is full."""
+    if not pool.wants_victims():
+        return
+    since = now_ns() - SILENT_READER_NS
+    pool.plan(
+        (region, stream, engine.layout.lookahead(stream, region))
+        for client in engine.clients.values()
+        for region in client.regions.values()
+        if region.verdict == wire.Verdict.POOL and not region.detaching
+        for stream in region.table.active()
+        if stream.last_ns > since
+    )
