@@ -97,7 +97,7 @@ struct up_job {
 	const char *test_exit_log;
 
 	int pid, parent_pid; /* parent_pid: 0, or whom this process was forked from */
-	int forker_pid;      /* who called fork(2) last: the child sees from it whose books it has */
+	_Atomic int forker_pid; /* who called fork(2) last: the child sees from it whose books it has */
 	_Atomic int disabled; /* tried and failed, or given up: manage nothing more */
 	_Atomic int live;     /* regions not FREE: the interposers' fast path */
 	_Atomic uint32_t generation;

@@ -96,7 +96,7 @@ static void await_swaps(void)
 
 static void before_fork(void)
 {
-	up_job.forker_pid = (int)up_sys0(SYS_getpid);
+	atomic_store(&up_job.forker_pid, (int)up_sys0(SYS_getpid));
 }
 
 /* In the child only the forking thread lives. A region that was live is the agent's to take up
@@ -108,7 +108,7 @@ static void after_fork_in_child(void)
 	uint64_t all = ~0ull, before;
 	/* Else who forked is itself a child that we did not see made (clone): what it has mapped
 	 * where our books say is not known. */
-	int known = up_job.forker_pid == up_job.pid;
+	int known = atomic_load(&up_job.forker_pid) == up_job.pid;
 
 	up_sys4(SYS_rt_sigprocmask, SIG_SETMASK, &all, &before, sizeof(all));
 	up_job.parent_pid = up_job.pid;

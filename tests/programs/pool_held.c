@@ -70,15 +70,45 @@ static void hold_in_read(int f, unsigned int others)
 		there = up_pool_reap(pool, &result, 1);
 }
 
+/* What stands in CONTINUE goes on, and has done it: it wakes who touches, or ends. */
+static void let_continue(void)
+{
+	set_gates(1 << READ);
+	while (is_held(CONTINUE))
+		sched_yield();
+	yield(PATIENCE);
+}
+
+static int sleeps(int tid)
+{
+	char path[64], state = 0;
+	FILE *f;
+
+	snprintf(path, sizeof(path), "/proc/self/task/%d/stat", tid);
+	f = fopen(path, "re");
+	if (!f)
+		return 0;
+	if (fscanf(f, "%*d (%*[^)]) %c", &state) != 1)
+		state = 0;
+	fclose(f);
+	return state == 'S';
+}
+
 /* A call that must wait for what stands in CONTINUE, and does not wait for READ. */
 static void call_under_gates(void (*call)(struct up_pool *, int, uint32_t), int client, uint32_t n)
 {
-	struct waiting_call w = { call, client, n };
+	struct waiting_call w = { call, client, n, 0 };
+	int asleep = 0, left;
 	pthread_t thread;
 
 	CHECK(!pthread_create(&thread, NULL, call_it, &w));
 	yield(PATIENCE);
-	if (pthread_tryjoin_np(thread, NULL)) {
+	/* until it has come back, or waits: asleep however often one looks */
+	while ((left = pthread_tryjoin_np(thread, NULL)) && asleep < 200) {
+		asleep = sleeps(atomic_load(&w.tid)) ? asleep + 1 : 0;
+		yield(10);
+	}
+	if (left) {
 		set_gates(1 << READ);
 		CHECK(!pthread_join(thread, NULL));
 	}
@@ -120,7 +150,7 @@ static void a_chunk_that_is_being_mapped_stays(void)
 		sched_yield();
 	up_pool_budget(pool, most);
 	hold_in_read(0, 1 << CONTINUE);
-	set_gates(1 << READ);
+	let_continue();
 	await(a, 0);
 	finish();
 }
@@ -163,8 +193,7 @@ static void another_mapping_comes_in_its_place(int late)
 		call_under_gates(unmap_in_pool, a->slot, old);
 	call_under_gates(map_in_pool, 0, 0);
 	map_file(a, 1);
-	set_gates(1 << READ);
-	yield(PATIENCE);
+	let_continue();
 	command(a, 0, TOUCH);
 	yield(PATIENCE);
 	finish();
@@ -187,8 +216,7 @@ static void another_process_comes_in_its_place(void)
 	be_born(a);
 	tell_pool(a, 1);
 	map_file(a, 1);
-	set_gates(1 << READ);
-	yield(PATIENCE);
+	let_continue();
 	command(a, 0, TOUCH);
 	yield(PATIENCE);
 	finish();

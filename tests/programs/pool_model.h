@@ -7,6 +7,7 @@
 #define POOL_MODEL_H
 
 #include <poll.h>
+#include <stdatomic.h>
 #include <sys/eventfd.h>
 
 #include "pool_gates.h"
@@ -58,12 +59,14 @@ struct waiting_call {
 	void (*call)(struct up_pool *, int, uint32_t);
 	int client;
 	uint32_t region;
+	_Atomic int tid; /* of the thread that makes it */
 };
 
 static void *call_it(void *cookie)
 {
 	struct waiting_call *w = cookie;
 
+	atomic_store(&w->tid, (int)syscall(SYS_gettid));
 	w->call(pool, w->client, w->region);
 	return NULL;
 }
@@ -71,7 +74,7 @@ static void *call_it(void *cookie)
 /* One of the main thread's calls that may wait; the gates open while it does. */
 static inline void wait_in(void (*call)(struct up_pool *, int, uint32_t), int client, uint32_t region)
 {
-	struct waiting_call w = { call, client, region };
+	struct waiting_call w = { call, client, region, 0 };
 	pthread_t thread;
 
 	CHECK(!pthread_create(&thread, NULL, call_it, &w));
