@@ -9,8 +9,8 @@ purpose, in a copy: a rule that is broken is zeros that somebody reads.
 
 from __future__ import annotations
 
-import json
 import contextlib
+import json
 import os
 import shutil
 import subprocess
