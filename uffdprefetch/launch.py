@@ -225,7 +225,8 @@ def job_environment(
     environment["UFFDPREFETCH_SOCKET"] = meeting.socket
     environment["UFFDPREFETCH_MIN_SIZE"] = str(config.min_size_bytes)
     environment["UFFDPREFETCH_RESOLVE"] = config.resolve
-    environment["UFFDPREFETCH_ENGINE"] = config.engine
+    if config.engine == "pool" or "UFFDPREFETCH_ENGINE" in environment:
+        environment["UFFDPREFETCH_ENGINE"] = config.engine  # the one in use, not the one asked for
     environment.pop("UFFDPREFETCH_KEEP_ADVICE", None)
     if config.policy == "none":
         # Watching must not change what is watched: the job's own MADV_RANDOM stays in force.
