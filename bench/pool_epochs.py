@@ -50,7 +50,7 @@ def add_options(parser: ArgumentParser) -> None:
     add("--share", type=float, default=0.5, help="of the data set that the budget holds")
     add("--readers", default=",".join(READERS), help="with commas")
     add(
-        "--slack", type=parse_size, default=parse_size("128MiB"),
+        "--slack", type=parse_size, default=parse_size("512MiB"),
         help="what wrap, the service and the job may use besides the budget",
     )  # fmt: skip
     add(
