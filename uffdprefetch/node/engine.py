@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from uffdprefetch import uffd
 from uffdprefetch.config import Config
 from uffdprefetch.intervals import IntervalSet
-from uffdprefetch.node import pagetables, pooled, wire
+from uffdprefetch.node import pagetables, pool_bridge, wire
 from uffdprefetch.node.admission import FileTable
 from uffdprefetch.node.client import Client, Region
 from uffdprefetch.node.files import BLOCK_BYTES, FileState, Key
@@ -117,7 +117,7 @@ class CacheEngine:
             verdict, why = wire.Verdict.REFUSE, f"page table of the job: {client.pagemap_error}"
         fds: list[int] = []
         if file is not None and verdict == wire.Verdict.CHECKPOINTS and self.pool:
-            fds, told = pooled.accept(self, self.pool, client, a, file)
+            fds, told = pool_bridge.accept(self, self.pool, client, a, file)
             if fds:
                 verdict, reason = wire.Verdict.POOL, told
             elif file.pooled is not None:
@@ -254,7 +254,7 @@ class CacheEngine:
     def on_pool_events(self) -> None:
         """What has happened in the pool, if there is one."""
         if self.pool is not None:
-            pooled.take_events(self, self.pool)
+            pool_bridge.take_events(self, self.pool)
 
     def touch(
         self, client: Client, region: Region, start: int, end: int, at_ns: int
@@ -425,7 +425,7 @@ class CacheEngine:
     def plan_evictions(self) -> None:
         """Have blocks ready to leave the pool, if there is one."""
         if self.pool is not None:
-            pooled.plan_evictions(self, self.pool)
+            pool_bridge.plan_evictions(self, self.pool)
 
     # -------------------------------------------------------------- checkpoints
 
