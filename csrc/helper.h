@@ -139,7 +139,8 @@ struct up_pool_counts {
 	uint64_t resident_bytes, peak_bytes, pinned_bytes, budget_bytes;
 	uint64_t read_bytes, demand_read_bytes, unique_bytes, evicted_bytes;
 	uint64_t faults, present_faults, missing_faults, lost_events;
-	uint64_t waiters, waiters_peak, continued_bytes, fills, failed_fills;
+	uint64_t waiters, waiters_peak, fills, failed_fills;
+	uint64_t continued_bytes, collapsed_bytes; /* mapped: in pages, in huge pages */
 	uint64_t direct_bytes, buffered_bytes, cached_bytes; /* how read_bytes came */
 	uint64_t wait_bin[UP_HISTOGRAM_BINS], wait_sum_ns, wait_max_ns;
 	uint64_t fill_bin[UP_HISTOGRAM_BINS], fill_sum_ns, fill_max_ns;
@@ -173,8 +174,9 @@ int up_pool_forget(struct up_pool *pool, int file);
 uint64_t up_pool_books(struct up_pool *pool, int file, uint8_t **state, uint32_t **touched_ms);
 void up_pool_file_counts(struct up_pool *pool, int file, struct up_pool_file_counts *out);
 
-/* A process joins: its slot. The pool owns uffd; *ring gets the sign of life. */
-int up_pool_join(struct up_pool *pool, int uffd, struct up_ring *ring);
+/* A process joins: its slot. The pool owns uffd; *ring gets the sign of life. What it had under the
+ * same number before (exec) is over. */
+int up_pool_join(struct up_pool *pool, int uffd, int pid, struct up_ring *ring);
 void up_pool_leave(struct up_pool *pool, int client);
 /* The process is without an agent now (it died): its ring is not ours to write any more. */
 void up_pool_orphan(struct up_pool *pool, int client);

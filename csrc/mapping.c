@@ -13,6 +13,7 @@
 #ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22
 #endif
+#define HUGE_BYTES ((size_t)2 << 20)
 #ifndef MAP_SHARED_VALIDATE
 #define MAP_SHARED_VALIDATE 3
 #endif
@@ -30,6 +31,26 @@ static int eligible(size_t length, int prot, int flags, int fd, off_t offset, st
 		return 0;
 	return offset >= 0 && st->st_size > offset &&
 	       (uint64_t)(st->st_size - offset) >= up_job.min_bytes;
+}
+
+/* Where the mapping can have huge pages when the pool does: at the same place in one as its bytes have
+ * in the file. NULL: no such wish. Between this and mmap() another thread may take it: then the
+ * kernel finds another place. */
+static void *huge_place(size_t length, uint64_t offset)
+{
+	size_t room = length + HUGE_BYTES;
+	uintptr_t at;
+	void *p;
+
+	if (length < HUGE_BYTES || room < length)
+		return NULL;
+	p = up_mmap(NULL, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (up_failed((long)p))
+		return NULL;
+	at = (uintptr_t)p;
+	at += (offset - at) % HUGE_BYTES;
+	up_sys2(SYS_munmap, p, room);
+	return (void *)at;
 }
 
 static struct up_region *claim_region(void)
@@ -101,6 +122,9 @@ static void *map(void *address, size_t length, int prot, int flags, int fd, off_
 
 	if (__builtin_expect(up_own_locks, 0))
 		up_lock_mapped();
+	if (up_job.pool && !address && !(flags & (MAP_FIXED | MAP_32BIT)) &&
+	    eligible(length, prot, flags, fd, offset, &st))
+		address = huge_place(length, (uint64_t)offset);
 	if (flags & MAP_FIXED)
 		up_give_back((uintptr_t)address, length, UP_REQ_DETACH);
 	errno = saved;

@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * pool.h - the inside of the node's page pool: pool.c (files, and what the main thread asks),
- * pool_clients.c (processes), pool_faults.c (the thread that answers), pool_waiters.c (who is blocked),
- * pool_fill.c (the threads that read), pool_room.c (what goes when room is needed).
+ * pool_clients.c (processes), pool_faults.c (the thread that answers), pool_map.c (page tables),
+ * pool_waiters.c (who is blocked), pool_fill.c (the threads that read), pool_room.c (what goes when
+ * room is needed).
  *
  * One lock. It is never held over a system call that can wait: not over a read, a write, a punch
  * or an ioctl on somebody's userfaultfd. What such a call works on is held by the chunk's state
  * (FILLING, EVICTING), by a pin (a chunk that is being mapped is not punched) and by a user count
  * (a userfaultfd that is being used is not closed).
  *
- * The one rule: a page is mapped (UFFDIO_CONTINUE) only while its chunk is PRESENT and pinned.
+ * The one rule: a page is mapped (UFFDIO_CONTINUE, MADV_COLLAPSE) only while its chunk is PRESENT and pinned.
  * Ranges are registered MISSING and MINOR, so whatever else the memfd holds at that moment, a
  * touch of an unmapped page waits and never reads it.
  */
@@ -26,6 +27,7 @@
 #define POOL_CLIENTS 2048
 #define POOL_JOBS 1024u
 #define POOL_EVENTS 4096u
+#define POOL_AHEADS 64
 #define RUN_MAX_BYTES (4u << 20)
 /* A chunk that somebody has just got stays this long: the instruction that touched it has to end,
  * also one that reads from two chunks. */
@@ -59,6 +61,8 @@ struct pool_region {
 
 struct pool_client {
 	int uffd; /* -1: free */
+	int pid, pidfd; /* pidfd -1: it gets no huge pages in its page table */
+	uint32_t slow; /* of them that took too long */
 	uint32_t users, generation;
 	/* Pages being mapped now, begun in an even and in an odd turn: a range that has gone may be
 	 * another mapping's only after those that were begun before. */
@@ -79,6 +83,12 @@ struct pool_waiter {
 	int file;
 	uint64_t chunk, address, time_ns;
 	struct pool_waiter *next;
+};
+
+/* Chunks to be mapped before their reader touches them: the fault thread's own. */
+struct pool_ahead {
+	uint32_t client, generation, region;
+	uint64_t piece, chunk, end; /* of each piece, the first page stays unmapped */
 };
 
 struct pool_demand {
@@ -108,6 +118,9 @@ struct up_pool {
 	struct pool_file file[POOL_FILES];
 	struct pool_client client[POOL_CLIENTS];
 	struct pool_waiter *waiting, *spare;
+
+	struct pool_ahead ahead[POOL_AHEADS];
+	uint32_t aheads;
 
 	struct pool_demand *demand;
 	uint32_t demand_head, demand_tail, demand_room;
@@ -151,10 +164,18 @@ uint64_t pool_run_least(const struct up_pool *p);
 void pool_want(struct up_pool *p, int file, uint64_t chunk, uint32_t run);
 /* The same for all that is waited for and neither WANTED nor on its way. */
 void pool_want_again(struct up_pool *p);
-/* Map [offset, +length) of the region, all of it PRESENT and pinned, around `address` (0: nobody
- * waits), and wake who waits there. Called without the lock; returns the bytes that were mapped. */
-uint64_t pool_continue(struct up_pool *p, int uffd, const struct pool_region *r, uint64_t offset,
-		       uint64_t length, uint64_t address);
+/* pool_map.c: map [offset, +length) of the region, all of it PRESENT and pinned, around `address` (0:
+ * nobody waits), and wake who waits there. Called without the lock; what was mapped is counted in
+ * *into. */
+struct pool_mapped {
+	uint64_t pages_bytes, huge_bytes;
+};
+void pool_map_pages(struct up_pool *p, struct pool_client *c, const struct pool_region *r,
+		    uint64_t offset, uint64_t length, uint64_t address, struct pool_mapped *into);
+/* Whether whole huge pages of the region become one entry each. */
+int pool_maps_huge(const struct pool_client *c, const struct pool_region *r);
+/* With the lock. */
+void pool_count_mapped(struct up_pool *p, const struct pool_mapped *m);
 void pool_wake(int uffd, uint64_t address, uint64_t length);
 /* pool_clients.c: the region of an address, or of a number; NULL. */
 struct pool_region *pool_region_at(struct pool_client *c, uint64_t address);

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "pool.h"
@@ -66,7 +67,21 @@ void pool_await_mappings(struct up_pool *p, struct pool_client *c)
 
 /* ------------------------------------------------------------------ they come and go */
 
-int up_pool_join(struct up_pool *p, int uffd, struct up_ring *ring)
+/* It runs another program now (exec) and has said so before the old connection's end was seen.
+ * UFFDIO_CONTINUE would fail for what it had, but MADV_COLLAPSE acts on whatever is there. */
+static void end_former(struct up_pool *p, int pid)
+{
+	for (int i = 0; i < POOL_CLIENTS; i++) {
+		struct pool_client *c = &p->client[i];
+
+		if (c->uffd < 0 || c->pid != pid || c->leaving)
+			continue;
+		c->leaving = 1;
+		pool_await_mappings(p, c);
+	}
+}
+
+int up_pool_join(struct up_pool *p, int uffd, int pid, struct up_ring *ring)
 {
 	int slot = -ENOSPC, flags = fcntl(uffd, F_GETFL);
 
@@ -74,6 +89,7 @@ int up_pool_join(struct up_pool *p, int uffd, struct up_ring *ring)
 	if (flags < 0 || fcntl(uffd, F_SETFL, flags | O_NONBLOCK))
 		return -errno;
 	pthread_mutex_lock(&p->lock);
+	end_former(p, pid);
 	for (int i = 0; i < POOL_CLIENTS && slot < 0; i++)
 		if (p->client[i].uffd < 0)
 			slot = i;
@@ -83,12 +99,20 @@ int up_pool_join(struct up_pool *p, int uffd, struct up_ring *ring)
 		uint32_t generation = c->generation + 1;
 
 		memset(c, 0, sizeof(*c));
-		*c = (struct pool_client){ .uffd = uffd, .generation = generation, .ring = ring };
+		*c = (struct pool_client){
+			.uffd = uffd,
+			.generation = generation,
+			.ring = ring,
+			.pid = pid,
+			.pidfd = p->options.huge ? (int)syscall(SYS_pidfd_open, pid, 0) : -1,
+		};
 		ring->beat_ns = __atomic_load_n(&p->alive_ns, __ATOMIC_RELAXED);
 		e.data.u64 = (uint64_t)generation << 32 | (uint32_t)slot;
 		if (epoll_ctl(p->epoll_fd, EPOLL_CTL_ADD, uffd, &e)) {
 			slot = -errno;
 			c->uffd = -1;
+			if (c->pidfd >= 0)
+				close(c->pidfd);
 		}
 	}
 	pthread_mutex_unlock(&p->lock);
@@ -98,7 +122,7 @@ int up_pool_join(struct up_pool *p, int uffd, struct up_ring *ring)
 void up_pool_leave(struct up_pool *p, int client)
 {
 	struct pool_client *c = &p->client[client];
-	int uffd;
+	int uffd, pidfd;
 
 	pthread_mutex_lock(&p->lock);
 	c->leaving = 1;
@@ -113,6 +137,7 @@ void up_pool_leave(struct up_pool *p, int client)
 	for (uint32_t i = 0; i < c->regions; i++)
 		p->file[c->region[i].file].regions--;
 	uffd = c->uffd;
+	pidfd = c->pidfd;
 	free(c->region);
 	c->region = NULL;
 	c->regions = c->room = 0;
@@ -120,6 +145,8 @@ void up_pool_leave(struct up_pool *p, int client)
 	c->ring = NULL;
 	pthread_mutex_unlock(&p->lock);
 	close(uffd);
+	if (pidfd >= 0)
+		close(pidfd);
 }
 
 void up_pool_orphan(struct up_pool *p, int client)

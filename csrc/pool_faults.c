@@ -7,8 +7,8 @@
 #include <errno.h>
 #include <linux/userfaultfd.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/epoll.h>
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include "pool.h"
@@ -16,70 +16,13 @@
 #define FAULT_BATCH 32
 #define BEAT_MS 100
 #define SAY_MS 2
-/* EAGAIN of an ioctl: the process changes its mappings just now. */
-#define TRIES 100
 #define STUCK_TIMES 64
 #define DEMAND_MAX_BYTES (1u << 20)
 #define MAP_SHARE 64
-
-void pool_wake(int uffd, uint64_t address, uint64_t length)
-{
-	struct uffdio_range range = { .start = address, .len = length };
-
-	ioctl(uffd, UFFDIO_WAKE, &range);
-}
-
-/* Bytes from `address` on that have been mapped now; 0 and *error when there were none. */
-static uint64_t continue_from(int uffd, uint64_t address, uint64_t length, int *error)
-{
-	struct uffdio_continue c = { .range = { address, length } };
-	uint64_t done = 0;
-
-	*error = 0;
-	for (int tries = 0; length && tries < TRIES; tries++) {
-		c.range.start = address + done;
-		c.range.len = length - done;
-		c.mapped = 0;
-		if (!ioctl(uffd, UFFDIO_CONTINUE, &c))
-			return length;
-		*error = errno;
-		/* part of it, then EAGAIN or EEXIST at the page where it stopped */
-		if (c.mapped > 0) {
-			done += (uint64_t)c.mapped;
-			tries = 0;
-			continue;
-		}
-		if (errno != EAGAIN)
-			break;
-	}
-	return done;
-}
-
-uint64_t pool_continue(struct up_pool *p, int uffd, const struct pool_region *r, uint64_t offset,
-		       uint64_t length, uint64_t address)
-{
-	uint64_t low = r->offset > offset ? r->offset : offset;
-	uint64_t high = r->offset + r->length, done;
-	int error;
-
-	if (high > offset + length)
-		high = offset + length;
-	if (low >= high)
-		return 0;
-	done = continue_from(uffd, r->address + (low - r->offset), high - low, &error);
-	/* Part of it was mapped before (EEXIST): then what matters is the page that was touched, and
-	 * what follows it. */
-	if (error && address && r->address + (low - r->offset) + done <= address) {
-		low = r->offset + (address - r->address);
-		done += continue_from(uffd, address, high - low, &error);
-	}
-	/* mapped by another thread's touch, or gone: let it look again */
-	if (error && address)
-		pool_wake(uffd, address, p->page_bytes);
-	return done;
-}
-
-/* ------------------------------------------------------------------ faults */
+#define FAR_BYTES (16u << 20)
+#define FAR_HUGE_BYTES (128u << 20)
+#define FAR_SHARE 32
+#define FAR_TIMES 4
 
 /* A thread that waits for the same two chunks, again and again, and for nothing else: one
  * instruction needs both, and there is never room for both. It would go on like that for ever. */
@@ -102,11 +45,16 @@ static int is_stuck(struct pool_client *c, uint32_t tid, int file, uint64_t chun
 }
 
 /* Chunks mapped at once, at the most: in a small pool they are gone before all are read. */
-static uint64_t map_most(const struct up_pool *p)
+static uint64_t share_of(const struct up_pool *p, uint32_t share, uint64_t most_bytes)
 {
-	uint64_t bytes = p->budget / MAP_SHARE < RUN_MAX_BYTES ? p->budget / MAP_SHARE : RUN_MAX_BYTES;
+	uint64_t bytes = p->budget / share < most_bytes ? p->budget / share : most_bytes;
 
 	return bytes > pool_chunk_bytes(p) ? bytes / pool_chunk_bytes(p) : 1;
+}
+
+static uint64_t map_most(const struct up_pool *p)
+{
+	return share_of(p, MAP_SHARE, RUN_MAX_BYTES);
 }
 
 /* Whoever goes on where the last chunks ended, or not far from there (every n-th record), gets more
@@ -165,57 +113,110 @@ static void run_around(const struct up_pool *p, const struct pool_region *r,
 			++*end;
 }
 
-/*
- * The reader goes on in order: map what lies ahead of it while it reads, so that it does not wait
- * for that. The first page of each 4 MiB stays unmapped: its touch says how far the reader is, and
- * the next piece is mapped. With the lock, which it leaves and takes again.
- */
-static void map_ahead(struct up_pool *p, struct pool_client *c, uint32_t region, uint64_t chunk)
+/* Chunks of a piece that is mapped ahead: where all is there for a long way, so that nobody has to know
+ * exactly what to read next, more of them, since each costs a fault, to tell of progress. */
+static uint64_t piece_of(const struct up_pool *p, const struct pool_client *c,
+			 const struct pool_region *r, uint64_t chunk)
 {
-	uint64_t bytes = pool_chunk_bytes(p), most = map_most(p), first, end, limit;
-	uint64_t done = 0;
-	struct pool_region *r = pool_region_by_id(c, region), at;
+	const struct pool_file *f = &p->file[r->file];
+	uint64_t far = share_of(p, FAR_SHARE, pool_maps_huge(c, r) ? FAR_HUGE_BYTES : FAR_BYTES);
+	uint64_t end = chunk + FAR_TIMES * far;
+
+	while (chunk < end && chunk < f->chunks && f->state[chunk] == UP_PRESENT)
+		chunk++;
+	return chunk == end || chunk == f->chunks ? far : map_most(p);
+}
+
+/*
+ * The reader goes on in order: have mapped what lies ahead of it while it reads, so that it does not
+ * wait for that. The first page of each piece stays unmapped: its touch says how far the reader is,
+ * and the next piece is mapped. With the lock.
+ */
+static void plan_ahead(struct up_pool *p, uint32_t client, struct pool_region *r, uint64_t chunk)
+{
+	uint64_t bytes = pool_chunk_bytes(p), piece, limit, first;
+	struct pool_client *c = &p->client[client];
+	struct pool_ahead *a = NULL;
+
+	if (map_most(p) < 2 || r->run < map_most(p) || r->backward)
+		return;
+	piece = piece_of(p, c, r, chunk);
+	limit = (r->offset + r->length + bytes - 1) / bytes;
+	if (limit > (chunk / piece + 2) * piece)
+		limit = (chunk / piece + 2) * piece;
+	for (uint32_t i = 0; i < p->aheads && !a; i++)
+		if (p->ahead[i].client == client && p->ahead[i].region == r->id)
+			a = &p->ahead[i];
+	first = r->high > chunk && !a ? r->high : chunk + 1;
+	if (first >= limit)
+		return;
+	if (!a && p->aheads < POOL_AHEADS)
+		a = &p->ahead[p->aheads++];
+	if (!a)
+		return; /* then it is mapped when it is touched */
+	*a = (struct pool_ahead){ .client = client, .generation = c->generation, .region = r->id,
+				  .piece = piece, .chunk = first, .end = limit };
+}
+
+/* Some of what is planned, so that who comes meanwhile waits no longer than that. */
+static void map_ahead(struct up_pool *p)
+{
+	uint64_t bytes = pool_chunk_bytes(p), first, end, most, from;
+	struct pool_mapped done = { 0 };
+	struct pool_region *found, r;
+	struct pool_ahead a;
+	struct pool_client *c;
 	struct pool_file *f;
 	uint32_t turn;
 
-	if (!r || c->leaving || most < 2 || r->run < most || r->backward)
-		return;
-	f = &p->file[r->file];
-	limit = (r->offset + r->length + bytes - 1) / bytes;
-	if (limit > (chunk / most + 2) * most)
-		limit = (chunk / most + 2) * most;
-	first = end = r->high > chunk ? r->high : chunk + 1;
-	while (end < limit && can_pin(f, end))
-		end++;
-	if (first >= end)
-		return;
-	r->high = end;
-	pin(p, f, first, end);
-	at = *r;
-	turn = pool_begin_mapping(c);
-	pthread_mutex_unlock(&p->lock);
-	for (uint64_t low = first; low < end;) {
-		uint64_t high = (low / most + 1) * most, from = low * bytes;
-
-		if (high > end)
-			high = end;
-		if (low % most == 0)
-			from += p->page_bytes;
-		done += pool_continue(p, c->uffd, &at, from, high * bytes - from, 0);
-		low = high;
-	}
 	pthread_mutex_lock(&p->lock);
-	p->count.continued_bytes += done;
-	pool_end_mapping(p, c, turn);
-	unpin(f, first, end);
+	a = p->ahead[0];
+	c = &p->client[a.client];
+	found = c->uffd < 0 || c->leaving || c->generation != a.generation
+			? NULL
+			: pool_region_by_id(c, a.region);
+	f = found ? &p->file[found->file] : NULL;
+	first = end = a.chunk;
+	most = found && pool_maps_huge(c, found) ? a.piece : map_most(p);
+	while (f && end < a.end && end < first + most && (end == first || end % a.piece) &&
+	       can_pin(f, end))
+		end++;
+	/* the next one's turn, or the next region's */
+	memmove(p->ahead, p->ahead + 1, --p->aheads * sizeof(a));
+	if (first < end) {
+		if (end < a.end) {
+			p->ahead[p->aheads] = a;
+			p->ahead[p->aheads++].chunk = end;
+		}
+		if (found->high < end)
+			found->high = end;
+		r = *found;
+		pin(p, f, first, end);
+		pool_use(c);
+		turn = pool_begin_mapping(c);
+		pthread_mutex_unlock(&p->lock);
+		from = first * bytes;
+		if (first % a.piece == 0)
+			from += p->options.huge ? bytes : p->page_bytes;
+		if (from < end * bytes)
+			pool_map_pages(p, c, &r, from, end * bytes - from, 0, &done);
+		pthread_mutex_lock(&p->lock);
+		pool_count_mapped(p, &done);
+		pool_end_mapping(p, c, turn);
+		unpin(f, first, end);
+		pool_leave_off(p, c);
+	}
+	pthread_mutex_unlock(&p->lock);
 }
 
 /* On a chunk that is there. With the lock, which it leaves and takes again. */
-static void answer(struct up_pool *p, struct pool_client *c, struct pool_region *r, uint64_t chunk,
+static void answer(struct up_pool *p, uint32_t client, struct pool_region *r, uint64_t chunk,
 		   uint64_t address)
 {
+	struct pool_client *c = &p->client[client];
 	struct pool_file *f = &p->file[r->file];
-	uint64_t bytes = pool_chunk_bytes(p), first, end, done;
+	uint64_t bytes = pool_chunk_bytes(p), first, end;
+	struct pool_mapped done = { 0 };
 	struct pool_region at;
 	uint32_t turn;
 
@@ -225,16 +226,16 @@ static void answer(struct up_pool *p, struct pool_client *c, struct pool_region 
 		r->low = first;
 	if (r->high < end)
 		r->high = end;
+	plan_ahead(p, client, r, end - 1);
 	pin(p, f, first, end);
 	at = *r;
 	turn = pool_begin_mapping(c);
 	pthread_mutex_unlock(&p->lock);
-	done = pool_continue(p, c->uffd, &at, first * bytes, (end - first) * bytes, address);
+	pool_map_pages(p, c, &at, first * bytes, (end - first) * bytes, address, &done);
 	pthread_mutex_lock(&p->lock);
-	p->count.continued_bytes += done;
+	pool_count_mapped(p, &done);
 	pool_end_mapping(p, c, turn);
 	unpin(f, first, end);
-	map_ahead(p, c, at.id, chunk);
 }
 
 static void on_fault(struct up_pool *p, uint32_t client, const struct uffd_msg *m)
@@ -268,7 +269,7 @@ static void on_fault(struct up_pool *p, uint32_t client, const struct uffd_msg *
 	}
 	if (f->state[chunk] == UP_PRESENT) {
 		p->count.present_faults++;
-		answer(p, c, r, chunk, address);
+		answer(p, client, r, chunk, address);
 		e.kind = UP_POOL_TOUCH;
 		pool_post(p, &e);
 		pthread_mutex_unlock(&p->lock);
@@ -340,7 +341,7 @@ void *pool_fault_loop(void *arg)
 	int unsaid = 0;
 
 	while (!__atomic_load_n(&p->stop, __ATOMIC_ACQUIRE)) {
-		int n = epoll_wait(p->epoll_fd, ready, 64, unsaid ? SAY_MS : BEAT_MS);
+		int n = epoll_wait(p->epoll_fd, ready, 64, p->aheads ? 0 : unsaid ? SAY_MS : BEAT_MS);
 
 		for (int i = 0; i < n; i++) {
 			uint64_t who = ready[i].data.u64;
@@ -352,6 +353,8 @@ void *pool_fault_loop(void *arg)
 				take_faults(p, (uint32_t)who, (uint32_t)(who >> 32), ready[i].events);
 			}
 		}
+		if (p->aheads)
+			map_ahead(p);
 		/* progress is told a few at a time: each time wakes the main thread */
 		unsaid = pool_unsaid(p, pool_now_ns() - said_ns >= SAY_MS * 1000000ull);
 		if (!unsaid)

@@ -97,13 +97,14 @@ int pool_add_waiter(struct up_pool *p, uint32_t client, int file, uint64_t chunk
 
 void pool_serve(struct up_pool *p, int file, uint64_t first, uint64_t count)
 {
-	uint64_t bytes = pool_chunk_bytes(p), now = pool_now_ns(), done;
+	uint64_t bytes = pool_chunk_bytes(p), now = pool_now_ns();
 	struct pool_waiter **at = &p->waiting;
 
 	while (*at) {
 		struct pool_waiter w = **at;
 		struct pool_client *c = &p->client[w.client];
 		struct pool_region *found, r;
+		struct pool_mapped done = { 0 };
 		uint32_t turn;
 
 		if (w.file != file || w.chunk < first || w.chunk >= first + count) {
@@ -127,9 +128,9 @@ void pool_serve(struct up_pool *p, int file, uint64_t first, uint64_t count)
 		pool_use(c);
 		turn = pool_begin_mapping(c);
 		pthread_mutex_unlock(&p->lock);
-		done = pool_continue(p, c->uffd, &r, first * bytes, count * bytes, w.address);
+		pool_map_pages(p, c, &r, first * bytes, count * bytes, w.address, &done);
 		pthread_mutex_lock(&p->lock);
-		p->count.continued_bytes += done;
+		pool_count_mapped(p, &done);
 		pool_end_mapping(p, c, turn);
 		pool_leave_off(p, c);
 		/* The others of this process there were woken by the same call. The list may be

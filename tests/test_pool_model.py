@@ -64,7 +64,7 @@ def build(directory: Path, name: str, csrc: Path = TESTS.parent / "csrc") -> str
     """A program around the pool, with gates in its calls."""
     sources = [csrc / "pool.c", *sorted(csrc.glob("pool_*.c"))]
     sources += [csrc / other for other in ("source.c", "uffd_helper.c", "residency.c")]
-    wrap = "-Wl,--wrap=pread,--wrap=fallocate,--wrap=ioctl"
+    wrap = "-Wl,--wrap=pread,--wrap=fallocate,--wrap=ioctl,--wrap=syscall"
     return programs(directory, name, f"-I{csrc}", wrap, *map(str, sources))
 
 

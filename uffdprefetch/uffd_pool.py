@@ -66,9 +66,10 @@ class PoolCounts:
     lost_events: int
     waiters: int
     waiters_peak: int
-    continued_bytes: int
     fills: int
     failed_fills: int
+    continued_bytes: int
+    collapsed_bytes: int
     direct_bytes: int
     buffered_bytes: int
     cached_bytes: int
@@ -155,9 +156,9 @@ class Pool:
 
     # -------------------------------------------------------------- processes
 
-    def join(self, uffd_number: int, ring: Ring) -> int:
+    def join(self, uffd_number: int, pid: int, ring: Ring) -> int:
         """A process's userfaultfd (the pool's own, unless this raises OSError): its slot."""
-        return _checked(_lib.up_pool_join(self._pointer, uffd_number, ring.pointer), "pool slot")
+        return _checked(_lib.up_pool_join(self._pointer, uffd_number, pid, ring.pointer), "pool slot")
 
     def leave(self, slot: int) -> None:
         """The process is gone, or has nothing of the pool any more."""

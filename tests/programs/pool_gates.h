@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * pool_gates.h - gates in the pool's own calls: a program that is linked with --wrap=pread,
- * --wrap=fallocate and --wrap=ioctl stops the pool's threads in the middle of a read, of a punch, of
- * a UFFDIO_CONTINUE, and lets them go on when it likes.
+ * --wrap=fallocate, --wrap=ioctl and --wrap=syscall stops the pool's threads in the middle of a read,
+ * of a punch, of a UFFDIO_CONTINUE or MADV_COLLAPSE, and lets them go on when it likes.
  */
 #ifndef POOL_GATES_H
 #define POOL_GATES_H
@@ -109,6 +109,22 @@ int __wrap_ioctl(int fd, unsigned long request, ...)
 	if (request == UFFDIO_CONTINUE)
 		pass(CONTINUE);
 	return __real_ioctl(fd, request, argument);
+}
+
+long __real_syscall(long number, ...);
+long __wrap_syscall(long number, ...);
+long __wrap_syscall(long number, ...)
+{
+	long a[6];
+	va_list list;
+
+	va_start(list, number);
+	for (int i = 0; i < 6; i++)
+		a[i] = va_arg(list, long);
+	va_end(list);
+	if (number == SYS_process_madvise)
+		pass(CONTINUE);
+	return __real_syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
 }
 
 #endif

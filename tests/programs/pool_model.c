@@ -23,7 +23,10 @@ static void map_one(struct peer *p, int thread)
 	struct command c = { .op = UNMAP, .region = n };
 	int f = (int)below(&state, FILES), fds[2] = { file[f].fd, file[f].memfd };
 	uint64_t pages = whole_pages(file[f].bytes) / PAGE, first = below(&state, pages);
+	uint64_t huge = (2u << 20) / PAGE;
 
+	if (below(&state, 2))
+		first -= first % huge; /* as huge pages can be mapped */
 	await_all(p);
 	if (r->used) {
 		send_command(p, thread, &c, NULL, 0);

@@ -127,9 +127,9 @@ static inline int is_readable(int socket)
 }
 
 /* A child joins, with all that its parent had of the pool when it forked. */
-static inline int let_join(const struct peer *p, uint32_t pooled, int uffd, int socket)
+static inline int let_join(const struct peer *p, int pid, uint32_t pooled, int uffd, int socket)
 {
-	int slot = up_pool_join(pool, uffd, ring);
+	int slot = up_pool_join(pool, uffd, pid, ring);
 	struct command go = { .op = JOIN };
 
 	CHECK(slot >= 0);
@@ -155,7 +155,7 @@ static inline void await(struct peer *p, int thread)
 		}
 		CHECK(receive_with(p->socket[thread], &reply, sizeof(reply), &uffd, 1));
 		if (reply.op == JOIN)
-			slot = let_join(p, reply.pooled, uffd, p->socket[thread]);
+			slot = let_join(p, reply.pid, reply.pooled, uffd, p->socket[thread]);
 	}
 	p->busy[thread] = 0;
 	words += reply.words;
@@ -201,7 +201,7 @@ static inline void be_born(struct peer *p)
 		close(theirs[i]);
 	CHECK(receive_with(p->socket[0], &hello, sizeof(hello), &uffd, 1));
 	p->pid = hello.pid;
-	p->slot = up_pool_join(pool, uffd, ring);
+	p->slot = up_pool_join(pool, uffd, p->pid, ring);
 	CHECK(p->slot >= 0);
 }
 

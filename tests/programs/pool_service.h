@@ -259,7 +259,7 @@ static inline struct client join(struct service *s)
 
 	CHECK(!up_ring_create(&c.ring, &c.ring_fd));
 	pthread_mutex_lock(&s->lock);
-	c.slot = up_pool_join(s->pool, dup(c.uffd), c.ring);
+	c.slot = up_pool_join(s->pool, dup(c.uffd), 0, c.ring);
 	pthread_mutex_unlock(&s->lock);
 	CHECK(c.slot >= 0);
 	return c;

@@ -173,20 +173,20 @@ static void test_full(void)
 	}
 	CHECK(up_pool_forget(s.pool, file[1]) == -EBUSY);
 	CHECK(!up_ring_create(&ring, &ring_fd));
-	CHECK(up_pool_join(s.pool, -1, ring) == -EBADF);
-	CHECK(up_pool_join(s.pool, s.file[0].fd, ring) == -EPERM); /* nothing to poll */
+	CHECK(up_pool_join(s.pool, -1, 0, ring) == -EBADF);
+	CHECK(up_pool_join(s.pool, s.file[0].fd, 0, ring) == -EPERM); /* nothing to poll */
 	for (int i = 0; i <= CLIENTS_MAX; i++) {
 		uffd = open_pool_uffd();
-		slot = up_pool_join(s.pool, uffd, ring);
+		slot = up_pool_join(s.pool, uffd, 0, ring);
 		CHECK((slot < 0) == (i == CLIENTS_MAX));
 		first = first < 0 ? slot : first;
 	}
 	CHECK(slot == -ENOSPC);
 	up_pool_leave(s.pool, first);
-	CHECK(up_pool_join(s.pool, uffd, ring) == first);
+	CHECK(up_pool_join(s.pool, uffd, 0, ring) == first);
 	up_pool_leave(s.pool, first);
 	/* one that nobody initialized has only an error to tell */
-	CHECK(up_pool_join(s.pool, (int)syscall(SYS_userfaultfd, O_CLOEXEC), ring) >= 0);
+	CHECK(up_pool_join(s.pool, (int)syscall(SYS_userfaultfd, O_CLOEXEC), 0, ring) >= 0);
 	end(&s); /* with clients */
 	up_pool_destroy(NULL);
 	up_ring_destroy(ring);

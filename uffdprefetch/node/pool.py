@@ -46,9 +46,13 @@ BLOCKS_WANTED = 512
 BLOCK_MAX_BYTES = 4 * MIB
 #: Windows of all streams together: so much of the pool is not there for what stays over epochs.
 WINDOW_SHARE = 64
-#: What one touch maps at the most, and of a small pool (csrc/pool.h, pool_faults.c).
+#: What one touch maps at the most, where all is there for a long way, the same of huge pages, and
+#: these of a small pool (csrc/pool.h, pool_faults.c).
 RUN_MAX_BYTES = 4 * MIB
+FAR_BYTES = 16 * MIB
+FAR_HUGE_BYTES = 128 * MIB
 MAP_SHARE = 64
+FAR_SHARE = 32
 #: A window of less is no better than reading on demand, 1 MiB at a time.
 WINDOW_LEAST_BYTES = 4 * MIB
 #: Readers so close to each other want the same.
@@ -178,7 +182,7 @@ class NodePool:
         """
         for orphan in [o for o in self.orphans if o.pid == client.pid]:
             self._bury(orphan)
-        client.pool_slot = self.pool.join(number, client.ring)
+        client.pool_slot = self.pool.join(number, client.pid, client.ring)
         self.slots[client.pool_slot] = client
 
     def attach(self, client: Client, region: Region) -> None:
@@ -226,10 +230,14 @@ class NodePool:
         since the last one; where that is too far to have been mapped with it, only the page is
         known. What is mapped at once doubles as long as it goes on; then, and where the pages of an
         earlier epoch are still mapped, only the first page of each piece tells (csrc/pool_faults.c,
-        note_order, map_ahead; node/layout.py, _rearm_behind)."""
+        note_order, plan_ahead; node/layout.py, _rearm_behind)."""
         at_once = max(self.chunk_bytes, min(RUN_MAX_BYTES, self.budget_bytes // MAP_SHARE))
         most = max(stream.mapped_bytes, self.chunk_bytes)
-        if start % RUN_MAX_BYTES == 0:
+        far = min(FAR_HUGE_BYTES if self.huge else FAR_BYTES, self.budget_bytes // FAR_SHARE)
+        far = max(1, far // self.chunk_bytes) * self.chunk_bytes
+        if start % far == 0:
+            most = 2 * far
+        elif start % RUN_MAX_BYTES == 0:
             most = 2 * RUN_MAX_BYTES
         elif most >= at_once:
             most = 2 * at_once
