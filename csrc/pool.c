@@ -65,7 +65,7 @@ int pool_unsaid(struct up_pool *p, int now)
 		pool_call_main(p);
 		unsaid = 0;
 	}
-	pthread_mutex_unlock(&p->lock);
+	pool_unlock(p);
 	return unsaid;
 }
 
@@ -78,6 +78,29 @@ void pool_bin(uint64_t *bin, uint64_t *sum, uint64_t *max, uint64_t ns)
 	*sum += ns;
 	if (ns > *max)
 		*max = ns;
+}
+
+void pool_unlock(struct up_pool *p)
+{
+	uint32_t signals = p->signals;
+
+	p->signals = 0;
+	pthread_mutex_unlock(&p->lock);
+	while (signals--)
+		pthread_cond_signal(&p->work);
+}
+
+void pool_wait(struct up_pool *p, pthread_cond_t *what)
+{
+	for (; p->signals; p->signals--)
+		pthread_cond_signal(&p->work);
+	pthread_cond_wait(what, &p->lock);
+}
+
+void pool_tell_room(struct up_pool *p)
+{
+	pthread_cond_broadcast(&p->room);
+	p->signals++;
 }
 
 /* ------------------------------------------------------------------ files */
@@ -114,7 +137,7 @@ int up_pool_file(struct up_pool *p, int fd, uint64_t size_bytes, int *memfd_ro)
 			p->file[i] = f;
 			number = i;
 		}
-	pthread_mutex_unlock(&p->lock);
+	pool_unlock(p);
 	if (number >= 0)
 		return number;
 	up_source_close(&f.source);
@@ -135,7 +158,7 @@ int up_pool_forget(struct up_pool *p, int file)
 
 	pthread_mutex_lock(&p->lock);
 	if (!f->used || f->regions || f->busy) {
-		pthread_mutex_unlock(&p->lock);
+		pool_unlock(p);
 		return -EBUSY;
 	}
 	for (uint32_t i = p->queue_tail; i != p->queue_head; i++) {
@@ -156,8 +179,8 @@ int up_pool_forget(struct up_pool *p, int file)
 	p->used_bytes -= f->count.resident_bytes;
 	p->count.resident_bytes -= f->count.resident_bytes;
 	memset(f, 0, sizeof(*f));
-	pthread_cond_broadcast(&p->work);
-	pthread_mutex_unlock(&p->lock);
+	pool_tell_room(p);
+	pool_unlock(p);
 	up_source_close(&gone.source);
 	if (gone.map)
 		munmap(gone.map, gone.chunks * pool_chunk_bytes(p));
@@ -180,7 +203,7 @@ void up_pool_file_counts(struct up_pool *p, int file, struct up_pool_file_counts
 {
 	pthread_mutex_lock(&p->lock);
 	*out = p->file[file].count;
-	pthread_mutex_unlock(&p->lock);
+	pool_unlock(p);
 }
 
 /* ------------------------------------------------------------------ the main thread's calls */
@@ -199,9 +222,11 @@ static uint64_t at_least_a_chunk(const struct up_pool *p, uint64_t bytes)
 void up_pool_budget(struct up_pool *p, uint64_t budget_bytes)
 {
 	pthread_mutex_lock(&p->lock);
-	p->budget = at_least_a_chunk(p, budget_bytes);
-	pthread_cond_broadcast(&p->work);
-	pthread_mutex_unlock(&p->lock);
+	budget_bytes = at_least_a_chunk(p, budget_bytes);
+	if (budget_bytes != p->budget)
+		pool_tell_room(p);
+	p->budget = budget_bytes;
+	pool_unlock(p);
 }
 
 int up_pool_submit(struct up_pool *p, const struct up_warm_job *job)
@@ -229,10 +254,10 @@ int up_pool_submit(struct up_pool *p, const struct up_warm_job *job)
 		j->chunks = j->end - j->chunk;
 		p->expected += j->chunks;
 		p->queue[p->queue_head++ % POOL_JOBS] = i;
-		pthread_cond_signal(&p->work);
+		p->signals++;
 		ret = 0;
 	}
-	pthread_mutex_unlock(&p->lock);
+	pool_unlock(p);
 	return ret;
 }
 
@@ -247,7 +272,7 @@ int up_pool_reap(struct up_pool *p, struct up_warm_result *out, int max)
 		out[n++] = j->result;
 		j->taken = 0;
 	}
-	pthread_mutex_unlock(&p->lock);
+	pool_unlock(p);
 	return n;
 }
 
@@ -265,8 +290,8 @@ void up_pool_victims(struct up_pool *p, const struct up_pool_victim *victim, int
 	p->victim_at = 0;
 	p->asked = 0;
 	p->answered_ns = pool_now_ns();
-	pthread_cond_broadcast(&p->work);
-	pthread_mutex_unlock(&p->lock);
+	pool_tell_room(p);
+	pool_unlock(p);
 	free(old);
 }
 
@@ -276,7 +301,7 @@ int up_pool_victims_left(struct up_pool *p)
 
 	pthread_mutex_lock(&p->lock);
 	left = p->asked ? -1 : p->victims - p->victim_at;
-	pthread_mutex_unlock(&p->lock);
+	pool_unlock(p);
 	return left;
 }
 
@@ -286,7 +311,7 @@ uint64_t up_pool_used(struct up_pool *p)
 
 	pthread_mutex_lock(&p->lock);
 	used = p->used_bytes;
-	pthread_mutex_unlock(&p->lock);
+	pool_unlock(p);
 	return used;
 }
 
@@ -300,7 +325,7 @@ int up_pool_drain(struct up_pool *p, struct up_pool_event *out, int max)
 	p->rung = p->event_tail != p->event_head;
 	if (p->rung)
 		pool_call_main(p); /* there are more */
-	pthread_mutex_unlock(&p->lock);
+	pool_unlock(p);
 	return n;
 }
 
@@ -314,7 +339,7 @@ void up_pool_counts(struct up_pool *p, struct up_pool_counts *out)
 	*out = p->count;
 	out->pinned_bytes = pinned;
 	out->budget_bytes = p->budget;
-	pthread_mutex_unlock(&p->lock);
+	pool_unlock(p);
 }
 
 int64_t up_pool_cpu_ns(struct up_pool *p)
@@ -341,7 +366,8 @@ static void end_threads(struct up_pool *p, int with_faults)
 	pthread_mutex_lock(&p->lock);
 	__atomic_store_n(&p->stop, 1, __ATOMIC_RELEASE);
 	pthread_cond_broadcast(&p->work);
-	pthread_mutex_unlock(&p->lock);
+	pthread_cond_broadcast(&p->room);
+	pool_unlock(p);
 	for (uint32_t i = 0; i < p->threads; i++)
 		pthread_join(p->thread[i], NULL);
 	if (with_faults && write(p->wake_fd, &one, sizeof(one)) == (ssize_t)sizeof(one))
@@ -354,6 +380,7 @@ static void free_pool(struct up_pool *p)
 	close(p->wake_fd);
 	pthread_mutex_destroy(&p->lock);
 	pthread_cond_destroy(&p->work);
+	pthread_cond_destroy(&p->room);
 	pthread_cond_destroy(&p->idle);
 	while (p->waiting) {
 		struct pool_waiter *next = p->waiting->next;
@@ -391,8 +418,9 @@ int up_pool_create(struct up_pool **out, const struct up_pool_options *o)
 	pthread_mutex_init(&p->lock, NULL);
 	pthread_condattr_init(&attr);
 	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC); /* pool_fill.c, wait_a_moment() */
-	pthread_cond_init(&p->work, &attr);
+	pthread_cond_init(&p->room, &attr);
 	pthread_condattr_destroy(&attr);
+	pthread_cond_init(&p->work, NULL);
 	pthread_cond_init(&p->idle, NULL);
 	p->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
 	p->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);

@@ -108,7 +108,11 @@ struct pool_job {
 
 struct up_pool {
 	pthread_mutex_t lock;
-	pthread_cond_t work, idle;
+	/* work: for a thread that has nothing to do, signalled once for each piece of work, and whoever
+	 * takes a piece of several signals for the next. room: memory has become free, or may be.
+	 * idle: a call has ended. */
+	pthread_cond_t work, room, idle;
+	uint32_t signals; /* of `work`, for when the lock is free: who is woken needs it */
 	struct up_pool_options options;
 	uint64_t page_bytes, began_ns, alive_ns;
 	int stop, epoll_fd, wake_fd;
@@ -206,6 +210,12 @@ void *pool_fault_loop(void *pool);
 
 /* Wake the main thread. */
 void pool_call_main(const struct up_pool *p);
+
+/* These send the signals. */
+void pool_unlock(struct up_pool *p);
+void pool_wait(struct up_pool *p, pthread_cond_t *what);
+/* Whoever waits for room looks again. */
+void pool_tell_room(struct up_pool *p);
 
 /* pool_room.c: with the lock, which they may leave and take again. 1: something has changed, look
  * again; 0: there is room for `bytes`; -1: nothing can go now; -2: the main thread is thinking. */

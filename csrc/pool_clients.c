@@ -62,7 +62,7 @@ void pool_await_mappings(struct up_pool *p, struct pool_client *c)
 	uint32_t turn = c->turn++ & 1;
 
 	while (c->mapping[turn])
-		pthread_cond_wait(&p->idle, &p->lock);
+		pool_wait(p, &p->idle);
 }
 
 /* ------------------------------------------------------------------ they come and go */
@@ -115,7 +115,7 @@ int up_pool_join(struct up_pool *p, int uffd, int pid, struct up_ring *ring)
 				close(c->pidfd);
 		}
 	}
-	pthread_mutex_unlock(&p->lock);
+	pool_unlock(p);
 	return slot;
 }
 
@@ -133,7 +133,7 @@ void up_pool_leave(struct up_pool *p, int client)
 		else
 			at = &(*at)->next;
 	while (c->users)
-		pthread_cond_wait(&p->idle, &p->lock);
+		pool_wait(p, &p->idle);
 	for (uint32_t i = 0; i < c->regions; i++)
 		p->file[c->region[i].file].regions--;
 	uffd = c->uffd;
@@ -143,7 +143,7 @@ void up_pool_leave(struct up_pool *p, int client)
 	c->regions = c->room = 0;
 	c->uffd = -1;
 	c->ring = NULL;
-	pthread_mutex_unlock(&p->lock);
+	pool_unlock(p);
 	close(uffd);
 	if (pidfd >= 0)
 		close(pidfd);
@@ -153,7 +153,7 @@ void up_pool_orphan(struct up_pool *p, int client)
 {
 	pthread_mutex_lock(&p->lock);
 	p->client[client].ring = NULL;
-	pthread_mutex_unlock(&p->lock);
+	pool_unlock(p);
 }
 
 /* Nothing of the region is mapped or waited for any more when it returns. */
@@ -208,7 +208,7 @@ int up_pool_map(struct up_pool *p, int client, uint32_t region, int file, uint64
 		};
 		p->file[file].regions++;
 	}
-	pthread_mutex_unlock(&p->lock);
+	pool_unlock(p);
 	return ret;
 }
 
@@ -220,5 +220,5 @@ void up_pool_unmap(struct up_pool *p, int client, uint32_t region)
 	for (uint32_t i = c->regions; i-- > 0;)
 		if (c->region[i].id == region)
 			forget_region(p, (uint32_t)client, i);
-	pthread_mutex_unlock(&p->lock);
+	pool_unlock(p);
 }

@@ -194,7 +194,7 @@ static void map_ahead(struct up_pool *p)
 		pin(p, f, first, end);
 		pool_use(c);
 		turn = pool_begin_mapping(c);
-		pthread_mutex_unlock(&p->lock);
+		pool_unlock(p);
 		from = first * bytes;
 		if (first % a.piece == 0)
 			from += p->options.huge ? bytes : p->page_bytes;
@@ -206,7 +206,7 @@ static void map_ahead(struct up_pool *p)
 		unpin(f, first, end);
 		pool_leave_off(p, c);
 	}
-	pthread_mutex_unlock(&p->lock);
+	pool_unlock(p);
 }
 
 /* On a chunk that is there. With the lock, which it leaves and takes again. */
@@ -230,7 +230,7 @@ static void answer(struct up_pool *p, uint32_t client, struct pool_region *r, ui
 	pin(p, f, first, end);
 	at = *r;
 	turn = pool_begin_mapping(c);
-	pthread_mutex_unlock(&p->lock);
+	pool_unlock(p);
 	pool_map_pages(p, c, &at, first * bytes, (end - first) * bytes, address, &done);
 	pthread_mutex_lock(&p->lock);
 	pool_count_mapped(p, &done);
@@ -252,7 +252,7 @@ static void on_fault(struct up_pool *p, uint32_t client, const struct uffd_msg *
 	p->count.faults++;
 	r = c->leaving ? NULL : pool_region_at(c, address);
 	if (!r) {
-		pthread_mutex_unlock(&p->lock);
+		pool_unlock(p);
 		pool_wake(c->uffd, address, p->page_bytes);
 		return;
 	}
@@ -263,7 +263,7 @@ static void on_fault(struct up_pool *p, uint32_t client, const struct uffd_msg *
 	chunk = e.offset / bytes;
 	f->touched_ms[chunk] = pool_now_ms(p);
 	if (f->state[chunk] == UP_PRESENT && f->pins[chunk] == 255) {
-		pthread_mutex_unlock(&p->lock);
+		pool_unlock(p);
 		pool_wake(c->uffd, address, p->page_bytes); /* it comes again */
 		return;
 	}
@@ -272,7 +272,7 @@ static void on_fault(struct up_pool *p, uint32_t client, const struct uffd_msg *
 		answer(p, client, r, chunk, address);
 		e.kind = UP_POOL_TOUCH;
 		pool_post(p, &e);
-		pthread_mutex_unlock(&p->lock);
+		pool_unlock(p);
 		return;
 	}
 	p->count.missing_faults++;
@@ -283,7 +283,7 @@ static void on_fault(struct up_pool *p, uint32_t client, const struct uffd_msg *
 		r->miss_run *= 2;
 	r->miss_next = chunk + r->miss_run;
 	if (pool_add_waiter(p, client, r->file, chunk, m, address)) {
-		pthread_mutex_unlock(&p->lock);
+		pool_unlock(p);
 		pool_wake(c->uffd, address, p->page_bytes); /* it comes again */
 		return;
 	}
@@ -294,7 +294,7 @@ static void on_fault(struct up_pool *p, uint32_t client, const struct uffd_msg *
 	}
 	e.kind = UP_POOL_MISS;
 	pool_post(p, &e);
-	pthread_mutex_unlock(&p->lock);
+	pool_unlock(p);
 }
 
 static void take_faults(struct up_pool *p, uint32_t client, uint32_t generation, uint32_t events)
@@ -305,20 +305,20 @@ static void take_faults(struct up_pool *p, uint32_t client, uint32_t generation,
 
 	pthread_mutex_lock(&p->lock);
 	if (c->uffd < 0 || c->leaving || c->generation != generation) {
-		pthread_mutex_unlock(&p->lock);
+		pool_unlock(p);
 		return;
 	}
 	if (!(events & EPOLLIN)) /* one that nobody initialized has only an error to tell */
 		epoll_ctl(p->epoll_fd, EPOLL_CTL_DEL, c->uffd, NULL);
 	pool_use(c);
-	pthread_mutex_unlock(&p->lock);
+	pool_unlock(p);
 	n = read(c->uffd, m, sizeof(m));
 	for (ssize_t i = 0; i < n / (ssize_t)sizeof(m[0]); i++)
 		if (m[i].event == UFFD_EVENT_PAGEFAULT)
 			on_fault(p, client, &m[i]);
 	pthread_mutex_lock(&p->lock);
 	pool_leave_off(p, c);
-	pthread_mutex_unlock(&p->lock);
+	pool_unlock(p);
 }
 
 /* The agents see from it that the service's main thread is alive, not only this one. */
@@ -330,7 +330,7 @@ static void beat(struct up_pool *p)
 	for (uint32_t i = 0; i < POOL_CLIENTS; i++)
 		if (p->client[i].uffd >= 0 && p->client[i].ring)
 			__atomic_store_n(&p->client[i].ring->beat_ns, alive_ns, __ATOMIC_RELAXED);
-	pthread_mutex_unlock(&p->lock);
+	pool_unlock(p);
 }
 
 void *pool_fault_loop(void *arg)

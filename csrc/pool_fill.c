@@ -22,6 +22,8 @@
 /* Requests that storage has at once of what is expected (bench/pool.py fill). */
 #define PIECES 8u
 #define HUGE_ALIGN (2u << 20)
+/* A run grows no further while somebody waits for a chunk in order. */
+#define WAITED_MAX_BYTES (512u << 10)
 
 struct fill {
 	int file;
@@ -88,7 +90,9 @@ static void wait_a_moment(struct up_pool *p)
 		ts.tv_nsec -= 1000000000;
 		ts.tv_sec++;
 	}
-	pthread_cond_timedwait(&p->work, &p->lock, &ts);
+	for (; p->signals; p->signals--)
+		pthread_cond_signal(&p->work);
+	pthread_cond_timedwait(&p->room, &p->lock, &ts);
 }
 
 /* 1: `out` is to be filled; 0: nothing to do on demand; -1: look again. */
@@ -186,7 +190,8 @@ static int take_prefetch(struct up_pool *p, struct fill *out)
 			p->prefetching++;
 			if (j->chunk == j->end)
 				p->queue_tail++;
-			pthread_cond_signal(&p->work); /* for the next piece */
+			if (p->queue_tail != p->queue_head)
+				p->signals++; /* for the next piece */
 			return 1;
 		}
 		room = pool_make_room(p, out->count * bytes, 0);
@@ -242,7 +247,7 @@ static void fail(struct up_pool *p, const struct fill *o, int error)
 				   .offset = o->first * bytes, .length = o->count * bytes,
 				   .error = error };
 
-	pthread_mutex_unlock(&p->lock);
+	pool_unlock(p);
 	fallocate(f->memfd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)e.offset,
 		  (off_t)e.length);
 	pthread_mutex_lock(&p->lock);
@@ -270,6 +275,7 @@ static void fill(struct up_pool *p, const struct fill *o, char *buffer)
 	uint64_t bytes = pool_chunk_bytes(p), length = o->count * bytes, began = pool_now_ns();
 	enum up_source_way way = UP_BUFFERED;
 	int ret = bring(p, f, o, buffer, &way);
+	uint64_t most;
 
 	pthread_mutex_lock(&p->lock);
 	if (ret) {
@@ -304,10 +310,11 @@ static void fill(struct up_pool *p, const struct fill *o, char *buffer)
 			pool_serve(p, o->file, o->first, o->count);
 		for (uint64_t c = o->first; c < o->first + o->count; c++)
 			f->pins[c]--;
-		if (!f->waiters && o->job && p->run_chunks < pool_run_most(p))
-			p->run_chunks *= 2;
-		if (p->run_chunks > pool_run_most(p))
-			p->run_chunks = (uint32_t)pool_run_most(p);
+		most = pool_run_most(p);
+		if (f->waiters && !p->options.run_bytes && most > WAITED_MAX_BYTES / bytes)
+			most = WAITED_MAX_BYTES / bytes;
+		if (o->job && p->run_chunks < most)
+			p->run_chunks = p->run_chunks * 2 < most ? p->run_chunks * 2 : (uint32_t)most;
 	}
 	f->busy--;
 	if (o->job) {
@@ -320,7 +327,6 @@ static void fill(struct up_pool *p, const struct fill *o, char *buffer)
 		finish_job(p, o->job);
 	}
 	pthread_cond_broadcast(&p->idle);
-	pthread_cond_signal(&p->work);
 }
 
 void *pool_fill_loop(void *arg)
@@ -355,15 +361,15 @@ void *pool_fill_loop(void *arg)
 			if (p->used_bytes > p->budget || p->retry)
 				wait_a_moment(p);
 			else
-				pthread_cond_wait(&p->work, &p->lock);
+				pool_wait(p, &p->work);
 			if (p->retry)
 				pool_want_again(p);
 			continue;
 		}
-		pthread_mutex_unlock(&p->lock);
+		pool_unlock(p);
 		fill(p, &o, buffer); /* comes back with the lock */
 	}
-	pthread_mutex_unlock(&p->lock);
+	pool_unlock(p);
 	munmap(buffer, room + HUGE_ALIGN);
 	return NULL;
 }

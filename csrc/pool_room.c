@@ -37,7 +37,7 @@ static void evict(struct up_pool *p, int number, uint64_t first, uint64_t count)
 		f->state[c] = UP_EVICTING;
 	f->busy++;
 	p->leaving_bytes += count * bytes;
-	pthread_mutex_unlock(&p->lock);
+	pool_unlock(p);
 	do
 		ret = fallocate(f->memfd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)at,
 				(off_t)(count * bytes));
@@ -69,7 +69,7 @@ static void evict(struct up_pool *p, int number, uint64_t first, uint64_t count)
 	}
 	f->busy--;
 	pthread_cond_broadcast(&p->idle);
-	pthread_cond_broadcast(&p->work);
+	pool_tell_room(p);
 }
 
 /* The first run of chunks in [first, first + count) that may go, at most `most` long; 0: none. */
@@ -155,7 +155,7 @@ int pool_make_room(struct up_pool *p, uint64_t bytes, int demand)
 	if (p->used_bytes + bytes <= p->budget)
 		return 0;
 	if (p->used_bytes - p->leaving_bytes + bytes <= p->budget) {
-		pthread_cond_wait(&p->work, &p->lock); /* another thread makes it just now */
+		pool_wait(p, &p->room); /* another thread makes it just now */
 		return 1;
 	}
 	if (evict_listed(p))

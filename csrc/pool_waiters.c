@@ -14,9 +14,10 @@ void pool_want(struct up_pool *p, int file, uint64_t chunk, uint32_t run)
 {
 	struct pool_file *f = &p->file[file];
 
-	p->run_chunks = (uint32_t)pool_run_least(p);
 	if (f->state[chunk] != UP_ABSENT)
-		return;
+		return; /* it is on its way */
+	if (run <= 1) /* who goes on in order waits less for long reads than for many */
+		p->run_chunks = (uint32_t)pool_run_least(p);
 	if (p->demand_head - p->demand_tail == p->demand_room) {
 		uint32_t room = p->demand_room ? p->demand_room * 2 : 256, n = 0;
 		struct pool_demand *more = malloc(room * sizeof(*more));
@@ -36,7 +37,7 @@ void pool_want(struct up_pool *p, int file, uint64_t chunk, uint32_t run)
 	f->state[chunk] = UP_WANTED;
 	p->demand[p->demand_head++ % p->demand_room] =
 		(struct pool_demand){ .file = file, .chunk = chunk, .run = run };
-	pthread_cond_signal(&p->work);
+	p->signals++;
 }
 
 void pool_want_again(struct up_pool *p)
@@ -127,7 +128,7 @@ void pool_serve(struct up_pool *p, int file, uint64_t first, uint64_t count)
 		r = *found;
 		pool_use(c);
 		turn = pool_begin_mapping(c);
-		pthread_mutex_unlock(&p->lock);
+		pool_unlock(p);
 		pool_map_pages(p, c, &r, first * bytes, count * bytes, w.address, &done);
 		pthread_mutex_lock(&p->lock);
 		pool_count_mapped(p, &done);

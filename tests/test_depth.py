@@ -8,7 +8,7 @@ import itertools
 
 import pytest
 
-from uffdprefetch.plan.depth import MAX_BYTES, MAX_SECONDS, MIN_BYTES, Depth
+from uffdprefetch.plan.depth import MAX_BYTES, MAX_SECONDS, MIN_BYTES, MIN_SECONDS, Depth
 
 
 def link(under_way: int, bandwidth: float, latency: float) -> float:
@@ -46,6 +46,14 @@ def test_a_demand_miss_never_waits_longer_than_the_bound(bandwidth: float) -> No
         assert depth.bytes <= max(MIN_BYTES, sample * MAX_SECONDS)
 
 
+def test_a_fast_link_is_kept_busy_while_the_service_is_elsewhere() -> None:
+    depth = Depth()
+    for _ in range(100):
+        sample = link(depth.bytes, 1e9, 0.0005)
+        depth.note(sample)
+        assert depth.bytes >= int(sample * MIN_SECONDS)
+
+
 def test_a_link_that_becomes_slow_loses_its_depth_at_once() -> None:
     depth = Depth()
     run(depth, bandwidth=1e9, latency=0.020, samples=60)
@@ -56,9 +64,9 @@ def test_a_link_that_becomes_slow_loses_its_depth_at_once() -> None:
 
 def test_a_link_that_becomes_long_is_noticed_by_a_later_try() -> None:
     depth = Depth()
-    run(depth, bandwidth=1e9, latency=0.0005, samples=50)
+    run(depth, bandwidth=2.5e8, latency=0.0005, samples=50)
     before = depth.bytes
-    run(depth, bandwidth=1e9, latency=0.030, samples=100)
+    run(depth, bandwidth=2.5e8, latency=0.010, samples=100)
     assert depth.bytes > before
 
 
@@ -68,4 +76,4 @@ def test_noise_does_not_make_it_climb() -> None:
     for factor in itertools.islice(itertools.cycle((1.0, 1.04, 0.97, 1.02)), 200):
         depth.note(3e8 * factor)
         seen.append(depth.bytes)
-    assert max(seen) <= MIN_BYTES * 1.5
+    assert max(seen) <= max(MIN_BYTES, 3e8 * 1.04 * MIN_SECONDS) * 1.5

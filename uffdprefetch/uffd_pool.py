@@ -158,7 +158,8 @@ class Pool:
 
     def join(self, uffd_number: int, pid: int, ring: Ring) -> int:
         """A process's userfaultfd (the pool's own, unless this raises OSError): its slot."""
-        return _checked(_lib.up_pool_join(self._pointer, uffd_number, pid, ring.pointer), "pool slot")
+        slot = _lib.up_pool_join(self._pointer, uffd_number, pid, ring.pointer)
+        return _checked(slot, "pool slot")
 
     def leave(self, slot: int) -> None:
         """The process is gone, or has nothing of the pool any more."""

@@ -14,6 +14,8 @@ MIN_BYTES = 4 * MIB
 MAX_BYTES = 64 * MIB
 #: Never more under way than storage brings in this time.
 MAX_SECONDS = 0.05
+#: Nor less: so long may the service take until it sends the next, on a node whose cores are busy.
+MIN_SECONDS = 0.016
 STEP = 1.5
 #: A step is kept when the bandwidth grew by this; less is noise.
 GAIN = 1.1
@@ -43,4 +45,5 @@ class Depth:
             self._lower, self._reference = self.bytes, bandwidth
             self.bytes, self._trial = int(self.bytes * STEP), True
         most = min(MAX_BYTES, int(bandwidth * MAX_SECONDS))
-        self.bytes = max(MIN_BYTES, min(self.bytes, most))
+        least = min(MAX_BYTES, max(MIN_BYTES, int(bandwidth * MIN_SECONDS)))
+        self.bytes = max(least, min(self.bytes, most))

@@ -18,6 +18,8 @@ LOOKAHEAD_MIN_BYTES = 16 * MIB
 #: the kernel's readahead begins (and no less than one request of storage).
 UNSURE_TIMES_WALKED = 4
 UNSURE_MIN_BYTES = 1 * MIB
+#: A window grows by no less than this, or by an eighth of it.
+STEP_MIN_BYTES = 1 * MIB
 #: Nor more per stream: what is read so early may be gone again before it is used.
 LOOKAHEAD_MAX_BYTES = 256 * MIB
 #: auto stays this long ahead of the reader's own rate: longer than any batch, shorter than a phase.
@@ -52,21 +54,23 @@ def lookahead_bytes(stream: Stream, storage: Storage, allowed_bytes: int) -> int
 def auto(stream: Stream, file_bytes: int, ahead_bytes: int) -> tuple[int, int] | None:
     """The next range [start, end) to warm for an active stream, or None.
 
-    It begins where the last one ended (or at the reader, when that has been overtaken).
+    It begins where the last one ended (or at the reader, when that has been overtaken), and is no
+    short one while there is something ahead: a request costs the same whatever its length.
     """
+    least = min(STEP_MIN_BYTES, ahead_bytes // 8)
     if stream.direction < 0:
         start = min(stream.frontier_bytes, stream.position_bytes)
         target = max(0, stream.position_bytes - ahead_bytes)
-        if target >= start:
-            return None
-        stream.frontier_bytes = target
-        return target, start
-    start = max(stream.frontier_bytes, stream.position_bytes)
-    target = min(file_bytes, stream.position_bytes + ahead_bytes)
-    if target <= start:
+        ahead, is_last = stream.position_bytes - start, target == 0
+    else:
+        start = max(stream.frontier_bytes, stream.position_bytes)
+        target = min(file_bytes, stream.position_bytes + ahead_bytes)
+        ahead, is_last = start - stream.position_bytes, target == file_bytes
+    more = (target - start) * stream.direction
+    if more <= 0 or (ahead and more < least and not is_last):
         return None
     stream.frontier_bytes = target
-    return start, target
+    return min(start, target), max(start, target)
 
 
 def fixed(

@@ -119,8 +119,12 @@ class Scheduler:
         """
         queued = 0
         for a, b in file.in_flight.missing(start, end):
+            queue = self._queues.setdefault(id(stream), deque())
+            if queue and stream.direction > 0 and queue[-1].file is file and queue[-1].end == a:
+                queued -= queue[-1].end - queue[-1].start
+                a = self._take_back(queue).start  # one request instead of two
             for extent in self._cut(file, stream, a, b):
-                self._queues.setdefault(id(stream), deque()).append(extent)
+                queue.append(extent)
                 self._streams[id(stream)] = stream
                 queued += extent.end - extent.start
         return queued
@@ -141,6 +145,12 @@ class Scheduler:
             file.pending_pages.update(pages)
             extents.append(Extent(file, a, b, stream, pages))
         return extents if stream.direction > 0 else extents[::-1]
+
+    @staticmethod
+    def _take_back(queue: deque[Extent]) -> Extent:
+        extent = queue.pop()
+        extent.file.pending_pages.difference_update(extent.pages)
+        return extent
 
     def copy(self, file: FileState, pages: list[int]) -> None:
         """Have checkpoint pages copied that no extent brings along."""
