@@ -98,8 +98,9 @@ class Fill:
         return self.figures(seconds)
 
     def fio_jobs(self) -> Run:
-        """Several fio jobs, each a part of the file."""
-        part = -(-self.bench.file_bytes // FIO_JOBS // MIB) * MIB
+        """Several fio jobs, each a part of the file; the last bytes are nobody's (fio refuses a
+        part that reaches beyond the end)."""
+        part = self.bench.file_bytes // FIO_JOBS // MIB * MIB
         return self.fio(
             "--ioengine=psync", "--direct=1", f"--numjobs={FIO_JOBS}", f"--size={part}",
             f"--offset_increment={part}",

@@ -175,7 +175,7 @@ uint64_t up_pool_books(struct up_pool *pool, int file, uint8_t **state, uint32_t
 void up_pool_file_counts(struct up_pool *pool, int file, struct up_pool_file_counts *out);
 
 /* A process joins: its slot. The pool owns uffd; *ring gets the sign of life. What it had under the
- * same number before (exec) is over. */
+ * same number before (exec) is over. pid 0: not known; then its page table gets no huge pages. */
 int up_pool_join(struct up_pool *pool, int uffd, int pid, struct up_ring *ring);
 void up_pool_leave(struct up_pool *pool, int client);
 /* The process is without an agent now (it died): its ring is not ours to write any more. */

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * pool.h - the inside of the node's page pool: pool.c (files, and what the main thread asks),
- * pool_clients.c (processes), pool_faults.c (the thread that answers), pool_map.c (page tables),
- * pool_waiters.c (who is blocked), pool_fill.c (the threads that read), pool_room.c (what goes when
- * room is needed).
+ * pool.h - the inside of the node's page pool: pool.c (what the main thread asks), pool_files.c
+ * (files), pool_clients.c (processes), pool_faults.c (the thread that answers), pool_map.c (page
+ * tables), pool_waiters.c (who is blocked), pool_fill.c (the threads that read), pool_room.c (what
+ * goes when room is needed).
  *
  * One lock. It is never held over a system call that can wait: not over a read, a write, a punch
  * or an ioctl on somebody's userfaultfd. What such a call works on is held by the chunk's state
  * (FILLING, EVICTING), by a pin (a chunk that is being mapped is not punched) and by a user count
  * (a userfaultfd that is being used is not closed).
  *
- * The one rule: a page is mapped (UFFDIO_CONTINUE, MADV_COLLAPSE) only while its chunk is PRESENT and pinned.
- * Ranges are registered MISSING and MINOR, so whatever else the memfd holds at that moment, a
- * touch of an unmapped page waits and never reads it.
+ * The one rule: a page is mapped (UFFDIO_CONTINUE, MADV_COLLAPSE) only while its chunk is PRESENT
+ * and pinned. Ranges are registered MISSING and MINOR, so whatever else the memfd holds at that
+ * moment, a touch of an unmapped page waits and never reads it.
  */
 #ifndef UP_POOL_H
 #define UP_POOL_H

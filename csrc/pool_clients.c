@@ -89,7 +89,8 @@ int up_pool_join(struct up_pool *p, int uffd, int pid, struct up_ring *ring)
 	if (flags < 0 || fcntl(uffd, F_SETFL, flags | O_NONBLOCK))
 		return -errno;
 	pthread_mutex_lock(&p->lock);
-	end_former(p, pid);
+	if (pid > 0)
+		end_former(p, pid);
 	for (int i = 0; i < POOL_CLIENTS && slot < 0; i++)
 		if (p->client[i].uffd < 0)
 			slot = i;

@@ -122,13 +122,16 @@ def main() -> int:
         bad = why_nothing_is_shown(found, args.size)
         if found["huge_pages"] != args.huge_pages:
             bad = f"huge pages: {found['huge_pages_reason']}"
+        elif args.huge_pages and found["mapped_huge_bytes"] < args.size:
+            bad = "page tables got no huge pages"
     gb = found["words"] * 8 / 1e9
     print(
         f"pages of {'2 MiB' if args.huge_pages else '4 KiB'}: {found['words'] / 1e6:.0f} million "
         f"words ({gb:.1f} GB) in {found['seconds']:.0f} s, wrong {found['wrong']}, of these zero "
         f"{found['zeros']}; evicted {found['evicted_bytes'] / 1e9:.1f} GB, read again "
         f"{found['reread_bytes'] / 1e9:.1f} GB, {found['faults']} faults, of which "
-        f"{found['missing_faults']} waited"
+        f"{found['missing_faults']} waited; mapped {found['mapped_bytes'] / 1e9:.1f} GB, of it "
+        f"{found['mapped_huge_bytes'] / 1e9:.1f} GB in huge pages"
     )
     if bad:
         print(f"this shows nothing: {bad}", file=sys.stderr)

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pool_hammer
 import pytest
 from conftest import require
 from nobody import Nobody
@@ -181,6 +182,22 @@ def test_huge_pages_are_tried_not_believed(
     monkeypatch.setattr(pool, "SHMEM_HUGE", tmp_path / "shmem_enabled")
     found = pool.huge_pages()
     assert found.status == NOTE and "but a memfd got pages of 4 KiB" in found.found
+
+
+@pytest.mark.parametrize("no_right", [False, True])
+def test_a_huge_page_is_put_into_a_page_table(
+    monkeypatch: pytest.MonkeyPatch, no_right: bool
+) -> None:
+    require(os.access(pool.SHMEM_HUGE, os.W_OK), f"{pool.SHMEM_HUGE}: root only")
+    if no_right:  # as of a user without CAP_SYS_NICE
+        monkeypatch.setattr(sc, "syscall", refused(errno.EPERM))
+    with pool_hammer.huge_pages():
+        found = pool.huge_pages()
+    if no_right:
+        assert found.status == NOTE and "page table did not: process_madvise: EPERM" in found.found
+        assert found.lift is not None and "cap_sys_nice" in found.lift
+    else:
+        assert found.status == OK and found.found.endswith("and a page table")
 
 
 def test_a_file_system_without_direct_reads_is_told(

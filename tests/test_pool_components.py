@@ -84,3 +84,27 @@ os.unlink("copy.bin"), os.unlink("direct.bin")
 """
     words = interpreter(code, store / ARRAY)
     check_pooled(check_same(runner, words, cold=[store / ARRAY], options=POOL), store / ARRAY)
+
+
+def test_mappings_lie_where_huge_pages_can_be_mapped(runner: Runner, store: Path) -> None:
+    """Congruent with their offsets in the file, so that a page of 2 MiB is one entry; one that says
+    where it wants to be lies there."""
+    code = """
+import ctypes, mmap, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+fd, length = os.open(sys.argv[1], os.O_RDONLY), 16 << 20
+for offset in (0, 3 * 4096, (1 << 20) + 4096, 2 << 20):
+    address = libc.mmap(None, length, mmap.PROT_READ, mmap.MAP_SHARED, fd, offset)
+    print((address - offset) % (2 << 20), ctypes.string_at(address, 8).hex())
+wish = (address - (1 << 30)) & -(2 << 20) | 0x5000
+print(libc.mmap(wish, length, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0) == wish)
+"""
+    run = runner.wrapped(*interpreter(code, store / ARRAY), cold=[store / ARRAY], options=POOL)
+    assert run.status == 0, run.stderr
+    *places, at_its_wish = run.stdout.decode().splitlines()
+    assert [line.split()[0] for line in places] == ["0"] * 4 and at_its_wish == "True"
+    content = (store / ARRAY).read_bytes()
+    for line, offset in zip(places, (0, 3 * 4096, (1 << 20) + 4096, 2 << 20), strict=True):
+        assert bytes.fromhex(line.split()[1]) == content[offset : offset + 8]

@@ -49,6 +49,9 @@ BREAKAGES = {
     "nobody waits for what is being mapped when a process goes": (
         "pool_clients.c", "while (c->users)", "while (0 && c->users)",
     ),
+    "nobody waits for what is being mapped when a process runs another program": (
+        "pool_clients.c", "if (c->uffd < 0 || c->pid != pid || c->leaving)", "if (pid)",
+    ),
 }  # fmt: skip
 
 
@@ -92,9 +95,10 @@ def test_every_word_is_right_whatever_happens(
         assert met["words"] > 100_000
 
 
-def test_the_worst_moments_one_by_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("chunk_bytes", [64 << 10, 2 << 20])
+def test_the_worst_moments_one_by_one(chunk_bytes: int, tmp_path: Path) -> None:
     done = subprocess.run(
-        [build(tmp_path, "pool_held"), str(tmp_path)],
+        [build(tmp_path, "pool_held"), str(tmp_path), str(chunk_bytes)],
         capture_output=True, text=True, timeout=HANG_SECONDS,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "all as it should be\n"), done.stderr
@@ -112,8 +116,9 @@ def test_a_rule_that_is_broken_is_zeros_that_somebody_reads(what: str, tmp_path:
     for _ in range(RUNS_OF_THE_BROKEN):  # what is broken may hang as well, or be lucky
         with contextlib.suppress(subprocess.TimeoutExpired):
             done = subprocess.run(
-                [program, str(tmp_path)], capture_output=True, text=True, timeout=HANG_SECONDS / 4
-            )
+                [program, str(tmp_path), str(64 << 10)],
+                capture_output=True, text=True, timeout=HANG_SECONDS / 4,
+            )  # fmt: skip
             seen = done.stderr
             if done.returncode == 1 and "offset 0: 0, not" in seen:
                 return
@@ -142,4 +147,5 @@ def test_no_word_of_many_millions_is_wrong_while_the_pool_evicts(
         )  # fmt: skip
     assert (found["wrong"], found["zeros"]) == (0, 0), found["said"]
     assert found["words"] >= mwords * 1e6 and found["huge_pages"] == huge
+    assert (found["mapped_huge_bytes"] > 4 * budget) == huge
     assert pool_hammer.why_nothing_is_shown(found, 4 * budget) == ""

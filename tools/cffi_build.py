@@ -33,9 +33,8 @@ ffi.set_source(
     """,
     sources=[
         *("csrc/uffd_helper.c", "csrc/residency.c", "csrc/warm.c", "csrc/bpf_ring.c"),
-        *("csrc/pool.c", "csrc/pool_clients.c", "csrc/pool_faults.c", "csrc/pool_map.c"),
-        "csrc/pool_waiters.c",
-        *("csrc/pool_fill.c", "csrc/pool_room.c"),
+        *("csrc/pool.c", "csrc/pool_files.c", "csrc/pool_clients.c", "csrc/pool_faults.c"),
+        *("csrc/pool_map.c", "csrc/pool_waiters.c", "csrc/pool_fill.c", "csrc/pool_room.c"),
         "csrc/source.c",
     ],
     include_dirs=["csrc"],

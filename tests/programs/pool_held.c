@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * pool_held DIRECTORY - the worst moments of the pool, one by one, by gates and not by chance: a
- * UFFDIO_CONTINUE stands still while the page that it is about to map would leave the pool, or while
+ * pool_held DIRECTORY CHUNK_BYTES - the worst moments of the pool, one by one, by gates and not by
+ * chance: a UFFDIO_CONTINUE (of 2 MiB: a MADV_COLLAPSE) stands still while the page that it is about to map would leave the pool, or while
  * the process, or what lies at its address, becomes another. The file's memory holds zeros at that
  * moment (it is filled in place, as with huge pages): whoever breaks the rule reads them.
  */
@@ -222,14 +222,44 @@ static void another_process_comes_in_its_place(void)
 	finish();
 }
 
+static void join_pool(struct up_pool *p, int client, uint32_t unused)
+{
+	(void)client, (void)unused;
+	a->slot = up_pool_join(p, dup(a->uffd), a->pid, ring);
+	CHECK(a->slot >= 0);
+}
+
+/* Nor into the same process, when that runs another program (here: has a new place in the pool) and
+ * the old connection has not been seen to end. */
+static void another_program_comes_in_its_place(void)
+{
+	int old = a->slot;
+
+	hold_in_continue();
+	do_now(a, DETACH);
+	await(a, 0);
+	do_now(a, UNMAP);
+	hold_in_read(1, 1 << CONTINUE);
+	call_under_gates(join_pool, 0, 0);
+	tell_pool(a, 1);
+	map_file(a, 1);
+	let_continue();
+	command(a, 0, TOUCH);
+	yield(PATIENCE);
+	set_gates(0);
+	up_pool_leave(pool, old);
+	finish();
+}
+
 int main(int argc, char **argv)
 {
-	if (argc != 2)
+	if (argc != 3)
 		return 2;
-	begin_model(argv[1], 1, 64u << 10, 1);
+	begin_model(argv[1], 1, (uint32_t)strtoul(argv[2], NULL, 10), 1);
 	a_chunk_that_is_being_filled_is_not_mapped();
 	a_chunk_that_is_being_mapped_stays();
 	another_process_comes_in_its_place();
+	another_program_comes_in_its_place();
 	another_mapping_comes_in_its_place(0);
 	another_mapping_comes_in_its_place(1);
 	end_model();

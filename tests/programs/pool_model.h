@@ -30,6 +30,7 @@ struct region {
 
 struct peer {
 	int pid, slot, socket[THREADS], busy[THREADS];
+	int uffd; /* a duplicate */
 	struct region region[REGIONS];
 };
 
@@ -201,6 +202,9 @@ static inline void be_born(struct peer *p)
 		close(theirs[i]);
 	CHECK(receive_with(p->socket[0], &hello, sizeof(hello), &uffd, 1));
 	p->pid = hello.pid;
+	if (p->uffd)
+		close(p->uffd);
+	p->uffd = dup(uffd);
 	p->slot = up_pool_join(pool, uffd, p->pid, ring);
 	CHECK(p->slot >= 0);
 }

@@ -38,7 +38,9 @@ FALLOC_KEEP_SIZE_PUNCH_HOLE = 1 | 2
 #: asm/unistd.h; the generic table (aarch64, riscv64) differs from x86_64 for the old ones only.
 _X86 = platform.machine() == "x86_64"
 NR_USERFAULTFD = 323 if _X86 else 282
-NR_CLOSE_RANGE, NR_PIDFD_GETFD, NR_CACHESTAT = 436, 438, 451
+NR_CLOSE_RANGE, NR_PIDFD_GETFD, NR_PROCESS_MADVISE, NR_CACHESTAT = 436, 438, 440, 451
+
+MADV_COLLAPSE = 25
 
 # linux/userfaultfd.h
 UFFD_API = 0xAA
@@ -74,9 +76,9 @@ def syscall(what: str, number: int, *args: int) -> int:
     return result
 
 
-def mmap(fd: int, length: int, shared: bool) -> int:
-    """Map ``length`` bytes of ``fd`` read-only and return the address."""
-    address = _libc.mmap(None, length, PROT_READ, MAP_SHARED if shared else MAP_PRIVATE, fd, 0)
+def mmap(fd: int, length: int, shared: bool, wish: int | None = None) -> int:
+    """Map ``length`` bytes of ``fd`` read-only, at ``wish`` if that is free; the address."""
+    address = _libc.mmap(wish, length, PROT_READ, MAP_SHARED if shared else MAP_PRIVATE, fd, 0)
     if address in (None, ctypes.c_void_p(-1).value):
         raise _fail("mmap")
     return int(address)

@@ -349,6 +349,8 @@ class NodePool:
             "unique_bytes": c.unique_bytes,
             "reread_bytes": c.read_bytes - c.unique_bytes,
             "evicted_bytes": c.evicted_bytes,
+            "mapped_bytes": c.continued_bytes + c.collapsed_bytes,
+            "mapped_huge_bytes": c.collapsed_bytes,
             "from_page_cache_bytes": c.cached_bytes,
             "faults": c.faults,
             "present_faults": c.present_faults,
