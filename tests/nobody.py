@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import sys
@@ -34,6 +35,14 @@ class Nobody:
         self.work = directory / "work"
         self.work.mkdir()
         os.chown(self.work, UID, UID)
+
+    def bring(self, module: str) -> None:
+        """A package, with the libraries that its wheel brings."""
+        (where,) = importlib.import_module(module).__path__
+        for name in (module, f"{module}.libs"):
+            source = Path(where).parent / name
+            if source.is_dir():
+                shutil.copytree(source, self.directory / name, dirs_exist_ok=True)
 
     def environment(self, env: dict[str, str]) -> dict[str, str]:
         """``env`` with the package in reach and a runtime directory of the other user's."""

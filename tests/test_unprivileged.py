@@ -58,12 +58,17 @@ def data(nobody: Nobody, request: pytest.FixtureRequest) -> Iterator[Path]:
 
 
 def run(
-    nobody: Nobody, env: dict[str, str], data: Path, *words: str, before: tuple[str, ...] = ()
+    nobody: Nobody,
+    env: dict[str, str],
+    data: Path,
+    *words: str,
+    before: tuple[str, ...] = (),
+    options: tuple[str, ...] = (),
 ) -> tuple[dict[str, Any], dict[str, Any], str]:
     """Run the reader wrapped as the other user: (what it printed, summary, stderr)."""
     out = nobody.work / "out"
     done = subprocess.run(
-        [*before, *nobody.wrap(out), nobody.python, "-S", "-c", READER, str(data), *words],
+        [*before, *nobody.wrap(out, *options), nobody.python, "-S", "-c", READER, str(data), *words],
         env=nobody.environment(env),
         cwd="/",
         capture_output=True,
@@ -92,7 +97,8 @@ def test_rung_2_reads_right_bytes_and_prefetches(
     assert len(reasons) == 1 and "doctor" in reasons[0]
 
 
-def test_rung_1_through_an_open_device(nobody: Nobody, env: dict[str, str], data: Path) -> None:
+def with_open_device() -> tuple[str, ...]:
+    """The words before a command that see /dev/userfaultfd open to everybody."""
     device = Path("/dev/userfaultfd")
     require(device.exists(), "no /dev/userfaultfd in this kernel (6.1 and later)")
     number = device.stat().st_rdev
@@ -102,12 +108,26 @@ def test_rung_1_through_an_open_device(nobody: Nobody, env: dict[str, str], data
         f' mknod "$d/open" c {os.major(number)} {os.minor(number)} && chmod 0666 "$d/open" &&'
         ' mount --bind "$d/open" /dev/userfaultfd && umount -l "$d" && rmdir "$d" && exec "$@"'
     )
-    _, summary, _ = run(
-        nobody, env, data, before=("unshare", "-m", "sh", "-c", script, "sh")
-    )
+    return ("unshare", "-m", "sh", "-c", script, "sh")
+
+
+def test_rung_1_through_an_open_device(nobody: Nobody, env: dict[str, str], data: Path) -> None:
+    _, summary, _ = run(nobody, env, data, before=with_open_device())
     assert summary["rung"] == 1
     assert summary["files"][0]["served_by"] == "checkpoints"
     assert summary["totals"]["fault_wait_ns"]["count"] > 0
+
+
+def test_the_pool_through_an_open_device(nobody: Nobody, env: dict[str, str], data: Path) -> None:
+    """A third of the file fits, and there is no CAP_SYS_NICE: huge pages, if any, in small entries."""
+    nobody.bring("numpy")
+    options = ("--engine", "pool", "--budget", "32MiB")
+    _, summary, said = run(nobody, env, data, before=with_open_device(), options=options)
+    pool = summary["pool"]
+    assert summary["engine"] == "pool", said
+    assert summary["files"][0]["served_by"] == "pool"
+    assert pool["evicted_bytes"] > 0 and pool["resident_peak_bytes"] <= 32 * MIB
+    assert pool["mapped_bytes"] >= SIZE_BYTES and pool["mapped_huge_bytes"] == 0
 
 
 def test_with_everything_forbidden_the_job_runs_and_the_reason_is_said(
