@@ -7,7 +7,7 @@ in two tmux windows of these sizes, and what is on their screens is captured wit
 
     python tools/screenshots.py [--out docs/img] [--size 1GiB] [--bandwidth 60MB] [--ranks 4]
 
-Needs tmux, the bed (FUSE), and for the PNGs chromium.
+Needs root, tmux, the bed (FUSE), and for the PNGs chromium.
 """
 
 from __future__ import annotations
@@ -110,6 +110,7 @@ def main() -> int:
     parser.add_argument("--pattern", default="contiguous")
     parser.add_argument("--seconds", type=float, default=30.0, help="of the run, then the picture")
     parser.add_argument("--name", default="top", help="beginning of the file names")
+    parser.add_argument("--wrap", default="", help="options of wrap, as one word")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     bandwidth = parse_rate(options.bandwidth)
@@ -124,10 +125,15 @@ def main() -> int:
         environment["TERM"] = "xterm-256color"
         per_byte = 0.95 * options.ranks / storage.bandwidth
         storage.make_cold()
+        database = Path("/mnt") / storage.database.name
         job = subprocess.Popen(
             [
-                *(sys.executable, "-m", "uffdprefetch", "wrap", "-q", "-f", "-o", "shot", "--"),
-                *job_command(storage.database, "--spawn", f"--ranks={options.ranks}"),
+                # in a mount namespace, where the data set has a name that is the same in each picture
+                *("unshare", "-m", "sh", "-c", 'mount --bind "$0" /mnt && exec "$@"'),
+                str(storage.database.parent),
+                *(sys.executable, "-m", "uffdprefetch", "wrap", "-q", "-f", "-o", "shot"),
+                *options.wrap.split(), "--",
+                *job_command(database, "--spawn", f"--ranks={options.ranks}"),
                 *(f"--pattern={options.pattern}", "--epochs=2"),
                 f"--compute-seconds-per-byte={per_byte!r}",
             ],
