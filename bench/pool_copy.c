@@ -59,6 +59,7 @@ static void *pager_thread(void *arg)
 		ssize_t got = pread(pager.fd, pager.buffer, pager.page_bytes, (off_t)offset);
 		if (got <= 0)
 			die("pread");
+		pager.faults++; /* before its reader goes on, which may end */
 		struct uffdio_copy copy = {
 			.dst = (uintptr_t)pager.base + offset,
 			.src = (uintptr_t)pager.buffer,
@@ -66,7 +67,6 @@ static void *pager_thread(void *arg)
 		};
 		if (ioctl(pager.uffd, UFFDIO_COPY, &copy) && errno != EEXIST)
 			die("UFFDIO_COPY");
-		pager.faults++;
 	}
 	return NULL;
 }
