@@ -233,12 +233,9 @@ class NodePool:
         note_order, plan_ahead; node/layout.py, _rearm_behind)."""
         at_once = max(self.chunk_bytes, min(RUN_MAX_BYTES, self.budget_bytes // MAP_SHARE))
         most = max(stream.mapped_bytes, self.chunk_bytes)
-        far = min(FAR_HUGE_BYTES if self.huge else FAR_BYTES, self.budget_bytes // FAR_SHARE)
-        far = max(1, far // self.chunk_bytes) * self.chunk_bytes
-        if start % far == 0:
-            most = 2 * far
-        elif start % RUN_MAX_BYTES == 0:
-            most = 2 * RUN_MAX_BYTES
+        begins = [piece for piece in _pieces(self) if start % piece == 0]
+        if begins:
+            most = 2 * max(begins)
         elif most >= at_once:
             most = 2 * at_once
         if not 0 < forward <= most + end - start:
@@ -373,6 +370,13 @@ class NodePool:
             if file.pooled is not None:
                 os.close(file.pooled.memfd)
                 file.pooled = None
+
+
+def _pieces(pool: NodePool) -> list[int]:
+    """Of what size a piece may be of which the first page tells (csrc/pool_faults.c)."""
+    far = (FAR_HUGE_BYTES, FAR_BYTES) if pool.huge else (FAR_BYTES,)
+    chunks = [min(most, pool.budget_bytes // FAR_SHARE) // pool.chunk_bytes for most in far]
+    return [RUN_MAX_BYTES, *(max(1, n) * pool.chunk_bytes for n in chunks)]
 
 
 def quantiles(bins: list[int], total: int, most: int) -> dict[str, int | None]:
