@@ -148,9 +148,10 @@ class Fill:
 
     def variants(self) -> dict[str, Callable[[], Run]]:
         """By name."""
-        libaio = ("--ioengine=libaio", "--direct=1", "--iodepth=16")
+        deep = ("--direct=1", "--iodepth=16")
         found: dict[str, Callable[[], Run]] = {
-            FIO: lambda: self.fio(*libaio),
+            FIO: lambda: self.fio("--ioengine=libaio", *deep),
+            "fio, io_uring, O_DIRECT, 16 in flight": lambda: self.fio("--ioengine=io_uring", *deep),
             f"fio, O_DIRECT, {FIO_JOBS} jobs": self.fio_jobs,
             "fio, buffered": lambda: self.fio("--ioengine=psync"),
             PLAIN: self.read,
@@ -220,7 +221,7 @@ def notes(report: dict[str, Any]) -> Sequence[str]:
     return (
         "One reader, no compute; every word is read, the file cold and mapped before the clock "
         "starts. MB/s are the file's bytes over that time, *us a page* the time for 4096 of them. "
-        "The best fio is the fastest of the three in the same round. *no link*: the bed gives "
+        "The best fio is the fastest of the four in the same round. *no link*: the bed gives "
         "bytes as fast as FUSE can, so the time is software's. *UFFDIO_COPY pager*: "
         "bench/pool_copy.c, what UMap does for a fault without its queue and its books: a fault, "
         "one O_DIRECT read of a page of that size, one UFFDIO_COPY, nothing ahead.",
