@@ -62,7 +62,8 @@ struct pool_region {
 struct pool_client {
 	int uffd; /* -1: free */
 	int pid, pidfd; /* pidfd -1: it gets no huge pages in its page table */
-	uint32_t slow; /* of them that took too long */
+	uint32_t slow; /* of them that took too long, less those that did not */
+	uint32_t small_until_ms; /* no more of them before that */
 	uint32_t users, generation;
 	/* Pages being mapped now, begun in an even and in an odd turn: a range that has gone may be
 	 * another mapping's only after those that were begun before. */
@@ -177,7 +178,8 @@ struct pool_mapped {
 void pool_map_pages(struct up_pool *p, struct pool_client *c, const struct pool_region *r,
 		    uint64_t offset, uint64_t length, uint64_t address, struct pool_mapped *into);
 /* Whether whole huge pages of the region become one entry each. */
-int pool_maps_huge(const struct pool_client *c, const struct pool_region *r);
+int pool_maps_huge(const struct up_pool *p, const struct pool_client *c,
+		   const struct pool_region *r);
 /* With the lock. */
 void pool_count_mapped(struct up_pool *p, const struct pool_mapped *m);
 void pool_wake(int uffd, uint64_t address, uint64_t length);

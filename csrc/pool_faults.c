@@ -119,7 +119,7 @@ static uint64_t piece_of(const struct up_pool *p, const struct pool_client *c,
 			 const struct pool_region *r, uint64_t chunk)
 {
 	const struct pool_file *f = &p->file[r->file];
-	uint64_t far = share_of(p, FAR_SHARE, pool_maps_huge(c, r) ? FAR_HUGE_BYTES : FAR_BYTES);
+	uint64_t far = share_of(p, FAR_SHARE, pool_maps_huge(p, c, r) ? FAR_HUGE_BYTES : FAR_BYTES);
 	uint64_t end = chunk + FAR_TIMES * far;
 
 	while (chunk < end && chunk < f->chunks && f->state[chunk] == UP_PRESENT)
@@ -177,7 +177,7 @@ static void map_ahead(struct up_pool *p)
 			: pool_region_by_id(c, a.region);
 	f = found ? &p->file[found->file] : NULL;
 	first = end = a.chunk;
-	most = found && pool_maps_huge(c, found) ? a.piece : map_most(p);
+	most = found && pool_maps_huge(p, c, found) ? a.piece : map_most(p);
 	while (f && end < a.end && end < first + most && (end == first || end % a.piece) &&
 	       can_pin(f, end))
 		end++;

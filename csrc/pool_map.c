@@ -23,10 +23,11 @@
 #define HUGE_BYTES ((uint64_t)2 << 20)
 /* EAGAIN of an ioctl: the process changes its mappings just now. */
 #define TRIES 100
-/* CPU time of one; then it was no huge page, and was copied into one: the kernel had none to give, and
- * seldom has. */
+/* CPU time of one; then it was no huge page, and was copied into one: the kernel had none to give when
+ * it was filled. When that happens often, or it fails, the next second goes without. */
 #define SLOW_NS 300000ull
 #define SLOW_TIMES 8
+#define SMALL_MS 1000
 
 void pool_wake(int uffd, uint64_t address, uint64_t length)
 {
@@ -96,25 +97,33 @@ static uint64_t cpu_ns(void)
 }
 
 /* [address, +length), whole huge pages: 1, or 0 when not all are mapped. */
-static int map_huge(struct pool_client *c, uint64_t address, uint64_t length)
+static int map_huge(const struct up_pool *p, struct pool_client *c, uint64_t address,
+		    uint64_t length)
 {
 	struct iovec range = { (void *)(uintptr_t)address, length };
+	uint32_t slow = __atomic_load_n(&c->slow, __ATOMIC_RELAXED);
 	uint64_t began = cpu_ns();
 	long n = syscall(SYS_process_madvise, c->pidfd, &range, 1ul, MADV_COLLAPSE, 0ul);
 
-	if (n < 0 && (errno == EPERM || errno == EINVAL || errno == ENOSYS)) {
-		__atomic_store_n(&c->slow, SLOW_TIMES, __ATOMIC_RELAXED); /* not here, or not for us */
+	if (n < 0 && (errno == EPERM || errno == ENOSYS)) {
+		/* not for us, or not here */
+		__atomic_store_n(&c->small_until_ms, UINT32_MAX, __ATOMIC_RELAXED);
 		return 0;
 	}
-	if (cpu_ns() - began > SLOW_NS * (length / HUGE_BYTES))
-		__atomic_fetch_add(&c->slow, 1, __ATOMIC_RELAXED);
+	if (n >= 0 && cpu_ns() - began <= SLOW_NS * (length / HUGE_BYTES))
+		slow -= slow > 0;
+	else if (++slow == SLOW_TIMES) {
+		slow = 0;
+		__atomic_store_n(&c->small_until_ms, pool_now_ms(p) + SMALL_MS, __ATOMIC_RELAXED);
+	}
+	__atomic_store_n(&c->slow, slow, __ATOMIC_RELAXED);
 	return n == (long)length;
 }
 
-int pool_maps_huge(const struct pool_client *c, const struct pool_region *r)
+int pool_maps_huge(const struct up_pool *p, const struct pool_client *c, const struct pool_region *r)
 {
-	return c->pidfd >= 0 && __atomic_load_n(&c->slow, __ATOMIC_RELAXED) < SLOW_TIMES &&
-	       (r->address - r->offset) % HUGE_BYTES == 0;
+	return c->pidfd >= 0 && (r->address - r->offset) % HUGE_BYTES == 0 &&
+	       pool_now_ms(p) >= __atomic_load_n(&c->small_until_ms, __ATOMIC_RELAXED);
 }
 
 void pool_map_pages(struct up_pool *p, struct pool_client *c, const struct pool_region *r,
@@ -131,13 +140,13 @@ void pool_map_pages(struct up_pool *p, struct pool_client *c, const struct pool_
 	high = r->address + (high - r->offset);
 	first = (low + HUGE_BYTES - 1) & ~(HUGE_BYTES - 1);
 	last = high & ~(HUGE_BYTES - 1);
-	if (first >= last || !pool_maps_huge(c, r)) {
+	if (first >= last || !pool_maps_huge(p, c, r)) {
 		into->pages_bytes += map_small(p, c->uffd, low, high - low, address);
 		return;
 	}
 	if (low < first)
 		into->pages_bytes += map_small(p, c->uffd, low, first - low, address);
-	if (map_huge(c, first, last - first)) {
+	if (map_huge(p, c, first, last - first)) {
 		into->huge_bytes += last - first;
 		pool_wake(c->uffd, first, last - first);
 	} else {
