@@ -15,6 +15,8 @@ import numpy as np
 
 from uffdprefetch.errors import UffdPrefetchError
 from uffdprefetch.formats import lmdb_pages as pages
+from uffdprefetch.formats.index import Options, RecordIndex
+from uffdprefetch.formats.keys import Keys
 from uffdprefetch.formats.lmdb_pages import Meta, looks_like_lmdb
 from uffdprefetch.formats.lmdb_walk import (
     BRANCH,
@@ -29,6 +31,7 @@ from uffdprefetch.formats.lmdb_walk import (
     Records,
     Walk,
 )
+from uffdprefetch.formats.places import Listed, Places, one_part
 from uffdprefetch.formats.reader import Array, FileReader, FormatError, RangeReader
 
 __all__ = [
@@ -88,23 +91,13 @@ class Index:
         return next(db for db in self.databases if 0 <= record - db.first < db.records)
 
     @cached_property
-    def _by_offset(self) -> tuple[Array, Array, Array]:
-        """(record, start, end) of all values that have bytes, in the file's order."""
-        order = np.flatnonzero(self.length)
-        starts = self.offset[order]
-        if (np.diff(starts) < 0).any():
-            order = order[np.argsort(starts)]
-            starts = self.offset[order]
-        return order, starts, starts + self.length[order]
+    def places(self) -> Places:
+        """The same values, for records_at() and records_in()."""
+        return Places(one_part(len(self)), [Listed(self.offset, self.length)])
 
     def records_at(self, offsets: Array) -> Array:
         """For each byte offset the record whose value holds it, -1 where none does."""
-        order, starts, ends = self._by_offset
-        wanted = np.asarray(offsets).astype(np.int64)
-        if not len(order):
-            return np.full(wanted.shape, -1, np.int64)
-        i = np.searchsorted(starts, wanted, "right") - 1
-        return np.where((i >= 0) & (wanted < ends[i]), order[i], -1)
+        return self.places.records_at(offsets)
 
     def record_at(self, offset: int) -> int:
         """The record whose value holds byte ``offset`` of the file, or -1."""
@@ -113,15 +106,7 @@ class Index:
     def records_in(self, starts: Array, ends: Array) -> Array:
         """The records, ascending, with at least one byte of their value in one of the ranges
         [starts[i], ends[i]) of the file, in any order."""
-        order, record_starts, record_ends = self._by_offset
-        starts, ends = np.asarray(starts).astype(np.int64), np.asarray(ends).astype(np.int64)
-        some = starts < ends
-        first = np.searchsorted(record_ends, starts[some], "right")
-        last = np.maximum(np.searchsorted(record_starts, ends[some], "left"), first)
-        # how many ranges open and close before each record, in the file's order
-        steps = np.bincount(first, minlength=len(order) + 1)
-        steps -= np.bincount(last, minlength=len(order) + 1)
-        return np.sort(order[np.cumsum(steps[:-1]) > 0])
+        return self.places.records_in(starts, ends)
 
     def page_types(self) -> Array:
         """The type of each page of the file, uint8: META, BRANCH, LEAF (named databases, large
@@ -193,3 +178,68 @@ def newest_meta(reader: RangeReader) -> Meta:
     if reader.size_bytes < 2 * meta.page_bytes:
         raise FormatError("file cut short", reader.size_bytes, "it ends before its second page")
     return meta
+
+
+# ---- as one of the formats ----------------------------------------------------------------------
+
+#: MDB_REVERSEKEY, MDB_INTEGERKEY: keys that do not ascend as bytes compare.
+_OTHER_ORDER = 0x02 | 0x08
+
+
+def _outside(index: Index) -> dict[str, int]:
+    """What the bytes of no value are; together they are all of them."""
+    types = index.page_types()
+    # bincount() would take 8 bytes a page
+    counts = [int(np.count_nonzero(types == kind)) for kind in range(len(PAGE_TYPE_NAMES))]
+    held = {
+        OVERFLOW: int(index.length[index.flags & ON_OVERFLOW != 0].sum(dtype=np.int64)),
+        LEAF: int(index.length[index.flags & ON_OVERFLOW == 0].sum(dtype=np.int64)),
+    }
+    outside = {
+        f"{name} pages": counts[kind] * index.page_bytes - held.get(kind, 0)
+        for kind, name in enumerate(PAGE_TYPE_NAMES)
+    }
+    # the last page may be a part of one
+    outside["free-or-unknown pages"] += index.file_bytes - len(types) * index.page_bytes
+    return outside
+
+
+def as_record_index(index: Index) -> RecordIndex:
+    """The same index behind the interface of all formats; it shares the arrays."""
+    ranges = tuple(
+        (db.first, db.first + db.records, not db.tree.flags & _OTHER_ORDER)
+        for db in index.databases
+    )
+    keys = Keys(index.key_offset, index.key_length, np.frombuffer(index.keys, np.uint8), ranges)
+    databases = [
+        {
+            "name": db.name.decode("utf-8", "backslashreplace"),
+            "first_record": db.first,
+            "records": db.records,
+        }
+        for db in index.databases
+    ]
+    return RecordIndex(
+        "lmdb",
+        index.file_bytes,
+        index.places,
+        keys,
+        outside_bytes=_outside(index),
+        facts={
+            "page_bytes": index.page_bytes,
+            "data_format": index.meta.version,
+            "transaction": index.meta.txnid,
+            "databases": databases,
+        },
+        columns={"flags": index.flags, "leaf_page": index.leaf_page},
+    )
+
+
+class Lmdb:
+    """See detect.Format."""
+
+    def sniff(self, head: bytes, size_bytes: int, name: str) -> bool:
+        return looks_like_lmdb(head)
+
+    def read(self, reader: RangeReader, options: Options) -> RecordIndex:
+        return as_record_index(read_index(reader))

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from uffdprefetch.formats.places import spread
 from uffdprefetch.formats.reader import Array, FormatError
 
 MAGIC = 0xBEEFC0DE
@@ -215,14 +216,6 @@ class Batch:
         wanted = " or ".join(names[kind] for kind in kinds)
         self.check(np.isin(kind, kinds), at, f"no {wanted} page (page flags)", kind)
         return kind
-
-
-def spread(counts: Array) -> tuple[Array, Array]:
-    """For counts [2, 0, 3]: owners [0, 0, 2, 2, 2] and places among one's own [0, 1, 0, 1, 2]."""
-    owner: Array = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
-    ends = np.cumsum(counts, dtype=np.int64)
-    inner = np.arange(len(owner), dtype=np.int64) - (ends - counts)[owner]
-    return owner, inner
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from uffdprefetch.errors import UffdPrefetchError
+from uffdprefetch.errors import EXIT_USAGE, UffdPrefetchError
 
 Array = np.ndarray[Any, Any]
 
@@ -27,7 +27,7 @@ class FormatError(UffdPrefetchError):
     """A file that is not what it claims to be: ``what`` is wrong at byte ``offset``, ``saw``."""
 
     def __init__(self, what: str, offset: int, saw: str) -> None:
-        super().__init__(f"{what} at byte {offset}: {saw}")
+        super().__init__(f"{what} at byte {offset}: {saw}", EXIT_USAGE)
         self.what = what
         self.offset = offset
         self.saw = saw
@@ -60,12 +60,17 @@ class FileReader:
             self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except (OSError, ValueError) as error:
             saw = error.strerror if isinstance(error, OSError) else str(error)
-            raise UffdPrefetchError(f"cannot read {path}: {saw}", 2) from None
+            raise UffdPrefetchError(f"cannot read {path}: {saw}", EXIT_USAGE) from None
         status = os.fstat(self._fd)
         self.size_bytes = status.st_size
         if not stat.S_ISREG(status.st_mode):
             self.close()
-            raise UffdPrefetchError(f"cannot read {path}: it is no regular file", 2)
+            raise UffdPrefetchError(f"cannot read {path}: it is no regular file", EXIT_USAGE)
+
+    def stamp(self) -> tuple[int, int, int, int]:
+        """Device, inode, size in bytes and mtime in ns as they are now: others when it changed."""
+        status = os.fstat(self._fd)
+        return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
     def read(self, offset: int, length: int) -> bytes:
         data = os.pread(self._fd, length, offset)

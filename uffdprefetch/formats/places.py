@@ -1,0 +1,324 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the records of a file lie: columns of pieces, at regular places or listed. Pure.
+
+A file's records come in parts (an Arrow file's batches; most files are one part). In each part a
+record has a piece in each column: a Stride is arithmetic and costs nothing a record, a Listed has
+12 bytes a record. All offsets and lengths are bytes of the file; ranges are half-open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from uffdprefetch.formats.reader import Array
+
+#: Offsets are multiplied by 8 (bits): no file that is not hostile is as long as this.
+OFFSET_MAX = 1 << 59
+
+Pair = tuple[Array, Array]
+
+
+def spread(counts: Array) -> Pair:
+    """For counts [2, 0, 3]: owners [0, 0, 2, 2, 2] and places among one's own [0, 1, 0, 1, 2]."""
+    owner: Array = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
+    ends = np.cumsum(counts, dtype=np.int64)
+    inner = np.arange(len(owner), dtype=np.int64) - (ends - counts)[owner]
+    return owner, inner
+
+
+def merged(starts: Array, ends: Array) -> Pair:
+    """The union of ranges as ascending ranges that do not touch; empty ones count for nothing."""
+    starts, ends = np.asarray(starts).astype(np.int64), np.asarray(ends).astype(np.int64)
+    some = starts < ends
+    order = np.argsort(starts[some], kind="stable")
+    starts, ends = starts[some][order], np.maximum.accumulate(ends[some][order])
+    first: Array = np.ones(len(starts), bool)
+    first[1:] = starts[1:] > ends[:-1]
+    last: Array = np.append(first[1:], True)[: len(starts)]
+    return starts[first], ends[last]
+
+
+def expanded(low: Array, high: Array) -> Array:
+    """All numbers of the ranges [low[i], high[i]), ascending, each once."""
+    low, high = merged(low, high)
+    owner, inner = spread(high - low)
+    numbers: Array = low[owner] + inner
+    return numbers
+
+
+def small_lengths(length: Array) -> Array:
+    """As uint32 where all fit, else int64."""
+    fits = not len(length) or int(length.max()) < 1 << 32
+    return length.astype(np.uint32 if fits else np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """Which records are of which part: ``first[p]`` is part p's first one, the last element the
+    number of records (int64)."""
+
+    first: Array
+
+    def __len__(self) -> int:
+        return len(self.first) - 1
+
+    @property
+    def records(self) -> int:
+        return int(self.first[-1])
+
+    @property
+    def counts(self) -> Array:
+        return np.diff(self.first)
+
+    def of(self, records: Array) -> Pair:
+        """Each record's part, and its number in it."""
+        if len(self) == 1:
+            return np.zeros(len(records), np.int64), records
+        part: Array = np.searchsorted(self.first, records, "right") - 1
+        return part, records - self.first[part]
+
+
+def one_part(records: int) -> Parts:
+    return Parts(np.array([0, records], np.int64))
+
+
+@dataclass(frozen=True, eq=False)
+class Stride:
+    """Of record i of part p: [base[p] + floor(i * bits / 8), base[p] + ceil((i + 1) * bits / 8) +
+    extra[p]). ``base`` -1: that part has no such piece. Arrays of int64, one element a part.
+
+    The regions of different parts must not overlap.
+    """
+
+    bits: int
+    base: Array
+    extra: Array
+
+    def extents(self, part: Array, inner: Array) -> tuple[Array, Array, Array]:
+        base = self.base[part]
+        starts = base + inner * self.bits // 8
+        ends = base - (-(inner + 1) * self.bits // 8) + self.extra[part]
+        return starts, ends, base >= 0
+
+    def regions(self, parts: Parts) -> tuple[Array, Array, Array]:
+        """(part, start, end) of all that have bytes, in the file's order."""
+        counts = parts.counts
+        ends: Array = self.base - (-counts * self.bits // 8) + self.extra
+        some: Array = np.flatnonzero((self.base >= 0) & (counts > 0) & (ends > self.base))
+        some = some[np.argsort(self.base[some], kind="stable")]
+        return some, self.base[some], ends[some]
+
+    def _numbers(self, parts: Parts, part: Array, low: Array, high: Array) -> Pair:
+        """The records [first, last) of each part with a byte in [low, high) after its base."""
+        counts = parts.counts[part]
+        if self.bits == 0:
+            first, last = np.zeros_like(counts), counts
+        else:
+            first = np.clip(8 * (low - self.extra[part]) // self.bits, 0, counts)
+            last = np.clip(-(-8 * high // self.bits), first, counts)
+        return parts.first[part] + first, parts.first[part] + last
+
+    def records_in(self, parts: Parts, starts: Array, ends: Array) -> Array:
+        part, low, high = self.regions(parts)
+        first: Array = np.atleast_1d(np.searchsorted(high, starts, "right"))
+        last: Array = np.maximum(np.searchsorted(low, ends, "left"), first)
+        query, inner = spread(last - first)
+        region = first[query] + inner
+        part, base = part[region], low[region]
+        return expanded(*self._numbers(parts, part, starts[query] - base, ends[query] - base))
+
+    def records_at(self, parts: Parts, offsets: Array) -> Array:
+        part, low, high = self.regions(parts)
+        if not len(part):
+            return np.full(offsets.shape, -1, np.int64)
+        at = np.searchsorted(low, offsets, "right") - 1
+        inside = (at >= 0) & (offsets < high[at])
+        within = np.where(inside, offsets - low[at], 0)
+        first, _ = self._numbers(parts, part[at], within, within + 1)
+        return np.where(inside, first, -1)
+
+    def covered_bytes(self, parts: Parts) -> int:
+        _, low, high = self.regions(parts)
+        return int((high - low).sum())
+
+    def sizes(self, parts: Parts) -> Array | None:
+        """Bytes a record, one element a part; None when they differ within a part."""
+        if self.bits % 8 and self.bits != 1:
+            return None
+        whole: Array = -(-self.bits // 8) + self.extra
+        return np.where(self.base >= 0, whole, 0)
+
+
+@dataclass(frozen=True, eq=False)
+class Listed:
+    """Of record i: [start[i], start[i] + length[i]); int64, and uint32 or int64.
+
+    In the order of their starts, those that have bytes have ascending ends too.
+    """
+
+    start: Array
+    length: Array
+
+    def extents(self, part: Array, records: Array) -> tuple[Array, Array, Array]:
+        starts: Array = self.start[records].astype(np.int64)
+        return starts, starts + self.length[records], np.ones(len(records), bool)
+
+    @cached_property
+    def _in_order(self) -> tuple[Array | None, Array, Array]:
+        """(record, start, end) of those that have bytes, in the file's order; None: all, in the
+        order of their numbers."""
+        order: Array | None = None
+        starts = self.start
+        if len(self.length) and not self.length.all():
+            order = np.flatnonzero(self.length)
+            starts = starts[order]
+        if (starts[1:] < starts[:-1]).any():
+            by_start = np.argsort(starts, kind="stable")
+            order = by_start if order is None else order[by_start]
+            starts = self.start[order]
+        return order, starts, starts + (self.length if order is None else self.length[order])
+
+    def records_in(self, starts: Array, ends: Array) -> Array:
+        order, low, high = self._in_order
+        first: Array = np.atleast_1d(np.searchsorted(high, starts, "right"))
+        last: Array = np.maximum(np.searchsorted(low, ends, "left"), first)
+        numbers = expanded(first, last)
+        return numbers if order is None else np.sort(order[numbers])
+
+    def records_at(self, offsets: Array) -> Array:
+        order, low, high = self._in_order
+        if not len(low):
+            return np.full(offsets.shape, -1, np.int64)
+        at = np.searchsorted(low, offsets, "right") - 1
+        found = at if order is None else order[at]
+        return np.where((at >= 0) & (offsets < high[at]), found, -1)
+
+    def covered_bytes(self) -> int:
+        """Of the union: neighbours may share bytes."""
+        _, low, high = self._in_order
+        shared = np.maximum(high[:-1] - low[1:], 0).sum()
+        return int((high - low).sum() - shared)
+
+
+Column = Stride | Listed
+
+
+class Places:
+    """Where each record lies: a piece in each column, in this order."""
+
+    def __init__(self, parts: Parts, columns: Sequence[Column]) -> None:
+        self.parts = parts
+        self.columns = tuple(columns)
+
+    def __len__(self) -> int:
+        return self.parts.records
+
+    def arrays(self) -> dict[str, Array]:
+        """All arrays, by name; from_arrays() takes them."""
+        found = {"first": self.parts.first}
+        for number, column in enumerate(self.columns):
+            kinds = ("base", "extra") if isinstance(column, Stride) else ("start", "length")
+            found |= {f"{number}.{kind}": getattr(column, kind) for kind in kinds}
+        return found
+
+    def shape(self) -> list[int]:
+        """The bits of each Stride, -1 for a Listed."""
+        return [column.bits if isinstance(column, Stride) else -1 for column in self.columns]
+
+    @classmethod
+    def from_arrays(cls, shape: Sequence[int], arrays: dict[str, Array]) -> Places:
+        """The inverse of shape() and arrays(). Raises KeyError."""
+        columns: list[Column] = []
+        for number, bits in enumerate(shape):
+            if bits < 0:
+                columns.append(Listed(arrays[f"{number}.start"], arrays[f"{number}.length"]))
+            else:
+                columns.append(Stride(bits, arrays[f"{number}.base"], arrays[f"{number}.extra"]))
+        return cls(Parts(arrays["first"]), columns)
+
+    def _pieces(self, records: Any) -> tuple[Array, Array, Array]:
+        """(starts, ends, there), each of shape (records, columns)."""
+        numbers = np.atleast_1d(np.asarray(records)).astype(np.int64)
+        if len(numbers) and not (numbers.min() >= 0 and numbers.max() < len(self)):
+            raise IndexError(f"no such record: there are {len(self)}")
+        part, inner = self.parts.of(numbers)
+        starts: Array = np.empty((len(numbers), len(self.columns)), np.int64)
+        ends: Array = np.empty_like(starts)
+        there: Array = np.empty(starts.shape, bool)
+        for i, column in enumerate(self.columns):
+            which = inner if isinstance(column, Stride) else numbers
+            starts[:, i], ends[:, i], there[:, i] = column.extents(part, which)
+        return starts, ends, there
+
+    def extents(self, records: Any) -> Pair:
+        """(starts, ends) of the pieces of these records, one record's after the other's."""
+        starts, ends, there = self._pieces(records)
+        return starts[there], ends[there]
+
+    def extent_counts(self, records: Any) -> Array:
+        """How many pieces each of these records has."""
+        return self._pieces(records)[2].sum(1)
+
+    def records_in(self, starts: Any, ends: Any) -> Array:
+        """The records, ascending, with a byte in one of the ranges [starts[i], ends[i])."""
+        low, high = (np.clip(edge, 0, OFFSET_MAX) for edge in (starts, ends))
+        low, high = merged(low, high)
+        found = [
+            column.records_in(self.parts, low, high)
+            if isinstance(column, Stride)
+            else column.records_in(low, high)
+            for column in self.columns
+        ]
+        if len(found) == 1:
+            return found[0]
+        return np.unique(np.concatenate([np.zeros(0, np.int64), *found]))
+
+    def records_at(self, offsets: Any) -> Array:
+        """For each byte offset a record that holds it (several may, in a bitmap), -1: none does."""
+        wanted = np.clip(np.asarray(offsets).astype(np.int64), -1, OFFSET_MAX)
+        found: Array = np.full(wanted.shape, -1, np.int64)
+        for column in self.columns:
+            if isinstance(column, Stride):
+                here = column.records_at(self.parts, wanted)
+            else:
+                here = column.records_at(wanted)
+            found = np.where(found < 0, here, found)
+        return found
+
+    def covered_bytes(self) -> int:
+        """Bytes that are of any record. (Different columns do not share any.)"""
+        return sum(
+            column.covered_bytes(self.parts)
+            if isinstance(column, Stride)
+            else column.covered_bytes()
+            for column in self.columns
+        )
+
+    def sizes(self) -> Pair:
+        """(bytes of records, how many records of that size), in no order, sizes may repeat: one
+        element a part where the records of a part are alike, else one a record."""
+        alike: Array = np.zeros(len(self.parts), np.int64)
+        apart: list[Column] = []
+        for column in self.columns:
+            sizes = column.sizes(self.parts) if isinstance(column, Stride) else None
+            if sizes is None:
+                apart.append(column)
+            else:
+                alike = alike + sizes
+        counts = self.parts.counts
+        if not apart:
+            return alike, counts
+        total: Array = np.repeat(alike, counts)
+        for column in apart:
+            if isinstance(column, Listed):
+                total += column.length
+            else:
+                part, inner = self.parts.of(np.arange(len(self), dtype=np.int64))
+                starts, ends, there = column.extents(part, inner)
+                total += np.where(there, ends - starts, 0)
+        return total, np.ones(len(total), np.int64)
