@@ -68,7 +68,10 @@ def run(
     """Run the reader wrapped as the other user: (what it printed, summary, stderr)."""
     out = nobody.work / "out"
     done = subprocess.run(
-        [*before, *nobody.wrap(out, *options), nobody.python, "-S", "-c", READER, str(data), *words],
+        [
+            *(*before, *nobody.wrap(out, *options)),
+            *(nobody.python, "-S", "-c", READER, str(data), *words),
+        ],
         env=nobody.environment(env),
         cwd="/",
         capture_output=True,
@@ -118,8 +121,10 @@ def test_rung_1_through_an_open_device(nobody: Nobody, env: dict[str, str], data
     assert summary["totals"]["fault_wait_ns"]["count"] > 0
 
 
-def test_the_pool_through_an_open_device(nobody: Nobody, env: dict[str, str], data: Path) -> None:
-    """A third of the file fits, and there is no CAP_SYS_NICE: huge pages, if any, in small entries."""
+def test_the_pool_through_an_open_device(
+    nobody: Nobody, env: dict[str, str], data: Path
+) -> None:
+    """A third of the file fits, and without CAP_SYS_NICE no page table gets huge pages."""
     nobody.bring("numpy")
     options = ("--engine", "pool", "--budget", "32MiB")
     _, summary, said = run(nobody, env, data, before=with_open_device(), options=options)

@@ -128,7 +128,7 @@ def main() -> int:
         database = Path("/mnt") / storage.database.name
         job = subprocess.Popen(
             [
-                # in a mount namespace, where the data set has a name that is the same in each picture
+                # in a mount namespace: the data set has the same name in each picture
                 *("unshare", "-m", "sh", "-c", 'mount --bind "$0" /mnt && exec "$@"'),
                 str(storage.database.parent),
                 *(sys.executable, "-m", "uffdprefetch", "wrap", "-q", "-f", "-o", "shot"),

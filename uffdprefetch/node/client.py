@@ -15,7 +15,7 @@ from uffdprefetch.node import wire
 from uffdprefetch.node.files import FileState
 from uffdprefetch.node.processes import Watched
 from uffdprefetch.plan.checkpoints import Span
-from uffdprefetch.progress.streams import StreamTable
+from uffdprefetch.progress.streams import Stream, StreamTable
 
 #: A client that does not read is cut off: its commands must not pile up here.
 OUTBOX_MAX = 4096
@@ -51,6 +51,8 @@ class Region:
     scattered: bool = False  # too many separate runs: no use in looking often
     detaching: bool = False
     armed: dict[int, int] = field(default_factory=dict)  # pool: 4 MiB cell -> a page read there
+    # pool: thread -> (whose walk it is on, whose it touched last)
+    walkers: dict[int, tuple[Stream, Stream]] = field(default_factory=dict)
 
     def offset_of(self, address: int) -> int:
         """The file offset that an address of the mapping shows."""

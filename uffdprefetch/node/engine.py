@@ -303,7 +303,8 @@ class CacheEngine:
         for client, region in touched.values():
             if region.file.changed or region.detaching:
                 continue
-            for stream in region.table.active():
+            pooled = region.verdict == wire.Verdict.POOL
+            for stream in pool_bridge.readers(region) if pooled else region.table.active():
                 self._plan_stream(region, stream)
             self.layout.refresh(client, region)
 

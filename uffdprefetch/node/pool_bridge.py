@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 from uffdprefetch import uffd, uffd_pool
 from uffdprefetch.node import wire
-from uffdprefetch.node.client import Client
+from uffdprefetch.node.client import Client, Region
 from uffdprefetch.node.files import FileState
 from uffdprefetch.node.tap import POOL_BACKWARD, POOL_MISS, POOL_TOUCH, PUNCH, TOUCH
 from uffdprefetch.plan.checkpoints import DISTANCE_MIN_BYTES
+from uffdprefetch.progress.streams import Stream
 from uffdprefetch.warm.scheduler import now_ns
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 #: Who has not read for so long holds no part of the pool back.
 SILENT_READER_NS = 10_000_000_000
+#: Threads of a process that are told apart in one mapping.
+WALKERS_MAX = 256
 
 
 def accept(
@@ -80,6 +83,7 @@ def _take_fault(
     stream, forward = engine.touch(client, region, start, end, event.time_ns)
     how = POOL_TOUCH | (POOL_MISS if event.kind == uffd_pool.MISS else 0)
     start, end = pool.walked(stream, start, end, forward)
+    _note_walker(region, event.tid, stream)
     if stream.direction < 0:
         how |= POOL_BACKWARD
     engine.tap.put(
@@ -87,16 +91,31 @@ def _take_fault(
     )  # fmt: skip
 
 
+def _note_walker(region: Region, tid: int, stream: Stream) -> None:
+    """A thread is on the walk that it has touched twice running: one touch may be a tree's page."""
+    on, last = region.walkers.pop(tid, (stream, stream))
+    region.walkers[tid] = (stream if stream is last else on), stream
+    if len(region.walkers) > WALKERS_MAX:
+        del region.walkers[next(iter(region.walkers))]
+
+
+def readers(region: Region) -> list[Stream]:
+    """The streams of a region by which to judge what is needed next: where its threads are. A walk
+    that ended where another one began, and the few steps of a reader through a tree, are none:
+    each would hold a part of the pool, have what lies ahead of it read, and make it look needed."""
+    since = now_ns() - SILENT_READER_NS
+    on = {id(stream) for stream, _ in region.walkers.values()}
+    return [s for s in region.table.active() if id(s) in on and s.last_ns > since]
+
+
 def plan_evictions(engine: CacheEngine, pool: NodePool) -> None:
     """Have blocks ready to leave the pool when it is full."""
     if not pool.wants_victims():
         return
-    since = now_ns() - SILENT_READER_NS
     pool.plan(
         (region, stream, engine.layout.lookahead(stream, region))
         for client in engine.clients.values()
         for region in client.regions.values()
         if region.verdict == wire.Verdict.POOL and not region.detaching
-        for stream in region.table.active()
-        if stream.last_ns > since
+        for stream in readers(region)
     )

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""node/pool_bridge.py: of all streams of a mapping, those that are its readers' walks."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from uffdprefetch.node import pool_bridge
+from uffdprefetch.node.pool_bridge import SILENT_READER_NS, WALKERS_MAX
+from uffdprefetch.progress.streams import Stream, StreamTable
+from uffdprefetch.warm.scheduler import now_ns
+
+MIB = 1 << 20
+
+
+class Mapping:
+    """A mapping whose threads touch 64 KiB here and there."""
+
+    def __init__(self) -> None:
+        self.region: Any = SimpleNamespace(table=StreamTable(0, 1), walkers={})
+        self.now = now_ns()
+
+    def touch(self, tid: int, at: int, later_ns: int = 1_000_000) -> Stream:
+        self.now += later_ns
+        stream, _ = self.region.table.touch(at, at + 65536, self.now)
+        pool_bridge._note_walker(self.region, tid, stream)
+        return stream
+
+    def walk(self, tid: int, at: int, touches: int) -> Stream:
+        for i in range(touches):
+            stream = self.touch(tid, at + i * MIB)
+        return stream
+
+    def readers(self) -> list[Stream]:
+        return pool_bridge.readers(self.region)
+
+
+def test_a_look_at_a_page_elsewhere_is_no_reader() -> None:
+    """A tree's pages, each near the one before it: an active stream of their own."""
+    mapping = Mapping()
+    for step in range(40):
+        walk = mapping.touch(7, step * MIB)
+        if step % 4 == 3:
+            tree = mapping.touch(7, 600 * MIB + step * 65536)
+    assert tree.active and walk.active and tree is not walk
+    assert mapping.readers() == [walk]
+
+
+def test_a_walk_that_begins_elsewhere_takes_the_place_of_the_one_before() -> None:
+    mapping = Mapping()
+    old = mapping.walk(7, 400 * MIB, 20)
+    mapping.touch(7, 0)
+    assert mapping.readers() == [old], "it may have been a look"
+    new = mapping.walk(7, MIB, 3)
+    assert mapping.readers() == [new]
+    assert old in mapping.region.table.active(), "else the test shows nothing"
+
+
+def test_each_thread_has_its_own_walk() -> None:
+    mapping = Mapping()
+    walks = [mapping.walk(tid, tid * 100 * MIB, 4) for tid in (1, 2, 3)]
+    assert sorted(mapping.readers(), key=lambda s: s.id) == sorted(walks, key=lambda s: s.id)
+
+
+def test_who_has_not_read_for_long_is_no_reader() -> None:
+    mapping = Mapping()
+    mapping.now -= SILENT_READER_NS + 10_000_000_000
+    mapping.walk(1, 0, 4)
+    mapping.now = now_ns()
+    walk = mapping.walk(2, 300 * MIB, 4)
+    assert mapping.readers() == [walk]
+
+
+def test_threads_without_end_are_not_remembered_without_end() -> None:
+    mapping = Mapping()
+    for tid in range(3 * WALKERS_MAX):
+        walk = mapping.touch(tid, tid * 65536)
+    assert len(mapping.region.walkers) == WALKERS_MAX
+    assert walk in mapping.readers()
