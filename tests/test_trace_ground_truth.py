@@ -138,12 +138,23 @@ def test_23_faults_are_23_faults(
     assert run.trace.end is not None and run.trace.end["lost_events"] == 0
 
 
+#: A fault that is given up before it is done (VM_FAULT_RETRY and a signal) is taken a second time:
+#: two exceptions, which getrusage(2) counts once. Seldom: seen once.
+TAKEN_AGAIN = 1
+
+
+def agree(found: int, said: int) -> bool:
+    """Whether a recording has the faults that getrusage(2) has."""
+    return said <= found <= said + TAKEN_AGAIN
+
+
 def test_the_kernels_own_counts_of_each_process_agree(patterns: Patterns, case: Case) -> None:
     run, path = patterns.run, patterns.path(case)
     assert len(patterns.said(case)) == case.ranks
     for said in patterns.said(case):
         events = run.events(path, said["pid"])
-        assert (faults(events), count(events, Kind.MAJOR)) == (said["faults"], said["majors"])
+        assert agree(faults(events), said["faults"])
+        assert count(events, Kind.MAJOR) == said["majors"]
         assert run.trace.processes[said["pid"]].rank == said["rank"]
 
 
@@ -200,7 +211,7 @@ def test_each_pattern_is_named_for_each_rank(patterns: Patterns, case: Case) -> 
             known = found["pattern"]["stride_records"]
             assert known == stride or (case.ranks == 1 and known is None)
             assert found["pattern"]["stride_bytes"] == stride * RECORD_BYTES
-        assert found["faults"]["total"] == said["faults"]
+        assert agree(found["faults"]["total"], said["faults"])
         assert found["faults"]["major"] == said["majors"]
         if case.pattern == "epochs:2":
             assert found["pids"] == [said["pid"]]
