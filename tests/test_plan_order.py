@@ -1,0 +1,712 @@
+# SPDX-License-Identifier: Apache-2.0
+"""plan/order.py: what is handed out, against a model that counts pages one by one; where readers
+are, however they read; and which plans are found to be wrong."""
+
+from __future__ import annotations
+
+import math
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from conftest import warnings_fail
+
+from uffdprefetch.plan import verdict, window
+from uffdprefetch.plan.order import Order, Piece, Walk, lookahead_bytes
+from uffdprefetch.plan.window import Storage
+
+pytestmark = warnings_fail
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+PAGE = 4096
+SEEDS = range(6)
+
+
+def fixed_records(records: np.ndarray, size: int, header: int = 0) -> Order:
+    """Records of one size, read in this order."""
+    starts = header + np.asarray(records, np.int64) * size
+    return Order(starts, starts + size, np.arange(len(starts)))
+
+
+def shuffled(count: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).permutation(count)
+
+
+def any_order(rng: random.Random, file_bytes: int) -> Order:
+    """Items of none to three extents of all sizes, some of them empty, some shared, some again."""
+    kinds = [(rng.randrange(file_bytes), rng.choice((0, 1, 100, PAGE, 9 * PAGE, 3 * MIB)))
+             for _ in range(rng.randint(1, 60))]  # fmt: skip
+    starts, ends, item = [], [], []
+    count = rng.randint(1, 200)
+    for number in range(count):
+        for _ in range(rng.choice((0, 1, 1, 1, 1, 2, 3))):
+            start, length = rng.choice(kinds)
+            if rng.random() < 0.5:
+                start = rng.randrange(file_bytes)
+            starts.append(start)
+            ends.append(min(file_bytes, start + length))
+            item.append(number)
+    if not starts:
+        starts, ends, item = [0], [1], [count - 1]
+    return Order(np.array(starts), np.array(ends), np.array(item), count)
+
+
+def pages_of(start: int, end: int) -> range:
+    return range(start // PAGE, -(-end // PAGE)) if end > start else range(0)
+
+
+def extents(order: Order) -> list[tuple[int, int, int]]:
+    return list(zip(order.starts.tolist(), order.ends.tolist(), order.item.tolist(), strict=True))
+
+
+class Model:
+    """The plan byte by byte of the definition: which pages the plan bytes [a, b) need."""
+
+    def __init__(self, order: Order) -> None:
+        self.parts: list[tuple[int, int, int, int]] = []  # coordinate, its end, start, item
+        at = 0
+        for start, end, item in extents(order):
+            self.parts.append((at, at + end - start, start, item))
+            at += end - start
+        self.total = at
+
+    def pages(self, first: int, end: int) -> set[int]:
+        found: set[int] = set()
+        for low, high, start, _ in self.parts:
+            a, b = max(low, first), min(high, end)
+            if a < b:
+                found.update(pages_of(start + a - low, start + b - low))
+        return found
+
+    def first_need(self, page: int, first: int, end: int) -> int:
+        """The coordinate of the first byte in [first, end) that lies in the page."""
+        for low, high, start, _ in self.parts:
+            a, b = max(low, first), min(high, end)
+            if a < b and page in pages_of(start + a - low, start + b - low):
+                return max(a, low + page * PAGE - start)
+        raise AssertionError(f"nobody needs page {page} in [{first}, {end})")
+
+
+def read_in_order(order: Order) -> Iterator[list[tuple[int, int]]]:
+    """Item by item: the touches of it, a page each."""
+    by_item: list[list[tuple[int, int]]] = [[] for _ in range(order.items)]
+    for start, end, item in extents(order):
+        by_item[item] += [(page * PAGE, page * PAGE + PAGE) for page in pages_of(start, end)]
+    yield from by_item
+
+
+# ---- what is handed out -------------------------------------------------------------------------
+
+
+def check_pieces(
+    model: Model, walk: Walk, pieces: list[Piece], before: int, file_bytes: int, gap: int
+) -> set[int]:
+    """What one due() has handed out, against the definition; the pages."""
+    position, sent = walk.position_bytes, walk.sent_bytes
+    held = model.pages(position, max(before, position))
+    new = model.pages(max(before, position), sent)
+    out: list[int] = []
+    assert [p.need_bytes for p in pieces] == sorted(p.need_bytes for p in pieces)
+    for piece in pieces:
+        assert 0 <= piece.start < piece.end <= file_bytes
+        assert piece.start % PAGE == 0
+        assert piece.end % PAGE == 0 or piece.end == file_bytes
+        pages = pages_of(piece.start, piece.end)
+        out += pages
+        assert pages[0] in new and pages[-1] in new  # no longer than needed
+        unneeded = 0
+        for page in pages:
+            unneeded = 0 if page in new else unneeded + 1
+            assert unneeded * PAGE <= gap
+            if page in new:
+                assert piece.need_bytes <= model.first_need(page, max(before, position), sent)
+        assert max(before, position) <= piece.need_bytes + MIB and piece.need_bytes < sent
+    assert len(out) == len(set(out))  # each page once
+    assert not set(out) & held  # nor one that was handed out and is still to be used
+    return set(out)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_each_page_is_handed_out_before_it_is_needed_and_once_a_window(seed: int) -> None:
+    rng = random.Random(seed)
+    file_bytes = rng.randint(1, 40 * MIB)
+    order, gap = any_order(rng, file_bytes), rng.choice((0, PAGE, 64 * KIB, MIB))
+    model = Model(order)
+    walk = Walk(order, file_bytes, PAGE, gap, rng.choice((PAGE, MIB, 4 * MIB)))
+    ahead = rng.choice((1, PAGE, 300 * KIB, 5 * MIB, 100 * MIB))
+    assert walk.total_bytes == model.total
+    out: set[int] = set()
+    for number, touches in enumerate(read_in_order(order)):
+        if rng.random() < 0.9:
+            before = walk.sent_bytes
+            out |= check_pieces(model, walk, walk.due(ahead), before, file_bytes, gap)
+            position = walk.position_bytes
+            assert walk.sent_bytes >= min(model.total, position + ahead)
+            assert walk.sent_bytes <= position + ahead + max(ahead // 4, 1) + MIB
+            assert model.pages(position, walk.sent_bytes) <= out
+            assert walk.due(ahead) == []
+        for touch in touches:
+            walk.saw(*touch, number)
+        walk.said(number + 1, number)
+        assert walk.position >= number + 1
+    assert walk.wrong is None
+    assert (walk.position, walk.position_bytes) == (order.items, model.total)
+
+
+def test_what_is_between_position_and_sent_is_not_handed_out_again_but_later_it_is() -> None:
+    size, far = 32 * KIB, 400
+    near = fixed_records(np.array([*range(8), *range(8)]), size)
+    walk = Walk(near, GIB)
+    assert walk.due(GIB) == [Piece(0, 8 * size, 0)]
+    again = fixed_records(np.array([*range(8), *range(100, 100 + far), *range(8)]), size)
+    walk = Walk(again, GIB)
+    pieces = []
+    for item in range(again.items):
+        pieces += walk.due(MIB)
+        walk.said(item + 1, item)
+    assert sum(piece.start < 8 * size for piece in pieces) == 2
+    assert sum(piece.end - piece.start for piece in pieces) == (8 + far + 8) * size
+
+
+def test_a_gap_within_a_slice_is_read_over_and_none_beyond_it() -> None:
+    rows = np.array([0, 2, 4, 100, 102, *range(200, 211), 1])  # 1 lies in a gap, needed last
+    order = fixed_records(rows, PAGE)
+    walk = Walk(order, MIB, merge_gap_bytes=PAGE, slice_bytes=5 * PAGE)
+    assert walk.due(20 * PAGE - 1)[:2] == [
+        Piece(0, 5 * PAGE, 0), Piece(100 * PAGE, 103 * PAGE, 3 * PAGE)
+    ]  # fmt: skip
+    assert walk.sent_bytes == walk.total_bytes
+    apart = Walk(order, MIB, merge_gap_bytes=PAGE, slice_bytes=5 * PAGE)
+    assert sum(piece.end - piece.start for piece in apart.due(GIB)) == (5 + 3 + 11) * PAGE
+    none = Walk(order, MIB, merge_gap_bytes=0)
+    assert len(none.due(GIB)) == 5  # 0 to 2 and 1 are neighbours
+    sliced = Walk(fixed_records(np.array([0, 50, 1, 51]), PAGE), MIB, slice_bytes=2 * PAGE)
+    assert sliced.due(GIB) == [
+        Piece(0, PAGE, 0), Piece(50 * PAGE, 51 * PAGE, PAGE),
+        Piece(PAGE, 2 * PAGE, 2 * PAGE), Piece(51 * PAGE, 52 * PAGE, 3 * PAGE),
+    ]  # fmt: skip
+
+
+def test_pieces_end_with_the_file() -> None:
+    order = Order(np.array([5000, 9000]), np.array([9001, 20_000]), np.array([0, 1]))
+    assert Walk(order, 9100).due(MIB) == [Piece(PAGE, 9100, 0)]
+    assert Walk(order, 0).due(MIB) == []
+
+
+def test_a_long_item_is_handed_out_and_passed_piece_by_piece() -> None:
+    order = Order(np.array([0, GIB]), np.array([GIB, GIB + PAGE]), np.array([0, 1]))
+    walk = Walk(order, 2 * GIB)
+    out = walk.due(16 * MIB)
+    assert sum(piece.end - piece.start for piece in out) == 16 * MIB
+    assert walk.saw(10 * MIB, 10 * MIB + PAGE, 1) == 1
+    assert walk.position == 0
+    assert 2 * MIB < walk.position_bytes < 11 * MIB
+    for at in range(0, GIB, MIB):
+        walk.saw(at, at + PAGE, 2)
+    assert (walk.position, walk.position_bytes, walk.wrong) == (1, GIB, None)
+
+
+# ---- where the reader is ------------------------------------------------------------------------
+
+
+def test_position_is_the_first_record_not_touched() -> None:
+    size = 64 * KIB
+    rows = shuffled(1000, 1)
+    walk = Walk(fixed_records(rows, size, 512), GIB)
+    seen = []
+    for item in (0, 2, 1, 3, 7, 5, 4, 6):
+        at = 512 + int(rows[item]) * size
+        seen.append((walk.saw(at + PAGE, at + 2 * PAGE, item), walk.position))
+    assert seen == [(1, 1), (1, 1), (1, 3), (1, 4), (1, 4), (1, 4), (1, 6), (1, 8)]
+    at = 512 + int(rows[2]) * size
+    assert (walk.saw(at + PAGE, at + 2 * PAGE, 9), walk.position) == (0, 8)  # behind
+    assert walk.spread_bytes == 0
+
+
+def test_a_touch_may_be_of_several_records_and_a_record_have_several_touches() -> None:
+    order = fixed_records(np.arange(1000), 100)  # 40 to a page
+    walk = Walk(order, MIB)
+    assert walk.saw(0, PAGE, 1) == 41
+    assert walk.position == 41
+    assert walk.saw(PAGE, 2 * PAGE, 2) == 41  # and the 40th once more
+    assert walk.saw(0, PAGE, 3) == 0
+    large = Walk(fixed_records(shuffled(50, 3), 64 * PAGE), GIB)
+    at = int(shuffled(50, 3)[0]) * 64 * PAGE
+    assert [large.saw(at + i * PAGE, at + i * PAGE + PAGE, i) for i in range(64)] == [1] + 63 * [0]
+
+
+def test_bytes_of_no_record_are_neither_right_nor_wrong() -> None:
+    walk = Walk(fixed_records(np.arange(100), MIB, header=MIB), GIB)
+    for i in range(1000):
+        assert walk.saw(i % 256 * PAGE, (i % 256 + 1) * PAGE, i) == 0
+        assert walk.saw(200 * MIB, 201 * MIB, i) == 0
+    assert (walk.position, walk.wrong, walk.stray) == (0, None, False)
+
+
+def test_an_item_that_occurs_again_matches_its_next_occurrence() -> None:
+    a, b, c = 0, 50, 70
+    walk = Walk(fixed_records(np.array([a, b, a, a, c]), PAGE), MIB)
+    positions = []
+    for row in (a, b, a, a, c):
+        walk.saw(row * PAGE, row * PAGE + PAGE, 1)
+        positions.append(walk.position)
+    assert positions == [1, 2, 3, 4, 5]
+
+
+def test_later_pages_of_a_record_being_read_are_not_its_next_occurrence() -> None:
+    size = 16 * PAGE
+    rows = np.array([3, *range(10, 100), 3, *range(100, 200)])
+    walk = Walk(fixed_records(rows, size), GIB)
+    for page in range(16):
+        walk.saw(3 * size + page * PAGE, 3 * size + page * PAGE + PAGE, page)
+        assert (walk.position, walk.spread_bytes) == (1, 0)
+    for row in rows[1:91].tolist():
+        walk.saw(row * size, row * size + PAGE, row)
+    assert walk.saw(3 * size, 3 * size + PAGE, 200) == 1
+    assert walk.position == 92
+
+
+def test_epochs_in_one_order_are_walked_through_one_after_the_other() -> None:
+    rows = np.concatenate([shuffled(300, epoch) for epoch in range(3)])
+    walk = Walk(fixed_records(rows, 16 * KIB), GIB)
+    for item, row in enumerate(rows.tolist()):
+        walk.saw(row * 16 * KIB, row * 16 * KIB + PAGE, item)
+        assert item - 1 <= walk.position <= item + 1
+    assert walk.wrong is None
+
+
+@pytest.mark.parametrize("every", [3, 32])
+def test_a_sensor_that_sees_few_records_leaves_no_more_than_half_a_lookahead(every: int) -> None:
+    rows, size, ahead = shuffled(20_000, 5), 128 * KIB, 16 * MIB
+    walk = Walk(
+        fixed_records(rows, size), 20_000 * size, watched_bytes=0, armed=True
+    )
+    for item, row in enumerate(rows.tolist()):
+        walk.due(ahead)
+        assert walk.sent_bytes > item * size
+        if item % every == every // 2:
+            walk.saw(row * size, row * size + PAGE, item)
+            assert item * size - walk.position_bytes <= ahead // 2
+            assert walk.position <= item + 1
+    assert walk.wrong is None
+    assert walk.position > 19_000
+
+
+def test_one_stray_touch_moves_nothing_far() -> None:
+    rows, size = shuffled(100_000, 6), 128 * KIB
+    walk = Walk(fixed_records(rows, size), 100_000 * size)
+    for item in range(200):
+        walk.saw(int(rows[item]) * size, int(rows[item]) * size + PAGE, item)
+    walk.due(16 * MIB)
+    at = int(rows[5000]) * size
+    walk.saw(at, at + PAGE, 1)
+    assert (walk.position, walk.wrong) == (200, None)
+
+
+def test_announced_progress_is_exact_and_never_goes_back() -> None:
+    walk = Walk(fixed_records(shuffled(1000, 7), MIB), 1000 * MIB)
+    walk.said(500, 1)
+    assert (walk.position, walk.position_bytes) == (500, 500 * MIB)
+    walk.said(400, 2)
+    assert walk.position == 500
+    at = int(shuffled(1000, 7)[500]) * MIB
+    walk.saw(at, at + PAGE, 3)
+    assert walk.position == 501
+    walk.said(10**9, 4)
+    assert (walk.position, walk.due(GIB)) == (1000, [])
+
+
+def test_items_without_bytes_are_passed_with_those_before_them() -> None:
+    starts = np.array([0, 5 * PAGE, 9 * PAGE])
+    order = Order(starts, starts + np.array([PAGE, 0, PAGE]), np.array([1, 2, 5]), 8)
+    walk = Walk(order, GIB)
+    assert (order.items, walk.position) == (8, 1)
+    walk.saw(0, PAGE, 1)
+    assert walk.position == 5
+    walk.saw(9 * PAGE, 10 * PAGE, 1)
+    assert (walk.position, walk.wrong) == (8, None)
+    empty = Walk(Order(starts[:0], starts[:0], starts[:0]), GIB)
+    assert (empty.position, empty.due(GIB), empty.saw(0, PAGE, 1)) == (0, [], 0)
+    assert empty.future(np.arange(3)).tolist() == [math.inf] * 3
+
+
+# ---- right and wrong ----------------------------------------------------------------------------
+
+
+def workers(
+    rng: random.Random, items: int, count: int, batch: int, prefetch: int
+) -> Iterator[int]:
+    """The items as a DataLoader's workers read them: worker w the batches w, w + count ..., each
+    in order, all at once, none more than ``prefetch`` batches of its own ahead of the slowest."""
+    batches = -(-items // batch)
+    at = [(worker, 0) for worker in range(count) if worker < batches]
+    while at:
+        oldest = min(number for number, _ in at)
+        free = [i for i, (number, _) in enumerate(at) if number < oldest + count * prefetch]
+        i = rng.choice(free)
+        number, within = at[i]
+        item = number * batch + within
+        if item < items:
+            yield item
+        if within + 1 < batch and item + 1 < items:
+            at[i] = (number, within + 1)
+        elif number + count < batches:
+            at[i] = (number + count, 0)
+        else:
+            del at[i]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_right_plan_is_never_wrong_however_many_workers_read_it(seed: int) -> None:
+    rng = random.Random(seed)
+    count, size = rng.choice((500, 5000, 20_000)), rng.choice((8, 100, 1000)) * KIB
+    batch, prefetch = rng.choice((1, 8, 32, 256)), rng.choice((1, 2))
+    many = rng.choice((1, 2, 4, 16))
+    rows = shuffled(count, seed)
+    walk = Walk(fixed_records(rows, size), count * size)
+    touches = rng.choice((1, 2))
+    for turn, item in enumerate(workers(rng, count, many, batch, prefetch)):
+        walk.due(lookahead_bytes(walk, Storage(), GIB))
+        at = int(rows[item]) * size
+        for touch in range(touches):
+            walk.saw(at + touch * PAGE, at + touch * PAGE + PAGE, turn * 1_000_000)
+        assert walk.wrong is None, (turn, item)
+    assert walk.position == count
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_steady_workers_find_what_they_read_handed_out(seed: int) -> None:
+    """After the first batches: what they are late by has been seen then."""
+    rng = random.Random(seed)
+    count, size, many, batch = 20_000, 100 * KIB, rng.choice((2, 4, 8)), 32
+    rows = shuffled(count, seed)
+    walk = Walk(fixed_records(rows, size), count * size)
+    handed = np.zeros(count * size // PAGE + 1, bool)
+    missed = 0
+    for turn, item in enumerate(workers(rng, count, many, batch, 2)):
+        for piece in walk.due(lookahead_bytes(walk, Storage(), GIB)):
+            handed[piece.start // PAGE : -(-piece.end // PAGE)] = True
+        at = int(rows[item]) * size
+        if turn > 4 * many * batch:
+            missed += not handed[at // PAGE : -(-(at + size) // PAGE)].all()
+        walk.saw(at, at + PAGE, turn * 1_000_000)
+    assert missed == 0
+
+
+def wasted_until_wrong(walk: Walk, items: Iterator[int], rows: np.ndarray, size: int) -> int:
+    """Bytes handed out until the plan is found to be wrong, of records that were never touched."""
+    out: set[int] = set()
+    touched: set[int] = set()
+    for turn, item in enumerate(items):
+        for piece in walk.due(16 * MIB):
+            out.update(range(piece.start // size, -(-piece.end // size)))
+        at = int(rows[item]) * size
+        touched.add(int(rows[item]))
+        walk.saw(at, at + PAGE, turn * 1_000_000)
+        if walk.wrong:
+            assert walk.due(GIB) == []
+            return len(out - touched) * size
+    pytest.fail(f"never found to be wrong; {len(out - touched) * size >> 20} MiB in vain")
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("how", ["another shuffle", "in the file's order", "backward", "in part"])
+def test_a_wrong_plan_is_found_within_the_cap(how: str, seed: int) -> None:
+    rng = random.Random(seed)
+    count, size = rng.choice((4000, 10_000)), rng.choice((64, 128)) * KIB
+    rows = shuffled(count, seed)
+    # of a plan that is read in part, one record in 4 MiB tells roughly, each record exactly
+    walk = Walk(fixed_records(rows, size), count * size, watched_bytes=0)
+    place = np.argsort(rows)
+    read = {
+        "another shuffle": place[shuffled(count, seed + 1000)],
+        "in the file's order": place,
+        "backward": np.arange(count)[::-1],
+        "in part": np.flatnonzero(shuffled(count, seed + 2000) % 3),
+    }[how]
+    cap = max(verdict.UNTOUCHED_BYTES, verdict.UNTOUCHED_PART * count * size)
+    assert wasted_until_wrong(walk, iter(read.tolist()), rows, size) <= cap + 32 * MIB
+    assert walk.wrong is not None and "\n" not in walk.wrong
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_wrong_plan_is_found_by_a_record_every_4_mib(seed: int) -> None:
+    """As checkpoints see it, which stand where offset_at() says, and nowhere else."""
+    count, size, step = 20_000, 128 * KIB, 4 * MIB
+    rows = shuffled(count, seed)
+    right, wrong = (Walk(fixed_records(rows, size), count * size) for _ in range(2))
+    watched = {right.offset_at(at) for at in range(0, count * size, step)}
+    passed_over = np.random.default_rng(seed + 1).integers(0, 3, count) == 0
+    handed_bytes = 0
+    for item, row in enumerate(rows.tolist()):
+        right.due(16 * MIB)
+        handed_bytes += sum(piece.end - piece.start for piece in wrong.due(16 * MIB))
+        if row * size in watched:
+            right.saw(row * size, row * size + PAGE, item)
+            if not passed_over[item]:
+                wrong.saw(row * size, row * size + PAGE, item)
+    assert right.wrong is None
+    assert right.position > count - 64
+    assert wrong.wrong is not None
+    cap = max(verdict.UNTOUCHED_BYTES, verdict.UNTOUCHED_PART * count * size)
+    assert handed_bytes / 3 < 1.6 * cap
+
+
+def test_a_plan_says_why_it_is_wrong_with_the_counts() -> None:
+    rows = shuffled(10_000, 8)
+    walk = Walk(fixed_records(rows, 64 * KIB), GIB)
+    for item in range(9980, 8000, -60)[:32]:
+        assert walk.wrong is None
+        at = int(rows[item]) * 64 * KIB
+        walk.saw(at, at + PAGE, item)
+        assert walk.stray
+    assert walk.wrong == "0 of the last 32 records touched were to come near item 0 of 10,000"
+    part = Walk(fixed_records(np.arange(4000), 64 * KIB), GIB, watched_bytes=0)
+    for item in range(0, 4000, 2):
+        part.due(16 * MIB)
+        part.saw(item * 64 * KIB, item * 64 * KIB + PAGE, item)
+        if part.wrong:
+            break
+    assert part.wrong is not None
+    assert "MiB handed out and passed were not touched (at item" in part.wrong
+    assert int(part.wrong.split()[0]) == 64
+
+
+def test_a_reader_that_goes_through_the_plan_elsewhere_is_followed() -> None:
+    """A job that goes on from its own checkpoint, say."""
+    rows, size = shuffled(100_000, 9), 128 * KIB
+    walk = Walk(fixed_records(rows, size), 100_000 * size)
+    walk.due(16 * MIB)
+    for item in range(70_000, 70_040):
+        walk.saw(int(rows[item]) * size, int(rows[item]) * size + PAGE, item)
+    assert 70_040 - 64 <= walk.position <= 70_040  # half a lookahead is waited for late ones
+    assert walk.wrong is None
+
+
+def test_many_touches_of_one_record_are_one_vote() -> None:
+    rows, size = shuffled(10_000, 10), MIB
+    walk = Walk(fixed_records(rows, size), 10_000 * size)
+    for i in range(256):
+        at = int(rows[9000]) * size + i * PAGE
+        walk.saw(at, at + PAGE, i)
+    assert walk.wrong is None
+
+
+def test_an_early_stop_is_not_wrong_and_what_follows_fits_the_next_epoch() -> None:
+    size = 64 * KIB
+    first, second = shuffled(20_000, 11), shuffled(20_000, 12)
+    walk = Walk(fixed_records(first, size), 20_000 * size)
+    for item, row in enumerate(first[:12_000].tolist()):
+        walk.due(16 * MIB)
+        walk.saw(row * size, row * size + PAGE, item)
+    assert (walk.position, walk.wrong) == (12_000, None)
+    after = Walk(fixed_records(second, size), 20_000 * size)
+    strays = fitting = 0
+    for item, row in enumerate(second[:24].tolist()):
+        walk.saw(row * size, row * size + PAGE, item)
+        if walk.stray:
+            strays += 1
+            fitting += after.saw(row * size, row * size + PAGE, item) > 0
+    assert fitting == strays >= 16
+    assert after.wrong is None
+
+
+def test_a_finished_walk_judges_nothing() -> None:
+    rows, size = shuffled(1000, 13), MIB
+    walk = Walk(fixed_records(rows, size), 1000 * size)
+    walk.said(1000, 1)
+    for item in range(999, 0, -1):
+        walk.saw(int(rows[item]) * size, int(rows[item]) * size + PAGE, item)
+    assert walk.wrong is None
+
+
+def test_records_that_lie_in_pages_touched_before_are_no_waste() -> None:
+    """Forty to a page: after the first ones no touch tells of the others."""
+    rows = shuffled(1_000_000, 15)[:200_000]
+    walk = Walk(fixed_records(rows, 100), 100_000_000, watched_bytes=0)
+    mapped: set[int] = set()
+    for item, row in enumerate(rows.tolist()):
+        if item % 16 == 0:
+            walk.due(MIB)
+        page = row * 100 // PAGE
+        if page not in mapped:
+            mapped.add(page)
+            walk.saw(page * PAGE, page * PAGE + PAGE, item)
+    assert walk._verdict.untouched_bytes < 64 * KIB
+    assert walk.wrong is None
+
+
+# ---- rate, deadlines, lookahead, future ---------------------------------------------------------
+
+
+def paced(bytes_per_second: int, size: int = MIB, count: int = 3000) -> Walk:
+    rows = shuffled(count, 16)
+    walk = Walk(fixed_records(rows, size), count * size)
+    walk.due(16 * MIB)
+    for item in range(200):
+        at = int(rows[item]) * size
+        walk.saw(at, at + PAGE, item * size * 10**9 // bytes_per_second)
+    return walk
+
+
+def test_the_rate_is_the_plan_bytes_gone_by_in_a_second() -> None:
+    walk = paced(100 * MIB)
+    assert walk.rate_bytes_per_second == pytest.approx(100 * MIB, rel=0.05)
+
+
+def test_the_lookahead_is_little_s_law_within_bounds() -> None:
+    slow, fast = paced(MIB), paced(200 * MIB)
+    assert lookahead_bytes(slow, Storage(), GIB) == window.LOOKAHEAD_MIN_BYTES
+    rate = fast.rate_bytes_per_second
+    assert lookahead_bytes(fast, Storage(), GIB) == pytest.approx(rate * 0.4, rel=0.01)
+    assert lookahead_bytes(fast, Storage(0, 0.1), GIB) == pytest.approx(rate * 0.8, rel=0.01)
+    assert lookahead_bytes(fast, Storage(0, 10), GIB) == window.LOOKAHEAD_MAX_BYTES
+    assert lookahead_bytes(fast, Storage(0, 10), 40 * MIB) == 40 * MIB
+    assert lookahead_bytes(fast, Storage(0, 10), 0) == MIB
+    assert lookahead_bytes(fast, Storage(), GIB, boost=2.0) == pytest.approx(rate * 0.8, rel=0.01)
+
+
+def test_the_lookahead_of_small_records_counts_their_pages() -> None:
+    rows = np.random.default_rng(17).integers(0, 10**8, 200_000)
+    walk = Walk(fixed_records(rows, 100), 10**10)
+    assert 39 < walk.amplification < 42
+    ahead = lookahead_bytes(walk, Storage(), GIB)
+    assert ahead == int(window.LOOKAHEAD_MIN_BYTES / walk.amplification)
+    pages = sum(piece.end - piece.start for piece in walk.due(ahead))
+    assert 16 * MIB * 0.9 < pages < 16 * MIB * 1.5
+    assert walk.amplification == pages / walk.sent_bytes
+
+
+def test_the_lookahead_begins_at_the_foremost_reader() -> None:
+    rows, size = shuffled(3000, 18), MIB
+    walk = Walk(fixed_records(rows, size), 3000 * size)
+    for item in [*range(10), 20]:
+        walk.saw(int(rows[item]) * size, int(rows[item]) * size + PAGE, item)
+    assert (walk.position, walk.spread_bytes) == (10, 11 * MIB)
+    assert lookahead_bytes(walk, Storage(), GIB) == 27 * MIB
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_future_is_each_block_s_next_use(seed: int) -> None:
+    rng = random.Random(seed)
+    file_bytes = rng.randint(1, 20 * MIB)
+    order = any_order(rng, file_bytes)
+    block_bytes = rng.choice((PAGE, 64 * KIB, 2 * MIB))
+    walk, model = Walk(order, file_bytes), Model(order)
+    blocks = np.array([rng.randrange(file_bytes // block_bytes + 3) for _ in range(50)])
+    for said in sorted(rng.randrange(order.items + 1) for _ in range(4)):
+        walk.said(said, 1)
+        at = walk.position_bytes
+        for block, found in zip(blocks.tolist(), walk.future(blocks, block_bytes), strict=True):
+            uses = [
+                max(low, low + block * block_bytes - start)
+                for low, high, start, _ in model.parts
+                if max(start, block * block_bytes)
+                < min(start + high - low, (block + 1) * block_bytes)
+            ]
+            ahead = [use - at for use in uses if use >= at]
+            if found == math.inf:
+                assert not ahead
+            elif not ahead or found == 0:  # what was read last is still in use
+                assert found == 0 and any(use - at >= -MIB for use in uses)
+            else:
+                assert min(ahead) - MIB <= found <= min(ahead)
+
+
+def test_the_future_is_inf_for_what_is_passed_and_not_for_what_comes_again() -> None:
+    walk = Walk(fixed_records(np.array([0, 1, 2, 0, 3]), 64 * KIB), MIB)
+    assert walk.future(np.arange(-1, 6)).tolist() == [
+        math.inf, 0, 65536, 131072, 262144, math.inf, math.inf,
+    ]  # fmt: skip
+    walk.said(2, 1)
+    assert walk.future(np.arange(4)).tolist() == [65536, 0, 0, 131072]
+    walk.said(3, 1)
+    assert walk.future(np.arange(4)).tolist() == [0, math.inf, 0, 65536]
+
+
+# ---- what an order must be ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("starts", "ends", "item", "items", "why"),
+    [
+        ([0, 1], [1], [0], -1, "as long as each other"),
+        ([[0]], [[1]], [[0]], -1, "as long as each other"),
+        ([0], [1], [3], 3, "of 3 items has an extent of item 3"),
+        ([0, 0], [1, 1], [1, 0], -1, "ascend"),
+        ([0], [1], [-1], -1, "ascend"),
+        ([-1], [1], [0], -1, "begin at 0"),
+        ([5], [4], [0], -1, "not end before"),
+    ],
+)
+def test_what_is_no_order(starts: list, ends: list, item: list, items: int, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        Order(np.array(starts), np.array(ends), np.array(item), items)
+
+
+def test_orders_too_long_to_count_and_files_too_large_for_32_bits() -> None:
+    far = 1 << 58
+    starts = np.full(20, far)
+    order = Order(starts, starts + far, np.arange(20))
+    with pytest.raises(ValueError, match="can be counted"):
+        Walk(order, 1 << 60)
+    some = Order(starts[:3] + np.array([0, MIB, 0]), starts[:3] + 2 * MIB, np.arange(3))
+    walk = Walk(some, 1 << 60)
+    assert walk.due(GIB) == [Piece(far, far + 2 * MIB, 0)]
+    assert walk.saw(far, far + PAGE, 1) == 1
+    assert walk.future(np.array([far >> 16, (far >> 16) - 1])).tolist() == [0, math.inf]
+
+
+def test_the_module_is_imported_without_numpy() -> None:
+    code = "import sys, uffdprefetch.plan.order; sys.exit('numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# ---- where it is known of which records a touch would show --------------------------------------
+
+
+def test_a_record_that_need_not_show_a_touch_is_not_waited_for() -> None:
+    rows, size = shuffled(20_000, 21), 128 * KIB
+    walk = Walk(fixed_records(rows, size), 20_000 * size, armed=True)
+    for item in range(0, 20_000, 16):
+        walk.due(16 * MIB)
+        walk.saw(int(rows[item]) * size, int(rows[item]) * size + PAGE, item)
+        assert walk.position == item + 1
+    assert walk.wrong is None
+
+
+def test_an_armed_record_is_waited_for_until_it_is_touched() -> None:
+    rows, size = shuffled(2000, 22), 128 * KIB
+    walk = Walk(fixed_records(rows, size), 2000 * size, armed=True)
+    walk.due(16 * MIB)
+    walk.arm(20 * size)
+    for item in (*range(5), *range(30, 40)):
+        walk.saw(int(rows[item]) * size, int(rows[item]) * size + PAGE, item)
+    assert walk.position == 20  # another worker is there, or comes
+    walk.saw(int(rows[20]) * size, int(rows[20]) * size + PAGE, 50)
+    assert walk.position == 40
+
+
+def test_armed_records_that_nobody_touches_make_a_plan_wrong_and_touched_ones_do_not() -> None:
+    rows, size = shuffled(20_000, 23), 128 * KIB
+    for silent, wrong in ((range(0), False), (range(1), False), (range(3), True)):
+        walk = Walk(fixed_records(rows, size), 20_000 * size, armed=True)
+        for item in range(0, 20_000, 32):  # one in 4 MiB
+            walk.due(16 * MIB)
+            walk.arm((item + 32) * size)
+            shown = item + 1 if item // 32 % 3 in silent else item
+            walk.saw(int(rows[shown]) * size, int(rows[shown]) * size + PAGE, item)
+        assert (walk.wrong is not None) == wrong, silent
+
+
+def test_what_was_passed_is_not_armed_any_more() -> None:
+    rows, size = shuffled(2000, 24), 128 * KIB
+    walk = Walk(fixed_records(rows, size), 2000 * size, armed=True)
+    walk.due(16 * MIB)
+    walk.saw(int(rows[50]) * size, int(rows[50]) * size + PAGE, 1)
+    walk.arm(20 * size)  # laid too late
+    walk.saw(int(rows[51]) * size, int(rows[51]) * size + PAGE, 2)
+    assert walk.position == 52

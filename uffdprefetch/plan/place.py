@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far a rank has come in its order, by what it touches. Pure; plan/order.Walk is made of it.
+
+Touches do not say all: a record whose pages are mapped already is read without one, checkpoints
+stand in few records, several workers read several batches at a time. So the position is the first
+record that was not touched though later ones were, and waits for it only as long as readers were
+seen to be late.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from uffdprefetch.plan.rate import Rate
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from uffdprefetch.plan.order import Order
+    from uffdprefetch.plan.units import Units
+
+    Array = np.ndarray[Any, Any]
+
+MIB = 1 << 20
+#: A touch this far ahead of the foremost one (or of what was handed out) is the reader's, and the
+#: position may follow. A stray one can skip no more.
+NEAR_BYTES = 16 * MIB
+#: Farther ones, ahead or behind, by this part of the order are of another worker, or come late:
+#: right, but the position waits. Of touches that have nothing to do with the plan it takes in a
+#: quarter, which is far from half.
+HORIZON_PART = 8
+#: Before anything is known of the readers, half of this: so much later may a touch come.
+DOUBT_BYTES = 64 * MIB
+#: With each touch in order the memory of late ones fades: half of it after 34.
+FADE = 0.98
+#: Judged by the first unit at each multiple of this of the plan, which stands for so much: where
+#: offset_at() tells a sensor to look (plan/checkpoints.DISTANCE_MIN_BYTES).
+WATCHED_BYTES = 4 * MIB
+#: Records that are being read are told from those read again by where in them the touches are.
+READING = 64
+
+# What a unit is: nothing is known; its pages were touched (for another one, perhaps: it will show
+# no more); a reader was there; given up, having been handed out or not; nothing is known, and a
+# touch need not show.
+_NEW, _TOUCHED, _READ, _WASTED, _SKIPPED, _QUIET = range(6)
+
+
+class Place:
+    """See Walk, which hands out what comes next: of that (``_sent``, a unit; ``_lookahead_bytes``)
+    this must know to tell what was in vain, and how long to wait."""
+
+    def __init__(self, watched_bytes: int, armed: bool) -> None:
+        self.watched_bytes = watched_bytes
+        self._armed = armed
+        #: Whether the last touch that saw() was told of is none of this order at this place: after
+        #: an early stop it fits the next epoch's Walk.
+        self.stray = False
+        self._rate = Rate()
+        self._lookahead_bytes = 0
+        self._late_bytes = 0.0
+        self._doubt_bytes: float = DOUBT_BYTES / 2
+
+    def _start(self, order: Order, file_bytes: int, page_bytes: int) -> None:
+        """At the beginning of an order. Raises ValueError for one of more than 2^62 bytes."""
+        import numpy as np
+
+        from uffdprefetch.plan.units import Units
+        from uffdprefetch.plan.verdict import Verdict
+
+        self._units: Units = Units(order, file_bytes, page_bytes)
+        self.items = order.items
+        self._state = bytearray([_QUIET if self._armed else _NEW]) * len(self._units)
+        self._states: Array = np.frombuffer(self._state, np.uint8)
+        self._at = self._front = self._sent = 0  # units
+        self._reading: dict[int, int] = {}
+        self._verdict = Verdict(order.items, self._units.total_bytes)
+
+    @property
+    def wrong(self) -> str | None:
+        """Once the plan is seen to be wrong: why, in one line, with the counts."""
+        return self._verdict.wrong
+
+    # ---- where it is ----------------------------------------------------------------------------
+
+    @property
+    def position(self) -> int:
+        """Items known to have been read: all before this one."""
+        units = self._units
+        return self.items if self._at == len(units) else int(units.item[self._at])
+
+    @property
+    def position_bytes(self) -> int:
+        """The plan coordinate of it; it moves within a long item too."""
+        return int(self._units.coordinate[self._at])
+
+    @property
+    def total_bytes(self) -> int:
+        """The plan coordinate of the order's end."""
+        return self._units.total_bytes
+
+    @property
+    def spread_bytes(self) -> int:
+        """How far beyond the position records are being read."""
+        return int(self._units.coordinate[self._front]) - self.position_bytes
+
+    @property
+    def rate_bytes_per_second(self) -> float:
+        """Of the plan coordinate."""
+        return self._rate.bytes_per_second
+
+    def next_bytes(self, start: int, end: int) -> int:
+        """The plan coordinate of the next unit, from the position on, with a byte in [start, end)
+        of the file; the order's end when there is none."""
+        hits = self._units.overlapping(start, end)
+        first = int(hits.searchsorted(self._at))
+        unit = int(hits[first]) if first < len(hits) else len(self._units)
+        return int(self._units.coordinate[unit])
+
+    # ---- progress -------------------------------------------------------------------------------
+
+    def arm(self, plan_bytes: int) -> None:
+        """From now on a touch of the unit at offset_at() this coordinate is sure to be seen."""
+        unit = self._units.at(plan_bytes)
+        if self._front <= unit < len(self._state) and self._state[unit] == _QUIET:
+            self._state[unit] = _NEW
+
+    def saw(self, start: int, end: int, now_ns: int) -> int:
+        """A touch of [start, end) of the file: how many items are now taken for read that were not
+        (0: behind, being read already, or not in the plan here)."""
+        hits = self._units.overlapping(start, end)
+        self.stray = False
+        if not len(hits):
+            return 0
+        over = self._at == len(self._units)
+        first = int(hits.searchsorted(self._at))
+        nearest = int(hits[first]) if first < len(hits) else len(self._units)
+        states = self._states[hits]
+        late = hits[(states == _WASTED) | (states == _SKIPPED)]
+        self._settle(hits, states)
+        new, read = nearest < len(self._units) and int(states[first]) in (_NEW, _QUIET), 0
+        near = nearest < self._near()
+        expected = near or self._expected(hits, nearest)
+        if nearest < len(self._units) and not self._read_on(nearest, start, end):
+            read = self._match(hits[first:], new, near)
+        if not near and len(late) and int(late[-1]) >= self._behind():
+            near = True
+            self._was_late(int(late[-1]))
+        if self._at < len(self._units):  # else it is done, and what comes is another epoch's
+            unit = nearest if nearest < len(self._units) else int(hits[-1])
+            if self._verdict.vote(hits, unit, expected, near, self.position):
+                self._resume()
+        self.stray = over or not expected
+        self._move(now_ns)
+        return read if expected else 0
+
+    def _near(self) -> int:
+        """The unit up to which a touch moves the position."""
+        foremost = int(self._units.coordinate[self._front]) + NEAR_BYTES
+        return max(self._sent, self._units.at(foremost))
+
+    def _expected(self, hits: Array, nearest: int) -> bool:
+        """Whether a touch that is not near the position is of its order all the same."""
+        ahead_bytes = self.position_bytes + self._horizon_bytes()
+        if nearest < len(self._units) and int(self._units.coordinate[nearest]) < ahead_bytes:
+            return True
+        behind = int(hits.searchsorted(self._at)) - 1
+        if behind >= 0 and int(hits[behind]) >= self._behind():
+            return True
+        return self._verdict.follows(hits)
+
+    def _horizon_bytes(self) -> int:
+        return max(NEAR_BYTES, self._lookahead_bytes, self.total_bytes // HORIZON_PART)
+
+    def _behind(self) -> int:
+        return self._units.at(self.position_bytes - self._horizon_bytes())
+
+    def _read_on(self, unit: int, start: int, end: int) -> bool:
+        """Whether a touch goes on in a record that is being read, of which ``unit`` would be the
+        next occurrence. One that does not is remembered as the one being read."""
+        place = int(self._units.starts[unit])
+        reached = self._reading.pop(place, None)
+        goes_on = reached is not None and start >= reached
+        self._reading[place] = max(end, reached or 0) if goes_on else end
+        if len(self._reading) > READING:
+            del self._reading[next(iter(self._reading))]
+        return goes_on
+
+    def _match(self, ahead: Array, new: bool, near: bool) -> int:
+        """The reader is at the first of these units, and at those that follow it in the order as
+        well as in the touch; how many items that is."""
+        units = self._units
+        starts = units.starts[ahead]
+        breaks = ((ahead[1:] != ahead[:-1] + 1) | (starts[1:] == starts[:-1])).nonzero()[0]
+        first = int(ahead[0])
+        last = int(ahead[breaks[0] if len(breaks) else -1])
+        self._states[first : last + 1] = _READ
+        items = int(units.item[last] - units.item[first]) + 1
+        if not near:
+            return items if new else 0
+        if first < self._front:
+            if new:
+                self._was_late(first)
+            items = items if new else 0
+        else:
+            self._late_bytes *= FADE
+            self._doubt_bytes *= FADE
+        self._lead(last + 1)
+        return items
+
+    def _lead(self, front: int) -> None:
+        """The foremost reader is here, or where others have read on from here."""
+        front = max(front, self._front)
+        while front < len(self._state) and self._state[front] == _READ:
+            front += 1
+        self._front = front
+
+    def _resume(self) -> None:
+        """Readers are far ahead and nobody is here: on to the next place where one was."""
+        found = self._state.find(_READ, self._front)
+        if found >= 0:
+            self._lead(found)
+
+    def _was_late(self, unit: int) -> None:
+        behind = int(self._units.coordinate[self._front]) - int(self._units.coordinate[unit])
+        self._late_bytes = max(self._late_bytes * FADE, behind)
+
+    def _settle(self, hits: Array, states: Array) -> None:
+        """They are touched: none of them has been handed out in vain."""
+        wasted = hits[states == _WASTED]
+        if len(wasted):
+            self._verdict.untouched_bytes -= self._stand_for(wasted)
+        if self._armed:
+            shown = hits[(states == _NEW) | (states == _WASTED)]
+            self._verdict.touched_bytes += self._stand_for(shown)
+        states = states.copy()
+        states[states != _READ] = _TOUCHED
+        self._states[hits] = states
+
+    def _move(self, now_ns: int) -> None:
+        """On to the first unit that was not touched, or that is not worth waiting for."""
+        before = self._at
+        coordinate, front = self._units.coordinate, self._front
+        at = self._untouched(self._at)
+        patience = min(self._doubt_bytes, self._lookahead_bytes / 2 or self._doubt_bytes)
+        patience = max(patience, 2 * self._late_bytes)
+        least = int(coordinate[front]) - int(patience)
+        if int(coordinate[at]) < least:
+            upto = min(front, self._units.at(least))
+            self._give_up(at, upto)
+            at = self._untouched(upto)
+        self._go(at, now_ns)
+        if at > before:
+            self._verdict.weigh(self._late_bytes, self.position)
+
+    def _untouched(self, at: int) -> int:
+        found = self._state.find(_NEW, at, self._front)
+        return self._front if found < 0 else found
+
+    def _give_up(self, first: int, end: int) -> None:
+        states = self._states[first:end]
+        new = (states == _NEW).nonzero()[0]
+        states[new] = _SKIPPED
+        new = new[: new.searchsorted(self._sent - first)]
+        wasted = new[self._watched(new + first)]
+        states[wasted] = _WASTED
+        self._verdict.untouched_bytes += self._stand_for(wasted + first)
+
+    def _watched(self, units: Array) -> Array:
+        """Which of these would have shown a touch."""
+        if not self.watched_bytes or self._armed:
+            return units >= 0
+        coordinate = self._units.coordinate
+        before: Array = coordinate[units - 1] // self.watched_bytes
+        watched: Array = (units == 0) | (coordinate[units] // self.watched_bytes > before)
+        return watched
+
+    def _stand_for(self, units: Array) -> int:
+        """How many bytes these of _watched() tell of."""
+        if not self.watched_bytes:
+            return self._units.sum_bytes(units)
+        return len(units) * self.watched_bytes
+
+    def _go(self, at: int, now_ns: int) -> None:
+        coordinate = self._units.coordinate
+        gone = int(coordinate[at]) - int(coordinate[self._at])
+        sent = min(at, self._sent)
+        if sent > self._at:
+            self._verdict.passed_bytes += int(coordinate[sent]) - int(coordinate[self._at])
+        self._at = at
+        self._front, self._sent = max(self._front, at), max(self._sent, at)
+        self._rate.note(gone, now_ns)
+
+    def said(self, items: int, now_ns: int) -> None:
+        """So many items of the order have been read, somebody has announced: exact. It never goes
+        back: when touches have shown more, that stays."""
+        units = self._units
+        at = int(units.item.searchsorted(min(items, self.items)))
+        if at > self._at:
+            states = self._states[self._at : at]
+            states[states == _NEW] = _TOUCHED
+            self._front = max(self._front, at)
+            self._go(self._untouched(at), now_ns)

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a plan is right, by what is touched: kept by plan/order.Walk. Pure.
+
+A wrong plan is worse than none: it warms what nobody reads. A right one must never be dropped, so
+out-of-order reading, records that show no touch and an epoch that stops early count for nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+MIB = 1 << 20
+#: Records judged at a time; fewer than half of them expected: wrong.
+JUDGED = 32
+#: So many units after one that was judged lately is where a worker in its own batch would go on.
+LOCAL_UNITS = 16
+#: So many right ones in a row and none of them near the position: that is in the wrong place.
+ELSEWHERE = 32
+#: So many bytes may be handed out and passed by untouched, or this part of the order.
+UNTOUCHED_BYTES = 64 * MIB
+UNTOUCHED_PART = 0.05
+
+
+class Verdict:
+    """``wrong``: None, or since it was seen why, in one line."""
+
+    def __init__(self, items: int, total_bytes: int) -> None:
+        self._items, self._total_bytes = items, total_bytes
+        self.wrong: str | None = None
+        self._votes: deque[bool] = deque(maxlen=JUDGED)
+        self._judged: Array = np.full(JUDGED, -LOCAL_UNITS - 1, np.int64)
+        self._count = 0
+        self._elsewhere = 0
+        self.passed_bytes = 0  # of what was handed out, gone by
+        self.untouched_bytes = 0  # of these, without a touch that should have shown
+        self.touched_bytes = 0  # with one, where it is known which should
+
+    def follows(self, hits: Array) -> bool:
+        """Whether one of these units comes soon after one that was judged lately."""
+        return self._after(hits) <= LOCAL_UNITS
+
+    def _after(self, hits: Array) -> int:
+        """How many units after one judged lately the nearest of ``hits`` (ascending) is."""
+        found: Any = hits.searchsorted(self._judged)
+        found[found == len(hits)] = -1
+        steps = hits[found] - self._judged
+        return int(steps.min(initial=LOCAL_UNITS + 1, where=steps >= 0))
+
+    def vote(self, hits: Array, unit: int, expected: bool, near: bool, position: int) -> bool:
+        """A touch of the units ``hits``, taken for ``unit``; answers whether the readers have been
+        elsewhere for so long that the position should go there. One vote a record: further touches
+        of the same one count for nothing."""
+        if near or not expected:
+            self._elsewhere = 0
+        if self._after(hits) == 0:
+            return False
+        self._judged[self._count % JUDGED] = unit
+        self._count += 1
+        self._votes.append(expected)
+        self._elsewhere += not near
+        right = sum(self._votes)
+        if len(self._votes) == JUDGED and 2 * right < JUDGED:
+            self._is_wrong(
+                f"{right} of the last {JUDGED} records touched were to come near item"
+                f" {position:,} of {self._items:,}"
+            )
+        return self._elsewhere >= ELSEWHERE
+
+    def weigh(self, late_bytes: float, position: int) -> None:
+        """Judge by what was passed untouched. Of what readers are late by, some may come yet."""
+        cap = max(UNTOUCHED_BYTES, UNTOUCHED_PART * self._total_bytes)
+        cap += min(cap, 2 * late_bytes)
+        if self.untouched_bytes > max(cap, self.touched_bytes):
+            self._is_wrong(
+                f"{self.untouched_bytes / MIB:.0f} MiB of the {self.passed_bytes / MIB:.0f} MiB"
+                f" handed out and passed were not touched (at item {position:,} of {self._items:,})"
+            )
+
+    def _is_wrong(self, why: str) -> None:
+        if self.wrong is None:
+            self.wrong = why
