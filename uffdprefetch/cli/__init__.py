@@ -27,6 +27,7 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     "doctor": ("uffdprefetch.cli.doctor", "what works on this machine, and what would lift it"),
     "trace": ("uffdprefetch.cli.trace", "record who reads what, and show a recording"),
     "index": ("uffdprefetch.cli.index", "which bytes of a record file hold which record"),
+    "plan": ("uffdprefetch.cli.plan", "check a plan: who reads which records in which order"),
     "demo": ("uffdprefetch.cli.demo", "a slow file system, a training-like job, before and after"),
     "serve": ("uffdprefetch.cli.serve", None),
     "record": ("uffdprefetch.cli.record", None),

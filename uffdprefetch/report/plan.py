@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `uffdprefetch plan` shows: a document, and how it reads. Pure but for table() and what
+reads the data files' indices."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from uffdprefetch.errors import usage_error
+from uffdprefetch.plan import check
+from uffdprefetch.plan.fileplan import FilePlan
+from uffdprefetch.plan.planfile import Plan
+from uffdprefetch.units import format_duration, format_rate, format_size
+
+SCHEMA = "uffdprefetch.plancheck/1"
+
+
+def document(
+    plan: Plan,
+    rank: int | None,
+    epoch: int | None,
+    lookahead_bytes: int,
+    link: check.Link | None,
+) -> dict[str, Any]:
+    """The plan against its data files, as JSON; of one rank, one epoch, or all that it names.
+
+    Raises UffdPrefetchError (exit 2) where it does not fit them, or has no such rank or epoch.
+    """
+    files = []
+    for entry in plan.files:
+        wanted = _wanted(entry, rank, epoch)
+        if wanted:
+            for path in entry.data_files():
+                files.append(_file(plan, entry, path, wanted, lookahead_bytes, link))
+    if not files:
+        what = [f"rank {rank}"] * (rank is not None) + [f"epoch {epoch}"] * (epoch is not None)
+        raise usage_error(f"{plan.path}: nothing is said of {' in '.join(what)}")
+    return {
+        "schema": SCHEMA,
+        "plan": plan.path,
+        "lookahead_bytes": lookahead_bytes,
+        "bandwidth_bytes_per_second": link.bandwidth_bytes_per_second if link else None,
+        "seconds_per_item": link.seconds_per_item if link else None,
+        "files": files,
+    }
+
+
+def _wanted(entry: FilePlan, rank: int | None, epoch: int | None) -> list[tuple[int, list[str]]]:
+    """(epoch, its ranks as the plan names them), of those that were asked for."""
+    found = []
+    for number in range(len(entry.epochs)) if epoch is None else [epoch]:
+        at = min(number, len(entry.epochs) - 1) if entry.repeat else number
+        names = list(entry.epochs[at]) if at < len(entry.epochs) else []
+        if rank is not None and names:
+            names = [str(rank)] if str(rank) in names else [name for name in names if name == "*"]
+        if names:
+            found.append((number, names))
+    return found
+
+
+def _file(
+    plan: Plan,
+    entry: FilePlan,
+    path: str,
+    wanted: list[tuple[int, list[str]]],
+    lookahead_bytes: int,
+    link: check.Link | None,
+) -> dict[str, Any]:
+    file_bytes = os.stat(path).st_size
+    rows = []
+    for epoch, ranks in wanted:
+        specs = entry.epochs[min(epoch, len(entry.epochs) - 1)]
+        orders = [plan.resolve(entry, specs[rank], path) for rank in ranks]
+        shared = check.shared_bytes(orders)
+        for rank, order, shared_bytes in zip(ranks, orders, shared, strict=True):
+            row: dict[str, Any] = {"epoch": epoch, "rank": rank}
+            row |= check.counts(order)
+            row["shared_bytes"] = shared_bytes
+            row |= check.walked(order, file_bytes, lookahead_bytes, link)
+            rows.append(row)
+    return {
+        "file": path,
+        "file_bytes": file_bytes,
+        "unit": entry.unit,
+        "epochs": len(entry.epochs),
+        "repeat": entry.repeat,
+        "orders": rows,
+    }
+
+
+# ---- for people ---------------------------------------------------------------------------------
+
+_HEADS = (
+    "epoch", "rank", "items", "bytes", "unique", "again", "shared", "requests", "mean", "read",
+)  # fmt: skip
+_PREDICTED = ("takes", "stall", "at best")
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    mean, factor = row["mean_request_bytes"], row["amplification"]
+    cells = [
+        str(row["epoch"]),
+        row["rank"],
+        f"{row['items']:,}",
+        format_size(row["bytes"]),
+        format_size(row["unique_bytes"]),
+        f"{row['repeated_items']:,}",
+        format_size(row["shared_bytes"]),
+        f"{row['requests']:,}" + ("" if row["walked_items"] == row["items"] else "*"),
+        "-" if mean is None else format_size(mean),
+        "-" if factor is None else f"{factor:.2f}x",
+    ]
+    times = row.get("prediction")
+    if times is not None:
+        names = ("seconds", "stall_seconds", "lower_bound_seconds")
+        cells += [format_duration(times[name]) for name in names]
+    return cells
+
+
+def _heads(document: dict[str, Any]) -> list[str]:
+    predicted = document["seconds_per_item"] is not None
+    return [*_HEADS, *(_PREDICTED if predicted else ())]
+
+
+def _title(file: dict[str, Any]) -> str:
+    epochs = f"{file['epochs']} epoch{'s' if file['epochs'] > 1 else ''}"
+    on = ", the last goes on" if file["repeat"] else ""
+    name = "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode()
+        for char in file["file"]
+    )
+    return f"{name} ({format_size(file['file_bytes'])}): {epochs}{on}"
+
+
+def _notes(document: dict[str, Any]) -> list[str]:
+    ahead = format_size(document["lookahead_bytes"])
+    notes = [f"requests, mean and read (of a byte of the order): with {ahead} asked for ahead"]
+    rows = [row for file in document["files"] for row in file["orders"]]
+    partly = [row for row in rows if row["walked_items"] < row["items"]]
+    if partly:
+        notes.append("* of the beginning only (walked_items, walked_bytes in --json)")
+    if document["seconds_per_item"] is not None:
+        rate = format_rate(document["bandwidth_bytes_per_second"])
+        each = format_duration(document["seconds_per_item"])
+        notes.append(f"takes, stall, at best: a rank by itself at {rate} and {each} an item")
+    return notes
+
+
+def plain(document: dict[str, Any]) -> str:
+    """A table a file, its columns aligned; then what the columns mean."""
+    lines: list[str] = []
+    for file in document["files"]:
+        table = [_heads(document), *map(_cells, file["orders"])]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        lines.append(_title(file))
+        lines += [
+            "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+            for row in table
+        ]
+    return "\n".join([*lines, *_notes(document), ""])
+
+
+def table(document: dict[str, Any]) -> None:
+    """Print it with rich to stdout."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    for file in document["files"]:
+        shown = Table(title=Text(_title(file)), title_justify="left")
+        for head in _heads(document):
+            shown.add_column(head, justify="right", overflow="fold")
+        for row in file["orders"]:
+            shown.add_row(*map(Text, _cells(row)))
+        console.print(shown)
+    for note in _notes(document):
+        console.print(Text(note, style="dim"))
