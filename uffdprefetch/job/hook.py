@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes torch's DataLoader say what it will read. The job notices nothing.
+
+Five methods of torch are wrapped, on the class. When an epoch's first index is about to be drawn,
+its order is computed (job/samplers.py) and announced; each index that the sampler really gives is
+compared with it; each batch that the job gets is progress. Nothing is set on objects of the job.
+Whatever goes wrong here is swallowed: with UFFDPREFETCH_TORCH=debug it is a line on stderr.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+from . import channel, datasets, keys, late, samplers
+from .epochs import STRIKES, Epoch, Reader, Settings
+from .tables import Table
+
+VARIABLE = "UFFDPREFETCH_TORCH"
+_MARK = "_uffdprefetch"  # on our functions
+
+_readers = Table()  # by loader
+_epochs = Table(gone=Epoch.end)  # by iterator
+
+
+def install(module: Any) -> bool:
+    """Wrap the methods of ``module``, torch.utils.data.dataloader. Returns whether they are
+    wrapped; with a torch that is made otherwise nothing is done."""
+    iterator = getattr(module, "_BaseDataLoaderIter", None)
+    fetcher = getattr(sys.modules.get("torch.utils.data._utils.fetch"), "_MapDatasetFetcher", None)
+    wanted = [
+        (iterator, "__init__", _around_init),
+        (iterator, "_reset", _around_reset),
+        (iterator, "_next_index", _around_next_index),
+        (iterator, "__next__", _around_next),
+        (fetcher, "fetch", late.around_fetch(_guarded)),
+    ]
+    if any(type(vars(owner).get(name)) is not types.FunctionType for owner, name, _ in wanted):
+        _debug("this torch's DataLoader is made otherwise; nothing is announced")
+        return False
+    if not hasattr(vars(iterator)["__next__"], _MARK):
+        for owner, name, around in wanted:
+            original = vars(owner)[name]
+            wrapper = functools.wraps(original)(around(original))
+            setattr(wrapper, _MARK, True)
+            setattr(owner, name, wrapper)
+    return True
+
+
+def settings(loader: Any, given: Settings) -> None:
+    """What the user has said of a loader holds from its next epoch on."""
+    _reader(loader).settings = given
+
+
+# ---- the wrappers --------------------------------------------------------------------------------
+
+
+def _around_init(original: Any) -> Any:
+    def __init__(self: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+        _guarded(_opening, self, loader, False)
+        original(self, loader, *args, **kwargs)
+
+    return __init__
+
+
+def _around_reset(original: Any) -> Any:
+    def _reset(self: Any, loader: Any, *args: Any, **kwargs: Any) -> Any:
+        _guarded(_opening, self, loader, True)
+        return original(self, loader, *args, **kwargs)
+
+    return _reset
+
+
+def _around_next_index(original: Any) -> Any:
+    def _next_index(self: Any) -> Any:
+        epoch = _epochs.get(self)
+        if epoch is None:
+            return original(self)
+        if not epoch.begun:
+            _guarded(_begin, self, epoch)
+        index = original(self)
+        _guarded(_hand, epoch, index)
+        return index
+
+    return _next_index
+
+
+def _around_next(original: Any) -> Any:
+    def __next__(self: Any) -> Any:
+        try:
+            batch = original(self)
+        except StopIteration:
+            _guarded(_end, _epochs.get(self))
+            raise
+        epoch = _epochs.get(self)
+        if epoch is not None:
+            _guarded(epoch.deliver)
+        return batch
+
+    return __next__
+
+
+# ---- what they do --------------------------------------------------------------------------------
+
+
+def _reader(loader: Any) -> Reader:
+    reader: Reader | None = _readers.get(loader)
+    if reader is None:
+        reader = Reader()
+        _readers.set(loader, reader)
+    return reader
+
+
+def _opening(iterator: Any, loader: Any, again: bool) -> None:
+    """``iterator`` is about to ask its sampler for an iterator: when it is made, or ``again``."""
+    if loader._dataset_kind != _kinds().Map:
+        return
+    before = _epochs.get(iterator)
+    if before is not None:
+        before.end()
+    reader = _reader(loader)
+    epoch = Epoch(reader, loader.num_workers > 0)
+    _epochs.set(iterator, epoch)
+    datasets.meet(loader.dataset)
+    # With workers it asks once more when they are there: that iterator counts.
+    now = again or loader.num_workers == 0
+    if reader.settings is not None and now and samplers.begins_at_once(loader._index_sampler):
+        epoch.early = _order(reader, loader._index_sampler, loader.dataset)
+
+
+def _kinds() -> Any:
+    return sys.modules["torch.utils.data.dataloader"]._DatasetKind  # type: ignore[attr-defined]
+
+
+def _begin(iterator: Any, epoch: Epoch) -> None:
+    """The epoch's first index is about to be drawn."""
+    epoch.begun = True
+    reader, dataset = epoch.reader, iterator._dataset
+    if reader.strikes >= STRIKES:
+        return
+    order = epoch.early
+    if order is None:
+        try:
+            order = _order(reader, iterator._index_sampler, dataset)
+        except samplers.Unknown as why:
+            _left_alone(reader, str(why))
+            raise
+    given = reader.settings or Settings()
+    if given.key is not None:
+        said = datasets.Description(*keys.part(given, order))
+    else:
+        said = datasets.describe(dataset, order, given.file, sys.modules["torch"])
+    for part in said.parts:
+        part["ahead"] = _ahead(iterator)
+    epoch.announced(order, channel.announce(reader.name, len(order), said.parts, said.arrays))
+    said.published()
+
+
+def _left_alone(reader: Reader, why: str) -> None:
+    """Say so in the run's summary, once for a loader."""
+    if not reader.told:
+        reader.told = True
+        channel.announce(reader.name, 0, [{"what": "nothing", "why": why}], {})
+
+
+def _ahead(iterator: Any) -> int:
+    """How many items may be read beyond those of the batches that the job has got."""
+    batch = getattr(iterator._index_sampler, "batch_size", None) or 1
+    workers = getattr(iterator, "_num_workers", 0) or 0
+    each = getattr(iterator, "_prefetch_factor", None) or 2
+    return batch * (workers * each + 1)
+
+
+def _order(reader: Reader, index_sampler: Any, dataset: Any) -> Any:
+    torch = sys.modules["torch"]
+    try:
+        return samplers.order(index_sampler, torch)
+    except samplers.Unknown:
+        if reader.settings is None:
+            raise
+    return samplers.dry_run(index_sampler, [dataset], torch)
+
+
+def _hand(epoch: Epoch, index: Any) -> None:
+    wrong = epoch.hand(index)
+    if wrong is not None:
+        _debug(wrong)
+
+
+def _end(epoch: Epoch | None) -> None:
+    if epoch is not None:
+        wrong = epoch.ran_out()
+        if wrong is not None:
+            _debug(wrong)
+        epoch.end()
+
+
+# ---- that nothing of it is noticed ---------------------------------------------------------------
+
+
+def _guarded(function: Callable[..., object], *args: Any) -> None:
+    try:
+        function(*args)
+    except samplers.Unknown as why:
+        _debug(f"left alone: {why}")
+    except Exception as error:
+        if _of_a_signal_handler(error):
+            raise
+        _debug(f"{type(error).__name__}: {error}")
+
+
+def _of_a_signal_handler(error: BaseException) -> bool:
+    """Whether a signal handler of the job raised it, which just happened to run in here: it is a
+    function that has been given the frame which it interrupted."""
+    step, before = error.__traceback__, None
+    while step is not None:
+        frame = step.tb_frame
+        if before is not None and any(value is before for value in frame.f_locals.values()):
+            return True
+        step, before = step.tb_next, frame
+    return False
+
+
+def _debug(line: str) -> None:
+    if os.environ.get(VARIABLE) == "debug":
+        try:
+            sys.stderr.write(f"uffdprefetch: torch: {line}\n")
+        except Exception:
+            pass

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records of an order by the user's own function: ``prefetch(loader, key=...)``."""
+
+from __future__ import annotations
+
+import operator
+from array import array
+from typing import Any
+
+from .channel import packed
+from .epochs import Settings
+
+
+def part(given: Settings, order: array[int]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The part of an announcement, and its arrays: what ``given.key`` answers for each item of
+    ``order``: a key (bytes; text stands for its UTF-8), a record number, or a list of these.
+
+    Asks once for each item number. What is wrong with an answer is a line on stderr, once; raises
+    TypeError then.
+    """
+    answers: list[Any] = []
+    data: Any
+    turns = array("q")
+    known = given.answers
+    try:
+        for turn, number in enumerate(order):
+            if number not in known:
+                known[number] = _answer(given, number)
+            some = known[number]
+            if type(some) is list:
+                answers += some
+                turns.extend([turn] * len(some))
+            else:
+                answers.append(some)
+                turns.append(turn)
+        kinds = set(map(type, answers))
+        if len(kinds) > 1:
+            raise TypeError("key() gives keys for some samples and record numbers for others")
+        if kinds == {bytes}:
+            what, data = "keys", packed(answers)
+        else:
+            what, data = "records", array("q", answers)
+    except (TypeError, OverflowError) as error:
+        given.complain(f"prefetch: {error}; nothing is prefetched for this loader")
+        raise
+    said = {"what": what, "array": "p0." + what, "turns": "p0.turns", "file": given.file}
+    return [said], {"p0." + what: data, "p0.turns": turns}
+
+
+def _answer(given: Settings, number: int) -> Any:
+    assert given.key is not None
+    try:
+        answer = given.key(number)
+    except Exception as error:
+        raise TypeError(f"key({number}) raised {type(error).__name__}: {error}") from error
+    try:
+        if isinstance(answer, (list, tuple)):
+            return [_one(item) for item in answer]
+        return _one(answer)
+    except TypeError:
+        raise TypeError(
+            f"key({number}) gave {repr(answer)[:60]}: a key is bytes, str, int or a list of these"
+        ) from None
+
+
+def _one(item: Any) -> Any:
+    if isinstance(item, (bytes, bytearray, memoryview)):
+        return bytes(item)
+    return item.encode() if isinstance(item, str) else operator.index(item)

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Key lists that a dataset reads when it is first used, often in a worker: published from there."""
+
+from __future__ import annotations
+
+import os
+import sys
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+from . import channel, datasets, samplers
+from .tables import Table
+
+_fetchers = Table()  # that have fetched
+
+
+def around_fetch(guarded: Callable[..., None]) -> Callable[[Any], Any]:
+    """The wrapper of _MapDatasetFetcher.fetch; ``guarded`` calls what must never raise."""
+
+    def around(original: Any) -> Any:
+        def fetch(self: Any, index: Any) -> Any:
+            if _fetchers.get(self) is not None:
+                return original(self, index)
+            look = _Look()
+            guarded(_fetchers.set, self, True)
+            guarded(look.before, self.dataset)
+            data = original(self, index)
+            guarded(look.after, self.dataset, index)
+            return data
+
+        return fetch
+
+    return around
+
+
+class _Look:
+    """What a process's first fetch brings. Of a loader's workers, which do all the same, the first
+    one looks, and of several epochs' workers the first epoch's says what it found."""
+
+    def __init__(self) -> None:
+        self._known: list[datasets.Known] = []
+
+    def before(self, dataset: Any) -> None:
+        worker = sys.modules["torch"].utils.data.get_worker_info()
+        if worker is None or worker.id == 0:
+            self._known = datasets.met(dataset)
+
+    def after(self, dataset: Any, index: Any) -> None:
+        if not self._known:
+            return
+        torch = sys.modules["torch"]
+        job = _job_pid()
+        late = datasets.late_lists(dataset, samplers.flat(index), self._known, torch)
+        for token, lists, arrays in late:
+            if _first(job, token):
+                part = {"what": "lists", "token": token, "parent": job, "lists": lists}
+                channel.announce("lists-" + token, 0, [part], arrays)
+
+
+def _job_pid() -> int:
+    """The process whose loader it is: this one, or the one that this worker works for. Not
+    getppid(): a worker of a forkserver is the forkserver's child."""
+    torch = sys.modules["torch"]
+    if torch.utils.data.get_worker_info() is None:
+        return os.getpid()
+    from multiprocessing import parent_process
+
+    parent = parent_process()
+    return os.getppid() if parent is None or parent.pid is None else parent.pid
+
+
+def _first(job: int, token: str) -> bool:
+    """Whether these lists of this job's process have not been published yet, by any process."""
+    directory = os.environ[channel.SOCKET_VARIABLE] + channel.SUFFIX
+    path = os.path.join(directory, f"{job}-{zlib.crc32(token.encode()):08x}.late")
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+    except FileExistsError:
+        return False
+    return True

@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lists that a dataset object carries and whose element i may lead to the record of sample i.
+
+Keys, paths, record numbers, kept as ``self.keys``, ``self.samples = [(path, label), ...]``,
+``self.annotations = [{"image": ...}, ...]`` or ``{0: "a", 1: "b"}``. Which of them mean anything is
+found elsewhere (plan/mapping.py). Nothing of the user's is called: exact built-in types and numpy's
+array are looked at, through the instance dictionaries, and nothing that maps a file is touched.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import zlib
+from array import array
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import accumulate
+from typing import Any
+
+#: All lists of one announcement.
+CAP_BYTES = 256 << 20
+#: Columns of one dataset, lest one with a thousand attributes costs a second.
+CAP_LISTS = 32
+_LOOKS = 16
+_FIELDS = 8
+_BUILTIN = (list, tuple, dict)
+#: Objects of these packages are no holders of a dataset's lists.
+_FOREIGN = ("builtins", "numpy", "pandas", "pyarrow", "torch.nn", "torch.distributed", "logging")
+
+
+class Column:
+    """A candidate: ``count`` elements of one kind.
+
+    ``name``: the attribute, for people, with ``[field]`` for a part of each element. ``kind``:
+    "text", "bytes" or "ints". ``signature``: another one when the list is another or was reordered.
+    """
+
+    def __init__(
+        self, name: str, kind: str, count: int, signature: int, values: Callable[[], Any]
+    ) -> None:
+        self.name, self.kind, self.count, self.signature = name, kind, count, signature
+        self._values = values
+
+    def data(self) -> bytes | None:
+        """All elements as an array of an announcement: int64, or as channel.packed() has them
+        (text as UTF-8). None when one of them is of another type after all."""
+        values = self._values()
+        try:
+            if self.kind == "ints":
+                return array("q", values).tobytes() if _only(values, int) else None
+            if self.kind == "text":
+                if _only(values, _path_type()):
+                    values = list(map(os.fspath, values))
+                if not _only(values, str):
+                    return None
+                body = "".join(values)
+                if body.isascii():  # a million paths at once
+                    return _packed(values, body.encode())
+                values = [str.encode(value, "utf-8", "surrogateescape") for value in values]
+            return _packed(values, b"".join(values)) if _only(values, bytes) else None
+        except (TypeError, OverflowError, UnicodeError):
+            return None
+
+
+def _packed(strings: Any, body: bytes) -> bytes:
+    """As channel.packed() of strings whose bytes, in a row, are ``body``."""
+    ends = array("q", accumulate(map(len, strings)))
+    return array("q", (len(ends),)).tobytes() + ends.tobytes() + body
+
+
+def _only(values: Any, kind: Any) -> bool:
+    return isinstance(values, array) or set(map(type, values)) <= {kind}
+
+
+def _path_type() -> Any:
+    return getattr(sys.modules.get("pathlib"), "PosixPath", None)
+
+
+def inventory(dataset: object) -> dict[str, tuple[int, int]]:
+    """The containers that it has by now: name -> (id, length)."""
+    return {name: (id(value), len(value)) for name, value in _containers(dataset)}
+
+
+def columns(dataset: object, samples: int) -> list[Column]:
+    """Candidates of a dataset of ``samples`` samples: an element for each."""
+    return _candidates(dataset, samples, None)
+
+
+def late_columns(dataset: object, least: int, names: set[str]) -> list[Column]:
+    """Candidates of a dataset of at least ``least`` samples, in the attributes ``names``: with all
+    their elements."""
+    return _candidates(dataset, least, names)
+
+
+def _candidates(dataset: object, samples: int, names: set[str] | None) -> list[Column]:
+    found: list[Column] = []
+    seen: set[int] = set()
+    for name, value in _containers(dataset):
+        if len(value) < max(samples, 1) or id(value) in seen:
+            continue
+        seen.add(id(value))  # the same list under two names
+        if names is None:
+            found += _columns(name, value, samples)
+        elif name in names:
+            found += _columns(name, value, len(value))
+    return found[:CAP_LISTS]
+
+
+# ---- where they are ------------------------------------------------------------------------------
+
+
+def _containers(dataset: object) -> Iterator[tuple[str, Any]]:
+    """Attributes that are containers, and those of attributes that are objects: (name, value)."""
+    for name, value in attributes(dataset):
+        if _is_container(value):
+            yield name, value
+        elif _is_holder(value):
+            for inner, member in attributes(value):
+                if _is_container(member):
+                    yield f"{name}.{inner}", member
+
+
+def attributes(thing: object) -> list[tuple[str, Any]]:
+    try:  # not vars(): __getattribute__ may be the user's
+        state = object.__getattribute__(thing, "__dict__")
+    except AttributeError:
+        return []
+    return list(state.items()) if type(state) is dict else []
+
+
+def _is_container(value: object) -> bool:
+    return type(value) in _BUILTIN or _is_array(value)
+
+
+def _is_array(value: Any) -> bool:
+    """A numpy array of one dimension whose bytes are surely in memory and not in a mapped file."""
+    numpy: Any = sys.modules.get("numpy")
+    kind = getattr(numpy, "ndarray", None)
+    if kind is None or type(value) is not kind or value.ndim != 1:
+        return False
+    while type(value) is kind and value.base is not None:
+        value = value.base
+    return type(value) is kind or type(value) is bytes
+
+
+def _is_holder(value: object) -> bool:
+    kind = type(value)
+    return not issubclass(kind, type) and not any(
+        (str(base.__module__) + ".").startswith(name + ".")
+        for base in kind.__mro__[:-1] or (kind,)
+        for name in _FOREIGN
+    )
+
+
+# ---- what is in them -----------------------------------------------------------------------------
+
+
+def _columns(name: str, value: Any, samples: int) -> list[Column]:
+    if type(value) is dict:
+        if any(number not in value for number in _places(samples)):
+            return []
+        return _of_rows(name, value, samples, lambda: [value[i] for i in range(samples)])
+    if type(value) in (list, tuple):
+        return _of_rows(name, value, samples, lambda: value[:samples])
+    return _of_array(name, value, samples)
+
+
+def _places(samples: int) -> list[int]:
+    """Where a list is looked at, before all of it is."""
+    if samples <= _LOOKS:
+        return list(range(samples))
+    return [k * (samples - 1) // (_LOOKS - 1) for k in range(_LOOKS)]
+
+
+def _of_array(name: str, value: Any, samples: int) -> list[Column]:
+    kind = value.dtype.kind
+    if kind == "O":
+        return _of_rows(name, value, samples, lambda: value[:samples].tolist())
+    if kind not in "SUiu" or (kind == "U" and value.dtype.itemsize * samples > 4 * CAP_BYTES):
+        return []
+    looks = [value[place].item() for place in _places(samples)]
+    if kind in "iu":
+        return [
+            Column(
+                name, "ints", samples, _signature(value, looks),
+                lambda: array("q", value[:samples].astype("<i8").tobytes()),
+            )
+        ]  # fmt: skip
+    return [
+        Column(
+            name, "bytes" if kind == "S" else "text", samples, _signature(value, looks),
+            lambda: value[:samples].tolist(),
+        )
+    ]  # fmt: skip
+
+
+def _of_rows(name: str, value: Any, samples: int, rows: Callable[[], Any]) -> list[Column]:
+    """Columns of a sequence of elements, of lists of elements, or of dictionaries."""
+    looks = [value[place] for place in _places(samples)]
+    kind = _kind(looks)
+    if kind is not None:
+        return [Column(name, kind, samples, _signature(value, looks), rows)]
+    fields: list[Any] = []
+    if all(type(row) is tuple or type(row) is list for row in looks):
+        fields = list(range(min(min(map(len, looks)), _FIELDS)))
+    elif all(type(row) is dict for row in looks):
+        fields = [key for key in looks[0] if type(key) is str and all(key in row for row in looks)]
+    found = []
+    for field in fields[:_FIELDS]:
+        part = [row[field] for row in looks]
+        kind = _kind(part)
+        if kind is not None:
+            found.append(
+                Column(
+                    f"{name}[{field}]", kind, samples, _signature(value, part),
+                    partial(_field, rows, field),
+                )
+            )  # fmt: skip
+    return found
+
+
+def _field(get_rows: Callable[[], Any], field: Any) -> list[Any]:
+    rows = get_rows()
+    if set(map(type, rows)) <= {tuple, list, dict}:
+        try:
+            return [row[field] for row in rows]
+        except (KeyError, IndexError):
+            pass
+    return [None]  # no column after all
+
+
+def _kind(looks: list[Any]) -> str | None:
+    types = set(map(type, looks))
+    for kind, name in ((str, "text"), (bytes, "bytes"), (int, "ints")):
+        if types == {kind}:
+            return name
+    return "text" if types == {_path_type()} else None
+
+
+def _signature(value: Any, looks: list[Any]) -> int:
+    return zlib.crc32(repr((id(value), len(value), looks)).encode("utf-8", "surrogatepass"))

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Python runs this at its start, because `uffdprefetch wrap` has put its directory on PYTHONPATH.
+
+It waits for torch: only when torch.utils.data.dataloader is imported, by whom and whenever, the
+package around this file is loaded and its hook is given that module. Nothing else changes: this
+directory leaves sys.path, and the sitecustomize that Python would have run without us runs.
+
+The syntax is that of any Python from 2.7 on, since any may be started inside a job.
+"""
+
+import os
+import sys
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+_TARGET = "torch.utils.data.dataloader"
+_PACKAGE = "_uffdprefetch_job"
+
+
+def _wanted():  # type: ignore[no-untyped-def]
+    # job/channel.py's available(), without loading it.
+    socket = os.environ.get("UFFDPREFETCH_SOCKET")
+    return (
+        sys.version_info >= (3, 8)
+        and os.environ.get("UFFDPREFETCH_TORCH") != "off"
+        and socket is not None
+        and os.path.isdir(socket + ".plan")
+        and _TARGET not in sys.modules
+    )
+
+
+class _Finder:
+    """Finds nothing itself: it lets the others find torch's DataLoader and has it watched."""
+
+    def find_spec(self, name, path=None, target=None):  # type: ignore[no-untyped-def]
+        if name != _TARGET:
+            return None
+        for finder in list(sys.meta_path):
+            find = None if finder is self else getattr(finder, "find_spec", None)
+            spec = None if find is None else find(name, path, target)
+            if spec is not None:
+                try:
+                    self._watch(spec.loader)
+                except Exception:
+                    pass  # an unusual loader: the job goes on without the hook
+                return spec
+        return None
+
+    def _watch(self, loader):  # type: ignore[no-untyped-def]
+        execute = loader.exec_module
+
+        def exec_module(module):  # type: ignore[no-untyped-def]
+            if module.__name__ != _TARGET:  # a loader that several modules share
+                return execute(module)
+            loader.__dict__.pop("exec_module", None)
+            execute(module)
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+            _install(module)
+
+        # On the instance, for this once: the loader that the module is seen to have is its own.
+        loader.exec_module = exec_module
+
+
+def _install(module):  # type: ignore[no-untyped-def]
+    try:
+        import importlib
+        import importlib.util
+
+        if _PACKAGE not in sys.modules:
+            home = os.path.dirname(_HERE)
+            spec = importlib.util.spec_from_file_location(
+                _PACKAGE, os.path.join(home, "__init__.py"), submodule_search_locations=[home]
+            )
+            assert spec is not None and spec.loader is not None
+            package = importlib.util.module_from_spec(spec)
+            sys.modules[_PACKAGE] = package
+            spec.loader.exec_module(package)
+        importlib.import_module(_PACKAGE + ".hook").install(module)
+    except Exception as error:
+        if os.environ.get("UFFDPREFETCH_TORCH") == "debug":
+            sys.stderr.write("uffdprefetch: torch: no hook: %r\n" % (error,))  # noqa: UP031
+
+
+def _chain():  # type: ignore[no-untyped-def]
+    """Run the sitecustomize that comes next. What it raises is for Python's site to show."""
+    ours = sys.modules.pop("sitecustomize")
+    try:
+        import sitecustomize  # type: ignore[import-not-found]  # noqa: F401
+    except ImportError as error:
+        if getattr(error, "name", "sitecustomize") != "sitecustomize":
+            raise
+        sys.modules["sitecustomize"] = ours  # there is none; the import of this one ends well
+
+
+if __name__ == "sitecustomize":
+    try:
+        sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != _HERE]
+        if _wanted():
+            sys.meta_path.insert(0, _Finder())
+    except Exception:
+        pass
+    _chain()
