@@ -30,6 +30,8 @@ enum up_type {
 	UP_GONE = 17,
 	UP_ACK = 18,
 	UP_BYE = 19,
+	/* code in the job (uffdprefetch/job/channel.py) to service: an order has been announced */
+	UP_PLAN = 20,
 	/* service to agent */
 	UP_FILE = 32,
 	UP_LAY = 33,
@@ -46,7 +48,7 @@ enum up_type {
 };
 
 /* a watcher asks how it goes (UP_SNAPSHOT), and is nobody otherwise: it keeps nothing alive */
-enum up_role { UP_LAUNCHER = 1, UP_AGENT = 2, UP_RECORDER = 4, UP_WATCHER = 3 };
+enum up_role { UP_LAUNCHER = 1, UP_AGENT = 2, UP_RECORDER = 4, UP_WATCHER = 3, UP_PLANNER = 5 };
 
 /* up_hello.flags */
 #define UP_HELLO_UFFD (1u << 0)     /* userfaultfd with kernel faults works in this process */
@@ -111,6 +113,13 @@ struct up_ack {
 	uint32_t overlays;
 };
 
+/* the file is named by the pid as the job sees it, which may be another one than ours */
+struct up_plan {
+	uint32_t reserved;
+	int32_t pid;
+	uint32_t number;
+};
+
 struct up_message {
 	struct up_header header;
 	union {
@@ -121,6 +130,7 @@ struct up_message {
 		struct up_file file;
 		struct up_command command;
 		struct up_ack ack;
+		struct up_plan plan;
 		unsigned char bytes[UP_MSG_BYTES - sizeof(struct up_header)];
 	};
 };

@@ -226,6 +226,7 @@ def test_with_a_service_only_our_variables_are_added(
     assert {name: after[name] for name in before} == before
     assert after.keys() - before.keys() == {
         b"LD_PRELOAD",
+        b"PYTHONPATH",  # a sitecustomize.py that waits for PyTorch
         b"UFFDPREFETCH_SOCKET",
         b"UFFDPREFETCH_MIN_SIZE",
         b"UFFDPREFETCH_RESOLVE",
@@ -243,6 +244,20 @@ def test_an_existing_preload_is_kept_behind_ours(
     ours, *old = _environment_of(done)[b"LD_PRELOAD"].split(b":")
     assert b"_preload" in ours
     assert old == [os.fsencode(libc_like)]
+
+
+def test_an_existing_python_path_is_kept_behind_ours_unless_torch_is_left_alone(
+    env: dict[str, str], tmp_path: Path, fake: Callable[..., Path]
+) -> None:
+    fake("good")
+    env["PYTHONPATH"] = "/some/where:/else"
+    ours, *old = _environment_of(wrap(env, "env", "-0", cwd=tmp_path))[b"PYTHONPATH"].split(b":")
+    assert (Path(os.fsdecode(ours)) / "sitecustomize.py").exists()
+    assert old == [b"/some/where", b"/else"]
+    for off in (("--torch", "off"), ("--policy", "none")):
+        words = uffdprefetch("wrap", "-q", *off, "--", "env", "-0")
+        done = subprocess.run(words, env=env, capture_output=True, cwd=tmp_path)
+        assert _environment_of(done)[b"PYTHONPATH"] == b"/some/where:/else"
 
 
 def test_policy_none_keeps_the_jobs_own_advice(

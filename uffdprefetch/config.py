@@ -34,7 +34,8 @@ PAGE_BYTES = 4096
 ENGINES = ("cache", "pool", "off")
 EVICTIONS = ("cyclic", "lru")
 HUGE_PAGES = ("auto", "off")
-POLICIES = ("auto", "fixed", "none")
+TORCH = ("auto", "off", "debug")
+POLICIES = ("auto", "fixed", "stride", "plan", "none")
 RESOLVERS = ("agent", "service")
 #: Distance of `--policy fixed` when none is given: a checkpoint per 8 MiB (paper 1, section 4).
 FIXED_DISTANCE_BYTES = 8 * MIB
@@ -74,6 +75,8 @@ class Config:
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     min_size_bytes: int = 16 * MIB
+    plan: str | None = None
+    torch: str = "auto"
     resolve: str = "agent"
     trace: str | None = None
     ownlock: bool = False
@@ -234,6 +237,8 @@ OPTIONS = (
            " default) or never (off)", "|".join(HUGE_PAGES)),
     Option("policy", "policy", _one_of(*POLICIES),
            "auto: measure, then decide (default); fixed: --size and --distance as they are;"
+           " stride: ranks skip each other's records, prefetch only their own;"
+           " plan: follow orders that are known, else prefetch nothing;"
            " none: watch, prefetch nothing", "|".join(POLICIES)),
     Option("size_bytes", "size", parse_size,
            "bytes prefetched at once with --policy fixed (default: 50MiB)", "SIZE",
@@ -253,6 +258,13 @@ OPTIONS = (
     Option("exclude", "exclude", _parse_globs, "no files that match (repeatable)", "GLOB"),
     Option("min_size_bytes", "min-size", parse_size,
            "leave smaller mappings alone (default: 16MiB)", "SIZE", format=format_size_exact),
+    Option("plan", "plan", os.path.abspath,
+           "the order in which each rank reads its records (docs/plans.md; `uffdprefetch plan FILE`"
+           " checks one)", "FILE"),
+    Option("torch", "torch", _one_of(*TORCH),
+           "follow the order of PyTorch DataLoaders, where it can be told (auto, default;"
+           " docs/pytorch.md; debug: and say on stderr why not), or leave PyTorch alone (off)",
+           "|".join(TORCH)),
     Option("resolve", "resolve", _one_of(*RESOLVERS),
            "who answers a checkpoint: the agent in the job (default) or the service",
            "|".join(RESOLVERS)),
@@ -431,7 +443,7 @@ def validate(config: Config) -> Config:
     )
     for name, words in (
         ("engine", ENGINES), ("policy", POLICIES), ("resolve", RESOLVERS),
-        ("evict", EVICTIONS), ("huge_pages", HUGE_PAGES),
+        ("evict", EVICTIONS), ("huge_pages", HUGE_PAGES), ("torch", TORCH),
     ):
         value = getattr(config, name)
         check(value in words, f"{name} {value!r} is none of {', '.join(words)}")

@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -22,6 +23,7 @@ from uffdprefetch import engine_choice, spawn
 from uffdprefetch.config import Config
 from uffdprefetch.errors import EXIT_OURS, EXIT_USAGE, UffdPrefetchError
 from uffdprefetch.identity import identify, job_key
+from uffdprefetch.job.channel import SUFFIX as PLAN_SUFFIX
 from uffdprefetch.messages import say
 from uffdprefetch.node_client import NodeClient, NotOurService, ServiceGone
 from uffdprefetch.ownlock import SUFFIX as LOCKS_SUFFIX
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
 START_TIMEOUT_SECONDS = 10.0
 SUMMARY_TIMEOUT_SECONDS = 5.0
 _POLL_SECONDS = 0.02
+#: Where Python finds a sitecustomize.py that waits for PyTorch (docs/pytorch.md).
+SITE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "job", "site")
 PRELOAD_MODULE = "uffdprefetch._preload"
 #: Instead of it, an LD_PRELOAD list: a sanitizer's run-time and a build with it (`make asan`).
 TEST_PRELOAD_VARIABLE = "UFFDPREFETCH_TEST_PRELOAD"
@@ -233,6 +237,9 @@ def job_environment(
         environment["UFFDPREFETCH_KEEP_ADVICE"] = "1"
     if preload is not None:
         environment["LD_PRELOAD"] = prepend_preload(environ.get("LD_PRELOAD"), preload)
+    if config.torch != "off" and config.policy != "none":
+        before = [entry for entry in [environ.get("PYTHONPATH", "")] if entry]
+        environment["PYTHONPATH"] = os.pathsep.join([SITE, *before])
     if not config.ownlock:
         environment.pop(LOCKS_VARIABLE, None)
     elif config.engine == "off":
@@ -325,6 +332,10 @@ def run(
     """
     environ = spawn.inherited_environment()
     output.expand(config.output, "", None, environ)  # a wrong token is told before the job runs
+    if config.plan is not None and config.engine != "off":
+        from uffdprefetch.plan import planfile
+
+        planfile.load(config.plan)  # so is a wrong plan
     client: NodeClient | None = None
     service: subprocess.Popen[bytes] | None = None
     meeting: Meeting | None = None
@@ -403,12 +414,23 @@ def _tidy(meeting: Meeting) -> None:
     """
     with contextlib.suppress(OSError):
         os.unlink(f"{meeting.socket}.trace")
+    _remove_left_plans(meeting)
     for path in (f"{meeting.socket}.start", meeting.log):
         try:
             if os.stat(path).st_size == 0:  # a log with words in it is kept
                 os.unlink(path)
         except OSError:
             pass
+
+
+def _remove_left_plans(meeting: Meeting) -> None:
+    """A service takes what was announced to it away when it ends, unless it was killed."""
+    try:
+        with open(f"{meeting.socket}.lock") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(f"{meeting.socket}{PLAN_SUFFIX}", ignore_errors=True)
+    except OSError:
+        pass  # one serves on, or the last one has ended as it should
 
 
 def _report(

@@ -13,7 +13,7 @@ from uffdprefetch import uffd
 from uffdprefetch.intervals import IntervalSet
 from uffdprefetch.node import wire
 from uffdprefetch.node.files import FileState
-from uffdprefetch.node.processes import Watched
+from uffdprefetch.node.processes import Watched, ancestors
 from uffdprefetch.plan.checkpoints import Span
 from uffdprefetch.progress.streams import Stream, StreamTable
 
@@ -49,6 +49,7 @@ class Region:
     looked_ns: int = 0  # and when it was
     told_ns: int = 0  # when the last look of any kind ended
     scattered: bool = False  # too many separate runs: no use in looking often
+    planned: bool = False  # its reader's order is known
     detaching: bool = False
     armed: dict[int, int] = field(default_factory=dict)  # pool: 4 MiB cell -> a page read there
     # pool: thread -> (whose walk it is on, whose it touched last)
@@ -75,6 +76,7 @@ class Client:
         self.hello = hello
         self.pid = pid
         self.rank = hello.rank if hello.rank >= 0 else 0
+        self._ancestors: frozenset[int] | None = None
         self.regions: dict[int, Region] = {}
         self.ring = uffd.Ring()
         self.pagemap_fd = -1
@@ -91,6 +93,12 @@ class Client:
             self.pagemap_fd = os.open(f"/proc/{pid}/pagemap", os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             self.pagemap_error = error.strerror or str(error)
+
+    def descends_from(self, pid: int) -> bool:
+        """Whether it is this process, or was begun by it, or by one that it began."""
+        if self._ancestors is None:
+            self._ancestors = frozenset(ancestors(self.pid))
+        return pid == self.pid or pid in self._ancestors
 
     @property
     def has_uffd(self) -> bool:

@@ -16,6 +16,7 @@ from uffdprefetch.config import Config
 from uffdprefetch.intervals import IntervalSet
 from uffdprefetch.node import pagetables, pool_bridge, wire
 from uffdprefetch.node.admission import FileTable
+from uffdprefetch.node.bulk import Bulk
 from uffdprefetch.node.client import Client, Region
 from uffdprefetch.node.files import BLOCK_BYTES, FileState, Key
 from uffdprefetch.node.layout import Layout
@@ -28,7 +29,9 @@ from uffdprefetch.progress.streams import Stream, StreamTable
 from uffdprefetch.warm.scheduler import Scheduler, now_ns
 
 if TYPE_CHECKING:
+    from uffdprefetch.node.planned import Plans
     from uffdprefetch.node.pool import NodePool
+    from uffdprefetch.node.strided import Strides
 
 MS = 1_000_000
 #: The set over the whole file is one small read each on cold storage: later than the first window.
@@ -50,11 +53,14 @@ class CacheEngine:
         self.ledger = ledger
         self.tap = tap or Tap()
         self.layout = Layout(config, scheduler, ledger)
-        self._looks = PageTableLooks(self.layout, self.tap, self.touch)
+        self.bulk = Bulk(config, scheduler, ledger, self.layout)
+        self._looks = PageTableLooks(self.layout, self.tap, self.touch, self._looked)
         self._table = FileTable(config, scheduler, ledger)
         self.clients: dict[int, Client] = {}
         self.resolver: uffd.Resolver | None = None
         self.pool: NodePool | None = None
+        self.plans: Plans | None = None
+        self.strides: Strides | None = None
         self._touched: dict[int, tuple[Client, Region]] = {}
 
     @property
@@ -67,6 +73,20 @@ class CacheEngine:
         self.pool = self._table.pool = pool
         self.scheduler.pool = pool.pool
         self.layout.pool = pool
+
+    def use_plans(self, plans: Plans) -> None:
+        """The orders of some readers are known, or may be told."""
+        self.plans = self.layout.plans = plans
+
+    def use_strides(self, strides: Strides) -> None:
+        """Orders of readers that skip are inferred."""
+        self.strides = strides
+
+    def plans_came(self) -> None:
+        """Orders have come, or readers have said how far they are: every mapping is looked at."""
+        for client in self.clients.values():
+            for region in client.regions.values():
+                self._touched[id(region)] = (client, region)
 
     # -------------------------------------------------------------- regions come and go
 
@@ -145,6 +165,9 @@ class CacheEngine:
         )
         file.attached += 1
         client.regions[region.id] = region
+        if self.plans is not None:  # its order begins before its first touch
+            self.plans.mapped(client)
+            self._touched[id(region)] = (client, region)
         if self.resolver and client.resolver_slot >= 0:
             self.resolver.map(
                 client.resolver_slot, region.id, a.address, a.length_bytes, a.offset_bytes
@@ -169,7 +192,9 @@ class CacheEngine:
             self.pool.detach(client, region)
         for stream in region.table.streams:
             self.scheduler.forget(stream)
-        self.ledger.note_streams(client, region)
+        if self.plans is not None:
+            self.plans.left(region)
+        self.bulk.note_streams(client, region)
         if self.resolver and client.resolver_slot >= 0:
             self.resolver.unmap(client.resolver_slot, region_id)
         self._touched.pop(id(region), None)
@@ -236,6 +261,8 @@ class CacheEngine:
                 tid=event.tid,
             )  # fmt: skip
             self.touch(client, region, start, start + uffd.PAGE_BYTES, at_ns)
+            if self.plans is not None:
+                self.plans.touch(client, region, [(start, start + uffd.PAGE_BYTES)], at_ns)
 
     def on_pool_events(self) -> None:
         """What has happened in the pool, if there is one."""
@@ -251,6 +278,7 @@ class CacheEngine:
         if self.config.policy == "fixed" and region.verdict == wire.Verdict.CHECKPOINTS:
             stream.active = True  # paper 1: the checkpoint that is hit first triggers
         self.ledger.touch(region.file, stream, start, at_ns)
+        news = mapped = end - start
         if forward:
             first = stream.position_bytes - (forward if stream.direction > 0 else 0)
             if region.verdict == wire.Verdict.POOL:
@@ -260,18 +288,31 @@ class CacheEngine:
             pagetables.note_used(region, found)
             stream.saw(forward, found)
             for a, n in found:
-                if self.tap.active and region.verdict != wire.Verdict.POOL:
-                    for low, high in region.seen.missing(a, a + n):
+                mapped += n
+                for low, high in region.seen.missing(a, a + n):
+                    news += high - low
+                    if self.tap.active and region.verdict != wire.Verdict.POOL:
                         tell_seen(self.tap, client, region, low, high)
                 region.seen.add(a, a + n)
-        if stream.active and len(region.starts) < STARTS_MAX:
+        if self.bulk.saw(region, stream, (start, end, at_ns), forward, (news, mapped)):
+            region.table.absorbed += region.table.streams
+            region.table.streams.clear()  # what looks like walks is none
+            self._forget_absorbed(region)
+        elif stream.active and len(region.starts) < STARTS_MAX:
             region.starts |= checkpoints.near(region.span, stream.start_bytes - BLOCK_BYTES)
         self._touched[id(region)] = (client, region)
+        if self.strides is not None:
+            self.strides.touch(client, region, stream, at_ns)
         return stream, forward
 
     def _forget_absorbed(self, region: Region) -> None:
         while region.table.absorbed:
             self.scheduler.forget(region.table.absorbed.pop())
+
+    def _looked(self, client: Client, region: Region, found: list[tuple[int, int]]) -> None:
+        """What one look has found mapped."""
+        if self.plans is not None:
+            self.plans.looked(client, region, found, now_ns())
 
     def look(self, now: int) -> None:
         """Read the page tables that are due: new streams, and progress where no uffd tells."""
@@ -279,8 +320,11 @@ class CacheEngine:
             for region in client.regions.values():
                 if now >= region.look_at_ns and not region.detaching:
                     self._looks.look(client, region, now)
+                    rest = self.bulk.rest_ns(region)
+                    region.look_at_ns = max(region.look_at_ns, now + rest)
                     if region.sparse_from_ns <= now < region.sparse_from_ns + region.look_every_ns:
                         self._touched[id(region)] = (client, region)
+        self.bulk.step(now)
 
     # -------------------------------------------------------------- windows
 
@@ -303,14 +347,31 @@ class CacheEngine:
         for client, region in touched.values():
             if region.file.changed or region.detaching:
                 continue
-            pooled = region.verdict == wire.Verdict.POOL
-            for stream in pool_bridge.readers(region) if pooled else region.table.active():
-                self._plan_stream(region, stream)
+            planned = self.plans.reader(client, region) if self.plans is not None else None
+            region.planned = planned is not None
+            seeks = self.strides is not None and self.strides.seeks(region, now_ns())
+            awaited = self.plans is not None and self.plans.pending(client, region)
+            self.bulk.planned(region, region.planned or seeks or awaited)
+            if self.plans is not None and planned is not None:
+                self.plans.plan(planned, self.scheduler.meter.storage, self._allowed(region))
+            else:
+                pooled = region.verdict == wire.Verdict.POOL
+                for stream in pool_bridge.readers(region) if pooled else region.table.active():
+                    self._plan_stream(region, stream)
             self.layout.refresh(client, region)
+
+    def _allowed(self, region: Region) -> int:
+        if self.pool is not None and region.verdict == wire.Verdict.POOL:
+            return self.pool.window_bytes()
+        return self.layout.allowed_bytes // max(1, len(self.clients))
 
     def _plan_stream(self, region: Region, stream: Stream) -> None:
         file = region.file
-        if self.config.policy == "none" or region.table.random:
+        if self.config.policy in ("none", "plan") or region.table.random:
+            return
+        if not self.bulk.trusts(region):
+            return
+        if self.strides is not None and self.strides.holds(region, stream, now_ns()):
             return
         ahead = self.layout.lookahead(stream, region)
         if self.config.policy == "fixed":

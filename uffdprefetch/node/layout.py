@@ -19,6 +19,7 @@ from uffdprefetch.progress.streams import REACH_BYTES, Stream
 from uffdprefetch.warm.scheduler import Scheduler, now_ns
 
 if TYPE_CHECKING:
+    from uffdprefetch.node.planned import Plans
     from uffdprefetch.node.pool import NodePool
 
 REARM_NS = 1_000_000_000
@@ -37,6 +38,7 @@ class Layout:
         self._ledger = ledger
         self.allowed_bytes = config.budget_bytes
         self.pool: NodePool | None = None
+        self.plans: Plans | None = None
 
     def lookahead(self, stream: Stream, region: Region | None = None) -> int:
         """Bytes ahead of a stream that its policy wants now."""
@@ -79,7 +81,8 @@ class Layout:
         if region.verdict != wire.Verdict.CHECKPOINTS:
             self._drop_samples(client, region)
             return
-        wanted = self._wanted(region)
+        planned = self.plans.reader(client, region) if self.plans is not None else None
+        wanted = planned.milestones(region) if planned is not None else self._wanted(region)
         missing = wanted - region.laid
         unwritten = missing - region.file.written - region.file.pending_pages
         soon = unwritten - region.sparse
@@ -99,6 +102,8 @@ class Layout:
             region.cut.update(laying)
             client.command(wire.Type.LAY, region.id, laying)
             self._ledger.laid += len(laying)
+        if planned is not None:
+            planned.note_laid(region)
         self._clear_behind(client, region, wanted)
 
     def _renew(self, client: Client, region: Region) -> None:

@@ -127,6 +127,7 @@ class Live:
             "files_not_listed": max(0, len(files) - FILES_MAX) + len(ledger.closed_files),
             "node": self._node(ranks),
             "pool": self._pool.document(now) if self._pool else None,
+            "plans": self._engine.plans.describe() if self._engine.plans else [],
             "history": {
                 "step_seconds": 1.0,
                 "prefetch_bytes_per_second": [round(t.prefetch_bytes_per_second) for t in history],
@@ -183,7 +184,9 @@ class Live:
     ) -> dict[str, Any]:
         moving = [walk for walk in walks if self._moves(walk[1], now)] or walks[:1]
         region, stream = moving[0] if moving else (scattered or mapped, None)
-        if stream is None or scattered is not None:
+        if region is not None and region.planned:
+            pattern = "planned"
+        elif stream is None or scattered is not None:
             pattern = "random" if scattered else "unknown" if mapped else "no mapping"
         else:
             pattern = stream.pattern

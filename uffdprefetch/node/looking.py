@@ -44,9 +44,14 @@ class PageTableLooks:
     """The looks of one service; ``touch`` hears of each run of pages that is news."""
 
     def __init__(
-        self, layout: Layout, tap: Tap, touch: Callable[[Client, Region, int, int, int], object]
+        self,
+        layout: Layout,
+        tap: Tap,
+        touch: Callable[[Client, Region, int, int, int], object],
+        looked: Callable[[Client, Region, list[tuple[int, int]]], None],
     ) -> None:
-        self._layout, self._tap, self._touch = layout, tap, touch
+        """``looked`` hears of all of the runs that one look has found, unmerged."""
+        self._layout, self._tap, self._touch, self._looked = layout, tap, touch, looked
 
     def look(self, client: Client, region: Region, now: int) -> None:
         """Tell what has been touched since the last look, and say when the next is due."""
@@ -113,7 +118,7 @@ class PageTableLooks:
             window_bytes = max(self._layout.lookahead(s) for s in active)
             due = int(window_bytes / 8 / rate * 1e9) if rate else POLL_SLOWEST_NS
             region.look_every_ns = min(POLL_SLOWEST_NS, max(POLL_FASTEST_NS, due))
-        elif settled and now - max(s.last_ns for s in active) < 1000 * MS:
+        elif region.planned or (settled and now - max(s.last_ns for s in active) < 1000 * MS):
             region.look_every_ns = SILENT_NS
         elif region.scattered:
             region.look_every_ns = 1000 * MS
@@ -125,8 +130,14 @@ class PageTableLooks:
     def _new_touches(
         self, client: Client, region: Region, start: int, end: int
     ) -> tuple[list[tuple[int, int]], int]:
-        if not self._tap.active:
-            return pagetables.new_touches(client, region, start, end)
-        return pagetables.new_touches(
-            client, region, start, end, lambda a, b: tell_seen(self._tap, client, region, a, b)
-        )
+        news: list[tuple[int, int]] = []
+
+        def tell(a: int, b: int) -> None:
+            news.append((a, b))
+            if self._tap.active:
+                tell_seen(self._tap, client, region, a, b)
+
+        found = pagetables.new_touches(client, region, start, end, tell)
+        if news:
+            self._looked(client, region, news)
+        return found

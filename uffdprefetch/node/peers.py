@@ -23,6 +23,7 @@ from uffdprefetch.node import wire
 from uffdprefetch.node.client import Client, Launcher
 from uffdprefetch.node.engine import MS, CacheEngine
 from uffdprefetch.node.ledger import Ledger
+from uffdprefetch.node.orders import Announcements
 from uffdprefetch.node.watchers import Watchers
 from uffdprefetch.warm.scheduler import now_ns
 
@@ -49,6 +50,7 @@ class Peers:
         summary: Callable[[], dict[str, Any]],
         options: int,
         watchers: Watchers,
+        announcements: Announcements | None = None,
     ) -> None:
         """``wake_fd`` goes to the agents: an event that they write to wake the service; ``options``
         is the fingerprint of the service's, for launchers that were given other ones."""
@@ -60,6 +62,8 @@ class Peers:
         self._summary = summary
         self._options = options
         self._watchers = watchers
+        self._announcements = announcements
+        self._planners: dict[int, tuple[socket.socket, int]] = {}  # and their pids
         self.launchers: dict[int, Launcher] = {}
         self.had_client = False
         self._unknown: dict[int, socket.socket] = {}
@@ -159,6 +163,8 @@ class Peers:
         recorder = self._engine.tap.socket_of(fd) or self._watchers.socket_of(fd)
         if recorder is not None:
             return recorder
+        if fd in self._planners:
+            return self._planners[fd][0]
         return self._unknown.get(fd) if peer is None else peer.sock
 
     def _message(self, fd: int, kind: wire.Type, body: bytes, received: list[int]) -> None:
@@ -172,6 +178,8 @@ class Peers:
             self._from_agent(self._engine.clients[fd], kind, body, received)
         elif self._watchers.socket_of(fd) is not None:
             self._watchers.message(fd, kind, now_ns())
+        elif fd in self._planners:
+            self._from_planner(self._planners[fd][1], kind, body)
         else:
             raise wire.WireError(f"{kind.name} from a peer that only listens")
 
@@ -216,6 +224,10 @@ class Peers:
             del self._unknown[fd]
             self._accepted_ns.pop(fd, None)
             return  # nor does it
+        elif hello.role == wire.Role.PLANNER and self._announcements is not None:
+            del self._unknown[fd]
+            self._planners[fd] = sock, pid  # and is dropped like who says nothing, if it does not
+            return
         else:
             raise wire.WireError(f"role {hello.role}")
         self._accepted_ns.pop(fd, None)
@@ -267,6 +279,16 @@ class Peers:
         else:
             raise wire.WireError(f"{kind.name} from a launcher")
 
+    def _from_planner(self, peer: int, kind: wire.Type, body: bytes) -> None:
+        """An order has been announced (job/channel.py)."""
+        if kind != wire.Type.PLAN or self._announcements is None:
+            raise wire.WireError(f"{kind.name} from a planner")
+        _, pid, number = wire.PLAN.unpack_from(body)
+        try:
+            self._announcements.announced(peer, pid, number)
+        except ValueError as error:
+            raise wire.WireError(f"announcement {pid}-{number}: {error}") from None
+
     def _send_summary(self, launcher: Launcher) -> None:
         others = [x for x in self.launchers.values() if not x.finished]
         text = json.dumps(self._summary()).encode()
@@ -289,6 +311,8 @@ class Peers:
             return
         peer: Any = self.launchers.pop(fd, None) or self._unknown.pop(fd, None)
         peer = peer or self._engine.tap.leave(fd) or self._watchers.leave(fd)
+        if fd in self._planners:
+            peer = self._planners.pop(fd)[0]
         self._accepted_ns.pop(fd, None)
         if peer is not None:
             self._epoll.unregister(fd)
@@ -306,6 +330,8 @@ class Peers:
             self._engine.pool.leave(client)
         for region in list(client.regions):
             self._engine.detached(client, region)
+        if self._announcements is not None:
+            self._announcements.forget_process(client.pid)
         del self._engine.clients[fd]
         self._epoll.unregister(fd)
         if client.resolver_slot >= 0 and self._engine.resolver:

@@ -11,10 +11,10 @@ import contextlib
 import os
 import select
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,10 +26,13 @@ from uffdprefetch.node.files import FileState
 from uffdprefetch.node.ledger import Histogram, Ledger
 from uffdprefetch.node.residents import reader, resident_blocks
 from uffdprefetch.node.wire import Verdict
-from uffdprefetch.plan.eviction import LRU, Cyclic, Policy
+from uffdprefetch.plan.eviction import LRU, Cyclic, Policy, Reader, Residents
 from uffdprefetch.progress.streams import Stream
 from uffdprefetch.units import parse_size
 from uffdprefetch.warm import limits
+
+if TYPE_CHECKING:
+    from uffdprefetch.node.planned import PlannedReader
 
 MIB = 1 << 20
 THREADS = 16
@@ -43,6 +46,8 @@ CHUNK_BYTES = 64 << 10
 HUGE_BYTES = 2 * MIB
 #: The unit of eviction: fine enough that a block too many is no matter, within these.
 BLOCKS_WANTED = 512
+#: Where orders are known, records are what is used, not neighbours: as fine as costs little.
+PLANNED_BLOCKS = 1 << 15
 BLOCK_MAX_BYTES = 4 * MIB
 #: Windows of all streams together: so much of the pool is not there for what stays over epochs.
 WINDOW_SHARE = 64
@@ -131,12 +136,8 @@ class NodePool:
         if self.huge and self.config.budget_bytes < 8 * HUGE_BYTES:
             self.huge, self.huge_reason = False, "--budget is below eight of them"
         self.chunk_bytes = HUGE_BYTES if self.huge else CHUNK_BYTES
-        self.block_bytes = self.chunk_bytes
-        while (
-            self.block_bytes < BLOCK_MAX_BYTES
-            and self.config.budget_bytes // (2 * self.block_bytes) >= BLOCKS_WANTED
-        ):
-            self.block_bytes *= 2
+        self.block_bytes = self._block_bytes(BLOCKS_WANTED)
+        self.planned = False  # whether known orders decide what goes
         run = parse_size(os.environ.get(CHUNK_VARIABLE, "0B"))
         threads = THREADS
         if why != "--budget":
@@ -299,18 +300,57 @@ class NodePool:
         full = self.pool.used_bytes() >= NEARLY_FULL * self.budget_bytes
         return full and left <= self._victims() // 2
 
-    def plan(self, streams: Iterable[tuple[Region, Stream, int]]) -> None:
-        """Have a list of blocks ready to go; ``streams``: (region, stream, its window in bytes)."""
+    def plan(
+        self,
+        streams: Iterable[tuple[Region, Stream, int]],
+        planned: Sequence[PlannedReader] = (),
+    ) -> None:
+        """Have a list of blocks ready to go; ``streams``: (region, stream, its window in bytes) of
+        the readers whose order is not known, ``planned``: the others."""
         if self.limited_by and time.monotonic_ns() >= self._fit_at_ns:
             self._fit()  # who shares the memory may take more of it
         self._planned_ns = time.monotonic_ns()
+        self.block_bytes = self._block_bytes(PLANNED_BLOCKS if planned else BLOCKS_WANTED)
         per = self.block_bytes // self.chunk_bytes
         readers = [reader(*one, self.block_bytes) for one in streams]
         residents = resident_blocks(self.files, per)
-        rows = self.policy.victims(residents, readers, self._victims())
+        self.planned = bool(planned)
+        if planned:
+            rows = self._planned_victims(residents, readers, planned)
+        else:
+            rows = self.policy.victims(residents, readers, self._victims())
         self.pool.set_victims(
             (int(residents.file[i]), int(residents.block[i]) * per, per) for i in rows
         )
+
+    def _planned_victims(
+        self, residents: Residents, readers: list[Reader], planned: Sequence[PlannedReader]
+    ) -> npt.NDArray[np.int_]:
+        """Rows to evict where orders are known: plan/known.py."""
+        from uffdprefetch.plan import known
+
+        away = np.full(len(residents.file), np.inf)
+        told: npt.NDArray[np.bool_] = np.zeros(len(away), bool)
+        for one in planned:
+            if one.file.pooled is None:
+                continue
+            its = np.flatnonzero(residents.file == one.file.pooled.number)
+            blocks = residents.block[its]
+            away[its] = np.minimum(away[its], one.future(blocks, self.block_bytes))
+            told[its] |= one.knows(blocks, self.block_bytes)
+        rate = sum(one.stream.rate_bytes_per_second for one in planned)
+        now_ms = int(residents.touched.max(initial=0))
+        found: npt.NDArray[np.int_] = known.victims(
+            residents, readers, self._victims(), away, told, self.block_bytes, now_ms, rate
+        )
+        return found
+
+    def _block_bytes(self, wanted: int) -> int:
+        """The unit of eviction, so that there are about so many in the pool."""
+        size = self.chunk_bytes
+        while size < BLOCK_MAX_BYTES and self.config.budget_bytes // (2 * size) >= wanted:
+            size *= 2
+        return size
 
     def _victims(self) -> int:
         """How long a list is made. What stands far down on it may be what is read next by the time
@@ -336,7 +376,7 @@ class NodePool:
             "block_bytes": self.block_bytes,
             "huge_pages": self.huge,
             "huge_pages_reason": self.huge_reason,
-            "evict": self.policy.name,
+            "evict": "planned" if self.planned else self.policy.name,
             "resident_bytes": c.resident_bytes,
             "resident_peak_bytes": c.peak_bytes,
             "pinned_bytes": c.pinned_bytes,

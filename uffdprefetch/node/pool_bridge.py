@@ -81,6 +81,8 @@ def _take_fault(
     region.fired.setdefault(cell, event.time_ns)
     region.armed.setdefault(cell, start // uffd.PAGE_BYTES)
     stream, forward = engine.touch(client, region, start, end, event.time_ns)
+    if engine.plans is not None:
+        engine.plans.touch(client, region, [(start, end)], event.time_ns)
     how = POOL_TOUCH | (POOL_MISS if event.kind == uffd_pool.MISS else 0)
     start, end = pool.walked(stream, start, end, forward)
     _note_walker(region, event.tid, stream)
@@ -112,10 +114,15 @@ def plan_evictions(engine: CacheEngine, pool: NodePool) -> None:
     """Have blocks ready to leave the pool when it is full."""
     if not pool.wants_victims():
         return
+    plans = engine.plans
     pool.plan(
-        (region, stream, engine.layout.lookahead(stream, region))
-        for client in engine.clients.values()
-        for region in client.regions.values()
-        if region.verdict == wire.Verdict.POOL and not region.detaching
-        for stream in readers(region)
-    )
+        (
+            (region, stream, engine.layout.lookahead(stream, region))
+            for client in engine.clients.values()
+            for region in client.regions.values()
+            if region.verdict == wire.Verdict.POOL and not region.detaching
+            and (plans is None or plans.reader(client, region) is None)
+            for stream in readers(region)
+        ),
+        [one for one in plans.all if one.live and one.file.pooled is not None] if plans else [],
+    )  # fmt: skip

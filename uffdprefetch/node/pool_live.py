@@ -60,7 +60,7 @@ class PoolTrack:
             "limited_by": pool.limited_by,
             "chunk_bytes": pool.chunk_bytes,
             "huge_pages": pool.huge,
-            "evict": pool.policy.name,
+            "evict": "planned" if pool.planned else pool.policy.name,
             "resident_bytes": c.resident_bytes,
             "pinned_bytes": c.pinned_bytes,
             "read_bytes": c.read_bytes,

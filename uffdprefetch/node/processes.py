@@ -10,6 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+#: Generations that are looked back.
+ANCESTORS_MAX = 32
+
 
 @dataclass
 class Counters:
@@ -53,6 +56,19 @@ def read(pid: int | str) -> Counters | None:
             return None
         return Counters(faults, None, None)
     return Counters(faults, rchar, storage)
+
+
+def ancestors(pid: int) -> list[int]:
+    """The process's parent, its parent, and so on, as they are now."""
+    found: list[int] = []
+    while pid > 1 and len(found) < ANCESTORS_MAX:
+        try:
+            stat = (Path("/proc") / str(pid) / "stat").read_text()
+            pid = int(stat.rpartition(")")[2].split()[1])
+        except (OSError, ValueError, IndexError):
+            break
+        found.append(pid)
+    return found
 
 
 class Watched:

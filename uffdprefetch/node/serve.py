@@ -27,6 +27,7 @@ from uffdprefetch.node.ledger import Ledger
 from uffdprefetch.node.live import Live
 from uffdprefetch.node.observe import Observer
 from uffdprefetch.node.peers import Peers
+from uffdprefetch.node.planning import Planning
 from uffdprefetch.node.snapshot import summary
 from uffdprefetch.node.tap import WARM, Tap
 from uffdprefetch.node.watchers import Watchers
@@ -98,6 +99,7 @@ class Service:
             self.engine.use_pool(pool)
         self._epoll = select.epoll()
         self._epoll.register(self._wake_fd, select.EPOLLIN)
+        self._planning = self._with_plans(listener.getsockname())
         self._listener = listener
         self._live = Live(
             config,
@@ -116,6 +118,7 @@ class Service:
             self._summary,
             config.fingerprint(),
             Watchers(self._live.document),
+            self._planning.announcements if self._planning is not None else None,
         )
         self._housekeeping_ns = 0
         self._next_pump_ns = 0
@@ -139,6 +142,15 @@ class Service:
         if config.engine_asked:
             self._ledger.degrade(engine_choice.told(config))
         return config, pool
+
+    def _with_plans(self, socket_path: str) -> Planning | None:
+        if self.config.policy == "none":
+            return None
+        try:
+            return Planning(socket_path, self.config, self.engine, self._epoll)
+        except OSError as error:
+            self._ledger.degrade(f"no order can be told: {error}")
+            return None
 
     def _catch_lease_breaks(self) -> None:
         """SIGIO tells that somebody wants to write a leased file; without a handler it kills."""
@@ -175,6 +187,8 @@ class Service:
             due = min(due, self._next_pump_ns)
         if self.engine.pool:
             due = min(due, now + uffd_pool.TICK_NS)
+        if self._planning is not None and self._planning.due_ns is not None:
+            due = min(due, self._planning.due_ns)
         if self._live.sampling.due_ns:
             due = min(due, self._live.sampling.due_ns)
         for client in self.engine.clients.values():
@@ -195,6 +209,8 @@ class Service:
                     os.read(fd, 8 if fd == self._wake_fd else 64)
                 if fd == self._signal_fd:
                     self._look_for_writers()
+            elif self._planning is not None and fd == self._planning.resolver.fd:
+                self._planning.resolver.ready()
             else:
                 self._peers.receive(fd)
         for client in self.engine.clients.values():
@@ -209,6 +225,8 @@ class Service:
         now = now_ns()
         if self._observer is not None:
             self._observer.look(self._peers.jobs(), now)
+        if self._planning is not None:
+            self._planning.announcements.look(now)
         self.engine.look(now)
         if now >= self._housekeeping_ns:
             self._housekeep(now)
@@ -317,6 +335,8 @@ class Service:
         if self.engine.resolver:
             self.engine.resolver.close()
         self._workers.close()
+        if self._planning is not None:
+            self._planning.close()
         if self.engine.pool:
             self.engine.pool.close()
         for file in self.engine.files.values():

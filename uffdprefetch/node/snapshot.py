@@ -119,6 +119,7 @@ def summary(
     pool = engine.pool.summary() if engine.pool else None  # takes the files' counts as well
     files = [describe_file(f, ledger.verdicts) for f in engine.files.values()]
     files += ledger.closed_files
+    files = [{**f, "bulk": engine.bulk.describe(f["path"])} for f in files]
     streams = list(ledger.streams)
     for client in engine.clients.values():
         for region in client.regions.values():
@@ -163,6 +164,7 @@ def summary(
         "ranks": [ranks[rank] for rank in sorted(ranks)],
         "files": files,
         "streams": streams,
+        "plans": engine.plans.describe() if engine.plans else [],
         "refused": ledger.refused,
         "totals": totals(ledger, files, pool),
         "service": {

@@ -26,6 +26,7 @@ ACK = struct.Struct("<IIIiI")
 WELCOME = struct.Struct("<I")
 JOB = struct.Struct("<i")
 SUMMARY = struct.Struct("<II")
+PLAN = struct.Struct("<IiI")
 
 
 class Type(IntEnum):
@@ -41,6 +42,7 @@ class Type(IntEnum):
     GONE = 17
     ACK = 18
     BYE = 19
+    PLAN = 20
     FILE = 32
     LAY = 33
     TAKE = 34
@@ -60,6 +62,7 @@ class Role(IntEnum):
     AGENT = 2
     RECORDER = 4
     WATCHER = 3
+    PLANNER = 5
 
 
 class Verdict(IntEnum):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lines that end a run, three and one more of a pool, from the summary's JSON
-(docs/summary-schema.md)."""
+"""The lines that end a run, three and one more of a pool and of known orders each, from the
+summary's JSON (docs/summary-schema.md)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _WORTH_SAYING_BYTES = 16 << 20
 
 
 def lines(summary: Mapping[str, Any], path: str | None = None) -> list[str]:
-    """All that is said at the end: three_lines(), with the pool's before the last of them."""
+    """All that is said at the end: three_lines(), with the others before the last of them."""
     how, came, following = three_lines(summary, path)
-    pool = pool_line(summary)
-    return [how, came, *([pool] if pool else []), following]
+    more = [line for line in (pool_line(summary), order_line(summary)) if line]
+    return [how, came, *more, following]
 
 
 def three_lines(summary: Mapping[str, Any], path: str | None = None) -> list[str]:
@@ -118,6 +118,28 @@ def pool_line(summary: Mapping[str, Any]) -> str | None:
     elif pool["faults"]:
         parts.append(f"nobody waited in {_count(pool['faults'], 'fault')}")
     return "pool: " + "; ".join(part for part in parts if part)
+
+
+def order_line(summary: Mapping[str, Any]) -> str | None:
+    """Which orders were known and followed; None for a run without any."""
+    plans = summary.get("plans") or []
+    if not plans:
+        return None
+    dropped = [plan for plan in plans if plan.get("dropped")]
+    followed = [plan for plan in plans if not plan.get("dropped")]
+    parts = []
+    if followed:
+        items = sum(plan["read_items"] for plan in followed)
+        ways = list(dict.fromkeys(plan["how"] for plan in followed))
+        more = f" and {len(ways) - 1} more" if len(ways) > 1 else ""
+        parts.append(f"{items} items read in a known order ({ways[0]}{more})")
+    if dropped:
+        first = dropped[0]
+        parts.append(
+            f"{_count(len(dropped), 'order')} not followed to the end (rank {first['rank']},"
+            f" {first['how']}: {first['dropped']})"
+        )
+    return "order: " + "; ".join(parts)
 
 
 def _what_next(summary: Mapping[str, Any], path: str | None) -> str:

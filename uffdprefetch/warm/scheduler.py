@@ -33,7 +33,9 @@ METER_NS = 50_000_000
 
 @dataclass
 class Extent:
-    """[start, end) bytes of a file, wanted by a stream; ``pages`` are checkpoints to copy."""
+    """[start, end) bytes of a file, wanted by a stream; ``pages`` are checkpoints to copy.
+    ``need``: where the stream is when it needs them, if it does not walk through the file itself
+    but through an order of its records (node/planned.py)."""
 
     file: FileState
     start: int
@@ -41,6 +43,12 @@ class Extent:
     stream: Stream | None
     pages: list[int]
     alone: bool = False
+    need: int | None = None
+
+    @property
+    def at(self) -> int:
+        """Where its stream needs it, in the stream's own coordinate."""
+        return self.start if self.need is None else self.need
 
 
 @dataclass
@@ -111,8 +119,11 @@ class Scheduler:
 
     # -------------------------------------------------------------- asking
 
-    def want(self, file: FileState, stream: Stream, start: int, end: int) -> int:
-        """Queue [start, end) for a stream, less what is under way; returns bytes.
+    def want(
+        self, file: FileState, stream: Stream, start: int, end: int, need: int | None = None
+    ) -> int:
+        """Queue [start, end) for a stream, less what is under way; returns bytes. ``need``: see
+        Extent.
 
         Another stream's queue does not count: its reader may need the range much later. Whoever
         comes second finds it under way, just read, or resident.
@@ -120,10 +131,11 @@ class Scheduler:
         queued = 0
         for a, b in file.in_flight.missing(start, end):
             queue = self._queues.setdefault(id(stream), deque())
-            if queue and stream.direction > 0 and queue[-1].file is file and queue[-1].end == a:
+            if need is None and self._goes_on(queue, file, stream, a):
                 queued -= queue[-1].end - queue[-1].start
                 a = self._take_back(queue).start  # one request instead of two
             for extent in self._cut(file, stream, a, b):
+                extent.need = need if need is None else need + extent.start - start
                 queue.append(extent)
                 self._streams[id(stream)] = stream
                 queued += extent.end - extent.start
@@ -145,6 +157,11 @@ class Scheduler:
             file.pending_pages.update(pages)
             extents.append(Extent(file, a, b, stream, pages))
         return extents if stream.direction > 0 else extents[::-1]
+
+    @staticmethod
+    def _goes_on(queue: deque[Extent], file: FileState, stream: Stream, at: int) -> bool:
+        last = queue[-1] if queue and stream.direction > 0 else None
+        return last is not None and last.file is file and last.end == at
 
     @staticmethod
     def _take_back(queue: deque[Extent]) -> Extent:
@@ -207,7 +224,7 @@ class Scheduler:
         for key, queue in self._queues.items():
             stream = self._streams[key]
             expected = stream.expected_bytes(now_ns, self._grid_bytes)
-            gap = (queue[0].start - expected) * stream.direction
+            gap = (queue[0].at - expected) * stream.direction
             if best is None or gap < best_gap:
                 best, best_gap = key, gap
         return best
@@ -309,7 +326,7 @@ class Scheduler:
             self._idle = False
         if stream is None:
             return
-        late = (stream.position_bytes - extent.start) * stream.direction > 0
+        late = (stream.position_bytes - extent.at) * stream.direction > 0
         if stream.direction < 0:
             late = stream.position_bytes < extent.end
         if late:

@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bulk warm: who jumps about (progress/jumps.py), and when streaming the whole file pays
+(plan/bulk.py)."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from uffdprefetch.plan.bulk import (
+    GOES_ON,
+    LEAST_GAIN,
+    NO_GAIN,
+    NO_ROOM,
+    RESIDENT,
+    STREAM,
+    WAIT,
+    Sight,
+    judge,
+)
+from uffdprefetch.progress.jumps import JUMPS_RANDOM, TOUCHES, Jumps, longest_run
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+BLOCK = 64 * KIB
+MS = 1_000_000
+
+#: nanoGPT on the slow bed: 256 MiB behind 300 MB/s and 1 ms, of which a quarter is there.
+BED = Sight(
+    file_bytes=256 * MIB,
+    missing_bytes=192 * MIB,
+    room_bytes=4 * GIB,
+    touches_per_second=500.0,
+    watched_seconds=1.0,
+    miss_seconds=0.0015,
+    miss_bytes=128 * KIB,
+    bandwidth_bytes_per_second=300e6,
+)
+
+
+def changed(**values: float) -> Sight:
+    return dataclasses.replace(BED, **values)  # type: ignore[arg-type]
+
+
+# ---- does it pay --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sight", "expected"),
+    [
+        (BED, STREAM),
+        (changed(watched_seconds=0.1), WAIT),  # too little lost yet
+        (changed(touches_per_second=10.0), WAIT),  # a job that mostly computes
+        (changed(touches_per_second=10.0, watched_seconds=60.0), STREAM),  # but goes on and on
+        (changed(room_bytes=255 * MIB), NO_ROOM),
+        (changed(room_bytes=256 * MIB), STREAM),
+        (changed(room_bytes=-1), NO_ROOM),  # others have it all
+        (changed(missing_bytes=4 * MIB), RESIDENT),
+        (changed(missing_bytes=0), RESIDENT),
+        (changed(missing_bytes=0, room_bytes=0), RESIDENT),  # it is there: no need of room
+        (changed(miss_seconds=80e-6, miss_bytes=128 * KIB), NO_GAIN),  # a local NVMe
+        (changed(miss_seconds=80e-6, miss_bytes=4 * KIB), WAIT),  # which reads single pages
+        (changed(miss_seconds=0.0), WAIT),  # not measured
+        (changed(bandwidth_bytes_per_second=0.0), WAIT),
+        (changed(bandwidth_bytes_per_second=0.0, room_bytes=0), NO_ROOM),  # needs no measuring
+    ],
+)
+def test_what_is_decided(sight: Sight, expected: str) -> None:
+    assert judge(sight).what == expected
+
+
+def test_the_reason_has_the_figures() -> None:
+    assert "1.5 ms" in judge(BED).why and "286 MiB/s" in judge(BED).why
+    assert "256 MiB" in judge(changed(room_bytes=MIB)).why
+
+
+def sights() -> Iterator[Sight]:
+    source = random.Random(7)
+    for _ in range(3000):
+        file_bytes = int(2 ** source.uniform(20, 40))
+        yield Sight(
+            file_bytes=file_bytes,
+            missing_bytes=int(file_bytes * source.random()),
+            room_bytes=int(2 ** source.uniform(20, 42)),
+            touches_per_second=10 ** source.uniform(0, 5),
+            watched_seconds=10 ** source.uniform(-2, 4),
+            miss_seconds=10 ** source.uniform(-5, -1),
+            miss_bytes=source.choice([4 * KIB, 64 * KIB, 128 * KIB, MIB]),
+            bandwidth_bytes_per_second=10 ** source.uniform(6, 10),
+        )
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("miss_seconds", "bandwidth_bytes_per_second", "touches_per_second"),
+        *("watched_seconds", "room_bytes"),
+    ],
+)
+def test_more_of_it_never_turns_yes_into_no(name: str) -> None:
+    """More latency, more bandwidth, more misses, a longer run, more room."""
+    yes = 0
+    for sight in sights():
+        if judge(sight).what == STREAM:
+            more = dataclasses.replace(sight, **{name: 3 * getattr(sight, name)})
+            assert judge(more).what == STREAM
+            yes += 1
+    assert yes > 100, "else the test shows nothing"
+
+
+def test_never_more_is_streamed_than_there_is_room_for_nor_without_gain() -> None:
+    for sight in sights():
+        if judge(sight).what == STREAM:
+            assert sight.file_bytes <= sight.room_bytes
+            assert sight.lost_seconds >= sight.stream_seconds
+            assert sight.lost_at_most_seconds >= LEAST_GAIN * sight.stream_seconds
+
+
+def test_a_run_that_ends_at_once_has_lost_a_bounded_part_by_it() -> None:
+    """Ski rental: when the stream begins, misses have cost at least 1 / GOES_ON of it."""
+    for sight in sights():
+        if judge(sight).what == STREAM:
+            share = sight.missing_bytes / sight.file_bytes
+            misses = sight.touches_per_second * share * sight.watched_seconds
+            assert misses * sight.miss_seconds * GOES_ON >= sight.stream_seconds * (1 - 1e-9)
+
+
+# ---- who jumps about ----------------------------------------------------------------------------
+
+
+class Reader:
+    """A reader's touches as the engine tells them: 1 ms apart, or several at one time."""
+
+    def __init__(self, file_bytes: int) -> None:
+        self.jumps = Jumps(file_bytes)
+        self.now_ns = 0
+        self.trusted: list[bool] = []
+        self.random: list[bool] = []
+
+    def look(self, places: list[int], length: int = BLOCK) -> None:
+        self.now_ns += MS
+        for at in sorted(places):
+            self.jumps.saw(at, at + length, self.now_ns)
+            self.trusted.append(self.jumps.trusted)
+            self.random.append(self.jumps.random)
+
+    def read(self, places: list[int], length: int = BLOCK) -> None:
+        for at in places:
+            self.look([at], length)
+
+
+def shuffled(file_bytes: int, count: int, seed: int = 1) -> list[int]:
+    source = random.Random(seed)
+    return [source.randrange(file_bytes // BLOCK) * BLOCK for _ in range(count)]
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 6, 12])
+@pytest.mark.parametrize("size", [64 * MIB, 256 * MIB, 10 * GIB, 1 << 40])
+def test_random_crops_are_random(size: int, at_once: int) -> None:
+    """Seen singly, or by a page-table look that brings several in the order of the file."""
+    for seed in range(20):
+        reader, places = Reader(size), shuffled(size, 4 * TOUCHES, seed)
+        for i in range(0, len(places), at_once):
+            reader.look(places[i : i + at_once])
+        assert reader.jumps.random
+        assert all(reader.random[2 * TOUCHES :]), "and stay so"
+        assert not any(reader.trusted[2 * TOUCHES :])
+
+
+def test_random_crops_are_hardly_trusted_before_they_are_known() -> None:
+    """The windows of such a time are read for nothing: in 95 of 100 runs there is none."""
+    runs = []
+    for seed in range(100):
+        reader = Reader(256 * MIB)
+        reader.read(shuffled(256 * MIB, TOUCHES, seed))
+        runs.append(sum(reader.trusted))
+    assert sorted(runs)[95] <= 3
+
+
+def test_shuffled_records_of_several_touches_are_random() -> None:
+    """192 KiB each: a jump and two touches that go on from there."""
+    reader = Reader(1 * GIB)
+    for at in shuffled(1 * GIB, TOUCHES):
+        reader.read([at, at + BLOCK, at + 2 * BLOCK])
+    assert reader.jumps.random
+
+
+def in_order(size: int) -> list[int]:
+    return list(range(0, size, BLOCK))
+
+
+def backward(size: int) -> list[int]:
+    return in_order(size)[::-1]
+
+
+def skipping(size: int) -> list[int]:
+    """64 ranks, records of 192 KiB: one in 12 MiB."""
+    return list(range(0, size, 12 * MIB))
+
+
+def skipping_backward(size: int) -> list[int]:
+    return skipping(size)[::-1]
+
+
+def eight_threads(size: int) -> list[int]:
+    part = size // 8
+    return [thread * part + step * BLOCK for step in range(100) for thread in range(8)]
+
+
+def through_a_tree(size: int) -> list[int]:
+    """LMDB: the root and branches first, then records with a leaf page now and then."""
+    places = [0, size - MIB, size // 2]
+    for i, at in enumerate(range(MIB, size // 4, BLOCK)):
+        places += [at, at + 8 * MIB] if i % 20 == 0 else [at]
+    return places
+
+
+def epochs(size: int) -> list[int]:
+    """Checkpoints 4 MiB apart are all that is seen, epoch after epoch."""
+    return 6 * list(range(0, size, 4 * MIB))
+
+
+@pytest.mark.parametrize(
+    "walk",
+    [in_order, backward, skipping, skipping_backward, eight_threads, through_a_tree, epochs],
+)
+@pytest.mark.parametrize("size", [64 * MIB, 768 * MIB, 4 * GIB])
+def test_who_goes_in_order_is_not_random(walk: Callable[[int], list[int]], size: int) -> None:
+    reader = Reader(size)
+    reader.read(walk(size))
+    assert not any(reader.random)
+
+
+@pytest.mark.parametrize("walk", [in_order, backward, skipping, eight_threads, through_a_tree])
+def test_who_goes_in_order_is_trusted_soon_and_for_good(walk: Callable[[int], list[int]]) -> None:
+    reader = Reader(4 * GIB)
+    reader.read(walk(4 * GIB)[:300])
+    assert all(reader.trusted[24:])
+
+
+def test_the_second_touch_of_a_walk_is_trusted() -> None:
+    reader = Reader(4 * GIB)
+    reader.read([GIB, GIB + BLOCK])
+    assert reader.trusted == [False, True]
+
+
+def test_a_walk_that_is_seen_late_is_trusted_at_once() -> None:
+    reader = Reader(4 * GIB)
+    reader.read([GIB], length=4 * MIB)
+    assert reader.trusted == [True]
+
+
+def test_what_was_passed_over_and_read_is_no_jump() -> None:
+    """Checkpoints of eight threads, 8 MiB apart: the page tables tell what lies between."""
+    jumps = Jumps(4 * GIB)
+    for step in range(20):
+        for thread in range(8):
+            at = thread * 512 * MIB + step * 8 * MIB
+            jumps.saw(at, at + 4 * KIB, (step * 8 + thread) * MS, passed_over=step > 0)
+    assert not jumps.random and jumps.trusted
+
+
+def test_a_random_reader_that_goes_in_order_is_known_again() -> None:
+    reader = Reader(GIB)
+    reader.read(shuffled(GIB, TOUCHES))
+    assert reader.jumps.random
+    reader.read(in_order(GIB)[:TOUCHES])
+    assert not reader.jumps.random and reader.jumps.trusted
+
+
+def test_what_is_remembered_tells_how_many_jumps_since_when() -> None:
+    reader = Reader(GIB)
+    reader.read(shuffled(GIB, 3 * TOUCHES))
+    count, since_ns = reader.jumps.jumped()
+    assert JUMPS_RANDOM <= count <= TOUCHES
+    assert since_ns == reader.now_ns - (TOUCHES - 1) * MS
+
+
+def test_the_longest_run_takes_one_of_what_was_seen_together() -> None:
+    assert longest_run([[1, 2, 3], [4]], 1) == 2
+    assert longest_run([[5], [3], [4], [1]], -1) == 3
+    assert longest_run([[5], [5]], 1) == 1
+    assert longest_run([], 1) == 0

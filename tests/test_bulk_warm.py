@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random crops of a file on the slow bed under `wrap`: the bytes, what is read for them, and what
+is said (docs/bulk.md). Times are bench/bulk.py's affair."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from components import ARRAY
+from conftest import wait_until
+from harness import MIB, Start, python
+
+from uffdprefetch.demo.bed import SlowBed, drop_cache
+
+pytest_plugins = ("harness_fixtures", "components")
+
+ENGINES = ("cache", "pool")
+BATCH = 12
+
+#: Batches of crops until the test says a word, then as many as it names; a batch may have a mapping
+#: of its own, by numpy or by ourselves. Says the digest of these last crops and whether each crop
+#: was as the file beside the bed has it.
+CROPPER = """
+import random, select
+path, beside, how, batches, seed = sys.argv[1:6]
+source, fd = random.Random(int(seed)), os.open(beside, os.O_RDONLY)
+size = os.stat(path).st_size
+if how == "numpy":
+    import numpy
+
+def mapping():
+    if how == "numpy":
+        return memoryview(numpy.memmap(path, dtype=numpy.uint16, mode="r")).cast("B")
+    return Mapping(path).view
+
+view, right, read = mapping(), True, 0
+
+def batch():
+    global view, right, read
+    if how == "numpy":
+        del view
+        view = mapping()
+    for _ in range(12):
+        at = source.randrange(size - 2048) & ~1
+        crop = bytes(view[at : at + 2048])
+        right = right and crop == os.pread(fd, len(crop), at)
+        read += 1
+
+if int(batches) == 0:
+    while not select.select([0], [], [], 0)[0]:
+        batch()
+    hear()
+    say(read=read)
+    batches = hear()
+for _ in range(int(batches)):
+    batch()
+say(read=read, right=right)
+"""
+
+
+@pytest.fixture
+def crops(job: Start, bed: SlowBed, store: Path) -> Callable[..., Any]:
+    """crops(how, batches, options, wrap): a job that reads random crops of the array, which is cold
+    when it begins."""
+
+    def start(
+        how: str = "one", batches: int = 0, options: tuple[str, ...] = (), seed: int = 1,
+        **more: Any,
+    ) -> Any:  # fmt: skip
+        path = bed.path(ARRAY)
+        drop_cache(path)
+        bed.reset()
+        words = python(CROPPER, path, store / ARRAY, how, batches, seed)
+        if how == "numpy":
+            words.remove("-S")
+        return job(words, options=options, **more)
+
+    return start
+
+
+def bulk_of(summary: dict[str, Any], path: Path) -> dict[str, Any]:
+    (file,) = [f for f in summary["files"] if f["path"] == str(path)]
+    return dict(file["bulk"])
+
+
+def jumping(summary: dict[str, Any]) -> list[str]:
+    """The findings about readers that jump about."""
+    return [line for line in summary["degradations"] if "jumps about" in line]
+
+
+@pytest.mark.parametrize("how", ["one", "numpy"])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_file_that_fits_is_streamed_and_then_no_crop_waits_for_the_link(
+    crops: Callable[..., Any], bed: SlowBed, engine: str, how: str
+) -> None:
+    """Also where each batch maps it anew, as nanoGPT's get_batch does."""
+    if how == "numpy":
+        pytest.importorskip("numpy")
+    path = bed.path(ARRAY)
+    size = path.stat().st_size
+    work = crops(how, options=("--engine", engine, "--budget", "256MiB"))
+    wait_until(
+        lambda: bed.counters()["bytes"] >= size * 0.98,
+        lambda: f"all of {size} bytes to come over the link: {bed.counters()}",
+    )
+    work.tell()
+    before = work.line()["read"]
+    came = bed.counters()["bytes"]
+    work.tell("100")
+    said = work.line()
+    assert said["right"] and said["read"] == before + 100 * BATCH
+    # a kernel that takes single pages away at any moment may have to bring some back
+    assert bed.counters()["bytes"] - came < size * 0.03
+    assert bed.counters()["bytes"] < size * 1.05, "once, by whomever"
+    summary = work.finish().good().summary
+    bulk = bulk_of(summary, path)
+    assert bulk["state"] == "done", bulk
+    assert bulk["read_bytes"] > size / 4 and bulk["ranks"] == [0]
+    assert bulk["miss_seconds"] > 0 and bulk["bandwidth_bytes_per_second"] > MIB
+    assert jumping(summary) == []
+
+
+@pytest.mark.parametrize("how", ["one", "numpy"])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_file_over_the_budget_is_one_finding_and_costs_nothing(
+    crops: Callable[..., Any], bed: SlowBed, engine: str, how: str
+) -> None:
+    """No byte more than plainly, but for a page here and there to see the reader by."""
+    if how == "numpy":
+        pytest.importorskip("numpy")
+    plain = crops(how, 30, wrap=False)
+    assert plain.line()["right"]
+    plain.finish()
+    plain_bytes = bed.counters()["bytes"]
+    work = crops(how, 30, options=("--engine", engine, "--budget", "32MiB"))
+    assert work.line()["right"]
+    summary = work.finish().good().summary
+    assert bed.counters()["bytes"] <= plain_bytes * 1.05
+    (finding,) = jumping(summary)
+    assert ARRAY in finding and "--budget" in finding and "plan" in finding
+    bulk = bulk_of(summary, bed.path(ARRAY))
+    assert bulk["state"] == "refused" and bulk["read_bytes"] == 0
+
+
+WALKER = """
+path, how, by = sys.argv[1:4]
+m = Mapping(path)
+if by == "cache":
+    m.managed()
+sha, step = hashlib.sha256(), 1 << 16
+for epoch in range(2):
+    places = list(range(0, m.length, step))
+    if how == "backward":
+        places.reverse()
+    elif how == "skipping":
+        places = [at for at in places if at // (3 * step) % 4 == 0]
+    for at in places:
+        sha.update(m.view[at : at + step])
+say(digest=sha.hexdigest())
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "engine"),
+    [("order", "cache"), ("backward", "cache"), ("skipping", "cache"), ("order", "pool")],
+)
+def test_a_reader_that_goes_in_order_has_no_bulk(
+    job: Start, bed: SlowBed, how: str, engine: str
+) -> None:
+    path = bed.path(ARRAY)
+    drop_cache(path)
+    plain = job(python(WALKER, path, how, "nobody"), wrap=False)
+    digest = plain.line()["digest"]
+    plain.finish()
+    drop_cache(path)
+    options = ("--engine", engine, "--budget", "256MiB")
+    work = job(python(WALKER, path, how, engine), options=options)
+    assert work.line()["digest"] == digest
+    summary = work.finish().good().summary
+    assert summary is not None
+    (file,) = summary["files"]
+    assert file["bulk"] is None
+    assert file["prefetched_bytes"] > 0, "its windows are read"
+    assert jumping(summary) == []
+
+
+def test_two_ranks_have_the_file_read_once(
+    job: Start, bed: SlowBed, store: Path
+) -> None:
+    path = bed.path(ARRAY)
+    drop_cache(path)
+    bed.reset()
+    size = path.stat().st_size
+    ranks = [
+        job(
+            python(CROPPER, path, store / ARRAY, "one", 0, rank),
+            RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2",
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    wait_until(lambda: bed.counters()["bytes"] >= size * 0.98, "all of it to come over the link")
+    for one in ranks:
+        one.tell()
+        assert one.line()["read"]
+        one.tell("1")
+        assert one.line()["right"]
+    summary = [one.finish().good() for one in ranks][-1].summary
+    assert summary is not None
+    assert bed.counters()["bytes"] < size * 1.05
+    assert bulk_of(summary, path)["state"] == "done"
+
+
+def test_the_summary_is_json_that_says_what_was_done(
+    crops: Callable[..., Any], bed: SlowBed, tmp_path: Path
+) -> None:
+    work = crops("one", 40, options=("--budget", "32MiB"))
+    assert work.line()["right"]
+    summary = work.finish().good().summary
+    assert json.loads((tmp_path / "run.summary.json").read_text()) == summary
+    bulk = bulk_of(summary, bed.path(ARRAY))
+    fields = {"state", "why", "ranks", "read_bytes", "miss_seconds", "bandwidth_bytes_per_second"}
+    assert set(bulk) == fields
+    assert [row["pattern"] for row in summary["streams"]].count("random") <= 1
+
+
+def test_the_policies_that_are_the_users_own_stream_nothing(
+    crops: Callable[..., Any], bed: SlowBed
+) -> None:
+    work = crops("one", 40, options=("--policy", "none"))
+    assert work.line()["right"]
+    summary = work.finish().good().summary
+    (file,) = summary["files"]
+    assert file["bulk"] is None and file["prefetched_bytes"] == 0

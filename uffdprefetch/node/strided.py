@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks that skip: a sequence of records that is inferred becomes the order that is prefetched.
+
+Where page tables show gaps between what a rank reads (progress/streams.py) the file's index is
+asked for; with it progress/records.py finds the sequence, and a PlannedReader follows it. A window
+over all of the gaps would read what other nodes' ranks need, so as long as this goes on, none is
+opened. It is a guess: when it turns out wrong, the windows are back without a word.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from uffdprefetch.node import pagetables, wire
+from uffdprefetch.node.client import Client, Region
+from uffdprefetch.node.files import BLOCK_BYTES, FileState, Key
+from uffdprefetch.node.indices import IndexSource
+from uffdprefetch.node.ledger import Ledger
+from uffdprefetch.node.planned import PlannedReader, Plans
+from uffdprefetch.progress.streams import Stream
+from uffdprefetch.uffd import RUNS_AT_ONCE
+from uffdprefetch.warm.scheduler import Scheduler
+
+if TYPE_CHECKING:  # they bring numpy, which a service where nobody skips spares
+    from uffdprefetch.formats.index import RecordIndex
+    from uffdprefetch.node.sequences import StridedReader
+    from uffdprefetch.progress.records import Seen
+
+MS = 1_000_000
+#: --policy auto: a walk that touched less of what it went over (at 64 KiB) seems to skip, if
+#: all processes of the node together touched less than that too.
+DENSITY = 0.8
+#: It is told of what all of them have passed, at first of so much, later of more.
+PASSED_BYTES = 4 << 20
+CHANGED_BYTES = 16 << 20
+#: No windows meanwhile: until the index is there (it is read from the same slow storage), and then
+#: until there is a sequence. What is read is read on demand until then.
+HOLD_INDEX_NS = 3000 * MS
+HOLD_NS = 1000 * MS
+#: So long nobody else judges the reader: bulk warming would come too late for one that is random.
+CLAIM_NS = 1500 * MS
+#: How often a sequence is looked for: at first, at last, and one part in this many of a core.
+SEEK_NS = 20 * MS
+SEEK_SLOWEST_NS = 2000 * MS
+COST = 25
+#: How often one that is followed is compared with what is read, and so far back.
+FOLLOW_NS = 20 * MS
+FOLLOW_BYTES = 256 << 20
+#: After one that was wrong.
+AGAIN_NS = 250 * MS
+#: Sequences of one rank in one file that may turn out wrong.
+ATTEMPTS = 3
+#: How far back a rank's page tables are read: seven periods of the longest skip that a Stream
+#: follows (REACH_BYTES), four times.
+SPAN_BYTES = 1 << 30
+#: And so many runs of pages.
+RUNS_MAX = 16 * RUNS_AT_ONCE
+#: An order of more records takes too long to make in the service's thread (0.2 s).
+ITEMS_MAX = 1 << 20
+#: A process that has not moved for as long is not what the others wait for.
+QUIET_NS = 1000 * MS
+
+
+@dataclass
+class _Watch:
+    """What is known of one rank in one file. Times in ns, 0: never."""
+
+    file: FileState
+    rank: int
+    since_ns: int = 0  # it seems to skip
+    index_ns: int = 0  # the index is there
+    next_ns: int = 0
+    every_ns: int = SEEK_NS
+    attempts: int = 0
+    over: str | None = None  # why nothing more is inferred
+    reader: StridedReader | None = None
+    held: set[tuple[int, int]] = field(default_factory=set)  # walks that have lost their windows
+
+    def holds(self, now: int) -> bool:
+        """Whether to open no windows now."""
+        if not self.since_ns or self.over or self.attempts or self.reader is not None:
+            return False
+        if not self.index_ns:
+            return now - self.since_ns < HOLD_INDEX_NS
+        return now - self.index_ns < HOLD_NS
+
+
+class Strides:
+    """The inferred orders of a service: see planned.Belongs. ``always`` is `--policy stride`: every
+    reader is taken to skip until it is seen not to."""
+
+    def __init__(
+        self,
+        indices: IndexSource,
+        plans: Plans,
+        scheduler: Scheduler,
+        ledger: Ledger,
+        clients: Callable[[], Iterable[Client]],
+        always: bool = False,
+    ) -> None:
+        self._indices, self._plans, self._scheduler = indices, plans, scheduler
+        self._ledger, self._clients, self._always = ledger, clients, always
+        self._watches: dict[tuple[Key, int], _Watch] = {}
+        self._together: dict[Key, bool] = {}  # files that the ranks of this node read all of
+
+    def readers(self, client: Client, region: Region) -> list[PlannedReader]:
+        """See planned.Belongs."""
+        watch = self._watch(region, client.rank)
+        return [watch.reader] if watch is not None and watch.reader is not None else []
+
+    def _watch(self, region: Region, rank: int) -> _Watch | None:
+        name = region.file.key, rank
+        watch = self._watches.get(name)
+        if watch is not None and watch.file is not region.file:  # closed, and opened again
+            if watch.reader is not None:
+                self._plans.remove(watch.reader)
+            del self._watches[name]
+            return None
+        return watch
+
+    # ---- what the engine tells and asks ---------------------------------------------------------
+
+    def mapped(self, client: Client) -> None:
+        """See planned.Belongs: `--policy stride` asks at once, as the helper takes a while."""
+        for region in client.regions.values() if self._always else ():
+            self._indices.get(region.file)
+
+    def touch(self, client: Client, region: Region, stream: Stream, now: int) -> None:
+        """A reader has gone on, on this walk."""
+        if region.verdict == wire.Verdict.POOL:
+            return  # it maps ahead in pieces: not what was read
+        watch = self._watch(region, client.rank)
+        if watch is None:
+            watch = _Watch(region.file, client.rank)
+            self._watches[region.file.key, client.rank] = watch
+        if watch.reader is not None:
+            self._follow(watch, watch.reader, now)
+        elif watch.over is None and self._plans.reader(client, region) is None:
+            if self._always:
+                watch.since_ns = watch.since_ns or now
+            elif watch.since_ns or _skips(stream):
+                watch.since_ns = 0 if self._here(region.file) else watch.since_ns or now
+            if watch.since_ns and now >= watch.next_ns:
+                self._seek(watch, now)
+
+    def holds(self, region: Region, stream: Stream, now: int) -> bool:
+        """Whether a walk gets no window, because its records will soon be known."""
+        watch = self._watch(region, stream.rank)
+        if watch is None or not watch.holds(now):
+            return False
+        if stream.settled and (stream.density or 0.0) >= DENSITY:
+            return False
+        if (stream.reader, stream.id) not in watch.held:
+            watch.held.add((stream.reader, stream.id))
+            self._take_window(stream)
+        return True
+
+    def seeks(self, region: Region, now: int) -> bool:
+        """Whether a reader may soon turn out to skip, and is not to be taken for a random one."""
+        watch = self._watch(region, region.table.rank)
+        return watch is not None and watch.holds(now) and now - watch.since_ns < CLAIM_NS
+
+    def _here(self, file: FileState) -> bool:
+        """Whether the ranks of this node together read what each of them skips: then one window
+        over all of it brings the same in larger requests."""
+        walks = [
+            max(active, key=lambda s: s.last_ns)
+            for client in self._clients()
+            for region in client.regions.values()
+            if region.file is file and (active := region.table.active())
+        ]
+        latest = max((walk.last_ns for walk in walks), default=0)
+        spans = [
+            sorted((walk.start_bytes, walk.position_bytes))
+            for walk in walks
+            if latest - walk.last_ns < QUIET_NS
+        ]
+        # of what all of them have passed: one that is ahead has met its own records only
+        low, high = max((a for a, _ in spans), default=0), min((b for _, b in spans), default=0)
+        low = max(low, high - FOLLOW_BYTES)
+        before = self._together.get(file.key)
+        if high - low < (PASSED_BYTES if before is None else CHANGED_BYTES):
+            return bool(before)
+        first, last = low // BLOCK_BYTES, -(-high // BLOCK_BYTES)
+        both, _, other = file.block_counts(first, last)
+        together = both + other >= DENSITY * (last - first) * BLOCK_BYTES
+        self._together[file.key] = together
+        return together
+
+    def _take_window(self, stream: Stream) -> None:
+        self._scheduler.forget(stream)
+        stream.frontier_bytes = stream.window_end_bytes = stream.position_bytes
+
+    # ---- finding a sequence ---------------------------------------------------------------------
+
+    def _seek(self, watch: _Watch, now: int) -> None:
+        index = self._indices.get(watch.file)
+        if index is None:
+            watch.over = self._indices.why_not(watch.file)
+            watch.next_ns = now + SEEK_NS
+            if watch.over and self._always:
+                self._ledger.degrade(
+                    f"{watch.file.path}: --policy stride needs to know the records: {watch.over};"
+                    " prefetched by position"
+                )
+            return
+        watch.index_ns = watch.index_ns or now
+        began = time.thread_time_ns()
+        self._infer(watch, index, now)
+        watch.every_ns = min(SEEK_SLOWEST_NS, watch.every_ns * 5 // 4)
+        watch.next_ns = now + max(watch.every_ns, COST * (time.thread_time_ns() - began))
+
+    def _infer(self, watch: _Watch, index: RecordIndex, now: int) -> None:
+        from uffdprefetch.node.sequences import StridedReader
+        from uffdprefetch.progress import records
+
+        streams = self._streams(watch)
+        seen = self._seen(index, streams)
+        if seen is None:
+            return
+        direction = streams[0][2].direction
+        found = records.infer(seen, direction)
+        if found is None:
+            return
+        if len(index) // found.period * found.run > ITEMS_MAX:
+            watch.over = f"{found}: too many records"
+            return
+        reader = watch.reader = StridedReader(watch.file, watch.rank, index, found)
+        self._plans.add(reader)
+        reader.compare(seen, now)
+        for _, _, stream in streams:
+            self._take_window(stream)
+
+    def _streams(self, watch: _Watch, since: int = 0) -> list[tuple[Client, Region, Stream]]:
+        """The present walk of each process of the rank, the one that moved last first; of those
+        that have moved since then."""
+        found = []
+        for client in self._clients():
+            if client.rank != watch.rank:
+                continue
+            for region in client.regions.values():
+                active = [s for s in region.table.active() if s.last_ns >= since]
+                if region.file is watch.file and active and not region.detaching:
+                    found.append((client, region, max(active, key=lambda s: s.last_ns)))
+        found.sort(key=lambda each: -each[2].last_ns)
+        return [each for each in found if each[2].direction == found[0][2].direction]
+
+    def _seen(
+        self,
+        index: RecordIndex,
+        streams: list[tuple[Client, Region, Stream]],
+        span_bytes: int = SPAN_BYTES,
+    ) -> Seen | None:
+        """What they have read of what all that move have passed, ``span_bytes`` back."""
+        from uffdprefetch.progress import records
+
+        if not streams:
+            return None
+        latest, direction = streams[0][2].last_ns, streams[0][2].direction
+        places = [s.position_bytes for *_, s in streams if latest - s.last_ns < QUIET_NS]
+        starts = [s.start_bytes for *_, s in streams]
+        if direction > 0:
+            high = min(places)
+            low = max(min(starts), high - span_bytes)
+        else:
+            low = max(places)
+            high = min(max(starts), low + span_bytes)
+        runs: list[tuple[int, int]] = []
+        for client, region, _ in streams:
+            at = low
+            while at < high and len(runs) < RUNS_MAX:
+                some = pagetables.runs(client, region, at, high)
+                runs += some
+                if len(some) < RUNS_AT_ONCE:
+                    break
+                at = sum(some[-1])
+        if len(runs) >= RUNS_MAX:
+            return None
+        return records.look(index, runs, low, high, direction)
+
+    # ---- following it ---------------------------------------------------------------------------
+
+    def _follow(self, watch: _Watch, reader: StridedReader, now: int) -> None:
+        """How far it is, and whether that is still what is read."""
+        if reader.wrong is None and now >= reader.next_ns:
+            began = time.thread_time_ns()
+            index = self._indices.get(watch.file)
+            streams = self._streams(watch, reader.begun_ns)
+            seen = None if index is None else self._seen(index, streams, FOLLOW_BYTES)
+            if seen is not None:
+                reader.compare(seen, now)
+            reader.next_ns = now + max(FOLLOW_NS, COST * (time.thread_time_ns() - began))
+        if reader.wrong is not None:
+            self._plans.remove(reader)
+            watch.reader = None
+            watch.attempts += 1
+            watch.next_ns, watch.every_ns = now + AGAIN_NS, AGAIN_NS
+            if watch.attempts >= ATTEMPTS:
+                watch.over = "no sequence holds"
+
+
+def _skips(stream: Stream) -> bool:
+    return stream.active and stream.density is not None and stream.density < DENSITY

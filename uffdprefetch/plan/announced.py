@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a process of the job has announced (job/channel.py), read as what a stranger wrote.
+
+``PID-N.json`` in the directory beside the service's socket::
+
+    {"schema": "uffdprefetch.announce/1", "pid": 4711, "number": 1, "reader": "loader-1", "slot": 1,
+     "items": 50000, "parts": [...]}
+
+``items``: how many the order has; ``slot``: where in ``PID.progress`` (uint64 each) their count is.
+A part says what is read of one file, or of one data set whose files are to be found:
+
+- ``what``: "records" (numbers), "keys", "ranges" (pairs of bytes), "samples" (numbers of a data
+  set's samples: which records they read is not said), "lists" (nothing is read: see below);
+- ``array``: the name of the array ``PID-N.NAME``: int64, or keys as channel.packed() makes them;
+- ``turns``: name of an int64 array, the item of each element, ascending; without it they are the
+  items;
+- ``file``: the path, or null: any that the process maps;
+- of samples: ``ahead``, how many may be read before they are said (by DataLoader workers);
+  ``samples``, how many the data set has; ``token``, its name, the same in later
+  announcements; ``lists``: [{"name", "array", "kind": "bytes" | "text" | "ints", "count"}], what
+  may lead from a sample's number to a key (``known``: as they were). "lists" parts bring these
+  alone, for a token of the process ``parent``;
+- "nothing": the order is not known; ``why``, a line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from uffdprefetch.job.channel import SCHEMA, SLOTS
+
+Array = np.ndarray[Any, Any]
+
+JSON_MAX_BYTES = 1 << 20
+ARRAY_MAX_BYTES = 1 << 30
+PARTS_MAX = 256
+LISTS_MAX = 64
+WHAT = ("records", "keys", "ranges", "samples", "lists", "nothing")
+KINDS = ("bytes", "text", "ints")
+
+
+class AnnounceError(ValueError):
+    """An announcement that is not one; the text says why."""
+
+
+@dataclass(frozen=True)
+class List:
+    """A candidate list of a data set."""
+
+    name: str
+    array: str
+    kind: str
+
+
+@dataclass(frozen=True)
+class Part:
+    """What is read of one file or data set."""
+
+    what: str
+    array: str
+    turns: str | None
+    file: str | None
+    samples: int
+    token: str
+    owner: int  # the process that iterates over the data set
+    known: bool  # its lists are those that were said before
+    why: str  # nothing is said
+    ahead: int  # items that may be read beyond those that have been said
+    lists: Sequence[List]
+
+
+@dataclass(frozen=True)
+class Announced:
+    """One announcement. ``stem``: the path that its arrays begin with."""
+
+    stem: str
+    pid: int
+    number: int
+    reader: str
+    slot: int
+    items: int
+    parts: Sequence[Part]
+
+    def array(self, name: str) -> Array:
+        """The bytes of one of its arrays. Raises AnnounceError."""
+        return np.frombuffer(_read(f"{self.stem}.{name}", ARRAY_MAX_BYTES), np.uint8)
+
+    def numbers(self, name: str) -> Array:
+        """An array of int64. Raises AnnounceError."""
+        data = self.array(name)
+        if len(data) % 8:
+            raise AnnounceError(f"array {name}: {len(data)} bytes are no int64 numbers")
+        return data.view(np.int64)
+
+    def turns(self, part: Part, count: int) -> Array:
+        """The item of each of ``count`` elements of a part. Raises AnnounceError."""
+        if part.turns is None:
+            if count > self.items:
+                raise AnnounceError(f"{count} elements of {self.items} items")
+            return np.arange(count, dtype=np.int64)
+        turns = self.numbers(part.turns)
+        if len(turns) != count:
+            raise AnnounceError(f"{len(turns)} turns of {count} elements")
+        if count and (turns[0] < 0 or turns[-1] >= self.items or (turns[1:] < turns[:-1]).any()):
+            raise AnnounceError(f"turns do not ascend from 0 to {self.items - 1}")
+        return turns
+
+    def remove(self) -> None:
+        """Take its files away: all has been read."""
+        names = [part.array for part in self.parts] + [p.turns for p in self.parts if p.turns]
+        names += [each.array for part in self.parts for each in part.lists]
+        for name in {"json", *names} - {""}:
+            try:
+                os.unlink(f"{self.stem}.{name}")
+            except OSError:
+                pass
+
+
+def load(directory: str, pid: int, number: int) -> Announced:
+    """Read an announcement's JSON. Raises AnnounceError."""
+    stem = os.path.join(directory, f"{pid}-{number}")
+    try:
+        value = json.loads(_read(f"{stem}.json", JSON_MAX_BYTES))
+    except (ValueError, RecursionError) as error:
+        raise AnnounceError(f"no announcement: {error}") from None
+    try:
+        return _announced(stem, pid, number, value)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise AnnounceError(f"no announcement: {type(error).__name__} {error}") from None
+
+
+def _announced(stem: str, pid: int, number: int, value: Mapping[str, Any]) -> Announced:
+    if value["schema"] != SCHEMA or value["pid"] != pid or value["number"] != number:
+        raise AnnounceError(f"no announcement of schema {SCHEMA}")
+    slot, items = _number(value["slot"], SLOTS - 1), _number(value["items"], 1 << 26)
+    if len(value["parts"]) > PARTS_MAX:
+        raise AnnounceError(f"{len(value['parts'])} parts: at most {PARTS_MAX}")
+    parts = tuple(_part(part, pid) for part in value["parts"])
+    return Announced(stem, pid, number, _text(value["reader"]), slot, items, parts)
+
+
+def _part(value: Mapping[str, Any], pid: int) -> Part:
+    what = value["what"]
+    if what not in WHAT:
+        raise AnnounceError(f"a part of {what!r}")
+    lists = value.get("lists") or []
+    if len(lists) > LISTS_MAX:
+        raise AnnounceError(f"{len(lists)} lists: at most {LISTS_MAX}")
+    found = []
+    for each in lists:
+        if each["kind"] not in KINDS:
+            raise AnnounceError(f"a list of {each['kind']!r}")
+        found.append(List(_text(each["name"]), _name(each["array"]), each["kind"]))
+    turns, file = value.get("turns"), value.get("file")
+    return Part(
+        what=what,
+        array="" if what in ("lists", "nothing") else _name(value["array"]),
+        turns=None if turns is None else _name(turns),
+        file=None if file is None else os.path.abspath(_text(file)),
+        samples=_number(value.get("samples", 0), 1 << 62),
+        token=_text(value.get("token", "")),
+        owner=_number(value.get("parent", pid), 1 << 31),
+        known=value.get("known") is True,
+        why=" ".join(_text(value.get("why", "")).split()),
+        ahead=_number(value.get("ahead", 0), 1 << 26),
+        lists=tuple(found),
+    )
+
+
+def _number(value: object, most: int) -> int:
+    if type(value) is not int or not 0 <= value <= most:
+        raise AnnounceError(f"{value!r} is no number from 0 to {most}")
+    return value
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or len(value) > 4096 or "\0" in value:
+        raise AnnounceError("a text that is none, or too long")
+    return value
+
+
+def _name(value: object) -> str:
+    name = _text(value)
+    if not name or not all(c.isalnum() or c in "._-" for c in name) or len(name) > 64:
+        raise AnnounceError(f"{name[:64]!r} is no array's name")
+    return name
+
+
+def _read(path: str, most_bytes: int) -> bytes:
+    """A whole regular file of ours. Raises AnnounceError."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise AnnounceError(f"{os.path.basename(path)}: {error.strerror}") from None
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+            raise AnnounceError(f"{os.path.basename(path)} is no file of ours")
+        if status.st_size > most_bytes:
+            raise AnnounceError(f"{os.path.basename(path)}: {status.st_size} bytes are too many")
+        with open(fd, "rb", closefd=False) as file:
+            return file.read(status.st_size)
+    finally:
+        os.close(fd)

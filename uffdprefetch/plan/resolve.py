@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``python -m uffdprefetch.plan.resolve DIRECTORY [PLAN]``: the service's helper that reads.
+
+The service has one thread and never waits for storage; to index a large file takes seconds. This
+process finds the bytes of orders for it: requests come as lines of JSON on standard input, answers
+go to standard output, orders as .npy files of shape (3, n), int64 (starts, ends, items), into
+DIRECTORY. Each request has an ``id``, which its answer repeats; answers come in any order. It ends
+with its standard input.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from uffdprefetch.errors import UffdPrefetchError
+from uffdprefetch.formats import cache, stored
+from uffdprefetch.formats.reader import FileReader
+from uffdprefetch.plan import announced, orders, planfile
+from uffdprefetch.plan.early import early_order
+from uffdprefetch.plan.order import Order
+from uffdprefetch.plan.samples import Evidence, Samples
+
+THREADS = 4
+#: An index that is there so soon needs no guess before it.
+GUESS_SECONDS = 0.1
+
+Early = Callable[[dict[str, Any]], None]
+
+
+class Resolver:
+    """Answers requests."""
+
+    def __init__(self, directory: str, plan: str | None) -> None:
+        self._directory = directory
+        self._plan_path = plan
+        self._plan: planfile.Plan | None = None
+        self._plan_lock = threading.Lock()
+        self._samples = Samples()
+        self._count = 0
+        self._count_lock = threading.Lock()
+
+    def answer(self, request: dict[str, Any], early: Early) -> dict[str, Any]:
+        """One request's answer; ``error`` in it is a line for the user. ``early`` is called with an
+        answer that is a guess, if there is one before."""
+        try:
+            if request["do"] == "plan":
+                return self._of_plan(request, early)
+            if request["do"] == "index":
+                return self._index(request)
+            return self._of_announced(request)
+        except UffdPrefetchError as error:
+            return {"error": error.message}
+        except announced.AnnounceError as error:
+            return {"error": f"announcement {request.get('number')}: {error}"}
+        except (OSError, ValueError, MemoryError) as error:
+            return {"error": f"{request['do']}: {type(error).__name__}: {error}"}
+
+    # ---- --plan ---------------------------------------------------------------------------------
+
+    def _of_plan(self, request: dict[str, Any], early: Early) -> dict[str, Any]:
+        """The order of a rank in an epoch of a file; null when the plan does not say."""
+        plan = self._load()
+        path, rank, epoch = request["path"], request["rank"], request["epoch"]
+        file = plan.file(path, (request["device"], request["inode"]))
+        spec = None if file is None else file.spec(rank, epoch)
+        if file is None or spec is None:
+            return {"order": None}
+        guess = threading.Event()
+        if isinstance(spec, orders.Records) and file.format in (None, "lmdb"):
+            guess = self._guess(path, spec, early)
+        with self._plan_lock:  # it keeps one index at a time
+            order = plan.resolve(file, spec, path)
+        guess.set()
+        return {"order": self._store(order)}
+
+    def _load(self) -> planfile.Plan:
+        assert self._plan_path is not None
+        with self._plan_lock:
+            if self._plan is None:
+                self._plan = planfile.load(self._plan_path)
+            return self._plan
+
+    def _guess(self, path: str, spec: orders.Records, early: Early) -> threading.Event:
+        """Beside the index, which may take long, an order of which some is estimated; not when the
+        event that is returned is set before."""
+        known = threading.Event()
+
+        def guess() -> None:
+            try:
+                with FileReader(path) as reader:
+                    found = early_order(reader, spec.source.array())
+            except (OSError, ValueError, UffdPrefetchError):
+                return  # the index says why
+            if found is not None and not known.is_set():
+                early({"order": self._store(found.order), "early": True})
+
+        def later() -> None:
+            if not known.wait(GUESS_SECONDS):
+                guess()
+
+        threading.Thread(target=later, daemon=True).start()
+        return known
+
+    # ---- announcements --------------------------------------------------------------------------
+
+    def _of_announced(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The orders of what was announced, in the files that the process maps.
+
+        ``orders``: [{"part", "file": its index in the request, "order", "how"}]; ``again``: ask
+        again when more has been read or mapped; ``findings``: lines for the user.
+        """
+        heard = announced.load(self._directory, request["pid"], request["number"])
+        if request["first"]:
+            self._samples.take_lists(heard)
+        evidence = Evidence(request["files"], request["said"], request["done"])
+        return self._samples.orders(heard, evidence, self._store)
+
+    # ---- an index -------------------------------------------------------------------------------
+
+    def _index(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The index of a file, as a file that the service maps (formats/stored.py)."""
+        index = cache.open_cached(request["path"])
+        name = f"{self._number()}.idx"
+        path = os.path.join(self._directory, name)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            stored.write(fd, {"name": name}, index)
+        finally:
+            os.close(fd)
+        return {"index": name}
+
+    # ---- what is given ---------------------------------------------------------------------------
+
+    def _number(self) -> int:
+        with self._count_lock:
+            self._count += 1
+            return self._count
+
+    def _store(self, order: Order) -> dict[str, Any]:
+        name = f"{self._number()}.npy"
+        columns = np.stack((order.starts, order.ends, order.item))
+        np.save(os.path.join(self._directory, name), columns, allow_pickle=False)
+        return {"name": name, "items": order.items}
+
+
+def main(arguments: list[str]) -> int:
+    """Serve requests until standard input ends."""
+    resolver = Resolver(arguments[0], arguments[1] if len(arguments) > 1 else None)
+    writing = threading.Lock()
+
+    def serve(request: dict[str, Any]) -> None:
+        def write(answer: dict[str, Any]) -> None:
+            with writing:
+                sys.stdout.write(json.dumps({"id": request["id"], **answer}) + "\n")
+                sys.stdout.flush()
+
+        try:
+            answer = resolver.answer(request, write)
+        except Exception as error:  # a fault of ours: this request's loss
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        write(answer)
+
+    with ThreadPoolExecutor(THREADS) as threads:
+        for line in sys.stdin:
+            threads.submit(serve, json.loads(line))
+        threads.shutdown(wait=False, cancel_futures=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
