@@ -710,3 +710,20 @@ def test_what_was_passed_is_not_armed_any_more() -> None:
     walk.arm(20 * size)  # laid too late
     walk.saw(int(rows[51]) * size, int(rows[51]) * size + PAGE, 2)
     assert walk.position == 52
+
+
+def test_an_order_of_which_nothing_is_touched_is_wrong_and_one_that_begins_late_is_not() -> None:
+    size = 64 * KIB
+    never = Walk(fixed_records(np.arange(1000), size), GIB)
+    for i in range(1000, 1256):
+        never.saw(i * size, i * size + size, i)
+        assert never.stray
+    assert never.wrong is None
+    never.saw(1256 * size, 1257 * size, 1)
+    assert never.wrong == "16 MiB were read, and 0 of its 1,000 items"
+    late = Walk(fixed_records(np.arange(1000), size), GIB)
+    for i in range(8):
+        late.saw(i * size, i * size + PAGE, i)
+    for i in range(1000, 3000):  # what is validated in between, say
+        late.saw(i * size, i * size + size, i)
+    assert late.wrong is None

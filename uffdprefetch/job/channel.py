@@ -101,6 +101,11 @@ def available(environ: Mapping[str, str] = os.environ) -> bool:
     return path is not None and os.path.isdir(path + SUFFIX)
 
 
+def expect(environ: Mapping[str, str] = os.environ) -> None:
+    """Say that there will be announcements, so that the service makes ready. Raises OSError."""
+    _tell(environ[SOCKET_VARIABLE], os.getpid(), 0)
+
+
 class Announcement:
     """An order that has been announced."""
 

@@ -48,6 +48,7 @@ def install(module: Any) -> bool:
             wrapper = functools.wraps(original)(around(original))
             setattr(wrapper, _MARK, True)
             setattr(owner, name, wrapper)
+        _guarded(channel.expect)
     return True
 
 

@@ -349,9 +349,8 @@ class CacheEngine:
                 continue
             planned = self.plans.reader(client, region) if self.plans is not None else None
             region.planned = planned is not None
-            seeks = self.strides is not None and self.strides.seeks(region, now_ns())
             awaited = self.plans is not None and self.plans.pending(client, region)
-            self.bulk.planned(region, region.planned or seeks or awaited)
+            self.bulk.planned(region, region.planned or awaited)
             if self.plans is not None and planned is not None:
                 self.plans.plan(planned, self.scheduler.meter.storage, self._allowed(region))
             else:

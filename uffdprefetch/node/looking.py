@@ -138,6 +138,6 @@ class PageTableLooks:
                 tell_seen(self._tap, client, region, a, b)
 
         found = pagetables.new_touches(client, region, start, end, tell)
-        if news:
+        if news or region.planned:
             self._looked(client, region, news)
         return found

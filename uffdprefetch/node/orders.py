@@ -172,6 +172,7 @@ class Announcements:
         self._clients, self._came = clients, came
         self._heard: dict[tuple[int, str], _Heard] = {}  # (pid, reader)
         self._progress: dict[int, int] = {}  # pid -> descriptor
+        self._indexed: set[Key] = set()
         self.next_ns = 0
 
     @property
@@ -199,6 +200,9 @@ class Announcements:
         """A process tells that there is something. Raises AnnounceError."""
         from uffdprefetch.plan import announced
 
+        if not number:  # there will be some
+            self._resolver.start()
+            return
         said = announced.load(self._resolver.directory, pid, number)
         if said.items == 0:
             self._noted(said)
@@ -240,8 +244,8 @@ class Announcements:
         )
 
     def look(self, now: int) -> None:
-        """Progress, and questions that are due."""
-        if now < self.next_ns or not self._heard:
+        """Progress, and questions that are due: once a turn, before what was touched is taken."""
+        if not self._heard:
             return
         self.next_ns = now + LOOK_NS
         for name, heard in list(self._heard.items()):
@@ -340,7 +344,12 @@ class Announcements:
         heard.said.remove()
 
     def mapped(self, client: Client) -> None:
-        """A process has mapped a file: perhaps the one that was missing."""
+        """A process has mapped a file: perhaps the one that was missing. Where orders are to be
+        expected, its index is made meanwhile."""
+        for region in client.regions.values() if self._resolver.fd >= 0 else ():
+            if region.file.key not in self._indexed:
+                self._indexed.add(region.file.key)
+                self._resolver.ask({"do": "prepare", "path": region.file.path}, lambda _: None)
         for heard in self._heard.values():
             if not heard.settled and client.descends_from(heard.peer):
                 heard.again_ns = 0

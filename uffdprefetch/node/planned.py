@@ -33,6 +33,8 @@ BEGUN_ITEMS = 4
 MILESTONES_MAX = 16
 #: A reader of which no checkpoint tells for so long is looked for in the page tables.
 QUIET_NS = 100_000_000
+#: Ranges that are kept for that.
+SEEN_MAX = 4096
 #: Readers that are told of one by one when they have ended.
 ENDED_MAX = 256
 
@@ -61,6 +63,7 @@ class PlannedReader:
         self.ended = False  # nothing of it is read any more
         self.active_ns = self.touched_ns = now = now_ns()
         self.done_items = 0  # of the epochs before
+        self.seen: list[tuple[int, int]] = []  # found mapped since the last touch that told
         #: What the scheduler sees: a stream in the coordinate of the order.
         self.stream = Stream(-1, rank, 0, 0, 0, now, now, active=True)
         self.walk: Walk | None = None
@@ -119,6 +122,7 @@ class PlannedReader:
             return
         if walk.saw(start, end, now):
             self.active_ns = self.touched_ns = now
+            self.seen = []
             self._moved(now)
         upcoming = self._upcoming() if walk.stray else None
         if (
@@ -288,15 +292,13 @@ class Plans:
             self._ended = [*self._ended[-ENDED_MAX + 1 :], reader.describe()]
 
     def reader(self, client: Client, region: Region) -> PlannedReader | None:
-        """Who reads a mapping in a known order now: of several (a training and a validation set in
-        one file) the one that has gone on last."""
-        found = [
-            reader
-            for source in self.sources
-            for reader in source.readers(client, region)
-            if reader.live
-        ]
-        return max(found, key=lambda reader: reader.active_ns, default=None)
+        """Who reads a mapping in a known order now: by the first source that knows; of several (a
+        training and a validation set in one file) the one that has gone on last."""
+        for source in self.sources:
+            found = [reader for reader in source.readers(client, region) if reader.live]
+            if found:
+                return max(found, key=lambda reader: reader.active_ns)
+        return None
 
     def pending(self, client: Client, region: Region) -> bool:
         """Whether a mapping's order may become known soon."""
@@ -341,11 +343,16 @@ class Plans:
     ) -> None:
         """Ranges that a look into a page table has found mapped. They come in the order of the file
         and long after: where checkpoints tell, those tell more, unless none does."""
-        if region.verdict != Verdict.PAGE_TABLES:
-            reader = self.reader(client, region)
-            if reader is None or now - reader.touched_ns < QUIET_NS:
-                return
-        self.touch(client, region, found, now)
+        if region.verdict == Verdict.PAGE_TABLES:
+            self.touch(client, region, found, now)
+            return
+        reader = self.reader(client, region)
+        if reader is None:
+            return
+        reader.seen = [*reader.seen, *found][-SEEN_MAX:]
+        if reader.seen and now - reader.touched_ns >= QUIET_NS:
+            found, reader.seen = reader.seen, []
+            self.touch(client, region, found, now)
 
     def plan(self, reader: PlannedReader, storage: Storage, allowed_bytes: int) -> None:
         """Hand on what a reader needs next."""

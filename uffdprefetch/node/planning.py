@@ -7,9 +7,11 @@ import select
 from typing import TYPE_CHECKING
 
 from uffdprefetch.config import Config
+from uffdprefetch.node.indices import Indices
 from uffdprefetch.node.orders import Announcements, PlanFile
 from uffdprefetch.node.planned import Plans
 from uffdprefetch.node.resolver import Resolver
+from uffdprefetch.node.strided import Strides
 
 if TYPE_CHECKING:
     from uffdprefetch.node.engine import CacheEngine
@@ -33,6 +35,16 @@ class Planning:
             plan = PlanFile(self.resolver, self.plans, engine.ledger, engine.plans_came)
             self.plans.sources.insert(0, plan)
         engine.use_plans(self.plans)
+        if config.policy in ("auto", "stride"):
+            always = config.policy == "stride"
+            indices = Indices(self.resolver, engine.plans_came)
+            strides = Strides(
+                indices, self.plans, engine.scheduler, engine.ledger, engine.clients.values, always
+            )
+            self.plans.sources.append(strides)
+            engine.use_strides(strides)
+        if config.plan is not None or config.policy == "stride":
+            self.resolver.start()  # the job has yet to start
 
     @property
     def due_ns(self) -> int | None:

@@ -213,6 +213,8 @@ class Service:
                 self._planning.resolver.ready()
             else:
                 self._peers.receive(fd)
+        if self._planning is not None:  # what has ended first, then what was touched since
+            self._planning.announcements.look(now_ns())
         for client in self.engine.clients.values():
             self.engine.on_events(client, client.ring.drain())
         pool = self.engine.pool
@@ -225,8 +227,6 @@ class Service:
         now = now_ns()
         if self._observer is not None:
             self._observer.look(self._peers.jobs(), now)
-        if self._planning is not None:
-            self._planning.announcements.look(now)
         self.engine.look(now)
         if now >= self._housekeeping_ns:
             self._housekeep(now)

@@ -22,7 +22,7 @@ from uffdprefetch.node.ledger import Ledger
 from uffdprefetch.node.planned import PlannedReader, Plans
 from uffdprefetch.progress.streams import Stream
 from uffdprefetch.uffd import RUNS_AT_ONCE
-from uffdprefetch.warm.scheduler import Scheduler
+from uffdprefetch.warm.scheduler import Scheduler, now_ns
 
 if TYPE_CHECKING:  # they bring numpy, which a service where nobody skips spares
     from uffdprefetch.formats.index import RecordIndex
@@ -110,6 +110,10 @@ class Strides:
         """See planned.Belongs."""
         watch = self._watch(region, client.rank)
         return [watch.reader] if watch is not None and watch.reader is not None else []
+
+    def pending(self, client: Client, region: Region) -> bool:
+        """See planned.Belongs."""
+        return self.seeks(region, now_ns())
 
     def _watch(self, region: Region, rank: int) -> _Watch | None:
         name = region.file.key, rank

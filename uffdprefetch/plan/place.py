@@ -52,8 +52,8 @@ class Place:
     def __init__(self, watched_bytes: int, armed: bool) -> None:
         self.watched_bytes = watched_bytes
         self._armed = armed
-        #: Whether the last touch that saw() was told of is none of this order at this place: after
-        #: an early stop it fits the next epoch's Walk.
+        #: Whether the last touch that saw() was told of is none of this order at this place: it may
+        #: be one of the next epoch's.
         self.stray = False
         self._rate = Rate()
         self._lookahead_bytes = 0
@@ -128,8 +128,9 @@ class Place:
         """A touch of [start, end) of the file: how many items are now taken for read that were not
         (0: behind, being read already, or not in the plan here)."""
         hits = self._units.overlapping(start, end)
-        self.stray = False
+        self.stray = not len(hits)
         if not len(hits):
+            self._verdict.outside(start, end)
             return 0
         over = self._at == len(self._units)
         first = int(hits.searchsorted(self._at))

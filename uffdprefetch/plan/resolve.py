@@ -10,6 +10,7 @@ with its standard input.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -55,6 +56,9 @@ class Resolver:
                 return self._of_plan(request, early)
             if request["do"] == "index":
                 return self._index(request)
+            if request["do"] == "prepare":
+                cache.open_cached(request["path"])
+                return {}
             return self._of_announced(request)
         except UffdPrefetchError as error:
             return {"error": error.message}
@@ -80,6 +84,13 @@ class Resolver:
             order = plan.resolve(file, spec, path)
         guess.set()
         return {"order": self._store(order)}
+
+    def prepare(self) -> None:
+        """Index the plan's files before anybody asks."""
+        with contextlib.suppress(UffdPrefetchError, OSError, ValueError, MemoryError):
+            for file in self._load().files:
+                for path in file.data_files():
+                    file.index(path)
 
     def _load(self) -> planfile.Plan:
         assert self._plan_path is not None
@@ -169,6 +180,8 @@ def main(arguments: list[str]) -> int:
         write(answer)
 
     with ThreadPoolExecutor(THREADS) as threads:
+        if len(arguments) > 1:
+            threads.submit(resolver.prepare)
         for line in sys.stdin:
             threads.submit(serve, json.loads(line))
         threads.shutdown(wait=False, cancel_futures=True)

@@ -21,6 +21,11 @@ JUDGED = 32
 LOCAL_UNITS = 16
 #: So many right ones in a row and none of them near the position: that is in the wrong place.
 ELSEWHERE = 32
+#: Of what is in no item, where hardly an item was ever touched: fewer than MATCHED.
+OUTSIDE_BYTES = 16 * MIB
+MATCHED = 8
+#: In which touches of what is in no item are counted: the kernel's fault-around.
+BLOCK_BYTES = 64 << 10
 #: So many bytes may be handed out and passed by untouched, or this part of the order.
 UNTOUCHED_BYTES = 64 * MIB
 UNTOUCHED_PART = 0.05
@@ -39,6 +44,8 @@ class Verdict:
         self.passed_bytes = 0  # of what was handed out, gone by
         self.untouched_bytes = 0  # of these, without a touch that should have shown
         self.touched_bytes = 0  # with one, where it is known which should
+        self._right = 0
+        self._outside: set[int] = set()  # blocks
 
     def follows(self, hits: Array) -> bool:
         """Whether one of these units comes soon after one that was judged lately."""
@@ -51,12 +58,28 @@ class Verdict:
         steps = hits[found] - self._judged
         return int(steps.min(initial=LOCAL_UNITS + 1, where=steps >= 0))
 
+    def outside(self, start: int, end: int) -> None:
+        """A touch of what is in no item. A B-tree's pages are, and what a job reads beside its
+        epochs; but when nothing else is touched, the order is none of this reader's."""
+        if self._right >= MATCHED or self.wrong is not None:
+            return
+        self._outside.update(range(start // BLOCK_BYTES, -(-end // BLOCK_BYTES)))
+        seen_bytes = len(self._outside) * BLOCK_BYTES
+        if seen_bytes > max(OUTSIDE_BYTES, UNTOUCHED_PART * self._total_bytes):
+            self._is_wrong(
+                f"{seen_bytes / MIB:.0f} MiB were read, and {self._right} of its"
+                f" {self._items:,} items"
+            )
+
     def vote(self, hits: Array, unit: int, expected: bool, near: bool, position: int) -> bool:
         """A touch of the units ``hits``, taken for ``unit``; answers whether the readers have been
         elsewhere for so long that the position should go there. One vote a record: further touches
         of the same one count for nothing."""
         if near or not expected:
             self._elsewhere = 0
+        self._right += expected
+        if self._right == MATCHED:
+            self._outside.clear()
         if self._after(hits) == 0:
             return False
         self._judged[self._count % JUDGED] = unit
