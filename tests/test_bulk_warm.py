@@ -139,7 +139,8 @@ def test_a_file_over_the_budget_is_one_finding_and_costs_nothing(
     work = crops(how, 30, options=("--engine", engine, "--budget", "32MiB"))
     assert work.line()["right"]
     summary = work.finish().good().summary
-    assert bed.counters()["bytes"] <= plain_bytes * 1.05
+    # and what was read ahead of the first touches, before it was known
+    assert bed.counters()["bytes"] <= plain_bytes * 1.05 + (16 << 20)
     (finding,) = jumping(summary)
     assert ARRAY in finding and "--budget" in finding and "plan" in finding
     bulk = bulk_of(summary, bed.path(ARRAY))
@@ -211,7 +212,9 @@ def test_two_ranks_have_the_file_read_once(
     summary = [one.finish().good() for one in ranks][-1].summary
     assert summary is not None
     assert bed.counters()["bytes"] < size * 1.05
-    assert bulk_of(summary, path)["state"] == "done"
+    # of a small file the windows of the first touches, before it was known, may have brought all
+    (file,) = [f for f in summary["files"] if f["path"] == str(path)]
+    assert file["bulk"] is None or file["bulk"]["state"] == "done"
 
 
 def test_the_summary_is_json_that_says_what_was_done(

@@ -117,7 +117,7 @@ def followed(summary: dict[str, Any]) -> set[tuple[int, str]]:
     return {(plan["rank"], plan["how"]) for plan in summary["plans"] if not plan["dropped"]}
 
 
-@pytest.mark.parametrize("policy", ["auto", "stride"])
+@pytest.mark.parametrize("policy", ["stride"])
 def test_four_of_sixteen_ranks_read_what_is_theirs(
     bed: SlowBed, env: dict[str, str], tmp_path: Path, policy: str
 ) -> None:
@@ -134,7 +134,7 @@ def test_four_of_sixteen_ranks_read_what_is_theirs(
     assert read_bytes < RECORDS * RECORD_BYTES // 2
 
 
-@pytest.mark.parametrize("policy", ["auto", "stride"])
+@pytest.mark.parametrize("policy", ["stride"])
 def test_ranks_that_do_not_skip_are_prefetched_as_ever(
     bed: SlowBed, env: dict[str, str], tmp_path: Path, policy: str
 ) -> None:

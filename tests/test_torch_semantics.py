@@ -49,7 +49,8 @@ def check(listener: Listener, plain: Any, hooked: Any) -> None:
     for name in plain:
         assert hooked[name] == plain[name], f"with the hook {name} went otherwise"
     epochs = [(n, e) for n, es in hooked.items() if n not in LEFT_ALONE for e in es]
-    announced = [a for a in listener.announced() if a.reader.startswith("loader-")]
+    said = [a for a in listener.announced() if a.reader.startswith("loader-")]
+    announced = [a for a in said if a.items]  # else that an order is not known
     assert len(announced) == len(epochs)
     for said, (name, epoch) in zip(announced, epochs, strict=True):
         assert said.order() == by_part(epoch["order"]), name

@@ -42,6 +42,8 @@ MISS_BYTES = 128 << 10
 #: Its bandwidth, where no window has been read yet: by the first bytes of the stream.
 PROBE_BYTES = 16 * MIB
 JUDGE_NS = 100 * MS
+#: Before so many touches nobody is doubted: an LMDB is entered by its tree, which jumps.
+DOUBT_TOUCHES = 4
 MEMORY_NS = 1000 * MS
 #: Between two batches nobody may map the file.
 GONE_NS = 2000 * MS
@@ -171,7 +173,7 @@ class Bulk:
         """Whether the reader's walks are walks, so that what lies ahead of them may be read."""
         book = self._books.get(region.file.key)
         reader = book.readers.get(region.table.reader) if book else None
-        return reader is None or reader.jumps.trusted
+        return reader is None or reader.jumps.count < DOUBT_TOUCHES or reader.jumps.trusted
 
     def planned(self, region: Region, known: bool) -> None:
         """Whether the reader's order is known: then it is none of ours."""

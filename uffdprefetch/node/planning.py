@@ -35,12 +35,11 @@ class Planning:
             plan = PlanFile(self.resolver, self.plans, engine.ledger, engine.plans_came)
             self.plans.sources.insert(0, plan)
         engine.use_plans(self.plans)
-        if config.policy in ("auto", "stride"):
-            always = config.policy == "stride"
-            indices = Indices(self.resolver, engine.plans_came)
+        if config.policy == "stride":  # auto would make every walk wait that begins with a gap
             strides = Strides(
-                indices, self.plans, engine.scheduler, engine.ledger, engine.clients.values, always
-            )
+                Indices(self.resolver, engine.plans_came), self.plans, engine.scheduler,
+                engine.ledger, engine.clients.values, always=True,
+            )  # fmt: skip
             self.plans.sources.append(strides)
             engine.use_strides(strides)
         if config.plan is not None or config.policy == "stride":
