@@ -56,7 +56,7 @@ FILES_MAX = 256
 READERS_MAX = 64
 
 #: States of a file; the first three may become each other.
-WATCHED, MEASURED, STREAMED = "watched", "measured", "streamed"
+WATCHED, MEASURED, STREAMED = "undecided", "measured", "streamed"
 DONE, STOPPED, REFUSED = "done", "stopped", "refused"
 
 
