@@ -727,3 +727,13 @@ def test_an_order_of_which_nothing_is_touched_is_wrong_and_one_that_begins_late_
     for i in range(1000, 3000):  # what is validated in between, say
         late.saw(i * size, i * size + size, i)
     assert late.wrong is None
+
+
+def test_a_reader_that_was_silent_for_long_is_found_again() -> None:
+    """In a pool that holds much of the file most records are read without a touch."""
+    rows, size = shuffled(20_000, 25), 128 * KIB
+    walk = Walk(fixed_records(rows, size), 20_000 * size, armed=True)
+    for item in (*range(100), *range(300, 400)):  # 25 MiB without a sign
+        walk.due(4 * MIB)
+        walk.saw(int(rows[item]) * size, int(rows[item]) * size + PAGE, item)
+    assert (walk.position, walk.wrong) == (400, None)
