@@ -721,6 +721,12 @@ def test_an_order_of_which_nothing_is_touched_is_wrong_and_one_that_begins_late_
     assert never.wrong is None
     never.saw(1256 * size, 1257 * size, 1)
     assert never.wrong == "16 MiB were read, and 0 of its 1,000 items"
+    looked = Walk(fixed_records(np.arange(600, 1000), size), GIB)
+    looked.saw(300 * size, 601 * size, 1)  # all that was read since the last look, in one range
+    assert looked.wrong == "19 MiB were read, and 0 of its 400 items"
+    looked = Walk(fixed_records(np.arange(300, 601), size), GIB)
+    looked.saw(300 * size, 601 * size, 1)
+    assert looked.wrong is None
     late = Walk(fixed_records(np.arange(1000), size), GIB)
     for i in range(8):
         late.saw(i * size, i * size + PAGE, i)

@@ -359,7 +359,10 @@ def test_a_plan_of_other_records_is_dropped_with_a_line_and_costs_little(
     work = job(reader(tmp_path, cold, steps), options_of(plan, engine))
     work.line()
     dropped = "not followed any more"
-    wait_until(lambda: any(dropped in text for text in live(work)["degradations"]), dropped)
+    wait_until(
+        lambda: any(dropped in text for text in live(work)["degradations"]),
+        lambda: f"{dropped!r} among {live(work)}",
+    )
     work.tell()
     done = work.finish().good()
     assert done.lines[0]["sha256"] == cold.digest(order)

@@ -36,6 +36,8 @@ FADE = 0.98
 #: Judged by the first unit at each multiple of this of the plan, which stands for so much: where
 #: offset_at() tells a sensor to look (plan/checkpoints.DISTANCE_MIN_BYTES).
 WATCHED_BYTES = 4 * MIB
+#: The most that one fault maps: between records, more than that has been read on its own.
+HUGE_BYTES = 2 * MIB
 #: Records that are being read are told from those read again by where in them the touches are.
 READING = 64
 
@@ -132,6 +134,9 @@ class Place:
         if not len(hits):
             self._verdict.outside(start, end)
             return 0
+        if end - start > HUGE_BYTES:  # by a look, which finds all that was read since the last one
+            for low, high in self._units.between(hits, start, end, HUGE_BYTES):
+                self._verdict.outside(low, high)
         over = self._at == len(self._units)
         first = int(hits.searchsorted(self._at))
         nearest = int(hits[first]) if first < len(hits) else len(self._units)

@@ -87,6 +87,16 @@ class Units:
         units.sort()
         return units
 
+    def between(self, hits: Array, start: int, end: int, least_bytes: int) -> list[tuple[int, int]]:
+        """The ranges of [start, end) of the file that are in none of these units, all that overlap
+        it, and as long as ``least_bytes``."""
+        by_place = hits[self.starts[hits].argsort()]
+        ends: Array = np.maximum.accumulate(self.ends[by_place])
+        lows: Array = np.concatenate(([start], ends))
+        highs: Array = np.concatenate((self.starts[by_place], [end]))
+        found = (highs - lows >= least_bytes).nonzero()[0]
+        return [(int(lows[i]), int(highs[i])) for i in found]
+
     def pages(self, first: int, end: int) -> tuple[Array, Array]:
         """(first pages, end pages) of the units [first, end), int64."""
         page = self._page_bytes
