@@ -8,7 +8,9 @@
  * (VM_FAULT_RETRY) the fault begins anew, and now fault-around finds the page, or filemap_fault() is
  * called once more. It is a major fault when the page was not in the cache at first, and so was
  * asked for by the thread itself (mm/memory.c, mm_account_fault); one that waited for a page that was
- * already on its way is not.
+ * already on its way is not, unless it had to wait again: the first attempt, which holds the VMA's
+ * lock alone, counts for nothing (arch/x86/mm/fault.c, do_user_addr_fault), but who comes a third
+ * time does so with FAULT_FLAG_TRIED.
  */
 
 /* The exception that a thread took last; only of processes that have mapped a file. */
@@ -44,7 +46,8 @@ struct in_fault {
 	u32 pid;
 	u16 file;
 	u8 major, open;
-	u32 ahead, pad; /* the page was there, with readahead's mark */
+	u32 ahead; /* the page was there, with readahead's mark */
+	u32 again; /* attempts after the first that came to filemap_fault() */
 };
 BPF_TABLE("lru_hash", u32, struct in_fault, in_faults, 16384);
 
@@ -215,6 +218,18 @@ static __always_inline void close_fault(struct in_fault *f, u32 tid)
 	f->open = 0;
 }
 
+/* One more attempt at a fault that had to wait; `tried`: the second one had to wait as well. */
+static __always_inline void try_again(struct in_fault *f, u32 tid, int tried)
+{
+	u64 now = bpf_ktime_get_ns();
+
+#ifndef HAVE_EXCEPTIONS
+	tried = 0; /* it may be the next fault of that page */
+#endif
+	if ((f->missed_ns || tried) && !f->major)
+		put_major(f, tid, now, now - f->time_ns);
+}
+
 /* Whether a thread that comes to a page of its last fault is still in that fault: it took no other
  * exception since. */
 static __always_inline int is_retry(struct in_fault *f, struct exception *x, u16 file)
@@ -237,10 +252,7 @@ TRACEPOINT_PROBE(filemap, mm_filemap_map_pages)
 		return 0;
 	f = in_faults.lookup(&tid);
 	if (f && is_retry(f, x, file) && f->offset >= start && f->offset < end) {
-		u64 now = bpf_ktime_get_ns();
-
-		if (f->missed_ns && !f->major)
-			put_major(f, tid, now, now - f->time_ns);
+		try_again(f, tid, f->again >= 1);
 #ifndef HAVE_EXCEPTIONS
 		f->open = 0; /* nothing tells this fault from the next one of that page */
 #endif
@@ -274,10 +286,7 @@ TRACEPOINT_PROBE(filemap, mm_filemap_fault)
 	f = in_faults.lookup(&tid);
 	if (f) {
 		if (is_retry(f, x, file) && f->offset == offset) {
-			u64 now = bpf_ktime_get_ns();
-
-			if (f->missed_ns && !f->major)
-				put_major(f, tid, now, now - f->time_ns);
+			try_again(f, tid, ++f->again >= 2);
 			return 0;
 		}
 		close_fault(f, tid);
