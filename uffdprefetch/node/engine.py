@@ -262,7 +262,7 @@ class CacheEngine:
             )  # fmt: skip
             self.touch(client, region, start, start + uffd.PAGE_BYTES, at_ns)
             if self.plans is not None:
-                self.plans.touch(client, region, [(start, start + uffd.PAGE_BYTES)], at_ns)
+                self.plans.touch(client, region, start, start + uffd.PAGE_BYTES, at_ns)
 
     def on_pool_events(self) -> None:
         """What has happened in the pool, if there is one."""

@@ -24,7 +24,7 @@ from uffdprefetch.warm.scheduler import now_ns
 
 if TYPE_CHECKING:
     from uffdprefetch.plan.announced import Announced
-    from uffdprefetch.plan.order import Order
+    from uffdprefetch.plan.units import Units
 
 log = logging.getLogger("uffdprefetch.serve")
 
@@ -84,7 +84,7 @@ class PlanFile:
             heard,
         )  # fmt: skip
 
-    def order(self, answer: Answer) -> Order | None:
+    def order(self, answer: Answer) -> Units | None:
         """The order of an answer, None when there is none."""
         if answer.get("order") is None:
             return None
@@ -103,10 +103,10 @@ class _Epochs:
     def __init__(self, plan: PlanFile, file: FileState, rank: int) -> None:
         self._plan, self._file, self._rank = plan, file, rank
         self._asked = -1  # the latest epoch
-        self._come: dict[int, Order] = {}
+        self._come: dict[int, Units] = {}
         self._end: int | None = None  # the first epoch that there is none of
 
-    def order(self, epoch: int) -> Order | None:
+    def order(self, epoch: int) -> Units | None:
         """See planned.Source."""
         if epoch > self._asked and not self.over(epoch):
             self._asked = epoch
@@ -131,11 +131,11 @@ class _Epochs:
 class _Stated:
     """One order, of an announcement."""
 
-    def __init__(self, order: Order, how: str) -> None:
-        self._order: Order | None = order
+    def __init__(self, order: Units, how: str) -> None:
+        self._order: Units | None = order
         self.how = how
 
-    def order(self, epoch: int) -> Order | None:
+    def order(self, epoch: int) -> Units | None:
         """See planned.Source."""
         order, self._order = self._order, None
         return order

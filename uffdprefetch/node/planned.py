@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # they bring numpy, which a service without a plan spares
     import numpy.typing as npt
 
     from uffdprefetch.plan.order import Order, Walk
+    from uffdprefetch.plan.units import Units
 
 #: Touches that the next epoch's order explains and this one's does not: it has begun.
 BEGUN_ITEMS = 4
@@ -44,7 +45,7 @@ class Source(Protocol):
 
     how: str  # for people
 
-    def order(self, epoch: int) -> Order | None:
+    def order(self, epoch: int) -> Order | Units | None:
         """An epoch's order; None: not yet, or it has been given. It may be given again: a guess
         first. Asked for again and again."""
 
@@ -63,7 +64,8 @@ class PlannedReader:
         self.ended = False  # nothing of it is read any more
         self.active_ns = self.touched_ns = now = now_ns()
         self.done_items = 0  # of the epochs before
-        self.seen: list[tuple[int, int]] = []  # found mapped since the last touch that told
+        self.seen: list[tuple[int, int]] = []  # found mapped, and not looked at yet
+        self._strays: list[tuple[int, int]] = []  # found mapped, not for this epoch
         #: What the scheduler sees: a stream in the coordinate of the order.
         self.stream = Stream(-1, rank, 0, 0, 0, now, now, active=True)
         self.walk: Walk | None = None
@@ -122,7 +124,6 @@ class PlannedReader:
             return
         if walk.saw(start, end, now):
             self.active_ns = self.touched_ns = now
-            self.seen = []
             self._moved(now)
         upcoming = self._upcoming() if walk.stray else None
         if (
@@ -134,11 +135,25 @@ class PlannedReader:
             return
         self.dropped = self.dropped or walk.wrong
 
-    def turn(self, start: int, end: int) -> int:
-        """The plan coordinate at which [start, end) of the file comes next; the order's end if it
-        does not."""
-        assert self.walk is not None
-        return self.walk.next_bytes(start, end)
+    def mapped(self, found: list[tuple[int, int]], now: int) -> None:
+        """What a look has found mapped, and no look before."""
+        self.seen = [*self.seen, *found][-SEEN_MAX:]
+        walk = self.look()
+        if walk is None or not self.seen:
+            return
+        at = walk.position
+        strays = walk.mapped(self.seen, now)
+        self.seen, self._strays = [], [*self._strays, *strays][-SEEN_MAX:]
+        if walk.position > at:
+            self.active_ns = now
+            self._moved(now)
+        upcoming = self._upcoming() if self._strays else None
+        if upcoming is not None:
+            upcoming.mapped(self._strays, now)
+            self._strays = []
+            if upcoming.position >= BEGUN_ITEMS:
+                self._begin_next(now)
+        self.dropped = self.dropped or walk.wrong
 
     def said(self, items: int, now: int) -> None:
         """So many items of the present epoch have been read."""
@@ -318,19 +333,16 @@ class Plans:
         for reader in self.all:
             reader.left(region)
 
-    def touch(
-        self, client: Client, region: Region, found: list[tuple[int, int]], at_ns: int
-    ) -> None:
-        """Progress of a reader that may have a plan: ranges [start, end) that it has touched, in
-        any order."""
+    def touch(self, client: Client, region: Region, start: int, end: int, at_ns: int) -> None:
+        """A touch of [start, end) of the file by a reader that may have a plan."""
         reader = self.reader(client, region)
         if reader is None or reader.walk is None:
             return
-        if len(found) > 1:
-            found = sorted(found, key=lambda each: reader.turn(*each))
-        for start, end in found:
-            reader.saw(start, end, at_ns)
-            reader.touched_mark(region, start // PAGE_BYTES)
+        reader.saw(start, end, at_ns)
+        reader.touched_mark(region, start // PAGE_BYTES)
+        self._judge(reader, region)
+
+    def _judge(self, reader: PlannedReader, region: Region) -> None:
         if reader.dropped:
             self._scheduler.forget(reader.stream)
             self._ledger.degrade(
@@ -341,18 +353,18 @@ class Plans:
     def looked(
         self, client: Client, region: Region, found: list[tuple[int, int]], now: int
     ) -> None:
-        """Ranges that a look into a page table has found mapped. They come in the order of the file
-        and long after: where checkpoints tell, those tell more, unless none does."""
-        if region.verdict == Verdict.PAGE_TABLES:
-            self.touch(client, region, found, now)
-            return
+        """Ranges that a look into a page table has found mapped, and no look before. They come in
+        the order of the file and long after: where checkpoints tell, those tell more, unless none
+        does."""
         reader = self.reader(client, region)
         if reader is None:
             return
-        reader.seen = [*reader.seen, *found][-SEEN_MAX:]
-        if reader.seen and now - reader.touched_ns >= QUIET_NS:
-            found, reader.seen = reader.seen, []
-            self.touch(client, region, found, now)
+        quiet = now - reader.touched_ns >= QUIET_NS
+        if region.verdict == Verdict.PAGE_TABLES or quiet:
+            reader.mapped(found, now)
+            self._judge(reader, region)
+        else:
+            reader.seen = [*reader.seen, *found][-SEEN_MAX:]
 
     def plan(self, reader: PlannedReader, storage: Storage, allowed_bytes: int) -> None:
         """Hand on what a reader needs next."""

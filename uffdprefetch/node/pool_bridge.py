@@ -82,7 +82,7 @@ def _take_fault(
     region.armed.setdefault(cell, start // uffd.PAGE_BYTES)
     stream, forward = engine.touch(client, region, start, end, event.time_ns)
     if engine.plans is not None:
-        engine.plans.touch(client, region, [(start, end)], event.time_ns)
+        engine.plans.touch(client, region, start, end, event.time_ns)
     how = POOL_TOUCH | (POOL_MISS if event.kind == uffd_pool.MISS else 0)
     start, end = pool.walked(stream, start, end, forward)
     _note_walker(region, event.tid, stream)

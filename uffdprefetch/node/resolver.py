@@ -24,7 +24,7 @@ from uffdprefetch.job.channel import SUFFIX
 
 if TYPE_CHECKING:  # they bring numpy, which a service without plans spares
     from uffdprefetch.formats.index import RecordIndex
-    from uffdprefetch.plan.order import Order
+    from uffdprefetch.plan.units import Units
 
 log = logging.getLogger("uffdprefetch.serve")
 
@@ -145,19 +145,11 @@ class Resolver:
             self._process.wait()
             self._process = None
 
-    def order(self, stored_order: dict[str, Any]) -> Order:
+    def order(self, told: dict[str, Any]) -> Units:
         """An order of an answer, mapped. Raises OSError, ValueError."""
-        import numpy as np
+        from uffdprefetch.plan import unitfile
 
-        from uffdprefetch.plan.order import Order
-
-        path = os.path.join(self.directory, stored_order["name"])
-        try:
-            starts, ends, item = np.load(path, mmap_mode="r", allow_pickle=False)
-        finally:
-            with contextlib.suppress(OSError):
-                os.unlink(path)  # its pages live as long as the mapping
-        return Order(starts, ends, item, stored_order["items"])
+        return unitfile.read(self.directory, told)
 
     def index(self, name: str) -> RecordIndex | None:
         """An index of an answer, mapped."""

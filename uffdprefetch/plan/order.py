@@ -17,6 +17,8 @@ from uffdprefetch.plan.place import WATCHED_BYTES, Place
 if TYPE_CHECKING:
     import numpy as np
 
+    from uffdprefetch.plan.units import Units
+
     Array = np.ndarray[Any, Any]
 
 
@@ -70,12 +72,13 @@ class Walk(Place):
     ``watched_bytes``: a touch of the unit at each multiple of it (offset_at()) is sure to be seen;
     0: of any record. ``armed``: only of those that arm() was told of, each of which stands for so
     much. What should show and does not is waited for, and makes the plan ``wrong`` at last. Raises
-    ValueError for an order of more than 2^62 bytes.
+    ValueError for an order of more than 2^62 bytes; its Units may be given instead, which are of a
+    file and a page size already.
     """
 
     def __init__(
         self,
-        order: Order,
+        order: Order | Units,
         file_bytes: int,
         page_bytes: int = 4096,
         merge_gap_bytes: int = 64 << 10,
@@ -84,15 +87,14 @@ class Walk(Place):
         armed: bool = False,
     ) -> None:
         from uffdprefetch.plan.pieces import Held
+        from uffdprefetch.plan.units import Units
 
         super().__init__(watched_bytes, armed)
-        self._file_bytes, self._page_bytes = file_bytes, page_bytes
-        self._gap_pages, self._slice_bytes = merge_gap_bytes // page_bytes, slice_bytes
+        units = order if isinstance(order, Units) else Units.of(order, file_bytes, page_bytes)
+        self._file_bytes, self._page_bytes = file_bytes, units.page_bytes
+        self._gap_pages, self._slice_bytes = merge_gap_bytes // self._page_bytes, slice_bytes
         self._held = Held()
-        self._begin(order)
-
-    def _begin(self, order: Order) -> None:
-        self._start(order, self._file_bytes, self._page_bytes)
+        self._start(units)
         self._ratio = 0.0
         self._pages_sent = 0
         self._units_sent_bytes = 0

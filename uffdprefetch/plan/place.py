@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 from uffdprefetch.plan.rate import Rate
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import numpy as np
 
-    from uffdprefetch.plan.order import Order
     from uffdprefetch.plan.units import Units
 
     Array = np.ndarray[Any, Any]
@@ -36,6 +37,10 @@ FADE = 0.98
 #: Judged by the first unit at each multiple of this of the plan, which stands for so much: where
 #: offset_at() tells a sensor to look (plan/checkpoints.DISTANCE_MIN_BYTES).
 WATCHED_BYTES = 4 * MIB
+#: What is mapped is less sure than a touch, since a fault maps its neighbours too: the position
+#: follows as far as this part of the units are, and so many beyond what was handed out.
+MAPPED_PART = 0.75
+MAPPED_BEYOND = 4
 #: The most that one fault maps: between records, more than that has been read on its own.
 HUGE_BYTES = 2 * MIB
 #: Records that are being read are told from those read again by where in them the touches are.
@@ -62,20 +67,19 @@ class Place:
         self._late_bytes = 0.0
         self._doubt_bytes: float = DOUBT_BYTES / 2
 
-    def _start(self, order: Order, file_bytes: int, page_bytes: int) -> None:
-        """At the beginning of an order. Raises ValueError for one of more than 2^62 bytes."""
+    def _start(self, units: Units) -> None:
+        """At the beginning of an order."""
         import numpy as np
 
-        from uffdprefetch.plan.units import Units
         from uffdprefetch.plan.verdict import Verdict
 
-        self._units: Units = Units(order, file_bytes, page_bytes)
-        self.items = order.items
-        self._state = bytearray([_QUIET if self._armed else _NEW]) * len(self._units)
+        self._units = units
+        self.items = units.items
+        self._state = bytearray([_QUIET if self._armed else _NEW]) * len(units)
         self._states: Array = np.frombuffer(self._state, np.uint8)
         self._at = self._front = self._sent = 0  # units
         self._reading: dict[int, int] = {}
-        self._verdict = Verdict(order.items, self._units.total_bytes)
+        self._verdict = Verdict(units.items, units.total_bytes)
 
     @property
     def wrong(self) -> str | None:
@@ -110,14 +114,6 @@ class Place:
         """Of the plan coordinate."""
         return self._rate.bytes_per_second
 
-    def next_bytes(self, start: int, end: int) -> int:
-        """The plan coordinate of the next unit, from the position on, with a byte in [start, end)
-        of the file; the order's end when there is none."""
-        hits = self._units.overlapping(start, end)
-        first = int(hits.searchsorted(self._at))
-        unit = int(hits[first]) if first < len(hits) else len(self._units)
-        return int(self._units.coordinate[unit])
-
     # ---- progress -------------------------------------------------------------------------------
 
     def arm(self, plan_bytes: int) -> None:
@@ -130,13 +126,10 @@ class Place:
         """A touch of [start, end) of the file: how many items are now taken for read that were not
         (0: behind, being read already, or not in the plan here)."""
         hits = self._units.overlapping(start, end)
+        self._between_items(hits, start, end)
         self.stray = not len(hits)
         if not len(hits):
-            self._verdict.outside(start, end)
             return 0
-        if end - start > HUGE_BYTES:  # by a look, which finds all that was read since the last one
-            for low, high in self._units.between(hits, start, end, HUGE_BYTES):
-                self._verdict.outside(low, high)
         over = self._at == len(self._units)
         first = int(hits.searchsorted(self._at))
         nearest = int(hits[first]) if first < len(hits) else len(self._units)
@@ -158,6 +151,46 @@ class Place:
         self.stray = over or not expected
         self._move(now_ns)
         return read if expected else 0
+
+    def mapped(self, ranges: Iterable[tuple[int, int]], now_ns: int) -> list[tuple[int, int]]:
+        """Ranges of the file that have been mapped since the last call, none told twice: which of
+        them are of no item that is due soon (they may be another epoch's).
+
+        A fault maps its neighbours too (fault-around), which come at any time in the order: so the
+        position moves on only where hardly an item is missing."""
+        import numpy as np
+
+        units, strays = self._units, []
+        found: list[Array] = [np.zeros(0, np.int64)]
+        horizon = units.at(self.position_bytes + self._horizon_bytes())
+        for start, end in ranges:
+            hits = units.overlapping(start, end)
+            self._between_items(hits, start, end)
+            due = (hits >= self._behind()) & (hits < horizon)
+            if self._at == len(units) or not due.any():
+                strays.append((start, end))
+            found.append(hits[(units.starts[hits] >= start) & (units.ends[hits] <= end)])
+        whole: Array = np.unique(np.concatenate(found))
+        whole = whole[whole >= self._front]
+        _, first = np.unique(units.starts[whole], return_index=True)  # of the same item's, the next
+        whole = whole[first]
+        self._settle(whole, self._states[whole])
+        upto = max(self._sent, min(self._front + MAPPED_BEYOND, len(units)))
+        there = self._states[self._front : upto]
+        read = (there == _TOUCHED) | (there == _READ)
+        far = (read & (read.cumsum() >= MAPPED_PART * np.arange(1, len(read) + 1))).nonzero()[0]
+        if len(far):
+            self._lead(self._front + int(far[-1]) + 1)
+            self._move(now_ns)
+        return strays
+
+    def _between_items(self, hits: Array, start: int, end: int) -> None:
+        """What of a range is in none of the units that overlap it goes to the verdict."""
+        if not len(hits):
+            self._verdict.outside(start, end)
+        elif end - start > HUGE_BYTES:
+            for low, high in self._units.between(hits, start, end, HUGE_BYTES):
+                self._verdict.outside(low, high)
 
     def _near(self) -> int:
         """The unit up to which a touch moves the position."""

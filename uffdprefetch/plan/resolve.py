@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """``python -m uffdprefetch.plan.resolve DIRECTORY [PLAN]``: the service's helper that reads.
 
-The service has one thread and never waits for storage; to index a large file takes seconds. This
-process finds the bytes of orders for it: requests come as lines of JSON on standard input, answers
-go to standard output, orders as .npy files of shape (3, n), int64 (starts, ends, items), into
-DIRECTORY. Each request has an ``id``, which its answer repeats; answers come in any order. It ends
-with its standard input.
+The service has one thread and never waits for storage; to index a large file takes seconds, and to
+sort a long order. This process finds the bytes of orders for it: requests come as lines of JSON on
+standard input, answers go to standard output, orders as files (plan/unitfile.py) into DIRECTORY.
+Each request has an ``id``, which its answer repeats; answers come in any order. It ends with its
+standard input.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import mmap
 import os
 import sys
 import threading
@@ -19,15 +20,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
-
 from uffdprefetch.errors import UffdPrefetchError
 from uffdprefetch.formats import cache, stored
 from uffdprefetch.formats.reader import FileReader
-from uffdprefetch.plan import announced, orders, planfile
+from uffdprefetch.plan import announced, orders, planfile, unitfile
 from uffdprefetch.plan.early import early_order
 from uffdprefetch.plan.order import Order
 from uffdprefetch.plan.samples import Evidence, Samples
+from uffdprefetch.plan.units import Units
 
 THREADS = 4
 #: An index that is there so soon needs no guess before it.
@@ -83,7 +83,7 @@ class Resolver:
         with self._plan_lock:  # it keeps one index at a time
             order = plan.resolve(file, spec, path)
         guess.set()
-        return {"order": self._store(order)}
+        return {"order": self._store(order, path)}
 
     def prepare(self) -> None:
         """Index the plan's files before anybody asks."""
@@ -111,7 +111,7 @@ class Resolver:
             except (OSError, ValueError, UffdPrefetchError):
                 return  # the index says why
             if found is not None and not known.is_set():
-                early({"order": self._store(found.order), "early": True})
+                early({"order": self._store(found.order, path), "early": True})
 
         def later() -> None:
             if not known.wait(GUESS_SECONDS):
@@ -155,11 +155,10 @@ class Resolver:
             self._count += 1
             return self._count
 
-    def _store(self, order: Order) -> dict[str, Any]:
-        name = f"{self._number()}.npy"
-        columns = np.stack((order.starts, order.ends, order.item))
-        np.save(os.path.join(self._directory, name), columns, allow_pickle=False)
-        return {"name": name, "items": order.items}
+    def _store(self, order: Order, path: str) -> dict[str, Any]:
+        """An order of a file, as the service maps it."""
+        units = Units.of(order, os.stat(path).st_size, mmap.PAGESIZE)
+        return unitfile.write(os.path.join(self._directory, f"{self._number()}.units"), units)
 
 
 def main(arguments: list[str]) -> int:

@@ -23,7 +23,7 @@ from uffdprefetch.plan.mapping import Hypothesis, KeyList, choose, hypotheses
 from uffdprefetch.plan.order import Order
 
 Array = np.ndarray[Any, Any]
-Store = Callable[[Order], dict[str, Any]]
+Store = Callable[[Order, str], dict[str, Any]]
 
 #: Samples that are looked for among what has been touched.
 SEEN_MAX = 1024
@@ -158,7 +158,10 @@ class Samples:
                 more = not chosen  # the file may be mapped later
             open_ += more
             for i, order, how in chosen:
-                found.append({"part": number, "file": i, "order": store(order), "how": how})
+                path = evidence.files[i].path
+                found.append(
+                    {"part": number, "file": i, "order": store(order, path), "how": how}
+                )
         return {"orders": found, "findings": findings, "again": bool(open_)}
 
     # ---- records, keys, ranges ------------------------------------------------------------------

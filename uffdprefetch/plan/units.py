@@ -32,12 +32,28 @@ _NONE: Array = np.zeros(0, np.int64)
 
 class Units:
     """``starts``, ``ends`` (file bytes), ``item``: int64, one element a unit, in reading order;
-    ``coordinate``: int64, one more, the last is the order's length in plan bytes."""
+    ``coordinate``: int64, one more, the last is the order's length in plan bytes. ``by_place``:
+    the units in the order of the file; ``first_page``, ``end_page`` of these, the latter of all up
+    to it. ``items``: how many the order has; ``nested``: whether extents lie within others."""
 
-    def __init__(self, order: Order, file_bytes: int, page_bytes: int) -> None:
-        """What lies beyond ``file_bytes`` is left out. Raises ValueError when the order's bytes
-        cannot be counted (2^62)."""
-        self._page_bytes = page_bytes
+    def __init__(self, arrays: dict[str, Array], items: int, page_bytes: int, nested: bool) -> None:
+        """Of what of() has made of an order."""
+        self.starts, self.ends, self.item = arrays["starts"], arrays["ends"], arrays["item"]
+        self.coordinate = arrays["coordinate"]
+        self._by_place, self._first_page = arrays["by_place"], arrays["first_page"]
+        self._end_page = arrays["end_page"]
+        self.items, self.page_bytes, self.nested = items, page_bytes, nested
+        self.total_bytes = int(self.coordinate[-1])
+        self._type: Any = self._end_page.dtype.type
+        self._pages = int(self._end_page[-1]) + 1 if len(self) else 2
+        self._next: Array | None = None
+        self._next_block_bytes = 0
+        self._next_from = 0
+
+    @classmethod
+    def of(cls, order: Order, file_bytes: int, page_bytes: int) -> Units:
+        """An order's. What lies beyond ``file_bytes`` is left out. Raises ValueError when the
+        order's bytes cannot be counted (2^62)."""
         starts, ends, item = order.starts, np.minimum(order.ends, file_bytes), order.item
         some = ends > starts
         if not some.all():
@@ -45,22 +61,29 @@ class Units:
         total = float((ends - starts).sum(dtype=np.float64))
         if total >= _TOTAL_MAX:
             raise ValueError(f"an order of {total:.3g} bytes: at most 2^62 can be counted")
-        self.starts, self.ends, self.item = _cut(starts, ends, item, _grain_bytes(total))
-        self.coordinate: Array = np.zeros(len(self.starts) + 1, np.int64)
-        np.cumsum(self.ends - self.starts, out=self.coordinate[1:])
-        self.total_bytes = int(self.coordinate[-1])
-        most = int(self.ends.max(initial=0)) // page_bytes + 2
-        self._type: Any = np.uint32 if most < 1 << 32 else np.int64
-        self._pages = most
-        self._by_place, self._first_page = _sorted(self.starts // page_bytes, self._type)
-        last: Array = (-(-self.ends // page_bytes)).astype(self._type)
+        starts, ends, item = _cut(starts, ends, item, _grain_bytes(total))
+        coordinate: Array = np.zeros(len(starts) + 1, np.int64)
+        np.cumsum(ends - starts, out=coordinate[1:])
+        most = int(ends.max(initial=0)) // page_bytes + 2
+        page_type: Any = np.uint32 if most < 1 << 32 else np.int64
+        by_place, first_page = _sorted(starts // page_bytes, page_type)
+        last: Array = (-(-ends // page_bytes)).astype(page_type)
         # of all up to it in the file: ascending, so that what overlaps a place can be searched for
-        last = last[self._by_place]
-        self._end_page = np.maximum.accumulate(last)
-        self._nested = bool((self._end_page != last).any())
-        self._next: Array | None = None
-        self._next_block_bytes = 0
-        self._next_from = 0
+        last = last[by_place]
+        end_page = np.maximum.accumulate(last)
+        arrays = {
+            "starts": starts, "ends": ends, "item": item, "coordinate": coordinate,
+            "by_place": by_place, "first_page": first_page, "end_page": end_page,
+        }  # fmt: skip
+        return cls(arrays, order.items, page_bytes, bool((end_page != last).any()))
+
+    def arrays(self) -> dict[str, Array]:
+        """What it is made of."""
+        return {
+            "starts": self.starts, "ends": self.ends, "item": self.item,
+            "coordinate": self.coordinate, "by_place": self._by_place,
+            "first_page": self._first_page, "end_page": self._end_page,
+        }  # fmt: skip
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -75,7 +98,7 @@ class Units:
 
     def overlapping(self, start: int, end: int) -> Array:
         """The units with a byte in [start, end) of the file, ascending."""
-        page = self._page_bytes
+        page = self.page_bytes
         first = self._type(min(max(0, start // page), self._pages))
         last = self._type(min(max(0, -(-end // page)), self._pages))
         low = int(np.searchsorted(self._end_page, first, "right"))
@@ -99,12 +122,12 @@ class Units:
 
     def pages(self, first: int, end: int) -> tuple[Array, Array]:
         """(first pages, end pages) of the units [first, end), int64."""
-        page = self._page_bytes
+        page = self.page_bytes
         return self.starts[first:end] // page, -(-self.ends[first:end] // page)
 
     def has(self, blocks: Array, block_bytes: int) -> Array:
         """For each block of the file whether a unit has a byte in it; bool. To the page."""
-        page = self._page_bytes
+        page = self.page_bytes
         begin: Array = np.asarray(blocks, np.int64) * block_bytes
         upto = np.minimum(-(-(begin + block_bytes) // page), self._pages)
         first = np.minimum(begin // page, self._pages)
@@ -121,7 +144,7 @@ class Units:
         page: a block that is not made of whole ones counts as those that it is in."""
         blocks = np.asarray(blocks, np.int64)
         self._next_from = first = max(first, self._next_from)
-        most = self._pages * self._page_bytes // block_bytes + 1
+        most = self._pages * self.page_bytes // block_bytes + 1
         answer: Array = np.full(len(blocks), len(self), np.int64)
         inside = np.flatnonzero((blocks >= 0) & (blocks < most))
         if most > _BLOCKS_MAX:
@@ -141,7 +164,7 @@ class Units:
     def _search(self, blocks: Array, block_bytes: int, first: int) -> Array:
         """The same, from nothing."""
         begin: Array = blocks * block_bytes
-        page = self._page_bytes
+        page = self.page_bytes
         low: Any = np.searchsorted(self._end_page, (begin // page).astype(self._type), "right")
         upto = np.minimum(-(-(begin + block_bytes) // page), self._pages)
         high = np.searchsorted(self._first_page, upto.astype(self._type), "left")
@@ -165,7 +188,7 @@ class Units:
         steps: Array = np.repeat(low - offsets, counts)
         units: Array = self._by_place[np.arange(len(steps)) + steps].astype(np.int64)
         units[units < first] = len(self)
-        if self._nested:
+        if self.nested:
             before = self.ends[np.minimum(units, len(self) - 1)] <= np.repeat(begin, counts)
             units[before] = len(self)
         earliest: Array = np.minimum.reduceat(units, offsets)

@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+"""plan/verdict.py, by plan/order.Walk: which plans are found to be wrong; a right one never is."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from conftest import warnings_fail
+from walked_orders import GIB, KIB, MIB, PAGE, fixed_records, shuffled
+
+from uffdprefetch.plan import verdict
+from uffdprefetch.plan.order import Walk, lookahead_bytes
+from uffdprefetch.plan.window import Storage
+
+pytestmark = warnings_fail
+
+SEEDS = range(6)
+
+
+def workers(
+    rng: random.Random, items: int, count: int, batch: int, prefetch: int
+) -> Iterator[int]:
+    """The items as a DataLoader's workers read them: worker w the batches w, w + count ..., each
+    in order, all at once, none more than ``prefetch`` batches of its own ahead of the slowest."""
+    batches = -(-items // batch)
+    at = [(worker, 0) for worker in range(count) if worker < batches]
+    while at:
+        oldest = min(number for number, _ in at)
+        free = [i for i, (number, _) in enumerate(at) if number < oldest + count * prefetch]
+        i = rng.choice(free)
+        number, within = at[i]
+        item = number * batch + within
+        if item < items:
+            yield item
+        if within + 1 < batch and item + 1 < items:
+            at[i] = (number, within + 1)
+        elif number + count < batches:
+            at[i] = (number + count, 0)
+        else:
+            del at[i]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_right_plan_is_never_wrong_however_many_workers_read_it(seed: int) -> None:
+    rng = random.Random(seed)
+    count, size = rng.choice((500, 5000, 20_000)), rng.choice((8, 100, 1000)) * KIB
+    batch, prefetch = rng.choice((1, 8, 32, 256)), rng.choice((1, 2))
+    many = rng.choice((1, 2, 4, 16))
+    rows = shuffled(count, seed)
+    walk = Walk(fixed_records(rows, size), count * size)
+    touches = rng.choice((1, 2))
+    for turn, item in enumerate(workers(rng, count, many, batch, prefetch)):
+        walk.due(lookahead_bytes(walk, Storage(), GIB))
+        at = int(rows[item]) * size
+        for touch in range(touches):
+            walk.saw(at + touch * PAGE, at + touch * PAGE + PAGE, turn * 1_000_000)
+        assert walk.wrong is None, (turn, item)
+    assert walk.position == count
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_steady_workers_find_what_they_read_handed_out(seed: int) -> None:
+    """After the first batches: what they are late by has been seen then."""
+    rng = random.Random(seed)
+    count, size, many, batch = 20_000, 100 * KIB, rng.choice((2, 4, 8)), 32
+    rows = shuffled(count, seed)
+    walk = Walk(fixed_records(rows, size), count * size)
+    handed = np.zeros(count * size // PAGE + 1, bool)
+    missed = 0
+    for turn, item in enumerate(workers(rng, count, many, batch, 2)):
+        for piece in walk.due(lookahead_bytes(walk, Storage(), GIB)):
+            handed[piece.start // PAGE : -(-piece.end // PAGE)] = True
+        at = int(rows[item]) * size
+        if turn > 4 * many * batch:
+            missed += not handed[at // PAGE : -(-(at + size) // PAGE)].all()
+        walk.saw(at, at + PAGE, turn * 1_000_000)
+    assert missed == 0
+
+
+def wasted_until_wrong(walk: Walk, items: Iterator[int], rows: np.ndarray, size: int) -> int:
+    """Bytes handed out until the plan is found to be wrong, of records that were never touched."""
+    out: set[int] = set()
+    touched: set[int] = set()
+    for turn, item in enumerate(items):
+        for piece in walk.due(16 * MIB):
+            out.update(range(piece.start // size, -(-piece.end // size)))
+        at = int(rows[item]) * size
+        touched.add(int(rows[item]))
+        walk.saw(at, at + PAGE, turn * 1_000_000)
+        if walk.wrong:
+            assert walk.due(GIB) == []
+            return len(out - touched) * size
+    pytest.fail(f"never found to be wrong; {len(out - touched) * size >> 20} MiB in vain")
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("how", ["another shuffle", "in the file's order", "backward", "in part"])
+def test_a_wrong_plan_is_found_within_the_cap(how: str, seed: int) -> None:
+    rng = random.Random(seed)
+    count, size = rng.choice((4000, 10_000)), rng.choice((64, 128)) * KIB
+    rows = shuffled(count, seed)
+    # of a plan that is read in part, one record in 4 MiB tells roughly, each record exactly
+    walk = Walk(fixed_records(rows, size), count * size, watched_bytes=0)
+    place = np.argsort(rows)
+    read = {
+        "another shuffle": place[shuffled(count, seed + 1000)],
+        "in the file's order": place,
+        "backward": np.arange(count)[::-1],
+        "in part": np.flatnonzero(shuffled(count, seed + 2000) % 3),
+    }[how]
+    cap = max(verdict.UNTOUCHED_BYTES, verdict.UNTOUCHED_PART * count * size)
+    assert wasted_until_wrong(walk, iter(read.tolist()), rows, size) <= cap + 32 * MIB
+    assert walk.wrong is not None and "\n" not in walk.wrong
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_wrong_plan_is_found_by_a_record_every_4_mib(seed: int) -> None:
+    """As checkpoints see it, which stand where offset_at() says, and nowhere else."""
+    count, size, step = 20_000, 128 * KIB, 4 * MIB
+    rows = shuffled(count, seed)
+    right, wrong = (Walk(fixed_records(rows, size), count * size) for _ in range(2))
+    watched = {right.offset_at(at) for at in range(0, count * size, step)}
+    passed_over = np.random.default_rng(seed + 1).integers(0, 3, count) == 0
+    handed_bytes = 0
+    for item, row in enumerate(rows.tolist()):
+        right.due(16 * MIB)
+        handed_bytes += sum(piece.end - piece.start for piece in wrong.due(16 * MIB))
+        if row * size in watched:
+            right.saw(row * size, row * size + PAGE, item)
+            if not passed_over[item]:
+                wrong.saw(row * size, row * size + PAGE, item)
+    assert right.wrong is None
+    assert right.position > count - 64
+    assert wrong.wrong is not None
+    cap = max(verdict.UNTOUCHED_BYTES, verdict.UNTOUCHED_PART * count * size)
+    assert handed_bytes / 3 < 1.6 * cap
+
+
+def test_a_plan_says_why_it_is_wrong_with_the_counts() -> None:
+    rows = shuffled(10_000, 8)
+    walk = Walk(fixed_records(rows, 64 * KIB), GIB)
+    for item in range(9980, 8000, -60)[:32]:
+        assert walk.wrong is None
+        at = int(rows[item]) * 64 * KIB
+        walk.saw(at, at + PAGE, item)
+        assert walk.stray
+    assert walk.wrong == "0 of the last 32 records touched were to come near item 0 of 10,000"
+    part = Walk(fixed_records(np.arange(4000), 64 * KIB), GIB, watched_bytes=0)
+    for item in range(0, 4000, 2):
+        part.due(16 * MIB)
+        part.saw(item * 64 * KIB, item * 64 * KIB + PAGE, item)
+        if part.wrong:
+            break
+    assert part.wrong is not None
+    assert "MiB handed out and passed were not touched (at item" in part.wrong
+    assert int(part.wrong.split()[0]) == 64
+
+
+def test_a_reader_that_goes_through_the_plan_elsewhere_is_followed() -> None:
+    """A job that goes on from its own checkpoint, say."""
+    rows, size = shuffled(100_000, 9), 128 * KIB
+    walk = Walk(fixed_records(rows, size), 100_000 * size)
+    walk.due(16 * MIB)
+    for item in range(70_000, 70_040):
+        walk.saw(int(rows[item]) * size, int(rows[item]) * size + PAGE, item)
+    assert 70_040 - 64 <= walk.position <= 70_040  # half a lookahead is waited for late ones
+    assert walk.wrong is None
+
+
+def test_many_touches_of_one_record_are_one_vote() -> None:
+    rows, size = shuffled(10_000, 10), MIB
+    walk = Walk(fixed_records(rows, size), 10_000 * size)
+    for i in range(256):
+        at = int(rows[9000]) * size + i * PAGE
+        walk.saw(at, at + PAGE, i)
+    assert walk.wrong is None
+
+
+def test_an_early_stop_is_not_wrong_and_what_follows_fits_the_next_epoch() -> None:
+    size = 64 * KIB
+    first, second = shuffled(20_000, 11), shuffled(20_000, 12)
+    walk = Walk(fixed_records(first, size), 20_000 * size)
+    for item, row in enumerate(first[:12_000].tolist()):
+        walk.due(16 * MIB)
+        walk.saw(row * size, row * size + PAGE, item)
+    assert (walk.position, walk.wrong) == (12_000, None)
+    after = Walk(fixed_records(second, size), 20_000 * size)
+    strays = fitting = 0
+    for item, row in enumerate(second[:24].tolist()):
+        walk.saw(row * size, row * size + PAGE, item)
+        if walk.stray:
+            strays += 1
+            fitting += after.saw(row * size, row * size + PAGE, item) > 0
+    assert fitting == strays >= 16
+    assert after.wrong is None
+
+
+def test_a_finished_walk_judges_nothing() -> None:
+    rows, size = shuffled(1000, 13), MIB
+    walk = Walk(fixed_records(rows, size), 1000 * size)
+    walk.said(1000, 1)
+    for item in range(999, 0, -1):
+        walk.saw(int(rows[item]) * size, int(rows[item]) * size + PAGE, item)
+    assert walk.wrong is None
+
+
+def test_records_that_lie_in_pages_touched_before_are_no_waste() -> None:
+    """Forty to a page: after the first ones no touch tells of the others."""
+    rows = shuffled(1_000_000, 15)[:200_000]
+    walk = Walk(fixed_records(rows, 100), 100_000_000, watched_bytes=0)
+    mapped: set[int] = set()
+    for item, row in enumerate(rows.tolist()):
+        if item % 16 == 0:
+            walk.due(MIB)
+        page = row * 100 // PAGE
+        if page not in mapped:
+            mapped.add(page)
+            walk.saw(page * PAGE, page * PAGE + PAGE, item)
+    assert walk._verdict.untouched_bytes < 64 * KIB
+    assert walk.wrong is None
+
+
+# ---- where it is known of which records a touch would show --------------------------------------
+
+
+def test_a_record_that_need_not_show_a_touch_is_not_waited_for() -> None:
+    rows, size = shuffled(20_000, 21), 128 * KIB
+    walk = Walk(fixed_records(rows, size), 20_000 * size, armed=True)
+    for item in range(0, 20_000, 16):
+        walk.due(16 * MIB)
+        walk.saw(int(rows[item]) * size, int(rows[item]) * size + PAGE, item)
+        assert walk.position == item + 1
+    assert walk.wrong is None
+
+
+def test_an_armed_record_is_waited_for_until_it_is_touched() -> None:
+    rows, size = shuffled(2000, 22), 128 * KIB
+    walk = Walk(fixed_records(rows, size), 2000 * size, armed=True)
+    walk.due(16 * MIB)
+    walk.arm(20 * size)
+    for item in (*range(5), *range(30, 40)):
+        walk.saw(int(rows[item]) * size, int(rows[item]) * size + PAGE, item)
+    assert walk.position == 20  # another worker is there, or comes
+    walk.saw(int(rows[20]) * size, int(rows[20]) * size + PAGE, 50)
+    assert walk.position == 40
+
+
+def test_armed_records_that_nobody_touches_make_a_plan_wrong_and_touched_ones_do_not() -> None:
+    rows, size = shuffled(20_000, 23), 128 * KIB
+    for silent, wrong in ((range(0), False), (range(1), False), (range(3), True)):
+        walk = Walk(fixed_records(rows, size), 20_000 * size, armed=True)
+        for item in range(0, 20_000, 32):  # one in 4 MiB
+            walk.due(16 * MIB)
+            walk.arm((item + 32) * size)
+            shown = item + 1 if item // 32 % 3 in silent else item
+            walk.saw(int(rows[shown]) * size, int(rows[shown]) * size + PAGE, item)
+        assert (walk.wrong is not None) == wrong, silent
+
+
+def test_what_was_passed_is_not_armed_any_more() -> None:
+    rows, size = shuffled(2000, 24), 128 * KIB
+    walk = Walk(fixed_records(rows, size), 2000 * size, armed=True)
+    walk.due(16 * MIB)
+    walk.saw(int(rows[50]) * size, int(rows[50]) * size + PAGE, 1)
+    walk.arm(20 * size)  # laid too late
+    walk.saw(int(rows[51]) * size, int(rows[51]) * size + PAGE, 2)
+    assert walk.position == 52
+
+
+def test_an_order_of_which_nothing_is_touched_is_wrong_and_one_that_begins_late_is_not() -> None:
+    size = 64 * KIB
+    never = Walk(fixed_records(np.arange(1000), size), GIB)
+    for i in range(1000, 1256):
+        never.saw(i * size, i * size + size, i)
+        assert never.stray
+    assert never.wrong is None
+    never.saw(1256 * size, 1257 * size, 1)
+    assert never.wrong == "16 MiB were read, and 0 of its 1,000 items"
+    looked = Walk(fixed_records(np.arange(600, 1000), size), GIB)
+    looked.saw(300 * size, 601 * size, 1)  # all that was read since the last look, in one range
+    assert looked.wrong == "19 MiB were read, and 0 of its 400 items"
+    looked = Walk(fixed_records(np.arange(300, 601), size), GIB)
+    looked.saw(300 * size, 601 * size, 1)
+    assert looked.wrong is None
+    late = Walk(fixed_records(np.arange(1000), size), GIB)
+    for i in range(8):
+        late.saw(i * size, i * size + PAGE, i)
+    for i in range(1000, 3000):  # what is validated in between, say
+        late.saw(i * size, i * size + size, i)
+    assert late.wrong is None
+
+
+def test_a_reader_that_was_silent_for_long_is_found_again() -> None:
+    """In a pool that holds much of the file most records are read without a touch."""
+    rows, size = shuffled(20_000, 25), 128 * KIB
+    walk = Walk(fixed_records(rows, size), 20_000 * size, armed=True)
+    for item in (*range(100), *range(300, 400)):  # 25 MiB without a sign
+        walk.due(4 * MIB)
+        walk.saw(int(rows[item]) * size, int(rows[item]) * size + PAGE, item)
+    assert (walk.position, walk.wrong) == (400, None)
