@@ -45,7 +45,7 @@ work = json.load(open(sys.argv[1]))
 libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
 env = lmdb.open(work["database"], readonly=True, lock=False, max_spare_txns=1)
 sha, base, late = hashlib.sha256(), None, 0
-PATIENCE, LATE_MAX = 6.0, 2
+PATIENCE, LATE_MAX = 6.0, 1
 
 def bed_bytes():
     with open(work["counters"]) as file:

@@ -265,7 +265,7 @@ def test_the_next_epoch_begins_at_the_beginning(make: Any) -> None:
     for record in range(3, 60, 8):
         (start,), (end,) = node.index.extents(record)
         node.now += MS
-        node.plans.touch(client, region, [(int(start), int(end))], node.now)
+        node.plans.touch(client, region, int(start), int(end), node.now)
     assert (reader.epoch, reader.wrong) == (1, None)
     assert 0 < reader.walk.position < 10
 
@@ -278,5 +278,5 @@ def test_what_is_read_again_does_not_begin_an_epoch(make: Any) -> None:
     client, region = node.clients[0], node.clients[0].regions[1]
     for record in range(3, 100, 8):
         (start,), (end,) = node.index.extents(record)
-        node.plans.touch(client, region, [(int(start), int(end))], node.now)
+        node.plans.touch(client, region, int(start), int(end), node.now)
     assert (node.reader().epoch, node.reader().walk.position) == (0, 19)

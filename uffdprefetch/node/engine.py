@@ -311,8 +311,8 @@ class CacheEngine:
 
     def _looked(self, client: Client, region: Region, found: list[tuple[int, int]]) -> None:
         """What one look has found mapped."""
-        if self.plans is not None:
-            self.plans.looked(client, region, found, now_ns())
+        if self.plans is not None and self.plans.looked(client, region, found, now_ns()):
+            self._touched[id(region)] = (client, region)
 
     def look(self, now: int) -> None:
         """Read the page tables that are due: new streams, and progress where no uffd tells."""

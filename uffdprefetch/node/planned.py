@@ -135,25 +135,27 @@ class PlannedReader:
             return
         self.dropped = self.dropped or walk.wrong
 
-    def mapped(self, found: list[tuple[int, int]], now: int) -> None:
-        """What a look has found mapped, and no look before."""
+    def mapped(self, found: list[tuple[int, int]], now: int) -> bool:
+        """What a look has found mapped, and no look before; whether that moved the position."""
         self.seen = [*self.seen, *found][-SEEN_MAX:]
         walk = self.look()
-        if walk is None or not self.seen:
-            return
-        at = walk.position
+        if walk is None:
+            return False
+        at = self.epoch, walk.position_bytes
         strays = walk.mapped(self.seen, now)
         self.seen, self._strays = [], [*self._strays, *strays][-SEEN_MAX:]
-        if walk.position > at:
-            self.active_ns = now
-            self._moved(now)
+        self._moved(now)
         upcoming = self._upcoming() if self._strays else None
         if upcoming is not None:
             upcoming.mapped(self._strays, now)
             self._strays = []
             if upcoming.position >= BEGUN_ITEMS:
                 self._begin_next(now)
+                walk = upcoming
         self.dropped = self.dropped or walk.wrong
+        moved = at != (self.epoch, walk.position_bytes)
+        self.active_ns = now if moved else self.active_ns
+        return moved
 
     def said(self, items: int, now: int) -> None:
         """So many items of the present epoch have been read."""
@@ -352,19 +354,20 @@ class Plans:
 
     def looked(
         self, client: Client, region: Region, found: list[tuple[int, int]], now: int
-    ) -> None:
-        """Ranges that a look into a page table has found mapped, and no look before. They come in
-        the order of the file and long after: where checkpoints tell, those tell more, unless none
-        does."""
+    ) -> bool:
+        """Ranges that a look into a page table has found mapped, and no look before; whether the
+        reader has moved. They come in the order of the file and long after: where checkpoints
+        tell, those tell more, unless none does."""
         reader = self.reader(client, region)
         if reader is None:
-            return
+            return False
         quiet = now - reader.touched_ns >= QUIET_NS
-        if region.verdict == Verdict.PAGE_TABLES or quiet:
-            reader.mapped(found, now)
-            self._judge(reader, region)
-        else:
+        if region.verdict != Verdict.PAGE_TABLES and not quiet:
             reader.seen = [*reader.seen, *found][-SEEN_MAX:]
+            return False
+        moved = reader.mapped(found, now)
+        self._judge(reader, region)
+        return moved
 
     def plan(self, reader: PlannedReader, storage: Storage, allowed_bytes: int) -> None:
         """Hand on what a reader needs next."""
