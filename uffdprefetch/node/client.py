@@ -52,6 +52,8 @@ class Region:
     planned: bool = False  # its reader's order is known
     detaching: bool = False
     armed: dict[int, int] = field(default_factory=dict)  # pool: 4 MiB cell -> a page read there
+    rearm_at_ns: int = 0  # pool: when to look at them again
+    planned_touches: int = 0  # pool: of a reader whose order is known
     # pool: thread -> (whose walk it is on, whose it touched last)
     walkers: dict[int, tuple[Stream, Stream]] = field(default_factory=dict)
 

@@ -277,7 +277,7 @@ class CacheEngine:
         self._forget_absorbed(region)
         if self.config.policy == "fixed" and region.verdict == wire.Verdict.CHECKPOINTS:
             stream.active = True  # paper 1: the checkpoint that is hit first triggers
-        self.ledger.touch(region.file, stream, start, at_ns)
+        self.ledger.touch(stream.rank, start, at_ns)
         news = mapped = end - start
         if forward:
             first = stream.position_bytes - (forward if stream.direction > 0 else 0)
@@ -304,6 +304,16 @@ class CacheEngine:
         if self.strides is not None:
             self.strides.touch(client, region, stream, at_ns)
         return stream, forward
+
+    def touch_planned(
+        self, client: Client, region: Region, start: int, end: int, at_ns: int
+    ) -> None:
+        """Progress in the pool of a reader whose order is known, which has been told of: streams
+        would say nothing more."""
+        self._touched[id(region)] = (client, region)
+        self.ledger.touch(region.table.rank, start, at_ns)
+        region.file.mark_used(start, end)
+        region.seen.add(start, end)
 
     def _forget_absorbed(self, region: Region) -> None:
         while region.table.absorbed:

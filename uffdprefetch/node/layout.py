@@ -142,6 +142,9 @@ class Layout:
         """In the pool, one page of each 4 MiB that was read leaves the page table: what stays in
         the pool over the epochs would give no sign of its reader otherwise."""
         now = now_ns()
+        if now < region.rearm_at_ns:
+            return
+        region.rearm_at_ns = now + REARM_NS // 10
         kept = [self._reach(s) for s in region.table.active()]
         pages = []
         for cell, at in list(region.fired.items()):

@@ -191,14 +191,14 @@ class Ledger:
         if self.rung is None or rung < self.rung:
             self.rung, self.rung_reason = rung, reason
 
-    def touch(self, file: FileState, stream: Stream, offset: int, at_ns: int) -> None:
+    def touch(self, rank: int, offset: int, at_ns: int) -> None:
         """Put a touch on the time line."""
         seconds = at_ns / 1e9 - self.started
         if seconds < 0:
             return
         bin_ = self.timeline.at(seconds)
         bin_.events += 1
-        bin_.positions[str(stream.rank)] = offset
+        bin_.positions[str(rank)] = offset
 
     def note_streams(self, client: Client, region: Region) -> None:
         """Keep what a region's streams looked like when it ends."""

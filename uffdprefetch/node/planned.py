@@ -120,7 +120,7 @@ class PlannedReader:
     def saw(self, start: int, end: int, now: int) -> None:
         """A touch of [start, end) of the file by one of its processes."""
         walk = self.look()
-        if walk is None:
+        if walk is None or walk.reads_on(start):
             return
         if walk.saw(start, end, now):
             self.active_ns = self.touched_ns = now
@@ -335,14 +335,15 @@ class Plans:
         for reader in self.all:
             reader.left(region)
 
-    def touch(self, client: Client, region: Region, start: int, end: int, at_ns: int) -> None:
-        """A touch of [start, end) of the file by a reader that may have a plan."""
+    def touch(self, client: Client, region: Region, start: int, end: int, at_ns: int) -> bool:
+        """A touch of [start, end) of the file by a reader that may have a plan; whether it has."""
         reader = self.reader(client, region)
         if reader is None or reader.walk is None:
-            return
+            return False
         reader.saw(start, end, at_ns)
         reader.touched_mark(region, start // PAGE_BYTES)
         self._judge(reader, region)
+        return True
 
     def _judge(self, reader: PlannedReader, region: Region) -> None:
         if reader.dropped:

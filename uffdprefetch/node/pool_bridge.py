@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 #: Who has not read for so long holds no part of the pool back.
 SILENT_READER_NS = 10_000_000_000
+#: Of the touches of a reader whose order is known one in so many goes to its streams, too: they
+#: show it, and go on when the order is dropped.
+PLANNED_EVERY = 16
 #: Threads of a process that are told apart in one mapping.
 WALKERS_MAX = 256
 
@@ -80,10 +83,18 @@ def _take_fault(
     cell = start // DISTANCE_MIN_BYTES
     region.fired.setdefault(cell, event.time_ns)
     region.armed.setdefault(cell, start // uffd.PAGE_BYTES)
-    stream, forward = engine.touch(client, region, start, end, event.time_ns)
-    if engine.plans is not None:
-        engine.plans.touch(client, region, start, end, event.time_ns)
     how = POOL_TOUCH | (POOL_MISS if event.kind == uffd_pool.MISS else 0)
+    planned = engine.plans is not None and engine.plans.touch(
+        client, region, start, end, event.time_ns
+    )
+    region.planned_touches += planned
+    if planned and region.planned_touches % PLANNED_EVERY:
+        engine.touch_planned(client, region, start, end, event.time_ns)
+        engine.tap.put(
+            TOUCH, event.time_ns, client.pid, file, start, end - start, 0, how, event.tid
+        )  # fmt: skip
+        return
+    stream, forward = engine.touch(client, region, start, end, event.time_ns)
     start, end = pool.walked(stream, start, end, forward)
     _note_walker(region, event.tid, stream)
     if stream.direction < 0:

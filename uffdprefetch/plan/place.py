@@ -64,6 +64,7 @@ class Place:
         self.stray = False
         self._rate = Rate()
         self._lookahead_bytes = 0
+        self._inside = (0, 0)
         self._late_bytes = 0.0
         self._doubt_bytes: float = DOUBT_BYTES / 2
 
@@ -121,6 +122,11 @@ class Place:
         unit = self._units.at(plan_bytes)
         if self._front <= unit < len(self._state) and self._state[unit] == _QUIET:
             self._state[unit] = _NEW
+
+    def reads_on(self, start: int) -> bool:
+        """Whether a touch there is within the record that was touched foremost: it tells nothing
+        new."""
+        return self._inside[0] < start < self._inside[1]
 
     def saw(self, start: int, end: int, now_ns: int) -> int:
         """A touch of [start, end) of the file: how many items are now taken for read that were not
@@ -243,6 +249,7 @@ class Place:
         else:
             self._late_bytes *= FADE
             self._doubt_bytes *= FADE
+            self._inside = (int(starts[0]), int(units.ends[first]))
         self._lead(last + 1)
         return items
 

@@ -40,6 +40,7 @@ class Verdict:
         self._votes: deque[bool] = deque(maxlen=JUDGED)
         self._judged: Array = np.full(JUDGED, -LOCAL_UNITS - 1, np.int64)
         self._count = 0
+        self._latest = -1
         self._elsewhere = 0
         self.passed_bytes = 0  # of what was handed out, gone by
         self.untouched_bytes = 0  # of these, without a touch that should have shown
@@ -80,8 +81,9 @@ class Verdict:
         self._right += expected
         if self._right == MATCHED:
             self._outside.clear()
-        if self._after(hits) == 0:
+        if unit == self._latest or self._after(hits) == 0:
             return False
+        self._latest = unit
         self._judged[self._count % JUDGED] = unit
         self._count += 1
         self._votes.append(expected)
