@@ -21,6 +21,7 @@ import pytest
 from conftest import HANG_SECONDS, warnings_fail
 
 from uffdprefetch.errors import EXIT_USAGE, UffdPrefetchError
+from uffdprefetch.formats.detect import open_index
 from uffdprefetch.formats.index import RecordIndex
 from uffdprefetch.formats.places import Listed, Parts, Places, Stride
 from uffdprefetch.plan import orders, planfile
@@ -62,6 +63,8 @@ def written(directory: Path, *files: Any, text: str | bytes | None = None) -> st
         text = json.dumps({"schema": SCHEMA, "files": list(files)})
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return str(path)
+
+PAGE = 4096
 
 
 def extents(plan: Plan, path: Path, rank: int | None, epoch: int) -> list[tuple[int, int]] | None:
@@ -129,10 +132,28 @@ def test_keys_are_text_hex_or_base64(database: Path, tmp_path: Path) -> None:
     def read(rank: int) -> list[bytes]:
         found = extents(plan, path, rank, 0)
         assert found is not None
-        return [content[a:b] for a, b in found]
+        return [content[a:b] for a, b in found if b - a != PAGE]
 
     assert read(0) == [b"x" * 70, b"odd", b"x" * 2990, b"utf-8", b"x" * 70]
     assert read(1) == [b"x" * 2990, b"", b"x" * 70]
+
+
+def test_the_leaf_that_leads_to_a_value_comes_before_it_once(
+    database: Path, tmp_path: Path
+) -> None:
+    entry = {"file": "db", "unit": "records", "epochs": [{"ranks": {"0": [299, 298, 0, 1, 299]}}]}
+    plan = load(written(tmp_path, entry))
+    path = database / "data.mdb"
+    index = open_index(str(path))
+    order = plan.order(str(path), None, 0, 0)
+    assert order is not None
+    leaf = int(index.columns["leaf_page"][299]) * PAGE
+    assert int(index.columns["leaf_page"][298]) * PAGE == leaf  # record 0 is small: in its leaf
+    values = [tuple(int(end) for (end,) in index.extents([record])) for record in (299, 298, 1)]
+    found = list(zip(order.starts.tolist(), order.ends.tolist(), order.item.tolist(), strict=True))
+    assert found[:3] == [(leaf, leaf + PAGE, 0), (*values[0], 0), (*values[1], 1)]
+    assert found[-1] == (*values[0], 4)
+    assert sum(end - start == PAGE for start, end, _ in found) == 1
 
 
 def test_keys_of_one_length_are_found_as_one_by_one(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 from uffdprefetch.node.files import FileState
 from uffdprefetch.node.planned import PlannedReader
 from uffdprefetch.plan.order import Order
+from uffdprefetch.plan.orders import of_records
 from uffdprefetch.progress.records import Seen, Skipping, fits
 
 if TYPE_CHECKING:
@@ -21,7 +22,8 @@ class StridedReader(PlannedReader):
     be what is read, why."""
 
     def __init__(self, file: FileState, rank: int, index: RecordIndex, skipping: Skipping) -> None:
-        order, self._members = order_of(index, skipping)
+        self._members = skipping.members(len(index))
+        order = of_records("", self._members, index)
         self.skipping = skipping
         self.wrong: str | None = None
         self.next_ns = 0
@@ -69,22 +71,3 @@ class _Repeated:
 
     def over(self, epoch: int) -> bool:
         return False
-
-
-def order_of(index: RecordIndex, skipping: Skipping) -> tuple[Order, Any]:
-    """(the order of a sequence's records, their numbers), with an LMDB's leaf page before the
-    first record of each: on the way to a record its reader touches that too."""
-    members = skipping.members(len(index))
-    starts, ends = index.extents(members)
-    counts = index.extent_counts(members)
-    item: Any = np.repeat(np.arange(len(members), dtype=np.int64), counts)
-    leaf = index.columns.get("leaf_page")
-    if leaf is not None and len(members):
-        page_bytes = int(index.facts["page_bytes"])
-        leaves: Any = leaf[members].astype(np.int64)
-        new = np.flatnonzero(np.append(True, leaves[1:] != leaves[:-1]))
-        at = np.searchsorted(item, new)
-        starts = np.insert(starts, at, leaves[new] * page_bytes)
-        ends = np.insert(ends, at, (leaves[new] + 1) * page_bytes)
-        item = np.insert(item, at, new)
-    return Order(starts, ends, item, len(members)), members

@@ -220,7 +220,8 @@ def check_ranges(where: str, pairs: Array) -> None:
 
 def of_records(where: str, numbers: Array, index: RecordIndex) -> Order:
     """These records of an index, an item each. Of records that are packed together (granularity
-    "batch") and follow each other only the first has bytes: it is read with the others.
+    "batch") and follow each other only the first has bytes: it is read with the others. Of an LMDB
+    the pages that lead to them are among them, not those of the tree's few upper levels.
 
     Raises UffdPrefetchError (exit 2) when they have more extents than ITEMS_MAX.
     """
@@ -234,7 +235,26 @@ def of_records(where: str, numbers: Array, index: RecordIndex) -> Order:
     if not index.exact and len(item):
         new = _not_as_before(starts, ends, item, counts)
         starts, ends, item = starts[new], ends[new], item[new]
+    leaf = index.columns.get("leaf_page")
+    if leaf is not None and len(item):
+        return _with_leaves(starts, ends, item, leaf[numbers], int(index.facts["page_bytes"]))
     return Order(starts, ends, item, count)
+
+
+def _with_leaves(starts: Array, ends: Array, item: Array, leaf: Array, page_bytes: int) -> Order:
+    """With the leaf page of an LMDB that leads to an item (``leaf``: of each) before the first one
+    that it leads to: who looks a record up waits for that page too."""
+    first: Array = np.unique(leaf, return_index=True)[1]
+    first.sort()
+    at: Any = np.searchsorted(item, first)
+    pages: Array = leaf[first].astype(np.int64) * page_bytes
+    begins = starts[np.minimum(at, len(item) - 1)]
+    apart = (at < len(item)) & (begins // page_bytes * page_bytes != pages)  # no small value
+    first, at, pages = first[apart], at[apart], pages[apart]
+    return Order(
+        np.insert(starts, at, pages), np.insert(ends, at, pages + page_bytes),
+        np.insert(item, at, first), len(leaf),
+    )  # fmt: skip
 
 
 def _not_as_before(starts: Array, ends: Array, item: Array, counts: Array) -> Array:
