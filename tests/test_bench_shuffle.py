@@ -220,7 +220,8 @@ def test_the_plan_that_is_written_is_one(tmp_path: Path, load_bench: Load) -> No
             order = plan.order(data, None, rank, epoch)
             starts = extents[made.orders[epoch][rank], 0]
             assert order is not None
-            sha = hashlib.sha256(np.asarray(order.starts, dtype=np.int64).tobytes())
+            value = np.append(order.item[1:] != order.item[:-1], True)  # its leaf comes before it
+            sha = hashlib.sha256(np.asarray(order.starts[value], dtype=np.int64).tobytes())
             # where liblmdb says that the values lie
             assert sha.digest() == hashlib.sha256(starts.astype(np.int64).tobytes()).digest()
 

@@ -41,9 +41,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("uffdprefetch.serve")
 
 WORKERS = 16
-#: What the workers and the pool tell may wait so long after a turn: many in one turn cost less, on
-#: cores that the job needs.
-REST_NS = 1_000_000
 BACKLOG = 128
 #: Nobody connected: how long to wait for the first client, and for another after the last.
 FIRST_CLIENT_SECONDS = 30.0
@@ -124,7 +121,7 @@ class Service:
             self._planning.announcements if self._planning is not None else None,
         )
         self._housekeeping_ns = 0
-        self._next_pump_ns = self._turned_ns = 0
+        self._next_pump_ns = 0
         self._signal_fd = -1
         self._empty_since: float | None = time.monotonic()
         self._noted_bytes = 0  # of the scheduler's, on the time line
@@ -167,12 +164,7 @@ class Service:
     def run(self) -> None:
         """Serve until the last client has gone."""
         while not self._finished():
-            ready = self._epoll.poll(self._timeout_seconds())
-            if [fd for fd, _ in ready] == [self._wake_fd]:
-                rest_ns = self._turned_ns + REST_NS - now_ns()
-                time.sleep(max(0, rest_ns) / 1e9)
-            self._turn(ready)
-            self._turned_ns = now_ns()
+            self._turn(self._epoll.poll(self._timeout_seconds()))
         log.info("last client gone")
         self._close()
 
