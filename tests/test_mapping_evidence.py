@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """plan/evidence.choose(): against readers whose page tables are a bitmap, with fault-around, pages
-that do not show and samples read ahead, the truth is chosen, and nothing else ever is."""
+that do not show and samples read ahead, the truth is chosen, and nothing else ever is; nor before
+anything has been said (plan/samples.begun())."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from mapping_readers import Readers, byte_keys, ints, lmdb_index, plain_index, t
 from uffdprefetch.formats.index import RecordIndex
 from uffdprefetch.plan.evidence import ENOUGH_SAMPLES
 from uffdprefetch.plan.mapping import Choice, Hypothesis, KeyList, choose, hypotheses
+from uffdprefetch.plan.samples import BEGUN_MAX, BEGUN_MIN, begun
 from uffdprefetch.plan.sight import CERTAIN, Share, Sight, _between, certainty
 
 pytestmark = warnings_fail
@@ -427,3 +429,29 @@ def test_a_list_is_text_or_bytes_alike() -> None:
     found = hypotheses(case.index, case.n, lists, order[:64])
     choice = choose(case.index, found, order[:64], readers.present, "a.lmdb")
     assert [each.name for each in choice.hypotheses] == ["keys from .keys"] and right(choice, case)
+
+
+# ---- before anything has been said --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("make", MAKERS)
+def test_a_first_batch_that_is_being_read_tells_the_truth_or_nothing(make: str, size: str) -> None:
+    told = 0
+    for seed in range(8):
+        rng = random.Random(f"begun {make} {size} {seed}")
+        case = MAKERS[make](rng, 300 if size == "large" else 1500, SIZES[size])
+        order = order_of(case, rng, rng.choice(("sequential", "shuffled", "shuffled")))
+        readers = read_some(case, rng, order, rng.choice((1, 3, 12, 31)), 0)
+        found = hypotheses(case.index, case.n, case.lists, order[:64])
+        count = begun(case.index, found, order[:BEGUN_MAX], readers.present)
+        if count < BEGUN_MIN:
+            continue
+        choice = choose(
+            case.index, found, order[:count], readers.present, "a.lmdb", order[count : count + 64]
+        )
+        assert right(choice, case, whole=False), (seed, choice.why)
+        assert not choice.hypotheses or right(choice, case), (seed, choice.why)
+        told += bool(choice.hypotheses)
+    if size in ("middle", "large") and make in ("numbered", "unpadded", "listed"):
+        assert told >= 2

@@ -31,8 +31,9 @@ log = logging.getLogger("uffdprefetch.serve")
 MS = 1_000_000
 #: Progress that is said is looked at so often.
 LOOK_NS = 10 * MS
-#: What could not be told is asked again after this, and after as much again each time.
-AGAIN_NS = 50 * MS
+#: What could not be told is asked again after this, some times, and after twice as much each time.
+AGAIN_NS = 40 * MS
+AGAIN_TIMES = 16
 AGAIN_MAX_NS = 1000 * MS
 #: Announcements that are followed at a time, and of one process.
 HEARD_MAX = 1024
@@ -156,6 +157,7 @@ class _Heard:
     settled: bool = False  # nothing is left to be asked
     again_ns: int = 0
     wait_ns: int = AGAIN_NS
+    asked_times: int = 0
     items: int = 0  # read so far
     done: set[int] = field(default_factory=set)  # parts whose order is known
     readers: list[PlannedReader] = field(default_factory=list)
@@ -311,7 +313,9 @@ class Announcements:
             return  # it has ended, or there is a new one
         now = now_ns()
         heard.again_ns = now + heard.wait_ns
-        heard.wait_ns = min(2 * heard.wait_ns, AGAIN_MAX_NS)
+        heard.asked_times += 1
+        if heard.asked_times > AGAIN_TIMES:
+            heard.wait_ns = min(2 * heard.wait_ns, AGAIN_MAX_NS)
         heard.settled = not answer.get("again", False)
         if "error" in answer:
             self._ledger.degrade(answer["error"])

@@ -21,6 +21,7 @@ from uffdprefetch.plan import orders
 from uffdprefetch.plan.announced import Announced, AnnounceError, Part
 from uffdprefetch.plan.mapping import Hypothesis, KeyList, choose, hypotheses
 from uffdprefetch.plan.order import Order
+from uffdprefetch.plan.sight import Present
 
 Array = np.ndarray[Any, Any]
 Store = Callable[[Order, str], dict[str, Any]]
@@ -29,8 +30,12 @@ Store = Callable[[Order, str], dict[str, Any]]
 SEEN_MAX = 1024
 #: Samples that a mapping is tried on before that.
 PROBED = 64
+#: The first batch takes long, since nothing is read ahead yet: so many of its samples are looked at
+#: before it has been said, and so many in a row tell enough.
+BEGUN_MAX = 64
+BEGUN_MIN = 8
 #: Asked so often without enough to judge by: it will not be known.
-TRIES_MAX = 40
+TRIES_MAX = 60
 #: Lists of data sets that are remembered.
 TOKENS_MAX = 64
 
@@ -246,14 +251,37 @@ class Samples:
     ) -> tuple[tuple[Hypothesis, ...], str] | None:  # fmt: skip
         """What the samples read in a file, and why; None: not to be told yet."""
         done = int(np.searchsorted(turns, said))
-        read, ahead = samples[:done], samples[done : done + part.ahead]
-        if not len(read):
-            return None
         probe = samples[:: max(1, len(samples) // PROBED)][:PROBED]
         found = hypotheses(index, part.samples, list(known.lists.values()), probe)
+        early = done == 0
+        if early:
+            done = begun(index, found, samples[:BEGUN_MAX], file.present)
+            if done < BEGUN_MIN:
+                return None
+        read, ahead = samples[:done], samples[done : done + part.ahead]
         name = os.path.basename(file.path)
         choice = choose(index, found, read[-SEEN_MAX:], file.present, name, ahead)
+        if early and not choice.hypotheses:  # that they have been read was a guess
+            return None
         return (choice.hypotheses, choice.why) if choice.decided else None
+
+
+def begun(
+    index: RecordIndex, found: Sequence[Hypothesis], samples: Array, present: Present
+) -> int:
+    """How many of the first samples have been read, before anybody has said so: as many in a row
+    as have all pages mapped under one hypothesis, which is no chance when it is eight; less one,
+    which may be half read."""
+    most = 0
+    for hypothesis in found:
+        records, which = hypothesis.records(samples)
+        missing: Array = np.ones(len(samples), bool)
+        missing[which] = False
+        starts, ends = index.extents(records)
+        owner: Array = np.repeat(which, index.extent_counts(records))
+        missing[owner[present(starts, ends) < 1]] = True
+        most = max(most, int(np.append(missing, True).argmax()) - 1)
+    return most
 
 
 def _same(a: str, b: str) -> bool:
