@@ -35,7 +35,7 @@ NO_PLAN = "no plan"
 RIGHT = "right plan"
 #: Of a degradation that tells of a plan that was dropped (node/planned.py).
 DROPPED = "not followed any more"
-#: The goal of issue 5, show 7.
+#: More than this is too much.
 MOST_LOSS = 0.05
 MIB = 1 << 20
 
