@@ -326,6 +326,19 @@ def test_items_without_bytes_are_passed_with_those_before_them() -> None:
     assert empty.future(np.arange(3)).tolist() == [math.inf] * 3
 
 
+def test_only_a_touch_within_the_record_touched_foremost_tells_nothing_new() -> None:
+    rows, size = shuffled(100, 33), 256 * KIB
+    walk = Walk(fixed_records(rows, size), 100 * size)
+    first, second = (int(row) * size for row in rows[:2])
+    assert not walk.reads_on(first)
+    walk.saw(first, first + PAGE, 1)
+    assert walk.reads_on(first + PAGE) and walk.reads_on(first + size - PAGE)
+    assert not walk.reads_on(first)  # it may be read again
+    assert not walk.reads_on(second) and not walk.reads_on(second + PAGE)
+    walk.saw(second, second + PAGE, 2)
+    assert walk.reads_on(second + PAGE) and not walk.reads_on(first + PAGE)
+
+
 # ---- what is mapped, not touched ----------------------------------------------------------------
 
 
