@@ -79,7 +79,26 @@ def test_records_and_bytes_agree_both_ways(seed: int) -> None:
         expected = {r for a, b in ranges for byte in range(a, b) for r in held.get(byte, ())}
         starts, ends = np.array(ranges, np.int64).reshape(-1, 2).T
         assert places.records_in(starts, ends).tolist() == sorted(expected)
+        assert places.count_in(starts, ends) == len(expected)
     assert places.covered_bytes() == len(held)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_first_and_the_last_record_of_ranges(seed: int) -> None:
+    source = random.Random(seed)
+    places = some_places(source)
+    columns = [holders(Places(places.parts, [column])) for column in places.columns]
+    end = max((byte for held in columns for byte in held), default=0) + 4
+    starts = np.array([source.randrange(end) for _ in range(200)])
+    ends = starts + np.array([source.choice([1, 2, 30, 500]) for _ in range(200)])
+    first, last = places.bounds_in(starts, ends)
+    for i, (a, b) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
+        expected = (-1, -1)
+        for held in columns:  # the last one that has any
+            there = [held[byte] for byte in range(a, b) if byte in held]
+            if there:
+                expected = min(there[0]), max(there[-1])
+        assert (first[i], last[i]) == expected
 
 
 @pytest.mark.parametrize("seed", range(20))

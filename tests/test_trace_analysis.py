@@ -3,10 +3,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,14 +22,13 @@ from traces import (
     Write,
     check_counts,
     extents,
+    order,
     readers_of,
     records,
     report_of,
 )
 
-from uffdprefetch.trace.analyse import analyse
 from uffdprefetch.trace.events import NO_PAGE, Kind
-from uffdprefetch.trace.records import open_records
 
 pytestmark = warnings_fail
 
@@ -42,18 +38,6 @@ SIZES = {"96 KiB": [24] * 320, "100 KiB": [25] * 320, "12-192 KiB": VARYING}
 
 
 # ---- patterns, at 1 and 4 ranks -----------------------------------------------------------------
-
-
-def order(pattern: str, count: int, rank: int, ranks: int) -> list[int]:
-    part = range(rank * count // ranks, (rank + 1) * count // ranks)
-    if pattern == "consecutive":
-        return list(part)
-    if pattern == "backward":
-        return list(part)[::-1]
-    if pattern == "random":
-        return np.random.default_rng(5).permutation(count)[rank::ranks].tolist()
-    n = int(pattern.removeprefix("stride "))
-    return list(range(rank % n, count, n))
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
@@ -272,85 +256,6 @@ def test_read_calls_are_accesses_too_and_exact() -> None:
     assert reader["faults"]["total"] == 0
     assert reader["hit"]["share"] is None
     assert report["files"][0]["fill_by"]["ranks"] == 2400 * PAGE_BYTES
-
-
-# ---- LMDB ---------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def lmdb_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    lmdb = pytest.importorskip("lmdb")
-    path = tmp_path_factory.mktemp("lmdb")
-    rng = np.random.default_rng(11)
-    with lmdb.open(str(path), map_size=1 << 30) as env, env.begin(write=True) as txn:
-        for i in range(400):
-            txn.put(b"%08d" % i, bytes(int(rng.integers(12 << 10, 192 << 10))), append=True)
-    return path / "data.mdb"
-
-
-def lmdb_machine(path: Path, which: list[list[int]], **how: Any) -> Machine:
-    """Ranks that read these records of a real file: leaf, then the value's pages."""
-    from uffdprefetch.formats.lmdb import open_index
-
-    index = open_index(path)
-    pages = path.stat().st_size // PAGE_BYTES
-    machine = Machine(pages, path=str(path), **how)
-
-    def walk(mine: list[int]) -> Iterator[Step]:
-        yield from (0, 1)
-        for i in mine:
-            yield int(index.leaf_page[i])
-            start, length = int(index.offset[i]), int(index.length[i])
-            yield from range(start // PAGE_BYTES, (start + length - 1) // PAGE_BYTES + 1)
-
-    machine.run((machine.reader(r), walk(mine)) for r, mine in enumerate(which))
-    return machine
-
-
-@pytest.mark.parametrize("ranks", [1, 4])
-@pytest.mark.parametrize("pattern", ["consecutive", "stride 2", "stride 3", "stride 16", "random"])
-def test_the_index_tells_the_stride_in_records_of_varying_size(
-    lmdb_file: Path, pattern: str, ranks: int
-) -> None:
-    machine = lmdb_machine(lmdb_file, [order(pattern, 400, r, ranks) for r in range(ranks)])
-    report = analyse(machine.trace())
-    json.dumps(report, allow_nan=False)
-    check_counts(machine, report)
-    for reader in readers_of(report):
-        found = reader["pattern"]
-        if not pattern.startswith("stride"):
-            assert found["name"] == pattern
-            continue
-        assert (found["name"], found["stride_records"]) == ("strided", int(pattern.split()[1]))
-        assert "LMDB index" in found["sensor"]
-
-
-def test_lmdb_pages_and_records_are_counted_by_type(lmdb_file: Path) -> None:
-    machine = lmdb_machine(lmdb_file, [list(range(0, 400, 4))])
-    (file,) = analyse(machine.trace())["files"]
-    assert file["format"] == "lmdb"
-    lmdb = file["lmdb"]
-    assert lmdb["records"] == 400
-    assert lmdb["records_touched"] <= 100 <= lmdb["records_mapped"]
-    assert lmdb["records_touched"] >= 90
-    assert lmdb["pages"]["meta"] == {"file": 2, "touched": 2}
-    assert lmdb["pages"]["leaf"]["touched"] <= lmdb["pages"]["leaf"]["file"]
-    assert sum(kind["file"] for kind in lmdb["pages"].values()) == file["pages"]
-
-
-def test_a_file_that_is_no_longer_what_was_read_has_no_index(
-    tmp_path: Path, lmdb_file: Path
-) -> None:
-    size = lmdb_file.stat().st_size
-    assert open_records(str(lmdb_file), size, PAGE_BYTES) is not None
-    assert open_records(str(lmdb_file), size + 4096, PAGE_BYTES) is None
-    assert open_records(str(tmp_path / "none"), size, PAGE_BYTES) is None
-    other = tmp_path / "other"
-    other.write_bytes(bytes(8192))
-    assert open_records(str(other), 8192, PAGE_BYTES) is None
-    torn = tmp_path / "torn"
-    torn.write_bytes(lmdb_file.read_bytes()[:20_000])
-    assert open_records(str(torn), 20_000, PAGE_BYTES) is None
 
 
 # ---- iterations, phases, calls ------------------------------------------------------------------

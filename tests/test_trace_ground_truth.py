@@ -232,6 +232,24 @@ def test_what_a_skipping_reader_never_touched_is_useless(
     assert file["useless_denominator_bytes"] == filled
 
 
+def test_the_records_of_an_array_are_told_by_its_index(
+    env: dict[str, str], tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its header moves all records by less than a page: each begins on its neighbour's last one."""
+    monkeypatch.setenv("UFFDPREFETCH_RUNDIR", env["UFFDPREFETCH_RUNDIR"])
+    path = source / "array.npy"
+    np.save(path, np.fromfile(source / "records.bin", np.uint8).reshape(RECORDS, RECORD_BYTES))
+    run = record(env, tmp_path, reader(path, "stride:3", RECORD_BYTES), cold=path)
+    report = analyse(run.trace)
+    (file,) = [f for f in report["files"] if f["path"] == str(path)]
+    (found,) = [r for r in report["readers"] if r["file"] == file["id"]]
+    assert (found["pattern"]["name"], found["pattern"]["stride_records"]) == ("strided", 3)
+    assert "records from the .npy index" in found["pattern"]["sensor"]
+    assert file["records"]["records"] == RECORDS
+    assert file["records"]["records_touched"] == RECORDS // 3
+    assert file["records"]["records_mapped"] >= RECORDS // 3
+
+
 # ---- a witness, not our own events --------------------------------------------------------------
 
 

@@ -287,6 +287,19 @@ def records(which: Iterable[tuple[int, int]], batch: int = 0, pause_ns: int = 0)
             yield Sleep(pause_ns)
 
 
+def order(pattern: str, count: int, rank: int, ranks: int) -> list[int]:
+    """The records that a rank of such a pattern reads, in order."""
+    part = range(rank * count // ranks, (rank + 1) * count // ranks)
+    if pattern == "consecutive":
+        return list(part)
+    if pattern == "backward":
+        return list(part)[::-1]
+    if pattern == "random":
+        return np.random.default_rng(5).permutation(count)[rank::ranks].tolist()
+    n = int(pattern.removeprefix("stride "))
+    return list(range(rank % n, count, n))
+
+
 # ---- reports ------------------------------------------------------------------------------------
 
 

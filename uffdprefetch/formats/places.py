@@ -123,14 +123,25 @@ class Stride:
             last = np.clip(-(-8 * high // self.bits), first, counts)
         return parts.first[part] + first, parts.first[part] + last
 
-    def records_in(self, parts: Parts, starts: Array, ends: Array) -> Array:
+    def ranges_in(self, parts: Parts, starts: Array, ends: Array) -> Pair:
         part, low, high = self.regions(parts)
         first: Array = np.atleast_1d(np.searchsorted(high, starts, "right"))
         last: Array = np.maximum(np.searchsorted(low, ends, "left"), first)
         query, inner = spread(last - first)
         region = first[query] + inner
         part, base = part[region], low[region]
-        return expanded(*self._numbers(parts, part, starts[query] - base, ends[query] - base))
+        return self._numbers(parts, part, starts[query] - base, ends[query] - base)
+
+    def bounds_in(self, parts: Parts, starts: Array, ends: Array) -> Pair:
+        part, low, high = self.regions(parts)
+        a: Array = np.atleast_1d(np.searchsorted(high, starts, "right"))
+        b: Array = np.atleast_1d(np.searchsorted(low, ends, "left")) - 1
+        some = a <= b
+        found: Array = np.full((2, len(starts)), -1, np.int64)
+        for side, at in enumerate((a[some], b[some])):
+            inside = starts[some] - low[at], ends[some] - low[at]
+            found[side, some] = self._numbers(parts, part[at], *inside)[side] - side
+        return found[0], found[1]
 
     def records_at(self, parts: Parts, offsets: Array) -> Array:
         part, low, high = self.regions(parts)
@@ -183,12 +194,29 @@ class Listed:
             starts = self.start[order]
         return order, starts, starts + (self.length if order is None else self.length[order])
 
-    def records_in(self, starts: Array, ends: Array) -> Array:
-        order, low, high = self._in_order
+    def _positions(self, starts: Array, ends: Array) -> Pair:
+        _, low, high = self._in_order
         first: Array = np.atleast_1d(np.searchsorted(high, starts, "right"))
-        last: Array = np.maximum(np.searchsorted(low, ends, "left"), first)
-        numbers = expanded(first, last)
+        return first, np.maximum(np.searchsorted(low, ends, "left"), first)
+
+    def ranges_in(self, starts: Array, ends: Array) -> Pair:
+        order, (first, last) = self._in_order[0], self._positions(starts, ends)
+        if order is None:
+            return first, last
+        numbers: Array = order[expanded(first, last)]
+        return numbers, numbers + 1
+
+    def records_in(self, starts: Array, ends: Array) -> Array:
+        order, numbers = self._in_order[0], expanded(*self._positions(starts, ends))
         return numbers if order is None else np.sort(order[numbers])
+
+    def bounds_in(self, starts: Array, ends: Array) -> Pair:
+        order, (first, last) = self._in_order[0], self._positions(starts, ends)
+        found: Array = np.full((2, len(starts)), -1, np.int64)
+        some = first < last
+        positions = np.stack([first[some], last[some] - 1])
+        found[:, some] = positions if order is None else order[positions]
+        return found[0], found[1]
 
     def records_at(self, offsets: Array) -> Array:
         order, low, high = self._in_order
@@ -269,7 +297,7 @@ class Places:
         low, high = (np.clip(edge, 0, OFFSET_MAX) for edge in (starts, ends))
         low, high = merged(low, high)
         found = [
-            column.records_in(self.parts, low, high)
+            expanded(*column.ranges_in(self.parts, low, high))
             if isinstance(column, Stride)
             else column.records_in(low, high)
             for column in self.columns
@@ -277,6 +305,32 @@ class Places:
         if len(found) == 1:
             return found[0]
         return np.unique(np.concatenate([np.zeros(0, np.int64), *found]))
+
+    def count_in(self, starts: Any, ends: Any) -> int:
+        """How many records_in() are, without a number for each where they lie in order."""
+        low, high = merged(*(np.clip(edge, 0, OFFSET_MAX) for edge in (starts, ends)))
+        found = [
+            column.ranges_in(self.parts, low, high)
+            if isinstance(column, Stride)
+            else column.ranges_in(low, high)
+            for column in self.columns
+        ]
+        none: Array = np.zeros(0, np.int64)
+        first, last = (np.concatenate([none, *edges]) for edges in zip(*found, strict=True))
+        first, last = merged(first, last)
+        return int((last - first).sum())
+
+    def bounds_in(self, starts: Array, ends: Array) -> Pair:
+        """(first, last) record, in the file's order, with a byte in each of the ranges [starts[i],
+        ends[i]), of the last column that has one there; -1: none. The ranges are not empty."""
+        found: Array = np.full((2, len(starts)), -1, np.int64)
+        for column in self.columns:
+            if isinstance(column, Stride):
+                here = column.bounds_in(self.parts, starts, ends)
+            else:
+                here = column.bounds_in(starts, ends)
+            found = np.where(np.stack(here) < 0, found, here)
+        return found[0], found[1]
 
     def records_at(self, offsets: Any) -> Array:
         """For each byte offset a record that holds it (several may, in a bitmap), -1: none does."""

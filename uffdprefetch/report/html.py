@@ -86,8 +86,8 @@ def _report_for_page(report: dict[str, Any]) -> dict[str, Any]:
 def _record_bytes(report: dict[str, Any], file_id: int) -> float | None:
     """The mean size of a file's records, where the report knows of records."""
     told = captions.file_of(report, file_id)
-    lmdb = told.get("lmdb") or {}
-    records, size = lmdb.get("records"), told.get("size_bytes")
+    index = told.get("lmdb") or told.get("records") or {}
+    records, size = index.get("records"), told.get("size_bytes")
     return size / records if records and size else None
 
 

@@ -191,10 +191,11 @@ def _file_lines(file: dict[str, Any], page_bytes: int) -> list[str]:
         figures.append(f"brought in more than once {_size(file['refilled_bytes'])}")
     if file.get("evicted_bytes"):
         figures.append(f"evicted {_size(file['evicted_bytes'])}")
-    lmdb = file.get("lmdb") or {}
-    if lmdb.get("records"):
+    index = file.get("lmdb") or file.get("records") or {}
+    if index.get("records"):
         figures.append(
-            f"{_count(lmdb.get('records_touched'))} of {_count(lmdb['records'])} records touched"
+            f"{_count(index.get('records_touched'))} to {_count(index.get('records_mapped'))}"
+            f" of {_count(index['records'])} records touched"
         )
     return [f"{file.get('path', '?')}: {about}", "  " + "; ".join(figures)]
 

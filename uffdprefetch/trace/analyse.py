@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A trace becomes a report (docs/trace-report.md): numbers and words, ready for JSON. Pure, but
-for the index of an LMDB file, which is read where the file is still there."""
+for the index of a record file, which is read where the file is still there."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _block(work: Survey) -> dict[str, Any] | None:
 def analyse(trace: Trace, open_index: OpenRecords = open_records) -> dict[str, Any]:
     """The report of a trace, ``uffdprefetch.trace-report/1``.
 
-    ``open_index``: (path, bytes, page size) to the index of an LMDB file, or None. Raises nothing
+    ``open_index``: (path, bytes, page size) to the index of a record file, or None. Raises nothing
     for a trace that file.read() gave.
     """
     work = Survey(trace, open_index)

@@ -72,7 +72,7 @@ def _pattern(reader: Reader, others: list[Walk], page_bytes: int) -> dict[str, A
     elif name == "strided" and sensors.TABLES in a.sensor:
         n, how = None, "how many records it skips is not told"
     elif name == "strided" and (walk.indexed or not _has_threads(a)):
-        n, how = records.stride_in_records(walk, others)
+        n, how = records.stride_in_records(walk, others, reader.index)
     elif name == "strided":
         n, how = None, "threads map for each other: how many records one skips is not told"
     elif name == "sequential" and not _has_threads(a) and sensors.TABLES not in a.sensor:

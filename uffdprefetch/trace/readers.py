@@ -56,6 +56,7 @@ class Reader:
     mapped: Ranges
     walked: Ranges
     sure: Ranges
+    index: str | None = None  # the format of the file's index
 
     @cached_property
     def span(self) -> tuple[int, int]:
@@ -147,7 +148,9 @@ def find(
     for first, end in pairwise(bounds):
         part = a.part(slice(first, end))
         mapped, low, high = cover.map(part)
-        record = index.of_pages(part.page) if index is not None else None
+        record = None
+        if index is not None and index.tells:
+            record = index.of_accesses(part.page, part.sure, part.tid)
         steps = Steps(part.page, low, part.sure, np.maximum(high, part.sure), record)
         mine: list[Walk] = []
         for group in _groups(part.pid):
@@ -162,5 +165,5 @@ def find(
     return Reader(
         rank, file, a, patterns.combine(walks), found,
         cover.pieces.ranges(seen), cover.pieces.union(all_runs.start, all_runs.sure),
-        cover.pieces.union(a.page, a.sure),
+        cover.pieces.union(a.page, a.sure), None if index is None else index.format,
     )  # fmt: skip

@@ -1,19 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records: from the index of an LMDB file where it can be had, else from how readers walk.
+"""Records: from the index of a file where it can be had, else from how readers walk.
 
 Numbers of records count in the order of the file.
 """
 
 from __future__ import annotations
 
-import os
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from uffdprefetch.errors import UffdPrefetchError
-from uffdprefetch.trace.pieces import Ranges, pages_within
+from uffdprefetch.formats import index as formats
+from uffdprefetch.formats import lmdb
+from uffdprefetch.formats.cache import open_cached
+from uffdprefetch.formats.places import Listed, Places, one_part
+from uffdprefetch.formats.reader import FileReader
+from uffdprefetch.trace.pieces import Ranges, pages_of, pages_within, union
 from uffdprefetch.trace.runs import AROUND_PAGES, below_resolution
 from uffdprefetch.trace.strides import STEPS_MIN, regular, whole
 from uffdprefetch.trace.walks import Walk
@@ -27,40 +31,100 @@ SURE = 0.8
 #: Part of the runs whose end must be another reader's start to know what a record measures.
 NEIGHBOURS = 0.6
 
+#: Accesses, one after the other, to pages that records share: further on the last one is taken.
+SHARED_MAX = 16
+#: What people call a format, where it is not its name here.
+NAMES = {"lmdb": "LMDB", "npy": ".npy", "arrow": "Arrow", "tfrecord": "TFRecord"}
+
+
+def _meant(first: Array, last: Array, end: Array) -> Array:
+    """The record that each of a sequence of accesses begins at, of those from ``first`` to ``last``
+    on its page: the one that the access before went up to (``end``) if it is there, else the last.
+    """
+    found = last.copy()
+    alone = first == last
+    alone[:1] = True
+    place = np.arange(len(first))
+    after = place - np.maximum.accumulate(np.where(alone, place, 0))
+    for n in range(1, SHARED_MAX + 1):
+        at: Array = np.flatnonzero(after == n)
+        before = np.maximum(found[at - 1], end[at - 1])
+        found[at] = np.where((first[at] <= before) & (before <= last[at]), before, last[at])
+    return found
+
 
 class RecordIndex:
-    """Which pages of an LMDB file hold which records; ``page_bytes`` is the system's page."""
+    """Which pages of a file hold which records; ``page_bytes`` is the system's page. ``tells``:
+    whether a page tells which record was meant: not of records smaller than a page, nor where
+    records are packed together."""
 
-    def __init__(self, index: Any, page_bytes: int) -> None:
-        some = np.flatnonzero(index.length)
-        start = index.offset[some].astype(np.int64)
-        order = np.argsort(start, kind="stable")
-        self._start = start[order]
-        self._end = self._start + index.length[some].astype(np.int64)[order]
+    def __init__(self, index: formats.RecordIndex, page_bytes: int) -> None:
+        self.format = index.format
+        self.tells = index.exact and index.file_bytes >= len(index) * page_bytes
+        self._exact = index.exact
+        self._places = index.places
         self._page_bytes = page_bytes
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def _bounds(self, page: Array, end: Array) -> tuple[Array, Array, Array]:
+        """(first, last) record on each page, and the first one on the last page before ``end``."""
+
+        def on(page: Array) -> Ranges:
+            return self._places.bounds_in(page * self._page_bytes, (page + 1) * self._page_bytes)
+
+        return *on(page), on(end - 1)[0]
+
+    def of_accesses(self, page: Array, end: Array, tid: Array) -> Array:
+        """The number of the record at which each access to the pages [page, end) begins; -1: none.
+        They are in order of time; where records share a page, what the thread read before tells.
+        """
+        order = np.argsort(tid, kind="stable")
+        found: Array = np.empty(len(page), np.int64)
+        found[order] = _meant(*self._bounds(page[order], end[order]))
+        return found
+
+    def _within(self, pages: Ranges) -> int:
+        """Records with a byte in sorted ranges of pages."""
+        start, end = pages
+        return self._places.count_in(start * self._page_bytes, end * self._page_bytes)
+
+    def _least(self, pages: Ranges) -> int:
+        """Records without which nobody can have been at these sorted ranges of pages."""
+        first, last, end = self._bounds(*pages)
+        order = np.argsort(last, kind="stable")  # the file's order, but for a column store
+        low = _meant(first[order], last[order], end[order])
+        end = np.maximum(low, end[order]) + 1
+        return pages_of(union(low[low >= 0], end[low >= 0]))
+
+    def report(self, mapped: Ranges, sure: Ranges) -> dict[str, Any]:
+        """What the index adds to a file, of sorted ranges of pages."""
+        records = {
+            "format": self.format,
+            "records": len(self),
+            "records_touched": self._least(sure) if self._exact else None,
+            "records_mapped": self._within(mapped),
+        }
+        return {"format": self.format, "lmdb": None, "records": records}
+
+
+class LmdbIndex(RecordIndex):
+    """The same of an LMDB file, and what its pages are. Numbers are in the order of the file."""
+
+    def __init__(self, index: lmdb.Index, page_bytes: int) -> None:
+        some = np.flatnonzero(index.length)
+        order = some[np.argsort(index.offset[some], kind="stable")]
+        places = Places(one_part(len(order)), [Listed(index.offset[order], index.length[order])])
+        super().__init__(formats.RecordIndex("lmdb", index.file_bytes, places), page_bytes)
         self._types = index.page_types()
         self._type_bytes = int(index.page_bytes)
 
-    def __len__(self) -> int:
-        return len(self._start)
-
-    def of_pages(self, page: Array) -> Array:
-        """The number of the record that each page holds (the last that begins there); -1: none."""
-        if not len(self._start):
-            return np.full(len(page), -1, np.int64)
-        at = np.searchsorted(self._start, (page + 1) * self._page_bytes - 1, side="right") - 1
-        holds = (at >= 0) & (self._end[np.maximum(at, 0)] > page * self._page_bytes)
-        return np.where(holds, at, -1)
-
     def report(self, mapped: Ranges, sure: Ranges) -> dict[str, Any]:
-        """The ``lmdb`` of a file: records and pages by type, of sorted ranges of pages."""
-        from uffdprefetch.formats.lmdb import PAGE_TYPE_NAMES
-
-        first = self._start // self._page_bytes
-        end = -(-self._end // self._page_bytes)
+        """As RecordIndex.report(): the ``lmdb`` of a file."""
         scale = self._page_bytes
         names = {}
-        for number, name in enumerate(PAGE_TYPE_NAMES):
+        for number, name in enumerate(lmdb.PAGE_TYPE_NAMES):
             pages: Array = np.flatnonzero(self._types == number).astype(np.int64) * self._type_bytes
             low: Array = pages // scale
             high: Array = -(-(pages + self._type_bytes) // scale)
@@ -68,26 +132,27 @@ class RecordIndex:
                 "file": len(pages),
                 "touched": int((pages_within(mapped, low, high) > 0).sum()),
             }
-        return {
+        told = {
             "page_bytes": self._type_bytes,
             "records": len(self),
-            "records_touched": int((pages_within(sure, first, end) > 0).sum()),
-            "records_mapped": int((pages_within(mapped, first, end) > 0).sum()),
+            "records_touched": self._within(sure),
+            "records_mapped": self._within(mapped),
             "pages": names,
         }
+        return {"format": self.format, "lmdb": told, "records": None}
 
 
 def open_records(path: str, size_bytes: int, page_bytes: int) -> RecordIndex | None:
-    """The index of an LMDB file; None when it is none, or not here, or not what it was."""
+    """The index of a file of a known format; None when it has none, is not here, or not what it
+    was."""
     try:
-        if os.stat(path).st_size != size_bytes:
-            return None
-        from uffdprefetch.formats.lmdb import looks_like_lmdb, open_index
-
-        with open(path, "rb") as file:
-            if not looks_like_lmdb(file.read(64)):
+        with FileReader(path) as reader:
+            if reader.size_bytes != size_bytes:
                 return None
-        return RecordIndex(open_index(path), page_bytes)
+            is_lmdb = lmdb.looks_like_lmdb(reader.read(0, 64))
+        if is_lmdb:
+            return LmdbIndex(lmdb.open_index(path), page_bytes)
+        return RecordIndex(open_cached(path), page_bytes)
     except (ImportError, OSError, UffdPrefetchError, ValueError, MemoryError):
         return None
 
@@ -177,11 +242,13 @@ def _alike(walk: Walk, other: Walk) -> bool:
     return bool(abs(mine.mean() / its.mean() - 1) <= 0.1)
 
 
-def stride_in_records(walk: Walk, others: list[Walk]) -> tuple[int | None, str]:
+def stride_in_records(
+    walk: Walk, others: list[Walk], index: str | None
+) -> tuple[int | None, str]:
     """(n, how it is known) of a reader that reads one of n records; ``others``: those of the other
-    readers of the file. (None, why) when it cannot be told."""
+    readers of the file, ``index``: the format of its index. (None, why) when it cannot be told."""
     if walk.indexed and walk.stride_records is not None:
-        return walk.stride_records, "records from the LMDB index"
+        return walk.stride_records, f"records from the {NAMES.get(index or '', index)} index"
     step = _steps(walk)
     stride = walk.stride_pages or (float(step.mean()) if len(step) else 0.0)
     if stride <= 0:

@@ -28,6 +28,7 @@ OpenRecords = Callable[[str, int, int], RecordIndex | None]
 OTHERS, RANKS, SERVICE = range(3)
 #: file.read_all() gives the processes of each node numbers of their own, above these bits.
 NODE_BITS = 22
+NO_INDEX = {"format": None, "lmdb": None, "records": None}
 #: No file is larger: what claims to lie beyond is not looked at.
 OFFSET_MAX = 1 << 56
 
@@ -128,8 +129,7 @@ class Survey:
             "read_ahead_bytes": file.read_ahead_bytes,
             "stripe_bytes": file.stripe_bytes,
             "stripe_count": file.stripe_count,
-            "format": "lmdb" if index is not None else None,
-            "lmdb": index.report(mapped, sure) if index is not None else None,
+            **(index.report(mapped, sure) if index is not None else NO_INDEX),
             "touched_pages": pages_of(mapped),
             "touched_pages_least": pages_of(sure),
             "touched_sensor": bound + ("; ".join(sensors) or "nothing was seen"),
