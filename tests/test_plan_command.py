@@ -18,16 +18,10 @@ from uffdprefetch.cli import main
 from uffdprefetch.plan import check
 from uffdprefetch.plan.order import Order
 
-pytestmark = warnings_fail
+pytestmark = [warnings_fail, pytest.mark.usefixtures("own_runtime_directory")]
 
 KIB, MIB = 1 << 10, 1 << 20
 PAGE = 4096
-
-
-@pytest.fixture(autouse=True)
-def own_runtime_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UFFDPREFETCH_RUNDIR", str(tmp_path / "run"))
-    (tmp_path / "run").mkdir(mode=0o700)
 
 
 @pytest.fixture

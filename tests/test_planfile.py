@@ -27,17 +27,11 @@ from uffdprefetch.formats.places import Listed, Parts, Places, Stride
 from uffdprefetch.plan import orders, planfile
 from uffdprefetch.plan.planfile import Plan, load
 
-pytestmark = warnings_fail
+pytestmark = [warnings_fail, pytest.mark.usefixtures("own_runtime_directory")]
 
 SCHEMA = "uffdprefetch.plan/1"
 RECORD = 1000
 COUNT = 50
-
-
-@pytest.fixture(autouse=True)
-def own_runtime_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UFFDPREFETCH_RUNDIR", str(tmp_path / "run"))
-    (tmp_path / "run").mkdir(mode=0o700)
 
 
 @pytest.fixture

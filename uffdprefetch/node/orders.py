@@ -72,18 +72,13 @@ class PlanFile:
         """Ask for an order."""
 
         def heard(answer: Answer) -> None:
-            if "error" in answer:
+            if "error" in answer and file.changed is None:  # of that one has been told
                 self._ledger.degrade(f"--plan: {answer['error']}")
             done(answer)
             self._came()
 
-        self._resolver.ask(
-            {
-                "do": "plan", "path": file.path, "device": file.key[0], "inode": file.key[1],
-                "rank": rank, "epoch": epoch,
-            },
-            heard,
-        )  # fmt: skip
+        question = {"do": "plan", "path": file.path, "key": file.key, "rank": rank, "epoch": epoch}
+        self._resolver.ask(question, heard)
 
     def order(self, answer: Answer) -> Units | None:
         """The order of an answer, None when there is none."""
@@ -342,7 +337,7 @@ class Announcements:
     def _end(self, heard: _Heard) -> None:
         heard.items = max(heard.items, (self._count(heard.said.pid, heard.said.slot) or 0) & ~ENDED)
         for reader in heard.readers:
-            if reader.live and heard.items:
+            if reader.live:
                 reader.said(heard.items, now_ns())
             self._plans.remove(reader)
         heard.said.remove()
@@ -365,3 +360,4 @@ class Announcements:
             if heard.peer == peer:
                 self._end(heard)
                 del self._heard[name]
+        self._close_unused()

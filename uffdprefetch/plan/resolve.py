@@ -20,7 +20,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from uffdprefetch.errors import UffdPrefetchError
+from uffdprefetch.errors import UffdPrefetchError, usage_error
 from uffdprefetch.formats import cache, stored
 from uffdprefetch.formats.reader import FileReader
 from uffdprefetch.plan import announced, orders, planfile, unitfile
@@ -73,16 +73,19 @@ class Resolver:
         """The order of a rank in an epoch of a file; null when the plan does not say."""
         plan = self._load()
         path, rank, epoch = request["path"], request["rank"], request["epoch"]
-        file = plan.file(path, (request["device"], request["inode"]))
+        device, inode, *_ = key = tuple(request["key"])
+        file = plan.file(path, (device, inode)) or plan.file(path)
         spec = None if file is None else file.spec(rank, epoch)
         if file is None or spec is None:
             return {"order": None}
+        _assert_same(path, key)
         guess = threading.Event()
         if isinstance(spec, orders.Records) and file.format in (None, "lmdb"):
             guess = self._guess(path, spec, early)
         with self._plan_lock:  # it keeps one index at a time
             order = plan.resolve(file, spec, path)
         guess.set()
+        _assert_same(path, key)
         return {"order": self._store(order, path)}
 
     def prepare(self) -> None:
@@ -159,6 +162,16 @@ class Resolver:
         """An order of a file, as the service maps it."""
         units = Units.of(order, os.stat(path).st_size, mmap.PAGESIZE)
         return unitfile.write(os.path.join(self._directory, f"{self._number()}.units"), units)
+
+
+def _assert_same(path: str, key: tuple[int, ...]) -> None:
+    """Raise UffdPrefetchError (exit 2) unless this is the file that the reader maps: its (device,
+    inode, size, mtime_ns)."""
+    status = os.stat(path)
+    if (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns) != key:
+        raise usage_error(
+            f"{path}: changed or replaced during the run: its orders are not followed any more"
+        )
 
 
 def main(arguments: list[str]) -> int:

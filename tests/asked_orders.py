@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The helper process that finds the bytes of orders, which only takes notes; and a job for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from planned_readers import SIZE, order
+from test_stride_node import Notes
+from walked_orders import PAGE
+
+from uffdprefetch.node import orders
+from uffdprefetch.node.ledger import Ledger
+from uffdprefetch.node.orders import MS
+from uffdprefetch.node.planned import Plans
+from uffdprefetch.plan.units import Units
+
+
+class Helper:
+    """A resolver: the questions, and how to answer them. Orders are what is put there."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory, self.fd, self.starts = str(directory), -1, 0
+        self.asked: list[dict[str, Any]] = []
+        self._done: list[Callable[[dict[str, Any]], None]] = []
+        self.orders: dict[str, Units | Exception] = {}
+
+    def start(self) -> bool:
+        self.starts += 1
+        return True
+
+    def ask(self, question: dict[str, Any], done: Callable[[dict[str, Any]], None]) -> None:
+        self.asked.append(question)
+        self._done.append(done)
+
+    def answer(self, number: int = -1, **answer: Any) -> None:
+        self._done[number](answer)
+
+    def order(self, told: str) -> Units:
+        found = self.orders[told]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+
+class Job:
+    """Processes, their files, and the service's part."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.came = 1000 * MS, 0
+        self.directory, self.helper, self.ledger = directory, Helper(directory), Ledger()
+        self.helper.orders["some"] = Units.of(order(range(100, 200)), SIZE, PAGE)
+        self.helper.orders["more"] = Units.of(order(range(500, 520)), SIZE, PAGE)
+        self.scheduler = Notes()
+        self.plans = Plans(self.scheduler, self.ledger)  # type: ignore[arg-type]
+        self.clients: list[Any] = []
+        self.files: dict[str, Any] = {}
+        monkeypatch.setattr(orders, "now_ns", lambda: self.now)
+
+    def comes(self) -> None:
+        self.came += 1
+
+    def file(self, path: str) -> Any:
+        number = len(self.files) + 1
+        made = SimpleNamespace(path=path, size_bytes=SIZE, key=(8, number, SIZE, 0), changed=None)
+        return self.files.setdefault(path, made)
+
+    def process(self, pid: int, rank: int, *paths: str, parents: tuple[int, ...] = ()) -> Any:
+        """One that maps these, at addresses of its own."""
+        regions = {
+            number: SimpleNamespace(
+                file=self.file(path), address=pid << 32, offset_bytes=4096, length_bytes=SIZE
+            )
+            for number, path in enumerate(paths)
+        }
+        client = SimpleNamespace(
+            pid=pid, rank=rank, regions=regions,
+            descends_from=lambda peer: peer == pid or peer in parents,
+        )  # fmt: skip
+        self.clients.append(client)
+        return client
+
+
+def only(client: Any) -> Any:
+    """The mapping of a process that has one."""
+    return client.regions[0]
