@@ -60,6 +60,49 @@ def test_pinned_and_spared_blocks_stay() -> None:
     assert [int(r.block[row]) for row in rows] == [5, 8]  # 6 is pinned, the reader is at 7
 
 
+def guessed(
+    touched: list[int], readers: list[Reader], rate: float, now_ms: int = 2000
+) -> list[int]:
+    """Of blocks 1 to 3, which no order tells of, and 6 and 7, needed after 40 and 90 MB: all, the
+    first to go first."""
+    r = residents([1, 2, 3, 6, 7], [*touched, 1, 1])
+    away = np.array([np.inf] * 3 + [4e7, 9e7])
+    told = np.array([False] * 3 + [True] * 2)
+    rows = known.victims(r, readers, 5, away, told, BLOCK, now_ms, rate)
+    assert np.isinf(away[:3]).all(), "it is the caller's"
+    return [int(r.block[row]) for row in rows]
+
+
+def test_what_no_order_tells_of_goes_by_its_age_at_the_readers_speed() -> None:
+    assert guessed([1900, 1400, 900], NOBODY, 1e8) == [3, 7, 2, 6, 1]
+    assert guessed([1900, 1400, 900], NOBODY, 1e7) == [7, 6, 3, 2, 1]
+
+
+def test_where_the_readers_speed_is_not_known_age_counts_too() -> None:
+    now_ms = 10**6
+    assert guessed([now_ms - 50_000, now_ms - 60_000, 1], NOBODY, 0.0, now_ms) == [3, 7, 2, 1, 6]
+
+
+def test_what_was_touched_after_the_clock_was_read_stays() -> None:
+    assert guessed([2001, 1400, 2500], NOBODY, 1e8) == [7, 2, 6, 1, 3]
+
+
+def test_what_lies_on_a_readers_way_goes_by_that() -> None:
+    """Not by its age; in bytes, as orders do."""
+    reader = Reader(0, 0, 1, 0, 1200, ahead=0, behind=0)
+    assert guessed([1, 1, 1], [reader], 1e8) == [7, 6, 3, 2, 1]
+    behind = Reader(0, 4, 1, 0, 1200, ahead=0, behind=0)  # they are 1197 to 1199 blocks away
+    assert guessed([2000, 2000, 2000], [behind], 1e8) == [7, 3, 2, 1, 6]
+
+
+def test_used_up_blocks_are_spared_as_others_are_and_count() -> None:
+    r = residents([5, 6, 7, 8])
+    r.pinned[0] = True
+    away, told = [np.inf, np.inf, 9e6, 1e6], [True] * 4
+    assert chosen(r, away, told, 2) == [6, 7]
+    assert chosen(r, away, told, 4) == [6, 7, 8]
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_shuffled_epochs_hit_as_often_as_belady_allows(seed: int) -> None:
     source = np.random.default_rng(seed)

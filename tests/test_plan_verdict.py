@@ -301,3 +301,70 @@ def test_a_reader_that_was_silent_for_long_is_found_again() -> None:
         walk.due(4 * MIB)
         walk.saw(int(rows[item]) * size, int(rows[item]) * size + PAGE, item)
     assert (walk.position, walk.wrong) == (400, None)
+
+
+@pytest.mark.parametrize(("what", "found"), [("another seed", True), ("the same", False)])
+@pytest.mark.parametrize("seed", range(4))
+def test_another_order_of_the_same_records_shows_in_page_tables(
+    seed: int, what: str, found: bool
+) -> None:
+    """No checkpoint of the order is touched: there is nothing but what is found mapped."""
+    size, count = 80 << 10, 10_000
+    rng = np.random.default_rng(seed)
+    rows = rng.permutation(count)
+    read = rng.permutation(count) if found else rows
+    walk = Walk(fixed_records(rows, size), count * size, armed=True)
+    for turn, part in enumerate(np.split(read[:4000], 400)):
+        walk.due(16 * MIB)
+        ranges = [(int(row) * size, (int(row) + 1) * size) for row in np.sort(part)]
+        # beside one in four, what is cached of its neighbour is mapped with it
+        ranges += [(int(row) * size // 2, int(row) * size // 2 + 32 * 1024) for row in part[::4]]
+        walk.looked(ranges, walk.mapped(ranges, turn * 10**7))
+        if walk.wrong:
+            break
+    assert (walk.wrong is not None) == found
+    if found:
+        assert turn * 10 * size < 48 * MIB
+        assert "were not to come near item 0 of 10,000" in walk.wrong
+
+
+def test_what_is_read_beside_an_order_before_it_begins_does_not_make_it_wrong() -> None:
+    """As the keys of an LMDB: its leaf pages, one after the other."""
+    size, count = 80 << 10, 10_000
+    walk = Walk(fixed_records(np.random.default_rng(1).permutation(count), size), 2 * count * size)
+    keys = [(count * size + at, count * size + at + PAGE) for at in range(0, 10 * MIB, 2 * PAGE)]
+    walk.looked(keys, walk.mapped(keys, 1))
+    assert walk.wrong is None
+
+
+def test_at_the_end_of_an_order_looks_judge_nothing() -> None:
+    size, count = 80 << 10, 4000
+    rows = np.random.default_rng(1).permutation(count)
+    walk = Walk(fixed_records(rows, size), count * size)
+    walk.said(3001, 1)
+    ahead = [(int(row) * size, (int(row) + 1) * size) for row in rows[3500:]]
+    for at in range(0, len(ahead), 10):
+        walk.looked(ahead[at : at + 10], ahead[at : at + 10])
+    assert walk.wrong is None
+
+
+def test_what_was_read_in_time_and_is_seen_late_does_not_make_an_order_wrong() -> None:
+    size, count = 80 << 10, 4000
+    rows = np.random.default_rng(1).permutation(count)
+    walk = Walk(fixed_records(rows, size), count * size)
+    walk.said(2500, 1)
+    behind = [(int(row) * size, (int(row) + 1) * size) for row in rows[:1500]]
+    for at in range(0, len(behind), 10):
+        part = behind[at : at + 10]
+        walk.looked(part, walk.mapped(part, at))
+    assert walk.wrong is None
+
+
+def test_a_look_that_comes_too_late_judges_nothing() -> None:
+    """The reader may have gone on by all that it finds."""
+    size, count = 80 << 10, 4000
+    rows = np.random.default_rng(1).permutation(count)
+    walk = Walk(fixed_records(rows, size), count * size, armed=True)
+    ahead = [(int(row) * size, (int(row) + 1) * size) for row in rows[1000:2000]]
+    walk.looked(ahead, walk.mapped(ahead, 1))
+    assert walk.wrong is None

@@ -56,13 +56,16 @@ class Source(Protocol):
 class PlannedReader:
     """One reader's way through one file, epoch after epoch. Sizes in bytes."""
 
+    #: Whether the order was taken from how it walks, which has to be watched on.
+    inferred = False
+
     def __init__(self, file: FileState, rank: int, source: Source) -> None:
         """``rank``: whose it is, for people."""
         self.file, self.rank, self._source = file, rank, source
         self.epoch = 0
         self.dropped: str | None = None  # why the plan is not followed any more
         self.ended = False  # nothing of it is read any more
-        self.active_ns = self.touched_ns = now = now_ns()
+        self.active_ns = self.touched_ns = self.said_ns = now = now_ns()
         self.done_items = 0  # of the epochs before
         self.seen: list[tuple[int, int]] = []  # found mapped, and not looked at yet
         self._strays: list[tuple[int, int]] = []  # found mapped, not for this epoch
@@ -142,16 +145,20 @@ class PlannedReader:
         if walk is None:
             return False
         at = self.epoch, walk.position_bytes
-        strays = walk.mapped(self.seen, now)
-        self.seen, self._strays = [], [*self._strays, *strays][-SEEN_MAX:]
+        found, self.seen = self.seen, []
+        strays = walk.mapped(found, now)
+        self._strays = [*self._strays, *strays][-SEEN_MAX:]
         self._moved(now)
         upcoming = self._upcoming() if self._strays else None
         if upcoming is not None:
-            upcoming.mapped(self._strays, now)
+            neither = set(upcoming.mapped(self._strays, now))
+            strays = [stray for stray in strays if stray in neither]
             self._strays = []
-            if upcoming.position >= BEGUN_ITEMS:
-                self._begin_next(now)
-                walk = upcoming
+        if upcoming is not None and upcoming.position >= BEGUN_ITEMS:
+            self._begin_next(now)
+            walk = upcoming
+        elif not self.inferred:  # which is compared with page tables anyway
+            walk.looked(found, strays)
         self.dropped = self.dropped or walk.wrong
         moved = at != (self.epoch, walk.position_bytes)
         self.active_ns = now if moved else self.active_ns
@@ -161,7 +168,7 @@ class PlannedReader:
         """So many items of the present epoch have been read."""
         walk = self.look()
         if walk is not None:
-            self.active_ns = now
+            self.active_ns = self.said_ns = now
             walk.said(items, now)
             self._moved(now)
 
@@ -320,10 +327,6 @@ class Plans:
     def pending(self, client: Client, region: Region) -> bool:
         """Whether a mapping's order may become known soon."""
         return any(source.pending(client, region) for source in self.sources)
-
-    def of_file(self, file: FileState) -> list[PlannedReader]:
-        """Those whose order is followed in a file."""
-        return [reader for reader in self.all if reader.file is file and reader.live]
 
     def mapped(self, client: Client) -> None:
         """A process has mapped a file."""

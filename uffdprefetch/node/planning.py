@@ -35,10 +35,11 @@ class Planning:
             plan = PlanFile(self.resolver, self.plans, engine.ledger, engine.plans_came)
             self.plans.sources.insert(0, plan)
         engine.use_plans(self.plans)
-        if config.policy == "stride":  # auto would make every walk wait that begins with a gap
+        if config.policy in ("auto", "stride"):
             strides = Strides(
                 Indices(self.resolver, engine.plans_came), self.plans, engine.scheduler,
-                engine.ledger, engine.clients.values, always=True,
+                engine.ledger, engine.clients.values,
+                None if config.policy == "stride" else engine.bulk.orderly,
             )  # fmt: skip
             self.plans.sources.append(strides)
             engine.use_strides(strides)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 Array = np.ndarray[Any, Any]
+Set = tuple[Array, Array, Array]
 
 _NONE: Array = np.zeros(0, np.int64)
 
@@ -36,12 +37,24 @@ class Held:
         what is held: (first, end, turn) of the requests, ascending in the file. Two with no more
         than ``gap_pages`` between them become one, unless a page between them is held."""
         first, end, turn, last = union(first, end, turn)
-        new_first, new_end = subtract(first, end, self.first, self.end)
+        near = self._meets(first, end)
+        new_first, new_end = subtract(first, end, self.first[near], self.end[near])
         owner = np.searchsorted(first, new_first, "right") - 1
         asked = self._joined(new_first, new_end, turn[owner], last[owner], gap_pages)
-        self._overlay(first, end, last)
-        self._overlay(asked[0], asked[1], asked[3])  # what lies in the gaps, too
+        # what lies in the gaps, too
+        self._overlay(*overlaid((first, end, last), (asked[0], asked[1], asked[3])))
         return asked[0], asked[1], asked[2]
+
+    def _meets(self, first: Array, end: Array) -> Array:
+        """Which of those that are held overlap a set of ranges; bool."""
+        low: Any = self.end.searchsorted(first, "right")
+        high: Any = self.first.searchsorted(end, "left")
+        some = high > low
+        ones: Array = np.zeros(len(self.first) + 1, np.int64)
+        np.add.at(ones, low[some], 1)
+        np.add.at(ones, high[some], -1)
+        meets: Array = ones.cumsum()[:-1] > 0
+        return meets
 
     def _joined(
         self, first: Array, end: Array, turn: Array, last: Array, gap_pages: int
@@ -59,20 +72,34 @@ class Held:
         )
 
     def _overlay(self, first: Array, end: Array, last: Array) -> None:
-        """Put a set of ranges in; where there is one already, the later ``last`` counts."""
-        if not len(first):
-            return
-        edges = np.unique(np.concatenate((first, end, self.first, self.end)))
-        low, high = edges[:-1], edges[1:]
-        lasts = np.maximum(
-            _value(first, end, last, low), _value(self.first, self.end, self.last, low)
+        """Put a set of ranges in; where there is one already, the later ``last`` counts. Only those
+        that it meets are looked at: it is short, and what is held is not."""
+        near = self._meets(first, end)
+        first, end, last = overlaid(
+            (first, end, last), (self.first[near], self.end[near], self.last[near])
         )
-        some = lasts >= 0
-        low, high, lasts = low[some], high[some], lasts[some]
-        begins: Array = np.append(True, (low[1:] != high[:-1]) | (lasts[1:] != lasts[:-1]))
-        at = np.flatnonzero(begins)
-        self.first, self.last = low[at], lasts[at]
-        self.end = high[np.append(at[1:], len(high)) - 1]
+        far = ~near
+        at = np.searchsorted(self.first[far], first) + np.arange(len(first))
+        old: Array = np.ones(len(first) + int(far.sum()), np.bool_)
+        old[at] = False
+        for name, values in (("first", first), ("end", end), ("last", last)):
+            every: Array = np.empty(len(old), np.int64)
+            every[at], every[old] = values, getattr(self, name)[far]
+            setattr(self, name, every)
+
+
+def overlaid(one: Set, other: Set) -> Set:
+    """Two sets of ranges as one, (first, end, value of each, 0 or more): where both are, the
+    larger value."""
+    if not len(one[0]) or not len(other[0]):
+        return one if len(one[0]) else other
+    edges = _edges(*one[:2], *other[:2])
+    low, high = edges[:-1], edges[1:]
+    values = np.maximum(_value(*one, low), _value(*other, low))
+    some = values >= 0
+    low, high, values = low[some], high[some], values[some]
+    at = np.flatnonzero(np.append(True, (low[1:] != high[:-1]) | (values[1:] != values[:-1])))
+    return low[at], high[np.append(at[1:], len(high)) - 1], values[at]
 
 
 def union(first: Array, end: Array, turn: Array) -> tuple[Array, Array, Array, Array]:
@@ -95,12 +122,20 @@ def subtract(first: Array, end: Array, less_first: Array, less_end: Array) -> tu
     """A set of ranges less another; what touches stays apart where the other set ends in it."""
     if not len(first) or not len(less_first):
         return first, end
-    edges = np.unique(np.concatenate((first, end, less_first, less_end)))
+    edges = _edges(first, end, less_first, less_end)
     low, high = edges[:-1], edges[1:]
     ones: Array = np.zeros(len(first), np.int64)
     keep = _value(first, end, ones, low) == 0
     keep &= _value(less_first, less_end, np.zeros(len(less_first), np.int64), low) < 0
     return low[keep], high[keep]
+
+
+def _edges(*numbers: Array) -> Array:
+    """All of them, ascending, each once. (np.unique() hashes since numpy 2.3, and takes ten times
+    as long for the few that there are.)"""
+    every = np.concatenate(numbers)
+    every.sort()
+    return every[np.append(True, every[1:] != every[:-1])]
 
 
 def _value(first: Array, end: Array, value: Array, at: Array) -> Array:

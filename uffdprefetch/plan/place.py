@@ -176,10 +176,13 @@ class Place:
             if self._at == len(units) or not due.any():
                 strays.append((start, end))
             found.append(hits[(units.starts[hits] >= start) & (units.ends[hits] <= end)])
-        whole: Array = np.unique(np.concatenate(found))
+        whole: Array = np.concatenate(found)
         whole = whole[whole >= self._front]
-        _, first = np.unique(units.starts[whole], return_index=True)  # of the same item's, the next
-        whole = whole[first]
+        whole.sort()
+        places = units.starts[whole]
+        order = places.argsort(kind="stable")
+        places = places[order]
+        whole = whole[order[np.append(True, places[1:] != places[:-1])[: len(order)]]]  # the next
         self._settle(whole, self._states[whole])
         upto = max(self._sent, min(self._front + MAPPED_BEYOND, len(units)))
         there = self._states[self._front : upto]
@@ -189,6 +192,22 @@ class Place:
             self._lead(self._front + int(far[-1]) + 1)
             self._move(now_ns)
         return strays
+
+    def looked(self, found: Iterable[tuple[int, int]], strays: Iterable[tuple[int, int]]) -> None:
+        """What mapped() was told of, and which of it no order explains. What lies behind the
+        position was read in time and is seen late; nothing follows where so much was found that
+        the reader may have gone on far, nor at the order's end, where the next one may not be known
+        yet."""
+        found_bytes = sum(end - start for start, end in found)
+        at_the_end = 4 * self.position_bytes > 3 * self.total_bytes
+        if at_the_end or 2 * found_bytes > self._horizon_bytes():
+            return
+        ahead = [
+            (start, end)
+            for start, end in strays
+            if not (self._units.overlapping(start, end) < self._at).any()
+        ]
+        self._verdict.looked(found_bytes, sum(b - a for a, b in ahead), self.position)
 
     def _between_items(self, hits: Array, start: int, end: int) -> None:
         """What of a range is in none of the units that overlap it goes to the verdict."""

@@ -24,6 +24,10 @@ ELSEWHERE = 32
 #: Of what is in no item, where hardly an item was ever touched: fewer than MATCHED.
 OUTSIDE_BYTES = 16 * MIB
 MATCHED = 8
+#: Of what looks into page tables find, so much that is not due soon, and this part of it: wrong.
+#: (Of a right order's, what a fault maps beside its record; of another order of the same records
+#: three quarters.)
+STRAY_PART = 0.4
 #: In which touches of what is in no item are counted: the kernel's fault-around.
 BLOCK_BYTES = 64 << 10
 #: So many bytes may be handed out and passed by untouched, or this part of the order.
@@ -47,6 +51,7 @@ class Verdict:
         self.touched_bytes = 0  # with one, where it is known which should
         self._right = 0
         self._outside: set[int] = set()  # blocks
+        self._looked_bytes = self._stray_bytes = 0
 
     def follows(self, hits: Array) -> bool:
         """Whether one of these units comes soon after one that was judged lately."""
@@ -71,6 +76,20 @@ class Verdict:
                 f"{seen_bytes / MIB:.0f} MiB were read, and {self._right} of its"
                 f" {self._items:,} items"
             )
+
+    def looked(self, found_bytes: int, stray_bytes: int, position: int) -> None:
+        """A look has found so much mapped that was not before, so much of it not due soon."""
+        self._looked_bytes += found_bytes
+        self._stray_bytes += stray_bytes
+        if self._stray_bytes <= OUTSIDE_BYTES:
+            return
+        if self._stray_bytes > STRAY_PART * self._looked_bytes:
+            self._is_wrong(
+                f"of {self._looked_bytes / MIB:.0f} MiB that were read"
+                f" {self._stray_bytes / MIB:.0f} were not to come near item {position:,}"
+                f" of {self._items:,}"
+            )
+        self._looked_bytes = self._stray_bytes = 0
 
     def vote(self, hits: Array, unit: int, expected: bool, near: bool, position: int) -> bool:
         """A touch of the units ``hits``, taken for ``unit``; answers whether the readers have been

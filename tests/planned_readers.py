@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Planned readers (node/planned.py) of orders that are made up, for tests without a service."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from walked_orders import KIB, MIB, PAGE, fixed_records
+
+from uffdprefetch.node.planned import PlannedReader
+from uffdprefetch.node.wire import Verdict
+from uffdprefetch.plan.checkpoints import DISTANCE_MIN_BYTES, Span
+from uffdprefetch.plan.order import Order
+
+RECORD = 64 * KIB
+RECORDS = 4096
+SIZE = RECORDS * RECORD
+#: Records from one milestone to the next.
+STEP = DISTANCE_MIN_BYTES // RECORD
+MS = 1_000_000
+
+
+def order(records: Iterable[int]) -> Order:
+    return fixed_records(np.array([*records]), RECORD)
+
+
+class Epochs:
+    """A source: the orders that have come, how many epochs there are, which were asked for."""
+
+    how = "a test"
+
+    def __init__(self, *orders: Iterable[int], epochs: int | None = None) -> None:
+        self.come = dict(enumerate(map(order, orders)))
+        self.epochs = len(orders) if epochs is None else epochs
+        self.asked: set[int] = set()
+
+    def order(self, epoch: int) -> Any:
+        self.asked.add(epoch)
+        return self.come.pop(epoch, None)
+
+    def over(self, epoch: int) -> bool:
+        return epoch >= self.epochs
+
+
+def file_of(path: str = "/data/records") -> Any:
+    return SimpleNamespace(path=path, size_bytes=SIZE)
+
+
+def region_of(file: Any, verdict: Verdict = Verdict.CHECKPOINTS) -> Any:
+    return SimpleNamespace(
+        file=file, verdict=verdict, span=Span(0, SIZE, PAGE), laid=set[int]()
+    )
+
+
+def follows(source: Epochs, rank: int = 0) -> PlannedReader:
+    return PlannedReader(file_of(), rank, source)
+
+
+def reads(reader: PlannedReader, records: Iterable[int], now: int = 1) -> None:
+    """Its touch of each of them is told."""
+    for record in records:
+        reader.saw(record * RECORD, record * RECORD + PAGE, now)
+
+
+def found(records: Iterable[int]) -> list[tuple[int, int]]:
+    """Their ranges, as a look into a page table finds them."""
+    return [(record * RECORD, (record + 1) * RECORD) for record in records]
+
+
+def place(reader: PlannedReader) -> tuple[int, int]:
+    assert reader.walk is not None
+    return reader.epoch, reader.walk.position
+
+
+def pages(*records: int) -> set[int]:
+    return {record * RECORD // PAGE for record in records}
+
+
+def listening(reader: PlannedReader, ahead_bytes: int = 20 * MIB) -> Any:
+    """A region with its milestones laid."""
+    region = region_of(reader.file)
+    reader.look()
+    assert list(reader.due(ahead_bytes))
+    region.laid = reader.milestones(region)
+    reader.note_laid(region)
+    return region

@@ -1,0 +1,365 @@
+# SPDX-License-Identifier: Apache-2.0
+"""node/planned.PlannedReader: how it goes from epoch to epoch, what it needs next, which touches
+tell of it, and when its order is dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import warnings_fail
+from planned_readers import (
+    RECORD,
+    STEP,
+    Epochs,
+    follows,
+    found,
+    listening,
+    order,
+    pages,
+    place,
+    reads,
+    region_of,
+)
+from walked_orders import MIB, PAGE
+
+from uffdprefetch.node import planned
+from uffdprefetch.node.planned import PlannedReader
+
+pytestmark = warnings_fail
+
+
+# ---- from epoch to epoch ------------------------------------------------------------------------
+
+
+def test_the_coordinate_goes_on_from_epoch_to_epoch() -> None:
+    reader = follows(Epochs(range(100, 200), range(1000, 1100), range(2000, 2100)), rank=3)
+    for epoch, first in enumerate((100, 1000, 2000)):
+        reads(reader, range(first, first + 100), now=10 + epoch)
+        assert place(reader) == (epoch, 100)
+        assert reader.stream.position_bytes == (epoch + 1) * 100 * RECORD
+        assert reader.active_ns == reader.touched_ns == 10 + epoch
+    assert reader.describe() == {
+        "file": "/data/records", "rank": 3, "how": "a test", "epoch": 2, "items": 100,
+        "read_items": 300, "sent_bytes": 300 * RECORD, "dropped": None,
+    }  # fmt: skip
+
+
+def test_four_records_of_the_next_order_begin_it_wherever_this_one_is() -> None:
+    reader = follows(Epochs(range(100, 200), range(1000, 1100), range(2000, 2100)))
+    reads(reader, range(100, 110))
+    reads(reader, range(1000, 1003))
+    assert place(reader) == (0, 10)
+    later = reader.stream.last_ns + 7
+    reads(reader, [1003], later)
+    assert place(reader) == (1, 4)
+    assert (reader.stream.position_bytes, reader.stream.last_ns) == (104 * RECORD, later)
+    reads(reader, range(2000, 2004))
+    assert place(reader) == (2, 4)
+    assert reader.stream.position_bytes == 204 * RECORD
+    assert reader.describe()["read_items"] == 10 + 4 + 4
+
+
+def test_what_this_order_explains_does_not_begin_the_next_one() -> None:
+    source = Epochs(range(100, 200), range(100, 200))
+    reader = follows(source)
+    reads(reader, range(100, 200))
+    assert place(reader) == (0, 100) and 1 not in source.asked
+    reads(reader, range(100, 104))
+    assert place(reader) == (1, 4)
+
+
+def test_touches_within_the_record_that_is_read_tell_nothing() -> None:
+    reader = follows(Epochs([100, 300, 100, 500]))
+    reads(reader, [100])
+    for page in (8, 4, 12, 2):
+        at = 100 * RECORD + page * PAGE
+        reader.saw(at, at + PAGE, 2)
+    assert place(reader) == (0, 1) and reader.active_ns == 1
+
+
+def test_a_reader_is_followed_until_its_last_order_is_through() -> None:
+    source = Epochs(range(100, 110), epochs=2)
+    reader = follows(source)
+    assert reader.live
+    reads(reader, range(100, 110))
+    assert place(reader) == (0, 10) and reader.live, "the next order may come yet"
+    source.epochs = 1
+    assert not reader.live and not reader.over
+    source.epochs = 0
+    assert reader.over
+
+
+def test_nothing_is_done_before_there_is_an_order() -> None:
+    source = Epochs(epochs=2)
+    reader = follows(source)
+    reads(reader, [100])
+    reader.said(3, 9)
+    assert reader.look() is None and not reader.live
+    assert list(reader.due(64 * MIB)) == [] and reader.milestones(region_of(reader.file)) == set()
+    assert reader.describe()["items"] is None and reader.describe()["read_items"] == 0
+    source.come[0] = order(range(100, 200))
+    assert reader.live and place(reader) == (0, 0)
+
+
+def test_a_better_order_goes_on_where_the_guess_was() -> None:
+    source = Epochs(range(100, 200))
+    reader = follows(source)
+    reads(reader, range(100, 110))
+    source.come[0] = order([*range(100, 110), *range(500, 600)])
+    assert reader.look() is not None and place(reader) == (0, 10)
+    reads(reader, range(500, 503))
+    assert reader.walk is not None and reader.walk.items == 110
+    assert place(reader) == (0, 13)
+
+
+def test_what_is_said_counts_as_read() -> None:
+    reader = follows(Epochs(range(100, 200)))
+    reader.said(30, 8)
+    assert place(reader) == (0, 30) and reader.active_ns == 8
+    assert reader.stream.position_bytes == 30 * RECORD
+
+
+def test_an_order_that_nobody_reads_is_dropped_and_the_first_reason_stays() -> None:
+    reader = follows(Epochs(range(100, 200), range(1000, 1100)))
+    assert reader.live
+    reader.saw(2000 * RECORD, 2300 * RECORD, 5)
+    assert reader.dropped is not None and not reader.live
+    assert "0 of its 100 items" in reader.dropped
+    reader.dropped = "an earlier reason"
+    reader.saw(2300 * RECORD, 2600 * RECORD, 6)
+    assert reader.dropped == "an earlier reason"
+
+
+def test_what_the_next_order_explains_makes_this_one_no_wrong_one() -> None:
+    """Its beginning is read, and of this one's nothing was."""
+    for mapped in (False, True):
+        reader = follows(Epochs(range(100, 200), range(1000, 1400)))
+        if mapped:
+            assert reader.mapped([(1000 * RECORD, 1300 * RECORD)], 5)
+        else:
+            reader.saw(1000 * RECORD, 1300 * RECORD, 5)
+        assert reader.epoch == 1 and reader.dropped is None
+
+
+# ---- page tables --------------------------------------------------------------------------------
+
+
+def test_what_is_mapped_moves_the_reader_and_is_looked_at_once() -> None:
+    reader = follows(Epochs(range(100, 200)))
+    reader.look()
+    assert list(reader.due(4 * MIB))
+    before = reader.touched_ns
+    assert reader.mapped(found(range(100, 110)), before + 5)
+    assert place(reader) == (0, 10) and reader.seen == []
+    assert (reader.active_ns, reader.touched_ns) == (before + 5, before)
+    assert reader.stream.position_bytes == 10 * RECORD
+    assert not reader.mapped([], before + 9)
+    assert reader.active_ns == before + 5
+
+
+def test_what_was_found_mapped_before_the_order_came_is_kept() -> None:
+    source = Epochs(epochs=1)
+    reader = follows(source)
+    assert not reader.mapped(found([100, 101]), 2)
+    assert not reader.mapped(found([102, 103]), 3)
+    source.come[0] = order(range(100, 200))
+    assert reader.mapped([], 4) and place(reader) == (0, 4)
+
+
+def test_of_what_was_found_mapped_only_the_newest_is_kept(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planned, "SEEN_MAX", 6)
+    reader = follows(Epochs(epochs=1))
+    reader.mapped(found(range(5)), 2)
+    reader.mapped(found(range(5, 9)), 3)
+    assert reader.seen == found(range(3, 9))
+
+
+def test_the_next_epoch_begins_by_what_is_mapped_too() -> None:
+    reader = follows(Epochs(range(100, 200), range(1000, 1100)))
+    reads(reader, range(100, 110), now=2)
+    assert not reader.mapped(found(range(1000, 1003)), 3), "three are too few"
+    assert reader.mapped(found([1003]), 4) and place(reader) == (1, 4)
+    assert reader.active_ns == 4 and reader.stream.position_bytes == 104 * RECORD
+
+
+def test_what_is_mapped_of_a_next_order_that_has_not_come_is_kept() -> None:
+    source = Epochs(range(100, 200), epochs=2)
+    reader = follows(source)
+    reads(reader, range(100, 110))
+    assert not reader.mapped(found([1000, 1001]), 3) and not reader.mapped(found([1002]), 4)
+    source.come[1] = order(range(1000, 1100))
+    assert reader.mapped(found([1003]), 5) and place(reader) == (1, 4)
+
+
+def test_an_epoch_of_as_many_items_as_the_last_ones_position_is_a_move() -> None:
+    reader = follows(Epochs(range(100, 200), range(1000, 1100)))
+    reads(reader, range(100, 104))
+    assert reader.mapped(found(range(1000, 1004)), 3), "epoch 1, at the same place in it"
+    assert place(reader) == (1, 4)
+
+
+def test_what_began_an_epoch_does_not_begin_the_one_after_it() -> None:
+    reader = follows(Epochs(range(100, 200), range(1000, 1100), range(1000, 1100)))
+    assert reader.mapped(found(range(1000, 1004)), 3)
+    assert not reader.mapped([], 4) and place(reader) == (1, 4)
+
+
+def test_a_wrong_order_is_dropped_by_what_is_mapped() -> None:
+    reader = follows(Epochs(range(100, 200)))
+    reader.mapped([(2000 * RECORD, 2300 * RECORD)], 5)
+    assert reader.dropped is not None and not reader.live
+
+
+# ---- what is needed -----------------------------------------------------------------------------
+
+
+def spans(pieces: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """In records."""
+    return [(start // RECORD, -(-end // RECORD), need // RECORD) for start, end, need in pieces]
+
+
+def test_with_the_end_of_an_epoch_comes_the_beginning_of_the_next() -> None:
+    source = Epochs(range(100, 110), range(1000, 1100, 4), range(2000, 2100))
+    reader = follows(source)
+    reader.look()
+    due = spans(reader.due(10 * RECORD))
+    assert [need for _, _, need in due] == [first - 100 for first, _, _ in due]
+    assert (due[0][0], due[-1][1]) == (100, 110)
+    assert source.asked == {0}, "the next order is not asked for before it is needed"
+    reads(reader, range(100, 104))
+    assert spans(reader.due(8 * RECORD)) == [(1000, 1001, 10), (1004, 1005, 11)]
+    assert reader.describe()["sent_bytes"] == 10 * RECORD
+    reads(reader, range(104, 110))
+    reads(reader, range(1000, 1016, 4))
+    assert place(reader) == (1, 4)
+    assert spans(reader.due(4 * RECORD))[-1] == (1028, 1029, 17)
+    assert reader.describe()["sent_bytes"] == (10 + 8) * RECORD
+    assert spans(reader.due(22 * RECORD))[-1] == (2000, 2001, 35)
+
+
+def test_of_a_wrong_order_nothing_more_is_needed() -> None:
+    source = Epochs(range(100, 110), epochs=2)
+    reader = follows(source)
+    reader.saw(2000 * RECORD, 2300 * RECORD, 5)
+    source.come[1] = order(range(1000, 1100))
+    assert list(reader.due(64 * MIB)) == []
+
+
+def test_how_far_away_a_block_is_goes_on_in_the_next_order() -> None:
+    reader = follows(Epochs(range(100, 110), [1000, 100, 1001]))
+    reads(reader, range(100, 104))
+    blocks = np.array([105, 1000, 1001, 100, 3000])
+    away = reader.future(blocks, RECORD) / RECORD
+    assert away.tolist() == [1.0, 6.0, 8.0, 7.0, np.inf]
+    assert reader.knows(blocks, RECORD).tolist() == [True] * 4 + [False]
+    alone = follows(Epochs(range(100, 110)))
+    alone.look()
+    assert alone.future(blocks, RECORD)[1] == np.inf
+    assert alone.knows(blocks, RECORD).tolist() == [True, False, False, True, False]
+
+
+# ---- milestones ---------------------------------------------------------------------------------
+
+
+def test_milestones_are_each_4_mib_of_what_was_sent_from_the_reader_on() -> None:
+    reader = follows(Epochs(range(3000, 1000, -1)))
+    region = listening(reader)
+    assert region.laid == pages(*range(3000, 3000 - 5 * STEP, -STEP))
+    reads(reader, range(3000, 2999 - STEP, -1))
+    assert reader.milestones(region) == pages(*range(3000 - 2 * STEP, 3000 - 5 * STEP, -STEP))
+    list(reader.due(120 * MIB))
+    first = 3000 - 2 * STEP
+    assert reader.milestones(region) == pages(*range(first, first - 16 * STEP, -STEP))
+
+
+def test_near_an_epochs_end_there_are_milestones_of_the_next() -> None:
+    reader = follows(Epochs(range(100, 200), range(1000, 1300)))
+    region = listening(reader, 100 * RECORD + 6 * MIB)
+    assert region.laid == pages(100, 100 + STEP, 1000, 1000 + STEP)
+
+
+def test_of_a_page_in_both_epochs_the_present_one_is_told() -> None:
+    """A touch of it arms what lies ahead in this order, not in the next one."""
+    records = range(100, 100 + 2 * STEP)
+    reader = follows(Epochs(records, [*records, *range(1000, 1300)]))
+    region = listening(reader, 2 * len(records) * RECORD)
+    reader.touched_mark(region, 100 * RECORD // PAGE)
+    reads(reader, [100 + STEP + 5])
+    assert place(reader) == (0, STEP)
+
+
+def armed(reader: PlannedReader, region: Any, touched: int, far: int) -> int:
+    """Where the reader is taken to be after a milestone and a record beyond others were touched:
+    at the first milestone that is known to be laid and was not touched, else just behind it."""
+    reader.touched_mark(region, touched * RECORD // PAGE)
+    reads(reader, [far])
+    return place(reader)[1]
+
+
+def test_a_touched_milestone_tells_that_those_ahead_of_it_would_show_a_touch() -> None:
+    far = 100 + 3 * STEP + 5
+    for touched, at in ((100, STEP), (100 + STEP, 2 * STEP), (100 + 2 * STEP, 3 * STEP)):
+        reader = follows(Epochs(range(100, 1000)))
+        assert armed(reader, listening(reader), touched, far) == at
+    reader = follows(Epochs(range(100, 1000)))
+    assert armed(reader, listening(reader), 101, far) == far - 99, "that is no milestone"
+
+
+def test_milestones_that_were_not_laid_are_not_waited_for() -> None:
+    reader = follows(Epochs(range(100, 1000)))
+    region = listening(reader)
+    region.laid = pages(100, 100 + 2 * STEP)
+    reader.note_laid(region)
+    assert armed(reader, region, 100 + STEP, 110) == 11
+    assert armed(reader, region, 100, 100 + 3 * STEP) == 2 * STEP
+
+
+def test_what_was_laid_after_the_touched_one_may_not_be_laid_yet() -> None:
+    reader = follows(Epochs(range(100, 1000)))
+    region = listening(reader)
+    region.laid = pages(100, 100 + 3 * STEP)
+    reader.note_laid(region)
+    region.laid = pages(100, 100 + STEP, 100 + 3 * STEP)
+    reader.note_laid(region)
+    assert armed(reader, region, 100, 100 + 3 * STEP + 5) == 3 * STEP
+
+
+def test_with_two_mappings_it_is_not_known_where_a_touch_would_show() -> None:
+    reader = follows(Epochs(range(100, 1000)))
+    region, other = listening(reader), region_of(reader.file)
+    reader.note_laid(other)
+    assert armed(reader, region, 100, 110) == 11
+    assert armed(reader, region, 100, 100 + STEP + 5) == STEP + 6
+    reader.left(other)
+    assert armed(reader, region, 100, 100 + 2 * STEP + 5) == 2 * STEP
+
+
+def test_a_milestone_of_one_epoch_tells_nothing_of_the_other() -> None:
+    reader = follows(Epochs(range(100, 100 + 3 * STEP), range(1000, 1300)))
+    region = listening(reader, 3 * STEP * RECORD + STEP * RECORD)
+    assert pages(1000) < region.laid
+    reader.touched_mark(region, 1000 * RECORD // PAGE)
+    reads(reader, [*range(1000, 1004), 1000 + STEP + 30])
+    assert place(reader) == (1, STEP + 31)
+
+
+def test_milestones_of_the_next_epoch_are_armed_before_it_begins() -> None:
+    reader = follows(Epochs(range(100, 100 + STEP), range(1000, 1300)))
+    region = listening(reader, STEP * RECORD + 2 * STEP * RECORD)
+    assert region.laid == pages(100, 1000, 1000 + STEP)
+    reader.touched_mark(region, 1000 * RECORD // PAGE)
+    reads(reader, [*range(1000, 1004), 1000 + STEP + 30])
+    assert place(reader) == (1, STEP)
+
+
+def test_milestones_that_the_reader_has_passed_are_no_milestones_any_more() -> None:
+    reader = follows(Epochs(range(100, 1000)))
+    region = listening(reader)
+    reads(reader, range(100, 110))
+    reader.milestones(region)
+    assert armed(reader, region, 100, 100 + 2 * STEP) == 2 * STEP + 1

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""node/planned.Plans: whose a mapping is, what is done with its touches, and when that ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from conftest import warnings_fail
+from planned_readers import (
+    RECORD,
+    STEP,
+    Epochs,
+    file_of,
+    follows,
+    found,
+    listening,
+    place,
+    region_of,
+)
+from test_stride_node import Notes
+from walked_orders import MIB, PAGE
+
+from uffdprefetch.node import planned
+from uffdprefetch.node.ledger import Ledger
+from uffdprefetch.node.planned import PlannedReader, Plans
+from uffdprefetch.node.wire import Verdict
+
+pytestmark = warnings_fail
+
+
+class Needs(Notes):
+    """... and for when they were wanted, by whom."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.needs: list[tuple[Any, Any, int]] = []
+
+    def want(self, file: Any, stream: Any, start: int, end: int, need: int) -> None:
+        super().want(file, stream, start, end, need)
+        self.needs.append((file, stream, need))
+
+
+class Owner:
+    """See planned.Belongs: all mappings are of these readers."""
+
+    def __init__(self, *readers: PlannedReader, pending: bool = False) -> None:
+        self.its, self._pending = [*readers], pending
+        self.told: list[Any] = []
+
+    def readers(self, client: Any, region: Any) -> list[PlannedReader]:
+        return self.its
+
+    def pending(self, client: Any, region: Any) -> bool:
+        return self._pending
+
+    def mapped(self, client: Any) -> None:
+        self.told.append(client)
+
+
+class Service:
+    """Plans of some readers, and a mapping."""
+
+    def __init__(self, *readers: PlannedReader, verdict: Verdict = Verdict.CHECKPOINTS) -> None:
+        self.scheduler, self.ledger = Needs(), Ledger()
+        self.plans = Plans(self.scheduler, self.ledger)  # type: ignore[arg-type]
+        self.client: Any = SimpleNamespace(rank=0, pid=7)
+        self.region = region_of(readers[0].file if readers else file_of(), verdict)
+        self.plans.sources.append(Owner(*readers))
+        for reader in readers:
+            self.plans.add(reader)
+
+    def touches(self, records: Iterable[int], now: int = 1) -> list[bool]:
+        return [
+            self.plans.touch(
+                self.client, self.region, record * RECORD, record * RECORD + PAGE, now
+            )
+            for record in records
+        ]
+
+    def reader(self) -> PlannedReader | None:
+        return self.plans.reader(self.client, self.region)
+
+
+def test_of_several_readers_the_one_that_went_on_last_has_the_mapping() -> None:
+    first, second = follows(Epochs(range(100, 200))), follows(Epochs(range(500, 600)))
+    service = Service(first, second)
+    first.active_ns, second.active_ns = 2, 3
+    assert service.reader() is second
+    first.said(1, 4)
+    assert service.reader() is first
+    first.dropped = "wrong"
+    assert service.reader() is second
+
+
+def test_a_mapping_is_of_the_first_source_that_knows_an_order_for_it() -> None:
+    first, second = follows(Epochs(range(100, 200))), follows(Epochs(range(500, 600)))
+    service = Service(first)
+    service.plans.sources.append(Owner(second))
+    first.active_ns, second.active_ns = 2, 3
+    assert service.reader() is first
+    first.ended = True
+    assert service.reader() is second
+
+
+def test_an_order_may_come_from_any_source() -> None:
+    service = Service()
+    assert not service.plans.pending(service.client, service.region)
+    service.plans.sources.append(Owner(pending=True))
+    assert service.plans.pending(service.client, service.region)
+    service.plans.mapped(service.client)
+    told = [source.told for source in service.plans.sources]  # type: ignore[attr-defined]
+    assert told == [[service.client], [service.client]]
+
+
+def test_a_touch_of_a_planned_reader_moves_it_and_is_said_to_be_its() -> None:
+    reader = follows(Epochs(range(100, 200)))
+    service = Service(reader)
+    assert service.touches(range(100, 103), now=4) == [True] * 3
+    assert place(reader) == (0, 3) and reader.touched_ns == 4
+    reader.ended = True
+    assert service.touches([103]) == [False] and place(reader) == (0, 3)
+
+
+def test_a_touch_of_a_milestone_arms_those_ahead() -> None:
+    reader = follows(Epochs(range(100, 1000)))
+    service = Service(reader)
+    service.region = listening(reader)
+    service.touches([100, 101 + 2 * STEP])
+    assert place(reader) == (0, STEP)
+
+
+def test_a_mapping_that_goes_is_not_waited_for() -> None:
+    reader = follows(Epochs(range(100, 1000)))
+    service = Service(reader)
+    service.region = listening(reader)
+    reader.note_laid(other := region_of(reader.file))
+    service.plans.left(other)
+    service.touches([100, 101 + 2 * STEP])
+    assert place(reader) == (0, STEP)
+
+
+@pytest.mark.parametrize("verdict", [Verdict.CHECKPOINTS, Verdict.PAGE_TABLES])
+def test_a_dropped_order_is_told_of_once_and_leaves_nothing_wanted(verdict: Verdict) -> None:
+    reader = follows(Epochs(range(100, 200)), rank=5)
+    service = Service(reader, verdict=verdict)
+    plans, wrong = service.plans, (2000 * RECORD, 2300 * RECORD)
+    for _ in range(2):
+        if verdict == Verdict.PAGE_TABLES:
+            plans.looked(service.client, service.region, [wrong], reader.touched_ns)
+        else:
+            plans.touch(service.client, service.region, *wrong, 3)
+    assert service.scheduler.forgotten == [reader.stream] and service.reader() is None
+    (line,) = service.ledger.degradations
+    assert line.startswith("/data/records: rank 5: the order known from a test is not followed")
+    assert line.endswith(str(reader.dropped))
+    assert [plan["dropped"] for plan in plans.describe()] == [reader.dropped]
+
+
+def test_a_look_tells_at_once_where_no_checkpoint_does() -> None:
+    reader = follows(Epochs(range(100, 200)))
+    service = Service(reader, verdict=Verdict.PAGE_TABLES)
+    now = reader.touched_ns
+    assert service.plans.looked(service.client, service.region, found(range(100, 104)), now)
+    assert place(reader) == (0, 4)
+    assert not service.plans.looked(service.client, service.region, [], now)
+
+
+def test_a_look_waits_while_checkpoints_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planned, "SEEN_MAX", 3)
+    reader = follows(Epochs(range(100, 200)))
+    service = Service(reader)
+    service.touches([100], now=10**12)
+    later = 10**12 + 100_000_000  # 0.1 s
+    reader.said(2, later - 1)  # no touch
+    look = service.plans.looked
+    assert not look(service.client, service.region, found([101, 103, 104, 105]), later - 1)
+    assert place(reader) == (0, 2) and reader.seen == found([103, 104, 105])
+    reader.seen = found([102, 103, 104])
+    assert look(service.client, service.region, [], later)
+    assert place(reader) == (0, 5)
+
+
+def test_what_a_reader_needs_is_wanted_in_its_streams_coordinate() -> None:
+    reader = follows(Epochs(range(3000, 1000, -2)))
+    service = Service(reader)
+    storage: Any = SimpleNamespace(latency_seconds=0.0)
+    service.plans.plan(reader, storage, 64 * MIB)
+    assert service.scheduler.wanted == [], "its order has not come"
+    reader.look()
+    service.plans.plan(reader, storage, 64 * MIB)
+    wanted, needs = service.scheduler.wanted, service.scheduler.needs
+    assert needs == [(reader.file, reader.stream, need) for _, _, need in needs]
+    least = [need for _, _, need in needs]
+    assert least[0] == 0 and least == sorted(least) and max(least) >= 8 * MIB
+    few = sum(end - start for start, end in wanted)
+    reader.stream.boost = 3.0
+    service.plans.plan(reader, storage, 64 * MIB)
+    assert sum(end - start for start, end in wanted) > 1.5 * few
+
+
+def test_a_reader_that_is_removed_is_told_of_and_wants_nothing_more() -> None:
+    reader, other = follows(Epochs(range(100, 200))), follows(Epochs(range(500, 600)))
+    service = Service(reader)
+    service.touches(range(100, 103))
+    service.plans.add(other)
+    assert other.live
+    for _ in range(2):
+        service.plans.remove(reader)
+    assert service.plans.all == [other] and reader.ended and not reader.live
+    assert service.scheduler.forgotten == [reader.stream]
+    assert [plan["read_items"] for plan in service.plans.describe()] == [3, 0]
+
+
+def test_the_summary_has_whose_order_has_come_and_the_last_that_have_ended(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planned, "ENDED_MAX", 2)
+    waits = follows(Epochs(epochs=1))
+    service = Service(waits)
+    assert service.plans.describe() == []
+    for rank in range(4):
+        service.plans.add(reader := follows(Epochs(range(100, 200)), rank))
+        service.plans.remove(reader)
+    assert [plan["rank"] for plan in service.plans.describe()] == [2, 3]
