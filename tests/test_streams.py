@@ -11,6 +11,8 @@ from uffdprefetch.plan import window
 from uffdprefetch.progress.streams import (
     CANDIDATE_REACH_BYTES,
     FORGET_NS,
+    PIECE_BYTES,
+    PIECES,
     RANDOM_AFTER,
     REACH_BYTES,
     SETTLED_BYTES,
@@ -286,3 +288,29 @@ def test_between_touches_a_reader_is_expected_where_its_rate_takes_it() -> None:
     assert stream.expected_bytes(reader.now_ns - MS, 4 * MIB) == at
     stream.direction = -1
     assert stream.expected_bytes(reader.now_ns + 10 * MS, 4 * MIB) == at - int(rate / 100)
+
+
+@pytest.mark.parametrize(("wide", "skips"), [(BLOCK, True), (BLOCK * 7, False)])
+def test_a_walk_skips_when_it_leaves_something_out_in_each_of_its_last_pieces(
+    wide: int, skips: bool
+) -> None:
+    walk = Stream(1, 0, 1, 0, 0, 0, 0, active=True)
+
+    def goes_on(size: int, found: int) -> None:
+        for at in range(0, size, 8 * BLOCK):
+            walk.saw(8 * BLOCK, [(at, found)])
+
+    goes_on((PIECES - 1) * PIECE_BYTES, wide)
+    assert not walk.skips
+    goes_on(PIECE_BYTES, wide)
+    assert walk.skips is skips
+    goes_on(PIECE_BYTES, 8 * BLOCK)
+    assert not walk.skips
+
+
+def test_one_wide_gap_is_no_skipping() -> None:
+    walk = Stream(1, 0, 1, 0, 0, 0, 0, active=True)
+    walk.saw(REACH_BYTES, [(0, BLOCK)])
+    for at in range(REACH_BYTES, 2 * REACH_BYTES, BLOCK):
+        walk.saw(BLOCK, [(at, BLOCK)])
+        assert not walk.skips

@@ -12,11 +12,19 @@ from conftest import warnings_fail
 from test_stride_records import KIB, MIB, index_of, mapped_by, uneven
 
 from uffdprefetch.formats.index import RecordIndex
+from uffdprefetch.intervals import IntervalSet
 from uffdprefetch.node import pagetables, wire
 from uffdprefetch.node.files import BLOCK_BYTES
 from uffdprefetch.node.ledger import Ledger
 from uffdprefetch.node.planned import Plans
-from uffdprefetch.node.strided import ATTEMPTS, CLAIM_NS, HOLD_INDEX_NS, HOLD_NS, Strides
+from uffdprefetch.node.strided import (
+    ATTEMPTS,
+    CLAIM_NS,
+    HOLD_INDEX_NS,
+    HOLD_NS,
+    SURE_BYTES,
+    Strides,
+)
 from uffdprefetch.progress.streams import Stream
 
 pytestmark = warnings_fail
@@ -57,54 +65,65 @@ class Shelf:
 class Node:
     """A file and the ranks of a node that read it."""
 
-    def __init__(self, index: RecordIndex, ranks: int, always: bool) -> None:
+    def __init__(self, index: RecordIndex, ranks: int, policy: str) -> None:
         self.index, self.now, self.used = index, 1000 * MS, set[int]()
         self.file = SimpleNamespace(
             key=(1, 2, index.file_bytes, 4), path="/data/records", size_bytes=index.file_bytes,
-            block_counts=self._block_counts,
+            block_counts=self._block_counts, mark_used=self._mark_used,
         )  # fmt: skip
         self.clients: list[Any] = []
-        self.read: list[list[int]] = [[] for _ in range(ranks)]
-        self.tables: dict[int, list[tuple[int, int]]] = {}
+        self.tables = {100 + rank: IntervalSet() for rank in range(ranks)}
         for rank in range(ranks):
             stream = Stream(1, rank, 100 + rank, 0, 0, self.now, self.now, active=True)
             region = SimpleNamespace(
                 file=self.file, verdict=wire.Verdict.CHECKPOINTS, detaching=False, stream=stream,
-                table=SimpleNamespace(active=lambda stream=stream: [stream], rank=rank),
+                table=SimpleNamespace(
+                    active=lambda stream=stream: [stream] * (stream.position_bytes > 0), rank=rank
+                ),
             )  # fmt: skip
             self.clients.append(SimpleNamespace(rank=rank, pid=100 + rank, regions={1: region}))
         self.scheduler, self.ledger, self.shelf = Notes(), Ledger(), Shelf()
         self.plans = Plans(self.scheduler, self.ledger)  # type: ignore[arg-type]
+        self.orderly = True
         self.strides = Strides(
             self.shelf, self.plans, self.scheduler, self.ledger, lambda: self.clients,  # type: ignore[arg-type]
-            always,
+            None if policy == "stride" else lambda region: self.orderly,
         )  # fmt: skip
         self.plans.sources.append(self.strides)
 
     def _block_counts(self, first: int, last: int) -> tuple[int, int, int]:
         return sum(first <= block < last for block in self.used) * BLOCK_BYTES, 0, 0
 
+    def _mark_used(self, start: int, end: int) -> None:
+        self.used.update(range(start // BLOCK_BYTES, (end - 1) // BLOCK_BYTES + 1))
+
     def runs(self, client: Any, region: Any, start: int, end: int) -> list[tuple[int, int]]:
-        found = self.tables.get(client.pid, [])
-        return [(a, n) for a, n in found if a < end and a + n > start]
+        return [(a, b - a) for a, b in self.tables[client.pid] if a < end and b > start]
 
     def reads(self, rank: int, records: Iterable[int], pass_ms: int = 30) -> None:
         """A rank reads these, and its touch of the last one is told."""
-        self.read[rank] += records
+        numbers = list(records)
         client = self.clients[rank]
         region = client.regions[1]
-        table = self.tables[client.pid] = mapped_by(self.index, self.read[rank])
-        for start, length in table:
-            self.used.update(range(start // BLOCK_BYTES, (start + length - 1) // BLOCK_BYTES + 1))
-        (end,) = self.index.extents(self.read[rank][-1])[1]
+        table = self.tables[client.pid]
+        for start, length in mapped_by(self.index, numbers):
+            table.add(start, start + length)
+            self._mark_used(start, start + length)
+        (end,) = self.index.extents(numbers[-1])[1]
         stream = region.stream
         self.now += pass_ms * MS
         stream.last_ns, before = self.now, stream.position_bytes
         stream.position_bytes = max(before, int(end))
-        ends = [(max(a, before), min(a + n, stream.position_bytes)) for a, n in table]
+        ends = [(max(a, before), min(b, stream.position_bytes)) for a, b in table]
         found = [(a, b - a) for a, b in ends if a < b]
         stream.saw(stream.position_bytes - before, found)
         self.strides.touch(client, region, stream, self.now)
+
+    def skips(self, ranks: Iterable[int], period: int, steps: range, pass_ms: int = 10) -> None:
+        """They read record ``rank`` of each ``period``, in turn."""
+        for step in steps:
+            for rank in ranks:
+                self.reads(rank, [step * period + rank], pass_ms)
 
     def reader(self, rank: int = 0) -> Any:
         return self.plans.reader(self.clients[rank], self.clients[rank].regions[1])
@@ -116,8 +135,8 @@ class Node:
 
 @pytest.fixture
 def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    def node(index: RecordIndex, ranks: int = 1, always: bool = False) -> Node:
-        made = Node(index, ranks, always)
+    def node(index: RecordIndex, ranks: int = 1, policy: str = "stride") -> Node:
+        made = Node(index, ranks, policy)
         monkeypatch.setattr(pagetables, "runs", made.runs)
         return made
 
@@ -157,32 +176,18 @@ def test_it_is_followed_by_page_tables_where_no_checkpoint_tells(make: Any) -> N
     assert reader.stream.position_bytes - before == 25 * 192 * KIB
 
 
-def test_the_ranks_of_a_node_that_read_all_of_it_keep_their_windows(make: Any) -> None:
-    node = make(equal(), ranks=4)
+@pytest.mark.parametrize("policy", ["auto", "stride"])
+def test_some_ranks_of_many_have_an_order_each(make: Any, policy: str) -> None:
+    node = make(equal(), ranks=4, policy=policy)
     node.shelf.index = node.index
-    for step in range(0, 100, 4):
-        for rank in range(4):
-            node.reads(rank, [step + rank], pass_ms=1)
-    assert not any(node.holds(rank) for rank in range(4))
-    assert [node.reader(rank) for rank in range(4)] == [None] * 4
-    # one that runs ahead does not make it look otherwise
-    node.reads(2, range(102, 200, 4))
-    assert not node.holds(2) and node.reader(2) is None
-
-
-def test_some_ranks_of_many_have_an_order_each(make: Any) -> None:
-    node = make(equal(), ranks=4)
-    node.shelf.index = node.index
-    for step in range(0, 16 * 12, 16):
-        for rank in range(4):
-            node.reads(rank, [step + rank], pass_ms=10)
+    node.skips(range(4), 16, range(20))
     assert [node.reader(rank).how for rank in range(4)] == [
         f"skipping, record {rank} of each 16" for rank in range(4)
     ]
 
 
 def test_policy_stride_asks_at_once_and_follows_even_where_all_ranks_are_here(make: Any) -> None:
-    node = make(equal(), ranks=2, always=True)
+    node = make(equal(), ranks=2)
     node.strides.mapped(node.clients[0])
     assert node.shelf.asked == 1
     node.shelf.index = node.index
@@ -193,7 +198,7 @@ def test_policy_stride_asks_at_once_and_follows_even_where_all_ranks_are_here(ma
 
 
 def test_a_contiguous_reader_is_held_by_policy_stride_only_until_it_shows(make: Any) -> None:
-    node = make(index_of(uneven(400)), always=True)
+    node = make(index_of(uneven(400)))
     node.shelf.index = node.index
     node.reads(0, [0])
     assert node.holds()
@@ -202,16 +207,23 @@ def test_a_contiguous_reader_is_held_by_policy_stride_only_until_it_shows(make: 
 
 
 def test_without_a_format_policy_stride_says_so_once_and_auto_nothing(make: Any) -> None:
-    for always in (False, True):
-        node = make(equal(), always=always)
+    for policy in ("auto", "stride"):
+        node = make(equal(), policy=policy)
         node.shelf.error = "no known format"
-        for first in (3, 67, 131):
-            node.reads(0, range(first, first + 60, 8))
-        assert not node.holds() and node.reader() is None
+        node.skips([0], 8, range(50), pass_ms=100)
+        assert node.shelf.asked == 1 and not node.holds() and node.reader() is None
         assert node.ledger.degradations == [
             "/data/records: --policy stride needs to know the records: no known format;"
             " prefetched by position"
-        ] * always  # fmt: skip
+        ] * (policy == "stride")  # fmt: skip
+
+
+@pytest.mark.parametrize("policy", ["auto", "stride"])
+def test_records_that_are_too_small_are_looked_at_once(make: Any, policy: str) -> None:
+    node = make(index_of([3 * KIB] * 40_000), policy=policy)
+    node.shelf.index = node.index
+    node.skips([0], 64, range(250), pass_ms=100)
+    assert node.shelf.asked == 1 and not node.holds() and node.reader() is None
 
 
 def test_waiting_for_an_index_or_a_sequence_has_an_end(make: Any) -> None:
@@ -280,3 +292,106 @@ def test_what_is_read_again_does_not_begin_an_epoch(make: Any) -> None:
         (start,), (end,) = node.index.extents(record)
         node.plans.touch(client, region, int(start), int(end), node.now)
     assert (node.reader().epoch, node.reader().walk.position) == (0, 19)
+
+
+# ---- --policy auto ------------------------------------------------------------------------------
+
+
+def asked(node: Node, records: Iterable[int], pass_ms: int = 10) -> bool:
+    """Whether the index has been asked for, once rank 0 has read these; it holds no window back."""
+    region = node.clients[0].regions[1]
+    for record in records:
+        node.reads(0, [record], pass_ms)
+        assert not node.holds() and not node.strides.seeks(region, node.now)
+    assert node.reader() is not None or not node.scheduler.forgotten
+    return node.shelf.asked > 0
+
+
+def test_auto_has_its_windows_until_there_is_a_sequence(make: Any) -> None:
+    node = make(equal(), policy="auto")
+    upto = SURE_BYTES // (192 * KIB)
+    node.strides.mapped(node.clients[0])
+    assert not asked(node, range(3, upto, 8))
+    assert asked(node, range(upto // 8 * 8 + 3, 2 * upto, 8)) and node.reader() is None
+    node.shelf.index = node.index
+    asked(node, range(2 * upto // 8 * 8 + 3, 2 * upto + 40, 8))
+    assert node.reader().how == "skipping, record 3 of each 8"
+    assert [stream.rank for stream in node.scheduler.forgotten] == [0]
+
+
+def test_a_wrong_guess_of_auto_gives_the_windows_back_at_once(make: Any) -> None:
+    node = make(equal(4000), policy="auto")
+    node.shelf.index = node.index
+    assert asked(node, range(0, 800, 8), pass_ms=100) and node.reader() is not None
+    for at in range(800, 1000, 20):
+        node.reads(0, range(at, at + 20), pass_ms=100)
+        assert not node.holds()
+    assert node.reader() is None and node.ledger.degradations == []
+
+
+def test_auto_asks_for_nothing_where_a_walk_only_begins_with_a_gap(make: Any) -> None:
+    node = make(equal(), policy="auto")
+    assert not asked(node, [0, *range(160, 800)])
+    node = make(equal(), policy="auto")  # nor where there is one now and then
+    assert not asked(node, [record for record in range(800) if record % 90 < 60])
+
+
+def test_auto_asks_for_nothing_where_it_is_no_walk_for_sure(make: Any) -> None:
+    node = make(equal(), policy="auto")
+    node.orderly = False
+    assert not asked(node, range(3, 800, 8))
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_auto_asks_for_nothing_where_an_order_is_known_or_will_be(make: Any, known: bool) -> None:
+    node = make(equal(), policy="auto")
+    reader = SimpleNamespace(live=True, active_ns=0)
+    node.plans.sources.insert(0, SimpleNamespace(
+        readers=lambda client, region: [reader] if known else [],
+        pending=lambda client, region: not known,
+    ))  # fmt: skip
+    for record in range(3, 800, 8):
+        node.reads(0, [record])
+    assert node.shelf.asked == 0
+
+
+def test_auto_leaves_windows_to_the_ranks_of_a_node_that_read_all_of_it(make: Any) -> None:
+    node = make(equal(), ranks=4, policy="auto")
+    node.shelf.index = node.index
+    node.skips(range(4), 4, range(100), pass_ms=1)
+    # one that runs ahead does not make it look otherwise
+    node.skips([2], 4, range(100, 190), pass_ms=1)
+    assert node.shelf.asked == 0
+    assert [node.reader(rank) for rank in range(4)] == [None] * 4
+
+
+def test_auto_waits_for_the_other_ranks_of_the_node_to_begin(make: Any) -> None:
+    node = make(equal(), ranks=4, policy="auto")
+    node.skips([0], 4, range(150))
+    assert node.shelf.asked == 0
+    for client in node.clients[1:]:  # they were not to read it
+        client.regions.clear()
+    node.skips([0], 4, range(150, 200))
+    assert node.shelf.asked > 0
+
+
+def test_auto_knows_what_other_ranks_read_that_nobody_has_told_of(make: Any) -> None:
+    """Their touches come late, or never, where they are far behind the walk's furthest."""
+    node = make(equal(), ranks=2, policy="auto")
+    for at in range(0, 800, 40):
+        node.reads(0, range(at, at + 40, 2), pass_ms=1)
+        node.reads(1, range(at + 1, at + 40, 2), pass_ms=1)
+        node.used.clear()
+    assert node.shelf.asked == 0
+
+
+def test_looks_do_not_judge_an_order_that_was_inferred(make: Any) -> None:
+    """They are compared with it anyway, and a look over a large file comes late."""
+    node = make(equal(4000))
+    node.shelf.index = node.index
+    node.reads(0, range(3, 100, 8))
+    reader = node.reader()
+    ahead = [tuple(int(edge[0]) for edge in node.index.extents(at)) for at in range(2403, 4000, 8)]
+    for at in range(0, len(ahead), 10):
+        reader.mapped(ahead[at : at + 10], node.now)
+    assert (reader.dropped, reader.wrong) == (None, None) and reader.live

@@ -3,58 +3,29 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-import subprocess
 import sys
-import textwrap
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import lmdb
 import numpy as np
 import pytest
-from conftest import HANG_SECONDS, require, uffdprefetch
+from conftest import require, uffdprefetch, wait_until
+from harness import TESTS, Job, Start
+from jobs.skipping_ranks import MEETINGS, RANKS, digest
 
 from uffdprefetch.demo.bed import SlowBed, drop_cache, why_no_bed
+
+pytest_plugins = ("harness_fixtures",)
 
 KIB, MIB = 1 << 10, 1 << 20
 RECORD_BYTES = 192 * KIB
 RECORDS = 2000
 PERIOD = 16
-
-#: Four ranks, as a launcher starts them.
-RANKS = """
-    import os, sys
-
-    database, how = sys.argv[1], sys.argv[2]
-    for rank in range(4):
-        if os.fork() == 0:
-            os.environ["RANK"] = str(rank)
-            os.execv(sys.executable, [sys.executable, "-c", os.environ["ONE"], database, how,
-                                      str(rank)])
-    failed = sum(os.wait()[1] != 0 for _ in range(4))
-    sys.exit(1 if failed else 0)
-"""
-
-#: One of them. Its digest is of its values in its order.
-ONE = """
-    import hashlib, json, os, sys
-    import lmdb
-
-    database, how, rank = sys.argv[1], sys.argv[2], int(sys.argv[3])
-    env = lmdb.open(database, readonly=True, lock=False)
-    sha, count = hashlib.sha256(), env.stat()["entries"]
-    order = range(rank, count, 16) if how == "skip" else range(count * rank // 4,
-                                                              count * (rank + 1) // 4)
-    with env.begin(buffers=True) as txn:
-        for record in order:
-            sha.update(bytes(txn.get(b"%08d" % record)))
-    line = json.dumps({"rank": rank, "sha256": sha.hexdigest()}) + "\\n"
-    os.write(1, line.encode())
-"""
+SKIP, ALL_HERE = f"skip:{PERIOD}", f"skip:{RANKS}"
+NEEDED_BYTES = RECORDS // PERIOD * RANKS * (RECORD_BYTES + 4 * KIB)
 
 
 @pytest.fixture(scope="module")
@@ -73,72 +44,90 @@ def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlowBed]:
         yield mounted
 
 
-def digests(bed: SlowBed, how: str) -> dict[int, str]:
-    """Read past the bed."""
-    found = {}
-    env = lmdb.open(str(bed.source / "records.lmdb"), readonly=True, lock=False)
-    with env.begin() as txn:
-        for rank in range(4):
-            order = (
-                range(rank, RECORDS, PERIOD)
-                if how == "skip"
-                else range(RECORDS * rank // 4, RECORDS * (rank + 1) // 4)
-            )
-            sha = hashlib.sha256()
-            for record in order:
-                sha.update(txn.get(b"%08d" % record))
-            found[rank] = sha.hexdigest()
-    env.close()
-    return found
+@dataclass
+class Read:
+    """What a run has brought."""
+
+    read_bytes: int  # that the bed gave
+    helpers: list[int]  # of the service, at the end
+    numpy: bool  # whether the service has it
+    summary: dict[str, Any]
+
+    def followed(self) -> set[tuple[int, str]]:
+        plans = self.summary["plans"]
+        return {(plan["rank"], plan["how"]) for plan in plans if not plan["dropped"]}
 
 
-def run(
-    bed: SlowBed, how: str, env: dict[str, str], cwd: Path, *options: str
-) -> tuple[dict[int, str], int, dict[str, Any]]:
-    """(rank -> digest, bytes that the bed gave, summary)."""
+def has_numpy(job: Job) -> bool:
+    return "numpy" in Path(f"/proc/{job.service()}/maps").read_text()
+
+
+def run(start: Start, bed: SlowBed, how: str, *options: str, known: bool = False) -> Read:
+    """The ranks read, and the right bytes; ``known``: they go on from a third when the service has
+    the file's index (it takes numpy to map it)."""
     database = bed.path("records.lmdb")
     drop_cache(database / "data.mdb")
     bed.reset()
-    job = [sys.executable, "-c", textwrap.dedent(RANKS), str(database), how]
-    words = uffdprefetch("wrap", "-q", "-f", "-o", "run", "--strict", *options, "--", *job)
-    environment = {**env, "ONE": textwrap.dedent(ONE)}
-    environment["PYTHONPATH"] = os.environ.get("PYTHONPATH", "")
-    done = subprocess.run(
-        words, cwd=cwd, env=environment, capture_output=True, timeout=2 * HANG_SECONDS
-    )
-    assert done.returncode == 0, done.stderr.decode()
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
-    summary = json.loads((cwd / "run.summary.json").read_text())
-    found = {line["rank"]: line["sha256"] for line in lines}
-    return found, bed.counters()["bytes"], summary
+    job = start(
+        uffdprefetch(
+            "wrap", "-q", "-f", "-o", "run", "--strict", *options, "--",
+            sys.executable, str(TESTS / "jobs/skipping_ranks.py"), str(database), how,
+        ),
+        wrap=False,
+    )  # fmt: skip
+    digests: dict[int, str] = {}
+    for name in MEETINGS:
+        while "met" not in (line := job.line()):
+            digests[line["rank"]] = line["sha256"]
+        assert line["met"] == name
+        if known and name == "third":
+            wait_until(lambda: has_numpy(job), "the index")
+        if name == "ended":
+            service = job.service()
+            helpers = Path(f"/proc/{service}/task/{service}/children").read_text().split()
+            numpy = has_numpy(job)
+        job.tell()
+    source = str(bed.source / "records.lmdb")
+    assert digests == {rank: digest(source, how, rank) for rank in range(RANKS)}
+    read_bytes = bed.counters()["bytes"]
+    summary = job.finish().good().summary
+    assert summary is not None and summary["degradations"] == []
+    return Read(read_bytes, list(map(int, helpers)), numpy, summary)
 
 
-def followed(summary: dict[str, Any]) -> set[tuple[int, str]]:
-    return {(plan["rank"], plan["how"]) for plan in summary["plans"] if not plan["dropped"]}
+SEQUENCES = {(rank, f"skipping, record {rank} of each {PERIOD}") for rank in range(RANKS)}
 
 
-@pytest.mark.parametrize("policy", ["stride"])
-def test_four_of_sixteen_ranks_read_what_is_theirs(
-    bed: SlowBed, env: dict[str, str], tmp_path: Path, policy: str
-) -> None:
-    found, read_bytes, summary = run(bed, "skip", env, tmp_path, "--policy", policy)
-    assert found == digests(bed, "skip")
-    assert summary["degradations"] == []
-    assert followed(summary) == {
-        (rank, f"skipping, record {rank} of each {PERIOD}") for rank in range(4)
-    }
-    needed_bytes = RECORDS // PERIOD * 4 * (RECORD_BYTES + 4 * KIB)
+def test_four_of_sixteen_ranks_read_what_is_theirs(job: Start, bed: SlowBed) -> None:
+    done = run(job, bed, SKIP, "--policy", "stride")
+    assert done.followed() == SEQUENCES
     # until the index is there the kernel reads around each miss: some 20 MiB, once
-    assert read_bytes < needed_bytes * 1.1 + 24 * MIB
+    assert done.read_bytes < NEEDED_BYTES * 1.1 + 24 * MIB
     # a window over all that is ahead would have read nearly all of it
-    assert read_bytes < RECORDS * RECORD_BYTES // 2
+    assert done.read_bytes < RECORDS * RECORD_BYTES // 2
 
 
-@pytest.mark.parametrize("policy", ["stride"])
-def test_ranks_that_do_not_skip_are_prefetched_as_ever(
-    bed: SlowBed, env: dict[str, str], tmp_path: Path, policy: str
+def test_auto_reads_what_is_theirs_when_it_has_seen_that_they_skip(
+    job: Start, bed: SlowBed
 ) -> None:
-    found, _, summary = run(bed, "contiguous", env, tmp_path, "--policy", policy)
-    assert found == digests(bed, "contiguous")
-    assert (summary["degradations"], summary["plans"]) == ([], [])
-    assert summary["totals"]["prefetched_bytes"] > RECORDS * RECORD_BYTES // 2
+    # a small budget keeps windows short, so that the first third and little more is read whole
+    done = run(job, bed, SKIP, "--budget", "64MiB", known=True)
+    assert done.followed() == SEQUENCES
+    assert done.read_bytes < NEEDED_BYTES + (RECORDS * RECORD_BYTES - NEEDED_BYTES) // 2
+
+
+@pytest.mark.parametrize("how", [ALL_HERE, "contiguous", "random"])
+def test_auto_asks_for_no_index_where_ranks_do_not_leave_anything_out(
+    job: Start, bed: SlowBed, how: str
+) -> None:
+    done = run(job, bed, how)
+    assert done.summary["plans"] == []
+    assert (done.helpers, done.numpy) == ([], False)
+    if how != "random":
+        assert done.summary["totals"]["prefetched_bytes"] > RECORDS * RECORD_BYTES // 2
+
+
+def test_ranks_that_do_not_skip_are_prefetched_as_ever(job: Start, bed: SlowBed) -> None:
+    done = run(job, bed, "contiguous", "--policy", "stride")
+    assert done.summary["plans"] == []
+    assert done.summary["totals"]["prefetched_bytes"] > RECORDS * RECORD_BYTES // 2

@@ -175,6 +175,12 @@ class Bulk:
         reader = book.readers.get(region.table.reader) if book else None
         return reader is None or reader.jumps.count < DOUBT_TOUCHES or reader.jumps.trusted
 
+    def orderly(self, region: Region) -> bool:
+        """Whether the reader is sure to be none that jumps about."""
+        book = self._books.get(region.file.key)
+        reader = book.readers.get(region.table.reader) if book else None
+        return reader is not None and reader.jumps.orderly
+
     def planned(self, region: Region, known: bool) -> None:
         """Whether the reader's order is known: then it is none of ours."""
         book = self._books.get(region.file.key)

@@ -21,6 +21,8 @@ class StridedReader(PlannedReader):
     """A rank on its way through ``skipping``, epoch after epoch. ``wrong``: since it is seen not to
     be what is read, why."""
 
+    inferred = True
+
     def __init__(self, file: FileState, rank: int, index: RecordIndex, skipping: Skipping) -> None:
         self._members = skipping.members(len(index))
         order = of_records("", self._members, index)

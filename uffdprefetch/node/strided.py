@@ -3,8 +3,10 @@
 
 Where page tables show gaps between what a rank reads (progress/streams.py) the file's index is
 asked for; with it progress/records.py finds the sequence, and a PlannedReader follows it. A window
-over all of the gaps would read what other nodes' ranks need, so as long as this goes on, none is
-opened. It is a guess: when it turns out wrong, the windows are back without a word.
+over all of the gaps would read what other nodes' ranks need: with `--policy stride` none is opened
+as long as this goes on. `--policy auto` has its windows until there is a sequence, and asks only
+where a rank surely skips. It is a guess: when it turns out wrong, the windows are back without a
+word.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from uffdprefetch.node.files import BLOCK_BYTES, FileState, Key
 from uffdprefetch.node.indices import IndexSource
 from uffdprefetch.node.ledger import Ledger
 from uffdprefetch.node.planned import PlannedReader, Plans
-from uffdprefetch.progress.streams import Stream
+from uffdprefetch.progress.streams import BACK_BYTES, DENSITY, PIECE_BYTES, PIECES, Stream
 from uffdprefetch.uffd import RUNS_AT_ONCE
 from uffdprefetch.warm.scheduler import Scheduler, now_ns
 
@@ -30,12 +32,13 @@ if TYPE_CHECKING:  # they bring numpy, which a service where nobody skips spares
     from uffdprefetch.progress.records import Seen
 
 MS = 1_000_000
-#: --policy auto: a walk that touched less of what it went over (at 64 KiB) seems to skip, if
-#: all processes of the node together touched less than that too.
-DENSITY = 0.8
-#: It is told of what all of them have passed, at first of so much, later of more.
+#: --policy auto: a walk must have skipped for so long. To ask for an index starts the helper
+#: (0.3 to 0.7 s of a core) and reads the B-tree, and sooner would help little: the six periods
+#: that a sequence takes are 18 MiB of 16 ranks' records of 192 KiB.
+SURE_BYTES = PIECES * PIECE_BYTES
+#: The last so many of what all ranks of the node have passed tell what they leave out together, if
+#: there are so many.
 PASSED_BYTES = 4 << 20
-CHANGED_BYTES = 16 << 20
 #: No windows meanwhile: until the index is there (it is read from the same slow storage), and then
 #: until there is a sequence. What is read is read on demand until then.
 HOLD_INDEX_NS = 3000 * MS
@@ -49,7 +52,7 @@ COST = 25
 #: How often one that is followed is compared with what is read, and so far back.
 FOLLOW_NS = 20 * MS
 FOLLOW_BYTES = 256 << 20
-#: After one that was wrong.
+#: After one that was wrong; and between looks at what the ranks of a node leave out together.
 AGAIN_NS = 250 * MS
 #: Sequences of one rank in one file that may turn out wrong.
 ATTEMPTS = 3
@@ -89,8 +92,9 @@ class _Watch:
 
 
 class Strides:
-    """The inferred orders of a service: see planned.Belongs. ``always`` is `--policy stride`: every
-    reader is taken to skip until it is seen not to."""
+    """The inferred orders of a service: see planned.Belongs. ``orderly``: whether a reader is sure
+    not to jump about; None is `--policy stride`: every reader is taken to skip until it is seen
+    not to."""
 
     def __init__(
         self,
@@ -99,12 +103,13 @@ class Strides:
         scheduler: Scheduler,
         ledger: Ledger,
         clients: Callable[[], Iterable[Client]],
-        always: bool = False,
+        orderly: Callable[[Region], bool] | None = None,
     ) -> None:
         self._indices, self._plans, self._scheduler = indices, plans, scheduler
-        self._ledger, self._clients, self._always = ledger, clients, always
+        self._ledger, self._clients = ledger, clients
+        self._orderly, self._always = orderly, orderly is None
         self._watches: dict[tuple[Key, int], _Watch] = {}
-        self._together: dict[Key, bool] = {}  # files that the ranks of this node read all of
+        self._left_out: dict[Key, tuple[int, bool]] = {}  # (until when it holds, what was found)
 
     def readers(self, client: Client, region: Region) -> list[PlannedReader]:
         """See planned.Belongs."""
@@ -138,21 +143,24 @@ class Strides:
             return  # it maps ahead in pieces: not what was read
         watch = self._watch(region, client.rank)
         if watch is None:
+            if not self._always and not stream.skips:
+                return
             watch = _Watch(region.file, client.rank)
             self._watches[region.file.key, client.rank] = watch
         if watch.reader is not None:
             self._follow(watch, watch.reader, now)
-        elif watch.over is None and self._plans.reader(client, region) is None:
-            if self._always:
-                watch.since_ns = watch.since_ns or now
-            elif watch.since_ns or _skips(stream):
-                watch.since_ns = 0 if self._here(region.file) else watch.since_ns or now
-            if watch.since_ns and now >= watch.next_ns:
-                self._seek(watch, now)
+        elif (
+            watch.over is None
+            and now >= watch.next_ns
+            and self._plans.reader(client, region) is None
+            and (self._always or self._surely(client, region, stream, now))
+        ):
+            watch.since_ns = watch.since_ns or now
+            self._seek(watch, now)
 
     def holds(self, region: Region, stream: Stream, now: int) -> bool:
         """Whether a walk gets no window, because its records will soon be known."""
-        watch = self._watch(region, stream.rank)
+        watch = self._watch(region, stream.rank) if self._always else None
         if watch is None or not watch.holds(now):
             return False
         if stream.settled and (stream.density or 0.0) >= DENSITY:
@@ -164,35 +172,55 @@ class Strides:
 
     def seeks(self, region: Region, now: int) -> bool:
         """Whether a reader may soon turn out to skip, and is not to be taken for a random one."""
-        watch = self._watch(region, region.table.rank)
+        watch = self._watch(region, region.table.rank) if self._always else None
         return watch is not None and watch.holds(now) and now - watch.since_ns < CLAIM_NS
 
-    def _here(self, file: FileState) -> bool:
-        """Whether the ranks of this node together read what each of them skips: then one window
-        over all of it brings the same in larger requests."""
+    def _surely(self, client: Client, region: Region, stream: Stream, now: int) -> bool:
+        """`--policy auto`: whether a rank skips what no rank of this node reads."""
+        return (
+            stream.skips
+            and self._orderly is not None
+            and self._orderly(region)
+            and not self._plans.pending(client, region)
+            and self._leaves_out(region.file, now)
+        )
+
+    def _leaves_out(self, file: FileState, now: int) -> bool:
+        """Whether it is sure that the ranks of this node together skip: where they read all of it,
+        one window over that brings the same in larger requests."""
+        until_ns, found = self._left_out.get(file.key, (0, False))
+        if now >= until_ns:
+            began = time.thread_time_ns()
+            found = self._look_together(file)
+            until_ns = now + max(AGAIN_NS, COST * (time.thread_time_ns() - began))
+            self._left_out[file.key] = until_ns, found
+        return found
+
+    def _look_together(self, file: FileState) -> bool:
         walks = [
-            max(active, key=lambda s: s.last_ns)
+            (client, region, max(active, key=lambda s: s.last_ns))
             for client in self._clients()
             for region in client.regions.values()
             if region.file is file and (active := region.table.active())
         ]
-        latest = max((walk.last_ns for walk in walks), default=0)
-        spans = [
-            sorted((walk.start_bytes, walk.position_bytes))
-            for walk in walks
-            if latest - walk.last_ns < QUIET_NS
-        ]
-        # of what all of them have passed: one that is ahead has met its own records only
-        low, high = max((a for a, _ in spans), default=0), min((b for _, b in spans), default=0)
-        low = max(low, high - FOLLOW_BYTES)
-        before = self._together.get(file.key)
-        if high - low < (PASSED_BYTES if before is None else CHANGED_BYTES):
-            return bool(before)
+        latest = max((walk.last_ns for *_, walk in walks), default=0)
+        walks = [each for each in walks if latest - each[2].last_ns < QUIET_NS]
+        ranks = {c.rank for c in self._clients() for r in c.regions.values() if r.file is file}
+        if ranks - {client.rank for client, *_ in walks}:
+            return False  # one of them has yet to begin, or waits: what it reads is not known
+        # of what all have passed: one that is ahead has met its own records only; and less what
+        # several threads read out of order
+        spans = [sorted((walk.start_bytes, walk.position_bytes)) for *_, walk in walks]
+        low = max((a for a, _ in spans), default=0) + BACK_BYTES
+        high = min((b for _, b in spans), default=0) - BACK_BYTES
+        low = max(low, high - SURE_BYTES)
+        if high - low < PASSED_BYTES:
+            return False
+        for client, region, _ in walks:
+            pagetables.note_used(region, pagetables.runs(client, region, low, high))
         first, last = low // BLOCK_BYTES, -(-high // BLOCK_BYTES)
         both, _, other = file.block_counts(first, last)
-        together = both + other >= DENSITY * (last - first) * BLOCK_BYTES
-        self._together[file.key] = together
-        return together
+        return both + other < DENSITY * (last - first) * BLOCK_BYTES
 
     def _take_window(self, stream: Stream) -> None:
         self._scheduler.forget(stream)
@@ -221,6 +249,9 @@ class Strides:
         from uffdprefetch.node.sequences import StridedReader
         from uffdprefetch.progress import records
 
+        if index.file_bytes < records.RECORD_MIN_BYTES * len(index):
+            watch.over = "its records are too small to tell them apart"
+            return
         streams = self._streams(watch)
         seen = self._seen(index, streams)
         if seen is None:
@@ -304,7 +335,3 @@ class Strides:
             watch.next_ns, watch.every_ns = now + AGAIN_NS, AGAIN_NS
             if watch.attempts >= ATTEMPTS:
                 watch.over = "no sequence holds"
-
-
-def _skips(stream: Stream) -> bool:
-    return stream.active and stream.density is not None and stream.density < DENSITY

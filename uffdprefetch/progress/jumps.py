@@ -113,6 +113,12 @@ class Jumps:
         return seen_singly and run <= max(1, batches // unless)
 
     @property
+    def orderly(self) -> bool:
+        """Whether it surely walks: it is trusted, by all touches that trust may go by. Next to no
+        random reader ever is."""
+        return self.count > RECENT and self.trusted
+
+    @property
     def trusted(self) -> bool:
         """Whether its last touches show a walk, so that what lies ahead of one may be read."""
         if self.random or not self._last:

@@ -33,6 +33,12 @@ FORGET_NS = 10_000_000_000
 SETTLED_BYTES = 2 * MIB
 #: A candidate becomes active when it has seen this many bytes, or a second touch further on.
 ACTIVE_BYTES = 256 << 10
+#: A walk that touched less of what it went over (at 64 KiB) leaves something out; one that did so
+#: in each of its last pieces skips. Not the whole of it at once: one gap as wide as REACH_BYTES, as
+#: between a file's header and its first record, would outweigh what comes after it.
+DENSITY = 0.8
+PIECE_BYTES = 8 * MIB
+PIECES = 4
 #: Half-life of the rate: one second. Shorter follows batches instead of the job.
 RATE_HALF_LIFE_NS = 1_000_000_000
 #: Touches closer than this are one sample of the rate: page-table looks bring several at one time.
@@ -59,7 +65,9 @@ class Stream:
     passed_bytes: int = 0  # walked over
     touched_bytes: int = 0  # of those, seen in the page table
     mapped_bytes: int = 0  # pool: the most that one touch of it may have mapped
+    sparse_pieces: int = 0  # that left something out, one after the other, up to the present one
     steps: deque[int] = field(default_factory=lambda: deque(maxlen=64))
+    _piece: tuple[int, int] = (0, 0)  # passed_bytes and touched_bytes where the present one began
     _weight: float = 0.0
     _sample_ns: int = 0  # where the present sample of the rate began
     _sample_bytes: int = 0
@@ -83,6 +91,11 @@ class Stream:
         if self.passed_bytes < ACTIVE_BYTES:
             return None
         return min(1.0, self.touched_bytes / self.passed_bytes)
+
+    @property
+    def skips(self) -> bool:
+        """Whether it has left something out all along its last PIECES * PIECE_BYTES."""
+        return self.active and self.sparse_pieces >= PIECES
 
     @property
     def stride_bytes(self) -> int | None:
@@ -150,6 +163,11 @@ class Stream:
         """Account the page-table runs (offset, bytes) found in ``passed`` bytes walked over."""
         self.passed_bytes += passed
         self.touched_bytes += sum(length for _, length in runs)
+        began, touched = self._piece
+        if self.passed_bytes - began >= PIECE_BYTES:
+            sparse = self.touched_bytes - touched < DENSITY * (self.passed_bytes - began)
+            self.sparse_pieces = self.sparse_pieces + 1 if sparse else 0
+            self._piece = self.passed_bytes, self.touched_bytes
         for (a, _), (b, _) in pairwise(runs):
             self.steps.append(b - a)
 
