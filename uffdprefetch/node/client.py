@@ -50,6 +50,10 @@ class Region:
     told_ns: int = 0  # when the last look of any kind ended
     scattered: bool = False  # too many separate runs: no use in looking often
     planned: bool = False  # its reader's order is known
+    known: bool = False  # ... from elsewhere than from how it walks
+    planned_ns: int = 0  # when what it needs next was last looked at
+    heard_ns: int = 0  # when it was last heard of how far it is
+    awaited_ns: int = 0  # since when it is to become known; 0: it is not
     detaching: bool = False
     armed: dict[int, int] = field(default_factory=dict)  # pool: 4 MiB cell -> a page read there
     rearm_at_ns: int = 0  # pool: when to look at them again

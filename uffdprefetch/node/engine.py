@@ -37,9 +37,15 @@ MS = 1_000_000
 #: The set over the whole file is one small read each on cold storage: later than the first window.
 SPARSE_DELAY_NS = 100 * MS
 STARTS_MAX = 32
+#: A known order is looked at so often: what lies ahead lasts much longer.
+PLAN_NS = 10 * MS
 #: Laying failed: the commands of the last moment fail for the same reason.
 HALVE_NS = 1000 * MS
 NEVER_NS = 1 << 62
+#: While an order is to become known, for so long at most, only walks that leave out less than this
+#: get windows: of records in a shuffled order some follow each other by chance.
+AWAIT_NS = 2000 * MS
+AWAIT_DENSITY = 0.5
 
 
 class CacheEngine:
@@ -54,7 +60,7 @@ class CacheEngine:
         self.tap = tap or Tap()
         self.layout = Layout(config, scheduler, ledger)
         self.bulk = Bulk(config, scheduler, ledger, self.layout)
-        self._looks = PageTableLooks(self.layout, self.tap, self.touch, self._looked)
+        self._looks = PageTableLooks(self.layout, self.tap, self._found, self._looked)
         self._table = FileTable(config, scheduler, ledger)
         self.clients: dict[int, Client] = {}
         self.resolver: uffd.Resolver | None = None
@@ -260,7 +266,7 @@ class CacheEngine:
                 TOUCH, at_ns, client.pid, region.file, start, uffd.PAGE_BYTES, event.handle_ns,
                 tid=event.tid,
             )  # fmt: skip
-            self.touch(client, region, start, start + uffd.PAGE_BYTES, at_ns)
+            self._found(client, region, start, start + uffd.PAGE_BYTES, at_ns)
             if self.plans is not None:
                 self.plans.touch(client, region, start, start + uffd.PAGE_BYTES, at_ns)
 
@@ -305,11 +311,17 @@ class CacheEngine:
             self.strides.touch(client, region, stream, at_ns)
         return stream, forward
 
+    def _found(
+        self, client: Client, region: Region, start: int, end: int, at_ns: int
+    ) -> None:
+        touch = self.touch_planned if region.known else self.touch
+        touch(client, region, start, end, at_ns)
+
     def touch_planned(
         self, client: Client, region: Region, start: int, end: int, at_ns: int
     ) -> None:
-        """Progress in the pool of a reader whose order is known, which has been told of: streams
-        would say nothing more."""
+        """Progress of a reader whose order is known, which has been told of: streams would say
+        nothing more."""
         self._touched[id(region)] = (client, region)
         self.ledger.touch(region.table.rank, start, at_ns)
         region.file.mark_used(start, end)
@@ -326,10 +338,11 @@ class CacheEngine:
 
     def look(self, now: int) -> None:
         """Read the page tables that are due: new streams, and progress where no uffd tells."""
+        known = sum(r.known for c in self.clients.values() for r in c.regions.values())
         for client in self.clients.values():
             for region in client.regions.values():
                 if now >= region.look_at_ns and not region.detaching:
-                    self._looks.look(client, region, now)
+                    self._looks.look(client, region, now, known if region.known else 1)
                     rest = self.bulk.rest_ns(region)
                     region.look_at_ns = max(region.look_at_ns, now + rest)
                     if region.sparse_from_ns <= now < region.sparse_from_ns + region.look_every_ns:
@@ -337,6 +350,11 @@ class CacheEngine:
         self.bulk.step(now)
 
     # -------------------------------------------------------------- windows
+
+    @property
+    def due_ns(self) -> int | None:
+        """When plan() is due though nothing happens."""
+        return min((r.planned_ns + PLAN_NS for _, r in self._touched.values()), default=None)
 
     def plan(self) -> None:
         """Windows and checkpoints for every region that was touched since the last turn."""
@@ -354,14 +372,25 @@ class CacheEngine:
                 for stream in region.table.active()
             )
         touched, self._touched = self._touched, {}
+        now = now_ns()
         for client, region in touched.values():
             if region.file.changed or region.detaching:
                 continue
+            if region.known and now - region.planned_ns < PLAN_NS:
+                self._touched[id(region)] = (client, region)
+                continue
             planned = self.plans.reader(client, region) if self.plans is not None else None
+            if planned is not None and not region.planned:
+                for stream in region.table.streams:
+                    self.scheduler.forget(stream)
             region.planned = planned is not None
+            region.known = planned is not None and not planned.inferred
+            region.planned_ns = now
             awaited = self.plans is not None and self.plans.pending(client, region)
+            region.awaited_ns = (region.awaited_ns or now) if awaited else 0
             self.bulk.planned(region, region.planned or awaited)
             if self.plans is not None and planned is not None:
+                region.heard_ns = max(planned.touched_ns, planned.said_ns)
                 self.plans.plan(planned, self.scheduler.meter.storage, self._allowed(region))
             else:
                 pooled = region.verdict == wire.Verdict.POOL
@@ -379,6 +408,9 @@ class CacheEngine:
         if self.config.policy in ("none", "plan") or region.table.random:
             return
         if not self.bulk.trusts(region):
+            return
+        awaited = region.awaited_ns and now_ns() - region.awaited_ns < AWAIT_NS
+        if awaited and not (stream.settled and (stream.density or 0.0) >= AWAIT_DENSITY):
             return
         if self.strides is not None and self.strides.holds(region, stream, now_ns()):
             return

@@ -120,7 +120,7 @@ class Layout:
         epoch, the rest is taken away."""
         now = now_ns()
         take, arm = [], []
-        kept = [self._reach(s) for s in region.table.active()]
+        kept = [] if region.known else [self._reach(s) for s in region.table.active()]
         for page in region.laid - wanted:
             at = page * uffd.PAGE_BYTES
             if not any(low <= at <= high for low, high in kept):

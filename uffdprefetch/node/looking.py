@@ -53,10 +53,11 @@ class PageTableLooks:
         """``looked`` hears of all of the runs that one look has found, unmerged."""
         self._layout, self._tap, self._touch, self._looked = layout, tap, touch, looked
 
-    def look(self, client: Client, region: Region, now: int) -> None:
-        """Tell what has been touched since the last look, and say when the next is due."""
+    def look(self, client: Client, region: Region, now: int, share: int) -> None:
+        """Tell what has been touched since the last look, and say when the next is due, which may
+        cost one part in ``share`` of what looking may."""
         began = time.thread_time_ns()
-        active = region.table.active()
+        active = [] if region.known else region.table.active()
         by_tables = region.verdict == wire.Verdict.PAGE_TABLES
         touched = False
         for stream in active:
@@ -75,7 +76,7 @@ class PageTableLooks:
         # our own CPU time: on a crowded node the wall clock would count the others' too
         cost = time.thread_time_ns() - began
         due = LOOK_FIRST_NS if region.look_from else region.look_every_ns
-        region.look_at_ns = now + max(due, LOOK_COST * cost)
+        region.look_at_ns = now + max(due, LOOK_COST * share * cost)
 
     def _follow(self, client: Client, region: Region, stream: Stream, now: int) -> bool:
         """Look ahead of a stream, and again from where that leads; whether it saw news."""
@@ -118,6 +119,9 @@ class PageTableLooks:
             window_bytes = max(self._layout.lookahead(s) for s in active)
             due = int(window_bytes / 8 / rate * 1e9) if rate else POLL_SLOWEST_NS
             region.look_every_ns = min(POLL_SLOWEST_NS, max(POLL_FASTEST_NS, due))
+        elif region.known:
+            heard = now - region.heard_ns < 2 * SILENT_NS
+            region.look_every_ns = LOOK_SLOWEST_NS if heard else SILENT_NS
         elif region.planned or (settled and now - max(s.last_ns for s in active) < 1000 * MS):
             region.look_every_ns = SILENT_NS
         elif region.scattered:

@@ -46,6 +46,8 @@ BACKLOG = 128
 FIRST_CLIENT_SECONDS = 30.0
 LAST_CLIENT_SECONDS = 0.5
 HOUSEKEEPING_NS = 1000 * MS
+#: The time line is added to so often.
+NOTE_NS = 10 * MS
 #: A file given back: how long the agents have before a waiting writer is let in.
 DETACH_NS = 1000 * MS
 
@@ -124,6 +126,7 @@ class Service:
         self._next_pump_ns = 0
         self._signal_fd = -1
         self._empty_since: float | None = time.monotonic()
+        self._noted_ns = 0
         self._noted_bytes = 0  # of the scheduler's, on the time line
         self._leaving: dict[int, tuple[FileState, int]] = {}
         self._catch_lease_breaks()
@@ -185,6 +188,8 @@ class Service:
             due = min(due, self._observer.next_ns)
         if self._next_pump_ns:
             due = min(due, self._next_pump_ns)
+        if self.engine.due_ns is not None:
+            due = min(due, self.engine.due_ns)
         if self.engine.pool:
             due = min(due, now + uffd_pool.TICK_NS)
         if self._planning is not None and self._planning.due_ns is not None:
@@ -236,7 +241,8 @@ class Service:
         self.engine.plan_evictions()
         wait = self._scheduler.pump(now_ns())
         self._next_pump_ns = now_ns() + wait if wait else 0
-        self._note(now)
+        if now - self._noted_ns >= NOTE_NS:
+            self._note(now)
         self._tap.flush()
         if self._live.sampling.due_ns:
             self._live.sampling.step(now_ns())
@@ -266,6 +272,7 @@ class Service:
 
     def _note(self, now: int) -> None:
         """Put what was read, windows and rates on the time line."""
+        self._noted_ns = now
         seconds = max(0.0, now / 1e9 - self._ledger.started)
         more = self._scheduler.prefetched_bytes - self._noted_bytes
         if more:

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the engine does for a reader whose order is to become known, and for one whose order is."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from conftest import warnings_fail
+
+from uffdprefetch.config import Config
+from uffdprefetch.node import engine as engine_module
+from uffdprefetch.node import wire
+from uffdprefetch.node.client import Region
+from uffdprefetch.node.engine import AWAIT_NS, PLAN_NS, CacheEngine
+from uffdprefetch.node.ledger import Ledger
+from uffdprefetch.node.looking import LOOK_SLOWEST_NS, SILENT_NS
+from uffdprefetch.plan.checkpoints import Span
+from uffdprefetch.plan.window import Storage
+from uffdprefetch.progress.streams import MIB, Stream, StreamTable
+
+pytestmark = warnings_fail
+
+SIZE = 1 << 30
+
+
+class Notes:
+    """A scheduler: what was wanted, whose queue was forgotten."""
+
+    def __init__(self) -> None:
+        self.meter = SimpleNamespace(storage=Storage())
+        self.wanted: list[tuple[int, int]] = []
+        self.forgotten: list[Stream] = []
+
+    def want(self, file: Any, stream: Stream, start: int, end: int) -> None:
+        self.wanted.append((start, end))
+
+    def forget(self, stream: Stream) -> None:
+        self.forgotten.append(stream)
+
+
+class Orders:
+    """Plans: of the one reader."""
+
+    def __init__(self) -> None:
+        self.known: Any = None
+        self.awaited = False
+        self.planned = 0
+        self.touches = 0
+
+    def reader(self, client: Any, region: Region) -> Any:
+        return self.known
+
+    def pending(self, client: Any, region: Region) -> bool:
+        return self.awaited
+
+    def plan(self, reader: Any, storage: Storage, allowed_bytes: int) -> None:
+        self.planned += 1
+
+    def touch(self, client: Any, region: Region, start: int, end: int, at_ns: int) -> bool:
+        self.touches += 1
+        return True
+
+    def looked(self, *_: Any) -> bool:
+        return False
+
+
+class Node:
+    """A process that has mapped a file, in a service where nothing else happens."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 10**9
+        monkeypatch.setattr(engine_module, "now_ns", lambda: self.now)
+        self.scheduler, self.orders = Notes(), Orders()
+        self.engine = CacheEngine(Config(), self.scheduler, Ledger())  # type: ignore[arg-type]
+        self.engine.plans = self.orders  # type: ignore[assignment]
+        file = SimpleNamespace(
+            key=(1, 2, SIZE, 4), path="/data/records", size_bytes=SIZE, changed=None, pooled=None,
+            mark_used=lambda start, end: None,
+        )  # fmt: skip
+        self.region = Region(
+            id=1, file=file, address=1 << 40, length_bytes=SIZE, offset_bytes=0,  # type: ignore[arg-type]
+            verdict=wire.Verdict.PAGE_TABLES, shared=False, table=StreamTable(0, 100),
+            span=Span(0, SIZE, 4096),
+        )  # fmt: skip
+        self.client: Any = SimpleNamespace(
+            rank=0, pid=100, regions={1: self.region}, pagemap_fd=-1, overlay_share=64
+        )
+        self.engine.clients[1] = self.client
+
+    def walks(self, density: float) -> Stream:
+        """A walk of the reader has gone over 16 MiB and touched so much of it."""
+        stream = Stream(1, 0, 100, 0, 16 * MIB, self.now, self.now, active=True)
+        stream.saw(16 * MIB, [(0, int(16 * MIB * density))])
+        self.region.table.streams = [stream]
+        return stream
+
+    def plan(self, pass_ns: int = 0) -> None:
+        """What happens in a turn of the service after something was touched."""
+        self.now += pass_ns
+        self.engine.plans_came()
+        self.engine.plan()
+
+
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch) -> Node:
+    return Node(monkeypatch)
+
+
+def test_a_chance_walk_gets_no_window_while_the_order_is_awaited(node: Node) -> None:
+    node.orders.awaited = True
+    node.walks(density=0.02)
+    node.plan()
+    node.plan(AWAIT_NS - 1)
+    assert node.scheduler.wanted == []
+    node.plan(1)
+    assert node.scheduler.wanted, "but not for ever"
+
+
+def test_one_that_leaves_little_out_gets_its_window(node: Node) -> None:
+    node.orders.awaited = True
+    node.walks(density=0.9)
+    node.plan()
+    assert node.scheduler.wanted[0][0] == 16 * MIB
+
+
+def test_a_walk_that_may_be_anything_waits_too(node: Node) -> None:
+    """Its first touches: nothing is known of what lies between."""
+    node.orders.awaited = True
+    node.region.table.streams = [Stream(1, 0, 100, 0, 4096, node.now, node.now, active=True)]
+    node.plan()
+    assert node.scheduler.wanted == []
+    node.orders.awaited = False
+    node.plan()
+    assert node.scheduler.wanted
+
+
+def test_what_is_awaited_anew_is_waited_for_anew(node: Node) -> None:
+    node.walks(density=0.02)
+    node.orders.awaited = True
+    node.plan()
+    node.orders.awaited = False
+    node.plan(AWAIT_NS)
+    assert node.scheduler.wanted
+    node.scheduler.wanted.clear()
+    node.orders.awaited = True
+    node.walks(density=0.02)
+    node.plan()
+    assert node.scheduler.wanted == []
+
+
+def known(inferred: bool = False) -> Any:
+    return SimpleNamespace(inferred=inferred, touched_ns=0, said_ns=0)
+
+
+def test_windows_of_before_are_taken_away_once(node: Node) -> None:
+    stream = node.walks(density=0.9)
+    node.plan()
+    assert node.scheduler.wanted and not node.scheduler.forgotten
+    node.orders.known = known()
+    node.plan()
+    node.plan(PLAN_NS)
+    assert node.scheduler.forgotten == [stream] and node.orders.planned == 2
+    assert len(node.scheduler.wanted) == 1
+
+
+def test_its_touches_are_no_walks(node: Node) -> None:
+    node.orders.known = known()
+    node.plan()
+    event = SimpleNamespace(region=1, page=512, time_ns=node.now, handle_ns=1, tid=100)
+    node.engine.on_events(node.client, [event])  # type: ignore[list-item]
+    assert node.region.table.streams == [] and node.orders.touches == 1
+    assert (2 * MIB, 2 * MIB + 4096) in list(node.region.seen)
+
+
+def test_one_whose_order_was_inferred_from_its_walk_is_watched_on(node: Node) -> None:
+    node.orders.known = known(inferred=True)
+    node.plan()
+    event = SimpleNamespace(region=1, page=512, time_ns=node.now, handle_ns=1, tid=100)
+    node.engine.on_events(node.client, [event])  # type: ignore[list-item]
+    assert len(node.region.table.streams) == 1
+
+
+def test_a_known_order_is_looked_at_now_and_then_and_the_last_touch_is_not_lost(
+    node: Node,
+) -> None:
+    node.orders.known = known()
+    node.plan()
+    node.plan(PLAN_NS - 1)
+    assert node.orders.planned == 1
+    assert node.engine.due_ns == node.now + 1, "the service has to wake up by itself"
+    node.now += 1
+    node.engine.plan()
+    assert node.orders.planned == 2 and node.engine.due_ns is None
+
+
+@pytest.mark.parametrize(("heard", "every"), [(True, LOOK_SLOWEST_NS), (False, SILENT_NS)])
+def test_its_page_table_is_looked_at_often_only_when_nothing_else_tells(
+    node: Node, heard: bool, every: int
+) -> None:
+    node.orders.known = known()
+    node.plan(10**9)
+    node.orders.known.said_ns = node.now if heard else 0
+    node.plan(PLAN_NS)
+    node.region.look_at_ns = node.now
+    node.engine.look(node.now)
+    assert node.region.look_every_ns == every
+    assert node.region.look_at_ns >= node.now + every
