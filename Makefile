@@ -25,12 +25,17 @@ test: setup
 # The service killed and agents made to end, 200 times each; `make test` does it a few times.
 campaign: setup
 	$(PY) -m tests.campaign --kills 200
+	$(PY) -m tests.campaign --kills 40 --engine cache-plan --per-state 5
+	$(PY) -m tests.campaign --kills 40 --engine pool-plan --per-state 5
 
 # Every word that readers get from a pool that is too small, 10^9 of them with each size of pages.
 # Several minutes each; as root.
 hammer: setup
 	$(PY) -m tests.pool_hammer
 	$(PY) -m tests.pool_hammer --huge-pages
+	$(PY) -m tests.pool_hammer --plan 10
+	$(PY) -m tests.pool_hammer --plan 10 --huge-pages
+	$(PY) -m tests.pool_hammer --plan 8 --kill
 
 lint: setup
 	$(PY) -m ruff check .

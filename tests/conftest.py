@@ -14,7 +14,7 @@ import pytest
 
 from uffdprefetch.identity import _FAMILIES
 
-pytest.register_assert_rewrite("components", "training", "watched")
+pytest.register_assert_rewrite("components", "plan_jobs", "training", "watched")
 
 FORCE_VARIABLE = "UFFDPREFETCH_TEST_FORCE"
 #: Only there so that a hang fails instead of hanging; no test's meaning depends on it.
@@ -87,6 +87,13 @@ def env(tmp_path: Path) -> Iterator[dict[str, str]]:
     environment["UFFDPREFETCH_RUNDIR"] = str(rundir)
     environment["XDG_CONFIG_HOME"] = str(tmp_path / "no-config")
     yield environment
+
+
+@pytest.fixture
+def own_runtime_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What this process itself keeps or looks up goes to a runtime directory of the test's own."""
+    monkeypatch.setenv("UFFDPREFETCH_RUNDIR", str(tmp_path / "run"))
+    (tmp_path / "run").mkdir(mode=0o700)
 
 
 @pytest.fixture

@@ -138,6 +138,7 @@ class Reader:
         self.now_ns = 0
         self.trusted: list[bool] = []
         self.random: list[bool] = []
+        self.orderly: list[bool] = []
 
     def look(self, places: list[int], length: int = BLOCK) -> None:
         self.now_ns += MS
@@ -145,6 +146,7 @@ class Reader:
             self.jumps.saw(at, at + length, self.now_ns)
             self.trusted.append(self.jumps.trusted)
             self.random.append(self.jumps.random)
+            self.orderly.append(self.jumps.orderly)
 
     def read(self, places: list[int], length: int = BLOCK) -> None:
         for at in places:
@@ -177,6 +179,15 @@ def test_random_crops_are_hardly_trusted_before_they_are_known() -> None:
         reader.read(shuffled(256 * MIB, TOUCHES, seed))
         runs.append(sum(reader.trusted))
     assert sorted(runs)[95] <= 3
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 6, 12])
+def test_random_crops_are_at_no_time_taken_for_a_walk_for_sure(at_once: int) -> None:
+    for seed in range(200):
+        reader, places = Reader(256 * MIB), shuffled(256 * MIB, TOUCHES, seed)
+        for i in range(0, len(places), at_once):
+            reader.look(places[i : i + at_once])
+        assert not any(reader.orderly)
 
 
 def test_shuffled_records_of_several_touches_are_random() -> None:
@@ -237,7 +248,7 @@ def test_who_goes_in_order_is_not_random(walk: Callable[[int], list[int]], size:
 def test_who_goes_in_order_is_trusted_soon_and_for_good(walk: Callable[[int], list[int]]) -> None:
     reader = Reader(4 * GIB)
     reader.read(walk(4 * GIB)[:300])
-    assert all(reader.trusted[24:])
+    assert all(reader.trusted[24:]) and all(reader.orderly[24:])
 
 
 def test_the_second_touch_of_a_walk_is_trusted() -> None:

@@ -12,7 +12,10 @@ from campaign.trial import ENGINES
 from conftest import require
 
 
-@pytest.mark.parametrize(("engine", "kills", "exits"), [("cache", 7, 8), ("pool", 4, 4)])
+@pytest.mark.parametrize(
+    ("engine", "kills", "exits"),
+    [("cache", 7, 8), ("pool", 4, 4), ("cache-plan", 6, 8), ("pool-plan", 4, 4)],
+)
 def test_no_state_of_the_agent_is_a_bad_one_to_lose_the_service_or_the_agent_in(
     tmp_path: Path, engine: str, kills: int, exits: int
 ) -> None:
@@ -25,5 +28,5 @@ def test_no_state_of_the_agent_is_a_bad_one_to_lose_the_service_or_the_agent_in(
         assert set(report.hits(kind)) == set(ENGINES[engine].states)
     told = report.as_json()
     assert told["kills_counted"] == kills
-    if engine == "cache":
+    if ENGINES[engine].rings:
         assert told["since_last_fault_ns"]["p50"] <= 10_000_000

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -31,6 +32,25 @@ for at in range(0, len(m), 1 << 20):
     hashlib.sha256(piece); hashlib.sha256(piece)
     digest.update(piece)
 print(json.dumps({"sha256": digest.hexdigest(), "uid": os.getuid()}))
+"""
+
+#: The same in the order of a plan, once the service has it.
+PLANNED_READER = """
+import hashlib, json, mmap, os, sys, time
+from uffdprefetch.watch import WatchClient
+fd = os.open(sys.argv[1], os.O_RDONLY)
+m = mmap.mmap(fd, 0, mmap.MAP_SHARED, mmap.PROT_READ)
+watch, end = WatchClient.open(os.environ["UFFDPREFETCH_SOCKET"]), time.monotonic() + 50
+while not watch.snapshot()["plans"] and time.monotonic() < end:
+    time.sleep(0.05)  # who asks more often is hung up on
+watch.hang_up()
+read = bytearray(len(m))
+for start, end in json.load(open(sys.argv[2]))["files"][0]["epochs"][0]["ranks"]["*"]:
+    piece = m[start:end]
+    for _ in range(3):
+        hashlib.sha256(piece)
+    read[start:end] = piece
+print(json.dumps({"sha256": hashlib.sha256(read).hexdigest(), "uid": os.getuid()}))
 """
 
 
@@ -64,13 +84,14 @@ def run(
     *words: str,
     before: tuple[str, ...] = (),
     options: tuple[str, ...] = (),
+    reader: str = READER,
 ) -> tuple[dict[str, Any], dict[str, Any], str]:
     """Run the reader wrapped as the other user: (what it printed, summary, stderr)."""
     out = nobody.work / "out"
     done = subprocess.run(
         [
             *(*before, *nobody.wrap(out, *options)),
-            *(nobody.python, "-S", "-c", READER, str(data), *words),
+            *(nobody.python, "-S", "-c", reader, str(data), *words),
         ],
         env=nobody.environment(env),
         cwd="/",
@@ -133,6 +154,50 @@ def test_the_pool_through_an_open_device(
     assert summary["files"][0]["served_by"] == "pool"
     assert pool["evicted_bytes"] > 0 and pool["resident_peak_bytes"] <= 32 * MIB
     assert pool["mapped_bytes"] >= SIZE_BYTES and pool["mapped_huge_bytes"] == 0
+
+
+def plan_of(nobody: Nobody, data: Path) -> str:
+    """A plan that reads the file in shuffled pieces."""
+    nobody.bring("numpy")
+    pieces = [[at, at + MIB // 4] for at in range(0, SIZE_BYTES, MIB // 4)]
+    random.Random(7).shuffle(pieces)
+    plan = nobody.directory / "plan.json"
+    epochs = [{"ranks": {"*": pieces}}]
+    file = {"file": str(data), "unit": "bytes", "epochs": epochs}
+    plan.write_text(json.dumps({"schema": "uffdprefetch.plan/1", "files": [file]}))
+    return str(plan)
+
+
+@pytest.mark.parametrize(
+    ("engine", "rung", "namespace"),
+    [("cache", 1, False), ("cache", 2, False), ("cache", 2, True),
+     ("pool", 1, False), ("pool", 2, False), ("pool", 1, True)],
+)  # fmt: skip
+def test_a_known_order_is_followed(
+    nobody: Nobody, env: dict[str, str], data: Path, engine: str, rung: int, namespace: bool
+) -> None:
+    """Where there is no userfaultfd for kernel faults, the page tables tell where the reader is;
+    no pool can be then, and a line says so. ``namespace``: of processes, a new one."""
+    allowed = Path("/proc/sys/vm/unprivileged_userfaultfd").read_text().strip() == "1"
+    require(rung == 1 or not allowed, "every user has userfaultfd here")
+    plan = plan_of(nobody, data)
+    before = with_open_device() if rung == 1 else ()
+    if namespace:
+        before = ("unshare", "-p", "-f", "--mount-proc", *before)
+    options = ("--engine", engine, "--budget", "32MiB", "--plan", plan)
+    _, summary, said = run(
+        nobody, env, data, plan, before=before, options=options, reader=PLANNED_READER
+    )
+    assert summary["rung"] == rung
+    pooled = engine == "pool" and rung == 1
+    assert summary["engine"] == ("pool" if pooled else "cache"), said
+    assert said.count("using the cache engine") == (engine == "pool" and not pooled), said
+    (followed,) = summary["plans"]
+    assert followed["dropped"] is None and followed["how"] == "--plan", summary["degradations"]
+    assert followed["sent_bytes"] > 0, summary
+    assert followed["read_items"] > 0 or rung == 2  # looks into page tables take their time
+    if pooled:
+        assert summary["pool"]["evicted_bytes"] > 0
 
 
 def test_with_everything_forbidden_the_job_runs_and_the_reason_is_said(

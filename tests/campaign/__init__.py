@@ -18,4 +18,8 @@ With ``--engine pool`` the ranks read through a pool of a quarter of the file, s
 and are read again all the time. Agents have fewer states there: they attach, lay the pool's memory
 in a mapping's place (three steps), arm a page behind the reader and give the mapping back (two);
 faults are the service's.
+
+With ``cache-plan`` and ``pool-plan`` each rank reads in a shuffled order of its own, which a plan
+file tells (--plan): the service lays its checkpoints, warms and evicts by that. The second mapping
+is read beside it, in no known order.
 """

@@ -5,12 +5,14 @@
                                                        its agent, or to stand still with it
     python ranks.py FILE --rank                        one rank, told by RANK
 
-Each rank says who it is, reads until the file "go" appears, then some passes more.
+Each rank says who it is, reads until the file "go" appears, then some passes more. Where there is a
+plan.json (run with --plan), it reads in the order that this tells.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -27,6 +29,18 @@ PAUSE_SECONDS = 0.004
 #: A second mapping lives this many passes, long enough to get checkpoints of its own; what the
 #: pool serves it serves at once.
 SECOND_PASSES = 1 if os.environ.get("UFFDPREFETCH_ENGINE") == "pool" else 4
+
+
+def in_order(view: memoryview, order: list[list[int]]) -> str:
+    """SHA-256 of the bytes in their places, read in the order of a plan."""
+    read, due = bytearray(len(view)), PIECE_BYTES
+    for start, end in order:
+        read[start:end] = view[start:end]
+        due -= end - start
+        if due <= 0:
+            time.sleep(PAUSE_SECONDS)
+            due += PIECE_BYTES
+    return hashlib.sha256(read).hexdigest()
 
 
 def digest(view: memoryview) -> str:
@@ -82,6 +96,11 @@ def read(path: str) -> None:
     second = Second(path, int(os.environ["RANK"]))
     log = os.open(f"passes-{os.environ['RANK']}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     digests: set[str] = set()
+    order = None
+    if os.path.exists("plan.json"):
+        with open("plan.json") as plan:
+            (epoch,) = json.load(plan)["files"][0]["epochs"]
+        order = epoch["ranks"][os.environ["RANK"]]
 
     # One rank (and whoever is to lose its agent at that) relies on the service to arm behind it
     # what it has touched; the others do it themselves, with every pass.
@@ -91,7 +110,7 @@ def read(path: str) -> None:
     def one_pass() -> None:
         if not relies:
             m.forget()
-        digests.add(digest(m.view))
+        digests.add(digest(m.view) if order is None else in_order(m.view, order))
         second.step()
         os.write(log, b".")
 

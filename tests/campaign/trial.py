@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import json
 import os
 import random
 import shutil
@@ -12,7 +14,7 @@ import struct
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,8 @@ MOMENT = "moment"
 RANKS = 4
 RECENT_NS = 10_000_000
 RING_EVENTS = 2048
+#: Of a plan.
+ITEM_BYTES = 48 << 10
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,7 @@ class Engine:
     states: tuple[str, ...]
     steps: dict[str, int]
     rings: bool
+    plan: bool = False  # each rank reads in an order of its own, which is known
 
 
 ENGINES = {
@@ -56,6 +61,11 @@ ENGINES = {
         False,
     ),
 }
+# of a known order there are a few checkpoints ahead, and none behind to be armed again
+ENGINES["cache-plan"] = replace(
+    ENGINES["cache"], plan=True, states=("idle", "resolving", "laying", "taking")
+)
+ENGINES["pool-plan"] = replace(ENGINES["pool"], plan=True)
 
 
 class TrialFailed(AssertionError):
@@ -99,6 +109,18 @@ def _wait(condition: Any, what: str) -> None:
         time.sleep(0.001)
 
 
+def _write_plan(records: Records, cwd: Path) -> Path:
+    """Pieces of the file, shuffled for each rank; every pass is the same."""
+    cuts = [*range(0, records.size_bytes, ITEM_BYTES), records.size_bytes]
+    pieces = list(itertools.pairwise(cuts))
+    ranks = {str(rank): random.Random(rank).sample(pieces, len(pieces)) for rank in range(RANKS)}
+    epochs = [{"ranks": ranks}]
+    file = {"file": str(records.path), "unit": "bytes", "epochs": epochs, "repeat": True}
+    path = cwd / "plan.json"
+    path.write_text(json.dumps({"schema": "uffdprefetch.plan/1", "files": [file]}))
+    return path
+
+
 @contextlib.contextmanager
 def _job(
     records: Records, cwd: Path, engine: Engine, exits: tuple[str, ...] = ()
@@ -108,7 +130,10 @@ def _job(
     program = str(Path(__file__).with_name("ranks.py"))
     with jobs(env, cwd) as start:
         words = [sys.executable, "-S", program, str(records.path), *exits]
-        work = start(words, options=engine.options)
+        options = engine.options
+        if engine.plan:
+            options = (*options, "--plan", str(_write_plan(records, cwd)))
+        work = start(words, options=options)
         try:
             yield work
         except TrialFailed as failure:

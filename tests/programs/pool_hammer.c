@@ -2,10 +2,15 @@
 /*
  * pool_hammer FILE make BYTES - a file of which every word is a function of its place, and not 0
  * pool_hammer FILE read PROCESSES THREADS MWORDS SEED - verify so many million words of it
+ * pool_hammer FILE follow PROCESSES THREADS EPOCHS DIRECTORY - verify it in known orders
  *
  * Each process maps the whole file; each thread reads pieces of it forwards, backwards, with a
  * stride, page by page and word by word in random places. The answer is a line of JSON. A word that
  * is wrong is counted, a 0 once more, and the first one of each thread is told on stderr.
+ *
+ * What is followed are DIRECTORY/EPOCH-RANK.npy: [start, end) bytes, int64. Each process is a
+ * program of its own with its RANK; its threads take an order's items in turn. A process that is at
+ * the end of an epoch adds a dot to DIRECTORY/epochs.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -30,7 +35,13 @@ struct tally {
 struct reader {
 	const uint64_t *word;
 	uint64_t pages, wanted, state;
+	struct order *order;
 	struct tally tally;
+};
+
+struct order {
+	uint64_t (*item)[2]; /* bytes */
+	uint64_t items, next;
 };
 
 static uint64_t word_at(uint64_t index)
@@ -143,6 +154,96 @@ static void process(const char *path, unsigned int threads, uint64_t wanted, uin
 	_exit(0);
 }
 
+static void *follow(void *cookie)
+{
+	struct reader *r = cookie;
+	uint64_t i;
+
+	while ((i = __atomic_fetch_add(&r->order->next, 1, __ATOMIC_RELAXED)) < r->order->items) {
+		const uint64_t *item = r->order->item[i];
+
+		look(r, item[0] / 8, (item[1] - item[0]) / 8);
+	}
+	return NULL;
+}
+
+static struct order load(const char *directory, unsigned int epoch, const char *rank)
+{
+	struct order order = { 0 };
+	unsigned char head[10];
+	char path[4096];
+	struct stat st;
+	long begin;
+	FILE *file;
+
+	snprintf(path, sizeof(path), "%s/%u-%s.npy", directory, epoch, rank);
+	file = fopen(path, "rbe");
+	if (!file || fstat(fileno(file), &st) || fread(head, sizeof(head), 1, file) != 1)
+		_exit(3);
+	begin = (long)sizeof(head) + head[8] + 256L * head[9]; /* format 1.0 */
+	order.items = (uint64_t)(st.st_size - begin) / sizeof(*order.item);
+	order.item = calloc(order.items, sizeof(*order.item));
+	if (!order.item || fseek(file, begin, SEEK_SET) ||
+	    fread(order.item, sizeof(*order.item), order.items, file) != order.items)
+		_exit(3);
+	fclose(file);
+	return order;
+}
+
+static int rank(char **argv)
+{
+	unsigned int threads = (unsigned int)strtoul(argv[3], NULL, 10);
+	unsigned int epochs = (unsigned int)strtoul(argv[4], NULL, 10);
+	struct reader *reader = calloc(threads, sizeof(*reader));
+	pthread_t *thread = calloc(threads, sizeof(*thread));
+	int fd = open(argv[1], O_RDONLY | O_CLOEXEC), log;
+	struct tally sum = { 0 };
+	char path[4096];
+	struct stat st;
+	void *map;
+
+	snprintf(path, sizeof(path), "%s/epochs", argv[5]);
+	log = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+	if (!reader || !thread || log < 0 || fd < 0 || fstat(fd, &st))
+		return 3;
+	map = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_SHARED, fd, 0);
+	if (map == MAP_FAILED)
+		return 3;
+	for (unsigned int epoch = 0; epoch < epochs; epoch++) {
+		struct order order = load(argv[5], epoch, getenv("RANK"));
+
+		for (unsigned int i = 0; i < threads; i++) {
+			reader[i].word = map;
+			reader[i].order = &order;
+			if (pthread_create(&thread[i], NULL, follow, &reader[i]))
+				return 3;
+		}
+		for (unsigned int i = 0; i < threads; i++)
+			pthread_join(thread[i], NULL);
+		free(order.item);
+		if (write(log, ".", 1) != 1)
+			return 3;
+	}
+	for (unsigned int i = 0; i < threads; i++) {
+		sum.words += reader[i].tally.words;
+		sum.wrong += reader[i].tally.wrong;
+		sum.zeros += reader[i].tally.zeros;
+	}
+	return write(atoi(argv[6]), &sum, sizeof(sum)) == (ssize_t)sizeof(sum) ? 0 : 3;
+}
+
+static void become_rank(char **argv, unsigned int number, int out)
+{
+	char name[16], descriptor[16];
+	char *words[] = { argv[0], argv[1], "rank", argv[4], argv[5], argv[6], descriptor, NULL };
+
+	snprintf(name, sizeof(name), "%u", number);
+	snprintf(descriptor, sizeof(descriptor), "%d", out);
+	if (setenv("RANK", name, 1) == 0 && setenv("WORLD_SIZE", argv[3], 1) == 0)
+		execv(argv[0], words);
+	_exit(3);
+}
+
 static int make(const char *path, uint64_t bytes)
 {
 	static uint64_t word[1 << 16];
@@ -168,15 +269,21 @@ int main(int argc, char **argv)
 		return make(argv[1], strtoull(argv[3], NULL, 10));
 	if (argc != 7)
 		return 2;
+	if (!strcmp(argv[2], "rank"))
+		return rank(argv);
 	processes = (unsigned int)strtoul(argv[3], NULL, 10);
 	threads = (unsigned int)strtoul(argv[4], NULL, 10);
 	wanted = strtoull(argv[5], NULL, 10) * 1000000 / processes / threads;
 	seed = strtoull(argv[6], NULL, 10);
 	if (pipe(out))
 		return 3;
-	for (unsigned int i = 0; i < processes; i++)
-		if (fork() == 0)
-			process(argv[1], threads, wanted, seed * 100 + i, out[1]);
+	for (unsigned int i = 0; i < processes; i++) {
+		if (fork())
+			continue;
+		if (!strcmp(argv[2], "follow"))
+			become_rank(argv, i, out[1]);
+		process(argv[1], threads, wanted, seed * 100 + i, out[1]);
+	}
 	close(out[1]);
 	while (read(out[0], &one, sizeof(one)) == (ssize_t)sizeof(one)) {
 		sum.words += one.words;
