@@ -191,7 +191,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--pairs", type=int, default=5, help="rounds over all variants")
     add("--json", type=Path, metavar="F")
-    add("--size", type=parse_size, default=parse_size("1GiB"))
+    add("--size", type=parse_size, default=parse_size("2GiB"))
     add("--bandwidth", type=parse_rate, default=DEFAULT_BANDWIDTH, help="of the link")
     add("--latency-us", type=int, default=DEFAULT_LATENCY_US)
     add("--work", type=Path, help="where the data set lies (default: anew in /dev/shm)")
