@@ -11,7 +11,7 @@ from conftest import warnings_fail
 
 from uffdprefetch.config import Config
 from uffdprefetch.node import engine as engine_module
-from uffdprefetch.node import wire
+from uffdprefetch.node import pagetables, wire
 from uffdprefetch.node.client import Region
 from uffdprefetch.node.engine import AWAIT_NS, PLAN_NS, CacheEngine
 from uffdprefetch.node.ledger import Ledger
@@ -172,6 +172,25 @@ def test_its_touches_are_no_walks(node: Node) -> None:
     node.engine.on_events(node.client, [event])  # type: ignore[list-item]
     assert node.region.table.streams == [] and node.orders.touches == 1
     assert (2 * MIB, 2 * MIB + 4096) in list(node.region.seen)
+
+
+def test_what_is_mapped_between_two_places_later_is_found_by_a_later_look(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page, mapped, told = 4096, [0, 64, 128], []
+    monkeypatch.setattr(
+        pagetables, "runs", lambda *_: [(at * page, page) for at in sorted(mapped)]
+    )
+    monkeypatch.setattr(
+        node.orders, "looked", lambda client, region, found, now: told.extend(found)
+    )
+    node.orders.known = known()
+    node.plan()
+    for more in ([], [32], [32]):
+        mapped = sorted({*mapped, *more})
+        node.now = node.region.look_at_ns = node.now + 10**9
+        node.engine.look(node.now)
+    assert [start // page for start, _ in told] == [0, 64, 128, 32]
 
 
 def test_one_whose_order_was_inferred_from_its_walk_is_watched_on(node: Node) -> None:

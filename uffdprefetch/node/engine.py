@@ -60,7 +60,7 @@ class CacheEngine:
         self.tap = tap or Tap()
         self.layout = Layout(config, scheduler, ledger)
         self.bulk = Bulk(config, scheduler, ledger, self.layout)
-        self._looks = PageTableLooks(self.layout, self.tap, self._found, self._looked)
+        self._looks = PageTableLooks(self.layout, self.tap, self._mapped, self._looked)
         self._table = FileTable(config, scheduler, ledger)
         self.clients: dict[int, Client] = {}
         self.resolver: uffd.Resolver | None = None
@@ -266,7 +266,8 @@ class CacheEngine:
                 TOUCH, at_ns, client.pid, region.file, start, uffd.PAGE_BYTES, event.handle_ns,
                 tid=event.tid,
             )  # fmt: skip
-            self._found(client, region, start, start + uffd.PAGE_BYTES, at_ns)
+            touch = self.touch_planned if region.known else self.touch
+            touch(client, region, start, start + uffd.PAGE_BYTES, at_ns)
             if self.plans is not None:
                 self.plans.touch(client, region, start, start + uffd.PAGE_BYTES, at_ns)
 
@@ -311,21 +312,27 @@ class CacheEngine:
             self.strides.touch(client, region, stream, at_ns)
         return stream, forward
 
-    def _found(
+    def _mapped(
         self, client: Client, region: Region, start: int, end: int, at_ns: int
     ) -> None:
-        touch = self.touch_planned if region.known else self.touch
-        touch(client, region, start, end, at_ns)
+        """A look has found pages that are mapped between two places, and booked each of them."""
+        if region.known:
+            self._gone_on(client, region, start, at_ns)
+        else:
+            self.touch(client, region, start, end, at_ns)
 
     def touch_planned(
         self, client: Client, region: Region, start: int, end: int, at_ns: int
     ) -> None:
         """Progress of a reader whose order is known, which has been told of: streams would say
         nothing more."""
-        self._touched[id(region)] = (client, region)
-        self.ledger.touch(region.table.rank, start, at_ns)
+        self._gone_on(client, region, start, at_ns)
         region.file.mark_used(start, end)
         region.seen.add(start, end)
+
+    def _gone_on(self, client: Client, region: Region, start: int, at_ns: int) -> None:
+        self._touched[id(region)] = (client, region)
+        self.ledger.touch(region.table.rank, start, at_ns)
 
     def _forget_absorbed(self, region: Region) -> None:
         while region.table.absorbed:
