@@ -42,7 +42,7 @@ work = json.load(open(sys.argv[1]))
 libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
 env = lmdb.open(work["database"], readonly=True, lock=False, max_spare_txns=1)
 sha, base, late = hashlib.sha256(), None, 0
-PATIENCE, LATE_MAX = 6.0, 1
+PATIENCE, LATE_MAX, TAKEN_PATIENCE = 6.0, 1, 1.0
 
 def bed_bytes():
     with open(work["counters"]) as file:
@@ -66,12 +66,15 @@ def address_of(view):
     return address
 
 def wait_for(records):
-    # A page that is there may be taken away again: then the job reads on, as any job would. But
-    # where an order is not followed, this is so for batch after batch.
+    # A page that is there may be taken away again: then the job reads on, as any job would. Where
+    # an order is not followed, most of the records are not there, and so batch after batch.
     global late
-    end = time.monotonic() + PATIENCE
-    while not all(map(resident, records)):
-        if time.monotonic() > end:
+    began = time.monotonic()
+    while not all(there := [resident(record) for record in records]):
+        waited = time.monotonic() - began
+        if waited > TAKEN_PATIENCE and 2 * sum(there) > len(there):
+            return
+        if waited > PATIENCE:
             late += 1
             until(lambda: late <= LATE_MAX, f"records {records}")
             return
