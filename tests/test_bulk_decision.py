@@ -158,17 +158,25 @@ def shuffled(file_bytes: int, count: int, seed: int = 1) -> list[int]:
     return [source.randrange(file_bytes // BLOCK) * BLOCK for _ in range(count)]
 
 
-@pytest.mark.parametrize("at_once", [1, 2, 6, 12])
-@pytest.mark.parametrize("size", [64 * MIB, 256 * MIB, 10 * GIB, 1 << 40])
+@pytest.mark.parametrize(
+    ("size", "at_once"),
+    [
+        (size, at_once)
+        for size in (64 * MIB, 256 * MIB, 10 * GIB, 1 << 40)
+        for at_once in (1, 2, 6, 12, 40, 64, 100, 1000)
+        if at_once <= max(12, size // (8 * MIB))  # else they are next to each other
+    ],
+)
 def test_random_crops_are_random(size: int, at_once: int) -> None:
     """Seen singly, or by a page-table look that brings several in the order of the file."""
     for seed in range(20):
-        reader, places = Reader(size), shuffled(size, 4 * TOUCHES, seed)
+        reader, places = Reader(size), shuffled(size, max(4 * TOUCHES, 3 * at_once), seed)
         for i in range(0, len(places), at_once):
             reader.look(places[i : i + at_once])
         assert reader.jumps.random
-        assert all(reader.random[2 * TOUCHES :]), "and stay so"
-        assert not any(reader.trusted[2 * TOUCHES :])
+        known = max(2 * TOUCHES, 2 * at_once)
+        assert all(reader.random[known:]), "and stay so"
+        assert not any(reader.trusted[known:])
 
 
 def test_random_crops_are_hardly_trusted_before_they_are_known() -> None:
@@ -244,6 +252,17 @@ def test_who_goes_in_order_is_not_random(walk: Callable[[int], list[int]], size:
     assert not any(reader.random)
 
 
+@pytest.mark.parametrize("at_once", [8, 20, 100])
+@pytest.mark.parametrize("backward", [False, True])
+def test_a_walk_that_skips_is_not_random_when_many_of_its_records_are_seen_at_once(
+    at_once: int, backward: bool
+) -> None:
+    reader, places = Reader(16 * GIB), (skipping_backward if backward else skipping)(16 * GIB)
+    for i in range(0, len(places), at_once):
+        reader.look(places[i : i + at_once])
+    assert not any(reader.random)
+
+
 @pytest.mark.parametrize("walk", [in_order, backward, skipping, eight_threads, through_a_tree])
 def test_who_goes_in_order_is_trusted_soon_and_for_good(walk: Callable[[int], list[int]]) -> None:
     reader = Reader(4 * GIB)
@@ -287,6 +306,14 @@ def test_what_is_remembered_tells_how_many_jumps_since_when() -> None:
     count, since_ns = reader.jumps.jumped()
     assert JUMPS_RANDOM <= count <= TOUCHES
     assert since_ns == reader.now_ns - (TOUCHES - 1) * MS
+
+
+def test_of_what_is_seen_at_once_a_part_is_remembered_and_all_is_counted() -> None:
+    reader, places = Reader(1 << 40), shuffled(1 << 40, 4000)
+    for i in range(0, len(places), 1000):
+        reader.look(places[i : i + 1000])
+    count, since_ns = reader.jumps.jumped()
+    assert since_ns == MS and 3900 <= count <= 4000
 
 
 def test_the_longest_run_takes_one_of_what_was_seen_together() -> None:

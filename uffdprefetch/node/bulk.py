@@ -130,8 +130,8 @@ class Bulk:
         passed_bytes: tuple[int, int],
     ) -> bool:  # fmt: skip
         """A touch [start, end) at a time in ns, which brought its stream ``forward`` bytes on;
-        ``passed_bytes`` of those are (news, there at all) in the page table. Whether the reader is
-        random."""
+        ``passed_bytes`` of those are (news, what tells of a walk) in the page table. Whether the
+        reader is random."""
         if not self._on or region.file.changed:
             return False
         book = self._book(region.file)

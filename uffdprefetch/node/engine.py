@@ -266,10 +266,15 @@ class CacheEngine:
                 TOUCH, at_ns, client.pid, region.file, start, uffd.PAGE_BYTES, event.handle_ns,
                 tid=event.tid,
             )  # fmt: skip
-            touch = self.touch_planned if region.known else self.touch
-            touch(client, region, start, start + uffd.PAGE_BYTES, at_ns)
+            end = start + uffd.PAGE_BYTES
+            if region.known:
+                self.touch_planned(client, region, start, end, at_ns)
+            else:
+                around = start - BLOCK_BYTES, end + BLOCK_BYTES
+                new = region.seen.missing(*around) == [around]
+                self.touch(client, region, start, end, at_ns, new=new)
             if self.plans is not None:
-                self.plans.touch(client, region, start, start + uffd.PAGE_BYTES, at_ns)
+                self.plans.touch(client, region, start, end, at_ns)
 
     def on_pool_events(self) -> None:
         """What has happened in the pool, if there is one."""
@@ -277,9 +282,11 @@ class CacheEngine:
             pool_bridge.take_events(self, self.pool)
 
     def touch(
-        self, client: Client, region: Region, start: int, end: int, at_ns: int
-    ) -> tuple[Stream, int]:
-        """Progress: (whose walk it is, how many bytes that went on)."""
+        self, client: Client, region: Region, start: int, end: int, at_ns: int, *,
+        new: bool = False,
+    ) -> tuple[Stream, int]:  # fmt: skip
+        """Progress: (whose walk it is, how many bytes that went on). ``new``: the reader was never
+        here before."""
         stream, forward = region.table.touch(start, end, at_ns)
         self._forget_absorbed(region)
         if self.config.policy == "fixed" and region.verdict == wire.Verdict.CHECKPOINTS:
@@ -301,7 +308,9 @@ class CacheEngine:
                     if self.tap.active and region.verdict != wire.Verdict.POOL:
                         tell_seen(self.tap, client, region, low, high)
                 region.seen.add(a, a + n)
-        if self.bulk.saw(region, stream, (start, end, at_ns), forward, (news, mapped)):
+        if self.bulk.saw(
+            region, stream, (start, end, at_ns), forward, (news, news if new else mapped)
+        ):
             region.table.absorbed += region.table.streams
             region.table.streams.clear()  # what looks like walks is none
             self._forget_absorbed(region)
@@ -319,7 +328,7 @@ class CacheEngine:
         if region.known:
             self._gone_on(client, region, start, at_ns)
         else:
-            self.touch(client, region, start, end, at_ns)
+            self.touch(client, region, start, end, at_ns, new=True)
 
     def touch_planned(
         self, client: Client, region: Region, start: int, end: int, at_ns: int

@@ -6,7 +6,8 @@ the reach of one walk, and a random reader looks like a few fast ones. Here a to
 when it lies next to one of the last touches, or when what was passed over to come there was read,
 too; else it is a *jump*. A reader that jumps may still walk in large steps, forward or backward:
 then its longest run in the other direction is short. Of n random jumps the longest monotone runs
-are both about 2 sqrt(n) long (Ulam's problem; Vershik and Kerov, Logan and Shepp 1977).
+are both about 2 sqrt(n) long (Ulam's problem; Vershik and Kerov, Logan and Shepp 1977). What one
+look has found at once comes in the order of the file; there two looks are compared.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable
+from itertools import pairwise
 
 MIB = 1 << 20
 #: Touches that are remembered. Random needs so many jumps among them (a record of 192 KiB is one
@@ -40,8 +42,19 @@ UNLESS = 6
 UNLESS_RANDOM = 12
 #: A first touch that is so long was a walk that is seen late (streams.ACTIVE_BYTES).
 LONG_BYTES = 256 << 10
+#: Of touches that were seen together so many are remembered, spread evenly over them.
+TOGETHER_MAX = 16
+#: Two such looks tell by themselves, with so many jumps each: of a random reader's pairs of touches
+#: this part goes back, of a walk's none or all. (Of 2 x 8 chance gives less in one of 20 pairs of
+#: looks.)
+MIXED_LEAST = 8
+MIXED_SHARE = 0.25
 #: Random is looked at every so many touches.
 EVERY = 8
+
+
+#: (ns, where in bytes, whether it is in order, number).
+Touch = tuple[int, int, bool, int]
 
 
 def longest_run(batches: Iterable[list[int]], sign: int) -> int:
@@ -65,13 +78,28 @@ def both_runs(touches: Iterable[tuple[int, int]]) -> tuple[int, int]:
     return min(longest_run(batches.values(), sign) for sign in (1, -1)), len(batches)
 
 
+def mixed(touches: Iterable[tuple[int, int]]) -> bool:
+    """Whether of touches as in both_runs() each batch of many lies all over where the one before
+    lay."""
+    batches: dict[int, list[int]] = {}
+    for at_ns, start in touches:
+        batches.setdefault(at_ns, []).append(start)
+    pairs = back = 0
+    for earlier, later in pairwise(batches.values()):
+        if min(len(earlier), len(later)) >= MIXED_LEAST:
+            pairs += len(earlier) * len(later)
+            back += sum(a > b for a in earlier for b in later)
+    return MIXED_SHARE * pairs < back < (1 - MIXED_SHARE) * pairs
+
+
 class Jumps:
     """The touches of one reader (a process) of one file."""
 
     def __init__(self, file_bytes: int) -> None:
         self._near_bytes = min(NEAR_BYTES, max(NEAR_LEAST_BYTES, file_bytes // NEAR_SHARE))
         self._last: deque[tuple[int, int]] = deque(maxlen=RECENT)  # (start, end)
-        self._touches: deque[tuple[int, int, bool]] = deque(maxlen=TOUCHES)  # (ns, start, in order)
+        self._touches: deque[Touch] = deque(maxlen=TOUCHES)
+        self._together = (0, 1)  # of the last time: how many are remembered, and each which one
         self.count = 0
         self.random = False
 
@@ -80,15 +108,31 @@ class Jumps:
         ``passed_over``: what lies between it and the walk's last touch was read, too."""
         near = any(a - self._near_bytes <= start <= b + self._near_bytes for a, b in self._last)
         if self._last:  # the first one is next to nothing
-            self._touches.append((at_ns, start, passed_over or near))
+            self._remember(at_ns, start, passed_over or near)
         self._last.append((start, end))
         self.count += 1
         if self.count % EVERY == 0:
             self._judge()
 
+    def _remember(self, at_ns: int, start: int, in_order: bool) -> None:
+        touches, (kept, step) = self._touches, self._together
+        if not touches or touches[-1][0] != at_ns:
+            kept, step = 0, 1
+        elif (self.count - touches[-kept][3]) % step:
+            return
+        if kept == TOGETHER_MAX:
+            last = [touches.pop() for _ in range(kept)]
+            touches.extend(last[-1::-2])
+            kept, step = kept // 2, 2 * step
+        touches.append((at_ns, start, in_order, self.count))
+        self._together = kept + 1, step
+
     def jumped(self) -> tuple[int, int]:
-        """(touches that were not in order, ns of the oldest touch) of what is remembered."""
-        return sum(not touch[2] for touch in self._touches), self._touches[0][0]
+        """(touches that were not in order, ns of the oldest touch) of as far back as it remembers.
+        """
+        jumps = sum(not touch[2] for touch in self._touches)
+        oldest_ns, *_, number = self._touches[0]
+        return jumps * (self.count - number) // len(self._touches), oldest_ns
 
     def _judge(self) -> None:
         touches = list(self._touches)
@@ -98,11 +142,12 @@ class Jumps:
             self.random = not few and not self._monotone(later, UNLESS_RANDOM)
             return
         jumps = [touch[:2] for touch in touches if not touch[2]]
-        if len(touches) >= TOUCHES // 2 - 1 and len(jumps) >= JUMPS_RANDOM:
-            self.random = both_runs(jumps)[0] >= RUNS_RANDOM
+        if len(jumps) >= JUMPS_RANDOM:
+            many = len(touches) >= TOUCHES // 2 - 1
+            self.random = mixed(jumps) or (many and both_runs(jumps)[0] >= RUNS_RANDOM)
 
     @staticmethod
-    def _monotone(touches: list[tuple[int, int, bool]], unless: int) -> bool:
+    def _monotone(touches: list[Touch], unless: int) -> bool:
         """Whether the jumps go one way, but for one in ``unless``; of many that were seen together
         nobody knows."""
         jumps = [touch[:2] for touch in touches if not touch[2]]
