@@ -326,6 +326,22 @@ def test_a_stream_ends_when_the_order_is_known(
     assert not bed.touch(region, 0), "the walks of a planned reader are not ours to judge"
 
 
+def test_when_a_known_order_was_a_wrong_one_its_reader_is_judged_by_what_it_has_touched(
+    file: FileState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bed = Bed(monkeypatch)
+    region, source = bed.region(file), random.Random(5)
+    for _ in range(100):
+        bed.now += 2 * MS
+        at = source.randrange(SIZE // BLOCK) * BLOCK
+        bed.bulk.saw_planned(region, at, at + BLOCK, bed.now)
+        bed.turn()
+    assert bed.bulk.describe(file.path) is None and bed.sent == [], "as long as it is followed"
+    bed.bulk.planned(region, False)
+    bed.rest(20)
+    assert bed.said(file)["state"] == "streamed" and bed.said(file)["ranks"] == [0]
+
+
 def test_a_stream_ends_when_memory_becomes_short(
     file: FileState, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -135,14 +135,9 @@ class Bulk:
         if not self._on or region.file.changed:
             return False
         book = self._book(region.file)
-        rank, pid = region.table.rank, region.table.reader
-        if rank in book.planned:
+        if region.table.rank in book.planned:
             return False
-        reader = book.readers.get(pid)
-        if reader is None:
-            reader = book.readers[pid] = Reader(rank, pid, Jumps(region.file.size_bytes))
-            if len(book.readers) > READERS_MAX:
-                del book.readers[next(iter(book.readers))]
+        reader = self._reader(book, region)
         start, end, at_ns = touch
         if region.look_from:  # one look at the whole page table, in several pieces
             at_ns = reader.at_ns
@@ -155,8 +150,27 @@ class Bulk:
             over = 0 < forward <= high - low
         random = reader.saw(start, end, at_ns, over)
         if random:
-            book.ranks.add(rank)
+            book.ranks.add(region.table.rank)
         return random
+
+    def saw_planned(self, region: Region, start: int, end: int, at_ns: int) -> None:
+        """A touch of a reader whose order is known. Should the order be a wrong one, it is known by
+        then whether the reader jumps about."""
+        if not self._on or region.file.changed:
+            return
+        book = self._book(region.file)
+        book.planned.add(region.table.rank)
+        self._reader(book, region).saw(start, end, at_ns, False)
+
+    @staticmethod
+    def _reader(book: Book, region: Region) -> Reader:
+        rank, pid = region.table.rank, region.table.reader
+        reader = book.readers.get(pid)
+        if reader is None:
+            reader = book.readers[pid] = Reader(rank, pid, Jumps(region.file.size_bytes))
+            if len(book.readers) > READERS_MAX:
+                del book.readers[next(iter(book.readers))]
+        return reader
 
     def _book(self, file: FileState) -> Book:
         book = self._books.get(file.key)
@@ -222,6 +236,7 @@ class Bulk:
 
     def _judge(self, book: Book, now: int) -> None:
         file, readers = book.file, book.random()
+        book.ranks.update(reader.rank for reader in readers)
         missing = missing_bytes(file)
         room, limit = self._room(book, missing)
         jumped, since_ns = sum(r.jumped for r in readers), min(r.since_ns for r in readers)

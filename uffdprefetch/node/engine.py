@@ -326,7 +326,7 @@ class CacheEngine:
     ) -> None:
         """A look has found pages that are mapped between two places, and booked each of them."""
         if region.known:
-            self._gone_on(client, region, start, at_ns)
+            self._gone_on(client, region, start, end, at_ns)
         else:
             self.touch(client, region, start, end, at_ns, new=True)
 
@@ -335,13 +335,16 @@ class CacheEngine:
     ) -> None:
         """Progress of a reader whose order is known, which has been told of: streams would say
         nothing more."""
-        self._gone_on(client, region, start, at_ns)
+        self._gone_on(client, region, start, end, at_ns)
         region.file.mark_used(start, end)
         region.seen.add(start, end)
 
-    def _gone_on(self, client: Client, region: Region, start: int, at_ns: int) -> None:
+    def _gone_on(
+        self, client: Client, region: Region, start: int, end: int, at_ns: int
+    ) -> None:
         self._touched[id(region)] = (client, region)
         self.ledger.touch(region.table.rank, start, at_ns)
+        self.bulk.saw_planned(region, start, end, at_ns)
 
     def _forget_absorbed(self, region: Region) -> None:
         while region.table.absorbed:
