@@ -27,6 +27,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 
+from render import as_json  # noqa: E402
 from runs import bootstrap_interval  # noqa: E402
 
 from uffdprefetch.demo.bed import SlowBed, drop_cache, proactive_reclaim  # noqa: E402
@@ -209,7 +210,7 @@ def main() -> None:
             "summary": summary,
             "runs": runs,
         }
-        options.json.write_text(json.dumps(document, indent=2) + "\n")
+        options.json.write_text(as_json(document))
 
 
 if __name__ == "__main__":

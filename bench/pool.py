@@ -25,6 +25,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from pool_bench import SCHEMA, disturbances, open_bench, report_of
+from render import as_json
 
 from uffdprefetch.demo.bed import DEFAULT_BANDWIDTH, DEFAULT_LATENCY_US
 from uffdprefetch.errors import UffdPrefetchError
@@ -94,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
         def save() -> None:
             if args.json is not None:
                 partial = args.json.with_name(args.json.name + ".partial")
-                partial.write_text(json.dumps(report_of(bench, args, settings), indent=1) + "\n")
+                partial.write_text(as_json(report_of(bench, args, settings)))
                 partial.replace(args.json)
 
         show.measure(bench, args, save)

@@ -12,6 +12,7 @@ import json
 import re
 import statistics
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,13 @@ TOOL = "uffdprefetch"
 DISTURBED_STEAL_SHARE = 0.02
 
 Report = dict[str, Any]
+
+
+def as_json(report: Report) -> str:
+    """A report as it is kept: without the directories that this machine has for what passes."""
+    text = json.dumps(report, indent=1, default=str) + "\n"
+    places = "|".join(map(re.escape, {tempfile.gettempdir(), "/dev/shm"}))
+    return re.sub(rf'(?:{places})/(?:[^/\s"]+/)*', "", text)
 
 
 # ---- pure: a report to text -----------------------------------------------------------------

@@ -21,7 +21,6 @@ import argparse
 import contextlib
 import datetime
 import importlib.util
-import json
 import os
 import platform
 import re
@@ -39,6 +38,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from render import as_json
 from runs import Run, summarize
 from suites import ADAPT_BANDWIDTHS, BASELINE, WARM, Case, Variant, plan_of
 
@@ -410,7 +410,7 @@ def main(argv: Sequence[str]) -> int:
             settings = bed.settings()
 
             def save() -> None:
-                text = json.dumps(report(bench, args, settings), indent=1) + "\n"
+                text = as_json(report(bench, args, settings))
                 partial = args.json.with_name(args.json.name + ".partial")
                 partial.write_text(without_machine_paths(text, bench, source))
                 partial.replace(args.json)

@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from pool import conditions
 from pool_bench import Bench, NotHere, Run, by_variant, cases_of, median, open_bench, paired
 from pool_bench import report_of as pool_report_of
-from render import markdown_table, number, ratio
+from render import as_json, markdown_table, number, ratio
 from runs import bootstrap_interval
 from shuffle_case import Shuffle, need_plans
 from slides import ROOT
@@ -228,7 +228,7 @@ def saver(path: Path | None, report: Callable[[], dict[str, Any]]) -> Callable[[
     def save() -> None:
         if path is not None:
             partial = path.with_name(path.name + ".partial")
-            partial.write_text(json.dumps(report(), indent=1) + "\n")
+            partial.write_text(as_json(report()))
             partial.replace(path)
 
     return save

@@ -34,7 +34,7 @@ import lmdb
 import numpy as np
 from pool_bench import Bench, Run, by_variant, cases_of, disturbances, median, paired
 from pool_bench import report_of as pool_report_of
-from render import markdown_table, number, ratio
+from render import as_json, markdown_table, number, ratio
 from runs import bootstrap_interval
 
 from uffdprefetch.demo.bed import DEFAULT_BANDWIDTH, DEFAULT_LATENCY_US, SlowBed, warm_fully
@@ -266,7 +266,7 @@ def run_all(args: argparse.Namespace, stack: contextlib.ExitStack) -> int:
         if args.json is not None:
             report = pool_report_of(bench, args, settings)
             report["command"] = shlex.join(["python", "bench/skipping.py", *args.words])
-            args.json.write_text(json.dumps(report, indent=1, default=str) + "\n")
+            args.json.write_text(as_json(report))
 
     for ranks in args.ranks:
         case = Case(bench, args.here, ranks)

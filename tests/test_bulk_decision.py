@@ -189,7 +189,7 @@ def test_random_crops_are_hardly_trusted_before_they_are_known() -> None:
     assert sorted(runs)[95] <= 3
 
 
-@pytest.mark.parametrize("at_once", [1, 2, 6, 12])
+@pytest.mark.parametrize("at_once", [1, 2, 3, 6, 12, 30])
 def test_random_crops_are_at_no_time_taken_for_a_walk_for_sure(at_once: int) -> None:
     for seed in range(200):
         reader, places = Reader(256 * MIB), shuffled(256 * MIB, TOUCHES, seed)
@@ -261,6 +261,7 @@ def test_a_walk_that_skips_is_not_random_when_many_of_its_records_are_seen_at_on
     for i in range(0, len(places), at_once):
         reader.look(places[i : i + at_once])
     assert not any(reader.random)
+    assert all(reader.orderly[4 * max(at_once, 16) :])
 
 
 @pytest.mark.parametrize("walk", [in_order, backward, skipping, eight_threads, through_a_tree])

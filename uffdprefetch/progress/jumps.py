@@ -16,6 +16,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable
 from itertools import pairwise
+from math import comb, log2
 
 MIB = 1 << 20
 #: Touches that are remembered. Random needs so many jumps among them (a record of 192 KiB is one
@@ -49,6 +50,8 @@ TOGETHER_MAX = 16
 #: looks.)
 MIXED_LEAST = 8
 MIXED_SHARE = 0.25
+#: So many bits say that looks one after the other, each all ahead of the one before, are no chance.
+SURE_BITS = 20.0
 #: Random is looked at every so many touches.
 EVERY = 8
 
@@ -69,27 +72,44 @@ def longest_run(batches: Iterable[list[int]], sign: int) -> int:
     return len(tails)
 
 
-def both_runs(touches: Iterable[tuple[int, int]]) -> tuple[int, int]:
-    """(the shorter one of the longest rising and falling runs, number of batches) of touches
-    (ns, offset in bytes); those of one time are a batch."""
+def in_batches(touches: Iterable[tuple[int, int]]) -> list[list[int]]:
+    """Touches (ns, offset in bytes) in order of time; those of one time are a batch."""
     batches: dict[int, list[int]] = {}
     for at_ns, start in touches:
         batches.setdefault(at_ns, []).append(start)
-    return min(longest_run(batches.values(), sign) for sign in (1, -1)), len(batches)
+    return list(batches.values())
+
+
+def both_runs(touches: Iterable[tuple[int, int]]) -> tuple[int, int]:
+    """(the shorter one of the longest rising and falling runs, number of batches)."""
+    batches = in_batches(touches)
+    return min(longest_run(batches, sign) for sign in (1, -1)), len(batches)
 
 
 def mixed(touches: Iterable[tuple[int, int]]) -> bool:
-    """Whether of touches as in both_runs() each batch of many lies all over where the one before
-    lay."""
-    batches: dict[int, list[int]] = {}
-    for at_ns, start in touches:
-        batches.setdefault(at_ns, []).append(start)
+    """Whether each batch of many lies all over where the one before lay."""
     pairs = back = 0
-    for earlier, later in pairwise(batches.values()):
+    for earlier, later in pairwise(in_batches(touches)):
         if min(len(earlier), len(later)) >= MIXED_LEAST:
             pairs += len(earlier) * len(later)
             back += sum(a > b for a in earlier for b in later)
     return MIXED_SHARE * pairs < back < (1 - MIXED_SHARE) * pairs
+
+
+def one_way(touches: Iterable[tuple[int, int]]) -> bool:
+    """Whether the last batches lie one beyond the other, surely by no chance: m and n random
+    touches do in 2 of (m + n)! / (m! n!) cases. The last batch may still grow, so it counts for
+    nothing."""
+    batches = in_batches(touches)[:-1]
+    for sign in (1, -1):
+        bits = 0.0
+        for later, earlier in pairwise([[sign * at for at in batch] for batch in batches[::-1]]):
+            if max(earlier) > min(later):
+                break
+            bits += log2(comb(len(earlier) + len(later), len(later)))
+            if bits >= SURE_BITS:
+                return True
+    return False
 
 
 class Jumps:
@@ -148,8 +168,8 @@ class Jumps:
 
     @staticmethod
     def _monotone(touches: list[Touch], unless: int) -> bool:
-        """Whether the jumps go one way, but for one in ``unless``; of many that were seen together
-        nobody knows."""
+        """Whether the jumps go one way, but for one in ``unless``. Of many that were seen together
+        one_way() knows."""
         jumps = [touch[:2] for touch in touches if not touch[2]]
         if len(jumps) < TRUST_TOUCHES:
             return False
@@ -171,4 +191,8 @@ class Jumps:
         last = list(self._touches)[-RECENT:]
         if not last:
             return self._last[0][1] - self._last[0][0] >= LONG_BYTES
-        return 3 * sum(touch[2] for touch in last) >= 2 * len(last) or self._monotone(last, UNLESS)
+        return (
+            3 * sum(touch[2] for touch in last) >= 2 * len(last)
+            or self._monotone(last, UNLESS)
+            or one_way(touch[:2] for touch in self._touches if not touch[2])
+        )
