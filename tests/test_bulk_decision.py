@@ -264,6 +264,26 @@ def test_a_walk_that_skips_is_not_random_when_many_of_its_records_are_seen_at_on
     assert all(reader.orderly[4 * max(at_once, 16) :])
 
 
+def test_a_part_that_is_seen_late_makes_no_walk_a_random_one() -> None:
+    """A checkpoint tells of where the walk is, the first look of all that lies behind."""
+    reader, places = Reader(2 * GIB), list(range(0, 2 * GIB, 3 * MIB))
+    reader.look(places[12:32])
+    reader.look(places[:12])
+    for i in range(32, 320, 12):
+        reader.look([*places[i : i + 12], (i % 5) * 60 * MIB])  # and a page of the tree
+    assert not any(reader.random)
+    assert all(reader.orderly[100:])
+
+
+def test_a_random_reader_that_begins_to_skip_is_seen_to() -> None:
+    reader, places = Reader(16 * GIB), skipping(16 * GIB)
+    reader.read(shuffled(16 * GIB, TOUCHES))
+    assert reader.jumps.random
+    for i in range(0, 10 * 12, 12):
+        reader.look(places[i : i + 12])
+    assert not reader.jumps.random and reader.jumps.orderly
+
+
 @pytest.mark.parametrize("walk", [in_order, backward, skipping, eight_threads, through_a_tree])
 def test_who_goes_in_order_is_trusted_soon_and_for_good(walk: Callable[[int], list[int]]) -> None:
     reader = Reader(4 * GIB)

@@ -15,8 +15,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable
-from itertools import pairwise
+from itertools import pairwise, starmap
 from math import comb, log2
+from operator import mul
 
 MIB = 1 << 20
 #: Touches that are remembered. Random needs so many jumps among them (a record of 192 KiB is one
@@ -50,8 +51,11 @@ TOGETHER_MAX = 16
 #: looks.)
 MIXED_LEAST = 8
 MIXED_SHARE = 0.25
-#: So many bits say that looks one after the other, each all ahead of the one before, are no chance.
-SURE_BITS = 20.0
+#: Looks of as many each tell that it walks when so many bits say that it is no chance that they lie
+#: one beyond the other, but for this part of them (pages of a tree, pages that were seen late).
+LOOK_LEAST = 3
+SURE_BITS = 30.0
+BACK_SHARE = 0.2
 #: Random is looked at every so many touches.
 EVERY = 8
 
@@ -86,30 +90,28 @@ def both_runs(touches: Iterable[tuple[int, int]]) -> tuple[int, int]:
     return min(longest_run(batches, sign) for sign in (1, -1)), len(batches)
 
 
+def _back(earlier: list[int], later: list[int]) -> float:
+    """Which part of the pairs of touches go back, from one batch to the next."""
+    back = sum(a > b for a in earlier for b in later)
+    return back / (len(earlier) * len(later))
+
+
 def mixed(touches: Iterable[tuple[int, int]]) -> bool:
-    """Whether each batch of many lies all over where the one before lay."""
-    pairs = back = 0
-    for earlier, later in pairwise(in_batches(touches)):
-        if min(len(earlier), len(later)) >= MIXED_LEAST:
-            pairs += len(earlier) * len(later)
-            back += sum(a > b for a in earlier for b in later)
-    return MIXED_SHARE * pairs < back < (1 - MIXED_SHARE) * pairs
+    """Whether a batch of many, as a rule, lies all over where the one before lay."""
+    batches = [batch for batch in in_batches(touches) if len(batch) >= MIXED_LEAST]
+    found = [MIXED_SHARE < _back(a, b) < 1 - MIXED_SHARE for a, b in pairwise(batches)]
+    return 2 * sum(found) > len(found)
 
 
 def one_way(touches: Iterable[tuple[int, int]]) -> bool:
-    """Whether the last batches lie one beyond the other, surely by no chance: m and n random
-    touches do in 2 of (m + n)! / (m! n!) cases. The last batch may still grow, so it counts for
-    nothing."""
-    batches = in_batches(touches)[:-1]
-    for sign in (1, -1):
-        bits = 0.0
-        for later, earlier in pairwise([[sign * at for at in batch] for batch in batches[::-1]]):
-            if max(earlier) > min(later):
-                break
-            bits += log2(comb(len(earlier) + len(later), len(later)))
-            if bits >= SURE_BITS:
-                return True
-    return False
+    """Whether the batches lie one beyond the other, surely by no chance: m and n random touches do
+    in 2 of (m + n)! / (m! n!) cases. The last batch may still grow, so it counts for nothing."""
+    batches = [batch for batch in in_batches(touches)[:-1] if len(batch) >= LOOK_LEAST]
+    sure = [log2(comb(len(a) + len(b), len(b))) for a, b in pairwise(batches)]
+    if sum(sure) < SURE_BITS:
+        return False
+    back = sum(map(mul, sure, starmap(_back, pairwise(batches)))) / sum(sure)
+    return not BACK_SHARE < back < 1 - BACK_SHARE
 
 
 class Jumps:
@@ -156,13 +158,14 @@ class Jumps:
 
     def _judge(self) -> None:
         touches = list(self._touches)
+        jumps = [touch[:2] for touch in touches if not touch[2]]
         if self.random:
             later = touches[-TOUCHES // 2 :]
             few = sum(not touch[2] for touch in later) <= JUMPS_ORDERLY
-            self.random = not few and not self._monotone(later, UNLESS_RANDOM)
+            walks = few or self._monotone(later, UNLESS_RANDOM) or one_way(jumps)
+            self.random = not walks
             return
-        jumps = [touch[:2] for touch in touches if not touch[2]]
-        if len(jumps) >= JUMPS_RANDOM:
+        if len(jumps) >= JUMPS_RANDOM and not one_way(jumps):
             many = len(touches) >= TOUCHES // 2 - 1
             self.random = mixed(jumps) or (many and both_runs(jumps)[0] >= RUNS_RANDOM)
 
