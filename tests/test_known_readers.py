@@ -193,6 +193,23 @@ def test_what_is_mapped_between_two_places_later_is_found_by_a_later_look(
     assert [start // page for start, _ in told] == [0, 64, 128, 32]
 
 
+@pytest.mark.parametrize("has_a_plan", [False, True])
+def test_only_who_jumps_about_without_a_plan_is_told_to_need_one(
+    node: Node, has_a_plan: bool
+) -> None:
+    node.orders.known = SimpleNamespace(inferred=False, touched_ns=1, said_ns=0)
+    if has_a_plan:
+        node.plan()
+    node.orders.known = None  # it has come to its end
+    node.plan(PLAN_NS)
+    for touch in range(64):
+        node.region.table.touch(touch * 37 % 64 * 16 * MIB, touch * 37 % 64 * 16 * MIB + 1, node.now)
+    assert node.region.table.random
+    node.engine.ledger.note_streams(node.client, node.region)
+    told = [line for line in node.engine.ledger.degradations if "needs a plan" in line]
+    assert len(told) == (not has_a_plan)
+
+
 def test_one_whose_order_was_inferred_from_its_walk_is_watched_on(node: Node) -> None:
     node.orders.known = known(inferred=True)
     node.plan()

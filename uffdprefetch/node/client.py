@@ -52,7 +52,7 @@ class Region:
     planned: bool = False  # its reader's order is known
     known: bool = False  # ... from elsewhere than from how it walks
     planned_ns: int = 0  # when what it needs next was last looked at
-    heard_ns: int = 0  # when it was last heard of how far it is
+    heard_ns: int = 0  # when it was last heard of how far in its order it is; 0: it has had none
     awaited_ns: int = 0  # since when it is to become known; 0: it is not
     detaching: bool = False
     armed: dict[int, int] = field(default_factory=dict)  # pool: 4 MiB cell -> a page read there

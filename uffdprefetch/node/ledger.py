@@ -205,7 +205,7 @@ class Ledger:
         for stream in region.table.streams:
             if stream.active and len(self.streams) < STREAMS_MAX:
                 self.streams.append(describe_stream(region, stream))
-        if region.table.random:
+        if region.table.random and not region.heard_ns:  # it has had no plan
             self.degrade(
                 f"{region.file.path}: rank {client.rank} jumps about (no walk found): not "
                 "prefetched; a known order needs a plan"
