@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import random
 from types import SimpleNamespace
 from typing import Any
 
@@ -151,7 +152,7 @@ def test_what_is_awaited_anew_is_waited_for_anew(node: Node) -> None:
 
 
 def known(inferred: bool = False) -> Any:
-    return SimpleNamespace(inferred=inferred, touched_ns=0, said_ns=0)
+    return SimpleNamespace(inferred=inferred, touched_ns=0, said_ns=0, dropped=None)
 
 
 def test_windows_of_before_are_taken_away_once(node: Node) -> None:
@@ -197,17 +198,35 @@ def test_what_is_mapped_between_two_places_later_is_found_by_a_later_look(
 def test_only_who_jumps_about_without_a_plan_is_told_to_need_one(
     node: Node, has_a_plan: bool
 ) -> None:
-    node.orders.known = SimpleNamespace(inferred=False, touched_ns=1, said_ns=0)
+    node.orders.known = SimpleNamespace(inferred=False, touched_ns=1, said_ns=0, dropped=None)
     if has_a_plan:
         node.plan()
     node.orders.known = None  # it has come to its end
     node.plan(PLAN_NS)
-    for touch in range(64):
-        node.region.table.touch(touch * 37 % 64 * 16 * MIB, touch * 37 % 64 * 16 * MIB + 1, node.now)
+    for place in range(64):
+        at = place * 37 % 64 * 16 * MIB
+        node.region.table.touch(at, at + 1, node.now)
     assert node.region.table.random
     node.engine.ledger.note_streams(node.client, node.region)
     told = [line for line in node.engine.ledger.degradations if "needs a plan" in line]
     assert len(told) == (not has_a_plan)
+
+
+@pytest.mark.parametrize("dropped", [None, "of 16 MiB that were read 16 were not to come"])
+def test_only_where_the_order_was_a_wrong_one_what_was_touched_before_counts(
+    node: Node, dropped: str | None
+) -> None:
+    source = random.Random(1)
+    order = node.orders.known = known()
+    node.plan()
+    for _ in range(100):
+        node.now += 10**6
+        page = source.randrange(SIZE // 4096)
+        event = SimpleNamespace(region=1, page=page, time_ns=node.now, handle_ns=1, tid=100)
+        node.engine.on_events(node.client, [event])  # type: ignore[list-item]
+    node.orders.known, order.dropped = None, dropped
+    node.plan(PLAN_NS)
+    assert node.engine.bulk.trusts(node.region) == (dropped is None), "what jumps about is not"
 
 
 def test_one_whose_order_was_inferred_from_its_walk_is_watched_on(node: Node) -> None:

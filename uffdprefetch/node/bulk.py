@@ -162,6 +162,12 @@ class Bulk:
         book.planned.add(region.table.rank)
         self._reader(book, region).saw(start, end, at_ns, False)
 
+    def forget(self, region: Region) -> None:
+        """What its reader has touched so far is no sign of what it will touch."""
+        book = self._books.get(region.file.key)
+        if book is not None:
+            book.readers.pop(region.table.reader, None)
+
     @staticmethod
     def _reader(book: Book, region: Region) -> Reader:
         rank, pid = region.table.rank, region.table.reader

@@ -8,6 +8,7 @@ import os
 import socket
 from collections import deque
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from uffdprefetch import uffd
 from uffdprefetch.intervals import IntervalSet
@@ -16,6 +17,9 @@ from uffdprefetch.node.files import FileState
 from uffdprefetch.node.processes import Watched, ancestors
 from uffdprefetch.plan.checkpoints import Span
 from uffdprefetch.progress.streams import Stream, StreamTable
+
+if TYPE_CHECKING:
+    from uffdprefetch.node.planned import PlannedReader
 
 #: A client that does not read is cut off: its commands must not pile up here.
 OUTBOX_MAX = 4096
@@ -51,6 +55,7 @@ class Region:
     scattered: bool = False  # too many separate runs: no use in looking often
     planned: bool = False  # its reader's order is known
     known: bool = False  # ... from elsewhere than from how it walks
+    followed: PlannedReader | None = None  # whose order that is, or was
     planned_ns: int = 0  # when what it needs next was last looked at
     heard_ns: int = 0  # when it was last heard of how far in its order it is; 0: it has had none
     awaited_ns: int = 0  # since when it is to become known; 0: it is not

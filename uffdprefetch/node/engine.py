@@ -402,6 +402,9 @@ class CacheEngine:
             if planned is not None and not region.planned:
                 for stream in region.table.streams:
                     self.scheduler.forget(stream)
+            if planned is None and region.followed is not None and not region.followed.dropped:
+                self.bulk.forget(region)  # it has come to its end: what follows is another matter
+            region.followed = planned
             region.planned = planned is not None
             region.known = planned is not None and not planned.inferred
             region.planned_ns = now
