@@ -112,4 +112,5 @@ def test_batches_of_a_dataloader(
     # path) again all of them; a spawned worker gets the array's bytes, not the mapping.
     assert processes == (1 if kind == "array" and method == "spawn" else 1 + workers)
     readers = {stream["pid"] for stream in run.summary["streams"]}
-    assert len(readers) >= max(1, workers) or processes == 1
+    # the walks of a worker that begins when its order is known already are not followed
+    assert len(readers) >= max(1, workers) or processes == 1 or run.summary["plans"]
