@@ -72,7 +72,7 @@ def workers(bed: SlowBed) -> Iterator[Workers]:
 @pytest.mark.parametrize("method", [uffd.WARM_PROBE, uffd.WARM_READAHEAD, uffd.WARM_PREAD])
 def test_an_extent_is_there_when_it_is_reported(workers: Workers, method: int) -> None:
     there = []
-    for start in (2 * MIB, 4 * MIB, 8 * MIB):
+    for start in (8 * MIB, 24 * MIB, 40 * MIB):
         result = workers.warm(start, start + 2 * MIB, method, 256 * KIB)
         there.append(workers.resident(start, start + 2 * MIB))
         assert (result.error, result.bytes, result.resident_bytes) == (0, 2 * MIB, 0)
