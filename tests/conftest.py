@@ -14,7 +14,7 @@ import pytest
 
 from uffdprefetch.identity import _FAMILIES
 
-pytest.register_assert_rewrite("components", "plan_jobs", "training", "watched")
+pytest.register_assert_rewrite("bulk_bed", "components", "plan_jobs", "training", "watched")
 
 FORCE_VARIABLE = "UFFDPREFETCH_TEST_FORCE"
 #: Only there so that a hang fails instead of hanging; no test's meaning depends on it.

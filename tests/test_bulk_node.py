@@ -6,147 +6,19 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
+from bulk_bed import BLOCK, MIB, MS, SIZE, Bed, ended, opened, streaming, until
 
-from uffdprefetch import uffd
-from uffdprefetch.config import Config
 from uffdprefetch.intervals import IntervalSet
 from uffdprefetch.node import bulk as module
-from uffdprefetch.node.bulk import LAST, PIECE_BYTES, WAITING_BYTES, Bulk
+from uffdprefetch.node.bulk import LAST, PIECE_BYTES, WAITING_BYTES
 from uffdprefetch.node.files import FileState
-from uffdprefetch.node.layout import Layout
-from uffdprefetch.node.ledger import Ledger
-from uffdprefetch.node.wire import Verdict
-from uffdprefetch.progress.streams import Stream, StreamTable
-from uffdprefetch.warm.limits import TokenBucket
-from uffdprefetch.warm.scheduler import Scheduler
+from uffdprefetch.progress.streams import Stream
 
-MIB = 1 << 20
-MS = 1_000_000
-BLOCK = 65536
-SIZE = 256 * MIB
-#: One read, and 300 MB/s.
-LATENCY_NS, NS_A_BYTE = 1 * MS, 1e9 / 300e6
-
-
-class Bed:
-    """A clock, workers whose reads are done when it is told so, and the engine's part."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, **config: Any) -> None:
-        self.now = 10**12
-        self.there: dict[int, IntervalSet] = {}  # by descriptor
-        self.sent: list[tuple[int, int]] = []
-        self.most_bytes = 0
-        self.latency_ns = LATENCY_NS
-        self._under_way: list[tuple[int, int, int, int]] = []
-        self.ledger = Ledger()
-        settings = Config(**config)
-        self.scheduler = Scheduler(self, TokenBucket(None, MIB), lambda *_: None, 4 * MIB)  # type: ignore[arg-type]
-        self.bulk = Bulk(
-            settings, self.scheduler, self.ledger, Layout(settings, self.scheduler, self.ledger)
-        )
-        self._random = random.Random(3)
-        monkeypatch.setattr(module, "now_ns", lambda: self.now)
-        monkeypatch.setattr(module, "missing_bytes", self.missing)
-        monkeypatch.setattr(module, "read_ahead_bytes", lambda _: 128 << 10)
-
-    def of(self, fd: int) -> IntervalSet:
-        return self.there.setdefault(fd, IntervalSet())
-
-    def missing(self, file: FileState, start: int = 0, end: int | None = None) -> int:
-        gaps = self.of(file.fd).missing(start, file.size_bytes if end is None else end)
-        return sum(b - a for a, b in gaps)
-
-    # -- workers
-
-    def submit(self, number: int, fd: int, start: int, length: int, **_: Any) -> bool:
-        if length:
-            self.sent.append((start, length))
-        self._under_way.append((number, fd, start, length))
-        return True
-
-    def reap(self) -> list[uffd.WarmResult]:
-        done = []
-        for number, fd, start, length in self._under_way:
-            began = self.now
-            self.now += self.latency_ns + int(length * NS_A_BYTE)
-            self.of(fd).add(start, start + length)
-            done.append(
-                uffd.WarmResult(
-                    id=number, submit_ns=began, start_ns=began, done_ns=self.now, resident_bytes=0,
-                    bytes=length, copied=0, method=uffd.WARM_READAHEAD, chunk_bytes=MIB, error=0,
-                )
-            )  # fmt: skip
-        self._under_way.clear()
-        return done
-
-    # -- the engine
-
-    def region(self, file: FileState, rank: int = 0, pid: int = 7) -> Any:
-        file.attached += 1
-        table = StreamTable(rank, pid)
-        return SimpleNamespace(file=file, table=table, verdict=Verdict.CHECKPOINTS, look_from=0)
-
-    def touch(self, region: Any, at: int) -> bool:
-        """One miss."""
-        self.now += 2 * MS
-        stream, forward = region.table.touch(at, at + BLOCK, self.now)
-        random = self.bulk.saw(region, stream, (at, at + BLOCK, self.now), forward, (BLOCK, BLOCK))
-        self.turn()
-        return random
-
-    def turn(self) -> None:
-        """Turns of the service, of which the second is woken by reads that are done."""
-        for _ in range(2):
-            self.scheduler.reap()
-            self.bulk.step(self.now)
-            self.scheduler.pump(self.now)
-        waiting = self.scheduler.queued_bytes + self.scheduler.under_way_bytes
-        self.most_bytes = max(self.most_bytes, waiting)
-
-    def crops(self, region: Any, count: int) -> None:
-        for _ in range(count):
-            self.touch(region, self._random.randrange(region.file.size_bytes // BLOCK) * BLOCK)
-
-    def rest(self, turns: int = 400, step_ns: int = MS) -> None:
-        """Turns in which nobody reads."""
-        for _ in range(turns):
-            self.now += step_ns
-            self.turn()
-
-    def said(self, file: FileState) -> dict[str, Any]:
-        found = self.bulk.describe(file.path)
-        assert found is not None
-        return found
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Iterator[FileState]:
-    path = tmp_path / "tokens.bin"
-    with open(path, "wb") as sparse:
-        sparse.truncate(SIZE)
-    state = FileState.open(os.open(path, os.O_RDONLY), str(path))
-    state.method = uffd.WARM_READAHEAD
-    yield state
-    state.close()
-
-
-def streaming(bed: Bed, file: FileState) -> Any:
-    """A region of which the file is just being streamed."""
-    region = bed.region(file)
-    for _ in range(600):
-        bed.crops(region, 1)
-        found = bed.bulk.describe(file.path)
-        if found is not None and found["state"] == "streamed":
-            break
-    assert bed.said(file)["state"] == "streamed"
-    assert bed.missing(file) > SIZE // 2
-    return region
+pytest_plugins = ("bulk_bed",)
 
 
 def test_a_random_reader_has_its_file_streamed_once_and_in_order(
@@ -244,19 +116,14 @@ def test_a_file_that_does_not_fit_is_one_finding_and_no_read(
 
 
 def test_two_files_that_fit_only_singly(
-    file: FileState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    file: FileState, other: FileState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "validation.bin"
-    with open(path, "wb") as sparse:
-        sparse.truncate(SIZE)
-    other = FileState.open(os.open(path, os.O_RDONLY), str(path))
     bed = Bed(monkeypatch, budget_bytes=SIZE + SIZE // 2)
     bed.crops(bed.region(file), 400)
     bed.rest()
     bed.crops(bed.region(other, pid=8), 400)
     bed.rest()
     assert (bed.said(file)["state"], bed.said(other)["state"]) == ("done", "refused")
-    other.close()
 
 
 def test_storage_on_which_random_reads_cost_nothing_is_left_alone(
@@ -280,15 +147,6 @@ def test_only_the_automatic_policy_streams(
     bed.crops(region, 600)
     assert bed.sent == [] and bed.bulk.describe(file.path) is None
     assert bed.bulk.trusts(region), "paper 1's windows are the user's"
-
-
-def ended(bed: Bed, file: FileState) -> None:
-    """Nothing of it waits any more, and nothing more is asked for."""
-    bed.rest(1)
-    assert not bed.scheduler.queued_bytes
-    before = len(bed.sent)
-    bed.rest()
-    assert len(bed.sent) == before and bed.missing(file)
 
 
 def test_a_stream_ends_when_the_file_changes(
@@ -369,6 +227,116 @@ def test_a_stream_waits_while_nobody_maps_the_file_and_then_goes_on(
     assert not bed.missing(file)
 
 
+@pytest.mark.parametrize(("dropped_bytes", "times"), [(32 * MIB, 2), (2 * MIB, 1)])
+def test_what_the_kernel_drops_is_read_once_more_and_a_little_is_not(
+    file: FileState, monkeypatch: pytest.MonkeyPatch, dropped_bytes: int, times: int
+) -> None:
+    """Of what it drops again and again, there is an end."""
+    bed = Bed(monkeypatch)
+    until(bed, file, "streamed")
+    for _ in range(400):
+        bed.rest(1)
+        bed.of(file.fd).remove(0, dropped_bytes)
+        file.recent = IntervalSet()
+    assert bed.said(file)["state"] == "done"
+    read = [(start, length) for start, length in bed.sent if length >= MIB]
+    assert sum(n for start, n in read if start < dropped_bytes) == times * dropped_bytes
+    assert sum(n for start, n in read if start >= dropped_bytes) == SIZE - dropped_bytes
+
+
+def test_what_is_there_already_is_looked_at_bit_by_bit(
+    file: FileState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A turn of the service must not take long, whatever the size of the file."""
+    bed = Bed(monkeypatch)
+    bed.scheduler.meter.bandwidth = 300e6
+    bed.of(file.fd).add(0, SIZE - 60 * MIB)
+    region = until(bed, file, "measured")
+    monkeypatch.setattr(module, "LOOKS_AT_ONCE", 7)
+    step, in_a_step = bed.bulk.step, []
+
+    def counted(now: int) -> None:
+        before = len(bed.looked)
+        step(now)
+        pieces = [(start, end) for start, end in bed.looked[before:] if end - start < SIZE]
+        assert all(start < end for start, end in pieces)
+        in_a_step.append(sum(end - start >= MIB for start, end in pieces))
+
+    monkeypatch.setattr(bed.bulk, "step", counted)
+    bed.crops(region, 200)
+    bed.rest()
+    assert not bed.missing(file)
+    assert max(in_a_step) == 7
+
+
+def test_memory_is_looked_at_once_a_second(
+    file: FileState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bed, asked = Bed(monkeypatch), []
+
+    def allowed_bytes(budget: int) -> tuple[int, str]:
+        asked.append(bed.now)
+        return budget, "--budget"
+
+    monkeypatch.setattr(module.limits, "allowed_bytes", allowed_bytes)
+    until(bed, file, "streamed")
+    before = len(asked)
+    monkeypatch.setattr(bed.scheduler, "pump", lambda now: 0)  # so that the stream lasts
+    bed.rest(100, 50 * MS)
+    assert bed.said(file)["state"] == "streamed"
+    assert 4 <= len(asked) - before <= 6, "in five seconds"
+
+
+def test_a_file_that_just_fits_is_streamed(
+    file: FileState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bed = Bed(monkeypatch, budget_bytes=SIZE)
+    monkeypatch.setattr(module.limits, "allowed_bytes", lambda budget: (budget, "--budget"))
+    bed.crops(bed.region(file), 400)
+    bed.rest()
+    assert bed.said(file)["state"] == "done" and bed.ledger.degradations == []
+
+
+def test_a_stream_goes_on_between_two_batches(
+    file: FileState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bed = Bed(monkeypatch)
+    streaming(bed, file)
+    file.attached = 0
+    bed.rest(20)
+    assert bed.missing(file), "else it has not been short"
+    before = bed.missing(file)
+    bed.rest(40)
+    assert bed.missing(file) < before
+
+
+def test_a_stream_ends_when_the_file_is_closed(
+    file: FileState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bed = Bed(monkeypatch)
+    streaming(bed, file)
+    bed.scheduler.forget_file(file)
+    bed.scheduler.reap()
+    file.close()
+    ended(bed, file)
+    assert bed.said(file)["state"] == "stopped"
+
+
+def test_a_stream_that_begins_again_begins_where_the_file_begins(
+    file: FileState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bed = Bed(monkeypatch)
+    region = streaming(bed, file)
+    bed.bulk.planned(region, True)
+    bed.rest(20)
+    assert bed.said(file)["state"] == "undecided"
+    bed.of(file.fd).remove(0, 4 * MIB)  # and the kernel has dropped something meanwhile
+    file.recent = IntervalSet()
+    bed.bulk.planned(region, False)
+    bed.rest()
+    assert bed.said(file)["state"] == "done" and not bed.missing(file)
+
+
 def test_a_long_look_at_a_page_table_is_no_walk(
     file: FileState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -394,6 +362,22 @@ def test_a_file_that_is_opened_anew_is_watched_anew(
     again = FileState.open(os.open(file.path, os.O_RDONLY), file.path)
     bed.touch(bed.region(again), 5 * MIB)
     assert bed.said(again)["state"] == "undecided"
+    again.close()
+
+
+def test_a_file_that_is_opened_anew_is_streamed_from_its_beginning(
+    file: FileState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the new descriptor finds nothing cached any more."""
+    bed = Bed(monkeypatch)
+    streaming(bed, file)
+    bed.scheduler.forget_file(file)
+    again = opened(Path(file.path))
+    before = len(bed.sent)
+    bed.crops(bed.region(again), 100)
+    bed.rest()
+    assert bed.said(again)["state"] == "done" and not bed.missing(again)
+    assert min(start for start, _ in bed.sent[before:]) == 0
     again.close()
 
 

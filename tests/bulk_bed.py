@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A clock of our own and workers that only take notes, for node/bulk.py. A test module says
+``pytest_plugins = ("bulk_bed",)`` for the fixtures."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from uffdprefetch import uffd
+from uffdprefetch.config import Config
+from uffdprefetch.intervals import IntervalSet
+from uffdprefetch.node import bulk as module
+from uffdprefetch.node.bulk import Bulk
+from uffdprefetch.node.files import FileState
+from uffdprefetch.node.layout import Layout
+from uffdprefetch.node.ledger import Ledger
+from uffdprefetch.node.wire import Verdict
+from uffdprefetch.progress.streams import StreamTable
+from uffdprefetch.warm.limits import TokenBucket
+from uffdprefetch.warm.scheduler import Scheduler
+
+MIB = 1 << 20
+MS = 1_000_000
+BLOCK = 65536
+SIZE = 256 * MIB
+#: One read, and 300 MB/s.
+LATENCY_NS, NS_A_BYTE = 1 * MS, 1e9 / 300e6
+
+
+class Bed:
+    """A clock, workers whose reads are done when it is told so, and the engine's part."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **config: Any) -> None:
+        self.now = 10**12
+        self.there: dict[int, IntervalSet] = {}  # by descriptor
+        self.looked: list[tuple[int, int]] = []  # at what is there
+        self.sent: list[tuple[int, int]] = []
+        self.most_bytes = 0
+        self.latency_ns = LATENCY_NS
+        self._under_way: list[tuple[int, int, int, int]] = []
+        self.ledger = Ledger()
+        settings = Config(**config)
+        self.scheduler = Scheduler(self, TokenBucket(None, MIB), lambda *_: None, 4 * MIB)  # type: ignore[arg-type]
+        self.layout = Layout(settings, self.scheduler, self.ledger)
+        self.bulk = Bulk(settings, self.scheduler, self.ledger, self.layout)
+        self._random = random.Random(3)
+        monkeypatch.setattr(module, "now_ns", lambda: self.now)
+        monkeypatch.setattr(module, "missing_bytes", self.missing)
+        monkeypatch.setattr(module, "read_ahead_bytes", lambda _: 128 << 10)
+
+    def of(self, fd: int) -> IntervalSet:
+        return self.there.setdefault(fd, IntervalSet())
+
+    def missing(self, file: FileState, start: int = 0, end: int | None = None) -> int:
+        end = file.size_bytes if end is None else end
+        self.looked.append((start, end))
+        gaps = self.of(file.fd).missing(start, end)
+        return sum(b - a for a, b in gaps)
+
+    # -- workers
+
+    def submit(self, number: int, fd: int, start: int, length: int, **_: Any) -> bool:
+        if length:
+            self.sent.append((start, length))
+        self._under_way.append((number, fd, start, length))
+        return True
+
+    def reap(self) -> list[uffd.WarmResult]:
+        done = []
+        for number, fd, start, length in self._under_way:
+            began = self.now
+            self.now += self.latency_ns + int(length * NS_A_BYTE)
+            self.of(fd).add(start, start + length)
+            done.append(
+                uffd.WarmResult(
+                    id=number, submit_ns=began, start_ns=began, done_ns=self.now, resident_bytes=0,
+                    bytes=length, copied=0, method=uffd.WARM_READAHEAD, chunk_bytes=MIB, error=0,
+                )
+            )  # fmt: skip
+        self._under_way.clear()
+        return done
+
+    # -- the engine
+
+    def region(self, file: FileState, rank: int = 0, pid: int = 7) -> Any:
+        file.attached += 1
+        table = StreamTable(rank, pid)
+        return SimpleNamespace(
+            file=file, table=table, verdict=Verdict.CHECKPOINTS, look_from=0, heard_ns=0
+        )
+
+    def touch(self, region: Any, at: int) -> bool:
+        """One miss."""
+        self.now += 2 * MS
+        stream, forward = region.table.touch(at, at + BLOCK, self.now)
+        random = self.bulk.saw(region, stream, (at, at + BLOCK, self.now), forward, (BLOCK, BLOCK))
+        self.turn()
+        return random
+
+    def turn(self) -> None:
+        """Turns of the service, of which the second is woken by reads that are done."""
+        for _ in range(2):
+            self.scheduler.reap()
+            self.bulk.step(self.now)
+            self.scheduler.pump(self.now)
+        waiting = self.scheduler.queued_bytes + self.scheduler.under_way_bytes
+        self.most_bytes = max(self.most_bytes, waiting)
+
+    def crops(self, region: Any, count: int) -> None:
+        for _ in range(count):
+            self.touch(region, self._random.randrange(region.file.size_bytes // BLOCK) * BLOCK)
+
+    def rest(self, turns: int = 400, step_ns: int = MS) -> None:
+        """Turns in which nobody reads."""
+        for _ in range(turns):
+            self.now += step_ns
+            self.turn()
+
+    def said(self, file: FileState) -> dict[str, Any]:
+        found = self.bulk.describe(file.path)
+        assert found is not None
+        return found
+
+
+def opened(path: Path) -> FileState:
+    """A file as the service holds it; if there is none, it is made of holes."""
+    if not path.exists():
+        path.touch()
+        os.truncate(path, SIZE)
+    state = FileState.open(os.open(path, os.O_RDONLY), str(path))
+    state.method = uffd.WARM_READAHEAD
+    return state
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[FileState]:
+    state = opened(tmp_path / "tokens.bin")
+    yield state
+    state.close()
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Iterator[FileState]:
+    state = opened(tmp_path / "validation.bin")
+    yield state
+    state.close()
+
+
+def until(bed: Bed, file: FileState, state: str) -> Any:
+    """A region whose reader has just brought its file into a state, by one miss after another."""
+    region = bed.region(file)
+    for _ in range(600):
+        bed.crops(region, 1)
+        found = bed.bulk.describe(file.path)
+        if found is not None and found["state"] == state:
+            return region
+    raise AssertionError(f"never {state}: {bed.bulk.describe(file.path)}")
+
+
+def streaming(bed: Bed, file: FileState) -> Any:
+    """A region of which the file is just being streamed."""
+    region = until(bed, file, "streamed")
+    assert bed.missing(file) > SIZE // 2
+    return region
+
+
+def ended(bed: Bed, file: FileState) -> None:
+    """Nothing of it waits any more, and nothing more is asked for."""
+    bed.rest(1)
+    assert not bed.scheduler.queued_bytes
+    before = len(bed.sent)
+    bed.rest()
+    assert len(bed.sent) == before and bed.missing(file)
