@@ -365,6 +365,23 @@ def test_a_file_that_is_opened_anew_is_watched_anew(
     again.close()
 
 
+def test_what_was_read_before_a_file_was_opened_anew_is_counted(
+    file: FileState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bed = Bed(monkeypatch)
+    streaming(bed, file)
+    bed.turn()
+    before = bed.said(file)["read_bytes"]
+    bed.scheduler.forget_file(file)
+    again = opened(Path(file.path))
+    again.prefetched_bytes = 300 * MIB  # by windows
+    bed.touch(bed.region(again), 5 * MIB)
+    bed.rest()
+    assert before > 0
+    assert before < bed.said(again)["read_bytes"] <= before + SIZE + 4 * module.MISS_BYTES
+    again.close()
+
+
 def test_a_file_that_is_opened_anew_is_streamed_from_its_beginning(
     file: FileState, monkeypatch: pytest.MonkeyPatch
 ) -> None:

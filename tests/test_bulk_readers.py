@@ -314,3 +314,28 @@ def test_the_row_of_a_random_reader_is_of_a_mapping_that_was_read_and_tells_of_i
     (row,) = note(bed, region)
     assert (row["pattern"], row["start_bytes"]) == ("random", 100 * MIB)
     assert note(bed, region) == []
+
+
+# ---- processes that go --------------------------------------------------------------------------
+
+
+def test_a_stream_for_a_process_that_has_gone_ends_when_the_others_walk(
+    file: FileState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bed = Bed(monkeypatch)
+    walk(bed, bed.region(file, rank=1, pid=8))
+    streaming(bed, file)
+    assert bed.said(file)["state"] == "streamed"
+    bed.bulk.left(SimpleNamespace(pid=7))  # type: ignore[arg-type]
+    bed.turn()
+    assert bed.said(file)["state"] == "undecided"
+
+
+def test_a_stream_whose_last_reader_has_gone_is_told_as_what_it_was(
+    file: FileState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bed = Bed(monkeypatch)
+    streaming(bed, file)
+    bed.bulk.left(SimpleNamespace(pid=7))  # type: ignore[arg-type]
+    bed.turn()
+    assert bed.said(file)["state"] == "streamed"

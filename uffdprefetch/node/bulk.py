@@ -96,6 +96,7 @@ class Book:
     limit: int = 0  # to be asked for in this step
     passes: int = 0
     began_bytes: int | None = None  # of file.prefetched_bytes, before the first probe
+    before_bytes: int = 0  # read while the file was open before
     read_bytes: int = 0
     miss_ns: list[int] = field(default_factory=list)
     bandwidth: float = 0.0
@@ -162,6 +163,11 @@ class Bulk:
         book.planned.add(region.table.rank)
         self._reader(book, region).saw(start, end, at_ns, False)
 
+    def left(self, client: Client) -> None:
+        """A process has gone."""
+        for book in self._books.values():
+            book.readers.pop(client.pid, None)
+
     def forget(self, region: Region) -> None:
         """What its reader has touched so far is no sign of what it will touch."""
         book = self._books.get(region.file.key)
@@ -186,7 +192,11 @@ class Bulk:
                 idle = (key for key, one in self._books.items() if not one.file.attached)
                 self._books.pop(next(idle, file.key), None)
         elif book.file is not file:  # it had been closed, and is mapped again
-            book.file, book.state, book.stream, book.cursor = file, WATCHED, None, 0
+            book = self._books[file.key] = Book(
+                file, readers=book.readers, planned=book.planned, ranks=book.ranks, told=book.told,
+                miss_ns=book.miss_ns, bandwidth=book.bandwidth,
+                judge_ns=book.judge_ns, read_bytes=book.read_bytes, before_bytes=book.read_bytes,
+            )  # fmt: skip
         return book
 
     def trusts(self, region: Region) -> bool:
@@ -269,10 +279,10 @@ class Bulk:
             self._refuse(book, f"{verdict.why}: not warmed, nothing to do")
         elif verdict.what == bulk.WAIT and not sight.measured:
             book.state, book.limit = MEASURED, 0
-            if book.began_bytes is None:
-                book.began_bytes = file.prefetched_bytes
         elif verdict.what == bulk.STREAM:
             book.state, book.limit = STREAMED, file.size_bytes
+        if book.state in (MEASURED, STREAMED) and book.began_bytes is None:
+            book.began_bytes = file.prefetched_bytes
         if book.state in (MEASURED, STREAMED) and book.stream is None:
             book.stream = Stream(-1, readers[0].rank, readers[0].pid, 0, 0, now, now, active=True)
 
@@ -310,7 +320,7 @@ class Bulk:
                 book.bandwidth = book.asked_bytes * 1e9 / took
             else:
                 book.miss_ns.append(took)
-        if len(book.miss_ns) < MISS_READS:
+        if len(book.miss_ns) < MISS_READS and not book.limit:
             at = a_missing_piece(book.file, len(book.miss_ns))
             if at is not None:
                 book.asked_ns = now_ns()
@@ -350,7 +360,8 @@ class Bulk:
 
     @staticmethod
     def _count(book: Book) -> None:
-        book.read_bytes = book.file.prefetched_bytes - (book.began_bytes or 0)
+        began_bytes = book.began_bytes or 0
+        book.read_bytes = book.before_bytes + book.file.prefetched_bytes - began_bytes
 
     def _feed(self, book: Book) -> None:
         """Ask for the next piece, less what is there."""
@@ -373,7 +384,7 @@ class Bulk:
         file, state, why = book.file, STOPPED, ""
         if file.changed or file.fd < 0:
             why = "the file is not managed any more"
-        elif not book.random():
+        elif book.readers and not book.random():
             state, why = WATCHED, "its readers go in order now, or their order is known"
         elif now >= book.memory_ns:
             book.memory_ns = now + MEMORY_NS

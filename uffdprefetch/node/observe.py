@@ -87,6 +87,7 @@ class Observer:
             client = clients.pop(key)
             for region in list(client.regions):
                 self._engine.detached(client, region)
+            self._engine.bulk.left(client)
             client.close()
         for pid in pids:
             self._look_at(pid)

@@ -330,6 +330,7 @@ class Peers:
             self._engine.pool.leave(client)
         for region in list(client.regions):
             self._engine.detached(client, region)
+        self._engine.bulk.left(client)
         if self._announcements is not None:
             self._announcements.forget_process(client.pid)
         del self._engine.clients[fd]
