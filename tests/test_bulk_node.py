@@ -16,7 +16,9 @@ from uffdprefetch.intervals import IntervalSet
 from uffdprefetch.node import bulk as module
 from uffdprefetch.node.bulk import LAST, PIECE_BYTES, WAITING_BYTES
 from uffdprefetch.node.files import FileState
+from uffdprefetch.plan.window import Storage
 from uffdprefetch.progress.streams import Stream
+from uffdprefetch.warm.scheduler import PATIENT
 
 pytest_plugins = ("bulk_bed",)
 
@@ -410,3 +412,26 @@ def test_the_summary_has_one_row_of_a_random_reader_however_often_it_maps(
         "random"
     ]
     assert len(bed.ledger.streams) < 12
+
+
+@pytest.mark.parametrize(
+    ("latency_seconds", "least", "most"),
+    [(0.001, 2 * MIB, 2 * MIB), (0.05, 30 * MIB, 34 * MIB)],
+    ids=["near storage", "far storage"],
+)
+def test_no_more_of_a_stream_is_under_way_than_keeps_the_storage_busy(
+    file: FileState, monkeypatch: pytest.MonkeyPatch, latency_seconds: float, least: int, most: int
+) -> None:
+    """A reader's own miss waits behind all of it."""
+    bed = Bed(monkeypatch)
+    storage = Storage(300e6, latency_seconds)
+    monkeypatch.setattr(type(bed.scheduler.meter), "storage", property(lambda _: storage))
+    monkeypatch.setattr(type(bed.scheduler), "target_bytes", property(lambda _: 64 * MIB))
+    stream = Stream(-1, 0, 7, 0, 0, bed.now, bed.now, active=True)
+    bed.scheduler.want(file, stream, 0, SIZE // 2, PATIENT)
+    bed.scheduler.pump(bed.now)
+    assert least <= bed.scheduler.under_way_bytes <= most
+    reader = Stream(1, 0, 7, SIZE // 2, SIZE // 2, bed.now, bed.now, active=True)
+    bed.scheduler.want(file, reader, SIZE // 2, SIZE)
+    bed.scheduler.pump(bed.now)
+    assert bed.scheduler.under_way_bytes >= 64 * MIB

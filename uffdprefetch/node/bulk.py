@@ -25,11 +25,9 @@ from uffdprefetch.progress.jumps import Jumps
 from uffdprefetch.progress.streams import Stream
 from uffdprefetch.units import format_size
 from uffdprefetch.warm import limits
-from uffdprefetch.warm.scheduler import EXTENT_BYTES, Scheduler, now_ns
+from uffdprefetch.warm.scheduler import EXTENT_BYTES, LAST, PATIENT, Scheduler, now_ns
 
 MIB, MS = 1 << 20, 1_000_000
-#: Behind whatever any reader needs (scheduler.Extent.need): larger than any file or order.
-LAST = 1 << 60
 #: Asked for at once; more when less than so much waits. What is under way is the scheduler's.
 PIECE_BYTES = 32 * MIB
 WAITING_BYTES = 8 * MIB
@@ -377,7 +375,8 @@ class Bulk:
 
     def _want(self, book: Book, start: int, end: int) -> int:
         assert book.stream is not None
-        return self._scheduler.want(book.file, book.stream, start, end, LAST + start)
+        behind = PATIENT if book.state == STREAMED else LAST  # what is measured has to be fast
+        return self._scheduler.want(book.file, book.stream, start, end, behind + start)
 
     def _ends(self, book: Book, now: int) -> bool:
         """Stop where the reason has gone; whether it has."""

@@ -26,6 +26,9 @@ MIB = 1 << 20
 #: readahead(2) works, half of that: a demand miss waits behind what is under way.
 EXTENT_BYTES = 4 * MIB
 READAHEAD_EXTENT_BYTES = 2 * MIB
+#: What a stream needs at this coordinate or beyond comes behind whatever any reader needs (larger
+#: than any file or order); beyond this one nobody waits for it either (node/bulk.py).
+LAST, PATIENT = 1 << 60, 1 << 61
 RECENT = 64
 #: Bandwidth is taken over busy stretches of this length.
 METER_NS = 50_000_000
@@ -241,6 +244,8 @@ class Scheduler:
             queue = self._queues[key]
             extent = queue[0]
             file = extent.file
+            if extent.at >= PATIENT and self.under_way_bytes > self._busy_bytes:
+                return 0
             if file.changed or not (extent.pages or file.fresh(extent.start, extent.end)):
                 file.pending_pages.difference_update(extent.pages)
             elif not self._send(extent):
@@ -249,6 +254,13 @@ class Scheduler:
             if not queue:
                 del self._queues[key], self._streams[key]
         return 0
+
+    @property
+    def _busy_bytes(self) -> float:
+        """So much under way, and one extent, keeps the storage busy. A reader's own miss waits
+        behind all of it: so of what nobody waits for there is no more."""
+        storage = self.meter.storage
+        return 2 * storage.bandwidth_bytes_per_second * storage.latency_seconds
 
     def _send(self, extent: Extent) -> bool:
         file = extent.file
