@@ -47,8 +47,8 @@ LONG_BYTES = 256 << 10
 #: Of touches that were seen together so many are remembered, spread evenly over them.
 TOGETHER_MAX = 16
 #: Two such looks tell by themselves, with so many jumps each: of a random reader's pairs of touches
-#: this part goes back, of a walk's none or all. (Of 2 x 8 chance gives less in one of 20 pairs of
-#: looks.)
+#: between this part and the rest of 1 goes back (2 x 8 of them: in nine cases of ten), of a walk's
+#: none or all.
 MIXED_LEAST = 8
 MIXED_SHARE = 0.25
 #: Looks of as many each tell that it walks when so many bits say that it is no chance that they lie
@@ -58,8 +58,6 @@ SURE_BITS = 30.0
 BACK_SHARE = 0.2
 #: Random is looked at every so many touches.
 EVERY = 8
-
-
 #: (ns, where in bytes, whether it is in order, number).
 Touch = tuple[int, int, bool, int]
 
