@@ -86,7 +86,8 @@ def test_each_variant_reads_the_samplers_order_and_the_bed_counts_it(
             # the second epoch found all in the page cache
             assert run["epoch_bytes_read"][1] == run["bytes_read"]
     assert [runs[name]["tool"]["engine"] for name in tools] == ["cache", "pool"]
-    assert runs["warm"]["epoch_bytes_read"] == [0, 0, 0]
+    # but for pages that the kernel took away in between
+    assert max(runs["warm"]["epoch_bytes_read"]) < size // 16
     assert report["command"].startswith("python bench/shuffle.py --pairs=1 --size=8MiB")
 
 

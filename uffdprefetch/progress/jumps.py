@@ -51,9 +51,8 @@ TOGETHER_MAX = 16
 #: none or all.
 MIXED_LEAST = 8
 MIXED_SHARE = 0.25
-#: Looks of as many each tell that it walks when so many bits say that it is no chance that they lie
-#: one beyond the other, but for this part of them (pages of a tree, pages that were seen late).
-LOOK_LEAST = 3
+#: It walks when so many bits say that it is no chance that what was seen at one time lies beyond
+#: what was seen before, but for this part of it (pages of a tree, pages that were seen late).
 SURE_BITS = 30.0
 BACK_SHARE = 0.2
 #: Random is looked at every so many touches.
@@ -104,7 +103,7 @@ def mixed(touches: Iterable[tuple[int, int]]) -> bool:
 def one_way(touches: Iterable[tuple[int, int]]) -> bool:
     """Whether the batches lie one beyond the other, surely by no chance: m and n random touches do
     in 2 of (m + n)! / (m! n!) cases. The last batch may still grow, so it counts for nothing."""
-    batches = [batch for batch in in_batches(touches)[:-1] if len(batch) >= LOOK_LEAST]
+    batches = in_batches(touches)[:-1]
     sure = [log2(comb(len(a) + len(b), len(b))) for a, b in pairwise(batches)]
     if sum(sure) < SURE_BITS:
         return False
