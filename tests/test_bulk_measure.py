@@ -213,6 +213,24 @@ def test_where_something_of_each_piece_is_cached_no_latency_is_measured_nor_made
     assert bed.ledger.degradations == []
 
 
+def test_a_single_read_is_not_taken_for_the_streams_beginning(
+    file: FileState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No piece to measure with is missing at first; then the kernel drops one."""
+    bed, find = Bed(monkeypatch), module.a_missing_piece
+    asked: list[int] = []
+
+    def later(file: FileState, turn: int) -> int | None:
+        asked.append(turn)
+        return find(file, turn) if len(asked) > 1 else None
+
+    monkeypatch.setattr(module, "a_missing_piece", later)
+    bed.crops(bed.region(file), 200)
+    bed.rest()
+    assert len(asked) > 1
+    assert 0 < bed.said(file)["bandwidth_bytes_per_second"] <= 1e9 / NS_A_BYTE
+
+
 def test_measuring_ends_when_the_order_becomes_known(
     file: FileState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
