@@ -28,8 +28,10 @@ Report = dict[str, Any]
 
 
 def as_json(report: Report) -> str:
-    """A report as it is kept: without the directories that this machine has for what passes."""
+    """A report as it is kept: without where this checkout lies, and without the directories that
+    this machine has for what passes."""
     text = json.dumps(report, indent=1, default=str) + "\n"
+    text = text.replace(f"{Path(__file__).resolve().parents[1]}/", "")
     places = "|".join(map(re.escape, {tempfile.gettempdir(), "/dev/shm"}))
     return re.sub(rf'(?:{places})/(?:[^/\s"]+/)*', "", text)
 
