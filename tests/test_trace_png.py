@@ -44,7 +44,8 @@ def texts_of(fig: Any) -> str:
 
 
 def drawn(trace: Trace, report: dict[str, Any] | None = None) -> Any:
-    return png.draw(trace, analyse(trace) if report is None else report, png._matplotlib())
+    drawn = analyse(trace) if report is None else report
+    return png.draw(trace, drawn, png.matplotlib_or_error("--format png"))
 
 
 def test_the_file_is_a_png_of_a_papers_width(tmp_path: Path) -> None:

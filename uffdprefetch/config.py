@@ -352,16 +352,20 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     return values
 
 
-def _from_file(path: str) -> dict[str, Any]:
+def load_toml(path: str, what: str) -> dict[str, Any]:
+    """The tables of a TOML file; ``what`` names its kind in the error (exit 2)."""
     try:
         with open(path, "rb") as file:
-            table = tomllib.load(file)
+            return tomllib.load(file)
     except OSError as error:
-        raise usage_error(f"cannot read configuration {path}: {error.strerror}") from None
+        raise usage_error(f"cannot read {what} {path}: {error.strerror}") from None
     except ValueError as error:  # TOMLDecodeError and UnicodeDecodeError both are
         raise usage_error(f"{path}: not TOML: {error}") from None
+
+
+def _from_file(path: str) -> dict[str, Any]:
     values: dict[str, Any] = {}
-    for key, value in table.items():
+    for key, value in load_toml(path, "configuration").items():
         option = _BY_KEY.get(key.replace("_", "-"))
         if option is None:
             raise _unknown(key, _BY_KEY, path)

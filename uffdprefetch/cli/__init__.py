@@ -28,6 +28,8 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     "trace": ("uffdprefetch.cli.trace", "record who reads what, and show a recording"),
     "index": ("uffdprefetch.cli.index", "which bytes of a record file hold which record"),
     "plan": ("uffdprefetch.cli.plan", "check a plan: who reads which records in which order"),
+    "simulate": ("uffdprefetch.cli.simulate", "what data-loading policies would take on a cluster"),
+    "calibrate": ("uffdprefetch.cli.calibrate", "measure the bandwidths that simulate needs"),
     "demo": ("uffdprefetch.cli.demo", "a slow file system, a training-like job, before and after"),
     "serve": ("uffdprefetch.cli.serve", None),
     "record": ("uffdprefetch.cli.record", None),
@@ -64,7 +66,7 @@ def _usage() -> str:
         "Prefetches the pages of mmap'ed record files (LMDB and others) ahead of a training job.",
         "",
     ]
-    lines += [f"  {name:<8} {text}" for name, (_, text) in COMMANDS.items() if text]
+    lines += [f"  {name:<9} {text}" for name, (_, text) in COMMANDS.items() if text]
     lines += ["", "uffdprefetch COMMAND --help tells the options; --version the version."]
     return "\n".join(lines)
 

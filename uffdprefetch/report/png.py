@@ -24,13 +24,14 @@ _STYLE = {"font.size": 8, "axes.titlesize": 8.5, "hatch.linewidth": 0.5, "axes.l
 _CAPTION_COLUMNS, _LEGEND_COLUMNS = 146, 100
 
 
-def _matplotlib() -> Any:
+def matplotlib_or_error(option: str) -> Any:
+    """The modules of matplotlib that draw without a screen; UffdPrefetchError names ``option``."""
     try:
         import matplotlib
         from matplotlib import collections, colors, figure, lines, patches, ticker  # noqa: F401
     except ImportError:
         raise UffdPrefetchError(
-            "--format png needs matplotlib, which is not here: python3 -m pip install matplotlib",
+            f"{option} needs matplotlib, which is not here: python3 -m pip install matplotlib",
             EXIT_CANNOT,
         ) from None
     return matplotlib
@@ -197,7 +198,7 @@ def _lower(
 
 def write(trace: Trace, report: dict[str, Any], path: str) -> None:
     """Write the picture as PNG; raises UffdPrefetchError without matplotlib or a place to write."""
-    mpl = _matplotlib()
+    mpl = matplotlib_or_error("--format png")
     with mpl.rc_context(_STYLE):
         fig = draw(trace, report, mpl)
         try:

@@ -85,6 +85,21 @@ class RecordIndex:
         found[order] = _meant(*self._bounds(page[order], end[order]))
         return found
 
+    def pages_of(self, records: Array) -> Ranges:
+        """(first page, page after the last) of each of these records; -1 gives (-1, -1)."""
+        known = np.flatnonzero(records >= 0)
+        first: Array = np.full(len(records), -1, np.int64)
+        end = first.copy()
+        if len(known):
+            starts, ends = self._places.extents(records[known])
+            counts = self._places.extent_counts(records[known])
+            begin = np.cumsum(counts) - counts
+            some = np.flatnonzero(counts > 0)
+            page = self._page_bytes
+            first[known[some]] = np.minimum.reduceat(starts, begin[some]) // page
+            end[known[some]] = -(-np.maximum.reduceat(ends, begin[some]) // page)
+        return first, end
+
     def _within(self, pages: Ranges) -> int:
         """Records with a byte in sorted ranges of pages."""
         start, end = pages

@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`uffdprefetch calibrate`: intervals and budgets by themselves, curves on the slow bed.
+
+No time is asserted. What is: what the bed cannot exceed, whatever the machine does.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tomllib
+from conftest import require, warnings_fail
+
+from uffdprefetch.cli import main
+from uffdprefetch.demo.bed import SlowBed, why_no_bed
+from uffdprefetch.sim.measure import network
+from uffdprefetch.sim.measure.bounds import RUNS_MAX, RUNS_MIN, Budget, repeat
+from uffdprefetch.sim.measure.intervals import median, ranks
+from uffdprefetch.sim.measure.reads import Reader
+from uffdprefetch.sim.scenario import load
+
+pytestmark = warnings_fail
+
+FILE_BYTES = 32 << 20
+MB = 1e6
+
+
+# ---- intervals ----------------------------------------------------------------------------------
+
+
+def test_the_papers_ten_runs_give_the_second_and_the_ninth() -> None:
+    assert ranks(10) == (2, 9)  # section 5.1
+    assert ranks(5) is None and ranks(6) == (1, 6) and ranks(1) is None
+    # Le Boudec's table for the median, 95 %.
+    assert [ranks(n) for n in (20, 30, 70)] == [(6, 15), (10, 21), (27, 44)]
+
+
+def test_ranks_are_the_closest_that_cover_enough() -> None:
+    for n in range(6, 120):
+        pair = ranks(n)
+        assert pair is not None
+        j, k = pair
+
+        def covered(low: int, high: int, n: int = n) -> float:
+            return sum(math.comb(n, i) for i in range(low, high)) / 2**n
+
+        assert j + k == n + 1 and covered(j, k) >= 0.95 - 1e-12
+        if k - j > 2:
+            assert covered(j + 1, k - 1) < 0.95
+
+
+def test_an_interval_covers_the_median_as_often_as_it_says() -> None:
+    random = np.random.default_rng(4)
+    inside = 0
+    for _ in range(600):
+        found = median(random.lognormal(size=15).tolist())
+        assert found.low is not None and found.high is not None
+        inside += found.low <= 1.0 <= found.high
+    assert 0.93 <= inside / 600 <= 1.0
+
+
+def test_too_few_values_have_no_interval() -> None:
+    found = median([3.0, 1.0, 2.0])
+    assert (found.value, found.low, found.high, found.n) == (2.0, None, None, 3)
+    assert found.half_width == math.inf
+    assert median([1.0, 2.0]).value == 1.5
+
+
+# ---- budgets ------------------------------------------------------------------------------------
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_point_ends_when_it_is_known_well_or_its_part_is_over() -> None:
+    clock = Clock()
+    budget = Budget(100.0, 1 << 40, clock)
+    runs = []
+
+    def steady() -> float:
+        clock.now += 1
+        runs.append(0)
+        return 50.0
+
+    found = repeat(steady, budget, 2)
+    assert found is not None and found.n == RUNS_MIN == len(runs)
+    values = iter(np.linspace(1, 100, 1000))
+
+    def wild() -> float:
+        clock.now += 1
+        return float(next(values))
+
+    found = repeat(wild, budget, 4)  # a quarter of 94 s
+    assert found is not None and found.n == 24
+    clock.now = 0
+    found = repeat(lambda: float(next(values)), Budget(1e9, 1, clock), 1)
+    assert found is not None and found.n == RUNS_MAX
+
+
+def test_nothing_is_read_beyond_the_budget(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(os.urandom(1 << 20))
+    budget = Budget(60.0, 3 << 16)
+    with Reader(str(path)) as reader:
+        reader.run(1, 4096, budget)
+        left = budget.size_bytes
+        assert left == (3 << 16) - 4 * 4096
+        assert reader.run(4, 65536, budget) is None and budget.size_bytes == left
+        assert reader.run(64, 65536, Budget(60.0, 1 << 40)) is None  # the file is too small
+    assert repeat(lambda: None, budget, 1) is None
+
+
+# ---- the bed ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlowBed]:
+    require(why_no_bed() is None, str(why_no_bed()))
+    store = tmp_path_factory.mktemp("store", numbered=True)
+    (store / "data").write_bytes(os.urandom(FILE_BYTES))
+    with SlowBed(store, bandwidth=40_000_000, latency_us=1000) as made:
+        yield made
+
+
+def calibrated(bed: SlowBed, out: Path, *options: str) -> dict[str, Any]:
+    """The scenario file of a short calibration, which must also be one that can be loaded."""
+    words = ["calibrate", str(bed.path("data")), "-o", str(out), "-f", "--seconds", "6",
+             "--threads", "1,8", "--requests", "4KiB,256KiB", *options]
+    assert main(words) == 0
+    assert load(str(out)).system.N == 1
+    return tomllib.loads(out.read_text())
+
+
+def rate(text: str) -> float:
+    return float(re.match(r"[0-9.e+]+", text).group())  # type: ignore[union-attr]
+
+
+def curve(found: dict[str, Any], request: int) -> dict[int, float]:
+    return {int(k): rate(v) for k, v in found["measured"]["file_system"][str(request)].items()}
+
+
+def test_curves_move_with_the_beds_bandwidth_and_latency(bed: SlowBed, tmp_path: Path) -> None:
+    out = tmp_path / "s.toml"
+    bed.set(bandwidth=40_000_000, latency_us=1000)
+    slow = calibrated(bed, out)
+    bed.set(bandwidth=400_000_000, latency_us=1000)
+    fast = calibrated(bed, out)
+    bed.set(bandwidth=400_000_000, latency_us=20_000)
+    late = calibrated(bed, out)
+    # A pipe of 40 MB/s delivers no more, one of 400 does; nor can one thread of 4 KiB requests
+    # with 20 ms each have more than 0.2 MB/s, and eight more than eight times that.
+    assert curve(slow, 256 << 10)[8] <= 41 < curve(fast, 256 << 10)[8]
+    assert curve(late, 4096)[1] <= 4096 / MB / 0.020 * 1.01 < curve(fast, 4096)[1]
+    assert curve(late, 4096)[8] <= 8 * 4096 / MB / 0.020 * 1.01
+    assert curve(late, 4096)[8] > 2 * curve(late, 4096)[1]
+    # The scenario's curves are these: p_0 threads over p_0, and one thread.
+    assert rate(late["system"]["t"]["1"]) == pytest.approx(
+        curve(late, 256 << 10)[8] / 8, rel=0.01)
+    assert rate(late["system"]["t_demand"]["1"]) == pytest.approx(
+        curve(late, 256 << 10)[1], rel=0.01)
+
+
+def test_every_figure_has_its_interval_or_says_of_how_many_runs_it_is(
+    bed: SlowBed, tmp_path: Path
+) -> None:
+    bed.set(bandwidth=400_000_000, latency_us=1000)
+    found = calibrated(bed, tmp_path / "s.toml", "--local", str(tmp_path))["measured"]
+    said = [*found["file_system"]["4096"].values(), *found["memory"].values(),
+            *found["disk"].values()]
+    for text in said:
+        match = re.fullmatch(r"(\S+)(?: \[(\S+), (\S+)\])? \(n=(\d+)\)", text)
+        assert match is not None, text
+        value, low, high, n = match.groups()
+        assert (low is None) == (int(n) < 6)
+        if low is not None:
+            assert float(low) <= float(value) <= float(high)
+    assert not list(tmp_path.glob(".uffdprefetch-calibrate*"))  # the local disk's test file
+
+
+def test_cold_bytes_come_from_the_bed(bed: SlowBed, tmp_path: Path) -> None:
+    bed.set(bandwidth=400_000_000, latency_us=0)
+    budget = Budget(60, 1 << 40)
+    bed.reset()
+    with Reader(str(bed.path("data"))) as reader:
+        for _ in range(3):
+            reader.run(4, 256 << 10, budget)
+    assert bed.counters()["bytes"] >= (1 << 40) - budget.size_bytes
+
+
+# ---- the command --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        (["/nonexistent"], 1, "cannot read /nonexistent: No such file"),
+        (["{tmp}/small", "--seconds", "0s"], 2, "more than 0"),
+        (["{tmp}/small"], 1, "has 10 bytes, less than one request"),
+        (["{tmp}/small", "-o", "{tmp}/small"], 2, "small exists: -o another name, or -f"),
+        (["{tmp}/small", "--threads", "0"], 2, "--threads 0: numbers from 1"),
+        (["{tmp}/small", "--requests", "1000"], 2, "multiples of 4KiB"),
+        (["{tmp}/small", "--compute", "0MB/s"], 2, "--compute 0MB/s: more than none"),
+        (["{tmp}/large", "--bytes", "4KiB"], 1, "within --seconds and --bytes"),
+        (["{tmp}/large", "-o", "{tmp}/no/file"], 1, "cannot write"),
+    ],
+)
+def test_what_cannot_be_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], status: int, said: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small").write_bytes(bytes(10))
+    (tmp_path / "large").write_bytes(os.urandom(16 << 20))
+    filled = [word.format(tmp=tmp_path) for word in words]
+    assert main(["calibrate", "--seconds", "1", *filled]) == status
+    error = capsys.readouterr().err
+    assert said in error.splitlines()[-1] and "Traceback" not in error
+
+
+def test_a_directory_gets_a_test_file_that_goes_away(tmp_path: Path) -> None:
+    out = tmp_path / "s.toml"
+    assert main(["calibrate", str(tmp_path), "--file-size", "16MiB", "--seconds", "2",
+                 "--threads", "1", "--requests", "64KiB", "--prefetchers", "2", "-o", str(out),
+                 "--data", str(tmp_path)]) == 0
+    assert os.listdir(tmp_path) == ["s.toml"]
+    assert load(str(out)).dataset.path == str(tmp_path)
+
+
+def test_first_ranks_of_hosts() -> None:
+    assert network.leaders(["a", "a", "b", "a", "c", "b"]) == [0, 2, 4]
+    assert network.world({}) is None
+
+
+def test_ranks_under_mpirun_measure_together(tmp_path: Path) -> None:
+    program = shutil.which("mpirun")
+    require(program, "mpirun is missing: install openmpi-bin")
+    assert program is not None
+    (tmp_path / "data").write_bytes(os.urandom(16 << 20))
+    environ = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    ended = subprocess.run(
+        [program, "--oversubscribe", "-n", "3", sys.executable, "-m", "uffdprefetch", "calibrate",
+         str(tmp_path / "data"), "--seconds", "3", "--threads", "1", "--requests", "64KiB",
+         "--prefetchers", "2", "-o", str(tmp_path / "s.toml")],
+        env=environ, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    found = tomllib.loads((tmp_path / "s.toml").read_text())
+    assert rate(found["system"]["b_c"]) > 0 and "link" in found["measured"]["network"]
+    assert found["system"]["N"] == 1 and set(found["measured"]["together"]) == {"1"}
+    assert "all ranks are on one node" in (tmp_path / "s.toml").read_text()

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`uffdprefetch simulate`: what it prints, draws and refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from conftest import warnings_fail
+
+from uffdprefetch.cli import main
+from uffdprefetch.cli.simulate import node_counts
+from uffdprefetch.errors import UffdPrefetchError
+from uffdprefetch.report.simulate import out_of_order
+
+pytestmark = warnings_fail
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def shown(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(["simulate", *words]) == 0
+    return capsys.readouterr().out
+
+
+def test_a_table_beside_its_published_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(capsys, "paper5-1")
+    head = text.splitlines()[1].split()
+    assert head == ["policy", "nodes", "seconds", "published", "error", "stall", "preload", "hits",
+                    "file", "system"]
+    assert "Lower Bound" in text and "7.30" in text and "LBANN In Memory Store (Dynamic)" in text
+    naive = next(line for line in text.splitlines() if line.startswith("Naive"))
+    assert "27.78" in naive and "0.0%" in naive
+    assert "the other way round" not in text
+
+
+def test_json_has_everything_with_its_unit(capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(shown(capsys, "paper5-1", "--json", "--only", "hdmlp,lower"))
+    assert found["schema"] == "uffdprefetch.simulation/1"
+    assert [row["name"] for row in found["policies"]] == ["Lower Bound", "HDMLP"]
+    hdmlp = found["policies"][1]
+    assert hdmlp["options"] == {"in_order": True, "cleanup_read": False, "remote": False}
+    assert hdmlp["stall_seconds"] == pytest.approx(hdmlp["seconds"] - hdmlp["compute_seconds"])
+    assert sum(hdmlp["read_mb_by_source"].values()) == pytest.approx(hdmlp["consumed_mb"])
+    assert found["samples"] == 10_000 and found["dataset_mb"] == pytest.approx(270, rel=0.02)
+
+
+def test_what_does_not_apply_is_na_with_its_reason(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "small.toml"
+    path.write_text(scenario().replace('d = "1GB"', 'd = "1MB"'))
+    text = shown(capsys, str(path))
+    assert "n/a" in text and "lbann: the data set is larger than the memory of all nodes" in text
+
+
+def scenario() -> str:
+    return """
+title = "small"
+[system]
+N = 2
+c = "100MB/s"
+beta = "200MB/s"
+b_c = "1GB/s"
+b_fs = "2GB/s"
+t = "66MB/s"
+[[system.classes]]
+name = "staging"
+d = "10MB"
+p = 2
+r = "10GB/s"
+[[system.classes]]
+name = "RAM"
+d = "1GB"
+p = 2
+r = "10GB/s"
+[dataset]
+F = 200
+size = "110kB"
+[training]
+E = 2
+B = 8
+[[policies]]
+policy = "naive"
+[[policies]]
+policy = "lbann"
+"""
+
+
+def test_a_sweep_over_nodes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "s.toml"
+    path.write_text(scenario())
+    picture = tmp_path / "s.png"
+    found = json.loads(shown(capsys, str(path), "--nodes", "1..8", "--png", str(picture), "--json"))
+    rows = found["policies"]
+    assert [row["nodes"] for row in rows] == [1, 1, 2, 2, 4, 4, 8, 8]
+    computing = [row["compute_seconds"] for row in rows[::2]]
+    assert computing == pytest.approx([0.44, 0.22, 0.11, 0.055])
+    assert picture.read_bytes().startswith(PNG)
+
+
+def test_a_picture_of_the_time_by_source(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    picture = tmp_path / "s.png"
+    shown(capsys, "paper5-1", "--png", str(picture))
+    assert picture.read_bytes().startswith(PNG) and picture.stat().st_size > 20_000
+
+
+def test_how_often_a_node_reads_a_sample(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = ["paper5-figure3.1", "--access-frequency", "0.1"]
+    text = shown(capsys, *words, "--png", str(tmp_path / "f.png"))
+    assert "more than 275 times (delta 0.1): expected 322.9 samples a node, drawn" in text
+    assert (tmp_path / "f.png").read_bytes().startswith(PNG)
+    found = json.loads(shown(capsys, *words, "--json"))
+    # Of four nodes with 323 expected, each within five standard deviations.
+    assert all(abs(drawn - 323) < 90 for drawn in found["drawn_samples"])
+    assert found["mean_reads"] == 250
+
+
+def test_what_comes_along_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(capsys, "--list")
+    for name in ("paper5-1", "paper5-table5.6", "cluster-pool", "hdmlp", "staging-pool"):
+        assert f"  {name} " in text
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "which SCENARIO?"),
+        (["paper9"], "no scenario 'paper9': give a TOML file or one of paper5-1"),
+        (["/nonexistent.toml"], "cannot read scenario /nonexistent.toml: No such file"),
+        (["paper5-1", "--only", "nobody"], "--only nobody: none of Lower Bound, Naive"),
+        (["paper5-1", "--nodes", "x"], "'x' is no number"),
+        (["paper5-1", "--nodes", "4..2"], "the smaller first"),
+        (["paper5-1", "--nodes", "0"], "from 1 to"),
+        (["paper5-1", "--seed", "-1"], "--seed -1: from 0 on"),
+        (["paper5-1", "--access-frequency", "-2"], "more than -1"),
+        (["paper5-1", "--png", "/nonexistent/x.png", "--only", "lower"], "cannot write /nonexist"),
+        (["paper5-1", "--", "x"], "nothing goes after --"),
+    ],
+)
+def test_what_cannot_be_is_one_line(
+    capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    assert main(["simulate", *words]) in (1, 2)
+    error = capsys.readouterr().err
+    assert said in error and len(error.splitlines()) == 1
+
+
+def test_node_counts() -> None:
+    assert node_counts("1..512") == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
+    assert node_counts("3,5..11") == [3, 5, 10, 11]
+    with pytest.raises(UffdPrefetchError):
+        node_counts("1..x")
+
+
+def test_out_of_order_pairs_are_named() -> None:
+    def row(name: str, ours: float | None, published: float | None) -> dict[str, object]:
+        return {"name": name, "seconds": ours, "published_seconds": published}
+
+    rows = [row("a", 1.0, 2.0), row("b", 3.0, 1.0), row("c", None, 0.5), row("d", 9.0, None)]
+    assert out_of_order(rows) == [["b", "a"]]
+    assert out_of_order([row("a", 2.0, 1.0), row("b", 1.0, 1.0005)]) == []

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A simulation as a picture: time by what it was spent on, as paper 5's figures 5.4 to 5.8, or
+seconds over the number of nodes."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Any
+
+from uffdprefetch.errors import UffdPrefetchError
+from uffdprefetch.report.png import matplotlib_or_error
+
+COMPUTE, PRELOAD = "#9aa5b1", "#332288"
+#: Sources in their order: the file system, the node's own classes, other nodes' classes.
+FILE_SYSTEM = "#cc3311"
+OWN = ("#117733", "#44aa99", "#88ccaa", "#bbe3d0")
+OTHERS = ("#ddaa33", "#eecc77", "#f5e0ad", "#faf0d8")
+LINES = ("#332288", "#cc3311", "#117733", "#ddaa33", "#88ccee", "#aa4499", "#44aa99", "#882255",
+         "#999933", "#666666", "#0077bb", "#ee7733")
+MARKS = "osD^vP*X<>ph"
+
+
+def write(document: dict[str, Any], path: str) -> None:
+    """Draw ``document`` (report.simulate.document) into ``path``, PNG or what its suffix says.
+
+    Raises UffdPrefetchError (exit 1) without matplotlib.
+    """
+    mpl = matplotlib_or_error("--png")
+    nodes = {row["nodes"] for row in document["policies"]}
+    figure = _scaling(mpl, document) if len(nodes) > 1 else _sources(mpl, document)
+    save(figure, path)
+
+
+def save(figure: Any, path: str) -> None:
+    """Write a figure; raises UffdPrefetchError (exit 1) when it cannot be."""
+    try:
+        figure.savefig(path)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise UffdPrefetchError(f"cannot write {path}: {why}") from None
+
+
+def _colours(names: list[str]) -> dict[str, str]:
+    colours = {names[0]: FILE_SYSTEM}
+    classes = (len(names) - 1) // 2
+    for j in range(classes):
+        colours[names[1 + j]] = OWN[min(j, len(OWN) - 1)]
+        colours[names[1 + classes + j]] = OTHERS[min(j, len(OTHERS) - 1)]
+    return colours
+
+
+def _sources(mpl: Any, document: dict[str, Any]) -> Any:
+    """Stacked bars: computing, preloading, stall by the source that was waited for."""
+    rows = [row for row in document["policies"] if row["seconds"] is not None]
+    figure = mpl.figure.Figure(
+        figsize=(7.4, 1.5 + 0.32 * max(1, len(rows))), dpi=200, layout="constrained")
+    axes = figure.add_subplot()
+    most = max((list(row["stall_seconds_by_source"]) for row in rows), key=len, default=["-"])
+    colours = _colours(most)
+    left = [0.0] * len(rows)
+    places = range(len(rows))
+
+    def stack(values: list[float], colour: str, label: str) -> None:
+        if not any(value > 0 for value in values):
+            return
+        axes.barh(places, values, left=left, color=colour, label=label, height=0.72)
+        for i, value in enumerate(values):
+            left[i] += value
+
+    stack([row["compute_seconds"] for row in rows], COMPUTE, "computing")
+    stack([row["preload_seconds"] for row in rows], PRELOAD, "preloading")
+    for name in most:
+        values = [row["stall_seconds_by_source"].get(name, 0.0) for row in rows]
+        stack(values, colours[name], f"waiting for {name}")
+    right = max(left, default=1.0)
+    for i, row in enumerate(rows):
+        axes.text(left[i] + 0.008 * right, i, f"{row['seconds']:,.1f} s", va="center", fontsize=7)
+    published = [(row["published_seconds"], i) for i, row in enumerate(rows)
+                 if row["published_seconds"]]
+    if published:
+        axes.scatter(*zip(*published, strict=True), marker="|", s=140, color="black", zorder=3,
+                     label="published")
+    axes.set_xlim(0, 1.13 * max([right, *(p for p, _ in published)]))
+    axes.set_yticks(list(places), [row["name"] for row in rows], fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlabel("seconds", fontsize=8)
+    axes.tick_params(axis="x", labelsize=8)
+    axes.xaxis.set_major_formatter(mpl.ticker.StrMethodFormatter("{x:,.0f}"))
+    axes.set_title("\n".join(textwrap.wrap(document["title"], 90)), fontsize=9, loc="left")
+    figure.legend(loc="outside lower center", ncols=3, fontsize=7, frameon=False)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    return figure
+
+
+def _scaling(mpl: Any, document: dict[str, Any]) -> Any:
+    """Seconds over nodes, one line a policy."""
+    figure = mpl.figure.Figure(figsize=(7.4, 4.4), dpi=200, layout="constrained")
+    axes = figure.add_subplot()
+    names = list(dict.fromkeys(row["name"] for row in document["policies"]))
+    for i, name in enumerate(names):
+        points = [(row["nodes"], row["seconds"]) for row in document["policies"]
+                  if row["name"] == name and row["seconds"] is not None]
+        if points:
+            axes.plot(*zip(*points, strict=True), label=name, color=LINES[i % len(LINES)],
+                      marker=MARKS[i % len(MARKS)], markersize=4.5, linewidth=1.3)
+    counts = sorted({row["nodes"] for row in document["policies"]})
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(counts, [str(count) for count in counts])
+    axes.minorticks_off()
+    axes.set_xlabel("nodes")
+    axes.set_ylabel("seconds")
+    axes.grid(alpha=0.3, linewidth=0.6)
+    axes.set_title("\n".join(textwrap.wrap(document["title"], 90)), fontsize=9, loc="left")
+    axes.legend(fontsize=8, frameon=False)
+    return figure

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which accesses of a sequence a cache of some size answers. Pure.
+
+Items have sizes; an item larger than the cache is never kept. Belady's rule (MIN, IBM Systems
+Journal 5(2), 1966) is optimal for items of one size, and nearly so for sizes as alike as samples'.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Callable
+
+import numpy as np
+
+NEVER = 1 << 62
+
+
+def hits(items: np.ndarray, sizes: np.ndarray, capacity: float, evict: str) -> np.ndarray:
+    """(len(items),) bool. ``sizes`` is by item, in the unit of ``capacity``.
+
+    evict: "lru" what was used longest ago; "cyclic" what a reader that goes through all items in
+    order, again and again, will need last; "belady" what will be needed last.
+    """
+    if len(items) and sizes[np.unique(items)].sum() <= capacity:
+        # All of it fits: every access but the first.
+        found: np.ndarray = np.ones(len(items), bool)
+        found[np.unique(items, return_index=True)[1]] = False
+        return found
+    return EVICT[evict](items, sizes, capacity)
+
+
+def _lru(items: np.ndarray, sizes: np.ndarray, capacity: float) -> np.ndarray:
+    found: np.ndarray = np.zeros(len(items), bool)
+    kept: OrderedDict[int, float] = OrderedDict()
+    used = 0.0
+    size_of = sizes.tolist()
+    for at, item in enumerate(items.tolist()):
+        if item in kept:
+            kept.move_to_end(item)
+            found[at] = True
+            continue
+        size = size_of[item]
+        if size > capacity:
+            continue
+        kept[item] = size
+        used += size
+        while used > capacity:
+            used -= kept.popitem(last=False)[1]
+    return found
+
+
+def next_uses(items: np.ndarray) -> np.ndarray:
+    """For each access the index of the item's next one, NEVER if there is none."""
+    order = np.argsort(items, kind="stable")
+    following: np.ndarray = np.full(len(items), NEVER, np.int64)
+    same = items[order[:-1]] == items[order[1:]]
+    following[order[:-1][same]] = order[1:][same]
+    return following
+
+
+def _belady(items: np.ndarray, sizes: np.ndarray, capacity: float) -> np.ndarray:
+    found: np.ndarray = np.zeros(len(items), bool)
+    next_use: dict[int, int] = {}  # of what is kept
+    farthest: list[tuple[int, int]] = []  # heap of (-next use, item); old entries stay
+    used = 0.0
+    size_of = sizes.tolist()
+    for at, (item, following) in enumerate(
+        zip(items.tolist(), next_uses(items).tolist(), strict=True)
+    ):
+        size = size_of[item]
+        if item in next_use:
+            found[at] = True
+        elif following == NEVER or size > capacity:
+            continue  # nobody comes back for it: it takes no room
+        else:
+            used += size
+        next_use[item] = following
+        heapq.heappush(farthest, (-following, item))
+        while used > capacity:
+            negative, victim = heapq.heappop(farthest)
+            if next_use.get(victim) == -negative:
+                del next_use[victim]
+                used -= size_of[victim]
+    return found
+
+
+class _Numbers:
+    """A set of numbers below ``end`` that knows the greatest one below any number.
+
+    Words of 64 bits, and the same again over which words are not empty: three levels reach 2^18
+    times 64.
+    """
+
+    def __init__(self, end: int) -> None:
+        self.levels = []
+        while True:
+            end = (end + 63) >> 6
+            self.levels.append([0] * end)
+            if end <= 1:
+                break
+
+    def add(self, number: int) -> None:
+        for words in self.levels:
+            words[number >> 6] |= 1 << (number & 63)
+            number >>= 6
+
+    def remove(self, number: int) -> None:
+        for words in self.levels:
+            words[number >> 6] &= ~(1 << (number & 63))
+            if words[number >> 6]:
+                break
+            number >>= 6
+
+    def below(self, number: int) -> int:
+        """The greatest member less than ``number``; -1 if there is none."""
+        for height, words in enumerate(self.levels):
+            word = words[number >> 6] if number >> 6 < len(words) else 0
+            word &= (1 << (number & 63)) - 1
+            if word:
+                number = (number >> 6 << 6) + word.bit_length() - 1
+                for lower in reversed(self.levels[:height]):
+                    number = (number << 6) + lower[number].bit_length() - 1
+                return number
+            number >>= 6
+        return -1
+
+
+def _cyclic(items: np.ndarray, sizes: np.ndarray, capacity: float) -> np.ndarray:
+    found: np.ndarray = np.zeros(len(items), bool)
+    end = int(items.max(initial=0)) + 1
+    kept = _Numbers(end)
+    inside = bytearray(end)
+    used = 0.0
+    size_of = sizes.tolist()
+    for at, item in enumerate(items.tolist()):
+        if inside[item]:
+            found[at] = True
+            continue
+        size = size_of[item]
+        if size > capacity:
+            continue
+        while used + size > capacity:
+            # Going on from ``item``, the last to be reached is the one just below it; what is
+            # needed after all others, the item itself, does not come in.
+            victim = kept.below(item)
+            if victim < 0:
+                victim = kept.below(end)
+            kept.remove(victim)
+            inside[victim] = 0
+            used -= size_of[victim]
+        kept.add(item)
+        inside[item] = 1
+        used += size
+    return found
+
+
+EVICT: dict[str, Callable[[np.ndarray, np.ndarray, float], np.ndarray]] = {
+    "cyclic": _cyclic, "lru": _lru, "belady": _belady,
+}

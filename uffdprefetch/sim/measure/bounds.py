@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long and how much may be measured: a budget of seconds and bytes, shared by all curves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from uffdprefetch.sim.measure.intervals import Median, median
+
+#: Runs of a point: fewest, for an interval (eq. 5.1 has none below 6), and most.
+RUNS_MIN, RUNS_MAX = 6, 40
+#: A point is known well enough when its interval is so narrow, relative to the median.
+NARROW = 0.05
+
+
+class Budget:
+    """Seconds and bytes that are left. ``clock`` is time.monotonic, but in tests."""
+
+    def __init__(
+        self, seconds: float, size_bytes: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.clock = clock
+        self.until = clock() + seconds
+        self.size_bytes = size_bytes
+
+    @property
+    def seconds(self) -> float:
+        """Left, at least 0."""
+        return max(0.0, self.until - self.clock())
+
+    def take(self, size_bytes: int) -> bool:
+        """Whether so many bytes may still be moved; then they are taken."""
+        if size_bytes > self.size_bytes or not self.seconds:
+            return False
+        self.size_bytes -= size_bytes
+        return True
+
+
+def repeat(once: Callable[[], float | None], budget: Budget, points_left: int) -> Median | None:
+    """The median of runs of ``once`` (MB/s; None: it cannot go on), within this point's part of
+    what is left. None when not a single run could be made."""
+    until = budget.clock() + budget.seconds / max(1, points_left)
+    values: list[float] = []
+    while len(values) < RUNS_MAX:
+        if values and budget.clock() >= until:
+            break
+        value = once()
+        if value is None:
+            break
+        values.append(value)
+        if len(values) >= RUNS_MIN and median(values).half_width <= NARROW:
+            break
+    return median(values) if values else None

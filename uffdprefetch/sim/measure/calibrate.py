@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All curves of one machine, or of the nodes of an MPI job, within a budget.
+
+What is measured is what the model's equations mean by it. p_0 threads of every node read the file
+system at t(gamma) / gamma each (equations 3.3 and 3.5), so t(gamma) is what gamma nodes with p_0
+threads each get together, over p_0. One thread of each node alone gets t_demand.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from uffdprefetch.errors import UffdPrefetchError
+from uffdprefetch.sim.measure import network
+from uffdprefetch.sim.measure.bounds import RUNS_MIN, Budget, repeat
+from uffdprefetch.sim.measure.intervals import Median, median
+from uffdprefetch.sim.measure.memory import Memory
+from uffdprefetch.sim.measure.reads import Reader
+
+#: Of the file that is made where PATH is a directory.
+TEST_FILE = ".uffdprefetch-calibrate"
+_PIECE = 8 << 20
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What is to be measured."""
+
+    path: str  # a file on the storage in question, or a directory there
+    seconds: float = 60.0
+    size_bytes: int = 8 << 30  # may be read, over all
+    file_bytes: int = 256 << 20  # of the file that is made in a directory
+    threads: Sequence[int] = (1, 2, 4, 8, 16)
+    requests: Sequence[int] = (4 << 10, 64 << 10, 1 << 20)
+    prefetchers: int = 8  # p_0
+    local: str | None = None  # a directory on the node's own disk
+    direct: bool = False
+
+
+@dataclass
+class Measured:
+    """Curves in MB/s; what could not be measured is empty, and ``notes`` say why."""
+
+    nodes: int = 1
+    #: request bytes -> threads -> MB/s of one node
+    file_system: dict[int, dict[int, Median]] = field(default_factory=dict)
+    #: nodes -> MB/s of all together, with p_0 threads and with one on each
+    together: dict[int, Median] = field(default_factory=dict)
+    alone: dict[int, Median] = field(default_factory=dict)
+    memory: dict[int, Median] = field(default_factory=dict)
+    disk: dict[int, Median] = field(default_factory=dict)
+    link: Median | None = None
+    memory_bytes: int = 0
+    disk_bytes: int = 0
+    notes: list[str] = field(default_factory=list)
+
+
+def calibrate(wishes: Wishes, environ: Any, say: Callable[[str], None]) -> Measured | None:
+    """Measure; all ranks of an MPI job call it, rank 0 gets the result, the others None.
+
+    Raises UffdPrefetchError when the storage cannot be read.
+    """
+    comm = network.world(environ)
+    try:
+        return _calibrate(wishes, comm, say)
+    except UffdPrefetchError as error:
+        if comm is None:
+            raise
+        # The other ranks wait for this one: main() would print it and leave them waiting.
+        print(f"uffdprefetch: {error.message}", file=sys.stderr, flush=True)
+        comm.Abort(error.exit_code)
+        raise
+
+
+def _calibrate(wishes: Wishes, comm: Any, say: Callable[[str], None]) -> Measured | None:
+    rank = comm.Get_rank() if comm else 0
+    hosts = comm.allgather(socket.gethostname()) if comm else [socket.gethostname()]
+    leaders = network.leaders(hosts)
+    done = Measured(nodes=len(leaders))
+    budget = Budget(wishes.seconds, wishes.size_bytes)
+    tell = say if rank == 0 else (lambda text: None)
+    if rank not in leaders:
+        _many_nodes(wishes, None, comm, leaders, budget, done, tell)
+        return None
+    with _file(wishes.path, wishes.file_bytes, rank) as path, _reader(path, wishes) as reader:
+        if rank == 0:
+            more = 2 * len(_steps(len(leaders))) + 1 if comm else 0
+            _one_node(wishes, reader, budget, more, done, tell)
+        if comm:
+            _many_nodes(wishes, reader, comm, leaders, budget, done, tell)
+        else:
+            _as_one_node(wishes, done)
+    return done if rank == 0 else None
+
+
+def _one_node(
+    wishes: Wishes, reader: Reader, budget: Budget, more: int, done: Measured,
+    tell: Callable[[str], None],
+) -> None:
+    """``more``: points that come after this, which need their part of the time too."""
+    threads = sorted({*wishes.threads, 1, wishes.prefetchers})
+    cores = sorted({n for n in threads if n <= (os.cpu_count() or 1)} | {1})
+    left = len(wishes.requests) * len(threads) + len(cores) + (len(cores) if wishes.local else 0)
+    left += more
+    for request in wishes.requests:
+        curve = done.file_system.setdefault(request, {})
+        for count in threads:
+            tell(f"file system: {count} threads, requests of {request >> 10} KiB")
+            found = repeat(partial(reader.run, count, request, budget), budget, left)
+            left -= 1
+            if found is not None:
+                curve[count] = found
+        if not curve:
+            del done.file_system[request]
+            done.notes.append(f"requests of {request} bytes: nothing left of the time or bytes, "
+                              "or the file is too small")
+    memory = Memory(max(cores))
+    for count in cores:
+        tell(f"memory: {count} threads")
+        found = repeat(partial(memory.run, count, budget), budget, left)
+        left -= 1
+        if found is not None:
+            done.memory[count] = found
+    done.memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if wishes.local:
+        with _file(wishes.local, wishes.file_bytes, 0) as path, _reader(path, wishes) as disk:
+            for count in cores:
+                tell(f"local disk: {count} threads")
+                found = repeat(partial(disk.run, count, max(wishes.requests), budget), budget,
+                               left)
+                left -= 1
+                if found is not None:
+                    done.disk[count] = found
+        done.disk_bytes = shutil.disk_usage(os.path.dirname(path) or ".").free
+
+
+def _steps(nodes: int) -> list[int]:
+    """1, 2, 4, ... and all."""
+    return [n for n in (2**k for k in range(20)) if n < nodes] + [nodes]
+
+
+def _as_one_node(wishes: Wishes, done: Measured) -> None:
+    """Without other nodes gamma is 1."""
+    if not done.file_system:
+        return
+    largest = done.file_system[max(done.file_system)]
+    if wishes.prefetchers in largest:
+        done.together[1] = largest[wishes.prefetchers]
+    if 1 in largest:
+        done.alone[1] = largest[1]
+    done.notes.append("one node: how the file system serves several is not known from here; run "
+                      "calibrate under mpirun, one rank a node")
+
+
+def _many_nodes(
+    wishes: Wishes, reader: Reader | None, comm: Any, leaders: list[int], budget: Budget,
+    done: Measured, tell: Callable[[str], None],
+) -> None:
+    request = max(wishes.requests)
+    counts = _steps(len(leaders))
+    for threads, curve in ((wishes.prefetchers, done.together), (1, done.alone)):
+        for count in counts:
+            tell(f"file system: {count} nodes, {threads} threads each")
+            readers = leaders[:count]
+            values = []
+            for _ in range(RUNS_MIN):
+                if not comm.bcast(budget.seconds > 0, root=0):
+                    break
+                comm.Barrier()
+                mine: float | None = 0.0
+                if reader is not None and comm.Get_rank() in readers:
+                    mine = reader.run(threads, request, budget)
+                rates = comm.allgather(mine)
+                if any(rate is None for rate in rates):
+                    break
+                values.append(sum(rates))
+            if values:
+                curve[count] = median(values)
+    if len(leaders) > 1:
+        tell("network between two nodes")
+        source, target = leaders[0], leaders[1]
+    else:
+        tell("network: two ranks of one node")
+        source, target = 0, 1
+        done.notes.append("all ranks are on one node: the network is that node's memory")
+    link = network.Link(comm, source, target)
+    values = [rate for rate in (link.run(budget) for _ in range(RUNS_MIN)) if rate is not None]
+    if values:
+        done.link = median(values)
+
+
+@contextmanager
+def _file(path: str, size_bytes: int, rank: int) -> Iterator[str]:
+    """``path``, or a file of ``size_bytes`` random bytes in it that goes away afterwards."""
+    if not os.path.isdir(path):
+        yield path
+        return
+    name = os.path.join(path, f"{TEST_FILE}-{socket.gethostname()}-{os.getpid()}-{rank}")
+    try:
+        try:
+            with open(name, "xb") as file:
+                for begin in range(0, size_bytes, _PIECE):
+                    # Random: a file system that compresses would not read zeros.
+                    file.write(os.urandom(min(_PIECE, size_bytes - begin)))
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise UffdPrefetchError(
+                f"calibrate: cannot make a test file in {path}: {error.strerror}; "
+                "give a large file on that storage instead") from None
+        yield name
+    finally:
+        if os.path.lexists(name):
+            os.unlink(name)
+
+
+@contextmanager
+def _reader(path: str, wishes: Wishes) -> Iterator[Reader]:
+    try:
+        with Reader(path, wishes.direct) as reader:
+            if reader.size_bytes < min(wishes.requests):
+                raise UffdPrefetchError(
+                    f"calibrate: {path} has {reader.size_bytes} bytes, less than one request: give "
+                    "a larger file, or a directory")
+            yield reader
+    except OSError as error:
+        raise UffdPrefetchError(f"calibrate: cannot read {path}: {error.strerror}") from None

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random reads of a file by threads: storage's bandwidth, not the page cache's."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+import time
+
+import numpy as np
+
+from uffdprefetch.errors import UffdPrefetchError
+from uffdprefetch.sim.measure.bounds import Budget
+from uffdprefetch.uffd import resident_bytes
+
+MB = 1e6
+#: A run moves at least so much by every thread, and takes about so long.
+RUN_SECONDS = 0.15
+RUN_REQUESTS = 4
+
+
+class Reader:
+    """Random reads of ``path``, each place at most once in a run.
+
+    What is read is put out of the page cache before and after; where the file system takes
+    O_DIRECT and ``direct`` is set the cache is not used at all. Raises OSError.
+    """
+
+    def __init__(self, path: str, direct: bool = False, seed: int = 0) -> None:
+        flags = os.O_RDONLY | os.O_CLOEXEC
+        self.path = path
+        self.fd = os.open(path, flags | (os.O_DIRECT if direct else 0))
+        self.direct = direct
+        self.size_bytes = os.fstat(self.fd).st_size
+        if not direct:
+            try:
+                os.fdatasync(self.fd)  # what is dirty does not leave the page cache
+            except OSError:
+                pass  # EROFS, EINVAL: nothing of it is ours to write
+            # All of it: a part of a large folio does not leave it (mm/truncate.c).
+            os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_RANDOM)
+        self.random = np.random.default_rng(seed)
+        self.orders: dict[int, list[int]] = {}
+        self.rates: dict[tuple[int, int], float] = {}
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _offsets(self, request_bytes: int, count: int) -> list[int]:
+        """So many places, none twice."""
+        order = self.orders.get(request_bytes, [])
+        if len(order) < count:
+            order = self.random.permutation(self.size_bytes // request_bytes).tolist()
+        self.orders[request_bytes] = order[count:]
+        return [number * request_bytes for number in order[:count]]
+
+    def _requests(self, threads: int, request_bytes: int) -> int:
+        """Of each thread, so that a run takes RUN_SECONDS."""
+        rate = self.rates.get((threads, request_bytes), 0.0)
+        most = self.size_bytes // request_bytes // threads
+        return max(1, min(most, max(RUN_REQUESTS, int(
+            rate * MB * RUN_SECONDS / request_bytes / threads))))
+
+    def run(self, threads: int, request_bytes: int, budget: Budget) -> float | None:
+        """MB/s of one run; None when the budget or the file is too small for it."""
+        if self.size_bytes // request_bytes < threads:
+            return None
+        each = self._requests(threads, request_bytes)
+        if not budget.take(threads * each * request_bytes):
+            return None
+        places = self._offsets(request_bytes, threads * each)
+        offsets = [places[n * each : (n + 1) * each] for n in range(threads)]
+        self._drop(offsets, request_bytes)
+        self._check_cold(offsets[0][0], request_bytes)
+        seconds = self._timed(offsets, request_bytes)
+        self._drop(offsets, request_bytes)
+        rate = threads * each * request_bytes / MB / seconds
+        self.rates[threads, request_bytes] = rate
+        return rate
+
+    def _drop(self, offsets: list[list[int]], request_bytes: int) -> None:
+        if self.direct:
+            return
+        for mine in offsets:
+            for offset in mine:
+                os.posix_fadvise(self.fd, offset, request_bytes, os.POSIX_FADV_DONTNEED)
+
+    def _check_cold(self, offset: int, request_bytes: int) -> None:
+        """Raises UffdPrefetchError where what was dropped stays: tmpfs, somebody maps the file."""
+        if self.direct:
+            return
+        left, _ = resident_bytes(self.fd, offset, request_bytes)
+        if left:
+            raise UffdPrefetchError(
+                f"calibrate: {self.path} stays in the page cache ({left} bytes of {request_bytes} "
+                "after they were dropped): end what maps it, give a file that is not in tmpfs, or "
+                "try --direct")
+
+    def _timed(self, offsets: list[list[int]], request_bytes: int) -> float:
+        """Seconds from the common start to the last thread's last byte. Raises OSError."""
+        gate = threading.Barrier(len(offsets) + 1)
+        failed: list[OSError] = []
+        ends = [0.0] * len(offsets)
+
+        def read(number: int) -> None:
+            with mmap.mmap(-1, request_bytes) as buffer:  # aligned, as O_DIRECT needs it
+                gate.wait()
+                try:
+                    for offset in offsets[number]:
+                        if os.preadv(self.fd, [buffer], offset) != request_bytes:
+                            raise OSError(0, f"the file ended before {offset + request_bytes}")
+                except OSError as error:
+                    failed.append(error)
+                ends[number] = time.monotonic()
+
+        workers = [threading.Thread(target=read, args=(n,)) for n in range(len(offsets))]
+        for worker in workers:
+            worker.start()
+        gate.wait()
+        began = time.monotonic()
+        for worker in workers:
+            worker.join()
+        if failed:
+            raise failed[0]
+        return max(1e-9, max(ends) - began)

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was measured, as a scenario file. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from uffdprefetch.sim.measure.calibrate import Measured, Wishes
+from uffdprefetch.sim.measure.intervals import Median
+
+MB = 1e6
+#: Of a node's memory, for a pool or the page cache: the job needs the rest.
+MEMORY_PART = 2
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a machine does not tell: the data set and the training. Texts as a scenario has them."""
+
+    c: str = "100MB/s"
+    beta: str = "200MB/s"
+    E: int = 10
+    B: int = 100
+    dataset: Mapping[str, str | int] | None = None
+
+
+def _rate(rate: float) -> str:
+    return f'"{rate:.4g}MB/s"' if rate < 1e4 else f'"{rate:.0f}MB/s"'
+
+
+def _curve(points: Mapping[int, float]) -> str:
+    return "{ " + ", ".join(f"{at} = {_rate(rate)}" for at, rate in sorted(points.items())) + " }"
+
+
+def _medians(points: Mapping[int, Median]) -> str:
+    return _curve({at: found.value for at, found in points.items()})
+
+
+def _text(text: str) -> str:
+    """A TOML basic string."""
+    plain = text.replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + "".join(c if c >= " " and c != "\x7f" else f"\\u{ord(c):04x}" for c in plain) + '"'
+
+
+def _said(found: Median) -> str:
+    if found.low is None or found.high is None:
+        return f"{found.value:.4g} (n={found.n})"
+    return f"{found.value:.4g} [{found.low:.4g}, {found.high:.4g}] (n={found.n})"
+
+
+def text(wishes: Wishes, measured: Measured, job: Job, title: str) -> str:
+    """A scenario (sim/scenario.py reads it); needs at least one point of the file system."""
+    p0 = wishes.prefetchers
+    t = {nodes: found.value / p0 for nodes, found in measured.together.items()}
+    fastest = max(
+        (found.value for curve in measured.file_system.values() for found in curve.values()),
+        default=max(t.values(), default=0.0) * p0)
+    memory = measured.memory or {1: Median(1e4, None, None, 0)}
+    lines = [f"title = {_text(title)}", 'source = "uffdprefetch calibrate"']
+    lines += [f"# {note}" for note in measured.notes]
+    lines += [
+        "", "[system]", f"N = {measured.nodes}",
+        f'c = "{job.c}"       # of a node: yours, calibrate cannot know it',
+        f'beta = "{job.beta}"    # preprocessing: yours',
+        f"b_c = {_rate(measured.link.value if measured.link else fastest)}"
+        + ("" if measured.link else "    # not measured: as fast as the file system"),
+        f"b_fs = {_rate(fastest)}",
+        f"t = {_curve(t)}    # gamma nodes with {p0} threads each, over {p0}",
+    ]
+    if measured.alone:
+        lines.append(f"t_demand = {_medians(measured.alone)}    # with one thread each")
+    lines += [
+        "", "[[system.classes]]", 'name = "staging buffer"', 'd = "1GiB"', f"p = {p0}",
+        f"r = {_medians(memory)}", "", "[[system.classes]]", 'name = "RAM"',
+        f'd = "{measured.memory_bytes // MEMORY_PART >> 20}MiB"    # half of the memory',
+        f"p = {max(memory)}", f"r = {_medians(memory)}",
+    ]
+    if measured.disk:
+        lines += ["", "[[system.classes]]", 'name = "local disk"',
+                  f'd = "{measured.disk_bytes >> 20}MiB"    # what is free',
+                  f"p = {max(measured.disk)}", f"r = {_medians(measured.disk)}"]
+    dataset = job.dataset or {"F": 100_000, "size": "110kB"}
+    lines += ["", "[dataset]    # yours"]
+    lines += [f"{key} = {_text(value) if isinstance(value, str) else value}"
+              for key, value in dataset.items()]
+    lines += ["", "[training]    # yours", f"E = {job.E}", f"B = {job.B}"]
+    for name, options in POLICIES:
+        lines += ["", "[[policies]]", f"policy = {_text(name)}", *options]
+    lines += ["", "# Medians with their nonparametric 95 % intervals, MB/s:"]
+    lines += ["[measured]"]
+    for request, curve in sorted(measured.file_system.items()):
+        lines += ["", f"[measured.file_system.{request}]    # bytes of a request, by threads"]
+        lines += [f'{count} = "{_said(found)}"' for count, found in sorted(curve.items())]
+    for name, points in (("together", measured.together), ("alone", measured.alone),
+                         ("memory", measured.memory), ("disk", measured.disk)):
+        if points:
+            lines += ["", f"[measured.{name}]"]
+            lines += [f'{count} = "{_said(found)}"' for count, found in sorted(points.items())]
+    if measured.link:
+        lines += ["", "[measured.network]", f'link = "{_said(measured.link)}"']
+    return "\n".join([*lines, ""])
+
+
+#: What a calibrated scenario compares.
+POLICIES: tuple[tuple[str, list[str]], ...] = (
+    ("perfect", []), ("naive", []), ("planned", []), ("node-pool", []), ("hdmlp", []),
+    ("cluster-pool", []),
+)

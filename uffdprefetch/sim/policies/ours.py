@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What this project does, as policies: windows, known orders, the node's pool, the cluster's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from uffdprefetch.sim import caches
+from uffdprefetch.sim.model import System
+from uffdprefetch.sim.plan import CannotRun, Phase, Plan, holdings
+from uffdprefetch.sim.policies.base import Policy, fill_classes, whole_order
+from uffdprefetch.sim.workload import Workload
+
+#: A window follows a reader as long as so many of its samples lie within the window (paper 1).
+FOLLOWED = 0.75
+
+
+def _memory_mb(system: System) -> float:
+    """Of a node, for keeping what was read: class 1's."""
+    if not system.J:
+        raise CannotRun("the nodes have no storage class beside the staging buffer")
+    return system.classes[1].d
+
+
+def _kept(order: np.ndarray, sizes: np.ndarray, evict: str, capacity_mb: float) -> np.ndarray:
+    """The sources of all accesses, int8 as ``order``: 1 what the node still has, 0 what not."""
+    source = np.zeros(order.shape, np.int8)
+    for node in range(order.shape[1]):
+        mine = order[:, node]
+        real = mine >= 0
+        place = np.zeros(mine.shape, np.int8)
+        place[real] = caches.hits(mine[real], sizes, capacity_mb, evict)
+        source[:, node] = place
+    return source
+
+
+@dataclass(frozen=True)
+class Window(Policy):
+    """Paper 1: a window of the file ahead of each reader that goes on in file order; the page
+    cache keeps what was read last."""
+
+    size_mb: float = 52.4288
+
+    def plan(self, system: System, workload: Workload) -> Plan:
+        order = whole_order(workload, system.N)
+        cache_mb = system.classes[1].d if system.J else 0.0
+        source = _kept(order, workload.sizes, "lru", cache_mb)
+        starts: np.ndarray = np.append(0.0, np.cumsum(workload.sizes))
+        gap = self._gaps(order, starts)
+        followed = (gap >= 0) & (gap <= self.size_mb)
+        if followed.sum() < FOLLOWED * (order >= 0).sum():
+            return Plan([Phase(order, "demand", source=source)],
+                        notes=["the order is none that a window could follow"])
+        useless = np.where(followed & (source == 0), gap, 0.0)
+        return Plan([Phase(order, "staged", source=source, useless=useless)])
+
+    @staticmethod
+    def _gaps(order: np.ndarray, starts: np.ndarray) -> np.ndarray:
+        """MB of the file between a node's sample and the one before (as ``order``); -1 where it
+        goes back, 0 for a node's first."""
+        gaps = np.zeros(order.shape)
+        for node in range(order.shape[1]):
+            mine = order[:, node]
+            real = mine >= 0
+            samples = mine[real]
+            gap = starts[samples] - np.append(starts[samples[:1]], starts[samples[:-1] + 1])
+            place = np.zeros(mine.shape)
+            place[real] = np.where(gap < -1e-9, -1.0, np.maximum(gap, 0.0))
+            gaps[:, node] = place
+        return gaps
+
+
+@dataclass(frozen=True)
+class Planned(Policy):
+    """A known order is read ahead, as far as the staging buffer; the page cache (class 1) keeps
+    what was read last."""
+
+    def plan(self, system: System, workload: Workload) -> Plan:
+        return NodePool("lru").plan(system, workload)
+
+
+@dataclass(frozen=True)
+class NodePool(Policy):
+    """Known orders with a pool in each node's memory (class 1) that evicts by cyclic, lru or
+    belady."""
+
+    evict: str = "belady"
+
+    def __post_init__(self) -> None:
+        if self.evict not in caches.EVICT:
+            raise ValueError(f"evict: {self.evict!r} is none of {', '.join(caches.EVICT)}")
+
+    def plan(self, system: System, workload: Workload) -> Plan:
+        order = whole_order(workload, system.N)
+        source = _kept(order, workload.sizes, self.evict, _memory_mb(system))
+        return Plan([Phase(order, "staged", source=source)])
+
+
+@dataclass(frozen=True)
+class ClusterPool(Policy):
+    """Each byte once per cluster: who reads a sample first keeps it, and gives it to the others."""
+
+    def plan(self, system: System, workload: Workload) -> Plan:
+        _memory_mb(system)
+        order = whole_order(workload, system.N)
+        _, nodes, b = order.shape
+        flat = order.reshape(-1)
+        # np.unique gives each sample's first access, in the order of time.
+        samples, first = np.unique(flat, return_index=True)
+        samples, first = samples[samples >= 0], first[samples >= 0]
+        when = np.argsort(first, kind="stable")
+        samples, first = samples[when], first[when]
+        batch, node = first // (nodes * b), first // b % nodes
+        storage: np.ndarray = np.zeros(len(samples), np.int8)
+        capacities = [one.d for one in system.classes[1:]]
+        for each in range(nodes):
+            mine = np.nonzero(node == each)[0]
+            storage[mine], _ = fill_classes(workload.sizes[samples[mine]], capacities)
+        kept = storage > 0
+        held = holdings(workload.F, (nodes, system.J + 1), samples[kept], node[kept],
+                        storage[kept], since=batch[kept])
+        return Plan([Phase(order, "staged", held)])

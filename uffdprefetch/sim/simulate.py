@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A scenario through its policies, and through numbers of nodes. Pure but for the clock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from uffdprefetch.sim.execute import Outcome, execute
+from uffdprefetch.sim.plan import CannotRun
+from uffdprefetch.sim.scenario import NamedPolicy, Scenario
+from uffdprefetch.sim.workload import Workload
+
+#: Told before each policy: how many are done, of how many, and which comes.
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one policy came to in one scenario."""
+
+    nodes: int
+    policy: NamedPolicy
+    outcome: Outcome | None  # None: it does not apply
+    why: str  # it does not apply, or what is to be known of its figure
+    took_seconds: float  # of simulating
+
+
+def _nobody(done: int, of: int, name: str) -> None:
+    pass
+
+
+def workload_of(scenario: Scenario) -> Workload:
+    """The data set's sizes drawn or read, and how it is trained on."""
+    return Workload(scenario.dataset.sizes(scenario.training.seed), scenario.training)
+
+
+def run_one(scenario: Scenario, workload: Workload, named: NamedPolicy) -> Row:
+    """One policy."""
+    began = time.perf_counter()
+    system = scenario.system
+    if named.classes is not None:
+        system = replace(system, classes=named.classes)
+    outcome, why = None, ""
+    try:
+        plan = named.policy.plan(system, workload)
+        why = "; ".join(plan.notes)
+        outcome = execute(system, named.readings or scenario.readings, workload.with_zero(), plan)
+    except CannotRun as error:
+        why = str(error)
+    return Row(system.N, named, outcome, why, time.perf_counter() - began)
+
+
+def run(
+    scenario: Scenario, nodes: Sequence[int] = (), progress: Progress = _nobody
+) -> Iterator[Row]:
+    """All policies, with each of these numbers of nodes (none: the scenario's own)."""
+    workload = workload_of(scenario)
+    counts = list(nodes) or [scenario.system.N]
+    of = len(counts) * len(scenario.policies)
+    for i, count in enumerate(counts):
+        scaled = replace(scenario, system=replace(scenario.system, N=count))
+        for k, named in enumerate(scenario.policies):
+            progress(i * len(scenario.policies) + k, of, f"{named.name}, {count} nodes")
+            yield run_one(scaled, workload, named)
+    progress(of, of, "")
