@@ -122,6 +122,9 @@ def test_nothing_is_read_beyond_the_budget(tmp_path: Path) -> None:
         assert reader.run(4, 65536, budget) is None and budget.size_bytes == left
         assert reader.run(64, 65536, Budget(60.0, 1 << 40)) is None  # the file is too small
     assert repeat(lambda: None, budget, 1) is None
+    # A point whose part of the time is over is measured once.
+    late = repeat(lambda: 7.0, Budget(0.0, 1), 1)
+    assert late is not None and (late.value, late.n) == (7.0, 1)
 
 
 # ---- the bed ------------------------------------------------------------------------------------

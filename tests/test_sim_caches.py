@@ -100,7 +100,7 @@ def test_what_fits_is_missed_once() -> None:
 
 def test_numbers_below() -> None:
     random = np.random.default_rng(8)
-    numbers = caches._Numbers(5000)
+    numbers = caches.Numbers(5000)
     members: set[int] = set()
     for number in random.integers(0, 5000, 600).tolist():
         if number in members:

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from typing import TYPE_CHECKING
 
 from uffdprefetch.errors import usage_error
@@ -52,16 +50,12 @@ class Command:
             raise usage_error("--lookahead: at least 1 byte")
         from uffdprefetch.plan import planfile
         from uffdprefetch.report import plan as report
+        from uffdprefetch.report.columns import show
 
         link = _link(args.bandwidth, args.seconds_per_item)
         plan = planfile.load(args.file)
         document = report.document(plan, args.rank, args.epoch, lookahead_bytes, link)
-        if args.json:
-            print(json.dumps(document, indent=2))
-        elif sys.stdout.isatty():
-            report.table(document)
-        else:
-            sys.stdout.write(report.plain(document))
+        show(document, args.json, report.plain, report.table)
         return 0
 
 

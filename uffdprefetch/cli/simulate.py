@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``uffdprefetch simulate SCENARIO [--only NAMES] [--nodes LIST] [--json] [--png F]``"""
+"""``uffdprefetch simulate SCENARIO [--only NAMES] [--nodes LIST] [--json] [--png F]``, and
+``uffdprefetch simulate --replay TRACE (SCENARIO | --bandwidth RATE --latency TIME)``"""
 
 from __future__ import annotations
 
@@ -7,14 +8,20 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from uffdprefetch.errors import usage_error
 
 if TYPE_CHECKING:
-    from uffdprefetch.sim.scenario import Scenario
+    from uffdprefetch.sim.replay.choices import Choice
+    from uffdprefetch.sim.replay.link import Storage
+    from uffdprefetch.sim.scenario import NamedPolicy, Scenario
     from uffdprefetch.sim.simulate import Progress
+
+
+Named = TypeVar("Named", "NamedPolicy", "Choice")
 
 
 class Command:
@@ -22,8 +29,12 @@ class Command:
 
     SCENARIO is a TOML file that describes the nodes, the file system, the data set and the training
     (docs/simulate.md), or the name of one that comes along (--list). Each of its policies is
-    simulated: seconds, stall, bytes by source. Exit status: 0; 2 when the scenario is wrong (one
-    line says where).
+    simulated: seconds, stall, bytes by source.
+
+    With --replay, the accesses of a job that `uffdprefetch trace` has recorded go through the
+    kernel's readahead, windows, known orders and pools; storage is a calibrated SCENARIO's, or
+    given by --bandwidth and --latency. The quickest choice's command line is printed. Exit status:
+    0; 2 when the scenario or the trace is wrong (one line says where).
     """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
@@ -38,6 +49,20 @@ class Command:
                             "scenario's")
         parser.add_argument("--access-frequency", metavar="DELTA", type=float, help="instead: how "
                             "many samples a node reads more than (1 + DELTA) E / N times")
+        parser.add_argument("--replay", metavar="TRACE", help="what the job of this recording "
+                            "would take")
+        parser.add_argument("--bandwidth", metavar="RATE", help="of storage, with --replay "
+                            "(300MB/s)")
+        parser.add_argument("--latency", metavar="TIME", help="of a request, with --replay (1ms)")
+        parser.add_argument("--size", metavar="SIZE,...", help="windows to try, with --replay "
+                            "(default: 16MiB,50MiB,128MiB)")
+        parser.add_argument("--budget", metavar="SIZE,...", help="pools to try, with --replay "
+                            "(default: half and all of what the job reads)")
+        parser.add_argument("--epochs", metavar="N", type=int, default=1, help="the recorded "
+                            "accesses so many times over, with --replay (a mapping that stays "
+                            "shows its first epoch only)")
+        parser.add_argument("--memory", metavar="SIZE", help="for the page cache, with --replay "
+                            "(default: enough)")
         parser.add_argument("--png", metavar="F", help="also draw it: time by source, or by nodes")
         parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
 
@@ -48,6 +73,11 @@ class Command:
 
         if args.list:
             return _list()
+        if args.replay is not None:
+            return _replay(args)
+        for name in ("bandwidth", "latency", "size", "budget", "memory"):
+            if getattr(args, name) is not None:
+                raise usage_error(f"--{name} belongs to --replay TRACE")
         if args.scenario is None:
             raise usage_error("simulate: which SCENARIO? (--list shows those that come along)")
         scenario = scenarios.load(args.scenario)
@@ -64,6 +94,7 @@ class Command:
 
 def _simulate(scenario: Scenario, args: argparse.Namespace) -> int:
     from uffdprefetch.report import simulate as report
+    from uffdprefetch.report.columns import show
     from uffdprefetch.sim import simulate
 
     nodes = node_counts(args.nodes) if args.nodes else []
@@ -77,13 +108,75 @@ def _simulate(scenario: Scenario, args: argparse.Namespace) -> int:
         from uffdprefetch.report import simulate_png
 
         simulate_png.write(document, args.png)
-    if args.json:
-        print(json.dumps(document, indent=2))
-    elif sys.stdout.isatty():
-        report.table(document)
-    else:
-        sys.stdout.write(report.plain(document))
+    show(document, args.json, report.plain, report.table)
     return 0
+
+
+def _replay(args: argparse.Namespace) -> int:
+    from uffdprefetch.report import replay as report
+    from uffdprefetch.report.columns import show
+    from uffdprefetch.sim.replay.choices import LOOKAHEAD, WINDOWS, choices, predict
+    from uffdprefetch.sim.replay.demand import demand_of
+    from uffdprefetch.trace import file as traces
+
+    storage = _storage(args)
+    windows = _sizes("--size", args.size) or list(WINDOWS)
+    memory = None if args.memory is None else _sizes("--memory", args.memory)[0]
+    if args.epochs < 1:
+        raise usage_error(f"--epochs {args.epochs}: from 1 on")
+    demand = demand_of(traces.read(args.replay), args.epochs)
+    wanted = demand.wanted_bytes
+    budgets = _sizes("--budget", args.budget) or [_rounded(wanted / 2), _rounded(wanted * 1.05)]
+    which = choices(windows, LOOKAHEAD, memory, budgets)
+    if args.only:
+        which = _named(which, args.only)
+    found = []
+    with _progress() as progress:
+        for done, one in enumerate(predict(demand, storage, which)):
+            progress(done + 1, len(which), one.choice.name)
+            found.append(one)
+    document = report.document(args.replay, demand, storage, found)
+    show(document, args.json, report.plain, report.table)
+    return 0
+
+
+def _storage(args: argparse.Namespace) -> Storage:
+    from uffdprefetch.sim.replay.link import Storage
+    from uffdprefetch.sim.scenario import load
+    from uffdprefetch.units import parse_duration, parse_rate
+
+    if args.scenario is not None:
+        if args.bandwidth or args.latency:
+            raise usage_error("--replay: a SCENARIO, or --bandwidth and --latency, not both")
+        rates = load(args.scenario).storage_rates
+        if not rates:
+            raise usage_error(f"{args.scenario}: has no [measured.file_system] of calibrate's; "
+                              "give --bandwidth and --latency")
+        try:
+            return Storage.fitted(rates)
+        except ValueError as error:
+            raise usage_error(f"{args.scenario}: measured.file_system: {error}") from None
+    if not args.bandwidth or not args.latency:
+        raise usage_error("--replay: of which storage? a calibrated SCENARIO, or --bandwidth and "
+                          "--latency")
+    rate = parse_rate(args.bandwidth)
+    if rate < 1:
+        raise usage_error(f"--bandwidth {args.bandwidth}: more than none")
+    return Storage(rate, parse_duration(args.latency))
+
+
+def _sizes(option: str, text: str | None) -> list[int]:
+    from uffdprefetch.units import parse_size
+
+    sizes = [parse_size(part) for part in (text or "").split(",") if part]
+    if any(size < 1 << 16 for size in sizes):
+        raise usage_error(f"{option} {text}: at least 64KiB")
+    return sizes
+
+
+def _rounded(size_bytes: float) -> int:
+    """Up to whole MiB."""
+    return max(1, -(-int(size_bytes) // (1 << 20))) << 20
 
 
 def _frequency(scenario: Scenario, args: argparse.Namespace) -> int:
@@ -119,11 +212,16 @@ def _list() -> int:
 
 
 def _only(scenario: Scenario, words: str) -> Scenario:
+    return replace(scenario, policies=_named(scenario.policies, words))
+
+
+def _named(named: Sequence[Named], words: str) -> list[Named]:
+    """Those with one of the comma-separated words in their names."""
     wanted = [word.strip().lower() for word in words.split(",") if word.strip()]
-    chosen = [p for p in scenario.policies if any(word in p.name.lower() for word in wanted)]
+    chosen = [one for one in named if any(word in one.name.lower() for word in wanted)]
     if not chosen:
-        raise usage_error(f"--only {words}: none of {', '.join(p.name for p in scenario.policies)}")
-    return replace(scenario, policies=chosen)
+        raise usage_error(f"--only {words}: none of {', '.join(one.name for one in named)}")
+    return chosen
 
 
 def node_counts(text: str) -> list[int]:

@@ -136,6 +136,7 @@ def _run(recording: Any, argv: list[str], args: argparse.Namespace) -> int:
                 lift = f"; {entry['lift']}" if entry["lift"] else ""
                 say(f"trace without {entry['what']}: {entry['why']}{lift}")
         return launch.run(_watching(args, "cache"), argv, recording, only_record=True)
+    recording.began()
     status = spawn.run(
         argv, spawn.inherited_environment(), lambda pid: None, lambda: recording.ended() and None
     )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from uffdprefetch.report.columns import aligned
 from uffdprefetch.sim.execute import PFS
 from uffdprefetch.sim.scenario import Scenario
 from uffdprefetch.sim.simulate import Row
@@ -134,13 +135,7 @@ def plain(document: dict[str, Any]) -> str:
     """One table, its columns aligned; then what is to be known of it."""
     heads = _heads(document)
     rows = [heads, *(_cells(row, heads) for row in document["policies"])]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [_title(document)]
-    for row in rows:
-        first, *others = zip(row, widths, strict=True)
-        lines.append("  ".join([first[0].ljust(first[1]),
-                                *(cell.rjust(width) for cell, width in others)]).rstrip())
-    return "\n".join([*lines, *_notes(document), ""])
+    return "\n".join([_title(document), *aligned(rows), *_notes(document), ""])
 
 
 def table(document: dict[str, Any]) -> None:

@@ -74,7 +74,8 @@ def _sources(mpl: Any, document: dict[str, Any]) -> Any:
         stack(values, colours[name], f"waiting for {name}")
     right = max(left, default=1.0)
     for i, row in enumerate(rows):
-        axes.text(left[i] + 0.008 * right, i, f"{row['seconds']:,.1f} s", va="center", fontsize=7)
+        upto = max(left[i], row["published_seconds"] or 0.0)
+        axes.text(upto + 0.012 * right, i, f"{row['seconds']:,.1f} s", va="center", fontsize=7)
     published = [(row["published_seconds"], i) for i, row in enumerate(rows)
                  if row["published_seconds"]]
     if published:

@@ -85,7 +85,7 @@ def _belady(items: np.ndarray, sizes: np.ndarray, capacity: float) -> np.ndarray
     return found
 
 
-class _Numbers:
+class Numbers:
     """A set of numbers below ``end`` that knows the greatest one below any number.
 
     Words of 64 bits, and the same again over which words are not empty: three levels reach 2^18
@@ -129,7 +129,7 @@ class _Numbers:
 def _cyclic(items: np.ndarray, sizes: np.ndarray, capacity: float) -> np.ndarray:
     found: np.ndarray = np.zeros(len(items), bool)
     end = int(items.max(initial=0)) + 1
-    kept = _Numbers(end)
+    kept = Numbers(end)
     inside = bytearray(end)
     used = 0.0
     size_of = sizes.tolist()

@@ -52,6 +52,8 @@ class Scenario:
     policies: Sequence[NamedPolicy]
     readings: Readings = field(default_factory=Readings)
     source: str = ""  # where its figures are from
+    #: Of calibrate: request bytes -> threads -> bytes/s of one node.
+    storage_rates: Mapping[int, Mapping[int, float]] = field(default_factory=dict)
 
 
 def _classes(values: Any, where: str, place: str) -> list[StorageClass]:
@@ -141,14 +143,27 @@ def parse(values: Mapping[str, Any], where: str) -> Scenario:
     table = Table(values, where)
     title = table.take("title", q.text, where)
     source = table.take("source", q.text, "")
-    table.take("measured", q.kind(dict, "a table"), None)  # of calibrate, for people
+    measured = table.take("measured", q.kind(dict, "a table"), {})
     readings = Readings(table.take("write", q.one_of(WRITES), "overlapped"))
     system = _system(table.table("system"))
     dataset = DataSet.parse(table.table("dataset"))
     training = _training(table.table("training"))
     policies = _policies(table.take("policies", lambda given: given, None), where)
     table.done()
-    return Scenario(title, system, dataset, training, policies, readings, source)
+    return Scenario(title, system, dataset, training, policies, readings, source,
+                    _rates(measured, where))
+
+
+def _rates(measured: Mapping[str, Any], where: str) -> dict[int, dict[int, float]]:
+    """What calibrate noted of the file system: "87.1 [86, 88] (n=10)" is MB/s."""
+    try:
+        return {
+            int(request): {int(threads): float(said.split()[0]) * 1e6
+                           for threads, said in curve.items()}
+            for request, curve in measured.get("file_system", {}).items()
+        }
+    except (AttributeError, ValueError, IndexError):
+        raise usage_error(f"{where}: measured.file_system: not as calibrate writes it") from None
 
 
 def shipped() -> dict[str, str]:

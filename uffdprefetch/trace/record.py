@@ -212,6 +212,9 @@ class _Session:
                 source = "service" if self.witness is None else "bpf+service"
                 with contextlib.suppress(OSError):
                     self._writer.block("meta", {"source": source})
+            if "meta" in line:
+                with contextlib.suppress(OSError):
+                    self._writer.block("meta", line["meta"])
             self.status = line.get("status", self.status)
         if self._service is None:
             return []

@@ -99,9 +99,13 @@ class Recording:
         with contextlib.suppress(OSError):
             os.write(self._control_fd, json.dumps(what).encode() + b"\n")
 
+    def began(self) -> None:
+        """The job begins now: what came before was the recorder's own start."""
+        self.tell(meta={"job_started_ns": time.monotonic_ns()})
+
     def end(self, status: int | None, wait: bool = True) -> None:
         """The job has ended with this exit status (negative: by that signal)."""
-        self.tell(status=status)
+        self.tell(status=status, meta={"job_ended_ns": time.monotonic_ns()})
         os.close(self._control_fd)
         if wait:
             try:

@@ -31,7 +31,7 @@ class Budget:
 
     def take(self, size_bytes: int) -> bool:
         """Whether so many bytes may still be moved; then they are taken."""
-        if size_bytes > self.size_bytes or not self.seconds:
+        if size_bytes > self.size_bytes:
             return False
         self.size_bytes -= size_bytes
         return True
@@ -39,7 +39,7 @@ class Budget:
 
 def repeat(once: Callable[[], float | None], budget: Budget, points_left: int) -> Median | None:
     """The median of runs of ``once`` (MB/s; None: it cannot go on), within this point's part of
-    what is left. None when not a single run could be made."""
+    the time that is left, but one in any case. None when not a single run could be made."""
     until = budget.clock() + budget.seconds / max(1, points_left)
     values: list[float] = []
     while len(values) < RUNS_MAX:

@@ -110,7 +110,9 @@ def _one_node(
     cores = sorted({n for n in threads if n <= (os.cpu_count() or 1)} | {1})
     left = len(wishes.requests) * len(threads) + len(cores) + (len(cores) if wishes.local else 0)
     left += more
-    for request in wishes.requests:
+    # What the scenario cannot do without comes first.
+    threads.sort(key=lambda count: (count != wishes.prefetchers, count))
+    for request in sorted(wishes.requests, reverse=True):
         curve = done.file_system.setdefault(request, {})
         for count in threads:
             tell(f"file system: {count} threads, requests of {request >> 10} KiB")

@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-import threading
-import time
-
 import numpy as np
 
 from uffdprefetch.sim.measure.bounds import Budget
+from uffdprefetch.sim.measure.together import seconds_together
 
 MB = 1e6
 #: By each thread: many times the last cache level.
@@ -25,20 +23,9 @@ class Memory:
         """MB/s of one run; None when the budget is used up."""
         if not budget.take(threads * PART_BYTES):
             return None
-        gate = threading.Barrier(threads + 1)
-        ends = [0.0] * threads
 
         def read(number: int) -> None:
-            gate.wait()
             # numpy releases the interpreter's lock while it reduces.
             np.maximum.reduce(self.parts[number])
-            ends[number] = time.monotonic()
 
-        workers = [threading.Thread(target=read, args=(n,)) for n in range(threads)]
-        for worker in workers:
-            worker.start()
-        gate.wait()
-        began = time.monotonic()
-        for worker in workers:
-            worker.join()
-        return threads * PART_BYTES / MB / max(1e-9, max(ends) - began)
+        return threads * PART_BYTES / MB / seconds_together(threads, read)

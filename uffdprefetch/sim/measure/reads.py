@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import mmap
 import os
-import threading
-import time
 
 import numpy as np
 
 from uffdprefetch.errors import UffdPrefetchError
 from uffdprefetch.sim.measure.bounds import Budget
+from uffdprefetch.sim.measure.together import seconds_together
 from uffdprefetch.uffd import resident_bytes
 
 MB = 1e6
@@ -106,28 +105,11 @@ class Reader:
 
     def _timed(self, offsets: list[list[int]], request_bytes: int) -> float:
         """Seconds from the common start to the last thread's last byte. Raises OSError."""
-        gate = threading.Barrier(len(offsets) + 1)
-        failed: list[OSError] = []
-        ends = [0.0] * len(offsets)
 
         def read(number: int) -> None:
             with mmap.mmap(-1, request_bytes) as buffer:  # aligned, as O_DIRECT needs it
-                gate.wait()
-                try:
-                    for offset in offsets[number]:
-                        if os.preadv(self.fd, [buffer], offset) != request_bytes:
-                            raise OSError(0, f"the file ended before {offset + request_bytes}")
-                except OSError as error:
-                    failed.append(error)
-                ends[number] = time.monotonic()
+                for offset in offsets[number]:
+                    if os.preadv(self.fd, [buffer], offset) != request_bytes:
+                        raise OSError(0, f"the file ended before {offset + request_bytes}")
 
-        workers = [threading.Thread(target=read, args=(n,)) for n in range(len(offsets))]
-        for worker in workers:
-            worker.start()
-        gate.wait()
-        began = time.monotonic()
-        for worker in workers:
-            worker.join()
-        if failed:
-            raise failed[0]
-        return max(1e-9, max(ends) - began)
+        return seconds_together(len(offsets), read)

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Predictions against runs: `python bench/predict.py [--pairs 3] [--json F]`.
+
+For each case a plain run of the demo's job is recorded on the slow bed, and `simulate --replay`
+says what it would take plainly and under `wrap`, on storage that `calibrate` has measured on the
+same bed. Then the predicted commands are run, cold, and the wall times are put side by side. A run
+with a known order has a plan file made of the order that the job is known to have. What `wrap`
+takes to start and end is measured by itself (`wrap -- true`) and added to what the job would take.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from render import as_json
+
+from uffdprefetch.demo.bed import SlowBed, drop_cache, proactive_reclaim
+from uffdprefetch.demo.dataset import make_dataset
+from uffdprefetch.demo.job import data_file, rank_order
+from uffdprefetch.units import format_size_exact, parse_rate, parse_size
+
+SCHEMA = "uffdprefetch.bench.predict/1"
+TOOL = [sys.executable, "-m", "uffdprefetch"]
+JOB = Path(__file__).resolve().parents[1] / "uffdprefetch" / "demo" / "job.py"
+#: (case, its job's pattern, epochs, the choices that are tried). One epoch is recorded: a mapping
+#: that stays shows no faults of the second.
+CASES = (
+    ("contiguous", "contiguous", 1, ["plain", "windows of 50MiB"]),
+    ("shuffled", "shuffled", 1, ["plain", "known order"]),
+    ("contiguous, 3 epochs", "contiguous", 3, ["pool of {half}, windows"]),
+)
+
+
+def run_tool(words: Sequence[str], where: Path) -> str:
+    """stdout of a command of ours; its stderr is ours."""
+    return subprocess.run([*TOOL, *words], cwd=where, check=True, stdout=subprocess.PIPE,
+                          text=True, env=environment()).stdout
+
+
+def environment() -> dict[str, str]:
+    root = str(Path(__file__).resolve().parents[1])
+    return {**os.environ, "PYTHONPATH": root}
+
+
+def wall_seconds(words: Sequence[str], data: Path, where: Path) -> float:
+    """Of one cold run."""
+    drop_cache(data)
+    began = time.monotonic()
+    subprocess.run(words, cwd=where, check=True, stdout=subprocess.DEVNULL, env=environment())
+    return time.monotonic() - began
+
+
+def write_plan(where: Path, data: Path, records: int, seed: int) -> Path:
+    """The shuffled job's order, as a plan file."""
+    order = list(rank_order("shuffled", records, 0, 1, seed=seed, epoch=0))
+    path = where / "plan.json"
+    path.write_text(json.dumps({
+        "schema": "uffdprefetch.plan/1",
+        "files": [{"file": str(data), "unit": "records",
+                   "epochs": [{"ranks": {"0": order}}]}],
+    }))
+    return path
+
+
+def words_of(command: str, plan: Path, where: Path) -> list[str]:
+    """A printed command line as it is run here."""
+    words = shlex.split(command.replace("--plan PLAN", f"--plan {shlex.quote(str(plan))}"))
+    if words[0] == "uffdprefetch":
+        words = [*TOOL, "wrap", "-q", "-f", "-o", str(where / "summary"), *words[2:]]
+    return words
+
+
+def measure(args: argparse.Namespace, where: Path) -> list[dict[str, Any]]:
+    """A row for each case and choice."""
+    manifest = make_dataset(where / "data", parse_size(args.size))
+    rows = []
+    with SlowBed(where / "data", bandwidth=parse_rate(args.bandwidth),
+                 latency_us=args.latency_us) as bed:
+        database = bed.path("records.lmdb")
+        data = Path(data_file(str(database)))
+        run_tool(["calibrate", str(data), "--seconds", "12", "--bytes", "4GiB",
+                  "--threads", "1,8", "-f", "-o", "bed.toml"], where)
+        compute = args.compute / parse_rate(args.bandwidth)
+        half = format_size_exact(parse_size(args.size) // 2)
+        for case, pattern, epochs, choices in CASES:
+            job = [sys.executable, str(JOB), "--db", str(database), "--pattern", pattern,
+                   "--compute-seconds-per-byte", str(compute)]
+            drop_cache(data)
+            run_tool(["trace", "-f", "-o", "plain.uptrace", "--", *job], where)
+            said = json.loads(run_tool(
+                ["simulate", "bed.toml", "--replay", "plain.uptrace", "--json", "--epochs",
+                 str(epochs), "--budget", half], where))
+            wanted = [name.format(half=half) for name in choices]
+            said["choices"] = [c for c in said["choices"] if c["name"] in wanted]
+            print(json.dumps({k: v for k, v in said.items() if k != "choices"}), file=sys.stderr)
+            plan = write_plan(where, data, manifest.records, 0)
+            starts = [wall_seconds([*TOOL, "wrap", "-q", "-f", "-o", str(where / "summary"), "--",
+                                    "true"], data, where) for _ in range(args.pairs)]
+            start = statistics.median(starts)
+            took: dict[str, list[float]] = {}
+            for _ in range(args.pairs):
+                for choice in said["choices"]:
+                    words = [*words_of(choice["command"], plan, where), "--epochs", str(epochs)]
+                    took.setdefault(choice["name"], []).append(wall_seconds(words, data, where))
+            for choice in said["choices"]:
+                seconds = took[choice["name"]]
+                middle = statistics.median(seconds)
+                wrapped = choice["command"].startswith("uffdprefetch")
+                predicted = choice["seconds"] + (start if wrapped else 0.0)
+                rows.append({
+                    "case": case, "choice": choice["name"], "predicted_seconds": predicted,
+                    "wrap_true_seconds": start if wrapped else None,
+                    "measured_seconds": seconds, "error": predicted / middle - 1,
+                    "predicted_stall_seconds": choice["stall_seconds"],
+                    "predicted_read_bytes": choice["read_bytes"], "command": choice["command"],
+                })
+                print(f"bench: {case} | {choice['name']}: predicted {predicted:.2f} s, "
+                      f"measured {middle:.2f} s ({rows[-1]['error']:+.1%})", file=sys.stderr)
+    return rows
+
+
+def markdown(rows: Sequence[dict[str, Any]]) -> str:
+    """The table of docs/simulate.md."""
+    lines = ["| case | run as | predicted s | measured s | error |", "|---|---|---:|---:|---:|"]
+    for row in rows:
+        middle = statistics.median(row["measured_seconds"])
+        lines.append(f"| {row['case']} | {row['choice']} | {row['predicted_seconds']:.2f} | "
+                     f"{middle:.2f} | {row['error']:+.1%} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="bench/predict.py",
+                                     description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--pairs", type=int, default=3, help="rounds")
+    parser.add_argument("--size", default="1GiB")
+    parser.add_argument("--bandwidth", default="300MB/s")
+    parser.add_argument("--latency-us", type=int, default=1000)
+    parser.add_argument("--compute", type=float, default=0.95, help="of the link's time")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        rows = measure(args, Path(folder))
+    report = {"schema": SCHEMA, "words": sys.argv[1:], "reclaim": proactive_reclaim(), "rows": rows}
+    if args.json:
+        args.json.write_text(as_json(report))
+    print(markdown(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: Apache-2.0
+"""sim/replay: closed forms, what memory keeps, what a trace wants, and the command."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import synthetic
+from conftest import warnings_fail
+from traces import without_index
+
+from uffdprefetch.cli import main
+from uffdprefetch.errors import UffdPrefetchError
+from uffdprefetch.sim.replay.choices import choices, command_line, predict
+from uffdprefetch.sim.replay.demand import Demand, Stream, again, demand_of
+from uffdprefetch.sim.replay.engine import Outcome, Policy, replay
+from uffdprefetch.sim.replay.keep import CHUNK_PAGES, Belady, Cyclic, Keep, Lru
+from uffdprefetch.sim.replay.link import Link, Storage
+from uffdprefetch.sim.replay.policies import Plain, Planned, PoolPlanned, PoolWindows, Windows
+from uffdprefetch.trace.file import File
+
+pytestmark = warnings_fail
+
+PAGE = 4096
+MIB = 1 << 20
+SLOW = Storage(100e6, 1e-3)
+
+
+def stream(first: list[int], pages: int = 1, think: float = 0.0, rank: int = 0) -> Stream:
+    """Accesses of ``pages`` pages each, ``think`` seconds between them."""
+    begin = np.array(first, np.int64)
+    return Stream(rank, 100 + rank, np.zeros(len(first), np.int64), begin, begin + pages,
+                  np.full(len(first), int(think * 1e9)), 0)
+
+
+def demand(*streams: Stream, pages: int = 4096) -> Demand:
+    return Demand([File(1, "/data/f", pages * PAGE)], list(streams), PAGE, 1.0, 0.0, ["job", "a b"])
+
+
+def straight(pages: int = 4096, think: float = 0.0) -> Demand:
+    return demand(stream(list(range(0, pages, 16)), 16, think), pages=pages)
+
+
+def run(wanted: Demand, policy: Policy, keep: Keep | None = None,
+        storage: Storage = SLOW) -> Outcome:
+    return replay(wanted, storage, policy, keep)
+
+
+# ---- storage ------------------------------------------------------------------------------------
+
+
+def test_transfers_queue_and_latencies_overlap() -> None:
+    link = Link(Storage(1e6, 0.5))
+    assert link.request(1_000_000, 10.0) == pytest.approx(11.5)
+    assert link.request(1_000_000, 10.0) == pytest.approx(12.5)
+    assert link.backlog(10.5) == pytest.approx(1.5) and link.backlog(99) == 0
+    assert link.request(500_000, 20.0) == pytest.approx(21.0)
+    assert (link.requests, link.read_bytes) == (3, 2_500_000)
+
+
+def test_storage_is_found_from_calibrated_rates() -> None:
+    made = Storage(300e6, 1e-3)
+    rates = {
+        request: {threads: min(300e6, threads * request / (1e-3 + request / 300e6))
+                  for threads in (1, 8, 64)}
+        for request in (4096, 65536, MIB)
+    }
+    found = Storage.fitted(rates)
+    assert found.bandwidth == pytest.approx(made.bandwidth)
+    assert found.latency == pytest.approx(made.latency)
+    with pytest.raises(ValueError, match="single thread"):
+        Storage.fitted({4096: {8: 1e6}})
+
+
+# ---- closed forms -------------------------------------------------------------------------------
+
+
+def test_a_known_order_takes_the_transfer_or_the_computing() -> None:
+    size = 4096 * PAGE
+    reading = run(straight(), Planned(1 << 40))
+    assert reading.seconds == pytest.approx(size / 100e6, rel=0.03)
+    assert reading.read_bytes == reading.touched_bytes == size
+    computing = run(straight(think=0.01), Planned(1 << 40))  # 256 accesses
+    assert computing.seconds == pytest.approx(2.56, rel=0.01)
+    assert computing.hits > 0.99 and computing.misses == 1
+
+
+def test_plain_mmap_reads_around_and_one_window_ahead() -> None:
+    # 128 KiB around the first miss, of which half lies before; then 128 KiB at each mark.
+    result = run(straight(), Plain())
+    assert result.read_bytes == 4096 * PAGE
+    assert result.requests == pytest.approx(4096 / 32, abs=2)
+    # Each window is asked for when the one before is begun: latency is hidden by no more than that.
+    each = 131072 / 100e6 + 1e-3
+    assert 128 * 131072 / 100e6 <= result.seconds <= 128 * each * 1.05
+
+
+def test_random_reads_miss_one_by_one() -> None:
+    order = np.random.default_rng(1).permutation(4096 // 64)[:40] * 64
+    result = run(demand(stream(order.tolist(), 1, 0.0)), Plain())
+    assert result.misses == 40
+    assert result.seconds == pytest.approx(40 * (131072 / 100e6 + 1e-3), rel=0.02)
+    assert result.stall_seconds == pytest.approx(result.seconds)
+
+
+def test_windows_follow_a_walk_and_nothing_else() -> None:
+    plain, windows = run(straight(), Plain()), run(straight(), Windows(4 * MIB))
+    assert windows.seconds < plain.seconds and windows.misses <= plain.misses
+    assert windows.seconds < 4096 * PAGE / 100e6 * 1.1
+    assert windows.read_bytes == 4096 * PAGE
+    order = (np.random.default_rng(2).permutation(64) * 4096).tolist()
+    jumps = demand(stream(order), pages=64 * 4096)
+    assert run(jumps, Windows(4 * MIB)) == run(jumps, Plain())
+
+
+def test_ranks_share_what_is_read() -> None:
+    both = demand(stream(list(range(0, 4096, 32)), 16), stream(list(range(16, 4096, 32)), 16,
+                                                              rank=1))
+    for policy in (Plain(), Windows(4 * MIB), Planned(1 << 30)):
+        assert run(both, policy).read_bytes == 4096 * PAGE
+
+
+def test_nothing_is_read_ahead_before_a_thread_reads() -> None:
+    late = demand(stream(list(range(0, 4096, 16)), 16))
+    shifted = replace(late.streams[0], think_ns=np.r_[5_000_000_000, late.streams[0].think_ns[1:]])
+    result = run(replace(late, streams=[shifted]), Planned(1 << 40))
+    assert result.seconds == pytest.approx(5 + 4096 * PAGE / 100e6, rel=0.03)
+
+
+# ---- memory -------------------------------------------------------------------------------------
+
+
+def epochs(count: int, think: float = 0.0) -> Demand:
+    whole = straight(think=think)
+    return replace(whole, streams=[again(whole.streams[0], count)])
+
+
+def test_half_of_memory_keeps_half_of_a_scan_but_not_by_lru() -> None:
+    half = 2048 * PAGE
+    wanted = epochs(4)
+    size = 4096 * PAGE
+    lru = run(wanted, PoolWindows(MIB), Lru(wanted, half))
+    cyclic = run(wanted, PoolWindows(MIB), Cyclic(wanted, half))
+    belady = run(wanted, PoolPlanned(MIB), Belady(wanted, half))
+    assert lru.read_bytes == 4 * size
+    for result in (cyclic, belady):
+        assert size + 3 * size / 2 <= result.read_bytes <= 1.1 * (size + 3 * size / 2)
+        assert result.seconds < 0.75 * lru.seconds
+    assert run(wanted, PoolWindows(MIB)).read_bytes == size
+
+
+@pytest.mark.parametrize("kind", [Lru, Cyclic, Belady])
+def test_memory_is_never_more_than_it_is(kind: type[Keep]) -> None:
+    random = np.random.default_rng(3)
+    order = (random.integers(0, 256, 600) * 16).tolist()
+    wanted = demand(stream(order, 16))
+    keep = kind(wanted, 40 * CHUNK_PAGES * PAGE)
+    most = []
+    entered = keep.entered
+    keep.entered = lambda chunk: (entered(chunk), most.append(len(keep.kept)))[0]  # type: ignore
+    run(wanted, PoolWindows(MIB), keep)
+    assert max(most) == 40
+
+
+def test_belady_misses_no_more_than_lru() -> None:
+    random = np.random.default_rng(4)
+    for _ in range(5):
+        wanted = demand(stream((random.integers(0, 128, 500) * 16).tolist(), 16), pages=2048)
+        results = {
+            kind: run(wanted, PoolWindows(MIB), kind(wanted, 30 * CHUNK_PAGES * PAGE))
+            for kind in (Lru, Belady)
+        }
+        assert results[Belady].misses <= results[Lru].misses
+
+
+@pytest.mark.parametrize("make", [Plain, lambda: Windows(4 * MIB), lambda: Planned(8 * MIB)])
+def test_faster_storage_is_never_slower(make: type[Plain]) -> None:
+    random = np.random.default_rng(5)
+    order = (random.permutation(256) * 16).tolist()
+    for wanted in (straight(think=0.001), demand(stream(order, 12, 0.001))):
+        seconds = [run(wanted, make(), None, Storage(rate, late)).seconds
+                   for rate, late in ((50e6, 4e-3), (100e6, 2e-3), (400e6, 1e-3), (4e9, 1e-5))]
+        assert seconds == sorted(seconds, reverse=True)
+
+
+# ---- what a trace wants -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pattern", synthetic.PATTERNS)
+def test_a_trace_wants_the_records_that_were_read(pattern: str) -> None:
+    trace = synthetic.make(pattern, ranks=2, records=200, epochs=1)
+    found = demand_of(trace, open_index=without_index)
+    assert {s.rank for s in found.streams} == {0, 1}
+    sizes = np.random.default_rng(0).integers(3, 48, 200) * PAGE
+    # Without an index what is touched behind a record's last fault is not known.
+    assert sizes.sum() * 0.5 <= found.wanted_bytes <= (sizes.sum() + 64 * PAGE)
+    for one in found.streams:
+        assert (one.end > one.first).all() and (one.think_ns >= 0).all()
+        total = int(one.think_ns.sum()) + one.tail_ns
+        assert total <= found.seconds * 1e9 * (1 + 1e-9)
+    assert 0 < found.stall_seconds < found.seconds
+
+
+def test_recorded_epochs_can_be_gone_through_again() -> None:
+    one = stream([0, 16, 32], 16, 0.5)
+    twice = again(one, 2)
+    assert twice.first.tolist() == [0, 16, 32, 0, 16, 32] and len(twice) == 6
+    assert twice.think_ns.tolist() == [int(5e8)] * 6 and again(one, 1) is one
+
+
+def test_a_trace_without_accesses_is_one_line() -> None:
+    trace = synthetic.make("skip", ranks=1, records=10)
+    trace.events = trace.events[:0]
+    with pytest.raises(UffdPrefetchError, match="nothing to replay"):
+        demand_of(trace, open_index=without_index)
+
+
+# ---- choices and the command --------------------------------------------------------------------
+
+
+def test_choices_are_commands_that_wrap_takes() -> None:
+    every = choices([16 * MIB], 64 * MIB, None, [512 * MIB])
+    lines = {each.name: command_line(each, ["python", "a b.py"]) for each in every}
+    assert lines["plain"] == "python 'a b.py'"
+    assert lines["windows of 16MiB"] == (
+        "uffdprefetch wrap --policy fixed --size 16MiB -- python 'a b.py'")
+    assert lines["pool of 512MiB, known order"] == (
+        "uffdprefetch wrap --engine pool --budget 512MiB --plan PLAN -- python 'a b.py'")
+    outcomes = list(predict(straight(), SLOW, every))
+    assert [each.choice.name for each in outcomes] == list(lines)
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Path:
+    """A trace file of two ranks that go through a file that is not there any more."""
+    from uffdprefetch.trace import file as traces
+
+    trace = synthetic.make("contiguous", ranks=2, records=300, epochs=1)
+    path = tmp_path / "t.uptrace"
+    with open(path, "wb", buffering=0) as file:
+        writer = traces.Writer(file, trace.meta)
+        writer.block("files", [vars(f) for f in trace.files.values()])
+        writer.block("processes", [vars(p) for p in trace.processes.values()])
+        writer.events(trace.events)
+        writer.block("end", trace.end)
+    return path
+
+
+def test_the_command_ranks_choices_and_prints_the_best(
+    recorded: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["simulate", "--replay", str(recorded), "--bandwidth", "100MB/s", "--latency", "1ms"]
+    assert main([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["schema"] == "uffdprefetch.replay/1"
+    seconds = [row["seconds"] for row in found["choices"]]
+    assert seconds == sorted(seconds) and len(seconds) == 9
+    slowest = {row["name"]: row for row in found["choices"]}["plain"]
+    assert slowest["seconds"] >= seconds[0]
+    assert main(words) == 0
+    text = capsys.readouterr().out
+    assert f"best: {found['choices'][0]['command']}" in text and "plain" in text
+    assert main([*words, "--only", "pool", "--budget", "8MiB,16MiB", "--size", "1MiB"]) == 0
+    text = capsys.readouterr().out
+    assert "pool of 8MiB, windows" in text and "plain" not in text
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--replay", "{trace}"], "of which storage?"),
+        (["--replay", "{trace}", "--bandwidth", "1MB/s"], "of which storage?"),
+        (["--replay", "{trace}", "paper5-1"], "has no [measured.file_system] of calibrate's"),
+        (["--replay", "{trace}", "paper5-1", "--latency", "1ms"], "not both"),
+        (["--replay", "/nonexistent", "--bandwidth", "1MB/s", "--latency", "1ms"], "cannot read"),
+        (["--replay", "{trace}", "--bandwidth", "0MB/s", "--latency", "1ms"], "more than none"),
+        (["--replay", "{trace}", "--bandwidth", "1MB/s", "--latency", "1ms", "--size", "1"],
+         "--size 1: at least 64KiB"),
+        (["--replay", "{trace}", "--bandwidth", "1MB/s", "--latency", "1ms", "--epochs", "0"],
+         "--epochs 0: from 1 on"),
+        (["--replay", "{trace}", "--bandwidth", "1MB/s", "--latency", "1ms", "--only", "x"],
+         "--only x: none of plain"),
+        (["paper5-1", "--budget", "1GiB"], "--budget belongs to --replay"),
+    ],
+)
+def test_what_cannot_be_is_one_line(
+    recorded: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    filled = [word.format(trace=recorded) for word in words]
+    assert main(["simulate", *filled]) == 2
+    error = capsys.readouterr().err
+    assert said in error and len(error.splitlines()) == 1

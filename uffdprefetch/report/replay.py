@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `uffdprefetch simulate --replay` shows: a document, and how it reads. Pure but for
+table()."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from uffdprefetch.report.columns import aligned
+from uffdprefetch.sim.replay.choices import Predicted, command_line
+from uffdprefetch.sim.replay.demand import Demand
+from uffdprefetch.sim.replay.link import Storage
+from uffdprefetch.units import format_rate, format_size
+
+SCHEMA = "uffdprefetch.replay/1"
+
+
+def document(
+    path: str, demand: Demand, storage: Storage, predicted: Sequence[Predicted]
+) -> dict[str, Any]:
+    """The choices, the quickest first."""
+    rows = []
+    for each in sorted(predicted, key=lambda one: one.outcome.seconds):
+        found = each.outcome
+        rows.append({
+            "name": each.choice.name,
+            "command": command_line(each.choice, demand.command),
+            "needs_order": each.choice.needs_order,
+            "memory_bytes": each.choice.memory_bytes,
+            "seconds": found.seconds,
+            "stall_seconds": found.stall_seconds,
+            "hits": found.hits,
+            "demand_misses": found.misses,
+            "touched_bytes": found.touched_bytes,
+            "read_bytes": found.read_bytes,
+            "requests": found.requests,
+        })
+    return {
+        "schema": SCHEMA,
+        "trace": path,
+        "command": demand.command,
+        "recorded_seconds": demand.seconds,
+        "recorded_stall_seconds": demand.stall_seconds,
+        "files": [{"path": f.path, "size_bytes": f.size_bytes} for f in demand.files],
+        "threads": len(demand.streams),
+        "accesses": sum(map(len, demand.streams)),
+        "wanted_bytes": demand.wanted_bytes,
+        "bandwidth_bytes_per_second": storage.bandwidth,
+        "latency_seconds": storage.latency,
+        "choices": rows,
+    }
+
+
+_HEADS = ("run as", "seconds", "stall", "hits", "misses", "read", "requests")
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    return [row["name"], f"{row['seconds']:.2f}", f"{row['stall_seconds']:.2f}",
+            f"{row['hits']:.1%}", f"{row['demand_misses']:,}", format_size(row["read_bytes"]),
+            f"{row['requests']:,}"]
+
+
+def _title(document: dict[str, Any]) -> str:
+    latency = document["latency_seconds"] * 1000
+    return (f"{document['accesses']:,} accesses of {document['threads']} threads to "
+            f"{format_size(document['wanted_bytes'])}, recorded in "
+            f"{document['recorded_seconds']:.2f} s (stall {document['recorded_stall_seconds']:.2f}"
+            f" s); storage of {format_rate(document['bandwidth_bytes_per_second'])}, "
+            f"{latency:.2f} ms")
+
+
+def _notes(document: dict[str, Any]) -> list[str]:
+    best = document["choices"][0]
+    notes = [f"best: {best['command']}"]
+    if best["needs_order"]:
+        notes.append("PLAN says the order (docs/plans.md); of a PyTorch DataLoader wrap knows it "
+                     "without")
+    return notes
+
+
+def plain(document: dict[str, Any]) -> str:
+    """One table, its columns aligned; then the best choice's command line."""
+    rows = [_HEADS, *map(_cells, document["choices"])]
+    return "\n".join([_title(document), *aligned(rows), *_notes(document), ""])
+
+
+def table(document: dict[str, Any]) -> None:
+    """Print it with rich to stdout."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    shown = Table(title=Text(_title(document)), title_justify="left")
+    for head in _HEADS:
+        shown.add_column(head, justify="left" if head == _HEADS[0] else "right", overflow="fold")
+    for row in document["choices"]:
+        shown.add_row(*map(Text, _cells(row)))
+    console.print(shown)
+    for note in _notes(document):
+        console.print(Text(note), soft_wrap=True)

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Threads that begin together."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+
+def seconds_together(threads: int, work: Callable[[int], None]) -> float:
+    """From the common start to the end of the last; ``work`` gets each thread's number.
+
+    Raises the first OSError that one of them raised.
+    """
+    gate = threading.Barrier(threads + 1)
+    ends = [0.0] * threads
+    failed: list[OSError] = []
+
+    def run(number: int) -> None:
+        gate.wait()
+        try:
+            work(number)
+        except OSError as error:
+            failed.append(error)
+        ends[number] = time.monotonic()
+
+    workers = [threading.Thread(target=run, args=(n,)) for n in range(threads)]
+    for worker in workers:
+        worker.start()
+    gate.wait()
+    began = time.monotonic()
+    for worker in workers:
+        worker.join()
+    if failed:
+        raise failed[0]
+    return max(1e-9, max(ends) - began)

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a recorded job wants: which pages, in which order, after how much computing. Pure, but for
+the index of a record file, which is read where the file is still there.
+
+A page fault is seen, a touch of a mapped page is not. So what a thread wants at an access is the
+record that begins there, where the file's index tells; else all up to its next access if that lies
+within what was mapped, or the page alone. What it computed is the time from when one fault was over
+to the next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from uffdprefetch.errors import UffdPrefetchError
+from uffdprefetch.trace.accesses import Accesses, accesses
+from uffdprefetch.trace.events import Kind
+from uffdprefetch.trace.file import File, Trace
+from uffdprefetch.trace.records import RecordIndex, open_records
+from uffdprefetch.trace.survey import OpenRecords, Survey
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Stream:
+    """One thread's accesses, in order: parallel columns."""
+
+    rank: int
+    thread: int
+    file: Array  # place of the file in Demand.files
+    first: Array  # page
+    end: Array  # the page after the last
+    think_ns: Array  # computed since the access before was over; of the first, since the job began
+    tail_ns: int  # computed after the last one
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+
+def again(stream: Stream, epochs: int) -> Stream:
+    """The same accesses so many times; a later epoch begins after as much computing as there is
+    between two of its accesses."""
+    if epochs == 1:
+        return stream
+    first = stream.think_ns.copy()
+    later = first.copy()
+    later[0] = np.median(first)
+    return Stream(
+        stream.rank, stream.thread, np.tile(stream.file, epochs), np.tile(stream.first, epochs),
+        np.tile(stream.end, epochs), np.concatenate([first, *[later] * (epochs - 1)]),
+        stream.tail_ns)
+
+
+@dataclass(frozen=True)
+class Demand:
+    """A job's accesses."""
+
+    files: list[File]
+    streams: list[Stream]
+    page_bytes: int
+    seconds: float  # that the recorded job took
+    stall_seconds: float  # of its thread that waited longest, in page faults
+    command: list[str]
+
+    def pages(self, file: int) -> int:
+        return -(-self.files[file].size_bytes // self.page_bytes)
+
+    @property
+    def wanted_bytes(self) -> int:
+        """Distinct bytes."""
+        total = 0
+        for number in range(len(self.files)):
+            seen: Array = np.zeros(self.pages(number) + 1, np.int64)
+            for stream in self.streams:
+                mine = stream.file == number
+                np.add.at(seen, stream.first[mine], 1)
+                np.add.at(seen, np.minimum(stream.end[mine], len(seen) - 1), -1)
+            total += int((np.cumsum(seen) > 0).sum()) * self.page_bytes
+        return total
+
+
+def demand_of(
+    trace: Trace, epochs: int = 1, open_index: OpenRecords = open_records
+) -> Demand:
+    """What was recorded, ``epochs`` times over.
+
+    Raises UffdPrefetchError (exit 2) where a trace has no accesses to replay.
+    """
+    work = Survey(trace, open_index)
+    events = trace.events
+    files: list[File] = []
+    parts = []
+    for number in sorted(trace.files):
+        some = events[events["file"] == number]
+        rank = work.rank(some["pid"])
+        maps = some[some["kind"] == Kind.MAP]
+        file, index = trace.files[number], None
+        for one in np.unique(rank[rank >= 0]).tolist():
+            found = accesses(some[rank == one], maps, work.start_ns, work.page_bytes)
+            if not len(found):
+                continue
+            if not files or files[-1] is not file:
+                files.append(file)
+                index = open_index(file.path, file.size_bytes, work.page_bytes)
+            parts.append((one, len(files) - 1, found, index))
+    begin_ns = int(trace.meta.get("job_started_ns") or work.start_ns) - work.start_ns
+    end_ns = int(trace.meta.get("job_ended_ns") or 0) - work.start_ns
+    if end_ns <= begin_ns:
+        end_ns = int(work.seconds * 1e9)
+    streams = _streams(parts, begin_ns, end_ns, work.page_bytes)
+    if not streams:
+        raise UffdPrefetchError(
+            f"{trace.path}: no access of the job was recorded, so there is nothing to replay", 2)
+    took_ns = end_ns - begin_ns
+    stalls = [took_ns - int(s.think_ns.sum()) - s.tail_ns for s in streams]
+    streams = [again(stream, epochs) for stream in streams]
+    return Demand(files, streams, work.page_bytes, took_ns / 1e9, max(stalls) / 1e9,
+                  list(trace.meta.get("command") or []))
+
+
+def _streams(
+    parts: list[tuple[int, int, Accesses, RecordIndex | None]], begin_ns: int, end_ns: int,
+    page_bytes: int,
+) -> list[Stream]:
+    columns: dict[tuple[int, int], list[tuple[Array, ...]]] = {}
+    for rank, file, found, index in parts:
+        for tid in np.unique(found.tid).tolist():
+            mine = found.part(found.tid == tid)
+            first, end, time_ns, until_ns = _wanted(mine, index, page_bytes)
+            which: Array = np.full(len(first), file, np.int64)
+            columns.setdefault((rank, tid), []).append((time_ns, until_ns, which, first, end))
+    streams = []
+    for (rank, tid), several in sorted(columns.items()):
+        time_ns, until_ns, which, first, end = map(np.concatenate, zip(*several, strict=True))
+        order = np.argsort(time_ns, kind="stable")
+        time_ns, until_ns = time_ns[order], np.maximum.accumulate(until_ns[order])
+        think = np.maximum(0, time_ns - np.r_[begin_ns, until_ns[:-1]])
+        tail = max(0, end_ns - int(until_ns[-1]))
+        streams.append(Stream(rank, tid, which[order], first[order], end[order], think, tail))
+    return streams
+
+
+def _wanted(
+    a: Accesses, index: RecordIndex | None, page_bytes: int
+) -> tuple[Array, Array, Array, Array]:
+    """(first page, end, when asked for, when there) of one thread's accesses to one file, those of
+    one record as one."""
+    following = np.r_[a.page[1:], -1]
+    within = (following > a.page) & (following <= a.high)
+    end = np.where(within, following, np.maximum(a.sure, a.page + 1))
+    first = a.page.copy()
+    record: np.ndarray = np.full(len(a), -1, np.int64)
+    if index is not None and index.tells:
+        record = index.of_accesses(a.page, a.sure, a.tid)
+        low, high = index.pages_of(record)
+        first = np.where(record >= 0, np.minimum(low, first), first)
+        end = np.where(record >= 0, np.maximum(high, a.page + 1), end)
+    # One after the other in the same record, or going on where the last one ended: one access,
+    # whose waits are added up: computing in between is moved behind it.
+    same = np.r_[False, (record[1:] >= 0) & (record[1:] == record[:-1])]
+    start = np.flatnonzero(~same)
+    waited = np.add.reduceat(a.until_ns - a.time_ns, start)
+    return (np.minimum.reduceat(first, start), np.maximum.reduceat(end, start),
+            a.time_ns[start], a.time_ns[start] + waited)

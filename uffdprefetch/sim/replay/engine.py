@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job's accesses, event by event, through a policy and a link. Pure.
+
+A thread touches the pages of an access in order. A page that is there costs nothing; one that is
+under way is waited for; one that is neither is a demand miss, of which the policy says what is read
+with it. What a policy wants ahead is asked for as long as the pipe has less than DEPTH of it to do,
+as the service's scheduler does it, so that a miss does not queue behind megabytes.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from uffdprefetch.sim.replay.demand import Demand, Stream
+from uffdprefetch.sim.replay.keep import Keep
+from uffdprefetch.sim.replay.link import Link, Storage
+
+Array = np.ndarray[Any, Any]
+
+#: Of what is read ahead, so many times the latency is queued for the pipe, at least so long.
+DEPTH_LATENCIES, DEPTH_SECONDS = 2.0, 0.002
+ABSENT = np.inf
+#: (file, first page, page after the last)
+Range = tuple[int, int, int]
+
+
+class Policy(Protocol):
+    """What is read, and when. All ranges are cut to the file by the engine."""
+
+    request_bytes: int  # of what is read ahead
+
+    def begin(self, demand: Demand) -> None:
+        """Before the first access."""
+
+    def miss(self, stream: int, file: int, page: int) -> Range:
+        """What is read on a thread's demand miss of ``page``; it contains the page."""
+
+    def touched(self, stream: int, access: int, file: int, first: int, end: int) -> None:
+        """A thread has come through these pages of its access."""
+
+    def wants(self, resident: Resident) -> Range | None:
+        """What to read ahead next; None for nothing now. It is asked again after that."""
+
+
+class Resident:
+    """Which pages are there, or when they will be."""
+
+    def __init__(self, demand: Demand) -> None:
+        self.ready: list[Array] = [
+            np.full(demand.pages(f), ABSENT) for f in range(len(demand.files))]
+
+    def missing(self, wanted: Range) -> Range | None:
+        """``wanted`` without what is there or under way at its ends; None when nothing is left."""
+        file, first, end = wanted
+        absent = np.flatnonzero(np.isinf(self.ready[file][max(0, first) : end]))
+        if not len(absent):
+            return None
+        low = max(0, first)
+        return file, low + int(absent[0]), low + int(absent[-1]) + 1
+
+
+@dataclass
+class Outcome:
+    """What a policy would bring. Bytes are of whole pages."""
+
+    seconds: float
+    stall_seconds: float  # of the thread that waits longest
+    misses: int  # demand misses
+    hit_bytes: int  # touched and there
+    touched_bytes: int
+    read_bytes: int
+    requests: int
+
+    @property
+    def hits(self) -> float:
+        """Part of the touched bytes that were there when they were touched."""
+        return self.hit_bytes / max(1, self.touched_bytes)
+
+
+class _Replay:
+    def __init__(self, demand: Demand, storage: Storage, policy: Policy, keep: Keep | None) -> None:
+        self.demand, self.policy, self.keep = demand, policy, keep
+        self.link = Link(storage)
+        self.resident = Resident(demand)
+        self.depth = max(DEPTH_SECONDS, DEPTH_LATENCIES * storage.latency)
+        self.events: list[tuple[float, int, int]] = []
+        self.count = 0
+        self.misses = self.hit_pages = self.touched_pages = 0
+
+    def at(self, when: float, stream: int) -> None:
+        """Stream -1 is the pump."""
+        self.count += 1
+        heapq.heappush(self.events, (when, self.count, stream))
+
+    def run(self) -> Outcome:
+        streams = self.demand.streams
+        thinks = [(s.think_ns / 1e9).tolist() for s in streams]
+        turn, place = [0] * len(streams), [int(s.first[0]) for s in streams]
+        stalls, ends = [0.0] * len(streams), [0.0] * len(streams)
+        self.pumped = -1.0
+        self.policy.begin(self.demand)
+        for number, think in enumerate(thinks):
+            self.at(think[0], number)
+        while self.events:
+            now, _, number = heapq.heappop(self.events)
+            if number >= 0:
+                stream, k = streams[number], turn[number]
+                until = self._touch(number, stream, k, place[number], now)
+                if until is not None:
+                    when, place[number] = until
+                    stalls[number] += when - now
+                    self.at(when, number)
+                elif k + 1 < len(stream):
+                    turn[number] = k + 1
+                    place[number] = int(stream.first[k + 1])
+                    self.at(now + thinks[number][k + 1], number)
+                else:
+                    ends[number] = now + stream.tail_ns / 1e9
+            self._pump(now, number < 0)
+        page = self.demand.page_bytes
+        return Outcome(max(ends), max(stalls), self.misses, self.hit_pages * page,
+                       self.touched_pages * page, self.link.read_bytes, self.link.requests)
+
+    def _touch(
+        self, number: int, stream: Stream, k: int, place: int, now: float
+    ) -> tuple[float, int] | None:
+        """Go through an access from ``place`` on; (when to go on, where) if it has to wait."""
+        file, end = int(stream.file[k]), min(int(stream.end[k]),
+                                             len(self.resident.ready[int(stream.file[k])]))
+        ready = self.resident.ready[file][place:end]
+        late = np.flatnonzero(ready > now)
+        upto = place + int(late[0]) if len(late) else end
+        if upto > place:
+            self.policy.touched(number, k, file, place, upto)
+            self.touched_pages += upto - place
+            self.hit_pages += upto - place
+            if self.keep is not None:
+                self.keep.touch(file, place, upto)
+        if not len(late):
+            return None
+        if np.isinf(self.resident.ready[file][upto]):
+            self.misses += 1
+            self._read(self.policy.miss(number, file, upto), now, None)
+        # What was waited for is touched, but was no hit.
+        self.hit_pages -= 1
+        return float(self.resident.ready[file][upto]), upto
+
+    def _read(self, wanted: Range, now: float, request_bytes: int | None) -> None:
+        """Ask for what is absent of a range, in requests of at most so many bytes."""
+        file, first, end = wanted
+        ready = self.resident.ready[file]
+        first, end = max(0, first), min(end, len(ready))
+        absent = np.isinf(ready[first:end])
+        edges = np.flatnonzero(np.diff(np.r_[False, absent, False]))
+        page = self.demand.page_bytes
+        step = (end - first) if request_bytes is None else max(1, request_bytes // page)
+        for a, b in zip((edges[::2] + first).tolist(), (edges[1::2] + first).tolist(), strict=True):
+            for low in range(a, b, step):
+                high = min(b, low + step)
+                ready[low:high] = self.link.request((high - low) * page, now)
+                if self.keep is not None:
+                    self.keep.add(file, low, high, self.resident.ready)
+
+    def _pump(self, now: float, is_pump: bool) -> None:
+        """Ask ahead, as far as the pipe's backlog lets us; come back when it is shorter."""
+        while self.link.backlog(now) < self.depth:
+            wanted = self.policy.wants(self.resident)
+            if wanted is None:
+                return
+            self._read(wanted, now, self.policy.request_bytes)
+        if is_pump or self.pumped <= now:
+            self.pumped = now + max(1e-5, self.link.backlog(now) - self.depth / 2)
+            self.at(self.pumped, -1)
+
+
+def replay(demand: Demand, storage: Storage, policy: Policy, keep: Keep | None = None) -> Outcome:
+    """What ``demand`` comes to. ``keep``: what leaves when memory is full; None: nothing leaves."""
+    return _Replay(demand, storage, policy, keep).run()
