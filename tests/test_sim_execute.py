@@ -7,6 +7,7 @@ import heapq
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from sim_bed import FAST, T, outcome, storage, system, workload
 
@@ -132,6 +133,17 @@ def test_bytes_are_conserved_and_nothing_beats_perfect(policy: Policy, scheme: s
     if not isinstance(policy, Perfect):
         assert result.read_mb.sum() == pytest.approx(result.consumed_mb)
     assert (result.read_mb >= 0).all() and result.pfs_mb >= 0
+
+
+@pytest.mark.parametrize("policy", EVERY, ids=NAMES)
+@pytest.mark.parametrize("nodes", [1, 7, 33])
+def test_any_number_of_nodes_will_do(policy: Policy, nodes: int) -> None:
+    # 20 samples a batch: of 33 nodes 13 get none.
+    work = workload(F=205, E=2, B=20, drop_last=False)
+    at = system(N=nodes, ram=300.0)
+    result = outcome(policy, at, work)
+    assert result.seconds >= outcome(Perfect(), at, work).seconds * 0.8
+    assert result.consumed_mb > 0 and np.isfinite(result.seconds)
 
 
 @pytest.mark.parametrize("policy", EVERY, ids=NAMES)

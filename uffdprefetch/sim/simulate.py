@@ -60,8 +60,13 @@ def run(
     counts = list(nodes) or [scenario.system.N]
     of = len(counts) * len(scenario.policies)
     for i, count in enumerate(counts):
-        scaled = replace(scenario, system=replace(scenario.system, N=count))
-        for k, named in enumerate(scenario.policies):
+        scaled = scenario
+        if count != scenario.system.N:
+            # What was published is of the scenario's own number of nodes.
+            scaled = replace(
+                scenario, system=replace(scenario.system, N=count),
+                policies=[replace(each, published=None) for each in scenario.policies])
+        for k, named in enumerate(scaled.policies):
             progress(i * len(scenario.policies) + k, of, f"{named.name}, {count} nodes")
             yield run_one(scaled, workload, named)
     progress(of, of, "")

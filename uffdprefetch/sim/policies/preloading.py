@@ -67,7 +67,7 @@ def _local_order(
         if not len(pool):
             raise CannotRun("a node's storage holds not one sample")
         random = np.random.default_rng([seed, node, 1])
-        rounds = -(-wanted // len(pool))
+        rounds = max(1, -(-wanted // len(pool)))
         drawn = np.concatenate([random.permutation(pool) for _ in range(rounds)])[:wanted]
         mine = np.full(places.shape, NONE, np.int32)
         mine[places] = drawn
