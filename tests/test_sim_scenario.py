@@ -130,8 +130,8 @@ def test_what_is_wrong_is_one_line(tmp_path: Path, old: str, new: str, said: str
     message = raised.value.message
     assert said in message and "\n" not in message
     assert raised.value.exit_code == EXIT_USAGE
-    if "distribution" not in said or "missing" in said:
-        assert "s.toml" in message
+    # What scipy says comes when sizes are drawn, not when the file is read.
+    assert "s.toml" in message or message.startswith("distribution ")
 
 
 @pytest.mark.parametrize("part", ["[[policies]]", "[[system.classes]]"])

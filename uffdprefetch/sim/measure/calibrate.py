@@ -174,8 +174,8 @@ def _many_nodes(
             readers = leaders[:count]
             values = []
             for _ in range(RUNS_MIN):
-                if not comm.bcast(budget.seconds > 0, root=0):
-                    break
+                if values and not comm.bcast(budget.seconds > 0, root=0):
+                    break  # rank 0's clock for all
                 comm.Barrier()
                 mine: float | None = 0.0
                 if reader is not None and comm.Get_rank() in readers:
