@@ -342,3 +342,31 @@ def test_the_longest_run_takes_one_of_what_was_seen_together() -> None:
     assert longest_run([[5], [3], [4], [1]], -1) == 3
     assert longest_run([[5], [5]], 1) == 1
     assert longest_run([], 1) == 0
+
+
+@pytest.mark.parametrize(
+    ("size", "near"), [(64 * MIB, 256 * KIB), (128 * MIB, 512 * KIB), (4 * GIB, MIB)]
+)
+def test_next_to_a_touch_is_what_lies_within_a_part_of_the_file(size: int, near: int) -> None:
+    for place, jumps in ((near, 0), (near + 1, 1), (-near - BLOCK, 0), (-near - BLOCK - 1, 1)):
+        reader = Reader(size)
+        start = size // 2
+        reader.read([start])
+        reader.read([start + BLOCK + place])
+        assert reader.jumps.jumped()[0] == jumps, place
+
+
+def test_what_was_passed_over_and_read_counts_as_in_order_wherever_it_lies() -> None:
+    jumps = Jumps(10 * GIB)
+    for number, place in enumerate(shuffled(10 * GIB, 40)):
+        jumps.saw(place, place + BLOCK, number * MS, passed_over=True)
+    assert jumps.jumped()[0] == 0 and not jumps.random
+
+
+def test_it_is_judged_at_every_eighth_touch() -> None:
+    reader = Reader(10 * GIB)
+    reader.read(shuffled(10 * GIB, TOUCHES))
+    reader.read(in_order(10 * GIB)[:TOUCHES])
+    changes = [at + 1 for at in range(1, len(reader.random))
+               if reader.random[at] != reader.random[at - 1]]
+    assert changes and all(count % 8 == 0 for count in changes)

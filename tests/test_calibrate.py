@@ -175,6 +175,8 @@ def test_curves_move_with_the_beds_bandwidth_and_latency(bed: SlowBed, tmp_path:
         curve(late, 256 << 10)[8] / 8, rel=0.01)
     assert rate(late["system"]["t_demand"]["1"]) == pytest.approx(
         curve(late, 256 << 10)[1], rel=0.01)
+    # On one node its threads stand for other nodes'.
+    assert set(late["system"]["t"]) == {"1"} and set(late["system"]["t_demand"]) == {"1", "8"}
 
 
 def test_every_figure_has_its_interval_or_says_of_how_many_runs_it_is(

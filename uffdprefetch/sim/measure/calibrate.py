@@ -150,16 +150,15 @@ def _steps(nodes: int) -> list[int]:
 
 
 def _as_one_node(wishes: Wishes, done: Measured) -> None:
-    """Without other nodes gamma is 1."""
+    """Without other nodes, this one's threads stand for theirs."""
     if not done.file_system:
         return
     largest = done.file_system[max(done.file_system)]
-    if wishes.prefetchers in largest:
-        done.together[1] = largest[wishes.prefetchers]
-    if 1 in largest:
-        done.alone[1] = largest[1]
-    done.notes.append("one node: how the file system serves several is not known from here; run "
-                      "calibrate under mpirun, one rank a node")
+    p0 = wishes.prefetchers
+    done.together = {n // p0: found for n, found in largest.items() if n % p0 == 0}
+    done.alone = dict(largest)
+    done.notes.append("one node: its threads stand for other nodes' here; for how the file system "
+                      "serves several, run calibrate under mpirun, one rank a node")
 
 
 def _many_nodes(
