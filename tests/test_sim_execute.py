@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from sim_bed import FAST, T, outcome, storage, system, workload
 
-from uffdprefetch.sim.model import Curve, System
-from uffdprefetch.sim.plan import CannotRun
+from uffdprefetch.sim.execute import execute
+from uffdprefetch.sim.model import Curve, Readings, System
+from uffdprefetch.sim.plan import CannotRun, Phase, Plan
 from uffdprefetch.sim.policies import POLICIES
 from uffdprefetch.sim.policies.base import Policy
 from uffdprefetch.sim.policies.ours import ClusterPool, NodePool, Planned, Window
@@ -111,6 +112,44 @@ def test_naive_agrees_with_events_one_after_the_other(nodes: int, scheme: str) -
     at = system(N=nodes)
     work = workload(F=210, E=2, B=20, spread=0.4, drop_last=False, scheme=scheme)
     assert outcome(Naive(), at, work).seconds == pytest.approx(naive_by_events(at, work), rel=1e-9)
+
+
+def staged_by_samples(at: System, sizes: np.ndarray, order: np.ndarray, local: np.ndarray) -> float:
+    """One node, equations 3.2 to 3.4 sample by sample: a sample is fetched when the one before has
+    been, and when what is consumed has left so much of the buffer that it fits."""
+    staging = at.classes[0]
+    bytes_to, ends = np.cumsum(sizes[order]), []
+    fetched = consumed = 0.0
+    for f, sample in enumerate(order):
+        size = sizes[sample]
+        before = np.searchsorted(bytes_to, bytes_to[f] - staging.d) if (
+            bytes_to[f] > staging.d) else -1
+        room = ends[min(before, f - 1)] if f and before >= 0 else 0.0
+        fetch = at.local(1) if local[f] else float(at.pfs(1))
+        fetched = max(fetched, room) + max(fetch, at.write()) * size / staging.p
+        consumed = max(fetched, consumed) + size / at.c
+        ends.append(consumed)
+    return consumed
+
+
+@pytest.mark.parametrize("staging", [0.5, 1.5, 4.0, 20.0, 1e4])
+@pytest.mark.parametrize("batch", [1, 20])
+def test_staging_agrees_with_samples_one_after_the_other(staging: float, batch: int) -> None:
+    # 25 samples from memory, then 25 from a file system slower than computing, and so on: how much
+    # the buffer has gathered in the quick stretches decides how long the slow ones take.
+    at = system(N=1, staging=staging, t=40.0)
+    work = workload(F=400, E=1, B=batch, spread=0.3)
+    order = work.epoch(0, 1)
+    local = (np.arange(400) // 25 % 2 == 0).reshape(order.shape)
+    phase = Phase(order, "staged", source=local.astype(np.int8))
+    plan = Plan([phase])
+    out = execute(at, Readings(), work.with_zero(), plan)
+    flat = local.ravel()
+    reference = staged_by_samples(at, work.sizes, order.ravel(), flat)
+    exact = batch == 1
+    assert out.seconds == pytest.approx(reference, rel=1e-9 if exact else 0.03)
+    assert out.read_mb[0] == pytest.approx(work.sizes[order.ravel()[~flat]].sum())
+    assert out.read_mb[1] == pytest.approx(work.sizes[order.ravel()[flat]].sum())
 
 
 # ---- for every policy ---------------------------------------------------------------------------
