@@ -108,13 +108,23 @@ def test_random_reads_miss_one_by_one() -> None:
 
 
 def test_windows_follow_a_walk_and_nothing_else() -> None:
-    plain, windows = run(straight(), Plain()), run(straight(), Windows(4 * MIB))
+    plain, windows = run(straight(), Plain()), run(straight(), Windows(4 * MIB, MIB))
     assert windows.seconds < plain.seconds and windows.misses <= plain.misses
     assert windows.seconds < 4096 * PAGE / 100e6 * 1.1
     assert windows.read_bytes == 4096 * PAGE
     order = (np.random.default_rng(2).permutation(64) * 4096).tolist()
     jumps = demand(stream(order), pages=64 * 4096)
     assert run(jumps, Windows(4 * MIB)) == run(jumps, Plain())
+
+
+def test_a_walk_that_is_seen_at_few_places_waits_for_its_next_window() -> None:
+    # With 5 ms a request the kernel's readahead, one window ahead, is far too slow.
+    wanted, storage = straight(16384, think=0.0008), Storage(100e6, 5e-3)
+    results = [run(wanted, Windows(4 * MIB, distance), None, storage)
+               for distance in (MIB, 4 * MIB, 16 * MIB)]
+    # Where a window ends before the next is asked for, the kernel's own readahead goes on.
+    stalls = [result.stall_seconds for result in results]
+    assert stalls[0] < stalls[1] < stalls[2]
 
 
 def test_ranks_share_what_is_read() -> None:
@@ -223,11 +233,11 @@ def test_a_trace_without_accesses_is_one_line() -> None:
 
 
 def test_choices_are_commands_that_wrap_takes() -> None:
-    every = choices([16 * MIB], 64 * MIB, None, [512 * MIB])
+    every = choices([16 * MIB], [8 * MIB], 64 * MIB, None, [512 * MIB])
     lines = {each.name: command_line(each, ["python", "a b.py"]) for each in every}
     assert lines["plain"] == "python 'a b.py'"
     assert lines["windows of 16MiB"] == (
-        "uffdprefetch wrap --policy fixed --size 16MiB -- python 'a b.py'")
+        "uffdprefetch wrap --policy fixed --size 16MiB --distance 8MiB -- python 'a b.py'")
     assert lines["pool of 512MiB, known order"] == (
         "uffdprefetch wrap --engine pool --budget 512MiB --plan PLAN -- python 'a b.py'")
     outcomes = list(predict(straight(), SLOW, every))
@@ -264,6 +274,11 @@ def test_the_command_ranks_choices_and_prints_the_best(
     assert main(words) == 0
     text = capsys.readouterr().out
     assert f"best: {found['choices'][0]['command']}" in text and "plain" in text
+    picture = recorded.with_suffix(".png")
+    assert main([*words, "--distance", "1MiB,8MiB", "--only", "windows", "--png",
+                 str(picture)]) == 0
+    assert "windows of 50MiB, seen each 1MiB" in capsys.readouterr().out
+    assert picture.read_bytes().startswith(b"\x89PNG")
     assert main([*words, "--only", "pool", "--budget", "8MiB,16MiB", "--size", "1MiB"]) == 0
     text = capsys.readouterr().out
     assert "pool of 8MiB, windows" in text and "plain" not in text

@@ -56,6 +56,8 @@ class Command:
         parser.add_argument("--latency", metavar="TIME", help="of a request, with --replay (1ms)")
         parser.add_argument("--size", metavar="SIZE,...", help="windows to try, with --replay "
                             "(default: 16MiB,50MiB,128MiB)")
+        parser.add_argument("--distance", metavar="SIZE,...", help="between checkpoints, with "
+                            "--replay (default: 8MiB)")
         parser.add_argument("--budget", metavar="SIZE,...", help="pools to try, with --replay "
                             "(default: half and all of what the job reads)")
         parser.add_argument("--epochs", metavar="N", type=int, default=1, help="the recorded "
@@ -75,7 +77,7 @@ class Command:
             return _list()
         if args.replay is not None:
             return _replay(args)
-        for name in ("bandwidth", "latency", "size", "budget", "memory"):
+        for name in ("bandwidth", "latency", "size", "distance", "budget", "memory"):
             if getattr(args, name) is not None:
                 raise usage_error(f"--{name} belongs to --replay TRACE")
         if args.scenario is None:
@@ -115,19 +117,20 @@ def _simulate(scenario: Scenario, args: argparse.Namespace) -> int:
 def _replay(args: argparse.Namespace) -> int:
     from uffdprefetch.report import replay as report
     from uffdprefetch.report.columns import show
-    from uffdprefetch.sim.replay.choices import LOOKAHEAD, WINDOWS, choices, predict
+    from uffdprefetch.sim.replay.choices import DISTANCES, LOOKAHEAD, WINDOWS, choices, predict
     from uffdprefetch.sim.replay.demand import demand_of
     from uffdprefetch.trace import file as traces
 
     storage = _storage(args)
     windows = _sizes("--size", args.size) or list(WINDOWS)
+    distances = _sizes("--distance", args.distance) or list(DISTANCES)
     memory = None if args.memory is None else _sizes("--memory", args.memory)[0]
     if args.epochs < 1:
         raise usage_error(f"--epochs {args.epochs}: from 1 on")
     demand = demand_of(traces.read(args.replay), args.epochs)
     wanted = demand.wanted_bytes
     budgets = _sizes("--budget", args.budget) or [_rounded(wanted / 2), _rounded(wanted * 1.05)]
-    which = choices(windows, LOOKAHEAD, memory, budgets)
+    which = choices(windows, distances, LOOKAHEAD, memory, budgets)
     if args.only:
         which = _named(which, args.only)
     found = []
@@ -136,6 +139,10 @@ def _replay(args: argparse.Namespace) -> int:
             progress(done + 1, len(which), one.choice.name)
             found.append(one)
     document = report.document(args.replay, demand, storage, found)
+    if args.png:
+        from uffdprefetch.report import simulate_png
+
+        simulate_png.write(report.picture(document), args.png)
     show(document, args.json, report.plain, report.table)
     return 0
 

@@ -52,6 +52,20 @@ def document(
     }
 
 
+def picture(document: dict[str, Any]) -> dict[str, Any]:
+    """The choices as simulate_png draws them: computing, and waiting for storage."""
+    rows = [
+        {
+            "name": row["name"], "nodes": 1, "seconds": row["seconds"], "preload_seconds": 0.0,
+            "compute_seconds": row["seconds"] - row["stall_seconds"],
+            "stall_seconds_by_source": {"storage": row["stall_seconds"]},
+            "published_seconds": None,
+        }
+        for row in document["choices"]
+    ]
+    return {"title": _title(document), "policies": rows}
+
+
 _HEADS = ("run as", "seconds", "stall", "hits", "misses", "read", "requests")
 
 

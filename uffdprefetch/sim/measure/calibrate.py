@@ -171,7 +171,7 @@ def _many_nodes(
         for count in counts:
             tell(f"file system: {count} nodes, {threads} threads each")
             readers = leaders[:count]
-            values = []
+            values: list[float] = []
             for _ in range(RUNS_MIN):
                 if values and not comm.bcast(budget.seconds > 0, root=0):
                     break  # rank 0's clock for all

@@ -7,15 +7,25 @@ import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 
 from uffdprefetch.sim.replay.demand import Demand
 from uffdprefetch.sim.replay.engine import Outcome, Policy, replay
 from uffdprefetch.sim.replay.keep import Belady, Cyclic, Keep, Lru
 from uffdprefetch.sim.replay.link import Storage
-from uffdprefetch.sim.replay.policies import Plain, Planned, PoolPlanned, PoolWindows, Windows
+from uffdprefetch.sim.replay.policies import (
+    DISTANCE_BYTES,
+    Plain,
+    Planned,
+    PoolPlanned,
+    PoolWindows,
+    Windows,
+)
 from uffdprefetch.units import format_size_exact
 
 MIB = 1 << 20
+#: Distances of checkpoints that are tried.
+DISTANCES = (DISTANCE_BYTES,)
 #: Windows that are tried (paper 1 tries 25 to 200 MiB), and what may lie ahead of a known order.
 WINDOWS = (16 * MIB, 50 * MIB, 128 * MIB)
 LOOKAHEAD = 64 * MIB
@@ -41,14 +51,17 @@ class Predicted:
 
 
 def choices(
-    windows: Sequence[int], lookahead_bytes: int, memory_bytes: int | None, budgets: Sequence[int]
+    windows: Sequence[int], distances: Sequence[int], lookahead_bytes: int,
+    memory_bytes: int | None, budgets: Sequence[int],
 ) -> list[Choice]:
-    """Plain, windows, a known order; and each of the two from a pool of each budget."""
+    """Plain, windows of each size and distance, a known order; and pools of each budget."""
     found = [Choice("plain", None, Plain, Lru, memory_bytes)]
-    for size in windows:
-        text = format_size_exact(size)
-        found.append(Choice(f"windows of {text}", ("--policy", "fixed", "--size", text),
-                            partial(Windows, size), Lru, memory_bytes))
+    for size, distance in product(windows, distances):
+        text, apart = format_size_exact(size), format_size_exact(distance)
+        name = f"windows of {text}" + (f", seen each {apart}" if len(distances) > 1 else "")
+        found.append(Choice(
+            name, ("--policy", "fixed", "--size", text, "--distance", apart),
+            partial(Windows, size, distance), Lru, memory_bytes))
     found.append(Choice("known order", ("--plan", "PLAN"), partial(Planned, lookahead_bytes), Lru,
                         memory_bytes, True))
     for budget in budgets:

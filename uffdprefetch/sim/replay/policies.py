@@ -18,6 +18,8 @@ Array = np.ndarray[Any, Any]
 READ_AHEAD_BYTES = 128 << 10
 #: A walk is known after so much of it in order: the service's first checkpoints.
 WALK_BYTES = 1 << 20
+#: Between checkpoints, as the design has it where a stream is known.
+DISTANCE_BYTES = 8 << 20
 #: A touch this near after the last one goes on with the walk: what other ranks skip lies between.
 NEAR_BYTES = 1 << 20
 
@@ -62,17 +64,20 @@ class Plain:
 
 
 class Windows(Plain):
-    """`--policy fixed`: of each thread that walks, `size` bytes ahead; the next when `threshold` of
-    them are passed. Misses are the kernel's."""
+    """`--policy fixed`: of each thread that walks, ``size`` bytes ahead; the next when
+    ``threshold`` of them are passed, which is seen at checkpoints ``distance`` bytes apart. Misses
+    are the kernel's."""
 
-    def __init__(self, size_bytes: int, threshold: float = 0.75,
-                 request_bytes: int = 1 << 20) -> None:
-        self.size_bytes, self.threshold, self.request_bytes = size_bytes, threshold, request_bytes
+    def __init__(self, size_bytes: int, distance_bytes: int = DISTANCE_BYTES,
+                 threshold: float = 0.75, request_bytes: int = 1 << 20) -> None:
+        self.size_bytes, self.distance_bytes = size_bytes, distance_bytes
+        self.threshold, self.request_bytes = threshold, request_bytes
 
     def begin(self, demand: Demand) -> None:
         super().begin(demand)
         self.page = demand.page_bytes
         self.size = max(1, self.size_bytes // self.page)
+        self.distance = max(1, self.distance_bytes // self.page)
         self.begun = [-1] * len(demand.streams)  # where the walk began
         self.last = [(-1, -1)] * len(demand.streams)  # (file, page after the last touched)
         self.upto = [0] * len(demand.streams)  # end of its window
@@ -87,7 +92,11 @@ class Windows(Plain):
                 return  # a page of the B-tree, or the record again
             self.begun[stream], self.upto[stream], self.next[stream] = first, 0, 0
             return
-        if (end - self.begun[stream]) * self.page < WALK_BYTES or end < self.next[stream]:
+        if (end - self.begun[stream]) * self.page < WALK_BYTES:
+            return
+        # Until a walk is known its checkpoints are dense; then it is seen where it met one.
+        seen = end // self.distance * self.distance if self.upto[stream] else end
+        if seen < self.next[stream]:
             return
         start = max(end, self.upto[stream])
         self.upto[stream] = max(start, end + self.size)
