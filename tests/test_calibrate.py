@@ -23,6 +23,7 @@ from conftest import require, warnings_fail
 
 from uffdprefetch.cli import main
 from uffdprefetch.demo.bed import SlowBed, why_no_bed
+from uffdprefetch.errors import UffdPrefetchError
 from uffdprefetch.sim.measure import network
 from uffdprefetch.sim.measure.bounds import RUNS_MAX, RUNS_MIN, Budget, repeat
 from uffdprefetch.sim.measure.intervals import median, ranks
@@ -214,7 +215,9 @@ def test_cold_bytes_come_from_the_bed(bed: SlowBed, tmp_path: Path) -> None:
     [
         (["/nonexistent"], 1, "cannot read /nonexistent: No such file"),
         (["{tmp}/small", "--seconds", "0s"], 2, "more than 0"),
-        (["{tmp}/small"], 1, "has 10 bytes, less than one request"),
+        (["{tmp}/fifo"], 1, "is no file: give one, or a directory"),
+        (["{tmp}/small", "--prefetchers", "2000"], 2, "--prefetchers: from 1 to 1024"),
+        (["{tmp}/small"], 1, "has 10 bytes, less than the"),
         (["{tmp}/small", "-o", "{tmp}/small"], 2, "small exists: -o another name, or -f"),
         (["{tmp}/small", "--threads", "0"], 2, "--threads 0: numbers from 1"),
         (["{tmp}/small", "--requests", "1000"], 2, "multiples of 4KiB"),
@@ -229,6 +232,7 @@ def test_what_cannot_be_is_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "small").write_bytes(bytes(10))
+    os.mkfifo(tmp_path / "fifo")
     (tmp_path / "large").write_bytes(os.urandom(16 << 20))
     filled = [word.format(tmp=tmp_path) for word in words]
     assert main(["calibrate", "--seconds", "1", *filled]) == status
@@ -247,7 +251,10 @@ def test_a_directory_gets_a_test_file_that_goes_away(tmp_path: Path) -> None:
 
 def test_first_ranks_of_hosts() -> None:
     assert network.leaders(["a", "a", "b", "a", "c", "b"]) == [0, 2, 4]
-    assert network.world({}) is None
+    assert network.world({}) is None and network.world({"OMPI_COMM_WORLD_SIZE": "1"}) is None
+    # Not started by a launcher, whatever the environment says: mpi4py sees itself alone.
+    with pytest.raises(UffdPrefetchError, match="one of 5 tasks"):
+        network.world({"SLURM_STEP_NUM_TASKS": "5"})
 
 
 def test_ranks_under_mpirun_measure_together(tmp_path: Path) -> None:

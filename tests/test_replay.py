@@ -187,6 +187,32 @@ def test_belady_misses_no_more_than_lru() -> None:
         assert results[Belady].misses <= results[Lru].misses
 
 
+@pytest.mark.parametrize("make", [Plain, lambda: PoolWindows(MIB), lambda: PoolPlanned(MIB)])
+@pytest.mark.parametrize("kind", [Lru, Cyclic, Belady])
+@pytest.mark.parametrize("chunks", [1, 2, 16])
+def test_more_threads_than_memory_come_to_their_end(
+    make: type[Plain], kind: type[Keep], chunks: int
+) -> None:
+    # Between a page's arrival and its thread's turn others push it out again.
+    random = np.random.default_rng(6)
+    many = [stream((random.integers(0, 256, 60) * 16).tolist(), 16, rank=r) for r in range(20)]
+    wanted = demand(*many)
+    result = run(wanted, make(), kind(wanted, chunks * CHUNK_PAGES * PAGE))
+    assert np.isfinite(result.seconds) and result.touched_bytes == 20 * 60 * 16 * PAGE
+    assert 0 <= result.hits < 1
+
+
+@pytest.mark.parametrize("make", [Plain, lambda: Windows(8 * MIB), lambda: Planned(8 * MIB)])
+def test_nothing_is_read_faster_than_the_link_delivers(make: type[Plain]) -> None:
+    random = np.random.default_rng(7)
+    many = [stream((random.integers(0, 256, 80) * 16).tolist(), 16, rank=r) for r in range(8)]
+    for wanted in (demand(*many), straight(think=0.001)):
+        keep = Lru(wanted, 4 * MIB)
+        result = run(wanted, make(), keep)
+        # What was asked for at the end may still be on its way.
+        assert result.read_bytes <= result.seconds * 100e6 + 2 * MIB
+
+
 @pytest.mark.parametrize("make", [Plain, lambda: Windows(4 * MIB), lambda: Planned(8 * MIB)])
 def test_faster_storage_is_never_slower(make: type[Plain]) -> None:
     random = np.random.default_rng(5)
@@ -220,6 +246,13 @@ def test_recorded_epochs_can_be_gone_through_again() -> None:
     twice = again(one, 2)
     assert twice.first.tolist() == [0, 16, 32, 0, 16, 32] and len(twice) == 6
     assert twice.think_ns.tolist() == [int(5e8)] * 6 and again(one, 1) is one
+
+
+def test_a_file_that_grew_while_it_was_read_is_as_large_as_what_was_read() -> None:
+    trace = synthetic.make("contiguous", ranks=2, records=50, epochs=1)
+    trace.files = {number: replace(file, size_bytes=PAGE) for number, file in trace.files.items()}
+    found = demand_of(trace, open_index=without_index)
+    assert found.wanted_bytes > PAGE and run(found, Plain()).touched_bytes > PAGE
 
 
 def test_a_trace_without_accesses_is_one_line() -> None:
@@ -269,8 +302,8 @@ def test_the_command_ranks_choices_and_prints_the_best(
     assert found["schema"] == "uffdprefetch.replay/1"
     seconds = [row["seconds"] for row in found["choices"]]
     assert seconds == sorted(seconds) and len(seconds) == 9
-    slowest = {row["name"]: row for row in found["choices"]}["plain"]
-    assert slowest["seconds"] >= seconds[0]
+    # Two contiguous ranks on storage of 1 ms: the kernel's readahead is not the quickest.
+    assert found["choices"][0]["name"] != "plain"
     assert main(words) == 0
     text = capsys.readouterr().out
     assert f"best: {found['choices'][0]['command']}" in text and "plain" in text
@@ -299,6 +332,10 @@ def test_the_command_ranks_choices_and_prints_the_best(
          "--epochs 0: from 1 on"),
         (["--replay", "{trace}", "--bandwidth", "1MB/s", "--latency", "1ms", "--only", "x"],
          "--only x: none of plain"),
+        (["--replay", "{trace}", "--bandwidth", "1MB/s", "--latency", "1ms", "--memory", ""],
+         "--memory : one size"),
+        (["--replay", "{trace}", "--bandwidth", "1MB/s", "--latency", "1ms", "--memory",
+          "1GiB,2GiB"], "--memory 1GiB,2GiB: one size"),
         (["paper5-1", "--budget", "1GiB"], "--budget belongs to --replay"),
     ],
 )

@@ -160,6 +160,10 @@ def test_staging_agrees_with_samples_one_after_the_other(staging: float, batch: 
 def test_bytes_are_conserved_and_nothing_beats_perfect(policy: Policy, scheme: str) -> None:
     work = workload(F=410, E=3, B=20, spread=0.3, scheme=scheme, drop_last=False)
     at = system(ram=130.0, ssd=500.0)
+    if scheme == "whole" and isinstance(policy, LocalityAware | ClusterPool):
+        with pytest.raises(CannotRun, match="every node reads"):
+            outcome(policy, at, work)
+        return
     result = outcome(policy, at, work)
     perfect = outcome(Perfect(), at, work)
     changed = isinstance(policy, ParallelStaging) or policy == DeepIO(True)
@@ -181,7 +185,8 @@ def test_any_number_of_nodes_will_do(policy: Policy, nodes: int) -> None:
     work = workload(F=205, E=2, B=20, drop_last=False)
     at = system(N=nodes, ram=300.0)
     result = outcome(policy, at, work)
-    assert result.seconds >= outcome(Perfect(), at, work).seconds * 0.8
+    changed = isinstance(policy, ParallelStaging) or policy == DeepIO(True)
+    assert result.seconds >= outcome(Perfect(), at, work).seconds * (0.8 if changed else 1 - 1e-9)
     assert result.consumed_mb > 0 and np.isfinite(result.seconds)
 
 
@@ -308,11 +313,30 @@ def test_pools_evict_as_they_are_told() -> None:
 
 
 def test_gamma_falls_when_nodes_stop_reading() -> None:
-    # Samples in memory are as good as a file system with fewer clients.
-    curve = {1: 100.0, 4: 100.0}
-    at = system(t=curve, staging=1000.0)
-    at = replace(at, t=Curve(curve))
-    all_read = outcome(StagingPool(), at, workload(E=1)).seconds
-    half = outcome(NodePool("belady"), replace(at, classes=[
-        at.classes[0], replace(at.classes[1], d=75.0)]), workload(E=8)).seconds / 8
-    assert half < all_read * 0.95
+    # Half of the nodes have all in memory: the file system is the others' alone.
+    at = replace(system(staging=1000.0), t=Curve.flat(100.0))
+    work = workload(E=1, spread=0.0)
+    order = work.epoch(0, 4)
+    source = np.zeros(order.shape, np.int8)
+    seconds = {}
+    for readers in (4, 2, 1):
+        source[:, readers:] = 1
+        plan = Plan([Phase(order, "staged", source=source.copy())])
+        seconds[readers] = execute(at, Readings(), work.with_zero(), plan).seconds
+    # 150 MB by each node, over two threads with 100 MB/s over the readers each.
+    assert seconds[4] == pytest.approx(150 * 4 / 100 / 2, rel=0.02)
+    # The first batch is read as if all read.
+    assert seconds[2] == pytest.approx(150 * 2 / 100 / 2, rel=0.06)
+    assert seconds[1] == pytest.approx(150 / 100, rel=0.06)
+
+
+@pytest.mark.parametrize("policy", EVERY, ids=NAMES)
+def test_the_file_system_delivers_no_more_than_it_can(policy: Policy) -> None:
+    # p threads for the staging buffer, as many for each class that is being filled.
+    at = replace(system(ram=160.0, ssd=60.0), t=Curve.flat(80.0))
+    for order in ("shuffled", "sequential"):
+        result = outcome(policy, at, workload(order=order))
+        most = sum(one.p for one in at.classes) * 80.0
+        if not isinstance(policy, Frequency):
+            most = 2 * 80.0 * (2 if result.preload_seconds else 1)
+        assert result.pfs_mb <= result.seconds * most * 1.02

@@ -73,6 +73,7 @@ def test_whole_and_imbalanced_have_the_papers_sizes() -> None:
     assert sizes_of(100, 4, "imbalanced") == [50, 50, 12, 12]
     assert sizes_of(8, 2, "imbalanced") == [8, 2]
     assert places(8, 2, "imbalanced").max() == 7
+    assert sizes_of(100, 1, "imbalanced") == [100] and sizes_of(1, 2, "imbalanced") == [1, 1]
 
 
 @pytest.mark.parametrize("scheme", ["uniform", "imbalanced", "whole"])

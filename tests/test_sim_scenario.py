@@ -118,6 +118,12 @@ def test_a_scenario_says_what_it_means(tmp_path: Path) -> None:
         ('size = "110kB"', 'distribution = "lognorm"', "distribution lognorm: "),
         ('size = "110kB"', 'distribution = "norm"\nshape = {s = "x"}', "dataset.shape: s: 'x'"),
         ('size = "110kB"', 'distribution = "cauchy"\nshape = {s = 1}', "distribution cauchy: "),
+        ("B = 10", "B = 101", "training.B: 101 is more than the data set's 100 samples"),
+        ('name = "RAM"', 'name = "staging"', "system.classes: two are called 'staging'"),
+        ('evict = "lru"', 'evict = "lru"\nclasses = []', "policies[1].classes: the first one"),
+        ('evict = "lru"', 'evict = "lru"\npublished = nan', "published: nan: seconds"),
+        ("[training]", "[measured.file_system.4096]\n1 = '0 (n=1)'\n[training]",
+         "measured.file_system: not as calibrate writes it"),
         ("title", "titel", "titel: unknown key; did you mean title?"),
         ("N = 2", "N = ", "not TOML"),
     ],
@@ -131,7 +137,7 @@ def test_what_is_wrong_is_one_line(tmp_path: Path, old: str, new: str, said: str
     assert said in message and "\n" not in message
     assert raised.value.exit_code == EXIT_USAGE
     # What scipy says comes when sizes are drawn, not when the file is read.
-    assert "s.toml" in message or message.startswith("distribution ")
+    assert "s.toml" in message or message.startswith(("distribution ", "training.B"))
 
 
 @pytest.mark.parametrize("part", ["[[policies]]", "[[system.classes]]"])
@@ -179,7 +185,9 @@ def test_sizes_of_real_data(tmp_path: Path) -> None:
 
 def test_a_data_set_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    for name in ("empty", "none"):
+    (tmp_path / "dangling").mkdir()
+    (tmp_path / "dangling" / "link").symlink_to("nowhere")
+    for name in ("empty", "none", "dangling"):
         text = GOOD.replace('F = 100\nsize = "110kB"', f'path = "{tmp_path / name}"')
         with pytest.raises(UffdPrefetchError) as raised:
             list(simulate.run(loaded(tmp_path, text)))

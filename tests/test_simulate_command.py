@@ -139,6 +139,7 @@ def test_what_comes_along_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
         (["paper5-1", "--nodes", "0"], "from 1 to"),
         (["paper5-1", "--seed", "-1"], "--seed -1: from 0 on"),
         (["paper5-1", "--access-frequency", "-2"], "more than -1"),
+        (["paper5-1", "--access-frequency", "inf"], "more than -1"),
         (["paper5-1", "--png", "/nonexistent/x.png", "--only", "lower"], "cannot write /nonexist"),
         (["paper5-1", "--", "x"], "nothing goes after --"),
     ],

@@ -57,8 +57,8 @@ class Command:
             args.path, parse_duration(args.seconds), parse_size(args.bytes),
             parse_size(args.file_size), _counts(args.threads), _sizes(args.requests),
             args.prefetchers, args.local, args.direct)
-        if args.prefetchers < 1 or wishes.seconds <= 0:
-            raise usage_error("--prefetchers and --seconds: more than 0")
+        if not 1 <= args.prefetchers <= 1024 or wishes.seconds <= 0:
+            raise usage_error("--prefetchers: from 1 to 1024; --seconds: more than 0")
         job = scenario_file.Job(
             c=_rate("--compute", args.compute), beta=_rate("--preprocess", args.preprocess),
             dataset={"path": os.path.abspath(args.data)} if args.data else None)
@@ -82,7 +82,7 @@ def _write(name: str, text: str) -> None:
         sys.stdout.write(text)
         return
     try:
-        with open(name, "w") as file:
+        with open(name, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
     except OSError as error:
         raise UffdPrefetchError(f"cannot write {name}: {error.strerror}") from None

@@ -124,7 +124,11 @@ def _replay(args: argparse.Namespace) -> int:
     storage = _storage(args)
     windows = _sizes("--size", args.size) or list(WINDOWS)
     distances = _sizes("--distance", args.distance) or list(DISTANCES)
-    memory = None if args.memory is None else _sizes("--memory", args.memory)[0]
+    memory = None
+    if args.memory is not None:
+        if len(_sizes("--memory", args.memory)) != 1:
+            raise usage_error(f"--memory {args.memory}: one size")
+        memory = _sizes("--memory", args.memory)[0]
     if args.epochs < 1:
         raise usage_error(f"--epochs {args.epochs}: from 1 on")
     demand = demand_of(traces.read(args.replay), args.epochs)
@@ -190,7 +194,7 @@ def _frequency(scenario: Scenario, args: argparse.Namespace) -> int:
     from uffdprefetch.report import frequency as report
     from uffdprefetch.sim import frequency, simulate
 
-    if not args.access_frequency > -1:
+    if not -1 < args.access_frequency < float("inf"):
         raise usage_error(f"--access-frequency {args.access_frequency}: more than -1")
     workload = simulate.workload_of(scenario)
     found = frequency.drawn(workload, scenario.system.N)

@@ -242,9 +242,11 @@ class _Staged:
         per_mb_pfs = self.system.pfs(self.gamma)
         source, fetch = self._sources(batch, begin, part, per_mb_pfs)
         read = self.readings.read(fetch, self.system.write(), source == PFS) * mb
+        from_pfs = np.where(source == PFS, fetch * mb, 0.0)
         if self.phase.useless is not None:
             more = self.phase.useless[batch, :, begin : begin + part.shape[1]]
             read = read + more * per_mb_pfs[:, None]
+            from_pfs = from_pfs + more * per_mb_pfs[:, None]
             self.out.useless_mb += float(more.sum())
         started = np.maximum(self.fetched, free)
         avail = started[:, None] + np.cumsum(read, axis=1) / self.p0
@@ -254,7 +256,7 @@ class _Staged:
         latest = (np.maximum(avail, now[:, None]) - (before - compute)).max(axis=1)
         end = latest + total
         self._account(mb, source, read)
-        self._advance(batch, avail[:, -1], np.where(source == PFS, fetch * mb, 0.0), per_mb_pfs)
+        self._advance(batch, avail[:, -1], from_pfs, per_mb_pfs)
         return end
 
     def _sources(

@@ -95,7 +95,8 @@ def curve(value: Any) -> Curve:
 
 
 def seconds(value: Any) -> float:
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or value <= 0:
+    if (not isinstance(value, (int, float)) or isinstance(value, bool)
+            or not 0 < value < float("inf")):
         raise ValueError(f"{value!r}: seconds are needed")
     return float(value)
 

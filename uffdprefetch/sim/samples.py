@@ -95,10 +95,13 @@ def _sizes_of(path: str) -> np.ndarray:
     from uffdprefetch.formats.detect import open_index
 
     if os.path.isdir(path) and not os.path.lexists(os.path.join(path, "data.mdb")):
-        sizes = [
-            os.stat(os.path.join(folder, name)).st_size
-            for folder, _, names in os.walk(path) for name in names
-        ]
+        # Sorted: a directory's own order is another after a copy.
+        files = sorted(os.path.join(folder, name)
+                       for folder, _, names in os.walk(path) for name in names)
+        try:
+            sizes = [os.stat(name).st_size for name in files]
+        except OSError as error:
+            raise usage_error(f"cannot read {error.filename}: {error.strerror}") from None
         if not sizes:
             raise usage_error(f"{path}: no file below it: the path of a data set is needed")
         return np.array(sizes, float)

@@ -67,6 +67,10 @@ def _classes(values: Any, where: str, place: str) -> list[StorageClass]:
         one.done()
     if not classes:
         raise usage_error(f"{where}: {place}: the first one, the staging buffer, is missing")
+    names = [one.name for one in classes]
+    for name in names:
+        if names.count(name) > 1:
+            raise usage_error(f"{where}: {place}: two are called {name!r}")
     return classes
 
 
@@ -121,7 +125,7 @@ def _policy(table: Table, place: str) -> NamedPolicy:
         raise usage_error(f"{table.where}: {place}: {error}") from None
     return NamedPolicy(
         name, policy, published, write and Readings(write),
-        classes and _classes(classes, table.where, f"{place}.classes"))
+        None if classes is None else _classes(classes, table.where, f"{place}.classes"))
 
 
 def _policies(values: Any, where: str) -> list[NamedPolicy]:
@@ -157,13 +161,17 @@ def parse(values: Mapping[str, Any], where: str) -> Scenario:
 def _rates(measured: Mapping[str, Any], where: str) -> dict[int, dict[int, float]]:
     """What calibrate noted of the file system: "87.1 [86, 88] (n=10)" is MB/s."""
     try:
-        return {
+        rates = {
             int(request): {int(threads): float(said.split()[0]) * 1e6
                            for threads, said in curve.items()}
             for request, curve in measured.get("file_system", {}).items()
         }
+        every = [rate for curve in rates.values() for rate in curve.values()]
+        if all(rates.values()) and all(0 < rate < float("inf") for rate in every):
+            return rates
     except (AttributeError, ValueError, IndexError):
-        raise usage_error(f"{where}: measured.file_system: not as calibrate writes it") from None
+        pass
+    raise usage_error(f"{where}: measured.file_system: not as calibrate writes it")
 
 
 def shipped() -> dict[str, str]:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from uffdprefetch.errors import usage_error
 from uffdprefetch.sim.execute import Outcome, execute
 from uffdprefetch.sim.plan import CannotRun
 from uffdprefetch.sim.scenario import NamedPolicy, Scenario
@@ -32,8 +33,18 @@ def _nobody(done: int, of: int, name: str) -> None:
 
 
 def workload_of(scenario: Scenario) -> Workload:
-    """The data set's sizes drawn or read, and how it is trained on."""
-    return Workload(scenario.dataset.sizes(scenario.training.seed), scenario.training)
+    """The data set's sizes drawn or read, and how it is trained on.
+
+    Raises UffdPrefetchError (exit 2) where not one batch is full and such are dropped.
+    """
+    training = scenario.training
+    sizes = scenario.dataset.sizes(training.seed)
+    if len(sizes) < training.B:
+        if training.drop_last:
+            raise usage_error(f"training.B: {training.B} is more than the data set's {len(sizes)} "
+                              "samples, and a batch that is not full is dropped (drop_last)")
+        training = replace(training, B=len(sizes))
+    return Workload(sizes, training)
 
 
 def run_one(scenario: Scenario, workload: Workload, named: NamedPolicy) -> Row:

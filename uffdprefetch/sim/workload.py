@@ -36,8 +36,10 @@ def _imbalanced(batch: int, nodes: int) -> list[np.ndarray]:
     These are the paper's sizes. They are more than a batch, so what goes beyond its end begins
     anew at its first sample: a few samples are read by two nodes.
     """
+    if nodes == 1:
+        return [np.arange(batch)]
     part = -(-batch // nodes)
-    sizes = [2 * part if i < nodes // 2 else max(1, part // 2) for i in range(nodes)]
+    sizes = [min(batch, 2 * part) if i < nodes // 2 else max(1, part // 2) for i in range(nodes)]
     begins = np.concatenate([[0], np.cumsum(sizes)])
     return [np.arange(begins[i], begins[i + 1]) % batch for i in range(nodes)]
 

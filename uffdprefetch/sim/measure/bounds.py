@@ -39,11 +39,13 @@ class Budget:
 
 def repeat(once: Callable[[], float | None], budget: Budget, points_left: int) -> Median | None:
     """The median of runs of ``once`` (MB/s; None: it cannot go on), within this point's part of
-    the time that is left, but one in any case. None when not a single run could be made."""
+    the time and the bytes that are left, but one in any case. None when not a single run could be
+    made."""
     until = budget.clock() + budget.seconds / max(1, points_left)
+    keep_bytes = budget.size_bytes - budget.size_bytes // max(1, points_left)
     values: list[float] = []
     while len(values) < RUNS_MAX:
-        if values and budget.clock() >= until:
+        if values and (budget.clock() >= until or budget.size_bytes <= keep_bytes):
             break
         value = once()
         if value is None:

@@ -90,7 +90,7 @@ def _calibrate(wishes: Wishes, comm: Any, say: Callable[[str], None]) -> Measure
     if rank not in leaders:
         _many_nodes(wishes, None, comm, leaders, budget, done, tell)
         return None
-    with _file(wishes.path, wishes.file_bytes, rank) as path, _reader(path, wishes) as reader:
+    with _file(wishes.path, wishes.file_bytes, rank) as path, _reader(path, wishes, rank) as reader:
         if rank == 0:
             more = 2 * len(_steps(len(leaders))) + 1 if comm else 0
             _one_node(wishes, reader, budget, more, done, tell)
@@ -127,13 +127,13 @@ def _one_node(
     memory = Memory(max(cores))
     for count in cores:
         tell(f"memory: {count} threads")
-        found = repeat(partial(memory.run, count, budget), budget, left)
+        found = repeat(partial(memory.run, count), budget, left)
         left -= 1
         if found is not None:
             done.memory[count] = found
     done.memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if wishes.local:
-        with _file(wishes.local, wishes.file_bytes, 0) as path, _reader(path, wishes) as disk:
+        with _file(wishes.local, wishes.file_bytes, 0) as path, _reader(path, wishes, 0) as disk:
             for count in cores:
                 tell(f"local disk: {count} threads")
                 found = repeat(partial(disk.run, count, max(wishes.requests), budget), budget,
@@ -193,7 +193,7 @@ def _many_nodes(
         source, target = 0, 1
         done.notes.append("all ranks are on one node: the network is that node's memory")
     link = network.Link(comm, source, target)
-    values = [rate for rate in (link.run(budget) for _ in range(RUNS_MIN)) if rate is not None]
+    values = [rate for rate in (link.run() for _ in range(RUNS_MIN))]
     if values:
         done.link = median(values)
 
@@ -224,13 +224,15 @@ def _file(path: str, size_bytes: int, rank: int) -> Iterator[str]:
 
 
 @contextmanager
-def _reader(path: str, wishes: Wishes) -> Iterator[Reader]:
+def _reader(path: str, wishes: Wishes, seed: int) -> Iterator[Reader]:
+    """``seed``: another for each node, which would else read what the one before has just read."""
     try:
-        with Reader(path, wishes.direct) as reader:
-            if reader.size_bytes < min(wishes.requests):
+        with Reader(path, wishes.direct, seed) as reader:
+            least = wishes.prefetchers * max(wishes.requests)
+            if reader.size_bytes < least:
                 raise UffdPrefetchError(
-                    f"calibrate: {path} has {reader.size_bytes} bytes, less than one request: give "
-                    "a larger file, or a directory")
+                    f"calibrate: {path} has {reader.size_bytes} bytes, less than the {least} of "
+                    f"{wishes.prefetchers} requests at once: give a larger file, or a directory")
             yield reader
     except OSError as error:
         raise UffdPrefetchError(f"calibrate: cannot read {path}: {error.strerror}") from None

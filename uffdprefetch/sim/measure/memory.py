@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from uffdprefetch.sim.measure.bounds import Budget
 from uffdprefetch.sim.measure.together import seconds_together
 
 MB = 1e6
@@ -19,10 +18,8 @@ class Memory:
     def __init__(self, most_threads: int) -> None:
         self.parts = [np.ones(PART_BYTES // 8) for _ in range(most_threads)]
 
-    def run(self, threads: int, budget: Budget) -> float | None:
-        """MB/s of one run; None when the budget is used up."""
-        if not budget.take(threads * PART_BYTES):
-            return None
+    def run(self, threads: int) -> float:
+        """MB/s of one run."""
 
         def read(number: int) -> None:
             # numpy releases the interpreter's lock while it reduces.

@@ -8,25 +8,36 @@ from typing import Any
 
 import numpy as np
 
-from uffdprefetch.sim.measure.bounds import Budget
+from uffdprefetch.errors import UffdPrefetchError
 
 MB = 1e6
 MESSAGE_BYTES = 8 << 20
 MESSAGES = 4
-#: What launchers put into the environment of the ranks that they start.
-SIGNS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "SLURM_STEP_NUM_TASKS")
+#: How many tasks a launcher has started, as it says it in their environment.
+SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 
 
 def world(environ: Any) -> Any | None:
-    """MPI.COMM_WORLD when a launcher started more than this process; None without one, or
-    without mpi4py."""
-    if not any(sign in environ for sign in SIGNS):
+    """MPI.COMM_WORLD when a launcher started more than this process, None else.
+
+    Raises UffdPrefetchError where these cannot be brought together: each would measure by itself,
+    all at the same time.
+    """
+    tasks = max([int(environ[name]) for name in SIZES if environ.get(name, "").isdigit()],
+                default=1)
+    if tasks <= 1:
         return None
     try:
         from mpi4py import MPI
-    except (ImportError, RuntimeError):
-        return None
-    return MPI.COMM_WORLD if MPI.COMM_WORLD.Get_size() > 1 else None
+    except (ImportError, RuntimeError) as error:
+        raise UffdPrefetchError(
+            f"calibrate: one of {tasks} tasks, but without mpi4py ({error}): python3 -m pip "
+            "install mpi4py, or start one task") from None
+    if MPI.COMM_WORLD.Get_size() == 1:
+        raise UffdPrefetchError(
+            f"calibrate: one of {tasks} tasks, but mpi4py sees itself alone: it was built for "
+            "another MPI than the launcher's")
+    return MPI.COMM_WORLD
 
 
 def leaders(hosts: list[str]) -> list[int]:
@@ -41,11 +52,8 @@ class Link:
         self.comm, self.source, self.target = comm, source, target
         self.buffer: np.ndarray = np.zeros(MESSAGE_BYTES, np.uint8)
 
-    def run(self, budget: Budget) -> float | None:
-        """MB/s at the receiver, told to all ranks; None when the budget is used up."""
-        go = self.comm.bcast(budget.take(MESSAGES * MESSAGE_BYTES), root=0)
-        if not go:
-            return None
+    def run(self) -> float:
+        """MB/s at the receiver, told to all ranks."""
         self.comm.Barrier()
         rank, rate = self.comm.Get_rank(), 0.0
         if rank == self.source:

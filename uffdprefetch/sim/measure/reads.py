@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import stat
 
 import numpy as np
 
@@ -29,6 +30,8 @@ class Reader:
     def __init__(self, path: str, direct: bool = False, seed: int = 0) -> None:
         flags = os.O_RDONLY | os.O_CLOEXEC
         self.path = path
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise UffdPrefetchError(f"calibrate: {path} is no file: give one, or a directory")
         self.fd = os.open(path, flags | (os.O_DIRECT if direct else 0))
         self.direct = direct
         self.size_bytes = os.fstat(self.fd).st_size

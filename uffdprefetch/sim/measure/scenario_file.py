@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -26,7 +27,8 @@ class Job:
 
 
 def _rate(rate: float) -> str:
-    return f'"{rate:.4g}MB/s"' if rate < 1e4 else f'"{rate:.0f}MB/s"'
+    digits = max(0, 3 - math.floor(math.log10(rate))) if rate < 1e3 else 0
+    return f'"{rate:.{digits}f}MB/s"'
 
 
 def _curve(points: Mapping[int, float]) -> str:
@@ -56,7 +58,7 @@ def text(wishes: Wishes, measured: Measured, job: Job, title: str) -> str:
     fastest = max(
         (found.value for curve in measured.file_system.values() for found in curve.values()),
         default=max(t.values(), default=0.0) * p0)
-    memory = measured.memory or {1: Median(1e4, None, None, 0)}
+    memory = measured.memory
     lines = [f"title = {_text(title)}", 'source = "uffdprefetch calibrate"']
     lines += [f"# {note}" for note in measured.notes]
     lines += [

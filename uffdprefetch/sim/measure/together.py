@@ -11,23 +11,28 @@ from collections.abc import Callable
 def seconds_together(threads: int, work: Callable[[int], None]) -> float:
     """From the common start to the end of the last; ``work`` gets each thread's number.
 
-    Raises the first OSError that one of them raised.
+    Raises the first exception that one of them raised, and RuntimeError when a thread cannot be
+    started.
     """
     gate = threading.Barrier(threads + 1)
     ends = [0.0] * threads
-    failed: list[OSError] = []
+    failed: list[Exception] = []
 
     def run(number: int) -> None:
-        gate.wait()
         try:
+            gate.wait()
             work(number)
-        except OSError as error:
+        except Exception as error:
             failed.append(error)
         ends[number] = time.monotonic()
 
     workers = [threading.Thread(target=run, args=(n,)) for n in range(threads)]
-    for worker in workers:
-        worker.start()
+    try:
+        for worker in workers:
+            worker.start()
+    except RuntimeError:
+        gate.abort()  # those that have begun would wait for ever
+        raise
     gate.wait()
     began = time.monotonic()
     for worker in workers:

@@ -16,7 +16,7 @@ from uffdprefetch.sim.workload import Workload
 @dataclass(frozen=True)
 class Policy(ABC):
     """A way to load data. A subclass's fields are its options in a scenario file; its
-    docstring's first line is what `simulate --policies` says about it."""
+    docstring is what `simulate --list` says about it."""
 
     @abstractmethod
     def plan(self, system: System, workload: Workload) -> Plan:

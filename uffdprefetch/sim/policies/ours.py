@@ -104,6 +104,8 @@ class ClusterPool(Policy):
 
     def plan(self, system: System, workload: Workload) -> Plan:
         _memory_mb(system)
+        if workload.training.scheme == "whole":
+            raise CannotRun("every node reads a sample at the same moment: none has it before")
         order = whole_order(workload, system.N)
         _, nodes, b = order.shape
         flat = order.reshape(-1)

@@ -106,13 +106,9 @@ class ParallelStaging(Policy):
         storage, _ = fill_classes(workload.sizes, capacities)
         if (storage > 0).all():
             mb = np.bincount(storage, workload.sizes, system.J + 1)
-            nodes = np.arange(system.N).repeat(workload.F)
-            held = holdings(workload.F, (system.N, system.J + 1),
-                            np.tile(np.arange(workload.F), system.N), nodes,
-                            np.tile(storage, system.N))
+            phase = Phase(order, "staged", source=np.append(storage, 0)[order].astype(np.int8))
             # One node reads while the others receive.
-            return Plan([Phase(order, "staged", held)],
-                        preload_seconds(system, mb[None], clients=1), float(mb.sum()))
+            return Plan([phase], preload_seconds(system, mb[None], clients=1), float(mb.sum()))
         pools, mb = [], np.zeros((system.N, system.J + 1))
         for node in range(system.N):
             # As much as it can hold: parts may overlap, no node has all.
@@ -155,6 +151,8 @@ class LocalityAware(Policy):
     """Locality-aware loading: a node takes those samples of a batch that it holds."""
 
     def plan(self, system: System, workload: Workload) -> Plan:
+        if workload.training.scheme == "whole":
+            raise CannotRun("every node reads every sample of a batch: there is nothing to choose")
         kept = shares(system, workload, system.J)
         order = localised(whole_order(workload, system.N), kept.owner)
         return Plan([Phase(order, "staged", kept.holdings())],

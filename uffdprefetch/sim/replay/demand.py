@@ -10,7 +10,7 @@ to the next.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -111,26 +111,28 @@ def demand_of(
     end_ns = int(trace.meta.get("job_ended_ns") or 0) - work.start_ns
     if end_ns <= begin_ns:
         end_ns = int(work.seconds * 1e9)
-    streams = _streams(parts, begin_ns, end_ns, work.page_bytes)
+    streams = _streams(parts, begin_ns, end_ns)
     if not streams:
         raise UffdPrefetchError(
             f"{trace.path}: no access of the job was recorded, so there is nothing to replay", 2)
     took_ns = end_ns - begin_ns
     stalls = [took_ns - int(s.think_ns.sum()) - s.tail_ns for s in streams]
+    for number, file in enumerate(files):  # one that grew meanwhile is as large as was read
+        read = max((int(s.end[s.file == number].max(initial=0)) for s in streams), default=0)
+        files[number] = replace(file, size_bytes=max(file.size_bytes, read * work.page_bytes))
     streams = [again(stream, epochs) for stream in streams]
     return Demand(files, streams, work.page_bytes, took_ns / 1e9, max(stalls) / 1e9,
                   list(trace.meta.get("command") or []))
 
 
 def _streams(
-    parts: list[tuple[int, int, Accesses, RecordIndex | None]], begin_ns: int, end_ns: int,
-    page_bytes: int,
+    parts: list[tuple[int, int, Accesses, RecordIndex | None]], begin_ns: int, end_ns: int
 ) -> list[Stream]:
     columns: dict[tuple[int, int], list[tuple[Array, ...]]] = {}
     for rank, file, found, index in parts:
         for tid in np.unique(found.tid).tolist():
             mine = found.part(found.tid == tid)
-            first, end, time_ns, until_ns = _wanted(mine, index, page_bytes)
+            first, end, time_ns, until_ns = _wanted(mine, index)
             which: Array = np.full(len(first), file, np.int64)
             columns.setdefault((rank, tid), []).append((time_ns, until_ns, which, first, end))
     streams = []
@@ -145,7 +147,7 @@ def _streams(
 
 
 def _wanted(
-    a: Accesses, index: RecordIndex | None, page_bytes: int
+    a: Accesses, index: RecordIndex | None
 ) -> tuple[Array, Array, Array, Array]:
     """(first page, end, when asked for, when there) of one thread's accesses to one file, those of
     one record as one."""
@@ -159,8 +161,8 @@ def _wanted(
         low, high = index.pages_of(record)
         first = np.where(record >= 0, np.minimum(low, first), first)
         end = np.where(record >= 0, np.maximum(high, a.page + 1), end)
-    # One after the other in the same record, or going on where the last one ended: one access,
-    # whose waits are added up: computing in between is moved behind it.
+    # One after the other in the same record: one access, whose waits are added up; computing in
+    # between is moved behind it.
     same = np.r_[False, (record[1:] >= 0) & (record[1:] == record[:-1])]
     start = np.flatnonzero(~same)
     waited = np.add.reduceat(a.until_ns - a.time_ns, start)

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from uffdprefetch.sim.replay.demand import Demand, Stream
-from uffdprefetch.sim.replay.keep import Keep
+from uffdprefetch.sim.replay.keep import CHUNK_PAGES, Keep
 from uffdprefetch.sim.replay.link import Link, Storage
 
 Array = np.ndarray[Any, Any]
@@ -90,6 +90,9 @@ class _Replay:
         self.events: list[tuple[float, int, int]] = []
         self.count = 0
         self.misses = self.hit_pages = self.touched_pages = 0
+        # Threads that were waiting for the page at which they go on.
+        self.waited = [False] * len(demand.streams)
+        self.told = [(-1, 0)] * len(demand.streams)  # (access, page up to which memory knows)
 
     def at(self, when: float, stream: int) -> None:
         """Stream -1 is the pump."""
@@ -105,7 +108,8 @@ class _Replay:
         self.policy.begin(self.demand)
         for number, think in enumerate(thinks):
             self.at(think[0], number)
-        while self.events:
+        running = len(streams)
+        while running:
             now, _, number = heapq.heappop(self.events)
             if number >= 0:
                 stream, k = streams[number], turn[number]
@@ -120,6 +124,7 @@ class _Replay:
                     self.at(now + thinks[number][k + 1], number)
                 else:
                     ends[number] = now + stream.tail_ns / 1e9
+                    running -= 1
             self._pump(now, number < 0)
         page = self.demand.page_bytes
         return Outcome(max(ends), max(stalls), self.misses, self.hit_pages * page,
@@ -131,23 +136,39 @@ class _Replay:
         """Go through an access from ``place`` on; (when to go on, where) if it has to wait."""
         file, end = int(stream.file[k]), min(int(stream.end[k]),
                                              len(self.resident.ready[int(stream.file[k])]))
+        if self.waited[number]:
+            # It has got its page, whoever needs the room for it next.
+            self.waited[number] = False
+            self._came_through(number, k, file, place, place + 1)
+            place += 1
         ready = self.resident.ready[file][place:end]
         late = np.flatnonzero(ready > now)
         upto = place + int(late[0]) if len(late) else end
         if upto > place:
-            self.policy.touched(number, k, file, place, upto)
-            self.touched_pages += upto - place
             self.hit_pages += upto - place
-            if self.keep is not None:
-                self.keep.touch(file, place, upto)
+            self._came_through(number, k, file, place, upto)
         if not len(late):
             return None
-        if np.isinf(self.resident.ready[file][upto]):
+        when = float(self.resident.ready[file][upto])
+        if np.isinf(when):
             self.misses += 1
             self._read(self.policy.miss(number, file, upto), now, None)
-        # What was waited for is touched, but was no hit.
-        self.hit_pages -= 1
-        return float(self.resident.ready[file][upto]), upto
+            when = float(self.resident.ready[file][upto])
+            if np.isinf(when):  # its own request has pushed it out again
+                when = self.link.free + self.link.storage.latency
+        self.waited[number] = True
+        return when, upto
+
+    def _came_through(self, number: int, k: int, file: int, first: int, end: int) -> None:
+        self.policy.touched(number, k, file, first, end)
+        self.touched_pages += end - first
+        if self.keep is not None:
+            # Each chunk once an access, in however many parts its pages are come through.
+            told, upto = self.told[number]
+            low = max(first, upto) if told == k else first
+            if low < end:
+                self.keep.touch(file, low, end)
+                self.told[number] = k, -(-end // CHUNK_PAGES) * CHUNK_PAGES
 
     def _read(self, wanted: Range, now: float, request_bytes: int | None) -> None:
         """Ask for what is absent of a range, in requests of at most so many bytes."""

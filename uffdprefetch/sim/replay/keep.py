@@ -113,7 +113,8 @@ class Belady(Keep):
         self.farthest: list[tuple[int, int]] = []  # heap of (-next use, chunk); old ones stay
 
     def _uses(self, demand: Demand) -> dict[int, list[int]]:
-        """The chunks' touches, numbered in the order in which they were recorded."""
+        """The chunks' touches, numbered in the order in which threads that never wait would come
+        to them."""
         order = []
         for stream in demand.streams:
             when = np.cumsum(stream.think_ns).tolist()

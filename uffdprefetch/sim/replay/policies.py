@@ -138,6 +138,7 @@ class Planned(Plain):
         while True:
             best, least = -1, self.lookahead_bytes
             for number, stream in enumerate(self.streams):
+                self.asked[number] = max(self.asked[number], self.at[number])
                 if self.reads[number] and self.asked[number] < len(stream):
                     ahead = int(self.before[number][self.asked[number]]
                                 - self.before[number][self.at[number]])
