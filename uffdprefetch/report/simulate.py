@@ -64,7 +64,7 @@ def _entry(row: Row, scenario: Scenario) -> dict[str, Any]:
         "consumed_mb": outcome.consumed_mb,
         "read_mb_by_source": dict(zip(sources, outcome.read_mb.tolist(), strict=True)),
         "hits": None if not outcome.consumed_mb or not outcome.read_mb.any()
-        else 1 - float(outcome.read_mb[PFS]) / outcome.consumed_mb,
+        else max(0.0, 1 - float(outcome.read_mb[PFS]) / outcome.consumed_mb),
         "file_system_mb": outcome.pfs_mb,
         "useless_mb": outcome.useless_mb,
     }

@@ -41,11 +41,13 @@ def save(figure: Any, path: str) -> None:
 
 
 def _colours(names: list[str]) -> dict[str, str]:
-    colours = {names[0]: FILE_SYSTEM}
-    classes = (len(names) - 1) // 2
-    for j in range(classes):
-        colours[names[1 + j]] = OWN[min(j, len(OWN) - 1)]
-        colours[names[1 + classes + j]] = OTHERS[min(j, len(OTHERS) - 1)]
+    """Of each source; names are those of report.simulate, the file system first."""
+    colours, own, others = {names[0]: FILE_SYSTEM}, 0, 0
+    for name in names[1:]:
+        if name.startswith("own "):
+            colours[name], own = OWN[min(own, len(OWN) - 1)], own + 1
+        else:
+            colours[name], others = OTHERS[min(others, len(OTHERS) - 1)], others + 1
     return colours
 
 
@@ -55,8 +57,9 @@ def _sources(mpl: Any, document: dict[str, Any]) -> Any:
     figure = mpl.figure.Figure(
         figsize=(7.4, 1.5 + 0.32 * max(1, len(rows))), dpi=200, layout="constrained")
     axes = figure.add_subplot()
-    most = max((list(row["stall_seconds_by_source"]) for row in rows), key=len, default=["-"])
-    colours = _colours(most)
+    # Rows may have storage of their own.
+    names = list(dict.fromkeys(name for row in rows for name in row["stall_seconds_by_source"]))
+    colours = _colours(names or ["-"])
     left = [0.0] * len(rows)
     places = range(len(rows))
 
@@ -69,7 +72,7 @@ def _sources(mpl: Any, document: dict[str, Any]) -> Any:
 
     stack([row["compute_seconds"] for row in rows], COMPUTE, "computing")
     stack([row["preload_seconds"] for row in rows], PRELOAD, "preloading")
-    for name in most:
+    for name in names:
         values = [row["stall_seconds_by_source"].get(name, 0.0) for row in rows]
         stack(values, colours[name], f"waiting for {name}")
     right = max(left, default=1.0)
