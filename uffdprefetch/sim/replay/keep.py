@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import heapq
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from typing import Any
 
@@ -18,7 +19,7 @@ CHUNK_PAGES = 16
 NEVER = 1 << 62
 
 
-class Keep:
+class Keep(ABC):
     """Chunks that are in memory; the one that leaves is the subclass's to choose.
 
     Chunks of all files are numbered through.
@@ -59,17 +60,19 @@ class Keep:
                 self.entered(chunk)
             self.kept.move_to_end(chunk)
 
+    @abstractmethod
     def victim(self) -> int:
         """Which chunk leaves; there is one."""
-        raise NotImplementedError
 
-    def passed(self, chunk: int) -> None:
+    # What a subclass may want to hear; by itself nobody does.
+
+    def passed(self, chunk: int) -> None:  # noqa: B027
         """A thread touched the chunk, whether or not it is kept."""
 
-    def entered(self, chunk: int) -> None:
+    def entered(self, chunk: int) -> None:  # noqa: B027
         """It is kept now."""
 
-    def left(self, chunk: int) -> None:
+    def left(self, chunk: int) -> None:  # noqa: B027
         """It is not kept any more."""
 
 
