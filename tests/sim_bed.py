@@ -45,3 +45,46 @@ def workload(
 
 def outcome(policy: Policy, at: System, work: Workload, write: str = "overlapped") -> Outcome:
     return execute(at, Readings(write), work.with_zero(), policy.plan(at, work))
+
+
+#: A scenario file that is right.
+SMALL = """
+title = "two nodes"
+
+[system]
+N = 2
+c = "100MB/s"
+beta = "200MB/s"
+b_c = "1GB/s"
+b_fs = "2GB/s"
+t = { 1 = "66MB/s", 4 = "146MB/s" }
+
+[[system.classes]]
+name = "staging"
+d = "10MB"
+p = 2
+r = "10GB/s"
+
+[[system.classes]]
+name = "RAM"
+d = "1GiB"
+p = 4
+r = { 1 = "5GB/s", 4 = "20GB/s" }
+w = "8GB/s"
+
+[dataset]
+F = 100
+size = "110kB"
+
+[training]
+E = 2
+B = 10
+
+[[policies]]
+policy = "naive"
+
+[[policies]]
+name = "ours"
+policy = "node-pool"
+evict = "lru"
+"""

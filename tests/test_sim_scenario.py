@@ -9,6 +9,7 @@ import lmdb
 import numpy as np
 import pytest
 from conftest import warnings_fail
+from sim_bed import SMALL
 
 from uffdprefetch.errors import EXIT_USAGE, UffdPrefetchError
 from uffdprefetch.sim import simulate
@@ -17,48 +18,6 @@ from uffdprefetch.sim.scenario import Scenario, load, shipped
 
 pytestmark = warnings_fail
 
-GOOD = """
-title = "two nodes"
-
-[system]
-N = 2
-c = "100MB/s"
-beta = "200MB/s"
-b_c = "1GB/s"
-b_fs = "2GB/s"
-t = { 1 = "66MB/s", 4 = "146MB/s" }
-
-[[system.classes]]
-name = "staging"
-d = "10MB"
-p = 2
-r = "10GB/s"
-
-[[system.classes]]
-name = "RAM"
-d = "1GiB"
-p = 4
-r = { 1 = "5GB/s", 4 = "20GB/s" }
-w = "8GB/s"
-
-[dataset]
-F = 100
-size = "110kB"
-
-[training]
-E = 2
-B = 10
-
-[[policies]]
-policy = "naive"
-
-[[policies]]
-name = "ours"
-policy = "node-pool"
-evict = "lru"
-"""
-
-
 def loaded(tmp_path: Path, text: str) -> Scenario:
     path = tmp_path / "s.toml"
     path.write_text(text)
@@ -66,7 +25,7 @@ def loaded(tmp_path: Path, text: str) -> Scenario:
 
 
 def test_a_scenario_says_what_it_means(tmp_path: Path) -> None:
-    scenario = loaded(tmp_path, GOOD)
+    scenario = loaded(tmp_path, SMALL)
     system = scenario.system
     assert (system.N, system.c, system.beta, system.b_c, system.b_fs) == (2, 100, 200, 1000, 2000)
     assert float(system.t(2)) == pytest.approx(66 + 80 / 3)
@@ -129,9 +88,9 @@ def test_a_scenario_says_what_it_means(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_wrong_is_one_line(tmp_path: Path, old: str, new: str, said: str) -> None:
-    assert old in GOOD
+    assert old in SMALL
     with pytest.raises(UffdPrefetchError) as raised:
-        scenario = loaded(tmp_path, GOOD.replace(old, new, 1))
+        scenario = loaded(tmp_path, SMALL.replace(old, new, 1))
         list(simulate.run(scenario))
     message = raised.value.message
     assert said in message and "\n" not in message
@@ -142,7 +101,7 @@ def test_what_is_wrong_is_one_line(tmp_path: Path, old: str, new: str, said: str
 
 @pytest.mark.parametrize("part", ["[[policies]]", "[[system.classes]]"])
 def test_nothing_where_something_is_needed(tmp_path: Path, part: str) -> None:
-    text = GOOD
+    text = SMALL
     while part in text:
         begin = text.index(part)
         end = text.find("\n[", begin + 1)
@@ -157,14 +116,14 @@ def test_nothing_where_something_is_needed(tmp_path: Path, part: str) -> None:
 
 
 def test_sizes_of_any_distribution(tmp_path: Path) -> None:
-    text = GOOD.replace('size = "110kB"', 'distribution = "lognorm"\nscale = "100kB"\n'
+    text = SMALL.replace('size = "110kB"', 'distribution = "lognorm"\nscale = "100kB"\n'
                         'shape = { s = 0.5 }\nmin = "50kB"\nmax = "300kB"')
     sizes = loaded(tmp_path, text.replace("F = 100", "F = 20000")).dataset.sizes(3)
     assert sizes.min() == 0.05 and sizes.max() == 0.3
     assert np.median(sizes) == pytest.approx(0.1, rel=0.03)
     again = loaded(tmp_path, text.replace("F = 100", "F = 20000")).dataset
     assert np.array_equal(again.sizes(3), sizes) and not np.array_equal(again.sizes(4), sizes)
-    counted = GOOD.replace('size = "110kB"', 'distribution = "poisson"\nshape = { mu = 3 }')
+    counted = SMALL.replace('size = "110kB"', 'distribution = "poisson"\nshape = { mu = 3 }')
     assert set(loaded(tmp_path, counted).dataset.sizes(0)) <= set(map(float, range(20)))
 
 
@@ -173,12 +132,12 @@ def test_sizes_of_real_data(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     for number in range(5):
         (folder / str(number)).write_bytes(bytes(1000 * (number + 1)))
-    by_path = GOOD.replace('F = 100\nsize = "110kB"', f'path = "{tmp_path / "files"}"')
+    by_path = SMALL.replace('F = 100\nsize = "110kB"', f'path = "{tmp_path / "files"}"')
     assert sorted(loaded(tmp_path, by_path).dataset.sizes(0)) == [0.001 * n for n in range(1, 6)]
     with lmdb.open(str(tmp_path / "db"), map_size=1 << 24) as env, env.begin(write=True) as txn:
         for number in range(30):
             txn.put(b"%03d" % number, bytes(100 + number))
-    by_path = GOOD.replace('F = 100\nsize = "110kB"', f'path = "{tmp_path / "db"}"')
+    by_path = SMALL.replace('F = 100\nsize = "110kB"', f'path = "{tmp_path / "db"}"')
     sizes = loaded(tmp_path, by_path).dataset.sizes(0) * 1e6
     assert sizes.round().tolist() == [100 + number for number in range(30)]
 
@@ -188,7 +147,7 @@ def test_a_data_set_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "dangling").mkdir()
     (tmp_path / "dangling" / "link").symlink_to("nowhere")
     for name in ("empty", "none", "dangling"):
-        text = GOOD.replace('F = 100\nsize = "110kB"', f'path = "{tmp_path / name}"')
+        text = SMALL.replace('F = 100\nsize = "110kB"', f'path = "{tmp_path / name}"')
         with pytest.raises(UffdPrefetchError) as raised:
             list(simulate.run(loaded(tmp_path, text)))
         assert name in raised.value.message and "\n" not in raised.value.message
@@ -205,7 +164,7 @@ def test_those_that_come_along_can_be_loaded_by_name() -> None:
 
 
 def test_a_policys_own_readings_and_classes(tmp_path: Path) -> None:
-    text = GOOD.replace('evict = "lru"', 'evict = "lru"\nwrite = "once"\npublished = 3\nclasses = '
+    text = SMALL.replace('evict = "lru"', 'evict = "lru"\nwrite = "once"\npublished = 3\nclasses = '
                         '[{ name = "staging", d = "5MB", p = 1, r = "1GB/s" }]')
     ours = loaded(tmp_path, text).policies[1]
     assert ours.readings == Readings("once") and ours.published == 3

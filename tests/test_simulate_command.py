@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest import warnings_fail
+from sim_bed import SMALL
 
 from uffdprefetch.cli import main
 from uffdprefetch.cli.simulate import node_counts
@@ -56,36 +57,18 @@ def test_what_does_not_apply_is_na_with_its_reason(
 
 
 def scenario() -> str:
-    return """
-title = "small"
-[system]
-N = 2
-c = "100MB/s"
-beta = "200MB/s"
-b_c = "1GB/s"
-b_fs = "2GB/s"
-t = "66MB/s"
-[[system.classes]]
-name = "staging"
-d = "10MB"
-p = 2
-r = "10GB/s"
-[[system.classes]]
-name = "RAM"
-d = "1GB"
-p = 2
-r = "10GB/s"
-[dataset]
-F = 200
-size = "110kB"
-[training]
-E = 2
-B = 8
-[[policies]]
-policy = "naive"
-[[policies]]
-policy = "lbann"
-"""
+    """Two nodes, a data set of 22 MB, two policies."""
+    return replaced(
+        SMALL, ('title = "two nodes"', 'title = "small"'), ('d = "1GiB"', 'd = "1GB"'),
+        ("F = 100", "F = 200"), ("B = 10", "B = 8"), ('name = "ours"\n', ""),
+        ('policy = "node-pool"\nevict = "lru"', 'policy = "lbann"'))
+
+
+def replaced(text: str, *pairs: tuple[str, str]) -> str:
+    for old, new in pairs:
+        assert old in text
+        text = text.replace(old, new)
+    return text
 
 
 def test_a_sweep_over_nodes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
