@@ -41,19 +41,21 @@ import lmdb
 work = json.load(open(sys.argv[1]))
 libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
 env = lmdb.open(work["database"], readonly=True, lock=False, max_spare_txns=1)
-sha, base, late = hashlib.sha256(), None, 0
-PATIENCE, LATE_MAX, TAKEN_PATIENCE = 6.0, 1, 1.0
+sha, base, late, needed = hashlib.sha256(), None, 0, set()
+PATIENCE, LATE_MAX, TAKEN_PATIENCE = 6.0, 0, 1.0
 
 def bed_bytes():
     with open(work["counters"]) as file:
         return json.load(file)["bytes"]
 
-def resident(record):
+def pages_of(record):
     offset, length = work["extents"][record]
-    start = base + offset // PAGE * PAGE
-    pages = -(-(offset + length) // PAGE) - offset // PAGE
-    vector = (ctypes.c_ubyte * pages)()
-    checked(libc.mincore(start, pages * PAGE, vector), "mincore")
+    return range(offset // PAGE, -(-(offset + length) // PAGE))
+
+def resident(record):
+    pages = pages_of(record)
+    vector = (ctypes.c_ubyte * len(pages))()
+    checked(libc.mincore(base + pages[0] * PAGE, len(pages) * PAGE, vector), "mincore")
     return all(byte & 1 for byte in vector)
 
 def address_of(view):
@@ -66,17 +68,19 @@ def address_of(view):
     return address
 
 def wait_for(records):
-    # A page that is there may be taken away again: then the job reads on, as any job would. Where
-    # an order is not followed, most of the records are not there, and so batch after batch.
+    # A page that has come may be taken away again by the kernel: then the job reads on, as any job
+    # would. That it has come is told by the link: as many bytes as all batches until now hold.
     global late
     began = time.monotonic()
-    while not all(there := [resident(record) for record in records]):
+    while not all(map(resident, records)):
         waited = time.monotonic() - began
-        if waited > TAKEN_PATIENCE and 2 * sum(there) > len(there):
+        if waited > TAKEN_PATIENCE and bed_bytes() >= PAGE * len(needed):
             return
         if waited > PATIENCE:
             late += 1
-            until(lambda: late <= LATE_MAX, f"records {records}")
+            if late > LATE_MAX:
+                say(error=f"the order is not followed: batch of {records[0]}")
+                os._exit(99)
             return
         time.sleep(0.002)
 
@@ -84,6 +88,7 @@ def batch(step):
     global base
     if step["wait"] == "bytes":
         until(lambda: bed_bytes() >= 1 << 20, "a MiB over the link")
+    needed.update(page for record in step["records"] for page in pages_of(record))
     if step["wait"] == "pages":  # before get(): py-lmdb touches all pages of the value in it
         wait_for(step["records"])
     with env.begin(buffers=True) as txn:
