@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tomllib
+from components import on_memory
 from conftest import require, warnings_fail
 
 from uffdprefetch.cli import main
@@ -112,8 +114,16 @@ def test_a_point_ends_when_it_is_known_well_or_its_part_is_over() -> None:
     assert found is not None and found.n == RUNS_MAX
 
 
-def test_nothing_is_read_beyond_the_budget(tmp_path: Path) -> None:
-    path = tmp_path / "data"
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """An empty directory whose files can leave the page cache, as those in tmpfs cannot."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp" if on_memory(tmp_path) else tmp_path) as made:
+        require(not on_memory(made), f"{made} is in memory")
+        yield Path(made)
+
+
+def test_nothing_is_read_beyond_the_budget(disk: Path) -> None:
+    path = disk / "data"
     path.write_bytes(os.urandom(1 << 20))
     budget = Budget(60.0, 3 << 16)
     with Reader(str(path)) as reader:
@@ -181,10 +191,10 @@ def test_curves_move_with_the_beds_bandwidth_and_latency(bed: SlowBed, tmp_path:
 
 
 def test_every_figure_has_its_interval_or_says_of_how_many_runs_it_is(
-    bed: SlowBed, tmp_path: Path
+    bed: SlowBed, disk: Path
 ) -> None:
     bed.set(bandwidth=400_000_000, latency_us=1000)
-    found = calibrated(bed, tmp_path / "s.toml", "--local", str(tmp_path))["measured"]
+    found = calibrated(bed, disk / "s.toml", "--local", str(disk))["measured"]
     said = [*found["file_system"]["4096"].values(), *found["memory"].values(),
             *found["disk"].values()]
     for text in said:
@@ -194,7 +204,7 @@ def test_every_figure_has_its_interval_or_says_of_how_many_runs_it_is(
         assert (low is None) == (int(n) < 6)
         if low is not None:
             assert float(low) <= float(value) <= float(high)
-    assert not list(tmp_path.glob(".uffdprefetch-calibrate*"))  # the local disk's test file
+    assert os.listdir(disk) == ["s.toml"]  # no test file of the local disk's
 
 
 def test_cold_bytes_come_from_the_bed(bed: SlowBed, tmp_path: Path) -> None:
@@ -223,30 +233,44 @@ def test_cold_bytes_come_from_the_bed(bed: SlowBed, tmp_path: Path) -> None:
         (["{tmp}/small", "--requests", "1000"], 2, "multiples of 4KiB"),
         (["{tmp}/small", "--compute", "0MB/s"], 2, "--compute 0MB/s: more than none"),
         (["{tmp}/large", "--bytes", "4KiB"], 1, "within --seconds and --bytes"),
-        (["{tmp}/large", "-o", "{tmp}/no/file"], 1, "cannot write"),
+        (["{tmp}/large", "-o", "{tmp}/no/file"], 2, "its directory cannot be written"),
+        (["{tmp}/large", "-o", "{tmp}/folder", "-f"], 1, "cannot write"),
+        (["{tmp}/large", "--local", "{tmp}/no"], 2, "/no: cannot be read"),
     ],
 )
 def test_what_cannot_be_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], status: int, said: str,
+    disk: Path, capsys: pytest.CaptureFixture[str], words: list[str], status: int, said: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "small").write_bytes(bytes(10))
-    os.mkfifo(tmp_path / "fifo")
-    (tmp_path / "large").write_bytes(os.urandom(16 << 20))
-    filled = [word.format(tmp=tmp_path) for word in words]
+    monkeypatch.chdir(disk)
+    (disk / "small").write_bytes(bytes(10))
+    (disk / "folder").mkdir()
+    os.mkfifo(disk / "fifo")
+    (disk / "large").write_bytes(os.urandom(16 << 20))
+    filled = [word.format(tmp=disk) for word in words]
     assert main(["calibrate", "--seconds", "1", *filled]) == status
     error = capsys.readouterr().err
     assert said in error.splitlines()[-1] and "Traceback" not in error
 
 
-def test_a_directory_gets_a_test_file_that_goes_away(tmp_path: Path) -> None:
-    out = tmp_path / "s.toml"
-    assert main(["calibrate", str(tmp_path), "--file-size", "16MiB", "--seconds", "2",
+def test_a_directory_gets_a_test_file_that_goes_away(disk: Path) -> None:
+    out = disk / "s.toml"
+    assert main(["calibrate", str(disk), "--file-size", "16MiB", "--seconds", "2",
                  "--threads", "1", "--requests", "64KiB", "--prefetchers", "2", "-o", str(out),
-                 "--data", str(tmp_path)]) == 0
-    assert os.listdir(tmp_path) == ["s.toml"]
-    assert load(str(out)).dataset.path == str(tmp_path)
+                 "--data", str(disk)]) == 0
+    assert os.listdir(disk) == ["s.toml"]
+    assert load(str(out)).dataset.path == str(disk)
+
+
+def test_a_calibration_that_is_killed_leaves_nothing_behind(disk: Path) -> None:
+    words = [sys.executable, "-m", "uffdprefetch", "calibrate", str(disk), "--file-size",
+             "16MiB", "--seconds", "60", "--requests", "64KiB", "--prefetchers", "2", "-o", "-"]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == ("uffdprefetch: file system: 2 threads, requests of "
+                                             "64 KiB\n")  # it measures: the file is there
+        process.kill()
+    assert os.listdir(disk) == []
 
 
 def test_first_ranks_of_hosts() -> None:
@@ -257,19 +281,19 @@ def test_first_ranks_of_hosts() -> None:
         network.world({"SLURM_STEP_NUM_TASKS": "5"})
 
 
-def test_ranks_under_mpirun_measure_together(tmp_path: Path) -> None:
+def test_ranks_under_mpirun_measure_together(disk: Path) -> None:
     program = shutil.which("mpirun")
     require(program, "mpirun is missing: install openmpi-bin")
     assert program is not None
-    (tmp_path / "data").write_bytes(os.urandom(16 << 20))
+    (disk / "data").write_bytes(os.urandom(16 << 20))
     environ = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     ended = subprocess.run(
         [program, "--oversubscribe", "-n", "3", sys.executable, "-m", "uffdprefetch", "calibrate",
-         str(tmp_path / "data"), "--seconds", "3", "--threads", "1", "--requests", "64KiB",
-         "--prefetchers", "2", "-o", str(tmp_path / "s.toml")],
+         str(disk / "data"), "--seconds", "3", "--threads", "1", "--requests", "64KiB",
+         "--prefetchers", "2", "-o", str(disk / "s.toml")],
         env=environ, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stderr
-    found = tomllib.loads((tmp_path / "s.toml").read_text())
+    found = tomllib.loads((disk / "s.toml").read_text())
     assert rate(found["system"]["b_c"]) > 0 and "link" in found["measured"]["network"]
     assert found["system"]["N"] == 1 and set(found["measured"]["together"]) == {"1"}
-    assert "all ranks are on one node" in (tmp_path / "s.toml").read_text()
+    assert "all ranks are on one node" in (disk / "s.toml").read_text()

@@ -36,7 +36,7 @@ def test_a_scenario_says_what_it_means(tmp_path: Path) -> None:
     assert scenario.dataset.sizes(0).tolist() == [0.11] * 100
     assert scenario.training.drop_last and scenario.training.scheme == "uniform"
     assert [p.name for p in scenario.policies] == ["naive", "ours"]
-    rows = list(simulate.run(scenario))
+    rows = list(simulate.run(scenario, simulate.workload_of(scenario)))
     assert all(row.outcome is not None and row.outcome.seconds > 0 for row in rows)
 
 
@@ -91,7 +91,7 @@ def test_what_is_wrong_is_one_line(tmp_path: Path, old: str, new: str, said: str
     assert old in SMALL
     with pytest.raises(UffdPrefetchError) as raised:
         scenario = loaded(tmp_path, SMALL.replace(old, new, 1))
-        list(simulate.run(scenario))
+        simulate.workload_of(scenario)
     message = raised.value.message
     assert said in message and "\n" not in message
     assert raised.value.exit_code == EXIT_USAGE
@@ -149,7 +149,7 @@ def test_a_data_set_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     for name in ("empty", "none", "dangling"):
         text = SMALL.replace('F = 100\nsize = "110kB"', f'path = "{tmp_path / name}"')
         with pytest.raises(UffdPrefetchError) as raised:
-            list(simulate.run(loaded(tmp_path, text)))
+            simulate.workload_of(loaded(tmp_path, text))
         assert name in raised.value.message and "\n" not in raised.value.message
 
 

@@ -83,6 +83,16 @@ def test_a_sweep_over_nodes(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
     assert picture.read_bytes().startswith(PNG)
 
 
+def test_what_does_not_apply_is_said_once_with_its_numbers_of_nodes(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "s.toml"
+    path.write_text(replaced(scenario(), ('d = "1GB"', 'd = "8MB"')))
+    lines = shown(capsys, str(path), "--nodes", "1..4").splitlines()
+    why = "the data set is larger than the memory of all nodes"
+    assert [line for line in lines if why in line] == [f"lbann, 1, 2 nodes: {why}"]
+
+
 def test_a_picture_of_the_time_by_source(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -108,6 +118,7 @@ def test_what_comes_along_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(capsys, "--list")
     for name in ("paper5-1", "paper5-table5.6", "cluster-pool", "hdmlp", "staging-pool"):
         assert f"  {name} " in text
+    assert "[in_order = true, cleanup_read = false, remote = true]" in text  # hdmlp's options
 
 
 @pytest.mark.parametrize(
@@ -123,6 +134,12 @@ def test_what_comes_along_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
         (["paper5-1", "--seed", "-1"], "--seed -1: from 0 on"),
         (["paper5-1", "--access-frequency", "-2"], "more than -1"),
         (["paper5-1", "--access-frequency", "inf"], "more than -1"),
+        (["paper5-1", "--epochs", "2"], "--epochs belongs to --replay"),
+        (["paper5-1", "--access-frequency", "1", "--only", "x"], "--only has no meaning with"),
+        (["--replay", "t", "--access-frequency", "1"], "--access-frequency has no meaning with"),
+        (["--replay", "t", "--nodes", "2"], "--nodes has no meaning with --replay"),
+        (["--replay", "t", "--bandwidth", "1MB/s", "--latency", "1ms", "--budget", "512KiB"],
+         "--budget 512KiB: at least 1MiB"),
         (["paper5-1", "--png", "/nonexistent/x.png", "--only", "lower"], "cannot write /nonexist"),
         (["paper5-1", "--", "x"], "nothing goes after --"),
     ],

@@ -62,8 +62,7 @@ class Command:
         job = scenario_file.Job(
             c=_rate("--compute", args.compute), beta=_rate("--preprocess", args.preprocess),
             dataset={"path": os.path.abspath(args.data)} if args.data else None)
-        if args.output != "-" and not args.force and os.path.lexists(args.output):
-            raise usage_error(f"{args.output} exists: -o another name, or -f to overwrite it")
+        _refuse_what_cannot_be_used(args)
         measured = measure.calibrate(
             wishes, os.environ, lambda text: print(f"uffdprefetch: {text}", file=sys.stderr))
         if measured is None:
@@ -75,6 +74,18 @@ class Command:
         text = scenario_file.text(wishes, measured, job, f"measured: {args.path}")
         _write(args.output, text)
         return 0
+
+
+def _refuse_what_cannot_be_used(args: argparse.Namespace) -> None:
+    """Before minutes are spent on measuring."""
+    if args.local is not None and not os.access(args.local, os.R_OK):
+        raise usage_error(f"--local {args.local}: cannot be read: give a directory")
+    if args.output == "-":
+        return
+    if not args.force and os.path.lexists(args.output):
+        raise usage_error(f"{args.output} exists: -o another name, or -f to overwrite it")
+    if not os.access(os.path.dirname(args.output) or ".", os.W_OK):
+        raise usage_error(f"-o {args.output}: its directory cannot be written: -o another name")
 
 
 def _write(name: str, text: str) -> None:

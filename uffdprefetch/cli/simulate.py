@@ -9,7 +9,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from uffdprefetch.errors import usage_error
@@ -60,8 +60,8 @@ class Command:
                             "--replay (default: 8MiB)")
         parser.add_argument("--budget", metavar="SIZE,...", help="pools to try, with --replay "
                             "(default: half and all of what the job reads)")
-        parser.add_argument("--epochs", metavar="N", type=int, default=1, help="the recorded "
-                            "accesses so many times over, with --replay (a mapping that stays "
+        parser.add_argument("--epochs", metavar="N", type=int, help="the recorded accesses "
+                            "so many times over, with --replay (default: 1; a mapping that stays "
                             "shows its first epoch only)")
         parser.add_argument("--memory", metavar="SIZE", help="for the page cache, with --replay "
                             "(default: enough)")
@@ -75,11 +75,9 @@ class Command:
 
         if args.list:
             return _list()
+        _refuse_what_does_not_apply(args)
         if args.replay is not None:
             return _replay(args)
-        for name in ("bandwidth", "latency", "size", "distance", "budget", "memory"):
-            if getattr(args, name) is not None:
-                raise usage_error(f"--{name} belongs to --replay TRACE")
         if args.scenario is None:
             raise usage_error("simulate: which SCENARIO? (--list shows those that come along)")
         scenario = scenarios.load(args.scenario)
@@ -94,6 +92,21 @@ class Command:
         return _simulate(scenario, args)
 
 
+def _refuse_what_does_not_apply(args: argparse.Namespace) -> None:
+    """An option that would be ignored is a mistake."""
+    if args.replay is None:
+        for name in ("bandwidth", "latency", "size", "distance", "budget", "epochs", "memory"):
+            if getattr(args, name) is not None:
+                raise usage_error(f"--{name} belongs to --replay TRACE")
+    with_it = {"replay": ("nodes", "seed", "access_frequency"),
+               "access_frequency": ("nodes", "only")}
+    for mode, strangers in with_it.items():
+        for name in strangers if getattr(args, mode) is not None else ():
+            if getattr(args, name) is not None:
+                option, other = name.replace("_", "-"), mode.replace("_", "-")
+                raise usage_error(f"--{option} has no meaning with --{other}")
+
+
 def _simulate(scenario: Scenario, args: argparse.Namespace) -> int:
     from uffdprefetch.report import simulate as report
     from uffdprefetch.report.columns import show
@@ -101,9 +114,9 @@ def _simulate(scenario: Scenario, args: argparse.Namespace) -> int:
 
     nodes = node_counts(args.nodes) if args.nodes else []
     began = time.perf_counter()
-    with _progress() as progress:
-        rows = list(simulate.run(scenario, nodes, progress))
     workload = simulate.workload_of(scenario)
+    with _progress() as progress:
+        rows = list(simulate.run(scenario, workload, nodes, progress))
     document = report.document(
         scenario, args.scenario, workload, rows, time.perf_counter() - began)
     if args.png:
@@ -115,6 +128,7 @@ def _simulate(scenario: Scenario, args: argparse.Namespace) -> int:
 
 
 def _replay(args: argparse.Namespace) -> int:
+    from uffdprefetch.config import POOL_LEAST_BYTES
     from uffdprefetch.report import replay as report
     from uffdprefetch.report.columns import show
     from uffdprefetch.sim.replay.choices import DISTANCES, LOOKAHEAD, WINDOWS, choices, predict
@@ -129,11 +143,13 @@ def _replay(args: argparse.Namespace) -> int:
         if len(_sizes("--memory", args.memory)) != 1:
             raise usage_error(f"--memory {args.memory}: one size")
         memory = _sizes("--memory", args.memory)[0]
-    if args.epochs < 1:
-        raise usage_error(f"--epochs {args.epochs}: from 1 on")
-    demand = demand_of(traces.read(args.replay), args.epochs)
+    epochs = 1 if args.epochs is None else args.epochs
+    if epochs < 1:
+        raise usage_error(f"--epochs {epochs}: from 1 on")
+    given = _sizes("--budget", args.budget, POOL_LEAST_BYTES)
+    demand = demand_of(traces.read(args.replay), epochs)
     wanted = demand.wanted_bytes
-    budgets = _sizes("--budget", args.budget) or [_rounded(wanted / 2), _rounded(wanted * 1.05)]
+    budgets = given or sorted({_rounded(part * wanted) for part in (0.5, 1.05)})
     which = choices(windows, distances, LOOKAHEAD, memory, budgets)
     if args.only:
         which = _named(which, args.only)
@@ -176,12 +192,12 @@ def _storage(args: argparse.Namespace) -> Storage:
     return Storage(rate, parse_duration(args.latency))
 
 
-def _sizes(option: str, text: str | None) -> list[int]:
-    from uffdprefetch.units import parse_size
+def _sizes(option: str, text: str | None, least: int = 1 << 16) -> list[int]:
+    from uffdprefetch.units import format_size_exact, parse_size
 
     sizes = [parse_size(part) for part in (text or "").split(",") if part]
-    if any(size < 1 << 16 for size in sizes):
-        raise usage_error(f"{option} {text}: at least 64KiB")
+    if any(size < least for size in sizes):
+        raise usage_error(f"{option} {text}: at least {format_size_exact(least)}")
     return sizes
 
 
@@ -217,7 +233,8 @@ def _list() -> int:
     lines.append("policies:")
     for name, policy in POLICIES.items():
         said = " ".join((policy.__doc__ or "").split())
-        lines.append(f"  {name:<18} {said}")
+        options = ", ".join(f"{one.name} = {json.dumps(one.default)}" for one in fields(policy))
+        lines.append(f"  {name:<18} {said}" + (f" [{options}]" if options else ""))
     print("\n".join(lines))
     return 0
 

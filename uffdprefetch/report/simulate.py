@@ -122,7 +122,16 @@ def _title(document: dict[str, Any]) -> str:
 
 
 def _notes(document: dict[str, Any]) -> list[str]:
-    notes = [f"{row['name']}: {row['why']}" for row in document["policies"] if row["why"]]
+    rows = document["policies"]
+    whose: dict[tuple[str, str], list[int]] = {}  # (name, why) -> nodes
+    for row in rows:
+        if row["why"]:
+            whose.setdefault((row["name"], row["why"]), []).append(row["nodes"])
+    sweep = len({row["nodes"] for row in rows}) > 1
+    notes = [
+        f"{name}, {', '.join(map(str, nodes))} nodes: {why}" if sweep else f"{name}: {why}"
+        for (name, why), nodes in whose.items()
+    ]
     notes += [f"published the other way round: {first} before {second}"
               for first, second in document["out_of_order"]]
     notes.append("hits: part of the bytes that came from storage of the nodes; file system: what "

@@ -64,10 +64,13 @@ def run_one(scenario: Scenario, workload: Workload, named: NamedPolicy) -> Row:
 
 
 def run(
-    scenario: Scenario, nodes: Sequence[int] = (), progress: Progress = _nobody
+    scenario: Scenario, workload: Workload, nodes: Sequence[int] = (),
+    progress: Progress = _nobody,
 ) -> Iterator[Row]:
-    """All policies, with each of these numbers of nodes (none: the scenario's own)."""
-    workload = workload_of(scenario)
+    """All policies, with each of these numbers of nodes (none: the scenario's own).
+
+    ``workload``: workload_of(scenario).
+    """
     counts = list(nodes) or [scenario.system.N]
     of = len(counts) * len(scenario.policies)
     for i, count in enumerate(counts):

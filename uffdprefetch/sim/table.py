@@ -37,12 +37,12 @@ class Table:
         except ValueError as error:
             raise self.error(key, str(error)) from None
 
-    def table(self, key: str, optional: bool = False) -> Table:
+    def table(self, key: str) -> Table:
         self.known.append(key)
-        if key not in self.values and not optional:
+        if key not in self.values:
             raise self.error(key, "missing")
         place = f"{self.place}.{key}" if self.place else key
-        return Table(self.values.pop(key, {}), self.where, place)
+        return Table(self.values.pop(key), self.where, place)
 
     def done(self) -> None:
         """Nothing may be left."""

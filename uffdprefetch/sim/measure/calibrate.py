@@ -90,7 +90,7 @@ def _calibrate(wishes: Wishes, comm: Any, say: Callable[[str], None]) -> Measure
     if rank not in leaders:
         _many_nodes(wishes, None, comm, leaders, budget, done, tell)
         return None
-    with _file(wishes.path, wishes.file_bytes, rank) as path, _reader(path, wishes, rank) as reader:
+    with _reader(wishes.path, wishes, rank) as reader:
         if rank == 0:
             more = 2 * len(_steps(len(leaders))) + 1 if comm else 0
             _one_node(wishes, reader, budget, more, done, tell)
@@ -133,7 +133,7 @@ def _one_node(
             done.memory[count] = found
     done.memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if wishes.local:
-        with _file(wishes.local, wishes.file_bytes, 0) as path, _reader(path, wishes, 0) as disk:
+        with _reader(wishes.local, wishes, 0) as disk:
             for count in cores:
                 tell(f"local disk: {count} threads")
                 found = repeat(partial(disk.run, count, max(wishes.requests), budget), budget,
@@ -141,7 +141,7 @@ def _one_node(
                 left -= 1
                 if found is not None:
                     done.disk[count] = found
-        done.disk_bytes = shutil.disk_usage(os.path.dirname(path) or ".").free
+        done.disk_bytes = shutil.disk_usage(wishes.local).free
 
 
 def _steps(nodes: int) -> list[int]:
@@ -198,36 +198,48 @@ def _many_nodes(
         done.link = median(values)
 
 
-@contextmanager
-def _file(path: str, size_bytes: int, rank: int) -> Iterator[str]:
-    """``path``, or a file of ``size_bytes`` random bytes in it that goes away afterwards."""
-    if not os.path.isdir(path):
-        yield path
-        return
-    name = os.path.join(path, f"{TEST_FILE}-{socket.gethostname()}-{os.getpid()}-{rank}")
+def _test_file(folder: str, size_bytes: int, rank: int) -> str:
+    """The name of a new file of ``size_bytes`` random bytes. Raises UffdPrefetchError."""
+    name = os.path.join(folder, f"{TEST_FILE}-{socket.gethostname()}-{os.getpid()}-{rank}")
     try:
-        try:
-            with open(name, "xb") as file:
-                for begin in range(0, size_bytes, _PIECE):
-                    # Random: a file system that compresses would not read zeros.
-                    file.write(os.urandom(min(_PIECE, size_bytes - begin)))
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise UffdPrefetchError(
-                f"calibrate: cannot make a test file in {path}: {error.strerror}; "
-                "give a large file on that storage instead") from None
-        yield name
-    finally:
+        with _removed_on_error(name), open(name, "xb") as file:
+            for begin in range(0, size_bytes, _PIECE):
+                # Random: a file system that compresses would not read zeros.
+                file.write(os.urandom(min(_PIECE, size_bytes - begin)))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise UffdPrefetchError(
+            f"calibrate: cannot make a test file in {folder}: {error.strerror}; "
+            "give a large file on that storage instead") from None
+    return name
+
+
+@contextmanager
+def _removed_on_error(name: str) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
         if os.path.lexists(name):
             os.unlink(name)
+        raise
 
 
 @contextmanager
 def _reader(path: str, wishes: Wishes, seed: int) -> Iterator[Reader]:
-    """``seed``: another for each node, which would else read what the one before has just read."""
+    """Of a file, or of a test file in a directory, which has no name any more once it is open: so
+    nothing stays behind whatever ends us.
+
+    ``seed``: another for each node, which would else read what the one before has just read.
+    """
+    made = _test_file(path, wishes.file_bytes, seed) if os.path.isdir(path) else None
     try:
-        with Reader(path, wishes.direct, seed) as reader:
+        try:
+            opened = Reader(made or path, wishes.direct, seed)
+        finally:
+            if made:
+                os.unlink(made)
+        with opened as reader:
             least = wishes.prefetchers * max(wishes.requests)
             if reader.size_bytes < least:
                 raise UffdPrefetchError(

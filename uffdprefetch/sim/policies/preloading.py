@@ -173,15 +173,16 @@ def localised(order: np.ndarray, owner: np.ndarray) -> np.ndarray:
     by_home = np.argsort(keys, axis=1, kind="stable")
     samples = np.take_along_axis(samples, by_home, 1)
     home = np.take_along_axis(home, by_home, 1)
-    counts = np.stack([(home == node).sum(axis=1) for node in range(nodes)], axis=1)
+    rows = np.broadcast_to(np.arange(batches)[:, None], samples.shape)
+    own = (home >= 0) & (home < nodes)
+    counts = np.bincount(rows[own] * nodes + home[own], minlength=batches * nodes)
+    counts = counts.reshape(batches, nodes)
     begins = np.cumsum(counts, axis=1) - counts
     at = np.arange(samples.shape[1])[None]
-    own = (home >= 0) & (home < nodes)
     index = np.clip(home, 0, nodes - 1)
     place = at - np.take_along_axis(begins, index, 1)
     fits = own & (place < np.take_along_axis(room, index, 1))
     out = np.full_like(order, NONE)
-    rows = np.broadcast_to(np.arange(batches)[:, None], samples.shape)
     out[rows[fits], home[fits], place[fits]] = samples[fits]
     # The others go, in their order, to the places that are free.
     left = ~fits & (samples >= 0)
