@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from campaign.run import run
-from campaign.trial import ENGINES
+from campaign.trial import ENGINES, RECENT_NS
 from conftest import require
 
 
@@ -29,4 +29,4 @@ def test_no_state_of_the_agent_is_a_bad_one_to_lose_the_service_or_the_agent_in(
     told = report.as_json()
     assert told["kills_counted"] == kills
     if ENGINES[engine].rings:
-        assert told["since_last_fault_ns"]["p50"] <= 10_000_000
+        assert told["since_last_fault_ns"]["max"] <= RECENT_NS  # others are not counted

@@ -33,7 +33,9 @@ class Report:
 
     def as_json(self) -> dict[str, Any]:
         waits = sorted(
-            o.since_fault_ns for o in self.outcomes if o.kind == "kill" and o.since_fault_ns
+            o.since_fault_ns
+            for o in self.outcomes
+            if o.kind == "kill" and o.counted and o.since_fault_ns
         )
         return {
             "engine": self.engine,
