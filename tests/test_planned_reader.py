@@ -26,7 +26,7 @@ from planned_readers import (
 from walked_orders import MIB, PAGE
 
 from uffdprefetch.node import planned
-from uffdprefetch.node.planned import PlannedReader
+from uffdprefetch.node.planned import BEGUN_ITEMS, PlannedReader
 
 pytestmark = warnings_fail
 
@@ -142,6 +142,36 @@ def test_what_the_next_order_explains_makes_this_one_no_wrong_one() -> None:
         else:
             reader.saw(1000 * RECORD, 1300 * RECORD, 5)
         assert reader.epoch == 1 and reader.dropped is None
+
+
+def test_single_touches_by_chance_are_no_next_epoch() -> None:
+    """A page of the tree, say, that the pool has evicted: it lies in some record's place there."""
+    reader = follows(Epochs(range(100, 1100), range(2000, 3000)))
+    assert reader.live
+    for turn in range(12):  # each where the next order soon is, one for every two that are right
+        reads(reader, range(100 + 2 * turn, 102 + 2 * turn))
+        reads(reader, [2000 + 17 * turn])
+        assert reader.epoch == 0
+    assert place(reader) == (0, 24) and reader.dropped is None
+    assert list(reader.due(4 * MIB))
+    reader.said(1000, 1)  # nothing of the next epoch is taken for read
+    due = [start // RECORD for start, _, _ in reader.due(4 * MIB)]
+    assert due and min(due) == 2000
+
+
+def test_an_epoch_has_begun_when_its_items_are_touched_wherever_the_first_ones_are_mapped() -> None:
+    for first in (2000, 2600):  # what lies before is mapped still, and is read without a touch
+        reader = follows(Epochs(range(100, 200), range(2000, 3000)))
+        reads(reader, range(100, 200))
+        reads(reader, range(first, first + BEGUN_ITEMS - 1))
+        assert reader.epoch == 0
+        reads(reader, [first + BEGUN_ITEMS - 1])
+        assert reader.epoch == 1 and reader.dropped is None
+    # Far from each other they are no beginning.
+    reader = follows(Epochs(range(100, 200), range(2000, 4000)))
+    reads(reader, range(100, 200))
+    reads(reader, [2000, 2600, 3200, 3800, 2000, 2600])
+    assert reader.epoch == 0
 
 
 # ---- page tables --------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from uffdprefetch.node.files import FileState
 from uffdprefetch.node.ledger import Ledger
 from uffdprefetch.node.wire import Verdict
 from uffdprefetch.plan.checkpoints import DISTANCE_MIN_BYTES
+from uffdprefetch.plan.place import NEAR_BYTES
 from uffdprefetch.plan.window import Storage
 from uffdprefetch.progress.streams import Stream
 from uffdprefetch.uffd import PAGE_BYTES
@@ -28,7 +29,9 @@ if TYPE_CHECKING:  # they bring numpy, which a service without a plan spares
     from uffdprefetch.plan.order import Order, Walk
     from uffdprefetch.plan.units import Units
 
-#: Touches that the next epoch's order explains and this one's does not: it has begun.
+#: Items that the next epoch's order has near each other and this one's does not have here: when
+#: they are touched that epoch has begun. Single ones are by chance (a page of the tree that the
+#: pool has evicted), and need not be its first: what is mapped still is read without a touch.
 BEGUN_ITEMS = 4
 #: Checkpoints ahead of a reader, one each DISTANCE_MIN_BYTES of its order.
 MILESTONES_MAX = 16
@@ -69,6 +72,8 @@ class PlannedReader:
         self.done_items = 0  # of the epochs before
         self.seen: list[tuple[int, int]] = []  # found mapped, and not looked at yet
         self._strays: list[tuple[int, int]] = []  # found mapped, not for this epoch
+        self._early: list[tuple[int, int, int]] = []  # touches, ns: of the next epoch, it seems
+        self._early_at = self._early_items = 0  # the last one's plan coordinate, and their items
         #: What the scheduler sees: a stream in the coordinate of the order.
         self.stream = Stream(-1, rank, 0, 0, 0, now, now, active=True)
         self.walk: Walk | None = None
@@ -127,16 +132,29 @@ class PlannedReader:
             return
         if walk.saw(start, end, now):
             self.active_ns = self.touched_ns = now
+            self._early = self._early[1:]
+            self._early_items -= self._early_items > 0
             self._moved(now)
         upcoming = self._upcoming() if walk.stray else None
-        if (
-            upcoming is not None
-            and upcoming.saw(start, end, now)
-            and upcoming.position >= BEGUN_ITEMS
-        ):
+        if upcoming is not None and self._has_begun(upcoming, start, end, now):
+            for touch in self._early:
+                upcoming.saw(*touch)
             self._begin_next(now)
             return
         self.dropped = self.dropped or walk.wrong
+
+    def _has_begun(self, upcoming: Walk, start: int, end: int, now: int) -> bool:
+        """Whether, with this touch, the next epoch is seen to have begun."""
+        spot = upcoming.spot(start, end)
+        if spot is None:
+            return False
+        at, items = spot
+        if abs(at - self._early_at) > NEAR_BYTES:
+            self._early, self._early_items = [], 0
+        self._early.append((start, end, now))
+        self._early_at, self._early_items = at, self._early_items + items
+        marked, _ = self._marks.get(start // PAGE_BYTES, (None, 0))
+        return marked is upcoming or self._early_items >= BEGUN_ITEMS
 
     def mapped(self, found: list[tuple[int, int]], now: int) -> bool:
         """What a look has found mapped, and no look before; whether that moved the position."""
@@ -178,6 +196,7 @@ class PlannedReader:
         self._base_bytes += self.walk.total_bytes
         self.epoch += 1
         self.walk, self._next = self._next, None
+        self._early, self._early_at, self._early_items = [], 0, 0
         self._moved(now)
 
     def _moved(self, now: int) -> None:

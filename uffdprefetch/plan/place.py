@@ -128,6 +128,17 @@ class Place:
         new."""
         return self._inside[0] < start < self._inside[1]
 
+    def spot(self, start: int, end: int) -> tuple[int, int] | None:
+        """Where ahead of the position a touch of [start, end) of the file would be: (the plan
+        coordinate, how many items it touches); None for nowhere."""
+        units = self._units
+        hits = units.overlapping(start, end)
+        ahead = hits[hits.searchsorted(self._at) :]
+        if not len(ahead):
+            return None
+        items = int(units.item[self._last_of(ahead)] - units.item[ahead[0]]) + 1
+        return int(units.coordinate[ahead[0]]), items
+
     def saw(self, start: int, end: int, now_ns: int) -> int:
         """A touch of [start, end) of the file: how many items are now taken for read that were not
         (0: behind, being read already, or not in the plan here)."""
@@ -253,10 +264,7 @@ class Place:
         """The reader is at the first of these units, and at those that follow it in the order as
         well as in the touch; how many items that is."""
         units = self._units
-        starts = units.starts[ahead]
-        breaks = ((ahead[1:] != ahead[:-1] + 1) | (starts[1:] == starts[:-1])).nonzero()[0]
-        first = int(ahead[0])
-        last = int(ahead[breaks[0] if len(breaks) else -1])
+        first, last = int(ahead[0]), self._last_of(ahead)
         self._states[first : last + 1] = _READ
         items = int(units.item[last] - units.item[first]) + 1
         if not near:
@@ -268,9 +276,15 @@ class Place:
         else:
             self._late_bytes *= FADE
             self._doubt_bytes *= FADE
-            self._inside = (int(starts[0]), int(units.ends[first]))
+            self._inside = (int(units.starts[first]), int(units.ends[first]))
         self._lead(last + 1)
         return items
+
+    def _last_of(self, ahead: Array) -> int:
+        """The unit up to which these follow each other in the order as well as in the touch."""
+        starts = self._units.starts[ahead]
+        breaks = ((ahead[1:] != ahead[:-1] + 1) | (starts[1:] == starts[:-1])).nonzero()[0]
+        return int(ahead[breaks[0] if len(breaks) else -1])
 
     def _lead(self, front: int) -> None:
         """The foremost reader is here, or where others have read on from here."""
