@@ -27,6 +27,7 @@ from walked_orders import MIB, PAGE
 
 from uffdprefetch.node import planned
 from uffdprefetch.node.planned import BEGUN_ITEMS, PlannedReader
+from uffdprefetch.plan.order import Order
 
 pytestmark = warnings_fail
 
@@ -172,6 +173,47 @@ def test_an_epoch_has_begun_when_its_items_are_touched_wherever_the_first_ones_a
     reads(reader, range(100, 200))
     reads(reader, [2000, 2600, 3200, 3800, 2000, 2600])
     assert reader.epoch == 0
+
+
+def test_pages_of_the_tree_that_are_read_again_begin_no_epoch_and_drop_no_plan() -> None:
+    """They lie in each order where they are needed first, and a pool evicts them after that."""
+
+    def with_tree(records: range) -> Order:
+        count, every = len(records), 50
+        starts = np.array(records) * RECORD
+        tree = np.arange(0, count, every)  # a page of the tree before each 50th record
+        at = np.arange(len(tree)) * MIB
+        return Order(
+            np.insert(starts, tree, at), np.insert(starts + RECORD, tree, at + PAGE),
+            np.insert(np.arange(count), tree, tree))
+
+    source = Epochs(range(1000, 2000), range(2000, 3000))
+    source.come = {0: with_tree(range(1000, 2000)), 1: with_tree(range(2000, 3000))}
+    reader = follows(source)
+    assert reader.live
+    for turn in range(40):
+        reads(reader, range(1000 + 10 * turn, 1002 + 10 * turn))
+        for page in range(8):  # that have been read before
+            reader.saw(page * MIB, page * MIB + PAGE, 1)
+    assert (reader.epoch, reader.dropped) == (0, None)
+    assert 380 <= place(reader)[1] <= 400
+    reads(reader, range(2000, 2000 + BEGUN_ITEMS))
+    assert reader.epoch == 1
+
+
+def test_what_was_mapped_in_the_epoch_before_is_not_held_against_the_next_one() -> None:
+    reader = follows(Epochs(range(100, 1100), range(2000, 3000)))
+    reads(reader, range(100, 1100))
+    reads(reader, range(2000, 2000 + BEGUN_ITEMS))
+    assert reader.epoch == 1
+    # A look that comes only now finds all of the first epoch, 62 MiB.
+    reader.mapped([(100 * RECORD, 1100 * RECORD)], 9)
+    assert reader.dropped is None and reader.live
+    for start in range(0, 100, 20):  # but what is read from now on is
+        reader.mapped([((3100 + start) * RECORD, (3120 + start) * RECORD)], 10 + start)
+    for start in range(3200, 4000, 40):
+        reader.mapped([(start * RECORD, (start + 40) * RECORD)], start)
+    assert reader.dropped is not None
 
 
 # ---- page tables --------------------------------------------------------------------------------

@@ -72,8 +72,10 @@ class PlannedReader:
         self.done_items = 0  # of the epochs before
         self.seen: list[tuple[int, int]] = []  # found mapped, and not looked at yet
         self._strays: list[tuple[int, int]] = []  # found mapped, not for this epoch
+        self._looked_in = 0  # the epoch in which the last look was
         self._early: list[tuple[int, int, int]] = []  # touches, ns: of the next epoch, it seems
-        self._early_at = self._early_items = 0  # the last one's plan coordinate, and their items
+        #: The last one's plan coordinate there, the first item of all, and how many items they are.
+        self._early_at = self._early_first = self._early_items = 0
         #: What the scheduler sees: a stream in the coordinate of the order.
         self.stream = Stream(-1, rank, 0, 0, 0, now, now, active=True)
         self.walk: Walk | None = None
@@ -137,6 +139,7 @@ class PlannedReader:
             self._moved(now)
         upcoming = self._upcoming() if walk.stray else None
         if upcoming is not None and self._has_begun(upcoming, start, end, now):
+            upcoming.said(self._early_first, self._early[0][2])
             for touch in self._early:
                 upcoming.saw(*touch)
             self._begin_next(now)
@@ -148,10 +151,11 @@ class PlannedReader:
         spot = upcoming.spot(start, end)
         if spot is None:
             return False
-        at, items = spot
-        if abs(at - self._early_at) > NEAR_BYTES:
-            self._early, self._early_items = [], 0
+        at, item, items = spot
+        if abs(at - self._early_at) > NEAR_BYTES or not self._early:
+            self._early, self._early_items, self._early_first = [], 0, item
         self._early.append((start, end, now))
+        self._early_first = min(self._early_first, item)
         self._early_at, self._early_items = at, self._early_items + items
         marked, _ = self._marks.get(start // PAGE_BYTES, (None, 0))
         return marked is upcoming or self._early_items >= BEGUN_ITEMS
@@ -164,7 +168,9 @@ class PlannedReader:
             return False
         at = self.epoch, walk.position_bytes
         found, self.seen = self.seen, []
-        strays = walk.mapped(found, now)
+        judge = self._looked_in == self.epoch  # else some of it may be of the epoch before
+        self._looked_in = self.epoch
+        strays = walk.mapped(found, now, judge)
         self._strays = [*self._strays, *strays][-SEEN_MAX:]
         self._moved(now)
         upcoming = self._upcoming() if self._strays else None
@@ -175,7 +181,7 @@ class PlannedReader:
         if upcoming is not None and upcoming.position >= BEGUN_ITEMS:
             self._begin_next(now)
             walk = upcoming
-        elif not self.inferred:  # which is compared with page tables anyway
+        elif judge and not self.inferred:  # which is compared with page tables anyway
             walk.looked(found, strays)
         self.dropped = self.dropped or walk.wrong
         moved = at != (self.epoch, walk.position_bytes)
@@ -191,11 +197,13 @@ class PlannedReader:
             self._moved(now)
 
     def _begin_next(self, now: int) -> None:
-        assert self.walk is not None
-        self.done_items += self.walk.position
-        self._base_bytes += self.walk.total_bytes
+        before, upcoming = self.walk, self._next
+        assert before is not None and upcoming is not None
+        self.done_items += before.position
+        self._base_bytes += before.total_bytes
         self.epoch += 1
-        self.walk, self._next = self._next, None
+        upcoming.pace_of(before)
+        self.walk, self._next = upcoming, None
         self._early, self._early_at, self._early_items = [], 0, 0
         self._moved(now)
 

@@ -9,6 +9,7 @@ seen to be late.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import TYPE_CHECKING, Any
 
 from uffdprefetch.plan.rate import Rate
@@ -43,6 +44,11 @@ MAPPED_PART = 0.75
 MAPPED_BEYOND = 4
 #: The most that one fault maps: between records, more than that has been read on its own.
 HUGE_BYTES = 2 * MIB
+#: So much farther, by its rate and the time since it showed, and no more than that.
+FAR_TIMES, FAR_BYTES = 2.0, 64 * MIB
+#: Of the last touches (plan/verdict.JUDGED) so many one after the other in the order are a reader's
+#: way (chance gives 2 sqrt(32), as in progress/jumps.py); it was where the last of them were.
+WAY, RECENT = 16, 4
 #: Records that are being read are told from those read again by where in them the touches are.
 READING = 64
 
@@ -50,6 +56,21 @@ READING = 64
 # no more); a reader was there; given up, having been handed out or not; nothing is known, and a
 # touch need not show.
 _NEW, _TOUCHED, _READ, _WASTED, _SKIPPED, _QUIET = range(6)
+
+
+def longest_way(units: list[int]) -> list[int]:
+    """The longest rising run through these, in which others may lie between."""
+    tails: list[int] = []  # places in ``units`` of the last of the best run of each length
+    before: list[int] = []
+    for place, unit in enumerate(units):
+        length = bisect_left([units[tail] for tail in tails], unit)
+        before.append(tails[length - 1] if length else -1)
+        tails[length : length + 1] = [place]
+    way, place = [], tails[-1] if tails else -1
+    while place >= 0:
+        way.append(units[place])
+        place = before[place]
+    return way[::-1]
 
 
 class Place:
@@ -65,6 +86,7 @@ class Place:
         self._rate = Rate()
         self._lookahead_bytes = 0
         self._inside = (0, 0)
+        self._near_ns = 0  # when the last touch that moves the position was
         self._late_bytes = 0.0
         self._doubt_bytes: float = DOUBT_BYTES / 2
 
@@ -128,16 +150,29 @@ class Place:
         new."""
         return self._inside[0] < start < self._inside[1]
 
-    def spot(self, start: int, end: int) -> tuple[int, int] | None:
+    def pace_of(self, before: Place) -> None:
+        """The reader goes on as fast as in this order, which was before."""
+        self._rate = before._rate
+
+    def spot(self, start: int, end: int) -> tuple[int, int, int] | None:
         """Where ahead of the position a touch of [start, end) of the file would be: (the plan
-        coordinate, how many items it touches); None for nowhere."""
+        coordinate, the item, how many items it touches); None for nowhere."""
         units = self._units
         hits = units.overlapping(start, end)
         ahead = hits[hits.searchsorted(self._at) :]
-        if not len(ahead):
+        if not len(ahead) or self._leads_in(hits):
             return None
-        items = int(units.item[self._last_of(ahead)] - units.item[ahead[0]]) + 1
-        return int(units.coordinate[ahead[0]]), items
+        first = int(units.item[ahead[0]])
+        items = int(units.item[self._last_of(ahead)]) - first + 1
+        return int(units.coordinate[ahead[0]]), first, items
+
+    def _leads_in(self, hits: Array) -> bool:
+        """Whether all of these are pages by which records are found: units of an item that goes on
+        elsewhere. They stand where they are needed first, and are read again at any time."""
+        units = self._units
+        after = (hits + 1).clip(max=len(units) - 1)
+        same = (units.item[after] == units.item[hits]) & (after > hits)
+        return bool((same & (units.starts[after] != units.ends[hits])).all())
 
     def saw(self, start: int, end: int, now_ns: int) -> int:
         """A touch of [start, end) of the file: how many items are now taken for read that were not
@@ -145,7 +180,7 @@ class Place:
         hits = self._units.overlapping(start, end)
         self._between_items(hits, start, end)
         self.stray = not len(hits)
-        if not len(hits):
+        if not len(hits) or (int(hits[-1]) < self._at and self._leads_in(hits)):
             return 0
         over = self._at == len(self._units)
         first = int(hits.searchsorted(self._at))
@@ -154,7 +189,8 @@ class Place:
         late = hits[(states == _WASTED) | (states == _SKIPPED)]
         self._settle(hits, states)
         new, read = nearest < len(self._units) and int(states[first]) in (_NEW, _QUIET), 0
-        near = nearest < self._near()
+        near = nearest < self._near(now_ns)
+        self._near_ns = now_ns if near else self._near_ns
         expected = near or self._expected(hits, nearest)
         if nearest < len(self._units) and not self._read_on(nearest, start, end):
             read = self._match(hits[first:], new, near)
@@ -169,9 +205,12 @@ class Place:
         self._move(now_ns)
         return read if expected else 0
 
-    def mapped(self, ranges: Iterable[tuple[int, int]], now_ns: int) -> list[tuple[int, int]]:
+    def mapped(
+        self, ranges: Iterable[tuple[int, int]], now_ns: int, judge: bool = True
+    ) -> list[tuple[int, int]]:
         """Ranges of the file that have been mapped since the last call, none told twice: which of
-        them are of no item that is due soon (they may be another epoch's).
+        them are of no item that is due soon (they may be another epoch's). Where they may be of the
+        time before this order they are not to ``judge`` it by.
 
         A fault maps its neighbours too (fault-around), which come at any time in the order: so the
         position moves on only where hardly an item is missing."""
@@ -182,7 +221,8 @@ class Place:
         horizon = units.at(self.position_bytes + self._horizon_bytes())
         for start, end in ranges:
             hits = units.overlapping(start, end)
-            self._between_items(hits, start, end)
+            if judge:
+                self._between_items(hits, start, end)
             due = (hits >= self._behind()) & (hits < horizon)
             if self._at == len(units) or not due.any():
                 strays.append((start, end))
@@ -228,10 +268,14 @@ class Place:
             for low, high in self._units.between(hits, start, end, HUGE_BYTES):
                 self._verdict.outside(low, high)
 
-    def _near(self) -> int:
-        """The unit up to which a touch moves the position."""
-        foremost = int(self._units.coordinate[self._front]) + NEAR_BYTES
-        return max(self._sent, self._units.at(foremost))
+    def _near(self, now_ns: int) -> int:
+        """The unit up to which a touch moves the position. Where not each touch shows, a reader may
+        have gone far since one did."""
+        far = 0.0
+        if self._armed and self._near_ns:
+            far = FAR_TIMES * self.rate_bytes_per_second * (now_ns - self._near_ns) / 1e9
+        reach = max(NEAR_BYTES, min(int(far), FAR_BYTES))
+        return max(self._sent, self._units.at(int(self._units.coordinate[self._front]) + reach))
 
     def _expected(self, hits: Array, nearest: int) -> bool:
         """Whether a touch that is not near the position is of its order all the same."""
@@ -294,10 +338,11 @@ class Place:
         self._front = front
 
     def _resume(self) -> None:
-        """Readers are far ahead and nobody is here: on to the next place where one was."""
-        found = self._state.find(_READ, self._front)
-        if found >= 0:
-            self._lead(found)
+        """Readers are far ahead and nobody is here: on to the next place where one is. A single
+        touch is no reader: what lies beside a record is due anywhere."""
+        way = longest_way([unit for unit in self._verdict.lately() if unit >= self._front])
+        if len(way) >= WAY:
+            self._lead(way[-RECENT])
 
     def _was_late(self, unit: int) -> None:
         behind = int(self._units.coordinate[self._front]) - int(self._units.coordinate[unit])

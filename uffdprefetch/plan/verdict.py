@@ -53,6 +53,11 @@ class Verdict:
         self._outside: set[int] = set()  # blocks
         self._looked_bytes = self._stray_bytes = 0
 
+    def lately(self) -> list[int]:
+        """The units that were judged last, in order of time."""
+        units: list[int] = np.roll(self._judged, -(self._count % JUDGED)).tolist()
+        return units[-self._count :] if self._count < JUDGED else units
+
     def follows(self, hits: Array) -> bool:
         """Whether one of these units comes soon after one that was judged lately."""
         return self._after(hits) <= LOCAL_UNITS
