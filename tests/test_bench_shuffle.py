@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from conftest import clean_environment, require
 
-from uffdprefetch.demo.bed import why_no_bed
+from uffdprefetch.demo.bed import proactive_reclaim, why_no_bed
 from uffdprefetch.demo.dataset import DATABASE_NAME, INDEX_NAME, digest_of, make_dataset
 from uffdprefetch.errors import UffdPrefetchError
 
@@ -77,7 +77,8 @@ def test_each_variant_reads_the_samplers_order_and_the_bed_counts_it(
     assert list(runs) == ["plain", "warm", "4 workers", "own prefetcher, 8 threads", *tools]
     size = report["dataset"]["file_bytes"]
     for name, run in runs.items():
-        assert run["as_prepared"] is True, name
+        # What was warm may be taken away by the kernel in between.
+        assert run["as_prepared"] or (name == "warm" and proactive_reclaim()), name
         assert run["needed_bytes"] <= size
         assert len(run["epoch_seconds"]) == len(run["epoch_stall_seconds"]) == 2
         assert run["stall_seconds"] <= run["seconds"]
