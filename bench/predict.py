@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +36,32 @@ from uffdprefetch.units import format_size_exact, parse_rate, parse_size
 SCHEMA = "uffdprefetch.bench.predict/1"
 TOOL = [sys.executable, "-m", "uffdprefetch"]
 JOB = Path(__file__).resolve().parents[1] / "uffdprefetch" / "demo" / "job.py"
-#: (case, its job's pattern, epochs, the choices that are tried). One epoch is recorded: a mapping
-#: that stays shows no faults of the second.
+
+
+@dataclass(frozen=True)
+class Case:
+    """A job, and the choices that are tried. One epoch is recorded: a mapping that stays shows no
+    faults of the second."""
+
+    pattern: str
+    choices: Sequence[str]
+    epochs: int = 1
+    ranks: int = 1
+
+    @property
+    def name(self) -> str:
+        more = [f"{self.ranks} ranks"] * (self.ranks > 1)
+        more += [f"{self.epochs} epochs"] * (self.epochs > 1)
+        return ", ".join([self.pattern, *more])
+
+
 CASES = (
-    ("contiguous", "contiguous", 1, ["plain", "windows of 50MiB"]),
-    ("shuffled", "shuffled", 1, ["plain", "known order"]),
-    ("contiguous, 3 epochs", "contiguous", 3, ["pool of {half}, windows"]),
+    Case("contiguous", ["plain", "wrap", "windows of 50MiB"]),
+    Case("shuffled", ["plain", "wrap", "known order"]),
+    Case("contiguous", ["pool of {half}"], epochs=3),
+    Case("shuffled", ["pool of {half}, known order"], epochs=3),
+    Case("contiguous", ["plain", "wrap"], ranks=4),
+    Case("shuffled", ["plain", "known order"], ranks=4),
 )
 
 
@@ -63,14 +84,17 @@ def wall_seconds(words: Sequence[str], data: Path, where: Path) -> float:
     return time.monotonic() - began
 
 
-def write_plan(where: Path, data: Path, records: int, seed: int) -> Path:
-    """The shuffled job's order, as a plan file."""
-    order = list(rank_order("shuffled", records, 0, 1, seed=seed, epoch=0))
+def write_plan(where: Path, data: Path, records: int, case: Case) -> Path:
+    """The orders of a case's ranks and epochs, as a plan file."""
+    epochs = [
+        {"ranks": {str(rank): list(rank_order(case.pattern, records, rank, case.ranks,
+                                              epoch=epoch)) for rank in range(case.ranks)}}
+        for epoch in range(case.epochs)
+    ]
     path = where / "plan.json"
     path.write_text(json.dumps({
         "schema": "uffdprefetch.plan/1",
-        "files": [{"file": str(data), "unit": "records",
-                   "epochs": [{"ranks": {"0": order}}]}],
+        "files": [{"file": str(data), "unit": "records", "epochs": epochs}],
     }))
     return path
 
@@ -95,25 +119,30 @@ def measure(args: argparse.Namespace, where: Path) -> list[dict[str, Any]]:
                   "--threads", "1,8", "-f", "-o", "bed.toml"], where)
         compute = args.compute / parse_rate(args.bandwidth)
         half = format_size_exact(parse_size(args.size) // 2)
-        for case, pattern, epochs, choices in CASES:
-            job = [sys.executable, str(JOB), "--db", str(database), "--pattern", pattern,
-                   "--compute-seconds-per-byte", str(compute)]
+        for case in CASES:
+            if args.only not in case.name:
+                continue
+            job = [sys.executable, str(JOB), "--db", str(database), "--pattern", case.pattern,
+                   "--compute-seconds-per-byte", str(compute * case.ranks)]
+            if case.ranks > 1:
+                job += ["--spawn", "--ranks", str(case.ranks)]
             drop_cache(data)
             run_tool(["trace", "-f", "-o", "plain.uptrace", "--", *job], where)
             said = json.loads(run_tool(
                 ["simulate", "bed.toml", "--replay", "plain.uptrace", "--json", "--epochs",
-                 str(epochs), "--budget", half], where))
-            wanted = [name.format(half=half) for name in choices]
+                 str(case.epochs), "--budget", half], where))
+            wanted = [name.format(half=half) for name in case.choices]
             said["choices"] = [c for c in said["choices"] if c["name"] in wanted]
             print(json.dumps({k: v for k, v in said.items() if k != "choices"}), file=sys.stderr)
-            plan = write_plan(where, data, manifest.records, 0)
+            plan = write_plan(where, data, manifest.records, case)
             starts = [wall_seconds([*TOOL, "wrap", "-q", "-f", "-o", str(where / "summary"), "--",
                                     "true"], data, where) for _ in range(args.pairs)]
             start = statistics.median(starts)
             took: dict[str, list[float]] = {}
             for _ in range(args.pairs):
                 for choice in said["choices"]:
-                    words = [*words_of(choice["command"], plan, where), "--epochs", str(epochs)]
+                    words = [*words_of(choice["command"], plan, where), "--epochs",
+                             str(case.epochs)]
                     took.setdefault(choice["name"], []).append(wall_seconds(words, data, where))
             for choice in said["choices"]:
                 seconds = took[choice["name"]]
@@ -121,13 +150,13 @@ def measure(args: argparse.Namespace, where: Path) -> list[dict[str, Any]]:
                 wrapped = choice["command"].startswith("uffdprefetch")
                 predicted = choice["seconds"] + (start if wrapped else 0.0)
                 rows.append({
-                    "case": case, "choice": choice["name"], "predicted_seconds": predicted,
+                    "case": case.name, "choice": choice["name"], "predicted_seconds": predicted,
                     "wrap_true_seconds": start if wrapped else None,
                     "measured_seconds": seconds, "error": predicted / middle - 1,
                     "predicted_stall_seconds": choice["stall_seconds"],
                     "predicted_read_bytes": choice["read_bytes"], "command": choice["command"],
                 })
-                print(f"bench: {case} | {choice['name']}: predicted {predicted:.2f} s, "
+                print(f"bench: {case.name} | {choice['name']}: predicted {predicted:.2f} s, "
                       f"measured {middle:.2f} s ({rows[-1]['error']:+.1%})", file=sys.stderr)
     return rows
 
@@ -151,6 +180,7 @@ def main() -> int:
     parser.add_argument("--bandwidth", default="300MB/s")
     parser.add_argument("--latency-us", type=int, default=1000)
     parser.add_argument("--compute", type=float, default=0.95, help="of the link's time")
+    parser.add_argument("--only", default="", help="cases with this in their names")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:

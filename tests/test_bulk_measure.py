@@ -15,8 +15,9 @@ from bulk_bed import BLOCK, LATENCY_NS, MIB, MS, NS_A_BYTE, SIZE, Bed, opened, u
 
 from uffdprefetch import uffd_pool
 from uffdprefetch.node import bulk as module
-from uffdprefetch.node.bulk import MISS_BYTES, PROBE_BYTES, a_missing_piece, missing_bytes
+from uffdprefetch.node.bulk import a_missing_piece, missing_bytes
 from uffdprefetch.node.files import FileState
+from uffdprefetch.plan.bulk import MISS_BYTES, PROBE_BYTES
 
 pytest_plugins = ("bulk_bed",)
 

@@ -16,6 +16,7 @@ from uffdprefetch.intervals import IntervalSet
 from uffdprefetch.node import bulk as module
 from uffdprefetch.node.bulk import LAST, PIECE_BYTES, WAITING_BYTES
 from uffdprefetch.node.files import FileState
+from uffdprefetch.plan.bulk import MISS_BYTES, PROBE_BYTES
 from uffdprefetch.plan.window import Storage
 from uffdprefetch.progress.streams import Stream
 from uffdprefetch.warm.scheduler import PATIENT
@@ -34,11 +35,11 @@ def test_a_random_reader_has_its_file_streamed_once_and_in_order(
     assert not bed.missing(file)
     starts = [start for start, length in bed.sent if length >= MIB]
     assert starts == sorted(starts)
-    assert sum(length for _, length in bed.sent) <= SIZE + 3 * module.MISS_BYTES
+    assert sum(length for _, length in bed.sent) <= SIZE + 3 * MISS_BYTES
     assert bed.said(file)["read_bytes"] == sum(length for _, length in bed.sent)
     assert bed.ledger.degradations == []
     bed.crops(region, 400)  # all is there: not again
-    assert sum(length for _, length in bed.sent) <= SIZE + 3 * module.MISS_BYTES
+    assert sum(length for _, length in bed.sent) <= SIZE + 3 * MISS_BYTES
 
 
 def test_only_what_is_not_there_is_read(
@@ -86,7 +87,7 @@ def test_several_ranks_have_one_stream(file: FileState, monkeypatch: pytest.Monk
             bed.crops(region, 1)
     bed.rest()
     assert bed.said(file)["state"] == "done" and bed.said(file)["ranks"] == [0, 1, 2, 3]
-    assert sum(length for _, length in bed.sent) <= SIZE + 3 * module.MISS_BYTES
+    assert sum(length for _, length in bed.sent) <= SIZE + 3 * MISS_BYTES
 
 
 def test_a_mapping_for_each_batch_is_one_reader(
@@ -137,7 +138,7 @@ def test_storage_on_which_random_reads_cost_nothing_is_left_alone(
     bed.rest()
     (finding,) = bed.ledger.degradations
     assert "as good as a stream" in finding
-    assert sum(length for _, length in bed.sent) <= module.PROBE_BYTES + 3 * module.MISS_BYTES
+    assert sum(length for _, length in bed.sent) <= PROBE_BYTES + 3 * MISS_BYTES
 
 
 @pytest.mark.parametrize("policy", ["none", "fixed"])
@@ -380,7 +381,7 @@ def test_what_was_read_before_a_file_was_opened_anew_is_counted(
     bed.touch(bed.region(again), 5 * MIB)
     bed.rest()
     assert before > 0
-    assert before < bed.said(again)["read_bytes"] <= before + SIZE + 4 * module.MISS_BYTES
+    assert before < bed.said(again)["read_bytes"] <= before + SIZE + 4 * MISS_BYTES
     again.close()
 
 

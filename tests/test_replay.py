@@ -15,12 +15,20 @@ from traces import without_index
 
 from uffdprefetch.cli import main
 from uffdprefetch.errors import UffdPrefetchError
+from uffdprefetch.plan import window
+from uffdprefetch.sim.replay.auto import Auto, PoolAuto
 from uffdprefetch.sim.replay.choices import choices, command_line, predict
 from uffdprefetch.sim.replay.demand import Demand, Stream, again, demand_of
 from uffdprefetch.sim.replay.engine import Outcome, Policy, replay
 from uffdprefetch.sim.replay.keep import CHUNK_PAGES, Belady, Cyclic, Keep, Lru
 from uffdprefetch.sim.replay.link import Link, Storage
-from uffdprefetch.sim.replay.policies import Plain, Planned, PoolPlanned, PoolWindows, Windows
+from uffdprefetch.sim.replay.policies import (
+    ANSWER_SECONDS,
+    Plain,
+    Planned,
+    PoolPlanned,
+    Windows,
+)
 from uffdprefetch.trace.file import File
 
 pytestmark = warnings_fail
@@ -81,10 +89,10 @@ def test_storage_is_found_from_calibrated_rates() -> None:
 
 def test_a_known_order_takes_the_transfer_or_the_computing() -> None:
     size = 4096 * PAGE
-    reading = run(straight(), Planned(1 << 40))
+    reading = run(straight(), Planned())
     assert reading.seconds == pytest.approx(size / 100e6, rel=0.03)
     assert reading.read_bytes == reading.touched_bytes == size
-    computing = run(straight(think=0.01), Planned(1 << 40))  # 256 accesses
+    computing = run(straight(think=0.01), Planned())  # 256 accesses
     assert computing.seconds == pytest.approx(2.56, rel=0.01)
     assert computing.hits > 0.99 and computing.misses == 1
 
@@ -127,17 +135,101 @@ def test_a_walk_that_is_seen_at_few_places_waits_for_its_next_window() -> None:
     assert stalls[0] < stalls[1] < stalls[2]
 
 
+def test_wrap_follows_walks_as_far_ahead_as_their_rate_asks_for() -> None:
+    wanted = straight(16384, think=65536 / 90e6)  # computes a little longer than it reads
+    result, plain = run(wanted, Auto()), run(wanted, Plain())
+    # Lost is the beginning, until the walk is sure.
+    assert result.seconds < 16384 * PAGE / 90e6 * 1.1 < plain.seconds
+    assert result.read_bytes == 16384 * PAGE
+    backward = demand(stream(list(range(16368, -1, -16)), 16, 65536 / 90e6), pages=16384)
+    assert run(backward, Auto()).seconds < 0.7 * run(backward, Plain()).seconds
+    # A job that stops leaves what was read ahead of it: no more than 0.4 s of its rate, the least
+    # window, or what it may.
+    for think, allowed, most in ((0.016, 1 << 40, 16 * MIB), (0.002, 1 << 40, 16 * MIB),
+                                 (0.002, 9 * MIB, 9 * MIB)):
+        stopped = demand(stream(list(range(0, 8192, 16)), 16, think), pages=1 << 20)
+        unused = run(stopped, Auto(allowed)).read_bytes - 8192 * PAGE
+        assert most // 2 <= unused <= most + 4 * MIB, (think, allowed)
+
+
+def test_wrap_streams_a_file_for_random_readers_where_that_pays() -> None:
+    pages = 16384
+    order = np.random.default_rng(8).integers(0, pages // 2, 4000) * 2
+    crops = demand(stream(order.tolist(), 2, 0.001), pages=pages)
+    result, plain = run(crops, Auto()), run(crops, Plain())
+    assert result.stall_seconds < 0.7 * plain.stall_seconds
+    assert result.misses < 0.5 * plain.misses
+    assert plain.read_bytes * 0.9 <= result.read_bytes <= 1.1 * pages * PAGE
+    # No room for it, or a few crops only: as plain, but for a window of a walk by chance.
+    full = run(crops, Auto(room_bytes=pages * PAGE // 2))
+    assert full.stall_seconds == pytest.approx(plain.stall_seconds, rel=0.03)
+    few = demand(stream(order[:60].tolist(), 2, 0.001), pages=pages)
+    assert run(few, Auto()).stall_seconds == pytest.approx(run(few, Plain()).stall_seconds, rel=0.1)
+
+
+def test_a_walk_in_a_pool_has_the_pools_window_ahead_of_it() -> None:
+    stopped = demand(stream(list(range(0, 16384, 16)), 16, 0.002), pages=1 << 18)
+    for budget in (256 * MIB, 4096 * MIB):
+        ahead = min(window.pool_bytes(budget, (1 << 18) * PAGE, 1), 16 * MIB)
+        result = run(stopped, PoolAuto(budget), Cyclic(stopped, budget))
+        # Where it is is known when a run of up to 4 MiB is mapped.
+        assert ahead // 4 <= result.read_bytes - 16384 * PAGE <= ahead + 4 * MIB
+        assert result.misses < 80  # that is, of 1024 chunks
+    assert window.pool_bytes(256 * MIB, 1 << 30, 1) == 4 * MIB
+    assert window.pool_bytes(4096 * MIB, 1 << 30, 4) == 512 * MIB
+    # Readers near each other share a window.
+    at = [(0, 0), (0, 20 * MIB), (0, 30 * MIB), (1, 30 * MIB)]
+    assert window.places(at) == 3 and window.places([]) == 1
+
+
+def test_answering_the_touches_of_a_pool_takes_time() -> None:
+    order = np.random.default_rng(9).permutation(1024) * 16
+    wanted = demand(stream(order.tolist(), 16, 0.002), pages=16384)
+    result = run(wanted, PoolPlanned(64 * MIB, 16 * MIB), Belady(wanted, 64 * MIB))
+    # Each chunk once, beside the first miss.
+    assert result.stall_seconds == pytest.approx(
+        1024 * ANSWER_SECONDS + 0.002, abs=0.003)
+    again_mapped = replace(wanted, streams=[again(wanted.streams[0], 3)])
+    more = run(again_mapped, PoolPlanned(64 * MIB, 16 * MIB), Belady(again_mapped, 64 * MIB))
+    assert more.stall_seconds == pytest.approx(result.stall_seconds)
+
+
+@pytest.mark.parametrize("make", [Auto, lambda: PoolAuto(16 * MIB)])
+def test_later_epochs_are_followed_as_the_first(make: type[Auto]) -> None:
+    """What left memory is read ahead of its reader again."""
+    one, memory = straight(16384, think=0.001), 32 * MIB
+    three = replace(one, streams=[again(one.streams[0], 3)])
+    first = run(one, make(), Lru(one, memory))
+    assert first.misses < 100
+    whole = run(three, make(), Lru(three, memory))
+    assert whole.read_bytes >= 2.9 * 16384 * PAGE  # by LRU nothing stays
+    assert whole.misses < 4 * first.misses
+
+
+def test_many_files_take_no_longer_than_their_accesses() -> None:
+    files = [File(n, f"/data/{n}", 64 * PAGE) for n in range(800)]
+    number = np.arange(800)
+    one = Stream(0, 1, number, np.zeros(800, np.int64), np.full(800, 16), np.full(800, 1000), 0)
+    wanted = Demand(files, [one], PAGE, 1.0, 0.0, [])
+    hears = []
+    policy = Auto()
+    judge = policy._judge
+    policy._judge = lambda *given: (hears.append(given), judge(*given))[1]  # type: ignore
+    assert run(wanted, policy).touched_bytes == 800 * 16 * PAGE
+    assert hears == []  # nobody jumps about in any of them
+
+
 def test_ranks_share_what_is_read() -> None:
     both = demand(stream(list(range(0, 4096, 32)), 16), stream(list(range(16, 4096, 32)), 16,
                                                               rank=1))
-    for policy in (Plain(), Windows(4 * MIB), Planned(1 << 30)):
+    for policy in (Plain(), Auto(), Windows(4 * MIB), Planned()):
         assert run(both, policy).read_bytes == 4096 * PAGE
 
 
 def test_nothing_is_read_ahead_before_a_thread_reads() -> None:
     late = demand(stream(list(range(0, 4096, 16)), 16))
     shifted = replace(late.streams[0], think_ns=np.r_[5_000_000_000, late.streams[0].think_ns[1:]])
-    result = run(replace(late, streams=[shifted]), Planned(1 << 40))
+    result = run(replace(late, streams=[shifted]), Planned())
     assert result.seconds == pytest.approx(5 + 4096 * PAGE / 100e6, rel=0.03)
 
 
@@ -153,14 +245,14 @@ def test_half_of_memory_keeps_half_of_a_scan_but_not_by_lru() -> None:
     half = 2048 * PAGE
     wanted = epochs(4)
     size = 4096 * PAGE
-    lru = run(wanted, PoolWindows(MIB), Lru(wanted, half))
-    cyclic = run(wanted, PoolWindows(MIB), Cyclic(wanted, half))
-    belady = run(wanted, PoolPlanned(MIB), Belady(wanted, half))
+    lru = run(wanted, PoolAuto(64 * MIB), Lru(wanted, half))
+    cyclic = run(wanted, PoolAuto(64 * MIB), Cyclic(wanted, half))
+    belady = run(wanted, PoolPlanned(64 * MIB, MIB), Belady(wanted, half))
     assert lru.read_bytes == 4 * size
     for result in (cyclic, belady):
         assert size + 3 * size / 2 <= result.read_bytes <= 1.1 * (size + 3 * size / 2)
         assert result.seconds < 0.75 * lru.seconds
-    assert run(wanted, PoolWindows(MIB)).read_bytes == size
+    assert run(wanted, PoolAuto(64 * MIB)).read_bytes == size
 
 
 @pytest.mark.parametrize("kind", [Lru, Cyclic, Belady])
@@ -172,7 +264,7 @@ def test_memory_is_never_more_than_it_is(kind: type[Keep]) -> None:
     most = []
     entered = keep.entered
     keep.entered = lambda chunk: (entered(chunk), most.append(len(keep.kept)))[0]  # type: ignore
-    run(wanted, PoolWindows(MIB), keep)
+    run(wanted, PoolAuto(64 * MIB), keep)
     assert max(most) == 40
 
 
@@ -181,13 +273,14 @@ def test_belady_misses_no_more_than_lru() -> None:
     for _ in range(5):
         wanted = demand(stream((random.integers(0, 128, 500) * 16).tolist(), 16), pages=2048)
         results = {
-            kind: run(wanted, PoolWindows(MIB), kind(wanted, 30 * CHUNK_PAGES * PAGE))
+            kind: run(wanted, PoolAuto(64 * MIB), kind(wanted, 30 * CHUNK_PAGES * PAGE))
             for kind in (Lru, Belady)
         }
         assert results[Belady].misses <= results[Lru].misses
 
 
-@pytest.mark.parametrize("make", [Plain, lambda: PoolWindows(MIB), lambda: PoolPlanned(MIB)])
+@pytest.mark.parametrize(
+    "make", [Plain, Auto, lambda: PoolAuto(64 * MIB), lambda: PoolPlanned(64 * MIB, MIB)])
 @pytest.mark.parametrize("kind", [Lru, Cyclic, Belady])
 @pytest.mark.parametrize("chunks", [1, 2, 16])
 def test_more_threads_than_memory_come_to_their_end(
@@ -202,7 +295,8 @@ def test_more_threads_than_memory_come_to_their_end(
     assert 0 <= result.hits < 1
 
 
-@pytest.mark.parametrize("make", [Plain, lambda: Windows(8 * MIB), lambda: Planned(8 * MIB)])
+@pytest.mark.parametrize(
+    "make", [Plain, Auto, lambda: Windows(8 * MIB), lambda: Planned(8 * MIB)])
 def test_nothing_is_read_faster_than_the_link_delivers(make: type[Plain]) -> None:
     random = np.random.default_rng(7)
     many = [stream((random.integers(0, 256, 80) * 16).tolist(), 16, rank=r) for r in range(8)]
@@ -213,7 +307,8 @@ def test_nothing_is_read_faster_than_the_link_delivers(make: type[Plain]) -> Non
         assert result.read_bytes <= result.seconds * 100e6 + 2 * MIB
 
 
-@pytest.mark.parametrize("make", [Plain, lambda: Windows(4 * MIB), lambda: Planned(8 * MIB)])
+@pytest.mark.parametrize(
+    "make", [Plain, Auto, lambda: Windows(4 * MIB), lambda: Planned(8 * MIB)])
 def test_faster_storage_is_never_slower(make: type[Plain]) -> None:
     random = np.random.default_rng(5)
     order = (random.permutation(256) * 16).tolist()
@@ -266,11 +361,14 @@ def test_a_trace_without_accesses_is_one_line() -> None:
 
 
 def test_choices_are_commands_that_wrap_takes() -> None:
-    every = choices([16 * MIB], [8 * MIB], 64 * MIB, None, [512 * MIB])
+    every = choices([16 * MIB], [8 * MIB], None, [512 * MIB], 1 << 30)
     lines = {each.name: command_line(each, ["python", "a b.py"]) for each in every}
     assert lines["plain"] == "python 'a b.py'"
     assert lines["windows of 16MiB"] == (
         "uffdprefetch wrap --policy fixed --size 16MiB --distance 8MiB -- python 'a b.py'")
+    assert lines["wrap"] == "uffdprefetch wrap -- python 'a b.py'"
+    assert lines["pool of 512MiB"] == (
+        "uffdprefetch wrap --engine pool --budget 512MiB -- python 'a b.py'")
     assert lines["pool of 512MiB, known order"] == (
         "uffdprefetch wrap --engine pool --budget 512MiB --plan PLAN -- python 'a b.py'")
     outcomes = list(predict(straight(), SLOW, every))
@@ -301,7 +399,7 @@ def test_the_command_ranks_choices_and_prints_the_best(
     found = json.loads(capsys.readouterr().out)
     assert found["schema"] == "uffdprefetch.replay/1"
     seconds = [row["seconds"] for row in found["choices"]]
-    assert seconds == sorted(seconds) and len(seconds) == 9
+    assert seconds == sorted(seconds) and len(seconds) == 10
     # Two contiguous ranks on storage of 1 ms: the kernel's readahead is not the quickest.
     assert found["choices"][0]["name"] != "plain"
     assert main(words) == 0
@@ -314,7 +412,7 @@ def test_the_command_ranks_choices_and_prints_the_best(
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert main([*words, "--only", "pool", "--budget", "8MiB,16MiB", "--size", "1MiB"]) == 0
     text = capsys.readouterr().out
-    assert "pool of 8MiB, windows" in text and "plain" not in text
+    assert "pool of 8MiB " in text and "plain" not in text
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ def test_what_does_not_apply_is_said_once_with_its_numbers_of_nodes(
     path.write_text(replaced(scenario(), ('d = "1GB"', 'd = "8MB"')))
     lines = shown(capsys, str(path), "--nodes", "1..4").splitlines()
     why = "the data set is larger than the memory of all nodes"
-    assert [line for line in lines if why in line] == [f"lbann, 1, 2 nodes: {why}"]
+    assert [line for line in lines if why in line] == [f"lbann, nodes 1, 2: {why}"]
 
 
 def test_a_picture_of_the_time_by_source(

@@ -84,8 +84,10 @@ def _refuse_what_cannot_be_used(args: argparse.Namespace) -> None:
         return
     if not args.force and os.path.lexists(args.output):
         raise usage_error(f"{args.output} exists: -o another name, or -f to overwrite it")
-    if not os.access(os.path.dirname(args.output) or ".", os.W_OK):
-        raise usage_error(f"-o {args.output}: its directory cannot be written: -o another name")
+    there = os.path.lexists(args.output)
+    if not os.access(args.output if there else os.path.dirname(args.output) or ".", os.W_OK):
+        what = "it" if there else "its directory"
+        raise usage_error(f"-o {args.output}: {what} cannot be written: -o another name")
 
 
 def _write(name: str, text: str) -> None:

@@ -131,7 +131,7 @@ def _replay(args: argparse.Namespace) -> int:
     from uffdprefetch.config import POOL_LEAST_BYTES
     from uffdprefetch.report import replay as report
     from uffdprefetch.report.columns import show
-    from uffdprefetch.sim.replay.choices import DISTANCES, LOOKAHEAD, WINDOWS, choices, predict
+    from uffdprefetch.sim.replay.choices import DISTANCES, WINDOWS, choices, predict
     from uffdprefetch.sim.replay.demand import demand_of
     from uffdprefetch.trace import file as traces
 
@@ -150,7 +150,8 @@ def _replay(args: argparse.Namespace) -> int:
     demand = demand_of(traces.read(args.replay), epochs)
     wanted = demand.wanted_bytes
     budgets = given or sorted({_rounded(part * wanted) for part in (0.5, 1.05)})
-    which = choices(windows, distances, LOOKAHEAD, memory, budgets)
+    files_bytes = sum(file.size_bytes for file in demand.files)
+    which = choices(windows, distances, memory, budgets, files_bytes)
     if args.only:
         which = _named(which, args.only)
     found = []

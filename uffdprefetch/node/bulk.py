@@ -21,6 +21,7 @@ from uffdprefetch.node.layout import Layout
 from uffdprefetch.node.ledger import Ledger, describe_stream
 from uffdprefetch.node.wire import Verdict
 from uffdprefetch.plan import bulk
+from uffdprefetch.plan.bulk import DOUBT_TOUCHES, MISS_BYTES, MISS_READS, PASSED_SHARE, PROBE_BYTES
 from uffdprefetch.progress.jumps import Jumps
 from uffdprefetch.progress.streams import Stream
 from uffdprefetch.units import format_size
@@ -33,22 +34,12 @@ PIECE_BYTES = 32 * MIB
 WAITING_BYTES = 8 * MIB
 #: Extents of a file that is there already are only looked at, so many in a turn.
 LOOKS_AT_ONCE = 256
-#: The storage's latency: the least of so many single reads. The kernel reads this around a miss, or
-#: what read_ahead_kb says, and after 100 misses of one mapping the page alone (mm/filemap.c).
-MISS_READS = 3
-MISS_BYTES = 128 << 10
-#: Its bandwidth, where no window has been read yet: by the first bytes of the stream.
-PROBE_BYTES = 16 * MIB
 JUDGE_NS = 100 * MS
-#: Before so many touches nobody is doubted: an LMDB is entered by its tree, which jumps.
-DOUBT_TOUCHES = 4
 MEMORY_NS = 1000 * MS
 #: Between two batches nobody may map the file.
 GONE_NS = 2000 * MS
 #: Looks into the page table of a random reader of which all is decided.
 REST_NS = 250 * MS
-#: Part of what was passed over that must have been read, for a touch to be in order.
-PASSED_SHARE = 8
 PASSES_MAX = 2
 FILES_MAX = 256
 READERS_MAX = 64

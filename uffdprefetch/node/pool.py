@@ -13,7 +13,6 @@ import select
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from uffdprefetch.node.files import FileState
 from uffdprefetch.node.ledger import Histogram, Ledger
 from uffdprefetch.node.residents import reader, resident_blocks
 from uffdprefetch.node.wire import Verdict
+from uffdprefetch.plan import window
 from uffdprefetch.plan.eviction import LRU, Cyclic, Policy, Reader, Residents
 from uffdprefetch.progress.streams import Stream
 from uffdprefetch.units import parse_size
@@ -49,8 +49,6 @@ BLOCKS_WANTED = 512
 #: Where orders are known, records are what is used, not neighbours: as fine as costs little.
 PLANNED_BLOCKS = 1 << 15
 BLOCK_MAX_BYTES = 4 * MIB
-#: Windows of all streams together: so much of the pool is not there for what stays over epochs.
-WINDOW_SHARE = 64
 #: What one touch maps at the most, where all is there for a long way, the same of huge pages, and
 #: these of a small pool (csrc/pool.h, pool_faults.c).
 RUN_MAX_BYTES = 4 * MIB
@@ -58,10 +56,6 @@ FAR_BYTES = 16 * MIB
 FAR_HUGE_BYTES = 128 * MIB
 MAP_SHARE = 64
 FAR_SHARE = 32
-#: A window of less is no better than reading on demand, 1 MiB at a time.
-WINDOW_LEAST_BYTES = 4 * MIB
-#: Readers so close to each other want the same.
-NEAR_BYTES = 16 * MIB
 #: Blocks on a list of victims: this part of the pool, and no fewer.
 VICTIMS_SHARE = 32
 VICTIMS_LEAST = 8
@@ -250,21 +244,13 @@ class NodePool:
     # -------------------------------------------------------------- size
 
     def window_bytes(self) -> int:
-        """What a stream may have ahead of it: readers that are near each other share one window.
-
-        Where everything fits, that is half of the pool; else what waits to be read for the first
-        time is missing from what stays over the epochs.
-        """
-        fits = sum(file.size_bytes for file in self.files.values()) <= self.budget_bytes
-        share = self.budget_bytes // (2 if fits else WINDOW_SHARE)
-        least = min(WINDOW_LEAST_BYTES, self.budget_bytes // (4 * self.places))
-        return max(least, share // self.places)
+        """What a stream may have ahead of it."""
+        files_bytes = sum(file.size_bytes for file in self.files.values())
+        return window.pool_bytes(self.budget_bytes, files_bytes, self.places)
 
     def note_places(self, streams: Iterable[tuple[FileState, Stream]]) -> None:
         """Count the places at which files are read."""
-        at = sorted((id(file), stream.position_bytes) for file, stream in streams)
-        apart = sum(a[0] != b[0] or b[1] - a[1] > NEAR_BYTES for a, b in pairwise(at))
-        self.places = apart + 1
+        self.places = window.places((id(file), stream.position_bytes) for file, stream in streams)
 
     def housekeep(self) -> None:
         """Once a second: what changed goes when it can, and the size that memory allows now."""

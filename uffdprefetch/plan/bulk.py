@@ -21,6 +21,16 @@ GOES_ON = 8.0
 LEAST_GAIN = 1.25
 #: Less than this part of a file missing is nothing to stream for.
 LITTLE_SHARE = 64
+#: The storage's latency: the least of so many single reads. The kernel reads this around a miss, or
+#: what read_ahead_kb says, and after 100 misses of one mapping the page alone (mm/filemap.c).
+MISS_READS = 3
+MISS_BYTES = 128 << 10
+#: Its bandwidth, where no window has been read yet: by the first bytes of the stream.
+PROBE_BYTES = 16 << 20
+#: Before so many touches nobody is doubted: an LMDB is entered by its tree, which jumps.
+DOUBT_TOUCHES = 4
+#: Part of what was passed over that must have been read, for a touch to be in order.
+PASSED_SHARE = 8
 
 
 @dataclass(frozen=True)

@@ -194,11 +194,7 @@ def lookahead_bytes(
     The rate counts in pages of the file (small records need more of them than their bytes), its
     bounds and ``allowed_bytes`` too; and it begins where the foremost of several readers is.
     """
-    seconds = max(window.LOOKAHEAD_SECONDS, window.LATENCY_HEADROOM * storage.latency_seconds)
     pages_for_a_byte = max(walk.amplification, 1.0)
     rate = walk.rate_bytes_per_second * pages_for_a_byte
-    ahead = min(
-        max(window.LOOKAHEAD_MIN_BYTES, rate * seconds) * boost, window.LOOKAHEAD_MAX_BYTES
-    )
-    ahead += walk.spread_bytes * pages_for_a_byte
+    ahead = window.ahead_at_rate(rate, storage, boost) + walk.spread_bytes * pages_for_a_byte
     return int(min(ahead, max(allowed_bytes, window.MIB)) / pages_for_a_byte)

@@ -7,7 +7,9 @@ stream's own planner fields (frontier, window). The executor is warm/scheduler.p
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 
 from uffdprefetch.progress.streams import Stream
 
@@ -24,6 +26,12 @@ STEP_MIN_BYTES = 1 * MIB
 LOOKAHEAD_MAX_BYTES = 256 * MIB
 #: auto stays this long ahead of the reader's own rate: longer than any batch, shorter than a phase.
 LOOKAHEAD_SECONDS = 0.4
+#: Pool: windows of all streams together, so much of it is not there for what stays over epochs.
+POOL_SHARE = 64
+#: Pool: a window of less is no better than reading on demand, 1 MiB at a time.
+POOL_WINDOW_LEAST_BYTES = 4 * MIB
+#: Readers of a pool so close to each other want the same.
+POOL_NEAR_BYTES = 16 * MIB
 #: Headroom over Little's law (rate x fetch latency).
 LATENCY_HEADROOM = 8.0
 BOOST_MAX = 4.0
@@ -37,18 +45,47 @@ class Storage:
     latency_seconds: float = 0.0
 
 
+def ahead_at_rate(
+    rate_bytes_per_second: float, storage: Storage, boost: float = 1.0
+) -> int:
+    """How far ahead of a reader of this rate, no less than LOOKAHEAD_MIN_BYTES and no more than
+    LOOKAHEAD_MAX_BYTES."""
+    seconds = max(LOOKAHEAD_SECONDS, LATENCY_HEADROOM * storage.latency_seconds)
+    ahead = max(LOOKAHEAD_MIN_BYTES, rate_bytes_per_second * seconds) * boost
+    return int(min(ahead, LOOKAHEAD_MAX_BYTES))
+
+
 def lookahead_bytes(stream: Stream, storage: Storage, allowed_bytes: int) -> int:
     """The window of `--policy auto`: window >= rate x fetch latency, with headroom.
 
     The rate is the reader's; a reader that waits for storage shows storage's rate, so the window
     also grows (``boost``) each time the reader came to an extent before it was there.
     """
-    seconds = max(LOOKAHEAD_SECONDS, LATENCY_HEADROOM * storage.latency_seconds)
-    ahead = max(LOOKAHEAD_MIN_BYTES, stream.rate_bytes_per_second * seconds) * stream.boost
+    ahead = ahead_at_rate(stream.rate_bytes_per_second, storage, stream.boost)
     if not stream.settled:
         walked = abs(stream.position_bytes - stream.start_bytes)
         ahead = min(ahead, max(UNSURE_MIN_BYTES, UNSURE_TIMES_WALKED * walked))
-    return int(min(ahead, LOOKAHEAD_MAX_BYTES, max(allowed_bytes, MIB)))
+    return min(ahead, max(allowed_bytes, MIB))
+
+
+def places(at: Iterable[tuple[int, int]]) -> int:
+    """At how many places a pool is read: (file, offset in bytes) of each walk, those that are near
+    each other as one. At least 1."""
+    apart = sum(
+        a[0] != b[0] or b[1] - a[1] > POOL_NEAR_BYTES for a, b in pairwise(sorted(at)))
+    return apart + 1
+
+
+def pool_bytes(budget_bytes: int, files_bytes: int, places: int) -> int:
+    """What a stream may have ahead of it in a pool from which so many places are read: readers
+    that are near each other share one window.
+
+    Where everything fits, that is half of the pool; else what waits to be read for the first time
+    is missing from what stays over the epochs.
+    """
+    share = budget_bytes // (2 if files_bytes <= budget_bytes else POOL_SHARE)
+    least = min(POOL_WINDOW_LEAST_BYTES, budget_bytes // (4 * places))
+    return max(least, share // places)
 
 
 def auto(stream: Stream, file_bytes: int, ahead_bytes: int) -> tuple[int, int] | None:

@@ -129,7 +129,7 @@ def _notes(document: dict[str, Any]) -> list[str]:
             whose.setdefault((row["name"], row["why"]), []).append(row["nodes"])
     sweep = len({row["nodes"] for row in rows}) > 1
     notes = [
-        f"{name}, {', '.join(map(str, nodes))} nodes: {why}" if sweep else f"{name}: {why}"
+        f"{name}, nodes {', '.join(map(str, nodes))}: {why}" if sweep else f"{name}: {why}"
         for (name, why), nodes in whose.items()
     ]
     notes += [f"published the other way round: {first} before {second}"

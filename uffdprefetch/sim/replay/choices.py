@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import product
 
+from uffdprefetch.config import Config
+from uffdprefetch.plan import window
+from uffdprefetch.sim.replay.auto import Auto, PoolAuto
 from uffdprefetch.sim.replay.demand import Demand
 from uffdprefetch.sim.replay.engine import Outcome, Policy, replay
 from uffdprefetch.sim.replay.keep import Belady, Cyclic, Keep, Lru
@@ -18,7 +21,6 @@ from uffdprefetch.sim.replay.policies import (
     Plain,
     Planned,
     PoolPlanned,
-    PoolWindows,
     Windows,
 )
 from uffdprefetch.units import format_size_exact
@@ -26,9 +28,8 @@ from uffdprefetch.units import format_size_exact
 MIB = 1 << 20
 #: Distances of checkpoints that are tried.
 DISTANCES = (DISTANCE_BYTES,)
-#: Windows that are tried (paper 1 tries 25 to 200 MiB), and what may lie ahead of a known order.
+#: Windows that are tried (paper 1 tries 25 to 200 MiB).
 WINDOWS = (16 * MIB, 50 * MIB, 128 * MIB)
-LOOKAHEAD = 64 * MIB
 
 
 @dataclass(frozen=True)
@@ -51,27 +52,30 @@ class Predicted:
 
 
 def choices(
-    windows: Sequence[int], distances: Sequence[int], lookahead_bytes: int,
-    memory_bytes: int | None, budgets: Sequence[int],
+    windows: Sequence[int], distances: Sequence[int], memory_bytes: int | None,
+    budgets: Sequence[int], files_bytes: int,
 ) -> list[Choice]:
-    """Plain, windows of each size and distance, a known order; and pools of each budget."""
-    found = [Choice("plain", None, Plain, Lru, memory_bytes)]
+    """Plain; `wrap` as it is, with windows of each size and distance, with a known order; and
+    pools of each budget. ``files_bytes``: of all files together."""
+    # Without --budget the service may have so much ahead, or of a file in memory.
+    room = min(Config().budget_bytes, memory_bytes or 1 << 62)
+    found = [Choice("plain", None, Plain, Lru, memory_bytes),
+             Choice("wrap", (), partial(Auto, room), Lru, memory_bytes)]
     for size, distance in product(windows, distances):
         text, apart = format_size_exact(size), format_size_exact(distance)
         name = f"windows of {text}" + (f", seen each {apart}" if len(distances) > 1 else "")
         found.append(Choice(
             name, ("--policy", "fixed", "--size", text, "--distance", apart),
             partial(Windows, size, distance), Lru, memory_bytes))
-    found.append(Choice("known order", ("--plan", "PLAN"), partial(Planned, lookahead_bytes), Lru,
+    found.append(Choice("known order", ("--plan", "PLAN"), partial(Planned, room), Lru,
                         memory_bytes, True))
     for budget in budgets:
         text = format_size_exact(budget)
         options = ("--engine", "pool", "--budget", text)
-        ahead = max(MIB, min(lookahead_bytes, budget // 4))
-        found.append(Choice(f"pool of {text}, windows", options,
-                            partial(PoolWindows, ahead), Cyclic, budget))
+        ahead = window.pool_bytes(budget, files_bytes, 1)
+        found.append(Choice(f"pool of {text}", options, partial(PoolAuto, budget), Cyclic, budget))
         found.append(Choice(f"pool of {text}, known order", (*options, "--plan", "PLAN"),
-                            partial(PoolPlanned, ahead), Belady, budget, True))
+                            partial(PoolPlanned, budget, ahead), Belady, budget, True))
     return found
 
 

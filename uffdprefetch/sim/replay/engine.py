@@ -33,16 +33,22 @@ class Policy(Protocol):
 
     request_bytes: int  # of what is read ahead
 
-    def begin(self, demand: Demand) -> None:
+    def begin(self, demand: Demand, storage: Storage, resident: Resident) -> None:
         """Before the first access."""
 
-    def miss(self, stream: int, file: int, page: int) -> Range:
+    def miss(self, stream: int, file: int, page: int, now: float) -> Range:
         """What is read on a thread's demand miss of ``page``; it contains the page."""
 
-    def touched(self, stream: int, access: int, file: int, first: int, end: int) -> None:
-        """A thread has come through these pages of its access."""
+    def touched(
+        self, stream: int, access: int, file: int, first: int, end: int, now: float
+    ) -> float:
+        """A thread has come through these pages of its access, ``now`` seconds after the start.
+        Returns the seconds that it took to map them for it, beyond what the kernel takes."""
 
-    def wants(self, resident: Resident) -> Range | None:
+    def left(self, file: int, first: int, end: int) -> None:
+        """Pages have been pushed out of memory."""
+
+    def wants(self, now: float) -> Range | None:
         """What to read ahead next; None for nothing now. It is asked again after that."""
 
 
@@ -86,12 +92,16 @@ class _Replay:
         self.demand, self.policy, self.keep = demand, policy, keep
         self.link = Link(storage)
         self.resident = Resident(demand)
+        if keep is not None:
+            keep.gone = policy.left
         self.depth = max(DEPTH_SECONDS, DEPTH_LATENCIES * storage.latency)
         self.events: list[tuple[float, int, int]] = []
         self.count = 0
         self.misses = self.hit_pages = self.touched_pages = 0
         # Threads that were waiting for the page at which they go on.
         self.waited = [False] * len(demand.streams)
+        # Seconds that answering a thread's touches takes before it can go on.
+        self.answering = [0.0] * len(demand.streams)
         self.told = [(-1, 0)] * len(demand.streams)  # (access, page up to which memory knows)
 
     def at(self, when: float, stream: int) -> None:
@@ -105,7 +115,7 @@ class _Replay:
         turn, place = [0] * len(streams), [int(s.first[0]) for s in streams]
         stalls, ends = [0.0] * len(streams), [0.0] * len(streams)
         self.pumped = -1.0
-        self.policy.begin(self.demand)
+        self.policy.begin(self.demand, self.link.storage, self.resident)
         for number, think in enumerate(thinks):
             self.at(think[0], number)
         running = len(streams)
@@ -114,16 +124,19 @@ class _Replay:
             if number >= 0:
                 stream, k = streams[number], turn[number]
                 until = self._touch(number, stream, k, place[number], now)
+                answered = now + self.answering[number]
+                self.answering[number] = 0.0
+                stalls[number] += answered - now
                 if until is not None:
-                    when, place[number] = until
-                    stalls[number] += when - now
+                    when, place[number] = max(answered, until[0]), until[1]
+                    stalls[number] += when - answered
                     self.at(when, number)
                 elif k + 1 < len(stream):
                     turn[number] = k + 1
                     place[number] = int(stream.first[k + 1])
-                    self.at(now + thinks[number][k + 1], number)
+                    self.at(answered + thinks[number][k + 1], number)
                 else:
-                    ends[number] = now + stream.tail_ns / 1e9
+                    ends[number] = answered + stream.tail_ns / 1e9
                     running -= 1
             self._pump(now, number < 0)
         page = self.demand.page_bytes
@@ -139,28 +152,30 @@ class _Replay:
         if self.waited[number]:
             # It has got its page, whoever needs the room for it next.
             self.waited[number] = False
-            self._came_through(number, k, file, place, place + 1)
+            self._came_through(number, k, file, place, place + 1, now)
             place += 1
         ready = self.resident.ready[file][place:end]
         late = np.flatnonzero(ready > now)
         upto = place + int(late[0]) if len(late) else end
         if upto > place:
             self.hit_pages += upto - place
-            self._came_through(number, k, file, place, upto)
+            self._came_through(number, k, file, place, upto, now)
         if not len(late):
             return None
         when = float(self.resident.ready[file][upto])
         if np.isinf(when):
             self.misses += 1
-            self._read(self.policy.miss(number, file, upto), now, None)
+            self._read(self.policy.miss(number, file, upto, now), now, None)
             when = float(self.resident.ready[file][upto])
             if np.isinf(when):  # its own request has pushed it out again
                 when = self.link.free + self.link.storage.latency
         self.waited[number] = True
         return when, upto
 
-    def _came_through(self, number: int, k: int, file: int, first: int, end: int) -> None:
-        self.policy.touched(number, k, file, first, end)
+    def _came_through(
+        self, number: int, k: int, file: int, first: int, end: int, now: float
+    ) -> None:
+        self.answering[number] += self.policy.touched(number, k, file, first, end, now)
         self.touched_pages += end - first
         if self.keep is not None:
             # Each chunk once an access, in however many parts its pages are come through.
@@ -189,7 +204,7 @@ class _Replay:
     def _pump(self, now: float, is_pump: bool) -> None:
         """Ask ahead, as far as the pipe's backlog lets us; come back when it is shorter."""
         while self.link.backlog(now) < self.depth:
-            wanted = self.policy.wants(self.resident)
+            wanted = self.policy.wants(now)
             if wanted is None:
                 return
             self._read(wanted, now, self.policy.request_bytes)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import heapq
 from abc import ABC, abstractmethod
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,8 @@ class Keep(ABC):
             self.base.append(self.total)
             self.total += -(-demand.pages(file) // CHUNK_PAGES)
         self.kept: OrderedDict[int, int] = OrderedDict()  # chunk -> file
+        #: Told of the pages [first, end) of a file that leave.
+        self.gone: Callable[[int, int, int], None] = lambda file, first, end: None
 
     def chunks(self, file: int, first: int, end: int) -> range:
         """The numbers of the chunks of pages [first, end)."""
@@ -56,6 +59,7 @@ class Keep(ABC):
                     self.left(victim)
                     low = (victim - self.base[owner]) * CHUNK_PAGES
                     ready[owner][low : low + CHUNK_PAGES] = np.inf
+                    self.gone(owner, low, low + CHUNK_PAGES)
                 self.kept[chunk] = file
                 self.entered(chunk)
             self.kept.move_to_end(chunk)

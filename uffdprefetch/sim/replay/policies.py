@@ -8,14 +8,24 @@ from typing import Any
 
 import numpy as np
 
+from uffdprefetch.plan import window
+from uffdprefetch.plan.rate import Rate
 from uffdprefetch.sim.replay.demand import Demand
 from uffdprefetch.sim.replay.engine import Range, Resident
 from uffdprefetch.sim.replay.keep import CHUNK_PAGES
+from uffdprefetch.sim.replay.link import Storage
 
 Array = np.ndarray[Any, Any]
 
 #: The kernel's readahead where a trace does not tell the file system's (mm/readahead.c).
 READ_AHEAD_BYTES = 128 << 10
+#: What one miss in a pool reads at the most (csrc/pool_faults.c).
+DEMAND_MAX_BYTES = 1 << 20
+#: What one touch in a pool maps at the most: this, or this part of the pool (node/pool.py).
+RUN_MAX_BYTES, MAP_SHARE = 4 << 20, 64
+#: From a touch that a pool answers to the next instruction, with another process busy
+#: (docs/benchmarks.md: a touched checkpoint).
+ANSWER_SECONDS = 36e-6
 #: A walk is known after so much of it in order: the service's first checkpoints.
 WALK_BYTES = 1 << 20
 #: Between checkpoints, as the design has it where a stream is known.
@@ -24,21 +34,27 @@ DISTANCE_BYTES = 8 << 20
 NEAR_BYTES = 1 << 20
 
 
+def measured(storage: Storage) -> window.Storage:
+    """As the service's warmers see it (warm/scheduler.Meter)."""
+    return window.Storage(storage.bandwidth, storage.latency)
+
+
 class Plain:
     """mmap as it is: read-around on a miss, one window more when its mark is met
     (mm/filemap.c, do_sync_mmap_readahead and do_async_mmap_readahead)."""
 
     request_bytes = READ_AHEAD_BYTES
 
-    def begin(self, demand: Demand) -> None:
+    def begin(self, demand: Demand, storage: Storage, resident: Resident) -> None:
         page = demand.page_bytes
+        self.resident = resident
         self.around = [
             max(1, (READ_AHEAD_BYTES if f.read_ahead_bytes is None else f.read_ahead_bytes) // page)
             for f in demand.files]
         self.marks: list[dict[int, int]] = [{} for _ in demand.files]  # page -> window's end
         self.queue: deque[Range] = deque()
 
-    def miss(self, stream: int, file: int, page: int) -> Range:
+    def miss(self, stream: int, file: int, page: int, now: float) -> Range:
         around = self.around[file]
         first = max(0, page - around // 2)
         end = max(page + 1, first + around)
@@ -46,7 +62,9 @@ class Plain:
             self.marks[file][end - max(1, around // 4)] = end
         return file, first, end
 
-    def touched(self, stream: int, access: int, file: int, first: int, end: int) -> None:
+    def touched(
+        self, stream: int, access: int, file: int, first: int, end: int, now: float
+    ) -> float:
         marks = self.marks[file]
         for page in [p for p in marks if first <= p < end] if len(marks) < end - first else [
                 p for p in range(first, end) if p in marks]:
@@ -54,10 +72,14 @@ class Plain:
             after = start + self.around[file]
             marks[start] = after
             self.queue.append((file, start, after))
+        return 0.0
 
-    def wants(self, resident: Resident) -> Range | None:
+    def left(self, file: int, first: int, end: int) -> None:
+        """The kernel needs no telling."""
+
+    def wants(self, now: float) -> Range | None:
         while self.queue:
-            wanted = resident.missing(self.queue.popleft())
+            wanted = self.resident.missing(self.queue.popleft())
             if wanted is not None:
                 return wanted
         return None
@@ -73,8 +95,8 @@ class Windows(Plain):
         self.size_bytes, self.distance_bytes = size_bytes, distance_bytes
         self.threshold, self.request_bytes = threshold, request_bytes
 
-    def begin(self, demand: Demand) -> None:
-        super().begin(demand)
+    def begin(self, demand: Demand, storage: Storage, resident: Resident) -> None:
+        super().begin(demand, storage, resident)
         self.page = demand.page_bytes
         self.size = max(1, self.size_bytes // self.page)
         self.distance = max(1, self.distance_bytes // self.page)
@@ -83,8 +105,14 @@ class Windows(Plain):
         self.upto = [0] * len(demand.streams)  # end of its window
         self.next: list[int] = [0] * len(demand.streams)  # the place that asks for the next
 
-    def touched(self, stream: int, access: int, file: int, first: int, end: int) -> None:
-        super().touched(stream, access, file, first, end)
+    def touched(
+        self, stream: int, access: int, file: int, first: int, end: int, now: float
+    ) -> float:
+        super().touched(stream, access, file, first, end, now)
+        self._walks(stream, file, first, end)
+        return 0.0
+
+    def _walks(self, stream: int, file: int, first: int, end: int) -> None:
         before, at = self.last[stream]
         self.last[stream] = (file, max(end, at) if before == file and first >= at - 1 else end)
         if before != file or not 0 <= first - at <= NEAR_BYTES // self.page:
@@ -107,48 +135,61 @@ class Windows(Plain):
 
 
 class Planned(Plain):
-    """`--plan`: each thread's accesses are known, and read in order, at most ``lookahead`` bytes
-    ahead of it."""
+    """`--plan`: each thread's accesses are known, and read in order, as far ahead of it as the
+    service reads (plan/window.py), ``allowed_bytes`` of all threads together at most."""
 
-    def __init__(self, lookahead_bytes: int, request_bytes: int = 1 << 20) -> None:
-        self.lookahead_bytes, self.request_bytes = lookahead_bytes, request_bytes
+    def __init__(self, allowed_bytes: int = 1 << 40, request_bytes: int = 1 << 20) -> None:
+        self.allowed_bytes, self.request_bytes = allowed_bytes, request_bytes
 
-    def begin(self, demand: Demand) -> None:
-        super().begin(demand)
-        self.streams = demand.streams
+    def begin(self, demand: Demand, storage: Storage, resident: Resident) -> None:
+        super().begin(demand, storage, resident)
+        self.streams, self.storage = demand.streams, measured(storage)
+        self.allowed = max(1 << 20, self.allowed_bytes // len(demand.streams))
         # Bytes of the order up to each access.
         self.before = [
             np.r_[0, np.cumsum((s.end - s.first) * demand.page_bytes)] for s in self.streams]
         self.at = [0] * len(self.streams)
         self.asked = [0] * len(self.streams)
-        # A thread's order is read ahead once it reads: before that the file is not mapped.
-        self.reads = [False] * len(self.streams)
+        self.rates = [Rate() for _ in self.streams]
+        self.lookahead = [0] * len(self.streams)  # bytes; nothing before the thread reads
 
-    def miss(self, stream: int, file: int, page: int) -> Range:
-        self.reads[stream] = True
-        return super().miss(stream, file, page)
+    def _reads(self, stream: int, access: int, now: float) -> None:
+        """A thread is here. Its order is read ahead from then on: before, the file is not mapped.
+        """
+        before, rate = self.before[stream], self.rates[stream]
+        if access > self.at[stream] or not self.lookahead[stream]:
+            rate.note(int(before[access] - before[self.at[stream]]), int(now * 1e9))
+            self.at[stream] = access
+            self.lookahead[stream] = min(
+                window.ahead_at_rate(rate.bytes_per_second, self.storage), self.allowed)
 
-    def touched(self, stream: int, access: int, file: int, first: int, end: int) -> None:
-        super().touched(stream, access, file, first, end)
-        self.at[stream] = access
-        self.reads[stream] = True
+    def miss(self, stream: int, file: int, page: int, now: float) -> Range:
+        self._reads(stream, self.at[stream], now)
+        return super().miss(stream, file, page, now)
 
-    def wants(self, resident: Resident) -> Range | None:
+    def touched(
+        self, stream: int, access: int, file: int, first: int, end: int, now: float
+    ) -> float:
+        answering = super().touched(stream, access, file, first, end, now)
+        self._reads(stream, access, now)
+        return answering
+
+    def wants(self, now: float) -> Range | None:
         """Of the thread that has the least ahead."""
         while True:
-            best, least = -1, self.lookahead_bytes
+            best, least = -1, 1 << 62
             for number, stream in enumerate(self.streams):
                 self.asked[number] = max(self.asked[number], self.at[number])
-                if self.reads[number] and self.asked[number] < len(stream):
+                if self.asked[number] < len(stream):
                     ahead = int(self.before[number][self.asked[number]]
                                 - self.before[number][self.at[number]])
-                    if ahead < least:
+                    if ahead < min(least, self.lookahead[number]):
                         best, least = number, ahead
             if best < 0:
-                return super().wants(resident)
+                return super().wants(now)
             stream, k = self.streams[best], self.asked[best]
             self.asked[best] += 1
-            wanted = resident.missing((int(stream.file[k]), int(stream.first[k]),
+            wanted = self.resident.missing((int(stream.file[k]), int(stream.first[k]),
                                        int(stream.end[k])))
             if wanted is not None:
                 return wanted
@@ -160,20 +201,80 @@ def chunked(wanted: Range) -> Range:
     return (file, first // CHUNK_PAGES * CHUNK_PAGES, -(-end // CHUNK_PAGES) * CHUNK_PAGES)
 
 
-class PoolWindows(Windows):
-    """`--engine pool`: windows, and misses of one chunk."""
+class InPool(Plain):
+    """A pool's part: misses are chunks, more where a thread goes on where its last one ended
+    (csrc/pool_faults.c), and the kernel reads nothing ahead. A touch of what is there but not
+    mapped is answered by mapping a run of chunks, twice as long where the reader goes on where the
+    last run ended; that takes time (bench/faults.py), and is what the service hears."""
 
-    def miss(self, stream: int, file: int, page: int) -> Range:
-        return chunked((file, page, page + 1))
+    def __init__(self, budget_bytes: int) -> None:
+        self.at_once = max(CHUNK_PAGES * 4096, min(RUN_MAX_BYTES, budget_bytes // MAP_SHARE))
+
+    def begin(self, demand: Demand, storage: Storage, resident: Resident) -> None:
+        super().begin(demand, storage, resident)
+        self.page_bytes = demand.page_bytes
+        self.demands: list[tuple[Range, int]] = [((-1, 0, 0), 0)] * len(demand.streams)
+        self.runs = [(-1, 0, 0)] * len(demand.streams)  # (file, page after the last run, its pages)
+        self.ranks = [stream.rank for stream in demand.streams]
+        self.mapped: list[dict[int, Array]] = [  # of each file, by rank
+            {rank: np.zeros(demand.pages(file), bool) for rank in set(self.ranks)}
+            for file in range(len(demand.files))]
+
+    def miss(self, stream: int, file: int, page: int, now: float) -> Range:
+        (of, _, reached), pages = self.demands[stream]
+        first = page // CHUNK_PAGES * CHUNK_PAGES
+        most = DEMAND_MAX_BYTES // self.page_bytes
+        pages = min(2 * pages, most) if (of, reached) == (file, first) else CHUNK_PAGES
+        wanted = file, first, first + pages
+        self.demands[stream] = wanted, pages
+        return wanted
+
+    def touched(
+        self, stream: int, access: int, file: int, first: int, end: int, now: float
+    ) -> float:
+        answering = super().touched(stream, access, file, first, end, now)
+        pages = self._answered(stream, file, first, end, now)
+        self.answered(stream, file, pages, now)
+        return answering + len(pages) * ANSWER_SECONDS
+
+    def answered(self, stream: int, file: int, pages: list[int], now: float) -> None:
+        """The service hears of touches of these pages."""
+
+    def _answered(self, stream: int, file: int, first: int, end: int, now: float) -> list[int]:
+        """The pages at which a thread that comes through [first, end) meets nothing mapped."""
+        mapped, ready = self.mapped[file][self.ranks[stream]], self.resident.ready[file]
+        most = self.at_once // self.page_bytes
+        pages = []
+        while len(absent := np.flatnonzero(~mapped[first:end])):
+            page = first + int(absent[0])
+            pages.append(page)
+            chunk = page // CHUNK_PAGES * CHUNK_PAGES
+            of, reached, run = self.runs[stream]
+            run = min(2 * run, most) if (of, reached) == (file, chunk) else CHUNK_PAGES
+            late = np.flatnonzero(ready[chunk : chunk + run] > now)
+            there = chunk + int(late[0]) if len(late) else min(chunk + run, len(ready))
+            first = max(there, chunk + CHUNK_PAGES, page + 1)
+            mapped[chunk:first] = True
+            self.runs[stream] = file, first, run
+        return pages
+
+    def left(self, file: int, first: int, end: int) -> None:
+        super().left(file, first, end)
+        for mapped in self.mapped[file].values():
+            mapped[first:end] = False
 
 
-class PoolPlanned(Planned):
+class PoolPlanned(InPool, Planned):
     """`--engine pool --plan`."""
 
-    def miss(self, stream: int, file: int, page: int) -> Range:
-        super().miss(stream, file, page)
-        return chunked((file, page, page + 1))
+    def __init__(self, budget_bytes: int, allowed_bytes: int) -> None:
+        InPool.__init__(self, budget_bytes)
+        self.allowed_bytes = allowed_bytes
 
-    def wants(self, resident: Resident) -> Range | None:
-        wanted = super().wants(resident)
+    def miss(self, stream: int, file: int, page: int, now: float) -> Range:
+        self._reads(stream, self.at[stream], now)
+        return super().miss(stream, file, page, now)
+
+    def wants(self, now: float) -> Range | None:
+        wanted = super().wants(now)
         return None if wanted is None else chunked(wanted)
