@@ -179,26 +179,22 @@ def test_pages_of_the_tree_that_are_read_again_begin_no_epoch_and_drop_no_plan()
     """They lie in each order where they are needed first, and a pool evicts them after that."""
 
     def with_tree(records: range) -> Order:
-        count, every = len(records), 50
         starts = np.array(records) * RECORD
-        tree = np.arange(0, count, every)  # a page of the tree before each 50th record
-        at = np.arange(len(tree)) * MIB
+        tree = np.arange(0, len(records), 50)  # a page of the tree before each 50th record
+        at = np.arange(len(tree)) * RECORD
         return Order(
             np.insert(starts, tree, at), np.insert(starts + RECORD, tree, at + PAGE),
-            np.insert(np.arange(count), tree, tree))
+            np.insert(np.arange(len(records)), tree, tree))
 
-    source = Epochs(range(1000, 2000), range(2000, 3000))
-    source.come = {0: with_tree(range(1000, 2000)), 1: with_tree(range(2000, 3000))}
+    source = Epochs(range(100, 3300), range(800, 4000))
+    source.come = {0: with_tree(range(100, 3300)), 1: with_tree(range(800, 4000))}
     reader = follows(source)
     assert reader.live
-    reads(reader, range(1000, 1400))
-    for turn in range(40):
-        reads(reader, [1400 + turn])
-        for page in range(3):  # that were read long ago
-            reader.saw(page * MIB, page * MIB + PAGE, 1)
-    assert (place(reader), reader.dropped) == ((0, 440), None)
-    reads(reader, range(2000, 2000 + BEGUN_ITEMS))
-    assert reader.epoch == 1
+    reads(reader, range(100, 3100))
+    for turn in range(60):
+        reads(reader, [3100 + turn])
+        reads(reader, [7 * turn % 40, (7 * turn + 3) % 40])  # of the tree, read long ago
+    assert (place(reader), reader.dropped) == ((0, 3060), None)
 
 
 def test_what_was_mapped_in_the_epoch_before_is_not_held_against_the_next_one() -> None:
