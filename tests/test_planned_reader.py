@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 from conftest import warnings_fail
 from planned_readers import (
+    MS,
     RECORD,
+    RECORDS,
     STEP,
     Epochs,
     follows,
@@ -28,6 +30,7 @@ from walked_orders import MIB, PAGE
 from uffdprefetch.node import planned
 from uffdprefetch.node.planned import BEGUN_ITEMS, PlannedReader
 from uffdprefetch.plan.order import Order
+from uffdprefetch.plan.place import WAY
 
 pytestmark = warnings_fail
 
@@ -161,18 +164,85 @@ def test_single_touches_by_chance_are_no_next_epoch() -> None:
 
 
 def test_an_epoch_has_begun_when_its_items_are_touched_wherever_the_first_ones_are_mapped() -> None:
-    for first in (2000, 2600):  # what lies before is mapped still, and is read without a touch
+    for first, some in ((2000, BEGUN_ITEMS), (2600, WAY)):
+        # What lies before is mapped still, and is read without a touch.
         reader = follows(Epochs(range(100, 200), range(2000, 3000)))
         reads(reader, range(100, 200))
-        reads(reader, range(first, first + BEGUN_ITEMS - 1))
+        reads(reader, range(first, first + some - 1))
         assert reader.epoch == 0
-        reads(reader, [first + BEGUN_ITEMS - 1])
-        assert reader.epoch == 1 and reader.dropped is None
-    # Far from each other they are no beginning.
+        reads(reader, [first + some - 1])
+        assert place(reader) == (1, first - 2000 + some) and reader.dropped is None
+    # Far from each other, and here and there, they are no beginning.
     reader = follows(Epochs(range(100, 200), range(2000, 4000)))
     reads(reader, range(100, 200))
-    reads(reader, [2000, 2600, 3200, 3800, 2000, 2600])
+    reads(reader, [2600, 3200, 3800, 2700, 3300, 3900, 2800, 3400, 2500, 3000])
     assert reader.epoch == 0
+
+
+def test_a_worker_that_is_late_at_the_end_begins_no_epoch_and_shifts_none() -> None:
+    first, second = (np.random.default_rng(n).permutation(RECORDS) for n in range(2))
+    reader = follows(Epochs(first, second))
+    reads(reader, first[:-8])
+    reads(reader, first[-4:])  # another worker has read the last ones
+    for record in first[-8:-4]:  # and this one its pages, one after the other
+        for page in range(4):
+            reader.saw(int(record) * RECORD + page * PAGE, int(record) * RECORD + (page + 1) * PAGE,
+                       1)
+    assert reader.epoch == 0
+    reads(reader, second[:40])
+    assert place(reader) == (1, 40) and reader.dropped is None
+
+
+def together(records: Iterable[int], workers: int, batch: int = 64) -> list[int]:
+    """What so many workers read, each a batch, one record each in turn."""
+    every = np.array([*records])
+    return every[: len(every) // (workers * batch) * workers * batch].reshape(
+        -1, workers, batch).transpose(0, 2, 1).ravel().tolist()
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4, 8])
+def test_readers_that_begin_in_the_middle_are_found(workers: int) -> None:
+    order_of = np.random.default_rng(5).permutation(RECORDS)
+    reader = follows(Epochs(order_of))
+    assert reader.live
+    reads(reader, together(order_of[2048:], workers)[:512])
+    assert 2048 + 256 <= place(reader)[1] <= 2048 + 512 + workers * 64 and reader.dropped is None
+
+
+def test_items_of_several_pieces_are_no_tree() -> None:
+    """An image here, its label there."""
+
+    def pairs(first: int) -> Order:
+        images = np.arange(first, first + 400) * RECORD
+        labels = 3000 * RECORD + np.arange(first, first + 400) * 16
+        return Order(np.c_[images, labels].ravel(), np.c_[images + RECORD, labels + 16].ravel(),
+                     np.arange(400).repeat(2))
+
+    source = Epochs(range(400), range(1000, 1400))
+    source.come = {0: pairs(0), 1: pairs(1000)}
+    reader = follows(source)
+    for record in [*range(400), *range(1000, 1100)]:
+        reads(reader, [record])
+    assert place(reader) == (1, 99) and reader.dropped is None  # the last label is not touched
+
+
+def test_a_reader_that_shows_seldom_is_followed_by_two_touches_and_never_by_one() -> None:
+    def paced() -> PlannedReader:
+        reader = follows(Epochs(range(4000)))
+        for record in range(1000):  # 1000 records a second
+            reads(reader, [record], MS + record * MS)
+        return reader
+
+    reader = paced()
+    reads(reader, [1300], 1200 * MS)  # beyond what is near, as far as its pace may have taken it
+    assert place(reader) == (0, 1000)
+    reads(reader, [1340], 1240 * MS)
+    assert place(reader) == (0, 1341)
+    reader = paced()  # and now a pause
+    reads(reader, [1900], 5000 * MS)
+    assert place(reader) == (0, 1000)
+    reads(reader, [1000, 1001], 5001 * MS)
+    assert place(reader) == (0, 1002)
 
 
 def test_pages_of_the_tree_that_are_read_again_begin_no_epoch_and_drop_no_plan() -> None:

@@ -9,14 +9,14 @@ has no windows of its own streams. Where the orders come from: node/orders.py.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from uffdprefetch.node.client import Client, Region
 from uffdprefetch.node.files import FileState
 from uffdprefetch.node.ledger import Ledger
 from uffdprefetch.node.wire import Verdict
 from uffdprefetch.plan.checkpoints import DISTANCE_MIN_BYTES
-from uffdprefetch.plan.place import NEAR_BYTES
+from uffdprefetch.plan.place import HUGE_BYTES, NEAR_BYTES, WAY, Spot, longest_way
 from uffdprefetch.plan.window import Storage
 from uffdprefetch.progress.streams import Stream
 from uffdprefetch.uffd import PAGE_BYTES
@@ -29,10 +29,11 @@ if TYPE_CHECKING:  # they bring numpy, which a service without a plan spares
     from uffdprefetch.plan.order import Order, Walk
     from uffdprefetch.plan.units import Units
 
-#: Items that the next epoch's order has near each other and this one's does not have here: when
-#: they are touched that epoch has begun. Single ones are by chance (a page of the tree that the
-#: pool has evicted), and need not be its first: what is mapped still is read without a touch.
+#: Items near the beginning of the next epoch's order, which this one's does not have here: when so
+#: many are touched that epoch has begun. (A single one is by chance, or of a worker that is late.)
 BEGUN_ITEMS = 4
+#: So many touches that tell nothing of that are given to the next order all the same.
+EARLY_MAX = 32
 #: Checkpoints ahead of a reader, one each DISTANCE_MIN_BYTES of its order.
 MILESTONES_MAX = 16
 #: A reader of which no checkpoint tells for so long is looked for in the page tables.
@@ -56,6 +57,15 @@ class Source(Protocol):
         """Whether it is known that there is no such epoch."""
 
 
+class _Early(NamedTuple):
+    """A touch [start, end) of the file, and where it would be in the next order."""
+
+    spot: Spot
+    start: int
+    end: int
+    now: int  # ns
+
+
 class PlannedReader:
     """One reader's way through one file, epoch after epoch. Sizes in bytes."""
 
@@ -73,9 +83,7 @@ class PlannedReader:
         self.seen: list[tuple[int, int]] = []  # found mapped, and not looked at yet
         self._strays: list[tuple[int, int]] = []  # found mapped, not for this epoch
         self._looked_in = 0  # the epoch in which the last look was
-        self._early: list[tuple[int, int, int]] = []  # touches, ns: of the next epoch, it seems
-        #: The last one's plan coordinate there, the first item of all, and how many items they are.
-        self._early_at = self._early_first = self._early_items = 0
+        self._early: list[_Early] = []  # touches that may be of the next epoch
         #: What the scheduler sees: a stream in the coordinate of the order.
         self.stream = Stream(-1, rank, 0, 0, 0, now, now, active=True)
         self.walk: Walk | None = None
@@ -110,6 +118,7 @@ class PlannedReader:
         """The walk through the present epoch; None while its order is not there."""
         made = self._made(self.epoch)
         if made is not None and self.walk is not None:  # what there was before was a guess
+            made.pace_of(self.walk)
             made.said(self.walk.position, now_ns())
         self.walk = made or self.walk
         return self.walk
@@ -135,30 +144,37 @@ class PlannedReader:
         if walk.saw(start, end, now):
             self.active_ns = self.touched_ns = now
             self._early = self._early[1:]
-            self._early_items -= self._early_items > 0
             self._moved(now)
         upcoming = self._upcoming() if walk.stray else None
         if upcoming is not None and self._has_begun(upcoming, start, end, now):
-            upcoming.said(self._early_first, self._early[0][2])
-            for touch in self._early:
-                upcoming.saw(*touch)
             self._begin_next(now)
             return
         self.dropped = self.dropped or walk.wrong
 
     def _has_begun(self, upcoming: Walk, start: int, end: int, now: int) -> bool:
-        """Whether, with this touch, the next epoch is seen to have begun."""
-        spot = upcoming.spot(start, end)
-        if spot is None:
-            return False
-        at, item, items = spot
-        if abs(at - self._early_at) > NEAR_BYTES or not self._early:
-            self._early, self._early_items, self._early_first = [], 0, item
-        self._early.append((start, end, now))
-        self._early_first = min(self._early_first, item)
-        self._early_at, self._early_items = at, self._early_items + items
+        """Whether, with this touch, the next epoch is seen to have begun; if so its walk is where
+        the reader is."""
         marked, _ = self._marks.get(start // PAGE_BYTES, (None, 0))
-        return marked is upcoming or self._early_items >= BEGUN_ITEMS
+        spot = upcoming.spot(start, end)
+        if spot is not None and spot.item not in (early.spot.item for early in self._early):
+            self._early.append(_Early(spot, start, end, now))
+        near = [e for e in self._early if e.spot.plan_bytes < upcoming.position_bytes + NEAR_BYTES]
+        items = sum(early.spot.items for early in near)
+        some = len(near) > 1 or any(early.end - early.start > HUGE_BYTES for early in near)
+        begun = marked is upcoming or (some and items >= BEGUN_ITEMS)
+        if not begun and len(self._early) >= WAY:  # what comes first is mapped still, perhaps
+            way = longest_way([early.spot.item for early in self._early])
+            if len(way) >= WAY:
+                upcoming.said(way[0], self._early[0].now)
+                begun = True
+        if not begun and len(self._early) < EARLY_MAX:
+            return False
+        for early in self._early:
+            upcoming.saw(early.start, early.end, early.now)
+        if marked is upcoming:
+            upcoming.saw(start, end, now)
+        self._early = []
+        return begun or upcoming.position >= BEGUN_ITEMS
 
     def mapped(self, found: list[tuple[int, int]], now: int) -> bool:
         """What a look has found mapped, and no look before; whether that moved the position."""
@@ -204,7 +220,7 @@ class PlannedReader:
         self.epoch += 1
         upcoming.pace_of(before)
         self.walk, self._next = upcoming, None
-        self._early, self._early_at, self._early_items = [], 0, 0
+        self._early = []
         self._moved(now)
 
     def _moved(self, now: int) -> None:

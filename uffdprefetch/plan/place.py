@@ -10,7 +10,8 @@ seen to be late.
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from uffdprefetch.plan.rate import Rate
 
@@ -44,11 +45,12 @@ MAPPED_PART = 0.75
 MAPPED_BEYOND = 4
 #: The most that one fault maps: between records, more than that has been read on its own.
 HUGE_BYTES = 2 * MIB
-#: So much farther, by its rate and the time since it showed, and no more than that.
-FAR_TIMES, FAR_BYTES = 2.0, 64 * MIB
+#: So many times what its rate and the time since it showed make, and no more than that.
+FAR_TIMES, FAR_SECONDS, FAR_BYTES = 2.0, 0.25, 64 * MIB
 #: Of the last touches (plan/verdict.JUDGED) so many one after the other in the order are a reader's
-#: way (chance gives 2 sqrt(32), as in progress/jumps.py); it was where the last of them were.
-WAY, RECENT = 16, 4
+#: way (chance gives 2 sqrt(32), as in progress/jumps.py), and it is where the last of them were. Of
+#: several readers as many next to another: those that were touched lately tell where they are.
+WAY, RECENT, BESIDE_UNITS = 16, 4, 16
 #: Records that are being read are told from those read again by where in them the touches are.
 READING = 64
 
@@ -73,6 +75,14 @@ def longest_way(units: list[int]) -> list[int]:
     return way[::-1]
 
 
+class Spot(NamedTuple):
+    """A place in an order."""
+
+    plan_bytes: int
+    item: int
+    items: int  # that lie there side by side, in the order and in the file
+
+
 class Place:
     """See Walk, which hands out what comes next: of that (``_sent``, a unit; ``_lookahead_bytes``)
     this must know to tell what was in vain, and how long to wait."""
@@ -87,6 +97,7 @@ class Place:
         self._lookahead_bytes = 0
         self._inside = (0, 0)
         self._near_ns = 0  # when the last touch that moves the position was
+        self._far = 0  # the unit of the last one that lay beyond
         self._late_bytes = 0.0
         self._doubt_bytes: float = DOUBT_BYTES / 2
 
@@ -151,12 +162,12 @@ class Place:
         return self._inside[0] < start < self._inside[1]
 
     def pace_of(self, before: Place) -> None:
-        """The reader goes on as fast as in this order, which was before."""
-        self._rate = before._rate
+        """The reader goes on as fast as in this order, which was before, until it is measured."""
+        self._rate.bytes_per_second = before.rate_bytes_per_second
 
-    def spot(self, start: int, end: int) -> tuple[int, int, int] | None:
-        """Where ahead of the position a touch of [start, end) of the file would be: (the plan
-        coordinate, the item, how many items it touches); None for nowhere."""
+    def spot(self, start: int, end: int) -> Spot | None:
+        """Where ahead of the position a touch of [start, end) of the file would be; None for
+        nowhere."""
         units = self._units
         hits = units.overlapping(start, end)
         ahead = hits[hits.searchsorted(self._at) :]
@@ -164,15 +175,17 @@ class Place:
             return None
         first = int(units.item[ahead[0]])
         items = int(units.item[self._last_of(ahead)]) - first + 1
-        return int(units.coordinate[ahead[0]]), first, items
+        return Spot(int(units.coordinate[ahead[0]]), first, items)
 
     def _leads_in(self, hits: Array) -> bool:
-        """Whether all of these are pages by which records are found: units of an item that goes on
-        elsewhere. They stand where they are needed first, and are read again at any time."""
+        """Whether all of these are pages by which records are found: a page of an item whose bytes
+        are elsewhere. They stand where they are needed first, and are read again at any time."""
         units = self._units
         after = (hits + 1).clip(max=len(units) - 1)
         same = (units.item[after] == units.item[hits]) & (after > hits)
-        return bool((same & (units.starts[after] != units.ends[hits])).all())
+        sizes = units.ends[hits] - units.starts[hits]
+        page = (sizes <= units.page_bytes) & (units.ends[after] - units.starts[after] > sizes)
+        return bool((same & page & (units.starts[after] != units.ends[hits])).all())
 
     def saw(self, start: int, end: int, now_ns: int) -> int:
         """A touch of [start, end) of the file: how many items are now taken for read that were not
@@ -189,7 +202,7 @@ class Place:
         late = hits[(states == _WASTED) | (states == _SKIPPED)]
         self._settle(hits, states)
         new, read = nearest < len(self._units) and int(states[first]) in (_NEW, _QUIET), 0
-        near = nearest < self._near(now_ns)
+        near = nearest < self._near() or self._goes_on_far(nearest, now_ns)
         self._near_ns = now_ns if near else self._near_ns
         expected = near or self._expected(hits, nearest)
         if nearest < len(self._units) and not self._read_on(nearest, start, end):
@@ -268,14 +281,23 @@ class Place:
             for low, high in self._units.between(hits, start, end, HUGE_BYTES):
                 self._verdict.outside(low, high)
 
-    def _near(self, now_ns: int) -> int:
-        """The unit up to which a touch moves the position. Where not each touch shows, a reader may
-        have gone far since one did."""
-        far = 0.0
-        if self._armed and self._near_ns:
-            far = FAR_TIMES * self.rate_bytes_per_second * (now_ns - self._near_ns) / 1e9
-        reach = max(NEAR_BYTES, min(int(far), FAR_BYTES))
-        return max(self._sent, self._units.at(int(self._units.coordinate[self._front]) + reach))
+    def _near(self) -> int:
+        """The unit up to which a touch moves the position."""
+        foremost = int(self._units.coordinate[self._front]) + NEAR_BYTES
+        return max(self._sent, self._units.at(foremost))
+
+    def _goes_on_far(self, unit: int, now_ns: int) -> bool:
+        """Where not each touch shows, a reader may have gone far, at its pace, since one did: two
+        touches one after the other there tell."""
+        if not self._armed or not self._near_ns or unit >= len(self._units):
+            return False
+        at = int(self._units.coordinate[unit])
+        seconds = min(FAR_SECONDS, (now_ns - self._near_ns) / 1e9)
+        reach = min(FAR_BYTES, int(FAR_TIMES * self.rate_bytes_per_second * seconds))
+        if at - int(self._units.coordinate[self._front]) > reach:
+            return False
+        before, self._far = self._far, unit
+        return before < unit and at - int(self._units.coordinate[before]) <= NEAR_BYTES
 
     def _expected(self, hits: Array, nearest: int) -> bool:
         """Whether a touch that is not near the position is of its order all the same."""
@@ -340,9 +362,16 @@ class Place:
     def _resume(self) -> None:
         """Readers are far ahead and nobody is here: on to the next place where one is. A single
         touch is no reader: what lies beside a record is due anywhere."""
-        way = longest_way([unit for unit in self._verdict.lately() if unit >= self._front])
+        lately = [unit for unit in self._verdict.lately() if unit >= self._front]
+        way = longest_way(lately)
         if len(way) >= WAY:
             self._lead(way[-RECENT])
+            return
+        places = sorted(set(lately))
+        beside = {
+            unit for a, b in pairwise(places) if b - a <= BESIDE_UNITS for unit in (a, b)}
+        if len(beside) >= WAY:
+            self._lead(min(beside.intersection(lately[-WAY:]), default=0))
 
     def _was_late(self, unit: int) -> None:
         behind = int(self._units.coordinate[self._front]) - int(self._units.coordinate[unit])
