@@ -245,6 +245,21 @@ def test_a_reader_that_shows_seldom_is_followed_by_two_touches_and_never_by_one(
     assert place(reader) == (0, 1002)
 
 
+def test_a_reader_that_shows_now_and_then_far_ahead_is_in_its_order() -> None:
+    """Of what is mapped still a reader shows only where a page was armed again."""
+    order_of = np.random.default_rng(6).permutation(RECORDS)
+    reader = follows(Epochs(order_of))
+    assert reader.live
+    reads(reader, order_of[:200])
+    reads(reader, order_of[1000 : 1000 + 45 * 60 : 60])
+    assert reader.dropped is None and 3000 < place(reader)[1] <= 1000 + 45 * 60
+    # Another order's are not, however long they go on.
+    wrong = follows(Epochs(order_of))
+    reads(wrong, order_of[:200])
+    reads(wrong, np.random.default_rng(7).permutation(RECORDS)[:200])
+    assert wrong.dropped is not None
+
+
 def test_pages_of_the_tree_that_are_read_again_begin_no_epoch_and_drop_no_plan() -> None:
     """They lie in each order where they are needed first, and a pool evicts them after that."""
 

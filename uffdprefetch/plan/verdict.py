@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from uffdprefetch.plan.place import WAY, longest_way
+
 Array = np.ndarray[Any, Any]
 
 MIB = 1 << 20
@@ -114,6 +116,9 @@ class Verdict:
         self._elsewhere += not near
         right = sum(self._votes)
         if len(self._votes) == JUDGED and 2 * right < JUDGED:
+            if len(longest_way(self.lately())) >= WAY:  # in the order, but far from the position
+                self._votes.clear()
+                return True
             self._is_wrong(
                 f"{right} of the last {JUDGED} records touched were to come near item"
                 f" {position:,} of {self._items:,}"
