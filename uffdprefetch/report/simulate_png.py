@@ -76,9 +76,11 @@ def _sources(mpl: Any, document: dict[str, Any]) -> Any:
         values = [row["stall_seconds_by_source"].get(name, 0.0) for row in rows]
         stack(values, colours[name], f"waiting for {name}")
     right = max(left, default=1.0)
+    digits = 1 if right >= 20 else 2 if right >= 2 else 3
     for i, row in enumerate(rows):
         upto = max(left[i], row["published_seconds"] or 0.0)
-        axes.text(upto + 0.012 * right, i, f"{row['seconds']:,.1f} s", va="center", fontsize=7)
+        text = f"{row['seconds']:,.{digits}f} s"
+        axes.text(upto + 0.012 * right, i, text, va="center", fontsize=7)
     published = [(row["published_seconds"], i) for i, row in enumerate(rows)
                  if row["published_seconds"]]
     if published:
@@ -89,7 +91,7 @@ def _sources(mpl: Any, document: dict[str, Any]) -> Any:
     axes.invert_yaxis()
     axes.set_xlabel("seconds", fontsize=8)
     axes.tick_params(axis="x", labelsize=8)
-    axes.xaxis.set_major_formatter(mpl.ticker.StrMethodFormatter("{x:,.0f}"))
+    axes.xaxis.set_major_formatter(mpl.ticker.StrMethodFormatter(f"{{x:,.{max(0, digits - 1)}f}}"))
     axes.set_title("\n".join(textwrap.wrap(document["title"], 90)), fontsize=9, loc="left")
     figure.legend(loc="outside lower center", ncols=3, fontsize=7, frameon=False)
     for side in ("top", "right"):
