@@ -83,7 +83,7 @@ def listening(reader: PlannedReader, ahead_bytes: int = 20 * MIB) -> Any:
     """A region with its milestones laid."""
     region = region_of(reader.file)
     reader.look()
-    assert list(reader.due(ahead_bytes))
+    assert list(reader.epochs.due(ahead_bytes))
     region.laid = reader.milestones(region)
     reader.note_laid(region)
     return region

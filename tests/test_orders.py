@@ -59,7 +59,7 @@ def test_an_order_is_asked_for_once_and_the_next_when_it_is_needed(
     reads(reader, range(100, 150))
     assert len(job.helper.asked) == 1 and reader.how == "--plan"
     for _ in range(3):
-        list(reader.due(100 * RECORD))
+        list(reader.epochs.due(100 * RECORD))
     assert [question["epoch"] for question in job.helper.asked] == [0, 1]
     job.helper.answer(order="more")
     reads(reader, range(500, 504))
@@ -72,12 +72,12 @@ def test_after_the_last_epoch_nothing_is_asked_or_followed(job: Job, plan: PlanF
     assert not reader.live
     job.helper.answer(order="some")
     reads(reader, range(100, 200))
-    list(reader.due(RECORD))
+    list(reader.epochs.due(RECORD))
     assert reader.live
     job.helper.answer(order=None)
     assert not reader.live and not plan.pending(client, only(client))
     for _ in range(3):
-        list(reader.due(RECORD))
+        list(reader.epochs.due(RECORD))
     assert len(job.helper.asked) == 2 and job.ledger.degradations == []
 
 

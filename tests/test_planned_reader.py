@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""node/planned.PlannedReader: how it goes from epoch to epoch, what it needs next, which touches
-tell of it, and when its order is dropped."""
+"""node/planned.PlannedReader and plan/epochs.Epochs: how a reader goes from epoch to epoch, what it
+needs next, which touches tell of it, and when its order is dropped."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ from planned_readers import (
 from walked_orders import MIB, PAGE
 
 from uffdprefetch.node import planned
-from uffdprefetch.node.planned import BEGUN_ITEMS, PlannedReader
+from uffdprefetch.node.planned import PlannedReader
+from uffdprefetch.plan.epochs import BEGUN_ITEMS
 from uffdprefetch.plan.order import Order
 from uffdprefetch.plan.place import WAY
 
@@ -102,7 +103,8 @@ def test_nothing_is_done_before_there_is_an_order() -> None:
     reads(reader, [100])
     reader.said(3, 9)
     assert reader.look() is None and not reader.live
-    assert list(reader.due(64 * MIB)) == [] and reader.milestones(region_of(reader.file)) == set()
+    assert list(reader.epochs.due(64 * MIB)) == []
+    assert reader.milestones(region_of(reader.file)) == set()
     assert reader.describe()["items"] is None and reader.describe()["read_items"] == 0
     source.come[0] = order(range(100, 200))
     assert reader.live and place(reader) == (0, 0)
@@ -157,9 +159,9 @@ def test_single_touches_by_chance_are_no_next_epoch() -> None:
         reads(reader, [2000 + 17 * turn])
         assert reader.epoch == 0
     assert place(reader) == (0, 24) and reader.dropped is None
-    assert list(reader.due(4 * MIB))
+    assert list(reader.epochs.due(4 * MIB))
     reader.said(1000, 1)  # nothing of the next epoch is taken for read
-    due = [start // RECORD for start, _, _ in reader.due(4 * MIB)]
+    due = [start // RECORD for start, _, _ in reader.epochs.due(4 * MIB)]
     assert due and min(due) == 2000
 
 
@@ -303,7 +305,7 @@ def test_what_was_mapped_in_the_epoch_before_is_not_held_against_the_next_one() 
 def test_what_is_mapped_moves_the_reader_and_is_looked_at_once() -> None:
     reader = follows(Epochs(range(100, 200)))
     reader.look()
-    assert list(reader.due(4 * MIB))
+    assert list(reader.epochs.due(4 * MIB))
     before = reader.touched_ns
     assert reader.mapped(found(range(100, 110)), before + 5)
     assert place(reader) == (0, 10) and reader.seen == []
@@ -380,19 +382,19 @@ def test_with_the_end_of_an_epoch_comes_the_beginning_of_the_next() -> None:
     source = Epochs(range(100, 110), range(1000, 1100, 4), range(2000, 2100))
     reader = follows(source)
     reader.look()
-    due = spans(reader.due(10 * RECORD))
+    due = spans(reader.epochs.due(10 * RECORD))
     assert [need for _, _, need in due] == [first - 100 for first, _, _ in due]
     assert (due[0][0], due[-1][1]) == (100, 110)
     assert source.asked == {0}, "the next order is not asked for before it is needed"
     reads(reader, range(100, 104))
-    assert spans(reader.due(8 * RECORD)) == [(1000, 1001, 10), (1004, 1005, 11)]
+    assert spans(reader.epochs.due(8 * RECORD)) == [(1000, 1001, 10), (1004, 1005, 11)]
     assert reader.describe()["sent_bytes"] == 10 * RECORD
     reads(reader, range(104, 110))
     reads(reader, range(1000, 1016, 4))
     assert place(reader) == (1, 4)
-    assert spans(reader.due(4 * RECORD))[-1] == (1028, 1029, 17)
+    assert spans(reader.epochs.due(4 * RECORD))[-1] == (1028, 1029, 17)
     assert reader.describe()["sent_bytes"] == (10 + 8) * RECORD
-    assert spans(reader.due(22 * RECORD))[-1] == (2000, 2001, 35)
+    assert spans(reader.epochs.due(22 * RECORD))[-1] == (2000, 2001, 35)
 
 
 def test_of_a_wrong_order_nothing_more_is_needed() -> None:
@@ -400,20 +402,20 @@ def test_of_a_wrong_order_nothing_more_is_needed() -> None:
     reader = follows(source)
     reader.saw(2000 * RECORD, 2300 * RECORD, 5)
     source.come[1] = order(range(1000, 1100))
-    assert list(reader.due(64 * MIB)) == []
+    assert list(reader.epochs.due(64 * MIB)) == []
 
 
 def test_how_far_away_a_block_is_goes_on_in_the_next_order() -> None:
     reader = follows(Epochs(range(100, 110), [1000, 100, 1001]))
     reads(reader, range(100, 104))
     blocks = np.array([105, 1000, 1001, 100, 3000])
-    away = reader.future(blocks, RECORD) / RECORD
+    away = reader.epochs.future(blocks, RECORD) / RECORD
     assert away.tolist() == [1.0, 6.0, 8.0, 7.0, np.inf]
-    assert reader.knows(blocks, RECORD).tolist() == [True] * 4 + [False]
+    assert reader.epochs.knows(blocks, RECORD).tolist() == [True] * 4 + [False]
     alone = follows(Epochs(range(100, 110)))
     alone.look()
-    assert alone.future(blocks, RECORD)[1] == np.inf
-    assert alone.knows(blocks, RECORD).tolist() == [True, False, False, True, False]
+    assert alone.epochs.future(blocks, RECORD)[1] == np.inf
+    assert alone.epochs.knows(blocks, RECORD).tolist() == [True, False, False, True, False]
 
 
 # ---- milestones ---------------------------------------------------------------------------------
@@ -425,7 +427,7 @@ def test_milestones_are_each_4_mib_of_what_was_sent_from_the_reader_on() -> None
     assert region.laid == pages(*range(3000, 3000 - 5 * STEP, -STEP))
     reads(reader, range(3000, 2999 - STEP, -1))
     assert reader.milestones(region) == pages(*range(3000 - 2 * STEP, 3000 - 5 * STEP, -STEP))
-    list(reader.due(120 * MIB))
+    list(reader.epochs.due(120 * MIB))
     first = 3000 - 2 * STEP
     assert reader.milestones(region) == pages(*range(first, first - 16 * STEP, -STEP))
 

@@ -103,7 +103,7 @@ class _Epochs:
         self._end: int | None = None  # the first epoch that there is none of
 
     def order(self, epoch: int) -> Units | None:
-        """See planned.Source."""
+        """See plan/epochs.Source."""
         if epoch > self._asked and not self.over(epoch):
             self._asked = epoch
             self._plan.ask(
@@ -120,7 +120,7 @@ class _Epochs:
             self._come[epoch] = order
 
     def over(self, epoch: int) -> bool:
-        """See planned.Source."""
+        """See plan/epochs.Source."""
         return self._end is not None and epoch >= self._end
 
 
@@ -132,12 +132,12 @@ class _Stated:
         self.how = how
 
     def order(self, epoch: int) -> Units | None:
-        """See planned.Source."""
+        """See plan/epochs.Source."""
         order, self._order = self._order, None
         return order
 
     def over(self, epoch: int) -> bool:
-        """See planned.Source."""
+        """See plan/epochs.Source."""
         return epoch > 0
 
 

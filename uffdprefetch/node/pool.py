@@ -322,8 +322,8 @@ class NodePool:
                 continue
             its = np.flatnonzero(residents.file == one.file.pooled.number)
             blocks = residents.block[its]
-            away[its] = np.minimum(away[its], one.future(blocks, self.block_bytes))
-            told[its] |= one.knows(blocks, self.block_bytes)
+            away[its] = np.minimum(away[its], one.epochs.future(blocks, self.block_bytes))
+            told[its] |= one.epochs.knows(blocks, self.block_bytes)
         rate = sum(one.stream.rate_bytes_per_second for one in planned)
         now_ms = int(residents.touched.max(initial=0))
         found: npt.NDArray[np.int_] = known.victims(

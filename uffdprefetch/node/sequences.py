@@ -59,7 +59,7 @@ class StridedReader(PlannedReader):
 
 
 class _Repeated:
-    """See planned.Source: the same order each epoch."""
+    """See plan/epochs.Source: the same order each epoch."""
 
     def __init__(self, order: Order, how: str) -> None:
         self._order, self.how = order, how
