@@ -11,52 +11,19 @@ import numpy as np
 import pytest
 import synthetic
 from conftest import warnings_fail
+from replayed_jobs import MIB, PAGE, SLOW, demand, run, straight, stream
 from traces import without_index
 
 from uffdprefetch.cli import main
 from uffdprefetch.errors import UffdPrefetchError
-from uffdprefetch.plan import window
 from uffdprefetch.sim.replay.auto import Auto, PoolAuto
 from uffdprefetch.sim.replay.choices import choices, command_line, predict
-from uffdprefetch.sim.replay.demand import Demand, Stream, again, demand_of
-from uffdprefetch.sim.replay.engine import Outcome, Policy, replay
+from uffdprefetch.sim.replay.demand import Demand, again, demand_of
 from uffdprefetch.sim.replay.keep import CHUNK_PAGES, Belady, Cyclic, Keep, Lru
 from uffdprefetch.sim.replay.link import Link, Storage
-from uffdprefetch.sim.replay.policies import (
-    ANSWER_SECONDS,
-    Plain,
-    Planned,
-    PoolPlanned,
-    Windows,
-)
-from uffdprefetch.trace.file import File
+from uffdprefetch.sim.replay.policies import Plain, Planned, PoolPlanned, Windows
 
 pytestmark = warnings_fail
-
-PAGE = 4096
-MIB = 1 << 20
-SLOW = Storage(100e6, 1e-3)
-
-
-def stream(first: list[int], pages: int = 1, think: float = 0.0, rank: int = 0) -> Stream:
-    """Accesses of ``pages`` pages each, ``think`` seconds between them."""
-    begin = np.array(first, np.int64)
-    return Stream(rank, 100 + rank, np.zeros(len(first), np.int64), begin, begin + pages,
-                  np.full(len(first), int(think * 1e9)), 0)
-
-
-def demand(*streams: Stream, pages: int = 4096) -> Demand:
-    return Demand([File(1, "/data/f", pages * PAGE)], list(streams), PAGE, 1.0, 0.0, ["job", "a b"])
-
-
-def straight(pages: int = 4096, think: float = 0.0) -> Demand:
-    return demand(stream(list(range(0, pages, 16)), 16, think), pages=pages)
-
-
-def run(wanted: Demand, policy: Policy, keep: Keep | None = None,
-        storage: Storage = SLOW) -> Outcome:
-    return replay(wanted, storage, policy, keep)
-
 
 # ---- storage ------------------------------------------------------------------------------------
 
@@ -133,90 +100,6 @@ def test_a_walk_that_is_seen_at_few_places_waits_for_its_next_window() -> None:
     # Where a window ends before the next is asked for, the kernel's own readahead goes on.
     stalls = [result.stall_seconds for result in results]
     assert stalls[0] < stalls[1] < stalls[2]
-
-
-def test_wrap_follows_walks_as_far_ahead_as_their_rate_asks_for() -> None:
-    wanted = straight(16384, think=65536 / 90e6)  # computes a little longer than it reads
-    result, plain = run(wanted, Auto()), run(wanted, Plain())
-    # Lost is the beginning, until the walk is sure.
-    assert result.seconds < 16384 * PAGE / 90e6 * 1.1 < plain.seconds
-    assert result.read_bytes == 16384 * PAGE
-    backward = demand(stream(list(range(16368, -1, -16)), 16, 65536 / 90e6), pages=16384)
-    assert run(backward, Auto()).seconds < 0.7 * run(backward, Plain()).seconds
-    # A job that stops leaves what was read ahead of it: no more than 0.4 s of its rate, the least
-    # window, or what it may.
-    for think, allowed, most in ((0.016, 1 << 40, 16 * MIB), (0.002, 1 << 40, 16 * MIB),
-                                 (0.002, 9 * MIB, 9 * MIB)):
-        stopped = demand(stream(list(range(0, 8192, 16)), 16, think), pages=1 << 20)
-        unused = run(stopped, Auto(allowed)).read_bytes - 8192 * PAGE
-        assert most // 2 <= unused <= most + 4 * MIB, (think, allowed)
-
-
-def test_wrap_streams_a_file_for_random_readers_where_that_pays() -> None:
-    pages = 16384
-    order = np.random.default_rng(8).integers(0, pages // 2, 4000) * 2
-    crops = demand(stream(order.tolist(), 2, 0.001), pages=pages)
-    result, plain = run(crops, Auto()), run(crops, Plain())
-    assert result.stall_seconds < 0.7 * plain.stall_seconds
-    assert result.misses < 0.5 * plain.misses
-    assert plain.read_bytes * 0.9 <= result.read_bytes <= 1.1 * pages * PAGE
-    # No room for it, or a few crops only: as plain, but for a window of a walk by chance.
-    full = run(crops, Auto(room_bytes=pages * PAGE // 2))
-    assert full.stall_seconds == pytest.approx(plain.stall_seconds, rel=0.03)
-    few = demand(stream(order[:60].tolist(), 2, 0.001), pages=pages)
-    assert run(few, Auto()).stall_seconds == pytest.approx(run(few, Plain()).stall_seconds, rel=0.1)
-
-
-def test_a_walk_in_a_pool_has_the_pools_window_ahead_of_it() -> None:
-    stopped = demand(stream(list(range(0, 16384, 16)), 16, 0.002), pages=1 << 18)
-    for budget in (256 * MIB, 4096 * MIB):
-        ahead = min(window.pool_bytes(budget, (1 << 18) * PAGE, 1), 16 * MIB)
-        result = run(stopped, PoolAuto(budget), Cyclic(stopped, budget))
-        # Where it is is known when a run of up to 4 MiB is mapped.
-        assert ahead // 4 <= result.read_bytes - 16384 * PAGE <= ahead + 4 * MIB
-        assert result.misses < 80  # that is, of 1024 chunks
-    assert window.pool_bytes(256 * MIB, 1 << 30, 1) == 4 * MIB
-    assert window.pool_bytes(4096 * MIB, 1 << 30, 4) == 512 * MIB
-    # Readers near each other share a window.
-    at = [(0, 0), (0, 20 * MIB), (0, 30 * MIB), (1, 30 * MIB)]
-    assert window.places(at) == 3 and window.places([]) == 1
-
-
-def test_answering_the_touches_of_a_pool_takes_time() -> None:
-    order = np.random.default_rng(9).permutation(1024) * 16
-    wanted = demand(stream(order.tolist(), 16, 0.002), pages=16384)
-    result = run(wanted, PoolPlanned(64 * MIB, 16 * MIB), Belady(wanted, 64 * MIB))
-    # Each chunk once, beside the first miss.
-    assert result.stall_seconds == pytest.approx(
-        1024 * ANSWER_SECONDS + 0.002, abs=0.003)
-    again_mapped = replace(wanted, streams=[again(wanted.streams[0], 3)])
-    more = run(again_mapped, PoolPlanned(64 * MIB, 16 * MIB), Belady(again_mapped, 64 * MIB))
-    assert more.stall_seconds == pytest.approx(result.stall_seconds)
-
-
-@pytest.mark.parametrize("make", [Auto, lambda: PoolAuto(16 * MIB)])
-def test_later_epochs_are_followed_as_the_first(make: type[Auto]) -> None:
-    """What left memory is read ahead of its reader again."""
-    one, memory = straight(16384, think=0.001), 32 * MIB
-    three = replace(one, streams=[again(one.streams[0], 3)])
-    first = run(one, make(), Lru(one, memory))
-    assert first.misses < 100
-    whole = run(three, make(), Lru(three, memory))
-    assert whole.read_bytes >= 2.9 * 16384 * PAGE  # by LRU nothing stays
-    assert whole.misses < 4 * first.misses
-
-
-def test_many_files_take_no_longer_than_their_accesses() -> None:
-    files = [File(n, f"/data/{n}", 64 * PAGE) for n in range(800)]
-    number = np.arange(800)
-    one = Stream(0, 1, number, np.zeros(800, np.int64), np.full(800, 16), np.full(800, 1000), 0)
-    wanted = Demand(files, [one], PAGE, 1.0, 0.0, [])
-    hears = []
-    policy = Auto()
-    judge = policy._judge
-    policy._judge = lambda *given: (hears.append(given), judge(*given))[1]  # type: ignore
-    assert run(wanted, policy).touched_bytes == 800 * 16 * PAGE
-    assert hears == []  # nobody jumps about in any of them
 
 
 def test_ranks_share_what_is_read() -> None:

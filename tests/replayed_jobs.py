@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs that are made up, for tests of sim/replay."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from uffdprefetch.sim.replay.demand import Demand, Stream
+from uffdprefetch.sim.replay.engine import Outcome, Policy, replay
+from uffdprefetch.sim.replay.keep import Keep
+from uffdprefetch.sim.replay.link import Storage
+from uffdprefetch.trace.file import File
+
+PAGE = 4096
+MIB = 1 << 20
+SLOW = Storage(100e6, 1e-3)
+
+
+def stream(first: list[int], pages: int = 1, think: float = 0.0, rank: int = 0) -> Stream:
+    """Accesses of ``pages`` pages each, ``think`` seconds between them."""
+    begin = np.array(first, np.int64)
+    return Stream(rank, 100 + rank, np.zeros(len(first), np.int64), begin, begin + pages,
+                  np.full(len(first), int(think * 1e9)), 0)
+
+
+def demand(*streams: Stream, pages: int = 4096) -> Demand:
+    return Demand([File(1, "/data/f", pages * PAGE)], list(streams), PAGE, 1.0, 0.0, ["job", "a b"])
+
+
+def straight(pages: int = 4096, think: float = 0.0) -> Demand:
+    return demand(stream(list(range(0, pages, 16)), 16, think), pages=pages)
+
+
+def run(wanted: Demand, policy: Policy, keep: Keep | None = None,
+        storage: Storage = SLOW) -> Outcome:
+    return replay(wanted, storage, policy, keep)

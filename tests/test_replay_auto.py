@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: Apache-2.0
+"""sim/replay/auto.py: `wrap` as it is, and in a pool: what it hears, what it reads ahead of whom,
+and when it streams a file."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import warnings_fail
+from replayed_jobs import MIB, PAGE, SLOW, demand, run, straight, stream
+
+from uffdprefetch.node import bulk as node_bulk
+from uffdprefetch.node import layout, looking, pagetables
+from uffdprefetch.plan import bulk, window
+from uffdprefetch.plan.checkpoints import DISTANCE_MIN_BYTES
+from uffdprefetch.progress.streams import Stream as Walk
+from uffdprefetch.sim.replay import auto
+from uffdprefetch.sim.replay.auto import Auto, PoolAuto
+from uffdprefetch.sim.replay.demand import Demand, Stream, again
+from uffdprefetch.sim.replay.engine import Resident
+from uffdprefetch.sim.replay.keep import Belady, Cyclic, Lru
+from uffdprefetch.sim.replay.link import Storage
+from uffdprefetch.sim.replay.policies import ANSWER_SECONDS, Plain, PoolPlanned
+from uffdprefetch.trace.file import File
+
+pytestmark = warnings_fail
+
+
+def test_it_looks_as_often_as_the_service() -> None:
+    assert auto.LOOK_SECONDS * 1e9 == looking.LOOK_FIRST_NS
+    assert auto.LOOK_SLOWEST_SECONDS * 1e9 == looking.LOOK_SLOWEST_NS
+    assert auto.CLUSTER_BYTES == pagetables.CLUSTER_BYTES
+    assert auto.REARM_SECONDS * 1e9 == layout.REARM_NS
+    assert auto.JUDGE_SECONDS * 1e9 == node_bulk.JUDGE_NS
+
+
+# ---- walks --------------------------------------------------------------------------------------
+
+
+def test_wrap_follows_walks_as_far_ahead_as_their_rate_asks_for() -> None:
+    wanted = straight(16384, think=65536 / 90e6)  # computes a little longer than it reads
+    result, plain = run(wanted, Auto()), run(wanted, Plain())
+    # Lost is the beginning, until the walk is sure.
+    assert result.seconds < 16384 * PAGE / 90e6 * 1.1 < plain.seconds
+    assert result.read_bytes == 16384 * PAGE
+    backward = demand(stream(list(range(16368, -1, -16)), 16, 65536 / 90e6), pages=16384)
+    assert run(backward, Auto()).seconds < 0.7 * run(backward, Plain()).seconds
+    # A job that stops leaves what was read ahead of it: no more than 0.4 s of its rate, the least
+    # window, or what it may.
+    for think, allowed, most in ((0.016, 1 << 40, 16 * MIB), (0.002, 1 << 40, 16 * MIB),
+                                 (0.002, 9 * MIB, 9 * MIB)):
+        stopped = demand(stream(list(range(0, 8192, 16)), 16, think), pages=1 << 20)
+        unused = run(stopped, Auto(allowed)).read_bytes - 8192 * PAGE
+        assert most // 2 <= unused <= most + 4 * MIB, (think, allowed)
+
+
+def test_wrap_streams_a_file_for_random_readers_where_that_pays() -> None:
+    pages = 16384
+    order = np.random.default_rng(8).integers(0, pages // 2, 4000) * 2
+    crops = demand(stream(order.tolist(), 2, 0.001), pages=pages)
+    result, plain = run(crops, Auto()), run(crops, Plain())
+    assert result.stall_seconds < 0.7 * plain.stall_seconds
+    assert result.misses < 0.5 * plain.misses
+    assert plain.read_bytes * 0.9 <= result.read_bytes <= 1.1 * pages * PAGE
+    # No room for it, or a few crops only: as plain, but for a window of a walk by chance.
+    full = run(crops, Auto(room_bytes=pages * PAGE // 2))
+    assert full.stall_seconds == pytest.approx(plain.stall_seconds, rel=0.03)
+    few = demand(stream(order[:60].tolist(), 2, 0.001), pages=pages)
+    assert run(few, Auto()).stall_seconds == pytest.approx(run(few, Plain()).stall_seconds, rel=0.1)
+
+
+def test_a_walk_in_a_pool_has_the_pools_window_ahead_of_it() -> None:
+    stopped = demand(stream(list(range(0, 16384, 16)), 16, 0.002), pages=1 << 18)
+    for budget in (256 * MIB, 4096 * MIB):
+        ahead = min(window.pool_bytes(budget, (1 << 18) * PAGE, 1), 16 * MIB)
+        result = run(stopped, PoolAuto(budget), Cyclic(stopped, budget))
+        # Where it is is known when a run of up to 4 MiB is mapped.
+        assert ahead // 4 <= result.read_bytes - 16384 * PAGE <= ahead + 4 * MIB
+        assert result.misses < 80  # that is, of 1024 chunks
+    assert window.pool_bytes(256 * MIB, 1 << 30, 1) == 4 * MIB
+    assert window.pool_bytes(4096 * MIB, 1 << 30, 4) == 512 * MIB
+    # Readers near each other share a window.
+    at = [(0, 0), (0, 20 * MIB), (0, 30 * MIB), (1, 30 * MIB)]
+    assert window.places(at) == 3 and window.places([]) == 1
+
+
+def test_answering_the_touches_of_a_pool_takes_time() -> None:
+    order = np.random.default_rng(9).permutation(1024) * 16
+    wanted = demand(stream(order.tolist(), 16, 0.002), pages=16384)
+    result = run(wanted, PoolPlanned(64 * MIB, 16 * MIB), Belady(wanted, 64 * MIB))
+    # Each chunk once, beside the first miss.
+    assert result.stall_seconds == pytest.approx(
+        1024 * ANSWER_SECONDS + 0.002, abs=0.003)
+    again_mapped = replace(wanted, streams=[again(wanted.streams[0], 3)])
+    more = run(again_mapped, PoolPlanned(64 * MIB, 16 * MIB), Belady(again_mapped, 64 * MIB))
+    assert more.stall_seconds == pytest.approx(result.stall_seconds)
+
+
+@pytest.mark.parametrize("make", [Auto, lambda: PoolAuto(16 * MIB)])
+def test_later_epochs_are_followed_as_the_first(make: type[Auto]) -> None:
+    """What left memory is read ahead of its reader again."""
+    one, memory = straight(16384, think=0.001), 32 * MIB
+    three = replace(one, streams=[again(one.streams[0], 3)])
+    first = run(one, make(), Lru(one, memory))
+    assert first.misses < 100
+    whole = run(three, make(), Lru(three, memory))
+    assert whole.read_bytes >= 2.9 * 16384 * PAGE  # by LRU nothing stays
+    assert whole.misses < 4 * first.misses
+
+
+def test_many_files_take_no_longer_than_their_accesses() -> None:
+    files = [File(n, f"/data/{n}", 64 * PAGE) for n in range(800)]
+    number = np.arange(800)
+    one = Stream(0, 1, number, np.zeros(800, np.int64), np.full(800, 16), np.full(800, 1000), 0)
+    wanted = Demand(files, [one], PAGE, 1.0, 0.0, [])
+    hears = []
+    policy = Auto()
+    judge = policy._judge
+    policy._judge = lambda *given: (hears.append(given), judge(*given))[1]  # type: ignore
+    assert run(wanted, policy).touched_bytes == 800 * 16 * PAGE
+    assert hears == []  # nobody jumps about in any of them
+
+
+def apart(threads: int, pages: int, think: float) -> Demand:
+    """Threads of one rank that walk through parts of a file side by side."""
+    part = pages // threads
+    firsts = [list(range(t * part, (t + 1) * part, 16)) for t in range(threads)]
+    return demand(*(replace(stream(first, 16, think), thread=t) for t, first in enumerate(firsts)),
+                  pages=pages)
+
+
+def test_threads_that_walk_apart_do_not_jump_about() -> None:
+    """Each checkpoint is far from the last one that another thread has met, but what lies between
+    it and its own last one was read."""
+    wanted, storage = apart(4, 1 << 18, think=80e-6), Storage(4e9, 5e-3)
+    policy = Auto()
+    result = run(wanted, policy, None, storage)
+    [reader] = policy.readers.values()
+    assert len(reader.table.active()) == 4 and not reader.jumps.random
+    assert result.stall_seconds < 0.05
+    assert run(wanted, Plain(), None, storage).stall_seconds > 5
+
+
+def test_several_walks_share_what_may_be_ahead() -> None:
+    part = 1 << 16
+    stopped = demand(*(replace(stream(list(range(t * part, t * part + 8192, 16)), 16, 0.01),
+                               thread=t) for t in range(4)), pages=4 * part)
+    for allowed in (16 * MIB, 48 * MIB):
+        unused = run(stopped, Auto(allowed)).read_bytes - 4 * 8192 * PAGE
+        assert allowed // 2 <= unused <= allowed + 4 * 2 * MIB, allowed
+
+
+def test_what_lies_nearest_before_a_walk_is_read_first() -> None:
+    wanted = straight(1 << 16)
+    policy = Auto()
+    policy.begin(wanted, SLOW, Resident(wanted))
+
+    def walk(at: int, direction: int) -> Walk:
+        return Walk(0, 0, at * PAGE, at * PAGE, at * PAGE, 0, 0, direction=direction)
+
+    ahead = walk(1000, 1), deque([(0, 1400, 1500)])
+    nearer = walk(60000, 1), deque([(0, 60300, 60400), (0, 60500, 60600)])
+    backward = walk(30000, -1), deque([(0, 29500, 29650), (0, 29300, 29500)])
+    policy.ahead = {id(each[0]): each for each in (ahead, nearer, backward)}
+    order = [policy.wants(0.0) for _ in range(6)]
+    assert order == [
+        (0, 60300, 60400), (0, 29500, 29650), (0, 1400, 1500), (0, 60500, 60600),
+        (0, 29300, 29500), None,
+    ]  # fmt: skip
+    assert not policy.ahead
+
+
+def test_walks_that_have_ended_are_forgotten() -> None:
+    there = list(range(0, 4096, 16))
+    onward = list(range(1 << 17, (1 << 17) + 16 * 800, 16))
+    wanted = demand(stream(there + onward, 16, 0.02), pages=1 << 18)
+    policy = Auto()
+    run(wanted, policy, None, Storage(1e9, 1e-3))
+    [reader] = policy.readers.values()
+    assert [one.start_bytes // PAGE for one in reader.table.active()] == [1 << 17]
+
+
+# ---- who jumps about ----------------------------------------------------------------------------
+
+
+def sights(monkeypatch: pytest.MonkeyPatch, wanted: Demand, policy: Auto) -> list[bulk.Sight]:
+    """What a run is judged by."""
+    seen: list[bulk.Sight] = []
+    judge = bulk.judge
+    monkeypatch.setattr(bulk, "judge", lambda sight: (seen.append(sight), judge(sight))[1])
+    run(wanted, policy)
+    return seen
+
+
+def jumping(pages: int, count: int, think: float, file: int = 0, rank: int = 0) -> Stream:
+    order = np.random.default_rng(rank).permutation(pages // 64)[:count] * 64
+    return replace(stream(order.tolist(), 1, think, rank), file=np.full(count, file))
+
+
+def test_a_file_is_judged_by_what_was_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    pages = 1 << 18
+    wanted = demand(jumping(pages, 400, 0.01), pages=pages)
+    seen = sights(monkeypatch, wanted, Auto(room_bytes=2 << 30))
+    first = seen[0]
+    assert (first.file_bytes, first.room_bytes, first.miss_bytes) == (1 << 30, 2 << 30, 128 << 10)
+    assert first.miss_seconds == pytest.approx(1e-3 + 131072 / 100e6)
+    assert first.bandwidth_bytes_per_second == 100e6
+    each = 0.01 + first.miss_seconds
+    for i, sight in enumerate(seen):
+        # The first looks see several touches at once: what has been seen is a bit behind.
+        assert sight.touches_per_second == pytest.approx(1 / each, rel=0.3)
+        touches = sight.touches_per_second * sight.watched_seconds
+        assert sight.missing_bytes == pytest.approx((1 << 30) - touches * (128 << 10), rel=0.01)
+        if i:
+            passed = sight.watched_seconds - seen[i - 1].watched_seconds
+            assert passed == pytest.approx(0.1, abs=each)
+
+
+def test_no_more_files_are_streamed_than_there_is_room_for(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages = 1 << 15
+    files = [File(n, f"/data/{n}", pages * PAGE) for n in range(2)]
+    streams = [jumping(pages, 500, 0.002, rank, rank) for rank in range(2)]
+    wanted = Demand(files, streams, PAGE, 1.0, 0.0, [])
+    policy = Auto(room_bytes=200 * MIB)
+    rooms = {sight.room_bytes for sight in sights(monkeypatch, wanted, policy)}
+    assert rooms == {200 * MIB, 72 * MIB}
+    read = [int(np.isfinite(ready).sum()) for ready in policy.resident.ready]
+    assert sorted(pages_read == pages for pages_read in read) == [False, True]
+
+
+def test_a_reader_that_walks_again_ends_the_stream() -> None:
+    pages = 1 << 18
+    crops = jumping(pages, 900, 0.002)
+    walk = np.arange(0, 1 << 14, 16)
+
+    def after(*firsts: Any) -> Auto:
+        one = replace(crops, first=np.concatenate(firsts), end=np.concatenate(firsts) + 1)
+        count = len(one.first)
+        one = replace(one, file=np.zeros(count, int), think_ns=np.full(count, 2_000_000))
+        policy = Auto()
+        run(demand(one, pages=pages), policy)
+        return policy
+
+    policy = after(crops.first)
+    assert policy.bulks[0].decided and policy.bulks[0].pieces
+    policy = after(crops.first, walk)
+    assert not policy.bulks[0].decided and not policy.bulks[0].pieces
+    assert policy.bulks[0].random == []
+    policy = after(crops.first, walk, crops.first + 32)
+    assert policy.bulks[0].decided and policy.bulks[0].pieces, "and it begins anew"
+
+
+# ---- in a pool ----------------------------------------------------------------------------------
+
+
+class Heard(PoolAuto):
+    """``heard``: (number of the access, page)."""
+
+    def __init__(self, budget_bytes: int) -> None:
+        super().__init__(budget_bytes)
+        self.heard: list[tuple[int, int]] = []
+
+    def touched(
+        self, stream: int, access: int, file: int, first: int, end: int, now: float
+    ) -> float:
+        self.access = access
+        return super().touched(stream, access, file, first, end, now)
+
+    def _hear(self, reader: Any, first: int, end: int, now: float) -> None:
+        self.heard.append((self.access, first))
+        super()._hear(reader, first, end, now)
+
+
+@pytest.mark.parametrize(("think", "each"), [(0.0008, 0), (0.004, 1)])
+def test_what_stays_in_a_pool_tells_once_a_cell_and_second(think: float, each: int) -> None:
+    """In a second epoch nothing of it is missing or not mapped. The first took 0.8 or 4 s."""
+    cell = DISTANCE_MIN_BYTES // PAGE
+    one = straight(16 * cell, think=think)
+    policy = Heard(1 << 30)
+    run(replace(one, streams=[again(one.streams[0], 2)]), policy, None, Storage(4e9, 1e-4))
+    later = [page for access, page in policy.heard if access >= len(one.streams[0])]
+    assert later == [*range(0, 16 * cell, cell)] * each
