@@ -16,12 +16,21 @@ from traces import without_index
 
 from uffdprefetch.cli import main
 from uffdprefetch.errors import UffdPrefetchError
+from uffdprefetch.plan import window
 from uffdprefetch.sim.replay.auto import Auto, PoolAuto
 from uffdprefetch.sim.replay.choices import choices, command_line, predict
 from uffdprefetch.sim.replay.demand import Demand, again, demand_of
+from uffdprefetch.sim.replay.engine import Resident
 from uffdprefetch.sim.replay.keep import CHUNK_PAGES, Belady, Cyclic, Keep, Lru
 from uffdprefetch.sim.replay.link import Link, Storage
-from uffdprefetch.sim.replay.policies import Plain, Planned, PoolPlanned, Windows
+from uffdprefetch.sim.replay.policies import (
+    InPool,
+    Plain,
+    Planned,
+    PoolPlanned,
+    Windows,
+    measured,
+)
 
 pytestmark = warnings_fail
 
@@ -102,6 +111,43 @@ def test_a_walk_that_is_seen_at_few_places_waits_for_its_next_window() -> None:
     assert stalls[0] < stalls[1] < stalls[2]
 
 
+def test_a_known_order_is_read_as_far_ahead_as_its_reader_is_quick() -> None:
+    seen = measured(Storage(1e9, 1e-3))
+    for think in (0.01, 0.001):
+        policy = Planned()
+        run(straight(1 << 16, think), policy, None, Storage(1e9, 1e-3))
+        expected = window.ahead_at_rate(65536 / think, seen)
+        assert policy.lookahead == [pytest.approx(expected, rel=0.05)]
+    assert expected > window.ahead_at_rate(65536 / 0.01, seen)
+    policy = Planned(allowed_bytes=3 * MIB)
+    run(straight(1 << 16, 0.001), policy, None, Storage(1e9, 1e-3))
+    assert policy.lookahead == [3 * MIB]
+
+
+def test_a_window_is_read_in_requests() -> None:
+    wanted = straight(16384, 0.001)
+    many, few = (run(wanted, Windows(8 * MIB, MIB, request_bytes=size)).requests
+                 for size in (256 << 10, 2 * MIB))
+    # But for the beginning, which the kernel reads.
+    assert many == pytest.approx(16384 * PAGE / (256 << 10), abs=20)
+    assert few == pytest.approx(16384 * PAGE / (2 * MIB), abs=20)
+
+
+def test_a_touch_in_a_pool_maps_a_run_that_doubles_up_to_what_is_there() -> None:
+    wanted = straight(4096)
+    policy, resident = InPool(128 * MIB), Resident(wanted)  # 2 MiB at once
+    policy.begin(wanted, SLOW, resident)
+    ready = resident.ready[0]
+    ready[:2048], ready[2048:] = 1.0, 3.0
+    assert policy._answered(0, 0, 0, 2048, 2.0) == [0, 16, 48, 112, 240, 496, 1008, 1520, 2032]
+    assert policy._answered(0, 0, 0, 2048, 2.0) == []
+    assert policy._answered(0, 0, 2048, 2052, 2.0) == [2048]  # it is just coming
+    assert policy._answered(0, 0, 2052, 2070, 4.0) == [2064]
+    assert not policy.mapped[0][0][2064 + 512 :].any()
+    policy.left(0, 16, 32)
+    assert policy._answered(0, 0, 0, 48, 4.0) == [16]
+
+
 def test_ranks_share_what_is_read() -> None:
     both = demand(stream(list(range(0, 4096, 32)), 16), stream(list(range(16, 4096, 32)), 16,
                                                               rank=1))
@@ -160,6 +206,34 @@ def test_belady_misses_no_more_than_lru() -> None:
             for kind in (Lru, Belady)
         }
         assert results[Belady].misses <= results[Lru].misses
+
+
+def misses_of(kind: type[Keep], order: list[int], room: int) -> int:
+    """Of the textbook's LRU or MIN."""
+    held: list[int] = []  # the one that was used last at the end
+    misses = 0
+    for i, chunk in enumerate(order):
+        if chunk in held:
+            held.remove(chunk)
+        else:
+            misses += 1
+            if len(held) == room:
+                rest = order[i:]
+                away = [rest.index(one) if one in rest else len(order) for one in held]
+                held.pop(0 if kind is Lru else away.index(max(away)))
+        held.append(chunk)
+    return misses
+
+
+@pytest.mark.parametrize("kind", [Lru, Belady])
+@pytest.mark.parametrize("seed", range(4))
+def test_memory_misses_what_the_textbook_says(kind: type[Keep], seed: int) -> None:
+    # Even ones only: no miss goes on where the last one ended and brings more.
+    order = [int(each) for each in np.random.default_rng(seed).integers(0, 60, 400) * 2]
+    wanted = demand(stream([chunk * 16 for chunk in order], 16), pages=2048)
+    result = run(wanted, InPool(64 * MIB), kind(wanted, 20 * CHUNK_PAGES * PAGE))
+    assert result.misses == misses_of(kind, order, 20)
+    assert result.read_bytes == result.misses * CHUNK_PAGES * PAGE
 
 
 @pytest.mark.parametrize(
