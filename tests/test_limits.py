@@ -95,13 +95,16 @@ def test_thousands_of_slides_cost_no_mapping_no_descriptor_and_no_memory(
         return said
 
     work = job(python(SLIDER, records.path, SLIDES), options=("--distance", "128KiB"))
-    _, early, _, late = (part(work) for _ in range(4))
+    _, early, later, late = (part(work) for _ in range(4))
     done = work.finish().good()
     assert done.summary is not None
     assert done.summary["totals"]["checkpoints"]["taken_away"] >= SLIDES
     assert late["fds"] == early["fds"] and late["service_fds"] == early["service_fds"]
     assert late["rss"] - early["rss"] < MIB
-    assert late["service_rss"] - early["service_rss"] < 2 * MIB
+    # A leak grows in each part; what is loaded or reserved once does not.
+    rss = [each["service_rss"] for each in (early, later, late)]
+    assert min(rss[1] - rss[0], rss[2] - rss[1]) < MIB // 4, rss
+    assert rss[2] - rss[0] < 8 * MIB, rss
 
 
 PIECES = """
