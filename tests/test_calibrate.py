@@ -181,9 +181,9 @@ def test_curves_move_with_the_beds_bandwidth_and_latency(bed: SlowBed, tmp_path:
     assert curve(late, 4096)[1] <= 4096 / MB / 0.020 * 1.01 < curve(fast, 4096)[1]
     assert curve(late, 4096)[8] <= 8 * 4096 / MB / 0.020 * 1.01
     assert curve(late, 4096)[8] > 2 * curve(late, 4096)[1]
-    # The scenario's curves are these: p_0 threads over p_0, and one thread.
-    assert rate(late["system"]["t"]["1"]) == pytest.approx(
-        curve(late, 256 << 10)[8] / 8, rel=0.01)
+    # The scenario's curves are these: a node with p_0 threads, which share it, and with one.
+    assert late["system"]["rates"] == "node"
+    assert rate(late["system"]["t"]["1"]) == pytest.approx(curve(late, 256 << 10)[8], rel=0.01)
     assert rate(late["system"]["t_demand"]["1"]) == pytest.approx(
         curve(late, 256 << 10)[1], rel=0.01)
     # On one node its threads stand for other nodes'.

@@ -6,13 +6,15 @@ from __future__ import annotations
 import heapq
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
-from sim_bed import FAST, T, outcome, storage, system, workload
+import sim_bed
+from sim_bed import FAST, RAM, T, outcome, storage, system, workload
 
 from uffdprefetch.sim.execute import execute
-from uffdprefetch.sim.model import Curve, Readings, System
+from uffdprefetch.sim.model import RATES, Curve, Readings, System
 from uffdprefetch.sim.plan import CannotRun, Phase, Plan
 from uffdprefetch.sim.policies import POLICIES
 from uffdprefetch.sim.policies.base import Policy
@@ -125,7 +127,7 @@ def staged_by_samples(at: System, sizes: np.ndarray, order: np.ndarray, local: n
         before = np.searchsorted(bytes_to, bytes_to[f] - staging.d) if (
             bytes_to[f] > staging.d) else -1
         room = ends[min(before, f - 1)] if f and before >= 0 else 0.0
-        fetch = at.local(1) if local[f] else float(at.pfs(1))
+        fetch = at.local(1, 2) if local[f] else float(at.pfs(1))
         fetched = max(fetched, room) + max(fetch, at.write()) * size / staging.p
         consumed = max(fetched, consumed) + size / at.c
         ends.append(consumed)
@@ -191,7 +193,44 @@ def test_any_number_of_nodes_will_do(policy: Policy, nodes: int) -> None:
 
 
 @pytest.mark.parametrize("policy", EVERY, ids=NAMES)
-def test_more_of_anything_is_never_slower(policy: Policy) -> None:
+@pytest.mark.parametrize("scheme", ["uniform", "imbalanced"])
+def test_where_rates_are_a_nodes_hardware_delivers_no_more_than_it_can(
+    policy: Policy, scheme: str
+) -> None:
+    """Of the file system, and of each node's own classes; however many threads there are."""
+    work = workload(F=510, E=4, B=20, scheme=scheme)
+    classes = [storage("staging", 40.0, RAM, 8), storage("RAM", 130.0, 500.0, 16),
+               storage("SSD", 30.0, 50.0, 2)]
+    at = replace(system(c=1000.0, beta=1e5, b_c=300.0), t=Curve.flat(80.0), rates="node",
+                 classes=classes)
+    result = outcome(policy, at, work)
+    assert result.pfs_mb <= result.seconds * 80.0 * 1.06
+    for j, rate in ((1, 500.0), (2, 50.0)):
+        assert result.read_mb[j] <= result.seconds * at.N * rate * 1.001
+    remote_mb = result.read_mb[at.J + 1 :].sum()
+    assert remote_mb <= result.seconds * at.N * 300.0 * 1.001
+
+
+def test_the_threads_of_a_node_share_its_rates() -> None:
+    at = replace(system(t=80.0, b_c=100.0), rates="node")
+    assert at.sharing(8) == 8 and system().sharing(8) == 1
+    # SSD: four threads read 146 MB/s, two 86.
+    assert at.local(2, 4) == pytest.approx(4 / 146) and at.local(2, 2) == pytest.approx(2 / 86)
+    assert at.remote(2, 2) == pytest.approx(2 / 86) and at.remote(1, 2) == pytest.approx(2 / 100)
+    work = workload(F=400, E=1, B=20)
+    one = outcome(StagingPool(), replace(at, N=1), work).seconds
+    assert one == pytest.approx(work.S / 80, rel=0.01)
+    # Two classes are filled at once, before the first batch.
+    preloaded = outcome(LocalityAware(), replace(at, N=1, beta=1e9), work)
+    assert preloaded.preload_seconds == pytest.approx(work.S / 80)
+
+
+@pytest.mark.parametrize("policy", EVERY, ids=NAMES)
+@pytest.mark.parametrize("rates", RATES)
+def test_more_of_anything_is_never_slower(policy: Policy, rates: str) -> None:
+    def system(**given: Any) -> System:
+        return replace(sim_bed.system(**given), rates=rates)
+
     work = workload(F=420, E=4, B=20, spread=0.2)
     seconds = []
     for factor in (0.5, 1.0, 2.0, 4.0, 64.0):
@@ -209,9 +248,25 @@ def test_more_of_anything_is_never_slower(policy: Policy) -> None:
     if not exempt:
         assert_falls([outcome(policy, system(ram=50.0 * f, ssd=60.0 * f), work).seconds
                       for f in (1, 2, 4, 8)])
-    assert_falls([outcome(policy, system(staging=s), work).seconds for s in (1, 4, 20, 100, 1e4)])
+    if not (isinstance(policy, Frequency) and rates == "node"):
+        # There what its staging threads read further ahead, its classes' read the later.
+        assert_falls([outcome(policy, system(staging=s), work).seconds
+                      for s in (1, 4, 20, 100, 1e4)])
     assert_falls([outcome(policy, system(beta=b), work).seconds for b in (50, 100, 200, 1e3, 1e6)])
     assert_falls([outcome(policy, system(b_c=b), work).seconds for b in (20, 100, 1e3, 1e5)])
+
+
+@pytest.mark.parametrize("t", [20.0, 60.0])
+@pytest.mark.parametrize("spread", [0.0, 0.2])
+def test_a_larger_buffer_is_never_slower_where_parts_are_not_equal(t: float, spread: float) -> None:
+    """A node that has read all that it will need is no client any more."""
+    work = workload(F=420, E=4, B=20, spread=spread, scheme="imbalanced")
+    results = [outcome(StagingPool(), system(staging=s, t=t), work) for s in (1, 4, 20, 50, 1e4)]
+    for before, after in pairwise([each.seconds for each in results]):
+        assert after <= before * 1.06
+    assert results[-1].seconds < 0.9 * results[0].seconds
+    # At last the file system is never idle while somebody still has to read.
+    assert results[-1].seconds >= work.S * 4 / (2 * t)
 
 
 def assert_falls(seconds: list[float]) -> None:
@@ -298,6 +353,11 @@ def test_a_window_follows_file_order_and_nothing_else() -> None:
     assert window.useless_mb == pytest.approx(3 * straight.S, rel=0.05)
     lone = outcome(Window(), system(N=1), straight)
     assert lone.useless_mb == 0 and lone.pfs_mb == pytest.approx(straight.S)
+    lone_part = workload(E=1, scheme="imbalanced", B=21, drop_last=False)
+    crowd = workload(E=1, B=20)
+    for work, nodes in ((lone_part, 4), (crowd, 33)):  # places of a batch that are nobody's
+        there, naive = (outcome(p, system(N=nodes), work) for p in (Window(), Naive()))
+        assert there.useless_mb == 0 and there.seconds == pytest.approx(naive.seconds)
     shuffled = workload(E=1)
     assert outcome(Window(), system(), shuffled).seconds == pytest.approx(
         outcome(Naive(), system(), shuffled).seconds)

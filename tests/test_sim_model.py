@@ -36,9 +36,9 @@ def test_fetch_times_are_those_of_equations_3_5_to_3_7() -> None:
         assert float(at.pfs(gamma)) == pytest.approx(gamma / rate)
     # b_fs is the limit where the file system is faster.
     assert float(system(t={1: 9000.0}).pfs(1)) == pytest.approx(1 / 2000)
-    assert at.local(1) == pytest.approx(2 / RAM[2]) and at.local(2) == pytest.approx(2 / 86)
+    assert at.local(1, 8) == pytest.approx(2 / RAM[2]) and at.local(2, 8) == pytest.approx(2 / 86)
     # The network is slower than memory, faster than the SSD.
-    assert at.remote(1) == pytest.approx(1 / 10_000) and at.remote(2) == pytest.approx(2 / 86)
+    assert at.remote(1, 8) == pytest.approx(1 / 10_000) and at.remote(2, 8) == pytest.approx(2 / 86)
     assert at.D == 600 and at.J == 2
 
 

@@ -9,7 +9,7 @@ the one before. Two regimes:
   with the true number of clients gamma at each request.
 - staged: threads fetch the samples in order into the staging buffer (equations 3.2 to 3.4) while
   the classes' own prefetchers fill theirs. Batch after batch, all nodes side by side; gamma is one
-  plus the part of the last batch's time in which each other node read from the file system.
+  plus the part of the time in which each other node read from the file system lately.
 
 Sources are numbered: 0 the file system, 1..J the node's own class j, J + 1..2 J another node's.
 """
@@ -87,10 +87,12 @@ def _parts(order: np.ndarray) -> list[np.ndarray]:
     return [order[at : at + step] for at in range(0, len(order), step)]
 
 
-def fixed_costs(system: System) -> np.ndarray:
-    """(2 J + 1,) seconds a MB of every source but the file system (there 0)."""
+def fixed_costs(system: System, threads: int) -> np.ndarray:
+    """(2 J + 1,) seconds a MB of every source but the file system (there 0), of each of so many
+    threads of a node."""
     classes = range(1, system.J + 1)
-    return np.array([0.0, *map(system.local, classes), *map(system.remote, classes)])
+    own, others = ([cost(j, threads) for j in classes] for cost in (system.local, system.remote))
+    return np.array([0.0, *own, *others])
 
 
 def _on_demand(system: System, sizes: np.ndarray, phase: Phase, out: Outcome) -> float:
@@ -111,7 +113,7 @@ def _demand_part(
     """As :func:`_on_demand`, of batches side by side; ``mb``, ``source``: (batches, N, b)."""
     batches, nodes, _ = mb.shape
     lengths = real.sum(axis=2)
-    fixed = fixed_costs(system)
+    fixed = fixed_costs(system, 1)
     write, compute = system.write(), 1.0 / system.c
     # gamma is a whole number here: a table instead of an interpolation at each event.
     per_mb = np.concatenate([[0.0], system.pfs_demand(np.arange(1, nodes + 1))])
@@ -156,18 +158,30 @@ class _Staged:
         self.sizes, self.order, self.phase = sizes, phase.order, phase
         self.held: Holdings | None = phase.held
         self.nodes = phase.order.shape[1]
-        self.fixed = fixed_costs(system)
         staging = system.classes[0]
         self.p0, self.d0 = staging.p, staging.d
+        self.fixed = fixed_costs(system, self.p0)
         # State, per node.
         self.fetched = np.zeros(self.nodes)  # until when its staging threads are busy
         self.gamma = np.full(self.nodes, float(self.nodes))
         shape = (self.nodes, system.J + 1)
         self.filled = np.zeros(shape)
-        self.rates = np.array(
-            [0.0] + [system.classes[j].p for j in range(1, system.J + 1)])
+        self.threads = np.array([float(one.p) for one in system.classes])
         self.stores = np.array([0.0] + [system.store(j) for j in range(1, system.J + 1)])
         self.filling = self.held is not None and bool(self.held.to_fill.any())
+        # (N, J + 1): which part of the time each class's threads read from the file system lately;
+        # of class 0 those of the staging buffer.
+        self.reading = np.zeros(shape)
+        if self.held is not None:
+            self.reading[:] = self.held.to_fill > 0
+        self.reading[:, 0] = 1.0
+        self.left_mb = self._left()
+
+    def _left(self) -> np.ndarray:
+        """(batches + 1, N) MB that each node has still to get, from each batch on."""
+        mb = [self.sizes[part].sum(axis=2) for part in _parts(self.order)]
+        each = np.concatenate([*mb, np.zeros((1, self.nodes))])
+        return each[::-1].cumsum(axis=0)[::-1]
 
     def run(self) -> float:
         """Seconds of the phase."""
@@ -188,17 +202,21 @@ class _Staged:
                 node_now = self._piece(batch, begin, order[:, begin:end], free, node_now)
                 consumed[step] = node_now
                 step += 1
-            now = self._end_batch(now, node_now)
+            now = self._end_batch(batch, now, node_now)
         return now
 
     def _begin_batch(self) -> None:
         # Of this batch, by node: MB; seconds that passed for its staging threads, and those in
         # which it read from the file system; and seconds of its reads by source.
         self.mb = np.zeros(self.nodes)
-        self.passed, self.busy = np.zeros(self.nodes), np.zeros(self.nodes)
+        self.passed, self.busy = np.zeros(self.nodes), np.zeros((self.nodes, len(self.threads)))
         self.waits = np.zeros((self.nodes, len(self.fixed)))
+        # How many times as long as alone a thread of each class takes, beside all those that read.
+        reading = self.threads * self.reading
+        others = reading.sum(axis=1)[:, None] - reading
+        self.shared = self.system.sharing(others + self.threads)
 
-    def _end_batch(self, began: float, ends: np.ndarray) -> float:
+    def _end_batch(self, batch: int, began: float, ends: np.ndarray) -> float:
         """When the last node has finished; what all waited for it goes to its sources."""
         last = int(ends.argmax())
         now = max(began, float(ends[last]))
@@ -206,9 +224,26 @@ class _Staged:
         waits = self.waits[last]
         if waits.sum() > 0:
             self.out.stall_seconds += stall * waits / waits.sum()
-        busy = np.divide(self.busy, self.passed, out=np.zeros(self.nodes), where=self.passed > 0)
-        self.gamma = 1.0 + busy.sum() - busy
+        passed = self.passed[:, None]
+        reading = np.divide(self.busy, passed, out=np.zeros_like(self.busy), where=passed > 0)
+        # By the last batch alone all would read at once where none did before, and so on.
+        self.reading = (self.reading + reading) / 2 if batch else reading
+        self.gamma = self._clients(batch)
         return now
+
+    def _clients(self, batch: int) -> np.ndarray:
+        """(N,) gamma of each node while it fetches the next batch: the others read as they did
+        lately, until they have all that is left to them."""
+        busy = self.reading.max(axis=1)
+        pace = np.divide(self.passed, self.mb, out=np.zeros(self.nodes), where=self.mb > 0)
+        over = self.fetched + pace * self.left_mb[batch + 1]
+        if over.min() >= (self.fetched + self.passed).max():
+            return 1.0 + busy.sum() - busy
+        until = over[None, :] - self.fetched[:, None]  # [i, k]: how long k reads, for i
+        part = np.clip(np.divide(until, self.passed[:, None], out=np.ones_like(until),
+                                 where=self.passed[:, None] > 0), 0.0, 1.0)
+        np.fill_diagonal(part, 0.0)
+        return 1.0 + part @ busy
 
     def _pieces(self) -> tuple[np.ndarray, np.ndarray]:
         """Where batches are cut so that a piece is at most half of the buffer, and for each piece
@@ -239,7 +274,8 @@ class _Staged:
         part: (N, b) samples; free: when the buffer has room for them; now: when computing begins.
         """
         mb = self.sizes[part]
-        per_mb_pfs = self.system.pfs(self.gamma)
+        alone = self.system.pfs(self.gamma)
+        per_mb_pfs = alone * self.shared[:, 0]
         source, fetch = self._sources(batch, begin, part, per_mb_pfs)
         read = self.readings.read(fetch, self.system.write(), source == PFS) * mb
         from_pfs = np.where(source == PFS, fetch * mb, 0.0)
@@ -256,7 +292,7 @@ class _Staged:
         latest = (np.maximum(avail, now[:, None]) - (before - compute)).max(axis=1)
         end = latest + total
         self._account(mb, source, read)
-        self._advance(batch, avail[:, -1], from_pfs, per_mb_pfs)
+        self._advance(batch, avail[:, -1], from_pfs, alone)
         return end
 
     def _sources(
@@ -312,16 +348,17 @@ class _Staged:
         """Move the staging threads' clocks on, and the classes' prefetchers with them.
 
         until: (N,) when the staging threads have done; from_pfs: (N, b) their seconds of reading
-        from the file system.
+        from the file system; per_mb_pfs: (N,) of a thread that reads alone.
         """
         passed = until - self.fetched
         self.fetched = until
-        busy = from_pfs.sum(axis=1) / self.p0
+        busy = np.zeros_like(self.busy)
+        busy[:, 0] = from_pfs.sum(axis=1) / self.p0
         if self.filling:
             assert self.held is not None
             # What is kept is preprocessed, one after the other, as before a preloaded run.
-            each = np.maximum(per_mb_pfs[:, None] + 1.0 / self.system.beta, self.stores)
-            could = passed[:, None] * self.rates / each
+            each = per_mb_pfs[:, None] * self.shared + 1.0 / self.system.beta
+            could = passed[:, None] * self.threads / np.maximum(each, self.stores)
             limit = self.held.to_fill
             if self.held.room is not None:
                 limit = np.minimum(limit, self.held.room[:, :, batch])
@@ -330,6 +367,6 @@ class _Staged:
             self.filled = filled
             self.out.fill_mb += float(gained.sum())
             part = np.divide(gained, could, out=np.zeros_like(could), where=could > 0)
-            busy = np.maximum(busy, part.max(axis=1) * passed)
+            busy[:, 1:] = part[:, 1:] * passed[:, None]
         self.passed += passed
-        self.busy += np.minimum(busy, passed)
+        self.busy += np.minimum(busy, passed[:, None])

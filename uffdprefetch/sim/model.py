@@ -65,6 +65,9 @@ class System:
     classes: Sequence[StorageClass]  # 0 the staging buffer, then the fastest first
     #: As t, of nodes that read with one thread each (nobody looks ahead); None: as t.
     t_demand: Curve | None = None
+    #: Whose t, b_fs, b_c and r are: "thread", each thread's of a node, as the equations have it; or
+    #: "node", shared by the threads that read at once, as hardware has it.
+    rates: str = "thread"
 
     @property
     def D(self) -> float:
@@ -76,10 +79,17 @@ class System:
         """Storage classes beside the staging buffer."""
         return len(self.classes) - 1
 
-    # Seconds a MB; times s_k they are the paper's fetch and write.
+    def sharing(self, threads: float | np.ndarray) -> np.ndarray:
+        """How many times as long each of so many threads of a node takes as one alone would."""
+        every = np.asarray(threads, np.float64)
+        return every if self.rates == "node" else np.ones_like(every)
+
+    # Seconds a MB; times s_k they are the paper's fetch and write. ``threads``: of the node that
+    # read at once.
 
     def pfs(self, gamma: float | np.ndarray) -> np.ndarray:
-        """From the file system, while gamma - 1 other nodes read from it as well (equation 3.5)."""
+        """From the file system, while gamma - 1 other nodes read from it as well (equation 3.5);
+        of one thread (times :meth:`sharing` of several)."""
         return 1.0 / np.minimum(self.b_fs, self.t(gamma) / gamma)
 
     def pfs_demand(self, gamma: float | np.ndarray) -> np.ndarray:
@@ -87,15 +97,15 @@ class System:
         t = self.t_demand or self.t
         return 1.0 / np.minimum(self.b_fs, t(gamma) / gamma)
 
-    def remote(self, j: int) -> float:
+    def remote(self, j: int, threads: int) -> float:
         """From class j of another node (equation 3.6)."""
-        one = self.classes[j]
-        return 1.0 / min(self.b_c, float(one.r(one.p)) / one.p)
+        return max(float(self.sharing(threads)) / self.b_c, self.local(j, threads))
 
-    def local(self, j: int) -> float:
-        """From class j of the node itself (equation 3.7)."""
+    def local(self, j: int, threads: int) -> float:
+        """From class j of the node itself (equation 3.7: its own p_j threads)."""
         one = self.classes[j]
-        return one.p / float(one.r(one.p))
+        reading = threads if self.rates == "node" else one.p
+        return reading / float(one.r(reading))
 
     def write(self, j: int = 0) -> float:
         """To preprocess and put into class j, whichever takes longer (below equation 3.4)."""
@@ -108,6 +118,7 @@ class System:
         return one.p / float(one.w(one.p))
 
 
+RATES = ("thread", "node")
 WRITES = ("overlapped", "once")
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from uffdprefetch.config import load_toml
 from uffdprefetch.errors import usage_error
 from uffdprefetch.sim import quantities as q
-from uffdprefetch.sim.model import WRITES, Readings, StorageClass, System, Training
+from uffdprefetch.sim.model import RATES, WRITES, Readings, StorageClass, System, Training
 from uffdprefetch.sim.policies import POLICIES
 from uffdprefetch.sim.policies.base import Policy
 from uffdprefetch.sim.samples import DataSet
@@ -84,7 +84,8 @@ def _system(table: Table) -> System:
         b_c=table.take("b_c", q.rate_mb), b_fs=table.take("b_fs", q.rate_mb),
         t=table.take("t", q.curve),
         classes=_classes(table.take("classes", _LIST), table.where, "system.classes"),
-        t_demand=table.take("t_demand", q.curve, None))
+        t_demand=table.take("t_demand", q.curve, None),
+        rates=table.take("rates", q.one_of(RATES), "thread"))
     table.done()
     return system
 

@@ -31,12 +31,9 @@ def _rate(rate: float) -> str:
     return f'"{rate:.{digits}f}MB/s"'
 
 
-def _curve(points: Mapping[int, float]) -> str:
-    return "{ " + ", ".join(f"{at} = {_rate(rate)}" for at, rate in sorted(points.items())) + " }"
-
-
-def _medians(points: Mapping[int, Median]) -> str:
-    return _curve({at: found.value for at, found in points.items()})
+def _curve(points: Mapping[int, Median]) -> str:
+    each = (f"{at} = {_rate(found.value)}" for at, found in sorted(points.items()))
+    return "{ " + ", ".join(each) + " }"
 
 
 def _text(text: str) -> str:
@@ -54,10 +51,10 @@ def _said(found: Median) -> str:
 def text(wishes: Wishes, measured: Measured, job: Job, title: str) -> str:
     """A scenario (sim/scenario.py reads it); needs at least one point of the file system."""
     p0 = wishes.prefetchers
-    t = {nodes: found.value / p0 for nodes, found in measured.together.items()}
+    t = measured.together
     fastest = max(
         (found.value for curve in measured.file_system.values() for found in curve.values()),
-        default=max(t.values(), default=0.0) * p0)
+        default=max((found.value for found in t.values()), default=0.0))
     memory = measured.memory
     lines = [f"title = {_text(title)}", 'source = "uffdprefetch calibrate"']
     lines += [f"# {note}" for note in measured.notes]
@@ -68,20 +65,21 @@ def text(wishes: Wishes, measured: Measured, job: Job, title: str) -> str:
         f"b_c = {_rate(measured.link.value if measured.link else fastest)}"
         + ("" if measured.link else "    # not measured: as fast as the file system"),
         f"b_fs = {_rate(fastest)}",
-        f"t = {_curve(t)}    # gamma nodes with {p0} threads each, over {p0}",
+        f"t = {_curve(t)}    # gamma nodes together, with {p0} threads each",
+        'rates = "node"    # of these: the threads of a node share them',
     ]
     if measured.alone:
-        lines.append(f"t_demand = {_medians(measured.alone)}    # with one thread each")
+        lines.append(f"t_demand = {_curve(measured.alone)}    # with one thread each")
     lines += [
         "", "[[system.classes]]", 'name = "staging buffer"', 'd = "1GiB"', f"p = {p0}",
-        f"r = {_medians(memory)}", "", "[[system.classes]]", 'name = "RAM"',
+        f"r = {_curve(memory)}", "", "[[system.classes]]", 'name = "RAM"',
         f'd = "{measured.memory_bytes // MEMORY_PART >> 20}MiB"    # half of the memory',
-        f"p = {max(memory)}", f"r = {_medians(memory)}",
+        f"p = {max(memory)}", f"r = {_curve(memory)}",
     ]
     if measured.disk:
         lines += ["", "[[system.classes]]", 'name = "local disk"',
                   f'd = "{measured.disk_bytes >> 20}MiB"    # what is free',
-                  f"p = {max(measured.disk)}", f"r = {_medians(measured.disk)}"]
+                  f"p = {max(measured.disk)}", f"r = {_curve(measured.disk)}"]
     dataset = job.dataset or {"F": 100_000, "size": "110kB"}
     lines += ["", "[dataset]    # yours"]
     lines += [f"{key} = {_text(value) if isinstance(value, str) else value}"

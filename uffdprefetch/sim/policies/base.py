@@ -32,14 +32,17 @@ def preload_seconds(system: System, mb: np.ndarray, clients: int | None = None) 
     """Seconds to read ``mb`` ((N, J + 1): MB into class j of each node) before the first batch.
 
     ``clients`` nodes read at once (None: all) and preprocess what they have read, each class with
-    its own p_j threads, as fast as it can be written.
+    its own p_j threads, as fast as it can be written; where rates are a node's, all of it together
+    no faster than that.
     """
-    read = float(system.pfs(clients or system.N)) + 1.0 / system.beta
-    return max(
-        (float(mb[:, j].max()) / system.classes[j].p * max(read, system.store(j))
-         for j in range(1, system.J + 1)),
-        default=0.0,
-    )
+    one = float(system.pfs(clients or system.N))
+    together = one * float(mb[:, 1:].sum(axis=1).max()) if system.rates == "node" else 0.0
+    seconds = [together]
+    for j in range(1, system.J + 1):
+        p = system.classes[j].p
+        read = one * float(system.sharing(p)) + 1.0 / system.beta
+        seconds.append(float(mb[:, j].max()) / p * max(read, system.store(j)))
+    return max(seconds)
 
 
 def fill_classes(

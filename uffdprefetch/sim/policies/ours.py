@@ -49,7 +49,7 @@ class Window(Policy):
         source = _kept(order, workload.sizes, "lru", cache_mb)
         starts: np.ndarray = np.append(0.0, np.cumsum(workload.sizes))
         gap = self._gaps(order, starts)
-        followed = (gap >= 0) & (gap <= self.size_mb)
+        followed = (order >= 0) & (gap >= 0) & (gap <= self.size_mb)
         if followed.sum() < FOLLOWED * (order >= 0).sum():
             return Plan([Phase(order, "demand", source=source)],
                         notes=["the order is none that a window could follow"])
