@@ -27,7 +27,7 @@ def order(records: Iterable[int]) -> Order:
     return fixed_records(np.array([*records]), RECORD)
 
 
-class Epochs:
+class Orders:
     """A source: the orders that have come, how many epochs there are, which were asked for."""
 
     how = "a test"
@@ -55,7 +55,7 @@ def region_of(file: Any, verdict: Verdict = Verdict.CHECKPOINTS) -> Any:
     )
 
 
-def follows(source: Epochs, rank: int = 0) -> PlannedReader:
+def follows(source: Orders, rank: int = 0) -> PlannedReader:
     return PlannedReader(file_of(), rank, source)
 
 

@@ -401,6 +401,26 @@ def test_what_is_mapped_of_no_item_that_is_due_may_be_another_epoch_s() -> None:
     assert after.position == 4  # nothing of it has been handed out
 
 
+def test_a_page_that_two_records_share_is_of_the_late_one() -> None:
+    """A touch of the page in which record 11 begins, item 0, is one of record 10's end, too: item
+    1001, which lies within the lookahead, and nobody is there."""
+    size = 20_000
+    records = np.r_[11, 1000:2000, 10, 2000:9000]
+    walk = Walk(Order(records * size, (records + 1) * size, np.arange(len(records))), 9000 * size,
+                armed=True)  # fmt: skip
+    walk.due(64 * MIB)
+
+    def touch(item: int) -> None:
+        page = int(records[item]) * size // PAGE * PAGE
+        walk.saw(page, page + PAGE, 1)
+
+    for item in range(64, 96):
+        touch(item)
+    before = walk.position
+    touch(0)
+    assert walk.position == before <= 96
+
+
 # ---- rate, deadlines, lookahead, future ---------------------------------------------------------
 
 

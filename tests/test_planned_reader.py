@@ -15,7 +15,7 @@ from planned_readers import (
     RECORD,
     RECORDS,
     STEP,
-    Epochs,
+    Orders,
     follows,
     found,
     listening,
@@ -40,7 +40,7 @@ pytestmark = warnings_fail
 
 
 def test_the_coordinate_goes_on_from_epoch_to_epoch() -> None:
-    reader = follows(Epochs(range(100, 200), range(1000, 1100), range(2000, 2100)), rank=3)
+    reader = follows(Orders(range(100, 200), range(1000, 1100), range(2000, 2100)), rank=3)
     for epoch, first in enumerate((100, 1000, 2000)):
         reads(reader, range(first, first + 100), now=10 + epoch)
         assert place(reader) == (epoch, 100)
@@ -53,7 +53,7 @@ def test_the_coordinate_goes_on_from_epoch_to_epoch() -> None:
 
 
 def test_four_records_of_the_next_order_begin_it_wherever_this_one_is() -> None:
-    reader = follows(Epochs(range(100, 200), range(1000, 1100), range(2000, 2100)))
+    reader = follows(Orders(range(100, 200), range(1000, 1100), range(2000, 2100)))
     reads(reader, range(100, 110))
     reads(reader, range(1000, 1003))
     assert place(reader) == (0, 10)
@@ -68,7 +68,7 @@ def test_four_records_of_the_next_order_begin_it_wherever_this_one_is() -> None:
 
 
 def test_what_this_order_explains_does_not_begin_the_next_one() -> None:
-    source = Epochs(range(100, 200), range(100, 200))
+    source = Orders(range(100, 200), range(100, 200))
     reader = follows(source)
     reads(reader, range(100, 200))
     assert place(reader) == (0, 100) and 1 not in source.asked
@@ -77,7 +77,7 @@ def test_what_this_order_explains_does_not_begin_the_next_one() -> None:
 
 
 def test_touches_within_the_record_that_is_read_tell_nothing() -> None:
-    reader = follows(Epochs([100, 300, 100, 500]))
+    reader = follows(Orders([100, 300, 100, 500]))
     reads(reader, [100])
     for page in (8, 4, 12, 2):
         at = 100 * RECORD + page * PAGE
@@ -86,7 +86,7 @@ def test_touches_within_the_record_that_is_read_tell_nothing() -> None:
 
 
 def test_a_reader_is_followed_until_its_last_order_is_through() -> None:
-    source = Epochs(range(100, 110), epochs=2)
+    source = Orders(range(100, 110), epochs=2)
     reader = follows(source)
     assert reader.live
     reads(reader, range(100, 110))
@@ -98,7 +98,7 @@ def test_a_reader_is_followed_until_its_last_order_is_through() -> None:
 
 
 def test_nothing_is_done_before_there_is_an_order() -> None:
-    source = Epochs(epochs=2)
+    source = Orders(epochs=2)
     reader = follows(source)
     reads(reader, [100])
     reader.said(3, 9)
@@ -111,7 +111,7 @@ def test_nothing_is_done_before_there_is_an_order() -> None:
 
 
 def test_a_better_order_goes_on_where_the_guess_was() -> None:
-    source = Epochs(range(100, 200))
+    source = Orders(range(100, 200))
     reader = follows(source)
     reads(reader, range(100, 110))
     source.come[0] = order([*range(100, 110), *range(500, 600)])
@@ -122,14 +122,14 @@ def test_a_better_order_goes_on_where_the_guess_was() -> None:
 
 
 def test_what_is_said_counts_as_read() -> None:
-    reader = follows(Epochs(range(100, 200)))
+    reader = follows(Orders(range(100, 200)))
     reader.said(30, 8)
     assert place(reader) == (0, 30) and reader.active_ns == 8
     assert reader.stream.position_bytes == 30 * RECORD
 
 
 def test_an_order_that_nobody_reads_is_dropped_and_the_first_reason_stays() -> None:
-    reader = follows(Epochs(range(100, 200), range(1000, 1100)))
+    reader = follows(Orders(range(100, 200), range(1000, 1100)))
     assert reader.live
     reader.saw(2000 * RECORD, 2300 * RECORD, 5)
     assert reader.dropped is not None and not reader.live
@@ -142,7 +142,7 @@ def test_an_order_that_nobody_reads_is_dropped_and_the_first_reason_stays() -> N
 def test_what_the_next_order_explains_makes_this_one_no_wrong_one() -> None:
     """Its beginning is read, and of this one's nothing was."""
     for mapped in (False, True):
-        reader = follows(Epochs(range(100, 200), range(1000, 1400)))
+        reader = follows(Orders(range(100, 200), range(1000, 1400)))
         if mapped:
             assert reader.mapped([(1000 * RECORD, 1300 * RECORD)], 5)
         else:
@@ -152,7 +152,7 @@ def test_what_the_next_order_explains_makes_this_one_no_wrong_one() -> None:
 
 def test_single_touches_by_chance_are_no_next_epoch() -> None:
     """A page of the tree, say, that the pool has evicted: it lies in some record's place there."""
-    reader = follows(Epochs(range(100, 1100), range(2000, 3000)))
+    reader = follows(Orders(range(100, 1100), range(2000, 3000)))
     assert reader.live
     for turn in range(12):  # each where the next order soon is, one for every two that are right
         reads(reader, range(100 + 2 * turn, 102 + 2 * turn))
@@ -168,14 +168,14 @@ def test_single_touches_by_chance_are_no_next_epoch() -> None:
 def test_an_epoch_has_begun_when_its_items_are_touched_wherever_the_first_ones_are_mapped() -> None:
     for first, some in ((2000, BEGUN_ITEMS), (2600, WAY)):
         # What lies before is mapped still, and is read without a touch.
-        reader = follows(Epochs(range(100, 200), range(2000, 3000)))
+        reader = follows(Orders(range(100, 200), range(2000, 3000)))
         reads(reader, range(100, 200))
         reads(reader, range(first, first + some - 1))
         assert reader.epoch == 0
         reads(reader, [first + some - 1])
         assert place(reader) == (1, first - 2000 + some) and reader.dropped is None
     # Far from each other, and here and there, they are no beginning.
-    reader = follows(Epochs(range(100, 200), range(2000, 4000)))
+    reader = follows(Orders(range(100, 200), range(2000, 4000)))
     reads(reader, range(100, 200))
     reads(reader, [2600, 3200, 3800, 2700, 3300, 3900, 2800, 3400, 2500, 3000])
     assert reader.epoch == 0
@@ -183,7 +183,7 @@ def test_an_epoch_has_begun_when_its_items_are_touched_wherever_the_first_ones_a
 
 def test_a_worker_that_is_late_at_the_end_begins_no_epoch_and_shifts_none() -> None:
     first, second = (np.random.default_rng(n).permutation(RECORDS) for n in range(2))
-    reader = follows(Epochs(first, second))
+    reader = follows(Orders(first, second))
     reads(reader, first[:-8])
     reads(reader, first[-4:])  # another worker has read the last ones
     for record in first[-8:-4]:  # and this one its pages, one after the other
@@ -205,7 +205,7 @@ def together(records: Iterable[int], workers: int, batch: int = 64) -> list[int]
 @pytest.mark.parametrize("workers", [1, 2, 3, 4, 8])
 def test_readers_that_begin_in_the_middle_are_found(workers: int) -> None:
     order_of = np.random.default_rng(5).permutation(RECORDS)
-    reader = follows(Epochs(order_of))
+    reader = follows(Orders(order_of))
     assert reader.live
     reads(reader, together(order_of[2048:], workers)[:512])
     assert 2048 + 256 <= place(reader)[1] <= 2048 + 512 + workers * 64 and reader.dropped is None
@@ -220,7 +220,7 @@ def test_items_of_several_pieces_are_no_tree() -> None:
         return Order(np.c_[images, labels].ravel(), np.c_[images + RECORD, labels + 16].ravel(),
                      np.arange(400).repeat(2))
 
-    source = Epochs(range(400), range(1000, 1400))
+    source = Orders(range(400), range(1000, 1400))
     source.come = {0: pairs(0), 1: pairs(1000)}
     reader = follows(source)
     for record in [*range(400), *range(1000, 1100)]:
@@ -230,7 +230,7 @@ def test_items_of_several_pieces_are_no_tree() -> None:
 
 def test_a_reader_that_shows_seldom_is_followed_by_two_touches_and_never_by_one() -> None:
     def paced() -> PlannedReader:
-        reader = follows(Epochs(range(4000)))
+        reader = follows(Orders(range(4000)))
         for record in range(1000):  # 1000 records a second
             reads(reader, [record], MS + record * MS)
         return reader
@@ -250,13 +250,13 @@ def test_a_reader_that_shows_seldom_is_followed_by_two_touches_and_never_by_one(
 def test_a_reader_that_shows_now_and_then_far_ahead_is_in_its_order() -> None:
     """Of what is mapped still a reader shows only where a page was armed again."""
     order_of = np.random.default_rng(6).permutation(RECORDS)
-    reader = follows(Epochs(order_of))
+    reader = follows(Orders(order_of))
     assert reader.live
     reads(reader, order_of[:200])
     reads(reader, order_of[1000 : 1000 + 45 * 60 : 60])
     assert reader.dropped is None and 3000 < place(reader)[1] <= 1000 + 45 * 60
     # Another order's are not, however long they go on.
-    wrong = follows(Epochs(order_of))
+    wrong = follows(Orders(order_of))
     reads(wrong, order_of[:200])
     reads(wrong, np.random.default_rng(7).permutation(RECORDS)[:200])
     assert wrong.dropped is not None
@@ -273,7 +273,7 @@ def test_pages_of_the_tree_that_are_read_again_begin_no_epoch_and_drop_no_plan()
             np.insert(starts, tree, at), np.insert(starts + RECORD, tree, at + PAGE),
             np.insert(np.arange(len(records)), tree, tree))
 
-    source = Epochs(range(100, 3300), range(800, 4000))
+    source = Orders(range(100, 3300), range(800, 4000))
     source.come = {0: with_tree(range(100, 3300)), 1: with_tree(range(800, 4000))}
     reader = follows(source)
     assert reader.live
@@ -285,7 +285,7 @@ def test_pages_of_the_tree_that_are_read_again_begin_no_epoch_and_drop_no_plan()
 
 
 def test_what_was_mapped_in_the_epoch_before_is_not_held_against_the_next_one() -> None:
-    reader = follows(Epochs(range(100, 1100), range(2000, 3000)))
+    reader = follows(Orders(range(100, 1100), range(2000, 3000)))
     reads(reader, range(100, 1100))
     reads(reader, range(2000, 2000 + BEGUN_ITEMS))
     assert reader.epoch == 1
@@ -299,11 +299,85 @@ def test_what_was_mapped_in_the_epoch_before_is_not_held_against_the_next_one() 
     assert reader.dropped is not None
 
 
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_an_epoch_of_a_few_items_begins_as_any_other(count: int) -> None:
+    later = range(1000, 1000 + count)
+    touched, seen = (follows(Orders(range(100, 200), later, later)) for _ in range(2))
+    for reader in (touched, seen):
+        reads(reader, range(100, 200))
+    reads(touched, later)
+    assert place(touched) == ((1, count) if count > 1 else (0, 100)), "one is by chance"
+    seen.mapped(found(later), 2)
+    assert place(seen) == (1, count)
+
+
+def test_a_long_item_begins_an_epoch_by_its_parts() -> None:
+    source = Orders(range(100, 200), epochs=2)
+    whole = np.array([1000 * RECORD])
+    source.come[1] = Order(whole, whole + 64 * MIB, np.zeros(1, np.int64))
+    reader = follows(source)
+    reads(reader, range(100, 200))
+    reads(reader, [1000, 1000 + 16])
+    assert reader.epoch == 1 and reader.dropped is None
+
+
+def test_items_without_bytes_do_not_begin_an_epoch() -> None:
+    source = Orders(range(100, 200), epochs=2)
+    some = np.arange(100)
+    starts = (1000 + some) * RECORD
+    source.come[1] = Order(starts, starts + RECORD * (some >= 10), some)  # a file that was cut
+    reader = follows(source)
+    reads(reader, range(100, 150))
+    reader.mapped(found([3000]), 2)
+    assert place(reader) == (0, 50)
+    reads(reader, range(1010, 1014))
+    assert place(reader) == (1, 14)
+
+
+def test_epochs_of_nothing_are_passed_over() -> None:
+    reader = follows(Orders(range(100, 200), [], [], range(1000, 1100), []))
+    reads(reader, range(100, 200))
+    assert reader.live
+    reads(reader, range(1000, 1100))
+    assert place(reader) == (3, 100) and reader.dropped is None
+    assert reader.stream.position_bytes == 200 * RECORD
+    reads(reader, [3000])
+    assert not reader.live
+
+
+def test_what_is_read_beside_the_epochs_is_not_held_against_the_next_one() -> None:
+    """A validation set in the same file, which looks find at the end of an epoch."""
+    reader = follows(Orders(range(2000), range(2000, 3000)))
+    reader.look()
+    for first in range(0, 2000, 20):
+        assert list(reader.epochs.due(16 * MIB)) or first
+        reads(reader, range(first, first + 20))
+    for first in range(3200, 3600, 20):  # 25 MiB
+        reader.mapped(found(range(first, first + 20)), first)
+    assert place(reader) == (0, 2000)
+    reads(reader, range(2000, 2010))
+    assert place(reader) == (1, 10) and reader.dropped is None
+
+
+def test_items_that_no_touch_shows_are_read_all_the_same() -> None:
+    said, looked = follows(Orders(range(2000))), follows(Orders(range(2000)))
+    said.look()
+    said.said(1000, 1)
+    looked.look()
+    for first in range(0, 1000, 20):
+        list(looked.epochs.due(16 * MIB))
+        looked.mapped(found(range(first, first + 20)), first)
+    for reader in (said, looked):
+        assert place(reader)[1] >= 980
+        reader.saw(3000 * RECORD, 3300 * RECORD, 2000)  # 19 MiB
+        assert reader.dropped is None
+
+
 # ---- page tables --------------------------------------------------------------------------------
 
 
 def test_what_is_mapped_moves_the_reader_and_is_looked_at_once() -> None:
-    reader = follows(Epochs(range(100, 200)))
+    reader = follows(Orders(range(100, 200)))
     reader.look()
     assert list(reader.epochs.due(4 * MIB))
     before = reader.touched_ns
@@ -316,7 +390,7 @@ def test_what_is_mapped_moves_the_reader_and_is_looked_at_once() -> None:
 
 
 def test_what_was_found_mapped_before_the_order_came_is_kept() -> None:
-    source = Epochs(epochs=1)
+    source = Orders(epochs=1)
     reader = follows(source)
     assert not reader.mapped(found([100, 101]), 2)
     assert not reader.mapped(found([102, 103]), 3)
@@ -328,14 +402,14 @@ def test_of_what_was_found_mapped_only_the_newest_is_kept(
     monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(planned, "SEEN_MAX", 6)
-    reader = follows(Epochs(epochs=1))
+    reader = follows(Orders(epochs=1))
     reader.mapped(found(range(5)), 2)
     reader.mapped(found(range(5, 9)), 3)
     assert reader.seen == found(range(3, 9))
 
 
 def test_the_next_epoch_begins_by_what_is_mapped_too() -> None:
-    reader = follows(Epochs(range(100, 200), range(1000, 1100)))
+    reader = follows(Orders(range(100, 200), range(1000, 1100)))
     reads(reader, range(100, 110), now=2)
     assert not reader.mapped(found(range(1000, 1003)), 3), "three are too few"
     assert reader.mapped(found([1003]), 4) and place(reader) == (1, 4)
@@ -343,7 +417,7 @@ def test_the_next_epoch_begins_by_what_is_mapped_too() -> None:
 
 
 def test_what_is_mapped_of_a_next_order_that_has_not_come_is_kept() -> None:
-    source = Epochs(range(100, 200), epochs=2)
+    source = Orders(range(100, 200), epochs=2)
     reader = follows(source)
     reads(reader, range(100, 110))
     assert not reader.mapped(found([1000, 1001]), 3) and not reader.mapped(found([1002]), 4)
@@ -352,20 +426,20 @@ def test_what_is_mapped_of_a_next_order_that_has_not_come_is_kept() -> None:
 
 
 def test_an_epoch_of_as_many_items_as_the_last_ones_position_is_a_move() -> None:
-    reader = follows(Epochs(range(100, 200), range(1000, 1100)))
+    reader = follows(Orders(range(100, 200), range(1000, 1100)))
     reads(reader, range(100, 104))
     assert reader.mapped(found(range(1000, 1004)), 3), "epoch 1, at the same place in it"
     assert place(reader) == (1, 4)
 
 
 def test_what_began_an_epoch_does_not_begin_the_one_after_it() -> None:
-    reader = follows(Epochs(range(100, 200), range(1000, 1100), range(1000, 1100)))
+    reader = follows(Orders(range(100, 200), range(1000, 1100), range(1000, 1100)))
     assert reader.mapped(found(range(1000, 1004)), 3)
     assert not reader.mapped([], 4) and place(reader) == (1, 4)
 
 
 def test_a_wrong_order_is_dropped_by_what_is_mapped() -> None:
-    reader = follows(Epochs(range(100, 200)))
+    reader = follows(Orders(range(100, 200)))
     reader.mapped([(2000 * RECORD, 2300 * RECORD)], 5)
     assert reader.dropped is not None and not reader.live
 
@@ -379,7 +453,7 @@ def spans(pieces: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
 
 
 def test_with_the_end_of_an_epoch_comes_the_beginning_of_the_next() -> None:
-    source = Epochs(range(100, 110), range(1000, 1100, 4), range(2000, 2100))
+    source = Orders(range(100, 110), range(1000, 1100, 4), range(2000, 2100))
     reader = follows(source)
     reader.look()
     due = spans(reader.epochs.due(10 * RECORD))
@@ -398,7 +472,7 @@ def test_with_the_end_of_an_epoch_comes_the_beginning_of_the_next() -> None:
 
 
 def test_of_a_wrong_order_nothing_more_is_needed() -> None:
-    source = Epochs(range(100, 110), epochs=2)
+    source = Orders(range(100, 110), epochs=2)
     reader = follows(source)
     reader.saw(2000 * RECORD, 2300 * RECORD, 5)
     source.come[1] = order(range(1000, 1100))
@@ -406,13 +480,13 @@ def test_of_a_wrong_order_nothing_more_is_needed() -> None:
 
 
 def test_how_far_away_a_block_is_goes_on_in_the_next_order() -> None:
-    reader = follows(Epochs(range(100, 110), [1000, 100, 1001]))
+    reader = follows(Orders(range(100, 110), [1000, 100, 1001]))
     reads(reader, range(100, 104))
     blocks = np.array([105, 1000, 1001, 100, 3000])
     away = reader.epochs.future(blocks, RECORD) / RECORD
     assert away.tolist() == [1.0, 6.0, 8.0, 7.0, np.inf]
     assert reader.epochs.knows(blocks, RECORD).tolist() == [True] * 4 + [False]
-    alone = follows(Epochs(range(100, 110)))
+    alone = follows(Orders(range(100, 110)))
     alone.look()
     assert alone.epochs.future(blocks, RECORD)[1] == np.inf
     assert alone.epochs.knows(blocks, RECORD).tolist() == [True, False, False, True, False]
@@ -422,7 +496,7 @@ def test_how_far_away_a_block_is_goes_on_in_the_next_order() -> None:
 
 
 def test_milestones_are_each_4_mib_of_what_was_sent_from_the_reader_on() -> None:
-    reader = follows(Epochs(range(3000, 1000, -1)))
+    reader = follows(Orders(range(3000, 1000, -1)))
     region = listening(reader)
     assert region.laid == pages(*range(3000, 3000 - 5 * STEP, -STEP))
     reads(reader, range(3000, 2999 - STEP, -1))
@@ -433,7 +507,7 @@ def test_milestones_are_each_4_mib_of_what_was_sent_from_the_reader_on() -> None
 
 
 def test_near_an_epochs_end_there_are_milestones_of_the_next() -> None:
-    reader = follows(Epochs(range(100, 200), range(1000, 1300)))
+    reader = follows(Orders(range(100, 200), range(1000, 1300)))
     region = listening(reader, 100 * RECORD + 6 * MIB)
     assert region.laid == pages(100, 100 + STEP, 1000, 1000 + STEP)
 
@@ -441,7 +515,7 @@ def test_near_an_epochs_end_there_are_milestones_of_the_next() -> None:
 def test_of_a_page_in_both_epochs_the_present_one_is_told() -> None:
     """A touch of it arms what lies ahead in this order, not in the next one."""
     records = range(100, 100 + 2 * STEP)
-    reader = follows(Epochs(records, [*records, *range(1000, 1300)]))
+    reader = follows(Orders(records, [*records, *range(1000, 1300)]))
     region = listening(reader, 2 * len(records) * RECORD)
     reader.touched_mark(region, 100 * RECORD // PAGE)
     reads(reader, [100 + STEP + 5])
@@ -459,14 +533,14 @@ def armed(reader: PlannedReader, region: Any, touched: int, far: int) -> int:
 def test_a_touched_milestone_tells_that_those_ahead_of_it_would_show_a_touch() -> None:
     far = 100 + 3 * STEP + 5
     for touched, at in ((100, STEP), (100 + STEP, 2 * STEP), (100 + 2 * STEP, 3 * STEP)):
-        reader = follows(Epochs(range(100, 1000)))
+        reader = follows(Orders(range(100, 1000)))
         assert armed(reader, listening(reader), touched, far) == at
-    reader = follows(Epochs(range(100, 1000)))
+    reader = follows(Orders(range(100, 1000)))
     assert armed(reader, listening(reader), 101, far) == far - 99, "that is no milestone"
 
 
 def test_milestones_that_were_not_laid_are_not_waited_for() -> None:
-    reader = follows(Epochs(range(100, 1000)))
+    reader = follows(Orders(range(100, 1000)))
     region = listening(reader)
     region.laid = pages(100, 100 + 2 * STEP)
     reader.note_laid(region)
@@ -475,7 +549,7 @@ def test_milestones_that_were_not_laid_are_not_waited_for() -> None:
 
 
 def test_what_was_laid_after_the_touched_one_may_not_be_laid_yet() -> None:
-    reader = follows(Epochs(range(100, 1000)))
+    reader = follows(Orders(range(100, 1000)))
     region = listening(reader)
     region.laid = pages(100, 100 + 3 * STEP)
     reader.note_laid(region)
@@ -485,7 +559,7 @@ def test_what_was_laid_after_the_touched_one_may_not_be_laid_yet() -> None:
 
 
 def test_with_two_mappings_it_is_not_known_where_a_touch_would_show() -> None:
-    reader = follows(Epochs(range(100, 1000)))
+    reader = follows(Orders(range(100, 1000)))
     region, other = listening(reader), region_of(reader.file)
     reader.note_laid(other)
     assert armed(reader, region, 100, 110) == 11
@@ -495,7 +569,7 @@ def test_with_two_mappings_it_is_not_known_where_a_touch_would_show() -> None:
 
 
 def test_a_milestone_of_one_epoch_tells_nothing_of_the_other() -> None:
-    reader = follows(Epochs(range(100, 100 + 3 * STEP), range(1000, 1300)))
+    reader = follows(Orders(range(100, 100 + 3 * STEP), range(1000, 1300)))
     region = listening(reader, 3 * STEP * RECORD + STEP * RECORD)
     assert pages(1000) < region.laid
     reader.touched_mark(region, 1000 * RECORD // PAGE)
@@ -504,7 +578,7 @@ def test_a_milestone_of_one_epoch_tells_nothing_of_the_other() -> None:
 
 
 def test_milestones_of_the_next_epoch_are_armed_before_it_begins() -> None:
-    reader = follows(Epochs(range(100, 100 + STEP), range(1000, 1300)))
+    reader = follows(Orders(range(100, 100 + STEP), range(1000, 1300)))
     region = listening(reader, STEP * RECORD + 2 * STEP * RECORD)
     assert region.laid == pages(100, 1000, 1000 + STEP)
     reader.touched_mark(region, 1000 * RECORD // PAGE)
@@ -513,7 +587,7 @@ def test_milestones_of_the_next_epoch_are_armed_before_it_begins() -> None:
 
 
 def test_milestones_that_the_reader_has_passed_are_no_milestones_any_more() -> None:
-    reader = follows(Epochs(range(100, 1000)))
+    reader = follows(Orders(range(100, 1000)))
     region = listening(reader)
     reads(reader, range(100, 110))
     reader.milestones(region)

@@ -12,7 +12,7 @@ from conftest import warnings_fail
 from planned_readers import (
     RECORD,
     STEP,
-    Epochs,
+    Orders,
     file_of,
     follows,
     found,
@@ -85,7 +85,7 @@ class Service:
 
 
 def test_of_several_readers_the_one_that_went_on_last_has_the_mapping() -> None:
-    first, second = follows(Epochs(range(100, 200))), follows(Epochs(range(500, 600)))
+    first, second = follows(Orders(range(100, 200))), follows(Orders(range(500, 600)))
     service = Service(first, second)
     first.active_ns, second.active_ns = 2, 3
     assert service.reader() is second
@@ -96,7 +96,7 @@ def test_of_several_readers_the_one_that_went_on_last_has_the_mapping() -> None:
 
 
 def test_a_mapping_is_of_the_first_source_that_knows_an_order_for_it() -> None:
-    first, second = follows(Epochs(range(100, 200))), follows(Epochs(range(500, 600)))
+    first, second = follows(Orders(range(100, 200))), follows(Orders(range(500, 600)))
     service = Service(first)
     service.plans.sources.append(Owner(second))
     first.active_ns, second.active_ns = 2, 3
@@ -116,7 +116,7 @@ def test_an_order_may_come_from_any_source() -> None:
 
 
 def test_a_touch_of_a_planned_reader_moves_it_and_is_said_to_be_its() -> None:
-    reader = follows(Epochs(range(100, 200)))
+    reader = follows(Orders(range(100, 200)))
     service = Service(reader)
     assert service.touches(range(100, 103), now=4) == [True] * 3
     assert place(reader) == (0, 3) and reader.touched_ns == 4
@@ -125,7 +125,7 @@ def test_a_touch_of_a_planned_reader_moves_it_and_is_said_to_be_its() -> None:
 
 
 def test_a_touch_of_a_milestone_arms_those_ahead() -> None:
-    reader = follows(Epochs(range(100, 1000)))
+    reader = follows(Orders(range(100, 1000)))
     service = Service(reader)
     service.region = listening(reader)
     service.touches([100, 101 + 2 * STEP])
@@ -133,7 +133,7 @@ def test_a_touch_of_a_milestone_arms_those_ahead() -> None:
 
 
 def test_a_mapping_that_goes_is_not_waited_for() -> None:
-    reader = follows(Epochs(range(100, 1000)))
+    reader = follows(Orders(range(100, 1000)))
     service = Service(reader)
     service.region = listening(reader)
     reader.note_laid(other := region_of(reader.file))
@@ -144,7 +144,7 @@ def test_a_mapping_that_goes_is_not_waited_for() -> None:
 
 @pytest.mark.parametrize("verdict", [Verdict.CHECKPOINTS, Verdict.PAGE_TABLES])
 def test_a_dropped_order_is_told_of_once_and_leaves_nothing_wanted(verdict: Verdict) -> None:
-    reader = follows(Epochs(range(100, 200)), rank=5)
+    reader = follows(Orders(range(100, 200)), rank=5)
     service = Service(reader, verdict=verdict)
     plans, wrong = service.plans, (2000 * RECORD, 2300 * RECORD)
     for _ in range(2):
@@ -160,7 +160,7 @@ def test_a_dropped_order_is_told_of_once_and_leaves_nothing_wanted(verdict: Verd
 
 
 def test_a_look_tells_at_once_where_no_checkpoint_does() -> None:
-    reader = follows(Epochs(range(100, 200)))
+    reader = follows(Orders(range(100, 200)))
     service = Service(reader, verdict=Verdict.PAGE_TABLES)
     now = reader.touched_ns
     assert service.plans.looked(service.client, service.region, found(range(100, 104)), now)
@@ -170,7 +170,7 @@ def test_a_look_tells_at_once_where_no_checkpoint_does() -> None:
 
 def test_a_look_waits_while_checkpoints_tell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planned, "SEEN_MAX", 3)
-    reader = follows(Epochs(range(100, 200)))
+    reader = follows(Orders(range(100, 200)))
     service = Service(reader)
     service.touches([100], now=10**12)
     later = 10**12 + 100_000_000  # 0.1 s
@@ -184,7 +184,7 @@ def test_a_look_waits_while_checkpoints_tell(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_what_a_reader_needs_is_wanted_in_its_streams_coordinate() -> None:
-    reader = follows(Epochs(range(3000, 1000, -2)))
+    reader = follows(Orders(range(3000, 1000, -2)))
     service = Service(reader)
     storage: Any = SimpleNamespace(latency_seconds=0.0)
     service.plans.plan(reader, storage, 64 * MIB)
@@ -202,7 +202,7 @@ def test_what_a_reader_needs_is_wanted_in_its_streams_coordinate() -> None:
 
 
 def test_a_reader_that_is_removed_is_told_of_and_wants_nothing_more() -> None:
-    reader, other = follows(Epochs(range(100, 200))), follows(Epochs(range(500, 600)))
+    reader, other = follows(Orders(range(100, 200))), follows(Orders(range(500, 600)))
     service = Service(reader)
     service.touches(range(100, 103))
     service.plans.add(other)
@@ -218,10 +218,10 @@ def test_the_summary_has_whose_order_has_come_and_the_last_that_have_ended(
     monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(planned, "ENDED_MAX", 2)
-    waits = follows(Epochs(epochs=1))
+    waits = follows(Orders(epochs=1))
     service = Service(waits)
     assert service.plans.describe() == []
     for rank in range(4):
-        service.plans.add(reader := follows(Epochs(range(100, 200)), rank))
+        service.plans.add(reader := follows(Orders(range(100, 200)), rank))
         service.plans.remove(reader)
     assert [plan["rank"] for plan in service.plans.describe()] == [2, 3]

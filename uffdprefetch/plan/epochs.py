@@ -20,10 +20,10 @@ if TYPE_CHECKING:  # they bring numpy, which a service without a plan spares
     from uffdprefetch.plan.order import Order, Walk
     from uffdprefetch.plan.units import Units
 
-#: Items near the beginning of the next epoch's order, which this one's does not have here: when so
-#: many are touched that epoch has begun. (A single one is by chance, or of a worker that is late.)
+#: Items near the beginning of the next order that the present one does not expect now: when so many
+#: are touched that epoch has begun. (A single one is by chance, or of a worker that is late.)
 BEGUN_ITEMS = 4
-#: So many touches that tell nothing of that are given to the next order all the same.
+#: So many touches that neither order explains are given to the next one all the same.
 EARLY_MAX = 32
 #: Ranges found mapped that are kept until the next order is known.
 STRAYS_MAX = 4096
@@ -35,8 +35,8 @@ class Source(Protocol):
     how: str  # for people
 
     def order(self, epoch: int) -> Order | Units | None:
-        """An epoch's order; None: not yet, or it has been given. It may be given again: a guess
-        first. Asked for again and again."""
+        """An epoch's order; None: it is not known yet, or has been given, which is done once. A
+        guess may come first, the order itself later. Asked for again and again."""
 
     def over(self, epoch: int) -> bool:
         """Whether it is known that there is no such epoch."""
@@ -55,17 +55,18 @@ class _Beginning:
     """Touches that the present order does not explain here: have they begun the next one?"""
 
     def __init__(self) -> None:
-        self._touches: list[_Touch] = []  # of different items
+        self._touches: list[_Touch] = []  # of different places
 
     def explained(self) -> None:
-        """Another touch was of the present order: one of these counts no more."""
+        """Another touch was of the present order: the oldest of these is forgotten."""
         self._touches = self._touches[1:]
 
     def seen(self, upcoming: Walk, start: int, end: int, now_ns: int, told: bool) -> bool:
         """Whether it has begun with this touch; then ``upcoming`` is where the reader is.
         ``told``: there was a checkpoint, laid for that order."""
         spot = upcoming.spot(start, end)
-        if spot is not None and spot.item not in (touch.spot.item for touch in self._touches):
+        places = [touch.spot.plan_bytes for touch in self._touches]
+        if spot is not None and spot.plan_bytes not in places:
             self._touches.append(_Touch(spot, start, end, now_ns))
         begun = told or self._at_the_beginning(upcoming) or self._on_a_way(upcoming)
         if not begun and len(self._touches) < EARLY_MAX:
@@ -75,14 +76,15 @@ class _Beginning:
         if told:
             upcoming.saw(start, end, now_ns)
         self._touches = []
-        return begun or upcoming.position >= BEGUN_ITEMS
+        return begun or upcoming.has_begun(BEGUN_ITEMS)
 
     def _at_the_beginning(self, upcoming: Walk) -> bool:
         """By several items there, which no single fault has mapped."""
         near_bytes = upcoming.position_bytes + NEAR_BYTES
         near = [touch for touch in self._touches if touch.spot.plan_bytes < near_bytes]
         several = len(near) > 1 or any(touch.end - touch.start > HUGE_BYTES for touch in near)
-        return several and sum(touch.spot.items for touch in near) >= BEGUN_ITEMS
+        items = sum(touch.spot.items for touch in near)
+        return several and items >= min(BEGUN_ITEMS, upcoming.items)
 
     def _on_a_way(self, upcoming: Walk) -> bool:
         """By a way through it, wherever that is: what comes first is mapped still, perhaps."""
@@ -94,14 +96,15 @@ class _Beginning:
 
 
 class Epochs:
-    """See the module. The *coordinate* is that of plan/order.Walk, which goes on from epoch to
-    epoch here; sizes in bytes, times in nanoseconds."""
+    """One reader's walks, see the module. The *coordinate* is that of plan/order.Walk, which goes
+    on from epoch to epoch here; sizes in bytes, times in nanoseconds."""
 
     def __init__(self, source: Source, file_bytes: int) -> None:
         self._source, self._file_bytes = source, file_bytes
         self.number = 0  # of the present epoch
         self.walk: Walk | None = None  # through it; None: its order is not there yet
         self.following: Walk | None = None  # through the next one, since that was asked for
+        self._coming = 1  # the number of that
         self.base_bytes = 0  # the coordinate at which the present one begins
         self.done_items = 0  # read in those before
         self._beginning = _Beginning()
@@ -123,7 +126,7 @@ class Epochs:
         """Whether the last order has been read to its end."""
         walk = self.walk
         at_its_end = walk is not None and walk.position_bytes >= walk.total_bytes
-        return at_its_end and self._source.over(self.number + 1)
+        return at_its_end and self.following is None and self._source.over(self._coming)
 
     @property
     def position_bytes(self) -> int:
@@ -146,8 +149,14 @@ class Epochs:
         return None if order is None else Walk(order, self._file_bytes, armed=True)
 
     def _upcoming(self) -> Walk | None:
-        if self.following is None and not self._source.over(self.number + 1):
-            self.following = self._made(self.number + 1)
+        while self.following is None and not self._source.over(self._coming):
+            made = self._made(self._coming)
+            if made is None:
+                break
+            if made.total_bytes:
+                self.following = made
+            else:  # an epoch of nothing
+                self._coming += 1
         return self.following
 
     def _begin_next(self) -> None:
@@ -155,7 +164,7 @@ class Epochs:
         assert before is not None and upcoming is not None
         self.done_items += before.position
         self.base_bytes += before.total_bytes
-        self.number += 1
+        self.number, self._coming = self._coming, self._coming + 1
         upcoming.pace_of(before)
         self.walk, self.following = upcoming, None
         self._beginning = _Beginning()
@@ -185,18 +194,18 @@ class Epochs:
         if walk is None:
             return False
         before = self.position_bytes
-        judge_walk = self._looked_in == self.number  # else some may be of the epoch before
+        same_epoch = self._looked_in == self.number  # else some may be of the epoch before
         self._looked_in = self.number
-        strays = walk.mapped(found, now_ns, judge_walk)
+        strays = walk.mapped(found, now_ns, same_epoch)
         self._strays = [*self._strays, *strays][-STRAYS_MAX:]
         upcoming = self._upcoming() if self._strays else None
         if upcoming is not None:
-            neither = set(upcoming.mapped(self._strays, now_ns))
-            strays = [stray for stray in strays if stray in neither]
+            unexplained = set(upcoming.mapped(self._strays, now_ns, judge=False))
+            strays = [stray for stray in strays if stray in unexplained]
             self._strays = []
-        if upcoming is not None and upcoming.position >= BEGUN_ITEMS:
+        if upcoming is not None and upcoming.has_begun(BEGUN_ITEMS):
             self._begin_next()
-        elif judge and judge_walk:
+        elif judge and same_epoch:
             walk.looked(found, strays)
         return self.position_bytes != before
 

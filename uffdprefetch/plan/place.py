@@ -32,8 +32,8 @@ NEAR_BYTES = 16 * MIB
 #: right, but the position waits. Of touches that have nothing to do with the plan it takes in a
 #: quarter, which is far from half.
 HORIZON_PART = 8
-#: Before anything is known of the readers, half of this: so much later may a touch come.
-DOUBT_BYTES = 64 * MIB
+#: Before anything is known of the readers, so much later may a touch come.
+DOUBT_BYTES = 32 * MIB
 #: With each touch in order the memory of late ones fades: half of it after 34.
 FADE = 0.98
 #: Judged by the first unit at each multiple of this of the plan, which stands for so much: where
@@ -51,13 +51,18 @@ FAR_TIMES, FAR_SECONDS, FAR_BYTES = 2.0, 0.25, 64 * MIB
 #: way (chance gives 2 sqrt(32), as in progress/jumps.py), and it is where the last of them were. Of
 #: several readers as many next to another: those that were touched lately tell where they are.
 WAY, RECENT, BESIDE_UNITS = 16, 4, 16
+#: A page that two records share is of the one ahead only where that is so many times as near.
+SHARED_TIMES = 4
 #: Records that are being read are told from those read again by where in them the touches are.
 READING = 64
 
-# What a unit is: nothing is known; its pages were touched (for another one, perhaps: it will show
-# no more); a reader was there; given up, having been handed out or not; nothing is known, and a
-# touch need not show.
-_NEW, _TOUCHED, _READ, _WASTED, _SKIPPED, _QUIET = range(6)
+# What is known of a unit:
+_NEW = 0  # nothing
+_TOUCHED = 1  # its pages were touched, perhaps for another one: it will show no more
+_READ = 2  # a reader was there
+_WASTED = 3  # given up, having been handed out
+_SKIPPED = 4  # given up, not having been handed out
+_QUIET = 5  # nothing, and a touch need not show: it is not waited for
 
 
 def longest_way(units: list[int]) -> list[int]:
@@ -99,7 +104,7 @@ class Place:
         self._near_ns = 0  # when the last touch that moves the position was
         self._far = 0  # the unit of the last one that lay beyond
         self._late_bytes = 0.0
-        self._doubt_bytes: float = DOUBT_BYTES / 2
+        self._doubt_bytes: float = DOUBT_BYTES
 
     def _start(self, units: Units) -> None:
         """At the beginning of an order."""
@@ -127,6 +132,11 @@ class Place:
         """Items known to have been read: all before this one."""
         units = self._units
         return self.items if self._at == len(units) else int(units.item[self._at])
+
+    def has_begun(self, least_units: int) -> bool:
+        """Whether so many units (records, or pieces of long ones) are behind the position, or all
+        that there are. (Items may have no bytes.)"""
+        return 0 < min(least_units, len(self._units)) <= self._at
 
     @property
     def position_bytes(self) -> int:
@@ -197,6 +207,8 @@ class Place:
             return 0
         over = self._at == len(self._units)
         first = int(hits.searchsorted(self._at))
+        if 0 < first < len(hits) and self._rather_behind(int(hits[first - 1]), int(hits[first])):
+            first = len(hits)
         nearest = int(hits[first]) if first < len(hits) else len(self._units)
         states = self._states[hits]
         late = hits[(states == _WASTED) | (states == _SKIPPED)]
@@ -276,10 +288,10 @@ class Place:
     def _between_items(self, hits: Array, start: int, end: int) -> None:
         """What of a range is in none of the units that overlap it goes to the verdict."""
         if not len(hits):
-            self._verdict.outside(start, end)
+            self._verdict.outside(start, end, self.position)
         elif end - start > HUGE_BYTES:
             for low, high in self._units.between(hits, start, end, HUGE_BYTES):
-                self._verdict.outside(low, high)
+                self._verdict.outside(low, high, self.position)
 
     def _near(self) -> int:
         """The unit up to which a touch moves the position."""
@@ -308,6 +320,12 @@ class Place:
         if behind >= 0 and int(hits[behind]) >= self._behind():
             return True
         return self._verdict.follows(hits)
+
+    def _rather_behind(self, behind: int, ahead: int) -> bool:
+        """Of a page that these two units share, whether the one behind the position is read, by a
+        reader that is late: the foremost one is nearer to that."""
+        at, front = self._units.coordinate, self._front
+        return bool(at[front] - at[behind] < SHARED_TIMES * (at[ahead] - at[front]))
 
     def _horizon_bytes(self) -> int:
         return max(NEAR_BYTES, self._lookahead_bytes, self.total_bytes // HORIZON_PART)

@@ -71,10 +71,11 @@ class Verdict:
         steps = hits[found] - self._judged
         return int(steps.min(initial=LOCAL_UNITS + 1, where=steps >= 0))
 
-    def outside(self, start: int, end: int) -> None:
-        """A touch of what is in no item. A B-tree's pages are, and what a job reads beside its
-        epochs; but when nothing else is touched, the order is none of this reader's."""
-        if self._right >= MATCHED or self.wrong is not None:
+    def outside(self, start: int, end: int, read: int) -> None:
+        """A touch of what is in no item, when so many items are known to have been read. A B-tree's
+        pages are, and what a job reads beside its epochs; but when nothing else is touched, the
+        order is none of this reader's."""
+        if max(read, self._right) >= MATCHED or self.wrong is not None:
             return
         self._outside.update(range(start // BLOCK_BYTES, -(-end // BLOCK_BYTES)))
         seen_bytes = len(self._outside) * BLOCK_BYTES
