@@ -17,8 +17,9 @@ from traces import without_index
 from uffdprefetch.cli import main
 from uffdprefetch.errors import UffdPrefetchError
 from uffdprefetch.plan import window
+from uffdprefetch.report import replay as report
 from uffdprefetch.sim.replay.auto import Auto, PoolAuto
-from uffdprefetch.sim.replay.choices import choices, command_line, predict
+from uffdprefetch.sim.replay.choices import Predicted, choices, command_line, predict
 from uffdprefetch.sim.replay.demand import Demand, again, demand_of
 from uffdprefetch.sim.replay.engine import Resident
 from uffdprefetch.sim.replay.keep import CHUNK_PAGES, Belady, Cyclic, Keep, Lru
@@ -332,6 +333,30 @@ def test_choices_are_commands_that_wrap_takes() -> None:
     assert [each.choice.name for each in outcomes] == list(lines)
 
 
+@pytest.mark.parametrize(
+    ("seconds", "best", "rest"),
+    [
+        # plain, wrap, windows, known order, pool, pool with one
+        ((10, 5, 5, 4, 6, 3), "pool of 1MiB, known order", "wrap"),
+        ((10, 5, 4.7, 3.1, 6, 3), "known order", "windows of 1MiB"),
+        ((10, 5, 4.8, 4.79, 4.78, 4.77), "wrap", "wrap"),
+        ((5.2, 5.1, 5, 5, 5, 5), "plain", "plain"),
+    ],
+)
+def test_of_what_is_as_quick_the_simplest_is_best(
+    seconds: tuple[float, ...], best: str, rest: str
+) -> None:
+    every = choices([MIB], [8 * MIB], None, [MIB], 1 << 30)
+    outcome = run(straight(64), Plain())
+    predicted = [Predicted(choice, replace(outcome, seconds=took))
+                 for choice, took in zip(every, seconds, strict=True)]
+    lines = {choice.name: command_line(choice, ["job", "a b"]) for choice in every}
+    assert report.best(predicted, straight(), needs_order=True) == lines[best]
+    assert report.best(predicted, straight(), needs_order=False) == lines[rest]
+    ordered = [one for one in predicted if one.choice.needs_order]
+    assert report.best(ordered, straight(), needs_order=False) is None
+
+
 @pytest.fixture
 def recorded(tmp_path: Path) -> Path:
     """A trace file of two ranks that go through a file that is not there any more."""
@@ -361,7 +386,11 @@ def test_the_command_ranks_choices_and_prints_the_best(
     assert found["choices"][0]["name"] != "plain"
     assert main(words) == 0
     text = capsys.readouterr().out
-    assert f"best: {found['choices'][0]['command']}" in text and "plain" in text
+    assert f"best: {found['best']}\n" in text and "plain" in text
+    assert found["best"] == found["best_without_order"] == "uffdprefetch wrap -- python train.py"
+    assert main([*words, "--only", "known order"]) == 0
+    text = capsys.readouterr().out
+    assert "--plan PLAN" in text and "PLAN says the order" in text
     picture = recorded.with_suffix(".png")
     assert main([*words, "--distance", "1MiB,8MiB", "--only", "windows", "--png",
                  str(picture)]) == 0

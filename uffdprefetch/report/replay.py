@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from uffdprefetch.report.columns import aligned
-from uffdprefetch.sim.replay.choices import Predicted, command_line
+from uffdprefetch.sim.replay.choices import Choice, Predicted, command_line
 from uffdprefetch.sim.replay.demand import Demand
 from uffdprefetch.sim.replay.link import Storage
 from uffdprefetch.units import format_rate, format_size
 
 SCHEMA = "uffdprefetch.replay/1"
+#: Predictions as near as this to the quickest say nothing of who is quicker: the simplest is best.
+ALIKE = 1.05
 
 
 def document(
@@ -49,7 +51,22 @@ def document(
         "bandwidth_bytes_per_second": storage.bandwidth,
         "latency_seconds": storage.latency,
         "choices": rows,
+        "best": best(predicted, demand, needs_order=True),
+        "best_without_order": best(predicted, demand, needs_order=False),
     }
+
+
+def best(predicted: Sequence[Predicted], demand: Demand, needs_order: bool) -> str | None:
+    """The command line to take; None when there is none without ``needs_order``."""
+    allowed = [one for one in predicted if needs_order or not one.choice.needs_order]
+    quickest = min((one.outcome.seconds for one in allowed), default=0.0)
+    alike = [one.choice for one in allowed if one.outcome.seconds <= ALIKE * quickest]
+    return command_line(min(alike, key=effort), demand.command) if alike else None
+
+
+def effort(choice: Choice) -> tuple[bool, int]:
+    """What it takes to use it: an order that has to be written down, then options."""
+    return choice.needs_order, -1 if choice.options is None else len(choice.options)
 
 
 def picture(document: dict[str, Any]) -> dict[str, Any]:
@@ -85,11 +102,14 @@ def _title(document: dict[str, Any]) -> str:
 
 
 def _notes(document: dict[str, Any]) -> list[str]:
-    best = document["choices"][0]
-    notes = [f"best: {best['command']}"]
-    if best["needs_order"]:
+    best, rest = document["best"], document["best_without_order"]
+    notes = [f"best: {best}"]
+    if best != rest:
         notes.append("PLAN says the order (docs/plans.md); of a PyTorch DataLoader wrap knows it "
                      "without")
+        notes += [f"best without an order: {rest}"] if rest else []
+    if best != document["choices"][0]["command"]:
+        notes.append(f"(of what is within {ALIKE - 1:.0%} of the quickest, what takes least)")
     return notes
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 from uffdprefetch.report.columns import aligned
 from uffdprefetch.sim.execute import PFS
+from uffdprefetch.sim.model import Readings
+from uffdprefetch.sim.policies import POLICIES
 from uffdprefetch.sim.scenario import Scenario
 from uffdprefetch.sim.simulate import Row
 from uffdprefetch.sim.workload import Workload
@@ -16,6 +18,8 @@ from uffdprefetch.sim.workload import Workload
 SCHEMA = "uffdprefetch.simulation/1"
 #: Two published times as near as this are no order: other sizes are drawn here than were there.
 TIE = 0.001
+#: Columns that go where a terminal is too narrow, the first one first.
+LEAST_WANTED = ("preload", "hits", "file system", "stall")
 
 
 def document(
@@ -32,7 +36,11 @@ def document(
         "dataset_mb": workload.S,
         "epochs": scenario.training.E,
         "batch": scenario.training.B,
-        "write": scenario.readings.write,
+        "drop_last": scenario.training.drop_last,
+        "scheme": scenario.training.scheme,
+        "order": scenario.training.order,
+        "seed": scenario.training.seed,
+        "rates": scenario.system.rates,
         "policies": entries,
         "out_of_order": out_of_order(entries),
         "simulated_in_seconds": took_seconds,
@@ -43,15 +51,17 @@ def _entry(row: Row, scenario: Scenario) -> dict[str, Any]:
     outcome, named = row.outcome, row.policy
     entry: dict[str, Any] = {
         "name": named.name,
+        "policy": next(kind for kind, made in POLICIES.items() if made is type(named.policy)),
         "nodes": row.nodes,
         "options": asdict(named.policy),
+        "write": (named.readings or scenario.readings).write,
         "published_seconds": named.published,
         "seconds": outcome and outcome.seconds,
         "why": row.why or None,
         "simulated_in_seconds": row.took_seconds,
     }
     if outcome is None:
-        return entry
+        return entry | dict.fromkeys(_FIGURES)
     names = [one.name for one in (named.classes or scenario.system.classes)[1:]]
     sources = ["the file system", *(f"own {name}" for name in names),
                *(f"other nodes' {name}" for name in names)]
@@ -68,6 +78,13 @@ def _entry(row: Row, scenario: Scenario) -> dict[str, Any]:
         "file_system_mb": outcome.pfs_mb,
         "useless_mb": outcome.useless_mb,
     }
+
+
+#: Of a policy that applies.
+_FIGURES = (
+    "compute_seconds", "preload_seconds", "stall_seconds", "stall_seconds_by_source", "consumed_mb",
+    "read_mb_by_source", "hits", "file_system_mb", "useless_mb", "error",
+)
 
 
 def out_of_order(entries: Sequence[dict[str, Any]]) -> list[list[str]]:
@@ -132,6 +149,9 @@ def _notes(document: dict[str, Any]) -> list[str]:
         f"{name}, nodes {', '.join(map(str, nodes))}: {why}" if sweep else f"{name}: {why}"
         for (name, why), nodes in whose.items()
     ]
+    written = {row["write"] for row in rows}
+    notes += [f"{row['name']}: write = {row['write']!r}" for row in rows
+              if len(written) > 1 and row["write"] != Readings().write and not sweep]
     notes += [f"published the other way round: {first} before {second}"
               for first, second in document["out_of_order"]]
     notes.append("hits: part of the bytes that came from storage of the nodes; file system: what "
@@ -154,7 +174,13 @@ def table(document: dict[str, Any]) -> None:
     from rich.text import Text
 
     console = Console()
-    heads = _heads(document)
+    heads, every = _heads(document), _heads(document)
+    for head in LEAST_WANTED:
+        rows = [heads, *(_cells(row, heads) for row in document["policies"])]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        if sum(widths) + 3 * len(widths) + 1 <= console.width:
+            break
+        heads.remove(head)
     shown = Table(title=Text(_title(document)), title_justify="left")
     for head in heads:
         shown.add_column(head, justify="left" if head == "policy" else "right", overflow="fold")
@@ -162,5 +188,9 @@ def table(document: dict[str, Any]) -> None:
         style = "dim" if row["seconds"] is None else None
         shown.add_row(*map(Text, _cells(row, heads)), style=style)
     console.print(shown)
+    gone = [head for head in every if head not in heads]
+    if gone:
+        said = f"{', '.join(gone)}: in a wider terminal, or by --json"
+        console.print(Text(said, style="dim"))
     for note in _notes(document):
         console.print(Text(note, style="dim"))
