@@ -41,7 +41,7 @@ def document() -> dict[str, Any]:
 def test_names_stay_whole_where_a_terminal_is_narrow(
     document: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for width, gone in ((80, "stall, preload, hits, file system"), (104, "preload"), (200, None)):
+    for width, gone in ((80, "stall, preload, hits, file system"), (110, "preload"), (200, None)):
         monkeypatch.setenv("COLUMNS", str(width))
         report.table(document)
         lines = capsys.readouterr().out.splitlines()
