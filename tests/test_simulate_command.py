@@ -140,6 +140,15 @@ def test_what_comes_along_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
         (["--replay", "t", "--nodes", "2"], "--nodes has no meaning with --replay"),
         (["--replay", "t", "--bandwidth", "1MB/s", "--latency", "1ms", "--budget", "512KiB"],
          "--budget 512KiB: at least 1MiB"),
+        (["paper5-1", "--only", "hdmlp,cluster-pool,naive"], "--only cluster-pool: none of Lower"),
+        (["paper5-1", "--only", ""], "--only '': nothing is given"),
+        (["paper5-1", "--only", "naive,"], "--only naive,: none of Lower Bound"),
+        (["paper5-1", "--nodes", ""], "--nodes '': nothing is given"),
+        (["paper5-1", "--png", ""], "--png '': nothing is given"),
+        ([""], "SCENARIO '': nothing is given"),
+        (["--list", "--json"], "--list stands alone: without --json"),
+        (["--list", "--seed", "0"], "--list stands alone: without --seed"),
+        (["nonsense", "--list", "--nodes", "3"], "--list stands alone: without SCENARIO"),
         (["paper5-1", "--png", "/nonexistent/x.png", "--only", "lower"], "cannot write /nonexist"),
         (["paper5-1", "--", "x"], "nothing goes after --"),
     ],
@@ -150,6 +159,11 @@ def test_what_cannot_be_is_one_line(
     assert main(["simulate", *words]) in (1, 2)
     error = capsys.readouterr().err
     assert said in error and len(error.splitlines()) == 1
+
+
+def test_a_kind_is_a_name_of_its_policies(capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(shown(capsys, "paper5-1", "--json", "--only", "perfect,naive"))
+    assert [row["name"] for row in found["policies"]] == ["Lower Bound", "Naive"]
 
 
 def test_node_counts() -> None:

@@ -8,7 +8,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -42,7 +42,7 @@ class Command:
         parser.add_argument("--list", action="store_true", help="the scenarios that come along, "
                             "and the policies")
         parser.add_argument("--only", metavar="WORDS", help="only policies with one of these "
-                            "comma-separated words in their names")
+                            "comma-separated words in their names, or of these kinds (--list)")
         parser.add_argument("--nodes", metavar="N,N,...", help="simulate these numbers of nodes, "
                             "1..512 for all powers of two between (strong scaling)")
         parser.add_argument("--seed", type=int, help="of the sizes and orders, instead of the "
@@ -73,9 +73,9 @@ class Command:
             raise usage_error("simulate starts nothing: nothing goes after --")
         from uffdprefetch.sim import scenario as scenarios
 
+        _refuse_what_does_not_apply(args)
         if args.list:
             return _list()
-        _refuse_what_does_not_apply(args)
         if args.replay is not None:
             return _replay(args)
         if args.scenario is None:
@@ -87,13 +87,18 @@ class Command:
             scenario = replace(scenario, training=replace(scenario.training, seed=args.seed))
         if args.access_frequency is not None:
             return _frequency(scenario, args)
-        if args.only:
+        if args.only is not None:
             scenario = _only(scenario, args.only)
         return _simulate(scenario, args)
 
 
 def _refuse_what_does_not_apply(args: argparse.Namespace) -> None:
     """An option that would be ignored is a mistake."""
+    for name, value in vars(args).items():
+        if value == "":
+            raise usage_error(f"{_written(name)} '': nothing is given")
+        if args.list and name != "list" and value is not None and value is not False:
+            raise usage_error(f"--list stands alone: without {_written(name)}")
     if args.replay is None:
         for name in ("bandwidth", "latency", "size", "distance", "budget", "epochs", "memory"):
             if getattr(args, name) is not None:
@@ -103,8 +108,12 @@ def _refuse_what_does_not_apply(args: argparse.Namespace) -> None:
     for mode, strangers in with_it.items():
         for name in strangers if getattr(args, mode) is not None else ():
             if getattr(args, name) is not None:
-                option, other = name.replace("_", "-"), mode.replace("_", "-")
-                raise usage_error(f"--{option} has no meaning with --{other}")
+                raise usage_error(f"{_written(name)} has no meaning with {_written(mode)}")
+
+
+def _written(name: str) -> str:
+    """As it is on the command line."""
+    return "SCENARIO" if name == "scenario" else "--" + name.replace("_", "-")
 
 
 def _simulate(scenario: Scenario, args: argparse.Namespace) -> int:
@@ -112,7 +121,7 @@ def _simulate(scenario: Scenario, args: argparse.Namespace) -> int:
     from uffdprefetch.report.columns import show
     from uffdprefetch.sim import simulate
 
-    nodes = node_counts(args.nodes) if args.nodes else []
+    nodes = node_counts(args.nodes) if args.nodes is not None else []
     began = time.perf_counter()
     workload = simulate.workload_of(scenario)
     with _progress() as progress:
@@ -152,7 +161,7 @@ def _replay(args: argparse.Namespace) -> int:
     budgets = given or sorted({_rounded(part * wanted) for part in (0.5, 1.05)})
     files_bytes = sum(file.size_bytes for file in demand.files)
     which = choices(windows, distances, memory, budgets, files_bytes)
-    if args.only:
+    if args.only is not None:
         which = _named(which, args.only)
     found = []
     with _progress() as progress:
@@ -196,7 +205,7 @@ def _storage(args: argparse.Namespace) -> Storage:
 def _sizes(option: str, text: str | None, least: int = 1 << 16) -> list[int]:
     from uffdprefetch.units import format_size_exact, parse_size
 
-    sizes = [parse_size(part) for part in (text or "").split(",") if part]
+    sizes = [parse_size(part) for part in text.split(",")] if text is not None else []
     if any(size < least for size in sizes):
         raise usage_error(f"{option} {text}: at least {format_size_exact(least)}")
     return sizes
@@ -241,16 +250,26 @@ def _list() -> int:
 
 
 def _only(scenario: Scenario, words: str) -> Scenario:
-    return replace(scenario, policies=_named(scenario.policies, words))
+    from uffdprefetch.sim.policies import POLICIES
+
+    kinds = {made: name for name, made in POLICIES.items()}
+    return replace(scenario, policies=_named(
+        scenario.policies, words, lambda one: kinds[type(one.policy)]))
 
 
-def _named(named: Sequence[Named], words: str) -> list[Named]:
-    """Those with one of the comma-separated words in their names."""
-    wanted = [word.strip().lower() for word in words.split(",") if word.strip()]
-    chosen = [one for one in named if any(word in one.name.lower() for word in wanted)]
-    if not chosen:
-        raise usage_error(f"--only {words}: none of {', '.join(one.name for one in named)}")
-    return chosen
+def _named(
+    named: Sequence[Named], words: str, kind: Callable[[Named], str] = lambda one: ""
+) -> list[Named]:
+    """Those with one of the comma-separated words in their names, or of that kind; each word is of
+    one at least."""
+    chosen: list[Named] = []
+    for word in (word.strip().lower() for word in words.split(",")):
+        found = [one for one in named if word and (word in one.name.lower() or word == kind(one))]
+        if not found:
+            raise usage_error(
+                f"--only {word or words}: none of {', '.join(one.name for one in named)}")
+        chosen += found
+    return [one for one in named if one in chosen]
 
 
 def node_counts(text: str) -> list[int]:
