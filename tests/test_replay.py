@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -424,6 +425,11 @@ def test_the_command_ranks_choices_and_prints_the_best(
          "not a size: ''"),
         (["--replay", "{trace}", "--bandwidth", "1MB/s", "--latency", "1ms", "--only",
           "plain,staging"], "--only staging: none of plain, wrap"),
+        (["--replay", "{pipe}", "--bandwidth", "1MB/s", "--latency", "1ms"], "is a pipe: give a"),
+        (["--replay", "{trace}", "{pipe}"], "is a pipe: give a file"),
+        (["--replay", "{folder}", "--bandwidth", "1MB/s", "--latency", "1ms"], "Is a directory"),
+        (["--replay", "{trace}", "--bandwidth", "1MB/s", "--latency", "1ms", "--png",
+          "{folder}/no/x.png"], "/no/x.png: No such file or directory"),
         (["--replay", "{trace}", "--bandwidth", "1MB/s", "--latency", "1ms", "--memory",
           "1GiB,2GiB"], "--memory 1GiB,2GiB: one size"),
         (["paper5-1", "--budget", "1GiB"], "--budget belongs to --replay"),
@@ -432,7 +438,21 @@ def test_the_command_ranks_choices_and_prints_the_best(
 def test_what_cannot_be_is_one_line(
     recorded: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
 ) -> None:
-    filled = [word.format(trace=recorded) for word in words]
+    pipe = recorded.parent / "pipe"
+    os.mkfifo(pipe)
+    filled = [word.format(trace=recorded, pipe=pipe, folder=recorded.parent) for word in words]
     assert main(["simulate", *filled]) == 2
     error = capsys.readouterr().err
     assert said in error and len(error.splitlines()) == 1
+
+
+def test_more_than_memory_holds_is_one_line(
+    recorded: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["simulate", "--replay", str(recorded), "--bandwidth", "1MB/s", "--latency", "1ms"]
+    assert main([*words, "--epochs", str(10**12)]) == 1  # numpy: more than an address space
+    assert main([*words, "--epochs", str(10**25)]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == ("uffdprefetch: simulate: needs more memory than there is (epochs: "
+                        "1,000,000,000,000, windows up to 128 MiB)")
+    assert len(lines) == 2

@@ -6,13 +6,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import stat
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, TypeVar
 
-from uffdprefetch.errors import usage_error
+from uffdprefetch.errors import UffdPrefetchError, usage_error
 
 if TYPE_CHECKING:
     from uffdprefetch.sim.replay.choices import Choice
@@ -65,7 +68,8 @@ class Command:
                             "shows its first epoch only)")
         parser.add_argument("--memory", metavar="SIZE", help="for the page cache, with --replay "
                             "(default: enough)")
-        parser.add_argument("--png", metavar="F", help="also draw it: time by source, or by nodes")
+        parser.add_argument("--png", metavar="F.png", help="also draw it: time by source, or by "
+                            "nodes")
         parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
 
     def run(self, args: argparse.Namespace, rest: list[str] | None) -> int:
@@ -76,6 +80,12 @@ class Command:
         _refuse_what_does_not_apply(args)
         if args.list:
             return _list()
+        if args.png is not None:
+            from uffdprefetch.report import simulate_png
+
+            simulate_png.refuse_what_cannot_be_drawn(args.png)
+        for name in (args.scenario, args.replay):
+            _refuse_a_pipe(name)
         if args.replay is not None:
             return _replay(args)
         if args.scenario is None:
@@ -116,6 +126,29 @@ def _written(name: str) -> str:
     return "SCENARIO" if name == "scenario" else "--" + name.replace("_", "-")
 
 
+def _refuse_a_pipe(path: str | None) -> None:
+    """Opening one waits for a writer, for ever; but those of a shell's <(...) have theirs."""
+    if path is None or path.startswith("/dev/"):
+        return
+    if os.path.exists(path) and stat.S_ISFIFO(os.stat(path).st_mode):
+        raise usage_error(f"{path} is a pipe: give a file")
+
+
+@contextmanager
+def _enough_memory(of: str) -> Iterator[None]:
+    """Sizes that are typing errors, or too much for this machine, are one line; ``of``: them."""
+    try:
+        yield
+    except (MemoryError, OverflowError):
+        raise UffdPrefetchError(f"simulate: needs more memory than there is ({of})") from None
+
+
+def _extent(scenario: Scenario, nodes: int) -> str:
+    F, E = scenario.dataset.F, scenario.training.E
+    many = f"F x E = {F:,} x {E:,} = {F * E:,}" if F else f"E = {E:,}"
+    return f"{many}, {nodes:,} nodes"
+
+
 def _simulate(scenario: Scenario, args: argparse.Namespace) -> int:
     from uffdprefetch.report import simulate as report
     from uffdprefetch.report.columns import show
@@ -123,16 +156,17 @@ def _simulate(scenario: Scenario, args: argparse.Namespace) -> int:
 
     nodes = node_counts(args.nodes) if args.nodes is not None else []
     began = time.perf_counter()
-    workload = simulate.workload_of(scenario)
-    with _progress() as progress:
-        rows = list(simulate.run(scenario, workload, nodes, progress))
+    with _enough_memory(_extent(scenario, max(nodes, default=scenario.system.N))):
+        workload = simulate.workload_of(scenario)
+        with _progress() as progress:
+            rows = list(simulate.run(scenario, workload, nodes, progress))
     document = report.document(
         scenario, args.scenario, workload, rows, time.perf_counter() - began)
-    if args.png:
+    show(document, args.json, report.plain, report.table)
+    if args.png is not None:
         from uffdprefetch.report import simulate_png
 
         simulate_png.write(document, args.png)
-    show(document, args.json, report.plain, report.table)
     return 0
 
 
@@ -143,6 +177,7 @@ def _replay(args: argparse.Namespace) -> int:
     from uffdprefetch.sim.replay.choices import DISTANCES, WINDOWS, choices, predict
     from uffdprefetch.sim.replay.demand import demand_of
     from uffdprefetch.trace import file as traces
+    from uffdprefetch.units import format_size
 
     storage = _storage(args)
     windows = _sizes("--size", args.size) or list(WINDOWS)
@@ -156,24 +191,25 @@ def _replay(args: argparse.Namespace) -> int:
     if epochs < 1:
         raise usage_error(f"--epochs {epochs}: from 1 on")
     given = _sizes("--budget", args.budget, POOL_LEAST_BYTES)
-    demand = demand_of(traces.read(args.replay), epochs)
-    wanted = demand.wanted_bytes
-    budgets = given or sorted({_rounded(part * wanted) for part in (0.5, 1.05)})
-    files_bytes = sum(file.size_bytes for file in demand.files)
-    which = choices(windows, distances, memory, budgets, files_bytes)
-    if args.only is not None:
-        which = _named(which, args.only)
-    found = []
-    with _progress() as progress:
-        for done, one in enumerate(predict(demand, storage, which)):
-            progress(done + 1, len(which), one.choice.name)
-            found.append(one)
+    with _enough_memory(f"epochs: {epochs:,}, windows up to {format_size(max(windows))}"):
+        demand = demand_of(traces.read(args.replay), epochs)
+        wanted = demand.wanted_bytes
+        budgets = given or sorted({_rounded(part * wanted) for part in (0.5, 1.05)})
+        files_bytes = sum(file.size_bytes for file in demand.files)
+        which = choices(windows, distances, memory, budgets, files_bytes)
+        if args.only is not None:
+            which = _named(which, args.only)
+        found = []
+        with _progress() as progress:
+            for done, one in enumerate(predict(demand, storage, which)):
+                progress(done + 1, len(which), one.choice.name)
+                found.append(one)
     document = report.document(args.replay, demand, storage, found)
-    if args.png:
+    show(document, args.json, report.plain, report.table)
+    if args.png is not None:
         from uffdprefetch.report import simulate_png
 
         simulate_png.write(report.picture(document), args.png)
-    show(document, args.json, report.plain, report.table)
     return 0
 
 
@@ -222,16 +258,17 @@ def _frequency(scenario: Scenario, args: argparse.Namespace) -> int:
 
     if not -1 < args.access_frequency < float("inf"):
         raise usage_error(f"--access-frequency {args.access_frequency}: more than -1")
-    workload = simulate.workload_of(scenario)
-    found = frequency.drawn(workload, scenario.system.N)
+    with _enough_memory(_extent(scenario, scenario.system.N)):
+        workload = simulate.workload_of(scenario)
+        found = frequency.drawn(workload, scenario.system.N)
     document = report.document(args.scenario, workload, scenario.system.N, args.access_frequency,
                                found)
-    if args.png:
-        report.draw(document, args.png)
     if args.json:
         print(json.dumps(document, indent=2))
     else:
         sys.stdout.write(report.plain(document))
+    if args.png is not None:
+        report.draw(document, args.png)
     return 0
 
 

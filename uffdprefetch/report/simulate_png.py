@@ -4,10 +4,12 @@ seconds over the number of nodes."""
 
 from __future__ import annotations
 
+import io
+import os
 import textwrap
 from typing import Any
 
-from uffdprefetch.errors import UffdPrefetchError
+from uffdprefetch.errors import UffdPrefetchError, usage_error
 from uffdprefetch.report.png import matplotlib_or_error
 
 COMPUTE, PRELOAD = "#9aa5b1", "#332288"
@@ -20,8 +22,31 @@ LINES = ("#332288", "#cc3311", "#117733", "#ddaa33", "#88ccee", "#aa4499", "#44a
 MARKS = "osD^vP*X<>ph"
 
 
+def refuse_what_cannot_be_drawn(path: str) -> None:
+    """Before minutes are spent on simulating; leaves what is there as it is, and nothing new.
+
+    Raises UffdPrefetchError (exit 2).
+    """
+    if not path.lower().endswith(".png"):
+        raise usage_error(f"--png {path}: a picture's name ends in .png")
+    there = os.path.exists(path)
+    if there and not os.path.isfile(path):
+        raise usage_error(f"--png {path}: is no file: give another name")
+    try:
+        with open(path, "ab"):
+            pass
+        if not there:
+            os.unlink(os.path.realpath(path))
+    except OSError as error:
+        raise usage_error(f"--png: cannot write {path}: {error.strerror}") from None
+    try:
+        matplotlib_or_error("--png")
+    except UffdPrefetchError as error:
+        raise usage_error(error.message) from None
+
+
 def write(document: dict[str, Any], path: str) -> None:
-    """Draw ``document`` (report.simulate.document) into ``path``, PNG or what its suffix says.
+    """Draw ``document`` (report.simulate.document) into ``path``, as PNG.
 
     Raises UffdPrefetchError (exit 1) without matplotlib.
     """
@@ -32,12 +57,25 @@ def write(document: dict[str, Any], path: str) -> None:
 
 
 def save(figure: Any, path: str) -> None:
-    """Write a figure; raises UffdPrefetchError (exit 1) when it cannot be."""
+    """Write a figure as PNG; raises UffdPrefetchError (exit 1) when it cannot be."""
     try:
-        figure.savefig(path)
+        drawn = io.BytesIO()
+        figure.savefig(drawn, format="png")  # before an older picture is lost
+        _write(drawn.getvalue(), path)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise UffdPrefetchError(f"cannot write {path}: {why}") from None
+
+
+def _write(data: bytes, path: str) -> None:
+    """All of it, or no file. Raises OSError."""
+    file = open(path, "wb")
+    try:
+        with file:
+            file.write(data)
+    except OSError:
+        os.unlink(path)
+        raise
 
 
 def _colours(names: list[str]) -> dict[str, str]:
