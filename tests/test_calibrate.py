@@ -10,9 +10,11 @@ import math
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,11 +28,12 @@ from conftest import require, warnings_fail
 from uffdprefetch.cli import main
 from uffdprefetch.demo.bed import SlowBed, why_no_bed
 from uffdprefetch.errors import UffdPrefetchError
-from uffdprefetch.sim.measure import network
+from uffdprefetch.sim.measure import network, scratch
 from uffdprefetch.sim.measure.bounds import RUNS_MAX, RUNS_MIN, Budget, repeat
 from uffdprefetch.sim.measure.intervals import median, ranks
 from uffdprefetch.sim.measure.reads import Reader
 from uffdprefetch.sim.scenario import load
+from uffdprefetch.uffd import resident_bytes
 
 pytestmark = warnings_fail
 
@@ -236,6 +239,10 @@ def test_cold_bytes_come_from_the_bed(bed: SlowBed, tmp_path: Path) -> None:
         (["{tmp}/large", "-o", "{tmp}/no/file"], 2, "its directory cannot be written"),
         (["{tmp}/large", "-o", "{tmp}/folder", "-f"], 1, "cannot write"),
         (["{tmp}/large", "--local", "{tmp}/no"], 2, "/no: cannot be read"),
+        (["{tmp}/large", "--local", "{tmp}/small"], 2, "/small: is no directory"),
+        (["{tmp}/large", "--local", "/proc"], 1, "cannot make a test file in /proc: "),
+        (["{tmp}", "--file-size", "1PB"], 2, "are free: at most 90 % of that"),
+        (["{tmp}/large", "--local", "{tmp}", "--file-size", "1PB"], 2, "--file-size: 909 TiB in"),
     ],
 )
 def test_what_cannot_be_is_one_line(
@@ -249,8 +256,10 @@ def test_what_cannot_be_is_one_line(
     (disk / "large").write_bytes(os.urandom(16 << 20))
     filled = [word.format(tmp=disk) for word in words]
     assert main(["calibrate", "--seconds", "1", *filled]) == status
-    error = capsys.readouterr().err
-    assert said in error.splitlines()[-1] and "Traceback" not in error
+    lines = capsys.readouterr().err.splitlines()
+    assert said.format(tmp=disk) in lines[-1] and "Traceback" not in "".join(lines)
+    # What could be known before is said before minutes of measuring.
+    assert len(lines) == 1 or "--bytes" in words or "-f" in words
 
 
 def test_a_directory_gets_a_test_file_that_goes_away(disk: Path) -> None:
@@ -271,6 +280,77 @@ def test_a_calibration_that_is_killed_leaves_nothing_behind(disk: Path) -> None:
                                              "64 KiB\n")  # it measures: the file is there
         process.kill()
     assert os.listdir(disk) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_test_file_never_has_a_name_to_leave_behind(disk: Path, number: int) -> None:
+    words = [sys.executable, "-m", "uffdprefetch", "calibrate", str(disk), "--file-size", "4GiB",
+             "--seconds", "600", "-o", "-"]
+    with subprocess.Popen(words, stderr=subprocess.DEVNULL) as process:
+        while not writes_below(disk, process.pid):
+            assert process.poll() is None
+            time.sleep(0.01)
+        names = os.listdir(disk)
+        process.send_signal(number)
+    assert names == os.listdir(disk) == [] and process.returncode == -number
+
+
+def writes_below(folder: Path, pid: int) -> bool:
+    """Whether a process has a file open there that is not empty."""
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            if os.readlink(fd).startswith(f"{folder}/") and fd.stat().st_size:
+                return True
+        except FileNotFoundError:
+            pass  # closed since
+    return False
+
+
+def short(path: Path, out: Path, *options: str) -> str:
+    """The scenario file of the shortest calibration."""
+    assert main(["calibrate", str(path), "--file-size", "16MiB", "--seconds", "1", "--threads",
+                 "1", "--requests", "64KiB", "--prefetchers", "2", "-o", str(out), *options]) == 0
+    return out.read_text()
+
+
+def test_writing_the_test_file_ends_in_time_and_is_said(
+    disk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = short(disk, disk / "s.toml", "--seconds", "1ms")
+    said = f"test file in {disk}: 8 MiB of 16 MiB, for more there was no time"
+    assert f"\n# {said}\n" in text and capsys.readouterr().err.startswith(f"uffdprefetch: {said}")
+    # What is needed is written whatever it takes.
+    fd = scratch.made(str(disk), 20 << 20, 9 << 20, 0.0)
+    assert os.fstat(fd).st_size == 16 << 20
+    os.close(fd)
+
+
+def test_memory_is_no_local_disk(
+    disk: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    memory = tmp_path if on_memory(tmp_path) else Path("/dev/shm")
+    require(on_memory(memory), f"{memory} is not in memory")
+    with tempfile.TemporaryDirectory(dir=memory) as folder:
+        for options in ([], ["--direct"]):
+            text = short(disk, disk / "s.toml", "-f", "--local", folder, *options)
+            said = f"local disk: left out: what is written in {folder} stays in the page cache"
+            assert f"\n# {said}" in text and '"local disk"' not in text
+            # Before anything else is measured.
+            assert capsys.readouterr().err.startswith(f"uffdprefetch: {said}")
+        assert os.listdir(folder) == []
+    assert '"local disk"' in short(disk, disk / "s.toml", "-f", "--local", str(disk))
+
+
+def test_a_file_without_a_name_is_read_past_the_page_cache(disk: Path) -> None:
+    fd = scratch.made(str(disk), 1 << 20, 0, 60.0)
+    os.pread(fd, 1 << 20, 0)
+    assert resident_bytes(fd, 0, 1 << 20)[0] == 1 << 20
+    with Reader(str(disk), False, 0, os.dup(fd)) as reader:
+        assert reader.size_bytes == 1 << 20 and reader.run(1, 4096, Budget(60.0, 1 << 30))
+        assert resident_bytes(fd, 0, 1 << 20)[0] == 0
+    with Reader(str(disk), True, 0, fd) as reader:
+        assert reader.run(2, 65536, Budget(60.0, 1 << 30))
+        assert resident_bytes(fd, 0, 1 << 20)[0] == 0
 
 
 def test_first_ranks_of_hosts() -> None:

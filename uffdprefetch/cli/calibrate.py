@@ -32,13 +32,15 @@ class Command:
         parser.add_argument("--bytes", metavar="SIZE", default="8GiB",
                             help="read at most so much (default: 8GiB)")
         parser.add_argument("--file-size", metavar="SIZE", default="256MiB",
-                            help="of the test file in a directory (default: 256MiB)")
+                            help="of the test file in a directory (default: 256MiB); a "
+                            "quarter of --seconds at most goes into writing it")
         parser.add_argument("--threads", metavar="N,N,...", default="1,2,4,8,16")
         parser.add_argument("--requests", metavar="SIZE,...", default="4KiB,64KiB,1MiB",
                             help="sizes of requests; the largest is prefetching's")
         parser.add_argument("--prefetchers", metavar="N", type=int, default=8,
                             help="threads that prefetch on a node (p_0; default: 8)")
-        parser.add_argument("--local", metavar="DIR", help="also this directory's disk")
+        parser.add_argument("--local", metavar="DIR", help="also this directory's disk (left out "
+                            "where it is tmpfs)")
         parser.add_argument("--direct", action="store_true", help="read with O_DIRECT")
         parser.add_argument("--compute", metavar="RATE", default="100MB/s",
                             help="c of the scenario: what a node trains on (default: 100MB/s)")
@@ -80,6 +82,8 @@ def _refuse_what_cannot_be_used(args: argparse.Namespace) -> None:
     """Before minutes are spent on measuring."""
     if args.local is not None and not os.access(args.local, os.R_OK):
         raise usage_error(f"--local {args.local}: cannot be read: give a directory")
+    if args.local is not None and not os.path.isdir(args.local):
+        raise usage_error(f"--local {args.local}: is no directory")
     if args.output == "-":
         return
     if not args.force and os.path.lexists(args.output):

@@ -13,21 +13,21 @@ import shutil
 import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from uffdprefetch.errors import UffdPrefetchError
-from uffdprefetch.sim.measure import network
+from uffdprefetch.sim.measure import network, scratch
 from uffdprefetch.sim.measure.bounds import RUNS_MIN, Budget, repeat
 from uffdprefetch.sim.measure.intervals import Median, median
 from uffdprefetch.sim.measure.memory import Memory
 from uffdprefetch.sim.measure.reads import Reader
+from uffdprefetch.units import format_size
 
-#: Of the file that is made where PATH is a directory.
-TEST_FILE = ".uffdprefetch-calibrate"
-_PIECE = 8 << 20
+#: Of the time that is left, for writing a test file.
+WRITING_PART = 0.25
 
 
 @dataclass(frozen=True)
@@ -87,61 +87,63 @@ def _calibrate(wishes: Wishes, comm: Any, say: Callable[[str], None]) -> Measure
     done = Measured(nodes=len(leaders))
     budget = Budget(wishes.seconds, wishes.size_bytes)
     tell = say if rank == 0 else (lambda text: None)
+
+    def note(text: str) -> None:
+        tell(text)
+        done.notes.append(text)
+
     if rank not in leaders:
-        _many_nodes(wishes, None, comm, leaders, budget, done, tell)
+        _many_nodes(wishes, None, comm, leaders, budget, done, tell, note)
         return None
-    with _reader(wishes.path, wishes, rank) as reader:
+    # What cannot be is found before anything is measured.
+    own = _disk(wishes, budget, done, note) if rank == 0 else nullcontext()
+    with own as disk, _reader(wishes.path, wishes, rank, len(leaders), budget, note) as reader:
         if rank == 0:
             more = 2 * len(_steps(len(leaders))) + 1 if comm else 0
-            _one_node(wishes, reader, budget, more, done, tell)
+            _one_node(wishes, reader, disk, budget, more, done, tell, note)
         if comm:
-            _many_nodes(wishes, reader, comm, leaders, budget, done, tell)
+            _many_nodes(wishes, reader, comm, leaders, budget, done, tell, note)
         else:
             _as_one_node(wishes, done)
     return done if rank == 0 else None
 
 
 def _one_node(
-    wishes: Wishes, reader: Reader, budget: Budget, more: int, done: Measured,
-    tell: Callable[[str], None],
+    wishes: Wishes, reader: Reader, disk: Reader | None, budget: Budget, more: int,
+    done: Measured, tell: Callable[[str], None], note: Callable[[str], None],
 ) -> None:
     """``more``: points that come after this, which need their part of the time too."""
     threads = sorted({*wishes.threads, 1, wishes.prefetchers})
     cores = sorted({n for n in threads if n <= (os.cpu_count() or 1)} | {1})
-    left = len(wishes.requests) * len(threads) + len(cores) + (len(cores) if wishes.local else 0)
-    left += more
+    left = len(wishes.requests) * len(threads) + len(cores) * (2 if disk else 1) + more
+
+    def curve(
+        what: str, counts: Sequence[int], run: Callable[[int], float | None]
+    ) -> dict[int, Median]:
+        nonlocal left
+        found = {}
+        for count in counts:
+            tell(what.format(f"{count} threads"))
+            point = repeat(partial(run, count), budget, left)
+            left -= 1
+            if point is not None:
+                found[count] = point
+        return found
+
+    def reads(of: Reader, request: int) -> Callable[[int], float | None]:
+        return lambda count: of.run(count, request, budget)
+
     # What the scenario cannot do without comes first.
     threads.sort(key=lambda count: (count != wishes.prefetchers, count))
     for request in sorted(wishes.requests, reverse=True):
-        curve = done.file_system.setdefault(request, {})
-        for count in threads:
-            tell(f"file system: {count} threads, requests of {request >> 10} KiB")
-            found = repeat(partial(reader.run, count, request, budget), budget, left)
-            left -= 1
-            if found is not None:
-                curve[count] = found
-        if not curve:
-            del done.file_system[request]
-            done.notes.append(f"requests of {request} bytes: nothing left of the time or bytes, "
-                              "or the file is too small")
-    memory = Memory(max(cores))
-    for count in cores:
-        tell(f"memory: {count} threads")
-        found = repeat(partial(memory.run, count), budget, left)
-        left -= 1
-        if found is not None:
-            done.memory[count] = found
+        found = curve(f"file system: {{}}, requests of {request >> 10} KiB", threads,
+                      reads(reader, request))
+        if found:
+            done.file_system[request] = found
+    done.memory = curve("memory: {}", cores, Memory(max(cores)).run)
     done.memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if wishes.local:
-        with _reader(wishes.local, wishes, 0) as disk:
-            for count in cores:
-                tell(f"local disk: {count} threads")
-                found = repeat(partial(disk.run, count, max(wishes.requests), budget), budget,
-                               left)
-                left -= 1
-                if found is not None:
-                    done.disk[count] = found
-        done.disk_bytes = shutil.disk_usage(wishes.local).free
+    if disk:
+        done.disk = curve("local disk: {}", cores, reads(disk, max(wishes.requests)))
 
 
 def _steps(nodes: int) -> list[int]:
@@ -163,7 +165,7 @@ def _as_one_node(wishes: Wishes, done: Measured) -> None:
 
 def _many_nodes(
     wishes: Wishes, reader: Reader | None, comm: Any, leaders: list[int], budget: Budget,
-    done: Measured, tell: Callable[[str], None],
+    done: Measured, tell: Callable[[str], None], note: Callable[[str], None],
 ) -> None:
     request = max(wishes.requests)
     counts = _steps(len(leaders))
@@ -198,53 +200,45 @@ def _many_nodes(
         done.link = median(values)
 
 
-def _test_file(folder: str, size_bytes: int, rank: int) -> str:
-    """The name of a new file of ``size_bytes`` random bytes. Raises UffdPrefetchError."""
-    name = os.path.join(folder, f"{TEST_FILE}-{socket.gethostname()}-{os.getpid()}-{rank}")
-    try:
-        with _removed_on_error(name), open(name, "xb") as file:
-            for begin in range(0, size_bytes, _PIECE):
-                # Random: a file system that compresses would not read zeros.
-                file.write(os.urandom(min(_PIECE, size_bytes - begin)))
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise UffdPrefetchError(
-            f"calibrate: cannot make a test file in {folder}: {error.strerror}; "
-            "give a large file on that storage instead") from None
-    return name
+@contextmanager
+def _disk(
+    wishes: Wishes, budget: Budget, done: Measured, note: Callable[[str], None]
+) -> Iterator[Reader | None]:
+    """The reader of --local; None without, and where that is no disk."""
+    if wishes.local is None:
+        yield None
+    elif scratch.in_memory(wishes.local):
+        note(f"local disk: left out: what is written in {wishes.local} stays in the page cache, it "
+             "is memory (tmpfs)")
+        yield None
+    else:
+        done.disk_bytes = shutil.disk_usage(wishes.local).free
+        with _reader(wishes.local, wishes, 0, 1, budget, note) as reader:
+            yield reader
 
 
 @contextmanager
-def _removed_on_error(name: str) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        if os.path.lexists(name):
-            os.unlink(name)
-        raise
-
-
-@contextmanager
-def _reader(path: str, wishes: Wishes, seed: int) -> Iterator[Reader]:
-    """Of a file, or of a test file in a directory, which has no name any more once it is open: so
-    nothing stays behind whatever ends us.
+def _reader(
+    path: str, wishes: Wishes, seed: int, files: int, budget: Budget, note: Callable[[str], None]
+) -> Iterator[Reader]:
+    """Of a file, or of a test file in a directory, where nodes make so many ``files`` together.
 
     ``seed``: another for each node, which would else read what the one before has just read.
     """
-    made = _test_file(path, wishes.file_bytes, seed) if os.path.isdir(path) else None
+    least = wishes.prefetchers * max(wishes.requests)
     try:
-        try:
-            opened = Reader(made or path, wishes.direct, seed)
-        finally:
-            if made:
-                os.unlink(made)
-        with opened as reader:
-            least = wishes.prefetchers * max(wishes.requests)
+        fd = None
+        if os.path.isdir(path):
+            scratch.refuse_what_does_not_fit(path, files * wishes.file_bytes)
+            fd = scratch.made(path, wishes.file_bytes, least, WRITING_PART * budget.seconds)
+        with Reader(path, wishes.direct, seed, fd) as reader:
             if reader.size_bytes < least:
                 raise UffdPrefetchError(
                     f"calibrate: {path} has {reader.size_bytes} bytes, less than the {least} of "
                     f"{wishes.prefetchers} requests at once: give a larger file, or a directory")
+            if fd is not None and reader.size_bytes < wishes.file_bytes:
+                note(f"test file in {path}: {format_size(reader.size_bytes)} of "
+                     f"{format_size(wishes.file_bytes)}, for more there was no time")
             yield reader
     except OSError as error:
         raise UffdPrefetchError(f"calibrate: cannot read {path}: {error.strerror}") from None

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import stat
@@ -24,15 +25,22 @@ class Reader:
     """Random reads of ``path``, each place at most once in a run.
 
     What is read is put out of the page cache before and after; where the file system takes
-    O_DIRECT and ``direct`` is set the cache is not used at all. Raises OSError.
+    O_DIRECT and ``direct`` is set the cache is not used at all. ``fd``: of a file that has no name
+    (any more), which is closed with this; ``path`` is then what errors say. Raises OSError.
     """
 
-    def __init__(self, path: str, direct: bool = False, seed: int = 0) -> None:
-        flags = os.O_RDONLY | os.O_CLOEXEC
+    def __init__(
+        self, path: str, direct: bool = False, seed: int = 0, fd: int | None = None
+    ) -> None:
         self.path = path
-        if not stat.S_ISREG(os.stat(path).st_mode):
+        if fd is not None:
+            self.fd = fd
+            if direct:
+                fcntl.fcntl(fd, fcntl.F_SETFL, os.O_DIRECT)
+        elif stat.S_ISREG(os.stat(path).st_mode):
+            self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (os.O_DIRECT if direct else 0))
+        else:
             raise UffdPrefetchError(f"calibrate: {path} is no file: give one, or a directory")
-        self.fd = os.open(path, flags | (os.O_DIRECT if direct else 0))
         self.direct = direct
         self.size_bytes = os.fstat(self.fd).st_size
         if not direct:

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The file that is read where a directory is to be measured: made there, without a name."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import shutil
+import tempfile
+import time
+
+from uffdprefetch.errors import UffdPrefetchError, usage_error
+from uffdprefetch.uffd import resident_bytes
+from uffdprefetch.units import format_size
+
+#: Seen only where the file system makes no file without a name, until it is unlinked.
+PREFIX = ".uffdprefetch-calibrate-"
+#: Of what is free: others write there too.
+PART_OF_FREE = 0.9
+_PIECE = 8 << 20
+
+
+def refuse_what_does_not_fit(folder: str, size_bytes: int) -> None:
+    """Before anything is written. Raises UffdPrefetchError (exit 2) and OSError."""
+    free = shutil.disk_usage(folder).free
+    if size_bytes > PART_OF_FREE * free:
+        raise usage_error(
+            f"--file-size: {format_size(size_bytes)} in {folder}, where {format_size(free)} are "
+            f"free: at most {100 * PART_OF_FREE:.0f} % of that")
+
+
+def made(folder: str, size_bytes: int, least_bytes: int, seconds: float) -> int:
+    """The descriptor of a new file of random bytes; it has no name, so nothing stays behind
+    whatever ends us. Its size is less than ``size_bytes`` when ``seconds`` do not do for it, but
+    not less than ``least_bytes`` for that. Raises UffdPrefetchError."""
+    until = time.monotonic() + seconds
+    try:
+        with tempfile.TemporaryFile(prefix=PREFIX, dir=folder) as file:
+            for begin in range(0, size_bytes, _PIECE):
+                if begin >= least_bytes and time.monotonic() >= until:
+                    break
+                # Random: a file system that compresses would not read zeros.
+                file.write(os.urandom(min(_PIECE, size_bytes - begin)))
+                file.flush()
+                os.fdatasync(file.fileno())  # storage's time, not the page cache's
+            return os.dup(file.fileno())
+    except OSError as error:
+        raise UffdPrefetchError(
+            f"calibrate: cannot make a test file in {folder}: {error.strerror}: "
+            "give another directory, or as PATH a large file there") from None
+
+
+def in_memory(folder: str) -> bool:
+    """Whether what is written there stays in the page cache, as in tmpfs.
+
+    Raises UffdPrefetchError.
+    """
+    fd = made(folder, mmap.PAGESIZE, mmap.PAGESIZE, 0.0)
+    try:
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        return bool(resident_bytes(fd, 0, mmap.PAGESIZE)[0])
+    finally:
+        os.close(fd)
