@@ -6,6 +6,7 @@ No time is asserted. What is: what the bed cannot exceed, whatever the machine d
 
 from __future__ import annotations
 
+import argparse
 import math
 import os
 import re
@@ -25,7 +26,7 @@ import tomllib
 from components import on_memory
 from conftest import require, warnings_fail
 
-from uffdprefetch.cli import main
+from uffdprefetch.cli import CommandProtocol, calibrate, main, simulate
 from uffdprefetch.demo.bed import SlowBed, why_no_bed
 from uffdprefetch.errors import UffdPrefetchError
 from uffdprefetch.sim.measure import network, scratch
@@ -241,6 +242,7 @@ def test_cold_bytes_come_from_the_bed(bed: SlowBed, tmp_path: Path) -> None:
         (["{tmp}/large", "--local", "{tmp}/no"], 2, "/no: cannot be read"),
         (["{tmp}/large", "--local", "{tmp}/small"], 2, "/small: is no directory"),
         (["{tmp}/large", "--local", "/proc"], 1, "cannot make a test file in /proc: "),
+        (["{tmp}/large", "--data", "{tmp}/no"], 2, "--data {tmp}/no: cannot be read"),
         (["{tmp}", "--file-size", "1PB"], 2, "are free: at most 90 % of that"),
         (["{tmp}/large", "--local", "{tmp}", "--file-size", "1PB"], 2, "--file-size: 909 TiB in"),
     ],
@@ -351,6 +353,27 @@ def test_a_file_without_a_name_is_read_past_the_page_cache(disk: Path) -> None:
     with Reader(str(disk), True, 0, fd) as reader:
         assert reader.run(2, 65536, Budget(60.0, 1 << 30))
         assert resident_bytes(fd, 0, 1 << 20)[0] == 0
+
+
+def test_points_that_are_lost_are_noted_once_a_curve(
+    disk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (disk / "data").write_bytes(os.urandom(16 << 20))
+    text = short(disk / "data", disk / "s.toml", "--threads", "1,500,600", "--requests",
+                 "4KiB,64KiB")
+    lost = [line for line in text.splitlines() if "too little is left" in line]
+    assert lost == ["# file system: not with 500, 600 threads, requests of 64 KiB: too little is "
+                    "left of --bytes, or the file is too small"]
+    assert lost[0][2:] in capsys.readouterr().err
+    found = tomllib.loads(text)["measured"]["file_system"]
+    assert set(found["4096"]) == {"1", "2", "500", "600"} and set(found["65536"]) == {"1", "2"}
+
+
+@pytest.mark.parametrize("command", [calibrate.Command, simulate.Command])
+def test_every_option_says_what_it_does(command: type[CommandProtocol]) -> None:
+    parser = argparse.ArgumentParser()
+    command().prepare_parser(parser)
+    assert [action.dest for action in parser._actions if not action.help] == []
 
 
 def test_first_ranks_of_hosts() -> None:

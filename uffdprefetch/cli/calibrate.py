@@ -34,7 +34,9 @@ class Command:
         parser.add_argument("--file-size", metavar="SIZE", default="256MiB",
                             help="of the test file in a directory (default: 256MiB); a "
                             "quarter of --seconds at most goes into writing it")
-        parser.add_argument("--threads", metavar="N,N,...", default="1,2,4,8,16")
+        parser.add_argument("--threads", metavar="N,N,...", default="1,2,4,8,16",
+                            help="that read at the same time, each number by itself (default: "
+                            "1,2,4,8,16)")
         parser.add_argument("--requests", metavar="SIZE,...", default="4KiB,64KiB,1MiB",
                             help="sizes of requests; the largest is prefetching's")
         parser.add_argument("--prefetchers", metavar="N", type=int, default=8,
@@ -84,6 +86,8 @@ def _refuse_what_cannot_be_used(args: argparse.Namespace) -> None:
         raise usage_error(f"--local {args.local}: cannot be read: give a directory")
     if args.local is not None and not os.path.isdir(args.local):
         raise usage_error(f"--local {args.local}: is no directory")
+    if args.data is not None and not os.access(args.data, os.R_OK):
+        raise usage_error(f"--data {args.data}: cannot be read: give a record file, or a directory")
     if args.output == "-":
         return
     if not args.force and os.path.lexists(args.output):

@@ -128,6 +128,10 @@ def _one_node(
             left -= 1
             if point is not None:
                 found[count] = point
+        lost = ", ".join(str(count) for count in sorted(counts) if count not in found)
+        if lost:
+            note(what.format(f"not with {lost} threads") + ": too little is left of --bytes, or "
+                 "the file is too small")
         return found
 
     def reads(of: Reader, request: int) -> Callable[[int], float | None]:
@@ -187,6 +191,10 @@ def _many_nodes(
                 values.append(sum(rates))
             if values:
                 curve[count] = median(values)
+        lost = ", ".join(str(count) for count in counts if count not in curve)
+        if lost:
+            note(f"file system: not with {lost} nodes, {threads} threads each: too little is left "
+                 "of --bytes, or the file is too small")
     if len(leaders) > 1:
         tell("network between two nodes")
         source, target = leaders[0], leaders[1]
