@@ -11,6 +11,7 @@ from conftest import warnings_fail
 from sim_bed import SMALL
 
 from uffdprefetch.report import simulate as report
+from uffdprefetch.report import simulate_png
 from uffdprefetch.sim import simulate
 from uffdprefetch.sim.scenario import parse
 
@@ -61,3 +62,19 @@ def test_a_document_says_what_was_simulated(document: dict[str, Any]) -> None:
     assert rows[3]["seconds"] is None and rows[3]["why"]
     assert len({frozenset(row) for row in rows}) == 1, "all rows have the same keys"
     assert f"{LONG}: write = 'once'" in report.plain(document)
+
+
+def test_a_legend_has_what_is_to_be_seen(document: dict[str, Any]) -> None:
+    import matplotlib.figure
+    import matplotlib.ticker
+
+    def legend() -> list[str]:
+        figure = simulate_png._sources(matplotlib, document)
+        return [text.get_text() for each in figure.legends for text in each.get_texts()]
+
+    staged = document["policies"][2]
+    staged["stall_seconds_by_source"] = {
+        "the file system": staged["seconds"], "own RAM": 1e-9, "other nodes' RAM": 0.0}
+    assert set(legend()) == {"computing", "waiting for the file system", "published"}
+    document["policies"] = document["policies"][3:]  # that does not apply
+    assert legend() == []

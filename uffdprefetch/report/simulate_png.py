@@ -20,6 +20,8 @@ OTHERS = ("#ddaa33", "#eecc77", "#f5e0ad", "#faf0d8")
 LINES = ("#332288", "#cc3311", "#117733", "#ddaa33", "#88ccee", "#aa4499", "#44aa99", "#882255",
          "#999933", "#666666", "#0077bb", "#ee7733")
 MARKS = "osD^vP*X<>ph"
+#: Of the longest bar: a source of less is not in the legend, since it is not to be seen.
+THIN = 0.001
 
 
 def refuse_what_cannot_be_drawn(path: str) -> None:
@@ -100,11 +102,14 @@ def _sources(mpl: Any, document: dict[str, Any]) -> Any:
     colours = _colours(names or ["-"])
     left = [0.0] * len(rows)
     places = range(len(rows))
+    thin = max((row["seconds"] for row in rows), default=0.0) * THIN
 
     def stack(values: list[float], colour: str, label: str) -> None:
         if not any(value > 0 for value in values):
             return
-        axes.barh(places, values, left=left, color=colour, label=label, height=0.72)
+        # A label that begins with _ is none.
+        axes.barh(places, values, left=left, color=colour, height=0.72,
+                  label=label if max(values) > thin else "_")
         for i, value in enumerate(values):
             left[i] += value
 
@@ -131,7 +136,8 @@ def _sources(mpl: Any, document: dict[str, Any]) -> Any:
     axes.tick_params(axis="x", labelsize=8)
     axes.xaxis.set_major_formatter(mpl.ticker.StrMethodFormatter(f"{{x:,.{max(0, digits - 1)}f}}"))
     axes.set_title("\n".join(textwrap.wrap(document["title"], 90)), fontsize=9, loc="left")
-    figure.legend(loc="outside lower center", ncols=3, fontsize=7, frameon=False)
+    if rows:
+        figure.legend(loc="outside lower center", ncols=3, fontsize=7, frameon=False)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     return figure
