@@ -104,7 +104,7 @@ def check_streamed(summary: dict[str, Any], bed: SlowBed, large: str) -> dict[st
     assert bed.counters()["bytes"] < LARGE_BYTES * 1.05, "once, by whomever"
     bulk = bulk_of(summary, bed.path(large))
     assert bulk["state"] in ("streamed", "done"), bulk  # it may not have looked again yet
-    assert bulk["read_bytes"] > LARGE_BYTES / 2, bulk
+    assert bulk["read_bytes"] > LARGE_BYTES / 4, bulk  # the rest: misses, before it paid
     assert bulk["miss_seconds"] > 0 and bulk["bandwidth_bytes_per_second"] > MIB
     return bulk
 

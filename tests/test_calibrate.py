@@ -7,6 +7,7 @@ No time is asserted. What is: what the bed cannot exceed, whatever the machine d
 from __future__ import annotations
 
 import argparse
+import errno
 import math
 import os
 import re
@@ -400,3 +401,23 @@ def test_ranks_under_mpirun_measure_together(disk: Path) -> None:
     assert rate(found["system"]["b_c"]) > 0 and "link" in found["measured"]["network"]
     assert found["system"]["N"] == 1 and set(found["measured"]["together"]) == {"1"}
     assert "all ranks are on one node" in (disk / "s.toml").read_text()
+
+
+def test_of_two_disks_the_one_that_fails_is_named(
+    disk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    local = disk / "local"
+    local.mkdir()
+    run = Reader.run
+
+    def fails(reader: Reader, *given: Any) -> float | None:
+        if reader.path == str(local):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return run(reader, *given)
+
+    monkeypatch.setattr(Reader, "run", fails)
+    words = ["calibrate", str(disk), "--file-size", "16MiB", "--seconds", "2", "--threads", "1",
+             "--requests", "64KiB", "--prefetchers", "2", "--local", str(local), "-o", "-"]
+    assert main(words) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error == f"uffdprefetch: calibrate: cannot read {local}: Input/output error"

@@ -321,6 +321,46 @@ def test_a_long_item_begins_an_epoch_by_its_parts() -> None:
     assert reader.epoch == 1 and reader.dropped is None
 
 
+def test_one_long_item_that_is_mapped_does_not_begin_an_epoch() -> None:
+    """It is read in pieces, of which there are more than four."""
+    long = np.arange(20) * 128 * RECORD  # of 8 MiB
+    source = Orders(epochs=2)
+    for epoch, starts in enumerate((long[::-1], long)):
+        source.come[epoch] = Order(starts, starts + 128 * RECORD, np.arange(20))
+    reader = follows(source)
+    reader.look()
+    reads(reader, (long[::-1][:8, None] // RECORD + np.arange(0, 128, 16)).ravel())
+    at = place(reader)
+    assert at[0] == 0 and at[1] >= 7
+    reader.mapped([(0, 128 * RECORD)], 3)
+    assert place(reader) == at
+
+
+def test_what_is_in_no_item_counts_where_the_first_items_are_of_other_files() -> None:
+    """Their turns are numbered over all files."""
+    source = Orders(epochs=2)
+    starts = np.arange(500) * RECORD
+    source.come[0] = Order(starts, starts + RECORD, 1000 + np.arange(500))
+    reader = follows(source)
+    assert place_of(reader) == 1000
+    reads(reader, range(1000, 2000))
+    assert reader.dropped is not None and "0 of its 1,500 items" in reader.dropped
+
+
+def place_of(reader: PlannedReader) -> int:
+    walk = reader.look()
+    assert walk is not None
+    return walk.position
+
+
+def test_epochs_of_nothing_have_an_end() -> None:
+    source = Orders(range(100, 200), epochs=1 << 62)
+    source.come |= {epoch: order([]) for epoch in range(1, 5000)}
+    reader = follows(source)
+    reads(reader, [*range(100, 200), 3000])
+    assert max(source.asked) < 2000
+
+
 def test_items_without_bytes_do_not_begin_an_epoch() -> None:
     source = Orders(range(100, 200), epochs=2)
     some = np.arange(100)

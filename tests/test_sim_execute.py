@@ -13,7 +13,7 @@ import pytest
 import sim_bed
 from sim_bed import FAST, RAM, T, outcome, storage, system, workload
 
-from uffdprefetch.sim.execute import execute
+from uffdprefetch.sim.execute import Outcome, _Staged, execute
 from uffdprefetch.sim.model import RATES, Curve, Readings, System
 from uffdprefetch.sim.plan import CannotRun, Phase, Plan
 from uffdprefetch.sim.policies import POLICIES
@@ -211,6 +211,41 @@ def test_where_rates_are_a_nodes_hardware_delivers_no_more_than_it_can(
     assert remote_mb <= result.seconds * at.N * 300.0 * 1.001
 
 
+def test_nodes_that_come_at_once_get_no_more_than_there_is() -> None:
+    """Where none reads the file system it is the quickest source for one, and no more when all do.
+    """
+    work = workload(F=1920, E=10, B=64, spread=0.0)
+    at = replace(system(N=16, c=1e4, beta=1e5, b_c=40.0, ram=200.0, ssd=0.0), rates="node",
+                 t=Curve.flat(80.0))
+    for policy in (ClusterPool(), Lbann(True), NodePool(), Frequency()):
+        result = outcome(policy, at, work)
+        assert result.pfs_mb <= result.seconds * 80.0 * 1.001, policy
+
+
+def test_a_node_without_a_sample_in_a_batch_is_not_through() -> None:
+    """The last batch of an epoch is a short one, of which six of sixteen nodes have nothing."""
+    work = workload(F=330, E=4, B=32, drop_last=False, spread=0.0)
+    order = np.concatenate([work.epoch(e, 16) for e in range(4)])
+    phase = Phase(order, "staged")
+    at = system(N=16, staging=1.0, t=100.0)
+    staged = _Staged(at, Readings(), work.with_zero(), phase, Outcome(
+        read_mb=np.zeros(5), stall_seconds=np.zeros(5)))
+    seen = []
+    clients = staged._clients
+
+    def recorded(batch: int) -> np.ndarray:
+        gamma = clients(batch)
+        seen.append((int((staged.mb > 0).sum()), gamma))
+        return gamma
+
+    staged._clients = recorded  # type: ignore[method-assign]
+    staged.run()
+    short = [gamma for readers, gamma in seen[:-1] if readers < 16]
+    assert len(short) == 3
+    for gamma in short:
+        assert gamma.min() > 13
+
+
 def test_the_threads_of_a_node_share_its_rates() -> None:
     at = replace(system(t=80.0, b_c=100.0), rates="node")
     assert at.sharing(8) == 8 and system().sharing(8) == 1
@@ -361,6 +396,17 @@ def test_a_window_follows_file_order_and_nothing_else() -> None:
     shuffled = workload(E=1)
     assert outcome(Window(), system(), shuffled).seconds == pytest.approx(
         outcome(Naive(), system(), shuffled).seconds)
+
+
+def test_samples_of_no_byte_are_in_no_cache_where_there_is_none() -> None:
+    work = workload(mean=0.0, spread=1.0, E=2)
+    assert (work.sizes == 0).any()
+    for policy in EVERY:
+        try:
+            seconds = outcome(policy, system(ram=0.0, ssd=0.0), work).seconds
+        except CannotRun:
+            continue
+        assert np.isfinite(seconds)
 
 
 def test_pools_evict_as_they_are_told() -> None:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:  # they bring numpy, which a service without a plan spares
 BEGUN_ITEMS = 4
 #: So many touches that neither order explains are given to the next one all the same.
 EARLY_MAX = 32
+#: Epochs of nothing that are passed over.
+EMPTY_MAX = 1000
 #: Ranges found mapped that are kept until the next order is known.
 STRAYS_MAX = 4096
 
@@ -149,7 +151,10 @@ class Epochs:
         return None if order is None else Walk(order, self._file_bytes, armed=True)
 
     def _upcoming(self) -> Walk | None:
-        while self.following is None and not self._source.over(self._coming):
+        last = self.number + EMPTY_MAX
+        while self.following is None and self._coming <= last and not self._source.over(
+            self._coming
+        ):
             made = self._made(self._coming)
             if made is None:
                 break

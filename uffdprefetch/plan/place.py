@@ -133,10 +133,16 @@ class Place:
         units = self._units
         return self.items if self._at == len(units) else int(units.item[self._at])
 
-    def has_begun(self, least_units: int) -> bool:
-        """Whether so many units (records, or pieces of long ones) are behind the position, or all
-        that there are. (Items may have no bytes.)"""
-        return 0 < min(least_units, len(self._units)) <= self._at
+    def has_begun(self, least: int) -> bool:
+        """Whether so many items that have bytes are begun before the position; of an order of
+        fewer, whether so many of their pieces are behind it."""
+        items, unit = self._units.item, 0
+        for _ in range(least):
+            if unit == len(items):
+                return 0 < min(least, unit) <= self._at
+            last = unit
+            unit = int(items.searchsorted(items[unit], "right"))
+        return last < self._at
 
     @property
     def position_bytes(self) -> int:
@@ -288,10 +294,10 @@ class Place:
     def _between_items(self, hits: Array, start: int, end: int) -> None:
         """What of a range is in none of the units that overlap it goes to the verdict."""
         if not len(hits):
-            self._verdict.outside(start, end, self.position)
+            self._verdict.outside(start, end, self._at)
         elif end - start > HUGE_BYTES:
             for low, high in self._units.between(hits, start, end, HUGE_BYTES):
-                self._verdict.outside(low, high, self.position)
+                self._verdict.outside(low, high, self._at)
 
     def _near(self) -> int:
         """The unit up to which a touch moves the position."""

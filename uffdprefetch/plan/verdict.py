@@ -72,7 +72,7 @@ class Verdict:
         return int(steps.min(initial=LOCAL_UNITS + 1, where=steps >= 0))
 
     def outside(self, start: int, end: int, read: int) -> None:
-        """A touch of what is in no item, when so many items are known to have been read. A B-tree's
+        """A touch of what is in no item, when so many units are known to have been read. A B-tree's
         pages are, and what a job reads beside its epochs; but when nothing else is touched, the
         order is none of this reader's."""
         if max(read, self._right) >= MATCHED or self.wrong is not None:

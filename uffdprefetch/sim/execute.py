@@ -176,6 +176,11 @@ class _Staged:
             self.reading[:] = self.held.to_fill > 0
         self.reading[:, 0] = 1.0
         self.left_mb = self._left()
+        # MB/s that the file system delivers to all nodes together at the most, and what it had
+        # delivered before this phase.
+        clients = np.arange(1, self.nodes + 1)
+        self.most = min(float(system.t(clients).max()), self.nodes * system.b_fs)
+        self.before_mb = out.pfs_mb
 
     def _left(self) -> np.ndarray:
         """(batches + 1, N) MB that each node has still to get, from each batch on."""
@@ -220,12 +225,15 @@ class _Staged:
         """When the last node has finished; what all waited for it goes to its sources."""
         last = int(ends.argmax())
         now = max(began, float(ends[last]))
+        if self.system.rates == "node":
+            # gamma is of the past: nodes that come all at once, where nobody was, get more by it.
+            now = max(now, (self.out.pfs_mb - self.before_mb) / self.most)
         stall = now - began - float(self.mb.max()) / self.system.c
         waits = self.waits[last]
         if waits.sum() > 0:
             self.out.stall_seconds += stall * waits / waits.sum()
         passed = self.passed[:, None]
-        reading = np.divide(self.busy, passed, out=np.zeros_like(self.busy), where=passed > 0)
+        reading = np.divide(self.busy, passed, out=self.reading.copy(), where=passed > 0)
         # By the last batch alone all would read at once where none did before, and so on.
         self.reading = (self.reading + reading) / 2 if batch else reading
         self.gamma = self._clients(batch)
@@ -237,6 +245,7 @@ class _Staged:
         busy = self.reading.max(axis=1)
         pace = np.divide(self.passed, self.mb, out=np.zeros(self.nodes), where=self.mb > 0)
         over = self.fetched + pace * self.left_mb[batch + 1]
+        over[(self.mb == 0) & (self.left_mb[batch + 1] > 0)] = np.inf
         if over.min() >= (self.fetched + self.passed).max():
             return 1.0 + busy.sum() - busy
         until = over[None, :] - self.fetched[:, None]  # [i, k]: how long k reads, for i

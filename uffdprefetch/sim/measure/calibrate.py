@@ -135,7 +135,14 @@ def _one_node(
         return found
 
     def reads(of: Reader, request: int) -> Callable[[int], float | None]:
-        return lambda count: of.run(count, request, budget)
+        def run(count: int) -> float | None:
+            try:
+                return of.run(count, request, budget)
+            except OSError as error:  # of two readers: say which
+                raise UffdPrefetchError(
+                    f"calibrate: cannot read {of.path}: {error.strerror}") from None
+
+        return run
 
     # What the scenario cannot do without comes first.
     threads.sort(key=lambda count: (count != wishes.prefetchers, count))

@@ -27,6 +27,8 @@ def _memory_mb(system: System) -> float:
 def _kept(order: np.ndarray, sizes: np.ndarray, evict: str, capacity_mb: float) -> np.ndarray:
     """The sources of all accesses, int8 as ``order``: 1 what the node still has, 0 what not."""
     source = np.zeros(order.shape, np.int8)
+    if capacity_mb <= 0:
+        return source  # not even samples of no byte
     for node in range(order.shape[1]):
         mine = order[:, node]
         real = mine >= 0
