@@ -317,8 +317,9 @@ class _Staged:
         held = self.held
         # Ranks of the sources, the cheapest first: one minimum finds source and cost.
         costs = np.tile(self.fixed, (self.nodes, 1))
-        costs[:, PFS] = per_mb_pfs
+        costs[:, PFS] = np.inf if held.once else per_mb_pfs
         ranked = np.argsort(costs, axis=1, kind="stable")
+        costs[:, PFS] = per_mb_pfs
         rank = np.empty_like(ranked)
         np.put_along_axis(rank, ranked, np.arange(costs.shape[1])[None], axis=1)
         flat = part.ravel()

@@ -39,6 +39,8 @@ class Holdings:
     room: np.ndarray | None = None
     #: Whether nodes fetch from each other.
     shared: bool = True
+    #: Whether what some node holds is not read from the file system again, be that quicker or not.
+    once: bool = False
 
 
 def holdings(

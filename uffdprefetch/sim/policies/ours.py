@@ -125,4 +125,5 @@ class ClusterPool(Policy):
         kept = storage > 0
         held = holdings(workload.F, (nodes, system.J + 1), samples[kept], node[kept],
                         storage[kept], since=batch[kept])
+        held.once = True
         return Plan([Phase(order, "staged", held)])
