@@ -219,7 +219,7 @@ class _Staged:
         # How many times as long as alone a thread of each class takes, beside all those that read.
         reading = self.threads * self.reading
         others = reading.sum(axis=1)[:, None] - reading
-        self.shared = self.system.sharing(others + self.threads)
+        self.slower = self.system.sharing(others + self.threads)
 
     def _end_batch(self, batch: int, began: float, ends: np.ndarray) -> float:
         """When the last node has finished; what all waited for it goes to its sources."""
@@ -284,7 +284,7 @@ class _Staged:
         """
         mb = self.sizes[part]
         alone = self.system.pfs(self.gamma)
-        per_mb_pfs = alone * self.shared[:, 0]
+        per_mb_pfs = alone * self.slower[:, 0]
         source, fetch = self._sources(batch, begin, part, per_mb_pfs)
         read = self.readings.read(fetch, self.system.write(), source == PFS) * mb
         from_pfs = np.where(source == PFS, fetch * mb, 0.0)
@@ -367,7 +367,7 @@ class _Staged:
         if self.filling:
             assert self.held is not None
             # What is kept is preprocessed, one after the other, as before a preloaded run.
-            each = per_mb_pfs[:, None] * self.shared + 1.0 / self.system.beta
+            each = per_mb_pfs[:, None] * self.slower + 1.0 / self.system.beta
             could = passed[:, None] * self.threads / np.maximum(each, self.stores)
             limit = self.held.to_fill
             if self.held.room is not None:
