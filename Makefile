@@ -1,15 +1,17 @@
 # Every target sets up what it needs; a second run of a target finds it done and starts at once.
 PY := .venv/bin/python
 CC ?= gcc
-PRELOAD_SOURCES := $(addprefix csrc/,preload.c mapping.c identity.c lock.c request.c agent.c checkpoint.c pooled.c link.c)
+PRELOAD_SOURCES := $(addprefix csrc/,preload.c loader.c text.c alone.c mapping.c identity.c syscall.c \
+	lock.c request.c agent.c checkpoint.c respond.c bypass.c vma.c pooled.c standin.c link.c thread.c ambient.c)
 CSRC_HEADERS := $(wildcard csrc/*.h)
 HELPER_SOURCES := $(addprefix csrc/,uffd_helper.c residency.c warm.c bpf_ring.c)
 POOL_SOURCES := $(wildcard csrc/pool.c csrc/pool_*.c) $(addprefix csrc/,source.c uffd_helper.c residency.c)
+COMPARE_SOURCES := $(addprefix csrc/,compare.c checker.c) $(POOL_SOURCES)
 SANITIZE_CFLAGS := -std=gnu11 -g -O1 -fno-omit-frame-pointer -Icsrc -Wall -Wextra -pthread
 SANITIZE_asan := -fsanitize=address,undefined -fno-sanitize-recover=all
 SANITIZE_tsan := -fsanitize=thread
 
-.PHONY: all setup demo test campaign hammer lint asan tsan clean
+.PHONY: all setup demo test campaign hammer lustre lint asan tsan clean
 
 all: setup
 
@@ -22,8 +24,12 @@ demo: setup
 test: setup
 	$(PY) -m pytest
 
-# The service killed and agents made to end, 200 times each; `make test` does it a few times.
+# The service killed and agents made to end, 200 times each; changes past every library, and how often
+# the last act of ours hits them. `make test` does it a few times.
 campaign: setup
+	UFFDPREFETCH_TEST_RAW_OPERATIONS=100000 UFFDPREFETCH_TEST_RACES=1000000 \
+		UFFDPREFETCH_TEST_SEED=$$(date +%s) UFFDPREFETCH_TEST_LIMIT_SECONDS=90000 \
+		$(PY) -m pytest -s tests/test_mapping_model.py -k 'raw_system_calls or past_every_library'
 	$(PY) -m tests.campaign --kills 200
 	$(PY) -m tests.campaign --kills 40 --engine cache-plan --per-state 5
 	$(PY) -m tests.campaign --kills 40 --engine pool-plan --per-state 5
@@ -36,6 +42,10 @@ hammer: setup
 	$(PY) -m tests.pool_hammer --plan 10
 	$(PY) -m tests.pool_hammer --plan 10 --huge-pages
 	$(PY) -m tests.pool_hammer --plan 8 --kill
+
+# The tests on a real Lustre client, in a guest whose image UFFDPREFETCH_LUSTRE names (docs/lustre.md).
+lustre: setup
+	$(PY) -m tests.lustre.guest
 
 lint: setup
 	$(PY) -m ruff check .
@@ -50,7 +60,7 @@ build/slowfs: bench/slowfs.c
 # The C under sanitizers: the preload object, a job for it, and the service's part as a program of
 # its own. tests/test_sanitizers.py runs them. Moved into place, since two may build at once.
 asan tsan: %: build/%/preload.so build/%/preload_stress build/%/helper_stress build/%/pool_stress \
-	build/%/pool_trouble
+	build/%/pool_trouble build/%/compare_stress
 
 # As setup.py builds it, but with the agent as an ordinary thread: the sanitizers' run-times need the
 # thread-local storage that the freestanding agent does without.
@@ -73,6 +83,10 @@ build/%/pool_stress build/%/pool_trouble: $(wildcard tests/programs/pool_*) $(PO
 		$(CC) $(SANITIZE_CFLAGS) $(SANITIZE_$*) tests/programs/$$name.c $(POOL_SOURCES) \
 			-o $(@D)/$$name.$$$$ && mv $(@D)/$$name.$$$$ $(@D)/$$name || exit 1; \
 	done
+
+build/%/compare_stress: tests/programs/compare_stress.c $(COMPARE_SOURCES) $(CSRC_HEADERS)
+	@mkdir -p $(@D)
+	$(CC) $(SANITIZE_CFLAGS) $(SANITIZE_$*) $< $(COMPARE_SOURCES) -o $@.$$$$ && mv $@.$$$$ $@
 
 clean:
 	rm -rf build dist .venv *.egg-info .pytest_cache .mypy_cache .ruff_cache

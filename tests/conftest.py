@@ -10,15 +10,23 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import dispositions
 import pytest
+import suite
 
 from uffdprefetch.identity import _FAMILIES
 
+dispositions.usual_signals()
 pytest.register_assert_rewrite("bulk_bed", "components", "plan_jobs", "training", "watched")
 
 FORCE_VARIABLE = "UFFDPREFETCH_TEST_FORCE"
-#: Only there so that a hang fails instead of hanging; no test's meaning depends on it.
-HANG_SECONDS = 60.0
+#: Only there so that a hang fails with what was awaited; no test's meaning depends on it. Some wait
+#: for what is minutes of work beside a busy machine; suite.LIMIT_SECONDS is the end of everything.
+HANG_SECONDS = 150.0
+
+#: How many steps of 5 ms a thread of the job waits for one of ours; 10 where it is not set. Beside
+#: a busy compiler that is too few for a test that says what is served.
+PATIENCE_VARIABLE = "UFFDPREFETCH_TEST_PATIENCE"
 
 #: ``pytestmark`` of a module in which whatever Python or numpy warns of is an error. But what an
 #: earlier test has left open warns when it is collected: at any time, so in any test.
@@ -30,6 +38,10 @@ _LAUNCHER_PREFIXES = ("UFFDPREFETCH_", "SLURM_", "PBS_", "LSB_", "FLUX_", "OMPI_
 _LAUNCHER_NAMES = {name for _, *names in _FAMILIES for name in names} | {
     "LD_PRELOAD", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID",
 }  # fmt: skip
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(suite.Suite(config), "uffdprefetch-suite")
 
 
 def require(condition: object, reason: str) -> None:
@@ -86,6 +98,7 @@ def env(tmp_path: Path) -> Iterator[dict[str, str]]:
     environment = clean_environment()
     environment["UFFDPREFETCH_RUNDIR"] = str(rundir)
     environment["XDG_CONFIG_HOME"] = str(tmp_path / "no-config")
+    environment[PATIENCE_VARIABLE] = "400"
     yield environment
 
 

@@ -22,6 +22,13 @@ def job(env: dict[str, str], tmp_path: Path) -> Iterator[Start]:
         yield start
 
 
+@pytest.fixture
+def patient(env: dict[str, str]) -> None:
+    """The job waits 5 s for our threads and the service instead of 50 ms: on a busy machine a
+    mapping is unmanaged otherwise, which is right and not what most tests are about."""
+    env["UFFDPREFETCH_TEST_PATIENCE"] = "1000"
+
+
 @pytest.fixture(params=["cache", "pool"])
 def engine(request: pytest.FixtureRequest, env: dict[str, str]) -> str:
     """The engine of the test's jobs, each in its turn; the pool holds a quarter of ``records``."""

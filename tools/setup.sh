@@ -26,6 +26,12 @@ make|command -v make|no make targets
 pkg-config|command -v pkg-config|the slow storage bed cannot be built: demo uses the local disk, bed tests skip
 libfuse3-dev|pkg-config --exists fuse3|the slow storage bed cannot be built: demo uses the local disk, bed tests skip
 fuse3|command -v fusermount3|the slow storage bed cannot be mounted unprivileged: demo uses the local disk
+musl-tools|command -v musl-gcc|not seen that programs of another C library are left alone
+valgrind|command -v valgrind|not seen that programs under valgrind are left alone
+clang|command -v clang|not seen that clang's sanitizers are left alone
+gcc-aarch64-linux-gnu|command -v aarch64-linux-gnu-gcc|not seen that the preload object can be built for AArch64
+libc6-dev-arm64-cross|test -e /usr/aarch64-linux-gnu/include/stdio.h|not seen that the preload object runs on AArch64
+qemu-user-static|command -v qemu-aarch64-static|not seen that the preload object runs on AArch64
 lmdb-utils|command -v mdb_dump|mdb_dump missing: its transparency tests skip
 openmpi-bin|command -v mpirun|mpirun missing: MPI tests skip
 libopenmpi-dev|command -v mpicc|mpi4py cannot be built: MPI tests skip
@@ -40,6 +46,19 @@ util-linux|command -v setpriv|tests as an unprivileged user skip
 vmtouch|command -v vmtouch|one peer is missing from the benches
 fio|command -v fio|one peer is missing from the benches
 LIST
+    # Named after clang's version; of Debian 12 where there is none yet.
+    local clang
+    clang=$(clang -dumpversion 2>/dev/null | cut -d. -f1) || true
+    printf '%s|%s|%s\n' "libclang-rt-${clang:-14}-dev" \
+        'clang -fsanitize=address -x c - -o /dev/null <<<"int main(void) { return 0; }"' \
+        "not seen that clang's sanitizers are left alone"
+    # Only where an image of a Lustre client is to be started (docs/lustre.md).
+    [ -z "${UFFDPREFETCH_LUSTRE:-}" ] ||
+        echo 'qemu-system-x86|command -v qemu-system-x86_64|no tests on a Lustre client'
+    # Only where one starts a Slurm to test with (docs/slurm.md).
+    [ -z "${UFFDPREFETCH_SLURMBED:-}" ] ||
+        printf '%s|%s|no tests under Slurm\n' slurm-wlm 'command -v slurmd' \
+            munge 'command -v munged' iproute2 'command -v ip'
 }
 
 missing=() costs=()
