@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files beside a service's socket: who holds them, and their removal when nobody does.
+
+Whoever needs one of them by its name holds a lock (flock) on it or on the service's lock file, and
+the kernel drops a lock with its holder, however that ends. So what can be locked is nobody's: the
+service removes its files when it ends, the launcher what is left when the service was killed, and
+the next service of the user on the node what is left when all of them were (docs/slurm.md).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Callable
+
+from uffdprefetch.job.channel import SUFFIX as PLAN
+
+#: Held by the service as long as it serves: the election, and the socket and the plans' directory.
+LOCK = ".lock"
+#: Held by the launcher that starts a service; by the one that has started the recorder; by the one
+#: that shows the live view.
+START, TRACE, LIVE = ".start", ".trace", ".live"
+LOG = ".log"
+_SUFFIXES = (LOCK, PLAN, START, TRACE, LIVE, LOG)
+#: A log with words in it is there to be read: so long.
+LOG_SECONDS = 24 * 3600.0
+
+
+def hold(path: str) -> int | None:
+    """The lock file ``path``, made where it is missing: its descriptor, locked; None when somebody
+    else holds it. Raises OSError."""
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.stat(path), os.fstat(fd)):
+                return fd
+        except BlockingIOError:
+            os.close(fd)
+            return None
+        except FileNotFoundError:
+            pass
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)  # the last holder has just removed it: this is not the one others see
+
+
+def release(path: str, fd: int) -> None:
+    """Remove a lock file that we hold, and let it go."""
+    with contextlib.suppress(OSError):
+        os.unlink(path)
+    os.close(fd)
+
+
+def remove_names(socket: str, lock_fd: int) -> None:
+    """What a service has by name, by who holds its lock: the lock is let go."""
+    shutil.rmtree(socket + PLAN, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        os.unlink(socket)
+    release(socket + LOCK, lock_fd)
+
+
+def _of_anybody(path: str) -> bool:
+    """Whether a file is there and locked."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def _worth_keeping(log: str) -> bool:
+    try:
+        status = os.stat(log)
+    except OSError:
+        return False
+    return status.st_size > 0 and time.time() - status.st_mtime < LOG_SECONDS
+
+
+def tidy(socket: str) -> bool:
+    """Remove what is left beside ``socket``, unless a service serves there; whether none does."""
+    try:
+        lock_fd = hold(socket + LOCK)
+    except OSError:
+        return True  # the directory itself is gone, or is not to be written
+    if lock_fd is None:
+        return False
+    for suffix in (START, TRACE, LIVE):
+        if not _of_anybody(socket + suffix):
+            with contextlib.suppress(OSError):
+                os.unlink(socket + suffix)
+    if not _worth_keeping(socket + LOG):
+        with contextlib.suppress(OSError):
+            os.unlink(socket + LOG)
+    remove_names(socket, lock_fd)
+    return True
+
+
+def _socket_of(name: str) -> str | None:
+    """The socket's name that a file's name begins with; None for what is none of these files."""
+    for suffix in ("", *_SUFFIXES):
+        if name.endswith(".sock" + suffix):
+            return name[: len(name) - len(suffix)]
+    return None
+
+
+def sweep(own_socket: str, is_of_this_node: Callable[[str], bool]) -> None:
+    """Remove what services and launchers of this node left beside ``own_socket`` that were killed.
+
+    ``is_of_this_node`` tells by a socket's name: the directory may be one that nodes share, and
+    another node's locks are not always seen.
+    """
+    directory, own = os.path.split(own_socket)
+    with contextlib.suppress(OSError):
+        found = {_socket_of(name) for name in os.listdir(directory)} - {None, own}
+        for name in sorted(filter(None, found)):
+            if is_of_this_node(name) and _is_litter(os.path.join(directory, name)):
+                tidy(os.path.join(directory, name))
+
+
+def _is_litter(socket: str) -> bool:
+    """Whether more is there than a log that is kept."""
+    names = [socket + suffix for suffix in ("", *_SUFFIXES) if suffix != LOG]
+    return any(map(os.path.lexists, names)) or not _worth_keeping(socket + LOG)
