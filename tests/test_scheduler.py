@@ -12,7 +12,9 @@ import pytest
 
 from uffdprefetch import uffd
 from uffdprefetch.node.files import FileState
+from uffdprefetch.node.opening import reopen
 from uffdprefetch.progress.streams import Stream
+from uffdprefetch.warm import file_systems
 from uffdprefetch.warm.limits import TokenBucket
 from uffdprefetch.warm.scheduler import READAHEAD_EXTENT_BYTES, Scheduler
 
@@ -23,22 +25,30 @@ NOW = 10**12
 class Notes:
     """A pool: (start, length) of each job in order; finish() lets all of them have been read."""
 
-    def __init__(self) -> None:
+    def __init__(self, came_share: float = 1.0, **more: int) -> None:
+        """``came_share``: of what was asked for; ``more``: of the results."""
+        self.came_share, self.more = came_share, more
+        self.methods: list[int] = []
         self.sent: list[tuple[int, int]] = []
-        self._under_way: list[tuple[int, int]] = []
+        self._under_way: list[tuple[int, int, int]] = []
 
-    def submit(self, number: int, fd: int, start: int, length: int, **_: Any) -> bool:
+    def submit(
+        self, number: int, fd: int, start: int, length: int, method: int = 0, **_: Any
+    ) -> bool:
         self.sent.append((start, length))
-        self._under_way.append((number, length))
+        self.methods.append(method)
+        self._under_way.append((number, length, method))
         return True
 
     def reap(self) -> list[uffd.WarmResult]:
         done = [
             uffd.WarmResult(
                 id=number, submit_ns=NOW, start_ns=NOW, done_ns=NOW + 7_000_000, resident_bytes=0,
-                bytes=length, copied=0, method=uffd.WARM_READAHEAD, chunk_bytes=MIB, error=0,
+                bytes=length, copied=0, method=method or uffd.WARM_READAHEAD, chunk_bytes=MIB,
+                error=0, asked_bytes=length, came_bytes=int(length * self.came_share),
+                **self.more,
             )
-            for number, length in self._under_way
+            for number, length, method in self._under_way
         ]  # fmt: skip
         self._under_way.clear()
         return done
@@ -49,7 +59,7 @@ def file(tmp_path: Path) -> Iterator[FileState]:
     path = tmp_path / "records"
     with open(path, "wb") as sparse:
         sparse.truncate(1 << 30)
-    state = FileState.open(os.open(path, os.O_RDONLY), str(path))
+    state = FileState.open(reopen(os.open(path, os.O_RDONLY)), str(path))
     yield state
     state.close()
 
@@ -63,7 +73,7 @@ def reader(number: int, position: int, rate: float) -> Stream:
 def test_a_rank_that_has_waited_is_not_served_less_for_it(file: FileState) -> None:
     """Its measured rate is low because it waited; by rates it would fall behind further."""
     notes = Notes()
-    scheduler = Scheduler(notes, TokenBucket(None, MIB), lambda *_: None, 4 * MIB)  # type: ignore[arg-type]
+    scheduler = Scheduler(notes, TokenBucket(None, MIB), 4 * MIB)  # type: ignore[arg-type]
     places = (100 * MIB, 500 * MIB, 800 * MIB)
     for number, (place, rate) in enumerate(zip(places, (300e6, 40e6, 150e6), strict=True)):
         stream = reader(number, place, rate)
@@ -77,3 +87,153 @@ def test_a_rank_that_has_waited_is_not_served_less_for_it(file: FileState) -> No
         got[place] += length
         assert max(got.values()) - min(got.values()) <= READAHEAD_EXTENT_BYTES * 2
     assert set(got.values()) == {40 * MIB}
+
+
+def scheduler_of(notes: Notes, **more: Any) -> Scheduler:
+    return Scheduler(notes, TokenBucket(None, MIB), 4 * MIB, **more)  # type: ignore[arg-type]
+
+
+def run_through(scheduler: Scheduler) -> None:
+    while scheduler.queued_bytes:
+        scheduler.pump(NOW)
+        scheduler.reap()
+
+
+# ---- the call that fills the cache --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("came_share", [1.0, 0.0])
+def test_a_call_that_does_not_bring_what_is_asked_for_is_changed_and_that_is_said(
+    file: FileState, came_share: float
+) -> None:
+    file.use(file_systems.choose(0xEF53, 128 << 10, True))
+    said: list[str] = []
+    notes = Notes(came_share)
+    scheduler = scheduler_of(notes, on_finding=said.append)
+    scheduler.want(file, reader(0, 0, 1e9), 0, 100 * MIB)
+    run_through(scheduler)
+    if came_share:
+        assert set(notes.methods) == {uffd.WARM_READAHEAD} and not said
+        return
+    changed = notes.methods.index(uffd.WARM_PREAD)
+    assert 16 <= changed <= 20, "32 MiB of 2 MiB each, and what was under way"
+    assert set(notes.methods[changed:]) == {uffd.WARM_PREAD}
+    assert said[0] == f"{file.path}: {file.method_reason}"
+    assert "readahead(2) brought 0 of 32 MiB" in said[0]
+
+
+def test_pages_that_do_not_stay_are_told_of_once(file: FileState) -> None:
+    file.use(file_systems.choose(file_systems.LUSTRE, 0, True))
+    said: list[str] = []
+    scheduler = scheduler_of(Notes(0.0), on_finding=said.append)
+    scheduler.want(file, reader(0, 0, 1e9), 0, 200 * MIB)
+    run_through(scheduler)
+    assert len(said) == 1 and "stayed in the page cache" in said[0]
+
+
+# ---- who may not ask what is resident -----------------------------------------------------------
+
+
+def test_where_nobody_tells_what_was_cached_nothing_counts_as_prefetched(file: FileState) -> None:
+    file.counts_reads = False
+    scheduler = scheduler_of(Notes(sensor=-1))
+    scheduler.want(file, reader(0, 0, 1e9), 0, 8 * MIB)
+    run_through(scheduler)
+    assert file.untold_bytes == 8 * MIB
+    assert file.prefetched_bytes == scheduler.prefetched_bytes == 0
+
+
+@pytest.mark.parametrize("storage_bytes", [0, 1 * MIB, 2 * MIB])
+def test_where_the_kernel_counts_what_it_read_for_us_that_is_what_was_prefetched(
+    file: FileState, storage_bytes: int
+) -> None:
+    file.counts_reads = True
+    scheduler = scheduler_of(Notes(sensor=-1, storage_bytes=storage_bytes))
+    scheduler.want(file, reader(0, 0, 1e9), 0, 8 * MIB)  # four extents
+    run_through(scheduler)
+    assert file.untold_bytes == 0
+    assert file.prefetched_bytes == 4 * storage_bytes
+    assert file.already_resident_bytes == 8 * MIB - 4 * storage_bytes
+
+
+# ---- storage of which a request costs more than its bytes ---------------------------------------
+
+
+@pytest.fixture
+def lustre(file: FileState) -> FileState:
+    """The file, as if it lay there."""
+    file.unit_bytes = file_systems.LUSTRE_RPC_BYTES
+    file.use(file_systems.choose(file_systems.LUSTRE, 0, True))
+    return file
+
+
+def test_windows_of_a_stream_become_whole_requests(lustre: FileState) -> None:
+    notes = Notes()
+    scheduler = scheduler_of(notes)
+    lustre.written.update(range(1 << 18))
+    stream = reader(0, 0, 1e9)
+    at = 0
+    for end in (1, 3, 4, 9, 17, 18, 40):
+        scheduler.want(lustre, stream, at, end * MIB)
+        run_through(scheduler)
+        at = end * MIB
+    assert notes.sent == [(n * 4 * MIB, 4 * MIB) for n in range(10)]
+
+
+def test_records_of_an_order_that_reads_all_bring_their_surroundings_once(
+    lustre: FileState,
+) -> None:
+    notes = Notes()
+    scheduler = scheduler_of(notes)
+    lustre.written.update(range(1 << 18))  # no checkpoint page is to be copied
+    order = [(5 * n + 3) % 64 for n in range(64)]
+    for need, n in enumerate(order):
+        start = n * 256 << 10
+        scheduler.want(lustre, reader(0, 0, 1e9), start, start + (256 << 10), need << 18,
+                       whole=True)  # fmt: skip
+    run_through(scheduler)
+    assert sorted(notes.sent) == [(n * 4 * MIB, 4 * MIB) for n in range(4)]
+
+
+def test_records_of_an_order_that_leaves_most_out_bring_themselves_only(lustre: FileState) -> None:
+    notes = Notes()
+    scheduler = scheduler_of(notes)
+    for n in range(8):
+        scheduler.want(lustre, reader(0, 0, 1e9), n * 8 * MIB, n * 8 * MIB + 4096, n << 12)
+    run_through(scheduler)
+    assert sorted(notes.sent) == [(n * 8 * MIB, 4096) for n in range(8)]
+
+
+def test_a_checkpoint_page_is_no_request_of_its_own(
+    lustre: FileState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes with the window that brings what lies around it."""
+    notes = Notes()
+    scheduler = scheduler_of(notes)
+    there = {1024}
+    monkeypatch.setattr(FileState, "has", lambda _, at: at // uffd.PAGE_BYTES in there)
+    scheduler.copy(lustre, [1024, 2048])
+    assert lustre.pending_pages == {1024}
+    there.add(2048)
+    scheduler.copy(lustre, [1024, 2048])
+    assert lustre.pending_pages == {1024, 2048}
+    lustre.unit_bytes = 0
+    there.clear()
+    scheduler.copy(lustre, [4096])
+    assert 4096 in lustre.pending_pages
+
+
+def test_the_first_request_of_a_mapping_goes_out_before_its_reader_comes_and_once(
+    lustre: FileState,
+) -> None:
+    notes = Notes()
+    scheduler = scheduler_of(notes)
+    for start in (0, 4096, 9 * MIB):
+        scheduler.begin(lustre, start)
+        scheduler.reap()
+    assert notes.sent == [(0, 4 * MIB), (8 * MIB, 4 * MIB)]
+    lustre.recent = type(lustre.recent)()  # as each second
+    scheduler.begin(lustre, 0)
+    lustre.unit_bytes = 0
+    scheduler.begin(lustre, 100 * MIB)
+    assert len(notes.sent) == 2

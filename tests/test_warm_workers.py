@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ from uffdprefetch import uffd
 from uffdprefetch.demo.bed import SlowBed, drop_cache
 from uffdprefetch.uffd import WarmResult
 
-pytest_plugins = ["components"]
+pytest_plugins = ["components", "harness_fixtures"]
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -80,7 +82,7 @@ def test_an_extent_is_there_when_it_is_reported(workers: Workers, method: int) -
     assert max(there) == 2 * MIB, "of one of them the kernel may have taken a page away again"
 
 
-@pytest.mark.parametrize("head", [0, 64 * KIB, 512 * KIB, 2 * MIB - 128 * KIB])
+@pytest.mark.parametrize("head", [0, 64 * KIB, 512 * KIB])
 def test_readahead_is_found_to_work_though_the_head_is_resident(
     workers: Workers, head: int
 ) -> None:
@@ -91,6 +93,54 @@ def test_readahead_is_found_to_work_though_the_head_is_resident(
     assert result.method == uffd.WARM_READAHEAD
     assert result.resident_bytes == head
     assert workers.resident(0, 2 * MIB) == 2 * MIB
+
+
+def test_of_too_few_cold_pages_nothing_is_decided_and_all_comes(workers: Workers) -> None:
+    workers.make_resident(0, 2 * MIB - 128 * KIB)
+    result = workers.warm(0, 2 * MIB, uffd.WARM_PROBE)
+    assert result.method == uffd.WARM_PROBE
+    assert workers.resident(0, 2 * MIB) == 2 * MIB
+
+
+@pytest.fixture
+def probe(compiled: Callable[..., str], bed: SlowBed) -> Callable[..., dict[str, int]]:
+    """tests/programs/probe.c on a cold extent of 4 MiB."""
+    csrc = Path(__file__).resolve().parent.parent / "csrc"
+    sources = [str(csrc / name) for name in ("warm.c", "residency.c")]
+    program = compiled("probe", f"-I{csrc}", *sources)
+
+    def run(how: str, method: int = uffd.WARM_PROBE) -> dict[str, int]:
+        path = bed.path(ARRAY)
+        drop_cache(path)
+        words = [program, str(path), str(8 * MIB), str(4 * MIB), str(method), how]
+        return dict(json.loads(subprocess.run(words, check=True, capture_output=True).stdout))
+
+    return run
+
+
+def test_a_readahead_that_does_nothing_is_found_out(probe: Callable[..., dict[str, int]]) -> None:
+    assert probe("works")["method"] == uffd.WARM_READAHEAD
+    assert probe("nothing")["method"] == uffd.WARM_PREAD
+
+
+def test_pages_that_somebody_else_reads_meanwhile_are_not_taken_for_the_calls_doing(
+    probe: Callable[..., dict[str, int]],
+) -> None:
+    found = probe("rival")
+    assert found["method"] != uffd.WARM_READAHEAD
+    assert found["resident"] == 4 * MIB
+
+
+@pytest.mark.parametrize("method", [uffd.WARM_READAHEAD, uffd.WARM_PREAD])
+def test_what_was_asked_for_and_what_came_of_it_is_told_and_all_is_there(
+    probe: Callable[..., dict[str, int]], method: int
+) -> None:
+    """Also where the call does nothing: the pages that are missing are read."""
+    works, nothing = probe("works", method), probe("nothing", method)
+    assert works["asked"] == nothing["asked"] == 4 * MIB
+    assert works["came"] == 4 * MIB
+    assert nothing["came"] == (0 if method == uffd.WARM_READAHEAD else 4 * MIB)
+    assert works["resident"] == nothing["resident"] == 4 * MIB
 
 
 def test_what_is_resident_is_not_read_again(workers: Workers, bed: SlowBed) -> None:

@@ -11,15 +11,17 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 
 from uffdprefetch import uffd, uffd_pool
-from uffdprefetch.node.files import FileState, read_ahead_bytes
+from uffdprefetch.node.files import FileState
 from uffdprefetch.plan.depth import Depth
-from uffdprefetch.plan.window import Storage, note_extent
+from uffdprefetch.plan.window import note_extent
 from uffdprefetch.progress.streams import Stream
+from uffdprefetch.warm import file_systems
 from uffdprefetch.warm.limits import TokenBucket
+from uffdprefetch.warm.meter import Meter
 
 MIB = 1 << 20
 #: Grid on which ranges are cut. 4 MiB is one RPC on Lustre, and its usual stripe boundary; where
@@ -29,9 +31,6 @@ READAHEAD_EXTENT_BYTES = 2 * MIB
 #: What a stream needs at this coordinate or beyond comes behind whatever any reader needs (larger
 #: than any file or order); beyond this one nobody waits for it either (node/bulk.py).
 LAST, PATIENT = 1 << 60, 1 << 61
-RECENT = 64
-#: Bandwidth is taken over busy stretches of this length.
-METER_NS = 50_000_000
 
 
 @dataclass
@@ -47,48 +46,12 @@ class Extent:
     pages: list[int]
     alone: bool = False
     need: int | None = None
+    whole: bool = False  # what lies around it is needed too, by some reader, some time
 
     @property
     def at(self) -> int:
         """Where its stream needs it, in the stream's own coordinate."""
         return self.start if self.need is None else self.need
-
-
-@dataclass
-class Meter:
-    """Bandwidth and base latency of storage, from finished extents (Little's law)."""
-
-    bandwidth: float = 0.0
-    _from_ns: int = 0  # a busy stretch that is being measured
-    _bytes: int = 0
-    _latencies: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
-
-    def note(self, result: uffd.WarmResult, was_idle: bool, alone: bool) -> float | None:
-        """Feed an extent that was really read; returns bytes/s when a busy stretch was long enough.
-
-        ``was_idle``: nothing was under way before it. ``alone``: nothing was when it was sent, so
-        that it did not stand behind others of ours.
-        """
-        sample = None
-        if was_idle or not self._from_ns:
-            self._from_ns, self._bytes = result.start_ns, 0
-        self._bytes += result.bytes
-        elapsed = result.done_ns - self._from_ns
-        if elapsed >= METER_NS:
-            sample = self._bytes * 1e9 / elapsed
-            share = 0.3 if self.bandwidth else 1.0
-            self.bandwidth += (sample - self.bandwidth) * share
-            self._from_ns, self._bytes = result.done_ns, 0
-        if alone and self.bandwidth:
-            took = (result.done_ns - result.start_ns) / 1e9
-            self._latencies.append(max(1e-4, took - result.bytes / self.bandwidth))
-        return sample
-
-    @property
-    def storage(self) -> Storage:
-        """What the planner needs to know."""
-        latency = min(self._latencies) if self._latencies else 0.0
-        return Storage(self.bandwidth, latency)
 
 
 class Scheduler:
@@ -98,14 +61,16 @@ class Scheduler:
         self,
         workers: uffd.Workers,
         bucket: TokenBucket,
-        on_pages: Callable[[FileState, list[int]], None],
         grid_bytes: int,
         on_warmed: Callable[[Extent, uffd.WarmResult], None] | None = None,
+        on_finding: Callable[[str], None] = lambda _: None,
     ) -> None:
+        """``on_finding``: told what a user should know of, once."""
         self._workers = workers
         self._bucket = bucket
-        self._on_pages = on_pages
         self._on_warmed = on_warmed
+        self._on_finding = on_finding
+        self._told: set[str] = set()  # files whose pages do not stay
         self._grid_bytes = grid_bytes
         self._queues: dict[int, deque[Extent]] = {}
         self._streams: dict[int, Stream] = {}
@@ -123,15 +88,18 @@ class Scheduler:
     # -------------------------------------------------------------- asking
 
     def want(
-        self, file: FileState, stream: Stream, start: int, end: int, need: int | None = None
-    ) -> int:
-        """Queue [start, end) for a stream, less what is under way; returns bytes. ``need``: see
-        Extent.
+        self, file: FileState, stream: Stream, start: int, end: int, need: int | None = None, *,
+        whole: bool = False,
+    ) -> int:  # fmt: skip
+        """Queue [start, end) for a stream, less what is under way; returns bytes. ``need``,
+        ``whole``: see Extent.
 
         Another stream's queue does not count: its reader may need the range much later. Whoever
         comes second finds it under way, just read, or resident.
         """
         queued = 0
+        if file.resting:
+            return 0
         for a, b in file.in_flight.missing(start, end):
             queue = self._queues.setdefault(id(stream), deque())
             if need is None and self._goes_on(queue, file, stream, a):
@@ -139,26 +107,19 @@ class Scheduler:
                 a = self._take_back(queue).start  # one request instead of two
             for extent in self._cut(file, stream, a, b):
                 extent.need = need if need is None else need + extent.start - start
+                extent.whole = whole or need is None
                 queue.append(extent)
                 self._streams[id(stream)] = stream
                 queued += extent.end - extent.start
         return queued
 
     def _cut(self, file: FileState, stream: Stream, start: int, end: int) -> list[Extent]:
-        size = EXTENT_BYTES if file.method == uffd.WARM_PREAD else READAHEAD_EXTENT_BYTES
+        by_pread = file.unit_bytes or file.method == uffd.WARM_PREAD
+        size = EXTENT_BYTES if by_pread else READAHEAD_EXTENT_BYTES
         cuts = [start, *range((start // size + 1) * size, end, size), end]
         extents = []
         for a, b in pairwise(cuts):
-            grid = self._grid_bytes
-            pages = [
-                at // uffd.PAGE_BYTES
-                for at in range(-(-a // grid) * grid, b, grid)
-                if at and at + uffd.PAGE_BYTES <= file.size_bytes and file.pooled is None
-            ]
-            pages = [p for p in pages if p not in file.written and p not in file.pending_pages]
-            pages = pages[: uffd.PAGES_PER_JOB]
-            file.pending_pages.update(pages)
-            extents.append(Extent(file, a, b, stream, pages))
+            extents.append(Extent(file, a, b, stream, []))
         return extents if stream.direction > 0 else extents[::-1]
 
     @staticmethod
@@ -173,12 +134,28 @@ class Scheduler:
         return extent
 
     def copy(self, file: FileState, pages: list[int]) -> None:
-        """Have checkpoint pages copied that no extent brings along."""
+        """Have checkpoint pages copied that no extent brings along. Where each would be a request
+        of its own, only those that are in the cache: the others are asked for again when a window
+        has brought what lies around them."""
         pages = [p for p in pages if p not in file.written and p not in file.pending_pages]
+        if file.resting:
+            return
+        if file.unit_bytes:
+            pages = [p for p in pages if file.has(p * uffd.PAGE_BYTES)]
         for i in range(0, len(pages), uffd.PAGES_PER_JOB):
             some = pages[i : i + uffd.PAGES_PER_JOB]
             if self._send(Extent(file, 0, 0, None, some)):
                 file.pending_pages.update(some)
+
+    def begin(self, file: FileState, start: int) -> None:
+        """A mapping begins at this offset. Where a request costs more than its bytes, the first of
+        them goes out before its reader comes: until that is known to walk, each of its pages would
+        be one."""
+        if not file.unit_bytes or file.pooled is not None or file.was_here(start):
+            return
+        low, high = file_systems.cells(start, start + 1, file.unit_bytes, file.size_bytes)
+        if file.fresh(low, high):
+            self._send(Extent(file, low, high, None, []))
 
     def forget(self, stream: Stream) -> None:
         """Drop what a stream had queued."""
@@ -246,14 +223,30 @@ class Scheduler:
             file = extent.file
             if extent.at >= PATIENT and self.under_way_bytes > self._busy_bytes:
                 return 0
-            if file.changed or not (extent.pages or file.fresh(extent.start, extent.end)):
+            fresh = file.fresh(extent.start, extent.end)
+            if file.changed or file.resting or not (extent.pages or fresh):
                 file.pending_pages.difference_update(extent.pages)
-            elif not self._send(extent):
-                return 0  # the workers' queue is full; they will tell when it is not
+            else:
+                if fresh and extent.whole:
+                    self._round(extent)
+                if not self._send(extent):
+                    return 0  # the workers' queue is full; they will tell when it is not
             queue.popleft()
             if not queue:
                 del self._queues[key], self._streams[key]
         return 0
+
+    @staticmethod
+    def _round(extent: Extent) -> None:
+        """Where a request costs more than its bytes: the whole of what one brings, less what is
+        under way."""
+        file = extent.file
+        cell = file_systems.cells(extent.start, extent.end, file.unit_bytes, file.size_bytes)
+        for start, end in file.in_flight.missing(*cell):
+            if start <= extent.start < end:
+                if extent.need is not None:
+                    extent.need += start - extent.start
+                extent.start, extent.end = start, max(end, extent.end)
 
     @property
     def _busy_bytes(self) -> float:
@@ -310,26 +303,45 @@ class Scheduler:
                 self._account(extent, result)
                 if self._on_warmed is not None:
                     self._on_warmed(extent, result)
-            if copied and not file.changed:
-                self._on_pages(file, copied)
+
+    def _check_call(self, file: FileState, result: uffd.WarmResult) -> None:
+        """What a probe has found; or whether the call still does what it was chosen for."""
+        if file.method == uffd.WARM_PROBE and file.pooled is None:
+            if result.method != uffd.WARM_PROBE:
+                ahead = file_systems.read_ahead_bytes(file.key[0])
+                file.use(file_systems.probed(result.method, result.chunk_bytes, ahead))
+            return
+        found = file.doubt.note(result.asked_bytes, result.came_bytes)
+        if found is None or result.method != file.method:
+            return
+        choice = file_systems.corrected(file.method, *found)
+        if choice is not None:
+            file.use(choice)
+            self._on_finding(f"{file.path}: {choice.reason}")
+        elif file.path not in self._told:
+            self._told.add(file.path)
+            self._on_finding(
+                f"{file.path}: of {found[0] >> 20} MiB read ahead {found[1] >> 20} MiB stayed in "
+                "the page cache: its file system, or memory that is short, does not keep them"
+            )
 
     def _account(self, extent: Extent, result: uffd.WarmResult) -> None:
         file, stream = extent.file, extent.stream
-        if file.method == uffd.WARM_PROBE and result.method != uffd.WARM_PROBE:
-            file.method, file.chunk_bytes = result.method, result.chunk_bytes
-            if result.method == uffd.WARM_READAHEAD:
-                # part of the probed range may have been resident: one call may bring more
-                ahead = 2 * (read_ahead_bytes(file.key[0]) or 0)
-                file.chunk_bytes = min(EXTENT_BYTES, max(file.chunk_bytes, ahead))
-            name = "readahead(2)" if result.method == uffd.WARM_READAHEAD else "pread, FADV_RANDOM"
-            file.method_reason = f"{name} of {file.chunk_bytes >> 10} KiB, by probing"
+        self._check_call(file, result)
         file.recent.add(extent.start, extent.end)
-        file.already_resident_bytes += result.resident_bytes
-        self._bucket.take(-result.resident_bytes)
-        if not result.bytes:
+        there, brought = result.resident_bytes, result.bytes
+        if result.sensor < 0 and file.counts_reads and result.storage_bytes >= 0:
+            brought = min(result.bytes, result.storage_bytes)
+            there = result.bytes - brought
+        file.already_resident_bytes += there
+        self._bucket.take(-there)
+        if not brought:
             return
-        file.prefetched_bytes += result.bytes
-        self.prefetched_bytes += result.bytes
+        if result.sensor < 0 and not file.counts_reads:
+            file.untold_bytes += brought
+        else:
+            file.prefetched_bytes += brought
+            self.prefetched_bytes += brought
         file.mark_prefetched(extent.start, extent.end)
         if result.bytes >= MIB:
             sample = self.meter.note(result, self._idle, extent.alone)
@@ -342,7 +354,7 @@ class Scheduler:
         if stream.direction < 0:
             late = stream.position_bytes < extent.end
         if late:
-            file.late_bytes += result.bytes
+            file.late_bytes += brought
         note_extent(stream, late)
 
 

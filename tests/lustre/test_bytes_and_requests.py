@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a job reads through a mapping on a Lustre client is right, and comes in whole requests."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lustre import client, job
+from lustre.conftest import Data
+
+#: RPCs beside those of 4 MiB: what a job reads before we know of it. Of many it is a tenth.
+FIRST_RPCS = 6
+
+
+def options_of(case: str, data: Data, directory: Path) -> tuple[str, tuple[str, ...]]:
+    """(pattern, options of wrap)."""
+    pattern = "contiguous"
+    options: tuple[str, ...] = ("--engine", "pool") if case.startswith("pool") else ()
+    if "skipping" in case:
+        pattern = "skipping:4"
+    if "plan" in case:
+        directory.mkdir(parents=True, exist_ok=True)
+        plan = directory / "plan.json"
+        plan.write_text(json.dumps(job.plan_of(str(data.path), data.size_bytes)))
+        pattern, options = "shuffled", (*options, "--plan", str(plan))
+    return pattern, options
+
+
+def check(case: str, data: Data, directory: Path) -> client.Ran:
+    pattern, options = options_of(case, data, directory)
+    more = "--compute", "5", "--planned" if "plan" in case else "--known"
+    ran = client.run_job(directory, data.path, pattern, options, more=more)
+    assert ran.said["digest"] == data.digest
+    assert ran.said["bytes"] == data.size_bytes
+    most = data.least_rpcs + max(FIRST_RPCS, data.least_rpcs // 10)
+    # beside the pool's samples: a page of each 4 MiB a second, once a file was open for 5 s
+    samples = ran.rpcs.by_pages.get(1, 0) if case.startswith("pool") else 0
+    assert ran.rpcs.count - samples <= most, f"{case}: {ran.rpcs}"
+    assert ran.rpcs.bytes <= 1.01 * data.size_bytes, f"{case}: {ran.rpcs}"
+    return ran
+
+
+@pytest.mark.parametrize("case", ["contiguous", "pool"])
+def test_a_file_is_read_once_in_whole_requests(case: str, data: Data, tmp_path: Path) -> None:
+    ran = check(case, data, tmp_path)
+    assert ran.summary is not None
+    (file,) = ran.summary["files"]
+    assert file["file_system"] == "lustre"
+    assert file["served_by"] == ("pool" if case == "pool" else "checkpoints")
+    if case == "contiguous":
+        assert file["warmed_by"] == "pread, FADV_RANDOM of 4096 KiB, known of Lustre"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "case",
+    ["contiguous", "skipping", "shuffled by plan", "pool", "pool skipping", "pool by plan"],
+)
+def test_a_large_file_is_read_once_in_whole_requests(
+    case: str, large: Data, tmp_path: Path
+) -> None:
+    check(case, large, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("policy", ["fixed", "stride"])
+def test_other_policies_ask_for_whole_requests_too(
+    policy: str, data: Data, tmp_path: Path
+) -> None:
+    ran = client.run_job(
+        tmp_path, data.path, "contiguous", ("--policy", policy),
+        more=("--compute", "5", "--known"),
+    )  # fmt: skip
+    assert ran.said["digest"] == data.digest
+    assert ran.rpcs.count <= data.least_rpcs + FIRST_RPCS, str(ran.rpcs)

@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which call fills the page cache of a file: by its file system's type first, then by trying.
+
+The type is f_type of statfs(2). What is known of a type was measured or is how its kernel module
+works; everything else is tried on the file itself (csrc/warm.c, probe), and every choice is checked
+while it is used (Doubt): what was asked for against what came.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+#: The calls, numbered as in csrc/helper.h (enum up_warm_method).
+PROBE, READAHEAD, PREAD = 0, 1, 2
+
+LUSTRE = 0x0BD00BD0
+KIB, MIB = 1 << 10, 1 << 20
+#: A Lustre RPC, and its usual stripe; pread of 8 MiB and more bypasses the cache there.
+LUSTRE_RPC_BYTES = 4 * MIB
+#: One readahead(2) brings no more than one extent is long.
+CHUNK_MAX_BYTES = 4 * MIB
+#: VM_READAHEAD_PAGES (include/linux/pagemap.h): what any readahead(2) brings where it works.
+CHUNK_LEAST_BYTES = 128 * KIB
+
+
+class FileSystem(NamedTuple):
+    """What is known of a type. ``unit_bytes``: what one request to its storage brings at the most,
+    where a request costs more than its bytes (0: nothing to round to). ``counts_reads``: whether
+    what is read from it stands in the reading thread's read_bytes of /proc/PID/io."""
+
+    name: str
+    call: int = PROBE
+    unit_bytes: int = 0
+    counts_reads: bool = False
+    in_memory: bool = False
+
+
+#: include/uapi/linux/magic.h and the file systems' own headers. READAHEAD: those that read through
+#: the kernel's generic readahead. PROBE: those with a cache of their own (GPFS, ZFS, BeeGFS), and
+#: those of which nothing was tried.
+FILE_SYSTEMS = {
+    LUSTRE: FileSystem("Lustre", PREAD, LUSTRE_RPC_BYTES, counts_reads=True),
+    0xEF53: FileSystem("ext2/3/4", READAHEAD, counts_reads=True),
+    0x58465342: FileSystem("XFS", READAHEAD, counts_reads=True),
+    0x9123683E: FileSystem("btrfs", READAHEAD),
+    0xF2F52010: FileSystem("F2FS", READAHEAD),
+    0x65735546: FileSystem("FUSE", READAHEAD),
+    0x6969: FileSystem("NFS", READAHEAD),
+    0x00C36400: FileSystem("Ceph", READAHEAD),
+    0xFF534D42: FileSystem("CIFS", READAHEAD),
+    0xFE534D42: FileSystem("SMB2", READAHEAD),
+    0x73717368: FileSystem("squashfs", READAHEAD),
+    0xE0F5E1E2: FileSystem("EROFS", READAHEAD),
+    0x794C7630: FileSystem("overlayfs"),
+    0x47504653: FileSystem("GPFS"),
+    0x19830326: FileSystem("BeeGFS"),
+    0x2FC12FC1: FileSystem("ZFS"),
+    0x01021997: FileSystem("9p"),
+    0x5346414F: FileSystem("AFS"),
+    0x01021994: FileSystem("tmpfs", in_memory=True),
+    0x858458F6: FileSystem("ramfs", in_memory=True),
+    0x958458F6: FileSystem("hugetlbfs", in_memory=True),
+}
+CALLS = {READAHEAD: "readahead(2)", PREAD: "pread, FADV_RANDOM", PROBE: "not known yet"}
+
+
+def type_of(path_or_fd: str | int) -> int:
+    """f_type of statfs(2), the first word of the structure on 64-bit machines; raises OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    buffer = ctypes.create_string_buffer(256)
+    if isinstance(path_or_fd, int):
+        failed = libc.fstatfs(path_or_fd, buffer)
+    else:
+        failed = libc.statfs(os.fsencode(path_or_fd), buffer)
+    if failed:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return int(struct.unpack_from("<q", buffer)[0]) & 0xFFFFFFFF
+
+
+def known(f_type: int) -> FileSystem:
+    """What is known of a type."""
+    return FILE_SYSTEMS.get(f_type, FileSystem(f"unknown (0x{f_type:08X})"))
+
+
+# ---- the kernel's readahead ---------------------------------------------------------------------
+
+
+def mount_of(device: int, mountinfo: str) -> tuple[str, str]:
+    """(file system type, mount point) of a device number in the text of /proc/self/mountinfo."""
+    return _mount(device, mountinfo)[:2]
+
+
+def _mount(device: int, mountinfo: str) -> tuple[str, str, str]:
+    """The same, and what is mounted there. A bind mount lists its device twice; the last one is as
+    good as any: the type is the same."""
+    want = f"{os.major(device)}:{os.minor(device)}"
+    found = ("unknown", "", "")
+    for line in mountinfo.splitlines():
+        left, _, right = line.partition(" - ")
+        fields, after = left.split(), right.split()
+        if len(fields) > 4 and fields[2] == want:
+            found = (after[0], fields[4], after[1] if len(after) > 1 else "")
+    return found
+
+
+def read_ahead_files(device: int, mountinfo: str, bdi: Path = Path("/sys/class/bdi")) -> list[Path]:
+    """The read_ahead_kb files that may be a device's.
+
+    Most are called after its number; Lustre's after the file system and one client's address, and
+    which client is whose only root can ask: all of the file system's.
+    """
+    own = bdi / f"{os.major(device)}:{os.minor(device)}" / "read_ahead_kb"
+    kind, _, source = _mount(device, mountinfo)
+    if kind != "lustre":
+        return [own]
+    names = {source.rpartition(":/")[2].partition("/")[0] or "lustre", "lustre"}
+    found = [p / "read_ahead_kb" for name in sorted(names) for p in sorted(bdi.glob(f"{name}-*"))]
+    return found or [own]
+
+
+def read_ahead_bytes(device: int) -> int | None:
+    """The device's read_ahead_kb in bytes, None where there is none. Only read: writing a Lustre
+    client's panics the node."""
+    try:
+        files = read_ahead_files(device, Path("/proc/self/mountinfo").read_text())
+        return max(int(file.read_text()) * 1024 for file in files)
+    except (OSError, ValueError):
+        return None
+
+
+# ---- the choice ---------------------------------------------------------------------------------
+
+
+class Choice(NamedTuple):
+    """A call, how much of it at once, and why."""
+
+    call: int
+    chunk_bytes: int
+    reason: str
+
+
+def _with(call: int, chunk_bytes: int, why: str) -> Choice:
+    return Choice(call, chunk_bytes, f"{CALLS[call]} of {chunk_bytes >> 10} KiB, {why}")
+
+
+def choose(f_type: int, ahead_bytes: int | None, told: bool) -> Choice:
+    """The call for a file: by its type; where that says nothing by trying; and where nobody tells
+    what is cached, so that trying shows nothing, by read_ahead_kb. ``ahead_bytes``: of it, None
+    where unknown; ``told``: whether what is resident is told to us. FADV_SEQUENTIAL, which goes
+    with readahead(2), doubles what one call brings."""
+    kind = known(f_type)
+    of_it = f"known of {kind.name}" + ("" if told else "; its residency is not told to us")
+    chunk = min(CHUNK_MAX_BYTES, max(CHUNK_LEAST_BYTES, 2 * (ahead_bytes or 0)))
+    if kind.call == PREAD:
+        return _with(PREAD, kind.unit_bytes, of_it)
+    if kind.call == READAHEAD and ahead_bytes == 0:
+        return _with(PREAD, CHUNK_MAX_BYTES, f"{kind.name}, but its read_ahead_kb is 0")
+    if kind.call == READAHEAD and ahead_bytes:
+        return _with(READAHEAD, chunk, of_it)
+    if told:
+        return Choice(PROBE, CHUNK_LEAST_BYTES, "not probed yet")
+    if ahead_bytes:
+        return _with(READAHEAD, chunk, "by read_ahead_kb: its residency is not told to us")
+    return _with(PREAD, CHUNK_MAX_BYTES, "its residency is not told to us")
+
+
+def probed(call: int, chunk_bytes: int, ahead_bytes: int | None) -> Choice:
+    """What a probe found. One call may bring more than what it could see: part of the probed range
+    may have been resident."""
+    if call == READAHEAD:
+        least = max(CHUNK_LEAST_BYTES, 2 * (ahead_bytes or 0))
+        chunk_bytes = min(CHUNK_MAX_BYTES, max(chunk_bytes, least))
+    return _with(call, chunk_bytes, "by probing")
+
+
+# ---- checked while running ----------------------------------------------------------------------
+
+#: A choice is judged over so many bytes that were asked for ...
+DOUBT_BYTES = 32 * MIB
+#: ... and wrong when less than this part of them came. Less than all is no sign: FUSE drops some
+#: when many are under way (fs/fuse/file.c), and memory that is short takes pages back.
+DOUBT_SHARE = 0.25
+
+
+@dataclass
+class Doubt:
+    """The last DOUBT_BYTES of one file: what was asked for and what came."""
+
+    _last: deque[tuple[int, int]] = field(default_factory=deque)
+    _asked: int = 0
+    _came: int = 0
+
+    def note(self, asked_bytes: int, came_bytes: int) -> tuple[int, int] | None:
+        """Feed an extent; (asked, came) when the call does not do what it is for, else None.
+        Begins anew after that."""
+        if not asked_bytes:
+            return None
+        self._last.append((asked_bytes, min(came_bytes, asked_bytes)))
+        self._asked += asked_bytes
+        self._came += self._last[-1][1]
+        if self._asked < DOUBT_BYTES:
+            return None
+        if self._came < DOUBT_SHARE * self._asked:
+            found = self._asked, self._came
+            self.forget()
+            return found
+        while self._last and self._asked - self._last[0][0] >= DOUBT_BYTES:
+            asked, came = self._last.popleft()
+            self._asked -= asked
+            self._came -= came
+        return None
+
+    def forget(self) -> None:
+        """Another call from now on."""
+        self._last.clear()
+        self._asked = self._came = 0
+
+
+def corrected(call: int, asked_bytes: int, came_bytes: int) -> Choice | None:
+    """Instead of a call that did not do it: pread for readahead(2). None: pread it was already, and
+    what is read does not stay."""
+    if call != READAHEAD:
+        return None
+    saw = f"readahead(2) brought {came_bytes >> 20} of {asked_bytes >> 20} MiB"
+    return _with(PREAD, CHUNK_MAX_BYTES, f"since {saw}")
+
+
+def cells(start: int, end: int, unit_bytes: int, size_bytes: int) -> tuple[int, int]:
+    """[start, end) made as long as whole requests of storage are, within the file."""
+    if not unit_bytes:
+        return start, end
+    return start // unit_bytes * unit_bytes, min(size_bytes, -(-end // unit_bytes) * unit_bytes)
+
+
