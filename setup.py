@@ -5,20 +5,29 @@ Two objects come out of csrc/. The service's helper is an ordinary cffi extensio
 (tools/cffi_build.py). The other, uffdprefetch._preload, is the LD_PRELOAD object: never imported,
 only found on disk by launch.py. It is declared as an Extension because that is the one way in which
 setuptools compiles a shared object and puts it into wheels and editable installs alike. It includes
-no Python.h, so it links neither libpython nor anything else but libc.
+no Python.h and is linked against no library, the C library included.
 """
 
+import platform
 from glob import glob
 
 from setuptools import Extension, setup
+
+#: By it each exported function begins with a known instruction: csrc/bypass.c looks for it.
+BRANCH_PROTECTION = {
+    "x86_64": ["-fcf-protection=branch"],
+    "aarch64": ["-mbranch-protection=bti"],
+}
 
 PRELOAD = Extension(
     "uffdprefetch._preload",
     sources=[
         f"csrc/{name}.c"
         for name in (
-            *("preload", "mapping", "identity", "lock", "request"),  # the job's threads
-            *("agent", "checkpoint", "pooled", "link"),  # the agent's
+            *("preload", "loader", "text", "alone"),  # beside any C library
+            *("mapping", "identity", "syscall", "lock", "request"),  # the job's threads
+            *("agent", "link", "checkpoint", "pooled", "standin", "respond"),  # our own threads
+            *("bypass", "vma", "thread", "ambient"),
         )
     ],
     include_dirs=["csrc"],
@@ -32,12 +41,15 @@ PRELOAD = Extension(
         "-fno-stack-protector",
         "-fno-tree-loop-distribute-patterns",
         "-U_FORTIFY_SOURCE",
+        *BRANCH_PROTECTION.get(platform.machine(), []),
         "-Wall",
         "-Wextra",
     ],
+    # nostdlib: it loads beside every C library, of any year and any make (csrc/preload.c).
     # now: the dynamic linker must not resolve (and lock) lazily under a fault of the job.
-    # defs: an undefined symbol is an error of this build, not of the user's job.
-    extra_link_args=["-Wl,-z,now", "-Wl,-z,defs"],
+    # defs: an undefined symbol that is not weak is an error of this build, not of the user's job.
+    # gcc: atomics on AArch64 are calls into it, from a static library.
+    extra_link_args=["-nostdlib", "-Wl,-z,now", "-Wl,-z,defs", "-lgcc"],
 )
 
 setup(ext_modules=[PRELOAD], cffi_modules=["tools/cffi_build.py:ffi"])

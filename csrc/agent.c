@@ -1,20 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * agent.c - the thread inside the job that answers checkpoints, lays them and takes them away.
+ * agent.c - the thread inside the job that speaks with the service and with the job's threads, lays
+ * checkpoints and arms them again.
  *
  * It is a raw clone(2) that libc does not know of: any extra *pthread* takes glibc off its
  * single-thread fast path (stdio locks, malloc), which makes a tool like mdb_dump several times
  * slower. The price is that nothing here may use TLS, errno or a libc function with state: only
- * sys.h. Its descriptor table is its own and starts empty (close_range with
- * CLOSE_RANGE_UNSHARE; the kernel copies and closes 64 numbers at most), because closing any descriptor of a file drops the *process's* POSIX locks on
- * it, and because the job may close or reuse any number it likes. A file comes into the table by
- * pidfd_getfd(2): the same struct file, so that mappings made here merge with the job's.
+ * sys.h. Its descriptor table is its own and starts empty (close_range with CLOSE_RANGE_UNSHARE; the
+ * kernel copies and closes 64 numbers at most), because closing any descriptor of a file drops the
+ * *process's* POSIX locks on it, and because the job may close or reuse any number it likes. A file
+ * comes into the table by pidfd_getfd(2): the same struct file, so that mappings made here merge with
+ * the job's.
  *
- * Three rules: it never reads storage on the job's behalf, it never touches a managed address, it
- * never waits for a thread of the job. When it ends, for whatever reason, the kernel closes its
- * userfaultfd; a checkpoint page that stays behind holds the file's bytes and is then an ordinary
- * page.
+ * Four rules: it never reads storage on the job's behalf, it never touches a managed address, it
+ * never waits for a thread of the job, and it opens no path of the job's (a far server may not answer,
+ * and a thread that sleeps there keeps the process from ending). When it and the responder
+ * (respond.c) have ended, for whatever reason, the kernel closes their userfaultfd; a checkpoint page
+ * that stays behind holds the file's bytes and is then an ordinary page.
  */
+#define _GNU_SOURCE
 #include <fcntl.h>
 #include <linux/futex.h>
 #include <linux/sched.h>
@@ -28,17 +32,9 @@
 #include <sys/stat.h>
 #include <time.h>
 #include <errno.h>
-#ifdef UP_AGENT_PTHREAD
-#include <pthread.h>
-#endif
 
 #include "agent.h"
-
-/* Directed at the agent, blocked there and read by signalfd: what the job does with it does not
- * matter, because a blocked signal is queued even where it is ignored. But reading takes what was
- * sent to the whole process as well (kernel/signal.c, dequeue_signal), so it must be one that no
- * kernel and no program sends: the fault of a coprocessor's stack that Linux never had. */
-#define BELL SIGSTKFLT
+#include "ambient.h"
 
 #ifndef USERFAULTFD_IOC_NEW
 #define USERFAULTFD_IOC_NEW _IO(0xAA, 0x00)
@@ -47,9 +43,9 @@
 /* A forked child usually execs at once: do not trouble the service before this. */
 #define FORK_QUIET_NS (5 * NS_PER_MS)
 #define BYE_NS (20 * NS_PER_MS)
-#define BEAT_CHECK_NS (100 * NS_PER_MS)
 
 struct up_job up_job;
+struct agent up_agent;
 
 /* ------------------------------------------------------------------ small things */
 
@@ -80,16 +76,20 @@ static void test_exit(uint32_t state)
 	char digit = (char)('0' + state);
 	int fd = (int)up_sys4(SYS_openat, AT_FDCWD, up_job.test_exit_log,
 			  O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+	int tid = (int)up_sys0(SYS_gettid);
 
 	if (fd >= 0)
 		up_sys3(SYS_write, fd, &digit, 1);
 	up_close(&fd);
 	if (up_job.test_exit_stops) {
-		up_sys3(SYS_tgkill, up_job.pid, up_sys0(SYS_gettid), SIGSTOP);
+		up_sys3(SYS_tgkill, up_job.pid, tid, SIGSTOP);
 		return;
 	}
-#ifdef UP_AGENT_PTHREAD
-	atomic_store(&up_job.agent_tid, 0); /* the kernel's part, CLONE_CHILD_CLEARTID */
+#ifdef UP_AGENT_PTHREAD /* the kernel's part, CLONE_CHILD_CLEARTID */
+	atomic_store(tid == atomic_load(&up_job.agent_tid) ? &up_job.agent_tid
+							   : &up_job.responder_tid, 0);
+#else
+	(void)tid;
 #endif
 	up_sys1(SYS_exit, 0);
 }
@@ -102,7 +102,11 @@ void up_step(struct agent *a, uint32_t state)
 	if (!up_job.test_exit_after ||
 	    (up_job.test_exit_state >= 0 && (uint32_t)up_job.test_exit_state != state))
 		return;
-	if (++a->steps == up_job.test_exit_after)
+	/* Once, or both threads one after the other. */
+	long step = atomic_fetch_add(&a->steps, 1) + 1;
+
+	if (step == up_job.test_exit_after ||
+	    (up_job.test_exit_all && step > up_job.test_exit_after))
 		test_exit(state);
 }
 
@@ -111,10 +115,8 @@ void up_finish_bye(struct agent *a)
 	struct up_request *q = a->bye;
 
 	a->bye = NULL;
-	if (!q)
-		return;
-	atomic_store(&q->state, UP_REQ_DONE);
-	up_futex_wake(&q->state);
+	if (q && up_request_answer(q))
+		up_futex_wake(&q->state);
 }
 
 static uint32_t slot_of(const struct up_region *r)
@@ -124,10 +126,50 @@ static uint32_t slot_of(const struct up_region *r)
 
 /* ------------------------------------------------------------------ the job's requests */
 
-static int take_descriptor(struct agent *a, struct up_region *r, int job_fd)
+/* What is mapped there and what the descriptor is: the number was the mapping thread's, and another
+ * thread may have let it name another file meanwhile (dup2). Asked by a page of the descriptor, because
+ * stat(2) and the maps do not always count devices alike. */
+static int is_what_is_mapped(struct agent *a, struct up_region *r)
+{
+	struct up_vma page;
+	void *p = up_mmap(NULL, up_job.page_bytes, PROT_READ, MAP_SHARED, r->fd, r->offset);
+	int ret;
+
+	if (up_failed((long)p))
+		return (int)(long)p;
+	ret = up_vma_at(a->maps_fd, (uintptr_t)p, &page);
+	if (!ret)
+		ret = up_vma_at(a->maps_fd, r->address, &r->mapped);
+	if (!ret && (page.inode != r->mapped.inode ||
+		     page.device_major != r->mapped.device_major ||
+		     page.device_minor != r->mapped.device_minor))
+		ret = -ESTALE;
+	if (!ret && up_region_intact(a, r) != 1)
+		ret = -ESTALE;
+	/* --engine pool: a forked child makes its mapping of it */
+	if (!ret && up_job.pool)
+		atomic_store(&r->anchor, (uintptr_t)p);
+	else
+		up_sys2(SYS_munmap, p, up_job.page_bytes);
+	return ret;
+}
+
+/* The number was looked at once more after mmap(2): by then, too, it may have been another file's. */
+static int is_what_was_asked(const struct up_region *r)
 {
 	struct stat st;
+	long ret = up_sys2(SYS_fstat, r->fd, &st);
+
+	if (up_failed(ret))
+		return (int)ret;
+	return (uint64_t)st.st_dev == r->device && (uint64_t)st.st_ino == r->inode &&
+	       (uint64_t)st.st_size == r->size ? 0 : -ESTALE;
+}
+
+static int take_descriptor(struct agent *a, struct up_region *r, int job_fd)
+{
 	long fd;
+	int ret;
 
 	if (a->pidfd < 0)
 		a->pidfd = (int)up_sys2(SYS_pidfd_open, up_job.pid, 0);
@@ -137,45 +179,58 @@ static int take_descriptor(struct agent *a, struct up_region *r, int job_fd)
 	if (up_failed(fd))
 		return (int)fd;
 	r->fd = (int)fd;
-	/* The number was the mapping thread's; is it the same file in the process's table? */
-	if (up_failed(up_sys2(SYS_fstat, fd, &st)) || (uint64_t)st.st_dev != r->device ||
-	    (uint64_t)st.st_ino != r->inode) {
+	ret = is_what_was_asked(r);
+	if (!ret)
+		ret = is_what_is_mapped(a, r);
+	if (ret)
 		up_close(&r->fd);
-		return -ESTALE;
-	}
-	return 0;
+	return ret;
 }
 
-/* The service gets a description of its own: a seek or an FADV on the job's would change the job,
- * and a lock (flock) that the job holds through it must end when the job says so. */
-static int reopen(const struct up_region *r)
+/* The job has the mapping: nothing at its addresses is ours any more. */
+static void let_go(struct agent *a, struct up_region *r)
 {
-	char path[48] = "/proc/thread-self/fd/";
-	char digits[12];
-	int n = 0, at = 21, fd = r->fd;
-
-	do
-		digits[n++] = (char)('0' + fd % 10);
-	while (fd /= 10);
-	while (n)
-		path[at++] = digits[--n];
-	path[at] = 0;
-	/* O_NONBLOCK: somebody's write lease would hold us for fs.lease-break-time. */
-	return (int)up_sys4(SYS_openat, AT_FDCWD, path,
-			    O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK, 0);
+	a->pooled -= (uint32_t)atomic_exchange(&r->pooled, 0);
+	up_release(a, r);
 }
 
 static int on_attach(struct agent *a, struct up_region *r, int job_fd)
 {
-	int ret = take_descriptor(a, r, job_fd);
+	uint32_t opening = UP_OPENING;
+	int ret;
 
-	if (ret)
-		return ret;
 	if (slot_of(r) >= a->slots)
 		a->slots = slot_of(r) + 1;
+	ret = take_descriptor(a, r, job_fd);
+	if (ret)
+		return ret;
 	up_queue(a, r);
-	atomic_store(&r->state, UP_LIVE);
+	if (!atomic_compare_exchange_strong(&r->state, &opening, UP_LIVE))
+		let_go(a, r); /* LEFT: who asked has gone on without it */
 	return 0;
+}
+
+/* What a forked child inherits has no descriptor before the service sends it. A shared mapping can be
+ * had from any of its pages by who asks (request.c, duplicate_file), a private one cannot. */
+static int may_prepare(struct agent *a, struct up_region *r)
+{
+	if (r->fd >= 0 || !r->inherited || !atomic_load(&r->laid) || a->hung_up ||
+	    (r->map_flags & MAP_TYPE) != MAP_PRIVATE)
+		return 1;
+	if (a->socket < 0)
+		a->connect_at_ns = up_now_ns(); /* not FORK_QUIET_NS from now */
+	return 0;
+}
+
+void up_prepare_late(struct agent *a, struct up_region *r)
+{
+	struct up_request *q = r->asked;
+
+	r->asked = NULL;
+	q->result = 0;
+	up_prepare_replacement(a, r);
+	if (up_request_answer(q))
+		up_futex_wake(&q->state);
 }
 
 static void on_request(struct agent *a, struct up_request *q)
@@ -189,10 +244,23 @@ static void on_request(struct agent *a, struct up_request *q)
 		q->result = on_attach(a, r, q->job_fd);
 		break;
 	case UP_REQ_DETACH:
-		up_detach(a, r);
-		up_release(a, r);
+		/* The pool's memory is put back here; else the asker does what is done by address, and
+		 * then lets go of the region by UP_REQ_FORGET. */
+		if (atomic_load(&r->pooled) && !up_may_act(a, r)) {
+			q->result = -EBUSY; /* it stays as it is, and is served */
+			atomic_store(&r->state, UP_LIVE);
+		} else if (atomic_load(&r->pooled)) {
+			up_pool_detach(a, r);
+			up_release(a, r);
+		} else if (!may_prepare(a, r)) {
+			r->asked = q; /* up_prepare_late() */
+			return;
+		} else {
+			up_prepare_replacement(a, r);
+		}
 		break;
 	case UP_REQ_FORGET:
+		up_unlisten(a, r);
 		up_release(a, r);
 		break;
 	case UP_REQ_QUIT:
@@ -208,14 +276,8 @@ static void on_request(struct agent *a, struct up_request *q)
 		}
 		break;
 	}
-	atomic_store(&q->state, UP_REQ_DONE);
-	up_futex_wake(&q->state);
-	if (op != UP_REQ_ATTACH || atomic_load(&r->state) != UP_LIVE)
-		return;
-	/* After the answer: opening may ask a far metadata server. */
-	r->reopened_fd = reopen(r);
-	if (r->reopened_fd < 0)
-		up_abandon(a, r);
+	if (up_request_answer(q))
+		up_futex_wake(&q->state);
 }
 
 static void on_bell(struct agent *a)
@@ -224,10 +286,14 @@ static void on_bell(struct agent *a)
 
 	while (!up_failed(up_sys3(SYS_read, a->bell_fd, &info, sizeof(info))))
 		;
+	atomic_store(&up_job.silent, 0);
 	for (int i = 0; i < UP_REQUESTS; i++)
-		if (atomic_load(&up_job.request[i].state) == UP_REQ_POSTED &&
-		    a->bye != &up_job.request[i])
+		if (up_request_take(&up_job.request[i]))
 			on_request(a, &up_job.request[i]);
+	if (atomic_exchange(&up_job.left, 0))
+		for (uint32_t i = 0; i < a->slots; i++)
+			if (atomic_load(&up_job.region[i].state) == UP_LEFT)
+				let_go(a, &up_job.region[i]);
 	up_flush(a);
 	up_step(a, UP_STATE_IDLE);
 }
@@ -285,12 +351,13 @@ static uint32_t overlay_limit(void)
 
 static int agent_open(struct agent *a)
 {
-	uint64_t mask = 1ull << (BELL - 1);
+	uint64_t mask = 1ull << (UP_BELL - 1);
 #ifdef UP_AGENT_PTHREAD
 	unsigned int first = 3; /* a sanitizer's report in this thread needs stderr */
 #else
 	unsigned int first = 0;
 #endif
+	int uffd;
 	long ret = up_sys3(SYS_close_range, first, ~0u, CLOSE_RANGE_UNSHARE);
 
 	if (up_failed(ret))
@@ -299,13 +366,26 @@ static int agent_open(struct agent *a)
 	if (up_failed(ret))
 		return (int)ret;
 	a->bell_fd = (int)ret;
+	a->maps_fd = (int)up_sys4(SYS_openat, AT_FDCWD, "/proc/self/maps", O_RDONLY | O_CLOEXEC, 0);
 	/* mmap() waits for its descriptor to be taken, and for nothing else of what follows. */
 	on_bell(a);
-	a->uffd = open_uffd(a, UFFD_FEATURE_MINOR_SHMEM);
-	if (up_job.pool && a->uffd >= 0)
-		a->pool_uffd = open_uffd(a, UFFD_FEATURE_MINOR_SHMEM | UFFD_FEATURE_MISSING_SHMEM);
-	a->own_faults = !up_job.service_resolves || a->pool_uffd >= 0;
+	uffd = open_uffd(a, UFFD_FEATURE_MINOR_SHMEM | UFFD_FEATURE_EVENT_UNMAP |
+			    UFFD_FEATURE_EVENT_REMAP);
+	atomic_store(&a->uffd, uffd);
+	if (up_job.pool && uffd >= 0)
+		/* Without EVENT_REMAP a mapping that is moved past us would lose its registration: its
+		 * holes would be zeros. */
+		a->pool_uffd = open_uffd(a, UFFD_FEATURE_MINOR_SHMEM | UFFD_FEATURE_MISSING_SHMEM |
+					    UFFD_FEATURE_EVENT_REMAP);
 	a->overlays_max = overlay_limit();
+	/* How many threads the process has, without a look-up: st_nlink less two. */
+	a->task_fd = (int)up_sys4(SYS_openat, AT_FDCWD, "/proc/self/task",
+				  O_PATH | O_DIRECTORY | O_CLOEXEC, 0);
+	a->pagemap_fd = (int)up_sys4(SYS_openat, AT_FDCWD, "/proc/self/pagemap",
+				     O_RDONLY | O_CLOEXEC, 0);
+	a->stat_fd = (int)up_sys4(SYS_openat, AT_FDCWD, "/proc/self/stat", O_RDONLY | O_CLOEXEC, 0);
+	/* Nothing after this needs any: a job that gives up its own later must find none in it. */
+	up_drop_rights();
 	a->connect_at_ns = up_now_ns();
 	/* What a fork left to us. */
 	for (uint32_t i = 0; i < UP_REGIONS; i++) {
@@ -322,13 +402,37 @@ static int agent_open(struct agent *a)
 	return 0;
 }
 
+/* The process's first thread is a zombie: (COMMAND) Z in its stat file. */
+static int leader_has_ended(const struct agent *a)
+{
+	char text[64];
+	long n = up_sys4(SYS_pread64, a->stat_fd, text, sizeof(text), 0);
+
+	for (n = up_failed(n) ? 0 : n; n-- > 3;)
+		if (text[n - 2] == ')')
+			return text[n] == 'Z';
+	return 0;
+}
+
+/* Whether the threads of the job have all ended, by exit(2) one by one: then the process ends with us. */
+static int is_alone(const struct agent *a)
+{
+	struct stat st;
+	unsigned long ours = 1 + (atomic_load(&up_job.responder_tid) != 0);
+
+	/* The leader stays, as a zombie, and is counted. */
+	return a->task_fd >= 0 && !up_failed(up_sys2(SYS_fstat, a->task_fd, &st)) &&
+	       st.st_nlink <= 2 + ours + 1 && leader_has_ended(a);
+}
+
 static void agent_wait(struct agent *a)
 {
-	struct pollfd p[3] = { { a->bell_fd, POLLIN, 0 },
-			       { a->own_faults ? a->uffd : -1, POLLIN, 0 },
-			       { a->socket, POLLIN, 0 } };
-	uint64_t at = UINT64_MAX, now;
-	struct timespec ts, *timeout = NULL;
+	struct pollfd p[4] = { { a->bell_fd, POLLIN, 0 },
+			       { atomic_load(&a->uffd), POLLIN, 0 },
+			       { a->socket, POLLIN, 0 },
+			       { up_pool_is_silent(a) ? a->pool_uffd : -1, POLLIN, 0 } };
+	uint64_t at = up_now_ns() + UP_ALONE_LOOK_NS, now;
+	struct timespec ts;
 
 	if (a->welcomed && a->pending)
 		p[2].events |= POLLOUT;
@@ -336,25 +440,24 @@ static void agent_wait(struct agent *a)
 		at = a->connect_at_ns;
 	if (a->bye && a->bye_at_ns < at)
 		at = a->bye_at_ns;
-	if (!a->own_faults && a->ring) {
-		now = up_now_ns();
-		if (now + BEAT_CHECK_NS < at)
-			at = now + BEAT_CHECK_NS;
-	}
 	if (a->pooled && a->ring && a->beat_at_ns < at)
 		at = a->beat_at_ns;
-	if (at != UINT64_MAX) {
-		now = up_now_ns();
-		at = at > now ? at - now : 0;
-		ts.tv_sec = (time_t)(at / 1000000000ull);
-		ts.tv_nsec = (long)(at % 1000000000ull);
-		timeout = &ts;
+	now = up_now_ns();
+	at = at > now ? at - now : 0;
+	ts.tv_sec = (time_t)(at / 1000000000ull);
+	ts.tv_nsec = (long)(at % 1000000000ull);
+	if (!up_sys5(SYS_ppoll, p, 4, &ts, NULL, 8) && is_alone(a))
+		a->quit = 1;
+	if (a->responds && !atomic_load(&up_job.responder_tid)) {
+		a->responds = 0;
+		up_wake_laid(a);
 	}
-	up_sys5(SYS_ppoll, p, 3, timeout, NULL, 8);
 	if (p[1].revents & POLLIN)
-		up_on_faults(a);
+		up_respond(a);
 	if (p[0].revents)
 		on_bell(a);
+	if (p[3].revents & POLLIN)
+		up_stand_in(a);
 	if (p[2].revents & POLLOUT)
 		up_flush(a);
 	if (p[2].revents & (POLLIN | POLLHUP | POLLERR))
@@ -363,38 +466,72 @@ static void agent_wait(struct agent *a)
 		up_finish_bye(a);
 	if (a->socket < 0 && !a->hung_up && up_now_ns() >= a->connect_at_ns)
 		up_connect(a);
-	up_check_beat(a);
+	up_leave_bypassed(a);
 	up_pool_check_beat(a);
+}
+
+/* The service has died. What cannot be given back by address is answered for as long as it is there. */
+static void serve_alone(struct agent *a)
+{
+	for (uint32_t i = 0; i < UP_REGIONS; i++) {
+		struct up_region *r = &up_job.region[i];
+
+		if (!atomic_load(&r->pooled) || up_may_act(a, r))
+			up_abandon(a, r);
+	}
+	up_wake_pooled(a); /* whom the service has read and not answered */
+	while (a->pooled && !a->quit && !atomic_load(&up_job.ending)) {
+		struct pollfd p[3] = { { a->bell_fd, POLLIN, 0 },
+				       { atomic_load(&a->uffd), POLLIN, 0 },
+				       { a->pool_uffd, POLLIN, 0 } };
+
+		up_sys5(SYS_ppoll, p, 3, NULL, NULL, 8);
+		if (p[1].revents & POLLIN)
+			up_respond(a);
+		if (p[2].revents & POLLIN)
+			up_stand_in(a);
+		if (p[0].revents)
+			on_bell(a);
+	}
 }
 
 static void agent_main(void)
 {
-	struct agent a = { .pidfd = -1, .bell_fd = -1, .uffd = -1, .pool_uffd = -1,
-			   .socket = -1, .event_fd = -1 };
-	int ret = agent_open(&a);
+	struct agent *a = &up_agent;
+	int ret;
 
+	*a = (struct agent){ .pidfd = -1, .bell_fd = -1, .uffd = -1, .pool_uffd = -1,
+			     .socket = -1, .event_fd = -1, .maps_fd = -1,
+			     .task_fd = -1, .stat_fd = -1, .pagemap_fd = -1 };
 	up_sys2(SYS_prctl, PR_SET_NAME, "uffdprefetch");
+	ret = up_settle_scheduling();
 	if (!ret)
-		while (!a.quit && !a.hung_up)
-			agent_wait(&a);
+		ret = agent_open(a);
+	if (!ret)
+		while (!a->quit && !a->hung_up && !atomic_load(&up_job.ending))
+			agent_wait(a);
 	/* Without a service nothing is managed: every mapping becomes the job's own again. */
 	atomic_store(&up_job.disabled, 1);
-	up_finish_bye(&a);
-	if (a.bell_fd >= 0)
-		on_bell(&a);
+	up_finish_bye(a);
+	if (a->bell_fd >= 0)
+		on_bell(a);
+	if (a->hung_up)
+		serve_alone(a);
 	for (uint32_t i = 0; i < UP_REGIONS; i++) {
 		struct up_region *r = &up_job.region[i];
 
-		up_abandon(&a, r);
+		up_abandon(a, r);
 		/* A thread of the job has just taken it, and its request comes too late. It waits
 		 * until we are gone: the mapping must be plain by then. */
 		if (atomic_load(&r->state) == UP_CLOSING)
-			up_detach(&a, r);
+			up_detach(a, r);
 		if (atomic_load(&r->state) == UP_LEAVING)
 			up_free_slot(r);
 	}
-	if (a.ring)
-		up_sys2(SYS_munmap, a.ring, sizeof(struct up_ring));
+	up_close_overlays(a);
+	up_responder_end(a);
+	if (a->ring)
+		up_sys2(SYS_munmap, a->ring, sizeof(struct up_ring));
 }
 
 int up_agent_alive(void)
@@ -402,130 +539,13 @@ int up_agent_alive(void)
 	return atomic_load(&up_job.agent_tid) != 0;
 }
 
-void up_agent_ring_bell(void)
+long up_agent_ring_bell(void)
 {
-	up_sys3(SYS_tgkill, up_job.pid, atomic_load(&up_job.agent_tid), BELL);
+	return up_sys3(SYS_tgkill, up_job.pid, atomic_load(&up_job.agent_tid), UP_BELL);
 }
-
-#ifdef UP_AGENT_PTHREAD
-
-/* For the sanitizers, whose run-times must know every thread. */
-static void *agent_thread(void *started)
-{
-	atomic_store(&up_job.agent_tid, (int)up_sys0(SYS_gettid));
-	atomic_store((_Atomic int *)started, 1); /* on the stack of who waits: gone from here on */
-	agent_main();
-	atomic_store(&up_job.agent_tid, 0);
-	return NULL;
-}
-
-static int spawn_thread(void)
-{
-	_Atomic int started = 0;
-	pthread_attr_t attr;
-	pthread_t thread;
-	int ret = pthread_attr_init(&attr);
-
-	if (ret)
-		return -ret;
-	pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
-	pthread_attr_setstack(&attr, up_job.agent_stack, UP_AGENT_STACK_BYTES);
-	ret = pthread_create(&thread, &attr, agent_thread, &started);
-	pthread_attr_destroy(&attr);
-	if (ret)
-		return -ret;
-	while (!atomic_load(&started)) /* its tid may come and go meanwhile */
-		up_sys0(SYS_sched_yield);
-	return 0;
-}
-
-#else
-
-/* clone(2) with a function: returns the tid or -errno; the child runs fn on the new stack. */
-long up_clone(unsigned long flags, void *stack, _Atomic int *tid, void (*fn)(void))
-	__attribute__((visibility("hidden")));
-
-#if defined(__x86_64__)
-__asm__(".text\n"
-	".globl up_clone\n"
-	".hidden up_clone\n"
-	".type up_clone,@function\n"
-	"up_clone:\n"
-	"	andq $-16, %rsi\n"
-	"	subq $16, %rsi\n"
-	"	movq %rcx, (%rsi)\n"
-	"	movq %rdx, %r10\n" /* child_tid; rdx is parent_tid, the same word */
-	"	xorl %r8d, %r8d\n"
-	"	movl $56, %eax\n"
-	"	syscall\n"
-	"	testq %rax, %rax\n"
-	"	jnz 1f\n"
-	"	xorl %ebp, %ebp\n"
-	"	movq (%rsp), %rax\n"
-	"	call *%rax\n"
-	"	xorl %edi, %edi\n"
-	"	movl $60, %eax\n"
-	"	syscall\n"
-	"	hlt\n"
-	"1:	ret\n"
-	".size up_clone,.-up_clone\n");
-#elif defined(__aarch64__)
-__asm__(".text\n"
-	".globl up_clone\n"
-	".hidden up_clone\n"
-	".type up_clone,%function\n"
-	"up_clone:\n"
-	"	and x1, x1, #-16\n"
-	"	str x3, [x1, #-16]!\n"
-	"	mov x4, x2\n"  /* child_tid; x2 is parent_tid, the same word */
-	"	mov x3, xzr\n" /* tls: not set */
-	"	mov x8, #220\n"
-	"	svc #0\n"
-	"	cbnz x0, 1f\n"
-	"	mov x29, xzr\n"
-	"	ldr x9, [sp]\n"
-	"	blr x9\n"
-	"	mov x0, xzr\n"
-	"	mov x8, #93\n"
-	"	svc #0\n"
-	"1:	ret\n"
-	".size up_clone,.-up_clone\n");
-#endif
-
-static int spawn_thread(void)
-{
-	/* CLONE_FILES for an instant only: agent_open() leaves the shared table with a copy of its
-	 * first 64 at most, where a clone without the flag would copy (and flush and close) all. */
-	unsigned long flags = CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_SIGHAND | CLONE_THREAD |
-			      CLONE_SYSVSEM | CLONE_PARENT_SETTID | CLONE_CHILD_CLEARTID;
-	long ret = up_clone(flags, (char *)up_job.agent_stack + UP_AGENT_STACK_BYTES,
-			    &up_job.agent_tid, agent_main);
-
-	return up_failed(ret) ? (int)ret : 0;
-}
-
-#endif
 
 /* Start the agent: 0 or -errno. The caller holds up_job.agent_start. */
 int up_agent_spawn(void)
 {
-	uint64_t all = ~0ull, before;
-	void *stack = up_job.agent_stack;
-	int ret;
-
-	if (!stack) {
-		stack = up_mmap(NULL, UP_AGENT_STACK_BYTES, PROT_READ | PROT_WRITE,
-				MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-		if (up_failed((long)stack))
-			return (int)(long)stack;
-#ifndef UP_AGENT_PTHREAD /* TSan goes on counting the parent's threads in a child, by their place */
-		up_sys3(SYS_madvise, stack, UP_AGENT_STACK_BYTES, MADV_DONTFORK);
-#endif
-		up_job.agent_stack = stack;
-	}
-	/* The agent is born with every signal blocked and never opens one: handlers are the job's. */
-	up_sys4(SYS_rt_sigprocmask, SIG_SETMASK, &all, &before, sizeof(all));
-	ret = spawn_thread();
-	up_sys4(SYS_rt_sigprocmask, SIG_SETMASK, &before, NULL, sizeof(before));
-	return ret;
+	return up_thread_spawn(agent_main, &up_job.agent_stack, &up_job.agent_tid);
 }

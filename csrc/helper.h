@@ -19,7 +19,7 @@
 struct up_ring;
 
 struct up_ring_counts {
-	uint64_t head, tail, dropped, faults, laid, taken, rearmed, failed;
+	uint64_t head, tail, dropped, faults, laid, rearmed, failed;
 	uint32_t overlays, state;
 };
 
@@ -33,17 +33,6 @@ void up_ring_counts(const struct up_ring *ring, struct up_ring_counts *out);
 /* --- checkpoint memfds (uffd_helper.c) --- */
 /* *rw is for the service alone; *ro goes to the jobs, which map it MAP_PRIVATE. */
 int up_checkpoint_memfd(uint64_t size_bytes, int *rw, int *ro);
-
-/* --- --resolve service (uffd_helper.c) --- */
-struct up_resolver;
-int up_resolver_create(struct up_resolver **out, int event_fd);
-void up_resolver_destroy(struct up_resolver *resolver);
-/* Answer this process's faults from now on. The resolver owns uffd. Returns a slot. */
-int up_resolver_add(struct up_resolver *resolver, int uffd, struct up_ring *ring);
-void up_resolver_remove(struct up_resolver *resolver, int slot);
-int up_resolver_map(struct up_resolver *resolver, int slot, uint32_t region, uint64_t address,
-		    uint64_t length, uint64_t offset);
-void up_resolver_unmap(struct up_resolver *resolver, int slot, uint32_t region);
 
 /* --- BPF ring buffers (bpf_ring.c) --- */
 struct up_bpf_ring;
@@ -60,11 +49,62 @@ enum up_residency_sensor { UP_CACHESTAT = 1, UP_MINCORE = 2 };
  * caller neither owns nor may write the file, and the kernel tells only those. */
 int64_t up_resident_bytes(int fd, uint64_t offset, uint64_t length, int *sensor);
 
+/* What the kernel has counted as read from storage by this thread: bytes, or -1. */
+int64_t up_thread_storage_bytes(void);
+
 /* Page-table entries present in [address, +length) of the process behind pagemap_fd
  * (/proc/PID/pagemap), as runs: run[2i] = address, run[2i+1] = length, both in bytes. Returns the
  * number of runs; *next is where to go on (address + length when done). */
 int up_touched_runs(int pagemap_fd, uint64_t address, uint64_t length, uint64_t *run, int max_runs,
 		    uint64_t *next);
+
+/* --- copies of a file's pages, compared with the file (compare.c, checker.c) --- */
+/* What statfs(2) calls the file system of a file: the magic of linux/magic.h. */
+int64_t up_file_system(int fd);
+
+enum up_compare_how {
+	UP_COMPARE_READ = 1,   /* the file's page by pread: where the page cache is the file */
+	UP_COMPARE_MAPPED = 2, /* by a mapping, which shows what a network file system took away */
+	UP_COMPARE_POOL = 3,   /* the copies are the pool's; nothing is written */
+};
+
+/* A file and the memfd with copies of its pages, at the same offsets (-1: none, or the pool has them).
+ * Descriptors and mappings of its own, which last until up_watch_put() and the end of its jobs. */
+struct up_watch;
+int up_watch_create(struct up_watch **out, int fd, int memfd, uint64_t size_bytes);
+void up_watch_put(struct up_watch *watch);
+
+struct up_pool;
+struct up_compare_job {
+	uint64_t id;
+	struct up_watch *watch;
+	struct up_pool *pool; /* UP_COMPARE_POOL: its file is pool_file */
+	int32_t pool_file;
+	uint32_t how, pages;
+	uint32_t start;     /* pages that must be read again: from this one of the list on, cyclically */
+	uint32_t reads_max; /* requests to the storage, at the most */
+	uint64_t limit_ns;  /* nothing is read any more after so long */
+	uint64_t *page;     /* ascending; copied. A page that is not in the memfd must not be here */
+};
+
+struct up_compare_result {
+	uint64_t id, start_ns, done_ns, cpu_ns; /* CLOCK_MONOTONIC; of this thread */
+	uint64_t size_bytes, first_differing;
+	int64_t mtime_ns, ctime_ns;
+	uint32_t compared, differing, rewritten, reads;
+	uint32_t unread, stopped_at; /* left out for reads_max or limit_ns, and the first of them */
+	int32_t error;               /* of fstat(2): size and times are not known */
+};
+
+struct up_checker;
+int up_checker_create(struct up_checker **out, int threads, int event_fd);
+/* Does not wait for threads that wait for storage: then it all stays until the process ends, and the
+ * pool must, too. Returns whether that is so. */
+int up_checker_destroy(struct up_checker *checker);
+/* 0, -EAGAIN: queue full, or -ENOMEM. */
+int up_checker_submit(struct up_checker *checker, const struct up_compare_job *job);
+int up_checker_reap(struct up_checker *checker, struct up_compare_result *out, int max);
+int64_t up_checker_cpu_ns(struct up_checker *checker);
 
 /* --- warmers (warm.c) --- */
 enum up_warm_method {
@@ -86,9 +126,11 @@ struct up_warm_result {
 	uint64_t submit_ns, start_ns, done_ns; /* CLOCK_MONOTONIC */
 	uint64_t resident_bytes;               /* already there before */
 	uint64_t bytes;                        /* asked for and there after */
+	uint64_t asked_bytes, came_bytes;      /* of the method's calls, where a sensor tells */
+	int64_t storage_bytes;                 /* as the kernel counted them for us; -1: not asked */
 	uint64_t copied;                       /* bit i: page[i] is in the memfd */
 	uint32_t method, chunk_bytes;          /* as used; what a probe found */
-	int32_t error, sensor;
+	int32_t error, sensor; /* sensor: who told what is resident; -errno: nobody */
 };
 
 struct up_workers;
@@ -165,14 +207,31 @@ void up_pool_destroy(struct up_pool *pool);
 void up_pool_alive(struct up_pool *pool);
 void up_pool_budget(struct up_pool *pool, uint64_t budget_bytes);
 
-/* A file joins: its number; *memfd_ro is what the jobs map. fd stays the caller's. */
-int up_pool_file(struct up_pool *pool, int fd, uint64_t size_bytes, int *memfd_ro);
+/* A file joins: its number; *memfd_ro is what the jobs map. fd stays the caller's. unit_bytes: what
+ * one request to its storage brings, which is then what one fill reads, on its own grid (0: nothing
+ * to round to). */
+int up_pool_file(struct up_pool *pool, int fd, uint64_t size_bytes, uint64_t unit_bytes,
+		 int *memfd_ro);
 /* Nobody maps it any more: its memory is free again. -EBUSY while somebody does. */
 int up_pool_forget(struct up_pool *pool, int file);
+/* Close the descriptors of a file that nobody maps and keep what is there of it (0, or -EBUSY); open
+ * it again before it is mapped again (fd stays the caller's). */
+int up_pool_park(struct up_pool *pool, int file);
+/* Before either: end what is still to be read of a file that nobody maps (it may wait for room). */
+void up_pool_hush(struct up_pool *pool, int file);
+int up_pool_unpark(struct up_pool *pool, int file, int fd);
 /* What is there, one up_chunk_state a chunk, and when it was touched last (ms since the pool
  * began, never 0): the pool's own arrays, valid until up_pool_forget(). */
 uint64_t up_pool_books(struct up_pool *pool, int file, uint8_t **state, uint32_t **touched_ms);
 void up_pool_file_counts(struct up_pool *pool, int file, struct up_pool_file_counts *out);
+
+/* All that is there, or being read now, goes, as soon as nobody is just being served from it: who
+ * touches it waits until it has been read again. */
+void up_pool_drop(struct up_pool *pool, int file);
+/* The bytes of the file itself, fresh: 0 or -errno. May wait for storage. */
+int up_pool_read(struct up_pool *pool, int file, uint64_t offset, uint64_t length, char *out);
+/* A copy of [offset, +length) of one chunk: 1, or 0 where it is not there. */
+int up_pool_copy(struct up_pool *pool, int file, uint64_t offset, uint64_t length, char *out);
 
 /* A process joins: its slot. The pool owns uffd; *ring gets the sign of life. What it had under the
  * same number before (exec) is over. pid 0: not known; then its page table gets no huge pages. */

@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * identity.c - calls after which the process is somebody else.
+ * identity.c - calls after which the process is somebody else, or may do less than before.
  *
  * libc changes the identity of all threads that it knows of; the agent is none of those, and would
- * go on with the old one. So it ends first, and the process is not managed any more.
+ * go on with the old one. A filter (seccomp, Landlock) that a thread takes for itself does not hold
+ * for the agent either, in whose memory that thread may write. So the agent ends first, and the
+ * process is not managed any more.
  */
 #define _GNU_SOURCE
 #include <grp.h>
 #include <sched.h>
+#include <stdarg.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include "preload.h"
@@ -58,4 +62,28 @@ UP_EXPORT int unshare(int flags)
 	if (flags & (CLONE_NEWUSER | CLONE_NEWPID | CLONE_VM | CLONE_SIGHAND | CLONE_THREAD))
 		BEFORE_IDENTITY_CHANGES();
 	return up_next.unshare ? up_next.unshare(flags) : (int)up_fail(up_sys1(SYS_unshare, flags));
+}
+
+int up_prctl_gives_up_rights(long option, long value)
+{
+	return option == PR_SET_SECCOMP || option == PR_CAPBSET_DROP || option == PR_SET_SECUREBITS ||
+	       (option == PR_SET_NO_NEW_PRIVS && value) ||
+	       (option == PR_CAP_AMBIENT && value != PR_CAP_AMBIENT_IS_SET);
+}
+
+/* As many arguments as there may be: who gave fewer gets whatever lies there passed on, as in libc. */
+UP_EXPORT int prctl(int option, ...)
+{
+	unsigned long a[4];
+	va_list ap;
+
+	va_start(ap, option);
+	for (int i = 0; i < 4; i++)
+		a[i] = va_arg(ap, unsigned long);
+	va_end(ap);
+	if (up_prctl_gives_up_rights(option, (long)a[0]))
+		BEFORE_IDENTITY_CHANGES();
+	if (up_next.prctl)
+		return up_next.prctl(option, a[0], a[1], a[2], a[3]);
+	return (int)up_fail(up_sys5(SYS_prctl, option, a[0], a[1], a[2], a[3]));
 }

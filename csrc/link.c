@@ -22,6 +22,14 @@ static struct up_region *region_by_id(uint32_t id)
 	return atomic_load(&r->state) == UP_LIVE && r->id == id ? r : NULL;
 }
 
+/* One that a thread is closing, and which lacks its descriptor for it. */
+static struct up_region *asked_by_id(uint32_t id)
+{
+	struct up_region *r = &up_job.region[id % UP_REGIONS];
+
+	return atomic_load(&r->state) == UP_CLOSING && r->asked && r->id == id ? r : NULL;
+}
+
 static int send_message(struct agent *a, uint16_t type, struct up_message *m, int fd)
 {
 	struct iovec iov = { .iov_base = m, .iov_len = sizeof(*m) };
@@ -74,12 +82,19 @@ static void up_unqueue(struct agent *a, struct up_region *r)
 /* The mapping is the job's own again. The caller owns the region (LIVE taken, or CLOSING). */
 void up_release(struct agent *a, struct up_region *r)
 {
-	a->overlays -= r->overlays;
-	r->overlays = 0;
+	uint32_t laid = atomic_exchange(&r->laid, 0);
+	uintptr_t unused = atomic_exchange(&r->replacement, 0);
+
+	if (r->asked) { /* who asked does not wait any more: nothing is left to wake */
+		up_request_answer(r->asked);
+		r->asked = NULL;
+	}
+	a->overlays -= laid < a->overlays ? laid : a->overlays; /* a fork's were not counted */
+	if (unused) /* who asked for it has gone on */
+		up_sys2(SYS_munmap, unused, r->length);
 	up_unqueue(a, r);
 	up_close(&r->fd);
-	up_close(&r->checkpoint_fd);
-	up_close(&r->reopened_fd);
+	up_close(&r->pool_fd);
 	up_pool_release(r);
 	up_swap_end(r);
 	if (r->sent) {
@@ -107,7 +122,8 @@ static int send_attach(struct agent *a, struct up_region *r)
 
 	m.attach.region = r->id;
 	m.attach.flags = (r->inherited ? UP_ATTACH_INHERITED : 0) |
-			 (r->writable ? UP_ATTACH_WRITABLE : 0);
+			 (r->writable ? UP_ATTACH_WRITABLE : 0) |
+			 (r->known ? UP_ATTACH_KNOWN : 0);
 	m.attach.address = r->address;
 	m.attach.length_bytes = r->length;
 	m.attach.offset_bytes = r->offset;
@@ -117,12 +133,11 @@ static int send_attach(struct agent *a, struct up_region *r)
 	m.attach.mtime_ns = r->mtime_ns;
 	m.attach.map_flags = (uint32_t)r->map_flags;
 	m.attach.advice_swallowed = (uint32_t)atomic_load(&r->swallowed);
-	ret = send_message(a, UP_ATTACH, &m, r->reopened_fd);
+	ret = send_message(a, UP_ATTACH, &m, r->fd);
 	if (ret)
 		return ret;
 	r->sent = 1;
 	up_unqueue(a, r);
-	up_close(&r->reopened_fd);
 	return 0;
 }
 
@@ -148,47 +163,52 @@ void up_flush(struct agent *a)
 		struct up_region *r = &up_job.region[i];
 		uint32_t state = atomic_load(&r->state);
 
-		if (state == UP_LIVE && !r->sent && send_attach(a, r))
+		if ((state == UP_LIVE || (state == UP_CLOSING && r->asked)) && !r->sent &&
+		    send_attach(a, r))
 			return;
 		if (state == UP_LEAVING && send_gone(a, r))
 			return;
 	}
 }
 
-static void acknowledge(struct agent *a, const struct up_command *c, uint32_t done, int error)
+/* A full socket loses it: the service then learns from its own clock. */
+static void acknowledge(struct agent *a, uint32_t sequence, uint32_t region, uint32_t done, int error)
 {
 	struct up_message m = { 0 };
 
-	m.ack.sequence = c->sequence;
-	m.ack.region = c->region;
+	m.ack.sequence = sequence;
+	m.ack.region = region;
 	m.ack.done = done;
 	m.ack.error = -error;
 	m.ack.overlays = a->overlays;
-	/* A full socket loses it: the service then learns from its own clock. */
 	send_message(a, UP_ACK, &m, -1);
+}
+
+void up_introduce(struct up_hello *hello)
+{
+	hello->role = UP_AGENT;
+	hello->pid = up_job.pid;
+	hello->ppid = (int32_t)up_sys0(SYS_getppid);
+	hello->rank = up_job.rank;
+	hello->local_rank = up_job.local_rank;
+	hello->world = up_job.world;
+	hello->page_bytes = (uint32_t)up_job.page_bytes;
+	for (unsigned int i = 0; i < sizeof(hello->command) - 1; i++)
+		hello->command[i] = up_job.command[i];
 }
 
 static void say_hello(struct agent *a)
 {
 	struct up_message m = { 0 };
 
-	m.hello.role = UP_AGENT;
-	m.hello.pid = up_job.pid;
-	m.hello.ppid = (int32_t)up_sys0(SYS_getppid);
-	m.hello.rank = up_job.rank;
-	m.hello.local_rank = up_job.local_rank;
-	m.hello.world = up_job.world;
-	m.hello.flags = (a->uffd >= 0 ? UP_HELLO_UFFD : 0) |
+	up_introduce(&m.hello);
+	m.hello.flags = (atomic_load(&a->uffd) >= 0 ? UP_HELLO_UFFD : 0) |
 			(up_job.parent_pid ? UP_HELLO_FORKED : 0) |
-			(a->own_faults || a->uffd < 0 ? 0 : UP_HELLO_SENDS_UFFD) |
 			(a->pool_uffd >= 0 ? UP_HELLO_SENDS_POOL : 0);
 	m.hello.uffd_error = a->uffd_error;
 	m.hello.overlays_max = a->overlays_max;
 	m.hello.parent_pid = up_job.parent_pid;
-	m.hello.page_bytes = (uint32_t)up_job.page_bytes;
-	for (unsigned int i = 0; i < sizeof(m.hello.command) - 1; i++)
-		m.hello.command[i] = up_job.command[i];
-	send_message(a, UP_HELLO, &m, a->own_faults ? a->pool_uffd : a->uffd);
+	send_message(a, UP_HELLO, &m, a->pool_uffd);
 }
 
 void up_connect(struct agent *a)
@@ -218,6 +238,14 @@ int up_say_bye(struct agent *a)
 	struct up_message m = { 0 };
 
 	return send_message(a, UP_BYE, &m, -1);
+}
+
+int up_say_bypass(struct agent *a)
+{
+	struct up_message m = { 0 };
+
+	m.bypass.reason = atomic_load(&up_job.bypassed);
+	return send_message(a, UP_BYPASS, &m, -1);
 }
 
 /* ------------------------------------------------------------------ commands */
@@ -265,39 +293,68 @@ static void on_pool(struct agent *a, struct up_region *r, int *fd)
 		up_swap_end(r);
 }
 
+/* Only while its reader waits in mmap(), and so cannot touch it. */
+static void on_checkpoints(struct agent *a, struct up_region *r, const struct up_file *f, int fd)
+{
+	uint32_t waiting = UP_SWAP_WAITING, done = 0;
+	int ret = f->count ? -ETIMEDOUT : 0;
+
+	if (f->count && atomic_compare_exchange_strong(&r->swap, &waiting, UP_SWAP_BUSY)) {
+		ret = up_responder_spawn();
+		a->responds = !ret;
+		while (!ret && done < f->count && done < UP_PAGES_MAX) {
+			ret = up_hands_on(r) ? up_lay(a, r, f->page[done], fd) : -ECANCELED;
+			up_hands_off();
+			done += !ret;
+		}
+		if (ret && atomic_load(&r->laid)) { /* half of one may lie there */
+			up_detach(a, r);
+			done = 0;
+		}
+	}
+	up_swap_end(r);
+	if (f->count)
+		acknowledge(a, 0, r->id, done, ret);
+	if (a->ring) {
+		a->ring->laid += done;
+		a->ring->failed += ret != 0;
+		a->ring->overlays = a->overlays;
+	}
+	up_step(a, UP_STATE_IDLE);
+}
+
 static void on_file(struct agent *a, const struct up_file *f, int *fd)
 {
 	struct up_region *r = region_by_id(f->region);
 
+	atomic_store(&up_job.service_silent, 0);
+	if (!r && (r = asked_by_id(f->region))) {
+		if (r->fd < 0 && f->verdict != UP_REFUSE) {
+			r->fd = fd[1];
+			fd[1] = -1;
+		}
+		up_prepare_late(a, r);
+		return;
+	}
 	if (!r || r->verdict)
 		return;
 	r->verdict = f->verdict + 1;
-	if (r->inherited && f->verdict != UP_POOL &&
-	    (r->laid_once || f->verdict == UP_CHECKPOINTS)) {
-		/* One struct file under all of it again, so that what is taken away merges. Without
-		 * one the mapping stays as it is: what lies over it holds the file's bytes. */
-		if (fd[1] < 0) {
-			up_abandon(a, r);
-			return;
-		}
-		r->fd = fd[1];
-		fd[1] = -1;
-		up_map_file(a, r, r->address, r->length);
-	}
 	if (f->verdict == UP_POOL) {
 		on_pool(a, r, fd);
 		return;
 	}
+	if (r->inherited && fd[1] >= 0) { /* what was laid before the fork can be taken away by it */
+		r->fd = fd[1];
+		fd[1] = -1;
+	}
 	r->inherited = 0;
-	up_swap_end(r);
-	if (f->verdict == UP_REFUSE) {
-		up_abandon(a, r);
+	if (f->verdict == UP_CHECKPOINTS) {
+		on_checkpoints(a, r, f, fd[0]);
 		return;
 	}
-	if (f->verdict == UP_CHECKPOINTS) {
-		r->checkpoint_fd = fd[0];
-		fd[0] = -1;
-	}
+	up_swap_end(r);
+	if (f->verdict == UP_REFUSE)
+		up_abandon(a, r);
 }
 
 static void on_command(struct agent *a, uint16_t type, const struct up_command *c)
@@ -306,46 +363,28 @@ static void on_command(struct agent *a, uint16_t type, const struct up_command *
 	uint32_t done = 0;
 	int error = 0;
 
-	for (uint32_t i = 0; r && i < c->count && i < UP_PAGES_MAX; i++) {
-		int ret = -EINVAL;
+	if (r && type == UP_REARM && !up_may_act(a, r))
+		error = -ECANCELED;
+	for (uint32_t i = 0; r && !error && type == UP_REARM && i < c->count && i < UP_PAGES_MAX; i++) {
+		int ret = up_hands_on(r) ? up_rearm(a, r, c->page[i]) : -ECANCELED;
 
-		if (type == UP_LAY)
-			ret = up_lay(a, r, c->page[i]);
-		else if (type == UP_TAKE)
-			ret = up_take(a, r, c->page[i]);
-		else if (type == UP_REARM)
-			ret = up_rearm(a, r, c->page[i]);
-		else if (type == UP_DROP)
-			ret = up_drop(r, c->page[i]);
-		/* A fault does not wait for the rest of a command. */
-		if (a->own_faults && a->uffd >= 0)
-			up_on_faults(a);
+		up_hands_off();
 		if (!ret)
 			done++;
-		else if (!error)
+		else
 			error = ret;
-		if (ret && type == UP_LAY)
-			break; /* the service takes the first `done` for laid, and no others */
 	}
 	if (a->ring) {
-		if (type == UP_LAY)
-			a->ring->laid += done;
-		else if (type == UP_TAKE)
-			a->ring->taken += done;
-		else if (type == UP_REARM)
-			a->ring->rearmed += done;
+		a->ring->rearmed += done;
 		a->ring->failed += error != 0;
 		a->ring->overlays = a->overlays;
 	}
 	if (type == UP_DETACH && r)
 		up_abandon(a, r);
-	if (type == UP_RENEW && r)
-		error = up_renew(a, r);
 	up_step(a, UP_STATE_IDLE);
 	if (error || type == UP_DETACH)
-		acknowledge(a, c, done, error);
+		acknowledge(a, c->sequence, c->region, done, error);
 }
-
 
 void up_on_socket(struct agent *a)
 {
@@ -383,16 +422,16 @@ void up_on_socket(struct agent *a)
 		case UP_FILE:
 			on_file(a, &m.file, fd);
 			break;
-		case UP_LAY:
-		case UP_TAKE:
 		case UP_REARM:
-		case UP_DROP:
 		case UP_DETACH:
-		case UP_RENEW:
 			on_command(a, m.header.type, &m.command);
 			break;
 		case UP_BYE_OK:
 			up_finish_bye(a);
+			break;
+		case UP_QUIT:
+			atomic_store(&up_job.disabled, 1);
+			a->quit = 1; /* what is managed is given back on the way out */
 			break;
 		default:
 			a->hung_up = 1;

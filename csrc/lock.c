@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * lock.c - wrap --ownlock: each rank has a lock file of its own for the LMDB data files that it only
+ * lock.c - open(2) of the job, for two reasons: leases (below), and wrap --ownlock: each rank has a lock file of its own for the LMDB data files that it only
  * reads (paper 3, section 4.2), in a directory of the launcher's, with no word to the program.
  *
  * A lock file that is not shared gives up that there is one writer at a time. So only a read-only
@@ -21,6 +21,7 @@
 #include <stdarg.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "preload.h"
@@ -72,7 +73,8 @@ void up_lock_start(const char *directory)
 	unsigned int rank = (unsigned int)up_job.rank;
 	char *out = lock_rank + sizeof(lock_rank) - 1;
 
-	if (!directory || *directory != '/' || strlen(directory) >= PATH_MAX - NAME_MAX_BYTES)
+	if (!directory || *directory != '/' ||
+	    up_text_bytes(directory, PATH_MAX) >= PATH_MAX - NAME_MAX_BYTES)
 		return;
 	append(lock_directory, directory);
 	if (up_job.rank < 0) {
@@ -91,7 +93,7 @@ void up_lock_start(const char *directory)
 static int data_file_of(const char *path, char out[PATH_MAX])
 {
 	static const char subdir[] = "lock.mdb", data[] = "data.mdb", file[] = "-lock";
-	size_t length = strnlen(path, PATH_MAX);
+	size_t length = up_text_bytes(path, PATH_MAX);
 
 	if (length >= PATH_MAX)
 		return 0;
@@ -99,12 +101,12 @@ static int data_file_of(const char *path, char out[PATH_MAX])
 	if (length >= sizeof(subdir) - 1) {
 		size_t at = length - (sizeof(subdir) - 1);
 
-		if (!strcmp(path + at, subdir) && (!at || path[at - 1] == '/')) {
+		if (up_same_text(path + at, subdir) && (!at || path[at - 1] == '/')) {
 			memcpy(out + at, data, sizeof(data));
 			return 1;
 		}
 	}
-	if (length < sizeof(file) || strcmp(path + length - (sizeof(file) - 1), file))
+	if (length < sizeof(file) || !up_same_text(path + length - (sizeof(file) - 1), file))
 		return 0;
 	out[length - (sizeof(file) - 1)] = 0;
 	return 1;
@@ -173,6 +175,38 @@ static int remember(int fd, int flags, const void *caller)
 	return fd;
 }
 
+/*
+ * The service holds a read lease on what we manage. A job that opens such a file for writing waits for
+ * it as plain would for nothing, unless it said O_NONBLOCK; but then the lease is being given back
+ * already, and it is ours to wait for that. Whether to open again; errno is that of the last try.
+ */
+static int is_our_lease(int directory, const char *path, int flags, int tries)
+{
+	struct timespec step = { .tv_nsec = UP_WAIT_STEP_NS };
+	struct stat st;
+
+	if (errno != EAGAIN || !(flags & O_NONBLOCK) || tries >= UP_WAIT_STEPS ||
+	    ((flags & O_ACCMODE) == O_RDONLY && !(flags & O_TRUNC)))
+		return 0;
+	if (!tries) {
+		int ours = 0;
+
+		if (!atomic_load(&up_job.live) || !up_in_own_process() ||
+		    up_failed(up_sys4(SYS_newfstatat, directory, path, &st, 0)))
+			return 0;
+		for (int i = 0; i < UP_REGIONS && !ours; i++) {
+			const struct up_region *r = &up_job.region[i];
+
+			ours = atomic_load(&r->state) != UP_FREE && r->inode == st.st_ino &&
+			       r->device == st.st_dev;
+		}
+		if (!ours)
+			return 0;
+	}
+	up_sys4(SYS_clock_nanosleep, CLOCK_MONOTONIC, 0, &step, NULL);
+	return 1;
+}
+
 static int takes_mode(int flags)
 {
 	return flags & O_CREAT || (flags & O_TMPFILE) == O_TMPFILE;
@@ -196,10 +230,14 @@ static int takes_mode(int flags)
 	}                                                                                      \
 	if (!up_next.name) /* before our constructor */                                        \
 		return (int)up_fail(up_sys4(SYS_openat, at, path, flags, mode));               \
-	if (__builtin_expect(!up_own_locks, 1))                                                \
-		return up_next.call;                                                           \
-	fd = instead(at, path, flags, caller);                                                 \
-	return fd >= 0 ? fd : remember(up_next.call, flags, caller)
+	fd = __builtin_expect(up_own_locks, 0) ? instead(at, path, flags, caller) : -1;        \
+	if (fd >= 0)                                                                           \
+		return fd;                                                                     \
+	up_look_for_hooks();                                                                   \
+	fd = up_next.call;                                                                     \
+	for (int tries = 0; fd < 0 && is_our_lease(at, path, flags, tries); tries++)           \
+		fd = up_next.call;                                                             \
+	return __builtin_expect(up_own_locks, 0) ? remember(fd, flags, caller) : fd
 
 UP_EXPORT int open(const char *path, int flags, ...)
 {

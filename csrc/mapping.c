@@ -13,6 +13,9 @@
 #ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22
 #endif
+#ifndef MAP_32BIT /* AArch64 */
+#define MAP_32BIT 0
+#endif
 #define HUGE_BYTES ((size_t)2 << 20)
 #ifndef MAP_SHARED_VALIDATE
 #define MAP_SHARED_VALIDATE 3
@@ -23,14 +26,20 @@ static int eligible(size_t length, int prot, int flags, int fd, off_t offset, st
 	int type = flags & MAP_TYPE;
 	int unfit = MAP_ANONYMOUS | MAP_HUGETLB | MAP_GROWSDOWN | MAP_LOCKED;
 
-	if (!up_job.enabled || atomic_load(&up_job.disabled) || fd < 0 || prot != PROT_READ ||
-	    (flags & unfit) || length < up_job.min_bytes || !up_in_own_process() ||
-	    (type != MAP_SHARED && type != MAP_PRIVATE && type != MAP_SHARED_VALIDATE))
+	if ((!up_job.enabled && !up_alone) || atomic_load(&up_job.disabled) ||
+	    atomic_load(&up_job.bypassed) || fd < 0 ||
+	    prot != PROT_READ || (flags & unfit) || length < up_job.min_bytes ||
+	    (type != MAP_SHARED && type != MAP_PRIVATE && type != MAP_SHARED_VALIDATE) ||
+	    !up_in_own_process())
 		return 0;
 	if (up_failed(up_sys2(SYS_fstat, fd, st)) || !S_ISREG(st->st_mode))
 		return 0;
-	return offset >= 0 && st->st_size > offset &&
-	       (uint64_t)(st->st_size - offset) >= up_job.min_bytes;
+	if (offset < 0 || st->st_size <= offset ||
+	    (uint64_t)(st->st_size - offset) < up_job.min_bytes)
+		return 0;
+	if (up_alone)
+		up_say_alone();
+	return !up_alone;
 }
 
 /* Where the mapping can have huge pages when the pool does: at the same place in one as its bytes have
@@ -75,12 +84,15 @@ static void adopt(void *p, size_t length, int prot, int flags, int fd, off_t off
 	long status = up_sys3(SYS_fcntl, fd, F_GETFL, 0);
 	size_t mask = up_job.page_bytes - 1;
 	uint64_t bytes = (uint64_t)(st->st_size - offset);
-	int looks = UP_SWAP_LOOKS;
+	int looks = up_job.patience, waits;
 	struct up_region *r;
 
 	if (up_failed(status) || (status & O_ACCMODE) == O_WRONLY || (status & O_PATH) ||
 	    !up_agent_ready())
 		return;
+	/* Checkpoints, and the pool's memory, are laid while nobody knows the address. */
+	waits = !up_job.no_uffd && (status & O_ACCMODE) != O_RDWR && !(flags & MAP_FIXED) &&
+		(up_job.pool || (up_job.listen_bytes && length >= up_job.listen_bytes));
 	r = claim_region();
 	if (!r)
 		return;
@@ -97,16 +109,17 @@ static void adopt(void *p, size_t length, int prot, int flags, int fd, off_t off
 	r->advice = MADV_NORMAL;
 	atomic_store(&r->swallowed, 0);
 	r->writable = (status & O_ACCMODE) == O_RDWR;
+	r->known = (flags & MAP_FIXED) != 0;
 	r->inherited = 0;
-	r->laid_once = 0;
-	atomic_store(&r->swap, up_job.pool ? UP_SWAP_WAITING : UP_SWAP_NONE);
+	atomic_store(&r->laid, 0);
+	atomic_store(&r->replacement, 0);
+	atomic_store(&r->swap, waits ? UP_SWAP_WAITING : UP_SWAP_NONE);
 	atomic_store(&r->pooled, 0);
 	atomic_store(&r->anchor, 0);
-	r->fd = r->checkpoint_fd = r->reopened_fd = -1;
-	r->verdict = r->sent = r->queued = r->overlays = 0;
-	if (up_ask(UP_REQ_ATTACH, (uint32_t)(r - up_job.region), fd))
-		up_forget_slot(r);
-	else if (up_job.pool && up_await_swap(r, &looks)) {
+	r->fd = r->pool_fd = -1;
+	r->verdict = r->sent = r->queued = 0;
+	r->asked = NULL;
+	if (!up_attach(r, fd) && waits && up_await_swap(r, &looks)) {
 		/* The agent died over it: nobody knows what lies there now. */
 		up_mmap(p, length, prot, (flags & (MAP_TYPE | MAP_NORESERVE)) | MAP_FIXED, fd,
 			(uint64_t)offset);
@@ -134,8 +147,13 @@ static void *map(void *address, size_t length, int prot, int flags, int fd, off_
 	if (p == MAP_FAILED)
 		return p;
 	saved = errno;
-	if (eligible(length, prot, flags, fd, offset, &st))
+	if (eligible(length, prot, flags, fd, offset, &st)) {
+		/* A handler may map, too, or leave by siglongjmp: not in the middle of this. */
+		uint64_t mask = up_block_signals();
+
 		adopt(p, length, prot, flags, fd, offset, &st);
+		up_restore_signals(mask);
+	}
 	errno = saved;
 	return p;
 }
@@ -252,18 +270,24 @@ static int advise_region(struct up_region *r, uintptr_t address, size_t length, 
 
 UP_EXPORT int madvise(void *address, size_t length, int advice)
 {
-	int saved = errno, swallowed = 0;
+	int saved = errno, swallowed = 0, ours = 0;
+	uint64_t mask = 0;
 
-	if (atomic_load(&up_job.live) && length && up_in_own_process()) {
-		for (uint32_t i = 0; i < UP_REGIONS; i++) {
-			struct up_region *r = &up_job.region[i];
+	for (uint32_t i = 0; i < UP_REGIONS && length && atomic_load(&up_job.live); i++) {
+		struct up_region *r = &up_job.region[i];
 
-			if (atomic_load(&r->state) == UP_LIVE &&
-			    up_overlaps(r, (uintptr_t)address, length))
-				swallowed |= advise_region(r, (uintptr_t)address,
-							   whole_pages(length), advice);
-		}
+		if (atomic_load(&r->state) != UP_LIVE ||
+		    !up_overlaps(r, (uintptr_t)address, length))
+			continue;
+		if (!ours && !up_in_own_process())
+			break;
+		if (!ours)
+			mask = up_block_signals();
+		ours = 1;
+		swallowed |= advise_region(r, (uintptr_t)address, whole_pages(length), advice);
 	}
+	if (ours)
+		up_restore_signals(mask);
 	errno = saved;
 	if (swallowed)
 		return 0;
@@ -308,7 +332,7 @@ UP_EXPORT int mlockall(int flags)
 	int saved = errno;
 
 	up_give_back(0, UINTPTR_MAX, UP_REQ_DETACH);
-	if (up_in_own_process())
+	if (up_job.enabled && up_in_own_process())
 		atomic_store(&up_job.disabled, 1); /* MCL_FUTURE would lock, and read, what we lay */
 	errno = saved;
 	return up_next.mlockall ? up_next.mlockall(flags) : (int)up_fail(up_sys1(SYS_mlockall, flags));
@@ -324,3 +348,23 @@ UP_EXPORT int remap_file_pages(void *address, size_t length, int prot, size_t pa
 		return up_next.remap_file_pages(address, length, prot, page, flags);
 	return (int)up_fail(up_sys5(SYS_remap_file_pages, address, length, prot, page, flags));
 }
+
+/* ------------------------------------------------------------------ what hooks overwrite */
+
+/* Their first bytes are compared with what they were (bypass.c). By names of our own: those that are
+ * exported may be another library's. */
+#define OWN(name) \
+	extern __typeof__(name) own_##name \
+		__attribute__((alias(#name), copy(name), visibility("hidden")))
+OWN(mmap);
+OWN(munmap);
+OWN(mremap);
+OWN(mprotect);
+OWN(madvise);
+#undef OWN
+
+const void *const up_entry[UP_ENTRIES_MAX] = {
+	(const void *)own_mmap, (const void *)own_munmap, (const void *)own_mremap,
+	(const void *)own_mprotect, (const void *)own_madvise,
+};
+const int up_entry_count = 5;

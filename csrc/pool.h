@@ -22,6 +22,7 @@
 
 #include "helper.h"
 #include "source.h"
+#include "vma.h"
 
 #define POOL_FILES 256
 #define POOL_CLIENTS 2048
@@ -35,13 +36,18 @@
 
 struct pool_file {
 	int used, memfd;
+	struct up_vma memory; /* its number and device */
 	struct up_source source;
-	uint64_t size, chunks;
+	uint64_t size, chunks, unit; /* unit: chunks that one request to its storage brings, or 0 */
 	uint8_t *state, *pins, *ever; /* one a chunk; ever: was here before */
+	uint8_t *stale; /* one a chunk: it holds what the file held before, and goes */
+	uint64_t stale_at;
+	int dropping; /* some are */
 	uint32_t *touched_ms;
 	char *map; /* huge pages: the pool's own mapping, else NULL */
 	uint32_t regions, waiters;
 	uint32_t busy; /* calls that work on it without the lock */
+	uint32_t filling; /* threads that read it now */
 	int failed; /* the main thread has been told */
 	struct up_pool_file_counts count;
 };
@@ -62,6 +68,8 @@ struct pool_region {
 struct pool_client {
 	int uffd; /* -1: free */
 	int pid, pidfd; /* pidfd -1: it gets no huge pages in its page table */
+	int maps_fd;    /* -1: what lies in it cannot be asked */
+	int moved;      /* it has moved pages of ours: who asks where a touch is asks the kernel */
 	uint32_t slow; /* of them that took too long, less those that did not */
 	uint32_t small_until_ms; /* no more of them before that */
 	uint32_t users, generation;
@@ -117,10 +125,12 @@ struct up_pool {
 	struct up_pool_options options;
 	uint64_t page_bytes, began_ns, alive_ns;
 	int stop, epoll_fd, wake_fd;
+	int dropping; /* of some file */
 	int retry; /* no memory to note a demand: see pool_want_again() */
 	uint64_t budget, used_bytes, leaving_bytes; /* used: PRESENT, FILLING and EVICTING */
 
 	struct pool_file file[POOL_FILES];
+	uint32_t files;
 	struct pool_client client[POOL_CLIENTS];
 	struct pool_waiter *waiting, *spare;
 
@@ -183,8 +193,12 @@ int pool_maps_huge(const struct up_pool *p, const struct pool_client *c,
 /* With the lock. */
 void pool_count_mapped(struct up_pool *p, const struct pool_mapped *m);
 void pool_wake(int uffd, uint64_t address, uint64_t length);
-/* pool_clients.c: the region of an address, or of a number; NULL. */
+/* pool_clients.c: the job has moved [from, +length) past its interposers (UFFD_EVENT_REMAP). */
+void pool_move_region(struct up_pool *p, uint32_t client, uint64_t from, uint64_t to, uint64_t length);
+/* The region of an address, or of a number; NULL. */
 struct pool_region *pool_region_at(struct pool_client *c, uint64_t address);
+/* The same by what the kernel says lies there. The fault thread's alone. */
+struct pool_region *pool_find_region(struct up_pool *p, struct pool_client *c, uint64_t address);
 struct pool_region *pool_region_by_id(struct pool_client *c, uint32_t id);
 /* The userfaultfd is used without the lock: it is not closed before pool_leave_off(). */
 void pool_use(struct pool_client *c);
@@ -222,6 +236,9 @@ void pool_tell_room(struct up_pool *p);
 /* pool_room.c: with the lock, which they may leave and take again. 1: something has changed, look
  * again; 0: there is room for `bytes`; -1: nothing can go now; -2: the main thread is thinking. */
 int pool_make_room(struct up_pool *p, uint64_t bytes, int demand);
+/* What up_pool_drop() has marked goes. 1: some went, look again; 0: none is left; -1: what is left
+ * is in use just now. */
+int pool_drop_some(struct up_pool *p);
 
 /* pool_fill.c */
 void *pool_fill_loop(void *pool);

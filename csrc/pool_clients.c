@@ -6,6 +6,7 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -83,11 +84,14 @@ static void end_former(struct up_pool *p, int pid)
 
 int up_pool_join(struct up_pool *p, int uffd, int pid, struct up_ring *ring)
 {
-	int slot = -ENOSPC, flags = fcntl(uffd, F_GETFL);
+	int slot = -ENOSPC, flags = fcntl(uffd, F_GETFL), maps_fd;
+	char path[32];
 
 	/* the kernel polls no userfaultfd that blocks */
 	if (flags < 0 || fcntl(uffd, F_SETFL, flags | O_NONBLOCK))
 		return -errno;
+	snprintf(path, sizeof(path), "/proc/%d/maps", pid);
+	maps_fd = open(path, O_RDONLY | O_CLOEXEC);
 	pthread_mutex_lock(&p->lock);
 	if (pid > 0)
 		end_former(p, pid);
@@ -105,6 +109,7 @@ int up_pool_join(struct up_pool *p, int uffd, int pid, struct up_ring *ring)
 			.generation = generation,
 			.ring = ring,
 			.pid = pid,
+			.maps_fd = maps_fd,
 			.pidfd = p->options.huge ? (int)syscall(SYS_pidfd_open, pid, 0) : -1,
 		};
 		ring->beat_ns = __atomic_load_n(&p->alive_ns, __ATOMIC_RELAXED);
@@ -117,13 +122,15 @@ int up_pool_join(struct up_pool *p, int uffd, int pid, struct up_ring *ring)
 		}
 	}
 	pool_unlock(p);
+	if (slot < 0 && maps_fd >= 0)
+		close(maps_fd);
 	return slot;
 }
 
 void up_pool_leave(struct up_pool *p, int client)
 {
 	struct pool_client *c = &p->client[client];
-	int uffd, pidfd;
+	int uffd, pidfd, maps_fd;
 
 	pthread_mutex_lock(&p->lock);
 	c->leaving = 1;
@@ -139,6 +146,7 @@ void up_pool_leave(struct up_pool *p, int client)
 		p->file[c->region[i].file].regions--;
 	uffd = c->uffd;
 	pidfd = c->pidfd;
+	maps_fd = c->maps_fd;
 	free(c->region);
 	c->region = NULL;
 	c->regions = c->room = 0;
@@ -148,12 +156,19 @@ void up_pool_leave(struct up_pool *p, int client)
 	close(uffd);
 	if (pidfd >= 0)
 		close(pidfd);
+	if (maps_fd >= 0)
+		close(maps_fd);
 }
 
 void up_pool_orphan(struct up_pool *p, int client)
 {
+	struct pool_client *c = &p->client[client];
+
 	pthread_mutex_lock(&p->lock);
-	p->client[client].ring = NULL;
+	c->ring = NULL;
+	/* Whose touch the agent has read, standing in for us, and not answered asks again. */
+	for (uint32_t i = 0; i < c->regions; i++)
+		pool_wake(c->uffd, c->region[i].address, c->region[i].length);
 	pool_unlock(p);
 }
 
@@ -173,10 +188,36 @@ static void forget_region(struct up_pool *p, uint32_t client, uint32_t number)
 	pool_await_mappings(p, c);
 }
 
+/* NULL: no memory. With the lock. */
+static struct pool_region *new_region(struct pool_client *c)
+{
+	if (c->regions == c->room) {
+		uint32_t room = c->room ? c->room * 2 : 4;
+		struct pool_region *more = realloc(c->region, room * sizeof(*more));
+
+		if (!more)
+			return NULL;
+		c->region = more;
+		c->room = room;
+	}
+	return &c->region[c->regions++];
+}
+
+static void set_region(struct up_pool *p, struct pool_region *r, uint32_t id, int file,
+		       uint64_t address, uint64_t length, uint64_t offset)
+{
+	*r = (struct pool_region){
+		.id = id, .file = file, .address = address, .length = length, .offset = offset,
+		.run = 1, .miss_next = UINT64_MAX, .miss_run = 1,
+	};
+	p->file[file].regions++;
+}
+
 int up_pool_map(struct up_pool *p, int client, uint32_t region, int file, uint64_t address,
 		uint64_t length, uint64_t offset)
 {
 	struct pool_client *c = &p->client[client];
+	struct pool_region *r;
 	uint64_t end;
 	int ret = 0;
 
@@ -190,27 +231,83 @@ int up_pool_map(struct up_pool *p, int client, uint32_t region, int file, uint64
 		if (c->region[i].address < address + length &&
 		    address < c->region[i].address + c->region[i].length)
 			forget_region(p, (uint32_t)client, i);
-	if (c->regions == c->room) {
-		uint32_t room = c->room ? c->room * 2 : 4;
-		struct pool_region *more = realloc(c->region, room * sizeof(*more));
-
-		if (more) {
-			c->region = more;
-			c->room = room;
-		} else {
-			ret = -ENOMEM;
-		}
-	}
-	if (!ret) {
-		c->region[c->regions++] = (struct pool_region){
-			.id = region, .file = file, .address = address, .length = length,
-			.offset = offset, .run = 1,
-			.miss_next = UINT64_MAX, .miss_run = 1,
-		};
-		p->file[file].regions++;
-	}
+	r = new_region(c);
+	if (r)
+		set_region(p, r, region, file, address, length, offset);
+	else
+		ret = -ENOMEM;
 	pool_unlock(p);
 	return ret;
+}
+
+static int overlap(const struct pool_region *r, uint64_t address, uint64_t length)
+{
+	return r->address < address + length && address < r->address + r->length;
+}
+
+void pool_move_region(struct up_pool *p, uint32_t client, uint64_t from, uint64_t to, uint64_t length)
+{
+	struct pool_client *c = &p->client[client];
+
+	pthread_mutex_lock(&p->lock);
+	c->moved = c->maps_fd >= 0;
+	for (uint32_t i = 0; i < c->regions; i++) {
+		struct pool_region *r = &c->region[i];
+
+		if (!c->moved && r->address == from)
+			r->address = to; /* the best guess */
+		else if (c->moved && (overlap(r, from, length) || overlap(r, to, length)))
+			r->length = 0; /* found anew where it is touched */
+	}
+	pool_unlock(p);
+}
+
+struct pool_region *pool_find_region(struct up_pool *p, struct pool_client *c, uint64_t address)
+{
+	struct pool_region *found = NULL;
+	uint64_t limit, length;
+	uint32_t id = 0;
+	struct up_vma v;
+	int file = 0;
+
+	if (up_vma_at(c->maps_fd, address, &v))
+		return NULL;
+	while (file < POOL_FILES &&
+	       !(p->file[file].used && up_vma_of_one_file(&p->file[file].memory, &v)))
+		file++;
+	if (file == POOL_FILES)
+		return NULL;
+	limit = p->file[file].chunks * pool_chunk_bytes(p);
+	length = v.offset < limit ? limit - v.offset : 0;
+	if (length > v.end - v.start)
+		length = v.end - v.start;
+	if (address - v.start >= length)
+		return NULL; /* behind the file's end */
+	for (uint32_t i = 0; i < c->regions; i++) {
+		struct pool_region *r = &c->region[i];
+
+		if (r->file == file)
+			id = r->id; /* it is forgotten with the mapping that it was a part of */
+		if (r->file == file && r->length && r->address == v.start && r->offset == v.offset) {
+			r->length = length;
+			return r;
+		}
+	}
+	for (uint32_t i = 0; i < c->regions; i++) {
+		struct pool_region *r = &c->region[i];
+
+		if (overlap(r, v.start, v.end - v.start))
+			r->length = 0;
+		if (!r->length)
+			found = r;
+	}
+	if (found)
+		p->file[found->file].regions--;
+	else
+		found = new_region(c);
+	if (found)
+		set_region(p, found, id, file, v.start, length, v.offset);
+	return found;
 }
 
 void up_pool_unmap(struct up_pool *p, int client, uint32_t region)

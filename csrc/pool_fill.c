@@ -19,6 +19,9 @@
 
 /* Threads that prefetching never takes. */
 #define DEMAND_THREADS 2u
+/* While there are several files, one of them leaves this part of the threads to the others: its
+ * storage may not answer. */
+#define SPARE_PART 4u
 /* Requests that storage has at once of what is expected (bench/pool.py fill). */
 #define PIECES 8u
 #define HUGE_ALIGN (2u << 20)
@@ -44,6 +47,22 @@ uint64_t pool_run_least(const struct up_pool *p)
 	return p->options.run_bytes ? pool_run_most(p) : 1;
 }
 
+/* Chunks that one request to a file's storage brings; 0: nothing to round to, or the user says. */
+static uint64_t unit_of(const struct up_pool *p, const struct pool_file *f)
+{
+	return p->options.run_bytes ? 0 : f->unit;
+}
+
+/* Whether all files fit: then what is read too early is not read twice. */
+static int all_fit(const struct up_pool *p)
+{
+	uint64_t sum = 0;
+
+	for (int i = 0; i < POOL_FILES; i++)
+		sum += p->file[i].used ? p->file[i].size : 0;
+	return sum <= p->budget;
+}
+
 /* Absent chunks from `first` on, `most` at the most. */
 static uint64_t absent_run(const struct pool_file *f, uint64_t first, uint64_t most)
 {
@@ -53,6 +72,13 @@ static uint64_t absent_run(const struct pool_file *f, uint64_t first, uint64_t m
 	       (f->state[first + n] == UP_ABSENT || f->state[first + n] == UP_WANTED))
 		n++;
 	return n;
+}
+
+/* Whether the file has as many threads as it may. */
+static int has_its_threads(const struct up_pool *p, const struct pool_file *f)
+{
+	return p->files > 1 && p->threads >= SPARE_PART &&
+	       f->filling >= p->threads - p->threads / SPARE_PART;
 }
 
 /* Mark a run as being filled, if there is room: 1, else 0. */
@@ -66,6 +92,7 @@ static int begin(struct up_pool *p, struct fill *out)
 	for (uint64_t c = out->first; c < out->first + out->count; c++)
 		f->state[c] = UP_FILLING;
 	f->busy++;
+	f->filling++;
 	p->used_bytes += bytes;
 	if (p->used_bytes > p->count.peak_bytes)
 		p->count.peak_bytes = p->used_bytes;
@@ -95,20 +122,30 @@ static void wait_a_moment(struct up_pool *p)
 	pthread_cond_timedwait(&p->room, &p->lock, &ts);
 }
 
+/* What is passed over is moved up: it is no more than its file's waiting threads. */
+static void leave_demand(struct up_pool *p, uint32_t place)
+{
+	for (; place != p->demand_tail; place--)
+		p->demand[place % p->demand_room] = p->demand[(place - 1) % p->demand_room];
+	p->demand_tail++;
+}
+
 /* 1: `out` is to be filled; 0: nothing to do on demand; -1: look again. */
 static int take_demand(struct up_pool *p, struct fill *out)
 {
-	while (p->demand_tail != p->demand_head) {
-		struct pool_demand *d = &p->demand[p->demand_tail % p->demand_room];
+	for (uint32_t i = p->demand_tail; i != p->demand_head; i++) {
+		struct pool_demand *d = &p->demand[i % p->demand_room];
 		struct pool_file *f = d->file < 0 ? NULL : &p->file[d->file];
 		uint64_t most = d->run, first = d->chunk, low = first;
 
 		if (!f || !f->used || f->state[d->chunk] != UP_WANTED) {
-			p->demand_tail++;
+			leave_demand(p, i);
 			continue;
 		}
-		if (p->options.run_bytes) { /* as the user says: on its own grid */
-			most = pool_run_most(p);
+		if (has_its_threads(p, f))
+			continue; /* which look here again when they have read */
+		if (p->options.run_bytes || (unit_of(p, f) && all_fit(p))) { /* on its own grid */
+			most = p->options.run_bytes ? pool_run_most(p) : unit_of(p, f);
 			low -= low % most;
 			while (first > low && absent_run(f, first - 1, 1))
 				first--;
@@ -119,7 +156,7 @@ static int take_demand(struct up_pool *p, struct fill *out)
 		*out = (struct fill){ .file = d->file, .first = first,
 				      .count = absent_run(f, first, most) };
 		if (begin(p, out)) {
-			p->demand_tail++;
+			leave_demand(p, i);
 			return 1;
 		}
 		if (pool_make_room(p, out->count * pool_chunk_bytes(p), 1) < 0)
@@ -147,19 +184,32 @@ static void finish_job(struct up_pool *p, struct pool_job *j)
 		return; /* EAGAIN: the counter is full, so the reader is awake anyway */
 }
 
-/* Chunks of one piece of what is expected: so that PIECES requests are under way. */
-static uint64_t pieces(const struct up_pool *p)
+/* Chunks of one piece of what is expected, from `first` on: so that PIECES requests are under way;
+ * or just what one request brings. */
+static uint64_t pieces(const struct up_pool *p, const struct pool_file *f, uint64_t first)
 {
-	uint64_t n = p->expected / PIECES;
+	uint64_t n = p->expected / PIECES, unit = unit_of(p, f);
 
-	return n > pool_run_least(p) ? n : pool_run_least(p);
+	if (unit)
+		return unit - first % unit;
+	n = n > pool_run_least(p) ? n : pool_run_least(p);
+	return n < p->run_chunks ? n : p->run_chunks;
+}
+
+static void leave_queue(struct up_pool *p, uint32_t place)
+{
+	for (; place != p->queue_tail; place--)
+		p->queue[place % POOL_JOBS] = p->queue[(place - 1) % POOL_JOBS];
+	p->queue_tail++;
 }
 
 /* The next piece of the first job that has one. As take_demand(). */
 static int take_prefetch(struct up_pool *p, struct fill *out)
 {
-	while (p->queue_tail != p->queue_head && p->prefetching + DEMAND_THREADS <= p->threads) {
-		struct pool_job *j = &p->job[p->queue[p->queue_tail % POOL_JOBS]];
+	uint32_t at = p->queue_tail;
+
+	while (at != p->queue_head && p->prefetching + DEMAND_THREADS <= p->threads) {
+		struct pool_job *j = &p->job[p->queue[at % POOL_JOBS]];
 		struct pool_file *f = &p->file[j->job.fd];
 		uint64_t bytes = pool_chunk_bytes(p), left;
 		int room;
@@ -169,11 +219,15 @@ static int take_prefetch(struct up_pool *p, struct fill *out)
 			j->chunk++;
 		}
 		left = bounded(p, j->end - j->chunk);
-		if (left > pieces(p))
-			left = pieces(p);
+		if (left > pieces(p, f, j->chunk))
+			left = pieces(p, f, j->chunk);
 		if (j->chunk == j->end) {
-			p->queue_tail++;
+			leave_queue(p, at++);
 			finish_job(p, j);
+			continue;
+		}
+		if (has_its_threads(p, f)) {
+			at++;
 			continue;
 		}
 		if (!j->result.start_ns)
@@ -181,7 +235,7 @@ static int take_prefetch(struct up_pool *p, struct fill *out)
 		*out = (struct fill){
 			.file = j->job.fd,
 			.first = j->chunk,
-			.count = absent_run(f, j->chunk, left < p->run_chunks ? left : p->run_chunks),
+			.count = absent_run(f, j->chunk, left),
 			.job = j,
 		};
 		if (begin(p, out)) {
@@ -189,7 +243,7 @@ static int take_prefetch(struct up_pool *p, struct fill *out)
 			j->running++;
 			p->prefetching++;
 			if (j->chunk == j->end)
-				p->queue_tail++;
+				leave_queue(p, at);
 			if (p->queue_tail != p->queue_head)
 				p->signals++; /* for the next piece */
 			return 1;
@@ -317,6 +371,7 @@ static void fill(struct up_pool *p, const struct fill *o, char *buffer)
 			p->run_chunks = p->run_chunks * 2 < most ? p->run_chunks * 2 : (uint32_t)most;
 	}
 	f->busy--;
+	f->filling--;
 	if (o->job) {
 		o->job->running--;
 		p->prefetching--;
@@ -348,6 +403,9 @@ void *pool_fill_loop(void *arg)
 	while (!p->stop) {
 		int what;
 
+		/* what the file does not hold any more */
+		if (p->dropping && pool_drop_some(p) > 0)
+			continue;
 		/* a budget that has become smaller */
 		if (p->used_bytes > p->budget && pool_make_room(p, 0, 1) > 0)
 			continue;
@@ -358,7 +416,7 @@ void *pool_fill_loop(void *arg)
 			continue;
 		if (!what) {
 			/* what must go was touched just now, or memory was short: look again */
-			if (p->used_bytes > p->budget || p->retry)
+			if (p->used_bytes > p->budget || p->retry || p->dropping)
 				wait_a_moment(p);
 			else
 				pool_wait(p, &p->work);

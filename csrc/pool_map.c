@@ -72,7 +72,7 @@ static uint64_t continue_from(int uffd, uint64_t address, uint64_t length, int *
 static uint64_t map_small(struct up_pool *p, int uffd, uint64_t address, uint64_t length,
 			  uint64_t touched)
 {
-	uint64_t end = address + length, done;
+	uint64_t end = address + length, done, more;
 	int error;
 
 	if (touched - address >= length)
@@ -80,8 +80,13 @@ static uint64_t map_small(struct up_pool *p, int uffd, uint64_t address, uint64_
 	done = continue_from(uffd, address, length, &error);
 	/* Part of it was mapped before (EEXIST): then what matters is the page that was touched, and
 	 * what follows it. */
-	if (error && touched && address + done <= touched)
-		done += continue_from(uffd, touched, end - touched, &error);
+	if (error && touched && address + done <= touched) {
+		more = continue_from(uffd, touched, end - touched, &error);
+		/* The mapping ends within: a part of it has gone past the interposers. */
+		if (error == ENOENT && !more)
+			more = continue_from(uffd, touched, p->page_bytes, &error);
+		done += more;
+	}
 	/* mapped by another thread's touch, or gone: let it look again */
 	if (error && touched)
 		pool_wake(uffd, touched, p->page_bytes);

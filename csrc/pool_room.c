@@ -45,8 +45,10 @@ static void evict(struct up_pool *p, int number, uint64_t first, uint64_t count)
 	pthread_mutex_lock(&p->lock);
 	p->leaving_bytes -= count * bytes;
 	/* A punch that failed has freed nothing, or not all: they stay in the books as they are. */
-	for (uint64_t c = first; c < first + count; c++)
+	for (uint64_t c = first; c < first + count; c++) {
 		f->state[c] = ret ? UP_PRESENT : UP_ABSENT;
+		f->stale[c] &= !!ret;
+	}
 	if (!ret) {
 		p->used_bytes -= count * bytes;
 		f->count.resident_bytes -= count * bytes;
@@ -106,6 +108,49 @@ static int evict_listed(struct up_pool *p)
 		return 1;
 	}
 	return 0;
+}
+
+/* The first run of chunks from `first` on that must go and may; 0: none. */
+static uint64_t stale_run(const struct up_pool *p, struct pool_file *f, uint64_t *first)
+{
+	uint64_t most = RUN_MAX_BYTES > pool_chunk_bytes(p) ? RUN_MAX_BYTES / pool_chunk_bytes(p) : 1;
+	uint64_t n = 0;
+
+	while (*first < f->chunks && !(f->stale[*first] && may_go(p, f, *first)))
+		++*first;
+	while (n < most && *first + n < f->chunks && f->stale[*first + n] && may_go(p, f, *first + n))
+		n++;
+	return n;
+}
+
+int pool_drop_some(struct up_pool *p)
+{
+	int left = 0;
+
+	for (int i = 0; i < POOL_FILES; i++) {
+		struct pool_file *f = &p->file[i];
+		uint64_t first = f->stale_at, n;
+
+		if (!f->used || !f->dropping)
+			continue;
+		n = stale_run(p, f, &first);
+		f->stale_at = first + n;
+		if (n) {
+			evict(p, i, first, n);
+			return 1;
+		}
+		/* once through: is there any left, and what has failed to come is none */
+		f->stale_at = 0;
+		f->dropping = 0;
+		for (uint64_t c = 0; c < f->chunks; c++) {
+			if (f->state[c] == UP_ABSENT || f->state[c] == UP_WANTED)
+				f->stale[c] = 0;
+			f->dropping |= f->stale[c];
+		}
+		left |= f->dropping;
+	}
+	p->dropping = left;
+	return left ? -1 : 0;
 }
 
 static int evict_by_hand(struct up_pool *p)

@@ -9,23 +9,41 @@
  * description of its userfaultfd as long as it is mapped (the kernel fills holes with zeros when the
  * last one is closed), and no child inherits it.
  */
+#define _GNU_SOURCE
 #include <errno.h>
+#include <fcntl.h>
 #include <linux/userfaultfd.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 
 #include "agent.h"
 
-/* The service says every 100 ms that it is alive. Counted in looks of our own, so that a machine
- * that stood still as a whole is no silence. */
-#define BEAT_LOOK_NS (250 * NS_PER_MS)
-#define BEAT_MISSED_MAX 6
+/* The service says every 10 ms that it is alive (csrc/pool_faults.c, BEAT_MS). Counted in looks of our
+ * own, so that a machine that stood still as a whole is no silence. A false alarm costs nothing but
+ * a second read. */
+#define BEAT_LOOK_NS (20 * NS_PER_MS)
+#define BEAT_MISSED_MAX 2
 
 void up_swap_end(struct up_region *r)
 {
 	if (atomic_exchange(&r->swap, UP_SWAP_DONE) == UP_SWAP_DONE)
 		return;
 	up_futex_wake(&r->swap);
+}
+
+/* The job maps a description that cannot be written. This one has no number in the job's table. */
+static int reopen_to_write(int memfd)
+{
+	char path[48] = "/proc/thread-self/fd/", digit[12];
+	int n = 0, at = 21;
+
+	do
+		digit[n++] = (char)('0' + memfd % 10);
+	while (memfd /= 10);
+	while (n)
+		path[at++] = digit[--n];
+	path[at] = 0;
+	return (int)up_sys4(SYS_openat, AT_FDCWD, path, O_RDWR | O_CLOEXEC, 0);
 }
 
 int up_pool_enter(struct agent *a, struct up_region *r, int memfd)
@@ -39,12 +57,11 @@ int up_pool_enter(struct agent *a, struct up_region *r, int memfd)
 
 	if (a->pool_uffd < 0 || memfd < 0 || r->fd < 0)
 		return -EINVAL;
-	if (!r->anchor) {
-		p = up_mmap(NULL, up_job.page_bytes, PROT_READ, MAP_SHARED, r->fd, r->offset);
-		if (up_failed((long)p))
-			return (int)(long)p;
-		atomic_store(&r->anchor, (uintptr_t)p);
-	}
+	r->pool_fd = reopen_to_write(memfd);
+	if (r->pool_fd < 0)
+		return r->pool_fd;
+	if (!atomic_load(&r->anchor)) /* made when the mapping was taken up; a forked child has its parent's */
+		return -EINVAL;
 	up_step(a, UP_STATE_LAYING);
 	atomic_store(&r->pooled, 1); /* before it is: a fork between the two must know */
 	a->pooled++;
@@ -61,6 +78,8 @@ int up_pool_enter(struct agent *a, struct up_region *r, int memfd)
 	up_step(a, UP_STATE_LAYING);
 	if (!ret)
 		ret = up_sys3(SYS_mprotect, r->address, r->length, PROT_READ);
+	if (!ret)
+		ret = up_vma_at(a->maps_fd, r->address, &r->pool_mapped);
 	if (ret)
 		up_pool_detach(a, r);
 	return (int)ret;
@@ -68,17 +87,36 @@ int up_pool_enter(struct agent *a, struct up_region *r, int memfd)
 
 void up_pool_detach(struct agent *a, struct up_region *r)
 {
+	void *p;
+	long ret;
+
 	up_step(a, UP_STATE_DETACHING);
-	if (up_map_file(a, r, r->address, r->length)) {
+	if (atomic_exchange(&r->swallowed, 0))
+		r->advice = MADV_RANDOM;
+	p = up_map_anew(r);
+	ret = (long)p;
+	if (!up_failed(ret)) {
+		ret = -ECANCELED;
+		if (up_hands_on(r))
+			ret = up_sys5(SYS_mremap, p, r->length, r->length,
+				      MREMAP_MAYMOVE | MREMAP_FIXED, r->address);
+		up_hands_off();
+		if (up_failed(ret))
+			up_sys2(SYS_munmap, p, r->length);
+	}
+	if (up_failed(ret)) {
 		int flags = (r->map_flags & (MAP_TYPE | MAP_NORESERVE)) | MAP_FIXED;
 
 		/* Not even a mapping to spare. Where the file cannot be had at all, its reader must
 		 * fail: the pool's holes would be zeros one day. */
-		if (up_failed((long)up_mmap((void *)(uintptr_t)r->address, r->length, r->prot, flags,
-					    r->fd, r->offset)))
-			up_sys3(SYS_mprotect, r->address, r->length, PROT_NONE);
-		up_wake_range(a, r->address, r->length);
+		if (up_hands_on(r)) {
+			if (up_failed((long)up_mmap((void *)(uintptr_t)r->address, r->length,
+						    r->prot, flags, r->fd, r->offset)))
+				up_sys3(SYS_mprotect, r->address, r->length, PROT_NONE);
+			up_hands_off();
+		}
 	}
+	up_wake_range(a->pool_uffd, r->address, r->length);
 	up_step(a, UP_STATE_DETACHING);
 	atomic_store(&r->pooled, 0);
 	a->pooled--;
@@ -90,6 +128,11 @@ void up_pool_release(struct up_region *r)
 
 	if (anchor)
 		up_sys2(SYS_munmap, anchor, up_job.page_bytes);
+}
+
+int up_pool_is_silent(const struct agent *a)
+{
+	return a->pooled && a->beat_missed >= BEAT_MISSED_MAX;
 }
 
 void up_pool_check_beat(struct agent *a)
@@ -104,6 +147,6 @@ void up_pool_check_beat(struct agent *a)
 		a->beat_ns = beat;
 		a->beat_missed = 0;
 	} else if (++a->beat_missed >= BEAT_MISSED_MAX) {
-		a->hung_up = 1; /* as if it had died: every mapping becomes the job's own */
+		up_wake_pooled(a); /* whom it has read and not answered */
 	}
 }

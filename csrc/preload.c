@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * preload.c - the object that LD_PRELOAD names: its start in a process, its forks, its end.
+ *
+ * It goes into every program of a job, in containers with C libraries of other years and of other
+ * make. So it is linked against none, and what it takes from one is a weak reference without a
+ * version to what glibc has had since 2.17 (tests/test_preload_loads.py).
  */
 #define _GNU_SOURCE
-#include <dlfcn.h>
 #include <fcntl.h>
-#include <pthread.h>
 #include <signal.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/auxv.h>
 #include <sys/mman.h>
@@ -15,18 +16,56 @@
 
 #include "preload.h"
 
-struct up_next up_next;
+#ifndef MADV_WIPEONFORK
+#define MADV_WIPEONFORK 18
+#endif
 
+#pragma weak getauxval
+#pragma weak environ
+extern const char *gnu_get_libc_version(void) __attribute__((weak));
+extern int __register_atfork(void (*)(void), void (*)(void), void (*)(void), void *)
+	__attribute__((weak));
+
+struct up_next up_next;
+static char **environment;
+
+static const char *variable(const char *name)
+{
+	size_t bytes = up_text_bytes(name, SIZE_MAX);
+
+	for (char **entry = environment; entry && *entry; entry++) {
+		size_t same = 0;
+
+		while (same < bytes && (*entry)[same] == name[same])
+			same++;
+		if (same == bytes && (*entry)[same] == '=')
+			return *entry + bytes + 1;
+	}
+	return NULL;
+}
+
+static int is_set_to(const char *name, const char *value)
+{
+	const char *text = variable(name);
+
+	return text && up_same_text(text, value);
+}
+
+/* A whole number, as the launchers write it; 18 digits at most. */
 static long long number(const char *name, long long missing)
 {
-	const char *text = secure_getenv(name);
-	char *end;
-	long long value;
+	const char *text = variable(name);
+	long long value = 0;
+	int negative, digits = 0;
 
-	if (!text || !*text)
+	if (!text)
 		return missing;
-	value = strtoll(text, &end, 10);
-	return *end ? missing : value;
+	negative = *text == '-';
+	for (text += negative || *text == '+'; *text >= '0' && *text <= '9' && digits < 18; digits++)
+		value = 10 * value + (*text++ - '0');
+	if (*text || !digits)
+		return missing;
+	return negative ? -value : value;
 }
 
 /* The same launchers, in the same order, as uffdprefetch/identity.py: the innermost first. */
@@ -81,7 +120,7 @@ static int is_hole(const struct up_region *r)
  * before that. */
 static void await_swaps(void)
 {
-	int looks = UP_SWAP_LOOKS; /* for all of them together */
+	int looks = up_job.patience; /* for all of them together */
 
 	for (int i = 0; i < UP_REGIONS; i++) {
 		struct up_region *r = &up_job.region[i];
@@ -96,7 +135,8 @@ static void await_swaps(void)
 
 static void before_fork(void)
 {
-	atomic_store(&up_job.forker_pid, (int)up_sys0(SYS_getpid));
+	if (up_job.enabled)
+		atomic_store(&up_job.forker_owns, up_in_own_process());
 }
 
 /* In the child only the forking thread lives. A region that was live is the agent's to take up
@@ -108,14 +148,21 @@ static void after_fork_in_child(void)
 	uint64_t all = ~0ull, before;
 	/* Else who forked is itself a child that we did not see made (clone): what it has mapped
 	 * where our books say is not known. */
-	int known = atomic_load(&up_job.forker_pid) == up_job.pid;
+	int known = atomic_load(&up_job.forker_owns);
 
 	up_sys4(SYS_rt_sigprocmask, SIG_SETMASK, &all, &before, sizeof(all));
 	up_job.parent_pid = up_job.pid;
 	up_job.pid = (int)up_sys0(SYS_getpid);
 	atomic_store(&up_job.agent_tid, 0);
 	atomic_store(&up_job.agent_start, 0);
-	up_job.agent_stack = NULL; /* MADV_DONTFORK */
+	atomic_store(&up_job.silent, 0);
+	atomic_store(&up_job.left, 0);
+	atomic_store(&up_job.hands, 0);
+	atomic_store(&up_job.ending, 0);
+	if (up_job.own_page)
+		atomic_store(up_job.own_page, 1);
+	atomic_store(&up_job.responder_tid, 0);
+	up_job.agent_stack = up_job.responder_stack = NULL; /* MADV_DONTFORK */
 	for (int i = 0; i < UP_REQUESTS; i++)
 		atomic_store(&up_job.request[i].state, UP_REQ_FREE);
 	for (int i = 0; i < UP_REGIONS; i++) {
@@ -129,15 +176,17 @@ static void after_fork_in_child(void)
 		atomic_store(&r->swap, pooled && state == UP_LIVE ? UP_SWAP_WAITING : UP_SWAP_NONE);
 		if (state == UP_LIVE && known) {
 			r->inherited = 1;
-			r->fd = r->checkpoint_fd = r->reopened_fd = -1;
-			r->verdict = r->sent = r->queued = r->overlays = 0;
+			r->fd = r->pool_fd = -1;
+			r->verdict = r->sent = r->queued = 0;
+			atomic_store(&r->replacement, 0);
 			inherited++;
 		} else if (state != UP_FREE) {
 			atomic_store(&r->state, UP_FREE);
 		}
 	}
 	atomic_store(&up_job.live, inherited);
-	if (inherited && up_agent_ready())
+	/* Nothing of it comes by us, so now is when the service can be told. */
+	if ((inherited || atomic_load(&up_job.bypassed)) && up_agent_ready())
 		await_swaps();
 	up_sys4(SYS_rt_sigprocmask, SIG_SETMASK, &before, NULL, sizeof(before));
 	errno = saved;
@@ -159,38 +208,54 @@ UP_EXPORT pid_t _Fork(void)
 	return pid;
 }
 
+/* mmap last: what an allocator maps until then goes straight to the kernel. */
 static void look_up_next(void)
 {
-#define LOOK_UP(name) (*(void **)&up_next.name = dlsym(RTLD_NEXT, #name))
-	LOOK_UP(munmap);
-	LOOK_UP(mremap);
-	LOOK_UP(mprotect);
-	LOOK_UP(pkey_mprotect);
-	LOOK_UP(madvise);
-	LOOK_UP(mlock);
-	LOOK_UP(mlock2);
-	LOOK_UP(mlockall);
-	LOOK_UP(remap_file_pages);
-	LOOK_UP(unshare);
-	LOOK_UP(setns);
-	LOOK_UP(setuid);
-	LOOK_UP(setgid);
-	LOOK_UP(seteuid);
-	LOOK_UP(setegid);
-	LOOK_UP(setreuid);
-	LOOK_UP(setregid);
-	LOOK_UP(setresuid);
-	LOOK_UP(setresgid);
-	LOOK_UP(setgroups);
-	LOOK_UP(initgroups);
-	LOOK_UP(capset);
-	LOOK_UP(open);
-	LOOK_UP(open64);
-	LOOK_UP(openat);
-	LOOK_UP(openat64);
-	LOOK_UP(mmap);
-	*(void **)&up_next.fork_only = dlsym(RTLD_NEXT, "_Fork");
-#undef LOOK_UP
+#define NEXT(name) { #name, (void **)&up_next.name }
+	void *syscall = NULL;
+	const struct up_next_name next[] = {
+		NEXT(munmap),
+		NEXT(mremap),
+		NEXT(mprotect),
+		NEXT(pkey_mprotect),
+		NEXT(madvise),
+		NEXT(mlock),
+		NEXT(mlock2),
+		NEXT(mlockall),
+		NEXT(remap_file_pages),
+		NEXT(unshare),
+		NEXT(setns),
+		NEXT(setuid),
+		NEXT(setgid),
+		NEXT(seteuid),
+		NEXT(setegid),
+		NEXT(setreuid),
+		NEXT(setregid),
+		NEXT(setresuid),
+		NEXT(setresgid),
+		NEXT(setgroups),
+		NEXT(initgroups),
+		NEXT(capset),
+		NEXT(open),
+		NEXT(open64),
+		NEXT(openat),
+		NEXT(openat64),
+		NEXT(prctl),
+		NEXT(shmat),
+		NEXT(clone),
+		NEXT(mmap),
+		{ "_Fork", (void **)&up_next.fork_only },
+		{ "syscall", &syscall },
+	};
+#undef NEXT
+
+	up_load_next(next, sizeof(next) / sizeof(next[0]));
+	if (syscall)
+		up_next_syscall = syscall;
+	if (!up_next.open64) /* musl */
+		up_next.open64 = up_next.open;
+	if (!up_next.openat64)
+		up_next.openat64 = up_next.openat;
 }
 
 static void read_command(void)
@@ -206,49 +271,91 @@ static void read_command(void)
 		up_job.command[n - 1] = 0;
 }
 
-__attribute__((constructor)) static void start(void)
+/* Empty in a child that no handler of ours has seen made. Before Linux 4.14 there is no such page. */
+static _Atomic uint32_t *make_own_page(void)
 {
-	int saved = errno;
-	const char *path = secure_getenv("UFFDPREFETCH_SOCKET");
-	const char *resolve = secure_getenv("UFFDPREFETCH_RESOLVE");
-	const char *engine = secure_getenv("UFFDPREFETCH_ENGINE");
+	void *p = up_mmap(NULL, up_job.page_bytes, PROT_READ | PROT_WRITE,
+			  MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
-	look_up_next();
-	up_job.pid = (int)up_sys0(SYS_getpid);
-	up_job.page_bytes = getauxval(AT_PAGESZ);
-	read_rank();
-	up_lock_start(secure_getenv("UFFDPREFETCH_LOCKDIR"));
-	errno = saved;
-	if (!path || !*path || strlen(path) >= UP_PATH_MAX)
-		return;
-	strcpy(up_job.socket_path, path);
+	if (up_failed((long)p))
+		return NULL;
+	if (up_failed(up_sys3(SYS_madvise, p, up_job.page_bytes, MADV_WIPEONFORK))) {
+		up_sys2(SYS_munmap, p, up_job.page_bytes);
+		return NULL;
+	}
+	*(_Atomic uint32_t *)p = 1;
+	return p;
+}
+
+static void read_options(void)
+{
 	up_job.min_bytes = (uint64_t)number("UFFDPREFETCH_MIN_SIZE", 16 << 20);
 	if (up_job.min_bytes < 2 * up_job.page_bytes)
 		up_job.min_bytes = 2 * up_job.page_bytes;
 	up_job.keep_advice = number("UFFDPREFETCH_KEEP_ADVICE", 0) != 0;
-	up_job.service_resolves = resolve && !strcmp(resolve, "service");
-	up_job.pool = engine && !strcmp(engine, "pool");
+	up_job.listen_bytes = (uint64_t)number("UFFDPREFETCH_LISTEN", 0);
+	up_job.pool = is_set_to("UFFDPREFETCH_ENGINE", "pool");
 	up_job.no_uffd = number("UFFDPREFETCH_RUNG", 1) == 2;
+	up_job.patience = (int)number("UFFDPREFETCH_TEST_PATIENCE", UP_WAIT_STEPS);
 	up_job.test_overlays = (long)number("UFFDPREFETCH_TEST_OVERLAYS", 0);
 	up_job.test_exit_after = (long)number("UFFDPREFETCH_TEST_AGENT_EXIT", 0);
 	up_job.test_exit_state = (int)number("UFFDPREFETCH_TEST_AGENT_EXIT_STATE", -1);
+	up_job.test_exit_all = number("UFFDPREFETCH_TEST_AGENT_EXIT_ALL", 0) != 0;
 	up_job.test_exit_stops = number("UFFDPREFETCH_TEST_AGENT_STOP", 0) != 0;
-	up_job.test_exit_log = secure_getenv("UFFDPREFETCH_TEST_AGENT_EXIT_LOG");
+	up_job.test_exit_log = variable("UFFDPREFETCH_TEST_AGENT_EXIT_LOG");
 	if (!up_job.test_exit_log)
 		up_job.test_exit_after = 0;
+}
+
+static enum up_left_alone why_alone(void)
+{
+	if (!gnu_get_libc_version || !__register_atfork)
+		return UP_ALONE_LIBC;
+#ifdef UP_AGENT_PTHREAD /* built to run beside one */
+	return UP_ALONE_NO;
+#else
+	return up_run_time();
+#endif
+}
+
+/* glibc hands every constructor what main() gets; its own environ may not be ready, because nothing
+ * says that we need it. */
+__attribute__((constructor)) static void start(int argc, char **argv, char **envp)
+{
+	static void *this_object; /* to glibc: whose handlers these are */
+	const char *path;
+	size_t bytes;
+
+	(void)argc;
+	(void)argv;
+	look_up_next();
+	up_remember_entries();
+	if (!getauxval || getauxval(AT_SECURE))
+		return;
+	environment = gnu_get_libc_version ? envp : &environ ? environ : NULL;
+	up_job.pid = (int)up_sys0(SYS_getpid);
+	up_job.page_bytes = getauxval(AT_PAGESZ);
+	read_rank();
+	up_lock_start(variable("UFFDPREFETCH_LOCKDIR"));
+	path = variable("UFFDPREFETCH_SOCKET");
+	bytes = path ? up_text_bytes(path, UP_PATH_MAX) : 0;
+	if (!bytes || bytes == UP_PATH_MAX)
+		return;
+	memcpy(up_job.socket_path, path, bytes + 1);
+	read_options();
 	read_command();
-	if (!pthread_atfork(before_fork, NULL, after_fork_in_child))
+	up_alone = why_alone();
+	if (up_alone)
+		return;
+	up_job.own_page = make_own_page();
+	if (!__register_atfork(before_fork, NULL, after_fork_in_child, &this_object))
 		up_job.enabled = 1;
-	errno = saved;
 }
 
 /* At exit(3) the process, and a mapping that nobody took away, are still there: the service may
  * count what was used. Bounded. */
 __attribute__((destructor)) static void finish(void)
 {
-	int saved = errno;
-
 	if (up_agent_alive() && up_in_own_process())
 		up_ask(UP_REQ_BYE, 0, -1);
-	errno = saved;
 }

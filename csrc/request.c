@@ -2,17 +2,26 @@
 /*
  * request.c - the job's threads ask the agent, and take regions back from it.
  *
- * The job waits for the agent, which answers in microseconds or is seen to be gone; the agent
+ * The agent answers in microseconds. Where it does not (it waits for a far server, or is not
+ * scheduled), or the service does not, a thread of the job waits 50 ms at most and goes on as if we
+ * were not there; what it asked for is then taken back or left to the agent, never both. The agent
  * never waits for the job.
  */
 #define _GNU_SOURCE
 #include <linux/futex.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <time.h>
 
 #include "preload.h"
 
-/* A child that no atfork handler saw (vfork, clone, _Fork): the agent is not there. */
+/* Where even waiting is refused (a filter of the job's): looks that take about as long. */
+#define REFUSED_LOOKS 20000
+/* Interrupted as often as this in one step, it is over, too: the kernel tells us no time. */
+#define INTERRUPTED_MAX 100
+
+/* A child that no atfork handler saw (vfork, clone): the agent is not there. Its number alone does
+ * not tell it: in a PID namespace of its own it may be the same. */
 int up_in_own_process(void)
 {
 #ifdef UP_AGENT_PTHREAD
@@ -20,39 +29,124 @@ int up_in_own_process(void)
 	if (up_sys0(SYS_gettid) == atomic_load(&up_job.agent_tid))
 		return 0;
 #endif
+	if (up_job.own_page && !atomic_load(up_job.own_page))
+		return 0;
 	return up_sys0(SYS_getpid) == up_job.pid;
 }
 
-/* Post, ring, wait: the agent's result, or -ESRCH when there is no agent any more. */
-int up_ask(uint32_t op, uint32_t slot, int job_fd)
+uint64_t up_block_signals(void)
 {
-	struct timespec ts = { .tv_nsec = 20 * 1000 * 1000 };
-	struct up_request *q = NULL;
-	int result = -ESRCH, waits = 0;
+	uint64_t all = ~0ull, before = 0;
 
-	while (!q) {
-		for (int i = 0; i < UP_REQUESTS && !q; i++) {
+	up_sys4(SYS_rt_sigprocmask, SIG_SETMASK, &all, &before, sizeof(all));
+	return before;
+}
+
+void up_restore_signals(uint64_t before)
+{
+	up_sys4(SYS_rt_sigprocmask, SIG_SETMASK, &before, NULL, sizeof(before));
+}
+
+struct patience {
+	int steps, interrupted;
+};
+
+static struct patience all_patience(void)
+{
+	return (struct patience){ .steps = up_job.patience };
+}
+
+/* Wait while the word has this value, a step at most. No clock is asked: the kernel counts. */
+static void wait_a_step(_Atomic uint32_t *word, uint32_t value, struct patience *p)
+{
+	struct timespec step = { .tv_nsec = UP_WAIT_STEP_NS };
+	long ret = up_sys4(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, &step);
+
+	if (!up_failed(ret) || ret == -EAGAIN)
+		return;
+	if (ret == -EINTR && ++p->interrupted < INTERRUPTED_MAX)
+		return;
+	if (ret != -ETIMEDOUT && ret != -EINTR)
+		for (int i = 0; i < REFUSED_LOOKS && atomic_load(word) == value; i++)
+			__asm__ volatile("" ::: "memory");
+	p->interrupted = 0;
+	p->steps--;
+}
+
+static struct up_request *claim_request(void)
+{
+	struct patience p = all_patience();
+
+	for (;;) {
+		for (int i = 0; i < UP_REQUESTS; i++) {
 			uint32_t is_free = UP_REQ_FREE;
 
 			if (atomic_compare_exchange_strong(&up_job.request[i].state, &is_free,
 							   UP_REQ_CLAIMED))
-				q = &up_job.request[i];
+				return &up_job.request[i];
 		}
-		if (!q)
-			up_sys0(SYS_sched_yield);
+		if (!up_agent_alive() || atomic_load(&up_job.silent) || p.steps <= 0)
+			return NULL;
+		wait_a_step(&up_job.request[0].state, atomic_load(&up_job.request[0].state), &p);
 	}
+}
+
+/* The region has become nobody's or the job's before the agent came to it: 1. 0: it is as the agent
+ * has made it. Afterwards the agent changes nothing at its addresses. */
+static int leave_region(struct up_region *r, uint32_t state)
+{
+	uint32_t hands = 1 + (uint32_t)(r - up_job.region);
+
+	if (!atomic_compare_exchange_strong(&r->state, &state, UP_LEFT))
+		return 0;
+	atomic_store(&up_job.left, 1);
+	/* A few system calls that wait for no storage. */
+	while (atomic_load(&up_job.hands) == hands && up_agent_alive())
+		up_sys0(SYS_sched_yield);
+	return 1;
+}
+
+/* The answer did not come. What this region is then, is told by its state, whoever sets it first. */
+static int give_up(struct up_request *q, uint32_t op, struct up_region *r)
+{
+	uint32_t posted = UP_REQ_POSTED, taken = UP_REQ_TAKEN;
+	int left = 0, result;
+
+	atomic_store(&up_job.silent, 1);
+	if (atomic_compare_exchange_strong(&q->state, &posted, UP_REQ_FREE))
+		return -ETIMEDOUT; /* nobody has seen it */
+	if (op == UP_REQ_ATTACH)
+		left = leave_region(r, UP_OPENING);
+	else if (op == UP_REQ_DETACH || op == UP_REQ_FORGET)
+		left = leave_region(r, UP_CLOSING);
+	if (atomic_compare_exchange_strong(&q->state, &taken, UP_REQ_DROPPED))
+		return left || op == UP_REQ_BYE || op == UP_REQ_QUIT ? -EINPROGRESS : 0;
+	result = left ? -EINPROGRESS : q->result; /* it is done, just now */
+	atomic_store(&q->state, UP_REQ_FREE);
+	return result;
+}
+
+int up_ask(uint32_t op, uint32_t slot, int job_fd)
+{
+	struct patience p = all_patience();
+	struct up_request *q = claim_request();
+	uint32_t state;
+	int result = -ESRCH;
+
+	if (!q)
+		return up_agent_alive() ? -ETIMEDOUT : -ESRCH;
 	q->op = op;
 	q->slot = slot;
 	q->job_fd = job_fd;
 	atomic_store(&q->state, UP_REQ_POSTED);
-	if (up_agent_alive())
-		up_agent_ring_bell();
-	while (atomic_load(&q->state) == UP_REQ_POSTED && up_agent_alive()) {
-		/* The agent may be waiting for a metadata server: exit(3) does not wait with it. The
-		 * slot stays the agent's. */
-		if (op == UP_REQ_BYE && waits++ == 5)
-			return -ETIMEDOUT;
-		up_sys4(SYS_futex, &q->state, FUTEX_WAIT_PRIVATE, UP_REQ_POSTED, &ts);
+	/* One that did not answer the last time is not waited for again before it has come to. */
+	if (up_agent_alive() && (up_failed(up_agent_ring_bell()) || atomic_load(&up_job.silent)))
+		p.steps = 0;
+	while (((state = atomic_load(&q->state)) == UP_REQ_POSTED || state == UP_REQ_TAKEN) &&
+	       up_agent_alive()) {
+		if (p.steps <= 0)
+			return give_up(q, op, &up_job.region[slot]);
+		wait_a_step(&q->state, state, &p);
 	}
 	if (atomic_load(&q->state) == UP_REQ_DONE)
 		result = q->result;
@@ -60,9 +154,19 @@ int up_ask(uint32_t op, uint32_t slot, int job_fd)
 	return result;
 }
 
+int up_attach(struct up_region *r, int job_fd)
+{
+	int ret = up_ask(UP_REQ_ATTACH, (uint32_t)(r - up_job.region), job_fd);
+
+	if (ret && ret != -EINPROGRESS) /* that one the agent lets go of */
+		up_forget_slot(r);
+	return ret;
+}
+
 int up_agent_ready(void)
 {
-	int none = 0;
+	struct patience p = all_patience();
+	uint32_t none = 0;
 
 	if (atomic_load(&up_job.disabled))
 		return 0;
@@ -71,9 +175,11 @@ int up_agent_ready(void)
 			atomic_store(&up_job.disabled, 1);
 		atomic_store(&up_job.agent_start, 2);
 	}
-	while (atomic_load(&up_job.agent_start) == 1)
-		up_sys0(SYS_sched_yield);
-	return up_agent_alive();
+	/* Another thread starts it, with its signals blocked: it will come to it, unless this one is
+	 * a handler's on the same thread all the same. */
+	while (atomic_load(&up_job.agent_start) == 1 && p.steps > 0)
+		wait_a_step(&up_job.agent_start, 1, &p);
+	return atomic_load(&up_job.agent_start) == 2 && up_agent_alive();
 }
 
 void up_forget_slot(struct up_region *r)
@@ -84,56 +190,135 @@ void up_forget_slot(struct up_region *r)
 
 int up_await_swap(struct up_region *r, int *looks)
 {
-	struct timespec ts = { .tv_nsec = 20 * 1000 * 1000 };
+	struct patience p = { .steps = *looks };
 	uint32_t state;
 
+	if (atomic_load(&up_job.service_silent))
+		p.steps = 0;
 	while ((state = atomic_load(&r->swap)) != UP_SWAP_DONE) {
 		uint32_t waiting = UP_SWAP_WAITING;
 
 		if (!up_agent_alive() && atomic_load(&r->swap) != UP_SWAP_DONE)
 			return -ESRCH;
-		if (*looks <= 0 &&
-		    atomic_compare_exchange_strong(&r->swap, &waiting, UP_SWAP_NONE))
+		if (p.steps <= 0 &&
+		    atomic_compare_exchange_strong(&r->swap, &waiting, UP_SWAP_NONE)) {
+			atomic_store(&up_job.service_silent, 1);
+			*looks = 0;
 			return 0;
-		up_sys4(SYS_futex, &r->swap, FUTEX_WAIT_PRIVATE, state, &ts);
-		--*looks;
+		}
+		wait_a_step(&r->swap, state, &p);
 	}
+	*looks = p.steps;
 	return 0;
 }
 
-void up_map_from_anchor(struct up_region *r)
+static void map_from(uintptr_t anchor, const struct up_region *r)
 {
-	uintptr_t anchor = atomic_load(&r->anchor);
-
 	if (anchor)
 		up_sys5(SYS_mremap, anchor, 0, r->length, MREMAP_MAYMOVE | MREMAP_FIXED,
 			r->address);
 }
 
+void up_map_from_anchor(struct up_region *r)
+{
+	map_from(atomic_load(&r->anchor), r);
+}
+
+/* The file's own pages in place of the checkpoints': a shared mapping can be duplicated from any of its
+ * pages (mremap(2) of no bytes), and the first is never a checkpoint. In a private one the checkpoints
+ * stay; they hold the file's bytes and are private as well. */
+static void duplicate_file(struct up_region *r)
+{
+	void *copy;
+
+	if (atomic_load(&up_job.bypassed))
+		return;
+	copy = (void *)up_sys4(SYS_mremap, r->address, 0, r->length, MREMAP_MAYMOVE);
+	if (!up_failed((long)copy))
+		up_replace_checkpoints(r, (uintptr_t)copy);
+}
+
+/* Nobody but us will make it plain. The pool's memory is no place for what the job is about to do;
+ * what it unmaps as a whole may be what it is. */
+static void make_plain(struct up_region *r, uint32_t op)
+{
+	uintptr_t anchor = atomic_exchange(&r->anchor, 0);
+
+	map_from(anchor, r);
+	if (anchor)
+		up_sys2(SYS_munmap, anchor, up_job.page_bytes);
+	else if (op != UP_REQ_FORGET && atomic_load(&r->laid) && (r->map_flags & MAP_TYPE) != MAP_PRIVATE)
+		duplicate_file(r);
+}
+
+/* Another thread, or the agent, is closing it. A word that nobody wakes: looked at every step. */
+static void await_closed(struct up_region *r, uint32_t op)
+{
+	struct patience p = all_patience();
+
+	for (int i = 0; i < 100 && atomic_load(&r->state) == UP_CLOSING; i++)
+		up_sys0(SYS_sched_yield);
+	while (atomic_load(&r->state) == UP_CLOSING &&
+	       (up_agent_alive() || atomic_load(&r->pooled)) && p.steps > 0)
+		wait_a_step(&r->state, UP_CLOSING, &p);
+	if (p.steps <= 0 && leave_region(r, UP_CLOSING))
+		make_plain(r, op);
+}
+
+/* The agent has mapped the file elsewhere: its pages take the checkpoints' place now, by the thread that
+ * is about to change that very mapping, so nobody else can be doing so in a correct program. Theirs
+ * alone: between them the job may have mapped something without us, which no event tells of. */
+static void put_in_place(struct up_region *r)
+{
+	uintptr_t p = atomic_exchange(&r->replacement, 0);
+	int ret;
+
+	if (p)
+		up_replace_checkpoints(r, p);
+	if (!p && atomic_load(&r->laid))
+		make_plain(r, UP_REQ_DETACH);
+	if (atomic_exchange(&r->swallowed, 0)) /* all of it is one kind of pages again */
+		up_sys3(SYS_madvise, r->address, r->length, MADV_RANDOM);
+	ret = up_ask(UP_REQ_FORGET, (uint32_t)(r - up_job.region), -1);
+	if (ret == -ESRCH)
+		up_forget_slot(r);
+	else if (ret == -ETIMEDOUT)
+		leave_region(r, UP_CLOSING);
+}
+
 int up_close_region(struct up_region *r, uint32_t op, uintptr_t address, size_t length)
 {
 	uint32_t live = UP_LIVE;
+	int was_pooled, ret;
 
 	if (!atomic_compare_exchange_strong(&r->state, &live, UP_CLOSING)) {
-		while (atomic_load(&r->state) == UP_CLOSING &&
-		       (up_agent_alive() || atomic_load(&r->pooled)))
-			up_sys0(SYS_sched_yield);
+		await_closed(r, op);
 		return 0;
 	}
+	was_pooled = atomic_load(&r->pooled);
 	/* Only now does it stand still. If just a part of it goes (or the slot is another mapping's
 	 * meanwhile), the rest stays a plain mapping. */
 	if (op == UP_REQ_FORGET &&
 	    (atomic_load(&r->pooled) || /* who touches it just now must not wait for ever */
-	     address > r->address || address + length < r->address + r->map_length))
+	     ((r->map_flags & MAP_TYPE) != MAP_PRIVATE && /* whose checkpoints are as private */
+	      (address > r->address || address + length < r->address + r->map_length))))
 		op = UP_REQ_DETACH;
-	/* A dead agent has laid what it has laid: those pages hold the file's bytes. Not so the pool:
-	 * the service goes on serving it, but what the job is about to do is meant for the file. Who
-	 * waits there is woken when the service has read what it wanted. */
-	if (up_ask(op, (uint32_t)(r - up_job.region), -1) == -ESRCH) {
+	ret = up_ask(op, (uint32_t)(r - up_job.region), -1);
+	/* A dead agent has laid what it has laid: those pages hold the file's bytes, but are mappings of
+	 * their own, which mremap(2) refuses. The pool's the service goes on serving, but what the job is
+	 * about to do is meant for the file. Who waits there is woken when the service has read what it
+	 * wanted. */
+	if (ret == -ESRCH) {
 		if (atomic_load(&r->pooled))
 			up_map_from_anchor(r);
+		else if (atomic_load(&r->laid))
+			make_plain(r, op);
 		atomic_store(&r->pooled, 0);
 		up_forget_slot(r);
+	} else if (ret == 0 && op == UP_REQ_DETACH && !was_pooled) {
+		put_in_place(r);
+	} else if (ret == -EINPROGRESS || (ret == -ETIMEDOUT && leave_region(r, UP_CLOSING))) {
+		make_plain(r, op);
 	}
 	return 1;
 }
@@ -143,37 +328,97 @@ int up_overlaps(const struct up_region *r, uintptr_t address, size_t length)
 	return address < r->address + r->map_length && r->address < address + length;
 }
 
-/* Before the kernel changes [address, +length): what is managed there becomes plain. */
+/* Before the kernel changes [address, +length): what is managed there becomes plain. With signals
+ * blocked from the first such region on: a handler that leaves by siglongjmp must not leave one half
+ * given back. What is not managed costs no system call. */
 void up_give_back(uintptr_t address, size_t length, uint32_t op)
 {
-	if (!atomic_load(&up_job.live) || !length || !up_in_own_process())
+	uint64_t mask = 0;
+	int ours = 0;
+
+	if (!atomic_load(&up_job.live) || !length)
 		return;
 	for (uint32_t i = 0; i < UP_REGIONS; i++) {
 		struct up_region *r = &up_job.region[i];
 		uint32_t state = atomic_load(&r->state);
 
-		if ((state == UP_LIVE || state == UP_CLOSING) && up_overlaps(r, address, length))
-			up_close_region(r, op, address, length);
+		if ((state != UP_LIVE && state != UP_CLOSING) || !up_overlaps(r, address, length))
+			continue;
+		if (!ours && !up_in_own_process())
+			return;
+		if (!ours)
+			mask = up_block_signals();
+		ours = 1;
+		up_close_region(r, op, address, length);
+	}
+	if (ours)
+		up_restore_signals(mask);
+}
+
+void up_give_back_pool(void)
+{
+	for (uint32_t i = 0; i < UP_REGIONS && up_job.pool && atomic_load(&up_job.live); i++) {
+		const struct up_region *r = &up_job.region[i];
+
+		if (atomic_load(&r->state) == UP_LIVE && atomic_load(&r->pooled))
+			up_give_back(r->address, r->map_length, UP_REQ_DETACH);
 	}
 }
 
-/* End the agent before the job changes who it is: its thread would keep the old identity, and a
- * new user namespace is refused to a process with two threads. */
+/* Whether a thread of ours is there, or one of their numbers is somebody's in this process. */
+static int are_there(int agent, int responder)
+{
+	return up_agent_alive() || up_sys3(SYS_tgkill, up_job.pid, agent, 0) == 0 ||
+	       (responder && up_sys3(SYS_tgkill, up_job.pid, responder, 0) == 0);
+}
+
+/* End our threads before the job changes who it is: they would keep the old identity, and a new user
+ * namespace is refused to a process with two threads. Where they do not end in time, they end as soon
+ * as they can. */
 void up_end_agent(void)
 {
-	int tid;
+	struct patience p = all_patience();
+	_Atomic uint32_t nothing = 0;
+	uint64_t mask;
+	int tid, responder;
 
+	/* No agent, and none can come: nothing is asked. */
+	if (!up_job.enabled ||
+	    (atomic_load(&up_job.disabled) && !up_agent_alive() &&
+	     atomic_load(&up_job.agent_start) != 1))
+		return;
 	if (!up_in_own_process()) /* a vfork child's change of itself is not ours */
 		return;
 	atomic_store(&up_job.disabled, 1);
-	while (atomic_load(&up_job.agent_start) == 1) /* another thread is starting it */
-		up_sys0(SYS_sched_yield);
+	mask = up_block_signals();
+	while (atomic_load(&up_job.agent_start) == 1 && p.steps > 0) /* another thread starts it */
+		wait_a_step(&up_job.agent_start, 1, &p);
 	tid = atomic_load(&up_job.agent_tid);
-	if (!tid)
+	responder = atomic_load(&up_job.responder_tid);
+	if (tid) {
+		atomic_store(&up_job.ending, 1);
+		up_ask(UP_REQ_QUIT, 0, -1);
+		for (int i = 0; i < 100 && are_there(tid, responder); i++)
+			up_sys0(SYS_sched_yield);
+#ifdef UP_AGENT_PTHREAD /* libc waits for them to change their identity, with signals blocked */
+		while (are_there(tid, responder))
+			up_sys0(SYS_sched_yield);
+#endif
+		for (p = all_patience(); p.steps > 0 && are_there(tid, responder);)
+			wait_a_step(&nothing, 0, &p);
+	}
+	up_restore_signals(mask);
+}
+
+/* A file that is opened is perhaps mapped next, past us: that there are hooks is known before. */
+void up_look_for_hooks(void)
+{
+	uint32_t none = 0;
+
+	if (!up_job.enabled || atomic_load(&up_job.bypassed) || atomic_load(&up_job.disabled) ||
+	    !up_is_patched() || !up_in_own_process() ||
+	    !atomic_compare_exchange_strong(&up_job.bypassed, &none, UP_BYPASS_PATCHED))
 		return;
-	up_ask(UP_REQ_QUIT, 0, -1);
-	while (up_agent_alive())
-		up_sys0(SYS_sched_yield);
-	while (up_sys3(SYS_tgkill, up_job.pid, tid, 0) == 0)
-		up_sys0(SYS_sched_yield);
+	if (up_agent_ready()) /* which tells the service */
+		up_agent_ring_bell();
 }

@@ -31,7 +31,6 @@ static int reopen(int fd, int flags)
 
 int up_source_open(struct up_source *s, int fd, uint64_t size_bytes)
 {
-	char block[2 * ALIGN], *aligned;
 	int own = reopen(fd, 0);
 
 	if (own < 0)
@@ -39,12 +38,6 @@ int up_source_open(struct up_source *s, int fd, uint64_t size_bytes)
 	*s = (struct up_source){ .fd = own, .direct_fd = reopen(fd, O_DIRECT), .size = size_bytes };
 	/* Our reads are the whole of what we want: readahead would fill the page cache with more. */
 	posix_fadvise(own, 0, 0, POSIX_FADV_RANDOM);
-	aligned = (char *)(((uintptr_t)block + ALIGN - 1) & ~(uintptr_t)(ALIGN - 1));
-	/* Some file systems open so and refuse to read so. */
-	if (s->direct_fd >= 0 && pread(s->direct_fd, aligned, ALIGN, 0) < 0) {
-		close(s->direct_fd);
-		s->direct_fd = -1;
-	}
 	return 0;
 }
 
@@ -91,7 +84,7 @@ int up_source_read(struct up_source *s, char *buffer, uint64_t length, uint64_t 
 	if (cached == (int64_t)length)
 		return read_all(s->fd, buffer, length, offset, s->size);
 	*way = UP_DIRECT;
-	if (s->direct_fd >= 0) {
+	if (s->direct_fd >= 0) { /* some file systems open so and refuse to read so */
 		ret = read_all(s->direct_fd, buffer, whole, offset, s->size);
 		if (ret != -EINVAL && ret != -EOPNOTSUPP)
 			return ret;

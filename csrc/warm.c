@@ -19,8 +19,9 @@
 
 #define QUEUE 1024u
 #define PREAD_BYTES (4u << 20)    /* on Lustre: one RPC; 8 MiB and more bypass the cache there */
-#define PROBE_BYTES (8u << 20)    /* more than any sane per-call cut of readahead(2) */
 #define CHUNK_MIN_BYTES (64u << 10)
+#define PROBE_PIECE_BYTES CHUNK_MIN_BYTES
+#define PROBE_LEAST 8 /* pieces: of fewer, chance could make the pattern */
 
 struct up_workers {
 	pthread_mutex_t issue; /* held while a job is taken and its reads are started */
@@ -92,42 +93,91 @@ static int by_pread(const struct up_warm_job *job, uint32_t chunk, char *buffer)
 	return 0;
 }
 
-/* Which call fills the cache of this file? By doing: one large readahead(2), then asking how much
- * arrived in the cache; that is also how much one call brings (mm/readahead.c cuts it at
- * max(io_pages, ra_pages); FADV_SEQUENTIAL doubles ra_pages for our own description). */
+/* Pieces of the extent, from its end on, that were cold; one in two or so is asked for, in an order
+ * that no reader has: what fills the ones and leaves the others is our call and nobody's reading. */
+struct pattern {
+	uint64_t asked[PREAD_BYTES / PROBE_PIECE_BYTES], left[PREAD_BYTES / PROBE_PIECE_BYTES];
+	int n_asked, n_left;
+};
+
+static int64_t resident_of(int fd, const uint64_t *piece, int n, int *sensor)
+{
+	int64_t sum = 0;
+
+	for (int i = 0; i < n; i++) {
+		int64_t one = up_resident_bytes(fd, piece[i], PROBE_PIECE_BYTES, sensor);
+
+		if (one < 0)
+			return one;
+		sum += one;
+	}
+	return sum;
+}
+
+static void choose_pattern(const struct up_warm_job *job, struct pattern *pattern)
+{
+	const uint32_t bits = 0xb2d4c69au; /* 16 of 32, in runs of one and two */
+	uint64_t first = (job->offset + PROBE_PIECE_BYTES - 1) / PROBE_PIECE_BYTES;
+	uint64_t last = (job->offset + job->length) / PROBE_PIECE_BYTES;
+	int sensor, n = (int)(sizeof(pattern->asked) / sizeof(pattern->asked[0]));
+
+	pattern->n_asked = pattern->n_left = 0;
+	for (uint64_t i = last; i > first && n > 0; i--, n--) {
+		uint64_t at = (i - 1) * PROBE_PIECE_BYTES;
+
+		if (up_resident_bytes(job->fd, at, PROBE_PIECE_BYTES, &sensor) != 0)
+			continue;
+		if (bits >> (i % 32) & 1)
+			pattern->asked[pattern->n_asked++] = at;
+		else
+			pattern->left[pattern->n_left++] = at;
+	}
+}
+
+/* Which call fills the cache of this file? By doing: readahead(2) of some pieces, then asking
+ * whether just those arrived. Who else reads here (the job itself, the kernel's readahead behind
+ * it) fills whole ranges: then nothing is decided, and the next extent is tried. At last one large
+ * call tells how much one brings (mm/readahead.c cuts it at max(io_pages, ra_pages);
+ * FADV_SEQUENTIAL doubles ra_pages for our own description). */
 static void probe(const struct up_warm_job *job, struct up_warm_result *r)
 {
-	uint64_t at = job->offset, end = job->offset + job->length;
-	int64_t before, after;
-	int sensor;
+	struct pattern pattern;
+	int64_t asked, left, want;
+	int sensor = UP_CACHESTAT;
+	uint64_t chunk = 0;
 
-	posix_fadvise(job->fd, 0, 0, POSIX_FADV_SEQUENTIAL);
-	before = up_resident_bytes(job->fd, job->offset, job->length, &sensor);
-	if (before < 0 || (uint64_t)before == job->length)
+	choose_pattern(job, &pattern);
+	if (pattern.n_asked < PROBE_LEAST || pattern.n_left < PROBE_LEAST)
 		return;
-	/* From the first gap: one call may bring no more than what is there already. */
-	while (end - at > CHUNK_MIN_BYTES &&
-	       up_resident_bytes(job->fd, at, CHUNK_MIN_BYTES, &sensor) == CHUNK_MIN_BYTES)
-		at += CHUNK_MIN_BYTES;
-	readahead(job->fd, (off64_t)at, end - at < PROBE_BYTES ? end - at : PROBE_BYTES);
-	after = up_resident_bytes(job->fd, job->offset, job->length, &sensor);
+	posix_fadvise(job->fd, 0, 0, POSIX_FADV_SEQUENTIAL);
+	for (int i = 0; i < pattern.n_asked; i++)
+		readahead(job->fd, (off64_t)pattern.asked[i], PROBE_PIECE_BYTES);
+	want = (int64_t)pattern.n_asked * PROBE_PIECE_BYTES;
+	asked = resident_of(job->fd, pattern.asked, pattern.n_asked, &sensor);
 	/* mincore counts a page only when its read has ended */
-	for (int i = 0; sensor == UP_MINCORE && after <= before && i < 40; i++) {
+	for (int i = 0; sensor == UP_MINCORE && asked >= 0 && asked < want && i < 40; i++) {
 		struct timespec ts = { .tv_nsec = 5 * 1000 * 1000 };
 
 		nanosleep(&ts, NULL);
-		after = up_resident_bytes(job->fd, job->offset, job->length, &sensor);
+		asked = resident_of(job->fd, pattern.asked, pattern.n_asked, &sensor);
 	}
-	if (after > before) {
-		uint64_t chunk = (uint64_t)(after - before) & ~(uint64_t)(CHUNK_MIN_BYTES - 1);
-
-		r->method = UP_WARM_READAHEAD;
-		r->chunk_bytes = (uint32_t)(chunk < CHUNK_MIN_BYTES ? CHUNK_MIN_BYTES : chunk);
+	left = resident_of(job->fd, pattern.left, pattern.n_left, &sensor);
+	if (asked < 0 || left < 0)
+		return;
+	if (asked * 4 <= want) {
+		posix_fadvise(job->fd, 0, 0, POSIX_FADV_RANDOM);
+		r->method = UP_WARM_PREAD;
+		r->chunk_bytes = PREAD_BYTES;
 		return;
 	}
-	posix_fadvise(job->fd, 0, 0, POSIX_FADV_RANDOM);
-	r->method = UP_WARM_PREAD;
-	r->chunk_bytes = PREAD_BYTES;
+	if (asked * 4 < want * 3 || left * 4 > (int64_t)pattern.n_left * PROBE_PIECE_BYTES)
+		return; /* somebody else reads here */
+	readahead(job->fd, (off64_t)job->offset, job->length);
+	while (chunk < job->length &&
+	       up_resident_bytes(job->fd, job->offset + chunk, CHUNK_MIN_BYTES, &sensor) > 0)
+		chunk += CHUNK_MIN_BYTES;
+	r->method = UP_WARM_READAHEAD;
+	r->chunk_bytes = (uint32_t)(chunk < CHUNK_MIN_BYTES ? CHUNK_MIN_BYTES : chunk);
 }
 
 /* A checkpoint page is written once, whole, from the file, before anybody maps it. */
@@ -139,6 +189,23 @@ static int copy_page(const struct up_warm_job *job, uint64_t page, size_t bytes,
 	       pwrite(job->checkpoint_fd, buffer, bytes, at) == (ssize_t)bytes;
 }
 
+/* Of what was missing, how much has come by our calls; `waited`: not counting pages of which the
+ * waiting for them may have been the reading. */
+static void note_came(const struct up_warm_job *job, struct up_warm_result *r, uint64_t waited)
+{
+	int sensor;
+	int64_t now;
+
+	if (r->sensor <= 0 || r->error || r->resident_bytes >= job->length)
+		return;
+	now = up_resident_bytes(job->fd, job->offset, job->length, &sensor);
+	if (now < 0)
+		return;
+	r->asked_bytes = job->length - r->resident_bytes;
+	r->came_bytes = (uint64_t)now > r->resident_bytes + waited ?
+				(uint64_t)now - r->resident_bytes - waited : 0;
+}
+
 /* First half, in the order of the queue: what is there, and start reading what is not. */
 static void begin(const struct up_warm_job *job, struct up_warm_result *r)
 {
@@ -146,10 +213,12 @@ static void begin(const struct up_warm_job *job, struct up_warm_result *r)
 
 	r->method = job->method;
 	r->chunk_bytes = job->chunk_bytes;
+	r->storage_bytes = -1;
 	if (job->length) {
 		resident = up_resident_bytes(job->fd, job->offset, job->length, &r->sensor);
 		if (resident < 0) {
-			r->sensor = -(int)resident; /* nobody may say: warm it all */
+			r->sensor = (int)resident; /* nobody may say: warm it all */
+			r->storage_bytes = up_thread_storage_bytes();
 			resident = 0;
 		}
 		r->resident_bytes = (uint64_t)resident;
@@ -160,6 +229,9 @@ static void begin(const struct up_warm_job *job, struct up_warm_result *r)
 		r->chunk_bytes = CHUNK_MIN_BYTES; /* 0 would never come to the end */
 	if ((uint64_t)resident < job->length && r->method == UP_WARM_READAHEAD)
 		r->error = start_readahead(job, r->chunk_bytes);
+	/* At once: what others bring in the meantime is not the call's doing. */
+	if (r->method == UP_WARM_READAHEAD && r->sensor == UP_CACHESTAT)
+		note_came(job, r, 0);
 }
 
 /* Second half: wait, make sure, copy the checkpoint pages. */
@@ -171,12 +243,18 @@ static void finish(const struct up_warm_job *job, struct up_warm_result *r, char
 	if (r->resident_bytes < job->length && !r->error) {
 		if (by_readahead)
 			r->error = wait_readahead(job, r->chunk_bytes);
+		if (by_readahead && r->sensor == UP_MINCORE)
+			note_came(job, r, (job->length / r->chunk_bytes + 1) * page);
 		if (!by_readahead || (uint64_t)up_resident_bytes(job->fd, job->offset, job->length,
 								 &sensor) < job->length)
 			r->error = by_pread(job, r->chunk_bytes ? r->chunk_bytes : PREAD_BYTES,
 					    buffer);
+		if (!by_readahead)
+			note_came(job, r, 0);
 		if (!r->error)
 			r->bytes = job->length - r->resident_bytes;
+		if (r->storage_bytes >= 0)
+			r->storage_bytes = up_thread_storage_bytes() - r->storage_bytes;
 	}
 	for (uint32_t i = 0; job->checkpoint_fd >= 0 && i < job->pages && i < 16; i++)
 		if (copy_page(job, job->page[i], page, buffer))

@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 #define UP_MAGIC 0x50444655u /* "UFDP" */
-#define UP_VERSION 3
+#define UP_VERSION 4
 #define UP_MSG_BYTES 256
 #define UP_PAGES_MAX 28 /* page numbers in one command */
 
@@ -30,17 +30,15 @@ enum up_type {
 	UP_GONE = 17,
 	UP_ACK = 18,
 	UP_BYE = 19,
+	UP_BYPASS = 21, /* the process changes its address space without asking us */
 	/* code in the job (uffdprefetch/job/channel.py) to service: an order has been announced */
 	UP_PLAN = 20,
 	/* service to agent */
 	UP_FILE = 32,
-	UP_LAY = 33,
-	UP_TAKE = 34,
 	UP_REARM = 35,
-	UP_DROP = 36,
 	UP_DETACH = 37,
 	UP_BYE_OK = 38,
-	UP_RENEW = 39, /* map the whole region anew: nothing is laid then, and nothing cut up */
+	UP_QUIT = 40, /* the process has given up rights that the agent still has: give all back, end */
 
 	/* service -> recorder (UP_RECORDER): the header, then as much as the message is long */
 	UP_EVENTS = 48,
@@ -53,12 +51,28 @@ enum up_role { UP_LAUNCHER = 1, UP_AGENT = 2, UP_RECORDER = 4, UP_WATCHER = 3, U
 /* up_hello.flags */
 #define UP_HELLO_UFFD (1u << 0)     /* userfaultfd with kernel faults works in this process */
 #define UP_HELLO_FORKED (1u << 1)   /* a forked child; parent_pid is the process it came from */
-#define UP_HELLO_SENDS_UFFD (1u << 2) /* the uffd comes with this message: the service resolves */
 #define UP_HELLO_SENDS_POOL (1u << 3) /* the uffd of the pool comes with this message */
+/* This process is not managed: uffd_error is enum up_left_alone, and it says nothing more. */
+#define UP_HELLO_LEFT_ALONE (1u << 4)
+
+/* Why a process is left alone. */
+enum up_left_alone {
+	UP_ALONE_NO = 0,
+	UP_ALONE_ASAN = 1,
+	UP_ALONE_TSAN = 2,
+	UP_ALONE_MSAN = 3,
+	UP_ALONE_LSAN = 4,
+	UP_ALONE_LINKED = 5, /* a sanitizer linked into the program */
+	UP_ALONE_VALGRIND = 6,
+	UP_ALONE_RR = 7,
+	UP_ALONE_LIBC = 8, /* not glibc */
+	UP_ALONE_IDLE = 9, /* our thread may not leave SCHED_IDLE */
+};
 
 /* up_attach.flags */
 #define UP_ATTACH_INHERITED (1u << 0) /* mapped before the fork; no descriptor comes with it */
 #define UP_ATTACH_WRITABLE (1u << 1)  /* the job's description is O_RDWR: lay nothing */
+#define UP_ATTACH_KNOWN (1u << 2) /* its address was known before mmap(2) returned: lay nothing */
 
 /* up_file.verdict */
 /* UP_POOL: the service's memory takes the mapping's place; its faults go to the service */
@@ -97,16 +111,32 @@ struct up_gone {
 	uint32_t region, reason;
 };
 
+/* How the mapping is served. UP_CHECKPOINTS: these pages of the checkpoint memfd, which comes with the
+ * message, are laid over it before mmap() returns, and no other ever. */
 struct up_file {
-	uint32_t region, verdict;
+	uint32_t region, verdict, count, reserved;
+	uint64_t page[UP_PAGES_MAX]; /* page numbers in the file */
 };
 
-/* UP_LAY (stops at its first failure), UP_TAKE, UP_REARM, UP_DROP, UP_DETACH, UP_RENEW */
+/* How it was seen that the process bypasses the interposers. */
+enum up_bypass_reason {
+	UP_BYPASS_UNMAPPED = 1, /* the kernel tells that a checkpoint was unmapped or replaced */
+	UP_BYPASS_MOVED = 2,    /* ... moved */
+	UP_BYPASS_REPLACED = 3, /* something else lies where a managed mapping was */
+	UP_BYPASS_PATCHED = 4,  /* another library has overwritten the first bytes of an interposer */
+};
+
+struct up_bypass {
+	uint32_t reason;
+};
+
+/* UP_REARM, UP_DETACH */
 struct up_command {
 	uint32_t sequence, region, count, reserved;
 	uint64_t page[UP_PAGES_MAX]; /* page numbers in the file */
 };
 
+/* Of an UP_FILE (sequence 0): how many of its checkpoints are laid. Of a command: what failed. */
 struct up_ack {
 	uint32_t sequence, region, done;
 	int32_t error; /* errno of the first failure, 0 */
@@ -128,6 +158,7 @@ struct up_message {
 		struct up_attach attach;
 		struct up_gone gone;
 		struct up_file file;
+		struct up_bypass bypass;
 		struct up_command command;
 		struct up_ack ack;
 		struct up_plan plan;
@@ -153,20 +184,19 @@ enum up_agent_state {
 	UP_STATE_IDLE = 0,
 	UP_STATE_RESOLVING = 1,
 	UP_STATE_LAYING = 2,
-	UP_STATE_TAKING = 3,
-	UP_STATE_REARMING = 4,
-	UP_STATE_DETACHING = 5,
+	UP_STATE_REARMING = 3,
+	UP_STATE_DETACHING = 4,
 };
 
 struct up_ring {
 	/* written by the agent */
 	uint64_t head;
 	uint64_t dropped;
-	uint64_t faults, laid, taken, rearmed, failed;
+	uint64_t faults, laid, rearmed, failed;
 	uint32_t overlays, state;
 	/* written by the service; a cache line of its own */
 	uint64_t tail __attribute__((aligned(64)));
-	uint64_t beat_ns; /* who answers for the service was alive then (--resolve service, pool) */
+	uint64_t beat_ns; /* who answers for the service was alive then (pool) */
 	struct up_event event[UP_RING_EVENTS] __attribute__((aligned(64)));
 };
 

@@ -3,11 +3,20 @@
  * model.c - thousands of random memory calls over a small arena, and what they did.
  *
  *     model FILE SEED OPERATIONS [VERBOSE_OPERATION]
+ *     model FILE SEED OPERATIONS raw
  *
  * The arena lies at the same address in every run, so the same seed makes the same calls. Each call
  * is one line on stdout: its number, its name, its result, errno, and a hash over what every page
  * of the arena (or of the range, most of the time) then shows: its bytes, SIGSEGV, SIGBUS. A plain
  * run and a managed one must print the same. stderr gets counts that may differ.
+ *
+ * raw, raw-pool: three of four changes pass no library (raw.h). A process that has made one is not
+ * managed any more, so each ROUND operations are a forked child's, which first maps through libc. Two
+ * calls are known to answer otherwise over what we have laid: mremap(2) of more than one kind of pages,
+ * which is EFAULT, and mprotect(2) for writing of a shared mapping, which would be EACCES. Over the
+ * pool two more: a guard page may be filled by a touch of its neighbours, and a child has nothing, or
+ * the file, where a raw call has changed the pool's mapping, or made the child. A round in which one
+ * has met it says "known" and ends.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -20,24 +29,37 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/shm.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "raw.h"
+
 #define PAGE 4096ul
 #define ARENA ((char *)0x100000000000ul)
 #define ARENA_PAGES 1536ul
 #define FLOATING 4
+#define ROUND 20
+#define SEGMENT_PAGES 16ul
+#define KNOWN 77 /* the status of a process that has met a known difference */
 
 static uint64_t state;
 static int file_fd, pipe_fd[2];
 static size_t file_bytes;
+#ifndef MADV_GUARD_INSTALL
+#define MADV_GUARD_INSTALL 102
+#endif
+
 static unsigned long number, verbose, over_checkpoints, waits;
 static struct {
 	char *base;
 	size_t pages;
 } floating[FLOATING];
+
+static int raw_mode, pool, segment; /* pool: the raw mode with --engine pool */
+static int raw; /* this operation passes no library */
 
 static uint64_t draw(void)
 {
@@ -101,7 +123,7 @@ static uint64_t look_at(const char *from, size_t pages)
 	for (size_t i = 0; i < pages; i++) {
 		uint64_t one = look(from + i * PAGE);
 
-		if (verbose == number)
+		if (verbose && verbose == number)
 			fprintf(stderr, "%lu page %zu %016lx\n", number, i, (unsigned long)one);
 		h = (h ^ one) * 0xc4ceb9fe1a85ec53ull;
 		h ^= h >> 32;
@@ -160,17 +182,72 @@ static long where(const void *p)
 	return 100000;
 }
 
-static long checkpoints(void)
+/* Mappings of ours in a range. */
+static long ours(const char *from, size_t length)
 {
 	char text[512];
 	FILE *maps = fopen("/proc/self/maps", "re");
+	unsigned long start, end;
 	long n = 0;
 
 	while (maps && fgets(text, sizeof(text), maps))
-		n += strstr(text, "uffdprefetch-checkpoints") != NULL;
+		n += strstr(text, "uffdprefetch-checkpoints") &&
+		     sscanf(text, "%lx-%lx", &start, &end) == 2 &&
+		     start < (unsigned long)from + length && (unsigned long)from < end;
 	if (maps)
 		fclose(maps);
 	return n;
+}
+
+static long checkpoints(void)
+{
+	return ours(0, SIZE_MAX);
+}
+
+static void known(const char *call)
+{
+	dprintf(1, "known %s\n", call);
+	_exit(KNOWN);
+}
+
+/* ------------------------------------------------------------------ two hands */
+
+static void *by_mmap(void *at, size_t length, int prot, int flags, int fd, off_t offset)
+{
+	return raw ? raw_mmap(at, length, prot, flags, fd, offset) :
+		     mmap(at, length, prot, flags, fd, offset);
+}
+
+static int by_munmap(void *at, size_t length)
+{
+	return raw ? raw_munmap(at, length) : munmap(at, length);
+}
+
+static int by_mprotect(void *at, size_t length, int prot, int pkey)
+{
+	if (raw_mode && prot & PROT_WRITE && ours(at, length))
+		known("mprotect");
+	if (pkey)
+		return pkey_mprotect(at, length, prot, -1);
+	return raw ? raw_mprotect(at, length, prot) : mprotect(at, length, prot);
+}
+
+static int by_madvise(void *at, size_t length, int advice)
+{
+	if (pool && advice == MADV_GUARD_INSTALL && ours(at, length))
+		known("guard");
+	return raw ? raw_madvise(at, length, advice) : madvise(at, length, advice);
+}
+
+static void *by_mremap(void *at, size_t length, size_t to_length, int flags, void *to)
+{
+	int met = raw_mode && ours(at, length ? length : 1);
+	void *p = raw ? raw_mremap(at, length, to_length, flags, to) :
+			mremap(at, length, to_length, flags, to);
+
+	if (met && (p == MAP_FAILED || to_length > length))
+		known("mremap");
+	return p;
 }
 
 /* ------------------------------------------------------------------ the calls */
@@ -228,7 +305,7 @@ static void map_file(int how)
 		pages = ARENA_PAGES - page;
 	flags |= how == 0 ? MAP_FIXED : MAP_FIXED_NOREPLACE;
 	errno = 0;
-	p = mmap(ARENA + page * PAGE, pages * PAGE, prot, flags, file_fd, (off_t)(offset * PAGE));
+	p = by_mmap(ARENA + page * PAGE, pages * PAGE, prot, flags, file_fd, (off_t)(offset * PAGE));
 	line("mmap", where(p), p == MAP_FAILED ? 0 : look_at(p, pages < 48 ? pages : 48),
 	     "%zu,%zu,%d,%x,%zu", page, pages, prot, flags, offset);
 }
@@ -241,7 +318,7 @@ static void map_floating(void)
 	if (floating[i].base)
 		return;
 	errno = 0;
-	p = mmap(NULL, file_bytes, PROT_READ, MAP_SHARED, file_fd, 0);
+	p = by_mmap(NULL, file_bytes, PROT_READ, MAP_SHARED, file_fd, 0);
 	line("mmap-anywhere", where(p), p == MAP_FAILED ? 0 : look_at(p, pages), "%zu", i);
 	if (p == MAP_FAILED)
 		return;
@@ -264,7 +341,7 @@ static void work_floating(void)
 	case 0: /* a part of it */
 		pages = 1 + below(floating[i].pages);
 		floating[i].pages -= pages;
-		ret = munmap(floating[i].base + floating[i].pages * PAGE, pages * PAGE);
+		ret = by_munmap(floating[i].base + floating[i].pages * PAGE, pages * PAGE);
 		line("munmap-tail", ret, look_at(floating[i].base, floating[i].pages), "%zu,%zu", i,
 		     pages);
 		if (!floating[i].pages)
@@ -272,7 +349,8 @@ static void work_floating(void)
 		break;
 	case 1:
 		pages = 1 + below(2 * floating[i].pages);
-		p = mremap(floating[i].base, floating[i].pages * PAGE, pages * PAGE, MREMAP_MAYMOVE);
+		p = by_mremap(floating[i].base, floating[i].pages * PAGE, pages * PAGE,
+			      MREMAP_MAYMOVE, NULL);
 		if (p != MAP_FAILED) {
 			floating[i].base = p;
 			floating[i].pages = pages;
@@ -281,7 +359,7 @@ static void work_floating(void)
 		     "%zu,%zu", i, pages);
 		break;
 	case 2:
-		ret = madvise(floating[i].base, floating[i].pages * PAGE,
+		ret = by_madvise(floating[i].base, floating[i].pages * PAGE,
 			      advices[below(3)]); /* normal, random, sequential */
 		line("madvise-floating", ret, 0, "%zu", i);
 		break;
@@ -289,7 +367,7 @@ static void work_floating(void)
 		line("read-floating", 0, look_at(floating[i].base, floating[i].pages), "%zu", i);
 		break;
 	case 4:
-		ret = munmap(floating[i].base, floating[i].pages * PAGE);
+		ret = by_munmap(floating[i].base, floating[i].pages * PAGE);
 		line("munmap-floating", ret, 0, "%zu", i);
 		floating[i].base = NULL;
 		break;
@@ -302,7 +380,7 @@ static void map_anonymous(void)
 	void *p;
 
 	errno = 0;
-	p = mmap(r.at, r.length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1,
+	p = by_mmap(r.at, r.length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1,
 		 0);
 	line("mmap-anonymous", where(p), 0, "%ld,%zu", (long)(r.at - ARENA), r.length);
 }
@@ -313,7 +391,7 @@ static void unmap(void)
 	long ret;
 
 	errno = 0;
-	ret = munmap(r.at, r.length);
+	ret = by_munmap(r.at, r.length);
 	line("munmap", ret, 0, "%ld,%zu", (long)(r.at - ARENA), r.length);
 }
 
@@ -324,7 +402,7 @@ static void protect(void)
 	long ret;
 
 	errno = 0;
-	ret = mprotect(r.at, r.length, prot);
+	ret = by_mprotect(r.at, r.length, prot, 0);
 	line("mprotect", ret, 0, "%ld,%zu,%d", (long)(r.at - ARENA), r.length, prot);
 }
 
@@ -335,7 +413,7 @@ static void advise(void)
 	long ret;
 
 	errno = 0;
-	ret = madvise(r.at, r.length, advice);
+	ret = by_madvise(r.at, r.length, advice);
 	line("madvise", ret, 0, "%ld,%zu,%d", (long)(r.at - ARENA), r.length, advice);
 }
 
@@ -349,7 +427,7 @@ static void move(void)
 	if (!(flags & MREMAP_FIXED)) /* where the kernel puts it would differ */
 		flags &= ~(MREMAP_MAYMOVE | MREMAP_DONTUNMAP);
 	errno = 0;
-	p = mremap(r.at, shared_only ? 0 : r.length, length, flags, to.at);
+	p = by_mremap(r.at, shared_only ? 0 : r.length, length, flags, to.at);
 	line("mremap", where(p), 0, "%ld,%zu,%zu,%d,%ld", (long)(r.at - ARENA), r.length, length,
 	     flags, (long)(to.at - ARENA));
 }
@@ -374,6 +452,7 @@ static void other(void)
 	static unsigned char bits[ARENA_PAGES];
 	struct range r = some_range();
 	long ret;
+	int prot;
 
 	errno = 0;
 	switch (below(4)) {
@@ -390,10 +469,22 @@ static void other(void)
 		line("remap_file_pages", ret, 0, "%ld,%zu", (long)(r.at - ARENA), r.length);
 		break;
 	case 3:
-		ret = pkey_mprotect(r.at, r.length, prots[below(6)], -1);
+		prot = prots[below(6)];
+		ret = by_mprotect(r.at, r.length, prot, 1);
 		line("pkey_mprotect", ret, 0, "%ld,%zu", (long)(r.at - ARENA), r.length);
 		break;
 	}
+}
+
+/* System V memory in place of whatever is there. */
+static void attach_segment(void)
+{
+	size_t page = below(ARENA_PAGES - SEGMENT_PAGES);
+	void *p;
+
+	errno = 0;
+	p = raw_shmat(segment, ARENA + page * PAGE, SHM_REMAP | (below(2) ? SHM_RDONLY : 0));
+	line("shmat", where(p), p == (void *)-1 ? 0 : look_at(p, SEGMENT_PAGES), "%zu", page);
 }
 
 /* A write where the page lets us: a private page of our own stays our own. */
@@ -431,21 +522,31 @@ static void fork_one(void)
 {
 	uint64_t seed = draw();
 	int status;
-	pid_t pid = fork();
+	pid_t pid;
 
+	if (pool)
+		known("fork");
+	pid = raw ? raw_fork() : fork();
 	if (pid == 0) {
 		state = seed | 1;
-		operate(12, 1);
+		operate(raw_mode ? 6 : 12, 1);
 		line("child", 0, look_at(ARENA, ARENA_PAGES), "");
 		_exit(0);
 	}
 	if (pid < 0 || waitpid(pid, &status, 0) != pid)
 		abort();
+	if (WIFEXITED(status) && WEXITSTATUS(status) == KNOWN)
+		_exit(KNOWN);
 	line("fork", status, look_at(ARENA, ARENA_PAGES), "");
 }
 
 static void one(int child)
 {
+	raw = raw_mode && below(4);
+	if (raw && !below(30)) {
+		attach_segment();
+		return;
+	}
 	switch (below(child ? 37 : 38)) {
 	case 0 ... 5:
 		map_file(0);
@@ -497,7 +598,7 @@ static void operate(unsigned long operations, int child)
 		uint64_t shown;
 
 		number++;
-		if (!child && i % 8 == 0) {
+		if (!child && !raw_mode && i % 8 == 0) {
 			long n = checkpoints();
 
 			over_checkpoints += n ? 8 : 0;
@@ -515,6 +616,49 @@ static void operate(unsigned long operations, int child)
 	}
 }
 
+/* A process that is managed, and then changes what it likes. */
+static void one_round(void)
+{
+	raw = 0;
+	map_floating();
+	map_floating();
+	map_file(1);
+	map_file(1);
+	if (checkpoints())
+		dprintf(2, "met\n");
+	operate(ROUND, 0);
+	raw = 0;
+	line("end", 0, look_at(ARENA, ARENA_PAGES), "");
+	_exit(0);
+}
+
+static void rounds(unsigned long operations)
+{
+	segment = shmget(IPC_PRIVATE, SEGMENT_PAGES * PAGE, 0600 | IPC_CREAT);
+	char *p = shmat(segment, NULL, 0); /* the segment lives until we end, and no longer */
+
+	if (segment < 0 || p == (char *)-1 || shmctl(segment, IPC_RMID, NULL))
+		abort();
+	for (unsigned long i = 0; i < operations; i += ROUND) {
+		uint64_t seed = draw();
+		int status;
+		pid_t pid;
+
+		for (size_t at = 0; at < SEGMENT_PAGES * PAGE; at++) /* a round may have written it */
+			p[at] = (char)draw();
+		dprintf(1, "round %lu\n", i / ROUND);
+		pid = fork();
+		if (pid == 0) {
+			state = seed | 1;
+			one_round();
+		}
+		if (pid < 0 || waitpid(pid, &status, 0) != pid)
+			abort();
+		if (!WIFEXITED(status) || (WEXITSTATUS(status) && WEXITSTATUS(status) != KNOWN))
+			dprintf(1, "status %d\n", status);
+	}
+}
+
 int main(int argc, char **argv)
 {
 	struct sigaction action = { .sa_handler = on_signal };
@@ -526,13 +670,18 @@ int main(int argc, char **argv)
 	file_fd = open(argv[1], O_RDONLY | O_CLOEXEC);
 	state = strtoull(argv[2], NULL, 10) * 0x9e3779b97f4a7c15ull | 1;
 	operations = strtoul(argv[3], NULL, 10);
+	pool = argc > 4 && !strcmp(argv[4], "raw-pool");
+	raw_mode = pool || (argc > 4 && !strcmp(argv[4], "raw"));
 	verbose = argc > 4 ? strtoul(argv[4], NULL, 10) : 0;
 	if (file_fd < 0 || fstat(file_fd, &st) || pipe2(pipe_fd, O_CLOEXEC))
 		return 3;
 	file_bytes = (size_t)st.st_size;
 	sigaction(SIGSEGV, &action, NULL);
 	sigaction(SIGBUS, &action, NULL);
-	operate(operations, 0);
+	if (raw_mode)
+		rounds(operations);
+	else
+		operate(operations, 0);
 	fprintf(stderr, "{\"over_checkpoints\": %lu, \"waits\": %lu}\n", over_checkpoints, waits);
 	return 0;
 }

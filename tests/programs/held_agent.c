@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * held_agent.c FILE ROUNDS - does everything with mappings while the preload object's thread stands
+ * still, held by a tracer wherever it happens to be; its own memory, mapped where the file was, must
+ * stay as it wrote it. "ok", or what went wrong.
+ */
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/ptrace.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static size_t size, page = 4096;
+static int fd;
+
+static void die(const char *what)
+{
+	perror(what);
+	exit(90);
+}
+
+static int agent(void)
+{
+	char path[300], name[32] = "";
+	DIR *tasks = opendir("/proc/self/task");
+	int found = 0;
+
+	for (struct dirent *e; (e = readdir(tasks));) {
+		FILE *f;
+
+		snprintf(path, sizeof(path), "/proc/self/task/%s/comm", e->d_name);
+		f = e->d_name[0] == '.' ? NULL : fopen(path, "r");
+		if (f && fgets(name, sizeof(name), f) && !strncmp(name, "uffdprefetch", 12) &&
+		    atoi(e->d_name) != getpid())
+			found = atoi(e->d_name);
+		if (f)
+			fclose(f);
+	}
+	closedir(tasks);
+	return found;
+}
+
+/* Holds the thread from one byte on `in` to the next, a second at most: where it is just changing the
+ * mapping, the job has to wait for it. */
+static void tracer(int tid, int in, int out)
+{
+	struct pollfd end = { in, POLLIN, 0 };
+	char byte;
+	int status;
+
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	if (tid && ptrace(PTRACE_SEIZE, tid, 0, 0))
+		_exit(91);
+	while (read(in, &byte, 1) == 1) {
+		if (tid && (ptrace(PTRACE_INTERRUPT, tid, 0, 0) || waitpid(tid, &status, __WALL) != tid))
+			_exit(92);
+		if (write(out, "h", 1) != 1)
+			break;
+		poll(&end, 1, 1000);
+		if (tid && ptrace(PTRACE_CONT, tid, 0, 0))
+			_exit(93);
+		if (read(in, &byte, 1) != 1)
+			break;
+		if (write(out, "g", 1) != 1)
+			break;
+	}
+	_exit(0);
+}
+
+static unsigned char *map(void)
+{
+	unsigned char *p = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0);
+
+	if (p == MAP_FAILED)
+		die("mmap");
+	return p;
+}
+
+static void tell(int out, int in)
+{
+	char byte;
+
+	if (write(out, "x", 1) != 1 || read(in, &byte, 1) != 1) {
+		printf("the tracer ended\n");
+		exit(1);
+	}
+}
+
+/* What a job may do with it while nobody of ours answers. It touches no page that may be armed. */
+static void use(unsigned char *p, int round)
+{
+	unsigned char *own;
+	pid_t child;
+	int status;
+
+	if (round % 4 == 1 && mprotect(p, size, PROT_NONE))
+		die("mprotect");
+	if (round % 4 == 2)
+		madvise(p, size, MADV_NORMAL);
+	if (round % 8 == 3) {
+		child = fork();
+		if (!child)
+			_exit(munmap(p, size) ? 94 : 0);
+		if (waitpid(child, &status, 0) != child || status)
+			die("child");
+	}
+	/* The job's own memory in its place, at once or after it has been unmapped. */
+	if (round % 2 && munmap(p, size))
+		die("munmap");
+	own = mmap(p, size, PROT_READ | PROT_WRITE,
+		   MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
+	if (own != p)
+		die("own memory");
+	for (size_t at = 0; at < size; at += page)
+		own[at] = (unsigned char)(round + at / page);
+}
+
+static void check(unsigned char *own, int round)
+{
+	for (size_t at = 0; at < size; at += page)
+		if (own[at] != (unsigned char)(round + at / page)) {
+			printf("round %d: page %zu is not as it was written\n", round, at / page);
+			exit(1);
+		}
+	munmap(own, size);
+}
+
+int main(int argc, char **argv)
+{
+	int to[2], from[2], rounds = atoi(argv[argc - 1]), tid;
+	unsigned char *first, *p, *q;
+	struct stat st;
+	pid_t child;
+
+	fd = open(argv[argc - 2], O_RDONLY);
+	if (fd < 0 || fstat(fd, &st) || pipe(to) || pipe(from))
+		die("file");
+	size = (size_t)st.st_size;
+	first = map();
+	for (int i = 0; i < 200 && !(tid = agent()) && getenv("UFFDPREFETCH_SOCKET"); i++)
+		usleep(10000);
+	prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY);
+	child = fork();
+	if (!child)
+		tracer(tid, to[0], from[1]);
+	close(to[0]);
+	close(from[1]);
+	for (int round = 0; round < rounds; round++) {
+		p = map();
+		/* The service lays its checkpoints meanwhile. */
+		for (size_t at = 0; at < size / 8; at += page)
+			(void)*(volatile unsigned char *)(p + at);
+		tell(to[1], from[0]);
+		use(p, round);
+		q = map();
+		if (munmap(q, size))
+			die("munmap of what was mapped meanwhile");
+		tell(to[1], from[0]);
+		/* Whatever it was about to do, it does now. */
+		for (int i = 0; i < 20; i++)
+			sched_yield();
+		check(p, round);
+	}
+	if (memcmp(first, first, size) || munmap(first, size))
+		die("the first");
+	kill(child, SIGKILL);
+	waitpid(child, NULL, 0);
+	printf("ok, %s\n", tid ? "held" : "nobody to hold");
+	return 0;
+}
