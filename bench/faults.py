@@ -4,9 +4,9 @@
 ``idle``: the service has nothing else to do. ``busy``: two other processes of the job walk through
 a warm file as fast as they can. ``slow``: it stands still nine tenths of the time (SIGSTOP for 45
 ms, SIGCONT for 5). ``stopped``: SIGSTOP when the checkpoints are laid. ``dead``: SIGKILL then; the
-agent gives the mapping back, so that a touch is an ordinary minor fault. ``service``: idle, with
---resolve service. Beside each, from the same run: a minor fault of a cached page, and a word
-bounced to another thread and back: two wake-ups, as a checkpoint's (of the agent, of who touched).
+agent gives the mapping back, so that a touch is an ordinary minor fault. Beside each, from the same
+run: a minor fault of a cached page, and a word bounced to another thread and back: two wake-ups, as
+a checkpoint's (of the responder, of who touched).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from slides import ROOT, build, find_service
 
 MIB = 1 << 20
-STATES = ("idle", "busy", "slow", "stopped", "dead", "service")
+STATES = ("idle", "busy", "slow", "stopped", "dead")
 
 
 @contextlib.contextmanager
@@ -68,8 +68,6 @@ def measure(state: str, program: Path, walk: Path, data: Path, rounds: int) -> d
         env = {**os.environ, "UFFDPREFETCH_RUNDIR": rundir, "UFFDPREFETCH_RUN": "faults"}
         gate = Path(rundir) / "go"
         options = ["--policy", "none", "--distance", "4MiB"]
-        if state == "service":
-            options += ["--resolve", "service"]
         wrap = [sys.executable, "-m", "uffdprefetch", "wrap", "-q", "-f", "-o", f"{rundir}/out"]
         gated = state in ("stopped", "dead")
         words = [str(program), str(data), str(1 if gated else rounds), "1000", "100"]

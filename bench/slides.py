@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mappings, descriptors and memory while checkpoints slide: `python bench/slides.py --json F`.
+"""Mappings, descriptors and memory beside checkpoints: `python bench/slides.py --json F`.
 
 Two cases, each with the real service and preload:
 
 * ``sparse``: a sparse 240 GiB file walked by 64 threads at once;
-* ``slides``: one warm file walked again and again until 100 000 checkpoints have been taken away.
+* ``epochs``: one warm file walked again and again, its checkpoints armed again behind the reader.
 
 The counts are sampled from /proc while the walk goes on: mappings of the job, descriptors of the
 job and of the agent (a table of its own), resident memory of the job (anonymous part) and of the
@@ -139,7 +139,7 @@ def main() -> int:
     """Run both cases and write the JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", required=True, metavar="F")
-    parser.add_argument("--slides", type=int, default=100_000)
+    parser.add_argument("--epochs", type=int, default=64)
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--work", default=None, help="where the files lie (not tmpfs)")
     args = parser.parse_args()
@@ -164,10 +164,9 @@ def main() -> int:
         with open(dense, "wb") as file:
             for _ in range(512):
                 file.write(os.urandom(MIB))
-        distance = 256 << 10
-        words = [str(dense), "1", str(args.slides * distance * 5 // 4), "65536", "2000"]
+        words = [str(dense), "1", str(args.epochs * 512 * MIB), "65536", "2000"]
         options = ["--policy", "none", "--distance", "256KiB"]
-        report["slides"] = run(program, words, options, 0.5)
+        report["epochs"] = run(program, words, options, 0.5)
     Path(args.json).write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps(report, indent=1))
     quarter = limit // 4

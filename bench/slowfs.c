@@ -12,6 +12,15 @@
  * takes lines `bandwidth=BYTES_PER_SECOND` (0: no limit), `latency_us=N` and
  * `reset`. The source must not change while it is mounted: attributes are
  * cached; a changed file is noticed when it is opened, and loses its pages.
+ *
+ * With --writers-behind it may change: whoever writes the source is another
+ * client of the same storage. Nothing but the pages is cached then, and the
+ * control file takes two lines more. `invalidate=OFFSET LENGTH PATH` takes the
+ * pages of a range away, as a distributed lock manager does when another
+ * client writes; who asked has the answer when they are gone. `times=frozen`
+ * shows every file's times as at its first look-up (`times=live`: as they
+ * are), for storage whose times do not tell of each write. A writer that
+ * sends no line is one that NFS knows: a look at the attributes tells.
  */
 #define _GNU_SOURCE
 #define FUSE_USE_VERSION 35
@@ -47,6 +56,17 @@ struct node {
 	char *path;		/* relative to the source; "." is the root */
 	struct timespec mtime;	/* as of the last open */
 	off_t size;
+	struct timespec first_atime, first_mtime, first_ctime; /* for times=frozen */
+};
+
+/* A line of the control file that waits for the kernel: pages that are to go
+ * may be under way, so the thread that receives requests must not wait. */
+struct invalidation {
+	struct invalidation *next;
+	fuse_req_t req;		/* answered when the pages are gone */
+	size_t line_bytes;
+	fuse_ino_t ino;
+	off_t offset, length;
 };
 
 struct pending {
@@ -73,10 +93,17 @@ static struct {
 	uint64_t latency_us;
 	struct counters count;
 	bool stopping;
+	bool writers_behind;	/* the source may change: attributes are not cached */
+	bool times_frozen;
+	struct fuse_session *session;
+	pthread_cond_t asked;
+	struct invalidation *going, **going_tail;
 } bed = {
 	.lock = PTHREAD_MUTEX_INITIALIZER,
 	.arrived = PTHREAD_COND_INITIALIZER,
 	.tail = &bed.head,
+	.asked = PTHREAD_COND_INITIALIZER,
+	.going_tail = &bed.going,
 	.bandwidth = 300000000,
 	.latency_us = 1000,
 };
@@ -184,6 +211,34 @@ static void *reply_thread(void *arg)
 	}
 }
 
+static void *invalidate_thread(void *arg)
+{
+	(void)arg;
+	for (;;) {
+		pthread_mutex_lock(&bed.lock);
+		while (!bed.going && !bed.stopping)
+			pthread_cond_wait(&bed.asked, &bed.lock);
+		struct invalidation *one = bed.going;
+		if (one) {
+			bed.going = one->next;
+			if (!bed.going)
+				bed.going_tail = &bed.going;
+		}
+		pthread_mutex_unlock(&bed.lock);
+		if (!one)
+			return NULL;
+
+		/* ENOENT: the kernel has no such inode, so no page of it either */
+		int err = fuse_lowlevel_notify_inval_inode(bed.session, one->ino, one->offset,
+							   one->length);
+		if (err && err != -ENOENT)
+			fuse_reply_err(one->req, -err);
+		else
+			fuse_reply_write(one->req, one->line_bytes);
+		free(one);
+	}
+}
+
 /* ---- the control file -------------------------------------------------- */
 
 /* The text is made when the file is opened, so that one reader sees one
@@ -227,6 +282,10 @@ static int control_line(const char *line)
 		bed.latency_us = value;
 	else if (!strcmp(line, "reset"))
 		bed.count = (struct counters){ .most_in_flight = bed.in_flight };
+	else if (bed.writers_behind && !strcmp(line, "times=frozen"))
+		bed.times_frozen = true;
+	else if (bed.writers_behind && !strcmp(line, "times=live"))
+		bed.times_frozen = false;
 	else if (*line)
 		err = -EINVAL;
 	pthread_mutex_unlock(&bed.lock);
@@ -255,6 +314,18 @@ static int node_stat(struct node *n, struct stat *st)
 	return fstatat(source_fd, n->path, st, AT_SYMLINK_NOFOLLOW) ? -errno : 0;
 }
 
+/* The times that the client is to see. */
+static void node_times(const struct node *n, struct stat *st)
+{
+	pthread_mutex_lock(&bed.lock);
+	if (bed.times_frozen && n != &control && n != &root) {
+		st->st_atim = n->first_atime;
+		st->st_mtim = n->first_mtime;
+		st->st_ctim = n->first_ctime;
+	}
+	pthread_mutex_unlock(&bed.lock);
+}
+
 /* Only what exists gets a node: names that are merely asked for cost nothing. */
 static int node_find(struct node *parent, const char *name, struct stat *st,
 		     struct node **out)
@@ -271,6 +342,9 @@ static int node_find(struct node *parent, const char *name, struct stat *st,
 	}
 	err = node_stat(n, st);
 	if (!err) {
+		n->first_atime = st->st_atim;
+		n->first_mtime = st->st_mtim;
+		n->first_ctime = st->st_ctim;
 		found = tsearch(n, &nodes, compare_nodes);
 		err = found ? 0 : -ENOMEM;
 	}
@@ -278,9 +352,40 @@ static int node_find(struct node *parent, const char *name, struct stat *st,
 		free(n->path);
 		free(n);
 	}
-	if (found)
+	if (found) {
 		*out = *found;
+		node_times(*out, st);
+	}
 	return err;
+}
+
+/* `invalidate=OFFSET LENGTH PATH`, queued; answers the request itself. */
+static void invalidate_line(fuse_req_t req, const char *line, size_t line_bytes)
+{
+	struct invalidation *one = calloc(1, sizeof(*one));
+	struct node key = { 0 }, **found = NULL;
+	uint64_t offset, length;
+	int at = 0, err = EINVAL;
+
+	if (one && sscanf(line, "%" SCNu64 " %" SCNu64 " %n", &offset, &length, &at) == 2 && at &&
+	    line[at]) {
+		key.path = (char *)line + at;
+		found = tfind(&key, &nodes, compare_nodes);
+		err = ENOENT;
+	}
+	if (!found) {
+		fuse_reply_err(req, one ? err : ENOMEM);
+		free(one);
+		return;
+	}
+	*one = (struct invalidation){ .req = req, .line_bytes = line_bytes,
+				      .ino = (uintptr_t)*found, .offset = offset,
+				      .length = length };
+	pthread_mutex_lock(&bed.lock);
+	*bed.going_tail = one;
+	bed.going_tail = &one->next;
+	pthread_cond_signal(&bed.asked);
+	pthread_mutex_unlock(&bed.lock);
 }
 
 /* ---- FUSE operations --------------------------------------------------- */
@@ -294,8 +399,8 @@ static void op_init(void *data, struct fuse_conn_info *conn)
 
 static void op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 {
-	struct fuse_entry_param e = { .attr_timeout = CACHE_SECONDS,
-				      .entry_timeout = CACHE_SECONDS };
+	double cached = bed.writers_behind ? 0 : CACHE_SECONDS;
+	struct fuse_entry_param e = { .attr_timeout = cached, .entry_timeout = cached };
 	struct node *n = &control;
 	int err;
 
@@ -317,10 +422,12 @@ static void op_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi
 	int err = node_stat(node_of(ino), &st);
 
 	(void)fi;
-	if (err)
+	if (err) {
 		fuse_reply_err(req, -err);
-	else
-		fuse_reply_attr(req, &st, CACHE_SECONDS);
+		return;
+	}
+	node_times(node_of(ino), &st);
+	fuse_reply_attr(req, &st, bed.writers_behind ? 0 : CACHE_SECONDS);
 }
 
 static void op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *st, int which,
@@ -379,6 +486,7 @@ static void op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 		return;
 	}
 	fi->fh = fd;
+	node_times(n, &st);
 	fi->keep_cache = n->size == st.st_size && n->mtime.tv_sec == st.st_mtim.tv_sec &&
 			 n->mtime.tv_nsec == st.st_mtim.tv_nsec;
 	n->size = st.st_size;
@@ -434,6 +542,11 @@ static void op_write(fuse_req_t req, fuse_ino_t ino, const char *data, size_t si
 	}
 	memcpy(text, data, size);
 	text[size] = 0;
+	if (bed.writers_behind && !strncmp(text, "invalidate=", 11)) {
+		text[strcspn(text, "\n")] = 0;
+		invalidate_line(req, text + 11, size);
+		return;
+	}
 	for (char *line = strtok_r(text, "\n", &save); line && !err;
 	     line = strtok_r(NULL, "\n", &save))
 		err = control_line(line);
@@ -541,7 +654,8 @@ static void *parent_thread(void *arg)
 
 static int serve(struct fuse_session *session, const char *mountpoint, bool with_parent)
 {
-	pthread_t replier[REPLY_THREADS], parent;
+	pthread_t replier[REPLY_THREADS], parent, invalidator;
+	bool invalidates = false;
 	sigset_t all, old;
 	int err = 0, started = 0;
 
@@ -551,6 +665,10 @@ static int serve(struct fuse_session *session, const char *mountpoint, bool with
 	while (!err && started < REPLY_THREADS) {
 		err = -pthread_create(&replier[started], NULL, reply_thread, NULL);
 		started += !err;
+	}
+	if (!err && bed.writers_behind) {
+		err = -pthread_create(&invalidator, NULL, invalidate_thread, NULL);
+		invalidates = !err;
 	}
 	if (!err && with_parent)
 		err = -pthread_create(&parent, NULL, parent_thread, NULL);
@@ -568,7 +686,10 @@ static int serve(struct fuse_session *session, const char *mountpoint, bool with
 	pthread_mutex_lock(&bed.lock);
 	bed.stopping = true;
 	pthread_cond_broadcast(&bed.arrived);
+	pthread_cond_broadcast(&bed.asked);
 	pthread_mutex_unlock(&bed.lock);
+	if (invalidates)
+		pthread_join(invalidator, NULL);
 	while (started)
 		pthread_join(replier[--started], NULL);
 	return err;
@@ -578,9 +699,10 @@ static int usage(FILE *to)
 {
 	fprintf(to,
 		"usage: slowfs [--bandwidth B/S] [--latency-us N] [--exit-with-stdin] "
-		"SOURCE MOUNTPOINT\n"
+		"[--writers-behind] SOURCE MOUNTPOINT\n"
 		"Shows the directory SOURCE, read-only, behind a link of B bytes per second\n"
 		"(default 300000000, 0: no limit) and N microseconds (default 1000).\n"
+		"--writers-behind: SOURCE may be written; attributes are not cached.\n"
 		"Stays in the foreground; `cat MOUNTPOINT/" CONTROL_NAME "` for counters.\n");
 	return to == stdout ? 0 : 2;
 }
@@ -591,6 +713,7 @@ int main(int argc, char **argv)
 		{ "bandwidth", required_argument, NULL, 'b' },
 		{ "latency-us", required_argument, NULL, 'l' },
 		{ "exit-with-stdin", no_argument, NULL, 'e' },
+		{ "writers-behind", no_argument, NULL, 'w' },
 		{ "help", no_argument, NULL, 'h' },
 		{ 0 },
 	};
@@ -604,6 +727,8 @@ int main(int argc, char **argv)
 			err = err ? err : parse_u64(optarg, &bed.latency_us);
 		else if (opt == 'e')
 			with_parent = true;
+		else if (opt == 'w')
+			bed.writers_behind = true;
 		else if (opt != 'f')	/* -f: taken, and always so */
 			return usage(opt == 'h' ? stdout : stderr);
 	}
@@ -626,6 +751,7 @@ int main(int argc, char **argv)
 
 	if (!session)
 		return 1;
+	bed.session = session;
 	err = 1;
 	if (!fuse_set_signal_handlers(session)) {
 		if (!fuse_session_mount(session, mountpoint)) {

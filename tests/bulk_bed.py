@@ -21,6 +21,7 @@ from uffdprefetch.node.bulk import Bulk
 from uffdprefetch.node.files import FileState
 from uffdprefetch.node.layout import Layout
 from uffdprefetch.node.ledger import Ledger
+from uffdprefetch.node.opening import reopen
 from uffdprefetch.node.wire import Verdict
 from uffdprefetch.progress.streams import StreamTable
 from uffdprefetch.warm.limits import TokenBucket
@@ -47,7 +48,7 @@ class Bed:
         self._under_way: list[tuple[int, int, int, int]] = []
         self.ledger = Ledger()
         settings = Config(**config)
-        self.scheduler = Scheduler(self, TokenBucket(None, MIB), lambda *_: None, 4 * MIB)  # type: ignore[arg-type]
+        self.scheduler = Scheduler(self, TokenBucket(None, MIB), 4 * MIB)  # type: ignore[arg-type]
         self.layout = Layout(settings, self.scheduler, self.ledger)
         self.bulk = Bulk(settings, self.scheduler, self.ledger, self.layout)
         self._random = random.Random(3)
@@ -134,7 +135,7 @@ def opened(path: Path) -> FileState:
     if not path.exists():
         path.touch()
         os.truncate(path, SIZE)
-    state = FileState.open(os.open(path, os.O_RDONLY), str(path))
+    state = FileState.open(reopen(os.open(path, os.O_RDONLY)), str(path))
     state.method = uffd.WARM_READAHEAD
     return state
 

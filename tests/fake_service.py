@@ -10,6 +10,7 @@ LOG gets one JSON object a line: {"event": "ready"}, then what each launcher sai
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import select
@@ -19,7 +20,7 @@ import sys
 from typing import Any
 
 HEADER = struct.Struct("<IHH")
-MAGIC, VERSION = 0x50444655, 3
+MAGIC, VERSION = 0x50444655, 4
 HELLO, WELCOME, JOB, FINISH, SUMMARY = 1, 2, 3, 4, 5
 
 SUMMARY_JSON: dict[str, Any] = {
@@ -63,6 +64,8 @@ def serve(path: str, log_path: str, mode: str) -> None:
     def note(event: str, **values: object) -> None:
         log.write(json.dumps({"event": event, **values}) + "\n")
 
+    lock = open(path + ".lock", "w")
+    fcntl.flock(lock, fcntl.LOCK_EX)  # as long as we live our files are in use
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(path)
     listener.listen(64)

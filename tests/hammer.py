@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A service that plans nothing and commands without end: the agent's worst day.
 
-    python -m hammer SOCKET FILE [SEED [EVERY_US [greedy|renew]]]
+    python -m hammer SOCKET FILE [SEED [EVERY_US [DETACH_PERCENT]]]
 
-It answers each ATTACH at once and from then on sends commands of random checkpoints (laid, taken
-away, armed again, dropped, now and then a whole mapping given back), so that whatever the job does
-to a mapping meets checkpoints in every state. Its checkpoint memfd holds all of the file from the
-start. It speaks node/wire.py and follows the rule of design section 2: a page is there, whole,
-before it is announced. ``greedy``: it only ever lays; ``renew``: what it takes away it takes by
-mapping the region anew. Prints "ready", then at the end of its input what it did, as JSON.
+It answers each ATTACH with as many checkpoints as a message holds, at random pages, and from then
+on sends commands without end (checkpoints armed again, now and then a whole mapping given back), so
+that whatever the job does to a mapping meets checkpoints in every state. Its checkpoint memfd holds
+all of the file from the start. It speaks node/wire.py and follows the rule of csrc/checkpoint.c: a
+page is there, whole, before it is announced. Prints "ready", then at the end of its input what it
+did, as JSON.
 """
 
 from __future__ import annotations
@@ -27,20 +27,15 @@ from uffdprefetch import uffd
 from uffdprefetch.node import wire
 
 PAGE = uffd.PAGE_BYTES
-KINDS = (
-    *(wire.Type.LAY, wire.Type.TAKE, wire.Type.REARM, wire.Type.DROP),
-    *(wire.Type.RENEW, wire.Type.DETACH),
-)
+KINDS = (wire.Type.REARM, wire.Type.DETACH)
 #: One command in so many is of the kind that has come least.
-SELDOM = 20
+SELDOM = 40
 
 
 @dataclass
 class Region:
     id: int
-    first: int  # page numbers of the file
-    end: int
-    laid: set[int] = field(default_factory=set)
+    laid: list[int]  # page numbers of the file
 
 
 @dataclass
@@ -55,15 +50,11 @@ class Peer:
 class Hammer:
     """One thread, many agents, no memory of the past but what is laid where."""
 
-    def __init__(self, path: str, file: str, seed: int, every_us: int, how: str) -> None:
+    def __init__(
+        self, path: str, file: str, seed: int, every_us: int, detach_percent: int
+    ) -> None:
+        self._weights = (100 - detach_percent, detach_percent)
         self._random = random.Random(seed)
-        self._greedy = how == "greedy"
-        self._weights = {
-            "": [50, 25, 20, 4, 1, 1],
-            "greedy": [1, 0, 0, 0, 0, 0],
-            "renew": [50, 0, 20, 4, 25, 1],
-        }[how]
-        self._kinds = [kind for kind, weight in zip(KINDS, self._weights, strict=True) if weight]
         self._commands = 0
         self._every = every_us / 1e6
         self._file = os.open(file, os.O_RDONLY)
@@ -75,6 +66,8 @@ class Hammer:
             at += os.pwrite(self._rw, os.pread(self._file, 1 << 20, at), at)
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        if os.path.exists(path):  # of one before
+            os.unlink(path)
         self._listener.bind(path)
         self._listener.listen(128)
         self._listener.setblocking(False)
@@ -82,12 +75,9 @@ class Hammer:
         self._epoll = select.epoll()
         self._epoll.register(self._listener, select.EPOLLIN)
         self._epoll.register(0, select.EPOLLIN | select.EPOLLHUP)
+        self.bypassed: list[int] = []  # how it was seen, of each process
         self.counts = dict.fromkeys(
-            (
-                *("peers", "attached", "inherited", "faults"),
-                *("lay", "take", "rearm", "drop", "renew", "detach"),
-            ),
-            0,
+            ("peers", "attached", "inherited", "faults", "laid", "failed", "rearm", "detach"), 0
         )
 
     def run(self) -> None:
@@ -135,6 +125,10 @@ class Hammer:
                 os.close(peer.ring.fd)
             elif kind == wire.Type.ATTACH:
                 self._attach(peer, wire.attach(body))
+            elif kind == wire.Type.ACK:
+                self._acknowledged(peer, wire.ack(body))
+            elif kind == wire.Type.BYPASS:
+                self.bypassed.append(wire.BYPASS.unpack_from(body)[0])
             elif kind == wire.Type.GONE:
                 peer.regions.pop(struct.unpack_from("<I", body)[0], None)
             elif kind == wire.Type.BYE:
@@ -145,9 +139,19 @@ class Hammer:
         end = min(first + a.length_bytes // PAGE, self._file_pages)
         inherited = a.flags & wire.ATTACH_INHERITED
         fds = [self._ro, self._file] if inherited else [self._ro]
-        self._send(peer, wire.pack(wire.Type.FILE, wire.FILE.pack(a.region, 1)), fds)
-        peer.regions[a.region] = Region(a.region, first, end)
+        span = range(first + 1, end - 1)  # the ends tell what lies there (csrc/vma.c)
+        pages = [] if inherited else self._random.sample(span, min(wire.PAGES_MAX, len(span)))
+        message = wire.file(a.region, wire.Verdict.CHECKPOINTS, pages)
+        self._send(peer, message, fds)
+        peer.regions[a.region] = Region(a.region, pages)
         self.counts["inherited" if inherited else "attached"] += 1
+
+    def _acknowledged(self, peer: Peer, ack: wire.Ack) -> None:
+        region = peer.regions.get(ack.region)
+        if region is not None and not ack.sequence:
+            region.laid = region.laid[: ack.done]
+            self.counts["laid"] += ack.done
+            self.counts["failed"] += ack.error != 0
 
     def _send(self, peer: Peer, message: bytes, fds: list[int]) -> bool:
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
@@ -165,40 +169,28 @@ class Hammer:
         self._commands += 1
         kind = self._random.choices(KINDS, self._weights)[0]
         if self._commands % SELDOM == 0:  # on a busy machine some would never come by chance
-            kind = min(self._kinds, key=lambda kind: self.counts[kind.name.lower()])
-        laid = sorted(region.laid)
-        if kind == wire.Type.LAY:
-            some = {self._random.randrange(region.first, region.end) for _ in range(28)}
-            if self._greedy:
-                some = {page & ~1 for page in some}  # neighbours would be one mapping
-            pages = sorted(some - region.laid) if region.end > region.first else []
-        elif kind in (wire.Type.DETACH, wire.Type.RENEW):
-            pages = []
-        elif kind == wire.Type.DROP:
-            pages = [self._random.randrange(region.first, region.end + 1)]
-        else:
-            pages = self._random.sample(laid, min(len(laid), self._random.randrange(1, 29)))
-        if not pages and kind not in (wire.Type.DETACH, wire.Type.RENEW):
-            return
+            kind = min(KINDS, key=lambda kind: self.counts[kind.name.lower()])
+        pages: list[int] = []
+        if kind == wire.Type.REARM:
+            most = min(len(region.laid), wire.PAGES_MAX)
+            pages = self._random.sample(region.laid, self._random.randint(min(1, most), most))
+            if not pages:
+                return
         peer.sequence += 1
         if not self._send(peer, wire.command(kind, peer.sequence, region.id, pages), []):
             return
         self.counts[kind.name.lower()] += max(1, len(pages))
-        if kind == wire.Type.LAY:
-            region.laid.update(pages)
-        elif kind == wire.Type.TAKE:
-            region.laid.difference_update(pages)
-        elif kind == wire.Type.RENEW:
-            region.laid.clear()
-        elif kind == wire.Type.DETACH:
+        if kind == wire.Type.DETACH:
             del peer.regions[region.id]
 
 
-def main(path: str, file: str, seed: str = "1", every_us: str = "200", how: str = "") -> None:
-    hammer = Hammer(path, file, int(seed), int(every_us), how)
+def main(
+    path: str, file: str, seed: str = "1", every_us: str = "200", detach_percent: str = "3"
+) -> None:
+    hammer = Hammer(path, file, int(seed), int(every_us), int(detach_percent))
     print("ready", flush=True)
     hammer.run()
-    print(json.dumps(hammer.counts), flush=True)
+    print(json.dumps({**hammer.counts, "bypassed": hammer.bypassed}), flush=True)
 
 
 if __name__ == "__main__":

@@ -8,18 +8,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from walked_orders import KIB, MIB, PAGE, fixed_records
+from walked_orders import KIB, PAGE, fixed_records
 
 from uffdprefetch.node.planned import PlannedReader
 from uffdprefetch.node.wire import Verdict
-from uffdprefetch.plan.checkpoints import DISTANCE_MIN_BYTES, Span
+from uffdprefetch.plan.checkpoints import Span
 from uffdprefetch.plan.order import Order
 
 RECORD = 64 * KIB
 RECORDS = 4096
 SIZE = RECORDS * RECORD
-#: Records from one milestone to the next.
-STEP = DISTANCE_MIN_BYTES // RECORD
 MS = 1_000_000
 
 
@@ -46,13 +44,11 @@ class Orders:
 
 
 def file_of(path: str = "/data/records") -> Any:
-    return SimpleNamespace(path=path, size_bytes=SIZE)
+    return SimpleNamespace(path=path, size_bytes=SIZE, unit_bytes=0)
 
 
 def region_of(file: Any, verdict: Verdict = Verdict.CHECKPOINTS) -> Any:
-    return SimpleNamespace(
-        file=file, verdict=verdict, span=Span(0, SIZE, PAGE), laid=set[int]()
-    )
+    return SimpleNamespace(file=file, verdict=verdict, span=Span(0, SIZE, PAGE))
 
 
 def follows(source: Orders, rank: int = 0) -> PlannedReader:
@@ -73,17 +69,3 @@ def found(records: Iterable[int]) -> list[tuple[int, int]]:
 def place(reader: PlannedReader) -> tuple[int, int]:
     assert reader.walk is not None
     return reader.epoch, reader.walk.position
-
-
-def pages(*records: int) -> set[int]:
-    return {record * RECORD // PAGE for record in records}
-
-
-def listening(reader: PlannedReader, ahead_bytes: int = 20 * MIB) -> Any:
-    """A region with its milestones laid."""
-    region = region_of(reader.file)
-    reader.look()
-    assert list(reader.epochs.due(ahead_bytes))
-    region.laid = reader.milestones(region)
-    reader.note_laid(region)
-    return region

@@ -50,6 +50,7 @@ def document(count: int = 4, /, **changes: Any) -> dict[str, Any]:
         "files": [{
             "path": "/data/train/records.mdb", "size_bytes": 1024 * MIB, "file_system": "lustre",
             "served_by": "checkpoints", "mappings": count, "changed": None,
+            "compared_pages": 0,
             "prefetched_bytes": 512 * MIB, "already_resident_bytes": 0, "late_bytes": 8 * MIB,
             "resident_bytes": 727 * MIB, "resident_sensor": "cachestat", "resident_why": None,
             "used_bytes": 400 * MIB, "unused_bytes": 112 * MIB, "wasted_bytes": 3 * MIB,

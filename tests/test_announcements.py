@@ -280,7 +280,7 @@ def _announce(env: dict[str, str], pid: int, number: int) -> None:
     hello, plan = struct.pack("<Iii", 5, pid, 1), struct.pack("<IiI", 0, pid, number)
     with _connected(env) as peer:
         for kind, body in ((1, hello), (20, plan)):
-            message = struct.pack("<IHH", 0x50444655, 3, kind) + body
+            message = struct.pack("<IHH", 0x50444655, 4, kind) + body
             try:
                 peer.send(message.ljust(256, b"\0"), socket.MSG_NOSIGNAL)
             except OSError:

@@ -6,6 +6,7 @@ Nothing here asserts a time: how slow the bed is belongs to the benches.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import os
@@ -20,6 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from suite import own_name
 
 from uffdprefetch.demo import bed as bed_module
 from uffdprefetch.demo.bed import (
@@ -218,6 +220,122 @@ def test_read_ahead_is_the_kernels_default_until_root_sets_it(bed: SlowBed) -> N
     assert bed.settings()["read_ahead_kb"] == 256
 
 
+# ---- writers behind the client ----------------------------------------------------------------
+
+
+@pytest.fixture
+def shared_bed(source: Path) -> Iterator[SlowBed]:
+    """The source, which another client may write."""
+    skip_or_fail(why_no_bed())
+    with SlowBed(source, bandwidth=0, latency_us=0, writers_behind=True) as mounted:
+        yield mounted
+
+
+@contextlib.contextmanager
+def mapping(path: Path) -> Iterator[mmap.mmap]:
+    with (
+        open(path, "rb") as file,
+        mmap.mmap(file.fileno(), 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ) as mapped,
+    ):
+        yield mapped
+
+
+def test_a_write_behind_takes_the_written_pages_from_every_mapping_and_no_others(
+    shared_bed: SlowBed,
+) -> None:
+    page = mmap.PAGESIZE
+    with mapping(shared_bed.path("a.bin")) as mapped:
+        before = mapped[: 64 * page]
+        held = resident_bytes(shared_bed.path("a.bin"))
+        shared_bed.freeze_times(True)  # else a look at the attributes drops all of the file
+        shared_bed.reset()
+        shared_bed.write_behind("a.bin", 5 * page + 7, b"new")
+        assert resident_bytes(shared_bed.path("a.bin")) == held - page
+        assert mapped[5 * page + 7 : 5 * page + 10] == b"new"
+        assert shared_bed.counters()["requests"] == 1
+        changed = before[: 5 * page + 7] + b"new" + before[5 * page + 10 :]
+        assert mapped[: 64 * page] == changed
+
+
+def test_a_write_behind_that_tells_nobody_shows_when_the_attributes_are_asked_for(
+    shared_bed: SlowBed,
+) -> None:
+    path = shared_bed.path("a.bin")
+    with mapping(path) as mapped:
+        old = mapped[:3]
+        shared_bed.write_behind("a.bin", 0, bytes(byte ^ 255 for byte in old), pages_go=False)
+        assert mapped[:3] == old
+        path.stat()
+        assert mapped[:3] == bytes(byte ^ 255 for byte in old)
+
+
+def test_attributes_are_those_of_the_source_at_once(shared_bed: SlowBed, source: Path) -> None:
+    path = shared_bed.path("a.bin")
+    before = path.stat()
+    shared_bed.write_behind("a.bin", SIZE_BYTES, b"longer")
+    assert path.stat().st_size == SIZE_BYTES + 6
+    assert path.stat().st_mtime_ns > before.st_mtime_ns
+    (source / "late").write_bytes(b"x")
+    assert shared_bed.path("late").read_bytes() == b"x"
+    (source / "late").unlink()
+    assert not shared_bed.path("late").exists()
+
+
+def test_times_can_be_frozen_and_the_mtime_alone_kept(shared_bed: SlowBed) -> None:
+    path = shared_bed.path("a.bin")
+    before = path.stat()
+    shared_bed.write_behind("a.bin", 1, b"1", keep_mtime=True)
+    assert path.stat().st_mtime_ns == before.st_mtime_ns
+    assert path.stat().st_ctime_ns > before.st_ctime_ns
+    shared_bed.freeze_times(True)
+    shared_bed.write_behind("a.bin", 1, b"2")
+    frozen = path.stat()
+    assert (frozen.st_mtime_ns, frozen.st_ctime_ns) == (before.st_mtime_ns, before.st_ctime_ns)
+    assert path.read_bytes()[1:2] == b"2"
+    shared_bed.freeze_times(False)
+    assert path.stat().st_mtime_ns > before.st_mtime_ns
+
+
+def test_writes_behind_and_readers_of_the_same_pages_do_not_wait_for_each_other(
+    shared_bed: SlowBed, source: Path
+) -> None:
+    """The answer that a reader waits for and the taking away of its page meet."""
+    shared_bed.set(latency_us=500)
+    done = threading.Event()
+
+    def read() -> None:
+        with mapping(shared_bed.path("a.bin")) as mapped:
+            while not done.is_set():
+                mapped[: 16 * mmap.PAGESIZE]
+
+    readers = [threading.Thread(target=read) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    try:
+        for number in range(300):
+            shared_bed.write_behind("a.bin", number % 16 * mmap.PAGESIZE, b"%06d" % number)
+    finally:
+        done.set()
+        for reader in readers:
+            reader.join(30)
+    assert not any(reader.is_alive() for reader in readers)
+    assert shared_bed.path("a.bin").read_bytes() == (source / "a.bin").read_bytes()
+
+
+@pytest.mark.parametrize("line", ["invalidate=0 1 nowhere", "invalidate=0 x a.bin", "invalidate="])
+def test_a_wrong_invalidation_is_refused(shared_bed: SlowBed, line: str) -> None:
+    with pytest.raises(BedError, match="refused"):
+        shared_bed._command(line)
+
+
+def test_a_bed_without_writers_behind_refuses_their_lines(bed: SlowBed) -> None:
+    with pytest.raises(BedError, match="refused"):
+        bed.freeze_times(True)
+    bed.path("a.bin").stat()
+    with pytest.raises(BedError, match="refused"):
+        bed._command("invalidate=0 1 a.bin")
+
+
 # ---- cold and warm ----------------------------------------------------------------------------
 
 
@@ -254,7 +372,7 @@ def test_a_file_that_is_mapped_does_not_become_cold_and_the_error_says_so(bed: S
 def test_tmpfs_cannot_be_made_cold() -> None:
     if not os.path.isdir("/dev/shm"):
         skip_or_fail("there is no /dev/shm")
-    with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:
+    with tempfile.NamedTemporaryFile(prefix=own_name(""), dir="/dev/shm") as file:
         file.write(bytes(65536))
         file.flush()
         with pytest.raises(BedError, match="tmpfs"):

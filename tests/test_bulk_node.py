@@ -16,6 +16,7 @@ from uffdprefetch.intervals import IntervalSet
 from uffdprefetch.node import bulk as module
 from uffdprefetch.node.bulk import LAST, PIECE_BYTES, WAITING_BYTES
 from uffdprefetch.node.files import FileState
+from uffdprefetch.node.opening import reopen
 from uffdprefetch.plan.bulk import MISS_BYTES, PROBE_BYTES
 from uffdprefetch.plan.window import Storage
 from uffdprefetch.progress.streams import Stream
@@ -362,7 +363,7 @@ def test_a_file_that_is_opened_anew_is_watched_anew(
     """Idle files are closed when there are many: our descriptor is another one then."""
     bed = Bed(monkeypatch)
     streaming(bed, file)
-    again = FileState.open(os.open(file.path, os.O_RDONLY), file.path)
+    again = FileState.open(reopen(os.open(file.path, os.O_RDONLY)), file.path)
     bed.touch(bed.region(again), 5 * MIB)
     assert bed.said(again)["state"] == "undecided"
     again.close()

@@ -26,6 +26,7 @@ import pytest
 import tomllib
 from components import on_memory
 from conftest import require, warnings_fail
+from suite import own_name
 
 from uffdprefetch.cli import CommandProtocol, calibrate, main, simulate
 from uffdprefetch.demo.bed import SlowBed, why_no_bed
@@ -122,7 +123,8 @@ def test_a_point_ends_when_it_is_known_well_or_its_part_is_over() -> None:
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """An empty directory whose files can leave the page cache, as those in tmpfs cannot."""
-    with tempfile.TemporaryDirectory(dir="/var/tmp" if on_memory(tmp_path) else tmp_path) as made:
+    where = "/var/tmp" if on_memory(tmp_path) else tmp_path
+    with tempfile.TemporaryDirectory(prefix=own_name(""), dir=where) as made:
         require(not on_memory(made), f"{made} is in memory")
         yield Path(made)
 
@@ -333,7 +335,7 @@ def test_memory_is_no_local_disk(
 ) -> None:
     memory = tmp_path if on_memory(tmp_path) else Path("/dev/shm")
     require(on_memory(memory), f"{memory} is not in memory")
-    with tempfile.TemporaryDirectory(dir=memory) as folder:
+    with tempfile.TemporaryDirectory(prefix=own_name(""), dir=memory) as folder:
         for options in ([], ["--direct"]):
             text = short(disk, disk / "s.toml", "-f", "--local", folder, *options)
             said = f"local disk: left out: what is written in {folder} stays in the page cache"

@@ -12,9 +12,10 @@ from campaign.trial import ENGINES, RECENT_NS
 from conftest import require
 
 
+@pytest.mark.limit_seconds(1800)  # up to 15 jobs of four ranks, one after the other
 @pytest.mark.parametrize(
     ("engine", "kills", "exits"),
-    [("cache", 7, 8), ("pool", 4, 4), ("cache-plan", 6, 8), ("pool-plan", 4, 4)],
+    [("cache", 7, 8), ("pool", 4, 4), ("cache-plan", 7, 8), ("pool-plan", 4, 4)],
 )
 def test_no_state_of_the_agent_is_a_bad_one_to_lose_the_service_or_the_agent_in(
     tmp_path: Path, engine: str, kills: int, exits: int

@@ -114,14 +114,12 @@ def mdb_dump() -> str:
     return program
 
 
-@pytest.mark.parametrize("resolve", ["agent", "service"])
-def test_mdb_dump_of_all_sub_databases(runner: Runner, bed: SlowBed, resolve: str) -> None:
+def test_mdb_dump_of_all_sub_databases(runner: Runner, bed: SlowBed) -> None:
     path = bed.path(NAMED)
     words = [mdb_dump(), "-a", str(path)]
-    run = check_same(runner, words, cold=[path], options=["--resolve", resolve])
+    run = check_same(runner, words, cold=[path])
     assert run.stdout.count(b"DATA=END") == 2
     check_managed(run, path)
-    assert run.summary["resolve"] == resolve
 
 
 def test_mdb_dump_through_a_pipe(runner: Runner, store: Path) -> None:

@@ -191,26 +191,6 @@ def test_a_maximum_rate_is_kept_to(runner: Runner, bed: SlowBed) -> None:
     assert file["prefetched_bytes"] <= allowed
 
 
-# ---- who answers --------------------------------------------------------------------------------
-
-
-def test_faults_answered_in_the_service(runner: Runner, bed: SlowBed) -> None:
-    run = check_run(runner, [bed.path(TRAINING), bed.path(ARRAY)], "--resolve", "service")
-    assert run.summary["resolve"] == "service"
-    for name in (TRAINING, ARRAY):
-        check_managed(run, bed.path(name))
-
-
-def test_faults_of_four_threads_answered_in_the_service(runner: Runner, bed: SlowBed) -> None:
-    require(shutil.which("cc"), "no C compiler: install gcc")
-    path = bed.path(ARRAY)
-    words = [programs(runner.cwd, "sum_mapping"), str(path), "shared", "4"]
-    run = runner.wrapped(*words, cold=[path], options=["--resolve", "service"])
-    assert run.status == 0, run.stderr
-    assert run.stdout == runner.plain(*words)
-    check_managed(run, path)
-
-
 # ---- from outside -------------------------------------------------------------------------------
 
 

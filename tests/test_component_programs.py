@@ -73,9 +73,10 @@ def test_a_static_program_simply_runs(runner: Runner, store: Path, cc: None) -> 
     run = runner.wrapped(*words, cold=[store / ARRAY])
     assert run.status == 0, run.stderr
     assert run.stdout == runner.plain(*words)
-    assert run.summary["files"] == []
-    assert run.summary["ranks"] == []
-    assert run.summary["rung"] is None
+    # who looks into /proc once a second may have seen it; nothing was laid in it
+    assert all(file["served_by"] == "page_tables" for file in run.summary["files"])
+    assert run.summary["totals"]["checkpoints"]["laid"] == 0
+    assert run.summary["rung"] in (None, 2)
 
 
 # ---- where ranks begin --------------------------------------------------------------------------

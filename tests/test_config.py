@@ -79,7 +79,7 @@ def test_every_option_has_all_three_spellings(machine: Machine) -> None:
     given = {
         "output": "x.%r", "force": "1", "engine": "off", "policy": "none", "size": "1MiB",
         "distance": "4MiB", "threshold": "0.5", "budget": "1GiB", "max-rate": "300MB/s",
-        "include": "*.mdb", "exclude": "lock*", "min-size": "1MiB", "resolve": "service",
+        "include": "*.mdb", "exclude": "lock*", "min-size": "1MiB",
         "trace": "seen", "ownlock": "1", "live": "1", "interval": "2.5",
         "strict": "1", "quiet": "1", "verbose": "1", "evict": "lru", "huge-pages": "off",
         "plan": "/order.json", "torch": "off",
@@ -142,10 +142,7 @@ def test_wants() -> None:
         ({"UFFDPREFETCH_ENGINE": "cash"}, "did you mean cache?"),
         ({"UFFDPREFETCH_EVICT": "belady"}, "'belady' is none of cyclic, lru"),
         ({"UFFDPREFETCH_HUGE_PAGES": "always"}, "'always' is none of auto, off"),
-        (
-            {"UFFDPREFETCH_ENGINE": "pool", "UFFDPREFETCH_RESOLVE": "service"},
-            "with --engine pool the service answers anyway",
-        ),
+        ({"UFFDPREFETCH_RESOLVE": "service"}, "unknown key 'UFFDPREFETCH_RESOLVE'"),
     ],
 )
 def test_what_is_wrong_is_one_clear_line(

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from conftest import HANG_SECONDS, process_gone, require, uffdprefetch, wait_until
+from suite import own_name
 
 from uffdprefetch import doctor
 from uffdprefetch.config import Config
@@ -46,7 +47,7 @@ def report(env: dict[str, str], *words: str, prefix: tuple[str, ...] = ()) -> di
 @pytest.fixture
 def data() -> Iterator[Path]:
     """16 MiB on a real file system (pytest's own directory may be in memory), none of it cached."""
-    directory = Path("/var/tmp") / f"uffdprefetch-test-{os.getpid()}-{time.monotonic_ns()}"
+    directory = Path("/var/tmp") / own_name(f"{time.monotonic_ns()}")
     directory.mkdir()
     path = directory / "data.mdb"
     path.write_bytes(os.urandom(16 << 20))
@@ -228,7 +229,7 @@ def test_a_cache_that_keeps_nothing_is_a_limit(data: Path, monkeypatch: pytest.M
 
 def test_a_file_in_memory_has_nothing_to_prefetch() -> None:
     require(os.path.isdir("/dev/shm"), "no /dev/shm")
-    path = f"/dev/shm/uffdprefetch-test-{os.getpid()}"
+    path = f"/dev/shm/{own_name('doctor')}"
     Path(path).write_bytes(b"x" * 65536)
     try:
         assert storage.file_system(path).status == NOTE

@@ -18,6 +18,7 @@ import pool_hammer
 import pytest
 from conftest import require
 from nobody import Nobody
+from suite import own_name
 
 from uffdprefetch import doctor
 from uffdprefetch.config import Config
@@ -226,7 +227,7 @@ def test_doctor_has_the_checks_of_the_pool_and_ends(tmp_path: Path) -> None:
 def test_what_another_user_lacks_is_named_with_its_command(
     env: dict[str, str]
 ) -> None:
-    with tempfile.TemporaryDirectory(dir="/tmp") as directory:
+    with tempfile.TemporaryDirectory(prefix=own_name(""), dir="/tmp") as directory:
         nobody = Nobody(Path(directory))
         code = (
             "import json; from uffdprefetch.doctor import pool;"

@@ -19,7 +19,6 @@ from planned_readers import (
     order,
     place,
     reads,
-    region_of,
 )
 from walked_orders import MIB, PAGE
 
@@ -96,7 +95,6 @@ def test_nothing_is_done_before_there_is_an_order() -> None:
     reader.said(3, 9)
     assert reader.look() is None and not reader.live
     assert list(reader.epochs.due(64 * MIB)) == []
-    assert reader.milestones(region_of(reader.file)) == set()
     assert reader.describe()["items"] is None and reader.describe()["read_items"] == 0
     source.come[0] = order(range(100, 200))
     assert reader.live and place(reader) == (0, 0)

@@ -4,20 +4,28 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import HANG_SECONDS, process_gone, process_state, uffdprefetch, wait_until
+from conftest import (
+    HANG_SECONDS,
+    process_gone,
+    process_state,
+    require,
+    uffdprefetch,
+    wait_until,
+)
 from harness import OPTIONS, Records, Start, both_engines, python
 
 pytest_plugins = ("harness_fixtures",)
 
 
 @both_engines
-def test_parent_child_and_grandchild_read_right_bytes_and_have_events(
+def test_parent_child_and_grandchild_read_right_bytes_and_are_served(
     job: Start, records: Records
 ) -> None:
     code = """
@@ -25,13 +33,13 @@ def test_parent_child_and_grandchild_read_right_bytes_and_have_events(
     for generation in range(3):
         pid = os.fork()
         if pid:
-            more = faults_again(m)
+            more = faults_again(m) if generation == 0 else taken_up(m)
             digest = m.digest()
             end = os.waitpid(pid, 0)[1]
             say(generation=generation, more=more, digest=digest, agents=len(agents()), status=end)
             break
     else:
-        more = faults_again(m)
+        more = taken_up(m)
         digest = m.managed().digest()
         say(generation=3, more=more, digest=digest, agents=len(agents()), status=0)
     os._exit(0)
@@ -52,7 +60,7 @@ def test_a_child_of_a_private_mapping_reads_right_bytes(job: Start, records: Rec
     code = """
     m = Mapping(sys.argv[1], flags=MAP_PRIVATE).managed()
     if os.fork() == 0:
-        more = faults_again(m)
+        more = taken_up(m)
         say(more=more, digest=m.digest())
         os._exit(0)
     os.wait()
@@ -95,7 +103,7 @@ def test_a_child_that_outlives_its_parent_is_served_on(job: Start, records: Reco
         os.write(tell, b"x")
         say(child=os.getpid())
         hear()
-        say(more=faults_again(m), digest=m.digest(), agents=len(agents()))
+        say(more=taken_up(m), digest=m.digest(), agents=len(agents()))
         os._exit(0)
     os.read(known, 1)
     say(parent=os.getpid())
@@ -182,7 +190,7 @@ def test_workers_of_a_data_loader_are_served_under_their_parents_rank(
             data = m.view[at : at + step]
             while data:
                 data = data[os.write(pipe, data) :]
-        faults_again(m)
+        taken_up(m)
         os._exit(0)
 
     for epoch in range(2):
@@ -254,12 +262,10 @@ def test_a_stopped_service_does_not_hold_a_fork_and_its_child_may_remap(
     say(ready=True)
     hear()
     inherited = os.environ["UFFDPREFETCH_ENGINE"] == "cache"  # the pool is not inherited
-    libc.mremap.restype = ctypes.c_void_p
-    libc.mremap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int]
     pid = os.fork()
     if pid == 0:
         before = (m.checkpoints() > 0 or not inherited) and m.digest()
-        m.address = checked(libc.mremap(m.address, m.length, 2 * m.length, 1), "mremap")
+        m.grow(2 * m.length)
         say(before=before, digest=m.digest(), checkpoints=m.checkpoints())
         os._exit(0)
     os.waitpid(pid, 0)
@@ -275,6 +281,31 @@ def test_a_stopped_service_does_not_hold_a_fork_and_its_child_may_remap(
     assert work.line() == {"parent": records.digest}
     os.kill(service, signal.SIGCONT)
     assert work.finish().status == 0
+
+
+def test_where_a_child_has_unmapped_a_checkpoint_nothing_is_put(
+    job: Start, records: Records
+) -> None:
+    """Past every library, and before the service knows the child: no event tells of it."""
+    require(platform.machine() == "x86_64", "the number and the code are of x86-64")
+    code = """
+    from inside import CHECKPOINTS
+    m = Mapping(sys.argv[1]).managed()
+    with open("/proc/self/maps") as maps:
+        laid = [int(line.split("-")[0], 16) for line in maps if CHECKPOINTS in line]
+    ours = [at for at in laid if m.address <= at < m.address + m.length]
+    at, resident = ours[len(ours) // 2], ctypes.create_string_buffer(1)
+    libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
+    pid = os.fork()
+    if pid == 0:
+        by_instruction(11, at, PAGE)  # munmap
+        libc.mprotect(m.address, PAGE, PROT_NONE)  # takes the whole mapping back
+        os._exit(libc.mincore(at, PAGE, resident) == 0)
+    say(checkpoints=len(ours), child=os.waitpid(pid, 0)[1])
+    """
+    done = job(python(code, records.path)).finish().good()
+    (line,) = done.lines
+    assert line["checkpoints"] > 0 and line["child"] == 0
 
 
 def test_vfork_from_c_does_not_reach_the_agent(

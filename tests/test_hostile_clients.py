@@ -8,6 +8,7 @@ import contextlib
 import os
 import random
 import select
+import shutil
 import signal
 import socket
 import struct
@@ -25,7 +26,18 @@ from conftest import (
     uffdprefetch,
     wait_until,
 )
-from harness import Job, Records, connect, fd_count, jobs, python, service_socket, settle
+from harness import (
+    OWN_DESCRIPTORS,
+    Job,
+    Records,
+    connect,
+    fd_count,
+    jobs,
+    python,
+    service_socket,
+    settle,
+)
+from suite import own_name, owned_by, owner
 
 from uffdprefetch.node import wire
 
@@ -68,7 +80,7 @@ class Victim:
         self.read()
         assert not process_gone(self.pid)
         wait_until(
-            lambda: fd_count(self.pid) <= self.descriptors,
+            lambda: fd_count(self.pid) <= self.descriptors + OWN_DESCRIPTORS,
             f"{fd_count(self.pid)} descriptors to become {self.descriptors} again",
         )
 
@@ -80,12 +92,14 @@ def victims(
     """The module's victim; a new one where a test has broken the last."""
     with contextlib.ExitStack() as stack:
         alive: list[Victim] = []
+        ours = owner()
 
         def get() -> Victim:
             if alive and not process_gone(alive[-1].pid) and alive[-1].job.process.poll() is None:
                 return alive[-1]
             cwd = tmp_path_factory.mktemp("victim")
-            env = {**clean_environment(), "UFFDPREFETCH_RUNDIR": str(cwd / "run")}
+            with owned_by(ours):
+                env = {**clean_environment(), "UFFDPREFETCH_RUNDIR": str(cwd / "run")}
             start = stack.enter_context(jobs(env, cwd))
             alive.append(Victim(start(python(VICTIM, records.path)), records))
             return alive[-1]
@@ -150,7 +164,7 @@ def verdict(peer: socket.socket, region: int = 1024) -> int:
             os.close(fd)
         kind, body = wire.unpack(data)
         if kind == wire.Type.FILE:
-            number, answer = wire.FILE.unpack_from(body)
+            number, answer = wire.FILE.unpack_from(body)[:2]
             assert number == region
             return int(answer)
 
@@ -309,6 +323,7 @@ def _fifo() -> list[int]:
     fd = os.open(f"{directory}/fifo", os.O_RDWR)
     opened = os.open(f"{directory}/fifo", os.O_PATH)
     os.close(fd)
+    shutil.rmtree(directory)
     return [opened]
 
 
@@ -349,7 +364,7 @@ def test_a_descriptor_of_another_kind_is_refused_and_closed(
         with agent(victim) as peer:
             offer(peer, attach(**said), *descriptors)
             assert verdict(peer) == wire.Verdict.REFUSE
-            assert fd_count(victim.pid) <= victim.descriptors + 3  # this client's own
+            assert fd_count(victim.pid) <= victim.descriptors + OWN_DESCRIPTORS + 3  # this client's
             victim.read()
     finally:
         for fd in descriptors:
@@ -541,7 +556,10 @@ def as_nobody(action: Callable[[], int]) -> int:
 def test_another_user_does_not_reach_the_socket_and_is_not_served_if_they_do(
     env: dict[str, str], tmp_path: Path, records: Records
 ) -> None:
-    with tempfile.TemporaryDirectory(dir="/tmp") as directory, jobs(env, tmp_path) as start:
+    with (
+        tempfile.TemporaryDirectory(prefix=own_name(""), dir="/tmp") as directory,
+        jobs(env, tmp_path) as start,
+    ):
         env["UFFDPREFETCH_RUNDIR"] = directory
         victim = Victim(start(python(VICTIM, records.path)), records)
         path = service_socket(env)
@@ -632,15 +650,16 @@ def serve_nonsense(listener: socket.socket, memfd: int, seed: int) -> int:
         for fd in descriptors:
             os.close(fd)
         region = wire.attach(wire.unpack(data)[1]).region
-        if seed % 2:
-            offer(peer, wire.pack(wire.Type.FILE, wire.FILE.pack(region, 1)), memfd)
-        sent = 0
         edges = [0, 1, 2, 2**52 - 1, 2**52, 2**63 // 4096, 2**64 - 1]
+        if seed % 2:  # no page of the file: what it may lay would show
+            nowhere = [source.choice(edges[3:]) for _ in range(28)]
+            offer(peer, wire.file(region, wire.Verdict.CHECKPOINTS, nowhere), memfd)
+        sent = 0
         for _ in range(400):
-            kind = source.choice([wire.Type.TAKE, wire.Type.REARM, wire.Type.DROP, wire.Type.LAY])
+            kind = source.choice([wire.Type.REARM, wire.Type.REARM, wire.Type.FILE])
             pages = [source.choice([*edges, source.randrange(6200)]) for _ in range(28)]
-            if kind == wire.Type.LAY:
-                pages = [p for p in pages if p > 6200]  # what it may lay would show
+            if kind == wire.Type.FILE:
+                pages = [p for p in pages if p > 6200]
             number = source.choice([region, region, 0, 2**32 - 1])
             try:
                 peer.send(wire.command(kind, sent, number, pages), socket.MSG_NOSIGNAL)

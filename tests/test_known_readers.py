@@ -78,7 +78,7 @@ class Node:
         self.engine.plans = self.orders  # type: ignore[assignment]
         file = SimpleNamespace(
             key=(1, 2, SIZE, 4), path="/data/records", size_bytes=SIZE, changed=None, pooled=None,
-            attached=1, mark_used=lambda start, end: None,
+            attached=1, resting=False, mark_used=lambda start, end: None,
         )  # fmt: skip
         self.region = Region(
             id=1, file=file, address=1 << 40, length_bytes=SIZE, offset_bytes=0,  # type: ignore[arg-type]

@@ -27,7 +27,8 @@ LIVE = ("--live", "--interval", "100ms")
 
 
 def wrapped(*options: str) -> list[str]:
-    return uffdprefetch("wrap", "-q", "-f", "-o", "run", "--min-size", "1MiB", *options, "--")
+    small = ("--min-size", "1MiB", "--distance", "1MiB")
+    return uffdprefetch("wrap", "-q", "-f", "-o", "run", *small, *options, "--")
 
 
 # ---- the job's bytes ----------------------------------------------------------------------------
@@ -505,7 +506,8 @@ def test_wrap_killed_leaves_the_job_alone(
         shell = int(screen.show("pane_pid"))
         (wrap,) = map(int, Path(f"/proc/{shell}/task/{shell}/children").read_text().split())
         children = Path(f"/proc/{wrap}/task/{wrap}/children").read_text().split()
-        (job,) = [int(p) for p in children if "steps.py" in Path(f"/proc/{p}/cmdline").read_text()]
+        lines = {int(pid): Path(f"/proc/{pid}/cmdline").read_text() for pid in children}
+        (job,) = [pid for pid, line in lines.items() if "steps.py" in line and "wrap" not in line]
         os.kill(wrap, signal.SIGKILL)
         screen.shows("status=137")
         assert not process_gone(job)

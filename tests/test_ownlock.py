@@ -437,14 +437,14 @@ def test_the_last_of_several_launchers_removes_the_directory(tmp_path: Path) -> 
 def test_what_a_killed_launcher_left_is_removed_by_the_next_one(tmp_path: Path) -> None:
     node = socket.gethostname()
     left, used, other = (
-        tmp_path / f"{name}.sock.locks" for name in (f"a@{node}", f"b@{node}", "c@elsewhere")
+        tmp_path / f"{name}.sock.locks" for name in (f"a@{node}+1", f"b@{node}+1", "c@elsewhere+1")
     )
     users = OwnLocks.enter(str(used))
     for path in (left, other):
         path.mkdir(mode=0o700)
         (path / "users").touch()
         (path / "1-2.rank0").touch()
-    own = OwnLocks.enter(str(tmp_path / f"d@{node}.sock.locks"))
+    own = OwnLocks.enter(str(tmp_path / f"d@{node}+1.sock.locks"))
     assert sorted(p.name[0] for p in tmp_path.iterdir()) == ["b", "c", "d"]
     users.leave()
     own.leave()

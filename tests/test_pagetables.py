@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from components import on_memory
-from conftest import require
+from conftest import require, wait_until
 
 from uffdprefetch import uffd
 from uffdprefetch.config import Config
@@ -21,6 +21,7 @@ from uffdprefetch.node.engine import MS, CacheEngine
 from uffdprefetch.node.files import BLOCK_BYTES, FileState
 from uffdprefetch.node.ledger import Ledger
 from uffdprefetch.node.observe import Observer
+from uffdprefetch.node.opening import Opener
 from uffdprefetch.progress.streams import MIB
 from uffdprefetch.warm.limits import TokenBucket
 from uffdprefetch.warm.scheduler import Scheduler, now_ns
@@ -64,11 +65,13 @@ def watched(tmp_path: Path) -> Iterator[Watched]:
     def nobody(_file: FileState, _pages: list[int]) -> None:
         pass
 
-    scheduler = Scheduler(pool, TokenBucket(0, 4 * MIB), nobody, 4 * MIB)
-    engine = CacheEngine(config, scheduler, ledger)
+    scheduler = Scheduler(pool, TokenBucket(0, 4 * MIB), 4 * MIB)
+    engine = CacheEngine(config, scheduler, ledger, opener=Opener(wake))
     with open(path, "rb") as file:
         view = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-    Observer(engine, ledger, 512 * MIB).look([os.getpid()], now_ns())
+    observer = Observer(engine, ledger, 512 * MIB, everybody=True)
+    observer.look([os.getpid()], now_ns())
+    wait_until(lambda: engine.opener.step() or engine.clients[-os.getpid()].regions, "the mapping")
     client = engine.clients[-os.getpid()]
     (region,) = client.regions.values()
     yield Watched(view, engine, client, region)

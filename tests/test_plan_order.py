@@ -275,7 +275,7 @@ def test_epochs_in_one_order_are_walked_through_one_after_the_other() -> None:
 def test_a_sensor_that_sees_few_records_leaves_no_more_than_half_a_lookahead(every: int) -> None:
     rows, size, ahead = shuffled(20_000, 5), 128 * KIB, 16 * MIB
     walk = Walk(
-        fixed_records(rows, size), 20_000 * size, watched_bytes=0, armed=True
+        fixed_records(rows, size), 20_000 * size, watched_bytes=0, quiet=True
     )
     for item, row in enumerate(rows.tolist()):
         walk.due(ahead)
@@ -349,7 +349,7 @@ def spans(rows: np.ndarray, items: Iterable[int], size: int) -> list[tuple[int, 
 
 def test_the_position_follows_what_is_mapped_in_order_as_far_as_it_was_handed_out() -> None:
     rows, size = shuffled(4000, 31), 64 * KIB
-    walk = Walk(fixed_records(rows, size), 4000 * size, armed=True)
+    walk = Walk(fixed_records(rows, size), 4000 * size, quiet=True)
     walk.due(16 * MIB)
     sent = walk.sent_bytes // size
     assert walk.mapped(spans(rows, range(10), size), 1) == []
@@ -367,14 +367,14 @@ def test_neighbours_of_what_is_read_are_no_progress() -> None:
     """A fault maps 64 KiB: of records of 12 KiB others too, which come anywhere in the order."""
     count, size = 40_000, 12 * KIB
     rows = shuffled(count, 32)
-    walk = Walk(fixed_records(rows, size), count * size, armed=True)
+    walk = Walk(fixed_records(rows, size), count * size, quiet=True)
     for item in range(2000):
         walk.due(16 * MIB)
         start = int(rows[item]) * size // (64 * KIB) * 64 * KIB
         assert walk.mapped([(start, start + 64 * KIB)], item) == []
         assert walk.position <= item + 16
     assert walk.position > 1900
-    lost = Walk(fixed_records(rows, size), count * size, armed=True)
+    lost = Walk(fixed_records(rows, size), count * size, quiet=True)
     lost.due(16 * MIB)
     for item in range(20_000, 22_000):  # not where it is thought to be, or not of this order
         start = int(rows[item]) * size // (64 * KIB) * 64 * KIB
@@ -384,7 +384,7 @@ def test_neighbours_of_what_is_read_are_no_progress() -> None:
 
 def test_of_a_record_that_comes_again_only_the_next_time_is_mapped() -> None:
     rows, size = np.array([0, 1, 2, 3, 0, 1, 2, 3] * 100), 64 * KIB
-    walk = Walk(fixed_records(rows, size), 4 * size, armed=True)
+    walk = Walk(fixed_records(rows, size), 4 * size, quiet=True)
     walk.due(64 * MIB)
     walk.mapped(spans(rows, range(4), size), 1)
     assert walk.position == 4
@@ -392,11 +392,11 @@ def test_of_a_record_that_comes_again_only_the_next_time_is_mapped() -> None:
 
 def test_what_is_mapped_of_no_item_that_is_due_may_be_another_epoch_s() -> None:
     first, second, size = np.arange(400), np.arange(400, 800), 64 * KIB
-    walk = Walk(fixed_records(first, size), GIB, armed=True)
+    walk = Walk(fixed_records(first, size), GIB, quiet=True)
     walk.due(4 * MIB)
     there = [*spans(first, [0], size), *spans(second, range(9), size)]
     assert walk.mapped(there, 1) == spans(second, range(9), size)
-    after = Walk(fixed_records(second, size), GIB, armed=True)
+    after = Walk(fixed_records(second, size), GIB, quiet=True)
     assert after.mapped(spans(second, range(9), size), 1) == []
     assert after.position == 4  # nothing of it has been handed out
 
@@ -407,7 +407,7 @@ def test_a_page_that_two_records_share_is_of_the_late_one() -> None:
     size = 20_000
     records = np.r_[11, 1000:2000, 10, 2000:9000]
     walk = Walk(Order(records * size, (records + 1) * size, np.arange(len(records))), 9000 * size,
-                armed=True)  # fmt: skip
+                quiet=True)  # fmt: skip
     walk.due(64 * MIB)
 
     def touch(item: int) -> None:

@@ -228,46 +228,12 @@ def test_records_that_lie_in_pages_touched_before_are_no_waste() -> None:
 
 def test_a_record_that_need_not_show_a_touch_is_not_waited_for() -> None:
     rows, size = shuffled(20_000, 21), 128 * KIB
-    walk = Walk(fixed_records(rows, size), 20_000 * size, armed=True)
+    walk = Walk(fixed_records(rows, size), 20_000 * size, quiet=True)
     for item in range(0, 20_000, 16):
         walk.due(16 * MIB)
         walk.saw(int(rows[item]) * size, int(rows[item]) * size + PAGE, item)
         assert walk.position == item + 1
     assert walk.wrong is None
-
-
-def test_an_armed_record_is_waited_for_until_it_is_touched() -> None:
-    rows, size = shuffled(2000, 22), 128 * KIB
-    walk = Walk(fixed_records(rows, size), 2000 * size, armed=True)
-    walk.due(16 * MIB)
-    walk.arm(20 * size)
-    for item in (*range(5), *range(30, 40)):
-        walk.saw(int(rows[item]) * size, int(rows[item]) * size + PAGE, item)
-    assert walk.position == 20  # another worker is there, or comes
-    walk.saw(int(rows[20]) * size, int(rows[20]) * size + PAGE, 50)
-    assert walk.position == 40
-
-
-def test_armed_records_that_nobody_touches_make_a_plan_wrong_and_touched_ones_do_not() -> None:
-    rows, size = shuffled(20_000, 23), 128 * KIB
-    for silent, wrong in ((range(0), False), (range(1), False), (range(3), True)):
-        walk = Walk(fixed_records(rows, size), 20_000 * size, armed=True)
-        for item in range(0, 20_000, 32):  # one in 4 MiB
-            walk.due(16 * MIB)
-            walk.arm((item + 32) * size)
-            shown = item + 1 if item // 32 % 3 in silent else item
-            walk.saw(int(rows[shown]) * size, int(rows[shown]) * size + PAGE, item)
-        assert (walk.wrong is not None) == wrong, silent
-
-
-def test_what_was_passed_is_not_armed_any_more() -> None:
-    rows, size = shuffled(2000, 24), 128 * KIB
-    walk = Walk(fixed_records(rows, size), 2000 * size, armed=True)
-    walk.due(16 * MIB)
-    walk.saw(int(rows[50]) * size, int(rows[50]) * size + PAGE, 1)
-    walk.arm(20 * size)  # laid too late
-    walk.saw(int(rows[51]) * size, int(rows[51]) * size + PAGE, 2)
-    assert walk.position == 52
 
 
 def test_an_order_of_which_nothing_is_touched_is_wrong_and_one_that_begins_late_is_not() -> None:
@@ -296,7 +262,7 @@ def test_an_order_of_which_nothing_is_touched_is_wrong_and_one_that_begins_late_
 def test_a_reader_that_was_silent_for_long_is_found_again() -> None:
     """In a pool that holds much of the file most records are read without a touch."""
     rows, size = shuffled(20_000, 25), 128 * KIB
-    walk = Walk(fixed_records(rows, size), 20_000 * size, armed=True)
+    walk = Walk(fixed_records(rows, size), 20_000 * size, quiet=True)
     for item in (*range(100), *range(300, 400)):  # 25 MiB without a sign
         walk.due(4 * MIB)
         walk.saw(int(rows[item]) * size, int(rows[item]) * size + PAGE, item)
@@ -308,12 +274,12 @@ def test_a_reader_that_was_silent_for_long_is_found_again() -> None:
 def test_another_order_of_the_same_records_shows_in_page_tables(
     seed: int, what: str, found: bool
 ) -> None:
-    """No checkpoint of the order is touched: there is nothing but what is found mapped."""
+    """There is nothing but what is found mapped."""
     size, count = 80 << 10, 10_000
     rng = np.random.default_rng(seed)
     rows = rng.permutation(count)
     read = rng.permutation(count) if found else rows
-    walk = Walk(fixed_records(rows, size), count * size, armed=True)
+    walk = Walk(fixed_records(rows, size), count * size, quiet=True)
     for turn, part in enumerate(np.split(read[:4000], 400)):
         walk.due(16 * MIB)
         ranges = [(int(row) * size, (int(row) + 1) * size) for row in np.sort(part)]
@@ -364,7 +330,7 @@ def test_a_look_that_comes_too_late_judges_nothing() -> None:
     """The reader may have gone on by all that it finds."""
     size, count = 80 << 10, 4000
     rows = np.random.default_rng(1).permutation(count)
-    walk = Walk(fixed_records(rows, size), count * size, armed=True)
+    walk = Walk(fixed_records(rows, size), count * size, quiet=True)
     ahead = [(int(row) * size, (int(row) + 1) * size) for row in rows[1000:2000]]
     walk.looked(ahead, walk.mapped(ahead, 1))
     assert walk.wrong is None

@@ -1,32 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""node/planned.PlannedReader: what looks into page tables tell, what it needs next, and which pages
-tell how far it is. From epoch to epoch: test_epochs.py."""
+"""node/planned.PlannedReader: what looks into page tables tell, and what it needs next. From epoch
+to epoch: test_epochs.py."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 import pytest
 from conftest import warnings_fail
 from planned_readers import (
     RECORD,
-    STEP,
     Orders,
     follows,
     found,
-    listening,
     order,
-    pages,
     place,
     reads,
-    region_of,
 )
-from walked_orders import MIB, PAGE
+from walked_orders import MIB
 
 from uffdprefetch.node import planned
-from uffdprefetch.node.planned import PlannedReader
 
 pytestmark = warnings_fail
 
@@ -148,105 +142,3 @@ def test_how_far_away_a_block_is_goes_on_in_the_next_order() -> None:
     alone.look()
     assert alone.epochs.future(blocks, RECORD)[1] == np.inf
     assert alone.epochs.knows(blocks, RECORD).tolist() == [True, False, False, True, False]
-
-
-# ---- milestones ---------------------------------------------------------------------------------
-
-
-def test_milestones_are_each_4_mib_of_what_was_sent_from_the_reader_on() -> None:
-    reader = follows(Orders(range(3000, 1000, -1)))
-    region = listening(reader)
-    assert region.laid == pages(*range(3000, 3000 - 5 * STEP, -STEP))
-    reads(reader, range(3000, 2999 - STEP, -1))
-    assert reader.milestones(region) == pages(*range(3000 - 2 * STEP, 3000 - 5 * STEP, -STEP))
-    list(reader.epochs.due(120 * MIB))
-    first = 3000 - 2 * STEP
-    assert reader.milestones(region) == pages(*range(first, first - 16 * STEP, -STEP))
-
-
-def test_near_an_epochs_end_there_are_milestones_of_the_next() -> None:
-    reader = follows(Orders(range(100, 200), range(1000, 1300)))
-    region = listening(reader, 100 * RECORD + 6 * MIB)
-    assert region.laid == pages(100, 100 + STEP, 1000, 1000 + STEP)
-
-
-def test_of_a_page_in_both_epochs_the_present_one_is_told() -> None:
-    """A touch of it arms what lies ahead in this order, not in the next one."""
-    records = range(100, 100 + 2 * STEP)
-    reader = follows(Orders(records, [*records, *range(1000, 1300)]))
-    region = listening(reader, 2 * len(records) * RECORD)
-    reader.touched_mark(region, 100 * RECORD // PAGE)
-    reads(reader, [100 + STEP + 5])
-    assert place(reader) == (0, STEP)
-
-
-def armed(reader: PlannedReader, region: Any, touched: int, far: int) -> int:
-    """Where the reader is taken to be after a milestone and a record beyond others were touched:
-    at the first milestone that is known to be laid and was not touched, else just behind it."""
-    reader.touched_mark(region, touched * RECORD // PAGE)
-    reads(reader, [far])
-    return place(reader)[1]
-
-
-def test_a_touched_milestone_tells_that_those_ahead_of_it_would_show_a_touch() -> None:
-    far = 100 + 3 * STEP + 5
-    for touched, at in ((100, STEP), (100 + STEP, 2 * STEP), (100 + 2 * STEP, 3 * STEP)):
-        reader = follows(Orders(range(100, 1000)))
-        assert armed(reader, listening(reader), touched, far) == at
-    reader = follows(Orders(range(100, 1000)))
-    assert armed(reader, listening(reader), 101, far) == far - 99, "that is no milestone"
-
-
-def test_milestones_that_were_not_laid_are_not_waited_for() -> None:
-    reader = follows(Orders(range(100, 1000)))
-    region = listening(reader)
-    region.laid = pages(100, 100 + 2 * STEP)
-    reader.note_laid(region)
-    assert armed(reader, region, 100 + STEP, 110) == 11
-    assert armed(reader, region, 100, 100 + 3 * STEP) == 2 * STEP
-
-
-def test_what_was_laid_after_the_touched_one_may_not_be_laid_yet() -> None:
-    reader = follows(Orders(range(100, 1000)))
-    region = listening(reader)
-    region.laid = pages(100, 100 + 3 * STEP)
-    reader.note_laid(region)
-    region.laid = pages(100, 100 + STEP, 100 + 3 * STEP)
-    reader.note_laid(region)
-    assert armed(reader, region, 100, 100 + 3 * STEP + 5) == 3 * STEP
-
-
-def test_with_two_mappings_it_is_not_known_where_a_touch_would_show() -> None:
-    reader = follows(Orders(range(100, 1000)))
-    region, other = listening(reader), region_of(reader.file)
-    reader.note_laid(other)
-    assert armed(reader, region, 100, 110) == 11
-    assert armed(reader, region, 100, 100 + STEP + 5) == STEP + 6
-    reader.left(other)
-    assert armed(reader, region, 100, 100 + 2 * STEP + 5) == 2 * STEP
-
-
-def test_a_milestone_of_one_epoch_tells_nothing_of_the_other() -> None:
-    reader = follows(Orders(range(100, 100 + 3 * STEP), range(1000, 1300)))
-    region = listening(reader, 3 * STEP * RECORD + STEP * RECORD)
-    assert pages(1000) < region.laid
-    reader.touched_mark(region, 1000 * RECORD // PAGE)
-    reads(reader, [*range(1000, 1004), 1000 + STEP + 30])
-    assert place(reader) == (1, STEP + 31)
-
-
-def test_milestones_of_the_next_epoch_are_armed_before_it_begins() -> None:
-    reader = follows(Orders(range(100, 100 + STEP), range(1000, 1300)))
-    region = listening(reader, STEP * RECORD + 2 * STEP * RECORD)
-    assert region.laid == pages(100, 1000, 1000 + STEP)
-    reader.touched_mark(region, 1000 * RECORD // PAGE)
-    reads(reader, [*range(1000, 1004), 1000 + STEP + 30])
-    assert place(reader) == (1, STEP)
-
-
-def test_milestones_that_the_reader_has_passed_are_no_milestones_any_more() -> None:
-    reader = follows(Orders(range(100, 1000)))
-    region = listening(reader)
-    reads(reader, range(100, 110))
-    reader.milestones(region)
-    assert armed(reader, region, 100, 100 + 2 * STEP) == 2 * STEP + 1

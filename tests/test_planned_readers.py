@@ -11,12 +11,10 @@ import pytest
 from conftest import warnings_fail
 from planned_readers import (
     RECORD,
-    STEP,
     Orders,
     file_of,
     follows,
     found,
-    listening,
     place,
     region_of,
 )
@@ -38,7 +36,7 @@ class Needs(Notes):
         super().__init__()
         self.needs: list[tuple[Any, Any, int]] = []
 
-    def want(self, file: Any, stream: Any, start: int, end: int, need: int) -> None:
+    def want(self, file: Any, stream: Any, start: int, end: int, need: int, **_: Any) -> None:
         super().want(file, stream, start, end, need)
         self.needs.append((file, stream, need))
 
@@ -124,24 +122,6 @@ def test_a_touch_of_a_planned_reader_moves_it_and_is_said_to_be_its() -> None:
     assert service.touches([103]) == [False] and place(reader) == (0, 3)
 
 
-def test_a_touch_of_a_milestone_arms_those_ahead() -> None:
-    reader = follows(Orders(range(100, 1000)))
-    service = Service(reader)
-    service.region = listening(reader)
-    service.touches([100, 101 + 2 * STEP])
-    assert place(reader) == (0, STEP)
-
-
-def test_a_mapping_that_goes_is_not_waited_for() -> None:
-    reader = follows(Orders(range(100, 1000)))
-    service = Service(reader)
-    service.region = listening(reader)
-    reader.note_laid(other := region_of(reader.file))
-    service.plans.left(other)
-    service.touches([100, 101 + 2 * STEP])
-    assert place(reader) == (0, STEP)
-
-
 @pytest.mark.parametrize("verdict", [Verdict.CHECKPOINTS, Verdict.PAGE_TABLES])
 def test_a_dropped_order_is_told_of_once_and_leaves_nothing_wanted(verdict: Verdict) -> None:
     reader = follows(Orders(range(100, 200)), rank=5)
@@ -159,19 +139,20 @@ def test_a_dropped_order_is_told_of_once_and_leaves_nothing_wanted(verdict: Verd
     assert [plan["dropped"] for plan in plans.describe()] == [reader.dropped]
 
 
-def test_a_look_tells_at_once_where_no_checkpoint_does() -> None:
+@pytest.mark.parametrize("verdict", [Verdict.CHECKPOINTS, Verdict.PAGE_TABLES])
+def test_a_look_tells_at_once_also_where_a_checkpoint_has_just_told(verdict: Verdict) -> None:
     reader = follows(Orders(range(100, 200)))
-    service = Service(reader, verdict=Verdict.PAGE_TABLES)
+    service = Service(reader, verdict=verdict)
     now = reader.touched_ns
     assert service.plans.looked(service.client, service.region, found(range(100, 104)), now)
     assert place(reader) == (0, 4)
     assert not service.plans.looked(service.client, service.region, [], now)
 
 
-def test_a_look_waits_while_checkpoints_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_the_pool_a_look_waits_while_faults_tell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planned, "SEEN_MAX", 3)
     reader = follows(Orders(range(100, 200)))
-    service = Service(reader)
+    service = Service(reader, verdict=Verdict.POOL)
     service.touches([100], now=10**12)
     later = 10**12 + 100_000_000  # 0.1 s
     reader.said(2, later - 1)  # no touch

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import signal
 import subprocess
 
@@ -146,14 +147,14 @@ def test_a_child_of_the_fork_that_runs_no_handlers_reads_right_bytes(
 def test_a_child_that_nobody_sees_made_dies_where_it_touches_and_never_reads_a_zero(
     job: Start, records: Records
 ) -> None:
-    """clone(2) by its number: no library is told. Its own children by fork(3) have the file."""
+    """clone(2) by an instruction: no library is told. Its own children by fork(3) have the file."""
+    require(platform.machine() == "x86_64", "the instructions are of x86-64")
     code = """
-    SYS_clone = {"x86_64": 56, "aarch64": 220}[os.uname().machine]
     m = Mapping(sys.argv[1])
     m.digest()
 
     def child(what):
-        pid = libc.syscall(SYS_clone, 17, 0, 0, 0, 0)
+        pid = by_instruction(56, 17)
         if pid == 0:
             os._exit(what())
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -171,6 +172,20 @@ def test_a_child_that_nobody_sees_made_dies_where_it_touches_and_never_reads_a_z
         {"touch": -signal.SIGSEGV, "grandchild": 0},
         {"digest": records.digest, "pooled": True},
     ]
+
+
+def test_a_child_by_libc_s_syscall_finds_the_file(job: Start, records: Records) -> None:
+    code = """
+    SYS_clone = {"x86_64": 56, "aarch64": 220}[os.uname().machine]
+    m = Mapping(sys.argv[1])
+    m.digest()
+    pid = libc.syscall(SYS_clone, 17, 0, 0, 0, 0)
+    if pid == 0:
+        os._exit(7 if m.digest() == sys.argv[2] else 8)
+    say(child=os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), digest=m.digest())
+    """
+    done = job(python(code, records.path, records.digest), options=POOL).finish().good()
+    assert done.lines == [{"child": 7, "digest": records.digest}]
 
 
 def test_a_hundred_children_while_other_threads_fault_and_map(

@@ -91,6 +91,32 @@ def test_reads_that_need_two_chunks_end_on_slow_storage_too(
     assert [d for d in done.summary["degradations"] if "--budget is too small" in d]
 
 
+def test_a_file_whose_storage_does_not_answer_leaves_threads_to_the_others(
+    job: Start, small: Path, records: Records
+) -> None:
+    """More threads of the job wait for it than the pool has."""
+    require(why_no_bed() is None, why_no_bed() or "")
+    code = """
+    far, near = Mapping(sys.argv[1], length=4 << 20), Mapping(sys.argv[2])
+    say(pooled=far.pooled() and near.pooled())
+    came = []
+    libc.strnlen.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    def touch(at):
+        came.append(libc.strnlen(far.address + at, 1))  # without the interpreter's lock
+    for n in range(40):
+        threading.Thread(target=touch, args=(n * far.length // 40,), daemon=True).start()
+    time.sleep(1)  # all of them wait
+    say(digest=near.digest(), came=len(came))
+    os._exit(0)
+    """
+    with SlowBed(small.parent, latency_us=60_000_000) as bed:
+        words = python(code, bed.path(small.name), records.path)
+        work = job(words, options=("--engine", "pool", "--budget", "64MiB"), **SMALL)
+        assert work.line() == {"pooled": True}
+        assert work.line() == {"digest": records.digest, "came": 0}
+    assert work.finish().status == 0
+
+
 SCAN = """
 m = Mapping(sys.argv[1])
 say(ready=m.pooled())
@@ -200,13 +226,14 @@ def test_sixty_four_processes_at_once_read_each_byte_once(job: Start, records: R
         pid = os.fork()
         if pid == 0:
             m = Mapping(sys.argv[1])
-            os._exit(not (m.digest() == sys.argv[2] and m.pooled()))
+            os._exit((m.digest() != sys.argv[2]) + 2 * (not m.pooled()))
         pids.append(pid)
-    say(statuses=sorted({os.waitpid(pid, 0)[1] for pid in pids}))
+    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    say(codes=sorted(set(codes)))
     """
     options = ("--engine", "pool", "--budget", "64MiB")
     done = job(python(code, records.path, records.digest), options=options).finish().good()
-    assert done.lines == [{"statuses": [0]}]
+    assert done.lines == [{"codes": [0]}], str(done.summary)
     assert done.summary is not None
     assert done.summary["pool"]["read_bytes"] == records.size_bytes
 

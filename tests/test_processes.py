@@ -122,3 +122,32 @@ def test_a_process_that_ends_while_it_is_read(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(processes, "parse_major_faults", parse_and_end)
         watched.sample()
         assert watched.now is kept
+
+
+STATUS = """Name:\tx
+Uid:\t0\t0\t0\t0
+Gid:\t5\t5\t5\t5
+CapEff:\t000001ffffffffff
+NoNewPrivs:\t0
+Seccomp:\t0
+Seccomp_filters:\t0
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "lost"),
+    [
+        ("Name:\tx", "Name:\ty", False),
+        ("Seccomp:\t0", "Seccomp:\t2", True),
+        ("NoNewPrivs:\t0", "NoNewPrivs:\t1", True),
+        ("Uid:\t0\t0", "Uid:\t0\t7", True),
+        ("Gid:\t5", "Gid:\t6", True),
+        ("1ffffffffff", "1fffffffffe", True),
+        ("000001ff", "000003ff", False),
+    ],
+)
+def test_rights_that_are_lost_are_told_from_what_else_changes(
+    old: str, new: str, lost: bool
+) -> None:
+    before = processes.parse_rights(STATUS)
+    assert before.lost(processes.parse_rights(STATUS.replace(old, new))) is lost

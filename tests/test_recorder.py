@@ -435,7 +435,7 @@ def test_messages_that_are_none_do_not_end_a_recording(tmp_path: Path, capfd: An
         ("/opt/app/libtorch.so.2", False, 1 << 30, False),
         ("/opt/app/program", True, 1 << 30, False),
         ("/usr/lib/locale/locale-archive", False, 1 << 30, False),
-        ("/home/me/weights.bin", False, 2 << 20, True),
+        ("/data/weights.bin", False, 2 << 20, True),
     ],
 )
 def test_which_files_belong_into_a_trace(path: str, code: bool, size: int, wanted: bool) -> None:

@@ -11,7 +11,7 @@ import pytest
 from conftest import require
 
 from uffdprefetch.errors import UffdPrefetchError
-from uffdprefetch.rundir import runtime_directory, socket_path
+from uffdprefetch.rundir import is_of_node, runtime_directory, socket_path
 
 
 def refused(environ: dict[str, str]) -> str:
@@ -97,11 +97,22 @@ def test_one_that_cannot_be_made_says_why(tmp_path: Path) -> None:
     assert "No such file or directory" in message
 
 
-def test_a_socket_path_names_job_and_node_and_fits() -> None:
-    assert socket_path("/run/x", "job-1", "node7") == "/run/x/job-1@node7.sock"
-    assert socket_path("/run/x", "job-1", "node7") != socket_path("/run/x", "job-1", "node8")
-    long = [socket_path("/run/x", f"{'k' * 63}{i}", "n" * 64) for i in range(2)]
+def test_a_socket_path_names_job_node_and_group_and_fits() -> None:
+    path = socket_path("/run/x", "job-1", "node7", "a1")
+    assert path == "/run/x/job-1@node7+a1.sock"
+    assert path != socket_path("/run/x", "job-1", "node8", "a1")
+    assert path != socket_path("/run/x", "job-1", "node7", "a2")
+    long = [socket_path("/run/x", f"{'k' * 63}{i}", "n" * 64, "a1") for i in range(2)]
     assert long[0] != long[1]
     assert all(len(path) <= 107 and path.endswith(".sock") for path in long)
     with pytest.raises(UffdPrefetchError, match="too long for a socket path"):
         socket_path("/" + "d" * 100, "key", "node")
+
+
+@pytest.mark.parametrize("key", ["job-1", "k" * 64])
+def test_a_sockets_name_tells_its_node(key: str) -> None:
+    name = os.path.basename(socket_path("/run/x", key, "n" * 40, "a1"))
+    assert is_of_node(name, "n" * 40)
+    assert not is_of_node(name, "m" * 40)
+    assert not is_of_node(name[: -len(".sock")], "n" * 40)
+    assert not is_of_node("other.sock", "n" * 40)

@@ -15,6 +15,7 @@ import pytest
 from uffdprefetch.node import sampling
 from uffdprefetch.node.files import BLOCK_BYTES, FileState
 from uffdprefetch.node.live import _hit
+from uffdprefetch.node.opening import reopen
 from uffdprefetch.node.processes import Watched
 from uffdprefetch.node.sampling import RANK_TICKS, Sampling
 from uffdprefetch.progress.streams import Stream
@@ -55,7 +56,7 @@ def walk(stream: Stream, length: int, touched: int | None = None) -> None:
 def file(tmp_path: Path) -> Iterator[FileState]:
     path = tmp_path / "file"
     path.write_bytes(bytes(16 * MIB))
-    made = FileState.open(os.open(path, os.O_RDONLY), str(path))
+    made = FileState.open(reopen(os.open(path, os.O_RDONLY)), str(path))
     yield made
     made.close()
 

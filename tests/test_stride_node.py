@@ -42,7 +42,7 @@ class Notes:
     def forget(self, stream: Stream) -> None:
         self.forgotten.append(stream)
 
-    def want(self, file: Any, stream: Stream, start: int, end: int, need: int) -> None:
+    def want(self, file: Any, stream: Stream, start: int, end: int, need: int, **_: Any) -> None:
         self.wanted.append((start, end))
 
 
@@ -68,6 +68,7 @@ class Node:
     def __init__(self, index: RecordIndex, ranks: int, policy: str) -> None:
         self.index, self.now, self.used = index, 1000 * MS, set[int]()
         self.file = SimpleNamespace(
+            unit_bytes=0,
             key=(1, 2, index.file_bytes, 4), path="/data/records", size_bytes=index.file_bytes,
             block_counts=self._block_counts, mark_used=self._mark_used,
         )  # fmt: skip

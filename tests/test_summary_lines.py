@@ -5,6 +5,10 @@ from __future__ import annotations
 
 import copy
 import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -181,3 +185,79 @@ def test_force_replaces_whole_and_leaves_nothing_behind(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["a.summary.json"]
     with pytest.raises(OSError):
         output.write(str(tmp_path / "no" / "dir"), {}, force=True)
+
+
+# ---- in a directory where others write ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("dangling", [False, True])
+def test_a_symbolic_link_in_the_place_of_a_file_is_replaced_and_not_followed(
+    tmp_path: Path, dangling: bool
+) -> None:
+    victim = tmp_path / "victim"
+    if not dangling:
+        victim.write_text("precious")
+    (tmp_path / "a.summary.json").symlink_to(victim)
+    path = output.write(str(tmp_path / "a"), {"n": 1}, force=True)
+    assert not os.path.islink(path) and json.loads(Path(path).read_text()) == {"n": 1}
+    assert not victim.exists() if dangling else victim.read_text() == "precious"
+
+
+def test_without_force_a_dangling_symbolic_link_is_not_followed_either(tmp_path: Path) -> None:
+    (tmp_path / "a.summary.json").symlink_to(tmp_path / "victim")
+    assert output.write(str(tmp_path / "a"), {}, force=False).endswith("/a-2.summary.json")
+    assert not (tmp_path / "victim").exists()
+
+
+def test_the_file_has_the_mode_that_the_umask_leaves(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        path = output.write(str(tmp_path / "a"), {}, force=True)
+    finally:
+        os.umask(before)
+    assert os.stat(path).st_mode & 0o777 == 0o640
+
+
+#: Whatever appears in the directory becomes, as soon as it can be seen, a link to the victim; so
+#: does every name that the program's number would tell.
+ATTACKER = """
+import os, sys
+directory, victim, pid = sys.argv[1:]
+os.chdir(directory)
+def link(name):
+    try: os.unlink(name)
+    except OSError: pass
+    try: os.symlink(victim, name)
+    except OSError: pass
+foretold = ["a.summary.json", *(f"a.summary.json.{pid}{end}" for end in (".tmp", ".new", "~", ""))]
+rounds = 0
+while True:
+    for name in {*foretold, *os.listdir(".")}:
+        link(name)
+    rounds += 1
+    if rounds == 1:
+        print("ready", flush=True)
+"""
+
+
+def test_whoever_races_in_the_directory_never_has_us_write_elsewhere(
+    tmp_path: Path, children: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    directory, victim = tmp_path / "shared", tmp_path / "victim"
+    directory.mkdir()
+    victim.write_text("precious")
+    words = [sys.executable, "-c", ATTACKER, str(directory), str(victim), str(os.getpid())]
+    attacker = children(words, stdout=subprocess.PIPE)
+    assert attacker.stdout is not None and attacker.stdout.readline() == b"ready\n"
+    refused = 0
+    for n in range(2000):
+        try:
+            output.write(str(directory / "a"), {"n": n}, force=True)
+        except OSError:  # our file was taken away before it was moved
+            refused += 1
+        assert victim.read_text() == "precious", n
+    attacker.kill()
+    attacker.wait()
+    assert attacker.poll() == -9 and refused < 2000
+    path = output.write(str(directory / "a"), {"n": "last"}, force=True)
+    assert not os.path.islink(path) and json.loads(Path(path).read_text()) == {"n": "last"}

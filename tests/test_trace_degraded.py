@@ -189,3 +189,36 @@ def test_whatever_events_there_are_make_a_report(seed: int) -> None:
         {pid: Process(pid, rank=pid % 3) for pid in range(1, 7)},
     )
     json.dumps(analyse(trace, without_index), allow_nan=False)
+
+
+# ---- eBPF, but no tracepoint for faults (kernels before 6.10) -----------------------------------
+
+
+def test_faults_that_no_tracepoint_tells_of_are_not_measured_and_not_zero() -> None:
+    machine = Machine(16 * 1000)
+    rank = machine.reader(0)
+    seen(machine, rank, [(w * 16).tolist() for w in np.split(np.arange(1000), 50)])
+    machine.meta["source"] = "bpf+service"
+    why = "no tracepoint filemap:mm_filemap_fault (about Linux 6.10)"
+    machine.meta["missing"] = [{"what": "demand faults", "why": why, "lift": None}]
+    (reader,) = readers_of(report_of(machine))
+    assert reader["faults"] is None
+    assert reader["stall_seconds"] is None and reader["stalls"] is None
+    assert reader["hit"]["share"] is None
+    for name in ("faults_sensor", "stall_sensor"):
+        assert reader[name] == f"n/a (faults are not told of: {why})"
+    assert {(e["faults"], e["major"], e["stall_seconds"]) for e in reader["epochs"]} == {
+        (None, None, None)
+    }
+
+
+def test_major_faults_that_proc_counted_stand_where_no_tracepoint_tells_of_faults() -> None:
+    machine = Machine(16 * 100)
+    rank = machine.reader(0)
+    seen(machine, rank, [(w * 16).tolist() for w in np.split(np.arange(100), 10)])
+    machine.event(rank, Kind.MAJORS, 0, 0, 3607)
+    machine.meta["source"] = "bpf+service"
+    machine.meta["missing"] = [{"what": "demand faults", "why": "no tracepoint", "lift": None}]
+    (reader,) = readers_of(report_of(machine))
+    assert reader["faults"] == {"total": None, "minor": None, "major": 3607}
+    assert reader["stall_seconds"] is None

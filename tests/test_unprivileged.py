@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -16,6 +17,9 @@ import pytest
 from conftest import HANG_SECONDS, require
 from harness import MIB, file_digest, write_records
 from nobody import UID, Nobody
+
+from uffdprefetch.demo.bed import SlowBed, warm_fully, why_no_bed
+from uffdprefetch.warm import file_systems
 
 SIZE_BYTES = 96 * MIB
 
@@ -40,7 +44,7 @@ import hashlib, json, mmap, os, sys, time
 from uffdprefetch.watch import WatchClient
 fd = os.open(sys.argv[1], os.O_RDONLY)
 m = mmap.mmap(fd, 0, mmap.MAP_SHARED, mmap.PROT_READ)
-watch, end = WatchClient.open(os.environ["UFFDPREFETCH_SOCKET"]), time.monotonic() + 50
+watch, end = WatchClient.open(os.environ["UFFDPREFETCH_SOCKET"]), time.monotonic() + 140
 while not watch.snapshot()["plans"] and time.monotonic() < end:
     time.sleep(0.05)  # who asks more often is hung up on
 watch.hang_up()
@@ -218,3 +222,49 @@ def test_the_residency_of_anothers_file_is_not_believed(
     owned = data.stat().st_uid == UID
     told = "not told to us" not in summary["files"][0]["warmed_by"]
     assert told == owned
+
+
+# ---- who may not ask what is cached -------------------------------------------------------------
+
+
+@pytest.fixture
+def foreign(nobody: Nobody) -> Iterator[Path]:
+    """A directory with a file of root's that everybody may read."""
+    directory = nobody.directory / "foreign"
+    directory.mkdir()
+    write_records(directory / "data.bin", SIZE_BYTES, seed=6)
+    (directory / "data.bin").chmod(0o644)
+    yield directory
+    shutil.rmtree(directory)
+
+
+def test_a_cached_file_of_somebody_elses_was_not_prefetched_by_us(
+    nobody: Nobody, env: dict[str, str], foreign: Path
+) -> None:
+    """By what the kernel counted as read, since it does not say what was there."""
+    data = foreign / "data.bin"
+    kind = file_systems.known(file_systems.type_of(str(data)))
+    require(kind.counts_reads, f"{kind.name} does not count what is read for whom")
+    warm_fully(data)
+    _, summary, _ = run(nobody, env, data)
+    # a kernel with proactive reclaim takes single pages away at any moment
+    assert summary["totals"]["prefetched_bytes"] <= MIB
+    assert summary["files"][0]["untold_bytes"] == 0
+
+
+def test_where_nothing_tells_what_was_cached_prefetched_is_not_given(
+    nobody: Nobody, env: dict[str, str], foreign: Path
+) -> None:
+    require(why_no_bed() is None, str(why_no_bed()))
+    mountpoint = nobody.directory / "mount"
+    mountpoint.mkdir()
+    with SlowBed(foreign, mountpoint, bandwidth=0, latency_us=0) as bed:
+        warm_fully(bed.path("data.bin"))
+        _, summary, said = run(nobody, env, bed.path("data.bin"))
+    totals = summary["totals"]
+    assert totals["untold_bytes"] >= MIB
+    assert "cachestat(2) and mincore(2) tell only who owns" in totals["prefetched_reason"]
+    for name in ("prefetched_bytes", "used_bytes", "wasted_bytes", "already_resident_bytes",
+                 "accuracy", "coverage", "timeliness"):  # fmt: skip
+        assert totals[name] is None, name
+    assert "prefetched n/a (" in said and "is not told to this user" in said

@@ -54,7 +54,7 @@ def test_every_type_verdict_role_and_flag_has_the_number_of_the_header() -> None
     assert (c["LAUNCHER"], c["AGENT"]) == (wire.Role.LAUNCHER, wire.Role.AGENT)
     for verdict in wire.Verdict:
         assert c[verdict.name] == verdict
-    for name in ("HELLO_UFFD", "HELLO_FORKED", "HELLO_SENDS_UFFD"):
+    for name in ("HELLO_UFFD", "HELLO_FORKED", "HELLO_SENDS_POOL"):
         assert define(f"UP_{name}") == getattr(wire, name)
     for name in ("ATTACH_INHERITED", "ATTACH_WRITABLE"):
         assert define(f"UP_{name}") == getattr(wire, name)
@@ -69,13 +69,13 @@ def test_a_hello_of_the_c_layout_is_read_field_by_field() -> None:
 
 
 def test_a_command_carries_its_pages_in_order_and_no_more_than_fit() -> None:
-    message = wire.command(wire.Type.LAY, 7, 9, [5, 1 << 40])
+    message = wire.command(wire.Type.REARM, 7, 9, [5, 1 << 40])
     kind, body = wire.unpack(message)
     sequence, region, count, _, *pages = wire.COMMAND.unpack_from(body)
-    assert (kind, sequence, region, count) == (wire.Type.LAY, 7, 9, 2)
+    assert (kind, sequence, region, count) == (wire.Type.REARM, 7, 9, 2)
     assert pages == [5, 1 << 40] + [0] * (wire.PAGES_MAX - 2)
     with pytest.raises(ValueError, match="29 pages"):
-        wire.command(wire.Type.LAY, 1, 1, list(range(29)))
+        wire.command(wire.Type.REARM, 1, 1, list(range(29)))
 
 
 def test_unpack_refuses_random_bytes_of_any_length() -> None:
@@ -85,7 +85,7 @@ def test_unpack_refuses_random_bytes_of_any_length() -> None:
         data = bytearray(source.randbytes(length))
         if length >= 8 and source.random() < 0.7:
             # near misses: one of magic, version, type is wrong
-            fields = [wire.MAGIC, wire.VERSION, source.choice([0, 6, 15, 21, 31, 40, 65535])]
+            fields = [wire.MAGIC, wire.VERSION, source.choice([0, 6, 15, 22, 31, 41, 65535])]
             if source.random() < 0.5:
                 fields[2] = source.choice(list(wire.Type))
                 broken = source.randrange(2)

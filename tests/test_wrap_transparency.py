@@ -8,6 +8,7 @@ speaks the launcher's part of the protocol only.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import resource
@@ -226,10 +227,11 @@ def test_with_a_service_only_our_variables_are_added(
     assert {name: after[name] for name in before} == before
     assert after.keys() - before.keys() == {
         b"LD_PRELOAD",
+        b"ASAN_OPTIONS",  # else a program of AddressSanitizer's does not start
         b"PYTHONPATH",  # a sitecustomize.py that waits for PyTorch
         b"UFFDPREFETCH_SOCKET",
         b"UFFDPREFETCH_MIN_SIZE",
-        b"UFFDPREFETCH_RESOLVE",
+        b"UFFDPREFETCH_LISTEN",
     }
     assert after[b"UFFDPREFETCH_MIN_SIZE"] == str(16 << 20).encode()
 
@@ -334,15 +336,115 @@ def start_ready(
 def test_a_signal_sent_to_wrap_reaches_the_job_once(
     alone: dict[str, str], children: Start, name: str
 ) -> None:
-    process, _ = start_ready(children, alone, trap(f"{name},SIGALRM", 2))
+    process, job = start_ready(children, alone, trap(f"{name},SIGALRM", 2))
     process.send_signal(getattr(signal, name))
     assert process.stdout is not None
     assert process.stdout.readline().strip() == name.encode()
     # A second copy would come before this one, which the job alone gets.
-    job = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0])
     os.kill(job, signal.SIGALRM)
     assert process.stdout.readline().strip() == b"SIGALRM"
     assert process.wait(HANG_SECONDS) == 42
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGINT"])
+def test_a_signal_sent_to_the_process_group_reaches_the_job_once(
+    alone: dict[str, str], children: Start, name: str
+) -> None:
+    """As mpirun, timeout(1) and Slurm's pgid tracking send them."""
+    process, job = start_ready(
+        children, alone, trap(f"{name},SIGALRM", 2), start_new_session=True
+    )
+    assert process.stdout is not None
+    # wrap takes it when the job has taken its own: a second copy would not melt into the first
+    process.send_signal(signal.SIGSTOP)
+    wait_until(lambda: process_state(process.pid) == "T", "wrap to stop")
+    os.killpg(process.pid, getattr(signal, name))
+    assert process.stdout.readline().strip() == name.encode()
+    process.send_signal(signal.SIGCONT)
+    number = getattr(signal, name)
+    wait_until(lambda: _taken(process.pid, number), "wrap to take the signal")
+    wait_until(lambda: _taken(process.pid, signal.SIGCONT), "wrap to look at its signals")
+    os.kill(job, signal.SIGALRM)
+    assert process.stdout.readline().strip() == b"SIGALRM"
+    assert process.wait(HANG_SECONDS) == 42
+
+
+def test_another_ones_signal_to_wrap_alone_is_passed_on_after_one_to_the_group(
+    alone: dict[str, str], children: Start
+) -> None:
+    process, _ = start_ready(children, alone, trap("SIGUSR1,SIGUSR2", 3), start_new_session=True)
+    assert process.stdout is not None
+    os.killpg(process.pid, signal.SIGUSR1)
+    assert process.stdout.readline().strip() == b"SIGUSR1"
+    process.send_signal(signal.SIGUSR2)
+    assert process.stdout.readline().strip() == b"SIGUSR2"
+    subprocess.run(["sh", "-c", f"kill -USR1 {process.pid}"], check=True)
+    assert process.stdout.readline().strip() == b"SIGUSR1"
+    assert process.wait(HANG_SECONDS) == 43
+
+
+def test_a_signal_that_came_while_both_were_stopped_reaches_the_job_once(
+    alone: dict[str, str], children: Start
+) -> None:
+    """As a shell ends a stopped job: SIGTERM and SIGCONT to its group."""
+    process, job = start_ready(
+        children, alone, trap("SIGTERM,SIGALRM", 2), start_new_session=True
+    )
+    # A session leader's group would be orphaned, where SIGTSTP does nothing: the stop is ours.
+    os.killpg(process.pid, signal.SIGSTOP)
+    wait_until(lambda: process_state(process.pid) == process_state(job) == "T", "both to stop")
+    os.killpg(process.pid, signal.SIGTERM)
+    os.killpg(process.pid, signal.SIGCONT)
+    assert process.stdout is not None
+    assert process.stdout.readline().strip() == b"SIGTERM"
+    wait_until(lambda: _taken(process.pid, signal.SIGTERM), "wrap to look at its signals")
+    process.send_signal(signal.SIGCONT)
+    wait_until(lambda: _taken(process.pid, signal.SIGCONT), "wrap to look at its signals")
+    os.kill(job, signal.SIGALRM)
+    assert process.stdout.readline().strip() == b"SIGALRM"
+    assert process.wait(HANG_SECONDS) == 42
+
+
+def test_the_bystander_ends_with_wrap_however_that_ends(
+    alone: dict[str, str], children: Start
+) -> None:
+    process, job = start_ready(children, alone, trap("SIGUSR1", 1))
+    others = set(map(int, _children(process.pid))) - {job}
+    assert others
+    process.kill()
+    for pid in others:
+        wait_until(functools.partial(process_gone, pid), "the end of wrap's other children")
+    os.kill(job, signal.SIGUSR1)
+
+
+def test_the_bystander_holds_no_descriptor_of_the_jobs(
+    alone: dict[str, str], children: Start
+) -> None:
+    """Who reads the job's output must see its end when the job and wrap have closed theirs."""
+    process, job = start_ready(children, alone, trap("SIGUSR1", 1))
+    for pid in set(map(int, _children(process.pid))) - {job}:
+        wait_until(
+            lambda pid=pid: len(os.listdir(f"/proc/{pid}/fd")) == 1,  # type: ignore[misc]
+            "the bystander to have nothing but its pipe",
+        )
+    os.kill(job, signal.SIGUSR1)
+    assert process.wait(HANG_SECONDS) == 41
+
+
+def _children(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+def _taken(pid: int, number: int) -> bool:
+    """Whether no such signal waits to be taken and the process waits for the next one."""
+
+    def mask(name: str) -> int:
+        return int(status.partition(name + ":")[2].split()[0], 16)
+
+    status = Path(f"/proc/{pid}/status").read_text()
+    # sigwaitinfo(2) unblocks what it waits for as long as it sleeps
+    waits = not mask("SigBlk") >> (signal.SIGCHLD - 1) & 1
+    return waits and not mask("ShdPnd") >> (number - 1) & 1
 
 
 def test_wrap_ends_with_the_signal_it_passed_on(alone: dict[str, str], children: Start) -> None:

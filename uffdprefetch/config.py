@@ -36,7 +36,6 @@ EVICTIONS = ("cyclic", "lru")
 HUGE_PAGES = ("auto", "off")
 TORCH = ("auto", "off", "debug")
 POLICIES = ("auto", "fixed", "stride", "plan", "none")
-RESOLVERS = ("agent", "service")
 #: Distance of `--policy fixed` when none is given: a checkpoint per 8 MiB (paper 1, section 4).
 FIXED_DISTANCE_BYTES = 8 * MIB
 #: Sixteen chunks of the pool: with less, a few threads in places of their own keep taking each
@@ -54,7 +53,7 @@ INTERNAL_VARIABLES = frozenset(
     PREFIX + name
     for name in (
         *("RUN", "RUNG", "DISABLE", "SOCKET", "RUNDIR"),
-        *("SERVE_CONFIG", "KEEP_ADVICE", "CONFIG", "LOCKDIR", "POOL_CHUNK"),
+        *("SERVE_CONFIG", "KEEP_ADVICE", "CONFIG", "LOCKDIR", "POOL_CHUNK", "LISTEN", "LUSTRE"),
     )
 )
 
@@ -77,7 +76,6 @@ class Config:
     min_size_bytes: int = 16 * MIB
     plan: str | None = None
     torch: str = "auto"
-    resolve: str = "agent"
     trace: str | None = None
     ownlock: bool = False
     strict: bool = False
@@ -265,9 +263,6 @@ OPTIONS = (
            "follow the order of PyTorch DataLoaders, where it can be told (auto, default;"
            " docs/pytorch.md; debug: and say on stderr why not), or leave PyTorch alone (off)",
            "|".join(TORCH)),
-    Option("resolve", "resolve", _one_of(*RESOLVERS),
-           "who answers a checkpoint: the agent in the job (default) or the service",
-           "|".join(RESOLVERS)),
     Option("trace", "trace", str,
            "record what the kernel and the service see into this file (tokens as in -o;"
            " `uffdprefetch trace FILE` shows it)", "FILE"),
@@ -440,13 +435,8 @@ def validate(config: Config) -> Config:
         if not condition:
             raise usage_error(message)
 
-    check(
-        config.engine != "pool" or config.resolve != "service",
-        "--resolve service is for checkpoints; with --engine pool the service answers anyway: leave"
-        " it out",
-    )
     for name, words in (
-        ("engine", ENGINES), ("policy", POLICIES), ("resolve", RESOLVERS),
+        ("engine", ENGINES), ("policy", POLICIES),
         ("evict", EVICTIONS), ("huge_pages", HUGE_PAGES), ("torch", TORCH),
     ):
         value = getattr(config, name)

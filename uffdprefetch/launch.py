@@ -11,7 +11,6 @@ import contextlib
 import fcntl
 import importlib.util
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -19,16 +18,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from uffdprefetch import engine_choice, spawn
+from uffdprefetch import engine_choice, leftovers, spawn
 from uffdprefetch.config import Config
 from uffdprefetch.errors import EXIT_OURS, EXIT_USAGE, UffdPrefetchError
 from uffdprefetch.identity import identify, job_key
-from uffdprefetch.job.channel import SUFFIX as PLAN_SUFFIX
 from uffdprefetch.messages import say
 from uffdprefetch.node_client import NodeClient, NotOurService, ServiceGone
 from uffdprefetch.ownlock import SUFFIX as LOCKS_SUFFIX
 from uffdprefetch.ownlock import VARIABLE as LOCKS_VARIABLE
 from uffdprefetch.ownlock import OwnLocks
+from uffdprefetch.plan.checkpoints import spacing_bytes
 from uffdprefetch.report import output
 from uffdprefetch.rundir import runtime_directory, socket_path
 
@@ -37,7 +36,12 @@ if TYPE_CHECKING:
 
 START_TIMEOUT_SECONDS = 10.0
 SUMMARY_TIMEOUT_SECONDS = 5.0
+#: The last launcher waits so long for a service that ends to remove its files: where the launcher
+#: ends, a job manager kills what is left of the job.
+TIDY_TIMEOUT_SECONDS = 2.0
 _POLL_SECONDS = 0.02
+#: Else AddressSanitizer's run-time ends a program that has another library before it.
+ASAN_NO_ORDER_CHECK = "verify_asan_link_order=0"
 #: Where Python finds a sitecustomize.py that waits for PyTorch (docs/pytorch.md).
 SITE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "job", "site")
 PRELOAD_MODULE = "uffdprefetch._preload"
@@ -77,10 +81,26 @@ def preloadable(path: str, directory: str) -> str:
     return link
 
 
+def without_order_check(old: str | None) -> str:
+    """ASAN_OPTIONS with which a program of AddressSanitizer's starts although its run-time is not
+    the first library; the preload object then leaves it alone. A user's own word comes later and
+    so holds."""
+    entries = [entry for entry in (old or "").split(":") if entry]
+    return ":".join(dict.fromkeys([ASAN_NO_ORDER_CHECK, *entries]))
+
+
 def prepend_preload(old: str | None, path: str) -> str:
     """LD_PRELOAD with ``path`` first and once; what was there stays, in its order."""
     entries = [entry for entry in (old or "").replace(" ", ":").split(":") if entry]
     return ":".join([path, *(entry for entry in entries if entry != path)])
+
+
+def preloading(environ: Mapping[str, str], path: str) -> dict[str, str]:
+    """The variables that make the job's programs load ``path``."""
+    return {
+        "LD_PRELOAD": prepend_preload(environ.get("LD_PRELOAD"), path),
+        "ASAN_OPTIONS": without_order_check(environ.get("ASAN_OPTIONS")),
+    }
 
 
 @dataclass(frozen=True)
@@ -142,7 +162,7 @@ def start_service(
     service = subprocess.Popen(
         [
             *(sys.executable, "-m", "uffdprefetch", "serve"),
-            *("--socket", meeting.socket, "--log", meeting.log),
+            *("--socket", meeting.socket, "--log", meeting.log, "--starter", str(os.getpid())),
         ],
         env=_service_environment(environ, config, meeting),
         cwd=meeting.directory,
@@ -151,6 +171,7 @@ def start_service(
         stderr=subprocess.DEVNULL,
         close_fds=True,  # a pipe of the job's that we held open would never see its end
         start_new_session=True,  # Ctrl-C is for the job
+        preexec_fn=spawn.shield_from_the_start,  # safe: this process has one thread
     )
     try:
         # mpirun binds a rank, and so us, to its core; the service works for all of the node's
@@ -182,9 +203,9 @@ def find_or_start(
     deadline = time.monotonic() + START_TIMEOUT_SECONDS
     started: subprocess.Popen[bytes] | None = None
     saw = "nobody listens"
-    with contextlib.ExitStack() as stack:
-        lock = stack.enter_context(open(f"{meeting.socket}.start", "a"))
-        locked = False
+    mark = meeting.socket + leftovers.START
+    lock_fd: int | None = None
+    try:
         while True:
             try:
                 return NodeClient.connect(meeting.socket, identity, deadline), started
@@ -196,13 +217,10 @@ def find_or_start(
                 saw = str(error)  # one that is just ending: try again
             except OSError as error:
                 saw = f"{meeting.socket}: {error.strerror}"
-            if not locked:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    locked = True
+            if lock_fd is None:
+                lock_fd = leftovers.hold(mark)
+                if lock_fd is not None:
                     continue  # somebody may have started it between our look and our lock
-                except BlockingIOError:
-                    pass
             elif started is None:
                 started = start_service(environ, config, meeting)
             elif started.poll() == 0:
@@ -213,6 +231,9 @@ def find_or_start(
             if time.monotonic() >= deadline:
                 break
             time.sleep(_POLL_SECONDS)
+    finally:
+        if lock_fd is not None:
+            leftovers.release(mark, lock_fd)
     raise UffdPrefetchError(f"no service: {saw}; see {meeting.log}", EXIT_OURS)
 
 
@@ -228,7 +249,7 @@ def job_environment(
     environment["UFFDPREFETCH_RUNDIR"] = meeting.directory
     environment["UFFDPREFETCH_SOCKET"] = meeting.socket
     environment["UFFDPREFETCH_MIN_SIZE"] = str(config.min_size_bytes)
-    environment["UFFDPREFETCH_RESOLVE"] = config.resolve
+    environment["UFFDPREFETCH_LISTEN"] = str(spacing_bytes(config.distance_bytes))
     if config.engine == "pool" or "UFFDPREFETCH_ENGINE" in environment:
         environment["UFFDPREFETCH_ENGINE"] = config.engine  # the one in use, not the one asked for
     environment.pop("UFFDPREFETCH_KEEP_ADVICE", None)
@@ -236,7 +257,7 @@ def job_environment(
         # Watching must not change what is watched: the job's own MADV_RANDOM stays in force.
         environment["UFFDPREFETCH_KEEP_ADVICE"] = "1"
     if preload is not None:
-        environment["LD_PRELOAD"] = prepend_preload(environ.get("LD_PRELOAD"), preload)
+        environment.update(preloading(environ, preload))
     if config.torch != "off" and config.policy != "none":
         before = [entry for entry in [environ.get("PYTHONPATH", "")] if entry]
         environment["PYTHONPATH"] = os.pathsep.join([SITE, *before])
@@ -284,12 +305,13 @@ def _record(
     name = output.expand(config.trace, key, identify(environ).rank, environ)
     mark = None
     if meeting is not None:
-        mark = f"{meeting.socket}.trace"
+        mark = meeting.socket + leftovers.TRACE
         try:
-            os.close(os.open(mark, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+            mark_fd = os.open(mark, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
         except FileExistsError:
             _wait_for_recorder(mark)
             return None
+        fcntl.flock(mark_fd, fcntl.LOCK_SH)  # ours until we end (leftovers.py)
     spec = Spec(
         output_path(name), config.force, list(config.include), MIN_SIZE_BYTES, MAX_EVENTS,
         list(argv), launcher=os.getpid(), quiet=config.quiet,
@@ -351,8 +373,8 @@ def run(
                 preload = preloadable(preload_object(), meeting.directory)
         locks = _own_locks(config, meeting) if config.ownlock else None
         if locks is not None and preload is not None:  # they need no service
-            before = prepend_preload(environ.get("LD_PRELOAD"), preload)
-            environment = {**environ, "LD_PRELOAD": before, LOCKS_VARIABLE: locks.directory}
+            environment = {**environ, **preloading(environ, preload)}
+            environment[LOCKS_VARIABLE] = locks.directory
         client, service = find_or_start(environ, config, meeting)
         if config.engine_asked and service is not None:  # of many ranks the one that started it
             say(engine_choice.told(config))
@@ -400,37 +422,14 @@ def run(
     last = True
     if client is not None and meeting is not None:
         last = _report(config, environ, client, meeting, status, only_record)
+        if last:
+            client.gone(time.monotonic() + TIDY_TIMEOUT_SECONDS)
         client.close()
+    if meeting is not None and last:
+        leftovers.tidy(meeting.socket)
     if recording is not None:
         recording.end(os.waitstatus_to_exitcode(status), wait=last)
     return spawn.end_like(status)
-
-
-def _tidy(meeting: Meeting) -> None:
-    """Remove what this job leaves in the runtime directory: nothing else ever would.
-
-    Losing the start lock to a wrap that comes just now starts two services at worst, of which one
-    finds the other and ends.
-    """
-    with contextlib.suppress(OSError):
-        os.unlink(f"{meeting.socket}.trace")
-    _remove_left_plans(meeting)
-    for path in (f"{meeting.socket}.start", meeting.log):
-        try:
-            if os.stat(path).st_size == 0:  # a log with words in it is kept
-                os.unlink(path)
-        except OSError:
-            pass
-
-
-def _remove_left_plans(meeting: Meeting) -> None:
-    """A service takes what was announced to it away when it ends, unless it was killed."""
-    try:
-        with open(f"{meeting.socket}.lock") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(f"{meeting.socket}{PLAN_SUFFIX}", ignore_errors=True)
-    except OSError:
-        pass  # one serves on, or the last one has ended as it should
 
 
 def _report(
@@ -454,9 +453,9 @@ def _report(
     except TimeoutError:
         say(f"no summary: the service did not answer within 5 s; see {meeting.log}")
         return True
+    client.part()
     if not finished.last:
         return False
-    _tidy(meeting)
     if only_record:
         return True
     from uffdprefetch.report import summary

@@ -22,6 +22,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from uffdprefetch import leftovers
 from uffdprefetch.errors import UffdPrefetchError
 from uffdprefetch.messages import PREFIX
 
@@ -80,7 +81,7 @@ class Live:
             self._thread.join(JOIN_SECONDS)
         if self._shows:
             with contextlib.suppress(OSError):
-                os.unlink(f"{self._socket}.live")
+                os.unlink(self._socket + leftovers.LIVE)
         for fd in self._locks:
             os.close(fd)
         self._locks.clear()
@@ -141,7 +142,7 @@ class Live:
 
     def _alone(self) -> bool:
         """Whether nobody else shows this job, or has a panel on this terminal."""
-        places = [(f"{self._socket}.live", os.O_CREAT | os.O_RDWR)]
+        places = [(self._socket + leftovers.LIVE, os.O_CREAT | os.O_RDWR)]
         if self._terminal:
             with contextlib.suppress(OSError):
                 places.append((os.ttyname(2), os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK))

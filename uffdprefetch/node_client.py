@@ -8,6 +8,8 @@ JOB (pid of the job)        ->
 ... the connection stays open: its hang-up tells the service that the launcher is gone ...
 FINISH (wait status)        ->
                             <-   SUMMARY, with a memfd that holds the JSON
+shutdown of our half        ->
+                            <-   hang-up, when the service has removed its files if it ends too
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from typing import Any, TypeVar
 from uffdprefetch.identity import Identity
 
 MAGIC = 0x50444655  # "UFDP", little-endian
-VERSION = 3
+VERSION = 4
 MESSAGE_BYTES = 256
 HELLO, WELCOME, JOB, FINISH, SUMMARY = 1, 2, 3, 4, 5
 LAUNCHER = 1  # role in HELLO
@@ -143,6 +145,23 @@ class NodeClient:
                     return Finished(_read_summary(descriptors[0], length_bytes), last == 1)
             finally:
                 _close_all(descriptors)
+
+    def part(self) -> None:
+        """Say good-bye after finish(); the service hangs up when it has tidied up (gone())."""
+        try:
+            self._socket.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass
+
+    def gone(self, deadline: float) -> bool:
+        """Wait until the service has hung up; False when it has not by then."""
+        try:
+            while True:
+                _close_all(self._receive(deadline)[2])
+        except ServiceGone:
+            return True
+        except TimeoutError:
+            return False
 
     def close(self) -> None:
         self._socket.close()

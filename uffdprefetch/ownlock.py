@@ -11,12 +11,10 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import socket
 import weakref
 
 from uffdprefetch import rundir
 from uffdprefetch.errors import EXIT_OURS, UffdPrefetchError
-from uffdprefetch.identity import file_name_safe
 
 #: Tells the preload object where the lock files go. Not UFFDPREFETCH_OWNLOCK, the option's own,
 #: which hands the choice to a nested wrap.
@@ -99,11 +97,11 @@ def _remove(directory: str) -> None:
 
 def _sweep(parent: str) -> None:
     """Remove what launchers of this node left that were killed."""
-    ending = f"@{file_name_safe(socket.gethostname())}.sock{SUFFIX}"
     with contextlib.suppress(OSError):
         for name in os.listdir(parent):
             directory = os.path.join(parent, name)
-            if not name.endswith(ending) or not os.path.exists(os.path.join(directory, _USERS)):
+            ours = name.endswith(SUFFIX) and rundir.is_of_node(name[: -len(SUFFIX)])
+            if not ours or not os.path.exists(os.path.join(directory, _USERS)):
                 continue
             with contextlib.suppress(OSError):
                 fd = _hold(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)

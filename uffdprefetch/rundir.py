@@ -10,15 +10,19 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import socket
 import stat
 from collections.abc import Mapping
 
+from uffdprefetch.cgroup import own_mark
 from uffdprefetch.errors import EXIT_CANNOT, EXIT_OURS, UffdPrefetchError
 from uffdprefetch.identity import file_name_safe
 
 #: sun_path holds 108 bytes with the final zero (linux/un.h).
 MAX_SOCKET_PATH_BYTES = 107
+#: The short form of a socket's name: 16 digits for job, node and group, 8 for the node alone.
+_DIGEST = re.compile("[0-9a-f]{24}")
 
 
 def _candidates(environ: Mapping[str, str], uid: int) -> list[str]:
@@ -119,15 +123,20 @@ def existing_directories(environ: Mapping[str, str]) -> list[str]:
     return found
 
 
-def socket_path(directory: str, key: str, node: str | None = None) -> str:
+def socket_path(
+    directory: str, key: str, node: str | None = None, group: str | None = None
+) -> str:
     """The path of the service's socket for a job's ``key``, at most 107 bytes long.
 
-    The node's name is in it, since TMPDIR may lie on a file system that many nodes share; a name
-    that is too long is replaced by its hash.
+    The node's name is in it, since TMPDIR may lie on a file system that many nodes share, and the
+    mark of the control group (cgroup.py; ours by default): KEY@NODE+MARK.sock. A name that is too
+    long is replaced by its hash.
     """
     node = socket.gethostname() if node is None else node
-    name = f"{key}@{file_name_safe(node)}"
-    for stem in (name, hashlib.sha256(name.encode()).hexdigest()[:24]):
+    group = own_mark() if group is None else group
+    name = f"{key}@{file_name_safe(node)}+{group}"
+    digest = hashlib.sha256(name.encode()).hexdigest()[:16] + _node_digest(node)
+    for stem in (name, digest):
         path = os.path.join(directory, f"{stem}.sock")
         if len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES:
             return path
@@ -136,3 +145,17 @@ def socket_path(directory: str, key: str, node: str | None = None) -> str:
         f" ({MAX_SOCKET_PATH_BYTES} bytes); set UFFDPREFETCH_RUNDIR to a shorter one",
         EXIT_OURS,
     )
+
+
+def _node_digest(node: str) -> str:
+    return hashlib.sha256(node.encode()).hexdigest()[:8]
+
+
+def is_of_node(name: str, node: str | None = None) -> bool:
+    """Whether a file's name is one that socket_path() makes on this node (or ``node``)."""
+    node = socket.gethostname() if node is None else node
+    stem, dot, _ = name.rpartition(".sock")
+    key, at, rest = stem.rpartition("@")
+    if at:
+        return bool(dot and key) and rest.rpartition("+")[0] == file_name_safe(node)
+    return bool(dot and _DIGEST.fullmatch(stem)) and stem.endswith(_node_digest(node))

@@ -2,8 +2,9 @@
 """Run a program as if we were not there: its signals, descriptors, environment and status.
 
 What a program can see of its parent is what this file is about. Known differences from a plain
-run: one more process (its parent), and an inherited *ignored* SIGPIPE or SIGXFSZ comes to the
-program as the default, since the interpreter overwrites both before our first line runs.
+run: two more processes (its parent and that one's other child, bystander.py), and an inherited
+*ignored* SIGPIPE or SIGXFSZ comes to the program as the default, since the interpreter overwrites
+both before our first line runs.
 """
 
 from __future__ import annotations
@@ -18,15 +19,40 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import NoReturn
 
+from uffdprefetch.bystander import Bystander
 from uffdprefetch.errors import EXIT_CANNOT_EXECUTE, EXIT_NOT_FOUND, UffdPrefetchError
 
-#: Passed on to the job whoever sent them. Batch systems signal the process that they started, and
-#: that is the wrapper (Slurm's cgroup tracking signals the task, not the task's children).
-FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
-#: The terminal sends these to the whole foreground group: the job has its own already, and passing
-#: ours on would make it two (the second Ctrl-C means "abort at once" to many programs). One that
-#: kill(2) sent came to us alone and is passed on.
-FROM_TERMINAL = (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP)
+#: Taken and passed on. Batch systems signal the process that they started, and that is the wrapper
+#: (Slurm's cgroup tracking signals the task, not the task's children). One that came to the job
+#: anyway, because it was sent to its process group or to a whole tree of processes, is not passed
+#: on: that would make it two, and the second Ctrl-C means "abort at once" to many programs.
+FORWARDED = (
+    *(signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT),
+    *(signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP),
+)
+#: From the kernel these come from the terminal, which sends them to the whole foreground group.
+FROM_TERMINAL = frozenset({signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP})
+#: What a process of ours beside the job does not ignore: faults of its own, its children's ends,
+#: what tells of leases and of the wish that it should end, and what has no effect by default.
+_OUR_OWN = frozenset({
+    signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE,
+    signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS, signal.SIGCHLD, signal.SIGCONT, signal.SIGIO,
+    signal.SIGTERM, signal.SIGURG, signal.SIGWINCH,
+})  # fmt: skip
+
+
+def shield() -> None:
+    """Ignore every signal that is meant for the job: job managers that signal all processes of a
+    step reach ours as well."""
+    for number in signal.valid_signals() - _OUR_OWN:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def shield_from_the_start() -> None:
+    """The same in a child of ours before its program is executed; SIGTERM too, until that has a
+    handler of its own."""
+    shield()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def inherited_environment() -> dict[str, str]:
@@ -92,7 +118,7 @@ def run(
     """
     handled = [
         number
-        for number in (*FORWARDED, *FROM_TERMINAL)
+        for number in FORWARDED
         if signal.getsignal(number) != signal.SIG_IGN  # nohup's SIGHUP stays ignored, for both
     ]
     # Blocked and taken with sigwaitinfo() rather than in handlers: nothing is lost between fork
@@ -101,6 +127,8 @@ def run(
     # With SIGCHLD ignored (some launchers leave it so) the kernel would throw the status away.
     chld_ignored = signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+    bystander = Bystander.start(handled)
 
     def in_child() -> None:
         if chld_ignored:
@@ -122,14 +150,19 @@ def run(
                 raise
             job = spawn(_as_script(argv, environment))
     except OSError as error:
+        bystander.end()
         signal.pthread_sigmask(signal.SIG_SETMASK, original_mask)
         raise _cannot_execute(argv[0], error) from None
-    started(job.pid)
-    return _wait(job, {*handled, signal.SIGCHLD}, child_changed, around_stop)
+    try:
+        started(job.pid)
+        return _wait(job, bystander, {*handled, signal.SIGCHLD}, child_changed, around_stop)
+    finally:
+        bystander.end()
 
 
 def _wait(
     job: subprocess.Popen[bytes],
+    bystander: Bystander,
     waited: set[signal.Signals],
     child_changed: Callable[[], None],
     around_stop: Callable[[], AbstractContextManager[None]],
@@ -144,11 +177,12 @@ def _wait(
                 return status
             child_changed()
             continue
-        # si_code > 0: the kernel, for the terminal; else a process called kill(2) or a relative.
-        if number in FORWARDED or info.si_code <= 0:
+        # si_code > 0: the kernel; else a process called kill(2) or a relative of it
+        from_terminal = number in FROM_TERMINAL and info.si_code > 0
+        if not from_terminal and not bystander.has_got(info.si_signo, info.si_pid):
             os.kill(job.pid, number)  # not reaped yet, so the pid is still the job's
         if number == signal.SIGTSTP:
-            with around_stop():
+            with around_stop(), bystander.ours_is_late():
                 _stop_ourselves()
 
 

@@ -57,7 +57,6 @@ class RingCounts(NamedTuple):
     dropped: int
     faults: int
     laid: int
-    taken: int
     rearmed: int
     failed: int
     overlays: int
@@ -137,39 +136,6 @@ def is_uffd(fd: int) -> bool:
     return os.readlink(f"/proc/self/fd/{fd}") == "anon_inode:[userfaultfd]"
 
 
-class Resolver:
-    """The thread that answers faults in the service (``--resolve service``)."""
-
-    def __init__(self, event_fd: int) -> None:
-        pointer = _ffi.new("struct up_resolver **")
-        _checked(_lib.up_resolver_create(pointer, event_fd), "resolver thread")
-        self._pointer = pointer[0]
-
-    def add(self, uffd: int, ring: Ring) -> int:
-        """Take over uffd (owned from now on); returns the slot for the other calls."""
-        return _checked(_lib.up_resolver_add(self._pointer, uffd, ring.pointer), "resolver slot")
-
-    def remove(self, slot: int) -> None:
-        """Close the uffd: threads that wait go on."""
-        _lib.up_resolver_remove(self._pointer, slot)
-
-    def map(self, slot: int, region: int, address: int, length: int, offset: int) -> None:
-        """Tell which addresses are which bytes of the file."""
-        _checked(
-            _lib.up_resolver_map(self._pointer, slot, region, address, length, offset),
-            "resolver region",
-        )
-
-    def unmap(self, slot: int, region: int) -> None:
-        """Forget a region."""
-        _lib.up_resolver_unmap(self._pointer, slot, region)
-
-    def close(self) -> None:
-        """Stop the thread and close every uffd it holds."""
-        _lib.up_resolver_destroy(self._pointer)
-        self._pointer = _ffi.NULL
-
-
 def resident_bytes(fd: int, offset: int, length: int) -> tuple[int | None, str]:
     """Bytes of [offset, +length) in the page cache and who said so.
 
@@ -214,6 +180,10 @@ class WarmResult:
     method: int
     chunk_bytes: int
     error: int
+    sensor: int = 0
+    asked_bytes: int = 0
+    came_bytes: int = 0
+    storage_bytes: int = -1
 
 
 class Workers:

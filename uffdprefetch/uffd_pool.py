@@ -124,18 +124,42 @@ class Pool:
 
     # -------------------------------------------------------------- files
 
-    def add_file(self, fd: int, size_bytes: int) -> tuple[int, int]:
-        """(its number, the descriptor that the jobs map). ``fd`` stays the caller's.
+    def add_file(self, fd: int, size_bytes: int, unit_bytes: int = 0) -> tuple[int, int]:
+        """(its number, the descriptor that the jobs map). ``fd`` stays the caller's;
+        ``unit_bytes``: what one request to its storage brings (0: nothing to round to).
 
         Raises OSError: ENOMEM, EFBIG, EMFILE, or ENOSPC for one file too many.
         """
         memfd = _ffi.new("int *")
-        number = _checked(_lib.up_pool_file(self._pointer, fd, size_bytes, memfd), "pool memfd")
+        number = _checked(
+            _lib.up_pool_file(self._pointer, fd, size_bytes, unit_bytes, memfd), "pool memfd"
+        )
         return number, int(memfd[0])
 
     def forget_file(self, number: int) -> bool:
         """Free its memory; False while somebody maps it or a thread reads it."""
         return int(_lib.up_pool_forget(self._pointer, number)) == 0
+
+    def hush_file(self, number: int) -> None:
+        """End what is still to be read of a file that nobody maps."""
+        _lib.up_pool_hush(self._pointer, number)
+
+    def park_file(self, number: int) -> bool:
+        """Close its descriptors and keep its memory; False while somebody maps or reads it."""
+        return int(_lib.up_pool_park(self._pointer, number)) == 0
+
+    def unpark_file(self, number: int, fd: int) -> None:
+        """Open it again as add_file() did. Raises OSError."""
+        _checked(_lib.up_pool_unpark(self._pointer, number, fd), "pool file")
+
+    def drop_file(self, number: int) -> None:
+        """All that is there of it goes and is read again when it is touched: it has changed."""
+        _lib.up_pool_drop(self._pointer, number)
+
+    @property
+    def pointer(self) -> Any:
+        """The C side's, for uffd_compare."""
+        return self._pointer
 
     def books(self, number: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint32]]:
         """(state, time of the last touch in ms) of each chunk: the pool's own memory."""

@@ -25,7 +25,7 @@ from typing import Any
 from uffdprefetch import rundir
 from uffdprefetch.dashboard.model import SCHEMA
 from uffdprefetch.errors import EXIT_CANNOT, EXIT_USAGE, UffdPrefetchError
-from uffdprefetch.identity import Identity, file_name_safe
+from uffdprefetch.identity import Identity
 from uffdprefetch.node_client import NodeClient, NotOurService, ServiceGone, pack
 
 SNAPSHOT = 7
@@ -90,10 +90,6 @@ class Run:
     document: dict[str, Any]
 
 
-def _node_name() -> str:
-    return file_name_safe(socket.gethostname())
-
-
 def sockets(environ: Mapping[str, str], net_unix: str | None = None) -> list[str]:
     """Paths of sockets that may be services' of ours on this node, without connecting.
 
@@ -114,17 +110,10 @@ def sockets(environ: Mapping[str, str], net_unix: str | None = None) -> list[str
                 net_unix = Path("/proc/net/unix").read_text(errors="surrogateescape")
         for path in _LISTENING.findall(net_unix or ""):
             with contextlib.suppress(UffdPrefetchError):
-                if path not in found and _is_service(path):
+                if path not in found and rundir.is_of_node(os.path.basename(path)):
                     rundir.check(os.path.dirname(path), os.geteuid())
                     found.append(path)
-    return [path for path in found if _is_service(path)]
-
-
-def _is_service(path: str) -> bool:
-    """By its name: KEY@NODE.sock of this node, or a hash (rundir.socket_path)."""
-    stem = os.path.basename(path)[: -len(".sock")]
-    key, at, node = stem.rpartition("@")
-    return (bool(key) and node == _node_name()) if at else bool(re.fullmatch("[0-9a-f]{24}", stem))
+    return [path for path in found if rundir.is_of_node(os.path.basename(path))]
 
 
 def runs(environ: Mapping[str, str]) -> list[Run]:
@@ -188,7 +177,8 @@ def _of_somebody_else(wanted: str) -> str:
     """A word more where the run is there, but another user's."""
     with contextlib.suppress(OSError):
         for path in _LISTENING.findall(Path("/proc/net/unix").read_text(errors="replace")):
-            if os.path.basename(path).startswith(wanted) and _is_service(path):
+            name = os.path.basename(path)
+            if name.startswith(wanted) and rundir.is_of_node(name):
                 uid = os.stat(os.path.dirname(path)).st_uid
                 if uid != os.geteuid():
                     with contextlib.suppress(KeyError):

@@ -2,7 +2,7 @@
 """Fault injection: the service killed, and agents made to end, at chosen and at random moments.
 
 ``make campaign`` runs the full size, tests/test_campaign.py a small one. Four ranks read one file
-without pause, through dense checkpoints that slide, and through second mappings that are given back
+without pause, through dense checkpoints, and through second mappings that are given back
 in part. A trial then takes the service away with SIGKILL, or each agent ends at a step of its own.
 Every rank goes on for some passes, and every SHA-256 over all bytes that it ever took must be that
 of the file.
@@ -20,6 +20,6 @@ in a mapping's place (three steps), arm a page behind the reader and give the ma
 faults are the service's.
 
 With ``cache-plan`` and ``pool-plan`` each rank reads in a shuffled order of its own, which a plan
-file tells (--plan): the service lays its checkpoints, warms and evicts by that. The second mapping
+file tells (--plan): the service warms and evicts by that. The second mapping
 is read beside it, in no known order.
 """

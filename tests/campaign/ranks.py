@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The job of a trial: a launcher that starts four ranks, as mpirun would, and the ranks.
 
-    python ranks.py FILE [--stop] [STATE:STEP|- ...]   launcher; where rank 0, 1, ... is to lose
-                                                       its agent, or to stand still with it
+    python ranks.py FILE [--stop|--all] [STATE:STEP|- ...]
+                                                       launcher; where rank 0, 1, ... is to lose
+                                                       the one of our threads that comes there,
+                                                       both (--all), or to stand still with it
     python ranks.py FILE --rank                        one rank, told by RANK
 
 Each rank says who it is, reads until the file "go" appears, then some passes more. Where there is a
@@ -104,7 +106,7 @@ def read(path: str) -> None:
 
     # One rank (and whoever is to lose its agent at that) relies on the service to arm behind it
     # what it has touched; the others do it themselves, with every pass.
-    rearming = os.environ.get("UFFDPREFETCH_TEST_AGENT_EXIT_STATE") == "4"
+    rearming = os.environ.get("UFFDPREFETCH_TEST_AGENT_EXIT_STATE") == "3"
     relies = rearming or os.environ["RANK"] == str(RANKS - 1)
 
     def one_pass() -> None:
@@ -117,7 +119,8 @@ def read(path: str) -> None:
     while not os.path.exists("go"):
         one_pass()
     one_pass()  # whatever the agent does now
-    until(lambda: not agents(), "the agent's end")
+    if os.environ.get("UFFDPREFETCH_TEST_AGENT_EXIT_ALL", "1") == "1":
+        until(lambda: not agents(), "the agent's end")
     for _ in range(PASSES_AFTER):
         one_pass()
     say(digests=sorted(digests), wrong=second.wrong, agents=len(agents()), left=m.checkpoints())
@@ -140,11 +143,12 @@ def launch(path: str, points: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    if sys.argv[2:] == ["--rank"]:
-        read(sys.argv[1])
+    path, *arguments = sys.argv[1:]
+    if arguments == ["--rank"]:
+        read(path)
     else:
-        arguments = sys.argv[2:]
         if arguments[:1] == ["--stop"]:
             os.environ["UFFDPREFETCH_TEST_AGENT_STOP"] = "1"
-            arguments = arguments[1:]
-        sys.exit(launch(sys.argv[1], arguments))
+        else:
+            os.environ["UFFDPREFETCH_TEST_AGENT_EXIT_ALL"] = str(int(arguments[:1] == ["--all"]))
+        sys.exit(launch(path, [word for word in arguments if not word.startswith("--")]))

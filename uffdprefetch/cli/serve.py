@@ -11,23 +11,35 @@ from uffdprefetch.config import Config
 from uffdprefetch.node.serve import serve
 
 
+class Log(logging.FileHandler):
+    """A file that is opened with the first warning, which may be that no file can be opened."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            super().emit(record)
+        except OSError:
+            pass  # the service is more than its log
+
+
 class Command:
     """Serve the ranks of one job on this node (started by wrap)."""
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--socket", required=True, help="path of the socket to listen on")
-        parser.add_argument("--log", required=True, help="file for warnings")
+        parser.add_argument("--log", required=True, help="file for warnings, made with the first")
+        parser.add_argument("--starter", type=int, default=0, help="pid of the launcher")
 
     def run(self, args: argparse.Namespace, rest: list[str] | None) -> int:
         text = os.environ.get("UFFDPREFETCH_SERVE_CONFIG")
         config = Config.from_json(text) if text else Config()
         logging.basicConfig(
-            filename=args.log,
+            handlers=[Log(args.log, delay=True)],
             level=logging.INFO if config.verbose else logging.WARNING,
             format="%(asctime)s %(levelname)s %(message)s",
         )
         try:
-            return serve(args.socket, config, os.environ.get("UFFDPREFETCH_RUN", "?"))
+            key = os.environ.get("UFFDPREFETCH_RUN", "?")
+            return serve(args.socket, config, key, args.starter)
         except BaseException:
             logging.exception("the service failed")
             raise

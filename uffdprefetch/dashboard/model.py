@@ -73,7 +73,7 @@ class File:
     changed: str | None
     resident_bytes: int | None
     resident_why: str | None
-    prefetched_bytes: int
+    prefetched_bytes: int | None  # None: nobody tells what was cached before
     used_bytes: int | None
     wasted_bytes: int | None
     pool_resident_bytes: int | None = None
@@ -271,7 +271,7 @@ def _file(f: Mapping[str, Any]) -> File:
         changed=f["changed"],
         resident_bytes=f["resident_bytes"],
         resident_why=f["resident_why"],
-        prefetched_bytes=int(f["prefetched_bytes"]),
+        prefetched_bytes=f["prefetched_bytes"],
         used_bytes=f["used_bytes"],
         wasted_bytes=f["wasted_bytes"],
         pool_resident_bytes=f.get("pool_resident_bytes"),

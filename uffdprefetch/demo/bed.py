@@ -224,12 +224,15 @@ class SlowBed:
     """A directory, mounted read-only behind a slow link; a context manager.
 
     Args:
-        source: the directory to show. It must not change while the bed is mounted.
+        source: the directory to show. It must not change while the bed is mounted, except with
+            `writers_behind`.
         mountpoint: an existing empty directory; None makes one and removes it afterwards.
         bandwidth: bytes per second of the link that all reads share; 0 is no limit.
         latency_us: microseconds added to each reply after its transfer.
         read_ahead_kb: the mount's readahead window in KiB (root only); None leaves the
             kernel's default, 128.
+        writers_behind: attributes are not cached, and the source may be written by "another
+            client": see write_behind() and freeze_times().
     """
 
     def __init__(
@@ -240,6 +243,7 @@ class SlowBed:
         bandwidth: int = DEFAULT_BANDWIDTH,
         latency_us: int = DEFAULT_LATENCY_US,
         read_ahead_kb: int | None = None,
+        writers_behind: bool = False,
     ) -> None:
         self.source = Path(source)
         self._own_mountpoint = mountpoint is None
@@ -248,6 +252,7 @@ class SlowBed:
         self._first_bandwidth = bandwidth
         self._first_latency_us = latency_us
         self._first_read_ahead_kb = read_ahead_kb
+        self._writers_behind = writers_behind
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> SlowBed:
@@ -297,6 +302,7 @@ class SlowBed:
                 "--exit-with-stdin",
                 f"--bandwidth={self._first_bandwidth}",
                 f"--latency-us={self._first_latency_us}",
+                *(["--writers-behind"] if self._writers_behind else []),
                 str(self.source),
                 str(where),
             ],
@@ -377,6 +383,38 @@ class SlowBed:
     def reset(self) -> None:
         """Set the counters to zero."""
         self._command("reset")
+
+    def write_behind(
+        self,
+        name: str | os.PathLike[str],
+        offset_bytes: int,
+        data: bytes,
+        *,
+        pages_go: bool = True,
+        keep_mtime: bool = False,
+    ) -> None:
+        """Write the source's file as another client of the same storage would.
+
+        Args:
+            name: relative to the source. It must have been looked up through the mount.
+            pages_go: the mount's cached pages of the written range are gone on return, as under a
+                distributed lock (Lustre, GPFS); False: nothing is told, as on NFS.
+            keep_mtime: the file's mtime stays what it was (its ctime moves; see freeze_times()).
+        """
+        fd = os.open(self.source / name, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            before = os.fstat(fd)
+            os.pwrite(fd, data, offset_bytes)
+            if keep_mtime:
+                os.utime(fd, ns=(before.st_atime_ns, before.st_mtime_ns))
+        finally:
+            os.close(fd)
+        if pages_go:
+            self._command(f"invalidate={offset_bytes} {len(data)} {os.fspath(name)}")
+
+    def freeze_times(self, frozen: bool) -> None:
+        """Show every file's times as at its first look-up (with `writers_behind` only)."""
+        self._command("times=frozen" if frozen else "times=live")
 
     def counters(self) -> dict[str, Any]:
         """Counters since the mount or the last reset, and the settings.

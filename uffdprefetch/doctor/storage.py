@@ -14,23 +14,14 @@ from typing import Any
 from uffdprefetch.doctor import syscalls as sc
 from uffdprefetch.doctor.check import CANNOT, LIMIT, NOTE, OK, SKIPPED, Check, why
 from uffdprefetch.units import format_duration, format_size
+from uffdprefetch.warm import file_systems
+from uffdprefetch.warm.file_systems import LUSTRE, PREAD, PROBE
 
 WARM_BYTES = 4 << 20
 #: How many 4 MiB extents are looked at in search of a cold one.
 _EXTENTS_TRIED = 2048
 #: readahead(2) only submits; a server that has not answered by then counts as "does nothing".
 _SETTLE_SECONDS = 2.0
-
-LUSTRE = 0x0BD00BD0
-#: f_type of statfs(2): include/uapi/linux/magic.h and the file systems' own headers.
-FILE_SYSTEMS = {
-    LUSTRE: "Lustre", 0xEF53: "ext2/3/4", 0x58465342: "XFS", 0x9123683E: "btrfs", 0x6969: "NFS",
-    0x01021994: "tmpfs", 0x858458F6: "ramfs", 0x65735546: "FUSE", 0x794C7630: "overlayfs",
-    0x47504653: "GPFS", 0x00C36400: "Ceph", 0xFF534D42: "CIFS", 0xFE534D42: "SMB2",
-    0x19830326: "BeeGFS", 0x2FC12FC1: "ZFS", 0x73717368: "squashfs", 0xE0F5E1E2: "EROFS",
-    0x01021997: "9p", 0xF2F52010: "F2FS", 0x5346414F: "AFS", 0x958458F6: "hugetlbfs",
-}  # fmt: skip
-_MEMORY = {0x01021994, 0x858458F6, 0x958458F6}
 
 
 def record_file(path: str) -> str:
@@ -68,34 +59,38 @@ def readable(path: str) -> Check:
 
 def file_system(path: str) -> Check:
     """Which file system, from statfs(2)."""
-    magic = sc.file_system_magic(path)
-    kind = FILE_SYSTEMS.get(magic, f"unknown (0x{magic:08X})")
-    values = {"magic": magic, "name": FILE_SYSTEMS.get(magic)}
+    magic = file_systems.type_of(path)
+    known = file_systems.known(magic)
+    name = known.name if magic in file_systems.FILE_SYSTEMS else None
+    values = {"magic": magic, "name": name}
+    if known.in_memory:
+        return Check("file system", NOTE, f"{known.name}: it is memory itself",
+                     "nothing to prefetch", values=values)  # fmt: skip
     if magic == LUSTRE:
         follows = "4 MiB preads that are not speculative fill its cache; MADV_RANDOM is swallowed"
-    elif magic in _MEMORY:
-        return Check("file system", NOTE, f"{kind}: it is memory itself", "nothing to prefetch",
-                     values=values)  # fmt: skip
+    elif known.call == PROBE:
+        follows = "which call fills its cache is tried: below, and on each file of a run"
     else:
-        follows = "which call fills its cache is tried below"
-    return Check("file system", OK, kind, follows, values=values)
+        follows = f"{file_systems.CALLS[known.call]} fills its cache; each run checks that it does"
+    return Check("file system", OK, known.name, follows, values=values)
 
 
 def read_ahead(path: str) -> Check:
     """read_ahead_kb of the backing device. Only read: writing a Lustre client's panics the node."""
     name = "read_ahead_kb"
     device = os.stat(path).st_dev
-    place = f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb"
-    lustre = sc.file_system_magic(path) == LUSTRE
-    try:
-        kilobytes = int(Path(place).read_text())
-    except (OSError, ValueError):
-        return Check(name, NOTE, f"no {place}", "taken as 128")
-    values = {"read_ahead_bytes": kilobytes * 1024}
+    never = ""
+    if file_systems.type_of(path) == LUSTRE:
+        never = "; NEVER write this file on Lustre, the next read panics the node"
+    size_bytes = file_systems.read_ahead_bytes(device)
+    if size_bytes is None:
+        mounts = Path("/proc/self/mountinfo").read_text()
+        place = file_systems.read_ahead_files(device, mounts)[0]
+        return Check(name, NOTE, f"no {place}", f"a run finds out what one call brings{never}")
+    kilobytes = size_bytes >> 10
+    values = {"read_ahead_bytes": size_bytes}
     if kilobytes == 0:
-        follows = "readahead(2) does nothing here: pread is used"
-        if lustre:
-            follows += "; NEVER write this file on Lustre, the next read panics the node"
+        follows = f"readahead(2) does nothing here: pread is used{never}"
     else:
         follows = f"one readahead(2) loads about {format_size(kilobytes * 1024)}; windows take many"
     return Check(name, OK, str(kilobytes), follows, values=values)
@@ -178,7 +173,7 @@ def warm(path: str) -> Check:
     size_bytes = os.fstat(fd).st_size
     if size_bytes == 0:
         return Check(name, SKIPPED, "the file is empty", "not tried")
-    if sc.file_system_magic(path) in _MEMORY:
+    if file_systems.known(file_systems.type_of(path)).in_memory:
         return Check(name, SKIPPED, "the file lies in memory", "not tried")
     eye = Residency(fd)
     if eye.sensor == "mincore" and not eye.trusted:
@@ -205,10 +200,18 @@ def _warm_extent(name: str, path: str, eye: Residency, offset: int, length: int)
     wanted = -(-length // sc.PAGE_BYTES)
     where = f"{format_size(length)} at offset {offset}"
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    sc.readahead(fd, offset, length)
-    by_readahead = _settled(eye, offset, length)
     values: dict[str, Any] = {"offset_bytes": offset, "length_bytes": length}
-    values.update(wanted_pages=wanted, readahead_pages=by_readahead)
+    values["wanted_pages"] = wanted
+    ahead_bytes = file_systems.read_ahead_bytes(os.fstat(fd).st_dev)
+    choice = file_systems.choose(file_systems.type_of(fd), ahead_bytes, True)
+    values["chosen"] = choice.reason
+    share = "as is known of this file system"
+    by_readahead = 0
+    if choice.call != PREAD:
+        sc.readahead(fd, offset, length)
+        by_readahead = _settled(eye, offset, length)
+        values["readahead_pages"] = by_readahead
+        share = f"readahead(2) filled {by_readahead} of {wanted} pages"
     if by_readahead >= wanted:
         return Check(name, OK, f"readahead(2) filled {where}", "readahead(2) is used here",
                      values=values)  # fmt: skip
@@ -219,7 +222,11 @@ def _warm_extent(name: str, path: str, eye: Residency, offset: int, length: int)
     seconds = time.monotonic() - start
     by_pread = eye.pages(offset, length)
     values["pread_pages"], values["pread_seconds"] = by_pread, seconds
-    share = f"readahead(2) filled {by_readahead} of {wanted} pages"
+    if got == length and by_pread >= wanted and choice.call == PREAD:
+        return Check(
+            name, OK, f"pread, FADV_RANDOM filled {where} in {format_duration(seconds)}",
+            f"pread is used here, {share}", values=values,
+        )  # fmt: skip
     if got == length and by_pread >= wanted:
         how = "in several calls" if by_readahead else "never: pread is used"
         return Check(

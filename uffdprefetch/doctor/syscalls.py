@@ -157,14 +157,6 @@ def mincore_pages(fd: int, offset: int, length: int) -> int:
     return sum(byte & 1 for byte in vector.raw[:pages])
 
 
-def file_system_magic(path: str) -> int:
-    """f_type of statfs(2), the first word of the structure on 64-bit machines."""
-    buffer = ctypes.create_string_buffer(256)
-    if _libc.statfs(os.fsencode(path), buffer) < 0:
-        raise _fail("statfs")
-    return int(struct.unpack_from("<q", buffer)[0]) & 0xFFFFFFFF
-
-
 def unshare_mounts() -> None:
     """A mount namespace of our own, in which nothing propagates to the machine's."""
     new_namespace, rec_private = 0x00020000, 0x4000 | (1 << 18)  # CLONE_NEWNS; MS_REC|MS_PRIVATE

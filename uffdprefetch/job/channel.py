@@ -30,7 +30,7 @@ ENDED = 1 << 63
 
 # csrc/wire.h
 _HEADER = struct.Struct("<IHH")
-_MAGIC, _VERSION, _MESSAGE_BYTES = 0x50444655, 3, 256
+_MAGIC, _VERSION, _MESSAGE_BYTES = 0x50444655, 4, 256
 _HELLO, _PLAN, _PLANNER = 1, 20, 5
 _HELLO_BODY = struct.Struct("<Iii")
 _PLAN_BODY = struct.Struct("<IiI")

@@ -11,15 +11,22 @@ from typing import TYPE_CHECKING
 
 from uffdprefetch.config import Config
 from uffdprefetch.node import wire
-from uffdprefetch.node.files import MEMORY_FILE_SYSTEMS, FileState, Key
+from uffdprefetch.node.files import MEMORY_FILE_SYSTEMS, FileState, Key, generation
 from uffdprefetch.node.ledger import Ledger
-from uffdprefetch.warm.scheduler import Scheduler
+from uffdprefetch.node.opening import Opened
+from uffdprefetch.warm.scheduler import Scheduler, now_ns
 
 if TYPE_CHECKING:
     from uffdprefetch.node.pool import NodePool
 
-#: Files without a region that are kept ready for the next epoch's workers.
-IDLE_FILES_MAX = 64
+MS = 1_000_000
+#: A file that nobody maps is kept open so long: the next batch maps it again. Together with LOOK_NS
+#: and a read that is under way, below the second after which none may be open.
+IDLE_NS = 700 * MS
+#: Meanwhile it is looked at so often: one that is deleted holds its space.
+LOOK_NS = 50 * MS
+#: Closed files of which is known what the next epoch needs: checkpoint pages, the pool's pages.
+PARKED_MAX = 64
 
 
 class FileTable:
@@ -30,32 +37,45 @@ class FileTable:
         self._scheduler = scheduler
         self._ledger = ledger
         self.files: dict[Key, FileState] = {}
+        self.parked: dict[Key, FileState] = {}  # closed, to be opened again at their next mapping
+        self.look_ns = 0
+        self.waits = False  # look again when a worker has ended
         self.pool: NodePool | None = None
 
-    def find(self, a: wire.Attach, fd: int | None) -> tuple[FileState | None, str, str]:
-        """(file, path, '') of a mapping, opened at its first one; (None, path, why) when it is
-        not wanted."""
+    def known(self, a: wire.Attach, fd: int | None) -> FileState | None:
+        """The file of a mapping, when it is under management; ``fd``: what is mapped."""
+        file = self.files.get((a.device, a.inode, a.size_bytes, a.mtime_ns))
+        if file is None or (fd is not None and generation(fd) != file.generation):
+            return None  # or another file has its number now: admit() says so
+        file.resting, file.idle_ns = False, 0
+        file.opened_again = file.opened_again or fd is not None
+        return file
+
+    def admit(self, a: wire.Attach, opened: Opened) -> tuple[FileState | None, str, str]:
+        """(file, path, '') of a mapping, of which ``opened`` is taken over; (None, path, why) when
+        it is not wanted. Raises OSError, MemoryError."""
         key = (a.device, a.inode, a.size_bytes, a.mtime_ns)
         file = self.files.get(key)
         if file is not None:
-            if fd is not None:
-                os.close(fd)
+            same = generation(opened.fd) == file.generation
+            opened.close()
+            file.resting, file.idle_ns, file.opened_again = False, 0, True
+            if not same:
+                return None, file.path, "another file has its number now"
             return file, file.path, ""
-        if fd is None:
-            return None, f"inode {a.inode}", "unknown file of a forked process"
         with contextlib.ExitStack() as undo:
-            undo.callback(os.close, fd)
-            path = os.readlink(f"/proc/self/fd/{fd}")
-            why = self._unfit(key, fd, path)
+            undo.callback(opened.close)
+            path = os.readlink(f"/proc/self/fd/{opened.fd}")
+            why = self._unfit(key, opened.fd, path)
             if why:
                 return None, path, why
-            file = FileState.open(fd, path)
+            file = self._open_again(key, opened) or FileState.open(opened, path)
             undo.pop_all()
         if file.file_system in MEMORY_FILE_SYSTEMS:
             file.close()
             return None, path, f"{file.file_system} is memory already"
-        self._forget_idle_files()
         self.files[key] = file
+        self.look_ns = now_ns() + LOOK_NS  # it may be refused
         return file, path, ""
 
     def _unfit(self, key: Key, fd: int, path: str) -> str:
@@ -76,11 +96,67 @@ class FileTable:
             return "a lock file or a library"
         return ""
 
-    def _forget_idle_files(self) -> None:
-        idle = [(key, f) for key, f in self.files.items() if not f.attached and f.fd >= 0]
-        for _, file in idle[: max(0, len(idle) - IDLE_FILES_MAX)]:
-            if not self._scheduler.busy_with(file) and (not self.pool or self.pool.forget(file)):
-                self._scheduler.forget_file(file)
-                self._ledger.close_file(file)
-                del self.files[file.key]
-                file.close()
+    # -------------------------------------------------------------- files that nobody maps
+
+    def left(self, file: FileState, at_once: bool = False) -> None:
+        """A mapping of the file has gone. ``at_once``: with its process, so that who waits for that
+        (to unmount, to delete) finds the file closed; else the next mapping is often near."""
+        if not file.attached:
+            now = now_ns()
+            file.idle_ns = now - IDLE_NS if at_once else now
+            self.look_ns = now
+
+    def look(self, now: int) -> None:
+        """Close what nobody maps: a file that was deleted at once, others a little later. One that
+        a worker still reads waits for that (``waits``): call again at ``look_ns`` (0: no need)."""
+        self.look_ns, self.waits = 0, False
+        for file in [f for f in self.files.values() if not f.attached]:
+            file.idle_ns = file.idle_ns or now
+            deleted = file.deleted()
+            if not deleted and now - file.idle_ns < IDLE_NS:
+                self.look_ns = now + LOOK_NS
+                continue
+            file.resting = True
+            self._scheduler.forget_file(file)
+            busy = self._scheduler.busy_with(file)
+            self.waits |= busy
+            if not deleted and file.in_use():  # somebody has a copy that only we keep right
+                self.look_ns = now + LOOK_NS
+                continue
+            if busy and file.pooled is not None and self.pool is not None:
+                self.pool.pool.hush_file(file.pooled.number)
+            if busy or not self._out_of_the_pool(file, deleted):
+                self.look_ns = now + LOOK_NS
+                continue
+            del self.files[file.key]
+            if deleted:
+                self._drop(file)
+            else:
+                file.park()
+                self.parked[file.key] = file
+        while len(self.parked) > PARKED_MAX:
+            file = self.parked.pop(next(iter(self.parked)))
+            self._out_of_the_pool(file, True)
+            self._drop(file)
+
+    def _drop(self, file: FileState) -> None:
+        self._ledger.close_file(file)
+        file.close()
+
+    def _out_of_the_pool(self, file: FileState, for_good: bool) -> bool:
+        """Whether the pool has let go of the file: of its descriptors, or of its pages too."""
+        if self.pool is None or file.pooled is None:
+            return True
+        return self.pool.forget(file) if for_good else self.pool.park(file)
+
+    def _open_again(self, key: Key, opened: Opened) -> FileState | None:
+        """One that was known and nobody mapped. Raises OSError."""
+        file = self.parked.get(key)
+        if file is None:
+            return None
+        if file.pooled is not None and self.pool is not None:
+            self.pool.unpark(file, opened.fd)
+        del self.parked[key]
+        if not file.unpark(opened) and file.pooled is not None and self.pool is not None:
+            self.pool.forget(file)  # its pages may be of before
+        return file

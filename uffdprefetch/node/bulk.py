@@ -16,7 +16,7 @@ from typing import Any
 from uffdprefetch import uffd, uffd_pool
 from uffdprefetch.config import Config
 from uffdprefetch.node.client import Client, Region
-from uffdprefetch.node.files import BLOCK_BYTES, FileState, Key, read_ahead_bytes
+from uffdprefetch.node.files import BLOCK_BYTES, FileState, Key
 from uffdprefetch.node.layout import Layout
 from uffdprefetch.node.ledger import Ledger, describe_stream
 from uffdprefetch.node.wire import Verdict
@@ -26,6 +26,7 @@ from uffdprefetch.progress.jumps import Jumps
 from uffdprefetch.progress.streams import Stream
 from uffdprefetch.units import format_size
 from uffdprefetch.warm import limits
+from uffdprefetch.warm.file_systems import read_ahead_bytes
 from uffdprefetch.warm.scheduler import EXTENT_BYTES, LAST, PATIENT, Scheduler, now_ns
 
 MIB, MS = 1 << 20, 1_000_000
@@ -230,6 +231,8 @@ class Bulk:
         for book in self._books.values():
             if book.file.attached:
                 book.mapped_ns = now
+            if book.file.resting:
+                continue
             if book.state == WATCHED:
                 if now >= book.judge_ns and book.random() and not book.file.changed:
                     book.judge_ns = now + JUDGE_NS

@@ -14,17 +14,18 @@ from uffdprefetch import uffd
 from uffdprefetch.intervals import IntervalSet
 from uffdprefetch.node import wire
 from uffdprefetch.node.files import FileState
-from uffdprefetch.node.processes import Watched, ancestors
+from uffdprefetch.node.processes import Watched, ancestors, rights
 from uffdprefetch.plan.checkpoints import Span
 from uffdprefetch.progress.streams import Stream, StreamTable
 
 if TYPE_CHECKING:
     from uffdprefetch.node.planned import PlannedReader
 
+#: Numbers of regions that no agent has given (node/observe.py); those of agents end below it
+#: (csrc/mapping.c, claim_region).
+FIRST_OBSERVED = 1 << 32
 #: A client that does not read is cut off: its commands must not pile up here.
 OUTBOX_MAX = 4096
-#: Commands that a failure may still be told of.
-LAYING_MAX = 256
 
 
 @dataclass
@@ -40,12 +41,9 @@ class Region:
     shared: bool
     table: StreamTable
     span: Span
+    offered: list[int] = field(default_factory=list)  # pages that the agent was told to lay
     laid: set[int] = field(default_factory=set)  # pages with a checkpoint over them
     fired: dict[int, int] = field(default_factory=dict)  # laid, touched, not armed again: ns
-    sparse: set[int] = field(default_factory=set)  # over all of it
-    sparse_from_ns: int = 0  # not before: the first window is more urgent
-    cut: set[int] = field(default_factory=set)  # ever laid: there the mapping is cut in pieces
-    starts: set[int] = field(default_factory=set)  # pages near where streams began
     seen: IntervalSet = field(default_factory=IntervalSet)  # file ranges known to be mapped
     look_at_ns: int = 0
     look_every_ns: int = 0
@@ -81,9 +79,14 @@ class Client:
     def __init__(self, sock: socket.socket | None, hello: wire.Hello, pid: int) -> None:
         """``sock`` is None for a process that is only observed: it gets no commands."""
         self.sock = sock
+        self.fd = sock.fileno() if sock is not None else -1
         self.observed = sock is None
         self.watched = Watched(pid, ended=True)  # the ledger's, from hello on
-        self.refused: set[int] = set()  # observed: addresses of mappings that are not wanted
+        self.refused: set[int] = set()  # addresses of mappings that are not wanted
+        self.opening: set[int] = set()  # regions whose file is being opened
+        # of the last look at /proc/PID/maps: addresses found first, regions not found
+        self.sighted: set[int] = set()
+        self.missed: set[int] = set()
         self.hello = hello
         self.pid = pid
         self.rank = hello.rank if hello.rank >= 0 else 0
@@ -92,14 +95,13 @@ class Client:
         self.ring = uffd.Ring()
         self.pagemap_fd = -1
         self.pagemap_error = ""
-        self.resolver_slot = -1
         self.pool_slot = -1
-        self.overlay_share = hello.overlays_max
-        self.laying: dict[int, list[int]] = {}  # sequence -> pages of the last LAY commands
-        self.halved_ns = 0
+        #: it changes its address space without the interposers: followed by page tables alone
+        self.bypasses = False
         self._outbox: deque[bytes] = deque()
         self._sequence = 0
         self.gone = False
+        self._rights = None if self.observed else rights(pid)
         try:
             self.pagemap_fd = os.open(f"/proc/{pid}/pagemap", os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
@@ -111,14 +113,25 @@ class Client:
             self._ancestors = frozenset(ancestors(self.pid))
         return pid == self.pid or pid in self._ancestors
 
+    def look_for_lost_rights(self) -> None:
+        """End the agent of a process that has given up rights past our interposers: its thread
+        still has them."""
+        if self._rights is None:
+            return
+        now = rights(self.pid)
+        if now is not None and self._rights.lost(now):
+            self._rights = None
+            self.send(wire.pack(wire.Type.QUIT))
+
     @property
     def has_uffd(self) -> bool:
         """Whether checkpoints can be armed in this process."""
         return bool(self.hello.flags & wire.HELLO_UFFD)
 
-    def cuts(self) -> int:
-        """Places where a mapping may be cut in pieces, over all regions; two mappings each."""
-        return sum(len(region.cut) for region in self.regions.values())
+    def tell(self, region: int, verdict: wire.Verdict, fds: list[int]) -> None:
+        """Tell the agent how a mapping without checkpoints is served, if it was the agent's."""
+        if region < FIRST_OBSERVED:
+            self.send(wire.file(region, verdict, []), fds)
 
     def send(self, message: bytes, fds: list[int] | None = None) -> None:
         """Queue a message; descriptors only go with the first of an empty queue."""
@@ -160,14 +173,10 @@ class Client:
             self._outbox.popleft()
 
     def command(self, kind: wire.Type, region: int, pages: list[int]) -> None:
-        """Tell the agent to lay, take, re-arm or drop pages; cut into messages."""
+        """Tell the agent to arm pages again, or to give the region back; cut into messages."""
         for i in range(0, max(1, len(pages)), wire.PAGES_MAX):
             self._sequence += 1
             some = pages[i : i + wire.PAGES_MAX]
-            if kind == wire.Type.LAY:
-                self.laying[self._sequence & 0xFFFFFFFF] = some
-                while len(self.laying) > LAYING_MAX:  # no news: they are laid
-                    del self.laying[next(iter(self.laying))]
             self.send(wire.command(kind, self._sequence & 0xFFFFFFFF, region, some))
 
     def close(self) -> None:

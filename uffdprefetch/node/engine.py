@@ -2,13 +2,15 @@
 """The `cache` engine: touches in, windows and checkpoints out (design, section 2).
 
 The order of one turn of the service: take events -> streams (progress/) -> windows (plan/) ->
-extents (warm/) -> checkpoints laid ahead, armed again or taken away behind. Nothing here blocks.
+extents (warm/) -> checkpoints armed again behind. Nothing here blocks.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from uffdprefetch import uffd
@@ -17,11 +19,12 @@ from uffdprefetch.intervals import IntervalSet
 from uffdprefetch.node import pagetables, pool_bridge, wire
 from uffdprefetch.node.admission import FileTable
 from uffdprefetch.node.bulk import Bulk
-from uffdprefetch.node.client import Client, Region
+from uffdprefetch.node.client import FIRST_OBSERVED, Client, Region
 from uffdprefetch.node.files import BLOCK_BYTES, FileState, Key
 from uffdprefetch.node.layout import Layout
 from uffdprefetch.node.ledger import Ledger
 from uffdprefetch.node.looking import LOOK_FIRST_NS, PageTableLooks, tell_seen
+from uffdprefetch.node.opening import Opened, Opener
 from uffdprefetch.node.processes import Watched
 from uffdprefetch.node.tap import MAJORS, TOUCH, WINDOW, Tap
 from uffdprefetch.plan import checkpoints, window
@@ -34,13 +37,13 @@ if TYPE_CHECKING:
     from uffdprefetch.node.strided import Strides
 
 MS = 1_000_000
-#: The set over the whole file is one small read each on cold storage: later than the first window.
-SPARSE_DELAY_NS = 100 * MS
-STARTS_MAX = 32
+#: A job waits in mmap(2) for its checkpoints: what has not been read by then is not laid. The rest
+#: of the 50 ms that mmap(2) may take longer than without us is for the way there and back.
+CHECKPOINTS_NS = 20 * MS
+#: Tests: the job waits so many steps, of which so much of each is for reading the pages.
+_PATIENCE, _PATIENCE_NS = "UFFDPREFETCH_TEST_PATIENCE", 2 * MS
 #: A known order is looked at so often: what lies ahead lasts much longer.
 PLAN_NS = 10 * MS
-#: Laying failed: the commands of the last moment fail for the same reason.
-HALVE_NS = 1000 * MS
 NEVER_NS = 1 << 62
 #: While an order is to become known, for so long at most, only walks that leave out less than this
 #: get windows: of records in a shuffled order some follow each other by chance.
@@ -48,12 +51,44 @@ AWAIT_NS = 2000 * MS
 AWAIT_DENSITY = 0.5
 
 
+_BYPASS = {
+    wire.Bypass.UNMAPPED: "one was unmapped or replaced",
+    wire.Bypass.MOVED: "one was moved",
+    wire.Bypass.REPLACED: "another lies where one was",
+    wire.Bypass.PATCHED: "a library has overwritten munmap or the like, as UCX and libfabric do",
+}
+
+
+@dataclass(frozen=True)
+class _Offer:
+    """A job that waits in mmap(2), until its checkpoints have been read or ``until_ns``."""
+
+    client: Client
+    region: Region
+    pages: list[int]
+    memfd: int
+    until_ns: int
+
+
+def _span(a: wire.Attach, file: FileState) -> checkpoints.Span:
+    """What of the file a mapping shows."""
+    end = min(a.offset_bytes + a.length_bytes, file.size_bytes)
+    return checkpoints.Span(a.offset_bytes, end, uffd.PAGE_BYTES)
+
+
 class CacheEngine:
     """Regions, streams and checkpoints of all processes of the job on this node."""
 
     def __init__(
-        self, config: Config, scheduler: Scheduler, ledger: Ledger, tap: Tap | None = None
+        self,
+        config: Config,
+        scheduler: Scheduler,
+        ledger: Ledger,
+        tap: Tap | None = None,
+        opener: Opener | None = None,
     ) -> None:
+        """Without an ``opener``: one that nobody steps, for tests of what needs none."""
+        self.opener = opener or Opener(-1)
         self.config = config
         self.scheduler = scheduler
         self.ledger = ledger
@@ -63,16 +98,28 @@ class CacheEngine:
         self._looks = PageTableLooks(self.layout, self.tap, self._mapped, self._looked)
         self._table = FileTable(config, scheduler, ledger)
         self.clients: dict[int, Client] = {}
-        self.resolver: uffd.Resolver | None = None
         self.pool: NodePool | None = None
         self.plans: Plans | None = None
         self.strides: Strides | None = None
         self._touched: dict[int, tuple[Client, Region]] = {}
+        self._offers: list[_Offer] = []
+        patience = os.environ.get(_PATIENCE, "")
+        self._offer_ns = int(patience) * _PATIENCE_NS if patience.isdigit() else CHECKPOINTS_NS
 
     @property
     def files(self) -> dict[Key, FileState]:
         """The files under management."""
         return self._table.files
+
+    @property
+    def known_files(self) -> list[FileState]:
+        """Those, and the ones that nobody maps now, which are closed."""
+        return [*self._table.files.values(), *self._table.parked.values()]
+
+    @property
+    def table(self) -> FileTable:
+        """For who closes files that nobody maps."""
+        return self._table
 
     def use_pool(self, pool: NodePool) -> None:
         """`--engine pool`: mappings that can be are served from there."""
@@ -82,7 +129,8 @@ class CacheEngine:
 
     def use_plans(self, plans: Plans) -> None:
         """The orders of some readers are known, or may be told."""
-        self.plans = self.layout.plans = plans
+        self.plans = plans
+        plans.room_bytes = self._room_bytes
 
     def use_strides(self, strides: Strides) -> None:
         """Orders of readers that skip are inferred."""
@@ -97,14 +145,54 @@ class CacheEngine:
     # -------------------------------------------------------------- regions come and go
 
     def attach(self, client: Client, a: wire.Attach, fd: int | None) -> None:
-        """A mapping is offered: decide how it is served and tell the agent."""
+        """An agent offers a mapping: decide how it is served and tell it. ``fd``: what is mapped,
+        None where an earlier one of the same file must do."""
+        for region in [
+            r for r in client.regions.values()
+            if r.address == a.address and r.id >= FIRST_OBSERVED
+        ]:  # found in /proc before its agent told of it
+            self.detached(client, region.id)
+        file = self._table.known(a, fd)
+        if file is not None or fd is None:
+            if fd is not None:
+                os.close(fd)
+            why = "" if file is not None else "unknown file of a forked process"
+            self._decide(client, a, file, file.path if file else f"inode {a.inode}", why)
+            return
+        flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+        if flags & os.O_PATH or flags & os.O_ACCMODE == os.O_WRONLY:
+            os.close(fd)  # who may open it again could read it all the same: it was not meant to be
+            self._decide(client, a, None, f"inode {a.inode}", "the descriptor cannot be read")
+            return
+        client.opening.add(a.region)
+        self.opener.open(fd, lambda opened: self._opened(client, a, opened))
+
+    def observed(self, client: Client, a: wire.Attach, opened: Opened) -> None:
+        """A mapping was found in /proc of which no agent tells."""
+        client.opening.add(a.region)
+        self._opened(client, a, opened)
+
+    def _opened(self, client: Client, a: wire.Attach, opened: Opened | OSError) -> None:
+        if a.region not in client.opening:  # gone meanwhile
+            if not isinstance(opened, OSError):
+                opened.close()
+            return
+        client.opening.discard(a.region)
         file, path, why = None, f"inode {a.inode}", ""
-        try:
-            file, path, why = self._table.find(a, fd)
-        except OSError as error:
-            why = f"cannot open it for warming: {error.strerror}"
-        except (MemoryError, OverflowError):
-            why = f"{a.size_bytes} bytes are too many for our books"
+        if isinstance(opened, OSError):
+            why = f"cannot open it for warming: {opened.strerror}"
+        else:
+            try:
+                file, path, why = self._table.admit(a, opened)
+            except OSError as error:
+                why = f"cannot open it for warming: {error.strerror}"
+            except (MemoryError, OverflowError):
+                why = f"{a.size_bytes} bytes are too many for our books"
+        self._decide(client, a, file, path, why)
+
+    def _decide(
+        self, client: Client, a: wire.Attach, file: FileState | None, path: str, why: str
+    ) -> None:
         verdict = wire.Verdict.CHECKPOINTS
         reason = "userfaultfd with kernel faults works in the job"
         if file is None or file.changed:
@@ -118,10 +206,18 @@ class CacheEngine:
         elif file.writer:
             verdict = wire.Verdict.PAGE_TABLES
             reason = "a writer has it open; open it read-only everywhere (lmdb: readonly=True)"
+        elif a.region >= FIRST_OBSERVED and not client.observed:
+            verdict = wire.Verdict.PAGE_TABLES
+            reason = (
+                "the process changes its mappings without libc's functions"
+                if client.bypasses
+                else "mapped without libc's functions"
+            )
         elif not client.has_uffd:
             verdict = wire.Verdict.PAGE_TABLES
             reason = (
-                "engine off: later epochs hardly show"
+                ("engine off" if self.config.engine == "off" else "mapped without libc's functions")
+                + ": later epochs hardly show"
                 if client.observed
                 else f"no userfaultfd ({os.strerror(client.hello.uffd_error)}): see doctor"
             )
@@ -134,27 +230,93 @@ class CacheEngine:
                 verdict, reason = wire.Verdict.POOL, told
             elif file.pooled is not None:
                 verdict, why = wire.Verdict.REFUSE, "the pool has the file, and cannot serve this"
-        if file is not None and verdict not in (wire.Verdict.REFUSE, wire.Verdict.POOL):
-            try:
-                fds = [file.checkpoint_fds()[1]]
-            except OSError as error:
-                verdict, why = wire.Verdict.REFUSE, str(error)
+        wanted: list[int] = []
+        if file is not None and verdict == wire.Verdict.CHECKPOINTS:
+            wanted, fds = self._wanted(a, file)
         if a.flags & wire.ATTACH_INHERITED and file is not None:
             fds = [*fds, file.map_fd] if fds else [file.map_fd, file.map_fd]
         if verdict == wire.Verdict.REFUSE or file is None:
-            client.send(wire.pack(wire.Type.FILE, wire.FILE.pack(a.region, verdict)), fds)
+            client.refused.add(a.address)
+            client.tell(a.region, verdict, fds)
             self.ledger.refuse(path, why)
             return
-        self._adopt(client, a, file, verdict)  # before its first fault
-        client.send(wire.pack(wire.Type.FILE, wire.FILE.pack(a.region, verdict)), fds)
-        self.layout.refresh(client, client.regions[a.region])
-        self.tap.region(client, client.regions[a.region])
+        region = self._adopt(client, a, file, verdict)  # before its first fault
+        if self.config.policy != "none":
+            self.scheduler.begin(file, a.offset_bytes)
+        if wanted:
+            self._offers.append(_Offer(client, region, wanted, fds[0], now_ns() + self._offer_ns))
+            self._hand_out()
+        else:
+            client.tell(a.region, verdict, fds)
+        self.tap.region(client, region)
         self.ledger.attached(file, verdict, reason)
+
+    # -------------------------------------------------------------- checkpoints
+
+    def _wanted(self, a: wire.Attach, file: FileState) -> tuple[list[int], list[int]]:
+        """(the pages of a mapping that are to be checkpoints, [memfd for the agent])."""
+        if a.flags & (wire.ATTACH_INHERITED | wire.ATTACH_KNOWN):
+            return [], []
+        wanted = checkpoints.fixed_set(_span(a, file), self.config.distance_bytes)
+        if not wanted:
+            return [], []
+        try:
+            return wanted, [file.checkpoint_fds()[1]]
+        except OSError as error:
+            self.ledger.degrade(f"{file.path}: no checkpoints: {error}")
+            return [], []
+
+    def _hand_out(self) -> None:
+        """Tell the agents whose pages have been read, or whose time is over, what to lay."""
+        now, waiting = now_ns(), []
+        for offer in self._offers:
+            region, file = offer.region, offer.region.file
+            missing = [p for p in offer.pages if p not in file.written]
+            if missing and now < offer.until_ns and not file.changed:
+                self.scheduler.copy(file, missing)
+                waiting.append(offer)
+                continue
+            if offer.client.regions.get(region.id) is not region:
+                continue  # gone meanwhile
+            region.offered = [] if file.changed else [p for p in offer.pages if p in file.written]
+            message = wire.file(region.id, wire.Verdict.CHECKPOINTS, region.offered)
+            offer.client.send(message, [offer.memfd])
+        self._offers = waiting
+
+    def laid(self, client: Client, ack: wire.Ack) -> None:
+        """The agent says how many of a mapping's checkpoints it has laid; of a command, what
+        failed, which changes nothing: page tables tell as well."""
+        region = client.regions.get(ack.region)
+        if region is None or ack.sequence or not region.offered:
+            return
+        region.laid = set(region.offered[: ack.done])
+        region.offered = []
+        self.ledger.laid += len(region.laid)
+        if ack.error:
+            self.ledger.degrade(
+                f"pid {client.pid}: a checkpoint could not be laid ({os.strerror(ack.error)}): "
+                "followed by page tables"
+            )
+
+    def bypassed(self, client: Client, reason: int) -> None:
+        """A process changes its address space without the interposers: from now on it is followed
+        by what /proc says of it (node/observe.py)."""
+        if client.bypasses:
+            return
+        client.bypasses = True
+        how = _BYPASS[wire.Bypass(reason)] if reason in _BYPASS else f"reason {reason}"
+        self.ledger.bypassing += 1
+        self.ledger.degrade(
+            f"pid {client.pid} ({client.hello.command}) changes its mappings without libc's "
+            f"functions ({how}): followed by page tables, nothing is laid over them"
+        )
+        for region in list(client.regions.values()):
+            if region.verdict != wire.Verdict.POOL:
+                self.detached(client, region.id)
 
     def _adopt(
         self, client: Client, a: wire.Attach, file: FileState, verdict: wire.Verdict
-    ) -> None:
-        end = min(a.offset_bytes + a.length_bytes, file.size_bytes)
+    ) -> Region:
         region = Region(
             id=a.region,
             file=file,
@@ -164,8 +326,7 @@ class CacheEngine:
             verdict=verdict,
             shared=a.map_flags & wire.MAP_TYPE != wire.MAP_PRIVATE,
             table=StreamTable(client.rank, client.pid),
-            span=checkpoints.Span(a.offset_bytes, end, uffd.PAGE_BYTES),
-            sparse_from_ns=now_ns() + SPARSE_DELAY_NS,
+            span=_span(a, file),
             look_at_ns=now_ns() + LOOK_FIRST_NS,
             look_every_ns=LOOK_FIRST_NS,
         )
@@ -174,22 +335,15 @@ class CacheEngine:
         if self.plans is not None:  # its order begins before its first touch
             self.plans.mapped(client)
             self._touched[id(region)] = (client, region)
-        if self.resolver and client.resolver_slot >= 0:
-            self.resolver.map(
-                client.resolver_slot, region.id, a.address, a.length_bytes, a.offset_bytes
-            )
-        if verdict == wire.Verdict.CHECKPOINTS:
-            # all together a quarter, however many mappings there are: the dense sets need the rest
-            quarter = client.overlay_share // 4
-            used = sum(len(other.sparse) for other in client.regions.values())
-            most = min(quarter // len(client.regions), quarter - used)
-            region.sparse = checkpoints.sparse(region.span, most, self.config.distance_bytes)
-        elif verdict == wire.Verdict.POOL and self.pool:
+        if verdict == wire.Verdict.POOL and self.pool:
             region.look_at_ns = NEVER_NS  # its faults tell
             self.pool.attach(client, region)
+        return region
 
-    def detached(self, client: Client, region_id: int) -> None:
-        """The mapping is gone from our management (unmapped, or given back)."""
+    def detached(self, client: Client, region_id: int, at_once: bool = False) -> None:
+        """The mapping is gone from our management (unmapped, or given back). ``at_once``: with its
+        process (FileTable.left)."""
+        client.opening.discard(region_id)
         region = client.regions.pop(region_id, None)
         if region is None:
             return
@@ -198,12 +352,9 @@ class CacheEngine:
             self.pool.detach(client, region)
         for stream in region.table.streams:
             self.scheduler.forget(stream)
-        if self.plans is not None:
-            self.plans.left(region)
         self.bulk.note_streams(client, region)
-        if self.resolver and client.resolver_slot >= 0:
-            self.resolver.unmap(client.resolver_slot, region_id)
         self._touched.pop(id(region), None)
+        self._table.left(region.file, at_once)
 
     def give_up(self, file: FileState, why: str) -> None:
         """The file changes: every region of it becomes the job's own mapping again."""
@@ -212,10 +363,17 @@ class CacheEngine:
             self.ledger.degrade(f"{file.path}: {why} during the run; given back to the kernel")
         self.scheduler.forget_file(file)
         for client in self.clients.values():
-            for region in client.regions.values():
-                if region.file is file and not region.detaching:
-                    region.detaching = True
-                    client.command(wire.Type.DETACH, region.id, [])
+            for region in [r for r in client.regions.values() if r.file is file]:
+                self.give_back(client, region)
+
+    def give_back(self, client: Client, region: Region) -> None:
+        """The mapping becomes the job's own again: by its agent, if it told of it. Else nothing of
+        ours lies there."""
+        if region.id >= FIRST_OBSERVED:
+            self.detached(client, region.id)
+        elif not region.detaching:
+            region.detaching = True
+            client.command(wire.Type.DETACH, region.id, [])
 
     def _writer_came(self, file: FileState) -> None:
         """A process of the job has the file open for writing. Where there is no lease to tell of
@@ -225,27 +383,8 @@ class CacheEngine:
         file.writer = True
         for client in self.clients.values():
             for region in client.regions.values():
-                ours = region.verdict != wire.Verdict.PAGE_TABLES
-                if region.file is file and ours and not region.detaching:
-                    region.detaching = True
-                    client.command(wire.Type.DETACH, region.id, [])
-
-    def lay_failed(self, client: Client, ack: wire.Ack) -> None:
-        """The agent could not do all of a command (out of mappings, memory): want less."""
-        region = client.regions.get(ack.region)
-        pages = client.laying.pop(ack.sequence, None)
-        if region is None or not ack.error or pages is None:
-            return
-        region.laid.difference_update(pages[ack.done :])
-        now = now_ns()
-        if now - client.halved_ns < HALVE_NS:  # the rest of one burst
-            return
-        client.halved_ns = now
-        client.overlay_share = max(8, client.overlay_share // 2)
-        self.ledger.degrade(
-            f"pid {client.pid}: a checkpoint could not be laid ({os.strerror(ack.error)}); "
-            f"now at most {client.overlay_share}"
-        )
+                if region.file is file and region.verdict != wire.Verdict.PAGE_TABLES:
+                    self.give_back(client, region)
 
     # -------------------------------------------------------------- progress
 
@@ -262,6 +401,8 @@ class CacheEngine:
             at_ns = min(event.time_ns, now)
             if event.page in region.laid:
                 region.fired[event.page] = at_ns
+                region.look_at_ns = min(region.look_at_ns, now)  # where did that reader begin?
+                region.look_every_ns = min(region.look_every_ns, LOOK_FIRST_NS)
             self.tap.put(
                 TOUCH, at_ns, client.pid, region.file, start, uffd.PAGE_BYTES, event.handle_ns,
                 tid=event.tid,
@@ -314,8 +455,6 @@ class CacheEngine:
             region.table.absorbed += region.table.streams
             region.table.streams.clear()  # what looks like walks is none
             self._forget_absorbed(region)
-        elif stream.active and len(region.starts) < STARTS_MAX:
-            region.starts |= checkpoints.near(region.span, stream.start_bytes - BLOCK_BYTES)
         self._touched[id(region)] = (client, region)
         if self.strides is not None:
             self.strides.touch(client, region, stream, at_ns)
@@ -364,8 +503,6 @@ class CacheEngine:
                     self._looks.look(client, region, now, known if region.known else 1)
                     rest = self.bulk.rest_ns(region)
                     region.look_at_ns = max(region.look_at_ns, now + rest)
-                    if region.sparse_from_ns <= now < region.sparse_from_ns + region.look_every_ns:
-                        self._touched[id(region)] = (client, region)
         self.bulk.step(now)
 
     # -------------------------------------------------------------- windows
@@ -373,10 +510,14 @@ class CacheEngine:
     @property
     def due_ns(self) -> int | None:
         """When plan() is due though nothing happens."""
-        return min((r.planned_ns + PLAN_NS for _, r in self._touched.values()), default=None)
+        due = [r.planned_ns + PLAN_NS for _, r in self._touched.values()]
+        return min((*due, *(offer.until_ns for offer in self._offers)), default=None)
 
     def plan(self) -> None:
-        """Windows and checkpoints for every region that was touched since the last turn."""
+        """Windows for every region that was touched since the last turn, checkpoints for those that
+        have just been mapped."""
+        if self._offers:
+            self._hand_out()
         if not self._touched:
             return
         self.ledger.active_streams = sum(
@@ -420,6 +561,12 @@ class CacheEngine:
                     self._plan_stream(region, stream)
             self.layout.refresh(client, region)
 
+    def _room_bytes(self, file: FileState) -> int:
+        """How much of a file may be in memory."""
+        if self.pool is not None and file.pooled is not None:
+            return self.pool.budget_bytes
+        return self.layout.allowed_bytes
+
     def _allowed(self, region: Region) -> int:
         if self.pool is not None and region.verdict == wire.Verdict.POOL:
             return self.pool.window_bytes()
@@ -450,15 +597,6 @@ class CacheEngine:
         """Have blocks ready to leave the pool, if there is one."""
         if self.pool is not None:
             pool_bridge.plan_evictions(self, self.pool)
-
-    # -------------------------------------------------------------- checkpoints
-
-    def pages_written(self, file: FileState, pages: list[int]) -> None:
-        """Checkpoint pages are in the memfd: they may be laid now."""
-        for client in self.clients.values():
-            for region in client.regions.values():
-                if region.file is file:
-                    self._touched.setdefault(id(region), (client, region))
 
     def refresh_all(self) -> None:
         """Once a second: what has fired long ago is armed again even where nothing moves."""

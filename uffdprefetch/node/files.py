@@ -10,14 +10,21 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from uffdprefetch import uffd
+from uffdprefetch import uffd, uffd_compare
 from uffdprefetch.intervals import IntervalSet
+from uffdprefetch.node.freshness import Times
+from uffdprefetch.node.opening import Opened
+from uffdprefetch.warm import file_systems
+from uffdprefetch.warm.file_systems import Doubt, mount_of, read_ahead_bytes
 
 if TYPE_CHECKING:
+    from uffdprefetch.node.freshness import FileWatch
     from uffdprefetch.node.pool import PoolFile
     from uffdprefetch.uffd_pool import FileCounts
 
@@ -27,34 +34,46 @@ _PREFETCHED, _USED = 1, 2
 _SET = {bit: bytes(i | bit for i in range(256)) for bit in (_PREFETCHED, _USED)}
 #: File systems that are memory themselves: nothing to warm (include/uapi/linux/magic.h).
 MEMORY_FILE_SYSTEMS = {"tmpfs", "ramfs", "hugetlbfs", "devtmpfs", "proc", "sysfs"}
-#: Given to readahead where neither a probe nor sysfs tells more.
-CHUNK_BYTES = 128 << 10
+#: File systems that no other machine can write (statfs(2), include/uapi/linux/magic.h, and f2fs,
+#: bcachefs, ZFS, exFAT, NTFS of their own). Of all others, those not known here included, another
+#: machine may: no lease here binds it.
+LOCAL_FILE_SYSTEMS = {
+    0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0xCA451A4E, 0x2FC12FC1, 0x3153464A, 0x52654973,
+    0x3434, 0x73717368, 0xE0F5E1E2, 0x9660, 0x15013346, 0x4D44, 0x2011BAB0, 0x7366746E, 0x01021994,
+}  # fmt: skip
+#: The number of an inode's life (FS_IOC_GETVERSION, include/uapi/linux/fs.h, _IOR('v', 1, long)).
+FS_IOC_GETVERSION = 0x80087601
+#: How the checkpoint memfds are called in /proc/PID/maps.
+MEMFD_NAME = "memfd:uffdprefetch-checkpoints"
 
 Key = tuple[int, int, int, int]
 
 
-def mount_of(device: int, mountinfo: str) -> tuple[str, str]:
-    """(file system type, mount point) of a device number in the text of /proc/self/mountinfo.
-
-    A bind mount lists its device twice; the last one is as good as any: the type is the same.
-    """
-    want = f"{os.major(device)}:{os.minor(device)}"
-    found = ("unknown", "")
-    for line in mountinfo.splitlines():
-        left, _, right = line.partition(" - ")
-        fields = left.split()
-        if len(fields) > 4 and fields[2] == want:
-            found = (right.split()[0], fields[4])
-    return found
-
-
-def read_ahead_bytes(device: int) -> int | None:
-    """The device's read_ahead_kb in bytes. Read only: writing a Lustre client's panics the node."""
-    name = f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb"
+def generation(fd: int) -> int | None:
+    """Tells a file from an earlier one with the same inode number; None where nobody says."""
     try:
-        return int(Path(name).read_text()) * 1024
-    except (OSError, ValueError):
+        answer = fcntl.ioctl(fd, FS_IOC_GETVERSION, bytes(8))
+    except OSError:
         return None
+    return int.from_bytes(answer[:4], sys.byteorder)
+
+
+def written_elsewhere(fd: int) -> bool:
+    """Whether another machine may write the file."""
+    try:
+        return uffd_compare.file_system_magic(fd) not in LOCAL_FILE_SYSTEMS
+    except OSError:
+        return True
+
+
+def mapped_by(inode: int) -> int | None:
+    """A process of those that we may look at which maps the checkpoint memfd of this number."""
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{name}/maps", errors="replace") as maps:
+            for line in maps:
+                if MEMFD_NAME in line and line.split()[4] == str(inode):
+                    return int(name)
+    return None
 
 
 @dataclass
@@ -71,7 +90,10 @@ class FileState:
     checkpoint_rw: int = -1
     checkpoint_ro: int = -1
     method: int = uffd.WARM_PROBE
-    chunk_bytes: int = CHUNK_BYTES
+    chunk_bytes: int = file_systems.CHUNK_LEAST_BYTES
+    unit_bytes: int = 0  # one request to its storage brings as much (warm/file_systems.py)
+    counts_reads: bool = False  # the kernel counts them truly, in /proc/PID/io
+    doubt: Doubt = field(default_factory=Doubt)
     method_reason: str = "not probed yet"
     written: set[int] = field(default_factory=set)  # checkpoint pages that are in the memfd
     pending_pages: set[int] = field(default_factory=set)  # ... that a worker is to copy
@@ -80,26 +102,34 @@ class FileState:
     blocks: bytearray = field(default_factory=bytearray)
     prefetched_bytes: int = 0
     already_resident_bytes: int = 0
+    untold_bytes: int = 0  # read ahead where nobody tells what was there already
     late_bytes: int = 0
+    times: Times = field(default_factory=lambda: Times(0, 0, 0))  # when it was opened
+    opened_ns: int = 0
+    opened_again: bool = False  # since the last look
+    generation: int | None = None
+    network: bool = True  # another machine may write it
     leased: bool = False
+    no_lease: str = ""  # why there never was one
     writer: bool = False  # somebody had it open for writing when we came: page tables only
-    guard: str = ""  # how a change of the file would be noticed
+    watched: FileWatch | None = None
+    compared_pages: int = 0
+    rewritten_pages: int = 0
     changed: str | None = None  # why nothing of this file is managed any more
     attached: int = 0  # regions
+    idle_ns: int = 0  # since when nobody maps it
+    resting: bool = False  # nobody maps it: nothing is read, and it is closed (admission.py)
+    closed_ctime_ns: int = 0  # when it was closed
     pooled: PoolFile | None = None  # its part of the node's pool
     pool_counts: FileCounts | None = None
 
     @classmethod
-    def open(cls, fd: int, path: str) -> FileState:
-        """Take over ``fd`` (a description that only we use), unless this raises: OSError, or
-        MemoryError when the file is too large for the block books."""
+    def open(cls, opened: Opened, path: str) -> FileState:
+        """Take over descriptions that only we use, unless this raises: OSError, or MemoryError
+        when the file is too large for the block books."""
+        fd, page_fd, map_fd = opened
         st = os.fstat(fd)
-        own = f"/proc/self/fd/{fd}"
         with contextlib.ExitStack() as undo:
-            page_fd = os.open(own, os.O_RDONLY | os.O_CLOEXEC)
-            undo.callback(os.close, page_fd)
-            map_fd = os.open(own, os.O_RDONLY | os.O_CLOEXEC)
-            undo.callback(os.close, map_fd)
             os.posix_fadvise(page_fd, 0, 0, os.POSIX_FADV_RANDOM)
             kind, _ = mount_of(st.st_dev, Path("/proc/self/mountinfo").read_text())
             state = cls(
@@ -111,25 +141,33 @@ class FileState:
                 size_bytes=st.st_size,
                 file_system=kind,
                 blocks=bytearray(-(-st.st_size // BLOCK_BYTES)),
+                times=Times(st.st_size, st.st_mtime_ns, st.st_ctime_ns),
+                opened_ns=time.monotonic_ns(),
+                generation=generation(fd),
+                network=written_elsewhere(fd),
             )
-            state._choose_blindly()
+            state._choose_call()
             state._take_lease()
             undo.pop_all()
         return state
 
-    def _choose_blindly(self) -> None:
-        """Where the kernel does not tell us what is cached, a probe sees nothing: go by sysfs."""
-        told, why = uffd.resident_bytes(self.fd, 0, uffd.PAGE_BYTES)
-        if told is not None:
-            return
-        ahead = read_ahead_bytes(self.key[0])
-        if ahead:
-            os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
-            self.method, self.chunk_bytes = uffd.WARM_READAHEAD, 2 * ahead
-        else:
-            os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_RANDOM)
-            self.method, self.chunk_bytes = uffd.WARM_PREAD, 4 << 20
-        self.method_reason = f"residency of this file is not told to us ({why}); by read_ahead_kb"
+    def _choose_call(self) -> None:
+        """Which call fills its cache, as far as that is known before the first."""
+        f_type = file_systems.type_of(self.fd)
+        told, _ = uffd.resident_bytes(self.fd, 0, uffd.PAGE_BYTES)
+        known = file_systems.known(f_type)
+        self.unit_bytes, self.counts_reads = known.unit_bytes, known.counts_reads
+        self.use(file_systems.choose(f_type, read_ahead_bytes(self.key[0]), told is not None))
+
+    def use(self, choice: file_systems.Choice) -> None:
+        """Read ahead with this call from now on."""
+        self.method, self.chunk_bytes, self.method_reason = choice
+        self.doubt.forget()
+        advice = {
+            uffd.WARM_READAHEAD: os.POSIX_FADV_SEQUENTIAL, uffd.WARM_PREAD: os.POSIX_FADV_RANDOM,
+        }.get(self.method)  # fmt: skip
+        if advice is not None:
+            os.posix_fadvise(self.fd, 0, 0, advice)
 
     def _take_lease(self) -> None:
         """A read lease makes a new local writer wait until we have detached (fcntl(2)).
@@ -140,12 +178,23 @@ class FileState:
         try:
             fcntl.fcntl(self.fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
         except BlockingIOError:
-            self.writer = True
-            self.guard = "size and mtime, once a second (no lease: a writer has it open)"
+            self.writer, self.no_lease = True, "a writer has it open"
         except OSError as error:
-            self.guard = f"size and mtime, once a second (no lease: {error.strerror})"
+            self.no_lease = error.strerror or str(error)
         else:
-            self.leased, self.guard = True, "read lease"
+            self.leased = True
+
+    @property
+    def guard(self) -> str:
+        """How a change of the file shows."""
+        held = f"no lease: {self.no_lease}" if self.no_lease else "read lease: local writers wait"
+        if self.pooled is not None or self.pool_counts is not None:
+            bytes_ = "one page in 4 MiB sampled each second"
+        else:
+            bytes_ = "checkpoint pages compared within a second"
+        if not self.network and not self.no_lease:
+            return f"{held}; size and times, each second"
+        return f"{held}; size and times, each second; {bytes_}"
 
     def lease_breaking(self) -> bool:
         """Whether somebody waits to write."""
@@ -157,29 +206,63 @@ class FileState:
             fcntl.fcntl(self.fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
             self.leased = False
 
-    def look_for_change(self) -> str | None:
-        """Compare size and mtime with those at attach time: what changed, or None."""
-        try:
-            st = os.fstat(self.fd)
-        except OSError as error:
-            return f"fstat: {error.strerror}"
-        if st.st_size != self.size_bytes:
-            return f"size {self.size_bytes} -> {st.st_size}"
-        if st.st_mtime_ns != self.key[3]:
-            return "modified"
-        return None
-
     def checkpoint_fds(self) -> tuple[int, int]:
         """(read-write, read-only) descriptors of the checkpoint memfd; made on first use."""
         if self.checkpoint_rw < 0:
             self.checkpoint_rw, self.checkpoint_ro = uffd.checkpoint_memfd(self.size_bytes)
+        if self.checkpoint_ro < 0:  # in_use() has closed it
+            own = f"/proc/self/fd/{self.checkpoint_rw}"
+            self.checkpoint_ro = os.open(own, os.O_RDONLY | os.O_CLOEXEC)
         return self.checkpoint_rw, self.checkpoint_ro
+
+    @property
+    def checkpoint_pages(self) -> int:
+        """Pages of memory that the checkpoint memfd takes; none is ever taken back."""
+        if self.checkpoint_rw < 0:
+            return 0
+        return os.fstat(self.checkpoint_rw).st_blocks * 512 // uffd.PAGE_BYTES
+
+    def in_use(self) -> bool:
+        """Whether anybody but us has the checkpoint memfd open or mapped: a process that we do not
+        know of included, in whatever namespace.
+
+        A write lease is given on a file that nobody else has open, and a mapping has it open. (The
+        memfd's first description, ours, does not count: it was not made by open(2).)
+        """
+        if self.checkpoint_rw < 0:
+            return False
+        if self.checkpoint_ro >= 0:
+            os.close(self.checkpoint_ro)
+            self.checkpoint_ro = -1
+        try:
+            own = f"/proc/self/fd/{self.checkpoint_rw}"
+            fd = os.open(own, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            return True
+        try:
+            fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        except BlockingIOError:
+            return True
+        except OSError:  # no leases on memfds here
+            return mapped_by(os.fstat(fd).st_ino) is not None
+        finally:
+            os.close(fd)
+        return False
 
     def fresh(self, start: int, end: int) -> bool:
         """Whether any byte of [start, end) is neither under way nor just been made resident."""
         if self.pooled is not None:
             return self.pooled.absent(start, end)
         return any(self.recent.missing(a, b) for a, b in self.in_flight.missing(start, end))
+
+    def was_here(self, at: int) -> bool:
+        """Whether the 64 KiB around a file offset were read, by us or by a reader that we saw."""
+        return at < self.size_bytes and bool(self.blocks[at // BLOCK_BYTES])
+
+    def has(self, at: int) -> bool:
+        """Whether the page at a file offset is cached; by our own books where nobody tells."""
+        told, _ = uffd.resident_bytes(self.fd, at, uffd.PAGE_BYTES)
+        return bool(self.blocks[at // BLOCK_BYTES]) if told is None else told > 0
 
     def _mark(self, start: int, end: int, bit: int) -> None:
         a, b = start // BLOCK_BYTES, -(-min(end, self.size_bytes) // BLOCK_BYTES)
@@ -205,8 +288,56 @@ class FileState:
         """Of the blocks first to last - 1: prefetched, and in nobody's page table yet."""
         return self.blocks.count(_PREFETCHED, first, last) * BLOCK_BYTES
 
+    def deleted(self) -> bool:
+        """Whether the file has no name any more. (A client of NFS, and FUSE, give one that is still
+        open a name of their own.)"""
+        try:
+            if os.fstat(self.fd).st_nlink == 0:
+                return True
+            name = os.path.basename(os.readlink(f"/proc/self/fd/{self.fd}"))
+        except OSError:
+            return False
+        return name.startswith((".nfs", ".fuse_hidden"))
+
+    def park(self) -> None:
+        """Close our descriptors of the file, and with them the lease; the books, and the checkpoint
+        pages, are kept until somebody maps it again: unpark()."""
+        with contextlib.suppress(OSError):
+            self.closed_ctime_ns = os.fstat(self.fd).st_ctime_ns
+        if self.watched is not None:
+            self.watched.close()
+            self.watched = None
+        for fd in (self.fd, self.page_fd, self.map_fd):
+            os.close(fd)
+        self.fd = self.page_fd = self.map_fd = -1
+        self.leased = False
+
+    def unpark(self, opened: Opened) -> bool:
+        """Open again, with descriptions of the same file with the same size and mtime; whether
+        nobody has written it meanwhile. (Who writes moves ctime, and cannot set it back.) If
+        somebody may have, the checkpoint pages are made anew."""
+        self.fd, self.page_fd, self.map_fd = opened
+        self.resting, self.idle_ns = False, 0
+        os.posix_fadvise(self.page_fd, 0, 0, os.POSIX_FADV_RANDOM)
+        if self.method == uffd.WARM_PREAD:
+            os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_RANDOM)
+        if not self.writer:
+            self._take_lease()
+        # after the lease: who writes from now on has to wait for us
+        self.times, self.opened_ns = Times.of(self.fd), time.monotonic_ns()
+        same = self.times.ctime_ns == self.closed_ctime_ns
+        if not same:
+            for fd in (self.checkpoint_rw, self.checkpoint_ro):
+                if fd >= 0:
+                    os.close(fd)
+            self.checkpoint_rw = self.checkpoint_ro = -1
+            self.written.clear()
+        return same
+
     def close(self) -> None:
         """Close our descriptors. Mappings of the checkpoint memfd live on."""
+        if self.watched is not None:
+            self.watched.close()
         for fd in (self.fd, self.page_fd, self.map_fd, self.checkpoint_rw, self.checkpoint_ro):
             if fd >= 0:
                 os.close(fd)

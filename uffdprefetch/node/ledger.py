@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from uffdprefetch import uffd_compare
 from uffdprefetch.node import wire
 from uffdprefetch.node.client import Client, Region
 from uffdprefetch.node.files import FileState
@@ -121,6 +122,44 @@ class Timeline:
         self.width_seconds *= 2
 
 
+class FreshnessBook:
+    """Copies of ours that were compared with their file (node/freshness.py)."""
+
+    def __init__(self) -> None:
+        self.compared_pages = self.sampled_pages = self.rewritten_pages = 0
+        self.differing_pages = self.reads = self.cpu_ns = 0
+        self.old_at_most = Histogram()
+
+    def note(self, result: uffd_compare.Result, *, pool: bool) -> None:
+        """A round has ended."""
+        if pool:
+            self.sampled_pages += result.compared
+        else:
+            self.compared_pages += result.compared
+        self.differing_pages += result.differing
+        self.rewritten_pages += result.rewritten
+        self.reads += result.reads
+        self.cpu_ns += result.cpu_ns
+
+    def describe(self) -> dict[str, Any]:
+        """For the summary."""
+        old = self.old_at_most
+        return {
+            "compared_pages": self.compared_pages,
+            "sampled_pages": self.sampled_pages,
+            "differing_pages": self.differing_pages,
+            "rewritten_pages": self.rewritten_pages,
+            "storage_requests": self.reads,
+            "cpu_seconds": round(self.cpu_ns / 1e9, 3),
+            "old_at_most_ns": {
+                "count": old.count,
+                "p50": old.quantile(0.5),
+                "p99": old.quantile(0.99),
+                "max": old.max if old.count else None,
+            },
+        }
+
+
 class Ledger:
     """All books of a run; the service's thread writes, snapshot.py reads."""
 
@@ -128,12 +167,14 @@ class Ledger:
         self.started = time.monotonic()
         self.started_cpu_seconds = time.process_time()  # what the start itself took
         self.fault_wait = Histogram()
+        self.freshness = FreshnessBook()
         self.timeline = Timeline()
         self.degradations: list[str] = []
         self.refused: dict[str, str] = {}
         self.verdicts: dict[str, str] = {}
         self.active_streams = 0
-        self.laid = self.taken = self.rearmed = 0
+        self.laid = self.rearmed = 0
+        self.bypassing = 0  # processes that change their address space without us
         self.dropped_events = 0
         self.processes: list[JobProcess] = []
         self.folded: dict[int, JobProcess] = {}  # rank -> those that are not told one by one
@@ -236,6 +277,7 @@ def describe_stream(region: Region, stream: Stream) -> dict[str, Any]:
 def describe_file(file: FileState, verdicts: dict[str, str]) -> dict[str, Any]:
     """A file for the summary."""
     both, unused, other = file.block_counts()
+    told = not file.untold_bytes
     return {
         "path": file.path,
         "size_bytes": file.size_bytes,
@@ -244,13 +286,16 @@ def describe_file(file: FileState, verdicts: dict[str, str]) -> dict[str, Any]:
         "warmed_by": "the pool" if file.pool_counts else file.method_reason,
         "change_guard": file.guard,
         "changed": file.changed,
-        "prefetched_bytes": file.prefetched_bytes,
-        "already_resident_bytes": file.already_resident_bytes,
-        "late_bytes": file.late_bytes,
-        "prefetched_used_blocks_bytes": both,
-        "prefetched_unused_blocks_bytes": unused,
-        "demand_used_blocks_bytes": other,
-        "checkpoint_pages": len(file.written),
+        "compared_pages": file.compared_pages,
+        "rewritten_pages": file.rewritten_pages,
+        "prefetched_bytes": file.prefetched_bytes if told else None,
+        "already_resident_bytes": file.already_resident_bytes if told else None,
+        "untold_bytes": file.untold_bytes,
+        "late_bytes": file.late_bytes if told else None,
+        "prefetched_used_blocks_bytes": both if told else None,
+        "prefetched_unused_blocks_bytes": unused if told else None,
+        "demand_used_blocks_bytes": other if told else None,
+        "checkpoint_pages": file.checkpoint_pages,
         "pool_read_bytes": file.pool_counts.read_bytes if file.pool_counts else None,
         "pool_unique_bytes": file.pool_counts.unique_bytes if file.pool_counts else None,
         "pool_resident_bytes": file.pool_counts.resident_bytes if file.pool_counts else None,

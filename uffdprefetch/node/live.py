@@ -44,7 +44,7 @@ SENSORS = {
     ),
     "rate": (
         "speed of the position, moving average, half-life 1 s: what a rank skips is in it; that of "
-        "a silent reader is bounded by the distance to the next checkpoint"
+        "a silent reader is bounded by the step in which it is followed"
     ),
     "readers": "of all ranks, in the last second: blocks as in hit.blocks",
     "wasted": (
@@ -99,7 +99,7 @@ class Live:
         self.sampling.asked(now)
         ledger = self._engine.ledger
         ranks = self._ranks(now)
-        files = sorted(self._engine.files.values(), key=lambda f: (-f.attached, -f.size_bytes))
+        files = sorted(self._engine.known_files, key=lambda f: (-f.attached, -f.size_bytes))
         degradations = list(ledger.degradations)
         if self._scheduler.failed_extents:
             degradations.append(
@@ -118,7 +118,7 @@ class Live:
             "engine": self._config.engine,
             "engine_asked": self._config.engine_asked or self._config.engine,
             "policy": self._config.policy,
-            "resolve": self._config.resolve,
+            "resolve": "agent",
             "rung": ledger.rung,
             "rung_reason": ledger.rung_reason,
             "ranks": ranks[:RANKS_MAX],
@@ -267,7 +267,8 @@ class Live:
             "served_by": self._engine.ledger.verdicts.get(file.path),
             "mappings": file.attached,
             "changed": file.changed,
-            "prefetched_bytes": file.prefetched_bytes,
+            "compared_pages": file.compared_pages,
+            "prefetched_bytes": None if file.untold_bytes else file.prefetched_bytes,
             "already_resident_bytes": file.already_resident_bytes,
             "late_bytes": file.late_bytes,
             "pool_resident_bytes": in_pool,

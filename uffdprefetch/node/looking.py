@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looking into a job's page tables, which is where streams are found and, where no userfaultfd
-tells, followed: when, how far, and at what cost."""
+"""Looking into a job's page tables, where streams are found and followed: when, how far, and at
+what cost."""
 
 from __future__ import annotations
 
@@ -12,22 +12,26 @@ from uffdprefetch.node.client import Client, Region
 from uffdprefetch.node.files import BLOCK_BYTES
 from uffdprefetch.node.layout import Layout
 from uffdprefetch.node.tap import SEEN, Tap
-from uffdprefetch.progress.streams import REACH_BYTES, Stream
+from uffdprefetch.progress.streams import PIECE_BYTES, REACH_BYTES, Stream
 from uffdprefetch.warm.scheduler import now_ns
 
 MS = 1_000_000
 #: Looking for streams in page tables: at first often, then rarely.
 LOOK_FIRST_NS = 2 * MS
 LOOK_SLOWEST_NS = 250 * MS
+#: Somebody who has read so lately may go on, and is not sure to be on a walk yet: a storage's reply
+#: takes that long at most, where prefetching pays.
+UNSURE_NS = 100 * MS
 #: A look over a large mapping is spread over several turns: 10 GiB that are mapped take 13 ms.
 LOOK_AT_ONCE_BYTES = 2 << 30
 LOOK_AT_ONCE_NS = 2 * MS
 #: Looking may take one part in this many of a core.
 LOOK_COST = 25
-#: Progress from page tables (rung 2): as often as the window demands, within these.
+#: Progress of a walk that is sure: as often as the window demands, within these.
 POLL_FASTEST_NS = 4 * MS
 POLL_SLOWEST_NS = 100 * MS
-#: On rung 1 a stream whose checkpoints stay silent is looked at this often.
+POLLS_PER_WINDOW = 8
+#: A reader of the pool whose faults tell nothing is looked at this often.
 SILENT_NS = 50 * MS
 #: Looks of REACH_BYTES one after the other, as long as the stream is further on.
 FOLLOW_STEPS = 8
@@ -58,7 +62,7 @@ class PageTableLooks:
         cost one part in ``share`` of what looking may."""
         began = time.thread_time_ns()
         active = [] if region.known else region.table.active()
-        by_tables = region.verdict == wire.Verdict.PAGE_TABLES
+        by_tables = region.verdict != wire.Verdict.POOL
         touched = False
         for stream in active:
             quiet = now - stream.last_ns
@@ -114,10 +118,15 @@ class PageTableLooks:
         self, region: Region, active: list[Stream], by_tables: bool, touched: bool, now: int
     ) -> None:
         settled = any(s.settled for s in active)
-        if settled and by_tables:
+        begun = any(now - s.last_ns < UNSURE_NS for s in region.table.streams)
+        if not settled and begun and not region.known:
+            region.look_every_ns = LOOK_FIRST_NS
+        elif settled and by_tables:
             rate = max((s.rate_bytes_per_second for s in active), default=0.0)
-            window_bytes = max(self._layout.lookahead(s) for s in active)
-            due = int(window_bytes / 8 / rate * 1e9) if rate else POLL_SLOWEST_NS
+            step_bytes = max(self._layout.lookahead(s) for s in active) / POLLS_PER_WINDOW
+            if any(s.sparse_pieces for s in active):  # it may skip: piece by piece tells
+                step_bytes = min(step_bytes, PIECE_BYTES)
+            due = int(step_bytes / rate * 1e9) if rate else POLL_SLOWEST_NS
             region.look_every_ns = min(POLL_SLOWEST_NS, max(POLL_FASTEST_NS, due))
         elif region.known:
             heard = now - region.heard_ns < 2 * SILENT_NS

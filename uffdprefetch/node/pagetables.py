@@ -3,7 +3,7 @@
 
 Same user only, no privilege: PAGEMAP_SCAN on /proc/PID/pagemap (6.7), else the entries one by one.
 A page shows once: what was mapped at the last look (``Region.seen``) is subtracted. It shows again
-after it has left the table: dropped by us (rung 2) or reclaimed by the kernel. Resolution 64 KiB
+after it has left the table because the kernel has reclaimed it. Resolution 64 KiB
 (fault-around), 4 KiB on Lustre.
 """
 

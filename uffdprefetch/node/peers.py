@@ -33,6 +33,8 @@ log = logging.getLogger("uffdprefetch.serve")
 REGIONS_MAX = 1024
 #: Who has connected and not said hello by then is no agent and no launcher: they do it at once.
 HELLO_NS = 2000 * MS
+#: A launcher's end waits so long for processes that its job has left.
+PART_NS = 100 * MS
 #: Addresses of a process end before this on every 64-bit Linux (five page-table levels).
 ADDRESS_END = 1 << 56
 
@@ -65,6 +67,8 @@ class Peers:
         self._announcements = announcements
         self._planners: dict[int, tuple[socket.socket, int]] = {}  # and their pids
         self.launchers: dict[int, Launcher] = {}
+        self.parting: list[socket.socket] = []  # of launchers that have said good-bye
+        self._parting_ns = 0
         self.had_client = False
         self._unknown: dict[int, socket.socket] = {}
         self._accepted_ns: dict[int, int] = {}
@@ -76,6 +80,19 @@ class Peers:
         """Whether nobody is connected."""
         orphans = self._engine.pool.orphans if self._engine.pool else []
         return not (self._engine.clients or self.launchers or self._unknown or orphans)
+
+    @property
+    def over(self) -> bool:
+        """Whether the last launcher has told how its job ended and waits for our own end."""
+        orphans = self._engine.pool.orphans if self._engine.pool else []
+        return bool(self.parting) and not (self._engine.clients or self.launchers or orphans)
+
+    def part(self, now: bool = False) -> None:
+        """Hang up on launchers that wait for it. Not at once where none is left but processes of
+        the job are (not ``now``): most often they are just ending."""
+        if self.launchers or now or now_ns() - self._parting_ns > PART_NS:
+            while self.parting:
+                self.parting.pop().close()
 
     @property
     def only_strangers(self) -> bool:
@@ -117,6 +134,13 @@ class Peers:
             self._unknown[sock.fileno()] = sock
             self._accepted_ns[sock.fileno()] = now_ns()
             self._epoll.register(sock, select.EPOLLIN)
+
+    def _hear_who_came_last(self) -> None:
+        """A program that is left alone says one word and ends: it belongs into the summary."""
+        if not self._deaf:
+            self.accept()
+        for fd in list(self._unknown):
+            self.receive(fd)
 
     def receive(self, fd: int) -> None:
         """Take what a peer sent, at most 64 messages a turn: no peer keeps the others waiting."""
@@ -192,6 +216,10 @@ class Peers:
             self.launchers[fd] = launcher
             self._engine.tap.launcher(pid)
             _reply(sock, wire.pack(wire.Type.WELCOME, wire.WELCOME.pack(self._options)))
+        elif hello.role == wire.Role.AGENT and hello.flags == wire.HELLO_LEFT_ALONE:
+            why = wire.LEFT_ALONE.get(hello.uffd_error, "for no reason that we know")
+            self._ledger.refuse(f"program {hello.command}", why)
+            return  # that was all: it closes
         elif hello.role == wire.Role.AGENT:
             client = Client(sock, hello, pid)
             self._ledger.hello(client)
@@ -208,9 +236,6 @@ class Peers:
                 with contextlib.suppress(OSError):  # without it: checkpoints
                     pool.join(client, received[0])
                     received.pop(0)  # the pool's from now on
-            resolver = self._engine.resolver if hello.flags & wire.HELLO_SENDS_UFFD else None
-            if resolver and received and uffd.is_uffd(received[0]):
-                client.resolver_slot = resolver.add(received.pop(0), client.ring)
         elif hello.role == wire.Role.RECORDER:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)
             if not self._engine.tap.join(sock):
@@ -244,12 +269,20 @@ class Peers:
             self._engine.on_pool_events()  # what it was touched before that
             self._engine.detached(client, wire.GONE.unpack_from(body)[0])
         elif kind == wire.Type.ACK:
-            self._engine.lay_failed(client, wire.ack(body))
+            self._engine.laid(client, wire.ack(body))
+        elif kind == wire.Type.BYPASS:
+            self._engine.bypassed(client, wire.BYPASS.unpack_from(body)[0])
         elif kind == wire.Type.BYE:
             self._engine.on_events(client, client.ring.drain())
             self._engine.on_pool_events()
             self._engine.account_all(client)
             self._engine.sample(client.watched)
+            # Nothing is read for it any more, so that what it alone has mapped can be closed as
+            # soon as it is gone. (The pool's mappings need us until then.)
+            for region in list(client.regions.values()):
+                if region.verdict != wire.Verdict.POOL:
+                    self._engine.detached(client, region.id, at_once=True)
+            self._engine.table.look(now_ns())
             client.send(wire.pack(wire.Type.BYE_OK))
         else:
             raise wire.WireError(f"{kind.name} from an agent")
@@ -266,7 +299,8 @@ class Peers:
             or a.length_bytes % uffd.PAGE_BYTES
             or a.offset_bytes % uffd.PAGE_BYTES
             or a.region in client.regions
-            or len(client.regions) >= REGIONS_MAX
+            or a.region in client.opening
+            or len(client.regions) + len(client.opening) >= REGIONS_MAX
         ):
             raise wire.WireError("an ATTACH that cannot be")
 
@@ -275,6 +309,7 @@ class Peers:
             launcher.job_pid = wire.JOB.unpack_from(body)[0]
         elif kind == wire.Type.FINISH:
             launcher.finished = True
+            self._hear_who_came_last()
             self._send_summary(launcher)
         else:
             raise wire.WireError(f"{kind.name} from a launcher")
@@ -316,7 +351,11 @@ class Peers:
         self._accepted_ns.pop(fd, None)
         if peer is not None:
             self._epoll.unregister(fd)
-            peer.close()
+            if isinstance(peer, Launcher) and peer.finished:
+                self.parting.append(peer.sock)
+                self._parting_ns = now_ns()
+            else:
+                peer.close()
 
     def drop_client(self, fd: int) -> None:
         """An agent has gone: read what it left in its ring, forget its regions."""
@@ -329,14 +368,12 @@ class Peers:
             self._engine.on_pool_events()
             self._engine.pool.leave(client)
         for region in list(client.regions):
-            self._engine.detached(client, region)
+            self._engine.detached(client, region, at_once=True)
         self._engine.bulk.left(client)
         if self._announcements is not None:
             self._announcements.forget_process(client.pid)
         del self._engine.clients[fd]
         self._epoll.unregister(fd)
-        if client.resolver_slot >= 0 and self._engine.resolver:
-            self._engine.resolver.remove(client.resolver_slot)
         client.close()
 
 

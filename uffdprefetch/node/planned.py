@@ -8,28 +8,28 @@ has no windows of its own streams. Where the orders come from: node/orders.py.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from uffdprefetch.node.client import Client, Region
 from uffdprefetch.node.files import FileState
 from uffdprefetch.node.ledger import Ledger
 from uffdprefetch.node.wire import Verdict
-from uffdprefetch.plan.checkpoints import DISTANCE_MIN_BYTES
 from uffdprefetch.plan.epochs import Epochs, Source
 from uffdprefetch.plan.window import Storage
 from uffdprefetch.progress.streams import Stream
-from uffdprefetch.uffd import PAGE_BYTES
 from uffdprefetch.warm.scheduler import Scheduler, now_ns
 
 if TYPE_CHECKING:  # it brings numpy, which a service without a plan spares
     from uffdprefetch.plan.order import Walk
 
-#: Checkpoints ahead of a reader, one each DISTANCE_MIN_BYTES of its order.
-MILESTONES_MAX = 16
-#: A reader of which no checkpoint tells for so long is looked for in the page tables.
-QUIET_NS = 100_000_000
-#: Ranges that are kept for that.
+#: Ranges that are kept until its order is there.
 SEEN_MAX = 4096
+#: The pool's faults tell more than page tables; unless there are none for so long.
+QUIET_NS = 100_000_000
+#: A node reads all of a file where its orders are as long as this part of it: what is read besides
+#: costs less than requests that are shorter than storage would answer at once.
+ALL_SHARE = 0.9
 #: Readers that are told of one by one when they have ended.
 ENDED_MAX = 256
 
@@ -50,9 +50,6 @@ class PlannedReader:
         self.seen: list[tuple[int, int]] = []  # found mapped, and not looked at yet
         #: What the scheduler sees: a stream in the coordinate of the order.
         self.stream = Stream(-1, rank, 0, 0, 0, now, now, active=True)
-        self._marks: dict[int, tuple[Walk, int]] = {}  # page -> coordinate, of the milestones
-        self._laid: dict[int, dict[int, int]] = {}  # by mapping: milestones laid -> in which round
-        self._rounds = 0
 
     @property
     def how(self) -> str:
@@ -88,8 +85,7 @@ class PlannedReader:
 
     def saw(self, start: int, end: int, now: int) -> None:
         """A touch of [start, end) of the file by one of its processes."""
-        marked, _ = self._marks.get(start // PAGE_BYTES, (None, 0))
-        if self.epochs.saw(start, end, marked, now):
+        if self.epochs.saw(start, end, now):
             self.active_ns = self.touched_ns = now
             self._moved(now)
         self._judge()
@@ -121,52 +117,6 @@ class PlannedReader:
     def _judge(self) -> None:
         if self.walk is not None:
             self.dropped = self.dropped or self.walk.wrong
-
-    # ---- what is needed -------------------------------------------------------------------------
-
-    def milestones(self, region: Region) -> set[int]:
-        """Pages of the region whose touch says how far the reader is: of what has been sent, the
-        first page of an item each DISTANCE_MIN_BYTES of the order."""
-        walk, step = self.walk, DISTANCE_MIN_BYTES
-        if walk is None:
-            return set()
-        first = -(-walk.position_bytes // step) * step
-        last = min(walk.sent_bytes, first + MILESTONES_MAX * step)
-        self._marks = {}
-        for at in range(first, last, step):
-            for page in region.span.pages([walk.offset_at(at)]):
-                self._marks[page] = walk, at
-        following = self.epochs.following
-        if following is not None:  # near the end: something of it has been sent
-            last = min(following.sent_bytes, MILESTONES_MAX * step)
-            for at in range(0, last, step):
-                for page in region.span.pages([following.offset_at(at)]):
-                    self._marks.setdefault(page, (following, at))
-        return set(self._marks)
-
-    def note_laid(self, region: Region) -> None:
-        """The agent has been told to lay what could be laid."""
-        before = self._laid.get(id(region), {})
-        self._rounds += 1
-        laid = self._marks.keys() & region.laid
-        self._laid[id(region)] = {page: before.get(page, self._rounds) for page in laid}
-
-    def touched_mark(self, region: Region, page: int) -> None:
-        """A checkpoint has told. What was laid with it or before is laid, then, since the agent
-        does one thing after the other; and who was here has not been there yet: so a touch of what
-        lies ahead will show. Of several processes that is not known."""
-        rounds = self._laid.get(id(region), {})
-        if len(self._laid) != 1 or page not in rounds or page not in self._marks:
-            return
-        walk, here = self._marks[page]
-        for other, number in rounds.items():
-            its, at = self._marks.get(other, (None, 0))
-            if number <= rounds[page] and its is walk and at > here:
-                walk.arm(at)
-
-    def left(self, region: Region) -> None:
-        """A mapping has gone."""
-        self._laid.pop(id(region), None)
 
     def describe(self) -> dict[str, Any]:
         """For the summary."""
@@ -201,6 +151,7 @@ class Plans:
     def __init__(self, scheduler: Scheduler, ledger: Ledger) -> None:
         self._scheduler, self._ledger = scheduler, ledger
         self.sources: list[Belongs] = []
+        self.room_bytes: Callable[[FileState], int] = lambda _: 0  # for a file in memory
         self.all: list[PlannedReader] = []
         self._ended: list[dict[str, Any]] = []
 
@@ -234,18 +185,12 @@ class Plans:
         for source in self.sources:
             source.mapped(client)
 
-    def left(self, region: Region) -> None:
-        """A mapping has gone."""
-        for reader in self.all:
-            reader.left(region)
-
     def touch(self, client: Client, region: Region, start: int, end: int, at_ns: int) -> bool:
         """A touch of [start, end) of the file by a reader that may have a plan; whether it has."""
         reader = self.reader(client, region)
         if reader is None or reader.walk is None:
             return False
         reader.saw(start, end, at_ns)
-        reader.touched_mark(region, start // PAGE_BYTES)
         self._judge(reader, region)
         return True
 
@@ -260,14 +205,13 @@ class Plans:
     def looked(
         self, client: Client, region: Region, found: list[tuple[int, int]], now: int
     ) -> bool:
-        """Ranges that a look into a page table has found mapped, and no look before; whether the
-        reader has moved. They come in the order of the file and long after: where checkpoints
-        tell, those tell more, unless none does."""
+        """Ranges that a look into a page table has found mapped, and no look before, in the order
+        of the file; whether the reader has moved."""
         reader = self.reader(client, region)
         if reader is None:
             return False
         quiet = now - reader.touched_ns >= QUIET_NS
-        if region.verdict != Verdict.PAGE_TABLES and not quiet:
+        if region.verdict == Verdict.POOL and not quiet:
             reader.seen = [*reader.seen, *found][-SEEN_MAX:]
             return False
         moved = reader.mapped(found, now)
@@ -281,8 +225,18 @@ class Plans:
         if reader.walk is None:
             return
         ahead = lookahead_bytes(reader.walk, storage, allowed_bytes, reader.stream.boost)
+        whole = self._all_is_read(reader.file)
         for start, end, need in reader.epochs.due(ahead):
-            self._scheduler.want(reader.file, reader.stream, start, end, need)
+            self._scheduler.want(reader.file, reader.stream, start, end, need, whole=whole)
+
+    def _all_is_read(self, file: FileState) -> bool:
+        """Whether this node's readers, all together, read nearly all of a file, for which there is
+        room: then what lies beside a record is not read in vain."""
+        if not file.unit_bytes or file.size_bytes > self.room_bytes(file):
+            return False
+        orders = sum(
+            one.walk.total_bytes for one in self.all if one.file is file and one.walk is not None)
+        return orders >= ALL_SHARE * file.size_bytes
 
     def describe(self) -> list[dict[str, Any]]:
         """For the summary: those that have ended (the last ENDED_MAX), and the others."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from uffdprefetch import uffd_pool
+from uffdprefetch import uffd, uffd_pool
 from uffdprefetch.config import Config
 from uffdprefetch.node.client import Client, Region
 from uffdprefetch.node.files import FileState
@@ -63,6 +63,8 @@ VICTIMS_LEAST = 8
 NEARLY_FULL = 0.9
 PLAN_NS = 1_000_000_000
 SHMEM_HUGE = "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
+#: Of so much in the pool one page is compared with the file at a time.
+SAMPLE_CELL_BYTES = 4 * MIB
 #: Pins what one fill reads, for measurements.
 CHUNK_VARIABLE = "UFFDPREFETCH_POOL_CHUNK"
 
@@ -123,6 +125,7 @@ class NodePool:
     places: int = 1  # where files are read
     _told: set[str] = field(default_factory=set)  # limits
     _fit_at_ns: int = 0
+    _random: np.random.Generator = field(default_factory=np.random.default_rng)
 
     def __post_init__(self) -> None:
         allowed, why = limits.pool_bytes(self.config.budget_bytes, 0)
@@ -151,7 +154,7 @@ class NodePool:
     def open(self, file: FileState) -> PoolFile:
         """The file's part of the pool, made at its first mapping. Raises OSError."""
         if file.pooled is None:
-            number, memfd = self.pool.add_file(file.fd, file.size_bytes)
+            number, memfd = self.pool.add_file(file.fd, file.size_bytes, file.unit_bytes)
             state, touched = self.pool.books(number)
             file.pooled = PoolFile(self.pool, number, memfd, self.chunk_bytes, state, touched)
             self.files[number] = file
@@ -169,6 +172,26 @@ class NodePool:
         del self.files[pooled.number]
         file.pooled = None
         return True
+
+    def park(self, file: FileState) -> bool:
+        """Let go of the file and keep its pages; False while somebody maps or reads it."""
+        return file.pooled is None or self.pool.park_file(file.pooled.number)
+
+    def unpark(self, file: FileState, fd: int) -> None:
+        """It is mapped again. Raises OSError."""
+        assert file.pooled is not None
+        self.pool.unpark_file(file.pooled.number, fd)
+
+    def drop(self, file: FileState) -> None:
+        """It has changed: what is here of it goes, and is read again for who cannot be told."""
+        if file.pooled is not None:
+            self.pool.drop_file(file.pooled.number)
+
+    def sample(self, file: FileState, most: int) -> list[int]:
+        """One page of each 4 MiB that are here, ``most`` at most, ascending: to be compared."""
+        if file.pooled is None:
+            return []
+        return sampled_pages(file.pooled, file.size_bytes, most, self._random)
 
     def join(self, client: Client, number: int) -> None:
         """The userfaultfd that a process sent. Raises OSError.
@@ -396,6 +419,20 @@ class NodePool:
             if file.pooled is not None:
                 os.close(file.pooled.memfd)
                 file.pooled = None
+
+
+def sampled_pages(
+    pooled: PoolFile, size_bytes: int, most: int, random: np.random.Generator
+) -> list[int]:
+    """A page of each SAMPLE_CELL_BYTES of which something is there, chosen anew each time."""
+    page_bytes = uffd.PAGE_BYTES
+    chunks = random.permutation(np.flatnonzero(pooled.state == uffd_pool.PRESENT))
+    cells = chunks * pooled.chunk_bytes // SAMPLE_CELL_BYTES
+    _, first = np.unique(cells, return_index=True)
+    chosen = chunks[random.permutation(first)[:most]]
+    per = pooled.chunk_bytes // page_bytes
+    pages = chosen * per + random.integers(0, per, len(chosen))
+    return sorted(int(page) for page in pages if (page + 1) * page_bytes <= size_bytes)
 
 
 def _pieces(pool: NodePool) -> list[int]:

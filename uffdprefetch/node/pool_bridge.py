@@ -75,8 +75,7 @@ def _take_fault(
             f"{file.path}: --budget is too small for pid {client.pid}: given back to the kernel"
         )
         pool.detached += 1
-        region.detaching = True
-        client.command(wire.Type.DETACH, region.id, [])
+        engine.give_back(client, region)
         return
     client.watched.pool_misses += event.kind == uffd_pool.MISS
     start, end = event.offset, event.offset + event.length

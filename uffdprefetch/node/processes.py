@@ -58,6 +58,44 @@ def read(pid: int | str) -> Counters | None:
     return Counters(faults, rchar, storage)
 
 
+@dataclass(frozen=True)
+class Rights:
+    """What a process's leading thread may do, as far as /proc tells."""
+
+    ids: tuple[str, ...]  # of users, then of groups: real, effective, saved, file system
+    capabilities: int  # effective
+    no_new_privs: int
+    seccomp: int  # 0: no filter
+
+    def lost(self, now: Rights) -> bool:
+        """Whether ``now`` is less than this, or somebody else."""
+        return (
+            now.ids != self.ids
+            or bool(self.capabilities & ~now.capabilities)
+            or now.no_new_privs > self.no_new_privs
+            or now.seccomp > self.seccomp
+        )
+
+
+def parse_rights(status: str) -> Rights:
+    """The fields of a text of /proc/PID/status; raises KeyError or ValueError."""
+    fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
+    return Rights(
+        (*fields["Uid"].split(), *fields["Gid"].split()),
+        int(fields["CapEff"], 16),
+        int(fields["NoNewPrivs"]),
+        int(fields.get("Seccomp", "0")),  # a kernel built without
+    )
+
+
+def rights(pid: int) -> Rights | None:
+    """Those of a process now, or None when it is gone or cannot be read."""
+    try:
+        return parse_rights((Path("/proc") / str(pid) / "status").read_text())
+    except (OSError, ValueError, KeyError):
+        return None
+
+
 def ancestors(pid: int) -> list[int]:
     """The process's parent, its parent, and so on, as they are now."""
     found: list[int] = []

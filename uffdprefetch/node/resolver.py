@@ -14,6 +14,7 @@ import logging
 import os
 import select
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -29,6 +30,7 @@ if TYPE_CHECKING:  # they bring numpy, which a service without plans spares
 log = logging.getLogger("uffdprefetch.serve")
 
 STARTS_MAX = 3
+KILL_SECONDS = 0.5
 #: Answers are small: orders come as files.
 ANSWER_MAX_BYTES = 1 << 20
 
@@ -76,6 +78,8 @@ class Resolver:
             return False
         self._starts += 1
         ours, its = socket.socketpair()
+        # inherited: it ends with its standard input, so with us, and not when the job is asked to
+        before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
         with its:
             try:
                 self._process = subprocess.Popen(
@@ -87,6 +91,8 @@ class Resolver:
                 log.warning("plan helper: %s", error)
                 ours.close()
                 return False
+            finally:
+                signal.signal(signal.SIGTERM, before)
         ours.setblocking(False)
         self._sock, self._in, self._out = ours, b"", b""
         self._epoll.register(ours, select.EPOLLIN)
@@ -142,7 +148,8 @@ class Resolver:
             self._sock = None
         if self._process is not None:
             self._process.kill()
-            self._process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # in a read of far storage
+                self._process.wait(KILL_SECONDS)
             self._process = None
 
     def order(self, told: dict[str, Any]) -> Units:

@@ -8,7 +8,6 @@ writes, and no fault waits for it: stopped, slow or dead, the job goes on.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import resource
@@ -18,20 +17,23 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any
 
-from uffdprefetch import engine_choice, uffd, uffd_pool
+from uffdprefetch import engine_choice, leftovers, spawn, uffd, uffd_pool
 from uffdprefetch.config import Config
 from uffdprefetch.errors import UffdPrefetchError
 from uffdprefetch.node.engine import MS, CacheEngine
 from uffdprefetch.node.files import FileState
+from uffdprefetch.node.freshness import Freshness
 from uffdprefetch.node.ledger import Ledger
 from uffdprefetch.node.live import Live
 from uffdprefetch.node.observe import Observer
+from uffdprefetch.node.opening import Opener
 from uffdprefetch.node.peers import Peers
 from uffdprefetch.node.planning import Planning
 from uffdprefetch.node.snapshot import summary
 from uffdprefetch.node.tap import WARM, Tap
 from uffdprefetch.node.watchers import Watchers
 from uffdprefetch.plan.checkpoints import DISTANCE_MIN_BYTES
+from uffdprefetch.rundir import is_of_node
 from uffdprefetch.warm.limits import TokenBucket, allowed_bytes
 from uffdprefetch.warm.scheduler import EXTENT_BYTES, Extent, Scheduler, now_ns
 
@@ -42,9 +44,12 @@ log = logging.getLogger("uffdprefetch.serve")
 
 WORKERS = 16
 BACKLOG = 128
-#: Nobody connected: how long to wait for the first client, and for another after the last.
+#: Nobody connected: how long to wait for the first client, and for another after the last. Where
+#: the last launcher has said how its job ended, nobody is waited for.
 FIRST_CLIENT_SECONDS = 30.0
 LAST_CLIENT_SECONDS = 0.5
+#: What takes longer at the end than this is left to the kernel.
+CLOSE_SECONDS = 5
 HOUSEKEEPING_NS = 1000 * MS
 #: The time line is added to so often.
 NOTE_NS = 10 * MS
@@ -55,24 +60,20 @@ DETACH_NS = 1000 * MS
 def elect(path: str) -> tuple[int, socket.socket] | None:
     """Take the lock beside a socket's path and listen there: (lock, listening socket); None when
     another service has the lock. Raises OSError."""
-    lock = path + ".lock"
-    while True:
-        lock_fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock_fd)
-            return None
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.stat(lock), os.fstat(lock_fd)):
-                break
-        os.close(lock_fd)  # the last holder has just removed it: this is not the one others see
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
+    lock_fd = leftovers.hold(path + leftovers.LOCK)
+    if lock_fd is None:
+        return None
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    listener.bind(path)
-    os.chmod(path, 0o600)
-    listener.listen(BACKLOG)
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        listener.bind(path)
+        os.chmod(path, 0o600)
+        listener.listen(BACKLOG)
+    except BaseException:
+        listener.close()
+        leftovers.remove_names(path, lock_fd)
+        raise
     listener.setblocking(False)
     return lock_fd, listener
 
@@ -80,8 +81,13 @@ def elect(path: str) -> tuple[int, socket.socket] | None:
 class Service:
     """Sockets and clocks around a :class:`CacheEngine`."""
 
-    def __init__(self, listener: socket.socket, config: Config, run: str) -> None:
+    def __init__(
+        self, listener: socket.socket, lock_fd: int, config: Config, run: str, starter: int
+    ) -> None:
+        """``lock_fd``: of the election; ``starter``: the pid of the launcher that started us."""
         self.run_key = run
+        self._lock_fd = lock_fd
+        self._starter = starter
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._workers = uffd.Workers(WORKERS, self._wake_fd)
         self._ledger = Ledger()
@@ -90,19 +96,23 @@ class Service:
         grid = config.distance_bytes or DISTANCE_MIN_BYTES
         bucket = TokenBucket(config.max_rate_bytes_per_second, EXTENT_BYTES)
         self._tap = Tap()
-        self._scheduler = Scheduler(self._workers, bucket, self._pages_written, grid, self._warmed)
-        self.engine = CacheEngine(config, self._scheduler, self._ledger, self._tap)
-        self._observer: Observer | None = None
-        if config.engine == "off":
-            self._observer = Observer(self.engine, self._ledger, config.min_size_bytes)
-        if config.resolve == "service":
-            self.engine.resolver = uffd.Resolver(self._wake_fd)
+        self._scheduler = Scheduler(
+            self._workers, bucket, grid, self._warmed, self._ledger.degrade
+        )
+        self._opener = Opener(self._wake_fd)
+        self.engine = CacheEngine(
+            config, self._scheduler, self._ledger, self._tap, self._opener
+        )
+        self._observer = Observer(
+            self.engine, self._ledger, config.min_size_bytes, everybody=config.engine == "off"
+        )
+        self._freshness = Freshness(self.engine, self._wake_fd)
         if pool is not None:
             self.engine.use_pool(pool)
         self._epoll = select.epoll()
         self._epoll.register(self._wake_fd, select.EPOLLIN)
         self._planning = self._with_plans(listener.getsockname())
-        self._listener = listener
+        self._listener, self._path = listener, listener.getsockname()
         self._live = Live(
             config,
             run,
@@ -125,11 +135,12 @@ class Service:
         self._housekeeping_ns = 0
         self._next_pump_ns = 0
         self._signal_fd = -1
+        self._asked_to_end = 0  # how often: SIGTERM
         self._empty_since: float | None = time.monotonic()
         self._noted_ns = 0
         self._noted_bytes = 0  # of the scheduler's, on the time line
         self._leaving: dict[int, tuple[FileState, int]] = {}
-        self._catch_lease_breaks()
+        self._heed_signals()
 
     def _with_a_pool(self, config: Config) -> tuple[Config, NodePool | None]:
         """The pool where it is asked for, or the run as it goes without one."""
@@ -155,39 +166,62 @@ class Service:
             self._ledger.degrade(f"no order can be told: {error}")
             return None
 
-    def _catch_lease_breaks(self) -> None:
-        """SIGIO tells that somebody wants to write a leased file; without a handler it kills."""
+    def _heed_signals(self) -> None:
+        """Two signals mean something to us. SIGIO tells that somebody wants to write a leased file.
+        SIGTERM asks us to end: where the job manager sends it to everybody, the job has it too and
+        may be writing its last checkpoint, so we stay as long as somebody is connected, or until
+        the second one. The others are the job's (spawn.shield)."""
         self._signal_fd, wakeup = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        spawn.shield()
         signal.signal(signal.SIGIO, lambda *_: None)
+        signal.signal(signal.SIGTERM, self._terminate)
         signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
         self._epoll.register(self._signal_fd, select.EPOLLIN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # blocked by serve()
+
+    def _terminate(self, *_: object) -> None:
+        self._asked_to_end += 1
 
     # -------------------------------------------------------------- the loop
 
     def run(self) -> None:
         """Serve until the last client has gone."""
-        while not self._finished():
+        while True:
             self._turn(self._epoll.poll(self._timeout_seconds()))
+            if self._finished():
+                break
+            self._peers.part()
         log.info("last client gone")
         self._close()
 
     def _finished(self) -> bool:
+        if self._peers.over or self._asked_to_end > 1:
+            return True
         if not self._peers.none:
             if not self._peers.only_strangers:  # a watcher that comes again and again is no client
                 self._empty_since = None
             return False
+        if self._asked_to_end:
+            return True
         if self._empty_since is None:
             self._empty_since = time.monotonic()
-        patience = LAST_CLIENT_SECONDS if self._peers.had_client else FIRST_CLIENT_SECONDS
-        return time.monotonic() - self._empty_since > patience
+        # a launcher that was killed while we started will not come
+        awaited = not self._peers.had_client and os.getppid() == self._starter
+        patience = FIRST_CLIENT_SECONDS if awaited else LAST_CLIENT_SECONDS
+        if time.monotonic() - self._empty_since <= patience:
+            return False
+        if self._freshness.may_end():
+            return True
+        self._empty_since = time.monotonic()  # asked again then
+        return False
 
     def _timeout_seconds(self) -> float:
         now = now_ns()
-        due = self._housekeeping_ns
-        if self._observer is not None:
-            due = min(due, self._observer.next_ns)
+        due = min(self._housekeeping_ns, self._observer.due_ns, self._freshness.due_ns)
         if self._next_pump_ns:
             due = min(due, self._next_pump_ns)
+        if self.engine.table.look_ns:
+            due = min(due, self.engine.table.look_ns)
         if self.engine.due_ns is not None:
             due = min(due, self.engine.due_ns)
         if self.engine.pool:
@@ -202,6 +236,8 @@ class Service:
                     due = min(due, region.look_at_ns)
         if self._empty_since is not None:
             due = min(due, now + 100 * MS)
+        if self._peers.parting:
+            due = min(due, now + 5 * MS)
         # epoll counts whole milliseconds, rounded up
         return max(0.0, (due - now) / 1e9)
 
@@ -229,10 +265,13 @@ class Service:
                 pool.look_for_orphans()
             self.engine.on_pool_events()
         self._scheduler.reap()
+        self._opener.step()
         now = now_ns()
-        if self._observer is not None:
-            self._observer.look(self._peers.jobs(), now)
+        if self.engine.table.waits or 0 < self.engine.table.look_ns <= now:
+            self.engine.table.look(now)
+        self._observer.look(self._peers.jobs(), now)
         self.engine.look(now)
+        self._freshness.step(now)
         if now >= self._housekeeping_ns:
             self._housekeep(now)
         elif self._leaving:  # the last agent has perhaps just told: the writer waits
@@ -255,9 +294,6 @@ class Service:
     def _reading_cpu_seconds(self) -> float:
         pool = self.engine.pool
         return self._workers.cpu_seconds() + (pool.pool.cpu_seconds() if pool else 0.0)
-
-    def _pages_written(self, file: FileState, pages: list[int]) -> None:
-        self.engine.pages_written(file, pages)
 
     def _warmed(self, extent: Extent, result: uffd.WarmResult) -> None:
         stream, took = extent.stream, result.done_ns - result.submit_ns
@@ -305,6 +341,8 @@ class Service:
     def _housekeep(self, now: int) -> None:
         self._housekeeping_ns = now + HOUSEKEEPING_NS
         self._peers.housekeep(now)
+        for client in self.engine.clients.values():
+            client.look_for_lost_rights()
         self._sample()
         before = self.engine.layout.allowed_bytes
         self.engine.layout.allowed_bytes, why = allowed_bytes(self.config.budget_bytes)
@@ -313,11 +351,6 @@ class Service:
         if self.engine.pool:
             self.engine.pool.housekeep()
         self._live.tick(now, why)
-        for file in list(self.engine.files.values()):
-            if file.changed is None:
-                what = file.look_for_change()
-                if what:
-                    self.engine.give_up(file, what)
         self._look_for_writers()
         self.engine.refresh_all()
 
@@ -332,44 +365,57 @@ class Service:
             self._leaving.setdefault(id(file), (file, now + DETACH_NS))
         for key, (file, deadline) in list(self._leaving.items()):
             if not file.attached or now >= deadline:
+                self._freshness.let_in(file)
                 file.release_lease()
                 del self._leaving[key]
 
     def _close(self) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._listener.getsockname())
+        """Our names first: the last launcher waits until they are gone, and where it ends a job
+        manager kills us."""
+        # a worker that hangs in a read of far storage must not keep us here
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(CLOSE_SECONDS)
         self._listener.close()
-        if self.engine.resolver:
-            self.engine.resolver.close()
-        self._workers.close()
         if self._planning is not None:
             self._planning.close()
-        if self.engine.pool:
+        leftovers.remove_names(self._path, self._lock_fd)
+        self._peers.part(now=True)
+        self._workers.close()
+        none_waits = self._freshness.close()
+        if self.engine.pool and none_waits:
             self.engine.pool.close()
-        for file in self.engine.files.values():
+        for file in self.engine.known_files:
             file.close()
 
 
-def serve(socket_path: str, config: Config, run: str) -> int:
-    """Run the service on socket_path; 0 also when another one has been elected.
+def serve(socket_path: str, config: Config, run: str, starter: int = 0) -> int:
+    """Run the service on socket_path; 0 also when another one has been elected. ``starter``: the
+    pid of the launcher, which is our parent as long as it lives; 0: there is none.
 
     Raises UffdPrefetchError when the socket or the workers cannot be had.
     """
-    # two for each process of the job, five for each file: a login shell's soft limit is 1024
+    # two for each process of the job, nine for each file: a login shell's soft limit is 1024
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    # who sees that we listen may ask us to end: from then on we end as we should
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
         elected = elect(socket_path)
         if elected is None:
             return 0
         lock_fd, listener = elected
-        service = Service(listener, config, run)
     except OSError as error:
         raise UffdPrefetchError(f"the service cannot start on {socket_path}: {error}") from error
+    try:
+        service = Service(listener, lock_fd, config, run, starter)
+    except BaseException as error:
+        leftovers.remove_names(socket_path, lock_fd)
+        if isinstance(error, OSError):
+            text = f"the service cannot start on {socket_path}: {error}"
+            raise UffdPrefetchError(text) from error
+        raise
     log.info("serving %s", socket_path)
+    leftovers.sweep(socket_path, is_of_node)
     service.run()
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(socket_path + ".lock")
-    os.close(lock_fd)
     return 0

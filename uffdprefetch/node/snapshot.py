@@ -32,8 +32,20 @@ WAIT_SENSOR = (
 )
 
 
-def _ratio(a: float, b: float) -> float | None:
-    return a / b if b else None
+UNTOLD_REASON = (
+    "cachestat(2) and mincore(2) tell only who owns or may write a file what of it was cached, and "
+    "its file system does not count what is read for whom"
+)
+
+
+def _sum(a: int | None, b: int | None) -> int | None:
+    return None if a is None or b is None else a + b
+
+
+def _share(a: int | None, rest: int | None) -> float | None:
+    """Of a in a and the rest of it."""
+    both = _sum(a, rest)
+    return a / both if a is not None and both else None
 
 
 def totals(
@@ -41,9 +53,11 @@ def totals(
 ) -> dict[str, Any]:
     """Sums over files and processes; every ratio has its denominator beside it."""
 
-    def sum_of(name: str) -> int:
-        return sum(f[name] for f in files)
+    def sum_of(name: str) -> int | None:
+        """None where it is not known of one of them."""
+        return None if untold else sum(f[name] for f in files)
 
+    untold = sum(f["untold_bytes"] for f in files)
     watched = [process.watched for process in ledger.all_processes()]
     prefetched = sum_of("prefetched_bytes")
     both = sum_of("prefetched_used_blocks_bytes")
@@ -59,15 +73,17 @@ def totals(
         "demand_misses": misses if watched else None,
         "demand_misses_sensor": sensor if watched else "no process of the job reported",
         "prefetched_bytes": prefetched,
+        "prefetched_reason": UNTOLD_REASON if untold else None,
+        "untold_bytes": untold,
         "used_bytes": both,
         "used_sensor": POOL_USED_SENSOR if pool else USED_SENSOR,
         "wasted_bytes": unused,
         "already_resident_bytes": sum_of("already_resident_bytes"),
-        "accuracy": _ratio(both, both + unused),
-        "accuracy_denominator_bytes": both + unused,
-        "coverage": _ratio(both, both + other),
-        "coverage_denominator_bytes": both + other,
-        "timeliness": None if not prefetched else 1 - late / prefetched,
+        "accuracy": _share(both, unused),
+        "accuracy_denominator_bytes": _sum(both, unused),
+        "coverage": _share(both, other),
+        "coverage_denominator_bytes": _sum(both, other),
+        "timeliness": None if not prefetched or late is None else 1 - late / prefetched,
         "timeliness_denominator_bytes": prefetched,
         "fault_wait_ns": {
             "count": wait.count,
@@ -86,10 +102,11 @@ def totals(
         ),
         "checkpoints": {
             "laid": ledger.laid,
-            "taken_away": ledger.taken,
+            "taken_away": 0,  # none ever is; the key is older
             "rearmed": ledger.rearmed,
             "lost_events": ledger.dropped_events,
         },
+        "freshness": ledger.freshness.describe(),
     }
 
 
@@ -117,7 +134,7 @@ def summary(
     """The document of docs/summary-schema.md."""
     ledger = engine.ledger
     pool = engine.pool.summary() if engine.pool else None  # takes the files' counts as well
-    files = [describe_file(f, ledger.verdicts) for f in engine.files.values()]
+    files = [describe_file(f, ledger.verdicts) for f in engine.known_files]
     files += ledger.closed_files
     files = [{**f, "bulk": engine.bulk.describe(f["path"])} for f in files]
     streams = list(ledger.streams)
@@ -156,7 +173,7 @@ def summary(
         "engine": config.engine,
         "engine_asked": config.engine_asked or config.engine,
         "policy": config.policy,
-        "resolve": config.resolve,
+        "resolve": "agent",  # who answers checkpoints; nobody else does
         "pool": pool,
         "rung": ledger.rung,
         "rung_reason": ledger.rung_reason,

@@ -12,7 +12,7 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 MAGIC = 0x50444655
-VERSION = 3
+VERSION = 4
 MESSAGE_BYTES = 256
 PAGES_MAX = 28
 
@@ -20,9 +20,10 @@ HEADER = struct.Struct("<IHH")
 HELLO = struct.Struct("<I6iIiIiI16s")
 ATTACH = struct.Struct("<II6QqII")
 GONE = struct.Struct("<II")
-FILE = struct.Struct("<II")
+FILE = struct.Struct(f"<IIII{PAGES_MAX}Q")
 COMMAND = struct.Struct(f"<IIII{PAGES_MAX}Q")
 ACK = struct.Struct("<IIIiI")
+BYPASS = struct.Struct("<I")
 WELCOME = struct.Struct("<I")
 JOB = struct.Struct("<i")
 SUMMARY = struct.Struct("<II")
@@ -43,14 +44,12 @@ class Type(IntEnum):
     ACK = 18
     BYE = 19
     PLAN = 20
+    BYPASS = 21
     FILE = 32
-    LAY = 33
-    TAKE = 34
     REARM = 35
-    DROP = 36
     DETACH = 37
     BYE_OK = 38
-    RENEW = 39
+    QUIT = 40
     EVENTS = 48  # to a recorder: stream(), of any length
     TABLES = 49
 
@@ -74,12 +73,34 @@ class Verdict(IntEnum):
     POOL = 3
 
 
+class Bypass(IntEnum):
+    """enum up_bypass_reason: how it was seen that a process bypasses the interposers."""
+
+    UNMAPPED = 1
+    MOVED = 2
+    REPLACED = 3
+    PATCHED = 4
+
+
 HELLO_UFFD = 1
 HELLO_FORKED = 2
-HELLO_SENDS_UFFD = 4
 HELLO_SENDS_POOL = 8
+HELLO_LEFT_ALONE = 16
+#: enum up_left_alone: why a process is not managed
+LEFT_ALONE = {
+    1: "it runs under AddressSanitizer",
+    2: "it runs under ThreadSanitizer",
+    3: "it runs under MemorySanitizer",
+    4: "it runs under LeakSanitizer",
+    5: "a sanitizer is linked into it",
+    6: "it runs under valgrind",
+    7: "it is recorded by rr",
+    8: "its C library is not glibc",
+    9: "our thread would be SCHED_IDLE, as the one that maps: readers would wait for it",
+}
 ATTACH_INHERITED = 1
 ATTACH_WRITABLE = 2
+ATTACH_KNOWN = 4
 #: of up_attach.map_flags, as in mmap(2)
 MAP_TYPE, MAP_PRIVATE = 0x0F, 2
 
@@ -182,9 +203,17 @@ def ack(body: bytes) -> Ack:
     return Ack(*ACK.unpack_from(body))
 
 
-def command(kind: Type, sequence: int, region: int, pages: list[int]) -> bytes:
-    """UP_LAY, UP_TAKE, UP_REARM, UP_DROP or UP_DETACH; at most PAGES_MAX page numbers."""
+def _padded(pages: list[int]) -> list[int]:
     if len(pages) > PAGES_MAX:
-        raise ValueError(f"{len(pages)} pages in one command")
-    padded = pages + [0] * (PAGES_MAX - len(pages))
-    return pack(kind, COMMAND.pack(sequence, region, len(pages), 0, *padded))
+        raise ValueError(f"{len(pages)} pages in one message")
+    return pages + [0] * (PAGES_MAX - len(pages))
+
+
+def file(region: int, verdict: Verdict, pages: list[int]) -> bytes:
+    """UP_FILE: how a mapping is served, and the page numbers of its checkpoints (PAGES_MAX)."""
+    return pack(Type.FILE, FILE.pack(region, verdict, len(pages), 0, *_padded(pages)))
+
+
+def command(kind: Type, sequence: int, region: int, pages: list[int]) -> bytes:
+    """UP_REARM or UP_DETACH; at most PAGES_MAX page numbers."""
+    return pack(kind, COMMAND.pack(sequence, region, len(pages), 0, *_padded(pages)))

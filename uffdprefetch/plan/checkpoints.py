@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where to listen: the bounded set over the whole file and the dense set that slides.
+"""Where to listen: a few pages of a mapping that are checkpoints, fixed before mmap(2) returns.
 
-Mappings are a bounded good (two for each checkpoint), files are not. A few checkpoints lie over
-all of a region to notice a stream that appears, a few at the places where streams began before
-(paper 1's conclusion: make the *non-cached distance* small), and a dense set ahead of each active
-stream slides with it. All are on a grid of the file, so that one page of the checkpoint memfd
-serves every epoch and every rank.
+Progress is read from page tables (node/looking.py). A checkpoint tells at once that somebody has
+begun to read where nobody did, and it is where the kernel tells that a process changes its address
+space without our interposers. More checkpoints, also ones that slide with the readers, make nothing
+faster (docs/benchmarks.md, "Checkpoints"), and each is a request of one page to the storage.
+
+All mappings of a file have theirs on the same grid of the file, so that one page of the checkpoint
+memfd serves every epoch and every rank.
 """
 
 from __future__ import annotations
@@ -14,18 +16,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 MIB = 1 << 20
-#: A warm scan costs 8 % at 4 MiB (design, section 10); never denser in steady state.
+#: The grid where none is chosen, and what a window moves by.
 DISTANCE_MIN_BYTES = 4 * MIB
-#: auto: an event every this long at the reader's rate is plenty.
-EVENT_SECONDS = 0.010
 #: The first bytes of any format are a header that every access reads: never a checkpoint there.
 HEADER_BYTES = 64 << 10
-SPARSE_MAX = 128
-#: Checkpoints of a stream's dense set.
-AHEAD_MIN = 3
-AHEAD_MAX = 16
-#: Around a place where a stream has appeared: these steps ahead of it.
-NEAR_STEPS_BYTES = (256 << 10, 512 << 10, 1 * MIB, 2 * MIB)
+#: One page a request, where 4 MiB are one request elsewhere: so they add no more than a tenth.
+SPACING_MIN_BYTES = 10 * DISTANCE_MIN_BYTES
+#: Of one mapping. 16 are as good as 512 (docs/benchmarks.md), and fit into one message.
+CHECKPOINTS_MAX = 16
 
 
 @dataclass(frozen=True)
@@ -37,9 +35,12 @@ class Span:
     page_bytes: int
 
     def page(self, offset: int) -> int | None:
-        """The page number of a file offset when it may carry a checkpoint, else None."""
+        """The page number of a file offset when it may carry a checkpoint, else None.
+
+        The region's first and last page never do: they tell what lies there (csrc/vma.c).
+        """
         at = offset - offset % self.page_bytes
-        inside = self.start_bytes <= at and at + self.page_bytes <= self.end_bytes
+        inside = self.start_bytes < at and at + 2 * self.page_bytes <= self.end_bytes
         return at // self.page_bytes if inside and at >= HEADER_BYTES else None
 
     def pages(self, offsets: Iterable[int]) -> set[int]:
@@ -48,43 +49,35 @@ class Span:
 
 
 def distance_bytes(rate_bytes_per_second: float, lookahead_bytes: int, chosen: int | None) -> int:
-    """The spacing of the dense set: the user's, else by rate, a power of two >= 4 MiB such that a
-    window holds at least AHEAD_MIN of them."""
+    """How finely a stream's progress is followed: the user's --distance, else by rate, a power of
+    two >= 4 MiB of which a window holds at least three, and which a reader takes 10 ms for."""
     if chosen is not None:
         return chosen
     distance = DISTANCE_MIN_BYTES
-    while (
-        distance * 2 <= rate_bytes_per_second * EVENT_SECONDS
-        and distance * 2 * AHEAD_MIN <= lookahead_bytes
-    ):
+    while distance * 2 <= rate_bytes_per_second / 100 and distance * 6 <= lookahead_bytes:
         distance *= 2
     return distance
 
 
-def sparse(span: Span, most: int, chosen: int | None) -> set[int]:
-    """At most ``most`` pages spread evenly over the span, on multiples of the distance grid."""
-    grid = chosen or DISTANCE_MIN_BYTES
+def spacing_bytes(chosen: int | None) -> int:
+    """The least distance between two checkpoints: --distance where the user has chosen one."""
+    return SPACING_MIN_BYTES if chosen is None else chosen
+
+
+def fixed_set(span: Span, chosen: int | None) -> list[int]:
+    """The pages of a mapping that are its checkpoints, in order; none where it is shorter than
+    their spacing.
+
+    The first lies behind the header, because most readers begin there; the others are spread
+    evenly.
+    """
+    least = spacing_bytes(chosen)
     length = span.end_bytes - span.start_bytes
-    most = min(most, SPARSE_MAX)
-    if most <= 0:
-        return set()
-    step = grid * max(1, -(-length // (grid * most)))
-    first = -(-max(span.start_bytes, 1) // step) * step
-    return span.pages(range(first, span.end_bytes, step))
-
-
-def dense(
-    span: Span, position_bytes: int, lookahead_bytes: int, distance: int, direction: int = 1
-) -> set[int]:
-    """The grid points ahead of a stream: those in its window, AHEAD_MIN to AHEAD_MAX of them."""
-    count = min(AHEAD_MAX, max(AHEAD_MIN, lookahead_bytes // distance))
-    if direction < 0:
-        first = (position_bytes - 1) // distance * distance
-        return span.pages(range(first, max(0, first - count * distance), -distance))
-    first = -(-position_bytes // distance) * distance
-    return span.pages(range(first, first + count * distance, distance))
-
-
-def near(span: Span, position_bytes: int) -> set[int]:
-    """Closer ones just ahead of a stream that has only just appeared."""
-    return span.pages(position_bytes + step for step in NEAR_STEPS_BYTES)
+    count = min(CHECKPOINTS_MAX, length // least)
+    if not count:
+        return []
+    grid = min(DISTANCE_MIN_BYTES, least)
+    step = grid * max(1, -(-length // (grid * count)))
+    second = (span.start_bytes // step + 1) * step
+    offsets = [span.start_bytes + HEADER_BYTES, *range(second, span.end_bytes, step)]
+    return sorted(span.pages(offsets))[:count]

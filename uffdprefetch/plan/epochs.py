@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One reader's walks through the orders of its epochs, and which of them is the present one. Pure.
 
-Nobody says that an epoch has begun. Touches tell of it (_Beginning), what is found mapped, and a
-checkpoint in what has been sent of the next order; but a page of the last epoch that was evicted
-and is read again, or a worker that is late, touches the next order too, by chance.
+Nobody says that an epoch has begun. Touches tell of it (_Beginning), and what is found mapped; but
+a page of the last epoch that was evicted and is read again, or a worker that is late, touches the
+next order too, by chance.
 """
 
 from __future__ import annotations
@@ -63,20 +63,17 @@ class _Beginning:
         """Another touch was of the present order: the oldest of these is forgotten."""
         self._touches = self._touches[1:]
 
-    def seen(self, upcoming: Walk, start: int, end: int, now_ns: int, told: bool) -> bool:
-        """Whether it has begun with this touch; then ``upcoming`` is where the reader is.
-        ``told``: there was a checkpoint, laid for that order."""
+    def seen(self, upcoming: Walk, start: int, end: int, now_ns: int) -> bool:
+        """Whether it has begun with this touch; then ``upcoming`` is where the reader is."""
         spot = upcoming.spot(start, end)
         places = [touch.spot.plan_bytes for touch in self._touches]
         if spot is not None and spot.plan_bytes not in places:
             self._touches.append(_Touch(spot, start, end, now_ns))
-        begun = told or self._at_the_beginning(upcoming) or self._on_a_way(upcoming)
+        begun = self._at_the_beginning(upcoming) or self._on_a_way(upcoming)
         if not begun and len(self._touches) < EARLY_MAX:
             return False
         for touch in self._touches:
             upcoming.saw(touch.start, touch.end, touch.now_ns)
-        if told:
-            upcoming.saw(start, end, now_ns)
         self._touches = []
         return begun or upcoming.has_begun(BEGUN_ITEMS)
 
@@ -148,7 +145,7 @@ class Epochs:
         from uffdprefetch.plan.order import Walk
 
         order = self._source.order(epoch)
-        return None if order is None else Walk(order, self._file_bytes, armed=True)
+        return None if order is None else Walk(order, self._file_bytes, quiet=True)
 
     def _upcoming(self) -> Walk | None:
         last = self.number + EMPTY_MAX
@@ -176,9 +173,8 @@ class Epochs:
 
     # ---- progress -------------------------------------------------------------------------------
 
-    def saw(self, start: int, end: int, marked: Walk | None, now_ns: int) -> bool:
-        """A touch of [start, end) of the file; whether the position may have moved. ``marked``: for
-        which walk a checkpoint was laid there."""
+    def saw(self, start: int, end: int, now_ns: int) -> bool:
+        """A touch of [start, end) of the file; whether the position may have moved."""
         walk = self.look(now_ns)
         if walk is None or walk.reads_on(start):
             return False
@@ -186,8 +182,7 @@ class Epochs:
         if moved:
             self._beginning.explained()
         upcoming = self._upcoming() if walk.stray else None
-        told = marked is not None and marked is upcoming
-        if upcoming is None or not self._beginning.seen(upcoming, start, end, now_ns, told):
+        if upcoming is None or not self._beginning.seen(upcoming, start, end, now_ns):
             return moved
         self._begin_next()
         return True

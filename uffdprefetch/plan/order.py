@@ -70,10 +70,10 @@ class Walk(Place):
     """One rank on its way through one Order.
 
     ``watched_bytes``: a touch of the unit at each multiple of it (offset_at()) is sure to be seen;
-    0: of any record. ``armed``: only of those that arm() was told of, each of which stands for so
-    much. What should show and does not is waited for, and makes the plan ``wrong`` at last. Raises
-    ValueError for an order of more than 2^62 bytes; its Units may be given instead, which are of a
-    file and a page size already.
+    0: of any record. What should show and does not is waited for, and makes the plan ``wrong`` at
+    last. ``quiet``: no touch is sure to be seen, as in page tables that are looked at from time to
+    time, so none is waited for. Raises ValueError for an order of more than 2^62 bytes; its Units
+    may be given instead, which are of a file and a page size already.
     """
 
     def __init__(
@@ -84,12 +84,12 @@ class Walk(Place):
         merge_gap_bytes: int = 64 << 10,
         slice_bytes: int = 4 << 20,
         watched_bytes: int = WATCHED_BYTES,
-        armed: bool = False,
+        quiet: bool = False,
     ) -> None:
         from uffdprefetch.plan.pieces import Held
         from uffdprefetch.plan.units import Units
 
-        super().__init__(watched_bytes, armed)
+        super().__init__(watched_bytes, quiet)
         units = order if isinstance(order, Units) else Units.of(order, file_bytes, page_bytes)
         self._file_bytes, self._page_bytes = file_bytes, units.page_bytes
         self._gap_pages, self._slice_bytes = merge_gap_bytes // self._page_bytes, slice_bytes

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How far a rank has come in its order, by what it touches. Pure; plan/order.Walk is made of it.
 
-Touches do not say all: a record whose pages are mapped already is read without one, checkpoints
-stand in few records, several workers read several batches at a time. So the position is the first
+Touches do not say all: a record whose pages are mapped already is read without one, looks into
+page tables come late, several workers read several batches at a time. So the position is the first
 record that was not touched though later ones were, and waits for it only as long as readers were
 seen to be late.
 """
@@ -37,7 +37,7 @@ DOUBT_BYTES = 32 * MIB
 #: With each touch in order the memory of late ones fades: half of it after 34.
 FADE = 0.98
 #: Judged by the first unit at each multiple of this of the plan, which stands for so much: where
-#: offset_at() tells a sensor to look (plan/checkpoints.DISTANCE_MIN_BYTES).
+#: offset_at() tells a sensor to look.
 WATCHED_BYTES = 4 * MIB
 #: What is mapped is less sure than a touch, since a fault maps its neighbours too: the position
 #: follows as far as this part of the units are, and so many beyond what was handed out.
@@ -92,9 +92,9 @@ class Place:
     """See Walk, which hands out what comes next: of that (``_sent``, a unit; ``_lookahead_bytes``)
     this must know to tell what was in vain, and how long to wait."""
 
-    def __init__(self, watched_bytes: int, armed: bool) -> None:
+    def __init__(self, watched_bytes: int, quiet: bool) -> None:
         self.watched_bytes = watched_bytes
-        self._armed = armed
+        self._quiet = quiet
         #: Whether the last touch that saw() was told of is none of this order at this place: it may
         #: be one of the next epoch's.
         self.stray = False
@@ -114,7 +114,7 @@ class Place:
 
         self._units = units
         self.items = units.items
-        self._state = bytearray([_QUIET if self._armed else _NEW]) * len(units)
+        self._state = bytearray([_QUIET if self._quiet else _NEW]) * len(units)
         self._states: Array = np.frombuffer(self._state, np.uint8)
         self._at = self._front = self._sent = 0  # units
         self._reading: dict[int, int] = {}
@@ -165,12 +165,6 @@ class Place:
         return self._rate.bytes_per_second
 
     # ---- progress -------------------------------------------------------------------------------
-
-    def arm(self, plan_bytes: int) -> None:
-        """From now on a touch of the unit at offset_at() this coordinate is sure to be seen."""
-        unit = self._units.at(plan_bytes)
-        if self._front <= unit < len(self._state) and self._state[unit] == _QUIET:
-            self._state[unit] = _NEW
 
     def reads_on(self, start: int) -> bool:
         """Whether a touch there is within the record that was touched foremost: it tells nothing
@@ -307,7 +301,7 @@ class Place:
     def _goes_on_far(self, unit: int, now_ns: int) -> bool:
         """Where not each touch shows, a reader may have gone far, at its pace, since one did: two
         touches one after the other there tell."""
-        if not self._armed or not self._near_ns or unit >= len(self._units):
+        if not self._quiet or not self._near_ns or unit >= len(self._units):
             return False
         at = int(self._units.coordinate[unit])
         seconds = min(FAR_SECONDS, (now_ns - self._near_ns) / 1e9)
@@ -406,9 +400,6 @@ class Place:
         wasted = hits[states == _WASTED]
         if len(wasted):
             self._verdict.untouched_bytes -= self._stand_for(wasted)
-        if self._armed:
-            shown = hits[(states == _NEW) | (states == _WASTED)]
-            self._verdict.touched_bytes += self._stand_for(shown)
         states = states.copy()
         states[states != _READ] = _TOUCHED
         self._states[hits] = states
@@ -444,7 +435,7 @@ class Place:
 
     def _watched(self, units: Array) -> Array:
         """Which of these would have shown a touch."""
-        if not self.watched_bytes or self._armed:
+        if not self.watched_bytes:
             return units >= 0
         coordinate = self._units.coordinate
         before: Array = coordinate[units - 1] // self.watched_bytes

@@ -50,7 +50,6 @@ class Verdict:
         self._elsewhere = 0
         self.passed_bytes = 0  # of what was handed out, gone by
         self.untouched_bytes = 0  # of these, without a touch that should have shown
-        self.touched_bytes = 0  # with one, where it is known which should
         self._right = 0
         self._outside: set[int] = set()  # blocks
         self._looked_bytes = self._stray_bytes = 0
@@ -130,7 +129,7 @@ class Verdict:
         """Judge by what was passed untouched. Of what readers are late by, some may come yet."""
         cap = max(UNTOUCHED_BYTES, UNTOUCHED_PART * self._total_bytes)
         cap += min(cap, 2 * late_bytes)
-        if self.untouched_bytes > max(cap, self.touched_bytes):
+        if self.untouched_bytes > cap:
             self._is_wrong(
                 f"{self.untouched_bytes / MIB:.0f} MiB of the {self.passed_bytes / MIB:.0f} MiB"
                 f" handed out and passed were not touched (at item {position:,} of {self._items:,})"

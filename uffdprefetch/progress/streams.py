@@ -121,7 +121,7 @@ class Stream:
 
     def expected_bytes(self, now_ns: int, most_bytes: int) -> int:
         """Where the reader probably is: on from its last touch at its rate, by at most
-        ``most_bytes`` (the next checkpoint would have told)."""
+        ``most_bytes`` (the next look would have told)."""
         gone = self.rate_bytes_per_second * max(0, now_ns - self.last_ns) / 1e9
         return self.position_bytes + self.direction * min(int(gone), most_bytes)
 

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import secrets
 import socket
 from collections.abc import Mapping
 from typing import Any
@@ -55,6 +57,26 @@ def expand(
     return _TOKEN.sub(fill, pattern)
 
 
+def _replace(path: str, text: str) -> None:
+    """Put a file with ``text`` in the place of ``path``: whole or not at all.
+
+    The directory may be one where others write (/tmp). So the new file has a name that nobody can
+    prepare, is created and never opened, and is moved over whatever ``path`` is: a symbolic link
+    there is replaced, what it names stays as it is. Raises OSError.
+    """
+    temporary = os.path.join(os.path.dirname(path), f".{secrets.token_hex(12)}.tmp")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(temporary, flags, 0o666)
+    try:
+        with open(fd, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
 def write(name: str, summary: Mapping[str, Any], force: bool) -> str:
     """Write ``summary`` as JSON and return the path.
 
@@ -66,18 +88,8 @@ def write(name: str, summary: Mapping[str, Any], force: bool) -> str:
         stem, suffix = name[: -len(SUFFIX)], SUFFIX
     text = json.dumps(summary, indent=2) + "\n"
     if force:
-        path = stem + suffix
-        # Whole or not at all: a reader never sees half a file.
-        temporary = f"{path}.{os.getpid()}.tmp"
-        try:
-            with open(temporary, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.replace(temporary, path)
-        except OSError:
-            if os.path.exists(temporary):
-                os.unlink(temporary)
-            raise
-        return path
+        _replace(stem + suffix, text)
+        return stem + suffix
     number = 1
     while True:
         path = stem + (f"-{number}" if number > 1 else "") + suffix

@@ -74,6 +74,11 @@ def _what_came_of_it(summary: Mapping[str, Any]) -> str:
             f" coverage {_percent(totals.get('coverage'))},"
             f" on time {_percent(totals.get('timeliness'))})"
         )
+    elif totals.get("untold_bytes"):
+        parts.append(
+            f"prefetched n/a ({format_size(totals['untold_bytes'])} read ahead;"
+            " what of it was cached already is not told to this user)"
+        )
     else:
         parts.append("nothing prefetched")
     wait = totals.get("fault_wait_ns") or {}

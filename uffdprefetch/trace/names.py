@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from uffdprefetch.identity import identify
-from uffdprefetch.node.files import mount_of, read_ahead_bytes
 from uffdprefetch.trace.file import File, Process
+from uffdprefetch.warm.file_systems import mount_of, read_ahead_bytes
 
 #: Not record files, however large: programs, libraries, what an interpreter reads to start.
 _SYSTEM = re.compile(r"^/(usr|lib|lib64|bin|sbin|proc|sys|dev|etc|run/systemd)/")

@@ -176,7 +176,7 @@ def report(
             if by_bpf
             else "/proc/PID/stat: major faults of the process, in whatever file"
             if majors is not None
-            else "n/a (without BPF no fault is seen)"
+            else why_no_stall
         ),
         "touched_pages": reader.touched_pages,
         "touched_pages_least": pages_of(reader.sure),
@@ -207,7 +207,7 @@ def report(
                 if by_pool
                 else "faults that found their page in the cache"
                 if by_bpf
-                else "n/a (without BPF no fault is seen)"
+                else why_no_stall
             ),
         },
     }
@@ -218,6 +218,7 @@ def _epoch(reader: Reader, i: int, stall: Stalls | None) -> dict[str, Any]:
     start, end = int(a.time_ns[epoch.first]), int(a.until_ns[epoch.first : epoch.end].max())
     part = a.part(slice(epoch.first, epoch.end))
     faults = (part.sensor == sensors.BPF) | (part.sensor == sensors.POOL)
+    by_pool = sensors.POOL in a.sensor
     stalled = None
     if stall is not None:
         # all of the time up to the next epoch: a stall is reported at its end
@@ -231,8 +232,8 @@ def _epoch(reader: Reader, i: int, stall: Stalls | None) -> dict[str, Any]:
         "end_seconds": end / 1e9,
         "touched_pages": epoch.touched_pages,
         "reread_pages": epoch.reread_pages,
-        "faults": int(faults.sum()),
-        "major": int(part.major.sum()),
+        "faults": int(faults.sum()) if stall is not None or by_pool else None,
+        "major": int(part.major.sum()) if stall is not None or by_pool else None,
         "stall_seconds": stalled,
         "pattern": _in_pool(epoch.walk.name, part),
     }

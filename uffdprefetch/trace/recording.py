@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from uffdprefetch import spawn
 from uffdprefetch.errors import EXIT_OURS, UffdPrefetchError
 from uffdprefetch.trace.file import SUFFIX
 from uffdprefetch.trace.record import Spec
@@ -58,6 +59,7 @@ class Recording:
                 stdout=subprocess.DEVNULL,
                 pass_fds=(control_read, ready_write),
                 start_new_session=True,  # Ctrl-C is for the job
+                preexec_fn=spawn.shield,  # so is SIGUSR1 to all of a batch job; one thread here
             )
         except OSError as error:
             os.close(control_write)

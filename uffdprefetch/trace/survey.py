@@ -12,7 +12,7 @@ from uffdprefetch.trace import reader_report
 from uffdprefetch.trace import readers as reading
 from uffdprefetch.trace.accesses import POOL, Accesses, accesses, distinct
 from uffdprefetch.trace.coverage import Coverage
-from uffdprefetch.trace.events import Kind
+from uffdprefetch.trace.events import DEMAND_FAULTS, Kind
 from uffdprefetch.trace.file import File, Trace
 from uffdprefetch.trace.fills import evicted_bytes, extents, fill_report, readahead_report
 from uffdprefetch.trace.folios import Folios
@@ -81,6 +81,17 @@ class Survey:
         """Whether the recorder said that this sensor was not there."""
         missing = self.trace.meta.get("missing") or []
         return not self.by_bpf or any(word in str(m.get("what", "")).lower() for m in missing)
+
+    @property
+    def unseen_faults(self) -> str | None:
+        """Why the kernel's own events do not tell of faults and how long they took; None: they do.
+        With eBPF on a kernel that lacks the tracepoint, everything else may be there."""
+        if not self.by_bpf:
+            return "without BPF the kernel does not tell of faults, nor how long they took"
+        for entry in self.trace.meta.get("missing") or []:
+            if str(entry.get("what", "")).lower() == DEMAND_FAULTS:
+                return f"faults are not told of: {entry.get('why')}"
+        return None
 
     # ------------------------------------------------------------ one file
 
@@ -199,10 +210,11 @@ class Survey:
             if self.by_bpf:
                 waited += int((mine["kind"] == Kind.MAJOR).sum())
             return None, why, waited
-        if self.by_bpf:
+        unseen = self.unseen_faults
+        if unseen is None:
             seen = int((mine["kind"] == Kind.MAJOR).sum())
             return stalls(mine, self.start_ns, self.page_bytes), "", seen
-        why = "n/a (without BPF the kernel does not tell how long a fault took)"
+        why = f"n/a ({unseen})"
         events = self.trace.events
         told = events[events["kind"] == Kind.MAJORS]
         told = told[self.rank(told["pid"]) == reader.rank]

@@ -21,7 +21,14 @@ import numpy as np
 from uffdprefetch import bpf_compiler, uffd
 from uffdprefetch.bpf_compiler import NoBpf
 from uffdprefetch.doctor import syscalls
-from uffdprefetch.trace.events import EVENT, EVENT_BYTES, HUGE_BYTES, Kind, empty
+from uffdprefetch.trace.events import (
+    DEMAND_FAULTS,
+    EVENT,
+    EVENT_BYTES,
+    HUGE_BYTES,
+    Kind,
+    empty,
+)
 
 PROGRAMS = Path(__file__).parent / "programs"
 SOURCES = ("event.h", "faults.c", "cache.c", "calls.c")
@@ -39,7 +46,7 @@ _OPENED = struct.Struct("<QQIIiI232s")
 
 #: HAVE_x -> (tracepoints, what is missing without them, since when they exist)
 FEATURES: dict[str, tuple[tuple[str, ...], str, str]] = {
-    "FAULT": (("filemap/mm_filemap_fault",), "demand faults", "about Linux 6.10"),
+    "FAULT": (("filemap/mm_filemap_fault",), DEMAND_FAULTS, "about Linux 6.10"),
     "MAP_PAGES": (
         ("filemap/mm_filemap_map_pages",),
         "fault-around ranges (minor faults of cached pages)",

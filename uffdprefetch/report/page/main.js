@@ -105,7 +105,8 @@ function tables() {
     (report.readers ?? []).map((r) => [
       String(r.rank), names.get(r.file) ?? String(r.file), patternText(r.pattern),
       percentText(r.pattern?.share),
-      r.faults ? `${countText(r.faults.major ?? 0)} / ${countText(r.faults.total ?? 0)}` : "n/a",
+      r.faults ? [r.faults.major, r.faults.total]
+        .map((count) => count == null ? "n/a" : countText(count)).join(" / ") : "n/a",
       touchedText(r),
       String(r.epochs?.length ?? "n/a"),
       secondsText(r.stall_seconds) + (r.stall_share != null ? ` (${percentText(r.stall_share)})` : ""),

@@ -18,7 +18,7 @@ import numpy as np
 
 from uffdprefetch.plan import bulk, checkpoints, window
 from uffdprefetch.progress.jumps import Jumps
-from uffdprefetch.progress.streams import Stream, StreamTable
+from uffdprefetch.progress.streams import PIECE_BYTES, Stream, StreamTable
 from uffdprefetch.sim.replay.demand import Demand
 from uffdprefetch.sim.replay.engine import Range, Resident
 from uffdprefetch.sim.replay.keep import CHUNK_PAGES
@@ -27,16 +27,15 @@ from uffdprefetch.sim.replay.policies import InPool, Plain, chunked, measured
 
 Array = np.ndarray[Any, Any]
 
-#: Looks into a page table: at first and while they find something; then ever more seldom, and so
-#: where a walk is sure (node/looking.py). What a look finds so near each other is one touch
-#: (node/pagetables.CLUSTER_BYTES).
+#: Looks into a page table: at first and while they find something; then ever more seldom. Where a
+#: walk is sure, eight times a window (node/looking.py). What a look finds so near each other is one
+#: touch (node/pagetables.CLUSTER_BYTES).
 LOOK_SECONDS, LOOK_SLOWEST_SECONDS, LOOK_SLOWER = 0.002, 0.25, 1.5
+POLL_FASTEST_SECONDS, POLL_SLOWEST_SECONDS, POLLS_PER_WINDOW = 0.004, 0.1, 8
 CLUSTER_BYTES = 1 << 20
 #: A checkpoint that has told is armed again after this; walks that have ended are looked for as
 #: often (node/layout.REARM_NS, node/engine.refresh_all).
 REARM_SECONDS = 1.0
-#: Places where walks began, and walks that have just begun, which get checkpoints of their own.
-STARTS_MAX, FRESH_MAX = 32, 16
 #: A file is judged so often (node/bulk.JUDGE_NS).
 JUDGE_SECONDS = 0.1
 
@@ -51,9 +50,7 @@ class _Reader:
     jumps: Jumps
     mapped: Array  # (pages,) bool
     told: Array  # (pages,) bool: of those, what the service has heard of
-    sparse: set[int]  # checkpoints over all of the file: pages
-    starts: set[int] = field(default_factory=set)  # and where walks began
-    laid: set[int] = field(default_factory=set)  # checkpoints that will tell
+    laid: frozenset[int]  # its checkpoints: pages
     fired: dict[int, float] = field(default_factory=dict)  # page (pool: cell) -> when
     found: list[tuple[int, int]] = field(default_factory=list)  # touched since the last look
     look_at: float = LOOK_SECONDS
@@ -108,19 +105,19 @@ class Auto(Plain):
         if reader is None:
             pages = self.demand.pages(file)
             span = checkpoints.Span(0, self.sizes[file], self.page)
-            sparse = checkpoints.sparse(span, checkpoints.SPARSE_MAX, None)
+            laid = frozenset(checkpoints.fixed_set(span, None))
             reader = self.readers[rank, file] = _Reader(
                 file, span, StreamTable(rank, rank), Jumps(self.sizes[file]),
-                np.zeros(pages, bool), np.zeros(pages, bool), sparse, laid=set(sparse))
+                np.zeros(pages, bool), np.zeros(pages, bool), laid)
         return reader
 
     def _notice(self, reader: _Reader, first: int, end: int, now: float) -> None:
         """Checkpoints tell at once, looks into the page table from time to time."""
         reader.found.append((first, end))
         for page in sorted(page for page in reader.laid if first <= page < end):
-            reader.laid.discard(page)
-            reader.fired[page] = now
-            self._hear(reader, page, page + 1, now)
+            if now - reader.fired.get(page, -1e9) > REARM_SECONDS:
+                reader.fired[page] = now
+                self._hear(reader, page, page + 1, now)
         if now >= reader.look_at:
             self._look(reader, now)
 
@@ -140,8 +137,14 @@ class Auto(Plain):
         reader.found.clear()
         for first, end in clusters:
             self._hear(reader, first, end, now)
-        if any(walk.settled for walk in reader.table.active()):
-            reader.every = LOOK_SLOWEST_SECONDS
+        settled = [walk for walk in reader.table.active() if walk.settled]
+        if settled:
+            rate = max(walk.rate_bytes_per_second for walk in settled)
+            step = max(self._lookahead(walk) for walk in settled) / POLLS_PER_WINDOW
+            if any(walk.sparse_pieces for walk in reader.table.active()):
+                step = min(step, PIECE_BYTES)
+            due = step / rate if rate else POLL_SLOWEST_SECONDS
+            reader.every = min(POLL_SLOWEST_SECONDS, max(POLL_FASTEST_SECONDS, due))
         else:
             slower = min(LOOK_SLOWEST_SECONDS, LOOK_SLOWER * reader.every)
             reader.every = LOOK_SECONDS if clusters else slower
@@ -171,8 +174,6 @@ class Auto(Plain):
         if reader.jumps.random:
             reader.table.absorbed += reader.table.streams
             reader.table.streams.clear()
-        elif walk.active and len(reader.starts) < STARTS_MAX:
-            reader.starts |= checkpoints.near(reader.span, walk.start_bytes)
         self._plan(reader, now)
 
     def _turned(self, reader: _Reader) -> None:
@@ -196,18 +197,13 @@ class Auto(Plain):
     # ---- what it does then ----------------------------------------------------------------------
 
     def _plan(self, reader: _Reader, now: float) -> None:
-        """Windows ahead of the walks, and where the next checkpoints lie."""
+        """Windows ahead of the walks."""
         while reader.table.absorbed:
             self.ahead.pop(id(reader.table.absorbed.pop()), None)
         walks = reader.table.active()
-        wanted = reader.sparse | reader.starts
-        seen, allowed = measured(self.storage), self._allowed()
         trusted = reader.jumps.count < bulk.DOUBT_TOUCHES or reader.jumps.trusted
         for walk in walks:
-            far = window.lookahead_bytes(walk, seen, allowed)
-            apart = checkpoints.distance_bytes(walk.rate_bytes_per_second, far, None)
-            wanted |= checkpoints.dense(
-                reader.span, walk.position_bytes, far, apart, walk.direction)
+            far = self._lookahead(walk)
             more = None
             if trusted and not reader.table.random:
                 more = window.auto(walk, reader.span.end_bytes, far)
@@ -215,11 +211,9 @@ class Auto(Plain):
                 pieces = self._pieces(reader.file, *more)
                 self.ahead.setdefault(id(walk), (walk, deque()))[1].extend(
                     pieces[:: walk.direction])
-        fresh = [walk for walk in reader.table.streams if walk.touches < 3]
-        for walk in sorted(fresh, key=lambda one: -one.last_ns)[:FRESH_MAX]:
-            wanted |= checkpoints.near(reader.span, walk.position_bytes)
-        reader.laid = {
-            page for page in wanted if now - reader.fired.get(page, -1e9) > REARM_SECONDS}
+
+    def _lookahead(self, walk: Stream) -> int:
+        return window.lookahead_bytes(walk, measured(self.storage), self._allowed())
 
     def _walks(self) -> int:
         return max(1, sum(len(reader.table.active()) for reader in self.readers.values()))

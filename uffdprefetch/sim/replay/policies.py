@@ -35,7 +35,7 @@ NEAR_BYTES = 1 << 20
 
 
 def measured(storage: Storage) -> window.Storage:
-    """As the service's warmers see it (warm/scheduler.Meter)."""
+    """As the service's warmers see it (warm/meter.py)."""
     return window.Storage(storage.bandwidth, storage.latency)
 
 

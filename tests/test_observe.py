@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""node/observe.read_only_files: which lines of /proc/PID/maps are mappings worth watching."""
+
+from __future__ import annotations
+
+from uffdprefetch.node.observe import CHECKPOINT_NAME, Mapping, read_only_files
+
+MIB = 1 << 20
+
+
+def line(start: int, length: int, rights: str, offset: int, inode: int, path: str) -> str:
+    return f"{start:x}-{start + length:x} {rights} {offset:08x} 08:01 {inode} {path}"
+
+
+def test_large_read_only_mappings_of_files_are_watched_and_others_are_not() -> None:
+    maps = "\n".join([
+        line(1 << 40, 32 * MIB, "r--s", 0, 7, "/data/records"),
+        line(2 << 40, 32 * MIB, "r--p", 4096, 8, "/data/with a blank"),
+        line(3 << 40, 32 * MIB, "rw-p", 0, 9, "/data/written"),
+        line(4 << 40, 8 * MIB, "r--p", 0, 10, "/data/small"),
+        line(5 << 40, 32 * MIB, "r--p", 0, 0, "[heap]"),
+        line(6 << 40, 32 * MIB, "r--p", 0, 11, "/data/gone (deleted)"),
+        f"{7 << 40:x}-{(7 << 40) + 32 * MIB:x} r--p 00000000 00:00 0",
+    ])  # fmt: skip
+    assert read_only_files(maps, 16 * MIB) == [
+        Mapping(1 << 40, (1 << 40) + 32 * MIB, 0, 7, True, "/data/records"),
+        Mapping(2 << 40, (2 << 40) + 32 * MIB, 4096, 8, False, "/data/with a blank"),
+    ]
+
+
+def test_the_constants_of_a_program_or_a_library_are_none_of_the_jobs_data() -> None:
+    """The dynamic linker maps them past every interposer; in a large library they are many MiB."""
+    library = "/usr/lib/libtorch_cpu.so"
+    for executable in ("r-xp", "rwxp"):
+        parts = [
+            line(1 << 40, 64 * MIB, "r--p", 0, 7, library),
+            line((1 << 40) + 64 * MIB, 64 * MIB, executable, 64 * MIB, 7, library),
+            line((1 << 40) + 128 * MIB, 64 * MIB, "r--p", 128 * MIB, 7, library),
+            line(2 << 40, 64 * MIB, "r--p", 0, 8, "/data/records"),
+        ]
+        for maps in ("\n".join(parts), "\n".join(parts[::-1])):
+            assert [m.path for m in read_only_files(maps, MIB)] == ["/data/records"]
+
+
+def test_what_checkpoints_cut_into_pieces_is_one_mapping() -> None:
+    start, page = 1 << 40, 4096
+    maps = "\n".join([
+        line(start, 16 * page, "r--s", 0, 7, "/data/records"),
+        line(start + 16 * page, page, "r--p", 0, 99, CHECKPOINT_NAME + " (deleted)"),
+        line(start + 17 * page, 32 * MIB, "r--s", 17 * page, 7, "/data/records"),
+    ])  # fmt: skip
+    (found,) = read_only_files(maps, 16 * MIB)
+    assert (found.start, found.end) == (start, start + 17 * page + 32 * MIB)
+    assert found.path == "/data/records"

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the pool reads at once of a file whose storage answers whole requests (csrc/pool_fill.c)."""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from conftest import HANG_SECONDS
+from harness import write_records
+
+from uffdprefetch import uffd_pool
+
+KIB, MIB = 1 << 10, 1 << 20
+SIZE_BYTES = 21 * MIB + 1234
+
+Fills = Callable[[int, int], int]
+
+
+@pytest.fixture
+def fills(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Fills]:
+    """fills(START, END): prefetch these bytes; in how many reads they came. One pool and file of
+    ``request.param`` bytes a request."""
+    path = tmp_path / "records.bin"
+    write_records(path, SIZE_BYTES)
+    fd, event_fd = os.open(path, os.O_RDONLY), os.eventfd(0, os.EFD_CLOEXEC)
+    pool = uffd_pool.Pool(64 * MIB, 64 * KIB, 4, event_fd)
+    number, memfd = pool.add_file(fd, SIZE_BYTES, request.param)
+
+    def run(start: int, end: int) -> int:
+        before = pool.counts().fills
+        assert pool.submit(7, number, start, end - start)
+        results = []
+        while not results:
+            ready, _, _ = select.select([event_fd], [], [], HANG_SECONDS)
+            assert ready, "the pool says nothing"
+            os.read(event_fd, 8)
+            results = pool.reap()
+        assert results[0].error == 0
+        end = min(end, SIZE_BYTES)
+        assert os.pread(memfd, end - start, start) == os.pread(fd, end - start, start)
+        return pool.counts().fills - before
+
+    yield run
+    pool.close()
+    for one in (fd, memfd, event_fd):
+        os.close(one)
+
+
+@pytest.mark.parametrize("fills", [4 * MIB], indirect=True)
+def test_each_read_is_what_one_request_brings_on_its_own_grid(fills: Fills) -> None:
+    assert fills(0, 8 * MIB) == 2
+    assert fills(9 * MIB, 11 * MIB) == 1, "no more than was asked for"
+    assert fills(8 * MIB, 24 * MIB) == 5, "two around what is there, and three, to the file's end"
+    assert fills(0, 24 * MIB) == 0
+
+
+@pytest.mark.parametrize("fills", [0], indirect=True)
+def test_elsewhere_reads_begin_small_and_grow(fills: Fills) -> None:
+    assert fills(0, 8 * MIB) > 4
+
+
+@pytest.mark.parametrize("fills", [64 * MIB], indirect=True)
+def test_no_read_is_larger_than_what_a_thread_has_room_for(fills: Fills) -> None:
+    assert fills(0, 16 * MIB) == 4

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nobody of ours answers: the job's own calls come to their end, and its memory stays its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from components import Runner
+from conftest import HANG_SECONDS, PATIENCE_VARIABLE, require, wait_until
+from harness import Records, Start, both_engines, hammered, programs, python
+
+pytest_plugins = ("harness_fixtures",)
+
+SMALL = ("--min-size", "1MiB", "--distance", "1MiB")
+
+
+@both_engines
+def test_while_our_thread_stands_still_the_job_maps_unmaps_and_forks(
+    env: dict[str, str], own_records: Records, tmp_path: Path
+) -> None:
+    """A tracer holds the thread wherever it is, while the job puts memory of its own where the file
+    was, and lets it go: what it was about to do must not hit that memory."""
+    ptrace_scope = Path("/proc/sys/kernel/yama/ptrace_scope")
+    scope = int(ptrace_scope.read_text()) if ptrace_scope.exists() else 0
+    require(scope < 3 and (scope < 2 or os.geteuid() == 0), "nobody may trace here")
+    del env[PATIENCE_VARIABLE]  # as users have it: 50 ms
+    words = [programs(tmp_path, "held_agent"), own_records.path, "40"]
+    runner = Runner(env, tmp_path)
+    assert runner.plain(*words) == b"ok, nobody to hold\n"
+    run = runner.wrapped(*words, options=SMALL)
+    assert (run.status, run.stdout) == (0, b"ok, held\n"), run.stderr
+
+
+def test_a_late_act_does_not_hit_the_job_s_memory(
+    own_records: Records, tmp_path: Path, hammer: Any
+) -> None:
+    """As above, under a service that commands without end: held in the midst of acts."""
+    stop = hammer(1, file=own_records.path)
+    env = hammered(tmp_path)
+    words = [programs(tmp_path, "held_agent"), str(own_records.path), "40"]
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=2 * HANG_SECONDS)
+    assert (done.returncode, done.stdout) == (0, "ok, held\n"), done.stderr
+    counts = stop()
+    assert counts["attached"] > 20 and counts["laid"] > 100, counts
+
+
+#: Far more than a second of patience a mapping: paid once by a job, or 40 times.
+PATIENCE = {PATIENCE_VARIABLE: "800"}
+
+SHARDS = """
+    say(ready=os.getpid())
+    hear()
+    maps = [Mapping(sys.argv[1]) for _ in range(40)]
+    say(same=len({bytes(m.view[:PAGE]) for m in maps}))
+    for m in maps:
+        m.unmap()
+    pid = os.fork()
+    if not pid:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    say(done=1)
+"""
+
+
+def test_a_silent_service_is_waited_for_once(
+    env: dict[str, str], own_records: Records, job: Start
+) -> None:
+    """With --engine pool each mapping asks the service how it is served. Stopped before the first:
+    later the agent would take it for dead by its silence."""
+    shards = job(
+        python(SHARDS, own_records.path), ("--engine", "pool", "--budget", "6MiB"), **PATIENCE
+    )
+    shards.line()
+    pid = shards.kill_service(signal.SIGSTOP)
+    shards.tell()
+    try:
+        assert shards.line() == {"same": 1}
+        assert shards.line() == {"done": 1}
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert 40 * int(PATIENCE[PATIENCE_VARIABLE]) * 0.005 > HANG_SECONDS
+    shards.finish().good()
+
+
+def test_a_service_that_answers_again_serves_again(
+    env: dict[str, str], own_records: Records, job: Start
+) -> None:
+    code = """
+        first = Mapping(sys.argv[1])
+        say(ready=os.getpid())
+        hear()
+        second = Mapping(sys.argv[1])
+        say(mapped=second.address)
+        hear()
+        def served():
+            m = Mapping(sys.argv[1])
+            pooled = m.pooled()
+            m.unmap()
+            return pooled
+        until(served, "the pool")
+        say(again=1)
+    """
+    impatient = {PATIENCE_VARIABLE: "10"}
+    one = job(python(code, own_records.path), ("--engine", "pool", "--budget", "6MiB"), **impatient)
+    one.line()
+    pid = one.kill_service(signal.SIGSTOP)
+    one.tell()
+    try:
+        one.line()
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    one.tell()
+    assert one.line() == {"again": 1}
+    one.finish().good()
+
+
+@pytest.mark.parametrize("flags", ["os.O_RDWR", "os.O_WRONLY", "os.O_RDWR | os.O_TRUNC"])
+def test_a_job_that_opens_its_file_for_writing_without_waiting_gets_it(
+    env: dict[str, str], own_records: Records, job: Start, flags: str
+) -> None:
+    """The service's read lease stands in the way, and is given back first."""
+    code = f"""
+        m = Mapping(sys.argv[1])
+        say(ready=os.getpid())
+        hear()
+        fd = os.open(sys.argv[1], {flags} | os.O_NONBLOCK)
+        say(opened=os.fstat(fd).st_size)
+    """
+    one = job(python(code, own_records.path))
+    one.line()
+    leased(own_records.path)
+    one.tell()
+    opened = one.line()["opened"]
+    assert opened == (0 if "TRUNC" in flags else own_records.size_bytes)
+    one.finish().good()
+
+
+def leased(path: Path) -> None:
+    """Wait until somebody has a lease on the file, by the kernel's own list."""
+    inode = path.stat().st_ino
+
+    def look() -> bool:
+        lines = Path("/proc/locks").read_text().splitlines()
+        return any("LEASE" in line and f":{inode} " in line for line in lines)
+
+    wait_until(look, "the service's lease")
