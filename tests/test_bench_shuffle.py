@@ -84,8 +84,9 @@ def test_each_variant_reads_the_samplers_order_and_the_bed_counts_it(
         assert run["stall_seconds"] <= run["seconds"]
         if name != "warm":
             assert run["needed_bytes"] <= run["bytes_read"] <= 1.05 * size
-            # the second epoch found all in the page cache
-            assert run["epoch_bytes_read"][1] == run["bytes_read"]
+            # The second epoch found all in memory, but for pages that the kernel took away in
+            # between and those by which a pool tells whether the file has changed.
+            assert run["bytes_read"] - run["epoch_bytes_read"][1] < size // 16, name
     assert [runs[name]["tool"]["engine"] for name in tools] == ["cache", "pool"]
     # but for pages that the kernel took away in between
     assert max(runs["warm"]["epoch_bytes_read"]) < size // 16

@@ -231,13 +231,13 @@ def test_two_ranks_have_the_file_read_once(
 
 
 def test_the_summary_is_json_that_says_what_was_done(
-    crops: Callable[..., Any], bed: SlowBed, tmp_path: Path
+    crops: Callable[..., Any], bed: SlowBed, large: str, tmp_path: Path
 ) -> None:
-    work = crops("one", 40, options=("--budget", "32MiB"))
+    work = crops("one", BATCHES, options=("--budget", "32MiB"), file=large)
     assert work.line()["right"]
     summary = work.finish().good().summary
     assert json.loads((tmp_path / "run.summary.json").read_text()) == summary
-    bulk = bulk_of(summary, bed.path(ARRAY))
+    bulk = bulk_of(summary, bed.path(large))
     fields = {"state", "why", "ranks", "read_bytes", "miss_seconds", "bandwidth_bytes_per_second"}
     assert set(bulk) == fields
     assert [row["pattern"] for row in summary["streams"]].count("random") <= 1

@@ -104,12 +104,11 @@ def test_of_many_ranks_one_tells(env: dict[str, str], tmp_path: Path) -> None:
     reader, writer = os.pipe()  # all of them run until it is closed
     words = uffdprefetch(
         *("wrap", "-q", "-f", "-o", str(tmp_path / "x"), "--engine", "pool", "--budget", "4KiB"),
-        *("--", "sh", "-c", f"echo here; exec cat <&{reader}"),
+        *("--", "sh", "-c", "echo here; exec cat"),
     )
     ranks = [
         subprocess.Popen(
-            words, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, pass_fds=[reader],
-            text=True,
+            words, env=env, stdin=reader, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
         for _ in range(3)
     ]  # fmt: skip

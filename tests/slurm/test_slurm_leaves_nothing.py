@@ -47,11 +47,12 @@ def test_the_tasks_of_a_step_share_a_service_on_each_node(bed: Bed) -> None:
 def test_a_service_outlives_the_task_that_started_it(bed: Bed) -> None:
     """One of a node's tasks ends long before the other: that one's service goes on."""
     script = (
-        'test "$SLURM_PROCID" = 0 && { until test -e first; do sleep 0.05; done; '
+        'test "$SLURM_PROCID" = 0 && { touch other; until test -e first; do sleep 0.05; done; '
         '"$@"; kill -0 "$(cat service)" && echo lives; exit; }; '
+        'until test -e other; do sleep 0.05; done; '  # else its service may be nobody's and end
         'pgrep -f "serve --socket ${UFFDPREFETCH_SOCKET%+*}" > service; touch first'
     )
-    for name in ("first", "service"):
+    for name in ("first", "other", "service"):
         (bed.directory / name).unlink(missing_ok=True)
     done = bed.slurm("srun", "-N1", "-n2", *bed.wrap("sh", "-c", script, "sh", "sleep", "1"))
     assert done.stdout == "lives\n", done.stderr
