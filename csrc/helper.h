@@ -182,6 +182,7 @@ struct up_pool_counts {
 	uint64_t read_bytes, demand_read_bytes, unique_bytes, evicted_bytes;
 	uint64_t faults, present_faults, missing_faults, lost_events;
 	uint64_t waiters, waiters_peak, fills, failed_fills;
+	uint64_t stand_in_bytes; /* read by agents that found us silent */
 	uint64_t continued_bytes, collapsed_bytes; /* mapped: in pages, in huge pages */
 	uint64_t direct_bytes, buffered_bytes, cached_bytes; /* how read_bytes came */
 	uint64_t wait_bin[UP_HISTOGRAM_BINS], wait_sum_ns, wait_max_ns;

@@ -78,6 +78,7 @@ struct pool_client {
 	uint32_t turn, mapping[2];
 	int leaving;
 	struct up_ring *ring;
+	uint64_t stand_ins, stand_in_bytes; /* of its ring, as known */
 	struct pool_region *region;
 	uint32_t regions, room;
 	struct {
@@ -126,6 +127,7 @@ struct up_pool {
 	uint64_t page_bytes, began_ns, alive_ns;
 	int stop, epoll_fd, wake_fd;
 	int dropping; /* of some file */
+	int strays; /* pages may lie in memfds that no chunk of the books accounts for */
 	int retry; /* no memory to note a demand: see pool_want_again() */
 	uint64_t budget, used_bytes, leaving_bytes; /* used: PRESENT, FILLING and EVICTING */
 
@@ -239,6 +241,11 @@ int pool_make_room(struct up_pool *p, uint64_t bytes, int demand);
 /* What up_pool_drop() has marked goes. 1: some went, look again; 0: none is left; -1: what is left
  * is in use just now. */
 int pool_drop_some(struct up_pool *p);
+/* What agents have read in our stead, and the books do not know, goes: whoever touches it has it
+ * read again. Leaves the lock and takes it again. */
+void pool_drop_strays(struct up_pool *p);
+/* Have some thread do that. */
+void pool_seek_strays(struct up_pool *p);
 
 /* pool_fill.c */
 void *pool_fill_loop(void *pool);

@@ -144,6 +144,9 @@ void up_pool_leave(struct up_pool *p, int client)
 		pool_wait(p, &p->idle);
 	for (uint32_t i = 0; i < c->regions; i++)
 		p->file[c->region[i].file].regions--;
+	/* also one that we lost sight of before: it may have stood in for us to its end */
+	if (!c->ring || __atomic_load_n(&c->ring->stand_ins, __ATOMIC_SEQ_CST) != c->stand_ins)
+		pool_seek_strays(p);
 	uffd = c->uffd;
 	pidfd = c->pidfd;
 	maps_fd = c->maps_fd;

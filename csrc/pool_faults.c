@@ -330,6 +330,20 @@ static void take_faults(struct up_pool *p, uint32_t client, uint32_t generation,
 	pool_unlock(p);
 }
 
+/* An agent that found us silent has read for itself: some thread looks for what it has read. */
+static void note_stand_ins(struct up_pool *p, struct pool_client *c)
+{
+	uint64_t n = __atomic_load_n(&c->ring->stand_ins, __ATOMIC_SEQ_CST), bytes;
+
+	if (n == c->stand_ins || n % 2) /* odd: when it has ended */
+		return;
+	bytes = __atomic_load_n(&c->ring->stand_in_bytes, __ATOMIC_RELAXED);
+	p->count.stand_in_bytes += bytes - c->stand_in_bytes;
+	c->stand_in_bytes = bytes;
+	c->stand_ins = n;
+	pool_seek_strays(p);
+}
+
 /* The agents see from it that this thread answers, and that the service's main thread has not been
  * silent for so long that it is no use. */
 static void beat(struct up_pool *p)
@@ -339,8 +353,10 @@ static void beat(struct up_pool *p)
 
 	pthread_mutex_lock(&p->lock);
 	for (uint32_t i = 0; i < POOL_CLIENTS; i++)
-		if (p->client[i].uffd >= 0 && p->client[i].ring)
+		if (p->client[i].uffd >= 0 && p->client[i].ring) {
 			__atomic_store_n(&p->client[i].ring->beat_ns, alive_ns, __ATOMIC_RELAXED);
+			note_stand_ins(p, &p->client[i]);
+		}
 	pool_unlock(p);
 }
 

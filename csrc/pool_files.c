@@ -19,7 +19,7 @@ int up_pool_file(struct up_pool *p, int fd, uint64_t size_bytes, uint64_t unit_b
 	uint64_t bytes = pool_chunk_bytes(p);
 	uint64_t unit = (unit_bytes < RUN_MAX_BYTES ? unit_bytes : RUN_MAX_BYTES) / bytes;
 	struct pool_file f = { .used = 1, .size = size_bytes, .unit = unit,
-			       .source = { .fd = -1, .direct_fd = -1 } };
+			       .source = UP_NO_SOURCE };
 	int number = -ENOSPC, ret;
 	struct stat st;
 
@@ -140,7 +140,7 @@ int up_pool_park(struct up_pool *p, int file)
 	}
 	drop_queued(p, file);
 	gone = f->source;
-	f->source.fd = f->source.direct_fd = -1;
+	f->source = (struct up_source)UP_NO_SOURCE;
 	pool_unlock(p);
 	up_source_close(&gone);
 	return 0;
@@ -149,7 +149,7 @@ int up_pool_park(struct up_pool *p, int file)
 int up_pool_unpark(struct up_pool *p, int file, int fd)
 {
 	struct pool_file *f = &p->file[file];
-	struct up_source source = { .fd = -1, .direct_fd = -1 };
+	struct up_source source = UP_NO_SOURCE;
 	int ret = up_source_open(&source, fd, f->size);
 
 	if (ret)

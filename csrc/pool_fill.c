@@ -403,6 +403,8 @@ void *pool_fill_loop(void *arg)
 	while (!p->stop) {
 		int what;
 
+		if (p->strays)
+			pool_drop_strays(p);
 		/* what the file does not hold any more */
 		if (p->dropping && pool_drop_some(p) > 0)
 			continue;

@@ -10,6 +10,7 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <unistd.h>
 
 #include "pool.h"
 
@@ -24,32 +25,33 @@ static int may_go(const struct up_pool *p, const struct pool_file *f, uint64_t c
 	       (!f->touched_ms[chunk] || pool_now_ms(p) - f->touched_ms[chunk] >= HOLD_MS);
 }
 
-/* Punch a run of chunks; whoever touches one meanwhile waits, and it is read again. */
-static void evict(struct up_pool *p, int number, uint64_t first, uint64_t count)
+/* Punch a run of chunks that are `was` (PRESENT or ABSENT); whoever touches one meanwhile waits, and it
+ * is read again. */
+static void punch(struct up_pool *p, int number, uint64_t first, uint64_t count, uint8_t was)
 {
 	struct pool_file *f = &p->file[number];
 	uint64_t bytes = pool_chunk_bytes(p), at = first * bytes;
 	struct up_pool_event e = { .kind = UP_POOL_EVICTED, .file = (uint32_t)number,
 				   .offset = at, .length = count * bytes };
-	int ret;
+	int ret, known = was == UP_PRESENT;
 
 	for (uint64_t c = first; c < first + count; c++)
 		f->state[c] = UP_EVICTING;
 	f->busy++;
-	p->leaving_bytes += count * bytes;
+	p->leaving_bytes += known ? count * bytes : 0;
 	pool_unlock(p);
 	do
 		ret = fallocate(f->memfd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)at,
 				(off_t)(count * bytes));
 	while (ret && errno == EINTR);
 	pthread_mutex_lock(&p->lock);
-	p->leaving_bytes -= count * bytes;
+	p->leaving_bytes -= known ? count * bytes : 0;
 	/* A punch that failed has freed nothing, or not all: they stay in the books as they are. */
 	for (uint64_t c = first; c < first + count; c++) {
-		f->state[c] = ret ? UP_PRESENT : UP_ABSENT;
+		f->state[c] = ret ? was : UP_ABSENT;
 		f->stale[c] &= !!ret;
 	}
-	if (!ret) {
+	if (!ret && known) {
 		p->used_bytes -= count * bytes;
 		f->count.resident_bytes -= count * bytes;
 		p->count.resident_bytes -= count * bytes;
@@ -59,9 +61,10 @@ static void evict(struct up_pool *p, int number, uint64_t first, uint64_t count)
 		pool_post(p, &e);
 	}
 	for (struct pool_waiter *w = p->waiting; w; w = w->next)
-		if (w->file == number && w->chunk >= first && w->chunk < first + count && !ret)
+		if (w->file == number && w->chunk >= first && w->chunk < first + count &&
+		    f->state[w->chunk] == UP_ABSENT)
 			pool_want(p, number, w->chunk, 1);
-	if (ret && f->waiters) {
+	if (ret && known && f->waiters) {
 		/* some came while it was on its way out: it is there after all */
 		for (uint64_t c = first; c < first + count; c++)
 			f->pins[c]++;
@@ -72,6 +75,64 @@ static void evict(struct up_pool *p, int number, uint64_t first, uint64_t count)
 	f->busy--;
 	pthread_cond_broadcast(&p->idle);
 	pool_tell_room(p);
+}
+
+static void evict(struct up_pool *p, int number, uint64_t first, uint64_t count)
+{
+	punch(p, number, first, count, UP_PRESENT);
+}
+
+/* The next chunk from `first` on that is ABSENT in the books and holds something; f->chunks: none. With
+ * the lock, which it leaves and takes again. */
+static uint64_t next_stray(struct up_pool *p, struct pool_file *f, uint64_t first)
+{
+	uint64_t bytes = pool_chunk_bytes(p);
+
+	for (;;) {
+		off_t at;
+
+		while (first < f->chunks && f->state[first] != UP_ABSENT)
+			first++;
+		if (first >= f->chunks)
+			return f->chunks;
+		pool_unlock(p);
+		at = lseek(f->memfd, (off_t)(first * bytes), SEEK_DATA);
+		pthread_mutex_lock(&p->lock);
+		if (at < 0) /* ENXIO: holes to the end */
+			return f->chunks;
+		if ((uint64_t)at / bytes == first && f->state[first] == UP_ABSENT)
+			return first;
+		if ((uint64_t)at / bytes > first)
+			first = (uint64_t)at / bytes;
+	}
+}
+
+void pool_seek_strays(struct up_pool *p)
+{
+	p->strays = 1;
+	pool_tell_room(p);
+}
+
+void pool_drop_strays(struct up_pool *p)
+{
+	uint64_t most = RUN_MAX_BYTES > pool_chunk_bytes(p) ? RUN_MAX_BYTES / pool_chunk_bytes(p) : 1;
+
+	p->strays = 0;
+	for (int i = 0; i < POOL_FILES && !p->stop; i++) {
+		struct pool_file *f = &p->file[i];
+
+		if (!f->used)
+			continue;
+		f->busy++;
+		for (uint64_t c = next_stray(p, f, 0), n; c < f->chunks && !p->stop;
+		     c = next_stray(p, f, c + n)) {
+			for (n = 1; n < most && c + n < f->chunks && f->state[c + n] == UP_ABSENT;)
+				n++;
+			punch(p, i, c, n, UP_ABSENT);
+		}
+		f->busy--;
+		pthread_cond_broadcast(&p->idle);
+	}
 }
 
 /* The first run of chunks in [first, first + count) that may go, at most `most` long; 0: none. */

@@ -18,7 +18,6 @@
 /* A multiple of every block device's logical block and of the page. */
 #define ALIGN 4096u
 
-/* A description of our own: flags and advice on the caller's would be his. */
 static int reopen(int fd, int flags)
 {
 	char path[32];
@@ -31,23 +30,52 @@ static int reopen(int fd, int flags)
 
 int up_source_open(struct up_source *s, int fd, uint64_t size_bytes)
 {
-	int own = reopen(fd, 0);
+	int given = fcntl(fd, F_DUPFD_CLOEXEC, 0);
 
+	if (given < 0)
+		return -errno;
+	*s = (struct up_source)UP_NO_SOURCE;
+	s->given = given;
+	s->size = size_bytes;
+	return 0;
+}
+
+/* Of several that open at the same time, one's is kept. */
+static void keep(int *where, int fd)
+{
+	int none = -1;
+
+	if (!__atomic_compare_exchange_n(where, &none, fd, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE) &&
+	    fd >= 0)
+		close(fd);
+}
+
+static int open_both(struct up_source *s)
+{
+	int own, direct;
+
+	if (__atomic_load_n(&s->fd, __ATOMIC_ACQUIRE) >= 0)
+		return 0;
+	own = reopen(s->given, 0);
 	if (own < 0)
 		return own;
-	*s = (struct up_source){ .fd = own, .direct_fd = reopen(fd, O_DIRECT), .size = size_bytes };
+	direct = reopen(s->given, O_DIRECT);
 	/* Our reads are the whole of what we want: readahead would fill the page cache with more. */
 	posix_fadvise(own, 0, 0, POSIX_FADV_RANDOM);
+	keep(&s->direct_fd, direct < 0 ? UP_BUFFERED_ONLY : direct);
+	keep(&s->fd, own);
 	return 0;
 }
 
 void up_source_close(struct up_source *s)
 {
+	if (s->given >= 0)
+		close(s->given);
 	if (s->fd >= 0)
 		close(s->fd);
 	if (s->direct_fd >= 0)
 		close(s->direct_fd);
-	s->fd = s->direct_fd = -1;
+	*s = (struct up_source)UP_NO_SOURCE;
 }
 
 /* All of it, or -errno; at the file's end `length` may reach up to the next multiple of ALIGN. */
@@ -77,9 +105,12 @@ int up_source_read(struct up_source *s, char *buffer, uint64_t length, uint64_t 
 		   enum up_source_way *way)
 {
 	uint64_t whole = (length + ALIGN - 1) & ~(uint64_t)(ALIGN - 1);
-	int sensor, ret;
-	int64_t cached = up_resident_bytes(s->fd, offset, length, &sensor);
+	int sensor, ret = open_both(s);
+	int64_t cached;
 
+	if (ret)
+		return ret;
+	cached = up_resident_bytes(s->fd, offset, length, &sensor);
 	*way = UP_CACHED;
 	if (cached == (int64_t)length)
 		return read_all(s->fd, buffer, length, offset, s->size);

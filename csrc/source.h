@@ -10,11 +10,17 @@
 enum up_source_way { UP_DIRECT = 1, UP_BUFFERED, UP_CACHED };
 
 struct up_source {
-	int fd, direct_fd; /* descriptions of its own; direct_fd -1: the file system cannot */
+	int given; /* a duplicate of the caller's: not read, its flags and advice are his */
+	/* Descriptions of our own, opened by whoever reads first: open(2) may wait as long as a read.
+	 * direct_fd UP_BUFFERED_ONLY: the file system cannot; -1: not opened yet. */
+	int fd, direct_fd;
 	uint64_t size;
 };
 
-/* 0 or -errno. fd stays the caller's. */
+#define UP_NO_SOURCE { .given = -1, .fd = -1, .direct_fd = -1 }
+#define UP_BUFFERED_ONLY (-2)
+
+/* Waits for nothing. 0 or -errno. fd stays the caller's. */
 int up_source_open(struct up_source *source, int fd, uint64_t size_bytes);
 void up_source_close(struct up_source *source);
 /* The bytes [offset, +length) of the file, whole, or -errno: -ENODATA when it is shorter than it

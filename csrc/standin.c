@@ -124,6 +124,15 @@ static void make_room(struct agent *a, const struct up_region *r, uint64_t offse
 	fills++;
 }
 
+/* A fill begins (0) or has ended: the service, should it live, looks for what its books do not know. */
+static void count(struct agent *a, uint64_t bytes)
+{
+	if (!a->ring)
+		return;
+	__atomic_fetch_add(&a->ring->stand_in_bytes, bytes, __ATOMIC_RELAXED);
+	__atomic_fetch_add(&a->ring->stand_ins, 1, __ATOMIC_SEQ_CST);
+}
+
 /* Its reader gets what plain readers get from storage that fails. */
 static void cannot_be_read(struct agent *a, struct up_region *r, uintptr_t address)
 {
@@ -143,7 +152,7 @@ static void answer(struct agent *a, uintptr_t address)
 	struct uffdio_continue cont;
 	struct up_region *r;
 	struct place at;
-	long ret = -EAGAIN;
+	long ret;
 
 	if (!find_place(a, address, &at) || at.region->fd < 0 || at.region->pool_fd < 0) {
 		up_wake_range(a->pool_uffd, address, page);
@@ -161,11 +170,15 @@ static void answer(struct agent *a, uintptr_t address)
 	if (end > limit)
 		end = limit;
 	make_room(a, r, first, end - first);
-	if (fill(r, first, end - first)) {
+	count(a, 0);
+	ret = fill(r, first, end - first);
+	count(a, end - first);
+	if (ret) {
 		cannot_be_read(a, r, address);
 		return;
 	}
 	/* The page that is waited for first; its neighbours save their own touches. */
+	ret = -EAGAIN;
 	for (int i = 0; ret == -EAGAIN && i < TRIES; i++) {
 		cont = (struct uffdio_continue){ .range = { address, page } };
 		ret = up_sys3(SYS_ioctl, a->pool_uffd, UFFDIO_CONTINUE, &cont);

@@ -194,6 +194,9 @@ struct up_ring {
 	uint64_t dropped;
 	uint64_t faults, laid, rearmed, failed;
 	uint32_t overlays, state;
+	/* What the agent has put into the pool in the service's stead: 2 a fill, odd while one is under
+	 * way; and the bytes. Its books know nothing of them. */
+	uint64_t stand_ins, stand_in_bytes;
 	/* written by the service; a cache line of its own */
 	uint64_t tail __attribute__((aligned(64)));
 	uint64_t beat_ns; /* who answers for the service was alive then (pool) */

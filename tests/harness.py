@@ -103,6 +103,20 @@ def service_pid(env: dict[str, str]) -> int:
 OWN_DESCRIPTORS = 3
 
 
+def memfd_bytes(pid: int) -> int:
+    """Memory in the pool's memfds, as the kernel counts it."""
+    total = 0
+    seen = set()
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if "uffdprefetch-checkpoints" in os.readlink(fd):
+                status = fd.stat()
+                if status.st_ino not in seen:
+                    seen.add(status.st_ino)
+                    total += status.st_blocks * 512
+    return total
+
+
 def fd_count(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/fd"))
 

@@ -12,7 +12,17 @@ from pathlib import Path
 
 import pytest
 from conftest import process_gone, process_state, require, wait_until
-from harness import MIB, Records, Start, fd_count, file_digest, python, settle, write_records
+from harness import (
+    MIB,
+    Records,
+    Start,
+    fd_count,
+    file_digest,
+    memfd_bytes,
+    python,
+    settle,
+    write_records,
+)  # fmt: skip
 
 from uffdprefetch.demo.bed import SlowBed, why_no_bed
 
@@ -127,22 +137,34 @@ def pieces(path: Path) -> list[str]:
 def test_while_the_service_stands_still_the_whole_file_is_read_from_the_pool(
     job: Start, records: Records
 ) -> None:
-    """By our own thread in the job, the part of a page at the end included."""
+    """By our own thread in the job, the part of a page at the end included; once the service is
+    back, what is above the budget goes."""
     assert records.size_bytes % os.sysconf("SC_PAGESIZE")
     code = """
     m = Mapping(sys.argv[1])
-    say(pooled=m.pooled())
-    hear()
-    say(digest=m.digest(), pooled=m.pooled())
+    for _ in range(3):
+        say(pooled=m.pooled())
+        hear()
+        say(digest=m.digest(), pooled=m.pooled())
     """
-    work = job(python(code, records.path), options=("--engine", "pool", "--budget", "64MiB"))
+    work = job(python(code, records.path), options=POOL)
     assert work.line() == {"pooled": True}
     service = work.kill_service(signal.SIGSTOP)
     wait_until(lambda: process_state(service) == "T", "the stop")
+    for _ in range(2):
+        work.tell()
+        assert work.line() == {"digest": records.digest, "pooled": True}
+        assert work.line() == {"pooled": True}
+    assert memfd_bytes(service) >= records.size_bytes > 6 * MIB
+    os.kill(service, signal.SIGCONT)
+    wait_until(lambda: memfd_bytes(service) <= 6 * MIB, "what is above the budget to go")
     work.tell()
     assert work.line() == {"digest": records.digest, "pooled": True}
-    os.kill(service, signal.SIGCONT)
-    assert work.finish().status == 0
+    summary = work.finish().good().summary
+    assert summary is not None
+    pool = summary["pool"]
+    assert pool["stand_in_bytes"] >= records.size_bytes - MIB
+    assert pool["resident_peak_bytes"] <= 6 * MIB
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])

@@ -5,19 +5,34 @@ from __future__ import annotations
 
 import os
 import select
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import HANG_SECONDS
+from conftest import HANG_SECONDS, require
 from harness import write_records
 
 from uffdprefetch import uffd_pool
+from uffdprefetch.demo.bed import SlowBed, why_no_bed
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZE_BYTES = 21 * MIB + 1234
 
 Fills = Callable[[int, int], int]
+
+
+def fill(pool: uffd_pool.Pool, event_fd: int, number: int, start: int, end: int) -> None:
+    """Prefetch these bytes and wait until they are there."""
+    assert pool.submit(7, number, start, end - start)
+    results = []
+    while not results:
+        ready, _, _ = select.select([event_fd], [], [], HANG_SECONDS)
+        assert ready, "the pool says nothing"
+        os.read(event_fd, 8)
+        results = pool.reap()
+    assert results[0].error == 0
 
 
 @pytest.fixture
@@ -32,14 +47,7 @@ def fills(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Fills]:
 
     def run(start: int, end: int) -> int:
         before = pool.counts().fills
-        assert pool.submit(7, number, start, end - start)
-        results = []
-        while not results:
-            ready, _, _ = select.select([event_fd], [], [], HANG_SECONDS)
-            assert ready, "the pool says nothing"
-            os.read(event_fd, 8)
-            results = pool.reap()
-        assert results[0].error == 0
+        fill(pool, event_fd, number, start, end)
         end = min(end, SIZE_BYTES)
         assert os.pread(memfd, end - start, start) == os.pread(fd, end - start, start)
         return pool.counts().fills - before
@@ -66,3 +74,33 @@ def test_elsewhere_reads_begin_small_and_grow(fills: Fills) -> None:
 @pytest.mark.parametrize("fills", [64 * MIB], indirect=True)
 def test_no_read_is_larger_than_what_a_thread_has_room_for(fills: Fills) -> None:
     assert fills(0, 16 * MIB) == 4
+
+
+def test_a_file_joins_while_its_storage_does_not_answer_open(tmp_path: Path) -> None:
+    """Who waits for it is a thread that reads: the service's main thread maps the other files."""
+    require(why_no_bed() is None, why_no_bed() or "")
+    source = tmp_path / "source"
+    source.mkdir()
+    write_records(source / "far.bin", 4 * MIB)
+    event_fd = os.eventfd(0, os.EFD_CLOEXEC)
+    with SlowBed(source) as bed:
+        fd = os.open(bed.path("far.bin"), os.O_RDONLY)
+        pool = uffd_pool.Pool(64 * MIB, 64 * KIB, 4, event_fd)
+        joined: list[tuple[int, int]] = []
+        joins = threading.Thread(
+            target=lambda: joined.append(pool.add_file(fd, 4 * MIB, 0)), daemon=True
+        )
+        os.kill(bed.pid, signal.SIGSTOP)
+        try:
+            joins.start()
+            joins.join(HANG_SECONDS)
+            assert joined, "it waits for the storage"
+        finally:
+            os.kill(bed.pid, signal.SIGCONT)
+        number, memfd = joined[0]
+        fill(pool, event_fd, number, 0, 4 * MIB)
+        assert os.pread(memfd, 4 * MIB, 0) == (source / "far.bin").read_bytes()
+        pool.close()
+        os.close(memfd)
+        os.close(fd)
+    os.close(event_fd)

@@ -68,6 +68,7 @@ class PoolCounts:
     waiters_peak: int
     fills: int
     failed_fills: int
+    stand_in_bytes: int
     continued_bytes: int
     collapsed_bytes: int
     direct_bytes: int

@@ -398,6 +398,7 @@ class NodePool:
             "mapped_bytes": c.continued_bytes + c.collapsed_bytes,
             "mapped_huge_bytes": c.collapsed_bytes,
             "from_page_cache_bytes": c.cached_bytes,
+            "stand_in_bytes": c.stand_in_bytes,
             "faults": c.faults,
             "present_faults": c.present_faults,
             "missing_faults": c.missing_faults,
