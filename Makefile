@@ -30,6 +30,8 @@ campaign: setup
 	UFFDPREFETCH_TEST_RAW_OPERATIONS=100000 UFFDPREFETCH_TEST_RACES=1000000 \
 		UFFDPREFETCH_TEST_SEED=$$(date +%s) UFFDPREFETCH_TEST_LIMIT_SECONDS=90000 \
 		$(PY) -m pytest -s tests/test_mapping_model.py -k 'raw_system_calls or past_every_library'
+	UFFDPREFETCH_TEST_HOOK_TRIALS=100 UFFDPREFETCH_TEST_LIMIT_SECONDS=9000 \
+		$(PY) -m pytest -s tests/test_memory_hooks.py -k random_moments
 	$(PY) -m tests.campaign --kills 200
 	$(PY) -m tests.campaign --kills 40 --engine cache-plan --per-state 5
 	$(PY) -m tests.campaign --kills 40 --engine pool-plan --per-state 5

@@ -83,15 +83,21 @@ def connect(env: dict[str, str]) -> socket.socket:
     return peer
 
 
-def service_pid(env: dict[str, str]) -> int:
-    """Who listens, by the kernel's word; waits until somebody does."""
+def listener(env: dict[str, str]) -> int | None:
+    """The process that listens, by the kernel's word."""
+    with contextlib.suppress(OSError), connect(env) as peer:
+        data = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        return int(struct.unpack("iII", data)[0])
+    return None
 
+
+def service_pid(env: dict[str, str]) -> int:
+    """Who listens; waits until somebody does."""
     found = []
 
     def look() -> bool:
-        with contextlib.suppress(OSError), connect(env) as peer:
-            data = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-            found.append(int(struct.unpack("iII", data)[0]))
+        pid = listener(env)
+        found.extend([pid] if pid is not None else [])
         return bool(found)
 
     wait_until(look, "a service that listens")

@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import re
 import shutil
 import signal
 import subprocess
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,10 +20,15 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import HANG_SECONDS, require, uffdprefetch
-from harness import MIB, TESTS, service_pid
+from harness import MIB, TESTS, listener, service_pid
 
 RANKS = 4
-BYTES = 96 * MIB
+#: The last page is not whole, and each half ends with a word.
+BYTES = 96 * MIB + 304
+#: Of each engine, for the randomized test; `make campaign` has 100.
+TRIALS = int(os.environ.get("UFFDPREFETCH_TEST_HOOK_TRIALS", "2"))
+#: Acts of our threads, and seconds of a job that is not slowed, among which a moment is drawn.
+STEPS, SECONDS = 12, 1.5
 KEY = 0x5555555555555555
 #: In the field UCX takes InfiniBand or shared memory by itself; here it takes what is there.
 UCX = {
@@ -166,3 +175,49 @@ def test_our_threads_end_under_ranks_with_hooks(
     without_hooks_there_is_nothing_to_test(counts)
     assert counts == RIGHT
     assert log.stat().st_size, "no thread of ours came to that step"
+
+
+def kill_service_at(job: Ranks, moment: float, killed: list[int]) -> None:
+    """So many seconds from now, or as soon as there is one."""
+    time.sleep(moment)
+    while job.process.poll() is None:
+        service = listener(job.env)
+        if service is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(service, signal.SIGKILL)
+                killed.append(service)
+            return
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("engine", list(ENGINES))
+def test_kills_and_ends_at_random_moments_under_ranks_with_hooks(
+    ranks: Callable[..., Ranks], engine: str, tmp_path: Path
+) -> None:
+    seed = os.environ.get("UFFDPREFETCH_TEST_SEED") or str(time.time_ns())
+    source, log = random.Random(f"{seed} {engine}"), tmp_path / "exits"
+    ends, killed = 0, list[int]()
+    for trial in range(TRIALS):
+        how: dict[str, str] = {}
+        if trial % 2:
+            how["UFFDPREFETCH_TEST_AGENT_EXIT"] = str(source.randint(1, STEPS))
+            how["UFFDPREFETCH_TEST_AGENT_EXIT_ALL"] = source.choice("01")
+            how["UFFDPREFETCH_TEST_AGENT_EXIT_LOG"] = str(log)
+            log.unlink(missing_ok=True)
+        moment = source.uniform(0, SECONDS)
+        job = ranks(engine, **how)
+        killer = threading.Thread(target=kill_service_at, args=(job, moment, killed))
+        if not how:
+            killer.start()
+        job.walking()
+        counts = job.end()
+        if how:
+            ends += log.stat().st_size if log.exists() else 0
+        else:
+            killer.join()
+        without_hooks_there_is_nothing_to_test(counts)
+        assert counts == RIGHT, (seed, engine, trial, moment, how)
+    print(
+        f"hooks: seed {seed}, {engine}: {TRIALS} trials, {len(killed)} services killed, "
+        f"{ends} threads ended"
+    )
