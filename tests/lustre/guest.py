@@ -64,7 +64,7 @@ def command(
         "UFFDPREFETCH_LUSTRE_MOUNT": "/mnt/lus", "UFFDPREFETCH_LUSTRE_SECOND": "/mnt/lus2",
         "PYTHONPATH": str(TREE / "tests"), "PYTHONDONTWRITEBYTECODE": "1",
     }  # fmt: skip
-    passed = ("UFFDPREFETCH_LUSTRE_TREE", "UFFDPREFETCH_LUSTRE_COHERENCE")
+    passed = ("UFFDPREFETCH_LUSTRE_TREE",)
     variables |= {name: os.environ[name] for name in passed if name in os.environ}
     for name, value in variables.items():
         options += ["-e", f"{name}={value}"]
@@ -88,16 +88,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.lustre.guest", description=__doc__)
     parser.add_argument("--short", action="store_true", help="what takes no more than 3 minutes")
     parser.add_argument("--measure", action="store_true", help="the table of docs/lustre.md")
+    parser.add_argument("--writers", action="store_true", help="how late others' writes show")
     parser.add_argument("--print", action="store_true", help="only show the command")
     parser.add_argument("--write", action="append", default=[], metavar="DIR", help="shared too")
-    parser.add_argument("more", nargs="*", help="words for pytest or measure.py")
+    parser.add_argument("more", nargs="*", help="words for pytest, measure.py, writers.py")
     args = parser.parse_args()
     run_guest, why = program(os.environ)
     if run_guest is None:
         print(f"nothing is run: {why}", file=sys.stderr)
         return 0 if VARIABLE not in os.environ else 1
-    if args.measure:
-        words = [sys.executable, "-m", "lustre.measure", *args.more]
+    if args.measure or args.writers:
+        what = "lustre.measure" if args.measure else "lustre.writers"
+        words = [sys.executable, "-m", what, *args.more]
     else:
         words = test_words(args.short, args.more)
     line = command(run_guest, words, LIMIT_SECONDS, args.write)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import mmap
 import os
@@ -10,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,8 +23,6 @@ pytestmark = pytest.mark.long
 
 #: Only there so that a hang fails; the guest is slow.
 HANG_SECONDS = 300.0
-#: The mechanism that notices other clients' writes page by page is tested when this is set.
-COHERENCE = os.environ.get("UFFDPREFETCH_LUSTRE_COHERENCE", "")
 
 
 def wait_until(state: Callable[[], object], what: str) -> None:
@@ -108,17 +107,24 @@ def checkpoints(process: subprocess.Popen[bytes]) -> list[int]:
     return [int(word) for word in ask(process, "checkpoints").split()]
 
 
-@pytest.mark.skipif(not COHERENCE, reason="UFFDPREFETCH_LUSTRE_COHERENCE is not set")
+@contextlib.contextmanager
+def watched(tmp_path: Path, name: str) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """(A wrapped process that has read a mapping with checkpoints, the file at its mount)."""
+    path = client.mount() / name
+    client.write_file(path, 32 << 20)
+    with started(tmp_path, [sys.executable, "-S", "-c", WATCHER, str(path)]) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"read\n"
+        wait_until(lambda: checkpoints(process), "checkpoints over the mapping")
+        yield process, path
+        process.communicate(timeout=HANG_SECONDS)
+    path.unlink()
+
+
 def test_what_another_client_writes_to_a_checkpoint_page_shows_and_the_file_stays_served(
     tmp_path: Path,
 ) -> None:
     second = Path(os.environ[client.SECOND_VARIABLE])
-    path = client.mount() / "written.bin"
-    client.write_file(path, 32 << 20)
-    words = [sys.executable, "-S", "-c", WATCHER, str(path)]
-    with started(tmp_path, words) as process:
-        assert process.stdout is not None and process.stdout.readline() == b"read\n"
-        wait_until(lambda: checkpoints(process), "checkpoints over the mapping")
+    with watched(tmp_path, "written.bin") as (process, path):
         for number in range(8):
             at = checkpoints(process)[0]
             new = os.urandom(8)
@@ -131,26 +137,17 @@ def test_what_another_client_writes_to_a_checkpoint_page_shows_and_the_file_stay
             view.close()
             wait_until(lambda at=at, new=new: ask(process, at) == new.hex(), f"write {number}")
             assert checkpoints(process), "the file is served on"
-        process.communicate(timeout=HANG_SECONDS)
-    path.unlink()
 
 
 def test_a_file_that_another_client_has_changed_in_size_is_given_back(tmp_path: Path) -> None:
     second = Path(os.environ[client.SECOND_VARIABLE])
-    path = client.mount() / "grown.bin"
-    client.write_file(path, 32 << 20)
-    words = [sys.executable, "-S", "-c", WATCHER, str(path)]
-    with started(tmp_path, words) as process:
-        assert process.stdout is not None and process.stdout.readline() == b"read\n"
-        wait_until(lambda: checkpoints(process), "checkpoints over the mapping")
+    with watched(tmp_path, "grown.bin") as (process, path):
         with open(second / path.name, "r+b", buffering=0) as other:
             other.write(b"new words")
             other.seek(0, os.SEEK_END)
             other.write(b"more")
         wait_until(lambda: not checkpoints(process), "the mapping to be given back")
         assert bytes.fromhex(ask(process, 0)) == b"new word"
-        process.communicate(timeout=HANG_SECONDS)
-    path.unlink()
 
 
 def test_the_plan_of_the_job_is_the_order_that_it_reads(data: Data) -> None:
