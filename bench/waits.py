@@ -115,7 +115,7 @@ def main() -> int:
         with open(source / "data", "wb") as file:
             for _ in range(64):
                 file.write(os.urandom(MIB))
-        with SlowBed(source) as bed:
+        with SlowBed(source, writers_behind=True) as bed:
             for _ in range(args.rounds):
                 for state, engines in report["states"].items():
                     for engine, calls in engines.items():

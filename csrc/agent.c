@@ -35,6 +35,7 @@
 
 #include "agent.h"
 #include "ambient.h"
+#include "status.h"
 
 #ifndef USERFAULTFD_IOC_NEW
 #define USERFAULTFD_IOC_NEW _IO(0xAA, 0x00)
@@ -158,7 +159,7 @@ static int is_what_is_mapped(struct agent *a, struct up_region *r)
 static int is_what_was_asked(const struct up_region *r)
 {
 	struct stat st;
-	long ret = up_sys2(SYS_fstat, r->fd, &st);
+	long ret = up_cached_stat(r->fd, &st);
 
 	if (up_failed(ret))
 		return (int)ret;

@@ -19,7 +19,6 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
-#include <sys/vfs.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -42,13 +41,6 @@ uint64_t compare_clock_ns(clockid_t clock)
 
 	clock_gettime(clock, &ts);
 	return (uint64_t)ts.tv_sec * 1000000000ull + (uint64_t)ts.tv_nsec;
-}
-
-int64_t up_file_system(int fd)
-{
-	struct statfs s;
-
-	return fstatfs(fd, &s) ? -errno : (int64_t)(uint32_t)s.f_type;
 }
 
 /* ------------------------------------------------------------------ what is watched */

@@ -49,6 +49,13 @@ enum up_residency_sensor { UP_CACHESTAT = 1, UP_MINCORE = 2 };
  * caller neither owns nor may write the file, and the kernel tells only those. */
 int64_t up_resident_bytes(int fd, uint64_t offset, uint64_t length, int *sensor);
 
+/* Of a file, as far as the kernel knows it without asking storage. 0 or -errno. */
+struct up_file_status {
+	uint64_t links, size_bytes;
+	int64_t mtime_ns, ctime_ns;
+};
+int up_file_status(int fd, struct up_file_status *out);
+
 /* What the kernel has counted as read from storage by this thread: bytes, or -1. */
 int64_t up_thread_storage_bytes(void);
 
@@ -59,9 +66,6 @@ int up_touched_runs(int pagemap_fd, uint64_t address, uint64_t length, uint64_t 
 		    uint64_t *next);
 
 /* --- copies of a file's pages, compared with the file (compare.c, checker.c) --- */
-/* What statfs(2) calls the file system of a file: the magic of linux/magic.h. */
-int64_t up_file_system(int fd);
-
 enum up_compare_how {
 	UP_COMPARE_READ = 1,   /* the file's page by pread: where the page cache is the file */
 	UP_COMPARE_MAPPED = 2, /* by a mapping, which shows what a network file system took away */

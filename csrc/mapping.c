@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 
 #include "preload.h"
+#include "status.h"
 
 #ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22
@@ -21,6 +22,11 @@
 #define MAP_SHARED_VALIDATE 3
 #endif
 
+static int large_enough(const struct stat *st, off_t offset)
+{
+	return st->st_size > offset && (uint64_t)(st->st_size - offset) >= up_job.min_bytes;
+}
+
 static int eligible(size_t length, int prot, int flags, int fd, off_t offset, struct stat *st)
 {
 	int type = flags & MAP_TYPE;
@@ -32,10 +38,11 @@ static int eligible(size_t length, int prot, int flags, int fd, off_t offset, st
 	    (type != MAP_SHARED && type != MAP_PRIVATE && type != MAP_SHARED_VALIDATE) ||
 	    !up_in_own_process())
 		return 0;
-	if (up_failed(up_sys2(SYS_fstat, fd, st)) || !S_ISREG(st->st_mode))
+	if (offset < 0 || up_failed(up_cached_stat(fd, st)) || !S_ISREG(st->st_mode))
 		return 0;
-	if (offset < 0 || st->st_size <= offset ||
-	    (uint64_t)(st->st_size - offset) < up_job.min_bytes)
+	/* A client that has not asked for the size since it opened the file may know a smaller one. */
+	if (!large_enough(st, offset) &&
+	    (up_failed(up_sys2(SYS_fstat, fd, st)) || !large_enough(st, offset)))
 		return 0;
 	if (up_alone)
 		up_say_alone();

@@ -22,6 +22,7 @@
 #include <unistd.h>
 
 #include "helper.h"
+#include "status.h"
 
 #ifndef SYS_cachestat
 #define SYS_cachestat 451
@@ -45,13 +46,25 @@ static int64_t by_cachestat(int fd, uint64_t offset, uint64_t length, uint64_t p
 	return (int64_t)(stat.cache * page);
 }
 
+int up_file_status(int fd, struct up_file_status *out)
+{
+	struct stat st;
+	long ret = up_cached_stat(fd, &st);
+
+	if (!ret)
+		*out = (struct up_file_status){ .links = st.st_nlink, .size_bytes = (uint64_t)st.st_size,
+			.mtime_ns = (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec,
+			.ctime_ns = (int64_t)st.st_ctim.tv_sec * 1000000000 + st.st_ctim.tv_nsec };
+	return (int)ret;
+}
+
 /* mincore's own rule (mm/mincore.c, can_do_mincore): the owner, or who may write. */
 static int may_ask(int fd)
 {
 	char path[32];
 	struct stat st;
 
-	if (!fstat(fd, &st) && st.st_uid == geteuid())
+	if (!up_cached_stat(fd, &st) && st.st_uid == geteuid())
 		return 1;
 	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
 	return !faccessat(AT_FDCWD, path, W_OK, AT_EACCESS);

@@ -3,16 +3,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from components import Runner
 from conftest import HANG_SECONDS, PATIENCE_VARIABLE, require, wait_until
-from harness import Records, Start, both_engines, hammered, programs, python
+from harness import MIB, Records, Start, both_engines, hammered, programs, python, write_records
+
+from uffdprefetch.demo.bed import SlowBed, why_no_bed
 
 pytest_plugins = ("harness_fixtures",)
 
@@ -149,3 +153,58 @@ def leased(path: Path) -> None:
         return any("LEASE" in line and f":{inode} " in line for line in lines)
 
     wait_until(look, "the service's lease")
+
+
+@pytest.fixture
+def far(tmp_path: Path) -> Iterator[SlowBed]:
+    """A file system that can be stopped, and asks its daemon for attributes each time."""
+    require(why_no_bed() is None, why_no_bed() or "")
+    source = tmp_path / "far"
+    source.mkdir()
+    write_records(source / "far.bin", 8 * MIB)
+    with SlowBed(source, writers_behind=True) as bed:
+        yield bed
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(bed.pid, signal.SIGCONT)
+
+
+@both_engines
+def test_storage_that_does_not_answer_holds_neither_the_job_s_calls_nor_other_files(
+    env: dict[str, str], own_records: Records, job: Start, far: SlowBed
+) -> None:
+    code = """
+        fd = os.open(sys.argv[1], os.O_RDONLY)
+        size = os.fstat(fd).st_size
+        first = Mapping(sys.argv[1])
+        say(first=len(bytes(first.view[: 1 << 20])))
+        hear()
+        more = [Mapping(fd, size) for _ in range(4)]
+        say(mapped=len(more))
+        def served():
+            m = Mapping(sys.argv[2])
+            ours = m.checkpoints()
+            m.unmap()
+            return ours
+        until(served, "another file to be served")
+        say(served=1)
+        for m in [first, *more]:
+            m.unmap()
+        pid = os.fork()
+        if not pid:
+            os._exit(0)
+        os.waitpid(pid, 0)
+        say(done=1)
+        hear()
+    """
+    one = job(python(code, far.path("far.bin"), own_records.path), ("--distance", "1MiB"))
+    assert one.line()["first"] == MIB
+    os.kill(far.pid, signal.SIGSTOP)
+    try:
+        one.tell()
+        assert one.line() == {"mapped": 4}
+        assert one.line() == {"served": 1}
+        assert one.line() == {"done": 1}
+    finally:
+        os.kill(far.pid, signal.SIGCONT)
+    one.tell()
+    one.finish().good()

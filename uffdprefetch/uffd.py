@@ -136,6 +136,22 @@ def is_uffd(fd: int) -> bool:
     return os.readlink(f"/proc/self/fd/{fd}") == "anon_inode:[userfaultfd]"
 
 
+class FileStatus(NamedTuple):
+    """What the kernel knows of a file without asking its storage (csrc/status.h)."""
+
+    links: int
+    size_bytes: int
+    mtime_ns: int
+    ctime_ns: int
+
+
+def file_status(fd: int) -> FileStatus:
+    """fstat(2) that waits for no server. Raises OSError."""
+    status = _ffi.new("struct up_file_status *")
+    _checked(_lib.up_file_status(fd, status), "statx")
+    return FileStatus(status.links, status.size_bytes, status.mtime_ns, status.ctime_ns)
+
+
 def resident_bytes(fd: int, offset: int, length: int) -> tuple[int | None, str]:
     """Bytes of [offset, +length) in the page cache and who said so.
 

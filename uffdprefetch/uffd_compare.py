@@ -22,11 +22,6 @@ MAPPED: int = _lib.UP_COMPARE_MAPPED
 POOL: int = _lib.UP_COMPARE_POOL
 
 
-def file_system_magic(fd: int) -> int:
-    """What statfs(2) calls the file system of a file (linux/magic.h). Raises OSError."""
-    return _checked(_lib.up_file_system(fd), "fstatfs")
-
-
 class Watch:
     """A file and the memfd that holds copies of its pages at the same offsets; ``memfd`` -1: there
     is none, or the pool has the copies. Raises OSError."""

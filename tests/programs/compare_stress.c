@@ -131,7 +131,6 @@ int main(int argc, char **argv)
 	CHECK(page_bytes <= 65536 && up_checker_create(&checker, 3, event_fd) == 3);
 	for (int i = 0; i < FILES; i++) {
 		open_copy(&copy[i], argv[1], i);
-		CHECK(up_file_system(copy[i].fd) > 0);
 		CHECK(!pthread_create(&copy[i].writer, NULL, write_on, &copy[i]));
 	}
 	for (int round = 0; round < ROUNDS; round++) {

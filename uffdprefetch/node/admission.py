@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from uffdprefetch.config import Config
 from uffdprefetch.node import wire
-from uffdprefetch.node.files import MEMORY_FILE_SYSTEMS, FileState, Key, generation
+from uffdprefetch.node.files import MEMORY_FILE_SYSTEMS, FileState, Key
 from uffdprefetch.node.ledger import Ledger
-from uffdprefetch.node.opening import Opened
+from uffdprefetch.node.opening import Opened, generation
 from uffdprefetch.warm.scheduler import Scheduler, now_ns
 
 if TYPE_CHECKING:
@@ -45,8 +45,11 @@ class FileTable:
     def known(self, a: wire.Attach, fd: int | None) -> FileState | None:
         """The file of a mapping, when it is under management; ``fd``: what is mapped."""
         file = self.files.get((a.device, a.inode, a.size_bytes, a.mtime_ns))
-        if file is None or (fd is not None and generation(fd) != file.generation):
-            return None  # or another file has its number now: admit() says so
+        if file is None:
+            return None
+        # Where nobody says, nobody is asked: a FUSE daemon may not answer.
+        if fd is not None and file.generation is not None and generation(fd) != file.generation:
+            return None  # another file has its number now: admit() says so
         file.resting, file.idle_ns = False, 0
         file.opened_again = file.opened_again or fd is not None
         return file
@@ -54,10 +57,11 @@ class FileTable:
     def admit(self, a: wire.Attach, opened: Opened) -> tuple[FileState | None, str, str]:
         """(file, path, '') of a mapping, of which ``opened`` is taken over; (None, path, why) when
         it is not wanted. Raises OSError, MemoryError."""
-        key = (a.device, a.inode, a.size_bytes, a.mtime_ns)
+        # The job's own times may be old ones: it asked nobody.
+        key = (a.device, a.inode, a.size_bytes, opened.status.st_mtime_ns)
         file = self.files.get(key)
         if file is not None:
-            same = generation(opened.fd) == file.generation
+            same = opened.generation == file.generation
             opened.close()
             file.resting, file.idle_ns, file.opened_again = False, 0, True
             if not same:
@@ -66,7 +70,7 @@ class FileTable:
         with contextlib.ExitStack() as undo:
             undo.callback(opened.close)
             path = os.readlink(f"/proc/self/fd/{opened.fd}")
-            why = self._unfit(key, opened.fd, path)
+            why = self._unfit(key, opened, path)
             if why:
                 return None, path, why
             file = self._open_again(key, opened) or FileState.open(opened, path)
@@ -78,14 +82,14 @@ class FileTable:
         self.look_ns = now_ns() + LOOK_NS  # it may be refused
         return file, path, ""
 
-    def _unfit(self, key: Key, fd: int, path: str) -> str:
+    def _unfit(self, key: Key, opened: Opened, path: str) -> str:
         """Why a descriptor that was sent is not the file to warm; '' when it is."""
-        st = os.fstat(fd)
+        fd, st = opened.fd, opened.status
         if not stat.S_ISREG(st.st_mode):
             return "no regular file"
         if (st.st_dev, st.st_ino) != key[:2]:
             return "the descriptor is of another file"
-        if (st.st_size, st.st_mtime_ns) != key[2:]:
+        if st.st_size != key[2]:
             return "it has changed since it was mapped"
         flags = fcntl.fcntl(fd, fcntl.F_GETFL)
         if flags & os.O_PATH or flags & os.O_ACCMODE == os.O_WRONLY:

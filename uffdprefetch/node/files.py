@@ -10,13 +10,12 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from uffdprefetch import uffd, uffd_compare
+from uffdprefetch import uffd
 from uffdprefetch.intervals import IntervalSet
 from uffdprefetch.node.freshness import Times
 from uffdprefetch.node.opening import Opened
@@ -41,29 +40,10 @@ LOCAL_FILE_SYSTEMS = {
     0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0xCA451A4E, 0x2FC12FC1, 0x3153464A, 0x52654973,
     0x3434, 0x73717368, 0xE0F5E1E2, 0x9660, 0x15013346, 0x4D44, 0x2011BAB0, 0x7366746E, 0x01021994,
 }  # fmt: skip
-#: The number of an inode's life (FS_IOC_GETVERSION, include/uapi/linux/fs.h, _IOR('v', 1, long)).
-FS_IOC_GETVERSION = 0x80087601
 #: How the checkpoint memfds are called in /proc/PID/maps.
 MEMFD_NAME = "memfd:uffdprefetch-checkpoints"
 
 Key = tuple[int, int, int, int]
-
-
-def generation(fd: int) -> int | None:
-    """Tells a file from an earlier one with the same inode number; None where nobody says."""
-    try:
-        answer = fcntl.ioctl(fd, FS_IOC_GETVERSION, bytes(8))
-    except OSError:
-        return None
-    return int.from_bytes(answer[:4], sys.byteorder)
-
-
-def written_elsewhere(fd: int) -> bool:
-    """Whether another machine may write the file."""
-    try:
-        return uffd_compare.file_system_magic(fd) not in LOCAL_FILE_SYSTEMS
-    except OSError:
-        return True
 
 
 def mapped_by(inode: int) -> int | None:
@@ -127,8 +107,7 @@ class FileState:
     def open(cls, opened: Opened, path: str) -> FileState:
         """Take over descriptions that only we use, unless this raises: OSError, or MemoryError
         when the file is too large for the block books."""
-        fd, page_fd, map_fd = opened
-        st = os.fstat(fd)
+        fd, page_fd, map_fd, st = opened.fd, opened.page_fd, opened.map_fd, opened.status
         with contextlib.ExitStack() as undo:
             os.posix_fadvise(page_fd, 0, 0, os.POSIX_FADV_RANDOM)
             kind, _ = mount_of(st.st_dev, Path("/proc/self/mountinfo").read_text())
@@ -143,17 +122,16 @@ class FileState:
                 blocks=bytearray(-(-st.st_size // BLOCK_BYTES)),
                 times=Times(st.st_size, st.st_mtime_ns, st.st_ctime_ns),
                 opened_ns=time.monotonic_ns(),
-                generation=generation(fd),
-                network=written_elsewhere(fd),
+                generation=opened.generation,
+                network=opened.f_type not in LOCAL_FILE_SYSTEMS,
             )
-            state._choose_call()
+            state._choose_call(opened.f_type)
             state._take_lease()
             undo.pop_all()
         return state
 
-    def _choose_call(self) -> None:
+    def _choose_call(self, f_type: int) -> None:
         """Which call fills its cache, as far as that is known before the first."""
-        f_type = file_systems.type_of(self.fd)
         told, _ = uffd.resident_bytes(self.fd, 0, uffd.PAGE_BYTES)
         known = file_systems.known(f_type)
         self.unit_bytes, self.counts_reads = known.unit_bytes, known.counts_reads
@@ -292,7 +270,7 @@ class FileState:
         """Whether the file has no name any more. (A client of NFS, and FUSE, give one that is still
         open a name of their own.)"""
         try:
-            if os.fstat(self.fd).st_nlink == 0:
+            if uffd.file_status(self.fd).links == 0:
                 return True
             name = os.path.basename(os.readlink(f"/proc/self/fd/{self.fd}"))
         except OSError:
@@ -303,7 +281,7 @@ class FileState:
         """Close our descriptors of the file, and with them the lease; the books, and the checkpoint
         pages, are kept until somebody maps it again: unpark()."""
         with contextlib.suppress(OSError):
-            self.closed_ctime_ns = os.fstat(self.fd).st_ctime_ns
+            self.closed_ctime_ns = uffd.file_status(self.fd).ctime_ns
         if self.watched is not None:
             self.watched.close()
             self.watched = None
@@ -316,7 +294,7 @@ class FileState:
         """Open again, with descriptions of the same file with the same size and mtime; whether
         nobody has written it meanwhile. (Who writes moves ctime, and cannot set it back.) If
         somebody may have, the checkpoint pages are made anew."""
-        self.fd, self.page_fd, self.map_fd = opened
+        self.fd, self.page_fd, self.map_fd = opened.fd, opened.page_fd, opened.map_fd
         self.resting, self.idle_ns = False, 0
         os.posix_fadvise(self.page_fd, 0, 0, os.POSIX_FADV_RANDOM)
         if self.method == uffd.WARM_PREAD:

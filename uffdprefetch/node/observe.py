@@ -226,7 +226,7 @@ class Observer:
     def _opened(self, client: Client, mapping: Mapping, opened: Opened | OSError) -> None:
         if isinstance(opened, OSError):
             return
-        st = os.fstat(opened.fd)
+        st = opened.status
         gone = self._engine.clients.get(-client.pid if client.observed else client.fd) is not client
         if gone or st.st_ino != mapping.inode or mapping.offset >= st.st_size:
             opened.close()

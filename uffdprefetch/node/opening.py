@@ -8,12 +8,17 @@ for minutes: so each open has a thread of its own, and nobody waits for it.
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import os
 import queue
+import sys
 import threading
 from collections.abc import Callable
 from typing import NamedTuple
+
+from uffdprefetch.warm import file_systems
 
 #: Opens that hang at the same time; more than these are refused, and their mappings not served.
 OPENS_MAX = 64
@@ -21,32 +26,50 @@ OPENS_MAX = 64
 FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
 
 
+#: The number of an inode's life (FS_IOC_GETVERSION, include/uapi/linux/fs.h, _IOR('v', 1, long)).
+FS_IOC_GETVERSION = 0x80087601
+
+
+def generation(fd: int) -> int | None:
+    """Tells a file from an earlier one with the same inode number; None where nobody says. A FUSE
+    daemon may be asked, and be waited for."""
+    try:
+        answer = fcntl.ioctl(fd, FS_IOC_GETVERSION, bytes(8))
+    except OSError:
+        return None
+    return int.from_bytes(answer[:4], sys.byteorder)
+
+
 class Opened(NamedTuple):
-    """Descriptions of one file that only the service uses: to warm extents, to read single pages,
-    for forked children to map."""
+    """Descriptions of one file that only the service uses (to warm extents, to read single pages,
+    for forked children to map), and what its storage has told of it."""
 
     fd: int
     page_fd: int
     map_fd: int
+    status: os.stat_result
+    generation: int | None
+    f_type: int
 
     def close(self) -> None:
-        """Close them."""
-        for fd in self:
+        """Close the descriptions."""
+        for fd in (self.fd, self.page_fd, self.map_fd):
             os.close(fd)
 
 
 def reopen(fd: int) -> Opened:
     """Descriptions of the file behind ``fd``. Raises OSError; may wait as long as the storage
     does."""
-    opened: list[int] = []
-    try:
-        for _ in Opened._fields:
-            opened.append(os.open(f"/proc/self/fd/{fd}", FLAGS))
-    except OSError:
-        for one in opened:
-            os.close(one)
-        raise
-    return Opened(*opened)
+    path = f"/proc/self/fd/{fd}"
+    with contextlib.ExitStack() as undo:
+        fds = []
+        for _ in range(3):
+            fds.append(os.open(path, FLAGS))
+            undo.callback(os.close, fds[-1])
+        one, page_fd, map_fd = fds
+        status, f_type = os.fstat(one), file_systems.type_of(one)
+        undo.pop_all()
+    return Opened(one, page_fd, map_fd, status, generation(one), f_type)
 
 
 class Opener:
