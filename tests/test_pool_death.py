@@ -189,7 +189,7 @@ def test_ranks_killed_in_mid_fault_leave_their_places_and_the_others_read_on(
     require(why_no_bed() is None, why_no_bed() or "")
     other = """
     m = Mapping(sys.argv[1])
-    say(ready=True)
+    say(first=m.view[0])  # who reads first opens the file
     while hear() == "read":
         m.forget()
         say(digest=m.digest(), pooled=m.pooled())
