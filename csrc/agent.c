@@ -426,13 +426,24 @@ static int is_alone(const struct agent *a)
 	       st.st_nlink <= 2 + ours + 1 && leader_has_ended(a);
 }
 
+/* Nobody has read what waits there. */
+static int is_left_lying(int uffd)
+{
+	struct pollfd p = { uffd, POLLIN, 0 };
+	struct timespec none = { 0 };
+
+	return up_sys5(SYS_ppoll, &p, 1, &none, NULL, 8) == 1 && p.revents & POLLIN;
+}
+
 static void agent_wait(struct agent *a)
 {
+	int uffd = atomic_load(&a->uffd);
+	int spare = a->responds && atomic_load(&up_job.responder_tid);
 	struct pollfd p[4] = { { a->bell_fd, POLLIN, 0 },
-			       { atomic_load(&a->uffd), POLLIN, 0 },
+			       { spare ? -1 : uffd, POLLIN, 0 },
 			       { a->socket, POLLIN, 0 },
 			       { up_pool_is_silent(a) ? a->pool_uffd : -1, POLLIN, 0 } };
-	uint64_t at = up_now_ns() + UP_ALONE_LOOK_NS, now;
+	uint64_t at = up_now_ns() + (spare ? UP_TAKE_OVER_NS : UP_ALONE_LOOK_NS), now;
 	struct timespec ts;
 
 	if (a->welcomed && a->pending)
@@ -447,13 +458,16 @@ static void agent_wait(struct agent *a)
 	at = at > now ? at - now : 0;
 	ts.tv_sec = (time_t)(at / 1000000000ull);
 	ts.tv_nsec = (long)(at % 1000000000ull);
-	if (!up_sys5(SYS_ppoll, p, 4, &ts, NULL, 8) && is_alone(a))
-		a->quit = 1;
+	if (!up_sys5(SYS_ppoll, p, 4, &ts, NULL, 8) && up_now_ns() >= a->alone_at_ns) {
+		a->alone_at_ns = up_now_ns() + UP_ALONE_LOOK_NS;
+		if (is_alone(a))
+			a->quit = 1;
+	}
 	if (a->responds && !atomic_load(&up_job.responder_tid)) {
 		a->responds = 0;
 		up_wake_laid(a);
 	}
-	if (p[1].revents & POLLIN)
+	if (p[1].revents & POLLIN || (spare && is_left_lying(uffd)))
 		up_respond(a);
 	if (p[0].revents)
 		on_bell(a);

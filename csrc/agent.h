@@ -18,6 +18,9 @@
 #define NS_PER_MS 1000000ull
 /* One of our two threads notices so late that the other has ended, or that all of the job's have. */
 #define UP_ALONE_LOOK_NS (250 * NS_PER_MS)
+/* The responder answers touches. Were the agent to poll for them as well, each touch would wake both, and
+ * take twice as long; so it looks this often whether one is left lying. */
+#define UP_TAKE_OVER_NS (50 * NS_PER_MS)
 
 /* Directed at one of ours, blocked there and read by signalfd: what the job does with it does not
  * matter, because a blocked signal is queued even where it is ignored. But reading takes what was
@@ -40,6 +43,7 @@ struct agent {
 	uint32_t connect_tries;
 	int bypass_told;
 	int responds; /* the responder has been started */
+	uint64_t alone_at_ns; /* look for the job's end then */
 	uint64_t connect_at_ns, bye_at_ns;
 	uint64_t beat_ns, beat_at_ns; /* the service's last sign of life, and when to look again */
 	int beat_missed; /* looks without one */
