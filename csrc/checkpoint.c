@@ -216,13 +216,16 @@ int up_prepare_replacement(struct agent *a, struct up_region *r)
 	return 0;
 }
 
+/* Where a thread of the job is about to change the mapping it stays swallowed: that thread replays it
+ * over all pages, those that take the checkpoints' place included. */
 static void replay_advice(struct agent *a, struct up_region *r)
 {
-	if (!atomic_exchange(&r->swallowed, 0))
+	if (!atomic_load(&r->swallowed))
 		return;
-	r->advice = MADV_RANDOM;
-	if (up_may_act(a, r) && up_hands_on(r))
+	if (up_may_act(a, r) && up_hands_on(r) && atomic_exchange(&r->swallowed, 0)) {
+		r->advice = MADV_RANDOM;
 		up_sys3(SYS_madvise, r->address, r->length, MADV_RANDOM);
+	}
 	up_hands_off();
 }
 
