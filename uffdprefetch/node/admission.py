@@ -102,13 +102,19 @@ class FileTable:
 
     # -------------------------------------------------------------- files that nobody maps
 
-    def left(self, file: FileState, at_once: bool = False) -> None:
-        """A mapping of the file has gone. ``at_once``: with its process, so that who waits for that
-        (to unmount, to delete) finds the file closed; else the next mapping is often near."""
+    def left(self, file: FileState, pid: int) -> None:
+        """A mapping of the file has gone, of this process; the next one is often near."""
+        file.last_pid = pid
         if not file.attached:
-            now = now_ns()
-            file.idle_ns = now - IDLE_NS if at_once else now
-            self.look_ns = now
+            file.idle_ns = self.look_ns = now_ns()
+
+    def ended(self, pid: int) -> None:
+        """A process ends: the file that it was the last to map is closed as soon as that can be, so
+        that who waits for the process (to unmount, to delete) finds it closed."""
+        now = now_ns()
+        for file in self.files.values():
+            if not file.attached and file.last_pid == pid:
+                file.idle_ns, self.look_ns = now - IDLE_NS, now
 
     def look(self, now: int) -> None:
         """Close what nobody maps: a file that was deleted at once, others a little later. One that

@@ -340,9 +340,8 @@ class CacheEngine:
             self.pool.attach(client, region)
         return region
 
-    def detached(self, client: Client, region_id: int, at_once: bool = False) -> None:
-        """The mapping is gone from our management (unmapped, or given back). ``at_once``: with its
-        process (FileTable.left)."""
+    def detached(self, client: Client, region_id: int) -> None:
+        """The mapping is gone from our management (unmapped, or given back)."""
         client.opening.discard(region_id)
         region = client.regions.pop(region_id, None)
         if region is None:
@@ -354,7 +353,7 @@ class CacheEngine:
             self.scheduler.forget(stream)
         self.bulk.note_streams(client, region)
         self._touched.pop(id(region), None)
-        self._table.left(region.file, at_once)
+        self._table.left(region.file, client.pid)
 
     def give_up(self, file: FileState, why: str) -> None:
         """The file changes: every region of it becomes the job's own mapping again."""

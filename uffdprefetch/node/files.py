@@ -98,6 +98,7 @@ class FileState:
     changed: str | None = None  # why nothing of this file is managed any more
     attached: int = 0  # regions
     idle_ns: int = 0  # since when nobody maps it
+    last_pid: int = 0  # who mapped it last
     resting: bool = False  # nobody maps it: nothing is read, and it is closed (admission.py)
     closed_ctime_ns: int = 0  # when it was closed
     pooled: PoolFile | None = None  # its part of the node's pool

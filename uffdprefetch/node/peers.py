@@ -281,7 +281,8 @@ class Peers:
             # soon as it is gone. (The pool's mappings need us until then.)
             for region in list(client.regions.values()):
                 if region.verdict != wire.Verdict.POOL:
-                    self._engine.detached(client, region.id, at_once=True)
+                    self._engine.detached(client, region.id)
+            self._engine.table.ended(client.pid)
             self._engine.table.look(now_ns())
             client.send(wire.pack(wire.Type.BYE_OK))
         else:
@@ -368,7 +369,8 @@ class Peers:
             self._engine.on_pool_events()
             self._engine.pool.leave(client)
         for region in list(client.regions):
-            self._engine.detached(client, region, at_once=True)
+            self._engine.detached(client, region)
+        self._engine.table.ended(client.pid)
         self._engine.bulk.left(client)
         if self._announcements is not None:
             self._announcements.forget_process(client.pid)
