@@ -21,7 +21,7 @@ from uffdprefetch import uffd
 from uffdprefetch.demo.bed import SlowBed, why_no_bed
 from uffdprefetch.node import freshness
 from uffdprefetch.node.files import FileState, mapped_by
-from uffdprefetch.node.freshness import Freshness, Times
+from uffdprefetch.node.freshness import FileWatch, Freshness, Times
 from uffdprefetch.node.ledger import Ledger
 from uffdprefetch.node.opening import reopen
 from uffdprefetch.warm.scheduler import Meter
@@ -63,12 +63,19 @@ class Rounds:
             os.pwrite(memfd, os.pread(self.file.page_fd, PAGE, page * PAGE), page * PAGE)
         self.file.written.update(pages)
 
-    def round(self) -> None:
-        """One whole round."""
+    def begin(self) -> FileWatch:
+        """A round, which is under way then."""
         self.freshness.due_ns = 0
         self.freshness.step(1)
-        state = self.file.watched
-        assert state is not None
+        assert self.file.watched is not None
+        return self.file.watched
+
+    def round(self) -> None:
+        """One whole round."""
+        self.end(self.begin())
+
+    def end(self, state: FileWatch) -> None:
+        """Wait for what has been begun."""
         while state.under_way:
             assert select.select([self._event_fd], [], [], 30)[0]
             os.read(self._event_fd, 8)
@@ -227,6 +234,25 @@ def test_without_room_for_a_mapping_of_the_copies_they_are_compared_all_the_same
             one.round()
         finally:
             resource.setrlimit(resource.RLIMIT_AS, limits)
+        assert not one.wrong(view)
+
+
+def test_a_file_that_is_closed_during_a_round_is_compared_when_it_is_opened_again(
+    rounds: Make, path: Path
+) -> None:
+    """Its last process has ended: that ended the service once."""
+    one = rounds(network=True)
+    one.copy(PAGES)
+    state = one.begin()
+    assert state.under_way
+    one.file.park()
+    one.end(state)
+    assert not one.told
+    with one.mapped() as view:
+        assert one.file.unpark(reopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC)))
+        one.file.network, before = True, one.file.compared_pages
+        one.round()
+        assert one.file.compared_pages > before
         assert not one.wrong(view)
 
 

@@ -32,6 +32,8 @@ RATE, GIVEN_UP_SECONDS = 50.0, 60.0
 #: A mapping lives so long before its write, at most.
 LIFE_SECONDS = 3.0
 PROMISED_SECONDS = 1.1
+#: The set of checkpoints is waited for 20 ms, in which an emulated machine reads nothing: 20 s.
+PATIENT = {"UFFDPREFETCH_TEST_PATIENCE": "4000"}
 NS = 1_000_000_000
 
 
@@ -105,9 +107,10 @@ class Pair:
             "--",
         ]
         self.log_path = directory / "log"
+        env = client.environment(directory, **PATIENT)
         self.readers = [
             subprocess.Popen(
-                [*before, *words, str(number)], cwd=directory, env=client.environment(directory),
+                [*before, *words, str(number)], cwd=directory, env=env,
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             )
             for number, before in enumerate(([], wrap))

@@ -126,7 +126,7 @@ class Freshness:
         self._engine = engine
         self._ledger = engine.ledger.freshness
         self._checker = uffd_compare.Checker(THREADS, event_fd)
-        self._under_way: dict[int, FileState] = {}
+        self._under_way: dict[int, tuple[FileState, FileWatch]] = {}
         self._waiting: deque[FileState] = deque()
         self._next_id = 1
         self._cpu_ns = 0  # of this round
@@ -184,7 +184,8 @@ class Freshness:
         state.close()
 
     def _busy(self, device: int) -> int:
-        return sum(f.key[0] == device and f.network for f in self._under_way.values())
+        under_way = self._under_way.values()
+        return sum(file.key[0] == device and file.network for file, _ in under_way)
 
     def _pages(self, file: FileState, state: FileWatch, now: int) -> list[int]:
         """What to compare in this round."""
@@ -241,7 +242,7 @@ class Freshness:
         if watch is not state.watch:
             watch.close()
         if sent:
-            self._under_way[self._next_id] = file
+            self._under_way[self._next_id] = file, state
             self._next_id += 1
             state.under_way, state.pooled = True, pooled
         return sent
@@ -249,14 +250,14 @@ class Freshness:
     # -------------------------------------------------------------- what was found
 
     def _take(self, result: uffd_compare.Result) -> None:
-        file = self._under_way.pop(result.id)
-        state = file.watched
-        assert state is not None
+        file, state = self._under_way.pop(result.id)
         state.under_way = False
         self._cpu_ns += result.cpu_ns
         self._ledger.note(result, pool=state.pooled is not None)
         file.compared_pages += result.compared
         file.rewritten_pages += result.rewritten
+        if file.watched is not state:
+            return  # closed meanwhile: whether it has changed is looked at when it is opened again
         moved = False
         if result.error:
             self._changed(file, f"fstat: {os.strerror(result.error)}")
