@@ -135,7 +135,7 @@ int up_pool_submit(struct up_pool *p, const struct up_warm_job *job)
 
 		if (j->taken)
 			continue;
-		*j = (struct pool_job){ .job = *job, .taken = 1 };
+		*j = (struct pool_job){ .job = *job, .queued = 1, .taken = 1 };
 		j->result.id = job->id;
 		j->result.submit_ns = pool_now_ns();
 		j->result.method = job->method;

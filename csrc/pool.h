@@ -113,6 +113,7 @@ struct pool_job {
 	uint64_t chunk, end; /* what is not begun yet */
 	uint64_t chunks; /* of it, as asked for */
 	uint32_t running;
+	int queued; /* it is finished by who takes it out of the queue, or after that */
 	int taken; /* between submit and reap */
 };
 
@@ -246,6 +247,10 @@ int pool_drop_some(struct up_pool *p);
 void pool_drop_strays(struct up_pool *p);
 /* Have some thread do that. */
 void pool_seek_strays(struct up_pool *p);
+
+/* Whether an agent may be reading for itself, between its write into the memfd and its UFFDIO_CONTINUE.
+ * With the lock. */
+int pool_is_stood_in_for(const struct up_pool *p);
 
 /* pool_fill.c */
 void *pool_fill_loop(void *pool);

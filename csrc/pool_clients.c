@@ -163,6 +163,18 @@ void up_pool_leave(struct up_pool *p, int client)
 		close(maps_fd);
 }
 
+int pool_is_stood_in_for(const struct up_pool *p)
+{
+	for (uint32_t i = 0; i < POOL_CLIENTS; i++) {
+		const struct pool_client *c = &p->client[i];
+
+		if (c->uffd >= 0 &&
+		    (!c->ring || __atomic_load_n(&c->ring->stand_ins, __ATOMIC_SEQ_CST) % 2))
+			return 1;
+	}
+	return 0;
+}
+
 void up_pool_orphan(struct up_pool *p, int client)
 {
 	struct pool_client *c = &p->client[client];

@@ -32,6 +32,7 @@ struct fill {
 	int file;
 	uint64_t first, count;
 	struct pool_job *job; /* NULL: on demand */
+	int in_place;         /* read into the memfd's pages, which are zeros before */
 };
 
 uint64_t pool_run_most(const struct up_pool *p)
@@ -93,6 +94,9 @@ static int begin(struct up_pool *p, struct fill *out)
 		f->state[c] = UP_FILLING;
 	f->busy++;
 	f->filling++;
+	/* An agent's UFFDIO_CONTINUE that is late would map the zeros. One that begins from now on writes
+	 * the pages before: nobody punches them while they are FILLING. */
+	out->in_place = f->map && !pool_is_stood_in_for(p);
 	p->used_bytes += bytes;
 	if (p->used_bytes > p->count.peak_bytes)
 		p->count.peak_bytes = p->used_bytes;
@@ -170,7 +174,7 @@ static void finish_job(struct up_pool *p, struct pool_job *j)
 {
 	uint64_t one = 1;
 
-	if (j->running || j->chunk < j->end)
+	if (j->running || j->queued || j->chunk < j->end)
 		return;
 	p->expected -= j->chunks;
 	j->result.done_ns = pool_now_ns();
@@ -198,6 +202,7 @@ static uint64_t pieces(const struct up_pool *p, const struct pool_file *f, uint6
 
 static void leave_queue(struct up_pool *p, uint32_t place)
 {
+	p->job[p->queue[place % POOL_JOBS]].queued = 0;
 	for (; place != p->queue_tail; place--)
 		p->queue[place % POOL_JOBS] = p->queue[(place - 1) % POOL_JOBS];
 	p->queue_tail++;
@@ -272,7 +277,7 @@ static int bring(struct up_pool *p, struct pool_file *f, const struct fill *o, c
 		length = f->size - offset;
 	/* Huge pages come by a fault in a mapping that asks for them (shmem_enabled=advise). The
 	 * last one may reach beyond the file's end, where a mapping has nothing. */
-	if (f->map && length == o->count * bytes &&
+	if (o->in_place && length == o->count * bytes &&
 	    !madvise(f->map + offset, length, MADV_POPULATE_WRITE))
 		into = f->map + offset;
 	ret = up_source_read(&f->source, into, length, offset, way);

@@ -83,10 +83,11 @@ static int find_place(struct agent *a, uintptr_t address, struct place *at)
 	return 0;
 }
 
-/* [offset, +length) of the file into the memfd: 0 or -errno. */
-static int fill(struct up_region *r, uint64_t offset, uint64_t length)
+/* [offset, +length) of the file into the memfd: 0 or -errno, -ENODATA where the file ends before the page
+ * at `needed` by now. */
+static int fill(struct up_region *r, uint64_t offset, uint64_t length, uint64_t needed)
 {
-	uint64_t have = 0;
+	uint64_t have = 0, page = up_job.page_bytes;
 
 	while (have < length) {
 		long n = up_sys4(SYS_pread64, r->fd, buffer + have, length - have, offset + have);
@@ -99,6 +100,10 @@ static int fill(struct up_region *r, uint64_t offset, uint64_t length)
 			break;
 		have += (uint64_t)n;
 	}
+	if (offset + have <= needed)
+		return -ENODATA;
+	if (have < length && (have + page - 1) / page * page < length)
+		length = (have + page - 1) / page * page;
 	for (; have < length; have++)
 		buffer[have] = 0;
 	for (have = 0; have < length;) {
@@ -124,7 +129,8 @@ static void make_room(struct agent *a, const struct up_region *r, uint64_t offse
 	fills++;
 }
 
-/* A fill begins (0) or has ended: the service, should it live, looks for what its books do not know. */
+/* A fill begins, or has ended and is mapped (0): the service, should it live, then looks for what its
+ * books do not know. Not before: a page that is punched, and made anew, must not be mapped meanwhile. */
 static void count(struct agent *a, uint64_t bytes)
 {
 	if (!a->ring)
@@ -170,10 +176,9 @@ static void answer(struct agent *a, uintptr_t address)
 	if (end > limit)
 		end = limit;
 	make_room(a, r, first, end - first);
-	count(a, 0);
-	ret = fill(r, first, end - first);
 	count(a, end - first);
-	if (ret) {
+	if (fill(r, first, end - first, at.offset + (address - at.address))) {
+		count(a, 0);
 		cannot_be_read(a, r, address);
 		return;
 	}
@@ -192,6 +197,7 @@ static void answer(struct agent *a, uintptr_t address)
 			.range = { at.address + (next - at.offset), page } };
 		up_sys3(SYS_ioctl, a->pool_uffd, UFFDIO_CONTINUE, &cont);
 	}
+	count(a, 0);
 	up_step(a, UP_STATE_IDLE);
 }
 

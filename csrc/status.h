@@ -29,10 +29,8 @@ static inline long up_cached_stat(int fd, struct stat *st)
 	long ret = up_sys5(SYS_statx, fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC,
 			   STATX_BASIC_STATS, &x);
 
-	if (ret == -ENOSYS || ret == -EPERM)
-		return up_sys2(SYS_fstat, fd, st);
 	if (ret)
-		return ret;
+		return up_sys2(SYS_fstat, fd, st);
 	*st = (struct stat){
 		.st_mode = x.stx_mode,
 		.st_dev = up_device(x.stx_dev_major, x.stx_dev_minor),

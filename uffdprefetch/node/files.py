@@ -182,7 +182,8 @@ class FileState:
     def release_lease(self) -> None:
         """Let the writer in."""
         if self.leased:
-            fcntl.fcntl(self.fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+            with contextlib.suppress(OSError):  # the kernel has broken it: we were too slow
+                fcntl.fcntl(self.fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
             self.leased = False
 
     def checkpoint_fds(self) -> tuple[int, int]:
