@@ -5,6 +5,7 @@ an engine that only notes what it was told (node/freshness.py, csrc/compare.c)."
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import mmap
 import os
 import resource
@@ -254,6 +255,14 @@ def test_a_file_that_is_closed_during_a_round_is_compared_when_it_is_opened_agai
         one.round()
         assert one.file.compared_pages > before
         assert not one.wrong(view)
+
+
+def test_a_lease_that_the_kernel_has_broken_is_given_back_without_a_word(rounds: Make) -> None:
+    """It does so when the service was too slow for a writer (fs.lease-break-time)."""
+    one = rounds(leased=True)
+    fcntl.fcntl(one.file.fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    one.file.release_lease()
+    assert not one.file.leased
 
 
 def test_while_a_lease_holds_nothing_is_compared(rounds: Make) -> None:

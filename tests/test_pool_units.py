@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import HANG_SECONDS, require
+from conftest import HANG_SECONDS, require, wait_until
 from harness import write_records
 
 from uffdprefetch import uffd_pool
@@ -100,6 +100,37 @@ def test_a_file_joins_while_its_storage_does_not_answer_open(tmp_path: Path) -> 
         number, memfd = joined[0]
         fill(pool, event_fd, number, 0, 4 * MIB)
         assert os.pread(memfd, 4 * MIB, 0) == (source / "far.bin").read_bytes()
+        pool.close()
+        os.close(memfd)
+        os.close(fd)
+    os.close(event_fd)
+
+
+def test_a_job_that_is_dropped_while_its_only_thread_reads_ends_once(tmp_path: Path) -> None:
+    """What nobody maps any more is not read on: its job was finished by who read, and once more by
+    who took it out of the queue."""
+    require(why_no_bed() is None, why_no_bed() or "")
+    source = tmp_path / "source"
+    source.mkdir()
+    write_records(source / "far.bin", 4 * MIB)
+    event_fd = os.eventfd(0, os.EFD_CLOEXEC)
+    with SlowBed(source, latency_us=20_000) as bed:
+        fd = os.open(bed.path("far.bin"), os.O_RDONLY)
+        pool = uffd_pool.Pool(64 * MIB, 64 * KIB, 2, event_fd)  # one prefetches
+        number, memfd = pool.add_file(fd, 4 * MIB, 0)
+        ids = []
+        for job in range(8):
+            asked = bed.counters()["requests"]
+            assert pool.submit(job, number, job * MIB // 2, MIB // 2)
+            wait_until(lambda asked=asked: bed.counters()["requests"] > asked, "a read to begin")
+            pool.hush_file(number)
+            while job not in ids:
+                ready, _, _ = select.select([event_fd], [], [], HANG_SECONDS)
+                assert ready, "the pool says nothing"
+                os.read(event_fd, 8)
+                ids += [result.id for result in pool.reap()]
+        fill(pool, event_fd, number, 0, 4 * MIB)  # whoever has something to say has said it
+        assert ids == list(range(8))
         pool.close()
         os.close(memfd)
         os.close(fd)
