@@ -205,13 +205,14 @@ static void another_process_comes_in_its_place(void)
 	struct reply reply;
 
 	hold_in_continue();
+	/* First: the pool opens the file now, and takes numbers that are free. */
+	hold_in_read(1, 1 << CONTINUE);
 	CHECK(!kill(a->pid, SIGKILL));
 	for (int i = 0; i < THREADS; i++) {
 		while (receive_with(a->socket[i], &reply, sizeof(reply), NULL, 0))
 			;
 		close(a->socket[i]);
 	}
-	hold_in_read(1, 1 << CONTINUE);
 	call_under_gates(leave, a->slot, 0);
 	be_born(a);
 	tell_pool(a, 1);
