@@ -106,23 +106,25 @@ int up_source_read(struct up_source *s, char *buffer, uint64_t length, uint64_t 
 {
 	uint64_t whole = (length + ALIGN - 1) & ~(uint64_t)(ALIGN - 1);
 	int sensor, ret = open_both(s);
+	int fd = __atomic_load_n(&s->fd, __ATOMIC_ACQUIRE);
+	int direct_fd = __atomic_load_n(&s->direct_fd, __ATOMIC_ACQUIRE);
 	int64_t cached;
 
 	if (ret)
 		return ret;
-	cached = up_resident_bytes(s->fd, offset, length, &sensor);
+	cached = up_resident_bytes(fd, offset, length, &sensor);
 	*way = UP_CACHED;
 	if (cached == (int64_t)length)
-		return read_all(s->fd, buffer, length, offset, s->size);
+		return read_all(fd, buffer, length, offset, s->size);
 	*way = UP_DIRECT;
-	if (s->direct_fd >= 0) { /* some file systems open so and refuse to read so */
-		ret = read_all(s->direct_fd, buffer, whole, offset, s->size);
+	if (direct_fd >= 0) { /* some file systems open so and refuse to read so */
+		ret = read_all(direct_fd, buffer, whole, offset, s->size);
 		if (ret != -EINVAL && ret != -EOPNOTSUPP)
 			return ret;
 	}
 	*way = UP_BUFFERED;
-	ret = read_all(s->fd, buffer, length, offset, s->size);
+	ret = read_all(fd, buffer, length, offset, s->size);
 	if (!ret && cached <= 0)
-		posix_fadvise(s->fd, (off_t)offset, (off_t)length, POSIX_FADV_DONTNEED);
+		posix_fadvise(fd, (off_t)offset, (off_t)length, POSIX_FADV_DONTNEED);
 	return ret;
 }
