@@ -45,6 +45,8 @@ VARIABLES = {
 #: No complaint: LeakSanitizer misses an agent that ended as a crash would, without pthread_exit.
 LOST_THREAD = re.compile(r"^==\d+==Running thread \d+ was not suspended\..*\n", re.MULTILINE)
 THREADS = "4"
+#: ThreadSanitizer's symbolizer maps the program's files through our mmap while it holds the lock of
+#: its thread registry: where that meets a second race it waits for itself, in one of three runs.
 RUNS_OF_THE_BROKEN = 4
 STEPS = {"asan": "400", "tsan": "300", "plain": "1500"}
 
@@ -346,7 +348,7 @@ def test_a_mistake_in_the_c_is_reported(what: str, data: Path, tmp_path: Path, h
     else:
         stop = hammer(5, file=data)
         mode = broken.storm if kind == "tsan" else ["end", "unmap"]
-        for _ in range(RUNS_OF_THE_BROKEN):  # what is broken may hang as well
+        for _ in range(RUNS_OF_THE_BROKEN):
             words = [broken.program, str(data), *mode]
             done = broken.run(words, hammered(tmp_path), HANG_SECONDS / 10)
             if re.search(report, broken.report() + done.stderr):
