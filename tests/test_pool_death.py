@@ -4,12 +4,14 @@ wait for storage and blocks leave the pool. Every byte is compared."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import inside
 import pytest
 from conftest import process_gone, process_state, require, wait_until
 from harness import (
@@ -33,15 +35,18 @@ POOL = ("--engine", "pool", "--budget", "6MiB")
 STATES = {"idle": 0, "laying": 2, "detaching": 4}
 
 
-def waits_in_the_pool(pid: int) -> bool:
-    """Whether a thread of the process is blocked on a page."""
+def waits(pid: int, where: str, thread: str = "") -> bool:
+    """Whether a thread of the process (one of that name) is blocked in a kernel's function."""
     for task in Path(f"/proc/{pid}/task").iterdir():
-        try:
-            if "userfault" in (task / "wchan").read_text():
+        with contextlib.suppress(OSError):  # it has just ended
+            named = not thread or (task / "comm").read_text().strip() == thread
+            if named and where in (task / "wchan").read_text():
                 return True
-        except OSError:
-            pass  # it has just ended
     return False
+
+
+def waits_in_the_pool(pid: int) -> bool:
+    return waits(pid, "userfault")
 
 
 def test_a_stopped_service_holds_a_reader_for_less_than_two_seconds(
@@ -165,6 +170,64 @@ def test_while_the_service_stands_still_the_whole_file_is_read_from_the_pool(
     pool = summary["pool"]
     assert pool["stand_in_bytes"] >= records.size_bytes - MIB
     assert pool["resident_peak_bytes"] <= 6 * MIB
+
+
+def test_what_a_file_has_lost_while_the_service_stands_still_is_sigbus_as_without_us(
+    job: Start, own_records: Records
+) -> None:
+    code = """
+    m = Mapping(sys.argv[1])
+    say(pooled=m.pooled(), pid=os.getpid())  # and nothing is read
+    hear()
+    say(digest=hashlib.sha256(m.view[: 6 << 20]).hexdigest(), pooled=m.pooled())
+    say(lost=m.view[6 << 20])
+    """
+    kept = hashlib.sha256(own_records.path.read_bytes()[: 6 * MIB]).hexdigest()
+    work = job(python(code, own_records.path), options=POOL)
+    line = work.line()
+    assert line["pooled"]
+    service = work.kill_service(signal.SIGSTOP)
+    wait_until(lambda: process_state(service) == "T", "the stop")
+    os.truncate(own_records.path, 6 * MIB)
+    work.tell()
+    assert work.line() == {"digest": kept, "pooled": True}
+    wait_until(lambda: process_gone(line["pid"]), "the job's end")
+    os.kill(service, signal.SIGCONT)
+    assert work.finish().status == -signal.SIGBUS
+
+
+def test_a_rank_that_dies_while_it_reads_for_a_silent_service_leaves_nothing_above_the_budget(
+    job: Start, far: tuple[Path, str]
+) -> None:
+    require(why_no_bed() is None, why_no_bed() or "")
+    other = """
+    m = Mapping(sys.argv[1])
+    say(first=m.view[0])
+    hear()
+    say(digest=m.digest(), pooled=m.pooled())
+    """
+    jumps = """
+    m = Mapping(sys.argv[1])
+    say(pid=os.getpid())
+    for n in range(128):  # so that nothing is read ahead
+        m.view[n * 37 % 128 << 16]
+    """
+    with SlowBed(far[0], latency_us=50_000) as bed:
+        path, budget = bed.path("far.bin"), ("--budget", "2MiB")
+        work = job(python(other, path), options=(*budget, *POOL[:2]))
+        work.line()
+        victim = job(python(jumps, path), options=POOL)
+        pid, service = victim.line()["pid"], work.kill_service(signal.SIGSTOP)
+        wait_until(lambda: memfd_bytes(service) > 3 * MIB, "the rank to have read by itself")
+        wait_until(lambda: waits(pid, "folio_wait", inside.AGENT), "its agent to read")
+        os.kill(pid, signal.SIGKILL)
+        os.kill(service, signal.SIGCONT)
+        assert victim.finish().status == -signal.SIGKILL
+        wait_until(lambda: memfd_bytes(service) <= 2 * MIB, "what is above the budget to go")
+        work.tell()
+        assert work.line() == {"digest": far[1], "pooled": True}
+        done = work.finish().good()
+    assert done.summary is not None and done.summary["pool"]["stand_in_bytes"] > 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])

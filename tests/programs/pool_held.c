@@ -252,6 +252,38 @@ static void another_program_comes_in_its_place(void)
 	finish();
 }
 
+/* An agent that found the service silent has written page 0 and is late to map it: meanwhile the page
+ * was filled, evicted, and is about to be filled again. */
+static void an_agent_maps_late_what_it_has_read(void)
+{
+	struct up_pool_victim victim = { .file = (uint32_t)file[0].number, .chunks = 1 };
+	struct up_warm_job job = { .id = 1, .length = PAGE };
+	struct uffdio_continue late = { .range = { (uintptr_t)address_of(0), PAGE } };
+	struct up_warm_result result;
+
+	set_gates(0);
+	tell_pool(a, 0);
+	map_file(a, 0);
+	__atomic_fetch_add(&ring->stand_ins, 1, __ATOMIC_SEQ_CST);
+	for (int i = 0; i < 2; i++) { /* the other one is the one that a budget keeps */
+		job.fd = file[i].number;
+		CHECK(!up_pool_submit(pool, &job));
+		while (!up_pool_reap(pool, &result, 1))
+			sched_yield();
+	}
+	up_pool_victims(pool, &victim, 1);
+	up_pool_budget(pool, 0);
+	while (up_pool_used(pool) > chunk)
+		sched_yield();
+	up_pool_budget(pool, most);
+	hold_in_read(0, 0);
+	ioctl(a->uffd, UFFDIO_CONTINUE, &late); /* or nothing is there to be mapped */
+	command(a, 0, TOUCH);
+	yield(PATIENCE);
+	__atomic_fetch_add(&ring->stand_ins, 1, __ATOMIC_SEQ_CST);
+	finish();
+}
+
 int main(int argc, char **argv)
 {
 	if (argc != 3)
@@ -259,6 +291,7 @@ int main(int argc, char **argv)
 	begin_model(argv[1], 1, (uint32_t)strtoul(argv[2], NULL, 10), 1);
 	a_chunk_that_is_being_filled_is_not_mapped();
 	a_chunk_that_is_being_mapped_stays();
+	an_agent_maps_late_what_it_has_read();
 	another_process_comes_in_its_place();
 	another_program_comes_in_its_place();
 	another_mapping_comes_in_its_place(0);
