@@ -287,10 +287,9 @@ static void on_pool(struct agent *a, struct up_region *r, int *fd)
 	r->inherited = 0;
 	if (atomic_compare_exchange_strong(&r->swap, &waiting, UP_SWAP_BUSY))
 		ret = up_pool_enter(a, r, fd[0]);
-	if (ret)
-		up_abandon(a, r); /* too late, or no memory: the mapping is the job's own */
-	else
-		up_swap_end(r);
+	up_swap_end(r);
+	if (ret) /* too late, or no memory: the file is mapped there */
+		acknowledge(a, 0, r->id, 0, ret);
 }
 
 /* Only while its reader waits in mmap(), and so cannot touch it. */

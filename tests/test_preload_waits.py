@@ -123,6 +123,51 @@ def test_a_service_that_answers_again_serves_again(
     one.finish().good()
 
 
+def test_a_mapping_that_did_not_wait_for_the_pool_is_followed_by_page_tables(
+    env: dict[str, str], job: Start, tmp_path: Path
+) -> None:
+    """What lies ahead of its reader is read into the page cache, and not into a pool that nobody
+    maps."""
+    require(why_no_bed() is None, why_no_bed() or "")
+    directory = tmp_path / "far"
+    directory.mkdir()
+    write_records(directory / "records.bin", 24 * MIB)
+    code = """
+        say(first=Mapping(sys.argv[1]).view[0])
+        hear()
+        m = Mapping(sys.argv[2])
+        say(mapped=m.length)
+        hear()
+        for at in range(0, m.length, 1 << 20):
+            bytes(m.view[at : at + (1 << 20)])
+            time.sleep(0.01)
+        say(pooled=m.pooled())
+    """
+    write_records(directory / "first.bin", 4 * MIB)
+    with SlowBed(directory) as bed:
+        paths = [bed.path(name) for name in ("first.bin", "records.bin")]
+        one = job(
+            python(code, *paths), ("--engine", "pool", "--budget", "64MiB"),
+            **{PATIENCE_VARIABLE: "10"},
+        )  # fmt: skip
+        one.line()
+        pid = one.kill_service(signal.SIGSTOP)
+        one.tell()
+        try:
+            one.line()
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        one.tell()
+        assert one.line() == {"pooled": False}
+        summary = one.finish().good().summary
+        read_bytes = bed.counters()["bytes"]
+    assert summary is not None
+    [file] = [f for f in summary["files"] if f["path"].endswith("records.bin")]
+    assert file["served_by"] == "page_tables" and file["pool_read_bytes"] == 0
+    assert file["prefetched_bytes"] > 12 * MIB
+    assert read_bytes < 26 * MIB
+
+
 @pytest.mark.parametrize("flags", ["os.O_RDWR", "os.O_WRONLY", "os.O_RDWR | os.O_TRUNC"])
 def test_a_job_that_opens_its_file_for_writing_without_waiting_gets_it(
     env: dict[str, str], own_records: Records, job: Start, flags: str

@@ -106,13 +106,19 @@ def digest_of(path: Path, record_bytes: int) -> str:
     return hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
+#: A mapping waits 50 ms for the service and its checkpoints, in which an emulated machine does
+#: nothing: 20 s.
+PATIENCE = "4000"
+
+
 def environment(directory: Path, **more: str) -> dict[str, str]:
     """Of a job: no launcher's, a runtime directory of its own (a 9p share holds no sockets)."""
     kept = {n: v for n, v in os.environ.items() if not n.startswith(("UFFDPREFETCH_", "SLURM_"))}
     path = [os.environ.get(TREE_VARIABLE, str(TREE))]
     return {
         **kept, "PYTHONPATH": os.pathsep.join(path), "XDG_CONFIG_HOME": str(directory / "none"),
-        "UFFDPREFETCH_RUNDIR": "/tmp/uffdprefetch-lustre", **more,
+        "UFFDPREFETCH_RUNDIR": "/tmp/uffdprefetch-lustre", "UFFDPREFETCH_TEST_PATIENCE": PATIENCE,
+        **more,
     }  # fmt: skip
 
 

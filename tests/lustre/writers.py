@@ -32,8 +32,6 @@ RATE, GIVEN_UP_SECONDS = 50.0, 60.0
 #: A mapping lives so long before its write, at most.
 LIFE_SECONDS = 3.0
 PROMISED_SECONDS = 1.1
-#: The set of checkpoints is waited for 20 ms, in which an emulated machine reads nothing: 20 s.
-PATIENT = {"UFFDPREFETCH_TEST_PATIENCE": "4000"}
 NS = 1_000_000_000
 
 
@@ -107,7 +105,7 @@ class Pair:
             "--",
         ]
         self.log_path = directory / "log"
-        env = client.environment(directory, **PATIENT)
+        env = client.environment(directory)
         self.readers = [
             subprocess.Popen(
                 [*before, *words, str(number)], cwd=directory, env=env,

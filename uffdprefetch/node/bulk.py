@@ -257,7 +257,7 @@ class Bulk:
             touches_per_second=jumped / watched,
             watched_seconds=watched,
             miss_seconds=min(book.miss_ns, default=0) / 1e9,
-            miss_bytes=file.pooled.chunk_bytes if file.pooled else brings,
+            miss_bytes=file.filling.chunk_bytes if file.filling else brings,
             bandwidth_bytes_per_second=book.bandwidth,
         )
         verdict = bulk.judge(sight)
@@ -292,7 +292,7 @@ class Bulk:
             if one is not book and one.state in (STREAMED, DONE) and one.file.attached
         )
         pool = self._layout.pool
-        if pool is not None and book.file.pooled is not None:
+        if pool is not None and book.file.filling is not None:
             return pool.budget_bytes - others, pool.limited_by or "--budget"
         allowed, why = limits.allowed_bytes(self._config.budget_bytes)
         if why != "--budget":  # which is of memory that is free: what is cached already is not
@@ -413,7 +413,7 @@ class Bulk:
 def missing_bytes(file: FileState, start: int = 0, end: int | None = None) -> int:
     """How much of [start, end) is not in memory; where nobody tells, what we have not read."""
     end = file.size_bytes if end is None else end
-    pooled = file.pooled
+    pooled = file.filling
     if pooled is not None:
         chunks = pooled.state[start // pooled.chunk_bytes : -(-end // pooled.chunk_bytes)]
         absent = int((chunks != uffd_pool.PRESENT).sum()) * pooled.chunk_bytes

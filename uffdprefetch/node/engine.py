@@ -7,6 +7,7 @@ extents (warm/) -> checkpoints armed again behind. Nothing here blocks.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from collections.abc import Iterable
@@ -287,6 +288,8 @@ class CacheEngine:
         """The agent says how many of a mapping's checkpoints it has laid; of a command, what
         failed, which changes nothing: page tables tell as well."""
         region = client.regions.get(ack.region)
+        if region is not None and ack.error and region.verdict == wire.Verdict.POOL:
+            self._without_pool(client, region, ack.error)
         if region is None or ack.sequence or not region.offered:
             return
         region.laid = set(region.offered[: ack.done])
@@ -297,6 +300,22 @@ class CacheEngine:
                 f"pid {client.pid}: a checkpoint could not be laid ({os.strerror(ack.error)}): "
                 "followed by page tables"
             )
+
+    def _without_pool(self, client: Client, region: Region, error: int) -> None:
+        """The agent has not mapped the pool's memory: the mapping is the file's."""
+        why = "it did not wait" if error == errno.ETIMEDOUT else os.strerror(error)
+        self.ledger.degrade(
+            f"{region.file.path}: a mapping of pid {client.pid} is not served by the pool: {why}"
+        )
+        if client.pagemap_fd < 0:
+            self.give_back(client, region)
+            return
+        if self.pool is not None:
+            self.pool.detach(client, region)
+        region.file.pool_regions -= 1
+        region.verdict = wire.Verdict.PAGE_TABLES
+        region.look_at_ns = now_ns() + LOOK_FIRST_NS
+        self.ledger.attached(region.file, region.verdict, f"page tables: {why}")
 
     def bypassed(self, client: Client, reason: int) -> None:
         """A process changes its address space without the interposers: from now on it is followed
@@ -338,6 +357,7 @@ class CacheEngine:
         if verdict == wire.Verdict.POOL and self.pool:
             region.look_at_ns = NEVER_NS  # its faults tell
             self.pool.attach(client, region)
+            file.pool_regions += 1
         return region
 
     def detached(self, client: Client, region_id: int) -> None:
@@ -349,6 +369,7 @@ class CacheEngine:
         region.file.attached -= 1
         if self.pool and region.verdict == wire.Verdict.POOL:
             self.pool.detach(client, region)
+            region.file.pool_regions -= 1
         for stream in region.table.streams:
             self.scheduler.forget(stream)
         self.bulk.note_streams(client, region)
@@ -562,7 +583,7 @@ class CacheEngine:
 
     def _room_bytes(self, file: FileState) -> int:
         """How much of a file may be in memory."""
-        if self.pool is not None and file.pooled is not None:
+        if self.pool is not None and file.filling is not None:
             return self.pool.budget_bytes
         return self.layout.allowed_bytes
 

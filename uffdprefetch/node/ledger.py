@@ -278,12 +278,13 @@ def describe_file(file: FileState, verdicts: dict[str, str]) -> dict[str, Any]:
     """A file for the summary."""
     both, unused, other = file.block_counts()
     told = not file.untold_bytes
+    served_by = verdicts.get(file.path)
     return {
         "path": file.path,
         "size_bytes": file.size_bytes,
         "file_system": file.file_system,
-        "served_by": verdicts.get(file.path),
-        "warmed_by": "the pool" if file.pool_counts else file.method_reason,
+        "served_by": served_by,
+        "warmed_by": "the pool" if served_by == "pool" else file.method_reason,
         "change_guard": file.guard,
         "changed": file.changed,
         "compared_pages": file.compared_pages,

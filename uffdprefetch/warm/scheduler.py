@@ -46,6 +46,7 @@ class Extent:
     pages: list[int]
     alone: bool = False
     need: int | None = None
+    cached: bool = True  # it was sent into the page cache, not into the pool
     whole: bool = False  # what lies around it is needed too, by some reader, some time
 
     @property
@@ -151,7 +152,7 @@ class Scheduler:
         """A mapping begins at this offset. Where a request costs more than its bytes, the first of
         them goes out before its reader comes: until that is known to walk, each of its pages would
         be one."""
-        if not file.unit_bytes or file.pooled is not None or file.was_here(start):
+        if not file.unit_bytes or file.filling is not None or file.was_here(start):
             return
         low, high = file_systems.cells(start, start + 1, file.unit_bytes, file.size_bytes)
         if file.fresh(low, high):
@@ -261,8 +262,9 @@ class Scheduler:
         extent.alone = self.under_way_bytes == 0
         if length and extent.alone:
             self._idle = True
-        if file.pooled is not None and length:
-            pooled = file.pooled
+        pooled = file.filling if length else None
+        extent.cached = pooled is None
+        if pooled is not None:
             sent = pooled.pool.submit(self._next_id, pooled.number, extent.start, length)
         else:
             sent = self._workers.submit(
@@ -304,9 +306,10 @@ class Scheduler:
                 if self._on_warmed is not None:
                     self._on_warmed(extent, result)
 
-    def _check_call(self, file: FileState, result: uffd.WarmResult) -> None:
+    def _check_call(self, extent: Extent, result: uffd.WarmResult) -> None:
         """What a probe has found; or whether the call still does what it was chosen for."""
-        if file.method == uffd.WARM_PROBE and file.pooled is None:
+        file = extent.file
+        if file.method == uffd.WARM_PROBE and extent.cached:
             if result.method != uffd.WARM_PROBE:
                 ahead = file_systems.read_ahead_bytes(file.key[0])
                 file.use(file_systems.probed(result.method, result.chunk_bytes, ahead))
@@ -327,7 +330,7 @@ class Scheduler:
 
     def _account(self, extent: Extent, result: uffd.WarmResult) -> None:
         file, stream = extent.file, extent.stream
-        self._check_call(file, result)
+        self._check_call(extent, result)
         file.recent.add(extent.start, extent.end)
         there, brought = result.resident_bytes, result.bytes
         if result.sensor < 0 and file.counts_reads and result.storage_bytes >= 0:
