@@ -33,6 +33,8 @@ pytest_plugins = ("harness_fixtures",)
 POOL = ("--engine", "pool", "--budget", "6MiB")
 #: What an agent does in the pool each time that a mapping comes or goes.
 STATES = {"idle": 0, "laying": 2, "detaching": 4}
+#: And when it answers in the service's stead.
+RESOLVING = 1
 
 
 def waits(pid: int, where: str, thread: str = "") -> bool:
@@ -351,6 +353,36 @@ def test_the_job_reads_right_bytes_wherever_its_agent_ends(
     done = work.finish()
     assert done.status == 0 and done.summary is not None
     assert done.summary["pool"]["evicted_bytes"] > 0
+
+
+@pytest.mark.parametrize("threads", ["one thread", "all threads"])
+@pytest.mark.parametrize("step", [1, 2, 9])
+def test_nobody_hangs_whose_agent_ends_while_it_answers_for_a_silent_service(
+    job: Start, records: Records, tmp_path: Path, step: int, threads: str
+) -> None:
+    """The fault that it had read from the kernel goes to nobody else."""
+    code = """
+    m = Mapping(sys.argv[1])
+    say(pooled=m.pooled())
+    hear()
+    say(digest=m.digest())
+    """
+    log = tmp_path / "exit"
+    variables = {
+        "UFFDPREFETCH_TEST_AGENT_EXIT": str(step),
+        "UFFDPREFETCH_TEST_AGENT_EXIT_STATE": str(RESOLVING),
+        "UFFDPREFETCH_TEST_AGENT_EXIT_ALL": str(int(threads == "all threads")),
+        "UFFDPREFETCH_TEST_AGENT_EXIT_LOG": str(log),
+    }
+    work = job(python(code, records.path), options=POOL, **variables)
+    assert work.line() == {"pooled": True}
+    service = work.kill_service(signal.SIGSTOP)
+    wait_until(lambda: process_state(service) == "T", "the stop")
+    work.tell()
+    wait_until(log.exists, "the exit")
+    os.kill(service, signal.SIGCONT)
+    assert work.line() == {"digest": records.digest}
+    assert work.finish().status == 0
 
 
 def test_what_a_job_without_its_agent_does_with_its_mapping_is_done_to_the_file(
