@@ -26,7 +26,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import HANG_SECONDS, clean_environment, process_gone, uffdprefetch, wait_until
+from conftest import (
+    HANG_SECONDS,
+    clean_environment,
+    process_gone,
+    process_state,
+    uffdprefetch,
+    wait_until,
+)
 
 from uffdprefetch import launch
 from uffdprefetch.rundir import runtime_directory, socket_path
@@ -218,6 +225,16 @@ class Job:
         if number == signal.SIGKILL:
             wait_until(lambda: process_gone(pid), "the service's death")
         return pid
+
+    @contextlib.contextmanager
+    def stopped_service(self) -> Iterator[int]:
+        """Its service stands still meanwhile: its pid."""
+        pid = self.kill_service(signal.SIGSTOP)
+        wait_until(lambda: process_state(pid) == "T", "the stop")
+        try:
+            yield pid
+        finally:
+            os.kill(pid, signal.SIGCONT)
 
     def finish(self) -> Finished:
         """Let it run to its end."""

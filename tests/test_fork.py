@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import os
 import platform
-import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +12,6 @@ import pytest
 from conftest import (
     HANG_SECONDS,
     process_gone,
-    process_state,
     require,
     uffdprefetch,
     wait_until,
@@ -273,13 +270,11 @@ def test_a_stopped_service_does_not_hold_a_fork_and_its_child_may_remap(
     """
     work = job(python(code, records.path))
     work.line()
-    service = work.kill_service(signal.SIGSTOP)
-    wait_until(lambda: process_state(service) == "T", "the stop")
-    work.tell()
-    child = work.line()
-    assert child == {"before": records.digest, "digest": records.digest, "checkpoints": 0}
-    assert work.line() == {"parent": records.digest}
-    os.kill(service, signal.SIGCONT)
+    with work.stopped_service():
+        work.tell()
+        child = work.line()
+        assert child == {"before": records.digest, "digest": records.digest, "checkpoints": 0}
+        assert work.line() == {"parent": records.digest}
     assert work.finish().status == 0
 
 

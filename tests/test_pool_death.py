@@ -86,12 +86,10 @@ def test_a_stopped_service_holds_a_reader_for_less_than_two_seconds(
     work.line()
     passes = work.cwd / "passes"
     wait_until(lambda: passes.stat().st_size, "a pass")
-    service = work.kill_service(signal.SIGSTOP)
-    wait_until(lambda: process_state(service) == "T", "the stop")
-    before = passes.stat().st_size
-    wait_until(lambda: passes.stat().st_size >= before + 3, "the reader to go on")
-    assert process_state(service) == "T"
-    os.kill(service, signal.SIGCONT)
+    with work.stopped_service() as service:
+        before = passes.stat().st_size
+        wait_until(lambda: passes.stat().st_size >= before + 3, "the reader to go on")
+        assert process_state(service) == "T"
     before = passes.stat().st_size
     wait_until(lambda: passes.stat().st_size >= before + 3, "the reader to go on")
     (work.cwd / "go").touch()
@@ -156,14 +154,12 @@ def test_while_the_service_stands_still_the_whole_file_is_read_from_the_pool(
     """
     work = job(python(code, records.path), options=POOL)
     assert work.line() == {"pooled": True}
-    service = work.kill_service(signal.SIGSTOP)
-    wait_until(lambda: process_state(service) == "T", "the stop")
-    for _ in range(2):
-        work.tell()
-        assert work.line() == {"digest": records.digest, "pooled": True}
-        assert work.line() == {"pooled": True}
-    assert memfd_bytes(service) >= records.size_bytes > 6 * MIB
-    os.kill(service, signal.SIGCONT)
+    with work.stopped_service() as service:
+        for _ in range(2):
+            work.tell()
+            assert work.line() == {"digest": records.digest, "pooled": True}
+            assert work.line() == {"pooled": True}
+        assert memfd_bytes(service) >= records.size_bytes > 6 * MIB
     wait_until(lambda: memfd_bytes(service) <= 6 * MIB, "what is above the budget to go")
     work.tell()
     assert work.line() == {"digest": records.digest, "pooled": True}
@@ -188,13 +184,11 @@ def test_what_a_file_has_lost_while_the_service_stands_still_is_sigbus_as_withou
     work = job(python(code, own_records.path), options=POOL)
     line = work.line()
     assert line["pooled"]
-    service = work.kill_service(signal.SIGSTOP)
-    wait_until(lambda: process_state(service) == "T", "the stop")
-    os.truncate(own_records.path, 6 * MIB)
-    work.tell()
-    assert work.line() == {"digest": kept, "pooled": True}
-    wait_until(lambda: process_gone(line["pid"]), "the job's end")
-    os.kill(service, signal.SIGCONT)
+    with work.stopped_service():
+        os.truncate(own_records.path, 6 * MIB)
+        work.tell()
+        assert work.line() == {"digest": kept, "pooled": True}
+        wait_until(lambda: process_gone(line["pid"]), "the job's end")
     assert work.finish().status == -signal.SIGBUS
 
 
@@ -219,11 +213,11 @@ def test_a_rank_that_dies_while_it_reads_for_a_silent_service_leaves_nothing_abo
         work = job(python(other, path), options=(*budget, *POOL[:2]))
         work.line()
         victim = job(python(jumps, path), options=POOL)
-        pid, service = victim.line()["pid"], work.kill_service(signal.SIGSTOP)
-        wait_until(lambda: memfd_bytes(service) > 3 * MIB, "the rank to have read by itself")
-        wait_until(lambda: waits(pid, "folio_wait", inside.AGENT), "its agent to read")
-        os.kill(pid, signal.SIGKILL)
-        os.kill(service, signal.SIGCONT)
+        pid = victim.line()["pid"]
+        with work.stopped_service() as service:
+            wait_until(lambda: memfd_bytes(service) > 3 * MIB, "the rank to have read by itself")
+            wait_until(lambda: waits(pid, "folio_wait", inside.AGENT), "its agent to read")
+            os.kill(pid, signal.SIGKILL)
         assert victim.finish().status == -signal.SIGKILL
         wait_until(lambda: memfd_bytes(service) <= 2 * MIB, "what is above the budget to go")
         work.tell()
@@ -376,11 +370,9 @@ def test_nobody_hangs_whose_agent_ends_while_it_answers_for_a_silent_service(
     }
     work = job(python(code, records.path), options=POOL, **variables)
     assert work.line() == {"pooled": True}
-    service = work.kill_service(signal.SIGSTOP)
-    wait_until(lambda: process_state(service) == "T", "the stop")
-    work.tell()
-    wait_until(log.exists, "the exit")
-    os.kill(service, signal.SIGCONT)
+    with work.stopped_service():
+        work.tell()
+        wait_until(log.exists, "the exit")
     assert work.line() == {"digest": records.digest}
     assert work.finish().status == 0
 

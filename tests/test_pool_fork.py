@@ -5,7 +5,6 @@ and however; and children read from the pool, too."""
 from __future__ import annotations
 
 import ctypes
-import os
 import platform
 import signal
 import subprocess
@@ -246,10 +245,9 @@ def test_a_stopped_service_holds_a_fork_of_many_mappings_once_and_not_for_each(
     """
     work = job(python(code, records.path), options=POOL)
     work.line()
-    service = work.kill_service(signal.SIGSTOP)
-    work.tell()
-    line = work.line()
-    os.kill(service, signal.SIGCONT)
+    with work.stopped_service():
+        work.tell()
+        line = work.line()
     first = subprocess.run(
         ["sh", "-c", 'head -c 20971520 "$0" | sha256sum', str(records.path)],
         capture_output=True, timeout=HANG_SECONDS,

@@ -80,13 +80,10 @@ def test_a_silent_service_is_waited_for_once(
         python(SHARDS, own_records.path), ("--engine", "pool", "--budget", "6MiB"), **PATIENCE
     )
     shards.line()
-    pid = shards.kill_service(signal.SIGSTOP)
-    shards.tell()
-    try:
+    with shards.stopped_service():
+        shards.tell()
         assert shards.line() == {"same": 1}
         assert shards.line() == {"done": 1}
-    finally:
-        os.kill(pid, signal.SIGCONT)
     assert 40 * int(PATIENCE[PATIENCE_VARIABLE]) * 0.005 > HANG_SECONDS
     shards.finish().good()
 
@@ -112,12 +109,9 @@ def test_a_service_that_answers_again_serves_again(
     impatient = {PATIENCE_VARIABLE: "10"}
     one = job(python(code, own_records.path), ("--engine", "pool", "--budget", "6MiB"), **impatient)
     one.line()
-    pid = one.kill_service(signal.SIGSTOP)
-    one.tell()
-    try:
+    with one.stopped_service():
+        one.tell()
         one.line()
-    finally:
-        os.kill(pid, signal.SIGCONT)
     one.tell()
     assert one.line() == {"again": 1}
     one.finish().good()
@@ -151,12 +145,9 @@ def test_a_mapping_that_did_not_wait_for_the_pool_is_followed_by_page_tables(
             **{PATIENCE_VARIABLE: "10"},
         )  # fmt: skip
         one.line()
-        pid = one.kill_service(signal.SIGSTOP)
-        one.tell()
-        try:
+        with one.stopped_service():
+            one.tell()
             one.line()
-        finally:
-            os.kill(pid, signal.SIGCONT)
         one.tell()
         assert one.line() == {"pooled": False}
         summary = one.finish().good().summary

@@ -117,12 +117,10 @@ def test_four_ranks_read_on_when_the_service_is_killed(job: Start, records: Reco
 @both_engines
 def test_four_ranks_read_on_while_the_service_is_stopped(job: Start, records: Records) -> None:
     ranks = Ranks(job(python(RANKS, records.path)))
-    service = ranks.job.kill_service(signal.SIGSTOP)
-    wait_until(lambda: process_state(service) == "T", "the service to stand still")
-    ranks.read_on()
-    ranks.read_on()
-    assert process_state(service) == "T"
-    os.kill(service, signal.SIGCONT)
+    with ranks.job.stopped_service() as service:
+        ranks.read_on()
+        ranks.read_on()
+        assert process_state(service) == "T"
     for line in ranks.end(records.digest):  # in the pool the agent stands in for it
         assert (line["agents"], line["checkpoints"] > 0) == (1, True)
 
