@@ -288,9 +288,11 @@ class CacheEngine:
         """The agent says how many of a mapping's checkpoints it has laid; of a command, what
         failed, which changes nothing: page tables tell as well."""
         region = client.regions.get(ack.region)
-        if region is not None and ack.error and region.verdict == wire.Verdict.POOL:
+        if region is None or ack.sequence:
+            return
+        if ack.error and region.verdict == wire.Verdict.POOL:
             self._without_pool(client, region, ack.error)
-        if region is None or ack.sequence or not region.offered:
+        if not region.offered:
             return
         region.laid = set(region.offered[: ack.done])
         region.offered = []
