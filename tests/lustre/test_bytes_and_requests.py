@@ -31,7 +31,9 @@ def options_of(case: str, data: Data, directory: Path) -> tuple[str, tuple[str, 
 
 def check(case: str, data: Data, directory: Path) -> client.Ran:
     pattern, options = options_of(case, data, directory)
-    more = "--compute", "5", "--planned" if "plan" in case else "--known"
+    # 4 ranks share what an emulated machine's service has: it must come to be ahead of them
+    compute = "20" if "skipping" in case else "5"
+    more = "--compute", compute, "--planned" if "plan" in case else "--known"
     ran = client.run_job(directory, data.path, pattern, options, more=more)
     assert ran.said["digest"] == data.digest
     assert ran.said["bytes"] == data.size_bytes
