@@ -598,6 +598,8 @@ class CacheEngine:
         file = region.file
         if self.config.policy in ("none", "plan") or region.table.random:
             return
+        if file.filling is not None and region.verdict != wire.Verdict.POOL:
+            return  # it would be read for nobody: its reader has the page cache
         if not self.bulk.trusts(region):
             return
         awaited = region.awaited_ns and now_ns() - region.awaited_ns < AWAIT_NS
