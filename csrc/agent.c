@@ -253,6 +253,7 @@ static void on_request(struct agent *a, struct up_request *q)
 		} else if (atomic_load(&r->pooled)) {
 			up_pool_detach(a, r);
 			up_release(a, r);
+			q->result = UP_RELEASED;
 		} else if (!may_prepare(a, r)) {
 			r->asked = q; /* up_prepare_late() */
 			return;

@@ -56,6 +56,7 @@ struct up_region {
 	int fd, pool_fd; /* pool_fd: the pool's memory, to write what the service does not */
 	uint32_t verdict, sent;
 	uint32_t queued; /* counted in the agent's ``pending`` */
+	int refused;     /* errno: why the pool does not lie here, as the service must still be told */
 	struct up_vma mapped; /* what the kernel said right after mmap(2) */
 	struct up_vma pool_mapped; /* and when the pool had been laid over it */
 	/* Checkpoints that lie here, by us or by the process we came from. They are laid before
@@ -82,6 +83,9 @@ enum up_request_op {
 	UP_REQ_BYE,        /* the process ends: let the service read its page tables first */
 	UP_REQ_QUIT,       /* detach all, end the agent */
 };
+
+/* The result of UP_REQ_DETACH where the agent has put the file back itself, and let go of the region. */
+#define UP_RELEASED 1
 
 /* The asker takes back what nobody has TAKEN, and leaves to the agent what is: DROPPED, nobody waits
  * for its end. */

@@ -155,6 +155,29 @@ static int send_gone(struct agent *a, struct up_region *r)
 	return 0;
 }
 
+static int acknowledge(struct agent *a, uint32_t sequence, uint32_t region, uint32_t done, int error)
+{
+	struct up_message m = { 0 };
+
+	m.ack.sequence = sequence;
+	m.ack.region = region;
+	m.ack.done = done;
+	m.ack.error = -error;
+	m.ack.overlays = a->overlays;
+	return send_message(a, UP_ACK, &m, -1);
+}
+
+static int say_refused(struct agent *a, struct up_region *r)
+{
+	int ret = acknowledge(a, 0, r->id, 0, -r->refused);
+
+	if (ret)
+		return ret;
+	r->refused = 0;
+	up_unqueue(a, r);
+	return 0;
+}
+
 void up_flush(struct agent *a)
 {
 	if (!a->welcomed)
@@ -166,22 +189,11 @@ void up_flush(struct agent *a)
 		if ((state == UP_LIVE || (state == UP_CLOSING && r->asked)) && !r->sent &&
 		    send_attach(a, r))
 			return;
+		if (state == UP_LIVE && r->refused && say_refused(a, r))
+			return;
 		if (state == UP_LEAVING && send_gone(a, r))
 			return;
 	}
-}
-
-/* A full socket loses it: the service then learns from its own clock. */
-static void acknowledge(struct agent *a, uint32_t sequence, uint32_t region, uint32_t done, int error)
-{
-	struct up_message m = { 0 };
-
-	m.ack.sequence = sequence;
-	m.ack.region = region;
-	m.ack.done = done;
-	m.ack.error = -error;
-	m.ack.overlays = a->overlays;
-	send_message(a, UP_ACK, &m, -1);
 }
 
 void up_introduce(struct up_hello *hello)
@@ -288,8 +300,11 @@ static void on_pool(struct agent *a, struct up_region *r, int *fd)
 	if (atomic_compare_exchange_strong(&r->swap, &waiting, UP_SWAP_BUSY))
 		ret = up_pool_enter(a, r, fd[0]);
 	up_swap_end(r);
-	if (ret) /* too late, or no memory: the file is mapped there */
-		acknowledge(a, 0, r->id, 0, ret);
+	if (ret) { /* too late, or no memory: the file is mapped there */
+		r->refused = -ret;
+		up_queue(a, r);
+		up_flush(a);
+	}
 }
 
 /* Only while its reader waits in mmap(), and so cannot touch it. */
@@ -312,7 +327,7 @@ static void on_checkpoints(struct agent *a, struct up_region *r, const struct up
 		}
 	}
 	up_swap_end(r);
-	if (f->count)
+	if (f->count) /* a full socket loses it: the service then learns from its own clock */
 		acknowledge(a, 0, r->id, done, ret);
 	if (a->ring) {
 		a->ring->laid += done;

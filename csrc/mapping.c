@@ -125,6 +125,7 @@ static void adopt(void *p, size_t length, int prot, int flags, int fd, off_t off
 	atomic_store(&r->anchor, 0);
 	r->fd = r->pool_fd = -1;
 	r->verdict = r->sent = r->queued = 0;
+	r->refused = 0;
 	r->asked = NULL;
 	if (!up_attach(r, fd) && waits && up_await_swap(r, &looks)) {
 		/* The agent died over it: nobody knows what lies there now. */

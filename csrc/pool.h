@@ -247,6 +247,7 @@ int pool_drop_some(struct up_pool *p);
 void pool_drop_strays(struct up_pool *p);
 /* Have some thread do that. */
 void pool_seek_strays(struct up_pool *p);
+void pool_count_stand_ins(struct up_pool *p, struct pool_client *c);
 
 /* Whether an agent may be reading for itself, between its write into the memfd and its UFFDIO_CONTINUE.
  * With the lock. */

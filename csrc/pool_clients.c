@@ -127,6 +127,18 @@ int up_pool_join(struct up_pool *p, int uffd, int pid, struct up_ring *ring)
 	return slot;
 }
 
+/* With the lock. */
+void pool_count_stand_ins(struct up_pool *p, struct pool_client *c)
+{
+	uint64_t bytes;
+
+	if (!c->ring)
+		return;
+	bytes = __atomic_load_n(&c->ring->stand_in_bytes, __ATOMIC_RELAXED);
+	p->count.stand_in_bytes += bytes - c->stand_in_bytes;
+	c->stand_in_bytes = bytes;
+}
+
 void up_pool_leave(struct up_pool *p, int client)
 {
 	struct pool_client *c = &p->client[client];
@@ -147,6 +159,7 @@ void up_pool_leave(struct up_pool *p, int client)
 	/* also one that we lost sight of before: it may have stood in for us to its end */
 	if (!c->ring || __atomic_load_n(&c->ring->stand_ins, __ATOMIC_SEQ_CST) != c->stand_ins)
 		pool_seek_strays(p);
+	pool_count_stand_ins(p, c);
 	uffd = c->uffd;
 	pidfd = c->pidfd;
 	maps_fd = c->maps_fd;
@@ -180,6 +193,7 @@ void up_pool_orphan(struct up_pool *p, int client)
 	struct pool_client *c = &p->client[client];
 
 	pthread_mutex_lock(&p->lock);
+	pool_count_stand_ins(p, c);
 	c->ring = NULL;
 	/* Whose touch the agent has read, standing in for us, and not answered asks again. */
 	for (uint32_t i = 0; i < c->regions; i++)

@@ -333,13 +333,11 @@ static void take_faults(struct up_pool *p, uint32_t client, uint32_t generation,
 /* An agent that found us silent has read for itself: some thread looks for what it has read. */
 static void note_stand_ins(struct up_pool *p, struct pool_client *c)
 {
-	uint64_t n = __atomic_load_n(&c->ring->stand_ins, __ATOMIC_SEQ_CST), bytes;
+	uint64_t n = __atomic_load_n(&c->ring->stand_ins, __ATOMIC_SEQ_CST);
 
 	if (n == c->stand_ins || n % 2) /* odd: when it has ended */
 		return;
-	bytes = __atomic_load_n(&c->ring->stand_in_bytes, __ATOMIC_RELAXED);
-	p->count.stand_in_bytes += bytes - c->stand_in_bytes;
-	c->stand_in_bytes = bytes;
+	pool_count_stand_ins(p, c);
 	c->stand_ins = n;
 	pool_seek_strays(p);
 }

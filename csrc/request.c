@@ -289,13 +289,12 @@ static void put_in_place(struct up_region *r)
 int up_close_region(struct up_region *r, uint32_t op, uintptr_t address, size_t length)
 {
 	uint32_t live = UP_LIVE;
-	int was_pooled, ret;
+	int ret;
 
 	if (!atomic_compare_exchange_strong(&r->state, &live, UP_CLOSING)) {
 		await_closed(r, op);
 		return 0;
 	}
-	was_pooled = atomic_load(&r->pooled);
 	/* Only now does it stand still. If just a part of it goes (or the slot is another mapping's
 	 * meanwhile), the rest stays a plain mapping. */
 	if (op == UP_REQ_FORGET &&
@@ -315,7 +314,7 @@ int up_close_region(struct up_region *r, uint32_t op, uintptr_t address, size_t 
 			make_plain(r, op);
 		atomic_store(&r->pooled, 0);
 		up_forget_slot(r);
-	} else if (ret == 0 && op == UP_REQ_DETACH && !was_pooled) {
+	} else if (ret == 0 && op == UP_REQ_DETACH) {
 		put_in_place(r);
 	} else if (ret == -EINPROGRESS || (ret == -ETIMEDOUT && leave_region(r, UP_CLOSING))) {
 		make_plain(r, op);

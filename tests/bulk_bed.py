@@ -59,7 +59,9 @@ class Bed:
     def of(self, fd: int) -> IntervalSet:
         return self.there.setdefault(fd, IntervalSet())
 
-    def missing(self, file: FileState, start: int = 0, end: int | None = None) -> int:
+    def missing(
+        self, file: FileState, start: int = 0, end: int | None = None, pooled: object = None
+    ) -> int:
         end = file.size_bytes if end is None else end
         self.looked.append((start, end))
         gaps = self.of(file.fd).missing(start, end)
@@ -93,9 +95,8 @@ class Bed:
     def region(self, file: FileState, rank: int = 0, pid: int = 7) -> Any:
         file.attached += 1
         table = StreamTable(rank, pid)
-        return SimpleNamespace(
-            file=file, table=table, verdict=Verdict.CHECKPOINTS, look_from=0, heard_ns=0
-        )
+        verdict = Verdict.CHECKPOINTS if file.pooled is None else Verdict.POOL
+        return SimpleNamespace(file=file, table=table, verdict=verdict, look_from=0, heard_ns=0)
 
     def touch(self, region: Any, at: int) -> bool:
         """One miss."""

@@ -14,9 +14,11 @@ import pytest
 from bulk_bed import BLOCK, LATENCY_NS, MIB, MS, NS_A_BYTE, SIZE, Bed, opened, until
 
 from uffdprefetch import uffd_pool
+from uffdprefetch.intervals import IntervalSet
 from uffdprefetch.node import bulk as module
 from uffdprefetch.node.bulk import a_missing_piece, missing_bytes
 from uffdprefetch.node.files import FileState
+from uffdprefetch.node.pool import PoolFile
 from uffdprefetch.plan.bulk import MISS_BYTES, PROBE_BYTES
 
 pytest_plugins = ("bulk_bed",)
@@ -73,13 +75,13 @@ def test_of_a_file_in_the_pool_what_the_pool_does_not_hold_is_missing(tmp_path: 
     state: Any = np.zeros(16, np.uint8)
     state[[0, 1, 2, 9]] = uffd_pool.PRESENT
     state[3] = uffd_pool.PRESENT + 1  # on its way out, or in
-    file.pooled = SimpleNamespace(state=state, chunk_bytes=64 * KIB)  # type: ignore[assignment]
-    assert missing_bytes(file) == 12 * 64 * KIB
-    assert missing_bytes(file, 0, 192 * KIB) == 0
-    assert missing_bytes(file, 128 * KIB, 320 * KIB) == 128 * KIB
-    assert missing_bytes(file, 576 * KIB, 640 * KIB) == 0
-    assert missing_bytes(file, 660 * KIB, 661 * KIB) == KIB, "of a chunk that is longer"
-    assert missing_bytes(file, 960 * KIB, MIB - 100) == 64 * KIB - 100
+    part: Any = SimpleNamespace(state=state, chunk_bytes=64 * KIB)
+    assert missing_bytes(file, pooled=part) == 12 * 64 * KIB
+    assert missing_bytes(file, 0, 192 * KIB, part) == 0
+    assert missing_bytes(file, 128 * KIB, 320 * KIB, part) == 128 * KIB
+    assert missing_bytes(file, 576 * KIB, 640 * KIB, part) == 0
+    assert missing_bytes(file, 660 * KIB, 661 * KIB, part) == KIB, "of a chunk that is longer"
+    assert missing_bytes(file, 960 * KIB, MIB - 100, part) == 64 * KIB - 100
     file.close()
 
 
@@ -221,9 +223,9 @@ def test_a_single_read_is_not_taken_for_the_streams_beginning(
     bed, find = Bed(monkeypatch), module.a_missing_piece
     asked: list[int] = []
 
-    def later(file: FileState, turn: int) -> int | None:
+    def later(file: FileState, turn: int, pooled: PoolFile | None) -> int | None:
         asked.append(turn)
-        return find(file, turn) if len(asked) > 1 else None
+        return find(file, turn, pooled) if len(asked) > 1 else None
 
     monkeypatch.setattr(module, "a_missing_piece", later)
     bed.crops(bed.region(file), 200)
@@ -318,6 +320,14 @@ def test_a_file_that_is_not_streamed_takes_no_room(
     assert bed.said(file)["state"] == "done"
 
 
+def a_pool(budget_bytes: int, limited_by: str) -> Any:
+    """One that maps no more than what is touched."""
+    return SimpleNamespace(
+        budget_bytes=budget_bytes, limited_by=limited_by,
+        walked=lambda stream, start, end, forward: (start, end),
+    )  # fmt: skip
+
+
 def in_the_pool(bed: Bed, file: FileState, chunk_bytes: int = 64 * KIB) -> None:
     """Its part of a pool, of which the bed's workers are those of the pool."""
 
@@ -326,7 +336,7 @@ def in_the_pool(bed: Bed, file: FileState, chunk_bytes: int = 64 * KIB) -> None:
 
     pooled = SimpleNamespace(
         pool=SimpleNamespace(submit=submit), number=0, chunk_bytes=chunk_bytes,
-        absent=lambda start, end: bed.missing(file, start, end) > 0,
+        in_flight=IntervalSet(), absent=lambda start, end: bed.missing(file, start, end) > 0,
     )  # fmt: skip
     file.pooled = pooled  # type: ignore[assignment]
 
@@ -338,8 +348,7 @@ def test_a_file_in_the_pool_must_fit_in_the_pool(
     file: FileState, monkeypatch: pytest.MonkeyPatch, limited_by: str, named: str
 ) -> None:
     bed = Bed(monkeypatch)
-    pool = SimpleNamespace(budget_bytes=SIZE - MIB, limited_by=limited_by)
-    monkeypatch.setattr(bed.layout, "pool", pool)
+    monkeypatch.setattr(bed.layout, "pool", a_pool(SIZE - MIB, limited_by))
     in_the_pool(bed, file)
     until(bed, file, "refused")
     (finding,) = bed.ledger.degradations
@@ -350,8 +359,7 @@ def test_two_files_that_fit_in_the_pool_only_singly(
     file: FileState, other: FileState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bed = Bed(monkeypatch)
-    pool = SimpleNamespace(budget_bytes=SIZE + SIZE // 2, limited_by="")
-    monkeypatch.setattr(bed.layout, "pool", pool)
+    monkeypatch.setattr(bed.layout, "pool", a_pool(SIZE + SIZE // 2, ""))
     for one in (file, other):
         in_the_pool(bed, one)
         bed.crops(bed.region(one, pid=7 + one.fd), 400)
@@ -364,8 +372,7 @@ def test_a_file_beside_the_pool_need_not_fit_in_it(
 ) -> None:
     """Which is in the page cache, because the pool did not take it."""
     bed = Bed(monkeypatch)
-    pool = SimpleNamespace(budget_bytes=16 * MIB, limited_by="MemAvailable")
-    monkeypatch.setattr(bed.layout, "pool", pool)
+    monkeypatch.setattr(bed.layout, "pool", a_pool(16 * MIB, "MemAvailable"))
     bed.crops(bed.region(file), 400)
     bed.rest()
     assert bed.said(file)["state"] == "done" and bed.ledger.degradations == []
@@ -377,8 +384,7 @@ def test_in_the_pool_a_miss_brings_a_chunk(
     """Of half of what the kernel would read: the stream saves as much again."""
     bed = Bed(monkeypatch)
     bed.latency_ns = 0
-    pool = SimpleNamespace(budget_bytes=SIZE, limited_by="")
-    monkeypatch.setattr(bed.layout, "pool", pool)
+    monkeypatch.setattr(bed.layout, "pool", a_pool(SIZE, ""))
     in_the_pool(bed, file, MISS_BYTES // 2)
     bed.crops(bed.region(file), 400)
     bed.rest()

@@ -34,7 +34,7 @@ class Notes:
         self.wanted: list[tuple[int, int]] = []
         self.forgotten: list[Stream] = []
 
-    def want(self, file: Any, stream: Stream, start: int, end: int) -> None:
+    def want(self, file: Any, stream: Stream, start: int, end: int, **_: Any) -> None:
         self.wanted.append((start, end))
 
     def forget(self, stream: Stream) -> None:
@@ -56,7 +56,7 @@ class Orders:
     def pending(self, client: Any, region: Region) -> bool:
         return self.awaited
 
-    def plan(self, reader: Any, storage: Storage, allowed_bytes: int) -> None:
+    def plan(self, reader: Any, storage: Storage, allowed_bytes: int, pooled: bool) -> None:
         self.planned += 1
 
     def touch(self, client: Any, region: Region, start: int, end: int, at_ns: int) -> bool:

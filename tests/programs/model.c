@@ -13,10 +13,11 @@
  * raw, raw-pool: three of four changes pass no library (raw.h). A process that has made one is not
  * managed any more, so each ROUND operations are a forked child's, which first maps through libc. Two
  * calls are known to answer otherwise over what we have laid: mremap(2) of more than one kind of pages,
- * which is EFAULT, and mprotect(2) for writing of a shared mapping, which would be EACCES. Over the
- * pool two more: a guard page may be filled by a touch of its neighbours, and a child has nothing, or
- * the file, where a raw call has changed the pool's mapping, or made the child. A round in which one
- * has met it says "known" and ends.
+ * which is EFAULT, and mprotect(2) for writing of a shared mapping, which would be EACCES. A guard page
+ * is gone when the file is put back in the place of the checkpoint that it was set on; in the pool it
+ * may be filled by a touch of its neighbours. Over the pool one more: a child has nothing, or the file,
+ * where a raw call has changed the pool's mapping, or made the child. A round in which one has met it
+ * says "known" and ends.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -234,7 +235,7 @@ static int by_mprotect(void *at, size_t length, int prot, int pkey)
 
 static int by_madvise(void *at, size_t length, int advice)
 {
-	if (pool && advice == MADV_GUARD_INSTALL && ours(at, length))
+	if ((pool || (raw_mode && raw)) && advice == MADV_GUARD_INSTALL && ours(at, length))
 		known("guard");
 	return raw ? raw_madvise(at, length, advice) : madvise(at, length, advice);
 }

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from uffdprefetch import uffd, uffd_pool
 from uffdprefetch.config import Config
@@ -28,6 +28,9 @@ from uffdprefetch.units import format_size
 from uffdprefetch.warm import limits
 from uffdprefetch.warm.file_systems import read_ahead_bytes
 from uffdprefetch.warm.scheduler import EXTENT_BYTES, LAST, PATIENT, Scheduler, now_ns
+
+if TYPE_CHECKING:
+    from uffdprefetch.node.pool import PoolFile
 
 MIB, MS = 1 << 20, 1_000_000
 #: Asked for at once; more when less than so much waits. What is under way is the scheduler's.
@@ -78,6 +81,7 @@ class Book:
     state: str = WATCHED
     why: str = "no reader jumps about"
     readers: dict[int, Reader] = field(default_factory=dict)  # by pid
+    in_pool: bool = False  # one of them had the pool's memory
     planned: set[int] = field(default_factory=set)  # ranks whose order is known
     ranks: set[int] = field(default_factory=set)  # that were random
     told: set[int] = field(default_factory=set)  # ... and stand in the summary's streams
@@ -95,6 +99,15 @@ class Book:
     judge_ns: int = 0
     memory_ns: int = 0
     mapped_ns: int = 0  # last seen mapped
+
+    @property
+    def pooled(self) -> PoolFile | None:
+        """Where the file is read to; None: into the page cache."""
+        return self.file.pooled if self.in_pool else None
+
+    def missing_bytes(self, start: int = 0, end: int | None = None) -> int:
+        """How much of [start, end) is not where it is read to."""
+        return missing_bytes(self.file, start, end, self.pooled)
 
     def random(self) -> list[Reader]:
         """Who jumps about now."""
@@ -137,6 +150,7 @@ class Bulk:
         passed = passed_bytes[0 if reader.jumps.random else 1]
         over = 0 < forward <= PASSED_SHARE * passed
         if region.verdict == Verdict.POOL and self._layout.pool:  # what a fault maps tells there
+            book.in_pool = True
             low, high = self._layout.pool.walked(copy.copy(stream), start, end, forward)
             over = 0 < forward <= high - low
         random = reader.saw(start, end, at_ns, over)
@@ -245,7 +259,7 @@ class Bulk:
     def _judge(self, book: Book, now: int) -> None:
         file, readers = book.file, book.random()
         book.ranks.update(reader.rank for reader in readers)
-        missing = missing_bytes(file)
+        missing = book.missing_bytes()
         room, limit = self._room(book, missing)
         jumped, since_ns = sum(r.jumped for r in readers), min(r.since_ns for r in readers)
         watched = max(1, now - since_ns) / 1e9
@@ -257,7 +271,7 @@ class Bulk:
             touches_per_second=jumped / watched,
             watched_seconds=watched,
             miss_seconds=min(book.miss_ns, default=0) / 1e9,
-            miss_bytes=file.filling.chunk_bytes if file.filling else brings,
+            miss_bytes=book.pooled.chunk_bytes if book.pooled else brings,
             bandwidth_bytes_per_second=book.bandwidth,
         )
         verdict = bulk.judge(sight)
@@ -292,7 +306,7 @@ class Bulk:
             if one is not book and one.state in (STREAMED, DONE) and one.file.attached
         )
         pool = self._layout.pool
-        if pool is not None and book.file.filling is not None:
+        if pool is not None and book.pooled is not None:
             return pool.budget_bytes - others, pool.limited_by or "--budget"
         allowed, why = limits.allowed_bytes(self._config.budget_bytes)
         if why != "--budget":  # which is of memory that is free: what is cached already is not
@@ -313,7 +327,7 @@ class Bulk:
             else:
                 book.miss_ns.append(took)
         if len(book.miss_ns) < MISS_READS and not book.limit:
-            at = a_missing_piece(book.file, len(book.miss_ns))
+            at = a_missing_piece(book.file, len(book.miss_ns), book.pooled)
             if at is not None:
                 book.asked_ns = now_ns()
                 self._want(book, at, min(at + MISS_BYTES, book.file.size_bytes))
@@ -344,7 +358,7 @@ class Bulk:
                 self._feed(book)
         elif self._idle(book):
             book.passes += 1
-            missing = missing_bytes(book.file)
+            missing = book.missing_bytes()
             if missing * bulk.LITTLE_SHARE > book.file.size_bytes and book.passes < PASSES_MAX:
                 book.cursor = 0  # the kernel has dropped what it was asked for, or given it back
                 return
@@ -362,7 +376,7 @@ class Bulk:
             start = book.cursor
             end = book.cursor = min((start // EXTENT_BYTES + 1) * EXTENT_BYTES, book.limit)
             looks += 1
-            missing = missing_bytes(book.file, start, end)
+            missing = book.missing_bytes(start, end)
             if missing:
                 asked += self._want(book, start, end)
                 book.asked_bytes += missing
@@ -370,7 +384,9 @@ class Bulk:
     def _want(self, book: Book, start: int, end: int) -> int:
         assert book.stream is not None
         behind = PATIENT if book.state == STREAMED else LAST  # what is measured has to be fast
-        return self._scheduler.want(book.file, book.stream, start, end, behind + start)
+        return self._scheduler.want(
+            book.file, book.stream, start, end, behind + start, pooled=book.pooled is not None
+        )
 
     def _ends(self, book: Book, now: int) -> bool:
         """Stop where the reason has gone; whether it has."""
@@ -381,7 +397,7 @@ class Bulk:
             state, why = WATCHED, "its readers go in order now, or their order is known"
         elif now >= book.memory_ns:
             book.memory_ns = now + MEMORY_NS
-            room, limit = self._room(book, missing_bytes(file))
+            room, limit = self._room(book, book.missing_bytes())
             if room < file.size_bytes:
                 why = f"memory became short ({limit})"
                 self._ledger.degrade(f"{file.path}: bulk warm stopped: {why}")
@@ -410,10 +426,12 @@ class Bulk:
         return None
 
 
-def missing_bytes(file: FileState, start: int = 0, end: int | None = None) -> int:
-    """How much of [start, end) is not in memory; where nobody tells, what we have not read."""
+def missing_bytes(
+    file: FileState, start: int = 0, end: int | None = None, pooled: PoolFile | None = None
+) -> int:
+    """How much of [start, end) is not in the pool (``pooled``), or not in the page cache; where
+    nobody tells, what we have not read."""
     end = file.size_bytes if end is None else end
-    pooled = file.filling
     if pooled is not None:
         chunks = pooled.state[start // pooled.chunk_bytes : -(-end // pooled.chunk_bytes)]
         absent = int((chunks != uffd_pool.PRESENT).sum()) * pooled.chunk_bytes
@@ -425,11 +443,11 @@ def missing_bytes(file: FileState, start: int = 0, end: int | None = None) -> in
     return max(0, end - start - there)
 
 
-def a_missing_piece(file: FileState, turn: int) -> int | None:
+def a_missing_piece(file: FileState, turn: int, pooled: PoolFile | None = None) -> int | None:
     """The offset of MISS_BYTES that are not in memory, somewhere; None where all seems to be."""
     pieces = file.size_bytes // MISS_BYTES
     for i in range(16):  # the golden ratio spreads any number of them evenly
         at = int((turn * 16 + i + 1) * 0.6180339887 % 1 * pieces) * MISS_BYTES
-        if missing_bytes(file, at, at + MISS_BYTES) == MISS_BYTES:
+        if missing_bytes(file, at, at + MISS_BYTES, pooled) == MISS_BYTES:
             return at
     return None

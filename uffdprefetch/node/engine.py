@@ -242,7 +242,7 @@ class CacheEngine:
             self.ledger.refuse(path, why)
             return
         region = self._adopt(client, a, file, verdict)  # before its first fault
-        if self.config.policy != "none":
+        if self.config.policy != "none" and verdict != wire.Verdict.POOL:
             self.scheduler.begin(file, a.offset_bytes)
         if wanted:
             self._offers.append(_Offer(client, region, wanted, fds[0], now_ns() + self._offer_ns))
@@ -305,19 +305,16 @@ class CacheEngine:
 
     def _without_pool(self, client: Client, region: Region, error: int) -> None:
         """The agent has not mapped the pool's memory: the mapping is the file's."""
-        why = "it did not wait" if error == errno.ETIMEDOUT else os.strerror(error)
-        self.ledger.degrade(
-            f"{region.file.path}: a mapping of pid {client.pid} is not served by the pool: {why}"
-        )
+        why = "it did not wait for it" if error == errno.ETIMEDOUT else os.strerror(error)
+        self.ledger.degrade(f"{region.file.path}: a mapping is not served by the pool: {why}")
         if client.pagemap_fd < 0:
             self.give_back(client, region)
             return
         if self.pool is not None:
             self.pool.detach(client, region)
-        region.file.pool_regions -= 1
         region.verdict = wire.Verdict.PAGE_TABLES
         region.look_at_ns = now_ns() + LOOK_FIRST_NS
-        self.ledger.attached(region.file, region.verdict, f"page tables: {why}")
+        self.ledger.attached(region.file, region.verdict, f"not served by the pool: {why}")
 
     def bypassed(self, client: Client, reason: int) -> None:
         """A process changes its address space without the interposers: from now on it is followed
@@ -359,7 +356,6 @@ class CacheEngine:
         if verdict == wire.Verdict.POOL and self.pool:
             region.look_at_ns = NEVER_NS  # its faults tell
             self.pool.attach(client, region)
-            file.pool_regions += 1
         return region
 
     def detached(self, client: Client, region_id: int) -> None:
@@ -371,7 +367,6 @@ class CacheEngine:
         region.file.attached -= 1
         if self.pool and region.verdict == wire.Verdict.POOL:
             self.pool.detach(client, region)
-            region.file.pool_regions -= 1
         for stream in region.table.streams:
             self.scheduler.forget(stream)
         self.bulk.note_streams(client, region)
@@ -567,6 +562,7 @@ class CacheEngine:
                     self.scheduler.forget(stream)
             if planned is None and region.followed is not None and not region.followed.dropped:
                 self.bulk.forget(region)  # it has come to its end: what follows is another matter
+            pooled = region.verdict == wire.Verdict.POOL
             region.followed = planned
             region.planned = planned is not None
             region.known = planned is not None and not planned.inferred
@@ -576,16 +572,17 @@ class CacheEngine:
             self.bulk.planned(region, region.planned or awaited)
             if self.plans is not None and planned is not None:
                 region.heard_ns = max(planned.touched_ns, planned.said_ns)
-                self.plans.plan(planned, self.scheduler.meter.storage, self._allowed(region))
+                self.plans.plan(
+                    planned, self.scheduler.meter.storage, self._allowed(region), pooled
+                )
             else:
-                pooled = region.verdict == wire.Verdict.POOL
                 for stream in pool_bridge.readers(region) if pooled else region.table.active():
                     self._plan_stream(region, stream)
             self.layout.refresh(client, region)
 
     def _room_bytes(self, file: FileState) -> int:
         """How much of a file may be in memory."""
-        if self.pool is not None and file.filling is not None:
+        if self.pool is not None and file.pooled is not None:
             return self.pool.budget_bytes
         return self.layout.allowed_bytes
 
@@ -598,8 +595,6 @@ class CacheEngine:
         file = region.file
         if self.config.policy in ("none", "plan") or region.table.random:
             return
-        if file.filling is not None and region.verdict != wire.Verdict.POOL:
-            return  # it would be read for nobody: its reader has the page cache
         if not self.bulk.trusts(region):
             return
         awaited = region.awaited_ns and now_ns() - region.awaited_ns < AWAIT_NS
@@ -613,7 +608,8 @@ class CacheEngine:
         else:
             wanted = window.auto(stream, region.span.end_bytes, ahead)
         if wanted:
-            self.scheduler.want(file, stream, *wanted)
+            pooled = region.verdict == wire.Verdict.POOL
+            self.scheduler.want(file, stream, *wanted, pooled=pooled)
             start, end = wanted
             self.tap.put(WINDOW, now_ns(), stream.reader, file, start, end - start, 0)
 

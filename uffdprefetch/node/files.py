@@ -102,7 +102,6 @@ class FileState:
     resting: bool = False  # nobody maps it: nothing is read, and it is closed (admission.py)
     closed_ctime_ns: int = 0  # when it was closed
     pooled: PoolFile | None = None  # its part of the node's pool
-    pool_regions: int = 0  # that are served from there
     pool_counts: FileCounts | None = None
 
     @classmethod
@@ -230,16 +229,9 @@ class FileState:
             os.close(fd)
         return False
 
-    @property
-    def filling(self) -> PoolFile | None:
-        """Its part of the pool while a mapping is served from there; None: what is read for its
-        readers belongs into the page cache."""
-        return self.pooled if self.pool_regions else None
-
     def fresh(self, start: int, end: int) -> bool:
-        """Whether any byte of [start, end) is neither under way nor just been made resident."""
-        if self.filling is not None:
-            return self.filling.absent(start, end)
+        """Whether any byte of [start, end) is neither under way into the page cache nor has just
+        been made resident."""
         return any(self.recent.missing(a, b) for a, b in self.in_flight.missing(start, end))
 
     def was_here(self, at: int) -> bool:

@@ -218,8 +218,10 @@ class Plans:
         self._judge(reader, region)
         return moved
 
-    def plan(self, reader: PlannedReader, storage: Storage, allowed_bytes: int) -> None:
-        """Hand on what a reader needs next."""
+    def plan(
+        self, reader: PlannedReader, storage: Storage, allowed_bytes: int, pooled: bool = False
+    ) -> None:
+        """Hand on what a reader needs next; ``pooled``: it has the pool's memory."""
         from uffdprefetch.plan.order import lookahead_bytes
 
         if reader.walk is None:
@@ -227,7 +229,9 @@ class Plans:
         ahead = lookahead_bytes(reader.walk, storage, allowed_bytes, reader.stream.boost)
         whole = self._all_is_read(reader.file)
         for start, end, need in reader.epochs.due(ahead):
-            self._scheduler.want(reader.file, reader.stream, start, end, need, whole=whole)
+            self._scheduler.want(
+                reader.file, reader.stream, start, end, need, whole=whole, pooled=pooled
+            )
 
     def _all_is_read(self, file: FileState) -> bool:
         """Whether this node's readers, all together, read nearly all of a file, for which there is

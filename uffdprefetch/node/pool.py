@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from uffdprefetch import uffd, uffd_pool
 from uffdprefetch.config import Config
+from uffdprefetch.intervals import IntervalSet
 from uffdprefetch.node.client import Client, Region
 from uffdprefetch.node.files import FileState
 from uffdprefetch.node.ledger import Histogram, Ledger
@@ -94,6 +95,7 @@ class PoolFile:
     chunk_bytes: int
     state: npt.NDArray[np.uint8]
     touched_ms: npt.NDArray[np.uint32]
+    in_flight: IntervalSet = field(default_factory=IntervalSet)
 
     def absent(self, start: int, end: int) -> bool:
         """Whether any of [start, end) bytes is not there."""

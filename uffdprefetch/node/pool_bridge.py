@@ -36,8 +36,8 @@ def accept(
         why = "the process has no userfaultfd for it"
     elif a.map_flags & wire.MAP_TYPE == wire.MAP_PRIVATE:
         why = "the mapping is private"
-    elif file.attached and file.pooled is None:
-        why = "checkpoints of it are laid already"
+    elif file.pooled is None and file.checkpoint_rw >= 0:
+        why = "it has checkpoints"  # whose pages and the pool's are not compared at once
     else:
         try:
             return [pool.open(file).memfd], "the pool's memory is mapped in its place"

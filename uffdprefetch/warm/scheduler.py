@@ -13,8 +13,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from uffdprefetch import uffd, uffd_pool
+from uffdprefetch.intervals import IntervalSet
 from uffdprefetch.node.files import FileState
 from uffdprefetch.plan.depth import Depth
 from uffdprefetch.plan.window import note_extent
@@ -22,6 +24,9 @@ from uffdprefetch.progress.streams import Stream
 from uffdprefetch.warm import file_systems
 from uffdprefetch.warm.limits import TokenBucket
 from uffdprefetch.warm.meter import Meter
+
+if TYPE_CHECKING:
+    from uffdprefetch.node.pool import PoolFile
 
 MIB = 1 << 20
 #: Grid on which ranges are cut. 4 MiB is one RPC on Lustre, and its usual stripe boundary; where
@@ -46,8 +51,20 @@ class Extent:
     pages: list[int]
     alone: bool = False
     need: int | None = None
-    cached: bool = True  # it was sent into the page cache, not into the pool
+    pooled: PoolFile | None = None  # where it goes; None: into the page cache
     whole: bool = False  # what lies around it is needed too, by some reader, some time
+
+    @property
+    def in_flight(self) -> IntervalSet:
+        """What is under way to where it goes."""
+        return self.file.in_flight if self.pooled is None else self.pooled.in_flight
+
+    @property
+    def fresh(self) -> bool:
+        """Whether a byte of it is not where it goes."""
+        if self.pooled is not None:
+            return self.pooled.absent(self.start, self.end)
+        return self.file.fresh(self.start, self.end)
 
     @property
     def at(self) -> int:
@@ -90,10 +107,11 @@ class Scheduler:
 
     def want(
         self, file: FileState, stream: Stream, start: int, end: int, need: int | None = None, *,
-        whole: bool = False,
+        whole: bool = False, pooled: bool = False,
     ) -> int:  # fmt: skip
         """Queue [start, end) for a stream, less what is under way; returns bytes. ``need``,
-        ``whole``: see Extent.
+        ``whole``: see Extent; ``pooled``: its reader has the pool's memory, and not the page
+        cache's.
 
         Another stream's queue does not count: its reader may need the range much later. Whoever
         comes second finds it under way, just read, or resident.
@@ -101,14 +119,17 @@ class Scheduler:
         queued = 0
         if file.resting:
             return 0
-        for a, b in file.in_flight.missing(start, end):
+        part = file.pooled if pooled else None
+        under_way = file.in_flight if part is None else part.in_flight
+        for a, b in under_way.missing(start, end):
             queue = self._queues.setdefault(id(stream), deque())
-            if need is None and self._goes_on(queue, file, stream, a):
+            if need is None and self._goes_on(queue, file, stream, a, part):
                 queued -= queue[-1].end - queue[-1].start
                 a = self._take_back(queue).start  # one request instead of two
             for extent in self._cut(file, stream, a, b):
                 extent.need = need if need is None else need + extent.start - start
                 extent.whole = whole or need is None
+                extent.pooled = part
                 queue.append(extent)
                 self._streams[id(stream)] = stream
                 queued += extent.end - extent.start
@@ -124,9 +145,13 @@ class Scheduler:
         return extents if stream.direction > 0 else extents[::-1]
 
     @staticmethod
-    def _goes_on(queue: deque[Extent], file: FileState, stream: Stream, at: int) -> bool:
+    def _goes_on(
+        queue: deque[Extent], file: FileState, stream: Stream, at: int, part: PoolFile | None
+    ) -> bool:
         last = queue[-1] if queue and stream.direction > 0 else None
-        return last is not None and last.file is file and last.end == at
+        if last is None or last.pooled is not part:
+            return False
+        return last.file is file and last.end == at
 
     @staticmethod
     def _take_back(queue: deque[Extent]) -> Extent:
@@ -149,10 +174,10 @@ class Scheduler:
                 file.pending_pages.update(some)
 
     def begin(self, file: FileState, start: int) -> None:
-        """A mapping begins at this offset. Where a request costs more than its bytes, the first of
-        them goes out before its reader comes: until that is known to walk, each of its pages would
-        be one."""
-        if not file.unit_bytes or file.filling is not None or file.was_here(start):
+        """A mapping of the file itself begins at this offset. Where a request costs more than its
+        bytes, the first of them goes out before its reader comes: until that is known to walk, each
+        of its pages would be one."""
+        if not file.unit_bytes or file.was_here(start):
             return
         low, high = file_systems.cells(start, start + 1, file.unit_bytes, file.size_bytes)
         if file.fresh(low, high):
@@ -224,7 +249,9 @@ class Scheduler:
             file = extent.file
             if extent.at >= PATIENT and self.under_way_bytes > self._busy_bytes:
                 return 0
-            fresh = file.fresh(extent.start, extent.end)
+            if extent.pooled is not file.pooled:
+                extent.pooled = None  # it has been closed since
+            fresh = extent.fresh
             if file.changed or file.resting or not (extent.pages or fresh):
                 file.pending_pages.difference_update(extent.pages)
             else:
@@ -243,7 +270,7 @@ class Scheduler:
         under way."""
         file = extent.file
         cell = file_systems.cells(extent.start, extent.end, file.unit_bytes, file.size_bytes)
-        for start, end in file.in_flight.missing(*cell):
+        for start, end in extent.in_flight.missing(*cell):
             if start <= extent.start < end:
                 if extent.need is not None:
                     extent.need += start - extent.start
@@ -262,8 +289,7 @@ class Scheduler:
         extent.alone = self.under_way_bytes == 0
         if length and extent.alone:
             self._idle = True
-        pooled = file.filling if length else None
-        extent.cached = pooled is None
+        pooled = extent.pooled
         if pooled is not None:
             sent = pooled.pool.submit(self._next_id, pooled.number, extent.start, length)
         else:
@@ -281,7 +307,7 @@ class Scheduler:
             self._bucket.take(length)
             self._under_way[self._next_id] = extent
             self._next_id += 1
-            file.in_flight.add(extent.start, extent.end)
+            extent.in_flight.add(extent.start, extent.end)
             self.under_way_bytes += length
         return sent
 
@@ -294,7 +320,7 @@ class Scheduler:
             extent = self._under_way.pop(result.id)
             file, length = extent.file, extent.end - extent.start
             self.under_way_bytes -= length
-            file.in_flight.remove(extent.start, extent.end)
+            extent.in_flight.remove(extent.start, extent.end)
             copied = [p for i, p in enumerate(extent.pages) if result.copied >> i & 1]
             file.pending_pages.difference_update(extent.pages)
             file.written.update(copied)
@@ -309,7 +335,7 @@ class Scheduler:
     def _check_call(self, extent: Extent, result: uffd.WarmResult) -> None:
         """What a probe has found; or whether the call still does what it was chosen for."""
         file = extent.file
-        if file.method == uffd.WARM_PROBE and extent.cached:
+        if file.method == uffd.WARM_PROBE and extent.pooled is None:
             if result.method != uffd.WARM_PROBE:
                 ahead = file_systems.read_ahead_bytes(file.key[0])
                 file.use(file_systems.probed(result.method, result.chunk_bytes, ahead))
@@ -331,7 +357,8 @@ class Scheduler:
     def _account(self, extent: Extent, result: uffd.WarmResult) -> None:
         file, stream = extent.file, extent.stream
         self._check_call(extent, result)
-        file.recent.add(extent.start, extent.end)
+        if extent.pooled is None:
+            file.recent.add(extent.start, extent.end)
         there, brought = result.resident_bytes, result.bytes
         if result.sensor < 0 and file.counts_reads and result.storage_bytes >= 0:
             brought = min(result.bytes, result.storage_bytes)
