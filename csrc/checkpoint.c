@@ -98,6 +98,36 @@ int up_rearm(struct agent *a, struct up_region *r, uint64_t page)
 			    pooled ? MADV_DONTNEED : MADV_PAGEOUT);
 }
 
+/* Hands on a region's checkpoints, and not while the responder reads events. Who takes away what is
+ * registered waits in the kernel until the responder has read of it, and that waits for the hands: so what
+ * is done with them on is over before the job can map anything else there, but for what it maps by the
+ * very call that takes a checkpoint away. And nothing is done once the responder has found a bypass. */
+static int hands_on(struct agent *a, struct up_region *r)
+{
+	uint64_t until = up_now_ns() + UP_TAKE_OVER_NS;
+
+	while (up_hands_on(r)) {
+		if (!atomic_load(&a->reading) || !atomic_load(&up_job.responder_tid)) {
+			if (!atomic_load(&up_job.bypassed))
+				return 1;
+			up_hands_off();
+			return 0;
+		}
+		up_hands_off();
+		if (up_now_ns() > until) /* it is stopped: another time, or never */
+			return 0;
+		up_sys0(SYS_sched_yield);
+	}
+	return 0;
+}
+
+static void unlisten_page(int uffd, uintptr_t address)
+{
+	struct uffdio_range range = { .start = address, .len = up_job.page_bytes };
+
+	up_sys3(SYS_ioctl, uffd, UFFDIO_UNREGISTER, &range);
+}
+
 void up_unlisten(struct agent *a, struct up_region *r)
 {
 	uint32_t laid = atomic_load(&r->laid);
@@ -108,13 +138,11 @@ void up_unlisten(struct agent *a, struct up_region *r)
 	if (!laid || uffd < 0 || !up_may_act(a, r))
 		return;
 	for (uint32_t i = 0; i < laid; i++) {
-		struct uffdio_range range = { .len = up_job.page_bytes };
 		uintptr_t address;
 
-		if (page_address(r, r->laid_page[i], &address) || !up_hands_on(r))
+		if (page_address(r, r->laid_page[i], &address) || !hands_on(a, r))
 			continue;
-		range.start = address;
-		up_sys3(SYS_ioctl, uffd, UFFDIO_UNREGISTER, &range);
+		unlisten_page(uffd, address);
 		up_hands_off();
 	}
 }
@@ -145,25 +173,27 @@ uint32_t up_replace_checkpoints(struct up_region *r, uintptr_t p)
 	return failed;
 }
 
-/* Whether each checkpoint still lies where it was laid: a page of another file than the mapping's, at
- * its own place in it. Or the file's own page: a fork between the two steps of up_lay(). */
+/* Whether a checkpoint still lies where it was laid: a page of another file than the mapping's, at its own
+ * place in it. Or the file's own page: a fork between the two steps of up_lay(). */
+static int checkpoint_intact(const struct agent *a, const struct up_region *r, uint32_t number)
+{
+	struct up_vma vma;
+	uintptr_t address;
+
+	if (page_address(r, r->laid_page[number], &address) || up_vma_at(a->maps_fd, address, &vma) ||
+	    vma.offset + (address - vma.start) != r->laid_page[number] * up_job.page_bytes)
+		return 0;
+	return up_vma_alike(&vma, &r->mapped) ||
+	       (vma.inode && !vma.shared && vma.inode != r->mapped.inode &&
+		vma.readable == r->mapped.readable && vma.writable == r->mapped.writable &&
+		vma.executable == r->mapped.executable);
+}
+
 static int checkpoints_intact(const struct agent *a, const struct up_region *r)
 {
-	uint32_t laid = atomic_load(&r->laid);
-
-	for (uint32_t i = 0; i < laid; i++) {
-		struct up_vma vma;
-		uintptr_t address;
-
-		if (page_address(r, r->laid_page[i], &address) || up_vma_at(a->maps_fd, address, &vma) ||
-		    vma.offset + (address - vma.start) != r->laid_page[i] * up_job.page_bytes)
+	for (uint32_t i = 0; i < atomic_load(&r->laid); i++)
+		if (!checkpoint_intact(a, r, i))
 			return 0;
-		if (!up_vma_alike(&vma, &r->mapped) &&
-		    (!vma.inode || vma.shared || vma.inode == r->mapped.inode ||
-		     vma.readable != r->mapped.readable || vma.writable != r->mapped.writable ||
-		     vma.executable != r->mapped.executable))
-			return 0;
-	}
 	return 1;
 }
 
@@ -190,10 +220,10 @@ static void leave_copies(const struct agent *a, struct up_region *r)
 	atomic_store(&r->laid, left);
 }
 
-int up_prepare_replacement(struct agent *a, struct up_region *r)
+/* The file, mapped elsewhere: 0 and *p, NULL where none is needed; or -errno. */
+static int map_elsewhere(struct agent *a, struct up_region *r, void **p)
 {
-	void *p;
-
+	*p = NULL;
 	if ((r->map_flags & MAP_TYPE) == MAP_PRIVATE)
 		leave_copies(a, r);
 	if (!atomic_load(&r->laid))
@@ -207,13 +237,46 @@ int up_prepare_replacement(struct agent *a, struct up_region *r)
 		return -ENOENT;
 	up_step(a, UP_STATE_DETACHING);
 	/* A forked child has no descriptor yet; a shared mapping can be had from its first page. */
-	p = r->fd >= 0 ? up_map_anew(r)
-		       : (void *)up_sys4(SYS_mremap, r->address, 0, r->length, MREMAP_MAYMOVE);
-	if (up_failed((long)p))
-		return (int)(long)p;
+	*p = r->fd >= 0 ? up_map_anew(r)
+			: (void *)up_sys4(SYS_mremap, r->address, 0, r->length, MREMAP_MAYMOVE);
+	return up_failed((long)*p) ? (int)(long)*p : 0;
+}
+
+int up_prepare_replacement(struct agent *a, struct up_region *r)
+{
+	void *p;
+	int ret = map_elsewhere(a, r, &p);
+
+	if (ret || !p)
+		return ret;
 	up_unlisten(a, r);
 	atomic_store(&r->replacement, (uintptr_t)p);
 	return 0;
+}
+
+/* Each page is asked for, unregistered and replaced before the next: who takes the mapping away waits as
+ * long as one page of it is registered. */
+static void replace_alone(struct agent *a, struct up_region *r, uintptr_t p)
+{
+	uint32_t laid = atomic_load(&r->laid), i = 0;
+	int uffd = atomic_load(&a->uffd), intact = 1;
+	uintptr_t address;
+
+	if (!up_may_act(a, r) || !hands_on(a, r))
+		return;
+	for (; i < laid && (intact = checkpoint_intact(a, r, i)); i++) {
+		page_address(r, r->laid_page[i], &address);
+		if (uffd >= 0)
+			unlisten_page(uffd, address);
+		if (up_failed(up_sys5(SYS_mremap, p + (address - r->address), up_job.page_bytes,
+				      up_job.page_bytes, MREMAP_MAYMOVE | MREMAP_FIXED, address)))
+			break; /* what is laid stays, and holds the file's bytes */
+	}
+	up_hands_off();
+	if (!intact)
+		up_note_bypass(a, UP_BYPASS_REPLACED);
+	else if (i == laid)
+		atomic_store(&r->laid, 0);
 }
 
 /* Where a thread of the job is about to change the mapping it stays swallowed: that thread replays it
@@ -222,7 +285,7 @@ static void replay_advice(struct agent *a, struct up_region *r)
 {
 	if (!atomic_load(&r->swallowed))
 		return;
-	if (up_may_act(a, r) && up_hands_on(r) && atomic_exchange(&r->swallowed, 0)) {
+	if (up_may_act(a, r) && hands_on(a, r) && atomic_exchange(&r->swallowed, 0)) {
 		r->advice = MADV_RANDOM;
 		up_sys3(SYS_madvise, r->address, r->length, MADV_RANDOM);
 	}
@@ -231,24 +294,16 @@ static void replay_advice(struct agent *a, struct up_region *r)
 
 void up_detach(struct agent *a, struct up_region *r)
 {
-	uintptr_t p;
+	void *p;
 
 	if (atomic_load(&r->pooled)) {
 		up_pool_detach(a, r);
 		return;
 	}
 	replay_advice(a, r);
-	if (!atomic_load(&r->laid) || up_prepare_replacement(a, r))
+	if (!atomic_load(&r->laid) || map_elsewhere(a, r, &p) || !p)
 		return; /* what is laid stays, and holds the file's bytes */
-	p = atomic_exchange(&r->replacement, 0);
-	if (!p)
-		return;
-	if (up_may_act(a, r) && checkpoints_intact(a, r) && up_hands_on(r)) {
-		if (!up_replace_checkpoints(r, p))
-			atomic_store(&r->laid, 0);
-	} else {
-		up_sys2(SYS_munmap, p, r->length);
-	}
-	up_hands_off();
+	replace_alone(a, r, (uintptr_t)p);
+	up_sys2(SYS_munmap, p, r->length);
 	up_step(a, UP_STATE_DETACHING);
 }
