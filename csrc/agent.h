@@ -34,7 +34,6 @@ struct agent {
 	int welcomed, hung_up, quit;
 	_Atomic int stop; /* the responder shall end */
 	_Atomic int posting; /* one of the two writes the event ring */
-	_Atomic int reading; /* the responder reads events and says what they tell: no hands on checkpoints */
 	struct up_ring *ring;
 	struct up_request *bye;
 	uint32_t pending; /* regions that still have something to tell the service */

@@ -98,26 +98,12 @@ int up_rearm(struct agent *a, struct up_region *r, uint64_t page)
 			    pooled ? MADV_DONTNEED : MADV_PAGEOUT);
 }
 
-/* Hands on a region's checkpoints, and not while the responder reads events. Who takes away what is
- * registered waits in the kernel until the responder has read of it, and that waits for the hands: so what
- * is done with them on is over before the job can map anything else there, but for what it maps by the
- * very call that takes a checkpoint away. And nothing is done once the responder has found a bypass. */
-static int hands_on(struct agent *a, struct up_region *r)
+/* Hands on a region's checkpoints: not once a bypass has been found. */
+static int hands_on(struct up_region *r)
 {
-	uint64_t until = up_now_ns() + UP_TAKE_OVER_NS;
-
-	while (up_hands_on(r)) {
-		if (!atomic_load(&a->reading) || !atomic_load(&up_job.responder_tid)) {
-			if (!atomic_load(&up_job.bypassed))
-				return 1;
-			up_hands_off();
-			return 0;
-		}
-		up_hands_off();
-		if (up_now_ns() > until) /* it is stopped: another time, or never */
-			return 0;
-		up_sys0(SYS_sched_yield);
-	}
+	if (up_hands_on(r) && !atomic_load(&up_job.bypassed))
+		return 1;
+	up_hands_off();
 	return 0;
 }
 
@@ -140,7 +126,7 @@ void up_unlisten(struct agent *a, struct up_region *r)
 	for (uint32_t i = 0; i < laid; i++) {
 		uintptr_t address;
 
-		if (page_address(r, r->laid_page[i], &address) || !hands_on(a, r))
+		if (page_address(r, r->laid_page[i], &address) || !hands_on(r))
 			continue;
 		unlisten_page(uffd, address);
 		up_hands_off();
@@ -254,17 +240,16 @@ int up_prepare_replacement(struct agent *a, struct up_region *r)
 	return 0;
 }
 
-/* Each page is asked for, unregistered and replaced before the next: who takes the mapping away waits as
- * long as one page of it is registered. */
+/* Each page is asked for, unregistered and replaced before the next: the window is one page's. */
 static void replace_alone(struct agent *a, struct up_region *r, uintptr_t p)
 {
 	uint32_t laid = atomic_load(&r->laid), i = 0;
-	int uffd = atomic_load(&a->uffd), intact = 1;
+	int uffd = atomic_load(&a->uffd);
 	uintptr_t address;
 
-	if (!up_may_act(a, r) || !hands_on(a, r))
+	if (!up_may_act(a, r) || !hands_on(r))
 		return;
-	for (; i < laid && (intact = checkpoint_intact(a, r, i)); i++) {
+	for (; i < laid && !atomic_load(&up_job.bypassed) && checkpoint_intact(a, r, i); i++) {
 		page_address(r, r->laid_page[i], &address);
 		if (uffd >= 0)
 			unlisten_page(uffd, address);
@@ -273,9 +258,7 @@ static void replace_alone(struct agent *a, struct up_region *r, uintptr_t p)
 			break; /* what is laid stays, and holds the file's bytes */
 	}
 	up_hands_off();
-	if (!intact)
-		up_note_bypass(a, UP_BYPASS_REPLACED);
-	else if (i == laid)
+	if (i == laid)
 		atomic_store(&r->laid, 0);
 }
 
@@ -285,7 +268,7 @@ static void replay_advice(struct agent *a, struct up_region *r)
 {
 	if (!atomic_load(&r->swallowed))
 		return;
-	if (up_may_act(a, r) && hands_on(a, r) && atomic_exchange(&r->swallowed, 0)) {
+	if (up_may_act(a, r) && hands_on(r) && atomic_exchange(&r->swallowed, 0)) {
 		r->advice = MADV_RANDOM;
 		up_sys3(SYS_madvise, r->address, r->length, MADV_RANDOM);
 	}

@@ -377,10 +377,8 @@ static void on_command(struct agent *a, uint16_t type, const struct up_command *
 	uint32_t done = 0;
 	int error = 0;
 
-	if (r && type == UP_REARM && !up_may_act(a, r))
-		error = -ECANCELED;
 	for (uint32_t i = 0; r && !error && type == UP_REARM && i < c->count && i < UP_PAGES_MAX; i++) {
-		int ret = up_hands_on(r) ? up_rearm(a, r, c->page[i]) : -ECANCELED;
+		int ret = up_hands_on(r) && up_may_act(a, r) ? up_rearm(a, r, c->page[i]) : -ECANCELED;
 
 		up_hands_off();
 		if (!ret)
