@@ -9,9 +9,9 @@
  *
  * What is done by address: laying, while mmap(2) has not returned and nobody knows the address;
  * MADV_PAGEOUT, which changes no byte of anybody's; and putting the file back, by the thread of the
- * job that is about to change that mapping itself. One act is the agent's own: putting the file back
- * when the service has gone or the file has changed. It asks the kernel just before what lies there;
- * docs/safety.md says what that leaves open.
+ * job that is about to change that mapping itself. Two acts are the agent's own: putting the file back
+ * when the service has gone or the file has changed, and arming a page of the pool (MADV_DONTNEED). It
+ * asks the kernel before each page what lies there; docs/safety.md says what that leaves open.
  */
 #define _GNU_SOURCE
 #include <errno.h>
