@@ -210,6 +210,8 @@ int up_agent_spawn(void) __attribute__((visibility("hidden")));
 int up_agent_alive(void) __attribute__((visibility("hidden")));
 /* 0 or -errno: nobody hears it. */
 long up_agent_ring_bell(void) __attribute__((visibility("hidden")));
+/* respond.c: it looks whether it shall end */
+void up_ring_responder(void) __attribute__((visibility("hidden")));
 
 #ifdef UP_AGENT_PTHREAD
 #define UP_AGENT_STACK_BYTES (8u << 20)

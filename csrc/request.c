@@ -384,7 +384,7 @@ void up_end_agent(void)
 	/* No agent, and none can come: nothing is asked. */
 	if (!up_job.enabled ||
 	    (atomic_load(&up_job.disabled) && !up_agent_alive() &&
-	     atomic_load(&up_job.agent_start) != 1))
+	     !atomic_load(&up_job.responder_tid) && atomic_load(&up_job.agent_start) != 1))
 		return;
 	if (!up_in_own_process()) /* a vfork child's change of itself is not ours */
 		return;
@@ -394,9 +394,11 @@ void up_end_agent(void)
 		wait_a_step(&up_job.agent_start, 1, &p);
 	tid = atomic_load(&up_job.agent_tid);
 	responder = atomic_load(&up_job.responder_tid);
-	if (tid) {
+	if (tid || responder) {
 		atomic_store(&up_job.ending, 1);
 		up_ask(UP_REQ_QUIT, 0, -1);
+		if (!up_agent_alive())
+			up_ring_responder();
 		for (int i = 0; i < 100 && are_there(tid, responder); i++)
 			up_sys0(SYS_sched_yield);
 #ifdef UP_AGENT_PTHREAD /* libc waits for them to change their identity, with signals blocked */

@@ -53,6 +53,14 @@ void up_wake_range(int uffd, uintptr_t address, size_t length)
 		up_sys3(SYS_ioctl, uffd, UFFDIO_WAKE, &range);
 }
 
+void up_ring_responder(void)
+{
+	int tid = atomic_load(&up_job.responder_tid);
+
+	if (tid)
+		up_sys3(SYS_tgkill, up_job.pid, tid, UP_BELL);
+}
+
 void up_close_overlays(struct agent *a)
 {
 	int fd = atomic_exchange(&a->uffd, -1), tid;
@@ -61,8 +69,7 @@ void up_close_overlays(struct agent *a)
 		return;
 	up_close(&fd);
 	/* Who polls it holds it open: both look again. */
-	if ((tid = atomic_load(&up_job.responder_tid)))
-		up_sys3(SYS_tgkill, up_job.pid, tid, UP_BELL);
+	up_ring_responder();
 	if ((tid = atomic_load(&up_job.agent_tid)))
 		up_sys3(SYS_tgkill, up_job.pid, tid, UP_BELL);
 }
@@ -253,7 +260,8 @@ static void responder_main(void)
 	int alone = 0;
 
 	up_sys2(SYS_prctl, PR_SET_NAME, "uffdprefetch/r");
-	while (!atomic_load(&a->stop)) {
+	/* Where the agent has died nobody else ends us. */
+	while (!atomic_load(&a->stop) && (up_agent_alive() || !atomic_load(&up_job.ending))) {
 		struct pollfd p[2] = { { atomic_load(&a->uffd), POLLIN, 0 },
 				       { a->bell_fd, POLLIN, 0 } };
 		uint64_t bell[16]; /* a struct signalfd_siginfo */
@@ -286,11 +294,10 @@ int up_responder_spawn(void)
 void up_responder_end(struct agent *a)
 {
 	struct timespec pause = { .tv_nsec = NS_PER_MS };
-	int tid;
 
 	atomic_store(&a->stop, 1);
-	for (int i = 0; i < 50 && (tid = atomic_load(&up_job.responder_tid)); i++) {
-		up_sys3(SYS_tgkill, up_job.pid, tid, UP_BELL);
+	for (int i = 0; i < 50 && atomic_load(&up_job.responder_tid); i++) {
+		up_ring_responder();
 		up_sys4(SYS_ppoll, NULL, 0, &pause, NULL);
 	}
 }

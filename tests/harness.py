@@ -68,6 +68,10 @@ def file_digest(path: Path | str) -> str:
     return sha.hexdigest()
 
 
+#: What the agent says that it is doing, by the number of csrc/wire.h (enum up_agent_state).
+AGENT_STATES = ("idle", "resolving", "laying", "rearming", "detaching")
+
+
 def python(code: str, *args: object) -> list[str]:
     """The command line of a job. ``-S``: no site-packages, so it starts in 15 ms."""
     text = "from inside import *\n" + textwrap.dedent(code)

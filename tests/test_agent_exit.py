@@ -15,13 +15,12 @@ from typing import Any
 
 import pytest
 from conftest import HANG_SECONDS
-from harness import Records, Start, file_digest, hammered, python
+from harness import AGENT_STATES, Records, Start, file_digest, hammered, python
 
 from uffdprefetch import uffd
 
 pytest_plugins = ("harness_fixtures",)
 
-STATES = ("idle", "resolving", "laying", "rearming", "detaching")
 #: The first steps one by one, then ever further ones: from the first attach to the steady state.
 STEPS = (*range(1, 33), *(int(34 * 1.12**n) for n in range(28)))
 
@@ -37,13 +36,13 @@ def exit_at(
     env["UFFDPREFETCH_TEST_AGENT_EXIT"] = str(step)
     env["UFFDPREFETCH_TEST_AGENT_EXIT_LOG"] = str(log)
     if only:
-        env["UFFDPREFETCH_TEST_AGENT_EXIT_STATE"] = str(STATES.index(only))
+        env["UFFDPREFETCH_TEST_AGENT_EXIT_STATE"] = str(AGENT_STATES.index(only))
     done = subprocess.run(
         [program, str(small), str(log)], env=env, capture_output=True, timeout=HANG_SECONDS
     )
     digits = log.read_text() if log.exists() else ""
     # one digit of the reader's agent; its forked child has an agent, which may get that far too
-    state = STATES[int(digits[0])] if digits else ""
+    state = AGENT_STATES[int(digits[0])] if digits else ""
     return done.returncode, hashlib.sha256(done.stdout).hexdigest(), state
 
 
@@ -55,17 +54,17 @@ def test_the_job_reads_right_bytes_wherever_its_agent_ends(
     stop = hammer(9)
     for step in STEPS:
         status, found, state = exit_at(step, small, program, tmp_path)
-        assert (step, status, found) == (step, 0, digest) and state in STATES
+        assert (step, status, found) == (step, 0, digest) and state in AGENT_STATES
     stop()
 
 
-@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("state", AGENT_STATES)
 def test_the_job_reads_right_bytes_in_whichever_state_its_agent_ends(
     state: str, small: Path, tmp_path: Path, compiled: Callable[..., str], hammer: Any
 ) -> None:
     program = compiled("exits")
     digest = file_digest(small)
-    stop = hammer(STATES.index(state))
+    stop = hammer(AGENT_STATES.index(state))
     for step in (1, 2, 3, 4, 5, 8, 13):
         hit = exit_at(step, small, program, tmp_path, only=state)
         assert hit == (0, digest, state), step
@@ -138,8 +137,37 @@ def test_threads_that_wait_for_a_checkpoint_go_on_when_the_agent_ends(
         assert log.read_text()[0] in "01234"
 
 
+@pytest.mark.parametrize("state", ["laying", "detaching"])
+def test_a_job_that_gives_up_rights_keeps_no_thread_of_ours_where_the_agent_has_died(
+    job: Start, records: Records, tmp_path: Path, state: str
+) -> None:
+    """Before, or just as it was asked to end: nobody ends the responder but itself."""
+    code = """
+    m = Mapping(sys.argv[1])
+    ours = lambda: len(os.listdir("/proc/self/task")) - 1
+    if sys.argv[2] == "laying":
+        until(lambda: not agents(), "the agent's end")
+    else:
+        m.managed()
+    before, agent = ours(), len(agents())
+    status = libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
+    say(before=before, agent=agent, status=status, after=ours(), digest=m.digest())
+    """
+    log = tmp_path / "exit"
+    variables = {
+        "UFFDPREFETCH_TEST_AGENT_EXIT": "1",
+        "UFFDPREFETCH_TEST_AGENT_EXIT_STATE": str(AGENT_STATES.index(state)),
+        "UFFDPREFETCH_TEST_AGENT_EXIT_LOG": str(log),
+    }
+    done = job(python(code, records.path, state), **variables).finish().good()
+    alive = state == "detaching"
+    assert done.lines == [
+        {"before": 1 + alive, "agent": alive, "status": 0, "after": 0, "digest": records.digest}
+    ]
+
+
 def test_the_states_have_the_numbers_that_the_ring_shows() -> None:
     header = (Path(__file__).parent.parent / "csrc" / "wire.h").read_text()
-    for number, name in enumerate(STATES):
+    for number, name in enumerate(AGENT_STATES):
         assert f"UP_STATE_{name.upper()} = {number}," in header
     assert uffd.RingCounts._fields[-1] == "state"

@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 from components import why_no_checkpoints
 from conftest import HANG_SECONDS, require
-from harness import TESTS, Start, hammered
+from harness import AGENT_STATES, TESTS, Start, hammered
 
 from uffdprefetch.launch import TEST_PRELOAD_VARIABLE
 
@@ -230,15 +230,20 @@ def test_the_preload_is_clean_when_the_service_dies_under_it(
     assert done.good().lines == [{"at": "end"}]
 
 
-@pytest.mark.parametrize("step", [1, 40, 500])
+@pytest.mark.parametrize(
+    ("step", "state"), [(1, ""), (40, ""), (500, ""), (1, "detaching"), (5, "detaching"), (20, "laying")]
+)
 def test_the_preload_is_clean_when_its_agent_dies(
-    any_build: Build, data: Path, tmp_path: Path, hammer: Any, step: int
+    any_build: Build, data: Path, tmp_path: Path, hammer: Any, step: int, state: str
 ) -> None:
+    """At a step of any state; or of one, in which it may have been asked to end."""
     stop = hammer(2, file=data)
     log = tmp_path / "exit"
     env = hammered(tmp_path)
     env["UFFDPREFETCH_TEST_AGENT_EXIT"] = str(step)
     env["UFFDPREFETCH_TEST_AGENT_EXIT_LOG"] = str(log)
+    if state:
+        env["UFFDPREFETCH_TEST_AGENT_EXIT_STATE"] = str(AGENT_STATES.index(state))
     words = [any_build.program, str(data), "storm", THREADS, "100", "unwatched"]
     any_build.clean(any_build.run(words, env))
     stop()
