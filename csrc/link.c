@@ -109,6 +109,7 @@ void up_abandon(struct agent *a, struct up_region *r)
 {
 	uint32_t live = UP_LIVE;
 
+	atomic_fetch_add(&up_job.closings, 1);
 	if (!atomic_compare_exchange_strong(&r->state, &live, UP_CLOSING))
 		return; /* a thread of the job has it: its request will come */
 	up_detach(a, r);

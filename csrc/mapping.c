@@ -238,7 +238,14 @@ UP_EXPORT int pkey_mprotect(void *address, size_t length, int prot, int key)
 	return (int)up_fail(up_sys4(SYS_pkey_mprotect, address, length, prot, key));
 }
 
-/* What advice does to a managed region: 1 when it is swallowed. */
+/* Changes what the mapping is, so it must hold for all kinds of pages that lie there. */
+static int is_kept(int advice)
+{
+	return advice != MADV_WILLNEED && advice != MADV_DONTNEED && advice != MADV_COLD &&
+	       advice != MADV_PAGEOUT && advice != MADV_POPULATE_READ;
+}
+
+/* What kept advice does to a managed region: 1 when it is swallowed. */
 static int advise_region(struct up_region *r, uintptr_t address, size_t length, int advice)
 {
 	int whole = address <= r->address && address + length >= r->address + r->length;
@@ -246,12 +253,6 @@ static int advise_region(struct up_region *r, uintptr_t address, size_t length, 
 	int just_it = address == r->address && whole && length <= r->map_length;
 
 	switch (advice) {
-	case MADV_WILLNEED:
-	case MADV_DONTNEED:
-	case MADV_COLD:
-	case MADV_PAGEOUT:
-	case MADV_POPULATE_READ:
-		return 0;
 	case MADV_RANDOM:
 		/* On Lustre each cold fault would become one 4 KiB RPC; elsewhere the kernel's
 		 * readahead is what helps when a window was missed. Replayed on detach. */
@@ -265,7 +266,7 @@ static int advise_region(struct up_region *r, uintptr_t address, size_t length, 
 	case MADV_SEQUENTIAL:
 		break;
 	default:
-		whole = 0; /* changes what the mapping is: it must lie over one kind of pages */
+		whole = 0; /* it must lie over one kind of pages */
 	}
 	if (!whole) {
 		up_close_region(r, UP_REQ_DETACH, address, length);
@@ -276,32 +277,58 @@ static int advise_region(struct up_region *r, uintptr_t address, size_t length, 
 	return 0;
 }
 
-UP_EXPORT int madvise(void *address, size_t length, int advice)
+/* All that is managed in the range: 1 when its advice is swallowed. */
+static int advise_regions(uintptr_t address, size_t length, int advice)
 {
-	int saved = errno, swallowed = 0, ours = 0;
+	int swallowed = 0, ours = 0;
 	uint64_t mask = 0;
 
 	for (uint32_t i = 0; i < UP_REGIONS && length && atomic_load(&up_job.live); i++) {
 		struct up_region *r = &up_job.region[i];
+		uint32_t state = atomic_load(&r->state);
 
-		if (atomic_load(&r->state) != UP_LIVE ||
-		    !up_overlaps(r, (uintptr_t)address, length))
+		if ((state != UP_LIVE && state != UP_CLOSING) || !up_overlaps(r, address, length))
 			continue;
 		if (!ours && !up_in_own_process())
 			break;
 		if (!ours)
 			mask = up_block_signals();
 		ours = 1;
-		swallowed |= advise_region(r, (uintptr_t)address, whole_pages(length), advice);
+		if (state == UP_CLOSING)
+			up_await_closed(r, UP_REQ_DETACH);
+		else
+			swallowed |= advise_region(r, address, whole_pages(length), advice);
 	}
 	if (ours)
 		up_restore_signals(mask);
-	errno = saved;
-	if (swallowed)
-		return 0;
+	return swallowed;
+}
+
+static int advise_kernel(void *address, size_t length, int advice)
+{
 	if (up_next.madvise)
 		return up_next.madvise(address, length, advice);
 	return (int)up_fail(up_sys3(SYS_madvise, address, length, advice));
+}
+
+UP_EXPORT int madvise(void *address, size_t length, int advice)
+{
+	uint32_t closings = atomic_load(&up_job.closings);
+	int saved = errno, ret;
+
+	if (!is_kept(advice) || !atomic_load(&up_job.live))
+		return advise_kernel(address, length, advice);
+	ret = advise_regions((uintptr_t)address, length, advice);
+	errno = saved;
+	if (ret)
+		return 0;
+	ret = advise_kernel(address, length, advice);
+	/* What was given back meanwhile has, page by page, the advice that it had when that began. */
+	if (!ret && closings != atomic_load(&up_job.closings) &&
+	    !advise_regions((uintptr_t)address, length, advice))
+		advise_kernel(address, length, advice);
+	errno = ret ? errno : saved;
+	return ret;
 }
 
 UP_EXPORT int posix_madvise(void *address, size_t length, int advice)

@@ -113,6 +113,8 @@ void up_map_from_anchor(struct up_region *r);
 /* Take a region back from the agent, because [address, +length) changes; 0 when another thread has
  * just done so. */
 int up_close_region(struct up_region *r, uint32_t op, uintptr_t address, size_t length);
+/* Until another thread, or the agent, has given it back. */
+void up_await_closed(struct up_region *r, uint32_t op);
 int up_overlaps(const struct up_region *r, uintptr_t address, size_t length);
 /* Before the kernel changes [address, +length): what is managed there becomes plain. */
 void up_give_back(uintptr_t address, size_t length, uint32_t op);

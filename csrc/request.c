@@ -251,8 +251,8 @@ static void make_plain(struct up_region *r, uint32_t op)
 		duplicate_file(r);
 }
 
-/* Another thread, or the agent, is closing it. A word that nobody wakes: looked at every step. */
-static void await_closed(struct up_region *r, uint32_t op)
+/* A word that nobody wakes: looked at every step. */
+void up_await_closed(struct up_region *r, uint32_t op)
 {
 	struct patience p = all_patience();
 
@@ -291,8 +291,9 @@ int up_close_region(struct up_region *r, uint32_t op, uintptr_t address, size_t 
 	uint32_t live = UP_LIVE;
 	int ret;
 
+	atomic_fetch_add(&up_job.closings, 1);
 	if (!atomic_compare_exchange_strong(&r->state, &live, UP_CLOSING)) {
-		await_closed(r, op);
+		up_await_closed(r, op);
 		return 0;
 	}
 	/* Only now does it stand still. If just a part of it goes (or the slot is another mapping's
