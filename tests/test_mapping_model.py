@@ -115,7 +115,7 @@ def test_threads_that_map_fork_and_unmap_at_once_read_right_bytes(
 def test_advice_while_a_mapping_is_given_back_holds_for_all_of_it(
     small: Path, tmp_path: Path, hammer: Any
 ) -> None:
-    """mremap(2) refuses a mapping whose parts have different advice, so each part must have the last.
+    """mremap(2) refuses a mapping whose parts have different advice: each must have the last.
     The hammer gives back each mapping after about 100 us, and the job advises all the while."""
     code = """
     for n in range(int(sys.argv[2])):

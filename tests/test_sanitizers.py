@@ -231,7 +231,8 @@ def test_the_preload_is_clean_when_the_service_dies_under_it(
 
 
 @pytest.mark.parametrize(
-    ("step", "state"), [(1, ""), (40, ""), (500, ""), (1, "detaching"), (5, "detaching"), (20, "laying")]
+    ("step", "state"),
+    [(1, ""), (40, ""), (500, ""), (1, "detaching"), (5, "detaching"), (20, "laying")],
 )
 def test_the_preload_is_clean_when_its_agent_dies(
     any_build: Build, data: Path, tmp_path: Path, hammer: Any, step: int, state: str
