@@ -195,6 +195,28 @@ static void let_go(struct agent *a, struct up_region *r)
 	up_release(a, r);
 }
 
+/* Nobody has read what waits there. */
+static int is_left_lying(int uffd)
+{
+	struct pollfd p = { uffd, POLLIN, 0 };
+	struct timespec none = { 0 };
+
+	return up_sys5(SYS_ppoll, &p, 1, &none, NULL, 8) == 1 && p.revents & POLLIN;
+}
+
+/* Not before the kernel's event of what their new owners did has been read: it is theirs by the region's
+ * state (respond.c, was_announced). */
+static void let_left_go(struct agent *a)
+{
+	if (!atomic_load(&up_job.left) || is_left_lying(atomic_load(&a->uffd)) ||
+	    (atomic_load(&a->reading) && atomic_load(&up_job.responder_tid)))
+		return;
+	atomic_store(&up_job.left, 0);
+	for (uint32_t i = 0; i < a->slots; i++)
+		if (atomic_load(&up_job.region[i].state) == UP_LEFT)
+			let_go(a, &up_job.region[i]);
+}
+
 static int on_attach(struct agent *a, struct up_region *r, int job_fd)
 {
 	uint32_t opening = UP_OPENING;
@@ -292,10 +314,7 @@ static void on_bell(struct agent *a)
 	for (int i = 0; i < UP_REQUESTS; i++)
 		if (up_request_take(&up_job.request[i]))
 			on_request(a, &up_job.request[i]);
-	if (atomic_exchange(&up_job.left, 0))
-		for (uint32_t i = 0; i < a->slots; i++)
-			if (atomic_load(&up_job.region[i].state) == UP_LEFT)
-				let_go(a, &up_job.region[i]);
+	let_left_go(a);
 	up_flush(a);
 	up_step(a, UP_STATE_IDLE);
 }
@@ -427,15 +446,6 @@ static int is_alone(const struct agent *a)
 	       st.st_nlink <= 2 + ours + 1 && leader_has_ended(a);
 }
 
-/* Nobody has read what waits there. */
-static int is_left_lying(int uffd)
-{
-	struct pollfd p = { uffd, POLLIN, 0 };
-	struct timespec none = { 0 };
-
-	return up_sys5(SYS_ppoll, &p, 1, &none, NULL, 8) == 1 && p.revents & POLLIN;
-}
-
 static void agent_wait(struct agent *a)
 {
 	int uffd = atomic_load(&a->uffd);
@@ -484,6 +494,7 @@ static void agent_wait(struct agent *a)
 		up_connect(a);
 	up_leave_bypassed(a);
 	up_pool_check_beat(a);
+	let_left_go(a);
 }
 
 /* The service has died. What cannot be given back by address is answered for as long as it is there. */

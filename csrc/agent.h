@@ -34,6 +34,7 @@ struct agent {
 	int welcomed, hung_up, quit;
 	_Atomic int stop; /* the responder shall end */
 	_Atomic int posting; /* one of the two writes the event ring */
+	_Atomic int reading; /* the responder reads the userfaultfd, as soon as the agent's hands are off */
 	struct up_ring *ring;
 	struct up_request *bye;
 	uint32_t pending; /* regions that still have something to tell the service */

@@ -98,11 +98,24 @@ int up_rearm(struct agent *a, struct up_region *r, uint64_t page)
 			    pooled ? MADV_DONTNEED : MADV_PAGEOUT);
 }
 
-/* Hands on a region's checkpoints: not once a bypass has been found. */
-static int hands_on(struct up_region *r)
+/* Hands on a region's checkpoints: not once a bypass has been found, and not while the responder reads
+ * what tells of one. Who unmaps a registered page waits in the kernel until that has been read, which
+ * waits for the hands: so what they do is over before the job can map anything else there. */
+static int hands_on(struct agent *a, struct up_region *r)
 {
-	if (up_hands_on(r) && !atomic_load(&up_job.bypassed))
-		return 1;
+	uint64_t until = up_now_ns() + UP_TAKE_OVER_NS;
+	int late = 0;
+
+	while (up_hands_on(r) && !atomic_load(&up_job.bypassed)) {
+		if (late || !atomic_load(&a->reading) || !atomic_load(&up_job.responder_tid))
+			return 1;
+		up_hands_off();
+		late = up_now_ns() > until;
+		if (late) /* the responder is stopped: what it would have read is read here */
+			up_respond(a);
+		else
+			up_sys0(SYS_sched_yield);
+	}
 	up_hands_off();
 	return 0;
 }
@@ -121,16 +134,15 @@ void up_unlisten(struct agent *a, struct up_region *r)
 
 	/* Kernels before 6.17 would take away another userfaultfd's registration: libfabric and others
 	 * have their own. */
-	if (!laid || uffd < 0 || !up_may_act(a, r))
+	if (!laid || uffd < 0 || !up_may_act(a, r) || !hands_on(a, r))
 		return;
 	for (uint32_t i = 0; i < laid; i++) {
 		uintptr_t address;
 
-		if (page_address(r, r->laid_page[i], &address) || !hands_on(r))
-			continue;
-		unlisten_page(uffd, address);
-		up_hands_off();
+		if (!page_address(r, r->laid_page[i], &address))
+			unlisten_page(uffd, address);
 	}
+	up_hands_off();
 }
 
 /* Elsewhere, and moved into place later: a network file system may refuse to map at this moment (Lustre
@@ -240,14 +252,15 @@ int up_prepare_replacement(struct agent *a, struct up_region *r)
 	return 0;
 }
 
-/* Each page is asked for, unregistered and replaced before the next: the window is one page's. */
+/* Each page is asked for, unregistered and replaced before the next: what is left of the checkpoints keeps
+ * waiting who unmaps the mapping. */
 static void replace_alone(struct agent *a, struct up_region *r, uintptr_t p)
 {
 	uint32_t laid = atomic_load(&r->laid), i = 0;
 	int uffd = atomic_load(&a->uffd);
 	uintptr_t address;
 
-	if (!up_may_act(a, r) || !hands_on(r))
+	if (!up_may_act(a, r) || !hands_on(a, r))
 		return;
 	for (; i < laid && !atomic_load(&up_job.bypassed) && checkpoint_intact(a, r, i); i++) {
 		page_address(r, r->laid_page[i], &address);
@@ -268,7 +281,7 @@ static void replay_advice(struct agent *a, struct up_region *r)
 {
 	if (!atomic_load(&r->swallowed))
 		return;
-	if (up_may_act(a, r) && hands_on(r) && atomic_exchange(&r->swallowed, 0)) {
+	if (up_may_act(a, r) && hands_on(a, r) && atomic_exchange(&r->swallowed, 0)) {
 		r->advice = MADV_RANDOM;
 		up_sys3(SYS_madvise, r->address, r->length, MADV_RANDOM);
 	}

@@ -253,6 +253,19 @@ void up_wake_laid(struct agent *a)
 
 /* ------------------------------------------------------------------ the thread */
 
+/* Not while the agent has its hands on something: who waits in munmap(2) for its event to be read must
+ * not go on before. */
+static void respond_alone(struct agent *a)
+{
+	uint64_t until = up_now_ns() + UP_TAKE_OVER_NS;
+
+	atomic_store(&a->reading, 1);
+	while (atomic_load(&up_job.hands) && up_agent_alive() && up_now_ns() < until)
+		up_sys0(SYS_sched_yield);
+	up_respond(a);
+	atomic_store(&a->reading, 0);
+}
+
 static void responder_main(void)
 {
 	struct timespec look = { .tv_nsec = UP_ALONE_LOOK_NS };
@@ -275,7 +288,7 @@ static void responder_main(void)
 			up_wake_laid(a); /* what it has read and not answered comes again */
 		}
 		if (p[0].revents & POLLIN)
-			up_respond(a);
+			respond_alone(a);
 		else if (p[0].revents)
 			break; /* closed by the other, just now */
 		if (p[1].revents) /* what was sent to this thread */
