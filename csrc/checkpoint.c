@@ -252,8 +252,9 @@ int up_prepare_replacement(struct agent *a, struct up_region *r)
 	return 0;
 }
 
-/* Each page is asked for, unregistered and replaced before the next: what is left of the checkpoints keeps
- * waiting who unmaps the mapping. */
+/* Each page is unregistered, asked for and replaced before the next: what is left of the checkpoints keeps
+ * waiting who unmaps the mapping. Asked for last: what a raw mmap(2) puts there between the question and
+ * the act is hit. */
 static void replace_alone(struct agent *a, struct up_region *r, uintptr_t p)
 {
 	uint32_t laid = atomic_load(&r->laid), i = 0;
@@ -262,10 +263,13 @@ static void replace_alone(struct agent *a, struct up_region *r, uintptr_t p)
 
 	if (!up_may_act(a, r) || !hands_on(a, r))
 		return;
-	for (; i < laid && !atomic_load(&up_job.bypassed) && checkpoint_intact(a, r, i); i++) {
-		page_address(r, r->laid_page[i], &address);
+	for (; i < laid && !atomic_load(&up_job.bypassed); i++) {
+		if (page_address(r, r->laid_page[i], &address))
+			break;
 		if (uffd >= 0)
 			unlisten_page(uffd, address);
+		if (!checkpoint_intact(a, r, i))
+			break;
 		if (up_failed(up_sys5(SYS_mremap, p + (address - r->address), up_job.page_bytes,
 				      up_job.page_bytes, MREMAP_MAYMOVE | MREMAP_FIXED, address)))
 			break; /* what is laid stays, and holds the file's bytes */

@@ -184,8 +184,8 @@ def test_raw_system_calls_change_what_they_change_without_us(
 def test_after_a_change_past_every_library_the_job_s_memory_is_its_own(
     small: Path, tmp_path: Path, compiled: Callable[..., str], hammer: Any
 ) -> None:
-    """Until our thread has been told, its last act may hit: counted, not promised away
-    (docs/safety.md). From then on never."""
+    """Until our thread has been told, its last act may hit what is mapped over the file: counted,
+    not promised away (docs/safety.md). From then on never."""
     seed = int(os.environ.get("UFFDPREFETCH_TEST_SEED", "1"))
     stop = hammer(seed, "100", "30")
     words = [compiled("race"), str(small), str(RACES), str(seed)]

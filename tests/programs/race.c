@@ -4,8 +4,9 @@
  * at any moment (tests/hammer.py).
  *
  * Each round is a process of its own. It maps FILE, waits a random moment, puts memory of its own in the
- * mapping's place by raw system calls, and looks whether that memory stays what it writes: at first,
- * when our thread may be in the midst of putting the file back ("hits": rounds; "wrong_pages"), and
+ * mapping's place by raw system calls (munmap and mmap; every other round mmap alone, over it), and looks
+ * whether that memory stays what it writes: at first,
+ * when our thread may be in the midst of putting the file back ("hits": rounds of each kind; "wrong_pages"), and
  * again when the kernel has long told it of the change ("after": pages that must never be wrong). One
  * line of JSON.
  */
@@ -67,12 +68,12 @@ static int has_checkpoints(void)
 }
 
 /* Memory of our own at [p, +length): pages that are not what was written. */
-static long wrong_pages(char *p, size_t length)
+static long wrong_pages(char *p, size_t length, int over)
 {
 	long wrong = 0;
 	uint64_t word = draw();
 
-	if (raw_munmap(p, length) ||
+	if ((!over && raw_munmap(p, length)) ||
 	    raw_mmap(p, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1,
 		     0) != p)
 		_exit(3);
@@ -84,7 +85,7 @@ static long wrong_pages(char *p, size_t length)
 	return wrong;
 }
 
-static struct outcome one_round(int fd, size_t length, volatile int *told)
+static struct outcome one_round(int fd, size_t length, int over, volatile int *told)
 {
 	struct outcome out = { 0 };
 	char *p = mmap(NULL, length, PROT_READ, MAP_SHARED, fd, 0);
@@ -93,17 +94,17 @@ static struct outcome one_round(int fd, size_t length, volatile int *told)
 		_exit(2);
 	out.met = has_checkpoints();
 	spin_us((long)(draw() % MOMENT_US));
-	out.wrong = wrong_pages(p, length);
+	out.wrong = wrong_pages(p, length, over);
 	usleep(2000);
 	*told = 1;
 	for (int i = 0; i < AGAIN; i++)
-		out.after += wrong_pages(p, length);
+		out.after += wrong_pages(p, length, over);
 	return out;
 }
 
 int main(int argc, char **argv)
 {
-	long rounds, met = 0, hits = 0, wrong = 0, after = 0;
+	long rounds, met = 0, hits[2] = { 0 }, wrong = 0, after = 0;
 	struct stat st;
 	int fd, channel[2];
 	volatile int *told;
@@ -127,7 +128,7 @@ int main(int argc, char **argv)
 		pid = fork();
 		if (pid == 0) {
 			state = seed;
-			out = one_round(fd, (size_t)st.st_size & ~(PAGE - 1), told);
+			out = one_round(fd, (size_t)st.st_size & ~(PAGE - 1), i % 2, told);
 			_exit(write(channel[1], &out, sizeof(out)) != sizeof(out));
 		}
 		int status;
@@ -142,11 +143,12 @@ int main(int argc, char **argv)
 			return 1;
 		}
 		met += out.met;
-		hits += out.wrong > 0;
+		hits[i % 2] += out.wrong > 0;
 		wrong += out.wrong;
 		after += out.after;
 	}
-	printf("{\"rounds\": %ld, \"met\": %ld, \"hits\": %ld, \"wrong_pages\": %ld, \"after\": %ld}\n",
-	       rounds, met, hits, wrong, after);
+	printf("{\"rounds\": %ld, \"met\": %ld, \"hits\": [%ld, %ld], \"wrong_pages\": %ld, "
+	       "\"after\": %ld}\n",
+	       rounds, met, hits[0], hits[1], wrong, after);
 	return 0;
 }
