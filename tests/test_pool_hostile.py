@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import os
 import socket
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from conftest import clean_environment, require
-from harness import Records, connect, jobs, python
+from harness import Records, Start, connect, jobs, python
 from inside import libc
 from test_hostile_clients import VICTIM, Victim, attach, closed, hello, offer, offered
 
@@ -117,6 +118,29 @@ def test_a_descriptor_that_is_no_working_userfaultfd_harms_only_its_sender(
             if number >= 0:
                 os.close(number)
     come_again(victim)
+
+
+@pytest.mark.parametrize("sequence", [0, 7], ids=["of the mapping", "of a command"])
+def test_only_a_refusal_of_the_mapping_takes_it_out_of_the_pool(
+    job: Start, env: dict[str, str], records: Records, sequence: int
+) -> None:
+    """An agent says also which page it could not arm again (a kernel may refuse that): a mapping
+    that is taken for refused then is woken for ever, because the pool's memory lies there."""
+    work = job(python(VICTIM, records.path), ("--engine", "pool", "--budget", "6MiB"))
+    victim = Victim(work, records)
+    uffd, fd = initialized(), os.open(records.path, os.O_RDONLY)
+    with agent(victim, uffd) as peer:
+        offer(peer, attach(**offered(records.path), length_bytes=records.size_bytes & ~4095), fd)
+        assert verdict(peer) == wire.Verdict.POOL
+        body = wire.ACK.pack(sequence, 1024, 0, errno.EAGAIN, 0)
+        peer.send(wire.pack(wire.Type.ACK, body))
+        victim.read()
+    os.close(fd)
+    os.close(uffd)
+    summary = work.finish().summary
+    assert summary is not None
+    said = [d for d in summary["degradations"] if "a mapping is not served by the pool" in d]
+    assert len(said) == (sequence == 0), said
 
 
 def test_an_attach_before_the_hello_ends_its_sender_only(victim: Victim, records: Records) -> None:

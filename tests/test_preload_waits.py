@@ -117,9 +117,41 @@ def test_a_service_that_answers_again_serves_again(
     one.finish().good()
 
 
-@pytest.mark.parametrize("other", [True, False], ids=["another file is", "the same file is"])
+def test_a_file_mapped_while_the_service_was_silent_is_served_by_the_pool_later(
+    env: dict[str, str], own_records: Records, job: Start
+) -> None:
+    """The mapping that did not wait stays as it is, and denies the next nothing."""
+    code = """
+        say(ready=os.getpid())
+        hear()
+        late = Mapping(sys.argv[1])
+        say(mapped=late.address)
+        hear()
+        def served():
+            m = Mapping(sys.argv[1])
+            pooled = m.pooled()
+            m.unmap()
+            return pooled
+        until(served, "the pool")
+        say(late=late.pooled(), digest=late.digest())
+    """
+    impatient = {PATIENCE_VARIABLE: "10"}
+    one = job(python(code, own_records.path), ("--engine", "pool", "--budget", "6MiB"), **impatient)
+    one.line()
+    with one.stopped_service():
+        one.tell()
+        one.line()
+    one.tell()
+    assert one.line() == {"late": False, "digest": own_records.digest}
+    one.finish().good()
+
+
+@pytest.mark.parametrize(
+    ("other", "count"), [(True, 1), (False, 1), (True, 300)],
+    ids=["another file is", "the same file is", "more at once than a socket holds"],
+)  # fmt: skip
 def test_a_mapping_that_did_not_wait_for_the_pool_is_followed_by_page_tables(
-    env: dict[str, str], job: Start, tmp_path: Path, other: bool
+    env: dict[str, str], job: Start, tmp_path: Path, other: bool, count: int
 ) -> None:
     """What lies ahead of its reader is read into the page cache, also where another mapping of the
     file is served by the pool: never into memory that its reader does not map."""
@@ -132,7 +164,7 @@ def test_a_mapping_that_did_not_wait_for_the_pool_is_followed_by_page_tables(
         first = Mapping(sys.argv[1])
         say(first=first.view[0])
         hear()
-        m = Mapping(sys.argv[2])
+        m = [Mapping(sys.argv[2]) for _ in range(int(sys.argv[3]))][-1]
         say(mapped=m.length)
         hear()
         for at in range(0, m.length, 1 << 20):
@@ -143,7 +175,7 @@ def test_a_mapping_that_did_not_wait_for_the_pool_is_followed_by_page_tables(
     with SlowBed(directory) as bed:
         second = bed.path("records.bin")
         one = job(
-            python(code, bed.path("first.bin") if other else second, second),
+            python(code, bed.path("first.bin") if other else second, second, count),
             ("--engine", "pool", "--budget", "64MiB"), **{PATIENCE_VARIABLE: "10"},
         )  # fmt: skip
         one.line()
