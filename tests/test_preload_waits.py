@@ -147,7 +147,7 @@ def test_a_file_mapped_while_the_service_was_silent_is_served_by_the_pool_later(
 
 
 @pytest.mark.parametrize(
-    ("other", "count"), [(True, 1), (False, 1), (True, 300)],
+    ("other", "count"), [(True, 1), (False, 1), (True, 900)],
     ids=["another file is", "the same file is", "more at once than a socket holds"],
 )  # fmt: skip
 def test_a_mapping_that_did_not_wait_for_the_pool_is_followed_by_page_tables(
