@@ -88,11 +88,13 @@ def test_a_silent_service_is_waited_for_once(
     shards.finish().good()
 
 
+@pytest.mark.parametrize("known", [True, False], ids=["a known file", "a new file"])
 def test_a_service_that_answers_again_serves_again(
-    env: dict[str, str], own_records: Records, job: Start
+    env: dict[str, str], own_records: Records, job: Start, known: bool
 ) -> None:
+    """The mapping that did not wait stays the file's, and denies the next nothing."""
     code = """
-        first = Mapping(sys.argv[1])
+        first = sys.argv[2] == "True" and Mapping(sys.argv[1])
         say(ready=os.getpid())
         hear()
         second = Mapping(sys.argv[1])
@@ -104,45 +106,17 @@ def test_a_service_that_answers_again_serves_again(
             m.unmap()
             return pooled
         until(served, "the pool")
-        say(again=1)
+        say(second=second.pooled(), digest=second.digest())
     """
     impatient = {PATIENCE_VARIABLE: "10"}
-    one = job(python(code, own_records.path), ("--engine", "pool", "--budget", "6MiB"), **impatient)
+    words = python(code, own_records.path, known)
+    one = job(words, ("--engine", "pool", "--budget", "6MiB"), **impatient)
     one.line()
     with one.stopped_service():
         one.tell()
         one.line()
     one.tell()
-    assert one.line() == {"again": 1}
-    one.finish().good()
-
-
-def test_a_file_mapped_while_the_service_was_silent_is_served_by_the_pool_later(
-    env: dict[str, str], own_records: Records, job: Start
-) -> None:
-    """The mapping that did not wait stays as it is, and denies the next nothing."""
-    code = """
-        say(ready=os.getpid())
-        hear()
-        late = Mapping(sys.argv[1])
-        say(mapped=late.address)
-        hear()
-        def served():
-            m = Mapping(sys.argv[1])
-            pooled = m.pooled()
-            m.unmap()
-            return pooled
-        until(served, "the pool")
-        say(late=late.pooled(), digest=late.digest())
-    """
-    impatient = {PATIENCE_VARIABLE: "10"}
-    one = job(python(code, own_records.path), ("--engine", "pool", "--budget", "6MiB"), **impatient)
-    one.line()
-    with one.stopped_service():
-        one.tell()
-        one.line()
-    one.tell()
-    assert one.line() == {"late": False, "digest": own_records.digest}
+    assert one.line() == {"second": False, "digest": own_records.digest}
     one.finish().good()
 
 
