@@ -474,10 +474,7 @@ static void agent_wait(struct agent *a)
 		if (is_alone(a))
 			a->quit = 1;
 	}
-	if (a->responds && !atomic_load(&up_job.responder_tid)) {
-		a->responds = 0;
-		up_wake_laid(a);
-	}
+	up_notice_responder_end(a);
 	if (p[1].revents & POLLIN || (spare && is_left_lying(uffd)))
 		up_respond(a);
 	if (p[0].revents)

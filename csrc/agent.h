@@ -73,7 +73,9 @@ void up_respond(struct agent *a);
 /* Nothing of ours answers for checkpoints any more. What lies there holds the file's bytes, and who
  * waits goes on: closing the userfaultfd unregisters by object, wherever the pages are now. */
 void up_close_overlays(struct agent *a);
-int up_responder_spawn(void);
+int up_responder_spawn(struct agent *a);
+/* What it has read and not answered comes again. */
+void up_notice_responder_end(struct agent *a);
 /* Threads that wait at a checkpoint ask again. */
 void up_wake_laid(struct agent *a);
 void up_responder_end(struct agent *a);

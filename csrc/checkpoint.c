@@ -120,11 +120,14 @@ static int hands_on(struct agent *a, struct up_region *r)
 	return 0;
 }
 
+/* In MINOR mode the kernel wakes nobody here (fs/userfaultfd.c, userfaultfd_unregister): whose touch a
+ * thread of ours has read that died with it would wait for ever. */
 static void unlisten_page(int uffd, uintptr_t address)
 {
 	struct uffdio_range range = { .start = address, .len = up_job.page_bytes };
 
 	up_sys3(SYS_ioctl, uffd, UFFDIO_UNREGISTER, &range);
+	up_wake_range(uffd, address, up_job.page_bytes);
 }
 
 void up_unlisten(struct agent *a, struct up_region *r)

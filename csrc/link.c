@@ -315,8 +315,7 @@ static void on_checkpoints(struct agent *a, struct up_region *r, const struct up
 	int ret = f->count ? -ETIMEDOUT : 0;
 
 	if (f->count && atomic_compare_exchange_strong(&r->swap, &waiting, UP_SWAP_BUSY)) {
-		ret = up_responder_spawn();
-		a->responds = !ret;
+		ret = up_responder_spawn(a);
 		while (!ret && done < f->count && done < UP_PAGES_MAX) {
 			ret = up_hands_on(r) ? up_lay(a, r, f->page[done], fd) : -ECANCELED;
 			up_hands_off();

@@ -243,12 +243,10 @@ void up_wake_laid(struct agent *a)
 {
 	uint32_t slots = atomic_load(&a->slots);
 
-	for (uint32_t i = 0; i < slots; i++) {
-		const struct up_region *r = &up_job.region[i];
-
-		if (atomic_load(&r->state) == UP_LIVE && atomic_load(&r->laid))
-			up_wake_range(atomic_load(&a->uffd), r->address, r->length);
-	}
+	/* Of any state: somebody may wait at a checkpoint that has just been taken away. */
+	for (uint32_t i = 0; i < slots; i++)
+		up_wake_range(atomic_load(&a->uffd), up_job.region[i].address,
+			      up_job.region[i].length);
 }
 
 /* ------------------------------------------------------------------ the thread */
@@ -296,11 +294,24 @@ static void responder_main(void)
 	}
 }
 
-int up_responder_spawn(void)
+int up_responder_spawn(struct agent *a)
 {
-	if (atomic_load(&up_job.responder_tid))
-		return 0;
-	return up_thread_spawn(responder_main, &up_job.responder_stack, &up_job.responder_tid);
+	int ret = 0;
+
+	up_notice_responder_end(a);
+	if (!atomic_load(&up_job.responder_tid))
+		ret = up_thread_spawn(responder_main, &up_job.responder_stack,
+				      &up_job.responder_tid);
+	a->responds = !ret;
+	return ret;
+}
+
+void up_notice_responder_end(struct agent *a)
+{
+	if (!a->responds || atomic_load(&up_job.responder_tid))
+		return;
+	a->responds = 0;
+	up_wake_laid(a);
 }
 
 /* A responder that is stopped by a tracer ends when it goes on: its next look finds ``stop``. */
