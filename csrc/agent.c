@@ -208,10 +208,12 @@ static int is_left_lying(int uffd)
  * state (respond.c, was_announced). */
 static void let_left_go(struct agent *a)
 {
-	if (!atomic_load(&up_job.left) || is_left_lying(atomic_load(&a->uffd)) ||
+	if (atomic_exchange(&up_job.left, 0))
+		a->left_at_ns = up_now_ns() + UP_LEFT_NS;
+	if (!a->left_at_ns || up_now_ns() < a->left_at_ns || is_left_lying(atomic_load(&a->uffd)) ||
 	    (atomic_load(&a->reading) && atomic_load(&up_job.responder_tid)))
 		return;
-	atomic_store(&up_job.left, 0);
+	a->left_at_ns = 0;
 	for (uint32_t i = 0; i < a->slots; i++)
 		if (atomic_load(&up_job.region[i].state) == UP_LEFT)
 			let_go(a, &up_job.region[i]);
@@ -285,7 +287,8 @@ static void on_request(struct agent *a, struct up_request *q)
 		break;
 	case UP_REQ_FORGET:
 		up_unlisten(a, r);
-		up_release(a, r);
+		if (atomic_load(&r->state) != UP_LEFT)
+			up_release(a, r);
 		break;
 	case UP_REQ_QUIT:
 		a->quit = 1;
@@ -549,6 +552,8 @@ static void agent_main(void)
 		 * until we are gone: the mapping must be plain by then. */
 		if (atomic_load(&r->state) == UP_CLOSING)
 			up_detach(a, r);
+		if (atomic_load(&r->state) == UP_LEFT)
+			let_go(a, r);
 		if (atomic_load(&r->state) == UP_LEAVING)
 			up_free_slot(r);
 	}

@@ -21,6 +21,8 @@
 /* The responder answers touches. Were the agent to poll for them as well, each touch would wake both, and
  * take twice as long; so it looks this often whether one is left lying. */
 #define UP_TAKE_OVER_NS (50 * NS_PER_MS)
+/* Who has left a region changes it right after: what the kernel then tells of it is theirs for so long. */
+#define UP_LEFT_NS (1000 * NS_PER_MS)
 
 /* Directed at one of ours, blocked there and read by signalfd: what the job does with it does not
  * matter, because a blocked signal is queued even where it is ignored. But reading takes what was
@@ -34,7 +36,9 @@ struct agent {
 	int welcomed, hung_up, quit;
 	_Atomic int stop; /* the responder shall end */
 	_Atomic int posting; /* one of the two writes the event ring */
-	_Atomic int reading; /* the responder reads the userfaultfd, as soon as the agent's hands are off */
+	_Atomic int acting;  /* the agent has its hands on checkpoints, and none is what an event tells of */
+	_Atomic int reading; /* the responder reads the userfaultfd, as soon as the agent does not act */
+	uint64_t left_at_ns; /* when regions that a thread of the job has left may be let go of */
 	struct up_ring *ring;
 	struct up_request *bye;
 	uint32_t pending; /* regions that still have something to tell the service */

@@ -98,6 +98,12 @@ int up_rearm(struct agent *a, struct up_region *r, uint64_t page)
 			    pooled ? MADV_DONTNEED : MADV_PAGEOUT);
 }
 
+static void hands_off(struct agent *a)
+{
+	up_hands_off();
+	atomic_store(&a->acting, 0);
+}
+
 /* Hands on a region's checkpoints: not once a bypass has been found, and not while the responder reads
  * what tells of one. Who unmaps a registered page waits in the kernel until that has been read, which
  * waits for the hands: so what they do is over before the job can map anything else there. */
@@ -106,17 +112,19 @@ static int hands_on(struct agent *a, struct up_region *r)
 	uint64_t until = up_now_ns() + UP_TAKE_OVER_NS;
 	int late = 0;
 
+	atomic_store(&a->acting, 1);
 	while (up_hands_on(r) && !atomic_load(&up_job.bypassed)) {
 		if (late || !atomic_load(&a->reading) || !atomic_load(&up_job.responder_tid))
 			return 1;
-		up_hands_off();
+		hands_off(a);
 		late = up_now_ns() > until;
 		if (late) /* the responder is stopped: what it would have read is read here */
 			up_respond(a);
 		else
 			up_sys0(SYS_sched_yield);
+		atomic_store(&a->acting, 1);
 	}
-	up_hands_off();
+	hands_off(a);
 	return 0;
 }
 
@@ -145,7 +153,7 @@ void up_unlisten(struct agent *a, struct up_region *r)
 		if (!page_address(r, r->laid_page[i], &address))
 			unlisten_page(uffd, address);
 	}
-	up_hands_off();
+	hands_off(a);
 }
 
 /* Elsewhere, and moved into place later: a network file system may refuse to map at this moment (Lustre
@@ -237,9 +245,11 @@ static int map_elsewhere(struct agent *a, struct up_region *r, void **p)
 	if (r->fd < 0 && (r->map_flags & MAP_TYPE) == MAP_PRIVATE)
 		return -ENOENT;
 	up_step(a, UP_STATE_DETACHING);
-	/* A forked child has no descriptor yet; a shared mapping can be had from its first page. */
-	*p = r->fd >= 0 ? up_map_anew(r)
-			: (void *)up_sys4(SYS_mremap, r->address, 0, r->length, MREMAP_MAYMOVE);
+	/* A shared mapping can be had from its first page, with its own advice and description: the kernel
+	 * merges only mappings of one description, and what a forked child's agent has is the service's. */
+	*p = (r->map_flags & MAP_TYPE) == MAP_PRIVATE
+		     ? up_map_anew(r)
+		     : (void *)up_sys4(SYS_mremap, r->address, 0, r->length, MREMAP_MAYMOVE);
 	return up_failed((long)*p) ? (int)(long)*p : 0;
 }
 
@@ -264,20 +274,17 @@ static void replace_alone(struct agent *a, struct up_region *r, uintptr_t p)
 	int uffd = atomic_load(&a->uffd);
 	uintptr_t address;
 
-	if (!up_may_act(a, r) || !hands_on(a, r))
+	if (!up_may_act(a, r))
 		return;
-	for (; i < laid && !atomic_load(&up_job.bypassed); i++) {
-		if (page_address(r, r->laid_page[i], &address))
-			break;
-		if (uffd >= 0)
+	for (int placed = 1; placed && i < laid && hands_on(a, r); i += placed) {
+		placed = !page_address(r, r->laid_page[i], &address);
+		if (placed && uffd >= 0)
 			unlisten_page(uffd, address);
-		if (!checkpoint_intact(a, r, i))
-			break;
-		if (up_failed(up_sys5(SYS_mremap, p + (address - r->address), up_job.page_bytes,
-				      up_job.page_bytes, MREMAP_MAYMOVE | MREMAP_FIXED, address)))
-			break; /* what is laid stays, and holds the file's bytes */
+		placed = placed && checkpoint_intact(a, r, i) &&
+			 !up_failed(up_sys5(SYS_mremap, p + (address - r->address), up_job.page_bytes,
+					    up_job.page_bytes, MREMAP_MAYMOVE | MREMAP_FIXED, address));
+		hands_off(a); /* where it failed what is laid stays, and holds the file's bytes */
 	}
-	up_hands_off();
 	if (i == laid)
 		atomic_store(&r->laid, 0);
 }
@@ -292,7 +299,7 @@ static void replay_advice(struct agent *a, struct up_region *r)
 		r->advice = MADV_RANDOM;
 		up_sys3(SYS_madvise, r->address, r->length, MADV_RANDOM);
 	}
-	up_hands_off();
+	hands_off(a);
 }
 
 void up_detach(struct agent *a, struct up_region *r)

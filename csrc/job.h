@@ -134,7 +134,7 @@ struct up_job {
 	_Atomic uint32_t bypassed; /* enum up_bypass_reason: nothing is done by address any more */
 	_Atomic int live;     /* regions not FREE: the interposers' fast path */
 	_Atomic uint32_t generation;
-	_Atomic uint32_t closings; /* counted before a region goes from LIVE to CLOSING */
+	_Atomic uint32_t closings; /* counted when a region has gone from LIVE to CLOSING */
 	_Atomic int silent;         /* a request was not answered in time; the agent clears it */
 	_Atomic int service_silent; /* nor a mapping of the pool by the service: the same */
 	_Atomic int ending;         /* the agent has to end, whether it saw a request or not */

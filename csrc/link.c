@@ -109,11 +109,12 @@ void up_abandon(struct agent *a, struct up_region *r)
 {
 	uint32_t live = UP_LIVE;
 
-	atomic_fetch_add(&up_job.closings, 1);
 	if (!atomic_compare_exchange_strong(&r->state, &live, UP_CLOSING))
 		return; /* a thread of the job has it: its request will come */
+	atomic_fetch_add(&up_job.closings, 1); /* before its advice is looked at */
 	up_detach(a, r);
-	up_release(a, r);
+	if (atomic_load(&r->state) != UP_LEFT) /* let_left_go() */
+		up_release(a, r);
 }
 
 static int send_attach(struct agent *a, struct up_region *r)

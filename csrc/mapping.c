@@ -324,7 +324,7 @@ UP_EXPORT int madvise(void *address, size_t length, int advice)
 		return 0;
 	ret = advise_kernel(address, length, advice);
 	/* What was given back meanwhile has, page by page, the advice that it had when that began. */
-	if (!ret && closings != atomic_load(&up_job.closings) &&
+	if (!ret && advice <= MADV_SEQUENTIAL && closings != atomic_load(&up_job.closings) &&
 	    !advise_regions((uintptr_t)address, length, advice))
 		advise_kernel(address, length, advice);
 	errno = ret ? errno : saved;

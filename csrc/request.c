@@ -256,7 +256,7 @@ void up_await_closed(struct up_region *r, uint32_t op)
 {
 	struct patience p = all_patience();
 
-	for (int i = 0; i < 100 && atomic_load(&r->state) == UP_CLOSING; i++)
+	for (int i = 0; i < 100 && atomic_load(&r->state) == UP_CLOSING && up_agent_alive(); i++)
 		up_sys0(SYS_sched_yield);
 	while (atomic_load(&r->state) == UP_CLOSING &&
 	       (up_agent_alive() || atomic_load(&r->pooled)) && p.steps > 0)
@@ -291,11 +291,11 @@ int up_close_region(struct up_region *r, uint32_t op, uintptr_t address, size_t 
 	uint32_t live = UP_LIVE;
 	int ret;
 
-	atomic_fetch_add(&up_job.closings, 1);
 	if (!atomic_compare_exchange_strong(&r->state, &live, UP_CLOSING)) {
 		up_await_closed(r, op);
 		return 0;
 	}
+	atomic_fetch_add(&up_job.closings, 1);
 	/* Only now does it stand still. If just a part of it goes (or the slot is another mapping's
 	 * meanwhile), the rest stays a plain mapping. */
 	if (op == UP_REQ_FORGET &&
@@ -398,16 +398,20 @@ void up_end_agent(void)
 	if (tid || responder) {
 		atomic_store(&up_job.ending, 1);
 		up_ask(UP_REQ_QUIT, 0, -1);
-		if (!up_agent_alive())
-			up_ring_responder();
-		for (int i = 0; i < 100 && are_there(tid, responder); i++)
+		for (int i = 0; i < 100 && are_there(tid, responder); i++) {
+			if (!up_agent_alive())
+				up_ring_responder();
 			up_sys0(SYS_sched_yield);
+		}
 #ifdef UP_AGENT_PTHREAD /* libc waits for them to change their identity, with signals blocked */
 		while (are_there(tid, responder))
 			up_sys0(SYS_sched_yield);
 #endif
-		for (p = all_patience(); p.steps > 0 && are_there(tid, responder);)
+		for (p = all_patience(); p.steps > 0 && are_there(tid, responder);) {
+			if (!up_agent_alive())
+				up_ring_responder();
 			wait_a_step(&nothing, 0, &p);
+		}
 	}
 	up_restore_signals(mask);
 }

@@ -251,14 +251,14 @@ void up_wake_laid(struct agent *a)
 
 /* ------------------------------------------------------------------ the thread */
 
-/* Not while the agent has its hands on something: who waits in munmap(2) for its event to be read must
+/* Not while the agent acts: who waits in munmap(2) for its event to be read must
  * not go on before. */
 static void respond_alone(struct agent *a)
 {
 	uint64_t until = up_now_ns() + UP_TAKE_OVER_NS;
 
 	atomic_store(&a->reading, 1);
-	while (atomic_load(&up_job.hands) && up_agent_alive() && up_now_ns() < until)
+	while (atomic_load(&a->acting) && up_agent_alive() && up_now_ns() < until)
 		up_sys0(SYS_sched_yield);
 	up_respond(a);
 	atomic_store(&a->reading, 0);
@@ -271,6 +271,7 @@ static void responder_main(void)
 	int alone = 0;
 
 	up_sys2(SYS_prctl, PR_SET_NAME, "uffdprefetch/r");
+	atomic_store(&a->reading, 0); /* of one that died */
 	/* Where the agent has died nobody else ends us. */
 	while (!atomic_load(&a->stop) && (up_agent_alive() || !atomic_load(&up_job.ending))) {
 		struct pollfd p[2] = { { atomic_load(&a->uffd), POLLIN, 0 },
