@@ -47,7 +47,7 @@ LOST_THREAD = re.compile(r"^==\d+==Running thread \d+ was not suspended\..*\n", 
 THREADS = "4"
 #: ThreadSanitizer's symbolizer maps the program's files through our mmap while it holds the lock of
 #: its thread registry: where that meets a second race it waits for itself, in one of three runs.
-RUNS_OF_THE_BROKEN = 4
+RUNS_OF_THE_BROKEN = 8
 STEPS = {"asan": "400", "tsan": "300", "plain": "1500"}
 
 
