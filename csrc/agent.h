@@ -36,7 +36,7 @@ struct agent {
 	int welcomed, hung_up, quit;
 	_Atomic int stop; /* the responder shall end */
 	_Atomic int posting; /* one of the two writes the event ring */
-	_Atomic int acting;  /* the agent has its hands on checkpoints, and none is what an event tells of */
+	_Atomic int acting;  /* the agent takes checkpoints away by address; events are not read meanwhile */
 	_Atomic int reading; /* the responder reads the userfaultfd, as soon as the agent does not act */
 	uint64_t left_at_ns; /* when regions that a thread of the job has left may be let go of */
 	struct up_ring *ring;
