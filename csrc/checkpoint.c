@@ -280,6 +280,7 @@ static void replace_alone(struct agent *a, struct up_region *r, uintptr_t p)
 		placed = !page_address(r, r->laid_page[i], &address);
 		if (placed && uffd >= 0)
 			unlisten_page(uffd, address);
+		up_step(a, UP_STATE_DETACHING);
 		placed = placed && checkpoint_intact(a, r, i) &&
 			 !up_failed(up_sys5(SYS_mremap, p + (address - r->address), up_job.page_bytes,
 					    up_job.page_bytes, MREMAP_MAYMOVE | MREMAP_FIXED, address));

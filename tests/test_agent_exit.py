@@ -178,6 +178,27 @@ def test_a_job_that_gives_up_rights_keeps_no_thread_of_ours_where_the_agent_has_
     ]
 
 
+def test_no_thread_of_ours_stays_where_the_agent_dies_of_the_job_s_giving_up_rights(
+    job: Start, records: Records, tmp_path: Path
+) -> None:
+    """It ends when it comes back from being asked to, at one of its first idle moments."""
+    code = """
+    m = Mapping(sys.argv[1])
+    until(lambda: m.checkpoints() or not agents(), "checkpoints, or the agent's end")
+    status = libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
+    say(status=status, after=len(os.listdir("/proc/self/task")) - 1, digest=m.digest())
+    """
+    for step in range(1, 9):
+        log = tmp_path / f"exit-{step}"
+        variables = {
+            "UFFDPREFETCH_TEST_AGENT_EXIT": str(step),
+            "UFFDPREFETCH_TEST_AGENT_EXIT_STATE": str(AGENT_STATES.index("idle")),
+            "UFFDPREFETCH_TEST_AGENT_EXIT_LOG": str(log),
+        }
+        done = job(python(code, records.path), **variables).finish().good()
+        assert done.lines == [{"status": 0, "after": 0, "digest": records.digest}], step
+
+
 def test_the_states_have_the_numbers_that_the_ring_shows() -> None:
     header = (Path(__file__).parent.parent / "csrc" / "wire.h").read_text()
     for number, name in enumerate(AGENT_STATES):

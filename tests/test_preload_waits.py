@@ -53,6 +53,20 @@ def test_a_late_act_does_not_hit_the_job_s_memory(
     assert counts["attached"] > 20 and counts["laid"] > 100, counts
 
 
+def test_a_job_that_went_on_without_our_late_thread_is_not_taken_for_one_that_bypasses(
+    own_records: Records, tmp_path: Path, hammer: Any
+) -> None:
+    """Held about as long as a thread of the job waits: which of the two goes on first is open."""
+    stop = hammer(1, file=own_records.path)
+    env = hammered(tmp_path)
+    del env[PATIENCE_VARIABLE]
+    words = [programs(tmp_path, "held_agent"), str(own_records.path), "80", "49500", "53500"]
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=2 * HANG_SECONDS)
+    assert (done.returncode, done.stdout) == (0, "ok, held\n"), done.stderr
+    counts = stop()
+    assert counts["attached"] > 40 and counts["bypassed"] == [], counts
+
+
 #: Far more than a second of patience a mapping: paid once by a job, or 40 times.
 PATIENCE = {PATIENCE_VARIABLE: "800"}
 

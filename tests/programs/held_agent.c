@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * held_agent.c FILE ROUNDS - does everything with mappings while the preload object's thread stands
- * still, held by a tracer wherever it happens to be; its own memory, mapped where the file was, must
- * stay as it wrote it. "ok", or what went wrong.
+ * held_agent.c FILE ROUNDS [LOW_US HIGH_US] - does everything with mappings while the preload object's
+ * thread stands still, held by a tracer wherever it happens to be; its own memory, mapped where the file
+ * was, must stay as it wrote it. "ok", or what went wrong. The tracer holds it until it is told, a second
+ * at most; or for a random time within these bounds.
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -19,10 +20,11 @@
 #include <sys/ptrace.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 static size_t size, page = 4096;
-static int fd;
+static int fd, low_us, high_us;
 
 static void die(const char *what)
 {
@@ -51,11 +53,25 @@ static int agent(void)
 	return found;
 }
 
-/* Holds the thread from one byte on `in` to the next, a second at most: where it is just changing the
- * mapping, the job has to wait for it. */
-static void tracer(int tid, int in, int out)
+/* A second at most: where it is just changing the mapping, the job has to wait for it. */
+static void hold(int in)
 {
 	struct pollfd end = { in, POLLIN, 0 };
+	struct timespec now, time;
+
+	if (!high_us) {
+		poll(&end, 1, 1000);
+		return;
+	}
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	time.tv_sec = 0;
+	time.tv_nsec = 1000 * (low_us + now.tv_nsec / 1000 % (high_us - low_us));
+	nanosleep(&time, NULL);
+}
+
+/* Holds the thread from one byte on `in` to the next. */
+static void tracer(int tid, int in, int out)
+{
 	char byte;
 	int status;
 
@@ -67,7 +83,7 @@ static void tracer(int tid, int in, int out)
 			_exit(92);
 		if (write(out, "h", 1) != 1)
 			break;
-		poll(&end, 1, 1000);
+		hold(in);
 		if (tid && ptrace(PTRACE_CONT, tid, 0, 0))
 			_exit(93);
 		if (read(in, &byte, 1) != 1)
@@ -138,12 +154,14 @@ static void check(unsigned char *own, int round)
 
 int main(int argc, char **argv)
 {
-	int to[2], from[2], rounds = atoi(argv[argc - 1]), tid;
+	int to[2], from[2], rounds = atoi(argv[2]), tid;
 	unsigned char *first, *p, *q;
 	struct stat st;
 	pid_t child;
 
-	fd = open(argv[argc - 2], O_RDONLY);
+	fd = open(argv[1], O_RDONLY);
+	low_us = argc > 4 ? atoi(argv[3]) : 0;
+	high_us = argc > 4 ? atoi(argv[4]) : 0;
 	if (fd < 0 || fstat(fd, &st) || pipe(to) || pipe(from))
 		die("file");
 	size = (size_t)st.st_size;
