@@ -57,7 +57,7 @@ def test_a_job_that_went_on_without_our_late_thread_is_not_taken_for_one_that_by
     own_records: Records, tmp_path: Path, hammer: Any
 ) -> None:
     """Held about as long as a thread of the job waits: which of the two goes on first is open."""
-    stop = hammer(1, file=own_records.path)
+    stop = hammer(1, "20000", "0", file=own_records.path)
     env = hammered(tmp_path)
     del env[PATIENCE_VARIABLE]
     words = [programs(tmp_path, "held_agent"), str(own_records.path), "80", "49500", "53500"]

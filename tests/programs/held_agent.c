@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * held_agent.c FILE ROUNDS [LOW_US HIGH_US] - does everything with mappings while the preload object's
- * thread stands still, held by a tracer wherever it happens to be; its own memory, mapped where the file
- * was, must stay as it wrote it. "ok", or what went wrong. The tracer holds it until it is told, a second
- * at most; or for a random time within these bounds.
+ * held_agent.c FILE ROUNDS [LOW_US HIGH_US] - does everything with mappings while one of the preload
+ * object's threads stands still, held by a tracer wherever it happens to be; its own memory, mapped where
+ * the file was, must stay as it wrote it. "ok", or what went wrong. The tracer holds the agent and the
+ * responder in turn, until it is told, a second at most; or the agent, for a random time within bounds.
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -23,6 +23,9 @@
 #include <time.h>
 #include <unistd.h>
 
+/* Each way of use() comes to each of them. */
+#define ROUNDS_EACH 8
+
 static size_t size, page = 4096;
 static int fd, low_us, high_us;
 
@@ -32,7 +35,8 @@ static void die(const char *what)
 	exit(90);
 }
 
-static int agent(void)
+/* The thread of this process that has this name, or 0. */
+static int thread_called(const char *wanted)
 {
 	char path[300], name[32] = "";
 	DIR *tasks = opendir("/proc/self/task");
@@ -43,8 +47,7 @@ static int agent(void)
 
 		snprintf(path, sizeof(path), "/proc/self/task/%s/comm", e->d_name);
 		f = e->d_name[0] == '.' ? NULL : fopen(path, "r");
-		if (f && fgets(name, sizeof(name), f) && !strncmp(name, "uffdprefetch", 12) &&
-		    atoi(e->d_name) != getpid())
+		if (f && fgets(name, sizeof(name), f) && !strcmp(name, wanted))
 			found = atoi(e->d_name);
 		if (f)
 			fclose(f);
@@ -69,16 +72,18 @@ static void hold(int in)
 	nanosleep(&time, NULL);
 }
 
-/* Holds the thread from one byte on `in` to the next. */
-static void tracer(int tid, int in, int out)
+/* Holds a thread from one byte on `in` to the next, each for ROUNDS_EACH. */
+static void tracer(const int *ours, int in, int out)
 {
+	int status, count = (ours[0] != 0) + (ours[1] != 0), tid = 0;
 	char byte;
-	int status;
 
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
-	if (tid && ptrace(PTRACE_SEIZE, tid, 0, 0))
-		_exit(91);
-	while (read(in, &byte, 1) == 1) {
+	for (int i = 0; i < count; i++)
+		if (ptrace(PTRACE_SEIZE, ours[i], 0, 0))
+			_exit(91);
+	for (int round = 0; read(in, &byte, 1) == 1; round++) {
+		tid = count ? ours[round / ROUNDS_EACH % count] : 0;
 		if (tid && (ptrace(PTRACE_INTERRUPT, tid, 0, 0) || waitpid(tid, &status, __WALL) != tid))
 			_exit(92);
 		if (write(out, "h", 1) != 1)
@@ -154,7 +159,7 @@ static void check(unsigned char *own, int round)
 
 int main(int argc, char **argv)
 {
-	int to[2], from[2], rounds = atoi(argv[2]), tid;
+	int to[2], from[2], rounds = atoi(argv[2]), ours[2] = { 0, 0 };
 	unsigned char *first, *p, *q;
 	struct stat st;
 	pid_t child;
@@ -166,12 +171,17 @@ int main(int argc, char **argv)
 		die("file");
 	size = (size_t)st.st_size;
 	first = map();
-	for (int i = 0; i < 200 && !(tid = agent()) && getenv("UFFDPREFETCH_SOCKET"); i++)
+	for (int i = 0; i < 200 && !ours[1] && getenv("UFFDPREFETCH_SOCKET"); i++) {
+		ours[1] = thread_called("uffdprefetch/r\n"); /* it starts when the agent has its name */
+		ours[0] = thread_called("uffdprefetch\n");
 		usleep(10000);
+	}
+	if (high_us)
+		ours[1] = 0;
 	prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY);
 	child = fork();
 	if (!child)
-		tracer(tid, to[0], from[1]);
+		tracer(ours, to[0], from[1]);
 	close(to[0]);
 	close(from[1]);
 	for (int round = 0; round < rounds; round++) {
@@ -194,6 +204,6 @@ int main(int argc, char **argv)
 		die("the first");
 	kill(child, SIGKILL);
 	waitpid(child, NULL, 0);
-	printf("ok, %s\n", tid ? "held" : "nobody to hold");
+	printf("ok, %s\n", ours[0] ? "held" : "nobody to hold");
 	return 0;
 }
