@@ -153,7 +153,7 @@ static int is_what_is_mapped(struct agent *a, struct up_region *r)
 	if (!ret && up_region_intact(a, r) != 1)
 		ret = -ESTALE;
 	/* --engine pool: a forked child makes its mapping of it */
-	if (!ret && up_job.pool)
+	if (!ret && up_job.pool && (r->map_flags & MAP_TYPE) != MAP_PRIVATE)
 		atomic_store(&r->anchor, (uintptr_t)p);
 	else
 		up_sys2(SYS_munmap, p, up_job.page_bytes);
@@ -220,8 +220,10 @@ static void let_left_go(struct agent *a)
 		return;
 	a->left_at_ns = 0;
 	for (uint32_t i = 0; i < a->slots; i++)
-		if (atomic_load(&up_job.region[i].state) == UP_LEFT)
+		if (atomic_load(&up_job.region[i].state) == UP_LEFT) {
+			up_unlisten_left(a, &up_job.region[i]);
 			let_go(a, &up_job.region[i]);
+		}
 }
 
 static int on_attach(struct agent *a, struct up_region *r, int job_fd)
@@ -266,7 +268,7 @@ void up_prepare_late(struct agent *a, struct up_region *r)
 static void on_request(struct agent *a, struct up_request *q)
 {
 	struct up_region *r = &up_job.region[q->slot % UP_REGIONS];
-	uint32_t op = q->op;
+	uint32_t op = q->op, closing = UP_CLOSING;
 
 	q->result = 0;
 	switch (op) {
@@ -278,10 +280,11 @@ static void on_request(struct agent *a, struct up_request *q)
 		 * then lets go of the region by UP_REQ_FORGET. */
 		if (atomic_load(&r->pooled) && !up_may_act(a, r)) {
 			q->result = -EBUSY; /* it stays as it is, and is served */
-			atomic_store(&r->state, UP_LIVE);
+			atomic_compare_exchange_strong(&r->state, &closing, UP_LIVE);
 		} else if (atomic_load(&r->pooled)) {
 			up_pool_detach(a, r);
-			up_release(a, r);
+			if (!up_is_left(r))
+				up_release(a, r);
 			q->result = UP_RELEASED;
 		} else if (!may_prepare(a, r)) {
 			r->asked = q; /* up_prepare_late() */
@@ -292,7 +295,7 @@ static void on_request(struct agent *a, struct up_request *q)
 		break;
 	case UP_REQ_FORGET:
 		up_unlisten(a, r);
-		if (atomic_load(&r->state) != UP_LEFT)
+		if (!up_is_left(r))
 			up_release(a, r);
 		break;
 	case UP_REQ_QUIT:

@@ -28,6 +28,9 @@
 #ifndef MADV_PAGEOUT
 #define MADV_PAGEOUT 21
 #endif
+#ifndef MREMAP_DONTUNMAP
+#define MREMAP_DONTUNMAP 4
+#endif
 
 /* 0 and the address of a page of the file inside the region, or -ERANGE. */
 static int page_address(const struct up_region *r, uint64_t page, uintptr_t *address)
@@ -168,15 +171,25 @@ void *up_map_anew(struct up_region *r)
 	return p;
 }
 
-uint32_t up_replace_checkpoints(struct up_region *r, uintptr_t p)
+/* A page of the mapping of the file at p to its place. What it leaves stays mapped (Linux 5.13 for a file's):
+ * another thread of the job could be given a hole there, and p is unmapped as a whole. */
+static int move_page(const struct up_region *r, uintptr_t p, uintptr_t address)
+{
+	int flags = MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP;
+
+	return up_failed(up_sys5(SYS_mremap, p + (address - r->address), up_job.page_bytes,
+				 up_job.page_bytes, flags, address))
+		       ? -1
+		       : 0;
+}
+
+uint32_t up_replace_checkpoints(struct up_region *r, uintptr_t p, uint32_t state)
 {
 	uint32_t laid = atomic_load(&r->laid), failed = 0;
 	uintptr_t address;
 
-	for (uint32_t i = 0; i < laid; i++)
-		if (page_address(r, r->laid_page[i], &address) ||
-		    up_failed(up_sys5(SYS_mremap, p + (address - r->address), up_job.page_bytes,
-				      up_job.page_bytes, MREMAP_MAYMOVE | MREMAP_FIXED, address)))
+	for (uint32_t i = 0; i < laid && atomic_load(&r->state) == state; i++)
+		if (page_address(r, r->laid_page[i], &address) || move_page(r, p, address))
 			failed++;
 	up_sys2(SYS_munmap, p, r->length);
 	return failed;
@@ -238,6 +251,8 @@ static int map_elsewhere(struct agent *a, struct up_region *r, void **p)
 	if (!atomic_load(&r->laid))
 		return 0;
 	if (!up_may_act(a, r) || !checkpoints_intact(a, r)) {
+		if (up_is_left(r)) /* what lies there now is its new owner's */
+			return -ENOENT;
 		up_note_bypass(a, UP_BYPASS_REPLACED);
 		atomic_store(&r->laid, 0); /* nobody puts anything in their place */
 		return -ENOENT;
@@ -265,6 +280,19 @@ int up_prepare_replacement(struct agent *a, struct up_region *r)
 	return 0;
 }
 
+/* Of a region that a thread of the job has left: what lies there still is an ordinary page from now on, of
+ * which the kernel tells nothing when it is unmapped one day. */
+void up_unlisten_left(struct agent *a, struct up_region *r)
+{
+	uint32_t laid = atomic_load(&r->laid);
+	int uffd = atomic_load(&a->uffd);
+	uintptr_t address;
+
+	for (uint32_t i = 0; i < laid && uffd >= 0; i++)
+		if (!page_address(r, r->laid_page[i], &address) && checkpoint_intact(a, r, i))
+			unlisten_page(uffd, address);
+}
+
 /* Each page is unregistered, asked for and replaced before the next: what is left of the checkpoints keeps
  * waiting who unmaps the mapping. Asked for last: what a raw mmap(2) puts there between the question and
  * the act is hit. */
@@ -281,9 +309,7 @@ static void replace_alone(struct agent *a, struct up_region *r, uintptr_t p)
 		if (placed && uffd >= 0)
 			unlisten_page(uffd, address);
 		up_step(a, UP_STATE_DETACHING);
-		placed = placed && checkpoint_intact(a, r, i) &&
-			 !up_failed(up_sys5(SYS_mremap, p + (address - r->address), up_job.page_bytes,
-					    up_job.page_bytes, MREMAP_MAYMOVE | MREMAP_FIXED, address));
+		placed = placed && checkpoint_intact(a, r, i) && !move_page(r, p, address);
 		hands_off(a); /* where it failed what is laid stays, and holds the file's bytes */
 	}
 	if (i == laid)
@@ -308,7 +334,10 @@ void up_detach(struct agent *a, struct up_region *r)
 	void *p;
 
 	if (atomic_load(&r->pooled)) {
-		up_pool_detach(a, r);
+		/* In a process that bypasses, too: who waits there for a page that cannot be read would
+		 * wait for ever. */
+		if (up_may_act(a, r) || up_region_intact(a, r) == 1)
+			up_pool_detach(a, r);
 		return;
 	}
 	replay_advice(a, r);

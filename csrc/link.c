@@ -107,13 +107,15 @@ void up_release(struct agent *a, struct up_region *r)
 
 void up_abandon(struct agent *a, struct up_region *r)
 {
-	uint32_t live = UP_LIVE;
+	uint32_t live = UP_LIVE, closing = UP_CLOSING;
 
 	if (!atomic_compare_exchange_strong(&r->state, &live, UP_CLOSING))
 		return; /* a thread of the job has it: its request will come */
 	atomic_fetch_add(&up_job.closings, 1); /* before its advice is looked at */
 	up_detach(a, r);
-	if (atomic_load(&r->state) != UP_LEFT) /* let_left_go() */
+	if (atomic_load(&r->pooled)) /* it must not be given back by address: it is served on */
+		atomic_compare_exchange_strong(&r->state, &closing, UP_LIVE);
+	else if (!up_is_left(r)) /* let_left_go() */
 		up_release(a, r);
 }
 

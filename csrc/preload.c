@@ -168,13 +168,18 @@ static void after_fork_in_child(void)
 	for (int i = 0; i < UP_REGIONS; i++) {
 		struct up_region *r = &up_job.region[i];
 		uint32_t state = atomic_load(&r->state);
-		int pooled = atomic_exchange(&r->pooled, 0);
+		int pooled = atomic_exchange(&r->pooled, 0), gone = 0;
 
-		/* The pool is not inherited: the file takes its place before anybody can look. */
-		if (pooled && (state == UP_LIVE || state == UP_CLOSING) && is_hole(r))
-			up_map_from_anchor(r);
-		atomic_store(&r->swap, pooled && state == UP_LIVE ? UP_SWAP_WAITING : UP_SWAP_NONE);
-		if (state == UP_LIVE && known) {
+		/* The pool is not inherited: the file takes its place before anybody can look. Where there
+		 * is no hole, something is that our books know nothing of. */
+		if (pooled && (state == UP_LIVE || up_is_closing(r))) {
+			gone = !is_hole(r);
+			if (!gone)
+				up_map_from_anchor(r);
+		}
+		atomic_store(&r->swap,
+			     pooled && !gone && state == UP_LIVE ? UP_SWAP_WAITING : UP_SWAP_NONE);
+		if (state == UP_LIVE && known && !gone) {
 			r->inherited = 1;
 			r->fd = r->pool_fd = -1;
 			r->verdict = r->sent = r->queued = 0;

@@ -179,10 +179,9 @@ static int was_announced(struct agent *a, uintptr_t start, uintptr_t end)
 	uint32_t slots = atomic_load(&a->slots);
 
 	for (uint32_t i = 0; i < slots; i++) {
-		const struct up_region *r = &up_job.region[i];
-		uint32_t state = atomic_load(&r->state);
+		struct up_region *r = &up_job.region[i];
 
-		if ((state == UP_CLOSING || state == UP_LEFT) &&
+		if ((up_is_closing(r) || up_is_left(r)) &&
 		    r->address < end && start < r->address + r->map_length)
 			return 1;
 	}

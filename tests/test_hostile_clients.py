@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 from conftest import (
     HANG_SECONDS,
+    PATIENCE_VARIABLE,
     clean_environment,
     process_gone,
     require,
@@ -100,6 +101,7 @@ def victims(
             cwd = tmp_path_factory.mktemp("victim")
             with owned_by(ours):
                 env = {**clean_environment(), "UFFDPREFETCH_RUNDIR": str(cwd / "run")}
+                env[PATIENCE_VARIABLE] = "400"
             start = stack.enter_context(jobs(env, cwd))
             alive.append(Victim(start(python(VICTIM, records.path)), records))
             return alive[-1]

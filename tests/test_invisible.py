@@ -489,6 +489,23 @@ def test_a_mapping_with_random_advice_grows(job: Start, records: Records, flags:
     assert done.lines == [{"digest": records.digest, "parts": [0, 1], "random": True}]
 
 
+@pytest.mark.parametrize("flags", ["MAP_SHARED", "MAP_PRIVATE"])
+def test_what_is_left_of_a_mapping_grows(job: Start, records: Records, flags: str) -> None:
+    code = f"""
+    m = Mapping(sys.argv[1], flags={flags}).managed()
+    half = m.length // 2 // PAGE * PAGE
+    m.unmap(0, half)
+    rest, m.address, m.length = m.length - half, m.address + half, m.length - half
+    m.grow(2 * rest)
+    said = hashlib.sha256(bytes(m.view[:rest])).hexdigest()
+    with open(sys.argv[1], "rb") as file:
+        file.seek(half)
+        say(same=said == hashlib.sha256(file.read()).hexdigest(), checkpoints=m.checkpoints())
+    """
+    done = job(python(code, records.path)).finish().good()
+    assert done.lines == [{"same": True, "checkpoints": 0}]
+
+
 def test_random_advice_is_in_force_where_we_only_watch(job: Start, records: Records) -> None:
     code = """
     m = Mapping(sys.argv[1]).managed()

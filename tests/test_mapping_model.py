@@ -200,3 +200,18 @@ def test_after_a_change_past_every_library_the_job_s_memory_is_its_own(
     # each touch of a page that lay there was seen
     assert seen["met"] > RACES / 2 and counts["detach"] > RACES / 10
     assert len(counts["bypassed"]) > RACES / 10
+
+
+def test_a_page_that_is_mapped_while_a_file_is_put_back_stays_where_it_is(
+    small: Path, tmp_path: Path, compiled: Callable[..., str], hammer: Any
+) -> None:
+    """The file is mapped elsewhere for that and moved page by page: what a page leaves there must
+    not be given to anybody else before it is unmapped."""
+    stop = hammer(5, "100", "30")
+    done = subprocess.run(
+        [compiled("holes"), str(small), "1500"], env=hammered(tmp_path),
+        capture_output=True, text=True, timeout=HANG_SECONDS,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr[-2000:]
+    counts = stop()
+    assert counts["laid"] > 1000 and counts["bypassed"] == [], counts

@@ -255,3 +255,48 @@ def test_a_stopped_service_holds_a_fork_of_many_mappings_once_and_not_for_each(
     assert line["digest"] == first.decode()
     assert line["took"] < 10  # one second for each would be twenty
     work.finish()
+
+
+#: Memory of the job's own in the place of the pool's mapping, past every library.
+REPLACED = """
+    m = Mapping(sys.argv[1])
+    assert m.pooled()
+    shmat, SHM_REMAP, IPC_RMID = 30, 0o40000, 0
+    segment = checked(libc.shmget(0, ctypes.c_size_t(m.length), 0o600), "shmget")
+    assert by_instruction(shmat, segment, m.address, SHM_REMAP) == m.address
+    checked(libc.shmctl(segment, IPC_RMID, None), "shmctl")
+    ctypes.memset(m.address, 7, m.length)
+    is_own = lambda: bytes(m.view) == bytes([7]) * m.length
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="numbers of system calls")
+def test_what_a_raw_call_put_in_the_pools_place_is_the_childs_too(
+    job: Start, records: Records
+) -> None:
+    code = (
+        REPLACED
+        + """
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if is_own() else 3)
+    say(child=os.waitpid(pid, 0)[1], own=is_own())
+    """
+    )
+    done = job(python(code, records.path), options=WHOLE).finish().good()
+    assert done.lines == [{"child": 0, "own": True}]
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="numbers of system calls")
+def test_what_a_raw_call_put_in_the_pools_place_stays_when_our_threads_end(
+    job: Start, records: Records
+) -> None:
+    code = (
+        REPLACED
+        + """
+    status = libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS: our threads end, and give back
+    say(status=status, threads=len(os.listdir("/proc/self/task")), own=is_own())
+    """
+    )
+    done = job(python(code, records.path), options=WHOLE).finish().good()
+    assert done.lines == [{"status": 0, "threads": 1, "own": True}]
