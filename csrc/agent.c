@@ -220,10 +220,8 @@ static void let_left_go(struct agent *a)
 		return;
 	a->left_at_ns = 0;
 	for (uint32_t i = 0; i < a->slots; i++)
-		if (atomic_load(&up_job.region[i].state) == UP_LEFT) {
-			up_unlisten_left(a, &up_job.region[i]);
+		if (atomic_load(&up_job.region[i].state) == UP_LEFT)
 			let_go(a, &up_job.region[i]);
-		}
 }
 
 static int on_attach(struct agent *a, struct up_region *r, int job_fd)
@@ -283,8 +281,7 @@ static void on_request(struct agent *a, struct up_request *q)
 			atomic_compare_exchange_strong(&r->state, &closing, UP_LIVE);
 		} else if (atomic_load(&r->pooled)) {
 			up_pool_detach(a, r);
-			if (!up_is_left(r))
-				up_release(a, r);
+			up_release(a, r);
 			q->result = UP_RELEASED;
 		} else if (!may_prepare(a, r)) {
 			r->asked = q; /* up_prepare_late() */
@@ -295,7 +292,7 @@ static void on_request(struct agent *a, struct up_request *q)
 		break;
 	case UP_REQ_FORGET:
 		up_unlisten(a, r);
-		if (!up_is_left(r))
+		if (atomic_load(&r->state) != UP_LEFT)
 			up_release(a, r);
 		break;
 	case UP_REQ_QUIT:

@@ -90,7 +90,6 @@ int up_lay(struct agent *a, struct up_region *r, uint64_t page, int checkpoint_f
 int up_rearm(struct agent *a, struct up_region *r, uint64_t page);
 /* Checkpoints of the region become ordinary pages that hold the file's bytes. */
 void up_unlisten(struct agent *a, struct up_region *r);
-void up_unlisten_left(struct agent *a, struct up_region *r);
 /* Its file, mapped elsewhere as the region was: up_region.replacement. 0: none is needed, or it is
  * there; else -errno. */
 int up_prepare_replacement(struct agent *a, struct up_region *r);

@@ -120,7 +120,7 @@ int up_may_act(struct agent *a, struct up_region *r)
 		return 0;
 	}
 	intact = up_region_intact(a, r);
-	if (!intact && !up_is_left(r)) /* what lies there then is its new owner's */
+	if (!intact && atomic_load(&r->state) != UP_LEFT) /* what lies there then is its new owner's */
 		up_note_bypass(a, UP_BYPASS_REPLACED);
 	return intact > 0;
 }

@@ -183,12 +183,12 @@ static int move_page(const struct up_region *r, uintptr_t p, uintptr_t address)
 		       : 0;
 }
 
-uint32_t up_replace_checkpoints(struct up_region *r, uintptr_t p, uint32_t state)
+uint32_t up_replace_checkpoints(struct up_region *r, uintptr_t p)
 {
 	uint32_t laid = atomic_load(&r->laid), failed = 0;
 	uintptr_t address;
 
-	for (uint32_t i = 0; i < laid && atomic_load(&r->state) == state; i++)
+	for (uint32_t i = 0; i < laid; i++)
 		if (page_address(r, r->laid_page[i], &address) || move_page(r, p, address))
 			failed++;
 	up_sys2(SYS_munmap, p, r->length);
@@ -251,7 +251,7 @@ static int map_elsewhere(struct agent *a, struct up_region *r, void **p)
 	if (!atomic_load(&r->laid))
 		return 0;
 	if (!up_may_act(a, r) || !checkpoints_intact(a, r)) {
-		if (up_is_left(r)) /* what lies there now is its new owner's */
+		if (atomic_load(&r->state) == UP_LEFT) /* what lies there now is its new owner's */
 			return -ENOENT;
 		up_note_bypass(a, UP_BYPASS_REPLACED);
 		atomic_store(&r->laid, 0); /* nobody puts anything in their place */
@@ -278,19 +278,6 @@ int up_prepare_replacement(struct agent *a, struct up_region *r)
 	up_unlisten(a, r);
 	atomic_store(&r->replacement, (uintptr_t)p);
 	return 0;
-}
-
-/* Of a region that a thread of the job has left: what lies there still is an ordinary page from now on, of
- * which the kernel tells nothing when it is unmapped one day. */
-void up_unlisten_left(struct agent *a, struct up_region *r)
-{
-	uint32_t laid = atomic_load(&r->laid);
-	int uffd = atomic_load(&a->uffd);
-	uintptr_t address;
-
-	for (uint32_t i = 0; i < laid && uffd >= 0; i++)
-		if (!page_address(r, r->laid_page[i], &address) && checkpoint_intact(a, r, i))
-			unlisten_page(uffd, address);
 }
 
 /* Each page is unregistered, asked for and replaced before the next: what is left of the checkpoints keeps

@@ -26,11 +26,8 @@ enum up_region_state {
 	UP_LIVE,    /* the agent's */
 	UP_CLOSING, /* a thread of the job takes it back */
 	UP_LEAVING, /* the agent still has to tell the service that it is gone */
-	/* A thread of the job waited long enough, and makes it plain itself. For the job's other threads
-	 * as CLOSING, for the agent as LEFT. */
-	UP_SEIZED,
-	/* The job has the mapping, or nobody has. The agent acts on no address of it any more, and lets
-	 * go of what it holds when it comes to it. */
+	/* A thread of the job waited long enough: it has the mapping, or nobody has. The agent acts on
+	 * no address of it any more, and lets go of what it holds when it comes to it. */
 	UP_LEFT,
 };
 
@@ -183,22 +180,6 @@ static inline int up_request_answer(struct up_request *q)
 	return 0;
 }
 
-/* Whether a thread of the job takes it back, or has just done so itself: it is over soon. */
-static inline int up_is_closing(struct up_region *r)
-{
-	uint32_t state = atomic_load(&r->state);
-
-	return state == UP_CLOSING || state == UP_SEIZED;
-}
-
-/* Whether a thread of the job did not wait for the agent any longer. */
-static inline int up_is_left(struct up_region *r)
-{
-	uint32_t state = atomic_load(&r->state);
-
-	return state == UP_SEIZED || state == UP_LEFT;
-}
-
 /* The agent's, around each change of the addresses of a region, and around nothing that may wait for
  * storage. 0: a thread of the job has taken the mapping, whose addresses may be anybody's by now. The
  * job says LEFT and then looks at hands, the agent the other way round: one of the two sees it. */
@@ -222,10 +203,8 @@ static inline void up_hands_off(void)
 /* link.c: who this process is */
 void up_introduce(struct up_hello *hello) __attribute__((visibility("hidden")));
 /* checkpoint.c: the pages of a mapping of the file at p in place of the checkpoints; p is unmapped. By
- * the thread that may act on the region, as long as that is in this state: another may have waited long
- * enough. How many could not be put there. */
-uint32_t up_replace_checkpoints(struct up_region *r, uintptr_t p, uint32_t state)
-	__attribute__((visibility("hidden")));
+ * the thread that may act on the region. How many could not be put there. */
+uint32_t up_replace_checkpoints(struct up_region *r, uintptr_t p) __attribute__((visibility("hidden")));
 
 /* agent.c */
 int up_agent_spawn(void) __attribute__((visibility("hidden")));

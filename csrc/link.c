@@ -115,7 +115,7 @@ void up_abandon(struct agent *a, struct up_region *r)
 	up_detach(a, r);
 	if (atomic_load(&r->pooled)) /* it must not be given back by address: it is served on */
 		atomic_compare_exchange_strong(&r->state, &closing, UP_LIVE);
-	else if (!up_is_left(r)) /* let_left_go() */
+	else if (atomic_load(&r->state) != UP_LEFT) /* let_left_go() */
 		up_release(a, r);
 }
 

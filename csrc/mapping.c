@@ -285,16 +285,16 @@ static int advise_regions(uintptr_t address, size_t length, int advice)
 
 	for (uint32_t i = 0; i < UP_REGIONS && length && atomic_load(&up_job.live); i++) {
 		struct up_region *r = &up_job.region[i];
-		int closing = up_is_closing(r);
+		uint32_t state = atomic_load(&r->state);
 
-		if ((!closing && atomic_load(&r->state) != UP_LIVE) || !up_overlaps(r, address, length))
+		if ((state != UP_LIVE && state != UP_CLOSING) || !up_overlaps(r, address, length))
 			continue;
 		if (!ours && !up_in_own_process())
 			break;
 		if (!ours)
 			mask = up_block_signals();
 		ours = 1;
-		if (closing)
+		if (state == UP_CLOSING)
 			up_await_closed(r, UP_REQ_DETACH);
 		else
 			swallowed |= advise_region(r, address, whole_pages(length), advice);

@@ -91,23 +91,15 @@ static struct up_request *claim_request(void)
 	}
 }
 
-/* It is plain, or never was anything else: the agent lets go of what it holds when it comes to it. */
-static int leave(struct up_region *r, uint32_t state)
+/* The region has become nobody's or the job's before the agent came to it: 1. 0: it is as the agent
+ * has made it. Afterwards the agent changes nothing at its addresses. */
+static int leave_region(struct up_region *r, uint32_t state)
 {
+	uint32_t hands = 1 + (uint32_t)(r - up_job.region);
+
 	if (!atomic_compare_exchange_strong(&r->state, &state, UP_LEFT))
 		return 0;
 	atomic_store(&up_job.left, 1);
-	return 1;
-}
-
-/* The region is this thread's before the agent came to it: 1, and leave() ends that. 0: it is as the agent
- * has made it. Afterwards the agent changes nothing at its addresses. */
-static int seize(struct up_region *r)
-{
-	uint32_t hands = 1 + (uint32_t)(r - up_job.region), closing = UP_CLOSING;
-
-	if (!atomic_compare_exchange_strong(&r->state, &closing, UP_SEIZED))
-		return 0;
 	/* A few system calls that wait for no storage. */
 	while (atomic_load(&up_job.hands) == hands && up_agent_alive())
 		up_sys0(SYS_sched_yield);
@@ -124,9 +116,9 @@ static int give_up(struct up_request *q, uint32_t op, struct up_region *r)
 	if (atomic_compare_exchange_strong(&q->state, &posted, UP_REQ_FREE))
 		return -ETIMEDOUT; /* nobody has seen it */
 	if (op == UP_REQ_ATTACH)
-		left = leave(r, UP_OPENING);
+		left = leave_region(r, UP_OPENING);
 	else if (op == UP_REQ_DETACH || op == UP_REQ_FORGET)
-		left = seize(r);
+		left = leave_region(r, UP_CLOSING);
 	if (atomic_compare_exchange_strong(&q->state, &taken, UP_REQ_DROPPED))
 		return left || op == UP_REQ_BYE || op == UP_REQ_QUIT ? -EINPROGRESS : 0;
 	result = left ? -EINPROGRESS : q->result; /* it is done, just now */
@@ -242,14 +234,13 @@ void up_map_from_anchor(struct up_region *r)
  * stay; they hold the file's bytes and are private as well. */
 static void duplicate_file(struct up_region *r)
 {
-	uint32_t state = atomic_load(&r->state);
 	void *copy;
 
 	if (atomic_load(&up_job.bypassed))
 		return;
 	copy = (void *)up_sys4(SYS_mremap, r->address, 0, r->length, MREMAP_MAYMOVE);
 	if (!up_failed((long)copy))
-		up_replace_checkpoints(r, (uintptr_t)copy, state);
+		up_replace_checkpoints(r, (uintptr_t)copy);
 }
 
 /* Nobody but us will make it plain. The pool's memory is no place for what the job is about to do;
@@ -269,17 +260,14 @@ static void make_plain(struct up_region *r, uint32_t op)
 void up_await_closed(struct up_region *r, uint32_t op)
 {
 	struct patience p = all_patience();
-	uint32_t state;
 
-	for (int i = 0; i < 100 && up_is_closing(r) && up_agent_alive(); i++)
+	for (int i = 0; i < 100 && atomic_load(&r->state) == UP_CLOSING && up_agent_alive(); i++)
 		up_sys0(SYS_sched_yield);
-	while ((state = atomic_load(&r->state), state == UP_SEIZED ||
-	       (state == UP_CLOSING && (up_agent_alive() || atomic_load(&r->pooled)))) && p.steps > 0)
-		wait_a_step(&r->state, state, &p);
-	if (p.steps <= 0 && seize(r)) {
+	while (atomic_load(&r->state) == UP_CLOSING &&
+	       (up_agent_alive() || atomic_load(&r->pooled)) && p.steps > 0)
+		wait_a_step(&r->state, UP_CLOSING, &p);
+	if (p.steps <= 0 && leave_region(r, UP_CLOSING))
 		make_plain(r, op);
-		leave(r, UP_SEIZED);
-	}
 }
 
 /* The agent has mapped the file elsewhere: its pages take the checkpoints' place now, by the thread that
@@ -291,7 +279,7 @@ static void put_in_place(struct up_region *r)
 	int ret;
 
 	if (p)
-		up_replace_checkpoints(r, p, UP_CLOSING);
+		up_replace_checkpoints(r, p);
 	if (!p && atomic_load(&r->laid))
 		make_plain(r, UP_REQ_DETACH);
 	if (atomic_exchange(&r->swallowed, 0)) /* all of it is one kind of pages again */
@@ -299,27 +287,26 @@ static void put_in_place(struct up_region *r)
 	ret = up_ask(UP_REQ_FORGET, (uint32_t)(r - up_job.region), -1);
 	if (ret == -ESRCH)
 		up_forget_slot(r);
-	else if (ret == -EINPROGRESS || (ret == -ETIMEDOUT && seize(r)))
-		leave(r, UP_SEIZED);
+	else if (ret == -ETIMEDOUT)
+		leave_region(r, UP_CLOSING);
 }
 
 int up_close_region(struct up_region *r, uint32_t op, uintptr_t address, size_t length)
 {
 	uint32_t live = UP_LIVE;
-	int taken = atomic_compare_exchange_strong(&r->state, &live, UP_CLOSING), ret;
+	int ret;
 
-	if (taken)
-		atomic_fetch_add(&up_job.closings, 1);
+	if (!atomic_compare_exchange_strong(&r->state, &live, UP_CLOSING)) {
+		up_await_closed(r, op);
+		return 0;
+	}
+	atomic_fetch_add(&up_job.closings, 1);
 	/* Only now does it stand still. If just a part of it goes (or the slot is another mapping's
 	 * meanwhile), the rest stays a plain mapping. */
 	if (op == UP_REQ_FORGET &&
 	    (atomic_load(&r->pooled) || /* who touches it just now must not wait for ever */
 	     address > r->address || address + length < r->address + r->map_length))
 		op = UP_REQ_DETACH;
-	if (!taken) {
-		up_await_closed(r, op);
-		return 0;
-	}
 	ret = up_ask(op, (uint32_t)(r - up_job.region), -1);
 	/* A dead agent has laid what it has laid: those pages hold the file's bytes, but are mappings of
 	 * their own, which mremap(2) refuses. The pool's the service goes on serving, but what the job is
@@ -334,9 +321,8 @@ int up_close_region(struct up_region *r, uint32_t op, uintptr_t address, size_t 
 		up_forget_slot(r);
 	} else if (ret == 0 && op == UP_REQ_DETACH) {
 		put_in_place(r);
-	} else if (ret == -EINPROGRESS || (ret == -ETIMEDOUT && seize(r))) {
+	} else if (ret == -EINPROGRESS || (ret == -ETIMEDOUT && leave_region(r, UP_CLOSING))) {
 		make_plain(r, op);
-		leave(r, UP_SEIZED);
 	}
 	return 1;
 }
@@ -358,9 +344,9 @@ void up_give_back(uintptr_t address, size_t length, uint32_t op)
 		return;
 	for (uint32_t i = 0; i < UP_REGIONS; i++) {
 		struct up_region *r = &up_job.region[i];
+		uint32_t state = atomic_load(&r->state);
 
-		if ((atomic_load(&r->state) != UP_LIVE && !up_is_closing(r)) ||
-		    !up_overlaps(r, address, length))
+		if ((state != UP_LIVE && state != UP_CLOSING) || !up_overlaps(r, address, length))
 			continue;
 		if (!ours && !up_in_own_process())
 			return;

@@ -179,9 +179,10 @@ static int was_announced(struct agent *a, uintptr_t start, uintptr_t end)
 	uint32_t slots = atomic_load(&a->slots);
 
 	for (uint32_t i = 0; i < slots; i++) {
-		struct up_region *r = &up_job.region[i];
+		const struct up_region *r = &up_job.region[i];
+		uint32_t state = atomic_load(&r->state);
 
-		if ((up_is_closing(r) || up_is_left(r)) &&
+		if ((state == UP_CLOSING || state == UP_LEFT) &&
 		    r->address < end && start < r->address + r->map_length)
 			return 1;
 	}
