@@ -11,7 +11,8 @@
  * MADV_PAGEOUT, which changes no byte of anybody's; and putting the file back, by the thread of the
  * job that is about to change that mapping itself. Two acts are the agent's own: putting the file back
  * when the service has gone or the file has changed, and arming a page of the pool (MADV_DONTNEED). It
- * asks the kernel before each page what lies there; docs/safety.md says what that leaves open.
+ * asks the kernel before each page, or before all of a mapping of the pool, what lies there;
+ * docs/safety.md says what that leaves open.
  */
 #define _GNU_SOURCE
 #include <errno.h>

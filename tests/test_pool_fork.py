@@ -270,33 +270,24 @@ REPLACED = """
 """
 
 
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="numbers of system calls")
-def test_what_a_raw_call_put_in_the_pools_place_is_the_childs_too(
-    job: Start, records: Records
-) -> None:
-    code = (
-        REPLACED
-        + """
+FORKED = """
     pid = os.fork()
     if pid == 0:
         os._exit(0 if is_own() else 3)
-    say(child=os.waitpid(pid, 0)[1], own=is_own())
-    """
-    )
-    done = job(python(code, records.path), options=WHOLE).finish().good()
-    assert done.lines == [{"child": 0, "own": True}]
+    say(own=[os.waitpid(pid, 0)[1] == 0, is_own()])
+"""
+
+#: PR_SET_NO_NEW_PRIVS: our threads end, and give back.
+ENDED = """
+    libc.prctl(38, 1, 0, 0, 0)
+    say(own=[len(os.listdir("/proc/self/task")) == 1, is_own()])
+"""
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="numbers of system calls")
-def test_what_a_raw_call_put_in_the_pools_place_stays_when_our_threads_end(
-    job: Start, records: Records
+@pytest.mark.parametrize("then", [FORKED, ENDED], ids=["in a child", "when our threads end"])
+def test_what_a_raw_call_put_in_the_pools_place_stays(
+    job: Start, records: Records, then: str
 ) -> None:
-    code = (
-        REPLACED
-        + """
-    status = libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS: our threads end, and give back
-    say(status=status, threads=len(os.listdir("/proc/self/task")), own=is_own())
-    """
-    )
-    done = job(python(code, records.path), options=WHOLE).finish().good()
-    assert done.lines == [{"status": 0, "threads": 1, "own": True}]
+    done = job(python(REPLACED + then, records.path), options=WHOLE).finish().good()
+    assert done.lines == [{"own": [True, True]}]
