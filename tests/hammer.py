@@ -4,11 +4,11 @@
     python -m hammer SOCKET FILE [SEED [EVERY_US [DETACH_PERCENT]]]
 
 It answers each ATTACH with as many checkpoints as a message holds, at random pages, and from then
-on sends commands without end (checkpoints armed again, now and then a whole mapping given back), so
-that whatever the job does to a mapping meets checkpoints in every state. Its checkpoint memfd holds
-all of the file from the start. It speaks node/wire.py and follows the rule of csrc/checkpoint.c: a
-page is there, whole, before it is announced. Prints "ready", then at the end of its input what it
-did, as JSON.
+on sends commands without end (checkpoints armed again, now and then a whole mapping given back;
+none with DETACH_PERCENT 0), so that whatever the job does to a mapping meets checkpoints in every
+state. Its checkpoint memfd holds all of the file from the start. It speaks node/wire.py and follows
+the rule of csrc/checkpoint.c: a page is there, whole, before it is announced. Prints "ready", then
+at the end of its input what it did, as JSON.
 """
 
 from __future__ import annotations
@@ -50,9 +50,7 @@ class Peer:
 class Hammer:
     """One thread, many agents, no memory of the past but what is laid where."""
 
-    def __init__(
-        self, path: str, file: str, seed: int, every_us: int, detach_percent: int
-    ) -> None:
+    def __init__(self, path: str, file: str, seed: int, every_us: int, detach_percent: int) -> None:
         self._weights = (100 - detach_percent, detach_percent)
         self._random = random.Random(seed)
         self._commands = 0
@@ -168,7 +166,9 @@ class Hammer:
         region = self._random.choice(list(peer.regions.values()))
         self._commands += 1
         kind = self._random.choices(KINDS, self._weights)[0]
-        if self._commands % SELDOM == 0:  # on a busy machine some would never come by chance
+        if (
+            self._commands % SELDOM == 0 and self._weights[1]
+        ):  # on a busy machine it might never come
             kind = min(KINDS, key=lambda kind: self.counts[kind.name.lower()])
         pages: list[int] = []
         if kind == wire.Type.REARM:

@@ -194,18 +194,25 @@ def wait_for(found: Callable[[], list[Process]], seconds: float) -> list[Process
 
 def end(found: Callable[[], list[Process]], seconds: float = 10.0) -> list[str]:
     """SIGKILL whatever ``found()`` finds until it finds nothing (they may be forking); what was
-    killed, as text. One that hangs in the kernel is left after ``seconds``."""
+    killed, as text. One that hangs in the kernel is left after ``seconds``.
+
+    One without memory is ending already, and shows no mark any more, so whose it is is not known
+    (a lasting fixture's terminal): it counts only if it stays.
+    """
     killed: dict[tuple[int, int], str] = {}
 
     def kill() -> list[Process]:
         for process in (left := found()):
+            if not command_line(process.pid):
+                continue
             killed.setdefault(process.key, str(process))
             if not gone(process):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(process.pid, signal.SIGKILL)
         return left
 
-    wait_for(kill, seconds)
+    for process in wait_for(kill, seconds):
+        killed.setdefault(process.key, str(process))
     return list(killed.values())
 
 
