@@ -196,8 +196,12 @@ static int take_descriptor(struct agent *a, struct up_region *r, int job_fd)
 /* The job has the mapping: nothing at its addresses is ours any more. */
 static void let_go(struct agent *a, struct up_region *r)
 {
-	a->pooled -= (uint32_t)atomic_exchange(&r->pooled, 0);
-	up_release(a, r);
+	if (atomic_exchange(&r->pooled, 0)) {
+		a->pooled--;
+		/* Who waited there when it was taken back. */
+		up_wake_range(a->pool_uffd, r->address, r->length);
+	}
+	up_release(a, r, UP_LEFT);
 }
 
 /* Nobody has read what waits there. */
@@ -219,8 +223,9 @@ static void let_left_go(struct agent *a)
 	    (atomic_load(&a->reading) && atomic_load(&up_job.responder_tid)))
 		return;
 	a->left_at_ns = 0;
+	/* One that becomes LEFT only now has its time as well. */
 	for (uint32_t i = 0; i < a->slots; i++)
-		if (atomic_load(&up_job.region[i].state) == UP_LEFT)
+		if (atomic_load(&up_job.region[i].state) == UP_LEFT && !atomic_load(&up_job.left))
 			let_go(a, &up_job.region[i]);
 }
 
@@ -265,10 +270,13 @@ void up_prepare_late(struct agent *a, struct up_region *r)
 
 static void on_request(struct agent *a, struct up_request *q)
 {
-	struct up_region *r = &up_job.region[q->slot % UP_REGIONS];
+	struct up_region *r = &up_job.region[q->region % UP_REGIONS];
 	uint32_t op = q->op, closing = UP_CLOSING;
 
 	q->result = 0;
+	if ((op == UP_REQ_DETACH || op == UP_REQ_FORGET) &&
+	    (atomic_load(&r->id) != q->region || atomic_load(&r->state) != UP_CLOSING))
+		op = 0; /* another thread has waited long enough, and it is let go of */
 	switch (op) {
 	case UP_REQ_ATTACH:
 		q->result = on_attach(a, r, q->job_fd);
@@ -276,15 +284,18 @@ static void on_request(struct agent *a, struct up_request *q)
 	case UP_REQ_DETACH:
 		/* The pool's memory is put back here; else the asker does what is done by address, and
 		 * then lets go of the region by UP_REQ_FORGET. */
-		if (atomic_load(&r->pooled) && !up_may_act(a, r)) {
-			q->result = -EBUSY; /* it stays as it is, and is served */
-			atomic_compare_exchange_strong(&r->state, &closing, UP_LIVE);
-		} else if (atomic_load(&r->pooled)) {
-			up_pool_detach(a, r);
-			up_release(a, r);
-			q->result = UP_RELEASED;
+		if (atomic_load(&r->pooled)) {
+			if (up_may_act(a, r))
+				up_pool_detach(a, r);
+			q->result = atomic_load(&r->pooled) ? -EBUSY : UP_RELEASED;
+			if (q->result == UP_RELEASED)
+				up_release(a, r, UP_CLOSING);
+			else /* it stays as it is, and is served */
+				atomic_compare_exchange_strong(&r->state, &closing, UP_LIVE);
 		} else if (!may_prepare(a, r)) {
 			r->asked = q; /* up_prepare_late() */
+			if (!r->sent)
+				up_queue(a, r);
 			return;
 		} else {
 			up_prepare_replacement(a, r);
@@ -292,8 +303,7 @@ static void on_request(struct agent *a, struct up_request *q)
 		break;
 	case UP_REQ_FORGET:
 		up_unlisten(a, r);
-		if (atomic_load(&r->state) != UP_LEFT)
-			up_release(a, r);
+		up_release(a, r, UP_CLOSING);
 		break;
 	case UP_REQ_QUIT:
 		a->quit = 1;
@@ -419,11 +429,14 @@ static int agent_open(struct agent *a)
 	/* What a fork left to us. */
 	for (uint32_t i = 0; i < UP_REGIONS; i++) {
 		struct up_region *r = &up_job.region[i];
+		uint32_t state = atomic_load(&r->state);
 
-		if (atomic_load(&r->state) != UP_LIVE || !r->inherited)
+		if (state == UP_FREE || state == UP_OPENING || !r->inherited)
 			continue;
 		if (i >= a->slots) /* not down: on_bell() above may have attached a higher one */
 			a->slots = i + 1;
+		if (state != UP_LIVE) /* a thread of the job has begun to take it back */
+			continue;
 		up_queue(a, r);
 		if (atomic_load(&r->swap) != UP_SWAP_WAITING)
 			a->connect_at_ns = up_now_ns() + FORK_QUIET_NS;
@@ -527,6 +540,18 @@ static void serve_alone(struct agent *a)
 	}
 }
 
+/* A thread of the job that puts the file back in the pool's place needs the pool's userfaultfd until it is there:
+ * some system calls that wait for no storage. Whether there was one. */
+static int await_seized(struct up_region *r)
+{
+	struct timespec pause = { .tv_nsec = NS_PER_MS };
+	int waited = 0;
+
+	for (; atomic_load(&r->pooled) && atomic_load(&r->state) == UP_SEIZED; waited = 1)
+		up_sys4(SYS_ppoll, NULL, 0, &pause, NULL);
+	return waited;
+}
+
 static void agent_main(void)
 {
 	struct agent *a = &up_agent;
@@ -552,11 +577,15 @@ static void agent_main(void)
 	for (uint32_t i = 0; i < UP_REGIONS; i++) {
 		struct up_region *r = &up_job.region[i];
 
-		up_abandon(a, r);
-		/* A thread of the job has just taken it, and its request comes too late. It waits
-		 * until we are gone: the mapping must be plain by then. */
-		if (atomic_load(&r->state) == UP_CLOSING)
-			up_detach(a, r);
+		/* A thread of the job may have taken it just now, and its request comes too late: it waits
+		 * until we are gone, or acts itself and may find that it must not. */
+		for (int again = 1, tries = 0; again && tries < 2; tries++) {
+			up_abandon(a, r);
+			if (atomic_load(&r->state) == UP_CLOSING)
+				up_detach(a, r);
+			again = await_seized(r) ||
+				(atomic_load(&r->pooled) && atomic_load(&r->state) == UP_LIVE);
+		}
 		if (atomic_load(&r->state) == UP_LEFT)
 			let_go(a, r);
 		if (atomic_load(&r->state) == UP_LEAVING)

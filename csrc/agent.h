@@ -112,7 +112,8 @@ int up_region_intact(const struct agent *a, const struct up_region *r);
 /* pooled.c */
 /* The pool's memory in place of a mapping whose address nobody knows yet: 0 or -errno. */
 int up_pool_enter(struct agent *a, struct up_region *r, int memfd);
-/* The file again; nothing of the pool stays behind. */
+/* The file again, wherever the kernel says that the pool still lies in the mapping's place. Where that is not all
+ * of it, the region stays the pool's: the rest may have been moved. */
 void up_pool_detach(struct agent *a, struct up_region *r);
 void up_pool_release(struct up_region *r);
 /* Whether the service shows signs of life; where it does not, the agent stands in. */
@@ -135,8 +136,9 @@ int up_say_bye(struct agent *a);
 int up_say_bypass(struct agent *a);
 void up_free_slot(struct up_region *r);
 void up_queue(struct agent *a, struct up_region *r);
-/* The mapping is the job's own again. The caller owns the region (it is CLOSING). */
-void up_release(struct agent *a, struct up_region *r);
+/* The mapping is the job's own again. Only from this state, CLOSING or LEFT: a thread of the job may have
+ * seized the region. */
+void up_release(struct agent *a, struct up_region *r, uint32_t state);
 /* Detach and release, unless a thread of the job has taken the region already. */
 void up_abandon(struct agent *a, struct up_region *r);
 

@@ -83,7 +83,7 @@ void up_leave_bypassed(struct agent *a)
 		    !atomic_compare_exchange_strong(&r->state, &live, UP_CLOSING))
 			continue; /* a thread of the job has it: its request will come */
 		atomic_store(&r->laid, 0);
-		up_release(a, r);
+		up_release(a, r, UP_CLOSING);
 	}
 	a->bypass_told = a->welcomed && !up_say_bypass(a);
 }
@@ -120,7 +120,7 @@ int up_may_act(struct agent *a, struct up_region *r)
 		return 0;
 	}
 	intact = up_region_intact(a, r);
-	if (!intact && atomic_load(&r->state) != UP_LEFT) /* what lies there then is its new owner's */
+	if (!intact && !up_is_left(atomic_load(&r->state))) /* what lies there then is its new owner's */
 		up_note_bypass(a, UP_BYPASS_REPLACED);
 	return intact > 0;
 }

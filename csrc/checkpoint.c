@@ -11,7 +11,7 @@
  * MADV_PAGEOUT, which changes no byte of anybody's; and putting the file back, by the thread of the
  * job that is about to change that mapping itself. Two acts are the agent's own: putting the file back
  * when the service has gone or the file has changed, and arming a page of the pool (MADV_DONTNEED). It
- * asks the kernel before each page, or before all of a mapping of the pool, what lies there;
+ * asks the kernel before each page, or each part of a mapping of the pool, what lies there;
  * docs/safety.md says what that leaves open.
  */
 #define _GNU_SOURCE
@@ -252,7 +252,7 @@ static int map_elsewhere(struct agent *a, struct up_region *r, void **p)
 	if (!atomic_load(&r->laid))
 		return 0;
 	if (!up_may_act(a, r) || !checkpoints_intact(a, r)) {
-		if (atomic_load(&r->state) == UP_LEFT) /* what lies there now is its new owner's */
+		if (up_is_left(atomic_load(&r->state))) /* what lies there now is its new owner's */
 			return -ENOENT;
 		up_note_bypass(a, UP_BYPASS_REPLACED);
 		atomic_store(&r->laid, 0); /* nobody puts anything in their place */
@@ -324,8 +324,8 @@ void up_detach(struct agent *a, struct up_region *r)
 	if (atomic_load(&r->pooled)) {
 		/* In a process that bypasses, too: who waits there for a page that cannot be read would
 		 * wait for ever. */
-		if (up_may_act(a, r) || up_region_intact(a, r) == 1)
-			up_pool_detach(a, r);
+		up_may_act(a, r);
+		up_pool_detach(a, r);
 		return;
 	}
 	replay_advice(a, r);

@@ -26,8 +26,9 @@ enum up_region_state {
 	UP_LIVE,    /* the agent's */
 	UP_CLOSING, /* a thread of the job takes it back */
 	UP_LEAVING, /* the agent still has to tell the service that it is gone */
-	/* A thread of the job waited long enough: it has the mapping, or nobody has. The agent acts on
-	 * no address of it any more, and lets go of what it holds when it comes to it. */
+	UP_SEIZED,  /* one thread of the job changes what lies there itself: nobody else does */
+	/* The job has the mapping, or nobody has. The agent acts on no address of it any more, and lets
+	 * go of what it holds when it comes to it. */
 	UP_LEFT,
 };
 
@@ -101,7 +102,7 @@ enum {
 struct up_request {
 	_Atomic uint32_t state;
 	uint32_t op;
-	uint32_t slot;
+	uint32_t region; /* up_region.id: its slot may be another mapping's by now */
 	int job_fd;
 	int result;
 };
@@ -180,9 +181,21 @@ static inline int up_request_answer(struct up_request *q)
 	return 0;
 }
 
+/* Of a region's state: a thread of the job takes it back just now. */
+static inline int up_is_closing(uint32_t state)
+{
+	return state == UP_CLOSING || state == UP_SEIZED;
+}
+
+/* Of a region's state: the job's, without the agent. */
+static inline int up_is_left(uint32_t state)
+{
+	return state == UP_SEIZED || state == UP_LEFT;
+}
+
 /* The agent's, around each change of the addresses of a region, and around nothing that may wait for
  * storage. 0: a thread of the job has taken the mapping, whose addresses may be anybody's by now. The
- * job says LEFT and then looks at hands, the agent the other way round: one of the two sees it. */
+ * job says SEIZED and then looks at hands, the agent the other way round: one of the two sees it. */
 static inline int up_hands_on(struct up_region *r)
 {
 	uint32_t state;
@@ -215,6 +228,8 @@ long up_agent_ring_bell(void) __attribute__((visibility("hidden")));
 void up_ring_responder(void) __attribute__((visibility("hidden")));
 
 #ifdef UP_AGENT_PTHREAD
+/* thread.c */
+void up_thread_await_end(void) __attribute__((visibility("hidden")));
 #define UP_AGENT_STACK_BYTES (8u << 20)
 #else
 #define UP_AGENT_STACK_BYTES (256u << 10)

@@ -79,12 +79,15 @@ static void up_unqueue(struct agent *a, struct up_region *r)
 	r->queued = 0;
 }
 
-/* The mapping is the job's own again. The caller owns the region (LIVE taken, or CLOSING). */
-void up_release(struct agent *a, struct up_region *r)
+void up_release(struct agent *a, struct up_region *r, uint32_t state)
 {
-	uint32_t laid = atomic_exchange(&r->laid, 0);
-	uintptr_t unused = atomic_exchange(&r->replacement, 0);
+	uint32_t laid;
+	uintptr_t unused;
 
+	if (!atomic_compare_exchange_strong(&r->state, &state, UP_LEAVING))
+		return;
+	laid = atomic_exchange(&r->laid, 0);
+	unused = atomic_exchange(&r->replacement, 0);
 	if (r->asked) { /* who asked does not wait any more: nothing is left to wake */
 		up_request_answer(r->asked);
 		r->asked = NULL;
@@ -97,12 +100,10 @@ void up_release(struct agent *a, struct up_region *r)
 	up_close(&r->pool_fd);
 	up_pool_release(r);
 	up_swap_end(r);
-	if (r->sent) {
-		atomic_store(&r->state, UP_LEAVING);
+	if (r->sent)
 		up_queue(a, r);
-		return;
-	}
-	up_free_slot(r);
+	else
+		up_free_slot(r);
 }
 
 void up_abandon(struct agent *a, struct up_region *r)
@@ -115,8 +116,8 @@ void up_abandon(struct agent *a, struct up_region *r)
 	up_detach(a, r);
 	if (atomic_load(&r->pooled)) /* it must not be given back by address: it is served on */
 		atomic_compare_exchange_strong(&r->state, &closing, UP_LIVE);
-	else if (atomic_load(&r->state) != UP_LEFT) /* let_left_go() */
-		up_release(a, r);
+	else
+		up_release(a, r, UP_CLOSING);
 }
 
 static int send_attach(struct agent *a, struct up_region *r)

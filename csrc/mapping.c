@@ -287,15 +287,15 @@ static int advise_regions(uintptr_t address, size_t length, int advice)
 		struct up_region *r = &up_job.region[i];
 		uint32_t state = atomic_load(&r->state);
 
-		if ((state != UP_LIVE && state != UP_CLOSING) || !up_overlaps(r, address, length))
+		if ((state != UP_LIVE && !up_is_closing(state)) || !up_overlaps(r, address, length))
 			continue;
 		if (!ours && !up_in_own_process())
 			break;
 		if (!ours)
 			mask = up_block_signals();
 		ours = 1;
-		if (state == UP_CLOSING)
-			up_await_closed(r, UP_REQ_DETACH);
+		if (state != UP_LIVE)
+			up_await_closed(r);
 		else
 			swallowed |= advise_region(r, address, whole_pages(length), advice);
 	}

@@ -46,6 +46,87 @@ static int reopen_to_write(int memfd)
 	return (int)up_sys4(SYS_openat, AT_FDCWD, path, O_RDWR | O_CLOEXEC, 0);
 }
 
+/* The file, mapped at p as a whole, in the place of a part of it. */
+static void put_back(struct up_region *r, void *p, uintptr_t start, size_t length)
+{
+	int keep = MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP; /* checkpoint.c, move_page */
+	int anew = (r->map_flags & (MAP_TYPE | MAP_NORESERVE)) | MAP_FIXED;
+	size_t before = start - r->address;
+	long ret = (long)p;
+
+	if (!up_failed(ret))
+		ret = up_sys5(SYS_mremap, (uintptr_t)p + before, length, length, keep, start);
+	/* Not even a mapping to spare. Where the file cannot be had at all, its reader must fail: the pool's
+	 * holes would be zeros one day. */
+	if (up_failed(ret) && up_failed((long)up_mmap((void *)start, length, r->prot, anew, r->fd,
+						       r->offset + before)))
+		up_sys3(SYS_mprotect, start, length, PROT_NONE);
+}
+
+/* From `at` on, the next part that the kernel says is the pool's, with hands on from the question to the act:
+ * how many bytes. *at: where the next look begins. */
+static size_t put_back_part(const struct agent *a, struct up_region *r, void *p, uintptr_t *at)
+{
+	uintptr_t start = *at, end = r->address + r->length;
+	struct up_vma v;
+
+	*at = end;
+	if (up_vma_from(a->maps_fd, start, &v) || v.start >= end)
+		return 0;
+	if (v.start > start)
+		start = v.start;
+	if (v.end < end)
+		*at = v.end;
+	if (!up_vma_alike(&v, &r->pool_mapped) ||
+	    v.offset + (start - v.start) != r->offset + (start - r->address))
+		return 0;
+	put_back(r, p, start, *at - start);
+	return *at - start;
+}
+
+static size_t put_back_parts(const struct agent *a, struct up_region *r, void *p)
+{
+	uintptr_t at = r->address;
+	size_t done = 0;
+
+	while (at < r->address + r->length && up_hands_on(r)) {
+		done += put_back_part(a, r, p, &at);
+		up_hands_off();
+	}
+	return done;
+}
+
+static void leave_pool(struct agent *a, struct up_region *r, int nobody_knows_it)
+{
+	size_t done = 0;
+	void *p;
+
+	up_step(a, UP_STATE_DETACHING);
+	if (atomic_exchange(&r->swallowed, 0))
+		r->advice = MADV_RANDOM;
+	p = up_map_anew(r);
+	if (!nobody_knows_it) {
+		done = put_back_parts(a, r, p);
+	} else if (up_hands_on(r)) {
+		put_back(r, p, r->address, r->length);
+		up_hands_off();
+		done = r->length;
+	}
+	if (!up_failed((long)p))
+		up_sys2(SYS_munmap, p, r->length);
+	up_wake_range(a->pool_uffd, r->address, r->length);
+	up_step(a, UP_STATE_DETACHING);
+	if (done == r->length) {
+		atomic_store(&r->pooled, 0);
+		a->pooled--;
+	}
+}
+
+void up_pool_detach(struct agent *a, struct up_region *r)
+{
+	leave_pool(a, r, 0);
+}
+
 int up_pool_enter(struct agent *a, struct up_region *r, int memfd)
 {
 	struct uffdio_register reg = {
@@ -63,6 +144,8 @@ int up_pool_enter(struct agent *a, struct up_region *r, int memfd)
 	if (!atomic_load(&r->anchor)) /* made when the mapping was taken up; a forked child has its parent's */
 		return -EINVAL;
 	up_step(a, UP_STATE_LAYING);
+	if (!up_hands_on(r)) /* taken back already, mlockall() for one takes all */
+		return -ECANCELED;
 	atomic_store(&r->pooled, 1); /* before it is: a fork between the two must know */
 	a->pooled++;
 	/* Not readable until a touch of it is waited for: should somebody touch it all the same (a
@@ -80,46 +163,10 @@ int up_pool_enter(struct agent *a, struct up_region *r, int memfd)
 		ret = up_sys3(SYS_mprotect, r->address, r->length, PROT_READ);
 	if (!ret)
 		ret = up_vma_at(a->maps_fd, r->address, &r->pool_mapped);
+	up_hands_off();
 	if (ret)
-		up_pool_detach(a, r);
+		leave_pool(a, r, 1);
 	return (int)ret;
-}
-
-void up_pool_detach(struct agent *a, struct up_region *r)
-{
-	void *p;
-	long ret;
-
-	up_step(a, UP_STATE_DETACHING);
-	if (atomic_exchange(&r->swallowed, 0))
-		r->advice = MADV_RANDOM;
-	p = up_map_anew(r);
-	ret = (long)p;
-	if (!up_failed(ret)) {
-		ret = -ECANCELED;
-		if (up_hands_on(r))
-			ret = up_sys5(SYS_mremap, p, r->length, r->length,
-				      MREMAP_MAYMOVE | MREMAP_FIXED, r->address);
-		up_hands_off();
-		if (up_failed(ret))
-			up_sys2(SYS_munmap, p, r->length);
-	}
-	if (up_failed(ret)) {
-		int flags = (r->map_flags & (MAP_TYPE | MAP_NORESERVE)) | MAP_FIXED;
-
-		/* Not even a mapping to spare. Where the file cannot be had at all, its reader must
-		 * fail: the pool's holes would be zeros one day. */
-		if (up_hands_on(r)) {
-			if (up_failed((long)up_mmap((void *)(uintptr_t)r->address, r->length,
-						    r->prot, flags, r->fd, r->offset)))
-				up_sys3(SYS_mprotect, r->address, r->length, PROT_NONE);
-			up_hands_off();
-		}
-	}
-	up_wake_range(a->pool_uffd, r->address, r->length);
-	up_step(a, UP_STATE_DETACHING);
-	atomic_store(&r->pooled, 0);
-	a->pooled--;
 }
 
 void up_pool_release(struct up_region *r)

@@ -172,7 +172,7 @@ static void after_fork_in_child(void)
 
 		/* The pool is not inherited: the file takes its place before anybody can look. Where there
 		 * is no hole, something is that our books know nothing of. */
-		if (pooled && (state == UP_LIVE || state == UP_CLOSING)) {
+		if (pooled && (state == UP_LIVE || up_is_closing(state))) {
 			gone = !is_hole(r);
 			if (!gone)
 				up_map_from_anchor(r);

@@ -90,8 +90,8 @@ extern void *up_next_syscall;
 int up_in_own_process(void);
 /* Post, ring, wait: the agent's result; -ESRCH when there is no agent any more; when the time is over
  * -ETIMEDOUT (it has not seen the request and never will) or -EINPROGRESS (it has; its region is
- * LEFT). */
-int up_ask(uint32_t op, uint32_t slot, int job_fd);
+ * the caller's, SEIZED, or LEFT). */
+int up_ask(uint32_t op, uint32_t region, int job_fd);
 /* A thread of the job waits so often so long for one of ours: 50 ms. */
 #define UP_WAIT_STEP_NS (5 * 1000 * 1000)
 #define UP_WAIT_STEPS 10
@@ -102,19 +102,18 @@ void up_restore_signals(uint64_t before);
 int up_attach(struct up_region *r, int job_fd);
 /* Start the agent when it is not there; whether there is one. */
 int up_agent_ready(void);
-void up_forget_slot(struct up_region *r);
 /* --engine pool: until the service has said how it serves the mapping, while *looks (steps, from
  * up_job.patience on) lasts, and without waiting while it is known to be silent. The caller is the
  * only one who knows the address. 0, or -ESRCH when the agent died over it. */
 int up_await_swap(struct up_region *r, int *looks);
 /* The file in the pool's place, without the agent. One page of it was kept, and mremap(2) of no bytes
- * makes a mapping of any length from a shared one. */
-void up_map_from_anchor(struct up_region *r);
+ * makes a mapping of any length from a shared one. 0 or -errno. */
+int up_map_from_anchor(struct up_region *r);
 /* Take a region back from the agent, because [address, +length) changes; 0 when another thread has
  * just done so. */
 int up_close_region(struct up_region *r, uint32_t op, uintptr_t address, size_t length);
 /* Until another thread, or the agent, has given it back. */
-void up_await_closed(struct up_region *r, uint32_t op);
+void up_await_closed(struct up_region *r);
 int up_overlaps(const struct up_region *r, uintptr_t address, size_t length);
 /* Before the kernel changes [address, +length): what is managed there becomes plain. */
 void up_give_back(uintptr_t address, size_t length, uint32_t op);

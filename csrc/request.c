@@ -19,6 +19,8 @@
 #define REFUSED_LOOKS 20000
 /* Interrupted as often as this in one step, it is over, too: the kernel tells us no time. */
 #define INTERRUPTED_MAX 100
+/* What another thread does to a region is usually over by then. */
+#define EAGER_LOOKS 100
 
 /* A child that no atfork handler saw (vfork, clone): the agent is not there. Its number alone does
  * not tell it: in a PID namespace of its own it may be the same. */
@@ -73,6 +75,16 @@ static void wait_a_step(_Atomic uint32_t *word, uint32_t value, struct patience 
 	p->steps--;
 }
 
+/* Wait while the word that nobody wakes has this value: it is over soon. Not by yielding alone, which lets nobody
+ * of a lower priority run. */
+static void look_again(_Atomic uint32_t *word, uint32_t value, int looks, struct patience *p)
+{
+	if (looks < EAGER_LOOKS)
+		up_sys0(SYS_sched_yield);
+	else
+		wait_a_step(word, value, p);
+}
+
 static struct up_request *claim_request(void)
 {
 	struct patience p = all_patience();
@@ -91,24 +103,38 @@ static struct up_request *claim_request(void)
 	}
 }
 
-/* The region has become nobody's or the job's before the agent came to it: 1. 0: it is as the agent
- * has made it. Afterwards the agent changes nothing at its addresses. */
-static int leave_region(struct up_region *r, uint32_t state)
+/* Nobody does anything there any more: 1. The agent lets go of what it holds when it comes to it. Where there is no
+ * agent the slot stays what it is: what the kernel tells the responder of it is the job's. */
+static int leave(struct up_region *r, uint32_t state)
 {
-	uint32_t hands = 1 + (uint32_t)(r - up_job.region);
-
+	atomic_store(&up_job.left, 1); /* before it is: let_left_go() */
 	if (!atomic_compare_exchange_strong(&r->state, &state, UP_LEFT))
 		return 0;
-	atomic_store(&up_job.left, 1);
+	if (!up_agent_alive() && atomic_load(&r->state) == UP_LEFT)
+		atomic_fetch_sub(&up_job.live, 1);
+	return 1;
+}
+
+/* The region of this id is this thread's: 1. 0: another's, or it is as the agent has made it. The agent changes
+ * nothing at its addresses before this thread says that it has done so itself. */
+static int seize(struct up_region *r, uint32_t id)
+{
+	uint32_t hands = 1 + (uint32_t)(r - up_job.region), closing = UP_CLOSING;
+	struct patience p = all_patience();
+
+	if (atomic_load(&r->id) != id ||
+	    !atomic_compare_exchange_strong(&r->state, &closing, UP_SEIZED))
+		return 0;
 	/* A few system calls that wait for no storage. */
-	while (atomic_load(&up_job.hands) == hands && up_agent_alive())
-		up_sys0(SYS_sched_yield);
+	for (int i = 0; atomic_load(&up_job.hands) == hands && up_agent_alive(); i++)
+		look_again(&up_job.hands, hands, i, &p);
 	return 1;
 }
 
 /* The answer did not come. What this region is then, is told by its state, whoever sets it first. */
-static int give_up(struct up_request *q, uint32_t op, struct up_region *r)
+static int give_up(struct up_request *q, uint32_t op, uint32_t region)
 {
+	struct up_region *r = &up_job.region[region % UP_REGIONS];
 	uint32_t posted = UP_REQ_POSTED, taken = UP_REQ_TAKEN;
 	int left = 0, result;
 
@@ -116,9 +142,9 @@ static int give_up(struct up_request *q, uint32_t op, struct up_region *r)
 	if (atomic_compare_exchange_strong(&q->state, &posted, UP_REQ_FREE))
 		return -ETIMEDOUT; /* nobody has seen it */
 	if (op == UP_REQ_ATTACH)
-		left = leave_region(r, UP_OPENING);
+		left = leave(r, UP_OPENING);
 	else if (op == UP_REQ_DETACH || op == UP_REQ_FORGET)
-		left = leave_region(r, UP_CLOSING);
+		left = seize(r, region);
 	if (atomic_compare_exchange_strong(&q->state, &taken, UP_REQ_DROPPED))
 		return left || op == UP_REQ_BYE || op == UP_REQ_QUIT ? -EINPROGRESS : 0;
 	result = left ? -EINPROGRESS : q->result; /* it is done, just now */
@@ -126,7 +152,7 @@ static int give_up(struct up_request *q, uint32_t op, struct up_region *r)
 	return result;
 }
 
-int up_ask(uint32_t op, uint32_t slot, int job_fd)
+int up_ask(uint32_t op, uint32_t region, int job_fd)
 {
 	struct patience p = all_patience();
 	struct up_request *q = claim_request();
@@ -136,7 +162,7 @@ int up_ask(uint32_t op, uint32_t slot, int job_fd)
 	if (!q)
 		return up_agent_alive() ? -ETIMEDOUT : -ESRCH;
 	q->op = op;
-	q->slot = slot;
+	q->region = region;
 	q->job_fd = job_fd;
 	atomic_store(&q->state, UP_REQ_POSTED);
 	/* One that did not answer the last time is not waited for again before it has come to. */
@@ -145,7 +171,7 @@ int up_ask(uint32_t op, uint32_t slot, int job_fd)
 	while (((state = atomic_load(&q->state)) == UP_REQ_POSTED || state == UP_REQ_TAKEN) &&
 	       up_agent_alive()) {
 		if (p.steps <= 0)
-			return give_up(q, op, &up_job.region[slot]);
+			return give_up(q, op, region);
 		wait_a_step(&q->state, state, &p);
 	}
 	if (atomic_load(&q->state) == UP_REQ_DONE)
@@ -156,10 +182,15 @@ int up_ask(uint32_t op, uint32_t slot, int job_fd)
 
 int up_attach(struct up_region *r, int job_fd)
 {
-	int ret = up_ask(UP_REQ_ATTACH, (uint32_t)(r - up_job.region), job_fd);
+	uint32_t opening = UP_OPENING, live = UP_LIVE;
+	int ret = up_ask(UP_REQ_ATTACH, r->id, job_fd);
 
-	if (ret && ret != -EINPROGRESS) /* that one the agent lets go of */
-		up_forget_slot(r);
+	/* What is in progress the agent lets go of. One that died may have made it LIVE; then another thread
+	 * may have taken it back already. */
+	if (ret && ret != -EINPROGRESS &&
+	    (atomic_compare_exchange_strong(&r->state, &opening, UP_FREE) ||
+	     atomic_compare_exchange_strong(&r->state, &live, UP_FREE)))
+		atomic_fetch_sub(&up_job.live, 1);
 	return ret;
 }
 
@@ -180,12 +211,6 @@ int up_agent_ready(void)
 	while (atomic_load(&up_job.agent_start) == 1 && p.steps > 0)
 		wait_a_step(&up_job.agent_start, 1, &p);
 	return atomic_load(&up_job.agent_start) == 2 && up_agent_alive();
-}
-
-void up_forget_slot(struct up_region *r)
-{
-	atomic_store(&r->state, UP_FREE);
-	atomic_fetch_sub(&up_job.live, 1);
 }
 
 int up_await_swap(struct up_region *r, int *looks)
@@ -217,16 +242,14 @@ int up_await_swap(struct up_region *r, int *looks)
 	return 0;
 }
 
-static void map_from(uintptr_t anchor, const struct up_region *r)
+int up_map_from_anchor(struct up_region *r)
 {
-	if (anchor)
-		up_sys5(SYS_mremap, anchor, 0, r->length, MREMAP_MAYMOVE | MREMAP_FIXED,
-			r->address);
-}
+	uintptr_t anchor = atomic_load(&r->anchor);
+	long p = anchor ? up_sys5(SYS_mremap, anchor, 0, r->length, MREMAP_MAYMOVE | MREMAP_FIXED,
+				  r->address)
+			: -ENOENT;
 
-void up_map_from_anchor(struct up_region *r)
-{
-	map_from(atomic_load(&r->anchor), r);
+	return up_failed(p) ? (int)p : 0;
 }
 
 /* The file's own pages in place of the checkpoints': a shared mapping can be duplicated from any of its
@@ -243,88 +266,105 @@ static void duplicate_file(struct up_region *r)
 		up_replace_checkpoints(r, (uintptr_t)copy);
 }
 
-/* Nobody but us will make it plain. The pool's memory is no place for what the job is about to do;
- * what it unmaps as a whole may be what it is. */
+/* Of a region that this thread has seized: the file's own pages, by the thread that is about to change that
+ * very mapping, so nobody else can be doing so in a correct program. In the checkpoints' places alone:
+ * between them the job may have mapped something without us, which no event tells of. What is unmapped
+ * as a whole may be what it is. */
 static void make_plain(struct up_region *r, uint32_t op)
 {
-	uintptr_t anchor = atomic_exchange(&r->anchor, 0);
+	uintptr_t p = atomic_exchange(&r->replacement, 0);
 
-	map_from(anchor, r);
-	if (anchor)
-		up_sys2(SYS_munmap, anchor, up_job.page_bytes);
-	else if (op != UP_REQ_FORGET && atomic_load(&r->laid) && (r->map_flags & MAP_TYPE) != MAP_PRIVATE)
+	if (p) /* the agent has mapped it elsewhere */
+		up_replace_checkpoints(r, p);
+	else if (op != UP_REQ_FORGET && atomic_load(&r->laid) &&
+		 (r->map_flags & MAP_TYPE) != MAP_PRIVATE)
 		duplicate_file(r);
+	p = atomic_exchange(&r->anchor, 0); /* not before: a child of fork(2) has the file from there */
+	if (p)
+		up_sys2(SYS_munmap, p, up_job.page_bytes);
+	if (op != UP_REQ_FORGET && atomic_exchange(&r->swallowed, 0)) /* one kind of pages again */
+		up_sys3(SYS_madvise, r->address, r->length, MADV_RANDOM);
 }
 
-/* A word that nobody wakes: looked at every step. */
-void up_await_closed(struct up_region *r, uint32_t op)
+/* The agent does not make it plain: it is silent, or dead. */
+static void take_back(struct up_region *r, uint32_t op)
+{
+	uint32_t seized = UP_SEIZED;
+
+	/* Where nothing is done by address any more, or there is no mapping to spare, the pool stays, and is
+	 * served. */
+	if (atomic_load(&r->pooled) &&
+	    (atomic_load(&up_job.bypassed) || up_is_patched() || up_map_from_anchor(r))) {
+		atomic_compare_exchange_strong(&r->state, &seized, UP_LIVE);
+		return;
+	}
+	make_plain(r, op);
+	leave(r, UP_SEIZED);
+}
+
+/* Another thread has it. What that does itself is some system calls that wait for no storage. */
+void up_await_closed(struct up_region *r)
 {
 	struct patience p = all_patience();
+	uint32_t state, id = atomic_load(&r->id);
 
-	for (int i = 0; i < 100 && atomic_load(&r->state) == UP_CLOSING && up_agent_alive(); i++)
-		up_sys0(SYS_sched_yield);
-	while (atomic_load(&r->state) == UP_CLOSING &&
-	       (up_agent_alive() || atomic_load(&r->pooled)) && p.steps > 0)
-		wait_a_step(&r->state, UP_CLOSING, &p);
-	if (p.steps <= 0 && leave_region(r, UP_CLOSING))
-		make_plain(r, op);
+	for (int i = 0; up_is_closing(state = atomic_load(&r->state)); i++) {
+		int over = p.steps <= 0 || !up_agent_alive();
+
+		if (atomic_load(&r->id) != id) /* another mapping's */
+			return;
+		if (state == UP_CLOSING && over && seize(r, id))
+			take_back(r, UP_REQ_DETACH);
+		else
+			look_again(&r->state, state, i, &p);
+	}
 }
 
-/* The agent has mapped the file elsewhere: its pages take the checkpoints' place now, by the thread that
- * is about to change that very mapping, so nobody else can be doing so in a correct program. Theirs
- * alone: between them the job may have mapped something without us, which no event tells of. */
-static void put_in_place(struct up_region *r)
+/* The agent has mapped the file elsewhere, and acts there no more. */
+static void put_in_place(struct up_region *r, uint32_t id)
 {
-	uintptr_t p = atomic_exchange(&r->replacement, 0);
+	uint32_t seized = UP_SEIZED;
 	int ret;
 
-	if (p)
-		up_replace_checkpoints(r, p);
-	if (!p && atomic_load(&r->laid))
-		make_plain(r, UP_REQ_DETACH);
-	if (atomic_exchange(&r->swallowed, 0)) /* all of it is one kind of pages again */
-		up_sys3(SYS_madvise, r->address, r->length, MADV_RANDOM);
-	ret = up_ask(UP_REQ_FORGET, (uint32_t)(r - up_job.region), -1);
-	if (ret == -ESRCH)
-		up_forget_slot(r);
-	else if (ret == -ETIMEDOUT)
-		leave_region(r, UP_CLOSING);
+	if (!seize(r, id))
+		return;
+	if (atomic_load(&r->pooled)) { /* it was LIVE again meanwhile, and another thread's */
+		take_back(r, UP_REQ_DETACH);
+		return;
+	}
+	make_plain(r, UP_REQ_DETACH);
+	atomic_compare_exchange_strong(&r->state, &seized, UP_CLOSING);
+	ret = up_ask(UP_REQ_FORGET, id, -1);
+	if (ret == -EINPROGRESS || (ret && seize(r, id)))
+		leave(r, UP_SEIZED);
 }
 
 int up_close_region(struct up_region *r, uint32_t op, uintptr_t address, size_t length)
 {
-	uint32_t live = UP_LIVE;
-	int ret;
+	uint32_t live = UP_LIVE, id;
+	int taken = atomic_compare_exchange_strong(&r->state, &live, UP_CLOSING), ret;
 
-	if (!atomic_compare_exchange_strong(&r->state, &live, UP_CLOSING)) {
-		up_await_closed(r, op);
-		return 0;
+	if (taken) {
+		atomic_fetch_add(&up_job.closings, 1);
+		/* Only now does it stand still. If just a part of it goes (or the slot is another
+		 * mapping's meanwhile), the rest stays a plain mapping. */
+		if (op == UP_REQ_FORGET &&
+		    (atomic_load(&r->pooled) || /* who touches it just now must not wait for ever */
+		     address > r->address || address + length < r->address + r->map_length))
+			op = UP_REQ_DETACH;
+		id = atomic_load(&r->id);
+		ret = up_ask(op, id, -1);
+		if (ret == 0 && op == UP_REQ_DETACH)
+			put_in_place(r, id);
+		/* Of a dead agent, too: the pool's memory the service goes on serving, but what the job is
+		 * about to do is meant for the file; and checkpoints are mappings of their own, which
+		 * mremap(2) refuses. Who waits there is woken when the service has read what it wanted. */
+		else if (ret == -EINPROGRESS ||
+			 ((ret == -ETIMEDOUT || ret == -ESRCH) && seize(r, id)))
+			take_back(r, op);
 	}
-	atomic_fetch_add(&up_job.closings, 1);
-	/* Only now does it stand still. If just a part of it goes (or the slot is another mapping's
-	 * meanwhile), the rest stays a plain mapping. */
-	if (op == UP_REQ_FORGET &&
-	    (atomic_load(&r->pooled) || /* who touches it just now must not wait for ever */
-	     address > r->address || address + length < r->address + r->map_length))
-		op = UP_REQ_DETACH;
-	ret = up_ask(op, (uint32_t)(r - up_job.region), -1);
-	/* A dead agent has laid what it has laid: those pages hold the file's bytes, but are mappings of
-	 * their own, which mremap(2) refuses. The pool's the service goes on serving, but what the job is
-	 * about to do is meant for the file. Who waits there is woken when the service has read what it
-	 * wanted. */
-	if (ret == -ESRCH) {
-		if (atomic_load(&r->pooled))
-			up_map_from_anchor(r);
-		else if (atomic_load(&r->laid))
-			make_plain(r, op);
-		atomic_store(&r->pooled, 0);
-		up_forget_slot(r);
-	} else if (ret == 0 && op == UP_REQ_DETACH) {
-		put_in_place(r);
-	} else if (ret == -EINPROGRESS || (ret == -ETIMEDOUT && leave_region(r, UP_CLOSING))) {
-		make_plain(r, op);
-	}
-	return 1;
+	up_await_closed(r); /* another thread may have waited long enough */
+	return taken;
 }
 
 int up_overlaps(const struct up_region *r, uintptr_t address, size_t length)
@@ -346,7 +386,7 @@ void up_give_back(uintptr_t address, size_t length, uint32_t op)
 		struct up_region *r = &up_job.region[i];
 		uint32_t state = atomic_load(&r->state);
 
-		if ((state != UP_LIVE && state != UP_CLOSING) || !up_overlaps(r, address, length))
+		if ((state != UP_LIVE && !up_is_closing(state)) || !up_overlaps(r, address, length))
 			continue;
 		if (!ours && !up_in_own_process())
 			return;
@@ -363,8 +403,9 @@ void up_give_back_pool(void)
 {
 	for (uint32_t i = 0; i < UP_REGIONS && up_job.pool && atomic_load(&up_job.live); i++) {
 		const struct up_region *r = &up_job.region[i];
+		uint32_t state = atomic_load(&r->state);
 
-		if (atomic_load(&r->state) == UP_LIVE && atomic_load(&r->pooled))
+		if ((state == UP_LIVE || up_is_closing(state)) && atomic_load(&r->pooled))
 			up_give_back(r->address, r->map_length, UP_REQ_DETACH);
 	}
 }
@@ -379,7 +420,7 @@ static int are_there(int agent, int responder)
 /* End our threads before the job changes who it is: they would keep the old identity, and a new user
  * namespace is refused to a process with two threads. Where they do not end in time, they end as soon
  * as they can. */
-void up_end_agent(void)
+static void end_agent(void)
 {
 	struct patience p = all_patience();
 	_Atomic uint32_t nothing = 0;
@@ -407,10 +448,6 @@ void up_end_agent(void)
 				up_ring_responder();
 			up_sys0(SYS_sched_yield);
 		}
-#ifdef UP_AGENT_PTHREAD /* libc waits for them to change their identity, with signals blocked */
-		while (are_there(tid, responder))
-			up_sys0(SYS_sched_yield);
-#endif
 		for (p = all_patience(); p.steps > 0 && are_there(tid, responder);) {
 			if (!up_agent_alive())
 				up_ring_responder();
@@ -418,6 +455,14 @@ void up_end_agent(void)
 		}
 	}
 	up_restore_signals(mask);
+}
+
+void up_end_agent(void)
+{
+	end_agent();
+#ifdef UP_AGENT_PTHREAD
+	up_thread_await_end();
+#endif
 }
 
 /* A file that is opened is perhaps mapped next, past us: that there are hooks is known before. */

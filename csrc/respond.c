@@ -182,7 +182,7 @@ static int was_announced(struct agent *a, uintptr_t start, uintptr_t end)
 		const struct up_region *r = &up_job.region[i];
 		uint32_t state = atomic_load(&r->state);
 
-		if ((state == UP_CLOSING || state == UP_LEFT) &&
+		if ((state == UP_CLOSING || up_is_left(state)) &&
 		    r->address < end && start < r->address + r->map_length)
 			return 1;
 	}

@@ -223,7 +223,7 @@ void up_wake_pooled(struct agent *a)
 	for (uint32_t i = 0; i < atomic_load(&a->slots); i++) {
 		struct up_region *r = &up_job.region[i];
 
-		if (atomic_load(&r->state) == UP_LIVE && atomic_load(&r->pooled))
+		if (atomic_load(&r->pooled))
 			up_wake_range(a->pool_uffd, r->address, r->length);
 	}
 }

@@ -24,6 +24,17 @@ struct start {
 	_Atomic int started;
 };
 
+static _Atomic int last_tid[2]; /* of the agent and the responder that began last */
+
+/* libc's seteuid(3) and its like wait for an answer of each thread that the kernel still knows. Ours
+ * give none (their signals are blocked), also after they have cleared their word. */
+void up_thread_await_end(void)
+{
+	for (int i = 0; i < 2; i++)
+		while (last_tid[i] && !up_failed(up_sys3(SYS_tgkill, up_sys0(SYS_getpid), last_tid[i], 0)))
+			up_sys0(SYS_sched_yield);
+}
+
 /* For the sanitizers, whose run-times must know every thread. */
 static void *run(void *arg)
 {
@@ -32,6 +43,7 @@ static void *run(void *arg)
 	void (*main)(void) = start->main;
 
 	atomic_store(tid, (int)up_sys0(SYS_gettid));
+	last_tid[tid == &up_job.responder_tid] = (int)up_sys0(SYS_gettid);
 	atomic_store(&start->started, 1); /* on the stack of who waits: gone from here on */
 	main();
 	atomic_store(tid, 0);

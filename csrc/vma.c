@@ -22,6 +22,7 @@ struct procmap_query {
 	uint64_t vma_name_addr, build_id_addr;
 };
 #define PROCMAP_QUERY _IOWR('f', 17, struct procmap_query)
+#define COVERING_OR_NEXT_VMA 0x10u
 #define VMA_READABLE 1u
 #define VMA_WRITABLE 2u
 #define VMA_EXECUTABLE 4u
@@ -32,7 +33,8 @@ struct procmap_query {
 
 static int query(int maps_fd, uintptr_t address, struct up_vma *out)
 {
-	struct procmap_query q = { .size = sizeof(q), .query_addr = address };
+	struct procmap_query q = { .size = sizeof(q), .query_addr = address,
+				   .query_flags = COVERING_OR_NEXT_VMA };
 	long ret = up_sys3(SYS_ioctl, maps_fd, PROCMAP_QUERY, &q);
 
 	if (up_failed(ret))
@@ -108,8 +110,6 @@ static int search(int maps_fd, uintptr_t address, struct up_vma *out)
 			text[i] = 0;
 			parse(text + line, out);
 			line = i + 1;
-			if (out->start > address)
-				return -ENOENT;
 			if (address < out->end)
 				return 0;
 		}
@@ -122,7 +122,7 @@ static int search(int maps_fd, uintptr_t address, struct up_vma *out)
 	return (int)n;
 }
 
-int up_vma_at(int maps_fd, uintptr_t address, struct up_vma *out)
+int up_vma_from(int maps_fd, uintptr_t address, struct up_vma *out)
 {
 	int ret;
 
@@ -131,6 +131,13 @@ int up_vma_at(int maps_fd, uintptr_t address, struct up_vma *out)
 	ret = query(maps_fd, address, out);
 	/* ENOTTY before 6.11; EINVAL where a filter or an emulation knows no such request */
 	return ret == -ENOTTY || ret == -EINVAL ? search(maps_fd, address, out) : ret;
+}
+
+int up_vma_at(int maps_fd, uintptr_t address, struct up_vma *out)
+{
+	int ret = up_vma_from(maps_fd, address, out);
+
+	return !ret && out->start > address ? -ENOENT : ret;
 }
 
 int up_vma_of_one_file(const struct up_vma *one, const struct up_vma *other)

@@ -15,6 +15,8 @@ struct up_vma {
 
 /* maps_fd: /proc/PID/maps, for one thread at a time. 0 or -errno; -ENOENT: nothing is mapped there. */
 int up_vma_at(int maps_fd, uintptr_t address, struct up_vma *out);
+/* The same, or the next one above. */
+int up_vma_from(int maps_fd, uintptr_t address, struct up_vma *out);
 /* Whether they are of one file. */
 int up_vma_of_one_file(const struct up_vma *one, const struct up_vma *other);
 /* ... with the same rights. */

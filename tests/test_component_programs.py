@@ -156,10 +156,11 @@ def test_a_program_that_dies_of_a_segmentation_fault(runner: Runner, bed: SlowBe
 def start_reader(
     runner: Runner, start: Callable[..., subprocess.Popen[bytes]], path: Path, **options: object
 ) -> subprocess.Popen[bytes]:
-    """A wrap whose job has read all of the mapping and waits for a signal."""
+    """A wrap whose job has read all of the mapping and waits for a signal, by looks: Python notes
+    one that comes just before signal.pause(), and waits for the next."""
     drop_cache(data(path))
     process = start(
-        runner.command(*python(READ_ALL + "signal.pause()", path)),
+        runner.command(*python(READ_ALL + "import time\nwhile True:\n    time.sleep(0.02)", path)),
         **{"env": runner.env, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, **options},
     )
     assert process.stdout is not None

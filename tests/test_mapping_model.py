@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from conftest import HANG_SECONDS, clean_environment, uffdprefetch
-from harness import OPTIONS, TESTS, both_engines, hammered, python
+from harness import AGENT_STATES, OPTIONS, TESTS, both_engines, hammered, python
 
 pytest_plugins = ("harness_fixtures",)
 
@@ -215,3 +215,26 @@ def test_a_page_that_is_mapped_while_a_file_is_put_back_stays_where_it_is(
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr[-2000:]
     counts = stop()
     assert counts["laid"] > 1000 and counts["bypassed"] == [], counts
+
+
+@pytest.mark.parametrize("agent", ["alive", "dead"])
+def test_two_threads_that_change_two_parts_of_a_mapping_do_not_meet(
+    small: Path, tmp_path: Path, compiled: Callable[..., str], hammer: Any, agent: str
+) -> None:
+    """Where the agent does not answer the first of them puts the file back itself: not where the
+    second has memory of its own by then."""
+    stop = hammer(6, "1000000", "0")
+    env = hammered(tmp_path)
+    if agent == "dead":
+        env["UFFDPREFETCH_TEST_AGENT_EXIT"] = "1"
+        env["UFFDPREFETCH_TEST_AGENT_EXIT_STATE"] = str(AGENT_STATES.index("detaching"))
+        env["UFFDPREFETCH_TEST_AGENT_EXIT_LOG"] = str(tmp_path / "exits")
+    for _ in range(5):
+        done = subprocess.run(
+            [compiled("two_parts"), str(small), "200"], env=env,
+            capture_output=True, text=True, timeout=HANG_SECONDS,
+        )  # fmt: skip
+        assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr[-2000:]
+    counts = stop()
+    assert counts["laid"] > 10000 and counts["bypassed"] == [], counts
+    assert (tmp_path / "exits").exists() == (agent == "dead")

@@ -328,6 +328,50 @@ for point in points:
 """
 
 
+def test_what_a_raw_call_has_left_of_a_mapping_is_the_file_again_when_that_cannot_be_read(
+    job: Start, far: tuple[Path, str]
+) -> None:
+    """The file's server is gone; the job has memory of its own in the middle of the mapping."""
+    require(why_no_bed() is None, why_no_bed() or "")
+    code = """
+    m = Mapping(sys.argv[1])
+    say(first=m.view[0], pooled=m.pooled())
+    go, told = os.pipe()
+    child = os.fork()  # before the raw call: it has the pool, too
+    if not child:
+        os.read(go, 1)
+        m.digest()
+        os._exit(0)
+    middle, length = m.address + (4 << 20), 1 << 20
+    past_us = ctypes.CDLL("libc.so.6").mmap
+    past_us.restype, past_us.argtypes = libc.mmap.restype, libc.mmap.argtypes
+    anonymous = MAP_PRIVATE | 0x20 | 0x10  # MAP_ANONYMOUS, MAP_FIXED
+    assert past_us(middle, length, PROT_READ | 2, anonymous, -1, 0) == middle
+    ctypes.memset(middle, 0x5A, length)
+    say(ready=True)
+    hear()
+    os.write(told, b"x")
+    say(child=os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    m.plain()
+    say(own=ctypes.string_at(middle, length) == bytes([0x5A]) * length)
+    say(survived=m.view[6 << 20])
+    """
+    bed = SlowBed(far[0], latency_us=50_000)
+    bed.mount()
+    try:
+        work = job(python(code, bed.path("far.bin")), options=("--budget", "1MiB", *POOL[:2]))
+        assert work.line()["pooled"]
+        assert work.line() == {"ready": True}
+        os.kill(bed.pid, signal.SIGKILL)
+        wait_until(lambda: process_gone(bed.pid), "the server's end")
+        work.tell()
+        assert work.line() == {"child": -signal.SIGBUS}
+        assert work.line() == {"own": True}
+        assert work.finish().status == -signal.SIGBUS
+    finally:
+        bed.unmount()
+
+
 def test_the_job_reads_right_bytes_wherever_its_agent_ends(
     job: Start, small: Path, compiled: Callable[..., str]
 ) -> None:
