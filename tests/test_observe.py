@@ -1,9 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""node/observe.read_only_files: which lines of /proc/PID/maps are mappings worth watching."""
+"""node/observe: which lines of /proc/PID/maps are mappings worth watching, and whose."""
 
 from __future__ import annotations
 
-from uffdprefetch.node.observe import CHECKPOINT_NAME, Mapping, read_only_files
+import mmap
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from uffdprefetch.node import observe
+from uffdprefetch.node.observe import CHECKPOINT_NAME, Mapping, Observer, read_only_files
 
 MIB = 1 << 20
 
@@ -52,3 +59,26 @@ def test_what_checkpoints_cut_into_pieces_is_one_mapping() -> None:
     (found,) = read_only_files(maps, 16 * MIB)
     assert (found.start, found.end) == (start, start + 17 * page + 32 * MIB)
     assert found.path == "/data/records"
+
+
+def met_after(looks: int, everybody: bool, path: Path) -> list[int]:
+    """The processes that an Observer takes for its own after so many looks at this one."""
+    engine = SimpleNamespace(clients={}, opener=SimpleNamespace(open=lambda *_: None))
+    met: list[int] = []
+    ledger = SimpleNamespace(hello=lambda client: met.append(client.pid))
+    watcher = Observer(cast(Any, engine), cast(Any, ledger), MIB, everybody)
+    path.write_bytes(bytes(2 * MIB))
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ):
+        for _ in range(looks):
+            watcher.look([os.getpid()], watcher.due_ns + observe.LOOK_ALL_NS)
+    for client in engine.clients.values():
+        client.close()
+    return met
+
+
+def test_a_forked_child_whose_agent_has_not_said_hello_yet_is_not_a_stranger(
+    tmp_path: Path,
+) -> None:
+    assert met_after(1, False, tmp_path / "data") == []
+    assert met_after(2, False, tmp_path / "data") == [os.getpid()]
+    assert met_after(1, True, tmp_path / "data") == [os.getpid()]

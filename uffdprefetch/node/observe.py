@@ -119,6 +119,8 @@ class Observer:
         self._next_ns = 0
         self._next_all_ns = 0
         self._regions = FIRST_OBSERVED
+        #: Without an agent at the last look. That of a forked child may be starting.
+        self._strangers: set[int] = set()
 
     @property
     def due_ns(self) -> int:
@@ -134,16 +136,19 @@ class Observer:
         every = self._everybody or now_ns >= self._next_all_ns
         agents = {c.pid: c for c in self._engine.clients.values() if not c.observed}
         pids = {pid for job in jobs for pid in descendants(job)} if every else set()
+        before = self._strangers
         if every:
             self._forget(pids - agents.keys())
+            self._strangers = set()
         for pid in pids | agents.keys():
             client = agents.get(pid)
             if every or (client is not None and client.bypasses):
-                self._look_at(pid, client)
+                self._look_at(pid, client, self._everybody or pid in before)
         cost = LOOK_COST * (time.thread_time_ns() - began)
         self._next_ns = now_ns + max(LOOK_NS, cost)
         if every:
-            self._next_all_ns = now_ns + max(LOOK_ALL_NS, cost)
+            wait = LOOK_NS if self._strangers - before else LOOK_ALL_NS
+            self._next_all_ns = now_ns + max(wait, cost)
 
     def _forget(self, pids: set[int]) -> None:
         """All that are not these: they have ended, or have an agent now."""
@@ -155,13 +160,17 @@ class Observer:
             self._engine.bulk.left(client)
             client.close()
 
-    def _look_at(self, pid: int, client: Client | None) -> None:
+    def _look_at(self, pid: int, client: Client | None, stranger: bool) -> None:
+        """``stranger``: no agent will tell of this process."""
         mappings = _maps_of(pid, self._min_bytes)
         if mappings is None:
             return
         client = client or self._engine.clients.get(-pid)
         if client is None:
             if not mappings:
+                return
+            self._strangers.add(pid)
+            if not stranger:
                 return
             try:
                 client = self._engine.clients[-pid] = self._meet(pid)

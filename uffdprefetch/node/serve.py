@@ -195,7 +195,7 @@ class Service:
         self._close()
 
     def _finished(self) -> bool:
-        if self._peers.over or self._asked_to_end > 1:
+        if self._asked_to_end > 1 or (self._peers.over and self._freshness.may_end()):
             return True
         if not self._peers.none:
             if not self._peers.only_strangers:  # a watcher that comes again and again is no client
