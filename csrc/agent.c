@@ -138,7 +138,8 @@ static uint32_t slot_of(const struct up_region *r)
 static int is_what_is_mapped(struct agent *a, struct up_region *r)
 {
 	struct up_vma page;
-	void *p = up_mmap(NULL, up_job.page_bytes, PROT_READ, MAP_SHARED, r->fd, r->offset);
+	void *p = up_mmap(NULL, up_job.page_bytes, PROT_READ,
+			  MAP_SHARED | (r->map_flags & MAP_NORESERVE), r->fd, r->offset);
 	int ret;
 
 	if (up_failed((long)p))
@@ -286,7 +287,7 @@ static void on_request(struct agent *a, struct up_request *q)
 		 * then lets go of the region by UP_REQ_FORGET. */
 		if (atomic_load(&r->pooled)) {
 			if (up_may_act(a, r))
-				up_pool_detach(a, r);
+				up_pool_detach(a, r, 1);
 			q->result = atomic_load(&r->pooled) ? -EBUSY : UP_RELEASED;
 			if (q->result == UP_RELEASED)
 				up_release(a, r, UP_CLOSING);

@@ -113,8 +113,8 @@ int up_region_intact(const struct agent *a, const struct up_region *r);
 /* The pool's memory in place of a mapping whose address nobody knows yet: 0 or -errno. */
 int up_pool_enter(struct agent *a, struct up_region *r, int memfd);
 /* The file again, wherever the kernel says that the pool still lies in the mapping's place. Where that is not all
- * of it, the region stays the pool's: the rest may have been moved. */
-void up_pool_detach(struct agent *a, struct up_region *r);
+ * of it, the region stays the pool's: the rest may have been moved. ``intact``: up_may_act(). */
+void up_pool_detach(struct agent *a, struct up_region *r, int intact);
 void up_pool_release(struct up_region *r);
 /* Whether the service shows signs of life; where it does not, the agent stands in. */
 void up_pool_check_beat(struct agent *a);

@@ -172,14 +172,14 @@ void *up_map_anew(struct up_region *r)
 	return p;
 }
 
-/* A page of the mapping of the file at p to its place. What it leaves stays mapped (Linux 5.13 for a file's):
- * another thread of the job could be given a hole there, and p is unmapped as a whole. */
-static int move_page(const struct up_region *r, uintptr_t p, uintptr_t address)
+/* A page of a mapping of the file elsewhere to its place. What it leaves stays mapped (Linux 5.13 for a file's):
+ * another thread of the job could be given a hole there, and the mapping is unmapped as a whole. */
+static int move_page(uintptr_t from, uintptr_t address)
 {
 	int flags = MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP;
 
-	return up_failed(up_sys5(SYS_mremap, p + (address - r->address), up_job.page_bytes,
-				 up_job.page_bytes, flags, address))
+	return up_failed(up_sys5(SYS_mremap, from, up_job.page_bytes, up_job.page_bytes, flags,
+				 address))
 		       ? -1
 		       : 0;
 }
@@ -190,7 +190,8 @@ uint32_t up_replace_checkpoints(struct up_region *r, uintptr_t p)
 	uintptr_t address;
 
 	for (uint32_t i = 0; i < laid; i++)
-		if (page_address(r, r->laid_page[i], &address) || move_page(r, p, address))
+		if (page_address(r, r->laid_page[i], &address) ||
+		    move_page(p + (address - r->address), address))
 			failed++;
 	up_sys2(SYS_munmap, p, r->length);
 	return failed;
@@ -243,6 +244,15 @@ static void leave_copies(const struct agent *a, struct up_region *r)
 	atomic_store(&r->laid, left);
 }
 
+/* Whether a mapping that nobody else knows is one of the region's file, from this offset on. */
+static int is_of_file(const struct agent *a, const struct up_region *r, uintptr_t p, uint64_t offset)
+{
+	struct up_vma vma;
+
+	return !up_vma_at(a->maps_fd, p, &vma) && up_vma_alike(&vma, &r->mapped) &&
+	       vma.offset + (p - vma.start) == offset;
+}
+
 /* The file, mapped elsewhere: 0 and *p, NULL where none is needed; or -errno. */
 static int map_elsewhere(struct agent *a, struct up_region *r, void **p)
 {
@@ -269,11 +279,69 @@ static int map_elsewhere(struct agent *a, struct up_region *r, void **p)
 	return up_failed((long)*p) ? (int)(long)*p : 0;
 }
 
+/* One page of the file where there is no room for all of it (RLIMIT_AS): its address, in a mapping of two pages of
+ * which it is the second; 0: it cannot be had. A shared one of the page before it, which is never a checkpoint;
+ * and looked at where it is then, for what lies in the mapping may have changed. */
+static uintptr_t map_page(const struct agent *a, const struct up_region *r, uintptr_t address)
+{
+	size_t page = up_job.page_bytes;
+	uint64_t offset = r->offset + (address - r->address) - page;
+	int flags = r->map_flags & (MAP_TYPE | MAP_NORESERVE);
+	long p;
+
+	if ((r->map_flags & MAP_TYPE) != MAP_PRIVATE)
+		p = up_sys4(SYS_mremap, address - page, 0, 2 * page, MREMAP_MAYMOVE);
+	else
+		p = (long)up_mmap(NULL, 2 * page, r->prot, flags, r->fd, offset);
+	if (up_failed(p))
+		return 0;
+	if (is_of_file(a, r, (uintptr_t)p, offset)) {
+		if (r->advice != MADV_NORMAL)
+			up_sys3(SYS_madvise, p, 2 * page, r->advice);
+		return (uintptr_t)p + page;
+	}
+	up_sys2(SYS_munmap, p, 2 * page);
+	return 0;
+}
+
+/* Each page is unregistered, asked for and replaced before the next: what is left of the checkpoints keeps
+ * waiting who unmaps the mapping. Asked for last: what a raw mmap(2) puts there between the question and
+ * the act is hit. ``p``: the file, mapped elsewhere; 0: page by page. */
+static void replace_alone(struct agent *a, struct up_region *r, uintptr_t p)
+{
+	uint32_t laid = atomic_load(&r->laid), i = 0;
+	int uffd = atomic_load(&a->uffd), placed = 1;
+
+	if (!up_may_act(a, r))
+		return;
+	for (; placed && i < laid; i += placed) {
+		uintptr_t address, from;
+
+		if (page_address(r, r->laid_page[i], &address))
+			return;
+		from = p ? p + (address - r->address) : map_page(a, r, address);
+		placed = 0; /* then what is laid stays, and holds the file's bytes */
+		if (from && hands_on(a, r)) {
+			if (uffd >= 0)
+				unlisten_page(uffd, address);
+			up_step(a, UP_STATE_DETACHING);
+			placed = checkpoint_intact(a, r, i) && !move_page(from, address);
+			hands_off(a);
+		}
+		if (from && !p)
+			up_sys2(SYS_munmap, from - up_job.page_bytes, 2 * up_job.page_bytes);
+	}
+	if (i == laid)
+		atomic_store(&r->laid, 0);
+}
+
 int up_prepare_replacement(struct agent *a, struct up_region *r)
 {
 	void *p;
 	int ret = map_elsewhere(a, r, &p);
 
+	if (ret == -ENOMEM)
+		replace_alone(a, r, 0);
 	if (ret || !p)
 		return ret;
 	up_unlisten(a, r);
@@ -281,38 +349,20 @@ int up_prepare_replacement(struct agent *a, struct up_region *r)
 	return 0;
 }
 
-/* Each page is unregistered, asked for and replaced before the next: what is left of the checkpoints keeps
- * waiting who unmaps the mapping. Asked for last: what a raw mmap(2) puts there between the question and
- * the act is hit. */
-static void replace_alone(struct agent *a, struct up_region *r, uintptr_t p)
-{
-	uint32_t laid = atomic_load(&r->laid), i = 0;
-	int uffd = atomic_load(&a->uffd);
-	uintptr_t address;
-
-	if (!up_may_act(a, r))
-		return;
-	for (int placed = 1; placed && i < laid && hands_on(a, r); i += placed) {
-		placed = !page_address(r, r->laid_page[i], &address);
-		if (placed && uffd >= 0)
-			unlisten_page(uffd, address);
-		up_step(a, UP_STATE_DETACHING);
-		placed = placed && checkpoint_intact(a, r, i) && !move_page(r, p, address);
-		hands_off(a); /* where it failed what is laid stays, and holds the file's bytes */
-	}
-	if (i == laid)
-		atomic_store(&r->laid, 0);
-}
-
 /* Where a thread of the job is about to change the mapping it stays swallowed: that thread replays it
  * over all pages, those that take the checkpoints' place included. */
 static void replay_advice(struct agent *a, struct up_region *r)
 {
+	size_t swallowed;
+
 	if (!atomic_load(&r->swallowed))
 		return;
-	if (up_may_act(a, r) && hands_on(a, r) && atomic_exchange(&r->swallowed, 0)) {
-		r->advice = MADV_RANDOM;
-		up_sys3(SYS_madvise, r->address, r->length, MADV_RANDOM);
+	if (up_may_act(a, r) && hands_on(a, r)) {
+		swallowed = atomic_exchange(&r->swallowed, 0);
+		if (swallowed) {
+			r->advice = MADV_RANDOM;
+			up_sys3(SYS_madvise, r->address, swallowed, MADV_RANDOM);
+		}
 	}
 	hands_off(a);
 }
@@ -320,18 +370,22 @@ static void replay_advice(struct agent *a, struct up_region *r)
 void up_detach(struct agent *a, struct up_region *r)
 {
 	void *p;
+	int ret;
 
 	if (atomic_load(&r->pooled)) {
 		/* In a process that bypasses, too: who waits there for a page that cannot be read would
 		 * wait for ever. */
-		up_may_act(a, r);
-		up_pool_detach(a, r);
+		up_pool_detach(a, r, up_may_act(a, r));
 		return;
 	}
 	replay_advice(a, r);
-	if (!atomic_load(&r->laid) || map_elsewhere(a, r, &p) || !p)
+	if (!atomic_load(&r->laid))
+		return;
+	ret = map_elsewhere(a, r, &p);
+	if ((ret && ret != -ENOMEM) || (!ret && !p))
 		return; /* what is laid stays, and holds the file's bytes */
-	replace_alone(a, r, (uintptr_t)p);
-	up_sys2(SYS_munmap, p, r->length);
+	replace_alone(a, r, ret ? 0 : (uintptr_t)p);
+	if (!ret)
+		up_sys2(SYS_munmap, p, r->length);
 	up_step(a, UP_STATE_DETACHING);
 }

@@ -46,7 +46,7 @@ struct up_region {
 	int64_t mtime_ns;
 	int prot, map_flags;
 	_Atomic int advice;   /* MADV_NORMAL, _RANDOM or _SEQUENTIAL as it now is in the kernel */
-	_Atomic int swallowed; /* the job asked for MADV_RANDOM and did not get it */
+	_Atomic size_t swallowed; /* so much of it the job wanted MADV_RANDOM, and did not get it */
 	int writable;         /* the description is O_RDWR: nothing may be laid */
 	int known; /* MAP_FIXED, perhaps over what a thread is reading: nothing may be laid */
 	int inherited;        /* came through fork, not yet taken up by this process's agent */

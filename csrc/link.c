@@ -137,7 +137,7 @@ static int send_attach(struct agent *a, struct up_region *r)
 	m.attach.size_bytes = r->size;
 	m.attach.mtime_ns = r->mtime_ns;
 	m.attach.map_flags = (uint32_t)r->map_flags;
-	m.attach.advice_swallowed = (uint32_t)atomic_load(&r->swallowed);
+	m.attach.advice_swallowed = atomic_load(&r->swallowed) != 0;
 	ret = send_message(a, UP_ATTACH, &m, r->fd);
 	if (ret)
 		return ret;

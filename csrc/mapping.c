@@ -257,7 +257,7 @@ static int advise_region(struct up_region *r, uintptr_t address, size_t length, 
 		/* On Lustre each cold fault would become one 4 KiB RPC; elsewhere the kernel's
 		 * readahead is what helps when a window was missed. Replayed on detach. */
 		if (just_it && !up_job.keep_advice) {
-			atomic_store(&r->swallowed, 1);
+			atomic_store(&r->swallowed, length);
 			/* Given up by the agent just now: it may have looked before we wrote. */
 			return atomic_load(&r->state) == UP_LIVE;
 		}
@@ -362,13 +362,18 @@ UP_EXPORT int mlock2(const void *address, size_t length, unsigned int flags)
 			   : (int)up_fail(up_sys3(SYS_mlock2, address, length, flags));
 }
 
+void up_all_is_locked(void)
+{
+	up_give_back(0, UINTPTR_MAX, UP_REQ_DETACH);
+	if (up_job.enabled && up_in_own_process())
+		atomic_store(&up_job.disabled, 1); /* MCL_FUTURE would lock, and read, what we lay */
+}
+
 UP_EXPORT int mlockall(int flags)
 {
 	int saved = errno;
 
-	up_give_back(0, UINTPTR_MAX, UP_REQ_DETACH);
-	if (up_job.enabled && up_in_own_process())
-		atomic_store(&up_job.disabled, 1); /* MCL_FUTURE would lock, and read, what we lay */
+	up_all_is_locked();
 	errno = saved;
 	return up_next.mlockall ? up_next.mlockall(flags) : (int)up_fail(up_sys1(SYS_mlockall, flags));
 }

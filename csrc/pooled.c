@@ -96,15 +96,24 @@ static size_t put_back_parts(const struct agent *a, struct up_region *r, void *p
 	return done;
 }
 
+/* Elsewhere. Of the anchor, not by mmap(2): there NFS and Lustre ask their servers, which may not answer,
+ * with the lock held that all of the process's threads need. */
+static void *map_file(struct up_region *r)
+{
+	long p = up_sys4(SYS_mremap, atomic_load(&r->anchor), 0, r->length, MREMAP_MAYMOVE);
+
+	if (!up_failed(p) && r->advice != MADV_NORMAL)
+		up_sys3(SYS_madvise, p, r->length, r->advice);
+	return (void *)p;
+}
+
 static void leave_pool(struct agent *a, struct up_region *r, int nobody_knows_it)
 {
 	size_t done = 0;
 	void *p;
 
 	up_step(a, UP_STATE_DETACHING);
-	if (atomic_exchange(&r->swallowed, 0))
-		r->advice = MADV_RANDOM;
-	p = up_map_anew(r);
+	p = map_file(r);
 	if (!nobody_knows_it) {
 		done = put_back_parts(a, r, p);
 	} else if (up_hands_on(r)) {
@@ -122,8 +131,17 @@ static void leave_pool(struct agent *a, struct up_region *r, int nobody_knows_it
 	}
 }
 
-void up_pool_detach(struct agent *a, struct up_region *r)
+void up_pool_detach(struct agent *a, struct up_region *r, int intact)
 {
+	size_t swallowed = atomic_exchange(&r->swallowed, 0);
+
+	if (swallowed)
+		r->advice = MADV_RANDOM;
+	/* What is longer than the file is no part of the pool. */
+	if (intact && swallowed > r->length && up_hands_on(r)) {
+		up_sys3(SYS_madvise, r->address + r->length, swallowed - r->length, MADV_RANDOM);
+		up_hands_off();
+	}
 	leave_pool(a, r, 0);
 }
 

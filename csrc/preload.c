@@ -133,10 +133,29 @@ static void await_swaps(void)
 	}
 }
 
+/* In the child nothing lies where the pool did until its handler has run, and libc lets signals in again before
+ * that: so none comes from here on. Of the thread that forks, in its child, too. */
+static __thread struct {
+	int blocked;
+	uint64_t before; /* the mask that was */
+} forking __attribute__((tls_model("initial-exec")));
+
 static void before_fork(void)
 {
-	if (up_job.enabled)
-		atomic_store(&up_job.forker_owns, up_in_own_process());
+	if (!up_job.enabled)
+		return;
+	atomic_store(&up_job.forker_owns, up_in_own_process());
+	forking.blocked = up_job.pool && atomic_load(&up_job.live);
+	if (forking.blocked)
+		forking.before = up_block_signals();
+}
+
+static void after_fork(void)
+{
+	if (!forking.blocked)
+		return;
+	forking.blocked = 0;
+	up_restore_signals(forking.before);
 }
 
 /* In the child only the forking thread lives. A region that was live is the agent's to take up
@@ -145,12 +164,13 @@ static void before_fork(void)
 static void after_fork_in_child(void)
 {
 	int saved = errno, inherited = 0;
-	uint64_t all = ~0ull, before;
 	/* Else who forked is itself a child that we did not see made (clone): what it has mapped
 	 * where our books say is not known. */
 	int known = atomic_load(&up_job.forker_owns);
 
-	up_sys4(SYS_rt_sigprocmask, SIG_SETMASK, &all, &before, sizeof(all));
+	if (!forking.blocked)
+		forking.before = up_block_signals();
+	forking.blocked = 1;
 	up_job.parent_pid = up_job.pid;
 	up_job.pid = (int)up_sys0(SYS_getpid);
 	atomic_store(&up_job.agent_tid, 0);
@@ -194,7 +214,7 @@ static void after_fork_in_child(void)
 	/* Nothing of it comes by us, so now is when the service can be told. */
 	if ((inherited || atomic_load(&up_job.bypassed)) && up_agent_ready())
 		await_swaps();
-	up_sys4(SYS_rt_sigprocmask, SIG_SETMASK, &before, NULL, sizeof(before));
+	after_fork();
 	errno = saved;
 }
 
@@ -209,7 +229,9 @@ UP_EXPORT pid_t _Fork(void)
 	}
 	before_fork();
 	pid = up_next.fork_only();
-	if (pid == 0 && up_job.enabled)
+	if (pid)
+		after_fork();
+	else if (up_job.enabled)
 		after_fork_in_child();
 	return pid;
 }
@@ -354,7 +376,7 @@ __attribute__((constructor)) static void start(int argc, char **argv, char **env
 	if (up_alone)
 		return;
 	up_job.own_page = make_own_page();
-	if (!__register_atfork(before_fork, NULL, after_fork_in_child, &this_object))
+	if (!__register_atfork(before_fork, after_fork, after_fork_in_child, &this_object))
 		up_job.enabled = 1;
 }
 

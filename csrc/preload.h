@@ -117,6 +117,8 @@ void up_await_closed(struct up_region *r);
 int up_overlaps(const struct up_region *r, uintptr_t address, size_t length);
 /* Before the kernel changes [address, +length): what is managed there becomes plain. */
 void up_give_back(uintptr_t address, size_t length, uint32_t op);
+/* Before the kernel locks, and so reads, all that is mapped, and perhaps what will be. */
+void up_all_is_locked(void);
 /* Before a child that no atfork handler sees: it would find holes where the pool lies. */
 void up_give_back_pool(void);
 /* End the agent before the job changes who it is: its thread would keep the old identity, and a

@@ -249,7 +249,11 @@ int up_map_from_anchor(struct up_region *r)
 				  r->address)
 			: -ENOENT;
 
-	return up_failed(p) ? (int)p : 0;
+	if (up_failed(p))
+		return (int)p;
+	if (r->advice != MADV_NORMAL)
+		up_sys3(SYS_madvise, r->address, r->length, r->advice);
+	return 0;
 }
 
 /* The file's own pages in place of the checkpoints': a shared mapping can be duplicated from any of its
@@ -273,6 +277,7 @@ static void duplicate_file(struct up_region *r)
 static void make_plain(struct up_region *r, uint32_t op)
 {
 	uintptr_t p = atomic_exchange(&r->replacement, 0);
+	size_t swallowed;
 
 	if (p) /* the agent has mapped it elsewhere */
 		up_replace_checkpoints(r, p);
@@ -282,8 +287,10 @@ static void make_plain(struct up_region *r, uint32_t op)
 	p = atomic_exchange(&r->anchor, 0); /* not before: a child of fork(2) has the file from there */
 	if (p)
 		up_sys2(SYS_munmap, p, up_job.page_bytes);
-	if (op != UP_REQ_FORGET && atomic_exchange(&r->swallowed, 0)) /* one kind of pages again */
-		up_sys3(SYS_madvise, r->address, r->length, MADV_RANDOM);
+	/* One kind of pages again, also past the end of the file. */
+	swallowed = op == UP_REQ_FORGET ? 0 : atomic_exchange(&r->swallowed, 0);
+	if (swallowed)
+		up_sys3(SYS_madvise, r->address, swallowed, MADV_RANDOM);
 }
 
 /* The agent does not make it plain: it is silent, or dead. */

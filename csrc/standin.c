@@ -145,7 +145,7 @@ static void cannot_be_read(struct agent *a, struct up_region *r, uintptr_t addre
 	struct uffdio_poison poison = { .range = { address, up_job.page_bytes } };
 
 	if (up_may_act(a, r)) {
-		up_pool_detach(a, r);
+		up_pool_detach(a, r, 1);
 		return;
 	}
 	if (up_failed(up_sys3(SYS_ioctl, a->pool_uffd, UFFDIO_POISON, &poison))) /* Linux 6.6 */

@@ -72,7 +72,7 @@ __attribute__((visibility("hidden"), used)) void up_before_syscall(long number, 
 		up_give_back((uintptr_t)a, (size_t)b, UP_REQ_DETACH);
 		break;
 	case SYS_mlockall:
-		up_give_back(0, UINTPTR_MAX, UP_REQ_DETACH);
+		up_all_is_locked();
 		break;
 	case SYS_madvise:
 		if (c > MADV_DONTNEED && c != MADV_COLD && c != MADV_PAGEOUT &&
@@ -95,9 +95,8 @@ __attribute__((visibility("hidden"), used)) void up_before_syscall(long number, 
 		if (!(a & CLONE_VM))
 			up_give_back_pool();
 		break;
-	case SYS_clone3:
-		if (!(*(const uint64_t *)a & CLONE_VM))
-			up_give_back_pool();
+	case SYS_clone3: /* with what flags is not looked at: programs probe for it with no memory there */
+		up_give_back_pool();
 		break;
 #ifdef SYS_fork
 	case SYS_fork:
