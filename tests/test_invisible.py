@@ -490,6 +490,80 @@ def test_a_mapping_with_random_advice_grows(job: Start, records: Records, flags:
 
 
 @pytest.mark.parametrize("flags", ["MAP_SHARED", "MAP_PRIVATE"])
+@both_engines
+def test_one_that_is_longer_than_its_file_has_random_advice_up_to_its_end(
+    job: Start, records: Records, flags: str
+) -> None:
+    """As LMDB maps; an end that has other advice the kernel would not move with the rest."""
+    code = f"""
+    m = Mapping(sys.argv[1], length=64 << 20, flags={flags}).managed()
+    m.advise(MADV_RANDOM)
+    m.grow(65 << 20)
+    say(random=["rr" in advice_flags(m.address + at) for at in (0, 63 << 20)])
+    """
+    done = job(python(code, records.path)).finish().good()
+    assert done.lines == [{"random": [True, True]}]
+
+
+@pytest.mark.parametrize("flags", ["MAP_SHARED", "MAP_PRIVATE"])
+def test_a_mapping_grows_where_there_is_no_room_for_a_second_one(
+    job: Start, records: Records, flags: str
+) -> None:
+    """`ulimit -v`: what takes the checkpoints' place comes page by page."""
+    code = f"""
+    import resource
+    m = Mapping(sys.argv[1], flags={flags}).managed()
+    with open("/proc/self/statm") as file:
+        limit = int(file.read().split()[0]) * PAGE + m.length // 2
+    resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
+    m.grow(m.length + m.length // 4)
+    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    say(digest=hashlib.sha256(m.view[:os.stat(sys.argv[1]).st_size]).hexdigest(), parts=m.parts())
+    """
+    done = job(python(code, records.path)).finish().good()
+    assert done.lines == [{"digest": records.digest, "parts": [0, 1]}]
+
+
+@pytest.mark.parametrize("flags", ["MAP_SHARED", "MAP_PRIVATE"])
+def test_the_file_is_back_after_the_services_death_where_there_is_no_room_for_a_second_mapping(
+    job: Start, records: Records, flags: str
+) -> None:
+    code = f"""
+    import resource
+    m = Mapping(sys.argv[1], flags={flags}).managed()
+    with open("/proc/self/statm") as file:
+        limit = int(file.read().split()[0]) * PAGE + m.length // 2
+    resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
+    say(ready=True)
+    hear()
+    m.plain()
+    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    say(digest=m.digest())
+    """
+    work = job(python(code, records.path))
+    assert work.line() == {"ready": True}
+    work.kill_service()
+    work.tell()
+    assert work.line() == {"digest": records.digest}
+    assert work.finish().status == 0
+
+
+def test_calls_by_libcs_syscall_that_the_kernel_refuses_are_refused(
+    job: Start, records: Records
+) -> None:
+    """Programs probe for clone3(2) with no memory there."""
+    code = """
+    m = managed(Mapping(sys.argv[1]))
+    ctypes.set_errno(0)
+    said = []
+    for bytes_ in (0, 88):
+        said.append((libc.syscall(435, None, bytes_), ctypes.get_errno()))
+    say(clone3=said)
+    """
+    assert both(job, code, records.path)
+
+
+@pytest.mark.parametrize("flags", ["MAP_SHARED", "MAP_PRIVATE"])
 def test_what_is_left_of_a_mapping_grows(job: Start, records: Records, flags: str) -> None:
     code = f"""
     m = Mapping(sys.argv[1], flags={flags}).managed()

@@ -4,10 +4,13 @@ and however; and children read from the pool, too."""
 
 from __future__ import annotations
 
+import array
 import ctypes
 import platform
 import signal
 import subprocess
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from conftest import HANG_SECONDS, require
@@ -185,6 +188,36 @@ def test_a_child_by_libc_s_syscall_finds_the_file(job: Start, records: Records) 
     """
     done = job(python(code, records.path, records.digest), options=POOL).finish().good()
     assert done.lines == [{"child": 7, "digest": records.digest}]
+
+
+def test_a_handler_that_reads_the_mapping_may_run_first_of_all_in_a_child(
+    job: Start, compiled: Callable[..., str], tmp_path: Path
+) -> None:
+    """libc lets signals in again before it runs the handlers of fork(3). (Of 600 children of a
+    release that blocked them in its own handler alone, 530 died.)"""
+    file = tmp_path / "numbered"
+    file.write_bytes(array.array("Q", range(3 << 20)).tobytes())
+    words = [compiled("forks_in_signals"), str(file), "200"]
+    done = job(words, options=("--engine", "pool", "--budget", "64MiB")).finish()
+    assert done.status == 0, done.stderr
+    assert done.lines == [{"forks": 200, "signals": True, "bad": 0, "ends": 0}]
+    assert done.summary is not None and done.summary["pool"]["faults"] > 0
+
+
+def test_a_childs_mapping_that_is_longer_than_its_file_has_the_advice_of_its_parents(
+    job: Start, records: Records
+) -> None:
+    code = """
+    m = Mapping(sys.argv[1], length=64 << 20)
+    m.advise(2)  # MADV_SEQUENTIAL
+    if os.fork() == 0:
+        m.grow(65 << 20)
+        say(sequential=["sr" in advice_flags(m.address + at) for at in (0, 63 << 20)])
+        os._exit(0)
+    os._exit(os.wait()[1])
+    """
+    done = job(python(code, records.path), options=WHOLE).finish().good()
+    assert done.lines == [{"sequential": [True, True]}]
 
 
 def test_a_hundred_children_while_other_threads_fault_and_map(
