@@ -18,6 +18,7 @@ import pytest
 from conftest import warnings_fail
 from walked_orders import GIB, KIB, MIB, PAGE, fixed_records, shuffled
 
+from uffdprefetch.intervals import IntervalSet
 from uffdprefetch.plan import unitfile, window
 from uffdprefetch.plan.order import Order, Piece, Walk, lookahead_bytes
 from uffdprefetch.plan.units import Units
@@ -380,6 +381,27 @@ def test_neighbours_of_what_is_read_are_no_progress() -> None:
         start = int(rows[item]) * size // (64 * KIB) * 64 * KIB
         lost.mapped([(start, start + 64 * KIB)], item)
     assert lost.position == 0
+
+
+@pytest.mark.parametrize("size", [33 * PAGE, 32 * PAGE + 1000])
+def test_a_record_of_which_neighbours_have_mapped_a_part_is_seen_all_the_same(size: int) -> None:
+    """Where all of the file is cached (a local disk's readahead), each record maps the beginning
+    or the end of those beside it: half way through, hardly one is mapped by itself any more."""
+    count, around = 1600, 64 * KIB
+    rows, there = shuffled(count, 33), IntervalSet()
+    walk = Walk(fixed_records(rows, size), count * size, quiet=True)
+    for first in range(0, count, 12):  # of a look, in the order of the file
+        walk.due(32 * MIB)
+        found = []
+        for item in sorted(range(first, min(first + 12, count)), key=rows.__getitem__):
+            start = int(rows[item]) * size // around * around
+            end = -(-(int(rows[item]) + 1) * size // around) * around
+            found += there.missing(start, end)
+            there.add(start, end)
+        strays = walk.mapped(found, first)
+        walk.looked(found, strays)
+        assert walk.wrong is None and abs(walk.position - first - 12) <= 24
+    assert walk.position > count - 24
 
 
 def test_of_a_record_that_comes_again_only_the_next_time_is_mapped() -> None:

@@ -13,6 +13,7 @@ from bisect import bisect_left
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from uffdprefetch.intervals import IntervalSet
 from uffdprefetch.plan.rate import Rate
 
 if TYPE_CHECKING:
@@ -118,6 +119,7 @@ class Place:
         self._states: Array = np.frombuffer(self._state, np.uint8)
         self._at = self._front = self._sent = 0  # units
         self._reading: dict[int, int] = {}
+        self._mapped = IntervalSet()  # of the file, since this order began
         self._verdict = Verdict(units.items, units.total_bytes)
 
     @property
@@ -238,10 +240,14 @@ class Place:
         time before this order they are not to ``judge`` it by.
 
         A fault maps its neighbours too (fault-around), which come at any time in the order: so the
-        position moves on only where hardly an item is missing."""
+        position moves on only where hardly an item is missing. And so parts of an item may have
+        been mapped before it is read: it is there when all of its parts are."""
         import numpy as np
 
         units, strays = self._units, []
+        ranges = list(ranges)
+        for start, end in ranges:
+            self._mapped.add(start, end)
         found: list[Array] = [np.zeros(0, np.int64)]
         horizon = units.at(self.position_bytes + self._horizon_bytes())
         for start, end in ranges:
@@ -251,7 +257,12 @@ class Place:
             due = (hits >= self._behind()) & (hits < horizon)
             if self._at == len(units) or not due.any():
                 strays.append((start, end))
-            found.append(hits[(units.starts[hits] >= start) & (units.ends[hits] <= end)])
+            inside = (units.starts[hits] >= start) & (units.ends[hits] <= end)
+            at_an_edge = [
+                unit for unit in hits[~inside]
+                if not self._mapped.missing(int(units.starts[unit]), int(units.ends[unit]))
+            ]  # fmt: skip
+            found.append(np.append(hits[inside], at_an_edge).astype(np.int64))
         whole: Array = np.concatenate(found)
         whole = whole[whole >= self._front]
         whole.sort()
