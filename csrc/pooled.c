@@ -46,8 +46,8 @@ static int reopen_to_write(int memfd)
 	return (int)up_sys4(SYS_openat, AT_FDCWD, path, O_RDWR | O_CLOEXEC, 0);
 }
 
-/* The file, mapped at p as a whole, in the place of a part of it. */
-static void put_back(struct up_region *r, void *p, uintptr_t start, size_t length)
+/* The file, mapped at p as a whole, in the place of a part of it. Whether the pool lies there no more. */
+static int put_back(struct up_region *r, void *p, uintptr_t start, size_t length)
 {
 	int keep = MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP; /* checkpoint.c, move_page */
 	int anew = (r->map_flags & (MAP_TYPE | MAP_NORESERVE)) | MAP_FIXED;
@@ -58,9 +58,10 @@ static void put_back(struct up_region *r, void *p, uintptr_t start, size_t lengt
 		ret = up_sys5(SYS_mremap, (uintptr_t)p + before, length, length, keep, start);
 	/* Not even a mapping to spare. Where the file cannot be had at all, its reader must fail: the pool's
 	 * holes would be zeros one day. */
-	if (up_failed(ret) && up_failed((long)up_mmap((void *)start, length, r->prot, anew, r->fd,
-						       r->offset + before)))
-		up_sys3(SYS_mprotect, start, length, PROT_NONE);
+	if (!up_failed(ret) || !up_failed((long)up_mmap((void *)start, length, r->prot, anew, r->fd,
+							 r->offset + before)))
+		return 1;
+	return !up_failed(up_sys3(SYS_mprotect, start, length, PROT_NONE));
 }
 
 /* From `at` on, the next part that the kernel says is the pool's, with hands on from the question to the act:
@@ -80,8 +81,7 @@ static size_t put_back_part(const struct agent *a, struct up_region *r, void *p,
 	if (!up_vma_alike(&v, &r->pool_mapped) ||
 	    v.offset + (start - v.start) != r->offset + (start - r->address))
 		return 0;
-	put_back(r, p, start, *at - start);
-	return *at - start;
+	return put_back(r, p, start, *at - start) ? *at - start : 0;
 }
 
 static size_t put_back_parts(const struct agent *a, struct up_region *r, void *p)
@@ -117,9 +117,8 @@ static void leave_pool(struct agent *a, struct up_region *r, int nobody_knows_it
 	if (!nobody_knows_it) {
 		done = put_back_parts(a, r, p);
 	} else if (up_hands_on(r)) {
-		put_back(r, p, r->address, r->length);
+		done = put_back(r, p, r->address, r->length) ? r->length : 0;
 		up_hands_off();
-		done = r->length;
 	}
 	if (!up_failed((long)p))
 		up_sys2(SYS_munmap, p, r->length);

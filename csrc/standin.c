@@ -40,7 +40,8 @@ struct fill {
 	uint64_t offset, length;
 };
 
-static unsigned char buffer[FILL_BYTES];
+/* Aligned, for the job's description may be one of O_DIRECT. */
+static _Alignas(4096) unsigned char buffer[FILL_BYTES];
 static struct fill filled[FILLS_KEPT];
 static uint32_t fills;
 

@@ -22,6 +22,9 @@
 #ifndef SYS_clone3
 #define SYS_clone3 435
 #endif
+#ifndef SYS_mseal
+#define SYS_mseal 462
+#endif
 #ifndef SYS_landlock_restrict_self
 #define SYS_landlock_restrict_self 446
 #endif
@@ -69,6 +72,7 @@ __attribute__((visibility("hidden"), used)) void up_before_syscall(long number, 
 	case SYS_mlock:
 	case SYS_mlock2:
 	case SYS_remap_file_pages:
+	case SYS_mseal:
 		up_give_back((uintptr_t)a, (size_t)b, UP_REQ_DETACH);
 		break;
 	case SYS_mlockall:

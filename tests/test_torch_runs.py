@@ -137,7 +137,8 @@ def test_the_order_of_an_unmodified_script_is_followed(
     assert [plan["dropped"] for plan in followed] == [None, None]  # two epochs
     assert [plan["items"] for plan in followed] == [N, N]
     assert followed[1]["read_items"] == N
-    assert followed[0]["sent_bytes"] > 0.9 * followed[1]["sent_bytes"] > N * SIZES[0]
+    # a reader whose service is not scheduled overtakes what would have been sent
+    assert min(plan["sent_bytes"] for plan in followed) > N * SIZES[0] // 4
 
 
 def test_two_data_sets_in_one_loader_are_two_orders(

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import clean_environment, wait_until
+from conftest import PATIENCE_VARIABLE, clean_environment, wait_until
 from harness import Job, Records, jobs, python, service_socket
 
 from uffdprefetch import watch
@@ -48,6 +48,7 @@ class Watched:
 def watched(cwd: Path, records: Records, name: str) -> Iterator[Watched]:
     env = {**clean_environment(), "UFFDPREFETCH_RUNDIR": str(cwd / "run")}
     env.update(UFFDPREFETCH_RUN=name, LANG="C.UTF-8", XDG_CONFIG_HOME=str(cwd))
+    env[PATIENCE_VARIABLE] = "1000"  # its checkpoints are waited for
     with jobs(env, cwd) as start:
         yield Watched(start(python(READER, records.path)), records)
 

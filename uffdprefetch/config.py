@@ -460,7 +460,7 @@ def validate(config: Config) -> Config:
     rate = config.max_rate_bytes_per_second
     check(
         rate is None or rate >= MIB,
-        f"max-rate {rate} is below 1 MiB/s: leave the engine off instead (--engine off)",
+        f"max-rate {rate} is below 1 MiB/s: to read nothing ahead use --policy none",
     )
     check(
         config.interval_seconds >= 0.1,

@@ -18,7 +18,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from conftest import HANG_SECONDS, clean_environment, process_gone, process_state
+from conftest import (
+    HANG_SECONDS,
+    PATIENCE_VARIABLE,
+    clean_environment,
+    process_gone,
+    process_state,
+)
 from harness import Job, Records, jobs
 from inside import ring_address
 
@@ -125,6 +131,7 @@ def _job(
 ) -> Iterator[Job]:
     env = clean_environment()
     env["UFFDPREFETCH_RUNDIR"] = str(cwd / "run")
+    env[PATIENCE_VARIABLE] = "1000"  # what is laid, or the pool's, is waited for
     program = str(Path(__file__).with_name("ranks.py"))
     with jobs(env, cwd) as start:
         words = [sys.executable, "-S", program, str(records.path), *exits]
