@@ -505,19 +505,27 @@ def test_one_that_is_longer_than_its_file_has_random_advice_up_to_its_end(
     assert done.lines == [{"random": [True, True]}]
 
 
-@pytest.mark.parametrize("flags", ["MAP_SHARED", "MAP_PRIVATE"])
-def test_a_mapping_grows_where_there_is_no_room_for_a_second_one(
-    job: Start, records: Records, flags: str
-) -> None:
-    """`ulimit -v`: what takes the checkpoints' place comes page by page."""
-    code = f"""
+def in_half_the_room(flags: str) -> str:
+    """A mapping that does not fit a second time (`ulimit -v`); ``unlimited()`` ends that."""
+    return f"""
     import resource
     m = Mapping(sys.argv[1], flags={flags}).managed()
     with open("/proc/self/statm") as file:
         limit = int(file.read().split()[0]) * PAGE + m.length // 2
     resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
+    def unlimited():
+        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    """
+
+
+@pytest.mark.parametrize("flags", ["MAP_SHARED", "MAP_PRIVATE"])
+def test_a_mapping_grows_where_there_is_no_room_for_a_second_one(
+    job: Start, records: Records, flags: str
+) -> None:
+    """`ulimit -v`: what takes the checkpoints' place comes page by page."""
+    code = in_half_the_room(flags) + """
     m.grow(m.length + m.length // 4)
-    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    unlimited()
     say(digest=hashlib.sha256(m.view[:os.stat(sys.argv[1]).st_size]).hexdigest(), parts=m.parts())
     """
     done = job(python(code, records.path)).finish().good()
@@ -528,16 +536,11 @@ def test_a_mapping_grows_where_there_is_no_room_for_a_second_one(
 def test_the_file_is_back_after_the_services_death_where_there_is_no_room_for_a_second_mapping(
     job: Start, records: Records, flags: str
 ) -> None:
-    code = f"""
-    import resource
-    m = Mapping(sys.argv[1], flags={flags}).managed()
-    with open("/proc/self/statm") as file:
-        limit = int(file.read().split()[0]) * PAGE + m.length // 2
-    resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
+    code = in_half_the_room(flags) + """
     say(ready=True)
     hear()
     m.plain()
-    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    unlimited()
     say(digest=m.digest())
     """
     work = job(python(code, records.path))
