@@ -61,7 +61,8 @@ static int put_back(struct up_region *r, void *p, uintptr_t start, size_t length
 	if (!up_failed(ret) || !up_failed((long)up_mmap((void *)start, length, r->prot, anew, r->fd,
 							 r->offset + before)))
 		return 1;
-	return !up_failed(up_sys3(SYS_mprotect, start, length, PROT_NONE));
+	ret = up_sys3(SYS_mprotect, start, length, PROT_NONE);
+	return !up_failed(ret) || ret == -ENOMEM; /* mremap(2) has taken it away, and brought nothing */
 }
 
 /* From `at` on, the next part that the kernel says is the pool's, with hands on from the question to the act:
