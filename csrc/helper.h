@@ -161,7 +161,7 @@ enum up_pool_event_kind {
 	UP_POOL_MISS = 2,    /* a fault on one that was not */
 	UP_POOL_EVICTED = 3, /* [offset, +length) was punched */
 	UP_POOL_FAILED = 4,  /* [offset, +length) cannot be filled: error says why; readers wait */
-	UP_POOL_STUCK = 5,   /* the same chunk again and again: the budget is too small for this reader */
+	UP_POOL_STUCK = 5,   /* the same page again and again: the budget is too small for this reader */
 };
 
 struct up_pool_event {

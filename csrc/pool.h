@@ -82,7 +82,7 @@ struct pool_client {
 	struct pool_region *region;
 	uint32_t regions, room;
 	struct {
-		uint64_t chunk[2]; /* the last two that this thread had to wait for */
+		uint64_t offset[2]; /* of the last two pages that this thread had to wait for */
 		uint32_t file, tid, count;
 	} stuck[STUCK_PLACES];
 };

@@ -26,21 +26,22 @@
 #define FAR_SHARE 32
 #define FAR_TIMES 4
 
-/* A thread that waits for the same two chunks, again and again, and for nothing else: one
- * instruction needs both, and there is never room for both. It would go on like that for ever. */
-static int is_stuck(struct pool_client *c, uint32_t tid, int file, uint64_t chunk)
+/* A thread that waits for the same two pages, again and again, and for nothing else: one
+ * instruction needs both, and there is never room for both. It would go on like that for ever. One
+ * that waits for other pages of the same chunks gets on, if slowly. */
+static int is_stuck(struct pool_client *c, uint32_t tid, int file, uint64_t offset)
 {
 	uint32_t place = tid % STUCK_PLACES;
-	uint64_t *last = c->stuck[place].chunk;
+	uint64_t *last = c->stuck[place].offset;
 
 	if (c->stuck[place].tid != tid || c->stuck[place].file != (uint32_t)file) {
 		c->stuck[place].tid = tid;
 		c->stuck[place].file = (uint32_t)file;
 		last[0] = last[1] = UINT64_MAX;
 	}
-	if (chunk != last[0] && chunk != last[1]) {
+	if (offset != last[0] && offset != last[1]) {
 		last[1] = last[0];
-		last[0] = chunk;
+		last[0] = offset;
 		c->stuck[place].count = 0;
 	}
 	return ++c->stuck[place].count % STUCK_TIMES == 0;
@@ -293,7 +294,7 @@ static void on_fault(struct up_pool *p, uint32_t client, const struct uffd_msg *
 		return;
 	}
 	pool_want(p, r->file, chunk, r->miss_run);
-	if (is_stuck(c, e.tid, r->file, chunk)) {
+	if (is_stuck(c, e.tid, r->file, e.offset)) {
 		e.kind = UP_POOL_STUCK;
 		pool_post(p, &e);
 	}
