@@ -1,0 +1,432 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plays a tape to the core: `python -m tests.net.replay [NAME...] [--write]`.
+
+The core gets the tape's inputs one after the other under the tape's clock, and the tape's answers.
+Where it asks what nobody asked when the tape was made, or reads what was not read then, it has an
+answer of what the tape says of the time before; such questions are counted.
+
+Prints a line of JSON for each: inputs, decisions, questions without an answer, and the first decision that
+is not the one of tapes/NAME.decisions.gz. --write makes that file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+import tempfile
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from itertools import zip_longest
+from types import SimpleNamespace
+from typing import Any
+
+from tests.net import seams, tape
+from uffdprefetch import uffd, uffd_pool
+from uffdprefetch.config import Config
+from uffdprefetch.intervals import IntervalSet
+from uffdprefetch.node import client, files, pool, processes, resolver, wire
+from uffdprefetch.node.engine import CacheEngine
+from uffdprefetch.node.ledger import Ledger
+from uffdprefetch.node.opening import Opened
+from uffdprefetch.node.planning import Planning
+from uffdprefetch.node.pool import NodePool
+from uffdprefetch.plan.checkpoints import DISTANCE_MIN_BYTES
+from uffdprefetch.warm.limits import TokenBucket
+from uffdprefetch.warm.scheduler import EXTENT_BYTES, Scheduler
+
+#: A read that the tape does not know takes as long as on the bed of the tapes (300 MB/s, 1 ms).
+UNKNOWN_NS, UNKNOWN_NS_A_BYTE = 1_000_000, 1e9 / 300e6
+
+
+class Replay:
+    """A World that is a tape."""
+
+    def __init__(self) -> None:
+        self._now = 0
+        self._cpu = 0
+        self.item = 0
+        self.decisions: list[Any] = []
+        self.unanswered = 0
+        self._answers: dict[str, deque[Any]] = {}
+        self._last: dict[str, Any] = {}  # by what was asked
+        self._mapped: dict[tuple[int, int], IntervalSet] = {}
+        self._files: list[files.FileState] = []
+        self._books: dict[int, tuple[Any, Any]] = {}
+        self._ids: dict[str, list[tuple[int, int]]] = {}  # what is read -> [(our id, since when)]
+        self._results: dict[int, str] = {}  # the tape's id -> what is read
+
+    def begin(self, now: int, answers: list[Any]) -> None:
+        """The next input."""
+        self.item += 1
+        self._now = now
+        self._answers = {}
+        for question, answer in answers:
+            if question[0] == "changed":
+                rows, state, touched = answer
+                self._books[question[1]][0][rows], self._books[question[1]][1][rows] = state, touched
+                continue
+            self._answers.setdefault(json.dumps(question), deque()).append(answer)
+            if question[0] in ("submit", "pool_submit"):
+                self._results[question[1]] = json.dumps(question[2:])
+
+    def now(self) -> int:
+        return self._now
+
+    def cpu(self) -> int:
+        return self._cpu
+
+    def ask(self, question: list[Any], real: Callable[[], Any]) -> Any:
+        if question[0] in ("submit", "pool_submit"):
+            return self._submit(question)
+        if question[0] in ("reap", "pool_reap"):
+            return self._reap(question)
+        key = json.dumps(question)
+        waiting = self._answers.get(key)
+        if waiting:
+            answer = waiting.popleft()
+            self._last[question[0]] = answer
+        else:
+            self.unanswered += question[0] not in ("drain",)
+            answer = self._guess(question)
+        if question[0] == "runs":
+            self._cpu += seams.SCAN_CPU_NS + seams.RUN_CPU_NS * len(answer)
+            if waiting is not None:
+                self._note_mapped(question, answer)
+        return answer
+
+    def _note_mapped(self, question: list[Any], answer: list[Any]) -> None:
+        _, process, region, start, end = question
+        if len(answer) >= uffd.RUNS_AT_ONCE:
+            end = sum(answer[-1])
+        mapped = self._mapped.setdefault((process, region), IntervalSet())
+        if start < end:
+            mapped.replace(start, end, [(a, a + n) for a, n in answer])
+
+    def _guess(self, question: list[Any]) -> Any:
+        kind = question[0]
+        if kind == "runs":
+            _, process, region, start, end = question
+            mapped = self._mapped.get((process, region), IntervalSet())
+            gaps, found, at = mapped.missing(start, end), [], start
+            for a, b in [*gaps, (end, end)]:
+                if at < a:
+                    found.append([at, a - at])
+                at = b
+            return found[: uffd.RUNS_AT_ONCE]
+        if kind == "drain":
+            return []
+        if kind in self._last:
+            return self._last[kind]
+        raise LookupError(f"the tape has no answer to {question}, nor had it one before")
+
+    def _submit(self, question: list[Any]) -> bool:
+        what = json.dumps(question[2:])
+        self._ids.setdefault(what, []).append((question[1], self._now))
+        waiting = self._answers.get(json.dumps(question))
+        self.unanswered += not waiting
+        return bool(waiting.popleft()) if waiting else True
+
+    def _reap(self, question: list[Any]) -> list[Any]:
+        """The tape's results, with our numbers; and what only we have read, when it is time."""
+        waiting = self._answers.get(json.dumps(question))
+        rows = []
+        for row in waiting.popleft() if waiting else []:
+            ours = self._ids.get(self._results.get(row[0], ""))
+            if ours:
+                rows.append([ours.pop(0)[0], *row[1:]])
+        if question[0] != "reap":
+            return rows
+        known = set(self._results.values())
+        for what, ours in self._ids.items():
+            length = json.loads(what)[2]
+            for one in [] if what in known else list(ours):
+                if self._now - one[1] >= UNKNOWN_NS + length * UNKNOWN_NS_A_BYTE:
+                    ours.remove(one)
+                    rows.append([
+                        one[0], one[1], one[1], self._now, 0, length, 0, uffd.WARM_PREAD, length, 0,
+                    ])  # fmt: skip
+        return rows
+
+    def decide(self, *decision: Any) -> None:
+        self.decisions.append(json.loads(json.dumps([self.item, *decision])))
+
+    def file(self, fd: int) -> int:
+        return next(
+            (i for i, f in enumerate(self._files) if fd in (f.fd, f.page_fd, f.map_fd)), -1
+        )
+
+    def opened(self, file: files.FileState) -> None:
+        self._files.append(file)
+
+    def of(self, number: int) -> files.FileState:
+        return self._files[number]
+
+    def mapped(self, file: int, state: Any, touched: Any) -> tuple[Any, Any]:
+        self._books[file] = state, touched
+        return self._books[file]
+
+
+class Core:
+    """The part of a service that decides, and nothing of it that waits or reads."""
+
+    def __init__(self, config: Config, world: Replay, directory: str) -> None:
+        self.config, self.world, self._directory = config, world, directory
+        self.ledger = Ledger()
+        self.pool: NodePool | None = None
+        self.engine: CacheEngine | None = None
+        self.planning: Planning | None = None
+        self.clients: dict[int, client.Client] = {}
+
+    def start(self) -> CacheEngine:
+        """As Service.__init__ does."""
+        grid = self.config.distance_bytes or DISTANCE_MIN_BYTES
+        bucket = TokenBucket(self.config.max_rate_bytes_per_second, EXTENT_BYTES)
+        workers = uffd.Workers.__new__(uffd.Workers)
+        self.scheduler = Scheduler(workers, bucket, grid, None, self.ledger.degrade)
+        opener: Any = SimpleNamespace(open=lambda fd, then: os.close(fd), step=lambda: None)
+        engine = CacheEngine(self.config, self.scheduler, self.ledger, None, opener)
+        if self.pool is not None:
+            engine.use_pool(self.pool)
+        if self.config.policy != "none":
+            poll: Any = None
+            self.planning = Planning(f"{self._directory}/socket", self.config, engine, poll)
+        return engine
+
+    def take(self, kind: str, args: list[Any]) -> None:
+        """One input of the tape."""
+        if kind == "pool":
+            self.pool = NodePool(self.config, -1, self.ledger)
+            return
+        if self.engine is None:
+            self.engine = self.start()
+        getattr(self, f"_{kind}", self._other)(kind, *args)
+
+    def _other(self, kind: str, *args: Any) -> None:
+        getattr(self.engine, kind)(*args)
+
+    # ---- processes and files --------------------------------------------------------------------
+
+    def _hello(self, kind: str, number: int, hello: list[Any], pid: int) -> None:
+        assert self.engine is not None
+        sock: Any = SimpleNamespace(
+            fileno=lambda: number, send=lambda *_: 0, sendmsg=lambda *_: 0, close=lambda: None
+        )
+        one = client.Client(sock, wire.Hello(*hello), os.getpid())
+        one.__dict__["net_number"], one.pid = number, pid
+        os.close(one.ring.fd)
+        self.clients[number] = self.engine.clients[number] = one
+        self.ledger.hello(one)
+
+    def _close(self, kind: str, number: int) -> None:
+        assert self.engine is not None
+        one = self.clients.pop(number)
+        del self.engine.clients[number]
+        one.close()
+
+    def _opens(self, size_bytes: int) -> int:
+        path = f"{self._directory}/{size_bytes}"
+        fd = os.open(path, os.O_RDONLY | os.O_CREAT, 0o600)
+        os.truncate(path, size_bytes)
+        return fd
+
+    def _attach(self, kind: str, number: int, a: list[Any], with_fd: bool) -> None:
+        assert self.engine is not None
+        one = wire.Attach(*a)
+        fd = self._opens(one.size_bytes) if with_fd else None
+        self.engine.attach(self.clients[number], one, fd)
+
+    def _opened(self, kind: str, number: int, a: list[Any], told: Any) -> None:
+        assert self.engine is not None
+        one, found = wire.Attach(*a), None
+        if isinstance(told, int):
+            found = OSError(told, os.strerror(told))
+        else:
+            fds = [self._opens(one.size_bytes) for _ in range(3)]
+            status: Any = SimpleNamespace(**told[0])
+            found = Opened(*fds, status, *told[1:])
+        self.engine._opened(self.clients[number], one, found)
+
+    def _detached(self, kind: str, number: int, region: int) -> None:
+        assert self.engine is not None
+        self.engine.detached(self.clients[number], region)
+
+    def _laid(self, kind: str, number: int, ack: list[Any]) -> None:
+        assert self.engine is not None
+        self.engine.laid(self.clients[number], wire.Ack(*ack))
+
+    def _bypassed(self, kind: str, number: int, why: int) -> None:
+        assert self.engine is not None
+        self.engine.bypassed(self.clients[number], why)
+
+    def _give_up(self, kind: str, file: int, why: str) -> None:
+        assert self.engine is not None
+        self.engine.give_up(self.world.of(file), why)
+
+    def _account_all(self, kind: str, number: int) -> None:
+        assert self.engine is not None
+        self.engine.account_all(self.clients[number])
+
+    def _files(self, kind: str) -> None:
+        assert self.engine is not None
+        self.engine.table.look(self.world.now())
+
+    def _ended(self, kind: str, pid: int) -> None:
+        assert self.engine is not None
+        self.engine.table.ended(pid)
+
+    def _left(self, kind: str, number: int) -> None:
+        assert self.engine is not None
+        self.engine.bulk.left(self.clients[number])
+
+    def _join(self, kind: str, number: int) -> None:
+        assert self.pool is not None
+        self.pool.join(self.clients[number], -1)
+
+    def _leave(self, kind: str, number: int) -> None:
+        assert self.pool is not None
+        self.pool.leave(self.clients[number])
+
+    def _pool_housekeep(self, kind: str) -> None:
+        assert self.pool is not None
+        self.pool.housekeep()
+
+    # ---- turns ----------------------------------------------------------------------------------
+
+    def _on_events(self, kind: str, number: int, events: list[Any]) -> None:
+        assert self.engine is not None
+        self.engine.on_events(self.clients[number], [uffd.Event(*event) for event in events])
+
+    def _look(self, kind: str) -> None:
+        assert self.engine is not None
+        self.engine.look(self.world.now())
+
+    def _evictions(self, kind: str) -> None:
+        assert self.engine is not None
+        self.engine.plan_evictions()
+
+    def _refresh_all(self, kind: str, allowed_bytes: int) -> None:
+        assert self.engine is not None
+        self.engine.layout.allowed_bytes = allowed_bytes
+        self.engine.refresh_all()
+
+    def _reap(self, kind: str) -> None:
+        self.scheduler.reap()
+
+    def _pump(self, kind: str) -> None:
+        self.scheduler.pump(self.world.now())
+
+    # ---- orders ---------------------------------------------------------------------------------
+
+    def _announced(self, kind: str, *who: int) -> None:
+        assert self.planning is not None
+        self.planning.announcements.announced(*who)
+
+    def _announcements(self, kind: str) -> None:
+        assert self.planning is not None
+        self.planning.announcements.look(self.world.now())
+
+    def _forgotten(self, kind: str, pid: int) -> None:
+        assert self.planning is not None
+        self.planning.announcements.forget_process(pid)
+
+    def _answer(self, kind: str, line: str) -> None:
+        assert self.planning is not None
+        self.planning.resolver._hear(line.encode())
+
+
+def without_kernel(put: seams.Put) -> None:
+    """What a replay never does: start a helper, open another process, end the pool's threads."""
+    put(processes, "read", lambda pid: None)
+    put(client, "rights", lambda pid: None)
+    put(resolver.Resolver, "start", lambda self: setattr(self, "_starts", 1) or True)
+    put(resolver.Resolver, "ready", lambda self: None)
+    put(resolver.Resolver, "fd", property(lambda self: 0 if self._starts else -1))
+    put(files.FileState, "checkpoint_fds", lambda self: (-1, -1))
+    put(os, "pidfd_open", _no_such_process)
+
+    def no_pool(self: Any, *args: Any, **how: Any) -> None:
+        self._pointer = None
+
+    put(uffd_pool.Pool, "__init__", no_pool)
+    for name in ("leave", "orphan", "map", "unmap", "hush_file", "drop_file", "unpark_file"):
+        put(uffd_pool.Pool, name, lambda self, *args: None)
+    put(pool.os, "close", _close)
+
+
+def _no_such_process(pid: int) -> int:
+    raise ProcessLookupError(pid)
+
+
+_real_close = os.close
+
+
+def _close(fd: int) -> None:
+    """Descriptors of the tape are none of ours."""
+    try:
+        _real_close(fd)
+    except OSError:
+        pass
+
+
+@contextlib.contextmanager
+def putting() -> Iterator[seams.Put]:
+    """setattr whose doings are undone at the end."""
+    with contextlib.ExitStack() as undo:
+
+        def put(owner: Any, name: str, value: Any) -> None:
+            before = vars(owner)[name]
+            setattr(owner, name, value)
+            undo.callback(setattr, owner, name, before)
+
+        yield put
+
+
+def replay(name: str) -> Replay:
+    """Play a tape: what the core decided, in ``decisions``."""
+    lines = tape.load(tape.TAPES / f"{name}.tape.gz")
+    config = Config.from_json(next(lines)["config"])
+    world = Replay()
+    with tempfile.TemporaryDirectory() as directory, putting() as put:
+        seams.install(world, put)
+        without_kernel(put)
+        core = Core(config, world, directory)
+        for kind, now, args, answers in lines:
+            world.begin(now, answers)
+            core.take(kind, args)
+    return world
+
+
+def compare(name: str, world: Replay) -> list[Any] | None:
+    """The first decision that differs, [as it was, as it is]; None when all are the same."""
+    before = tape.load(tape.TAPES / f"{name}.decisions.gz")
+    for was, now in zip_longest(before, world.decisions):
+        if was != now:
+            return [was, now]
+    return None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", help="of tapes; all of them")
+    parser.add_argument("--write", action="store_true", help="these are the decisions from now on")
+    args = parser.parse_args()
+    for name in args.names or tape.scenarios():
+        began = time.perf_counter()
+        world = replay(name)
+        if args.write:
+            tape.dump(tape.TAPES / f"{name}.decisions.gz", world.decisions)
+        kinds = Counter(kind for _, kind, *_ in world.decisions)
+        print(json.dumps({
+            "name": name, "inputs": world.item, "decisions": len(world.decisions), "kinds": kinds,
+            "unanswered": world.unanswered, "differs": compare(name, world),
+            "seconds": round(time.perf_counter() - began, 3),
+        }))  # fmt: skip
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,353 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the core of the service meets the world: its clock, its questions, what it decides.
+
+install() puts a World there. recorder.py answers from the real thing and takes notes; replay.py
+answers from the notes.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import importlib
+import os
+import time
+import zlib
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, Protocol
+
+import numpy as np
+
+from uffdprefetch import uffd, uffd_pool
+from uffdprefetch.node import (
+    admission,
+    bulk,
+    client,
+    files,
+    ledger,
+    orders,
+    pagetables,
+    pool,
+    resolver,
+    wire,
+)
+from uffdprefetch.plan import announced
+from uffdprefetch.warm import file_systems, limits, scheduler
+
+#: Of all that the core is made of, also what it imports late.
+MODULES = [
+    *("node." + name for name in (
+        "admission", "bulk", "client", "engine", "files", "indices", "layout", "ledger", "looking",
+        "opening", "orders", "pagetables", "planned", "planning", "pool", "pool_bridge",
+        "residents", "resolver", "sequences", "strided",
+    )),
+    *("plan." + name for name in ("announced", "epochs", "known", "order", "unitfile", "window")),
+    *("warm." + name for name in ("limits", "meter", "scheduler")),
+    *("progress." + name for name in ("jumps", "records", "streams")),
+]  # fmt: skip
+#: What looking into a page table costs, of our own CPU time: a call, and each run that it finds.
+SCAN_CPU_NS, RUN_CPU_NS = 20_000, 100
+#: Of a file that has just been opened: what its storage has said of it.
+OPENED = (
+    "key", "path", "size_bytes", "file_system", "method", "chunk_bytes", "unit_bytes",
+    "counts_reads", "method_reason", "network", "leased", "no_lease", "writer", "generation",
+)  # fmt: skip
+
+Put = Callable[[Any, str, Any], None]
+
+
+class World(Protocol):
+    """What lies outside of the core."""
+
+    def now(self) -> int:
+        """CLOCK_MONOTONIC, ns."""
+
+    def cpu(self) -> int:
+        """Our own CPU time, ns."""
+
+    def ask(self, question: list[Any], real: Callable[[], Any]) -> Any:
+        """An answer, as JSON has it; ``real`` asks the kernel, or another thread."""
+
+    def decide(self, *decision: Any) -> None:
+        """The core has decided something."""
+
+    def file(self, fd: int) -> int:
+        """The number of the file that a descriptor of the service is of."""
+
+    def opened(self, file: files.FileState) -> None:
+        """A file is under management from now on."""
+
+    def mapped(self, file: int, state: Any, touched: Any) -> tuple[Any, Any]:
+        """The pool's books of a file of the pool: as the core is to see them."""
+
+
+def number(client_: client.Client) -> int:
+    """Of a process, in the order of arrival."""
+    return int(client_.__dict__["net_number"])
+
+
+def install(world: World, put: Put) -> None:
+    """Let the core have this world; ``put`` is setattr, or a test's that is undone."""
+    real_now = scheduler.now_ns
+    for name in MODULES:
+        module = importlib.import_module(f"uffdprefetch.{name}")
+        if getattr(module, "now_ns", None) is real_now:
+            put(module, "now_ns", world.now)
+        if getattr(module, "time", None) is time:
+            put(module, "time", SimpleNamespace(
+                **{**vars(time), "monotonic_ns": world.now, "thread_time_ns": world.cpu}
+            ))  # fmt: skip
+    _questions(world, put)
+    _of_files(world, put)
+    _of_orders(world, put)
+    _of_the_pool(world, put)
+    _decisions(world, put)
+
+
+def _questions(world: World, put: Put) -> None:
+    runs, resident = pagetables.runs, uffd.resident_bytes
+
+    def asked_runs(
+        c: client.Client, region: client.Region, start: int, end: int
+    ) -> list[tuple[int, int]]:
+        question = ["runs", number(c), region.id, start, end]
+        return [(a, n) for a, n in world.ask(question, lambda: runs(c, region, start, end))]
+
+    def asked_resident(fd: int, offset: int, length: int) -> tuple[int | None, str]:
+        question = ["resident", world.file(fd), offset, length]
+        there, sensor = world.ask(question, lambda: resident(fd, offset, length))
+        return there, sensor
+
+    put(pagetables, "runs", asked_runs)
+    put(uffd, "resident_bytes", asked_resident)
+    allowed, pool_bytes = limits.allowed_bytes, limits.pool_bytes
+    put(limits, "allowed_bytes", lambda budget: tuple(
+        world.ask(["allowed", budget], lambda: allowed(budget))
+    ))  # fmt: skip
+    put(limits, "pool_bytes", lambda budget, held, kept=0: tuple(
+        world.ask(["pool_bytes", budget, held, kept], lambda: pool_bytes(budget, held, kept))
+    ))  # fmt: skip
+    ahead = file_systems.read_ahead_bytes
+
+    def asked_ahead(device: int) -> int | None:
+        found: int | None = world.ask(["read_ahead", device], lambda: ahead(device))
+        return found
+
+    put(file_systems, "read_ahead_bytes", asked_ahead)
+    put(bulk, "read_ahead_bytes", asked_ahead)
+    descends = client.Client.descends_from
+    put(client.Client, "descends_from", lambda self, pid: bool(
+        world.ask(["descends", number(self), pid], lambda: descends(self, pid))
+    ))  # fmt: skip
+    submit, reap = uffd.Workers.submit, uffd.Workers.reap
+
+    def asked_submit(
+        self: uffd.Workers, job: int, fd: int, start: int, length: int, **how: Any
+    ) -> bool:
+        what = [world.file(fd), start, length, how["pages"], how["method"], how["chunk_bytes"]]
+        world.decide("read", *what)
+        question = ["submit", job, *what[:3]]
+        return bool(world.ask(question, lambda: submit(self, job, fd, start, length, **how)))
+
+    put(uffd.Workers, "submit", asked_submit)
+    put(uffd.Workers, "reap", lambda self: [
+        uffd.WarmResult(*row)
+        for row in world.ask(["reap"], lambda: [dataclasses.astuple(r) for r in reap(self)])
+    ])  # fmt: skip
+
+
+def _of_files(world: World, put: Put) -> None:
+    opens = files.FileState.open
+
+    def opened(what: Any, path: str) -> files.FileState:
+        found: list[files.FileState] = []
+
+        def real() -> dict[str, Any]:
+            found.append(opens(what, path))
+            return {name: getattr(found[0], name) for name in OPENED}
+
+        told = world.ask(["open", path], real)
+        if not found:
+            told["key"] = tuple(told["key"])
+            size = told["size_bytes"]
+            found.append(files.FileState(
+                fd=what.fd, page_fd=what.page_fd, map_fd=what.map_fd,
+                blocks=bytearray(-(-size // files.BLOCK_BYTES)), opened_ns=world.now(), **told,
+            ))  # fmt: skip
+        world.opened(found[0])
+        return found[0]
+
+    put(files.FileState, "open", staticmethod(opened))
+    for name in ("deleted", "in_use"):
+        def asked(
+            self: files.FileState, name: str = name, real: Any = getattr(files.FileState, name)
+        ) -> bool:
+            return bool(world.ask([name, world.file(self.fd)], lambda: real(self)))
+
+        put(files.FileState, name, asked)
+    unfit = admission.FileTable._unfit
+    put(admission.FileTable, "_unfit", lambda self, key, what, path: world.ask(
+        ["unfit", key[1]], lambda: unfit(self, key, what, path)
+    ))  # fmt: skip
+    generation = admission.generation
+    put(admission, "generation", lambda fd: world.ask(["generation"], lambda: generation(fd)))
+    seen = SimpleNamespace(**vars(os))
+    seen.readlink = lambda path: world.ask(["readlink"], lambda: os.readlink(path))
+    put(admission, "os", seen)
+
+
+def _of_orders(world: World, put: Put) -> None:
+    count, load = orders.Announcements._count, announced.load
+    put(orders.Announcements, "_count", lambda self, pid, slot: world.ask(
+        ["count", pid, slot], lambda: count(self, pid, slot)
+    ))  # fmt: skip
+
+    def asked_load(directory: str, pid: int, n: int) -> Any:
+        found: list[Any] = []
+
+        def real() -> dict[str, Any]:
+            try:
+                found.append(load(directory, pid, n))
+            except announced.AnnounceError as error:
+                return {"error": str(error)}
+            said = found[0]
+            parts = [{"what": part.what, "why": part.why} for part in said.parts]
+            return {"reader": said.reader, "slot": said.slot, "items": said.items, "parts": parts}
+
+        told = world.ask(["load", pid, n], real)
+        if "error" in told:
+            raise announced.AnnounceError(told["error"])
+        if found:
+            return found[0]
+        parts = [SimpleNamespace(**part) for part in told.pop("parts")]
+        return SimpleNamespace(pid=pid, number=n, parts=parts, remove=lambda: None, **told)
+
+    put(announced, "load", asked_load)
+    for name in ("order", "index"):
+        def asked_file(
+            self: resolver.Resolver, told: Any, name: str = name,
+            real: Any = getattr(resolver.Resolver, name),
+        ) -> Any:  # fmt: skip
+            path = os.path.join(self.directory, told["name"] if name == "order" else told)
+
+            def text() -> str:
+                with open(path, "rb") as file:
+                    return base64.b85encode(zlib.compress(file.read(), 9)).decode()
+
+            data = world.ask([name, os.path.basename(path)], text)
+            if not os.path.exists(path):
+                private = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+                with open(private, "wb") as file:
+                    file.write(zlib.decompress(base64.b85decode(data)))
+            return real(self, told)
+
+        put(resolver.Resolver, name, asked_file)
+
+
+def _of_the_pool(world: World, put: Put) -> None:
+    real = {
+        name: getattr(uffd_pool.Pool, name) for name in (
+            "add_file", "books", "join", "submit", "reap", "drain", "used_bytes", "victims_left",
+            "forget_file", "park_file", "file_counts", "set_victims", "set_budget",
+        )
+    }  # fmt: skip
+    huge = pool.huge_pages
+    put(pool, "huge_pages", lambda wanted: tuple(world.ask(["huge"], lambda: huge(wanted))))
+
+    def add_file(self: Any, fd: int, size: int, unit: int = 0) -> tuple[int, int]:
+        made = world.ask(
+            ["add_file", world.file(fd)], lambda: real["add_file"](self, fd, size, unit)
+        )
+        return made[0], made[1] if self._pointer else -1
+
+    def books(self: Any, n: int) -> tuple[Any, Any]:
+        chunks = world.ask(["books", n], lambda: len(real["books"](self, n)[0]))
+        empty = np.zeros(chunks, np.uint8), np.zeros(chunks, np.uint32)
+        return world.mapped(n, *(real["books"](self, n) if self._pointer else empty))
+
+    def submit(self: Any, job: int, n: int, offset: int, length: int) -> bool:
+        world.decide("fill", n, offset, length)
+        return bool(world.ask(
+            ["pool_submit", job, n, offset, length],
+            lambda: real["submit"](self, job, n, offset, length),
+        ))  # fmt: skip
+
+    def reap(self: Any) -> list[uffd.WarmResult]:
+        rows = world.ask(
+            ["pool_reap"], lambda: [dataclasses.astuple(r) for r in real["reap"](self)]
+        )
+        return [uffd.WarmResult(*row) for row in rows]
+
+    def drain(self: Any) -> list[uffd_pool.PoolEvent]:
+        return [
+            uffd_pool.PoolEvent(*row)
+            for row in world.ask(["drain"], lambda: [list(e) for e in real["drain"](self)])
+        ]
+
+    def set_victims(self: Any, victims: Any) -> None:
+        rows = list(victims)
+        world.decide("victims", rows)
+        if self._pointer:
+            real["set_victims"](self, rows)
+
+    def set_budget(self: Any, size: int) -> None:
+        world.decide("budget", size)
+        if self._pointer:
+            real["set_budget"](self, size)
+
+    for each in (add_file, books, submit, reap, drain, set_victims, set_budget):
+        put(uffd_pool.Pool, each.__name__, each)
+    for name in ("used_bytes", "victims_left", "forget_file", "park_file"):
+        def asked(self: Any, *args: Any, name: str = name) -> Any:
+            return world.ask([name, *args], lambda: real[name](self, *args))
+
+        put(uffd_pool.Pool, name, asked)
+    put(uffd_pool.Pool, "file_counts", lambda self, n: uffd_pool.FileCounts(
+        *world.ask(["file_counts", n], lambda: list(real["file_counts"](self, n)))
+    ))  # fmt: skip
+    put(uffd_pool.Pool, "join", lambda self, fd, pid, ring: world.ask(
+        ["join", pid], lambda: real["join"](self, fd, pid, ring)
+    ))  # fmt: skip
+
+
+def _decisions(world: World, put: Put) -> None:
+    want, send, degrade = scheduler.Scheduler.want, client.Client.send, ledger.Ledger.degrade
+    ask = resolver.Resolver.ask
+
+    def wanted(
+        self: scheduler.Scheduler, file: files.FileState, stream: Any, start: int, end: int,
+        need: int | None = None, **how: Any,
+    ) -> int:  # fmt: skip
+        world.decide("want", world.file(file.fd), stream.rank, start, end, need, how)
+        return want(self, file, stream, start, end, need, **how)
+
+    def sent(self: client.Client, message: bytes, fds: list[int] | None = None) -> None:
+        world.decide("tell", number(self), *told(message))
+        send(self, message, fds)
+
+    def degraded(self: ledger.Ledger, text: str) -> None:
+        world.decide("finding", text)
+        degrade(self, text)
+
+    def asks(self: resolver.Resolver, question: dict[str, Any], done: Any) -> None:
+        world.decide("ask", question)
+        ask(self, question, done)
+
+    put(scheduler.Scheduler, "want", wanted)
+    put(client.Client, "send", sent)
+    put(ledger.Ledger, "degrade", degraded)
+    put(resolver.Resolver, "ask", asks)
+
+
+def told(message: bytes) -> list[Any]:
+    """A message to an agent: its kind, whose mapping, how, which pages."""
+    kind, body = wire.unpack(message)
+    if kind == wire.Type.FILE:
+        region, verdict, n, _, *pages = wire.FILE.unpack_from(body)
+        return [kind.name, region, wire.Verdict(verdict).name, pages[:n]]
+    if kind in (wire.Type.REARM, wire.Type.DETACH):
+        _, region, n, _, *pages = wire.COMMAND.unpack_from(body)
+        return [kind.name, region, pages[:n]]
+    return [kind.name]
+
