@@ -3,9 +3,9 @@
 
 Two objects come out of csrc/. The service's helper is an ordinary cffi extension
 (tools/cffi_build.py). The other, uffdprefetch._preload, is the LD_PRELOAD object: never imported,
-only found on disk by launch.py. It is declared as an Extension because that is the one way in which
-setuptools compiles a shared object and puts it into wheels and editable installs alike. It includes
-no Python.h and is linked against no library, the C library included.
+only found on disk by launch/launcher.py. It is declared as an Extension because that is the one way
+in which setuptools compiles a shared object and puts it into wheels and editable installs alike. It
+includes no Python.h and is linked against no library, the C library included.
 """
 
 import platform

@@ -30,9 +30,9 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 from render import as_json  # noqa: E402
 from runs import bootstrap_interval  # noqa: E402
 
+from uffdprefetch.base.units import format_size, format_size_exact, parse_size  # noqa: E402
 from uffdprefetch.demo.bed import SlowBed, drop_cache, proactive_reclaim  # noqa: E402
 from uffdprefetch.demo.jobrun import machine_cpu_seconds  # noqa: E402
-from uffdprefetch.units import format_size, format_size_exact, parse_size  # noqa: E402
 
 SCHEMA = "uffdprefetch.bench.bulk/1"
 MIB = 1 << 20

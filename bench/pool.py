@@ -27,9 +27,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from pool_bench import SCHEMA, disturbances, open_bench, report_of
 from render import as_json
 
+from uffdprefetch.base.errors import UffdPrefetchError
+from uffdprefetch.base.units import parse_rate, parse_size
 from uffdprefetch.demo.bed import DEFAULT_BANDWIDTH, DEFAULT_LATENCY_US
-from uffdprefetch.errors import UffdPrefetchError
-from uffdprefetch.units import parse_rate, parse_size
 
 SHOWS = ("ranks", "epochs", "scan", "fill")
 #: Of `all`: enough to see that each of them works.

@@ -23,11 +23,11 @@ from render import DISTURBED_STEAL_SHARE
 from runs import bootstrap_interval
 from slides import ROOT, build, find_service
 
-from uffdprefetch import config
+from uffdprefetch.base import config
+from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.demo.bed import SlowBed, drop_cache, proactive_reclaim, resident_bytes
 from uffdprefetch.demo.dataset import DATABASE_NAME, Manifest, make_dataset
 from uffdprefetch.demo.jobrun import machine_cpu_seconds, read_tool_summary, wrap_command
-from uffdprefetch.errors import UffdPrefetchError
 
 SCHEMA = "uffdprefetch.bench.pool/1"
 PLAIN = "plain mmap"

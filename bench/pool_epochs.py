@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pool_replay
 from pool_bench import (
     PLAIN,
     ROOT,
@@ -29,9 +30,9 @@ from pool_cgroup import why_not as why_no_cgroup
 from pool_gate import check_sums, run_readers, unit_sums
 from render import markdown_table, number, ratio
 
+from uffdprefetch.base.errors import UffdPrefetchError
+from uffdprefetch.base.units import parse_size
 from uffdprefetch.demo.dataset import DATABASE_NAME
-from uffdprefetch.errors import UffdPrefetchError
-from uffdprefetch.units import parse_size
 
 TITLE = "A budget of half the data set: hit rate by epoch"
 READERS = ("C scan", "py-lmdb")
@@ -59,14 +60,10 @@ def add_options(parser: ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def optimum(blocks: int, capacity: int, epochs: int) -> list[float] | None:
-    """Hit rate by epoch of Belady's rule for a repeated scan; None without the pure policy."""
-    try:
-        replay = importlib.import_module("uffdprefetch.plan.replay")
-    except ModuleNotFoundError:
-        return None
-    accesses = replay.scan(blocks, epochs)
-    hits = replay.belady_hits(accesses, capacity)
+def optimum(blocks: int, capacity: int, epochs: int) -> list[float]:
+    """Hit rate by epoch of Belady's rule for a repeated scan."""
+    accesses = pool_replay.scan(blocks, epochs)
+    hits = pool_replay.belady_hits(accesses, capacity)
     return [float(each) for each in hits / accesses.per_epoch()]
 
 

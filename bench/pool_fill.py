@@ -15,8 +15,8 @@ from pool_bench import PLAIN, Bench, NotHere, Run, by_variant, cases_of, median,
 from pool_gate import check_sums, run_readers, unit_sums
 from render import markdown_table, number, ratio
 
-from uffdprefetch.errors import UffdPrefetchError
-from uffdprefetch.units import parse_rate
+from uffdprefetch.base.errors import UffdPrefetchError
+from uffdprefetch.base.units import parse_rate
 
 TITLE = "Cold fill by one sequential reader"
 MIB = 1 << 20

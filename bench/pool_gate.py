@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 
+from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.demo.jobrun import job_environment
-from uffdprefetch.errors import UffdPrefetchError
 
 Line = dict[str, Any]
 

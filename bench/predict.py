@@ -28,10 +28,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from render import as_json
 
+from uffdprefetch.base.units import format_size_exact, parse_rate, parse_size
 from uffdprefetch.demo.bed import SlowBed, drop_cache, proactive_reclaim
 from uffdprefetch.demo.dataset import make_dataset
 from uffdprefetch.demo.job import data_file, rank_order
-from uffdprefetch.units import format_size_exact, parse_rate, parse_size
 
 SCHEMA = "uffdprefetch.bench.predict/1"
 TOOL = [sys.executable, "-m", "uffdprefetch"]

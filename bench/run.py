@@ -42,6 +42,8 @@ from render import as_json
 from runs import Run, summarize
 from suites import ADAPT_BANDWIDTHS, BASELINE, WARM, Case, Variant, plan_of
 
+from uffdprefetch.base.errors import UffdPrefetchError
+from uffdprefetch.base.units import parse_rate, parse_size
 from uffdprefetch.demo.bed import (
     DEFAULT_BANDWIDTH,
     DEFAULT_LATENCY_US,
@@ -63,8 +65,6 @@ from uffdprefetch.demo.jobrun import (
     run_job,
     wrap_command,
 )
-from uffdprefetch.errors import UffdPrefetchError
-from uffdprefetch.units import parse_rate, parse_size
 
 SCHEMA = "uffdprefetch.bench/1"
 MIB = 1 << 20

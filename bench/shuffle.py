@@ -36,10 +36,10 @@ from runs import bootstrap_interval
 from shuffle_case import Shuffle, need_plans
 from slides import ROOT
 
+from uffdprefetch.base.errors import UffdPrefetchError
+from uffdprefetch.base.units import parse_rate, parse_size
 from uffdprefetch.demo.bed import DEFAULT_BANDWIDTH, DEFAULT_LATENCY_US
 from uffdprefetch.demo.run import COMPUTE_SHARE
-from uffdprefetch.errors import UffdPrefetchError
-from uffdprefetch.units import parse_rate, parse_size
 
 SCHEMA = "uffdprefetch.bench.shuffle/1"
 PLAIN = "plain"

@@ -18,11 +18,11 @@ from pool_bench import Bench, NotHere, Run
 from pool_gate import Readers, run_readers
 from slides import ROOT
 
+from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.demo.bed import warm_fully
 from uffdprefetch.demo.dataset import DATABASE_NAME, INDEX_NAME, digest_of
 from uffdprefetch.demo.jobrun import read_tool_summary
 from uffdprefetch.demo.run import COMPUTE_SHARE
-from uffdprefetch.errors import UffdPrefetchError
 
 PAGE_BYTES = 4096
 #: What a run keeps of the summary.
@@ -193,5 +193,5 @@ class Shuffle:
 
 def need_plans() -> None:
     """NotHere unless `wrap --plan` can be had."""
-    if not hasattr(importlib.import_module("uffdprefetch.plan.resolve"), "main"):
-        raise NotHere("this checkout's uffdprefetch/plan/resolve.py has no main()")
+    if not hasattr(importlib.import_module("uffdprefetch.orders.indexer"), "main"):
+        raise NotHere("this checkout's uffdprefetch/orders/indexer.py has no main()")

@@ -37,14 +37,14 @@ from pool_bench import report_of as pool_report_of
 from render import as_json, markdown_table, number, ratio
 from runs import bootstrap_interval
 
+from uffdprefetch.base.errors import UffdPrefetchError
+from uffdprefetch.base.units import parse_rate, parse_size
 from uffdprefetch.demo.bed import DEFAULT_BANDWIDTH, DEFAULT_LATENCY_US, SlowBed, warm_fully
 from uffdprefetch.demo.dataset import DATABASE_NAME, SCHEMA, Manifest, make_dataset
 from uffdprefetch.demo.job import KEY, aggregate, open_database, run_gate
 from uffdprefetch.demo.jobrun import job_command, read_tool_summary, run_job, wrap_command
 from uffdprefetch.demo.run import COMPUTE_SHARE
-from uffdprefetch.errors import UffdPrefetchError
 from uffdprefetch.formats.detect import open_index
-from uffdprefetch.units import parse_rate, parse_size
 
 PLAIN, WARM = "plain mmap", "warm cache"
 #: Name -> the options of `wrap`, None: without it. "fixed" is a window over all that is ahead.

@@ -4,12 +4,12 @@
 Paper 2, section VI-D (figures 11 and 12) again. An LMDB is made with py-lmdb as convert_imageset
 makes it; so many processes read it with py-lmdb, each its part of each batch, one after the other
 as the cursor is handed on. Before a process reads its part it says which pages it would fetch
-(plan/speculate.py); then the pages that it touches for the first time are counted against that.
-They are noted as in the paper: the mapping is protected (bench/touched.c).
+(orders/placement_estimator.py); then the pages that it touches for the first time are counted
+against that. They are noted as in the paper: the mapping is protected (bench/touched.c).
 
 Two ways to speculate: `paper`: the first record's size, corrected by what was seen; `head`: the few
-tree pages that plan/early.py reads before the index is there, which then count as fetched. Missed
-pages of values and of the tree are counted apart. Nothing is timed, and nothing is fetched.
+tree pages that orders/provisional.py reads before the index is there, which then count as fetched.
+Missed pages of values and of the tree are counted apart. Nothing is timed, and nothing is fetched.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from uffdprefetch.formats.lmdb import BRANCH, LEAF, META, open_index
 from uffdprefetch.formats.reader import FileReader
-from uffdprefetch.plan.early import early_order
-from uffdprefetch.plan.speculate import Part, Speculation, count, stretch
+from uffdprefetch.orders.placement_estimator import Part, Speculation, count, stretch
+from uffdprefetch.orders.provisional import early_order
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = 4096
@@ -149,7 +149,8 @@ def runs(pages: Any) -> Ranges:
 
 
 class Head:
-    """What plan/early.py tells of a reader's records before the index is there, and the tree pages
+    """What orders/provisional.py tells of a reader's records before the index is there, and the
+    tree pages
     that it reads for that."""
 
     def __init__(self, path: str, records: Any, pages: int) -> None:

@@ -29,7 +29,7 @@ from slides import ROOT, build
 
 from uffdprefetch.demo.jobrun import job_command, job_environment
 from uffdprefetch.demo.storage import Wanted, open_storage
-from uffdprefetch.trace import file as trace_file
+from uffdprefetch.trace.file import trace_file
 
 MIB = 1 << 20
 SCAN_BYTES = 512 * MIB

@@ -25,8 +25,8 @@ import synthetic
 from browser import Browser, why_none
 
 from uffdprefetch.report.html import render
-from uffdprefetch.trace.analyse import analyse
-from uffdprefetch.trace.marks import collect
+from uffdprefetch.trace.analyse.marks import collect
+from uffdprefetch.trace.analyse.report import analyse
 
 #: Events per record of a cold epoch of synthetic.make().
 EVENTS_PER_RECORD = 6.5

@@ -23,8 +23,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from uffdprefetch import uffd
 from uffdprefetch.demo.bed import SlowBed, drop_cache, resident_bytes
+from uffdprefetch.native import uffd
 
 MIB = 1 << 20
 EXTENT_BYTES = 2 * MIB

@@ -27,13 +27,13 @@ from render import markdown_table, number, ratio
 from shuffle import add_options, run_command
 from shuffle_case import Orders, Shuffle, need_plans, sampler_orders
 
-from uffdprefetch import config
+from uffdprefetch.base import config
 
 SCHEMA = "uffdprefetch.bench.wrongplan/1"
 NO_WRAP = "plain, no wrap"
 NO_PLAN = "no plan"
 RIGHT = "right plan"
-#: Of a degradation that tells of a plan that was dropped (node/planned.py).
+#: Of a degradation that tells of a plan that was dropped (readers/known_order.py).
 DROPPED = "not followed any more"
 #: More than this is too much.
 MOST_LOSS = 0.05

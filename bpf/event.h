@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * event.h - what the programs of this folder hand over: uffdprefetch/trace/events.py in C.
+ * event.h - what the programs of this folder hand over: uffdprefetch/trace/file/events.py in C.
  *
  * Programs take tracepoint arguments only, never a kernel structure: they are compiled against
  * whatever headers the machine has. trace/bpf.py puts the files together, this one first, with

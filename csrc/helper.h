@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * helper.h - the service's C side, as Python sees it (uffdprefetch/uffd.py through cffi).
+ * helper.h - the service's C side, as Python sees it (uffdprefetch/native/uffd.py through cffi).
  *
  * Every function returns >= 0 or -errno; uffd.py turns that into OSError in one place. What stands
  * between the two marks is read by tools/cffi_build.py as it is: no preprocessor there.
@@ -180,7 +180,7 @@ struct up_pool_options {
 
 #define UP_HISTOGRAM_BINS 512
 
-/* Times in bins, 8 an octave, as node/ledger.py counts. */
+/* Times in bins, 8 an octave, as state/ledger.py counts. */
 struct up_pool_counts {
 	uint64_t resident_bytes, peak_bytes, pinned_bytes, budget_bytes;
 	uint64_t read_bytes, demand_read_bytes, unique_bytes, evicted_bytes;

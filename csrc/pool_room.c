@@ -2,7 +2,7 @@
 /*
  * pool_room.c - room in the pool: which chunks are punched out of it, and when not.
  *
- * The policy is not here: uffdprefetch/plan/eviction.py gives a list of blocks in advance, best
+ * The policy is not here: uffdprefetch/pool/eviction.py gives a list of blocks in advance, best
  * first. When that has run out, another is asked for; when that does not come and somebody waits, a
  * clock hand goes over all files. Never a chunk
  * that is being mapped, nor one that somebody got just now.

@@ -68,7 +68,7 @@ static long long number(const char *name, long long missing)
 	return negative ? -value : value;
 }
 
-/* The same launchers, in the same order, as uffdprefetch/identity.py: the innermost first. */
+/* The same launchers, in the same order, as uffdprefetch/base/identity.py: the innermost first. */
 static void read_rank(void)
 {
 	static const struct {

@@ -13,11 +13,11 @@ from planned_readers import SIZE, order
 from test_stride_node import Notes
 from walked_orders import PAGE
 
-from uffdprefetch.node import orders
-from uffdprefetch.node.ledger import Ledger
-from uffdprefetch.node.orders import MS
-from uffdprefetch.node.planned import Plans
-from uffdprefetch.plan.units import Units
+from uffdprefetch.predict.order.extents import Units
+from uffdprefetch.readers import order_sources
+from uffdprefetch.readers.known_order import Plans
+from uffdprefetch.readers.order_sources import MS
+from uffdprefetch.state.ledger import Ledger
 
 
 class Helper:
@@ -59,7 +59,7 @@ class Job:
         self.plans = Plans(self.scheduler, self.ledger)  # type: ignore[arg-type]
         self.clients: list[Any] = []
         self.files: dict[str, Any] = {}
-        monkeypatch.setattr(orders, "now_ns", lambda: self.now)
+        monkeypatch.setattr(order_sources, "now_ns", lambda: self.now)
 
     def comes(self) -> None:
         self.came += 1

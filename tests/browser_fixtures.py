@@ -14,8 +14,8 @@ from browser import Browser, Open, why_none
 from conftest import require
 
 from uffdprefetch.report.html import render
-from uffdprefetch.trace.analyse import analyse
-from uffdprefetch.trace.file import Trace
+from uffdprefetch.trace.analyse.report import analyse
+from uffdprefetch.trace.file.trace_file import Trace
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A clock of our own and workers that only take notes, for node/bulk.py. A test module says
+"""A clock of our own and workers that only take notes, for readers/bulk.py. A test module says
 ``pytest_plugins = ("bulk_bed",)`` for the fixtures."""
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import Any
 
 import pytest
 
-from uffdprefetch import uffd
-from uffdprefetch.config import Config
-from uffdprefetch.intervals import IntervalSet
-from uffdprefetch.node import bulk as module
-from uffdprefetch.node.bulk import Bulk
-from uffdprefetch.node.files import FileState
-from uffdprefetch.node.layout import Layout
-from uffdprefetch.node.ledger import Ledger
-from uffdprefetch.node.opening import reopen
-from uffdprefetch.node.wire import Verdict
-from uffdprefetch.progress.streams import StreamTable
+from uffdprefetch.base.config import Config
+from uffdprefetch.base.ranges import IntervalSet
+from uffdprefetch.native import uffd
+from uffdprefetch.predict.streams import StreamTable
+from uffdprefetch.protocol.wire import Verdict
+from uffdprefetch.readers import bulk as module
+from uffdprefetch.readers.bulk import Bulk
+from uffdprefetch.state.files import FileState
+from uffdprefetch.state.ledger import Ledger
+from uffdprefetch.state.opening import reopen
 from uffdprefetch.warm.limits import TokenBucket
+from uffdprefetch.warm.placement import Layout
 from uffdprefetch.warm.scheduler import Scheduler
 
 MIB = 1 << 20

@@ -31,8 +31,8 @@ from uffdprefetch.demo.bed import SlowBed, drop_cache, why_no_bed
 from uffdprefetch.demo.dataset import DATABASE_NAME, make_dataset
 from uffdprefetch.doctor import faults
 from uffdprefetch.doctor.check import OK
-from uffdprefetch.node.files import MEMORY_FILE_SYSTEMS
-from uffdprefetch.warm.file_systems import mount_of
+from uffdprefetch.state.file_systems import mount_of
+from uffdprefetch.state.files import MEMORY_FILE_SYSTEMS
 
 MIB = 1 << 20
 TRAINING = f"training/{DATABASE_NAME}"

@@ -14,7 +14,7 @@ import dispositions
 import pytest
 import suite
 
-from uffdprefetch.identity import _FAMILIES
+from uffdprefetch.base.identity import _FAMILIES
 
 dispositions.usual_signals()
 pytest.register_assert_rewrite("bulk_bed", "components", "plan_jobs", "training", "watched")
@@ -136,7 +136,7 @@ def fake(
     """Start tests/fake_service.py where a wrap with ``env`` looks for its service: its log."""
 
     def start(mode: str) -> Path:
-        from uffdprefetch.rundir import runtime_directory, socket_path
+        from uffdprefetch.base.rundir import runtime_directory, socket_path
 
         env["UFFDPREFETCH_RUN"] = "test"
         log = tmp_path / "fake.log"

@@ -6,9 +6,9 @@
 It answers each ATTACH with as many checkpoints as a message holds, at random pages, and from then
 on sends commands without end (checkpoints armed again, now and then a whole mapping given back;
 none with DETACH_PERCENT 0), so that whatever the job does to a mapping meets checkpoints in every
-state. Its checkpoint memfd holds all of the file from the start. It speaks node/wire.py and follows
-the rule of csrc/checkpoint.c: a page is there, whole, before it is announced. Prints "ready", then
-at the end of its input what it did, as JSON.
+state. Its checkpoint memfd holds all of the file from the start. It speaks protocol/wire.py and
+follows the rule of csrc/checkpoint.c: a page is there, whole, before it is announced. Prints
+"ready", then at the end of its input what it did, as JSON.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ import struct
 import sys
 from dataclasses import dataclass, field
 
-from uffdprefetch import uffd
-from uffdprefetch.node import wire
+from uffdprefetch.native import uffd
+from uffdprefetch.protocol import wire
 
 PAGE = uffd.PAGE_BYTES
 KINDS = (wire.Type.REARM, wire.Type.DETACH)

@@ -13,7 +13,7 @@ from uffdprefetch.formats.index import RecordIndex
 from uffdprefetch.formats.keys import Keys
 from uffdprefetch.formats.places import Listed, Places, one_part
 from uffdprefetch.job.channel import packed
-from uffdprefetch.plan.mapping import KeyList
+from uffdprefetch.orders.mapping import KeyList
 
 PAGE = 4096
 #: Values that are larger than this leave LMDB's leaf pages.

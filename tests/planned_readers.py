@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Planned readers (node/planned.py) of orders that are made up, for tests without a service."""
+"""Planned readers (readers/known_order.py) of orders that are made up; without a service."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from walked_orders import KIB, PAGE, fixed_records
 
-from uffdprefetch.node.planned import PlannedReader
-from uffdprefetch.node.wire import Verdict
-from uffdprefetch.plan.checkpoints import Span
-from uffdprefetch.plan.order import Order
+from uffdprefetch.predict.checkpoints import Span
+from uffdprefetch.predict.order.cursor import Order
+from uffdprefetch.protocol.wire import Verdict
+from uffdprefetch.readers.known_order import PlannedReader
 
 RECORD = 64 * KIB
 RECORDS = 4096

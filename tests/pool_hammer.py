@@ -35,8 +35,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from conftest import HANG_SECONDS, wait_until
 from harness import service_pid
 
-from uffdprefetch.node.pool import SHMEM_HUGE
-from uffdprefetch.units import parse_size
+from uffdprefetch.base.units import parse_size
+from uffdprefetch.pool.node_pool import SHMEM_HUGE
 
 PROCESSES, THREADS = 3, 3
 #: Of a plan's items, the mean.

@@ -9,7 +9,7 @@ from uffdprefetch.sim.replay.demand import Demand, Stream
 from uffdprefetch.sim.replay.engine import Outcome, Policy, replay
 from uffdprefetch.sim.replay.keep import Keep
 from uffdprefetch.sim.replay.link import Storage
-from uffdprefetch.trace.file import File
+from uffdprefetch.trace.file.trace_file import File
 
 PAGE = 4096
 MIB = 1 << 20

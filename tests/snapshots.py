@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from uffdprefetch.dashboard import model
+from uffdprefetch.view import model
 
 MIB = 1 << 20
 

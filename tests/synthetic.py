@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from uffdprefetch.trace.events import EVENT, FAULT_AFTER_AROUND, Call, Kind
-from uffdprefetch.trace.file import File, Process, Trace
+from uffdprefetch.trace.file.events import EVENT, FAULT_AFTER_AROUND, Call, Kind
+from uffdprefetch.trace.file.trace_file import File, Process, Trace
 
 START_NS = 1_000_000_000_000
 STARTED_UNIX_NS = 1_790_000_000 * 10**9

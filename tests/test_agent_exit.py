@@ -17,7 +17,7 @@ import pytest
 from conftest import HANG_SECONDS
 from harness import AGENT_STATES, Records, Start, file_digest, hammered, python
 
-from uffdprefetch import uffd
+from uffdprefetch.native import uffd
 
 pytest_plugins = ("harness_fixtures",)
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""node/orders.Announcements: what is asked of an announcement and how often, who follows its order,
+"""readers/order_sources.Announcements: what is asked of an announcement and how often, who follows
+its order,
 and when that ends."""
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from conftest import warnings_fail
 from planned_readers import SIZE, place, reads
 
 from uffdprefetch.job.channel import ENDED, SCHEMA
-from uffdprefetch.node import orders
-from uffdprefetch.node.orders import AGAIN_NS, AGAIN_TIMES, LOOK_NS, MS, Announcements
-from uffdprefetch.plan.announced import AnnounceError
+from uffdprefetch.orders.announcement import AnnounceError
+from uffdprefetch.readers import order_sources
+from uffdprefetch.readers.order_sources import AGAIN_NS, AGAIN_TIMES, LOOK_NS, MS, Announcements
 
 pytestmark = warnings_fail
 
@@ -360,7 +361,7 @@ def test_of_a_process_that_has_ended_nothing_is_followed(job: Job, heard: Announ
 def test_announcements_at_a_time_are_bounded(
     job: Job, heard: Announcements, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(orders, "HEARD_MAX", 2)
+    monkeypatch.setattr(order_sources, "HEARD_MAX", 2)
     job.process(10, 4, "/train")
     for number in (1, 2):
         written(job, number, slot=number, reader=f"loader-{number}")

@@ -29,8 +29,9 @@ from harness import (
 )
 
 from uffdprefetch.job import channel
-from uffdprefetch.plan import announce, announced
-from uffdprefetch.watch import WatchClient
+from uffdprefetch.orders import announcement
+from uffdprefetch.plan import announce
+from uffdprefetch.view.watch import WatchClient
 
 pytest_plugins = ("harness_fixtures",)
 
@@ -207,7 +208,7 @@ def test_without_a_service_nothing_is_announced_and_one_line_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("UFFDPREFETCH_SOCKET", raising=False)
-    monkeypatch.setattr("uffdprefetch.plan.saying._warned", False)
+    monkeypatch.setattr("uffdprefetch.job.announce._warned", False)
     for _ in range(2):
         with announce(tmp_path / "x", records=[1, 2]) as order:
             assert not order.active
@@ -291,10 +292,10 @@ def test_links_pipes_and_others_files_are_no_announcements(tmp_path: Path) -> No
     os.mkfifo(tmp_path / "1-1.json")
     (tmp_path / "1-2.json").symlink_to("/etc/passwd")
     (tmp_path / "1-3.json").mkdir()
-    (tmp_path / "1-4.json").write_bytes(b" " * (announced.JSON_MAX_BYTES + 1))
+    (tmp_path / "1-4.json").write_bytes(b" " * (announcement.JSON_MAX_BYTES + 1))
     for number in range(1, 6):
-        with pytest.raises(announced.AnnounceError):
-            announced.load(str(tmp_path), 1, number)
+        with pytest.raises(announcement.AnnounceError):
+            announcement.load(str(tmp_path), 1, number)
 
 
 def test_the_channel_leaves_no_descriptor_in_the_job(job: Start, own_records: Records) -> None:

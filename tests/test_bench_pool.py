@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 from conftest import require
 
-from uffdprefetch import config
+from uffdprefetch.base import config
+from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.demo.bed import why_no_bed
-from uffdprefetch.errors import UffdPrefetchError
 
 BENCH = Path(__file__).resolve().parents[1] / "bench"
 Load = Callable[[str], ModuleType]

@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 from conftest import clean_environment, require
 
+from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.demo.bed import proactive_reclaim, why_no_bed
 from uffdprefetch.demo.dataset import DATABASE_NAME, INDEX_NAME, digest_of, make_dataset
-from uffdprefetch.errors import UffdPrefetchError
 
 BENCH = Path(__file__).resolve().parents[1] / "bench"
 Load = Callable[[str], ModuleType]
@@ -205,7 +205,7 @@ def test_wrong_orders_are_wrong_and_as_long_as_the_right_one(load_bench: Load) -
 
 def test_the_plan_that_is_written_is_one(tmp_path: Path, load_bench: Load) -> None:
     case = load_bench("shuffle_case")
-    planfile = importlib.import_module("uffdprefetch.plan.planfile")
+    planfile = importlib.import_module("uffdprefetch.orders.plan_file")
     source, scratch = tmp_path / "data", tmp_path / "scratch"
     manifest = make_dataset(source, 2 * MIB)
     scratch.mkdir()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bulk warm: who jumps about (progress/jumps.py), and when streaming the whole file pays
-(plan/bulk.py)."""
+"""Bulk warm: who jumps about (predict/randomness.py), and when streaming the whole file pays
+(predict/bulk.py)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from uffdprefetch.plan.bulk import (
+from uffdprefetch.predict.bulk import (
     GOES_ON,
     LEAST_GAIN,
     NO_GAIN,
@@ -21,7 +21,7 @@ from uffdprefetch.plan.bulk import (
     Sight,
     judge,
 )
-from uffdprefetch.progress.jumps import JUMPS_RANDOM, TOUCHES, Jumps, longest_run
+from uffdprefetch.predict.randomness import JUMPS_RANDOM, TOUCHES, Jumps, longest_run
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 BLOCK = 64 * KIB

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""node/bulk.py: what is missing of a file, what the storage is measured to give, how much room
+"""readers/bulk.py: what is missing of a file, what the storage is measured to give, how much room
 there is, and what is said of all that."""
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from bulk_bed import BLOCK, LATENCY_NS, MIB, MS, NS_A_BYTE, SIZE, Bed, opened, until
 
-from uffdprefetch import uffd_pool
-from uffdprefetch.intervals import IntervalSet
-from uffdprefetch.node import bulk as module
-from uffdprefetch.node.bulk import a_missing_piece, missing_bytes
-from uffdprefetch.node.files import FileState
-from uffdprefetch.node.pool import PoolFile
-from uffdprefetch.plan.bulk import MISS_BYTES, PROBE_BYTES
+from uffdprefetch.base.ranges import IntervalSet
+from uffdprefetch.native import pool as uffd_pool
+from uffdprefetch.pool.node_pool import PoolFile
+from uffdprefetch.predict.bulk import MISS_BYTES, PROBE_BYTES
+from uffdprefetch.readers import bulk as module
+from uffdprefetch.readers.bulk import a_missing_piece, missing_bytes
+from uffdprefetch.state.files import FileState
 
 pytest_plugins = ("bulk_bed",)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""node/bulk.py under our own clock, with workers that only take notes: what it asks for, in what
+"""readers/bulk.py under our own clock, with workers that only take notes: what it asks for, in what
 order, and when it ends."""
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from types import SimpleNamespace
 import pytest
 from bulk_bed import BLOCK, MIB, MS, SIZE, Bed, ended, opened, streaming, until
 
-from uffdprefetch.intervals import IntervalSet
-from uffdprefetch.node import bulk as module
-from uffdprefetch.node.bulk import LAST, PIECE_BYTES, WAITING_BYTES
-from uffdprefetch.node.files import FileState
-from uffdprefetch.node.opening import reopen
-from uffdprefetch.plan.bulk import MISS_BYTES, PROBE_BYTES
-from uffdprefetch.plan.window import Storage
-from uffdprefetch.progress.streams import Stream
+from uffdprefetch.base.ranges import IntervalSet
+from uffdprefetch.predict.bulk import MISS_BYTES, PROBE_BYTES
+from uffdprefetch.predict.streams import Stream
+from uffdprefetch.predict.window import Storage
+from uffdprefetch.readers import bulk as module
+from uffdprefetch.readers.bulk import LAST, PIECE_BYTES, WAITING_BYTES
+from uffdprefetch.state.files import FileState
+from uffdprefetch.state.opening import reopen
 from uffdprefetch.warm.scheduler import PATIENT
 
 pytest_plugins = ("bulk_bed",)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""node/bulk.py: what it keeps of a file's readers, and what it tells the engine of them."""
+"""readers/bulk.py: what it keeps of a file's readers, and what it tells the engine of them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from bulk_bed import BLOCK, MIB, MS, SIZE, Bed, opened, streaming, until
 
-from uffdprefetch.node import bulk as module
-from uffdprefetch.node.files import FileState
-from uffdprefetch.node.wire import Verdict
-from uffdprefetch.progress.streams import Stream
+from uffdprefetch.predict.streams import Stream
+from uffdprefetch.protocol.wire import Verdict
+from uffdprefetch.readers import bulk as module
+from uffdprefetch.state.files import FileState
 
 pytest_plugins = ("bulk_bed",)
 

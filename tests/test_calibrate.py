@@ -28,15 +28,15 @@ from components import on_memory
 from conftest import require, warnings_fail
 from suite import own_name
 
+from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.cli import CommandProtocol, calibrate, main, simulate
 from uffdprefetch.demo.bed import SlowBed, why_no_bed
-from uffdprefetch.errors import UffdPrefetchError
+from uffdprefetch.native.uffd import resident_bytes
 from uffdprefetch.sim.measure import network, scratch
 from uffdprefetch.sim.measure.bounds import RUNS_MAX, RUNS_MIN, Budget, repeat
 from uffdprefetch.sim.measure.intervals import median, ranks
 from uffdprefetch.sim.measure.reads import Reader
 from uffdprefetch.sim.scenario import load
-from uffdprefetch.uffd import resident_bytes
 
 pytestmark = warnings_fail
 

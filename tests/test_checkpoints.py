@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""plan/checkpoints.py: where the checkpoints of a mapping lie."""
+"""predict/checkpoints.py: where the checkpoints of a mapping lie."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import itertools
 
 import pytest
 
-from uffdprefetch.node import wire
-from uffdprefetch.plan import checkpoints
-from uffdprefetch.plan.checkpoints import Span
+from uffdprefetch.predict import checkpoints
+from uffdprefetch.predict.checkpoints import Span
+from uffdprefetch.protocol import wire
 
 PAGE = 4096
 MIB = 1 << 20

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from uffdprefetch import config
-from uffdprefetch.config import Config
-from uffdprefetch.errors import UffdPrefetchError
+from uffdprefetch.base import config
+from uffdprefetch.base.config import Config
+from uffdprefetch.base.errors import UffdPrefetchError
 
 
 def parse(*words: str) -> dict[str, object]:

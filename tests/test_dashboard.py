@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.text import Text
 from snapshots import MIB, document, pool, pooled, rank, snapshot
 
-from uffdprefetch.dashboard import glyphs, model, panel, ranks, render, words
-from uffdprefetch.dashboard.glyphs import ASCII, UNICODE
-from uffdprefetch.node import live
+from uffdprefetch.service import live
+from uffdprefetch.view import glyphs, model, panel, ranks, render, words
+from uffdprefetch.view.glyphs import ASCII, UNICODE
 
 SIZES = [(80, 24), (160, 50), (40, 6), (53, 11), (100, 30), (79, 20), (300, 90), (80, 12)]
 

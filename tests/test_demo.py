@@ -15,10 +15,10 @@ import pytest
 from conftest import require
 from training import SIZE_BYTES
 
+from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.demo import jobrun, table
 from uffdprefetch.demo import run as demo
 from uffdprefetch.demo.bed import why_no_bed
-from uffdprefetch.errors import UffdPrefetchError
 
 
 def options(**changes: Any) -> demo.Options:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""plan/depth.py against a model link: bandwidth B, latency L, Q bytes under way give
+"""warm/depth.py against a model link: bandwidth B, latency L, Q bytes under way give
 min(B, Q / (L + Q / B)) bytes/s."""
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ import itertools
 
 import pytest
 
-from uffdprefetch.plan.depth import MAX_BYTES, MAX_SECONDS, MIN_BYTES, MIN_SECONDS, Depth
+from uffdprefetch.warm.depth import MAX_BYTES, MAX_SECONDS, MIN_BYTES, MIN_SECONDS, Depth
 
 
 def link(under_way: int, bandwidth: float, latency: float) -> float:

@@ -20,7 +20,7 @@ from conftest import HANG_SECONDS, process_gone, require, uffdprefetch, wait_unt
 from suite import own_name
 
 from uffdprefetch import doctor
-from uffdprefetch.config import Config
+from uffdprefetch.base.config import Config
 from uffdprefetch.doctor import machine, storage
 from uffdprefetch.doctor import syscalls as sc
 from uffdprefetch.doctor.check import CANNOT, LIMIT, NOTE, OK, SKIPPED, Check, run_isolated

@@ -21,7 +21,7 @@ from nobody import Nobody
 from suite import own_name
 
 from uffdprefetch import doctor
-from uffdprefetch.config import Config
+from uffdprefetch.base.config import Config
 from uffdprefetch.doctor import faults, pool
 from uffdprefetch.doctor import syscalls as sc
 from uffdprefetch.doctor.check import LIMIT, NOTE, OK, Check, run_isolated

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from conftest import HANG_SECONDS, require, uffdprefetch
 
-from uffdprefetch import engine_choice
-from uffdprefetch.config import POOL_LEAST_BYTES, Config
+from uffdprefetch.base.config import POOL_LEAST_BYTES, Config
 from uffdprefetch.doctor import faults, pool
-from uffdprefetch.engine_choice import choose
+from uffdprefetch.launch import engine_choice
+from uffdprefetch.launch.engine_choice import choose
 
 POOL = Config(engine="pool")
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""node/planned.PlannedReader by plan/epochs.Epochs: how a reader goes from epoch to epoch by its
+"""readers/known_order.PlannedReader by predict/order/epochs.Epochs: how a reader goes from epoch to
+epoch by its
 touches, and when its order is dropped. What looks find: test_planned_reader.py."""
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from planned_readers import (
 )
 from walked_orders import MIB, PAGE
 
-from uffdprefetch.node.planned import PlannedReader
-from uffdprefetch.plan.epochs import BEGUN_ITEMS
-from uffdprefetch.plan.order import Order
-from uffdprefetch.plan.place import WAY
+from uffdprefetch.predict.order.cursor import Order
+from uffdprefetch.predict.order.epochs import BEGUN_ITEMS
+from uffdprefetch.predict.order.progress import WAY
+from uffdprefetch.readers.known_order import PlannedReader
 
 pytestmark = warnings_fail
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""plan/eviction.py, belady.py and replay.py: against the optimum by exhaustive search, against the
+"""pool/eviction.py, belady.py and replay.py: against the optimum by exhaustive search, against the
 rules written out plainly, and on the ways in which training jobs read."""
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from functools import cache
 
 import numpy as np
 import pytest
+from belady import REACH, STRAYS, Belady
+from pool_replay import Accesses, belady_hits, interleave, replay, scan
 
-from uffdprefetch.plan.belady import REACH, STRAYS, Belady
-from uffdprefetch.plan.eviction import LRU, POLICIES, Cyclic, Policy, Reader, Residents
-from uffdprefetch.plan.replay import Accesses, belady_hits, interleave, replay, scan
+from uffdprefetch.pool.eviction import LRU, POLICIES, Cyclic, Policy, Reader, Residents
 
 BLOCKS, CAPACITY, EPOCHS = 400, 200, 4
 SEEDS = range(20)

@@ -28,7 +28,7 @@ from harness import (
 )
 from inside import CHECKPOINTS
 
-from uffdprefetch.node import serve
+from uffdprefetch.service import serve
 
 pytest_plugins = ("harness_fixtures",)
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from uffdprefetch.warm import file_systems as fs
-from uffdprefetch.warm.file_systems import MIB, PREAD, PROBE, READAHEAD
+from uffdprefetch.state import file_systems as fs
+from uffdprefetch.state.file_systems import MIB, PREAD, PROBE, READAHEAD
 
 EXT4, GPFS = 0xEF53, 0x47504653
 
 
 def test_the_calls_are_numbered_as_the_workers_number_them() -> None:
-    from uffdprefetch import uffd
+    from uffdprefetch.native import uffd
 
     assert (PROBE, READAHEAD, PREAD) == (uffd.WARM_PROBE, uffd.WARM_READAHEAD, uffd.WARM_PREAD)
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Copies of a file's pages never stay older than the file: rounds over real files and memfds, with
-an engine that only notes what it was told (node/freshness.py, csrc/compare.c)."""
+an engine that only notes what it was told (service/freshness.py, csrc/compare.c)."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ import pytest
 from conftest import require, wait_until
 from harness import MIB, write_records
 
-from uffdprefetch import uffd
 from uffdprefetch.demo.bed import SlowBed, why_no_bed
-from uffdprefetch.node import freshness
-from uffdprefetch.node.files import FileState, mapped_by
-from uffdprefetch.node.freshness import FileWatch, Freshness, Times
-from uffdprefetch.node.ledger import Ledger
-from uffdprefetch.node.opening import reopen
+from uffdprefetch.native import uffd
+from uffdprefetch.service import freshness
+from uffdprefetch.service.freshness import FileWatch, Freshness, Times
+from uffdprefetch.state.files import FileState, mapped_by
+from uffdprefetch.state.ledger import Ledger
+from uffdprefetch.state.opening import reopen
 from uffdprefetch.warm.scheduler import Meter
 
 PAGE = uffd.PAGE_BYTES

@@ -19,8 +19,8 @@ import pytest
 from conftest import process_gone, process_state, require, wait_until
 from harness import MIB, Job, Records, Start, both_engines, file_digest, python, service_socket
 
-from uffdprefetch import watch
 from uffdprefetch.demo.bed import SlowBed, why_no_bed
+from uffdprefetch.view import watch
 
 pytest_plugins = ("harness_fixtures",)
 

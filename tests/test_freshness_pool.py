@@ -15,9 +15,11 @@ import pytest
 from conftest import HANG_SECONDS, require, wait_until
 from harness import MIB, write_records
 
-from uffdprefetch import uffd, uffd_compare, uffd_pool
 from uffdprefetch.demo.bed import SlowBed, why_no_bed
-from uffdprefetch.node.pool import CHUNK_BYTES, SAMPLE_CELL_BYTES, PoolFile, sampled_pages
+from uffdprefetch.native import compare as uffd_compare
+from uffdprefetch.native import pool as uffd_pool
+from uffdprefetch.native import uffd
+from uffdprefetch.pool.node_pool import CHUNK_BYTES, SAMPLE_CELL_BYTES, PoolFile, sampled_pages
 
 SIZE_BYTES = 16 * MIB
 PAGE = uffd.PAGE_BYTES

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from uffdprefetch.identity import _FAMILIES, Identity, file_name_safe, identify, job_key
+from uffdprefetch.base.identity import _FAMILIES, Identity, file_name_safe, identify, job_key
 
 MPIRUN = {
     "OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4",

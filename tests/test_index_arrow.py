@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from record_files import EDGES, Memory, bytes_of
 
-from uffdprefetch.errors import UffdPrefetchError
+from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.formats import arrow_layout, arrow_messages
 from uffdprefetch.formats.detect import open_index, read_index
 from uffdprefetch.formats.index import RecordIndex

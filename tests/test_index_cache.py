@@ -20,7 +20,7 @@ from conftest import require, wait_until
 from record_files import some_records, tfrecord
 
 from uffdprefetch import __version__
-from uffdprefetch.errors import UffdPrefetchError
+from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.formats import cache, stored
 from uffdprefetch.formats.detect import open_index
 from uffdprefetch.formats.index import Options, RecordIndex, describe

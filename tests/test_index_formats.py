@@ -29,7 +29,7 @@ from record_files import (
     tfrecord,
 )
 
-from uffdprefetch.errors import UffdPrefetchError
+from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.formats import crc32c as ours
 from uffdprefetch.formats import tfrecord as fmt
 from uffdprefetch.formats.detect import FORMATS, detect, load, open_index, read_index

@@ -230,7 +230,7 @@ def test_a_file_of_holes_costs_nothing(tmp_path: Path) -> None:
 
 
 def test_what_detects_a_format_never_fails() -> None:
-    from uffdprefetch.errors import UffdPrefetchError
+    from uffdprefetch.base.errors import UffdPrefetchError
 
     source = random.Random(8)
     heads = [b"\xff\xff\xff\xff", b"\x93NUMPY", b"ARROW1\0\0", header(7), b""]

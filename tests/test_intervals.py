@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from uffdprefetch.intervals import IntervalSet
+from uffdprefetch.base.ranges import IntervalSet
 
 SPACE = 64
 

@@ -10,16 +10,17 @@ from typing import Any
 import pytest
 from conftest import warnings_fail
 
-from uffdprefetch.config import Config
-from uffdprefetch.node import engine as engine_module
-from uffdprefetch.node import pagetables, wire
-from uffdprefetch.node.client import Region
-from uffdprefetch.node.engine import AWAIT_NS, PLAN_NS, CacheEngine
-from uffdprefetch.node.ledger import Ledger
-from uffdprefetch.node.looking import LOOK_SLOWEST_NS, SILENT_NS
-from uffdprefetch.plan.checkpoints import Span
-from uffdprefetch.plan.window import Storage
-from uffdprefetch.progress.streams import MIB, Stream, StreamTable
+from uffdprefetch.base.config import Config
+from uffdprefetch.predict.checkpoints import Span
+from uffdprefetch.predict.streams import MIB, Stream, StreamTable
+from uffdprefetch.predict.window import Storage
+from uffdprefetch.protocol import wire
+from uffdprefetch.sense import pagetables
+from uffdprefetch.sense.pagetable_scan import LOOK_SLOWEST_NS, SILENT_NS
+from uffdprefetch.service import coordinator as engine_module
+from uffdprefetch.service.coordinator import AWAIT_NS, PLAN_NS, CacheEngine
+from uffdprefetch.state.client import Region
+from uffdprefetch.state.ledger import Ledger
 
 pytestmark = warnings_fail
 

@@ -8,9 +8,9 @@ import random
 
 import pytest
 
-from uffdprefetch.node import wire
-from uffdprefetch.node.client import Client
-from uffdprefetch.node.ledger import (
+from uffdprefetch.protocol import wire
+from uffdprefetch.state.client import Client
+from uffdprefetch.state.ledger import (
     DEGRADATIONS_MAX,
     FILES_MAX,
     PROCESSES_MAX,
@@ -18,7 +18,7 @@ from uffdprefetch.node.ledger import (
     Ledger,
     Timeline,
 )
-from uffdprefetch.node.processes import Counters
+from uffdprefetch.state.processes import Counters
 
 #: What Histogram's docstring promises.
 RESOLUTION = 1 / 8

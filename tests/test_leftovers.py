@@ -17,8 +17,8 @@ import pytest
 from conftest import HANG_SECONDS, process_gone, uffdprefetch, wait_until
 from harness import Start, python, service_pid
 
-from uffdprefetch import cgroup, leftovers
-from uffdprefetch.rundir import is_of_node, socket_path
+from uffdprefetch.base import cgroup, leftovers
+from uffdprefetch.base.rundir import is_of_node, socket_path
 
 pytest_plugins = ("harness_fixtures",)
 

@@ -14,8 +14,8 @@ import pytest
 from conftest import require, wait_until
 from harness import MIB, Job, Records, Start, both_engines, file_digest, python
 
-from uffdprefetch.uffd import WarmResult
-from uffdprefetch.uffd_pool import Pool
+from uffdprefetch.native.pool import Pool
+from uffdprefetch.native.uffd import WarmResult
 
 pytest_plugins = ("harness_fixtures",)
 

@@ -28,7 +28,7 @@ from harness import (
 )
 
 from uffdprefetch.demo.bed import SlowBed
-from uffdprefetch.plan.checkpoints import CHECKPOINTS_MAX
+from uffdprefetch.predict.checkpoints import CHECKPOINTS_MAX
 
 pytest_plugins = ("harness_fixtures", "components")
 

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 from conftest import HANG_SECONDS, require
 
-from uffdprefetch.errors import UffdPrefetchError
+from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.formats import lmdb as fmt
 from uffdprefetch.formats import lmdb_pages
 

@@ -18,10 +18,10 @@ pytest.importorskip("torch")
 from lmdb_datasets import KINDS, LmdbDataset, keys_read, make_hashed
 from torch.utils.data import DataLoader, get_worker_info
 
-from uffdprefetch import uffd
 from uffdprefetch.formats.detect import open_index
 from uffdprefetch.formats.index import RecordIndex
-from uffdprefetch.plan.mapping import Choice, KeyList, choose, hypotheses
+from uffdprefetch.native import uffd
+from uffdprefetch.orders.mapping import Choice, KeyList, choose, hypotheses
 
 N = 800
 SIZES = (2000, 60_000)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""plan/evidence.choose(): against readers whose page tables are a bitmap, with fault-around, pages
+"""orders/evidence.choose(): against readers whose page tables are a bitmap, with fault-around,
+pages
 that do not show and samples read ahead, the truth is chosen, and nothing else ever is; nor before
-anything has been said (plan/samples.begun())."""
+anything has been said (orders/samples.begun())."""
 
 from __future__ import annotations
 
@@ -15,10 +16,10 @@ from conftest import warnings_fail
 from mapping_readers import Readers, byte_keys, ints, lmdb_index, plain_index, texts
 
 from uffdprefetch.formats.index import RecordIndex
-from uffdprefetch.plan.evidence import ENOUGH_SAMPLES
-from uffdprefetch.plan.mapping import Choice, Hypothesis, KeyList, choose, hypotheses
-from uffdprefetch.plan.samples import BEGUN_MAX, BEGUN_MIN, begun
-from uffdprefetch.plan.sight import CERTAIN, Share, Sight, _between, certainty
+from uffdprefetch.orders.evidence import ENOUGH_SAMPLES
+from uffdprefetch.orders.mapping import Choice, Hypothesis, KeyList, choose, hypotheses
+from uffdprefetch.orders.residency_evidence import CERTAIN, Share, Sight, _between, certainty
+from uffdprefetch.orders.samples import BEGUN_MAX, BEGUN_MIN, begun
 
 pytestmark = warnings_fail
 

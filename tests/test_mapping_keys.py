@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""plan/mapping.hypotheses(): for keys as people make them the true way is among those found, it is
+"""orders/mapping.hypotheses(): for keys as people make them the true way is among those found, it
+is
 true for every sample, and no key is looked for in vain for long."""
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from mapping_readers import byte_keys, ints, keys_of, lmdb_index, plain_index, t
 from uffdprefetch.formats.index import RecordIndex
 from uffdprefetch.formats.keys import Keys
 from uffdprefetch.formats.places import Listed, Places, one_part
-from uffdprefetch.plan import keytable
-from uffdprefetch.plan.keyforms import Binary, Decimal, forms
-from uffdprefetch.plan.keytable import KeyTable
-from uffdprefetch.plan.mapping import Hypothesis, KeyList, hypotheses
+from uffdprefetch.orders import key_table
+from uffdprefetch.orders.key_forms import Binary, Decimal, forms
+from uffdprefetch.orders.key_table import KeyTable
+from uffdprefetch.orders.mapping import Hypothesis, KeyList, hypotheses
 
 pytestmark = warnings_fail
 
@@ -297,7 +298,7 @@ def test_a_sample_that_is_not_of_the_data_set_has_no_record() -> None:
 
 
 def test_a_key_with_several_records_gives_all_of_them_and_with_too_many_none() -> None:
-    many = keytable.DUPLICATES_MAX + 1
+    many = key_table.DUPLICATES_MAX + 1
     keys = [b"a", b"b", b"b", *[b"c"] * many, b"d"]
     size = np.full(len(keys), 10)
     places = Places(one_part(len(keys)), [Listed(np.arange(len(keys)) * 10, size)])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""plan/keylists.py: lists of a data set come through as they were, and no bytes do harm."""
+"""orders/key_lists.py: lists of a data set come through as they were, and no bytes do harm."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from conftest import warnings_fail
 
 from uffdprefetch.job.channel import packed
-from uffdprefetch.plan.mapping import KeyList
+from uffdprefetch.orders.mapping import KeyList
 
 pytestmark = warnings_fail
 

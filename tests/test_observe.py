@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""node/observe: which lines of /proc/PID/maps are mappings worth watching, and whose."""
+"""service/observe: which lines of /proc/PID/maps are mappings worth watching, and whose."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from uffdprefetch.node import observe
-from uffdprefetch.node.observe import CHECKPOINT_NAME, Mapping, Observer, read_only_files
+from uffdprefetch.service import observe
+from uffdprefetch.service.observe import CHECKPOINT_NAME, Mapping, Observer, read_only_files
 
 MIB = 1 << 20
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""node/orders.PlanFile: which orders are asked for, when, and what becomes of the answers."""
+"""readers/order_sources.PlanFile: which orders are asked for and when; the answers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from asked_orders import Job, only
 from conftest import warnings_fail
 from planned_readers import RECORD, SIZE, place, reads
 
-from uffdprefetch.node.orders import PlanFile
+from uffdprefetch.readers.order_sources import PlanFile
 
 pytestmark = warnings_fail
 

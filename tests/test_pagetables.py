@@ -13,16 +13,16 @@ import pytest
 from components import on_memory
 from conftest import require, wait_until
 
-from uffdprefetch import uffd
-from uffdprefetch.config import Config
-from uffdprefetch.node import pagetables
-from uffdprefetch.node.client import Client, Region
-from uffdprefetch.node.engine import MS, CacheEngine
-from uffdprefetch.node.files import BLOCK_BYTES, FileState
-from uffdprefetch.node.ledger import Ledger
-from uffdprefetch.node.observe import Observer
-from uffdprefetch.node.opening import Opener
-from uffdprefetch.progress.streams import MIB
+from uffdprefetch.base.config import Config
+from uffdprefetch.native import uffd
+from uffdprefetch.predict.streams import MIB
+from uffdprefetch.sense import pagetables
+from uffdprefetch.service.coordinator import MS, CacheEngine
+from uffdprefetch.service.observe import Observer
+from uffdprefetch.state.client import Client, Region
+from uffdprefetch.state.files import BLOCK_BYTES, FileState
+from uffdprefetch.state.ledger import Ledger
+from uffdprefetch.state.opening import Opener
 from uffdprefetch.warm.limits import TokenBucket
 from uffdprefetch.warm.scheduler import Scheduler, now_ns
 

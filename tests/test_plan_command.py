@@ -15,8 +15,8 @@ import pytest
 from conftest import HANG_SECONDS, uffdprefetch, warnings_fail
 
 from uffdprefetch.cli import main
-from uffdprefetch.plan import check
-from uffdprefetch.plan.order import Order
+from uffdprefetch.orders import check
+from uffdprefetch.predict.order.cursor import Order
 
 pytestmark = [warnings_fail, pytest.mark.usefixtures("own_runtime_directory")]
 
@@ -137,7 +137,7 @@ def test_the_prediction_is_between_the_bound_and_no_prefetching(
 
 def replayed(order: Order, file_bytes: int, ahead_bytes: int, link: check.Link) -> float:
     """The same item by item, a page at a time."""
-    from uffdprefetch.plan.order import Walk
+    from uffdprefetch.predict.order.cursor import Walk
 
     walk = Walk(order, file_bytes)
     there: dict[int, float] = {}

@@ -22,12 +22,13 @@ from harness import MIB, Records, Start, python, write_records
 from plan_jobs import BATCH, Data, batches, followed, live, options_of, plan_file, reader, shuffled
 
 from uffdprefetch.demo.bed import drop_cache
-from uffdprefetch.plan.resolve import Resolver
+from uffdprefetch.orders.indexer import Resolver
 
 pytest_plugins = ("harness_fixtures", "plan_jobs")
 
 both_engines = pytest.mark.parametrize("engine", ["cache", "pool"])
-#: By so many records in a row it is seen that a reader is elsewhere in its order (plan/verdict.py).
+#: By so many records in a row it is seen that a reader is elsewhere in its order
+#: (predict/order/validator.py).
 SEEN = 40 // BATCH + 1
 
 

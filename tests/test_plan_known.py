@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Eviction by known orders (plan/known.py): against Belady's count, and where orders end."""
+"""pool/order_eviction.py: against Belady's count, and where orders end."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from uffdprefetch.plan import known
-from uffdprefetch.plan.eviction import Reader, Residents
-from uffdprefetch.plan.order import Order, Walk
+from uffdprefetch.pool import order_eviction
+from uffdprefetch.pool.eviction import Reader, Residents
+from uffdprefetch.predict.order.cursor import Order, Walk
 
 BLOCK = 65536
 NOBODY: list[Reader] = []
@@ -26,7 +26,7 @@ def residents(blocks: list[int], touched: list[int] | None = None, file: int = 0
 
 
 def chosen(r: Residents, away: list[float], told: list[bool], count: int = 1) -> list[int]:
-    rows = known.victims(
+    rows = order_eviction.victims(
         r, NOBODY, count, np.array(away), np.array(told), BLOCK, int(r.touched.max()), 1e8
     )
     return [int(r.block[row]) for row in rows]
@@ -53,7 +53,7 @@ def test_a_trees_page_that_is_read_all_the_time_stays() -> None:
 def test_pinned_and_spared_blocks_stay() -> None:
     r = residents([5, 6, 7, 8])
     r.pinned[1] = True
-    rows = known.victims(
+    rows = order_eviction.victims(
         r, [Reader(0, 7, 1, 0, 100, ahead=0)], 4, np.array([4e6, 9e6, 1e6, 2e6]),
         np.ones(4, bool), BLOCK, 4, 1e8,
     )  # fmt: skip
@@ -68,7 +68,7 @@ def guessed(
     r = residents([1, 2, 3, 6, 7], [*touched, 1, 1])
     away = np.array([np.inf] * 3 + [4e7, 9e7])
     told = np.array([False] * 3 + [True] * 2)
-    rows = known.victims(r, readers, 5, away, told, BLOCK, now_ms, rate)
+    rows = order_eviction.victims(r, readers, 5, away, told, BLOCK, now_ms, rate)
     assert np.isinf(away[:3]).all(), "it is the caller's"
     return [int(r.block[row]) for row in rows]
 
@@ -136,7 +136,7 @@ def _misses(orders: list[Any], blocks: int, room: int, ahead: bool) -> int:
                         left = walk.total_bytes - walk.position_bytes
                         never = np.isinf(away)
                         away[never] = left + upcoming.future(r.block[never], BLOCK)
-                    [row] = known.victims(
+                    [row] = order_eviction.victims(
                         r, NOBODY, 1, away, walk.knows(r.block, BLOCK), BLOCK, clock, 1e8
                     )
                     del held[int(r.block[row])]
@@ -165,7 +165,7 @@ def test_no_choice_is_made_of_nothing() -> None:
     assert chosen(residents([3], [1]), [np.inf], [True], 5) == [3]
     empty = Residents(np.zeros(0, np.int32), np.zeros(0, np.int64), np.zeros(0, np.uint32),
                       np.zeros(0, bool))  # fmt: skip
-    rows = known.victims(empty, NOBODY, 3, np.zeros(0), np.zeros(0, bool), BLOCK, 0, 0.0)
+    rows = order_eviction.victims(empty, NOBODY, 3, np.zeros(0), np.zeros(0, bool), BLOCK, 0, 0.0)
     assert len(rows) == 0
 
 

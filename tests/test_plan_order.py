@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""plan/order.py: what is handed out, against a model that counts pages one by one, and where
+"""predict/order/cursor.py: what is handed out, against a model that counts pages one by one, and
+where
 readers are, however they read."""
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ import pytest
 from conftest import warnings_fail
 from walked_orders import GIB, KIB, MIB, PAGE, fixed_records, shuffled
 
-from uffdprefetch.intervals import IntervalSet
-from uffdprefetch.plan import unitfile, window
-from uffdprefetch.plan.order import Order, Piece, Walk, lookahead_bytes
-from uffdprefetch.plan.units import Units
-from uffdprefetch.plan.window import Storage
+from uffdprefetch.base.ranges import IntervalSet
+from uffdprefetch.orders import extents_file
+from uffdprefetch.predict import window
+from uffdprefetch.predict.order.cursor import Order, Piece, Walk, lookahead_bytes
+from uffdprefetch.predict.order.extents import Units
+from uffdprefetch.predict.window import Storage
 
 pytestmark = warnings_fail
 
@@ -570,8 +572,8 @@ def test_an_order_goes_to_another_process_as_a_file(tmp_path: Path, seed: int) -
     file_bytes = rng.randint(1, 40 * MIB)
     order = any_order(rng, file_bytes) if seed else Order(*np.zeros((3, 0)), items=7)
     units = Units.of(order, file_bytes, PAGE)
-    told = json.loads(json.dumps(unitfile.write(str(tmp_path / "a.units"), units)))
-    again = unitfile.read(str(tmp_path), told)
+    told = json.loads(json.dumps(extents_file.write(str(tmp_path / "a.units"), units)))
+    again = extents_file.read(str(tmp_path), told)
     assert list(tmp_path.iterdir()) == []
     assert (again.items, again.page_bytes, again.nested) == (order.items, PAGE, units.nested)
     for name, array in units.arrays().items():
@@ -589,14 +591,14 @@ def test_an_order_goes_to_another_process_as_a_file(tmp_path: Path, seed: int) -
 
 def test_an_order_file_that_is_cut_off_is_an_error(tmp_path: Path) -> None:
     units = Units.of(fixed_records(shuffled(100, 1), PAGE), MIB, PAGE)
-    told = unitfile.write(str(tmp_path / "a.units"), units)
+    told = extents_file.write(str(tmp_path / "a.units"), units)
     os.truncate(tmp_path / "a.units", 100)
     with pytest.raises(ValueError, match=r"a\.units ends at 100, within"):
-        unitfile.read(str(tmp_path), told)
+        extents_file.read(str(tmp_path), told)
     with pytest.raises(OSError, match="No such file"):
-        unitfile.read(str(tmp_path), told)
+        extents_file.read(str(tmp_path), told)
 
 
 def test_the_module_is_imported_without_numpy() -> None:
-    code = "import sys, uffdprefetch.plan.order; sys.exit('numpy' in sys.modules)"
+    code = "import sys, uffdprefetch.predict.order.cursor; sys.exit('numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

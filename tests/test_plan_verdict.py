@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""plan/verdict.py, by plan/order.Walk: which plans are found to be wrong; a right one never is."""
+"""predict/order/validator.py: which plans are found to be wrong; a right one never is."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 from conftest import warnings_fail
 from walked_orders import GIB, KIB, MIB, PAGE, fixed_records, shuffled
 
-from uffdprefetch.plan import verdict
-from uffdprefetch.plan.order import Walk, lookahead_bytes
-from uffdprefetch.plan.window import Storage
+from uffdprefetch.predict.order import validator
+from uffdprefetch.predict.order.cursor import Walk, lookahead_bytes
+from uffdprefetch.predict.window import Storage
 
 pytestmark = warnings_fail
 
@@ -111,7 +111,7 @@ def test_a_wrong_plan_is_found_within_the_cap(how: str, seed: int) -> None:
         "backward": np.arange(count)[::-1],
         "in part": np.flatnonzero(shuffled(count, seed + 2000) % 3),
     }[how]
-    cap = max(verdict.UNTOUCHED_BYTES, verdict.UNTOUCHED_PART * count * size)
+    cap = max(validator.UNTOUCHED_BYTES, validator.UNTOUCHED_PART * count * size)
     assert wasted_until_wrong(walk, iter(read.tolist()), rows, size) <= cap + 32 * MIB
     assert walk.wrong is not None and "\n" not in walk.wrong
 
@@ -135,7 +135,7 @@ def test_a_wrong_plan_is_found_by_a_record_every_4_mib(seed: int) -> None:
     assert right.wrong is None
     assert right.position > count - 64
     assert wrong.wrong is not None
-    cap = max(verdict.UNTOUCHED_BYTES, verdict.UNTOUCHED_PART * count * size)
+    cap = max(validator.UNTOUCHED_BYTES, validator.UNTOUCHED_PART * count * size)
     assert handed_bytes / 3 < 1.6 * cap
 
 

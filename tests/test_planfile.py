@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""plan/planfile.py: what a plan file may say, whose order it is, and the one line for each way in
+"""orders/plan_file.py: what a plan file may say, whose order it is, and the one line for each way
+in
 which it can be wrong."""
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ import numpy as np
 import pytest
 from conftest import HANG_SECONDS, warnings_fail
 
-from uffdprefetch.errors import EXIT_USAGE, UffdPrefetchError
+from uffdprefetch.base.errors import EXIT_USAGE, UffdPrefetchError
 from uffdprefetch.formats.detect import open_index
 from uffdprefetch.formats.index import RecordIndex
 from uffdprefetch.formats.places import Listed, Parts, Places, Stride
-from uffdprefetch.plan import orders, planfile
-from uffdprefetch.plan.planfile import Plan, load
+from uffdprefetch.orders import plan_file, stated
+from uffdprefetch.orders.plan_file import Plan, load
 
 pytestmark = [warnings_fail, pytest.mark.usefixtures("own_runtime_directory")]
 
@@ -215,7 +216,7 @@ def test_which_file_is_meant(data: Path, tmp_path: Path) -> None:
 def test_the_index_is_made_once_and_again_when_the_file_changes(data: Path) -> None:
     made = []
 
-    def index(entry: planfile.FilePlan, path: str) -> RecordIndex | None:
+    def index(entry: plan_file.FilePlan, path: str) -> RecordIndex | None:
         made.append(path)
         return entry.index(path)
 
@@ -235,13 +236,13 @@ def test_records_in_several_pieces_and_records_packed_together() -> None:
     column = Stride(8 * 10, np.array([100]), zero)
     listed = Listed(np.array([500, 510, 520, 530]), np.array([4, 0, 3, 2], np.uint32))
     index = RecordIndex("arrow", 1000, Places(parts, [column, listed]))
-    order = orders.of_records("here", np.array([2, 0]), index)
+    order = stated.of_records("here", np.array([2, 0]), index)
     assert order.starts.tolist() == [120, 520, 100, 500]
     assert order.ends.tolist() == [130, 523, 110, 504]
     assert order.item.tolist() == [0, 0, 1, 1]
     packed = Listed(np.array([0, 0, 0, 300]), np.array([300, 300, 300, 300], np.uint32))
     index = RecordIndex("arrow", 1000, Places(parts, [packed]), granularity="batch")
-    order = orders.of_records("here", np.array([0, 1, 3, 3, 2, 1]), index)
+    order = stated.of_records("here", np.array([0, 1, 3, 3, 2, 1]), index)
     assert (order.items, order.item.tolist()) == (6, [0, 2, 4])
     assert order.starts.tolist() == [0, 300, 0]
 
@@ -500,7 +501,7 @@ def test_a_plan_that_is_no_file(tmp_path: Path) -> None:
     assert "no regular file" in line(lambda: load(str(tmp_path)))
     assert "No such file" in line(lambda: load(str(tmp_path / "gone")))
     with open(tmp_path / "big", "wb") as file:
-        file.truncate(planfile.FILE_MAX_BYTES + 1)
+        file.truncate(plan_file.FILE_MAX_BYTES + 1)
     assert "at most 33554432 can be read" in line(lambda: load(str(tmp_path / "big")))
 
 
@@ -534,8 +535,8 @@ def test_huge_orders_take_no_memory_before_they_are_refused(data: Path) -> None:
     for number, text_ in enumerate(plans):
         path = written(directory, text=text_)
         code = (
-            "from uffdprefetch.plan.planfile import load\n"
-            "from uffdprefetch.errors import UffdPrefetchError\n"
+            "from uffdprefetch.orders.plan_file import load\n"
+            "from uffdprefetch.base.errors import UffdPrefetchError\n"
             f"try: load({path!r})\n"
             "except UffdPrefetchError as e: print(e.message)"
         )

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""node/planned.PlannedReader: what looks into page tables tell, and what it needs next. From epoch
+"""readers/known_order.PlannedReader: what looks into page tables tell, and what it needs next. From
+epoch
 to epoch: test_epochs.py."""
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from planned_readers import (
 )
 from walked_orders import MIB
 
-from uffdprefetch.node import planned
+from uffdprefetch.readers import known_order
 
 pytestmark = warnings_fail
 
@@ -53,7 +54,7 @@ def test_what_was_found_mapped_before_the_order_came_is_kept() -> None:
 def test_of_what_was_found_mapped_only_the_newest_is_kept(
     monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planned, "SEEN_MAX", 6)
+    monkeypatch.setattr(known_order, "SEEN_MAX", 6)
     reader = follows(Orders(epochs=1))
     reader.mapped(found(range(5)), 2)
     reader.mapped(found(range(5, 9)), 3)

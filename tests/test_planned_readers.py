@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""node/planned.Plans: whose a mapping is, what is done with its touches, and when that ends."""
+"""readers/known_order.Plans: whose a mapping is, what becomes of its touches, when that ends."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from planned_readers import (
 from test_stride_node import Notes
 from walked_orders import MIB, PAGE
 
-from uffdprefetch.node import planned
-from uffdprefetch.node.ledger import Ledger
-from uffdprefetch.node.planned import PlannedReader, Plans
-from uffdprefetch.node.wire import Verdict
+from uffdprefetch.protocol.wire import Verdict
+from uffdprefetch.readers import known_order
+from uffdprefetch.readers.known_order import PlannedReader, Plans
+from uffdprefetch.state.ledger import Ledger
 
 pytestmark = warnings_fail
 
@@ -150,7 +150,7 @@ def test_a_look_tells_at_once_also_where_a_checkpoint_has_just_told(verdict: Ver
 
 
 def test_in_the_pool_a_look_waits_while_faults_tell(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planned, "SEEN_MAX", 3)
+    monkeypatch.setattr(known_order, "SEEN_MAX", 3)
     reader = follows(Orders(range(100, 200)))
     service = Service(reader, verdict=Verdict.POOL)
     service.touches([100], now=10**12)
@@ -198,7 +198,7 @@ def test_a_reader_that_is_removed_is_told_of_and_wants_nothing_more() -> None:
 def test_the_summary_has_whose_order_has_come_and_the_last_that_have_ended(
     monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planned, "ENDED_MAX", 2)
+    monkeypatch.setattr(known_order, "ENDED_MAX", 2)
     waits = follows(Orders(epochs=1))
     service = Service(waits)
     assert service.plans.describe() == []

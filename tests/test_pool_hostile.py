@@ -19,7 +19,7 @@ from harness import Records, Start, connect, jobs, python
 from inside import libc
 from test_hostile_clients import VICTIM, Victim, attach, closed, hello, offer, offered
 
-from uffdprefetch.node import wire
+from uffdprefetch.protocol import wire
 
 pytest_plugins = ("harness_fixtures",)
 

@@ -22,7 +22,7 @@ from components import why_no_checkpoints
 from conftest import HANG_SECONDS, require
 from harness import TESTS, programs
 
-from uffdprefetch.node.pool import SHMEM_HUGE
+from uffdprefetch.pool.node_pool import SHMEM_HUGE
 
 #: Minutes of CPU, and another time limit than the suite's for a busy machine.
 pytestmark = pytest.mark.limit_seconds(1800)

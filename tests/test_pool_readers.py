@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""node/pool_bridge.py: of all streams of a mapping, those that are its readers' walks."""
+"""pool/bridge.py: of all streams of a mapping, those that are its readers' walks."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
 
-from uffdprefetch.node import pool_bridge
-from uffdprefetch.node.pool_bridge import SILENT_READER_NS, WALKERS_MAX
-from uffdprefetch.progress.streams import Stream, StreamTable
+from uffdprefetch.pool import bridge as pool_bridge
+from uffdprefetch.pool.bridge import SILENT_READER_NS, WALKERS_MAX
+from uffdprefetch.predict.streams import Stream, StreamTable
 from uffdprefetch.warm.scheduler import now_ns
 
 MIB = 1 << 20

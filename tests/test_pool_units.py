@@ -14,8 +14,8 @@ import pytest
 from conftest import HANG_SECONDS, require, wait_until
 from harness import write_records
 
-from uffdprefetch import uffd_pool
 from uffdprefetch.demo.bed import SlowBed, why_no_bed
+from uffdprefetch.native import pool as uffd_pool
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZE_BYTES = 21 * MIB + 1234

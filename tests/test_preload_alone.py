@@ -13,8 +13,8 @@ from components import Runner
 from conftest import require
 from harness import TESTS, Records, programs
 
-from uffdprefetch.launch import ASAN_NO_ORDER_CHECK, without_order_check
-from uffdprefetch.node import wire
+from uffdprefetch.launch.launcher import ASAN_NO_ORDER_CHECK, without_order_check
+from uffdprefetch.protocol import wire
 
 pytest_plugins = ("harness_fixtures",)
 

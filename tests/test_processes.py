@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from conftest import wait_until
 
-from uffdprefetch.node import processes
-from uffdprefetch.node.processes import Watched
+from uffdprefetch.state import processes
+from uffdprefetch.state.processes import Watched
 
 STAT = (
     "4242 ({comm}) S 1 4242 4242 0 -1 4194560 {minor} 11 {major} 13 14 15 16 17 20 0 1 0 100 "

@@ -21,13 +21,13 @@ from conftest import HANG_SECONDS, process_gone, require, uffdprefetch, wait_unt
 from nobody import Nobody
 from witness import count, faults, ranks_of, reader, record, why_no_witness
 
-from uffdprefetch.errors import UffdPrefetchError
-from uffdprefetch.node import wire
-from uffdprefetch.trace import file as trace_file
-from uffdprefetch.trace.analyse import analyse
-from uffdprefetch.trace.events import Call, Kind
-from uffdprefetch.trace.names import Paths, parse_getstripe
-from uffdprefetch.trace.recorder import Recorder
+from uffdprefetch.base.errors import UffdPrefetchError
+from uffdprefetch.protocol import wire
+from uffdprefetch.trace.analyse.report import analyse
+from uffdprefetch.trace.file import trace_file
+from uffdprefetch.trace.file.events import Call, Kind
+from uffdprefetch.trace.record.process_identity import Paths, parse_getstripe
+from uffdprefetch.trace.record.recorder import Recorder
 
 MIB = 1 << 20
 RECORD_BYTES = 256 << 10

@@ -15,9 +15,9 @@ from conftest import warnings_fail
 from replayed_jobs import MIB, PAGE, SLOW, demand, run, straight, stream
 from traces import without_index
 
+from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.cli import main
-from uffdprefetch.errors import UffdPrefetchError
-from uffdprefetch.plan import window
+from uffdprefetch.predict import window
 from uffdprefetch.report import replay as report
 from uffdprefetch.sim.replay.auto import Auto, PoolAuto
 from uffdprefetch.sim.replay.choices import Predicted, choices, command_line, predict
@@ -361,7 +361,7 @@ def test_of_what_is_as_quick_the_simplest_is_best(
 @pytest.fixture
 def recorded(tmp_path: Path) -> Path:
     """A trace file of two ranks that go through a file that is not there any more."""
-    from uffdprefetch.trace import file as traces
+    from uffdprefetch.trace.file import trace_file as traces
 
     trace = synthetic.make("contiguous", ranks=2, records=300, epochs=1)
     path = tmp_path / "t.uptrace"

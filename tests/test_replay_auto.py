@@ -13,11 +13,11 @@ import pytest
 from conftest import warnings_fail
 from replayed_jobs import MIB, PAGE, SLOW, demand, run, straight, stream
 
-from uffdprefetch.node import bulk as node_bulk
-from uffdprefetch.node import layout, looking, pagetables
-from uffdprefetch.plan import bulk, window
-from uffdprefetch.plan.checkpoints import DISTANCE_MIN_BYTES
-from uffdprefetch.progress.streams import Stream as Walk
+from uffdprefetch.predict import bulk, window
+from uffdprefetch.predict.checkpoints import DISTANCE_MIN_BYTES
+from uffdprefetch.predict.streams import Stream as Walk
+from uffdprefetch.readers import bulk as node_bulk
+from uffdprefetch.sense import pagetable_scan, pagetables
 from uffdprefetch.sim.replay import auto
 from uffdprefetch.sim.replay.auto import Auto, PoolAuto
 from uffdprefetch.sim.replay.demand import Demand, Stream, again
@@ -25,19 +25,20 @@ from uffdprefetch.sim.replay.engine import Resident
 from uffdprefetch.sim.replay.keep import Belady, Cyclic, Lru
 from uffdprefetch.sim.replay.link import Storage
 from uffdprefetch.sim.replay.policies import ANSWER_SECONDS, Plain, PoolPlanned
-from uffdprefetch.trace.file import File
+from uffdprefetch.trace.file.trace_file import File
+from uffdprefetch.warm import placement
 
 pytestmark = warnings_fail
 
 
 def test_it_looks_as_often_as_the_service() -> None:
-    assert auto.LOOK_SECONDS * 1e9 == looking.LOOK_FIRST_NS
-    assert auto.LOOK_SLOWEST_SECONDS * 1e9 == looking.LOOK_SLOWEST_NS
-    assert auto.POLL_FASTEST_SECONDS * 1e9 == looking.POLL_FASTEST_NS
-    assert auto.POLL_SLOWEST_SECONDS * 1e9 == looking.POLL_SLOWEST_NS
-    assert auto.POLLS_PER_WINDOW == looking.POLLS_PER_WINDOW
+    assert auto.LOOK_SECONDS * 1e9 == pagetable_scan.LOOK_FIRST_NS
+    assert auto.LOOK_SLOWEST_SECONDS * 1e9 == pagetable_scan.LOOK_SLOWEST_NS
+    assert auto.POLL_FASTEST_SECONDS * 1e9 == pagetable_scan.POLL_FASTEST_NS
+    assert auto.POLL_SLOWEST_SECONDS * 1e9 == pagetable_scan.POLL_SLOWEST_NS
+    assert auto.POLLS_PER_WINDOW == pagetable_scan.POLLS_PER_WINDOW
     assert auto.CLUSTER_BYTES == pagetables.CLUSTER_BYTES
-    assert auto.REARM_SECONDS * 1e9 == layout.REARM_NS
+    assert auto.REARM_SECONDS * 1e9 == placement.REARM_NS
     assert auto.JUDGE_SECONDS * 1e9 == node_bulk.JUDGE_NS
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from conftest import require
 
-from uffdprefetch.errors import UffdPrefetchError
-from uffdprefetch.rundir import is_of_node, runtime_directory, socket_path
+from uffdprefetch.base.errors import UffdPrefetchError
+from uffdprefetch.base.rundir import is_of_node, runtime_directory, socket_path
 
 
 def refused(environ: dict[str, str]) -> str:

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from uffdprefetch.node import sampling
-from uffdprefetch.node.files import BLOCK_BYTES, FileState
-from uffdprefetch.node.live import _hit
-from uffdprefetch.node.opening import reopen
-from uffdprefetch.node.processes import Watched
-from uffdprefetch.node.sampling import RANK_TICKS, Sampling
-from uffdprefetch.progress.streams import Stream
+from uffdprefetch.predict.streams import Stream
+from uffdprefetch.service import sampling
+from uffdprefetch.service.live import _hit
+from uffdprefetch.service.sampling import RANK_TICKS, Sampling
+from uffdprefetch.state.files import BLOCK_BYTES, FileState
+from uffdprefetch.state.opening import reopen
+from uffdprefetch.state.processes import Watched
 
 SECOND = 1_000_000_000
 MIB = 1 << 20

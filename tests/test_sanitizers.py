@@ -26,7 +26,7 @@ from components import why_no_checkpoints
 from conftest import HANG_SECONDS, require
 from harness import AGENT_STATES, TESTS, Start, hammered
 
-from uffdprefetch.launch import TEST_PRELOAD_VARIABLE
+from uffdprefetch.launch.launcher import TEST_PRELOAD_VARIABLE
 
 pytest_plugins = ("harness_fixtures",)
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from uffdprefetch import uffd
-from uffdprefetch.node.files import FileState
-from uffdprefetch.node.opening import reopen
-from uffdprefetch.progress.streams import Stream
-from uffdprefetch.warm import file_systems
+from uffdprefetch.native import uffd
+from uffdprefetch.predict.streams import Stream
+from uffdprefetch.state import file_systems
+from uffdprefetch.state.files import FileState
+from uffdprefetch.state.opening import reopen
 from uffdprefetch.warm.limits import TokenBucket
 from uffdprefetch.warm.scheduler import READAHEAD_EXTENT_BYTES, Scheduler
 

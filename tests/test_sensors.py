@@ -15,10 +15,10 @@ import pytest
 from conftest import HANG_SECONDS, require, wait_until
 from snapshots import document, rank
 
-from uffdprefetch.dashboard import births, sensors, taskstats
-from uffdprefetch.dashboard.births import Birth, Births
-from uffdprefetch.dashboard.sensors import Sensors
-from uffdprefetch.dashboard.taskstats import BlockDelays, Delay
+from uffdprefetch.view import births, sensors, taskstats
+from uffdprefetch.view.births import Birth, Births
+from uffdprefetch.view.sensors import Sensors
+from uffdprefetch.view.taskstats import BlockDelays, Delay
 
 
 def capable() -> bool:
@@ -148,7 +148,7 @@ def test_without_the_privilege_the_other_door_is_taken(on: Path) -> None:
     require(os.geteuid() == 0 and shutil.which("setpriv"), "only root can give up CAP_NET_ADMIN")
     code = (
         "import os, sys; from pathlib import Path\n"
-        "from uffdprefetch.dashboard.taskstats import BlockDelays\n"
+        "from uffdprefetch.view.taskstats import BlockDelays\n"
         "d = BlockDelays(Path(sys.argv[1])); found, why = d.read([os.getpid()])\n"
         "print(len(found), found[os.getpid()].count, why); print(d.sensor)\n"
         "print(d.why_not_taskstats)\n"
@@ -243,7 +243,7 @@ def test_births_are_heard_where_permitted_or_the_reason_is_told() -> None:
 def test_a_network_namespace_of_its_own_is_named_as_the_reason() -> None:
     require(os.geteuid() == 0 and shutil.which("unshare"), "only root can unshare")
     code = (
-        "from uffdprefetch.dashboard.births import Births\n"
+        "from uffdprefetch.view.births import Births\n"
         "b = Births(); b.open(); print(b.why)"
     )
     done = subprocess.run(
@@ -332,7 +332,8 @@ def test_a_static_program_in_the_jobs_tree_is_listed_and_others_are_not(tmp_path
 def test_nothing_of_it_is_imported_with_the_service() -> None:
     """pyroute2 costs 0.12 s: the service and `wrap` without --live must not pay for it."""
     code = (
-        "import sys; import uffdprefetch.cli.serve, uffdprefetch.cli.wrap, uffdprefetch.launch\n"
+        "import sys; import uffdprefetch.cli.serve, uffdprefetch.cli.wrap\n"
+        "import uffdprefetch.launch.launcher\n"
         "print([m for m in sys.modules if m.startswith(('pyroute2', 'rich', 'asyncio'))])"
     )
     done = subprocess.run(

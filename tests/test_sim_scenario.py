@@ -11,7 +11,7 @@ import pytest
 from conftest import warnings_fail
 from sim_bed import SMALL
 
-from uffdprefetch.errors import EXIT_USAGE, UffdPrefetchError
+from uffdprefetch.base.errors import EXIT_USAGE, UffdPrefetchError
 from uffdprefetch.sim import simulate
 from uffdprefetch.sim.model import Readings
 from uffdprefetch.sim.scenario import Scenario, load, shipped

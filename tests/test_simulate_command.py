@@ -16,9 +16,9 @@ import pytest
 from conftest import warnings_fail
 from sim_bed import SMALL
 
+from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.cli import main
 from uffdprefetch.cli.simulate import node_counts
-from uffdprefetch.errors import UffdPrefetchError
 from uffdprefetch.report import simulate_png
 from uffdprefetch.report.simulate import out_of_order
 from uffdprefetch.sim import simulate

@@ -9,8 +9,15 @@ import numpy as np
 import pytest
 from conftest import warnings_fail
 
-from uffdprefetch.plan import speculate
-from uffdprefetch.plan.speculate import Followed, Part, Speculation, count, order, stretch
+from uffdprefetch.orders import placement_estimator
+from uffdprefetch.orders.placement_estimator import (
+    Followed,
+    Part,
+    Speculation,
+    count,
+    order,
+    stretch,
+)
 
 pytestmark = warnings_fail
 PAGE = 4096
@@ -156,7 +163,7 @@ def test_known_places_that_contradict_each_other_are_both_within_the_bounds() ->
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speculate, "KNOWN_MAX", 100)
+    monkeypatch.setattr(placement_estimator, "KNOWN_MAX", 100)
     guess = at_start()
     for record in range(0, 2000, 2):
         guess.learn(record, (2 + record) * PAGE, (3 + record) * PAGE)

@@ -17,7 +17,7 @@ from record_files import Memory
 from uffdprefetch.formats.lmdb import BRANCH, LEAF, META, open_index
 from uffdprefetch.formats.lmdb_head import HeadReader, firsts_by_keys, unpadded
 from uffdprefetch.formats.reader import FileReader, FormatError
-from uffdprefetch.plan.early import Early, early_order
+from uffdprefetch.orders.provisional import Early, early_order
 
 pytestmark = warnings_fail
 PAGE = 4096
@@ -168,7 +168,7 @@ def test_what_is_not_read_is_covered_by_the_bounds_where_it_is_told(
 def test_of_a_long_order_the_beginning_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("uffdprefetch.plan.early.ITEMS_MAX", 100)
+    monkeypatch.setattr("uffdprefetch.orders.provisional.ITEMS_MAX", 100)
     path = make(tmp_path / "data.mdb", KEYS["padded numbers"](), sizes(0, 3000, 9000))
     found = early(path, np.arange(RECORDS))
     assert found is not None and found.order.items == RECORDS

@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from uffdprefetch.plan import window
-from uffdprefetch.progress.streams import (
+from uffdprefetch.predict import window
+from uffdprefetch.predict.streams import (
     CANDIDATE_REACH_BYTES,
     FORGET_NS,
     PIECE_BYTES,

@@ -11,13 +11,12 @@ import pytest
 from conftest import warnings_fail
 from test_stride_records import KIB, MIB, index_of, mapped_by, uneven
 
+from uffdprefetch.base.ranges import IntervalSet
 from uffdprefetch.formats.index import RecordIndex
-from uffdprefetch.intervals import IntervalSet
-from uffdprefetch.node import pagetables, wire
-from uffdprefetch.node.files import BLOCK_BYTES
-from uffdprefetch.node.ledger import Ledger
-from uffdprefetch.node.planned import Plans
-from uffdprefetch.node.strided import (
+from uffdprefetch.predict.streams import Stream
+from uffdprefetch.protocol import wire
+from uffdprefetch.readers.known_order import Plans
+from uffdprefetch.readers.strides import (
     ATTEMPTS,
     CLAIM_NS,
     HOLD_INDEX_NS,
@@ -25,7 +24,9 @@ from uffdprefetch.node.strided import (
     SURE_BYTES,
     Strides,
 )
-from uffdprefetch.progress.streams import Stream
+from uffdprefetch.sense import pagetables
+from uffdprefetch.state.files import BLOCK_BYTES
+from uffdprefetch.state.ledger import Ledger
 
 pytestmark = warnings_fail
 

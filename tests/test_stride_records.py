@@ -12,7 +12,7 @@ from conftest import warnings_fail
 
 from uffdprefetch.formats.index import RecordIndex
 from uffdprefetch.formats.places import Listed, Places, one_part
-from uffdprefetch.progress.records import AROUND_BYTES, Skipping, fits, infer, look
+from uffdprefetch.predict.stride import AROUND_BYTES, Skipping, fits, infer, look
 
 pytestmark = warnings_fail
 

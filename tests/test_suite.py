@@ -281,7 +281,7 @@ def test_the_runtime_directory_of_a_user_is_not_the_suites(
     (tmp_path / "users").mkdir(0o700)
     text = """
         import os, pytest
-        from uffdprefetch.rundir import runtime_directory
+        from uffdprefetch.base.rundir import runtime_directory
         @pytest.mark.parametrize("name", ["index", "test@vm.sock"])
         def test_leaves(name):
             os.mkdir(os.path.join(runtime_directory(), name))

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from fake_service import SUMMARY_JSON
 
-from uffdprefetch.errors import UffdPrefetchError
+from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.report import output
 from uffdprefetch.report.summary import lines, pool_line, three_lines
 

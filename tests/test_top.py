@@ -23,12 +23,11 @@ from snapshots import document
 from terminal import terminal
 from watched import Watched
 
-from uffdprefetch import watch
-from uffdprefetch.dashboard import fetch, model
-from uffdprefetch.dashboard.sensors import Sensors
-from uffdprefetch.errors import UffdPrefetchError
-from uffdprefetch.node import wire
-from uffdprefetch.rundir import socket_path
+from uffdprefetch.base.errors import UffdPrefetchError
+from uffdprefetch.base.rundir import socket_path
+from uffdprefetch.protocol import wire
+from uffdprefetch.view import fetch, model, watch
+from uffdprefetch.view.sensors import Sensors
 
 pytest_plugins = ("harness_fixtures", "watched")
 

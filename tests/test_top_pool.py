@@ -14,8 +14,8 @@ from conftest import HANG_SECONDS, require, uffdprefetch, wait_until
 from harness import Job, Records, python
 from watched import READER
 
-from uffdprefetch.dashboard import model
 from uffdprefetch.doctor import pool
+from uffdprefetch.view import model
 
 pytest_plugins = ("harness_fixtures",)
 

@@ -14,7 +14,7 @@ import pytest
 from conftest import wait_until
 from harness import Job, Start, service_socket
 
-from uffdprefetch.watch import WatchClient
+from uffdprefetch.view.watch import WatchClient
 
 torch = pytest.importorskip("torch")
 from lmdb_datasets import KINDS  # noqa: E402

@@ -28,7 +28,7 @@ from traces import (
     report_of,
 )
 
-from uffdprefetch.trace.events import NO_PAGE, Kind
+from uffdprefetch.trace.file.events import NO_PAGE, Kind
 
 pytestmark = warnings_fail
 

@@ -10,9 +10,9 @@ import pytest
 from conftest import warnings_fail
 from traces import MS, PAGE_BYTES, START_NS, Machine, Reader, readers_of, report_of, without_index
 
-from uffdprefetch.trace.analyse import analyse
-from uffdprefetch.trace.events import EVENT, Kind
-from uffdprefetch.trace.file import File, Process, Trace
+from uffdprefetch.trace.analyse.report import analyse
+from uffdprefetch.trace.file.events import EVENT, Kind
+from uffdprefetch.trace.file.trace_file import File, Process, Trace
 
 pytestmark = warnings_fail
 

@@ -13,11 +13,11 @@ import msgpack
 import numpy as np
 import pytest
 
-from uffdprefetch.errors import UffdPrefetchError
-from uffdprefetch.trace import events as ev
-from uffdprefetch.trace import file as trace_file
-from uffdprefetch.trace.events import EVENT, Ahead, Call, Kind
-from uffdprefetch.trace.overview import LAYERS, OFFSET_BINS, TIME_BINS, Overview
+from uffdprefetch.base.errors import UffdPrefetchError
+from uffdprefetch.trace.file import events as ev
+from uffdprefetch.trace.file import trace_file
+from uffdprefetch.trace.file.events import EVENT, Ahead, Call, Kind
+from uffdprefetch.trace.record.overview import LAYERS, OFFSET_BINS, TIME_BINS, Overview
 
 ROOT = Path(__file__).parent.parent
 FILES = [{"id": 7, "path": "/data/a", "size_bytes": 1 << 30, "inode": 5}]

@@ -15,9 +15,9 @@ from traces import (
     without_index,
 )
 
-from uffdprefetch.trace.analyse import analyse
-from uffdprefetch.trace.events import Kind
-from uffdprefetch.trace.file import Process
+from uffdprefetch.trace.analyse.report import analyse
+from uffdprefetch.trace.file.events import Kind
+from uffdprefetch.trace.file.trace_file import Process
 
 pytestmark = warnings_fail
 

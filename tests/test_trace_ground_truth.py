@@ -18,8 +18,8 @@ from conftest import clean_environment, require, wait_until
 from witness import Recorded, count, faults, length, ranks_of, reader, record, why_no_witness
 
 from uffdprefetch.demo.bed import SlowBed, drop_cache, why_no_bed
-from uffdprefetch.trace.analyse import analyse
-from uffdprefetch.trace.events import HUGE_BYTES, Kind
+from uffdprefetch.trace.analyse.report import analyse
+from uffdprefetch.trace.file.events import HUGE_BYTES, Kind
 
 MIB = 1 << 20
 RECORD_BYTES = 256 << 10

@@ -14,8 +14,8 @@ from browser import Browser, Open, drawn, why_none
 from conftest import require, wait_until
 
 from uffdprefetch.report.html import render
-from uffdprefetch.trace import marks, pictures
-from uffdprefetch.trace.file import Trace
+from uffdprefetch.trace.analyse import marks, pictures
+from uffdprefetch.trace.file.trace_file import Trace
 
 pytest_plugins = ("browser_fixtures",)
 

@@ -11,9 +11,9 @@ import pytest
 import synthetic
 from browser import Open, drawn
 
-from uffdprefetch.trace import marks
-from uffdprefetch.trace.analyse import analyse
-from uffdprefetch.trace.file import Trace
+from uffdprefetch.trace.analyse import marks
+from uffdprefetch.trace.analyse.report import analyse
+from uffdprefetch.trace.file.trace_file import Trace
 
 pytest_plugins = ("browser_fixtures",)
 

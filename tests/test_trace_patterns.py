@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 from conftest import warnings_fail
 
-from uffdprefetch.trace.epochs import epochs
-from uffdprefetch.trace.events import EVENT, Kind
-from uffdprefetch.trace.iterations import starts_of
-from uffdprefetch.trace.patterns import combine, describe
-from uffdprefetch.trace.pieces import Pieces, pages_of, pages_within, union
-from uffdprefetch.trace.runs import Steps, below_resolution, runs_of
-from uffdprefetch.trace.stall import stalls
-from uffdprefetch.trace.strides import common_divisor
-from uffdprefetch.trace.walks import Walk, classify
+from uffdprefetch.trace.analyse.epochs import epochs
+from uffdprefetch.trace.analyse.iterations import starts_of
+from uffdprefetch.trace.analyse.patterns import combine, describe
+from uffdprefetch.trace.analyse.pieces import Pieces, pages_of, pages_within, union
+from uffdprefetch.trace.analyse.runs import Steps, below_resolution, runs_of
+from uffdprefetch.trace.analyse.stall import stalls
+from uffdprefetch.trace.analyse.strides import common_divisor
+from uffdprefetch.trace.analyse.walks import Walk, classify
+from uffdprefetch.trace.file.events import EVENT, Kind
 
 pytestmark = warnings_fail
 

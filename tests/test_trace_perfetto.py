@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import synthetic
 
-from uffdprefetch.errors import UffdPrefetchError
+from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.report import perfetto
-from uffdprefetch.trace.events import EVENT, Call, Kind
-from uffdprefetch.trace.file import Process, Trace
+from uffdprefetch.trace.file.events import EVENT, Call, Kind
+from uffdprefetch.trace.file.trace_file import Process, Trace
 
 
 @pytest.fixture(scope="module")

@@ -12,12 +12,12 @@ import synthetic
 
 from uffdprefetch.report import captions, pack
 from uffdprefetch.report.html import json_for_script, render
-from uffdprefetch.trace import density, marks, series
-from uffdprefetch.trace.analyse import analyse
-from uffdprefetch.trace.events import EVENT, FAULT_AFTER_AROUND, NO_PAGE, Kind
-from uffdprefetch.trace.file import File, Process, Trace
-from uffdprefetch.trace.overview import Overview
-from uffdprefetch.trace.pictures import MARKS_WITHOUT_GRID, pictures
+from uffdprefetch.trace.analyse import density, marks, series
+from uffdprefetch.trace.analyse.pictures import MARKS_WITHOUT_GRID, pictures
+from uffdprefetch.trace.analyse.report import analyse
+from uffdprefetch.trace.file.events import EVENT, FAULT_AFTER_AROUND, NO_PAGE, Kind
+from uffdprefetch.trace.file.trace_file import File, Process, Trace
+from uffdprefetch.trace.record.overview import Overview
 
 MS = 1_000_000
 

@@ -15,11 +15,11 @@ import pytest
 import synthetic
 from conftest import require
 
-from uffdprefetch.errors import UffdPrefetchError
+from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.report import panels, png
-from uffdprefetch.trace.analyse import analyse
-from uffdprefetch.trace.events import Kind
-from uffdprefetch.trace.file import Trace
+from uffdprefetch.trace.analyse.report import analyse
+from uffdprefetch.trace.file.events import Kind
+from uffdprefetch.trace.file.trace_file import Trace
 
 
 def _matplotlib() -> Any:

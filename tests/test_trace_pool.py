@@ -17,15 +17,17 @@ from conftest import HANG_SECONDS, require, uffdprefetch
 from harness import Records
 from traces import PAGE_BYTES, START_NS, Machine, Reader, readers_of, report_of
 
-from uffdprefetch.node import tap
-from uffdprefetch.node.pool import NodePool
-from uffdprefetch.progress.streams import Stream
+from uffdprefetch.pool.node_pool import NodePool
+from uffdprefetch.predict.streams import Stream
 from uffdprefetch.report import captions, png
 from uffdprefetch.report import text as text_report
-from uffdprefetch.trace import events, file, marks
-from uffdprefetch.trace.events import POOL_BACKWARD, POOL_MISS, POOL_TOUCH, Kind
-from uffdprefetch.trace.overview import Overview
-from uffdprefetch.trace.pictures import pictures
+from uffdprefetch.state import publisher
+from uffdprefetch.trace.analyse import marks
+from uffdprefetch.trace.analyse.pictures import pictures
+from uffdprefetch.trace.file import events
+from uffdprefetch.trace.file import trace_file as file
+from uffdprefetch.trace.file.events import POOL_BACKWARD, POOL_MISS, POOL_TOUCH, Kind
+from uffdprefetch.trace.record.overview import Overview
 
 pytest_plugins = ("harness_fixtures",)
 
@@ -35,8 +37,8 @@ PAGES = 2048
 
 
 def test_service_and_trace_mean_the_same_numbers() -> None:
-    assert (tap.TOUCH, tap.PUNCH, tap.WARM) == (Kind.TOUCH, Kind.PUNCH, Kind.WARM)
-    assert (tap.POOL_TOUCH, tap.POOL_MISS, tap.POOL_BACKWARD) == (
+    assert (publisher.TOUCH, publisher.PUNCH, publisher.WARM) == (Kind.TOUCH, Kind.PUNCH, Kind.WARM)
+    assert (publisher.POOL_TOUCH, publisher.POOL_MISS, publisher.POOL_BACKWARD) == (
         POOL_TOUCH, POOL_MISS, POOL_BACKWARD,
     )  # fmt: skip
 
@@ -298,7 +300,7 @@ def test_a_recording_agrees_with_the_pools_own_books(
     assert 0 <= books["missing_faults"] - missed <= 8
     punched = int(events.of_kind(trace.events, Kind.PUNCH)["length"].sum())
     assert 0 < punched <= books["evicted_bytes"]
-    from uffdprefetch.trace.analyse import analyse
+    from uffdprefetch.trace.analyse.report import analyse
 
     report = analyse(trace)
     entry = next(f for f in report["files"] if f["path"] == str(records.path))

@@ -22,8 +22,8 @@ from traces import PAGE_BYTES, Machine, Read, Step, check_counts, order, readers
 from uffdprefetch.formats.detect import open_index
 from uffdprefetch.formats.lmdb import open_index as open_lmdb
 from uffdprefetch.report import html, text
-from uffdprefetch.trace.analyse import analyse
-from uffdprefetch.trace.records import open_records
+from uffdprefetch.trace.analyse.records import open_records
+from uffdprefetch.trace.analyse.report import analyse
 
 pytestmark = [warnings_fail, pytest.mark.usefixtures("own_runtime_directory")]
 

@@ -9,7 +9,7 @@ import pytest
 import synthetic
 
 from uffdprefetch.report import text
-from uffdprefetch.trace.analyse import analyse
+from uffdprefetch.trace.analyse.report import analyse
 
 
 @pytest.fixture(scope="module")

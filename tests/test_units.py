@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from uffdprefetch import units
-from uffdprefetch.errors import UffdPrefetchError
+from uffdprefetch.base import units
+from uffdprefetch.base.errors import UffdPrefetchError
 
 
 @pytest.mark.parametrize(

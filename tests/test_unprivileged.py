@@ -19,7 +19,7 @@ from harness import MIB, file_digest, write_records
 from nobody import UID, Nobody
 
 from uffdprefetch.demo.bed import SlowBed, warm_fully, why_no_bed
-from uffdprefetch.warm import file_systems
+from uffdprefetch.state import file_systems
 
 SIZE_BYTES = 96 * MIB
 
@@ -41,7 +41,7 @@ print(json.dumps({"sha256": digest.hexdigest(), "uid": os.getuid()}))
 #: The same in the order of a plan, once the service has it.
 PLANNED_READER = """
 import hashlib, json, mmap, os, sys, time
-from uffdprefetch.watch import WatchClient
+from uffdprefetch.view.watch import WatchClient
 fd = os.open(sys.argv[1], os.O_RDONLY)
 m = mmap.mmap(fd, 0, mmap.MAP_SHARED, mmap.PROT_READ)
 watch, end = WatchClient.open(os.environ["UFFDPREFETCH_SOCKET"]), time.monotonic() + 140

@@ -14,9 +14,9 @@ import pytest
 from components import ARRAY
 from conftest import HANG_SECONDS
 
-from uffdprefetch import uffd
 from uffdprefetch.demo.bed import SlowBed, drop_cache
-from uffdprefetch.uffd import WarmResult
+from uffdprefetch.native import uffd
+from uffdprefetch.native.uffd import WarmResult
 
 pytest_plugins = ["components", "harness_fixtures"]
 

@@ -19,12 +19,12 @@ from conftest import process_gone, wait_until
 from harness import OWN_DESCRIPTORS, Records, connect, fd_count, settle
 from watched import Watched, watched
 
-from uffdprefetch import watch
-from uffdprefetch.errors import UffdPrefetchError
-from uffdprefetch.node import wire
-from uffdprefetch.node.peers import Peers
-from uffdprefetch.node.tap import Tap
-from uffdprefetch.node.watchers import ASKS_MAX, WATCHERS_MAX, Watchers
+from uffdprefetch.base.errors import UffdPrefetchError
+from uffdprefetch.protocol import wire
+from uffdprefetch.service.peers import Peers
+from uffdprefetch.service.watchers import ASKS_MAX, WATCHERS_MAX, Watchers
+from uffdprefetch.state.publisher import Tap
+from uffdprefetch.view import watch
 
 pytest_plugins = ("harness_fixtures", "watched")
 

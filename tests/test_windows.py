@@ -7,12 +7,12 @@ from itertools import pairwise
 
 import pytest
 
-from uffdprefetch.config import Config
-from uffdprefetch.node.layout import Layout
-from uffdprefetch.node.ledger import Ledger
-from uffdprefetch.plan import window
-from uffdprefetch.plan.window import Storage
-from uffdprefetch.progress.streams import Stream
+from uffdprefetch.base.config import Config
+from uffdprefetch.predict import window
+from uffdprefetch.predict.streams import Stream
+from uffdprefetch.predict.window import Storage
+from uffdprefetch.state.ledger import Ledger
+from uffdprefetch.warm.placement import Layout
 
 MIB, GIB = 1 << 20, 1 << 30
 PAGE = 4096

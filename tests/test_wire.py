@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from uffdprefetch import node_client, uffd
-from uffdprefetch.node import wire
+from uffdprefetch.native import uffd
+from uffdprefetch.protocol import node as node_client
+from uffdprefetch.protocol import wire
 
 HEADER_H = (Path(__file__).parent.parent / "csrc" / "wire.h").read_text()
 

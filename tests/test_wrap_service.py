@@ -16,10 +16,10 @@ import pytest
 from conftest import HANG_SECONDS, process_gone, uffdprefetch, wait_until
 from fake_service import SUMMARY_JSON
 
-from uffdprefetch import launch
-from uffdprefetch.config import Config
-from uffdprefetch.errors import UffdPrefetchError
-from uffdprefetch.rundir import runtime_directory
+from uffdprefetch.base.config import Config
+from uffdprefetch.base.errors import UffdPrefetchError
+from uffdprefetch.base.rundir import runtime_directory
+from uffdprefetch.launch import launcher
 
 Start = Callable[..., "subprocess.Popen[bytes]"]
 
@@ -189,26 +189,26 @@ def test_no_service_is_a_warning_or_125_with_strict(
 
 
 @pytest.fixture
-def meeting(env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> launch.Meeting:
-    monkeypatch.setattr(launch, "START_TIMEOUT_SECONDS", 0.5)
+def meeting(env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> launcher.Meeting:
+    monkeypatch.setattr(launcher, "START_TIMEOUT_SECONDS", 0.5)
     env["UFFDPREFETCH_RUN"] = "test"
     runtime_directory(env)
-    return launch.meeting_place(env)
+    return launcher.meeting_place(env)
 
 
 def test_the_service_is_started_if_nobody_listens(
     env: dict[str, str],
-    meeting: launch.Meeting,
+    meeting: launcher.Meeting,
     monkeypatch: pytest.MonkeyPatch,
     children: Start,
 ) -> None:
-    monkeypatch.setattr(launch, "START_TIMEOUT_SECONDS", HANG_SECONDS)
+    monkeypatch.setattr(launcher, "START_TIMEOUT_SECONDS", HANG_SECONDS)
     fake = str(Path(__file__).with_name("fake_service.py"))
     words = [sys.executable, fake, meeting.socket, meeting.log]
-    monkeypatch.setattr(launch, "start_service", lambda *_: children(words))
-    client, service = launch.find_or_start(env, Config(), meeting)
+    monkeypatch.setattr(launcher, "start_service", lambda *_: children(words))
+    client, service = launcher.find_or_start(env, Config(), meeting)
     assert service is not None
-    again, none = launch.find_or_start(env, Config(), meeting)
+    again, none = launcher.find_or_start(env, Config(), meeting)
     assert none is None  # the second finds the first
     client.close()
     again.close()
@@ -216,34 +216,34 @@ def test_the_service_is_started_if_nobody_listens(
 
 def test_a_service_that_cannot_start_is_reported_with_its_last_words(
     env: dict[str, str],
-    meeting: launch.Meeting,
+    meeting: launcher.Meeting,
     monkeypatch: pytest.MonkeyPatch,
     children: Start,
 ) -> None:
     Path(meeting.log).write_text("one\nno memory for the ring\n")
-    monkeypatch.setattr(launch, "START_TIMEOUT_SECONDS", HANG_SECONDS)
-    monkeypatch.setattr(launch, "start_service", lambda *_: children(["sh", "-c", "exit 3"]))
+    monkeypatch.setattr(launcher, "START_TIMEOUT_SECONDS", HANG_SECONDS)
+    monkeypatch.setattr(launcher, "start_service", lambda *_: children(["sh", "-c", "exit 3"]))
     with pytest.raises(UffdPrefetchError, match=r"status 3 \(no memory for the ring\)") as caught:
-        launch.find_or_start(env, Config(), meeting)
+        launcher.find_or_start(env, Config(), meeting)
     assert caught.value.exit_code == 125
 
 
 def test_a_stranger_on_the_socket_is_not_believed(
-    env: dict[str, str], meeting: launch.Meeting, fake: Callable[..., Path],
+    env: dict[str, str], meeting: launcher.Meeting, fake: Callable[..., Path],
     monkeypatch: pytest.MonkeyPatch, children: Start,
 ) -> None:  # fmt: skip
     fake("babbles")
-    monkeypatch.setattr(launch, "start_service", lambda *_: children(["sleep", "60"]))
+    monkeypatch.setattr(launcher, "start_service", lambda *_: children(["sleep", "60"]))
     with pytest.raises(UffdPrefetchError, match="no message"):
-        launch.find_or_start(env, Config(), meeting)
+        launcher.find_or_start(env, Config(), meeting)
 
 
 def test_the_services_environment_is_not_the_jobs(
-    env: dict[str, str], meeting: launch.Meeting
+    env: dict[str, str], meeting: launcher.Meeting
 ) -> None:
     env.update(LD_PRELOAD="/x.so", PYTHONINSPECT="1", PYTHONPATH="relative:/abs")
     config = Config(policy="fixed", distance_bytes=8 << 20)
-    environment = launch._service_environment(env, config, meeting)
+    environment = launcher._service_environment(env, config, meeting)
     assert "LD_PRELOAD" not in environment and "PYTHONINSPECT" not in environment
     assert Config.from_json(environment["UFFDPREFETCH_SERVE_CONFIG"]) == config
     entries = environment["PYTHONPATH"].split(os.pathsep)
@@ -254,9 +254,9 @@ def test_an_object_path_with_a_space_is_linked(tmp_path: Path) -> None:
     (tmp_path / "a b").mkdir()
     path = tmp_path / "a b" / "x.so"
     path.write_text("")
-    link = launch.preloadable(str(path), str(tmp_path))
+    link = launcher.preloadable(str(path), str(tmp_path))
     assert " " not in link and os.path.samefile(link, path)
-    assert launch.preloadable(link, str(tmp_path)) == link
+    assert launcher.preloadable(link, str(tmp_path)) == link
 
 
 @pytest.mark.parametrize(
@@ -271,4 +271,4 @@ def test_an_object_path_with_a_space_is_linked(tmp_path: Path) -> None:
     ],
 )
 def test_prepending_to_the_preload_list(old: str | None, expected: str) -> None:
-    assert launch.prepend_preload(old, "/u.so") == expected
+    assert launcher.prepend_preload(old, "/u.so") == expected

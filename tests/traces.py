@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from uffdprefetch.trace.analyse import analyse
-from uffdprefetch.trace.events import EVENT, FAULT_AFTER_AROUND, Ahead, Call, Kind
-from uffdprefetch.trace.file import File, Process, Trace
+from uffdprefetch.trace.analyse.report import analyse
+from uffdprefetch.trace.file.events import EVENT, FAULT_AFTER_AROUND, Ahead, Call, Kind
+from uffdprefetch.trace.file.trace_file import File, Process, Trace
 
 PAGE_BYTES = 4096
 START_NS = 10**12

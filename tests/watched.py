@@ -11,7 +11,7 @@ import pytest
 from conftest import PATIENCE_VARIABLE, clean_environment, wait_until
 from harness import Job, Records, jobs, python, service_socket
 
-from uffdprefetch import watch
+from uffdprefetch.view import watch
 
 READER = """
 m = Mapping(sys.argv[1]).managed()

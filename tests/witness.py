@@ -16,8 +16,8 @@ import numpy as np
 from conftest import HANG_SECONDS, uffdprefetch
 
 from uffdprefetch.demo.bed import drop_cache
-from uffdprefetch.trace import file as trace_file
-from uffdprefetch.trace.events import FAULT_AFTER_AROUND, Kind
+from uffdprefetch.trace.file import trace_file
+from uffdprefetch.trace.file.events import FAULT_AFTER_AROUND, Kind
 
 READER = Path(__file__).parent / "jobs" / "pattern_reader.py"
 
@@ -26,7 +26,7 @@ READER = Path(__file__).parent / "jobs" / "pattern_reader.py"
 def why_no_witness() -> str | None:
     """Why the kernel's events cannot be had here; None when they can."""
     check = (
-        "from uffdprefetch.trace.witness import Witness\n"
+        "from uffdprefetch.trace.record.kernel_tracer import Witness\n"
         "witness = Witness()\n"
         "assert witness.sees_faults, witness.missing\n"
     )
@@ -60,7 +60,7 @@ class Recorded:
 
 
 def faults(events: np.ndarray[Any, Any]) -> int:
-    """How many faults they are (trace/events.py)."""
+    """How many faults they are (trace/file/events.py)."""
     kinds = events["kind"]
     again = (kinds == Kind.FAULT) & (events["aux"] & FAULT_AFTER_AROUND != 0)
     return int(((kinds == Kind.AROUND) | (kinds == Kind.FAULT)).sum() - again.sum())

@@ -15,7 +15,7 @@ def declarations(header: str) -> str:
 
 ffi = FFI()
 ffi.cdef(declarations(HEADER.read_text()))
-# test_wire.py compares these with uffdprefetch/node/wire.py
+# test_wire.py compares these with uffdprefetch/protocol/wire.py
 ffi.cdef("size_t up_layout(int which);")
 ffi.set_source(
     "uffdprefetch._uffd",

@@ -31,9 +31,9 @@ from rich.text import Text
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from uffdprefetch.base.units import parse_rate, parse_size  # noqa: E402
 from uffdprefetch.demo.jobrun import job_command, job_environment  # noqa: E402
 from uffdprefetch.demo.storage import Wanted, open_storage  # noqa: E402
-from uffdprefetch.units import parse_rate, parse_size  # noqa: E402
 
 SIZES = ((80, 24), (160, 50))
 SERVER = f"uffdprefetch-screenshots-{os.getpid()}"

@@ -19,9 +19,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from uffdprefetch.base.units import parse_size  # noqa: E402
 from uffdprefetch.demo.jobrun import job_command, job_environment  # noqa: E402
 from uffdprefetch.demo.storage import Storage, Wanted, open_storage  # noqa: E402
-from uffdprefetch.units import parse_size  # noqa: E402
 
 PATTERNS = ("skipping", "contiguous", "shuffled")
 RANKS = 4

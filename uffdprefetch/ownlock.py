@@ -13,8 +13,8 @@ import fcntl
 import os
 import weakref
 
-from uffdprefetch import rundir
-from uffdprefetch.errors import EXIT_OURS, UffdPrefetchError
+from uffdprefetch.base import rundir
+from uffdprefetch.base.errors import EXIT_OURS, UffdPrefetchError
 
 #: Tells the preload object where the lock files go. Not UFFDPREFETCH_OWNLOCK, the option's own,
 #: which hands the choice to a nested wrap.

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from uffdprefetch.messages import say
+from uffdprefetch.base.messages import say
 
 Key = bytes | str | int
 Loader = TypeVar("Loader")

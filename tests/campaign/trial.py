@@ -28,7 +28,7 @@ from conftest import (
 from harness import Job, Records, jobs
 from inside import ring_address
 
-from uffdprefetch import uffd
+from uffdprefetch.native import uffd
 
 STATES = ("idle", "resolving", "laying", "rearming", "detaching")
 MOMENT = "moment"

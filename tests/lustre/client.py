@@ -142,9 +142,11 @@ def wrapped(*words: str) -> list[str]:
 def warm_up() -> None:
     """Read what a service needs once: its first start, from a cold share, takes longer than `wrap`
     waits for it."""
-    names = "uffdprefetch.node.serve", "uffdprefetch.node.pool", "uffdprefetch.node.planned"
+    names = [f"uffdprefetch.{name}" for name in (
+        "predict.order.cursor", "service.serve", "pool.node_pool", "readers.known_order",
+    )]  # fmt: skip
     code = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)"
-    words = [sys.executable, "-c", code, "numpy", "msgpack", "uffdprefetch.plan.order", *names]
+    words = [sys.executable, "-c", code, "numpy", "msgpack", *names]
     subprocess.run(words, check=True, env=environment(Path("/tmp")))
 
 

@@ -60,7 +60,7 @@ def await_service() -> None:
     name = "plans" if "--planned" in sys.argv else "files" if "--known" in sys.argv else ""
     if not name:
         return
-    from uffdprefetch import watch as watching
+    from uffdprefetch.view import watch as watching
 
     watching.ANSWER_SECONDS = 100.0  # it may be starting, on an emulated machine
     watch = watching.WatchClient.open(os.environ["UFFDPREFETCH_SOCKET"])

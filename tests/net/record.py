@@ -125,7 +125,7 @@ def record(name: str) -> Path:
     """Run a scenario; its tape. Raises CalledProcessError where the job fails."""
     scenario, path = SCENARIOS[name], tape.TAPES / f"{name}.tape.gz"
     environment = {**os.environ, "UFFDPREFETCH_TEST_TAPE": str(path.with_suffix(".new"))}
-    environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).with_name("inject")), str(ROOT)])
+    environment["PYTHONPATH"] = f"{Path(__file__).with_name('inject')}{os.pathsep}{ROOT}"
     tape.TAPES.mkdir(exist_ok=True)
     with (
         tempfile.TemporaryDirectory() as directory,

@@ -15,10 +15,14 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.net import seams
-from uffdprefetch.config import Config
-from uffdprefetch.node import admission, bulk, client, engine, files, ledger, orders, pool, resolver
-from uffdprefetch.node.opening import Opened
-from uffdprefetch.node.serve import Service
+from uffdprefetch.base.config import Config
+from uffdprefetch.orders import indexer_client
+from uffdprefetch.pool import node_pool
+from uffdprefetch.readers import bulk, order_sources
+from uffdprefetch.service import coordinator as engine
+from uffdprefetch.service.serve import Service
+from uffdprefetch.state import admission, client, files, ledger
+from uffdprefetch.state.opening import Opened
 from uffdprefetch.warm import scheduler
 
 #: Inputs that are nothing where nothing was asked, or told, or decided.
@@ -164,7 +168,7 @@ def install(path: str) -> None:
 
     Service.__init__ = begun  # type: ignore[method-assign]
     core, number = engine.CacheEngine, seams.number
-    item(pool.NodePool, "__post_init__", "pool", lambda self: [])
+    item(node_pool.NodePool, "__post_init__", "pool", lambda self: [])
     item(ledger.Ledger, "hello", "hello", lambda self, c: [world.number(c), list(c.hello), c.pid])
     item(core, "attach", "attach", lambda self, c, a, fd: [number(c), attach(a), fd is not None])
     item(core, "_opened", "opened", lambda self, c, a, o: [number(c), attach(a), of_opened(o)])
@@ -185,10 +189,10 @@ def install(path: str) -> None:
     item(admission.FileTable, "look", "files", lambda self, now: [])
     item(admission.FileTable, "ended", "ended", lambda self, pid: [pid])
     item(bulk.Bulk, "left", "left", lambda self, c: [number(c)])
-    item(pool.NodePool, "join", "join", lambda self, c, fd: [number(c)])
-    item(pool.NodePool, "leave", "leave", lambda self, c: [number(c)])
-    item(pool.NodePool, "housekeep", "pool_housekeep", lambda self: [])
-    item(orders.Announcements, "announced", "announced", lambda self, *who: list(who))
-    item(orders.Announcements, "look", "announcements", lambda self, now: [])
-    item(orders.Announcements, "forget_process", "forgotten", lambda self, pid: [pid])
-    item(resolver.Resolver, "_hear", "answer", lambda self, line: [line.decode()])
+    item(node_pool.NodePool, "join", "join", lambda self, c, fd: [number(c)])
+    item(node_pool.NodePool, "leave", "leave", lambda self, c: [number(c)])
+    item(node_pool.NodePool, "housekeep", "pool_housekeep", lambda self: [])
+    item(order_sources.Announcements, "announced", "announced", lambda self, *who: list(who))
+    item(order_sources.Announcements, "look", "announcements", lambda self, now: [])
+    item(order_sources.Announcements, "forget_process", "forgotten", lambda self, pid: [pid])
+    item(indexer_client.Resolver, "_hear", "answer", lambda self, line: [line.decode()])

@@ -5,8 +5,8 @@ The core gets the tape's inputs one after the other under the tape's clock, and 
 Where it asks what nobody asked when the tape was made, or reads what was not read then, it has an
 answer of what the tape says of the time before; such questions are counted.
 
-Prints a line of JSON for each: inputs, decisions, questions without an answer, and the first decision that
-is not the one of tapes/NAME.decisions.gz. --write makes that file.
+Prints a line of JSON for each: inputs, decisions, questions without an answer, and the first
+decision that is not the one of tapes/NAME.decisions.gz. --write makes that file.
 """
 
 from __future__ import annotations
@@ -25,16 +25,20 @@ from types import SimpleNamespace
 from typing import Any
 
 from tests.net import seams, tape
-from uffdprefetch import uffd, uffd_pool
-from uffdprefetch.config import Config
-from uffdprefetch.intervals import IntervalSet
-from uffdprefetch.node import client, files, pool, processes, resolver, wire
-from uffdprefetch.node.engine import CacheEngine
-from uffdprefetch.node.ledger import Ledger
-from uffdprefetch.node.opening import Opened
-from uffdprefetch.node.planning import Planning
-from uffdprefetch.node.pool import NodePool
-from uffdprefetch.plan.checkpoints import DISTANCE_MIN_BYTES
+from uffdprefetch.base.config import Config
+from uffdprefetch.base.ranges import IntervalSet
+from uffdprefetch.native import pool as uffd_pool
+from uffdprefetch.native import uffd
+from uffdprefetch.orders import indexer_client
+from uffdprefetch.pool import node_pool
+from uffdprefetch.pool.node_pool import NodePool
+from uffdprefetch.predict.checkpoints import DISTANCE_MIN_BYTES
+from uffdprefetch.protocol import wire
+from uffdprefetch.service.coordinator import CacheEngine
+from uffdprefetch.service.known_orders import Planning
+from uffdprefetch.state import client, files, processes
+from uffdprefetch.state.ledger import Ledger
+from uffdprefetch.state.opening import Opened
 from uffdprefetch.warm.limits import TokenBucket
 from uffdprefetch.warm.scheduler import EXTENT_BYTES, Scheduler
 
@@ -67,7 +71,8 @@ class Replay:
         for question, answer in answers:
             if question[0] == "changed":
                 rows, state, touched = answer
-                self._books[question[1]][0][rows], self._books[question[1]][1][rows] = state, touched
+                books = self._books[question[1]]
+                books[0][rows], books[1][rows] = state, touched
                 continue
             self._answers.setdefault(json.dumps(question), deque()).append(answer)
             if question[0] in ("submit", "pool_submit"):
@@ -342,9 +347,9 @@ def without_kernel(put: seams.Put) -> None:
     """What a replay never does: start a helper, open another process, end the pool's threads."""
     put(processes, "read", lambda pid: None)
     put(client, "rights", lambda pid: None)
-    put(resolver.Resolver, "start", lambda self: setattr(self, "_starts", 1) or True)
-    put(resolver.Resolver, "ready", lambda self: None)
-    put(resolver.Resolver, "fd", property(lambda self: 0 if self._starts else -1))
+    put(indexer_client.Resolver, "start", lambda self: setattr(self, "_starts", 1) or True)
+    put(indexer_client.Resolver, "ready", lambda self: None)
+    put(indexer_client.Resolver, "fd", property(lambda self: 0 if self._starts else -1))
     put(files.FileState, "checkpoint_fds", lambda self: (-1, -1))
     put(os, "pidfd_open", _no_such_process)
 
@@ -354,7 +359,7 @@ def without_kernel(put: seams.Put) -> None:
     put(uffd_pool.Pool, "__init__", no_pool)
     for name in ("leave", "orphan", "map", "unmap", "hush_file", "drop_file", "unpark_file"):
         put(uffd_pool.Pool, name, lambda self, *args: None)
-    put(pool.os, "close", _close)
+    put(node_pool.os, "close", _close)
 
 
 def _no_such_process(pid: int) -> int:

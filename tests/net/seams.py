@@ -19,32 +19,31 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from uffdprefetch import uffd, uffd_pool
-from uffdprefetch.node import (
-    admission,
-    bulk,
-    client,
-    files,
-    ledger,
-    orders,
-    pagetables,
-    pool,
-    resolver,
-    wire,
-)
-from uffdprefetch.plan import announced
-from uffdprefetch.warm import file_systems, limits, scheduler
+from uffdprefetch.native import pool as uffd_pool
+from uffdprefetch.native import uffd
+from uffdprefetch.orders import announcement, indexer_client
+from uffdprefetch.pool import node_pool
+from uffdprefetch.protocol import wire
+from uffdprefetch.readers import bulk, order_sources
+from uffdprefetch.sense import pagetables
+from uffdprefetch.state import admission, client, file_systems, files, ledger
+from uffdprefetch.warm import limits, scheduler
 
 #: Of all that the core is made of, also what it imports late.
 MODULES = [
-    *("node." + name for name in (
-        "admission", "bulk", "client", "engine", "files", "indices", "layout", "ledger", "looking",
-        "opening", "orders", "pagetables", "planned", "planning", "pool", "pool_bridge",
-        "residents", "resolver", "sequences", "strided",
+    "state.admission", "state.client", "state.files", "state.ledger", "state.opening",
+    *("predict." + name for name in ("bulk", "randomness", "streams", "stride", "window")),
+    *("predict.order." + name for name in ("cursor", "epochs", "progress", "validator")),
+    "warm.limits", "warm.meter", "warm.placement", "warm.scheduler",
+    "sense.pagetable_scan", "sense.pagetables",
+    "pool.bridge", "pool.node_pool", "pool.order_eviction", "pool.residents",
+    *("orders." + name for name in (
+        "announcement", "extents_file", "indexer_client", "indices",
     )),
-    *("plan." + name for name in ("announced", "epochs", "known", "order", "unitfile", "window")),
-    *("warm." + name for name in ("limits", "meter", "scheduler")),
-    *("progress." + name for name in ("jumps", "records", "streams")),
+    *("readers." + name for name in (
+        "bulk", "known_order", "order_sources", "stride_order", "strides",
+    )),
+    "service.coordinator", "service.known_orders",
 ]  # fmt: skip
 #: What looking into a page table costs, of our own CPU time: a call, and each run that it finds.
 SCAN_CPU_NS, RUN_CPU_NS = 20_000, 100
@@ -180,9 +179,9 @@ def _of_files(world: World, put: Put) -> None:
 
     put(files.FileState, "open", staticmethod(opened))
     for name in ("deleted", "in_use"):
-        def asked(
-            self: files.FileState, name: str = name, real: Any = getattr(files.FileState, name)
-        ) -> bool:
+        real = getattr(files.FileState, name)
+
+        def asked(self: files.FileState, name: str = name, real: Any = real) -> bool:
             return bool(world.ask([name, world.file(self.fd)], lambda: real(self)))
 
         put(files.FileState, name, asked)
@@ -198,8 +197,8 @@ def _of_files(world: World, put: Put) -> None:
 
 
 def _of_orders(world: World, put: Put) -> None:
-    count, load = orders.Announcements._count, announced.load
-    put(orders.Announcements, "_count", lambda self, pid, slot: world.ask(
+    count, load = order_sources.Announcements._count, announcement.load
+    put(order_sources.Announcements, "_count", lambda self, pid, slot: world.ask(
         ["count", pid, slot], lambda: count(self, pid, slot)
     ))  # fmt: skip
 
@@ -209,7 +208,7 @@ def _of_orders(world: World, put: Put) -> None:
         def real() -> dict[str, Any]:
             try:
                 found.append(load(directory, pid, n))
-            except announced.AnnounceError as error:
+            except announcement.AnnounceError as error:
                 return {"error": str(error)}
             said = found[0]
             parts = [{"what": part.what, "why": part.why} for part in said.parts]
@@ -217,17 +216,18 @@ def _of_orders(world: World, put: Put) -> None:
 
         told = world.ask(["load", pid, n], real)
         if "error" in told:
-            raise announced.AnnounceError(told["error"])
+            raise announcement.AnnounceError(told["error"])
         if found:
             return found[0]
         parts = [SimpleNamespace(**part) for part in told.pop("parts")]
         return SimpleNamespace(pid=pid, number=n, parts=parts, remove=lambda: None, **told)
 
-    put(announced, "load", asked_load)
+    put(announcement, "load", asked_load)
     for name in ("order", "index"):
+        real = getattr(indexer_client.Resolver, name)
+
         def asked_file(
-            self: resolver.Resolver, told: Any, name: str = name,
-            real: Any = getattr(resolver.Resolver, name),
+            self: indexer_client.Resolver, told: Any, name: str = name, real: Any = real,
         ) -> Any:  # fmt: skip
             path = os.path.join(self.directory, told["name"] if name == "order" else told)
 
@@ -242,7 +242,7 @@ def _of_orders(world: World, put: Put) -> None:
                     file.write(zlib.decompress(base64.b85decode(data)))
             return real(self, told)
 
-        put(resolver.Resolver, name, asked_file)
+        put(indexer_client.Resolver, name, asked_file)
 
 
 def _of_the_pool(world: World, put: Put) -> None:
@@ -252,8 +252,8 @@ def _of_the_pool(world: World, put: Put) -> None:
             "forget_file", "park_file", "file_counts", "set_victims", "set_budget",
         )
     }  # fmt: skip
-    huge = pool.huge_pages
-    put(pool, "huge_pages", lambda wanted: tuple(world.ask(["huge"], lambda: huge(wanted))))
+    huge = node_pool.huge_pages
+    put(node_pool, "huge_pages", lambda wanted: tuple(world.ask(["huge"], lambda: huge(wanted))))
 
     def add_file(self: Any, fd: int, size: int, unit: int = 0) -> tuple[int, int]:
         made = world.ask(
@@ -313,7 +313,7 @@ def _of_the_pool(world: World, put: Put) -> None:
 
 def _decisions(world: World, put: Put) -> None:
     want, send, degrade = scheduler.Scheduler.want, client.Client.send, ledger.Ledger.degrade
-    ask = resolver.Resolver.ask
+    ask = indexer_client.Resolver.ask
 
     def wanted(
         self: scheduler.Scheduler, file: files.FileState, stream: Any, start: int, end: int,
@@ -330,14 +330,14 @@ def _decisions(world: World, put: Put) -> None:
         world.decide("finding", text)
         degrade(self, text)
 
-    def asks(self: resolver.Resolver, question: dict[str, Any], done: Any) -> None:
+    def asks(self: indexer_client.Resolver, question: dict[str, Any], done: Any) -> None:
         world.decide("ask", question)
         ask(self, question, done)
 
     put(scheduler.Scheduler, "want", wanted)
     put(client.Client, "send", sent)
     put(ledger.Ledger, "degrade", degraded)
-    put(resolver.Resolver, "ask", asks)
+    put(indexer_client.Resolver, "ask", asks)
 
 
 def told(message: bytes) -> list[Any]:

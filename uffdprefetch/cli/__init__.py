@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from uffdprefetch import __version__
-from uffdprefetch.errors import EXIT_CANNOT, EXIT_USAGE, UffdPrefetchError
+from uffdprefetch.base.errors import EXIT_CANNOT, EXIT_USAGE, UffdPrefetchError
 
 #: name -> (module, one line of help); None hides a command from the help.
 COMMANDS: dict[str, tuple[str, str | None]] = {

@@ -9,8 +9,8 @@ import sys
 import time
 from pathlib import Path
 
-from uffdprefetch.errors import EXIT_CANNOT, UffdPrefetchError, usage_error
-from uffdprefetch.units import parse_duration, parse_rate, parse_size
+from uffdprefetch.base.errors import EXIT_CANNOT, UffdPrefetchError, usage_error
+from uffdprefetch.base.units import parse_duration, parse_rate, parse_size
 
 
 class Command:

@@ -26,7 +26,8 @@ class Command:
         )
 
     def run(self, args: argparse.Namespace, rest: list[str] | None) -> int:
-        from uffdprefetch import config, doctor
+        from uffdprefetch import doctor
+        from uffdprefetch.base import config
         from uffdprefetch.doctor import show
 
         path = args.path or (rest[0] if rest else None)

@@ -9,8 +9,8 @@ import os
 import sys
 import time
 
-from uffdprefetch.errors import usage_error
-from uffdprefetch.units import parse_size
+from uffdprefetch.base.errors import usage_error
+from uffdprefetch.base.units import parse_size
 
 
 class Command:

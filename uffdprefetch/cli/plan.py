@@ -6,11 +6,11 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from uffdprefetch.errors import usage_error
-from uffdprefetch.units import parse_duration, parse_rate, parse_size
+from uffdprefetch.base.errors import usage_error
+from uffdprefetch.base.units import parse_duration, parse_rate, parse_size
 
 if TYPE_CHECKING:
-    from uffdprefetch.plan.check import Link
+    from uffdprefetch.orders.check import Link
 
 
 class Command:
@@ -48,19 +48,19 @@ class Command:
         lookahead_bytes = parse_size(args.lookahead)
         if lookahead_bytes < 1:
             raise usage_error("--lookahead: at least 1 byte")
-        from uffdprefetch.plan import planfile
+        from uffdprefetch.orders import plan_file
         from uffdprefetch.report import plan as report
         from uffdprefetch.report.columns import show
 
         link = _link(args.bandwidth, args.seconds_per_item)
-        plan = planfile.load(args.file)
+        plan = plan_file.load(args.file)
         document = report.document(plan, args.rank, args.epoch, lookahead_bytes, link)
         show(document, args.json, report.plain, report.table)
         return 0
 
 
 def _link(bandwidth: str | None, seconds: str | None) -> Link | None:
-    from uffdprefetch.plan.check import Link
+    from uffdprefetch.orders.check import Link
 
     if bandwidth is None and seconds is None:
         return None

@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from uffdprefetch.errors import usage_error
+from uffdprefetch.base.errors import usage_error
 
 
 class Command:
@@ -16,10 +16,10 @@ class Command:
         parser.add_argument("spec", metavar="JSON")
 
     def run(self, args: argparse.Namespace, rest: list[str] | None) -> int:
-        from uffdprefetch.trace import record
+        from uffdprefetch.trace.record import program
 
         try:
-            spec = record.Spec(**json.loads(args.spec))
+            spec = program.Spec(**json.loads(args.spec))
         except (ValueError, TypeError) as error:
             raise usage_error(f"not a recording: {error}") from None
-        return record.main(spec)
+        return program.main(spec)

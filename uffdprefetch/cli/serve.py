@@ -7,8 +7,8 @@ import argparse
 import logging
 import os
 
-from uffdprefetch.config import Config
-from uffdprefetch.node.serve import serve
+from uffdprefetch.base.config import Config
+from uffdprefetch.service.serve import serve
 
 
 class Log(logging.FileHandler):

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, TypeVar
 
-from uffdprefetch.errors import UffdPrefetchError, usage_error
+from uffdprefetch.base.errors import UffdPrefetchError, usage_error
 
 if TYPE_CHECKING:
     from uffdprefetch.sim.replay.choices import Choice
@@ -171,13 +171,13 @@ def _simulate(scenario: Scenario, args: argparse.Namespace) -> int:
 
 
 def _replay(args: argparse.Namespace) -> int:
-    from uffdprefetch.config import POOL_LEAST_BYTES
+    from uffdprefetch.base.config import POOL_LEAST_BYTES
+    from uffdprefetch.base.units import format_size
     from uffdprefetch.report import replay as report
     from uffdprefetch.report.columns import show
     from uffdprefetch.sim.replay.choices import DISTANCES, WINDOWS, choices, predict
     from uffdprefetch.sim.replay.demand import demand_of
-    from uffdprefetch.trace import file as traces
-    from uffdprefetch.units import format_size
+    from uffdprefetch.trace.file import trace_file as traces
 
     storage = _storage(args)
     windows = _sizes("--size", args.size) or list(WINDOWS)
@@ -214,9 +214,9 @@ def _replay(args: argparse.Namespace) -> int:
 
 
 def _storage(args: argparse.Namespace) -> Storage:
+    from uffdprefetch.base.units import parse_duration, parse_rate
     from uffdprefetch.sim.replay.link import Storage
     from uffdprefetch.sim.scenario import load
-    from uffdprefetch.units import parse_duration, parse_rate
 
     if args.scenario is not None:
         if args.bandwidth or args.latency:
@@ -239,7 +239,7 @@ def _storage(args: argparse.Namespace) -> Storage:
 
 
 def _sizes(option: str, text: str | None, least: int = 1 << 16) -> list[int]:
-    from uffdprefetch.units import format_size_exact, parse_size
+    from uffdprefetch.base.units import format_size_exact, parse_size
 
     sizes = [parse_size(part) for part in text.split(",")] if text is not None else []
     if any(size < least for size in sizes):

@@ -12,13 +12,13 @@ import sys
 import time
 from typing import TYPE_CHECKING, TextIO
 
-from uffdprefetch.errors import EXIT_CANNOT, UffdPrefetchError, usage_error
-from uffdprefetch.units import format_duration, parse_duration
+from uffdprefetch.base.errors import EXIT_CANNOT, UffdPrefetchError, usage_error
+from uffdprefetch.base.units import format_duration, parse_duration
 
 if TYPE_CHECKING:
-    from uffdprefetch.dashboard.fetch import Fetcher
-    from uffdprefetch.dashboard.glyphs import Glyphs
-    from uffdprefetch.watch import Run
+    from uffdprefetch.view.fetch import Fetcher
+    from uffdprefetch.view.glyphs import Glyphs
+    from uffdprefetch.view.watch import Run
 
 INTERVAL_MIN_SECONDS = 0.1
 #: With --once: so long between two looks, where one is not enough for a rate.
@@ -50,8 +50,8 @@ class Command:
         interval_seconds = parse_duration(args.interval)
         if interval_seconds < INTERVAL_MIN_SECONDS:
             raise usage_error(f"--interval {args.interval}: at least 100ms")
-        from uffdprefetch import watch
-        from uffdprefetch.dashboard.fetch import Fetcher
+        from uffdprefetch.view import watch
+        from uffdprefetch.view.fetch import Fetcher
 
         chosen = watch.choose(os.environ, args.run)
         if args.once:
@@ -63,7 +63,7 @@ class Command:
                 chosen.client, chosen.document, interval_seconds, lambda: changes.put(None)
             )
             return _lines(fetcher, changes, args.json)
-        from uffdprefetch.dashboard.screen import Screen
+        from uffdprefetch.view.screen import Screen
 
         screen = Screen(_glyphs())
         fetcher = Fetcher(chosen.client, chosen.document, interval_seconds, screen.wake)
@@ -77,18 +77,18 @@ class Command:
 
 
 def _glyphs() -> Glyphs:
-    from uffdprefetch.dashboard import glyphs
-    from uffdprefetch.spawn import inherited_environment
+    from uffdprefetch.base.spawn import inherited_environment
+    from uffdprefetch.view import glyphs
 
     return glyphs.choose(sys.stdout.encoding, inherited_environment())
 
 
 def _once(run: Run, as_json: bool) -> int:
     """One document, line or picture. A second look where the first cannot know enough."""
-    from uffdprefetch.dashboard import model, render, words
-    from uffdprefetch.dashboard.screen import console
-    from uffdprefetch.dashboard.sensors import Sensors
-    from uffdprefetch.node_client import ServiceGone
+    from uffdprefetch.protocol.node import ServiceGone
+    from uffdprefetch.view import model, render, words
+    from uffdprefetch.view.screen import console
+    from uffdprefetch.view.sensors import Sensors
 
     sensors = Sensors()
     try:
@@ -117,7 +117,7 @@ def _once(run: Run, as_json: bool) -> int:
 
 def _lines(fetcher: Fetcher, changes: queue.SimpleQueue[None], as_json: bool) -> int:
     """A line for each look until the job ends."""
-    from uffdprefetch.dashboard import model, words
+    from uffdprefetch.view import model, words
 
     began = time.monotonic()
     fetcher.start()
@@ -137,7 +137,7 @@ def _lines(fetcher: Fetcher, changes: queue.SimpleQueue[None], as_json: bool) ->
 
 def _farewell(fetcher: Fetcher, seconds: float, file: TextIO | None = None) -> int:
     """The last word, when it was not the user who left; the exit status."""
-    from uffdprefetch.dashboard import model, words
+    from uffdprefetch.view import model, words
 
     snapshot = fetcher.latest
     if snapshot.state not in (model.ENDED, model.LOST):

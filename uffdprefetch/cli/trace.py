@@ -8,7 +8,7 @@ import os
 import sys
 from typing import Any
 
-from uffdprefetch.errors import usage_error
+from uffdprefetch.base.errors import usage_error
 
 FORMATS = ("text", "json", "html", "png", "perfetto")
 _USAGE = """uffdprefetch trace [-o FILE] [options] -- CMD...      record a command
@@ -26,7 +26,7 @@ class Command:
     """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
-        from uffdprefetch.trace.recording import MAX_EVENTS, MIN_SIZE_BYTES
+        from uffdprefetch.trace.record.starter import MAX_EVENTS, MIN_SIZE_BYTES
 
         parser.usage = _USAGE
         parser.add_argument("files", nargs="*", metavar="FILE", help="recordings to show")
@@ -68,12 +68,12 @@ class Command:
 
 
 def _record(args: argparse.Namespace, rest: list[str] | None) -> int:
-    from uffdprefetch import spawn
-    from uffdprefetch.identity import identify
+    from uffdprefetch.base import spawn
+    from uffdprefetch.base.identity import identify
+    from uffdprefetch.base.units import parse_duration
     from uffdprefetch.report import output
-    from uffdprefetch.trace.record import Spec
-    from uffdprefetch.trace.recording import MIN_SIZE_BYTES, Recording, output_path
-    from uffdprefetch.units import parse_duration
+    from uffdprefetch.trace.record.program import Spec
+    from uffdprefetch.trace.record.starter import MIN_SIZE_BYTES, Recording, output_path
 
     if args.files or args.format:
         raise usage_error("either record (-- CMD or --pid) or show FILE, not both")
@@ -96,8 +96,8 @@ def _record(args: argparse.Namespace, rest: list[str] | None) -> int:
         spec.launcher = os.getpid()
     else:
         spec.adopt = args.pid
-    from uffdprefetch.launch import own_environment
-    from uffdprefetch.rundir import runtime_directory
+    from uffdprefetch.base.rundir import runtime_directory
+    from uffdprefetch.launch.launcher import own_environment
 
     recording = Recording.start(spec, own_environment(environ), runtime_directory(environ))
     if rest:
@@ -117,7 +117,7 @@ def _check_pid(pid: int) -> None:
 
 def _watching(args: argparse.Namespace, engine: str) -> Any:
     """The options of a service that only watches."""
-    from uffdprefetch import config
+    from uffdprefetch.base import config
 
     return config.load(
         {"policy": "none", "engine": engine, "include": args.include or None, "quiet": "1",
@@ -127,15 +127,16 @@ def _watching(args: argparse.Namespace, engine: str) -> Any:
 
 def _run(recording: Any, argv: list[str], args: argparse.Namespace) -> int:
     """Run the command; where the kernel does not tell of faults, under a service that watches."""
-    from uffdprefetch import launch, spawn
-    from uffdprefetch.messages import say
+    from uffdprefetch.base import spawn
+    from uffdprefetch.base.messages import say
+    from uffdprefetch.launch import launcher
 
     if not recording.sees_faults:
         if not args.quiet:
             for entry in recording.missing[:1]:
                 lift = f"; {entry['lift']}" if entry["lift"] else ""
                 say(f"trace without {entry['what']}: {entry['why']}{lift}")
-        return launch.run(_watching(args, "cache"), argv, recording, only_record=True)
+        return launcher.run(_watching(args, "cache"), argv, recording, only_record=True)
     recording.began()
     status = spawn.run(
         argv, spawn.inherited_environment(), lambda pid: None, lambda: recording.ended() and None
@@ -148,13 +149,14 @@ def _watch(recording: Any, pid: int, args: argparse.Namespace) -> int:
     """Wait for the recorder: it ends with the process, the clock, or us (Ctrl-C)."""
     import time
 
-    from uffdprefetch import launch, spawn
+    from uffdprefetch.base import spawn
+    from uffdprefetch.launch import launcher
 
     client = None
     if not recording.sees_faults:
         environ = spawn.inherited_environment()
-        meeting = launch.meeting_place(environ)
-        client, _ = launch.find_or_start(environ, _watching(args, "off"), meeting)
+        meeting = launcher.meeting_place(environ)
+        client, _ = launcher.find_or_start(environ, _watching(args, "off"), meeting)
         client.job_started(pid)
         recording.tell(socket=meeting.socket)
     try:
@@ -174,8 +176,8 @@ def _watch(recording: Any, pid: int, args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
-    from uffdprefetch.trace import file as trace_file
-    from uffdprefetch.trace.analyse import analyse
+    from uffdprefetch.trace.analyse.report import analyse
+    from uffdprefetch.trace.file import trace_file
 
     trace = trace_file.read_all(args.files)
     report = analyse(trace)
@@ -209,7 +211,7 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def _target(args: argparse.Namespace, suffix: str) -> str:
-    from uffdprefetch.trace.file import SUFFIX
+    from uffdprefetch.trace.file.trace_file import SUFFIX
 
     path = str(args.output or args.files[0].removesuffix(SUFFIX) + suffix)
     if os.path.exists(path) and not args.force:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from uffdprefetch.errors import usage_error
+from uffdprefetch.base.errors import usage_error
 
 
 class Command:
@@ -19,7 +19,7 @@ class Command:
     """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
-        from uffdprefetch import config
+        from uffdprefetch.base import config
 
         parser.usage = "uffdprefetch wrap [options] -- CMD..."
         config.add_options(parser)
@@ -28,9 +28,10 @@ class Command:
         if not rest:
             raise usage_error("nothing to run: uffdprefetch wrap [options] -- CMD...")
         if os.environ.get("UFFDPREFETCH_DISABLE", "") not in ("", "0"):
-            from uffdprefetch import spawn
+            from uffdprefetch.base import spawn
 
             spawn.execute(rest, spawn.inherited_environment())
-        from uffdprefetch import config, launch
+        from uffdprefetch.base import config
+        from uffdprefetch.launch import launcher
 
-        return launch.run(config.load(vars(args)), rest)
+        return launcher.run(config.load(vars(args)), rest)

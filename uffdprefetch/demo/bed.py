@@ -24,7 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from uffdprefetch.errors import UffdPrefetchError
+from uffdprefetch.base.errors import UffdPrefetchError
 
 DEFAULT_BANDWIDTH = 300_000_000
 """Bytes per second of the bed's default link."""

@@ -25,8 +25,8 @@ from pathlib import Path
 import lmdb
 import numpy as np
 
+from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.demo.job import KEY, data_file, get_record, mappings_of, open_database
-from uffdprefetch.errors import UffdPrefetchError
 
 SCHEMA = "uffdprefetch.dataset/1"
 DATABASE_NAME = "records.lmdb"

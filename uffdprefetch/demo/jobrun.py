@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from uffdprefetch.errors import UffdPrefetchError
+from uffdprefetch.base.errors import UffdPrefetchError
 
 JOB = Path(__file__).with_name("job.py")
 _PACKAGE_PARENT = Path(__file__).resolve().parents[2]

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.demo.bed import resident_bytes
 from uffdprefetch.demo.jobrun import (
     JobRun,
@@ -29,7 +30,6 @@ from uffdprefetch.demo.jobrun import (
     wrap_command,
 )
 from uffdprefetch.demo.storage import Say, Storage, Wanted, open_storage
-from uffdprefetch.errors import UffdPrefetchError
 
 SCHEMA = "uffdprefetch.demo/1"
 CONFIGURATIONS = ("baseline", "prefetch-off", "prefetch-on", "warm cache")

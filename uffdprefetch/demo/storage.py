@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from uffdprefetch.base.errors import UffdPrefetchError
+from uffdprefetch.base.units import format_rate, format_size
 from uffdprefetch.demo.bed import (
     DEFAULT_BANDWIDTH,
     DEFAULT_LATENCY_US,
@@ -21,8 +23,6 @@ from uffdprefetch.demo.bed import (
     warm_fully,
     why_no_bed,
 )
-from uffdprefetch.errors import UffdPrefetchError
-from uffdprefetch.units import format_rate, format_size
 
 Say = Callable[[str], None]
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 from rich import box
 from rich.table import Table
 
+from uffdprefetch.base.units import format_size
 from uffdprefetch.demo.bed import proactive_reclaim
 from uffdprefetch.demo.run import COMPUTE_SHARE, Result
-from uffdprefetch.units import format_size
 
 
 def render_table(result: Result) -> Table:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from uffdprefetch import __version__
-from uffdprefetch.config import Config
+from uffdprefetch.base.config import Config
 from uffdprefetch.doctor import faults, machine, pool, storage
 from uffdprefetch.doctor.check import CANNOT, LIMIT, OK, SKIPPED, Check, run_isolated
 

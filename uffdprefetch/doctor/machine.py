@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from uffdprefetch import bpf_compiler
-from uffdprefetch.config import Config
+from uffdprefetch.base.config import Config
+from uffdprefetch.base.errors import UffdPrefetchError
+from uffdprefetch.base.units import format_size
 from uffdprefetch.doctor import syscalls as sc
 from uffdprefetch.doctor.check import CANNOT, LIMIT, NOTE, OK, Check, why
-from uffdprefetch.errors import UffdPrefetchError
-from uffdprefetch.units import format_size
+from uffdprefetch.trace.record import bpf_compiler
 
 _CAPABILITIES = {19: "SYS_PTRACE", 21: "SYS_ADMIN", 28: "LEASE", 38: "PERFMON", 39: "BPF"}
 
@@ -121,7 +121,7 @@ def memory(budget_bytes: int = Config.budget_bytes) -> Check:
 
 def runtime_directory() -> Check:
     """Where the service's socket would lie."""
-    from uffdprefetch.rundir import runtime_directory as make
+    from uffdprefetch.base.rundir import runtime_directory as make
 
     try:
         path = make()
@@ -144,7 +144,7 @@ def helper() -> Check:
 
 def preload() -> Check:
     """The LD_PRELOAD object, loaded into a child that then looks at its own mappings."""
-    from uffdprefetch.launch import PRELOAD_MODULE, preload_object
+    from uffdprefetch.launch.launcher import PRELOAD_MODULE, preload_object
 
     name = "preload object"
     try:

@@ -11,11 +11,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from uffdprefetch.base.units import format_duration, format_size
 from uffdprefetch.doctor import syscalls as sc
 from uffdprefetch.doctor.check import CANNOT, LIMIT, NOTE, OK, SKIPPED, Check, why
-from uffdprefetch.units import format_duration, format_size
-from uffdprefetch.warm import file_systems
-from uffdprefetch.warm.file_systems import LUSTRE, PREAD, PROBE
+from uffdprefetch.state import file_systems
+from uffdprefetch.state.file_systems import LUSTRE, PREAD, PROBE
 
 WARM_BYTES = 4 << 20
 #: How many 4 MiB extents are looked at in search of a cold one.

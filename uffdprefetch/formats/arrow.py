@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from uffdprefetch.errors import EXIT_USAGE, UffdPrefetchError
+from uffdprefetch.base.errors import EXIT_USAGE, UffdPrefetchError
 from uffdprefetch.formats import arrow_messages as messages
 from uffdprefetch.formats.arrow_layout import (
     ELEMENTS_MAX,

@@ -18,8 +18,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from uffdprefetch import __version__, rundir
-from uffdprefetch.errors import UffdPrefetchError
+from uffdprefetch import __version__
+from uffdprefetch.base import rundir
+from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.formats import stored
 from uffdprefetch.formats.detect import data_file, open_index, read_steady
 from uffdprefetch.formats.index import Options, RecordIndex

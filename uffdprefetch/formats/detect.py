@@ -7,7 +7,7 @@ import importlib
 import os
 from typing import Protocol
 
-from uffdprefetch.errors import EXIT_USAGE, UffdPrefetchError, usage_error
+from uffdprefetch.base.errors import EXIT_USAGE, UffdPrefetchError, usage_error
 from uffdprefetch.formats.index import Options, RecordIndex
 from uffdprefetch.formats.reader import FileReader, FormatError, RangeReader
 

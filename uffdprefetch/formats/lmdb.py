@@ -13,7 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
-from uffdprefetch.errors import UffdPrefetchError
+from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.formats import lmdb_pages as pages
 from uffdprefetch.formats.index import Options, RecordIndex
 from uffdprefetch.formats.keys import Keys

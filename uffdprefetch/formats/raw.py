@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from uffdprefetch.errors import usage_error
+from uffdprefetch.base.errors import usage_error
 from uffdprefetch.formats.index import Options, RecordIndex
 from uffdprefetch.formats.places import Places, Stride, one_part
 from uffdprefetch.formats.reader import Array, FormatError, RangeReader

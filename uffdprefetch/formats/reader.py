@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from uffdprefetch.errors import EXIT_USAGE, UffdPrefetchError
+from uffdprefetch.base.errors import EXIT_USAGE, UffdPrefetchError
 
 Array = np.ndarray[Any, Any]
 

@@ -6,7 +6,7 @@ as a whole, and a short connection tells the service to look. Progress is a numb
 Nothing here waits long for the service, keeps a descriptor open (the job may close or reuse any
 number) or touches a mapped record file; whatever goes wrong, nothing is announced.
 
-``uffdprefetch/plan/announced.py`` reads it and describes the format.
+``uffdprefetch/orders/announcement.py`` reads it and describes the format.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def announce(
 ) -> Announcement:
     """Say what will be read next. ``reader``: a short name; a new order of the same one takes the
     place of the last. ``items``: how many there are. ``parts``: what the JSON says of each file
-    (plan/announced.py); ``arrays``: name -> bytes, that parts name.
+    (orders/announcement.py); ``arrays``: name -> bytes, that parts name.
 
     Returns an Announcement, whose said() tells progress. Raises OSError when there is no service,
     or no room.

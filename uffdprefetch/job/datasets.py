@@ -28,7 +28,7 @@ _DATASET = "torch.utils.data.dataset"
 _HUGGING_FACE = "datasets.arrow_dataset"
 _DEPTH = 16
 _TOKEN_TEXT = 256
-#: plan/announced.py's PARTS_MAX.
+#: orders/announcement.py's PARTS_MAX.
 CAP_PARTS = 256
 
 

@@ -3,8 +3,9 @@
 
 Keys, paths, record numbers, kept as ``self.keys``, ``self.samples = [(path, label), ...]``,
 ``self.annotations = [{"image": ...}, ...]`` or ``{0: "a", 1: "b"}``. Which of them mean anything is
-found elsewhere (plan/mapping.py). Nothing of the user's is called: exact built-in types and numpy's
-array are looked at, through the instance dictionaries, and nothing that maps a file is touched.
+found elsewhere (orders/mapping.py). Nothing of the user's is called: exact built-in types and
+numpy's array are looked at, through the instance dictionaries, and nothing that maps a file is
+touched.
 """
 
 from __future__ import annotations

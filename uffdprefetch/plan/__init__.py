@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What to read next and where to listen. Pure: streams and limits in, extents and pages out.
+"""For code that knows its order: :func:`announce` (docs/plans.md)."""
 
-For code that knows its order: :func:`announce`.
-"""
-
-from uffdprefetch.plan.saying import Announcement, announce
+from uffdprefetch.job.announce import Announcement, announce
 
 __all__ = ["Announcement", "announce"]

@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from uffdprefetch.trace.marks import LAYER_OF
-from uffdprefetch.units import format_duration, format_size
+from uffdprefetch.base.units import format_duration, format_size
+from uffdprefetch.trace.analyse.marks import LAYER_OF
 
 Lack = dict[str, Any]  # what, why, lift
 

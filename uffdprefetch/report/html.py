@@ -21,9 +21,9 @@ import numpy as np
 
 from uffdprefetch.report import captions, pack
 from uffdprefetch.report.text import printable
-from uffdprefetch.trace.file import Trace
-from uffdprefetch.trace.marks import KINDS, LAYER_OF
-from uffdprefetch.trace.pictures import pictures
+from uffdprefetch.trace.analyse.marks import KINDS, LAYER_OF
+from uffdprefetch.trace.analyse.pictures import pictures
+from uffdprefetch.trace.file.trace_file import Trace
 
 _SCRIPTS = (
     "base.js", "data.js", "plot.js", "raster.js", "shapes.js", "map.js", "tell.js",
@@ -142,7 +142,7 @@ def _say_what_is_left_out(head: dict[str, Any], packed: dict[str, Any]) -> None:
 
 
 def render(trace: Trace, report: dict[str, Any]) -> str:
-    """The page of a trace and its report (trace/analyse.py), to be written as UTF-8.
+    """The page of a trace and its report (trace/analyse/report.py), to be written as UTF-8.
 
     Below 20 MB for any trace: what single accesses have no room are shown as densities. Pure but
     for reading the page's own parts.

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from uffdprefetch.errors import EXIT_USAGE, UffdPrefetchError
+from uffdprefetch.base.errors import EXIT_USAGE, UffdPrefetchError
+from uffdprefetch.base.units import format_duration, format_size
 from uffdprefetch.formats.index import RecordIndex
-from uffdprefetch.units import format_duration, format_size
 
 SCHEMA = "uffdprefetch.index/1"
 #: With --key: a key may have millions of duplicates.

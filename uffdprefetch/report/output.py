@@ -12,8 +12,8 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
-from uffdprefetch.errors import EXIT_USAGE, UffdPrefetchError
-from uffdprefetch.identity import file_name_safe
+from uffdprefetch.base.errors import EXIT_USAGE, UffdPrefetchError
+from uffdprefetch.base.identity import file_name_safe
 
 SUFFIX = ".summary.json"
 _TOKEN = re.compile(r"%(?:q\{([^}]*)\}|(.)|$)")

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from uffdprefetch.trace.density import Grid
-from uffdprefetch.trace.marks import KINDS, Stream
+from uffdprefetch.trace.analyse.density import Grid
+from uffdprefetch.trace.analyse.marks import KINDS, Stream
 
 Array = np.ndarray[Any, Any]
 

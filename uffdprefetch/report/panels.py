@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from uffdprefetch.report.text import printable
-from uffdprefetch.trace import density
-from uffdprefetch.trace.marks import Stream
+from uffdprefetch.trace.analyse import density
+from uffdprefetch.trace.analyse.marks import Stream
 
 Array = np.ndarray[Any, Any]
 

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from uffdprefetch.errors import UffdPrefetchError
-from uffdprefetch.trace.events import FAULT_AFTER_AROUND, Call, Kind, of_kind
-from uffdprefetch.trace.file import Trace
-from uffdprefetch.trace.marks import NOBODY, SERVICE, Ranks, page_bytes_of, start_of
-from uffdprefetch.trace.series import bytes_per_second
-from uffdprefetch.units import format_size
+from uffdprefetch.base.errors import UffdPrefetchError
+from uffdprefetch.base.units import format_size
+from uffdprefetch.trace.analyse.marks import NOBODY, SERVICE, Ranks, page_bytes_of, start_of
+from uffdprefetch.trace.analyse.series import bytes_per_second
+from uffdprefetch.trace.file.events import FAULT_AFTER_AROUND, Call, Kind, of_kind
+from uffdprefetch.trace.file.trace_file import Trace
 
 Array = np.ndarray[Any, Any]
 Event = dict[str, Any]

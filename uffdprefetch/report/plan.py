@@ -7,11 +7,11 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from uffdprefetch.errors import usage_error
-from uffdprefetch.plan import check
-from uffdprefetch.plan.fileplan import FilePlan
-from uffdprefetch.plan.planfile import Plan
-from uffdprefetch.units import format_duration, format_rate, format_size
+from uffdprefetch.base.errors import usage_error
+from uffdprefetch.base.units import format_duration, format_rate, format_size
+from uffdprefetch.orders import check
+from uffdprefetch.orders.plan_file import Plan
+from uffdprefetch.orders.plan_of_file import FilePlan
 
 SCHEMA = "uffdprefetch.plancheck/1"
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 import textwrap
 from typing import Any
 
-from uffdprefetch.errors import EXIT_CANNOT, UffdPrefetchError
+from uffdprefetch.base.errors import EXIT_CANNOT, UffdPrefetchError
 from uffdprefetch.report import captions, panels
-from uffdprefetch.trace.file import Trace
-from uffdprefetch.trace.pictures import pictures
+from uffdprefetch.trace.analyse.pictures import pictures
+from uffdprefetch.trace.file.trace_file import Trace
 
 WIDTH_INCHES, DPI = 7.4, 220
 MAPS_MAX = 3

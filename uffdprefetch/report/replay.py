@@ -7,11 +7,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from uffdprefetch.base.units import format_rate, format_size
 from uffdprefetch.report.columns import aligned
 from uffdprefetch.sim.replay.choices import Choice, Predicted, command_line
 from uffdprefetch.sim.replay.demand import Demand
 from uffdprefetch.sim.replay.link import Storage
-from uffdprefetch.units import format_rate, format_size
 
 SCHEMA = "uffdprefetch.replay/1"
 #: Predictions as near as this to the quickest say nothing of who is quicker: the simplest is best.

@@ -9,7 +9,7 @@ import os
 import textwrap
 from typing import Any
 
-from uffdprefetch.errors import UffdPrefetchError, usage_error
+from uffdprefetch.base.errors import UffdPrefetchError, usage_error
 from uffdprefetch.report.png import matplotlib_or_error
 
 COMPUTE, PRELOAD = "#9aa5b1", "#332288"

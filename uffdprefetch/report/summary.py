@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from uffdprefetch.units import format_duration, format_size
+from uffdprefetch.base.units import format_duration, format_size
 
 _RUNG_NAMES = {1: "userfaultfd", 2: "page tables"}
 #: Below this much a job's own read(2) traffic is headers and indices, not its records.

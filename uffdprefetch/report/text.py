@@ -7,8 +7,8 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from uffdprefetch.base.units import format_duration, format_size
 from uffdprefetch.report import captions
-from uffdprefetch.units import format_duration, format_size
 
 GROUPINGS = ("file", "rank", "pid")
 WIDTH_MIN, WIDTH_MAX = 60, 140

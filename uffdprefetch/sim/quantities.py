@@ -8,9 +8,9 @@ import difflib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from uffdprefetch.errors import UffdPrefetchError
+from uffdprefetch.base.errors import UffdPrefetchError
+from uffdprefetch.base.units import parse_rate, parse_size
 from uffdprefetch.sim.model import Curve
-from uffdprefetch.units import parse_rate, parse_size
 
 MB = 1e6
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from uffdprefetch.errors import EXIT_CANNOT, UffdPrefetchError, usage_error
+from uffdprefetch.base.errors import EXIT_CANNOT, UffdPrefetchError, usage_error
 
 if TYPE_CHECKING:
     from uffdprefetch.sim.table import Table

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from uffdprefetch.errors import usage_error
+from uffdprefetch.base.errors import usage_error
 from uffdprefetch.sim.execute import Outcome, execute
 from uffdprefetch.sim.plan import CannotRun
 from uffdprefetch.sim.scenario import NamedPolicy, Scenario

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import MISSING
 from typing import Any
 
-from uffdprefetch.errors import UffdPrefetchError, usage_error
+from uffdprefetch.base.errors import UffdPrefetchError, usage_error
 
 
 class Table:

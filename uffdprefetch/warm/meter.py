@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from uffdprefetch import uffd
-from uffdprefetch.plan.window import Storage
+from uffdprefetch.native import uffd
+from uffdprefetch.predict.window import Storage
 
 #: Latencies that are remembered.
 RECENT = 64

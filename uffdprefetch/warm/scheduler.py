@@ -3,7 +3,7 @@
 
 Streams ask for ranges; the scheduler cuts them into extents, hands the one that is nearest to its
 reader to the workers, and keeps just as much under way as storage needs to stay busy
-(plan/depth.py). More would only stand before a demand miss.
+(warm/depth.py). More would only stand before a demand miss.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from uffdprefetch import uffd, uffd_pool
-from uffdprefetch.intervals import IntervalSet
-from uffdprefetch.node.files import FileState
-from uffdprefetch.plan.depth import Depth
-from uffdprefetch.plan.window import note_extent
-from uffdprefetch.progress.streams import Stream
-from uffdprefetch.warm import file_systems
+from uffdprefetch.base.ranges import IntervalSet
+from uffdprefetch.native import pool as uffd_pool
+from uffdprefetch.native import uffd
+from uffdprefetch.predict.streams import Stream
+from uffdprefetch.predict.window import note_extent
+from uffdprefetch.state import file_systems
+from uffdprefetch.state.files import FileState
+from uffdprefetch.warm.depth import Depth
 from uffdprefetch.warm.limits import TokenBucket
 from uffdprefetch.warm.meter import Meter
 
 if TYPE_CHECKING:
-    from uffdprefetch.node.pool import PoolFile
+    from uffdprefetch.pool.node_pool import PoolFile
 
 MIB = 1 << 20
 #: Grid on which ranges are cut. 4 MiB is one RPC on Lustre, and its usual stripe boundary; where
@@ -34,7 +35,7 @@ MIB = 1 << 20
 EXTENT_BYTES = 4 * MIB
 READAHEAD_EXTENT_BYTES = 2 * MIB
 #: What a stream needs at this coordinate or beyond comes behind whatever any reader needs (larger
-#: than any file or order); beyond this one nobody waits for it either (node/bulk.py).
+#: than any file or order); beyond this one nobody waits for it either (readers/bulk.py).
 LAST, PATIENT = 1 << 60, 1 << 61
 
 
@@ -42,7 +43,7 @@ LAST, PATIENT = 1 << 60, 1 << 61
 class Extent:
     """[start, end) bytes of a file, wanted by a stream; ``pages`` are checkpoints to copy.
     ``need``: where the stream is when it needs them, if it does not walk through the file itself
-    but through an order of its records (node/planned.py)."""
+    but through an order of its records (readers/known_order.py)."""
 
     file: FileState
     start: int

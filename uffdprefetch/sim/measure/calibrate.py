@@ -18,13 +18,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from uffdprefetch.errors import UffdPrefetchError
+from uffdprefetch.base.errors import UffdPrefetchError
+from uffdprefetch.base.units import format_size
 from uffdprefetch.sim.measure import network, scratch
 from uffdprefetch.sim.measure.bounds import RUNS_MIN, Budget, repeat
 from uffdprefetch.sim.measure.intervals import Median, median
 from uffdprefetch.sim.measure.memory import Memory
 from uffdprefetch.sim.measure.reads import Reader
-from uffdprefetch.units import format_size
 
 #: Of the time that is left, for writing a test file.
 WRITING_PART = 0.25

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from uffdprefetch.errors import UffdPrefetchError
+from uffdprefetch.base.errors import UffdPrefetchError
 
 MB = 1e6
 MESSAGE_BYTES = 8 << 20

@@ -10,10 +10,10 @@ import stat
 
 import numpy as np
 
-from uffdprefetch.errors import UffdPrefetchError
+from uffdprefetch.base.errors import UffdPrefetchError
+from uffdprefetch.native.uffd import resident_bytes
 from uffdprefetch.sim.measure.bounds import Budget
 from uffdprefetch.sim.measure.together import seconds_together
-from uffdprefetch.uffd import resident_bytes
 
 MB = 1e6
 #: A run moves at least so much by every thread, and takes about so long.

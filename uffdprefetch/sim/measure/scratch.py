@@ -9,9 +9,9 @@ import shutil
 import tempfile
 import time
 
-from uffdprefetch.errors import UffdPrefetchError, usage_error
-from uffdprefetch.uffd import resident_bytes
-from uffdprefetch.units import format_size
+from uffdprefetch.base.errors import UffdPrefetchError, usage_error
+from uffdprefetch.base.units import format_size
+from uffdprefetch.native.uffd import resident_bytes
 
 #: Seen only where the file system makes no file without a name, until it is unlinked.
 PREFIX = ".uffdprefetch-calibrate-"

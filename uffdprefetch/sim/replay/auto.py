@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`wrap` as it is, `--policy auto`, as a replay policy. Pure.
 
-The service's own rules decide: what is a walk (progress/streams.py), who jumps about
-(progress/jumps.py), how far ahead to read (plan/window.py), where checkpoints lie
-(plan/checkpoints.py), and whether streaming the whole file pays (plan/bulk.py). Replayed is what
-they are told. A rank's threads and workers are one reader here. Not replayed are strides by a
+The service's own rules decide: what is a walk (predict/streams.py), who jumps about
+(predict/randomness.py), how far ahead to read (predict/window.py), where checkpoints lie
+(predict/checkpoints.py), and whether streaming the whole file pays (predict/bulk.py). Replayed is
+what they are told. A rank's threads and workers are one reader here. Not replayed are strides by a
 record index, and windows that grow because a reader came too early.
 """
 
@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from uffdprefetch.plan import bulk, checkpoints, window
-from uffdprefetch.progress.jumps import Jumps
-from uffdprefetch.progress.streams import PIECE_BYTES, Stream, StreamTable
+from uffdprefetch.predict import bulk, checkpoints, window
+from uffdprefetch.predict.randomness import Jumps
+from uffdprefetch.predict.streams import PIECE_BYTES, Stream, StreamTable
 from uffdprefetch.sim.replay.demand import Demand
 from uffdprefetch.sim.replay.engine import Range, Resident
 from uffdprefetch.sim.replay.keep import CHUNK_PAGES
@@ -28,15 +28,15 @@ from uffdprefetch.sim.replay.policies import InPool, Plain, chunked, measured
 Array = np.ndarray[Any, Any]
 
 #: Looks into a page table: at first and while they find something; then ever more seldom. Where a
-#: walk is sure, eight times a window (node/looking.py). What a look finds so near each other is one
-#: touch (node/pagetables.CLUSTER_BYTES).
+#: walk is sure, eight times a window (sense/pagetable_scan.py). What a look finds so near each
+#: other is one touch (sense/pagetables.CLUSTER_BYTES).
 LOOK_SECONDS, LOOK_SLOWEST_SECONDS, LOOK_SLOWER = 0.002, 0.25, 1.5
 POLL_FASTEST_SECONDS, POLL_SLOWEST_SECONDS, POLLS_PER_WINDOW = 0.004, 0.1, 8
 CLUSTER_BYTES = 1 << 20
 #: A checkpoint that has told is armed again after this; walks that have ended are looked for as
-#: often (node/layout.REARM_NS, node/engine.refresh_all).
+#: often (warm/placement.REARM_NS, service/coordinator.refresh_all).
 REARM_SECONDS = 1.0
-#: A file is judged so often (node/bulk.JUDGE_NS).
+#: A file is judged so often (readers/bulk.JUDGE_NS).
 JUDGE_SECONDS = 0.1
 
 
@@ -151,7 +151,7 @@ class Auto(Plain):
         reader.look_at = now + reader.every
 
     def _hear(self, reader: _Reader, first: int, end: int, now: float) -> None:
-        """The service hears of a touch of pages [first, end) (node/engine.CacheEngine.touch)."""
+        """A touch of pages [first, end): service/coordinator.CacheEngine.touch."""
         start, stop, now_ns = first * self.page, end * self.page, int(now * 1e9)
         walk, forward = reader.table.touch(start, stop, now_ns)
         passed = end - first

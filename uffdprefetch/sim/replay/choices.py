@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import product
 
-from uffdprefetch.config import Config
-from uffdprefetch.plan import window
+from uffdprefetch.base.config import Config
+from uffdprefetch.base.units import format_size_exact
+from uffdprefetch.predict import window
 from uffdprefetch.sim.replay.auto import Auto, PoolAuto
 from uffdprefetch.sim.replay.demand import Demand
 from uffdprefetch.sim.replay.engine import Outcome, Policy, replay
@@ -23,7 +24,6 @@ from uffdprefetch.sim.replay.policies import (
     PoolPlanned,
     Windows,
 )
-from uffdprefetch.units import format_size_exact
 
 MIB = 1 << 20
 #: Distances of checkpoints that are tried.

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from uffdprefetch.errors import UffdPrefetchError
-from uffdprefetch.trace.accesses import Accesses, accesses
-from uffdprefetch.trace.events import Kind
-from uffdprefetch.trace.file import File, Trace
-from uffdprefetch.trace.records import RecordIndex, open_records
-from uffdprefetch.trace.survey import OpenRecords, Survey
+from uffdprefetch.base.errors import UffdPrefetchError
+from uffdprefetch.trace.analyse.accesses import Accesses, accesses
+from uffdprefetch.trace.analyse.records import RecordIndex, open_records
+from uffdprefetch.trace.analyse.survey import OpenRecords, Survey
+from uffdprefetch.trace.file.events import Kind
+from uffdprefetch.trace.file.trace_file import File, Trace
 
 Array = np.ndarray[Any, Any]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from uffdprefetch.plan import window
-from uffdprefetch.plan.rate import Rate
+from uffdprefetch.predict import window
+from uffdprefetch.predict.order.rate import Rate
 from uffdprefetch.sim.replay.demand import Demand
 from uffdprefetch.sim.replay.engine import Range, Resident
 from uffdprefetch.sim.replay.keep import CHUNK_PAGES
@@ -21,7 +21,7 @@ Array = np.ndarray[Any, Any]
 READ_AHEAD_BYTES = 128 << 10
 #: What one miss in a pool reads at the most (csrc/pool_faults.c).
 DEMAND_MAX_BYTES = 1 << 20
-#: What one touch in a pool maps at the most: this, or this part of the pool (node/pool.py).
+#: What one touch in a pool maps at the most: this, or this part of the pool (pool/node_pool.py).
 RUN_MAX_BYTES, MAP_SHARE = 4 << 20, 64
 #: From a touch that a pool answers to the next instruction, with another process busy
 #: (docs/benchmarks.md: a touched checkpoint).
@@ -136,7 +136,7 @@ class Windows(Plain):
 
 class Planned(Plain):
     """`--plan`: each thread's accesses are known, and read in order, as far ahead of it as the
-    service reads (plan/window.py), ``allowed_bytes`` of all threads together at most."""
+    service reads (predict/window.py), ``allowed_bytes`` of all threads together at most."""
 
     def __init__(self, allowed_bytes: int = 1 << 40, request_bytes: int = 1 << 20) -> None:
         self.allowed_bytes, self.request_bytes = allowed_bytes, request_bytes

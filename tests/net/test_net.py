@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The core decides what it decided: every tape, with three orders of sets and dicts of strings."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+#: Decisions that each tape is for: what it must hold, or it has been made in vain.
+HELD = {
+    "bulk": {"want", "read"},
+    "demo-fixed": {"want", "read"},
+    "demo-off": {"tell"},
+    "demo-on": {"want", "read", "tell"},
+    "demo-warm": {"want"},
+    "pool": {"victims", "fill", "budget"},
+    "pool-hook": {"victims", "fill", "ask"},
+    "shuffled-hook": {"ask", "want"},
+    "shuffled-plan": {"ask", "want"},
+    "skipping-4": {"want", "read"},
+    "stride": {"ask", "want"},
+    "stride-auto": {"want", "read"},
+}
+
+
+def played(seed: int, *words: str) -> dict[str, dict[str, object]]:
+    """What tests.net.replay says of each tape."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.net.replay", *words], cwd=ROOT, capture_output=True,
+        text=True, env={**os.environ, "PYTHONHASHSEED": str(seed)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    return {str(one["name"]): one for one in found}
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_every_decision_is_what_it_was(seed: int) -> None:
+    found = played(seed)
+    assert found.keys() == HELD.keys()
+    for name, one in found.items():
+        assert one["differs"] is None, (name, one["differs"])
+        assert one["unanswered"] == 0, name
+        kinds = one["kinds"]
+        assert isinstance(kinds, dict) and HELD[name] <= kinds.keys(), (name, kinds)
+
+
+def test_a_decision_that_differs_is_found() -> None:
+    code = (
+        "from tests.net import mutate; from tests.net.replay import compare, replay\n"
+        "with mutate.mutated('progress.streams', 'SETTLED_TOUCHES', 2): world = replay('demo-on')\n"
+        "print(compare('demo-on', world) is not None)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "True\n"

@@ -1,0 +1,478 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run is asked to do, and where each wish came from.
+
+One table (OPTIONS) describes every option once; the command line, the UFFDPREFETCH_* variables and
+the configuration files are three spellings of it. Precedence: command line > environment >
+./uffdprefetch.toml > $XDG_CONFIG_HOME/uffdprefetch/config.toml > default (with ``--config F``, F
+takes the place of both files).
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import fnmatch
+import json
+import os
+import sys
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from uffdprefetch.base.errors import UffdPrefetchError, usage_error
+from uffdprefetch.base.units import format_size_exact, parse_duration, parse_rate, parse_size
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+MIB = 1 << 20
+PAGE_BYTES = 4096
+ENGINES = ("cache", "pool", "off")
+EVICTIONS = ("cyclic", "lru")
+HUGE_PAGES = ("auto", "off")
+TORCH = ("auto", "off", "debug")
+POLICIES = ("auto", "fixed", "stride", "plan", "none")
+#: Distance of `--policy fixed` when none is given: a checkpoint per 8 MiB (paper 1, section 4).
+FIXED_DISTANCE_BYTES = 8 * MIB
+#: Sixteen chunks of the pool: with less, a few threads in places of their own keep taking each
+#: other's. (UFFDPREFETCH_TEST_POOL_LEAST: another one, for tests of just that.)
+POOL_LEAST_BYTES = MIB
+
+PREFIX = "UFFDPREFETCH_"
+#: Options that say nothing about what the service does.
+_OF_THE_LAUNCHER = (
+    *("strict", "quiet", "verbose", "output", "force", "config_file", "trace", "ownlock"),
+    *("live", "interval_seconds", "engine_asked", "engine_reason"),
+)
+#: Variables of ours that are no options: set by wrap for the job and the service, or switches.
+INTERNAL_VARIABLES = frozenset(
+    PREFIX + name
+    for name in (
+        *("RUN", "RUNG", "DISABLE", "SOCKET", "RUNDIR"),
+        *("SERVE_CONFIG", "KEEP_ADVICE", "CONFIG", "LOCKDIR", "POOL_CHUNK", "LISTEN", "LUSTRE"),
+    )
+)
+
+
+@dataclass(frozen=True)
+class Config:
+    """All options of a run; sizes in bytes. ``origins`` maps a field's name to where it is from."""
+
+    engine: str = "cache"
+    evict: str = "cyclic"
+    huge_pages: str = "auto"
+    policy: str = "auto"
+    size_bytes: int = 50 * MIB
+    distance_bytes: int | None = None
+    threshold: float = 0.75
+    budget_bytes: int = 4 << 30
+    max_rate_bytes_per_second: int | None = None
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    min_size_bytes: int = 16 * MIB
+    plan: str | None = None
+    torch: str = "auto"
+    trace: str | None = None
+    ownlock: bool = False
+    strict: bool = False
+    quiet: bool = False
+    verbose: bool = False
+    live: bool = False
+    interval_seconds: float = 10.0
+    output: str = "uffdprefetch.%j.%r"
+    force: bool = False
+    config_file: str | None = None
+    engine_asked: str | None = None  # where another one is used, and why
+    engine_reason: str | None = None
+    origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+
+    def wants(self, path: str) -> bool:
+        """Whether --include and --exclude let ``path`` in.
+
+        A glob with a slash is matched against the whole path, one without against the last part.
+        An empty --include takes everything; --exclude wins.
+        """
+
+        def matches(globs: Iterable[str]) -> bool:
+            name = os.path.basename(path)
+            return any(fnmatch.fnmatchcase(path if "/" in g else name, g) for g in globs)
+
+        return (not self.include or matches(self.include)) and not matches(self.exclude)
+
+    def to_json(self) -> str:
+        """The values (without their origins) for the service, as one line of JSON."""
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        del values["origins"]
+        return json.dumps(values)
+
+    def fingerprint(self) -> int:
+        """32 bits, never 0, of the values that decide what a service does."""
+        values = json.loads(self.to_json())
+        values["engine"] = self.engine_asked or self.engine
+        for name in _OF_THE_LAUNCHER:
+            del values[name]
+        return zlib.crc32(json.dumps(values, sort_keys=True).encode()) or 1
+
+    @classmethod
+    def from_json(cls, text: str) -> Config:
+        """The inverse of to_json(); raises UffdPrefetchError (exit 2) for anything else."""
+        try:
+            values = json.loads(text)
+            for name in ("include", "exclude"):
+                if name in values:
+                    values[name] = tuple(values[name])
+            return validate(cls(**values))
+        except (ValueError, TypeError) as error:
+            raise usage_error(f"not a configuration in JSON: {error}") from None
+
+    def environment(self) -> dict[str, str]:
+        """The UFFDPREFETCH_* variables that hand every choice to a nested wrap; one that was made
+        explicitly also where it is the default, else a variable or a file would win there."""
+        variables = {}
+        for option in OPTIONS:
+            value = getattr(self, option.field)
+            made = self.origins.get(option.field, "default") != "default"
+            if value != option.default or made:
+                variables[option.variable] = option.format(value)
+        return variables
+
+
+# ---- the three spellings ------------------------------------------------------------------------
+
+
+def _one_of(*words: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in words:
+            near = difflib.get_close_matches(text, words, n=1)
+            hint = f" (did you mean {near[0]}?)" if near else ""
+            raise usage_error(f"{text!r} is none of {', '.join(words)}{hint}")
+        return text
+
+    return parse
+
+
+def _unless(word: str, parse: Callable[[str], int]) -> Callable[[str], int | None]:
+    return lambda text: None if text.strip().lower() == word else parse(text)
+
+
+def _parse_bool(text: str) -> bool:
+    lowered = text.strip().lower()
+    if lowered in ("1", "true", "yes", "on"):
+        return True
+    if lowered in ("0", "false", "no", "off", ""):
+        return False
+    raise usage_error(f"{text!r} is neither 1 nor 0")
+
+
+def _parse_float(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise usage_error(f"not a number: {text!r}") from None
+
+
+def _parse_globs(text: str) -> tuple[str, ...]:
+    return tuple(glob for glob in text.split(os.pathsep) if glob)
+
+
+def _format(value: object) -> str:
+    if isinstance(value, bool):
+        return str(int(value))
+    return os.pathsep.join(value) if isinstance(value, tuple) else str(value)
+
+
+def _format_size(none: str) -> Callable[[Any], str]:
+    return lambda value: none if value is None else format_size_exact(value)
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option: ``--key`` on the command line, UFFDPREFETCH_KEY, ``key =`` in a TOML file."""
+
+    field: str
+    key: str
+    parse: Callable[[str], Any]
+    help: str
+    metavar: str | None = None
+    short: str | None = None
+    format: Callable[[Any], str] = _format
+
+    @property
+    def variable(self) -> str:
+        return PREFIX + self.key.upper().replace("-", "_")
+
+    @property
+    def default(self) -> Any:
+        return Config.__dataclass_fields__[self.field].default
+
+    @property
+    def is_flag(self) -> bool:
+        return self.parse is _parse_bool
+
+    @property
+    def is_list(self) -> bool:
+        return self.parse is _parse_globs
+
+
+OPTIONS = (
+    Option("output", "output", str,
+           "summary file: %%h host, %%p pid, %%j job, %%r rank, %%q{VAR} variable"
+           " (default: uffdprefetch.%%j.%%r, with .summary.json appended)", "PATTERN", "-o"),
+    Option("force", "force", _parse_bool, "overwrite an existing summary file", short="-f"),
+    Option("engine", "engine", _one_of(*ENGINES),
+           "cache: checkpoints over the mapping, data in the page cache (default);"
+           " pool: data in memory of our own, read once per node, at most --budget (at least 1MiB);"
+           " off: touch nothing in the job", "|".join(ENGINES)),
+    Option("evict", "evict", _one_of(*EVICTIONS),
+           "what leaves a full pool: cyclic: keep a part of the file over the epochs (default);"
+           " lru: what was touched longest ago", "|".join(EVICTIONS)),
+    Option("huge_pages", "huge-pages", _one_of(*HUGE_PAGES),
+           "the pool's memory in huge pages where the kernel gives them to shared memory (auto,"
+           " default) or never (off)", "|".join(HUGE_PAGES)),
+    Option("policy", "policy", _one_of(*POLICIES),
+           "auto: measure, then decide (default); fixed: --size and --distance as they are;"
+           " stride: ranks skip each other's records, prefetch only their own;"
+           " plan: follow orders that are known, else prefetch nothing;"
+           " none: watch, prefetch nothing", "|".join(POLICIES)),
+    Option("size_bytes", "size", parse_size,
+           "bytes prefetched at once with --policy fixed (default: 50MiB)", "SIZE",
+           format=format_size_exact),
+    Option("distance_bytes", "distance", _unless("auto", parse_size),
+           "bytes between checkpoints (default: measured; with --policy fixed 8MiB)", "SIZE",
+           format=_format_size("auto")),
+    Option("threshold", "threshold", _parse_float,
+           "part of the window after which the next one is fetched (default: 0.75)", "0..1"),
+    Option("budget_bytes", "budget", parse_size,
+           "bytes that may lie ahead of the readers on this node; with --engine pool, the size of"
+           " the pool (default: 4GiB)", "SIZE",
+           format=format_size_exact),
+    Option("max_rate_bytes_per_second", "max-rate", _unless("none", parse_rate),
+           "cap on what prefetching reads (default: none)", "RATE", format=_format_size("none")),
+    Option("include", "include", _parse_globs, "only files that match (repeatable)", "GLOB"),
+    Option("exclude", "exclude", _parse_globs, "no files that match (repeatable)", "GLOB"),
+    Option("min_size_bytes", "min-size", parse_size,
+           "leave smaller mappings alone (default: 16MiB)", "SIZE", format=format_size_exact),
+    Option("plan", "plan", os.path.abspath,
+           "the order in which each rank reads its records (docs/plans.md; `uffdprefetch plan FILE`"
+           " checks one)", "FILE"),
+    Option("torch", "torch", _one_of(*TORCH),
+           "follow the order of PyTorch DataLoaders, where it can be told (auto, default;"
+           " docs/pytorch.md; debug: and say on stderr why not), or leave PyTorch alone (off)",
+           "|".join(TORCH)),
+    Option("trace", "trace", str,
+           "record what the kernel and the service see into this file (tokens as in -o;"
+           " `uffdprefetch trace FILE` shows it)", "FILE"),
+    Option("live", "live", _parse_bool,
+           "show how it goes on stderr while the job runs: a panel at the bottom of a terminal,"
+           " else a line every --interval"),
+    Option("interval_seconds", "interval", parse_duration,
+           "time between two lines of --live into a file or pipe (default: 10)", "TIME"),
+    Option("ownlock", "ownlock", _parse_bool,
+           "give each rank a lock file of its own for every LMDB that it opens read-only (the data"
+           " set's folder is not written; only while nobody writes the data set)"),
+    Option("strict", "strict", _parse_bool,
+           "exit with 125 instead of running the job without prefetching"),
+    Option("quiet", "quiet", _parse_bool, "no summary on stderr", short="-q"),
+    Option("verbose", "verbose", _parse_bool, "say what is decided and why", short="-v"),
+)  # fmt: skip
+_BY_KEY = {option.key: option for option in OPTIONS}
+_BY_VARIABLE = {option.variable: option for option in OPTIONS}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add every option, and --config, to ``parser``; an option that is not given stays unset."""
+    for option in OPTIONS:
+        flags = [*([option.short] if option.short else []), f"--{option.key}"]
+        common: dict[str, Any] = {
+            "dest": option.field,
+            "default": argparse.SUPPRESS,
+            "help": option.help,
+        }
+        if option.is_flag:
+            parser.add_argument(*flags, action="store_const", const="1", **common)
+        elif option.is_list:
+            parser.add_argument(*flags, action="append", metavar=option.metavar, **common)
+        else:
+            parser.add_argument(*flags, metavar=option.metavar, **common)
+    parser.add_argument(
+        "--headless", dest="live", action="store_const", const="0", default=argparse.SUPPRESS,
+        help="the opposite of --live, where a file or a variable asks for it",
+    )  # fmt: skip
+    parser.add_argument(
+        "--config", dest="config_file", default=argparse.SUPPRESS, metavar="FILE",
+        help="read this file instead of ./uffdprefetch.toml and the one in $XDG_CONFIG_HOME",
+    )  # fmt: skip
+
+
+def _parsed(option: Option, text: str, origin: str) -> Any:
+    try:
+        return option.parse(text)
+    except UffdPrefetchError as error:
+        raise usage_error(f"{origin}: {error.message}") from None
+
+
+def _from_command_line(args: Mapping[str, Any]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for option in OPTIONS:
+        given = args.get(option.field)
+        if given is None:
+            continue
+        # A glob may hold a colon on the command line, where it needs no separator.
+        values[option.field] = (
+            tuple(given) if option.is_list else _parsed(option, given, f"--{option.key}")
+        )
+    return values
+
+
+def _unknown(name: str, known: Iterable[str], where: str) -> UffdPrefetchError:
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.0)
+    return usage_error(f"{where}: unknown key {name!r}, the nearest is {near[0]!r}")
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name in sorted(environ):
+        if not name.startswith(PREFIX) or name in INTERNAL_VARIABLES:
+            continue
+        if name.startswith(PREFIX + "TEST_"):
+            continue  # switches of the test suite
+        if name not in _BY_VARIABLE:
+            raise _unknown(name, [*_BY_VARIABLE, *INTERNAL_VARIABLES], "environment")
+        option = _BY_VARIABLE[name]
+        values[option.field] = _parsed(option, environ[name], name)
+    return values
+
+
+def load_toml(path: str, what: str) -> dict[str, Any]:
+    """The tables of a TOML file; ``what`` names its kind in the error (exit 2)."""
+    try:
+        with open(path, "rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        raise usage_error(f"cannot read {what} {path}: {error.strerror}") from None
+    except ValueError as error:  # TOMLDecodeError and UnicodeDecodeError both are
+        raise usage_error(f"{path}: not TOML: {error}") from None
+
+
+def _from_file(path: str) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for key, value in load_toml(path, "configuration").items():
+        option = _BY_KEY.get(key.replace("_", "-"))
+        if option is None:
+            raise _unknown(key, _BY_KEY, path)
+        origin = f"{path}: {key}"
+        if option.is_list:
+            if isinstance(value, str):
+                value = [value]
+            if not isinstance(value, list) or not all(isinstance(glob, str) for glob in value):
+                raise usage_error(f"{origin}: wants a list of globs, got {value!r}")
+            values[option.field] = tuple(value)
+        elif option.is_flag:
+            if not isinstance(value, bool):
+                raise usage_error(f"{origin}: wants true or false, got {value!r}")
+            values[option.field] = value
+        elif isinstance(value, str | int | float) and not isinstance(value, bool):
+            values[option.field] = _parsed(option, str(value), origin)
+        else:
+            raise usage_error(f"{origin}: wants a string or a number, got {value!r}")
+    return values
+
+
+def _files(environ: Mapping[str, str], cwd: str, explicit: str | None) -> list[str]:
+    """The configuration files to read, weakest first."""
+    if explicit is not None:
+        return [os.path.join(cwd, explicit)]
+    home = environ.get("XDG_CONFIG_HOME") or os.path.join(environ.get("HOME") or "/", ".config")
+    candidates = [
+        os.path.join(home, "uffdprefetch", "config.toml"),
+        os.path.join(cwd, "uffdprefetch.toml"),
+    ]
+    return [path for path in candidates if os.path.exists(path)]
+
+
+def load(
+    args: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+    cwd: str | None = None,
+) -> Config:
+    """Build the Config of a command.
+
+    ``args`` is vars() of a namespace that add_options() filled (others' keys are ignored).
+    Raises UffdPrefetchError with exit code 2 and one clear line for whatever is wrong.
+    """
+    args = args or {}
+    environ = os.environ if environ is None else environ
+    cwd = os.getcwd() if cwd is None else cwd
+    explicit = args.get("config_file") or environ.get(PREFIX + "CONFIG") or None
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+
+    def take(layer: dict[str, Any], origin: str) -> None:
+        values.update(layer)
+        origins.update(dict.fromkeys(layer, origin))
+
+    for path in _files(environ, cwd, explicit):
+        take(_from_file(path), path)
+    for name, value in _from_environment(environ).items():
+        take({name: value}, next(o.variable for o in OPTIONS if o.field == name))
+    take(_from_command_line(args), "command line")
+    values["config_file"] = explicit
+    if values.get("policy") == "fixed" and values.get("distance_bytes") is None:
+        take({"distance_bytes": FIXED_DISTANCE_BYTES}, "default of policy fixed")
+    for option in OPTIONS:
+        origins.setdefault(option.field, "default")
+    return validate(Config(**values, origins=origins))
+
+
+def validate(config: Config) -> Config:
+    """Return ``config`` if its values make sense together, else raise (exit 2)."""
+
+    def check(condition: bool, message: str) -> None:
+        if not condition:
+            raise usage_error(message)
+
+    for name, words in (
+        ("engine", ENGINES), ("policy", POLICIES),
+        ("evict", EVICTIONS), ("huge_pages", HUGE_PAGES), ("torch", TORCH),
+    ):
+        value = getattr(config, name)
+        check(value in words, f"{name} {value!r} is none of {', '.join(words)}")
+    check(0.0 < config.threshold <= 1.0, f"threshold {config.threshold} is not in 0..1")
+    check(
+        config.size_bytes >= PAGE_BYTES,
+        f"size {config.size_bytes} is less than a page ({PAGE_BYTES} bytes)",
+    )
+    check(
+        config.policy != "fixed" or config.budget_bytes >= config.size_bytes,
+        f"budget {format_size_exact(config.budget_bytes)} is less than size"
+        f" {format_size_exact(config.size_bytes)}: raise --budget or lower --size",
+    )
+    distance = config.distance_bytes
+    if distance is not None:
+        check(
+            distance >= PAGE_BYTES and distance % PAGE_BYTES == 0,
+            f"distance {distance} is not a multiple of the page ({PAGE_BYTES} bytes)",
+        )
+    rate = config.max_rate_bytes_per_second
+    check(
+        rate is None or rate >= MIB,
+        f"max-rate {rate} is below 1 MiB/s: to read nothing ahead use --policy none",
+    )
+    check(
+        config.interval_seconds >= 0.1,
+        f"interval {config.interval_seconds:g} s is too short: at least 100ms",
+    )
+    check(bool(config.output), "output is empty: give a pattern such as uffdprefetch.%j.%r")
+    return config
+
+
+def describe(config: Config) -> list[tuple[str, str, str]]:
+    """(key, value, origin) of each option, for ``doctor --show-config``."""
+    return [
+        (option.key, option.format(getattr(config, option.field)), config.origins[option.field])
+        for option in OPTIONS
+    ]

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sizes, rates and durations as people write them, and back.
+
+Decimal prefixes with a B are powers of 1000 (kB, MB, GB, TB), those with iB are powers of 1024; a
+bare letter (16k, 2G) is a power of 1024, as dd(1), ulimit and most HPC tools read it.
+"""
+
+from __future__ import annotations
+
+import re
+
+from uffdprefetch.base.errors import usage_error
+
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-zA-Z]*)\s*")
+_PREFIXES = "kmgtp"
+#: The largest file offset: what does not fit in off_t is a typing error.
+MAX_BYTES = 2**63 - 1
+
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+
+
+def _factor(unit: str) -> int | None:
+    """Bytes per ``unit`` ('', 'B', 'k', 'MB', 'GiB', any case); None if there is no such unit."""
+    unit = unit.lower()
+    if unit in ("", "b"):
+        return 1
+    power = _PREFIXES.find(unit[0]) + 1
+    if power == 0 or unit[1:] not in ("", "b", "ib"):
+        return None
+    return int(1000**power) if unit[1:] == "b" else int(1024**power)
+
+
+def parse_size(text: str) -> int:
+    """Bytes of '50MiB', '1.5GB', '16k' or '4096'.
+
+    Raises UffdPrefetchError (exit 2) for anything else, for negative sizes and beyond 2^63-1.
+    """
+    match = _SIZE.fullmatch(text)
+    factor = _factor(match.group(2)) if match else None
+    if match is None or factor is None:
+        raise usage_error(f"not a size: {text!r} (write 4096, 16MiB or 1.5GB)")
+    # Integers stay integers: 2^53 and above are not exact in a float.
+    number = match.group(1)
+    size_bytes = int(number) * factor if number.isdigit() else round(float(number) * factor)
+    if size_bytes > MAX_BYTES:
+        raise usage_error(f"size too large: {text!r} is more than 2^63-1 bytes")
+    return size_bytes
+
+
+def parse_rate(text: str) -> int:
+    """Bytes per second of '300MB/s' or '300MB'; raises UffdPrefetchError (exit 2)."""
+    stripped = text.strip()
+    bare = stripped[:-2] if stripped.lower().endswith("/s") else stripped
+    try:
+        return parse_size(bare)
+    except Exception:
+        raise usage_error(f"not a rate: {text!r} (write 300MB/s or 1.5GiB/s)") from None
+
+
+def parse_duration(text: str) -> float:
+    """Seconds of '10', '1.5s', '200ms', '2m' or '1h'; raises UffdPrefetchError (exit 2)."""
+    match = _SIZE.fullmatch(text)
+    factor = _SECONDS.get(match.group(2)) if match else None
+    if match is None or factor is None:
+        raise usage_error(f"not a duration: {text!r} (write 10, 1.5s, 200ms, 2m or 1h)")
+    return float(match.group(1)) * factor
+
+
+def _three_digits(value: float) -> str:
+    """1.23, 12.3, 123: three significant digits without an exponent, no trailing zeros."""
+    digits = 2 if value < 9.995 else 1 if value < 99.95 else 0
+    text = f"{value:.{digits}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def format_size(size_bytes: float) -> str:
+    """'50 MiB', '1.5 GiB', '512 B': powers of 1024, three significant digits, for people."""
+    value, unit = float(size_bytes), "B"
+    for prefix in ("KiB", "MiB", "GiB", "TiB", "PiB"):
+        if abs(value) < 1023.5:
+            break
+        value, unit = value / 1024, prefix
+    sign = "-" if value < 0 else ""
+    return f"{sign}{_three_digits(abs(value))} {unit}"
+
+
+def format_size_exact(size_bytes: int) -> str:
+    """The shortest spelling that parse_size() reads back as exactly ``size_bytes``: '50MiB'."""
+    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if size_bytes and size_bytes % 1024**power == 0:
+            return f"{size_bytes // 1024**power}{unit}"
+    return str(size_bytes)
+
+
+def format_rate(bytes_per_second: float) -> str:
+    """'300 MB/s': powers of 1000, as networks and file systems are rated."""
+    value, unit = float(bytes_per_second), "B/s"
+    for prefix in ("kB/s", "MB/s", "GB/s", "TB/s"):
+        if value < 999.5:
+            break
+        value, unit = value / 1000, prefix
+    return f"{_three_digits(value)} {unit}"
+
+
+def format_duration(seconds: float) -> str:
+    """'3.2 us', '15 ms', '12.3 s', '4 min 5 s', '1 h 2 min'."""
+    if seconds < 1e-3:
+        return f"{_three_digits(seconds * 1e6)} us"
+    if seconds < 0.9995:
+        return f"{_three_digits(seconds * 1e3)} ms"
+    if seconds < 99.95:
+        return f"{_three_digits(seconds)} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which engine a run gets: the one that was asked for, or `cache` where the pool cannot work."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from uffdprefetch.base.config import POOL_LEAST_BYTES, Config
+from uffdprefetch.base.units import format_size, parse_size
+
+#: The probe takes some milliseconds; a machine that is this slow has no use for the pool.
+PROBE_SECONDS = 5.0
+TEST_LEAST_VARIABLE = "UFFDPREFETCH_TEST_POOL_LEAST"
+
+
+def fall_back(config: Config, why: str) -> Config:
+    """The same run with the engine that needs least, and what it was to be."""
+    return dataclasses.replace(
+        config, engine="cache", engine_asked=config.engine, engine_reason=why
+    )
+
+
+def told(config: Config) -> str:
+    """Of a run that fell back: one line."""
+    return f"engine {config.engine_asked}: {config.engine_reason}; using the cache engine"
+
+
+def choose(config: Config, environ: Mapping[str, str]) -> Config:
+    """``config``, or with `--engine pool` where that cannot work what fall_back() makes of it."""
+    why = _why_no_pool(config, environ) if config.engine == "pool" else None
+    return fall_back(config, why) if why else config
+
+
+def _why_no_pool(config: Config, environ: Mapping[str, str]) -> str | None:
+    least = parse_size(environ.get(TEST_LEAST_VARIABLE) or f"{POOL_LEAST_BYTES}B")
+    if config.budget_bytes < least:
+        have, need = format_size(config.budget_bytes), format_size(least)
+        return f"--budget {have} is below the least, {need}"
+    if environ.get("UFFDPREFETCH_RUNG") == "2":
+        return "no userfaultfd (UFFDPREFETCH_RUNG=2)"
+    if environ.get("UFFDPREFETCH_SOCKET"):
+        return None  # a wrap within a job: its service has been chosen
+    from uffdprefetch.doctor import pool
+    from uffdprefetch.doctor.check import OK, run_isolated
+
+    found = run_isolated(pool.NAME, pool.mechanism, PROBE_SECONDS)
+    if found.status == OK:
+        return None
+    return found.found + (f" ({found.lift})" if found.lift else "")

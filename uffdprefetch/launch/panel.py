@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`wrap --live`: how it goes, on stderr, while the job runs and writes wherever it writes.
+
+The job keeps its own stdin, stdout and stderr; nothing stands between them and the terminal. On a
+terminal a panel of a few lines at the bottom of the screen, else a line every --interval. A thread
+draws, started when the job is there already (the fork wants one thread); the main thread goes on
+waiting for signals. Whatever fails here is not the job's business.
+
+Of the launchers of one job on a node one shows, and on one terminal one panel at most.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from uffdprefetch.base import leftovers
+from uffdprefetch.base.errors import UffdPrefetchError
+from uffdprefetch.base.messages import PREFIX
+
+if TYPE_CHECKING:
+    from uffdprefetch.view.fetch import Fetcher
+    from uffdprefetch.view.glyphs import Glyphs
+    from uffdprefetch.view.model import Snapshot
+
+#: The service is asked this often, and on a terminal the picture is as new.
+PANEL_SECONDS = 1.0
+#: No terminal of these can do what the panel needs.
+DUMB = ("", "dumb", "unknown")
+#: The drawing may be held up by a stopped terminal (Ctrl-S); the job's end waits no longer for it.
+JOIN_SECONDS = 1.0
+
+
+class Live:
+    """The view of one `wrap`, from :meth:`start` to :meth:`stop`."""
+
+    def __init__(self, socket: str, interval_seconds: float, environ: Mapping[str, str]) -> None:
+        """``socket``: the service's path; ``environ``: the user's environment."""
+        self._socket = socket
+        self._interval_seconds = interval_seconds
+        self._environ = environ
+        self._terminal = os.isatty(2) and environ.get("TERM", "") not in DUMB
+        self._thread: threading.Thread | None = None
+        self._stopping = threading.Event()
+        self._lock = threading.Lock()  # who holds it may write
+        self._suspended = False
+        self._screen = (0, 0, 0)  # width, height, panel's rows: as drawn last; rows 0: nothing
+        self._locks: list[int] = []
+        self._shows = False  # the job's lock is ours
+
+    def start(self) -> None:
+        """Begin; called by the main thread when the job has been started.
+
+        SIGWINCH is blocked here, and so in the thread, which waits for it: it is no handler's and
+        is not passed on, since the job has had its own from the terminal.
+        """
+        if sys.stderr is None:  # closed when we started: descriptor 2 may be anything by now
+            return
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGWINCH})
+        thread = threading.Thread(target=self._run, name="live", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # no more threads for this user: the job is there already
+            self._write(f"{PREFIX}no live view: {error}\n".encode())
+        else:
+            self._thread = thread
+
+    def stop(self) -> None:
+        """The job has ended: the terminal is as it was."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._wake()
+            self._thread.join(JOIN_SECONDS)
+        if self._shows:
+            with contextlib.suppress(OSError):
+                os.unlink(self._socket + leftovers.LIVE)
+        for fd in self._locks:
+            os.close(fd)
+        self._locks.clear()
+
+    @contextlib.contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Around a stop (Ctrl-Z): meanwhile the terminal is the shell's."""
+        locked = self._lock.acquire(timeout=JOIN_SECONDS)
+        self._suspended = True
+        if locked:
+            self._erase()
+            self._lock.release()
+        try:
+            yield
+        finally:
+            self._suspended = False
+            self._wake()
+
+    def _wake(self) -> None:
+        thread = self._thread
+        if thread is not None and thread.ident is not None and thread.is_alive():
+            with contextlib.suppress(ProcessLookupError):
+                signal.pthread_kill(thread.ident, signal.SIGWINCH)
+
+    # ---- the thread -----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._show()
+        except UffdPrefetchError as error:
+            self._write(f"{PREFIX}no live view: {error.message}\n".encode())
+        except Exception as error:  # the job must not hear of it
+            self._write(f"{PREFIX}no live view: {type(error).__name__}: {error}\n".encode())
+
+    def _show(self) -> None:
+        if not self._alone():
+            return
+        from uffdprefetch.protocol.node import ServiceGone
+        from uffdprefetch.view.fetch import Fetcher
+        from uffdprefetch.view.watch import WatchClient
+
+        try:
+            client = WatchClient.open(self._socket)
+            document = client.snapshot()
+        except (OSError, ServiceGone, TimeoutError) as error:
+            raise UffdPrefetchError(f"the service does not answer ({error})") from None
+        fetcher = Fetcher(client, document, PANEL_SECONDS, self._wake)
+        fetcher.start()
+        try:
+            if self._terminal:
+                self._panel(fetcher)
+            else:
+                self._lines(fetcher)
+        finally:
+            with self._lock:
+                self._erase()
+            fetcher.stop()
+
+    def _alone(self) -> bool:
+        """Whether nobody else shows this job, or has a panel on this terminal."""
+        places = [(self._socket + leftovers.LIVE, os.O_CREAT | os.O_RDWR)]
+        if self._terminal:
+            with contextlib.suppress(OSError):
+                places.append((os.ttyname(2), os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK))
+        for path, flags in places:
+            try:
+                fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
+            except OSError:  # another user's terminal (su): then there is no telling
+                continue
+            self._locks.append(fd)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                return False
+            self._shows = True  # the first place is the job's
+        return True
+
+    def _sleep(self, seconds: float) -> None:
+        """Until SIGWINCH: the terminal was resized, or somebody called _wake()."""
+        signal.sigtimedwait({signal.SIGWINCH}, seconds)
+
+    def _write(self, data: bytes) -> None:
+        """All of it, in one write where the kernel takes it so. sys.stderr is not used: its lock
+        would be held at the interpreter's end by a write that a stopped terminal holds up."""
+        while data:
+            try:
+                data = data[os.write(2, data) :]
+            except BlockingIOError:  # the job has made the common description non-blocking
+                poll = select.poll()
+                poll.register(2, select.POLLOUT)
+                poll.poll(1000)
+                if self._stopping.is_set():
+                    return
+            except OSError:
+                self._stopping.set()
+                return
+
+    # ---- lines ----------------------------------------------------------------------------------
+
+    def _lines(self, fetcher: Fetcher) -> None:
+        from uffdprefetch.view import model, words
+
+        due = time.monotonic() + self._interval_seconds
+        while not self._stopping.is_set():
+            state = fetcher.latest.state
+            if state in (model.ENDED, model.LOST):
+                if state == model.LOST:
+                    self._write(f"{PREFIX}{words.state(fetcher.latest)}\n".encode())
+                return
+            if time.monotonic() >= due:
+                due = time.monotonic() + self._interval_seconds
+                self._write(f"{PREFIX}{words.one_line(fetcher.latest)}\n".encode())
+            self._sleep(max(0.0, due - time.monotonic()))
+
+    # ---- panel ----------------------------------------------------------------------------------
+
+    def _panel(self, fetcher: Fetcher) -> None:
+        from uffdprefetch.view import glyphs
+
+        # a write from the background is not to stop the job's wrap, whatever `stty tostop` says
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
+        characters = glyphs.choose(getattr(sys.stderr, "encoding", None), self._environ)
+        while not self._stopping.is_set():
+            with self._lock:
+                if not self._suspended:
+                    self._draw(fetcher.latest, characters)
+            self._sleep(2 * PANEL_SECONDS)
+
+    def _draw(self, snapshot: Snapshot, characters: Glyphs) -> None:
+        from uffdprefetch.view import panel
+
+        try:
+            width, height = os.get_terminal_size(2)
+            ours = os.tcgetpgrp(2) == os.getpgrp()
+        except OSError:
+            self._stopping.set()
+            return
+        rows = panel.rows_for(snapshot, width, height) if ours else 0
+        old_width, old_height, old_rows = self._screen
+        out = ""
+        if old_rows and (old_width, old_height) != (width, height):
+            out, old_rows = panel.leave_after_resize(), 0
+        elif old_rows != rows and old_rows:
+            out, old_rows = panel.leave(height, old_rows), 0
+        if rows and not old_rows:
+            out += panel.enter(height, rows)
+        if rows:
+            lines = panel.panel(snapshot, width, rows, characters)
+            colour = not self._environ.get("NO_COLOR")
+            out += panel.drawing(panel.to_ansi(lines, width, colour), height)
+        self._screen = (width, height, rows)
+        self._write(out.encode(errors="replace"))
+
+    def _erase(self) -> None:
+        """Whoever calls holds the lock."""
+        width, height, rows = self._screen
+        if not rows:
+            return
+        from uffdprefetch.view import panel
+
+        self._screen = (0, 0, 0)
+        with contextlib.suppress(OSError):
+            same = os.get_terminal_size(2) == (width, height)
+            out = panel.leave(height, rows) if same else panel.leave_after_resize()
+            self._write(out.encode())

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a key may be made of: a data set's path or name, a part of it, or its hash. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import os.path
+import pickle
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from uffdprefetch.orders.key_forms import protocols, shown
+from uffdprefetch.orders.key_table import KeyTable
+
+Make = Callable[[bytes], bytes]
+
+#: Elements that a way is tried with before any more are, and ways to end a key that are tried.
+FEW = 4
+_ENDINGS_MAX = 8
+_HEAD = re.compile(rb"[^-_/:.]+[-_/:.]")
+
+
+@dataclass(frozen=True)
+class Way:
+    """``make``: from an element to its key. ``name``: "sha1 of", empty for the element itself."""
+
+    name: str
+    make: Make
+
+
+def _last(components: int) -> Make:
+    return lambda path: b"/".join(path.split(b"/")[-components:])
+
+
+def _stem(path: bytes) -> bytes:
+    return os.path.splitext(path)[0]
+
+
+def _pickled(protocol: int, text: bool) -> Make:
+    def make(element: bytes) -> bytes:
+        return pickle.dumps(element.decode("utf-8", "replace") if text else element, protocol)
+
+    return make
+
+
+def _digest(name: str, as_text: bool) -> Make:
+    def make(element: bytes) -> bytes:
+        found = hashlib.new(name, element, usedforsecurity=False)
+        return found.hexdigest().encode() if as_text else found.digest()
+
+    return make
+
+
+#: The element itself comes first: the simplest way that explains what was seen is taken.
+ITSELF = Way("", lambda element: element)
+PATHS = (
+    ITSELF,
+    Way("file name of", _last(1)),
+    Way("last 2 components of", _last(2)),
+    Way("last 3 components of", _last(3)),
+    Way("path without extension of", _stem),
+    Way("file name without extension of", lambda path: _stem(_last(1)(path))),
+    Way("last 2 components without extension of", lambda path: _stem(_last(2)(path))),
+)
+DIGESTS = tuple(
+    Way(f"{name}{'' if as_text else ' (bytes)'} of", _digest(name, as_text))
+    for as_text in (True, False)
+    for name in ("md5", "sha1", "sha256")
+)
+
+
+def after(way: Way, digest: Way) -> Way:
+    """``digest`` of what ``way`` makes."""
+    if way is ITSELF:
+        return digest
+    return Way(f"{digest.name} {way.name}", lambda element: digest.make(way.make(element)))
+
+
+def ways(elements: Sequence[bytes], kind: str, looked: Sequence[bytes], longest: int) -> list[Way]:
+    """Ways to make keys of elements of this kind ("bytes", "text"), the simplest first; those left
+    out that make nothing new of these elements, or keys longer than ``longest`` bytes. ``looked``:
+    some of the file's keys."""
+    candidates = list(PATHS)
+    candidates += [after(way, digest) for digest in DIGESTS for way in PATHS]
+    for protocol in protocols(looked):
+        candidates.append(Way("pickle of", _pickled(protocol, kind == "text")))
+    found: list[Way] = []
+    known: set[tuple[bytes, ...]] = set()
+    for way in candidates:
+        made = tuple(way.make(element) for element in elements)
+        fit = sum(0 < len(key) <= longest for key in made)
+        if made not in known and fit >= 0.9 * len(made):
+            known.add(made)
+            found.append(way)
+    return found
+
+
+def prefixes(looked: Sequence[bytes]) -> list[bytes]:
+    """What many of these keys begin with: nothing, what all have in common, "image-"."""
+    heads: Counter[bytes] = Counter()
+    for key in looked:
+        found = _HEAD.match(key)
+        if found:
+            heads[found[0]] += 1
+    often = [head for head, count in heads.most_common(4) if 8 * count >= len(looked)]
+    low, high = min(looked, default=b""), max(looked, default=b"")
+    same = next((at for at, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), len(low))
+    return list(dict.fromkeys([b"", low[:same], *often]))
+
+
+def around(table: KeyTable, stems: Sequence[bytes], befores: Sequence[bytes]) -> list[Way]:
+    """What stands before and after each of these few stems in the keys, as ways from a stem to its
+    key: nothing, one of ``befores``, an ending such as ".jpg" or "-label"."""
+    found = []
+    for prefix in befores:
+        endings: list[bytes] = []
+        for number, stem in enumerate(stems):
+            whole = prefix + stem
+            here = [key[len(whole) :] for key in table.after(whole, _ENDINGS_MAX)]
+            endings = here if not number else [each for each in endings if each in here]
+            if not endings:
+                break
+        # the keys may be in an order in which after() finds nothing
+        some = dict.fromkeys([b"", *endings])
+        found += [_affixed(prefix, ending) for ending in some]
+    return found
+
+
+def _affixed(prefix: bytes, ending: bytes) -> Way:
+    if not prefix and not ending:
+        return ITSELF
+    name = f"{shown(prefix)!r} + " if prefix else ""
+    return Way(
+        f"{name}...{f' + {shown(ending)!r}' if ending else ''}",
+        lambda stem: prefix + stem + ending,
+    )

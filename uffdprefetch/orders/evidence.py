@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which of several ways from samples to records is the true one, by what was really touched. Pure.
+
+Samples are known to have been read; under each hypothesis that is certain records, whose pages must
+be in the readers' page tables. orders/residency_evidence.py says what that proves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+
+from uffdprefetch.formats.index import RecordIndex
+from uffdprefetch.orders.hypothesis import Hypothesis
+from uffdprefetch.orders.residency_evidence import (
+    CERTAIN,
+    MAPPED_SHARE,
+    TRUE_SHARE,
+    Claim,
+    Present,
+    Sight,
+)
+
+Array = np.ndarray[Any, Any]
+
+#: Of the samples read the last so many count, and more when these do not tell: what was read long
+#: ago may not be mapped any more.
+WINDOWS = (64, 256, 1024)
+#: So many others are looked at to compare.
+OTHERS = 256
+#: Samples read, or perhaps read, before and after those that are thought of.
+KNOWN_MAX = 1 << 14
+#: When nothing fits after so many samples, nothing will.
+ENOUGH_SAMPLES = 64
+#: More ways that may be true are not compared with each other.
+RIVALS_MAX = 16
+
+
+@dataclass(frozen=True)
+class Choice:
+    """hypotheses: those that are true together: a sample's records are those of all of them. why: a
+    line for people. decided: more evidence would not change it; when False there are none."""
+
+    hypotheses: tuple[Hypothesis, ...]
+    why: str
+    decided: bool
+
+
+def choose(
+    index: RecordIndex,
+    found: Sequence[Hypothesis],
+    seen: Array,
+    present: Present,
+    file: str = "it",
+    ahead: Array | None = None,
+) -> Choice:
+    """The hypotheses that what was touched proves.
+
+    ``seen``: samples that have been read by now, in reading order. ``present``: (starts, ends) of
+    ranges of the file -> the share of each one's pages that is in the readers' page tables, 0 to 1:
+    asked for some thousand ranges, and for the whole file when no hypothesis holds. ``file``: its
+    name, for people. ``ahead``: samples that may have been read too: those that come next in the
+    order, as far as workers can be; without them two ways that lead to the same records in another
+    order may be taken for two records of a sample.
+    """
+    if not found:
+        why = f"no key of {file} can be made of sample numbers or of the data set's attributes"
+        if index.keys is None:
+            why = f"{file} has fewer records than the data set has samples: {len(index)}"
+        return Choice((), why + "; give key= ...", True)
+    samples = np.asarray(seen).astype(np.int64)
+    maybe = np.asarray([] if ahead is None else ahead).astype(np.int64)
+    maybe = np.unique(np.concatenate([samples[-KNOWN_MAX:], maybe[:KNOWN_MAX]]))
+    sight = Sight(index, present)
+    claims = [_claim(each, maybe) for each in found]
+    undecided = None
+    for window in WINDOWS:
+        read = _last(samples, window)
+        choice = _chosen([_of(claim, read) for claim in claims], sight, len(read), file)
+        if choice.hypotheses:
+            return choice
+        undecided = undecided if choice.decided else choice
+        if window >= len(samples):
+            break
+    return undecided or choice
+
+
+def _claim(hypothesis: Hypothesis, known: Array) -> Claim:
+    """What it says of samples that may have been read, and of some that were not."""
+    source = np.random.default_rng(len(known))
+    others = source.integers(0, hypothesis.samples, 2 * max(WINDOWS))
+    others = np.unique(others[~np.isin(others, known)])
+    others = source.permutation(others)[:OTHERS]
+    of_known = np.unique(hypothesis.records(known)[0])
+    other = np.setdiff1d(hypothesis.records(others)[0], of_known)
+    return Claim(hypothesis, of_known[:0], of_known, other)
+
+
+def _of(claim: Claim, read: Array) -> Claim | None:
+    """And of those that were read; None when it has no record for too many of them."""
+    records, which = claim.hypothesis.records(read)
+    if len(np.unique(which)) < TRUE_SHARE * len(read):
+        return None
+    return replace(claim, read=np.unique(records))
+
+
+def _last(samples: Array, most: int) -> Array:
+    """The last ones, each once."""
+    found, first = np.unique(samples[::-1], return_index=True)
+    return found[np.argsort(first)][:most]
+
+
+def _chosen(usable: Sequence[Claim | None], sight: Sight, samples: int, file: str) -> Choice:
+    claims = [claim for claim in usable if claim is not None]
+    everything = [part for claim in claims for part in (claim.read, claim.other)]
+    sight.look(np.unique(np.concatenate([np.zeros(0, np.int64), *everything])))
+    holding = [claim for claim in claims if claim.seen(sight).holds]
+    proven = [claim for claim in holding if claim.proof(sight) >= CERTAIN]
+    if proven:
+        return _among(proven, holding, sight)
+    if holding:
+        return Choice((), _unproven(holding, sight, file), False)
+    return _none(claims, sight, samples, file)
+
+
+# ---- several, or none ---------------------------------------------------------------------------
+
+
+def _among(proven: list[Claim], holding: list[Claim], sight: Sight) -> Choice:
+    """Of several that may be true those that are proven whichever of the others is true: one may
+    only look true because it says nearly what the true one says."""
+    if len(holding) > RIVALS_MAX:
+        return Choice((), f"{len(holding)} ways look true: too many to tell apart", False)
+    numbers = range(len(holding))
+    sure = {i for i in numbers if holding[i] in proven}
+    better: set[tuple[int, int]] = set()  # (i, j): i is proven whatever is true of j
+    against: set[tuple[int, int]] = set()  # and if one of them is wrong it is j
+    for i, j in permutations(numbers, 2):
+        others = [holding[k].known for k in numbers if k != i]
+        far, near = holding[i].stands(holding[j], np.unique(np.concatenate(others)), sight)
+        beats = holding[i].beats(holding[j], sight)
+        if far or near or beats:
+            better.add((i, j))
+        if far or beats:
+            against.add((i, j))
+    beaten = {j for i, j in against if i in sure and (j, i) not in better}
+    left = [i for i in numbers if i not in beaten]
+    for i in left:
+        for j in left:
+            if i != j and (i, j) not in better:
+                names = f"{holding[i].hypothesis.name}, or {holding[j].hypothesis.name}"
+                return Choice((), f"{names}: the samples read so far do not tell", False)
+    taken = [holding[i] for i in left if i in sure]
+    if not taken:
+        return Choice((), "several ways look true and none of them the best", False)
+    names = " and ".join(claim.hypothesis.name for claim in taken)
+    shares = " and ".join(f"{claim.seen(sight)}" for claim in taken)
+    why = f"{names}: {shares} records of samples that were read are mapped"
+    return Choice(tuple(claim.hypothesis for claim in taken), why, True)
+
+
+def _unproven(holding: list[Claim], sight: Sight, file: str) -> str:
+    best = max(holding, key=lambda claim: claim.proof(sight))
+    others = sight.share(best.other)
+    if not others.count:
+        why = "nearly all samples have been read already"
+    elif others.share >= MAPPED_SHARE:
+        why = f"so are {others} others: nearly all of {file} is mapped"
+    else:
+        why = f"so are {others} others: too few samples have been read"
+    return f"{best.hypothesis.name}: {best.seen(sight)} records are mapped, but {why}"
+
+
+def _none(claims: list[Claim], sight: Sight, samples: int, file: str) -> Choice:
+    """Nothing holds: too early to say, nobody reads here, or no way was the right one."""
+    if samples < ENOUGH_SAMPLES:
+        return Choice((), f"only {samples} samples have been read", False)
+    needed_bytes = min((_bytes(sight, claim.read) for claim in claims), default=0)
+    if sight.mapped_bytes < needed_bytes / 2:
+        # workers that have ended take their page tables with them
+        return Choice((), f"the readers have little of {file} mapped now", False)
+    if not claims:
+        why = f"too many of {samples} samples that were read have no record of {file}"
+        return Choice((), why + "; give key= ...", True)
+    best = max(claims, key=lambda claim: claim.seen(sight).share)
+    why = (f"of the records of {file} that {samples} read samples should have touched too few were:"
+           f" {best.seen(sight)} by {best.hypothesis.name}")  # fmt: skip
+    if any(claim.seen(sight).below < CERTAIN / 2 for claim in claims):
+        return Choice((), why, False)
+    return Choice((), why + "; give key= ...", True)
+
+
+def _bytes(sight: Sight, records: Array) -> int:
+    starts, ends = sight.extents(records)
+    return int((ends - starts).sum())

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``python -m uffdprefetch.orders.indexer DIRECTORY [PLAN]``: the service's helper that reads.
+
+The service has one thread and never waits for storage; to index a large file takes seconds, and to
+sort a long order. This process finds the bytes of orders for it: requests come as lines of JSON on
+standard input, answers go to standard output, orders as files (orders/extents_file.py) into
+DIRECTORY. Each request has an ``id``, which its answer repeats; answers come in any order. It ends
+with its standard input.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from uffdprefetch.base.errors import UffdPrefetchError, usage_error
+from uffdprefetch.formats import cache, stored
+from uffdprefetch.formats.reader import FileReader
+from uffdprefetch.orders import (
+    announcement,
+    extents_file,
+    plan_file,
+    stated,
+)
+from uffdprefetch.orders.provisional import early_order
+from uffdprefetch.orders.samples import Evidence, Samples
+from uffdprefetch.predict.order.cursor import Order
+from uffdprefetch.predict.order.extents import Units
+
+THREADS = 4
+#: An index that is there so soon needs no guess before it.
+GUESS_SECONDS = 0.1
+
+Early = Callable[[dict[str, Any]], None]
+
+
+class Resolver:
+    """Answers requests."""
+
+    def __init__(self, directory: str, plan: str | None) -> None:
+        self._directory = directory
+        self._plan_path = plan
+        self._plan: plan_file.Plan | None = None
+        self._plan_lock = threading.Lock()
+        self._samples = Samples()
+        self._count = 0
+        self._count_lock = threading.Lock()
+
+    def answer(self, request: dict[str, Any], early: Early) -> dict[str, Any]:
+        """One request's answer; ``error`` in it is a line for the user. ``early`` is called with an
+        answer that is a guess, if there is one before."""
+        try:
+            if request["do"] == "plan":
+                return self._of_plan(request, early)
+            if request["do"] == "index":
+                return self._index(request)
+            if request["do"] == "prepare":
+                cache.open_cached(request["path"])
+                return {}
+            return self._of_announced(request)
+        except UffdPrefetchError as error:
+            return {"error": error.message}
+        except announcement.AnnounceError as error:
+            return {"error": f"announcement {request.get('number')}: {error}"}
+        except (OSError, ValueError, MemoryError) as error:
+            return {"error": f"{request['do']}: {type(error).__name__}: {error}"}
+
+    # ---- --plan ---------------------------------------------------------------------------------
+
+    def _of_plan(self, request: dict[str, Any], early: Early) -> dict[str, Any]:
+        """The order of a rank in an epoch of a file; null when the plan does not say."""
+        plan = self._load()
+        path, rank, epoch = request["path"], request["rank"], request["epoch"]
+        device, inode, *_ = key = tuple(request["key"])
+        file = plan.file(path, (device, inode)) or plan.file(path)
+        spec = None if file is None else file.spec(rank, epoch)
+        if file is None or spec is None:
+            return {"order": None}
+        _assert_same(path, key)
+        guess = threading.Event()
+        if isinstance(spec, stated.Records) and file.format in (None, "lmdb"):
+            guess = self._guess(path, spec, early)
+        with self._plan_lock:  # it keeps one index at a time
+            order = plan.resolve(file, spec, path)
+        guess.set()
+        _assert_same(path, key)
+        return {"order": self._store(order, path)}
+
+    def prepare(self) -> None:
+        """Index the plan's files before anybody asks."""
+        with contextlib.suppress(UffdPrefetchError, OSError, ValueError, MemoryError):
+            for file in self._load().files:
+                for path in file.data_files():
+                    file.index(path)
+
+    def _load(self) -> plan_file.Plan:
+        assert self._plan_path is not None
+        with self._plan_lock:
+            if self._plan is None:
+                self._plan = plan_file.load(self._plan_path)
+            return self._plan
+
+    def _guess(self, path: str, spec: stated.Records, early: Early) -> threading.Event:
+        """Beside the index, which may take long, an order of which some is estimated; not when the
+        event that is returned is set before."""
+        known = threading.Event()
+
+        def guess() -> None:
+            try:
+                with FileReader(path) as reader:
+                    found = early_order(reader, spec.source.array())
+            except (OSError, ValueError, UffdPrefetchError):
+                return  # the index says why
+            if found is not None and not known.is_set():
+                early({"order": self._store(found.order, path), "early": True})
+
+        def later() -> None:
+            if not known.wait(GUESS_SECONDS):
+                guess()
+
+        threading.Thread(target=later, daemon=True).start()
+        return known
+
+    # ---- announcements --------------------------------------------------------------------------
+
+    def _of_announced(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The orders of what was announced, in the files that the process maps.
+
+        ``orders``: [{"part", "file": its index in the request, "order", "how"}]; ``again``: ask
+        again when more has been read or mapped; ``findings``: lines for the user.
+        """
+        heard = announcement.load(self._directory, request["pid"], request["number"])
+        if request["first"]:
+            self._samples.take_lists(heard)
+        evidence = Evidence(request["files"], request["said"], request["done"])
+        return self._samples.orders(heard, evidence, self._store)
+
+    # ---- an index -------------------------------------------------------------------------------
+
+    def _index(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The index of a file, as a file that the service maps (formats/stored.py)."""
+        index = cache.open_cached(request["path"])
+        name = f"{self._number()}.idx"
+        path = os.path.join(self._directory, name)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            stored.write(fd, {"name": name}, index)
+        finally:
+            os.close(fd)
+        return {"index": name}
+
+    # ---- what is given ---------------------------------------------------------------------------
+
+    def _number(self) -> int:
+        with self._count_lock:
+            self._count += 1
+            return self._count
+
+    def _store(self, order: Order, path: str) -> dict[str, Any]:
+        """An order of a file, as the service maps it."""
+        units = Units.of(order, os.stat(path).st_size, mmap.PAGESIZE)
+        return extents_file.write(os.path.join(self._directory, f"{self._number()}.units"), units)
+
+
+def _assert_same(path: str, key: tuple[int, ...]) -> None:
+    """Raise UffdPrefetchError (exit 2) unless this is the file that the reader maps: its (device,
+    inode, size, mtime_ns)."""
+    status = os.stat(path)
+    if (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns) != key:
+        raise usage_error(
+            f"{path}: changed or replaced during the run: its orders are not followed any more"
+        )
+
+
+def main(arguments: list[str]) -> int:
+    """Serve requests until standard input ends."""
+    resolver = Resolver(arguments[0], arguments[1] if len(arguments) > 1 else None)
+    writing = threading.Lock()
+
+    def serve(request: dict[str, Any]) -> None:
+        def write(answer: dict[str, Any]) -> None:
+            with writing:
+                sys.stdout.write(json.dumps({"id": request["id"], **answer}) + "\n")
+                sys.stdout.flush()
+
+        try:
+            answer = resolver.answer(request, write)
+        except Exception as error:  # a fault of ours: this request's loss
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        write(answer)
+
+    with ThreadPoolExecutor(THREADS) as threads:
+        if len(arguments) > 1:
+            threads.submit(resolver.prepare)
+        for line in sys.stdin:
+            threads.submit(serve, json.loads(line))
+        threads.shutdown(wait=False, cancel_futures=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

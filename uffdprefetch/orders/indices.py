@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The record indices of files. The indexer (orders/indexer.py) makes them; nobody waits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from uffdprefetch.orders.indexer_client import Answer, Resolver
+from uffdprefetch.state.files import FileState, Key
+
+if TYPE_CHECKING:  # it brings numpy, which a service that needs none spares
+    from uffdprefetch.formats.index import RecordIndex
+
+
+class IndexSource(Protocol):
+    """Where the indices of files come from; nothing here ever waits."""
+
+    def get(self, file: FileState) -> RecordIndex | None:
+        """The index; None: not yet, or never. The first call asks for it."""
+
+    def why_not(self, file: FileState) -> str | None:
+        """Why there will be none, in one line."""
+
+
+class Indices:
+    """See IndexSource: by the helper process (orders/indexer_client.py), mapped. ``came`` is called
+    when
+    one has come."""
+
+    def __init__(self, resolver: Resolver, came: Callable[[], None]) -> None:
+        self._resolver, self._came = resolver, came
+        self._found: dict[Key, RecordIndex | str | None] = {}
+
+    def get(self, file: FileState) -> RecordIndex | None:
+        if file.key not in self._found:
+            self._found[file.key] = None
+
+            def done(answer: Answer) -> None:
+                self._found[file.key] = self._opened(file, answer)
+                self._came()
+
+            self._resolver.ask({"do": "index", "path": file.path}, done)
+        found = self._found[file.key]
+        return None if isinstance(found, str) else found
+
+    def why_not(self, file: FileState) -> str | None:
+        found = self._found.get(file.key)
+        return found if isinstance(found, str) else None
+
+    def _opened(self, file: FileState, answer: Answer) -> RecordIndex | str:
+        if "error" in answer:
+            return str(answer["error"])
+        index = self._resolver.index(answer["index"])
+        if index is None or index.file_bytes != file.size_bytes:
+            return "its index cannot be mapped"
+        return index

@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which record of a file does sample i of a data set read? What it may be. Pure.
+
+A data set opens a record file and makes a key of a sample's number, or of what it holds in a list.
+hypotheses() finds the ways in which that leads to records that are there; choose()
+(orders/evidence.py) takes those that what was really touched proves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from uffdprefetch.formats.index import RecordIndex
+from uffdprefetch.orders import derived_keys as derived
+from uffdprefetch.orders import key_forms
+from uffdprefetch.orders.derived_keys import ITSELF, Way
+from uffdprefetch.orders.evidence import Choice, choose
+from uffdprefetch.orders.hypothesis import Hypothesis, Pair
+from uffdprefetch.orders.key_forms import Form, shown
+from uffdprefetch.orders.key_lists import KeyList
+from uffdprefetch.orders.key_table import KeyTable
+
+__all__ = ["Choice", "Hypothesis", "KeyList", "choose", "hypotheses"]
+
+Array = np.ndarray[Any, Any]
+Keys = Callable[[Array], list[bytes]]
+Numbers = Callable[[Array], Array]
+
+#: Samples that must have a record, and how many of them: a list may name one that was left out.
+PROBE_MAX = 64
+SHARE_MIN = 0.95
+#: What a hostile job or file can make of this.
+LISTS_MAX, HYPOTHESES_MAX = 32, 64
+#: Numbers are filled up with zeros to so many digits at most, where the keys do not show it.
+_WIDTH_MAX = 12
+_NONE: Array = np.zeros(0, np.int64)
+#: Records beside the samples', by the keys that people give them.
+_SPECIAL = (
+    b"__len__", b"__keys__", b"__meta__", b"__metadata__", b"__info__", b"num-samples",
+    b"num_samples", b"nSamples", b"length", b"len", b"size", b"keys", b"meta", b"metadata", b"info",
+)  # fmt: skip
+#: So many of another key length than all others are beside them too.
+_ODD_MAX = 16
+
+
+def hypotheses(
+    index: RecordIndex, samples_count: int, lists: Sequence[KeyList], probe: Array
+) -> list[Hypothesis]:
+    """The ways in which (nearly) all samples have a record, the simplest first, each that leads to
+    other records than those before it.
+
+    ``lists``: of the data set, those that are shorter than it are left out. ``probe``: sample
+    numbers, 64 of which are tried, and as many of all over the data set. [] when there is no way.
+    """
+    if samples_count <= 0 or not len(index):
+        return []
+    usable = [each for each in lists if len(each) >= samples_count][:LISTS_MAX]
+    tried = _probed(samples_count, probe)
+    found: list[Hypothesis] = []
+    known: set[bytes] = set()
+    for hypothesis in _all(index, samples_count, usable, tried):
+        seen = _seen(hypothesis, tried)
+        if seen is not None and seen not in known:
+            known.add(seen)
+            found.append(hypothesis)
+            if len(found) == HYPOTHESES_MAX:
+                break
+    return found
+
+
+def _probed(samples_count: int, probe: Array) -> Array:
+    """The first and the last sample, some all over the data set, and those asked for."""
+    asked = np.asarray(probe).astype(np.int64)
+    asked = asked[(asked >= 0) & (asked < samples_count)][:PROBE_MAX]
+    spread = np.random.default_rng(samples_count).integers(0, samples_count, PROBE_MAX)
+    both = np.concatenate([[0, samples_count - 1], spread, asked])
+    _, first = np.unique(both, return_index=True)
+    return both[np.sort(first)].astype(np.int64)
+
+
+def _seen(hypothesis: Hypothesis, tried: Array) -> bytes | None:
+    """What the hypothesis says of these samples, to compare; None when too many have no record."""
+    few = tried[: derived.FEW]
+    if len(np.unique(hypothesis.records(few)[1])) < len(few) // 2:
+        return None
+    records, which = hypothesis.records(tried)
+    if len(np.unique(which)) < SHARE_MIN * len(tried):
+        return None
+    return records.tobytes() + which.tobytes()
+
+
+def _all(
+    index: RecordIndex, count: int, lists: list[KeyList], tried: Array
+) -> Iterator[Hypothesis]:
+    """All that are worth a try."""
+    if index.keys is None:
+        yield from _counted(index, count, None)
+        yield from _numbered_lists(len(index), count, lists)
+        return
+    table = KeyTable(index)
+    looked = [key for _, key in table.look()]
+    usual = [key for key in looked if key not in _SPECIAL]
+    forms = key_forms.forms(usual)
+    yield from _formed(table, forms, usual, count, tried)
+    yield from _counted(index, count, table)
+    for each in lists:
+        yield from _listed(table, usual, each, count, tried)
+        yield from _listed_numbers(table, forms, each, count, tried)
+    yield from _numbered_lists(len(index), count, lists)
+    yield from _hashed(table, usual, count, tried)
+
+
+# ---- record numbers -----------------------------------------------------------------------------
+
+
+def _counted(index: RecordIndex, count: int, table: KeyTable | None) -> Iterator[Hypothesis]:
+    """Sample i is record i of the file, or of a database in it, or of its main group of keys."""
+    if table is None:
+        if count <= len(index):
+            yield Hypothesis("record number = sample number", count, _after(0, _NONE))
+        return
+    special = table.find(_SPECIAL)[0]
+    for first, end, _ in table.ranges:
+        where = "" if len(table.ranges) == 1 else f", from record {first} on"
+        beside = _beside(table, first, end, special)
+        left = end - first - len(beside)
+        # a data set of as many samples as there are others does not read what is beside them
+        if end - first >= count and not (len(beside) and left == count):
+            name = f"record number = sample number{where}"
+            yield Hypothesis(name, count, _after(first, _NONE))
+        if len(beside) and left >= count:
+            names = ", ".join(shown(table.key(record)) for record in beside[:3].tolist())
+            more = ", ..." if len(beside) > 3 else ""
+            name = f"record number = sample number, without {names}{more}{where}"
+            yield Hypothesis(name, count, _after(first, beside))
+
+
+def _beside(table: KeyTable, first: int, end: int, special: Array) -> Array:
+    """Records among [first, end) that are no samples, by their keys; ascending."""
+    lengths = table.lengths[first:end]
+    beside = special[(special >= first) & (special < end)]
+    if len(lengths):
+        usual = int(np.median(lengths))
+        odd = np.flatnonzero(lengths != usual)
+        if len(odd) <= min(_ODD_MAX, len(lengths) // 8):
+            beside = np.concatenate([beside, first + odd])
+    return np.unique(beside)
+
+
+def _after(first: int, without: Array) -> Callable[[Array], Pair]:
+    """Record ``first`` + i, not counting those ``without`` (ascending)."""
+    before = without - first - np.arange(len(without))
+
+    def find(samples: Array) -> Pair:
+        records = first + samples + np.searchsorted(before, samples, "right")
+        return records, np.arange(len(samples))
+
+    return find
+
+
+def _numbered_lists(records: int, count: int, lists: list[KeyList]) -> Iterator[Hypothesis]:
+    for each in lists:
+        if each.kind == "ints":
+            name = f"record number = .{shown(each.name)}"
+            yield Hypothesis(name, count, _of_numbers(each.numbers, records))
+
+
+def _of_numbers(numbers: Array, records: int) -> Callable[[Array], Pair]:
+    def find(samples: Array) -> Pair:
+        asked: Array = numbers[samples].astype(np.int64)
+        there = np.flatnonzero((asked >= 0) & (asked < records))
+        return asked[there], there
+
+    return find
+
+
+# ---- keys ---------------------------------------------------------------------------------------
+
+
+def _keyed(table: KeyTable, name: str, count: int, keys: Keys) -> Hypothesis:
+    return Hypothesis(name, count, lambda samples: table.find(keys(samples)))
+
+
+def _formed(
+    table: KeyTable, forms: list[Form], usual: list[bytes], count: int, tried: Array
+) -> Iterator[Hypothesis]:
+    """The number of the sample as the keys have it, counted from 0, 1 or their first."""
+    for form in forms:
+        bases = [0, 1]
+        has = [number for key in usual if (number := form.number(key)) is not None]
+        if has:
+            bases += [min(has)] if min(has) > 1 else []
+        made = [
+            _keyed(table, f"keys {form.name}, from {base}", count, _numbers(form, base))
+            for base in bases
+        ]
+        yield from _whole_ones(made, tried)
+
+
+def _whole_ones(made: list[Hypothesis], tried: Array) -> list[Hypothesis]:
+    """Of some that exclude each other those that have a record for every sample, if there are."""
+    whole = [each for each in made if len(np.unique(each.records(tried)[1])) == len(tried)]
+    return whole or made
+
+
+def _numbers(form: Form, base: int, of: Numbers | None = None) -> Keys:
+    """``of``: a number for each sample, in place of the sample's own."""
+
+    def keys(samples: Array) -> list[bytes]:
+        return form.keys(base + (samples if of is None else of(samples)))
+
+    return keys
+
+
+def _listed(
+    table: KeyTable, usual: list[bytes], each: KeyList, count: int, tried: Array
+) -> Iterator[Hypothesis]:
+    """An element of the list, a part of it or its hash, with what stands around it in the keys."""
+    elements = each.take(tried)
+    befores = derived.prefixes(usual)
+    made: list[tuple[Way, Way]] = []
+    for way in derived.ways(elements, each.kind, usual, table.longest):
+        stems = [way.make(element) for element in elements[: derived.FEW]]
+        made += [(way, outer) for outer in derived.around(table, stems, befores)]
+    made.sort(key=lambda pair: pair[1] is not ITSELF)
+    for way, outer in made:
+        source = f"{way.name} .{shown(each.name)}".strip()
+        yield _keyed(table, f"keys from {source}{_with(outer)}", count, _made(each, way, outer))
+
+
+def _with(outer: Way) -> str:
+    return "" if outer is ITSELF else f": {outer.name}"
+
+
+def _made(each: KeyList, way: Way, outer: Way) -> Keys:
+    def keys(samples: Array) -> list[bytes]:
+        return [outer.make(way.make(element)) for element in each.take(samples)]
+
+    return keys
+
+
+def _listed_numbers(
+    table: KeyTable, forms: list[Form], each: KeyList, count: int, tried: Array
+) -> Iterator[Hypothesis]:
+    """The numbers of a list in the forms that the keys have, as they are or counted from 1."""
+    of = _numbers_of(each, tried)
+    for form in forms if of is not None else ():
+        made = []
+        for base in (0, 1):
+            more = " + 1" if base else ""
+            name = f"keys {form.name} of .{shown(each.name)}{more}"
+            made.append(_keyed(table, name, count, _numbers(form, base, of)))
+        yield from _whole_ones(made, tried)
+
+
+def _numbers_of(each: KeyList, tried: Array) -> Numbers | None:
+    """The list's numbers, or what is written in it if that looks like numbers."""
+    if each.kind == "ints":
+        return lambda samples: each.numbers[samples].astype(np.int64)
+    if all(key_forms.is_number(element) for element in each.take(tried)):
+        return lambda samples: np.array(
+            [int(e) if key_forms.is_number(e) else -2 for e in each.take(samples)], np.int64
+        )
+    return None
+
+
+def _hashed(table: KeyTable, usual: list[bytes], count: int, tried: Array) -> Iterator[Hypothesis]:
+    """The hash of the sample's number, written with or without zeros before it."""
+    few = tried[: derived.FEW]
+    befores = derived.prefixes(usual)
+    for width, base in product(range(1, _WIDTH_MAX + 1), (0, 1)):
+        form = key_forms.Decimal(width=width)
+        written = form.keys(few + base)
+        for way in derived.DIGESTS:
+            stems = [way.make(text) for text in written]
+            if len(stems[0]) > table.longest:
+                continue
+            for outer in derived.around(table, stems, befores):
+                name = f"keys {way.name} {form.name}, from {base}{_with(outer)}"
+                yield _keyed(table, name, count, _hash_of(form, base, way, outer))
+
+
+def _hash_of(form: Form, base: int, way: Way, outer: Way) -> Keys:
+    def keys(samples: Array) -> list[bytes]:
+        return [outer.make(way.make(text)) for text in form.keys(samples + base)]
+
+    return keys

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a plan says of one data file: which order is whose, and which files are meant."""
+
+from __future__ import annotations
+
+import fnmatch
+import glob
+import itertools
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from uffdprefetch.base.errors import UffdPrefetchError, usage_error
+from uffdprefetch.formats.detect import data_file
+from uffdprefetch.formats.index import Options, RecordIndex
+from uffdprefetch.orders import stated
+
+#: The order of ranks that are not named.
+ANY_RANK = "*"
+#: Files that one glob may mean.
+MATCHES_MAX = 10_000
+
+Identity = tuple[int, int]  # device, inode
+
+
+@dataclass(frozen=True, eq=False)
+class FilePlan:
+    """What the plan says of one data file, or of all that a glob means."""
+
+    where: str
+    file: str  # absolute; a glob if is_glob
+    is_glob: bool
+    unit: str
+    format: str | None
+    options: Options
+    epochs: Sequence[Mapping[str, stated.Spec]]  # rank, or ANY_RANK -> its order
+    repeat: bool  # the last epoch's orders go on
+
+    def spec(self, rank: int | None, epoch: int) -> stated.Spec | None:
+        """The order of a rank (None: not known) in an epoch, from 0 on."""
+        if epoch >= len(self.epochs) and self.repeat:
+            epoch = len(self.epochs) - 1
+        if not 0 <= epoch < len(self.epochs):
+            return None
+        ranks = self.epochs[epoch]
+        return ranks.get(str(rank), ranks.get(ANY_RANK))
+
+    def data_files(self) -> list[str]:
+        """The files that are meant and there. Raises UffdPrefetchError when there is none."""
+        if not self.is_glob:
+            return [_data_file(self.where, self.file)]
+        found = list(itertools.islice(glob.iglob(self.file), MATCHES_MAX + 1))
+        if not found:
+            raise usage_error(f"{self.where}.file: no file is meant by {self.file}")
+        if len(found) > MATCHES_MAX:
+            raise usage_error(f"{self.where}.file: {self.file} means more than {MATCHES_MAX} files")
+        return sorted(_data_file(self.where, name) for name in found)
+
+    def is_of(self, path: str, identity: Identity | None) -> bool:
+        """Whether it speaks of the file with this path, or of this device and inode."""
+        if self.is_glob:
+            names = {path, os.path.dirname(path), os.path.realpath(path)}
+            return any(fnmatch.fnmatchcase(name, self.file) for name in names)
+        try:
+            name = data_file(self.file)
+            status = os.stat(name)
+        except (OSError, ValueError, UffdPrefetchError):
+            return False
+        if identity is not None:
+            return (status.st_dev, status.st_ino) == identity
+        return os.path.realpath(name) == os.path.realpath(path)
+
+    def index(self, path: str) -> RecordIndex | None:
+        """Of a data file, from the node's cache; None for byte ranges, which need none."""
+        from uffdprefetch.formats.cache import open_cached
+
+        return None if self.unit == "bytes" else open_cached(path, self.format, self.options)
+
+
+def _data_file(where: str, name: str) -> str:
+    try:
+        found = data_file(name)
+        os.stat(found)
+    except OSError as error:
+        raise usage_error(f"{where}.file: cannot read {name}: {error.strerror}") from None
+    except UffdPrefetchError as error:
+        raise usage_error(f"{where}.file: {error.message}") from None
+    return found

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An order before the file's index is there: of an LMDB, from a few of its pages.
+
+The first records of the order exactly, from their own leaves; of the others those whose places can
+be told closely enough (orders/placement_estimator.py).
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from uffdprefetch.formats.lmdb_head import HeadReader, Leaves
+from uffdprefetch.formats.reader import Array, FormatError, RangeReader
+from uffdprefetch.orders import placement_estimator
+from uffdprefetch.predict.order.cursor import Order
+
+#: Of longer orders only the beginning is told: the index takes seconds.
+ITEMS_MAX = 1 << 16
+#: Leaves that are read, in the order in which they are needed: 4 MiB of pages. A hundred records
+#: or more are in one, but of a shuffled order each of the first ones wants another leaf.
+LEAVES_MAX = 1024
+#: After that long no more of them: by then the order had better be there.
+SECONDS = 0.5
+#: Of these leaves_max, when they are not all that are needed.
+SPREAD = 64
+#: So many of the bounds must be right where that can be seen.
+RIGHT_MIN = 0.9
+#: Leaves whose records' distances are looked at; of the others only where they lie.
+COMPARED = 48
+#: Read at once: as much as eight threads bring from slow storage in a few round trips.
+_AT_ONCE = 128
+
+
+@dataclass(frozen=True, eq=False)
+class Early:
+    """What was made of a file's first pages. ``order``'s item i is the i-th record asked for.
+
+    exact: items whose place is known; guessed: estimated; without: neither. ``how`` it is known
+    which leaf a record is in."""
+
+    order: Order
+    exact: int
+    guessed: int
+    without: int
+    leaves_read: int
+    how: str
+
+
+def early_order(
+    reader: RangeReader,
+    records: Array,
+    leaves_max: int = LEAVES_MAX,
+    seconds: float = SECONDS,
+    redundant_max: float = placement_estimator.REDUNDANT_MAX,
+) -> Early | None:
+    """The order of these record numbers (of the file's index) as far as it can be told at once,
+    its first ITEMS_MAX items at most. Raises OSError.
+
+    None when nothing can be told: no LMDB, or a damaged one, or with several databases or
+    duplicates; records that are not there; leaves of which it is not known what is in them.
+    """
+    records = np.asarray(records, np.int64)
+    head = None
+    try:
+        head = HeadReader(reader)
+        leaves = head.leaves()
+        if leaves is None or not len(records):
+            return None
+        if int(records.min()) < 0 or int(records.max()) >= leaves.records:
+            return None
+        return _early(head, leaves, records, leaves_max, seconds, redundant_max)
+    except (FormatError, MemoryError):
+        return None  # the index says what is wrong with it
+    finally:
+        if head is not None:
+            head.close()
+
+
+def _early(
+    head: HeadReader,
+    leaves: Leaves,
+    records: Array,
+    leaves_max: int,
+    seconds: float,
+    redundant_max: float,
+) -> Early | None:
+    items, records = len(records), records[:ITEMS_MAX]
+    wanted = np.searchsorted(leaves.firsts, records, "right") - 1
+    which, first_use = np.unique(wanted, return_index=True)
+    which = which[np.argsort(first_use)]
+    if len(which) > leaves_max:  # from some all over the file the places of the rest are estimated
+        spread = np.linspace(0, len(leaves.numbers) - 1, min(SPREAD, leaves_max)).astype(np.int64)
+        which = np.concatenate((spread, which[~np.isin(which, spread)]))[:leaves_max]
+    found: list[tuple[Array, Array, Array]] = []
+    end = time.monotonic() + seconds
+    done = 0
+    while done < len(which) and (not done or time.monotonic() < end):
+        found.append(head.extents(leaves, np.sort(which[done : done + _AT_ONCE])))
+        done += _AT_ONCE
+    numbers, starts, ends = (np.concatenate(part) for part in zip(*found, strict=True))
+    by_number = np.argsort(numbers)
+    numbers, starts, ends = numbers[by_number], starts[by_number], ends[by_number]
+    at = np.minimum(np.searchsorted(numbers, records), max(len(numbers) - 1, 0))
+    known = numbers[at] == records if len(numbers) else np.zeros(len(records), bool)
+    exact: tuple[Array, Array] = (np.full(len(records), -1), np.full(len(records), -1))
+    exact[0][known], exact[1][known] = starts[at[known]], ends[at[known]]
+    guess = None
+    if len(numbers) and not known.all():
+        guess = guess_from(leaves, numbers, starts, ends)
+    order = placement_estimator.order(records, guess, exact, redundant_max)
+    if order is None:
+        return None
+    exact_items = int(known.sum())
+    guessed = len(np.unique(order.item)) - exact_items
+    without = items - exact_items - guessed
+    order = Order(order.starts, order.ends, order.item, items)
+    return Early(order, exact_items, guessed, without, min(done, len(which)), leaves.how)
+
+
+def guess_from(
+    leaves: Leaves, numbers: Array, starts: Array, ends: Array
+) -> placement_estimator.Speculation | None:
+    """What these records' places (ascending numbers) tell of the others; None when those of every
+    fourth leaf are not within the bounds that the others give."""
+    page = leaves.meta.page_bytes
+    low: Array = starts // page * page
+    high: Array = -(-ends // page) * page
+    last = (leaves.meta.last_page + 1) * page
+    stride = max(1.0, float((high - low).mean()))
+    guess = placement_estimator.Speculation(stride, 2 * page, last, leaves.records, page)
+    begins = np.flatnonzero(np.append(True, np.diff(numbers) != 1))
+    counts: Array = np.diff(np.append(begins, len(numbers)))
+
+    def learn(runs: Array) -> None:
+        compared = set(runs[:: max(1, len(runs) // COMPARED)].tolist())
+        for run in runs.tolist():
+            begin, count = int(begins[run]), int(counts[run])
+            number, start = int(numbers[begin]), int(low[begin])
+            end = int(high[begin : begin + count].max())
+            guess.learn(number, start, end, count, run in compared)
+            # the next leaf itself lies before its first record, or does not
+            guess.learn(number, start, min(end + page, last), count, run in compared)
+            for inner in {0, 1, 2, 4, 8, 16, count // 4, count // 2, count - 1}:
+                if run in compared:
+                    i = begin + min(inner, count - 1)
+                    guess.learn(number + i - begin, int(low[i]), int(high[i]))
+
+    runs: Array = np.arange(len(begins))
+    learn(runs[runs % 4 != 1])
+    held = np.isin(np.repeat(runs, counts), runs[runs % 4 == 1])
+    first, end = guess.ranges(numbers[held])
+    right = (first <= low[held]) & (high[held] <= end)
+    if not len(right) or right.mean() < RIGHT_MIN:
+        return None
+    learn(runs[runs % 4 == 1])
+    return guess

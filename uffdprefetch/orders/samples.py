@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From what a job has announced to orders of bytes: records, keys and ranges as they are, samples
+of a data set once it is known which records they read (orders/mapping.py).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from uffdprefetch.base.errors import UffdPrefetchError
+from uffdprefetch.formats.cache import open_cached
+from uffdprefetch.formats.index import RecordIndex
+from uffdprefetch.native import uffd
+from uffdprefetch.orders import stated
+from uffdprefetch.orders.announcement import Announced, AnnounceError, Part
+from uffdprefetch.orders.mapping import Hypothesis, KeyList, choose, hypotheses
+from uffdprefetch.orders.residency_evidence import Present
+from uffdprefetch.predict.order.cursor import Order
+
+Array = np.ndarray[Any, Any]
+Store = Callable[[Order, str], dict[str, Any]]
+
+#: Samples that are looked for among what has been touched.
+SEEN_MAX = 1024
+#: Samples that a mapping is tried on before that.
+PROBED = 64
+#: The first batch takes long, since nothing is read ahead yet: so many of its samples are looked at
+#: before it has been said, and so many in a row tell enough.
+BEGUN_MAX = 64
+BEGUN_MIN = 8
+#: Asked so often without enough to judge by: it will not be known.
+TRIES_MAX = 60
+#: Lists of data sets that are remembered.
+TOKENS_MAX = 64
+
+_scanning = threading.Lock()  # uffd.touched_runs() has one buffer
+
+
+@dataclass(frozen=True)
+class MappedFile:
+    """A file that the announcing process and its children map. ``regions``: (pid, address, file
+    offset, bytes) each."""
+
+    path: str
+    regions: Sequence[tuple[int, int, int, int]]
+
+    def present(self, starts: Array, ends: Array) -> Array:
+        """For each range of the file the share of its pages that one of the processes has in its
+        page table (the largest of theirs)."""
+        share: Array = np.zeros(len(starts))
+        for pid, address, offset, length in self.regions:
+            try:
+                fd = os.open(f"/proc/{pid}/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:
+                continue
+            try:
+                for i, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
+                    first = max(start // uffd.PAGE_BYTES * uffd.PAGE_BYTES, offset)
+                    last = min(-(-end // uffd.PAGE_BYTES) * uffd.PAGE_BYTES, offset + length)
+                    if share[i] == 1 or first >= last:
+                        continue
+                    mapped = _mapped_bytes(fd, address + first - offset, last - first)
+                    share[i] = max(share[i], mapped / (last - first))
+            except OSError:
+                continue
+            finally:
+                os.close(fd)
+        return share
+
+
+def _mapped_bytes(pagemap_fd: int, address: int, length: int) -> int:
+    """Of [address, +length) of a process. Raises OSError."""
+    mapped, end = 0, address + length
+    while address < end:
+        with _scanning:
+            runs, stopped = uffd.touched_runs(pagemap_fd, address, end - address)
+        mapped += sum(size for _, size in runs)
+        if len(runs) < uffd.RUNS_AT_ONCE:
+            break
+        address = max(stopped, sum(runs[-1]))
+    return mapped
+
+
+class Evidence:
+    """What is known of the announcing process when an order is asked for."""
+
+    def __init__(self, files: Sequence[dict[str, Any]], said: int, done: Sequence[int]) -> None:
+        """``files``: of the service's question; ``said``: items that have been read; ``done``:
+        parts of the announcement that have been told."""
+        self.files = [
+            MappedFile(each["path"], [(r[0], r[1], r[2], r[3]) for r in each["regions"]])
+            for each in files
+        ]
+        self.said, self.done = said, done
+
+
+@dataclass
+class _DataSet:
+    """What is known of a data set. ``found``: by path, the hypotheses that have proved right."""
+
+    lists: dict[str, KeyList] = field(default_factory=dict)
+    found: dict[str, tuple[Hypothesis, ...]] = field(default_factory=dict)
+    tries: int = 0
+
+
+class Samples:
+    """Remembers what leads from the samples of data sets to records."""
+
+    def __init__(self) -> None:
+        self._sets: dict[tuple[int, str], _DataSet] = {}
+        self._lock = threading.Lock()
+
+    def _set(self, part: Part) -> _DataSet:
+        with self._lock:
+            name = part.owner, part.token
+            found = self._sets.pop(name, None) or _DataSet()
+            self._sets[name] = found  # the latest last
+            while len(self._sets) > TOKENS_MAX:
+                del self._sets[next(iter(self._sets))]
+            return found
+
+    def take_lists(self, heard: Announced) -> None:
+        """Remember the lists of an announcement that is heard of for the first time. Raises
+        AnnounceError."""
+        for part in heard.parts:
+            if part.what not in ("samples", "lists") or (part.known and not part.lists):
+                continue
+            lists: dict[str, KeyList] = {}
+            for each in part.lists:
+                try:
+                    lists[each.name] = KeyList.parse(
+                        each.name, each.kind, heard.array(each.array)
+                    )
+                except ValueError as error:
+                    raise AnnounceError(f"list {each.name}: {error}") from None
+            known = self._set(part)
+            with self._lock:
+                if part.what == "samples":  # they are all that there are
+                    known.lists, known.found = lists, {}
+                else:
+                    known.lists |= lists
+                known.tries = 0
+
+    def orders(self, heard: Announced, evidence: Evidence, store: Store) -> dict[str, Any]:
+        """See orders/indexer.py. Raises AnnounceError, UffdPrefetchError."""
+        found: list[dict[str, Any]] = []
+        findings: list[str] = []
+        open_ = 0
+        for number, part in enumerate(heard.parts):
+            if part.what == "lists" or number in evidence.done:
+                continue
+            if part.what == "samples":
+                chosen, finding, more = self._mapped(heard, part, evidence)
+                findings += [finding] if finding else []
+            else:
+                chosen = self._stated(heard, part, evidence)
+                more = not chosen  # the file may be mapped later
+            open_ += more
+            for i, order, how in chosen:
+                path = evidence.files[i].path
+                found.append(
+                    {"part": number, "file": i, "order": store(order, path), "how": how}
+                )
+        return {"orders": found, "findings": findings, "again": bool(open_)}
+
+    # ---- records, keys, ranges ------------------------------------------------------------------
+
+    def _stated(
+        self, heard: Announced, part: Part, evidence: Evidence
+    ) -> list[tuple[int, Order, str]]:
+        """The order in each file that a part is of, and how it is known."""
+        found = []
+        for i, file in enumerate(evidence.files):
+            if part.file is not None and not _same(part.file, file.path):
+                continue
+            size = os.stat(file.path).st_size
+            where = heard.reader
+            spec: stated.Spec
+            index: RecordIndex | None = None
+            if part.what == "ranges":
+                pairs = heard.numbers(part.array)
+                if len(pairs) % 2:
+                    raise AnnounceError("ranges that are no pairs")
+                spec = stated.Ranges(where, stated.Given(pairs.reshape(-1, 2)))
+            elif part.what == "records":
+                spec = stated.Records(where, stated.Given(heard.numbers(part.array)))
+            else:
+                keys = KeyList.parse("keys", "bytes", heard.array(part.array))
+                spec = stated.Named(where, keys.take(np.arange(len(keys))))
+            if part.what != "ranges":
+                index = open_cached(file.path)
+            order = spec.resolve(index, size)
+            turns = heard.turns(part, order.items)
+            order = Order(order.starts, order.ends, turns[order.item], heard.items)
+            found.append((i, order, f"{part.what} announced"))
+        return found
+
+    # ---- samples --------------------------------------------------------------------------------
+
+    def _mapped(
+        self, heard: Announced, part: Part, evidence: Evidence
+    ) -> tuple[list[tuple[int, Order, str]], str | None, bool]:
+        """([(file, order, how)], a finding, whether to ask again)."""
+        known = self._set(part)
+        samples = heard.numbers(part.array)
+        turns = heard.turns(part, len(samples))
+        if len(samples) and (samples.min() < 0 or samples.max() >= part.samples):
+            raise AnnounceError(f"a sample that is none of {part.samples}")
+        if part.file is not None:
+            files = [i for i, f in enumerate(evidence.files) if _same(part.file, f.path)]
+        else:
+            files = list(range(len(evidence.files)))
+        chosen, whys, open_ = [], [], False
+        known.tries += 1
+        for i in files:
+            file = evidence.files[i]
+            try:
+                index = open_cached(file.path)
+            except UffdPrefetchError as error:
+                whys.append(error.message)
+                continue
+            right = known.found.get(file.path)
+            if right is None:
+                choice = self._choose(known, part, index, samples, turns, file, evidence.said)
+                if choice is None:
+                    open_ = True
+                    continue
+                right, why = choice
+                if not right:
+                    whys.append(why)
+                    continue
+                known.found[file.path] = right
+            order = _order(heard, right, index, samples, turns)
+            chosen.append((i, order, "; ".join(each.name for each in right)))
+        if chosen:
+            return chosen, None, False
+        if (open_ or not files) and known.tries < TRIES_MAX:
+            return [], None, True
+        why = "; ".join(whys) or "nothing that was read could be told from the rest"
+        return [], f"{heard.reader}: which records its samples read is not known: {why}", False
+
+    def _choose(
+        self, known: _DataSet, part: Part, index: RecordIndex, samples: Array, turns: Array,
+        file: MappedFile, said: int,
+    ) -> tuple[tuple[Hypothesis, ...], str] | None:  # fmt: skip
+        """What the samples read in a file, and why; None: not to be told yet."""
+        done = int(np.searchsorted(turns, said))
+        probe = samples[:: max(1, len(samples) // PROBED)][:PROBED]
+        found = hypotheses(index, part.samples, list(known.lists.values()), probe)
+        early = done == 0
+        if early:
+            done = begun(index, found, samples[:BEGUN_MAX], file.present)
+            if done < BEGUN_MIN:
+                return None
+        read, ahead = samples[:done], samples[done : done + part.ahead]
+        name = os.path.basename(file.path)
+        choice = choose(index, found, read[-SEEN_MAX:], file.present, name, ahead)
+        if early and not choice.hypotheses:  # that they have been read was a guess
+            return None
+        return (choice.hypotheses, choice.why) if choice.decided else None
+
+
+def begun(
+    index: RecordIndex, found: Sequence[Hypothesis], samples: Array, present: Present
+) -> int:
+    """How many of the first samples have been read, before anybody has said so: as many in a row
+    as have all pages mapped under one hypothesis, which is no chance when it is eight; less one,
+    which may be half read."""
+    most = 0
+    for hypothesis in found:
+        records, which = hypothesis.records(samples)
+        missing: Array = np.ones(len(samples), bool)
+        missing[which] = False
+        starts, ends = index.extents(records)
+        owner: Array = np.repeat(which, index.extent_counts(records))
+        missing[owner[present(starts, ends) < 1]] = True
+        most = max(most, int(np.append(missing, True).argmax()) - 1)
+    return most
+
+
+def _same(a: str, b: str) -> bool:
+    """Whether two paths are one file, or an LMDB's directory and its data file."""
+    inside = os.path.join(a, "data.mdb")
+    a = inside if os.path.isdir(a) else a
+    try:
+        return os.path.samefile(a, b)
+    except OSError:
+        return False
+
+
+def _order(
+    heard: Announced, right: Sequence[Hypothesis], index: RecordIndex, samples: Array, turns: Array
+) -> Order:
+    """The bytes that samples read, under one or several hypotheses that hold together."""
+    pairs = [each.records(samples) for each in right]
+    records = np.concatenate([pair[0] for pair in pairs])
+    owner = np.concatenate([pair[1] for pair in pairs])
+    by_owner = np.argsort(owner, kind="stable")
+    records, owner = records[by_owner], owner[by_owner]
+    order = stated.of_records(heard.reader, records, index)
+    return Order(order.starts, order.ends, turns[owner[order.item]], heard.items)

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Between the engine and the pool: which mappings go there, what its faults say, what may go."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from uffdprefetch.native import pool as uffd_pool
+from uffdprefetch.native import uffd
+from uffdprefetch.predict.checkpoints import DISTANCE_MIN_BYTES
+from uffdprefetch.predict.streams import Stream
+from uffdprefetch.protocol import wire
+from uffdprefetch.state.client import Client, Region
+from uffdprefetch.state.files import FileState
+from uffdprefetch.state.publisher import POOL_BACKWARD, POOL_MISS, POOL_TOUCH, PUNCH, TOUCH
+from uffdprefetch.warm.scheduler import now_ns
+
+if TYPE_CHECKING:
+    from uffdprefetch.pool.node_pool import (
+        NodePool,
+    )  # brings numpy, which a service without it spares
+    from uffdprefetch.service.coordinator import CacheEngine
+
+#: Who has not read for so long holds no part of the pool back.
+SILENT_READER_NS = 10_000_000_000
+#: Of the touches of a reader whose order is known one in so many goes to its streams, too: they
+#: show it, and go on when the order is dropped.
+PLANNED_EVERY = 16
+#: Threads of a process that are told apart in one mapping.
+WALKERS_MAX = 256
+
+
+def accept(
+    engine: CacheEngine, pool: NodePool, client: Client, a: wire.Attach, file: FileState
+) -> tuple[list[int], str]:
+    """([what the job maps], why) when the pool can serve a mapping, else ([], why not)."""
+    if client.pool_slot < 0:
+        why = "the process has no userfaultfd for it"
+    elif a.map_flags & wire.MAP_TYPE == wire.MAP_PRIVATE:
+        why = "the mapping is private"
+    elif file.pooled is None and file.checkpoint_rw >= 0:
+        why = "it has checkpoints"  # whose pages and the pool's are not compared at once
+    else:
+        try:
+            return [pool.open(file).memfd], "the pool's memory is mapped in its place"
+        except OSError as error:
+            why = str(error)
+    engine.ledger.degrade(f"{file.path}: a mapping is not served by the pool: {why}")
+    return [], why
+
+
+def take_events(engine: CacheEngine, pool: NodePool) -> None:
+    """What happened in the pool: faults are progress, the rest is for the books."""
+    for event in pool.pool.drain():
+        file = pool.files.get(event.file)
+        if file is None:
+            continue
+        if event.kind == uffd_pool.FAILED:
+            engine.give_up(file, f"cannot be read ({os.strerror(-event.error)})")
+            pool.detached += 1
+        elif event.kind == uffd_pool.EVICTED:
+            engine.tap.put(PUNCH, event.time_ns, 0, file, event.offset, event.length, 0)
+        else:
+            _take_fault(engine, pool, file, event)
+
+
+def _take_fault(
+    engine: CacheEngine, pool: NodePool, file: FileState, event: uffd_pool.PoolEvent
+) -> None:
+    client = pool.slots.get(event.client)
+    region = client.regions.get(event.region) if client else None
+    if client is None or region is None or region.detaching:
+        return
+    if event.kind == uffd_pool.STUCK:
+        # two chunks that one instruction needs do not fit: the page cache has room
+        engine.ledger.degrade(
+            f"{file.path}: --budget is too small for pid {client.pid}: given back to the kernel"
+        )
+        pool.detached += 1
+        engine.give_back(client, region)
+        return
+    client.watched.pool_misses += event.kind == uffd_pool.MISS
+    start, end = event.offset, event.offset + event.length
+    cell = start // DISTANCE_MIN_BYTES
+    region.fired.setdefault(cell, event.time_ns)
+    region.armed.setdefault(cell, start // uffd.PAGE_BYTES)
+    how = POOL_TOUCH | (POOL_MISS if event.kind == uffd_pool.MISS else 0)
+    planned = engine.plans is not None and engine.plans.touch(
+        client, region, start, end, event.time_ns
+    )
+    region.planned_touches += planned
+    if planned and region.planned_touches % PLANNED_EVERY:
+        engine.touch_planned(client, region, start, end, event.time_ns)
+        engine.tap.put(
+            TOUCH, event.time_ns, client.pid, file, start, end - start, 0, how, event.tid
+        )  # fmt: skip
+        return
+    stream, forward = engine.touch(client, region, start, end, event.time_ns)
+    start, end = pool.walked(stream, start, end, forward)
+    _note_walker(region, event.tid, stream)
+    if stream.direction < 0:
+        how |= POOL_BACKWARD
+    engine.tap.put(
+        TOUCH, event.time_ns, client.pid, file, start, end - start, 0, how, event.tid
+    )  # fmt: skip
+
+
+def _note_walker(region: Region, tid: int, stream: Stream) -> None:
+    """A thread is on the walk that it has touched twice running: one touch may be a tree's page."""
+    on, last = region.walkers.pop(tid, (stream, stream))
+    region.walkers[tid] = (stream if stream is last else on), stream
+    if len(region.walkers) > WALKERS_MAX:
+        del region.walkers[next(iter(region.walkers))]
+
+
+def readers(region: Region) -> list[Stream]:
+    """The streams of a region by which to judge what is needed next: where its threads are. A walk
+    that ended where another one began, and the few steps of a reader through a tree, are none:
+    each would hold a part of the pool, have what lies ahead of it read, and make it look needed."""
+    since = now_ns() - SILENT_READER_NS
+    on = {id(stream) for stream, _ in region.walkers.values()}
+    return [s for s in region.table.active() if id(s) in on and s.last_ns > since]
+
+
+def plan_evictions(engine: CacheEngine, pool: NodePool) -> None:
+    """Have blocks ready to leave the pool when it is full."""
+    if not pool.wants_victims():
+        return
+    plans = engine.plans
+    pool.plan(
+        (
+            (region, stream, engine.layout.lookahead(stream, region))
+            for client in engine.clients.values()
+            for region in client.regions.values()
+            if region.verdict == wire.Verdict.POOL and not region.detaching
+            and (plans is None or plans.reader(client, region) is None)
+            for stream in readers(region)
+        ),
+        [one for one in plans.all if one.live and one.file.pooled is not None] if plans else [],
+    )  # fmt: skip

@@ -1,0 +1,459 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`--engine pool`: the node's own page pool, as the engine uses it (design, section 2).
+
+The C side (csrc/pool.h) answers the faults, reads and punches. Here: which files are in the pool,
+who maps them, how large it may be, and which blocks go first when room is needed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from uffdprefetch.base.config import Config
+from uffdprefetch.base.ranges import IntervalSet
+from uffdprefetch.base.units import parse_size
+from uffdprefetch.native import pool as uffd_pool
+from uffdprefetch.native import uffd
+from uffdprefetch.pool.eviction import LRU, Cyclic, Policy, Reader, Residents
+from uffdprefetch.pool.residents import reader, resident_blocks
+from uffdprefetch.predict import window
+from uffdprefetch.predict.streams import Stream
+from uffdprefetch.protocol.wire import Verdict
+from uffdprefetch.state.client import Client, Region
+from uffdprefetch.state.files import FileState
+from uffdprefetch.state.ledger import Histogram, Ledger
+from uffdprefetch.warm import limits
+
+if TYPE_CHECKING:
+    from uffdprefetch.readers.known_order import PlannedReader
+
+MIB = 1 << 20
+THREADS = 16
+#: Where memory is short: two that are for demand alone, and two.
+THREADS_LEAST = 4
+#: What a thread reads into, whole huge pages (csrc/pool_fill.c).
+BUFFER_BYTES = 6 * MIB
+#: Of what the pool may hold, all buffers together.
+BUFFER_SHARE = 4
+CHUNK_BYTES = 64 << 10
+HUGE_BYTES = 2 * MIB
+#: The unit of eviction: fine enough that a block too many is no matter, within these.
+BLOCKS_WANTED = 512
+#: Where orders are known, records are what is used, not neighbours: as fine as costs little.
+PLANNED_BLOCKS = 1 << 15
+BLOCK_MAX_BYTES = 4 * MIB
+#: What one touch maps at the most, where all is there for a long way, the same of huge pages, and
+#: these of a small pool (csrc/pool.h, pool_faults.c).
+RUN_MAX_BYTES = 4 * MIB
+FAR_BYTES = 16 * MIB
+FAR_HUGE_BYTES = 128 * MIB
+MAP_SHARE = 64
+FAR_SHARE = 32
+#: Blocks on a list of victims: this part of the pool, and no fewer.
+VICTIMS_SHARE = 32
+VICTIMS_LEAST = 8
+#: Evictions begin when the pool is as full as this.
+NEARLY_FULL = 0.9
+PLAN_NS = 1_000_000_000
+SHMEM_HUGE = "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
+#: Of so much in the pool one page is compared with the file at a time.
+SAMPLE_CELL_BYTES = 4 * MIB
+#: Pins what one fill reads, for measurements.
+CHUNK_VARIABLE = "UFFDPREFETCH_POOL_CHUNK"
+
+
+def huge_pages(wanted: str) -> tuple[bool, str]:
+    """Whether the pool's memory comes in huge pages, and why (not): ``--huge-pages``."""
+    if wanted == "off":
+        return False, "--huge-pages off"
+    try:
+        with open(SHMEM_HUGE) as file:
+            words = file.read()
+    except OSError as error:
+        return False, f"{SHMEM_HUGE}: {error.strerror}"
+    chosen = words.partition("[")[2].partition("]")[0]
+    if chosen in ("always", "within_size", "advise", "force"):
+        return True, f"shmem_enabled is {chosen}"
+    return False, f"shmem_enabled is {chosen}: as root, `echo advise > {SHMEM_HUGE}`"
+
+
+@dataclass
+class PoolFile:
+    """One file's part of the pool."""
+
+    pool: uffd_pool.Pool
+    number: int
+    memfd: int  # read-only: what the jobs map
+    chunk_bytes: int
+    state: npt.NDArray[np.uint8]
+    touched_ms: npt.NDArray[np.uint32]
+    in_flight: IntervalSet = field(default_factory=IntervalSet)
+
+    def absent(self, start: int, end: int) -> bool:
+        """Whether any of [start, end) bytes is not there."""
+        chunks = self.state[start // self.chunk_bytes : -(-end // self.chunk_bytes)]
+        return bool((chunks != uffd_pool.PRESENT).any())
+
+
+@dataclass
+class Orphan:
+    """A process whose agent has died: its faults are still ours to answer."""
+
+    slot: int
+    pid: int
+    pidfd: int
+
+
+@dataclass
+class NodePool:
+    """The pool of one service."""
+
+    config: Config
+    event_fd: int
+    ledger: Ledger
+    files: dict[int, FileState] = field(default_factory=dict)  # by their numbers in the pool
+    slots: dict[int, Client] = field(default_factory=dict)
+    orphans: list[Orphan] = field(default_factory=list)
+    detached: int = 0  # regions given back because of a fault of the pool
+    limited_by: str | None = None
+    places: int = 1  # where files are read
+    _told: set[str] = field(default_factory=set)  # limits
+    _fit_at_ns: int = 0
+    _random: np.random.Generator = field(default_factory=np.random.default_rng)
+
+    def __post_init__(self) -> None:
+        allowed, why = limits.pool_bytes(self.config.budget_bytes, 0)
+        self.huge, self.huge_reason = huge_pages(self.config.huge_pages)
+        if self.huge and self.config.budget_bytes < 8 * HUGE_BYTES:
+            self.huge, self.huge_reason = False, "--budget is below eight of them"
+        self.chunk_bytes = HUGE_BYTES if self.huge else CHUNK_BYTES
+        self.block_bytes = self._block_bytes(BLOCKS_WANTED)
+        self.planned = False  # whether known orders decide what goes
+        run = parse_size(os.environ.get(CHUNK_VARIABLE, "0B"))
+        threads = THREADS
+        if why != "--budget":
+            most = allowed // BUFFER_SHARE // BUFFER_BYTES
+            threads = min(THREADS, max(THREADS_LEAST, most))
+        self._buffer_bytes = threads * BUFFER_BYTES
+        self.pool = uffd_pool.Pool(
+            self.config.budget_bytes, self.chunk_bytes, threads, self.event_fd,
+            huge=self.huge, run_bytes=run,
+        )  # fmt: skip
+        self.policy: Policy = LRU() if self.config.evict == "lru" else Cyclic()
+        self.budget_bytes = self.config.budget_bytes
+        self._planned_ns = 0
+
+    # -------------------------------------------------------------- files and processes
+
+    def open(self, file: FileState) -> PoolFile:
+        """The file's part of the pool, made at its first mapping. Raises OSError."""
+        if file.pooled is None:
+            number, memfd = self.pool.add_file(file.fd, file.size_bytes, file.unit_bytes)
+            state, touched = self.pool.books(number)
+            file.pooled = PoolFile(self.pool, number, memfd, self.chunk_bytes, state, touched)
+            self.files[number] = file
+        return file.pooled
+
+    def forget(self, file: FileState) -> bool:
+        """Free a file's memory; False while somebody has it."""
+        pooled = file.pooled
+        if pooled is None:
+            return True
+        self._note_counts(file)
+        if not self.pool.forget_file(pooled.number):
+            return False
+        os.close(pooled.memfd)
+        del self.files[pooled.number]
+        file.pooled = None
+        return True
+
+    def park(self, file: FileState) -> bool:
+        """Let go of the file and keep its pages; False while somebody maps or reads it."""
+        return file.pooled is None or self.pool.park_file(file.pooled.number)
+
+    def unpark(self, file: FileState, fd: int) -> None:
+        """It is mapped again. Raises OSError."""
+        assert file.pooled is not None
+        self.pool.unpark_file(file.pooled.number, fd)
+
+    def drop(self, file: FileState) -> None:
+        """It has changed: what is here of it goes, and is read again for who cannot be told."""
+        if file.pooled is not None:
+            self.pool.drop_file(file.pooled.number)
+
+    def sample(self, file: FileState, most: int) -> list[int]:
+        """One page of each 4 MiB that are here, ``most`` at most, ascending: to be compared."""
+        if file.pooled is None:
+            return []
+        return sampled_pages(file.pooled, file.size_bytes, most, self._random)
+
+    def join(self, client: Client, number: int) -> None:
+        """The userfaultfd that a process sent. Raises OSError.
+
+        It has a new agent, so what it had with the last one is gone (exec): nobody waits there.
+        """
+        for orphan in [o for o in self.orphans if o.pid == client.pid]:
+            self._bury(orphan)
+        client.pool_slot = self.pool.join(number, client.pid, client.ring)
+        self.slots[client.pool_slot] = client
+
+    def attach(self, client: Client, region: Region) -> None:
+        """A mapping is going to be the pool's. Raises OSError."""
+        pooled = self.open(region.file)
+        self._fit()  # what the job has taken before it reads
+        self.pool.map(
+            client.pool_slot, region.id, pooled.number, region.address, region.length_bytes,
+            region.offset_bytes,
+        )  # fmt: skip
+
+    def detach(self, client: Client, region: Region) -> None:
+        """The agent has put the file in its place."""
+        if client.pool_slot >= 0:
+            self.pool.unmap(client.pool_slot, region.id)
+
+    def leave(self, client: Client) -> None:
+        """A connection has ended. Where the process goes on with mappings of ours, its agent has
+        died: its userfaultfd must stay open, or holes would become zeros."""
+        if client.pool_slot < 0:
+            return
+        slot, client.pool_slot = client.pool_slot, -1
+        del self.slots[slot]
+        if any(r.verdict == Verdict.POOL for r in client.regions.values()):
+            with contextlib.suppress(OSError):
+                pidfd = os.pidfd_open(client.pid)
+                self.pool.orphan(slot)
+                self.orphans.append(Orphan(slot, client.pid, pidfd))
+                return
+        self.pool.leave(slot)
+
+    def look_for_orphans(self) -> None:
+        """Those that have ended in the meantime."""
+        for orphan in list(self.orphans):
+            if select.select([orphan.pidfd], [], [], 0)[0]:
+                self._bury(orphan)
+
+    def _bury(self, orphan: Orphan) -> None:
+        os.close(orphan.pidfd)
+        self.pool.leave(orphan.slot)
+        self.orphans.remove(orphan)
+
+    def walked(self, stream: Stream, start: int, end: int, forward: int) -> tuple[int, int]:
+        """Of a touch of [start, end): where the bytes begin and end that its reader has come over
+        since the last one; where that is too far to have been mapped with it, only the page is
+        known. What is mapped at once doubles as long as it goes on; then, and where the pages of an
+        earlier epoch are still mapped, only the first page of each piece tells (csrc/pool_faults.c,
+        note_order, plan_ahead; warm/placement.py, _rearm_behind)."""
+        at_once = max(self.chunk_bytes, min(RUN_MAX_BYTES, self.budget_bytes // MAP_SHARE))
+        most = max(stream.mapped_bytes, self.chunk_bytes)
+        begins = [piece for piece in _pieces(self) if start % piece == 0]
+        if begins:
+            most = 2 * max(begins)
+        elif most >= at_once:
+            most = 2 * at_once
+        if not 0 < forward <= most + end - start:
+            stream.mapped_bytes = 0
+            return start, end
+        stream.mapped_bytes = min(2 * max(stream.mapped_bytes, self.chunk_bytes), at_once)
+        if stream.direction < 0:
+            return start, start + forward
+        return end - forward, end
+
+    # -------------------------------------------------------------- size
+
+    def window_bytes(self) -> int:
+        """What a stream may have ahead of it."""
+        files_bytes = sum(file.size_bytes for file in self.files.values())
+        return window.pool_bytes(self.budget_bytes, files_bytes, self.places)
+
+    def note_places(self, streams: Iterable[tuple[FileState, Stream]]) -> None:
+        """Count the places at which files are read."""
+        self.places = window.places((id(file), stream.position_bytes) for file, stream in streams)
+
+    def housekeep(self) -> None:
+        """Once a second: what changed goes when it can, and the size that memory allows now."""
+        for file in [f for f in self.files.values() if f.changed and not f.attached]:
+            self.forget(file)
+        self._fit()
+        self.look_for_orphans()
+
+    def _fit(self) -> None:
+        self._fit_at_ns = time.monotonic_ns() + uffd_pool.TICK_NS
+        resident = self.pool.used_bytes()
+        allowed, why = limits.pool_bytes(
+            self.config.budget_bytes, resident, self._buffer_bytes
+        )  # fmt: skip
+        allowed = max(allowed, 16 * self.chunk_bytes)
+        self.budget_bytes = min(allowed, self.config.budget_bytes)
+        self.limited_by = None if self.budget_bytes == self.config.budget_bytes else why
+        if self.limited_by and why not in self._told:
+            self._told.add(why)  # once: what there is room for changes all the time
+            self.ledger.degrade(
+                f"the pool holds {self.budget_bytes >> 20} MiB, not --budget: {why}"
+            )
+        self.pool.set_budget(self.budget_bytes)
+
+    # -------------------------------------------------------------- eviction
+
+    def wants_victims(self) -> bool:
+        """Whether the list of victims should be made anew: half of it is used and the pool is full,
+        or the policy has not seen for a second what is read."""
+        left = self.pool.victims_left()
+        if left < 0 or time.monotonic_ns() - self._planned_ns > PLAN_NS:
+            return True
+        full = self.pool.used_bytes() >= NEARLY_FULL * self.budget_bytes
+        return full and left <= self._victims() // 2
+
+    def plan(
+        self,
+        streams: Iterable[tuple[Region, Stream, int]],
+        planned: Sequence[PlannedReader] = (),
+    ) -> None:
+        """Have a list of blocks ready to go; ``streams``: (region, stream, its window in bytes) of
+        the readers whose order is not known, ``planned``: the others."""
+        if self.limited_by and time.monotonic_ns() >= self._fit_at_ns:
+            self._fit()  # who shares the memory may take more of it
+        self._planned_ns = time.monotonic_ns()
+        self.block_bytes = self._block_bytes(PLANNED_BLOCKS if planned else BLOCKS_WANTED)
+        per = self.block_bytes // self.chunk_bytes
+        readers = [reader(*one, self.block_bytes) for one in streams]
+        residents = resident_blocks(self.files, per)
+        self.planned = bool(planned)
+        if planned:
+            rows = self._planned_victims(residents, readers, planned)
+        else:
+            rows = self.policy.victims(residents, readers, self._victims())
+        self.pool.set_victims(
+            (int(residents.file[i]), int(residents.block[i]) * per, per) for i in rows
+        )
+
+    def _planned_victims(
+        self, residents: Residents, readers: list[Reader], planned: Sequence[PlannedReader]
+    ) -> npt.NDArray[np.int_]:
+        """Rows to evict where orders are known: pool/order_eviction.py."""
+        from uffdprefetch.pool import order_eviction
+
+        away = np.full(len(residents.file), np.inf)
+        told: npt.NDArray[np.bool_] = np.zeros(len(away), bool)
+        for one in planned:
+            if one.file.pooled is None:
+                continue
+            its = np.flatnonzero(residents.file == one.file.pooled.number)
+            blocks = residents.block[its]
+            away[its] = np.minimum(away[its], one.epochs.future(blocks, self.block_bytes))
+            told[its] |= one.epochs.knows(blocks, self.block_bytes)
+        rate = sum(one.stream.rate_bytes_per_second for one in planned)
+        now_ms = int(residents.touched.max(initial=0))
+        found: npt.NDArray[np.int_] = order_eviction.victims(
+            residents, readers, self._victims(), away, told, self.block_bytes, now_ms, rate
+        )
+        return found
+
+    def _block_bytes(self, wanted: int) -> int:
+        """The unit of eviction, so that there are about so many in the pool."""
+        size = self.chunk_bytes
+        while size < BLOCK_MAX_BYTES and self.config.budget_bytes // (2 * size) >= wanted:
+            size *= 2
+        return size
+
+    def _victims(self) -> int:
+        """How long a list is made. What stands far down on it may be what is read next by the time
+        that its turn comes: a small part of the pool, and a new list when half is used."""
+        return max(VICTIMS_LEAST, self.budget_bytes // self.block_bytes // VICTIMS_SHARE)
+
+    # -------------------------------------------------------------- books
+
+    def _note_counts(self, file: FileState) -> None:
+        if file.pooled is not None:
+            file.pool_counts = self.pool.file_counts(file.pooled.number)
+
+    def summary(self) -> dict[str, Any]:
+        """The ``pool`` object of docs/summary-schema.md; the files' counts are taken as well."""
+        for file in self.files.values():
+            self._note_counts(file)
+        c = self.pool.counts()
+        ways = {"O_DIRECT": c.direct_bytes, "buffered, FADV_DONTNEED": c.buffered_bytes}
+        return {
+            "budget_bytes": c.budget_bytes,
+            "limited_by": self.limited_by,
+            "chunk_bytes": self.chunk_bytes,
+            "block_bytes": self.block_bytes,
+            "huge_pages": self.huge,
+            "huge_pages_reason": self.huge_reason,
+            "evict": "planned" if self.planned else self.policy.name,
+            "resident_bytes": c.resident_bytes,
+            "resident_peak_bytes": c.peak_bytes,
+            "pinned_bytes": c.pinned_bytes,
+            "read_bytes": c.read_bytes,
+            "demand_read_bytes": c.demand_read_bytes,
+            "prefetch_read_bytes": c.read_bytes - c.demand_read_bytes,
+            "unique_bytes": c.unique_bytes,
+            "reread_bytes": c.read_bytes - c.unique_bytes,
+            "evicted_bytes": c.evicted_bytes,
+            "mapped_bytes": c.continued_bytes + c.collapsed_bytes,
+            "mapped_huge_bytes": c.collapsed_bytes,
+            "from_page_cache_bytes": c.cached_bytes,
+            "stand_in_bytes": c.stand_in_bytes,
+            "faults": c.faults,
+            "present_faults": c.present_faults,
+            "missing_faults": c.missing_faults,
+            "waiters": c.waiters,
+            "waiters_peak": c.waiters_peak,
+            "demand_wait_ns": quantiles(c.wait_bin, c.wait_sum_ns, c.wait_max_ns),
+            "fill_ns": quantiles(c.fill_bin, c.fill_sum_ns, c.fill_max_ns),
+            "source": max(ways, key=lambda way: ways[way]) if any(ways.values()) else None,
+            "lost_events": c.lost_events,
+            "mappings_given_back": self.detached,
+        }
+
+    def close(self) -> None:
+        """End the threads."""
+        self.pool.close()
+        for orphan in self.orphans:
+            os.close(orphan.pidfd)
+        for file in self.files.values():
+            if file.pooled is not None:
+                os.close(file.pooled.memfd)
+                file.pooled = None
+
+
+def sampled_pages(
+    pooled: PoolFile, size_bytes: int, most: int, random: np.random.Generator
+) -> list[int]:
+    """A page of each SAMPLE_CELL_BYTES of which something is there, chosen anew each time."""
+    page_bytes = uffd.PAGE_BYTES
+    chunks = random.permutation(np.flatnonzero(pooled.state == uffd_pool.PRESENT))
+    cells = chunks * pooled.chunk_bytes // SAMPLE_CELL_BYTES
+    _, first = np.unique(cells, return_index=True)
+    chosen = chunks[random.permutation(first)[:most]]
+    per = pooled.chunk_bytes // page_bytes
+    pages = chosen * per + random.integers(0, per, len(chosen))
+    return sorted(int(page) for page in pages if (page + 1) * page_bytes <= size_bytes)
+
+
+def _pieces(pool: NodePool) -> list[int]:
+    """Of what size a piece may be of which the first page tells (csrc/pool_faults.c)."""
+    far = (FAR_HUGE_BYTES, FAR_BYTES) if pool.huge else (FAR_BYTES,)
+    chunks = [min(most, pool.budget_bytes // FAR_SHARE) // pool.chunk_bytes for most in far]
+    return [RUN_MAX_BYTES, *(max(1, n) * pool.chunk_bytes for n in chunks)]
+
+
+def quantiles(bins: list[int], total: int, most: int) -> dict[str, int | None]:
+    """Times of a histogram of the pool's, for a document; ns."""
+    times = Histogram.of_bins(bins, total, most)
+    return {
+        "count": times.count,
+        "p50": times.quantile(0.5),
+        "p99": times.quantile(0.99),
+        "max": most if times.count else None,
+        "sum": total,
+    }
+

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Eviction where readers' orders are known: Belady's rule as far as the orders go. Pure.
+
+(MIN; IBM Systems Journal 5(2), 1966. Paper 5, section 4.2: what is needed last need not be held.)
+What lies beyond the known orders is a next epoch in an order of its own, in which any of the blocks
+may come first: so of those that are used up the newest goes, and a part of the file stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from uffdprefetch.pool.eviction import (
+    NOBODY,
+    SKIP,
+    Reader,
+    Residents,
+    distances,
+    evictable,
+    farthest_first,
+    newest_first,
+    smallest,
+)
+
+Array = np.ndarray[Any, Any]
+
+#: Distances are compared in these, so that a uint32 counts 16 TiB of an order.
+UNIT_BYTES = 4096
+#: Of what no order tells of: it is used again after as long as it was not used, at this speed, when
+#: the readers' is not known.
+RATE_LEAST = 1 << 20
+
+
+def victims(
+    residents: Residents,
+    readers: Sequence[Reader],
+    count: int,
+    away_bytes: Array,
+    known: Array,
+    block_bytes: int,
+    now_ms: int,
+    rate_bytes_per_second: float,
+) -> Array:
+    """Rows of at most ``count`` blocks to evict, best victim first (pool/eviction.Policy).
+
+    away_bytes: float64, one a row, of the orders until the block is needed next; inf: not as far as
+    they are known. known: bool, whether it is in any order at all; others (a B-tree's pages, files
+    without orders) go by ``readers``, or by how long ago they were touched (now_ms, as touched).
+    """
+    free = evictable(residents, readers)
+    away = away_bytes.copy()
+    other = ~known
+    if other.any():
+        guessed = _guessed(residents, readers, block_bytes, now_ms, rate_bytes_per_second)
+        away[other] = guessed[other]
+    used_up = free & known & np.isinf(away)
+    first = smallest(residents, newest_first(residents, used_up), count)
+    if len(first) >= count:
+        return first
+    units = np.minimum(away / UNIT_BYTES, float(SKIP - np.uint32(2))).astype(np.uint32)
+    rest = smallest(residents, farthest_first(units, free & ~used_up), count - len(first))
+    return np.concatenate((first, rest))
+
+
+def _guessed(
+    residents: Residents, readers: Sequence[Reader], block_bytes: int, now_ms: int, rate: float
+) -> Array:
+    """Bytes until each block is used again, where no order tells."""
+    ahead = distances(residents, readers)
+    age_ms = np.maximum(now_ms - residents.touched.astype(np.int64), 0)
+    by_age = age_ms / 1e3 * max(rate, RATE_LEAST)
+    return np.where(ahead == NOBODY, by_age, ahead.astype(np.float64) * block_bytes)

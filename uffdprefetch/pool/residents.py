@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pool's books as pool/eviction.py takes them: which blocks are there, and who reads on where.
+
+A block is a run of chunks, the unit in which the pool is emptied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from uffdprefetch.native import pool as uffd_pool
+from uffdprefetch.pool.eviction import Reader, Residents
+from uffdprefetch.predict.streams import Stream
+from uffdprefetch.state.client import Region
+from uffdprefetch.state.files import FileState
+
+#: Blocks just behind a reader that it may still look at.
+BEHIND_BYTES = 1 << 20
+
+
+def reader(region: Region, stream: Stream, ahead_bytes: int, block_bytes: int) -> Reader:
+    """A stream in a mapping of the pool, with its window, in blocks."""
+    assert region.file.pooled is not None
+    return Reader(
+        file=region.file.pooled.number,
+        position=max(0, stream.position_bytes - 1) // block_bytes,
+        direction=stream.direction,
+        low=region.offset_bytes // block_bytes,
+        high=-(-region.span.end_bytes // block_bytes),
+        ahead=-(-ahead_bytes // block_bytes),
+        behind=max(1, BEHIND_BYTES // block_bytes),
+    )
+
+
+def resident_blocks(pooled: Mapping[int, FileState], chunks: int) -> Residents:
+    """The blocks of ``chunks`` chunks of which anything is there, of all files by their numbers, in
+    the order of files and blocks; a block was touched when any of its chunks was."""
+    files: list[npt.NDArray[np.int32]] = [np.empty(0, np.int32)]
+    blocks: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
+    touched: list[npt.NDArray[np.uint32]] = [np.empty(0, np.uint32)]
+    for number, file in pooled.items():
+        assert file.pooled is not None
+        there = file.pooled.state == uffd_pool.PRESENT
+        missing = -len(there) % chunks
+        found = np.flatnonzero(np.pad(there, (0, missing)).reshape(-1, chunks).any(axis=1))
+        times = np.pad(file.pooled.touched_ms, (0, missing)).reshape(-1, chunks).max(axis=1)
+        files.append(np.full(len(found), number, np.int32))
+        blocks.append(found.astype(np.int64))
+        touched.append(times[found])
+    block = np.concatenate(blocks)
+    pinned: npt.NDArray[np.bool_] = np.zeros(len(block), bool)  # C leaves those alone
+    return Residents(np.concatenate(files), block, np.concatenate(touched), pinned)

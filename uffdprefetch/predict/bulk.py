@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bulk warm: is it cheaper to stream a file whole than to let a reader go on by random misses?
+
+For readers whose order nobody knows (random crops of a token memmap). Pure; who does it is
+readers/bulk.py. How long a job goes on is not known either, so this is the ski rental problem
+(Karlin, Manasse, Rudolph, Sleator, "Competitive snoopy caching", 1988): a reader that has lost so
+much by misses that it could have paid for the stream will probably lose as much again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from uffdprefetch.base.units import format_duration, format_size
+
+STREAM, WAIT, NO_ROOM, NO_GAIN, RESIDENT = "stream", "wait", "no room", "no gain", "resident"
+#: What has been seen of a run is its beginning: it goes on so many times as long. Of the stream's
+#: time, one eighth is then lost by misses before it begins.
+GOES_ON = 8.0
+#: All random misses must cost so many times as much as the stream, at least.
+LEAST_GAIN = 1.25
+#: Less than this part of a file missing is nothing to stream for.
+LITTLE_SHARE = 64
+#: The storage's latency: the least of so many single reads. The kernel reads this around a miss, or
+#: what read_ahead_kb says, and after 100 misses of one mapping the page alone (mm/filemap.c).
+MISS_READS = 3
+MISS_BYTES = 128 << 10
+#: Its bandwidth, where no window has been read yet: by the first bytes of the stream.
+PROBE_BYTES = 16 << 20
+#: Before so many touches nobody is doubted: an LMDB is entered by its tree, which jumps.
+DOUBT_TOUCHES = 4
+#: Part of what was passed over that must have been read, for a touch to be in order.
+PASSED_SHARE = 8
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What is known of the random readers of one file. Sizes in bytes, times in seconds."""
+
+    file_bytes: int
+    missing_bytes: int  # not in memory
+    room_bytes: int  # what of the file may be in memory
+    touches_per_second: float  # of places new to their reader, all readers together
+    watched_seconds: float  # since the first of these
+    miss_seconds: float = 0.0  # one read of miss_bytes; 0: not measured
+    miss_bytes: int = 4096
+    bandwidth_bytes_per_second: float = 0.0  # of reads in order; 0: not measured
+
+    @property
+    def measured(self) -> bool:
+        """Whether the storage's latency and bandwidth are known."""
+        return self.miss_seconds > 0 and self.bandwidth_bytes_per_second > 0
+
+    @property
+    def stream_seconds(self) -> float:
+        """To read what is missing in order. The reader is taken to stand still meanwhile."""
+        return self.missing_bytes / self.bandwidth_bytes_per_second
+
+    @property
+    def lost_at_most_seconds(self) -> float:
+        """Until random misses alone have brought all of it."""
+        return self.missing_bytes / self.miss_bytes * self.miss_seconds
+
+    @property
+    def lost_seconds(self) -> float:
+        """What random misses will cost: their rate so far x latency, as long as it goes on."""
+        share = self.missing_bytes / self.file_bytes
+        misses = self.touches_per_second * share * GOES_ON * self.watched_seconds
+        return min(misses * self.miss_seconds, self.lost_at_most_seconds)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """``what`` is one of STREAM, WAIT, NO_ROOM, NO_GAIN, RESIDENT; ``why`` says it with figures."""
+
+    what: str
+    why: str
+
+
+def judge(sight: Sight) -> Verdict:
+    """What to do now. A sight that is not measured gives NO_ROOM, RESIDENT or WAIT."""
+    if sight.missing_bytes * LITTLE_SHARE <= sight.file_bytes:
+        return Verdict(RESIDENT, f"{format_size(sight.missing_bytes)} of it are not in memory")
+    if sight.file_bytes > sight.room_bytes:
+        sizes = f"{format_size(sight.file_bytes)} do not fit in {format_size(sight.room_bytes)}"
+        return Verdict(NO_ROOM, sizes)
+    if not sight.measured:
+        return Verdict(WAIT, "the storage is not measured yet")
+    stream, lost = format_duration(sight.stream_seconds), format_duration(sight.lost_seconds)
+    one = (
+        f"one random read {format_duration(sight.miss_seconds)}, in order "
+        f"{format_size(round(sight.bandwidth_bytes_per_second))}/s"
+    )
+    if sight.lost_at_most_seconds < LEAST_GAIN * sight.stream_seconds:
+        return Verdict(NO_GAIN, f"random reads are as good as a stream here ({one})")
+    if sight.lost_seconds < sight.stream_seconds:
+        return Verdict(WAIT, f"random misses cost {lost}, streaming the rest {stream} ({one})")
+    return Verdict(STREAM, f"random misses would cost {lost}, streaming the rest {stream} ({one})")

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where to listen: a few pages of a mapping that are checkpoints, fixed before mmap(2) returns.
+
+Progress is read from page tables (sense/pagetable_scan.py). A checkpoint tells at once that
+somebody has begun to read where nobody did, and it is where the kernel tells that a process changes
+its address space without our interposers. More checkpoints, also ones that slide with the readers,
+make nothing faster (docs/benchmarks.md, "Checkpoints"), and each is a request of one page to the
+storage.
+
+All mappings of a file have theirs on the same grid of the file, so that one page of the checkpoint
+memfd serves every epoch and every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+MIB = 1 << 20
+#: The grid where none is chosen, and what a window moves by.
+DISTANCE_MIN_BYTES = 4 * MIB
+#: The first bytes of any format are a header that every access reads: never a checkpoint there.
+HEADER_BYTES = 64 << 10
+#: One page a request, where 4 MiB are one request elsewhere: so they add no more than a tenth.
+SPACING_MIN_BYTES = 10 * DISTANCE_MIN_BYTES
+#: Of one mapping. 16 are as good as 512 (docs/benchmarks.md), and fit into one message.
+CHECKPOINTS_MAX = 16
+
+
+@dataclass(frozen=True)
+class Span:
+    """The part of the file that a region maps: [start, end) bytes, whole pages of the file only."""
+
+    start_bytes: int
+    end_bytes: int
+    page_bytes: int
+
+    def page(self, offset: int) -> int | None:
+        """The page number of a file offset when it may carry a checkpoint, else None.
+
+        The region's first and last page never do: they tell what lies there (csrc/vma.c).
+        """
+        at = offset - offset % self.page_bytes
+        inside = self.start_bytes < at and at + 2 * self.page_bytes <= self.end_bytes
+        return at // self.page_bytes if inside and at >= HEADER_BYTES else None
+
+    def pages(self, offsets: Iterable[int]) -> set[int]:
+        """The page numbers of all offsets that may carry one."""
+        return {p for p in map(self.page, offsets) if p is not None}
+
+
+def distance_bytes(rate_bytes_per_second: float, lookahead_bytes: int, chosen: int | None) -> int:
+    """How finely a stream's progress is followed: the user's --distance, else by rate, a power of
+    two >= 4 MiB of which a window holds at least three, and which a reader takes 10 ms for."""
+    if chosen is not None:
+        return chosen
+    distance = DISTANCE_MIN_BYTES
+    while distance * 2 <= rate_bytes_per_second / 100 and distance * 6 <= lookahead_bytes:
+        distance *= 2
+    return distance
+
+
+def spacing_bytes(chosen: int | None) -> int:
+    """The least distance between two checkpoints: --distance where the user has chosen one."""
+    return SPACING_MIN_BYTES if chosen is None else chosen
+
+
+def fixed_set(span: Span, chosen: int | None) -> list[int]:
+    """The pages of a mapping that are its checkpoints, in order; none where it is shorter than
+    their spacing.
+
+    The first lies behind the header, because most readers begin there; the others are spread
+    evenly.
+    """
+    least = spacing_bytes(chosen)
+    length = span.end_bytes - span.start_bytes
+    count = min(CHECKPOINTS_MAX, length // least)
+    if not count:
+        return []
+    grid = min(DISTANCE_MIN_BYTES, least)
+    step = grid * max(1, -(-length // (grid * count)))
+    second = (span.start_bytes // step + 1) * step
+    offsets = [span.start_bytes + HEADER_BYTES, *range(second, span.end_bytes, step)]
+    return sorted(span.pages(offsets))[:count]

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A known reading order and a rank on its way through it: what to warm next, and by when. Pure.
+
+The *plan coordinate* is the number of bytes of the order before a place in it.
+predict/order/progress.py knows how far the rank has come, predict/order/validator.py whether the
+plan is right. numpy is imported when the first Order is made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from uffdprefetch.predict import window
+from uffdprefetch.predict.order.progress import WATCHED_BYTES, Place
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from uffdprefetch.predict.order.extents import Units
+
+    Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Order:
+    """One rank's reading order of one file in one epoch.
+
+    starts, ends: int64, file bytes, in reading order; item: int64, ascending from 0, which item
+    (record) each extent is of: one may have several, or none, and may be empty. items: how many
+    there are (-1: no more than have extents). Raises ValueError when that does not hold.
+    """
+
+    starts: Array
+    ends: Array
+    item: Array
+    items: int = -1
+
+    def __post_init__(self) -> None:
+        import numpy as np
+
+        for name in ("starts", "ends", "item"):
+            array = np.ascontiguousarray(getattr(self, name), np.int64)
+            object.__setattr__(self, name, array)
+        if not self.starts.shape == self.ends.shape == self.item.shape == (len(self.item),):
+            raise ValueError("an order's starts, ends and item must be as long as each other")
+        least = int(self.item[-1]) + 1 if len(self.item) else 0
+        if self.items < 0:
+            object.__setattr__(self, "items", least)
+        if self.items < least:
+            raise ValueError(f"an order of {self.items} items has an extent of item {least - 1}")
+        if not len(self.item):
+            return
+        if self.item[0] < 0 or (self.item[1:] < self.item[:-1]).any():
+            raise ValueError("an order's items must ascend from 0")
+        if (self.starts < 0).any() or (self.ends < self.starts).any():
+            raise ValueError("an order's extents must begin at 0 or later and not end before")
+
+
+class Piece(NamedTuple):
+    """A range of the file to warm, in whole pages but for the file's end, and the plan coordinate
+    at which it is first needed."""
+
+    start: int
+    end: int
+    need_bytes: int
+
+
+class Walk(Place):
+    """One rank on its way through one Order.
+
+    ``watched_bytes``: a touch of the unit at each multiple of it (offset_at()) is sure to be seen;
+    0: of any record. What should show and does not is waited for, and makes the plan ``wrong`` at
+    last. ``quiet``: no touch is sure to be seen, as in page tables that are looked at from time to
+    time, so none is waited for. Raises ValueError for an order of more than 2^62 bytes; its Units
+    may be given instead, which are of a file and a page size already.
+    """
+
+    def __init__(
+        self,
+        order: Order | Units,
+        file_bytes: int,
+        page_bytes: int = 4096,
+        merge_gap_bytes: int = 64 << 10,
+        slice_bytes: int = 4 << 20,
+        watched_bytes: int = WATCHED_BYTES,
+        quiet: bool = False,
+    ) -> None:
+        from uffdprefetch.predict.order.extents import Units
+        from uffdprefetch.predict.order.pieces import Held
+
+        super().__init__(watched_bytes, quiet)
+        units = order if isinstance(order, Units) else Units.of(order, file_bytes, page_bytes)
+        self._file_bytes, self._page_bytes = file_bytes, units.page_bytes
+        self._gap_pages, self._slice_bytes = merge_gap_bytes // self._page_bytes, slice_bytes
+        self._held = Held()
+        self._start(units)
+        self._ratio = 0.0
+        self._pages_sent = 0
+        self._units_sent_bytes = 0
+
+    @property
+    def sent_bytes(self) -> int:
+        """The plan coordinate up to which pieces have been handed out."""
+        return int(self._units.coordinate[self._sent])
+
+    def offset_at(self, plan_bytes: int) -> int:
+        """Where in the file the first unit (record, or piece of a long one) begins whose coordinate
+        is no less; at the end of the order the last one."""
+        units = self._units
+        return int(units.starts[min(units.at(plan_bytes), len(units) - 1)]) if len(units) else 0
+
+    @property
+    def amplification(self) -> float:
+        """Bytes of pages handed out for a byte of the order; of its first units before that."""
+        if self._units_sent_bytes:
+            return self._pages_sent * self._page_bytes / self._units_sent_bytes
+        if not self._ratio:
+            self._ratio = self._first_ratio()
+        return self._ratio
+
+    def _first_ratio(self) -> float:
+        from uffdprefetch.predict.order.pieces import union
+
+        units = self._units
+        upto = min(units.at(self._slice_bytes) + 1, len(units))
+        first, end = units.pages(0, upto)
+        first, end, _, _ = union(first, end, first)
+        needed_bytes = int((end - first).sum()) * self._page_bytes
+        return needed_bytes / max(1, int(units.coordinate[upto])) if upto else 1.0
+
+    # ---- what to warm ---------------------------------------------------------------------------
+
+    def due(self, lookahead_bytes: int) -> list[Piece]:
+        """What to warm now so that [position, position + lookahead) of the plan is covered, the
+        earliest need first; nothing once the plan is ``wrong``.
+
+        It goes in slices of the order (of slice_bytes, or a quarter of the lookahead if that is
+        less), each merged in itself, so it covers up to a slice more. A page of a record between
+        position and sent is handed out once.
+        """
+        self._lookahead_bytes = lookahead_bytes
+        units, coordinate = self._units, self._units.coordinate
+        goal = self.position_bytes + lookahead_bytes
+        pieces: list[Piece] = []
+        if self.wrong or self._sent == len(units) or self.sent_bytes >= goal:
+            return pieces
+        self._held.forget(self._at)
+        step = min(self._slice_bytes, max(1, lookahead_bytes // 4))
+        while self._sent < len(units) and int(coordinate[self._sent]) < goal:
+            end = max(self._sent + 1, units.at(int(coordinate[self._sent]) + step))
+            pieces += self._slice(self._sent, end)
+            self._sent = end
+        pieces.sort(key=lambda piece: (piece.need_bytes, piece.start))
+        return pieces
+
+    def _slice(self, first: int, end: int) -> list[Piece]:
+        import numpy as np
+
+        low, high = self._units.pages(first, end)
+        turns: Array = np.arange(first, end, dtype=np.int64)
+        low, high, turns = self._held.add(low, high, turns, self._gap_pages)
+        coordinate = self._units.coordinate
+        self._pages_sent += int((high - low).sum())
+        self._units_sent_bytes += int(coordinate[end]) - int(coordinate[first])
+        starts: Array = low * self._page_bytes
+        ends = np.minimum(high * self._page_bytes, self._file_bytes)
+        needs = coordinate[turns]
+        return list(map(Piece, starts.tolist(), ends.tolist(), needs.tolist()))
+
+    def knows(self, blocks: Array, block_bytes: int) -> Array:
+        """Whether the order, all of it, has a byte in each of these blocks of the file; bool."""
+        return self._units.has(blocks, block_bytes)
+
+    def future(self, blocks: Array, block_bytes: int = 64 << 10) -> Array:
+        """Plan bytes until each of these blocks of the file (numbers) is needed next, float64; inf:
+        not again in this order. 0: what was read last, or later than that by late readers."""
+        import numpy as np
+
+        units = self._units
+        late = units.at(self.position_bytes - 2 * int(self._late_bytes))
+        turns = units.next_use(blocks, block_bytes, min(late, max(0, self._at - 1)))
+        away = np.maximum(units.coordinate[turns] - self.position_bytes, 0).astype(np.float64)
+        away[turns == len(units)] = np.inf
+        return away
+
+
+def lookahead_bytes(
+    walk: Walk, storage: window.Storage, allowed_bytes: int, boost: float = 1.0
+) -> int:
+    """How far ahead of a walk to warm, in plan bytes: window.lookahead_bytes() for a known order,
+    ``boost`` as of a stream.
+
+    The rate counts in pages of the file (small records need more of them than their bytes), its
+    bounds and ``allowed_bytes`` too; and it begins where the foremost of several readers is.
+    """
+    pages_for_a_byte = max(walk.amplification, 1.0)
+    rate = walk.rate_bytes_per_second * pages_for_a_byte
+    ahead = window.ahead_at_rate(rate, storage, boost) + walk.spread_bytes * pages_for_a_byte
+    return int(min(ahead, max(allowed_bytes, window.MIB)) / pages_for_a_byte)

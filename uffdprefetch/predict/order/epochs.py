@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One reader's walks through the orders of its epochs, and which of them is the present one. Pure.
+
+Nobody says that an epoch has begun. Touches tell of it (_Beginning), and what is found mapped; but
+a page of the last epoch that was evicted and is read again, or a worker that is late, touches the
+next order too, by chance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from uffdprefetch.predict.order.progress import HUGE_BYTES, NEAR_BYTES, WAY, Spot, longest_way
+
+if TYPE_CHECKING:  # they bring numpy, which a service without a plan spares
+    import numpy as np
+    import numpy.typing as npt
+
+    from uffdprefetch.predict.order.cursor import Order, Walk
+    from uffdprefetch.predict.order.extents import Units
+
+#: Items near the beginning of the next order that the present one does not expect now: when so many
+#: are touched that epoch has begun. (A single one is by chance, or of a worker that is late.)
+BEGUN_ITEMS = 4
+#: So many touches that neither order explains are given to the next one all the same.
+EARLY_MAX = 32
+#: Epochs of nothing that are passed over.
+EMPTY_MAX = 1000
+#: Ranges found mapped that are kept until the next order is known.
+STRAYS_MAX = 4096
+
+
+class Source(Protocol):
+    """Where the orders of a reader's epochs come from."""
+
+    how: str  # for people
+
+    def order(self, epoch: int) -> Order | Units | None:
+        """An epoch's order; None: it is not known yet, or has been given, which is done once. A
+        guess may come first, the order itself later. Asked for again and again."""
+
+    def over(self, epoch: int) -> bool:
+        """Whether it is known that there is no such epoch."""
+
+
+class _Touch(NamedTuple):
+    """A touch [start, end) of the file, and where it would be in the next order."""
+
+    spot: Spot
+    start: int
+    end: int
+    now_ns: int
+
+
+class _Beginning:
+    """Touches that the present order does not explain here: have they begun the next one?"""
+
+    def __init__(self) -> None:
+        self._touches: list[_Touch] = []  # of different places
+
+    def explained(self) -> None:
+        """Another touch was of the present order: the oldest of these is forgotten."""
+        self._touches = self._touches[1:]
+
+    def seen(self, upcoming: Walk, start: int, end: int, now_ns: int) -> bool:
+        """Whether it has begun with this touch; then ``upcoming`` is where the reader is."""
+        spot = upcoming.spot(start, end)
+        places = [touch.spot.plan_bytes for touch in self._touches]
+        if spot is not None and spot.plan_bytes not in places:
+            self._touches.append(_Touch(spot, start, end, now_ns))
+        begun = self._at_the_beginning(upcoming) or self._on_a_way(upcoming)
+        if not begun and len(self._touches) < EARLY_MAX:
+            return False
+        for touch in self._touches:
+            upcoming.saw(touch.start, touch.end, touch.now_ns)
+        self._touches = []
+        return begun or upcoming.has_begun(BEGUN_ITEMS)
+
+    def _at_the_beginning(self, upcoming: Walk) -> bool:
+        """By several items there, which no single fault has mapped."""
+        near_bytes = upcoming.position_bytes + NEAR_BYTES
+        near = [touch for touch in self._touches if touch.spot.plan_bytes < near_bytes]
+        several = len(near) > 1 or any(touch.end - touch.start > HUGE_BYTES for touch in near)
+        items = sum(touch.spot.items for touch in near)
+        return several and items >= min(BEGUN_ITEMS, upcoming.items)
+
+    def _on_a_way(self, upcoming: Walk) -> bool:
+        """By a way through it, wherever that is: what comes first is mapped still, perhaps."""
+        way = longest_way([touch.spot.item for touch in self._touches])
+        if len(way) < WAY:
+            return False
+        upcoming.said(way[0], self._touches[0].now_ns)
+        return True
+
+
+class Epochs:
+    """One reader's walks, see the module. The *coordinate* is that of predict/order/cursor.Walk,
+    which goes
+    on from epoch to epoch here; sizes in bytes, times in nanoseconds."""
+
+    def __init__(self, source: Source, file_bytes: int) -> None:
+        self._source, self._file_bytes = source, file_bytes
+        self.number = 0  # of the present epoch
+        self.walk: Walk | None = None  # through it; None: its order is not there yet
+        self.following: Walk | None = None  # through the next one, since that was asked for
+        self._coming = 1  # the number of that
+        self.base_bytes = 0  # the coordinate at which the present one begins
+        self.done_items = 0  # read in those before
+        self._beginning = _Beginning()
+        self._strays: list[tuple[int, int]] = []  # found mapped, not for this epoch
+        self._looked_in = 0  # the epoch in which the last look was
+
+    @property
+    def how(self) -> str:
+        """How the orders are known, for people."""
+        return self._source.how
+
+    @property
+    def over(self) -> bool:
+        """Whether there is no order for the present one."""
+        return self._source.over(self.number)
+
+    @property
+    def through(self) -> bool:
+        """Whether the last order has been read to its end."""
+        walk = self.walk
+        at_its_end = walk is not None and walk.position_bytes >= walk.total_bytes
+        return at_its_end and self.following is None and self._source.over(self._coming)
+
+    @property
+    def position_bytes(self) -> int:
+        """The coordinate of the reader."""
+        return self.base_bytes + (0 if self.walk is None else self.walk.position_bytes)
+
+    def look(self, now_ns: int) -> Walk | None:
+        """The walk through the present epoch, made once there is an order."""
+        made = self._made(self.number)
+        if made is not None and self.walk is not None:  # what there was before was a guess
+            made.pace_of(self.walk)
+            made.said(self.walk.position, now_ns)
+        self.walk = made or self.walk
+        return self.walk
+
+    def _made(self, epoch: int) -> Walk | None:
+        from uffdprefetch.predict.order.cursor import Walk
+
+        order = self._source.order(epoch)
+        return None if order is None else Walk(order, self._file_bytes, quiet=True)
+
+    def _upcoming(self) -> Walk | None:
+        last = self.number + EMPTY_MAX
+        while self.following is None and self._coming <= last and not self._source.over(
+            self._coming
+        ):
+            made = self._made(self._coming)
+            if made is None:
+                break
+            if made.total_bytes:
+                self.following = made
+            else:  # an epoch of nothing
+                self._coming += 1
+        return self.following
+
+    def _begin_next(self) -> None:
+        before, upcoming = self.walk, self.following
+        assert before is not None and upcoming is not None
+        self.done_items += before.position
+        self.base_bytes += before.total_bytes
+        self.number, self._coming = self._coming, self._coming + 1
+        upcoming.pace_of(before)
+        self.walk, self.following = upcoming, None
+        self._beginning = _Beginning()
+
+    # ---- progress -------------------------------------------------------------------------------
+
+    def saw(self, start: int, end: int, now_ns: int) -> bool:
+        """A touch of [start, end) of the file; whether the position may have moved."""
+        walk = self.look(now_ns)
+        if walk is None or walk.reads_on(start):
+            return False
+        moved = walk.saw(start, end, now_ns) > 0
+        if moved:
+            self._beginning.explained()
+        upcoming = self._upcoming() if walk.stray else None
+        if upcoming is None or not self._beginning.seen(upcoming, start, end, now_ns):
+            return moved
+        self._begin_next()
+        return True
+
+    def mapped(self, found: list[tuple[int, int]], now_ns: int, judge: bool) -> bool:
+        """Ranges of the file that a look has found mapped, and no look before; whether that moved
+        the position. ``judge``: whether the order may be found wrong by them."""
+        walk = self.look(now_ns)
+        if walk is None:
+            return False
+        before = self.position_bytes
+        same_epoch = self._looked_in == self.number  # else some may be of the epoch before
+        self._looked_in = self.number
+        strays = walk.mapped(found, now_ns, same_epoch)
+        self._strays = [*self._strays, *strays][-STRAYS_MAX:]
+        upcoming = self._upcoming() if self._strays else None
+        if upcoming is not None:
+            unexplained = set(upcoming.mapped(self._strays, now_ns, judge=False))
+            strays = [stray for stray in strays if stray in unexplained]
+            self._strays = []
+        if upcoming is not None and upcoming.has_begun(BEGUN_ITEMS):
+            self._begin_next()
+        elif judge and same_epoch:
+            walk.looked(found, strays)
+        return self.position_bytes != before
+
+    # ---- what is needed -------------------------------------------------------------------------
+
+    def due(self, ahead_bytes: int) -> Iterator[tuple[int, int, int]]:
+        """(start, end, coordinate) of what is to be warmed so that ``ahead_bytes`` of the order lie
+        ahead of the reader; with the end of this epoch comes the next one's beginning."""
+        walk = self.walk
+        if walk is None:
+            return
+        for piece in walk.due(ahead_bytes):
+            yield piece.start, piece.end, self.base_bytes + piece.need_bytes
+        left = walk.total_bytes - walk.position_bytes
+        upcoming = self._upcoming() if ahead_bytes > left and not walk.wrong else None
+        if upcoming is not None:
+            base = self.base_bytes + walk.total_bytes
+            for piece in upcoming.due(ahead_bytes - left):
+                yield piece.start, piece.end, base + piece.need_bytes
+
+    def future(self, blocks: npt.NDArray[np.int64], block_bytes: int) -> npt.NDArray[np.float64]:
+        """Plan bytes until each of these blocks of the file is needed, inf: not as far as is
+        known."""
+        import numpy as np
+
+        assert self.walk is not None
+        away: npt.NDArray[np.float64] = self.walk.future(blocks, block_bytes)
+        upcoming = self._upcoming()
+        never = np.flatnonzero(np.isinf(away))
+        if upcoming is not None and len(never):
+            left = self.walk.total_bytes - self.walk.position_bytes
+            away[never] = left + upcoming.future(blocks[never], block_bytes)
+        return away
+
+    def knows(self, blocks: npt.NDArray[np.int64], block_bytes: int) -> npt.NDArray[np.bool_]:
+        """Whether the present orders have a byte in each of these blocks."""
+        assert self.walk is not None
+        known: npt.NDArray[np.bool_] = self.walk.knows(blocks, block_bytes)
+        upcoming = self._upcoming()
+        return known if upcoming is None else known | upcoming.knows(blocks, block_bytes)

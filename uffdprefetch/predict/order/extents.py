@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An order cut into units, found by their place in it or in the file. Pure, arrays only.
+
+A unit is an extent of the order, or a piece of a long one, that has bytes. It has a number (its
+turn) and a plan coordinate: the bytes of all units before it. 21 bytes a unit beside the order's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from uffdprefetch.predict.order.cursor import Order
+
+Array = np.ndarray[Any, Any]
+
+#: Longer extents are cut at multiples of this, so that progress within a long item shows.
+GRAIN_BYTES = 1 << 20
+#: But into no more pieces than this in all (the grain grows).
+PIECES_MAX = 1 << 22
+#: next_use() looks at so many (block, unit) pairs at a time: 32 MiB an array.
+_PAIRS = 1 << 22
+#: It remembers its answers for files of no more blocks than this: 4 bytes each, when asked for.
+_BLOCKS_MAX = 1 << 28
+#: Sums of plan bytes stay below it.
+_TOTAL_MAX = 1 << 62
+
+_NONE: Array = np.zeros(0, np.int64)
+
+
+class Units:
+    """``starts``, ``ends`` (file bytes), ``item``: int64, one element a unit, in reading order;
+    ``coordinate``: int64, one more, the last is the order's length in plan bytes. ``by_place``:
+    the units in the order of the file; ``first_page``, ``end_page`` of these, the latter of all up
+    to it. ``items``: how many the order has; ``nested``: whether extents lie within others."""
+
+    def __init__(self, arrays: dict[str, Array], items: int, page_bytes: int, nested: bool) -> None:
+        """Of what of() has made of an order."""
+        self.starts, self.ends, self.item = arrays["starts"], arrays["ends"], arrays["item"]
+        self.coordinate = arrays["coordinate"]
+        self._by_place, self._first_page = arrays["by_place"], arrays["first_page"]
+        self._end_page = arrays["end_page"]
+        self.items, self.page_bytes, self.nested = items, page_bytes, nested
+        self.total_bytes = int(self.coordinate[-1])
+        self._type: Any = self._end_page.dtype.type
+        self._pages = int(self._end_page[-1]) + 1 if len(self) else 2
+        self._next: Array | None = None
+        self._next_block_bytes = 0
+        self._next_from = 0
+
+    @classmethod
+    def of(cls, order: Order, file_bytes: int, page_bytes: int) -> Units:
+        """An order's. What lies beyond ``file_bytes`` is left out. Raises ValueError when the
+        order's bytes cannot be counted (2^62)."""
+        starts, ends, item = order.starts, np.minimum(order.ends, file_bytes), order.item
+        some = ends > starts
+        if not some.all():
+            starts, ends, item = starts[some], ends[some], item[some]
+        total = float((ends - starts).sum(dtype=np.float64))
+        if total >= _TOTAL_MAX:
+            raise ValueError(f"an order of {total:.3g} bytes: at most 2^62 can be counted")
+        starts, ends, item = _cut(starts, ends, item, _grain_bytes(total))
+        coordinate: Array = np.zeros(len(starts) + 1, np.int64)
+        np.cumsum(ends - starts, out=coordinate[1:])
+        most = int(ends.max(initial=0)) // page_bytes + 2
+        page_type: Any = np.uint32 if most < 1 << 32 else np.int64
+        by_place, first_page = _sorted(starts // page_bytes, page_type)
+        last: Array = (-(-ends // page_bytes)).astype(page_type)
+        # of all up to it in the file: ascending, so that what overlaps a place can be searched for
+        last = last[by_place]
+        end_page = np.maximum.accumulate(last)
+        arrays = {
+            "starts": starts, "ends": ends, "item": item, "coordinate": coordinate,
+            "by_place": by_place, "first_page": first_page, "end_page": end_page,
+        }  # fmt: skip
+        return cls(arrays, order.items, page_bytes, bool((end_page != last).any()))
+
+    def arrays(self) -> dict[str, Array]:
+        """What it is made of."""
+        return {
+            "starts": self.starts, "ends": self.ends, "item": self.item,
+            "coordinate": self.coordinate, "by_place": self._by_place,
+            "first_page": self._first_page, "end_page": self._end_page,
+        }  # fmt: skip
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def at(self, plan_bytes: int) -> int:
+        """The first unit whose coordinate is ``plan_bytes`` or more."""
+        return int(np.searchsorted(self.coordinate[:-1], np.int64(plan_bytes), "left"))
+
+    def sum_bytes(self, units: Array) -> int:
+        """Of these units together."""
+        return int((self.ends[units] - self.starts[units]).sum())
+
+    def overlapping(self, start: int, end: int) -> Array:
+        """The units with a byte in [start, end) of the file, ascending."""
+        page = self.page_bytes
+        first = self._type(min(max(0, start // page), self._pages))
+        last = self._type(min(max(0, -(-end // page)), self._pages))
+        low = int(np.searchsorted(self._end_page, first, "right"))
+        high = int(np.searchsorted(self._first_page, last, "left"))
+        if low >= high:
+            return _NONE
+        units: Array = self._by_place[low:high].astype(np.int64)
+        units = units[(self.starts[units] < end) & (self.ends[units] > start)]
+        units.sort()
+        return units
+
+    def between(self, hits: Array, start: int, end: int, least_bytes: int) -> list[tuple[int, int]]:
+        """The ranges of [start, end) of the file that are in none of these units, all that overlap
+        it, and as long as ``least_bytes``."""
+        by_place = hits[self.starts[hits].argsort()]
+        ends: Array = np.maximum.accumulate(self.ends[by_place])
+        lows: Array = np.concatenate(([start], ends))
+        highs: Array = np.concatenate((self.starts[by_place], [end]))
+        found = (highs - lows >= least_bytes).nonzero()[0]
+        return [(int(lows[i]), int(highs[i])) for i in found]
+
+    def pages(self, first: int, end: int) -> tuple[Array, Array]:
+        """(first pages, end pages) of the units [first, end), int64."""
+        page = self.page_bytes
+        return self.starts[first:end] // page, -(-self.ends[first:end] // page)
+
+    def has(self, blocks: Array, block_bytes: int) -> Array:
+        """For each block of the file whether a unit has a byte in it; bool. To the page."""
+        page = self.page_bytes
+        begin: Array = np.asarray(blocks, np.int64) * block_bytes
+        upto = np.minimum(-(-(begin + block_bytes) // page), self._pages)
+        first = np.minimum(begin // page, self._pages)
+        low = np.searchsorted(self._end_page, first.astype(self._type), "right")
+        high = np.searchsorted(self._first_page, upto.astype(self._type), "left")
+        some: Array = high > low
+        return some
+
+    # ---- Belady ---------------------------------------------------------------------------------
+
+    def next_use(self, blocks: Array, block_bytes: int, first: int) -> Array:
+        """For each block of the file the first unit from ``first`` on that has a byte in it, or
+        len(self). ``first`` never goes back: an answer is remembered until it has passed. To the
+        page: a block that is not made of whole ones counts as those that it is in."""
+        blocks = np.asarray(blocks, np.int64)
+        self._next_from = first = max(first, self._next_from)
+        most = self._pages * self.page_bytes // block_bytes + 1
+        answer: Array = np.full(len(blocks), len(self), np.int64)
+        inside = np.flatnonzero((blocks >= 0) & (blocks < most))
+        if most > _BLOCKS_MAX:
+            answer[inside] = self._search(blocks[inside], block_bytes, first)
+            return answer
+        if self._next is None or self._next_block_bytes != block_bytes:
+            # zeros: "not asked for yet", and no memory until then
+            self._next = np.zeros(most, np.uint32 if len(self) < (1 << 32) - 2 else np.int64)
+            self._next_block_bytes = block_bytes
+        known = self._next[blocks[inside]].astype(np.int64) - 1
+        stale = np.flatnonzero(known < first)
+        known[stale] = self._search(blocks[inside[stale]], block_bytes, first)
+        self._next[blocks[inside[stale]]] = known[stale] + 1
+        answer[inside] = known
+        return answer
+
+    def _search(self, blocks: Array, block_bytes: int, first: int) -> Array:
+        """The same, from nothing."""
+        begin: Array = blocks * block_bytes
+        page = self.page_bytes
+        low: Any = np.searchsorted(self._end_page, (begin // page).astype(self._type), "right")
+        upto = np.minimum(-(-(begin + block_bytes) // page), self._pages)
+        high = np.searchsorted(self._first_page, upto.astype(self._type), "left")
+        counts = np.maximum(high - low, 0)
+        answer: Array = np.full(len(blocks), len(self), np.int64)
+        sums: Array = np.cumsum(counts)
+        at = 0
+        while at < len(blocks):  # one block at least, else as many as make _PAIRS
+            before = int(sums[at - 1]) if at else 0
+            upto_block = max(at + 1, int(np.searchsorted(sums, before + _PAIRS, "right")))
+            part = np.arange(at, upto_block)[counts[at:upto_block] > 0]
+            if len(part):
+                answer[part] = self._earliest(low[part], counts[part], begin[part], first)
+            at = upto_block
+        return answer
+
+    def _earliest(self, low: Array, counts: Array, begin: Array, first: int) -> Array:
+        """Of the units at places [low, low + counts) (counts > 0) the first one in turn, for each
+        block that begins at ``begin``."""
+        offsets = np.cumsum(counts) - counts
+        steps: Array = np.repeat(low - offsets, counts)
+        units: Array = self._by_place[np.arange(len(steps)) + steps].astype(np.int64)
+        units[units < first] = len(self)
+        if self.nested:
+            before = self.ends[np.minimum(units, len(self) - 1)] <= np.repeat(begin, counts)
+            units[before] = len(self)
+        earliest: Array = np.minimum.reduceat(units, offsets)
+        return earliest
+
+
+def _grain_bytes(total_bytes: float) -> int:
+    grain = GRAIN_BYTES
+    while total_bytes / grain > PIECES_MAX:
+        grain *= 2
+    return grain
+
+
+def _cut(starts: Array, ends: Array, item: Array, grain: int) -> tuple[Array, Array, Array]:
+    """What is longer than the grain in pieces that end at multiples of it."""
+    if not len(starts) or int((ends - starts).max()) <= grain:
+        return starts, ends, item
+    counts: Array = np.where(ends - starts > grain, (ends - 1) // grain - starts // grain + 1, 1)
+    owner: Array = np.repeat(np.arange(len(starts)), counts)
+    inner = np.arange(len(owner)) - (np.cumsum(counts) - counts)[owner]
+    edges = (starts[owner] // grain + inner) * grain
+    whole = counts[owner] == 1
+    low = np.where(whole, starts[owner], np.maximum(starts[owner], edges))
+    high = np.where(whole, ends[owner], np.minimum(ends[owner], edges + grain))
+    return low, high, item[owner]
+
+
+def _sorted(pages: Array, page_type: Any) -> tuple[Array, Array]:
+    """(numbers in the order of their pages, those pages); of one page the lower number first."""
+    count = len(pages)
+    number_type: Any = np.uint32 if count < 1 << 32 else np.int64
+    bits = max(1, (count - 1).bit_length()) if count else 1
+    if int(pages.max(initial=0)).bit_length() + bits > 63:
+        order = np.argsort(pages, kind="stable")
+        return order.astype(number_type), pages[order].astype(page_type)
+    keys = (pages << bits) | np.arange(count)  # sorting values is faster than sorting an index
+    keys.sort()
+    return (keys & ((1 << bits) - 1)).astype(number_type), (keys >> bits).astype(page_type)

@@ -1,0 +1,483 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far a rank has come in its order, by what it touches. Pure; predict/order/cursor.Walk is made
+of it.
+
+Touches do not say all: a record whose pages are mapped already is read without one, looks into
+page tables come late, several workers read several batches at a time. So the position is the first
+record that was not touched though later ones were, and waits for it only as long as readers were
+seen to be late.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from uffdprefetch.base.ranges import IntervalSet
+from uffdprefetch.predict.order.rate import Rate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import numpy as np
+
+    from uffdprefetch.predict.order.extents import Units
+
+    Array = np.ndarray[Any, Any]
+
+MIB = 1 << 20
+#: A touch this far ahead of the foremost one (or of what was handed out) is the reader's, and the
+#: position may follow. A stray one can skip no more.
+NEAR_BYTES = 16 * MIB
+#: Farther ones, ahead or behind, by this part of the order are of another worker, or come late:
+#: right, but the position waits. Of touches that have nothing to do with the plan it takes in a
+#: quarter, which is far from half.
+HORIZON_PART = 8
+#: Before anything is known of the readers, so much later may a touch come.
+DOUBT_BYTES = 32 * MIB
+#: With each touch in order the memory of late ones fades: half of it after 34.
+FADE = 0.98
+#: Judged by the first unit at each multiple of this of the plan, which stands for so much: where
+#: offset_at() tells a sensor to look.
+WATCHED_BYTES = 4 * MIB
+#: What is mapped is less sure than a touch, since a fault maps its neighbours too: the position
+#: follows as far as this part of the units are, and so many beyond what was handed out.
+MAPPED_PART = 0.75
+MAPPED_BEYOND = 4
+#: The most that one fault maps: between records, more than that has been read on its own.
+HUGE_BYTES = 2 * MIB
+#: So many times what its rate and the time since it showed make, and no more than that.
+FAR_TIMES, FAR_SECONDS, FAR_BYTES = 2.0, 0.25, 64 * MIB
+#: Of the last touches (predict/order/validator.JUDGED) so many one after the other in the order are
+#: a reader's way (chance gives 2 sqrt(32), as in predict/randomness.py), and it is where the last
+#: of them were. Of several readers as many next to another: those that were touched lately tell
+#: where they are.
+WAY, RECENT, BESIDE_UNITS = 16, 4, 16
+#: A page that two records share is of the one ahead only where that is so many times as near.
+SHARED_TIMES = 4
+#: Records that are being read are told from those read again by where in them the touches are.
+READING = 64
+
+# What is known of a unit:
+_NEW = 0  # nothing
+_TOUCHED = 1  # its pages were touched, perhaps for another one: it will show no more
+_READ = 2  # a reader was there
+_WASTED = 3  # given up, having been handed out
+_SKIPPED = 4  # given up, not having been handed out
+_QUIET = 5  # nothing, and a touch need not show: it is not waited for
+
+
+def longest_way(units: list[int]) -> list[int]:
+    """The longest rising run through these, in which others may lie between."""
+    tails: list[int] = []  # places in ``units`` of the last of the best run of each length
+    before: list[int] = []
+    for place, unit in enumerate(units):
+        length = bisect_left([units[tail] for tail in tails], unit)
+        before.append(tails[length - 1] if length else -1)
+        tails[length : length + 1] = [place]
+    way, place = [], tails[-1] if tails else -1
+    while place >= 0:
+        way.append(units[place])
+        place = before[place]
+    return way[::-1]
+
+
+class Spot(NamedTuple):
+    """A place in an order."""
+
+    plan_bytes: int
+    item: int
+    items: int  # that lie there side by side, in the order and in the file
+
+
+class Place:
+    """See Walk, which hands out what comes next: of that (``_sent``, a unit; ``_lookahead_bytes``)
+    this must know to tell what was in vain, and how long to wait."""
+
+    def __init__(self, watched_bytes: int, quiet: bool) -> None:
+        self.watched_bytes = watched_bytes
+        self._quiet = quiet
+        #: Whether the last touch that saw() was told of is none of this order at this place: it may
+        #: be one of the next epoch's.
+        self.stray = False
+        self._rate = Rate()
+        self._lookahead_bytes = 0
+        self._inside = (0, 0)
+        self._near_ns = 0  # when the last touch that moves the position was
+        self._far = 0  # the unit of the last one that lay beyond
+        self._late_bytes = 0.0
+        self._doubt_bytes: float = DOUBT_BYTES
+
+    def _start(self, units: Units) -> None:
+        """At the beginning of an order."""
+        import numpy as np
+
+        from uffdprefetch.predict.order.validator import Verdict
+
+        self._units = units
+        self.items = units.items
+        self._state = bytearray([_QUIET if self._quiet else _NEW]) * len(units)
+        self._states: Array = np.frombuffer(self._state, np.uint8)
+        self._at = self._front = self._sent = 0  # units
+        self._reading: dict[int, int] = {}
+        self._mapped = IntervalSet()  # of the file, since this order began
+        self._verdict = Verdict(units.items, units.total_bytes)
+
+    @property
+    def wrong(self) -> str | None:
+        """Once the plan is seen to be wrong: why, in one line, with the counts."""
+        return self._verdict.wrong
+
+    # ---- where it is ----------------------------------------------------------------------------
+
+    @property
+    def position(self) -> int:
+        """Items known to have been read: all before this one."""
+        units = self._units
+        return self.items if self._at == len(units) else int(units.item[self._at])
+
+    def has_begun(self, least: int) -> bool:
+        """Whether so many items that have bytes are begun before the position; of an order of
+        fewer, whether so many of their pieces are behind it."""
+        items, unit = self._units.item, 0
+        for _ in range(least):
+            if unit == len(items):
+                return 0 < min(least, unit) <= self._at
+            last = unit
+            unit = int(items.searchsorted(items[unit], "right"))
+        return last < self._at
+
+    @property
+    def position_bytes(self) -> int:
+        """The plan coordinate of it; it moves within a long item too."""
+        return int(self._units.coordinate[self._at])
+
+    @property
+    def total_bytes(self) -> int:
+        """The plan coordinate of the order's end."""
+        return self._units.total_bytes
+
+    @property
+    def spread_bytes(self) -> int:
+        """How far beyond the position records are being read."""
+        return int(self._units.coordinate[self._front]) - self.position_bytes
+
+    @property
+    def rate_bytes_per_second(self) -> float:
+        """Of the plan coordinate."""
+        return self._rate.bytes_per_second
+
+    # ---- progress -------------------------------------------------------------------------------
+
+    def reads_on(self, start: int) -> bool:
+        """Whether a touch there is within the record that was touched foremost: it tells nothing
+        new."""
+        return self._inside[0] < start < self._inside[1]
+
+    def pace_of(self, before: Place) -> None:
+        """The reader goes on as fast as in this order, which was before, until it is measured."""
+        self._rate.bytes_per_second = before.rate_bytes_per_second
+
+    def spot(self, start: int, end: int) -> Spot | None:
+        """Where ahead of the position a touch of [start, end) of the file would be; None for
+        nowhere."""
+        units = self._units
+        hits = units.overlapping(start, end)
+        ahead = hits[hits.searchsorted(self._at) :]
+        if not len(ahead) or self._leads_in(hits):
+            return None
+        first = int(units.item[ahead[0]])
+        items = int(units.item[self._last_of(ahead)]) - first + 1
+        return Spot(int(units.coordinate[ahead[0]]), first, items)
+
+    def _leads_in(self, hits: Array) -> bool:
+        """Whether all of these are pages by which records are found: a page of an item whose bytes
+        are elsewhere. They stand where they are needed first, and are read again at any time."""
+        units = self._units
+        after = (hits + 1).clip(max=len(units) - 1)
+        same = (units.item[after] == units.item[hits]) & (after > hits)
+        sizes = units.ends[hits] - units.starts[hits]
+        page = (sizes <= units.page_bytes) & (units.ends[after] - units.starts[after] > sizes)
+        return bool((same & page & (units.starts[after] != units.ends[hits])).all())
+
+    def saw(self, start: int, end: int, now_ns: int) -> int:
+        """A touch of [start, end) of the file: how many items are now taken for read that were not
+        (0: behind, being read already, or not in the plan here)."""
+        hits = self._units.overlapping(start, end)
+        self._between_items(hits, start, end)
+        self.stray = not len(hits)
+        if not len(hits) or (int(hits[-1]) < self._at and self._leads_in(hits)):
+            return 0
+        over = self._at == len(self._units)
+        first = int(hits.searchsorted(self._at))
+        if 0 < first < len(hits) and self._rather_behind(int(hits[first - 1]), int(hits[first])):
+            first = len(hits)
+        nearest = int(hits[first]) if first < len(hits) else len(self._units)
+        states = self._states[hits]
+        late = hits[(states == _WASTED) | (states == _SKIPPED)]
+        self._settle(hits, states)
+        new, read = nearest < len(self._units) and int(states[first]) in (_NEW, _QUIET), 0
+        near = nearest < self._near() or self._goes_on_far(nearest, now_ns)
+        self._near_ns = now_ns if near else self._near_ns
+        expected = near or self._expected(hits, nearest)
+        if nearest < len(self._units) and not self._read_on(nearest, start, end):
+            read = self._match(hits[first:], new, near)
+        if not near and len(late) and int(late[-1]) >= self._behind():
+            near = True
+            self._was_late(int(late[-1]))
+        if self._at < len(self._units):  # else it is done, and what comes is another epoch's
+            unit = nearest if nearest < len(self._units) else int(hits[-1])
+            if self._verdict.vote(hits, unit, expected, near, self.position):
+                self._resume()
+        self.stray = over or not expected
+        self._move(now_ns)
+        return read if expected else 0
+
+    def mapped(
+        self, ranges: Iterable[tuple[int, int]], now_ns: int, judge: bool = True
+    ) -> list[tuple[int, int]]:
+        """Ranges of the file that have been mapped since the last call, none told twice: which of
+        them are of no item that is due soon (they may be another epoch's). Where they may be of the
+        time before this order they are not to ``judge`` it by.
+
+        A fault maps its neighbours too (fault-around), which come at any time in the order: so the
+        position moves on only where hardly an item is missing. And so parts of an item may have
+        been mapped before it is read: it is there when all of its parts are."""
+        import numpy as np
+
+        units, strays = self._units, []
+        ranges = list(ranges)
+        for start, end in ranges:
+            self._mapped.add(start, end)
+        found: list[Array] = [np.zeros(0, np.int64)]
+        horizon = units.at(self.position_bytes + self._horizon_bytes())
+        for start, end in ranges:
+            hits = units.overlapping(start, end)
+            if judge:
+                self._between_items(hits, start, end)
+            due = (hits >= self._behind()) & (hits < horizon)
+            if self._at == len(units) or not due.any():
+                strays.append((start, end))
+            inside = (units.starts[hits] >= start) & (units.ends[hits] <= end)
+            at_an_edge = [
+                unit for unit in hits[~inside]
+                if not self._mapped.missing(int(units.starts[unit]), int(units.ends[unit]))
+            ]  # fmt: skip
+            found.append(np.append(hits[inside], at_an_edge).astype(np.int64))
+        whole: Array = np.concatenate(found)
+        whole = whole[whole >= self._front]
+        whole.sort()
+        places = units.starts[whole]
+        order = places.argsort(kind="stable")
+        places = places[order]
+        whole = whole[order[np.append(True, places[1:] != places[:-1])[: len(order)]]]  # the next
+        self._settle(whole, self._states[whole])
+        upto = max(self._sent, min(self._front + MAPPED_BEYOND, len(units)))
+        there = self._states[self._front : upto]
+        read = (there == _TOUCHED) | (there == _READ)
+        far = (read & (read.cumsum() >= MAPPED_PART * np.arange(1, len(read) + 1))).nonzero()[0]
+        if len(far):
+            self._lead(self._front + int(far[-1]) + 1)
+            self._move(now_ns)
+        return strays
+
+    def looked(self, found: Iterable[tuple[int, int]], strays: Iterable[tuple[int, int]]) -> None:
+        """What mapped() was told of, and which of it no order explains. What lies behind the
+        position was read in time and is seen late; nothing follows where so much was found that
+        the reader may have gone on far, nor at the order's end, where the next one may not be known
+        yet."""
+        found_bytes = sum(end - start for start, end in found)
+        at_the_end = 4 * self.position_bytes > 3 * self.total_bytes
+        if at_the_end or 2 * found_bytes > self._horizon_bytes():
+            return
+        ahead = [
+            (start, end)
+            for start, end in strays
+            if not (self._units.overlapping(start, end) < self._at).any()
+        ]
+        self._verdict.looked(found_bytes, sum(b - a for a, b in ahead), self.position)
+
+    def _between_items(self, hits: Array, start: int, end: int) -> None:
+        """What of a range is in none of the units that overlap it goes to the verdict."""
+        if not len(hits):
+            self._verdict.outside(start, end, self._at)
+        elif end - start > HUGE_BYTES:
+            for low, high in self._units.between(hits, start, end, HUGE_BYTES):
+                self._verdict.outside(low, high, self._at)
+
+    def _near(self) -> int:
+        """The unit up to which a touch moves the position."""
+        foremost = int(self._units.coordinate[self._front]) + NEAR_BYTES
+        return max(self._sent, self._units.at(foremost))
+
+    def _goes_on_far(self, unit: int, now_ns: int) -> bool:
+        """Where not each touch shows, a reader may have gone far, at its pace, since one did: two
+        touches one after the other there tell."""
+        if not self._quiet or not self._near_ns or unit >= len(self._units):
+            return False
+        at = int(self._units.coordinate[unit])
+        seconds = min(FAR_SECONDS, (now_ns - self._near_ns) / 1e9)
+        reach = min(FAR_BYTES, int(FAR_TIMES * self.rate_bytes_per_second * seconds))
+        if at - int(self._units.coordinate[self._front]) > reach:
+            return False
+        before, self._far = self._far, unit
+        return before < unit and at - int(self._units.coordinate[before]) <= NEAR_BYTES
+
+    def _expected(self, hits: Array, nearest: int) -> bool:
+        """Whether a touch that is not near the position is of its order all the same."""
+        ahead_bytes = self.position_bytes + self._horizon_bytes()
+        if nearest < len(self._units) and int(self._units.coordinate[nearest]) < ahead_bytes:
+            return True
+        behind = int(hits.searchsorted(self._at)) - 1
+        if behind >= 0 and int(hits[behind]) >= self._behind():
+            return True
+        return self._verdict.follows(hits)
+
+    def _rather_behind(self, behind: int, ahead: int) -> bool:
+        """Of a page that these two units share, whether the one behind the position is read, by a
+        reader that is late: the foremost one is nearer to that."""
+        at, front = self._units.coordinate, self._front
+        return bool(at[front] - at[behind] < SHARED_TIMES * (at[ahead] - at[front]))
+
+    def _horizon_bytes(self) -> int:
+        return max(NEAR_BYTES, self._lookahead_bytes, self.total_bytes // HORIZON_PART)
+
+    def _behind(self) -> int:
+        return self._units.at(self.position_bytes - self._horizon_bytes())
+
+    def _read_on(self, unit: int, start: int, end: int) -> bool:
+        """Whether a touch goes on in a record that is being read, of which ``unit`` would be the
+        next occurrence. One that does not is remembered as the one being read."""
+        place = int(self._units.starts[unit])
+        reached = self._reading.pop(place, None)
+        goes_on = reached is not None and start >= reached
+        self._reading[place] = max(end, reached or 0) if goes_on else end
+        if len(self._reading) > READING:
+            del self._reading[next(iter(self._reading))]
+        return goes_on
+
+    def _match(self, ahead: Array, new: bool, near: bool) -> int:
+        """The reader is at the first of these units, and at those that follow it in the order as
+        well as in the touch; how many items that is."""
+        units = self._units
+        first, last = int(ahead[0]), self._last_of(ahead)
+        self._states[first : last + 1] = _READ
+        items = int(units.item[last] - units.item[first]) + 1
+        if not near:
+            return items if new else 0
+        if first < self._front:
+            if new:
+                self._was_late(first)
+            items = items if new else 0
+        else:
+            self._late_bytes *= FADE
+            self._doubt_bytes *= FADE
+            self._inside = (int(units.starts[first]), int(units.ends[first]))
+        self._lead(last + 1)
+        return items
+
+    def _last_of(self, ahead: Array) -> int:
+        """The unit up to which these follow each other in the order as well as in the touch."""
+        starts = self._units.starts[ahead]
+        breaks = ((ahead[1:] != ahead[:-1] + 1) | (starts[1:] == starts[:-1])).nonzero()[0]
+        return int(ahead[breaks[0] if len(breaks) else -1])
+
+    def _lead(self, front: int) -> None:
+        """The foremost reader is here, or where others have read on from here."""
+        front = max(front, self._front)
+        while front < len(self._state) and self._state[front] == _READ:
+            front += 1
+        self._front = front
+
+    def _resume(self) -> None:
+        """Readers are far ahead and nobody is here: on to the next place where one is. A single
+        touch is no reader: what lies beside a record is due anywhere."""
+        lately = [unit for unit in self._verdict.lately() if unit >= self._front]
+        way = longest_way(lately)
+        if len(way) >= WAY:
+            self._lead(way[-RECENT])
+            return
+        places = sorted(set(lately))
+        beside = {
+            unit for a, b in pairwise(places) if b - a <= BESIDE_UNITS for unit in (a, b)}
+        if len(beside) >= WAY:
+            self._lead(min(beside.intersection(lately[-WAY:]), default=0))
+
+    def _was_late(self, unit: int) -> None:
+        behind = int(self._units.coordinate[self._front]) - int(self._units.coordinate[unit])
+        self._late_bytes = max(self._late_bytes * FADE, behind)
+
+    def _settle(self, hits: Array, states: Array) -> None:
+        """They are touched: none of them has been handed out in vain."""
+        wasted = hits[states == _WASTED]
+        if len(wasted):
+            self._verdict.untouched_bytes -= self._stand_for(wasted)
+        states = states.copy()
+        states[states != _READ] = _TOUCHED
+        self._states[hits] = states
+
+    def _move(self, now_ns: int) -> None:
+        """On to the first unit that was not touched, or that is not worth waiting for."""
+        before = self._at
+        coordinate, front = self._units.coordinate, self._front
+        at = self._untouched(self._at)
+        patience = min(self._doubt_bytes, self._lookahead_bytes / 2 or self._doubt_bytes)
+        patience = max(patience, 2 * self._late_bytes)
+        least = int(coordinate[front]) - int(patience)
+        if int(coordinate[at]) < least:
+            upto = min(front, self._units.at(least))
+            self._give_up(at, upto)
+            at = self._untouched(upto)
+        self._go(at, now_ns)
+        if at > before:
+            self._verdict.weigh(self._late_bytes, self.position)
+
+    def _untouched(self, at: int) -> int:
+        found = self._state.find(_NEW, at, self._front)
+        return self._front if found < 0 else found
+
+    def _give_up(self, first: int, end: int) -> None:
+        states = self._states[first:end]
+        new = (states == _NEW).nonzero()[0]
+        states[new] = _SKIPPED
+        new = new[: new.searchsorted(self._sent - first)]
+        wasted = new[self._watched(new + first)]
+        states[wasted] = _WASTED
+        self._verdict.untouched_bytes += self._stand_for(wasted + first)
+
+    def _watched(self, units: Array) -> Array:
+        """Which of these would have shown a touch."""
+        if not self.watched_bytes:
+            return units >= 0
+        coordinate = self._units.coordinate
+        before: Array = coordinate[units - 1] // self.watched_bytes
+        watched: Array = (units == 0) | (coordinate[units] // self.watched_bytes > before)
+        return watched
+
+    def _stand_for(self, units: Array) -> int:
+        """How many bytes these of _watched() tell of."""
+        if not self.watched_bytes:
+            return self._units.sum_bytes(units)
+        return len(units) * self.watched_bytes
+
+    def _go(self, at: int, now_ns: int) -> None:
+        coordinate = self._units.coordinate
+        gone = int(coordinate[at]) - int(coordinate[self._at])
+        sent = min(at, self._sent)
+        if sent > self._at:
+            self._verdict.passed_bytes += int(coordinate[sent]) - int(coordinate[self._at])
+        self._at = at
+        self._front, self._sent = max(self._front, at), max(self._sent, at)
+        self._rate.note(gone, now_ns)
+
+    def said(self, items: int, now_ns: int) -> None:
+        """So many items of the order have been read, somebody has announced: exact. It never goes
+        back: when touches have shown more, that stays."""
+        units = self._units
+        at = int(units.item.searchsorted(min(items, self.items)))
+        if at > self._at:
+            states = self._states[self._at : at]
+            states[states == _NEW] = _TOUCHED
+            self._front = max(self._front, at)
+            self._go(self._untouched(at), now_ns)

@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which records a rank reads that skips the others': from page tables and a record index. Pure.
+
+Paper 3's skipping: of R ranks each reads `run` records (one, or a batch), then skips those of the
+others: records first + k * period + i, i < run. A page table shows more than was read: a fault maps
+what is cached of its aligned 64 KiB with it. So a record whose pages are mapped may have been read,
+and one whose pages are not has not been: a sequence is taken for the reader's when every record of
+it is mapped, nearly all others are not, and those that are lie beside one that was read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ranges
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from uffdprefetch.formats.index import RecordIndex
+
+Array = np.ndarray[Any, Any]
+
+PAGE_BYTES = 4096
+#: What the kernel maps around a fault (fault_around_bytes in mm/memory.c).
+AROUND_BYTES = 64 << 10
+#: Periods that a sequence must have been seen for. More where records are so small that neighbours
+#: are often mapped too: so many of AROUND_BYTES / mean record.
+PERIODS_MIN = 6
+#: And so many records, read or not: one bit each, so that no random reader comes by it.
+EVIDENCE_RECORDS_MIN = 24
+PERIODS_FOR_A_RECORD_OF_AROUND_BYTES = 8
+#: Smaller records than this, on average, lie too many in what one fault maps.
+RECORD_MIN_BYTES = 8 << 10
+#: Longest period, in records: an inference looks at PERIODS times as many, 8 ms at the longest.
+PERIOD_MAX = 1024
+RECORDS_MAX = 16 * PERIOD_MAX
+#: In this part of the periods every record of the sequence must be mapped (pages are reclaimed) ...
+MEMBER_SHARE = 0.9
+#: ... another place of the period in no more than this, and of all those no more than half.
+OTHER_SHARE = 0.85
+OTHERS_SHARE = 0.5
+#: Mapped records that no neighbour explains, for each record of the sequence (or each other one,
+#: where those are fewer).
+UNEXPLAINED_SHARE = 0.1
+#: Of a record's pages so many may be missing: one that was a checkpoint is taken out again.
+MISSING_PART = 16
+#: What lies between two runs: less, and prefetching would read it with them
+#: (predict/order/cursor.Walk).
+GAP_MIN_BYTES = 64 << 10
+
+
+@dataclass(frozen=True)
+class Skipping:
+    """Records j with (j - first) % period < run, in the order of their numbers, or against it
+    (``direction`` -1); 0 <= first < period, 1 <= run < period."""
+
+    first: int
+    run: int
+    period: int
+    direction: int = 1
+
+    def members(self, records: int) -> Array:
+        """Their numbers in a file of so many records, in reading order, int64."""
+        begins: Array = np.arange(self.first - self.period, records, self.period, dtype=np.int64)
+        numbers = (begins[:, None] + np.arange(self.run)).ravel()
+        numbers = numbers[(numbers >= 0) & (numbers < records)]
+        return numbers if self.direction > 0 else numbers[::-1]
+
+    def has(self, numbers: Array) -> Array:
+        """Whether each of these records is one of them."""
+        found: Array = (numbers - self.first) % self.period < self.run
+        return found
+
+    def __str__(self) -> str:
+        some = f"record {self.first}" if self.run == 1 else f"{self.run} records from {self.first}"
+        return f"{some} of each {self.period}" + (", backward" if self.direction < 0 else "")
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """Records ``first``, ``first`` + 1, ... that lie in the part of the file that was walked over:
+    their places in it (bytes, ascending) and whether each is mapped, as far as it can be."""
+
+    first: int
+    starts: Array
+    ends: Array
+    mapped: Array  # bool
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+
+def look(
+    index: RecordIndex, runs: Ranges[tuple[int, int]], low: int, high: int, direction: int = 1
+) -> Seen | None:
+    """What page tables tell of the records that lie in [low, high) of the file.
+
+    runs: (offset, bytes) of what is mapped there, of any number of processes, in any order. Of more
+    than RECORDS_MAX records the last ones in ``direction``. None: no record there, or records that
+    are not in one piece each, in the order of their numbers, or too small to tell them apart.
+    """
+    if not len(index) or index.file_bytes < RECORD_MIN_BYTES * len(index):
+        return None
+    numbers = index.records_in([low], [high])
+    numbers = numbers[-RECORDS_MAX:] if direction > 0 else numbers[:RECORDS_MAX]
+    if not len(numbers) or int(numbers[-1] - numbers[0]) != len(numbers) - 1:
+        return None
+    starts, ends = index.extents(numbers)
+    if len(starts) != len(numbers) or (starts[1:] < ends[:-1]).any():
+        return None
+    inside = np.flatnonzero((starts >= low) & (ends <= high))
+    if not len(inside):
+        return None
+    first, last = int(inside[0]), int(inside[-1]) + 1
+    starts, ends = starts[first:last], ends[first:last]
+    begin, end = _page(starts), _page(ends + PAGE_BYTES - 1)
+    missing = end - begin - _Union(*_ranges(runs)).covered(begin, end)
+    mapped = missing <= (end - begin) // MISSING_PART // PAGE_BYTES * PAGE_BYTES
+    return Seen(int(numbers[first]), starts, ends, mapped)
+
+
+def infer(seen: Seen, direction: int = 1) -> Skipping | None:
+    """The sequence that explains what is mapped, the one with the shortest period; None: none that
+    is worth it, or that is sure yet."""
+    at = np.flatnonzero(seen.mapped)
+    if not len(at):
+        return None
+    # up to the last one that was read: the reader may be in the middle of what follows
+    first, last = int(at[0]), int(at[-1]) + 1
+    mapped = seen.mapped[first:last]
+    backward = direction < 0
+    if backward:
+        mapped = mapped[::-1]
+    mean_bytes = int(seen.ends[last - 1] - seen.starts[first]) / len(mapped)
+    least = max(
+        PERIODS_MIN, round(PERIODS_FOR_A_RECORD_OF_AROUND_BYTES * AROUND_BYTES / mean_bytes)
+    )
+    for period in range(2, min(PERIOD_MAX, len(mapped) // least) + 1):
+        some = max(least, -(-EVIDENCE_RECORDS_MIN // period))
+        for periods in (some, 2 * some, 4 * some):
+            records = periods * period
+            if records > len(mapped):
+                break
+            counts = mapped[len(mapped) - records :].reshape(periods, period).sum(0, np.uint32)
+            if counts.max() < periods - 1:
+                break
+            place = _one_run(counts, periods)
+            if place is None:
+                continue
+            column, run = place
+            # from a place in the periods that end with the last mapped record to a number
+            if backward:
+                number = seen.first + first + (period - 1 - (column + run - 1) % period)
+                part = slice(first, first + records)
+            else:
+                number = seen.first + last - period + column
+                part = slice(last - records, last)
+            found = Skipping(number % period, run, period, direction)
+            if _explains(found, seen, part) and _gap_bytes(found, seen, part) >= GAP_MIN_BYTES:
+                return found
+    return None
+
+
+def fits(skipping: Skipping, seen: Seen) -> bool | None:
+    """Whether a sequence still explains what is mapped; None: too little to tell."""
+    at = np.flatnonzero(seen.mapped)
+    members = skipping.has(seen.first + np.arange(len(seen)))
+    if len(at) and members.any():
+        upto = slice(int(at[0]), int(at[-1]) + 1)
+        if members[upto].sum() >= PERIODS_MIN * skipping.run:
+            return _explains(skipping, seen, upto, strict=False)
+    return None
+
+
+# ---- one period ---------------------------------------------------------------------------------
+
+
+def _one_run(counts: Array, periods: int) -> tuple[int, int] | None:
+    """(place, length) of the one run of places, around the end perhaps, that are mapped in all
+    ``periods`` (``counts``: in how many each is), when the others mostly are not."""
+    most = periods if periods < 10 else int(np.ceil(MEMBER_SHARE * periods))
+    members = counts >= most
+    run = int(members.sum())
+    if not 0 < run < len(members):
+        return None
+    others = counts[~members]
+    if others.max() > OTHER_SHARE * periods or others.mean() > OTHERS_SHARE * periods:
+        return None
+    begins = np.flatnonzero(members & ~np.roll(members, 1))
+    return (int(begins[0]), run) if len(begins) == 1 else None
+
+
+def _explains(skipping: Skipping, seen: Seen, part: slice, strict: bool = True) -> bool:
+    """Whether all of it is mapped there, and little else but for what lies beside it."""
+    starts, ends, mapped = seen.starts[part], seen.ends[part], seen.mapped[part]
+    members = skipping.has(np.arange(*part.indices(len(seen))) + seen.first)
+    share = UNEXPLAINED_SHARE if strict else 3 * UNEXPLAINED_SHARE
+    if mapped[members].mean() < (MEMBER_SHARE if strict else 1 - 3 * UNEXPLAINED_SHARE):
+        return False
+    around = _Union(
+        starts[members] // AROUND_BYTES * AROUND_BYTES,
+        -(-ends[members] // AROUND_BYTES) * AROUND_BYTES,
+    )
+    others = np.flatnonzero(mapped & ~members)
+    begin, end = _page(starts[others]), _page(ends[others] + PAGE_BYTES - 1)
+    unexplained = int((around.covered(begin, end) < end - begin).sum())
+    return unexplained <= share * int(min(members.sum(), (~members).sum()))
+
+
+def _gap_bytes(skipping: Skipping, seen: Seen, part: slice) -> float:
+    """Bytes of the file between one run and the next, on average."""
+    starts, ends = seen.starts[part], seen.ends[part]
+    others = ~skipping.has(np.arange(*part.indices(len(seen))) + seen.first)
+    gaps = max(1, len(starts) // skipping.period)
+    return float((ends - starts)[others].sum()) / gaps
+
+
+# ---- ranges -------------------------------------------------------------------------------------
+
+
+def _page(offsets: Array) -> Array:
+    floor: Array = offsets // PAGE_BYTES * PAGE_BYTES
+    return floor
+
+
+def _ranges(runs: Ranges[tuple[int, int]]) -> tuple[Array, Array]:
+    table: Array = np.array(runs, np.int64).reshape(-1, 2)
+    return table[:, 0], table[:, 0] + table[:, 1]
+
+
+class _Union:
+    """Ranges in any order, as one set; how much of others it covers."""
+
+    def __init__(self, starts: Array, ends: Array) -> None:
+        order = np.argsort(starts, kind="stable")
+        starts, ends = starts[order], np.maximum.accumulate(ends[order])
+        begins = np.flatnonzero(np.append(True, starts[1:] > ends[:-1])[: len(starts)])
+        self._starts = starts[begins]
+        self._ends = ends[np.append(begins[1:], len(ends))[: len(begins)] - 1]
+        self._before = np.cumsum(self._ends - self._starts) - (self._ends - self._starts)
+
+    def covered(self, begin: Array, end: Array) -> Array:
+        """Bytes of it in each [begin, end)."""
+        if not len(self._starts):
+            return np.zeros(len(begin), np.int64)
+        return self._below(end) - self._below(begin)
+
+    def _below(self, at: Array) -> Array:
+        index = np.maximum(np.searchsorted(self._starts, at, "right") - 1, 0)
+        inside = np.clip(at - self._starts[index], 0, self._ends[index] - self._starts[index])
+        below: Array = self._before[index] + inside
+        return below

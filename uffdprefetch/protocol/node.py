@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The launcher's end of the service's socket: five fixed-size messages (csrc/wire.h).
+
+launcher                         service
+HELLO (who we are)          ->
+                            <-   WELCOME
+JOB (pid of the job)        ->
+... the connection stays open: its hang-up tells the service that the launcher is gone ...
+FINISH (wait status)        ->
+                            <-   SUMMARY, with a memfd that holds the JSON
+shutdown of our half        ->
+                            <-   hang-up, when the service has removed its files if it ends too
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import struct
+import time
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from uffdprefetch.base.identity import Identity
+
+MAGIC = 0x50444655  # "UFDP", little-endian
+VERSION = 4
+MESSAGE_BYTES = 256
+HELLO, WELCOME, JOB, FINISH, SUMMARY = 1, 2, 3, 4, 5
+LAUNCHER = 1  # role in HELLO
+
+_HEADER = struct.Struct("<IHH")
+_HELLO = struct.Struct("<Iiiiiii")
+_WORD = struct.Struct("<I")
+_TWO_WORDS = struct.Struct("<II")
+#: A summary names every file and a bounded timeline; what is larger did not come from our service.
+MAX_SUMMARY_BYTES = 64 << 20
+
+_Client = TypeVar("_Client", bound="NodeClient")
+
+
+class ServiceGone(Exception):
+    """The service hung up."""
+
+
+class NotOurService(ServiceGone):
+    """Who listens is another version, another user, or no service at all: no use to try again."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """``summary`` as the service sent it; ``last``: no other launcher of the job is left here."""
+
+    summary: dict[str, Any]
+    last: bool
+
+
+def pack(kind: int, payload: bytes = b"") -> bytes:
+    """One message: header, payload, zeros up to MESSAGE_BYTES."""
+    return (_HEADER.pack(MAGIC, VERSION, kind) + payload).ljust(MESSAGE_BYTES, b"\0")
+
+
+def unpack(message: bytes) -> tuple[int, bytes]:
+    """(type, payload) of a message; raises ServiceGone at the end, else NotOurService."""
+    if not message:
+        raise ServiceGone("it hung up")
+    if len(message) != MESSAGE_BYTES:
+        raise NotOurService(f"{len(message)} bytes are no message")
+    magic, version, kind = _HEADER.unpack_from(message)
+    if magic != MAGIC:
+        raise NotOurService("it does not speak this protocol")
+    if version != VERSION:
+        raise NotOurService(f"it speaks version {version} of the protocol, this is {VERSION}")
+    return kind, message[_HEADER.size :]
+
+
+class NodeClient:
+    """A connection to the service. Every wait is bounded by ``deadline``, a time.monotonic()."""
+
+    role = LAUNCHER
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self.options = 0  # Config.fingerprint() of the service
+
+    @classmethod
+    def connect(cls: type[_Client], path: str, identity: Identity, deadline: float) -> _Client:
+        """Connect and exchange HELLO and WELCOME.
+
+        Raises OSError when nobody listens on ``path``, ServiceGone when the service is just ending,
+        TimeoutError when it does not welcome us before the deadline, NotOurService for a stranger.
+        """
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # close-on-exec
+        try:
+            # Not blocking: a full backlog must not hold us beyond the deadline.
+            connection.setblocking(False)
+            connection.connect(path)
+            credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+            peer_uid = struct.unpack("iII", credentials)[1]
+            if peer_uid != os.geteuid():
+                raise NotOurService(f"the listener belongs to uid {peer_uid}")
+            hello = _HELLO.pack(
+                cls.role,
+                os.getpid(),
+                os.getppid(),
+                *(-1 if n is None else n for n in (identity.rank, identity.local_rank)),
+                -1 if identity.world is None else identity.world,
+                0,  # the job is not there yet: JOB tells
+            )
+            client = cls(connection)
+            client._send(pack(HELLO, hello))
+            kind, payload, descriptors = client._receive(deadline)
+            _close_all(descriptors)
+            if kind != WELCOME:
+                raise NotOurService(f"it answered HELLO with message type {kind}")
+            (client.options,) = _WORD.unpack_from(payload)
+            return client
+        except BaseException:
+            connection.close()
+            raise
+
+    def job_started(self, pid: int) -> None:
+        """Tell the job's pid; a service that is gone by now is noticed at the end."""
+        try:
+            self._send(pack(JOB, struct.pack("<i", pid)))
+        except ServiceGone:
+            pass
+
+    def finish(self, wait_status: int, deadline: float) -> Finished:
+        """Tell how the job ended (as waitpid's status) and take the summary.
+
+        Raises ServiceGone when the service died, TimeoutError when it does not answer in time.
+        """
+        self._send(pack(FINISH, struct.pack("<i", wait_status)))
+        return self._receive_summary(deadline)
+
+    def _receive_summary(self, deadline: float) -> Finished:
+        while True:
+            kind, payload, descriptors = self._receive(deadline)
+            try:
+                if kind == SUMMARY and descriptors:
+                    length_bytes, last = _TWO_WORDS.unpack_from(payload)
+                    return Finished(_read_summary(descriptors[0], length_bytes), last == 1)
+            finally:
+                _close_all(descriptors)
+
+    def part(self) -> None:
+        """Say good-bye after finish(); the service hangs up when it has tidied up (gone())."""
+        try:
+            self._socket.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass
+
+    def gone(self, deadline: float) -> bool:
+        """Wait until the service has hung up; False when it has not by then."""
+        try:
+            while True:
+                _close_all(self._receive(deadline)[2])
+        except ServiceGone:
+            return True
+        except TimeoutError:
+            return False
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _send(self, message: bytes) -> None:
+        try:
+            self._socket.send(message, socket.MSG_NOSIGNAL)
+        except OSError as error:
+            raise ServiceGone(f"it hung up ({error.strerror})") from None
+
+    def _receive(self, deadline: float) -> tuple[int, bytes, list[int]]:
+        """Wait for one message: (type, payload, descriptors that came with it)."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        remaining_ms = max(0, int((deadline - time.monotonic()) * 1000))
+        if not poll.poll(remaining_ms):
+            raise TimeoutError("it does not answer")
+        try:
+            message, descriptors, _, _ = socket.recv_fds(
+                self._socket, MESSAGE_BYTES + 1, 4, socket.MSG_CMSG_CLOEXEC
+            )
+        except OSError as error:
+            raise ServiceGone(f"it hung up ({error.strerror})") from None
+        try:
+            kind, payload = unpack(message)
+        except ServiceGone:
+            _close_all(descriptors)
+            raise
+        return kind, payload, descriptors
+
+
+def _read_summary(descriptor: int, length_bytes: int) -> dict[str, Any]:
+    if length_bytes > MAX_SUMMARY_BYTES:
+        raise ServiceGone(f"its summary claims to have {length_bytes} bytes")
+    # pread: the description is shared with the service, its offset is nobody's.
+    data = b""
+    while len(data) < length_bytes:
+        piece = os.pread(descriptor, length_bytes - len(data), len(data))
+        if not piece:
+            break
+        data += piece
+    try:
+        summary = json.loads(data)
+    except ValueError as error:
+        raise ServiceGone(f"its summary is not JSON: {error}") from None
+    if not isinstance(summary, dict):
+        raise ServiceGone("its summary is not a JSON object")
+    return summary
+
+
+def _close_all(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)

@@ -1,0 +1,460 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bulk warm: a file whose readers jump about is streamed whole, once, where that pays.
+
+predict/randomness.py says who jumps about, predict/bulk.py whether it pays; this measures the
+storage where nothing else has, streams behind everything else that is wanted, ends when the reason
+has gone, and says once why a file was not streamed. What a reader is, is remembered for its process
+and file: a job may map the file anew for each batch (nanoGPT does).
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from uffdprefetch.base.config import Config
+from uffdprefetch.base.units import format_size
+from uffdprefetch.native import pool as uffd_pool
+from uffdprefetch.native import uffd
+from uffdprefetch.predict import bulk
+from uffdprefetch.predict.bulk import (
+    DOUBT_TOUCHES,
+    MISS_BYTES,
+    MISS_READS,
+    PASSED_SHARE,
+    PROBE_BYTES,
+)
+from uffdprefetch.predict.randomness import Jumps
+from uffdprefetch.predict.streams import Stream
+from uffdprefetch.protocol.wire import Verdict
+from uffdprefetch.state.client import Client, Region
+from uffdprefetch.state.file_systems import read_ahead_bytes
+from uffdprefetch.state.files import BLOCK_BYTES, FileState, Key
+from uffdprefetch.state.ledger import Ledger, describe_stream
+from uffdprefetch.warm import limits
+from uffdprefetch.warm.placement import Layout
+from uffdprefetch.warm.scheduler import EXTENT_BYTES, LAST, PATIENT, Scheduler, now_ns
+
+if TYPE_CHECKING:
+    from uffdprefetch.pool.node_pool import PoolFile
+
+MIB, MS = 1 << 20, 1_000_000
+#: Asked for at once; more when less than so much waits. What is under way is the scheduler's.
+PIECE_BYTES = 32 * MIB
+WAITING_BYTES = 8 * MIB
+#: Extents of a file that is there already are only looked at, so many in a turn.
+LOOKS_AT_ONCE = 256
+JUDGE_NS = 100 * MS
+MEMORY_NS = 1000 * MS
+#: Between two batches nobody may map the file.
+GONE_NS = 2000 * MS
+#: Looks into the page table of a random reader of which all is decided.
+REST_NS = 250 * MS
+PASSES_MAX = 2
+FILES_MAX = 256
+READERS_MAX = 64
+
+#: States of a file; the first three may become each other.
+WATCHED, MEASURED, STREAMED = "undecided", "measured", "streamed"
+DONE, STOPPED, REFUSED = "done", "stopped", "refused"
+
+
+@dataclass
+class Reader:
+    """A process that reads a file; ``jumps`` and what it lost while it was random."""
+
+    rank: int
+    pid: int
+    jumps: Jumps
+    jumped: int = 0
+    since_ns: int = 0
+    at_ns: int = 0
+
+    def saw(self, start: int, end: int, at_ns: int, passed_over: bool) -> bool:
+        """Feed a touch; whether the reader is random."""
+        before, self.jumped = self.jumps.random, self.jumped + 1
+        self.jumps.saw(start, end, at_ns, passed_over)
+        if self.jumps.random and not before:
+            self.jumped, self.since_ns = self.jumps.jumped()
+        return self.jumps.random
+
+
+@dataclass
+class Book:
+    """One file: its readers, and how far its bulk warm is. Sizes in bytes, times in ns."""
+
+    file: FileState
+    state: str = WATCHED
+    why: str = "no reader jumps about"
+    readers: dict[int, Reader] = field(default_factory=dict)  # by pid
+    in_pool: bool = False  # one of them had the pool's memory
+    planned: set[int] = field(default_factory=set)  # ranks whose order is known
+    ranks: set[int] = field(default_factory=set)  # that were random
+    told: set[int] = field(default_factory=set)  # ... and stand in the summary's streams
+    stream: Stream | None = None
+    cursor: int = 0  # asked for up to here
+    limit: int = 0  # to be asked for in this step
+    passes: int = 0
+    began_bytes: int | None = None  # of file.prefetched_bytes, before the first probe
+    before_bytes: int = 0  # read while the file was open before
+    read_bytes: int = 0
+    miss_ns: list[int] = field(default_factory=list)
+    bandwidth: float = 0.0
+    asked_ns: int = 0  # when the running probe was asked for; 0: none runs
+    asked_bytes: int = 0
+    judge_ns: int = 0
+    memory_ns: int = 0
+    mapped_ns: int = 0  # last seen mapped
+
+    @property
+    def pooled(self) -> PoolFile | None:
+        """Where the file is read to; None: into the page cache."""
+        return self.file.pooled if self.in_pool else None
+
+    def missing_bytes(self, start: int = 0, end: int | None = None) -> int:
+        """How much of [start, end) is not where it is read to."""
+        return missing_bytes(self.file, start, end, self.pooled)
+
+    def random(self) -> list[Reader]:
+        """Who jumps about now."""
+        return [
+            r for r in self.readers.values() if r.jumps.random and r.rank not in self.planned
+        ]
+
+
+class Bulk:
+    """The files of a service whose readers may be random. The service's thread calls all of it."""
+
+    def __init__(
+        self, config: Config, scheduler: Scheduler, ledger: Ledger, layout: Layout
+    ) -> None:
+        self._config, self._scheduler = config, scheduler
+        self._ledger, self._layout = ledger, layout
+        self._books: dict[Key, Book] = {}
+        self._on = config.policy == "auto"
+
+    # -------------------------------------------------------------- what the engine says
+
+    def saw(
+        self, region: Region, stream: Stream, touch: tuple[int, int, int], forward: int,
+        passed_bytes: tuple[int, int],
+    ) -> bool:  # fmt: skip
+        """A touch [start, end) at a time in ns, which brought its stream ``forward`` bytes on;
+        ``passed_bytes`` of those are (news, what tells of a walk) in the page table. Whether the
+        reader is random."""
+        if not self._on or region.file.changed:
+            return False
+        book = self._book(region.file)
+        if region.table.rank in book.planned:
+            return False
+        reader = self._reader(book, region)
+        start, end, at_ns = touch
+        if region.look_from:  # one look at the whole page table, in several pieces
+            at_ns = reader.at_ns
+        reader.at_ns = at_ns
+        # in a second epoch nothing is news; and a random reader has been nearly everywhere at last
+        passed = passed_bytes[0 if reader.jumps.random else 1]
+        over = 0 < forward <= PASSED_SHARE * passed
+        if region.verdict == Verdict.POOL and self._layout.pool:  # what a fault maps tells there
+            book.in_pool = True
+            low, high = self._layout.pool.walked(copy.copy(stream), start, end, forward)
+            over = 0 < forward <= high - low
+        random = reader.saw(start, end, at_ns, over)
+        if random:
+            book.ranks.add(region.table.rank)
+        return random
+
+    def saw_planned(self, region: Region, start: int, end: int, at_ns: int) -> None:
+        """A touch of a reader whose order is known. Should the order be a wrong one, it is known by
+        then whether the reader jumps about."""
+        if not self._on or region.file.changed:
+            return
+        book = self._book(region.file)
+        book.planned.add(region.table.rank)
+        self._reader(book, region).saw(start, end, at_ns, False)
+
+    def left(self, client: Client) -> None:
+        """A process has gone."""
+        for book in self._books.values():
+            book.readers.pop(client.pid, None)
+
+    def forget(self, region: Region) -> None:
+        """What its reader has touched so far is no sign of what it will touch."""
+        book = self._books.get(region.file.key)
+        if book is not None:
+            book.readers.pop(region.table.reader, None)
+
+    @staticmethod
+    def _reader(book: Book, region: Region) -> Reader:
+        rank, pid = region.table.rank, region.table.reader
+        reader = book.readers.get(pid)
+        if reader is None:
+            reader = book.readers[pid] = Reader(rank, pid, Jumps(region.file.size_bytes))
+            if len(book.readers) > READERS_MAX:
+                del book.readers[next(iter(book.readers))]
+        return reader
+
+    def _book(self, file: FileState) -> Book:
+        book = self._books.get(file.key)
+        if book is None:
+            book = self._books[file.key] = Book(file)
+            if len(self._books) > FILES_MAX:
+                idle = (key for key, one in self._books.items() if not one.file.attached)
+                self._books.pop(next(idle, file.key), None)
+        elif book.file is not file:  # it had been closed, and is mapped again
+            book = self._books[file.key] = Book(
+                file, readers=book.readers, planned=book.planned, ranks=book.ranks, told=book.told,
+                miss_ns=book.miss_ns, bandwidth=book.bandwidth,
+                judge_ns=book.judge_ns, read_bytes=book.read_bytes, before_bytes=book.read_bytes,
+            )  # fmt: skip
+        return book
+
+    def trusts(self, region: Region) -> bool:
+        """Whether the reader's walks are walks, so that what lies ahead of them may be read."""
+        book = self._books.get(region.file.key)
+        reader = book.readers.get(region.table.reader) if book else None
+        return reader is None or reader.jumps.count < DOUBT_TOUCHES or reader.jumps.trusted
+
+    def orderly(self, region: Region) -> bool:
+        """Whether the reader is sure to be none that jumps about."""
+        book = self._books.get(region.file.key)
+        reader = book.readers.get(region.table.reader) if book else None
+        return reader is not None and reader.jumps.orderly
+
+    def planned(self, region: Region, known: bool) -> None:
+        """Whether the reader's order is known: then it is none of ours."""
+        book = self._books.get(region.file.key)
+        if book is not None:
+            (book.planned.add if known else book.planned.discard)(region.table.rank)
+
+    def rest_ns(self, region: Region) -> int:
+        """How long the reader's page table need not be looked at."""
+        book = self._books.get(region.file.key)
+        reader = book.readers.get(region.table.reader) if book else None
+        decided = book is not None and book.state in (DONE, REFUSED)
+        return REST_NS if decided and reader and reader.jumps.random else 0
+
+    def note_streams(self, client: Client, region: Region) -> None:
+        """A mapping ends: what the summary keeps of its reader, of a random one a single row."""
+        book = self._books.get(region.file.key)
+        if book is None or client.rank not in book.ranks or client.rank in book.planned:
+            self._ledger.note_streams(client, region)
+        elif client.rank not in book.told and region.table.streams:
+            book.told.add(client.rank)
+            row = describe_stream(region, region.table.streams[-1])
+            self._ledger.streams.append({**row, "pattern": "random"})
+
+    # -------------------------------------------------------------- steps
+
+    def step(self, now: int) -> None:
+        """Once a turn: go on with what is due."""
+        for book in self._books.values():
+            if book.file.attached:
+                book.mapped_ns = now
+            if book.file.resting:
+                continue
+            if book.state == WATCHED:
+                if now >= book.judge_ns and book.random() and not book.file.changed:
+                    book.judge_ns = now + JUDGE_NS
+                    self._judge(book, now)
+            elif book.state == MEASURED:
+                self._measure(book, now)
+            elif book.state == STREAMED:
+                self._go_on(book, now)
+
+    def _judge(self, book: Book, now: int) -> None:
+        file, readers = book.file, book.random()
+        book.ranks.update(reader.rank for reader in readers)
+        missing = book.missing_bytes()
+        room, limit = self._room(book, missing)
+        jumped, since_ns = sum(r.jumped for r in readers), min(r.since_ns for r in readers)
+        watched = max(1, now - since_ns) / 1e9
+        brings = min(MISS_BYTES, read_ahead_bytes(file.key[0]) or uffd.PAGE_BYTES)
+        sight = bulk.Sight(
+            file_bytes=file.size_bytes,
+            missing_bytes=missing,
+            room_bytes=room,
+            touches_per_second=jumped / watched,
+            watched_seconds=watched,
+            miss_seconds=min(book.miss_ns, default=0) / 1e9,
+            miss_bytes=book.pooled.chunk_bytes if book.pooled else brings,
+            bandwidth_bytes_per_second=book.bandwidth,
+        )
+        verdict = bulk.judge(sight)
+        book.why = verdict.why
+        if verdict.what == bulk.NO_ROOM:
+            self._refuse(
+                book, f"{verdict.why} ({limit}): not warmed; with --budget "
+                f"{format_size(file.size_bytes).replace(' ', '')} it could be, a plan needs less",
+            )  # fmt: skip
+        elif verdict.what == bulk.NO_GAIN:
+            self._refuse(book, f"{verdict.why}: not warmed, nothing to do")
+        elif verdict.what == bulk.WAIT and not sight.measured:
+            book.state, book.limit = MEASURED, 0
+        elif verdict.what == bulk.STREAM:
+            book.state, book.limit = STREAMED, file.size_bytes
+        if book.state in (MEASURED, STREAMED) and book.began_bytes is None:
+            book.began_bytes = file.prefetched_bytes
+        if book.state in (MEASURED, STREAMED) and book.stream is None:
+            book.stream = Stream(-1, readers[0].rank, readers[0].pid, 0, 0, now, now, active=True)
+
+    def _refuse(self, book: Book, why: str) -> None:
+        book.state, book.why = REFUSED, why
+        ranks = ", ".join(map(str, sorted(book.ranks)))
+        many = "ranks" if len(book.ranks) > 1 else "rank"
+        self._ledger.degrade(f"{book.file.path}: {many} {ranks} jumps about; {why}")
+
+    def _room(self, book: Book, missing: int) -> tuple[int, str]:
+        """How much of a file may be in memory, and which limit binds."""
+        others = sum(
+            one.file.size_bytes
+            for one in self._books.values()
+            if one is not book and one.state in (STREAMED, DONE) and one.file.attached
+        )
+        pool = self._layout.pool
+        if pool is not None and book.pooled is not None:
+            return pool.budget_bytes - others, pool.limited_by or "--budget"
+        allowed, why = limits.allowed_bytes(self._config.budget_bytes)
+        if why != "--budget":  # which is of memory that is free: what is cached already is not
+            allowed = min(self._config.budget_bytes, allowed + book.file.size_bytes - missing)
+        return allowed - others, why
+
+    # -------------------------------------------------------------- measuring
+
+    def _measure(self, book: Book, now: int) -> None:
+        """Single reads for the latency; then, where no window was read, the stream's beginning for
+        the bandwidth. One at a time, each when the last is there."""
+        if self._ends(book, now) or not self._idle(book):
+            return
+        if book.asked_ns:
+            took, book.asked_ns = max(1, now_ns() - book.asked_ns), 0
+            if book.limit:
+                book.bandwidth = book.asked_bytes * 1e9 / took
+            else:
+                book.miss_ns.append(took)
+        if len(book.miss_ns) < MISS_READS and not book.limit:
+            at = a_missing_piece(book.file, len(book.miss_ns), book.pooled)
+            if at is not None:
+                book.asked_ns = now_ns()
+                self._want(book, at, min(at + MISS_BYTES, book.file.size_bytes))
+                return
+        if not book.bandwidth:
+            book.bandwidth = self._scheduler.meter.bandwidth
+        if not book.bandwidth and not book.limit:
+            book.limit = min(book.cursor + PROBE_BYTES, book.file.size_bytes)
+            book.asked_ns, book.asked_bytes = now_ns(), 0
+            self._feed(book)
+            return
+        book.state, book.judge_ns = WATCHED, now if book.miss_ns else now + JUDGE_NS
+        self._count(book)
+
+    def _idle(self, book: Book) -> bool:
+        """Whether all that was asked for has come."""
+        return not self._scheduler.queued_bytes and not self._scheduler.busy_with(book.file)
+
+    # -------------------------------------------------------------- streaming
+
+    def _go_on(self, book: Book, now: int) -> None:
+        self._count(book)
+        if self._ends(book, now):
+            return
+        if book.cursor < book.file.size_bytes:
+            gone = now - book.mapped_ns > GONE_NS  # between two batches, or for good
+            if self._scheduler.queued_bytes < WAITING_BYTES and not gone:
+                self._feed(book)
+        elif self._idle(book):
+            book.passes += 1
+            missing = book.missing_bytes()
+            if missing * bulk.LITTLE_SHARE > book.file.size_bytes and book.passes < PASSES_MAX:
+                book.cursor = 0  # the kernel has dropped what it was asked for, or given it back
+                return
+            book.state, book.stream = DONE, None
+
+    @staticmethod
+    def _count(book: Book) -> None:
+        began_bytes = book.began_bytes or 0
+        book.read_bytes = book.before_bytes + book.file.prefetched_bytes - began_bytes
+
+    def _feed(self, book: Book) -> None:
+        """Ask for the next piece, less what is there."""
+        asked, looks = 0, 0
+        while book.cursor < book.limit and asked < PIECE_BYTES and looks < LOOKS_AT_ONCE:
+            start = book.cursor
+            end = book.cursor = min((start // EXTENT_BYTES + 1) * EXTENT_BYTES, book.limit)
+            looks += 1
+            missing = book.missing_bytes(start, end)
+            if missing:
+                asked += self._want(book, start, end)
+                book.asked_bytes += missing
+
+    def _want(self, book: Book, start: int, end: int) -> int:
+        assert book.stream is not None
+        behind = PATIENT if book.state == STREAMED else LAST  # what is measured has to be fast
+        return self._scheduler.want(
+            book.file, book.stream, start, end, behind + start, pooled=book.pooled is not None
+        )
+
+    def _ends(self, book: Book, now: int) -> bool:
+        """Stop where the reason has gone; whether it has."""
+        file, state, why = book.file, STOPPED, ""
+        if file.changed or file.fd < 0:
+            why = "the file is not managed any more"
+        elif book.readers and not book.random():
+            state, why = WATCHED, "its readers go in order now, or their order is known"
+        elif now >= book.memory_ns:
+            book.memory_ns = now + MEMORY_NS
+            room, limit = self._room(book, book.missing_bytes())
+            if room < file.size_bytes:
+                why = f"memory became short ({limit})"
+                self._ledger.degrade(f"{file.path}: bulk warm stopped: {why}")
+        if not why:
+            return False
+        if book.stream is not None:
+            self._scheduler.forget(book.stream)
+        book.state, book.why, book.stream = state, why, None
+        book.cursor = book.limit = book.asked_ns = 0
+        return True
+
+    # -------------------------------------------------------------- books
+
+    def describe(self, path: str) -> dict[str, Any] | None:
+        """What the summary says of a file (docs/bulk.md); None: nobody jumped about in it."""
+        for book in self._books.values():
+            if book.file.path == path and book.ranks:
+                return {
+                    "state": book.state,
+                    "why": book.why,
+                    "ranks": sorted(book.ranks),
+                    "read_bytes": book.read_bytes,
+                    "miss_seconds": min(book.miss_ns, default=0) / 1e9 or None,
+                    "bandwidth_bytes_per_second": round(book.bandwidth) or None,
+                }
+        return None
+
+
+def missing_bytes(
+    file: FileState, start: int = 0, end: int | None = None, pooled: PoolFile | None = None
+) -> int:
+    """How much of [start, end) is not in the pool (``pooled``), or not in the page cache; where
+    nobody tells, what we have not read."""
+    end = file.size_bytes if end is None else end
+    if pooled is not None:
+        chunks = pooled.state[start // pooled.chunk_bytes : -(-end // pooled.chunk_bytes)]
+        absent = int((chunks != uffd_pool.PRESENT).sum()) * pooled.chunk_bytes
+        return min(absent, end - start)
+    there, _ = uffd.resident_bytes(file.fd, start, end - start)
+    if there is None:
+        read, unused, _ = file.block_counts(start // BLOCK_BYTES, -(-end // BLOCK_BYTES))
+        there = read + unused
+    return max(0, end - start - there)
+
+
+def a_missing_piece(file: FileState, turn: int, pooled: PoolFile | None = None) -> int | None:
+    """The offset of MISS_BYTES that are not in memory, somewhere; None where all seems to be."""
+    pieces = file.size_bytes // MISS_BYTES
+    for i in range(16):  # the golden ratio spreads any number of them evenly
+        at = int((turn * 16 + i + 1) * 0.6180339887 % 1 * pieces) * MISS_BYTES
+        if missing_bytes(file, at, at + MISS_BYTES, pooled) == MISS_BYTES:
+            return at
+    return None

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Readers whose order is known: what they need next is warmed in that order.
+
+predict/order/cursor.py knows where a reader is in its order and what it needs next; this knows
+which mapping is whose, hands its pieces to the scheduler, and says when a plan was wrong. A reader
+with a plan has no windows of its own streams. Where the orders come from: readers/order_sources.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from uffdprefetch.predict.order.epochs import Epochs, Source
+from uffdprefetch.predict.streams import Stream
+from uffdprefetch.predict.window import Storage
+from uffdprefetch.protocol.wire import Verdict
+from uffdprefetch.state.client import Client, Region
+from uffdprefetch.state.files import FileState
+from uffdprefetch.state.ledger import Ledger
+from uffdprefetch.warm.scheduler import Scheduler, now_ns
+
+if TYPE_CHECKING:  # it brings numpy, which a service without a plan spares
+    from uffdprefetch.predict.order.cursor import Walk
+
+#: Ranges that are kept until its order is there.
+SEEN_MAX = 4096
+#: The pool's faults tell more than page tables; unless there are none for so long.
+QUIET_NS = 100_000_000
+#: A node reads all of a file where its orders are as long as this part of it: what is read besides
+#: costs less than requests that are shorter than storage would answer at once.
+ALL_SHARE = 0.9
+#: Readers that are told of one by one when they have ended.
+ENDED_MAX = 256
+
+
+class PlannedReader:
+    """One reader on its way through one file in a known order. Sizes in bytes."""
+
+    #: Whether the order was taken from how it walks, which has to be watched on.
+    inferred = False
+
+    def __init__(self, file: FileState, rank: int, source: Source) -> None:
+        """``rank``: whose it is, for people."""
+        self.file, self.rank = file, rank
+        self.epochs = Epochs(source, file.size_bytes)
+        self.dropped: str | None = None  # why the plan is not followed any more
+        self.ended = False  # nothing of it is read any more
+        self.active_ns = self.touched_ns = self.said_ns = now = now_ns()
+        self.seen: list[tuple[int, int]] = []  # found mapped, and not looked at yet
+        #: What the scheduler sees: a stream in the coordinate of the order.
+        self.stream = Stream(-1, rank, 0, 0, 0, now, now, active=True)
+
+    @property
+    def how(self) -> str:
+        """How the order is known, for people."""
+        return self.epochs.how
+
+    @property
+    def over(self) -> bool:
+        """Whether there is no order for it, or none any more."""
+        return self.epochs.over
+
+    @property
+    def live(self) -> bool:
+        """Whether its order is to be followed now."""
+        followed = not self.dropped and not self.ended and self.look() is not None
+        return followed and not self.epochs.through
+
+    @property
+    def epoch(self) -> int:
+        """The present one, from 0."""
+        return self.epochs.number
+
+    @property
+    def walk(self) -> Walk | None:
+        """The walk through the present epoch, if its order was there at the last look()."""
+        return self.epochs.walk
+
+    def look(self) -> Walk | None:
+        """The walk through the present epoch; None while its order is not there."""
+        return self.epochs.look(now_ns())
+
+    # ---- progress -------------------------------------------------------------------------------
+
+    def saw(self, start: int, end: int, now: int) -> None:
+        """A touch of [start, end) of the file by one of its processes."""
+        if self.epochs.saw(start, end, now):
+            self.active_ns = self.touched_ns = now
+            self._moved(now)
+        self._judge()
+
+    def mapped(self, found: list[tuple[int, int]], now: int) -> bool:
+        """What a look has found mapped, and no look before; whether that moved the position."""
+        self.seen = [*self.seen, *found][-SEEN_MAX:]
+        if self.look() is None:
+            return False
+        found, self.seen = self.seen, []
+        # an inferred order is compared with page tables anyway
+        moved = self.epochs.mapped(found, now, judge=not self.inferred)
+        self.active_ns = now if moved else self.active_ns
+        self._moved(now)
+        self._judge()
+        return moved
+
+    def said(self, items: int, now: int) -> None:
+        """So many items of the present epoch have been read."""
+        walk = self.look()
+        if walk is not None:
+            self.active_ns = self.said_ns = now
+            walk.said(items, now)
+            self._moved(now)
+
+    def _moved(self, now: int) -> None:
+        self.stream.advance(self.stream.position_bytes, self.epochs.position_bytes, now)
+
+    def _judge(self) -> None:
+        if self.walk is not None:
+            self.dropped = self.dropped or self.walk.wrong
+
+    def describe(self) -> dict[str, Any]:
+        """For the summary."""
+        walk, epochs = self.walk, self.epochs
+        return {
+            "file": self.file.path,
+            "rank": self.rank,
+            "how": self.how,
+            "epoch": self.epoch,
+            "items": None if walk is None else walk.items,
+            "read_items": 0 if walk is None else epochs.done_items + walk.position,
+            "sent_bytes": 0 if walk is None else epochs.base_bytes + walk.sent_bytes,
+            "dropped": self.dropped,
+        }
+
+
+class Belongs(Protocol):
+    """Which readers a mapping may have."""
+
+    def readers(self, client: Client, region: Region) -> list[PlannedReader]: ...
+
+    def pending(self, client: Client, region: Region) -> bool:
+        """Whether one may still come."""
+
+    def mapped(self, client: Client) -> None:
+        """A process has mapped a file."""
+
+
+class Plans:
+    """All planned readers of a service."""
+
+    def __init__(self, scheduler: Scheduler, ledger: Ledger) -> None:
+        self._scheduler, self._ledger = scheduler, ledger
+        self.sources: list[Belongs] = []
+        self.room_bytes: Callable[[FileState], int] = lambda _: 0  # for a file in memory
+        self.all: list[PlannedReader] = []
+        self._ended: list[dict[str, Any]] = []
+
+    def add(self, reader: PlannedReader) -> None:
+        """A reader is known of from now on."""
+        self.all.append(reader)
+
+    def remove(self, reader: PlannedReader) -> None:
+        """Its order has ended, or another one has taken its place."""
+        if reader in self.all:
+            self.all.remove(reader)
+            self._scheduler.forget(reader.stream)
+            reader.ended = True
+            self._ended = [*self._ended[-ENDED_MAX + 1 :], reader.describe()]
+
+    def reader(self, client: Client, region: Region) -> PlannedReader | None:
+        """Who reads a mapping in a known order now: by the first source that knows; of several (a
+        training and a validation set in one file) the one that has gone on last."""
+        for source in self.sources:
+            found = [reader for reader in source.readers(client, region) if reader.live]
+            if found:
+                return max(found, key=lambda reader: reader.active_ns)
+        return None
+
+    def pending(self, client: Client, region: Region) -> bool:
+        """Whether a mapping's order may become known soon."""
+        return any(source.pending(client, region) for source in self.sources)
+
+    def mapped(self, client: Client) -> None:
+        """A process has mapped a file."""
+        for source in self.sources:
+            source.mapped(client)
+
+    def touch(self, client: Client, region: Region, start: int, end: int, at_ns: int) -> bool:
+        """A touch of [start, end) of the file by a reader that may have a plan; whether it has."""
+        reader = self.reader(client, region)
+        if reader is None or reader.walk is None:
+            return False
+        reader.saw(start, end, at_ns)
+        self._judge(reader, region)
+        return True
+
+    def _judge(self, reader: PlannedReader, region: Region) -> None:
+        if reader.dropped:
+            self._scheduler.forget(reader.stream)
+            self._ledger.degrade(
+                f"{region.file.path}: rank {reader.rank}: the order known from {reader.how} is not "
+                f"followed any more: {reader.dropped}"
+            )
+
+    def looked(
+        self, client: Client, region: Region, found: list[tuple[int, int]], now: int
+    ) -> bool:
+        """Ranges that a look into a page table has found mapped, and no look before, in the order
+        of the file; whether the reader has moved."""
+        reader = self.reader(client, region)
+        if reader is None:
+            return False
+        quiet = now - reader.touched_ns >= QUIET_NS
+        if region.verdict == Verdict.POOL and not quiet:
+            reader.seen = [*reader.seen, *found][-SEEN_MAX:]
+            return False
+        moved = reader.mapped(found, now)
+        self._judge(reader, region)
+        return moved
+
+    def plan(
+        self, reader: PlannedReader, storage: Storage, allowed_bytes: int, pooled: bool = False
+    ) -> None:
+        """Hand on what a reader needs next; ``pooled``: it has the pool's memory."""
+        from uffdprefetch.predict.order.cursor import lookahead_bytes
+
+        if reader.walk is None:
+            return
+        ahead = lookahead_bytes(reader.walk, storage, allowed_bytes, reader.stream.boost)
+        whole = self._all_is_read(reader.file)
+        for start, end, need in reader.epochs.due(ahead):
+            self._scheduler.want(
+                reader.file, reader.stream, start, end, need, whole=whole, pooled=pooled
+            )
+
+    def _all_is_read(self, file: FileState) -> bool:
+        """Whether this node's readers, all together, read nearly all of a file, for which there is
+        room: then what lies beside a record is not read in vain."""
+        if not file.unit_bytes or file.size_bytes > self.room_bytes(file):
+            return False
+        orders = sum(
+            one.walk.total_bytes for one in self.all if one.file is file and one.walk is not None)
+        return orders >= ALL_SHARE * file.size_bytes
+
+    def describe(self) -> list[dict[str, Any]]:
+        """For the summary: those that have ended (the last ENDED_MAX), and the others."""
+        return self._ended + [r.describe() for r in self.all if r.walk is not None or r.dropped]

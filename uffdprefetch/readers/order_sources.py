@@ -1,0 +1,364 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the orders of planned readers come from: the plan file, and what the job announces.
+
+The helper process (orders/indexer_client.py) finds the bytes; here is asked, and remembered what is
+whose. A plan file names ranks. An announcement is of a process, and of its children (DataLoader
+workers).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from uffdprefetch.job.channel import ENDED
+from uffdprefetch.orders.indexer_client import Answer, Resolver
+from uffdprefetch.readers.known_order import PlannedReader, Plans
+from uffdprefetch.state.client import Client, Region
+from uffdprefetch.state.files import FileState, Key
+from uffdprefetch.state.ledger import Ledger
+from uffdprefetch.warm.scheduler import now_ns
+
+if TYPE_CHECKING:
+    from uffdprefetch.orders.announcement import Announced
+    from uffdprefetch.predict.order.extents import Units
+
+log = logging.getLogger("uffdprefetch.serve")
+
+MS = 1_000_000
+#: Progress that is said is looked at so often.
+LOOK_NS = 10 * MS
+#: What could not be told is asked again after this, some times, and after twice as much each time.
+AGAIN_NS = 40 * MS
+AGAIN_TIMES = 16
+AGAIN_MAX_NS = 1000 * MS
+#: Announcements that are followed at a time, and of one process.
+HEARD_MAX = 1024
+_COUNT = struct.Struct("<Q")
+
+
+class PlanFile:
+    """`--plan`: orders by rank and epoch."""
+
+    def __init__(
+        self, resolver: Resolver, plans: Plans, ledger: Ledger, came: Callable[[], None]
+    ) -> None:
+        """``came`` is called when an order has come."""
+        self._resolver, self._plans, self._ledger, self._came = resolver, plans, ledger, came
+        self._readers: dict[tuple[Key, int], PlannedReader] = {}
+
+    def readers(self, client: Client, region: Region) -> list[PlannedReader]:
+        """See planned.Belongs."""
+        name = region.file.key, client.rank
+        reader = self._readers.get(name)
+        if reader is None:
+            source = _Epochs(self, region.file, client.rank)
+            reader = self._readers[name] = PlannedReader(region.file, client.rank, source)
+            self._plans.add(reader)
+        return [reader]
+
+    def mapped(self, client: Client) -> None:
+        """See planned.Belongs."""
+
+    def pending(self, client: Client, region: Region) -> bool:
+        """See planned.Belongs."""
+        reader = self._readers.get((region.file.key, client.rank))
+        return reader is not None and reader.walk is None and not reader.over
+
+    def ask(self, file: FileState, rank: int, epoch: int, done: Callable[[Answer], None]) -> None:
+        """Ask for an order."""
+
+        def heard(answer: Answer) -> None:
+            if "error" in answer and file.changed is None:  # of that one has been told
+                self._ledger.degrade(f"--plan: {answer['error']}")
+            done(answer)
+            self._came()
+
+        question = {"do": "plan", "path": file.path, "key": file.key, "rank": rank, "epoch": epoch}
+        self._resolver.ask(question, heard)
+
+    def order(self, answer: Answer) -> Units | None:
+        """The order of an answer, None when there is none."""
+        if answer.get("order") is None:
+            return None
+        try:
+            return self._resolver.order(answer["order"])
+        except (OSError, ValueError) as error:
+            self._ledger.degrade(f"--plan: an order cannot be mapped: {error}")
+            return None
+
+
+class _Epochs:
+    """The orders of one rank in one file, asked for one after the other."""
+
+    how = "--plan"
+
+    def __init__(self, plan: PlanFile, file: FileState, rank: int) -> None:
+        self._plan, self._file, self._rank = plan, file, rank
+        self._asked = -1  # the latest epoch
+        self._come: dict[int, Units] = {}
+        self._end: int | None = None  # the first epoch that there is none of
+
+    def order(self, epoch: int) -> Units | None:
+        """See predict/order/epochs.Source."""
+        if epoch > self._asked and not self.over(epoch):
+            self._asked = epoch
+            self._plan.ask(
+                self._file, self._rank, epoch, lambda answer: self._answered(epoch, answer)
+            )
+        return self._come.pop(epoch, None)
+
+    def _answered(self, epoch: int, answer: Answer) -> None:
+        order = self._plan.order(answer)
+        self.how = "--plan, estimated" if answer.get("early") else "--plan"
+        if order is None:
+            self._end = epoch
+        else:
+            self._come[epoch] = order
+
+    def over(self, epoch: int) -> bool:
+        """See predict/order/epochs.Source."""
+        return self._end is not None and epoch >= self._end
+
+
+class _Stated:
+    """One order, of an announcement."""
+
+    def __init__(self, order: Units, how: str) -> None:
+        self._order: Units | None = order
+        self.how = how
+
+    def order(self, epoch: int) -> Units | None:
+        """See predict/order/epochs.Source."""
+        order, self._order = self._order, None
+        return order
+
+    def over(self, epoch: int) -> bool:
+        """See predict/order/epochs.Source."""
+        return epoch > 0
+
+
+@dataclass
+class _Heard:
+    """An announcement that is followed. ``peer``: its process, as we number them."""
+
+    peer: int
+    said: Announced
+    asked: bool = False  # and not answered
+    first: bool = True  # nothing has been asked
+    settled: bool = False  # nothing is left to be asked
+    again_ns: int = 0
+    wait_ns: int = AGAIN_NS
+    asked_times: int = 0
+    items: int = 0  # read so far
+    done: set[int] = field(default_factory=set)  # parts whose order is known
+    readers: list[PlannedReader] = field(default_factory=list)
+
+
+class Announcements:
+    """What processes of the job have announced."""
+
+    def __init__(
+        self, resolver: Resolver, plans: Plans, ledger: Ledger,
+        clients: Callable[[], list[Client]], came: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self._resolver, self._plans, self._ledger = resolver, plans, ledger
+        self._clients, self._came = clients, came
+        self._heard: dict[tuple[int, str], _Heard] = {}  # (pid, reader)
+        self._progress: dict[int, int] = {}  # pid -> descriptor
+        self._indexed: set[Key] = set()
+        self.next_ns = 0
+
+    @property
+    def any(self) -> bool:
+        """Whether there is anything to look at."""
+        return bool(self._heard)
+
+    def readers(self, client: Client, region: Region) -> list[PlannedReader]:
+        """See planned.Belongs."""
+        return [
+            reader
+            for heard in self._heard.values()
+            if client.descends_from(heard.peer)
+            for reader in heard.readers
+            if reader.file is region.file
+        ]
+
+    def pending(self, client: Client, region: Region) -> bool:
+        """See planned.Belongs."""
+        return any(
+            not heard.settled and client.descends_from(heard.peer) for heard in self._heard.values()
+        )
+
+    def announced(self, peer: int, pid: int, number: int) -> None:
+        """A process tells that there is something. Raises AnnounceError."""
+        from uffdprefetch.orders import announcement
+
+        if not number:  # there will be some
+            self._resolver.start()
+            return
+        said = announcement.load(self._resolver.directory, pid, number)
+        if said.items == 0:
+            self._noted(said)
+            return
+        name = pid, said.reader
+        old = self._heard.pop(name, None)
+        if old is not None:
+            self._end(old)
+        if len(self._heard) >= HEARD_MAX:
+            raise announcement.AnnounceError(f"more than {HEARD_MAX} orders at a time")
+        self._heard[name] = _Heard(peer, said)
+        self._resolver.start()  # it takes some tenths of a second: not when it is needed
+        self.next_ns = 0
+        self.look(now_ns())
+
+    def _noted(self, said: Announced) -> None:
+        """Something that is no order."""
+        for part in said.parts:
+            if part.what == "nothing":
+                why = f"{said.reader}: in which order it reads is not known: {part.why}"
+                self._ledger.degrade(why)
+        if not any(part.what == "lists" for part in said.parts):
+            said.remove()
+            return
+
+        def heard(answer: Answer) -> None:
+            if "error" in answer:
+                log.warning("announcement: %s", answer["error"])
+            said.remove()
+            for each in self._heard.values():
+                each.again_ns = 0
+
+        self._resolver.ask(
+            {
+                "do": "announced", "pid": said.pid, "number": said.number, "files": [], "said": 0,
+                "done": [], "first": True,
+            },
+            heard,
+        )
+
+    def look(self, now: int) -> None:
+        """Progress, and questions that are due: once a turn, before what was touched is taken."""
+        if not self._heard:
+            return
+        self.next_ns = now + LOOK_NS
+        for name, heard in list(self._heard.items()):
+            count = self._count(heard.said.pid, heard.said.slot)
+            items = (count or 0) & ~ENDED
+            if items > heard.items:
+                heard.items = items
+                heard.again_ns, heard.wait_ns = 0, AGAIN_NS  # there is more to tell by
+                for reader in heard.readers:
+                    reader.said(items, now)
+                self._came()
+            if count is None or count & ENDED:
+                self._end(heard)
+                del self._heard[name]
+                continue
+            if not heard.settled and not heard.asked and now >= heard.again_ns:
+                self._ask(heard)
+        self._close_unused()
+
+    def _count(self, pid: int, slot: int) -> int | None:
+        """The items that have been read; None when it cannot be told."""
+        try:
+            if pid not in self._progress:
+                path = os.path.join(self._resolver.directory, f"{pid}.progress")
+                flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+                self._progress[pid] = os.open(path, flags)
+            data = os.pread(self._progress[pid], _COUNT.size, slot * _COUNT.size)
+        except OSError:
+            return None
+        return int(_COUNT.unpack(data)[0]) if len(data) == _COUNT.size else None
+
+    def _close_unused(self) -> None:
+        used = {pid for pid, _ in self._heard}
+        for pid in self._progress.keys() - used:
+            os.close(self._progress.pop(pid))
+
+    def _ask(self, heard: _Heard) -> None:
+        files: dict[int, tuple[FileState, list[list[int]]]] = {}
+        for client in self._clients():
+            if client.descends_from(heard.peer):
+                for region in client.regions.values():
+                    if region.file.changed is None:
+                        regions = files.setdefault(id(region.file), (region.file, []))[1]
+                        regions.append(
+                            [client.pid, region.address, region.offset_bytes, region.length_bytes]
+                        )
+        if not files:
+            heard.again_ns = now_ns() + AGAIN_NS
+            return
+        heard.asked = True
+        states = [file for file, _ in files.values()]
+        question = {
+            "do": "announced", "pid": heard.said.pid, "number": heard.said.number,
+            "said": heard.items, "done": sorted(heard.done), "first": heard.first,
+            "files": [{"path": file.path, "regions": regions} for file, regions in files.values()],
+        }  # fmt: skip
+        heard.first = False
+        self._resolver.ask(question, lambda answer: self._answered(heard, states, answer))
+
+    def _answered(self, heard: _Heard, files: list[FileState], answer: Answer) -> None:
+        heard.asked = False
+        if heard is not self._heard.get((heard.said.pid, heard.said.reader)):
+            return  # it has ended, or there is a new one
+        now = now_ns()
+        heard.again_ns = now + heard.wait_ns
+        heard.asked_times += 1
+        if heard.asked_times > AGAIN_TIMES:
+            heard.wait_ns = min(2 * heard.wait_ns, AGAIN_MAX_NS)
+        heard.settled = not answer.get("again", False)
+        if "error" in answer:
+            self._ledger.degrade(answer["error"])
+        for text in answer.get("findings", []):
+            self._ledger.degrade(text)
+        for each in answer.get("orders", []):
+            heard.done.add(each["part"])
+            self._follow(heard, files[each["file"]], each, now)
+        self._came()
+
+    def _follow(self, heard: _Heard, file: FileState, each: dict[str, Any], now: int) -> None:
+        try:
+            order = self._resolver.order(each["order"])
+        except (OSError, ValueError) as error:
+            self._ledger.degrade(f"{heard.said.reader}: its order cannot be mapped: {error}")
+            return
+        rank = next((c.rank for c in self._clients() if c.descends_from(heard.peer)), 0)
+        reader = PlannedReader(file, rank, _Stated(order, f"{heard.said.reader}: {each['how']}"))
+        heard.readers.append(reader)
+        self._plans.add(reader)
+        if heard.items:
+            reader.said(heard.items, now)
+
+    def _end(self, heard: _Heard) -> None:
+        heard.items = max(heard.items, (self._count(heard.said.pid, heard.said.slot) or 0) & ~ENDED)
+        for reader in heard.readers:
+            if reader.live:
+                reader.said(heard.items, now_ns())
+            self._plans.remove(reader)
+        heard.said.remove()
+
+    def mapped(self, client: Client) -> None:
+        """A process has mapped a file: perhaps the one that was missing. Where orders are to be
+        expected, its index is made meanwhile."""
+        for region in client.regions.values() if self._resolver.fd >= 0 else ():
+            if region.file.key not in self._indexed:
+                self._indexed.add(region.file.key)
+                self._resolver.ask({"do": "prepare", "path": region.file.path}, lambda _: None)
+        for heard in self._heard.values():
+            if not heard.settled and client.descends_from(heard.peer):
+                heard.again_ns = 0
+                self.next_ns = 0
+
+    def forget_process(self, peer: int) -> None:
+        """A process has ended without a word: nothing is read any more."""
+        for name, heard in list(self._heard.items()):
+            if heard.peer == peer:
+                self._end(heard)
+                del self._heard[name]
+        self._close_unused()

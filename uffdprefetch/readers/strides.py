@@ -1,0 +1,338 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks that skip: a sequence of records that is inferred becomes the order that is prefetched.
+
+Where page tables show gaps between what a rank reads (predict/streams.py) the file's index is
+asked for; with it predict/stride.py finds the sequence, and a PlannedReader follows it. A window
+over all of the gaps would read what other nodes' ranks need: with `--policy stride` none is opened
+as long as this goes on. `--policy auto` has its windows until there is a sequence, and asks only
+where a rank surely skips. It is a guess: when it turns out wrong, the windows are back without a
+word.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from uffdprefetch.native.uffd import RUNS_AT_ONCE
+from uffdprefetch.orders.indices import IndexSource
+from uffdprefetch.predict.streams import BACK_BYTES, DENSITY, PIECE_BYTES, PIECES, Stream
+from uffdprefetch.protocol import wire
+from uffdprefetch.readers.known_order import PlannedReader, Plans
+from uffdprefetch.sense import pagetables
+from uffdprefetch.state.client import Client, Region
+from uffdprefetch.state.files import BLOCK_BYTES, FileState, Key
+from uffdprefetch.state.ledger import Ledger
+from uffdprefetch.warm.scheduler import Scheduler, now_ns
+
+if TYPE_CHECKING:  # they bring numpy, which a service where nobody skips spares
+    from uffdprefetch.formats.index import RecordIndex
+    from uffdprefetch.predict.stride import Seen
+    from uffdprefetch.readers.stride_order import StridedReader
+
+MS = 1_000_000
+#: --policy auto: a walk must have skipped for so long. To ask for an index starts the helper
+#: (0.3 to 0.7 s of a core) and reads the B-tree, and sooner would help little: the six periods
+#: that a sequence takes are 18 MiB of 16 ranks' records of 192 KiB.
+SURE_BYTES = PIECES * PIECE_BYTES
+#: The last so many of what all ranks of the node have passed tell what they leave out together, if
+#: there are so many.
+PASSED_BYTES = 4 << 20
+#: No windows meanwhile: until the index is there (it is read from the same slow storage), and then
+#: until there is a sequence. What is read is read on demand until then.
+HOLD_INDEX_NS = 3000 * MS
+HOLD_NS = 1000 * MS
+#: So long nobody else judges the reader: bulk warming would come too late for one that is random.
+CLAIM_NS = 1500 * MS
+#: How often a sequence is looked for: at first, at last, and one part in this many of a core.
+SEEK_NS = 20 * MS
+SEEK_SLOWEST_NS = 2000 * MS
+COST = 25
+#: How often one that is followed is compared with what is read, and so far back.
+FOLLOW_NS = 20 * MS
+FOLLOW_BYTES = 256 << 20
+#: After one that was wrong; and between looks at what the ranks of a node leave out together.
+AGAIN_NS = 250 * MS
+#: Sequences of one rank in one file that may turn out wrong.
+ATTEMPTS = 3
+#: How far back a rank's page tables are read: seven periods of the longest skip that a Stream
+#: follows (REACH_BYTES), four times.
+SPAN_BYTES = 1 << 30
+#: And so many runs of pages.
+RUNS_MAX = 16 * RUNS_AT_ONCE
+#: An order of more records takes too long to make in the service's thread (0.2 s).
+ITEMS_MAX = 1 << 20
+#: A process that has not moved for as long is not what the others wait for.
+QUIET_NS = 1000 * MS
+
+
+@dataclass
+class _Watch:
+    """What is known of one rank in one file. Times in ns, 0: never."""
+
+    file: FileState
+    rank: int
+    since_ns: int = 0  # it seems to skip
+    index_ns: int = 0  # the index is there
+    next_ns: int = 0
+    every_ns: int = SEEK_NS
+    attempts: int = 0
+    over: str | None = None  # why nothing more is inferred
+    reader: StridedReader | None = None
+    held: set[tuple[int, int]] = field(default_factory=set)  # walks that have lost their windows
+
+    def holds(self, now: int) -> bool:
+        """Whether to open no windows now."""
+        if not self.since_ns or self.over or self.attempts or self.reader is not None:
+            return False
+        if not self.index_ns:
+            return now - self.since_ns < HOLD_INDEX_NS
+        return now - self.index_ns < HOLD_NS
+
+
+class Strides:
+    """The inferred orders of a service: see planned.Belongs. ``orderly``: whether a reader is sure
+    not to jump about; None is `--policy stride`: every reader is taken to skip until it is seen
+    not to."""
+
+    def __init__(
+        self,
+        indices: IndexSource,
+        plans: Plans,
+        scheduler: Scheduler,
+        ledger: Ledger,
+        clients: Callable[[], Iterable[Client]],
+        orderly: Callable[[Region], bool] | None = None,
+    ) -> None:
+        self._indices, self._plans, self._scheduler = indices, plans, scheduler
+        self._ledger, self._clients = ledger, clients
+        self._orderly, self._always = orderly, orderly is None
+        self._watches: dict[tuple[Key, int], _Watch] = {}
+        self._left_out: dict[Key, tuple[int, bool]] = {}  # (until when it holds, what was found)
+
+    def readers(self, client: Client, region: Region) -> list[PlannedReader]:
+        """See planned.Belongs."""
+        watch = self._watch(region, client.rank)
+        return [watch.reader] if watch is not None and watch.reader is not None else []
+
+    def pending(self, client: Client, region: Region) -> bool:
+        """See planned.Belongs."""
+        return self.seeks(region, now_ns())
+
+    def _watch(self, region: Region, rank: int) -> _Watch | None:
+        name = region.file.key, rank
+        watch = self._watches.get(name)
+        if watch is not None and watch.file is not region.file:  # closed, and opened again
+            if watch.reader is not None:
+                self._plans.remove(watch.reader)
+            del self._watches[name]
+            return None
+        return watch
+
+    # ---- what the engine tells and asks ---------------------------------------------------------
+
+    def mapped(self, client: Client) -> None:
+        """See planned.Belongs: `--policy stride` asks at once, as the helper takes a while."""
+        for region in client.regions.values() if self._always else ():
+            self._indices.get(region.file)
+
+    def touch(self, client: Client, region: Region, stream: Stream, now: int) -> None:
+        """A reader has gone on, on this walk."""
+        if region.verdict == wire.Verdict.POOL:
+            return  # it maps ahead in pieces: not what was read
+        watch = self._watch(region, client.rank)
+        if watch is None:
+            if not self._always and not stream.skips:
+                return
+            watch = _Watch(region.file, client.rank)
+            self._watches[region.file.key, client.rank] = watch
+        if watch.reader is not None:
+            self._follow(watch, watch.reader, now)
+        elif (
+            watch.over is None
+            and now >= watch.next_ns
+            and self._plans.reader(client, region) is None
+            and (self._always or self._surely(client, region, stream, now))
+        ):
+            watch.since_ns = watch.since_ns or now
+            self._seek(watch, now)
+
+    def holds(self, region: Region, stream: Stream, now: int) -> bool:
+        """Whether a walk gets no window, because its records will soon be known."""
+        watch = self._watch(region, stream.rank) if self._always else None
+        if watch is None or not watch.holds(now):
+            return False
+        if stream.settled and (stream.density or 0.0) >= DENSITY:
+            return False
+        if (stream.reader, stream.id) not in watch.held:
+            watch.held.add((stream.reader, stream.id))
+            self._take_window(stream)
+        return True
+
+    def seeks(self, region: Region, now: int) -> bool:
+        """Whether a reader may soon turn out to skip, and is not to be taken for a random one."""
+        watch = self._watch(region, region.table.rank) if self._always else None
+        return watch is not None and watch.holds(now) and now - watch.since_ns < CLAIM_NS
+
+    def _surely(self, client: Client, region: Region, stream: Stream, now: int) -> bool:
+        """`--policy auto`: whether a rank skips what no rank of this node reads."""
+        return (
+            stream.skips
+            and self._orderly is not None
+            and self._orderly(region)
+            and not self._plans.pending(client, region)
+            and self._leaves_out(region.file, now)
+        )
+
+    def _leaves_out(self, file: FileState, now: int) -> bool:
+        """Whether it is sure that the ranks of this node together skip: where they read all of it,
+        one window over that brings the same in larger requests."""
+        until_ns, found = self._left_out.get(file.key, (0, False))
+        if now >= until_ns:
+            began = time.thread_time_ns()
+            found = self._look_together(file)
+            until_ns = now + max(AGAIN_NS, COST * (time.thread_time_ns() - began))
+            self._left_out[file.key] = until_ns, found
+        return found
+
+    def _look_together(self, file: FileState) -> bool:
+        walks = [
+            (client, region, max(active, key=lambda s: s.last_ns))
+            for client in self._clients()
+            for region in client.regions.values()
+            if region.file is file and (active := region.table.active())
+        ]
+        latest = max((walk.last_ns for *_, walk in walks), default=0)
+        walks = [each for each in walks if latest - each[2].last_ns < QUIET_NS]
+        ranks = {c.rank for c in self._clients() for r in c.regions.values() if r.file is file}
+        if ranks - {client.rank for client, *_ in walks}:
+            return False  # one of them has yet to begin, or waits: what it reads is not known
+        # of what all have passed: one that is ahead has met its own records only; and less what
+        # several threads read out of order
+        spans = [sorted((walk.start_bytes, walk.position_bytes)) for *_, walk in walks]
+        low = max((a for a, _ in spans), default=0) + BACK_BYTES
+        high = min((b for _, b in spans), default=0) - BACK_BYTES
+        low = max(low, high - SURE_BYTES)
+        if high - low < PASSED_BYTES:
+            return False
+        for client, region, _ in walks:
+            pagetables.note_used(region, pagetables.runs(client, region, low, high))
+        first, last = low // BLOCK_BYTES, -(-high // BLOCK_BYTES)
+        both, _, other = file.block_counts(first, last)
+        return both + other < DENSITY * (last - first) * BLOCK_BYTES
+
+    def _take_window(self, stream: Stream) -> None:
+        self._scheduler.forget(stream)
+        stream.frontier_bytes = stream.window_end_bytes = stream.position_bytes
+
+    # ---- finding a sequence ---------------------------------------------------------------------
+
+    def _seek(self, watch: _Watch, now: int) -> None:
+        index = self._indices.get(watch.file)
+        if index is None:
+            watch.over = self._indices.why_not(watch.file)
+            watch.next_ns = now + SEEK_NS
+            if watch.over and self._always:
+                self._ledger.degrade(
+                    f"{watch.file.path}: --policy stride needs to know the records: {watch.over};"
+                    " prefetched by position"
+                )
+            return
+        watch.index_ns = watch.index_ns or now
+        began = time.thread_time_ns()
+        self._infer(watch, index, now)
+        watch.every_ns = min(SEEK_SLOWEST_NS, watch.every_ns * 5 // 4)
+        watch.next_ns = now + max(watch.every_ns, COST * (time.thread_time_ns() - began))
+
+    def _infer(self, watch: _Watch, index: RecordIndex, now: int) -> None:
+        from uffdprefetch.predict import stride
+        from uffdprefetch.readers.stride_order import StridedReader
+
+        if index.file_bytes < stride.RECORD_MIN_BYTES * len(index):
+            watch.over = "its records are too small to tell them apart"
+            return
+        streams = self._streams(watch)
+        seen = self._seen(index, streams)
+        if seen is None:
+            return
+        direction = streams[0][2].direction
+        found = stride.infer(seen, direction)
+        if found is None:
+            return
+        if len(index) // found.period * found.run > ITEMS_MAX:
+            watch.over = f"{found}: too many records"
+            return
+        reader = watch.reader = StridedReader(watch.file, watch.rank, index, found)
+        self._plans.add(reader)
+        reader.compare(seen, now)
+        for _, _, stream in streams:
+            self._take_window(stream)
+
+    def _streams(self, watch: _Watch, since: int = 0) -> list[tuple[Client, Region, Stream]]:
+        """The present walk of each process of the rank, the one that moved last first; of those
+        that have moved since then."""
+        found = []
+        for client in self._clients():
+            if client.rank != watch.rank:
+                continue
+            for region in client.regions.values():
+                active = [s for s in region.table.active() if s.last_ns >= since]
+                if region.file is watch.file and active and not region.detaching:
+                    found.append((client, region, max(active, key=lambda s: s.last_ns)))
+        found.sort(key=lambda each: -each[2].last_ns)
+        return [each for each in found if each[2].direction == found[0][2].direction]
+
+    def _seen(
+        self,
+        index: RecordIndex,
+        streams: list[tuple[Client, Region, Stream]],
+        span_bytes: int = SPAN_BYTES,
+    ) -> Seen | None:
+        """What they have read of what all that move have passed, ``span_bytes`` back."""
+        from uffdprefetch.predict import stride
+
+        if not streams:
+            return None
+        latest, direction = streams[0][2].last_ns, streams[0][2].direction
+        places = [s.position_bytes for *_, s in streams if latest - s.last_ns < QUIET_NS]
+        starts = [s.start_bytes for *_, s in streams]
+        if direction > 0:
+            high = min(places)
+            low = max(min(starts), high - span_bytes)
+        else:
+            low = max(places)
+            high = min(max(starts), low + span_bytes)
+        runs: list[tuple[int, int]] = []
+        for client, region, _ in streams:
+            at = low
+            while at < high and len(runs) < RUNS_MAX:
+                some = pagetables.runs(client, region, at, high)
+                runs += some
+                if len(some) < RUNS_AT_ONCE:
+                    break
+                at = sum(some[-1])
+        if len(runs) >= RUNS_MAX:
+            return None
+        return stride.look(index, runs, low, high, direction)
+
+    # ---- following it ---------------------------------------------------------------------------
+
+    def _follow(self, watch: _Watch, reader: StridedReader, now: int) -> None:
+        """How far it is, and whether that is still what is read."""
+        if reader.wrong is None and now >= reader.next_ns:
+            began = time.thread_time_ns()
+            index = self._indices.get(watch.file)
+            streams = self._streams(watch, reader.begun_ns)
+            seen = None if index is None else self._seen(index, streams, FOLLOW_BYTES)
+            if seen is not None:
+                reader.compare(seen, now)
+            reader.next_ns = now + max(FOLLOW_NS, COST * (time.thread_time_ns() - began))
+        if reader.wrong is not None:
+            self._plans.remove(reader)
+            watch.reader = None
+            watch.attempts += 1
+            watch.next_ns, watch.every_ns = now + AGAIN_NS, AGAIN_NS
+            if watch.attempts >= ATTEMPTS:
+                watch.over = "no sequence holds"

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Looking into a job's page tables, where streams are found and followed: when, how far, and at
+what cost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from uffdprefetch.predict.streams import PIECE_BYTES, REACH_BYTES, Stream
+from uffdprefetch.protocol import wire
+from uffdprefetch.sense import pagetables
+from uffdprefetch.state.client import Client, Region
+from uffdprefetch.state.files import BLOCK_BYTES
+from uffdprefetch.state.publisher import SEEN, Tap
+from uffdprefetch.warm.placement import Layout
+from uffdprefetch.warm.scheduler import now_ns
+
+MS = 1_000_000
+#: Looking for streams in page tables: at first often, then rarely.
+LOOK_FIRST_NS = 2 * MS
+LOOK_SLOWEST_NS = 250 * MS
+#: Somebody who has read so lately may go on, and is not sure to be on a walk yet: a storage's reply
+#: takes that long at most, where prefetching pays.
+UNSURE_NS = 100 * MS
+#: A look over a large mapping is spread over several turns: 10 GiB that are mapped take 13 ms.
+LOOK_AT_ONCE_BYTES = 2 << 30
+LOOK_AT_ONCE_NS = 2 * MS
+#: Looking may take one part in this many of a core.
+LOOK_COST = 25
+#: Progress of a walk that is sure: as often as the window demands, within these.
+POLL_FASTEST_NS = 4 * MS
+POLL_SLOWEST_NS = 100 * MS
+POLLS_PER_WINDOW = 8
+#: A reader of the pool whose faults tell nothing is looked at this often.
+SILENT_NS = 50 * MS
+#: Looks of REACH_BYTES one after the other, as long as the stream is further on.
+FOLLOW_STEPS = 8
+
+
+def tell_seen(tap: Tap, client: Client, region: Region, start: int, end: int) -> None:
+    """[start, end) was found mapped: some time since the last look."""
+    now = now_ns()
+    since = now - region.told_ns if region.told_ns else 0
+    tap.put(SEEN, now, client.pid, region.file, start, end - start, since)
+
+
+class PageTableLooks:
+    """The looks of one service; ``touch`` hears of each run of pages that is news."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        tap: Tap,
+        touch: Callable[[Client, Region, int, int, int], object],
+        looked: Callable[[Client, Region, list[tuple[int, int]]], None],
+    ) -> None:
+        """``looked`` hears of all of the runs that one look has found, unmerged."""
+        self._layout, self._tap, self._touch, self._looked = layout, tap, touch, looked
+
+    def look(self, client: Client, region: Region, now: int, share: int) -> None:
+        """Tell what has been touched since the last look, and say when the next is due, which may
+        cost one part in ``share`` of what looking may."""
+        began = time.thread_time_ns()
+        active = [] if region.known else region.table.active()
+        by_tables = region.verdict != wire.Verdict.POOL
+        touched = False
+        for stream in active:
+            quiet = now - stream.last_ns
+            if quiet > 10_000 * MS or (not by_tables and quiet < SILENT_NS):
+                continue
+            touched = self._follow(client, region, stream, now) or touched
+        # all of it: often until a walk is sure, then now and then, for walks yet to begin
+        if not any(s.settled for s in active) or (
+            region.look_from or now - region.looked_ns >= LOOK_SLOWEST_NS
+        ):
+            touched = self._look_at_all(client, region) or touched
+            region.looked_ns = now
+        region.told_ns = now
+        self._next_look(region, active, by_tables, touched, now)
+        # our own CPU time: on a crowded node the wall clock would count the others' too
+        cost = time.thread_time_ns() - began
+        due = LOOK_FIRST_NS if region.look_from else region.look_every_ns
+        region.look_at_ns = now + max(due, LOOK_COST * share * cost)
+
+    def _follow(self, client: Client, region: Region, stream: Stream, now: int) -> bool:
+        """Look ahead of a stream, and again from where that leads; whether it saw news."""
+        touched = False
+        for _ in range(FOLLOW_STEPS):
+            at = stream.position_bytes
+            start = at - (BLOCK_BYTES if stream.direction > 0 else REACH_BYTES)
+            clusters, _ = self._new_touches(client, region, start, start + REACH_BYTES)
+            for a, b in clusters:
+                self._touch(client, region, a, b, now)
+                touched = True
+            if abs(stream.position_bytes - at) < REACH_BYTES // 2:
+                break
+        return touched
+
+    def _look_at_all(self, client: Client, region: Region) -> bool:
+        """Go on with the look over the whole region, for a bounded time; whether it saw news."""
+        touched = False
+        now = began = now_ns()
+        while now == began or now - began < LOOK_AT_ONCE_NS:
+            start = max(region.look_from, region.offset_bytes)
+            end = min(start + LOOK_AT_ONCE_BYTES, region.span.end_bytes)
+            clusters, more = self._new_touches(client, region, start, end)
+            for a, b in clusters:
+                self._touch(client, region, a, b, now)
+                touched = True
+            region.look_from = more or end
+            if region.look_from >= region.span.end_bytes:
+                region.look_from = 0
+                break
+            now = now_ns()
+        return touched
+
+    def _next_look(
+        self, region: Region, active: list[Stream], by_tables: bool, touched: bool, now: int
+    ) -> None:
+        settled = any(s.settled for s in active)
+        begun = any(now - s.last_ns < UNSURE_NS for s in region.table.streams)
+        if not settled and begun and not region.known:
+            region.look_every_ns = LOOK_FIRST_NS
+        elif settled and by_tables:
+            rate = max((s.rate_bytes_per_second for s in active), default=0.0)
+            step_bytes = max(self._layout.lookahead(s) for s in active) / POLLS_PER_WINDOW
+            if any(s.sparse_pieces for s in active):  # it may skip: piece by piece tells
+                step_bytes = min(step_bytes, PIECE_BYTES)
+            due = int(step_bytes / rate * 1e9) if rate else POLL_SLOWEST_NS
+            region.look_every_ns = min(POLL_SLOWEST_NS, max(POLL_FASTEST_NS, due))
+        elif region.known:
+            heard = now - region.heard_ns < 2 * SILENT_NS
+            region.look_every_ns = LOOK_SLOWEST_NS if heard else SILENT_NS
+        elif region.planned or (settled and now - max(s.last_ns for s in active) < 1000 * MS):
+            region.look_every_ns = SILENT_NS
+        elif region.scattered:
+            region.look_every_ns = 1000 * MS
+        elif touched:
+            region.look_every_ns = LOOK_FIRST_NS
+        else:
+            region.look_every_ns = min(LOOK_SLOWEST_NS, region.look_every_ns * 3 // 2)
+
+    def _new_touches(
+        self, client: Client, region: Region, start: int, end: int
+    ) -> tuple[list[tuple[int, int]], int]:
+        news: list[tuple[int, int]] = []
+
+        def tell(a: int, b: int) -> None:
+            news.append((a, b))
+            if self._tap.active:
+                tell_seen(self._tap, client, region, a, b)
+
+        found = pagetables.new_touches(client, region, start, end, tell)
+        if news or region.planned:
+            self._looked(client, region, news)
+        return found

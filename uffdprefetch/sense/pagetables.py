@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page tables of the readers as a sensor: where streams are, and what was used.
+
+Same user only, no privilege: PAGEMAP_SCAN on /proc/PID/pagemap (6.7), else the entries one by one.
+A page shows once: what was mapped at the last look (``Region.seen``) is subtracted. It shows again
+after it has left the table because the kernel has reclaimed it. Resolution 64 KiB
+(fault-around), 4 KiB on Lustre.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from uffdprefetch.native import uffd
+from uffdprefetch.state.client import Client, Region
+
+#: Runs closer than this are one touch: a B-tree skips pages, a record spans many.
+CLUSTER_BYTES = 1 << 20
+#: More separate ranges than this: the reader jumps about.
+SCATTER_MAX = 2048
+
+
+def runs(client: Client, region: Region, start: int, end: int) -> list[tuple[int, int]]:
+    """Mapped pages of the region within file offsets [start, end), as (offset, bytes).
+
+    Empty when the page table cannot be read. One call's worth (512 runs) at most.
+    """
+    start = max(start, region.offset_bytes)
+    end = min(end, region.offset_bytes + region.length_bytes)
+    if client.pagemap_fd < 0 or start >= end:
+        return []
+    try:
+        found, _ = uffd.touched_runs(client.pagemap_fd, region.address_of(start), end - start)
+    except OSError:
+        return []
+    return [(region.offset_of(a), length) for a, length in found]
+
+
+def note_used(region: Region, found: list[tuple[int, int]]) -> None:
+    """Book the runs as used."""
+    for offset, length in found:
+        region.file.mark_used(offset, offset + length)
+
+
+def new_touches(
+    client: Client,
+    region: Region,
+    start: int,
+    end: int,
+    tell: Callable[[int, int], None] | None = None,
+) -> tuple[list[tuple[int, int]], int]:
+    """What is mapped in [start, end) and was not at the last look: clusters [start, end).
+
+    The second value is where to go on: 0 when the whole range has been seen. ``tell`` hears of each
+    range by itself.
+    """
+    found = runs(client, region, start, end)
+    note_used(region, found)
+    more = 0
+    if len(found) >= uffd.RUNS_AT_ONCE:
+        more = end = found[-1][0] + found[-1][1]
+    clusters: list[tuple[int, int]] = []
+    for offset, length in found:
+        for a, b in region.seen.missing(offset, offset + length):
+            if b - a == uffd.PAGE_BYTES and a // uffd.PAGE_BYTES in region.laid:
+                continue  # an armed page that was touched: its event has told, or will
+            if tell is not None:
+                tell(a, b)
+            if clusters and a - clusters[-1][1] <= CLUSTER_BYTES:
+                clusters[-1] = (clusters[-1][0], b)
+            else:
+                clusters.append((a, b))
+    now_mapped = [(offset, offset + length) for offset, length in found]
+    if now_mapped:
+        start, end = min(start, now_mapped[0][0]), max(end, now_mapped[-1][1])
+    region.seen.replace(start, end, now_mapped)
+    region.scattered = len(region.seen) > SCATTER_MAX
+    return clusters, more

@@ -1,0 +1,655 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The `cache` engine: touches in, windows and checkpoints out (design, section 2).
+
+The order of one turn of the service: take events -> streams (progress/) -> windows (plan/) ->
+extents (warm/) -> checkpoints armed again behind. Nothing here blocks.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from uffdprefetch.base.config import Config
+from uffdprefetch.base.ranges import IntervalSet
+from uffdprefetch.native import uffd
+from uffdprefetch.pool import bridge as pool_bridge
+from uffdprefetch.predict import checkpoints, window
+from uffdprefetch.predict.streams import Stream, StreamTable
+from uffdprefetch.protocol import wire
+from uffdprefetch.readers.bulk import Bulk
+from uffdprefetch.sense import pagetables
+from uffdprefetch.sense.pagetable_scan import LOOK_FIRST_NS, PageTableLooks, tell_seen
+from uffdprefetch.state.admission import FileTable
+from uffdprefetch.state.client import FIRST_OBSERVED, Client, Region
+from uffdprefetch.state.files import BLOCK_BYTES, FileState, Key
+from uffdprefetch.state.ledger import Ledger
+from uffdprefetch.state.opening import Opened, Opener
+from uffdprefetch.state.processes import Watched
+from uffdprefetch.state.publisher import MAJORS, TOUCH, WINDOW, Tap
+from uffdprefetch.warm.placement import Layout
+from uffdprefetch.warm.scheduler import Scheduler, now_ns
+
+if TYPE_CHECKING:
+    from uffdprefetch.pool.node_pool import NodePool
+    from uffdprefetch.readers.known_order import Plans
+    from uffdprefetch.readers.strides import Strides
+
+MS = 1_000_000
+#: A job waits in mmap(2) for its checkpoints: what has not been read by then is not laid. The rest
+#: of the 50 ms that mmap(2) may take longer than without us is for the way there and back.
+CHECKPOINTS_NS = 20 * MS
+#: Tests: the job waits so many steps, of which so much of each is for reading the pages.
+_PATIENCE, _PATIENCE_NS = "UFFDPREFETCH_TEST_PATIENCE", 2 * MS
+#: A known order is looked at so often: what lies ahead lasts much longer.
+PLAN_NS = 10 * MS
+NEVER_NS = 1 << 62
+#: While an order is to become known, for so long at most, only walks that leave out less than this
+#: get windows: of records in a shuffled order some follow each other by chance.
+AWAIT_NS = 2000 * MS
+AWAIT_DENSITY = 0.5
+
+
+_BYPASS = {
+    wire.Bypass.UNMAPPED: "one was unmapped or replaced",
+    wire.Bypass.MOVED: "one was moved",
+    wire.Bypass.REPLACED: "another lies where one was",
+    wire.Bypass.PATCHED: "a library has overwritten munmap or the like, as UCX and libfabric do",
+}
+
+
+@dataclass(frozen=True)
+class _Offer:
+    """A job that waits in mmap(2), until its checkpoints have been read or ``until_ns``."""
+
+    client: Client
+    region: Region
+    pages: list[int]
+    memfd: int
+    until_ns: int
+
+
+def _span(a: wire.Attach, file: FileState) -> checkpoints.Span:
+    """What of the file a mapping shows."""
+    end = min(a.offset_bytes + a.length_bytes, file.size_bytes)
+    return checkpoints.Span(a.offset_bytes, end, uffd.PAGE_BYTES)
+
+
+class CacheEngine:
+    """Regions, streams and checkpoints of all processes of the job on this node."""
+
+    def __init__(
+        self,
+        config: Config,
+        scheduler: Scheduler,
+        ledger: Ledger,
+        tap: Tap | None = None,
+        opener: Opener | None = None,
+    ) -> None:
+        """Without an ``opener``: one that nobody steps, for tests of what needs none."""
+        self.opener = opener or Opener(-1)
+        self.config = config
+        self.scheduler = scheduler
+        self.ledger = ledger
+        self.tap = tap or Tap()
+        self.layout = Layout(config, scheduler, ledger)
+        self.bulk = Bulk(config, scheduler, ledger, self.layout)
+        self._looks = PageTableLooks(self.layout, self.tap, self._mapped, self._looked)
+        self._table = FileTable(config, scheduler, ledger)
+        self.clients: dict[int, Client] = {}
+        self.pool: NodePool | None = None
+        self.plans: Plans | None = None
+        self.strides: Strides | None = None
+        self._touched: dict[int, tuple[Client, Region]] = {}
+        self._offers: list[_Offer] = []
+        patience = os.environ.get(_PATIENCE, "")
+        self._offer_ns = int(patience) * _PATIENCE_NS if patience.isdigit() else CHECKPOINTS_NS
+
+    @property
+    def files(self) -> dict[Key, FileState]:
+        """The files under management."""
+        return self._table.files
+
+    @property
+    def known_files(self) -> list[FileState]:
+        """Those, and the ones that nobody maps now, which are closed."""
+        return [*self._table.files.values(), *self._table.parked.values()]
+
+    @property
+    def table(self) -> FileTable:
+        """For who closes files that nobody maps."""
+        return self._table
+
+    def use_pool(self, pool: NodePool) -> None:
+        """`--engine pool`: mappings that can be are served from there."""
+        self.pool = self._table.pool = pool
+        self.scheduler.pool = pool.pool
+        self.layout.pool = pool
+
+    def use_plans(self, plans: Plans) -> None:
+        """The orders of some readers are known, or may be told."""
+        self.plans = plans
+        plans.room_bytes = self._room_bytes
+
+    def use_strides(self, strides: Strides) -> None:
+        """Orders of readers that skip are inferred."""
+        self.strides = strides
+
+    def plans_came(self) -> None:
+        """Orders have come, or readers have said how far they are: every mapping is looked at."""
+        for client in self.clients.values():
+            for region in client.regions.values():
+                self._touched[id(region)] = (client, region)
+
+    # -------------------------------------------------------------- regions come and go
+
+    def attach(self, client: Client, a: wire.Attach, fd: int | None) -> None:
+        """An agent offers a mapping: decide how it is served and tell it. ``fd``: what is mapped,
+        None where an earlier one of the same file must do."""
+        for region in [
+            r for r in client.regions.values()
+            if r.address == a.address and r.id >= FIRST_OBSERVED
+        ]:  # found in /proc before its agent told of it
+            self.detached(client, region.id)
+        file = self._table.known(a, fd)
+        if file is not None or fd is None:
+            if fd is not None:
+                os.close(fd)
+            why = "" if file is not None else "unknown file of a forked process"
+            self._decide(client, a, file, file.path if file else f"inode {a.inode}", why)
+            return
+        flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+        if flags & os.O_PATH or flags & os.O_ACCMODE == os.O_WRONLY:
+            os.close(fd)  # who may open it again could read it all the same: it was not meant to be
+            self._decide(client, a, None, f"inode {a.inode}", "the descriptor cannot be read")
+            return
+        client.opening.add(a.region)
+        self.opener.open(fd, lambda opened: self._opened(client, a, opened))
+
+    def observed(self, client: Client, a: wire.Attach, opened: Opened) -> None:
+        """A mapping was found in /proc of which no agent tells."""
+        client.opening.add(a.region)
+        self._opened(client, a, opened)
+
+    def _opened(self, client: Client, a: wire.Attach, opened: Opened | OSError) -> None:
+        if a.region not in client.opening:  # gone meanwhile
+            if not isinstance(opened, OSError):
+                opened.close()
+            return
+        client.opening.discard(a.region)
+        file, path, why = None, f"inode {a.inode}", ""
+        if isinstance(opened, OSError):
+            why = f"cannot open it for warming: {opened.strerror}"
+        else:
+            try:
+                file, path, why = self._table.admit(a, opened)
+            except OSError as error:
+                why = f"cannot open it for warming: {error.strerror}"
+            except (MemoryError, OverflowError):
+                why = f"{a.size_bytes} bytes are too many for our books"
+        self._decide(client, a, file, path, why)
+
+    def _decide(
+        self, client: Client, a: wire.Attach, file: FileState | None, path: str, why: str
+    ) -> None:
+        verdict = wire.Verdict.CHECKPOINTS
+        reason = "userfaultfd with kernel faults works in the job"
+        if file is None or file.changed:
+            verdict = wire.Verdict.REFUSE
+            if file is not None and file.changed:
+                why = file.changed
+        elif a.flags & wire.ATTACH_WRITABLE:
+            verdict = wire.Verdict.PAGE_TABLES
+            self._writer_came(file)
+            reason = "opened for writing (O_RDWR); open it read-only (lmdb: readonly=True)"
+        elif file.writer:
+            verdict = wire.Verdict.PAGE_TABLES
+            reason = "a writer has it open; open it read-only everywhere (lmdb: readonly=True)"
+        elif a.region >= FIRST_OBSERVED and not client.observed:
+            verdict = wire.Verdict.PAGE_TABLES
+            reason = (
+                "the process changes its mappings without libc's functions"
+                if client.bypasses
+                else "mapped without libc's functions"
+            )
+        elif not client.has_uffd:
+            verdict = wire.Verdict.PAGE_TABLES
+            reason = (
+                ("engine off" if self.config.engine == "off" else "mapped without libc's functions")
+                + ": later epochs hardly show"
+                if client.observed
+                else f"no userfaultfd ({os.strerror(client.hello.uffd_error)}): see doctor"
+            )
+        if verdict == wire.Verdict.PAGE_TABLES and client.pagemap_fd < 0:
+            verdict, why = wire.Verdict.REFUSE, f"page table of the job: {client.pagemap_error}"
+        fds: list[int] = []
+        if file is not None and verdict == wire.Verdict.CHECKPOINTS and self.pool:
+            fds, told = pool_bridge.accept(self, self.pool, client, a, file)
+            if fds:
+                verdict, reason = wire.Verdict.POOL, told
+            elif file.pooled is not None:
+                verdict, why = wire.Verdict.REFUSE, "the pool has the file, and cannot serve this"
+        wanted: list[int] = []
+        if file is not None and verdict == wire.Verdict.CHECKPOINTS:
+            wanted, fds = self._wanted(a, file)
+        if a.flags & wire.ATTACH_INHERITED and file is not None:
+            fds = [*fds, file.map_fd] if fds else [file.map_fd, file.map_fd]
+        if verdict == wire.Verdict.REFUSE or file is None:
+            client.refused.add(a.address)
+            client.tell(a.region, verdict, fds)
+            self.ledger.refuse(path, why)
+            return
+        region = self._adopt(client, a, file, verdict)  # before its first fault
+        if self.config.policy != "none" and verdict != wire.Verdict.POOL:
+            self.scheduler.begin(file, a.offset_bytes)
+        if wanted:
+            self._offers.append(_Offer(client, region, wanted, fds[0], now_ns() + self._offer_ns))
+            self._hand_out()
+        else:
+            client.tell(a.region, verdict, fds)
+        self.tap.region(client, region)
+        self.ledger.attached(file, verdict, reason)
+
+    # -------------------------------------------------------------- checkpoints
+
+    def _wanted(self, a: wire.Attach, file: FileState) -> tuple[list[int], list[int]]:
+        """(the pages of a mapping that are to be checkpoints, [memfd for the agent])."""
+        if a.flags & (wire.ATTACH_INHERITED | wire.ATTACH_KNOWN):
+            return [], []
+        wanted = checkpoints.fixed_set(_span(a, file), self.config.distance_bytes)
+        if not wanted:
+            return [], []
+        try:
+            return wanted, [file.checkpoint_fds()[1]]
+        except OSError as error:
+            self.ledger.degrade(f"{file.path}: no checkpoints: {error}")
+            return [], []
+
+    def _hand_out(self) -> None:
+        """Tell the agents whose pages have been read, or whose time is over, what to lay."""
+        now, waiting = now_ns(), []
+        for offer in self._offers:
+            region, file = offer.region, offer.region.file
+            missing = [p for p in offer.pages if p not in file.written]
+            if missing and now < offer.until_ns and not file.changed:
+                self.scheduler.copy(file, missing)
+                waiting.append(offer)
+                continue
+            if offer.client.regions.get(region.id) is not region:
+                continue  # gone meanwhile
+            region.offered = [] if file.changed else [p for p in offer.pages if p in file.written]
+            message = wire.file(region.id, wire.Verdict.CHECKPOINTS, region.offered)
+            offer.client.send(message, [offer.memfd])
+        self._offers = waiting
+
+    def laid(self, client: Client, ack: wire.Ack) -> None:
+        """The agent says how many of a mapping's checkpoints it has laid; of a command, what
+        failed, which changes nothing: page tables tell as well."""
+        region = client.regions.get(ack.region)
+        if region is None or ack.sequence:
+            return
+        if ack.error and region.verdict == wire.Verdict.POOL:
+            self._without_pool(client, region, ack.error)
+        if not region.offered:
+            return
+        region.laid = set(region.offered[: ack.done])
+        region.offered = []
+        self.ledger.laid += len(region.laid)
+        if ack.error:
+            self.ledger.degrade(
+                f"pid {client.pid}: a checkpoint could not be laid ({os.strerror(ack.error)}): "
+                "followed by page tables"
+            )
+
+    def _without_pool(self, client: Client, region: Region, error: int) -> None:
+        """The agent has not mapped the pool's memory: the mapping is the file's."""
+        why = "it did not wait for it" if error == errno.ETIMEDOUT else os.strerror(error)
+        self.ledger.degrade(f"{region.file.path}: a mapping is not served by the pool: {why}")
+        if client.pagemap_fd < 0:
+            self.give_back(client, region)
+            return
+        if self.pool is not None:
+            self.pool.detach(client, region)
+        region.verdict = wire.Verdict.PAGE_TABLES
+        region.look_at_ns = now_ns() + LOOK_FIRST_NS
+        self.ledger.attached(region.file, region.verdict, f"not served by the pool: {why}")
+
+    def bypassed(self, client: Client, reason: int) -> None:
+        """A process changes its address space without the interposers: from now on it is followed
+        by what /proc says of it (service/observe.py)."""
+        if client.bypasses:
+            return
+        client.bypasses = True
+        how = _BYPASS[wire.Bypass(reason)] if reason in _BYPASS else f"reason {reason}"
+        self.ledger.bypassing += 1
+        self.ledger.degrade(
+            f"pid {client.pid} ({client.hello.command}) changes its mappings without libc's "
+            f"functions ({how}): followed by page tables, nothing is laid over them"
+        )
+        for region in list(client.regions.values()):
+            if region.verdict != wire.Verdict.POOL:
+                self.detached(client, region.id)
+
+    def _adopt(
+        self, client: Client, a: wire.Attach, file: FileState, verdict: wire.Verdict
+    ) -> Region:
+        region = Region(
+            id=a.region,
+            file=file,
+            address=a.address,
+            length_bytes=a.length_bytes,
+            offset_bytes=a.offset_bytes,
+            verdict=verdict,
+            shared=a.map_flags & wire.MAP_TYPE != wire.MAP_PRIVATE,
+            table=StreamTable(client.rank, client.pid),
+            span=_span(a, file),
+            look_at_ns=now_ns() + LOOK_FIRST_NS,
+            look_every_ns=LOOK_FIRST_NS,
+        )
+        file.attached += 1
+        client.regions[region.id] = region
+        if self.plans is not None:  # its order begins before its first touch
+            self.plans.mapped(client)
+            self._touched[id(region)] = (client, region)
+        if verdict == wire.Verdict.POOL and self.pool:
+            region.look_at_ns = NEVER_NS  # its faults tell
+            self.pool.attach(client, region)
+        return region
+
+    def detached(self, client: Client, region_id: int) -> None:
+        """The mapping is gone from our management (unmapped, or given back)."""
+        client.opening.discard(region_id)
+        region = client.regions.pop(region_id, None)
+        if region is None:
+            return
+        region.file.attached -= 1
+        if self.pool and region.verdict == wire.Verdict.POOL:
+            self.pool.detach(client, region)
+        for stream in region.table.streams:
+            self.scheduler.forget(stream)
+        self.bulk.note_streams(client, region)
+        self._touched.pop(id(region), None)
+        self._table.left(region.file, client.pid)
+
+    def give_up(self, file: FileState, why: str) -> None:
+        """The file changes: every region of it becomes the job's own mapping again."""
+        if file.changed is None:
+            file.changed = why
+            self.ledger.degrade(f"{file.path}: {why} during the run; given back to the kernel")
+        self.scheduler.forget_file(file)
+        for client in self.clients.values():
+            for region in [r for r in client.regions.values() if r.file is file]:
+                self.give_back(client, region)
+
+    def give_back(self, client: Client, region: Region) -> None:
+        """The mapping becomes the job's own again: by its agent, if it told of it. Else nothing of
+        ours lies there."""
+        if region.id >= FIRST_OBSERVED:
+            self.detached(client, region.id)
+        elif not region.detaching:
+            region.detaching = True
+            client.command(wire.Type.DETACH, region.id, [])
+
+    def _writer_came(self, file: FileState) -> None:
+        """A process of the job has the file open for writing. Where there is no lease to tell of
+        its first write, checkpoints of other processes end now and are not laid again."""
+        if file.writer or file.leased:
+            return
+        file.writer = True
+        for client in self.clients.values():
+            for region in client.regions.values():
+                if region.file is file and region.verdict != wire.Verdict.PAGE_TABLES:
+                    self.give_back(client, region)
+
+    # -------------------------------------------------------------- progress
+
+    def on_events(self, client: Client, events: Iterable[uffd.Event]) -> None:
+        """Armed checkpoints that were touched."""
+        now = now_ns()
+        for event in events:
+            region = client.regions.get(event.region)
+            self.ledger.fault_wait.add(event.handle_ns)
+            start = event.page * uffd.PAGE_BYTES
+            # the ring is the client's memory: believe what can be
+            if region is None or not region.span.start_bytes <= start < region.span.end_bytes:
+                continue
+            at_ns = min(event.time_ns, now)
+            if event.page in region.laid:
+                region.fired[event.page] = at_ns
+                region.look_at_ns = min(region.look_at_ns, now)  # where did that reader begin?
+                region.look_every_ns = min(region.look_every_ns, LOOK_FIRST_NS)
+            self.tap.put(
+                TOUCH, at_ns, client.pid, region.file, start, uffd.PAGE_BYTES, event.handle_ns,
+                tid=event.tid,
+            )  # fmt: skip
+            end = start + uffd.PAGE_BYTES
+            if region.known:
+                self.touch_planned(client, region, start, end, at_ns)
+            else:
+                around = start - BLOCK_BYTES, end + BLOCK_BYTES
+                new = region.seen.missing(*around) == [around]
+                self.touch(client, region, start, end, at_ns, new=new)
+            if self.plans is not None:
+                self.plans.touch(client, region, start, end, at_ns)
+
+    def on_pool_events(self) -> None:
+        """What has happened in the pool, if there is one."""
+        if self.pool is not None:
+            pool_bridge.take_events(self, self.pool)
+
+    def touch(
+        self, client: Client, region: Region, start: int, end: int, at_ns: int, *,
+        new: bool = False,
+    ) -> tuple[Stream, int]:  # fmt: skip
+        """Progress: (whose walk it is, how many bytes that went on). ``new``: the reader was never
+        here before."""
+        stream, forward = region.table.touch(start, end, at_ns)
+        self._forget_absorbed(region)
+        if self.config.policy == "fixed" and region.verdict == wire.Verdict.CHECKPOINTS:
+            stream.active = True  # paper 1: the checkpoint that is hit first triggers
+        self.ledger.touch(stream.rank, start, at_ns)
+        news = mapped = end - start
+        if forward:
+            first = stream.position_bytes - (forward if stream.direction > 0 else 0)
+            if region.verdict == wire.Verdict.POOL:
+                found = [(first, forward)]  # mapped in runs: more is not known
+            else:
+                found = pagetables.runs(client, region, first, first + forward)
+            pagetables.note_used(region, found)
+            stream.saw(forward, found)
+            for a, n in found:
+                mapped += n
+                for low, high in region.seen.missing(a, a + n):
+                    news += high - low
+                    if self.tap.active and region.verdict != wire.Verdict.POOL:
+                        tell_seen(self.tap, client, region, low, high)
+                region.seen.add(a, a + n)
+        if self.bulk.saw(
+            region, stream, (start, end, at_ns), forward, (news, news if new else mapped)
+        ):
+            region.table.absorbed += region.table.streams
+            region.table.streams.clear()  # what looks like walks is none
+            self._forget_absorbed(region)
+        self._touched[id(region)] = (client, region)
+        if self.strides is not None:
+            self.strides.touch(client, region, stream, at_ns)
+        return stream, forward
+
+    def _mapped(
+        self, client: Client, region: Region, start: int, end: int, at_ns: int
+    ) -> None:
+        """A look has found pages that are mapped between two places, and booked each of them."""
+        if region.known:
+            self._gone_on(client, region, start, end, at_ns)
+        else:
+            self.touch(client, region, start, end, at_ns, new=True)
+
+    def touch_planned(
+        self, client: Client, region: Region, start: int, end: int, at_ns: int
+    ) -> None:
+        """Progress of a reader whose order is known, which has been told of: streams would say
+        nothing more."""
+        self._gone_on(client, region, start, end, at_ns)
+        region.file.mark_used(start, end)
+        region.seen.add(start, end)
+
+    def _gone_on(
+        self, client: Client, region: Region, start: int, end: int, at_ns: int
+    ) -> None:
+        self._touched[id(region)] = (client, region)
+        self.ledger.touch(region.table.rank, start, at_ns)
+        self.bulk.saw_planned(region, start, end, at_ns)
+
+    def _forget_absorbed(self, region: Region) -> None:
+        while region.table.absorbed:
+            self.scheduler.forget(region.table.absorbed.pop())
+
+    def _looked(self, client: Client, region: Region, found: list[tuple[int, int]]) -> None:
+        """What one look has found mapped."""
+        if self.plans is not None and self.plans.looked(client, region, found, now_ns()):
+            self._touched[id(region)] = (client, region)
+
+    def look(self, now: int) -> None:
+        """Read the page tables that are due: new streams, and progress where no uffd tells."""
+        known = sum(r.known for c in self.clients.values() for r in c.regions.values())
+        for client in self.clients.values():
+            for region in client.regions.values():
+                if now >= region.look_at_ns and not region.detaching:
+                    self._looks.look(client, region, now, known if region.known else 1)
+                    rest = self.bulk.rest_ns(region)
+                    region.look_at_ns = max(region.look_at_ns, now + rest)
+        self.bulk.step(now)
+
+    # -------------------------------------------------------------- windows
+
+    @property
+    def due_ns(self) -> int | None:
+        """When plan() is due though nothing happens."""
+        due = [r.planned_ns + PLAN_NS for _, r in self._touched.values()]
+        return min((*due, *(offer.until_ns for offer in self._offers)), default=None)
+
+    def plan(self) -> None:
+        """Windows for every region that was touched since the last turn, checkpoints for those that
+        have just been mapped."""
+        if self._offers:
+            self._hand_out()
+        if not self._touched:
+            return
+        self.ledger.active_streams = sum(
+            len(r.table.active()) for c in self.clients.values() for r in c.regions.values()
+        )
+        if self.pool is not None:
+            self.pool.note_places(
+                (region.file, stream)
+                for client in self.clients.values()
+                for region in client.regions.values()
+                if region.verdict == wire.Verdict.POOL
+                for stream in region.table.active()
+            )
+        touched, self._touched = self._touched, {}
+        now = now_ns()
+        for client, region in touched.values():
+            if region.file.changed or region.detaching:
+                continue
+            if region.known and now - region.planned_ns < PLAN_NS:
+                self._touched[id(region)] = (client, region)
+                continue
+            planned = self.plans.reader(client, region) if self.plans is not None else None
+            if planned is not None and not region.planned:
+                for stream in region.table.streams:
+                    self.scheduler.forget(stream)
+            if planned is None and region.followed is not None and not region.followed.dropped:
+                self.bulk.forget(region)  # it has come to its end: what follows is another matter
+            pooled = region.verdict == wire.Verdict.POOL
+            region.followed = planned
+            region.planned = planned is not None
+            region.known = planned is not None and not planned.inferred
+            region.planned_ns = now
+            awaited = self.plans is not None and self.plans.pending(client, region)
+            region.awaited_ns = (region.awaited_ns or now) if awaited else 0
+            self.bulk.planned(region, region.planned or awaited)
+            if self.plans is not None and planned is not None:
+                region.heard_ns = max(planned.touched_ns, planned.said_ns)
+                self.plans.plan(
+                    planned, self.scheduler.meter.storage, self._allowed(region), pooled
+                )
+            else:
+                for stream in pool_bridge.readers(region) if pooled else region.table.active():
+                    self._plan_stream(region, stream)
+            self.layout.refresh(client, region)
+
+    def _room_bytes(self, file: FileState) -> int:
+        """How much of a file may be in memory."""
+        if self.pool is not None and file.pooled is not None:
+            return self.pool.budget_bytes
+        return self.layout.allowed_bytes
+
+    def _allowed(self, region: Region) -> int:
+        if self.pool is not None and region.verdict == wire.Verdict.POOL:
+            return self.pool.window_bytes()
+        return self.layout.allowed_bytes // max(1, len(self.clients))
+
+    def _plan_stream(self, region: Region, stream: Stream) -> None:
+        file = region.file
+        if self.config.policy in ("none", "plan") or region.table.random:
+            return
+        if not self.bulk.trusts(region):
+            return
+        awaited = region.awaited_ns and now_ns() - region.awaited_ns < AWAIT_NS
+        if awaited and not (stream.settled and (stream.density or 0.0) >= AWAIT_DENSITY):
+            return
+        if self.strides is not None and self.strides.holds(region, stream, now_ns()):
+            return
+        ahead = self.layout.lookahead(stream, region)
+        if self.config.policy == "fixed":
+            wanted = window.fixed(stream, region.span.end_bytes, ahead, self.config.threshold)
+        else:
+            wanted = window.auto(stream, region.span.end_bytes, ahead)
+        if wanted:
+            pooled = region.verdict == wire.Verdict.POOL
+            self.scheduler.want(file, stream, *wanted, pooled=pooled)
+            start, end = wanted
+            self.tap.put(WINDOW, now_ns(), stream.reader, file, start, end - start, 0)
+
+    def plan_evictions(self) -> None:
+        """Have blocks ready to leave the pool, if there is one."""
+        if self.pool is not None:
+            pool_bridge.plan_evictions(self, self.pool)
+
+    def refresh_all(self) -> None:
+        """Once a second: what has fired long ago is armed again even where nothing moves."""
+        for file in self.files.values():
+            file.recent = IntervalSet()  # the kernel may have taken it back
+        for client in self.clients.values():
+            for region in client.regions.values():
+                region.table.expire(now_ns())
+                self._forget_absorbed(region)
+                if not region.detaching:
+                    self.layout.refresh(client, region)
+
+    # -------------------------------------------------------------- end
+
+    def sample(self, watched: Watched) -> None:
+        """Read the counters of a process; a recorder hears of its major faults."""
+        before = watched.now.major_faults
+        watched.sample()
+        more = watched.now.major_faults - before
+        if more > 0:
+            self.tap.put(MAJORS, now_ns(), watched.pid, None, 0, 0, more)
+
+    def account_all(self, client: Client) -> None:
+        """Read all page tables of a process while they are there: what was used."""
+        for region in client.regions.values():
+            start = region.offset_bytes
+            if region.verdict == wire.Verdict.POOL:
+                continue
+            while start < region.span.end_bytes:
+                found = pagetables.runs(client, region, start, region.span.end_bytes)
+                pagetables.note_used(region, found)
+                if len(found) < uffd.RUNS_AT_ONCE:
+                    break
+                start = found[-1][0] + found[-1][1]

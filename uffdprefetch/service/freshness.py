@@ -1,0 +1,313 @@
+# SPDX-License-Identifier: Apache-2.0
+"""No copy of ours is older than what a plain mapping shows by more than a second, nor for good.
+
+Copies are the pages of a checkpoint memfd and the pool's memory. Who writes the file shows
+- in a read lease, where no other machine can write it and the kernel gives us one: a writer waits;
+- in its size and times, which some writers put back, and stores through a mapping move late;
+- in the bytes. Every PERIOD_NS each page of the memfd is compared with what a plain mapping of our
+  own shows (csrc/compare.c) and rewritten where it differs, so that every mapping of it has the
+  file's bytes again, that of a child which nobody saw fork, too. The pool is compared in samples.
+
+Where a lease holds, pages are compared only after the times have moved.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from uffdprefetch.native import compare as uffd_compare
+from uffdprefetch.native import uffd
+
+if TYPE_CHECKING:
+    from uffdprefetch.pool.node_pool import PoolFile
+    from uffdprefetch.service.coordinator import CacheEngine
+    from uffdprefetch.state.files import FileState
+
+MS = 1_000_000
+#: From one round to the next: a second, less what the round itself and the turn around it take.
+PERIOD_NS = 600 * MS
+#: A round that takes more than a tenth of a core is followed by a longer rest. (8192 pages take 7
+#: to 14 ms, 1 to 2 % of a core: it is under emulation, or with many large files, that this binds.)
+REST = 10
+THREADS = 8
+#: Of files that other machines may write, on one device: its server may not answer.
+PER_DEVICE = 3
+#: Pages that are read again from storage in one round: this part of the bandwidth, and no fewer.
+BANDWIDTH_SHARE = 0.01
+READS_LEAST = 128
+READ_NS = 400 * MS
+SAMPLE_NS = 80 * MS
+#: The pool's samples begin so long after a file was opened, if another machine may write it: what
+#: was read just now is not old, and each sample is a request.
+SAMPLE_AFTER_NS = 5000 * MS
+#: So many pages of a file are compared in every round. Of what is more, those that lie over no
+#: mapping that we know are copied anew before they do, and compared in turn until then.
+PAGES_MAX = 8192
+LOOSE_AT_ONCE = 1024
+
+
+class Times(NamedTuple):
+    """What fstat(2) says of a file's content; bytes and ns."""
+
+    size_bytes: int
+    mtime_ns: int
+    ctime_ns: int
+
+    @classmethod
+    def of(cls, fd: int) -> Times:
+        """Of an open file. Raises OSError."""
+        st = os.fstat(fd)
+        return cls(st.st_size, st.st_mtime_ns, st.st_ctime_ns)
+
+
+def what_moved(before: Times, now: Times) -> str | None:
+    """What a user is told of a change that ends the service of a file; '' where only ctime moved
+    (chmod, link, rename and archives do that), so that the bytes must tell; None: nothing."""
+    if now.size_bytes != before.size_bytes:
+        return f"size {before.size_bytes} -> {now.size_bytes}"
+    if now.mtime_ns != before.mtime_ns:
+        return "modified"
+    return "" if now.ctime_ns != before.ctime_ns else None
+
+
+def must_compare(*, leased: bool, network: bool, compared: bool) -> bool:
+    """Whether anybody can have written since the pages were compared last. ``network``: from
+    another machine."""
+    return network or not leased or not compared
+
+
+def reads_allowed(bandwidth_bytes_per_second: float) -> int:
+    """Pages that a round may ask storage for."""
+    share = bandwidth_bytes_per_second * BANDWIDTH_SHARE * PERIOD_NS / 1e9
+    return max(READS_LEAST, int(share / uffd.PAGE_BYTES))
+
+
+def some_of(pages: list[int], start: int, most: int) -> list[int]:
+    """``most`` of the pages, from number ``start`` on and from the beginning again; ascending."""
+    if len(pages) <= most:
+        return pages
+    start %= len(pages)
+    return sorted((pages[start:] + pages[:start])[:most])
+
+
+@dataclass
+class FileWatch:
+    """What is known of a file's copies."""
+
+    times: Times
+    since_ns: int  # all of them were right at some time after this
+    began_ns: int
+    watch: uffd_compare.Watch | None = None
+    pooled: PoolFile | None = None  # whose samples the round under way takes
+    under_way: bool = False
+    compared: bool = True  # nobody can have written since, but where no lease holds
+    start: int = 0  # what was left out last time comes first
+    pages: list[int] = field(default_factory=list)  # of the memfd
+    loose: set[int] = field(default_factory=set)  # in the memfd, to be copied before they are laid
+    loose_at: int = 0
+    over: bool = False  # nobody has a copy, nor gets one
+
+    def close(self) -> None:
+        """Give back descriptors and mappings."""
+        if self.watch is not None:
+            self.watch.close()
+            self.watch = None
+
+
+class Freshness:
+    """Looks at every file, in rounds. The service's thread calls everything; nothing waits."""
+
+    def __init__(self, engine: CacheEngine, event_fd: int) -> None:
+        """Raises OSError when there can be no threads."""
+        self._engine = engine
+        self._ledger = engine.ledger.freshness
+        self._checker = uffd_compare.Checker(THREADS, event_fd)
+        self._under_way: dict[int, tuple[FileState, FileWatch]] = {}
+        self._waiting: deque[FileState] = deque()
+        self._next_id = 1
+        self._cpu_ns = 0  # of this round
+        self.due_ns = 0
+
+    def step(self, now: int) -> None:
+        """Take what has been found, and begin what is due."""
+        for result in self._checker.reap():
+            self._take(result)
+        if now >= self.due_ns:
+            self.due_ns = now + max(PERIOD_NS, REST * self._cpu_ns)
+            self._cpu_ns = 0
+            self._waiting = deque(self._engine.files.values())
+        for _ in range(len(self._waiting)):
+            file = self._waiting.popleft()
+            if not self._begin(file, now):
+                self._waiting.append(file)
+
+    # -------------------------------------------------------------- one round of one file
+
+    def _begin(self, file: FileState, now: int) -> bool:
+        """False: not now, others of its kind are under way."""
+        if file.fd < 0:
+            return True
+        state = file.watched
+        if state is None:
+            state = file.watched = FileWatch(file.times, file.opened_ns, now)
+        if state.under_way or state.over:
+            return True
+        if not file.attached and file.pooled is None and not file.in_use():
+            state.over = file.changed is not None
+            if state.over or file.network or not file.leased:
+                self._let_go(file, state)
+        if file.opened_again:  # network file systems ask for what is new then
+            file.opened_again = False
+            if file.network or not file.leased:
+                state.compared, state.began_ns = False, 0
+        if file.changed and file.pooled is not None and file.attached and self._engine.pool:
+            self._engine.pool.drop(file)  # for those who cannot give it back
+        pages = self._pages(file, state, now)
+        if not pages and not file.network:
+            with contextlib.suppress(OSError):
+                self._look(file, state, Times.of(file.fd))
+            return True
+        if file.network and self._busy(file.key[0]) >= PER_DEVICE:
+            return False
+        return self._submit(file, state, pages)
+
+    @staticmethod
+    def _let_go(file: FileState, state: FileWatch) -> None:
+        """Nobody has a page of the memfd: nothing is compared, and what is laid in another epoch is
+        copied anew before."""
+        file.written.clear()
+        state.loose.clear()
+        state.close()
+
+    def _busy(self, device: int) -> int:
+        under_way = self._under_way.values()
+        return sum(file.key[0] == device and file.network for file, _ in under_way)
+
+    def _pages(self, file: FileState, state: FileWatch, now: int) -> list[int]:
+        """What to compare in this round."""
+        if not must_compare(leased=file.leased, network=file.network, compared=state.compared):
+            return []
+        if file.pooled is not None:
+            early = file.network and state.compared and now - state.began_ns < SAMPLE_AFTER_NS
+            if not file.attached or early or self._engine.pool is None:
+                return []
+            return self._engine.pool.sample(file, self._reads())
+        if len(file.written) > PAGES_MAX:
+            self._loosen(file, state)
+        state.loose -= file.written
+        if len(state.pages) != len(file.written):
+            state.pages = sorted(file.written)
+        if not state.loose:
+            return state.pages
+        some = some_of(sorted(state.loose), state.loose_at, LOOSE_AT_ONCE)
+        state.loose_at += LOOSE_AT_ONCE
+        return sorted({*state.pages, *some})
+
+    def _loosen(self, file: FileState, state: FileWatch) -> None:
+        laid: set[int] = set()
+        for client in self._engine.clients.values():
+            for region in client.regions.values():
+                if region.file is file:
+                    laid |= region.laid
+        state.loose |= file.written - laid
+        file.written &= laid
+
+    def _reads(self) -> int:
+        return reads_allowed(self._engine.scheduler.meter.storage.bandwidth_bytes_per_second)
+
+    def _submit(self, file: FileState, state: FileWatch, pages: list[int]) -> bool:
+        pooled, how = file.pooled, uffd_compare.MAPPED if file.network else uffd_compare.READ
+        try:
+            watch = state.watch
+            if not pages or pooled:  # its times, or what the pool reads: no copies
+                watch = uffd_compare.Watch(file.page_fd, -1, file.size_bytes)
+            elif watch is None:
+                watch = uffd_compare.Watch(file.page_fd, file.checkpoint_rw, file.size_bytes)
+                state.watch = watch
+        except OSError as error:
+            self._engine.ledger.degrade(f"{file.path}: its copies are not compared: {error}")
+            return True
+        sent = self._checker.submit(
+            self._next_id, watch, uffd_compare.POOL if pooled else how, pages,
+            start=state.start if state.start < len(pages) else 0,
+            reads_max=self._reads(),
+            limit_ns=SAMPLE_NS if pooled else READ_NS,
+            pool=pooled.pool if pooled else None,
+            pool_file=pooled.number if pooled else -1,
+        )  # fmt: skip
+        if watch is not state.watch:
+            watch.close()
+        if sent:
+            self._under_way[self._next_id] = file, state
+            self._next_id += 1
+            state.under_way, state.pooled = True, pooled
+        return sent
+
+    # -------------------------------------------------------------- what was found
+
+    def _take(self, result: uffd_compare.Result) -> None:
+        file, state = self._under_way.pop(result.id)
+        state.under_way = False
+        self._cpu_ns += result.cpu_ns
+        self._ledger.note(result, pool=state.pooled is not None)
+        file.compared_pages += result.compared
+        file.rewritten_pages += result.rewritten
+        if file.watched is not state:
+            return  # closed meanwhile: whether it has changed is looked at when it is opened again
+        moved = False
+        if result.error:
+            self._changed(file, f"fstat: {os.strerror(result.error)}")
+        else:
+            found = Times(result.size_bytes, result.mtime_ns, result.ctime_ns)
+            moved = self._look(file, state, found)
+        if result.differing and file.pooled is state.pooled:  # else the pool is another by now
+            self._ledger.old_at_most.add(result.done_ns - state.since_ns)
+            self._changed(file, "its bytes have changed")
+        state.start = result.stopped_at
+        if not result.unread and (result.compared or not file.written):
+            state.since_ns = result.start_ns
+            state.compared = not moved
+        if not must_compare(leased=file.leased, network=file.network, compared=state.compared):
+            state.close()
+
+    def _look(self, file: FileState, state: FileWatch, now: Times) -> bool:
+        """Whether the file's times or its size have moved."""
+        moved = what_moved(state.times, now)
+        if moved is None:
+            return False
+        state.times, state.compared = now, False
+        if moved:
+            self._changed(file, moved)
+        return True
+
+    def _changed(self, file: FileState, why: str) -> None:
+        if file.changed is None:
+            self._engine.give_up(file, why)
+        if file.pooled is not None and self._engine.pool:
+            self._engine.pool.drop(file)
+
+    def let_in(self, file: FileState) -> None:
+        """Somebody begins to write now: what the pool has is read anew by who could not be told."""
+        if file.pooled is not None and self._engine.pool:
+            self._engine.pool.drop(file)
+
+    # -------------------------------------------------------------- the end
+
+    def may_end(self) -> bool:
+        """Whether nobody has a copy of ours any more that only this service keeps right."""
+        pool = self._engine.pool
+        return not (pool and pool.orphans) and not in_use(self._engine.files.values())
+
+    def close(self) -> bool:
+        """End the threads. False: they go with the process, and the pool, too."""
+        return self._checker.close()
+
+
+def in_use(files: Iterable[FileState]) -> bool:
+    """Whether somebody has the checkpoints of one of the files open or mapped."""
+    return any(file.in_use() for file in files)

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything of a service that has to do with known orders, in one piece for its loop."""
+
+from __future__ import annotations
+
+import select
+from typing import TYPE_CHECKING
+
+from uffdprefetch.base.config import Config
+from uffdprefetch.orders.indexer_client import Resolver
+from uffdprefetch.orders.indices import Indices
+from uffdprefetch.readers.known_order import Plans
+from uffdprefetch.readers.order_sources import Announcements, PlanFile
+from uffdprefetch.readers.strides import Strides
+
+if TYPE_CHECKING:
+    from uffdprefetch.service.coordinator import CacheEngine
+
+
+class Planning:
+    """The helper process, the plan file, what is announced, and the readers that follow them."""
+
+    def __init__(
+        self, socket_path: str, config: Config, engine: CacheEngine, poll: select.epoll
+    ) -> None:
+        """Raises OSError when there is no place for the helper's files."""
+        self.resolver = Resolver(socket_path, config.plan, poll)
+        self.plans = Plans(engine.scheduler, engine.ledger)
+        self.announcements = Announcements(
+            self.resolver, self.plans, engine.ledger,
+            lambda: list(engine.clients.values()), engine.plans_came,
+        )  # fmt: skip
+        self.plans.sources.append(self.announcements)
+        if config.plan is not None:
+            plan = PlanFile(self.resolver, self.plans, engine.ledger, engine.plans_came)
+            self.plans.sources.insert(0, plan)
+        engine.use_plans(self.plans)
+        if config.policy in ("auto", "stride"):
+            strides = Strides(
+                Indices(self.resolver, engine.plans_came), self.plans, engine.scheduler,
+                engine.ledger, engine.clients.values,
+                None if config.policy == "stride" else engine.bulk.orderly,
+            )  # fmt: skip
+            self.plans.sources.append(strides)
+            engine.use_strides(strides)
+        if config.plan is not None or config.policy == "stride":
+            self.resolver.start()  # the job has yet to start
+
+    @property
+    def due_ns(self) -> int | None:
+        """When to look again; None: when something is told."""
+        return self.announcements.next_ns if self.announcements.any else None
+
+    def close(self) -> None:
+        """End the helper."""
+        self.resolver.close()

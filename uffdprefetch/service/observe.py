@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes whose mappings are found in /proc and followed by their page tables.
+
+With `--engine off`, where nothing is interposed, all of the job's. Else what an LD_PRELOAD does
+not see: static programs, Go, raw system calls, and processes that change their address space
+without the interposers (Client.bypasses). Read-only file mappings are read from
+/proc/PID/maps. Nothing in the job is changed, so pages that stay mapped do not show again: later
+epochs are only seen where the kernel has unmapped what it reclaimed.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from uffdprefetch.base.identity import identify
+from uffdprefetch.protocol import wire
+from uffdprefetch.service.coordinator import MS, CacheEngine
+from uffdprefetch.state.client import FIRST_OBSERVED, Client
+from uffdprefetch.state.ledger import Ledger
+from uffdprefetch.state.opening import Opened
+
+LOOK_NS = 250 * MS
+#: Those of which agents tell: what was mapped past them is found.
+LOOK_ALL_NS = 1000 * MS
+#: Reading the maps takes one part in this many of a core at most: 37 ms where there are 32 000.
+LOOK_COST = 100
+PROCESSES_MAX = 1024
+#: A checkpoint as the maps show it (csrc/uffd_helper.c).
+CHECKPOINT_NAME = "/memfd:uffdprefetch-checkpoints"
+
+
+@dataclass(frozen=True)
+class Mapping:
+    """A line of /proc/PID/maps that is worth watching. Addresses and sizes in bytes."""
+
+    start: int
+    end: int
+    offset: int
+    inode: int
+    shared: bool
+    path: str
+
+
+def read_only_files(maps: str, min_bytes: int) -> list[Mapping]:
+    """The read-only, not executable file mappings of at least min_bytes in a maps text, by address;
+    none of a file that has an executable one too, which is a program or a library. One that our
+    checkpoints cut into pieces is one."""
+    found: list[Mapping] = []
+    programs: set[tuple[int, str]] = set()
+    bridge = 0  # where the checkpoint behind the last piece ends
+    for line in maps.splitlines():
+        fields = line.split(None, 5)
+        if len(fields) == 6 and fields[1][2] == "x":
+            programs.add((int(fields[4]), fields[5]))
+        if len(fields) < 6 or fields[1][:3] != "r--" or not fields[5].startswith("/"):
+            continue
+        start, end = (int(x, 16) for x in fields[0].split("-"))
+        last = found[-1] if found else None
+        if fields[5].startswith(CHECKPOINT_NAME):
+            if last is not None and start in (last.end, bridge):
+                bridge = end
+            continue
+        offset, inode, path = int(fields[2], 16), int(fields[4]), fields[5]
+        if path.endswith(" (deleted)"):
+            continue
+        if (
+            last is not None
+            and start == bridge
+            and (inode, path) == (last.inode, last.path)
+            and offset - last.offset == start - last.start
+        ):
+            found[-1] = replace(last, end=end)
+        else:
+            found.append(Mapping(start, end, offset, inode, fields[1][3] == "s", path))
+        bridge = end
+    return [
+        m for m in found if m.end - m.start >= min_bytes and (m.inode, m.path) not in programs
+    ]
+
+
+def _maps_of(pid: int, min_bytes: int) -> list[Mapping] | None:
+    """The mappings of a process that are worth watching; None: it cannot be read."""
+    try:
+        maps = Path(f"/proc/{pid}/maps").read_text(errors="surrogateescape")
+    except OSError:
+        return None
+    return read_only_files(maps, min_bytes)
+
+
+def descendants(pid: int) -> list[int]:
+    """``pid`` and its children's children, by /proc/PID/task/TID/children."""
+    found: list[int] = []
+    queue = [pid]
+    while queue and len(found) < PROCESSES_MAX:
+        one = queue.pop()
+        found.append(one)
+        try:
+            for task in os.listdir(f"/proc/{one}/task"):
+                queue += map(int, Path(f"/proc/{one}/task/{task}/children").read_text().split())
+        except (OSError, ValueError):
+            continue
+    return found
+
+
+class Observer:
+    """Keeps the engine's clients equal to what /proc shows of the job's processes."""
+
+    def __init__(
+        self, engine: CacheEngine, ledger: Ledger, min_bytes: int, everybody: bool
+    ) -> None:
+        """``everybody``: `--engine off`, nobody else tells of mappings."""
+        self._engine = engine
+        self._ledger = ledger
+        self._min_bytes = min_bytes
+        self._everybody = everybody
+        self._next_ns = 0
+        self._next_all_ns = 0
+        self._regions = FIRST_OBSERVED
+        #: Without an agent at the last look. That of a forked child may be starting.
+        self._strangers: set[int] = set()
+
+    @property
+    def due_ns(self) -> int:
+        """When look() is due."""
+        return self._next_ns
+
+    def look(self, jobs: list[int], now_ns: int) -> None:
+        """Find processes and mappings that have come or gone: where nothing else tells of them
+        every LOOK_NS, else every LOOK_ALL_NS."""
+        if now_ns < self._next_ns:
+            return
+        began = time.thread_time_ns()
+        every = self._everybody or now_ns >= self._next_all_ns
+        agents = {c.pid: c for c in self._engine.clients.values() if not c.observed}
+        pids = {pid for job in jobs for pid in descendants(job)} if every else set()
+        before = self._strangers
+        if every:
+            self._forget(pids - agents.keys())
+            self._strangers = set()
+        for pid in pids | agents.keys():
+            client = agents.get(pid)
+            if every or (client is not None and client.bypasses):
+                self._look_at(pid, client, self._everybody or pid in before)
+        cost = LOOK_COST * (time.thread_time_ns() - began)
+        self._next_ns = now_ns + max(LOOK_NS, cost)
+        if every:
+            wait = LOOK_NS if self._strangers - before else LOOK_ALL_NS
+            self._next_all_ns = now_ns + max(wait, cost)
+
+    def _forget(self, pids: set[int]) -> None:
+        """All that are not these: they have ended, or have an agent now."""
+        clients = self._engine.clients
+        for key in [k for k, c in clients.items() if c.observed and c.pid not in pids]:
+            client = clients.pop(key)
+            for region in list(client.regions):
+                self._engine.detached(client, region)
+            self._engine.bulk.left(client)
+            client.close()
+
+    def _look_at(self, pid: int, client: Client | None, stranger: bool) -> None:
+        """``stranger``: no agent will tell of this process."""
+        mappings = _maps_of(pid, self._min_bytes)
+        if mappings is None:
+            return
+        client = client or self._engine.clients.get(-pid)
+        if client is None:
+            if not mappings:
+                return
+            self._strangers.add(pid)
+            if not stranger:
+                return
+            try:
+                client = self._engine.clients[-pid] = self._meet(pid)
+            except OSError:  # out of descriptors
+                return
+        self._reconcile(client, mappings)
+
+    def _reconcile(self, client: Client, mappings: list[Mapping]) -> None:
+        told = [r for r in client.regions.values() if r.id < FIRST_OBSERVED]
+        at = {m.start: m for m in mappings}
+        for region in list(client.regions.values()):
+            mapping = at.get(region.address)
+            key = mapping and (mapping.inode, mapping.offset)
+            if key == (region.file.key[1], region.offset_bytes):
+                client.missed.discard(region.id)
+            elif region.id >= FIRST_OBSERVED or region.id in client.missed:
+                self._engine.detached(client, region.id)  # gone, or another file's
+            elif region.verdict != wire.Verdict.POOL:
+                client.missed.add(region.id)  # its agent tells, if it knows
+        known = {r.address for r in client.regions.values()}
+        client.refused &= at.keys()
+        eager = client.observed or client.bypasses
+        sighted = set()
+        if any(number < FIRST_OBSERVED for number in client.opening):
+            mappings = []  # one that an agent told of is not among the regions yet
+        for mapping in mappings:
+            if mapping.start in known or mapping.start in client.refused:
+                continue
+            if any(r.address <= mapping.start < r.address + r.length_bytes for r in told):
+                continue
+            # An agent may be about to tell of it.
+            if eager or mapping.start in client.sighted:
+                self._offer(client, mapping)
+            else:
+                sighted.add(mapping.start)
+        client.sighted = sighted
+
+    def _meet(self, pid: int) -> Client:
+        try:
+            environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            command = Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
+        except OSError:
+            environ, command = [], "?"
+        pairs = (entry.decode(errors="replace").partition("=") for entry in environ)
+        who = identify({name: value for name, _, value in pairs})
+        rank, local, world = (-1 if n is None else n for n in (who.rank, who.local_rank, who.world))
+        hello = wire.Hello(
+            wire.Role.AGENT, pid, 0, rank, local, world, 0, 0, 0, 0, 0, 0, command[:15]
+        )
+        client = Client(None, hello, pid)
+        self._ledger.hello(client)
+        return client
+
+    def _offer(self, client: Client, mapping: Mapping) -> None:
+        """Open it by its name, and serve it if it is still what is mapped."""
+        client.refused.add(mapping.start)  # until it is served
+        self._engine.opener.open(
+            f"/proc/{client.pid}/root{mapping.path}",
+            lambda opened: self._opened(client, mapping, opened),
+        )
+
+    def _opened(self, client: Client, mapping: Mapping, opened: Opened | OSError) -> None:
+        if isinstance(opened, OSError):
+            return
+        st = opened.status
+        gone = self._engine.clients.get(-client.pid if client.observed else client.fd) is not client
+        if gone or st.st_ino != mapping.inode or mapping.offset >= st.st_size:
+            opened.close()
+            return
+        self._regions += 1
+        length = min(mapping.end - mapping.start, st.st_size - mapping.offset)
+        offered = wire.Attach(
+            region=self._regions,
+            flags=0,
+            address=mapping.start,
+            length_bytes=length,
+            offset_bytes=mapping.offset,
+            device=st.st_dev,
+            inode=st.st_ino,
+            size_bytes=st.st_size,
+            mtime_ns=st.st_mtime_ns,
+            map_flags=1 if mapping.shared else 2,
+            advice_swallowed=0,
+        )
+        self._engine.observed(client, offered, opened)
+        if offered.region in client.regions:
+            client.refused.discard(mapping.start)

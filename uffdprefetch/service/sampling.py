@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a watcher wants to see and nobody else needs: rates of the last seconds, a history of the
+last minutes, and counts that are too dear to be made at once.
+
+Two paces. :meth:`Sampling.tick` runs once a second in every run, a sum over what is in memory
+anyway, so that a watcher that comes late sees the last minutes. The slow pass (residency, unused
+blocks) runs only while somebody watches, in pieces of a few milliseconds at most, and takes at most
+one part in COST of a core. Neither writes into the books of the run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, field
+
+from uffdprefetch.base.ranges import IntervalSet
+from uffdprefetch.native import uffd
+from uffdprefetch.service.coordinator import MS, CacheEngine
+from uffdprefetch.state.files import BLOCK_BYTES, FileState, Key
+from uffdprefetch.state.ledger import Ledger
+from uffdprefetch.warm.scheduler import Scheduler
+
+#: One a second: three minutes of it are kept.
+HISTORY_TICKS = 180
+#: Misses and blocks of a rank are compared over so many ticks: a batch must not look like a phase.
+RANK_TICKS = 10
+RANKS_MAX = 256
+#: Separate stretches that are remembered of one rank in one file: a walk has one.
+STRETCHES_MAX = 1024
+#: The slow pass: cachestat counts a GiB in 2.4 ms, mincore in 12 ms (design, section 10) ...
+RESIDENT_PIECE_BYTES = 256 << 20
+#: ... and a MiB of block books, which stands for 64 GiB of a file, is counted in about 1 ms.
+BLOCKS_PIECE = 1 << 20
+PASS_EVERY_NS = 2000 * MS
+PIECE_EVERY_NS = 20 * MS
+COST = 50
+#: At a watcher's first question, so long at once: small files are counted in the first answer.
+FIRST_PASS_NS = 5 * MS
+#: No question for so long: nobody watches.
+WATCHED_NS = 10_000 * MS
+
+
+@dataclass(frozen=True)
+class RankTick:
+    """Running totals of a rank at one time."""
+
+    at_ns: int
+    misses: int
+    touched_bytes: int
+
+
+@dataclass
+class RankTrack:
+    """One rank over the last seconds. ``passed``: stretches walked over, by file."""
+
+    ticks: deque[RankTick] = field(default_factory=lambda: deque(maxlen=RANK_TICKS + 1))
+    touched_bytes: int = 0
+    passed: dict[Key, IntervalSet] = field(default_factory=dict)
+    wasted_bytes: dict[Key, int] = field(default_factory=dict)  # by the slow pass
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What the slow pass found out about a file. ``resident_bytes`` None: ``sensor`` says why.
+
+    ``unused_bytes`` were prefetched and are in nobody's page table; ``wasted_bytes`` of them lie
+    where readers have passed.
+    """
+
+    at_ns: int
+    resident_bytes: int | None
+    sensor: str
+    used_bytes: int
+    unused_bytes: int
+    wasted_bytes: int
+    demand_bytes: int
+
+
+@dataclass(frozen=True)
+class HistoryTick:
+    """One second of the node: bytes/s, bytes/s, major faults/s."""
+
+    prefetch_bytes_per_second: float
+    reader_bytes_per_second: float
+    misses_per_second: float
+
+
+class Sampling:
+    """Samples of a run; the service's thread calls everything here."""
+
+    def __init__(self, engine: CacheEngine, scheduler: Scheduler, ledger: Ledger) -> None:
+        self._engine = engine
+        self._scheduler = scheduler
+        self._ledger = ledger
+        self.ranks: dict[int, RankTrack] = {}
+        self.history: deque[HistoryTick] = deque(maxlen=HISTORY_TICKS)
+        self.counted: dict[Key, Counted] = {}
+        self.ticked_ns = 0
+        self._touched: dict[tuple[int, int, int], int] = {}  # stream -> its bytes at the last tick
+        self._passed: dict[Key, IntervalSet] = {}  # by any rank
+        self._totals = (0, 0, 0)
+        self._pass: Iterator[None] | None = None
+        self._pass_began_ns = 0
+        self._asked_ns = 0
+        self.due_ns = 0  # of the next piece; 0: nothing to do
+
+    # -------------------------------------------------------------- once a second
+
+    def tick(self, now: int) -> None:
+        """Take a sample of everything that is counted in memory."""
+        self._follow_streams()
+        faults: dict[int, int] = {}
+        for process in self._ledger.all_processes():
+            rank = process.rank
+            faults[rank] = faults.get(rank, 0) + process.watched.misses
+        for rank, count in faults.items():
+            track = self._track(rank)
+            if track is not None:
+                track.ticks.append(RankTick(now, count, track.touched_bytes))
+        self._note_history(now, sum(faults.values()))
+        for books in (self.counted, self._passed):
+            for key in [k for k in books if k not in self._engine.files]:
+                del books[key]
+
+    def _track(self, rank: int) -> RankTrack | None:
+        track = self.ranks.get(rank)
+        if track is None and len(self.ranks) < RANKS_MAX:
+            track = self.ranks[rank] = RankTrack()
+        return track
+
+    def _follow_streams(self) -> None:
+        seen: dict[tuple[int, int, int], int] = {}
+        for client in self._engine.clients.values():
+            track = self._track(client.rank)
+            if track is None:
+                continue
+            for region in client.regions.values():
+                for stream in region.table.streams:
+                    name = (client.pid, region.id, stream.id)
+                    seen[name] = stream.touched_bytes
+                    more = stream.touched_bytes - self._touched.get(name, 0)
+                    track.touched_bytes += max(0, more)
+                    if stream.active:
+                        low, high = sorted((stream.start_bytes, stream.position_bytes))
+                        for books in (track.passed, self._passed):
+                            stretches = books.setdefault(region.file.key, IntervalSet())
+                            if len(stretches) < STRETCHES_MAX:
+                                stretches.add(low, high)
+        self._touched = seen
+        for track in self.ranks.values():
+            for key in [k for k in track.passed if k not in self._engine.files]:
+                del track.passed[key]
+                track.wasted_bytes.pop(key, None)
+
+    def _note_history(self, now: int, faults: int) -> None:
+        touched = sum(track.touched_bytes for track in self.ranks.values())
+        totals = (self._scheduler.prefetched_bytes, touched, faults)
+        if self.ticked_ns:
+            seconds = max(1e-3, (now - self.ticked_ns) / 1e9)
+            rates = [max(0, a - b) / seconds for a, b in zip(totals, self._totals, strict=True)]
+            self.history.append(HistoryTick(*rates))
+        self._totals, self.ticked_ns = totals, now
+
+    # -------------------------------------------------------------- the slow pass
+
+    def asked(self, now: int) -> None:
+        """A watcher wants a snapshot: keep the slow counts fresh for a while."""
+        first = not self.counted and self._pass is None
+        self._asked_ns = now
+        if not self.due_ns:
+            self.due_ns = now
+        began = time.monotonic_ns()
+        while first and time.monotonic_ns() - began < FIRST_PASS_NS and not self.counted_all:
+            self.due_ns = 0
+            self.step(now)
+
+    @property
+    def counted_all(self) -> bool:
+        """Whether the slow pass has seen every file that is open."""
+        return all(key in self.counted for key, f in self._engine.files.items() if f.fd >= 0)
+
+    def step(self, now: int) -> None:
+        """One piece of the slow pass, when it is due."""
+        if now < self.due_ns:
+            return
+        if now - self._asked_ns > WATCHED_NS:
+            self.due_ns, self._pass = 0, None
+            return
+        began = time.thread_time_ns()
+        if self._pass is None:
+            self._pass, self._pass_began_ns = self._pieces(), now
+        try:
+            next(self._pass)
+            rest = PIECE_EVERY_NS
+        except StopIteration:
+            self._pass = None
+            rest = max(PIECE_EVERY_NS, self._pass_began_ns + PASS_EVERY_NS - now)
+        self.due_ns = now + max(rest, COST * (time.thread_time_ns() - began))
+
+    def _pieces(self) -> Iterator[None]:
+        """One pass over all files, those that are mapped first."""
+        for file in sorted(self._engine.files.values(), key=lambda f: -f.attached):
+            known, sensor = yield from self._resident(file)
+            if file.fd < 0:  # closed meanwhile
+                continue
+            used = unused = demand = 0
+            for a in range(0, len(file.blocks), BLOCKS_PIECE):
+                counts = file.block_counts(a, a + BLOCKS_PIECE)
+                used, unused, demand = used + counts[0], unused + counts[1], demand + counts[2]
+                yield
+            wasted = yield from self._unused_in(file, self._passed.get(file.key))
+            now = time.monotonic_ns()
+            self.counted[file.key] = Counted(now, known, sensor, used, unused, wasted, demand)
+            for track in list(self.ranks.values()):
+                stretches = track.passed.get(file.key)
+                if stretches is not None:
+                    track.wasted_bytes[file.key] = yield from self._unused_in(file, stretches)
+
+    def _resident(self, file: FileState) -> Generator[None, None, tuple[int | None, str]]:
+        """Returns what uffd.resident_bytes() says of the whole file."""
+        resident, sensor = 0, ""
+        for at in range(0, file.size_bytes, RESIDENT_PIECE_BYTES):
+            if file.fd < 0:
+                break
+            length = min(RESIDENT_PIECE_BYTES, file.size_bytes - at)
+            known, sensor = uffd.resident_bytes(file.fd, at, length)
+            if known is None:
+                return None, sensor
+            resident += known
+            yield
+        return resident, sensor
+
+    def _unused_in(
+        self, file: FileState, stretches: IntervalSet | None
+    ) -> Generator[None, None, int]:
+        """Returns the bytes within the stretches that were prefetched and are unused."""
+        found = counted = 0
+        for start, end in list(stretches or ()):
+            # whole blocks only: the one that the reader stands in is not behind it yet
+            first, last = -(-start // BLOCK_BYTES), end // BLOCK_BYTES
+            for a in range(first, last, BLOCKS_PIECE):
+                b = min(last, a + BLOCKS_PIECE)
+                found += file.unused_bytes(a, b)
+                counted += b - a
+                if counted >= BLOCKS_PIECE:
+                    counted = 0
+                    yield
+        return found

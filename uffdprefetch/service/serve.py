@@ -1,0 +1,424 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The service: elected by a lock beside its socket, ends with its last client.
+
+One thread runs everything here; the workers (C) only read. It never reads anything that the job
+writes, and no fault waits for it: stopped, slow or dead, the job goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import resource
+import select
+import signal
+import socket
+import time
+from typing import TYPE_CHECKING, Any
+
+from uffdprefetch.base import leftovers, spawn
+from uffdprefetch.base.config import Config
+from uffdprefetch.base.errors import UffdPrefetchError
+from uffdprefetch.base.rundir import is_of_node
+from uffdprefetch.launch import engine_choice
+from uffdprefetch.native import pool as uffd_pool
+from uffdprefetch.native import uffd
+from uffdprefetch.predict.checkpoints import DISTANCE_MIN_BYTES
+from uffdprefetch.service.coordinator import MS, CacheEngine
+from uffdprefetch.service.freshness import Freshness
+from uffdprefetch.service.known_orders import Planning
+from uffdprefetch.service.live import Live
+from uffdprefetch.service.observe import Observer
+from uffdprefetch.service.peers import Peers
+from uffdprefetch.service.snapshot import summary
+from uffdprefetch.service.watchers import Watchers
+from uffdprefetch.state.files import FileState
+from uffdprefetch.state.ledger import Ledger
+from uffdprefetch.state.opening import Opener
+from uffdprefetch.state.publisher import WARM, Tap
+from uffdprefetch.warm.limits import TokenBucket, allowed_bytes
+from uffdprefetch.warm.scheduler import EXTENT_BYTES, Extent, Scheduler, now_ns
+
+if TYPE_CHECKING:
+    from uffdprefetch.pool.node_pool import NodePool
+
+log = logging.getLogger("uffdprefetch.serve")
+
+WORKERS = 16
+BACKLOG = 128
+#: Nobody connected: how long to wait for the first client, and for another after the last. Where
+#: the last launcher has said how its job ended, nobody is waited for.
+FIRST_CLIENT_SECONDS = 30.0
+LAST_CLIENT_SECONDS = 0.5
+#: What takes longer at the end than this is left to the kernel.
+CLOSE_SECONDS = 5
+HOUSEKEEPING_NS = 1000 * MS
+#: The time line is added to so often.
+NOTE_NS = 10 * MS
+#: A file given back: how long the agents have before a waiting writer is let in.
+DETACH_NS = 1000 * MS
+
+
+def elect(path: str) -> tuple[int, socket.socket] | None:
+    """Take the lock beside a socket's path and listen there: (lock, listening socket); None when
+    another service has the lock. Raises OSError."""
+    lock_fd = leftovers.hold(path + leftovers.LOCK)
+    if lock_fd is None:
+        return None
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        listener.bind(path)
+        os.chmod(path, 0o600)
+        listener.listen(BACKLOG)
+    except BaseException:
+        listener.close()
+        leftovers.remove_names(path, lock_fd)
+        raise
+    listener.setblocking(False)
+    return lock_fd, listener
+
+
+class Service:
+    """Sockets and clocks around a :class:`CacheEngine`."""
+
+    def __init__(
+        self, listener: socket.socket, lock_fd: int, config: Config, run: str, starter: int
+    ) -> None:
+        """``lock_fd``: of the election; ``starter``: the pid of the launcher that started us."""
+        self.run_key = run
+        self._lock_fd = lock_fd
+        self._starter = starter
+        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._workers = uffd.Workers(WORKERS, self._wake_fd)
+        self._ledger = Ledger()
+        config, pool = self._with_a_pool(config)
+        self.config = config
+        grid = config.distance_bytes or DISTANCE_MIN_BYTES
+        bucket = TokenBucket(config.max_rate_bytes_per_second, EXTENT_BYTES)
+        self._tap = Tap()
+        self._scheduler = Scheduler(
+            self._workers, bucket, grid, self._warmed, self._ledger.degrade
+        )
+        self._opener = Opener(self._wake_fd)
+        self.engine = CacheEngine(
+            config, self._scheduler, self._ledger, self._tap, self._opener
+        )
+        self._observer = Observer(
+            self.engine, self._ledger, config.min_size_bytes, everybody=config.engine == "off"
+        )
+        self._freshness = Freshness(self.engine, self._wake_fd)
+        if pool is not None:
+            self.engine.use_pool(pool)
+        self._epoll = select.epoll()
+        self._epoll.register(self._wake_fd, select.EPOLLIN)
+        self._planning = self._with_plans(listener.getsockname())
+        self._listener, self._path = listener, listener.getsockname()
+        self._live = Live(
+            config,
+            run,
+            self.engine,
+            self._scheduler,
+            lambda: self._peers.jobs(),
+            self._reading_cpu_seconds,
+        )
+        self._peers = Peers(
+            listener,
+            self._epoll,
+            self._wake_fd,
+            self.engine,
+            self._ledger,
+            self._summary,
+            config.fingerprint(),
+            Watchers(self._live.document),
+            self._planning.announcements if self._planning is not None else None,
+        )
+        self._housekeeping_ns = 0
+        self._next_pump_ns = 0
+        self._signal_fd = -1
+        self._asked_to_end = 0  # how often: SIGTERM
+        self._empty_since: float | None = time.monotonic()
+        self._noted_ns = 0
+        self._noted_bytes = 0  # of the scheduler's, on the time line
+        self._leaving: dict[int, tuple[FileState, int]] = {}
+        self._heed_signals()
+
+    def _with_a_pool(self, config: Config) -> tuple[Config, NodePool | None]:
+        """The pool where it is asked for, or the run as it goes without one."""
+        pool = None
+        if config.engine == "pool":
+            try:
+                from uffdprefetch.pool.node_pool import NodePool
+
+                pool = NodePool(config, self._wake_fd, self._ledger)
+            except (OSError, ImportError) as error:
+                config = engine_choice.fall_back(config, str(error))
+                log.warning("%s", engine_choice.told(config))
+        if config.engine_asked:
+            self._ledger.degrade(engine_choice.told(config))
+        return config, pool
+
+    def _with_plans(self, socket_path: str) -> Planning | None:
+        if self.config.policy == "none":
+            return None
+        try:
+            return Planning(socket_path, self.config, self.engine, self._epoll)
+        except OSError as error:
+            self._ledger.degrade(f"no order can be told: {error}")
+            return None
+
+    def _heed_signals(self) -> None:
+        """Two signals mean something to us. SIGIO tells that somebody wants to write a leased file.
+        SIGTERM asks us to end: where the job manager sends it to everybody, the job has it too and
+        may be writing its last checkpoint, so we stay as long as somebody is connected, or until
+        the second one. The others are the job's (spawn.shield)."""
+        self._signal_fd, wakeup = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        spawn.shield()
+        signal.signal(signal.SIGIO, lambda *_: None)
+        signal.signal(signal.SIGTERM, self._terminate)
+        signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+        self._epoll.register(self._signal_fd, select.EPOLLIN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # blocked by serve()
+
+    def _terminate(self, *_: object) -> None:
+        self._asked_to_end += 1
+
+    # -------------------------------------------------------------- the loop
+
+    def run(self) -> None:
+        """Serve until the last client has gone."""
+        while True:
+            self._turn(self._epoll.poll(self._timeout_seconds()))
+            if self._finished():
+                break
+            self._peers.part()
+        log.info("last client gone")
+        self._close()
+
+    def _finished(self) -> bool:
+        if self._asked_to_end > 1 or (self._peers.over and self._freshness.may_end()):
+            return True
+        if not self._peers.none:
+            if not self._peers.only_strangers:  # a watcher that comes again and again is no client
+                self._empty_since = None
+            return False
+        if self._asked_to_end:
+            return True
+        if self._empty_since is None:
+            self._empty_since = time.monotonic()
+        # a launcher that was killed while we started will not come
+        awaited = not self._peers.had_client and os.getppid() == self._starter
+        patience = FIRST_CLIENT_SECONDS if awaited else LAST_CLIENT_SECONDS
+        if time.monotonic() - self._empty_since <= patience:
+            return False
+        if self._freshness.may_end():
+            return True
+        self._empty_since = time.monotonic()  # asked again then
+        return False
+
+    def _timeout_seconds(self) -> float:
+        now = now_ns()
+        due = min(self._housekeeping_ns, self._observer.due_ns, self._freshness.due_ns)
+        if self._next_pump_ns:
+            due = min(due, self._next_pump_ns)
+        if self.engine.table.look_ns:
+            due = min(due, self.engine.table.look_ns)
+        if self.engine.due_ns is not None:
+            due = min(due, self.engine.due_ns)
+        if self.engine.pool:
+            due = min(due, now + uffd_pool.TICK_NS)
+        if self._planning is not None and self._planning.due_ns is not None:
+            due = min(due, self._planning.due_ns)
+        if self._live.sampling.due_ns:
+            due = min(due, self._live.sampling.due_ns)
+        for client in self.engine.clients.values():
+            for region in client.regions.values():
+                if not region.detaching:
+                    due = min(due, region.look_at_ns)
+        if self._empty_since is not None:
+            due = min(due, now + 100 * MS)
+        if self._peers.parting:
+            due = min(due, now + 5 * MS)
+        # epoll counts whole milliseconds, rounded up
+        return max(0.0, (due - now) / 1e9)
+
+    def _turn(self, ready: list[tuple[int, int]]) -> None:
+        for fd, _ in ready:
+            if fd == self._listener.fileno():
+                self._peers.accept()
+            elif fd in (self._wake_fd, self._signal_fd):
+                with contextlib.suppress(BlockingIOError):
+                    os.read(fd, 8 if fd == self._wake_fd else 64)
+                if fd == self._signal_fd:
+                    self._look_for_writers()
+            elif self._planning is not None and fd == self._planning.resolver.fd:
+                self._planning.resolver.ready()
+            else:
+                self._peers.receive(fd)
+        if self._planning is not None:  # what has ended first, then what was touched since
+            self._planning.announcements.look(now_ns())
+        for client in self.engine.clients.values():
+            self.engine.on_events(client, client.ring.drain())
+        pool = self.engine.pool
+        if pool:
+            pool.pool.alive()
+            if pool.orphans:
+                pool.look_for_orphans()
+            self.engine.on_pool_events()
+        self._scheduler.reap()
+        self._opener.step()
+        now = now_ns()
+        if self.engine.table.waits or 0 < self.engine.table.look_ns <= now:
+            self.engine.table.look(now)
+        self._observer.look(self._peers.jobs(), now)
+        self.engine.look(now)
+        self._freshness.step(now)
+        if now >= self._housekeeping_ns:
+            self._housekeep(now)
+        elif self._leaving:  # the last agent has perhaps just told: the writer waits
+            self._look_for_writers()
+        self.engine.plan()
+        self.engine.plan_evictions()
+        wait = self._scheduler.pump(now_ns())
+        self._next_pump_ns = now_ns() + wait if wait else 0
+        if now - self._noted_ns >= NOTE_NS:
+            self._note(now)
+        self._tap.flush()
+        if self._live.sampling.due_ns:
+            self._live.sampling.step(now_ns())
+        for fd, client in list(self.engine.clients.items()):
+            if client.waiting:
+                client.flush()
+            if client.gone:
+                self._peers.drop_client(fd)
+
+    def _reading_cpu_seconds(self) -> float:
+        pool = self.engine.pool
+        return self._workers.cpu_seconds() + (pool.pool.cpu_seconds() if pool else 0.0)
+
+    def _warmed(self, extent: Extent, result: uffd.WarmResult) -> None:
+        stream, took = extent.stream, result.done_ns - result.submit_ns
+        self._tap.put(
+            WARM, result.submit_ns, stream.reader if stream else 0, extent.file, extent.start,
+            extent.end - extent.start, took, result.resident_bytes >> 10, os.getpid(),
+        )  # fmt: skip
+
+    def _sample(self) -> None:
+        for process in self._ledger.processes:
+            self.engine.sample(process.watched)
+
+    def _note(self, now: int) -> None:
+        """Put what was read, windows and rates on the time line."""
+        self._noted_ns = now
+        seconds = max(0.0, now / 1e9 - self._ledger.started)
+        more = self._scheduler.prefetched_bytes - self._noted_bytes
+        if more:
+            self._ledger.timeline.at(seconds).prefetched_bytes += more
+            self._noted_bytes += more
+        streams = [
+            s for c in self.engine.clients.values() for r in c.regions.values()
+            for s in r.table.active()
+        ]
+        if not streams:
+            return
+        streams = [s for s in streams if now - s.last_ns < 1000 * MS] or streams[:1]
+        bin_ = self._ledger.timeline.at(seconds)
+        widest = max(streams, key=lambda s: s.rate_bytes_per_second)
+        bin_.window_bytes = self.engine.layout.lookahead(widest)
+        bin_.distance_bytes = self.engine.layout.distance(widest)
+        bin_.under_way_bytes = self._scheduler.under_way_bytes
+        bin_.bandwidth_bytes_per_second = round(self._scheduler.meter.bandwidth)
+        bin_.reader_bytes_per_second = round(sum(s.rate_bytes_per_second for s in streams))
+
+    def _summary(self) -> dict[str, Any]:
+        self._note(now_ns())
+        self._sample()
+        return summary(
+            self.config, self.run_key, self.engine, self._scheduler, self._reading_cpu_seconds()
+        )
+
+    # -------------------------------------------------------------- once a second
+
+    def _housekeep(self, now: int) -> None:
+        self._housekeeping_ns = now + HOUSEKEEPING_NS
+        self._peers.housekeep(now)
+        for client in self.engine.clients.values():
+            client.look_for_lost_rights()
+        self._sample()
+        before = self.engine.layout.allowed_bytes
+        self.engine.layout.allowed_bytes, why = allowed_bytes(self.config.budget_bytes)
+        if why != "--budget" and self.engine.layout.allowed_bytes < before // 2:
+            self._ledger.degrade(f"windows are bounded by {why}, not by --budget")
+        if self.engine.pool:
+            self.engine.pool.housekeep()
+        self._live.tick(now, why)
+        self._look_for_writers()
+        self.engine.refresh_all()
+
+    def _look_for_writers(self) -> None:
+        """A broken lease: detach everywhere, then let the writer in."""
+        now = now_ns()
+        for file in self.engine.files.values():
+            if not file.leased or not file.lease_breaking():
+                continue
+            if file.changed is None:
+                self.engine.give_up(file, "opened for writing")
+            self._leaving.setdefault(id(file), (file, now + DETACH_NS))
+        for key, (file, deadline) in list(self._leaving.items()):
+            if not file.attached or now >= deadline:
+                self._freshness.let_in(file)
+                file.release_lease()
+                del self._leaving[key]
+
+    def _close(self) -> None:
+        """Our names first: the last launcher waits until they are gone, and where it ends a job
+        manager kills us."""
+        # a worker that hangs in a read of far storage must not keep us here
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(CLOSE_SECONDS)
+        self._listener.close()
+        if self._planning is not None:
+            self._planning.close()
+        leftovers.remove_names(self._path, self._lock_fd)
+        self._peers.part(now=True)
+        self._workers.close()
+        none_waits = self._freshness.close()
+        if self.engine.pool and none_waits:
+            self.engine.pool.close()
+        for file in self.engine.known_files:
+            file.close()
+
+
+def serve(socket_path: str, config: Config, run: str, starter: int = 0) -> int:
+    """Run the service on socket_path; 0 also when another one has been elected. ``starter``: the
+    pid of the launcher, which is our parent as long as it lives; 0: there is none.
+
+    Raises UffdPrefetchError when the socket or the workers cannot be had.
+    """
+    # two for each process of the job, nine for each file: a login shell's soft limit is 1024
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    # who sees that we listen may ask us to end: from then on we end as we should
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        elected = elect(socket_path)
+        if elected is None:
+            return 0
+        lock_fd, listener = elected
+    except OSError as error:
+        raise UffdPrefetchError(f"the service cannot start on {socket_path}: {error}") from error
+    try:
+        service = Service(listener, lock_fd, config, run, starter)
+    except BaseException as error:
+        leftovers.remove_names(socket_path, lock_fd)
+        if isinstance(error, OSError):
+            text = f"the service cannot start on {socket_path}: {error}"
+            raise UffdPrefetchError(text) from error
+        raise
+    log.info("serving %s", socket_path)
+    leftovers.sweep(socket_path, is_of_node)
+    service.run()
+    return 0

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The run as one value: what the summary, the files and the dashboard are made of."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from uffdprefetch.base.config import Config
+from uffdprefetch.service.coordinator import CacheEngine
+from uffdprefetch.state import processes
+from uffdprefetch.state.ledger import Ledger, describe_file, describe_stream
+from uffdprefetch.warm.scheduler import Scheduler
+
+SCHEMA = "uffdprefetch.summary/1"
+USED_SENSOR = (
+    "page tables of the readers at 64 KiB (fault-around maps cached neighbours: an upper bound)"
+)
+MISS_SENSOR = (
+    "/proc/PID/stat majflt of each process of the job, sampled every second and at its exit; "
+    "counts every file the process maps"
+)
+POOL_MISS_SENSOR = (
+    f"{MISS_SENSOR}; and every touch that the pool had to read for (exact; before Linux 6.6 the "
+    "kernel counts a touch that the pool answers as a major fault, too)"
+)
+POOL_USED_SENSOR = "the pool's faults: what lies between two touches of one walk counts as used"
+WAIT_SENSOR = (
+    "the agent, from reading the fault to the end of UFFDIO_CONTINUE; its wake-up before that "
+    "is not seen from there"
+)
+
+
+UNTOLD_REASON = (
+    "cachestat(2) and mincore(2) tell only who owns or may write a file what of it was cached, and "
+    "its file system does not count what is read for whom"
+)
+
+
+def _sum(a: int | None, b: int | None) -> int | None:
+    return None if a is None or b is None else a + b
+
+
+def _share(a: int | None, rest: int | None) -> float | None:
+    """Of a in a and the rest of it."""
+    both = _sum(a, rest)
+    return a / both if a is not None and both else None
+
+
+def totals(
+    ledger: Ledger, files: list[dict[str, Any]], pool: dict[str, Any] | None
+) -> dict[str, Any]:
+    """Sums over files and processes; every ratio has its denominator beside it."""
+
+    def sum_of(name: str) -> int | None:
+        """None where it is not known of one of them."""
+        return None if untold else sum(f[name] for f in files)
+
+    untold = sum(f["untold_bytes"] for f in files)
+    watched = [process.watched for process in ledger.all_processes()]
+    prefetched = sum_of("prefetched_bytes")
+    both = sum_of("prefetched_used_blocks_bytes")
+    unused = sum_of("prefetched_unused_blocks_bytes")
+    other = sum_of("demand_used_blocks_bytes")
+    late = sum_of("late_bytes")
+    storage, storage_reason = storage_bytes(watched, files)
+    reads = [w.now.read_call_bytes for w in watched]
+    wait = ledger.fault_wait
+    misses = sum(w.now.major_faults for w in watched) + (pool["missing_faults"] if pool else 0)
+    sensor = POOL_MISS_SENSOR if pool else MISS_SENSOR
+    return {
+        "demand_misses": misses if watched else None,
+        "demand_misses_sensor": sensor if watched else "no process of the job reported",
+        "prefetched_bytes": prefetched,
+        "prefetched_reason": UNTOLD_REASON if untold else None,
+        "untold_bytes": untold,
+        "used_bytes": both,
+        "used_sensor": POOL_USED_SENSOR if pool else USED_SENSOR,
+        "wasted_bytes": unused,
+        "already_resident_bytes": sum_of("already_resident_bytes"),
+        "accuracy": _share(both, unused),
+        "accuracy_denominator_bytes": _sum(both, unused),
+        "coverage": _share(both, other),
+        "coverage_denominator_bytes": _sum(both, other),
+        "timeliness": None if not prefetched or late is None else 1 - late / prefetched,
+        "timeliness_denominator_bytes": prefetched,
+        "fault_wait_ns": {
+            "count": wait.count,
+            "p50": wait.quantile(0.5),
+            "p99": wait.quantile(0.99),
+            "max": wait.max if wait.count else None,
+            "sum": wait.sum,
+            "sensor": WAIT_SENSOR,
+        },
+        "storage_read_bytes": storage,
+        "storage_read_reason": storage_reason,
+        "unserved_read_bytes": None if None in reads else sum(r or 0 for r in reads),
+        "unserved_read_sensor": (
+            "/proc/PID/io rchar: read(2) and the like of any file or pipe; a child that its parent "
+            "has waited for is in both's"
+        ),
+        "checkpoints": {
+            "laid": ledger.laid,
+            "taken_away": 0,  # none ever is; the key is older
+            "rearmed": ledger.rearmed,
+            "lost_events": ledger.dropped_events,
+        },
+        "freshness": ledger.freshness.describe(),
+    }
+
+
+def storage_bytes(
+    watched: list[processes.Watched], files: list[dict[str, Any]]
+) -> tuple[int | None, str | None]:
+    """Bytes that really came from storage, or (None, why)."""
+    silent = sorted({f["file_system"] for f in files if f["file_system"].startswith("fuse")})
+    if silent:
+        return None, f"{', '.join(silent)} does not count into /proc/PID/io read_bytes"
+    ours = processes.read("self")
+    if ours is None or ours.storage_bytes is None:
+        return None, "/proc/PID/io cannot be read"
+    total = ours.storage_bytes
+    for w in watched:
+        if w.now.storage_bytes is None:
+            return None, f"/proc/{w.pid}/io cannot be read"
+        total += w.now.storage_bytes
+    return total, None
+
+
+def summary(
+    config: Config, run: str, engine: CacheEngine, scheduler: Scheduler, workers_cpu: float
+) -> dict[str, Any]:
+    """The document of docs/summary-schema.md."""
+    ledger = engine.ledger
+    pool = engine.pool.summary() if engine.pool else None  # takes the files' counts as well
+    files = [describe_file(f, ledger.verdicts) for f in engine.known_files]
+    files += ledger.closed_files
+    files = [{**f, "bulk": engine.bulk.describe(f["path"])} for f in files]
+    streams = list(ledger.streams)
+    for client in engine.clients.values():
+        for region in client.regions.values():
+            streams += [describe_stream(region, s) for s in region.table.active()]
+    wall = ledger.seconds()
+    service_cpu = max(0.0, time.process_time() - workers_cpu)
+    ranks: dict[int, dict[str, Any]] = {}
+    for one in ledger.all_processes():
+        entry = ranks.setdefault(
+            one.rank,
+            {
+                "rank": one.rank,
+                "local_rank": one.local_rank,
+                "processes": [],
+                "processes_not_listed": 0,
+                "demand_misses": 0,
+            },
+        )
+        if one.command or one.watched.pid:
+            entry["processes"].append({"pid": one.watched.pid, "command": one.command})
+        else:
+            entry["processes_not_listed"] += one.count
+        entry["demand_misses"] += one.watched.misses
+    degradations = list(ledger.degradations)
+    if scheduler.failed_extents:
+        degradations.append(
+            f"{scheduler.failed_extents} extents could not be read ({scheduler.last_error})"
+        )
+    storage = scheduler.meter.storage
+    return {
+        "schema": SCHEMA,
+        "run": run,
+        "host": os.uname().nodename,
+        "engine": config.engine,
+        "engine_asked": config.engine_asked or config.engine,
+        "policy": config.policy,
+        "resolve": "agent",  # who answers checkpoints; nobody else does
+        "pool": pool,
+        "rung": ledger.rung,
+        "rung_reason": ledger.rung_reason,
+        "wall_seconds": round(wall, 3),
+        "ranks": [ranks[rank] for rank in sorted(ranks)],
+        "files": files,
+        "streams": streams,
+        "plans": engine.plans.describe() if engine.plans else [],
+        "refused": ledger.refused,
+        "totals": totals(ledger, files, pool),
+        "service": {
+            "cpu_seconds": round(service_cpu, 3),
+            "cpu_share": round(max(0.0, service_cpu - ledger.started_cpu_seconds) / wall, 4),
+            "worker_cpu_seconds": round(workers_cpu, 3),
+            "worker_cpu_note": "the copy of the reads into the page cache is in it",
+        },
+        "storage": {
+            "bandwidth_bytes_per_second": round(storage.bandwidth_bytes_per_second) or None,
+            "latency_seconds": round(storage.latency_seconds, 6) or None,
+            "sensor": "finished extents of 1 MiB and more (EWMA; latency: least of the last 64)",
+        },
+        "degradations": degradations,
+        "timeline": {
+            "bin_seconds": ledger.timeline.width_seconds,
+            "bins": [vars(b) for b in ledger.timeline.bins],
+        },
+    }

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which files are served: the table of open ones, and why a mapping is not wanted."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import stat
+from typing import TYPE_CHECKING
+
+from uffdprefetch.base.config import Config
+from uffdprefetch.protocol import wire
+from uffdprefetch.state.files import MEMORY_FILE_SYSTEMS, FileState, Key
+from uffdprefetch.state.ledger import Ledger
+from uffdprefetch.state.opening import Opened, generation
+from uffdprefetch.warm.scheduler import Scheduler, now_ns
+
+if TYPE_CHECKING:
+    from uffdprefetch.pool.node_pool import NodePool
+
+MS = 1_000_000
+#: A file that nobody maps is kept open so long: the next batch maps it again. Together with LOOK_NS
+#: and a read that is under way, below the second after which none may be open.
+IDLE_NS = 700 * MS
+#: Meanwhile it is looked at so often: one that is deleted holds its space.
+LOOK_NS = 50 * MS
+#: Closed files of which is known what the next epoch needs: checkpoint pages, the pool's pages.
+PARKED_MAX = 64
+
+
+class FileTable:
+    """The files under management, by (device, inode, size, mtime)."""
+
+    def __init__(self, config: Config, scheduler: Scheduler, ledger: Ledger) -> None:
+        self._config = config
+        self._scheduler = scheduler
+        self._ledger = ledger
+        self.files: dict[Key, FileState] = {}
+        self.parked: dict[Key, FileState] = {}  # closed, to be opened again at their next mapping
+        self.look_ns = 0
+        self.waits = False  # look again when a worker has ended
+        self.pool: NodePool | None = None
+
+    def known(self, a: wire.Attach, fd: int | None) -> FileState | None:
+        """The file of a mapping, when it is under management; ``fd``: what is mapped."""
+        file = self.files.get((a.device, a.inode, a.size_bytes, a.mtime_ns))
+        if file is None:
+            return None
+        # Where nobody says, nobody is asked: a FUSE daemon may not answer.
+        if fd is not None and file.generation is not None and generation(fd) != file.generation:
+            return None  # another file has its number now: admit() says so
+        file.resting, file.idle_ns = False, 0
+        file.opened_again = file.opened_again or fd is not None
+        return file
+
+    def admit(self, a: wire.Attach, opened: Opened) -> tuple[FileState | None, str, str]:
+        """(file, path, '') of a mapping, of which ``opened`` is taken over; (None, path, why) when
+        it is not wanted. Raises OSError, MemoryError."""
+        # The job's own times may be old ones: it asked nobody.
+        key = (a.device, a.inode, a.size_bytes, opened.status.st_mtime_ns)
+        file = self.files.get(key)
+        if file is not None:
+            same = opened.generation == file.generation
+            opened.close()
+            file.resting, file.idle_ns, file.opened_again = False, 0, True
+            if not same:
+                return None, file.path, "another file has its number now"
+            return file, file.path, ""
+        with contextlib.ExitStack() as undo:
+            undo.callback(opened.close)
+            path = os.readlink(f"/proc/self/fd/{opened.fd}")
+            why = self._unfit(key, opened, path)
+            if why:
+                return None, path, why
+            file = self._open_again(key, opened) or FileState.open(opened, path)
+            undo.pop_all()
+        if file.file_system in MEMORY_FILE_SYSTEMS:
+            file.close()
+            return None, path, f"{file.file_system} is memory already"
+        self.files[key] = file
+        self.look_ns = now_ns() + LOOK_NS  # it may be refused
+        return file, path, ""
+
+    def _unfit(self, key: Key, opened: Opened, path: str) -> str:
+        """Why a descriptor that was sent is not the file to warm; '' when it is."""
+        fd, st = opened.fd, opened.status
+        if not stat.S_ISREG(st.st_mode):
+            return "no regular file"
+        if (st.st_dev, st.st_ino) != key[:2]:
+            return "the descriptor is of another file"
+        if st.st_size != key[2]:
+            return "it has changed since it was mapped"
+        flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+        if flags & os.O_PATH or flags & os.O_ACCMODE == os.O_WRONLY:
+            return "the descriptor cannot be read"
+        if not self._config.wants(path):
+            return "--include/--exclude"
+        if os.path.basename(path) == "lock.mdb" or ".so" in os.path.basename(path):
+            return "a lock file or a library"
+        return ""
+
+    # -------------------------------------------------------------- files that nobody maps
+
+    def left(self, file: FileState, pid: int) -> None:
+        """A mapping of the file has gone, of this process; the next one is often near."""
+        file.last_pid = pid
+        if not file.attached:
+            file.idle_ns = self.look_ns = now_ns()
+
+    def ended(self, pid: int) -> None:
+        """A process ends: the file that it was the last to map is closed as soon as that can be, so
+        that who waits for the process (to unmount, to delete) finds it closed."""
+        now = now_ns()
+        for file in self.files.values():
+            if not file.attached and file.last_pid == pid:
+                file.idle_ns, self.look_ns = now - IDLE_NS, now
+
+    def look(self, now: int) -> None:
+        """Close what nobody maps: a file that was deleted at once, others a little later. One that
+        a worker still reads waits for that (``waits``): call again at ``look_ns`` (0: no need)."""
+        self.look_ns, self.waits = 0, False
+        for file in [f for f in self.files.values() if not f.attached]:
+            file.idle_ns = file.idle_ns or now
+            deleted = file.deleted()
+            if not deleted and now - file.idle_ns < IDLE_NS:
+                self.look_ns = now + LOOK_NS
+                continue
+            file.resting = True
+            self._scheduler.forget_file(file)
+            busy = self._scheduler.busy_with(file)
+            self.waits |= busy
+            if not deleted and file.in_use():  # somebody has a copy that only we keep right
+                self.look_ns = now + LOOK_NS
+                continue
+            if busy and file.pooled is not None and self.pool is not None:
+                self.pool.pool.hush_file(file.pooled.number)
+            if busy or not self._out_of_the_pool(file, deleted):
+                self.look_ns = now + LOOK_NS
+                continue
+            del self.files[file.key]
+            if deleted:
+                self._drop(file)
+            else:
+                file.park()
+                self.parked[file.key] = file
+        while len(self.parked) > PARKED_MAX:
+            file = self.parked.pop(next(iter(self.parked)))
+            self._out_of_the_pool(file, True)
+            self._drop(file)
+
+    def _drop(self, file: FileState) -> None:
+        self._ledger.close_file(file)
+        file.close()
+
+    def _out_of_the_pool(self, file: FileState, for_good: bool) -> bool:
+        """Whether the pool has let go of the file: of its descriptors, or of its pages too."""
+        if self.pool is None or file.pooled is None:
+            return True
+        return self.pool.forget(file) if for_good else self.pool.park(file)
+
+    def _open_again(self, key: Key, opened: Opened) -> FileState | None:
+        """One that was known and nobody mapped. Raises OSError."""
+        file = self.parked.get(key)
+        if file is None:
+            return None
+        if file.pooled is not None and self.pool is not None:
+            self.pool.unpark(file, opened.fd)
+        del self.parked[key]
+        if not file.unpark(opened) and file.pooled is not None and self.pool is not None:
+            self.pool.forget(file)  # its pages may be of before
+        return file

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One connection: a process of the job (its agent) or a launcher; and its regions."""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from uffdprefetch.base.ranges import IntervalSet
+from uffdprefetch.native import uffd
+from uffdprefetch.predict.checkpoints import Span
+from uffdprefetch.predict.streams import Stream, StreamTable
+from uffdprefetch.protocol import wire
+from uffdprefetch.state.files import FileState
+from uffdprefetch.state.processes import Watched, ancestors, rights
+
+if TYPE_CHECKING:
+    from uffdprefetch.readers.known_order import PlannedReader
+
+#: Numbers of regions that no agent has given (service/observe.py); those of agents end below it
+#: (csrc/mapping.c, claim_region).
+FIRST_OBSERVED = 1 << 32
+#: A client that does not read is cut off: its commands must not pile up here.
+OUTBOX_MAX = 4096
+
+
+@dataclass
+class Region:
+    """A managed mapping of one process. Addresses and offsets in bytes."""
+
+    id: int
+    file: FileState
+    address: int
+    length_bytes: int
+    offset_bytes: int
+    verdict: wire.Verdict
+    shared: bool
+    table: StreamTable
+    span: Span
+    offered: list[int] = field(default_factory=list)  # pages that the agent was told to lay
+    laid: set[int] = field(default_factory=set)  # pages with a checkpoint over them
+    fired: dict[int, int] = field(default_factory=dict)  # laid, touched, not armed again: ns
+    seen: IntervalSet = field(default_factory=IntervalSet)  # file ranges known to be mapped
+    look_at_ns: int = 0
+    look_every_ns: int = 0
+    look_from: int = 0  # where the last look over all of it stopped
+    looked_ns: int = 0  # and when it was
+    told_ns: int = 0  # when the last look of any kind ended
+    scattered: bool = False  # too many separate runs: no use in looking often
+    planned: bool = False  # its reader's order is known
+    known: bool = False  # ... from elsewhere than from how it walks
+    followed: PlannedReader | None = None  # whose order that is, or was
+    planned_ns: int = 0  # when what it needs next was last looked at
+    heard_ns: int = 0  # when it was last heard of how far in its order it is; 0: it has had none
+    awaited_ns: int = 0  # since when it is to become known; 0: it is not
+    detaching: bool = False
+    armed: dict[int, int] = field(default_factory=dict)  # pool: 4 MiB cell -> a page read there
+    rearm_at_ns: int = 0  # pool: when to look at them again
+    planned_touches: int = 0  # pool: of a reader whose order is known
+    # pool: thread -> (whose walk it is on, whose it touched last)
+    walkers: dict[int, tuple[Stream, Stream]] = field(default_factory=dict)
+
+    def offset_of(self, address: int) -> int:
+        """The file offset that an address of the mapping shows."""
+        return self.offset_bytes + address - self.address
+
+    def address_of(self, offset: int) -> int:
+        """The address that shows a file offset."""
+        return self.address + offset - self.offset_bytes
+
+
+class Client:
+    """One process of the job, as its agent reports it."""
+
+    def __init__(self, sock: socket.socket | None, hello: wire.Hello, pid: int) -> None:
+        """``sock`` is None for a process that is only observed: it gets no commands."""
+        self.sock = sock
+        self.fd = sock.fileno() if sock is not None else -1
+        self.observed = sock is None
+        self.watched = Watched(pid, ended=True)  # the ledger's, from hello on
+        self.refused: set[int] = set()  # addresses of mappings that are not wanted
+        self.opening: set[int] = set()  # regions whose file is being opened
+        # of the last look at /proc/PID/maps: addresses found first, regions not found
+        self.sighted: set[int] = set()
+        self.missed: set[int] = set()
+        self.hello = hello
+        self.pid = pid
+        self.rank = hello.rank if hello.rank >= 0 else 0
+        self._ancestors: frozenset[int] | None = None
+        self.regions: dict[int, Region] = {}
+        self.ring = uffd.Ring()
+        self.pagemap_fd = -1
+        self.pagemap_error = ""
+        self.pool_slot = -1
+        #: it changes its address space without the interposers: followed by page tables alone
+        self.bypasses = False
+        self._outbox: deque[bytes] = deque()
+        self._sequence = 0
+        self.gone = False
+        self._rights = None if self.observed else rights(pid)
+        try:
+            self.pagemap_fd = os.open(f"/proc/{pid}/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            self.pagemap_error = error.strerror or str(error)
+
+    def descends_from(self, pid: int) -> bool:
+        """Whether it is this process, or was begun by it, or by one that it began."""
+        if self._ancestors is None:
+            self._ancestors = frozenset(ancestors(self.pid))
+        return pid == self.pid or pid in self._ancestors
+
+    def look_for_lost_rights(self) -> None:
+        """End the agent of a process that has given up rights past our interposers: its thread
+        still has them."""
+        if self._rights is None:
+            return
+        now = rights(self.pid)
+        if now is not None and self._rights.lost(now):
+            self._rights = None
+            self.send(wire.pack(wire.Type.QUIT))
+
+    @property
+    def has_uffd(self) -> bool:
+        """Whether checkpoints can be armed in this process."""
+        return bool(self.hello.flags & wire.HELLO_UFFD)
+
+    def tell(self, region: int, verdict: wire.Verdict, fds: list[int]) -> None:
+        """Tell the agent how a mapping without checkpoints is served, if it was the agent's."""
+        if region < FIRST_OBSERVED:
+            self.send(wire.file(region, verdict, []), fds)
+
+    def send(self, message: bytes, fds: list[int] | None = None) -> None:
+        """Queue a message; descriptors only go with the first of an empty queue."""
+        if self.sock is None:
+            return
+        if fds:
+            self._send_fds(message, fds)
+        elif self._outbox or not self._send_now(message):
+            self._outbox.append(message)
+            if len(self._outbox) > OUTBOX_MAX:
+                self.gone = True
+
+    def _send_fds(self, message: bytes, fds: list[int]) -> None:
+        assert self.sock is not None
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
+        try:
+            self.sock.sendmsg([message], rights, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        except OSError:
+            self.gone = True  # a full socket here means that the agent does not read at all
+
+    def _send_now(self, message: bytes) -> bool:
+        assert self.sock is not None
+        try:
+            self.sock.send(message, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        except BlockingIOError:
+            return False
+        except OSError:
+            self.gone = True
+        return True
+
+    @property
+    def waiting(self) -> bool:
+        """Whether messages wait for room in the socket."""
+        return bool(self._outbox)
+
+    def flush(self) -> None:
+        """Send what waits."""
+        while self._outbox and not self.gone and self._send_now(self._outbox[0]):
+            self._outbox.popleft()
+
+    def command(self, kind: wire.Type, region: int, pages: list[int]) -> None:
+        """Tell the agent to arm pages again, or to give the region back; cut into messages."""
+        for i in range(0, max(1, len(pages)), wire.PAGES_MAX):
+            self._sequence += 1
+            some = pages[i : i + wire.PAGES_MAX]
+            self.send(wire.command(kind, self._sequence & 0xFFFFFFFF, region, some))
+
+    def close(self) -> None:
+        """Close the connection and what belongs to it."""
+        if self.sock is not None:
+            self.sock.close()
+        else:
+            os.close(self.ring.fd)
+        self.ring.close()
+        if self.pagemap_fd >= 0:
+            os.close(self.pagemap_fd)
+            self.pagemap_fd = -1
+
+
+@dataclass
+class Launcher:
+    """A ``wrap`` that is connected: it holds the service alive and asks for the summary."""
+
+    sock: socket.socket
+    hello: wire.Hello
+    pid: int
+    job_pid: int = 0
+    finished: bool = False
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.sock.close()

@@ -1,0 +1,324 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One record file as the service holds it: descriptors of its own, checkpoint pages, block books.
+
+Bounded by construction: one byte of books per 64 KiB of file (16 MiB per TiB), one page of memory
+per checkpoint ever laid.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from uffdprefetch.base.ranges import IntervalSet
+from uffdprefetch.native import uffd
+from uffdprefetch.service.freshness import Times
+from uffdprefetch.state import file_systems
+from uffdprefetch.state.file_systems import Doubt, mount_of, read_ahead_bytes
+from uffdprefetch.state.opening import Opened
+
+if TYPE_CHECKING:
+    from uffdprefetch.native.pool import FileCounts
+    from uffdprefetch.pool.node_pool import PoolFile
+    from uffdprefetch.service.freshness import FileWatch
+
+#: Resolution of *used*: the kernel's fault-around maps the cached pages of an aligned 64 KiB.
+BLOCK_BYTES = 65536
+_PREFETCHED, _USED = 1, 2
+_SET = {bit: bytes(i | bit for i in range(256)) for bit in (_PREFETCHED, _USED)}
+#: File systems that are memory themselves: nothing to warm (include/uapi/linux/magic.h).
+MEMORY_FILE_SYSTEMS = {"tmpfs", "ramfs", "hugetlbfs", "devtmpfs", "proc", "sysfs"}
+#: File systems that no other machine can write (statfs(2), include/uapi/linux/magic.h, and f2fs,
+#: bcachefs, ZFS, exFAT, NTFS of their own). Of all others, those not known here included, another
+#: machine may: no lease here binds it.
+LOCAL_FILE_SYSTEMS = {
+    0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0xCA451A4E, 0x2FC12FC1, 0x3153464A, 0x52654973,
+    0x3434, 0x73717368, 0xE0F5E1E2, 0x9660, 0x15013346, 0x4D44, 0x2011BAB0, 0x7366746E, 0x01021994,
+}  # fmt: skip
+#: How the checkpoint memfds are called in /proc/PID/maps.
+MEMFD_NAME = "memfd:uffdprefetch-checkpoints"
+
+Key = tuple[int, int, int, int]
+
+
+def mapped_by(inode: int) -> int | None:
+    """A process of those that we may look at which maps the checkpoint memfd of this number."""
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{name}/maps", errors="replace") as maps:
+            for line in maps:
+                if MEMFD_NAME in line and line.split()[4] == str(inode):
+                    return int(name)
+    return None
+
+
+@dataclass
+class FileState:
+    """A file under management. ``key`` = (device, inode, size, mtime_ns)."""
+
+    key: Key
+    path: str
+    fd: int  # the service's own description: extents
+    page_fd: int  # another, FADV_RANDOM: single checkpoint pages
+    map_fd: int  # another: what forked children map
+    size_bytes: int
+    file_system: str
+    checkpoint_rw: int = -1
+    checkpoint_ro: int = -1
+    method: int = uffd.WARM_PROBE
+    chunk_bytes: int = file_systems.CHUNK_LEAST_BYTES
+    unit_bytes: int = 0  # one request to its storage brings as much (state/file_systems.py)
+    counts_reads: bool = False  # the kernel counts them truly, in /proc/PID/io
+    doubt: Doubt = field(default_factory=Doubt)
+    method_reason: str = "not probed yet"
+    written: set[int] = field(default_factory=set)  # checkpoint pages that are in the memfd
+    pending_pages: set[int] = field(default_factory=set)  # ... that a worker is to copy
+    in_flight: IntervalSet = field(default_factory=IntervalSet)
+    recent: IntervalSet = field(default_factory=IntervalSet)  # made resident within a second
+    blocks: bytearray = field(default_factory=bytearray)
+    prefetched_bytes: int = 0
+    already_resident_bytes: int = 0
+    untold_bytes: int = 0  # read ahead where nobody tells what was there already
+    late_bytes: int = 0
+    times: Times = field(default_factory=lambda: Times(0, 0, 0))  # when it was opened
+    opened_ns: int = 0
+    opened_again: bool = False  # since the last look
+    generation: int | None = None
+    network: bool = True  # another machine may write it
+    leased: bool = False
+    no_lease: str = ""  # why there never was one
+    writer: bool = False  # somebody had it open for writing when we came: page tables only
+    watched: FileWatch | None = None
+    compared_pages: int = 0
+    rewritten_pages: int = 0
+    changed: str | None = None  # why nothing of this file is managed any more
+    attached: int = 0  # regions
+    idle_ns: int = 0  # since when nobody maps it
+    last_pid: int = 0  # who mapped it last
+    resting: bool = False  # nobody maps it: nothing is read, and it is closed (admission.py)
+    closed_ctime_ns: int = 0  # when it was closed
+    pooled: PoolFile | None = None  # its part of the node's pool
+    pool_counts: FileCounts | None = None
+
+    @classmethod
+    def open(cls, opened: Opened, path: str) -> FileState:
+        """Take over descriptions that only we use, unless this raises: OSError, or MemoryError
+        when the file is too large for the block books."""
+        fd, page_fd, map_fd, st = opened.fd, opened.page_fd, opened.map_fd, opened.status
+        with contextlib.ExitStack() as undo:
+            os.posix_fadvise(page_fd, 0, 0, os.POSIX_FADV_RANDOM)
+            kind, _ = mount_of(st.st_dev, Path("/proc/self/mountinfo").read_text())
+            state = cls(
+                key=(st.st_dev, st.st_ino, st.st_size, st.st_mtime_ns),
+                path=path,
+                fd=fd,
+                page_fd=page_fd,
+                map_fd=map_fd,
+                size_bytes=st.st_size,
+                file_system=kind,
+                blocks=bytearray(-(-st.st_size // BLOCK_BYTES)),
+                times=Times(st.st_size, st.st_mtime_ns, st.st_ctime_ns),
+                opened_ns=time.monotonic_ns(),
+                generation=opened.generation,
+                network=opened.f_type not in LOCAL_FILE_SYSTEMS,
+            )
+            state._choose_call(opened.f_type)
+            state._take_lease()
+            undo.pop_all()
+        return state
+
+    def _choose_call(self, f_type: int) -> None:
+        """Which call fills its cache, as far as that is known before the first."""
+        told, _ = uffd.resident_bytes(self.fd, 0, uffd.PAGE_BYTES)
+        known = file_systems.known(f_type)
+        self.unit_bytes, self.counts_reads = known.unit_bytes, known.counts_reads
+        self.use(file_systems.choose(f_type, read_ahead_bytes(self.key[0]), told is not None))
+
+    def use(self, choice: file_systems.Choice) -> None:
+        """Read ahead with this call from now on."""
+        self.method, self.chunk_bytes, self.method_reason = choice
+        self.doubt.forget()
+        advice = {
+            uffd.WARM_READAHEAD: os.POSIX_FADV_SEQUENTIAL, uffd.WARM_PREAD: os.POSIX_FADV_RANDOM,
+        }.get(self.method)  # fmt: skip
+        if advice is not None:
+            os.posix_fadvise(self.fd, 0, 0, advice)
+
+    def _take_lease(self) -> None:
+        """A read lease makes a new local writer wait until we have detached (fcntl(2)).
+
+        Tried once: a page that was copied while a writer was there must never be laid, also when
+        the writer has gone and the file looks the same.
+        """
+        try:
+            fcntl.fcntl(self.fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        except BlockingIOError:
+            self.writer, self.no_lease = True, "a writer has it open"
+        except OSError as error:
+            self.no_lease = error.strerror or str(error)
+        else:
+            self.leased = True
+
+    @property
+    def guard(self) -> str:
+        """How a change of the file shows."""
+        held = f"no lease: {self.no_lease}" if self.no_lease else "read lease: local writers wait"
+        if self.pooled is not None or self.pool_counts is not None:
+            bytes_ = "one page in 4 MiB sampled each second"
+        else:
+            bytes_ = "checkpoint pages compared within a second"
+        if not self.network and not self.no_lease:
+            return f"{held}; size and times, each second"
+        return f"{held}; size and times, each second; {bytes_}"
+
+    def lease_breaking(self) -> bool:
+        """Whether somebody waits to write."""
+        return self.leased and fcntl.fcntl(self.fd, fcntl.F_GETLEASE) != fcntl.F_RDLCK
+
+    def release_lease(self) -> None:
+        """Let the writer in."""
+        if self.leased:
+            with contextlib.suppress(OSError):  # the kernel has broken it: we were too slow
+                fcntl.fcntl(self.fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+            self.leased = False
+
+    def checkpoint_fds(self) -> tuple[int, int]:
+        """(read-write, read-only) descriptors of the checkpoint memfd; made on first use."""
+        if self.checkpoint_rw < 0:
+            self.checkpoint_rw, self.checkpoint_ro = uffd.checkpoint_memfd(self.size_bytes)
+        if self.checkpoint_ro < 0:  # in_use() has closed it
+            own = f"/proc/self/fd/{self.checkpoint_rw}"
+            self.checkpoint_ro = os.open(own, os.O_RDONLY | os.O_CLOEXEC)
+        return self.checkpoint_rw, self.checkpoint_ro
+
+    @property
+    def checkpoint_pages(self) -> int:
+        """Pages of memory that the checkpoint memfd takes; none is ever taken back."""
+        if self.checkpoint_rw < 0:
+            return 0
+        return os.fstat(self.checkpoint_rw).st_blocks * 512 // uffd.PAGE_BYTES
+
+    def in_use(self) -> bool:
+        """Whether anybody but us has the checkpoint memfd open or mapped: a process that we do not
+        know of included, in whatever namespace.
+
+        A write lease is given on a file that nobody else has open, and a mapping has it open. (The
+        memfd's first description, ours, does not count: it was not made by open(2).)
+        """
+        if self.checkpoint_rw < 0:
+            return False
+        if self.checkpoint_ro >= 0:
+            os.close(self.checkpoint_ro)
+            self.checkpoint_ro = -1
+        try:
+            own = f"/proc/self/fd/{self.checkpoint_rw}"
+            fd = os.open(own, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            return True
+        try:
+            fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        except BlockingIOError:
+            return True
+        except OSError:  # no leases on memfds here
+            return mapped_by(os.fstat(fd).st_ino) is not None
+        finally:
+            os.close(fd)
+        return False
+
+    def fresh(self, start: int, end: int) -> bool:
+        """Whether any byte of [start, end) is neither under way into the page cache nor has just
+        been made resident."""
+        return any(self.recent.missing(a, b) for a, b in self.in_flight.missing(start, end))
+
+    def was_here(self, at: int) -> bool:
+        """Whether the 64 KiB around a file offset were read, by us or by a reader that we saw."""
+        return at < self.size_bytes and bool(self.blocks[at // BLOCK_BYTES])
+
+    def has(self, at: int) -> bool:
+        """Whether the page at a file offset is cached; by our own books where nobody tells."""
+        told, _ = uffd.resident_bytes(self.fd, at, uffd.PAGE_BYTES)
+        return bool(self.blocks[at // BLOCK_BYTES]) if told is None else told > 0
+
+    def _mark(self, start: int, end: int, bit: int) -> None:
+        a, b = start // BLOCK_BYTES, -(-min(end, self.size_bytes) // BLOCK_BYTES)
+        if a < b:
+            self.blocks[a:b] = self.blocks[a:b].translate(_SET[bit])
+
+    def mark_prefetched(self, start: int, end: int) -> None:
+        """[start, end) bytes were read from storage by us."""
+        self._mark(start, end, _PREFETCHED)
+
+    def mark_used(self, start: int, end: int) -> None:
+        """[start, end) bytes are in some reader's page table."""
+        self._mark(start, end, _USED)
+
+    def block_counts(self, first: int = 0, last: int | None = None) -> tuple[int, int, int]:
+        """(prefetched and used, prefetched only, used only), in bytes at 64 KiB; of all blocks, or
+        of the blocks first to last - 1."""
+        bits = (_PREFETCHED | _USED, _PREFETCHED, _USED)
+        used, unused, other = (self.blocks.count(bit, first, last) for bit in bits)
+        return used * BLOCK_BYTES, unused * BLOCK_BYTES, other * BLOCK_BYTES
+
+    def unused_bytes(self, first: int, last: int) -> int:
+        """Of the blocks first to last - 1: prefetched, and in nobody's page table yet."""
+        return self.blocks.count(_PREFETCHED, first, last) * BLOCK_BYTES
+
+    def deleted(self) -> bool:
+        """Whether the file has no name any more. (A client of NFS, and FUSE, give one that is still
+        open a name of their own.)"""
+        try:
+            if uffd.file_status(self.fd).links == 0:
+                return True
+            name = os.path.basename(os.readlink(f"/proc/self/fd/{self.fd}"))
+        except OSError:
+            return False
+        return name.startswith((".nfs", ".fuse_hidden"))
+
+    def park(self) -> None:
+        """Close our descriptors of the file, and with them the lease; the books, and the checkpoint
+        pages, are kept until somebody maps it again: unpark()."""
+        with contextlib.suppress(OSError):
+            self.closed_ctime_ns = uffd.file_status(self.fd).ctime_ns
+        if self.watched is not None:
+            self.watched.close()
+            self.watched = None
+        for fd in (self.fd, self.page_fd, self.map_fd):
+            os.close(fd)
+        self.fd = self.page_fd = self.map_fd = -1
+        self.leased = False
+
+    def unpark(self, opened: Opened) -> bool:
+        """Open again, with descriptions of the same file with the same size and mtime; whether
+        nobody has written it meanwhile. (Who writes moves ctime, and cannot set it back.) If
+        somebody may have, the checkpoint pages are made anew."""
+        self.fd, self.page_fd, self.map_fd = opened.fd, opened.page_fd, opened.map_fd
+        self.resting, self.idle_ns = False, 0
+        os.posix_fadvise(self.page_fd, 0, 0, os.POSIX_FADV_RANDOM)
+        if self.method == uffd.WARM_PREAD:
+            os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_RANDOM)
+        if not self.writer:
+            self._take_lease()
+        # after the lease: who writes from now on has to wait for us
+        self.times, self.opened_ns = Times.of(self.fd), time.monotonic_ns()
+        same = self.times.ctime_ns == self.closed_ctime_ns
+        if not same:
+            for fd in (self.checkpoint_rw, self.checkpoint_ro):
+                if fd >= 0:
+                    os.close(fd)
+            self.checkpoint_rw = self.checkpoint_ro = -1
+            self.written.clear()
+        return same
+
+    def close(self) -> None:
+        """Close our descriptors. Mappings of the checkpoint memfd live on."""
+        if self.watched is not None:
+            self.watched.close()
+        for fd in (self.fd, self.page_fd, self.map_fd, self.checkpoint_rw, self.checkpoint_ro):
+            if fd >= 0:
+                os.close(fd)
+        self.fd = self.page_fd = self.map_fd = self.checkpoint_rw = self.checkpoint_ro = -1
+        self.leased = False

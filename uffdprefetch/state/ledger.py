@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the run cost and brought: counters, a wait histogram, a bounded time line, degradations."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from uffdprefetch.native import compare as uffd_compare
+from uffdprefetch.predict.streams import Stream
+from uffdprefetch.protocol import wire
+from uffdprefetch.state.client import Client, Region
+from uffdprefetch.state.files import FileState
+from uffdprefetch.state.processes import Watched
+
+#: Darshan's rule: this many bins, and their width doubles when the run outgrows them.
+TIMELINE_BINS = 512
+FIRST_BIN_SECONDS = 0.1
+DEGRADATIONS_MAX = 32
+STREAMS_MAX = 256
+FILES_MAX = 256
+PROCESSES_MAX = 1024
+
+
+class Histogram:
+    """Nanoseconds in 8 bins an octave: quantiles at most 1/8 too high, in constant memory."""
+
+    def __init__(self) -> None:
+        self._bins: dict[int, int] = {}
+        self.count = 0
+        self.max = 0
+        self.sum = 0
+
+    @classmethod
+    def of_bins(cls, bins: list[int], total: int, most: int) -> Histogram:
+        """One that was counted elsewhere in the same bins (csrc/pool.c, pool_bin)."""
+        made = cls()
+        made._bins = {i: n for i, n in enumerate(bins) if n}
+        made.count, made.sum, made.max = sum(bins), total, most
+        return made
+
+    def add(self, ns: int) -> None:
+        """Count one value >= 0."""
+        octave = max(0, ns.bit_length() - 4)
+        bin_ = octave * 8 + (ns >> octave)
+        self._bins[bin_] = self._bins.get(bin_, 0) + 1
+        self.count += 1
+        self.sum += ns
+        self.max = max(self.max, ns)
+
+    def quantile(self, share: float) -> int | None:
+        """The upper edge of the bin that holds the given share, ns; None when empty."""
+        left = share * self.count
+        for bin_ in sorted(self._bins):
+            left -= self._bins[bin_]
+            if left <= 0:
+                octave = max(0, bin_ // 8 - 1)
+                return min(self.max, ((bin_ - octave * 8) + 1 << octave) - 1)
+        return None
+
+
+@dataclass
+class JobProcess:
+    """A process of the job and its counters; ``count`` of them when they are folded into one."""
+
+    rank: int
+    local_rank: int
+    command: str
+    watched: Watched
+    count: int = 1
+
+
+@dataclass
+class Bin:
+    """One step of the time line: bytes and events in it, the last value of the rest."""
+
+    prefetched_bytes: int = 0
+    events: int = 0
+    window_bytes: int = 0
+    distance_bytes: int = 0
+    under_way_bytes: int = 0
+    bandwidth_bytes_per_second: float = 0.0
+    reader_bytes_per_second: float = 0.0
+    positions: dict[str, int] = field(default_factory=dict)  # rank -> last offset
+
+
+class Timeline:
+    """Fixed number of bins over the whole run, however long."""
+
+    def __init__(self, bins: int = TIMELINE_BINS, width_seconds: float = FIRST_BIN_SECONDS) -> None:
+        self._most = bins
+        self.width_seconds = width_seconds
+        self.bins: list[Bin] = []
+
+    def at(self, seconds: float) -> Bin:
+        """The bin of a time since the start of the run."""
+        while seconds >= self._most * self.width_seconds:
+            self._double()
+        index = int(seconds / self.width_seconds)
+        while len(self.bins) <= index:
+            self.bins.append(Bin())
+        return self.bins[index]
+
+    def _double(self) -> None:
+        pairs = [self.bins[i : i + 2] for i in range(0, len(self.bins), 2)]
+        self.bins = []
+        for pair in pairs:
+            last = next((b for b in reversed(pair) if b.window_bytes), pair[-1])
+            self.bins.append(
+                Bin(
+                    prefetched_bytes=sum(b.prefetched_bytes for b in pair),
+                    events=sum(b.events for b in pair),
+                    window_bytes=last.window_bytes,
+                    distance_bytes=last.distance_bytes,
+                    under_way_bytes=last.under_way_bytes,
+                    bandwidth_bytes_per_second=last.bandwidth_bytes_per_second,
+                    reader_bytes_per_second=last.reader_bytes_per_second,
+                    positions={k: v for b in pair for k, v in b.positions.items()},
+                )
+            )
+        self.width_seconds *= 2
+
+
+class FreshnessBook:
+    """Copies of ours that were compared with their file (service/freshness.py)."""
+
+    def __init__(self) -> None:
+        self.compared_pages = self.sampled_pages = self.rewritten_pages = 0
+        self.differing_pages = self.reads = self.cpu_ns = 0
+        self.old_at_most = Histogram()
+
+    def note(self, result: uffd_compare.Result, *, pool: bool) -> None:
+        """A round has ended."""
+        if pool:
+            self.sampled_pages += result.compared
+        else:
+            self.compared_pages += result.compared
+        self.differing_pages += result.differing
+        self.rewritten_pages += result.rewritten
+        self.reads += result.reads
+        self.cpu_ns += result.cpu_ns
+
+    def describe(self) -> dict[str, Any]:
+        """For the summary."""
+        old = self.old_at_most
+        return {
+            "compared_pages": self.compared_pages,
+            "sampled_pages": self.sampled_pages,
+            "differing_pages": self.differing_pages,
+            "rewritten_pages": self.rewritten_pages,
+            "storage_requests": self.reads,
+            "cpu_seconds": round(self.cpu_ns / 1e9, 3),
+            "old_at_most_ns": {
+                "count": old.count,
+                "p50": old.quantile(0.5),
+                "p99": old.quantile(0.99),
+                "max": old.max if old.count else None,
+            },
+        }
+
+
+class Ledger:
+    """All books of a run; the service's thread writes, snapshot.py reads."""
+
+    def __init__(self) -> None:
+        self.started = time.monotonic()
+        self.started_cpu_seconds = time.process_time()  # what the start itself took
+        self.fault_wait = Histogram()
+        self.freshness = FreshnessBook()
+        self.timeline = Timeline()
+        self.degradations: list[str] = []
+        self.refused: dict[str, str] = {}
+        self.verdicts: dict[str, str] = {}
+        self.active_streams = 0
+        self.laid = self.rearmed = 0
+        self.bypassing = 0  # processes that change their address space without us
+        self.dropped_events = 0
+        self.processes: list[JobProcess] = []
+        self.folded: dict[int, JobProcess] = {}  # rank -> those that are not told one by one
+        self.streams: list[dict[str, Any]] = []
+        self.closed_files: list[dict[str, Any]] = []
+        self.rung: int | None = None
+        self.rung_reason = "no mapping was managed"
+
+    def seconds(self) -> float:
+        """Since the service began."""
+        return time.monotonic() - self.started
+
+    def degrade(self, what: str) -> None:
+        """Note a limit that the user should know of, once."""
+        if what not in self.degradations and len(self.degradations) < DEGRADATIONS_MAX:
+            self.degradations.append(what)
+
+    def refuse(self, path: str, why: str) -> None:
+        """Note a mapping that is not managed and why."""
+        if len(self.refused) < FILES_MAX:
+            self.refused[path] = why
+
+    def hello(self, client: Client) -> None:
+        """A process of the job has connected."""
+        hello = client.hello
+        one = JobProcess(client.rank, hello.local_rank, hello.command, Watched(client.pid))
+        client.watched = one.watched
+        self.processes.append(one)
+        if len(self.processes) > PROCESSES_MAX:
+            self._fold()
+
+    def _fold(self) -> None:
+        """A job forks without end: the oldest that has ended is counted under its rank only."""
+        for i, one in enumerate(self.processes):
+            if one.watched.ended:
+                del self.processes[i]
+                into = self.folded.setdefault(
+                    one.rank, JobProcess(one.rank, one.local_rank, "", Watched(0, ended=True), 0)
+                )
+                into.watched.now = into.watched.now.plus(one.watched.now)
+                into.watched.pool_misses += one.watched.pool_misses
+                into.count += 1
+                return
+
+    def all_processes(self) -> list[JobProcess]:
+        """Told one by one and folded."""
+        return [*self.processes, *self.folded.values()]
+
+    def attached(self, file: FileState, verdict: wire.Verdict, reason: str) -> None:
+        """A mapping is managed; the best rung reached is the run's."""
+        rung = 2 if verdict == wire.Verdict.PAGE_TABLES else 1
+        self.verdicts[file.path] = verdict.name.lower()
+        if rung == 2:
+            self.degrade(f"{file.path}: progress comes from page tables: {reason}")
+        if self.rung is None or rung < self.rung:
+            self.rung, self.rung_reason = rung, reason
+
+    def touch(self, rank: int, offset: int, at_ns: int) -> None:
+        """Put a touch on the time line."""
+        seconds = at_ns / 1e9 - self.started
+        if seconds < 0:
+            return
+        bin_ = self.timeline.at(seconds)
+        bin_.events += 1
+        bin_.positions[str(rank)] = offset
+
+    def note_streams(self, client: Client, region: Region) -> None:
+        """Keep what a region's streams looked like when it ends."""
+        for stream in region.table.streams:
+            if stream.active and len(self.streams) < STREAMS_MAX:
+                self.streams.append(describe_stream(region, stream))
+        if region.table.random and not region.heard_ns:  # it has had no plan
+            self.degrade(
+                f"{region.file.path}: rank {client.rank} jumps about (no walk found): not "
+                "prefetched; a known order needs a plan"
+            )
+
+    def close_file(self, file: FileState) -> None:
+        """Keep the totals of a file whose state is dropped."""
+        if len(self.closed_files) < FILES_MAX:
+            self.closed_files.append(describe_file(file, self.verdicts))
+
+
+def describe_stream(region: Region, stream: Stream) -> dict[str, Any]:
+    """A stream for the summary."""
+    return {
+        "file": region.file.path,
+        "rank": stream.rank,
+        "pid": stream.reader,
+        "pattern": "random" if region.table.random else stream.pattern,
+        "start_bytes": stream.start_bytes,
+        "position_bytes": stream.position_bytes,
+        "density_64KiB": stream.density,
+        "stride_bytes": stream.stride_bytes,
+        "rate_bytes_per_second": round(stream.rate_bytes_per_second),
+        "late_extents": stream.late_extents,
+    }
+
+
+def describe_file(file: FileState, verdicts: dict[str, str]) -> dict[str, Any]:
+    """A file for the summary."""
+    both, unused, other = file.block_counts()
+    told = not file.untold_bytes
+    served_by = verdicts.get(file.path)
+    return {
+        "path": file.path,
+        "size_bytes": file.size_bytes,
+        "file_system": file.file_system,
+        "served_by": served_by,
+        "warmed_by": "the pool" if served_by == "pool" else file.method_reason,
+        "change_guard": file.guard,
+        "changed": file.changed,
+        "compared_pages": file.compared_pages,
+        "rewritten_pages": file.rewritten_pages,
+        "prefetched_bytes": file.prefetched_bytes if told else None,
+        "already_resident_bytes": file.already_resident_bytes if told else None,
+        "untold_bytes": file.untold_bytes,
+        "late_bytes": file.late_bytes if told else None,
+        "prefetched_used_blocks_bytes": both if told else None,
+        "prefetched_unused_blocks_bytes": unused if told else None,
+        "demand_used_blocks_bytes": other if told else None,
+        "checkpoint_pages": file.checkpoint_pages,
+        "pool_read_bytes": file.pool_counts.read_bytes if file.pool_counts else None,
+        "pool_unique_bytes": file.pool_counts.unique_bytes if file.pool_counts else None,
+        "pool_resident_bytes": file.pool_counts.resident_bytes if file.pool_counts else None,
+    }

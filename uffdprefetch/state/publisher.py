@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The service's own events for a recorder: touches, page-table looks, warmed extents, windows.
+
+A recorder (trace/record/recorder.py) connects like any peer and takes batches. It is sent what fits
+into its socket at once; a recorder that is slow or stopped loses events, which are counted, and
+costs the service nothing. With no recorder nothing is gathered.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+from typing import Any
+
+from uffdprefetch.protocol import wire
+from uffdprefetch.state.client import Client, Region
+from uffdprefetch.state.files import FileState
+
+#: trace/file/events.py, EVENT; the numbers of its kinds that are ours.
+_EVENT = struct.Struct("<QQQQIIHHI")
+TOUCH, SEEN, WARM, WINDOW, MAJORS, PUNCH = 20, 21, 22, 23, 24, 25
+#: `aux` of a TOUCH that the pool answered.
+POOL_TOUCH, POOL_MISS, POOL_BACKWARD = 1, 2, 4
+#: A batch fits into a socket's default send buffer several times.
+BATCH_BYTES = 1024 * _EVENT.size
+RECORDERS_MAX = 4
+TABLE_ENTRIES = 128
+
+
+class Tap:
+    """Gathers events while somebody records, and sends them on once a turn."""
+
+    def __init__(self) -> None:
+        self._recorders: dict[int, socket.socket] = {}
+        self._batch = bytearray()
+        self._files: dict[int, dict[str, Any]] = {}
+        self._numbers: dict[tuple[int, ...], int] = {}
+        self._processes: dict[int, dict[str, Any]] = {}
+        self._launchers: list[int] = []
+        self._tables_changed = False
+        self.lost = 0
+
+    @property
+    def active(self) -> bool:
+        """Whether anybody records."""
+        return bool(self._recorders)
+
+    # -------------------------------------------------------------- recorders
+
+    def join(self, sock: socket.socket) -> bool:
+        """A recorder has come; False when there are too many."""
+        if len(self._recorders) >= RECORDERS_MAX:
+            return False
+        self._recorders[sock.fileno()] = sock
+        self._tables_changed = True
+        return True
+
+    def leave(self, fd: int) -> socket.socket | None:
+        """A recorder has gone; its socket, to be closed."""
+        return self._recorders.pop(fd, None)
+
+    def socket_of(self, fd: int) -> socket.socket | None:
+        """The recorder with this descriptor."""
+        return self._recorders.get(fd)
+
+    # -------------------------------------------------------------- who and what
+
+    def process(self, client: Client) -> None:
+        """A process of the job: known also to who joins later."""
+        self._processes[client.pid] = {
+            "pid": client.pid,
+            "parent": client.hello.ppid,
+            "rank": client.rank,
+            "local_rank": client.hello.local_rank,
+            "command": client.hello.command,
+        }
+        while len(self._processes) > 4096:
+            del self._processes[next(iter(self._processes))]
+        self._tables_changed = True
+
+    def launcher(self, pid: int) -> None:
+        """A launcher has come: what it starts belongs to the job."""
+        self._launchers = [*self._launchers[-255:], pid]
+        self._tables_changed = True
+
+    def _file(self, file: FileState) -> int:
+        number = self._numbers.get(file.key)
+        if number is None:
+            if len(self._numbers) >= 4096:
+                return 0
+            number = self._numbers[file.key] = len(self._numbers) + 1
+            self._files[number] = {
+                "id": number,
+                "path": file.path,
+                "size_bytes": file.size_bytes,
+                "st_dev": file.key[0],
+                "inode": file.key[1],
+            }
+            self._tables_changed = True
+        return number
+
+    def region(self, client: Client, region: Region) -> None:
+        """A mapping is served: its file is named, so that a witness can look for it at once."""
+        self._file(region.file)
+        self.process(client)
+
+    # -------------------------------------------------------------- events
+
+    def put(self, kind: int, time_ns: int, pid: int, file: FileState | None, offset: int,
+            length: int, value: int, aux: int = 0, tid: int = 0) -> None:  # fmt: skip
+        """One event, if anybody records."""
+        if not self._recorders:
+            return
+        number = self._file(file) if file is not None else 0
+        if len(self._batch) >= BATCH_BYTES:
+            self._send_batch()
+        self._batch += _EVENT.pack(
+            time_ns, offset, length, value, pid, tid, kind, number, min(aux, 0xFFFFFFFF)
+        )
+
+    # -------------------------------------------------------------- sending
+
+    def flush(self) -> None:
+        """Send what was gathered since the last turn."""
+        if not self._recorders:
+            return
+        if self._tables_changed:
+            self._tables_changed = not self._tell_tables()
+        if self._batch:
+            self._send_batch()
+
+    def finished(self) -> None:
+        """The job is over: recorders end their files now."""
+        self.flush()
+        self._tell(wire.Type.FINISH, {"lost": self.lost})
+
+    def _tell_tables(self) -> bool:
+        whole = self._tell(wire.Type.TABLES, {"launchers": self._launchers, "service": os.getpid()})
+        for name, table in (("files", self._files), ("processes", self._processes)):
+            entries = list(table.values())
+            for i in range(0, len(entries), TABLE_ENTRIES):
+                whole &= self._tell(wire.Type.TABLES, {name: entries[i : i + TABLE_ENTRIES]})
+        return whole
+
+    def _tell(self, kind: wire.Type, body: dict[str, Any]) -> bool:
+        return self._send(wire.stream(kind, json.dumps(body).encode()))
+
+    def _send_batch(self) -> None:
+        if not self._send(wire.stream(wire.Type.EVENTS, bytes(self._batch))):
+            self.lost += len(self._batch) // _EVENT.size
+        self._batch.clear()
+
+    def _send(self, message: bytes) -> bool:
+        sent = True
+        for sock in self._recorders.values():
+            try:
+                sock.send(message, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            except OSError:  # slow, or gone: its hang-up comes by epoll
+                sent = False
+        return sent

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who brought a file's pages into the cache, and what readahead decided. Pure.
+
+Of what a rank's own thread brings, the page of a major fault, or the range that read(2) is asked
+for, is the rank's demand; the rest is the kernel's readahead, done in its name.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from uffdprefetch.trace.analyse.accesses import MOMENT_NS, Accesses
+from uffdprefetch.trace.analyse.coverage import Coverage
+from uffdprefetch.trace.analyse.pieces import pages_of, union
+from uffdprefetch.trace.file.events import Ahead, Kind
+
+Array = np.ndarray[Any, Any]
+
+#: A thread's fills that are looked at for the page of a fault: readahead may go around it in two.
+FILLS_BACK = 2
+
+
+def extents(events: Array, start_ns: int, page_bytes: int) -> tuple[Array, Array, Array]:
+    """(first page, end, time) of events that have a range."""
+    low: Array = events["offset"].astype(np.int64) // page_bytes
+    top = events["offset"].astype(np.int64) + events["length"].astype(np.int64)
+    high = -(-top // page_bytes)
+    return low, np.maximum(high, low + 1), events["time_ns"].astype(np.int64) - start_ns
+
+
+def _last_fill(tid: Array, at_ns: Array, fill_tid: Array, fill_ns: Array) -> Array:
+    """Index of the last fill of thread ``tid[i]`` that began up to ``at_ns[i]``, or -1. The fills
+    are in the order of (thread, time)."""
+    threads = np.unique(fill_tid)
+    # threads and times as one number that rises: times are given places first
+    moments = np.unique(np.concatenate([fill_ns, at_ns]))
+    place = len(moments) + 1
+    known = np.searchsorted(threads, tid)
+    same = (known < len(threads)) & (threads[np.minimum(known, len(threads) - 1)] == tid)
+    fills = np.searchsorted(threads, fill_tid) * place + np.searchsorted(moments, fill_ns)
+    wanted = known * place + np.searchsorted(moments, at_ns)
+    found = np.searchsorted(fills, wanted, side="right") - 1
+    ok = same & (found >= 0) & (fill_tid[np.maximum(found, 0)] == tid)
+    return np.where(ok, found, -1)
+
+
+def _demand_pages(fills: Array, late: Accesses, reads: Array, start_ns: int, page: int) -> int:
+    """Pages of these fills by ranks that were asked for: by major faults (``late``), or read."""
+    if not len(fills):
+        return 0
+    fills = fills[np.lexsort((fills["time_ns"], fills["tid"]))]
+    low, high, began = extents(fills, start_ns, page)
+    ended = began + fills["value"].astype(np.int64)
+    tid = fills["tid"]
+    pages = 0
+    left: Array = np.ones(len(late), bool)
+    if len(late):
+        last = _last_fill(late.tid, late.until_ns + MOMENT_NS, tid, began)
+        for back in range(FILLS_BACK):
+            at = np.maximum(last - back, 0)
+            fits = left & (last - back >= 0) & (tid[at] == late.tid)
+            fits &= (low[at] <= late.page) & (late.page < high[at]) & (ended[at] >= late.time_ns)
+            pages += int(fits.sum())
+            left &= ~fits
+    if len(reads):
+        reads = reads[np.lexsort((reads["time_ns"], reads["tid"]))]
+        first, end, at_ns = extents(reads, start_ns, page)
+        last = _last_fill(reads["tid"], at_ns - 1, tid, began)
+        at = np.maximum(last, 0)
+        # a later read of what was read ahead is no demand: it filled nothing itself
+        earlier = np.r_[-1, at_ns[:-1]]
+        earlier[1:][reads["tid"][1:] != reads["tid"][:-1]] = -1
+        fits = (last >= 0) & (ended[at] > earlier)
+        common = np.minimum(end, high[at]) - np.maximum(first, low[at])
+        pages += int(np.maximum(0, common[fits]).sum())
+    return pages
+
+
+def fill_report(
+    fills: Array,
+    roles: Array,
+    faults: list[Accesses],
+    reads: Array,
+    start_ns: int,
+    page_bytes: int,
+) -> dict[str, Any]:
+    """``filled_pages``, ``fill_bytes``, ``fill_by`` and ``refilled_bytes`` of one file.
+
+    ``roles``: of each fill's process, 1 for a rank, 2 for our service, 0 for others; ``faults``:
+    accesses by reader; ``reads``: READ events of ranks.
+    """
+    low, high, _ = extents(fills, start_ns, page_bytes)
+    size = (high - low) * page_bytes
+    total = int(size.sum())
+    unique = pages_of(union(low, high)) * page_bytes
+    by_ranks = int(size[roles == 1].sum())
+    demand = 0
+    if by_ranks and faults:
+        own = fills[roles == 1]
+        late = Accesses.joined([a.part(a.major) for a in faults])
+        demand = _demand_pages(own, late, reads, start_ns, page_bytes) * page_bytes
+    demand = min(demand, by_ranks)
+    return {
+        "filled_pages": unique // page_bytes,
+        "fill_bytes": total,
+        "fill_by": {
+            "ranks": demand,
+            "kernel": by_ranks - demand,
+            "service": int(size[roles == 2].sum()),
+            "others": int(size[roles == 0].sum()),
+        },
+        "refilled_bytes": total - unique,
+    }
+
+
+def decisions(events: Array) -> tuple[Array, Array]:
+    """(those READAHEAD events that say what will be read, whether a marked page triggered each).
+
+    An ORDER that cannot be met in large folios goes on as an UNBOUNDED of the same thread within
+    the same range: one decision.
+    """
+    rows = events[np.lexsort((events["time_ns"], events["tid"]))]
+    how = rows["aux"] >> 8 & 0xFF
+    n = len(rows)
+    if not n:
+        return rows, np.zeros(0, bool)
+    same = np.r_[False, rows["tid"][1:] == rows["tid"][:-1]]
+    before = np.maximum(np.arange(n) - 1, 0)
+    end = rows["offset"] + rows["length"]
+    inside = (rows["offset"] >= rows["offset"][before]) & (rows["offset"] < end[before])
+    again = (how == Ahead.UNBOUNDED) & same & (how[before] == Ahead.ORDER) & inside
+    chosen = ((how == Ahead.ORDER) | (how == Ahead.UNBOUNDED)) & ~again
+    triggered = same & (how[before] == Ahead.ASYNC)
+    return rows[chosen], triggered[chosen]
+
+
+def readahead_report(events: Array, cover: Coverage, start_ns: int, page_bytes: int) -> Any:
+    """``readahead`` of one file from the READAHEAD events of ranks; None when there are none."""
+    made, triggered = decisions(events)
+    if not len(made):
+        return None
+    low, high, at_ns = extents(made, start_ns, page_bytes)
+    total = int((high - low).sum())
+    return {
+        "decisions": len(made),
+        "sync": int((~triggered).sum()),
+        "async": int(triggered.sum()),
+        "bytes": total * page_bytes,
+        "mean_bytes": total * page_bytes // len(made),
+        "used_share": cover.used_since(low, high, at_ns) / total,
+    }
+
+
+def evicted_bytes(events: Array) -> int:
+    """Bytes that left the cache."""
+    return int(events["length"][events["kind"] == Kind.EVICT].sum())

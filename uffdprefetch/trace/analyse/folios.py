@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much a fault really mapped where the page cache holds large folios. Pure.
+
+mm_filemap_map_pages tells of 64 KiB. Since Linux 6.18 (mm/filemap.c, mm/memory.c: finish_fault) a
+fault maps the whole folio that its page lies in, up to 2 MiB, and says nothing of it. Readahead
+tells how large the folios are that it brings (page_cache_ra_order); of those that were cached
+before, only the distance of one fault to the next one tells.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from uffdprefetch.trace.analyse.accesses import AROUND_PAGES, BPF, HUGE_PAGES, Accesses
+from uffdprefetch.trace.analyse.pieces import Pieces
+from uffdprefetch.trace.file.events import Ahead, Kind
+
+Array = np.ndarray[Any, Any]
+
+#: Folios that fit into what fault-around maps anyway are of no interest; 2 MiB are the largest.
+SMALL_BITS, HUGE_BITS = 4, 9
+#: Part of the faults that come to a folio that was mapped just before, from which on this kernel
+#: does not map them whole.
+BROKEN = 0.1
+#: A walk that goes on from 64 KiB to 64 KiB for some part, and for another from one aligned place
+#: to the next, shows large folios even where nothing tells of them.
+JOINED, OFTEN = 0.2, 0.02
+IN_A_ROW = 4
+UNKNOWN = -1
+
+
+class Folios:
+    """The sizes of one file's folios, as far as they are known."""
+
+    def __init__(self, events: Array, page_bytes: int, pages: int) -> None:
+        """``events`` of the file, by time; ``pages``: its size."""
+        self._pages = pages
+        kind, aux = events["kind"], events["aux"]
+        ahead = events[(kind == Kind.READAHEAD) & (aux >> 8 & 0xFF == Ahead.ORDER)]
+        filled = events[(kind == Kind.FILL) & (aux > 0)]
+        low, high, bits = self._extents(ahead, page_bytes, (ahead["aux"] & 0xFF).astype(np.int64))
+        each = filled["length"] // page_bytes // np.maximum(1, filled["aux"])
+        size = np.log2(np.maximum(1, each)).astype(np.int64)
+        fill_low, fill_high, _ = self._extents(filled, page_bytes, size)
+        self._cuts = Pieces([low, high, fill_low, fill_high])
+        self._bits: Array = np.full(len(self._cuts), UNKNOWN, np.int64)
+        # the decision that brought a page is the first one that names it: it is written last
+        for start, end, found in ((fill_low, fill_high, size), (low, high, bits)):
+            for owner, piece in self._cuts.pairs(start[::-1], end[::-1]):
+                # what was not filled was there before, in folios of any size
+                known = (self._bits[piece] != UNKNOWN) if found is bits else slice(None)
+                self._bits[piece[known]] = found[::-1][owner[known]]
+        moved = events[np.isin(kind, (Kind.FILL, Kind.EVICT)) & (aux > 0)]
+        around = events["length"][kind == Kind.AROUND]
+        self.large = bool(
+            (bits > SMALL_BITS).any()
+            or (moved["length"] // np.maximum(1, moved["aux"]) >= 2 * page_bytes).any()
+            or (len(around) and int(around.max()) >= HUGE_PAGES * page_bytes)
+        )
+
+    @staticmethod
+    def _extents(events: Array, page_bytes: int, bits: Array) -> tuple[Array, Array, Array]:
+        low: Array = events["offset"].astype(np.int64) // page_bytes
+        high = low + np.maximum(1, events["length"].astype(np.int64) // page_bytes)
+        return low, high, bits
+
+    def _known(self, page: Array) -> Array:
+        if not len(self._bits):
+            return np.full(len(page), UNKNOWN)
+        at = self._cuts.holding(page)
+        inside = (at >= 0) & (at < len(self._bits))
+        return np.where(inside, self._bits[np.clip(at, 0, len(self._bits) - 1)], UNKNOWN)
+
+    def widen(self, a: Accesses) -> Accesses:
+        """The accesses of one rank, with what their faults really mapped."""
+        # what is mapped ends with the file, whatever the size of its last folio
+        a = replace(a, high=np.maximum(a.page + 1, np.minimum(a.high, self._pages)))
+        if not len(a):
+            return a
+        order = np.argsort(a.tid, kind="stable")
+        page, high, tid = a.page[order], a.high[order], a.tid[order]
+        # where the same thread comes next
+        upcoming: Array = np.r_[np.where(tid[1:] == tid[:-1], page[1:], -1), -1]
+        faults = (a.sensor == BPF)[order]
+        bits = np.where(faults, self._known(page), 0)
+        unknown = bits == UNKNOWN
+        guess = np.where(unknown, _guess(page, high, upcoming), 0)
+        near = (upcoming >= high) & (upcoming < high + AROUND_PAGES)
+        joined = float(near[unknown].mean()) if unknown.any() else 0.0
+        shown = joined >= JOINED and (guess > 0).sum() >= OFTEN * len(a)
+        bits[unknown] = guess[unknown] if self.large or shown else 0
+        bits = np.clip(bits, 0, HUGE_BITS)
+        end = np.minimum((page >> bits) + 1 << bits, self._pages)
+        wide = end > high
+        again = wide & (upcoming >= high) & (upcoming < end)
+        if again.sum() > BROKEN * wide.sum():
+            return a
+        low_there: Array = np.empty(len(a), np.int64)
+        high_there: Array = np.empty(len(a), np.int64)
+        low_there[order], high_there[order] = page >> bits << bits, end
+        return replace(a, low=np.minimum(low_there, a.low), high=np.maximum(high_there, a.high))
+
+
+def _guess(page: Array, high: Array, upcoming: Array) -> Array:
+    """The smallest folio that a thread came to at its start and left at its end, where several in a
+    row are like that, else 0: what was passed over was perhaps mapped."""
+    bits: Array = np.zeros(len(page), np.int64)
+    for size in range(HUGE_BITS, SMALL_BITS, -1):
+        start = page >> size << size
+        end = start + (1 << size)
+        left = (upcoming >= end) & (upcoming < end + AROUND_PAGES) & (end > high)
+        bits[left & (page < start + AROUND_PAGES)] = size
+    # one alone is an accident
+    hit = bits > 0
+    edges = np.flatnonzero(np.diff(np.r_[False, hit, False]))
+    length = np.diff(edges)[::2]
+    bits[np.flatnonzero(hit)] *= np.repeat(length >= IN_A_ROW, length)
+    return bits

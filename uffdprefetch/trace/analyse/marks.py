@@ -1,0 +1,352 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The access map's marks: where in a file, when, by whom, and of which kind. Pure.
+
+A mark is an access, a miss, a stretch read ahead or one evicted, as `Stream`s of columns, one
+stream per file, rank and kind. Nothing is left out or thinned here; density.py bins the marks for
+a first look at all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from uffdprefetch.trace.file.events import (
+    FAULT_AFTER_AROUND,
+    NO_PAGE,
+    POOL_BACKWARD,
+    POOL_MISS,
+    POOL_TOUCH,
+    Kind,
+    of_kind,
+)
+from uffdprefetch.trace.file.trace_file import Trace
+
+Array = np.ndarray[Any, Any]
+
+#: Who a mark is of when it is of no rank, and the rank that our own service counts as.
+NOBODY, SERVICE = -1, -2
+#: What is drawn on what: kinds of marks by layer.
+LAYERS: dict[str, tuple[str, ...]] = {
+    "demand": ("around", "fault", "touch", "pool", "seen", "read"),
+    "miss": ("major", "late", "missed"),
+    "ahead": ("warm", "kernel", "other"),
+    "evict": ("evict", "punch"),
+}
+KINDS = tuple(kind for kinds in LAYERS.values() for kind in kinds)
+LAYER_OF = {kind: layer for layer, kinds in LAYERS.items() for kind in kinds}
+COLUMNS = ("start_ns", "offset", "before", "length", "duration_ns")
+#: In which steps the first use of what was read ahead is looked up: the kernel's fault-around.
+_USE_STEP_BITS = 16
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Marks of one kind of one rank in one file, by time; columns of int64 and equal length.
+
+    A mark was entered at `offset`, at `start_ns` of the trace, and covers `length` bytes from
+    `offset - before` on; it lasts `duration_ns`: a wait, or how long what was read ahead lay there
+    until its first use.
+    """
+
+    file: int
+    rank: int
+    kind: str
+    start_ns: Array
+    offset: Array
+    before: Array
+    length: Array
+    duration_ns: Array
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    @property
+    def layer(self) -> str:
+        """The layer of LAYERS that it is drawn on."""
+        return LAYER_OF[self.kind]
+
+    def part(self, which: Any) -> Stream:
+        """The marks that a slice, mask or list of indices selects."""
+        return Stream(
+            self.file, self.rank, self.kind, *(getattr(self, name)[which] for name in COLUMNS)
+        )
+
+
+def start_of(trace: Trace) -> int:
+    """CLOCK_MONOTONIC ns that times of a report and of its pictures count from."""
+    started_ns = trace.meta.get("started_ns")
+    if started_ns is not None:
+        return int(started_ns)
+    return int(trace.events["time_ns"][0]) if len(trace.events) else 0
+
+
+def page_bytes_of(trace: Trace) -> int:
+    """Bytes of a page on the machine of the trace."""
+    return int(trace.meta.get("page_bytes") or 4096)
+
+
+class Ranks:
+    """Whose event it is: a rank, SERVICE or NOBODY, by process."""
+
+    def __init__(self, trace: Trace) -> None:
+        ranks = {p.pid: SERVICE if p.role == "service" else p.rank
+                 for p in trace.processes.values()}  # fmt: skip
+        # Who warms is our service, known by name or not.
+        ranks |= {int(t): SERVICE for t in np.unique(of_kind(trace.events, Kind.WARM)["tid"])}
+        known = sorted(ranks.items())
+        self._pids = np.array([pid for pid, _ in known], np.int64)
+        self._ranks = np.array([rank for _, rank in known], np.int64)
+
+    def of(self, pids: Array) -> Array:
+        """The rank of each process number; int64."""
+        wanted: Array = pids.astype(np.int64)
+        if not len(self._pids):
+            return np.full(len(wanted), NOBODY)
+        at = np.minimum(np.searchsorted(self._pids, wanted), len(self._pids) - 1)
+        return np.where(self._pids[at] == wanted, self._ranks[at], NOBODY)
+
+
+# ---- marks of each kind --------------------------------------------------------------------------
+
+
+@dataclass
+class _Raw:
+    """Marks of one kind that are not sorted into streams yet."""
+
+    kind: str
+    file: Array
+    rank: Array
+    start_ns: Array
+    offset: Array
+    before: Array
+    length: Array
+    duration_ns: Array
+
+    @classmethod
+    def of(cls, kind: str, events: Array, ranks: Ranks, start_ns: int) -> _Raw:
+        """One mark per event, at its time, without duration."""
+        zeros: Array = np.zeros(len(events), np.int64)
+        return cls(
+            kind,
+            events["file"].astype(np.int64),
+            ranks.of(events["pid"]),
+            events["time_ns"].astype(np.int64) - start_ns,
+            events["offset"].astype(np.int64),
+            zeros,
+            events["length"].astype(np.int64),
+            zeros,
+        )
+
+    def streams(self) -> Iterator[Stream]:
+        if not len(self.file):
+            return
+        starts = np.maximum(self.start_ns, 0)
+        order = np.lexsort((starts, self.rank, self.file))
+        file, rank = self.file[order], self.rank[order]
+        cuts: Array = np.flatnonzero((np.diff(file) != 0) | (np.diff(rank) != 0)) + 1
+        for at in np.split(order, cuts):
+            yield Stream(
+                int(self.file[at[0]]),
+                int(self.rank[at[0]]),
+                self.kind,
+                starts[at],
+                *(getattr(self, name)[at] for name in COLUMNS[1:]),
+            )
+
+
+def _ends_then_begins(raw: _Raw, value: Array) -> _Raw:
+    """Of events that tell their end and how long it took: a mark where it began."""
+    took: Array = value.astype(np.int64)
+    raw.start_ns = raw.start_ns - took
+    raw.duration_ns = took
+    return raw
+
+
+def _around(events: Array, ranks: Ranks, start_ns: int, page_bytes: int) -> _Raw:
+    """Fault-around: entered at the page that was touched, where it is known."""
+    raw = _Raw.of("around", events, ranks, start_ns)
+    page: Array = events["aux"].astype(np.int64)
+    before = np.where(page == NO_PAGE, 0, page * page_bytes)
+    before = np.where(before < raw.length, before, 0)
+    raw.offset, raw.before = raw.offset + before, before
+    return raw
+
+
+def _demand(trace: Trace, ranks: Ranks, start_ns: int, page_bytes: int) -> list[_Raw]:
+    faults = of_kind(trace.events, Kind.FAULT)
+    # A fault that fault-around was tried for first is in the trace as that already.
+    faults = faults[(faults["aux"] & FAULT_AFTER_AROUND) == 0]
+    seen = of_kind(trace.events, Kind.SEEN)
+    # Where the kernel's own events tell of a file, looks into page tables add nothing but blur.
+    told = np.unique(trace.events["file"][np.isin(trace.events["kind"], (Kind.FAULT, Kind.AROUND))])
+    seen = seen[~np.isin(seen["file"], told)]
+    touched = of_kind(trace.events, Kind.TOUCH)
+    of_pool = touched["aux"] & POOL_TOUCH > 0
+    touched, pooled = touched[~of_pool], touched[of_pool]
+    touches = _Raw.of("touch", touched, ranks, start_ns)
+    touches.duration_ns = touched["value"].astype(np.int64)
+    return [
+        _around(of_kind(trace.events, Kind.AROUND), ranks, start_ns, page_bytes),
+        _Raw.of("fault", faults, ranks, start_ns),
+        touches,
+        _reached_pool(pooled, ranks, start_ns, page_bytes),
+        _ends_then_begins(_Raw.of("seen", seen, ranks, start_ns), seen["value"]),
+        _Raw.of("read", of_kind(trace.events, Kind.READ), ranks, start_ns),
+    ]
+
+
+def _reached_pool(events: Array, ranks: Ranks, start_ns: int, page_bytes: int) -> _Raw:
+    """Touches of the pool: at the page that was touched, over what was come over to it."""
+    raw = _Raw.of("pool", events, ranks, start_ns)
+    backward = events["aux"] & POOL_BACKWARD > 0
+    raw.before = np.where(backward, 0, np.maximum(0, raw.length - page_bytes))
+    raw.offset = raw.offset + raw.before
+    return raw
+
+
+class _Faults:
+    """The major faults of each thread, to ask which one was going on at a moment."""
+
+    def __init__(self, majors: Array) -> None:
+        self._tids, index = np.unique(majors["tid"], return_inverse=True)
+        ends: Array = majors["time_ns"].astype(np.int64)
+        self._first_ns = int(ends.min()) if len(ends) else 0
+        self._span_ns = (int(ends.max()) - self._first_ns + 1) if len(ends) else 1
+        keys = index * self._span_ns + ends - self._first_ns
+        order = np.argsort(keys, kind="stable")
+        self._keys, self._majors = keys[order], majors[order]
+
+    def during(self, tids: Array, times_ns: Array) -> tuple[Array, Array]:
+        """(whether the thread was in a major fault at that time, that fault's events)."""
+        if not len(self._majors):
+            return np.zeros(len(tids), bool), self._majors[:0]
+        index = np.minimum(np.searchsorted(self._tids, tids), len(self._tids) - 1)
+        times: Array = times_ns.astype(np.int64)
+        since = np.clip(times - self._first_ns, 0, self._span_ns - 1)
+        at = np.searchsorted(self._keys, index * self._span_ns + since)
+        at = np.minimum(at, len(self._majors) - 1)
+        found = self._majors[at]
+        begins = found["time_ns"].astype(np.int64) - found["value"].astype(np.int64)
+        ends = found["time_ns"].astype(np.int64)
+        return (found["tid"] == tids) & (begins <= times) & (times <= ends), found
+
+
+def _misses(
+    trace: Trace, ranks: Ranks, start_ns: int, page_bytes: int, faults: _Faults
+) -> list[_Raw]:
+    majors = of_kind(trace.events, Kind.MAJOR)
+    waits = of_kind(trace.events, Kind.WAIT)
+    middle = waits["time_ns"] - waits["value"] // np.uint64(2)
+    covered, _ = faults.during(waits["tid"], middle)
+    late = waits[~covered]
+    pooled = of_kind(trace.events, Kind.TOUCH)
+    missed = pooled[pooled["aux"] & (POOL_TOUCH | POOL_MISS) == POOL_TOUCH | POOL_MISS]
+    waited = _reached_pool(missed, ranks, start_ns, page_bytes)
+    waited.kind, waited.before = "missed", np.zeros_like(waited.offset)
+    waited.length = np.full_like(waited.offset, page_bytes)
+    return [
+        _ends_then_begins(_Raw.of("major", majors, ranks, start_ns), majors["value"]),
+        _ends_then_begins(_Raw.of("late", late, ranks, start_ns), late["value"]),
+        waited,
+    ]
+
+
+def _first_use(ahead: _Raw, demand: list[_Raw]) -> Array:
+    """ns from a mark's start to the first access to its first, middle or last part; -1: none."""
+    none: Array = np.full(len(ahead.file), -1, np.int64)
+    parts = [d for d in demand if len(d.file)]
+    if not len(none) or not parts:
+        return none
+    # One key orders places, then times: file, step within it, ns. Floats would round, so the
+    # places are numbered.
+    files = np.concatenate([d.file for d in parts])
+    steps = np.concatenate([d.offset for d in parts]) >> _USE_STEP_BITS
+    times = np.maximum(np.concatenate([d.start_ns for d in parts]), 0)
+    span = int(max(times.max(), ahead.start_ns.max())) + 1
+    width = int(max(steps.max(), ((ahead.offset + ahead.length) >> _USE_STEP_BITS).max())) + 1
+    places, number = np.unique(files * width + steps, return_inverse=True)
+    if len(places) * span >= 2**63:  # beyond any trace that fits in memory; then no durations
+        return none
+    keys = np.sort(number.astype(np.int64) * span + times)
+    best = none
+    for offset in (ahead.offset, ahead.offset + ahead.length // 2, ahead.offset + ahead.length - 1):
+        place = ahead.file * width + (offset >> _USE_STEP_BITS)
+        index = np.minimum(np.searchsorted(places, place), len(places) - 1)
+        at = np.searchsorted(keys, index * span + np.maximum(ahead.start_ns, 0))
+        at = np.minimum(at, len(keys) - 1)
+        wait = keys[at] - index * span - ahead.start_ns
+        known = (places[index] == place) & (keys[at] // span == index) & (wait >= 0)
+        best = np.where(known & ((best < 0) | (wait < best)), wait, best)
+    return best
+
+
+def _ahead(
+    trace: Trace, ranks: Ranks, start_ns: int, page_bytes: int, demand: list[_Raw], faults: _Faults
+) -> list[_Raw]:
+    """What came in before it was asked for, by who brought it.
+
+    A fill by a rank's own process counts where it is more than the page of a fault: that is the
+    kernel's readahead. Fills by our service are in the trace as WARM already, if it says so.
+    """
+    warmed = of_kind(trace.events, Kind.WARM)
+    warm = _Raw.of("warm", warmed, ranks, start_ns)
+    warm.duration_ns = warmed["value"].astype(np.int64)
+    fills = of_kind(trace.events, Kind.FILL)
+    who = ranks.of(fills["pid"])
+    told = np.isin(fills["file"], np.unique(warmed["file"]))
+    groups = [warm]
+    for kind, chosen in (
+        ("warm", (who == SERVICE) & ~told),
+        ("kernel", (who >= 0) & (fills["length"] > page_bytes)),
+        ("other", who == NOBODY),
+    ):
+        some = fills[chosen]
+        raw = _Raw.of(kind, some, ranks, start_ns)
+        raw.duration_ns = some["value"].astype(np.int64)
+        raw.rank = np.where(raw.rank == SERVICE, NOBODY, raw.rank)
+        if kind == "kernel":
+            own, fault = faults.during(some["tid"], some["time_ns"])
+            ends = fault["time_ns"].astype(np.int64) - start_ns if len(fault) else raw.start_ns
+            groups.append(_used(raw, demand, own, ends))
+        else:
+            groups.append(raw)
+    groups[0] = _used(warm, demand)
+    return groups
+
+
+def _used(raw: _Raw, demand: list[_Raw], own: Array | None = None, ends: Any = None) -> _Raw:
+    """Let what lay ready last until its first use, and what a fault waited for until `ends`."""
+    use = _first_use(raw, demand)
+    if own is not None:
+        use = np.where(own, ends - raw.start_ns, use)
+    raw.duration_ns = np.maximum(raw.duration_ns, use)
+    return raw
+
+
+def collect(trace: Trace) -> list[Stream]:
+    """All marks of a trace, by file, rank and kind; events of no file are no marks."""
+    ranks, start_ns, page_bytes = Ranks(trace), start_of(trace), page_bytes_of(trace)
+    faults = _Faults(of_kind(trace.events, Kind.MAJOR))
+    demand = _demand(trace, ranks, start_ns, page_bytes)
+    evict = _Raw.of("evict", of_kind(trace.events, Kind.EVICT), ranks, start_ns)
+    punch = _Raw.of("punch", of_kind(trace.events, Kind.PUNCH), ranks, start_ns)
+    for gone in (evict, punch):
+        gone.rank = np.full(len(gone.file), NOBODY)
+    raw = [
+        *demand,
+        *_misses(trace, ranks, start_ns, page_bytes, faults),
+        *_ahead(trace, ranks, start_ns, page_bytes, demand, faults),
+        evict,
+        punch,
+    ]
+    found: dict[tuple[int, int, str], Stream] = {}
+    for group in raw:
+        for stream in group.streams():
+            # Our own service's reading is no rank's access.
+            if stream.file and not (stream.rank == SERVICE and stream.layer in ("demand", "miss")):
+                found[stream.file, stream.rank, stream.kind] = stream
+    return [found[key] for key in sorted(found, key=lambda k: (k[0], k[1], KINDS.index(k[2])))]

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A reader's accesses become a pattern: of one walk or of several, with phases or without. Pure.
+
+The names are those of walks.py, and *mixed*, when phases of a walk have different names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from uffdprefetch.trace.analyse.runs import Steps, all_of, follows, weighted_median
+from uffdprefetch.trace.analyse.walks import ACCESSES_MIN, Walk, classify
+
+Array = np.ndarray[Any, Any]
+
+#: Forward walks that leave out parts this different of their way are different phases.
+SKIP_DIFFERS = 0.25
+#: A phase: this many accesses, and this part of all accesses or pages.
+PHASE_ACCESSES = 16
+PHASE_SHARE = 0.1
+#: A phase is at least this many times as long as a run of the one beside it.
+RUNS = 3
+#: Part of the pages that must be read under one name for it to be the name of several walks.
+MOST = 0.75
+FORWARD = ("consecutive", "sequential", "strided")
+
+
+def _turning_point(values: Array, least: float) -> int | None:
+    """Where a series changes its mean most (CUSUM), None if by less than ``least``."""
+    away = np.cumsum(values - values.mean())
+    if len(away) < 2:
+        return None
+    at = int(np.abs(away[:-1]).argmax()) + 1
+    return at if abs(values[:at].mean() - values[at:].mean()) >= least else None
+
+
+def _differ(a: Walk, b: Walk) -> bool:
+    if "unknown" in (a.name, b.name) or min(a.share, b.share) < 0.6:
+        return False
+    counted = a.indexed and b.indexed and a.stride_records and b.stride_records
+    if a.name == b.name == "strided" and counted:
+        return a.stride_records != b.stride_records
+    if a.name == b.name == "strided" and a.stride_pages and b.stride_pages:
+        return not 2 / 3 <= a.stride_pages / b.stride_pages <= 1.5
+    if a.direction == b.direction and a.name in FORWARD and b.name in FORWARD:
+        if max(a.blur, b.blur) >= min(w.step_pages or np.inf for w in (a, b)) / 2:
+            return False  # large folios hide what one of them leaves out
+        return abs(a.skipped - b.skipped) > SKIP_DIFFERS
+    return (a.name, a.direction) != (b.name, b.direction)
+
+
+def _is_one_run(left: Walk, right: Walk) -> bool:
+    """Whether one half is only about as long as a run of the other: no phase, its last record."""
+    for one, other in ((left, right), (right, left)):
+        length = other.runs.sure - other.runs.start
+        if len(length) >= ACCESSES_MIN and one.pages < RUNS * weighted_median(length, length):
+            return True
+    return False
+
+
+def _series(steps: Steps, slack: int) -> list[tuple[Array, float]]:
+    """(what changes from phase to phase, by how much at least): whether accesses join, which way
+    they go, how far in powers of two."""
+    jump = np.diff(steps.page)
+    joined = follows(steps, slack) | follows(steps.mirrored(), slack)
+    return [
+        ((~joined).astype(float), 0.03),
+        ((jump < 0).astype(float), 0.03),
+        (np.log2(np.abs(jump) + 1.0), 0.05),
+    ]
+
+
+def describe(steps: Steps, slack: int = 0, depth: int = 3) -> Walk:
+    """Name a walk; "mixed", with its ``parts``, when phases of it have different names."""
+    whole = classify(steps, slack)
+    n = len(steps)
+    if depth == 0 or n < 2 * PHASE_ACCESSES:
+        return whole
+    for values, least in _series(steps, slack):
+        turn = _turning_point(values, least)
+        if turn is None:
+            continue
+        at = turn + 1
+        if not PHASE_ACCESSES <= at <= n - PHASE_ACCESSES:
+            continue
+        halves = [steps.part(slice(0, at)), steps.part(slice(at, n))]
+        left, right = (classify(half, slack) for half in halves)
+        pages = max(1, left.pages + right.pages)
+        part = min(max(w.accesses / n, w.pages / pages) for w in (left, right))
+        if part < PHASE_SHARE or not _differ(left, right) or _is_one_run(left, right):
+            continue
+        left, right = (describe(half, slack, depth - 1) for half in halves)
+        parts = [
+            (a + shift, b + shift, w)
+            for walk, shift, size in ((left, 0, at), (right, at, n - at))
+            for a, b, w in (walk.parts or [(0, size, walk)])
+        ]
+        fit = sum(w.share * w.accesses for _, _, w in parts) / n
+        return Walk("mixed", 0, fit, n, whole.pages, whole.runs, whole.skipped, parts=parts)
+    return whole
+
+
+# ---- several walks ------------------------------------------------------------------------------
+
+
+def combine(walks: list[Walk]) -> Walk:
+    """One name for the walks of several processes or epochs, by the pages that they read."""
+    if len(walks) == 1:
+        return walks[0]
+    known = [w for w in walks if w.name != "unknown"] or walks
+    if not known:
+        return Walk("unknown")
+
+    def weight(some: list[Walk]) -> float:
+        return float(sum(max(1, w.pages) for w in some))
+
+    def mean(some: list[Walk], name: str) -> float:
+        return sum(getattr(w, name) * max(1, w.pages) for w in some) / weight(some)
+
+    by_name: dict[tuple[str, int], list[Walk]] = {}
+    for walk in known:
+        by_name.setdefault((walk.name, walk.direction), []).append(walk)
+    (name, direction), alike = max(by_name.items(), key=lambda item: weight(item[1]))
+    most = weight(alike) / weight(known)
+    whole = Walk(
+        "mixed", 0, mean(known, "share"), sum(w.accesses for w in walks),
+        sum(w.pages for w in walks), all_of([w.runs for w in walks]), mean(known, "skipped"),
+        parts=[part for w in walks for part in w.parts],
+    )  # fmt: skip
+    if most < MOST and not _one_kind(known):
+        return whole
+    return replace(
+        whole,
+        name=name,
+        direction=direction,
+        share=mean(alike, "share") * most,
+        stride_pages=_agreed([w.stride_pages for w in alike], 0.05),
+        stride_records=_agreed([w.stride_records for w in alike], 0.0),
+        indexed=all(w.indexed for w in alike),
+    )
+
+
+def _one_kind(walks: list[Walk]) -> bool:
+    """Whether they are phases of one way to read, by _differ()."""
+    return all(w.name != "mixed" and not _differ(walks[0], w) for w in walks) and all(
+        w.share >= 0.6 and w.direction == walks[0].direction for w in walks
+    )
+
+
+def _agreed(values: list[Any], tolerance: float) -> Any:
+    """The value that all have, within a part of it; None when they have not."""
+    found = sorted(v for v in values if v is not None)
+    if not found or len(found) < 0.5 * len(values):
+        return None
+    middle = found[len(found) // 2]
+    return middle if all(abs(v - middle) <= tolerance * abs(middle) for v in found) else None

@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was found of a reader, put into the report's numbers and words. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from uffdprefetch.base.units import format_size
+from uffdprefetch.trace.analyse import accesses as sensors
+from uffdprefetch.trace.analyse import iterations, records
+from uffdprefetch.trace.analyse.accesses import Accesses
+from uffdprefetch.trace.analyse.pieces import pages_of, pages_within
+from uffdprefetch.trace.analyse.readers import Reader
+from uffdprefetch.trace.analyse.stall import Stalls
+from uffdprefetch.trace.analyse.walks import ACCESSES_MIN, Walk
+
+PIDS_LISTED = 256
+POOL_FAULTS = (
+    "our service: touches that reached the pool (a page that is mapped does not), major: those that"
+    " it had to read for; and faults by tracepoints where the kernel served the file"
+)
+EPOCHS_SEEN = "those that show: one over pages that are still mapped makes no event"
+
+
+def sensor_of(a: Accesses, page_bytes: int) -> str:
+    """What the accesses were seen with, and how finely."""
+    kinds = sensors.distinct(a.sensor).tolist()
+    names = "; ".join(sensors.SENSORS[k] for k in kinds) or "nothing"
+    if sensors.TABLES in kinds:
+        return f"{names}: 64 KiB, in the order of the file within one look"
+    if kinds == [sensors.CHECKPOINTS]:
+        return f"{names}: only where they lie, so no stride is told"
+    if sensors.POOL in kinds:
+        names += ": what lies between two of them in a walk is taken as touched"
+    if sensors.BPF not in kinds:
+        return names
+    faults = a.part(a.sensor == sensors.BPF)
+    pages = int((faults.high - faults.low).max())
+    size = format_size(pages * page_bytes)
+    finely = f"; a fault maps up to {size}, in which what is touched later is not seen"
+    blurred = "" if bool(faults.exact.all()) else "; of some faults the page is not known"
+    return names + (finely if pages > 1 else "") + blurred
+
+
+def _has_threads(a: Accesses) -> bool:
+    """Whether a process read with several threads, which share their page table."""
+    return len(sensors.distinct(a.tid)) > len(sensors.distinct(a.pid))
+
+
+def _in_pool(name: str, a: Accesses) -> str:
+    """A pattern as far as touches of the pool tell it: what it maps at once may hold anything, and
+    where most go on from the one before there is no stride."""
+    if sensors.POOL not in a.sensor:
+        return name
+    go_on = bool(np.median(a.high - a.low) > 1)
+    return "sequential" if name == "consecutive" or (name == "strided" and go_on) else name
+
+
+def _pattern(reader: Reader, others: list[Walk], page_bytes: int) -> dict[str, Any]:
+    walk, a = reader.walk, reader.accesses
+    name, stride, n, how = walk.name, walk.stride_pages, walk.stride_records, ""
+    if bool((a.sensor == sensors.CHECKPOINTS).all()):
+        # they lie at distances of ours: any walk over them looks strided
+        name = "sequential" if name in ("strided", "consecutive") else name
+        stride = n = None
+    elif sensors.POOL in a.sensor:
+        known = _in_pool(name, a)
+        stride, n = stride if name == known else None, None
+        name = known
+    elif name == "strided" and sensors.TABLES in a.sensor:
+        n, how = None, "how many records it skips is not told"
+    elif name == "strided" and (walk.indexed or not _has_threads(a)):
+        n, how = records.stride_in_records(walk, others, reader.index)
+    elif name == "strided":
+        n, how = None, "threads map for each other: how many records one skips is not told"
+    elif name == "sequential" and not _has_threads(a) and sensors.TABLES not in a.sensor:
+        n = records.strided_by_neighbours(walk, others)
+        if n is not None:
+            name, how = "strided", "records from where the other ranks begin"
+    low, top = reader.span
+    skipped = None
+    if top > low and len(a) >= ACCESSES_MIN:
+        alone = len(sensors.distinct(a.tid)) == 1 and sensors.POOL not in a.sensor
+        ends = np.array([low]), np.array([top])
+        read = float(pages_within(reader.mapped, *ends)[0])
+        if alone and name in ("strided", "sequential"):
+            read = (read + float(pages_within(reader.walked, *ends)[0])) / 2
+        skipped = max(0.0, 1 - read / (top - low))
+        if alone and n is not None and n > 1:
+            skipped = 1 - 1 / n
+    return {
+        "name": name,
+        "direction": walk.direction,
+        "stride_bytes": None if stride is None else round(stride * page_bytes),
+        "stride_records": n,
+        "skipped_share": skipped,
+        "share": round(walk.share, 4),
+        "accesses": len(a),
+        "sensor": sensor_of(a, page_bytes) + (f"; {how}" if how else ""),
+    }
+
+
+def _runs(walk: Walk, page_bytes: int) -> dict[str, Any]:
+    """Lengths between what was surely touched and what may have been: the middle of both."""
+    size = (walk.runs.sure + walk.runs.high - 2 * walk.runs.start) * (page_bytes / 2)
+    if not len(size):
+        return {"count": 0, "bytes_p50": 0, "bytes_mean": 0, "bytes_max": 0}
+    return {
+        "count": len(size),
+        "bytes_p50": int(np.median(size)),
+        "bytes_mean": int(size.mean()),
+        "bytes_max": int(size.max()),
+    }
+
+
+def _iterations(reader: Reader, stall: Stalls | None) -> tuple[dict[str, Any] | None, float | None]:
+    """(iterations, pages read in one) of the reader as a whole; (None, None) without a beat, as of
+    several workers that read at the same time.
+
+    The pages are the middle of what was walked over and of what was mapped.
+    """
+    a = reader.accesses
+    first = iterations.starts_of(a.time_ns, a.until_ns)
+    if first is None:
+        return None, None
+    between = (lambda s, e: np.zeros(len(s))) if stall is None else stall.seconds_between
+    entry = iterations.report(first, a.time_ns, between, int(a.until_ns.max()))
+    if stall is None:
+        entry["stall_seconds"] = []
+    part = float(np.median(np.diff(first))) / len(a)
+    middle = (pages_of(reader.walked) + reader.touched_pages) / 2 / max(1, reader.touched_pages)
+    return entry, sum(e.touched_pages for e in reader.epochs) * part * middle
+
+
+def report(
+    reader: Reader,
+    others: list[Walk],
+    stall: Stalls | None,
+    why_no_stall: str,
+    majors: int | None,
+    seconds: float,
+    page_bytes: int,
+) -> dict[str, Any]:
+    """The reader's entry of the document.
+
+    ``others``: walks of the file's other readers; ``stall``: None where it could not be measured
+    (``why_no_stall``); ``majors``: MAJOR events, or what /proc counted, None where unknown.
+    """
+    a = reader.accesses
+    faults = (a.sensor == sensors.BPF) | (a.sensor == sensors.POOL)
+    by_bpf = stall is not None
+    by_pool = sensors.POOL in a.sensor
+    total = int(faults.sum())
+    low, top = reader.span
+    beat, batch_pages = _iterations(reader, stall)
+    stalled = stall.seconds() if stall is not None else None
+    share = stall.seconds_of_run() / seconds if stall is not None and seconds > 0 else None
+    counted: dict[str, int | None] | None = None
+    if by_bpf or by_pool:
+        counted = {"total": total, "minor": max(0, total - (majors or 0)), "major": majors or 0}
+    elif majors is not None:
+        counted = {"total": None, "minor": None, "major": majors}
+    return {
+        "rank": reader.rank,
+        "file": reader.file,
+        "pids": sensors.distinct(a.pid)[:PIDS_LISTED].tolist(),
+        "pattern": _pattern(reader, others, page_bytes),
+        "runs": _runs(reader.walk, page_bytes),
+        "faults": counted,
+        "faults_sensor": (
+            POOL_FAULTS
+            if by_pool
+            else "tracepoints, each fault once; a page that is still mapped does not fault again"
+            if by_bpf
+            else "/proc/PID/stat: major faults of the process, in whatever file"
+            if majors is not None
+            else why_no_stall
+        ),
+        "touched_pages": reader.touched_pages,
+        "touched_pages_least": pages_of(reader.sure),
+        "first_offset_bytes": low * page_bytes,
+        "last_offset_bytes": top * page_bytes,
+        "span_bytes": (top - low) * page_bytes,
+        "epochs_sensor": EPOCHS_SEEN,
+        "epochs": [_epoch(reader, i, stall) for i in range(len(reader.epochs))],
+        "stall_seconds": stalled,
+        "stalls": len(stall.page) if stall is not None else None,
+        "stall_sensor": (
+            "tracepoints: from a major fault's begin to its end, and sleeps in other faults"
+            if by_bpf
+            else why_no_stall
+        ),
+        "stall_share": share,
+        "stall_by_offset": stall.by_offset(page_bytes) if stall is not None else [],
+        "iterations": beat,
+        "batch_bytes": None if batch_pages is None else int(batch_pages * page_bytes),
+        "read_call_bytes": int((a.high - a.low)[a.sensor == sensors.READS].sum()) * page_bytes,
+        "hit": {
+            "share": (
+                max(0, total - (majors or 0)) / total if (by_bpf or by_pool) and total else None
+            ),
+            "of": total if by_bpf or by_pool else 0,
+            "sensor": (
+                "touches that found their page in the pool"
+                if by_pool
+                else "faults that found their page in the cache"
+                if by_bpf
+                else why_no_stall
+            ),
+        },
+    }
+
+
+def _epoch(reader: Reader, i: int, stall: Stalls | None) -> dict[str, Any]:
+    epoch, a = reader.epochs[i], reader.accesses
+    start, end = int(a.time_ns[epoch.first]), int(a.until_ns[epoch.first : epoch.end].max())
+    part = a.part(slice(epoch.first, epoch.end))
+    faults = (part.sensor == sensors.BPF) | (part.sensor == sensors.POOL)
+    by_pool = sensors.POOL in a.sensor
+    stalled = None
+    if stall is not None:
+        # all of the time up to the next epoch: a stall is reported at its end
+        last = i + 1 == len(reader.epochs)
+        until = np.iinfo(np.int64).max if last else int(a.time_ns[epoch.end])
+        after = start if i else 0
+        stalled = float(stall.seconds_between(np.array([after]), np.array([until]))[0])
+    return {
+        "index": i,
+        "start_seconds": start / 1e9,
+        "end_seconds": end / 1e9,
+        "touched_pages": epoch.touched_pages,
+        "reread_pages": epoch.reread_pages,
+        "faults": int(faults.sum()) if stall is not None or by_pool else None,
+        "major": int(part.major.sum()) if stall is not None or by_pool else None,
+        "stall_seconds": stalled,
+        "pattern": _in_pool(epoch.walk.name, part),
+    }

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A trace becomes a report (docs/trace-report.md): numbers and words, ready for JSON. Pure, but
+for the index of a record file, which is read where the file is still there."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import Any
+
+import numpy as np
+
+from uffdprefetch.trace.analyse.findings import findings
+from uffdprefetch.trace.analyse.phases import phases
+from uffdprefetch.trace.analyse.reader_report import PIDS_LISTED
+from uffdprefetch.trace.analyse.records import open_records
+from uffdprefetch.trace.analyse.survey import OpenRecords, Survey
+from uffdprefetch.trace.file.events import Call, Kind
+from uffdprefetch.trace.file.trace_file import Trace
+
+Array = np.ndarray[Any, Any]
+
+SCHEMA = "uffdprefetch.trace-report/1"
+COMMANDS_LISTED = 16
+
+
+def _about_trace(work: Survey) -> dict[str, Any]:
+    trace, meta, end = work.trace, work.trace.meta, work.trace.end or {}
+    source = "bpf" if work.by_bpf else "service"
+    if work.by_bpf and work.by_service:
+        source = "bpf+service"
+    started = int(meta.get("started_unix_ns") or 0) / 1e9
+    raw_until = end.get("raw_until_ns")
+    return {
+        "path": trace.path,
+        "host": meta.get("host"),
+        "command": list(meta.get("command") or []),
+        "started_utc": datetime.fromtimestamp(started, timezone.utc).isoformat(timespec="seconds"),
+        "seconds": work.seconds,
+        "source": source,
+        "page_bytes": work.page_bytes,
+        "missing": list(meta.get("missing") or []),
+        "events": len(trace.events),
+        "lost_events": int(end.get("lost_events") or 0),
+        "raw_until_seconds": None if raw_until is None else (raw_until - work.start_ns) / 1e9,
+        "truncated": trace.truncated
+        or (None if trace.end is not None else "the recorder did not come to its end"),
+        "recorder_cpu_seconds": end.get("recorder_cpu_seconds"),
+    }
+
+
+def _ranks(trace: Trace) -> list[dict[str, Any]]:
+    found: dict[int, dict[str, Any]] = {}
+    for process in sorted(trace.processes.values(), key=lambda p: p.pid):
+        if process.role != "job":
+            continue
+        entry = found.setdefault(process.rank, {"rank": process.rank, "pids": [], "commands": []})
+        if len(entry["pids"]) < PIDS_LISTED:
+            entry["pids"].append(process.pid)
+        if process.command not in entry["commands"] and len(entry["commands"]) < COMMANDS_LISTED:
+            entry["commands"].append(process.command)
+    return [found[rank] for rank in sorted(found)]
+
+
+def _calls(work: Survey) -> tuple[dict[str, int] | None, Array]:
+    """(count of each system call of the job, times of its writes in seconds)."""
+    if work.misses("system calls"):
+        return None, np.zeros(0)
+    events = work.trace.events
+    rows = events[events["kind"] == Kind.CALL]
+    rows = rows[work.rank(rows["pid"]) >= 0]
+    what = rows["aux"] & 0xFF
+    counts = {call.name.lower(): int((what == call).sum()) for call in Call}
+    writes = rows["time_ns"][what == Call.WRITE].astype(np.int64) - work.start_ns
+    return counts, np.sort(writes) / 1e9
+
+
+def _block(work: Survey) -> dict[str, Any] | None:
+    if work.misses("block"):
+        return None
+    events = work.trace.events
+    rows = events[events["kind"] == Kind.BLOCK]
+    p50, p99 = np.percentile(rows["value"], (50, 99)) / 1e9 if len(rows) else (None, None)
+    return {
+        "requests": len(rows),
+        "bytes": int(rows["length"].sum()),
+        "latency_p50_seconds": None if p50 is None else float(p50),
+        "latency_p99_seconds": None if p99 is None else float(p99),
+    }
+
+
+def analyse(trace: Trace, open_index: OpenRecords = open_records) -> dict[str, Any]:
+    """The report of a trace, ``uffdprefetch.trace-report/1``.
+
+    ``open_index``: (path, bytes, page size) to the index of a record file, or None. Raises nothing
+    for a trace that file.read() gave.
+    """
+    work = Survey(trace, open_index)
+    events = trace.events
+    order = np.argsort(events["file"], kind="stable")
+    numbers = events["file"][order]
+    files: list[dict[str, Any]] = []
+    readers: list[dict[str, Any]] = []
+    times: dict[int, tuple[str, Array]] = {}
+    for number in sorted(trace.files):
+        a = int(np.searchsorted(numbers, number))
+        b = int(np.searchsorted(numbers, number, side="right"))
+        # one file has most of the events: no copy of what is all of them
+        some = events if b - a == len(events) else events[order[a:b]]
+        entry, found = work.file(trace.files[number], some)
+        files.append(entry)
+        readers += work.readers(found, some)
+        if found:
+            all_times = np.concatenate([r.accesses.time_ns for r in found])
+            times[number] = (trace.files[number].path, np.sort(all_times) / 1e9)
+    calls, writes = _calls(work)
+    report = {
+        "schema": SCHEMA,
+        "trace": _about_trace(work),
+        "ranks": _ranks(trace),
+        "files": files,
+        "readers": sorted(readers, key=lambda r: (r["file"], r["rank"])),
+        "phases": phases(times, writes, work.seconds),
+        "calls": calls,
+        "service": work.served.report() if work.by_service else None,
+        "block": _block(work),
+    }
+    report["findings"] = findings(report)
+    return report

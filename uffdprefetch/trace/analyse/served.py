@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What our own service did, as its events tell it. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from uffdprefetch.trace.analyse.accesses import POOL, Accesses
+from uffdprefetch.trace.analyse.coverage import NEVER, Coverage
+from uffdprefetch.trace.analyse.fills import extents
+from uffdprefetch.trace.analyse.pieces import Pieces
+from uffdprefetch.trace.file.events import POOL_MISS, POOL_TOUCH, Kind
+
+Array = np.ndarray[Any, Any]
+
+#: Extents that begin at or before a page among which the one that it lies in is looked for.
+EXTENTS_BACK = 4
+SERVICE_KINDS = (Kind.TOUCH, Kind.SEEN, Kind.WARM, Kind.WINDOW, Kind.MAJORS, Kind.PUNCH)
+
+
+def late_extents(warm: Array, accesses: list[Accesses], start_ns: int, page_bytes: int) -> int:
+    """How many warmed extents a rank came to before they were there."""
+    if not len(warm):
+        return 0
+    low, high, asked = extents(warm, start_ns, page_bytes)
+    there = asked + warm["value"].astype(np.int64)
+    order = np.lexsort((asked, low))
+    low, high, asked, there = low[order], high[order], asked[order], there[order]
+    late: Array = np.zeros(len(low), bool)
+    for a in accesses:
+        # of the pool's touches those that had to wait say it; of the others it was there
+        a = a.part((a.sensor != POOL) | a.major)
+        last = np.searchsorted(low, a.page, side="right") - 1
+        for back in range(EXTENTS_BACK):
+            at = np.maximum(last - back, 0)
+            fits = (last - back >= 0) & (a.page < high[at])
+            fits &= (a.time_ns >= asked[at]) & (a.time_ns < there[at])
+            late[at[fits]] = True
+    return int(late.sum())
+
+
+def pool_report(events: Array, start_ns: int, page_bytes: int) -> dict[str, int] | None:
+    """The ``pool`` of one file: touches, and what left and came again; None where the pool did not
+    serve it. Bytes read on demand make no event: their touches are ``missed``."""
+    touches = events[events["kind"] == Kind.TOUCH]
+    touches = touches[touches["aux"] & POOL_TOUCH > 0]
+    punched = events[events["kind"] == Kind.PUNCH]
+    if not len(touches) and not len(punched):
+        return None
+    warm = events[events["kind"] == Kind.WARM]
+    return {
+        "touches": len(touches),
+        "missed": int((touches["aux"] & POOL_MISS > 0).sum()),
+        "warm_bytes": int(warm["length"].sum()),
+        "warm_again_bytes": _again(warm, punched, start_ns, page_bytes) * page_bytes,
+        "punched_bytes": int(punched["length"].sum()),
+    }
+
+
+def _again(warm: Array, punched: Array, start_ns: int, page_bytes: int) -> int:
+    """Pages that were warmed after they had been punched, each time counted."""
+    if not len(warm) or not len(punched):
+        return 0
+    low, high, asked = extents(warm, start_ns, page_bytes)
+    gone_low, gone_high, gone = extents(punched, start_ns, page_bytes)
+    pieces = Pieces([low, high, gone_low, gone_high])
+    first_gone: Array = np.full(len(pieces), NEVER, np.int64)
+    for owner, piece in pieces.pairs(gone_low[::-1], gone_high[::-1]):  # the earliest comes last
+        first_gone[piece] = gone[::-1][owner]
+    return sum(
+        int(pieces.sizes[piece[first_gone[piece] < asked[owner]]].sum())
+        for owner, piece in pieces.pairs(low, high)
+    )
+
+
+class Served:
+    """Sums over the files of a trace."""
+
+    def __init__(self) -> None:
+        self._extents = self._late = self._windows = self._touches = self._pool_touches = 0
+        self._pages = self._used_pages = 0
+        self._cached_bytes = self._bytes = 0
+        self._waits: list[Array] = []
+        self._took: list[Array] = []
+
+    def add(
+        self, events: Array, accesses: list[Accesses], cover: Coverage, start_ns: int, page: int
+    ) -> None:
+        """Take in one file's service events."""
+        warm = events[events["kind"] == Kind.WARM]
+        touches = events[events["kind"] == Kind.TOUCH]
+        of_pool = touches["aux"] & POOL_TOUCH > 0
+        self._pool_touches += int(of_pool.sum())
+        touches = touches[~of_pool]
+        self._windows += int((events["kind"] == Kind.WINDOW).sum())
+        self._touches += len(touches)
+        self._waits.append(touches["value"])
+        if not len(warm):
+            return
+        low, high, at_ns = extents(warm, start_ns, page)
+        self._extents += len(warm)
+        self._bytes += int(warm["length"].sum())
+        self._cached_bytes += int(warm["aux"].astype(np.int64).sum()) * 1024
+        self._pages += int((high - low).sum())
+        self._used_pages += cover.used_since(low, high, at_ns)
+        self._late += late_extents(warm, accesses, start_ns, page)
+        self._took.append(warm["value"])
+
+    def report(self) -> dict[str, Any]:
+        """The ``service`` of the document."""
+
+        def middle(parts: list[Array]) -> int | None:
+            values = np.concatenate(parts) if parts else np.zeros(0)
+            return int(np.median(values)) if len(values) else None
+
+        return {
+            "warm_bytes": self._bytes,
+            "warm_cached_bytes": self._cached_bytes,
+            "warm_extents": self._extents,
+            "warm_late_extents": self._late,
+            "warm_ns_p50": middle(self._took),
+            "warm_used_share": self._used_pages / self._pages if self._pages else None,
+            "windows": self._windows,
+            "touches": self._touches,
+            "touch_wait_ns_p50": middle(self._waits),
+            "pool_touches": self._pool_touches,
+        }

@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""File by file through a trace: who it was, what was filled and touched, by which readers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from uffdprefetch.trace.analyse import reader_report
+from uffdprefetch.trace.analyse import readers as reading
+from uffdprefetch.trace.analyse.accesses import POOL, Accesses, accesses, distinct
+from uffdprefetch.trace.analyse.coverage import Coverage
+from uffdprefetch.trace.analyse.fills import evicted_bytes, extents, fill_report, readahead_report
+from uffdprefetch.trace.analyse.folios import Folios
+from uffdprefetch.trace.analyse.pieces import pages_of, union_of
+from uffdprefetch.trace.analyse.records import RecordIndex
+from uffdprefetch.trace.analyse.served import SERVICE_KINDS, Served, pool_report
+from uffdprefetch.trace.analyse.stall import Stalls, stalls
+from uffdprefetch.trace.file.events import DEMAND_FAULTS, Kind
+from uffdprefetch.trace.file.trace_file import File, Trace
+
+Array = np.ndarray[Any, Any]
+OpenRecords = Callable[[str, int, int], RecordIndex | None]
+
+#: Whose process: of a file's fills.
+OTHERS, RANKS, SERVICE = range(3)
+#: file.read_all() gives the processes of each node numbers of their own, above these bits.
+NODE_BITS = 22
+NO_INDEX = {"format": None, "lmdb": None, "records": None}
+#: No file is larger: what claims to lie beyond is not looked at.
+OFFSET_MAX = 1 << 56
+
+
+class Survey:
+    """What is known of a trace while its files are gone through."""
+
+    def __init__(self, trace: Trace, open_index: OpenRecords) -> None:
+        self.trace = trace
+        self.open_index = open_index
+        meta, events = trace.meta, trace.events
+        self.page_bytes = int(meta.get("page_bytes") or 4096)
+        first_ns = int(events["time_ns"][0]) if len(events) else 0
+        self.start_ns = int(meta.get("started_ns") or first_ns)
+        last_ns = int(events["time_ns"][-1]) if len(events) else self.start_ns
+        end_ns = int((trace.end or {}).get("ended_ns") or last_ns)
+        self.seconds = max(0.0, (end_ns - self.start_ns) / 1e9)
+        self.kinds = np.bincount(events["kind"], minlength=32)
+        self.by_bpf = str(meta.get("source", "bpf")).startswith("bpf")
+        self.by_service = any(self.kinds[kind] for kind in SERVICE_KINDS)
+        pids = sorted(trace.processes)
+        self._pids = np.array(pids, np.int64)
+        processes = [trace.processes[pid] for pid in pids]
+        role = {"service": SERVICE, "job": RANKS}
+        self._roles = np.array([role.get(p.role, OTHERS) for p in processes], np.int8)
+        self._ranks = np.array([p.rank for p in processes], np.int64)
+        self.served = Served()
+
+    # ------------------------------------------------------------ who
+
+    def _at(self, pid: Array) -> tuple[Array, Array]:
+        if not len(self._pids):
+            return np.zeros(len(pid), np.int64), np.zeros(len(pid), bool)
+        at = np.minimum(np.searchsorted(self._pids, pid), len(self._pids) - 1)
+        return at, self._pids[at] == pid
+
+    def role(self, pid: Array) -> Array:
+        """RANKS, SERVICE or OTHERS of each process."""
+        at, known = self._at(pid)
+        return np.where(known, self._roles[at] if len(self._roles) else OTHERS, OTHERS)
+
+    def rank(self, pid: Array) -> Array:
+        """The rank of each process of the job, -1 of others."""
+        at, known = self._at(pid)
+        if not len(self._ranks):
+            return np.full(len(pid), -1)
+        return np.where(known & (self._roles[at] == RANKS), self._ranks[at], -1)
+
+    def misses(self, word: str) -> bool:
+        """Whether the recorder said that this sensor was not there."""
+        missing = self.trace.meta.get("missing") or []
+        return not self.by_bpf or any(word in str(m.get("what", "")).lower() for m in missing)
+
+    @property
+    def unseen_faults(self) -> str | None:
+        """Why the kernel's own events do not tell of faults and how long they took; None: they do.
+        With eBPF on a kernel that lacks the tracepoint, everything else may be there."""
+        if not self.by_bpf:
+            return "without BPF the kernel does not tell of faults, nor how long they took"
+        for entry in self.trace.meta.get("missing") or []:
+            if str(entry.get("what", "")).lower() == DEMAND_FAULTS:
+                return f"faults are not told of: {entry.get('why')}"
+        return None
+
+    # ------------------------------------------------------------ one file
+
+    def file(self, file: File, events: Array) -> tuple[dict[str, Any], list[reading.Reader]]:
+        """The file's entry, and its readers."""
+        page = self.page_bytes
+        if len(events) and int(events["offset"].max()) > OFFSET_MAX - int(events["length"].max()):
+            events = events[(events["offset"] < OFFSET_MAX) & (events["length"] < OFFSET_MAX)]
+        rank = self.rank(events["pid"])
+        role = self.role(events["pid"])
+        maps = events[events["kind"] == Kind.MAP]
+        by_rank: dict[int, Accesses] = {}
+        folios = Folios(events, page, -(-file.size_bytes // page))
+        ranks = distinct(rank[rank >= 0]).tolist()
+        for one in ranks:
+            found = accesses(events[rank == one], maps, self.start_ns, page)
+            if len(found):
+                by_rank[one] = folios.widen(found)
+        index = None
+        if by_rank:
+            index = self.open_index(file.path, file.size_bytes, page)
+        slack = 1 if self.by_bpf and self.by_service else 0
+        node = events["pid"] >> NODE_BITS
+        several = len(node) and int(node.max()) != int(node.min())
+        parts: list[dict[str, Any]] = []
+        found_readers: list[reading.Reader] = []
+        for one in distinct(node).tolist() if several else [0]:
+            here = node == one if several else slice(None)
+            mine = by_rank
+            if several:
+                mine = {r: a.part(a.pid >> NODE_BITS == one) for r, a in by_rank.items()}
+            part, found_here = self._on_node(file, events[here], role[here], mine, index, slack)
+            parts.append(part)
+            found_readers += found_here
+        entry = _sum_of_nodes(parts)
+        mapped = union_of([r.mapped for r in found_readers])
+        sure = union_of([r.sure for r in found_readers])
+        sensors = sorted({reader_report.sensor_of(r.accesses, page) for r in found_readers})
+        bound = "upper bound, see touched_pages_least; " if found_readers else ""
+        return {
+            "id": file.id,
+            "path": file.path,
+            "size_bytes": file.size_bytes,
+            "pages": -(-file.size_bytes // page),
+            "file_system": file.file_system,
+            "read_ahead_bytes": file.read_ahead_bytes,
+            "stripe_bytes": file.stripe_bytes,
+            "stripe_count": file.stripe_count,
+            **(index.report(mapped, sure) if index is not None else NO_INDEX),
+            "touched_pages": pages_of(mapped),
+            "touched_pages_least": pages_of(sure),
+            "touched_sensor": bound + ("; ".join(sensors) or "nothing was seen"),
+            "ranks": ranks,
+            **entry,
+        }, found_readers
+
+    def _on_node(
+        self, file: File, events: Array, role: Array, by_rank: dict[int, Accesses],
+        index: RecordIndex | None, slack: int,
+    ) -> tuple[dict[str, Any], list[reading.Reader]]:  # fmt: skip
+        page, kind = self.page_bytes, events["kind"]
+        by_rank = {rank: a for rank, a in by_rank.items() if len(a)}
+        is_fill = kind == Kind.FILL
+        filled = extents(events[is_fill], self.start_ns, page)
+        ahead = events[(kind == Kind.READAHEAD) & (role != SERVICE)]
+        warm = events[kind == Kind.WARM]
+        edges = [c for some in (ahead, warm) for c in extents(some, self.start_ns, page)[:2]]
+        cover = Coverage(list(by_rank.values()), filled, edges)
+        found = [reading.find(rank, file.id, a, cover, index, slack) for rank, a in by_rank.items()]
+        if self.by_service:
+            self.served.add(events, list(by_rank.values()), cover, self.start_ns, page)
+        entry: dict[str, Any] = {
+            "filled_pages": None, "fill_bytes": None, "fill_by": None, "refilled_bytes": None,
+            "evicted_bytes": None, "useless_bytes": None, "extra_bytes": None, "readahead": None,
+            "pool": pool_report(events, self.start_ns, page),
+        }  # fmt: skip
+        if not self.misses("fills"):
+            reads = events[(kind == Kind.READ) & (role == RANKS)]
+            entry |= fill_report(
+                events[is_fill], role[is_fill], list(by_rank.values()), reads, self.start_ns, page
+            )
+            useless = cover.pieces.pages(cover.useless) * page
+            entry["useless_bytes"] = useless
+            entry["extra_bytes"] = useless + entry["refilled_bytes"]
+        if not self.misses("evictions"):
+            entry["evicted_bytes"] = evicted_bytes(events)
+        entry["readahead"] = readahead_report(ahead, cover, self.start_ns, page)
+        return entry, found
+
+    # ------------------------------------------------------------ readers
+
+    def readers(self, found: list[reading.Reader], events: Array) -> list[dict[str, Any]]:
+        """The entries of one file's readers; ``events`` are the file's."""
+        rank = self.rank(events["pid"])
+        waiting = np.isin(events["kind"], (Kind.MAJOR, Kind.WAIT))
+        merged: dict[int, list[reading.Reader]] = {}
+        for reader in found:
+            merged.setdefault(reader.rank, []).append(reader)
+        entries = []
+        for reader in found:
+            mine = events[waiting & (rank == reader.rank)]
+            stall, why, majors = self._stall(reader, mine)
+            others = [o.walk for o in found if o.rank != reader.rank]
+            entries.append(
+                reader_report.report(
+                    reader, others, stall, why, majors, self.seconds, self.page_bytes
+                )
+            )
+        return entries
+
+    def _stall(self, reader: reading.Reader, mine: Array) -> tuple[Stalls | None, str, int | None]:
+        of_pool = reader.accesses.sensor == POOL
+        if of_pool.any():
+            waited = int(reader.accesses.major[of_pool].sum())
+            why = "n/a (the pool tells how long its touches waited in the run's summary only)"
+            if self.by_bpf:
+                waited += int((mine["kind"] == Kind.MAJOR).sum())
+            return None, why, waited
+        unseen = self.unseen_faults
+        if unseen is None:
+            seen = int((mine["kind"] == Kind.MAJOR).sum())
+            return stalls(mine, self.start_ns, self.page_bytes), "", seen
+        why = f"n/a ({unseen})"
+        events = self.trace.events
+        told = events[events["kind"] == Kind.MAJORS]
+        told = told[self.rank(told["pid"]) == reader.rank]
+        one_file = len(np.unique(events["file"][self._is_demand(reader.rank)])) == 1
+        majors = int(told["value"].sum()) if len(told) and one_file else None
+        return None, why, majors
+
+    def _is_demand(self, rank: int) -> Array:
+        events = self.trace.events
+        seen = np.isin(events["kind"], (Kind.SEEN, Kind.TOUCH))
+        seen[seen] = self.rank(events["pid"][seen]) == rank
+        return seen
+
+
+def _sum_of_nodes(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Each node has a page cache of its own: what they did adds up. The shares come last."""
+
+    def total(values: list[Any]) -> Any:
+        known = [v for v in values if v is not None]
+        if not known:
+            return None
+        if isinstance(known[0], dict):
+            return {key: total([v[key] for v in known]) for key in known[0]}
+        return sum(known)
+
+    entry = {key: total([part[key] for part in parts]) for key in parts[0]} if parts else {}
+    ahead = [part["readahead"] for part in parts if part["readahead"]]
+    if ahead:
+        entry["readahead"]["mean_bytes"] = (
+            entry["readahead"]["bytes"] // entry["readahead"]["decisions"]
+        )
+        entry["readahead"]["used_share"] = sum(
+            a["used_share"] * a["bytes"] for a in ahead
+        ) / sum(a["bytes"] for a in ahead)  # fmt: skip
+    whole = (entry.get("fill_bytes") or 0) - (entry.get("refilled_bytes") or 0)
+    known = entry.get("useless_bytes") is not None
+    entry["useless_share"] = entry["useless_bytes"] / whole if known and whole else None
+    entry["useless_denominator_bytes"] = whole if known else None
+    entry["useless_sensor"] = (
+        "filled and not mapped or read since: a lower bound, for a fault maps more than it touches"
+        if known
+        else "n/a (no tracepoint for page-cache fills)"
+    )
+    return entry

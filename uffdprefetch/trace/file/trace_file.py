@@ -1,0 +1,351 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The trace file (docs/trace-format.md): blocks of msgpack, each whole in itself.
+
+Append-only: a recorder that is killed leaves every block that it wrote, and a reader stops at the
+first one that is not whole. Events lie in columns, as differences in the narrowest type that holds
+them, deflated.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, BinaryIO
+
+import msgpack
+import numpy as np
+
+from uffdprefetch.base.errors import UffdPrefetchError
+from uffdprefetch.trace.file.events import (
+    EVENT,
+    FAULT_AFTER_AROUND,
+    HUGE_BYTES,
+    NO_FILE,
+    Kind,
+    empty,
+)
+
+FORMAT = "uffdprefetch.trace"
+VERSION = 1
+SUFFIX = ".uptrace"
+#: A block that claims to be larger is not ours.
+BLOCK_MAX_BYTES = 256 << 20
+EVENTS_PER_BLOCK = 1 << 16
+PAGE_BYTES = 4096
+#: From an exception to the page cache's look-up; to be there twice, a page is unmapped in between.
+SAME_FAULT_NS = 1_000_000
+#: Columns whose differences are small and positive, small of either sign, or that stay as they are.
+_RISING, _JUMPING = ("time_ns",), ("offset", "value", "length")
+_UNSIGNED = (np.uint8, np.uint16, np.uint32)
+
+
+class TraceError(UffdPrefetchError):
+    """A file that cannot be read as a trace: what was seen, and where."""
+
+
+# ---- columns ------------------------------------------------------------------------------------
+
+
+def _narrow(values: np.ndarray[Any, Any]) -> bytes:
+    """One byte that names the width, then the values in it."""
+    most = int(values.max()) if len(values) else 0
+    for kind in _UNSIGNED:
+        if most <= np.iinfo(kind).max:
+            return bytes([np.dtype(kind).itemsize]) + values.astype(kind).tobytes()
+    return b"\x08" + values.astype("<u8").tobytes()
+
+
+def _widen(data: bytes, n: int) -> np.ndarray[Any, Any]:
+    values = np.frombuffer(data, f"<u{data[0]}", n, 1)
+    return values.astype("<u8")
+
+
+def _differences(column: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Zigzag: 0, -1, 1, -2 ... become 0, 1, 2, 3 ..."""
+    signed = np.diff(column.astype("<u8"), prepend=np.uint64(0)).astype("<i8")
+    return ((signed << 1) ^ (signed >> 63)).astype("<u8")
+
+
+def _sums(zigzag: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    signed = (zigzag >> np.uint64(1)).astype("<i8") ^ -(zigzag & np.uint64(1)).astype("<i8")
+    return np.cumsum(signed.astype("<u8"), dtype="<u8")
+
+
+def pack_events(events: np.ndarray[Any, Any]) -> dict[str, Any]:
+    """Columns of the events, as a block's body holds them."""
+    names = EVENT.names or ()
+    columns = {}
+    for name in names:
+        column = events[name]
+        if name in _RISING or name in _JUMPING:
+            columns[name] = _narrow(_differences(column))
+        else:
+            columns[name] = _narrow(column)
+    return {"n": len(events), "columns": columns}
+
+
+def unpack_events(body: dict[str, Any]) -> np.ndarray[Any, Any]:
+    """The inverse of pack_events(); raises KeyError, ValueError or TypeError for anything else."""
+    n = int(body["n"])
+    events = empty(n)
+    for name in EVENT.names or ():
+        values = _widen(body["columns"][name], n)
+        events[name] = _sums(values) if name in _RISING or name in _JUMPING else values
+    return events
+
+
+# ---- writing ------------------------------------------------------------------------------------
+
+
+class Writer:
+    """Appends blocks to a file that it has made. Raises OSError where the file system does."""
+
+    def __init__(self, file: BinaryIO, meta: dict[str, Any]) -> None:
+        """``file`` is open for writing, unbuffered; ``meta`` describes the recording."""
+        self._file = file
+        self.written_bytes = 0
+        self._put(msgpack.packb({"format": FORMAT, "version": VERSION, "meta": meta}))
+
+    def block(self, kind: str, body: Any) -> None:
+        """Write one block. Whole or, when the disk is full or we die, not counted by a reader."""
+        data = zlib.compress(msgpack.packb(body), 1)
+        self._put(msgpack.packb([kind, zlib.crc32(data), data]))
+
+    def events(self, events: np.ndarray[Any, Any]) -> None:
+        """Write events, in blocks of EVENTS_PER_BLOCK."""
+        for i in range(0, len(events), EVENTS_PER_BLOCK):
+            self.block("events", pack_events(events[i : i + EVENTS_PER_BLOCK]))
+
+    def _put(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            done = self._file.write(view)
+            self.written_bytes += done or 0
+            view = view[done or 0 :]
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def create(path: str, force: bool, meta: dict[str, Any]) -> Writer:
+    """Make a trace file; raises UffdPrefetchError (exit 2) when it exists and not ``force``."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_TRUNC if force else os.O_EXCL)
+    try:
+        fd = os.open(path, flags, 0o666)
+    except FileExistsError:
+        raise UffdPrefetchError(f"{path} exists; give -f or another -o", 2) from None
+    except OSError as error:
+        raise UffdPrefetchError(f"cannot write {path}: {error.strerror}", 2) from None
+    return Writer(os.fdopen(fd, "wb", buffering=0), meta)
+
+
+# ---- reading ------------------------------------------------------------------------------------
+
+
+@dataclass
+class File:
+    """A file that was read. ``id`` is the events' ``file``."""
+
+    id: int
+    path: str
+    size_bytes: int
+    device: int = 0
+    inode: int = 0
+    file_system: str = ""
+    read_ahead_bytes: int | None = None
+    stripe_bytes: int | None = None
+    stripe_count: int | None = None
+
+
+@dataclass
+class Process:
+    """A process of the job, or our own service (role "service")."""
+
+    pid: int
+    parent: int = 0
+    rank: int = 0
+    local_rank: int = -1
+    command: str = ""
+    role: str = "job"
+
+
+@dataclass
+class Trace:
+    """A trace in memory. ``events`` is sorted by time; its raw events may end before the run does
+    (``raw_until_ns``), the overview does not."""
+
+    meta: dict[str, Any]
+    events: np.ndarray[Any, Any] = field(default_factory=empty)
+    files: dict[int, File] = field(default_factory=dict)
+    processes: dict[int, Process] = field(default_factory=dict)
+    overview: dict[str, Any] | None = None
+    end: dict[str, Any] | None = None  # totals; None: the recorder did not come to its end
+    truncated: str | None = None  # why the file was not read to its last byte
+    path: str = ""
+
+
+def _blocks(file: BinaryIO, path: str) -> Iterator[tuple[str, Any] | TraceError]:
+    """(kind, body) of each whole block; last, perhaps, why there was no other."""
+    unpacker = msgpack.Unpacker(file, max_buffer_size=BLOCK_MAX_BYTES, strict_map_key=False)
+    try:
+        head = unpacker.unpack()
+    except msgpack.OutOfData:
+        raise TraceError(f"{path} is no trace: it is empty, or ends in its first line") from None
+    except (ValueError, msgpack.UnpackException) as error:
+        raise TraceError(f"{path} is no trace: {error}") from None
+    if not isinstance(head, dict) or head.get("format") != FORMAT:
+        raise TraceError(f"{path} is no trace of ours")
+    if head.get("version") != VERSION:
+        raise TraceError(
+            f"{path} has version {head.get('version')}, this program reads version {VERSION}"
+        )
+    yield "meta", head.get("meta") or {}
+    while True:
+        at = unpacker.tell()
+        try:
+            kind, crc, data = unpacker.unpack()
+            if zlib.crc32(data) != crc:
+                raise ValueError("its checksum does not match")
+            body = msgpack.unpackb(zlib.decompress(data), strict_map_key=False)
+        except msgpack.OutOfData:
+            if at < os.fstat(file.fileno()).st_size:
+                yield TraceError(f"the last block, at byte {at}, is not whole")
+            return
+        except (ValueError, TypeError, zlib.error, msgpack.UnpackException) as error:
+            yield TraceError(f"the block at byte {at} is damaged: {error}")
+            return
+        yield str(kind), body
+
+
+def read(path: str) -> Trace:
+    """Read a trace up to its last whole block.
+
+    Raises TraceError when it is no trace, UffdPrefetchError when it cannot be opened.
+    """
+    parts: list[np.ndarray[Any, Any]] = []
+    trace = Trace(meta={}, path=path)
+    try:
+        file = open(path, "rb")
+    except OSError as error:
+        raise UffdPrefetchError(f"cannot read {path}: {error.strerror}", 2) from None
+    with file:
+        for item in _blocks(file, path):
+            if isinstance(item, TraceError):
+                trace.truncated = item.message
+                break
+            try:
+                _take(trace, parts, *item)
+            except (KeyError, ValueError, TypeError, IndexError) as error:
+                trace.truncated = f"a block of kind {item[0]!r} is damaged: {error}"
+                break
+    if parts:
+        events = np.concatenate(parts)
+        # of files that turned out not to be wanted only after their first events
+        known: np.ndarray[Any, Any] = np.zeros(65536, bool)
+        known[[NO_FILE, *trace.files]] = True
+        events = _without_checkpoints(events[known[events["file"]]])
+        trace.events = events[np.argsort(events["time_ns"], kind="stable")]
+        _count_retries_once(trace.events)
+    return trace
+
+
+def _without_checkpoints(events: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """A fault that no tracepoint tells of is taken for one in a huge page
+    (trace/record/file_registry.py). Where
+    checkpoints lie it may be one's, and nothing tells the two apart: those are left out."""
+    touches = events[events["kind"] == Kind.TOUCH]
+    if not len(touches):
+        return events
+    huge = (events["kind"] == Kind.AROUND) & (events["length"] == HUGE_BYTES)
+    who = events["pid"].astype("<u8") << np.uint64(16) | events["file"]
+    wrapped = touches["pid"].astype("<u8") << np.uint64(16) | touches["file"]
+    return events[~(huge & np.isin(who, np.unique(wrapped)))]
+
+
+def _count_retries_once(events: np.ndarray[Any, Any]) -> None:
+    """Fault-around at the end of a fault that had to wait becomes MAPPED, where the program in the
+    kernel has not seen that it was that: its time is the exception's, before the FAULT's own."""
+    told = np.flatnonzero(np.isin(events["kind"], (Kind.AROUND, Kind.FAULT)))
+    told = told[np.argsort(events["tid"][told], kind="stable")]
+    first, then = events[told[:-1]], events[told[1:]]
+    page = first["offset"] + first["aux"].astype("<u8") * np.uint64(PAGE_BYTES)
+    same = (first["kind"] == Kind.AROUND) & (then["kind"] == Kind.FAULT)
+    same &= (first["tid"] == then["tid"]) & (first["file"] == then["file"])
+    same &= (page == then["offset"]) & (then["aux"] & FAULT_AFTER_AROUND == 0)
+    same &= then["time_ns"] - first["time_ns"] < SAME_FAULT_NS
+    events["kind"][told[:-1][same]] = Kind.MAPPED
+
+
+def _take(trace: Trace, parts: list[np.ndarray[Any, Any]], kind: str, body: Any) -> None:
+    if kind == "meta":
+        trace.meta = {**trace.meta, **body}
+    elif kind == "events":
+        parts.append(unpack_events(body))
+    elif kind == "files":
+        for entry in body:
+            trace.files[entry["id"]] = File(**entry)
+    elif kind == "processes":
+        for entry in body:
+            trace.processes[entry["pid"]] = Process(**entry)
+    elif kind == "overview":
+        trace.overview = body
+    elif kind == "end":
+        trace.end = body
+    # any other: of a later version that only adds; not for us
+
+
+def read_all(paths: Sequence[str]) -> Trace:
+    """Several traces (of several nodes) as one, on one axis of time; one is read as it is.
+
+    Clocks are brought together by the wall clock that each recorder noted at its start; processes
+    and files of the second one and those after it get numbers of their own. Raises as read() does.
+    """
+    traces = [read(path) for path in paths]
+    first = traces[0]
+    for k, other in enumerate(traces[1:], 1):
+        _join(first, other, k)
+    if len(traces) > 1:
+        first.events = first.events[np.argsort(first.events["time_ns"], kind="stable")]
+        first.overview = None  # their bins do not lie on one another
+        first.path = ", ".join(paths)
+    return first
+
+
+def _join(into: Trace, other: Trace, k: int) -> None:
+    def zero(trace: Trace) -> int:
+        return int(trace.meta.get("started_unix_ns", 0)) - int(trace.meta.get("started_ns", 0))
+
+    events, shift = other.events.copy(), zero(other) - zero(into)
+    events["time_ns"] = (events["time_ns"].astype("<i8") + shift).astype("<u8")
+    numbers: np.ndarray[Any, Any] = np.zeros(65536, "<u2")
+    by_path = {file.path: file.id for file in into.files.values()}
+    for file in other.files.values():
+        taken = by_path.get(file.path)
+        if taken is None:
+            taken = max(into.files, default=0) + 1
+            into.files[taken] = replace(file, id=taken)
+        numbers[file.id] = taken
+    events["file"] = numbers[events["file"]]
+    base = k << 22  # pids of a node are smaller (PID_MAX_LIMIT)
+    events["pid"] += np.uint32(base)
+    events["tid"] += np.uint32(base)
+    for process in other.processes.values():
+        moved = replace(process, pid=process.pid + base, parent=process.parent + base)
+        into.processes[moved.pid] = moved
+    into.events = np.concatenate([into.events, events])
+    into.truncated = into.truncated or other.truncated
+    hosts = [into.meta.get("host", "?"), other.meta.get("host", "?")]
+    into.meta = {
+        **into.meta,
+        "host": ", ".join(dict.fromkeys(hosts)),
+        "missing": [*into.meta.get("missing", []), *other.meta.get("missing", [])],
+    }
+    if into.end is not None and other.end is not None:
+        ended = max(int(into.end["ended_ns"]), int(other.end["ended_ns"]) + shift)
+        lost = into.end.get("lost_events", 0) + other.end.get("lost_events", 0)
+        into.end = {**into.end, "ended_ns": ended, "lost_events": lost}
+    else:
+        into.end = None

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""bcc, kept quiet: it prints errors, the compiler's too, to stdout and raises bare Exceptions."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+from uffdprefetch.trace.record import kernel_headers
+
+
+class NoBpf(Exception):
+    """A BPF program cannot be had here: why, and ``lift``, a command that mends it, or None."""
+
+    def __init__(self, why: str, lift: str | None = None) -> None:
+        super().__init__(why)
+        self.why = why
+        self.lift = lift
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[list[str]]:
+    """Send descriptors 1 and 2 to a file while the context is open; what came is in the list
+    after it."""
+    said: list[str] = []
+    with tempfile.TemporaryFile() as sink:
+        sys.stdout.flush()
+        saved = os.dup(1), os.dup(2)
+        os.dup2(sink.fileno(), 1)
+        os.dup2(sink.fileno(), 2)
+        try:
+            yield said
+        finally:
+            for number, descriptor in enumerate(saved, 1):
+                os.dup2(descriptor, number)
+                os.close(descriptor)
+            sink.seek(0)
+            text = sink.read().decode(errors="replace")
+            said += [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def import_bcc() -> Any:
+    """bcc's BPF class; raises NoBpf."""
+    try:
+        from bcc import BPF
+    except Exception as error:
+        raise NoBpf(
+            f"bcc cannot be imported: {error}", "sudo apt-get install python3-bpfcc"
+        ) from None
+    return BPF
+
+
+def load(text: str, function: str | None = None) -> Any:
+    """Compile a program and attach its tracepoints; with ``function`` only load that one.
+
+    Returns bcc's BPF object. Raises NoBpf with one line of what the compiler or the kernel said.
+    """
+    bpf_class = import_bcc()
+    with kernel_headers.for_bcc() as found:
+        if not found:
+            raise NoBpf(
+                "no kernel headers for the compiler", "sudo apt-get install linux-headers-amd64"
+            )
+        said: list[str] = []
+        try:
+            with quiet() as said:
+                program = bpf_class(text=text)
+                if function is not None:
+                    program.load_func(function, bpf_class.TRACEPOINT)
+        except Exception as error:  # bcc raises bare Exceptions
+            told = [line for line in said if "error" in line.lower() or "not permitted" in line]
+            first = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise NoBpf(f"{first}; {told[0]}"[:200] if told else first[:200]) from None
+    return program

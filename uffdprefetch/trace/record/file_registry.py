@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a recorder knows of the job: its files by number, its mappings, its processes.
+
+The kernel tells device, inode, descriptor and address; names are found here, in time, since what
+they belong to may be gone the next moment. What is no record file is forgotten, here and there.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from uffdprefetch.service.observe import descendants, read_only_files
+from uffdprefetch.trace.file.events import EVENT, HUGE_BYTES, Call, Kind, empty
+from uffdprefetch.trace.file.trace_file import File
+from uffdprefetch.trace.record.kernel_tracer import SILENT, NewFile, Opened, Witness
+from uffdprefetch.trace.record.process_identity import (
+    Paths,
+    Processes,
+    describe_file,
+    kernel_device,
+    mapped_paths,
+    mappings,
+)
+
+Array = np.ndarray[Any, Any]
+PAGE_BYTES = 4096
+#: Numbers of files that we named first: from here downwards (BPF's own grow from 1).
+OUR_NUMBERS = 65_000
+NUMBERS = 1 << 16
+UNNAMED_NS = 2_000_000_000
+#: Opened descriptors whose files are remembered: whoever maps one, does it soon.
+DESCRIPTORS_MAX, OPENS_MAX = 65536, 64
+
+
+class Known:
+    """Files, mappings and processes of a recording. One thread calls everything."""
+
+    def __init__(
+        self, include: Sequence[str], min_size_bytes: int, witness: Witness | None
+    ) -> None:
+        self._paths = Paths(include, min_size_bytes)
+        self._witness = witness
+        self.processes = Processes()
+        self.births_ns = 0  # when a process was last heard to begin
+        self._files: dict[int, File] = {}
+        self._new_files: list[File] = []
+        self._numbers: dict[tuple[int, int], int] = {}
+        self._unwanted: Array = np.zeros(NUMBERS, bool)
+        # a file may have been given a number by us and by BPF at the same time
+        self._number: Array = np.arange(NUMBERS, dtype="<u2")
+        self._unnamed: dict[int, tuple[NewFile, int]] = {}  # and until when to look for a name
+        self._descriptors: dict[tuple[int, int], list[tuple[int, tuple[int, int] | None]]] = {}
+        # by process: (address of the file's byte 0, first, end, number)
+        self._mapped: dict[int, list[tuple[int, int, int, int]]] = {}
+
+    def take(self, events: Array, new: Sequence[NewFile], opened: Sequence[Opened]) -> list[Array]:
+        """The kernel's news: the events, and those that follow from what is found out of them."""
+        parts = [self._open(one) for one in opened]
+        parts += [self._new_file(one) for one in new]
+        if self._unnamed:
+            parts += self.name_late()
+        events = self._about_processes(events, parts)
+        parts.append(self.locate(events))
+        return [part for part in parts if len(part)]
+
+    def settle(self, events: Array) -> Array:
+        """``events`` (changed) with each file under its one number, without those not wanted."""
+        events["file"] = self._number[events["file"]]
+        unwanted = self._unwanted[events["file"]]
+        return events[~unwanted] if unwanted.any() else events
+
+    def new_files(self) -> list[File]:
+        """Files that have come since the last call."""
+        files, self._new_files = self._new_files, []
+        return files
+
+    # -------------------------------------------------------------- files
+
+    def _open(self, opened: Opened) -> Array:
+        """An open that was seen: its path is a name for later, and a CALL."""
+        key = self._paths.opened(opened.pid, opened.path, executed=opened.fd < 0)
+        if opened.fd < 0:
+            return empty()
+        opens = self._descriptors.setdefault((opened.pid, opened.fd), [])
+        opens.append((opened.time_ns, key))
+        del opens[:-OPENS_MAX]
+        while len(self._descriptors) > DESCRIPTORS_MAX:
+            del self._descriptors[next(iter(self._descriptors))]
+        number = self._numbers.get(key, 0) if key else 0
+        if key and not number and self._paths.wanted(self._paths.path_of(key), False, 0):
+            # small, or not touched yet; lock files are wanted whatever they are
+            number = self.name(*key, self._paths.path_of(key))
+        return _event(
+            Kind.CALL, opened.time_ns, opened.pid, opened.tid, number,
+            value=opened.took_ns, aux=Call.OPEN | (opened.fd & 0xFFFFFF) << 8,
+        )  # fmt: skip
+
+    def _new_file(self, new: NewFile) -> Array:
+        """A process of the job has touched a file for the first time: keep it?"""
+        known = self._numbers.get((new.device, new.inode))
+        if known is not None:
+            self._number[new.number] = known
+            return empty()
+        path, code = self._paths.find(new.pid, new.device, new.inode)
+        if not path:  # its open, or exec, is perhaps just being told; later the process is gone
+            self._unnamed[new.number] = (new, time.monotonic_ns() + UNNAMED_NS)
+            return empty()
+        return self._decide(new, path, code)
+
+    def name_late(self, at_the_end: bool = False) -> list[Array]:
+        """Try again to name what had no name; at the end what has none is decided without."""
+        found, now = [], time.monotonic_ns()
+        for number, (new, until) in list(self._unnamed.items()):
+            path = self._paths.path_of((new.device, new.inode))
+            if path or now > until or at_the_end:
+                del self._unnamed[number]
+                code = self._paths.is_code((new.device, new.inode))
+                found.append(self._decide(new, path, code))
+        return found
+
+    def _decide(self, new: NewFile, path: str, code: bool) -> Array:
+        assert self._witness is not None
+        file = describe_file(new.number, path, new.device, new.inode)
+        # whatever a program opens has a name by now; the rest is anonymous memory, pipes, the like
+        nameless = not path and "CALLS" in self._witness.have
+        if nameless or not self._paths.wanted(path, code, file.size_bytes):
+            self._unwanted[new.number] = True
+            self._witness.ignore(new.inode, new.device)
+            return empty()
+        self._numbers[new.device, new.inode] = new.number
+        self._add(file)
+        return self._map(new.pid, file)
+
+    def _add(self, file: File) -> None:
+        self._files[file.id] = file
+        self._new_files.append(file)
+
+    def name(self, device: int, inode: int, path: str) -> int:
+        """Take a file in before the kernel has reported it, under a number of ours."""
+        number = self._numbers.get((device, inode))
+        if number is None:
+            number = OUR_NUMBERS - len(self._numbers)
+            self._numbers[device, inode] = number
+            self._add(describe_file(number, path, device, inode))
+            if self._witness is not None:
+                self._witness.include(inode, device, number)
+        return number
+
+    def know_files_of(self, pid: int) -> None:
+        """Names for what the launcher has mapped: its child has it too, until it runs the job."""
+        for path in mapped_paths(pid):
+            self._paths.opened(pid, path)
+
+    # -------------------------------------------------------------- processes and mappings
+
+    def _about_processes(
+        self, events: Array, parts: list[Array]
+    ) -> Array:
+        """Births, new programs, new mappings: who they are must be read while they are there.
+
+        What is found goes to ``parts``; returns the events without the mappings, which the kernel
+        tells by descriptor.
+        """
+        told = events[np.isin(events["kind"], (Kind.BORN, Kind.EXEC))]
+        if len(told):
+            self.births_ns = time.monotonic_ns()
+        for event in told:
+            if event["kind"] == Kind.BORN:
+                self.processes.look(int(event["value"]), int(event["aux"]))
+            else:
+                self.processes.look(int(event["pid"]))
+        maps = events["kind"] == Kind.MAP
+        for event in events[maps]:
+            parts.append(self._map_told(event))
+        for pid in {int(e["value"]) for e in told if e["kind"] == Kind.BORN}:
+            parts += [self._map(pid, file) for file in self._files.values()]
+        return events[~maps]
+
+    def _map_told(self, event: np.void) -> Array:
+        """A mapping as mmap(2) made it: of which file, the open of its descriptor tells."""
+        pid, fd = int(event["pid"]), int(event["aux"])
+        opens = self._descriptors.get((pid, fd))
+        if opens is None:
+            above = self.processes.known.get(pid)
+            opens = self._descriptors.get((above.parent, fd)) if above else None
+        # descriptors are numbers that come again: the last open before the mapping
+        before = [key for at, key in opens or () if at <= event["time_ns"]]
+        if before and before[-1] is None:  # no regular file
+            return empty()
+        key = before[-1] if before else None
+        if key is None:
+            found = [self._map(pid, file) for file in self._files.values()]
+            return np.concatenate(found) if found else empty()
+        path = self._paths.path_of(key)
+        number = self._numbers.get(key)
+        if number is None:
+            file = describe_file(0, path, *key)
+            if not self._paths.wanted(path, self._paths.is_code(key), file.size_bytes):
+                return empty()
+            number = self.name(*key, path)
+        address, offset, length = (int(event[n]) for n in ("value", "offset", "length"))
+        if not self._is_new_mapping(pid, number, address, offset, length):
+            return empty()
+        return _event(
+            Kind.MAP, int(event["time_ns"]), pid, int(event["tid"]), number,
+            offset=offset, length=length, value=address,
+        )  # fmt: skip
+
+    def _is_new_mapping(
+        self, pid: int, number: int, address: int, offset: int, length: int
+    ) -> bool:
+        """Whether it lies in none of this file that is known; from now on it is what is there."""
+        known = self._mapped.setdefault(pid, [])
+        base, end = address - offset, address + length
+        if any(
+            (base, number) == (b, n) and low <= address and end <= high for b, low, high, n in known
+        ):
+            return False
+        known[:] = [one for one in known if end <= one[1] or one[2] <= address]
+        known.append((base, address, end, number))
+        return True
+
+    def locate(self, events: Array) -> Array:
+        """Faults of which only the address is known: those in a file become AROUND of its huge
+        page, the others go."""
+        silent = events["kind"] == SILENT
+        if not silent.any():
+            return events
+        events = events.copy()
+        where = np.flatnonzero(silent)
+        keep = ~silent
+        for pid in np.unique(events["pid"][where]).tolist():
+            mine = where[events["pid"][where] == pid]
+            for base, low, high, number in self._mapped.get(pid, ()):
+                address = events["value"][mine]
+                hit = mine[(address >= low) & (address < high)]
+                page = (events["value"][hit] - np.uint64(base)) & ~np.uint64(PAGE_BYTES - 1)
+                events["offset"][hit] = page & ~np.uint64(HUGE_BYTES - 1)
+                events["length"][hit] = HUGE_BYTES
+                events["aux"][hit] = (page & np.uint64(HUGE_BYTES - 1)) // np.uint64(PAGE_BYTES)
+                events["kind"][hit] = Kind.AROUND
+                events["file"][hit] = number
+                keep[hit] = True
+        return events[keep]
+
+    def _map(self, pid: int, file: File) -> Array:
+        """MAP events for mappings of a file that were not told yet."""
+        found = []
+        for address, length, offset, _, _ in mappings(pid, file.device, file.inode):
+            if self._is_new_mapping(pid, file.id, address, offset, length):
+                found.append(
+                    _event(Kind.MAP, time.monotonic_ns(), pid, pid, file.id,
+                           offset=offset, length=length, value=address)
+                )  # fmt: skip
+        return np.concatenate(found) if found else empty()
+
+    def adopt(self, pid: int) -> list[Array]:
+        """Record a process that runs already: itself, its mappings, its children; MAP events."""
+        parts: list[Array] = []
+        for one in descendants(pid):
+            self.processes.look(one)
+            if self._witness is not None:
+                self._witness.follow(one)
+            try:
+                with open(f"/proc/{one}/maps", errors="surrogateescape") as maps:
+                    mapped = read_only_files(maps.read(), 1)
+            except OSError:
+                continue
+            for mapping in mapped:
+                try:
+                    st = os.stat(mapping.path)
+                except OSError:
+                    continue
+                if st.st_ino == mapping.inode and self._paths.wanted(
+                    mapping.path, False, st.st_size
+                ):
+                    number = self.name(kernel_device(st.st_dev), st.st_ino, mapping.path)
+                    found = self._map(one, self._files[number])
+                    parts.append(found)
+                    if self._witness is not None:
+                        for event in found:
+                            self._witness.mapped(one, int(event["value"]), int(event["length"]))
+        return parts
+
+
+def _event(
+    kind: Kind, time_ns: int, pid: int, tid: int, file: int,
+    offset: int = 0, length: int = 0, value: int = 0, aux: int = 0,
+) -> Array:  # fmt: skip
+    return np.array([(time_ns, offset, length, value, pid, tid, kind, file, aux)], EVENT)

@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who is who in a trace: files by device and inode, processes with their ranks.
+
+Everything is read from /proc while the process is there; what ended too soon keeps a number
+instead of a name, and a process its parent's rank.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import glob
+import os
+import re
+import stat
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from uffdprefetch.base.identity import identify
+from uffdprefetch.state.file_systems import mount_of, read_ahead_bytes
+from uffdprefetch.trace.file.trace_file import File, Process
+
+#: Not record files, however large: programs, libraries, what an interpreter reads to start.
+_SYSTEM = re.compile(r"^/(usr|lib|lib64|bin|sbin|proc|sys|dev|etc|run/systemd)/")
+_CODE = re.compile(r"(\.so(\.[0-9.]+)?|\.pyc?|\.pyd|\.h|\.mo|locale-archive|/ld\.so\.cache)$")
+#: An LMDB lock file counts whatever its size: who shares it is a finding.
+LOCK = re.compile(r"(^|/)lock\.mdb$|-lock$")
+PATHS_MAX = 65536
+_INTERPRETERS = ("/usr/bin/env", "/bin/sh", "/bin/bash", sys.executable)
+
+
+def kernel_device(st_dev: int) -> int:
+    """st_dev as the kernel's s_dev (include/linux/kdev_t.h)."""
+    return os.major(st_dev) << 20 | os.minor(st_dev)
+
+
+def _maps_lines(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/maps").read_text(errors="surrogateescape").splitlines()
+    except OSError:
+        return []
+
+
+def mappings(pid: int, device: int, inode: int) -> list[tuple[int, int, int, str, str]]:
+    """(address, length, file offset, permissions, path) of a process's mappings of a file."""
+    found: dict[int, tuple[int, int, int, str, str]] = {}
+    for line in _maps_lines(pid):
+        fields = line.split(None, 5)
+        if len(fields) < 6 or int(fields[4]) != inode:
+            continue
+        major, minor = (int(x, 16) for x in fields[3].split(":"))
+        if major << 20 | minor != device:
+            continue
+        start, end = (int(x, 16) for x in fields[0].split("-"))
+        # under checkpoints a mapping is cut in pieces: those of one base are one
+        offset = int(fields[2], 16)
+        old = found.get(start - offset)
+        if old is not None:
+            start, offset = min(start, old[0]), min(offset, old[2])
+            end = max(end, old[0] + old[1])
+        found[start - offset] = (start, end - start, offset, fields[1], fields[5])
+    return list(found.values())
+
+
+def mapped_paths(pid: int) -> set[str]:
+    """The paths of all files that a process has mapped."""
+    fields = (line.split(None, 5) for line in _maps_lines(pid))
+    return {words[5] for words in fields if len(words) == 6 and words[5].startswith("/")}
+
+
+class Paths:
+    """Paths of files by (kernel device, inode), from opens that were seen and from /proc."""
+
+    def __init__(self, include: Sequence[str], min_size_bytes: int) -> None:
+        self._include = tuple(include)
+        self._min_size_bytes = min_size_bytes
+        self._known: dict[tuple[int, int], str] = {}
+        # what the kernel itself opens when a program or a script is executed
+        self._code: set[tuple[int, int]] = set()
+        for path in (*glob.glob("/lib*/ld-*"), *_INTERPRETERS):
+            self.opened(0, path, executed=True)
+
+    def opened(self, pid: int, path: str, executed: bool = False) -> tuple[int, int] | None:
+        """Note a path that a process opened or executed; of a regular file its (device, inode)."""
+        if not path or len(self._known) >= PATHS_MAX or path.startswith(("/proc/", "/sys/")):
+            return None
+        if not path.startswith("/"):
+            try:
+                path = os.path.join(os.readlink(f"/proc/{pid}/cwd"), path)
+            except OSError:
+                return None
+        try:
+            st = os.stat(path)
+        except (OSError, ValueError):
+            return None
+        if not stat.S_ISREG(st.st_mode):
+            return None
+        key = (kernel_device(st.st_dev), st.st_ino)
+        self._known.setdefault(key, os.path.realpath(path))
+        if executed:
+            self._code.add(key)
+        return key
+
+    def is_code(self, key: tuple[int, int]) -> bool:
+        """Whether a file was executed."""
+        return key in self._code
+
+    def path_of(self, key: tuple[int, int]) -> str:
+        """The path of a file whose open was seen, or ''."""
+        return self._known.get(key, "")
+
+    def find(self, pid: int, device: int, inode: int) -> tuple[str, bool]:
+        """(path or '', whether it is mapped as code) of a file that ``pid`` has just touched."""
+        code = (device, inode) in self._code
+        path = self._known.get((device, inode), "")
+        for _, _, _, permissions, name in mappings(pid, device, inode):
+            code = code or "x" in permissions
+            path = path or name
+        return path or self._by_descriptor(pid, device, inode), code
+
+    def _by_descriptor(self, pid: int, device: int, inode: int) -> str:
+        try:
+            names = os.listdir(f"/proc/{pid}/fd")
+        except OSError:
+            return ""
+        for name in names:
+            try:
+                st = os.stat(f"/proc/{pid}/fd/{name}")
+                if st.st_ino == inode and kernel_device(st.st_dev) == device:
+                    return os.readlink(f"/proc/{pid}/fd/{name}")
+            except OSError:
+                continue
+        return ""
+
+    def wanted(self, path: str, code: bool, size_bytes: int) -> bool:
+        """Whether a file belongs into the trace: --include decides, else its size and place."""
+        if self._include:
+            name = os.path.basename(path)
+            return any(
+                fnmatch.fnmatchcase(path if "/" in g else name, g) for g in self._include
+            )
+        if LOCK.search(path):
+            return True
+        if code or _CODE.search(path) or _SYSTEM.match(path):
+            return False
+        return size_bytes >= self._min_size_bytes or not path
+
+
+def describe_file(number: int, path: str, device: int, inode: int) -> File:
+    """A file for the trace's table; what cannot be found out stays empty."""
+    where = f"inode {inode} on {device >> 20}:{device & 0xFFFFF}"
+    file = File(number, path or where, 0, device, inode)
+    try:
+        st = os.stat(path)
+    except (OSError, ValueError):
+        return file
+    file.size_bytes = st.st_size
+    try:
+        file.file_system, _ = mount_of(st.st_dev, Path("/proc/self/mountinfo").read_text())
+    except OSError:
+        pass
+    file.read_ahead_bytes = read_ahead_bytes(st.st_dev)
+    if file.file_system == "lustre":
+        file.stripe_bytes, file.stripe_count = lustre_stripe(path)
+    return file
+
+
+def lustre_stripe(path: str) -> tuple[int | None, int | None]:
+    """(stripe size in bytes, stripe count) by `lfs getstripe`; None where it does not say."""
+    import subprocess
+
+    try:
+        said = subprocess.run(
+            ["lfs", "getstripe", "-S", "-c", path], capture_output=True, text=True, timeout=5
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None, None
+    return parse_getstripe(said.stdout)
+
+
+def parse_getstripe(text: str) -> tuple[int | None, int | None]:
+    """The two numbers of `lfs getstripe -S -c`; of a composite layout the last component's."""
+    size = re.findall(r"stripe_size:\s*(\d+)", text)
+    count = re.findall(r"stripe_count:\s*(-?\d+)", text)
+    return (int(size[-1]) if size else None), (int(count[-1]) if count else None)
+
+
+class Processes:
+    """Processes by pid, with rank and command."""
+
+    def __init__(self) -> None:
+        self.known: dict[int, Process] = {}
+        self._changed: set[int] = set()
+
+    def look(self, pid: int, parent: int = 0) -> Process | None:
+        """Read (again) who a process is; None for the number of a thread."""
+        base = Path(f"/proc/{pid}")
+        known = self.known.get(pid)
+        try:
+            status = dict(
+                line.split(":\t", 1) for line in (base / "status").read_text().splitlines()
+                if ":\t" in line
+            )  # fmt: skip
+            if int(status["Tgid"]) != pid:
+                return None
+            parent = parent or int(status["PPid"])
+            command = status["Name"]
+            environ = (base / "environ").read_bytes().split(b"\0")
+        except (OSError, ValueError, KeyError):
+            if known is not None:
+                return known
+            command, environ = "", []
+        pairs = (entry.decode(errors="replace").partition("=") for entry in environ)
+        who = identify({name: value for name, _, value in pairs})
+        above = self.known.get(parent)
+        rank, local_rank = who.rank, who.local_rank
+        if rank is None and above is not None:
+            rank, local_rank = above.rank, above.local_rank
+        now = Process(
+            pid, parent, rank or 0, -1 if local_rank is None else local_rank,
+            command or (above.command if above else ""),
+        )  # fmt: skip
+        return self.put(now)
+
+    def put(self, process: Process) -> Process:
+        """Note a process as somebody else described it."""
+        if self.known.get(process.pid) != process:
+            self.known[process.pid] = process
+            self._changed.add(process.pid)
+        return self.known[process.pid]
+
+    def changed(self) -> list[dict[str, Any]]:
+        """Those that are new or different since the last call, for the file."""
+        out = [asdict(self.known[pid]) for pid in sorted(self._changed)]
+        self._changed.clear()
+        return out

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of the ranks: which columns fit, and a line for each rank. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rich.text import Text
+
+from uffdprefetch.base.units import format_size
+from uffdprefetch.view import glyphs as draw
+from uffdprefetch.view import words
+from uffdprefetch.view.glyphs import Glyphs
+from uffdprefetch.view.model import Rank, Snapshot
+
+BAR_MIN = 10
+BAR_WIDE = 30
+#: Shares that are drawn as alerts.
+LOW_HIT = 0.9
+HIGH_STALL = 0.1
+#: A reader that is silent for so long pauses.
+IDLE_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table. ``order``: who stays when there is little room, lowest first;
+    ``wide``: only where the bar has room beside it."""
+
+    title: str
+    width: int
+    order: int
+    text: Callable[[Rank, int], str]
+    right: bool = True
+    alert: Callable[[Rank], bool] = lambda rank: False
+    wide: bool = False
+
+
+def _position(rank: Rank, width: int) -> str:
+    return words.NA if not rank.walks else format_size(rank.walks[0].position_bytes)
+
+
+def _idle(rank: Rank) -> bool:
+    return rank.quiet_seconds is not None and rank.quiet_seconds > IDLE_SECONDS
+
+
+RANK_COLUMNS = (
+    Column("rank", 4, 0, lambda r, w: str(r.rank)),
+    Column("pid", 7, 13, lambda r, w: str(r.pids[0]) if r.pids else words.NA, wide=True),
+    Column("file", 14, 12, lambda r, w: words.short_path(r.file or "-", w), right=False, wide=True),
+    Column("", BAR_MIN, 1, lambda r, w: "", right=False),
+    Column("at", 5, 2, lambda r, w: words.percent(r.share)),
+    Column("offset", 9, 11, _position, wide=True),
+    Column("pattern", 11, 4, lambda r, w: words.pattern(r.pattern, r.stride_bytes, w), right=False),
+    Column("MB/s", 5, 3, lambda r, w: words.megabytes(r.rate_bytes_per_second)),
+    Column(
+        "hit",
+        5,
+        5,
+        lambda r, w: words.percent(r.hit_share),
+        alert=lambda r: r.hit_share is not None and r.hit_share < LOW_HIT,
+    ),
+    Column(
+        "misses", 6, 10, lambda r, w: words.NA if r.misses is None else str(r.misses), wide=True
+    ),
+    Column(
+        "stall",
+        5,
+        6,
+        lambda r, w: words.percent(r.stall_share),
+        alert=lambda r: r.stall_share is not None and r.stall_share > HIGH_STALL,
+    ),
+    Column("window", 6, 7, lambda r, w: words.short_size(r.window_bytes)),
+    Column("flight", 6, 8, lambda r, w: words.short_size(r.in_flight_bytes)),
+    Column("wasted", 6, 9, lambda r, w: words.short_size(r.wasted_bytes)),
+    Column("late", 5, 14, lambda r, w: str(r.late_extents), wide=True),
+)
+
+
+def rank_columns(width: int) -> list[tuple[Column, int]]:
+    """The columns that fit and their widths; what is left over goes to the bar, and from a wide
+    screen a little to the patterns."""
+    chosen: list[Column] = []
+    for column in sorted(RANK_COLUMNS, key=lambda c: c.order):
+        needed = sum(c.width + 1 for c in [*chosen, column]) - 1
+        if needed <= width - (BAR_WIDE - BAR_MIN if column.wide else 0):
+            chosen.append(column)
+    spare = width - (sum(c.width + 1 for c in chosen) - 1)
+    widths = {c.title: c.width for c in chosen}
+    if "pattern" in widths and spare > 24:
+        widths["pattern"] += 9
+        spare -= 9
+    if "" in widths:
+        widths[""] += spare
+    return [(c, widths[c.title]) for c in RANK_COLUMNS if c in chosen]
+
+
+def title_line(columns: Sequence[tuple[Column, int]]) -> Text:
+    cells = []
+    for column, width in columns:
+        title = "position in the file" if column.title == "" else column.title
+        title = title if len(title) <= width else "position"
+        cells.append(title.rjust(width) if column.right else title.ljust(width))
+    return Text(" ".join(cells), "bold")
+
+
+def rank_line(rank: Rank, columns: Sequence[tuple[Column, int]], glyphs: Glyphs) -> Text:
+    """One rank as a line of a table."""
+    line = Text()
+    for column, width in columns:
+        if line:
+            line.append(" ")
+        if column.title == "":
+            line.append_text(draw.position_bar(rank, width, glyphs))
+            continue
+        text = column.text(rank, width)
+        style = draw.ALERT if column.alert(rank) else draw.FAINT if text == words.NA else ""
+        if _idle(rank) and column.title == "MB/s":
+            style = draw.FAINT
+        line.append(text.rjust(width) if column.right else text.ljust(width), style)
+    return line
+
+
+def folded_line(ranks: Sequence[Rank], not_listed: int, width: int, glyphs: Glyphs) -> Text:
+    """The ranks that have no line of their own: how many, and the worst of them."""
+    count = len(ranks) + not_listed
+    parts = [f"{glyphs.more} {count} more rank{'' if count == 1 else 's'}"]
+    slowest = min(ranks, key=lambda r: r.rate_bytes_per_second, default=None)
+    if slowest is not None:
+        rate = words.megabytes(slowest.rate_bytes_per_second)
+        parts.append(f"slowest {slowest.rank}: {rate} MB/s")
+    hits = [r for r in ranks if r.hit_share is not None]
+    if hits:
+        worst = min(hits, key=lambda r: r.hit_share or 0.0)
+        parts.append(f"worst hit {worst.rank}: {words.percent(worst.hit_share)}")
+    known = [r.share for r in ranks if r.share is not None]
+    if known:
+        parts.append(f"at {words.percent(min(known))} to {words.percent(max(known))}")
+    return Text(words.join_fitting(parts, width), draw.FAINT)
+
+
+def rank_lines(snapshot: Snapshot, width: int, rows: int, glyphs: Glyphs) -> list[Text]:
+    """The ranks in at most ``rows`` lines, the titles not counted; at least one line."""
+    if not snapshot.ranks:
+        return [Text(words.fit("no process of the job has mapped a file yet", width), draw.FAINT)]
+    columns = rank_columns(width)
+    ranks = snapshot.ranks
+    if len(ranks) <= rows and not snapshot.ranks_not_listed:
+        return [rank_line(rank, columns, glyphs) for rank in ranks]
+    shown = max(0, rows - 1)
+    lines = [rank_line(rank, columns, glyphs) for rank in ranks[:shown]]
+    return [*lines, folded_line(ranks[shown:], snapshot.ranks_not_listed, width, glyphs)]

@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Snapshot as a picture of width x height cells: pure, so that it is tested without a terminal.
+
+What does not fit is left out whole: columns by their rank, lines by theirs, ranks beyond the height
+are folded into one line that names the worst of them. No line is longer than the width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rich.console import Group
+from rich.text import Text
+
+from uffdprefetch.base.units import format_duration, format_rate, format_size
+from uffdprefetch.view import glyphs as draw
+from uffdprefetch.view import words
+from uffdprefetch.view.files import file_lines
+from uffdprefetch.view.glyphs import UNICODE, Glyphs
+from uffdprefetch.view.model import Pool, Snapshot
+from uffdprefetch.view.ranks import rank_columns, rank_lines
+from uffdprefetch.view.ranks import title_line as rank_titles
+
+WIDTH_MIN, HEIGHT_MIN = 40, 6
+LABEL = 9
+CHART_ROWS_MAX = 10
+CAPTION = 18
+
+
+# ---- title and node -----------------------------------------------------------------------------
+
+
+def title_line(snapshot: Snapshot, width: int, hint: str, glyphs: Glyphs) -> Text:
+    """Run, host and age; ``hint`` at the right edge where there is room."""
+    count = len(snapshot.ranks) + snapshot.ranks_not_listed
+    age = format_duration(round(snapshot.seconds))
+    name = snapshot.run
+    if len(name) > width - len(age) - 2:  # it may hold a pid, but there is no other way
+        name = name[: width - len(age) - 2 - len(glyphs.more)] + glyphs.more
+    parts = [age, f"{count} rank{'' if count == 1 else 's'}", hint]
+    right = words.join_fitting(parts, width - len(name) - 2, f" {glyphs.dot} ")
+    longer = f"{name} on {snapshot.host}"
+    name = longer if len(longer) <= width - len(right) - 2 else name
+    return Text().append(name.ljust(width - len(right)), "bold " + draw.READ).append(right)
+
+
+def how_line(snapshot: Snapshot, width: int) -> Text:
+    """Engine, policy, rung, what we cost."""
+    node = snapshot.node
+    rungs = {1: "userfaultfd (rung 1)", 2: "page tables (rung 2)"}
+    sensor = rungs.get(snapshot.rung or 0, "no sensor")
+    parts = [f"engine {snapshot.engine}, policy {snapshot.policy}, {sensor}"]
+    if node.service_cpu_share is not None:
+        parts.append(f"our CPU {node.service_cpu_share * 100:.1f} % of a core")
+    if node.wait_count and node.wait_p50_ns is not None and node.wait_p99_ns is not None:
+        p50, p99 = (format_duration(ns / 1e9) for ns in (node.wait_p50_ns, node.wait_p99_ns))
+        parts.append(f"checkpoint wait p50 {p50} p99 {p99} of {node.wait_count}")
+    return Text(words.join_fitting(parts, width, "; "), draw.FAINT)
+
+
+def _labelled(label: str, content: Text) -> Text:
+    return Text().append(label.ljust(LABEL), "bold").append_text(content)
+
+
+def storage_line(snapshot: Snapshot, width: int) -> Text:
+    """What storage gives, as far as it was measured."""
+    node = snapshot.node
+    parts = ["bandwidth n/a (nothing large was read yet)"]
+    if node.bandwidth_bytes_per_second is not None:
+        parts = [f"{format_rate(node.bandwidth_bytes_per_second)} measured"]
+    elif snapshot.pool and snapshot.pool.read_bytes_per_second is not None:
+        parts = [f"the pool reads {rate_text(snapshot.pool.read_bytes_per_second)}"]
+    if node.latency_seconds is not None:
+        parts.append(f"latency {format_duration(node.latency_seconds)}")
+    if node.readers_bytes_per_second is not None:
+        parts.append(f"readers {format_rate(node.readers_bytes_per_second)}")
+    if node.io_pressure is not None:
+        parts.append(f"I/O pressure {words.percent(node.io_pressure)}")
+    if node.max_rate_bytes_per_second:
+        parts.append(f"capped at {format_rate(node.max_rate_bytes_per_second)}")
+    return _labelled("storage", Text(words.join_fitting(parts, width - LABEL)))
+
+
+def pool_line(pool: Pool, width: int, glyphs: Glyphs) -> Text:
+    """How full the pool is, and what leaves it."""
+    bound = f" ({pool.limited_by})" if pool.limited_by else ""
+    room = width - LABEL
+    bar = 20 if room >= 90 else 12 if room >= 66 else 0
+    parts = [
+        f"{format_size(pool.resident_bytes)} of {format_size(pool.budget_bytes)}{bound}",
+        f"hit {words.percent(pool.hit_share)} of {pool.hit_faults}{' faults' if bar > 12 else ''}",
+    ]
+    if pool.evicted_bytes:
+        rate = pool.evicted_bytes_per_second
+        parts.append(f"evicting {words.NA if rate is None else rate_text(rate)}")
+        parts.append(f"read again {format_size(pool.reread_bytes)}")
+        parts.append(f"evicted {format_size(pool.evicted_bytes)} ({pool.evict})")
+    if pool.pinned_bytes:
+        parts.append(f"held {format_size(pool.pinned_bytes)}")
+    text = Text()
+    if bar:
+        share = pool.resident_bytes / max(1, pool.budget_bytes)
+        text = draw.gauge(share, bar, glyphs, draw.READERS).append("  ")
+    return _labelled("pool", text.append(words.join_fitting(parts, room - len(text))))
+
+
+def waits_line(pool: Pool, width: int) -> Text:
+    """Who waits for the pool, and for how long."""
+    parts = [f"{pool.waiters} now, {pool.waiters_peak} at most, {pool.missing_faults} so far"]
+    for name, p50, p99 in (
+        ("waited", pool.wait_p50_ns, pool.wait_p99_ns),
+        ("a chunk takes", pool.fill_p50_ns, pool.fill_p99_ns),
+    ):
+        if p50 is not None and p99 is not None:
+            middle, high = format_duration(p50 / 1e9), format_duration(p99 / 1e9)
+            parts.append(f"{name} p50 {middle} p99 {high}")
+    if pool.huge_pages:
+        parts.append("huge pages")
+    return _labelled("waiting", Text(words.join_fitting(parts, width - LABEL)))
+
+
+def ahead_line(snapshot: Snapshot, width: int, glyphs: Glyphs) -> Text:
+    """How much lies ahead of the readers, of what may."""
+    node = snapshot.node
+    ahead, allowed = format_size(node.ahead_bytes), format_size(node.allowed_bytes)
+    under_way, target = (
+        format_size(size) for size in (node.under_way_bytes, node.under_way_target_bytes)
+    )
+    parts = [
+        f"{ahead} of {allowed} ({node.allowed_by})",
+        f"under way {under_way}",
+        f"target {target}",
+    ]
+    room = width - LABEL
+    bar = 20 if room >= 90 else 12 if room >= 66 else 0
+    text = Text()
+    if bar:
+        share = node.ahead_bytes / max(1, node.allowed_bytes)
+        text = draw.gauge(share, bar, glyphs).append("  ")
+    return _labelled("ahead", text.append(words.join_fitting(parts, room - len(text))))
+
+
+def history_lines(
+    label: str,
+    values: Sequence[float],
+    width: int,
+    rows: int,
+    unit: Callable[[float], str],
+    glyphs: Glyphs,
+    style: str,
+) -> list[Text]:
+    """A curve of the last minutes with its latest and its highest value beside it."""
+    cells = max(1, width - LABEL - (CAPTION + 1 if width >= 60 else 0))
+    lines = draw.chart(draw.resample(values, cells), cells, rows, glyphs, style)
+    captions = [f"now {unit(values[-1]) if values else words.NA}"]
+    captions.append(f"peak {unit(max(values, default=0.0))}")
+    captions.append(f"in {format_duration(len(values))}")
+    for i, line in enumerate(lines):
+        caption = captions[i] if i < len(captions) and width >= 60 else ""
+        style = "" if i == 0 else draw.FAINT
+        lines[i] = _labelled(label if i == 0 else "", line).append(f" {caption}".rstrip(), style)
+    return lines
+
+
+def rate_text(value: float) -> str:
+    """A rate for a curve's caption."""
+    return format_rate(value) if value >= 500 else "0 B/s"
+
+
+# ---- the whole ----------------------------------------------------------------------------------
+
+
+def alert_lines(snapshot: Snapshot, width: int, rows: int, glyphs: Glyphs) -> list[Text]:
+    """The gravest first; what has no line is counted in the last one."""
+    found = words.alerts(snapshot)
+    lines = []
+    for i, alert in enumerate(found[:rows]):
+        rest = len(found) - rows
+        more = f" (and {rest} more)" if i == rows - 1 and rest > 0 else ""
+        text = words.fit(f"! {alert}", width - len(more), glyphs.more) + more
+        lines.append(Text(text, draw.ALERT))
+    return lines
+
+
+def picture(
+    snapshot: Snapshot, width: int, height: int, glyphs: Glyphs = UNICODE, hint: str = ""
+) -> list[Text]:
+    """The whole dashboard: at most ``height`` lines of at most ``width`` cells."""
+    if width < WIDTH_MIN or height < HEIGHT_MIN:
+        return [Text(words.fit(line, width)) for line in _tiny(snapshot)[:height]]
+    count = len(snapshot.ranks) + bool(snapshot.ranks_not_listed) or 1
+    # what may be left out, least missed first: the name, lines needed
+    optional = [
+        ("title", 1), ("storage", 1), ("prefetch", 1), ("files", 2), ("ahead", 1), ("how", 1),
+        ("misses", 1), ("readers", 1), ("gaps", 3), ("notes", 2),
+    ]  # fmt: skip
+    if snapshot.pool:
+        optional[1:1] = [("pool", 1)]
+        optional[6:6] = [("waits", 1)]
+    alerts = min(len(words.alerts(snapshot)), 1 if height < 20 else 3)
+    least = min(count, max(4, height // 3))
+    least = min(least, height - 1 - alerts)  # 1: the titles of the ranks
+    left = height - 1 - alerts - least
+    shown: set[str] = set()
+    for name, needed in optional:
+        if needed > left:
+            break
+        shown.add(name)
+        left -= needed
+    more_files = min(left, max(0, min(len(snapshot.files), 8) - 1)) if "files" in shown else 0
+    left -= more_files
+    rows = min(count, least + left)
+    left -= rows - least
+    chart_rows = min(CHART_ROWS_MAX, 1 + left // 3) if "readers" in shown else 1
+    left -= 3 * (chart_rows - 1)
+    between = [Text("")] if chart_rows > 3 and left >= 3 else []
+
+    lines: list[Text] = []
+    if "title" in shown:
+        lines.append(title_line(snapshot, width, hint, glyphs))
+    if "how" in shown:
+        lines.append(how_line(snapshot, width))
+    gap = [Text("")] if "gaps" in shown else []
+    lines += gap
+    lines.append(rank_titles(rank_columns(width)))
+    lines += rank_lines(snapshot, width, rows, glyphs)
+    lines += gap
+    if "storage" in shown:
+        lines.append(storage_line(snapshot, width))
+    if "ahead" in shown:
+        lines.append(ahead_line(snapshot, width, glyphs))
+    if snapshot.pool and "pool" in shown:
+        lines.append(pool_line(snapshot.pool, width, glyphs))
+    if snapshot.pool and "waits" in shown:
+        lines.append(waits_line(snapshot.pool, width))
+    for name, values, unit, style in (
+        ("prefetch", snapshot.prefetch_history, rate_text, draw.READ),
+        ("readers", snapshot.reader_history, rate_text, draw.READERS),
+        ("misses", snapshot.miss_history, lambda v: f"{v:.0f}/s", draw.MISSES),
+    ):
+        if name in shown:
+            lines += between
+            lines += history_lines(name, values, width, chart_rows, unit, glyphs, style)
+    if "files" in shown:
+        lines += gap
+        lines += file_lines(snapshot, width, 2 + more_files, glyphs)
+    lines += alert_lines(snapshot, width, alerts, glyphs) if alerts else []
+    if "notes" in shown:
+        lines += [
+            Text(words.fit(n, width, glyphs.more), draw.FAINT) for n in words.notes(snapshot)[:2]
+        ]
+    for line in lines:
+        line.no_wrap = True
+    return lines[:height]
+
+
+def _tiny(snapshot: Snapshot) -> list[str]:
+    return [
+        words.progress(snapshot) or "no position yet",
+        f"reading {words.reading(snapshot)}",
+        f"hit {words.percent(snapshot.hit_share)}",
+        *words.alerts(snapshot),
+        f"(needs {WIDTH_MIN}x{HEIGHT_MIN})",
+    ]
+
+
+def renderable(
+    snapshot: Snapshot, width: int, height: int, glyphs: Glyphs = UNICODE, hint: str = ""
+) -> Group:
+    """picture() as one thing for rich to print."""
+    return Group(*picture(snapshot, width, height, glyphs, hint))

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers and sentences that fit: never wrapped, and never cut within a word or a number."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+
+from uffdprefetch.base.units import format_duration
+from uffdprefetch.view.model import ADDED_BY_WATCHER, ENDED, LOST, SILENT, Pool, Snapshot
+
+NA = "n/a"
+
+
+def short_size(size_bytes: float | None) -> str:
+    """'0', '512K', '2.3M', '1.25G': powers of 1024, at most five characters up to 999 P; 'n/a'."""
+    if size_bytes is None:
+        return NA
+    value, unit = float(size_bytes), ""
+    for prefix in "KMGTP":
+        if value < 999.5:
+            break
+        value, unit = value / 1024, prefix
+    digits = 0 if not unit or value >= 99.95 else 2 if unit in "GTP" and value < 9.995 else 1
+    text = f"{value:.{digits}f}"
+    return (text.rstrip("0").rstrip(".") if "." in text else text) + unit
+
+
+def megabytes(bytes_per_second: float) -> str:
+    """'284', '71.3', '0.52', '12345': MB/s (powers of 1000), at most five characters."""
+    value = bytes_per_second / 1e6
+    if value < 0.005:
+        return "0"
+    digits = 0 if value >= 99.95 else 1 if value >= 9.995 else 2
+    text = f"{value:.{digits}f}"
+    return text if len(text) <= 5 else f"{value / 1e3:.0f}k"
+
+
+def percent(share: float | None) -> str:
+    """'100%', '99.8%', '3%'; never '100%' for less than all, nor '0%' for more than nothing."""
+    if share is None or math.isnan(share):
+        return NA
+    if 0.99 <= share < 1:
+        return f"{min(99.9, share * 100):.1f}%"
+    if 0 < share < 0.01:
+        return f"{max(0.1, share * 100):.1f}%"
+    return f"{share * 100:.0f}%"
+
+
+def fit(text: str, width: int, more: str = "…") -> str:
+    """``text``, or its beginning up to a whole word and ``more``; '' when no word fits."""
+    if len(text) <= width:
+        return text
+    cut = text[: max(0, width - len(more)) + 1]
+    head = cut[: cut.rfind(" ")].rstrip(" ,;:(") if " " in cut else ""
+    return head + more if head and len(head) + len(more) <= width else ""
+
+
+def join_fitting(parts: Sequence[str], width: int, separator: str = "  ") -> str:
+    """As many of the parts, first things first, as fit whole."""
+    line = ""
+    for part in parts:
+        longer = f"{line}{separator}{part}" if line else part
+        if part and len(longer) <= width:
+            line = longer
+    return line
+
+
+def short_path(path: str, width: int, more: str = "…") -> str:
+    """The last part of a path with as much before it as fits; a name that is too long loses its
+    beginning: endings tell files apart."""
+    if len(path) <= width:
+        return path
+    name = os.path.basename(path)
+    longer = f"{os.path.basename(os.path.dirname(path))}/{name}"
+    if len(longer) <= width:
+        return longer
+    return name if len(name) <= width else more + name[len(name) - width + len(more) :]
+
+
+def pattern(name: str, stride_bytes: int | None, width: int) -> str:
+    """The pattern's words, the stride beside them where there is room; the direction is left to the
+    bar's marker where there is none."""
+    if stride_bytes:
+        full = f"{name} {short_size(abs(stride_bytes))}"
+        if len(full) <= width:
+            return full
+    return name if len(name) <= width else name.split()[0][:width]
+
+
+def reading(snapshot: Snapshot) -> str:
+    """What all ranks read in the last second, as a rate."""
+    rate = snapshot.node.readers_bytes_per_second
+    return NA if rate is None else f"{megabytes(rate)} MB/s"
+
+
+def progress(snapshot: Snapshot) -> str:
+    """'34 %', '12 to 40 %' of the ranks' files, or '' when no position is known."""
+    share = snapshot.share
+    if share is None:
+        return ""
+    low, high = (round(s * 100) for s in share)
+    return f"{high} %" if low == high else f"{low} to {high} %"
+
+
+def state(snapshot: Snapshot) -> str:
+    """What is to be said of a service that does not answer as usual; '' while all is well."""
+    if snapshot.state == ENDED:
+        return "the job has ended"
+    if snapshot.state == LOST:
+        return "the service died; the job goes on without prefetching"
+    if snapshot.state == SILENT:
+        return f"the service has not answered for {format_duration(snapshot.silent_seconds)}"
+    return ""
+
+
+def pool(pool: Pool) -> str:
+    """'pool 1.2G of 4G': how full it is."""
+    return f"pool {short_size(pool.resident_bytes)} of {short_size(pool.budget_bytes)}"
+
+
+def alerts(snapshot: Snapshot) -> list[str]:
+    """What works less well than it could, gravest first."""
+    found = [state(snapshot)] if state(snapshot) else []
+    found += [f"{os.path.basename(f.path)}: {f.changed}" for f in snapshot.files if f.changed]
+    found += snapshot.degradations
+    if snapshot.not_managed:
+        count = len(snapshot.not_managed)
+        more = f" and {count - 1} more" if count > 1 else ""
+        found.append(f"not managed: {snapshot.not_managed[0]}{more}")
+    return list(dict.fromkeys(found))
+
+
+def notes(snapshot: Snapshot) -> list[str]:
+    """Why columns say n/a, and what the shares are made of."""
+    found = []
+    missing = [r for r in snapshot.ranks if r.stall_share is None and r.stall_why]
+    if missing and missing[0].stall_why != ADDED_BY_WATCHER:  # else: not looked at yet
+        found.append(f"stall n/a: {missing[0].stall_why}")
+    if snapshot.pool:
+        found.append("hit: 1 - misses / 64 KiB blocks, 10 s; of the pool: of faults, not of pages")
+    else:
+        found.append("hit: 1 - misses (exact: majflt) / 64 KiB blocks (sampled: page tables), 10 s")
+    return found
+
+
+def one_line(snapshot: Snapshot) -> str:
+    """The whole run in one line of text, for a pipe or a log."""
+    node = snapshot.node
+    count = len(snapshot.ranks) + snapshot.ranks_not_listed
+    parts = [f"{count} rank{'' if count == 1 else 's'}"]
+    if progress(snapshot):
+        parts.append(f"at {progress(snapshot)}")
+    parts.append(f"reading {reading(snapshot)}")
+    bandwidth = node.bandwidth_bytes_per_second
+    parts.append(f"storage {NA if bandwidth is None else megabytes(bandwidth) + ' MB/s'}")
+    parts.append(f"hit {percent(snapshot.hit_share)}")
+    parts.append(f"stall {percent(snapshot.stall_share)}")
+    parts.append(f"ahead {short_size(node.ahead_bytes)} of {short_size(node.allowed_bytes)}")
+    parts.append(f"under way {short_size(node.under_way_bytes)}")
+    parts.append(f"wasted {short_size(snapshot.wasted_bytes)}")
+    resident = [f.resident_bytes for f in snapshot.files if f.resident_bytes is not None]
+    size = sum(f.size_bytes for f in snapshot.files if f.resident_bytes is not None)
+    parts.append(f"cached {percent(sum(resident) / size) if size else NA}")
+    if snapshot.pool:
+        parts[-1] = pool(snapshot.pool)
+    first = alerts(snapshot)[:1]
+    line = f"{snapshot.run} {format_duration(snapshot.seconds)}: {', '.join(parts)}"
+    return line + (f"; {first[0]}" if first else "")

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far ahead of a reader to be, and its checkpoints: armed again behind it.
+
+predict/checkpoints.py says where they are.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from uffdprefetch.base.config import Config
+from uffdprefetch.native import uffd
+from uffdprefetch.predict import checkpoints, window
+from uffdprefetch.predict.streams import Stream
+from uffdprefetch.protocol import wire
+from uffdprefetch.state.client import Client, Region
+from uffdprefetch.state.ledger import Ledger
+from uffdprefetch.warm.scheduler import Scheduler, now_ns
+
+if TYPE_CHECKING:
+    from uffdprefetch.pool.node_pool import NodePool
+
+#: A checkpoint that has been touched is armed again after this, if no reader is near: the threads
+#: of a reader, and its next few records, would touch it again at once.
+REARM_NS = 1_000_000_000
+
+
+class Layout:
+    """Windows and checkpoints of the regions of one service."""
+
+    def __init__(self, config: Config, scheduler: Scheduler, ledger: Ledger) -> None:
+        self._config = config
+        self._scheduler = scheduler
+        self._ledger = ledger
+        self.allowed_bytes = config.budget_bytes
+        self.pool: NodePool | None = None
+
+    def lookahead(self, stream: Stream, region: Region | None = None) -> int:
+        """Bytes ahead of a stream that its policy wants now."""
+        streams = max(1, self._ledger.active_streams)
+        share = self.allowed_bytes // streams
+        if self.pool and region and region.verdict == wire.Verdict.POOL:
+            share = self.pool.window_bytes()
+        if self._config.policy == "fixed":
+            return min(self._config.size_bytes, max(share, window.MIB))
+        return window.lookahead_bytes(stream, self._scheduler.meter.storage, share)
+
+    def distance(self, stream: Stream) -> int:
+        """How finely a stream's progress is followed, bytes."""
+        chosen = self._config.distance_bytes
+        return checkpoints.distance_bytes(
+            stream.rate_bytes_per_second, self.lookahead(stream), chosen
+        )
+
+    def refresh(self, client: Client, region: Region) -> None:
+        """Arm again what its readers have left behind."""
+        if region.verdict == wire.Verdict.POOL:
+            self._rearm_pool(client, region)
+        elif region.fired:
+            self._rearm(client, region)
+
+    def _rearm(self, client: Client, region: Region) -> None:
+        now = now_ns()
+        kept = [self._reach(s) for s in region.table.active()]
+        pages = []
+        for page, at in region.fired.items():
+            offset = page * uffd.PAGE_BYTES
+            if now - at > REARM_NS and not any(low <= offset <= high for low, high in kept):
+                pages.append(page)
+        if pages:
+            client.command(wire.Type.REARM, region.id, sorted(pages))
+            self._ledger.rearmed += len(pages)
+        for page in pages:
+            del region.fired[page]
+
+    def _rearm_pool(self, client: Client, region: Region) -> None:
+        """In the pool, one page of each 4 MiB that was read leaves the page table: what stays in
+        the pool over the epochs would give no sign of its reader otherwise."""
+        now = now_ns()
+        if now < region.rearm_at_ns:
+            return
+        region.rearm_at_ns = now + REARM_NS // 10
+        kept = [self._reach(s) for s in region.table.active()]
+        pages = []
+        for cell, at in list(region.fired.items()):
+            page = region.armed[cell]
+            offset = page * uffd.PAGE_BYTES
+            if now - at > REARM_NS and not any(low <= offset <= high for low, high in kept):
+                pages.append(page)
+                del region.fired[cell], region.armed[cell]
+        if pages:
+            client.command(wire.Type.REARM, region.id, sorted(pages))
+            self._ledger.rearmed += len(pages)
+
+    def _reach(self, stream: Stream) -> tuple[int, int]:
+        """Around a reader: what it may touch again right now."""
+        distance = self.distance(stream)
+        at = stream.position_bytes
+        return at - distance, at + distance
