@@ -36,7 +36,7 @@ from conftest import (
 )
 
 from uffdprefetch.base.rundir import runtime_directory, socket_path
-from uffdprefetch.launch import launcher
+from uffdprefetch.native.preload import preload_object
 
 TESTS = Path(__file__).parent
 #: A test that runs once for each engine (harness_fixtures.py).
@@ -337,7 +337,7 @@ def settle(sample: Callable[[], int], what: str) -> int:
 def hammered(tmp_path: Path) -> dict[str, str]:
     """The environment of a job whose agent talks to the hammer."""
     return {
-        **clean_environment(), "LD_PRELOAD": launcher.preload_object(),
+        **clean_environment(), "LD_PRELOAD": preload_object(),
         "UFFDPREFETCH_SOCKET": str(tmp_path / "s"), "UFFDPREFETCH_MIN_SIZE": "16384",
         "UFFDPREFETCH_LISTEN": "16384", "UFFDPREFETCH_TEST_PATIENCE": "1000",
     }  # fmt: skip

@@ -22,8 +22,8 @@ from suite import own_name
 from uffdprefetch import doctor
 from uffdprefetch.base.config import Config
 from uffdprefetch.doctor import machine, storage
-from uffdprefetch.doctor import syscalls as sc
 from uffdprefetch.doctor.check import CANNOT, LIMIT, NOTE, OK, SKIPPED, Check, run_isolated
+from uffdprefetch.native import syscalls as sc
 
 
 def run(env: dict[str, str], *words: str, prefix: tuple[str, ...] = ()) -> tuple[int, str, str]:

@@ -23,8 +23,8 @@ from suite import own_name
 from uffdprefetch import doctor
 from uffdprefetch.base.config import Config
 from uffdprefetch.doctor import faults, pool
-from uffdprefetch.doctor import syscalls as sc
 from uffdprefetch.doctor.check import LIMIT, NOTE, OK, Check, run_isolated
+from uffdprefetch.native import syscalls as sc
 from uffdprefetch.warm import limits
 
 POOL = Config(engine="pool")

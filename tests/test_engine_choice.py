@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 from conftest import HANG_SECONDS, require, uffdprefetch
 
-from uffdprefetch.base.config import POOL_LEAST_BYTES, Config
+from uffdprefetch.base.config import POOL_LEAST_BYTES, Config, fall_back, why_fallen_back
 from uffdprefetch.doctor import faults, pool
-from uffdprefetch.launch import engine_choice
 from uffdprefetch.launch.engine_choice import choose
 
 POOL = Config(engine="pool")
@@ -40,7 +39,7 @@ def test_the_pool_is_used_where_it_works() -> None:
 def test_a_budget_below_the_least_falls_back_and_the_least_does_not() -> None:
     found = choose(Config(engine="pool", budget_bytes=POOL_LEAST_BYTES - 1), {})
     assert (found.engine, found.engine_asked) == ("cache", "pool")
-    assert engine_choice.told(found).endswith("below the least, 1 MiB; using the cache engine")
+    assert why_fallen_back(found).endswith("below the least, 1 MiB; using the cache engine")
     require(works(), "no userfaultfd with kernel faults for this user")
     assert choose(Config(engine="pool", budget_bytes=POOL_LEAST_BYTES), {}).engine == "pool"
 
@@ -50,14 +49,14 @@ def test_why_and_what_would_lift_it_are_told(monkeypatch: pytest.MonkeyPatch) ->
         raise OSError(errno.EPERM, "Operation not permitted")
 
     monkeypatch.setattr(faults, "open_uffd", refuse)
-    line = engine_choice.told(choose(POOL, {}))
+    line = why_fallen_back(choose(POOL, {}))
     assert line.startswith("engine pool: no userfaultfd with kernel faults: EPERM")
     assert "sudo chmod 0666 /dev/userfaultfd" in line and "\n" not in line
 
 
 def test_a_service_that_fell_back_is_the_one_that_was_asked_for() -> None:
     """Else every other rank would say that it was started with other options."""
-    assert engine_choice.fall_back(POOL, "x").fingerprint() == POOL.fingerprint()
+    assert fall_back(POOL, "x").fingerprint() == POOL.fingerprint()
     assert POOL.fingerprint() != Config().fingerprint()
 
 

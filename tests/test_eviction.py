@@ -5,15 +5,20 @@ rules written out plainly, and on the ways in which training jobs read."""
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable, Sequence
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
-from belady import REACH, STRAYS, Belady
-from pool_replay import Accesses, belady_hits, interleave, replay, scan
 
 from uffdprefetch.pool.eviction import LRU, POLICIES, Cyclic, Policy, Reader, Residents
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
+
+from belady import REACH, STRAYS, Belady
+from pool_replay import Accesses, belady_hits, interleave, replay, scan
 
 BLOCKS, CAPACITY, EPOCHS = 400, 200, 4
 SEEDS = range(20)

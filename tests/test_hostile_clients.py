@@ -678,7 +678,7 @@ def serve_nonsense(listener: socket.socket, memfd: int, seed: int) -> int:
 def test_an_agent_survives_a_service_that_talks_nonsense(
     env: dict[str, str], tmp_path: Path, records: Records, seed: int
 ) -> None:
-    from uffdprefetch.launch.launcher import preload_object
+    from uffdprefetch.native.preload import preload_object
 
     path = str(tmp_path / "s")
     with jobs(env, tmp_path) as start, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as s:

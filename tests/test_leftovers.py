@@ -17,8 +17,9 @@ import pytest
 from conftest import HANG_SECONDS, process_gone, uffdprefetch, wait_until
 from harness import Start, python, service_pid
 
-from uffdprefetch.base import cgroup, leftovers
+from uffdprefetch.base import cgroup
 from uffdprefetch.base.rundir import is_of_node, socket_path
+from uffdprefetch.protocol import leftovers
 
 pytest_plugins = ("harness_fixtures",)
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+from uffdprefetch.base.procfs import CHECKPOINT_NAME, Mapping, read_only_files
 from uffdprefetch.service import observe
-from uffdprefetch.service.observe import CHECKPOINT_NAME, Mapping, Observer, read_only_files
+from uffdprefetch.service.observe import Observer
 
 MIB = 1 << 20
 

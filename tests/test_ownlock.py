@@ -25,7 +25,7 @@ from nobody import Nobody
 from uffdprefetch import ownlock
 from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.base.rundir import runtime_directory, socket_path
-from uffdprefetch.launch import launcher
+from uffdprefetch.native.preload import preload_object
 from uffdprefetch.ownlock import OwnLocks
 
 pytest_plugins = ("harness_fixtures",)
@@ -292,7 +292,7 @@ def order(compiled: Callable[..., str], tmp_path: Path) -> Callable[..., dict[st
     (folder / "cdata.mdb").hardlink_to(folder / "data.mdb")  # but clock.mdb is no lock file
 
     def run(directory: Path | str, *before: str) -> dict[str, str]:
-        variables = {"LD_PRELOAD": launcher.preload_object(), ownlock.VARIABLE: str(directory)}
+        variables = {"LD_PRELOAD": preload_object(), ownlock.VARIABLE: str(directory)}
         words = ["env", "RANK=7", *(f"{k}={v}" for k, v in variables.items())]
         done = subprocess.run(
             [*before, *words, compiled("lock_order"), str(folder)],

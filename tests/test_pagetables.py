@@ -13,6 +13,7 @@ import pytest
 from components import on_memory
 from conftest import require, wait_until
 
+from uffdprefetch.base.clock import now_ns
 from uffdprefetch.base.config import Config
 from uffdprefetch.native import uffd
 from uffdprefetch.predict.streams import MIB
@@ -24,7 +25,7 @@ from uffdprefetch.state.files import BLOCK_BYTES, FileState
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.opening import Opener
 from uffdprefetch.warm.limits import TokenBucket
-from uffdprefetch.warm.scheduler import Scheduler, now_ns
+from uffdprefetch.warm.scheduler import Scheduler
 
 #: A skipping rank's records and the way from one to the next.
 STRIDE_BYTES = 4 * BLOCK_BYTES

@@ -6,10 +6,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from uffdprefetch.base.clock import now_ns
 from uffdprefetch.pool import bridge as pool_bridge
 from uffdprefetch.pool.bridge import SILENT_READER_NS, WALKERS_MAX
 from uffdprefetch.predict.streams import Stream, StreamTable
-from uffdprefetch.warm.scheduler import now_ns
 
 MIB = 1 << 20
 

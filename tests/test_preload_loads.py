@@ -15,7 +15,7 @@ from components import Runner
 from conftest import require
 from harness import TESTS, Records, programs
 
-from uffdprefetch.launch.launcher import preload_object
+from uffdprefetch.native.preload import preload_object
 
 pytest_plugins = ("harness_fixtures",)
 

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from uffdprefetch.base import clock
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.native import uffd
 from uffdprefetch.orders import announcement, indexer_client
@@ -88,7 +89,7 @@ def number(client_: client.Client) -> int:
 
 def install(world: World, put: Put) -> None:
     """Let the core have this world; ``put`` is setattr, or a test's that is undone."""
-    real_now = scheduler.now_ns
+    real_now = clock.now_ns
     for name in MODULES:
         module = importlib.import_module(f"uffdprefetch.{name}")
         if getattr(module, "now_ns", None) is real_now:

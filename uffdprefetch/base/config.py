@@ -476,3 +476,15 @@ def describe(config: Config) -> list[tuple[str, str, str]]:
         (option.key, option.format(getattr(config, option.field)), config.origins[option.field])
         for option in OPTIONS
     ]
+
+
+def fall_back(config: Config, why: str) -> Config:
+    """The same run with the engine that needs least, and what it was to be."""
+    return dataclasses.replace(
+        config, engine="cache", engine_asked=config.engine, engine_reason=why
+    )
+
+
+def why_fallen_back(config: Config) -> str:
+    """Of a run that fell back: one line."""
+    return f"engine {config.engine_asked}: {config.engine_reason}; using the cache engine"

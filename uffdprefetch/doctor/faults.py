@@ -12,8 +12,8 @@ import struct
 import threading
 from pathlib import Path
 
-from uffdprefetch.doctor import syscalls as sc
 from uffdprefetch.doctor.check import CANNOT, LIMIT, NOTE, OK, Check, why
+from uffdprefetch.native import syscalls as sc
 
 DEVICE = "/dev/userfaultfd"
 SYSCTL = "/proc/sys/vm/unprivileged_userfaultfd"

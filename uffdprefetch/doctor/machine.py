@@ -16,8 +16,8 @@ from pathlib import Path
 from uffdprefetch.base.config import Config
 from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.base.units import format_size
-from uffdprefetch.doctor import syscalls as sc
 from uffdprefetch.doctor.check import CANNOT, LIMIT, NOTE, OK, Check, why
+from uffdprefetch.native import syscalls as sc
 from uffdprefetch.trace.record import bpf_compiler
 
 _CAPABILITIES = {19: "SYS_PTRACE", 21: "SYS_ADMIN", 28: "LEASE", 38: "PERFMON", 39: "BPF"}
@@ -144,7 +144,7 @@ def helper() -> Check:
 
 def preload() -> Check:
     """The LD_PRELOAD object, loaded into a child that then looks at its own mappings."""
-    from uffdprefetch.launch.launcher import PRELOAD_MODULE, preload_object
+    from uffdprefetch.native.preload import PRELOAD_MODULE, preload_object
 
     name = "preload object"
     try:

@@ -23,8 +23,8 @@ from pathlib import Path
 from uffdprefetch.base.config import POOL_LEAST_BYTES, Config
 from uffdprefetch.base.units import format_size
 from uffdprefetch.doctor import faults
-from uffdprefetch.doctor import syscalls as sc
 from uffdprefetch.doctor.check import LIMIT, NOTE, OK, Check, why
+from uffdprefetch.native import syscalls as sc
 from uffdprefetch.warm import limits
 
 NAME = "pool"

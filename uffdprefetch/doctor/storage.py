@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from uffdprefetch.base.units import format_duration, format_size
-from uffdprefetch.doctor import syscalls as sc
 from uffdprefetch.doctor.check import CANNOT, LIMIT, NOTE, OK, SKIPPED, Check, why
+from uffdprefetch.native import syscalls as sc
 from uffdprefetch.state import file_systems
 from uffdprefetch.state.file_systems import LUSTRE, PREAD, PROBE
 

@@ -3,27 +3,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 
-from uffdprefetch.base.config import POOL_LEAST_BYTES, Config
+from uffdprefetch.base.config import POOL_LEAST_BYTES, Config, fall_back
 from uffdprefetch.base.units import format_size, parse_size
 
 #: The probe takes some milliseconds; a machine that is this slow has no use for the pool.
 PROBE_SECONDS = 5.0
 TEST_LEAST_VARIABLE = "UFFDPREFETCH_TEST_POOL_LEAST"
-
-
-def fall_back(config: Config, why: str) -> Config:
-    """The same run with the engine that needs least, and what it was to be."""
-    return dataclasses.replace(
-        config, engine="cache", engine_asked=config.engine, engine_reason=why
-    )
-
-
-def told(config: Config) -> str:
-    """Of a run that fell back: one line."""
-    return f"engine {config.engine_asked}: {config.engine_reason}; using the cache engine"
 
 
 def choose(config: Config, environ: Mapping[str, str]) -> Config:

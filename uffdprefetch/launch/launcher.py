@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import importlib.util
 import os
 import subprocess
 import sys
@@ -18,17 +17,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from uffdprefetch.base import leftovers, spawn
-from uffdprefetch.base.config import Config
+from uffdprefetch.base import spawn
+from uffdprefetch.base.config import Config, why_fallen_back
 from uffdprefetch.base.errors import EXIT_OURS, EXIT_USAGE, UffdPrefetchError
 from uffdprefetch.base.identity import identify, job_key
 from uffdprefetch.base.messages import say
 from uffdprefetch.base.rundir import runtime_directory, socket_path
 from uffdprefetch.launch import engine_choice
+from uffdprefetch.native.preload import preload_object
 from uffdprefetch.ownlock import SUFFIX as LOCKS_SUFFIX
 from uffdprefetch.ownlock import VARIABLE as LOCKS_VARIABLE
 from uffdprefetch.ownlock import OwnLocks
 from uffdprefetch.predict.checkpoints import spacing_bytes
+from uffdprefetch.protocol import leftovers
 from uffdprefetch.protocol.node import NodeClient, NotOurService, ServiceGone
 from uffdprefetch.report import output
 
@@ -46,25 +47,8 @@ ASAN_NO_ORDER_CHECK = "verify_asan_link_order=0"
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 #: Where Python finds a sitecustomize.py that waits for PyTorch (docs/pytorch.md).
 SITE = os.path.join(PACKAGE, "job", "site")
-PRELOAD_MODULE = "uffdprefetch._preload"
 #: Instead of it, an LD_PRELOAD list: a sanitizer's run-time and a build with it (`make asan`).
 TEST_PRELOAD_VARIABLE = "UFFDPREFETCH_TEST_PRELOAD"
-
-
-def preload_object() -> str:
-    """The path of the LD_PRELOAD object, found without importing it.
-
-    Raises UffdPrefetchError when it was not built.
-    """
-    try:
-        spec = importlib.util.find_spec(PRELOAD_MODULE)
-    except (ImportError, ValueError):
-        spec = None
-    if spec is None or not spec.origin or not os.path.exists(spec.origin):
-        raise UffdPrefetchError(
-            f"the preload object ({PRELOAD_MODULE}) was not built; run `make setup`", EXIT_OURS
-        )
-    return os.path.abspath(spec.origin)
 
 
 def preloadable(path: str, directory: str) -> str:
@@ -313,7 +297,7 @@ def _record(
         except FileExistsError:
             _wait_for_recorder(mark)
             return None
-        fcntl.flock(mark_fd, fcntl.LOCK_SH)  # ours until we end (base/leftovers.py)
+        fcntl.flock(mark_fd, fcntl.LOCK_SH)  # ours until we end (protocol/leftovers.py)
     spec = Spec(
         output_path(name), config.force, list(config.include), MIN_SIZE_BYTES, MAX_EVENTS,
         list(argv), launcher=os.getpid(), quiet=config.quiet,
@@ -379,7 +363,7 @@ def run(
             environment[LOCKS_VARIABLE] = locks.directory
         client, service = find_or_start(environ, config, meeting)
         if config.engine_asked and service is not None:  # of many ranks the one that started it
-            say(engine_choice.told(config))
+            say(why_fallen_back(config))
         if client.options not in (0, config.fingerprint()) and not config.quiet:
             say("the job's service on this node was started with other options: those hold")
         environment = job_environment(environment, config, meeting, preload)

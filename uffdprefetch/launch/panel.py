@@ -22,9 +22,9 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from uffdprefetch.base import leftovers
 from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.base.messages import PREFIX
+from uffdprefetch.protocol import leftovers
 
 if TYPE_CHECKING:
     from uffdprefetch.view.fetch import Fetcher

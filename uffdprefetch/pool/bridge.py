@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from uffdprefetch.base.clock import now_ns
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.native import uffd
 from uffdprefetch.predict.checkpoints import DISTANCE_MIN_BYTES
@@ -14,7 +15,6 @@ from uffdprefetch.protocol import wire
 from uffdprefetch.state.client import Client, Region
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.publisher import POOL_BACKWARD, POOL_MISS, POOL_TOUCH, PUNCH, TOUCH
-from uffdprefetch.warm.scheduler import now_ns
 
 if TYPE_CHECKING:
     from uffdprefetch.pool.node_pool import (

@@ -13,6 +13,7 @@ import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from uffdprefetch.base.clock import now_ns
 from uffdprefetch.base.config import Config
 from uffdprefetch.base.units import format_size
 from uffdprefetch.native import pool as uffd_pool
@@ -34,7 +35,7 @@ from uffdprefetch.state.files import BLOCK_BYTES, FileState, Key
 from uffdprefetch.state.ledger import Ledger, describe_stream
 from uffdprefetch.warm import limits
 from uffdprefetch.warm.placement import Layout
-from uffdprefetch.warm.scheduler import EXTENT_BYTES, LAST, PATIENT, Scheduler, now_ns
+from uffdprefetch.warm.scheduler import EXTENT_BYTES, LAST, PATIENT, Scheduler
 
 if TYPE_CHECKING:
     from uffdprefetch.pool.node_pool import PoolFile

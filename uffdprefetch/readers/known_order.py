@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
+from uffdprefetch.base.clock import now_ns
 from uffdprefetch.predict.order.epochs import Epochs, Source
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.predict.window import Storage
@@ -18,7 +19,7 @@ from uffdprefetch.protocol.wire import Verdict
 from uffdprefetch.state.client import Client, Region
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.ledger import Ledger
-from uffdprefetch.warm.scheduler import Scheduler, now_ns
+from uffdprefetch.warm.scheduler import Scheduler
 
 if TYPE_CHECKING:  # it brings numpy, which a service without a plan spares
     from uffdprefetch.predict.order.cursor import Walk

@@ -15,13 +15,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from uffdprefetch.base.clock import now_ns
 from uffdprefetch.job.channel import ENDED
 from uffdprefetch.orders.indexer_client import Answer, Resolver
 from uffdprefetch.readers.known_order import PlannedReader, Plans
 from uffdprefetch.state.client import Client, Region
 from uffdprefetch.state.files import FileState, Key
 from uffdprefetch.state.ledger import Ledger
-from uffdprefetch.warm.scheduler import now_ns
 
 if TYPE_CHECKING:
     from uffdprefetch.orders.announcement import Announced

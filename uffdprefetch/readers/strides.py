@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from uffdprefetch.base.clock import now_ns
 from uffdprefetch.native.uffd import RUNS_AT_ONCE
 from uffdprefetch.orders.indices import IndexSource
 from uffdprefetch.predict.streams import BACK_BYTES, DENSITY, PIECE_BYTES, PIECES, Stream
@@ -25,7 +26,7 @@ from uffdprefetch.sense import pagetables
 from uffdprefetch.state.client import Client, Region
 from uffdprefetch.state.files import BLOCK_BYTES, FileState, Key
 from uffdprefetch.state.ledger import Ledger
-from uffdprefetch.warm.scheduler import Scheduler, now_ns
+from uffdprefetch.warm.scheduler import Scheduler
 
 if TYPE_CHECKING:  # they bring numpy, which a service where nobody skips spares
     from uffdprefetch.formats.index import RecordIndex

@@ -7,6 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from uffdprefetch.base.clock import now_ns
 from uffdprefetch.predict.streams import PIECE_BYTES, REACH_BYTES, Stream
 from uffdprefetch.protocol import wire
 from uffdprefetch.sense import pagetables
@@ -14,7 +15,6 @@ from uffdprefetch.state.client import Client, Region
 from uffdprefetch.state.files import BLOCK_BYTES
 from uffdprefetch.state.publisher import SEEN, Tap
 from uffdprefetch.warm.placement import Layout
-from uffdprefetch.warm.scheduler import now_ns
 
 MS = 1_000_000
 #: Looking for streams in page tables: at first often, then rarely.

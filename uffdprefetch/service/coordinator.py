@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from uffdprefetch.base.clock import now_ns
 from uffdprefetch.base.config import Config
 from uffdprefetch.base.ranges import IntervalSet
 from uffdprefetch.native import uffd
@@ -32,7 +33,7 @@ from uffdprefetch.state.opening import Opened, Opener
 from uffdprefetch.state.processes import Watched
 from uffdprefetch.state.publisher import MAJORS, TOUCH, WINDOW, Tap
 from uffdprefetch.warm.placement import Layout
-from uffdprefetch.warm.scheduler import Scheduler, now_ns
+from uffdprefetch.warm.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from uffdprefetch.pool.node_pool import NodePool

@@ -18,10 +18,11 @@ import os
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from uffdprefetch.native import compare as uffd_compare
 from uffdprefetch.native import uffd
+from uffdprefetch.state.file_times import Times
 
 if TYPE_CHECKING:
     from uffdprefetch.pool.node_pool import PoolFile
@@ -49,20 +50,6 @@ SAMPLE_AFTER_NS = 5000 * MS
 #: mapping that we know are copied anew before they do, and compared in turn until then.
 PAGES_MAX = 8192
 LOOSE_AT_ONCE = 1024
-
-
-class Times(NamedTuple):
-    """What fstat(2) says of a file's content; bytes and ns."""
-
-    size_bytes: int
-    mtime_ns: int
-    ctime_ns: int
-
-    @classmethod
-    def of(cls, fd: int) -> Times:
-        """Of an open file. Raises OSError."""
-        st = os.fstat(fd)
-        return cls(st.st_size, st.st_mtime_ns, st.st_ctime_ns)
 
 
 def what_moved(before: Times, now: Times) -> str | None:

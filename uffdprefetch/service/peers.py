@@ -18,6 +18,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
+from uffdprefetch.base.clock import now_ns
 from uffdprefetch.native import uffd
 from uffdprefetch.protocol import wire
 from uffdprefetch.readers.order_sources import Announcements
@@ -25,7 +26,6 @@ from uffdprefetch.service.coordinator import MS, CacheEngine
 from uffdprefetch.service.watchers import Watchers
 from uffdprefetch.state.client import Client, Launcher
 from uffdprefetch.state.ledger import Ledger
-from uffdprefetch.warm.scheduler import now_ns
 
 log = logging.getLogger("uffdprefetch.serve")
 

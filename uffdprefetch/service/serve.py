@@ -17,14 +17,15 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any
 
-from uffdprefetch.base import leftovers, spawn
-from uffdprefetch.base.config import Config
+from uffdprefetch.base import spawn
+from uffdprefetch.base.clock import now_ns
+from uffdprefetch.base.config import Config, fall_back, why_fallen_back
 from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.base.rundir import is_of_node
-from uffdprefetch.launch import engine_choice
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.native import uffd
 from uffdprefetch.predict.checkpoints import DISTANCE_MIN_BYTES
+from uffdprefetch.protocol import leftovers
 from uffdprefetch.service.coordinator import MS, CacheEngine
 from uffdprefetch.service.freshness import Freshness
 from uffdprefetch.service.known_orders import Planning
@@ -38,7 +39,7 @@ from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.opening import Opener
 from uffdprefetch.state.publisher import WARM, Tap
 from uffdprefetch.warm.limits import TokenBucket, allowed_bytes
-from uffdprefetch.warm.scheduler import EXTENT_BYTES, Extent, Scheduler, now_ns
+from uffdprefetch.warm.scheduler import EXTENT_BYTES, Extent, Scheduler
 
 if TYPE_CHECKING:
     from uffdprefetch.pool.node_pool import NodePool
@@ -154,10 +155,10 @@ class Service:
 
                 pool = NodePool(config, self._wake_fd, self._ledger)
             except (OSError, ImportError) as error:
-                config = engine_choice.fall_back(config, str(error))
-                log.warning("%s", engine_choice.told(config))
+                config = fall_back(config, str(error))
+                log.warning("%s", why_fallen_back(config))
         if config.engine_asked:
-            self._ledger.degrade(engine_choice.told(config))
+            self._ledger.degrade(why_fallen_back(config))
         return config, pool
 
     def _with_plans(self, socket_path: str) -> Planning | None:

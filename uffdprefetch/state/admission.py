@@ -9,15 +9,16 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
+from uffdprefetch.base.clock import now_ns
 from uffdprefetch.base.config import Config
 from uffdprefetch.protocol import wire
 from uffdprefetch.state.files import MEMORY_FILE_SYSTEMS, FileState, Key
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.opening import Opened, generation
-from uffdprefetch.warm.scheduler import Scheduler, now_ns
 
 if TYPE_CHECKING:
     from uffdprefetch.pool.node_pool import NodePool
+    from uffdprefetch.warm.scheduler import Scheduler
 
 MS = 1_000_000
 #: A file that nobody maps is kept open so long: the next batch maps it again. Together with LOOK_NS

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 from uffdprefetch.base.ranges import IntervalSet
 from uffdprefetch.native import uffd
-from uffdprefetch.service.freshness import Times
 from uffdprefetch.state import file_systems
 from uffdprefetch.state.file_systems import Doubt, mount_of, read_ahead_bytes
+from uffdprefetch.state.file_times import Times
 from uffdprefetch.state.opening import Opened
 
 if TYPE_CHECKING:

@@ -163,7 +163,7 @@ class Sensors:
         }
 
     def _walk(self, job_pids: list[int], now: float) -> None:
-        from uffdprefetch.service.observe import descendants
+        from uffdprefetch.base.procfs import descendants
 
         tree = {pid for job in job_pids for pid in descendants(job)}
         for pid in tree - self._tree - self._agents:
@@ -203,7 +203,7 @@ class Sensors:
             return True
         if may_be_loading and loading(maps):
             return False
-        from uffdprefetch.service.observe import read_only_files
+        from uffdprefetch.base.procfs import read_only_files
 
         large = [m for m in read_only_files(maps, LARGE_BYTES) if ".so" not in m.path]
         if pid in self._not_managed or len(self._not_managed) < NOT_MANAGED_MAX:

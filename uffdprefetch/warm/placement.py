@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from uffdprefetch.base.clock import now_ns
 from uffdprefetch.base.config import Config
 from uffdprefetch.native import uffd
 from uffdprefetch.predict import checkpoints, window
@@ -15,7 +16,7 @@ from uffdprefetch.predict.streams import Stream
 from uffdprefetch.protocol import wire
 from uffdprefetch.state.client import Client, Region
 from uffdprefetch.state.ledger import Ledger
-from uffdprefetch.warm.scheduler import Scheduler, now_ns
+from uffdprefetch.warm.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from uffdprefetch.pool.node_pool import NodePool

@@ -8,7 +8,6 @@ reader to the workers, and keeps just as much under way as storage needs to stay
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -387,8 +386,3 @@ class Scheduler:
         if late:
             file.late_bytes += brought
         note_extent(stream, late)
-
-
-def now_ns() -> int:
-    """CLOCK_MONOTONIC: the clock of every time in the service and in the agents' events."""
-    return time.monotonic_ns()

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from uffdprefetch.service.observe import descendants, read_only_files
+from uffdprefetch.base.procfs import descendants, read_only_files
 from uffdprefetch.trace.file.events import EVENT, HUGE_BYTES, Call, Kind, empty
 from uffdprefetch.trace.file.trace_file import File
 from uffdprefetch.trace.record.kernel_tracer import SILENT, NewFile, Opened, Witness

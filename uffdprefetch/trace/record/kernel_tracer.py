@@ -18,8 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from uffdprefetch.doctor import syscalls
-from uffdprefetch.native import uffd
+from uffdprefetch.native import syscalls, uffd
 from uffdprefetch.trace.file.events import (
     DEMAND_FAULTS,
     EVENT,

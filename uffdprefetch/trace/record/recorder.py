@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from uffdprefetch.base.messages import say
+from uffdprefetch.base.procfs import descendants
 from uffdprefetch.protocol import wire
-from uffdprefetch.service.observe import descendants
 from uffdprefetch.trace.file.events import EVENT, empty
 from uffdprefetch.trace.file.trace_file import Process, Writer
 from uffdprefetch.trace.record.file_registry import NUMBERS, Known

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What /proc tells of a job's processes: who descends from whom, and what they have mapped."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+PROCESSES_MAX = 1024
+#: A checkpoint as the maps show it (csrc/uffd_helper.c).
+CHECKPOINT_NAME = "/memfd:uffdprefetch-checkpoints"
+
+
+@dataclass(frozen=True)
+class Mapping:
+    """A line of /proc/PID/maps that is worth watching. Addresses and sizes in bytes."""
+
+    start: int
+    end: int
+    offset: int
+    inode: int
+    shared: bool
+    path: str
+
+
+def read_only_files(maps: str, min_bytes: int) -> list[Mapping]:
+    """The read-only, not executable file mappings of at least min_bytes in a maps text, by address;
+    none of a file that has an executable one too, which is a program or a library. One that our
+    checkpoints cut into pieces is one."""
+    found: list[Mapping] = []
+    programs: set[tuple[int, str]] = set()
+    bridge = 0  # where the checkpoint behind the last piece ends
+    for line in maps.splitlines():
+        fields = line.split(None, 5)
+        if len(fields) == 6 and fields[1][2] == "x":
+            programs.add((int(fields[4]), fields[5]))
+        if len(fields) < 6 or fields[1][:3] != "r--" or not fields[5].startswith("/"):
+            continue
+        start, end = (int(x, 16) for x in fields[0].split("-"))
+        last = found[-1] if found else None
+        if fields[5].startswith(CHECKPOINT_NAME):
+            if last is not None and start in (last.end, bridge):
+                bridge = end
+            continue
+        offset, inode, path = int(fields[2], 16), int(fields[4]), fields[5]
+        if path.endswith(" (deleted)"):
+            continue
+        if (
+            last is not None
+            and start == bridge
+            and (inode, path) == (last.inode, last.path)
+            and offset - last.offset == start - last.start
+        ):
+            found[-1] = replace(last, end=end)
+        else:
+            found.append(Mapping(start, end, offset, inode, fields[1][3] == "s", path))
+        bridge = end
+    return [
+        m for m in found if m.end - m.start >= min_bytes and (m.inode, m.path) not in programs
+    ]
+
+
+def maps_of(pid: int, min_bytes: int) -> list[Mapping] | None:
+    """The mappings of a process that are worth watching; None: it cannot be read."""
+    try:
+        maps = Path(f"/proc/{pid}/maps").read_text(errors="surrogateescape")
+    except OSError:
+        return None
+    return read_only_files(maps, min_bytes)
+
+
+def descendants(pid: int) -> list[int]:
+    """``pid`` and its children's children, by /proc/PID/task/TID/children."""
+    found: list[int] = []
+    queue = [pid]
+    while queue and len(found) < PROCESSES_MAX:
+        one = queue.pop()
+        found.append(one)
+        try:
+            for task in os.listdir(f"/proc/{one}/task"):
+                queue += map(int, Path(f"/proc/{one}/task/{task}/children").read_text().split())
+        except (OSError, ValueError):
+            continue
+    return found
