@@ -29,9 +29,9 @@ test: setup
 campaign: setup
 	UFFDPREFETCH_TEST_RAW_OPERATIONS=100000 UFFDPREFETCH_TEST_RACES=1000000 \
 		UFFDPREFETCH_TEST_SEED=$$(date +%s) UFFDPREFETCH_TEST_LIMIT_SECONDS=90000 \
-		$(PY) -m pytest -s tests/test_mapping_model.py -k 'raw_system_calls or past_every_library'
+		$(PY) -m pytest -s tests/faults/test_mapping_model.py -k 'raw_system_calls or past_every_library'
 	UFFDPREFETCH_TEST_HOOK_TRIALS=100 UFFDPREFETCH_TEST_LIMIT_SECONDS=9000 \
-		$(PY) -m pytest -s tests/test_memory_hooks.py -k random_moments
+		$(PY) -m pytest -s tests/faults/test_memory_hooks.py -k random_moments
 	$(PY) -m tests.campaign --kills 200
 	$(PY) -m tests.campaign --kills 40 --engine cache-plan --per-state 5
 	$(PY) -m tests.campaign --kills 40 --engine pool-plan --per-state 5
@@ -39,11 +39,11 @@ campaign: setup
 # Every word that readers get from a pool that is too small, 10^9 of them with each size of pages.
 # Several minutes each; as root.
 hammer: setup
-	$(PY) -m tests.pool_hammer
-	$(PY) -m tests.pool_hammer --huge-pages
-	$(PY) -m tests.pool_hammer --plan 10
-	$(PY) -m tests.pool_hammer --plan 10 --huge-pages
-	$(PY) -m tests.pool_hammer --plan 8 --kill
+	$(PY) -m tests.support.pool_hammer
+	$(PY) -m tests.support.pool_hammer --huge-pages
+	$(PY) -m tests.support.pool_hammer --plan 10
+	$(PY) -m tests.support.pool_hammer --plan 10 --huge-pages
+	$(PY) -m tests.support.pool_hammer --plan 8 --kill
 
 # The tests on a real Lustre client, in a guest whose image UFFDPREFETCH_LUSTRE names (docs/lustre.md).
 lustre: setup
@@ -60,7 +60,7 @@ build/slowfs: bench/slowfs.c
 		$$(pkg-config --libs fuse3)
 
 # The C under sanitizers: the preload object, a job for it, and the service's part as a program of
-# its own. tests/test_sanitizers.py runs them. Moved into place, since two may build at once.
+# its own. tests/faults/test_sanitizers.py runs them. Moved into place, since two may build at once.
 asan tsan: %: build/%/preload.so build/%/preload_stress build/%/helper_stress build/%/pool_stress \
 	build/%/pool_trouble build/%/compare_stress
 

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """How light a trace's HTML page is: `python bench/tracepage.py [--events 10000000] [--json F]`.
 
-Makes a trace of that many events (tests/synthetic.py) in each pattern, renders its page, opens it
-from disk in a headless Chromium, and says: MB of the page, seconds until it was made, until its
-first picture stood on the screen (median of --rounds, each a new browser), and until a place
-that was zoomed to showed its single accesses. Nothing is asserted. Wants chromium and chromedriver.
+Makes a trace of that many events (tests/support/synthetic.py) in each pattern, renders its page,
+opens it from disk in a headless Chromium, and says: MB of the page, seconds until it was made,
+until its first picture stood on the screen (median of --rounds, each a new browser), and until a
+place that was zoomed to showed its single accesses. Nothing is asserted. Wants chromium and
+chromedriver.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 
 import synthetic
 from browser import Browser, why_none

@@ -4,7 +4,7 @@
  *
  * It goes into every program of a job, in containers with C libraries of other years and of other
  * make. So it is linked against none, and what it takes from one is a weak reference without a
- * version to what glibc has had since 2.17 (tests/test_preload_loads.py).
+ * version to what glibc has had since 2.17 (tests/kernel/test_preload_loads.py).
  */
 #define _GNU_SOURCE
 #include <fcntl.h>

@@ -4,7 +4,7 @@
  *
  * One SOCK_SEQPACKET connection per process. Every message is UP_MSG_BYTES long, little-endian,
  * and starts with the same header, so that a reader can refuse anything else by its length and its
- * first eight bytes. uffdprefetch/protocol/wire.py holds the same layouts; tests/test_wire.py compares
+ * first eight bytes. uffdprefetch/protocol/wire.py holds the same layouts; tests/unit/service/test_wire.py compares
  * the two through cffi.
  */
 #ifndef UP_WIRE_H

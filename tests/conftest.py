@@ -13,6 +13,7 @@ from pathlib import Path
 import dispositions
 import pytest
 import suite
+from paths import SUPPORT
 
 from uffdprefetch.base.identity import _FAMILIES
 
@@ -133,14 +134,14 @@ def children() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
 def fake(
     env: dict[str, str], children: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
 ) -> Callable[..., Path]:
-    """Start tests/fake_service.py where a wrap with ``env`` looks for its service: its log."""
+    """Start fake_service.py where a wrap with ``env`` looks for its service: its log."""
 
     def start(mode: str) -> Path:
         from uffdprefetch.base.rundir import runtime_directory, socket_path
 
         env["UFFDPREFETCH_RUN"] = "test"
         log = tmp_path / "fake.log"
-        script = str(Path(__file__).with_name("fake_service.py"))
+        script = str(SUPPORT / "fake_service.py")
         path = socket_path(runtime_directory(env), "test")
         children([sys.executable, script, path, str(log), mode])
         wait_until(lambda: log.exists() and log.read_text().endswith("\n"), "the fake service")

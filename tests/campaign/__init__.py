@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fault injection: the service killed, and agents made to end, at chosen and at random moments.
 
-``make campaign`` runs the full size, tests/test_campaign.py a small one. Four ranks read one file
-without pause, through dense checkpoints, and through second mappings that are given back
-in part. A trial then takes the service away with SIGKILL, or each agent ends at a step of its own.
+``make campaign`` runs the full size, tests/faults/test_campaign.py a small one. Four ranks read one
+file without pause, through dense checkpoints, and through second mappings that are given back in
+part. A trial then takes the service away with SIGKILL, or each agent ends at a step of its own.
 Every rank goes on for some passes, and every SHA-256 over all bytes that it ever took must be that
 of the file.
 

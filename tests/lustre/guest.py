@@ -62,7 +62,8 @@ def command(
         options += ["-w", directory]
     variables = {
         "UFFDPREFETCH_LUSTRE_MOUNT": "/mnt/lus", "UFFDPREFETCH_LUSTRE_SECOND": "/mnt/lus2",
-        "PYTHONPATH": str(TREE / "tests"), "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONPATH": f"{TREE / 'tests'}:{TREE / 'tests' / 'support'}",
+        "PYTHONDONTWRITEBYTECODE": "1",
     }  # fmt: skip
     passed = ("UFFDPREFETCH_LUSTRE_TREE",)
     variables |= {name: os.environ[name] for name in passed if name in os.environ}

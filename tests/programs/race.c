@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * race.c FILE ROUNDS SEED - changes made past every library, against a service that gives mappings back
- * at any moment (tests/hammer.py).
+ * at any moment (tests/support/hammer.py).
  *
  * Each round is a process of its own. It maps FILE, waits a random moment, puts memory of its own in the
  * mapping's place by raw system calls (munmap and mmap; every other round mmap alone, over it), and looks

@@ -28,7 +28,7 @@ WARM_READAHEAD: int = _lib.UP_WARM_READAHEAD
 WARM_PREAD: int = _lib.UP_WARM_PREAD
 PAGES_PER_JOB = 16
 
-#: what csrc/wire.h says, for tests/test_wire.py
+#: what csrc/wire.h says, for tests/unit/service/test_wire.py
 LAYOUT: tuple[int, ...] = tuple(int(_lib.up_layout(i)) for i in range(10))
 
 

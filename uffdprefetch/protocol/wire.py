@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages between the service, the agents and the launchers: csrc/wire.h in Python.
 
-Every message is 256 bytes; :func:`unpack` refuses anything else. tests/test_wire.py compares the
-sizes with the C compiler's.
+Every message is 256 bytes; :func:`unpack` refuses anything else. tests/unit/service/test_wire.py
+compares the sizes with the C compiler's.
 """
 
 from __future__ import annotations

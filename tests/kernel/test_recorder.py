@@ -1,0 +1,459 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The recorder and the job beside it: killed, starved of disk, without rights, told nonsense."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import numpy
+import numpy as np
+import pytest
+from conftest import HANG_SECONDS, process_gone, require, uffdprefetch, wait_until
+from nobody import Nobody
+from witness import count, faults, ranks_of, reader, record, why_no_witness
+
+from uffdprefetch.base.errors import UffdPrefetchError
+from uffdprefetch.protocol import wire
+from uffdprefetch.trace.analyse.report import analyse
+from uffdprefetch.trace.file import trace_file
+from uffdprefetch.trace.file.events import Call, Kind
+from uffdprefetch.trace.record.process_identity import Paths, parse_getstripe
+from uffdprefetch.trace.record.recorder import Recorder
+
+pytestmark = pytest.mark.bpf
+
+MIB = 1 << 20
+RECORD_BYTES = 256 << 10
+Children = Callable[..., "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """32 MiB on the disk of TMPDIR, in a directory that others may enter."""
+    path = tmp_path_factory.mktemp("data") / "records.bin"
+    path.write_bytes(np.random.PCG64(2).random_raw(4 * MIB).tobytes())
+    for directory in (path.parent, path.parent.parent, path.parent.parent.parent):
+        directory.chmod(0o755)
+    return path
+
+
+def kernel() -> None:
+    require(why_no_witness() is None, f"no eBPF: {why_no_witness()}")
+
+
+def recorder_of(pid: int) -> int:
+    """The recorder that a launcher has started."""
+    found: list[int] = []
+
+    def look() -> bool:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            for child in Path(f"/proc/{pid}/task/{task}/children").read_text().split():
+                with contextlib.suppress(OSError):  # it has just ended
+                    words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
+                    if b"record" in words:
+                        found.append(int(child))
+        return bool(found)
+
+    wait_until(look, "the recorder to be started")
+    return found[0]
+
+
+@pytest.fixture
+def waiting(
+    env: dict[str, str], tmp_path: Path, data: Path, children: Children
+) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Start a recorded reader that has read once and waits for a line before it reads on."""
+
+    def start(*options: str, command: str = "trace") -> subprocess.Popen[bytes]:
+        job = ["sh", "-c", 'first="$1"; shift; eval "$first"; exec "$@"', "sh",
+               " ".join(f"'{w}'" for w in reader(data, "faults:23")),
+               *reader(data, "consecutive", RECORD_BYTES, "--wait")]  # fmt: skip
+        process: subprocess.Popen[bytes] = children(
+            [*uffdprefetch(command, *options), "--", *job],
+            env=env, cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )  # fmt: skip
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline())["pages"] == 23
+        assert process.stdout.readline() == b"ready\n"
+        return process
+
+    yield start
+
+
+def go_on(process: subprocess.Popen[bytes]) -> tuple[list[dict[str, Any]], str]:
+    """Let the reader read; what it printed and what was said on stderr."""
+    out, err = process.communicate(b"\n", timeout=HANG_SECONDS)
+    return [json.loads(line) for line in out.splitlines()], err.decode()
+
+
+# ---- its end ------------------------------------------------------------------------------------
+
+
+def test_a_killed_recorder_leaves_a_trace_and_the_job_in_peace(
+    waiting: Callable[..., subprocess.Popen[bytes]], tmp_path: Path, data: Path
+) -> None:
+    kernel()
+    path = tmp_path / "t.uptrace"
+    process = waiting("-o", str(path))
+    recorder = recorder_of(process.pid)
+
+    def written() -> bool:
+        trace = trace_file.read(str(path))
+        return faults(trace.events[trace.events["file"] != 0]) > 0
+
+    wait_until(written, "what was read first to be in the file")
+    os.kill(recorder, signal.SIGKILL)
+    said, err = go_on(process)
+    assert process.returncode == 0
+    assert said[0]["pages"] == data.stat().st_size // 4096
+    assert "Traceback" not in err
+    trace = trace_file.read(str(path))
+    assert trace.end is None
+    report = analyse(trace)
+    (found,) = report["readers"]
+    assert found["faults"]["total"] == faults(trace.events[trace.events["file"] != 0])
+    shown = subprocess.run(
+        uffdprefetch("trace", str(path)), capture_output=True, text=True, timeout=HANG_SECONDS
+    )
+    assert shown.returncode == 0 and "records.bin" in shown.stdout, shown.stderr
+
+
+def test_a_full_disk_is_one_line_and_the_job_goes_on(
+    waiting: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    """A file system of 64 KiB that something else fills while the recorder runs."""
+    kernel()
+    require(os.geteuid() == 0, "only root can mount a small file system")
+    small = tmp_path / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(small)], check=True)
+    try:
+        process = waiting("-o", str(small / "t"))
+        (small / "filler").write_bytes(b"")
+        fill = os.open(small / "filler", os.O_WRONLY)
+        try:
+            while os.write(fill, bytes(4096)):
+                pass
+        except OSError:
+            pass
+        os.close(fill)
+        said, err = go_on(process)
+        assert process.returncode == 0 and said[0]["pages"] > 0
+        lines = [line for line in err.splitlines() if line]
+        assert len(lines) == 1 and "No space left on device" in lines[0], lines
+        assert lines[0].startswith("uffdprefetch: trace ends after")
+        trace_file.read(str(small / "t.uptrace"))  # up to its last whole block
+    finally:
+        subprocess.run(["umount", "-l", str(small)], check=True)
+
+
+def test_a_killed_job_is_recorded_to_its_end(
+    waiting: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    kernel()
+    process = waiting("-q", "-o", "t")
+    recorder = recorder_of(process.pid)
+    process.send_signal(signal.SIGTERM)  # passed on
+    assert process.wait(HANG_SECONDS) == -signal.SIGTERM
+    assert process_gone(recorder)
+    trace = trace_file.read(str(tmp_path / "t.uptrace"))
+    assert trace.end is not None and trace.end["status"] == -signal.SIGTERM
+
+
+def test_a_killed_launcher_ends_the_recorder(
+    waiting: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    kernel()
+    process = waiting("-q", "-o", "t")
+    recorder = recorder_of(process.pid)
+    process.kill()
+    process.wait()
+    wait_until(lambda: process_gone(recorder), "the recorder to end with its launcher")
+    assert trace_file.read(str(tmp_path / "t.uptrace")).end is not None
+
+
+@pytest.mark.parametrize("words", [["sh", "-c", "exit 7"], ["false"]])
+def test_the_job_s_own_status(env: dict[str, str], tmp_path: Path, words: list[str]) -> None:
+    plain = subprocess.run(words).returncode
+    ours = uffdprefetch("trace", "-q", "-o", str(tmp_path / "t"), "--")
+    assert subprocess.run([*ours, *words], env=env).returncode == plain
+
+
+# ---- who and what -------------------------------------------------------------------------------
+
+
+def test_a_process_that_runs_already(
+    env: dict[str, str], tmp_path: Path, data: Path, children: Children
+) -> None:
+    kernel()
+    job = children(
+        reader(data, "faults:23", RECORD_BYTES, "--wait"), stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, env=env,
+    )  # fmt: skip
+    assert job.stdout is not None and job.stdout.readline() == b"ready\n"
+    path = tmp_path / "t.uptrace"
+    recording = children(
+        uffdprefetch("trace", "--pid", str(job.pid), "-o", str(path)), env=env,
+        stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+    def looked() -> bool:
+        try:
+            return bool((trace_file.read(str(path)).events["kind"] == Kind.MAP).any())
+        except UffdPrefetchError:  # not there yet, or only just
+            return False
+
+    wait_until(looked, "the recorder to look")
+    out, _ = job.communicate(b"\n", timeout=HANG_SECONDS)
+    assert recording.wait(HANG_SECONDS) == 0  # it ends with the process
+    trace = trace_file.read(str(path))
+    mine = trace.events[trace.events["file"] != 0]
+    assert faults(mine) == json.loads(out)["faults"] > 0
+
+
+def test_a_duration(env: dict[str, str], tmp_path: Path, children: Children) -> None:
+    job = children(["sleep", "1000"])
+    done = subprocess.run(
+        uffdprefetch("trace", "--pid", str(job.pid), "--duration", "100ms", "-o", "t"),
+        env=env, cwd=tmp_path, timeout=HANG_SECONDS, capture_output=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert job.poll() is None
+    assert trace_file.read(str(tmp_path / "t.uptrace")).end is not None
+
+
+def test_only_files_that_match(env: dict[str, str], tmp_path: Path, data: Path) -> None:
+    kernel()
+    other = tmp_path / "other.bin"
+    other.write_bytes(bytes(4 * MIB))
+    job = ["sh", "-c", f"cat {other} {data} > /dev/null"]
+    both = record(env, tmp_path, job)
+    assert {f.path for f in both.trace.files.values()} == {str(other), str(data)}
+    one = record(env, tmp_path, job, "--include", "other.*")
+    assert {f.path for f in one.trace.files.values()} == {str(other)}
+    assert count(one.trace.events, Kind.READ) > 0
+
+
+def test_system_calls_of_the_job(env: dict[str, str], tmp_path: Path, data: Path) -> None:
+    kernel()
+    code = (
+        "import mmap, os, sys\n"
+        "fd = os.open(sys.argv[1], os.O_RDONLY)\n"
+        "for i in range(17): os.pread(fd, 4096, i << 20)\n"
+        "mmap.mmap(fd, 0, prot=mmap.PROT_READ)[5]\n"
+    )
+    run = record(env, tmp_path, ["/usr/bin/python3", "-c", code, str(data)])
+    calls = run.trace.events[run.trace.events["kind"] == Kind.CALL]
+    what = calls["aux"] & 0xFF
+    preads = calls[what == Call.PREAD]
+    mine = preads[np.isin(preads["offset"], [i << 20 for i in range(17)])]
+    assert len(mine[mine["length"] == 4096]) >= 17
+    (maps,) = [run.events(data)[run.events(data)["kind"] == Kind.MAP]]
+    assert [int(m["length"]) for m in maps] == [data.stat().st_size]
+    opened = calls[(what == Call.OPEN) & (calls["value"] > 0)]
+    assert len(opened) > 0
+
+
+def test_ranks_of_mpirun_are_told_apart_under_one_recorder(
+    env: dict[str, str], tmp_path: Path, data: Path
+) -> None:
+    kernel()
+    require(shutil.which("mpirun"), "mpirun is missing")
+    path = tmp_path / "t.uptrace"
+    words = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "3"]
+    ours = uffdprefetch("wrap", "-f", "-o", str(tmp_path / "s"), "--trace", str(path), "--")
+    done = subprocess.run(
+        [*words, *ours, *reader(data, "stride:3")], env=env, cwd=tmp_path, capture_output=True,
+        text=True, timeout=2 * HANG_SECONDS,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+    def ended() -> bool:
+        return trace_file.read(str(path)).end is not None
+
+    wait_until(ended, "the recorder, which outlives the rank that started it, to end")
+    trace = trace_file.read(str(path))
+    events = trace.events[trace.events["file"] != 0]
+    readers = {int(p) for p in events["pid"][np.isin(events["kind"], (Kind.AROUND, Kind.FAULT))]}
+    ranks = {trace.processes[pid].rank for pid in readers if trace.processes[pid].role == "job"}
+    assert ranks == {0, 1, 2}
+
+
+# ---- bounds -------------------------------------------------------------------------------------
+
+
+def test_single_events_end_at_max_events_and_the_overview_does_not(
+    env: dict[str, str], tmp_path: Path, data: Path
+) -> None:
+    kernel()
+    run = record(env, tmp_path, reader(data, "consecutive"), "--max-events", "100")
+    trace = run.trace
+    assert trace.end is not None and trace.overview is not None
+    assert trace.end["events_kept"] == 100 < trace.end["events_seen"]
+    assert len(trace.events) <= 100
+    assert trace.end["raw_until_ns"] is not None
+    number = next((f.id for f in trace.files.values() if f.path == str(data)), None)
+    told = sum(
+        v for s in trace.overview["series"] if s["file"] == number for _, v in s.get("faults", ())
+    )
+    assert told == run.said[0]["faults"]
+    assert analyse(trace)["trace"]["raw_until_seconds"] is not None
+
+
+# ---- without the kernel -------------------------------------------------------------------------
+
+
+def test_without_bpf_the_service_tells_and_what_is_missing_is_named(
+    env: dict[str, str], tmp_path: Path, data: Path
+) -> None:
+    run = record(
+        env, tmp_path, ranks_of(2, reader(data, "consecutive")), "--no-bpf", cold=data
+    )  # fmt: skip
+    assert run.trace.meta["source"] == "service"
+    assert "faults" in run.trace.meta["missing"][0]["what"]
+    seen = run.events(data)
+    assert count(seen, Kind.SEEN) + count(seen, Kind.TOUCH) > 0
+    assert count(seen, Kind.FAULT) == count(seen, Kind.AROUND) == 0
+    assert {p.rank for p in run.trace.processes.values() if p.role == "job"} >= {0, 1}
+    report = analyse(run.trace)
+    assert report["trace"]["missing"] == run.trace.meta["missing"]
+    assert "trace without" in run.stderr
+
+
+def test_an_unprivileged_user_gets_a_lesser_trace_and_the_reason_everywhere(
+    env: dict[str, str], tmp_path_factory: pytest.TempPathFactory, data: Path
+) -> None:
+    directory = tmp_path_factory.mktemp("nobody")
+    for above in (directory, directory.parent, directory.parent.parent):
+        above.chmod(0o755)
+    nobody = Nobody(directory)
+    for module in (numpy, msgpack):
+        place = Path(module.__file__).parent
+        shutil.copytree(place, directory / place.name)
+    libraries = Path(numpy.__file__).parent.with_name("numpy.libs")
+    if libraries.exists():
+        shutil.copytree(libraries, directory / "numpy.libs")
+    shutil.copy(reader(data, "x")[1], directory / "reader.py")
+    environment = nobody.environment(env)
+    ours = [*nobody.prefix, nobody.python, "-m", "uffdprefetch"]
+    job = [nobody.python, str(directory / "reader.py"), str(data), "consecutive", str(RECORD_BYTES)]
+    done = subprocess.run(
+        [*ours, "trace", "-o", "t", "--", *job], env=environment, cwd=nobody.work,
+        capture_output=True, text=True, timeout=2 * HANG_SECONDS,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "trace without the kernel's own events" in done.stderr
+    trace = trace_file.read(str(nobody.work / "t.uptrace"))
+    (why,) = {entry["why"] for entry in trace.meta["missing"][:1]}
+    assert why
+    for form in ("text", "json", "html"):
+        shown = subprocess.run(
+            [*ours, "trace", "t.uptrace", "--format", form, "-o", "-"], env=environment,
+            cwd=nobody.work, capture_output=True, text=True, timeout=HANG_SECONDS,
+        )  # fmt: skip
+        assert shown.returncode == 0, shown.stderr
+        assert why in " ".join(shown.stdout.split()), form  # text is wrapped
+
+
+# ---- bad input ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "nothing to record or to show"),
+        (["--"], "nothing to run"),
+        (["--pid", "4194305"], "there is no such process"),
+        (["--pid", "1", "--", "true"], "exclude each other"),
+        (["x.uptrace", "--pid", "1"], "not both"),
+        (["missing.uptrace"], "cannot read missing.uptrace"),
+        (["--duration", "soon", "--", "true"], "not a duration"),
+        (["-o", "/nonexistent/t", "--", "true"], "cannot write /nonexistent/t.uptrace"),
+        (["-o", "%z", "--", "true"], "no token"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_nothing_runs(
+    env: dict[str, str], tmp_path: Path, words: list[str], said: str
+) -> None:
+    done = subprocess.run(
+        uffdprefetch("trace", *words), env=env, cwd=tmp_path, capture_output=True, text=True,
+        timeout=HANG_SECONDS,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert said in done.stderr and "Traceback" not in done.stderr
+    assert not list(tmp_path.glob("*.uptrace"))
+
+
+def test_a_trace_that_exists_is_not_overwritten(env: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "t.uptrace").write_text("precious")
+    for command in ("trace", "wrap"):
+        flag = "-o" if command == "trace" else "--trace"
+        done = subprocess.run(
+            [*uffdprefetch(command, flag, "t", "--"), "touch", "ran"], env=env, cwd=tmp_path,
+            capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == 2 and "exists" in done.stderr
+        assert (tmp_path / "t.uptrace").read_text() == "precious"
+        assert not (tmp_path / "ran").exists()
+
+
+def test_messages_that_are_none_do_not_end_a_recording(tmp_path: Path, capfd: Any) -> None:
+    writer = trace_file.create(str(tmp_path / "t.uptrace"), False, {})
+    recorder = Recorder(writer, (), 0, 1000, None)
+    event = np.zeros(3, trace_file.EVENT)
+    event["kind"], event["time_ns"] = Kind.TOUCH, 10**12
+    messages = [
+        b"", b"x" * 8, wire.stream(wire.Type.TABLES, b"{"), wire.stream(wire.Type.TABLES, b"[]"),
+        wire.stream(wire.Type.TABLES, b'{"files": [{}]}'), wire.stream(wire.Type.EVENTS, b"odd"),
+        wire.stream(wire.Type.EVENTS, event.tobytes()),
+    ]  # fmt: skip
+    assert recorder.turn(messages) == 3
+    recorder.finish({})
+    writer.close()
+    assert len(trace_file.read(str(tmp_path / "t.uptrace")).events) == 3
+    assert capfd.readouterr().err.count("cannot be read") == 6
+
+
+# ---- names --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "code", "size", "wanted"),
+    [
+        ("/data/train.lmdb/data.mdb", False, 1 << 30, True),
+        ("/data/small", False, 1000, False),
+        ("/data/train.lmdb/lock.mdb", False, 8192, True),
+        ("/data/x.mdb-lock", False, 8192, True),
+        ("/opt/app/libtorch.so.2", False, 1 << 30, False),
+        ("/opt/app/program", True, 1 << 30, False),
+        ("/usr/lib/locale/locale-archive", False, 1 << 30, False),
+        ("/data/weights.bin", False, 2 << 20, True),
+    ],
+)
+def test_which_files_belong_into_a_trace(path: str, code: bool, size: int, wanted: bool) -> None:
+    assert Paths((), MIB).wanted(path, code, size) is wanted
+    assert Paths(("*",), MIB).wanted(path, code, size) is True
+    assert Paths(("*.zip",), MIB).wanted(path, code, size) is False
+
+
+def test_the_stripe_of_a_lustre_file() -> None:
+    plain = "stripe_count:  4 stripe_size:   1048576\n"
+    assert parse_getstripe(plain) == (1 << 20, 4)
+    composite = (
+        "  lcm_layout_gen:    3\n    lmm_stripe_count:  1\n    lmm_stripe_size:   1048576\n"
+        "    lmm_stripe_count:  -1\n    lmm_stripe_size:   4194304\n"
+    )
+    assert parse_getstripe(composite) == (4 << 20, -1)
+    assert parse_getstripe("lfs: cannot find layout\n") == (None, None)
+
+

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The workers that fill the page cache (csrc/warm.c), on the slow bed: what they read and tell."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from components import ARRAY
+from conftest import HANG_SECONDS
+from paths import ROOT
+
+from uffdprefetch.demo.bed import SlowBed, drop_cache
+from uffdprefetch.native import uffd
+from uffdprefetch.native.uffd import WarmResult
+
+pytest_plugins = ["components", "harness_fixtures"]
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+class Workers:
+    """A pool of one thread on a cold file, one job at a time."""
+
+    def __init__(self, path: Path) -> None:
+        drop_cache(path)
+        self.path = path
+        self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._event_fd = os.eventfd(0, os.EFD_CLOEXEC)
+        self._workers = uffd.Workers(1, self._event_fd)
+
+    def warm(self, start: int, end: int, method: int, chunk: int = 0, **more: object) -> WarmResult:
+        assert self._workers.submit(
+            7, self.fd, start, end - start, method=method, chunk_bytes=chunk,
+            **more,  # type: ignore[arg-type]
+        )  # fmt: skip
+        ready, _, _ = select.select([self._event_fd], [], [], HANG_SECONDS)
+        assert ready, "the worker says nothing"
+        os.read(self._event_fd, 8)
+        (result,) = self._workers.reap()
+        assert result.id == 7
+        return result
+
+    def resident(self, start: int, end: int) -> int:
+        told, _ = uffd.resident_bytes(self.fd, start, end - start)
+        assert told is not None
+        return told
+
+    def make_resident(self, start: int, end: int) -> None:
+        """As a job's reads would have: exactly this, without readahead."""
+        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+        os.pread(fd, end - start, start)
+        os.close(fd)
+        assert self.resident(start, end) == end - start
+
+    def close(self) -> None:
+        self._workers.close()
+        os.close(self.fd)
+        os.close(self._event_fd)
+
+
+@pytest.fixture
+def workers(bed: SlowBed) -> Iterator[Workers]:
+    made = Workers(bed.path(ARRAY))
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("method", [uffd.WARM_PROBE, uffd.WARM_READAHEAD, uffd.WARM_PREAD])
+def test_an_extent_is_there_when_it_is_reported(workers: Workers, method: int) -> None:
+    there = []
+    for start in (8 * MIB, 24 * MIB, 40 * MIB):
+        result = workers.warm(start, start + 2 * MIB, method, 256 * KIB)
+        there.append(workers.resident(start, start + 2 * MIB))
+        assert (result.error, result.bytes, result.resident_bytes) == (0, 2 * MIB, 0)
+        assert result.submit_ns <= result.start_ns <= result.done_ns
+    assert max(there) == 2 * MIB, "of one of them the kernel may have taken a page away again"
+
+
+@pytest.mark.parametrize("head", [0, 64 * KIB, 512 * KIB])
+def test_readahead_is_found_to_work_though_the_head_is_resident(
+    workers: Workers, head: int
+) -> None:
+    """A reader that is just there has read the head already: one call may bring no more."""
+    if head:
+        workers.make_resident(0, head)
+    result = workers.warm(0, 2 * MIB, uffd.WARM_PROBE)
+    assert result.method == uffd.WARM_READAHEAD
+    assert result.resident_bytes == head
+    assert workers.resident(0, 2 * MIB) == 2 * MIB
+
+
+def test_of_too_few_cold_pages_nothing_is_decided_and_all_comes(workers: Workers) -> None:
+    workers.make_resident(0, 2 * MIB - 128 * KIB)
+    result = workers.warm(0, 2 * MIB, uffd.WARM_PROBE)
+    assert result.method == uffd.WARM_PROBE
+    assert workers.resident(0, 2 * MIB) == 2 * MIB
+
+
+@pytest.fixture
+def probe(compiled: Callable[..., str], bed: SlowBed) -> Callable[..., dict[str, int]]:
+    """tests/programs/probe.c on a cold extent of 4 MiB."""
+    csrc = ROOT / "csrc"
+    sources = [str(csrc / name) for name in ("warm.c", "residency.c")]
+    program = compiled("probe", f"-I{csrc}", *sources)
+
+    def run(how: str, method: int = uffd.WARM_PROBE) -> dict[str, int]:
+        path = bed.path(ARRAY)
+        drop_cache(path)
+        words = [program, str(path), str(8 * MIB), str(4 * MIB), str(method), how]
+        return dict(json.loads(subprocess.run(words, check=True, capture_output=True).stdout))
+
+    return run
+
+
+def test_a_readahead_that_does_nothing_is_found_out(probe: Callable[..., dict[str, int]]) -> None:
+    assert probe("works")["method"] == uffd.WARM_READAHEAD
+    assert probe("nothing")["method"] == uffd.WARM_PREAD
+
+
+def test_pages_that_somebody_else_reads_meanwhile_are_not_taken_for_the_calls_doing(
+    probe: Callable[..., dict[str, int]],
+) -> None:
+    found = probe("rival")
+    assert found["method"] != uffd.WARM_READAHEAD
+    assert found["resident"] == 4 * MIB
+
+
+@pytest.mark.parametrize("method", [uffd.WARM_READAHEAD, uffd.WARM_PREAD])
+def test_what_was_asked_for_and_what_came_of_it_is_told_and_all_is_there(
+    probe: Callable[..., dict[str, int]], method: int
+) -> None:
+    """Also where the call does nothing: the pages that are missing are read."""
+    works, nothing = probe("works", method), probe("nothing", method)
+    assert works["asked"] == nothing["asked"] == 4 * MIB
+    assert works["came"] == 4 * MIB
+    assert nothing["came"] == (0 if method == uffd.WARM_READAHEAD else 4 * MIB)
+    assert works["resident"] == nothing["resident"] == 4 * MIB
+
+
+def test_what_is_resident_is_not_read_again(workers: Workers, bed: SlowBed) -> None:
+    workers.make_resident(0, 2 * MIB)
+    bed.reset()
+    for method in (uffd.WARM_PROBE, uffd.WARM_READAHEAD, uffd.WARM_PREAD):
+        result = workers.warm(0, 2 * MIB, method, 256 * KIB)
+        assert (result.error, result.bytes, result.resident_bytes) == (0, 0, 2 * MIB)
+    assert bed.counters()["bytes"] == 0
+
+
+@pytest.mark.parametrize("chunk", [0, 64 * KIB, MIB])
+def test_an_extent_beyond_the_end_of_the_file_does_no_harm(workers: Workers, chunk: int) -> None:
+    size = os.fstat(workers.fd).st_size
+    start = size - 128 * KIB - size % 4096
+    result = workers.warm(start, size + 4 * MIB, uffd.WARM_READAHEAD, chunk)
+    assert result.error == 0
+
+
+def test_checkpoint_pages_hold_the_files_bytes(workers: Workers) -> None:
+    page = uffd.PAGE_BYTES
+    rw, ro = uffd.checkpoint_memfd(os.fstat(workers.fd).st_size)
+    pages = [4 * MIB // page, 4 * MIB // page + 7, 5 * MIB // page]
+    result = workers.warm(
+        4 * MIB, 6 * MIB, uffd.WARM_READAHEAD, 256 * KIB, checkpoint_fd=rw, pages=pages
+    )
+    assert result.copied == 0b111
+    for number in pages:
+        assert os.pread(ro, page, number * page) == os.pread(workers.fd, page, number * page)
+    assert os.pread(ro, page, 3 * MIB) == bytes(page)  # and no other page was written
+    with pytest.raises(OSError):
+        os.pwrite(ro, b"x", 0)
+    os.close(rw)
+    os.close(ro)

@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""--engine pool at its bounds: a budget of one chunk, a small memory cgroup, no room for files,
+many processes, many mappings."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from conftest import require, wait_until
+from harness import MIB, Records, Start, file_digest, memfd_bytes, python, write_records
+
+from uffdprefetch.demo.bed import SlowBed, why_no_bed
+
+pytest_plugins = ("harness_fixtures",)
+pytestmark = pytest.mark.root
+
+POOL = ("--engine", "pool", "--budget", "6MiB")
+#: Lets the pool be as small as one chunk.
+SMALL = {"UFFDPREFETCH_TEST_POOL_LEAST": "64KiB"}
+
+
+class Peak(threading.Thread):
+    """The largest value of a function while the block runs."""
+
+    def __init__(self, sample: Callable[[], int]) -> None:
+        super().__init__()
+        self._sample, self._end = sample, threading.Event()
+        self.value = self.samples = 0
+
+    def run(self) -> None:
+        while not self._end.is_set():
+            with contextlib.suppress(OSError):
+                self.value = max(self.value, self._sample())
+            self.samples += 1
+
+    def __enter__(self) -> Peak:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self.join()
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_reads_that_need_two_chunks_end_where_only_one_or_two_fit(
+    job: Start, small: Path, compiled: Callable[..., str], chunks: int
+) -> None:
+    options = ("--engine", "pool", "--budget", f"{64 * chunks}KiB")
+    work = job([compiled("straddle"), str(small), "4", "40"], options=options, **SMALL)
+    assert work.line() == {"wrong": 0}
+    done = work.finish()
+    assert done.status == 0 and done.summary is not None
+    pool = done.summary["pool"]
+    assert pool["resident_peak_bytes"] <= chunks * 65536
+    stuck = [d for d in done.summary["degradations"] if "--budget is too small" in d]
+    assert stuck if chunks == 1 else True
+    assert pool["mappings_given_back"] == bool(stuck)
+
+
+def test_reads_that_need_two_chunks_end_on_slow_storage_too(
+    job: Start, small: Path, compiled: Callable[..., str]
+) -> None:
+    """How long a read takes does not hide that it is read again and again."""
+    require(why_no_bed() is None, why_no_bed() or "")
+    with SlowBed(small.parent, latency_us=12_000) as bed:
+        words = [compiled("straddle"), str(bed.path(small.name)), "4", "10"]
+        work = job(words, options=("--engine", "pool", "--budget", "64KiB"), **SMALL)
+        assert work.line() == {"wrong": 0}
+        done = work.finish()
+    assert done.status == 0 and done.summary is not None
+    assert [d for d in done.summary["degradations"] if "--budget is too small" in d]
+
+
+def test_a_file_whose_storage_does_not_answer_leaves_threads_to_the_others(
+    job: Start, small: Path, records: Records
+) -> None:
+    """More threads of the job wait for it than the pool has."""
+    require(why_no_bed() is None, why_no_bed() or "")
+    code = """
+    far, near = Mapping(sys.argv[1], length=4 << 20), Mapping(sys.argv[2])
+    say(pooled=far.pooled() and near.pooled())
+    came = []
+    libc.strnlen.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    def touch(at):
+        came.append(libc.strnlen(far.address + at, 1))  # without the interpreter's lock
+    for n in range(40):
+        threading.Thread(target=touch, args=(n * far.length // 40,), daemon=True).start()
+    time.sleep(1)  # all of them wait
+    say(digest=near.digest(), came=len(came))
+    os._exit(0)
+    """
+    with SlowBed(small.parent, latency_us=60_000_000) as bed:
+        words = python(code, bed.path(small.name), records.path)
+        work = job(words, options=("--engine", "pool", "--budget", "64MiB"), **SMALL)
+        assert work.line() == {"pooled": True}
+        assert work.line() == {"digest": records.digest, "came": 0}
+    assert work.finish().status == 0
+
+
+SCAN = """
+m = Mapping(sys.argv[1])
+say(ready=m.pooled())
+hear()
+digests = set()
+for _ in range(int(sys.argv[2])):
+    m.forget()
+    digests.add(m.digest())
+say(digests=sorted(digests))
+"""
+
+
+def test_the_memory_of_the_pool_is_never_more_than_the_budget(job: Start, records: Records) -> None:
+    ranks = [job(python(SCAN, records.path, 4), options=POOL) for _ in range(3)]
+    for rank in ranks:
+        assert rank.line() == {"ready": True}
+    service = ranks[0].service()
+    with Peak(lambda: memfd_bytes(service)) as peak:
+        for rank in ranks:
+            rank.tell()
+        for rank in ranks:
+            assert rank.line() == {"digests": [records.digest]}
+    summary = [rank.finish().good() for rank in ranks][-1].summary
+    assert summary is not None
+    pool = summary["pool"]
+    # Beside a busy machine the service may be silent so long that the ranks read for themselves.
+    assert peak.samples > 20 and 3 * MIB < peak.value <= 6 * MIB + pool["stand_in_bytes"]
+    assert pool["resident_peak_bytes"] <= 6 * MIB
+
+
+# ---- a small memory cgroup ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def group() -> Iterator[Path]:
+    """A memory cgroup of 128 MiB (v1 or v2); skipped where it cannot be made."""
+    one = Path("/sys/fs/cgroup/memory")
+    root = one if one.exists() else Path("/sys/fs/cgroup")
+    group = root / f"uffdprefetch-pool-{os.getpid()}"
+    limit = group / ("memory.limit_in_bytes" if one.exists() else "memory.max")
+    try:
+        group.mkdir()
+        limit.write_text(str(128 * MIB))
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            group.rmdir()
+        require(False, f"no memory cgroup can be made here: {error}")
+    yield group
+    wait_until(lambda: not (group / "cgroup.procs").read_text(), "the service to end")
+    group.rmdir()
+
+
+def kills(group: Path) -> int:
+    """How often the kernel killed somebody in it for want of memory."""
+    for name in ("memory.oom_control", "memory.events"):
+        with contextlib.suppress(OSError):
+            for line in (group / name).read_text().splitlines():
+                if line.startswith("oom_kill "):
+                    return int(line.split()[1])
+    return 0
+
+
+@pytest.mark.parametrize("own", [0, 56], ids=["alone", "beside a job of 56 MiB"])
+def test_in_a_small_memory_cgroup_the_pool_stays_below_its_limit(
+    job: Start, group: Path, tmp_path: Path, own: int
+) -> None:
+    path = tmp_path / "large.bin"
+    write_records(path, 130 * MIB, seed=9)
+    fd = os.open(path, os.O_RDONLY)
+    os.fsync(fd)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(fd)
+    enter = ("sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh")
+    code = """
+    own = os.urandom(int(sys.argv[2]) << 20)
+    m = Mapping(sys.argv[1])
+    say(digest=m.digest(), pooled=m.pooled())
+    """
+    options = ("--engine", "pool", "--budget", "512MiB")
+    done = job(python(code, path, own), options=options, before=enter).finish().good()
+    assert done.lines == [{"digest": file_digest(path), "pooled": True}]
+    assert kills(group) == 0
+    assert done.summary is not None
+    pool = done.summary["pool"]
+    assert pool["resident_peak_bytes"] < (128 - own) * MIB
+    assert pool["limited_by"] == "cgroup memory limit"
+    assert any("cgroup memory limit" in line for line in done.summary["degradations"])
+
+
+def test_where_no_file_may_be_so_large_the_mapping_is_served_without_the_pool(
+    job: Start, records: Records
+) -> None:
+    """RLIMIT_FSIZE binds a memfd, too, and its signal would kill the service."""
+    code = "m = Mapping(sys.argv[1])\nsay(digest=m.digest(), pooled=m.pooled())"
+    limit = ("prlimit", "--fsize=8388608")
+    done = job(python(code, records.path), options=POOL, before=limit).finish().good()
+    assert done.lines == [{"digest": records.digest, "pooled": False}]
+    assert done.summary is not None
+    assert [line for line in done.summary["degradations"] if "not served by the pool" in line]
+
+
+# ---- many ---------------------------------------------------------------------------------------
+
+
+def test_sixty_four_processes_at_once_read_each_byte_once(job: Start, records: Records) -> None:
+    code = """
+    pids = []
+    for n in range(64):
+        pid = os.fork()
+        if pid == 0:
+            m = Mapping(sys.argv[1])
+            os._exit((m.digest() != sys.argv[2]) + 2 * (not m.pooled()))
+        pids.append(pid)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    say(codes=sorted(set(codes)))
+    """
+    options = ("--engine", "pool", "--budget", "64MiB")
+    done = job(python(code, records.path, records.digest), options=options).finish().good()
+    assert done.lines == [{"codes": [0]}], str(done.summary)
+    assert done.summary is not None
+    assert done.summary["pool"]["read_bytes"] == records.size_bytes
+
+
+def test_two_hundred_mappings_of_one_file_in_one_process(job: Start, records: Records) -> None:
+    code = """
+    data = open(sys.argv[1], "rb").read()
+    maps = [Mapping(sys.argv[1], length=1 << 20, offset=n * 65536) for n in range(200)]
+    def bad():
+        return [n for n, m in enumerate(maps) if m.view != data[n * 65536 :][: m.length]]
+    wrong = bad()
+    if os.fork() == 0:
+        os._exit(bool(bad()))
+    say(wrong=wrong, child=os.wait()[1])
+    for m in maps[::2]:
+        m.unmap()
+    say(left=sum(m.checkpoints() > 0 for m in maps[1::2]))
+    """
+    done = job(python(code, records.path), options=POOL).finish().good()
+    assert done.lines == [{"wrong": [], "child": 0}, {"left": 100}]
+
+
+def test_a_process_of_few_descriptors_maps_and_reads_on(job: Start, records: Records) -> None:
+    code = """
+    import resource
+    data = open(sys.argv[1], "rb").read()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[2]),) * 2)
+    maps = [Mapping(sys.argv[1], length=2 << 20, offset=n << 20) for n in range(20)]
+    wrong = [n for n, m in enumerate(maps) if m.view != data[n << 20 :][: m.length]]
+    pid = os.fork()
+    if pid == 0:
+        os._exit(any(m.view != data[n << 20 :][: m.length] for n, m in enumerate(maps)))
+    say(wrong=wrong, child=os.waitpid(pid, 0)[1])
+    """
+    for limit in (5, 9, 20):
+        done = job(python(code, records.path, limit), options=POOL).finish().good()
+        assert (limit, done.lines) == (limit, [{"wrong": [], "child": 0}])
+
+
+def test_a_private_mapping_is_served_by_checkpoints_and_that_is_said_once(
+    job: Start, records: Records
+) -> None:
+    code = """
+    maps = [Mapping(sys.argv[1], flags=MAP_PRIVATE).managed() for _ in range(3)]
+    say(digests=sorted({m.digest() for m in maps}), pooled=[m.pooled() for m in maps])
+    """
+    done = job(python(code, records.path), options=POOL).finish().good()
+    assert done.lines == [{"digests": [records.digest], "pooled": [False] * 3}]
+    assert done.summary is not None
+    told = [line for line in done.summary["degradations"] if "not served by the pool" in line]
+    assert len(told) == 1 and "private" in told[0]
+    assert json.dumps(done.summary["files"]).count("checkpoints")

@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `wrap` says to the service and does when that fails it (tests/support/fake_service.py)."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import HANG_SECONDS, process_gone, uffdprefetch, wait_until
+from fake_service import SUMMARY_JSON
+from paths import SUPPORT
+
+from uffdprefetch.base.config import Config
+from uffdprefetch.base.errors import UffdPrefetchError
+from uffdprefetch.base.rundir import runtime_directory
+from uffdprefetch.launch import launcher
+
+Start = Callable[..., "subprocess.Popen[bytes]"]
+
+
+def events(log: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in log.read_text().splitlines()]
+
+
+def wrap(
+    env: dict[str, str], cwd: Path, *words: str, options: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        uffdprefetch("wrap", *options, "--", *words),
+        env=env, cwd=cwd, capture_output=True, timeout=HANG_SECONDS,
+    )  # fmt: skip
+
+
+def test_the_protocol_in_order(
+    env: dict[str, str], tmp_path: Path, fake: Callable[..., Path]
+) -> None:
+    log = fake("good")
+    env.update(RANK="3", LOCAL_RANK="1", WORLD_SIZE="8")
+    done = wrap(env, tmp_path, "sh", "-c", "echo $$; exit 7")
+    assert done.returncode == 7
+    wait_until(lambda: events(log)[-1]["event"] == "hangup", "the launcher to hang up")
+    ready, hello, job, finish, hangup = events(log)
+    assert [e["event"] for e in (ready, hello, job, finish, hangup)] == [
+        "ready", "hello", "job", "finish", "hangup",
+    ]  # fmt: skip
+    assert (hello["length"], hello["role"]) == (256, 1)
+    assert (hello["rank"], hello["local_rank"], hello["world"]) == (3, 1, 8)
+    assert job["pid"] == int(done.stdout)
+    assert os.waitstatus_to_exitcode(finish["status"]) == 7
+
+
+def test_a_death_by_signal_is_told_as_a_wait_status(
+    env: dict[str, str], tmp_path: Path, fake: Callable[..., Path]
+) -> None:
+    log = fake("good")
+    done = wrap(env, tmp_path, "sh", "-c", "kill -KILL $$")
+    assert done.returncode == -signal.SIGKILL
+    finish = next(e for e in events(log) if e["event"] == "finish")
+    assert os.WTERMSIG(finish["status"]) == signal.SIGKILL
+
+
+def test_the_last_launcher_prints_three_lines_and_writes_the_summary(
+    env: dict[str, str], tmp_path: Path, fake: Callable[..., Path]
+) -> None:
+    fake("good")
+    env["RANK"] = "2"
+    done = wrap(env, tmp_path, "true")
+    lines = done.stderr.decode().splitlines()
+    assert len(lines) == 3
+    assert all(line.startswith("uffdprefetch: ") for line in lines)
+    path = tmp_path / "uffdprefetch.test.2.summary.json"
+    assert json.loads(path.read_text()) == SUMMARY_JSON
+    assert path.name in lines[2]
+
+
+def test_quiet_writes_the_summary_and_prints_nothing(
+    env: dict[str, str], tmp_path: Path, fake: Callable[..., Path]
+) -> None:
+    fake("good")
+    done = wrap(env, tmp_path, "true", options=("-q", "-o", "here/%j.%q{WHO}"))
+    assert b"summary not written" in done.stderr  # there is no such directory: one line
+    assert done.stderr.count(b"\n") == 1 and done.returncode == 0
+    done = wrap({**env, "WHO": "me"}, tmp_path, "true", options=("-q", "-o", "%j.%q{WHO}"))
+    assert done.stderr == b""
+    assert (tmp_path / "test.me.summary.json").exists()
+
+
+def test_nothing_is_overwritten_without_force(
+    env: dict[str, str], tmp_path: Path, fake: Callable[..., Path]
+) -> None:
+    fake("good")
+    old = tmp_path / "mine.summary.json"
+    old.write_text("precious")
+    assert wrap(env, tmp_path, "true", options=("-o", "mine")).returncode == 0
+    assert old.read_text() == "precious"
+    assert json.loads((tmp_path / "mine-2.summary.json").read_text()) == SUMMARY_JSON
+    wrap(env, tmp_path, "true", options=("-o", "mine", "-f"))
+    assert json.loads(old.read_text()) == SUMMARY_JSON
+
+
+def test_only_the_last_of_several_launchers_reports(
+    env: dict[str, str], tmp_path: Path, fake: Callable[..., Path], children: Start
+) -> None:
+    fake("good")
+    waiting = children(
+        uffdprefetch("wrap", "--", "sh", "-c", "echo ready; read line"),
+        env=env, cwd=tmp_path,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert waiting.stdout is not None and waiting.stdout.readline() == b"ready\n"
+    first = wrap(env, tmp_path, "true")
+    assert first.stderr == b""
+    assert list(tmp_path.glob("*.summary.json")) == []
+    _, err = waiting.communicate(b"go\n", timeout=HANG_SECONDS)
+    assert err.count(b"uffdprefetch: ") == 3
+    assert len(list(tmp_path.glob("*.summary.json"))) == 1
+
+
+def test_a_nested_wrap_shares_the_service_and_preloads_once(
+    env: dict[str, str], tmp_path: Path, fake: Callable[..., Path]
+) -> None:
+    log = fake("good")
+    inner = uffdprefetch("wrap", "--", "sh", "-c", "echo $LD_PRELOAD; echo $UFFDPREFETCH_POLICY")
+    done = wrap(env, tmp_path, *inner, options=("--policy", "fixed"))
+    preload, policy = done.stdout.decode().splitlines()
+    assert preload.count("_preload") == 1 and ":" not in preload
+    assert policy == "fixed"
+    assert [e["event"] for e in events(log)].count("hello") == 2
+    assert [e["last"] for e in events(log) if e["event"] == "finish"] == [False, True]
+    assert done.stderr.count(b"uffdprefetch: ") == 3
+
+
+def test_the_options_of_the_first_wrap_hold_and_another_is_told_so(
+    env: dict[str, str], tmp_path: Path
+) -> None:
+    """A nested wrap inherits them; only what is given to it anew can differ."""
+    told = b"was started with other options"
+    inner = uffdprefetch("wrap", "--", "true")
+    assert told not in wrap(env, tmp_path, *inner, options=("--policy", "fixed")).stderr
+    inner = uffdprefetch("wrap", "--policy", "none", "--", "true")
+    assert wrap(env, tmp_path, *inner, options=("--policy", "fixed", "-f")).stderr.count(told) == 1
+
+
+def test_a_service_that_dies_costs_the_job_nothing(
+    env: dict[str, str], tmp_path: Path, fake: Callable[..., Path], children: Start
+) -> None:
+    log = fake("dies-at-job")
+    process = children(
+        uffdprefetch("wrap", "--", "sh", "-c", "echo ready; read line; echo $line; exit 6"),
+        env=env, cwd=tmp_path,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+    wait_until(lambda: process_gone(events(log)[0]["pid"]), "the service's death")
+    out, err = process.communicate(b"on\n", timeout=HANG_SECONDS)
+    assert (process.returncode, out) == (6, b"on\n")
+    (line,) = err.decode().splitlines()
+    assert line.startswith("uffdprefetch: the service died during the run")
+    assert ".sock.log" in line
+
+
+def test_a_summary_that_is_garbage_is_one_line(
+    env: dict[str, str], tmp_path: Path, fake: Callable[..., Path]
+) -> None:
+    fake("garbage")
+    done = wrap(env, tmp_path, "sh", "-c", "exit 4")
+    assert done.returncode == 4
+    assert b"not JSON" in done.stderr and done.stderr.count(b"\n") == 1
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_no_service_is_a_warning_or_125_with_strict(
+    env: dict[str, str], tmp_path: Path, strict: bool
+) -> None:
+    os.symlink("/", tmp_path / "run")
+    options = ("--strict",) if strict else ()
+    done = wrap(env, tmp_path, "echo", "ran", options=options)
+    assert b"symbolic link" in done.stderr and done.stderr.count(b"\n") == 1
+    assert (done.returncode, done.stdout) == ((125, b"") if strict else (0, b"ran\n"))
+
+
+# ---- finding and starting, in this process ------------------------------------------------------
+
+
+@pytest.fixture
+def meeting(env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> launcher.Meeting:
+    monkeypatch.setattr(launcher, "START_TIMEOUT_SECONDS", 0.5)
+    env["UFFDPREFETCH_RUN"] = "test"
+    runtime_directory(env)
+    return launcher.meeting_place(env)
+
+
+def test_the_service_is_started_if_nobody_listens(
+    env: dict[str, str],
+    meeting: launcher.Meeting,
+    monkeypatch: pytest.MonkeyPatch,
+    children: Start,
+) -> None:
+    monkeypatch.setattr(launcher, "START_TIMEOUT_SECONDS", HANG_SECONDS)
+    fake = str(SUPPORT / "fake_service.py")
+    words = [sys.executable, fake, meeting.socket, meeting.log]
+    monkeypatch.setattr(launcher, "start_service", lambda *_: children(words))
+    client, service = launcher.find_or_start(env, Config(), meeting)
+    assert service is not None
+    again, none = launcher.find_or_start(env, Config(), meeting)
+    assert none is None  # the second finds the first
+    client.close()
+    again.close()
+
+
+def test_a_service_that_cannot_start_is_reported_with_its_last_words(
+    env: dict[str, str],
+    meeting: launcher.Meeting,
+    monkeypatch: pytest.MonkeyPatch,
+    children: Start,
+) -> None:
+    Path(meeting.log).write_text("one\nno memory for the ring\n")
+    monkeypatch.setattr(launcher, "START_TIMEOUT_SECONDS", HANG_SECONDS)
+    monkeypatch.setattr(launcher, "start_service", lambda *_: children(["sh", "-c", "exit 3"]))
+    with pytest.raises(UffdPrefetchError, match=r"status 3 \(no memory for the ring\)") as caught:
+        launcher.find_or_start(env, Config(), meeting)
+    assert caught.value.exit_code == 125
+
+
+def test_a_stranger_on_the_socket_is_not_believed(
+    env: dict[str, str], meeting: launcher.Meeting, fake: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch, children: Start,
+) -> None:  # fmt: skip
+    fake("babbles")
+    monkeypatch.setattr(launcher, "start_service", lambda *_: children(["sleep", "60"]))
+    with pytest.raises(UffdPrefetchError, match="no message"):
+        launcher.find_or_start(env, Config(), meeting)
+
+
+def test_the_services_environment_is_not_the_jobs(
+    env: dict[str, str], meeting: launcher.Meeting
+) -> None:
+    env.update(LD_PRELOAD="/x.so", PYTHONINSPECT="1", PYTHONPATH="relative:/abs")
+    config = Config(policy="fixed", distance_bytes=8 << 20)
+    environment = launcher._service_environment(env, config, meeting)
+    assert "LD_PRELOAD" not in environment and "PYTHONINSPECT" not in environment
+    assert Config.from_json(environment["UFFDPREFETCH_SERVE_CONFIG"]) == config
+    entries = environment["PYTHONPATH"].split(os.pathsep)
+    assert entries[:2] == [os.path.abspath("relative"), "/abs"]
+
+
+def test_an_object_path_with_a_space_is_linked(tmp_path: Path) -> None:
+    (tmp_path / "a b").mkdir()
+    path = tmp_path / "a b" / "x.so"
+    path.write_text("")
+    link = launcher.preloadable(str(path), str(tmp_path))
+    assert " " not in link and os.path.samefile(link, path)
+    assert launcher.preloadable(link, str(tmp_path)) == link
+
+
+@pytest.mark.parametrize(
+    ("old", "expected"),
+    [
+        (None, "/u.so"),
+        ("", "/u.so"),
+        ("/a.so", "/u.so:/a.so"),
+        ("/a.so /b.so", "/u.so:/a.so:/b.so"),
+        ("/a.so:/u.so", "/u.so:/a.so"),
+        ("/u.so", "/u.so"),
+    ],
+)
+def test_prepending_to_the_preload_list(old: str | None, expected: str) -> None:
+    assert launcher.prepend_preload(old, "/u.so") == expected

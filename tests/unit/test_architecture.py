@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The layers of the code are those of the drawing, and each package can be loaded alone.
+
+import-linter (pyproject.toml, `make lint`) holds who imports whom. Here is what it does not see:
+the drawing, and what is in memory at run time.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+from paths import ROOT
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+PACKAGE = ROOT / "uffdprefetch"
+#: Packages of no layer: what the interpreter or a user names.
+ALONE = {"plan", "torch", "ownlock"}
+
+
+def layers() -> list[set[str]]:
+    """From top to bottom, as import-linter has them."""
+    document = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    contract = document["tool"]["importlinter"]["contracts"][0]
+    assert contract["type"] == "layers"
+    return [set(re.split(r" [|:] ", line)) for line in contract["layers"]]
+
+
+def test_the_drawing_shows_the_layers_that_are_held() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    drawn = [
+        set(re.findall(r"`([a-z]+)/?`", row.split("|")[1]))
+        for row in text.split("<!-- layers -->")[1].splitlines()
+        if row.startswith("| `")
+    ]
+    assert drawn == layers()
+
+
+def modules() -> list[str]:
+    return [
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if "site" not in path.parts and path.name != "__main__.py"
+    ]
+
+
+#: Imports every module of a package and prints the packages that are in memory then.
+LOADED = """
+import importlib, sys
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+print(*sorted({m.split(".")[1] for m in sys.modules if m.startswith("uffdprefetch.")}))
+"""
+
+
+@pytest.mark.parametrize("package", sorted(set().union(*layers())))
+def test_a_package_alone_loads_those_below_it_only(package: str) -> None:
+    mine = [
+        name for name in modules()
+        if name == f"uffdprefetch.{package}" or name.startswith(f"uffdprefetch.{package}.")
+    ]  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED, *mine], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    place = next(i for i, names in enumerate(layers()) if package in names)
+    below = set().union(*layers()[place + 1 :])
+    assert set(done.stdout.split()) - {"_uffd"} <= below | {package}
+
+
+def test_each_module_alone_can_be_loaded_first() -> None:
+    """A circle shows when one of its modules is the first."""
+    code = (
+        "import importlib, sys\n"
+        "keep = set(sys.modules)\n"
+        "for name in sys.argv[1:]:\n"
+        "    for old in [m for m in sys.modules if m.startswith('uffdprefetch')]:\n"
+        "        del sys.modules[old]\n"
+        "    importlib.import_module(name)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *modules()], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("entry", ["uffdprefetch.cli.record", "uffdprefetch.view.fetch"])
+def test_who_watches_loads_nothing_of_the_service(entry: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED, entry], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    loaded = set(done.stdout.split())
+    assert not loaded & {"service", "readers", "pool", "sense", "warm", "orders", "predict"}
