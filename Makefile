@@ -11,7 +11,7 @@ SANITIZE_CFLAGS := -std=gnu11 -g -O1 -fno-omit-frame-pointer -Icsrc -Wall -Wextr
 SANITIZE_asan := -fsanitize=address,undefined -fno-sanitize-recover=all
 SANITIZE_tsan := -fsanitize=thread
 
-.PHONY: all setup demo test campaign hammer lustre lint asan tsan clean
+.PHONY: all setup demo test check lint pure campaign hammer lustre asan tsan clean
 
 all: setup
 
@@ -49,9 +49,19 @@ hammer: setup
 lustre: setup
 	$(PY) -m tests.lustre.guest
 
+# Before each commit: under a minute on two cores.
+check: setup
+	@$(MAKE) --no-print-directory -j2 lint pure
+
 lint: setup
+	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
+	.venv/bin/lint-imports --no-cache
 	$(PY) -m mypy
+
+# What is a function of its arguments: no privilege, no storage, no other process of ours.
+pure: setup
+	$(PY) -m pytest -q --pure -n 2 -m "not slow and not torch" tests/unit tests/net
 
 # The slow storage bed of the tests, the demo and the benches (see bench/slowfs.c).
 build/slowfs: bench/slowfs.c

@@ -66,9 +66,7 @@ class Belady:
         if 0 <= file < len(self._blocks) and 0 <= block < self._blocks[file]:
             self._tracks[reader].touch(int(self._first[file]) + block)
 
-    def victims(
-        self, residents: Residents, readers: Sequence[Reader], count: int
-    ) -> np.ndarray:
+    def victims(self, residents: Residents, readers: Sequence[Reader], count: int) -> np.ndarray:
         """See :class:`uffdprefetch.pool.eviction.Policy`."""
         free = evictable(residents, readers)
         away = self._next_use(residents)
@@ -86,9 +84,7 @@ class Belady:
             part = slice(start, start + SLICE_ROWS)
             files = np.minimum(residents.file[part], len(self._blocks) - 1)
             blocks = residents.block[part]
-            place = np.where(
-                blocks < self._blocks[files], self._first[files] + blocks, self._size
-            )
+            place = np.where(blocks < self._blocks[files], self._first[files] + blocks, self._size)
             for track in self._tracks.values():
                 ahead = track.next_use[place] - np.int32(track.cursor)
                 np.minimum(away[part], ahead, out=away[part])

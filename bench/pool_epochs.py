@@ -148,9 +148,7 @@ class Epochs:
 
     def pool(self, policy: str) -> Run:
         """Under the pool engine with that eviction; all of it in the cgroup."""
-        words = self.bench.wrapped(
-            "pool", ("--budget", str(self.budget_bytes), "--evict", policy)
-        )
+        words = self.bench.wrapped("pool", ("--budget", str(self.budget_bytes), "--evict", policy))
         run = self.measure(words, self.budget_bytes + self.slack_bytes)
         run["pool"] = self.bench.pool_summary()
         return run

@@ -200,5 +200,3 @@ def notes(report: dict[str, Any]) -> Sequence[str]:
         "Context switches: voluntary and involuntary, of all threads, from when all have mapped to "
         "when the last one has read. The bed's and mpirun's own are not in them.",
     )
-
-

@@ -145,9 +145,7 @@ def replay(
     return hits
 
 
-def _walks(
-    accesses: Accesses, ahead: int, behind: int
-) -> dict[tuple[int, int, int], Reader]:
+def _walks(accesses: Accesses, ahead: int, behind: int) -> dict[tuple[int, int, int], Reader]:
     """For each (reader, file, epoch) that is walked in one direction: its range."""
     keys = np.stack((accesses.reader, accesses.file, accesses.epoch), axis=1)
     names, which = np.unique(keys, axis=0, return_inverse=True)

@@ -68,9 +68,10 @@ def folio_bytes(path: Path) -> float | None:
         data: np.ndarray = np.frombuffer(view, dtype=np.uint8)
         base, tails, seen = data.ctypes.data // page, 0, 0
         try:
-            with open("/proc/self/pagemap", "rb") as maps, open(
-                "/proc/kpageflags", "rb", buffering=0
-            ) as flags:
+            with (
+                open("/proc/self/pagemap", "rb") as maps,
+                open("/proc/kpageflags", "rb", buffering=0) as flags,
+            ):
                 for first in range(0, pages, max(1, pages // 4)):
                     count = min(_SAMPLED_PAGES // 4, pages - first)
                     for number_ in range(first, first + count):

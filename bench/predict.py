@@ -67,8 +67,9 @@ CASES = (
 
 def run_tool(words: Sequence[str], where: Path) -> str:
     """stdout of a command of ours; its stderr is ours."""
-    return subprocess.run([*TOOL, *words], cwd=where, check=True, stdout=subprocess.PIPE,
-                          text=True, env=environment()).stdout
+    return subprocess.run(
+        [*TOOL, *words], cwd=where, check=True, stdout=subprocess.PIPE, text=True, env=environment()
+    ).stdout
 
 
 def environment() -> dict[str, str]:
@@ -87,15 +88,23 @@ def wall_seconds(words: Sequence[str], data: Path, where: Path) -> float:
 def write_plan(where: Path, data: Path, records: int, case: Case) -> Path:
     """The orders of a case's ranks and epochs, as a plan file."""
     epochs = [
-        {"ranks": {str(rank): list(rank_order(case.pattern, records, rank, case.ranks,
-                                              epoch=epoch)) for rank in range(case.ranks)}}
+        {
+            "ranks": {
+                str(rank): list(rank_order(case.pattern, records, rank, case.ranks, epoch=epoch))
+                for rank in range(case.ranks)
+            }
+        }
         for epoch in range(case.epochs)
     ]
     path = where / "plan.json"
-    path.write_text(json.dumps({
-        "schema": "uffdprefetch.plan/1",
-        "files": [{"file": str(data), "unit": "records", "epochs": epochs}],
-    }))
+    path.write_text(
+        json.dumps(
+            {
+                "schema": "uffdprefetch.plan/1",
+                "files": [{"file": str(data), "unit": "records", "epochs": epochs}],
+            }
+        )
+    )
     return path
 
 
@@ -111,53 +120,107 @@ def measure(args: argparse.Namespace, where: Path) -> list[dict[str, Any]]:
     """A row for each case and choice."""
     manifest = make_dataset(where / "data", parse_size(args.size))
     rows = []
-    with SlowBed(where / "data", bandwidth=parse_rate(args.bandwidth),
-                 latency_us=args.latency_us) as bed:
+    with SlowBed(
+        where / "data", bandwidth=parse_rate(args.bandwidth), latency_us=args.latency_us
+    ) as bed:
         database = bed.path("records.lmdb")
         data = Path(data_file(str(database)))
-        run_tool(["calibrate", str(data), "--seconds", "12", "--bytes", "4GiB",
-                  "--threads", "1,8", "-f", "-o", "bed.toml"], where)
+        run_tool(
+            [
+                "calibrate",
+                str(data),
+                "--seconds",
+                "12",
+                "--bytes",
+                "4GiB",
+                "--threads",
+                "1,8",
+                "-f",
+                "-o",
+                "bed.toml",
+            ],
+            where,
+        )
         compute = args.compute / parse_rate(args.bandwidth)
         half = format_size_exact(parse_size(args.size) // 2)
         for case in CASES:
             if args.only not in case.name:
                 continue
-            job = [sys.executable, str(JOB), "--db", str(database), "--pattern", case.pattern,
-                   "--compute-seconds-per-byte", str(compute * case.ranks)]
+            job = [
+                sys.executable,
+                str(JOB),
+                "--db",
+                str(database),
+                "--pattern",
+                case.pattern,
+                "--compute-seconds-per-byte",
+                str(compute * case.ranks),
+            ]
             if case.ranks > 1:
                 job += ["--spawn", "--ranks", str(case.ranks)]
             drop_cache(data)
             run_tool(["trace", "-f", "-o", "plain.uptrace", "--", *job], where)
-            said = json.loads(run_tool(
-                ["simulate", "bed.toml", "--replay", "plain.uptrace", "--json", "--epochs",
-                 str(case.epochs), "--budget", half], where))
+            said = json.loads(
+                run_tool(
+                    [
+                        "simulate",
+                        "bed.toml",
+                        "--replay",
+                        "plain.uptrace",
+                        "--json",
+                        "--epochs",
+                        str(case.epochs),
+                        "--budget",
+                        half,
+                    ],
+                    where,
+                )
+            )
             wanted = [name.format(half=half) for name in case.choices]
             said["choices"] = [c for c in said["choices"] if c["name"] in wanted]
             print(json.dumps({k: v for k, v in said.items() if k != "choices"}), file=sys.stderr)
             plan = write_plan(where, data, manifest.records, case)
-            starts = [wall_seconds([*TOOL, "wrap", "-q", "-f", "-o", str(where / "summary"), "--",
-                                    "true"], data, where) for _ in range(args.pairs)]
+            starts = [
+                wall_seconds(
+                    [*TOOL, "wrap", "-q", "-f", "-o", str(where / "summary"), "--", "true"],
+                    data,
+                    where,
+                )
+                for _ in range(args.pairs)
+            ]
             start = statistics.median(starts)
             took: dict[str, list[float]] = {}
             for _ in range(args.pairs):
                 for choice in said["choices"]:
-                    words = [*words_of(choice["command"], plan, where), "--epochs",
-                             str(case.epochs)]
+                    words = [
+                        *words_of(choice["command"], plan, where),
+                        "--epochs",
+                        str(case.epochs),
+                    ]
                     took.setdefault(choice["name"], []).append(wall_seconds(words, data, where))
             for choice in said["choices"]:
                 seconds = took[choice["name"]]
                 middle = statistics.median(seconds)
                 wrapped = choice["command"].startswith("uffdprefetch")
                 predicted = choice["seconds"] + (start if wrapped else 0.0)
-                rows.append({
-                    "case": case.name, "choice": choice["name"], "predicted_seconds": predicted,
-                    "wrap_true_seconds": start if wrapped else None,
-                    "measured_seconds": seconds, "error": predicted / middle - 1,
-                    "predicted_stall_seconds": choice["stall_seconds"],
-                    "predicted_read_bytes": choice["read_bytes"], "command": choice["command"],
-                })
-                print(f"bench: {case.name} | {choice['name']}: predicted {predicted:.2f} s, "
-                      f"measured {middle:.2f} s ({rows[-1]['error']:+.1%})", file=sys.stderr)
+                rows.append(
+                    {
+                        "case": case.name,
+                        "choice": choice["name"],
+                        "predicted_seconds": predicted,
+                        "wrap_true_seconds": start if wrapped else None,
+                        "measured_seconds": seconds,
+                        "error": predicted / middle - 1,
+                        "predicted_stall_seconds": choice["stall_seconds"],
+                        "predicted_read_bytes": choice["read_bytes"],
+                        "command": choice["command"],
+                    }
+                )
+                print(
+                    f"bench: {case.name} | {choice['name']}: predicted {predicted:.2f} s, "
+                    f"measured {middle:.2f} s ({rows[-1]['error']:+.1%})",
+                    file=sys.stderr,
+                )
     return rows
 
 
@@ -166,15 +229,18 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
     lines = ["| case | run as | predicted s | measured s | error |", "|---|---|---:|---:|---:|"]
     for row in rows:
         middle = statistics.median(row["measured_seconds"])
-        lines.append(f"| {row['case']} | {row['choice']} | {row['predicted_seconds']:.2f} | "
-                     f"{middle:.2f} | {row['error']:+.1%} |")
+        lines.append(
+            f"| {row['case']} | {row['choice']} | {row['predicted_seconds']:.2f} | "
+            f"{middle:.2f} | {row['error']:+.1%} |"
+        )
     return "\n".join(lines) + "\n"
 
 
 def main() -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(prog="bench/predict.py",
-                                     description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="bench/predict.py", description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--pairs", type=int, default=3, help="rounds")
     parser.add_argument("--size", default="1GiB")
     parser.add_argument("--bandwidth", default="300MB/s")

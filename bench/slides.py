@@ -75,7 +75,8 @@ def memory_kib(pid: int, field: str) -> int:
 def sample(job: int, service: int) -> dict[str, int]:
     """One look at both processes. Raises OSError when one is gone."""
     agent = next(
-        t for t in Path(f"/proc/{job}/task").iterdir()
+        t
+        for t in Path(f"/proc/{job}/task").iterdir()
         if (t / "comm").read_text().strip() == "uffdprefetch"
     )
     return {

@@ -41,8 +41,16 @@ _LAUNCHER_NAMES = {name for _, *names in _FAMILIES for name in names} | {
 }  # fmt: skip
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--pure", action="store_true",
+        help="only tests that start nothing: no time limit, no look for what they leave",
+    )  # fmt: skip
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    config.pluginmanager.register(suite.Suite(config), "uffdprefetch-suite")
+    if not config.getoption("--pure"):
+        config.pluginmanager.register(suite.Suite(config), "uffdprefetch-suite")
 
 
 def require(condition: object, reason: str) -> None:

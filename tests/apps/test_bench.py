@@ -68,9 +68,7 @@ def test_the_bootstrap_interval_holds_the_median_and_narrows(load_bench: Load) -
     assert narrow[1] - narrow[0] < high - low
 
 
-def test_a_bench_in_small_measures_counts_and_renders(
-    tmp_path: Path, load_bench: Load
-) -> None:
+def test_a_bench_in_small_measures_counts_and_renders(tmp_path: Path, load_bench: Load) -> None:
     require(why_no_bed() is None, why_no_bed() or "")
     file = tmp_path / "bench.json"
     words = ["--suite=peers", "--pairs=2", "--size=4MiB", "--case=skipping 4, compute 0.95"]

@@ -42,9 +42,7 @@ def test_sqlite_reads_through_its_mapping(runner: Runner, store: Path) -> None:
     check_pooled(check_same(runner, words, cold=[store / TABLES], options=POOL), store / TABLES)
 
 
-def test_sqlite_that_may_write_is_only_watched(
-    runner: Runner, store: Path, tmp_path: Path
-) -> None:
+def test_sqlite_that_may_write_is_only_watched(runner: Runner, store: Path, tmp_path: Path) -> None:
     program = shutil.which("sqlite3")
     require(program, "sqlite3 is missing: install it")
     copy = Path(shutil.copy(store / TABLES, tmp_path / "copy.sqlite"))

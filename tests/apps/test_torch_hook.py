@@ -13,7 +13,8 @@ from paths import SUPPORT
 from torch_service import ENDED, HAVE_TORCH, Announced, Listener, job_environment, output_of
 
 pytestmark = [
-    pytest.mark.skipif(not HAVE_TORCH, reason="torch is not installed"), pytest.mark.torch
+    pytest.mark.skipif(not HAVE_TORCH, reason="torch is not installed"),
+    pytest.mark.torch,
 ]
 
 SCENES = SUPPORT / "torch_scenes.py"

@@ -13,7 +13,8 @@ from paths import SUPPORT
 from torch_service import HAVE_TORCH, Listener, job_environment, output_of, run_python
 
 pytestmark = [
-    pytest.mark.skipif(not HAVE_TORCH, reason="torch is not installed"), pytest.mark.torch
+    pytest.mark.skipif(not HAVE_TORCH, reason="torch is not installed"),
+    pytest.mark.torch,
 ]
 
 JOB = SUPPORT / "torch_explicit.py"

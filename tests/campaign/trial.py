@@ -126,9 +126,7 @@ def _write_plan(records: Records, cwd: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _job(
-    records: Records, cwd: Path, engine: Engine, exits: tuple[str, ...] = ()
-) -> Iterator[Job]:
+def _job(records: Records, cwd: Path, engine: Engine, exits: tuple[str, ...] = ()) -> Iterator[Job]:
     env = clean_environment()
     env["UFFDPREFETCH_RUNDIR"] = str(cwd / "run")
     env[PATIENCE_VARIABLE] = "1000"  # what is laid, or the pool's, is waited for

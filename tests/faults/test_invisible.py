@@ -524,11 +524,14 @@ def test_a_mapping_grows_where_there_is_no_room_for_a_second_one(
     job: Start, records: Records, flags: str
 ) -> None:
     """`ulimit -v`: what takes the checkpoints' place comes page by page."""
-    code = in_half_the_room(flags) + """
+    code = (
+        in_half_the_room(flags)
+        + """
     m.grow(m.length + m.length // 4)
     unlimited()
     say(digest=hashlib.sha256(m.view[:os.stat(sys.argv[1]).st_size]).hexdigest(), parts=m.parts())
     """
+    )
     done = job(python(code, records.path)).finish().good()
     assert done.lines == [{"digest": records.digest, "parts": [0, 1]}]
 
@@ -537,13 +540,16 @@ def test_a_mapping_grows_where_there_is_no_room_for_a_second_one(
 def test_the_file_is_back_after_the_services_death_where_there_is_no_room_for_a_second_mapping(
     job: Start, records: Records, flags: str
 ) -> None:
-    code = in_half_the_room(flags) + """
+    code = (
+        in_half_the_room(flags)
+        + """
     say(ready=True)
     hear()
     m.plain()
     unlimited()
     say(digest=m.digest())
     """
+    )
     work = job(python(code, records.path))
     assert work.line() == {"ready": True}
     work.kill_service()

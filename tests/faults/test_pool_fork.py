@@ -220,9 +220,7 @@ def test_a_childs_mapping_that_is_longer_than_its_file_has_the_advice_of_its_par
     assert done.lines == [{"sequential": [True, True]}]
 
 
-def test_a_hundred_children_while_other_threads_fault_and_map(
-    job: Start, records: Records
-) -> None:
+def test_a_hundred_children_while_other_threads_fault_and_map(job: Start, records: Records) -> None:
     code = """
     m, end, wrong = Mapping(sys.argv[1]), threading.Event(), []
 

@@ -455,5 +455,3 @@ def test_the_stripe_of_a_lustre_file() -> None:
     )
     assert parse_getstripe(composite) == (4 << 20, -1)
     assert parse_getstripe("lfs: cannot find layout\n") == (None, None)
-
-

@@ -199,6 +199,7 @@ def test_bytes_agree_with_what_the_process_was_charged_on_a_disk(
 
 # ---- what they did ------------------------------------------------------------------------------
 
+
 def test_each_pattern_is_named_for_each_rank(patterns: Patterns, case: Case) -> None:
     (file,) = [f for f in patterns.report["files"] if f["path"] == str(patterns.path(case))]
     name, stride = NAMES[case.pattern]

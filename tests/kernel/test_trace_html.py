@@ -263,9 +263,7 @@ def test_nothing_sticks_out_of_the_window(open_page: Open, cold_trace: Trace, wi
         page.command("Emulation.setDeviceMetricsOverride", **size)
         page.run("return uffdprefetch.idle()")
         assert page.run("return document.documentElement.scrollWidth") <= width
-        plots = page.run(
-            "return [...document.querySelectorAll('canvas')].map(c => c.clientWidth)"
-        )
+        plots = page.run("return [...document.querySelectorAll('canvas')].map(c => c.clientWidth)")
         assert min(plots) > width * 0.85
     finally:
         page.command("Emulation.clearDeviceMetricsOverride")

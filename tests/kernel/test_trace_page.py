@@ -18,7 +18,7 @@ from uffdprefetch.trace.file.trace_file import Trace
 pytest_plugins = ("browser_fixtures",)
 pytestmark = pytest.mark.browser
 
-HOSTILE = "/data/</script><img src=x onerror=\"window.pwned=1\">/'\"&lt;b>.mdb"
+HOSTILE = '/data/</script><img src=x onerror="window.pwned=1">/\'"&lt;b>.mdb'
 
 
 def test_it_opens_from_disk_and_asks_nothing_of_any_network(

@@ -65,7 +65,8 @@ class Rpcs:
 
     def __str__(self) -> str:
         sizes = ", ".join(
-            f"{n} of {pages * 4} KiB" for pages, n in sorted(self.by_pages.items()) if n)
+            f"{n} of {pages * 4} KiB" for pages, n in sorted(self.by_pages.items()) if n
+        )
         return f"{self.count} READ RPCs ({sizes}), {self.bytes / (1 << 20):.1f} MiB"
 
 

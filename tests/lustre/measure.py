@@ -60,7 +60,8 @@ def main() -> int:
             (directory / "plan.json").write_text(json.dumps(job.plan_of(str(path), size)))
             if options is not None:
                 options = tuple(
-                    str(directory / "plan.json") if word == "PLAN" else word for word in options)
+                    str(directory / "plan.json") if word == "PLAN" else word for word in options
+                )
             try:
                 more = "--compute", str(args.compute_ms)
                 if options is not None:

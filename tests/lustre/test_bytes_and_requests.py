@@ -69,9 +69,7 @@ def test_a_large_file_is_read_once_in_whole_requests(
 
 @pytest.mark.long
 @pytest.mark.parametrize("policy", ["fixed", "stride"])
-def test_other_policies_ask_for_whole_requests_too(
-    policy: str, data: Data, tmp_path: Path
-) -> None:
+def test_other_policies_ask_for_whole_requests_too(policy: str, data: Data, tmp_path: Path) -> None:
     ran = client.run_job(
         tmp_path, data.path, "contiguous", ("--policy", policy),
         more=("--compute", "5", "--known"),

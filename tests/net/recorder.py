@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.net import seams
+from uffdprefetch.base.clock import CLOCK
 from uffdprefetch.base.config import Config
 from uffdprefetch.orders import indexer_client
 from uffdprefetch.pool import node_pool
@@ -76,8 +77,12 @@ class Recorder:
         kind, _, arguments, answers = self._item
         told = any(answer for question, answer in answers if question[0] != "changed")
         changed = any(question[0] == "changed" for question, _ in answers)
-        if kind not in QUIET or told or changed or self._decided or any(
-            isinstance(each, list) and each for each in arguments
+        if (
+            kind not in QUIET
+            or told
+            or changed
+            or self._decided
+            or any(isinstance(each, list) and each for each in arguments)
         ):
             self.write(self._item)
 
@@ -111,9 +116,7 @@ class Recorder:
             self._decisions.append([self._written, *decision])
 
     def file(self, fd: int) -> int:
-        return next(
-            (i for i, f in enumerate(self._files) if fd in (f.fd, f.page_fd, f.map_fd)), -1
-        )
+        return next((i for i, f in enumerate(self._files) if fd in (f.fd, f.page_fd, f.map_fd)), -1)
 
     def opened(self, file: files.FileState) -> None:
         self._files.append(file)
@@ -140,6 +143,8 @@ def install(path: str) -> None:
     world = Recorder(path)
     atexit.register(world.close)
     seams.install(world, setattr)
+    object.__setattr__(CLOCK, "now_ns", world.now)
+    object.__setattr__(CLOCK, "cpu_ns", world.cpu)
 
     def item(owner: Any, name: str, kind: str, arguments: Callable[..., list[Any]]) -> None:
         original = getattr(owner, name)

@@ -25,6 +25,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tests.net import seams, tape
+from uffdprefetch.base.clock import Clock
 from uffdprefetch.base.config import Config
 from uffdprefetch.base.ranges import IntervalSet
 from uffdprefetch.native import pool as uffd_pool
@@ -160,9 +161,7 @@ class Replay:
         self.decisions.append(json.loads(json.dumps([self.item, *decision])))
 
     def file(self, fd: int) -> int:
-        return next(
-            (i for i, f in enumerate(self._files) if fd in (f.fd, f.page_fd, f.map_fd)), -1
-        )
+        return next((i for i, f in enumerate(self._files) if fd in (f.fd, f.page_fd, f.map_fd)), -1)
 
     def opened(self, file: files.FileState) -> None:
         self._files.append(file)
@@ -181,6 +180,7 @@ class Core:
     def __init__(self, config: Config, world: Replay, directory: str) -> None:
         self.config, self.world, self._directory = config, world, directory
         self.ledger = Ledger()
+        self.clock = Clock(world.now, world.cpu)
         self.pool: NodePool | None = None
         self.engine: CacheEngine | None = None
         self.planning: Planning | None = None
@@ -193,7 +193,7 @@ class Core:
         workers = uffd.Workers.__new__(uffd.Workers)
         self.scheduler = Scheduler(workers, bucket, grid, None, self.ledger.degrade)
         opener: Any = SimpleNamespace(open=lambda fd, then: os.close(fd), step=lambda: None)
-        engine = CacheEngine(self.config, self.scheduler, self.ledger, None, opener)
+        engine = CacheEngine(self.config, self.scheduler, self.ledger, None, opener, self.clock)
         if self.pool is not None:
             engine.use_pool(self.pool)
         if self.config.policy != "none":
@@ -204,7 +204,7 @@ class Core:
     def take(self, kind: str, args: list[Any]) -> None:
         """One input of the tape."""
         if kind == "pool":
-            self.pool = NodePool(self.config, -1, self.ledger)
+            self.pool = NodePool(self.config, -1, self.ledger, self.clock)
             return
         if self.engine is None:
             self.engine = self.start()

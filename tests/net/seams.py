@@ -19,7 +19,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from uffdprefetch.base import clock
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.native import uffd
 from uffdprefetch.orders import announcement, indexer_client
@@ -89,15 +88,9 @@ def number(client_: client.Client) -> int:
 
 def install(world: World, put: Put) -> None:
     """Let the core have this world; ``put`` is setattr, or a test's that is undone."""
-    real_now = clock.now_ns
-    for name in MODULES:
-        module = importlib.import_module(f"uffdprefetch.{name}")
-        if getattr(module, "now_ns", None) is real_now:
-            put(module, "now_ns", world.now)
-        if getattr(module, "time", None) is time:
-            put(module, "time", SimpleNamespace(
-                **{**vars(time), "monotonic_ns": world.now, "thread_time_ns": world.cpu}
-            ))  # fmt: skip
+    for name in MODULES:  # those, too, that are imported late
+        importlib.import_module(f"uffdprefetch.{name}")
+    put(files, "time", SimpleNamespace(**{**vars(time), "monotonic_ns": world.now}))
     _questions(world, put)
     _of_files(world, put)
     _of_orders(world, put)
@@ -300,6 +293,7 @@ def _of_the_pool(world: World, put: Put) -> None:
     for each in (add_file, books, submit, reap, drain, set_victims, set_budget):
         put(uffd_pool.Pool, each.__name__, each)
     for name in ("used_bytes", "victims_left", "forget_file", "park_file"):
+
         def asked(self: Any, *args: Any, name: str = name) -> Any:
             return world.ask([name, *args], lambda: real[name](self, *args))
 
@@ -351,4 +345,3 @@ def told(message: bytes) -> list[Any]:
         _, region, n, _, *pages = wire.COMMAND.unpack_from(body)
         return [kind.name, region, pages[:n]]
     return [kind.name]
-

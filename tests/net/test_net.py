@@ -54,7 +54,7 @@ def test_every_decision_is_what_it_was(seed: int) -> None:
 def test_a_decision_that_differs_is_found() -> None:
     code = (
         "from tests.net import mutate; from tests.net.replay import compare, replay\n"
-        "with mutate.mutated('progress.streams', 'SETTLED_TOUCHES', 2): world = replay('demo-on')\n"
+        "with mutate.mutated('predict.window', 'LOOKAHEAD_SECONDS', 2): world = replay('demo-on')\n"
         "print(compare('demo-on', world) is not None)\n"
     )
     done = subprocess.run(

@@ -159,8 +159,20 @@ def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlowBed]:
 
 def calibrated(bed: SlowBed, out: Path, *options: str) -> dict[str, Any]:
     """The scenario file of a short calibration, which must also be one that can be loaded."""
-    words = ["calibrate", str(bed.path("data")), "-o", str(out), "-f", "--seconds", "6",
-             "--threads", "1,8", "--requests", "4KiB,256KiB", *options]
+    words = [
+        "calibrate",
+        str(bed.path("data")),
+        "-o",
+        str(out),
+        "-f",
+        "--seconds",
+        "6",
+        "--threads",
+        "1,8",
+        "--requests",
+        "4KiB,256KiB",
+        *options,
+    ]
     assert main(words) == 0
     assert load(str(out)).system.N == 1
     return tomllib.loads(out.read_text())
@@ -192,7 +204,8 @@ def test_curves_move_with_the_beds_bandwidth_and_latency(bed: SlowBed, tmp_path:
     assert late["system"]["rates"] == "node"
     assert rate(late["system"]["t"]["1"]) == pytest.approx(curve(late, 256 << 10)[8], rel=0.01)
     assert rate(late["system"]["t_demand"]["1"]) == pytest.approx(
-        curve(late, 256 << 10)[1], rel=0.01)
+        curve(late, 256 << 10)[1], rel=0.01
+    )
     # On one node its threads stand for other nodes'.
     assert set(late["system"]["t"]) == {"1"} and set(late["system"]["t_demand"]) == {"1", "8"}
 
@@ -202,8 +215,11 @@ def test_every_figure_has_its_interval_or_says_of_how_many_runs_it_is(
 ) -> None:
     bed.set(bandwidth=400_000_000, latency_us=1000)
     found = calibrated(bed, disk / "s.toml", "--local", str(disk))["measured"]
-    said = [*found["file_system"]["4096"].values(), *found["memory"].values(),
-            *found["disk"].values()]
+    said = [
+        *found["file_system"]["4096"].values(),
+        *found["memory"].values(),
+        *found["disk"].values(),
+    ]
     for text in said:
         match = re.fullmatch(r"(\S+)(?: \[(\S+), (\S+)\])? \(n=(\d+)\)", text)
         assert match is not None, text
@@ -251,7 +267,11 @@ def test_cold_bytes_come_from_the_bed(bed: SlowBed, tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_is_one_line(
-    disk: Path, capsys: pytest.CaptureFixture[str], words: list[str], status: int, said: str,
+    disk: Path,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    status: int,
+    said: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(disk)
@@ -269,28 +289,75 @@ def test_what_cannot_be_is_one_line(
 
 def test_a_directory_gets_a_test_file_that_goes_away(disk: Path) -> None:
     out = disk / "s.toml"
-    assert main(["calibrate", str(disk), "--file-size", "16MiB", "--seconds", "2",
-                 "--threads", "1", "--requests", "64KiB", "--prefetchers", "2", "-o", str(out),
-                 "--data", str(disk)]) == 0
+    assert (
+        main(
+            [
+                "calibrate",
+                str(disk),
+                "--file-size",
+                "16MiB",
+                "--seconds",
+                "2",
+                "--threads",
+                "1",
+                "--requests",
+                "64KiB",
+                "--prefetchers",
+                "2",
+                "-o",
+                str(out),
+                "--data",
+                str(disk),
+            ]
+        )
+        == 0
+    )
     assert os.listdir(disk) == ["s.toml"]
     assert load(str(out)).dataset.path == str(disk)
 
 
 def test_a_calibration_that_is_killed_leaves_nothing_behind(disk: Path) -> None:
-    words = [sys.executable, "-m", "uffdprefetch", "calibrate", str(disk), "--file-size",
-             "16MiB", "--seconds", "60", "--requests", "64KiB", "--prefetchers", "2", "-o", "-"]
+    words = [
+        sys.executable,
+        "-m",
+        "uffdprefetch",
+        "calibrate",
+        str(disk),
+        "--file-size",
+        "16MiB",
+        "--seconds",
+        "60",
+        "--requests",
+        "64KiB",
+        "--prefetchers",
+        "2",
+        "-o",
+        "-",
+    ]
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
-        assert process.stderr.readline() == ("uffdprefetch: file system: 2 threads, requests of "
-                                             "64 KiB\n")  # it measures: the file is there
+        assert process.stderr.readline() == (
+            "uffdprefetch: file system: 2 threads, requests of 64 KiB\n"
+        )  # it measures: the file is there
         process.kill()
     assert os.listdir(disk) == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_test_file_never_has_a_name_to_leave_behind(disk: Path, number: int) -> None:
-    words = [sys.executable, "-m", "uffdprefetch", "calibrate", str(disk), "--file-size", "4GiB",
-             "--seconds", "600", "-o", "-"]
+    words = [
+        sys.executable,
+        "-m",
+        "uffdprefetch",
+        "calibrate",
+        str(disk),
+        "--file-size",
+        "4GiB",
+        "--seconds",
+        "600",
+        "-o",
+        "-",
+    ]
     with subprocess.Popen(words, stderr=subprocess.DEVNULL) as process:
         while not writes_below(disk, process.pid):
             assert process.poll() is None
@@ -313,8 +380,28 @@ def writes_below(folder: Path, pid: int) -> bool:
 
 def short(path: Path, out: Path, *options: str) -> str:
     """The scenario file of the shortest calibration."""
-    assert main(["calibrate", str(path), "--file-size", "16MiB", "--seconds", "1", "--threads",
-                 "1", "--requests", "64KiB", "--prefetchers", "2", "-o", str(out), *options]) == 0
+    assert (
+        main(
+            [
+                "calibrate",
+                str(path),
+                "--file-size",
+                "16MiB",
+                "--seconds",
+                "1",
+                "--threads",
+                "1",
+                "--requests",
+                "64KiB",
+                "--prefetchers",
+                "2",
+                "-o",
+                str(out),
+                *options,
+            ]
+        )
+        == 0
+    )
     return out.read_text()
 
 
@@ -362,11 +449,14 @@ def test_points_that_are_lost_are_noted_once_a_curve(
     disk: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (disk / "data").write_bytes(os.urandom(16 << 20))
-    text = short(disk / "data", disk / "s.toml", "--threads", "1,500,600", "--requests",
-                 "4KiB,64KiB")
+    text = short(
+        disk / "data", disk / "s.toml", "--threads", "1,500,600", "--requests", "4KiB,64KiB"
+    )
     lost = [line for line in text.splitlines() if "too little is left" in line]
-    assert lost == ["# file system: not with 500, 600 threads, requests of 64 KiB: too little is "
-                    "left of --bytes, or the file is too small"]
+    assert lost == [
+        "# file system: not with 500, 600 threads, requests of 64 KiB: too little is "
+        "left of --bytes, or the file is too small"
+    ]
     assert lost[0][2:] in capsys.readouterr().err
     found = tomllib.loads(text)["measured"]["file_system"]
     assert set(found["4096"]) == {"1", "2", "500", "600"} and set(found["65536"]) == {"1", "2"}
@@ -394,10 +484,32 @@ def test_ranks_under_mpirun_measure_together(disk: Path) -> None:
     (disk / "data").write_bytes(os.urandom(16 << 20))
     environ = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     ended = subprocess.run(
-        [program, "--oversubscribe", "-n", "3", sys.executable, "-m", "uffdprefetch", "calibrate",
-         str(disk / "data"), "--seconds", "3", "--threads", "1", "--requests", "64KiB",
-         "--prefetchers", "2", "-o", str(disk / "s.toml")],
-        env=environ, capture_output=True, text=True, timeout=120)
+        [
+            program,
+            "--oversubscribe",
+            "-n",
+            "3",
+            sys.executable,
+            "-m",
+            "uffdprefetch",
+            "calibrate",
+            str(disk / "data"),
+            "--seconds",
+            "3",
+            "--threads",
+            "1",
+            "--requests",
+            "64KiB",
+            "--prefetchers",
+            "2",
+            "-o",
+            str(disk / "s.toml"),
+        ],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert ended.returncode == 0, ended.stderr
     found = tomllib.loads((disk / "s.toml").read_text())
     assert rate(found["system"]["b_c"]) > 0 and "link" in found["measured"]["network"]
@@ -418,8 +530,24 @@ def test_of_two_disks_the_one_that_fails_is_named(
         return run(reader, *given)
 
     monkeypatch.setattr(Reader, "run", fails)
-    words = ["calibrate", str(disk), "--file-size", "16MiB", "--seconds", "2", "--threads", "1",
-             "--requests", "64KiB", "--prefetchers", "2", "--local", str(local), "-o", "-"]
+    words = [
+        "calibrate",
+        str(disk),
+        "--file-size",
+        "16MiB",
+        "--seconds",
+        "2",
+        "--threads",
+        "1",
+        "--requests",
+        "64KiB",
+        "--prefetchers",
+        "2",
+        "--local",
+        str(local),
+        "-o",
+        "-",
+    ]
     assert main(words) == 1
     error = capsys.readouterr().err.splitlines()[-1]
     assert error == f"uffdprefetch: calibrate: cannot read {local}: Input/output error"

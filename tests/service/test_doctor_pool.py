@@ -175,9 +175,7 @@ def test_huge_pages_that_are_off_have_the_command(
     assert found.lift == f"echo advise | sudo tee {setting}"
 
 
-def test_huge_pages_are_tried_not_believed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_huge_pages_are_tried_not_believed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The setting says so, the kernel does as before."""
     real = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
     require(real.exists() and "[never]" in real.read_text(), "shmem_enabled is not never here")
@@ -226,9 +224,7 @@ def test_doctor_has_the_checks_of_the_pool_and_ends(tmp_path: Path) -> None:
         assert "the probe" not in found[name].found
 
 
-def test_what_another_user_lacks_is_named_with_its_command(
-    env: dict[str, str]
-) -> None:
+def test_what_another_user_lacks_is_named_with_its_command(env: dict[str, str]) -> None:
     with tempfile.TemporaryDirectory(prefix=own_name(""), dir="/tmp") as directory:
         nobody = Nobody(Path(directory))
         code = (

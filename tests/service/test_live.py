@@ -234,9 +234,7 @@ def test_headless_wins_over_a_variable(env: dict[str, str], tmp_path: Path) -> N
 # ---- lines --------------------------------------------------------------------------------------
 
 
-def test_lines_tell_how_it_goes_and_that_the_service_died(
-    job: Start, records: Records
-) -> None:
+def test_lines_tell_how_it_goes_and_that_the_service_died(job: Start, records: Records) -> None:
     code = """
     m = Mapping(sys.argv[1]).managed()
     while hear() == "again":  # so fast a reader may be past a place before a checkpoint lies there

@@ -13,7 +13,7 @@ import pytest
 from components import on_memory
 from conftest import require, wait_until
 
-from uffdprefetch.base.clock import now_ns
+from uffdprefetch.base.clock import CLOCK
 from uffdprefetch.base.config import Config
 from uffdprefetch.native import uffd
 from uffdprefetch.predict.streams import MIB
@@ -71,7 +71,7 @@ def watched(tmp_path: Path) -> Iterator[Watched]:
     with open(path, "rb") as file:
         view = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
     observer = Observer(engine, ledger, 512 * MIB, everybody=True)
-    observer.look([os.getpid()], now_ns())
+    observer.look([os.getpid()], CLOCK.now_ns())
     wait_until(lambda: engine.opener.step() or engine.clients[-os.getpid()].regions, "the mapping")
     client = engine.clients[-os.getpid()]
     (region,) = client.regions.values()
@@ -126,7 +126,7 @@ def test_a_skipping_walk_is_followed_however_many_runs_it_leaves(watched: Watche
     assert steps > 1.5 * pagetables.SCATTER_MAX
     watched.view.madvise(mmap.MADV_RANDOM)  # else large folios map what lies between
     every = int(STRIDE_BYTES / 300e6 * 1e9)
-    now = now_ns()
+    now = CLOCK.now_ns()
     behind = 0
     for step in range(steps):
         touch(watched.view, step * 4 + 1)

@@ -242,10 +242,7 @@ def test_births_are_heard_where_permitted_or_the_reason_is_told() -> None:
 
 def test_a_network_namespace_of_its_own_is_named_as_the_reason() -> None:
     require(os.geteuid() == 0 and shutil.which("unshare"), "only root can unshare")
-    code = (
-        "from uffdprefetch.view.births import Births\n"
-        "b = Births(); b.open(); print(b.why)"
-    )
+    code = "from uffdprefetch.view.births import Births\nb = Births(); b.open(); print(b.why)"
     done = subprocess.run(
         ["unshare", "-n", sys.executable, "-c", code],
         capture_output=True, text=True, timeout=HANG_SECONDS,

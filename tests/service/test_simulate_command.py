@@ -36,8 +36,18 @@ def shown(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 def test_a_table_beside_its_published_figures(capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(capsys, "paper5-1")
     head = text.splitlines()[1].split()
-    assert head == ["policy", "nodes", "seconds", "published", "error", "stall", "preload", "hits",
-                    "file", "system"]
+    assert head == [
+        "policy",
+        "nodes",
+        "seconds",
+        "published",
+        "error",
+        "stall",
+        "preload",
+        "hits",
+        "file",
+        "system",
+    ]
     assert "Lower Bound" in text and "7.30" in text and "LBANN In Memory Store (Dynamic)" in text
     naive = next(line for line in text.splitlines() if line.startswith("Naive"))
     assert "27.78" in naive and "0.0%" in naive
@@ -67,9 +77,14 @@ def test_what_does_not_apply_is_na_with_its_reason(
 def scenario() -> str:
     """Two nodes, a data set of 22 MB, two policies."""
     return replaced(
-        SMALL, ('title = "two nodes"', 'title = "small"'), ('d = "1GiB"', 'd = "1GB"'),
-        ("F = 100", "F = 200"), ("B = 10", "B = 8"), ('name = "ours"\n', ""),
-        ('policy = "node-pool"\nevict = "lru"', 'policy = "lbann"'))
+        SMALL,
+        ('title = "two nodes"', 'title = "small"'),
+        ('d = "1GiB"', 'd = "1GB"'),
+        ("F = 100", "F = 200"),
+        ("B = 10", "B = 8"),
+        ('name = "ours"\n', ""),
+        ('policy = "node-pool"\nevict = "lru"', 'policy = "lbann"'),
+    )
 
 
 def replaced(text: str, *pairs: tuple[str, str]) -> str:
@@ -146,8 +161,10 @@ def test_what_comes_along_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
         (["paper5-1", "--access-frequency", "1", "--only", "x"], "--only has no meaning with"),
         (["--replay", "t", "--access-frequency", "1"], "--access-frequency has no meaning with"),
         (["--replay", "t", "--nodes", "2"], "--nodes has no meaning with --replay"),
-        (["--replay", "t", "--bandwidth", "1MB/s", "--latency", "1ms", "--budget", "512KiB"],
-         "--budget 512KiB: at least 1MiB"),
+        (
+            ["--replay", "t", "--bandwidth", "1MB/s", "--latency", "1ms", "--budget", "512KiB"],
+            "--budget 512KiB: at least 1MiB",
+        ),
         (["paper5-1", "--only", "hdmlp,cluster-pool,naive"], "--only cluster-pool: none of Lower"),
         (["paper5-1", "--only", ""], "--only '': nothing is given"),
         (["paper5-1", "--only", "naive,"], "--only naive,: none of Lower Bound"),
@@ -179,7 +196,11 @@ def test_what_cannot_be_is_one_line(
 )
 @pytest.mark.parametrize("option", [[], ["--access-frequency", "0.1"]])
 def test_a_picture_that_cannot_be_is_said_before_anything_is_simulated(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str, said: str, option: list[str],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    name: str,
+    said: str,
+    option: list[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(simulate, "workload_of", None)

@@ -148,9 +148,7 @@ def test_rung_1_through_an_open_device(nobody: Nobody, env: dict[str, str], data
     assert summary["totals"]["fault_wait_ns"]["count"] > 0
 
 
-def test_the_pool_through_an_open_device(
-    nobody: Nobody, env: dict[str, str], data: Path
-) -> None:
+def test_the_pool_through_an_open_device(nobody: Nobody, env: dict[str, str], data: Path) -> None:
     """A third of the file fits, and without CAP_SYS_NICE no page table gets huge pages."""
     nobody.bring("numpy")
     options = ("--engine", "pool", "--budget", "32MiB")

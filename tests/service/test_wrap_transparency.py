@@ -351,9 +351,7 @@ def test_a_signal_sent_to_the_process_group_reaches_the_job_once(
     alone: dict[str, str], children: Start, name: str
 ) -> None:
     """As mpirun, timeout(1) and Slurm's pgid tracking send them."""
-    process, job = start_ready(
-        children, alone, trap(f"{name},SIGALRM", 2), start_new_session=True
-    )
+    process, job = start_ready(children, alone, trap(f"{name},SIGALRM", 2), start_new_session=True)
     assert process.stdout is not None
     # wrap takes it when the job has taken its own: a second copy would not melt into the first
     process.send_signal(signal.SIGSTOP)
@@ -387,9 +385,7 @@ def test_a_signal_that_came_while_both_were_stopped_reaches_the_job_once(
     alone: dict[str, str], children: Start
 ) -> None:
     """As a shell ends a stopped job: SIGTERM and SIGCONT to its group."""
-    process, job = start_ready(
-        children, alone, trap("SIGTERM,SIGALRM", 2), start_new_session=True
-    )
+    process, job = start_ready(children, alone, trap("SIGTERM,SIGALRM", 2), start_new_session=True)
     # A session leader's group would be orphaned, where SIGTSTP does nothing: the stop is ours.
     os.killpg(process.pid, signal.SIGSTOP)
     wait_until(lambda: process_state(process.pid) == process_state(job) == "T", "both to stop")

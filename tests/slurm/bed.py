@@ -242,9 +242,7 @@ class Step:
 
 
 @contextlib.contextmanager
-def running(
-    directory: Path, tracking: str, program: list[str], nodes: int = 2
-) -> Iterator[Bed]:
+def running(directory: Path, tracking: str, program: list[str], nodes: int = 2) -> Iterator[Bed]:
     """A bed that is ended when the block is left. Raises RuntimeError when it does not start."""
     bed = Bed(directory, tracking, program)
     bed.up(nodes)

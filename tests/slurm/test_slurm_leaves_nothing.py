@@ -49,7 +49,7 @@ def test_a_service_outlives_the_task_that_started_it(bed: Bed) -> None:
     script = (
         'test "$SLURM_PROCID" = 0 && { touch other; until test -e first; do sleep 0.05; done; '
         '"$@"; kill -0 "$(cat service)" && echo lives; exit; }; '
-        'until test -e other; do sleep 0.05; done; '  # else its service may be nobody's and end
+        "until test -e other; do sleep 0.05; done; "  # else its service may be nobody's and end
         'pgrep -f "serve --socket ${UFFDPREFETCH_SOCKET%+*}" > service; touch first'
     )
     for name in ("first", "other", "service"):

@@ -9,12 +9,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from planned_readers import SIZE, order
-from test_stride_node import Notes
+from planned_readers import SIZE, Notes, order
 from walked_orders import PAGE
 
+from uffdprefetch.base.clock import Clock
 from uffdprefetch.predict.order.extents import Units
-from uffdprefetch.readers import order_sources
 from uffdprefetch.readers.known_order import Plans
 from uffdprefetch.readers.order_sources import MS
 from uffdprefetch.state.ledger import Ledger
@@ -56,10 +55,10 @@ class Job:
         self.helper.orders["some"] = Units.of(order(range(100, 200)), SIZE, PAGE)
         self.helper.orders["more"] = Units.of(order(range(500, 520)), SIZE, PAGE)
         self.scheduler = Notes()
-        self.plans = Plans(self.scheduler, self.ledger)  # type: ignore[arg-type]
+        clock = Clock(lambda: self.now)
+        self.plans = Plans(self.scheduler, self.ledger, clock)  # type: ignore[arg-type]
         self.clients: list[Any] = []
         self.files: dict[str, Any] = {}
-        monkeypatch.setattr(order_sources, "now_ns", lambda: self.now)
 
     def comes(self) -> None:
         self.came += 1

@@ -136,9 +136,7 @@ class Browser:
 
     def keys(self, text: str) -> None:
         """Press and release keys, one after the other."""
-        actions = [
-            {"type": kind, "value": key} for key in text for kind in ("keyDown", "keyUp")
-        ]
+        actions = [{"type": kind, "value": key} for key in text for kind in ("keyDown", "keyUp")]
         self.act({"type": "key", "id": "keyboard", "actions": actions})
 
     def command(self, name: str, **parameters: Any) -> Any:

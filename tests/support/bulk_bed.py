@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from uffdprefetch.base.clock import Clock
 from uffdprefetch.base.config import Config
 from uffdprefetch.base.ranges import IntervalSet
 from uffdprefetch.native import uffd
@@ -50,9 +51,9 @@ class Bed:
         settings = Config(**config)
         self.scheduler = Scheduler(self, TokenBucket(None, MIB), 4 * MIB)  # type: ignore[arg-type]
         self.layout = Layout(settings, self.scheduler, self.ledger)
-        self.bulk = Bulk(settings, self.scheduler, self.ledger, self.layout)
+        clock = Clock(lambda: self.now)
+        self.bulk = Bulk(settings, self.scheduler, self.ledger, self.layout, clock)
         self._random = random.Random(3)
-        monkeypatch.setattr(module, "now_ns", lambda: self.now)
         monkeypatch.setattr(module, "missing_bytes", self.missing)
         monkeypatch.setattr(module, "read_ahead_bytes", lambda _: 128 << 10)
 

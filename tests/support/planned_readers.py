@@ -12,6 +12,7 @@ from walked_orders import KIB, PAGE, fixed_records
 
 from uffdprefetch.predict.checkpoints import Span
 from uffdprefetch.predict.order.cursor import Order
+from uffdprefetch.predict.streams import Stream
 from uffdprefetch.protocol.wire import Verdict
 from uffdprefetch.readers.known_order import PlannedReader
 
@@ -69,3 +70,17 @@ def found(records: Iterable[int]) -> list[tuple[int, int]]:
 def place(reader: PlannedReader) -> tuple[int, int]:
     assert reader.walk is not None
     return reader.epoch, reader.walk.position
+
+
+class Notes:
+    """A scheduler: the streams whose windows were taken away, the ranges that were wanted."""
+
+    def __init__(self) -> None:
+        self.forgotten: list[Stream] = []
+        self.wanted: list[tuple[int, int]] = []
+
+    def forget(self, stream: Stream) -> None:
+        self.forgotten.append(stream)
+
+    def want(self, file: Any, stream: Stream, start: int, end: int, need: int, **_: Any) -> None:
+        self.wanted.append((start, end))

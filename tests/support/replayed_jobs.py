@@ -19,8 +19,15 @@ SLOW = Storage(100e6, 1e-3)
 def stream(first: list[int], pages: int = 1, think: float = 0.0, rank: int = 0) -> Stream:
     """Accesses of ``pages`` pages each, ``think`` seconds between them."""
     begin = np.array(first, np.int64)
-    return Stream(rank, 100 + rank, np.zeros(len(first), np.int64), begin, begin + pages,
-                  np.full(len(first), int(think * 1e9)), 0)
+    return Stream(
+        rank,
+        100 + rank,
+        np.zeros(len(first), np.int64),
+        begin,
+        begin + pages,
+        np.full(len(first), int(think * 1e9)),
+        0,
+    )
 
 
 def demand(*streams: Stream, pages: int = 4096) -> Demand:
@@ -31,6 +38,7 @@ def straight(pages: int = 4096, think: float = 0.0) -> Demand:
     return demand(stream(list(range(0, pages, 16)), 16, think), pages=pages)
 
 
-def run(wanted: Demand, policy: Policy, keep: Keep | None = None,
-        storage: Storage = SLOW) -> Outcome:
+def run(
+    wanted: Demand, policy: Policy, keep: Keep | None = None, storage: Storage = SLOW
+) -> Outcome:
     return replay(wanted, storage, policy, keep)

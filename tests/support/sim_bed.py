@@ -22,8 +22,14 @@ def storage(name: str, d: float, r: dict[int, float] | float, p: int = 2) -> Sto
 
 
 def system(
-    N: int = 4, staging: float = 100.0, ram: float = 200.0, ssd: float = 400.0, c: float = 100.0,
-    beta: float = 200.0, t: dict[int, float] | float = 0.0, b_c: float = 10_000.0,
+    N: int = 4,
+    staging: float = 100.0,
+    ram: float = 200.0,
+    ssd: float = 400.0,
+    c: float = 100.0,
+    beta: float = 200.0,
+    t: dict[int, float] | float = 0.0,
+    b_c: float = 10_000.0,
 ) -> System:
     """The paper's cluster with storage small enough for small data sets; 0 MB: no such class."""
     classes = [storage("staging", staging, RAM)]
@@ -36,7 +42,12 @@ def system(
 
 
 def workload(
-    F: int = 600, E: int = 3, B: int = 20, mean: float = 1.0, spread: float = 0.1, seed: int = 0,
+    F: int = 600,
+    E: int = 3,
+    B: int = 20,
+    mean: float = 1.0,
+    spread: float = 0.1,
+    seed: int = 0,
     **training: object,
 ) -> Workload:
     sizes = np.random.default_rng(seed).normal(mean, spread, F).clip(0)

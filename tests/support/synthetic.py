@@ -94,8 +94,18 @@ def make(
             entered = time - wait
             file = {"file": 1, **who}
             length = np.minimum(AROUND, size_bytes - around)
-            parts.append(_events({"time_ns": entered, "offset": around, "length": length,
-                                  "kind": Kind.AROUND, "aux": (page - around) // PAGE, **file}))
+            parts.append(
+                _events(
+                    {
+                        "time_ns": entered,
+                        "offset": around,
+                        "length": length,
+                        "kind": Kind.AROUND,
+                        "aux": (page - around) // PAGE,
+                        **file,
+                    }
+                )
+            )
             t, w, o = entered[missed], wait[missed], page[missed]
             if len(t):
                 parts += [

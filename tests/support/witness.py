@@ -37,8 +37,6 @@ def why_no_witness() -> str | None:
     return done.stderr.strip().splitlines()[-1]
 
 
-
-
 @dataclass(frozen=True)
 class Recorded:
     """A recorded run: what the job printed (a JSON line per process) and its trace."""

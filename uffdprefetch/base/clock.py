@@ -1,13 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The clock of every time in the service and in the agents' events."""
+"""The clock that the service's parts are handed: its own, a simulation's, or a test's."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 
 MS = 1_000_000
 
 
-def now_ns() -> int:
-    """CLOCK_MONOTONIC, ns."""
-    return time.monotonic_ns()
+@dataclass(frozen=True)
+class Clock:
+    """``now_ns``: CLOCK_MONOTONIC, that of all times in the service and in the agents' events;
+    ``cpu_ns``: the CPU time of the calling thread, by which sensors pace themselves."""
+
+    now_ns: Callable[[], int] = time.monotonic_ns
+    cpu_ns: Callable[[], int] = time.thread_time_ns
+
+
+#: The machine's.
+CLOCK = Clock()

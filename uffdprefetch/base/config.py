@@ -436,8 +436,11 @@ def validate(config: Config) -> Config:
             raise usage_error(message)
 
     for name, words in (
-        ("engine", ENGINES), ("policy", POLICIES),
-        ("evict", EVICTIONS), ("huge_pages", HUGE_PAGES), ("torch", TORCH),
+        ("engine", ENGINES),
+        ("policy", POLICIES),
+        ("evict", EVICTIONS),
+        ("huge_pages", HUGE_PAGES),
+        ("torch", TORCH),
     ):
         value = getattr(config, name)
         check(value in words, f"{name} {value!r} is none of {', '.join(words)}")

@@ -56,9 +56,7 @@ def read_only_files(maps: str, min_bytes: int) -> list[Mapping]:
         else:
             found.append(Mapping(start, end, offset, inode, fields[1][3] == "s", path))
         bridge = end
-    return [
-        m for m in found if m.end - m.start >= min_bytes and (m.inode, m.path) not in programs
-    ]
+    return [m for m in found if m.end - m.start >= min_bytes and (m.inode, m.path) not in programs]
 
 
 def maps_of(pid: int, min_bytes: int) -> list[Mapping] | None:

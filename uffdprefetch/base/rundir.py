@@ -123,9 +123,7 @@ def existing_directories(environ: Mapping[str, str]) -> list[str]:
     return found
 
 
-def socket_path(
-    directory: str, key: str, node: str | None = None, group: str | None = None
-) -> str:
+def socket_path(directory: str, key: str, node: str | None = None, group: str | None = None) -> str:
     """The path of the service's socket for a job's ``key``, at most 107 bytes long.
 
     The node's name is in it, since TMPDIR may lie on a file system that many nodes share, and the

@@ -24,32 +24,67 @@ class Command:
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("path", metavar="PATH", help="a file or directory on the storage")
-        parser.add_argument("-o", "--output", metavar="F", default="scenario.toml",
-                            help="the scenario file (default: scenario.toml; - for stdout)")
+        parser.add_argument(
+            "-o",
+            "--output",
+            metavar="F",
+            default="scenario.toml",
+            help="the scenario file (default: scenario.toml; - for stdout)",
+        )
         parser.add_argument("-f", "--force", action="store_true", help="overwrite it")
-        parser.add_argument("--seconds", metavar="TIME", default="60s",
-                            help="for all measurements (default: 60s)")
-        parser.add_argument("--bytes", metavar="SIZE", default="8GiB",
-                            help="read at most so much (default: 8GiB)")
-        parser.add_argument("--file-size", metavar="SIZE", default="256MiB",
-                            help="of the test file in a directory (default: 256MiB); a "
-                            "quarter of --seconds at most goes into writing it")
-        parser.add_argument("--threads", metavar="N,N,...", default="1,2,4,8,16",
-                            help="that read at the same time, each number by itself (default: "
-                            "1,2,4,8,16)")
-        parser.add_argument("--requests", metavar="SIZE,...", default="4KiB,64KiB,1MiB",
-                            help="sizes of requests; the largest is prefetching's")
-        parser.add_argument("--prefetchers", metavar="N", type=int, default=8,
-                            help="threads that prefetch on a node (p_0; default: 8)")
-        parser.add_argument("--local", metavar="DIR", help="also this directory's disk (left out "
-                            "where it is tmpfs)")
+        parser.add_argument(
+            "--seconds", metavar="TIME", default="60s", help="for all measurements (default: 60s)"
+        )
+        parser.add_argument(
+            "--bytes", metavar="SIZE", default="8GiB", help="read at most so much (default: 8GiB)"
+        )
+        parser.add_argument(
+            "--file-size",
+            metavar="SIZE",
+            default="256MiB",
+            help="of the test file in a directory (default: 256MiB); a "
+            "quarter of --seconds at most goes into writing it",
+        )
+        parser.add_argument(
+            "--threads",
+            metavar="N,N,...",
+            default="1,2,4,8,16",
+            help="that read at the same time, each number by itself (default: 1,2,4,8,16)",
+        )
+        parser.add_argument(
+            "--requests",
+            metavar="SIZE,...",
+            default="4KiB,64KiB,1MiB",
+            help="sizes of requests; the largest is prefetching's",
+        )
+        parser.add_argument(
+            "--prefetchers",
+            metavar="N",
+            type=int,
+            default=8,
+            help="threads that prefetch on a node (p_0; default: 8)",
+        )
+        parser.add_argument(
+            "--local", metavar="DIR", help="also this directory's disk (left out where it is tmpfs)"
+        )
         parser.add_argument("--direct", action="store_true", help="read with O_DIRECT")
-        parser.add_argument("--compute", metavar="RATE", default="100MB/s",
-                            help="c of the scenario: what a node trains on (default: 100MB/s)")
-        parser.add_argument("--preprocess", metavar="RATE", default="200MB/s",
-                            help="beta of the scenario (default: 200MB/s)")
-        parser.add_argument("--data", metavar="PATH", help="the scenario's data set: a record "
-                            "file, or a directory of files")
+        parser.add_argument(
+            "--compute",
+            metavar="RATE",
+            default="100MB/s",
+            help="c of the scenario: what a node trains on (default: 100MB/s)",
+        )
+        parser.add_argument(
+            "--preprocess",
+            metavar="RATE",
+            default="200MB/s",
+            help="beta of the scenario (default: 200MB/s)",
+        )
+        parser.add_argument(
+            "--data",
+            metavar="PATH",
+            help="the scenario's data set: a record file, or a directory of files",
+        )
 
     def run(self, args: argparse.Namespace, rest: list[str] | None) -> int:
         if rest is not None:
@@ -58,23 +93,35 @@ class Command:
         from uffdprefetch.sim.measure import scenario_file
 
         wishes = measure.Wishes(
-            args.path, parse_duration(args.seconds), parse_size(args.bytes),
-            parse_size(args.file_size), _counts(args.threads), _sizes(args.requests),
-            args.prefetchers, args.local, args.direct)
+            args.path,
+            parse_duration(args.seconds),
+            parse_size(args.bytes),
+            parse_size(args.file_size),
+            _counts(args.threads),
+            _sizes(args.requests),
+            args.prefetchers,
+            args.local,
+            args.direct,
+        )
         if not 1 <= args.prefetchers <= 1024 or wishes.seconds <= 0:
             raise usage_error("--prefetchers: from 1 to 1024; --seconds: more than 0")
         job = scenario_file.Job(
-            c=_rate("--compute", args.compute), beta=_rate("--preprocess", args.preprocess),
-            dataset={"path": os.path.abspath(args.data)} if args.data else None)
+            c=_rate("--compute", args.compute),
+            beta=_rate("--preprocess", args.preprocess),
+            dataset={"path": os.path.abspath(args.data)} if args.data else None,
+        )
         _refuse_what_cannot_be_used(args)
         measured = measure.calibrate(
-            wishes, os.environ, lambda text: print(f"uffdprefetch: {text}", file=sys.stderr))
+            wishes, os.environ, lambda text: print(f"uffdprefetch: {text}", file=sys.stderr)
+        )
         if measured is None:
             return 0  # another rank writes it
         if not measured.together:
             raise UffdPrefetchError(
                 "calibrate: the file system could not be measured within --seconds and --bytes: "
-                "give it more", EXIT_CANNOT)
+                "give it more",
+                EXIT_CANNOT,
+            )
         text = scenario_file.text(wishes, measured, job, f"measured: {args.path}")
         _write(args.output, text)
         return 0

@@ -42,34 +42,66 @@ class Command:
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("scenario", metavar="SCENARIO", nargs="?", help="a file, or a name")
-        parser.add_argument("--list", action="store_true", help="the scenarios that come along, "
-                            "and the policies")
-        parser.add_argument("--only", metavar="WORDS", help="only policies with one of these "
-                            "comma-separated words in their names, or of these kinds (--list)")
-        parser.add_argument("--nodes", metavar="N,N,...", help="simulate these numbers of nodes, "
-                            "1..512 for all powers of two between (strong scaling)")
-        parser.add_argument("--seed", type=int, help="of the sizes and orders, instead of the "
-                            "scenario's")
-        parser.add_argument("--access-frequency", metavar="DELTA", type=float, help="instead: how "
-                            "many samples a node reads more than (1 + DELTA) E / N times")
-        parser.add_argument("--replay", metavar="TRACE", help="what the job of this recording "
-                            "would take")
-        parser.add_argument("--bandwidth", metavar="RATE", help="of storage, with --replay "
-                            "(300MB/s)")
+        parser.add_argument(
+            "--list", action="store_true", help="the scenarios that come along, and the policies"
+        )
+        parser.add_argument(
+            "--only",
+            metavar="WORDS",
+            help="only policies with one of these "
+            "comma-separated words in their names, or of these kinds (--list)",
+        )
+        parser.add_argument(
+            "--nodes",
+            metavar="N,N,...",
+            help="simulate these numbers of nodes, "
+            "1..512 for all powers of two between (strong scaling)",
+        )
+        parser.add_argument(
+            "--seed", type=int, help="of the sizes and orders, instead of the scenario's"
+        )
+        parser.add_argument(
+            "--access-frequency",
+            metavar="DELTA",
+            type=float,
+            help="instead: how many samples a node reads more than (1 + DELTA) E / N times",
+        )
+        parser.add_argument(
+            "--replay", metavar="TRACE", help="what the job of this recording would take"
+        )
+        parser.add_argument(
+            "--bandwidth", metavar="RATE", help="of storage, with --replay (300MB/s)"
+        )
         parser.add_argument("--latency", metavar="TIME", help="of a request, with --replay (1ms)")
-        parser.add_argument("--size", metavar="SIZE,...", help="windows to try, with --replay "
-                            "(default: 16MiB,50MiB,128MiB)")
-        parser.add_argument("--distance", metavar="SIZE,...", help="between checkpoints, with "
-                            "--replay (default: 8MiB)")
-        parser.add_argument("--budget", metavar="SIZE,...", help="pools to try, with --replay "
-                            "(default: half and all of what the job reads)")
-        parser.add_argument("--epochs", metavar="N", type=int, help="the recorded accesses "
-                            "so many times over, with --replay (default: 1; a mapping that stays "
-                            "shows its first epoch only)")
-        parser.add_argument("--memory", metavar="SIZE", help="for the page cache, with --replay "
-                            "(default: enough)")
-        parser.add_argument("--png", metavar="F.png", help="also draw it: time by source, or by "
-                            "nodes")
+        parser.add_argument(
+            "--size",
+            metavar="SIZE,...",
+            help="windows to try, with --replay (default: 16MiB,50MiB,128MiB)",
+        )
+        parser.add_argument(
+            "--distance",
+            metavar="SIZE,...",
+            help="between checkpoints, with --replay (default: 8MiB)",
+        )
+        parser.add_argument(
+            "--budget",
+            metavar="SIZE,...",
+            help="pools to try, with --replay (default: half and all of what the job reads)",
+        )
+        parser.add_argument(
+            "--epochs",
+            metavar="N",
+            type=int,
+            help="the recorded accesses "
+            "so many times over, with --replay (default: 1; a mapping that stays "
+            "shows its first epoch only)",
+        )
+        parser.add_argument(
+            "--memory", metavar="SIZE", help="for the page cache, with --replay (default: enough)"
+        )
+        parser.add_argument(
+            "--png", metavar="F.png", help="also draw it: time by source, or by nodes"
+        )
         parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
 
     def run(self, args: argparse.Namespace, rest: list[str] | None) -> int:
@@ -113,8 +145,10 @@ def _refuse_what_does_not_apply(args: argparse.Namespace) -> None:
         for name in ("bandwidth", "latency", "size", "distance", "budget", "epochs", "memory"):
             if getattr(args, name) is not None:
                 raise usage_error(f"--{name} belongs to --replay TRACE")
-    with_it = {"replay": ("nodes", "seed", "access_frequency"),
-               "access_frequency": ("nodes", "only")}
+    with_it = {
+        "replay": ("nodes", "seed", "access_frequency"),
+        "access_frequency": ("nodes", "only"),
+    }
     for mode, strangers in with_it.items():
         for name in strangers if getattr(args, mode) is not None else ():
             if getattr(args, name) is not None:
@@ -160,8 +194,7 @@ def _simulate(scenario: Scenario, args: argparse.Namespace) -> int:
         workload = simulate.workload_of(scenario)
         with _progress() as progress:
             rows = list(simulate.run(scenario, workload, nodes, progress))
-    document = report.document(
-        scenario, args.scenario, workload, rows, time.perf_counter() - began)
+    document = report.document(scenario, args.scenario, workload, rows, time.perf_counter() - began)
     show(document, args.json, report.plain, report.table)
     if args.png is not None:
         from uffdprefetch.report import simulate_png
@@ -223,15 +256,18 @@ def _storage(args: argparse.Namespace) -> Storage:
             raise usage_error("--replay: a SCENARIO, or --bandwidth and --latency, not both")
         rates = load(args.scenario).storage_rates
         if not rates:
-            raise usage_error(f"{args.scenario}: has no [measured.file_system] of calibrate's; "
-                              "give --bandwidth and --latency")
+            raise usage_error(
+                f"{args.scenario}: has no [measured.file_system] of calibrate's; "
+                "give --bandwidth and --latency"
+            )
         try:
             return Storage.fitted(rates)
         except ValueError as error:
             raise usage_error(f"{args.scenario}: measured.file_system: {error}") from None
     if not args.bandwidth or not args.latency:
-        raise usage_error("--replay: of which storage? a calibrated SCENARIO, or --bandwidth and "
-                          "--latency")
+        raise usage_error(
+            "--replay: of which storage? a calibrated SCENARIO, or --bandwidth and --latency"
+        )
     rate = parse_rate(args.bandwidth)
     if rate < 1:
         raise usage_error(f"--bandwidth {args.bandwidth}: more than none")
@@ -261,8 +297,9 @@ def _frequency(scenario: Scenario, args: argparse.Namespace) -> int:
     with _enough_memory(_extent(scenario, scenario.system.N)):
         workload = simulate.workload_of(scenario)
         found = frequency.drawn(workload, scenario.system.N)
-    document = report.document(args.scenario, workload, scenario.system.N, args.access_frequency,
-                               found)
+    document = report.document(
+        args.scenario, workload, scenario.system.N, args.access_frequency, found
+    )
     if args.json:
         print(json.dumps(document, indent=2))
     else:
@@ -290,8 +327,9 @@ def _only(scenario: Scenario, words: str) -> Scenario:
     from uffdprefetch.sim.policies import POLICIES
 
     kinds = {made: name for name, made in POLICIES.items()}
-    return replace(scenario, policies=_named(
-        scenario.policies, words, lambda one: kinds[type(one.policy)]))
+    return replace(
+        scenario, policies=_named(scenario.policies, words, lambda one: kinds[type(one.policy)])
+    )
 
 
 def _named(
@@ -304,7 +342,8 @@ def _named(
         found = [one for one in named if word and (word in one.name.lower() or word == kind(one))]
         if not found:
             raise usage_error(
-                f"--only {word or words}: none of {', '.join(one.name for one in named)}")
+                f"--only {word or words}: none of {', '.join(one.name for one in named)}"
+            )
         chosen += found
     return [one for one in named if one in chosen]
 
@@ -337,9 +376,13 @@ class _progress:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
         self.bar = Progress(
-            BarColumn(), TextColumn("{task.completed}/{task.total} {task.description}"),
-            TimeElapsedColumn(), console=Console(stderr=True), transient=True,
-            disable=not sys.stderr.isatty())
+            BarColumn(),
+            TextColumn("{task.completed}/{task.total} {task.description}"),
+            TimeElapsedColumn(),
+            console=Console(stderr=True),
+            transient=True,
+            disable=not sys.stderr.isatty(),
+        )
         self.task = self.bar.add_task("", total=None)
         self.bar.start()
         return self._told

@@ -48,9 +48,7 @@ class Command:
             "--max-events", type=int, default=MAX_EVENTS, metavar="N",
             help=f"keep so many single events (default: {MAX_EVENTS}); the overview has all",
         )  # fmt: skip
-        record.add_argument(
-            "--no-bpf", action="store_true", help="as if eBPF were not permitted"
-        )
+        record.add_argument("--no-bpf", action="store_true", help="as if eBPF were not permitted")
         record.add_argument("-q", "--quiet", action="store_true", help="no line at the end")
         show = parser.add_argument_group("showing")
         show.add_argument("--format", choices=FORMATS, help="text is the default")

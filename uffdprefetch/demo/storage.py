@@ -121,9 +121,7 @@ def measure_bandwidth(path: Path) -> int:
     return round(path.stat().st_size / (time.perf_counter() - begin))
 
 
-def _make_records(
-    wanted: Wanted, on_bed: bool, stack: contextlib.ExitStack, say: Say
-) -> Path:
+def _make_records(wanted: Wanted, on_bed: bool, stack: contextlib.ExitStack, say: Say) -> Path:
     """Make the data set where it is to lie, for as long as `stack` lives; its directory."""
     from uffdprefetch.demo import dataset  # after the check that numpy and lmdb are there
 

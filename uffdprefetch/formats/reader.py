@@ -7,13 +7,12 @@ import os
 import stat
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
+from uffdprefetch.base.arrays import Array
 from uffdprefetch.base.errors import EXIT_USAGE, UffdPrefetchError
-
-Array = np.ndarray[Any, Any]
 
 #: One read takes no more: on Lustre larger ones bypass the cache (design, section 3).
 READ_MAX_BYTES = 4 << 20

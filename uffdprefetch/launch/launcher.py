@@ -258,9 +258,7 @@ def _with_an_engine(config: Config, environ: Mapping[str, str]) -> Config:
     """The run with an engine that works here; raises UffdPrefetchError with --strict."""
     chosen = engine_choice.choose(config, environ)
     if chosen.engine_asked and config.strict:
-        raise UffdPrefetchError(
-            f"engine {chosen.engine_asked}: {chosen.engine_reason}", EXIT_OURS
-        )
+        raise UffdPrefetchError(f"engine {chosen.engine_asked}: {chosen.engine_reason}", EXIT_OURS)
     return chosen
 
 

@@ -34,9 +34,8 @@ from typing import Any
 
 import numpy as np
 
+from uffdprefetch.base.arrays import Array
 from uffdprefetch.job.channel import SCHEMA, SLOTS
-
-Array = np.ndarray[Any, Any]
 
 JSON_MAX_BYTES = 1 << 20
 ARRAY_MAX_BYTES = 1 << 30

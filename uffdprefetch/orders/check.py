@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from uffdprefetch.base.arrays import Array
 from uffdprefetch.formats.places import merged
 from uffdprefetch.predict.order.cursor import Order, Piece, Walk
 
-Array = np.ndarray[Any, Any]
 Pair = tuple[Array, Array]
 
 GIB = 1 << 30

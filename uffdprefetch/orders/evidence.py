@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
-from typing import Any
 
 import numpy as np
 
+from uffdprefetch.base.arrays import Array
 from uffdprefetch.formats.index import RecordIndex
 from uffdprefetch.orders.hypothesis import Hypothesis
 from uffdprefetch.orders.residency_evidence import (
@@ -24,8 +24,6 @@ from uffdprefetch.orders.residency_evidence import (
     Present,
     Sight,
 )
-
-Array = np.ndarray[Any, Any]
 
 #: Of the samples read the last so many count, and more when these do not tell: what was read long
 #: ago may not be mapped any more.

@@ -110,9 +110,7 @@ class Resolver:
         except OSError:
             self._died()
             return
-        self._epoll.modify(
-            self._sock, select.EPOLLIN | (select.EPOLLOUT if self._out else 0)
-        )
+        self._epoll.modify(self._sock, select.EPOLLIN | (select.EPOLLOUT if self._out else 0))
         with contextlib.suppress(BlockingIOError):
             while self._sock is not None:
                 try:

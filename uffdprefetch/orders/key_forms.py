@@ -11,11 +11,11 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from uffdprefetch.base.arrays import Array
 
 #: Forms of one file, the most frequent first.
 FORMS_MAX = 16

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from uffdprefetch.base.arrays import Array
 
 KINDS = ("bytes", "text", "ints")
 _NONE: Array = np.zeros(0, np.int64)

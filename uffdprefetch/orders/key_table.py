@@ -12,14 +12,13 @@ import random
 from bisect import bisect_left
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
+from uffdprefetch.base.arrays import Array
 from uffdprefetch.formats.index import RecordIndex
 from uffdprefetch.formats.places import spread
 
-Array = np.ndarray[Any, Any]
 Pair = tuple[Array, Array]
 
 #: Records with one key: more are no samples of anybody's. It bounds what a hostile file can ask.

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
-from typing import Any
 
 import numpy as np
 
+from uffdprefetch.base.arrays import Array
 from uffdprefetch.formats.index import RecordIndex
 from uffdprefetch.orders import derived_keys as derived
 from uffdprefetch.orders import key_forms
@@ -26,7 +26,6 @@ from uffdprefetch.orders.key_table import KeyTable
 
 __all__ = ["Choice", "Hypothesis", "KeyList", "choose", "hypotheses"]
 
-Array = np.ndarray[Any, Any]
 Keys = Callable[[Array], list[bytes]]
 Numbers = Callable[[Array], Array]
 

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from uffdprefetch.base.arrays import Array
 from uffdprefetch.predict.order.pieces import subtract, union
 
 if TYPE_CHECKING:
     from uffdprefetch.predict.order.cursor import Order
 
-Array = np.ndarray[Any, Any]
 
 #: Bytes warmed in vain that are worth it, for a byte that is needed: a record whose bounds are
 #: farther apart is left to be read when it is read, or to the index. (Useless bytes take from the

@@ -14,15 +14,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from math import log
-from typing import Any
 
 import numpy as np
 
+from uffdprefetch.base.arrays import Array
 from uffdprefetch.formats.index import RecordIndex
 from uffdprefetch.formats.places import merged
 from uffdprefetch.orders.hypothesis import Hypothesis
 
-Array = np.ndarray[Any, Any]
 Pair = tuple[Array, Array]
 Present = Callable[[Array, Array], Array]
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from uffdprefetch.base.arrays import Array
 from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.formats.cache import open_cached
 from uffdprefetch.formats.index import RecordIndex
@@ -23,7 +24,6 @@ from uffdprefetch.orders.mapping import Hypothesis, KeyList, choose, hypotheses
 from uffdprefetch.orders.residency_evidence import Present
 from uffdprefetch.predict.order.cursor import Order
 
-Array = np.ndarray[Any, Any]
 Store = Callable[[Order, str], dict[str, Any]]
 
 #: Samples that are looked for among what has been touched.
@@ -134,9 +134,7 @@ class Samples:
             lists: dict[str, KeyList] = {}
             for each in part.lists:
                 try:
-                    lists[each.name] = KeyList.parse(
-                        each.name, each.kind, heard.array(each.array)
-                    )
+                    lists[each.name] = KeyList.parse(each.name, each.kind, heard.array(each.array))
                 except ValueError as error:
                     raise AnnounceError(f"list {each.name}: {error}") from None
             known = self._set(part)
@@ -164,9 +162,7 @@ class Samples:
             open_ += more
             for i, order, how in chosen:
                 path = evidence.files[i].path
-                found.append(
-                    {"part": number, "file": i, "order": store(order, path), "how": how}
-                )
+                found.append({"part": number, "file": i, "order": store(order, path), "how": how})
         return {"orders": found, "findings": findings, "again": bool(open_)}
 
     # ---- records, keys, ranges ------------------------------------------------------------------
@@ -266,9 +262,7 @@ class Samples:
         return (choice.hypotheses, choice.why) if choice.decided else None
 
 
-def begun(
-    index: RecordIndex, found: Sequence[Hypothesis], samples: Array, present: Present
-) -> int:
+def begun(index: RecordIndex, found: Sequence[Hypothesis], samples: Array, present: Present) -> int:
     """How many of the first samples have been read, before anybody has said so: as many in a row
     as have all pages mapped under one hypothesis, which is no chance when it is eight; less one,
     which may be half read."""

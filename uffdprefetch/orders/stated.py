@@ -13,14 +13,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from uffdprefetch.base.arrays import Array
 from uffdprefetch.base.errors import UffdPrefetchError, usage_error
 from uffdprefetch.formats.index import Options, RecordIndex
 from uffdprefetch.formats.npy import Npy
 from uffdprefetch.formats.reader import FileReader, FormatError
 from uffdprefetch.orders.key_table import KeyTable
 from uffdprefetch.predict.order.cursor import Order
-
-Array = np.ndarray[Any, Any]
 
 #: Items (and extents) of one order: about 3 GB when they are resolved.
 ITEMS_MAX = 1 << 26

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from uffdprefetch.base.clock import now_ns
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.native import uffd
 from uffdprefetch.predict.checkpoints import DISTANCE_MIN_BYTES
@@ -114,11 +113,11 @@ def _note_walker(region: Region, tid: int, stream: Stream) -> None:
         del region.walkers[next(iter(region.walkers))]
 
 
-def readers(region: Region) -> list[Stream]:
+def readers(region: Region, now: int) -> list[Stream]:
     """The streams of a region by which to judge what is needed next: where its threads are. A walk
     that ended where another one began, and the few steps of a reader through a tree, are none:
     each would hold a part of the pool, have what lies ahead of it read, and make it look needed."""
-    since = now_ns() - SILENT_READER_NS
+    since = now - SILENT_READER_NS
     on = {id(stream) for stream, _ in region.walkers.values()}
     return [s for s in region.table.active() if id(s) in on and s.last_ns > since]
 
@@ -127,7 +126,7 @@ def plan_evictions(engine: CacheEngine, pool: NodePool) -> None:
     """Have blocks ready to leave the pool when it is full."""
     if not pool.wants_victims():
         return
-    plans = engine.plans
+    plans, now = engine.plans, engine.clock.now_ns()
     pool.plan(
         (
             (region, stream, engine.layout.lookahead(stream, region))
@@ -135,7 +134,7 @@ def plan_evictions(engine: CacheEngine, pool: NodePool) -> None:
             for region in client.regions.values()
             if region.verdict == wire.Verdict.POOL and not region.detaching
             and (plans is None or plans.reader(client, region) is None)
-            for stream in readers(region)
+            for stream in readers(region, now)
         ),
         [one for one in plans.all if one.live and one.file.pooled is not None] if plans else [],
     )  # fmt: skip

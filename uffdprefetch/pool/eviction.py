@@ -62,9 +62,7 @@ class Policy(Protocol):
 
     name: str
 
-    def victims(
-        self, residents: Residents, readers: Sequence[Reader], count: int
-    ) -> np.ndarray:
+    def victims(self, residents: Residents, readers: Sequence[Reader], count: int) -> np.ndarray:
         """Row numbers of at most ``count`` rows to evict, best victim first; never a pinned one
         nor one of :attr:`Reader.spared`. Ties go to the lower file, then the lower block."""
 
@@ -119,9 +117,7 @@ class LRU:
 
     name = "lru"
 
-    def victims(
-        self, residents: Residents, readers: Sequence[Reader], count: int
-    ) -> np.ndarray:
+    def victims(self, residents: Residents, readers: Sequence[Reader], count: int) -> np.ndarray:
         """See :class:`Policy`."""
         return smallest(residents, oldest_first(residents, evictable(residents, readers)), count)
 
@@ -156,9 +152,7 @@ class Cyclic:
         self._now = 0  # ms: the latest touch seen
         self._breaks: dict[int, _Breaks] = {}
 
-    def victims(
-        self, residents: Residents, readers: Sequence[Reader], count: int
-    ) -> np.ndarray:
+    def victims(self, residents: Residents, readers: Sequence[Reader], count: int) -> np.ndarray:
         """See :class:`Policy`."""
         away = distances(residents, readers)
         free = evictable(residents, readers)

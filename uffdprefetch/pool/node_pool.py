@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from uffdprefetch.base.clock import CLOCK, Clock
 from uffdprefetch.base.config import Config
 from uffdprefetch.base.ranges import IntervalSet
 from uffdprefetch.base.units import parse_size
@@ -120,6 +120,7 @@ class NodePool:
     config: Config
     event_fd: int
     ledger: Ledger
+    clock: Clock = CLOCK
     files: dict[int, FileState] = field(default_factory=dict)  # by their numbers in the pool
     slots: dict[int, Client] = field(default_factory=dict)
     orphans: list[Orphan] = field(default_factory=list)
@@ -286,7 +287,7 @@ class NodePool:
         self.look_for_orphans()
 
     def _fit(self) -> None:
-        self._fit_at_ns = time.monotonic_ns() + uffd_pool.TICK_NS
+        self._fit_at_ns = self.clock.now_ns() + uffd_pool.TICK_NS
         resident = self.pool.used_bytes()
         allowed, why = limits.pool_bytes(
             self.config.budget_bytes, resident, self._buffer_bytes
@@ -307,7 +308,7 @@ class NodePool:
         """Whether the list of victims should be made anew: half of it is used and the pool is full,
         or the policy has not seen for a second what is read."""
         left = self.pool.victims_left()
-        if left < 0 or time.monotonic_ns() - self._planned_ns > PLAN_NS:
+        if left < 0 or self.clock.now_ns() - self._planned_ns > PLAN_NS:
             return True
         full = self.pool.used_bytes() >= NEARLY_FULL * self.budget_bytes
         return full and left <= self._victims() // 2
@@ -319,9 +320,9 @@ class NodePool:
     ) -> None:
         """Have a list of blocks ready to go; ``streams``: (region, stream, its window in bytes) of
         the readers whose order is not known, ``planned``: the others."""
-        if self.limited_by and time.monotonic_ns() >= self._fit_at_ns:
+        if self.limited_by and self.clock.now_ns() >= self._fit_at_ns:
             self._fit()  # who shares the memory may take more of it
-        self._planned_ns = time.monotonic_ns()
+        self._planned_ns = self.clock.now_ns()
         self.block_bytes = self._block_bytes(PLANNED_BLOCKS if planned else BLOCKS_WANTED)
         per = self.block_bytes // self.chunk_bytes
         readers = [reader(*one, self.block_bytes) for one in streams]
@@ -456,4 +457,3 @@ def quantiles(bins: list[int], total: int, most: int) -> dict[str, int | None]:
         "max": most if times.count else None,
         "sum": total,
     }
-

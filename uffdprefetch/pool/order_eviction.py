@@ -9,10 +9,10 @@ may come first: so of those that are used up the newest goes, and a part of the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
+from uffdprefetch.base.arrays import Array
 from uffdprefetch.pool.eviction import (
     NOBODY,
     SKIP,
@@ -24,8 +24,6 @@ from uffdprefetch.pool.eviction import (
     newest_first,
     smallest,
 )
-
-Array = np.ndarray[Any, Any]
 
 #: Distances are compared in these, so that a uint32 counts 16 TiB of an order.
 UNIT_BYTES = 4096

@@ -147,8 +147,7 @@ class Jumps:
         self._together = kept + 1, step
 
     def jumped(self) -> tuple[int, int]:
-        """(touches that were not in order, ns of the oldest touch) of as far back as it remembers.
-        """
+        """(touches that were not in order, ns of the oldest touch) as far back as it remembers."""
         jumps = sum(not touch[2] for touch in self._touches)
         oldest_ns, *_, number = self._touches[0]
         return jumps * (self.count - number) // len(self._touches), oldest_ns

@@ -12,14 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Ranges
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+from uffdprefetch.base.arrays import Array
 
 if TYPE_CHECKING:
     from uffdprefetch.formats.index import RecordIndex
 
-Array = np.ndarray[Any, Any]
 
 PAGE_BYTES = 4096
 #: What the kernel maps around a fault (fault_around_bytes in mm/memory.c).

@@ -45,9 +45,7 @@ class Storage:
     latency_seconds: float = 0.0
 
 
-def ahead_at_rate(
-    rate_bytes_per_second: float, storage: Storage, boost: float = 1.0
-) -> int:
+def ahead_at_rate(rate_bytes_per_second: float, storage: Storage, boost: float = 1.0) -> int:
     """How far ahead of a reader of this rate, no less than LOOKAHEAD_MIN_BYTES and no more than
     LOOKAHEAD_MAX_BYTES."""
     seconds = max(LOOKAHEAD_SECONDS, LATENCY_HEADROOM * storage.latency_seconds)
@@ -71,8 +69,7 @@ def lookahead_bytes(stream: Stream, storage: Storage, allowed_bytes: int) -> int
 def places(at: Iterable[tuple[int, int]]) -> int:
     """At how many places a pool is read: (file, offset in bytes) of each walk, those that are near
     each other as one. At least 1."""
-    apart = sum(
-        a[0] != b[0] or b[1] - a[1] > POOL_NEAR_BYTES for a, b in pairwise(sorted(at)))
+    apart = sum(a[0] != b[0] or b[1] - a[1] > POOL_NEAR_BYTES for a, b in pairwise(sorted(at)))
     return apart + 1
 
 

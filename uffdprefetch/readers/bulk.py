@@ -13,7 +13,7 @@ import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from uffdprefetch.base.clock import now_ns
+from uffdprefetch.base.clock import CLOCK, Clock
 from uffdprefetch.base.config import Config
 from uffdprefetch.base.units import format_size
 from uffdprefetch.native import pool as uffd_pool
@@ -119,17 +119,17 @@ class Book:
 
     def random(self) -> list[Reader]:
         """Who jumps about now."""
-        return [
-            r for r in self.readers.values() if r.jumps.random and r.rank not in self.planned
-        ]
+        return [r for r in self.readers.values() if r.jumps.random and r.rank not in self.planned]
 
 
 class Bulk:
     """The files of a service whose readers may be random. The service's thread calls all of it."""
 
     def __init__(
-        self, config: Config, scheduler: Scheduler, ledger: Ledger, layout: Layout
-    ) -> None:
+        self, config: Config, scheduler: Scheduler, ledger: Ledger, layout: Layout,
+        clock: Clock = CLOCK,
+    ) -> None:  # fmt: skip
+        self._clock = clock
         self._config, self._scheduler = config, scheduler
         self._ledger, self._layout = ledger, layout
         self._books: dict[Key, Book] = {}
@@ -329,7 +329,7 @@ class Bulk:
         if self._ends(book, now) or not self._idle(book):
             return
         if book.asked_ns:
-            took, book.asked_ns = max(1, now_ns() - book.asked_ns), 0
+            took, book.asked_ns = max(1, self._clock.now_ns() - book.asked_ns), 0
             if book.limit:
                 book.bandwidth = book.asked_bytes * 1e9 / took
             else:
@@ -337,14 +337,14 @@ class Bulk:
         if len(book.miss_ns) < MISS_READS and not book.limit:
             at = a_missing_piece(book.file, len(book.miss_ns), book.pooled)
             if at is not None:
-                book.asked_ns = now_ns()
+                book.asked_ns = self._clock.now_ns()
                 self._want(book, at, min(at + MISS_BYTES, book.file.size_bytes))
                 return
         if not book.bandwidth:
             book.bandwidth = self._scheduler.meter.bandwidth
         if not book.bandwidth and not book.limit:
             book.limit = min(book.cursor + PROBE_BYTES, book.file.size_bytes)
-            book.asked_ns, book.asked_bytes = now_ns(), 0
+            book.asked_ns, book.asked_bytes = self._clock.now_ns(), 0
             self._feed(book)
             return
         book.state, book.judge_ns = WATCHED, now if book.miss_ns else now + JUDGE_NS

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from uffdprefetch.base.clock import now_ns
+from uffdprefetch.base.clock import CLOCK, Clock
 from uffdprefetch.predict.order.epochs import Epochs, Source
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.predict.window import Storage
@@ -41,13 +41,14 @@ class PlannedReader:
     #: Whether the order was taken from how it walks, which has to be watched on.
     inferred = False
 
-    def __init__(self, file: FileState, rank: int, source: Source) -> None:
+    def __init__(self, file: FileState, rank: int, source: Source, clock: Clock = CLOCK) -> None:
         """``rank``: whose it is, for people."""
+        self._clock = clock
         self.file, self.rank = file, rank
         self.epochs = Epochs(source, file.size_bytes)
         self.dropped: str | None = None  # why the plan is not followed any more
         self.ended = False  # nothing of it is read any more
-        self.active_ns = self.touched_ns = self.said_ns = now = now_ns()
+        self.active_ns = self.touched_ns = self.said_ns = now = self._clock.now_ns()
         self.seen: list[tuple[int, int]] = []  # found mapped, and not looked at yet
         #: What the scheduler sees: a stream in the coordinate of the order.
         self.stream = Stream(-1, rank, 0, 0, 0, now, now, active=True)
@@ -80,7 +81,7 @@ class PlannedReader:
 
     def look(self) -> Walk | None:
         """The walk through the present epoch; None while its order is not there."""
-        return self.epochs.look(now_ns())
+        return self.epochs.look(self._clock.now_ns())
 
     # ---- progress -------------------------------------------------------------------------------
 
@@ -149,8 +150,9 @@ class Belongs(Protocol):
 class Plans:
     """All planned readers of a service."""
 
-    def __init__(self, scheduler: Scheduler, ledger: Ledger) -> None:
+    def __init__(self, scheduler: Scheduler, ledger: Ledger, clock: Clock = CLOCK) -> None:
         self._scheduler, self._ledger = scheduler, ledger
+        self.clock = clock  # of its readers as well
         self.sources: list[Belongs] = []
         self.room_bytes: Callable[[FileState], int] = lambda _: 0  # for a file in memory
         self.all: list[PlannedReader] = []
@@ -240,7 +242,8 @@ class Plans:
         if not file.unit_bytes or file.size_bytes > self.room_bytes(file):
             return False
         orders = sum(
-            one.walk.total_bytes for one in self.all if one.file is file and one.walk is not None)
+            one.walk.total_bytes for one in self.all if one.file is file and one.walk is not None
+        )
         return orders >= ALL_SHARE * file.size_bytes
 
     def describe(self) -> list[dict[str, Any]]:

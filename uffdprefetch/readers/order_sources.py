@@ -15,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from uffdprefetch.base.clock import now_ns
 from uffdprefetch.job.channel import ENDED
 from uffdprefetch.orders.indexer_client import Answer, Resolver
 from uffdprefetch.readers.known_order import PlannedReader, Plans
@@ -57,7 +56,8 @@ class PlanFile:
         reader = self._readers.get(name)
         if reader is None:
             source = _Epochs(self, region.file, client.rank)
-            reader = self._readers[name] = PlannedReader(region.file, client.rank, source)
+            reader = PlannedReader(region.file, client.rank, source, self._plans.clock)
+            self._readers[name] = reader
             self._plans.add(reader)
         return [reader]
 
@@ -168,6 +168,7 @@ class Announcements:
     ) -> None:  # fmt: skip
         self._resolver, self._plans, self._ledger = resolver, plans, ledger
         self._clients, self._came = clients, came
+        self._clock = plans.clock
         self._heard: dict[tuple[int, str], _Heard] = {}  # (pid, reader)
         self._progress: dict[int, int] = {}  # pid -> descriptor
         self._indexed: set[Key] = set()
@@ -214,7 +215,7 @@ class Announcements:
         self._heard[name] = _Heard(peer, said)
         self._resolver.start()  # it takes some tenths of a second: not when it is needed
         self.next_ns = 0
-        self.look(now_ns())
+        self.look(self._clock.now_ns())
 
     def _noted(self, said: Announced) -> None:
         """Something that is no order."""
@@ -235,8 +236,13 @@ class Announcements:
 
         self._resolver.ask(
             {
-                "do": "announced", "pid": said.pid, "number": said.number, "files": [], "said": 0,
-                "done": [], "first": True,
+                "do": "announced",
+                "pid": said.pid,
+                "number": said.number,
+                "files": [],
+                "said": 0,
+                "done": [],
+                "first": True,
             },
             heard,
         )
@@ -291,7 +297,7 @@ class Announcements:
                             [client.pid, region.address, region.offset_bytes, region.length_bytes]
                         )
         if not files:
-            heard.again_ns = now_ns() + AGAIN_NS
+            heard.again_ns = self._clock.now_ns() + AGAIN_NS
             return
         heard.asked = True
         states = [file for file, _ in files.values()]
@@ -307,7 +313,7 @@ class Announcements:
         heard.asked = False
         if heard is not self._heard.get((heard.said.pid, heard.said.reader)):
             return  # it has ended, or there is a new one
-        now = now_ns()
+        now = self._clock.now_ns()
         heard.again_ns = now + heard.wait_ns
         heard.asked_times += 1
         if heard.asked_times > AGAIN_TIMES:
@@ -329,7 +335,8 @@ class Announcements:
             self._ledger.degrade(f"{heard.said.reader}: its order cannot be mapped: {error}")
             return
         rank = next((c.rank for c in self._clients() if c.descends_from(heard.peer)), 0)
-        reader = PlannedReader(file, rank, _Stated(order, f"{heard.said.reader}: {each['how']}"))
+        source = _Stated(order, f"{heard.said.reader}: {each['how']}")
+        reader = PlannedReader(file, rank, source, self._clock)
         heard.readers.append(reader)
         self._plans.add(reader)
         if heard.items:
@@ -339,7 +346,7 @@ class Announcements:
         heard.items = max(heard.items, (self._count(heard.said.pid, heard.said.slot) or 0) & ~ENDED)
         for reader in heard.readers:
             if reader.live:
-                reader.said(heard.items, now_ns())
+                reader.said(heard.items, self._clock.now_ns())
             self._plans.remove(reader)
         heard.said.remove()
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from uffdprefetch.base.clock import CLOCK, Clock
 from uffdprefetch.orders.stated import of_records
 from uffdprefetch.predict.order.cursor import Order
 from uffdprefetch.predict.stride import Seen, Skipping, fits
@@ -23,14 +24,17 @@ class StridedReader(PlannedReader):
 
     inferred = True
 
-    def __init__(self, file: FileState, rank: int, index: RecordIndex, skipping: Skipping) -> None:
+    def __init__(
+        self, file: FileState, rank: int, index: RecordIndex, skipping: Skipping,
+        clock: Clock = CLOCK,
+    ) -> None:  # fmt: skip
         self._members = skipping.members(len(index))
         order = of_records("", self._members, index)
         self.skipping = skipping
         self.wrong: str | None = None
         self.next_ns = 0
         self.begun_ns = 0  # this epoch
-        super().__init__(file, rank, _Repeated(order, f"skipping, {skipping}"))
+        super().__init__(file, rank, _Repeated(order, f"skipping, {skipping}"), clock)
 
     def saw(self, start: int, end: int, now: int) -> None:
         """See PlannedReader. A guess that fails is no news for the user."""

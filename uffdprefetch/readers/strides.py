@@ -11,12 +11,10 @@ word.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from uffdprefetch.base.clock import now_ns
 from uffdprefetch.native.uffd import RUNS_AT_ONCE
 from uffdprefetch.orders.indices import IndexSource
 from uffdprefetch.predict.streams import BACK_BYTES, DENSITY, PIECE_BYTES, PIECES, Stream
@@ -109,6 +107,7 @@ class Strides:
     ) -> None:
         self._indices, self._plans, self._scheduler = indices, plans, scheduler
         self._ledger, self._clients = ledger, clients
+        self._clock = plans.clock
         self._orderly, self._always = orderly, orderly is None
         self._watches: dict[tuple[Key, int], _Watch] = {}
         self._left_out: dict[Key, tuple[int, bool]] = {}  # (until when it holds, what was found)
@@ -120,7 +119,7 @@ class Strides:
 
     def pending(self, client: Client, region: Region) -> bool:
         """See planned.Belongs."""
-        return self.seeks(region, now_ns())
+        return self.seeks(region, self._clock.now_ns())
 
     def _watch(self, region: Region, rank: int) -> _Watch | None:
         name = region.file.key, rank
@@ -192,9 +191,9 @@ class Strides:
         one window over that brings the same in larger requests."""
         until_ns, found = self._left_out.get(file.key, (0, False))
         if now >= until_ns:
-            began = time.thread_time_ns()
+            began = self._clock.cpu_ns()
             found = self._look_together(file)
-            until_ns = now + max(AGAIN_NS, COST * (time.thread_time_ns() - began))
+            until_ns = now + max(AGAIN_NS, COST * (self._clock.cpu_ns() - began))
             self._left_out[file.key] = until_ns, found
         return found
 
@@ -242,10 +241,10 @@ class Strides:
                 )
             return
         watch.index_ns = watch.index_ns or now
-        began = time.thread_time_ns()
+        began = self._clock.cpu_ns()
         self._infer(watch, index, now)
         watch.every_ns = min(SEEK_SLOWEST_NS, watch.every_ns * 5 // 4)
-        watch.next_ns = now + max(watch.every_ns, COST * (time.thread_time_ns() - began))
+        watch.next_ns = now + max(watch.every_ns, COST * (self._clock.cpu_ns() - began))
 
     def _infer(self, watch: _Watch, index: RecordIndex, now: int) -> None:
         from uffdprefetch.predict import stride
@@ -265,7 +264,7 @@ class Strides:
         if len(index) // found.period * found.run > ITEMS_MAX:
             watch.over = f"{found}: too many records"
             return
-        reader = watch.reader = StridedReader(watch.file, watch.rank, index, found)
+        reader = watch.reader = StridedReader(watch.file, watch.rank, index, found, self._clock)
         self._plans.add(reader)
         reader.compare(seen, now)
         for _, _, stream in streams:
@@ -323,13 +322,13 @@ class Strides:
     def _follow(self, watch: _Watch, reader: StridedReader, now: int) -> None:
         """How far it is, and whether that is still what is read."""
         if reader.wrong is None and now >= reader.next_ns:
-            began = time.thread_time_ns()
+            began = self._clock.cpu_ns()
             index = self._indices.get(watch.file)
             streams = self._streams(watch, reader.begun_ns)
             seen = None if index is None else self._seen(index, streams, FOLLOW_BYTES)
             if seen is not None:
                 reader.compare(seen, now)
-            reader.next_ns = now + max(FOLLOW_NS, COST * (time.thread_time_ns() - began))
+            reader.next_ns = now + max(FOLLOW_NS, COST * (self._clock.cpu_ns() - began))
         if reader.wrong is not None:
             self._plans.remove(reader)
             watch.reader = None

@@ -15,15 +15,20 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """One line a row: the first column to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
-        "  ".join([first.ljust(widths[0]),
-                   *(cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True))])
-        .rstrip()
+        "  ".join(
+            [
+                first.ljust(widths[0]),
+                *(cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)),
+            ]
+        ).rstrip()
         for first, *cells in rows
     ]
 
 
 def show(
-    document: Document, as_json: bool, plain: Callable[[Document], str],
+    document: Document,
+    as_json: bool,
+    plain: Callable[[Document], str],
     table: Callable[[Document], None],
 ) -> None:
     """On stdout: JSON, a table for a terminal, or plain text."""

@@ -34,7 +34,8 @@ def document(
         "drawn_samples": (drawn > most).sum(axis=1).tolist(),
         "mean_reads": float(drawn.mean()),
         "samples_by_reads_of_node_0": {
-            str(reads): int(samples) for reads, samples in enumerate(counts) if samples},
+            str(reads): int(samples) for reads, samples in enumerate(counts) if samples
+        },
     }
 
 
@@ -46,7 +47,8 @@ def plain(document: dict[str, Any]) -> str:
         f"{document['samples']:,} samples, {document['epochs']:,} epochs, {document['nodes']} "
         f"nodes: a node reads a sample {document['mean_reads']:.1f} times in the mean\n"
         f"more than {document['more_than_reads']} times (delta {document['delta']:g}): expected "
-        f"{document['expected_samples']:,.1f} samples a node, drawn {shown}\n")
+        f"{document['expected_samples']:,.1f} samples a node, drawn {shown}\n"
+    )
 
 
 def draw(document: dict[str, Any], path: str) -> None:
@@ -58,13 +60,20 @@ def draw(document: dict[str, Any], path: str) -> None:
     most = document["more_than_reads"]
     for part, colour, label in (
         ([k for k in counts if k <= most], "#4477aa", f"up to {most} times"),
-        ([k for k in counts if k > most], "#cc6677", f"more than {most} times: "
-         f"{document['drawn_samples'][0]} samples ({document['expected_samples']:.0f} expected)"),
+        (
+            [k for k in counts if k > most],
+            "#cc6677",
+            f"more than {most} times: "
+            f"{document['drawn_samples'][0]} samples ({document['expected_samples']:.0f} expected)",
+        ),
     ):
         axes.bar(part, [counts[k] for k in part], width=1.0, color=colour, label=label)
     axes.set_xlabel("times that node 0 reads a sample")
     axes.set_ylabel("samples")
-    axes.set_title(f"{document['samples']:,} samples, {document['epochs']:,} epochs, "
-                   f"{document['nodes']} nodes", fontsize=9)
+    axes.set_title(
+        f"{document['samples']:,} samples, {document['epochs']:,} epochs, "
+        f"{document['nodes']} nodes",
+        fontsize=9,
+    )
     figure.legend(loc="outside lower center", ncols=2, fontsize=8, frameon=False)
     save(figure, path)

@@ -16,10 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from uffdprefetch.base.arrays import Array
 from uffdprefetch.trace.analyse.density import Grid
 from uffdprefetch.trace.analyse.marks import KINDS, Stream
-
-Array = np.ndarray[Any, Any]
 
 #: Modes of a column. FRAME: base + x. RISING: the sum of base and all x so far. JUMPING: the same
 #: with zigzag differences. LOGARITHM: 1000 * (2^(x / 16) - 1). REMAINDER, of `before` only:
@@ -239,7 +238,5 @@ def cells(grid: Grid) -> str:
             continue
         codes = np.rint(np.log2(some.count) * LOG_STEPS).astype(np.int64)
         columns = [blob.rising(some.index), blob.frame(codes)]
-        index.append(
-            [some.file, some.rank, KINDS.index(some.kind), len(some.index), columns]
-        )
+        index.append([some.file, some.rank, KINDS.index(some.kind), len(some.index), columns])
     return blob.text(index)

@@ -13,8 +13,6 @@ from uffdprefetch.report.text import printable
 from uffdprefetch.trace.analyse import density
 from uffdprefetch.trace.analyse.marks import Stream
 
-Array = np.ndarray[Any, Any]
-
 #: After Okabe and Ito; page/page.css has the same. Seven by four shapes make 28 looks.
 COLOURS = ("#0072b2", "#c39400", "#009e73", "#cc79a7", "#6b4c9a", "#8c510a", "#3f9fb5")
 SHAPES = ("o", "^", "s", "D")
@@ -282,9 +280,7 @@ def stall(ax: Any, mpl: Any, drawn: dict[str, Any]) -> Any:
     ax.set_yticks(range(0, len(ranks), every), [str(r) for r in ranks[::every]])
     ax.set_ylabel("rank")
     each, name = time_unit(drawn["seconds"])
-    ax.xaxis.set_major_locator(
-        mpl.ticker.FixedLocator(_ticks_from(0.0, drawn["seconds"], each))
-    )
+    ax.xaxis.set_major_locator(mpl.ticker.FixedLocator(_ticks_from(0.0, drawn["seconds"], each)))
     ax.xaxis.set_major_formatter(mpl.ticker.FuncFormatter(lambda v, _: f"{v / each:g}"))
     ax.set_xlabel(f"time [{name}]")
     return image

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from uffdprefetch.base.arrays import Array
 from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.base.units import format_size
 from uffdprefetch.trace.analyse.marks import NOBODY, SERVICE, Ranks, page_bytes_of, start_of
@@ -22,7 +23,6 @@ from uffdprefetch.trace.analyse.series import bytes_per_second
 from uffdprefetch.trace.file.events import FAULT_AFTER_AROUND, Call, Kind, of_kind
 from uffdprefetch.trace.file.trace_file import Trace
 
-Array = np.ndarray[Any, Any]
 Event = dict[str, Any]
 
 #: Slices, instants and pairs that a file holds at most: some 60 MB, which the UI opens in seconds.

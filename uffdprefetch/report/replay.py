@@ -25,19 +25,21 @@ def document(
     rows = []
     for each in sorted(predicted, key=lambda one: one.outcome.seconds):
         found = each.outcome
-        rows.append({
-            "name": each.choice.name,
-            "command": command_line(each.choice, demand.command),
-            "needs_order": each.choice.needs_order,
-            "memory_bytes": each.choice.memory_bytes,
-            "seconds": found.seconds,
-            "stall_seconds": found.stall_seconds,
-            "hits": found.hits,
-            "demand_misses": found.misses,
-            "touched_bytes": found.touched_bytes,
-            "read_bytes": found.read_bytes,
-            "requests": found.requests,
-        })
+        rows.append(
+            {
+                "name": each.choice.name,
+                "command": command_line(each.choice, demand.command),
+                "needs_order": each.choice.needs_order,
+                "memory_bytes": each.choice.memory_bytes,
+                "seconds": found.seconds,
+                "stall_seconds": found.stall_seconds,
+                "hits": found.hits,
+                "demand_misses": found.misses,
+                "touched_bytes": found.touched_bytes,
+                "read_bytes": found.read_bytes,
+                "requests": found.requests,
+            }
+        )
     return {
         "schema": SCHEMA,
         "trace": path,
@@ -73,7 +75,10 @@ def picture(document: dict[str, Any]) -> dict[str, Any]:
     """The choices as simulate_png draws them: computing, and waiting for storage."""
     rows = [
         {
-            "name": row["name"], "nodes": 1, "seconds": row["seconds"], "preload_seconds": 0.0,
+            "name": row["name"],
+            "nodes": 1,
+            "seconds": row["seconds"],
+            "preload_seconds": 0.0,
             "compute_seconds": row["seconds"] - row["stall_seconds"],
             "stall_seconds_by_source": {"storage": row["stall_seconds"]},
             "published_seconds": None,
@@ -87,26 +92,35 @@ _HEADS = ("run as", "seconds", "stall", "hits", "misses", "read", "requests")
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
-    return [row["name"], f"{row['seconds']:.2f}", f"{row['stall_seconds']:.2f}",
-            f"{row['hits']:.1%}", f"{row['demand_misses']:,}", format_size(row["read_bytes"]),
-            f"{row['requests']:,}"]
+    return [
+        row["name"],
+        f"{row['seconds']:.2f}",
+        f"{row['stall_seconds']:.2f}",
+        f"{row['hits']:.1%}",
+        f"{row['demand_misses']:,}",
+        format_size(row["read_bytes"]),
+        f"{row['requests']:,}",
+    ]
 
 
 def _title(document: dict[str, Any]) -> str:
     latency = document["latency_seconds"] * 1000
-    return (f"{document['accesses']:,} accesses of {document['threads']} threads to "
-            f"{format_size(document['wanted_bytes'])}, recorded in "
-            f"{document['recorded_seconds']:.2f} s (stall {document['recorded_stall_seconds']:.2f}"
-            f" s); storage of {format_rate(document['bandwidth_bytes_per_second'])}, "
-            f"{latency:.2f} ms")
+    return (
+        f"{document['accesses']:,} accesses of {document['threads']} threads to "
+        f"{format_size(document['wanted_bytes'])}, recorded in "
+        f"{document['recorded_seconds']:.2f} s (stall {document['recorded_stall_seconds']:.2f}"
+        f" s); storage of {format_rate(document['bandwidth_bytes_per_second'])}, "
+        f"{latency:.2f} ms"
+    )
 
 
 def _notes(document: dict[str, Any]) -> list[str]:
     best, rest = document["best"], document["best_without_order"]
     notes = [f"best: {best}"]
     if best != rest:
-        notes.append("PLAN says the order (docs/plans.md); of a PyTorch DataLoader wrap knows it "
-                     "without")
+        notes.append(
+            "PLAN says the order (docs/plans.md); of a PyTorch DataLoader wrap knows it without"
+        )
         notes += [f"best without an order: {rest}"] if rest else []
     if best != document["choices"][0]["command"]:
         notes.append(f"(of what is within {ALIKE - 1:.0%} of the quickest, what takes least)")

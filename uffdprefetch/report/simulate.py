@@ -63,8 +63,11 @@ def _entry(row: Row, scenario: Scenario) -> dict[str, Any]:
     if outcome is None:
         return entry | dict.fromkeys(_FIGURES)
     names = [one.name for one in (named.classes or scenario.system.classes)[1:]]
-    sources = ["the file system", *(f"own {name}" for name in names),
-               *(f"other nodes' {name}" for name in names)]
+    sources = [
+        "the file system",
+        *(f"own {name}" for name in names),
+        *(f"other nodes' {name}" for name in names),
+    ]
     return entry | {
         "error": None if named.published is None else outcome.seconds / named.published - 1,
         "compute_seconds": outcome.compute_seconds,
@@ -73,7 +76,8 @@ def _entry(row: Row, scenario: Scenario) -> dict[str, Any]:
         "stall_seconds_by_source": dict(zip(sources, outcome.stall_seconds.tolist(), strict=True)),
         "consumed_mb": outcome.consumed_mb,
         "read_mb_by_source": dict(zip(sources, outcome.read_mb.tolist(), strict=True)),
-        "hits": None if not outcome.consumed_mb or not outcome.read_mb.any()
+        "hits": None
+        if not outcome.consumed_mb or not outcome.read_mb.any()
         else max(0.0, 1 - float(outcome.read_mb[PFS]) / outcome.consumed_mb),
         "file_system_mb": outcome.pfs_mb,
         "useless_mb": outcome.useless_mb,
@@ -82,8 +86,16 @@ def _entry(row: Row, scenario: Scenario) -> dict[str, Any]:
 
 #: Of a policy that applies.
 _FIGURES = (
-    "compute_seconds", "preload_seconds", "stall_seconds", "stall_seconds_by_source", "consumed_mb",
-    "read_mb_by_source", "hits", "file_system_mb", "useless_mb", "error",
+    "compute_seconds",
+    "preload_seconds",
+    "stall_seconds",
+    "stall_seconds_by_source",
+    "consumed_mb",
+    "read_mb_by_source",
+    "hits",
+    "file_system_mb",
+    "useless_mb",
+    "error",
 )
 
 
@@ -92,7 +104,8 @@ def out_of_order(entries: Sequence[dict[str, Any]]) -> list[list[str]]:
     known = [e for e in entries if e["published_seconds"] and e["seconds"]]
     return [
         [a["name"], b["name"]]
-        for a in known for b in known
+        for a in known
+        for b in known
         if a["published_seconds"] < b["published_seconds"] * (1 - TIE)
         and a["seconds"] > b["seconds"]
     ]
@@ -111,13 +124,25 @@ def _size(mb: float) -> str:
 
 def _heads(document: dict[str, Any]) -> list[str]:
     published = any(row["published_seconds"] for row in document["policies"])
-    return ["policy", "nodes", "seconds", *(["published", "error"] if published else []),
-            "stall", "preload", "hits", "file system"]
+    return [
+        "policy",
+        "nodes",
+        "seconds",
+        *(["published", "error"] if published else []),
+        "stall",
+        "preload",
+        "hits",
+        "file system",
+    ]
 
 
 def _cells(row: dict[str, Any], heads: Sequence[str]) -> list[str]:
-    cells = {"policy": row["name"], "nodes": f"{row['nodes']:,}",
-             "seconds": _seconds(row["seconds"]), "published": _seconds(row["published_seconds"])}
+    cells = {
+        "policy": row["name"],
+        "nodes": f"{row['nodes']:,}",
+        "seconds": _seconds(row["seconds"]),
+        "published": _seconds(row["published_seconds"]),
+    }
     if row["seconds"] is None:
         cells["seconds"] = "n/a"
     else:
@@ -133,9 +158,11 @@ def _cells(row: dict[str, Any], heads: Sequence[str]) -> list[str]:
 
 
 def _title(document: dict[str, Any]) -> str:
-    return (f"{document['title']}: {document['samples']:,} samples, "
-            f"{_size(document['dataset_mb'])}, {document['epochs']} epochs, "
-            f"batches of {document['batch']}")
+    return (
+        f"{document['title']}: {document['samples']:,} samples, "
+        f"{_size(document['dataset_mb'])}, {document['epochs']} epochs, "
+        f"batches of {document['batch']}"
+    )
 
 
 def _notes(document: dict[str, Any]) -> list[str]:
@@ -150,12 +177,19 @@ def _notes(document: dict[str, Any]) -> list[str]:
         for (name, why), nodes in whose.items()
     ]
     written = {row["write"] for row in rows}
-    notes += [f"{row['name']}: write = {row['write']!r}" for row in rows
-              if len(written) > 1 and row["write"] != Readings().write and not sweep]
-    notes += [f"published the other way round: {first} before {second}"
-              for first, second in document["out_of_order"]]
-    notes.append("hits: part of the bytes that came from storage of the nodes; file system: what "
-                 "it delivered, to all nodes")
+    notes += [
+        f"{row['name']}: write = {row['write']!r}"
+        for row in rows
+        if len(written) > 1 and row["write"] != Readings().write and not sweep
+    ]
+    notes += [
+        f"published the other way round: {first} before {second}"
+        for first, second in document["out_of_order"]
+    ]
+    notes.append(
+        "hits: part of the bytes that came from storage of the nodes; file system: what "
+        "it delivered, to all nodes"
+    )
     notes.append(f"simulated in {document['simulated_in_seconds']:.1f} s")
     return notes
 

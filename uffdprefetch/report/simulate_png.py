@@ -17,8 +17,20 @@ COMPUTE, PRELOAD = "#9aa5b1", "#332288"
 FILE_SYSTEM = "#cc3311"
 OWN = ("#117733", "#44aa99", "#88ccaa", "#bbe3d0")
 OTHERS = ("#ddaa33", "#eecc77", "#f5e0ad", "#faf0d8")
-LINES = ("#332288", "#cc3311", "#117733", "#ddaa33", "#88ccee", "#aa4499", "#44aa99", "#882255",
-         "#999933", "#666666", "#0077bb", "#ee7733")
+LINES = (
+    "#332288",
+    "#cc3311",
+    "#117733",
+    "#ddaa33",
+    "#88ccee",
+    "#aa4499",
+    "#44aa99",
+    "#882255",
+    "#999933",
+    "#666666",
+    "#0077bb",
+    "#ee7733",
+)
 MARKS = "osD^vP*X<>ph"
 #: Of the longest bar: a source of less is not in the legend, since it is not to be seen.
 THIN = 0.001
@@ -95,7 +107,8 @@ def _sources(mpl: Any, document: dict[str, Any]) -> Any:
     """Stacked bars: computing, preloading, stall by the source that was waited for."""
     rows = [row for row in document["policies"] if row["seconds"] is not None]
     figure = mpl.figure.Figure(
-        figsize=(7.4, 1.5 + 0.32 * max(1, len(rows))), dpi=200, layout="constrained")
+        figsize=(7.4, 1.5 + 0.32 * max(1, len(rows))), dpi=200, layout="constrained"
+    )
     axes = figure.add_subplot()
     # Rows may have storage of their own.
     names = list(dict.fromkeys(name for row in rows for name in row["stall_seconds_by_source"]))
@@ -108,8 +121,14 @@ def _sources(mpl: Any, document: dict[str, Any]) -> Any:
         if not any(value > 0 for value in values):
             return
         # A label that begins with _ is none.
-        axes.barh(places, values, left=left, color=colour, height=0.72,
-                  label=label if max(values) > thin else "_")
+        axes.barh(
+            places,
+            values,
+            left=left,
+            color=colour,
+            height=0.72,
+            label=label if max(values) > thin else "_",
+        )
         for i, value in enumerate(values):
             left[i] += value
 
@@ -124,11 +143,18 @@ def _sources(mpl: Any, document: dict[str, Any]) -> Any:
         upto = max(left[i], row["published_seconds"] or 0.0)
         text = f"{row['seconds']:,.{digits}f} s"
         axes.text(upto + 0.012 * right, i, text, va="center", fontsize=7)
-    published = [(row["published_seconds"], i) for i, row in enumerate(rows)
-                 if row["published_seconds"]]
+    published = [
+        (row["published_seconds"], i) for i, row in enumerate(rows) if row["published_seconds"]
+    ]
     if published:
-        axes.scatter(*zip(*published, strict=True), marker="|", s=140, color="black", zorder=3,
-                     label="published")
+        axes.scatter(
+            *zip(*published, strict=True),
+            marker="|",
+            s=140,
+            color="black",
+            zorder=3,
+            label="published",
+        )
     axes.set_xlim(0, 1.13 * max([right, *(p for p, _ in published)]))
     axes.set_yticks(list(places), [row["name"] for row in rows], fontsize=8)
     axes.invert_yaxis()
@@ -149,11 +175,20 @@ def _scaling(mpl: Any, document: dict[str, Any]) -> Any:
     axes = figure.add_subplot()
     names = list(dict.fromkeys(row["name"] for row in document["policies"]))
     for i, name in enumerate(names):
-        points = [(row["nodes"], row["seconds"]) for row in document["policies"]
-                  if row["name"] == name and row["seconds"] is not None]
+        points = [
+            (row["nodes"], row["seconds"])
+            for row in document["policies"]
+            if row["name"] == name and row["seconds"] is not None
+        ]
         if points:
-            axes.plot(*zip(*points, strict=True), label=name, color=LINES[i % len(LINES)],
-                      marker=MARKS[i % len(MARKS)], markersize=4.5, linewidth=1.3)
+            axes.plot(
+                *zip(*points, strict=True),
+                label=name,
+                color=LINES[i % len(LINES)],
+                marker=MARKS[i % len(MARKS)],
+                markersize=4.5,
+                linewidth=1.3,
+            )
     counts = sorted({row["nodes"] for row in document["policies"]})
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")

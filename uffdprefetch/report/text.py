@@ -241,9 +241,7 @@ def _table(first: str, rows: Sequence[tuple[str, dict[str, Any]]], width: int) -
             wide[i] -= max(0, min(over(), wide[i] - step))
 
     def line(row: Sequence[str]) -> str:
-        fit = [
-            (c if len(c) <= w else c[: w - 1] + "…") for c, w in zip(row, wide, strict=True)
-        ]
+        fit = [(c if len(c) <= w else c[: w - 1] + "…") for c, w in zip(row, wide, strict=True)]
         left = [c.ljust(w) for c, w in zip(fit[:2], wide[:2], strict=True)]
         right = [c.rjust(w) for c, w in zip(fit[2:], wide[2:], strict=True)]
         return "  " + "  ".join(left + right)

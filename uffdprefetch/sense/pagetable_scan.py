@@ -4,10 +4,9 @@ what cost."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
-from uffdprefetch.base.clock import now_ns
+from uffdprefetch.base.clock import CLOCK, Clock
 from uffdprefetch.predict.streams import PIECE_BYTES, REACH_BYTES, Stream
 from uffdprefetch.protocol import wire
 from uffdprefetch.sense import pagetables
@@ -38,9 +37,8 @@ SILENT_NS = 50 * MS
 FOLLOW_STEPS = 8
 
 
-def tell_seen(tap: Tap, client: Client, region: Region, start: int, end: int) -> None:
+def tell_seen(tap: Tap, client: Client, region: Region, start: int, end: int, now: int) -> None:
     """[start, end) was found mapped: some time since the last look."""
-    now = now_ns()
     since = now - region.told_ns if region.told_ns else 0
     tap.put(SEEN, now, client.pid, region.file, start, end - start, since)
 
@@ -54,14 +52,16 @@ class PageTableLooks:
         tap: Tap,
         touch: Callable[[Client, Region, int, int, int], object],
         looked: Callable[[Client, Region, list[tuple[int, int]]], None],
+        clock: Clock = CLOCK,
     ) -> None:
         """``looked`` hears of all of the runs that one look has found, unmerged."""
+        self._clock = clock
         self._layout, self._tap, self._touch, self._looked = layout, tap, touch, looked
 
     def look(self, client: Client, region: Region, now: int, share: int) -> None:
         """Tell what has been touched since the last look, and say when the next is due, which may
         cost one part in ``share`` of what looking may."""
-        began = time.thread_time_ns()
+        began = self._clock.cpu_ns()
         active = [] if region.known else region.table.active()
         by_tables = region.verdict != wire.Verdict.POOL
         touched = False
@@ -79,7 +79,7 @@ class PageTableLooks:
         region.told_ns = now
         self._next_look(region, active, by_tables, touched, now)
         # our own CPU time: on a crowded node the wall clock would count the others' too
-        cost = time.thread_time_ns() - began
+        cost = self._clock.cpu_ns() - began
         due = LOOK_FIRST_NS if region.look_from else region.look_every_ns
         region.look_at_ns = now + max(due, LOOK_COST * share * cost)
 
@@ -100,7 +100,7 @@ class PageTableLooks:
     def _look_at_all(self, client: Client, region: Region) -> bool:
         """Go on with the look over the whole region, for a bounded time; whether it saw news."""
         touched = False
-        now = began = now_ns()
+        now = began = self._clock.now_ns()
         while now == began or now - began < LOOK_AT_ONCE_NS:
             start = max(region.look_from, region.offset_bytes)
             end = min(start + LOOK_AT_ONCE_BYTES, region.span.end_bytes)
@@ -112,7 +112,7 @@ class PageTableLooks:
             if region.look_from >= region.span.end_bytes:
                 region.look_from = 0
                 break
-            now = now_ns()
+            now = self._clock.now_ns()
         return touched
 
     def _next_look(
@@ -149,7 +149,7 @@ class PageTableLooks:
         def tell(a: int, b: int) -> None:
             news.append((a, b))
             if self._tap.active:
-                tell_seen(self._tap, client, region, a, b)
+                tell_seen(self._tap, client, region, a, b, self._clock.now_ns())
 
         found = pagetables.new_touches(client, region, start, end, tell)
         if news or region.planned:

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from uffdprefetch.base.clock import now_ns
+from uffdprefetch.base.clock import CLOCK, Clock
 from uffdprefetch.base.config import Config
 from uffdprefetch.base.ranges import IntervalSet
 from uffdprefetch.native import uffd
@@ -90,17 +90,19 @@ class CacheEngine:
         ledger: Ledger,
         tap: Tap | None = None,
         opener: Opener | None = None,
+        clock: Clock = CLOCK,
     ) -> None:
         """Without an ``opener``: one that nobody steps, for tests of what needs none."""
         self.opener = opener or Opener(-1)
+        self.clock = clock
         self.config = config
         self.scheduler = scheduler
         self.ledger = ledger
         self.tap = tap or Tap()
-        self.layout = Layout(config, scheduler, ledger)
-        self.bulk = Bulk(config, scheduler, ledger, self.layout)
-        self._looks = PageTableLooks(self.layout, self.tap, self._mapped, self._looked)
-        self._table = FileTable(config, scheduler, ledger)
+        self.layout = Layout(config, scheduler, ledger, clock)
+        self.bulk = Bulk(config, scheduler, ledger, self.layout, clock)
+        self._looks = PageTableLooks(self.layout, self.tap, self._mapped, self._looked, clock)
+        self._table = FileTable(config, scheduler, ledger, clock)
         self.clients: dict[int, Client] = {}
         self.pool: NodePool | None = None
         self.plans: Plans | None = None
@@ -152,8 +154,7 @@ class CacheEngine:
         """An agent offers a mapping: decide how it is served and tell it. ``fd``: what is mapped,
         None where an earlier one of the same file must do."""
         for region in [
-            r for r in client.regions.values()
-            if r.address == a.address and r.id >= FIRST_OBSERVED
+            r for r in client.regions.values() if r.address == a.address and r.id >= FIRST_OBSERVED
         ]:  # found in /proc before its agent told of it
             self.detached(client, region.id)
         file = self._table.known(a, fd)
@@ -248,7 +249,8 @@ class CacheEngine:
         if self.config.policy != "none" and verdict != wire.Verdict.POOL:
             self.scheduler.begin(file, a.offset_bytes)
         if wanted:
-            self._offers.append(_Offer(client, region, wanted, fds[0], now_ns() + self._offer_ns))
+            until_ns = self.clock.now_ns() + self._offer_ns
+            self._offers.append(_Offer(client, region, wanted, fds[0], until_ns))
             self._hand_out()
         else:
             client.tell(a.region, verdict, fds)
@@ -272,7 +274,7 @@ class CacheEngine:
 
     def _hand_out(self) -> None:
         """Tell the agents whose pages have been read, or whose time is over, what to lay."""
-        now, waiting = now_ns(), []
+        now, waiting = self.clock.now_ns(), []
         for offer in self._offers:
             region, file = offer.region, offer.region.file
             missing = [p for p in offer.pages if p not in file.written]
@@ -316,7 +318,7 @@ class CacheEngine:
         if self.pool is not None:
             self.pool.detach(client, region)
         region.verdict = wire.Verdict.PAGE_TABLES
-        region.look_at_ns = now_ns() + LOOK_FIRST_NS
+        region.look_at_ns = self.clock.now_ns() + LOOK_FIRST_NS
         self.ledger.attached(region.file, region.verdict, f"not served by the pool: {why}")
 
     def bypassed(self, client: Client, reason: int) -> None:
@@ -348,7 +350,7 @@ class CacheEngine:
             shared=a.map_flags & wire.MAP_TYPE != wire.MAP_PRIVATE,
             table=StreamTable(client.rank, client.pid),
             span=_span(a, file),
-            look_at_ns=now_ns() + LOOK_FIRST_NS,
+            look_at_ns=self.clock.now_ns() + LOOK_FIRST_NS,
             look_every_ns=LOOK_FIRST_NS,
         )
         file.attached += 1
@@ -410,7 +412,7 @@ class CacheEngine:
 
     def on_events(self, client: Client, events: Iterable[uffd.Event]) -> None:
         """Armed checkpoints that were touched."""
-        now = now_ns()
+        now = self.clock.now_ns()
         for event in events:
             region = client.regions.get(event.region)
             self.ledger.fault_wait.add(event.handle_ns)
@@ -467,7 +469,7 @@ class CacheEngine:
                 for low, high in region.seen.missing(a, a + n):
                     news += high - low
                     if self.tap.active and region.verdict != wire.Verdict.POOL:
-                        tell_seen(self.tap, client, region, low, high)
+                        tell_seen(self.tap, client, region, low, high, self.clock.now_ns())
                 region.seen.add(a, a + n)
         if self.bulk.saw(
             region, stream, (start, end, at_ns), forward, (news, news if new else mapped)
@@ -480,9 +482,7 @@ class CacheEngine:
             self.strides.touch(client, region, stream, at_ns)
         return stream, forward
 
-    def _mapped(
-        self, client: Client, region: Region, start: int, end: int, at_ns: int
-    ) -> None:
+    def _mapped(self, client: Client, region: Region, start: int, end: int, at_ns: int) -> None:
         """A look has found pages that are mapped between two places, and booked each of them."""
         if region.known:
             self._gone_on(client, region, start, end, at_ns)
@@ -498,9 +498,7 @@ class CacheEngine:
         region.file.mark_used(start, end)
         region.seen.add(start, end)
 
-    def _gone_on(
-        self, client: Client, region: Region, start: int, end: int, at_ns: int
-    ) -> None:
+    def _gone_on(self, client: Client, region: Region, start: int, end: int, at_ns: int) -> None:
         self._touched[id(region)] = (client, region)
         self.ledger.touch(region.table.rank, start, at_ns)
         self.bulk.saw_planned(region, start, end, at_ns)
@@ -511,7 +509,7 @@ class CacheEngine:
 
     def _looked(self, client: Client, region: Region, found: list[tuple[int, int]]) -> None:
         """What one look has found mapped."""
-        if self.plans is not None and self.plans.looked(client, region, found, now_ns()):
+        if self.plans is not None and self.plans.looked(client, region, found, self.clock.now_ns()):
             self._touched[id(region)] = (client, region)
 
     def look(self, now: int) -> None:
@@ -552,7 +550,7 @@ class CacheEngine:
                 for stream in region.table.active()
             )
         touched, self._touched = self._touched, {}
-        now = now_ns()
+        now = self.clock.now_ns()
         for client, region in touched.values():
             if region.file.changed or region.detaching:
                 continue
@@ -579,7 +577,7 @@ class CacheEngine:
                     planned, self.scheduler.meter.storage, self._allowed(region), pooled
                 )
             else:
-                for stream in pool_bridge.readers(region) if pooled else region.table.active():
+                for stream in pool_bridge.readers(region, now) if pooled else region.table.active():
                     self._plan_stream(region, stream)
             self.layout.refresh(client, region)
 
@@ -600,10 +598,10 @@ class CacheEngine:
             return
         if not self.bulk.trusts(region):
             return
-        awaited = region.awaited_ns and now_ns() - region.awaited_ns < AWAIT_NS
+        awaited = region.awaited_ns and self.clock.now_ns() - region.awaited_ns < AWAIT_NS
         if awaited and not (stream.settled and (stream.density or 0.0) >= AWAIT_DENSITY):
             return
-        if self.strides is not None and self.strides.holds(region, stream, now_ns()):
+        if self.strides is not None and self.strides.holds(region, stream, self.clock.now_ns()):
             return
         ahead = self.layout.lookahead(stream, region)
         if self.config.policy == "fixed":
@@ -614,7 +612,7 @@ class CacheEngine:
             pooled = region.verdict == wire.Verdict.POOL
             self.scheduler.want(file, stream, *wanted, pooled=pooled)
             start, end = wanted
-            self.tap.put(WINDOW, now_ns(), stream.reader, file, start, end - start, 0)
+            self.tap.put(WINDOW, self.clock.now_ns(), stream.reader, file, start, end - start, 0)
 
     def plan_evictions(self) -> None:
         """Have blocks ready to leave the pool, if there is one."""
@@ -627,7 +625,7 @@ class CacheEngine:
             file.recent = IntervalSet()  # the kernel may have taken it back
         for client in self.clients.values():
             for region in client.regions.values():
-                region.table.expire(now_ns())
+                region.table.expire(self.clock.now_ns())
                 self._forget_absorbed(region)
                 if not region.detaching:
                     self.layout.refresh(client, region)
@@ -640,7 +638,7 @@ class CacheEngine:
         watched.sample()
         more = watched.now.major_faults - before
         if more > 0:
-            self.tap.put(MAJORS, now_ns(), watched.pid, None, 0, 0, more)
+            self.tap.put(MAJORS, self.clock.now_ns(), watched.pid, None, 0, 0, more)
 
     def account_all(self, client: Client) -> None:
         """Read all page tables of a process while they are there: what was used."""

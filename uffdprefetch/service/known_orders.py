@@ -25,7 +25,7 @@ class Planning:
     ) -> None:
         """Raises OSError when there is no place for the helper's files."""
         self.resolver = Resolver(socket_path, config.plan, poll)
-        self.plans = Plans(engine.scheduler, engine.ledger)
+        self.plans = Plans(engine.scheduler, engine.ledger, engine.clock)
         self.announcements = Announcements(
             self.resolver, self.plans, engine.ledger,
             lambda: list(engine.clients.values()), engine.plans_came,

@@ -18,7 +18,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from uffdprefetch.base.clock import now_ns
+from uffdprefetch.base.clock import CLOCK
 from uffdprefetch.native import uffd
 from uffdprefetch.protocol import wire
 from uffdprefetch.readers.order_sources import Announcements
@@ -90,7 +90,7 @@ class Peers:
     def part(self, now: bool = False) -> None:
         """Hang up on launchers that wait for it. Not at once where none is left but processes of
         the job are (not ``now``): most often they are just ending."""
-        if self.launchers or now or now_ns() - self._parting_ns > PART_NS:
+        if self.launchers or now or CLOCK.now_ns() - self._parting_ns > PART_NS:
             while self.parting:
                 self.parting.pop().close()
 
@@ -132,7 +132,7 @@ class Peers:
                 continue
             sock.setblocking(False)
             self._unknown[sock.fileno()] = sock
-            self._accepted_ns[sock.fileno()] = now_ns()
+            self._accepted_ns[sock.fileno()] = CLOCK.now_ns()
             self._epoll.register(sock, select.EPOLLIN)
 
     def _hear_who_came_last(self) -> None:
@@ -201,7 +201,7 @@ class Peers:
         elif fd in self._engine.clients:
             self._from_agent(self._engine.clients[fd], kind, body, received)
         elif self._watchers.socket_of(fd) is not None:
-            self._watchers.message(fd, kind, now_ns())
+            self._watchers.message(fd, kind, CLOCK.now_ns())
         elif fd in self._planners:
             self._from_planner(self._planners[fd][1], kind, body)
         else:
@@ -283,7 +283,7 @@ class Peers:
                 if region.verdict != wire.Verdict.POOL:
                     self._engine.detached(client, region.id)
             self._engine.table.ended(client.pid)
-            self._engine.table.look(now_ns())
+            self._engine.table.look(CLOCK.now_ns())
             client.send(wire.pack(wire.Type.BYE_OK))
         else:
             raise wire.WireError(f"{kind.name} from an agent")
@@ -354,7 +354,7 @@ class Peers:
             self._epoll.unregister(fd)
             if isinstance(peer, Launcher) and peer.finished:
                 self.parting.append(peer.sock)
-                self._parting_ns = now_ns()
+                self._parting_ns = CLOCK.now_ns()
             else:
                 peer.close()
 

@@ -42,9 +42,7 @@ class PoolTrack:
     def tick(self, now: int) -> None:
         """Once a second."""
         c = self._now = self._pool.pool.counts()
-        self._ticks.append(
-            PoolTick(now, c.faults, c.present_faults, c.read_bytes, c.evicted_bytes)
-        )
+        self._ticks.append(PoolTick(now, c.faults, c.present_faults, c.read_bytes, c.evicted_bytes))
 
     def document(self, now: int) -> dict[str, Any]:
         """The ``pool`` of the snapshot."""

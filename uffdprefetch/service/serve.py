@@ -18,7 +18,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from uffdprefetch.base import spawn
-from uffdprefetch.base.clock import now_ns
+from uffdprefetch.base.clock import CLOCK
 from uffdprefetch.base.config import Config, fall_back, why_fallen_back
 from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.base.rundir import is_of_node
@@ -100,13 +100,9 @@ class Service:
         grid = config.distance_bytes or DISTANCE_MIN_BYTES
         bucket = TokenBucket(config.max_rate_bytes_per_second, EXTENT_BYTES)
         self._tap = Tap()
-        self._scheduler = Scheduler(
-            self._workers, bucket, grid, self._warmed, self._ledger.degrade
-        )
+        self._scheduler = Scheduler(self._workers, bucket, grid, self._warmed, self._ledger.degrade)
         self._opener = Opener(self._wake_fd)
-        self.engine = CacheEngine(
-            config, self._scheduler, self._ledger, self._tap, self._opener
-        )
+        self.engine = CacheEngine(config, self._scheduler, self._ledger, self._tap, self._opener)
         self._observer = Observer(
             self.engine, self._ledger, config.min_size_bytes, everybody=config.engine == "off"
         )
@@ -220,7 +216,7 @@ class Service:
         return False
 
     def _timeout_seconds(self) -> float:
-        now = now_ns()
+        now = CLOCK.now_ns()
         due = min(self._housekeeping_ns, self._observer.due_ns, self._freshness.due_ns)
         if self._next_pump_ns:
             due = min(due, self._next_pump_ns)
@@ -259,7 +255,7 @@ class Service:
             else:
                 self._peers.receive(fd)
         if self._planning is not None:  # what has ended first, then what was touched since
-            self._planning.announcements.look(now_ns())
+            self._planning.announcements.look(CLOCK.now_ns())
         for client in self.engine.clients.values():
             self.engine.on_events(client, client.ring.drain())
         pool = self.engine.pool
@@ -270,7 +266,7 @@ class Service:
             self.engine.on_pool_events()
         self._scheduler.reap()
         self._opener.step()
-        now = now_ns()
+        now = CLOCK.now_ns()
         if self.engine.table.waits or 0 < self.engine.table.look_ns <= now:
             self.engine.table.look(now)
         self._observer.look(self._peers.jobs(), now)
@@ -282,13 +278,13 @@ class Service:
             self._look_for_writers()
         self.engine.plan()
         self.engine.plan_evictions()
-        wait = self._scheduler.pump(now_ns())
-        self._next_pump_ns = now_ns() + wait if wait else 0
+        wait = self._scheduler.pump(CLOCK.now_ns())
+        self._next_pump_ns = CLOCK.now_ns() + wait if wait else 0
         if now - self._noted_ns >= NOTE_NS:
             self._note(now)
         self._tap.flush()
         if self._live.sampling.due_ns:
-            self._live.sampling.step(now_ns())
+            self._live.sampling.step(CLOCK.now_ns())
         for fd, client in list(self.engine.clients.items()):
             if client.waiting:
                 client.flush()
@@ -319,7 +315,9 @@ class Service:
             self._ledger.timeline.at(seconds).prefetched_bytes += more
             self._noted_bytes += more
         streams = [
-            s for c in self.engine.clients.values() for r in c.regions.values()
+            s
+            for c in self.engine.clients.values()
+            for r in c.regions.values()
             for s in r.table.active()
         ]
         if not streams:
@@ -334,7 +332,7 @@ class Service:
         bin_.reader_bytes_per_second = round(sum(s.rate_bytes_per_second for s in streams))
 
     def _summary(self) -> dict[str, Any]:
-        self._note(now_ns())
+        self._note(CLOCK.now_ns())
         self._sample()
         return summary(
             self.config, self.run_key, self.engine, self._scheduler, self._reading_cpu_seconds()
@@ -360,7 +358,7 @@ class Service:
 
     def _look_for_writers(self) -> None:
         """A broken lease: detach everywhere, then let the writer in."""
-        now = now_ns()
+        now = CLOCK.now_ns()
         for file in self.engine.files.values():
             if not file.leased or not file.lease_breaking():
                 continue

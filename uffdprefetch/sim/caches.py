@@ -156,5 +156,7 @@ def _cyclic(items: np.ndarray, sizes: np.ndarray, capacity: float) -> np.ndarray
 
 
 EVICT: dict[str, Callable[[np.ndarray, np.ndarray, float], np.ndarray]] = {
-    "cyclic": _cyclic, "lru": _lru, "belady": _belady,
+    "cyclic": _cyclic,
+    "lru": _lru,
+    "belady": _belady,
 }

@@ -76,9 +76,11 @@ def execute(system: System, readings: Readings, sizes: np.ndarray, plan: Plan) -
 
 def _compute(system: System, sizes: np.ndarray, order: np.ndarray) -> np.ndarray:
     """(batches,): seconds that the slowest node computes on each batch."""
-    return np.concatenate([
-        sizes[part].sum(axis=2).max(axis=1) for part in _parts(order)
-    ]) / system.c if len(order) else np.zeros(0)
+    return (
+        np.concatenate([sizes[part].sum(axis=2).max(axis=1) for part in _parts(order)]) / system.c
+        if len(order)
+        else np.zeros(0)
+    )
 
 
 def _parts(order: np.ndarray) -> list[np.ndarray]:
@@ -100,8 +102,11 @@ def _on_demand(system: System, sizes: np.ndarray, phase: Phase, out: Outcome) ->
     total = 0.0
     done = 0
     for order in _parts(phase.order):
-        source = (np.zeros(order.shape, np.int8) if phase.source is None
-                  else phase.source[done : done + len(order)])
+        source = (
+            np.zeros(order.shape, np.int8)
+            if phase.source is None
+            else phase.source[done : done + len(order)]
+        )
         total += _demand_part(system, sizes[order], source, order >= 0, out)
         done += len(order)
     return total
@@ -249,8 +254,13 @@ class _Staged:
         if over.min() >= (self.fetched + self.passed).max():
             return 1.0 + busy.sum() - busy
         until = over[None, :] - self.fetched[:, None]  # [i, k]: how long k reads, for i
-        part = np.clip(np.divide(until, self.passed[:, None], out=np.ones_like(until),
-                                 where=self.passed[:, None] > 0), 0.0, 1.0)
+        part = np.clip(
+            np.divide(
+                until, self.passed[:, None], out=np.ones_like(until), where=self.passed[:, None] > 0
+            ),
+            0.0,
+            1.0,
+        )
         np.fill_diagonal(part, 0.0)
         return 1.0 + part @ busy
 
@@ -263,10 +273,18 @@ class _Staged:
         if largest * b > self.d0 / 2:
             width = max(1, int(self.d0 / 2 / largest))
         cuts: np.ndarray = np.append(np.arange(0, b, width), b)
-        mb = np.concatenate([
-            np.add.reduceat(self.sizes[part], cuts[:-1], axis=2).transpose(0, 2, 1)
-            .reshape(-1, self.nodes) for part in _parts(self.order)
-        ]) if len(self.order) else np.zeros((0, self.nodes))
+        mb = (
+            np.concatenate(
+                [
+                    np.add.reduceat(self.sizes[part], cuts[:-1], axis=2)
+                    .transpose(0, 2, 1)
+                    .reshape(-1, self.nodes)
+                    for part in _parts(self.order)
+                ]
+            )
+            if len(self.order)
+            else np.zeros((0, self.nodes))
+        )
         cumulative = np.cumsum(mb, axis=0)
         lags = np.full(mb.shape, -1, np.int64)
         for node in range(self.nodes):
@@ -349,8 +367,9 @@ class _Staged:
         self.mb += mb.sum(axis=1)
         self.out.consumed_mb += float(mb.sum())
         cell = source + np.arange(self.nodes)[:, None] * kinds
-        self.waits += np.bincount(
-            cell.ravel(), read.ravel(), kinds * self.nodes).reshape(self.nodes, kinds)
+        self.waits += np.bincount(cell.ravel(), read.ravel(), kinds * self.nodes).reshape(
+            self.nodes, kinds
+        )
 
     def _advance(
         self, batch: int, until: np.ndarray, from_pfs: np.ndarray, per_mb_pfs: np.ndarray

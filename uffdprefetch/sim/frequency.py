@@ -26,8 +26,13 @@ def expected(F: int, E: int, N: int, delta: float) -> float:
         return float(F) if E in above else 0.0
     p = 1.0 / N
     return F * math.fsum(
-        math.exp(math.lgamma(E + 1) - math.lgamma(k + 1) - math.lgamma(E - k + 1)
-                 + k * math.log(p) + (E - k) * math.log1p(-p))
+        math.exp(
+            math.lgamma(E + 1)
+            - math.lgamma(k + 1)
+            - math.lgamma(E - k + 1)
+            + k * math.log(p)
+            + (E - k) * math.log1p(-p)
+        )
         for k in above
     )
 

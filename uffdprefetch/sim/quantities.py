@@ -26,6 +26,7 @@ def _quantity(parse: Callable[[str], int], example: str) -> Callable[[Any], floa
             return parse(text) / MB
         except UffdPrefetchError as error:
             raise ValueError(error.message) from None
+
     return convert
 
 
@@ -50,6 +51,7 @@ def whole(least: int, most: int | None = None) -> Callable[[Any], int]:
         if most is not None and value > most:
             raise ValueError(f"{value!r}: at most {most}")
         return value
+
     return convert
 
 
@@ -58,6 +60,7 @@ def kind(wanted: type, what: str) -> Callable[[Any], Any]:
         if not isinstance(value, wanted):
             raise ValueError(f"{value!r}: {what} is needed")
         return value
+
     return convert
 
 
@@ -68,6 +71,7 @@ def one_of(choices: Sequence[str]) -> Callable[[Any], str]:
             hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(choices)}"
             raise ValueError(f"{value!r} is unknown; {hint}")
         return str(value)
+
     return convert
 
 
@@ -95,8 +99,11 @@ def curve(value: Any) -> Curve:
 
 
 def seconds(value: Any) -> float:
-    if (not isinstance(value, (int, float)) or isinstance(value, bool)
-            or not 0 < value < float("inf")):
+    if (
+        not isinstance(value, (int, float))
+        or isinstance(value, bool)
+        or not 0 < value < float("inf")
+    ):
         raise ValueError(f"{value!r}: seconds are needed")
     return float(value)
 

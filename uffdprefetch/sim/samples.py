@@ -55,11 +55,15 @@ class DataSet:
         except ImportError:
             raise UffdPrefetchError(
                 "sizes from a distribution need scipy, which is not here: "
-                "python3 -m pip install scipy", EXIT_CANNOT) from None
+                "python3 -m pip install scipy",
+                EXIT_CANNOT,
+            ) from None
         made: Any = getattr(stats, str(self.distribution), None)
         if not hasattr(made, "rvs"):
-            raise usage_error(f"distribution {self.distribution!r}: scipy.stats has none of this "
-                              "name (norm, lognorm, gamma, ...)")
+            raise usage_error(
+                f"distribution {self.distribution!r}: scipy.stats has none of this "
+                "name (norm, lognorm, gamma, ...)"
+            )
         # A discrete distribution counts in MB, and has no scale.
         discrete = isinstance(made, stats.rv_discrete)
         scale = {} if discrete else {"scale": self.scale}
@@ -82,10 +86,16 @@ class DataSet:
             distribution = table.take("distribution", q.text)
             F = table.take("F", q.whole(1, F_MAX))
             made = cls(
-                None, F, 0.0, distribution,
-                table.take("loc", q.size_mb, 0.0), table.take("scale", q.size_mb, 1.0),
-                table.take("min", q.size_mb, 0.0), table.take("max", q.size_mb, None),
-                table.take("shape", q.numbers, {}))
+                None,
+                F,
+                0.0,
+                distribution,
+                table.take("loc", q.size_mb, 0.0),
+                table.take("scale", q.size_mb, 1.0),
+                table.take("min", q.size_mb, 0.0),
+                table.take("max", q.size_mb, None),
+                table.take("shape", q.numbers, {}),
+            )
         table.done()
         return made
 
@@ -96,8 +106,9 @@ def _sizes_of(path: str) -> np.ndarray:
 
     if os.path.isdir(path) and not os.path.lexists(os.path.join(path, "data.mdb")):
         # Sorted: a directory's own order is another after a copy.
-        files = sorted(os.path.join(folder, name)
-                       for folder, _, names in os.walk(path) for name in names)
+        files = sorted(
+            os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names
+        )
         try:
             sizes = [os.stat(name).st_size for name in files]
         except OSError as error:

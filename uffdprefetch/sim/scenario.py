@@ -61,9 +61,15 @@ def _classes(values: Any, where: str, place: str) -> list[StorageClass]:
     for number, each in enumerate(values):
         one = Table(each, where, f"{place}[{number}]")
         reads = one.take("r", q.curve)
-        classes.append(StorageClass(
-            one.take("name", q.text), one.take("d", q.size_mb), one.take("p", q.whole(1)), reads,
-            one.take("w", q.curve, reads)))
+        classes.append(
+            StorageClass(
+                one.take("name", q.text),
+                one.take("d", q.size_mb),
+                one.take("p", q.whole(1)),
+                reads,
+                one.take("w", q.curve, reads),
+            )
+        )
         one.done()
     if not classes:
         raise usage_error(f"{where}: {place}: the first one, the staging buffer, is missing")
@@ -80,23 +86,28 @@ _LIST = q.kind(list, "a list of tables")
 def _system(table: Table) -> System:
     system = System(
         N=table.take("N", q.whole(1, N_MAX)),
-        c=table.take("c", q.rate_mb), beta=table.take("beta", q.rate_mb),
-        b_c=table.take("b_c", q.rate_mb), b_fs=table.take("b_fs", q.rate_mb),
+        c=table.take("c", q.rate_mb),
+        beta=table.take("beta", q.rate_mb),
+        b_c=table.take("b_c", q.rate_mb),
+        b_fs=table.take("b_fs", q.rate_mb),
         t=table.take("t", q.curve),
         classes=_classes(table.take("classes", _LIST), table.where, "system.classes"),
         t_demand=table.take("t_demand", q.curve, None),
-        rates=table.take("rates", q.one_of(RATES), "thread"))
+        rates=table.take("rates", q.one_of(RATES), "thread"),
+    )
     table.done()
     return system
 
 
 def _training(table: Table) -> Training:
     training = Training(
-        E=table.take("E", q.whole(1)), B=table.take("B", q.whole(1)),
+        E=table.take("E", q.whole(1)),
+        B=table.take("B", q.whole(1)),
         drop_last=table.take("drop_last", q.boolean, True),
         scheme=table.take("scheme", q.one_of(sorted(SCHEMES)), "uniform"),
         order=table.take("order", q.one_of(["shuffled", "sequential"]), "shuffled"),
-        seed=table.take("seed", q.whole(0), 0))
+        seed=table.take("seed", q.whole(0), 0),
+    )
     table.done()
     return training
 
@@ -125,8 +136,12 @@ def _policy(table: Table, place: str) -> NamedPolicy:
     except ValueError as error:
         raise usage_error(f"{table.where}: {place}: {error}") from None
     return NamedPolicy(
-        name, policy, published, write and Readings(write),
-        None if classes is None else _classes(classes, table.where, f"{place}.classes"))
+        name,
+        policy,
+        published,
+        write and Readings(write),
+        None if classes is None else _classes(classes, table.where, f"{place}.classes"),
+    )
 
 
 def _policies(values: Any, where: str) -> list[NamedPolicy]:
@@ -155,16 +170,18 @@ def parse(values: Mapping[str, Any], where: str) -> Scenario:
     training = _training(table.table("training"))
     policies = _policies(table.take("policies", lambda given: given, None), where)
     table.done()
-    return Scenario(title, system, dataset, training, policies, readings, source,
-                    _rates(measured, where))
+    return Scenario(
+        title, system, dataset, training, policies, readings, source, _rates(measured, where)
+    )
 
 
 def _rates(measured: Mapping[str, Any], where: str) -> dict[int, dict[int, float]]:
     """What calibrate noted of the file system: "87.1 [86, 88] (n=10)" is MB/s."""
     try:
         rates = {
-            int(request): {int(threads): float(said.split()[0]) * 1e6
-                           for threads, said in curve.items()}
+            int(request): {
+                int(threads): float(said.split()[0]) * 1e6 for threads, said in curve.items()
+            }
             for request, curve in measured.get("file_system", {}).items()
         }
         every = [rate for curve in rates.values() for rate in curve.values()]
@@ -192,5 +209,6 @@ def load(name: str) -> Scenario:
         path = Path(str(resources.files("uffdprefetch.sim") / "scenarios" / f"{name}.toml"))
         if not path.exists():
             raise usage_error(
-                f"no scenario {name!r}: give a TOML file or one of {', '.join(shipped())}")
+                f"no scenario {name!r}: give a TOML file or one of {', '.join(shipped())}"
+            )
     return parse(load_toml(str(path), "scenario"), name)

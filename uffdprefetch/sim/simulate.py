@@ -41,8 +41,10 @@ def workload_of(scenario: Scenario) -> Workload:
     sizes = scenario.dataset.sizes(training.seed)
     if len(sizes) < training.B:
         if training.drop_last:
-            raise usage_error(f"training.B: {training.B} is more than the data set's {len(sizes)} "
-                              "samples, and a batch that is not full is dropped (drop_last)")
+            raise usage_error(
+                f"training.B: {training.B} is more than the data set's {len(sizes)} "
+                "samples, and a batch that is not full is dropped (drop_last)"
+            )
         training = replace(training, B=len(sizes))
     return Workload(sizes, training)
 
@@ -64,7 +66,9 @@ def run_one(scenario: Scenario, workload: Workload, named: NamedPolicy) -> Row:
 
 
 def run(
-    scenario: Scenario, workload: Workload, nodes: Sequence[int] = (),
+    scenario: Scenario,
+    workload: Workload,
+    nodes: Sequence[int] = (),
     progress: Progress = _nobody,
 ) -> Iterator[Row]:
     """All policies, with each of these numbers of nodes (none: the scenario's own).
@@ -78,8 +82,10 @@ def run(
         if count != scenario.system.N:
             # What was published is of the scenario's own number of nodes.
             scaled = replace(
-                scenario, system=replace(scenario.system, N=count),
-                policies=[replace(each, published=None) for each in scenario.policies])
+                scenario,
+                system=replace(scenario.system, N=count),
+                policies=[replace(each, published=None) for each in scenario.policies],
+            )
         for k, named in enumerate(scaled.policies):
             progress(i * len(scenario.policies) + k, of, f"{named.name}, {count} nodes")
             yield run_one(scaled, workload, named)

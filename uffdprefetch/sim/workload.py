@@ -45,7 +45,9 @@ def _imbalanced(batch: int, nodes: int) -> list[np.ndarray]:
 
 
 SCHEMES: dict[str, Callable[[int, int], list[np.ndarray]]] = {
-    "uniform": _uniform, "whole": _whole, "imbalanced": _imbalanced,
+    "uniform": _uniform,
+    "whole": _whole,
+    "imbalanced": _imbalanced,
 }
 
 

@@ -9,7 +9,7 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-from uffdprefetch.base.clock import now_ns
+from uffdprefetch.base.clock import CLOCK, Clock
 from uffdprefetch.base.config import Config
 from uffdprefetch.protocol import wire
 from uffdprefetch.state.files import MEMORY_FILE_SYSTEMS, FileState, Key
@@ -33,7 +33,10 @@ PARKED_MAX = 64
 class FileTable:
     """The files under management, by (device, inode, size, mtime)."""
 
-    def __init__(self, config: Config, scheduler: Scheduler, ledger: Ledger) -> None:
+    def __init__(
+        self, config: Config, scheduler: Scheduler, ledger: Ledger, clock: Clock = CLOCK
+    ) -> None:
+        self._clock = clock
         self._config = config
         self._scheduler = scheduler
         self._ledger = ledger
@@ -80,7 +83,7 @@ class FileTable:
             file.close()
             return None, path, f"{file.file_system} is memory already"
         self.files[key] = file
-        self.look_ns = now_ns() + LOOK_NS  # it may be refused
+        self.look_ns = self._clock.now_ns() + LOOK_NS  # it may be refused
         return file, path, ""
 
     def _unfit(self, key: Key, opened: Opened, path: str) -> str:
@@ -107,12 +110,12 @@ class FileTable:
         """A mapping of the file has gone, of this process; the next one is often near."""
         file.last_pid = pid
         if not file.attached:
-            file.idle_ns = self.look_ns = now_ns()
+            file.idle_ns = self.look_ns = self._clock.now_ns()
 
     def ended(self, pid: int) -> None:
         """A process ends: the file that it was the last to map is closed as soon as that can be, so
         that who waits for the process (to unmount, to delete) finds it closed."""
-        now = now_ns()
+        now = self._clock.now_ns()
         for file in self.files.values():
             if not file.attached and file.last_pid == pid:
                 file.idle_ns, self.look_ns = now - IDLE_NS, now

@@ -236,5 +236,3 @@ def cells(start: int, end: int, unit_bytes: int, size_bytes: int) -> tuple[int, 
     if not unit_bytes:
         return start, end
     return start // unit_bytes * unit_bytes, min(size_bytes, -(-end // unit_bytes) * unit_bytes)
-
-

@@ -94,9 +94,7 @@ def allowed_bytes(budget_bytes: int) -> tuple[int, str]:
     return allowed, why
 
 
-def pool_bytes(
-    budget_bytes: int, resident_bytes: int, reserve_bytes: int = 0
-) -> tuple[int, str]:
+def pool_bytes(budget_bytes: int, resident_bytes: int, reserve_bytes: int = 0) -> tuple[int, str]:
     """How much the node's pool may hold now, of which ``resident_bytes`` it does hold, and which
     limit binds; ``reserve_bytes`` more are for what it reads with. The pool is shared memory:
     without swap, nothing but we ourselves can free it, and the kernel kills instead."""

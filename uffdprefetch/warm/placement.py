@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from uffdprefetch.base.clock import now_ns
+from uffdprefetch.base.clock import CLOCK, Clock
 from uffdprefetch.base.config import Config
 from uffdprefetch.native import uffd
 from uffdprefetch.predict import checkpoints, window
@@ -29,7 +29,10 @@ REARM_NS = 1_000_000_000
 class Layout:
     """Windows and checkpoints of the regions of one service."""
 
-    def __init__(self, config: Config, scheduler: Scheduler, ledger: Ledger) -> None:
+    def __init__(
+        self, config: Config, scheduler: Scheduler, ledger: Ledger, clock: Clock = CLOCK
+    ) -> None:
+        self._clock = clock
         self._config = config
         self._scheduler = scheduler
         self._ledger = ledger
@@ -61,7 +64,7 @@ class Layout:
             self._rearm(client, region)
 
     def _rearm(self, client: Client, region: Region) -> None:
-        now = now_ns()
+        now = self._clock.now_ns()
         kept = [self._reach(s) for s in region.table.active()]
         pages = []
         for page, at in region.fired.items():
@@ -77,7 +80,7 @@ class Layout:
     def _rearm_pool(self, client: Client, region: Region) -> None:
         """In the pool, one page of each 4 MiB that was read leaves the page table: what stays in
         the pool over the epochs would give no sign of its reader otherwise."""
-        now = now_ns()
+        now = self._clock.now_ns()
         if now < region.rearm_at_ns:
             return
         region.rearm_at_ns = now + REARM_NS // 10

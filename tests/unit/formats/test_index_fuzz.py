@@ -150,6 +150,7 @@ def damaged(data: bytes, source: random.Random) -> bytes:
     return bytes(bad)
 
 
+@pytest.mark.slow
 def test_no_damage_does_more_than_a_format_error(whole: tuple[str, bytes]) -> None:
     wanted, data = whole
     assert attempt(data, wanted) is not None
@@ -175,6 +176,7 @@ def test_a_file_that_is_cut_anywhere_is_refused_or_has_fewer_records(
     assert refused > 0
 
 
+@pytest.mark.slow
 def test_every_byte_turned_in_the_head_of_a_file(whole: tuple[str, bytes]) -> None:
     wanted, data = whole
     for at in range(min(len(data), 700)):

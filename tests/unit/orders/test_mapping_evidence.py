@@ -21,7 +21,7 @@ from uffdprefetch.orders.mapping import Choice, Hypothesis, KeyList, choose, hyp
 from uffdprefetch.orders.residency_evidence import CERTAIN, Share, Sight, _between, certainty
 from uffdprefetch.orders.samples import BEGUN_MAX, BEGUN_MIN, begun
 
-pytestmark = warnings_fail
+pytestmark = [warnings_fail, pytest.mark.slow]
 
 KIB = 1 << 10
 #: Bytes of a record, least and most: as small as tokens, as photographs, as volumes.

@@ -59,6 +59,7 @@ def written(directory: Path, *files: Any, text: str | bytes | None = None) -> st
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return str(path)
 
+
 PAGE = 4096
 
 
@@ -396,9 +397,7 @@ def test_what_only_the_data_file_can_tell(data: Path, database: Path) -> None:
     )
     np.save(directory / "b.npy", np.array([[0, 9], [-9, 60]]))
     value["epochs"] = [{"ranks": {"1": "b.npy"}}]
-    assert told(value, data) == (
-        'files[0].epochs[0].ranks["1"][1]: [-9, 60] is no range of bytes'
-    )
+    assert told(value, data) == ('files[0].epochs[0].ranks["1"][1]: [-9, 60] is no range of bytes')
     value = {"file": "db", "unit": "keys", "repeat": True, "epochs": [{"ranks": {"1": ["00001"]}}]}
     mdb = database / "data.mdb"
     for keys, text in (
@@ -518,6 +517,7 @@ def limited(code: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_huge_orders_take_no_memory_before_they_are_refused(data: Path) -> None:
     directory = data.parent
     header = b"{'descr': '<i8', 'fortran_order': False, 'shape': (%d,), }"

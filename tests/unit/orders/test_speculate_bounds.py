@@ -95,6 +95,7 @@ def test_a_batch_must_be_made_of_equal_parts() -> None:
 # ---- bounds -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 def test_bounds_hold_every_stretch_that_was_seen(seed: int) -> None:
     source = random.Random(seed)

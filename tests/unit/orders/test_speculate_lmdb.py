@@ -258,6 +258,7 @@ def test_a_file_cut_short_anywhere_gives_no_order_or_a_right_one(tmp_path: Path)
             assert (found.order.ends <= len(data)).all()
 
 
+@pytest.mark.slow
 def test_damaged_files_neither_crash_nor_hang_nor_point_outside(tmp_path: Path) -> None:
     path = make(tmp_path / "data.mdb", KEYS["padded numbers"](), sizes(0, 10, 6000))
     data = path.read_bytes()

@@ -339,9 +339,7 @@ def test_the_choice_depends_on_the_blocks_and_not_on_the_order_of_rows(
     rng = random.Random(seed)
     pool, readers = any_state(rng, files=3)
     mixed = np.array(rng.sample(range(len(pool.block)), len(pool.block)), np.intp)
-    other = Residents(
-        pool.file[mixed], pool.block[mixed], pool.touched[mixed], pool.pinned[mixed]
-    )
+    other = Residents(pool.file[mixed], pool.block[mixed], pool.touched[mixed], pool.pinned[mixed])
     backwards = readers[::-1]
     policies = [MAKERS[name](pool, seed) for _ in range(3)]
     for count in (3, len(pool.block) // 2, len(pool.block)):
@@ -407,9 +405,7 @@ def test_lru_takes_the_least_recently_touched_and_the_untouched_last(seed: int) 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_belady_takes_first_what_is_never_used_again_then_the_farthest(seed: int) -> None:
     rng = random.Random(seed)
-    plans = {
-        reader: [(rng.randrange(2), rng.randrange(30)) for _ in range(60)] for reader in "ab"
-    }
+    plans = {reader: [(rng.randrange(2), rng.randrange(30)) for _ in range(60)] for reader in "ab"}
     policy = Belady({reader: np.array(plan) for reader, plan in plans.items()})
     at = {reader: rng.randrange(60) for reader in plans}
     for reader, index in at.items():
@@ -466,7 +462,8 @@ def test_parts_of_one_file_count_for_what_they_read_together() -> None:
 
 def test_the_names_are_those_of_the_option() -> None:
     assert {name: make().name for name, make in POLICIES.items()} == {
-        "cyclic": "cyclic", "lru": "lru",
+        "cyclic": "cyclic",
+        "lru": "lru",
     }
 
 
@@ -546,9 +543,7 @@ def test_a_plan_that_has_ended_needs_nothing() -> None:
     policy.progress("a", 99)
     policy.progress("b", 2)
     pool = residents([(0, block) for block in range(10)])
-    assert chosen(policy, pool, [], 10) == [
-        (0, block) for block in [0, 1, 5, 6, 7, 8, 9, 4, 3, 2]
-    ]
+    assert chosen(policy, pool, [], 10) == [(0, block) for block in [0, 1, 5, 6, 7, 8, 9, 4, 3, 2]]
 
 
 def test_without_any_plan_it_is_lru() -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from uffdprefetch.base.clock import now_ns
+from uffdprefetch.base.clock import CLOCK
 from uffdprefetch.pool import bridge as pool_bridge
 from uffdprefetch.pool.bridge import SILENT_READER_NS, WALKERS_MAX
 from uffdprefetch.predict.streams import Stream, StreamTable
@@ -19,7 +19,7 @@ class Mapping:
 
     def __init__(self) -> None:
         self.region: Any = SimpleNamespace(table=StreamTable(0, 1), walkers={})
-        self.now = now_ns()
+        self.now = CLOCK.now_ns()
 
     def touch(self, tid: int, at: int, later_ns: int = 1_000_000) -> Stream:
         self.now += later_ns
@@ -33,7 +33,7 @@ class Mapping:
         return stream
 
     def readers(self) -> list[Stream]:
-        return pool_bridge.readers(self.region)
+        return pool_bridge.readers(self.region, self.now)
 
 
 def test_a_look_at_a_page_elsewhere_is_no_reader() -> None:
@@ -67,7 +67,7 @@ def test_who_has_not_read_for_long_is_no_reader() -> None:
     mapping = Mapping()
     mapping.now -= SILENT_READER_NS + 10_000_000_000
     mapping.walk(1, 0, 4)
-    mapping.now = now_ns()
+    mapping.now = CLOCK.now_ns()
     walk = mapping.walk(2, 300 * MIB, 4)
     assert mapping.readers() == [walk]
 

@@ -158,6 +158,7 @@ def shuffled(file_bytes: int, count: int, seed: int = 1) -> list[int]:
     return [source.randrange(file_bytes // BLOCK) * BLOCK for _ in range(count)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "at_once"),
     [
@@ -367,6 +368,7 @@ def test_it_is_judged_at_every_eighth_touch() -> None:
     reader = Reader(10 * GIB)
     reader.read(shuffled(10 * GIB, TOUCHES))
     reader.read(in_order(10 * GIB)[:TOUCHES])
-    changes = [at + 1 for at in range(1, len(reader.random))
-               if reader.random[at] != reader.random[at - 1]]
+    changes = [
+        at + 1 for at in range(1, len(reader.random)) if reader.random[at] != reader.random[at - 1]
+    ]
     assert changes and all(count % 8 == 0 for count in changes)

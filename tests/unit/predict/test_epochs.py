@@ -179,8 +179,9 @@ def test_a_worker_that_is_late_at_the_end_begins_no_epoch_and_shifts_none() -> N
     reads(reader, first[-4:])  # another worker has read the last ones
     for record in first[-8:-4]:  # and this one its pages, one after the other
         for page in range(4):
-            reader.saw(int(record) * RECORD + page * PAGE, int(record) * RECORD + (page + 1) * PAGE,
-                       1)
+            reader.saw(
+                int(record) * RECORD + page * PAGE, int(record) * RECORD + (page + 1) * PAGE, 1
+            )
     assert reader.epoch == 0
     reads(reader, second[:40])
     assert place(reader) == (1, 40) and reader.dropped is None
@@ -189,8 +190,13 @@ def test_a_worker_that_is_late_at_the_end_begins_no_epoch_and_shifts_none() -> N
 def together(records: Iterable[int], workers: int, batch: int = 64) -> list[int]:
     """What so many workers read, each a batch, one record each in turn."""
     every = np.array([*records])
-    return every[: len(every) // (workers * batch) * workers * batch].reshape(
-        -1, workers, batch).transpose(0, 2, 1).ravel().tolist()
+    return (
+        every[: len(every) // (workers * batch) * workers * batch]
+        .reshape(-1, workers, batch)
+        .transpose(0, 2, 1)
+        .ravel()
+        .tolist()
+    )
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 4, 8])
@@ -208,8 +214,11 @@ def test_items_of_several_pieces_are_no_tree() -> None:
     def pairs(first: int) -> Order:
         images = np.arange(first, first + 400) * RECORD
         labels = 3000 * RECORD + np.arange(first, first + 400) * 16
-        return Order(np.c_[images, labels].ravel(), np.c_[images + RECORD, labels + 16].ravel(),
-                     np.arange(400).repeat(2))
+        return Order(
+            np.c_[images, labels].ravel(),
+            np.c_[images + RECORD, labels + 16].ravel(),
+            np.arange(400).repeat(2),
+        )
 
     source = Orders(range(400), range(1000, 1400))
     source.come = {0: pairs(0), 1: pairs(1000)}
@@ -261,8 +270,10 @@ def test_pages_of_the_tree_that_are_read_again_begin_no_epoch_and_drop_no_plan()
         tree = np.arange(0, len(records), 50)  # a page of the tree before each 50th record
         at = np.arange(len(tree)) * RECORD
         return Order(
-            np.insert(starts, tree, at), np.insert(starts + RECORD, tree, at + PAGE),
-            np.insert(np.arange(len(records)), tree, tree))
+            np.insert(starts, tree, at),
+            np.insert(starts + RECORD, tree, at + PAGE),
+            np.insert(np.arange(len(records)), tree, tree),
+        )
 
     source = Orders(range(100, 3300), range(800, 4000))
     source.come = {0: with_tree(range(100, 3300)), 1: with_tree(range(800, 4000))}

@@ -125,6 +125,7 @@ def check_pieces(
     return set(out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_each_page_is_handed_out_before_it_is_needed_and_once_a_window(seed: int) -> None:
     rng = random.Random(seed)
@@ -277,9 +278,7 @@ def test_epochs_in_one_order_are_walked_through_one_after_the_other() -> None:
 @pytest.mark.parametrize("every", [3, 32])
 def test_a_sensor_that_sees_few_records_leaves_no_more_than_half_a_lookahead(every: int) -> None:
     rows, size, ahead = shuffled(20_000, 5), 128 * KIB, 16 * MIB
-    walk = Walk(
-        fixed_records(rows, size), 20_000 * size, watched_bytes=0, quiet=True
-    )
+    walk = Walk(fixed_records(rows, size), 20_000 * size, watched_bytes=0, quiet=True)
     for item, row in enumerate(rows.tolist()):
         walk.due(ahead)
         assert walk.sent_bytes > item * size

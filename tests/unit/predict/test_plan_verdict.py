@@ -20,9 +20,7 @@ pytestmark = warnings_fail
 SEEDS = range(6)
 
 
-def workers(
-    rng: random.Random, items: int, count: int, batch: int, prefetch: int
-) -> Iterator[int]:
+def workers(rng: random.Random, items: int, count: int, batch: int, prefetch: int) -> Iterator[int]:
     """The items as a DataLoader's workers read them: worker w the batches w, w + count ..., each
     in order, all at once, none more than ``prefetch`` batches of its own ahead of the slowest."""
     batches = -(-items // batch)
@@ -61,6 +59,7 @@ def test_a_right_plan_is_never_wrong_however_many_workers_read_it(seed: int) -> 
     assert walk.position == count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_steady_workers_find_what_they_read_handed_out(seed: int) -> None:
     """After the first batches: what they are late by has been seen then."""

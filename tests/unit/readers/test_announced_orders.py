@@ -34,7 +34,11 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
 @pytest.fixture
 def heard(job: Job) -> Iterator[Announcements]:
     made = Announcements(
-        job.helper, job.plans, job.ledger, lambda: job.clients, job.comes  # type: ignore[arg-type]
+        job.helper,
+        job.plans,
+        job.ledger,
+        lambda: job.clients,
+        job.comes,  # type: ignore[arg-type]
     )
     job.plans.sources.append(made)
     yield made
@@ -43,7 +47,12 @@ def heard(job: Job) -> Iterator[Announcements]:
 
 
 def written(
-    job: Job, number: int, items: int = 100, slot: int = 1, reader: str = "loader", pid: int = 10,
+    job: Job,
+    number: int,
+    items: int = 100,
+    slot: int = 1,
+    reader: str = "loader",
+    pid: int = 10,
     parts: tuple[dict[str, Any], ...] = ({"what": "records", "array": "a"},),
 ) -> Path:
     """An announcement's files."""
@@ -79,9 +88,7 @@ def followed(job: Job, heard: Announcements) -> Any:
     return reader
 
 
-def test_that_there_will_be_announcements_starts_the_helper(
-    job: Job, heard: Announcements
-) -> None:
+def test_that_there_will_be_announcements_starts_the_helper(job: Job, heard: Announcements) -> None:
     heard.announced(10, 10, 0)
     assert job.helper.starts == 1 and not heard.any
 
@@ -386,9 +393,7 @@ def test_an_order_that_is_not_known_is_told_of(job: Job, heard: Announcements) -
     job.process(10, 4, "/train")
     path = written(job, 1, items=0, parts=({"what": "nothing", "why": "it is random"},))
     heard.announced(10, 10, 1)
-    assert job.ledger.degradations == [
-        "loader: in which order it reads is not known: it is random"
-    ]
+    assert job.ledger.degradations == ["loader: in which order it reads is not known: it is random"]
     assert not path.exists() and not heard.any and job.helper.asked == []
 
 

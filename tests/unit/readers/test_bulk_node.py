@@ -43,9 +43,7 @@ def test_a_random_reader_has_its_file_streamed_once_and_in_order(
     assert sum(length for _, length in bed.sent) <= SIZE + 3 * MISS_BYTES
 
 
-def test_only_what_is_not_there_is_read(
-    file: FileState, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_what_is_not_there_is_read(file: FileState, monkeypatch: pytest.MonkeyPatch) -> None:
     bed = Bed(monkeypatch)
     bed.of(file.fd).add(64 * MIB, 192 * MIB)
     bed.crops(bed.region(file), 400)
@@ -172,7 +170,6 @@ def test_a_stream_ends_when_the_reader_goes_in_order(
     for at in range(0, 64 * BLOCK, BLOCK):
         bed.touch(region, at)
     monkeypatch.undo()
-    monkeypatch.setattr(module, "now_ns", lambda: bed.now)
     monkeypatch.setattr(module, "missing_bytes", bed.missing)
     assert bed.bulk.trusts(region)
     ended(bed, file)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from conftest import warnings_fail
 
+from uffdprefetch.base.clock import Clock
 from uffdprefetch.base.config import Config
 from uffdprefetch.predict.checkpoints import Span
 from uffdprefetch.predict.streams import MIB, Stream, StreamTable
@@ -17,7 +18,6 @@ from uffdprefetch.predict.window import Storage
 from uffdprefetch.protocol import wire
 from uffdprefetch.sense import pagetables
 from uffdprefetch.sense.pagetable_scan import LOOK_SLOWEST_NS, SILENT_NS
-from uffdprefetch.service import coordinator as engine_module
 from uffdprefetch.service.coordinator import AWAIT_NS, PLAN_NS, CacheEngine
 from uffdprefetch.state.client import Region
 from uffdprefetch.state.ledger import Ledger
@@ -73,9 +73,13 @@ class Node:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 10**9
-        monkeypatch.setattr(engine_module, "now_ns", lambda: self.now)
         self.scheduler, self.orders = Notes(), Orders()
-        self.engine = CacheEngine(Config(), self.scheduler, Ledger())  # type: ignore[arg-type]
+        self.engine = CacheEngine(
+            Config(),
+            self.scheduler,
+            Ledger(),
+            clock=Clock(lambda: self.now),  # type: ignore[arg-type]
+        )
         self.engine.plans = self.orders  # type: ignore[assignment]
         file = SimpleNamespace(
             key=(1, 2, SIZE, 4), path="/data/records", size_bytes=SIZE, changed=None, pooled=None,
@@ -180,9 +184,7 @@ def test_what_is_mapped_between_two_places_later_is_found_by_a_later_look(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page, mapped, told = 4096, [0, 64, 128], []
-    monkeypatch.setattr(
-        pagetables, "runs", lambda *_: [(at * page, page) for at in sorted(mapped)]
-    )
+    monkeypatch.setattr(pagetables, "runs", lambda *_: [(at * page, page) for at in sorted(mapped)])
     monkeypatch.setattr(
         node.orders, "looked", lambda client, region, found, now: told.extend(found)
     )

@@ -92,9 +92,7 @@ def test_a_rank_that_the_plan_does_not_name_is_waited_for_no_longer(
     assert len(job.helper.asked) == 1 and job.came == 1
 
 
-def test_an_estimated_order_is_followed_until_the_right_one_comes(
-    job: Job, plan: PlanFile
-) -> None:
+def test_an_estimated_order_is_followed_until_the_right_one_comes(job: Job, plan: PlanFile) -> None:
     client = job.process(10, 0, "/train")
     (reader,) = plan.readers(client, only(client))
     assert not reader.live
@@ -116,9 +114,7 @@ def test_of_two_answers_the_later_one_is_followed(job: Job, plan: PlanFile) -> N
 
 
 @pytest.mark.parametrize("error", [OSError("gone"), ValueError("short")])
-def test_an_order_that_cannot_be_had_is_told_of(
-    job: Job, plan: PlanFile, error: Exception
-) -> None:
+def test_an_order_that_cannot_be_had_is_told_of(job: Job, plan: PlanFile, error: Exception) -> None:
     client = job.process(10, 0, "/train")
     (reader,) = plan.readers(client, only(client))
     assert not reader.live

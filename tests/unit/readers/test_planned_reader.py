@@ -51,9 +51,7 @@ def test_what_was_found_mapped_before_the_order_came_is_kept() -> None:
     assert reader.mapped([], 4) and place(reader) == (0, 4)
 
 
-def test_of_what_was_found_mapped_only_the_newest_is_kept(
-    monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_what_was_found_mapped_only_the_newest_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(known_order, "SEEN_MAX", 6)
     reader = follows(Orders(epochs=1))
     reader.mapped(found(range(5)), 2)

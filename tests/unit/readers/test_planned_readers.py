@@ -11,6 +11,7 @@ import pytest
 from conftest import warnings_fail
 from planned_readers import (
     RECORD,
+    Notes,
     Orders,
     file_of,
     follows,
@@ -18,7 +19,6 @@ from planned_readers import (
     place,
     region_of,
 )
-from test_stride_node import Notes
 from walked_orders import MIB, PAGE
 
 from uffdprefetch.protocol.wire import Verdict
@@ -72,9 +72,7 @@ class Service:
 
     def touches(self, records: Iterable[int], now: int = 1) -> list[bool]:
         return [
-            self.plans.touch(
-                self.client, self.region, record * RECORD, record * RECORD + PAGE, now
-            )
+            self.plans.touch(self.client, self.region, record * RECORD, record * RECORD + PAGE, now)
             for record in records
         ]
 
@@ -196,7 +194,7 @@ def test_a_reader_that_is_removed_is_told_of_and_wants_nothing_more() -> None:
 
 
 def test_the_summary_has_whose_order_has_come_and_the_last_that_have_ended(
-    monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(known_order, "ENDED_MAX", 2)
     waits = follows(Orders(epochs=1))

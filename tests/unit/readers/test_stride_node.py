@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from conftest import warnings_fail
-from test_stride_records import KIB, MIB, index_of, mapped_by, uneven
+from planned_readers import Notes
+from strided_records import KIB, MIB, index_of, mapped_by, uneven
 
 from uffdprefetch.base.ranges import IntervalSet
 from uffdprefetch.formats.index import RecordIndex
@@ -31,20 +32,6 @@ from uffdprefetch.state.ledger import Ledger
 pytestmark = warnings_fail
 
 MS = 1_000_000
-
-
-class Notes:
-    """A scheduler: the streams whose windows were taken away, the ranges that were wanted."""
-
-    def __init__(self) -> None:
-        self.forgotten: list[Stream] = []
-        self.wanted: list[tuple[int, int]] = []
-
-    def forget(self, stream: Stream) -> None:
-        self.forgotten.append(stream)
-
-    def want(self, file: Any, stream: Stream, start: int, end: int, need: int, **_: Any) -> None:
-        self.wanted.append((start, end))
 
 
 class Shelf:

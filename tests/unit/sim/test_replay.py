@@ -51,8 +51,10 @@ def test_transfers_queue_and_latencies_overlap() -> None:
 def test_storage_is_found_from_calibrated_rates() -> None:
     made = Storage(300e6, 1e-3)
     rates = {
-        request: {threads: min(300e6, threads * request / (1e-3 + request / 300e6))
-                  for threads in (1, 8, 64)}
+        request: {
+            threads: min(300e6, threads * request / (1e-3 + request / 300e6))
+            for threads in (1, 8, 64)
+        }
         for request in (4096, 65536, MIB)
     }
     found = Storage.fitted(rates)
@@ -106,8 +108,10 @@ def test_windows_follow_a_walk_and_nothing_else() -> None:
 def test_a_walk_that_is_seen_at_few_places_waits_for_its_next_window() -> None:
     # With 5 ms a request the kernel's readahead, one window ahead, is far too slow.
     wanted, storage = straight(16384, think=0.0008), Storage(100e6, 5e-3)
-    results = [run(wanted, Windows(4 * MIB, distance), None, storage)
-               for distance in (MIB, 4 * MIB, 16 * MIB)]
+    results = [
+        run(wanted, Windows(4 * MIB, distance), None, storage)
+        for distance in (MIB, 4 * MIB, 16 * MIB)
+    ]
     # Where a window ends before the next is asked for, the kernel's own readahead goes on.
     stalls = [result.stall_seconds for result in results]
     assert stalls[0] < stalls[1] < stalls[2]
@@ -128,8 +132,10 @@ def test_a_known_order_is_read_as_far_ahead_as_its_reader_is_quick() -> None:
 
 def test_a_window_is_read_in_requests() -> None:
     wanted = straight(16384, 0.001)
-    many, few = (run(wanted, Windows(8 * MIB, MIB, request_bytes=size)).requests
-                 for size in (256 << 10, 2 * MIB))
+    many, few = (
+        run(wanted, Windows(8 * MIB, MIB, request_bytes=size)).requests
+        for size in (256 << 10, 2 * MIB)
+    )
     # But for the beginning, which the kernel reads.
     assert many == pytest.approx(16384 * PAGE / (256 << 10), abs=20)
     assert few == pytest.approx(16384 * PAGE / (2 * MIB), abs=20)
@@ -151,8 +157,9 @@ def test_a_touch_in_a_pool_maps_a_run_that_doubles_up_to_what_is_there() -> None
 
 
 def test_ranks_share_what_is_read() -> None:
-    both = demand(stream(list(range(0, 4096, 32)), 16), stream(list(range(16, 4096, 32)), 16,
-                                                              rank=1))
+    both = demand(
+        stream(list(range(0, 4096, 32)), 16), stream(list(range(16, 4096, 32)), 16, rank=1)
+    )
     for policy in (Plain(), Auto(), Windows(4 * MIB), Planned()):
         assert run(both, policy).read_bytes == 4096 * PAGE
 
@@ -238,8 +245,10 @@ def test_memory_misses_what_the_textbook_says(kind: type[Keep], seed: int) -> No
     assert result.read_bytes == result.misses * CHUNK_PAGES * PAGE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "make", [Plain, Auto, lambda: PoolAuto(64 * MIB), lambda: PoolPlanned(64 * MIB, MIB)])
+    "make", [Plain, Auto, lambda: PoolAuto(64 * MIB), lambda: PoolPlanned(64 * MIB, MIB)]
+)
 @pytest.mark.parametrize("kind", [Lru, Cyclic, Belady])
 @pytest.mark.parametrize("chunks", [1, 2, 16])
 def test_more_threads_than_memory_come_to_their_end(
@@ -254,8 +263,7 @@ def test_more_threads_than_memory_come_to_their_end(
     assert 0 <= result.hits < 1
 
 
-@pytest.mark.parametrize(
-    "make", [Plain, Auto, lambda: Windows(8 * MIB), lambda: Planned(8 * MIB)])
+@pytest.mark.parametrize("make", [Plain, Auto, lambda: Windows(8 * MIB), lambda: Planned(8 * MIB)])
 def test_nothing_is_read_faster_than_the_link_delivers(make: type[Plain]) -> None:
     random = np.random.default_rng(7)
     many = [stream((random.integers(0, 256, 80) * 16).tolist(), 16, rank=r) for r in range(8)]
@@ -266,14 +274,15 @@ def test_nothing_is_read_faster_than_the_link_delivers(make: type[Plain]) -> Non
         assert result.read_bytes <= result.seconds * 100e6 + 2 * MIB
 
 
-@pytest.mark.parametrize(
-    "make", [Plain, Auto, lambda: Windows(4 * MIB), lambda: Planned(8 * MIB)])
+@pytest.mark.parametrize("make", [Plain, Auto, lambda: Windows(4 * MIB), lambda: Planned(8 * MIB)])
 def test_faster_storage_is_never_slower(make: type[Plain]) -> None:
     random = np.random.default_rng(5)
     order = (random.permutation(256) * 16).tolist()
     for wanted in (straight(think=0.001), demand(stream(order, 12, 0.001))):
-        seconds = [run(wanted, make(), None, Storage(rate, late)).seconds
-                   for rate, late in ((50e6, 4e-3), (100e6, 2e-3), (400e6, 1e-3), (4e9, 1e-5))]
+        seconds = [
+            run(wanted, make(), None, Storage(rate, late)).seconds
+            for rate, late in ((50e6, 4e-3), (100e6, 2e-3), (400e6, 1e-3), (4e9, 1e-5))
+        ]
         assert seconds == sorted(seconds, reverse=True)
 
 
@@ -324,12 +333,15 @@ def test_choices_are_commands_that_wrap_takes() -> None:
     lines = {each.name: command_line(each, ["python", "a b.py"]) for each in every}
     assert lines["plain"] == "python 'a b.py'"
     assert lines["windows of 16MiB"] == (
-        "uffdprefetch wrap --policy fixed --size 16MiB --distance 8MiB -- python 'a b.py'")
+        "uffdprefetch wrap --policy fixed --size 16MiB --distance 8MiB -- python 'a b.py'"
+    )
     assert lines["wrap"] == "uffdprefetch wrap -- python 'a b.py'"
     assert lines["pool of 512MiB"] == (
-        "uffdprefetch wrap --engine pool --budget 512MiB -- python 'a b.py'")
+        "uffdprefetch wrap --engine pool --budget 512MiB -- python 'a b.py'"
+    )
     assert lines["pool of 512MiB, known order"] == (
-        "uffdprefetch wrap --engine pool --budget 512MiB --plan PLAN -- python 'a b.py'")
+        "uffdprefetch wrap --engine pool --budget 512MiB --plan PLAN -- python 'a b.py'"
+    )
     outcomes = list(predict(straight(), SLOW, every))
     assert [each.choice.name for each in outcomes] == list(lines)
 
@@ -349,8 +361,10 @@ def test_of_what_is_as_quick_the_simplest_is_best(
 ) -> None:
     every = choices([MIB], [8 * MIB], None, [MIB], 1 << 30)
     outcome = run(straight(64), Plain())
-    predicted = [Predicted(choice, replace(outcome, seconds=took))
-                 for choice, took in zip(every, seconds, strict=True)]
+    predicted = [
+        Predicted(choice, replace(outcome, seconds=took))
+        for choice, took in zip(every, seconds, strict=True)
+    ]
     lines = {choice.name: command_line(choice, ["job", "a b"]) for choice in every}
     assert report.best(predicted, straight(), needs_order=True) == lines[best]
     assert report.best(predicted, straight(), needs_order=False) == lines[rest]
@@ -393,8 +407,9 @@ def test_the_command_ranks_choices_and_prints_the_best(
     text = capsys.readouterr().out
     assert "--plan PLAN" in text and "PLAN says the order" in text
     picture = recorded.with_suffix(".png")
-    assert main([*words, "--distance", "1MiB,8MiB", "--only", "windows", "--png",
-                 str(picture)]) == 0
+    assert (
+        main([*words, "--distance", "1MiB,8MiB", "--only", "windows", "--png", str(picture)]) == 0
+    )
     assert "windows of 50MiB, seen each 1MiB" in capsys.readouterr().out
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert main([*words, "--only", "pool", "--budget", "8MiB,16MiB", "--size", "1MiB"]) == 0
@@ -411,27 +426,72 @@ def test_the_command_ranks_choices_and_prints_the_best(
         (["--replay", "{trace}", "paper5-1", "--latency", "1ms"], "not both"),
         (["--replay", "/nonexistent", "--bandwidth", "1MB/s", "--latency", "1ms"], "cannot read"),
         (["--replay", "{trace}", "--bandwidth", "0MB/s", "--latency", "1ms"], "more than none"),
-        (["--replay", "{trace}", "--bandwidth", "1MB/s", "--latency", "1ms", "--size", "1"],
-         "--size 1: at least 64KiB"),
-        (["--replay", "{trace}", "--bandwidth", "1MB/s", "--latency", "1ms", "--epochs", "0"],
-         "--epochs 0: from 1 on"),
-        (["--replay", "{trace}", "--bandwidth", "1MB/s", "--latency", "1ms", "--only", "x"],
-         "--only x: none of plain"),
-        (["--replay", "{trace}", "--bandwidth", "1MB/s", "--latency", "1ms", "--memory", ""],
-         "--memory '': nothing is given"),
-        (["--replay", "{trace}", "--bandwidth", "1MB/s", "--latency", "1ms", "--budget", ""],
-         "--budget '': nothing is given"),
-        (["--replay", "{trace}", "--bandwidth", "1MB/s", "--latency", "1ms", "--size", "1MiB,"],
-         "not a size: ''"),
-        (["--replay", "{trace}", "--bandwidth", "1MB/s", "--latency", "1ms", "--only",
-          "plain,staging"], "--only staging: none of plain, wrap"),
+        (
+            ["--replay", "{trace}", "--bandwidth", "1MB/s", "--latency", "1ms", "--size", "1"],
+            "--size 1: at least 64KiB",
+        ),
+        (
+            ["--replay", "{trace}", "--bandwidth", "1MB/s", "--latency", "1ms", "--epochs", "0"],
+            "--epochs 0: from 1 on",
+        ),
+        (
+            ["--replay", "{trace}", "--bandwidth", "1MB/s", "--latency", "1ms", "--only", "x"],
+            "--only x: none of plain",
+        ),
+        (
+            ["--replay", "{trace}", "--bandwidth", "1MB/s", "--latency", "1ms", "--memory", ""],
+            "--memory '': nothing is given",
+        ),
+        (
+            ["--replay", "{trace}", "--bandwidth", "1MB/s", "--latency", "1ms", "--budget", ""],
+            "--budget '': nothing is given",
+        ),
+        (
+            ["--replay", "{trace}", "--bandwidth", "1MB/s", "--latency", "1ms", "--size", "1MiB,"],
+            "not a size: ''",
+        ),
+        (
+            [
+                "--replay",
+                "{trace}",
+                "--bandwidth",
+                "1MB/s",
+                "--latency",
+                "1ms",
+                "--only",
+                "plain,staging",
+            ],
+            "--only staging: none of plain, wrap",
+        ),
         (["--replay", "{pipe}", "--bandwidth", "1MB/s", "--latency", "1ms"], "is a pipe: give a"),
         (["--replay", "{trace}", "{pipe}"], "is a pipe: give a file"),
         (["--replay", "{folder}", "--bandwidth", "1MB/s", "--latency", "1ms"], "Is a directory"),
-        (["--replay", "{trace}", "--bandwidth", "1MB/s", "--latency", "1ms", "--png",
-          "{folder}/no/x.png"], "/no/x.png: No such file or directory"),
-        (["--replay", "{trace}", "--bandwidth", "1MB/s", "--latency", "1ms", "--memory",
-          "1GiB,2GiB"], "--memory 1GiB,2GiB: one size"),
+        (
+            [
+                "--replay",
+                "{trace}",
+                "--bandwidth",
+                "1MB/s",
+                "--latency",
+                "1ms",
+                "--png",
+                "{folder}/no/x.png",
+            ],
+            "/no/x.png: No such file or directory",
+        ),
+        (
+            [
+                "--replay",
+                "{trace}",
+                "--bandwidth",
+                "1MB/s",
+                "--latency",
+                "1ms",
+                "--memory",
+                "1GiB,2GiB",
+            ],
+            "--memory 1GiB,2GiB: one size",
+        ),
         (["paper5-1", "--budget", "1GiB"], "--budget belongs to --replay"),
     ],
 )
@@ -453,6 +513,8 @@ def test_more_than_memory_holds_is_one_line(
     assert main([*words, "--epochs", str(10**12)]) == 1  # numpy: more than an address space
     assert main([*words, "--epochs", str(10**25)]) == 1
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == ("uffdprefetch: simulate: needs more memory than there is (epochs: "
-                        "1,000,000,000,000, windows up to 128 MiB)")
+    assert lines[0] == (
+        "uffdprefetch: simulate: needs more memory than there is (epochs: "
+        "1,000,000,000,000, windows up to 128 MiB)"
+    )
     assert len(lines) == 2

@@ -55,8 +55,11 @@ def test_wrap_follows_walks_as_far_ahead_as_their_rate_asks_for() -> None:
     assert run(backward, Auto()).seconds < 0.7 * run(backward, Plain()).seconds
     # A job that stops leaves what was read ahead of it: no more than 0.4 s of its rate, the least
     # window, or what it may.
-    for think, allowed, most in ((0.016, 1 << 40, 16 * MIB), (0.002, 1 << 40, 16 * MIB),
-                                 (0.002, 9 * MIB, 9 * MIB)):
+    for think, allowed, most in (
+        (0.016, 1 << 40, 16 * MIB),
+        (0.002, 1 << 40, 16 * MIB),
+        (0.002, 9 * MIB, 9 * MIB),
+    ):
         stopped = demand(stream(list(range(0, 8192, 16)), 16, think), pages=1 << 20)
         unused = run(stopped, Auto(allowed)).read_bytes - 8192 * PAGE
         assert most // 2 <= unused <= most + 4 * MIB, (think, allowed)
@@ -97,8 +100,7 @@ def test_answering_the_touches_of_a_pool_takes_time() -> None:
     wanted = demand(stream(order.tolist(), 16, 0.002), pages=16384)
     result = run(wanted, PoolPlanned(64 * MIB, 16 * MIB), Belady(wanted, 64 * MIB))
     # Each chunk once, beside the first miss.
-    assert result.stall_seconds == pytest.approx(
-        1024 * ANSWER_SECONDS + 0.002, abs=0.003)
+    assert result.stall_seconds == pytest.approx(1024 * ANSWER_SECONDS + 0.002, abs=0.003)
     again_mapped = replace(wanted, streams=[again(wanted.streams[0], 3)])
     more = run(again_mapped, PoolPlanned(64 * MIB, 16 * MIB), Belady(again_mapped, 64 * MIB))
     assert more.stall_seconds == pytest.approx(result.stall_seconds)
@@ -133,8 +135,10 @@ def apart(threads: int, pages: int, think: float) -> Demand:
     """Threads of one rank that walk through parts of a file side by side."""
     part = pages // threads
     firsts = [list(range(t * part, (t + 1) * part, 16)) for t in range(threads)]
-    return demand(*(replace(stream(first, 16, think), thread=t) for t, first in enumerate(firsts)),
-                  pages=pages)
+    return demand(
+        *(replace(stream(first, 16, think), thread=t) for t, first in enumerate(firsts)),
+        pages=pages,
+    )
 
 
 def test_threads_that_walk_apart_do_not_jump_about() -> None:
@@ -151,8 +155,13 @@ def test_threads_that_walk_apart_do_not_jump_about() -> None:
 
 def test_several_walks_share_what_may_be_ahead() -> None:
     part = 1 << 16
-    stopped = demand(*(replace(stream(list(range(t * part, t * part + 8192, 16)), 16, 0.01),
-                               thread=t) for t in range(4)), pages=4 * part)
+    stopped = demand(
+        *(
+            replace(stream(list(range(t * part, t * part + 8192, 16)), 16, 0.01), thread=t)
+            for t in range(4)
+        ),
+        pages=4 * part,
+    )
     for allowed in (16 * MIB, 48 * MIB):
         unused = run(stopped, Auto(allowed)).read_bytes - 4 * 8192 * PAGE
         assert allowed // 2 <= unused <= allowed + 4 * 2 * MIB, allowed
@@ -224,9 +233,7 @@ def test_a_file_is_judged_by_what_was_seen(monkeypatch: pytest.MonkeyPatch) -> N
             assert passed == pytest.approx(0.1, abs=each)
 
 
-def test_no_more_files_are_streamed_than_there_is_room_for(
-    monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_more_files_are_streamed_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
     pages = 1 << 15
     files = [File(n, f"/data/{n}", pages * PAGE) for n in range(2)]
     streams = [jumping(pages, 500, 0.002, rank, rank) for rank in range(2)]

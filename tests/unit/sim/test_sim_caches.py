@@ -31,8 +31,9 @@ def slow(items: list[int], sizes: list[float], capacity: float, evict: str) -> l
                 victim = kept[0]
             elif evict == "belady":
                 later = items[at + 1 :]
-                victim = max(kept, key=lambda k: (
-                    later.index(k) if k in later else caches.NEVER, -k))
+                victim = max(
+                    kept, key=lambda k: (later.index(k) if k in later else caches.NEVER, -k)
+                )
             else:
                 end = max(items) + 1
                 victim = max((k for k in kept if k != item), key=lambda k: (k - item) % end)
@@ -75,7 +76,8 @@ def test_no_cache_of_three_items_beats_belady() -> None:
                     larger = kept | {item}
                     choices = [(kept, count)] + [
                         (frozenset(each), count)
-                        for each in itertools.combinations(larger, min(3, len(larger)))]
+                        for each in itertools.combinations(larger, min(3, len(larger)))
+                    ]
                 for state, hits in choices:
                     after[state] = max(hits, after.get(state, 0))
             states = after

@@ -24,10 +24,25 @@ from uffdprefetch.sim.policies.preloading import DeepIO, Lbann, LocalityAware, P
 from uffdprefetch.sim.workload import Workload
 
 EVERY: list[Policy] = [
-    Perfect(), Naive(), StagingPool(), DeepIO(), DeepIO(True), ParallelStaging(), Lbann(),
-    Lbann(True), LocalityAware(), Frequency(), Frequency(remote=False),
-    Frequency(in_order=False), Frequency(cleanup_read=True), Window(), Planned(),
-    NodePool("lru"), NodePool("cyclic"), NodePool("belady"), ClusterPool(),
+    Perfect(),
+    Naive(),
+    StagingPool(),
+    DeepIO(),
+    DeepIO(True),
+    ParallelStaging(),
+    Lbann(),
+    Lbann(True),
+    LocalityAware(),
+    Frequency(),
+    Frequency(remote=False),
+    Frequency(in_order=False),
+    Frequency(cleanup_read=True),
+    Window(),
+    Planned(),
+    NodePool("lru"),
+    NodePool("cyclic"),
+    NodePool("belady"),
+    ClusterPool(),
 ]
 NAMES = [f"{type(p).__name__}-{i}" for i, p in enumerate(EVERY)]
 
@@ -40,8 +55,11 @@ def test_every_policy_that_a_scenario_can_name_is_tried_here() -> None:
 
 
 def test_one_node_with_everything_infinite_takes_what_it_computes() -> None:
-    at = replace(system(N=1, t=FAST, beta=FAST, b_c=FAST), b_fs=FAST,
-                 classes=[storage("staging", 100, FAST), storage("RAM", 1e6, FAST)])
+    at = replace(
+        system(N=1, t=FAST, beta=FAST, b_c=FAST),
+        b_fs=FAST,
+        classes=[storage("staging", 100, FAST), storage("RAM", 1e6, FAST)],
+    )
     work = workload(F=100, E=2, B=10)
     for policy in EVERY:
         assert outcome(policy, at, work).seconds == pytest.approx(2 * work.S / 100, rel=1e-6)
@@ -124,8 +142,9 @@ def staged_by_samples(at: System, sizes: np.ndarray, order: np.ndarray, local: n
     fetched = consumed = 0.0
     for f, sample in enumerate(order):
         size = sizes[sample]
-        before = np.searchsorted(bytes_to, bytes_to[f] - staging.d) if (
-            bytes_to[f] > staging.d) else -1
+        before = (
+            np.searchsorted(bytes_to, bytes_to[f] - staging.d) if (bytes_to[f] > staging.d) else -1
+        )
         room = ends[min(before, f - 1)] if f and before >= 0 else 0.0
         fetch = at.local(1, 2) if local[f] else float(at.pfs(1))
         fetched = max(fetched, room) + max(fetch, at.write()) * size / staging.p
@@ -174,7 +193,8 @@ def test_bytes_are_conserved_and_nothing_beats_perfect(policy: Policy, scheme: s
         assert result.consumed_mb == pytest.approx(perfect.consumed_mb)
     assert result.seconds >= result.compute_seconds * (1 - 1e-9)
     assert result.stall == pytest.approx(
-        result.stall_seconds.sum() + result.preload_seconds, rel=1e-6, abs=1e-6)
+        result.stall_seconds.sum() + result.preload_seconds, rel=1e-6, abs=1e-6
+    )
     if not isinstance(policy, Perfect):
         assert result.read_mb.sum() == pytest.approx(result.consumed_mb)
     assert (result.read_mb >= 0).all() and result.pfs_mb >= 0
@@ -199,10 +219,14 @@ def test_where_rates_are_a_nodes_hardware_delivers_no_more_than_it_can(
 ) -> None:
     """Of the file system, and of each node's own classes; however many threads there are."""
     work = workload(F=510, E=4, B=20, scheme=scheme)
-    classes = [storage("staging", 40.0, RAM, 8), storage("RAM", 130.0, 500.0, 16),
-               storage("SSD", 30.0, 50.0, 2)]
-    at = replace(system(c=1000.0, beta=1e5, b_c=300.0), t=Curve.flat(80.0), rates="node",
-                 classes=classes)
+    classes = [
+        storage("staging", 40.0, RAM, 8),
+        storage("RAM", 130.0, 500.0, 16),
+        storage("SSD", 30.0, 50.0, 2),
+    ]
+    at = replace(
+        system(c=1000.0, beta=1e5, b_c=300.0), t=Curve.flat(80.0), rates="node", classes=classes
+    )
     result = outcome(policy, at, work)
     assert result.pfs_mb <= result.seconds * 80.0 * 1.06
     for j, rate in ((1, 500.0), (2, 50.0)):
@@ -212,11 +236,13 @@ def test_where_rates_are_a_nodes_hardware_delivers_no_more_than_it_can(
 
 
 def test_nodes_that_come_at_once_get_no_more_than_there_is() -> None:
-    """Where none reads the file system it is the quickest source for one, and no more when all do.
-    """
+    """Where none reads the file system it is the quickest source for one, and none when all do."""
     work = workload(F=1920, E=10, B=64, spread=0.0)
-    at = replace(system(N=16, c=1e4, beta=1e5, b_c=40.0, ram=200.0, ssd=0.0), rates="node",
-                 t=Curve.flat(80.0))
+    at = replace(
+        system(N=16, c=1e4, beta=1e5, b_c=40.0, ram=200.0, ssd=0.0),
+        rates="node",
+        t=Curve.flat(80.0),
+    )
     for policy in (ClusterPool(), Lbann(True), NodePool(), Frequency()):
         result = outcome(policy, at, work)
         assert result.pfs_mb <= result.seconds * 80.0 * 1.001, policy
@@ -228,8 +254,13 @@ def test_a_node_without_a_sample_in_a_batch_is_not_through() -> None:
     order = np.concatenate([work.epoch(e, 16) for e in range(4)])
     phase = Phase(order, "staged")
     at = system(N=16, staging=1.0, t=100.0)
-    staged = _Staged(at, Readings(), work.with_zero(), phase, Outcome(
-        read_mb=np.zeros(5), stall_seconds=np.zeros(5)))
+    staged = _Staged(
+        at,
+        Readings(),
+        work.with_zero(),
+        phase,
+        Outcome(read_mb=np.zeros(5), stall_seconds=np.zeros(5)),
+    )
     seen = []
     clients = staged._clients
 
@@ -260,6 +291,7 @@ def test_the_threads_of_a_node_share_its_rates() -> None:
     assert preloaded.preload_seconds == pytest.approx(work.S / 80)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", EVERY, ids=NAMES)
 @pytest.mark.parametrize("rates", RATES)
 def test_more_of_anything_is_never_slower(policy: Policy, rates: str) -> None:
@@ -272,8 +304,12 @@ def test_more_of_anything_is_never_slower(policy: Policy, rates: str) -> None:
         at = system(c=100 * factor)
         seconds.append(outcome(policy, at, work).seconds)
     assert_falls(seconds)
-    assert_falls([outcome(policy, system(t={k: v * f for k, v in T.items()}), work).seconds
-                  for f in (0.5, 1, 2, 4, 64)])
+    assert_falls(
+        [
+            outcome(policy, system(t={k: v * f for k, v in T.items()}), work).seconds
+            for f in (0.5, 1, 2, 4, 64)
+        ]
+    )
     if isinstance(policy, Lbann):
         return  # it does not run with less memory
     # Preloading more takes longer before it saves: paper 5, scenarios 3 and 4. And HDMLP's classes
@@ -281,12 +317,17 @@ def test_more_of_anything_is_never_slower(policy: Policy, rates: str) -> None:
     # read what the staging threads read (test_hdmlp_with_one_class_reads_twice).
     exempt = isinstance(policy, DeepIO | ParallelStaging | LocalityAware | Frequency)
     if not exempt:
-        assert_falls([outcome(policy, system(ram=50.0 * f, ssd=60.0 * f), work).seconds
-                      for f in (1, 2, 4, 8)])
+        assert_falls(
+            [
+                outcome(policy, system(ram=50.0 * f, ssd=60.0 * f), work).seconds
+                for f in (1, 2, 4, 8)
+            ]
+        )
     if not (isinstance(policy, Frequency) and rates == "node"):
         # There what its staging threads read further ahead, its classes' read the later.
-        assert_falls([outcome(policy, system(staging=s), work).seconds
-                      for s in (1, 4, 20, 100, 1e4)])
+        assert_falls(
+            [outcome(policy, system(staging=s), work).seconds for s in (1, 4, 20, 100, 1e4)]
+        )
     assert_falls([outcome(policy, system(beta=b), work).seconds for b in (50, 100, 200, 1e3, 1e6)])
     assert_falls([outcome(policy, system(b_c=b), work).seconds for b in (20, 100, 1e3, 1e5)])
 
@@ -396,7 +437,8 @@ def test_a_window_follows_file_order_and_nothing_else() -> None:
         assert there.useless_mb == 0 and there.seconds == pytest.approx(naive.seconds)
     shuffled = workload(E=1)
     assert outcome(Window(), system(), shuffled).seconds == pytest.approx(
-        outcome(Naive(), system(), shuffled).seconds)
+        outcome(Naive(), system(), shuffled).seconds
+    )
 
 
 def test_samples_of_no_byte_are_in_no_cache_where_there_is_none() -> None:
@@ -413,8 +455,9 @@ def test_samples_of_no_byte_are_in_no_cache_where_there_is_none() -> None:
 def test_pools_evict_as_they_are_told() -> None:
     work = workload(order="sequential", E=4, spread=0.0)
     at = system(N=1, ram=300.0, ssd=0.0)
-    hits = {e: outcome(NodePool(e), at, work).read_mb[1] / work.S for e in
-            ("lru", "cyclic", "belady")}
+    hits = {
+        e: outcome(NodePool(e), at, work).read_mb[1] / work.S for e in ("lru", "cyclic", "belady")
+    }
     assert hits["lru"] == 0
     assert 3 * 0.5 >= hits["belady"] >= hits["cyclic"] > 3 * 0.49
 

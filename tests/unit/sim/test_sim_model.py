@@ -22,8 +22,14 @@ def test_a_curve_is_linear_between_its_points_and_flat_beyond_them() -> None:
 
 @pytest.mark.parametrize(
     ("points", "said"),
-    [({}, "without a point"), ({0: 1.0}, "begin at 1"), ({1: 0.0}, "positive"),
-     ({1: -3.0}, "positive"), ({1: float("inf")}, "positive"), ({1: float("nan")}, "positive")],
+    [
+        ({}, "without a point"),
+        ({0: 1.0}, "begin at 1"),
+        ({1: 0.0}, "positive"),
+        ({1: -3.0}, "positive"),
+        ({1: float("inf")}, "positive"),
+        ({1: float("nan")}, "positive"),
+    ],
 )
 def test_a_curve_that_is_none_is_refused(points: dict[int, float], said: str) -> None:
     with pytest.raises(ValueError, match=said):

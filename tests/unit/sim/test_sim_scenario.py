@@ -18,6 +18,7 @@ from uffdprefetch.sim.scenario import Scenario, load, shipped
 
 pytestmark = warnings_fail
 
+
 def loaded(tmp_path: Path, text: str) -> Scenario:
     path = tmp_path / "s.toml"
     path.write_text(text)
@@ -60,15 +61,21 @@ def test_a_scenario_says_what_it_means(tmp_path: Path) -> None:
         ('t = { 1 = "66MB/s", 4 = "146MB/s" }', "t = 66", "system.t: 66: a curve is a rate or"),
         ('t = { 1 = "66MB/s"', 't = { 0 = "66MB/s"', "system.t: a curve's points are whole"),
         ('t = { 1 = "66MB/s"', "t = { 1 = 66", "system.t: at 1: 66 has no unit"),
-        ('policy = "naive"', 'policy = "naiv"', "policies[0].policy: 'naiv' is unknown; did you "
-         "mean 'naive'?"),
+        (
+            'policy = "naive"',
+            'policy = "naiv"',
+            "policies[0].policy: 'naiv' is unknown; did you mean 'naive'?",
+        ),
         ('policy = "naive"', "", "policies[0].policy: missing"),
         ('evict = "lru"', 'evict = "random"', "policies[1]: evict: 'random' is none of"),
         ('evict = "lru"', 'evikt = "lru"', "policies[1].evikt: unknown key; did you mean evict?"),
         ('name = "ours"', 'name = "naive"', "policies: two are called 'naive'"),
         ("E = 2", "E = 0", "training.E: 0: a whole number from 1 on"),
-        ("E = 2", "E = 2\nscheme = 'unform'", "training.scheme: 'unform' is unknown; did you mean "
-         "'uniform'?"),
+        (
+            "E = 2",
+            "E = 2\nscheme = 'unform'",
+            "training.scheme: 'unform' is unknown; did you mean 'uniform'?",
+        ),
         ("E = 2", "E = 2\ndrop_last = 1", "training.drop_last: 1: true or false is needed"),
         ("[training]", "[trainin]", "training: missing"),
         ("F = 100", "F = 0", "dataset.F: 0: a whole number from 1 on"),
@@ -81,8 +88,11 @@ def test_a_scenario_says_what_it_means(tmp_path: Path) -> None:
         ('name = "RAM"', 'name = "staging"', "system.classes: two are called 'staging'"),
         ('evict = "lru"', 'evict = "lru"\nclasses = []', "policies[1].classes: the first one"),
         ('evict = "lru"', 'evict = "lru"\npublished = nan', "published: nan: seconds"),
-        ("[training]", "[measured.file_system.4096]\n1 = '0 (n=1)'\n[training]",
-         "measured.file_system: not as calibrate writes it"),
+        (
+            "[training]",
+            "[measured.file_system.4096]\n1 = '0 (n=1)'\n[training]",
+            "measured.file_system: not as calibrate writes it",
+        ),
         ("title", "titel", "titel: unknown key; did you mean title?"),
         ("N = 2", "N = ", "not TOML"),
     ],
@@ -116,8 +126,11 @@ def test_nothing_where_something_is_needed(tmp_path: Path, part: str) -> None:
 
 
 def test_sizes_of_any_distribution(tmp_path: Path) -> None:
-    text = SMALL.replace('size = "110kB"', 'distribution = "lognorm"\nscale = "100kB"\n'
-                        'shape = { s = 0.5 }\nmin = "50kB"\nmax = "300kB"')
+    text = SMALL.replace(
+        'size = "110kB"',
+        'distribution = "lognorm"\nscale = "100kB"\n'
+        'shape = { s = 0.5 }\nmin = "50kB"\nmax = "300kB"',
+    )
     sizes = loaded(tmp_path, text.replace("F = 100", "F = 20000")).dataset.sizes(3)
     assert sizes.min() == 0.05 and sizes.max() == 0.3
     assert np.median(sizes) == pytest.approx(0.1, rel=0.03)
@@ -155,8 +168,15 @@ def test_a_data_set_that_is_not_there_is_one_line(tmp_path: Path) -> None:
 
 def test_those_that_come_along_can_be_loaded_by_name() -> None:
     names = shipped()
-    assert {"paper5-1", "paper5-2", "paper5-3", "paper5-4", "paper5-table5.5", "paper5-table5.6",
-            "paper5-figure3.1"} <= set(names)
+    assert {
+        "paper5-1",
+        "paper5-2",
+        "paper5-3",
+        "paper5-4",
+        "paper5-table5.5",
+        "paper5-table5.6",
+        "paper5-figure3.1",
+    } <= set(names)
     for name, title in names.items():
         assert load(name).title == title
     with pytest.raises(UffdPrefetchError, match=r"no scenario 'paper6'.*paper5-1"):
@@ -164,8 +184,11 @@ def test_those_that_come_along_can_be_loaded_by_name() -> None:
 
 
 def test_a_policys_own_readings_and_classes(tmp_path: Path) -> None:
-    text = SMALL.replace('evict = "lru"', 'evict = "lru"\nwrite = "once"\npublished = 3\nclasses = '
-                        '[{ name = "staging", d = "5MB", p = 1, r = "1GB/s" }]')
+    text = SMALL.replace(
+        'evict = "lru"',
+        'evict = "lru"\nwrite = "once"\npublished = 3\nclasses = '
+        '[{ name = "staging", d = "5MB", p = 1, r = "1GB/s" }]',
+    )
     ours = loaded(tmp_path, text).policies[1]
     assert ours.readings == Readings("once") and ours.published == 3
     assert ours.classes is not None and len(ours.classes) == 1 and ours.classes[0].d == 5

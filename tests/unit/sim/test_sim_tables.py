@@ -14,6 +14,8 @@ from uffdprefetch.sim import simulate
 from uffdprefetch.sim.model import Readings
 from uffdprefetch.sim.scenario import load
 
+pytestmark = pytest.mark.slow
+
 #: The paper's text can be read in two ways (Readings.write). All tables agree with "overlapped",
 #: but for these, which the scenario files therefore read as "once" (docs/simulate.md).
 ONCE = [
@@ -48,8 +50,9 @@ def test_what_is_read_as_once_misses_as_overlapped(name: str, policy: str) -> No
     (named,) = (p for p in scenario.policies if p.name == policy)
     errors = {}
     for write in ("once", "overlapped"):
-        row = simulate.run_one(scenario, simulate.workload_of(scenario),
-                               replace(named, readings=Readings(write)))
+        row = simulate.run_one(
+            scenario, simulate.workload_of(scenario), replace(named, readings=Readings(write))
+        )
         assert row.outcome is not None and named.published is not None
         errors[write] = abs(row.outcome.seconds / named.published - 1)
     assert errors["once"] <= 0.05 < errors["overlapped"]
@@ -59,8 +62,11 @@ def test_no_other_policy_depends_on_the_reading_by_more_than_the_limit() -> None
     scenario = replace(load("paper5-1"), readings=Readings("overlapped"))
     for row in simulate.run(scenario, simulate.workload_of(scenario)):
         published = row.policy.published
-        if (("paper5-1", row.policy.name) not in ONCE and row.outcome is not None
-                and published is not None):
+        if (
+            ("paper5-1", row.policy.name) not in ONCE
+            and row.outcome is not None
+            and published is not None
+        ):
             assert abs(row.outcome.seconds / published - 1) <= 0.05, row.policy.name
 
 

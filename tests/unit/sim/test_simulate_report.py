@@ -35,8 +35,9 @@ def document() -> dict[str, Any]:
     text = (SMALL + MORE).replace("1GiB", "1MB")  # too little for lbann
     scenario = parse(tomllib.loads(text), "small.toml")
     workload = simulate.workload_of(scenario)
-    return report.document(scenario, "small.toml", workload,
-                           list(simulate.run(scenario, workload)), 0.1)
+    return report.document(
+        scenario, "small.toml", workload, list(simulate.run(scenario, workload)), 0.1
+    )
 
 
 def test_names_stay_whole_where_a_terminal_is_narrow(
@@ -55,7 +56,12 @@ def test_names_stay_whole_where_a_terminal_is_narrow(
 
 def test_a_document_says_what_was_simulated(document: dict[str, Any]) -> None:
     assert {key: document[key] for key in ("seed", "scheme", "order", "drop_last", "rates")} == {
-        "seed": 0, "scheme": "uniform", "order": "shuffled", "drop_last": True, "rates": "thread"}
+        "seed": 0,
+        "scheme": "uniform",
+        "order": "shuffled",
+        "drop_last": True,
+        "rates": "thread",
+    }
     rows = document["policies"]
     assert [row["policy"] for row in rows] == ["naive", "node-pool", "staging-pool", "lbann"]
     assert [row["write"] for row in rows] == ["overlapped", "overlapped", "once", "overlapped"]
@@ -74,7 +80,10 @@ def test_a_legend_has_what_is_to_be_seen(document: dict[str, Any]) -> None:
 
     staged = document["policies"][2]
     staged["stall_seconds_by_source"] = {
-        "the file system": staged["seconds"], "own RAM": 1e-9, "other nodes' RAM": 0.0}
+        "the file system": staged["seconds"],
+        "own RAM": 1e-9,
+        "other nodes' RAM": 0.0,
+    }
     assert set(legend()) == {"computing", "waiting for the file system", "published"}
     document["policies"] = document["policies"][3:]  # that does not apply
     assert legend() == []

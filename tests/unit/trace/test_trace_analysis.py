@@ -40,6 +40,7 @@ SIZES = {"96 KiB": [24] * 320, "100 KiB": [25] * 320, "12-192 KiB": VARYING}
 # ---- patterns, at 1 and 4 ranks -----------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 4])
 @pytest.mark.parametrize("cache", ["cold", "cold, MADV_RANDOM", "warm"])
 @pytest.mark.parametrize("sizes", list(SIZES))

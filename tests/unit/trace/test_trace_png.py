@@ -21,6 +21,8 @@ from uffdprefetch.trace.analyse.report import analyse
 from uffdprefetch.trace.file.events import Kind
 from uffdprefetch.trace.file.trace_file import Trace
 
+pytestmark = pytest.mark.slow
+
 
 def _matplotlib() -> Any:
     try:

@@ -97,6 +97,7 @@ def read_by(
     return machine, report
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 4])
 @pytest.mark.parametrize("cache", ["cold", "cold, MADV_RANDOM", "warm"])
 @pytest.mark.parametrize("pattern", PATTERNS)

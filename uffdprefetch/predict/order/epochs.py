@@ -150,8 +150,8 @@ class Epochs:
 
     def _upcoming(self) -> Walk | None:
         last = self.number + EMPTY_MAX
-        while self.following is None and self._coming <= last and not self._source.over(
-            self._coming
+        while (
+            self.following is None and self._coming <= last and not self._source.over(self._coming)
         ):
             made = self._made(self._coming)
             if made is None:

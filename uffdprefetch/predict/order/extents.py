@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from uffdprefetch.base.arrays import Array
+
 if TYPE_CHECKING:
     from uffdprefetch.predict.order.cursor import Order
 
-Array = np.ndarray[Any, Any]
 
 #: Longer extents are cut at multiples of this, so that progress within a long item shows.
 GRAIN_BYTES = 1 << 20

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from uffdprefetch.base.arrays import Array
+
 Set = tuple[Array, Array, Array]
 
 _NONE: Array = np.zeros(0, np.int64)

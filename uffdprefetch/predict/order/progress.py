@@ -399,8 +399,7 @@ class Place:
             self._lead(way[-RECENT])
             return
         places = sorted(set(lately))
-        beside = {
-            unit for a, b in pairwise(places) if b - a <= BESIDE_UNITS for unit in (a, b)}
+        beside = {unit for a, b in pairwise(places) if b - a <= BESIDE_UNITS for unit in (a, b)}
         if len(beside) >= WAY:
             self._lead(min(beside.intersection(lately[-WAY:]), default=0))
 

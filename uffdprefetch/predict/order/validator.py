@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from uffdprefetch.base.arrays import Array
 from uffdprefetch.predict.order.progress import WAY, longest_way
-
-Array = np.ndarray[Any, Any]
 
 MIB = 1 << 20
 #: Records judged at a time; fewer than half of them expected: wrong.

@@ -109,8 +109,14 @@ def _calibrate(wishes: Wishes, comm: Any, say: Callable[[str], None]) -> Measure
 
 
 def _one_node(
-    wishes: Wishes, reader: Reader, disk: Reader | None, budget: Budget, more: int,
-    done: Measured, tell: Callable[[str], None], note: Callable[[str], None],
+    wishes: Wishes,
+    reader: Reader,
+    disk: Reader | None,
+    budget: Budget,
+    more: int,
+    done: Measured,
+    tell: Callable[[str], None],
+    note: Callable[[str], None],
 ) -> None:
     """``more``: points that come after this, which need their part of the time too."""
     threads = sorted({*wishes.threads, 1, wishes.prefetchers})
@@ -130,8 +136,10 @@ def _one_node(
                 found[count] = point
         lost = ", ".join(str(count) for count in sorted(counts) if count not in found)
         if lost:
-            note(what.format(f"not with {lost} threads") + ": too little is left of --bytes, or "
-                 "the file is too small")
+            note(
+                what.format(f"not with {lost} threads") + ": too little is left of --bytes, or "
+                "the file is too small"
+            )
         return found
 
     def reads(of: Reader, request: int) -> Callable[[int], float | None]:
@@ -140,15 +148,17 @@ def _one_node(
                 return of.run(count, request, budget)
             except OSError as error:  # of two readers: say which
                 raise UffdPrefetchError(
-                    f"calibrate: cannot read {of.path}: {error.strerror}") from None
+                    f"calibrate: cannot read {of.path}: {error.strerror}"
+                ) from None
 
         return run
 
     # What the scenario cannot do without comes first.
     threads.sort(key=lambda count: (count != wishes.prefetchers, count))
     for request in sorted(wishes.requests, reverse=True):
-        found = curve(f"file system: {{}}, requests of {request >> 10} KiB", threads,
-                      reads(reader, request))
+        found = curve(
+            f"file system: {{}}, requests of {request >> 10} KiB", threads, reads(reader, request)
+        )
         if found:
             done.file_system[request] = found
     done.memory = curve("memory: {}", cores, Memory(max(cores)).run)
@@ -170,13 +180,21 @@ def _as_one_node(wishes: Wishes, done: Measured) -> None:
     p0 = wishes.prefetchers
     done.together = {n // p0: found for n, found in largest.items() if n % p0 == 0}
     done.alone = dict(largest)
-    done.notes.append("one node: its threads stand for other nodes' here; for how the file system "
-                      "serves several, run calibrate under mpirun, one rank a node")
+    done.notes.append(
+        "one node: its threads stand for other nodes' here; for how the file system "
+        "serves several, run calibrate under mpirun, one rank a node"
+    )
 
 
 def _many_nodes(
-    wishes: Wishes, reader: Reader | None, comm: Any, leaders: list[int], budget: Budget,
-    done: Measured, tell: Callable[[str], None], note: Callable[[str], None],
+    wishes: Wishes,
+    reader: Reader | None,
+    comm: Any,
+    leaders: list[int],
+    budget: Budget,
+    done: Measured,
+    tell: Callable[[str], None],
+    note: Callable[[str], None],
 ) -> None:
     request = max(wishes.requests)
     counts = _steps(len(leaders))
@@ -200,8 +218,10 @@ def _many_nodes(
                 curve[count] = median(values)
         lost = ", ".join(str(count) for count in counts if count not in curve)
         if lost:
-            note(f"file system: not with {lost} nodes, {threads} threads each: too little is left "
-                 "of --bytes, or the file is too small")
+            note(
+                f"file system: not with {lost} nodes, {threads} threads each: too little is left "
+                "of --bytes, or the file is too small"
+            )
     if len(leaders) > 1:
         tell("network between two nodes")
         source, target = leaders[0], leaders[1]
@@ -223,8 +243,10 @@ def _disk(
     if wishes.local is None:
         yield None
     elif scratch.in_memory(wishes.local):
-        note(f"local disk: left out: what is written in {wishes.local} stays in the page cache, it "
-             "is memory (tmpfs)")
+        note(
+            f"local disk: left out: what is written in {wishes.local} stays in the page cache, it "
+            "is memory (tmpfs)"
+        )
         yield None
     else:
         done.disk_bytes = shutil.disk_usage(wishes.local).free
@@ -250,10 +272,13 @@ def _reader(
             if reader.size_bytes < least:
                 raise UffdPrefetchError(
                     f"calibrate: {path} has {reader.size_bytes} bytes, less than the {least} of "
-                    f"{wishes.prefetchers} requests at once: give a larger file, or a directory")
+                    f"{wishes.prefetchers} requests at once: give a larger file, or a directory"
+                )
             if fd is not None and reader.size_bytes < wishes.file_bytes:
-                note(f"test file in {path}: {format_size(reader.size_bytes)} of "
-                     f"{format_size(wishes.file_bytes)}, for more there was no time")
+                note(
+                    f"test file in {path}: {format_size(reader.size_bytes)} of "
+                    f"{format_size(wishes.file_bytes)}, for more there was no time"
+                )
             yield reader
     except OSError as error:
         raise UffdPrefetchError(f"calibrate: cannot read {path}: {error.strerror}") from None

@@ -23,8 +23,9 @@ def world(environ: Any) -> Any | None:
     Raises UffdPrefetchError where these cannot be brought together: each would measure by itself,
     all at the same time.
     """
-    tasks = max([int(environ[name]) for name in SIZES if environ.get(name, "").isdigit()],
-                default=1)
+    tasks = max(
+        [int(environ[name]) for name in SIZES if environ.get(name, "").isdigit()], default=1
+    )
     if tasks <= 1:
         return None
     try:
@@ -32,11 +33,13 @@ def world(environ: Any) -> Any | None:
     except (ImportError, RuntimeError) as error:
         raise UffdPrefetchError(
             f"calibrate: one of {tasks} tasks, but without mpi4py ({error}): python3 -m pip "
-            "install mpi4py, or start one task") from None
+            "install mpi4py, or start one task"
+        ) from None
     if MPI.COMM_WORLD.Get_size() == 1:
         raise UffdPrefetchError(
             f"calibrate: one of {tasks} tasks, but mpi4py sees itself alone: it was built for "
-            "another MPI than the launcher's")
+            "another MPI than the launcher's"
+        )
     return MPI.COMM_WORLD
 
 

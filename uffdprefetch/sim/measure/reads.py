@@ -76,8 +76,9 @@ class Reader:
         """Of each thread, so that a run takes RUN_SECONDS."""
         rate = self.rates.get((threads, request_bytes), 0.0)
         most = self.size_bytes // request_bytes // threads
-        return max(1, min(most, max(RUN_REQUESTS, int(
-            rate * MB * RUN_SECONDS / request_bytes / threads))))
+        return max(
+            1, min(most, max(RUN_REQUESTS, int(rate * MB * RUN_SECONDS / request_bytes / threads)))
+        )
 
     def run(self, threads: int, request_bytes: int, budget: Budget) -> float | None:
         """MB/s of one run; None when the budget or the file is too small for it."""
@@ -112,7 +113,8 @@ class Reader:
             raise UffdPrefetchError(
                 f"calibrate: {self.path} stays in the page cache ({left} bytes of {request_bytes} "
                 "after they were dropped): end what maps it, give a file that is not in tmpfs, or "
-                "try --direct")
+                "try --direct"
+            )
 
     def _timed(self, offsets: list[list[int]], request_bytes: int) -> float:
         """Seconds from the common start to the last thread's last byte. Raises OSError."""

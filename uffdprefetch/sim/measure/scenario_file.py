@@ -54,12 +54,15 @@ def text(wishes: Wishes, measured: Measured, job: Job, title: str) -> str:
     t = measured.together
     fastest = max(
         (found.value for curve in measured.file_system.values() for found in curve.values()),
-        default=max((found.value for found in t.values()), default=0.0))
+        default=max((found.value for found in t.values()), default=0.0),
+    )
     memory = measured.memory
     lines = [f"title = {_text(title)}", 'source = "uffdprefetch calibrate"']
     lines += [f"# {note}" for note in measured.notes]
     lines += [
-        "", "[system]", f"N = {measured.nodes}",
+        "",
+        "[system]",
+        f"N = {measured.nodes}",
         f'c = "{job.c}"       # of a node: yours, calibrate cannot know it',
         f'beta = "{job.beta}"    # preprocessing: yours',
         f"b_c = {_rate(measured.link.value if measured.link else fastest)}"
@@ -71,19 +74,34 @@ def text(wishes: Wishes, measured: Measured, job: Job, title: str) -> str:
     if measured.alone:
         lines.append(f"t_demand = {_curve(measured.alone)}    # with one thread each")
     lines += [
-        "", "[[system.classes]]", 'name = "staging buffer"', 'd = "1GiB"', f"p = {p0}",
-        f"r = {_curve(memory)}", "", "[[system.classes]]", 'name = "RAM"',
+        "",
+        "[[system.classes]]",
+        'name = "staging buffer"',
+        'd = "1GiB"',
+        f"p = {p0}",
+        f"r = {_curve(memory)}",
+        "",
+        "[[system.classes]]",
+        'name = "RAM"',
         f'd = "{measured.memory_bytes // MEMORY_PART >> 20}MiB"    # half of the memory',
-        f"p = {max(memory)}", f"r = {_curve(memory)}",
+        f"p = {max(memory)}",
+        f"r = {_curve(memory)}",
     ]
     if measured.disk:
-        lines += ["", "[[system.classes]]", 'name = "local disk"',
-                  f'd = "{measured.disk_bytes >> 20}MiB"    # what is free',
-                  f"p = {max(measured.disk)}", f"r = {_curve(measured.disk)}"]
+        lines += [
+            "",
+            "[[system.classes]]",
+            'name = "local disk"',
+            f'd = "{measured.disk_bytes >> 20}MiB"    # what is free',
+            f"p = {max(measured.disk)}",
+            f"r = {_curve(measured.disk)}",
+        ]
     dataset = job.dataset or {"F": 100_000, "size": "110kB"}
     lines += ["", "[dataset]    # yours"]
-    lines += [f"{key} = {_text(value) if isinstance(value, str) else value}"
-              for key, value in dataset.items()]
+    lines += [
+        f"{key} = {_text(value) if isinstance(value, str) else value}"
+        for key, value in dataset.items()
+    ]
     lines += ["", "[training]    # yours", f"E = {job.E}", f"B = {job.B}"]
     for name, options in POLICIES:
         lines += ["", "[[policies]]", f"policy = {_text(name)}", *options]
@@ -92,8 +110,12 @@ def text(wishes: Wishes, measured: Measured, job: Job, title: str) -> str:
     for request, curve in sorted(measured.file_system.items()):
         lines += ["", f"[measured.file_system.{request}]    # bytes of a request, by threads"]
         lines += [f'{count} = "{_said(found)}"' for count, found in sorted(curve.items())]
-    for name, points in (("together", measured.together), ("alone", measured.alone),
-                         ("memory", measured.memory), ("disk", measured.disk)):
+    for name, points in (
+        ("together", measured.together),
+        ("alone", measured.alone),
+        ("memory", measured.memory),
+        ("disk", measured.disk),
+    ):
         if points:
             lines += ["", f"[measured.{name}]"]
             lines += [f'{count} = "{_said(found)}"' for count, found in sorted(points.items())]
@@ -104,6 +126,10 @@ def text(wishes: Wishes, measured: Measured, job: Job, title: str) -> str:
 
 #: What a calibrated scenario compares.
 POLICIES: tuple[tuple[str, list[str]], ...] = (
-    ("perfect", []), ("naive", []), ("planned", []), ("node-pool", []), ("hdmlp", []),
+    ("perfect", []),
+    ("naive", []),
+    ("planned", []),
+    ("node-pool", []),
+    ("hdmlp", []),
     ("cluster-pool", []),
 )

@@ -26,7 +26,8 @@ def refuse_what_does_not_fit(folder: str, size_bytes: int) -> None:
     if size_bytes > PART_OF_FREE * free:
         raise usage_error(
             f"--file-size: {format_size(size_bytes)} in {folder}, where {format_size(free)} are "
-            f"free: at most {100 * PART_OF_FREE:.0f} % of that")
+            f"free: at most {100 * PART_OF_FREE:.0f} % of that"
+        )
 
 
 def made(folder: str, size_bytes: int, least_bytes: int, seconds: float) -> int:
@@ -47,7 +48,8 @@ def made(folder: str, size_bytes: int, least_bytes: int, seconds: float) -> int:
     except OSError as error:
         raise UffdPrefetchError(
             f"calibrate: cannot make a test file in {folder}: {error.strerror}: "
-            "give another directory, or as PATH a large file there") from None
+            "give another directory, or as PATH a large file there"
+        ) from None
 
 
 def in_memory(folder: str) -> bool:

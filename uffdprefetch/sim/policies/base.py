@@ -45,9 +45,7 @@ def preload_seconds(system: System, mb: np.ndarray, clients: int | None = None) 
     return max(seconds)
 
 
-def fill_classes(
-    sizes: np.ndarray, capacities: list[float]
-) -> tuple[np.ndarray, np.ndarray]:
+def fill_classes(sizes: np.ndarray, capacities: list[float]) -> tuple[np.ndarray, np.ndarray]:
     """Put samples of ``sizes`` MB in their order into classes of ``capacities`` MB, the first
     class first. Returns (class 1.. or 0 for none, MB in the class when the sample is in it)."""
     storage: np.ndarray = np.zeros(len(sizes), np.int8)

@@ -53,8 +53,10 @@ class Window(Policy):
         gap = self._gaps(order, starts)
         followed = (order >= 0) & (gap >= 0) & (gap <= self.size_mb)
         if followed.sum() < FOLLOWED * (order >= 0).sum():
-            return Plan([Phase(order, "demand", source=source)],
-                        notes=["the order is none that a window could follow"])
+            return Plan(
+                [Phase(order, "demand", source=source)],
+                notes=["the order is none that a window could follow"],
+            )
         useless = np.where(followed & (source == 0), gap, 0.0)
         return Plan([Phase(order, "staged", source=source, useless=useless)])
 
@@ -123,7 +125,13 @@ class ClusterPool(Policy):
             mine = np.nonzero(node == each)[0]
             storage[mine], _ = fill_classes(workload.sizes[samples[mine]], capacities)
         kept = storage > 0
-        held = holdings(workload.F, (nodes, system.J + 1), samples[kept], node[kept],
-                        storage[kept], since=batch[kept])
+        held = holdings(
+            workload.F,
+            (nodes, system.J + 1),
+            samples[kept],
+            node[kept],
+            storage[kept],
+            since=batch[kept],
+        )
         held.once = True
         return Plan([Phase(order, "staged", held)])

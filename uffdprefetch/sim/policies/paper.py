@@ -67,15 +67,25 @@ class Frequency(Policy):
             to_fill[node] = np.bincount(kept.storage, sizes, classes)
             if freed is not None:
                 np.add.at(freed[node], (kept.storage, kept.last + 1), sizes)
-            rows.append((kept.sample, np.full(len(sizes), node), kept.storage, kept.after,
-                         kept.last if self.cleanup_read else np.full(len(sizes), NEVER)))
+            rows.append(
+                (
+                    kept.sample,
+                    np.full(len(sizes), node),
+                    kept.storage,
+                    kept.after,
+                    kept.last if self.cleanup_read else np.full(len(sizes), NEVER),
+                )
+            )
         sample, owner, storage, after, until = map(np.concatenate, zip(*rows, strict=True))
-        held = holdings(workload.F, to_fill.shape, sample, owner, storage, after, until=until,
-                        to_fill=to_fill)
+        held = holdings(
+            workload.F, to_fill.shape, sample, owner, storage, after, until=until, to_fill=to_fill
+        )
         held.shared = self.remote
         if freed is not None:
-            held.room = np.cumsum(freed, axis=2) + np.array(
-                [one.d for one in system.classes])[None, :, None]
+            held.room = (
+                np.cumsum(freed, axis=2)
+                + np.array([one.d for one in system.classes])[None, :, None]
+            )
         return held
 
     def _kept(self, system: System, sizes: np.ndarray, mine: np.ndarray) -> _Kept:

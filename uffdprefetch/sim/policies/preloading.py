@@ -55,9 +55,7 @@ def _sources(order: np.ndarray, kept: Shares, J: int) -> np.ndarray:
     return np.where((where > 0) & (owner[order] != nodes), where + J, where).astype(np.int8)
 
 
-def _local_order(
-    pools: list[np.ndarray], like: np.ndarray, seed: int
-) -> np.ndarray:
+def _local_order(pools: list[np.ndarray], like: np.ndarray, seed: int) -> np.ndarray:
     """An order of the shape of ``like`` in which every node reads its own pool, shuffled anew each
     time that it is through."""
     out = np.full_like(like, NONE)
@@ -105,10 +103,11 @@ class ParallelStaging(Policy):
         capacities = [one.d for one in system.classes[1:]]
         storage, _ = fill_classes(workload.sizes, capacities)
         if (storage > 0).all():
-            mb = np.bincount(storage, workload.sizes, system.J + 1)
+            all_mb = np.bincount(storage, workload.sizes, system.J + 1)
             phase = Phase(order, "staged", source=np.append(storage, 0)[order].astype(np.int8))
             # One node reads while the others receive.
-            return Plan([phase], preload_seconds(system, mb[None], clients=1), float(mb.sum()))
+            seconds = preload_seconds(system, all_mb[None], clients=1)
+            return Plan([phase], seconds, float(all_mb.sum()))
         pools, mb = [], np.zeros((system.N, system.J + 1))
         for node in range(system.N):
             # As much as it can hold: parts may overlap, no node has all.
@@ -119,9 +118,12 @@ class ParallelStaging(Policy):
             mb[node] = np.bincount(storage, workload.sizes[mine], system.J + 1)
         mb[:, 0] = 0.0
         held = holdings(
-            workload.F, mb.shape, np.concatenate([pool for pool, _ in pools]),
+            workload.F,
+            mb.shape,
+            np.concatenate([pool for pool, _ in pools]),
             np.arange(system.N).repeat([len(pool) for pool, _ in pools]),
-            np.concatenate([where for _, where in pools]))
+            np.concatenate([where for _, where in pools]),
+        )
         order = _local_order([pool for pool, _ in pools], order, workload.training.seed)
         return Plan([Phase(order, "staged", held)], preload_seconds(system, mb), float(mb.sum()))
 
@@ -138,8 +140,11 @@ class Lbann(Policy):
             raise CannotRun("the data set is larger than the memory of all nodes")
         epochs = list(workload.epochs(system.N))
         if self.preloading:
-            return Plan([Phase(np.concatenate(epochs), "staged", kept.holdings())],
-                        preload_seconds(system, kept.mb), float(kept.mb.sum()))
+            return Plan(
+                [Phase(np.concatenate(epochs), "staged", kept.holdings())],
+                preload_seconds(system, kept.mb),
+                float(kept.mb.sum()),
+            )
         first = Phase(epochs[0], "staged", write="once")
         if len(epochs) == 1:
             return Plan([first])
@@ -155,8 +160,11 @@ class LocalityAware(Policy):
             raise CannotRun("every node reads every sample of a batch: there is nothing to choose")
         kept = shares(system, workload, system.J)
         order = localised(whole_order(workload, system.N), kept.owner)
-        return Plan([Phase(order, "staged", kept.holdings())],
-                    preload_seconds(system, kept.mb), float(kept.mb.sum()))
+        return Plan(
+            [Phase(order, "staged", kept.holdings())],
+            preload_seconds(system, kept.mb),
+            float(kept.mb.sum()),
+        )
 
 
 def localised(order: np.ndarray, owner: np.ndarray) -> np.ndarray:

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
+from uffdprefetch.base.arrays import Array
 from uffdprefetch.predict import bulk, checkpoints, window
 from uffdprefetch.predict.randomness import Jumps
 from uffdprefetch.predict.streams import PIECE_BYTES, Stream, StreamTable
@@ -24,8 +24,6 @@ from uffdprefetch.sim.replay.engine import Range, Resident
 from uffdprefetch.sim.replay.keep import CHUNK_PAGES
 from uffdprefetch.sim.replay.link import Storage
 from uffdprefetch.sim.replay.policies import InPool, Plain, chunked, measured
-
-Array = np.ndarray[Any, Any]
 
 #: Looks into a page table: at first and while they find something; then ever more seldom. Where a
 #: walk is sure, eight times a window (sense/pagetable_scan.py). What a look finds so near each
@@ -107,8 +105,14 @@ class Auto(Plain):
             span = checkpoints.Span(0, self.sizes[file], self.page)
             laid = frozenset(checkpoints.fixed_set(span, None))
             reader = self.readers[rank, file] = _Reader(
-                file, span, StreamTable(rank, rank), Jumps(self.sizes[file]),
-                np.zeros(pages, bool), np.zeros(pages, bool), laid)
+                file,
+                span,
+                StreamTable(rank, rank),
+                Jumps(self.sizes[file]),
+                np.zeros(pages, bool),
+                np.zeros(pages, bool),
+                laid,
+            )
         return reader
 
     def _notice(self, reader: _Reader, first: int, end: int, now: float) -> None:
@@ -210,7 +214,8 @@ class Auto(Plain):
             if more:
                 pieces = self._pieces(reader.file, *more)
                 self.ahead.setdefault(id(walk), (walk, deque()))[1].extend(
-                    pieces[:: walk.direction])
+                    pieces[:: walk.direction]
+                )
 
     def _lookahead(self, walk: Stream) -> int:
         return window.lookahead_bytes(walk, measured(self.storage), self._allowed())
@@ -261,8 +266,10 @@ class Auto(Plain):
             return
         one.judge_at = now + JUDGE_SECONDS
         others = sum(
-            self.sizes[other] for other, that in self.bulks.items()
-            if that.decided and other != file)
+            self.sizes[other]
+            for other, that in self.bulks.items()
+            if that.decided and other != file
+        )
         watched = max(1e-9, now - min(reader.since for reader in one.random))
         sight = bulk.Sight(
             file_bytes=self.sizes[file],
@@ -307,7 +314,9 @@ class PoolAuto(InPool, Auto):
     def _allowed(self) -> int:
         places = window.places(
             (reader.file, walk.position_bytes)
-            for reader in self.readers.values() for walk in reader.table.active())
+            for reader in self.readers.values()
+            for walk in reader.table.active()
+        )
         return window.pool_bytes(self.room_bytes, sum(self.sizes), places)
 
     def _brings(self, file: int) -> int:

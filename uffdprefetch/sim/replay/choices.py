@@ -52,36 +52,54 @@ class Predicted:
 
 
 def choices(
-    windows: Sequence[int], distances: Sequence[int], memory_bytes: int | None,
-    budgets: Sequence[int], files_bytes: int,
+    windows: Sequence[int],
+    distances: Sequence[int],
+    memory_bytes: int | None,
+    budgets: Sequence[int],
+    files_bytes: int,
 ) -> list[Choice]:
     """Plain; `wrap` as it is, with windows of each size and distance, with a known order; and
     pools of each budget. ``files_bytes``: of all files together."""
     # Without --budget the service may have so much ahead, or of a file in memory.
     room = min(Config().budget_bytes, memory_bytes or 1 << 62)
-    found = [Choice("plain", None, Plain, Lru, memory_bytes),
-             Choice("wrap", (), partial(Auto, room), Lru, memory_bytes)]
+    found = [
+        Choice("plain", None, Plain, Lru, memory_bytes),
+        Choice("wrap", (), partial(Auto, room), Lru, memory_bytes),
+    ]
     for size, distance in product(windows, distances):
         text, apart = format_size_exact(size), format_size_exact(distance)
         name = f"windows of {text}" + (f", seen each {apart}" if len(distances) > 1 else "")
-        found.append(Choice(
-            name, ("--policy", "fixed", "--size", text, "--distance", apart),
-            partial(Windows, size, distance), Lru, memory_bytes))
-    found.append(Choice("known order", ("--plan", "PLAN"), partial(Planned, room), Lru,
-                        memory_bytes, True))
+        found.append(
+            Choice(
+                name,
+                ("--policy", "fixed", "--size", text, "--distance", apart),
+                partial(Windows, size, distance),
+                Lru,
+                memory_bytes,
+            )
+        )
+    found.append(
+        Choice("known order", ("--plan", "PLAN"), partial(Planned, room), Lru, memory_bytes, True)
+    )
     for budget in budgets:
         text = format_size_exact(budget)
         options = ("--engine", "pool", "--budget", text)
         ahead = window.pool_bytes(budget, files_bytes, 1)
         found.append(Choice(f"pool of {text}", options, partial(PoolAuto, budget), Cyclic, budget))
-        found.append(Choice(f"pool of {text}, known order", (*options, "--plan", "PLAN"),
-                            partial(PoolPlanned, budget, ahead), Belady, budget, True))
+        found.append(
+            Choice(
+                f"pool of {text}, known order",
+                (*options, "--plan", "PLAN"),
+                partial(PoolPlanned, budget, ahead),
+                Belady,
+                budget,
+                True,
+            )
+        )
     return found
 
 
-def predict(
-    demand: Demand, storage: Storage, which: Sequence[Choice]
-) -> Iterator[Predicted]:
+def predict(demand: Demand, storage: Storage, which: Sequence[Choice]) -> Iterator[Predicted]:
     """Each of them, replayed."""
     for choice in which:
         keep = None

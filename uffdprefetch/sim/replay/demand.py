@@ -11,18 +11,16 @@ to the next.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
+from uffdprefetch.base.arrays import Array
 from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.trace.analyse.accesses import Accesses, accesses
 from uffdprefetch.trace.analyse.records import RecordIndex, open_records
 from uffdprefetch.trace.analyse.survey import OpenRecords, Survey
 from uffdprefetch.trace.file.events import Kind
 from uffdprefetch.trace.file.trace_file import File, Trace
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -50,9 +48,14 @@ def again(stream: Stream, epochs: int) -> Stream:
     later = first.copy()
     later[0] = np.median(first)
     return Stream(
-        stream.rank, stream.thread, np.tile(stream.file, epochs), np.tile(stream.first, epochs),
-        np.tile(stream.end, epochs), np.concatenate([first, *[later] * (epochs - 1)]),
-        stream.tail_ns)
+        stream.rank,
+        stream.thread,
+        np.tile(stream.file, epochs),
+        np.tile(stream.first, epochs),
+        np.tile(stream.end, epochs),
+        np.concatenate([first, *[later] * (epochs - 1)]),
+        stream.tail_ns,
+    )
 
 
 @dataclass(frozen=True)
@@ -83,9 +86,7 @@ class Demand:
         return total
 
 
-def demand_of(
-    trace: Trace, epochs: int = 1, open_index: OpenRecords = open_records
-) -> Demand:
+def demand_of(trace: Trace, epochs: int = 1, open_index: OpenRecords = open_records) -> Demand:
     """What was recorded, ``epochs`` times over.
 
     Raises UffdPrefetchError (exit 2) where a trace has no accesses to replay.
@@ -114,15 +115,22 @@ def demand_of(
     streams = _streams(parts, begin_ns, end_ns)
     if not streams:
         raise UffdPrefetchError(
-            f"{trace.path}: no access of the job was recorded, so there is nothing to replay", 2)
+            f"{trace.path}: no access of the job was recorded, so there is nothing to replay", 2
+        )
     took_ns = end_ns - begin_ns
     stalls = [took_ns - int(s.think_ns.sum()) - s.tail_ns for s in streams]
     for number, file in enumerate(files):  # one that grew meanwhile is as large as was read
         read = max((int(s.end[s.file == number].max(initial=0)) for s in streams), default=0)
         files[number] = replace(file, size_bytes=max(file.size_bytes, read * work.page_bytes))
     streams = [again(stream, epochs) for stream in streams]
-    return Demand(files, streams, work.page_bytes, took_ns / 1e9, max(stalls) / 1e9,
-                  list(trace.meta.get("command") or []))
+    return Demand(
+        files,
+        streams,
+        work.page_bytes,
+        took_ns / 1e9,
+        max(stalls) / 1e9,
+        list(trace.meta.get("command") or []),
+    )
 
 
 def _streams(
@@ -146,9 +154,7 @@ def _streams(
     return streams
 
 
-def _wanted(
-    a: Accesses, index: RecordIndex | None
-) -> tuple[Array, Array, Array, Array]:
+def _wanted(a: Accesses, index: RecordIndex | None) -> tuple[Array, Array, Array, Array]:
     """(first page, end, when asked for, when there) of one thread's accesses to one file, those of
     one record as one."""
     following = np.r_[a.page[1:], -1]
@@ -166,5 +172,9 @@ def _wanted(
     same = np.r_[False, (record[1:] >= 0) & (record[1:] == record[:-1])]
     start = np.flatnonzero(~same)
     waited = np.add.reduceat(a.until_ns - a.time_ns, start)
-    return (np.minimum.reduceat(first, start), np.maximum.reduceat(end, start),
-            a.time_ns[start], a.time_ns[start] + waited)
+    return (
+        np.minimum.reduceat(first, start),
+        np.maximum.reduceat(end, start),
+        a.time_ns[start],
+        a.time_ns[start] + waited,
+    )

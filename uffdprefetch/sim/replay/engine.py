@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
+from uffdprefetch.base.arrays import Array
 from uffdprefetch.sim.replay.demand import Demand, Stream
 from uffdprefetch.sim.replay.keep import CHUNK_PAGES, Keep
 from uffdprefetch.sim.replay.link import Link, Storage
-
-Array = np.ndarray[Any, Any]
 
 #: Of what is read ahead, so many times the latency is queued for the pipe, at least so long.
 DEPTH_LATENCIES, DEPTH_SECONDS = 2.0, 0.002
@@ -57,7 +56,8 @@ class Resident:
 
     def __init__(self, demand: Demand) -> None:
         self.ready: list[Array] = [
-            np.full(demand.pages(f), ABSENT) for f in range(len(demand.files))]
+            np.full(demand.pages(f), ABSENT) for f in range(len(demand.files))
+        ]
 
     def missing(self, wanted: Range) -> Range | None:
         """``wanted`` without what is there or under way at its ends; None when nothing is left."""
@@ -140,15 +140,24 @@ class _Replay:
                     running -= 1
             self._pump(now, number < 0)
         page = self.demand.page_bytes
-        return Outcome(max(ends), max(stalls), self.misses, self.hit_pages * page,
-                       self.touched_pages * page, self.link.read_bytes, self.link.requests)
+        return Outcome(
+            max(ends),
+            max(stalls),
+            self.misses,
+            self.hit_pages * page,
+            self.touched_pages * page,
+            self.link.read_bytes,
+            self.link.requests,
+        )
 
     def _touch(
         self, number: int, stream: Stream, k: int, place: int, now: float
     ) -> tuple[float, int] | None:
         """Go through an access from ``place`` on; (when to go on, where) if it has to wait."""
-        file, end = int(stream.file[k]), min(int(stream.end[k]),
-                                             len(self.resident.ready[int(stream.file[k])]))
+        file, end = (
+            int(stream.file[k]),
+            min(int(stream.end[k]), len(self.resident.ready[int(stream.file[k])])),
+        )
         if self.waited[number]:
             # It has got its page, whoever needs the room for it next.
             self.waited[number] = False

@@ -7,14 +7,12 @@ import heapq
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
+from uffdprefetch.base.arrays import Array
 from uffdprefetch.sim.caches import Numbers
 from uffdprefetch.sim.replay.demand import Demand
-
-Array = np.ndarray[Any, Any]
 
 CHUNK_PAGES = 16
 NEVER = 1 << 62
@@ -125,8 +123,16 @@ class Belady(Keep):
         order = []
         for stream in demand.streams:
             when = np.cumsum(stream.think_ns).tolist()
-            order += list(zip(when, range(len(stream)), stream.file.tolist(),
-                              stream.first.tolist(), stream.end.tolist(), strict=True))
+            order += list(
+                zip(
+                    when,
+                    range(len(stream)),
+                    stream.file.tolist(),
+                    stream.first.tolist(),
+                    stream.end.tolist(),
+                    strict=True,
+                )
+            )
         order.sort()
         uses: dict[int, list[int]] = {}
         number = 0

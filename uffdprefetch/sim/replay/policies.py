@@ -4,18 +4,16 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
 
 import numpy as np
 
+from uffdprefetch.base.arrays import Array
 from uffdprefetch.predict import window
 from uffdprefetch.predict.order.rate import Rate
 from uffdprefetch.sim.replay.demand import Demand
 from uffdprefetch.sim.replay.engine import Range, Resident
 from uffdprefetch.sim.replay.keep import CHUNK_PAGES
 from uffdprefetch.sim.replay.link import Storage
-
-Array = np.ndarray[Any, Any]
 
 #: The kernel's readahead where a trace does not tell the file system's (mm/readahead.c).
 READ_AHEAD_BYTES = 128 << 10
@@ -50,7 +48,8 @@ class Plain:
         self.resident = resident
         self.around = [
             max(1, (READ_AHEAD_BYTES if f.read_ahead_bytes is None else f.read_ahead_bytes) // page)
-            for f in demand.files]
+            for f in demand.files
+        ]
         self.marks: list[dict[int, int]] = [{} for _ in demand.files]  # page -> window's end
         self.queue: deque[Range] = deque()
 
@@ -66,8 +65,11 @@ class Plain:
         self, stream: int, access: int, file: int, first: int, end: int, now: float
     ) -> float:
         marks = self.marks[file]
-        for page in [p for p in marks if first <= p < end] if len(marks) < end - first else [
-                p for p in range(first, end) if p in marks]:
+        for page in (
+            [p for p in marks if first <= p < end]
+            if len(marks) < end - first
+            else [p for p in range(first, end) if p in marks]
+        ):
             start = marks.pop(page)
             after = start + self.around[file]
             marks[start] = after
@@ -90,8 +92,13 @@ class Windows(Plain):
     ``threshold`` of them are passed, which is seen at checkpoints ``distance`` bytes apart. Misses
     are the kernel's."""
 
-    def __init__(self, size_bytes: int, distance_bytes: int = DISTANCE_BYTES,
-                 threshold: float = 0.75, request_bytes: int = 1 << 20) -> None:
+    def __init__(
+        self,
+        size_bytes: int,
+        distance_bytes: int = DISTANCE_BYTES,
+        threshold: float = 0.75,
+        request_bytes: int = 1 << 20,
+    ) -> None:
         self.size_bytes, self.distance_bytes = size_bytes, distance_bytes
         self.threshold, self.request_bytes = threshold, request_bytes
 
@@ -147,21 +154,22 @@ class Planned(Plain):
         self.allowed = max(1 << 20, self.allowed_bytes // len(demand.streams))
         # Bytes of the order up to each access.
         self.before = [
-            np.r_[0, np.cumsum((s.end - s.first) * demand.page_bytes)] for s in self.streams]
+            np.r_[0, np.cumsum((s.end - s.first) * demand.page_bytes)] for s in self.streams
+        ]
         self.at = [0] * len(self.streams)
         self.asked = [0] * len(self.streams)
         self.rates = [Rate() for _ in self.streams]
         self.lookahead = [0] * len(self.streams)  # bytes; nothing before the thread reads
 
     def _reads(self, stream: int, access: int, now: float) -> None:
-        """A thread is here. Its order is read ahead from then on: before, the file is not mapped.
-        """
+        """A thread is here. From now on its order is read ahead: till now no file is mapped."""
         before, rate = self.before[stream], self.rates[stream]
         if access > self.at[stream] or not self.lookahead[stream]:
             rate.note(int(before[access] - before[self.at[stream]]), int(now * 1e9))
             self.at[stream] = access
             self.lookahead[stream] = min(
-                window.ahead_at_rate(rate.bytes_per_second, self.storage), self.allowed)
+                window.ahead_at_rate(rate.bytes_per_second, self.storage), self.allowed
+            )
 
     def miss(self, stream: int, file: int, page: int, now: float) -> Range:
         self._reads(stream, self.at[stream], now)
@@ -181,16 +189,19 @@ class Planned(Plain):
             for number, stream in enumerate(self.streams):
                 self.asked[number] = max(self.asked[number], self.at[number])
                 if self.asked[number] < len(stream):
-                    ahead = int(self.before[number][self.asked[number]]
-                                - self.before[number][self.at[number]])
+                    ahead = int(
+                        self.before[number][self.asked[number]]
+                        - self.before[number][self.at[number]]
+                    )
                     if ahead < min(least, self.lookahead[number]):
                         best, least = number, ahead
             if best < 0:
                 return super().wants(now)
             stream, k = self.streams[best], self.asked[best]
             self.asked[best] += 1
-            wanted = self.resident.missing((int(stream.file[k]), int(stream.first[k]),
-                                       int(stream.end[k])))
+            wanted = self.resident.missing(
+                (int(stream.file[k]), int(stream.first[k]), int(stream.end[k]))
+            )
             if wanted is not None:
                 return wanted
 
@@ -218,7 +229,8 @@ class InPool(Plain):
         self.ranks = [stream.rank for stream in demand.streams]
         self.mapped: list[dict[int, Array]] = [  # of each file, by rank
             {rank: np.zeros(demand.pages(file), bool) for rank in set(self.ranks)}
-            for file in range(len(demand.files))]
+            for file in range(len(demand.files))
+        ]
 
     def miss(self, stream: int, file: int, page: int, now: float) -> Range:
         (of, _, reached), pages = self.demands[stream]

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from uffdprefetch.base.arrays import Array
 from uffdprefetch.trace.file.events import (
     FAULT_AFTER_AROUND,
     NO_PAGE,
@@ -20,8 +21,6 @@ from uffdprefetch.trace.file.events import (
     POOL_TOUCH,
     Kind,
 )
-
-Array = np.ndarray[Any, Any]
 
 #: Pages that the kernel maps with a fault where nothing else is known (64 KiB, mm/memory.c).
 AROUND_PAGES = 16

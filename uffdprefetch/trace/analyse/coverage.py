@@ -6,14 +6,11 @@ Page numbers are int64, times int64 ns.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from uffdprefetch.base.arrays import Array
 from uffdprefetch.trace.analyse.accesses import MOMENT_NS, Accesses, distinct
 from uffdprefetch.trace.analyse.pieces import Pieces
-
-Array = np.ndarray[Any, Any]
 
 NEVER = np.iinfo(np.int64).max
 #: What a page that was there without having been filled says of its neighbours: 2 MiB.

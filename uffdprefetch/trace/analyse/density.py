@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from uffdprefetch.base.arrays import Array
 from uffdprefetch.trace.analyse.marks import NOBODY, SERVICE, Ranks, Stream
-
-Array = np.ndarray[Any, Any]
 
 #: Columns (time) and rows (offset) of the finest grid: about one cell per two pixels of a screen.
 COLUMNS, ROWS = 1024, 512

@@ -8,11 +8,9 @@ that stay mapped makes no fault at all: nothing is seen of it, and nothing is sa
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from uffdprefetch.base.arrays import Array
 
 #: Epochs are looked for among this many blocks of accesses.
 BLOCKS = 8192

@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from uffdprefetch.base.arrays import Array
 from uffdprefetch.trace.analyse.accesses import MOMENT_NS, Accesses
 from uffdprefetch.trace.analyse.coverage import Coverage
 from uffdprefetch.trace.analyse.pieces import pages_of, union
 from uffdprefetch.trace.file.events import Ahead, Kind
-
-Array = np.ndarray[Any, Any]
 
 #: A thread's fills that are looked at for the page of a fault: readahead may go around it in two.
 FILLS_BACK = 2

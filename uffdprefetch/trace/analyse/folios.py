@@ -10,15 +10,13 @@ before, only the distance of one fault to the next one tells.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
+from uffdprefetch.base.arrays import Array
 from uffdprefetch.trace.analyse.accesses import AROUND_PAGES, BPF, HUGE_PAGES, Accesses
 from uffdprefetch.trace.analyse.pieces import Pieces
 from uffdprefetch.trace.file.events import Ahead, Kind
-
-Array = np.ndarray[Any, Any]
 
 #: Folios that fit into what fault-around maps anyway are of no interest; 2 MiB are the largest.
 SMALL_BITS, HUGE_BITS = 4, 9

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from uffdprefetch.base.arrays import Array
 
 #: Fewer iterations show no beat.
 ITERATIONS_MIN = 5

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from uffdprefetch.base.arrays import Array
 from uffdprefetch.trace.file.events import (
     FAULT_AFTER_AROUND,
     NO_PAGE,
@@ -24,8 +25,6 @@ from uffdprefetch.trace.file.events import (
     of_kind,
 )
 from uffdprefetch.trace.file.trace_file import Trace
-
-Array = np.ndarray[Any, Any]
 
 #: Who a mark is of when it is of no rank, and the rank that our own service counts as.
 NOBODY, SERVICE = -1, -2

@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from uffdprefetch.base.arrays import Array
 from uffdprefetch.trace.analyse.runs import Steps, all_of, follows, weighted_median
 from uffdprefetch.trace.analyse.walks import ACCESSES_MIN, Walk, classify
-
-Array = np.ndarray[Any, Any]
 
 #: Forward walks that leave out parts this different of their way are different phases.
 SKIP_DIFFERS = 0.25

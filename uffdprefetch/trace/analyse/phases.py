@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from uffdprefetch.base.arrays import Array
 
 #: A phase is found to a part of the run.
 BINS = 400

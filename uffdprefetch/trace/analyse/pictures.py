@@ -99,9 +99,7 @@ def pictures(trace: Trace, report: dict[str, Any]) -> dict[str, Any]:
     raw_until_ns = None if raw_until is None else int(raw_until * 1e9)
     boxes: list[density.Boxes] = []
     if raw_until_ns is not None and trace.overview:
-        boxes = density.from_overview(
-            trace.overview, marks.Ranks(trace), start_ns, raw_until_ns
-        )
+        boxes = density.from_overview(trace.overview, marks.Ranks(trace), start_ns, raw_until_ns)
     ranks = _ranks(trace, report, streams)
     sizes = _size_bytes(trace, streams, boxes)
     count = {number: 0 for number in sizes}

@@ -8,11 +8,11 @@ the file. Page numbers are int64.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from uffdprefetch.base.arrays import Array
+
 #: Sorted, disjoint ranges: first pages, ends.
 Ranges = tuple[Array, Array]
 

@@ -6,10 +6,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
+from uffdprefetch.base.arrays import Array
 from uffdprefetch.trace.analyse import accesses as sensors
 from uffdprefetch.trace.analyse import patterns
 from uffdprefetch.trace.analyse.accesses import Accesses
@@ -27,8 +27,6 @@ from uffdprefetch.trace.analyse.runs import (
     runs_of,
 )
 from uffdprefetch.trace.analyse.walks import Walk
-
-Array = np.ndarray[Any, Any]
 
 #: Fewer accesses of a thread are no walk of its own.
 THREAD_ACCESSES = 16

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from uffdprefetch.base.arrays import Array
 from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.formats import index as formats
 from uffdprefetch.formats import lmdb
@@ -21,8 +22,6 @@ from uffdprefetch.trace.analyse.pieces import Ranges, pages_of, pages_within, un
 from uffdprefetch.trace.analyse.runs import AROUND_PAGES, below_resolution
 from uffdprefetch.trace.analyse.strides import STEPS_MIN, regular, whole
 from uffdprefetch.trace.analyse.walks import Walk
-
-Array = np.ndarray[Any, Any]
 
 #: Part of the runs that begin as another reader's do, from which on both read the same.
 SAME = 0.3
@@ -257,9 +256,7 @@ def _alike(walk: Walk, other: Walk) -> bool:
     return bool(abs(mine.mean() / its.mean() - 1) <= 0.1)
 
 
-def stride_in_records(
-    walk: Walk, others: list[Walk], index: str | None
-) -> tuple[int | None, str]:
+def stride_in_records(walk: Walk, others: list[Walk], index: str | None) -> tuple[int | None, str]:
     """(n, how it is known) of a reader that reads one of n records; ``others``: those of the other
     readers of the file, ``index``: the format of its index. (None, why) when it cannot be told."""
     if walk.indexed and walk.stride_records is not None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from uffdprefetch.base.arrays import Array
 from uffdprefetch.trace.analyse.findings import findings
 from uffdprefetch.trace.analyse.phases import phases
 from uffdprefetch.trace.analyse.reader_report import PIDS_LISTED
@@ -16,8 +17,6 @@ from uffdprefetch.trace.analyse.records import open_records
 from uffdprefetch.trace.analyse.survey import OpenRecords, Survey
 from uffdprefetch.trace.file.events import Call, Kind
 from uffdprefetch.trace.file.trace_file import Trace
-
-Array = np.ndarray[Any, Any]
 
 SCHEMA = "uffdprefetch.trace-report/1"
 COMMANDS_LISTED = 16

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from uffdprefetch.base.arrays import Array
 
 #: Visits elsewhere (B-tree pages between records) are taken out up to this part of all accesses.
 VISITS_MAX = 0.2

@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from uffdprefetch.base.arrays import Array
 from uffdprefetch.trace.analyse.marks import NOBODY, SERVICE, Ranks, Stream
 from uffdprefetch.trace.file.events import Call, Kind, of_kind
 from uffdprefetch.trace.file.trace_file import Trace
-
-Array = np.ndarray[Any, Any]
 
 BINS, BINS_MIN = 2048, 128
 #: Cells of a picture with a row per rank.

@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from uffdprefetch.base.arrays import Array
 from uffdprefetch.trace.analyse.accesses import POOL, Accesses
 from uffdprefetch.trace.analyse.coverage import NEVER, Coverage
 from uffdprefetch.trace.analyse.fills import extents
 from uffdprefetch.trace.analyse.pieces import Pieces
 from uffdprefetch.trace.file.events import POOL_MISS, POOL_TOUCH, Kind
-
-Array = np.ndarray[Any, Any]
 
 #: Extents that begin at or before a page among which the one that it lies in is looked for.
 EXTENTS_BACK = 4

@@ -8,13 +8,11 @@ are minor faults that had to wait for a page that was under way.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from uffdprefetch.base.arrays import Array
 from uffdprefetch.trace.file.events import Kind
-
-Array = np.ndarray[Any, Any]
 
 BINS = 64
 

@@ -4,13 +4,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from uffdprefetch.base.arrays import Array
 from uffdprefetch.trace.analyse.runs import AROUND_PAGES, Runs, below_resolution
-
-Array = np.ndarray[Any, Any]
 
 #: Part of the steps that must agree for a stride: within a page, or as multiples of one number.
 NEAR, AGREE = 0.75, 0.85

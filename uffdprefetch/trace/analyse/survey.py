@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from uffdprefetch.base.arrays import Array
 from uffdprefetch.trace.analyse import reader_report
 from uffdprefetch.trace.analyse import readers as reading
 from uffdprefetch.trace.analyse.accesses import POOL, Accesses, accesses, distinct
@@ -21,7 +22,6 @@ from uffdprefetch.trace.analyse.stall import Stalls, stalls
 from uffdprefetch.trace.file.events import DEMAND_FAULTS, Kind
 from uffdprefetch.trace.file.trace_file import File, Trace
 
-Array = np.ndarray[Any, Any]
 OpenRecords = Callable[[str, int, int], RecordIndex | None]
 
 #: Whose process: of a file's fills.

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from uffdprefetch.base.arrays import Array
 from uffdprefetch.trace.analyse.pieces import Ranges, pages_within, union
 from uffdprefetch.trace.analyse.runs import (
     NO_RUNS,
@@ -25,8 +26,6 @@ from uffdprefetch.trace.analyse.runs import (
     runs_of,
 )
 from uffdprefetch.trace.analyse.strides import stride_of
-
-Array = np.ndarray[Any, Any]
 
 #: Fewer accesses are no pattern.
 ACCESSES_MIN = 4

@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
+from uffdprefetch.base.arrays import Array
 from uffdprefetch.base.procfs import descendants, read_only_files
 from uffdprefetch.trace.file.events import EVENT, HUGE_BYTES, Call, Kind, empty
 from uffdprefetch.trace.file.trace_file import File
@@ -27,7 +27,6 @@ from uffdprefetch.trace.record.process_identity import (
     mappings,
 )
 
-Array = np.ndarray[Any, Any]
 PAGE_BYTES = 4096
 #: Numbers of files that we named first: from here downwards (BPF's own grow from 1).
 OUR_NUMBERS = 65_000
@@ -158,9 +157,7 @@ class Known:
 
     # -------------------------------------------------------------- processes and mappings
 
-    def _about_processes(
-        self, events: Array, parts: list[Array]
-    ) -> Array:
+    def _about_processes(self, events: Array, parts: list[Array]) -> Array:
         """Births, new programs, new mappings: who they are must be read while they are there.
 
         What is found goes to ``parts``; returns the events without the mappings, which the kernel

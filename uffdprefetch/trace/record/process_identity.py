@@ -138,9 +138,7 @@ class Paths:
         """Whether a file belongs into the trace: --include decides, else its size and place."""
         if self._include:
             name = os.path.basename(path)
-            return any(
-                fnmatch.fnmatchcase(path if "/" in g else name, g) for g in self._include
-            )
+            return any(fnmatch.fnmatchcase(path if "/" in g else name, g) for g in self._include)
         if LOCK.search(path):
             return True
         if code or _CODE.search(path) or _SYSTEM.match(path):

@@ -48,9 +48,7 @@ def test_service_and_trace_mean_the_same_numbers() -> None:
 
 def walked(touches: list[int], direction: int = 1) -> list[tuple[int, int]]:
     """(first page, pages) told of touches at these pages, one walk."""
-    pool: Any = SimpleNamespace(
-        chunk_bytes=CHUNK * PAGE_BYTES, budget_bytes=1 << 30, huge=False
-    )
+    pool: Any = SimpleNamespace(chunk_bytes=CHUNK * PAGE_BYTES, budget_bytes=1 << 30, huge=False)
     stream = Stream(1, 0, 1, 0, 0, 0, 0, direction=direction)
     told, at = [], None
     for page in touches:
