@@ -12,6 +12,7 @@ from traces import MS, PAGE_BYTES, START_NS, Machine, Reader, readers_of, report
 
 from uffdprefetch.trace.analyse.report import analyse
 from uffdprefetch.trace.file.events import EVENT, Kind
+from uffdprefetch.trace.file.sensors import Sensor, entry
 from uffdprefetch.trace.file.trace_file import File, Process, Trace
 
 pytestmark = [warnings_fail, pytest.mark.bpf]
@@ -55,8 +56,8 @@ def test_missing_sensors_are_null_and_passed_on() -> None:
     machine = Machine(3000)
     machine.run([(machine.reader(0), range(3000))])
     missing = [
-        {"what": what, "why": "no tracepoint", "lift": None}
-        for what in ("page-cache fills", "evictions", "block I/O", "system calls")
+        entry([sensor], "no tracepoint")
+        for sensor in (Sensor.FILLS, Sensor.EVICTIONS, Sensor.BLOCK, Sensor.CALLS)
     ]
     machine.meta["missing"] = missing
     report = report_of(machine)
@@ -200,7 +201,7 @@ def test_faults_that_no_tracepoint_tells_of_are_not_measured_and_not_zero() -> N
     seen(machine, rank, [(w * 16).tolist() for w in np.split(np.arange(1000), 50)])
     machine.meta["source"] = "bpf+service"
     why = "no tracepoint filemap:mm_filemap_fault (about Linux 6.10)"
-    machine.meta["missing"] = [{"what": "demand faults", "why": why, "lift": None}]
+    machine.meta["missing"] = [entry([Sensor.FAULTS], why)]
     (reader,) = readers_of(report_of(machine))
     assert reader["faults"] is None
     assert reader["stall_seconds"] is None and reader["stalls"] is None
@@ -218,7 +219,7 @@ def test_major_faults_that_proc_counted_stand_where_no_tracepoint_tells_of_fault
     seen(machine, rank, [(w * 16).tolist() for w in np.split(np.arange(100), 10)])
     machine.event(rank, Kind.MAJORS, 0, 0, 3607)
     machine.meta["source"] = "bpf+service"
-    machine.meta["missing"] = [{"what": "demand faults", "why": "no tracepoint", "lift": None}]
+    machine.meta["missing"] = [entry([Sensor.FAULTS], "no tracepoint")]
     (reader,) = readers_of(report_of(machine))
     assert reader["faults"] == {"total": None, "minor": None, "major": 3607}
     assert reader["stall_seconds"] is None

@@ -13,6 +13,7 @@ from browser import Open, drawn
 
 from uffdprefetch.trace.analyse import marks
 from uffdprefetch.trace.analyse.report import analyse
+from uffdprefetch.trace.file.sensors import Sensor, entry
 from uffdprefetch.trace.file.trace_file import Trace
 
 pytest_plugins = ("browser_fixtures",)
@@ -82,9 +83,7 @@ def test_what_is_missing_stands_on_top_and_under_the_picture_it_concerns(
     open_page: Open, cold_trace: Trace
 ) -> None:
     report = analyse(cold_trace)
-    report["trace"]["missing"] = [
-        {"what": "page-cache fills", "why": "uid 1000 may not", "lift": "sudo x"}
-    ]
+    report["trace"]["missing"] = [entry([Sensor.FILLS], "uid 1000 may not", "sudo x")]
     page = open_page(cold_trace, report)
     top = page.run("return document.getElementById('missing').innerText")
     assert "page-cache fills: uid 1000 may not" in top and "sudo x" in top

@@ -16,6 +16,7 @@ from uffdprefetch.trace.analyse import density, marks, series
 from uffdprefetch.trace.analyse.pictures import MARKS_WITHOUT_GRID, pictures
 from uffdprefetch.trace.analyse.report import analyse
 from uffdprefetch.trace.file.events import EVENT, FAULT_AFTER_AROUND, NO_PAGE, Kind
+from uffdprefetch.trace.file.sensors import BY_BPF, Sensor, entry
 from uffdprefetch.trace.file.trace_file import File, Process, Trace
 from uffdprefetch.trace.record.overview import Overview
 
@@ -242,7 +243,7 @@ def test_a_page_says_how_much_of_it_has_single_accesses(monkeypatch: pytest.Monk
 def test_a_caption_names_what_its_picture_lacks_and_no_other_does() -> None:
     trace = synthetic.make("skip", records=60)
     report = analyse(trace)
-    lack = {"what": "system calls", "why": "no tracepoint", "lift": "CONFIG_FTRACE_SYSCALLS"}
+    lack = entry([Sensor.CALLS], "no tracepoint", "CONFIG_FTRACE_SYSCALLS")
     report["trace"]["missing"] = [lack]
     found = captions.captions(report, pictures(trace, report))
     assert found["calls"]["lacks"] == [lack]
@@ -260,13 +261,9 @@ def test_without_bpf_nothing_is_said_to_be_zero_or_not_to_have_happened() -> Non
         assert "recorded without BPF" in found[name]["empty"]
 
 
-@pytest.mark.parametrize("what", [
-    "demand faults", "fault-around ranges (minor faults of cached pages)", "page-cache fills",
-    "how long a fault slept", "system calls", "block I/O", "pages taken by read(2)", "evictions",
-    "readahead decisions",
-])  # fmt: skip
-def test_every_sensor_that_can_be_missing_concerns_a_picture(what: str) -> None:
-    report = {"trace": {"missing": [{"what": what, "why": "x"}]}}
+@pytest.mark.parametrize("sensor", sorted(BY_BPF - {Sensor.BIRTHS}, key=str))
+def test_every_sensor_that_can_be_missing_concerns_a_picture(sensor: Sensor) -> None:
+    report = {"trace": {"missing": [entry([sensor], "x")]}}
     assert any(captions.lacks_of(name, report) for name in captions._CONCERNS)
 
 

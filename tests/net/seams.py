@@ -115,11 +115,20 @@ def _questions(world: World, put: Put) -> None:
     put(pagetables, "runs", asked_runs)
     put(uffd, "resident_bytes", asked_resident)
     allowed, pool_bytes = limits.allowed_bytes, limits.pool_bytes
-    put(limits, "allowed_bytes", lambda budget: tuple(
-        world.ask(["allowed", budget], lambda: allowed(budget))
+
+    def limit(question: list[Any], real: Callable[[], tuple[int, limits.Limit]]) -> Any:
+        def told() -> list[Any]:
+            size, binds = real()
+            return [size, binds.value]
+
+        size, binds = world.ask(question, told)
+        return size, limits.Limit(binds)
+
+    put(limits, "allowed_bytes", lambda budget: limit(
+        ["allowed", budget], lambda: allowed(budget)
     ))  # fmt: skip
-    put(limits, "pool_bytes", lambda budget, held, kept=0: tuple(
-        world.ask(["pool_bytes", budget, held, kept], lambda: pool_bytes(budget, held, kept))
+    put(limits, "pool_bytes", lambda budget, held, kept=0: limit(
+        ["pool_bytes", budget, held, kept], lambda: pool_bytes(budget, held, kept)
     ))  # fmt: skip
     ahead = file_systems.read_ahead_bytes
 

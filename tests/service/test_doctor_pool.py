@@ -26,6 +26,7 @@ from uffdprefetch.doctor import faults, pool
 from uffdprefetch.doctor.check import LIMIT, NOTE, OK, Check, run_isolated
 from uffdprefetch.native import syscalls as sc
 from uffdprefetch.warm import limits
+from uffdprefetch.warm.limits import Limit
 
 pytestmark = pytest.mark.root
 
@@ -134,10 +135,10 @@ def test_a_budget_below_the_least_is_told_with_what_follows() -> None:
 
 
 def test_a_small_machine_bounds_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
-    def bounded(budget_bytes: int, *_: int) -> tuple[int, str]:
+    def bounded(budget_bytes: int, *_: int) -> tuple[int, Limit]:
         if budget_bytes <= 48 << 20:
-            return budget_bytes, "--budget"
-        return 48 << 20, "cgroup memory limit"
+            return budget_bytes, Limit.BUDGET
+        return 48 << 20, Limit.CGROUP
 
     monkeypatch.setattr(limits, "pool_bytes", bounded)
     found = pool.memory(POOL)

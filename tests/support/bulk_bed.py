@@ -24,7 +24,7 @@ from uffdprefetch.readers.bulk import Bulk
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.opening import reopen
-from uffdprefetch.warm.limits import TokenBucket
+from uffdprefetch.warm.limits import Limits, TokenBucket
 from uffdprefetch.warm.placement import Layout
 from uffdprefetch.warm.scheduler import Scheduler
 
@@ -52,7 +52,8 @@ class Bed:
         self.scheduler = Scheduler(self, TokenBucket(None, MIB), 4 * MIB)  # type: ignore[arg-type]
         self.layout = Layout(settings, self.scheduler, self.ledger)
         clock = Clock(lambda: self.now)
-        self.bulk = Bulk(settings, self.scheduler, self.ledger, self.layout, clock)
+        self.limits = Limits(settings.budget_bytes)
+        self.bulk = Bulk(settings, self.scheduler, self.ledger, self.layout, clock, self.limits)
         self._random = random.Random(3)
         monkeypatch.setattr(module, "missing_bytes", self.missing)
         monkeypatch.setattr(module, "read_ahead_bytes", lambda _: 128 << 10)

@@ -183,10 +183,11 @@ def memory(config: Config, size_bytes: int | None = None) -> Check:
             {"file_size_limit_bytes": soft},
         )  # fmt: skip
     allowed, binds = limits.pool_bytes(budget, 0)
-    values = {"budget_bytes": budget, "allowed_bytes": allowed, "allowed_by": binds}
+    values = {"budget_bytes": budget, "allowed_bytes": allowed, "allowed_by": binds.value}
     if allowed < budget:
         return Check(
-            name, status, f"{format_size(allowed)} of --budget {format_size(budget)} ({binds})",
+            name, status,
+            f"{format_size(allowed)} of --budget {format_size(budget)} ({binds.value})",
             "the pool holds so much and no more: what does not fit is read again each epoch",
             "ask the batch system for more memory (Slurm: --mem)", values,
         )  # fmt: skip

@@ -31,7 +31,7 @@ from uffdprefetch.protocol.wire import Verdict
 from uffdprefetch.state.client import Client, Region
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.ledger import Histogram, Ledger
-from uffdprefetch.warm import limits
+from uffdprefetch.warm.limits import Limit, Limits
 
 if TYPE_CHECKING:
     from uffdprefetch.readers.known_order import PlannedReader
@@ -121,18 +121,20 @@ class NodePool:
     event_fd: int
     ledger: Ledger
     clock: Clock = CLOCK
+    limits: Limits | None = None
     files: dict[int, FileState] = field(default_factory=dict)  # by their numbers in the pool
     slots: dict[int, Client] = field(default_factory=dict)
     orphans: list[Orphan] = field(default_factory=list)
     detached: int = 0  # regions given back because of a fault of the pool
-    limited_by: str | None = None
+    limited_by: Limit | None = None
     places: int = 1  # where files are read
-    _told: set[str] = field(default_factory=set)  # limits
+    _told: set[Limit] = field(default_factory=set)
     _fit_at_ns: int = 0
     _random: np.random.Generator = field(default_factory=np.random.default_rng)
 
     def __post_init__(self) -> None:
-        allowed, why = limits.pool_bytes(self.config.budget_bytes, 0)
+        self._limits = self.limits or Limits(self.config.budget_bytes)
+        allowed, limit = self._limits.pool_bytes(0)
         self.huge, self.huge_reason = huge_pages(self.config.huge_pages)
         if self.huge and self.config.budget_bytes < 8 * HUGE_BYTES:
             self.huge, self.huge_reason = False, "--budget is below eight of them"
@@ -141,7 +143,7 @@ class NodePool:
         self.planned = False  # whether known orders decide what goes
         run = parse_size(os.environ.get(CHUNK_VARIABLE, "0B"))
         threads = THREADS
-        if why != "--budget":
+        if limit is not Limit.BUDGET:
             most = allowed // BUFFER_SHARE // BUFFER_BYTES
             threads = min(THREADS, max(THREADS_LEAST, most))
         self._buffer_bytes = threads * BUFFER_BYTES
@@ -289,16 +291,14 @@ class NodePool:
     def _fit(self) -> None:
         self._fit_at_ns = self.clock.now_ns() + uffd_pool.TICK_NS
         resident = self.pool.used_bytes()
-        allowed, why = limits.pool_bytes(
-            self.config.budget_bytes, resident, self._buffer_bytes
-        )  # fmt: skip
+        allowed, limit = self._limits.pool_bytes(resident, self._buffer_bytes)
         allowed = max(allowed, 16 * self.chunk_bytes)
         self.budget_bytes = min(allowed, self.config.budget_bytes)
-        self.limited_by = None if self.budget_bytes == self.config.budget_bytes else why
-        if self.limited_by and why not in self._told:
-            self._told.add(why)  # once: what there is room for changes all the time
+        self.limited_by = None if self.budget_bytes == self.config.budget_bytes else limit
+        if self.limited_by and limit not in self._told:
+            self._told.add(limit)  # once: what there is room for changes all the time
             self.ledger.degrade(
-                f"the pool holds {self.budget_bytes >> 20} MiB, not --budget: {why}"
+                f"the pool holds {self.budget_bytes >> 20} MiB, not --budget: {limit.value}"
             )
         self.pool.set_budget(self.budget_bytes)
 
@@ -384,7 +384,7 @@ class NodePool:
         ways = {"O_DIRECT": c.direct_bytes, "buffered, FADV_DONTNEED": c.buffered_bytes}
         return {
             "budget_bytes": c.budget_bytes,
-            "limited_by": self.limited_by,
+            "limited_by": self.limited_by.value if self.limited_by else None,
             "chunk_bytes": self.chunk_bytes,
             "block_bytes": self.block_bytes,
             "huge_pages": self.huge,

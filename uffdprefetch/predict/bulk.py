@@ -10,10 +10,21 @@ much by misses that it could have paid for the stream will probably lose as much
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 from uffdprefetch.base.units import format_duration, format_size
 
-STREAM, WAIT, NO_ROOM, NO_GAIN, RESIDENT = "stream", "wait", "no room", "no gain", "resident"
+
+class Choice(Enum):
+    """What to do with a file whose readers jump about."""
+
+    STREAM = "read it whole"
+    WAIT = "not sure yet, or not measured"
+    NO_ROOM = "it does not fit"
+    NO_GAIN = "random reads are as good here"
+    RESIDENT = "it is in memory"
+
+
 #: What has been seen of a run is its beginning: it goes on so many times as long. Of the stream's
 #: time, one eighth is then lost by misses before it begins.
 GOES_ON = 8.0
@@ -34,7 +45,7 @@ PASSED_SHARE = 8
 
 
 @dataclass(frozen=True)
-class Sight:
+class BulkInputs:
     """What is known of the random readers of one file. Sizes in bytes, times in seconds."""
 
     file_bytes: int
@@ -70,29 +81,35 @@ class Sight:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """``what`` is one of STREAM, WAIT, NO_ROOM, NO_GAIN, RESIDENT; ``why`` says it with figures."""
+class BulkDecision:
+    """``why`` says it with figures, for people."""
 
-    what: str
+    what: Choice
     why: str
 
 
-def judge(sight: Sight) -> Verdict:
-    """What to do now. A sight that is not measured gives NO_ROOM, RESIDENT or WAIT."""
-    if sight.missing_bytes * LITTLE_SHARE <= sight.file_bytes:
-        return Verdict(RESIDENT, f"{format_size(sight.missing_bytes)} of it are not in memory")
-    if sight.file_bytes > sight.room_bytes:
-        sizes = f"{format_size(sight.file_bytes)} do not fit in {format_size(sight.room_bytes)}"
-        return Verdict(NO_ROOM, sizes)
-    if not sight.measured:
-        return Verdict(WAIT, "the storage is not measured yet")
-    stream, lost = format_duration(sight.stream_seconds), format_duration(sight.lost_seconds)
+def judge(inputs: BulkInputs) -> BulkDecision:
+    """What to do now. Inputs that are not measured give NO_ROOM, RESIDENT or WAIT."""
+    if inputs.missing_bytes * LITTLE_SHARE <= inputs.file_bytes:
+        return BulkDecision(
+            Choice.RESIDENT, f"{format_size(inputs.missing_bytes)} of it are not in memory"
+        )
+    if inputs.file_bytes > inputs.room_bytes:
+        sizes = f"{format_size(inputs.file_bytes)} do not fit in {format_size(inputs.room_bytes)}"
+        return BulkDecision(Choice.NO_ROOM, sizes)
+    if not inputs.measured:
+        return BulkDecision(Choice.WAIT, "the storage is not measured yet")
+    stream, lost = format_duration(inputs.stream_seconds), format_duration(inputs.lost_seconds)
     one = (
-        f"one random read {format_duration(sight.miss_seconds)}, in order "
-        f"{format_size(round(sight.bandwidth_bytes_per_second))}/s"
+        f"one random read {format_duration(inputs.miss_seconds)}, in order "
+        f"{format_size(round(inputs.bandwidth_bytes_per_second))}/s"
     )
-    if sight.lost_at_most_seconds < LEAST_GAIN * sight.stream_seconds:
-        return Verdict(NO_GAIN, f"random reads are as good as a stream here ({one})")
-    if sight.lost_seconds < sight.stream_seconds:
-        return Verdict(WAIT, f"random misses cost {lost}, streaming the rest {stream} ({one})")
-    return Verdict(STREAM, f"random misses would cost {lost}, streaming the rest {stream} ({one})")
+    if inputs.lost_at_most_seconds < LEAST_GAIN * inputs.stream_seconds:
+        return BulkDecision(Choice.NO_GAIN, f"random reads are as good as a stream here ({one})")
+    if inputs.lost_seconds < inputs.stream_seconds:
+        return BulkDecision(
+            Choice.WAIT, f"random misses cost {lost}, streaming the rest {stream} ({one})"
+        )
+    return BulkDecision(
+        Choice.STREAM, f"random misses would cost {lost}, streaming the rest {stream} ({one})"
+    )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from uffdprefetch.base.clock import CLOCK, Clock
@@ -33,7 +34,7 @@ from uffdprefetch.state.client import Client, Region
 from uffdprefetch.state.file_systems import read_ahead_bytes
 from uffdprefetch.state.files import BLOCK_BYTES, FileState, Key
 from uffdprefetch.state.ledger import Ledger, describe_stream
-from uffdprefetch.warm import limits
+from uffdprefetch.warm.limits import Limit, Limits
 from uffdprefetch.warm.placement import Layout
 from uffdprefetch.warm.scheduler import EXTENT_BYTES, LAST, PATIENT, Scheduler
 
@@ -56,9 +57,17 @@ PASSES_MAX = 2
 FILES_MAX = 256
 READERS_MAX = 64
 
-#: States of a file; the first three may become each other.
-WATCHED, MEASURED, STREAMED = "undecided", "measured", "streamed"
-DONE, STOPPED, REFUSED = "done", "stopped", "refused"
+
+class Stage(Enum):
+    """How far the bulk warm of a file is; the first three may become each other. The values are
+    those of the summary (docs/bulk.md)."""
+
+    WATCHED = "undecided"
+    MEASURED = "measured"
+    STREAMED = "streamed"
+    DONE = "done"
+    STOPPED = "stopped"
+    REFUSED = "refused"
 
 
 @dataclass
@@ -82,11 +91,11 @@ class Reader:
 
 
 @dataclass
-class Book:
+class BulkState:
     """One file: its readers, and how far its bulk warm is. Sizes in bytes, times in ns."""
 
     file: FileState
-    state: str = WATCHED
+    stage: Stage = Stage.WATCHED
     why: str = "no reader jumps about"
     readers: dict[int, Reader] = field(default_factory=dict)  # by pid
     in_pool: bool = False  # one of them had the pool's memory
@@ -128,11 +137,13 @@ class Bulk:
     def __init__(
         self, config: Config, scheduler: Scheduler, ledger: Ledger, layout: Layout,
         clock: Clock = CLOCK,
+        limits: Limits | None = None,
     ) -> None:  # fmt: skip
         self._clock = clock
+        self._limits = limits or Limits(config.budget_bytes)
         self._config, self._scheduler = config, scheduler
         self._ledger, self._layout = ledger, layout
-        self._books: dict[Key, Book] = {}
+        self._books: dict[Key, BulkState] = {}
         self._on = config.policy == "auto"
 
     # -------------------------------------------------------------- what the engine says
@@ -187,7 +198,7 @@ class Bulk:
             book.readers.pop(region.table.reader, None)
 
     @staticmethod
-    def _reader(book: Book, region: Region) -> Reader:
+    def _reader(book: BulkState, region: Region) -> Reader:
         rank, pid = region.table.rank, region.table.reader
         reader = book.readers.get(pid)
         if reader is None:
@@ -196,15 +207,15 @@ class Bulk:
                 del book.readers[next(iter(book.readers))]
         return reader
 
-    def _book(self, file: FileState) -> Book:
+    def _book(self, file: FileState) -> BulkState:
         book = self._books.get(file.key)
         if book is None:
-            book = self._books[file.key] = Book(file)
+            book = self._books[file.key] = BulkState(file)
             if len(self._books) > FILES_MAX:
                 idle = (key for key, one in self._books.items() if not one.file.attached)
                 self._books.pop(next(idle, file.key), None)
         elif book.file is not file:  # it had been closed, and is mapped again
-            book = self._books[file.key] = Book(
+            book = self._books[file.key] = BulkState(
                 file, readers=book.readers, planned=book.planned, ranks=book.ranks, told=book.told,
                 miss_ns=book.miss_ns, bandwidth=book.bandwidth,
                 judge_ns=book.judge_ns, read_bytes=book.read_bytes, before_bytes=book.read_bytes,
@@ -233,7 +244,7 @@ class Bulk:
         """How long the reader's page table need not be looked at."""
         book = self._books.get(region.file.key)
         reader = book.readers.get(region.table.reader) if book else None
-        decided = book is not None and book.state in (DONE, REFUSED)
+        decided = book is not None and book.stage in (Stage.DONE, Stage.REFUSED)
         return REST_NS if decided and reader and reader.jumps.random else 0
 
     def note_streams(self, client: Client, region: Region) -> None:
@@ -255,16 +266,16 @@ class Bulk:
                 book.mapped_ns = now
             if book.file.resting:
                 continue
-            if book.state == WATCHED:
+            if book.stage is Stage.WATCHED:
                 if now >= book.judge_ns and book.random() and not book.file.changed:
                     book.judge_ns = now + JUDGE_NS
                     self._judge(book, now)
-            elif book.state == MEASURED:
+            elif book.stage is Stage.MEASURED:
                 self._measure(book, now)
-            elif book.state == STREAMED:
+            elif book.stage is Stage.STREAMED:
                 self._go_on(book, now)
 
-    def _judge(self, book: Book, now: int) -> None:
+    def _judge(self, book: BulkState, now: int) -> None:
         file, readers = book.file, book.random()
         book.ranks.update(reader.rank for reader in readers)
         missing = book.missing_bytes()
@@ -272,7 +283,7 @@ class Bulk:
         jumped, since_ns = sum(r.jumped for r in readers), min(r.since_ns for r in readers)
         watched = max(1, now - since_ns) / 1e9
         brings = min(MISS_BYTES, read_ahead_bytes(file.key[0]) or uffd.PAGE_BYTES)
-        sight = bulk.Sight(
+        inputs = bulk.BulkInputs(
             file_bytes=file.size_bytes,
             missing_bytes=missing,
             room_bytes=room,
@@ -282,48 +293,50 @@ class Bulk:
             miss_bytes=book.pooled.chunk_bytes if book.pooled else brings,
             bandwidth_bytes_per_second=book.bandwidth,
         )
-        verdict = bulk.judge(sight)
-        book.why = verdict.why
-        if verdict.what == bulk.NO_ROOM:
+        decision = bulk.judge(inputs)
+        book.why = decision.why
+        if decision.what is bulk.Choice.NO_ROOM:
             self._refuse(
-                book, f"{verdict.why} ({limit}): not warmed; with --budget "
+                book, f"{decision.why} ({limit.value}): not warmed; with --budget "
                 f"{format_size(file.size_bytes).replace(' ', '')} it could be, a plan needs less",
             )  # fmt: skip
-        elif verdict.what == bulk.NO_GAIN:
-            self._refuse(book, f"{verdict.why}: not warmed, nothing to do")
-        elif verdict.what == bulk.WAIT and not sight.measured:
-            book.state, book.limit = MEASURED, 0
-        elif verdict.what == bulk.STREAM:
-            book.state, book.limit = STREAMED, file.size_bytes
-        if book.state in (MEASURED, STREAMED) and book.began_bytes is None:
+        elif decision.what is bulk.Choice.NO_GAIN:
+            self._refuse(book, f"{decision.why}: not warmed, nothing to do")
+        elif decision.what is bulk.Choice.WAIT and not inputs.measured:
+            book.stage, book.limit = Stage.MEASURED, 0
+        elif decision.what is bulk.Choice.STREAM:
+            book.stage, book.limit = Stage.STREAMED, file.size_bytes
+        if book.stage in (Stage.MEASURED, Stage.STREAMED) and book.began_bytes is None:
             book.began_bytes = file.prefetched_bytes
-        if book.state in (MEASURED, STREAMED) and book.stream is None:
+        if book.stage in (Stage.MEASURED, Stage.STREAMED) and book.stream is None:
             book.stream = Stream(-1, readers[0].rank, readers[0].pid, 0, 0, now, now, active=True)
 
-    def _refuse(self, book: Book, why: str) -> None:
-        book.state, book.why = REFUSED, why
+    def _refuse(self, book: BulkState, why: str) -> None:
+        book.stage, book.why = Stage.REFUSED, why
         ranks = ", ".join(map(str, sorted(book.ranks)))
         many = "ranks" if len(book.ranks) > 1 else "rank"
         self._ledger.degrade(f"{book.file.path}: {many} {ranks} jumps about; {why}")
 
-    def _room(self, book: Book, missing: int) -> tuple[int, str]:
+    def _room(self, book: BulkState, missing: int) -> tuple[int, Limit]:
         """How much of a file may be in memory, and which limit binds."""
         others = sum(
             one.file.size_bytes
             for one in self._books.values()
-            if one is not book and one.state in (STREAMED, DONE) and one.file.attached
+            if one is not book and one.stage in (Stage.STREAMED, Stage.DONE) and one.file.attached
         )
         pool = self._layout.pool
         if pool is not None and book.pooled is not None:
-            return pool.budget_bytes - others, pool.limited_by or "--budget"
-        allowed, why = limits.allowed_bytes(self._config.budget_bytes)
-        if why != "--budget":  # which is of memory that is free: what is cached already is not
+            return pool.budget_bytes - others, pool.limited_by or Limit.BUDGET
+        allowed, limit = self._limits.ahead_bytes()
+        if (
+            limit is not Limit.BUDGET
+        ):  # which is of memory that is free: what is cached already is not
             allowed = min(self._config.budget_bytes, allowed + book.file.size_bytes - missing)
-        return allowed - others, why
+        return allowed - others, limit
 
     # -------------------------------------------------------------- measuring
 
-    def _measure(self, book: Book, now: int) -> None:
+    def _measure(self, book: BulkState, now: int) -> None:
         """Single reads for the latency; then, where no window was read, the stream's beginning for
         the bandwidth. One at a time, each when the last is there."""
         if self._ends(book, now) or not self._idle(book):
@@ -347,16 +360,16 @@ class Bulk:
             book.asked_ns, book.asked_bytes = self._clock.now_ns(), 0
             self._feed(book)
             return
-        book.state, book.judge_ns = WATCHED, now if book.miss_ns else now + JUDGE_NS
+        book.stage, book.judge_ns = Stage.WATCHED, now if book.miss_ns else now + JUDGE_NS
         self._count(book)
 
-    def _idle(self, book: Book) -> bool:
+    def _idle(self, book: BulkState) -> bool:
         """Whether all that was asked for has come."""
         return not self._scheduler.queued_bytes and not self._scheduler.busy_with(book.file)
 
     # -------------------------------------------------------------- streaming
 
-    def _go_on(self, book: Book, now: int) -> None:
+    def _go_on(self, book: BulkState, now: int) -> None:
         self._count(book)
         if self._ends(book, now):
             return
@@ -370,14 +383,14 @@ class Bulk:
             if missing * bulk.LITTLE_SHARE > book.file.size_bytes and book.passes < PASSES_MAX:
                 book.cursor = 0  # the kernel has dropped what it was asked for, or given it back
                 return
-            book.state, book.stream = DONE, None
+            book.stage, book.stream = Stage.DONE, None
 
     @staticmethod
-    def _count(book: Book) -> None:
+    def _count(book: BulkState) -> None:
         began_bytes = book.began_bytes or 0
         book.read_bytes = book.before_bytes + book.file.prefetched_bytes - began_bytes
 
-    def _feed(self, book: Book) -> None:
+    def _feed(self, book: BulkState) -> None:
         """Ask for the next piece, less what is there."""
         asked, looks = 0, 0
         while book.cursor < book.limit and asked < PIECE_BYTES and looks < LOOKS_AT_ONCE:
@@ -389,31 +402,33 @@ class Bulk:
                 asked += self._want(book, start, end)
                 book.asked_bytes += missing
 
-    def _want(self, book: Book, start: int, end: int) -> int:
+    def _want(self, book: BulkState, start: int, end: int) -> int:
         assert book.stream is not None
-        behind = PATIENT if book.state == STREAMED else LAST  # what is measured has to be fast
+        behind = (
+            PATIENT if book.stage is Stage.STREAMED else LAST
+        )  # what is measured has to be fast
         return self._scheduler.want(
             book.file, book.stream, start, end, behind + start, pooled=book.pooled is not None
         )
 
-    def _ends(self, book: Book, now: int) -> bool:
+    def _ends(self, book: BulkState, now: int) -> bool:
         """Stop where the reason has gone; whether it has."""
-        file, state, why = book.file, STOPPED, ""
+        file, stage, why = book.file, Stage.STOPPED, ""
         if file.changed or file.fd < 0:
             why = "the file is not managed any more"
         elif book.readers and not book.random():
-            state, why = WATCHED, "its readers go in order now, or their order is known"
+            stage, why = Stage.WATCHED, "its readers go in order now, or their order is known"
         elif now >= book.memory_ns:
             book.memory_ns = now + MEMORY_NS
             room, limit = self._room(book, book.missing_bytes())
             if room < file.size_bytes:
-                why = f"memory became short ({limit})"
+                why = f"memory became short ({limit.value})"
                 self._ledger.degrade(f"{file.path}: bulk warm stopped: {why}")
         if not why:
             return False
         if book.stream is not None:
             self._scheduler.forget(book.stream)
-        book.state, book.why, book.stream = state, why, None
+        book.stage, book.why, book.stream = stage, why, None
         book.cursor = book.limit = book.asked_ns = 0
         return True
 
@@ -424,7 +439,7 @@ class Bulk:
         for book in self._books.values():
             if book.file.path == path and book.ranks:
                 return {
-                    "state": book.state,
+                    "state": book.stage.value,
                     "why": book.why,
                     "ranks": sorted(book.ranks),
                     "read_bytes": book.read_bytes,

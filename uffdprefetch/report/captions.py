@@ -7,14 +7,14 @@ is missing, what to enable.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from typing import Any
 
 from uffdprefetch.base.units import format_duration, format_size
 from uffdprefetch.trace.analyse.marks import LAYER_OF
+from uffdprefetch.trace.file.sensors import BY_BPF, Sensor, is_of
 
-Lack = dict[str, Any]  # what, why, lift
+Lack = dict[str, Any]  # sensors, what, why, lift
 
 #: What a mark of the access map is, for a legend or a tooltip.
 KIND_TEXTS = {
@@ -34,18 +34,19 @@ KIND_TEXTS = {
     "punch": "let go by the pool",
 }
 
-#: What is missing (`what` of an entry of the trace's list) concerns these pictures.
+#: Which sensors each picture is made of.
 _CONCERNS = {
-    "map": r"fault|fill|evict|read\(2\)|readahead|page.cache|page table|checkpoint|mapped",
-    "hits": r"demand fault|fault-around|page fault|major|hit",
-    "bytes": r"fill|block|page.cache|bandwidth",
-    "stall": r"slept|wait|stall|demand fault|major",
-    "epochs": r"demand fault|fault-around|page table",
-    "calls": r"system call|syscall",
-    "iterations": r"demand fault|fault-around|system call|iteration",
+    "map": BY_BPF - {Sensor.CALLS, Sensor.BLOCK, Sensor.BIRTHS, Sensor.SLEEPS},
+    "hits": {Sensor.FAULTS, Sensor.AROUND, Sensor.ADDRESSES},
+    "bytes": {Sensor.FILLS, Sensor.BLOCK},
+    "stall": {Sensor.FAULTS, Sensor.SLEEPS},
+    "epochs": {Sensor.FAULTS, Sensor.AROUND},
+    "calls": {Sensor.CALLS},
+    "iterations": {Sensor.FAULTS, Sensor.AROUND, Sensor.CALLS},
 }
 
 _WITHOUT_BPF: Lack = {
+    "sensors": None,  # all
     "what": "page faults and waits in them, page-cache fills, readahead, system calls, block I/O",
     "why": "recorded without BPF, by what our service sees",
     "lift": "uffdprefetch doctor",
@@ -86,7 +87,7 @@ def _missing(told: dict[str, Any]) -> list[Lack]:
     """The sensors that were not there, each once: several nodes may lack the same."""
     found: list[Lack] = []
     for entry in told.get("missing") or []:
-        lack = {name: entry.get(name) for name in ("what", "why", "lift")}
+        lack = {name: entry.get(name) for name in ("sensors", "what", "why", "lift")}
         lack["what"] = lack["what"] or "?"
         if lack not in found:
             found.append(lack)
@@ -126,8 +127,7 @@ def _gaps(told: dict[str, Any]) -> list[Lack]:
 def lacks_of(picture: str, report: dict[str, Any]) -> list[Lack]:
     """What of lacks_of_trace() concerns this picture."""
     told = report.get("trace") or {}
-    wanted = re.compile(_CONCERNS[picture], re.IGNORECASE)
-    found = [lack for lack in _missing(told) if wanted.search(lack["what"])]
+    found = [lack for lack in _missing(told) if is_of(lack, _CONCERNS[picture])]
     return found + (_gaps(told) if picture != "iterations" else [])
 
 

@@ -32,6 +32,7 @@ from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.opening import Opened, Opener
 from uffdprefetch.state.processes import Watched
 from uffdprefetch.state.publisher import MAJORS, TOUCH, WINDOW, Tap
+from uffdprefetch.warm.limits import Limits
 from uffdprefetch.warm.placement import Layout
 from uffdprefetch.warm.scheduler import Scheduler
 
@@ -91,16 +92,18 @@ class CacheEngine:
         tap: Tap | None = None,
         opener: Opener | None = None,
         clock: Clock = CLOCK,
+        limits: Limits | None = None,
     ) -> None:
         """Without an ``opener``: one that nobody steps, for tests of what needs none."""
         self.opener = opener or Opener(-1)
         self.clock = clock
+        self.limits = limits or Limits(config.budget_bytes)
         self.config = config
         self.scheduler = scheduler
         self.ledger = ledger
         self.tap = tap or Tap()
         self.layout = Layout(config, scheduler, ledger, clock)
-        self.bulk = Bulk(config, scheduler, ledger, self.layout, clock)
+        self.bulk = Bulk(config, scheduler, ledger, self.layout, clock, self.limits)
         self._looks = PageTableLooks(self.layout, self.tap, self._mapped, self._looked, clock)
         self._table = FileTable(config, scheduler, ledger, clock)
         self.clients: dict[int, Client] = {}

@@ -21,6 +21,7 @@ from uffdprefetch.service.snapshot import MISS_SENSOR, POOL_MISS_SENSOR, WAIT_SE
 from uffdprefetch.state.client import Region
 from uffdprefetch.state.files import BLOCK_BYTES, FileState
 from uffdprefetch.state.ledger import JobProcess
+from uffdprefetch.warm.limits import Limit
 from uffdprefetch.warm.scheduler import Scheduler
 
 SCHEMA = "uffdprefetch.snapshot/1"
@@ -79,7 +80,7 @@ class Live:
         self._scheduler = scheduler
         self._jobs = jobs
         self._workers_cpu_seconds = workers_cpu_seconds
-        self._allowed_by = "--budget"
+        self._allowed_by = Limit.BUDGET
         self.sampling = Sampling(engine, scheduler, engine.ledger)
         self._pool = None
         if engine.pool:
@@ -87,7 +88,7 @@ class Live:
 
             self._pool = PoolTrack(engine.pool)
 
-    def tick(self, now: int, allowed_by: str) -> None:
+    def tick(self, now: int, allowed_by: Limit) -> None:
         """Once a second. ``allowed_by``: which limit binds what may lie ahead of the readers."""
         self._allowed_by = allowed_by
         self.sampling.tick(now)
@@ -291,7 +292,7 @@ class Live:
             "max_rate_bytes_per_second": self._config.max_rate_bytes_per_second,
             "budget_bytes": self._config.budget_bytes,
             "allowed_bytes": engine.layout.allowed_bytes,
-            "allowed_by": self._allowed_by,
+            "allowed_by": self._allowed_by.value,
             "ahead_bytes": sum(r["ahead_bytes"] for r in ranks),
             "under_way_bytes": scheduler.under_way_bytes,
             "under_way_target_bytes": scheduler.target_bytes,

@@ -55,7 +55,7 @@ class PoolTrack:
         faults = last.faults - first.faults
         return {
             "budget_bytes": c.budget_bytes,
-            "limited_by": pool.limited_by,
+            "limited_by": pool.limited_by.value if pool.limited_by else None,
             "chunk_bytes": pool.chunk_bytes,
             "huge_pages": pool.huge,
             "evict": "planned" if pool.planned else pool.policy.name,

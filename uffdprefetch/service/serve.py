@@ -38,7 +38,7 @@ from uffdprefetch.state.files import FileState
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.opening import Opener
 from uffdprefetch.state.publisher import WARM, Tap
-from uffdprefetch.warm.limits import TokenBucket, allowed_bytes
+from uffdprefetch.warm.limits import Limit, TokenBucket
 from uffdprefetch.warm.scheduler import EXTENT_BYTES, Extent, Scheduler
 
 if TYPE_CHECKING:
@@ -347,12 +347,12 @@ class Service:
             client.look_for_lost_rights()
         self._sample()
         before = self.engine.layout.allowed_bytes
-        self.engine.layout.allowed_bytes, why = allowed_bytes(self.config.budget_bytes)
-        if why != "--budget" and self.engine.layout.allowed_bytes < before // 2:
-            self._ledger.degrade(f"windows are bounded by {why}, not by --budget")
+        self.engine.layout.allowed_bytes, limit = self.engine.limits.ahead_bytes()
+        if limit is not Limit.BUDGET and self.engine.layout.allowed_bytes < before // 2:
+            self._ledger.degrade(f"windows are bounded by {limit.value}, not by --budget")
         if self.engine.pool:
             self.engine.pool.housekeep()
-        self._live.tick(now, why)
+        self._live.tick(now, limit)
         self._look_for_writers()
         self.engine.refresh_all()
 

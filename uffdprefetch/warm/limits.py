@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from enum import Enum
 from pathlib import Path
 
 #: Of what is available, leave the other half to the job.
@@ -13,6 +14,14 @@ CGROUP_SHARE = 0.25
 #: Of all that the pool could have: the job needs memory of its own.
 POOL_SHARE = 0.75
 _UNLIMITED = 1 << 60
+
+
+class Limit(Enum):
+    """What bounds the memory that may be used; the value is for people, and for JSON."""
+
+    BUDGET = "--budget"
+    MEMORY = "MemAvailable"
+    CGROUP = "cgroup memory limit"
 
 
 def mem_available_bytes(meminfo: str) -> int | None:
@@ -79,38 +88,53 @@ def cgroup_room_bytes(cgroup: str, root: Path = Path("/sys/fs/cgroup")) -> int |
     return max(0, min(rooms)) if rooms else None
 
 
-def allowed_bytes(budget_bytes: int) -> tuple[int, str]:
+def allowed_bytes(budget_bytes: int) -> tuple[int, Limit]:
     """Bytes that may be warmed ahead of all readers now, and which limit binds."""
-    allowed, why = budget_bytes, "--budget"
+    allowed, why = budget_bytes, Limit.BUDGET
     try:
         available = mem_available_bytes(Path("/proc/meminfo").read_text())
         if available is not None and available * SHARE < allowed:
-            allowed, why = int(available * SHARE), "MemAvailable"
+            allowed, why = int(available * SHARE), Limit.MEMORY
         limit = cgroup_limit_bytes(Path(f"/proc/{os.getpid()}/cgroup").read_text())
         if limit is not None and limit * CGROUP_SHARE < allowed:
-            allowed, why = int(limit * CGROUP_SHARE), "cgroup memory limit"
+            allowed, why = int(limit * CGROUP_SHARE), Limit.CGROUP
     except (OSError, ValueError):
         pass  # no /proc: the user's budget stands
     return allowed, why
 
 
-def pool_bytes(budget_bytes: int, resident_bytes: int, reserve_bytes: int = 0) -> tuple[int, str]:
+def pool_bytes(budget_bytes: int, resident_bytes: int, reserve_bytes: int = 0) -> tuple[int, Limit]:
     """How much the node's pool may hold now, of which ``resident_bytes`` it does hold, and which
     limit binds; ``reserve_bytes`` more are for what it reads with. The pool is shared memory:
     without swap, nothing but we ourselves can free it, and the kernel kills instead."""
-    allowed, why = budget_bytes, "--budget"
+    allowed, why = budget_bytes, Limit.BUDGET
     try:
         available = mem_available_bytes(Path("/proc/meminfo").read_text())
         if available is not None and (available + resident_bytes) * POOL_SHARE < allowed:
-            allowed, why = int((available + resident_bytes) * POOL_SHARE), "MemAvailable"
+            allowed, why = int((available + resident_bytes) * POOL_SHARE), Limit.MEMORY
         room = cgroup_room_bytes(Path(f"/proc/{os.getpid()}/cgroup").read_text())
         if room is not None:
             room = max(0, room + resident_bytes - reserve_bytes)
             if room * POOL_SHARE < allowed:
-                allowed, why = int(room * POOL_SHARE), "cgroup memory limit"
+                allowed, why = int(room * POOL_SHARE), Limit.CGROUP
     except (OSError, ValueError):
         pass  # no /proc: the user's budget stands
     return allowed, why
+
+
+class Limits:
+    """How much memory one run may use now: asked again and again, since others use it too."""
+
+    def __init__(self, budget_bytes: int) -> None:
+        self.budget_bytes = budget_bytes
+
+    def ahead_bytes(self) -> tuple[int, Limit]:
+        """See :func:`allowed_bytes`."""
+        return allowed_bytes(self.budget_bytes)
+
+    def pool_bytes(self, resident_bytes: int, reserve_bytes: int = 0) -> tuple[int, Limit]:
+        """See :func:`pool_bytes`."""
+        return pool_bytes(self.budget_bytes, resident_bytes, reserve_bytes)
 
 
 class TokenBucket:

@@ -13,12 +13,8 @@ import pytest
 from uffdprefetch.predict.bulk import (
     GOES_ON,
     LEAST_GAIN,
-    NO_GAIN,
-    NO_ROOM,
-    RESIDENT,
-    STREAM,
-    WAIT,
-    Sight,
+    BulkInputs,
+    Choice,
     judge,
 )
 from uffdprefetch.predict.randomness import JUMPS_RANDOM, TOUCHES, Jumps, longest_run
@@ -28,7 +24,7 @@ BLOCK = 64 * KIB
 MS = 1_000_000
 
 #: nanoGPT on the slow bed: 256 MiB behind 300 MB/s and 1 ms, of which a quarter is there.
-BED = Sight(
+BED = BulkInputs(
     file_bytes=256 * MIB,
     missing_bytes=192 * MIB,
     room_bytes=4 * GIB,
@@ -40,7 +36,7 @@ BED = Sight(
 )
 
 
-def changed(**values: float) -> Sight:
+def changed(**values: float) -> BulkInputs:
     return dataclasses.replace(BED, **values)  # type: ignore[arg-type]
 
 
@@ -50,24 +46,30 @@ def changed(**values: float) -> Sight:
 @pytest.mark.parametrize(
     ("sight", "expected"),
     [
-        (BED, STREAM),
-        (changed(watched_seconds=0.1), WAIT),  # too little lost yet
-        (changed(touches_per_second=10.0), WAIT),  # a job that mostly computes
-        (changed(touches_per_second=10.0, watched_seconds=60.0), STREAM),  # but goes on and on
-        (changed(room_bytes=255 * MIB), NO_ROOM),
-        (changed(room_bytes=256 * MIB), STREAM),
-        (changed(room_bytes=-1), NO_ROOM),  # others have it all
-        (changed(missing_bytes=4 * MIB), RESIDENT),
-        (changed(missing_bytes=0), RESIDENT),
-        (changed(missing_bytes=0, room_bytes=0), RESIDENT),  # it is there: no need of room
-        (changed(miss_seconds=80e-6, miss_bytes=128 * KIB), NO_GAIN),  # a local NVMe
-        (changed(miss_seconds=80e-6, miss_bytes=4 * KIB), WAIT),  # which reads single pages
-        (changed(miss_seconds=0.0), WAIT),  # not measured
-        (changed(bandwidth_bytes_per_second=0.0), WAIT),
-        (changed(bandwidth_bytes_per_second=0.0, room_bytes=0), NO_ROOM),  # needs no measuring
+        (BED, Choice.STREAM),
+        (changed(watched_seconds=0.1), Choice.WAIT),  # too little lost yet
+        (changed(touches_per_second=10.0), Choice.WAIT),  # a job that mostly computes
+        (
+            changed(touches_per_second=10.0, watched_seconds=60.0),
+            Choice.STREAM,
+        ),  # but goes on and on
+        (changed(room_bytes=255 * MIB), Choice.NO_ROOM),
+        (changed(room_bytes=256 * MIB), Choice.STREAM),
+        (changed(room_bytes=-1), Choice.NO_ROOM),  # others have it all
+        (changed(missing_bytes=4 * MIB), Choice.RESIDENT),
+        (changed(missing_bytes=0), Choice.RESIDENT),
+        (changed(missing_bytes=0, room_bytes=0), Choice.RESIDENT),  # it is there: no need of room
+        (changed(miss_seconds=80e-6, miss_bytes=128 * KIB), Choice.NO_GAIN),  # a local NVMe
+        (changed(miss_seconds=80e-6, miss_bytes=4 * KIB), Choice.WAIT),  # which reads single pages
+        (changed(miss_seconds=0.0), Choice.WAIT),  # not measured
+        (changed(bandwidth_bytes_per_second=0.0), Choice.WAIT),
+        (
+            changed(bandwidth_bytes_per_second=0.0, room_bytes=0),
+            Choice.NO_ROOM,
+        ),  # needs no measuring
     ],
 )
-def test_what_is_decided(sight: Sight, expected: str) -> None:
+def test_what_is_decided(sight: BulkInputs, expected: Choice) -> None:
     assert judge(sight).what == expected
 
 
@@ -76,11 +78,11 @@ def test_the_reason_has_the_figures() -> None:
     assert "256 MiB" in judge(changed(room_bytes=MIB)).why
 
 
-def sights() -> Iterator[Sight]:
+def sights() -> Iterator[BulkInputs]:
     source = random.Random(7)
     for _ in range(3000):
         file_bytes = int(2 ** source.uniform(20, 40))
-        yield Sight(
+        yield BulkInputs(
             file_bytes=file_bytes,
             missing_bytes=int(file_bytes * source.random()),
             room_bytes=int(2 ** source.uniform(20, 42)),
@@ -103,16 +105,16 @@ def test_more_of_it_never_turns_yes_into_no(name: str) -> None:
     """More latency, more bandwidth, more misses, a longer run, more room."""
     yes = 0
     for sight in sights():
-        if judge(sight).what == STREAM:
+        if judge(sight).what == Choice.STREAM:
             more = dataclasses.replace(sight, **{name: 3 * getattr(sight, name)})
-            assert judge(more).what == STREAM
+            assert judge(more).what == Choice.STREAM
             yes += 1
     assert yes > 100, "else the test shows nothing"
 
 
 def test_never_more_is_streamed_than_there_is_room_for_nor_without_gain() -> None:
     for sight in sights():
-        if judge(sight).what == STREAM:
+        if judge(sight).what == Choice.STREAM:
             assert sight.file_bytes <= sight.room_bytes
             assert sight.lost_seconds >= sight.stream_seconds
             assert sight.lost_at_most_seconds >= LEAST_GAIN * sight.stream_seconds
@@ -121,7 +123,7 @@ def test_never_more_is_streamed_than_there_is_room_for_nor_without_gain() -> Non
 def test_a_run_that_ends_at_once_has_lost_a_bounded_part_by_it() -> None:
     """Ski rental: when the stream begins, misses have cost at least 1 / GOES_ON of it."""
     for sight in sights():
-        if judge(sight).what == STREAM:
+        if judge(sight).what == Choice.STREAM:
             share = sight.missing_bytes / sight.file_bytes
             misses = sight.touches_per_second * share * sight.watched_seconds
             assert misses * sight.miss_seconds * GOES_ON >= sight.stream_seconds * (1 - 1e-9)

@@ -20,6 +20,7 @@ from uffdprefetch.predict.bulk import MISS_BYTES, PROBE_BYTES
 from uffdprefetch.readers import bulk as module
 from uffdprefetch.readers.bulk import a_missing_piece, missing_bytes
 from uffdprefetch.state.files import FileState
+from uffdprefetch.warm.limits import Limit
 
 pytest_plugins = ("bulk_bed",)
 
@@ -280,7 +281,7 @@ def test_what_is_cached_already_needs_no_free_memory(
     file: FileState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bed = Bed(monkeypatch)
-    monkeypatch.setattr(module.limits, "allowed_bytes", lambda _: (64 * MIB, "MemAvailable"))
+    monkeypatch.setattr(bed.limits, "ahead_bytes", lambda: (64 * MIB, Limit.MEMORY))
     bed.of(file.fd).add(0, 192 * MIB)
     bed.crops(bed.region(file), 400)
     bed.rest()
@@ -291,7 +292,7 @@ def test_the_budget_holds_for_what_is_cached_too(
     file: FileState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bed = Bed(monkeypatch, budget_bytes=SIZE - 1)
-    monkeypatch.setattr(module.limits, "allowed_bytes", lambda _: (128 * MIB, "MemAvailable"))
+    monkeypatch.setattr(bed.limits, "ahead_bytes", lambda: (128 * MIB, Limit.MEMORY))
     bed.of(file.fd).add(0, 192 * MIB)
     until(bed, file, "refused")
     assert bed.sent == []
@@ -320,7 +321,7 @@ def test_a_file_that_is_not_streamed_takes_no_room(
     assert bed.said(file)["state"] == "done"
 
 
-def a_pool(budget_bytes: int, limited_by: str) -> Any:
+def a_pool(budget_bytes: int, limited_by: Limit | None) -> Any:
     """One that maps no more than what is touched."""
     return SimpleNamespace(
         budget_bytes=budget_bytes, limited_by=limited_by,
@@ -342,10 +343,10 @@ def in_the_pool(bed: Bed, file: FileState, chunk_bytes: int = 64 * KIB) -> None:
 
 
 @pytest.mark.parametrize(
-    ("limited_by", "named"), [("", "--budget"), ("cgroup memory limit", "cgroup memory limit")]
+    ("limited_by", "named"), [(None, "--budget"), (Limit.CGROUP, "cgroup memory limit")]
 )
 def test_a_file_in_the_pool_must_fit_in_the_pool(
-    file: FileState, monkeypatch: pytest.MonkeyPatch, limited_by: str, named: str
+    file: FileState, monkeypatch: pytest.MonkeyPatch, limited_by: Limit | None, named: str
 ) -> None:
     bed = Bed(monkeypatch)
     monkeypatch.setattr(bed.layout, "pool", a_pool(SIZE - MIB, limited_by))
@@ -359,7 +360,7 @@ def test_two_files_that_fit_in_the_pool_only_singly(
     file: FileState, other: FileState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bed = Bed(monkeypatch)
-    monkeypatch.setattr(bed.layout, "pool", a_pool(SIZE + SIZE // 2, ""))
+    monkeypatch.setattr(bed.layout, "pool", a_pool(SIZE + SIZE // 2, None))
     for one in (file, other):
         in_the_pool(bed, one)
         bed.crops(bed.region(one, pid=7 + one.fd), 400)

@@ -20,6 +20,7 @@ from uffdprefetch.readers import bulk as module
 from uffdprefetch.readers.bulk import LAST, PIECE_BYTES, WAITING_BYTES
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.opening import reopen
+from uffdprefetch.warm.limits import Limit
 from uffdprefetch.warm.scheduler import PATIENT
 
 pytest_plugins = ("bulk_bed",)
@@ -206,7 +207,7 @@ def test_a_stream_ends_when_memory_becomes_short(
 ) -> None:
     bed = Bed(monkeypatch)
     streaming(bed, file)
-    monkeypatch.setattr(module.limits, "allowed_bytes", lambda _: (MIB, "MemAvailable"))
+    monkeypatch.setattr(bed.limits, "ahead_bytes", lambda: (MIB, Limit.MEMORY))
     bed.now += 2 * module.MEMORY_NS
     ended(bed, file)
     (finding,) = bed.ledger.degradations
@@ -275,11 +276,11 @@ def test_memory_is_looked_at_once_a_second(
 ) -> None:
     bed, asked = Bed(monkeypatch), []
 
-    def allowed_bytes(budget: int) -> tuple[int, str]:
+    def ahead_bytes() -> tuple[int, Limit]:
         asked.append(bed.now)
-        return budget, "--budget"
+        return 1 << 40, Limit.BUDGET
 
-    monkeypatch.setattr(module.limits, "allowed_bytes", allowed_bytes)
+    monkeypatch.setattr(bed.limits, "ahead_bytes", ahead_bytes)
     until(bed, file, "streamed")
     before = len(asked)
     monkeypatch.setattr(bed.scheduler, "pump", lambda now: 0)  # so that the stream lasts
@@ -292,7 +293,7 @@ def test_a_file_that_just_fits_is_streamed(
     file: FileState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bed = Bed(monkeypatch, budget_bytes=SIZE)
-    monkeypatch.setattr(module.limits, "allowed_bytes", lambda budget: (budget, "--budget"))
+    monkeypatch.setattr(bed.limits, "ahead_bytes", lambda: (SIZE, Limit.BUDGET))
     bed.crops(bed.region(file), 400)
     bed.rest()
     assert bed.said(file)["state"] == "done" and bed.ledger.degradations == []

@@ -80,7 +80,7 @@ class Pool:
     def __init__(
         self, walked: Callable[[int, int, int], tuple[int, int]], budget_bytes: int = SIZE
     ) -> None:
-        self._walked, self.budget_bytes, self.limited_by = walked, budget_bytes, ""
+        self._walked, self.budget_bytes, self.limited_by = walked, budget_bytes, None
 
     def walked(self, stream: Stream, start: int, end: int, forward: int) -> tuple[int, int]:
         stream.mapped_bytes += BLOCK  # as it does where it goes on

@@ -200,9 +200,9 @@ def test_walks_that_have_ended_are_forgotten() -> None:
 # ---- who jumps about ----------------------------------------------------------------------------
 
 
-def sights(monkeypatch: pytest.MonkeyPatch, wanted: Demand, policy: Auto) -> list[bulk.Sight]:
+def sights(monkeypatch: pytest.MonkeyPatch, wanted: Demand, policy: Auto) -> list[bulk.BulkInputs]:
     """What a run is judged by."""
-    seen: list[bulk.Sight] = []
+    seen: list[bulk.BulkInputs] = []
     judge = bulk.judge
     monkeypatch.setattr(bulk, "judge", lambda sight: (seen.append(sight), judge(sight))[1])
     run(wanted, policy)

@@ -97,10 +97,10 @@ def test_without_any_group_there_is_no_limit(tmp_path: Path) -> None:
 
 def test_the_budget_binds_where_it_is_the_smallest() -> None:
     allowed, why = limits.allowed_bytes(MIB)
-    assert (allowed, why) == (MIB, "--budget")
+    assert (allowed, why) == (MIB, limits.Limit.BUDGET)
     allowed, why = limits.allowed_bytes(1 << 60)
     assert allowed < 1 << 60
-    assert why != "--budget"
+    assert why is not limits.Limit.BUDGET
 
 
 # ---- the token bucket, under a clock of ours -----------------------------------------------------

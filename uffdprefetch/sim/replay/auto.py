@@ -271,7 +271,7 @@ class Auto(Plain):
             if that.decided and other != file
         )
         watched = max(1e-9, now - min(reader.since for reader in one.random))
-        sight = bulk.Sight(
+        sight = bulk.BulkInputs(
             file_bytes=self.sizes[file],
             missing_bytes=int(np.isinf(self.resident.ready[file]).sum()) * self.page,
             room_bytes=self.room_bytes - others,
@@ -282,8 +282,8 @@ class Auto(Plain):
             bandwidth_bytes_per_second=rate,
         )
         what = bulk.judge(sight).what
-        one.decided = what not in (bulk.WAIT, bulk.RESIDENT)
-        if what == bulk.STREAM:
+        one.decided = what not in (bulk.Choice.WAIT, bulk.Choice.RESIDENT)
+        if what == bulk.Choice.STREAM:
             one.pieces.extend(self._pieces(file, 0, self.sizes[file]))
 
     def _brings(self, file: int) -> int:

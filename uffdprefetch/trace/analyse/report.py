@@ -16,6 +16,7 @@ from uffdprefetch.trace.analyse.reader_report import PIDS_LISTED
 from uffdprefetch.trace.analyse.records import open_records
 from uffdprefetch.trace.analyse.survey import OpenRecords, Survey
 from uffdprefetch.trace.file.events import Call, Kind
+from uffdprefetch.trace.file.sensors import Sensor
 from uffdprefetch.trace.file.trace_file import Trace
 
 SCHEMA = "uffdprefetch.trace-report/1"
@@ -62,7 +63,7 @@ def _ranks(trace: Trace) -> list[dict[str, Any]]:
 
 def _calls(work: Survey) -> tuple[dict[str, int] | None, Array]:
     """(count of each system call of the job, times of its writes in seconds)."""
-    if work.misses("system calls"):
+    if work.misses(Sensor.CALLS):
         return None, np.zeros(0)
     events = work.trace.events
     rows = events[events["kind"] == Kind.CALL]
@@ -74,7 +75,7 @@ def _calls(work: Survey) -> tuple[dict[str, int] | None, Array]:
 
 
 def _block(work: Survey) -> dict[str, Any] | None:
-    if work.misses("block"):
+    if work.misses(Sensor.BLOCK):
         return None
     events = work.trace.events
     rows = events[events["kind"] == Kind.BLOCK]

@@ -19,7 +19,8 @@ from uffdprefetch.trace.analyse.pieces import pages_of, union_of
 from uffdprefetch.trace.analyse.records import RecordIndex
 from uffdprefetch.trace.analyse.served import SERVICE_KINDS, Served, pool_report
 from uffdprefetch.trace.analyse.stall import Stalls, stalls
-from uffdprefetch.trace.file.events import DEMAND_FAULTS, Kind
+from uffdprefetch.trace.file.events import Kind
+from uffdprefetch.trace.file.sensors import Sensor, is_of
 from uffdprefetch.trace.file.trace_file import File, Trace
 
 OpenRecords = Callable[[str, int, int], RecordIndex | None]
@@ -77,10 +78,10 @@ class Survey:
             return np.full(len(pid), -1)
         return np.where(known & (self._roles[at] == RANKS), self._ranks[at], -1)
 
-    def misses(self, word: str) -> bool:
+    def misses(self, sensor: Sensor) -> bool:
         """Whether the recorder said that this sensor was not there."""
         missing = self.trace.meta.get("missing") or []
-        return not self.by_bpf or any(word in str(m.get("what", "")).lower() for m in missing)
+        return not self.by_bpf or any(is_of(lack, [sensor]) for lack in missing)
 
     @property
     def unseen_faults(self) -> str | None:
@@ -88,9 +89,9 @@ class Survey:
         With eBPF on a kernel that lacks the tracepoint, everything else may be there."""
         if not self.by_bpf:
             return "without BPF the kernel does not tell of faults, nor how long they took"
-        for entry in self.trace.meta.get("missing") or []:
-            if str(entry.get("what", "")).lower() == DEMAND_FAULTS:
-                return f"faults are not told of: {entry.get('why')}"
+        for lack in self.trace.meta.get("missing") or []:
+            if is_of(lack, [Sensor.FAULTS]):
+                return f"faults are not told of: {lack.get('why')}"
         return None
 
     # ------------------------------------------------------------ one file
@@ -168,7 +169,7 @@ class Survey:
             "evicted_bytes": None, "useless_bytes": None, "extra_bytes": None, "readahead": None,
             "pool": pool_report(events, self.start_ns, page),
         }  # fmt: skip
-        if not self.misses("fills"):
+        if not self.misses(Sensor.FILLS):
             reads = events[(kind == Kind.READ) & (role == RANKS)]
             entry |= fill_report(
                 events[is_fill], role[is_fill], list(by_rank.values()), reads, self.start_ns, page
@@ -176,7 +177,7 @@ class Survey:
             useless = cover.pieces.pages(cover.useless) * page
             entry["useless_bytes"] = useless
             entry["extra_bytes"] = useless + entry["refilled_bytes"]
-        if not self.misses("evictions"):
+        if not self.misses(Sensor.EVICTIONS):
             entry["evicted_bytes"] = evicted_bytes(events)
         entry["readahead"] = readahead_report(ahead, cover, self.start_ns, page)
         return entry, found

@@ -31,10 +31,6 @@ assert EVENT.itemsize == EVENT_BYTES
 #: ``file`` of an event that belongs to no file.
 NO_FILE = 0
 
-#: What a recording misses where the kernel has no tracepoint for faults
-#: (trace/record/kernel_tracer.py).
-DEMAND_FAULTS = "demand faults"
-
 
 class Kind(IntEnum):
     """What happened. `value` and `aux` are 0 where nothing is said of them."""

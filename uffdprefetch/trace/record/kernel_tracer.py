@@ -20,13 +20,13 @@ import numpy as np
 
 from uffdprefetch.native import syscalls, uffd
 from uffdprefetch.trace.file.events import (
-    DEMAND_FAULTS,
     EVENT,
     EVENT_BYTES,
     HUGE_BYTES,
     Kind,
     empty,
 )
+from uffdprefetch.trace.file.sensors import Sensor, entry
 from uffdprefetch.trace.record import bpf_compiler
 from uffdprefetch.trace.record.bpf_compiler import NoBpf
 
@@ -44,27 +44,35 @@ _UNWANTED = 0xFFFF
 _NEW_FILE, SILENT = 100, 101
 _OPENED = struct.Struct("<QQIIiI232s")
 
-#: HAVE_x -> (tracepoints, what is missing without them, since when they exist)
-FEATURES: dict[str, tuple[tuple[str, ...], str, str]] = {
-    "FAULT": (("filemap/mm_filemap_fault",), DEMAND_FAULTS, "about Linux 6.10"),
+#: HAVE_x -> (tracepoints, the sensor that they are, since when they exist)
+FEATURES: dict[str, tuple[tuple[str, ...], Sensor, str]] = {
+    "FAULT": (("filemap/mm_filemap_fault",), Sensor.FAULTS, "about Linux 6.10"),
     "MAP_PAGES": (
         ("filemap/mm_filemap_map_pages",),
-        "fault-around ranges (minor faults of cached pages)",
+        Sensor.AROUND,
         "about Linux 6.10",
     ),
     "EXCEPTIONS": (
         ("exceptions/page_fault_user", "exceptions/page_fault_kernel"),
-        "the addresses of faults",
+        Sensor.ADDRESSES,
         "x86 only",
     ),
-    "SWITCH": (("sched/sched_switch",), "how long a fault slept", "CONFIG_SCHED"),
-    "FILL": (("filemap/mm_filemap_add_to_page_cache",), "page-cache fills", "Linux 3.10"),
-    "EVICT": (("filemap/mm_filemap_delete_from_page_cache",), "evictions", "Linux 3.10"),
-    "GET_PAGES": (("filemap/mm_filemap_get_pages",), "pages taken by read(2)", "about Linux 6.10"),
-    "RA_ORDER": (("readahead/page_cache_ra_order",), "readahead sizes", "about Linux 6.17"),
-    "RA_UNBOUNDED": (("readahead/page_cache_ra_unbounded",), "readahead sizes", "about Linux 6.17"),
-    "RA_SYNC": (("readahead/page_cache_sync_ra",), "readahead decisions", "about Linux 6.17"),
-    "RA_ASYNC": (("readahead/page_cache_async_ra",), "readahead decisions", "about Linux 6.17"),
+    "SWITCH": (("sched/sched_switch",), Sensor.SLEEPS, "CONFIG_SCHED"),
+    "FILL": (("filemap/mm_filemap_add_to_page_cache",), Sensor.FILLS, "Linux 3.10"),
+    "EVICT": (("filemap/mm_filemap_delete_from_page_cache",), Sensor.EVICTIONS, "Linux 3.10"),
+    "GET_PAGES": (("filemap/mm_filemap_get_pages",), Sensor.READS, "about Linux 6.10"),
+    "RA_ORDER": (("readahead/page_cache_ra_order",), Sensor.READAHEAD_SIZES, "about Linux 6.17"),
+    "RA_UNBOUNDED": (
+        ("readahead/page_cache_ra_unbounded",),
+        Sensor.READAHEAD_SIZES,
+        "about Linux 6.17",
+    ),
+    "RA_SYNC": (("readahead/page_cache_sync_ra",), Sensor.READAHEAD_DECISIONS, "about Linux 6.17"),
+    "RA_ASYNC": (
+        ("readahead/page_cache_async_ra",),
+        Sensor.READAHEAD_DECISIONS,
+        "about Linux 6.17",
+    ),
     "CALLS": (
         (
             "syscalls/sys_enter_munmap",
@@ -74,15 +82,15 @@ FEATURES: dict[str, tuple[tuple[str, ...], str, str]] = {
                 for name in ("openat", "mmap", "read", "pread64", "write")
             ),
         ),
-        "system calls",
+        Sensor.CALLS,
         "CONFIG_FTRACE_SYSCALLS",
     ),
     "PROCESSES": (
         ("sched/sched_process_fork", "sched/sched_process_exec", "sched/sched_process_exit"),
-        "births of processes",
+        Sensor.BIRTHS,
         "any",
     ),
-    "BLOCK": (("block/block_rq_issue", "block/block_rq_complete"), "block I/O", "CONFIG_BLOCK"),
+    "BLOCK": (("block/block_rq_issue", "block/block_rq_complete"), Sensor.BLOCK, "CONFIG_BLOCK"),
 }
 #: Without these there is no trace of mapped reading; progress must come from the service.
 ESSENTIAL = "FAULT"
@@ -128,19 +136,18 @@ def _possible_cpus() -> int:
         return os.cpu_count() or 1
 
 
-def available() -> tuple[set[str], list[dict[str, str | None]]]:
+def available() -> tuple[set[str], list[dict[str, Any]]]:
     """(names of FEATURES that this kernel has, what is missing and why)."""
     have: set[str] = set()
-    missing: list[dict[str, str | None]] = []
-    for name, (points, what, since) in FEATURES.items():
+    missing: dict[Sensor, dict[str, Any]] = {}
+    for name, (points, sensor, since) in FEATURES.items():
         absent = [p for p in points if not os.path.exists(f"{TRACEFS}/events/{p}/format")]
         if absent:
             why = f"no tracepoint {absent[0].replace('/', ':')} ({since})"
-            if not any(entry["what"] == what for entry in missing):
-                missing.append({"what": what, "why": why, "lift": None})
+            missing.setdefault(sensor, entry([sensor], why))
         else:
             have.add(name)
-    return have, missing
+    return have, list(missing.values())
 
 
 def _check_rights() -> None:

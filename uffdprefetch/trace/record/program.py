@@ -25,6 +25,7 @@ from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.base.messages import say
 from uffdprefetch.protocol import wire
 from uffdprefetch.trace.file import trace_file
+from uffdprefetch.trace.file.sensors import BY_BPF, Sensor, entry
 from uffdprefetch.trace.record.bpf_compiler import NoBpf
 from uffdprefetch.trace.record.kernel_tracer import CHILDREN_ONLY, Witness
 from uffdprefetch.trace.record.recorder import Recorder
@@ -160,8 +161,8 @@ class _Session:
             self.missing = list(self.witness.missing)
         except NoBpf as error:
             self.missing = [
-                {"what": WITHOUT_BPF, "why": error.why, "lift": error.lift},
-                {"what": WITHOUT_STALL, "why": "no eBPF", "lift": error.lift},
+                entry(BY_BPF - {Sensor.SLEEPS}, error.why, error.lift, WITHOUT_BPF),
+                entry([Sensor.SLEEPS], "no eBPF", error.lift, WITHOUT_STALL),
             ]
         meta = _meta(spec, self.witness, self.missing)
         self._writer = trace_file.create(spec.output, spec.force, meta)
