@@ -28,6 +28,7 @@ from uffdprefetch.readers import bulk, order_sources
 from uffdprefetch.sense import pagetables
 from uffdprefetch.state import admission, client, file_systems, files, ledger
 from uffdprefetch.warm import limits, scheduler
+from uffdprefetch.warm.consumer import PrefetchRange
 
 #: Of all that the core is made of, also what it imports late.
 MODULES = [
@@ -319,12 +320,12 @@ def _decisions(world: World, put: Put) -> None:
     want, send, degrade = scheduler.Scheduler.want, client.Client.send, ledger.Ledger.degrade
     ask = indexer_client.Resolver.ask
 
-    def wanted(
-        self: scheduler.Scheduler, file: files.FileState, stream: Any, start: int, end: int,
-        need: int | None = None, **how: Any,
-    ) -> int:  # fmt: skip
-        world.decide("want", world.file(file.fd), stream.rank, start, end, need, how)
-        return want(self, file, stream, start, end, need, **how)
+    def wanted(self: scheduler.Scheduler, by: Any, what: PrefetchRange) -> int:
+        world.decide(
+            "want", world.file(what.file.fd), by.rank, what.start, what.end, what.need,
+            what.priority.name, what.whole, what.pooled,
+        )  # fmt: skip
+        return want(self, by, what)
 
     def sent(self: client.Client, message: bytes, fds: list[int] | None = None) -> None:
         world.decide("tell", number(self), *told(message))

@@ -12,9 +12,9 @@ from walked_orders import KIB, PAGE, fixed_records
 
 from uffdprefetch.predict.checkpoints import Span
 from uffdprefetch.predict.order.cursor import Order
-from uffdprefetch.predict.streams import Stream
 from uffdprefetch.protocol.wire import Verdict
 from uffdprefetch.readers.known_order import PlannedReader
+from uffdprefetch.warm.consumer import PrefetchRange
 
 RECORD = 64 * KIB
 RECORDS = 4096
@@ -76,11 +76,11 @@ class Notes:
     """A scheduler: the streams whose windows were taken away, the ranges that were wanted."""
 
     def __init__(self) -> None:
-        self.forgotten: list[Stream] = []
+        self.forgotten: list[Any] = []
         self.wanted: list[tuple[int, int]] = []
 
-    def forget(self, stream: Stream) -> None:
+    def forget(self, stream: Any) -> None:
         self.forgotten.append(stream)
 
-    def want(self, file: Any, stream: Stream, start: int, end: int, need: int, **_: Any) -> None:
-        self.wanted.append((start, end))
+    def want(self, consumer: Any, wanted: PrefetchRange) -> None:
+        self.wanted.append((wanted.start, wanted.end))

@@ -351,7 +351,7 @@ class NodePool:
             blocks = residents.block[its]
             away[its] = np.minimum(away[its], one.epochs.future(blocks, self.block_bytes))
             told[its] |= one.epochs.knows(blocks, self.block_bytes)
-        rate = sum(one.stream.rate_bytes_per_second for one in planned)
+        rate = sum(one.consumer.rate.bytes_per_second for one in planned)
         now_ms = int(residents.touched.max(initial=0))
         found: npt.NDArray[np.int_] = order_eviction.victims(
             residents, readers, self._victims(), away, told, self.block_bytes, now_ms, rate

@@ -14,6 +14,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from uffdprefetch.predict.rate import Feedback, Rate
+
 MIB = 1 << 20
 #: How far ahead of a stream a touch may lie and still belong to it. Larger than any skip of a few
 #: ranks' records, smaller than the distance between two readers of one process.
@@ -39,10 +41,6 @@ ACTIVE_BYTES = 256 << 10
 DENSITY = 0.8
 PIECE_BYTES = 8 * MIB
 PIECES = 4
-#: Half-life of the rate: one second. Shorter follows batches instead of the job.
-RATE_HALF_LIFE_NS = 1_000_000_000
-#: Touches closer than this are one sample of the rate: page-table looks bring several at one time.
-RATE_SAMPLE_NS = 20_000_000
 #: Touches that started no stream before the reader counts as random.
 RANDOM_AFTER = 24
 
@@ -61,24 +59,26 @@ class Stream:
     direction: int = 1
     touches: int = 1
     active: bool = False
-    rate_bytes_per_second: float = 0.0
     passed_bytes: int = 0  # walked over
     touched_bytes: int = 0  # of those, seen in the page table
     mapped_bytes: int = 0  # pool: the most that one touch of it may have mapped
     sparse_pieces: int = 0  # that left something out, one after the other, up to the present one
     steps: deque[int] = field(default_factory=lambda: deque(maxlen=64))
     _piece: tuple[int, int] = (0, 0)  # passed_bytes and touched_bytes where the present one began
-    _weight: float = 0.0
-    _sample_ns: int = 0  # where the present sample of the rate began
-    _sample_bytes: int = 0
     # the planner's: how far warming has been asked for (auto), the window (fixed)
     frontier_bytes: int = 0
     window_end_bytes: int = 0
     trigger_bytes: int = 0
-    boost: float = 1.0
-    late_extents: int = 0
-    good_extents: int = 0
-    dropped_bytes: int = 0  # rung 2: samples up to here have been dropped from the page table
+    rate: Rate = field(init=False)
+    feedback: Feedback = field(default_factory=Feedback)
+
+    def __post_init__(self) -> None:
+        self.rate = Rate(self.first_ns)
+
+    @property
+    def rate_bytes_per_second(self) -> float:
+        """How fast it goes."""
+        return self.rate.bytes_per_second
 
     @property
     def settled(self) -> bool:
@@ -142,22 +142,9 @@ class Stream:
             return 0
         self.position_bytes = end if self.direction > 0 else start
         self.last_ns = max(self.last_ns, now_ns)
-        self._measure(forward)
+        self.rate.note(forward, self.last_ns)
         self.active = self.active or self.touches > 1 or abs(end - start) >= ACTIVE_BYTES
         return forward
-
-    def _measure(self, forward: int) -> None:
-        self._sample_bytes += forward
-        elapsed = self.last_ns - (self._sample_ns or self.first_ns)
-        if elapsed < RATE_SAMPLE_NS:
-            return
-        # EWMA weighted by time, so that a burst of short steps does not outvote a long pause
-        keep = 0.5 ** (elapsed / RATE_HALF_LIFE_NS)
-        self._weight = self._weight * keep + (1 - keep)
-        sample = self._sample_bytes * 1e9 / elapsed
-        old = self.rate_bytes_per_second
-        self.rate_bytes_per_second = old + (sample - old) * (1 - keep) / self._weight
-        self._sample_ns, self._sample_bytes = self.last_ns, 0
 
     def saw(self, passed: int, runs: list[tuple[int, int]]) -> None:
         """Account the page-table runs (offset, bytes) found in ``passed`` bytes walked over."""

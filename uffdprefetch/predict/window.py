@@ -34,7 +34,6 @@ POOL_WINDOW_LEAST_BYTES = 4 * MIB
 POOL_NEAR_BYTES = 16 * MIB
 #: Headroom over Little's law (rate x fetch latency).
 LATENCY_HEADROOM = 8.0
-BOOST_MAX = 4.0
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ def lookahead_bytes(stream: Stream, storage: Storage, allowed_bytes: int) -> int
     The rate is the reader's; a reader that waits for storage shows storage's rate, so the window
     also grows (``boost``) each time the reader came to an extent before it was there.
     """
-    ahead = ahead_at_rate(stream.rate_bytes_per_second, storage, stream.boost)
+    ahead = ahead_at_rate(stream.rate_bytes_per_second, storage, stream.feedback.boost)
     if not stream.settled:
         walked = abs(stream.position_bytes - stream.start_bytes)
         ahead = min(ahead, max(UNSURE_MIN_BYTES, UNSURE_TIMES_WALKED * walked))
@@ -126,17 +125,3 @@ def fixed(
         return None
     stream.window_end_bytes = stream.frontier_bytes = end
     return start, end
-
-
-def note_extent(stream: Stream, late: bool) -> None:
-    """Feed back whether an extent was there before its reader: the window grows at once when it
-    was late, and shrinks by a fifth after 64 in time."""
-    if late:
-        stream.late_extents += 1
-        stream.good_extents = 0
-        stream.boost = min(BOOST_MAX, stream.boost * 1.5)
-        return
-    stream.good_extents += 1
-    if stream.good_extents >= 64:
-        stream.good_extents = 0
-        stream.boost = max(1.0, stream.boost * 0.8)

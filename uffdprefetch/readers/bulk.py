@@ -34,9 +34,10 @@ from uffdprefetch.state.client import Client, Region
 from uffdprefetch.state.file_systems import read_ahead_bytes
 from uffdprefetch.state.files import BLOCK_BYTES, FileState, Key
 from uffdprefetch.state.ledger import Ledger, describe_stream
+from uffdprefetch.warm.consumer import FileConsumer, PrefetchRange, Priority
 from uffdprefetch.warm.limits import Limit, Limits
 from uffdprefetch.warm.placement import Layout
-from uffdprefetch.warm.scheduler import EXTENT_BYTES, LAST, PATIENT, Scheduler
+from uffdprefetch.warm.scheduler import EXTENT_BYTES, Scheduler
 
 if TYPE_CHECKING:
     from uffdprefetch.pool.node_pool import PoolFile
@@ -102,7 +103,7 @@ class BulkState:
     planned: set[int] = field(default_factory=set)  # ranks whose order is known
     ranks: set[int] = field(default_factory=set)  # that were random
     told: set[int] = field(default_factory=set)  # ... and stand in the summary's streams
-    stream: Stream | None = None
+    consumer: FileConsumer | None = None
     cursor: int = 0  # asked for up to here
     limit: int = 0  # to be asked for in this step
     passes: int = 0
@@ -308,8 +309,8 @@ class Bulk:
             book.stage, book.limit = Stage.STREAMED, file.size_bytes
         if book.stage in (Stage.MEASURED, Stage.STREAMED) and book.began_bytes is None:
             book.began_bytes = file.prefetched_bytes
-        if book.stage in (Stage.MEASURED, Stage.STREAMED) and book.stream is None:
-            book.stream = Stream(-1, readers[0].rank, readers[0].pid, 0, 0, now, now, active=True)
+        if book.stage in (Stage.MEASURED, Stage.STREAMED) and book.consumer is None:
+            book.consumer = FileConsumer(readers[0].rank, readers[0].pid)
 
     def _refuse(self, book: BulkState, why: str) -> None:
         book.stage, book.why = Stage.REFUSED, why
@@ -383,7 +384,7 @@ class Bulk:
             if missing * bulk.LITTLE_SHARE > book.file.size_bytes and book.passes < PASSES_MAX:
                 book.cursor = 0  # the kernel has dropped what it was asked for, or given it back
                 return
-            book.stage, book.stream = Stage.DONE, None
+            book.stage, book.consumer = Stage.DONE, None
 
     @staticmethod
     def _count(book: BulkState) -> None:
@@ -403,13 +404,13 @@ class Bulk:
                 book.asked_bytes += missing
 
     def _want(self, book: BulkState, start: int, end: int) -> int:
-        assert book.stream is not None
-        behind = (
-            PATIENT if book.stage is Stage.STREAMED else LAST
-        )  # what is measured has to be fast
-        return self._scheduler.want(
-            book.file, book.stream, start, end, behind + start, pooled=book.pooled is not None
-        )
+        assert book.consumer is not None
+        # what is measured has to be fast
+        streamed = book.stage is Stage.STREAMED
+        priority = Priority.BACKGROUND if streamed else Priority.MEASURING
+        pooled = book.pooled is not None
+        wanted = PrefetchRange(book.file, start, end, start, priority, pooled=pooled)
+        return self._scheduler.want(book.consumer, wanted)
 
     def _ends(self, book: BulkState, now: int) -> bool:
         """Stop where the reason has gone; whether it has."""
@@ -426,9 +427,9 @@ class Bulk:
                 self._ledger.degrade(f"{file.path}: bulk warm stopped: {why}")
         if not why:
             return False
-        if book.stream is not None:
-            self._scheduler.forget(book.stream)
-        book.stage, book.why, book.stream = stage, why, None
+        if book.consumer is not None:
+            self._scheduler.forget(book.consumer)
+        book.stage, book.why, book.consumer = stage, why, None
         book.cursor = book.limit = book.asked_ns = 0
         return True
 

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from uffdprefetch.base.clock import CLOCK, Clock
 from uffdprefetch.predict.order.epochs import Epochs, Source
-from uffdprefetch.predict.streams import Stream
 from uffdprefetch.predict.window import Storage
 from uffdprefetch.protocol.wire import Verdict
 from uffdprefetch.state.client import Client, Region
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.ledger import Ledger
+from uffdprefetch.warm.consumer import OrderConsumer, PrefetchRange
 from uffdprefetch.warm.scheduler import Scheduler
 
 if TYPE_CHECKING:  # it brings numpy, which a service without a plan spares
@@ -50,8 +50,7 @@ class PlannedReader:
         self.ended = False  # nothing of it is read any more
         self.active_ns = self.touched_ns = self.said_ns = now = self._clock.now_ns()
         self.seen: list[tuple[int, int]] = []  # found mapped, and not looked at yet
-        #: What the scheduler sees: a stream in the coordinate of the order.
-        self.stream = Stream(-1, rank, 0, 0, 0, now, now, active=True)
+        self.consumer = OrderConsumer(rank, now)
 
     @property
     def how(self) -> str:
@@ -114,7 +113,7 @@ class PlannedReader:
             self._moved(now)
 
     def _moved(self, now: int) -> None:
-        self.stream.advance(self.stream.position_bytes, self.epochs.position_bytes, now)
+        self.consumer.advance(self.epochs.position_bytes, now)
 
     def _judge(self) -> None:
         if self.walk is not None:
@@ -166,7 +165,7 @@ class Plans:
         """Its order has ended, or another one has taken its place."""
         if reader in self.all:
             self.all.remove(reader)
-            self._scheduler.forget(reader.stream)
+            self._scheduler.forget(reader.consumer)
             reader.ended = True
             self._ended = [*self._ended[-ENDED_MAX + 1 :], reader.describe()]
 
@@ -199,7 +198,7 @@ class Plans:
 
     def _judge(self, reader: PlannedReader, region: Region) -> None:
         if reader.dropped:
-            self._scheduler.forget(reader.stream)
+            self._scheduler.forget(reader.consumer)
             self._ledger.degrade(
                 f"{region.file.path}: rank {reader.rank}: the order known from {reader.how} is not "
                 f"followed any more: {reader.dropped}"
@@ -229,12 +228,11 @@ class Plans:
 
         if reader.walk is None:
             return
-        ahead = lookahead_bytes(reader.walk, storage, allowed_bytes, reader.stream.boost)
+        ahead = lookahead_bytes(reader.walk, storage, allowed_bytes, reader.consumer.feedback.boost)
         whole = self._all_is_read(reader.file)
         for start, end, need in reader.epochs.due(ahead):
-            self._scheduler.want(
-                reader.file, reader.stream, start, end, need, whole=whole, pooled=pooled
-            )
+            wanted = PrefetchRange(reader.file, start, end, need, whole=whole, pooled=pooled)
+            self._scheduler.want(reader.consumer, wanted)
 
     def _all_is_read(self, file: FileState) -> bool:
         """Whether this node's readers, all together, read nearly all of a file, for which there is

@@ -32,6 +32,7 @@ from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.opening import Opened, Opener
 from uffdprefetch.state.processes import Watched
 from uffdprefetch.state.publisher import MAJORS, TOUCH, WINDOW, Tap
+from uffdprefetch.warm.consumer import PrefetchRange
 from uffdprefetch.warm.limits import Limits
 from uffdprefetch.warm.placement import Layout
 from uffdprefetch.warm.scheduler import Scheduler
@@ -613,8 +614,8 @@ class CacheEngine:
             wanted = window.auto(stream, region.span.end_bytes, ahead)
         if wanted:
             pooled = region.verdict == wire.Verdict.POOL
-            self.scheduler.want(file, stream, *wanted, pooled=pooled)
             start, end = wanted
+            self.scheduler.want(stream, PrefetchRange(file, start, end, pooled=pooled))
             self.tap.put(WINDOW, self.clock.now_ns(), stream.reader, file, start, end - start, 0)
 
     def plan_evictions(self) -> None:

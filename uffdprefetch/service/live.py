@@ -217,7 +217,7 @@ class Live:
             "in_flight_bytes": in_flight_bytes,
             "wasted_bytes": wasted,
             "wasted_why": None if wasted is not None else "not counted yet",
-            "late_extents": sum(s.late_extents for _, s in walks),
+            "late_extents": sum(s.feedback.late_extents for _, s in walks),
             "hit": _hit(track, bool(scattered)),
             "demand_misses": sum(p.watched.misses for p in members),
             "stall": {"share": None, "seconds": None, "sensor": None, "why": ADDED_BY_WATCHER},

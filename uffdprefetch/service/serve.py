@@ -296,9 +296,9 @@ class Service:
         return self._workers.cpu_seconds() + (pool.pool.cpu_seconds() if pool else 0.0)
 
     def _warmed(self, extent: Extent, result: uffd.WarmResult) -> None:
-        stream, took = extent.stream, result.done_ns - result.submit_ns
+        consumer, took = extent.consumer, result.done_ns - result.submit_ns
         self._tap.put(
-            WARM, result.submit_ns, stream.reader if stream else 0, extent.file, extent.start,
+            WARM, result.submit_ns, consumer.reader if consumer else 0, extent.file, extent.start,
             extent.end - extent.start, took, result.resident_bytes >> 10, os.getpid(),
         )  # fmt: skip
 

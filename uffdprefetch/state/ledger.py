@@ -270,7 +270,7 @@ def describe_stream(region: Region, stream: Stream) -> dict[str, Any]:
         "density_64KiB": stream.density,
         "stride_bytes": stream.stride_bytes,
         "rate_bytes_per_second": round(stream.rate_bytes_per_second),
-        "late_extents": stream.late_extents,
+        "late_extents": stream.feedback.late_extents,
     }
 
 

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING
 from uffdprefetch.base.ranges import IntervalSet
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.native import uffd
-from uffdprefetch.predict.streams import Stream
-from uffdprefetch.predict.window import note_extent
 from uffdprefetch.state import file_systems
 from uffdprefetch.state.files import FileState
+from uffdprefetch.warm.consumer import Consumer, PrefetchRange, Priority
 from uffdprefetch.warm.depth import Depth
 from uffdprefetch.warm.limits import TokenBucket
 from uffdprefetch.warm.meter import Meter
@@ -33,26 +32,23 @@ MIB = 1 << 20
 #: readahead(2) works, half of that: a demand miss waits behind what is under way.
 EXTENT_BYTES = 4 * MIB
 READAHEAD_EXTENT_BYTES = 2 * MIB
-#: What a stream needs at this coordinate or beyond comes behind whatever any reader needs (larger
-#: than any file or order); beyond this one nobody waits for it either (readers/bulk.py).
-LAST, PATIENT = 1 << 60, 1 << 61
 
 
 @dataclass
 class Extent:
-    """[start, end) bytes of a file, wanted by a stream; ``pages`` are checkpoints to copy.
-    ``need``: where the stream is when it needs them, if it does not walk through the file itself
-    but through an order of its records (readers/known_order.py)."""
+    """One request: [start, end) bytes of a file for a consumer; ``pages`` are checkpoints to copy.
+    ``need``, ``whole``: see PrefetchRange."""
 
     file: FileState
     start: int
     end: int
-    stream: Stream | None
+    consumer: Consumer | None
     pages: list[int]
+    priority: Priority = Priority.NEEDED
     alone: bool = False
     need: int | None = None
     pooled: PoolFile | None = None  # where it goes; None: into the page cache
-    whole: bool = False  # what lies around it is needed too, by some reader, some time
+    whole: bool = False
 
     @property
     def in_flight(self) -> IntervalSet:
@@ -68,7 +64,7 @@ class Extent:
 
     @property
     def at(self) -> int:
-        """Where its stream needs it, in the stream's own coordinate."""
+        """Where its consumer needs it, in the consumer's own coordinate."""
         return self.start if self.need is None else self.need
 
 
@@ -91,7 +87,7 @@ class Scheduler:
         self._told: set[str] = set()  # files whose pages do not stay
         self._grid_bytes = grid_bytes
         self._queues: dict[int, deque[Extent]] = {}
-        self._streams: dict[int, Stream] = {}
+        self._consumers: dict[int, Consumer] = {}
         self._under_way: dict[int, Extent] = {}
         self._next_id = 1
         self.under_way_bytes = 0
@@ -105,50 +101,46 @@ class Scheduler:
 
     # -------------------------------------------------------------- asking
 
-    def want(
-        self, file: FileState, stream: Stream, start: int, end: int, need: int | None = None, *,
-        whole: bool = False, pooled: bool = False,
-    ) -> int:  # fmt: skip
-        """Queue [start, end) for a stream, less what is under way; returns bytes. ``need``,
-        ``whole``: see Extent; ``pooled``: its reader has the pool's memory, and not the page
-        cache's.
+    def want(self, consumer: Consumer, wanted: PrefetchRange) -> int:
+        """Queue a range for a consumer, less what is under way; returns bytes.
 
-        Another stream's queue does not count: its reader may need the range much later. Whoever
+        Another consumer's queue does not count: its reader may need the range much later. Whoever
         comes second finds it under way, just read, or resident.
         """
-        queued = 0
+        file, start, need, queued = wanted.file, wanted.start, wanted.need, 0
         if file.resting:
             return 0
-        part = file.pooled if pooled else None
+        part = file.pooled if wanted.pooled else None
         under_way = file.in_flight if part is None else part.in_flight
-        for a, b in under_way.missing(start, end):
-            queue = self._queues.setdefault(id(stream), deque())
-            if need is None and self._goes_on(queue, file, stream, a, part):
+        for a, b in under_way.missing(start, wanted.end):
+            queue = self._queues.setdefault(id(consumer), deque())
+            if need is None and self._goes_on(queue, file, consumer, a, part):
                 queued -= queue[-1].end - queue[-1].start
                 a = self._take_back(queue).start  # one request instead of two
-            for extent in self._cut(file, stream, a, b):
+            for extent in self._cut(file, consumer, a, b):
                 extent.need = need if need is None else need + extent.start - start
-                extent.whole = whole or need is None
+                extent.whole = wanted.whole or need is None
+                extent.priority = wanted.priority
                 extent.pooled = part
                 queue.append(extent)
-                self._streams[id(stream)] = stream
+                self._consumers[id(consumer)] = consumer
                 queued += extent.end - extent.start
         return queued
 
-    def _cut(self, file: FileState, stream: Stream, start: int, end: int) -> list[Extent]:
+    def _cut(self, file: FileState, consumer: Consumer, start: int, end: int) -> list[Extent]:
         by_pread = file.unit_bytes or file.method == uffd.WARM_PREAD
         size = EXTENT_BYTES if by_pread else READAHEAD_EXTENT_BYTES
         cuts = [start, *range((start // size + 1) * size, end, size), end]
         extents = []
         for a, b in pairwise(cuts):
-            extents.append(Extent(file, a, b, stream, []))
-        return extents if stream.direction > 0 else extents[::-1]
+            extents.append(Extent(file, a, b, consumer, []))
+        return extents if consumer.direction > 0 else extents[::-1]
 
     @staticmethod
     def _goes_on(
-        queue: deque[Extent], file: FileState, stream: Stream, at: int, part: PoolFile | None
+        queue: deque[Extent], file: FileState, consumer: Consumer, at: int, part: PoolFile | None
     ) -> bool:
-        last = queue[-1] if queue and stream.direction > 0 else None
+        last = queue[-1] if queue and consumer.direction > 0 else None
         if last is None or last.pooled is not part:
             return False
         return last.file is file and last.end == at
@@ -183,17 +175,17 @@ class Scheduler:
         if file.fresh(low, high):
             self._send(Extent(file, low, high, None, []))
 
-    def forget(self, stream: Stream) -> None:
-        """Drop what a stream had queued."""
-        for extent in self._queues.pop(id(stream), ()):
+    def forget(self, consumer: Consumer) -> None:
+        """Drop what a consumer had queued."""
+        for extent in self._queues.pop(id(consumer), ()):
             extent.file.pending_pages.difference_update(extent.pages)
-        self._streams.pop(id(stream), None)
+        self._consumers.pop(id(consumer), None)
 
     def forget_file(self, file: FileState) -> None:
         """Drop everything queued for a file."""
         for key, queue in list(self._queues.items()):
             if any(extent.file is file for extent in queue):
-                self.forget(self._streams[key])
+                self.forget(self._consumers[key])
 
     def busy_with(self, file: FileState) -> bool:
         """Whether a worker still uses the file's descriptors."""
@@ -203,8 +195,8 @@ class Scheduler:
         """Bytes that the workers are reading now, by the rank that they are for."""
         found: dict[int, int] = {}
         for extent in self._under_way.values():
-            if extent.stream is not None:
-                rank = extent.stream.rank
+            if extent.consumer is not None:
+                rank = extent.consumer.rank
                 found[rank] = found.get(rank, 0) + extent.end - extent.start
         return found
 
@@ -221,16 +213,16 @@ class Scheduler:
         return self._depth.bytes
 
     def _nearest(self, now_ns: int) -> int | None:
-        """The stream whose reader stands closest before its next extent.
+        """The consumer whose next extent goes first: the one that stands closest before it.
 
         In bytes, not by the readers' rates: who has waited shows a low rate and would wait again,
         until one rank is far behind all others. A slow reader's window bounds what it takes.
         """
-        best, best_gap = None, 0
+        best, best_gap = None, (Priority.BACKGROUND, 0)
         for key, queue in self._queues.items():
-            stream = self._streams[key]
-            expected = stream.expected_bytes(now_ns, self._grid_bytes)
-            gap = (queue[0].at - expected) * stream.direction
+            consumer = self._consumers[key]
+            expected = consumer.expected_bytes(now_ns, self._grid_bytes)
+            gap = queue[0].priority, (queue[0].at - expected) * consumer.direction
             if best is None or gap < best_gap:
                 best, best_gap = key, gap
         return best
@@ -247,7 +239,7 @@ class Scheduler:
             queue = self._queues[key]
             extent = queue[0]
             file = extent.file
-            if extent.at >= PATIENT and self.under_way_bytes > self._busy_bytes:
+            if extent.priority == Priority.BACKGROUND and self.under_way_bytes > self._busy_bytes:
                 return 0
             if extent.pooled is not file.pooled:
                 extent.pooled = None  # it has been closed since
@@ -261,7 +253,7 @@ class Scheduler:
                     return 0  # the workers' queue is full; they will tell when it is not
             queue.popleft()
             if not queue:
-                del self._queues[key], self._streams[key]
+                del self._queues[key], self._consumers[key]
         return 0
 
     @staticmethod
@@ -355,7 +347,7 @@ class Scheduler:
             )
 
     def _account(self, extent: Extent, result: uffd.WarmResult) -> None:
-        file, stream = extent.file, extent.stream
+        file, consumer = extent.file, extent.consumer
         self._check_call(extent, result)
         if extent.pooled is None:
             file.recent.add(extent.start, extent.end)
@@ -378,11 +370,11 @@ class Scheduler:
             if sample and self._queues:
                 self._depth.note(sample)
             self._idle = False
-        if stream is None:
+        if consumer is None:
             return
-        late = (stream.position_bytes - extent.at) * stream.direction > 0
-        if stream.direction < 0:
-            late = stream.position_bytes < extent.end
+        late = (consumer.position_bytes - extent.at) * consumer.direction > 0
+        if consumer.direction < 0:
+            late = consumer.position_bytes < extent.end
         if late:
             file.late_bytes += brought
-        note_extent(stream, late)
+        consumer.feedback.note(late)

@@ -36,7 +36,7 @@ def test_the_coordinate_goes_on_from_epoch_to_epoch() -> None:
     for epoch, first in enumerate((100, 1000, 2000)):
         reads(reader, range(first, first + 100), now=10 + epoch)
         assert place(reader) == (epoch, 100)
-        assert reader.stream.position_bytes == (epoch + 1) * 100 * RECORD
+        assert reader.consumer.position_bytes == (epoch + 1) * 100 * RECORD
         assert reader.active_ns == reader.touched_ns == 10 + epoch
     assert reader.describe() == {
         "file": "/data/records", "rank": 3, "how": "a test", "epoch": 2, "items": 100,
@@ -49,13 +49,13 @@ def test_four_records_of_the_next_order_begin_it_wherever_this_one_is() -> None:
     reads(reader, range(100, 110))
     reads(reader, range(1000, 1003))
     assert place(reader) == (0, 10)
-    later = reader.stream.last_ns + 7
+    later = reader.consumer.last_ns + 7
     reads(reader, [1003], later)
     assert place(reader) == (1, 4)
-    assert (reader.stream.position_bytes, reader.stream.last_ns) == (104 * RECORD, later)
+    assert (reader.consumer.position_bytes, reader.consumer.last_ns) == (104 * RECORD, later)
     reads(reader, range(2000, 2004))
     assert place(reader) == (2, 4)
-    assert reader.stream.position_bytes == 204 * RECORD
+    assert reader.consumer.position_bytes == 204 * RECORD
     assert reader.describe()["read_items"] == 10 + 4 + 4
 
 
@@ -116,7 +116,7 @@ def test_what_is_said_counts_as_read() -> None:
     reader = follows(Orders(range(100, 200)))
     reader.said(30, 8)
     assert place(reader) == (0, 30) and reader.active_ns == 8
-    assert reader.stream.position_bytes == 30 * RECORD
+    assert reader.consumer.position_bytes == 30 * RECORD
 
 
 def test_an_order_that_nobody_reads_is_dropped_and_the_first_reason_stays() -> None:
@@ -382,7 +382,7 @@ def test_epochs_of_nothing_are_passed_over() -> None:
     assert reader.live
     reads(reader, range(1000, 1100))
     assert place(reader) == (3, 100) and reader.dropped is None
-    assert reader.stream.position_bytes == 200 * RECORD
+    assert reader.consumer.position_bytes == 200 * RECORD
     reads(reader, [3000])
     assert not reader.live
 

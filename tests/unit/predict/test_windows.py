@@ -9,6 +9,7 @@ import pytest
 
 from uffdprefetch.base.config import Config
 from uffdprefetch.predict import window
+from uffdprefetch.predict.rate import BOOST_MAX
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.predict.window import Storage
 from uffdprefetch.state.ledger import Ledger
@@ -25,7 +26,7 @@ def stream_at(
     start = position - direction * walked
     stream = Stream(1, 0, 1, start, position, 1, 1, direction, active=True)
     stream.frontier_bytes = stream.window_end_bytes = position
-    stream.rate_bytes_per_second = rate
+    stream.rate.bytes_per_second = rate
     return stream
 
 
@@ -145,22 +146,22 @@ def test_the_window_grows_at_once_when_late_and_shrinks_slowly() -> None:
         return window.lookahead_bytes(stream, storage, 1 << 40)
 
     calm = ahead()
-    window.note_extent(stream, late=True)
+    stream.feedback.note(late=True)
     grown = ahead()
     assert grown > calm
-    window.note_extent(stream, late=False)
+    stream.feedback.note(late=False)
     assert ahead() == grown  # one extent in time is no reason yet
     for _ in range(2000):
-        window.note_extent(stream, late=False)
+        stream.feedback.note(late=False)
     assert ahead() == calm
-    assert stream.late_extents == 1
+    assert stream.feedback.late_extents == 1
 
 
 def test_lateness_cannot_grow_it_without_bound() -> None:
     stream = stream_at(0, 300e6)
     for _ in range(1000):
-        window.note_extent(stream, late=True)
-    assert stream.boost == window.BOOST_MAX
+        stream.feedback.note(late=True)
+    assert stream.feedback.boost == BOOST_MAX
     boosted = window.lookahead_bytes(stream, Storage(1e9, 1.0), 1 << 40)
     assert boosted == window.LOOKAHEAD_MAX_BYTES
 
@@ -169,7 +170,7 @@ def test_lateness_cannot_grow_it_without_bound() -> None:
 def test_it_is_bounded_by_the_bytes_that_are_allowed(allowed: int) -> None:
     stream = stream_at(0, 2e9)
     for _ in range(10):
-        window.note_extent(stream, late=True)
+        stream.feedback.note(late=True)
     ahead = window.lookahead_bytes(stream, Storage(2e9, 0.1), allowed)
     assert ahead <= max(allowed, MIB)  # one extent at least: else nothing would ever be read
 

@@ -17,11 +17,11 @@ from uffdprefetch.predict.bulk import MISS_BYTES, PROBE_BYTES
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.predict.window import Storage
 from uffdprefetch.readers import bulk as module
-from uffdprefetch.readers.bulk import LAST, PIECE_BYTES, WAITING_BYTES
+from uffdprefetch.readers.bulk import PIECE_BYTES, WAITING_BYTES
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.opening import reopen
+from uffdprefetch.warm.consumer import FileConsumer, PrefetchRange, Priority
 from uffdprefetch.warm.limits import Limit
-from uffdprefetch.warm.scheduler import PATIENT
 
 pytest_plugins = ("bulk_bed",)
 
@@ -73,10 +73,9 @@ def test_any_stream_comes_first(file: FileState, monkeypatch: pytest.MonkeyPatch
     before = len(bed.sent)
     far = Stream(1, 0, 7, 0, 0, 1, bed.now, active=True)  # its reader stands at the beginning
     wanted = SIZE - 4 * MIB
-    bed.scheduler.want(file, far, wanted, SIZE)
+    bed.scheduler.want(far, PrefetchRange(file, wanted, SIZE))
     bed.scheduler.pump(bed.now)
     assert bed.sent[before][0] == wanted
-    assert LAST > 1 << 50  # behind a plan's coordinate, too
 
 
 def test_several_ranks_have_one_stream(file: FileState, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -427,11 +426,11 @@ def test_no_more_of_a_stream_is_under_way_than_keeps_the_storage_busy(
     storage = Storage(300e6, latency_seconds)
     monkeypatch.setattr(type(bed.scheduler.meter), "storage", property(lambda _: storage))
     monkeypatch.setattr(type(bed.scheduler), "target_bytes", property(lambda _: 64 * MIB))
-    stream = Stream(-1, 0, 7, 0, 0, bed.now, bed.now, active=True)
-    bed.scheduler.want(file, stream, 0, SIZE // 2, PATIENT)
+    background = PrefetchRange(file, 0, SIZE // 2, 0, Priority.BACKGROUND)
+    bed.scheduler.want(FileConsumer(0, 7), background)
     bed.scheduler.pump(bed.now)
     assert least <= bed.scheduler.under_way_bytes <= most
     reader = Stream(1, 0, 7, SIZE // 2, SIZE // 2, bed.now, bed.now, active=True)
-    bed.scheduler.want(file, reader, SIZE // 2, SIZE)
+    bed.scheduler.want(reader, PrefetchRange(file, SIZE // 2, SIZE))
     bed.scheduler.pump(bed.now)
     assert bed.scheduler.under_way_bytes >= 64 * MIB

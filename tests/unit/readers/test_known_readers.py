@@ -21,6 +21,7 @@ from uffdprefetch.sense.pagetable_scan import LOOK_SLOWEST_NS, SILENT_NS
 from uffdprefetch.service.coordinator import AWAIT_NS, PLAN_NS, CacheEngine
 from uffdprefetch.state.client import Region
 from uffdprefetch.state.ledger import Ledger
+from uffdprefetch.warm.consumer import PrefetchRange
 
 pytestmark = warnings_fail
 
@@ -35,8 +36,8 @@ class Notes:
         self.wanted: list[tuple[int, int]] = []
         self.forgotten: list[Stream] = []
 
-    def want(self, file: Any, stream: Stream, start: int, end: int, **_: Any) -> None:
-        self.wanted.append((start, end))
+    def want(self, consumer: Any, wanted: PrefetchRange) -> None:
+        self.wanted.append((wanted.start, wanted.end))
 
     def forget(self, stream: Stream) -> None:
         self.forgotten.append(stream)

@@ -25,6 +25,7 @@ from uffdprefetch.protocol.wire import Verdict
 from uffdprefetch.readers import known_order
 from uffdprefetch.readers.known_order import PlannedReader, Plans
 from uffdprefetch.state.ledger import Ledger
+from uffdprefetch.warm.consumer import PrefetchRange
 
 pytestmark = warnings_fail
 
@@ -36,9 +37,9 @@ class Needs(Notes):
         super().__init__()
         self.needs: list[tuple[Any, Any, int]] = []
 
-    def want(self, file: Any, stream: Any, start: int, end: int, need: int, **_: Any) -> None:
-        super().want(file, stream, start, end, need)
-        self.needs.append((file, stream, need))
+    def want(self, consumer: Any, wanted: PrefetchRange) -> None:
+        super().want(consumer, wanted)
+        self.needs.append((wanted.file, consumer, wanted.need or 0))
 
 
 class Owner:
@@ -130,7 +131,7 @@ def test_a_dropped_order_is_told_of_once_and_leaves_nothing_wanted(verdict: Verd
             plans.looked(service.client, service.region, [wrong], reader.touched_ns)
         else:
             plans.touch(service.client, service.region, *wrong, 3)
-    assert service.scheduler.forgotten == [reader.stream] and service.reader() is None
+    assert service.scheduler.forgotten == [reader.consumer] and service.reader() is None
     (line,) = service.ledger.degradations
     assert line.startswith("/data/records: rank 5: the order known from a test is not followed")
     assert line.endswith(str(reader.dropped))
@@ -171,11 +172,11 @@ def test_what_a_reader_needs_is_wanted_in_its_streams_coordinate() -> None:
     reader.look()
     service.plans.plan(reader, storage, 64 * MIB)
     wanted, needs = service.scheduler.wanted, service.scheduler.needs
-    assert needs == [(reader.file, reader.stream, need) for _, _, need in needs]
+    assert needs == [(reader.file, reader.consumer, need) for _, _, need in needs]
     least = [need for _, _, need in needs]
     assert least[0] == 0 and least == sorted(least) and max(least) >= 8 * MIB
     few = sum(end - start for start, end in wanted)
-    reader.stream.boost = 3.0
+    reader.consumer.feedback.boost = 3.0
     service.plans.plan(reader, storage, 64 * MIB)
     assert sum(end - start for start, end in wanted) > 1.5 * few
 
@@ -189,7 +190,7 @@ def test_a_reader_that_is_removed_is_told_of_and_wants_nothing_more() -> None:
     for _ in range(2):
         service.plans.remove(reader)
     assert service.plans.all == [other] and reader.ended and not reader.live
-    assert service.scheduler.forgotten == [reader.stream]
+    assert service.scheduler.forgotten == [reader.consumer]
     assert [plan["read_items"] for plan in service.plans.describe()] == [3, 0]
 
 

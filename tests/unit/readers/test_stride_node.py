@@ -159,10 +159,10 @@ def test_it_is_followed_by_page_tables_where_no_checkpoint_tells(make: Any) -> N
     node.shelf.index = node.index
     node.reads(0, range(3, 100, 8))
     reader = node.reader()
-    before = reader.stream.position_bytes
+    before = reader.consumer.position_bytes
     node.reads(0, range(107, 300, 8))
     assert reader.walk.position == 38
-    assert reader.stream.position_bytes - before == 25 * 192 * KIB
+    assert reader.consumer.position_bytes - before == 25 * 192 * KIB
 
 
 @pytest.mark.parametrize("policy", ["auto", "stride"])

@@ -15,6 +15,7 @@ from uffdprefetch.predict.streams import Stream
 from uffdprefetch.state import file_systems
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.opening import reopen
+from uffdprefetch.warm.consumer import PrefetchRange
 from uffdprefetch.warm.limits import TokenBucket
 from uffdprefetch.warm.scheduler import READAHEAD_EXTENT_BYTES, Scheduler
 
@@ -66,7 +67,7 @@ def file(tmp_path: Path) -> Iterator[FileState]:
 
 def reader(number: int, position: int, rate: float) -> Stream:
     stream = Stream(number, number, 1, position - 64 * MIB, position, 1, NOW, active=True)
-    stream.rate_bytes_per_second = rate
+    stream.rate.bytes_per_second = rate
     return stream
 
 
@@ -77,7 +78,7 @@ def test_a_rank_that_has_waited_is_not_served_less_for_it(file: FileState) -> No
     places = (100 * MIB, 500 * MIB, 800 * MIB)
     for number, (place, rate) in enumerate(zip(places, (300e6, 40e6, 150e6), strict=True)):
         stream = reader(number, place, rate)
-        assert scheduler.want(file, stream, place, place + 40 * MIB) == 40 * MIB
+        assert scheduler.want(stream, PrefetchRange(file, place, place + 40 * MIB)) == 40 * MIB
     while scheduler.queued_bytes:
         scheduler.pump(NOW)
         scheduler.reap()
@@ -110,7 +111,7 @@ def test_a_call_that_does_not_bring_what_is_asked_for_is_changed_and_that_is_sai
     said: list[str] = []
     notes = Notes(came_share)
     scheduler = scheduler_of(notes, on_finding=said.append)
-    scheduler.want(file, reader(0, 0, 1e9), 0, 100 * MIB)
+    scheduler.want(reader(0, 0, 1e9), PrefetchRange(file, 0, 100 * MIB))
     run_through(scheduler)
     if came_share:
         assert set(notes.methods) == {uffd.WARM_READAHEAD} and not said
@@ -126,7 +127,7 @@ def test_pages_that_do_not_stay_are_told_of_once(file: FileState) -> None:
     file.use(file_systems.choose(file_systems.LUSTRE, 0, True))
     said: list[str] = []
     scheduler = scheduler_of(Notes(0.0), on_finding=said.append)
-    scheduler.want(file, reader(0, 0, 1e9), 0, 200 * MIB)
+    scheduler.want(reader(0, 0, 1e9), PrefetchRange(file, 0, 200 * MIB))
     run_through(scheduler)
     assert len(said) == 1 and "stayed in the page cache" in said[0]
 
@@ -137,7 +138,7 @@ def test_pages_that_do_not_stay_are_told_of_once(file: FileState) -> None:
 def test_where_nobody_tells_what_was_cached_nothing_counts_as_prefetched(file: FileState) -> None:
     file.counts_reads = False
     scheduler = scheduler_of(Notes(sensor=-1))
-    scheduler.want(file, reader(0, 0, 1e9), 0, 8 * MIB)
+    scheduler.want(reader(0, 0, 1e9), PrefetchRange(file, 0, 8 * MIB))
     run_through(scheduler)
     assert file.untold_bytes == 8 * MIB
     assert file.prefetched_bytes == scheduler.prefetched_bytes == 0
@@ -149,7 +150,7 @@ def test_where_the_kernel_counts_what_it_read_for_us_that_is_what_was_prefetched
 ) -> None:
     file.counts_reads = True
     scheduler = scheduler_of(Notes(sensor=-1, storage_bytes=storage_bytes))
-    scheduler.want(file, reader(0, 0, 1e9), 0, 8 * MIB)  # four extents
+    scheduler.want(reader(0, 0, 1e9), PrefetchRange(file, 0, 8 * MIB))  # four extents
     run_through(scheduler)
     assert file.untold_bytes == 0
     assert file.prefetched_bytes == 4 * storage_bytes
@@ -174,7 +175,7 @@ def test_windows_of_a_stream_become_whole_requests(lustre: FileState) -> None:
     stream = reader(0, 0, 1e9)
     at = 0
     for end in (1, 3, 4, 9, 17, 18, 40):
-        scheduler.want(lustre, stream, at, end * MIB)
+        scheduler.want(stream, PrefetchRange(lustre, at, end * MIB))
         run_through(scheduler)
         at = end * MIB
     assert notes.sent == [(n * 4 * MIB, 4 * MIB) for n in range(10)]
@@ -189,8 +190,8 @@ def test_records_of_an_order_that_reads_all_bring_their_surroundings_once(
     order = [(5 * n + 3) % 64 for n in range(64)]
     for need, n in enumerate(order):
         start = n * 256 << 10
-        scheduler.want(lustre, reader(0, 0, 1e9), start, start + (256 << 10), need << 18,
-                       whole=True)  # fmt: skip
+        wanted = PrefetchRange(lustre, start, start + (256 << 10), need << 18, whole=True)
+        scheduler.want(reader(0, 0, 1e9), wanted)
     run_through(scheduler)
     assert sorted(notes.sent) == [(n * 4 * MIB, 4 * MIB) for n in range(4)]
 
@@ -199,7 +200,9 @@ def test_records_of_an_order_that_leaves_most_out_bring_themselves_only(lustre: 
     notes = Notes()
     scheduler = scheduler_of(notes)
     for n in range(8):
-        scheduler.want(lustre, reader(0, 0, 1e9), n * 8 * MIB, n * 8 * MIB + 4096, n << 12)
+        scheduler.want(
+            reader(0, 0, 1e9), PrefetchRange(lustre, n * 8 * MIB, n * 8 * MIB + 4096, n << 12)
+        )
     run_through(scheduler)
     assert sorted(notes.sent) == [(n * 8 * MIB, 4096) for n in range(8)]
 

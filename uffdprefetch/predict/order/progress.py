@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from uffdprefetch.base.ranges import IntervalSet
-from uffdprefetch.predict.order.rate import Rate
+from uffdprefetch.predict.rate import Rate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -9,7 +9,7 @@ import numpy as np
 
 from uffdprefetch.base.arrays import Array
 from uffdprefetch.predict import window
-from uffdprefetch.predict.order.rate import Rate
+from uffdprefetch.predict.rate import Rate
 from uffdprefetch.sim.replay.demand import Demand
 from uffdprefetch.sim.replay.engine import Range, Resident
 from uffdprefetch.sim.replay.keep import CHUNK_PAGES

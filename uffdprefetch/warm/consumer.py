@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who wants something read, and what: the scheduler's side of the predictors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Protocol
+
+from uffdprefetch.predict.rate import Feedback, Rate
+from uffdprefetch.state.files import FileState
+
+
+class Priority(IntEnum):
+    """What goes first; within one, what is nearest to its consumer."""
+
+    NEEDED = 0  # a reader comes by
+    MEASURING = 1  # a decision waits for how long it takes
+    BACKGROUND = 2  # nobody waits: not while the storage is busy
+
+
+class Consumer(Protocol):
+    """Whose ranges they are. Positions are bytes of the file, or of an order (``need``)."""
+
+    rank: int
+    reader: int  # pid; 0: of several processes
+    direction: int
+    position_bytes: int
+    feedback: Feedback
+
+    def expected_bytes(self, now_ns: int, most_bytes: int) -> int:
+        """Where it probably is: on from its last touch at its rate, by at most ``most_bytes``."""
+
+
+@dataclass(frozen=True)
+class PrefetchRange:
+    """[start, end) bytes of a file, wanted. ``need``: where the consumer is when it needs them, if
+    it does not walk through the file itself but through an order; ``whole``: what lies around it
+    is needed too, by some reader, some time; ``pooled``: the reader has the pool's memory."""
+
+    file: FileState
+    start: int
+    end: int
+    need: int | None = None
+    priority: Priority = Priority.NEEDED
+    whole: bool = False
+    pooled: bool = False
+
+
+@dataclass
+class OrderConsumer:
+    """A reader in the coordinate of its order."""
+
+    rank: int
+    last_ns: int
+    position_bytes: int = 0
+    direction: int = 1
+    reader: int = 0
+    rate: Rate = field(init=False)
+    feedback: Feedback = field(default_factory=Feedback)
+
+    def __post_init__(self) -> None:
+        self.rate = Rate(self.last_ns)
+
+    def advance(self, position_bytes: int, now_ns: int) -> None:
+        """It is there now; never back."""
+        self.last_ns = max(self.last_ns, now_ns)
+        if position_bytes > self.position_bytes:
+            self.rate.note(position_bytes - self.position_bytes, self.last_ns)
+            self.position_bytes = position_bytes
+
+    def expected_bytes(self, now_ns: int, most_bytes: int) -> int:
+        """See Consumer."""
+        gone = self.rate.bytes_per_second * max(0, now_ns - self.last_ns) / 1e9
+        return self.position_bytes + min(int(gone), most_bytes)
+
+
+@dataclass
+class FileConsumer:
+    """A whole file, from its beginning on, for nobody in particular."""
+
+    rank: int
+    reader: int
+    position_bytes: int = 0
+    direction: int = 1
+    feedback: Feedback = field(default_factory=Feedback)
+
+    def expected_bytes(self, now_ns: int, most_bytes: int) -> int:
+        """See Consumer."""
+        return 0
