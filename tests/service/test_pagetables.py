@@ -20,10 +20,11 @@ from uffdprefetch.predict.streams import MIB
 from uffdprefetch.sense import pagetables
 from uffdprefetch.service.coordinator import MS, CacheEngine
 from uffdprefetch.service.observe import Observer
-from uffdprefetch.state.client import Client, Region
+from uffdprefetch.state.client import Client
 from uffdprefetch.state.files import BLOCK_BYTES, FileState
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.opening import Opener
+from uffdprefetch.state.region import Region
 from uffdprefetch.warm.limits import TokenBucket
 from uffdprefetch.warm.scheduler import Scheduler
 
@@ -111,9 +112,9 @@ def test_a_checkpoint_that_was_touched_is_no_news(watched: Watched) -> None:
     page = 40 * BLOCK_BYTES // uffd.PAGE_BYTES
     watched.view.madvise(mmap.MADV_RANDOM)  # one page is mapped, not the block
     touch(watched.view, 40)
-    watched.region.laid.add(page)
+    watched.region.checkpoints.laid.add(page)
     assert watched.blocks() == []
-    watched.region.laid.clear()
+    watched.region.checkpoints.laid.clear()
     watched.view.madvise(mmap.MADV_DONTNEED, 40 * BLOCK_BYTES, BLOCK_BYTES)
     watched.news()
     touch(watched.view, 40)
@@ -131,7 +132,7 @@ def test_a_skipping_walk_is_followed_however_many_runs_it_leaves(watched: Watche
     for step in range(steps):
         touch(watched.view, step * 4 + 1)
         now += every
-        if now < watched.region.look_at_ns:
+        if now < watched.region.scan.due_ns:
             continue
         watched.engine.look(now)
         walks = [s for s in watched.region.table.active() if s.settled]
@@ -139,7 +140,7 @@ def test_a_skipping_walk_is_followed_however_many_runs_it_leaves(watched: Watche
             at = max(s.position_bytes for s in walks)
             behind = max(behind, step * STRIDE_BYTES - at)
             # the time that the look took us stands for none of the reader's
-            watched.region.look_at_ns = min(watched.region.look_at_ns, now + 100 * MS)
-    assert len(watched.region.seen) > pagetables.SCATTER_MAX
-    assert watched.region.look_every_ns <= 100 * MS
+            watched.region.scan.due_ns = min(watched.region.scan.due_ns, now + 100 * MS)
+    assert len(watched.region.scan.mapped) > pagetables.SCATTER_MAX
+    assert watched.region.scan.every_ns <= 100 * MS
     assert behind < 2 * STRIDE_BYTES

@@ -24,6 +24,7 @@ from uffdprefetch.readers.bulk import Bulk
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.opening import reopen
+from uffdprefetch.state.region import OrderState, ScanState
 from uffdprefetch.warm.limits import Limits, TokenBucket
 from uffdprefetch.warm.placement import Layout
 from uffdprefetch.warm.scheduler import Scheduler
@@ -98,7 +99,9 @@ class Bed:
         file.attached += 1
         table = StreamTable(rank, pid)
         verdict = Verdict.CHECKPOINTS if file.pooled is None else Verdict.POOL
-        return SimpleNamespace(file=file, table=table, verdict=verdict, look_from=0, heard_ns=0)
+        return SimpleNamespace(
+            file=file, table=table, verdict=verdict, scan=ScanState(), order=OrderState()
+        )
 
     def touch(self, region: Any, at: int) -> bool:
         """One miss."""

@@ -11,9 +11,10 @@ from uffdprefetch.native import uffd
 from uffdprefetch.predict.checkpoints import DISTANCE_MIN_BYTES
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.protocol import wire
-from uffdprefetch.state.client import Client, Region
+from uffdprefetch.state.client import Client
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.publisher import POOL_BACKWARD, POOL_MISS, POOL_TOUCH, PUNCH, TOUCH
+from uffdprefetch.state.region import Region
 
 if TYPE_CHECKING:
     from uffdprefetch.pool.node_pool import (
@@ -82,14 +83,14 @@ def _take_fault(
     client.watched.pool_misses += event.kind == uffd_pool.MISS
     start, end = event.offset, event.offset + event.length
     cell = start // DISTANCE_MIN_BYTES
-    region.fired.setdefault(cell, event.time_ns)
-    region.armed.setdefault(cell, start // uffd.PAGE_BYTES)
+    region.checkpoints.fired.setdefault(cell, event.time_ns)
+    region.checkpoints.armed.setdefault(cell, start // uffd.PAGE_BYTES)
     how = POOL_TOUCH | (POOL_MISS if event.kind == uffd_pool.MISS else 0)
     planned = engine.plans is not None and engine.plans.touch(
         client, region, start, end, event.time_ns
     )
-    region.planned_touches += planned
-    if planned and region.planned_touches % PLANNED_EVERY:
+    region.pool.planned_touches += planned
+    if planned and region.pool.planned_touches % PLANNED_EVERY:
         engine.touch_planned(client, region, start, end, event.time_ns)
         engine.tap.put(
             TOUCH, event.time_ns, client.pid, file, start, end - start, 0, how, event.tid
@@ -107,10 +108,10 @@ def _take_fault(
 
 def _note_walker(region: Region, tid: int, stream: Stream) -> None:
     """A thread is on the walk that it has touched twice running: one touch may be a tree's page."""
-    on, last = region.walkers.pop(tid, (stream, stream))
-    region.walkers[tid] = (stream if stream is last else on), stream
-    if len(region.walkers) > WALKERS_MAX:
-        del region.walkers[next(iter(region.walkers))]
+    on, last = region.pool.walkers.pop(tid, (stream, stream))
+    region.pool.walkers[tid] = (stream if stream is last else on), stream
+    if len(region.pool.walkers) > WALKERS_MAX:
+        del region.pool.walkers[next(iter(region.pool.walkers))]
 
 
 def readers(region: Region, now: int) -> list[Stream]:
@@ -118,7 +119,7 @@ def readers(region: Region, now: int) -> list[Stream]:
     that ended where another one began, and the few steps of a reader through a tree, are none:
     each would hold a part of the pool, have what lies ahead of it read, and make it look needed."""
     since = now - SILENT_READER_NS
-    on = {id(stream) for stream, _ in region.walkers.values()}
+    on = {id(stream) for stream, _ in region.pool.walkers.values()}
     return [s for s in region.table.active() if id(s) in on and s.last_ns > since]
 
 

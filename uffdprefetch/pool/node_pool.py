@@ -28,9 +28,10 @@ from uffdprefetch.pool.residents import reader, resident_blocks
 from uffdprefetch.predict import window
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.protocol.wire import Verdict
-from uffdprefetch.state.client import Client, Region
+from uffdprefetch.state.client import Client
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.ledger import Histogram, Ledger
+from uffdprefetch.state.region import Region
 from uffdprefetch.warm.limits import Limit, Limits
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ import numpy.typing as npt
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.pool.eviction import Reader, Residents
 from uffdprefetch.predict.streams import Stream
-from uffdprefetch.state.client import Region
 from uffdprefetch.state.files import FileState
+from uffdprefetch.state.region import Region
 
 #: Blocks just behind a reader that it may still look at.
 BEHIND_BYTES = 1 << 20

@@ -30,10 +30,11 @@ from uffdprefetch.predict.bulk import (
 from uffdprefetch.predict.randomness import Jumps
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.protocol.wire import Verdict
-from uffdprefetch.state.client import Client, Region
+from uffdprefetch.state.client import Client
 from uffdprefetch.state.file_systems import read_ahead_bytes
 from uffdprefetch.state.files import BLOCK_BYTES, FileState, Key
 from uffdprefetch.state.ledger import Ledger, describe_stream
+from uffdprefetch.state.region import Region
 from uffdprefetch.warm.consumer import FileConsumer, PrefetchRange, Priority
 from uffdprefetch.warm.limits import Limit, Limits
 from uffdprefetch.warm.placement import Layout
@@ -163,7 +164,7 @@ class Bulk:
             return False
         reader = self._reader(book, region)
         start, end, at_ns = touch
-        if region.look_from:  # one look at the whole page table, in several pieces
+        if region.scan.resume_at:  # one look at the whole page table, in several pieces
             at_ns = reader.at_ns
         reader.at_ns = at_ns
         # in a second epoch nothing is news; and a random reader has been nearly everywhere at last

@@ -15,9 +15,10 @@ from uffdprefetch.base.clock import CLOCK, Clock
 from uffdprefetch.predict.order.epochs import Epochs, Source
 from uffdprefetch.predict.window import Storage
 from uffdprefetch.protocol.wire import Verdict
-from uffdprefetch.state.client import Client, Region
+from uffdprefetch.state.client import Client
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.ledger import Ledger
+from uffdprefetch.state.region import Region
 from uffdprefetch.warm.consumer import OrderConsumer, PrefetchRange
 from uffdprefetch.warm.scheduler import Scheduler
 

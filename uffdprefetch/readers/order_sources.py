@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 from uffdprefetch.job.channel import ENDED
 from uffdprefetch.orders.indexer_client import Answer, Resolver
 from uffdprefetch.readers.known_order import PlannedReader, Plans
-from uffdprefetch.state.client import Client, Region
+from uffdprefetch.state.client import Client
 from uffdprefetch.state.files import FileState, Key
 from uffdprefetch.state.ledger import Ledger
+from uffdprefetch.state.region import Region
 
 if TYPE_CHECKING:
     from uffdprefetch.orders.announcement import Announced

@@ -21,9 +21,10 @@ from uffdprefetch.predict.streams import BACK_BYTES, DENSITY, PIECE_BYTES, PIECE
 from uffdprefetch.protocol import wire
 from uffdprefetch.readers.known_order import PlannedReader, Plans
 from uffdprefetch.sense import pagetables
-from uffdprefetch.state.client import Client, Region
+from uffdprefetch.state.client import Client
 from uffdprefetch.state.files import BLOCK_BYTES, FileState, Key
 from uffdprefetch.state.ledger import Ledger
+from uffdprefetch.state.region import Region
 from uffdprefetch.warm.scheduler import Scheduler
 
 if TYPE_CHECKING:  # they bring numpy, which a service where nobody skips spares

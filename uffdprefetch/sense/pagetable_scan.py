@@ -10,9 +10,10 @@ from uffdprefetch.base.clock import CLOCK, Clock
 from uffdprefetch.predict.streams import PIECE_BYTES, REACH_BYTES, Stream
 from uffdprefetch.protocol import wire
 from uffdprefetch.sense import pagetables
-from uffdprefetch.state.client import Client, Region
+from uffdprefetch.state.client import Client
 from uffdprefetch.state.files import BLOCK_BYTES
 from uffdprefetch.state.publisher import SEEN, Tap
+from uffdprefetch.state.region import Region
 from uffdprefetch.warm.placement import Layout
 
 MS = 1_000_000
@@ -39,7 +40,7 @@ FOLLOW_STEPS = 8
 
 def tell_seen(tap: Tap, client: Client, region: Region, start: int, end: int, now: int) -> None:
     """[start, end) was found mapped: some time since the last look."""
-    since = now - region.told_ns if region.told_ns else 0
+    since = now - region.scan.last_end_ns if region.scan.last_end_ns else 0
     tap.put(SEEN, now, client.pid, region.file, start, end - start, since)
 
 
@@ -62,7 +63,7 @@ class PageTableLooks:
         """Tell what has been touched since the last look, and say when the next is due, which may
         cost one part in ``share`` of what looking may."""
         began = self._clock.cpu_ns()
-        active = [] if region.known else region.table.active()
+        active = [] if region.order.announced else region.table.active()
         by_tables = region.verdict != wire.Verdict.POOL
         touched = False
         for stream in active:
@@ -72,16 +73,16 @@ class PageTableLooks:
             touched = self._follow(client, region, stream, now) or touched
         # all of it: often until a walk is sure, then now and then, for walks yet to begin
         if not any(s.settled for s in active) or (
-            region.look_from or now - region.looked_ns >= LOOK_SLOWEST_NS
+            region.scan.resume_at or now - region.scan.whole_ns >= LOOK_SLOWEST_NS
         ):
             touched = self._look_at_all(client, region) or touched
-            region.looked_ns = now
-        region.told_ns = now
+            region.scan.whole_ns = now
+        region.scan.last_end_ns = now
         self._next_look(region, active, by_tables, touched, now)
         # our own CPU time: on a crowded node the wall clock would count the others' too
         cost = self._clock.cpu_ns() - began
-        due = LOOK_FIRST_NS if region.look_from else region.look_every_ns
-        region.look_at_ns = now + max(due, LOOK_COST * share * cost)
+        due = LOOK_FIRST_NS if region.scan.resume_at else region.scan.every_ns
+        region.scan.due_ns = now + max(due, LOOK_COST * share * cost)
 
     def _follow(self, client: Client, region: Region, stream: Stream, now: int) -> bool:
         """Look ahead of a stream, and again from where that leads; whether it saw news."""
@@ -102,15 +103,15 @@ class PageTableLooks:
         touched = False
         now = began = self._clock.now_ns()
         while now == began or now - began < LOOK_AT_ONCE_NS:
-            start = max(region.look_from, region.offset_bytes)
+            start = max(region.scan.resume_at, region.offset_bytes)
             end = min(start + LOOK_AT_ONCE_BYTES, region.span.end_bytes)
             clusters, more = self._new_touches(client, region, start, end)
             for a, b in clusters:
                 self._touch(client, region, a, b, now)
                 touched = True
-            region.look_from = more or end
-            if region.look_from >= region.span.end_bytes:
-                region.look_from = 0
+            region.scan.resume_at = more or end
+            if region.scan.resume_at >= region.span.end_bytes:
+                region.scan.resume_at = 0
                 break
             now = self._clock.now_ns()
         return touched
@@ -120,26 +121,28 @@ class PageTableLooks:
     ) -> None:
         settled = any(s.settled for s in active)
         begun = any(now - s.last_ns < UNSURE_NS for s in region.table.streams)
-        if not settled and begun and not region.known:
-            region.look_every_ns = LOOK_FIRST_NS
+        if not settled and begun and not region.order.announced:
+            region.scan.every_ns = LOOK_FIRST_NS
         elif settled and by_tables:
             rate = max((s.rate_bytes_per_second for s in active), default=0.0)
             step_bytes = max(self._layout.lookahead(s) for s in active) / POLLS_PER_WINDOW
             if any(s.sparse_pieces for s in active):  # it may skip: piece by piece tells
                 step_bytes = min(step_bytes, PIECE_BYTES)
             due = int(step_bytes / rate * 1e9) if rate else POLL_SLOWEST_NS
-            region.look_every_ns = min(POLL_SLOWEST_NS, max(POLL_FASTEST_NS, due))
-        elif region.known:
-            heard = now - region.heard_ns < 2 * SILENT_NS
-            region.look_every_ns = LOOK_SLOWEST_NS if heard else SILENT_NS
-        elif region.planned or (settled and now - max(s.last_ns for s in active) < 1000 * MS):
-            region.look_every_ns = SILENT_NS
-        elif region.scattered:
-            region.look_every_ns = 1000 * MS
+            region.scan.every_ns = min(POLL_SLOWEST_NS, max(POLL_FASTEST_NS, due))
+        elif region.order.announced:
+            heard = now - region.order.last_progress_ns < 2 * SILENT_NS
+            region.scan.every_ns = LOOK_SLOWEST_NS if heard else SILENT_NS
+        elif region.order.followed or (
+            settled and now - max(s.last_ns for s in active) < 1000 * MS
+        ):
+            region.scan.every_ns = SILENT_NS
+        elif region.scan.scattered:
+            region.scan.every_ns = 1000 * MS
         elif touched:
-            region.look_every_ns = LOOK_FIRST_NS
+            region.scan.every_ns = LOOK_FIRST_NS
         else:
-            region.look_every_ns = min(LOOK_SLOWEST_NS, region.look_every_ns * 3 // 2)
+            region.scan.every_ns = min(LOOK_SLOWEST_NS, region.scan.every_ns * 3 // 2)
 
     def _new_touches(
         self, client: Client, region: Region, start: int, end: int
@@ -152,6 +155,6 @@ class PageTableLooks:
                 tell_seen(self._tap, client, region, a, b, self._clock.now_ns())
 
         found = pagetables.new_touches(client, region, start, end, tell)
-        if news or region.planned:
+        if news or region.order.followed:
             self._looked(client, region, news)
         return found

@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from uffdprefetch.native import uffd
-from uffdprefetch.state.client import Client, Region
+from uffdprefetch.state.client import Client
+from uffdprefetch.state.region import Region
 
 #: Runs closer than this are one touch: a B-tree skips pages, a record spans many.
 CLUSTER_BYTES = 1 << 20
@@ -61,8 +62,8 @@ def new_touches(
         more = end = found[-1][0] + found[-1][1]
     clusters: list[tuple[int, int]] = []
     for offset, length in found:
-        for a, b in region.seen.missing(offset, offset + length):
-            if b - a == uffd.PAGE_BYTES and a // uffd.PAGE_BYTES in region.laid:
+        for a, b in region.scan.mapped.missing(offset, offset + length):
+            if b - a == uffd.PAGE_BYTES and a // uffd.PAGE_BYTES in region.checkpoints.laid:
                 continue  # an armed page that was touched: its event has told, or will
             if tell is not None:
                 tell(a, b)
@@ -73,6 +74,6 @@ def new_touches(
     now_mapped = [(offset, offset + length) for offset, length in found]
     if now_mapped:
         start, end = min(start, now_mapped[0][0]), max(end, now_mapped[-1][1])
-    region.seen.replace(start, end, now_mapped)
-    region.scattered = len(region.seen) > SCATTER_MAX
+    region.scan.mapped.replace(start, end, now_mapped)
+    region.scan.scattered = len(region.scan.mapped) > SCATTER_MAX
     return clusters, more

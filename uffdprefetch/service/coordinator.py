@@ -26,12 +26,13 @@ from uffdprefetch.readers.bulk import Bulk
 from uffdprefetch.sense import pagetables
 from uffdprefetch.sense.pagetable_scan import LOOK_FIRST_NS, PageTableLooks, tell_seen
 from uffdprefetch.state.admission import FileTable
-from uffdprefetch.state.client import FIRST_OBSERVED, Client, Region
+from uffdprefetch.state.client import Client
 from uffdprefetch.state.files import BLOCK_BYTES, FileState, Key
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.opening import Opened, Opener
 from uffdprefetch.state.processes import Watched
 from uffdprefetch.state.publisher import MAJORS, TOUCH, WINDOW, Tap
+from uffdprefetch.state.region import FIRST_OBSERVED, Region, ScanState
 from uffdprefetch.warm.consumer import PrefetchRange
 from uffdprefetch.warm.limits import Limits
 from uffdprefetch.warm.placement import Layout
@@ -288,8 +289,10 @@ class CacheEngine:
                 continue
             if offer.client.regions.get(region.id) is not region:
                 continue  # gone meanwhile
-            region.offered = [] if file.changed else [p for p in offer.pages if p in file.written]
-            message = wire.file(region.id, wire.Verdict.CHECKPOINTS, region.offered)
+            region.checkpoints.offered = (
+                [] if file.changed else [p for p in offer.pages if p in file.written]
+            )
+            message = wire.file(region.id, wire.Verdict.CHECKPOINTS, region.checkpoints.offered)
             offer.client.send(message, [offer.memfd])
         self._offers = waiting
 
@@ -301,11 +304,11 @@ class CacheEngine:
             return
         if ack.error and region.verdict == wire.Verdict.POOL:
             self._without_pool(client, region, ack.error)
-        if not region.offered:
+        if not region.checkpoints.offered:
             return
-        region.laid = set(region.offered[: ack.done])
-        region.offered = []
-        self.ledger.laid += len(region.laid)
+        region.checkpoints.laid = set(region.checkpoints.offered[: ack.done])
+        region.checkpoints.offered = []
+        self.ledger.laid += len(region.checkpoints.laid)
         if ack.error:
             self.ledger.degrade(
                 f"pid {client.pid}: a checkpoint could not be laid ({os.strerror(ack.error)}): "
@@ -322,7 +325,7 @@ class CacheEngine:
         if self.pool is not None:
             self.pool.detach(client, region)
         region.verdict = wire.Verdict.PAGE_TABLES
-        region.look_at_ns = self.clock.now_ns() + LOOK_FIRST_NS
+        region.scan.due_ns = self.clock.now_ns() + LOOK_FIRST_NS
         self.ledger.attached(region.file, region.verdict, f"not served by the pool: {why}")
 
     def bypassed(self, client: Client, reason: int) -> None:
@@ -351,11 +354,8 @@ class CacheEngine:
             length_bytes=a.length_bytes,
             offset_bytes=a.offset_bytes,
             verdict=verdict,
-            shared=a.map_flags & wire.MAP_TYPE != wire.MAP_PRIVATE,
             table=StreamTable(client.rank, client.pid),
-            span=_span(a, file),
-            look_at_ns=self.clock.now_ns() + LOOK_FIRST_NS,
-            look_every_ns=LOOK_FIRST_NS,
+            scan=ScanState(self.clock.now_ns() + LOOK_FIRST_NS, LOOK_FIRST_NS),
         )
         file.attached += 1
         client.regions[region.id] = region
@@ -363,7 +363,7 @@ class CacheEngine:
             self.plans.mapped(client)
             self._touched[id(region)] = (client, region)
         if verdict == wire.Verdict.POOL and self.pool:
-            region.look_at_ns = NEVER_NS  # its faults tell
+            region.scan.due_ns = NEVER_NS  # its faults tell
             self.pool.attach(client, region)
         return region
 
@@ -425,20 +425,20 @@ class CacheEngine:
             if region is None or not region.span.start_bytes <= start < region.span.end_bytes:
                 continue
             at_ns = min(event.time_ns, now)
-            if event.page in region.laid:
-                region.fired[event.page] = at_ns
-                region.look_at_ns = min(region.look_at_ns, now)  # where did that reader begin?
-                region.look_every_ns = min(region.look_every_ns, LOOK_FIRST_NS)
+            if event.page in region.checkpoints.laid:
+                region.checkpoints.fired[event.page] = at_ns
+                region.scan.due_ns = min(region.scan.due_ns, now)  # where did that reader begin?
+                region.scan.every_ns = min(region.scan.every_ns, LOOK_FIRST_NS)
             self.tap.put(
                 TOUCH, at_ns, client.pid, region.file, start, uffd.PAGE_BYTES, event.handle_ns,
                 tid=event.tid,
             )  # fmt: skip
             end = start + uffd.PAGE_BYTES
-            if region.known:
+            if region.order.announced:
                 self.touch_planned(client, region, start, end, at_ns)
             else:
                 around = start - BLOCK_BYTES, end + BLOCK_BYTES
-                new = region.seen.missing(*around) == [around]
+                new = region.scan.mapped.missing(*around) == [around]
                 self.touch(client, region, start, end, at_ns, new=new)
             if self.plans is not None:
                 self.plans.touch(client, region, start, end, at_ns)
@@ -470,11 +470,11 @@ class CacheEngine:
             stream.saw(forward, found)
             for a, n in found:
                 mapped += n
-                for low, high in region.seen.missing(a, a + n):
+                for low, high in region.scan.mapped.missing(a, a + n):
                     news += high - low
                     if self.tap.active and region.verdict != wire.Verdict.POOL:
                         tell_seen(self.tap, client, region, low, high, self.clock.now_ns())
-                region.seen.add(a, a + n)
+                region.scan.mapped.add(a, a + n)
         if self.bulk.saw(
             region, stream, (start, end, at_ns), forward, (news, news if new else mapped)
         ):
@@ -488,7 +488,7 @@ class CacheEngine:
 
     def _mapped(self, client: Client, region: Region, start: int, end: int, at_ns: int) -> None:
         """A look has found pages that are mapped between two places, and booked each of them."""
-        if region.known:
+        if region.order.announced:
             self._gone_on(client, region, start, end, at_ns)
         else:
             self.touch(client, region, start, end, at_ns, new=True)
@@ -500,7 +500,7 @@ class CacheEngine:
         nothing more."""
         self._gone_on(client, region, start, end, at_ns)
         region.file.mark_used(start, end)
-        region.seen.add(start, end)
+        region.scan.mapped.add(start, end)
 
     def _gone_on(self, client: Client, region: Region, start: int, end: int, at_ns: int) -> None:
         self._touched[id(region)] = (client, region)
@@ -518,13 +518,13 @@ class CacheEngine:
 
     def look(self, now: int) -> None:
         """Read the page tables that are due: new streams, and progress where no uffd tells."""
-        known = sum(r.known for c in self.clients.values() for r in c.regions.values())
+        known = sum(r.order.announced for c in self.clients.values() for r in c.regions.values())
         for client in self.clients.values():
             for region in client.regions.values():
-                if now >= region.look_at_ns and not region.detaching:
-                    self._looks.look(client, region, now, known if region.known else 1)
+                if now >= region.scan.due_ns and not region.detaching:
+                    self._looks.look(client, region, now, known if region.order.announced else 1)
                     rest = self.bulk.rest_ns(region)
-                    region.look_at_ns = max(region.look_at_ns, now + rest)
+                    region.scan.due_ns = max(region.scan.due_ns, now + rest)
         self.bulk.step(now)
 
     # -------------------------------------------------------------- windows
@@ -532,7 +532,7 @@ class CacheEngine:
     @property
     def due_ns(self) -> int | None:
         """When plan() is due though nothing happens."""
-        due = [r.planned_ns + PLAN_NS for _, r in self._touched.values()]
+        due = [r.order.planned_ns + PLAN_NS for _, r in self._touched.values()]
         return min((*due, *(offer.until_ns for offer in self._offers)), default=None)
 
     def plan(self) -> None:
@@ -558,25 +558,28 @@ class CacheEngine:
         for client, region in touched.values():
             if region.file.changed or region.detaching:
                 continue
-            if region.known and now - region.planned_ns < PLAN_NS:
+            if region.order.announced and now - region.order.planned_ns < PLAN_NS:
                 self._touched[id(region)] = (client, region)
                 continue
             planned = self.plans.reader(client, region) if self.plans is not None else None
-            if planned is not None and not region.planned:
+            if planned is not None and not region.order.followed:
                 for stream in region.table.streams:
                     self.scheduler.forget(stream)
-            if planned is None and region.followed is not None and not region.followed.dropped:
+            if (
+                planned is None
+                and region.order.reader is not None
+                and not region.order.reader.dropped
+            ):
                 self.bulk.forget(region)  # it has come to its end: what follows is another matter
             pooled = region.verdict == wire.Verdict.POOL
-            region.followed = planned
-            region.planned = planned is not None
-            region.known = planned is not None and not planned.inferred
-            region.planned_ns = now
+            region.order.reader = planned
+            region.order.followed = planned is not None
+            region.order.planned_ns = now
             awaited = self.plans is not None and self.plans.pending(client, region)
-            region.awaited_ns = (region.awaited_ns or now) if awaited else 0
-            self.bulk.planned(region, region.planned or awaited)
+            region.order.pending_since_ns = (region.order.pending_since_ns or now) if awaited else 0
+            self.bulk.planned(region, region.order.followed or awaited)
             if self.plans is not None and planned is not None:
-                region.heard_ns = max(planned.touched_ns, planned.said_ns)
+                region.order.last_progress_ns = max(planned.touched_ns, planned.said_ns)
                 self.plans.plan(
                     planned, self.scheduler.meter.storage, self._allowed(region), pooled
                 )
@@ -602,7 +605,10 @@ class CacheEngine:
             return
         if not self.bulk.trusts(region):
             return
-        awaited = region.awaited_ns and self.clock.now_ns() - region.awaited_ns < AWAIT_NS
+        awaited = (
+            region.order.pending_since_ns
+            and self.clock.now_ns() - region.order.pending_since_ns < AWAIT_NS
+        )
         if awaited and not (stream.settled and (stream.density or 0.0) >= AWAIT_DENSITY):
             return
         if self.strides is not None and self.strides.holds(region, stream, self.clock.now_ns()):

@@ -200,7 +200,7 @@ class Freshness:
         for client in self._engine.clients.values():
             for region in client.regions.values():
                 if region.file is file:
-                    laid |= region.laid
+                    laid |= region.checkpoints.laid
         state.loose |= file.written - laid
         file.written &= laid
 

@@ -18,9 +18,9 @@ from uffdprefetch.predict.streams import Stream
 from uffdprefetch.service.coordinator import CacheEngine
 from uffdprefetch.service.sampling import RANK_TICKS, RANKS_MAX, Counted, RankTrack, Sampling
 from uffdprefetch.service.snapshot import MISS_SENSOR, POOL_MISS_SENSOR, WAIT_SENSOR
-from uffdprefetch.state.client import Region
 from uffdprefetch.state.files import BLOCK_BYTES, FileState
 from uffdprefetch.state.ledger import JobProcess
+from uffdprefetch.state.region import Region
 from uffdprefetch.warm.limits import Limit
 from uffdprefetch.warm.scheduler import Scheduler
 
@@ -185,7 +185,7 @@ class Live:
     ) -> dict[str, Any]:
         moving = [walk for walk in walks if self._moves(walk[1], now)] or walks[:1]
         region, stream = moving[0] if moving else (scattered or mapped, None)
-        if region is not None and region.planned:
+        if region is not None and region.order.followed:
             pattern = "planned"
         elif stream is None or scattered is not None:
             pattern = "random" if scattered else "unknown" if mapped else "no mapping"

@@ -17,9 +17,10 @@ from uffdprefetch.base.identity import identify
 from uffdprefetch.base.procfs import Mapping, descendants, maps_of
 from uffdprefetch.protocol import wire
 from uffdprefetch.service.coordinator import MS, CacheEngine
-from uffdprefetch.state.client import FIRST_OBSERVED, Client
+from uffdprefetch.state.client import Client
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.opening import Opened
+from uffdprefetch.state.region import FIRST_OBSERVED
 
 LOOK_NS = 250 * MS
 #: Those of which agents tell: what was mapped past them is found.

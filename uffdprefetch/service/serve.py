@@ -233,7 +233,7 @@ class Service:
         for client in self.engine.clients.values():
             for region in client.regions.values():
                 if not region.detaching:
-                    due = min(due, region.look_at_ns)
+                    due = min(due, region.scan.due_ns)
         if self._empty_since is not None:
             due = min(due, now + 100 * MS)
         if self._peers.parting:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One connection: a process of the job (its agent) or a launcher; and its regions."""
+"""One connection: a process of the job (its agent), or a launcher."""
 
 from __future__ import annotations
 
@@ -7,70 +7,19 @@ import array
 import os
 import socket
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from uffdprefetch.base.ranges import IntervalSet
 from uffdprefetch.native import uffd
-from uffdprefetch.predict.checkpoints import Span
-from uffdprefetch.predict.streams import Stream, StreamTable
 from uffdprefetch.protocol import wire
-from uffdprefetch.state.files import FileState
 from uffdprefetch.state.processes import Watched, ancestors, rights
+from uffdprefetch.state.region import FIRST_OBSERVED, Region
 
 if TYPE_CHECKING:
-    from uffdprefetch.readers.known_order import PlannedReader
+    pass
 
-#: Numbers of regions that no agent has given (service/observe.py); those of agents end below it
-#: (csrc/mapping.c, claim_region).
-FIRST_OBSERVED = 1 << 32
 #: A client that does not read is cut off: its commands must not pile up here.
 OUTBOX_MAX = 4096
-
-
-@dataclass
-class Region:
-    """A managed mapping of one process. Addresses and offsets in bytes."""
-
-    id: int
-    file: FileState
-    address: int
-    length_bytes: int
-    offset_bytes: int
-    verdict: wire.Verdict
-    shared: bool
-    table: StreamTable
-    span: Span
-    offered: list[int] = field(default_factory=list)  # pages that the agent was told to lay
-    laid: set[int] = field(default_factory=set)  # pages with a checkpoint over them
-    fired: dict[int, int] = field(default_factory=dict)  # laid, touched, not armed again: ns
-    seen: IntervalSet = field(default_factory=IntervalSet)  # file ranges known to be mapped
-    look_at_ns: int = 0
-    look_every_ns: int = 0
-    look_from: int = 0  # where the last look over all of it stopped
-    looked_ns: int = 0  # and when it was
-    told_ns: int = 0  # when the last look of any kind ended
-    scattered: bool = False  # too many separate runs: no use in looking often
-    planned: bool = False  # its reader's order is known
-    known: bool = False  # ... from elsewhere than from how it walks
-    followed: PlannedReader | None = None  # whose order that is, or was
-    planned_ns: int = 0  # when what it needs next was last looked at
-    heard_ns: int = 0  # when it was last heard of how far in its order it is; 0: it has had none
-    awaited_ns: int = 0  # since when it is to become known; 0: it is not
-    detaching: bool = False
-    armed: dict[int, int] = field(default_factory=dict)  # pool: 4 MiB cell -> a page read there
-    rearm_at_ns: int = 0  # pool: when to look at them again
-    planned_touches: int = 0  # pool: of a reader whose order is known
-    # pool: thread -> (whose walk it is on, whose it touched last)
-    walkers: dict[int, tuple[Stream, Stream]] = field(default_factory=dict)
-
-    def offset_of(self, address: int) -> int:
-        """The file offset that an address of the mapping shows."""
-        return self.offset_bytes + address - self.address
-
-    def address_of(self, offset: int) -> int:
-        """The address that shows a file offset."""
-        return self.address + offset - self.offset_bytes
 
 
 class Client:

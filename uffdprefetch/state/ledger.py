@@ -10,9 +10,10 @@ from typing import Any
 from uffdprefetch.native import compare as uffd_compare
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.protocol import wire
-from uffdprefetch.state.client import Client, Region
+from uffdprefetch.state.client import Client
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.processes import Watched
+from uffdprefetch.state.region import Region
 
 #: Darshan's rule: this many bins, and their width doubles when the run outgrows them.
 TIMELINE_BINS = 512
@@ -246,7 +247,7 @@ class Ledger:
         for stream in region.table.streams:
             if stream.active and len(self.streams) < STREAMS_MAX:
                 self.streams.append(describe_stream(region, stream))
-        if region.table.random and not region.heard_ns:  # it has had no plan
+        if region.table.random and not region.order.last_progress_ns:  # it has had no plan
             self.degrade(
                 f"{region.file.path}: rank {client.rank} jumps about (no walk found): not "
                 "prefetched; a known order needs a plan"

@@ -15,8 +15,9 @@ import struct
 from typing import Any
 
 from uffdprefetch.protocol import wire
-from uffdprefetch.state.client import Client, Region
+from uffdprefetch.state.client import Client
 from uffdprefetch.state.files import FileState
+from uffdprefetch.state.region import Region
 
 #: trace/file/events.py, EVENT; the numbers of its kinds that are ours.
 _EVENT = struct.Struct("<QQQQIIHHI")

@@ -14,8 +14,9 @@ from uffdprefetch.native import uffd
 from uffdprefetch.predict import checkpoints, window
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.protocol import wire
-from uffdprefetch.state.client import Client, Region
+from uffdprefetch.state.client import Client
 from uffdprefetch.state.ledger import Ledger
+from uffdprefetch.state.region import Region
 from uffdprefetch.warm.scheduler import Scheduler
 
 if TYPE_CHECKING:
@@ -60,14 +61,14 @@ class Layout:
         """Arm again what its readers have left behind."""
         if region.verdict == wire.Verdict.POOL:
             self._rearm_pool(client, region)
-        elif region.fired:
+        elif region.checkpoints.fired:
             self._rearm(client, region)
 
     def _rearm(self, client: Client, region: Region) -> None:
         now = self._clock.now_ns()
         kept = [self._reach(s) for s in region.table.active()]
         pages = []
-        for page, at in region.fired.items():
+        for page, at in region.checkpoints.fired.items():
             offset = page * uffd.PAGE_BYTES
             if now - at > REARM_NS and not any(low <= offset <= high for low, high in kept):
                 pages.append(page)
@@ -75,23 +76,23 @@ class Layout:
             client.command(wire.Type.REARM, region.id, sorted(pages))
             self._ledger.rearmed += len(pages)
         for page in pages:
-            del region.fired[page]
+            del region.checkpoints.fired[page]
 
     def _rearm_pool(self, client: Client, region: Region) -> None:
         """In the pool, one page of each 4 MiB that was read leaves the page table: what stays in
         the pool over the epochs would give no sign of its reader otherwise."""
         now = self._clock.now_ns()
-        if now < region.rearm_at_ns:
+        if now < region.checkpoints.rearm_at_ns:
             return
-        region.rearm_at_ns = now + REARM_NS // 10
+        region.checkpoints.rearm_at_ns = now + REARM_NS // 10
         kept = [self._reach(s) for s in region.table.active()]
         pages = []
-        for cell, at in list(region.fired.items()):
-            page = region.armed[cell]
+        for cell, at in list(region.checkpoints.fired.items()):
+            page = region.checkpoints.armed[cell]
             offset = page * uffd.PAGE_BYTES
             if now - at > REARM_NS and not any(low <= offset <= high for low, high in kept):
                 pages.append(page)
-                del region.fired[cell], region.armed[cell]
+                del region.checkpoints.fired[cell], region.checkpoints.armed[cell]
         if pages:
             client.command(wire.Type.REARM, region.id, sorted(pages))
             self._ledger.rearmed += len(pages)

@@ -10,6 +10,7 @@ from uffdprefetch.base.clock import CLOCK
 from uffdprefetch.pool import bridge as pool_bridge
 from uffdprefetch.pool.bridge import SILENT_READER_NS, WALKERS_MAX
 from uffdprefetch.predict.streams import Stream, StreamTable
+from uffdprefetch.state.region import PoolState
 
 MIB = 1 << 20
 
@@ -18,7 +19,7 @@ class Mapping:
     """A mapping whose threads touch 64 KiB here and there."""
 
     def __init__(self) -> None:
-        self.region: Any = SimpleNamespace(table=StreamTable(0, 1), walkers={})
+        self.region: Any = SimpleNamespace(table=StreamTable(0, 1), pool=PoolState())
         self.now = CLOCK.now_ns()
 
     def touch(self, tid: int, at: int, later_ns: int = 1_000_000) -> Stream:
@@ -76,5 +77,5 @@ def test_threads_without_end_are_not_remembered_without_end() -> None:
     mapping = Mapping()
     for tid in range(3 * WALKERS_MAX):
         walk = mapping.touch(tid, tid * 65536)
-    assert len(mapping.region.walkers) == WALKERS_MAX
+    assert len(mapping.region.pool.walkers) == WALKERS_MAX
     assert walk in mapping.readers()

@@ -349,9 +349,9 @@ def test_a_long_look_at_a_page_table_is_no_walk(
     for _ in range(5):
         for at in sorted(source.randrange(SIZE // BLOCK) * BLOCK for _ in range(40)):
             assert bed.touch(region, at)
-            region.look_from = at
+            region.scan.resume_at = at
             assert not bed.bulk.trusts(region)
-        region.look_from = 0
+        region.scan.resume_at = 0
 
 
 def test_a_file_that_is_opened_anew_is_watched_anew(

@@ -12,15 +12,14 @@ from conftest import warnings_fail
 
 from uffdprefetch.base.clock import Clock
 from uffdprefetch.base.config import Config
-from uffdprefetch.predict.checkpoints import Span
 from uffdprefetch.predict.streams import MIB, Stream, StreamTable
 from uffdprefetch.predict.window import Storage
 from uffdprefetch.protocol import wire
 from uffdprefetch.sense import pagetables
 from uffdprefetch.sense.pagetable_scan import LOOK_SLOWEST_NS, SILENT_NS
 from uffdprefetch.service.coordinator import AWAIT_NS, PLAN_NS, CacheEngine
-from uffdprefetch.state.client import Region
 from uffdprefetch.state.ledger import Ledger
+from uffdprefetch.state.region import Region
 from uffdprefetch.warm.consumer import PrefetchRange
 
 pytestmark = warnings_fail
@@ -88,8 +87,7 @@ class Node:
         )  # fmt: skip
         self.region = Region(
             id=1, file=file, address=1 << 40, length_bytes=SIZE, offset_bytes=0,  # type: ignore[arg-type]
-            verdict=wire.Verdict.PAGE_TABLES, shared=False, table=StreamTable(0, 100),
-            span=Span(0, SIZE, 4096),
+            verdict=wire.Verdict.PAGE_TABLES, table=StreamTable(0, 100),
         )  # fmt: skip
         self.client: Any = SimpleNamespace(
             rank=0, pid=100, regions={1: self.region}, pagemap_fd=-1, overlay_share=64
@@ -178,7 +176,7 @@ def test_its_touches_are_no_walks(node: Node) -> None:
     event = SimpleNamespace(region=1, page=512, time_ns=node.now, handle_ns=1, tid=100)
     node.engine.on_events(node.client, [event])  # type: ignore[list-item]
     assert node.region.table.streams == [] and node.orders.touches == 1
-    assert (2 * MIB, 2 * MIB + 4096) in list(node.region.seen)
+    assert (2 * MIB, 2 * MIB + 4096) in list(node.region.scan.mapped)
 
 
 def test_what_is_mapped_between_two_places_later_is_found_by_a_later_look(
@@ -193,7 +191,7 @@ def test_what_is_mapped_between_two_places_later_is_found_by_a_later_look(
     node.plan()
     for more in ([], [32], [32]):
         mapped = sorted({*mapped, *more})
-        node.now = node.region.look_at_ns = node.now + 10**9
+        node.now = node.region.scan.due_ns = node.now + 10**9
         node.engine.look(node.now)
     assert [start // page for start, _ in told] == [0, 64, 128, 32]
 
@@ -262,7 +260,7 @@ def test_its_page_table_is_looked_at_often_only_when_nothing_else_tells(
     node.plan(10**9)
     node.orders.known.said_ns = node.now if heard else 0
     node.plan(PLAN_NS)
-    node.region.look_at_ns = node.now
+    node.region.scan.due_ns = node.now
     node.engine.look(node.now)
-    assert node.region.look_every_ns == every
-    assert node.region.look_at_ns >= node.now + every
+    assert node.region.scan.every_ns == every
+    assert node.region.scan.due_ns >= node.now + every
