@@ -37,14 +37,14 @@ MODULES = [
     *("predict.order." + name for name in ("cursor", "epochs", "progress", "validator")),
     "warm.limits", "warm.meter", "warm.placement", "warm.scheduler",
     "sense.pagetable_scan", "sense.pagetables",
-    "pool.bridge", "pool.node_pool", "pool.order_eviction", "pool.residents",
+    "pool.walkers", "pool.node_pool", "pool.order_eviction", "pool.residents",
     *("orders." + name for name in (
         "announcement", "extents_file", "indexer_client", "indices",
     )),
     *("readers." + name for name in (
         "bulk", "known_order", "order_sources", "stride_order", "strides",
     )),
-    "service.coordinator", "service.known_orders",
+    "service.coordinator", "service.known_orders", "service.pool_bridge",
 ]  # fmt: skip
 #: What looking into a page table costs, of our own CPU time: a call, and each run that it finds.
 SCAN_CPU_NS, RUN_CPU_NS = 20_000, 100

@@ -14,7 +14,7 @@ from walked_orders import PAGE
 
 from uffdprefetch.base.clock import Clock
 from uffdprefetch.predict.order.extents import Units
-from uffdprefetch.readers.known_order import Plans
+from uffdprefetch.readers.known_order import KnownOrders
 from uffdprefetch.readers.order_sources import MS
 from uffdprefetch.state.ledger import Ledger
 
@@ -56,7 +56,7 @@ class Job:
         self.helper.orders["more"] = Units.of(order(range(500, 520)), SIZE, PAGE)
         self.scheduler = Notes()
         clock = Clock(lambda: self.now)
-        self.plans = Plans(self.scheduler, self.ledger, clock)  # type: ignore[arg-type]
+        self.plans = KnownOrders(self.scheduler, self.ledger, clock)  # type: ignore[arg-type]
         self.clients: list[Any] = []
         self.files: dict[str, Any] = {}
 

@@ -14,6 +14,7 @@ from uffdprefetch.predict.checkpoints import Span
 from uffdprefetch.predict.order.cursor import Order
 from uffdprefetch.protocol.wire import Verdict
 from uffdprefetch.readers.known_order import PlannedReader
+from uffdprefetch.state.region import OrderState
 from uffdprefetch.warm.consumer import PrefetchRange
 
 RECORD = 64 * KIB
@@ -49,7 +50,7 @@ def file_of(path: str = "/data/records") -> Any:
 
 
 def region_of(file: Any, verdict: Verdict = Verdict.CHECKPOINTS) -> Any:
-    return SimpleNamespace(file=file, verdict=verdict, span=Span(0, SIZE, PAGE))
+    return SimpleNamespace(file=file, verdict=verdict, span=Span(0, SIZE, PAGE), order=OrderState())
 
 
 def follows(source: Orders, rank: int = 0) -> PlannedReader:

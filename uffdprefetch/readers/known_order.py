@@ -8,18 +8,18 @@ with a plan has no windows of its own streams. Where the orders come from: reade
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 from uffdprefetch.base.clock import CLOCK, Clock
 from uffdprefetch.predict.order.epochs import Epochs, Source
-from uffdprefetch.predict.window import Storage
 from uffdprefetch.protocol.wire import Verdict
+from uffdprefetch.readers.predictor import Observation
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.region import Region
-from uffdprefetch.warm.consumer import OrderConsumer, PrefetchRange
+from uffdprefetch.warm.consumer import Consumer, OrderConsumer, PrefetchRange
 from uffdprefetch.warm.scheduler import Scheduler
 
 if TYPE_CHECKING:  # it brings numpy, which a service without a plan spares
@@ -147,14 +147,17 @@ class Belongs(Protocol):
         """A process has mapped a file."""
 
 
-class Plans:
-    """All planned readers of a service."""
+class KnownOrders:
+    """All readers of a service whose order is known. See readers/predictor.Predictor."""
+
+    name = "known order"
 
     def __init__(self, scheduler: Scheduler, ledger: Ledger, clock: Clock = CLOCK) -> None:
         self._scheduler, self._ledger = scheduler, ledger
         self.clock = clock  # of its readers as well
         self.sources: list[Belongs] = []
         self.room_bytes: Callable[[FileState], int] = lambda _: 0  # for a file in memory
+        self.allowed_bytes: Callable[[Region], int] = lambda _: 0  # ahead of a reader
         self.all: list[PlannedReader] = []
         self._ended: list[dict[str, Any]] = []
 
@@ -205,11 +208,16 @@ class Plans:
                 f"followed any more: {reader.dropped}"
             )
 
-    def looked(
+    def observe(self, client: Client, region: Region, seen: Observation) -> None:
+        """See Predictor. What a scan has found comes by scanned()."""
+        if seen.told:
+            self.touch(client, region, seen.start, seen.end, seen.at_ns)
+
+    def scanned(
         self, client: Client, region: Region, found: list[tuple[int, int]], now: int
     ) -> bool:
-        """Ranges that a look into a page table has found mapped, and no look before, in the order
-        of the file; whether the reader has moved."""
+        """Ranges that a page-table scan has found mapped, and none before, in the order of the
+        file; whether the reader has moved."""
         reader = self.reader(client, region)
         if reader is None:
             return False
@@ -221,19 +229,31 @@ class Plans:
         self._judge(reader, region)
         return moved
 
-    def plan(
-        self, reader: PlannedReader, storage: Storage, allowed_bytes: int, pooled: bool = False
-    ) -> None:
-        """Hand on what a reader needs next; ``pooled``: it has the pool's memory."""
+    def confidence(self, client: Client, region: Region, now_ns: int) -> float:
+        """See Predictor: an order that is followed is known."""
+        return float(region.order.followed)
+
+    def demand(
+        self, client: Client, region: Region, now_ns: int
+    ) -> Iterator[tuple[Consumer, PrefetchRange]]:
+        """See Predictor: the next items of the order."""
         from uffdprefetch.predict.order.cursor import lookahead_bytes
 
-        if reader.walk is None:
+        reader = region.order.reader
+        if reader is None or reader.walk is None:
             return
-        ahead = lookahead_bytes(reader.walk, storage, allowed_bytes, reader.consumer.feedback.boost)
+        pooled = region.verdict == Verdict.POOL
+        storage, boost = self._scheduler.meter.storage, reader.consumer.feedback.boost
+        ahead = lookahead_bytes(reader.walk, storage, self.allowed_bytes(region), boost)
         whole = self._all_is_read(reader.file)
         for start, end, need in reader.epochs.due(ahead):
-            wanted = PrefetchRange(reader.file, start, end, need, whole=whole, pooled=pooled)
-            self._scheduler.want(reader.consumer, wanted)
+            yield (
+                reader.consumer,
+                PrefetchRange(reader.file, start, end, need, whole=whole, pooled=pooled),
+            )
+
+    def dismissed(self, client: Client, region: Region) -> None:
+        """See Predictor: an order that has ended, or was wrong, has nothing queued."""
 
     def _all_is_read(self, file: FileState) -> bool:
         """Whether this node's readers, all together, read nearly all of a file, for which there is

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from uffdprefetch.job.channel import ENDED
 from uffdprefetch.orders.indexer_client import Answer, Resolver
-from uffdprefetch.readers.known_order import PlannedReader, Plans
+from uffdprefetch.readers.known_order import KnownOrders, PlannedReader
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.files import FileState, Key
 from uffdprefetch.state.ledger import Ledger
@@ -45,7 +45,7 @@ class PlanFile:
     """`--plan`: orders by rank and epoch."""
 
     def __init__(
-        self, resolver: Resolver, plans: Plans, ledger: Ledger, came: Callable[[], None]
+        self, resolver: Resolver, plans: KnownOrders, ledger: Ledger, came: Callable[[], None]
     ) -> None:
         """``came`` is called when an order has come."""
         self._resolver, self._plans, self._ledger, self._came = resolver, plans, ledger, came
@@ -164,7 +164,7 @@ class Announcements:
     """What processes of the job have announced."""
 
     def __init__(
-        self, resolver: Resolver, plans: Plans, ledger: Ledger,
+        self, resolver: Resolver, plans: KnownOrders, ledger: Ledger,
         clients: Callable[[], list[Client]], came: Callable[[], None],
     ) -> None:  # fmt: skip
         self._resolver, self._plans, self._ledger = resolver, plans, ledger

@@ -19,7 +19,7 @@ from uffdprefetch.native.uffd import RUNS_AT_ONCE
 from uffdprefetch.orders.indices import IndexSource
 from uffdprefetch.predict.streams import BACK_BYTES, DENSITY, PIECE_BYTES, PIECES, Stream
 from uffdprefetch.protocol import wire
-from uffdprefetch.readers.known_order import PlannedReader, Plans
+from uffdprefetch.readers.known_order import KnownOrders, PlannedReader
 from uffdprefetch.sense import pagetables
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.files import BLOCK_BYTES, FileState, Key
@@ -100,7 +100,7 @@ class Strides:
     def __init__(
         self,
         indices: IndexSource,
-        plans: Plans,
+        plans: KnownOrders,
         scheduler: Scheduler,
         ledger: Ledger,
         clients: Callable[[], Iterable[Client]],

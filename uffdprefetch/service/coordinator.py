@@ -18,29 +18,31 @@ from uffdprefetch.base.clock import CLOCK, Clock
 from uffdprefetch.base.config import Config
 from uffdprefetch.base.ranges import IntervalSet
 from uffdprefetch.native import uffd
-from uffdprefetch.pool import bridge as pool_bridge
-from uffdprefetch.predict import checkpoints, window
-from uffdprefetch.predict.streams import Stream, StreamTable
+from uffdprefetch.predict import checkpoints
+from uffdprefetch.predict.streams import StreamTable
 from uffdprefetch.protocol import wire
+from uffdprefetch.readers.arbiter import Arbiter
 from uffdprefetch.readers.bulk import Bulk
+from uffdprefetch.readers.predictor import Observation
+from uffdprefetch.readers.windows import Windows
 from uffdprefetch.sense import pagetables
-from uffdprefetch.sense.pagetable_scan import LOOK_FIRST_NS, PageTableLooks, tell_seen
+from uffdprefetch.sense.pagetable_scan import LOOK_FIRST_NS, PageTableLooks
+from uffdprefetch.service import pool_bridge
 from uffdprefetch.state.admission import FileTable
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.files import BLOCK_BYTES, FileState, Key
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.opening import Opened, Opener
 from uffdprefetch.state.processes import Watched
-from uffdprefetch.state.publisher import MAJORS, TOUCH, WINDOW, Tap
+from uffdprefetch.state.publisher import MAJORS, TOUCH, Tap
 from uffdprefetch.state.region import FIRST_OBSERVED, Region, ScanState
-from uffdprefetch.warm.consumer import PrefetchRange
 from uffdprefetch.warm.limits import Limits
 from uffdprefetch.warm.placement import Layout
 from uffdprefetch.warm.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from uffdprefetch.pool.node_pool import NodePool
-    from uffdprefetch.readers.known_order import Plans
+    from uffdprefetch.readers.known_order import KnownOrders
     from uffdprefetch.readers.strides import Strides
 
 MS = 1_000_000
@@ -49,13 +51,7 @@ MS = 1_000_000
 CHECKPOINTS_NS = 20 * MS
 #: Tests: the job waits so many steps, of which so much of each is for reading the pages.
 _PATIENCE, _PATIENCE_NS = "UFFDPREFETCH_TEST_PATIENCE", 2 * MS
-#: A known order is looked at so often: what lies ahead lasts much longer.
-PLAN_NS = 10 * MS
 NEVER_NS = 1 << 62
-#: While an order is to become known, for so long at most, only walks that leave out less than this
-#: get windows: of records in a shuffled order some follow each other by chance.
-AWAIT_NS = 2000 * MS
-AWAIT_DENSITY = 0.5
 
 
 _BYPASS = {
@@ -106,13 +102,18 @@ class CacheEngine:
         self.tap = tap or Tap()
         self.layout = Layout(config, scheduler, ledger, clock)
         self.bulk = Bulk(config, scheduler, ledger, self.layout, clock, self.limits)
-        self._looks = PageTableLooks(self.layout, self.tap, self._mapped, self._looked, clock)
+        windows = Windows(config, scheduler, ledger, self.tap, self.layout, self.bulk, clock)
+        self.arbiter = Arbiter(
+            scheduler, ledger, self.layout, self.bulk, windows, clock,
+            lambda: list(self.clients.values()),
+        )  # fmt: skip
+        self._looks = PageTableLooks(
+            self.layout, self.tap, self._mapped, self.arbiter.scanned, clock
+        )
         self._table = FileTable(config, scheduler, ledger, clock)
         self.clients: dict[int, Client] = {}
         self.pool: NodePool | None = None
-        self.plans: Plans | None = None
-        self.strides: Strides | None = None
-        self._touched: dict[int, tuple[Client, Region]] = {}
+        self.plans: KnownOrders | None = None
         self._offers: list[_Offer] = []
         patience = os.environ.get(_PATIENCE, "")
         self._offer_ns = int(patience) * _PATIENCE_NS if patience.isdigit() else CHECKPOINTS_NS
@@ -138,20 +139,15 @@ class CacheEngine:
         self.scheduler.pool = pool.pool
         self.layout.pool = pool
 
-    def use_plans(self, plans: Plans) -> None:
+    def use_plans(self, plans: KnownOrders) -> None:
         """The orders of some readers are known, or may be told."""
         self.plans = plans
-        plans.room_bytes = self._room_bytes
+        plans.room_bytes, plans.allowed_bytes = self._room_bytes, self._allowed
+        self.arbiter.use_orders(plans)
 
     def use_strides(self, strides: Strides) -> None:
         """Orders of readers that skip are inferred."""
-        self.strides = strides
-
-    def plans_came(self) -> None:
-        """Orders have come, or readers have said how far they are: every mapping is looked at."""
-        for client in self.clients.values():
-            for region in client.regions.values():
-                self._touched[id(region)] = (client, region)
+        self.arbiter.windows.strides = strides
 
     # -------------------------------------------------------------- regions come and go
 
@@ -361,7 +357,7 @@ class CacheEngine:
         client.regions[region.id] = region
         if self.plans is not None:  # its order begins before its first touch
             self.plans.mapped(client)
-            self._touched[id(region)] = (client, region)
+            self.arbiter.due(client, region)
         if verdict == wire.Verdict.POOL and self.pool:
             region.scan.due_ns = NEVER_NS  # its faults tell
             self.pool.attach(client, region)
@@ -379,7 +375,7 @@ class CacheEngine:
         for stream in region.table.streams:
             self.scheduler.forget(stream)
         self.bulk.note_streams(client, region)
-        self._touched.pop(id(region), None)
+        self.arbiter.left(region)
         self._table.left(region.file, client.pid)
 
     def give_up(self, file: FileState, why: str) -> None:
@@ -434,87 +430,19 @@ class CacheEngine:
                 tid=event.tid,
             )  # fmt: skip
             end = start + uffd.PAGE_BYTES
-            if region.order.announced:
-                self.touch_planned(client, region, start, end, at_ns)
-            else:
-                around = start - BLOCK_BYTES, end + BLOCK_BYTES
-                new = region.scan.mapped.missing(*around) == [around]
-                self.touch(client, region, start, end, at_ns, new=new)
-            if self.plans is not None:
-                self.plans.touch(client, region, start, end, at_ns)
+            around = start - BLOCK_BYTES, end + BLOCK_BYTES
+            new = region.scan.mapped.missing(*around) == [around]
+            self.arbiter.observe(client, region, Observation(start, end, at_ns, new))
 
     def on_pool_events(self) -> None:
         """What has happened in the pool, if there is one."""
         if self.pool is not None:
             pool_bridge.take_events(self, self.pool)
 
-    def touch(
-        self, client: Client, region: Region, start: int, end: int, at_ns: int, *,
-        new: bool = False,
-    ) -> tuple[Stream, int]:  # fmt: skip
-        """Progress: (whose walk it is, how many bytes that went on). ``new``: the reader was never
-        here before."""
-        stream, forward = region.table.touch(start, end, at_ns)
-        self._forget_absorbed(region)
-        if self.config.policy == "fixed" and region.verdict == wire.Verdict.CHECKPOINTS:
-            stream.active = True  # paper 1: the checkpoint that is hit first triggers
-        self.ledger.touch(stream.rank, start, at_ns)
-        news = mapped = end - start
-        if forward:
-            first = stream.position_bytes - (forward if stream.direction > 0 else 0)
-            if region.verdict == wire.Verdict.POOL:
-                found = [(first, forward)]  # mapped in runs: more is not known
-            else:
-                found = pagetables.runs(client, region, first, first + forward)
-            pagetables.note_used(region, found)
-            stream.saw(forward, found)
-            for a, n in found:
-                mapped += n
-                for low, high in region.scan.mapped.missing(a, a + n):
-                    news += high - low
-                    if self.tap.active and region.verdict != wire.Verdict.POOL:
-                        tell_seen(self.tap, client, region, low, high, self.clock.now_ns())
-                region.scan.mapped.add(a, a + n)
-        if self.bulk.saw(
-            region, stream, (start, end, at_ns), forward, (news, news if new else mapped)
-        ):
-            region.table.absorbed += region.table.streams
-            region.table.streams.clear()  # what looks like walks is none
-            self._forget_absorbed(region)
-        self._touched[id(region)] = (client, region)
-        if self.strides is not None:
-            self.strides.touch(client, region, stream, at_ns)
-        return stream, forward
-
     def _mapped(self, client: Client, region: Region, start: int, end: int, at_ns: int) -> None:
-        """A look has found pages that are mapped between two places, and booked each of them."""
-        if region.order.announced:
-            self._gone_on(client, region, start, end, at_ns)
-        else:
-            self.touch(client, region, start, end, at_ns, new=True)
-
-    def touch_planned(
-        self, client: Client, region: Region, start: int, end: int, at_ns: int
-    ) -> None:
-        """Progress of a reader whose order is known, which has been told of: streams would say
-        nothing more."""
-        self._gone_on(client, region, start, end, at_ns)
-        region.file.mark_used(start, end)
-        region.scan.mapped.add(start, end)
-
-    def _gone_on(self, client: Client, region: Region, start: int, end: int, at_ns: int) -> None:
-        self._touched[id(region)] = (client, region)
-        self.ledger.touch(region.table.rank, start, at_ns)
-        self.bulk.saw_planned(region, start, end, at_ns)
-
-    def _forget_absorbed(self, region: Region) -> None:
-        while region.table.absorbed:
-            self.scheduler.forget(region.table.absorbed.pop())
-
-    def _looked(self, client: Client, region: Region, found: list[tuple[int, int]]) -> None:
-        """What one look has found mapped."""
-        if self.plans is not None and self.plans.looked(client, region, found, self.clock.now_ns()):
-            self._touched[id(region)] = (client, region)
+        """A scan has found pages that are mapped between two places, and booked each of them."""
+        seen = Observation(start, end, at_ns, new=True, told=False)
+        self.arbiter.observe(client, region, seen)
 
     def look(self, now: int) -> None:
         """Read the page tables that are due: new streams, and progress where no uffd tells."""
@@ -532,15 +460,17 @@ class CacheEngine:
     @property
     def due_ns(self) -> int | None:
         """When plan() is due though nothing happens."""
-        due = [r.order.planned_ns + PLAN_NS for _, r in self._touched.values()]
-        return min((*due, *(offer.until_ns for offer in self._offers)), default=None)
+        due = [offer.until_ns for offer in self._offers]
+        if self.arbiter.due_ns is not None:
+            due.append(self.arbiter.due_ns)
+        return min(due, default=None)
 
     def plan(self) -> None:
         """Windows for every region that was touched since the last turn, checkpoints for those that
         have just been mapped."""
         if self._offers:
             self._hand_out()
-        if not self._touched:
+        if self.arbiter.idle:
             return
         self.ledger.active_streams = sum(
             len(r.table.active()) for c in self.clients.values() for r in c.regions.values()
@@ -553,40 +483,7 @@ class CacheEngine:
                 if region.verdict == wire.Verdict.POOL
                 for stream in region.table.active()
             )
-        touched, self._touched = self._touched, {}
-        now = self.clock.now_ns()
-        for client, region in touched.values():
-            if region.file.changed or region.detaching:
-                continue
-            if region.order.announced and now - region.order.planned_ns < PLAN_NS:
-                self._touched[id(region)] = (client, region)
-                continue
-            planned = self.plans.reader(client, region) if self.plans is not None else None
-            if planned is not None and not region.order.followed:
-                for stream in region.table.streams:
-                    self.scheduler.forget(stream)
-            if (
-                planned is None
-                and region.order.reader is not None
-                and not region.order.reader.dropped
-            ):
-                self.bulk.forget(region)  # it has come to its end: what follows is another matter
-            pooled = region.verdict == wire.Verdict.POOL
-            region.order.reader = planned
-            region.order.followed = planned is not None
-            region.order.planned_ns = now
-            awaited = self.plans is not None and self.plans.pending(client, region)
-            region.order.pending_since_ns = (region.order.pending_since_ns or now) if awaited else 0
-            self.bulk.planned(region, region.order.followed or awaited)
-            if self.plans is not None and planned is not None:
-                region.order.last_progress_ns = max(planned.touched_ns, planned.said_ns)
-                self.plans.plan(
-                    planned, self.scheduler.meter.storage, self._allowed(region), pooled
-                )
-            else:
-                for stream in pool_bridge.readers(region, now) if pooled else region.table.active():
-                    self._plan_stream(region, stream)
-            self.layout.refresh(client, region)
+        self.arbiter.plan()
 
     def _room_bytes(self, file: FileState) -> int:
         """How much of a file may be in memory."""
@@ -598,31 +495,6 @@ class CacheEngine:
         if self.pool is not None and region.verdict == wire.Verdict.POOL:
             return self.pool.window_bytes()
         return self.layout.allowed_bytes // max(1, len(self.clients))
-
-    def _plan_stream(self, region: Region, stream: Stream) -> None:
-        file = region.file
-        if self.config.policy in ("none", "plan") or region.table.random:
-            return
-        if not self.bulk.trusts(region):
-            return
-        awaited = (
-            region.order.pending_since_ns
-            and self.clock.now_ns() - region.order.pending_since_ns < AWAIT_NS
-        )
-        if awaited and not (stream.settled and (stream.density or 0.0) >= AWAIT_DENSITY):
-            return
-        if self.strides is not None and self.strides.holds(region, stream, self.clock.now_ns()):
-            return
-        ahead = self.layout.lookahead(stream, region)
-        if self.config.policy == "fixed":
-            wanted = window.fixed(stream, region.span.end_bytes, ahead, self.config.threshold)
-        else:
-            wanted = window.auto(stream, region.span.end_bytes, ahead)
-        if wanted:
-            pooled = region.verdict == wire.Verdict.POOL
-            start, end = wanted
-            self.scheduler.want(stream, PrefetchRange(file, start, end, pooled=pooled))
-            self.tap.put(WINDOW, self.clock.now_ns(), stream.reader, file, start, end - start, 0)
 
     def plan_evictions(self) -> None:
         """Have blocks ready to leave the pool, if there is one."""
@@ -636,7 +508,7 @@ class CacheEngine:
         for client in self.clients.values():
             for region in client.regions.values():
                 region.table.expire(self.clock.now_ns())
-                self._forget_absorbed(region)
+                self.arbiter.windows.forget_absorbed(region)
                 if not region.detaching:
                     self.layout.refresh(client, region)
 

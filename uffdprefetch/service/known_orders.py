@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from uffdprefetch.base.config import Config
 from uffdprefetch.orders.indexer_client import Resolver
 from uffdprefetch.orders.indices import Indices
-from uffdprefetch.readers.known_order import Plans
+from uffdprefetch.readers.known_order import KnownOrders
 from uffdprefetch.readers.order_sources import Announcements, PlanFile
 from uffdprefetch.readers.strides import Strides
 
@@ -25,19 +25,19 @@ class Planning:
     ) -> None:
         """Raises OSError when there is no place for the helper's files."""
         self.resolver = Resolver(socket_path, config.plan, poll)
-        self.plans = Plans(engine.scheduler, engine.ledger, engine.clock)
+        self.plans = KnownOrders(engine.scheduler, engine.ledger, engine.clock)
         self.announcements = Announcements(
             self.resolver, self.plans, engine.ledger,
-            lambda: list(engine.clients.values()), engine.plans_came,
+            lambda: list(engine.clients.values()), engine.arbiter.orders_came,
         )  # fmt: skip
         self.plans.sources.append(self.announcements)
         if config.plan is not None:
-            plan = PlanFile(self.resolver, self.plans, engine.ledger, engine.plans_came)
+            plan = PlanFile(self.resolver, self.plans, engine.ledger, engine.arbiter.orders_came)
             self.plans.sources.insert(0, plan)
         engine.use_plans(self.plans)
         if config.policy in ("auto", "stride"):
             strides = Strides(
-                Indices(self.resolver, engine.plans_came), self.plans, engine.scheduler,
+                Indices(self.resolver, engine.arbiter.orders_came), self.plans, engine.scheduler,
                 engine.ledger, engine.clients.values,
                 None if config.policy == "stride" else engine.bulk.orderly,
             )  # fmt: skip

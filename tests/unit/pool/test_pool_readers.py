@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""pool/bridge.py: of all streams of a mapping, those that are its readers' walks."""
+"""service/pool_bridge.py: of all streams of a mapping, those that are its readers' walks."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from uffdprefetch.base.clock import CLOCK
-from uffdprefetch.pool import bridge as pool_bridge
-from uffdprefetch.pool.bridge import SILENT_READER_NS, WALKERS_MAX
+from uffdprefetch.pool import walkers
+from uffdprefetch.pool.walkers import SILENT_READER_NS, WALKERS_MAX
 from uffdprefetch.predict.streams import Stream, StreamTable
 from uffdprefetch.state.region import PoolState
 
@@ -25,7 +25,7 @@ class Mapping:
     def touch(self, tid: int, at: int, later_ns: int = 1_000_000) -> Stream:
         self.now += later_ns
         stream, _ = self.region.table.touch(at, at + 65536, self.now)
-        pool_bridge._note_walker(self.region, tid, stream)
+        walkers.note_walker(self.region, tid, stream)
         return stream
 
     def walk(self, tid: int, at: int, touches: int) -> Stream:
@@ -34,7 +34,7 @@ class Mapping:
         return stream
 
     def readers(self) -> list[Stream]:
-        return pool_bridge.readers(self.region, self.now)
+        return walkers.readers(self.region, self.now)
 
 
 def test_a_look_at_a_page_elsewhere_is_no_reader() -> None:

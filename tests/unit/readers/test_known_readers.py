@@ -15,9 +15,11 @@ from uffdprefetch.base.config import Config
 from uffdprefetch.predict.streams import MIB, Stream, StreamTable
 from uffdprefetch.predict.window import Storage
 from uffdprefetch.protocol import wire
+from uffdprefetch.readers.arbiter import PLAN_NS
+from uffdprefetch.readers.windows import AWAIT_NS
 from uffdprefetch.sense import pagetables
 from uffdprefetch.sense.pagetable_scan import LOOK_SLOWEST_NS, SILENT_NS
-from uffdprefetch.service.coordinator import AWAIT_NS, PLAN_NS, CacheEngine
+from uffdprefetch.service.coordinator import CacheEngine
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.region import Region
 from uffdprefetch.warm.consumer import PrefetchRange
@@ -43,7 +45,9 @@ class Notes:
 
 
 class Orders:
-    """Plans: of the one reader."""
+    """KnownOrders: of the one reader."""
+
+    name = "known order"
 
     def __init__(self) -> None:
         self.known: Any = None
@@ -57,15 +61,21 @@ class Orders:
     def pending(self, client: Any, region: Region) -> bool:
         return self.awaited
 
-    def plan(self, reader: Any, storage: Storage, allowed_bytes: int, pooled: bool) -> None:
+    def confidence(self, client: Any, region: Region, now_ns: int) -> float:
+        return float(region.order.followed)
+
+    def demand(self, client: Any, region: Region, now_ns: int) -> list[Any]:
         self.planned += 1
+        return []
 
-    def touch(self, client: Any, region: Region, start: int, end: int, at_ns: int) -> bool:
-        self.touches += 1
-        return True
+    def observe(self, client: Any, region: Region, seen: Any) -> None:
+        self.touches += seen.told
 
-    def looked(self, *_: Any) -> bool:
+    def scanned(self, *_: Any) -> bool:
         return False
+
+    def dismissed(self, client: Any, region: Region) -> None:
+        pass
 
 
 class Node:
@@ -80,7 +90,7 @@ class Node:
             Ledger(),
             clock=Clock(lambda: self.now),  # type: ignore[arg-type]
         )
-        self.engine.plans = self.orders  # type: ignore[assignment]
+        self.engine.use_plans(self.orders)  # type: ignore[arg-type]
         file = SimpleNamespace(
             key=(1, 2, SIZE, 4), path="/data/records", size_bytes=SIZE, changed=None, pooled=None,
             attached=1, resting=False, mark_used=lambda start, end: None,
@@ -104,7 +114,7 @@ class Node:
     def plan(self, pass_ns: int = 0) -> None:
         """What happens in a turn of the service after something was touched."""
         self.now += pass_ns
-        self.engine.plans_came()
+        self.engine.arbiter.orders_came()
         self.engine.plan()
 
 
@@ -185,7 +195,7 @@ def test_what_is_mapped_between_two_places_later_is_found_by_a_later_look(
     page, mapped, told = 4096, [0, 64, 128], []
     monkeypatch.setattr(pagetables, "runs", lambda *_: [(at * page, page) for at in sorted(mapped)])
     monkeypatch.setattr(
-        node.orders, "looked", lambda client, region, found, now: told.extend(found)
+        node.orders, "scanned", lambda client, region, found, now: told.extend(found)
     )
     node.orders.known = known()
     node.plan()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""readers/known_order.Plans: whose a mapping is, what becomes of its touches, when that ends."""
+"""KnownOrders: whose a mapping is, what becomes of its touches, when that ends."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from walked_orders import MIB, PAGE
 
 from uffdprefetch.protocol.wire import Verdict
 from uffdprefetch.readers import known_order
-from uffdprefetch.readers.known_order import PlannedReader, Plans
+from uffdprefetch.readers.known_order import KnownOrders, PlannedReader
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.warm.consumer import PrefetchRange
 
@@ -36,6 +36,7 @@ class Needs(Notes):
     def __init__(self) -> None:
         super().__init__()
         self.needs: list[tuple[Any, Any, int]] = []
+        self.meter: Any = None
 
     def want(self, consumer: Any, wanted: PrefetchRange) -> None:
         super().want(consumer, wanted)
@@ -60,11 +61,13 @@ class Owner:
 
 
 class Service:
-    """Plans of some readers, and a mapping."""
+    """KnownOrders of some readers, and a mapping."""
 
     def __init__(self, *readers: PlannedReader, verdict: Verdict = Verdict.CHECKPOINTS) -> None:
         self.scheduler, self.ledger = Needs(), Ledger()
-        self.plans = Plans(self.scheduler, self.ledger)  # type: ignore[arg-type]
+        self.plans = KnownOrders(self.scheduler, self.ledger)  # type: ignore[arg-type]
+        self.scheduler.meter = SimpleNamespace(storage=SimpleNamespace(latency_seconds=0.0))
+        self.plans.allowed_bytes = lambda _: 64 * MIB
         self.client: Any = SimpleNamespace(rank=0, pid=7)
         self.region = region_of(readers[0].file if readers else file_of(), verdict)
         self.plans.sources.append(Owner(*readers))
@@ -79,6 +82,12 @@ class Service:
 
     def reader(self) -> PlannedReader | None:
         return self.plans.reader(self.client, self.region)
+
+    def demands(self, reader: PlannedReader) -> None:
+        """What the arbiter does with the one in charge."""
+        self.region.order.reader = reader
+        for consumer, wanted in self.plans.demand(self.client, self.region, 0):
+            self.scheduler.want(consumer, wanted)
 
 
 def test_of_several_readers_the_one_that_went_on_last_has_the_mapping() -> None:
@@ -128,7 +137,7 @@ def test_a_dropped_order_is_told_of_once_and_leaves_nothing_wanted(verdict: Verd
     plans, wrong = service.plans, (2000 * RECORD, 2300 * RECORD)
     for _ in range(2):
         if verdict == Verdict.PAGE_TABLES:
-            plans.looked(service.client, service.region, [wrong], reader.touched_ns)
+            plans.scanned(service.client, service.region, [wrong], reader.touched_ns)
         else:
             plans.touch(service.client, service.region, *wrong, 3)
     assert service.scheduler.forgotten == [reader.consumer] and service.reader() is None
@@ -143,9 +152,9 @@ def test_a_look_tells_at_once_also_where_a_checkpoint_has_just_told(verdict: Ver
     reader = follows(Orders(range(100, 200)))
     service = Service(reader, verdict=verdict)
     now = reader.touched_ns
-    assert service.plans.looked(service.client, service.region, found(range(100, 104)), now)
+    assert service.plans.scanned(service.client, service.region, found(range(100, 104)), now)
     assert place(reader) == (0, 4)
-    assert not service.plans.looked(service.client, service.region, [], now)
+    assert not service.plans.scanned(service.client, service.region, [], now)
 
 
 def test_in_the_pool_a_look_waits_while_faults_tell(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +164,7 @@ def test_in_the_pool_a_look_waits_while_faults_tell(monkeypatch: pytest.MonkeyPa
     service.touches([100], now=10**12)
     later = 10**12 + 100_000_000  # 0.1 s
     reader.said(2, later - 1)  # no touch
-    look = service.plans.looked
+    look = service.plans.scanned
     assert not look(service.client, service.region, found([101, 103, 104, 105]), later - 1)
     assert place(reader) == (0, 2) and reader.seen == found([103, 104, 105])
     reader.seen = found([102, 103, 104])
@@ -166,18 +175,17 @@ def test_in_the_pool_a_look_waits_while_faults_tell(monkeypatch: pytest.MonkeyPa
 def test_what_a_reader_needs_is_wanted_in_its_streams_coordinate() -> None:
     reader = follows(Orders(range(3000, 1000, -2)))
     service = Service(reader)
-    storage: Any = SimpleNamespace(latency_seconds=0.0)
-    service.plans.plan(reader, storage, 64 * MIB)
+    service.demands(reader)
     assert service.scheduler.wanted == [], "its order has not come"
     reader.look()
-    service.plans.plan(reader, storage, 64 * MIB)
+    service.demands(reader)
     wanted, needs = service.scheduler.wanted, service.scheduler.needs
     assert needs == [(reader.file, reader.consumer, need) for _, _, need in needs]
     least = [need for _, _, need in needs]
     assert least[0] == 0 and least == sorted(least) and max(least) >= 8 * MIB
     few = sum(end - start for start, end in wanted)
     reader.consumer.feedback.boost = 3.0
-    service.plans.plan(reader, storage, 64 * MIB)
+    service.demands(reader)
     assert sum(end - start for start, end in wanted) > 1.5 * few
 
 

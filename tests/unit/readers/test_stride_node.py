@@ -16,7 +16,7 @@ from uffdprefetch.base.ranges import IntervalSet
 from uffdprefetch.formats.index import RecordIndex
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.protocol import wire
-from uffdprefetch.readers.known_order import Plans
+from uffdprefetch.readers.known_order import KnownOrders
 from uffdprefetch.readers.strides import (
     ATTEMPTS,
     CLAIM_NS,
@@ -28,6 +28,7 @@ from uffdprefetch.readers.strides import (
 from uffdprefetch.sense import pagetables
 from uffdprefetch.state.files import BLOCK_BYTES
 from uffdprefetch.state.ledger import Ledger
+from uffdprefetch.state.region import OrderState
 
 pytestmark = warnings_fail
 
@@ -72,7 +73,7 @@ class Node:
             )  # fmt: skip
             self.clients.append(SimpleNamespace(rank=rank, pid=100 + rank, regions={1: region}))
         self.scheduler, self.ledger, self.shelf = Notes(), Ledger(), Shelf()
-        self.plans = Plans(self.scheduler, self.ledger)  # type: ignore[arg-type]
+        self.plans = KnownOrders(self.scheduler, self.ledger)  # type: ignore[arg-type]
         self.orderly = True
         self.strides = Strides(
             self.shelf, self.plans, self.scheduler, self.ledger, lambda: self.clients,  # type: ignore[arg-type]
@@ -146,7 +147,11 @@ def test_a_rank_that_skips_gets_no_windows_and_then_an_order(make: Any) -> None:
     reader = node.reader()
     assert reader.how == "skipping, record 3 of each 8" and not node.holds()
     assert (reader.walk.items, reader.walk.position) == (100, 13)
-    node.plans.plan(reader, SimpleNamespace(latency_seconds=0.0), 64 * MIB)
+    region: Any = SimpleNamespace(order=OrderState(reader), verdict=wire.Verdict.CHECKPOINTS)
+    node.scheduler.meter = SimpleNamespace(storage=SimpleNamespace(latency_seconds=0.0))
+    node.plans.allowed_bytes = lambda _: 64 * MIB
+    for consumer, wanted in node.plans.demand(None, region, 0):
+        node.scheduler.want(consumer, wanted)
     theirs = {tuple(int(edge) for edge in pair) for pair in zip(
         *node.index.extents(range(107, 800, 8)), strict=True)}  # fmt: skip
     for start, end in node.scheduler.wanted:

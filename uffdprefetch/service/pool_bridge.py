@@ -8,27 +8,21 @@ from typing import TYPE_CHECKING
 
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.native import uffd
+from uffdprefetch.pool.walkers import note_walker, readers
 from uffdprefetch.predict.checkpoints import DISTANCE_MIN_BYTES
-from uffdprefetch.predict.streams import Stream
 from uffdprefetch.protocol import wire
+from uffdprefetch.readers.predictor import Observation
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.publisher import POOL_BACKWARD, POOL_MISS, POOL_TOUCH, PUNCH, TOUCH
-from uffdprefetch.state.region import Region
 
-if TYPE_CHECKING:
-    from uffdprefetch.pool.node_pool import (
-        NodePool,
-    )  # brings numpy, which a service without it spares
+if TYPE_CHECKING:  # numpy, which a service without a pool spares
+    from uffdprefetch.pool.node_pool import NodePool
     from uffdprefetch.service.coordinator import CacheEngine
 
-#: Who has not read for so long holds no part of the pool back.
-SILENT_READER_NS = 10_000_000_000
 #: Of the touches of a reader whose order is known one in so many goes to its streams, too: they
 #: show it, and go on when the order is dropped.
 PLANNED_EVERY = 16
-#: Threads of a process that are told apart in one mapping.
-WALKERS_MAX = 256
 
 
 def accept(
@@ -91,36 +85,21 @@ def _take_fault(
     )
     region.pool.planned_touches += planned
     if planned and region.pool.planned_touches % PLANNED_EVERY:
-        engine.touch_planned(client, region, start, end, event.time_ns)
+        engine.arbiter.gone_on(client, region, Observation(start, end, event.time_ns))
         engine.tap.put(
             TOUCH, event.time_ns, client.pid, file, start, end - start, 0, how, event.tid
         )  # fmt: skip
         return
-    stream, forward = engine.touch(client, region, start, end, event.time_ns)
+    engine.arbiter.due(client, region)
+    seen = Observation(start, end, event.time_ns)
+    stream, forward = engine.arbiter.windows.touch(client, region, seen)
     start, end = pool.walked(stream, start, end, forward)
-    _note_walker(region, event.tid, stream)
+    note_walker(region, event.tid, stream)
     if stream.direction < 0:
         how |= POOL_BACKWARD
     engine.tap.put(
         TOUCH, event.time_ns, client.pid, file, start, end - start, 0, how, event.tid
     )  # fmt: skip
-
-
-def _note_walker(region: Region, tid: int, stream: Stream) -> None:
-    """A thread is on the walk that it has touched twice running: one touch may be a tree's page."""
-    on, last = region.pool.walkers.pop(tid, (stream, stream))
-    region.pool.walkers[tid] = (stream if stream is last else on), stream
-    if len(region.pool.walkers) > WALKERS_MAX:
-        del region.pool.walkers[next(iter(region.pool.walkers))]
-
-
-def readers(region: Region, now: int) -> list[Stream]:
-    """The streams of a region by which to judge what is needed next: where its threads are. A walk
-    that ended where another one began, and the few steps of a reader through a tree, are none:
-    each would hold a part of the pool, have what lies ahead of it read, and make it look needed."""
-    since = now - SILENT_READER_NS
-    on = {id(stream) for stream, _ in region.pool.walkers.values()}
-    return [s for s in region.table.active() if id(s) in on and s.last_ns > since]
 
 
 def plan_evictions(engine: CacheEngine, pool: NodePool) -> None:

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""readers/arbiter.py: of several predictors the one that is surest is asked, and nobody else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+from uffdprefetch.base.clock import Clock
+from uffdprefetch.base.config import Config
+from uffdprefetch.predict.streams import MIB, StreamTable
+from uffdprefetch.predict.window import Storage
+from uffdprefetch.protocol import wire
+from uffdprefetch.readers.predictor import Observation
+from uffdprefetch.service.coordinator import CacheEngine
+from uffdprefetch.state.ledger import Ledger
+from uffdprefetch.state.region import Region
+from uffdprefetch.warm.consumer import Consumer, FileConsumer, PrefetchRange
+
+SIZE = 256 * MIB
+
+
+class Notes:
+    """A scheduler: what was wanted, by whom; whose queue was forgotten."""
+
+    def __init__(self) -> None:
+        self.meter = SimpleNamespace(storage=Storage())
+        self.wanted: list[tuple[Any, PrefetchRange]] = []
+        self.forgotten: list[Any] = []
+
+    def want(self, consumer: Any, wanted: PrefetchRange) -> None:
+        self.wanted.append((consumer, wanted))
+
+    def forget(self, consumer: Any) -> None:
+        self.forgotten.append(consumer)
+
+
+class Oracle:
+    """A predictor that is as sure as it is told to be, and wants the next MiB each time."""
+
+    name = "oracle"
+
+    def __init__(self) -> None:
+        self.sure, self.seen, self.gone = 0.0, list[Observation](), 0
+        self.consumer, self.at = FileConsumer(0, 7), 0
+
+    def observe(self, client: Any, region: Region, seen: Observation) -> None:
+        self.seen.append(seen)
+
+    def confidence(self, client: Any, region: Region, now_ns: int) -> float:
+        return self.sure
+
+    def demand(
+        self, client: Any, region: Region, now_ns: int
+    ) -> Iterator[tuple[Consumer, PrefetchRange]]:
+        self.at += MIB
+        yield self.consumer, PrefetchRange(region.file, self.at, self.at + MIB)
+
+    def dismissed(self, client: Any, region: Region) -> None:
+        self.gone += 1
+
+
+class Node:
+    """A mapping that is read from its beginning on, and an oracle beside the windows."""
+
+    def __init__(self) -> None:
+        self.now, self.notes, self.oracle = 10**9, Notes(), Oracle()
+        notes: Any = self.notes
+        clock = Clock(lambda: self.now)
+        self.engine = CacheEngine(Config(), notes, Ledger(), clock=clock)
+        self.engine.arbiter.predictors.append(self.oracle)
+        file: Any = SimpleNamespace(
+            key=(1, 2, SIZE, 4), path="/data", size_bytes=SIZE, changed=None, pooled=None,
+            mark_used=lambda start, end: None,
+        )  # fmt: skip
+        self.region = Region(
+            1, file, 1 << 40, SIZE, 0, wire.Verdict.PAGE_TABLES, StreamTable(0, 7)
+        )  # fmt: skip
+        self.client: Any = SimpleNamespace(rank=0, pid=7, regions={1: self.region}, pagemap_fd=-1)
+        self.engine.clients[1] = self.client
+        self.at = 0
+
+    def reads(self, mib: int) -> None:
+        """So much in order, with a turn of the service after each MiB."""
+        for _ in range(mib):
+            self.now += 10**7
+            seen = Observation(self.at, self.at + MIB, self.now)
+            self.at += MIB
+            self.engine.arbiter.observe(self.client, self.region, seen)
+            self.engine.plan()
+
+    def by(self) -> set[Any]:
+        return {type(consumer).__name__ for consumer, _ in self.notes.wanted}
+
+
+def test_who_knows_nothing_is_told_and_not_asked() -> None:
+    node = Node()
+    node.reads(8)
+    assert node.by() == {"Stream"}
+    assert [seen.start for seen in node.oracle.seen] == [n * MIB for n in range(8)]
+
+
+def test_the_surest_is_asked_alone_and_what_the_others_wanted_is_taken_back() -> None:
+    node = Node()
+    node.reads(8)
+    node.notes.wanted.clear()
+    (walk,) = node.region.table.active()
+    node.oracle.sure = 0.9
+    node.reads(8)
+    assert node.by() == {"FileConsumer"} and len(node.notes.wanted) == 8
+    assert node.notes.forgotten.count(walk) == 1 and not node.oracle.gone
+    assert walk.position_bytes == 16 * MIB, "its walk is followed on"
+
+
+def test_one_that_knows_nothing_any_more_is_told_so_and_windows_are_back() -> None:
+    node = Node()
+    node.oracle.sure = 0.9
+    node.reads(4)
+    node.oracle.sure = 0.0
+    node.notes.wanted.clear()
+    node.reads(8)
+    assert node.by() == {"Stream"} and node.oracle.gone == 1
+
+
+def test_a_mapping_that_is_gone_is_nobodys() -> None:
+    node = Node()
+    node.oracle.sure = 0.9
+    node.reads(1)
+    node.engine.arbiter.due(node.client, node.region)
+    node.engine.arbiter.left(node.region)
+    node.notes.wanted.clear()
+    node.engine.plan()
+    assert node.notes.wanted == [] and node.engine.arbiter.idle

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who says what a mapping's reader will need: of all predictors the one that is surest.
+
+Of every mapping that has gone on since the last turn the predictor in charge is asked; what it
+wants goes to the scheduler. Bulk warm is of files and not of readers: it goes on by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from uffdprefetch.base.clock import MS, Clock
+from uffdprefetch.readers.bulk import Bulk
+from uffdprefetch.readers.known_order import KnownOrders
+from uffdprefetch.readers.predictor import Observation, Predictor
+from uffdprefetch.readers.windows import Windows
+from uffdprefetch.state.client import Client
+from uffdprefetch.state.ledger import Ledger
+from uffdprefetch.state.region import Region
+from uffdprefetch.warm.placement import Layout
+from uffdprefetch.warm.scheduler import Scheduler
+
+#: A known order is looked at so often: what lies ahead lasts much longer.
+PLAN_NS = 10 * MS
+
+
+class Arbiter:
+    """The predictors of one service. Its thread calls everything here."""
+
+    def __init__(
+        self, scheduler: Scheduler, ledger: Ledger, layout: Layout, bulk: Bulk, windows: Windows,
+        clock: Clock, clients: Callable[[], list[Client]],
+    ) -> None:  # fmt: skip
+        self._scheduler, self._ledger, self._layout, self._bulk = scheduler, ledger, layout, bulk
+        self._clock, self._clients = clock, clients
+        self.windows = windows
+        self.orders: KnownOrders | None = None
+        #: The first of those that are equally sure is taken.
+        self.predictors: list[Predictor] = [windows]
+        self._due: dict[int, tuple[Client, Region]] = {}
+        self._in_charge: dict[int, Predictor] = {}  # by region
+
+    def use_orders(self, orders: KnownOrders) -> None:
+        """The orders of some readers are known, or may be told."""
+        self.orders = orders
+        self.predictors.append(orders)
+
+    # -------------------------------------------------------------- what is told
+
+    def observe(self, client: Client, region: Region, seen: Observation) -> None:
+        """A process has touched something."""
+        self.due(client, region)
+        for predictor in self.predictors:
+            if predictor is self.windows and region.order.announced:
+                self.gone_on(client, region, seen)
+            else:
+                predictor.observe(client, region, seen)
+
+    def gone_on(self, client: Client, region: Region, seen: Observation) -> None:
+        """Progress of a reader whose order is known: its walks would say nothing more."""
+        self.due(client, region)
+        self._ledger.touch(region.table.rank, seen.start, seen.at_ns)
+        self._bulk.saw_planned(region, seen.start, seen.end, seen.at_ns)
+        if seen.told:
+            region.file.mark_used(seen.start, seen.end)
+            region.scan.mapped.add(seen.start, seen.end)
+
+    def scanned(self, client: Client, region: Region, found: list[tuple[int, int]]) -> None:
+        """All that one page-table scan has found, in the order of the file."""
+        if self.orders is not None and self.orders.scanned(
+            client, region, found, self._clock.now_ns()
+        ):
+            self._due[id(region)] = client, region
+
+    def due(self, client: Client, region: Region) -> None:
+        """Ask of this mapping in the next turn."""
+        self._due[id(region)] = client, region
+
+    def orders_came(self) -> None:
+        """Orders have come, or readers have said how far they are: every mapping is looked at."""
+        for client in self._clients():
+            for region in client.regions.values():
+                self.due(client, region)
+
+    def left(self, region: Region) -> None:
+        """The mapping is gone from our management."""
+        self._due.pop(id(region), None)
+        self._in_charge.pop(id(region), None)
+
+    # -------------------------------------------------------------- what is wanted
+
+    @property
+    def due_ns(self) -> int | None:
+        """When plan() is due though nothing happens."""
+        return min((r.order.planned_ns + PLAN_NS for _, r in self._due.values()), default=None)
+
+    @property
+    def idle(self) -> bool:
+        """Whether plan() would do nothing."""
+        return not self._due
+
+    def plan(self) -> None:
+        """Ask of every mapping that is due what is needed next, and have it read."""
+        due, self._due = self._due, {}
+        now = self._clock.now_ns()
+        for client, region in due.values():
+            if region.file.changed or region.detaching:
+                continue
+            if region.order.announced and now - region.order.planned_ns < PLAN_NS:
+                self._due[id(region)] = client, region
+                continue
+            self._note_order(client, region, now)
+            chosen = max(self.predictors, key=lambda one: one.confidence(client, region, now))
+            before = self._in_charge.get(id(region), chosen)
+            if before is not chosen:
+                before.dismissed(client, region)
+            self._in_charge[id(region)] = chosen
+            for consumer, wanted in chosen.demand(client, region, now):
+                self._scheduler.want(consumer, wanted)
+            self._layout.refresh(client, region)
+
+    def _note_order(self, client: Client, region: Region, now: int) -> None:
+        """Whose order the reader follows now, and whether one may become known."""
+        order, orders = region.order, self.orders
+        reader = orders.reader(client, region) if orders is not None else None
+        if reader is None and order.reader is not None and not order.reader.dropped:
+            self._bulk.forget(region)  # it has come to its end: what follows is another matter
+        order.reader, order.followed, order.planned_ns = reader, reader is not None, now
+        if reader is not None:
+            order.last_progress_ns = max(reader.touched_ns, reader.said_ns)
+        pending = orders is not None and orders.pending(client, region)
+        order.pending_since_ns = (order.pending_since_ns or now) if pending else 0
+        self._bulk.planned(region, order.followed or pending)

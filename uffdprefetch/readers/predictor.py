@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a predictor is to the service (CONTRIBUTING.md says how to add one).
+
+The service tells it what a process has touched of a file, and asks of each mapping that has gone on
+what its reader will need next. One predictor at a time is in charge of a mapping: the arbiter
+(readers/arbiter.py) asks the one that is surest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from uffdprefetch.state.client import Client
+from uffdprefetch.state.region import Region
+from uffdprefetch.warm.consumer import Consumer, PrefetchRange
+
+
+@dataclass(frozen=True)
+class Observation:
+    """A process has touched [start, end) bytes of a file by ``at_ns``, CLOCK_MONOTONIC.
+
+    ``new``: nobody of it was here before, as far as its page table told. ``told``: the touch itself
+    was seen, by a checkpoint or by the pool; else a page-table scan has found what it left.
+    """
+
+    start: int
+    end: int
+    at_ns: int
+    new: bool = False
+    told: bool = True
+
+
+class Predictor(Protocol):
+    """Tells what a mapping's reader will need."""
+
+    name: str
+
+    def observe(self, client: Client, region: Region, seen: Observation) -> None:
+        """Something was touched. Cheap: it is called for every touch of every reader."""
+
+    def confidence(self, client: Client, region: Region, now_ns: int) -> float:
+        """How sure it is of what this reader will need: 0, it does not know, to 1."""
+
+    def demand(
+        self, client: Client, region: Region, now_ns: int
+    ) -> Iterable[tuple[Consumer, PrefetchRange]]:
+        """What is to be read that was not asked for before, and for whom. Only the predictor in
+        charge is asked."""
+
+    def dismissed(self, client: Client, region: Region) -> None:
+        """Another predictor is in charge from now on: what waits to be read is taken back."""
