@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from uffdprefetch.formats.lmdb import BRANCH, LEAF, META, open_index
 from uffdprefetch.formats.reader import FileReader
-from uffdprefetch.orders.placement_estimator import Part, Speculation, count, stretch
+from uffdprefetch.orders.placement_estimator import Part, PlacementEstimator, count, stretch
 from uffdprefetch.orders.provisional import early_order
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -193,7 +193,7 @@ def reader_process(
     first_bytes = 2 * PAGE
     stride = -(-(next(data_set.sizes()) + 16) // PAGE) * PAGE
     part = Part(
-        Speculation(stride, first_bytes, os.path.getsize(path)),
+        PlacementEstimator(stride, first_bytes, os.path.getsize(path)),
         number,
         processes,
         data_set.batch_records,

@@ -22,7 +22,7 @@ from harness import MIB, Records, Start, python, write_records
 from plan_jobs import BATCH, Data, batches, followed, live, options_of, plan_file, reader, shuffled
 
 from uffdprefetch.demo.bed import drop_cache
-from uffdprefetch.orders.indexer import Resolver
+from uffdprefetch.orders.indexer import Indexer
 
 pytest_plugins = ("harness_fixtures", "plan_jobs")
 pytestmark = pytest.mark.slow
@@ -218,7 +218,7 @@ def test_no_order_is_found_in_another_file_than_the_reader_maps(
 ) -> None:
     path = own_records.path
     plan = bytes_plan(tmp_path, path.with_name(name), 2 * [[[0, PIECE]]])
-    resolver = Resolver(str(tmp_path), str(plan))
+    resolver = Indexer(str(tmp_path), str(plan))
 
     def ask(status: os.stat_result, epoch: int) -> dict[str, Any]:
         key = [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns]

@@ -35,7 +35,7 @@ from uffdprefetch.pool import node_pool
 from uffdprefetch.pool.node_pool import NodePool
 from uffdprefetch.predict.checkpoints import DISTANCE_MIN_BYTES
 from uffdprefetch.protocol import wire
-from uffdprefetch.service.coordinator import CacheEngine
+from uffdprefetch.service.coordinator import Coordinator
 from uffdprefetch.service.known_orders import Planning
 from uffdprefetch.state import client, files, processes
 from uffdprefetch.state.ledger import Ledger
@@ -182,18 +182,18 @@ class Core:
         self.ledger = Ledger()
         self.clock = Clock(world.now, world.cpu)
         self.pool: NodePool | None = None
-        self.engine: CacheEngine | None = None
+        self.engine: Coordinator | None = None
         self.planning: Planning | None = None
         self.clients: dict[int, client.Client] = {}
 
-    def start(self) -> CacheEngine:
+    def start(self) -> Coordinator:
         """As Service.__init__ does."""
         grid = self.config.distance_bytes or DISTANCE_MIN_BYTES
         bucket = TokenBucket(self.config.max_rate_bytes_per_second, EXTENT_BYTES)
         workers = uffd.Workers.__new__(uffd.Workers)
         self.scheduler = Scheduler(workers, bucket, grid, None, self.ledger.degrade)
         opener: Any = SimpleNamespace(open=lambda fd, then: os.close(fd), step=lambda: None)
-        engine = CacheEngine(self.config, self.scheduler, self.ledger, None, opener, self.clock)
+        engine = Coordinator(self.config, self.scheduler, self.ledger, None, opener, self.clock)
         if self.pool is not None:
             engine.use_pool(self.pool)
         if self.config.policy != "none":
@@ -347,9 +347,9 @@ def without_kernel(put: seams.Put) -> None:
     """What a replay never does: start a helper, open another process, end the pool's threads."""
     put(processes, "read", lambda pid: None)
     put(client, "rights", lambda pid: None)
-    put(indexer_client.Resolver, "start", lambda self: setattr(self, "_starts", 1) or True)
-    put(indexer_client.Resolver, "ready", lambda self: None)
-    put(indexer_client.Resolver, "fd", property(lambda self: 0 if self._starts else -1))
+    put(indexer_client.IndexerClient, "start", lambda self: setattr(self, "_starts", 1) or True)
+    put(indexer_client.IndexerClient, "ready", lambda self: None)
+    put(indexer_client.IndexerClient, "fd", property(lambda self: 0 if self._starts else -1))
     put(files.FileState, "checkpoint_fds", lambda self: (-1, -1))
     put(os, "pidfd_open", _no_such_process)
 

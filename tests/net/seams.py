@@ -228,10 +228,10 @@ def _of_orders(world: World, put: Put) -> None:
 
     put(announcement, "load", asked_load)
     for name in ("order", "index"):
-        real = getattr(indexer_client.Resolver, name)
+        real = getattr(indexer_client.IndexerClient, name)
 
         def asked_file(
-            self: indexer_client.Resolver, told: Any, name: str = name, real: Any = real,
+            self: indexer_client.IndexerClient, told: Any, name: str = name, real: Any = real,
         ) -> Any:  # fmt: skip
             path = os.path.join(self.directory, told["name"] if name == "order" else told)
 
@@ -246,7 +246,7 @@ def _of_orders(world: World, put: Put) -> None:
                     file.write(zlib.decompress(base64.b85decode(data)))
             return real(self, told)
 
-        put(indexer_client.Resolver, name, asked_file)
+        put(indexer_client.IndexerClient, name, asked_file)
 
 
 def _of_the_pool(world: World, put: Put) -> None:
@@ -318,7 +318,7 @@ def _of_the_pool(world: World, put: Put) -> None:
 
 def _decisions(world: World, put: Put) -> None:
     want, send, degrade = scheduler.Scheduler.want, client.Client.send, ledger.Ledger.degrade
-    ask = indexer_client.Resolver.ask
+    ask = indexer_client.IndexerClient.ask
 
     def wanted(self: scheduler.Scheduler, by: Any, what: PrefetchRange) -> int:
         world.decide(
@@ -335,14 +335,14 @@ def _decisions(world: World, put: Put) -> None:
         world.decide("finding", text)
         degrade(self, text)
 
-    def asks(self: indexer_client.Resolver, question: dict[str, Any], done: Any) -> None:
+    def asks(self: indexer_client.IndexerClient, question: dict[str, Any], done: Any) -> None:
         world.decide("ask", question)
         ask(self, question, done)
 
     put(scheduler.Scheduler, "want", wanted)
     put(client.Client, "send", sent)
     put(ledger.Ledger, "degrade", degraded)
-    put(indexer_client.Resolver, "ask", asks)
+    put(indexer_client.IndexerClient, "ask", asks)
 
 
 def told(message: bytes) -> list[Any]:
@@ -350,7 +350,7 @@ def told(message: bytes) -> list[Any]:
     kind, body = wire.unpack(message)
     if kind == wire.Type.FILE:
         region, verdict, n, _, *pages = wire.FILE.unpack_from(body)
-        return [kind.name, region, wire.Verdict(verdict).name, pages[:n]]
+        return [kind.name, region, wire.ServingMode(verdict).name, pages[:n]]
     if kind in (wire.Type.REARM, wire.Type.DETACH):
         _, region, n, _, *pages = wire.COMMAND.unpack_from(body)
         return [kind.name, region, pages[:n]]

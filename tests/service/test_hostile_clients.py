@@ -365,7 +365,7 @@ def test_a_descriptor_of_another_kind_is_refused_and_closed(
     try:
         with agent(victim) as peer:
             offer(peer, attach(**said), *descriptors)
-            assert verdict(peer) == wire.Verdict.REFUSE
+            assert verdict(peer) == wire.ServingMode.REFUSE
             assert fd_count(victim.pid) <= victim.descriptors + OWN_DESCRIPTORS + 3  # this client's
             victim.read()
     finally:
@@ -387,7 +387,7 @@ def test_a_file_that_we_could_not_read_is_refused(
     try:
         with agent(victim) as peer:
             offer(peer, attach(**said), fd)
-            assert verdict(peer) == wire.Verdict.REFUSE
+            assert verdict(peer) == wire.ServingMode.REFUSE
     finally:
         os.close(fd)
     victim.is_served()
@@ -402,7 +402,7 @@ def test_a_file_that_says_another_size_than_it_has_is_refused(
     said = {"device": status.st_dev, "inode": status.st_ino, "mtime_ns": status.st_mtime_ns}
     with open(path, "rb") as file, agent(victim) as peer:
         offer(peer, attach(**said, size_bytes=1 << 60), file.fileno())
-        assert verdict(peer) == wire.Verdict.REFUSE
+        assert verdict(peer) == wire.ServingMode.REFUSE
     victim.is_served()
 
 
@@ -413,7 +413,7 @@ def test_a_file_too_large_for_our_books_is_refused(victim: Victim) -> None:
         said = {"device": status.st_dev, "inode": status.st_ino, "mtime_ns": status.st_mtime_ns}
         with agent(victim) as peer:
             offer(peer, attach(**said, size_bytes=status.st_size), file.fileno())
-            assert verdict(peer) == wire.Verdict.REFUSE
+            assert verdict(peer) == wire.ServingMode.REFUSE
     victim.is_served()
 
 
@@ -427,7 +427,7 @@ def test_descriptors_that_nobody_asked_for_are_closed(victim: Victim) -> None:
                     assert closed(peer)
                     continue
                 offer(peer, attach(), *[null] * count)
-                assert verdict(peer) == wire.Verdict.REFUSE
+                assert verdict(peer) == wire.ServingMode.REFUSE
             with connect(victim.env) as peer:
                 offer(peer, b"x", *[null] * count)
                 assert closed(peer)
@@ -655,7 +655,7 @@ def serve_nonsense(listener: socket.socket, memfd: int, seed: int) -> int:
         edges = [0, 1, 2, 2**52 - 1, 2**52, 2**63 // 4096, 2**64 - 1]
         if seed % 2:  # no page of the file: what it may lay would show
             nowhere = [source.choice(edges[3:]) for _ in range(28)]
-            offer(peer, wire.file(region, wire.Verdict.CHECKPOINTS, nowhere), memfd)
+            offer(peer, wire.file(region, wire.ServingMode.CHECKPOINTS, nowhere), memfd)
         sent = 0
         for _ in range(400):
             kind = source.choice([wire.Type.REARM, wire.Type.REARM, wire.Type.FILE])

@@ -18,7 +18,7 @@ from uffdprefetch.base.config import Config
 from uffdprefetch.native import uffd
 from uffdprefetch.predict.streams import MIB
 from uffdprefetch.sense import pagetables
-from uffdprefetch.service.coordinator import MS, CacheEngine
+from uffdprefetch.service.coordinator import MS, Coordinator
 from uffdprefetch.service.observe import Observer
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.files import BLOCK_BYTES, FileState
@@ -37,7 +37,7 @@ class Watched:
     """A sparse file, mapped here and watched from outside the mapping."""
 
     view: mmap.mmap
-    engine: CacheEngine
+    engine: Coordinator
     client: Client
     region: Region
 
@@ -68,7 +68,7 @@ def watched(tmp_path: Path) -> Iterator[Watched]:
         pass
 
     scheduler = Scheduler(pool, TokenBucket(0, 4 * MIB), 4 * MIB)
-    engine = CacheEngine(config, scheduler, ledger, opener=Opener(wake))
+    engine = Coordinator(config, scheduler, ledger, opener=Opener(wake))
     with open(path, "rb") as file:
         view = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
     observer = Observer(engine, ledger, 512 * MIB, everybody=True)

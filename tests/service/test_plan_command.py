@@ -137,9 +137,9 @@ def test_the_prediction_is_between_the_bound_and_no_prefetching(
 
 def replayed(order: Order, file_bytes: int, ahead_bytes: int, link: check.Link) -> float:
     """The same item by item, a page at a time."""
-    from uffdprefetch.predict.order.cursor import Walk
+    from uffdprefetch.predict.order.cursor import OrderCursor
 
-    walk = Walk(order, file_bytes)
+    walk = OrderCursor(order, file_bytes)
     there: dict[int, float] = {}
     clock = free = 0.0
     for item in range(order.items):

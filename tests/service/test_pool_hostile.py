@@ -111,7 +111,7 @@ def test_a_descriptor_that_is_no_working_userfaultfd_harms_only_its_sender(
             offer(peer, attach(**offered(records.path), length_bytes=size), fd)
             good = uffd >= 0 and kind != "a pipe"
             # the pool has the file: without one of its own the process gets nothing of it
-            assert verdict(peer) == (wire.Verdict.POOL if good else wire.Verdict.REFUSE)
+            assert verdict(peer) == (wire.ServingMode.POOL if good else wire.ServingMode.REFUSE)
             victim.read()
     finally:
         for number in (uffd, fd):
@@ -131,7 +131,7 @@ def test_only_a_refusal_of_the_mapping_takes_it_out_of_the_pool(
     uffd, fd = initialized(), os.open(records.path, os.O_RDONLY)
     with agent(victim, uffd) as peer:
         offer(peer, attach(**offered(records.path), length_bytes=records.size_bytes & ~4095), fd)
-        assert verdict(peer) == wire.Verdict.POOL
+        assert verdict(peer) == wire.ServingMode.POOL
         body = wire.ACK.pack(sequence, 1024, 0, errno.EAGAIN, 0)
         peer.send(wire.pack(wire.Type.ACK, body))
         victim.read()

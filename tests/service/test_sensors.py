@@ -16,7 +16,7 @@ from conftest import HANG_SECONDS, require, wait_until
 from snapshots import document, rank
 
 from uffdprefetch.view import births, sensors, taskstats
-from uffdprefetch.view.births import Birth, Births
+from uffdprefetch.view.births import Birth, ProcessEvents
 from uffdprefetch.view.sensors import Sensors
 from uffdprefetch.view.taskstats import BlockDelays, Delay
 
@@ -186,7 +186,7 @@ def test_stall_is_the_delay_over_the_time_of_all_processes_of_a_rank(monkeypatch
     clock = [100.0]
     monkeypatch.setattr(sensors.time, "monotonic", lambda: clock[0])
     delays = Counted()
-    looks = Sensors(delays, Births())
+    looks = Sensors(delays, ProcessEvents())
     looks._walked = 1e9  # no tree
     made = document(1, ranks=[rank(0, 1, pids=[11, 12])])
     delays.now = {11: 5_000_000_000, 12: 0}
@@ -206,7 +206,7 @@ def test_no_wait_in_spite_of_major_faults_is_not_called_zero(monkeypatch: Any) -
     monkeypatch.setattr(sensors.time, "monotonic", lambda: clock[0])
     delays = Counted()
     delays.now = {4000: 0}
-    looks = Sensors(delays, Births())
+    looks = Sensors(delays, ProcessEvents())
     looks._walked = 1e9
     looks.add(document(1))
     clock[0] += 5
@@ -220,7 +220,7 @@ def test_no_wait_in_spite_of_major_faults_is_not_called_zero(monkeypatch: Any) -
 
 
 def test_births_are_heard_where_permitted_or_the_reason_is_told() -> None:
-    heard = Births()
+    heard = ProcessEvents()
     heard.open()
     try:
         if heard.why is not None:
@@ -242,7 +242,10 @@ def test_births_are_heard_where_permitted_or_the_reason_is_told() -> None:
 
 def test_a_network_namespace_of_its_own_is_named_as_the_reason() -> None:
     require(os.geteuid() == 0 and shutil.which("unshare"), "only root can unshare")
-    code = "from uffdprefetch.view.births import Births\nb = Births(); b.open(); print(b.why)"
+    code = (
+        "from uffdprefetch.view.births import ProcessEvents\n"
+        "b = ProcessEvents(); b.open(); print(b.why)"
+    )
     done = subprocess.run(
         ["unshare", "-n", sys.executable, "-c", code],
         capture_output=True, text=True, timeout=HANG_SECONDS,
@@ -252,7 +255,7 @@ def test_a_network_namespace_of_its_own_is_named_as_the_reason() -> None:
 
 def test_without_pyroute2_births_say_why(monkeypatch: Any) -> None:
     monkeypatch.setitem(sys.modules, "pyroute2.netlink.connector.cn_proc", None)
-    heard = Births()
+    heard = ProcessEvents()
     heard.open()
     assert heard.why is not None and heard.why.startswith("cn_proc: ")
 
@@ -272,7 +275,7 @@ def test_more_births_than_are_read_are_counted_as_lost() -> None:
 
         def close(self) -> None: ...
 
-    heard = Births()
+    heard = ProcessEvents()
     heard._socket = Full()  # type: ignore[assignment]
     assert heard.read() == [] and heard.lost == 1
     heard.close()
@@ -303,7 +306,7 @@ def test_a_static_program_in_the_jobs_tree_is_listed_and_others_are_not(tmp_path
     require(built.returncode == 0, "no static libc to link with")
     command = f"{static} {tmp_path}/records & sleep 1000 & wait"
     shell = subprocess.Popen(["sh", "-c", command], start_new_session=True)
-    looks = Sensors(Counted(), Births())
+    looks = Sensors(Counted(), ProcessEvents())
     try:
         made = document(1, job_pids=[shell.pid], ranks=[rank(0, 1, pids=[shell.pid])])
 

@@ -23,7 +23,7 @@ from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.protocol import wire
 from uffdprefetch.service.peers import Peers
 from uffdprefetch.service.watchers import ASKS_MAX, WATCHERS_MAX, Watchers
-from uffdprefetch.state.publisher import Tap
+from uffdprefetch.state.publisher import EventPublisher
 from uffdprefetch.view import watch
 
 pytest_plugins = ("harness_fixtures", "watched")
@@ -267,7 +267,7 @@ def test_answers_that_nobody_takes_do_not_pile_up() -> None:
 
 def test_a_watcher_is_no_client_and_no_launcher(tmp_path: Path) -> None:
     """A service that waits for its first client waits on, and no job is counted."""
-    engine = types.SimpleNamespace(clients={}, tap=Tap(), resolver=None, pool=None)
+    engine = types.SimpleNamespace(clients={}, tap=EventPublisher(), resolver=None, pool=None)
     with (
         socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener,
         socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer,

@@ -13,7 +13,7 @@ from planned_readers import SIZE, Notes, order
 from walked_orders import PAGE
 
 from uffdprefetch.base.clock import Clock
-from uffdprefetch.predict.order.extents import Units
+from uffdprefetch.predict.order.extents import OrderExtents
 from uffdprefetch.readers.known_order import KnownOrders
 from uffdprefetch.readers.order_sources import MS
 from uffdprefetch.state.ledger import Ledger
@@ -26,7 +26,7 @@ class Helper:
         self.directory, self.fd, self.starts = str(directory), -1, 0
         self.asked: list[dict[str, Any]] = []
         self._done: list[Callable[[dict[str, Any]], None]] = []
-        self.orders: dict[str, Units | Exception] = {}
+        self.orders: dict[str, OrderExtents | Exception] = {}
 
     def start(self) -> bool:
         self.starts += 1
@@ -39,7 +39,7 @@ class Helper:
     def answer(self, number: int = -1, **answer: Any) -> None:
         self._done[number](answer)
 
-    def order(self, told: str) -> Units:
+    def order(self, told: str) -> OrderExtents:
         found = self.orders[told]
         if isinstance(found, Exception):
             raise found
@@ -52,8 +52,8 @@ class Job:
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.came = 1000 * MS, 0
         self.directory, self.helper, self.ledger = directory, Helper(directory), Ledger()
-        self.helper.orders["some"] = Units.of(order(range(100, 200)), SIZE, PAGE)
-        self.helper.orders["more"] = Units.of(order(range(500, 520)), SIZE, PAGE)
+        self.helper.orders["some"] = OrderExtents.of(order(range(100, 200)), SIZE, PAGE)
+        self.helper.orders["more"] = OrderExtents.of(order(range(500, 520)), SIZE, PAGE)
         self.scheduler = Notes()
         clock = Clock(lambda: self.now)
         self.plans = KnownOrders(self.scheduler, self.ledger, clock)  # type: ignore[arg-type]

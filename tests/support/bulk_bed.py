@@ -18,7 +18,7 @@ from uffdprefetch.base.config import Config
 from uffdprefetch.base.ranges import IntervalSet
 from uffdprefetch.native import uffd
 from uffdprefetch.predict.streams import StreamTable
-from uffdprefetch.protocol.wire import Verdict
+from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers import bulk as module
 from uffdprefetch.readers.bulk import Bulk
 from uffdprefetch.state.files import FileState
@@ -26,7 +26,7 @@ from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.opening import reopen
 from uffdprefetch.state.region import OrderState, ScanState
 from uffdprefetch.warm.limits import Limits, TokenBucket
-from uffdprefetch.warm.placement import Layout
+from uffdprefetch.warm.placement import CheckpointPlacer
 from uffdprefetch.warm.scheduler import Scheduler
 
 MIB = 1 << 20
@@ -51,7 +51,7 @@ class Bed:
         self.ledger = Ledger()
         settings = Config(**config)
         self.scheduler = Scheduler(self, TokenBucket(None, MIB), 4 * MIB)  # type: ignore[arg-type]
-        self.layout = Layout(settings, self.scheduler, self.ledger)
+        self.layout = CheckpointPlacer(settings, self.scheduler, self.ledger)
         clock = Clock(lambda: self.now)
         self.limits = Limits(settings.budget_bytes)
         self.bulk = Bulk(settings, self.scheduler, self.ledger, self.layout, clock, self.limits)
@@ -98,7 +98,7 @@ class Bed:
     def region(self, file: FileState, rank: int = 0, pid: int = 7) -> Any:
         file.attached += 1
         table = StreamTable(rank, pid)
-        verdict = Verdict.CHECKPOINTS if file.pooled is None else Verdict.POOL
+        verdict = ServingMode.CHECKPOINTS if file.pooled is None else ServingMode.POOL
         return SimpleNamespace(
             file=file, table=table, verdict=verdict, scan=ScanState(), order=OrderState()
         )

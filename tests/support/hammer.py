@@ -139,7 +139,7 @@ class Hammer:
         fds = [self._ro, self._file] if inherited else [self._ro]
         span = range(first + 1, end - 1)  # the ends tell what lies there (csrc/vma.c)
         pages = [] if inherited else self._random.sample(span, min(wire.PAGES_MAX, len(span)))
-        message = wire.file(a.region, wire.Verdict.CHECKPOINTS, pages)
+        message = wire.file(a.region, wire.ServingMode.CHECKPOINTS, pages)
         self._send(peer, message, fds)
         peer.regions[a.region] = Region(a.region, pages)
         self.counts["inherited" if inherited else "attached"] += 1

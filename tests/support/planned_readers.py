@@ -12,7 +12,7 @@ from walked_orders import KIB, PAGE, fixed_records
 
 from uffdprefetch.predict.checkpoints import Span
 from uffdprefetch.predict.order.cursor import Order
-from uffdprefetch.protocol.wire import Verdict
+from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers.known_order import PlannedReader
 from uffdprefetch.state.region import OrderState
 from uffdprefetch.warm.consumer import PrefetchRange
@@ -49,7 +49,7 @@ def file_of(path: str = "/data/records") -> Any:
     return SimpleNamespace(path=path, size_bytes=SIZE, unit_bytes=0)
 
 
-def region_of(file: Any, verdict: Verdict = Verdict.CHECKPOINTS) -> Any:
+def region_of(file: Any, verdict: ServingMode = ServingMode.CHECKPOINTS) -> Any:
     return SimpleNamespace(file=file, verdict=verdict, span=Span(0, SIZE, PAGE), order=OrderState())
 
 

@@ -27,8 +27,8 @@ READER = JOBS / "pattern_reader.py"
 def why_no_witness() -> str | None:
     """Why the kernel's events cannot be had here; None when they can."""
     check = (
-        "from uffdprefetch.trace.record.kernel_tracer import Witness\n"
-        "witness = Witness()\n"
+        "from uffdprefetch.trace.record.kernel_tracer import KernelTracer\n"
+        "witness = KernelTracer()\n"
         "assert witness.sees_faults, witness.missing\n"
     )
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)

@@ -76,7 +76,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Announced:
+class Announcement:
     """One announcement. ``stem``: the path that its arrays begin with."""
 
     stem: str
@@ -122,7 +122,7 @@ class Announced:
                 pass
 
 
-def load(directory: str, pid: int, number: int) -> Announced:
+def load(directory: str, pid: int, number: int) -> Announcement:
     """Read an announcement's JSON. Raises AnnounceError."""
     stem = os.path.join(directory, f"{pid}-{number}")
     try:
@@ -135,14 +135,14 @@ def load(directory: str, pid: int, number: int) -> Announced:
         raise AnnounceError(f"no announcement: {type(error).__name__} {error}") from None
 
 
-def _announced(stem: str, pid: int, number: int, value: Mapping[str, Any]) -> Announced:
+def _announced(stem: str, pid: int, number: int, value: Mapping[str, Any]) -> Announcement:
     if value["schema"] != SCHEMA or value["pid"] != pid or value["number"] != number:
         raise AnnounceError(f"no announcement of schema {SCHEMA}")
     slot, items = _number(value["slot"], SLOTS - 1), _number(value["items"], 1 << 26)
     if len(value["parts"]) > PARTS_MAX:
         raise AnnounceError(f"{len(value['parts'])} parts: at most {PARTS_MAX}")
     parts = tuple(_part(part, pid) for part in value["parts"])
-    return Announced(stem, pid, number, _text(value["reader"]), slot, items, parts)
+    return Announcement(stem, pid, number, _text(value["reader"]), slot, items, parts)
 
 
 def _part(value: Mapping[str, Any], pid: int) -> Part:

@@ -11,7 +11,7 @@ import numpy as np
 
 from uffdprefetch.base.arrays import Array
 from uffdprefetch.formats.places import merged
-from uffdprefetch.predict.order.cursor import Order, Piece, Walk
+from uffdprefetch.predict.order.cursor import Order, OrderCursor, OrderRange
 
 Pair = tuple[Array, Array]
 
@@ -76,7 +76,7 @@ def walked(
     "perfect prefetcher", and the bandwidth).
     """
     part = _beginning(order)
-    walk = Walk(part, file_bytes)
+    walk = OrderCursor(part, file_bytes)
     ends = _coordinates(part)
     line = _Line(link) if link is not None else None
     requests = request_bytes = at = 0
@@ -116,7 +116,7 @@ class _Line:
         self._there: Array = np.zeros(0)  # when they are there, ascending
         self._before = 0.0  # when the one before these was
 
-    def ask(self, pieces: Sequence[Piece]) -> None:
+    def ask(self, pieces: Sequence[OrderRange]) -> None:
         """Requests that are made now."""
         sizes = np.array([piece.end - piece.start for piece in pieces], np.float64)
         begin = max(self._free, self.clock)

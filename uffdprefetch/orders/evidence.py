@@ -20,9 +20,9 @@ from uffdprefetch.orders.residency_evidence import (
     CERTAIN,
     MAPPED_SHARE,
     TRUE_SHARE,
-    Claim,
+    Prediction,
     Present,
-    Sight,
+    ResidencyEvidence,
 )
 
 #: Of the samples read the last so many count, and more when these do not tell: what was read long
@@ -73,7 +73,7 @@ def choose(
     samples = np.asarray(seen).astype(np.int64)
     maybe = np.asarray([] if ahead is None else ahead).astype(np.int64)
     maybe = np.unique(np.concatenate([samples[-KNOWN_MAX:], maybe[:KNOWN_MAX]]))
-    sight = Sight(index, present)
+    sight = ResidencyEvidence(index, present)
     claims = [_claim(each, maybe) for each in found]
     undecided = None
     for window in WINDOWS:
@@ -87,7 +87,7 @@ def choose(
     return undecided or choice
 
 
-def _claim(hypothesis: Hypothesis, known: Array) -> Claim:
+def _claim(hypothesis: Hypothesis, known: Array) -> Prediction:
     """What it says of samples that may have been read, and of some that were not."""
     source = np.random.default_rng(len(known))
     others = source.integers(0, hypothesis.samples, 2 * max(WINDOWS))
@@ -95,10 +95,10 @@ def _claim(hypothesis: Hypothesis, known: Array) -> Claim:
     others = source.permutation(others)[:OTHERS]
     of_known = np.unique(hypothesis.records(known)[0])
     other = np.setdiff1d(hypothesis.records(others)[0], of_known)
-    return Claim(hypothesis, of_known[:0], of_known, other)
+    return Prediction(hypothesis, of_known[:0], of_known, other)
 
 
-def _of(claim: Claim, read: Array) -> Claim | None:
+def _of(claim: Prediction, read: Array) -> Prediction | None:
     """And of those that were read; None when it has no record for too many of them."""
     records, which = claim.hypothesis.records(read)
     if len(np.unique(which)) < TRUE_SHARE * len(read):
@@ -112,7 +112,9 @@ def _last(samples: Array, most: int) -> Array:
     return found[np.argsort(first)][:most]
 
 
-def _chosen(usable: Sequence[Claim | None], sight: Sight, samples: int, file: str) -> Choice:
+def _chosen(
+    usable: Sequence[Prediction | None], sight: ResidencyEvidence, samples: int, file: str
+) -> Choice:
     claims = [claim for claim in usable if claim is not None]
     everything = [part for claim in claims for part in (claim.read, claim.other)]
     sight.look(np.unique(np.concatenate([np.zeros(0, np.int64), *everything])))
@@ -128,7 +130,7 @@ def _chosen(usable: Sequence[Claim | None], sight: Sight, samples: int, file: st
 # ---- several, or none ---------------------------------------------------------------------------
 
 
-def _among(proven: list[Claim], holding: list[Claim], sight: Sight) -> Choice:
+def _among(proven: list[Prediction], holding: list[Prediction], sight: ResidencyEvidence) -> Choice:
     """Of several that may be true those that are proven whichever of the others is true: one may
     only look true because it says nearly what the true one says."""
     if len(holding) > RIVALS_MAX:
@@ -161,7 +163,7 @@ def _among(proven: list[Claim], holding: list[Claim], sight: Sight) -> Choice:
     return Choice(tuple(claim.hypothesis for claim in taken), why, True)
 
 
-def _unproven(holding: list[Claim], sight: Sight, file: str) -> str:
+def _unproven(holding: list[Prediction], sight: ResidencyEvidence, file: str) -> str:
     best = max(holding, key=lambda claim: claim.proof(sight))
     others = sight.share(best.other)
     if not others.count:
@@ -173,7 +175,7 @@ def _unproven(holding: list[Claim], sight: Sight, file: str) -> str:
     return f"{best.hypothesis.name}: {best.seen(sight)} records are mapped, but {why}"
 
 
-def _none(claims: list[Claim], sight: Sight, samples: int, file: str) -> Choice:
+def _none(claims: list[Prediction], sight: ResidencyEvidence, samples: int, file: str) -> Choice:
     """Nothing holds: too early to say, nobody reads here, or no way was the right one."""
     if samples < ENOUGH_SAMPLES:
         return Choice((), f"only {samples} samples have been read", False)
@@ -192,6 +194,6 @@ def _none(claims: list[Claim], sight: Sight, samples: int, file: str) -> Choice:
     return Choice((), why + "; give key= ...", True)
 
 
-def _bytes(sight: Sight, records: Array) -> int:
+def _bytes(sight: ResidencyEvidence, records: Array) -> int:
     starts, ends = sight.extents(records)
     return int((ends - starts).sum())

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from uffdprefetch.predict.order.extents import Units
+from uffdprefetch.predict.order.extents import OrderExtents
 
 _ALIGNED = 64
 
 
-def write(path: str, units: Units) -> dict[str, Any]:
+def write(path: str, units: OrderExtents) -> dict[str, Any]:
     """Write a new file; what read() must be told of it, as JSON has it. Raises OSError."""
     arrays: list[list[Any]] = []
     with open(path, "xb") as file:
@@ -32,7 +32,7 @@ def write(path: str, units: Units) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def read(directory: str, told: dict[str, Any]) -> Units:
+def read(directory: str, told: dict[str, Any]) -> OrderExtents:
     """The units that lie there, mapped; the file's name goes. Raises OSError, ValueError."""
     path = os.path.join(directory, told["name"])
     try:
@@ -45,4 +45,4 @@ def read(directory: str, told: dict[str, Any]) -> Units:
         if count and end > len(whole):
             raise ValueError(f"{told['name']} ends at {len(whole)}, within {name}")
         arrays[name] = whole[at:end].view(kind)
-    return Units(arrays, told["items"], told["page_bytes"], told["nested"])
+    return OrderExtents(arrays, told["items"], told["page_bytes"], told["nested"])

@@ -30,9 +30,9 @@ from uffdprefetch.orders import (
     stated,
 )
 from uffdprefetch.orders.provisional import early_order
-from uffdprefetch.orders.samples import Evidence, Samples
+from uffdprefetch.orders.samples import ResolveRequest, Samples
 from uffdprefetch.predict.order.cursor import Order
-from uffdprefetch.predict.order.extents import Units
+from uffdprefetch.predict.order.extents import OrderExtents
 
 THREADS = 4
 #: An index that is there so soon needs no guess before it.
@@ -41,7 +41,7 @@ GUESS_SECONDS = 0.1
 Early = Callable[[dict[str, Any]], None]
 
 
-class Resolver:
+class Indexer:
     """Answers requests."""
 
     def __init__(self, directory: str, plan: str | None) -> None:
@@ -139,7 +139,7 @@ class Resolver:
         heard = announcement.load(self._directory, request["pid"], request["number"])
         if request["first"]:
             self._samples.take_lists(heard)
-        evidence = Evidence(request["files"], request["said"], request["done"])
+        evidence = ResolveRequest(request["files"], request["said"], request["done"])
         return self._samples.orders(heard, evidence, self._store)
 
     # ---- an index -------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ class Resolver:
 
     def _store(self, order: Order, path: str) -> dict[str, Any]:
         """An order of a file, as the service maps it."""
-        units = Units.of(order, os.stat(path).st_size, mmap.PAGESIZE)
+        units = OrderExtents.of(order, os.stat(path).st_size, mmap.PAGESIZE)
         return extents_file.write(os.path.join(self._directory, f"{self._number()}.units"), units)
 
 
@@ -181,7 +181,7 @@ def _assert_same(path: str, key: tuple[int, ...]) -> None:
 
 def main(arguments: list[str]) -> int:
     """Serve requests until standard input ends."""
-    resolver = Resolver(arguments[0], arguments[1] if len(arguments) > 1 else None)
+    resolver = Indexer(arguments[0], arguments[1] if len(arguments) > 1 else None)
     writing = threading.Lock()
 
     def serve(request: dict[str, Any]) -> None:

@@ -25,7 +25,7 @@ from uffdprefetch.job.channel import SUFFIX
 
 if TYPE_CHECKING:  # they bring numpy, which a service without plans spares
     from uffdprefetch.formats.index import RecordIndex
-    from uffdprefetch.predict.order.extents import Units
+    from uffdprefetch.predict.order.extents import OrderExtents
 
 log = logging.getLogger("uffdprefetch.serve")
 
@@ -37,7 +37,7 @@ ANSWER_MAX_BYTES = 1 << 20
 Answer = dict[str, Any]
 
 
-class Resolver:
+class IndexerClient:
     """Asks, and hears answers. One thread (the service's) calls everything here."""
 
     def __init__(self, socket_path: str, plan: str | None, poll: select.epoll) -> None:
@@ -150,7 +150,7 @@ class Resolver:
                 self._process.wait(KILL_SECONDS)
             self._process = None
 
-    def order(self, told: dict[str, Any]) -> Units:
+    def order(self, told: dict[str, Any]) -> OrderExtents:
         """An order of an answer, mapped. Raises OSError, ValueError."""
         from uffdprefetch.orders import extents_file
 

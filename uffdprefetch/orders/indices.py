@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from uffdprefetch.orders.indexer_client import Answer, Resolver
+from uffdprefetch.orders.indexer_client import Answer, IndexerClient
 from uffdprefetch.state.files import FileState, Key
 
 if TYPE_CHECKING:  # it brings numpy, which a service that needs none spares
@@ -28,7 +28,7 @@ class Indices:
     when
     one has come."""
 
-    def __init__(self, resolver: Resolver, came: Callable[[], None]) -> None:
+    def __init__(self, resolver: IndexerClient, came: Callable[[], None]) -> None:
         self._resolver, self._came = resolver, came
         self._found: dict[Key, RecordIndex | str | None] = {}
 

@@ -37,7 +37,7 @@ _SCALES = 48
 AHEAD = 256
 
 
-class Speculation:
+class PlacementEstimator:
     """Bounds on the place of each record of a file in which places ascend with record numbers.
 
     Boundary b is where record b begins and b - 1 has ended, tree pages between them counting as
@@ -229,7 +229,7 @@ def _grown(deviation_bytes: Array, seen: list[int]) -> Array:
 
 def order(
     records: Array,
-    guess: Speculation | None,
+    guess: PlacementEstimator | None,
     exact: tuple[Array, Array] | None = None,
     redundant_max: float = REDUNDANT_MAX,
 ) -> Order | None:
@@ -257,7 +257,7 @@ def order(
 
 
 def _runs(
-    records: Array, guessed: Array, guess: Speculation, redundant_max: float
+    records: Array, guessed: Array, guess: PlacementEstimator, redundant_max: float
 ) -> tuple[Array, Array]:
     """Starts and ends of records[guessed], -1 where it would cost too much."""
     numbers = records[guessed]
@@ -286,7 +286,7 @@ def _runs(
 class Followed:
     """An order in record numbers that somebody reads, and what the touches tell of its places."""
 
-    def __init__(self, guess: Speculation, records: Sequence[int] | Array) -> None:
+    def __init__(self, guess: PlacementEstimator, records: Sequence[int] | Array) -> None:
         self._guess = guess
         self._records: Array = np.asarray(records, np.int64)
         self._seen: Array = np.zeros(len(self._records), bool)
@@ -317,7 +317,9 @@ class Part:
     """One of ``readers`` processes, each of which reads its part of each batch: the ``reader``-th
     of its equal parts (paper 2, figure 6). It learns from its own touches only."""
 
-    def __init__(self, guess: Speculation, reader: int, readers: int, batch_records: int) -> None:
+    def __init__(
+        self, guess: PlacementEstimator, reader: int, readers: int, batch_records: int
+    ) -> None:
         if batch_records % readers:
             raise ValueError(f"{batch_records} records a batch, in {readers} equal parts")
         self.guess = guess

@@ -122,7 +122,7 @@ def _early(
 
 def guess_from(
     leaves: Leaves, numbers: Array, starts: Array, ends: Array
-) -> placement_estimator.Speculation | None:
+) -> placement_estimator.PlacementEstimator | None:
     """What these records' places (ascending numbers) tell of the others; None when those of every
     fourth leaf are not within the bounds that the others give."""
     page = leaves.meta.page_bytes
@@ -130,7 +130,7 @@ def guess_from(
     high: Array = -(-ends // page) * page
     last = (leaves.meta.last_page + 1) * page
     stride = max(1.0, float((high - low).mean()))
-    guess = placement_estimator.Speculation(stride, 2 * page, last, leaves.records, page)
+    guess = placement_estimator.PlacementEstimator(stride, 2 * page, last, leaves.records, page)
     begins = np.flatnonzero(np.append(True, np.diff(numbers) != 1))
     counts: Array = np.diff(np.append(begins, len(numbers)))
 

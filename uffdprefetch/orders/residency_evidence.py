@@ -87,7 +87,7 @@ def certainty(one: Share, other: Share) -> float:
     return ratio if one.share >= other.share else -ratio
 
 
-class Sight:
+class ResidencyEvidence:
     """What is mapped of each record that somebody asks for; asked once."""
 
     def __init__(self, index: RecordIndex, present: Present) -> None:
@@ -145,7 +145,7 @@ class Sight:
 
 
 @dataclass(frozen=True, eq=False)
-class Claim:
+class Prediction:
     """What a hypothesis says: ``read``: the records of the last samples that were read; ``known``:
     these and those of all others that were or may have been read; ``other``: of some that were not,
     as far as is known. Ascending."""
@@ -155,14 +155,16 @@ class Claim:
     known: Array
     other: Array
 
-    def seen(self, sight: Sight) -> Share:
+    def seen(self, sight: ResidencyEvidence) -> Share:
         return sight.share(self.read)
 
-    def proof(self, sight: Sight) -> float:
+    def proof(self, sight: ResidencyEvidence) -> float:
         """How sure it is that the records were read because the hypothesis is true."""
         return certainty(self.seen(sight), sight.share(self.other))
 
-    def stands(self, rival: Claim, all_others: Array, sight: Sight) -> tuple[bool, bool]:
+    def stands(
+        self, rival: Prediction, all_others: Array, sight: ResidencyEvidence
+    ) -> tuple[bool, bool]:
         """Whether it is proven even if the rival is true, by records that the rival does not have:
         (by those far from the rival's, by those that a fault on the rival's may map as well).
         ``all_others``: the records that all other claims say may have been read.
@@ -187,7 +189,7 @@ class Claim:
             and any(certainty(*two) >= CERTAIN for two in zip(close, beyonds, strict=True)),
         )
 
-    def beats(self, rival: Claim, sight: Sight) -> bool:
+    def beats(self, rival: Prediction, sight: ResidencyEvidence) -> bool:
         """Whether what only it says is touched more than what only the rival says: a record that
         was read is mapped no less surely than one that was not."""
         only, rivals = np.setdiff1d(self.read, rival.known), np.setdiff1d(rival.read, self.known)

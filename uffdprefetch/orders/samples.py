@@ -19,7 +19,7 @@ from uffdprefetch.formats.cache import open_cached
 from uffdprefetch.formats.index import RecordIndex
 from uffdprefetch.native import uffd
 from uffdprefetch.orders import stated
-from uffdprefetch.orders.announcement import Announced, AnnounceError, Part
+from uffdprefetch.orders.announcement import AnnounceError, Announcement, Part
 from uffdprefetch.orders.mapping import Hypothesis, KeyList, choose, hypotheses
 from uffdprefetch.orders.residency_evidence import Present
 from uffdprefetch.predict.order.cursor import Order
@@ -87,7 +87,7 @@ def _mapped_bytes(pagemap_fd: int, address: int, length: int) -> int:
     return mapped
 
 
-class Evidence:
+class ResolveRequest:
     """What is known of the announcing process when an order is asked for."""
 
     def __init__(self, files: Sequence[dict[str, Any]], said: int, done: Sequence[int]) -> None:
@@ -125,7 +125,7 @@ class Samples:
                 del self._sets[next(iter(self._sets))]
             return found
 
-    def take_lists(self, heard: Announced) -> None:
+    def take_lists(self, heard: Announcement) -> None:
         """Remember the lists of an announcement that is heard of for the first time. Raises
         AnnounceError."""
         for part in heard.parts:
@@ -145,7 +145,7 @@ class Samples:
                     known.lists |= lists
                 known.tries = 0
 
-    def orders(self, heard: Announced, evidence: Evidence, store: Store) -> dict[str, Any]:
+    def orders(self, heard: Announcement, evidence: ResolveRequest, store: Store) -> dict[str, Any]:
         """See orders/indexer.py. Raises AnnounceError, UffdPrefetchError."""
         found: list[dict[str, Any]] = []
         findings: list[str] = []
@@ -168,7 +168,7 @@ class Samples:
     # ---- records, keys, ranges ------------------------------------------------------------------
 
     def _stated(
-        self, heard: Announced, part: Part, evidence: Evidence
+        self, heard: Announcement, part: Part, evidence: ResolveRequest
     ) -> list[tuple[int, Order, str]]:
         """The order in each file that a part is of, and how it is known."""
         found = []
@@ -200,7 +200,7 @@ class Samples:
     # ---- samples --------------------------------------------------------------------------------
 
     def _mapped(
-        self, heard: Announced, part: Part, evidence: Evidence
+        self, heard: Announcement, part: Part, evidence: ResolveRequest
     ) -> tuple[list[tuple[int, Order, str]], str | None, bool]:
         """([(file, order, how)], a finding, whether to ask again)."""
         known = self._set(part)
@@ -289,7 +289,11 @@ def _same(a: str, b: str) -> bool:
 
 
 def _order(
-    heard: Announced, right: Sequence[Hypothesis], index: RecordIndex, samples: Array, turns: Array
+    heard: Announcement,
+    right: Sequence[Hypothesis],
+    index: RecordIndex,
+    samples: Array,
+    turns: Array,
 ) -> Order:
     """The bytes that samples read, under one or several hypotheses that hold together."""
     pairs = [each.records(samples) for each in right]

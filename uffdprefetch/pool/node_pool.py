@@ -27,7 +27,7 @@ from uffdprefetch.pool.eviction import LRU, Cyclic, Policy, Reader, Residents
 from uffdprefetch.pool.residents import reader, resident_blocks
 from uffdprefetch.predict import window
 from uffdprefetch.predict.streams import Stream
-from uffdprefetch.protocol.wire import Verdict
+from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.ledger import Histogram, Ledger
@@ -231,7 +231,7 @@ class NodePool:
             return
         slot, client.pool_slot = client.pool_slot, -1
         del self.slots[slot]
-        if any(r.verdict == Verdict.POOL for r in client.regions.values()):
+        if any(r.verdict == ServingMode.POOL for r in client.regions.values()):
             with contextlib.suppress(OSError):
                 pidfd = os.pidfd_open(client.pid)
                 self.pool.orphan(slot)

@@ -111,7 +111,7 @@ def one_way(touches: Iterable[tuple[int, int]]) -> bool:
     return not BACK_SHARE < back < 1 - BACK_SHARE
 
 
-class Jumps:
+class RandomnessDetector:
     """The touches of one reader (a process) of one file."""
 
     def __init__(self, file_bytes: int) -> None:

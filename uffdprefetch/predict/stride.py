@@ -47,7 +47,7 @@ UNEXPLAINED_SHARE = 0.1
 #: Of a record's pages so many may be missing: one that was a checkpoint is taken out again.
 MISSING_PART = 16
 #: What lies between two runs: less, and prefetching would read it with them
-#: (predict/order/cursor.Walk).
+#: (predict/order/cursor.OrderCursor).
 GAP_MIN_BYTES = 64 << 10
 
 

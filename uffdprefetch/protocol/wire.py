@@ -64,7 +64,7 @@ class Role(IntEnum):
     PLANNER = 5
 
 
-class Verdict(IntEnum):
+class ServingMode(IntEnum):
     """enum up_verdict: how a mapping is served."""
 
     REFUSE = 0
@@ -209,7 +209,7 @@ def _padded(pages: list[int]) -> list[int]:
     return pages + [0] * (PAGES_MAX - len(pages))
 
 
-def file(region: int, verdict: Verdict, pages: list[int]) -> bytes:
+def file(region: int, verdict: ServingMode, pages: list[int]) -> bytes:
     """UP_FILE: how a mapping is served, and the page numbers of its checkpoints (PAGES_MAX)."""
     return pack(Type.FILE, FILE.pack(region, verdict, len(pages), 0, *_padded(pages)))
 

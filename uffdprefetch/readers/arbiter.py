@@ -17,7 +17,7 @@ from uffdprefetch.readers.windows import Windows
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.region import Region
-from uffdprefetch.warm.placement import Layout
+from uffdprefetch.warm.placement import CheckpointPlacer
 from uffdprefetch.warm.scheduler import Scheduler
 
 #: A known order is looked at so often: what lies ahead lasts much longer.
@@ -28,8 +28,8 @@ class Arbiter:
     """The predictors of one service. Its thread calls everything here."""
 
     def __init__(
-        self, scheduler: Scheduler, ledger: Ledger, layout: Layout, bulk: Bulk, windows: Windows,
-        clock: Clock, clients: Callable[[], list[Client]],
+        self, scheduler: Scheduler, ledger: Ledger, layout: CheckpointPlacer, bulk: Bulk,
+        windows: Windows, clock: Clock, clients: Callable[[], list[Client]],
     ) -> None:  # fmt: skip
         self._scheduler, self._ledger, self._layout, self._bulk = scheduler, ledger, layout, bulk
         self._clock, self._clients = clock, clients

@@ -27,9 +27,9 @@ from uffdprefetch.predict.bulk import (
     PASSED_SHARE,
     PROBE_BYTES,
 )
-from uffdprefetch.predict.randomness import Jumps
+from uffdprefetch.predict.randomness import RandomnessDetector
 from uffdprefetch.predict.streams import Stream
-from uffdprefetch.protocol.wire import Verdict
+from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.file_systems import read_ahead_bytes
 from uffdprefetch.state.files import BLOCK_BYTES, FileState, Key
@@ -37,7 +37,7 @@ from uffdprefetch.state.ledger import Ledger, describe_stream
 from uffdprefetch.state.region import Region
 from uffdprefetch.warm.consumer import FileConsumer, PrefetchRange, Priority
 from uffdprefetch.warm.limits import Limit, Limits
-from uffdprefetch.warm.placement import Layout
+from uffdprefetch.warm.placement import CheckpointPlacer
 from uffdprefetch.warm.scheduler import EXTENT_BYTES, Scheduler
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Reader:
 
     rank: int
     pid: int
-    jumps: Jumps
+    jumps: RandomnessDetector
     jumped: int = 0
     since_ns: int = 0
     at_ns: int = 0
@@ -137,7 +137,7 @@ class Bulk:
     """The files of a service whose readers may be random. The service's thread calls all of it."""
 
     def __init__(
-        self, config: Config, scheduler: Scheduler, ledger: Ledger, layout: Layout,
+        self, config: Config, scheduler: Scheduler, ledger: Ledger, layout: CheckpointPlacer,
         clock: Clock = CLOCK,
         limits: Limits | None = None,
     ) -> None:  # fmt: skip
@@ -170,7 +170,9 @@ class Bulk:
         # in a second epoch nothing is news; and a random reader has been nearly everywhere at last
         passed = passed_bytes[0 if reader.jumps.random else 1]
         over = 0 < forward <= PASSED_SHARE * passed
-        if region.verdict == Verdict.POOL and self._layout.pool:  # what a fault maps tells there
+        if (
+            region.verdict == ServingMode.POOL and self._layout.pool
+        ):  # what a fault maps tells there
             book.in_pool = True
             low, high = self._layout.pool.walked(copy.copy(stream), start, end, forward)
             over = 0 < forward <= high - low
@@ -204,7 +206,9 @@ class Bulk:
         rank, pid = region.table.rank, region.table.reader
         reader = book.readers.get(pid)
         if reader is None:
-            reader = book.readers[pid] = Reader(rank, pid, Jumps(region.file.size_bytes))
+            reader = book.readers[pid] = Reader(
+                rank, pid, RandomnessDetector(region.file.size_bytes)
+            )
             if len(book.readers) > READERS_MAX:
                 del book.readers[next(iter(book.readers))]
         return reader

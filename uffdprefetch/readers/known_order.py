@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from uffdprefetch.base.clock import CLOCK, Clock
 from uffdprefetch.predict.order.epochs import Epochs, Source
-from uffdprefetch.protocol.wire import Verdict
+from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers.predictor import Observation
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.files import FileState
@@ -23,7 +23,7 @@ from uffdprefetch.warm.consumer import Consumer, OrderConsumer, PrefetchRange
 from uffdprefetch.warm.scheduler import Scheduler
 
 if TYPE_CHECKING:  # it brings numpy, which a service without a plan spares
-    from uffdprefetch.predict.order.cursor import Walk
+    from uffdprefetch.predict.order.cursor import OrderCursor
 
 #: Ranges that are kept until its order is there.
 SEEN_MAX = 4096
@@ -75,11 +75,11 @@ class PlannedReader:
         return self.epochs.number
 
     @property
-    def walk(self) -> Walk | None:
+    def walk(self) -> OrderCursor | None:
         """The walk through the present epoch, if its order was there at the last look()."""
         return self.epochs.walk
 
-    def look(self) -> Walk | None:
+    def look(self) -> OrderCursor | None:
         """The walk through the present epoch; None while its order is not there."""
         return self.epochs.look(self._clock.now_ns())
 
@@ -135,7 +135,7 @@ class PlannedReader:
         }
 
 
-class Belongs(Protocol):
+class OrderSource(Protocol):
     """Which readers a mapping may have."""
 
     def readers(self, client: Client, region: Region) -> list[PlannedReader]: ...
@@ -155,7 +155,7 @@ class KnownOrders:
     def __init__(self, scheduler: Scheduler, ledger: Ledger, clock: Clock = CLOCK) -> None:
         self._scheduler, self._ledger = scheduler, ledger
         self.clock = clock  # of its readers as well
-        self.sources: list[Belongs] = []
+        self.sources: list[OrderSource] = []
         self.room_bytes: Callable[[FileState], int] = lambda _: 0  # for a file in memory
         self.allowed_bytes: Callable[[Region], int] = lambda _: 0  # ahead of a reader
         self.all: list[PlannedReader] = []
@@ -222,7 +222,7 @@ class KnownOrders:
         if reader is None:
             return False
         quiet = now - reader.touched_ns >= QUIET_NS
-        if region.verdict == Verdict.POOL and not quiet:
+        if region.verdict == ServingMode.POOL and not quiet:
             reader.seen = [*reader.seen, *found][-SEEN_MAX:]
             return False
         moved = reader.mapped(found, now)
@@ -242,7 +242,7 @@ class KnownOrders:
         reader = region.order.reader
         if reader is None or reader.walk is None:
             return
-        pooled = region.verdict == Verdict.POOL
+        pooled = region.verdict == ServingMode.POOL
         storage, boost = self._scheduler.meter.storage, reader.consumer.feedback.boost
         ahead = lookahead_bytes(reader.walk, storage, self.allowed_bytes(region), boost)
         whole = self._all_is_read(reader.file)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from uffdprefetch.job.channel import ENDED
-from uffdprefetch.orders.indexer_client import Answer, Resolver
+from uffdprefetch.orders.indexer_client import Answer, IndexerClient
 from uffdprefetch.readers.known_order import KnownOrders, PlannedReader
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.files import FileState, Key
@@ -24,8 +24,8 @@ from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.region import Region
 
 if TYPE_CHECKING:
-    from uffdprefetch.orders.announcement import Announced
-    from uffdprefetch.predict.order.extents import Units
+    from uffdprefetch.orders.announcement import Announcement
+    from uffdprefetch.predict.order.extents import OrderExtents
 
 log = logging.getLogger("uffdprefetch.serve")
 
@@ -45,7 +45,7 @@ class PlanFile:
     """`--plan`: orders by rank and epoch."""
 
     def __init__(
-        self, resolver: Resolver, plans: KnownOrders, ledger: Ledger, came: Callable[[], None]
+        self, resolver: IndexerClient, plans: KnownOrders, ledger: Ledger, came: Callable[[], None]
     ) -> None:
         """``came`` is called when an order has come."""
         self._resolver, self._plans, self._ledger, self._came = resolver, plans, ledger, came
@@ -82,7 +82,7 @@ class PlanFile:
         question = {"do": "plan", "path": file.path, "key": file.key, "rank": rank, "epoch": epoch}
         self._resolver.ask(question, heard)
 
-    def order(self, answer: Answer) -> Units | None:
+    def order(self, answer: Answer) -> OrderExtents | None:
         """The order of an answer, None when there is none."""
         if answer.get("order") is None:
             return None
@@ -101,10 +101,10 @@ class _Epochs:
     def __init__(self, plan: PlanFile, file: FileState, rank: int) -> None:
         self._plan, self._file, self._rank = plan, file, rank
         self._asked = -1  # the latest epoch
-        self._come: dict[int, Units] = {}
+        self._come: dict[int, OrderExtents] = {}
         self._end: int | None = None  # the first epoch that there is none of
 
-    def order(self, epoch: int) -> Units | None:
+    def order(self, epoch: int) -> OrderExtents | None:
         """See predict/order/epochs.Source."""
         if epoch > self._asked and not self.over(epoch):
             self._asked = epoch
@@ -129,11 +129,11 @@ class _Epochs:
 class _Stated:
     """One order, of an announcement."""
 
-    def __init__(self, order: Units, how: str) -> None:
-        self._order: Units | None = order
+    def __init__(self, order: OrderExtents, how: str) -> None:
+        self._order: OrderExtents | None = order
         self.how = how
 
-    def order(self, epoch: int) -> Units | None:
+    def order(self, epoch: int) -> OrderExtents | None:
         """See predict/order/epochs.Source."""
         order, self._order = self._order, None
         return order
@@ -144,11 +144,11 @@ class _Stated:
 
 
 @dataclass
-class _Heard:
+class TrackedAnnouncement:
     """An announcement that is followed. ``peer``: its process, as we number them."""
 
     peer: int
-    said: Announced
+    said: Announcement
     asked: bool = False  # and not answered
     first: bool = True  # nothing has been asked
     settled: bool = False  # nothing is left to be asked
@@ -164,13 +164,13 @@ class Announcements:
     """What processes of the job have announced."""
 
     def __init__(
-        self, resolver: Resolver, plans: KnownOrders, ledger: Ledger,
+        self, resolver: IndexerClient, plans: KnownOrders, ledger: Ledger,
         clients: Callable[[], list[Client]], came: Callable[[], None],
     ) -> None:  # fmt: skip
         self._resolver, self._plans, self._ledger = resolver, plans, ledger
         self._clients, self._came = clients, came
         self._clock = plans.clock
-        self._heard: dict[tuple[int, str], _Heard] = {}  # (pid, reader)
+        self._heard: dict[tuple[int, str], TrackedAnnouncement] = {}  # (pid, reader)
         self._progress: dict[int, int] = {}  # pid -> descriptor
         self._indexed: set[Key] = set()
         self.next_ns = 0
@@ -213,12 +213,12 @@ class Announcements:
             self._end(old)
         if len(self._heard) >= HEARD_MAX:
             raise announcement.AnnounceError(f"more than {HEARD_MAX} orders at a time")
-        self._heard[name] = _Heard(peer, said)
+        self._heard[name] = TrackedAnnouncement(peer, said)
         self._resolver.start()  # it takes some tenths of a second: not when it is needed
         self.next_ns = 0
         self.look(self._clock.now_ns())
 
-    def _noted(self, said: Announced) -> None:
+    def _noted(self, said: Announcement) -> None:
         """Something that is no order."""
         for part in said.parts:
             if part.what == "nothing":
@@ -287,7 +287,7 @@ class Announcements:
         for pid in self._progress.keys() - used:
             os.close(self._progress.pop(pid))
 
-    def _ask(self, heard: _Heard) -> None:
+    def _ask(self, heard: TrackedAnnouncement) -> None:
         files: dict[int, tuple[FileState, list[list[int]]]] = {}
         for client in self._clients():
             if client.descends_from(heard.peer):
@@ -310,7 +310,7 @@ class Announcements:
         heard.first = False
         self._resolver.ask(question, lambda answer: self._answered(heard, states, answer))
 
-    def _answered(self, heard: _Heard, files: list[FileState], answer: Answer) -> None:
+    def _answered(self, heard: TrackedAnnouncement, files: list[FileState], answer: Answer) -> None:
         heard.asked = False
         if heard is not self._heard.get((heard.said.pid, heard.said.reader)):
             return  # it has ended, or there is a new one
@@ -329,7 +329,9 @@ class Announcements:
             self._follow(heard, files[each["file"]], each, now)
         self._came()
 
-    def _follow(self, heard: _Heard, file: FileState, each: dict[str, Any], now: int) -> None:
+    def _follow(
+        self, heard: TrackedAnnouncement, file: FileState, each: dict[str, Any], now: int
+    ) -> None:
         try:
             order = self._resolver.order(each["order"])
         except (OSError, ValueError) as error:
@@ -343,7 +345,7 @@ class Announcements:
         if heard.items:
             reader.said(heard.items, now)
 
-    def _end(self, heard: _Heard) -> None:
+    def _end(self, heard: TrackedAnnouncement) -> None:
         heard.items = max(heard.items, (self._count(heard.said.pid, heard.said.slot) or 0) & ~ENDED)
         for reader in heard.readers:
             if reader.live:

@@ -141,7 +141,7 @@ class Strides:
 
     def touch(self, client: Client, region: Region, stream: Stream, now: int) -> None:
         """A reader has gone on, on this walk."""
-        if region.verdict == wire.Verdict.POOL:
+        if region.verdict == wire.ServingMode.POOL:
             return  # it maps ahead in pieces: not what was read
         watch = self._watch(region, client.rank)
         if watch is None:

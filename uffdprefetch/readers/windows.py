@@ -19,10 +19,10 @@ from uffdprefetch.sense import pagetables
 from uffdprefetch.sense.pagetable_scan import tell_seen
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.ledger import Ledger
-from uffdprefetch.state.publisher import WINDOW, Tap
+from uffdprefetch.state.publisher import WINDOW, EventPublisher
 from uffdprefetch.state.region import Region
 from uffdprefetch.warm.consumer import Consumer, PrefetchRange
-from uffdprefetch.warm.placement import Layout
+from uffdprefetch.warm.placement import CheckpointPlacer
 from uffdprefetch.warm.scheduler import Scheduler
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ class Windows:
     name = "windows"
 
     def __init__(
-        self, config: Config, scheduler: Scheduler, ledger: Ledger, tap: Tap, layout: Layout,
-        bulk: Bulk, clock: Clock,
+        self, config: Config, scheduler: Scheduler, ledger: Ledger, tap: EventPublisher,
+        layout: CheckpointPlacer, bulk: Bulk, clock: Clock,
     ) -> None:  # fmt: skip
         self._config, self._scheduler, self._ledger, self._tap = config, scheduler, ledger, tap
         self._layout, self._bulk, self._clock = layout, bulk, clock
@@ -58,13 +58,13 @@ class Windows:
         start, end, at_ns = seen.start, seen.end, seen.at_ns
         stream, forward = region.table.touch(start, end, at_ns)
         self.forget_absorbed(region)
-        if self._config.policy == "fixed" and region.verdict == wire.Verdict.CHECKPOINTS:
+        if self._config.policy == "fixed" and region.verdict == wire.ServingMode.CHECKPOINTS:
             stream.active = True  # paper 1: the checkpoint that is hit first triggers
         self._ledger.touch(stream.rank, start, at_ns)
         news = mapped = end - start
         if forward:
             first = stream.position_bytes - (forward if stream.direction > 0 else 0)
-            if region.verdict == wire.Verdict.POOL:
+            if region.verdict == wire.ServingMode.POOL:
                 found = [(first, forward)]  # mapped in runs: more is not known
             else:
                 found = pagetables.runs(client, region, first, first + forward)
@@ -74,7 +74,7 @@ class Windows:
                 mapped += n
                 for low, high in region.scan.mapped.missing(a, a + n):
                     news += high - low
-                    if self._tap.active and region.verdict != wire.Verdict.POOL:
+                    if self._tap.active and region.verdict != wire.ServingMode.POOL:
                         tell_seen(self._tap, client, region, low, high, self._clock.now_ns())
                 region.scan.mapped.add(a, a + n)
         passed = news, news if seen.new else mapped
@@ -99,7 +99,7 @@ class Windows:
         self, client: Client, region: Region, now_ns: int
     ) -> Iterator[tuple[Consumer, PrefetchRange]]:
         """See Predictor: of each walk the next window."""
-        pooled = region.verdict == wire.Verdict.POOL
+        pooled = region.verdict == wire.ServingMode.POOL
         for stream in readers(region, now_ns) if pooled else region.table.active():
             wanted = self._next(region, stream, now_ns)
             if wanted:

@@ -12,9 +12,9 @@ from uffdprefetch.protocol import wire
 from uffdprefetch.sense import pagetables
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.files import BLOCK_BYTES
-from uffdprefetch.state.publisher import SEEN, Tap
+from uffdprefetch.state.publisher import SEEN, EventPublisher
 from uffdprefetch.state.region import Region
-from uffdprefetch.warm.placement import Layout
+from uffdprefetch.warm.placement import CheckpointPlacer
 
 MS = 1_000_000
 #: Looking for streams in page tables: at first often, then rarely.
@@ -38,19 +38,21 @@ SILENT_NS = 50 * MS
 FOLLOW_STEPS = 8
 
 
-def tell_seen(tap: Tap, client: Client, region: Region, start: int, end: int, now: int) -> None:
+def tell_seen(
+    tap: EventPublisher, client: Client, region: Region, start: int, end: int, now: int
+) -> None:
     """[start, end) was found mapped: some time since the last look."""
     since = now - region.scan.last_end_ns if region.scan.last_end_ns else 0
     tap.put(SEEN, now, client.pid, region.file, start, end - start, since)
 
 
-class PageTableLooks:
+class PagetableScanner:
     """The looks of one service; ``touch`` hears of each run of pages that is news."""
 
     def __init__(
         self,
-        layout: Layout,
-        tap: Tap,
+        layout: CheckpointPlacer,
+        tap: EventPublisher,
         touch: Callable[[Client, Region, int, int, int], object],
         looked: Callable[[Client, Region, list[tuple[int, int]]], None],
         clock: Clock = CLOCK,
@@ -64,7 +66,7 @@ class PageTableLooks:
         cost one part in ``share`` of what looking may."""
         began = self._clock.cpu_ns()
         active = [] if region.order.announced else region.table.active()
-        by_tables = region.verdict != wire.Verdict.POOL
+        by_tables = region.verdict != wire.ServingMode.POOL
         touched = False
         for stream in active:
             quiet = now - stream.last_ns

@@ -26,7 +26,7 @@ from uffdprefetch.readers.bulk import Bulk
 from uffdprefetch.readers.predictor import Observation
 from uffdprefetch.readers.windows import Windows
 from uffdprefetch.sense import pagetables
-from uffdprefetch.sense.pagetable_scan import LOOK_FIRST_NS, PageTableLooks
+from uffdprefetch.sense.pagetable_scan import LOOK_FIRST_NS, PagetableScanner
 from uffdprefetch.service import pool_bridge
 from uffdprefetch.state.admission import FileTable
 from uffdprefetch.state.client import Client
@@ -34,10 +34,10 @@ from uffdprefetch.state.files import BLOCK_BYTES, FileState, Key
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.opening import Opened, Opener
 from uffdprefetch.state.processes import Watched
-from uffdprefetch.state.publisher import MAJORS, TOUCH, Tap
+from uffdprefetch.state.publisher import MAJORS, TOUCH, EventPublisher
 from uffdprefetch.state.region import FIRST_OBSERVED, Region, ScanState
 from uffdprefetch.warm.limits import Limits
-from uffdprefetch.warm.placement import Layout
+from uffdprefetch.warm.placement import CheckpointPlacer
 from uffdprefetch.warm.scheduler import Scheduler
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def _span(a: wire.Attach, file: FileState) -> checkpoints.Span:
     return checkpoints.Span(a.offset_bytes, end, uffd.PAGE_BYTES)
 
 
-class CacheEngine:
+class Coordinator:
     """Regions, streams and checkpoints of all processes of the job on this node."""
 
     def __init__(
@@ -87,7 +87,7 @@ class CacheEngine:
         config: Config,
         scheduler: Scheduler,
         ledger: Ledger,
-        tap: Tap | None = None,
+        tap: EventPublisher | None = None,
         opener: Opener | None = None,
         clock: Clock = CLOCK,
         limits: Limits | None = None,
@@ -99,15 +99,15 @@ class CacheEngine:
         self.config = config
         self.scheduler = scheduler
         self.ledger = ledger
-        self.tap = tap or Tap()
-        self.layout = Layout(config, scheduler, ledger, clock)
+        self.tap = tap or EventPublisher()
+        self.layout = CheckpointPlacer(config, scheduler, ledger, clock)
         self.bulk = Bulk(config, scheduler, ledger, self.layout, clock, self.limits)
         windows = Windows(config, scheduler, ledger, self.tap, self.layout, self.bulk, clock)
         self.arbiter = Arbiter(
             scheduler, ledger, self.layout, self.bulk, windows, clock,
             lambda: list(self.clients.values()),
         )  # fmt: skip
-        self._looks = PageTableLooks(
+        self._looks = PagetableScanner(
             self.layout, self.tap, self._mapped, self.arbiter.scanned, clock
         )
         self._table = FileTable(config, scheduler, ledger, clock)
@@ -199,55 +199,58 @@ class CacheEngine:
     def _decide(
         self, client: Client, a: wire.Attach, file: FileState | None, path: str, why: str
     ) -> None:
-        verdict = wire.Verdict.CHECKPOINTS
+        verdict = wire.ServingMode.CHECKPOINTS
         reason = "userfaultfd with kernel faults works in the job"
         if file is None or file.changed:
-            verdict = wire.Verdict.REFUSE
+            verdict = wire.ServingMode.REFUSE
             if file is not None and file.changed:
                 why = file.changed
         elif a.flags & wire.ATTACH_WRITABLE:
-            verdict = wire.Verdict.PAGE_TABLES
+            verdict = wire.ServingMode.PAGE_TABLES
             self._writer_came(file)
             reason = "opened for writing (O_RDWR); open it read-only (lmdb: readonly=True)"
         elif file.writer:
-            verdict = wire.Verdict.PAGE_TABLES
+            verdict = wire.ServingMode.PAGE_TABLES
             reason = "a writer has it open; open it read-only everywhere (lmdb: readonly=True)"
         elif a.region >= FIRST_OBSERVED and not client.observed:
-            verdict = wire.Verdict.PAGE_TABLES
+            verdict = wire.ServingMode.PAGE_TABLES
             reason = (
                 "the process changes its mappings without libc's functions"
                 if client.bypasses
                 else "mapped without libc's functions"
             )
         elif not client.has_uffd:
-            verdict = wire.Verdict.PAGE_TABLES
+            verdict = wire.ServingMode.PAGE_TABLES
             reason = (
                 ("engine off" if self.config.engine == "off" else "mapped without libc's functions")
                 + ": later epochs hardly show"
                 if client.observed
                 else f"no userfaultfd ({os.strerror(client.hello.uffd_error)}): see doctor"
             )
-        if verdict == wire.Verdict.PAGE_TABLES and client.pagemap_fd < 0:
-            verdict, why = wire.Verdict.REFUSE, f"page table of the job: {client.pagemap_error}"
+        if verdict == wire.ServingMode.PAGE_TABLES and client.pagemap_fd < 0:
+            verdict, why = wire.ServingMode.REFUSE, f"page table of the job: {client.pagemap_error}"
         fds: list[int] = []
-        if file is not None and verdict == wire.Verdict.CHECKPOINTS and self.pool:
+        if file is not None and verdict == wire.ServingMode.CHECKPOINTS and self.pool:
             fds, told = pool_bridge.accept(self, self.pool, client, a, file)
             if fds:
-                verdict, reason = wire.Verdict.POOL, told
+                verdict, reason = wire.ServingMode.POOL, told
             elif file.pooled is not None:
-                verdict, why = wire.Verdict.REFUSE, "the pool has the file, and cannot serve this"
+                verdict, why = (
+                    wire.ServingMode.REFUSE,
+                    "the pool has the file, and cannot serve this",
+                )
         wanted: list[int] = []
-        if file is not None and verdict == wire.Verdict.CHECKPOINTS:
+        if file is not None and verdict == wire.ServingMode.CHECKPOINTS:
             wanted, fds = self._wanted(a, file)
         if a.flags & wire.ATTACH_INHERITED and file is not None:
             fds = [*fds, file.map_fd] if fds else [file.map_fd, file.map_fd]
-        if verdict == wire.Verdict.REFUSE or file is None:
+        if verdict == wire.ServingMode.REFUSE or file is None:
             client.refused.add(a.address)
             client.tell(a.region, verdict, fds)
             self.ledger.refuse(path, why)
             return
         region = self._adopt(client, a, file, verdict)  # before its first fault
-        if self.config.policy != "none" and verdict != wire.Verdict.POOL:
+        if self.config.policy != "none" and verdict != wire.ServingMode.POOL:
             self.scheduler.begin(file, a.offset_bytes)
         if wanted:
             until_ns = self.clock.now_ns() + self._offer_ns
@@ -288,7 +291,7 @@ class CacheEngine:
             region.checkpoints.offered = (
                 [] if file.changed else [p for p in offer.pages if p in file.written]
             )
-            message = wire.file(region.id, wire.Verdict.CHECKPOINTS, region.checkpoints.offered)
+            message = wire.file(region.id, wire.ServingMode.CHECKPOINTS, region.checkpoints.offered)
             offer.client.send(message, [offer.memfd])
         self._offers = waiting
 
@@ -298,7 +301,7 @@ class CacheEngine:
         region = client.regions.get(ack.region)
         if region is None or ack.sequence:
             return
-        if ack.error and region.verdict == wire.Verdict.POOL:
+        if ack.error and region.verdict == wire.ServingMode.POOL:
             self._without_pool(client, region, ack.error)
         if not region.checkpoints.offered:
             return
@@ -320,7 +323,7 @@ class CacheEngine:
             return
         if self.pool is not None:
             self.pool.detach(client, region)
-        region.verdict = wire.Verdict.PAGE_TABLES
+        region.verdict = wire.ServingMode.PAGE_TABLES
         region.scan.due_ns = self.clock.now_ns() + LOOK_FIRST_NS
         self.ledger.attached(region.file, region.verdict, f"not served by the pool: {why}")
 
@@ -337,11 +340,11 @@ class CacheEngine:
             f"functions ({how}): followed by page tables, nothing is laid over them"
         )
         for region in list(client.regions.values()):
-            if region.verdict != wire.Verdict.POOL:
+            if region.verdict != wire.ServingMode.POOL:
                 self.detached(client, region.id)
 
     def _adopt(
-        self, client: Client, a: wire.Attach, file: FileState, verdict: wire.Verdict
+        self, client: Client, a: wire.Attach, file: FileState, verdict: wire.ServingMode
     ) -> Region:
         region = Region(
             id=a.region,
@@ -358,7 +361,7 @@ class CacheEngine:
         if self.plans is not None:  # its order begins before its first touch
             self.plans.mapped(client)
             self.arbiter.due(client, region)
-        if verdict == wire.Verdict.POOL and self.pool:
+        if verdict == wire.ServingMode.POOL and self.pool:
             region.scan.due_ns = NEVER_NS  # its faults tell
             self.pool.attach(client, region)
         return region
@@ -370,7 +373,7 @@ class CacheEngine:
         if region is None:
             return
         region.file.attached -= 1
-        if self.pool and region.verdict == wire.Verdict.POOL:
+        if self.pool and region.verdict == wire.ServingMode.POOL:
             self.pool.detach(client, region)
         for stream in region.table.streams:
             self.scheduler.forget(stream)
@@ -405,7 +408,7 @@ class CacheEngine:
         file.writer = True
         for client in self.clients.values():
             for region in client.regions.values():
-                if region.file is file and region.verdict != wire.Verdict.PAGE_TABLES:
+                if region.file is file and region.verdict != wire.ServingMode.PAGE_TABLES:
                     self.give_back(client, region)
 
     # -------------------------------------------------------------- progress
@@ -480,7 +483,7 @@ class CacheEngine:
                 (region.file, stream)
                 for client in self.clients.values()
                 for region in client.regions.values()
-                if region.verdict == wire.Verdict.POOL
+                if region.verdict == wire.ServingMode.POOL
                 for stream in region.table.active()
             )
         self.arbiter.plan()
@@ -492,7 +495,7 @@ class CacheEngine:
         return self.layout.allowed_bytes
 
     def _allowed(self, region: Region) -> int:
-        if self.pool is not None and region.verdict == wire.Verdict.POOL:
+        if self.pool is not None and region.verdict == wire.ServingMode.POOL:
             return self.pool.window_bytes()
         return self.layout.allowed_bytes // max(1, len(self.clients))
 
@@ -526,7 +529,7 @@ class CacheEngine:
         """Read all page tables of a process while they are there: what was used."""
         for region in client.regions.values():
             start = region.offset_bytes
-            if region.verdict == wire.Verdict.POOL:
+            if region.verdict == wire.ServingMode.POOL:
                 continue
             while start < region.span.end_bytes:
                 found = pagetables.runs(client, region, start, region.span.end_bytes)

@@ -26,7 +26,7 @@ from uffdprefetch.state.file_times import Times
 
 if TYPE_CHECKING:
     from uffdprefetch.pool.node_pool import PoolFile
-    from uffdprefetch.service.coordinator import CacheEngine
+    from uffdprefetch.service.coordinator import Coordinator
     from uffdprefetch.state.files import FileState
 
 MS = 1_000_000
@@ -109,7 +109,7 @@ class FileWatch:
 class Freshness:
     """Looks at every file, in rounds. The service's thread calls everything; nothing waits."""
 
-    def __init__(self, engine: CacheEngine, event_fd: int) -> None:
+    def __init__(self, engine: Coordinator, event_fd: int) -> None:
         """Raises OSError when there can be no threads."""
         self._engine = engine
         self._ledger = engine.ledger.freshness

@@ -7,24 +7,24 @@ import select
 from typing import TYPE_CHECKING
 
 from uffdprefetch.base.config import Config
-from uffdprefetch.orders.indexer_client import Resolver
+from uffdprefetch.orders.indexer_client import IndexerClient
 from uffdprefetch.orders.indices import Indices
 from uffdprefetch.readers.known_order import KnownOrders
 from uffdprefetch.readers.order_sources import Announcements, PlanFile
 from uffdprefetch.readers.strides import Strides
 
 if TYPE_CHECKING:
-    from uffdprefetch.service.coordinator import CacheEngine
+    from uffdprefetch.service.coordinator import Coordinator
 
 
 class Planning:
     """The helper process, the plan file, what is announced, and the readers that follow them."""
 
     def __init__(
-        self, socket_path: str, config: Config, engine: CacheEngine, poll: select.epoll
+        self, socket_path: str, config: Config, engine: Coordinator, poll: select.epoll
     ) -> None:
         """Raises OSError when there is no place for the helper's files."""
-        self.resolver = Resolver(socket_path, config.plan, poll)
+        self.resolver = IndexerClient(socket_path, config.plan, poll)
         self.plans = KnownOrders(engine.scheduler, engine.ledger, engine.clock)
         self.announcements = Announcements(
             self.resolver, self.plans, engine.ledger,

@@ -15,7 +15,7 @@ from typing import Any
 
 from uffdprefetch.base.config import Config
 from uffdprefetch.predict.streams import Stream
-from uffdprefetch.service.coordinator import CacheEngine
+from uffdprefetch.service.coordinator import Coordinator
 from uffdprefetch.service.sampling import RANK_TICKS, RANKS_MAX, Counted, RankTrack, Sampling
 from uffdprefetch.service.snapshot import MISS_SENSOR, POOL_MISS_SENSOR, WAIT_SENSOR
 from uffdprefetch.state.files import BLOCK_BYTES, FileState
@@ -69,7 +69,7 @@ class Live:
         self,
         config: Config,
         run: str,
-        engine: CacheEngine,
+        engine: Coordinator,
         scheduler: Scheduler,
         jobs: Callable[[], list[int]],
         workers_cpu_seconds: Callable[[], float],

@@ -16,7 +16,7 @@ from pathlib import Path
 from uffdprefetch.base.identity import identify
 from uffdprefetch.base.procfs import Mapping, descendants, maps_of
 from uffdprefetch.protocol import wire
-from uffdprefetch.service.coordinator import MS, CacheEngine
+from uffdprefetch.service.coordinator import MS, Coordinator
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.opening import Opened
@@ -33,7 +33,7 @@ class Observer:
     """Keeps the engine's clients equal to what /proc shows of the job's processes."""
 
     def __init__(
-        self, engine: CacheEngine, ledger: Ledger, min_bytes: int, everybody: bool
+        self, engine: Coordinator, ledger: Ledger, min_bytes: int, everybody: bool
     ) -> None:
         """``everybody``: `--engine off`, nobody else tells of mappings."""
         self._engine = engine
@@ -112,7 +112,7 @@ class Observer:
                 client.missed.discard(region.id)
             elif region.id >= FIRST_OBSERVED or region.id in client.missed:
                 self._engine.detached(client, region.id)  # gone, or another file's
-            elif region.verdict != wire.Verdict.POOL:
+            elif region.verdict != wire.ServingMode.POOL:
                 client.missed.add(region.id)  # its agent tells, if it knows
         known = {r.address for r in client.regions.values()}
         client.refused &= at.keys()

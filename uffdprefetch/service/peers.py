@@ -22,7 +22,7 @@ from uffdprefetch.base.clock import CLOCK
 from uffdprefetch.native import uffd
 from uffdprefetch.protocol import wire
 from uffdprefetch.readers.order_sources import Announcements
-from uffdprefetch.service.coordinator import MS, CacheEngine
+from uffdprefetch.service.coordinator import MS, Coordinator
 from uffdprefetch.service.watchers import Watchers
 from uffdprefetch.state.client import Client, Launcher
 from uffdprefetch.state.ledger import Ledger
@@ -47,7 +47,7 @@ class Peers:
         listener: socket.socket,
         poll: select.epoll,
         wake_fd: int,
-        engine: CacheEngine,
+        engine: Coordinator,
         ledger: Ledger,
         summary: Callable[[], dict[str, Any]],
         options: int,
@@ -280,7 +280,7 @@ class Peers:
             # Nothing is read for it any more, so that what it alone has mapped can be closed as
             # soon as it is gone. (The pool's mappings need us until then.)
             for region in list(client.regions.values()):
-                if region.verdict != wire.Verdict.POOL:
+                if region.verdict != wire.ServingMode.POOL:
                     self._engine.detached(client, region.id)
             self._engine.table.ended(client.pid)
             self._engine.table.look(CLOCK.now_ns())

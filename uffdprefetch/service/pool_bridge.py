@@ -18,7 +18,7 @@ from uffdprefetch.state.publisher import POOL_BACKWARD, POOL_MISS, POOL_TOUCH, P
 
 if TYPE_CHECKING:  # numpy, which a service without a pool spares
     from uffdprefetch.pool.node_pool import NodePool
-    from uffdprefetch.service.coordinator import CacheEngine
+    from uffdprefetch.service.coordinator import Coordinator
 
 #: Of the touches of a reader whose order is known one in so many goes to its streams, too: they
 #: show it, and go on when the order is dropped.
@@ -26,7 +26,7 @@ PLANNED_EVERY = 16
 
 
 def accept(
-    engine: CacheEngine, pool: NodePool, client: Client, a: wire.Attach, file: FileState
+    engine: Coordinator, pool: NodePool, client: Client, a: wire.Attach, file: FileState
 ) -> tuple[list[int], str]:
     """([what the job maps], why) when the pool can serve a mapping, else ([], why not)."""
     if client.pool_slot < 0:
@@ -44,7 +44,7 @@ def accept(
     return [], why
 
 
-def take_events(engine: CacheEngine, pool: NodePool) -> None:
+def take_events(engine: Coordinator, pool: NodePool) -> None:
     """What happened in the pool: faults are progress, the rest is for the books."""
     for event in pool.pool.drain():
         file = pool.files.get(event.file)
@@ -60,7 +60,7 @@ def take_events(engine: CacheEngine, pool: NodePool) -> None:
 
 
 def _take_fault(
-    engine: CacheEngine, pool: NodePool, file: FileState, event: uffd_pool.PoolEvent
+    engine: Coordinator, pool: NodePool, file: FileState, event: uffd_pool.PoolEvent
 ) -> None:
     client = pool.slots.get(event.client)
     region = client.regions.get(event.region) if client else None
@@ -102,7 +102,7 @@ def _take_fault(
     )  # fmt: skip
 
 
-def plan_evictions(engine: CacheEngine, pool: NodePool) -> None:
+def plan_evictions(engine: Coordinator, pool: NodePool) -> None:
     """Have blocks ready to leave the pool when it is full."""
     if not pool.wants_victims():
         return
@@ -112,7 +112,7 @@ def plan_evictions(engine: CacheEngine, pool: NodePool) -> None:
             (region, stream, engine.layout.lookahead(stream, region))
             for client in engine.clients.values()
             for region in client.regions.values()
-            if region.verdict == wire.Verdict.POOL and not region.detaching
+            if region.verdict == wire.ServingMode.POOL and not region.detaching
             and (plans is None or plans.reader(client, region) is None)
             for stream in readers(region, now)
         ),

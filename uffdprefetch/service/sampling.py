@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from uffdprefetch.base.ranges import IntervalSet
 from uffdprefetch.native import uffd
-from uffdprefetch.service.coordinator import MS, CacheEngine
+from uffdprefetch.service.coordinator import MS, Coordinator
 from uffdprefetch.state.files import BLOCK_BYTES, FileState, Key
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.warm.scheduler import Scheduler
@@ -90,7 +90,7 @@ class HistoryTick:
 class Sampling:
     """Samples of a run; the service's thread calls everything here."""
 
-    def __init__(self, engine: CacheEngine, scheduler: Scheduler, ledger: Ledger) -> None:
+    def __init__(self, engine: Coordinator, scheduler: Scheduler, ledger: Ledger) -> None:
         self._engine = engine
         self._scheduler = scheduler
         self._ledger = ledger

@@ -26,7 +26,7 @@ from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.native import uffd
 from uffdprefetch.predict.checkpoints import DISTANCE_MIN_BYTES
 from uffdprefetch.protocol import leftovers
-from uffdprefetch.service.coordinator import MS, CacheEngine
+from uffdprefetch.service.coordinator import MS, Coordinator
 from uffdprefetch.service.freshness import Freshness
 from uffdprefetch.service.known_orders import Planning
 from uffdprefetch.service.live import Live
@@ -37,7 +37,7 @@ from uffdprefetch.service.watchers import Watchers
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.opening import Opener
-from uffdprefetch.state.publisher import WARM, Tap
+from uffdprefetch.state.publisher import WARM, EventPublisher
 from uffdprefetch.warm.limits import Limit, TokenBucket
 from uffdprefetch.warm.scheduler import EXTENT_BYTES, Extent, Scheduler
 
@@ -83,7 +83,7 @@ def elect(path: str) -> tuple[int, socket.socket] | None:
 
 
 class Service:
-    """Sockets and clocks around a :class:`CacheEngine`."""
+    """Sockets and clocks around a :class:`Coordinator`."""
 
     def __init__(
         self, listener: socket.socket, lock_fd: int, config: Config, run: str, starter: int
@@ -99,10 +99,10 @@ class Service:
         self.config = config
         grid = config.distance_bytes or DISTANCE_MIN_BYTES
         bucket = TokenBucket(config.max_rate_bytes_per_second, EXTENT_BYTES)
-        self._tap = Tap()
+        self._tap = EventPublisher()
         self._scheduler = Scheduler(self._workers, bucket, grid, self._warmed, self._ledger.degrade)
         self._opener = Opener(self._wake_fd)
-        self.engine = CacheEngine(config, self._scheduler, self._ledger, self._tap, self._opener)
+        self.engine = Coordinator(config, self._scheduler, self._ledger, self._tap, self._opener)
         self._observer = Observer(
             self.engine, self._ledger, config.min_size_bytes, everybody=config.engine == "off"
         )

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from uffdprefetch.base.config import Config
-from uffdprefetch.service.coordinator import CacheEngine
+from uffdprefetch.service.coordinator import Coordinator
 from uffdprefetch.state import processes
 from uffdprefetch.state.ledger import Ledger, describe_file, describe_stream
 from uffdprefetch.warm.scheduler import Scheduler
@@ -129,7 +129,7 @@ def storage_bytes(
 
 
 def summary(
-    config: Config, run: str, engine: CacheEngine, scheduler: Scheduler, workers_cpu: float
+    config: Config, run: str, engine: Coordinator, scheduler: Scheduler, workers_cpu: float
 ) -> dict[str, Any]:
     """The document of docs/summary-schema.md."""
     ledger = engine.ledger

@@ -77,7 +77,7 @@ class Client:
         """Whether checkpoints can be armed in this process."""
         return bool(self.hello.flags & wire.HELLO_UFFD)
 
-    def tell(self, region: int, verdict: wire.Verdict, fds: list[int]) -> None:
+    def tell(self, region: int, verdict: wire.ServingMode, fds: list[int]) -> None:
         """Tell the agent how a mapping without checkpoints is served, if it was the agent's."""
         if region < FIRST_OBSERVED:
             self.send(wire.file(region, verdict, []), fds)

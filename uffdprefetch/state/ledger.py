@@ -224,9 +224,9 @@ class Ledger:
         """Told one by one and folded."""
         return [*self.processes, *self.folded.values()]
 
-    def attached(self, file: FileState, verdict: wire.Verdict, reason: str) -> None:
+    def attached(self, file: FileState, verdict: wire.ServingMode, reason: str) -> None:
         """A mapping is managed; the best rung reached is the run's."""
-        rung = 2 if verdict == wire.Verdict.PAGE_TABLES else 1
+        rung = 2 if verdict == wire.ServingMode.PAGE_TABLES else 1
         self.verdicts[file.path] = verdict.name.lower()
         if rung == 2:
             self.degrade(f"{file.path}: progress comes from page tables: {reason}")

@@ -30,7 +30,7 @@ RECORDERS_MAX = 4
 TABLE_ENTRIES = 128
 
 
-class Tap:
+class EventPublisher:
     """Gathers events while somebody records, and sends them on once a turn."""
 
     def __init__(self) -> None:

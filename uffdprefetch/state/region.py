@@ -79,7 +79,7 @@ class Region:
     address: int
     length_bytes: int
     offset_bytes: int
-    verdict: wire.Verdict
+    verdict: wire.ServingMode
     table: StreamTable
     detaching: bool = False
     checkpoints: CheckpointState = field(default_factory=CheckpointState)

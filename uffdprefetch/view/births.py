@@ -54,7 +54,7 @@ def parse(data: bytes, marshal: Any) -> Birth | None:
         return None
 
 
-class Births:
+class ProcessEvents:
     """Listens from :meth:`open` on; ``why`` says why not, when it does not."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from uffdprefetch.view.births import Births
+from uffdprefetch.view.births import ProcessEvents
 from uffdprefetch.view.taskstats import BlockDelays
 
 #: Delays are compared over so long.
@@ -70,9 +70,11 @@ def why_not_preloaded(maps: str) -> str:
 class Sensors:
     """The looks of one watcher; used by one thread."""
 
-    def __init__(self, delays: BlockDelays | None = None, births: Births | None = None) -> None:
+    def __init__(
+        self, delays: BlockDelays | None = None, births: ProcessEvents | None = None
+    ) -> None:
         self._delays = delays or BlockDelays()
-        self.births = births or Births()
+        self.births = births or ProcessEvents()
         self._samples: deque[tuple[float, dict[int, int]]] = deque()
         self._walked = 0.0
         self._tree: set[int] = set()

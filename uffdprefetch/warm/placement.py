@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 REARM_NS = 1_000_000_000
 
 
-class Layout:
+class CheckpointPlacer:
     """Windows and checkpoints of the regions of one service."""
 
     def __init__(
@@ -44,7 +44,7 @@ class Layout:
         """Bytes ahead of a stream that its policy wants now."""
         streams = max(1, self._ledger.active_streams)
         share = self.allowed_bytes // streams
-        if self.pool and region and region.verdict == wire.Verdict.POOL:
+        if self.pool and region and region.verdict == wire.ServingMode.POOL:
             share = self.pool.window_bytes()
         if self._config.policy == "fixed":
             return min(self._config.size_bytes, max(share, window.MIB))
@@ -59,7 +59,7 @@ class Layout:
 
     def refresh(self, client: Client, region: Region) -> None:
         """Arm again what its readers have left behind."""
-        if region.verdict == wire.Verdict.POOL:
+        if region.verdict == wire.ServingMode.POOL:
             self._rearm_pool(client, region)
         elif region.checkpoints.fired:
             self._rearm(client, region)

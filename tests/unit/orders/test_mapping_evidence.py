@@ -18,7 +18,13 @@ from mapping_readers import Readers, byte_keys, ints, lmdb_index, plain_index, t
 from uffdprefetch.formats.index import RecordIndex
 from uffdprefetch.orders.evidence import ENOUGH_SAMPLES
 from uffdprefetch.orders.mapping import Choice, Hypothesis, KeyList, choose, hypotheses
-from uffdprefetch.orders.residency_evidence import CERTAIN, Share, Sight, _between, certainty
+from uffdprefetch.orders.residency_evidence import (
+    CERTAIN,
+    ResidencyEvidence,
+    Share,
+    _between,
+    certainty,
+)
 from uffdprefetch.orders.samples import BEGUN_MAX, BEGUN_MIN, begun
 
 pytestmark = [warnings_fail, pytest.mark.slow]
@@ -367,7 +373,7 @@ def test_records_that_one_fault_may_map_together_prove_as_much_as_one() -> None:
     index = plain_index([KIB] * 10_000)
     readers = Readers(index)
     readers.mapped[:] = True
-    sight = Sight(index, readers.present)
+    sight = ResidencyEvidence(index, readers.present)
     sight.look(np.arange(10_000))
     side_by_side, apart = sight.share(np.arange(64)), sight.share(np.arange(0, 6400, 100))
     assert str(side_by_side) == str(apart) == "64 of 64"

@@ -13,7 +13,7 @@ from uffdprefetch.orders import placement_estimator
 from uffdprefetch.orders.placement_estimator import (
     Followed,
     Part,
-    Speculation,
+    PlacementEstimator,
     count,
     order,
     stretch,
@@ -34,8 +34,8 @@ def sizes(seed: int, number: int, least: int, most: int) -> list[int]:
     return [source.randint(least, most) for _ in range(number)]
 
 
-def at_start(stride_pages: float = 1) -> Speculation:
-    return Speculation(stride_pages * PAGE, 2 * PAGE, 1 << 50)
+def at_start(stride_pages: float = 1) -> PlacementEstimator:
+    return PlacementEstimator(stride_pages * PAGE, 2 * PAGE, 1 << 50)
 
 
 def batches(
@@ -139,7 +139,7 @@ def test_between_two_known_records_bounds_are_narrower_than_beyond_them() -> Non
 
 
 def test_the_number_of_records_tells_the_mean_before_any_is_seen() -> None:
-    guess = Speculation(PAGE, 2 * PAGE, 1002 * 50 * PAGE, records=1000)
+    guess = PlacementEstimator(PAGE, 2 * PAGE, 1002 * 50 * PAGE, records=1000)
     low, high = guess.range(500)
     assert abs(low - 501 * 50 * PAGE) < 100 * PAGE and high - low < 100 * PAGE
 

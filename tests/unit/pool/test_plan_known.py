@@ -11,7 +11,7 @@ import pytest
 
 from uffdprefetch.pool import order_eviction
 from uffdprefetch.pool.eviction import Reader, Residents
-from uffdprefetch.predict.order.cursor import Order, Walk
+from uffdprefetch.predict.order.cursor import Order, OrderCursor
 
 BLOCK = 65536
 NOBODY: list[Reader] = []
@@ -114,9 +114,9 @@ def test_shuffled_epochs_hit_as_often_as_belady_allows(seed: int) -> None:
     assert _misses(orders, blocks, room, False) <= 1.08 * expected
 
 
-def _walk(order: Any, blocks: int) -> Walk:
+def _walk(order: Any, blocks: int) -> OrderCursor:
     items = np.arange(len(order))
-    return Walk(Order(order * BLOCK, (order + 1) * BLOCK, items), blocks * BLOCK)
+    return OrderCursor(Order(order * BLOCK, (order + 1) * BLOCK, items), blocks * BLOCK)
 
 
 def _misses(orders: list[Any], blocks: int, room: int, ahead: bool) -> int:

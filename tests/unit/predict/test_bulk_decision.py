@@ -17,7 +17,7 @@ from uffdprefetch.predict.bulk import (
     Choice,
     judge,
 )
-from uffdprefetch.predict.randomness import JUMPS_RANDOM, TOUCHES, Jumps, longest_run
+from uffdprefetch.predict.randomness import JUMPS_RANDOM, TOUCHES, RandomnessDetector, longest_run
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 BLOCK = 64 * KIB
@@ -136,7 +136,7 @@ class Reader:
     """A reader's touches as the engine tells them: 1 ms apart, or several at one time."""
 
     def __init__(self, file_bytes: int) -> None:
-        self.jumps = Jumps(file_bytes)
+        self.jumps = RandomnessDetector(file_bytes)
         self.now_ns = 0
         self.trusted: list[bool] = []
         self.random: list[bool] = []
@@ -308,7 +308,7 @@ def test_a_walk_that_is_seen_late_is_trusted_at_once() -> None:
 
 def test_what_was_passed_over_and_read_is_no_jump() -> None:
     """Checkpoints of eight threads, 8 MiB apart: the page tables tell what lies between."""
-    jumps = Jumps(4 * GIB)
+    jumps = RandomnessDetector(4 * GIB)
     for step in range(20):
         for thread in range(8):
             at = thread * 512 * MIB + step * 8 * MIB
@@ -360,7 +360,7 @@ def test_next_to_a_touch_is_what_lies_within_a_part_of_the_file(size: int, near:
 
 
 def test_what_was_passed_over_and_read_counts_as_in_order_wherever_it_lies() -> None:
-    jumps = Jumps(10 * GIB)
+    jumps = RandomnessDetector(10 * GIB)
     for number, place in enumerate(shuffled(10 * GIB, 40)):
         jumps.saw(place, place + BLOCK, number * MS, passed_over=True)
     assert jumps.jumped()[0] == 0 and not jumps.random

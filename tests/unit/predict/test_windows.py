@@ -13,7 +13,7 @@ from uffdprefetch.predict.rate import BOOST_MAX
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.predict.window import Storage
 from uffdprefetch.state.ledger import Ledger
-from uffdprefetch.warm.placement import Layout
+from uffdprefetch.warm.placement import CheckpointPlacer
 
 MIB, GIB = 1 << 20, 1 << 30
 PAGE = 4096
@@ -190,7 +190,7 @@ def test_a_walk_that_is_not_sure_gets_some_times_what_it_has_walked() -> None:
 def test_fixed_windows_share_the_budget() -> None:
     ledger = Ledger()
     config = Config(policy="fixed", size_bytes=50 * MIB, budget_bytes=100 * MIB)
-    layout = Layout(config, None, ledger)  # type: ignore[arg-type]
+    layout = CheckpointPlacer(config, None, ledger)  # type: ignore[arg-type]
     sizes = []
     for ledger.active_streams in (0, 1, 2, 4, 1000):
         sizes.append(layout.lookahead(stream_at(0)))

@@ -13,7 +13,7 @@ from uffdprefetch.predict.streams import MIB, StreamTable
 from uffdprefetch.predict.window import Storage
 from uffdprefetch.protocol import wire
 from uffdprefetch.readers.predictor import Observation
-from uffdprefetch.service.coordinator import CacheEngine
+from uffdprefetch.service.coordinator import Coordinator
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.region import Region
 from uffdprefetch.warm.consumer import Consumer, FileConsumer, PrefetchRange
@@ -68,14 +68,14 @@ class Node:
         self.now, self.notes, self.oracle = 10**9, Notes(), Oracle()
         notes: Any = self.notes
         clock = Clock(lambda: self.now)
-        self.engine = CacheEngine(Config(), notes, Ledger(), clock=clock)
+        self.engine = Coordinator(Config(), notes, Ledger(), clock=clock)
         self.engine.arbiter.predictors.append(self.oracle)
         file: Any = SimpleNamespace(
             key=(1, 2, SIZE, 4), path="/data", size_bytes=SIZE, changed=None, pooled=None,
             mark_used=lambda start, end: None,
         )  # fmt: skip
         self.region = Region(
-            1, file, 1 << 40, SIZE, 0, wire.Verdict.PAGE_TABLES, StreamTable(0, 7)
+            1, file, 1 << 40, SIZE, 0, wire.ServingMode.PAGE_TABLES, StreamTable(0, 7)
         )  # fmt: skip
         self.client: Any = SimpleNamespace(rank=0, pid=7, regions={1: self.region}, pagemap_fd=-1)
         self.engine.clients[1] = self.client

@@ -13,7 +13,7 @@ import pytest
 from bulk_bed import BLOCK, MIB, MS, SIZE, Bed, opened, streaming, until
 
 from uffdprefetch.predict.streams import Stream
-from uffdprefetch.protocol.wire import Verdict
+from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers import bulk as module
 from uffdprefetch.state.files import FileState
 
@@ -111,7 +111,7 @@ def test_in_the_pool_it_is_what_a_fault_maps_that_tells_of_a_walk(
     bed = Bed(monkeypatch, **NO_ROOM)
     monkeypatch.setattr(bed.layout, "pool", Pool(walked))
     region = bed.region(file)
-    region.verdict = Verdict.POOL
+    region.verdict = ServingMode.POOL
     found, stream = jump_about(bed, region, forward, (8 * MIB, 8 * MIB))
     assert found is expected
     assert stream.mapped_bytes == 0, "that is kept by the engine, which asks for itself"

@@ -19,7 +19,7 @@ from uffdprefetch.readers.arbiter import PLAN_NS
 from uffdprefetch.readers.windows import AWAIT_NS
 from uffdprefetch.sense import pagetables
 from uffdprefetch.sense.pagetable_scan import LOOK_SLOWEST_NS, SILENT_NS
-from uffdprefetch.service.coordinator import CacheEngine
+from uffdprefetch.service.coordinator import Coordinator
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.region import Region
 from uffdprefetch.warm.consumer import PrefetchRange
@@ -84,7 +84,7 @@ class Node:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 10**9
         self.scheduler, self.orders = Notes(), Orders()
-        self.engine = CacheEngine(
+        self.engine = Coordinator(
             Config(),
             self.scheduler,
             Ledger(),
@@ -97,7 +97,7 @@ class Node:
         )  # fmt: skip
         self.region = Region(
             id=1, file=file, address=1 << 40, length_bytes=SIZE, offset_bytes=0,  # type: ignore[arg-type]
-            verdict=wire.Verdict.PAGE_TABLES, table=StreamTable(0, 100),
+            verdict=wire.ServingMode.PAGE_TABLES, table=StreamTable(0, 100),
         )  # fmt: skip
         self.client: Any = SimpleNamespace(
             rank=0, pid=100, regions={1: self.region}, pagemap_fd=-1, overlay_share=64

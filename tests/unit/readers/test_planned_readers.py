@@ -21,7 +21,7 @@ from planned_readers import (
 )
 from walked_orders import MIB, PAGE
 
-from uffdprefetch.protocol.wire import Verdict
+from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers import known_order
 from uffdprefetch.readers.known_order import KnownOrders, PlannedReader
 from uffdprefetch.state.ledger import Ledger
@@ -63,7 +63,9 @@ class Owner:
 class Service:
     """KnownOrders of some readers, and a mapping."""
 
-    def __init__(self, *readers: PlannedReader, verdict: Verdict = Verdict.CHECKPOINTS) -> None:
+    def __init__(
+        self, *readers: PlannedReader, verdict: ServingMode = ServingMode.CHECKPOINTS
+    ) -> None:
         self.scheduler, self.ledger = Needs(), Ledger()
         self.plans = KnownOrders(self.scheduler, self.ledger)  # type: ignore[arg-type]
         self.scheduler.meter = SimpleNamespace(storage=SimpleNamespace(latency_seconds=0.0))
@@ -130,13 +132,13 @@ def test_a_touch_of_a_planned_reader_moves_it_and_is_said_to_be_its() -> None:
     assert service.touches([103]) == [False] and place(reader) == (0, 3)
 
 
-@pytest.mark.parametrize("verdict", [Verdict.CHECKPOINTS, Verdict.PAGE_TABLES])
-def test_a_dropped_order_is_told_of_once_and_leaves_nothing_wanted(verdict: Verdict) -> None:
+@pytest.mark.parametrize("verdict", [ServingMode.CHECKPOINTS, ServingMode.PAGE_TABLES])
+def test_a_dropped_order_is_told_of_once_and_leaves_nothing_wanted(verdict: ServingMode) -> None:
     reader = follows(Orders(range(100, 200)), rank=5)
     service = Service(reader, verdict=verdict)
     plans, wrong = service.plans, (2000 * RECORD, 2300 * RECORD)
     for _ in range(2):
-        if verdict == Verdict.PAGE_TABLES:
+        if verdict == ServingMode.PAGE_TABLES:
             plans.scanned(service.client, service.region, [wrong], reader.touched_ns)
         else:
             plans.touch(service.client, service.region, *wrong, 3)
@@ -147,8 +149,8 @@ def test_a_dropped_order_is_told_of_once_and_leaves_nothing_wanted(verdict: Verd
     assert [plan["dropped"] for plan in plans.describe()] == [reader.dropped]
 
 
-@pytest.mark.parametrize("verdict", [Verdict.CHECKPOINTS, Verdict.PAGE_TABLES])
-def test_a_look_tells_at_once_also_where_a_checkpoint_has_just_told(verdict: Verdict) -> None:
+@pytest.mark.parametrize("verdict", [ServingMode.CHECKPOINTS, ServingMode.PAGE_TABLES])
+def test_a_look_tells_at_once_also_where_a_checkpoint_has_just_told(verdict: ServingMode) -> None:
     reader = follows(Orders(range(100, 200)))
     service = Service(reader, verdict=verdict)
     now = reader.touched_ns
@@ -160,7 +162,7 @@ def test_a_look_tells_at_once_also_where_a_checkpoint_has_just_told(verdict: Ver
 def test_in_the_pool_a_look_waits_while_faults_tell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(known_order, "SEEN_MAX", 3)
     reader = follows(Orders(range(100, 200)))
-    service = Service(reader, verdict=Verdict.POOL)
+    service = Service(reader, verdict=ServingMode.POOL)
     service.touches([100], now=10**12)
     later = 10**12 + 100_000_000  # 0.1 s
     reader.said(2, later - 1)  # no touch

@@ -66,8 +66,8 @@ class Node:
         for rank in range(ranks):
             stream = Stream(1, rank, 100 + rank, 0, 0, self.now, self.now, active=True)
             region = SimpleNamespace(
-                file=self.file, verdict=wire.Verdict.CHECKPOINTS, detaching=False, stream=stream,
-                table=SimpleNamespace(
+                file=self.file, verdict=wire.ServingMode.CHECKPOINTS, detaching=False,
+                stream=stream, table=SimpleNamespace(
                     active=lambda stream=stream: [stream] * (stream.position_bytes > 0), rank=rank
                 ),
             )  # fmt: skip
@@ -147,7 +147,7 @@ def test_a_rank_that_skips_gets_no_windows_and_then_an_order(make: Any) -> None:
     reader = node.reader()
     assert reader.how == "skipping, record 3 of each 8" and not node.holds()
     assert (reader.walk.items, reader.walk.position) == (100, 13)
-    region: Any = SimpleNamespace(order=OrderState(reader), verdict=wire.Verdict.CHECKPOINTS)
+    region: Any = SimpleNamespace(order=OrderState(reader), verdict=wire.ServingMode.CHECKPOINTS)
     node.scheduler.meter = SimpleNamespace(storage=SimpleNamespace(latency_seconds=0.0))
     node.plans.allowed_bytes = lambda _: 64 * MIB
     for consumer, wanted in node.plans.demand(None, region, 0):

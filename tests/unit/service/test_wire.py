@@ -53,7 +53,7 @@ def test_every_type_verdict_role_and_flag_has_the_number_of_the_header() -> None
     block = HEADER_H.split("enum up_type {")[1].split("}")[0]
     assert {k.name for k in wire.Type} == set(re.findall(r"\tUP_(\w+) = \d+,", block))
     assert (c["LAUNCHER"], c["AGENT"]) == (wire.Role.LAUNCHER, wire.Role.AGENT)
-    for verdict in wire.Verdict:
+    for verdict in wire.ServingMode:
         assert c[verdict.name] == verdict
     for name in ("HELLO_UFFD", "HELLO_FORKED", "HELLO_SENDS_POOL"):
         assert define(f"UP_{name}") == getattr(wire, name)

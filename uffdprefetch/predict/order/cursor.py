@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from uffdprefetch.predict import window
-from uffdprefetch.predict.order.progress import WATCHED_BYTES, Place
+from uffdprefetch.predict.order.progress import WATCHED_BYTES, OrderProgress
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from uffdprefetch.predict.order.extents import Units
+    from uffdprefetch.predict.order.extents import OrderExtents
 
     Array = np.ndarray[Any, Any]
 
@@ -57,7 +57,7 @@ class Order:
             raise ValueError("an order's extents must begin at 0 or later and not end before")
 
 
-class Piece(NamedTuple):
+class OrderRange(NamedTuple):
     """A range of the file to warm, in whole pages but for the file's end, and the plan coordinate
     at which it is first needed."""
 
@@ -66,19 +66,19 @@ class Piece(NamedTuple):
     need_bytes: int
 
 
-class Walk(Place):
+class OrderCursor(OrderProgress):
     """One rank on its way through one Order.
 
     ``watched_bytes``: a touch of the unit at each multiple of it (offset_at()) is sure to be seen;
     0: of any record. What should show and does not is waited for, and makes the plan ``wrong`` at
     last. ``quiet``: no touch is sure to be seen, as in page tables that are looked at from time to
-    time, so none is waited for. Raises ValueError for an order of more than 2^62 bytes; its Units
-    may be given instead, which are of a file and a page size already.
+    time, so none is waited for. Raises ValueError for an order of more than 2^62 bytes; its
+    OrderExtents may be given instead, which are of a file and a page size already.
     """
 
     def __init__(
         self,
-        order: Order | Units,
+        order: Order | OrderExtents,
         file_bytes: int,
         page_bytes: int = 4096,
         merge_gap_bytes: int = 64 << 10,
@@ -86,14 +86,18 @@ class Walk(Place):
         watched_bytes: int = WATCHED_BYTES,
         quiet: bool = False,
     ) -> None:
-        from uffdprefetch.predict.order.extents import Units
-        from uffdprefetch.predict.order.pieces import Held
+        from uffdprefetch.predict.order.extents import OrderExtents
+        from uffdprefetch.predict.order.pieces import OutstandingPages
 
         super().__init__(watched_bytes, quiet)
-        units = order if isinstance(order, Units) else Units.of(order, file_bytes, page_bytes)
+        units = (
+            order
+            if isinstance(order, OrderExtents)
+            else OrderExtents.of(order, file_bytes, page_bytes)
+        )
         self._file_bytes, self._page_bytes = file_bytes, units.page_bytes
         self._gap_pages, self._slice_bytes = merge_gap_bytes // self._page_bytes, slice_bytes
-        self._held = Held()
+        self._held = OutstandingPages()
         self._start(units)
         self._ratio = 0.0
         self._pages_sent = 0
@@ -131,7 +135,7 @@ class Walk(Place):
 
     # ---- what to warm ---------------------------------------------------------------------------
 
-    def due(self, lookahead_bytes: int) -> list[Piece]:
+    def due(self, lookahead_bytes: int) -> list[OrderRange]:
         """What to warm now so that [position, position + lookahead) of the plan is covered, the
         earliest need first; nothing once the plan is ``wrong``.
 
@@ -142,7 +146,7 @@ class Walk(Place):
         self._lookahead_bytes = lookahead_bytes
         units, coordinate = self._units, self._units.coordinate
         goal = self.position_bytes + lookahead_bytes
-        pieces: list[Piece] = []
+        pieces: list[OrderRange] = []
         if self.wrong or self._sent == len(units) or self.sent_bytes >= goal:
             return pieces
         self._held.forget(self._at)
@@ -154,7 +158,7 @@ class Walk(Place):
         pieces.sort(key=lambda piece: (piece.need_bytes, piece.start))
         return pieces
 
-    def _slice(self, first: int, end: int) -> list[Piece]:
+    def _slice(self, first: int, end: int) -> list[OrderRange]:
         import numpy as np
 
         low, high = self._units.pages(first, end)
@@ -166,7 +170,7 @@ class Walk(Place):
         starts: Array = low * self._page_bytes
         ends = np.minimum(high * self._page_bytes, self._file_bytes)
         needs = coordinate[turns]
-        return list(map(Piece, starts.tolist(), ends.tolist(), needs.tolist()))
+        return list(map(OrderRange, starts.tolist(), ends.tolist(), needs.tolist()))
 
     def knows(self, blocks: Array, block_bytes: int) -> Array:
         """Whether the order, all of it, has a byte in each of these blocks of the file; bool."""
@@ -186,7 +190,7 @@ class Walk(Place):
 
 
 def lookahead_bytes(
-    walk: Walk, storage: window.Storage, allowed_bytes: int, boost: float = 1.0
+    walk: OrderCursor, storage: window.Storage, allowed_bytes: int, boost: float = 1.0
 ) -> int:
     """How far ahead of a walk to warm, in plan bytes: window.lookahead_bytes() for a known order,
     ``boost`` as of a stream.

@@ -11,14 +11,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from uffdprefetch.predict.order.progress import HUGE_BYTES, NEAR_BYTES, WAY, Spot, longest_way
+from uffdprefetch.predict.order.progress import (
+    HUGE_BYTES,
+    NEAR_BYTES,
+    WAY,
+    OrderPosition,
+    longest_way,
+)
 
 if TYPE_CHECKING:  # they bring numpy, which a service without a plan spares
     import numpy as np
     import numpy.typing as npt
 
-    from uffdprefetch.predict.order.cursor import Order, Walk
-    from uffdprefetch.predict.order.extents import Units
+    from uffdprefetch.predict.order.cursor import Order, OrderCursor
+    from uffdprefetch.predict.order.extents import OrderExtents
 
 #: Items near the beginning of the next order that the present one does not expect now: when so many
 #: are touched that epoch has begun. (A single one is by chance, or of a worker that is late.)
@@ -36,7 +42,7 @@ class Source(Protocol):
 
     how: str  # for people
 
-    def order(self, epoch: int) -> Order | Units | None:
+    def order(self, epoch: int) -> Order | OrderExtents | None:
         """An epoch's order; None: it is not known yet, or has been given, which is done once. A
         guess may come first, the order itself later. Asked for again and again."""
 
@@ -47,7 +53,7 @@ class Source(Protocol):
 class _Touch(NamedTuple):
     """A touch [start, end) of the file, and where it would be in the next order."""
 
-    spot: Spot
+    spot: OrderPosition
     start: int
     end: int
     now_ns: int
@@ -63,7 +69,7 @@ class _Beginning:
         """Another touch was of the present order: the oldest of these is forgotten."""
         self._touches = self._touches[1:]
 
-    def seen(self, upcoming: Walk, start: int, end: int, now_ns: int) -> bool:
+    def seen(self, upcoming: OrderCursor, start: int, end: int, now_ns: int) -> bool:
         """Whether it has begun with this touch; then ``upcoming`` is where the reader is."""
         spot = upcoming.spot(start, end)
         places = [touch.spot.plan_bytes for touch in self._touches]
@@ -77,7 +83,7 @@ class _Beginning:
         self._touches = []
         return begun or upcoming.has_begun(BEGUN_ITEMS)
 
-    def _at_the_beginning(self, upcoming: Walk) -> bool:
+    def _at_the_beginning(self, upcoming: OrderCursor) -> bool:
         """By several items there, which no single fault has mapped."""
         near_bytes = upcoming.position_bytes + NEAR_BYTES
         near = [touch for touch in self._touches if touch.spot.plan_bytes < near_bytes]
@@ -85,7 +91,7 @@ class _Beginning:
         items = sum(touch.spot.items for touch in near)
         return several and items >= min(BEGUN_ITEMS, upcoming.items)
 
-    def _on_a_way(self, upcoming: Walk) -> bool:
+    def _on_a_way(self, upcoming: OrderCursor) -> bool:
         """By a way through it, wherever that is: what comes first is mapped still, perhaps."""
         way = longest_way([touch.spot.item for touch in self._touches])
         if len(way) < WAY:
@@ -95,15 +101,16 @@ class _Beginning:
 
 
 class Epochs:
-    """One reader's walks, see the module. The *coordinate* is that of predict/order/cursor.Walk,
+    """One reader's walks, see the module. The *coordinate* is that of
+    predict/order/cursor.OrderCursor,
     which goes
     on from epoch to epoch here; sizes in bytes, times in nanoseconds."""
 
     def __init__(self, source: Source, file_bytes: int) -> None:
         self._source, self._file_bytes = source, file_bytes
         self.number = 0  # of the present epoch
-        self.walk: Walk | None = None  # through it; None: its order is not there yet
-        self.following: Walk | None = None  # through the next one, since that was asked for
+        self.walk: OrderCursor | None = None  # through it; None: its order is not there yet
+        self.following: OrderCursor | None = None  # through the next one, since that was asked for
         self._coming = 1  # the number of that
         self.base_bytes = 0  # the coordinate at which the present one begins
         self.done_items = 0  # read in those before
@@ -133,7 +140,7 @@ class Epochs:
         """The coordinate of the reader."""
         return self.base_bytes + (0 if self.walk is None else self.walk.position_bytes)
 
-    def look(self, now_ns: int) -> Walk | None:
+    def look(self, now_ns: int) -> OrderCursor | None:
         """The walk through the present epoch, made once there is an order."""
         made = self._made(self.number)
         if made is not None and self.walk is not None:  # what there was before was a guess
@@ -142,13 +149,13 @@ class Epochs:
         self.walk = made or self.walk
         return self.walk
 
-    def _made(self, epoch: int) -> Walk | None:
-        from uffdprefetch.predict.order.cursor import Walk
+    def _made(self, epoch: int) -> OrderCursor | None:
+        from uffdprefetch.predict.order.cursor import OrderCursor
 
         order = self._source.order(epoch)
-        return None if order is None else Walk(order, self._file_bytes, quiet=True)
+        return None if order is None else OrderCursor(order, self._file_bytes, quiet=True)
 
-    def _upcoming(self) -> Walk | None:
+    def _upcoming(self) -> OrderCursor | None:
         last = self.number + EMPTY_MAX
         while (
             self.following is None and self._coming <= last and not self._source.over(self._coming)

@@ -31,7 +31,7 @@ _TOTAL_MAX = 1 << 62
 _NONE: Array = np.zeros(0, np.int64)
 
 
-class Units:
+class OrderExtents:
     """``starts``, ``ends`` (file bytes), ``item``: int64, one element a unit, in reading order;
     ``coordinate``: int64, one more, the last is the order's length in plan bytes. ``by_place``:
     the units in the order of the file; ``first_page``, ``end_page`` of these, the latter of all up
@@ -52,7 +52,7 @@ class Units:
         self._next_from = 0
 
     @classmethod
-    def of(cls, order: Order, file_bytes: int, page_bytes: int) -> Units:
+    def of(cls, order: Order, file_bytes: int, page_bytes: int) -> OrderExtents:
         """An order's. What lies beyond ``file_bytes`` is left out. Raises ValueError when the
         order's bytes cannot be counted (2^62)."""
         starts, ends, item = order.starts, np.minimum(order.ends, file_bytes), order.item

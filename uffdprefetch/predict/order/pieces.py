@@ -18,7 +18,7 @@ Set = tuple[Array, Array, Array]
 _NONE: Array = np.zeros(0, np.int64)
 
 
-class Held:
+class OutstandingPages:
     """The pages that were handed out and are still to be used: ``first``, ``end`` (a set of
     ranges) and ``last``, the turn after which each is done with."""
 

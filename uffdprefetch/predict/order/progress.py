@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far a rank has come in its order, by what it touches. Pure; predict/order/cursor.Walk is made
+"""How far a rank has come in its order, by what it touches. Pure; predict/order/cursor.OrderCursor
+is made
 of it.
 
 Touches do not say all: a record whose pages are mapped already is read without one, looks into
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from uffdprefetch.predict.order.extents import Units
+    from uffdprefetch.predict.order.extents import OrderExtents
 
     Array = np.ndarray[Any, Any]
 
@@ -83,7 +84,7 @@ def longest_way(units: list[int]) -> list[int]:
     return way[::-1]
 
 
-class Spot(NamedTuple):
+class OrderPosition(NamedTuple):
     """A place in an order."""
 
     plan_bytes: int
@@ -91,7 +92,7 @@ class Spot(NamedTuple):
     items: int  # that lie there side by side, in the order and in the file
 
 
-class Place:
+class OrderProgress:
     """See Walk, which hands out what comes next: of that (``_sent``, a unit; ``_lookahead_bytes``)
     this must know to tell what was in vain, and how long to wait."""
 
@@ -109,11 +110,11 @@ class Place:
         self._late_bytes = 0.0
         self._doubt_bytes: float = DOUBT_BYTES
 
-    def _start(self, units: Units) -> None:
+    def _start(self, units: OrderExtents) -> None:
         """At the beginning of an order."""
         import numpy as np
 
-        from uffdprefetch.predict.order.validator import Verdict
+        from uffdprefetch.predict.order.validator import OrderValidator
 
         self._units = units
         self.items = units.items
@@ -122,7 +123,7 @@ class Place:
         self._at = self._front = self._sent = 0  # units
         self._reading: dict[int, int] = {}
         self._mapped = IntervalSet()  # of the file, since this order began
-        self._verdict = Verdict(units.items, units.total_bytes)
+        self._verdict = OrderValidator(units.items, units.total_bytes)
 
     @property
     def wrong(self) -> str | None:
@@ -175,11 +176,11 @@ class Place:
         new."""
         return self._inside[0] < start < self._inside[1]
 
-    def pace_of(self, before: Place) -> None:
+    def pace_of(self, before: OrderProgress) -> None:
         """The reader goes on as fast as in this order, which was before, until it is measured."""
         self._rate.bytes_per_second = before.rate_bytes_per_second
 
-    def spot(self, start: int, end: int) -> Spot | None:
+    def spot(self, start: int, end: int) -> OrderPosition | None:
         """Where ahead of the position a touch of [start, end) of the file would be; None for
         nowhere."""
         units = self._units
@@ -189,7 +190,7 @@ class Place:
             return None
         first = int(units.item[ahead[0]])
         items = int(units.item[self._last_of(ahead)]) - first + 1
-        return Spot(int(units.coordinate[ahead[0]]), first, items)
+        return OrderPosition(int(units.coordinate[ahead[0]]), first, items)
 
     def _leads_in(self, hits: Array) -> bool:
         """Whether all of these are pages by which records are found: a page of an item whose bytes

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a plan is right, by what is touched: kept by predict/order/cursor.Walk. Pure.
+"""Whether a plan is right, by what is touched: kept by predict/order/cursor.OrderCursor. Pure.
 
 A wrong plan is worse than none: it warms what nobody reads. A right one must never be dropped, so
 out-of-order reading, records that show no touch and an epoch that stops early count for nothing.
@@ -36,7 +36,7 @@ UNTOUCHED_BYTES = 64 * MIB
 UNTOUCHED_PART = 0.05
 
 
-class Verdict:
+class OrderValidator:
     """``wrong``: None, or since it was seen why, in one line."""
 
     def __init__(self, items: int, total_bytes: int) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 
 from uffdprefetch.base.arrays import Array
 from uffdprefetch.predict import bulk, checkpoints, window
-from uffdprefetch.predict.randomness import Jumps
+from uffdprefetch.predict.randomness import RandomnessDetector
 from uffdprefetch.predict.streams import PIECE_BYTES, Stream, StreamTable
 from uffdprefetch.sim.replay.demand import Demand
 from uffdprefetch.sim.replay.engine import Range, Resident
@@ -45,7 +45,7 @@ class _Reader:
     file: int
     span: checkpoints.Span
     table: StreamTable
-    jumps: Jumps
+    jumps: RandomnessDetector
     mapped: Array  # (pages,) bool
     told: Array  # (pages,) bool: of those, what the service has heard of
     laid: frozenset[int]  # its checkpoints: pages
@@ -108,7 +108,7 @@ class Auto(Plain):
                 file,
                 span,
                 StreamTable(rank, rank),
-                Jumps(self.sizes[file]),
+                RandomnessDetector(self.sizes[file]),
                 np.zeros(pages, bool),
                 np.zeros(pages, bool),
                 laid,
@@ -155,7 +155,7 @@ class Auto(Plain):
         reader.look_at = now + reader.every
 
     def _hear(self, reader: _Reader, first: int, end: int, now: float) -> None:
-        """A touch of pages [first, end): service/coordinator.CacheEngine.touch."""
+        """A touch of pages [first, end): service/coordinator.Coordinator.touch."""
         start, stop, now_ns = first * self.page, end * self.page, int(now * 1e9)
         walk, forward = reader.table.touch(start, stop, now_ns)
         passed = end - first

@@ -17,7 +17,7 @@ from uffdprefetch.base.arrays import Array
 from uffdprefetch.base.procfs import descendants, read_only_files
 from uffdprefetch.trace.file.events import EVENT, HUGE_BYTES, Call, Kind, empty
 from uffdprefetch.trace.file.trace_file import File
-from uffdprefetch.trace.record.kernel_tracer import SILENT, NewFile, Opened, Witness
+from uffdprefetch.trace.record.kernel_tracer import SILENT, KernelTracer, NewFile, Opened
 from uffdprefetch.trace.record.process_identity import (
     Paths,
     Processes,
@@ -36,11 +36,11 @@ UNNAMED_NS = 2_000_000_000
 DESCRIPTORS_MAX, OPENS_MAX = 65536, 64
 
 
-class Known:
+class FileRegistry:
     """Files, mappings and processes of a recording. One thread calls everything."""
 
     def __init__(
-        self, include: Sequence[str], min_size_bytes: int, witness: Witness | None
+        self, include: Sequence[str], min_size_bytes: int, witness: KernelTracer | None
     ) -> None:
         self._paths = Paths(include, min_size_bytes)
         self._witness = witness

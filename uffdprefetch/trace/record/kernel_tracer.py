@@ -210,7 +210,7 @@ class _FileKey(ctypes.Structure):
     _fields_ = [("inode", ctypes.c_uint64), ("device", ctypes.c_uint64)]
 
 
-class Witness:
+class KernelTracer:
     """The loaded programs. Use from one process that does not fork afterwards."""
 
     def __init__(self) -> None:

@@ -27,7 +27,7 @@ from uffdprefetch.protocol import wire
 from uffdprefetch.trace.file import trace_file
 from uffdprefetch.trace.file.sensors import BY_BPF, Sensor, entry
 from uffdprefetch.trace.record.bpf_compiler import NoBpf
-from uffdprefetch.trace.record.kernel_tracer import CHILDREN_ONLY, Witness
+from uffdprefetch.trace.record.kernel_tracer import CHILDREN_ONLY, KernelTracer
 from uffdprefetch.trace.record.recorder import Recorder
 
 #: Rings are emptied this often; twice as seldom when little comes.
@@ -60,7 +60,9 @@ class Spec:
     ready_fd: int = -1
 
 
-def _meta(spec: Spec, witness: Witness | None, missing: list[dict[str, Any]]) -> dict[str, Any]:
+def _meta(
+    spec: Spec, witness: KernelTracer | None, missing: list[dict[str, Any]]
+) -> dict[str, Any]:
     return {
         "program": f"uffdprefetch {__version__}",
         "host": platform.node(),
@@ -153,11 +155,11 @@ class _Session:
         self._control = _Control(spec.control_fd)
         self._ended_at: float | None = None
         self.missing: list[dict[str, Any]] = []
-        self.witness: Witness | None = None
+        self.witness: KernelTracer | None = None
         try:
             if not spec.witness:
                 raise NoBpf("not wanted (--no-bpf)", "leave out --no-bpf")
-            self.witness = Witness()
+            self.witness = KernelTracer()
             self.missing = list(self.witness.missing)
         except NoBpf as error:
             self.missing = [

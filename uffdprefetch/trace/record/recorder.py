@@ -22,8 +22,8 @@ from uffdprefetch.base.procfs import descendants
 from uffdprefetch.protocol import wire
 from uffdprefetch.trace.file.events import EVENT, empty
 from uffdprefetch.trace.file.trace_file import Process, Writer
-from uffdprefetch.trace.record.file_registry import NUMBERS, Known
-from uffdprefetch.trace.record.kernel_tracer import CHILDREN_ONLY, Witness
+from uffdprefetch.trace.record.file_registry import NUMBERS, FileRegistry
+from uffdprefetch.trace.record.kernel_tracer import CHILDREN_ONLY, KernelTracer
 from uffdprefetch.trace.record.overview import Overview
 from uffdprefetch.trace.record.process_identity import kernel_device
 
@@ -44,12 +44,12 @@ class Recorder:
         include: Sequence[str],
         min_size_bytes: int,
         max_events: int,
-        witness: Witness | None,
+        witness: KernelTracer | None,
     ) -> None:
         self._writer = writer
         self._max_events = max_events
         self._witness = witness
-        self.known = Known(include, min_size_bytes, witness)
+        self.known = FileRegistry(include, min_size_bytes, witness)
         self._service_files: np.ndarray[Any, Any] = np.zeros(NUMBERS, "<u2")
         self._launchers: set[int] = set()
         self._unwritten: list[np.ndarray[Any, Any]] = []
