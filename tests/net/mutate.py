@@ -13,19 +13,18 @@ import contextlib
 import importlib
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 from tests.net import seams, tape
 from tests.net.replay import compare, replay
 
+PACKAGE = Path(__file__).resolve().parents[2] / "uffdprefetch"
 #: What decides, by the rule that it asks nobody (docs/architecture.md).
-PREDICTORS = (
-    *("plan." + name for name in (
-        "bulk", "checkpoints", "depth", "epochs", "eviction", "known", "order", "place", "sight",
-        "verdict", "window",
-    )),
-    *("progress." + name for name in ("jumps", "records", "streams")),
-    *("node." + name for name in ("bulk", "planned", "sequences", "strided")),
-)  # fmt: skip
+PREDICTORS = [
+    ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+    for path in sorted((PACKAGE / "predict").rglob("*.py"))
+    if path.name != "__init__.py"
+]
 
 
 def constants(module_name: str) -> Iterator[str]:

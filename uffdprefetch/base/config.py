@@ -38,6 +38,9 @@ TORCH = ("auto", "off", "debug")
 POLICIES = ("auto", "fixed", "stride", "plan", "none")
 #: Distance of `--policy fixed` when none is given: a checkpoint per 8 MiB (paper 1, section 4).
 FIXED_DISTANCE_BYTES = 8 * MIB
+#: What `--distance auto` is where checkpoints are placed. One page a request, where 4 MiB are one
+#: request elsewhere: so they add no more than a tenth.
+SPACING_BYTES = 40 * MIB
 #: Sixteen chunks of the pool: with less, a few threads in places of their own keep taking each
 #: other's. (UFFDPREFETCH_TEST_POOL_LEAST: another one, for tests of just that.)
 POOL_LEAST_BYTES = MIB
@@ -242,7 +245,11 @@ OPTIONS = (
            "bytes prefetched at once with --policy fixed (default: 50MiB)", "SIZE",
            format=format_size_exact),
     Option("distance_bytes", "distance", _unless("auto", parse_size),
-           "bytes between checkpoints (default: measured; with --policy fixed 8MiB)", "SIZE",
+           "least bytes between the checkpoints of a mapping, and the step in which a reader is"
+           f" followed (default: {format_size_exact(SPACING_BYTES)}, and measured; with --policy"
+           f" fixed {format_size_exact(FIXED_DISTANCE_BYTES)}). Neither known orders nor the pool"
+           " ask for it: their readers are followed record by record, and in steps of 4MiB",
+           "SIZE",
            format=_format_size("auto")),
     Option("threshold", "threshold", _parse_float,
            "part of the window after which the next one is fetched (default: 0.75)", "0..1"),

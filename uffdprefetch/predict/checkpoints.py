@@ -16,13 +16,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from uffdprefetch.base.config import SPACING_BYTES
+
 MIB = 1 << 20
 #: The grid where none is chosen, and what a window moves by.
 DISTANCE_MIN_BYTES = 4 * MIB
 #: The first bytes of any format are a header that every access reads: never a checkpoint there.
 HEADER_BYTES = 64 << 10
-#: One page a request, where 4 MiB are one request elsewhere: so they add no more than a tenth.
-SPACING_MIN_BYTES = 10 * DISTANCE_MIN_BYTES
 #: Of one mapping. 16 are as good as 512 (docs/benchmarks.md), and fit into one message.
 CHECKPOINTS_MAX = 16
 
@@ -62,7 +62,7 @@ def distance_bytes(rate_bytes_per_second: float, lookahead_bytes: int, chosen: i
 
 def spacing_bytes(chosen: int | None) -> int:
     """The least distance between two checkpoints: --distance where the user has chosen one."""
-    return SPACING_MIN_BYTES if chosen is None else chosen
+    return SPACING_BYTES if chosen is None else chosen
 
 
 def fixed_set(span: Span, chosen: int | None) -> list[int]:
