@@ -242,6 +242,4 @@ def notes(report: dict[str, Any]) -> Sequence[str]:
         "holds of the file when the job has ended. Every epoch's bytes are checked against the "
         "file. *points below optimum*: of epoch 2 and later."
     )
-    if optimum_of(report) is None:
-        text += " Belady's optimum: n/a (uffdprefetch.plan.replay is not in this checkout)."
     return (text,)

@@ -38,7 +38,7 @@ pytest_plugins = ("harness_fixtures",)
 READER = """
 import random
 import numpy as np
-from uffdprefetch import uffd
+from uffdprefetch.native import uffd
 from uffdprefetch.plan import announce
 
 path, what = sys.argv[1:3]

@@ -134,7 +134,7 @@ def test_a_service_that_cannot_make_its_pool_goes_on_without(
     require(works(), "no userfaultfd with kernel faults for this user")
     code = (
         "import errno, sys\n"
-        "from uffdprefetch import uffd_pool\n"
+        "from uffdprefetch.native import pool as uffd_pool\n"
         "def refuse(*_, **__): raise OSError(errno.EAGAIN, 'no thread to be had')\n"
         "uffd_pool.Pool = refuse\n"
     )

@@ -4,7 +4,7 @@
 Belady's rule (MIN; IBM Systems Journal 5(2), 1966) evicts the block whose next use is farthest
 away. The policies differ in what they know of the future: :class:`LRU` nothing (it takes the past
 for the future), :class:`Cyclic` that readers go on in order and begin again, and
-:class:`uffdprefetch.plan.belady.Belady` all of it. Blocks are numbered per file.
+bench/belady.py all of it. Blocks are numbered per file.
 """
 
 from __future__ import annotations
