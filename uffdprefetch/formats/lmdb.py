@@ -2,7 +2,7 @@
 """The index of an LMDB data file: which bytes hold which record, from its branch and leaf pages.
 
 The pages that hold large values are never read: a leaf knows where they are. The file must not
-change meanwhile (design, rule 4.3): a writer may use pages again.
+change meanwhile (docs/safety.md): a writer may use pages again.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import numpy as np
 from uffdprefetch.base.arrays import Array
 from uffdprefetch.base.errors import EXIT_USAGE, UffdPrefetchError
 
-#: One read takes no more: on Lustre larger ones bypass the cache (design, section 3).
+#: One read takes no more: on Lustre larger ones bypass the cache (docs/facts.md).
 READ_MAX_BYTES = 4 << 20
 #: Small reads from cold or remote storage are waiting, not work: a few at once.
 THREADS = 8

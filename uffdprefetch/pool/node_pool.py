@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`--engine pool`: the node's own page pool, as the engine uses it (design, section 2).
+"""`--engine pool`: the node's own page pool, as the engine uses it (docs/architecture.md).
 
 The C side (csrc/pool.h) answers the faults, reads and punches. Here: which files are in the pool,
 who maps them, how large it may be, and which blocks go first when room is needed.

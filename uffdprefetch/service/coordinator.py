@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `cache` engine: touches in, windows and checkpoints out (design, section 2).
+"""The `cache` engine: touches in, windows and checkpoints out (docs/architecture.md).
 
 The order of one turn of the service: take events -> streams (progress/) -> windows (plan/) ->
 extents (warm/) -> checkpoints armed again behind. Nothing here blocks.

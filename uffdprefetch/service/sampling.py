@@ -29,7 +29,7 @@ RANK_TICKS = 10
 RANKS_MAX = 256
 #: Separate stretches that are remembered of one rank in one file: a walk has one.
 STRETCHES_MAX = 1024
-#: The slow pass: cachestat counts a GiB in 2.4 ms, mincore in 12 ms (design, section 10) ...
+#: The slow pass: cachestat counts a GiB in 2.4 ms, mincore in 12 ms (docs/facts.md) ...
 RESIDENT_PIECE_BYTES = 256 << 20
 #: ... and a MiB of block books, which stands for 64 GiB of a file, is counted in about 1 ms.
 BLOCKS_PIECE = 1 << 20
