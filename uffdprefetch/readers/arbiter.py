@@ -53,7 +53,7 @@ class Arbiter:
         for predictor in self.predictors:
             if predictor is self.windows and region.order.announced:
                 self.gone_on(client, region, seen)
-            else:
+            elif predictor is not self.orders or self.orders.possible:
                 predictor.observe(client, region, seen)
 
     def gone_on(self, client: Client, region: Region, seen: Observation) -> None:
@@ -67,9 +67,10 @@ class Arbiter:
 
     def scanned(self, client: Client, region: Region, found: list[tuple[int, int]]) -> None:
         """All that one page-table scan has found, in the order of the file."""
-        if self.orders is not None and self.orders.scanned(
-            client, region, found, self._clock.now_ns()
-        ):
+        orders = self.orders
+        if orders is None or not orders.possible:
+            return
+        if orders.scanned(client, region, found, self._clock.now_ns()):
             self._due[id(region)] = client, region
 
     def due(self, client: Client, region: Region) -> None:
@@ -109,8 +110,11 @@ class Arbiter:
             if region.order.announced and now - region.order.planned_ns < PLAN_NS:
                 self._due[id(region)] = client, region
                 continue
-            self._note_order(client, region, now)
-            chosen = max(self.predictors, key=lambda one: one.confidence(client, region, now))
+            if self.orders is not None and self.orders.possible:
+                self._note_order(client, region, now)
+            else:
+                region.order.planned_ns = now
+            chosen = self._surest(client, region, now)
             before = self._in_charge.get(id(region), chosen)
             if before is not chosen:
                 before.dismissed(client, region)
@@ -119,15 +123,22 @@ class Arbiter:
                 self._scheduler.want(consumer, wanted)
             self._layout.refresh(client, region)
 
+    def _surest(self, client: Client, region: Region, now: int) -> Predictor:
+        asked = self.predictors
+        if self.orders is not None and not self.orders.possible:
+            asked = [one for one in asked if one is not self.orders]
+        return max(asked, key=lambda one: one.confidence(client, region, now))
+
     def _note_order(self, client: Client, region: Region, now: int) -> None:
         """Whose order the reader follows now, and whether one may become known."""
         order, orders = region.order, self.orders
-        reader = orders.reader(client, region) if orders is not None else None
+        assert orders is not None
+        reader = orders.reader(client, region)
         if reader is None and order.reader is not None and not order.reader.dropped:
             self._bulk.forget(region)  # it has come to its end: what follows is another matter
         order.reader, order.followed, order.planned_ns = reader, reader is not None, now
         if reader is not None:
             order.last_progress_ns = max(reader.touched_ns, reader.said_ns)
-        pending = orders is not None and orders.pending(client, region)
+        pending = orders.pending(client, region)
         order.pending_since_ns = (order.pending_since_ns or now) if pending else 0
         self._bulk.planned(region, order.followed or pending)

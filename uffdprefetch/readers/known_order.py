@@ -156,6 +156,8 @@ class KnownOrders:
         self._scheduler, self._ledger = scheduler, ledger
         self.clock = clock  # of its readers as well
         self.sources: list[OrderSource] = []
+        #: Whether any source has ever had something to say; until then nobody need ask.
+        self.possible = False
         self.room_bytes: Callable[[FileState], int] = lambda _: 0  # for a file in memory
         self.allowed_bytes: Callable[[Region], int] = lambda _: 0  # ahead of a reader
         self.all: list[PlannedReader] = []
@@ -164,6 +166,7 @@ class KnownOrders:
     def add(self, reader: PlannedReader) -> None:
         """A reader is known of from now on."""
         self.all.append(reader)
+        self.possible = True
 
     def remove(self, reader: PlannedReader) -> None:
         """Its order has ended, or another one has taken its place."""

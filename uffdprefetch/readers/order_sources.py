@@ -49,6 +49,7 @@ class PlanFile:
     ) -> None:
         """``came`` is called when an order has come."""
         self._resolver, self._plans, self._ledger, self._came = resolver, plans, ledger, came
+        plans.possible = True
         self._readers: dict[tuple[Key, int], PlannedReader] = {}
 
     def readers(self, client: Client, region: Region) -> list[PlannedReader]:
@@ -214,6 +215,7 @@ class Announcements:
         if len(self._heard) >= HEARD_MAX:
             raise announcement.AnnounceError(f"more than {HEARD_MAX} orders at a time")
         self._heard[name] = TrackedAnnouncement(peer, said)
+        self._plans.possible = True
         self._resolver.start()  # it takes some tenths of a second: not when it is needed
         self.next_ns = 0
         self.look(self._clock.now_ns())

@@ -110,6 +110,8 @@ class Strides:
         self._ledger, self._clients = ledger, clients
         self._clock = plans.clock
         self._orderly, self._always = orderly, orderly is None
+        #: Whether a walk that skips nothing is to be told of; whether any rank is watched.
+        self.hears_all = self.watches_any = self._always
         self._watches: dict[tuple[Key, int], _Watch] = {}
         self._left_out: dict[Key, tuple[int, bool]] = {}  # (until when it holds, what was found)
 
@@ -148,6 +150,7 @@ class Strides:
             if not self._always and not stream.skips:
                 return
             watch = _Watch(region.file, client.rank)
+            self.watches_any = self._plans.possible = True
             self._watches[region.file.key, client.rank] = watch
         if watch.reader is not None:
             self._follow(watch, watch.reader, now)

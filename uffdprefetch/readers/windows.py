@@ -82,8 +82,9 @@ class Windows:
             region.table.absorbed += region.table.streams
             region.table.streams.clear()  # what looks like walks is none
             self.forget_absorbed(region)
-        if self.strides is not None:
-            self.strides.touch(client, region, stream, at_ns)
+        strides = self.strides
+        if strides is not None and (strides.hears_all or strides.watches_any or stream.skips):
+            strides.touch(client, region, stream, at_ns)
         return stream, forward
 
     def forget_absorbed(self, region: Region) -> None:
@@ -116,7 +117,8 @@ class Windows:
         awaited = pending_ns and now - pending_ns < AWAIT_NS
         if awaited and not (stream.settled and (stream.density or 0.0) >= AWAIT_DENSITY):
             return None
-        if self.strides is not None and self.strides.holds(region, stream, now):
+        strides = self.strides
+        if strides is not None and strides.watches_any and strides.holds(region, stream, now):
             return None
         ahead = self._layout.lookahead(stream, region)
         if self._config.policy == "fixed":

@@ -48,6 +48,7 @@ class Orders:
     """KnownOrders: of the one reader."""
 
     name = "known order"
+    possible = True
 
     def __init__(self) -> None:
         self.known: Any = None

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One fault's trip through the service: how many source files one must know who follows it.
+
+The tape of the demonstration's sequential reader is played, and every function of ours that is
+entered between the touch of a checkpoint and the request that comes of it is noted.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+from paths import ROOT
+
+#: A new file on the way of every touch wants a reason. What only holds data is not counted.
+ROOMS_MAX = 15
+DATA = ("base/", "state/")
+CODE = """
+import json, sys
+from tests.net import replay
+trips = replay.trips(sys.argv[1])
+print(json.dumps(trips))
+"""
+
+
+def test_a_touch_of_a_plain_reader_visits_few_files() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CODE, "demo-on"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    trips = json.loads(done.stdout)
+    assert trips, "no touch of a checkpoint led to a request"
+    for trip in trips:
+        rooms = [name for name in trip if not name.startswith(DATA)]
+        assert len(rooms) <= ROOMS_MAX, rooms
+        assert not [name for name in rooms if "order" in name or "stride" in name], rooms
+        assert {"predict/streams.py", "predict/window.py", "warm/scheduler.py"} <= set(rooms)
