@@ -18,6 +18,8 @@ from torch_service import (
     run_python,
 )
 
+pytestmark = pytest.mark.torch
+
 needs_torch = pytest.mark.skipif(not HAVE_TORCH, reason="torch is not installed")
 
 MODULES = "import sys, json; print(json.dumps(sorted(sys.modules)))"
@@ -26,8 +28,6 @@ TORCH_LOADED = "import torch.utils.data; " + LOADED
 TRAIN = """
 import torch
 from torch.utils.data import DataLoader, Dataset
-
-pytestmark = pytest.mark.torch
 class Four(Dataset):
     __len__ = lambda self: 4
     __getitem__ = lambda self, index: index

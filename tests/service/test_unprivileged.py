@@ -21,6 +21,8 @@ from nobody import UID, Nobody
 from uffdprefetch.demo.bed import SlowBed, warm_fully, why_no_bed
 from uffdprefetch.state import file_systems
 
+pytestmark = pytest.mark.root
+
 SIZE_BYTES = 96 * MIB
 
 #: Reads a mapping MiB by MiB and hashes each three times: a job that computes a little.
@@ -42,8 +44,6 @@ print(json.dumps({"sha256": digest.hexdigest(), "uid": os.getuid()}))
 PLANNED_READER = """
 import hashlib, json, mmap, os, sys, time
 from uffdprefetch.view.watch import WatchClient
-
-pytestmark = pytest.mark.root
 fd = os.open(sys.argv[1], os.O_RDONLY)
 m = mmap.mmap(fd, 0, mmap.MAP_SHARED, mmap.PROT_READ)
 watch, end = WatchClient.open(os.environ["UFFDPREFETCH_SOCKET"]), time.monotonic() + 140
