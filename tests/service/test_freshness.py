@@ -25,6 +25,7 @@ from uffdprefetch.service.freshness import FileWatch, Freshness, Times
 from uffdprefetch.state.files import FileState, mapped_by
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.opening import reopen
+from uffdprefetch.state.region import CheckpointState
 from uffdprefetch.warm.scheduler import Meter
 
 PAGE = uffd.PAGE_BYTES
@@ -341,7 +342,7 @@ def test_more_pages_than_a_round_takes_are_copied_anew_before_they_are_laid(
     one = rounds()
     one.copy(PAGES)
     laid = set(PAGES[:5])
-    region = SimpleNamespace(file=one.file, laid=laid)
+    region = SimpleNamespace(file=one.file, checkpoints=CheckpointState(laid=laid))
     one.engine.clients[1] = SimpleNamespace(regions={1: region})
     one.round()
     assert one.file.written == laid
