@@ -24,7 +24,7 @@ from uffdprefetch.native import uffd
 from uffdprefetch.orders import announcement, indexer_client
 from uffdprefetch.pool import node_pool
 from uffdprefetch.protocol import wire
-from uffdprefetch.readers import bulk, order_sources
+from uffdprefetch.readers import order_sources
 from uffdprefetch.sense import pagetables
 from uffdprefetch.state import admission, client, file_systems, files, ledger
 from uffdprefetch.warm import limits, scheduler
@@ -138,7 +138,7 @@ def _questions(world: World, put: Put) -> None:
         return found
 
     put(file_systems, "read_ahead_bytes", asked_ahead)
-    put(bulk, "read_ahead_bytes", asked_ahead)
+    put(files, "read_ahead_bytes", asked_ahead)
     descends = client.Client.descends_from
     put(client.Client, "descends_from", lambda self, pid: bool(
         world.ask(["descends", number(self), pid], lambda: descends(self, pid))

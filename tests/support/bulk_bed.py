@@ -57,7 +57,7 @@ class Bed:
         self.bulk = Bulk(settings, self.scheduler, self.ledger, self.layout, clock, self.limits)
         self._random = random.Random(3)
         monkeypatch.setattr(module, "missing_bytes", self.missing)
-        monkeypatch.setattr(module, "read_ahead_bytes", lambda _: 128 << 10)
+        monkeypatch.setattr(FileState, "read_ahead_bytes", lambda _: 128 << 10)
 
     def of(self, fd: int) -> IntervalSet:
         return self.there.setdefault(fd, IntervalSet())

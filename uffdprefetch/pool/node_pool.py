@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -123,6 +123,7 @@ class NodePool:
     ledger: Ledger
     clock: Clock = CLOCK
     limits: Limits | None = None
+    make: Callable[..., uffd_pool.Pool] = uffd_pool.Pool
     files: dict[int, FileState] = field(default_factory=dict)  # by their numbers in the pool
     slots: dict[int, Client] = field(default_factory=dict)
     orphans: list[Orphan] = field(default_factory=list)
@@ -148,7 +149,7 @@ class NodePool:
             most = allowed // BUFFER_SHARE // BUFFER_BYTES
             threads = min(THREADS, max(THREADS_LEAST, most))
         self._buffer_bytes = threads * BUFFER_BYTES
-        self.pool = uffd_pool.Pool(
+        self.pool = self.make(
             self.config.budget_bytes, self.chunk_bytes, threads, self.event_fd,
             huge=self.huge, run_bytes=run,
         )  # fmt: skip

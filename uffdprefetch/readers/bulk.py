@@ -31,7 +31,6 @@ from uffdprefetch.predict.randomness import RandomnessDetector
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.state.client import Client
-from uffdprefetch.state.file_systems import read_ahead_bytes
 from uffdprefetch.state.files import BLOCK_BYTES, FileState, Key
 from uffdprefetch.state.ledger import Ledger, describe_stream
 from uffdprefetch.state.region import Region
@@ -288,7 +287,7 @@ class Bulk:
         room, limit = self._room(book, missing)
         jumped, since_ns = sum(r.jumped for r in readers), min(r.since_ns for r in readers)
         watched = max(1, now - since_ns) / 1e9
-        brings = min(MISS_BYTES, read_ahead_bytes(file.key[0]) or uffd.PAGE_BYTES)
+        brings = min(MISS_BYTES, file.read_ahead_bytes() or uffd.PAGE_BYTES)
         inputs = bulk.BulkInputs(
             file_bytes=file.size_bytes,
             missing_bytes=missing,
@@ -465,7 +464,7 @@ def missing_bytes(
         chunks = pooled.state[start // pooled.chunk_bytes : -(-end // pooled.chunk_bytes)]
         absent = int((chunks != uffd_pool.PRESENT).sum()) * pooled.chunk_bytes
         return min(absent, end - start)
-    there, _ = uffd.resident_bytes(file.fd, start, end - start)
+    there = file.resident_bytes(start, end - start)
     if there is None:
         read, unused, _ = file.block_counts(start // BLOCK_BYTES, -(-end // BLOCK_BYTES))
         there = read + unused

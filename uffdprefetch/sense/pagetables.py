@@ -28,12 +28,9 @@ def runs(client: Client, region: Region, start: int, end: int) -> list[tuple[int
     """
     start = max(start, region.offset_bytes)
     end = min(end, region.offset_bytes + region.length_bytes)
-    if client.pagemap_fd < 0 or start >= end:
+    if start >= end:
         return []
-    try:
-        found, _ = uffd.touched_runs(client.pagemap_fd, region.address_of(start), end - start)
-    except OSError:
-        return []
+    found = client.touched_runs(region.address_of(start), end - start)
     return [(region.offset_of(a), length) for a, length in found]
 
 

@@ -56,6 +56,16 @@ class Client:
         except OSError as error:
             self.pagemap_error = error.strerror or str(error)
 
+    def touched_runs(self, address: int, length: int) -> list[tuple[int, int]]:
+        """Pages that its page table has in [address, +length), as (address, bytes), in order; one
+        call's worth (512 runs) at most, none where the table cannot be read."""
+        if self.pagemap_fd < 0:
+            return []
+        try:
+            return uffd.touched_runs(self.pagemap_fd, address, length)[0]
+        except OSError:
+            return []
+
     def descends_from(self, pid: int) -> bool:
         """Whether it is this process, or was begun by it, or by one that it began."""
         if self._ancestors is None:

@@ -238,9 +238,17 @@ class FileState:
         """Whether the 64 KiB around a file offset were read, by us or by a reader that we saw."""
         return at < self.size_bytes and bool(self.blocks[at // BLOCK_BYTES])
 
+    def resident_bytes(self, start: int, length: int) -> int | None:
+        """Bytes of [start, +length) in the page cache; None where the kernel does not tell us."""
+        return uffd.resident_bytes(self.fd, start, length)[0]
+
+    def read_ahead_bytes(self) -> int | None:
+        """What the kernel reads around a miss; None where that is not known."""
+        return read_ahead_bytes(self.key[0])
+
     def has(self, at: int) -> bool:
         """Whether the page at a file offset is cached; by our own books where nobody tells."""
-        told, _ = uffd.resident_bytes(self.fd, at, uffd.PAGE_BYTES)
+        told = self.resident_bytes(at, uffd.PAGE_BYTES)
         return bool(self.blocks[at // BLOCK_BYTES]) if told is None else told > 0
 
     def _mark(self, start: int, end: int, bit: int) -> None:

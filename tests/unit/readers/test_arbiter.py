@@ -77,7 +77,9 @@ class Node:
         self.region = Region(
             1, file, 1 << 40, SIZE, 0, wire.ServingMode.PAGE_TABLES, StreamTable(0, 7)
         )  # fmt: skip
-        self.client: Any = SimpleNamespace(rank=0, pid=7, regions={1: self.region}, pagemap_fd=-1)
+        self.client: Any = SimpleNamespace(
+            rank=0, pid=7, regions={1: self.region}, touched_runs=lambda address, length: []
+        )
         self.engine.clients[1] = self.client
         self.at = 0
 

@@ -253,9 +253,8 @@ def test_where_the_kernel_reads_nothing_around_a_miss_a_page_is_what_a_miss_brin
     """Then a stream pays where 128 KiB at once would cost no more than it."""
     bed = Bed(monkeypatch)
     bed.latency_ns = 0
-    device = os.stat(file.path).st_dev
     monkeypatch.setattr(
-        module, "read_ahead_bytes", lambda number: read_ahead if number == device else MISS_BYTES
+        FileState, "read_ahead_bytes", lambda one: read_ahead if one is file else MISS_BYTES
     )
     bed.crops(bed.region(file), 400)
     bed.rest()

@@ -101,7 +101,11 @@ class Node:
             verdict=wire.ServingMode.PAGE_TABLES, table=StreamTable(0, 100),
         )  # fmt: skip
         self.client: Any = SimpleNamespace(
-            rank=0, pid=100, regions={1: self.region}, pagemap_fd=-1, overlay_share=64
+            rank=0,
+            pid=100,
+            regions={1: self.region},
+            pagemap_fd=-1,
+            touched_runs=lambda address, length: [],
         )
         self.engine.clients[1] = self.client
 
