@@ -249,7 +249,7 @@ class Coordinator:
             client.tell(a.region, verdict, fds)
             self.ledger.refuse(path, why)
             return
-        region = self._adopt(client, a, file, verdict)  # before its first fault
+        region = self.adopt(client, a, file, verdict)  # before its first fault
         if self.config.policy != "none" and verdict != wire.ServingMode.POOL:
             self.scheduler.begin(file, a.offset_bytes)
         if wanted:
@@ -343,9 +343,10 @@ class Coordinator:
             if region.verdict != wire.ServingMode.POOL:
                 self.detached(client, region.id)
 
-    def _adopt(
+    def adopt(
         self, client: Client, a: wire.Attach, file: FileState, verdict: wire.ServingMode
     ) -> Region:
+        """A mapping is managed from now on, in this way."""
         region = Region(
             id=a.region,
             file=file,

@@ -183,8 +183,8 @@ def test_half_of_memory_keeps_half_of_a_scan_but_not_by_lru() -> None:
     half = 2048 * PAGE
     wanted = epochs(4)
     size = 4096 * PAGE
-    lru = run(wanted, PoolAuto(64 * MIB), Lru(wanted, half))
-    cyclic = run(wanted, PoolAuto(64 * MIB), Cyclic(wanted, half))
+    lru = run(wanted, PoolAuto(half), Lru(wanted, half))
+    cyclic = run(wanted, PoolAuto(half), Cyclic(wanted, half))
     belady = run(wanted, PoolPlanned(64 * MIB, MIB), Belady(wanted, half))
     assert lru.read_bytes == 4 * size
     for result in (cyclic, belady):

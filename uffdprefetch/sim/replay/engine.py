@@ -31,6 +31,7 @@ class Policy(Protocol):
     """What is read, and when. All ranges are cut to the file by the engine."""
 
     request_bytes: int  # of what is read ahead
+    paced: bool  # it keeps as much under way as it should itself
 
     def begin(self, demand: Demand, storage: Storage, resident: Resident) -> None:
         """Before the first access."""
@@ -49,6 +50,12 @@ class Policy(Protocol):
 
     def wants(self, now: float) -> Range | None:
         """What to read ahead next; None for nothing now. It is asked again after that."""
+
+    def requested(self, wanted: Range, now: float, until: float) -> None:
+        """What it wanted has been asked for, and is there at ``until``."""
+
+    def due(self, now: float) -> float | None:
+        """When it wants to be asked though nothing happens; None: not before something does."""
 
 
 class Resident:
@@ -194,8 +201,9 @@ class _Replay:
                 self.keep.touch(file, low, end)
                 self.told[number] = k, -(-end // CHUNK_PAGES) * CHUNK_PAGES
 
-    def _read(self, wanted: Range, now: float, request_bytes: int | None) -> None:
-        """Ask for what is absent of a range, in requests of at most so many bytes."""
+    def _read(self, wanted: Range, now: float, request_bytes: int | None) -> float:
+        """Ask for what is absent of a range, in requests of at most so many bytes; when all of it
+        is there."""
         file, first, end = wanted
         ready = self.resident.ready[file]
         first, end = max(0, first), min(end, len(ready))
@@ -209,16 +217,24 @@ class _Replay:
                 ready[low:high] = self.link.request((high - low) * page, now)
                 if self.keep is not None:
                     self.keep.add(file, low, high, self.resident.ready)
+        asked = ready[first:end]
+        return float(max(now, asked[np.isfinite(asked)].max(initial=now)))
 
     def _pump(self, now: float, is_pump: bool) -> None:
         """Ask ahead, as far as the pipe's backlog lets us; come back when it is shorter."""
-        while self.link.backlog(now) < self.depth:
+        while self.policy.paced or self.link.backlog(now) < self.depth:
             wanted = self.policy.wants(now)
             if wanted is None:
-                return
-            self._read(wanted, now, self.policy.request_bytes)
-        if is_pump or self.pumped <= now:
-            self.pumped = now + max(1e-5, self.link.backlog(now) - self.depth / 2)
+                break
+            self.policy.requested(wanted, now, self._read(wanted, now, self.policy.request_bytes))
+        else:
+            if is_pump or self.pumped <= now:
+                self.pumped = now + max(1e-5, self.link.backlog(now) - self.depth / 2)
+                self.at(self.pumped, -1)
+            return
+        due = self.policy.due(now)
+        if due is not None and (is_pump or self.pumped <= now or due < self.pumped):
+            self.pumped = max(due, now + 1e-6)
             self.at(self.pumped, -1)
 
 

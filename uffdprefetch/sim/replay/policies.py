@@ -42,6 +42,14 @@ class Plain:
     (mm/filemap.c, do_sync_mmap_readahead and do_async_mmap_readahead)."""
 
     request_bytes = READ_AHEAD_BYTES
+    paced = False
+
+    def requested(self, wanted: Range, now: float, until: float) -> None:
+        """The kernel needs no telling."""
+
+    def due(self, now: float) -> float | None:
+        """It only answers."""
+        return None
 
     def begin(self, demand: Demand, storage: Storage, resident: Resident) -> None:
         page = demand.page_bytes

@@ -1,0 +1,337 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The service's own core (service/coordinator.py), whose kernel is a replay.
+
+Processes answer for their page tables, files for the cache, workers for the storage; the clock is
+the replay's. Nothing of what decides is written a second time.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from uffdprefetch.base.arrays import Array
+from uffdprefetch.base.clock import Clock
+from uffdprefetch.base.config import Config
+from uffdprefetch.native import pool as uffd_pool
+from uffdprefetch.native import uffd
+from uffdprefetch.pool.node_pool import CHUNK_BYTES, NodePool
+from uffdprefetch.predict.checkpoints import DISTANCE_MIN_BYTES, fixed_set
+from uffdprefetch.protocol import wire
+from uffdprefetch.service.coordinator import Coordinator
+from uffdprefetch.state.client import Client
+from uffdprefetch.state.files import BLOCK_BYTES, FileState
+from uffdprefetch.state.ledger import Ledger
+from uffdprefetch.state.processes import Watched
+from uffdprefetch.state.region import Region
+from uffdprefetch.warm.limits import Limit, Limits, TokenBucket
+from uffdprefetch.warm.scheduler import EXTENT_BYTES, Scheduler
+
+#: Addresses of a mapping of file f begin at (f + 1) << ADDRESS_BITS.
+ADDRESS_BITS = 48
+#: The replay's time 0, CLOCK_MONOTONIC: 0 means "never" to the service.
+START_NS = 1_000_000_000
+#: What a page-table scan costs, and each range that it finds (docs/facts.md).
+SCAN_CPU_NS, RUN_CPU_NS = 1_000, 100
+#: The kernel maps the cached pages of an aligned 64 KiB around a fault.
+AROUND_PAGES = 16
+#: (file, first page, page after the last)
+Range = tuple[int, int, int]
+
+
+class Process(Client):
+    """A rank. ``mapped``: which pages of each file are in its page table."""
+
+    def __init__(
+        self, rank: int, page_bytes: int, told: Callable[[int], None],
+        rearmed: Callable[[int, int, list[int]], None],
+    ) -> None:  # fmt: skip
+        """``told`` hears of each scan: how many ranges it found; ``rearmed`` of (rank, file, pages)
+        that are armed again."""
+        self._rearmed = rearmed
+        self.rank, self.pid, self.pool_slot = rank, rank + 1, rank
+        self.regions: dict[int, Region] = {}
+        self.opening: set[int] = set()
+        self.watched = Watched(self.pid, ended=True)
+        self.mapped: dict[int, Array] = {}
+        self._page_bytes, self._told = page_bytes, told
+
+    def touched_runs(self, address: int, length: int) -> list[tuple[int, int]]:
+        """See Client."""
+        file, at = (address >> ADDRESS_BITS) - 1, address & (1 << ADDRESS_BITS) - 1
+        first = at // self._page_bytes
+        mapped = self.mapped[file][first : -(-(at + length) // self._page_bytes)]
+        edges = np.flatnonzero(np.diff(np.r_[False, mapped, False])) * self._page_bytes
+        edges = edges[: 2 * uffd.RUNS_AT_ONCE] + (address - at + first * self._page_bytes)
+        self._told(len(edges) // 2)
+        pairs = zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
+        return [(start, end - start) for start, end in pairs]
+
+    def descends_from(self, pid: int) -> bool:
+        """See Client."""
+        return pid == self.pid
+
+    def send(self, message: bytes, fds: list[int] | None = None) -> None:
+        """There is no agent."""
+
+    def command(self, kind: wire.Type, region: int, pages: list[int]) -> None:
+        """See Client."""
+        if kind == wire.Type.REARM:
+            self._rearmed(self.rank, region, pages)
+
+
+class File(FileState):
+    """A recorded file. ``there``: bytes of [start, +length) in the cache now."""
+
+    there: Callable[[int, int], int]
+    around_bytes: int
+
+    def resident_bytes(self, start: int, length: int) -> int | None:
+        """See FileState."""
+        return self.there(start, length)
+
+    def read_ahead_bytes(self) -> int | None:
+        """See FileState."""
+        return self.around_bytes
+
+    def checkpoint_fds(self) -> tuple[int, int]:
+        """See FileState."""
+        return -1, -1
+
+
+class Workers(uffd.Workers):
+    """What was sent, until the replay has asked the link for it and the answer has come."""
+
+    def __init__(self, file_of: Callable[[int], int], page_bytes: int) -> None:
+        self._file_of, self._page_bytes = file_of, page_bytes
+        self.sent: list[tuple[int, Range, int]] = []  # (its number, pages, when, ns)
+        self._under_way: list[tuple[int, int, Range, int, int]] = []  # by when it is there
+
+    def submit(self, job_id: int, fd: int, offset: int, length: int, **_: Any) -> bool:
+        """See uffd.Workers."""
+        page = self._page_bytes
+        wanted = self._file_of(fd), offset // page, -(-(offset + length) // page)
+        self.sent.append((job_id, wanted, length))
+        return True
+
+    def asked(self, number: int, wanted: Range, length: int, now: int, done: int) -> None:
+        """The link has been asked; ``done``: when it is there."""
+        heapq.heappush(self._under_way, (done, number, wanted, length, now))
+
+    @property
+    def due_ns(self) -> int | None:
+        """When the next is there."""
+        return self._under_way[0][0] if self._under_way else None
+
+    def take(self, now: int) -> list[uffd.WarmResult]:
+        """What is there by now."""
+        done = []
+        while self._under_way and self._under_way[0][0] <= now:
+            at, number, _, length, sent = heapq.heappop(self._under_way)
+            done.append(uffd.WarmResult(
+                id=number, submit_ns=sent, start_ns=sent, done_ns=at, resident_bytes=0,
+                bytes=length, copied=0, method=uffd.WARM_READAHEAD, chunk_bytes=EXTENT_BYTES,
+                error=0, asked_bytes=length, came_bytes=length,
+            ))  # fmt: skip
+        return done
+
+
+class Pool(uffd_pool.Pool):
+    """The pool's C side. Eviction is the replay's."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.events: list[uffd_pool.PoolEvent] = []
+        self.workers: Workers | None = None
+        self._files: dict[int, Array] = {}
+
+    def add_file(self, fd: int, size_bytes: int, unit_bytes: int = 0) -> tuple[int, int]:
+        """See uffd_pool.Pool."""
+        self._files[fd] = np.zeros(-(-size_bytes // CHUNK_BYTES), np.uint8)
+        return fd, -1
+
+    def books(self, number: int) -> tuple[Any, Any]:
+        """See uffd_pool.Pool."""
+        return self._files[number], np.zeros(len(self._files[number]), np.uint32)
+
+    def submit(self, job_id: int, file: int, offset: int, length: int) -> bool:
+        """See uffd_pool.Pool."""
+        assert self.workers is not None
+        return self.workers.submit(job_id, file, offset, length)
+
+    def reap(self) -> list[uffd.WarmResult]:
+        """See uffd_pool.Pool: the workers have it."""
+        return []
+
+    def drain(self) -> list[uffd_pool.PoolEvent]:
+        """See uffd_pool.Pool."""
+        events, self.events = self.events, []
+        return events
+
+    def map(self, *_: int) -> None:
+        """See uffd_pool.Pool."""
+
+    def set_budget(self, budget_bytes: int) -> None:
+        """See uffd_pool.Pool."""
+
+    def used_bytes(self) -> int:
+        """See uffd_pool.Pool."""
+        return 0
+
+
+class _Room(Limits):
+    """As much as was said, and never less."""
+
+    def ahead_bytes(self) -> tuple[int, Limit]:
+        return self.budget_bytes, Limit.BUDGET
+
+    def pool_bytes(self, resident_bytes: int, reserve_bytes: int = 0) -> tuple[int, Limit]:
+        return self.budget_bytes, Limit.BUDGET
+
+
+class Node:
+    """A service and its job. All times are seconds of the replay."""
+
+    def __init__(
+        self, sizes: list[int], paths: list[str], page_bytes: int, around_bytes: list[int],
+        there: Callable[[int, int, int], int], config: Config,
+    ) -> None:  # fmt: skip
+        """``there``: (file, start, length) -> bytes of it in memory now."""
+        self._page_bytes, self._config = page_bytes, config
+        self._now_ns = START_NS
+        self._cpu_ns = 0
+        self.files = [
+            self._file(f, size, paths[f], around_bytes[f], there) for f, size in enumerate(sizes)
+        ]
+        self.workers = Workers(lambda fd: fd, page_bytes)
+        clock, limits = (
+            Clock(lambda: self._now_ns, lambda: self._cpu_ns),
+            _Room(config.budget_bytes),
+        )
+        ledger = Ledger()
+        self.workers.reap = lambda: self.workers.take(self._now_ns)  # type: ignore[method-assign]
+        scheduler = Scheduler(self.workers, TokenBucket(None, EXTENT_BYTES), DISTANCE_MIN_BYTES)
+        self.core = Coordinator(config, scheduler, ledger, clock=clock, limits=limits)
+        self.core.layout.allowed_bytes = config.budget_bytes
+        self.pool: Pool | None = None
+        if config.engine == "pool":
+            node_pool = NodePool(config, -1, ledger, clock, limits, Pool)
+            assert isinstance(node_pool.pool, Pool)
+            self.pool = node_pool.pool
+            self.pool.workers = self.workers
+            self.core.use_pool(node_pool)
+        self._refresh_ns = START_NS
+        #: Hears of (rank, file, pages) that are armed again.
+        self.rearmed: Callable[[int, int, list[int]], None] = lambda rank, file, pages: None
+
+    @staticmethod
+    def _file(
+        number: int, size: int, path: str, around_bytes: int, there: Callable[[int, int, int], int]
+    ) -> File:
+        file = File(
+            key=(0, number, size, 0), path=path, fd=number, page_fd=number, map_fd=number,
+            size_bytes=size, file_system="replay", method=uffd.WARM_READAHEAD,
+            chunk_bytes=EXTENT_BYTES, blocks=bytearray(-(-size // BLOCK_BYTES)),
+        )  # fmt: skip
+        file.there = lambda start, length: there(number, start, length)
+        file.around_bytes = around_bytes
+        return file
+
+    # ---- the job --------------------------------------------------------------------------------
+
+    def region(self, rank: int, file: int) -> tuple[Process, Region]:
+        """A rank's mapping of a file, made when it is first asked for."""
+        process = self.core.clients.get(rank)
+        if process is None:
+            process = self.core.clients[rank] = Process(
+                rank, self._page_bytes, self._scanned, lambda *what: self.rearmed(*what)
+            )
+        assert isinstance(process, Process)
+        region = process.regions.get(file)
+        if region is None:
+            state, size = self.files[file], self.files[file].size_bytes
+            process.mapped[file] = np.zeros(-(-size // self._page_bytes), bool)
+            mode = wire.ServingMode.CHECKPOINTS
+            if self.pool is not None and self.core.pool is not None:
+                mode = wire.ServingMode.POOL
+                self.core.pool.slots[process.pool_slot] = process
+            a = wire.Attach(file, 0, (file + 1) << ADDRESS_BITS, size, 0, 0, file, size, 0, 1, 0)
+            region = self.core.adopt(process, a, state, mode)
+            if mode == wire.ServingMode.CHECKPOINTS:
+                region.checkpoints.laid = set(fixed_set(region.span, None))
+        return process, region
+
+    def _scanned(self, ranges: int) -> None:
+        self._cpu_ns += SCAN_CPU_NS + RUN_CPU_NS * ranges
+
+    def touched(self, rank: int, file: int, first: int, end: int, ready: Array, now: float) -> None:
+        """A thread has come through pages [first, end), of which ``ready`` says when they came."""
+        process, region = self.region(rank, file)
+        low, high = first // AROUND_PAGES * AROUND_PAGES, -(-end // AROUND_PAGES) * AROUND_PAGES
+        mapped = process.mapped[file]
+        mapped[low:high] |= ready[low:high] <= now
+        mapped[first:end] = True
+        self._now_ns = START_NS + int(now * 1e9)
+        checkpoints = region.checkpoints
+        events = [
+            uffd.Event(self._now_ns, page, region.id, 0, 0, 0)
+            for page in checkpoints.laid
+            if first <= page < end and page not in checkpoints.fired
+        ]
+        if events:
+            self.core.on_events(process, sorted(events))
+
+    def answered(self, rank: int, file: int, pages: Iterable[int], thread: int, now: float) -> None:
+        """The pool has answered a thread's touches of these pages."""
+        process, region = self.region(rank, file)
+        self._now_ns = START_NS + int(now * 1e9)
+        assert self.pool is not None
+        for page in pages:
+            self.pool.events.append(uffd_pool.PoolEvent(
+                self._now_ns, page * self._page_bytes, self._page_bytes, uffd_pool.TOUCH, file,
+                process.pool_slot, region.id, thread, 0,
+            ))  # fmt: skip
+        self.core.on_pool_events()
+
+    def left(self, file: int, first: int, end: int) -> None:
+        """Pages have been pushed out of memory."""
+        self.files[file].recent.remove(first * self._page_bytes, end * self._page_bytes)
+        for process in self.core.clients.values():
+            assert isinstance(process, Process)
+            if file in process.mapped:
+                process.mapped[file][first:end] = False
+
+    # ---- the service ----------------------------------------------------------------------------
+
+    def turn(self, now: float) -> None:
+        """What the service's loop does once."""
+        self._now_ns = START_NS + int(now * 1e9)
+        core = self.core
+        core.scheduler.reap()
+        core.look(self._now_ns)
+        if self._now_ns >= self._refresh_ns:
+            self._refresh_ns = self._now_ns + START_NS
+            core.refresh_all()
+        core.plan()
+        core.scheduler.pump(self._now_ns)
+
+    def asked(self, number: int, wanted: Range, length: int, now: float, until: float) -> None:
+        """The link has been asked for what was sent; it is there at ``until``."""
+        start, end = START_NS + int(now * 1e9), START_NS + int(until * 1e9)
+        self.workers.asked(number, wanted, length, start, end)
+
+    def due(self) -> float | None:
+        """When it has something to do though nothing happens."""
+        due = [self.workers.due_ns, self.core.due_ns]
+        due += [
+            region.scan.due_ns
+            for process in self.core.clients.values()
+            for region in process.regions.values()
+        ]
+        first = min((at for at in due if at is not None), default=None)
+        if first is None:
+            return None
+        # epoll_wait(2) counts whole milliseconds, rounded up
+        return (max(first, self._now_ns + 1_000_000) - START_NS) / 1e9
