@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which thresholds of the predictors do the tapes hold? `python -m tests.net.mutate [NAME...]`
+"""Which thresholds of the predictors does the net hold? `python -m tests.net.mutate [NAME...]`
 
-Each constant of the modules below is doubled, then halved, and the tapes are played until a
-decision differs. A constant that nothing holds is printed, and status is 1; NAME: those only.
+Each constant of predict/ is doubled, then halved, and the drawn scenarios and the tapes are played
+until a decision differs. A constant that nothing holds is printed, and status is 1; NAME: those only.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.net import seams, tape
+from tests.net import drawn, seams, tape
 from tests.net.replay import compare, replay
 
 PACKAGE = Path(__file__).resolve().parents[2] / "uffdprefetch"
@@ -56,7 +56,15 @@ def mutated(module_name: str, constant: str, factor: float) -> Iterator[None]:
 
 
 def caught(module_name: str, constant: str, names: list[str]) -> str | None:
-    """The first tape that tells a mutant from the original; None: no tape does."""
+    """The first scenario or tape that tells a mutant from the original; None: none does."""
+    for factor in (2, 0.5):
+        for name in drawn.SCENARIOS:
+            with mutated(module_name, constant, factor):
+                try:
+                    if drawn.differs(name) is not None:
+                        return name
+                except Exception as error:  # a mutant may do anything
+                    return f"{name} ({type(error).__name__})"
     for name in names:
         for factor in (2, 0.5):
             with mutated(module_name, constant, factor):

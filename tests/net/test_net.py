@@ -61,3 +61,15 @@ def test_a_decision_that_differs_is_found() -> None:
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert done.stdout == "True\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
+def test_drawn_readers_are_followed_as_they_were(seed: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.net.drawn"], cwd=ROOT, capture_output=True, text=True,
+        env={**os.environ, "PYTHONHASHSEED": str(seed)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 9 and all(line.endswith("as they were") for line in lines), done.stdout

@@ -1,0 +1,343 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Readers that are drawn, not recorded: they go where the twelve runs of the tapes do not.
+
+`python -m tests.net.drawn [--write]`. Each scenario draws touches by a seed, tells a predictor of
+them and notes what it says. tapes/drawn.json has, of every hundred decisions, a digest; --write
+makes it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import random
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+
+from strided_records import index_of, mapped_by, uneven
+from walked_orders import GIB, KIB, MIB, PAGE, fixed_records, shuffled
+
+from tests.net import tape
+from uffdprefetch.predict import bulk, checkpoints, stride, window
+from uffdprefetch.predict.order.cursor import Order, OrderCursor, lookahead_bytes
+from uffdprefetch.predict.order.epochs import Epochs
+from uffdprefetch.predict.order.extents import OrderExtents
+from uffdprefetch.predict.randomness import RandomnessDetector
+from uffdprefetch.predict.streams import StreamTable
+
+GOLDEN = tape.TAPES / "drawn.json"
+MS = 1_000_000
+CHUNK = 100
+Decision = Any
+
+
+# ---- walks ----------------------------------------------------------------------------------
+
+
+def walks(seed: int) -> Iterator[Decision]:
+    """Walkers of all strides and directions in one file, some silent for long; windows of each."""
+    rng = random.Random(seed)
+    table, now, size = StreamTable(0, 1), 10**9, 64 * GIB
+    count = rng.choice((1, 3, 8, 200))
+    places = [rng.randrange(size) for _ in range(count)]
+    ways = [rng.choice((1, 1, -1)) for _ in range(count)]
+    steps = [
+        rng.choice((4 * KIB, 64 * KIB, MIB, 3 * MIB, 20 * MIB, 50 * MIB)) for _ in range(count)
+    ]
+    lengths = [min(step, rng.choice((PAGE, 64 * KIB, 300 * KIB))) for step in steps]
+    storage = window.Storage(rng.choice((50e6, 1e9, 8e9)), rng.choice((0.0, 1e-3, 0.08)))
+    for turn in range(600):
+        one = rng.randrange(count)
+        now += rng.choice((MS // 10, MS, 15 * MS, 30 * MS, 400 * MS))
+        if turn % 150 == 149:
+            now += rng.choice((600 * MS, 1500 * MS, 12_000 * MS))
+            table.expire(now)
+            yield "expired", [s.id for s in table.streams]
+        places[one] = (places[one] + ways[one] * steps[one]) % size
+        if rng.random() < 0.03:
+            places[one] = rng.randrange(size)
+        start = places[one] - (rng.randrange(12 * MIB) if rng.random() < 0.05 else 0)
+        walk, forward = table.touch(max(0, start), max(0, start) + lengths[one], now)
+        if forward:
+            walk.saw(forward, [(start, int(forward * rng.choice((1.0, 0.9, 0.7, 0.3))))])
+        walk.feedback.note(rng.random() < 0.2)
+        ahead = window.lookahead_bytes(walk, storage, rng.choice((8 * MIB, GIB)))
+        yield (
+            walk.id, forward, walk.active, walk.settled, walk.pattern, walk.skips, table.random,
+            ahead, window.auto(walk, size, ahead) if walk.active else None,
+            checkpoints.distance_bytes(walk.rate_bytes_per_second, ahead, None),
+        )  # fmt: skip
+
+
+def places(seed: int) -> Iterator[Decision]:
+    """Pools and how many places they are read at; checkpoints of mappings."""
+    rng = random.Random(seed)
+    for _ in range(100):
+        at = [(rng.randrange(2), rng.randrange(200) * MIB) for _ in range(rng.randrange(9))]
+        places = window.places(at)
+        budget, files = rng.randrange(MIB, 4 * GIB), rng.randrange(MIB, 8 * GIB)
+        yield places, window.pool_bytes(budget, files, places)
+        span = checkpoints.Span(rng.randrange(4) * PAGE, rng.randrange(2 * GIB), PAGE)
+        yield checkpoints.fixed_set(span, rng.choice((None, MIB, 8 * MIB)))
+
+
+# ---- who jumps about ------------------------------------------------------------------------
+
+
+def jumps(seed: int) -> Iterator[Decision]:
+    """Readers that go in order, at random, near themselves, in runs, several at once, in turns."""
+    rng = random.Random(seed)
+    size = rng.choice((20 * MIB, 700 * MIB, 30 * GIB))
+    detector, at, now = RandomnessDetector(size), 0, 10**9
+    others = [rng.randrange(size) for _ in range(5)]
+    for _ in range(8):
+        kind = rng.choice(("order", "random", "near", "runs", "threads", "back", "mixed"))
+        for turn in range(rng.choice((20, 60, 150))):
+            now += rng.choice((MS, 0, 5 * MS))
+            passed = False
+            if kind == "order":
+                at, passed = at + rng.choice((64 * KIB, MIB)), rng.random() < 0.9
+            elif kind == "random":
+                at = rng.randrange(size)
+            elif kind == "near":
+                at += rng.randrange(-24 * MIB, 24 * MIB)
+            elif kind == "runs":
+                at = rng.randrange(size) if turn % 12 == 0 else at + 64 * KIB
+            elif kind == "threads":
+                one = rng.randrange(5)
+                others[one] += rng.choice((64 * KIB, 200 * KIB))
+                at = others[one]
+            elif kind == "back":
+                at -= rng.choice((64 * KIB, 3 * MIB))
+            else:
+                at = rng.randrange(size) if rng.random() < 0.3 else at + 64 * KIB
+            at %= size
+            detector.saw(at, at + rng.choice((PAGE, 64 * KIB, 700 * KIB)), now, passed)
+            yield (
+                detector.random, detector.orderly, detector.trusted,
+                detector.jumped() if detector.random else 0,
+            )  # fmt: skip
+
+
+def streams_of_files(seed: int) -> Iterator[Decision]:
+    """Whether to stream a file."""
+    rng = random.Random(seed)
+    for _ in range(300):
+        size = rng.choice((30 * MIB, GIB, 40 * GIB))
+        given = bulk.BulkInputs(
+            file_bytes=size,
+            missing_bytes=int(size * rng.choice((0.005, 0.012, 0.025, 0.05, 0.5, 1.0))),
+            room_bytes=int(size * rng.choice((0.5, 1.0, 2.0))),
+            touches_per_second=rng.choice((1, 30, 400, 5000)),
+            watched_seconds=rng.choice((0.05, 0.5, 5.0)),
+            miss_seconds=rng.choice((0.0, 20e-6, 1e-3, 0.05)),
+            miss_bytes=rng.choice((4096, bulk.MISS_BYTES)),
+            bandwidth_bytes_per_second=rng.choice((0.0, 60e6, 100e6, 3e9)),
+        )
+        yield bulk.judge(given).what.name
+
+
+# ---- known orders ---------------------------------------------------------------------------
+
+
+def cursors(seed: int) -> Iterator[Decision]:
+    """One reader, or several, of an order that is right, shifted, another one, or half of it."""
+    rng = random.Random(seed)
+    count, size = rng.choice((300, 3000)), rng.choice((5000, 80 * KIB, 3 * MIB, 40 * MIB))
+    told = shuffled(count, seed) if seed % 2 else np.arange(count)
+    walk = OrderCursor(
+        fixed_records(told, size), count * size, quiet=rng.random() < 0.4,
+        watched_bytes=rng.choice((0, 4 * MIB)),
+    ) if seed % 3 else OrderCursor(fixed_records(told, size), count * size)  # fmt: skip
+    read = {
+        0: told, 1: told[::-1], 2: shuffled(count, seed + 99), 3: np.roll(told, count // 3),
+        4: np.where(np.arange(count) % 3 == 0, shuffled(count, 7), told),
+        5: told[::2],
+    }[seed % 6]  # fmt: skip
+    workers, now = rng.choice((1, 1, 2, 5)), 10**9
+    batch = rng.choice((1, 8, 32))
+    order: list[int] = []
+    blocks = [range(b, min(b + batch, len(read))) for b in range(0, len(read), batch)]
+    while blocks:
+        group, blocks = [iter(block) for block in blocks[:workers]], blocks[workers:]
+        while group:
+            one = rng.choice(group)
+            item = next(one, None)
+            if item is None:
+                group.remove(one)
+            else:
+                order.append(item)
+    for turn, item in enumerate(order[:700]):
+        now += rng.choice((MS // 10, MS, 20 * MS))
+        at = int(read[item]) * size
+        if rng.random() < 0.02:
+            at = rng.randrange(count * size)
+        ahead = lookahead_bytes(walk, window.Storage(300e6, 1e-3), rng.choice((MIB, GIB)))
+        due = walk.due(ahead) if turn % 3 == 0 else []
+        if rng.random() < 0.75:
+            moved = walk.saw(at, at + rng.choice((PAGE, 64 * KIB)), now)
+        elif rng.random() < 0.9:
+            low = at // (64 * KIB) * 64 * KIB
+            reach = rng.choice((64 * KIB, size, size + 3 * MIB))
+            moved = walk.mapped([(low, low + reach)], now)
+        else:
+            moved = walk.said(turn, now) or 0
+        yield walk.position, walk.position_bytes, walk.wrong, moved, due, walk.stray
+        if walk.wrong is not None:
+            break
+
+
+def foreign(seed: int) -> Iterator[Decision]:
+    """Touches of what is in no item: a header, another file's order."""
+    rng = random.Random(seed)
+    starts = np.arange(400, dtype=np.int64) * 200 * KIB + 100 * MIB
+    order = Order(starts, starts + 100 * KIB, np.arange(400))
+    walk, now = OrderCursor(order, 400 * MIB), 10**9
+    for turn in range(900):
+        now += MS
+        inside = turn < 5 if seed % 2 else rng.random() < 0.3
+        at = int(starts[turn % 400]) if inside else rng.randrange(90 * MIB)
+        walk.saw(at, at + PAGE, now)
+        yield walk.position, walk.wrong
+        if walk.wrong is not None:
+            break
+
+
+class _Source:
+    """Orders of epochs; the next one comes late."""
+
+    how = "drawn"
+
+    def __init__(self, orders: list[Order | None]) -> None:
+        self.orders, self.asked = orders, 0
+
+    def order(self, epoch: int) -> Order | OrderExtents | None:
+        self.asked += 1
+        if epoch >= len(self.orders) or self.asked % 3:
+            return None
+        found, self.orders[epoch] = self.orders[epoch], None
+        return found
+
+    def over(self, epoch: int) -> bool:
+        return epoch >= len(self.orders)
+
+
+def epochs(seed: int) -> Iterator[Decision]:
+    """Epochs that end early, begin with what the last one has, hold nothing, or come late."""
+    rng = random.Random(seed)
+    count, size = 500, 100 * KIB
+    rows = [shuffled(count, seed + n) for n in range(3)]
+    none: Order = fixed_records(np.zeros(0, np.int64), size)
+    orders: list[Order | None] = [fixed_records(r, size) for r in rows]
+    if seed % 4 == 1:
+        orders[1:1] = [none] * 1500
+    one, now = Epochs(_Source(orders), count * size), 10**9
+    for row in rows:
+        one.look(now)
+        for item in row[: rng.choice((count, count // 2))].tolist():
+            now += rng.choice((MS, 9 * MS))
+            at = item * size + (rng.randrange(count * size) if rng.random() < 0.03 else 0)
+            at %= count * size
+            if rng.random() < 0.8:
+                moved = one.saw(at, at + PAGE, now)
+            else:
+                moved = one.mapped([(at, at + 64 * KIB)], now, judge=rng.random() < 0.5)
+            one.look(now)
+            yield one.number, one.position_bytes, moved, one.through
+        for _ in range(rng.choice((0, 40))):
+            at = rng.randrange(count) * size
+            yield one.saw(at, at + PAGE, now), one.number
+        many = [(n * size, n * size + PAGE) for n in range(count)] * 12
+        yield one.mapped(many, now, judge=False), one.number, one.position_bytes
+
+
+def long_items(seed: int) -> Iterator[Decision]:
+    """Items that are cut into units; the next use of blocks."""
+    rng = random.Random(seed)
+    starts = np.array([rng.randrange(400 * MIB) for _ in range(60)], np.int64)
+    ends = starts + np.array([rng.choice((PAGE, 700 * KIB, 9 * MIB)) for _ in range(60)])
+    units = OrderExtents.of(Order(starts, ends, np.arange(60)), 500 * MIB, PAGE)
+    yield len(units), units.starts.tolist(), units.coordinate.tolist()
+    blocks = np.arange(0, 500 * MIB // (64 * KIB), 7)
+    for first in range(0, len(units), 9):
+        yield units.next_use(blocks, 64 * KIB, first).tolist()
+
+
+# ---- strides --------------------------------------------------------------------------------
+
+
+def strides(seed: int) -> Iterator[Decision]:
+    """Ranks that skip, and those that do not, with records of all sizes; some pages are gone."""
+    rng = random.Random(seed)
+    if seed % 3:
+        index = index_of(uneven(600, seed))
+    else:
+        index = index_of([rng.choice((2, 5, 7, 9, 20, 60, 66, 130)) * KIB] * 900)
+    count = len(index)
+    for _ in range(30):
+        period, run = rng.choice((2, 3, 4, 8, 16, 60)), rng.choice((1, 1, 2))
+        first = rng.randrange(period)
+        members = [r for r in range(count) if (r - first) % period < run]
+        upto = rng.choice((3, 5, 6, 7, 11, 13, 24, 40, 120))
+        begin = rng.randrange(max(1, len(members) - upto * run))
+        chosen = members[begin : begin + upto * run]
+        chosen = [r for r in chosen if rng.random() < rng.choice((1.0, 0.97, 0.93, 0.88))]
+        others = rng.choice((0, 0, 1, 3, 12))
+        chosen += [rng.randrange(count) for _ in range(others)]
+        runs = mapped_by(index, sorted(set(chosen)), cached=rng.random() < 0.5)
+        if not runs:
+            continue
+        runs = [(a, n - (PAGE if rng.random() < 0.1 and n > PAGE else 0)) for a, n in runs]
+        seen = stride.look(index, runs, runs[0][0], sum(runs[-1]), rng.choice((1, -1)))
+        found = None if seen is None else stride.infer(seen, 1)
+        yield None if found is None else [found.first, found.run, found.period]
+
+
+SCENARIOS: dict[str, tuple[Callable[[int], Iterator[Decision]], int]] = {
+    "walks": (walks, 16), "places": (places, 2), "jumps": (jumps, 12),
+    "streams_of_files": (streams_of_files, 2), "cursors": (cursors, 24), "foreign": (foreign, 4),
+    "epochs": (epochs, 8), "long_items": (long_items, 2), "strides": (strides, 12),
+}  # fmt: skip
+
+
+def digests(name: str) -> list[str]:
+    """A digest of each hundred decisions of a scenario."""
+    draw, seeds = SCENARIOS[name]
+    found, sha, count = [], hashlib.sha256(), 0
+    for seed in range(seeds):
+        for decision in draw(seed):
+            sha.update(json.dumps(decision, default=int).encode())
+            count += 1
+            if count % CHUNK == 0:
+                found.append(sha.hexdigest()[:12])
+    return [*found, sha.hexdigest()[:12], str(count)]
+
+
+def differs(name: str) -> str | None:
+    """Where a scenario's decisions are not those of GOLDEN; None: they are."""
+    before, now = json.loads(GOLDEN.read_text())[name], digests(name)
+    if before == now:
+        return None
+    at = next((i for i, (a, b) in enumerate(zip(before, now, strict=False)) if a != b), 0)
+    return f"{name}: within the {CHUNK} decisions from number {at * CHUNK}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--write", action="store_true", help="these are the decisions from now on")
+    if parser.parse_args().write:
+        GOLDEN.write_text(json.dumps({name: digests(name) for name in SCENARIOS}, indent=0) + "\n")
+    for name in SCENARIOS:
+        print(name, digests(name)[-1], "decisions;", differs(name) or "as they were")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
