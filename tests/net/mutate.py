@@ -2,8 +2,8 @@
 """Which thresholds of the predictors does the net hold? `python -m tests.net.mutate [NAME...]`
 
 Each constant of predict/ is doubled, then halved, and the drawn scenarios and the tapes are played
-until a decision differs. A constant that nothing holds is printed, and status is 1; NAME: those only.
-"""
+until a decision differs. A constant that nothing holds is printed, and status is 1; NAME: those
+only.
 
 from __future__ import annotations
 
