@@ -4,6 +4,7 @@
 Each constant of predict/ is doubled, then halved, and the drawn scenarios and the tapes are played
 until a decision differs. A constant that nothing holds is printed, and status is 1; NAME: those
 only.
+"""
 
 from __future__ import annotations
 
