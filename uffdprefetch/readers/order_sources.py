@@ -53,7 +53,7 @@ class PlanFile:
         self._readers: dict[tuple[Key, int], PlannedReader] = {}
 
     def readers(self, client: Client, region: Region) -> list[PlannedReader]:
-        """See planned.Belongs."""
+        """See known_order.OrderSource."""
         name = region.file.key, client.rank
         reader = self._readers.get(name)
         if reader is None:
@@ -64,10 +64,10 @@ class PlanFile:
         return [reader]
 
     def mapped(self, client: Client) -> None:
-        """See planned.Belongs."""
+        """See known_order.OrderSource."""
 
     def pending(self, client: Client, region: Region) -> bool:
-        """See planned.Belongs."""
+        """See known_order.OrderSource."""
         reader = self._readers.get((region.file.key, client.rank))
         return reader is not None and reader.walk is None and not reader.over
 
@@ -182,7 +182,7 @@ class Announcements:
         return bool(self._heard)
 
     def readers(self, client: Client, region: Region) -> list[PlannedReader]:
-        """See planned.Belongs."""
+        """See known_order.OrderSource."""
         return [
             reader
             for heard in self._heard.values()
@@ -192,7 +192,7 @@ class Announcements:
         ]
 
     def pending(self, client: Client, region: Region) -> bool:
-        """See planned.Belongs."""
+        """See known_order.OrderSource."""
         return any(
             not heard.settled and client.descends_from(heard.peer) for heard in self._heard.values()
         )

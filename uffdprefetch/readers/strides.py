@@ -93,7 +93,7 @@ class _Watch:
 
 
 class Strides:
-    """The inferred orders of a service: see planned.Belongs. ``orderly``: whether a reader is sure
+    """The inferred orders of a service: see known_order.OrderSource. ``orderly``: whether a reader is sure
     not to jump about; None is `--policy stride`: every reader is taken to skip until it is seen
     not to."""
 
@@ -116,12 +116,12 @@ class Strides:
         self._left_out: dict[Key, tuple[int, bool]] = {}  # (until when it holds, what was found)
 
     def readers(self, client: Client, region: Region) -> list[PlannedReader]:
-        """See planned.Belongs."""
+        """See known_order.OrderSource."""
         watch = self._watch(region, client.rank)
         return [watch.reader] if watch is not None and watch.reader is not None else []
 
     def pending(self, client: Client, region: Region) -> bool:
-        """See planned.Belongs."""
+        """See known_order.OrderSource."""
         return self.seeks(region, self._clock.now_ns())
 
     def _watch(self, region: Region, rank: int) -> _Watch | None:
@@ -137,7 +137,7 @@ class Strides:
     # ---- what the engine tells and asks ---------------------------------------------------------
 
     def mapped(self, client: Client) -> None:
-        """See planned.Belongs: `--policy stride` asks at once, as the helper takes a while."""
+        """See known_order.OrderSource: `--policy stride` asks at once, as the helper takes a while."""
         for region in client.regions.values() if self._always else ():
             self._indices.get(region.file)
 
