@@ -31,12 +31,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from speculated import Part, count, stretch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from uffdprefetch.formats.lmdb import BRANCH, LEAF, META, open_index
 from uffdprefetch.formats.reader import FileReader
-from uffdprefetch.orders.placement_estimator import Part, PlacementEstimator, count, stretch
+from uffdprefetch.orders.placement_estimator import PlacementEstimator
 from uffdprefetch.orders.provisional import early_order
 
 ROOT = Path(__file__).resolve().parents[1]

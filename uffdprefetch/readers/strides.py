@@ -93,7 +93,7 @@ class _Watch:
 
 
 class Strides:
-    """The inferred orders of a service: see known_order.OrderSource. ``orderly``: whether a reader is sure
+    """The inferred orders of a service: an OrderSource. ``orderly``: whether a reader is sure
     not to jump about; None is `--policy stride`: every reader is taken to skip until it is seen
     not to."""
 
@@ -137,7 +137,7 @@ class Strides:
     # ---- what the engine tells and asks ---------------------------------------------------------
 
     def mapped(self, client: Client) -> None:
-        """See known_order.OrderSource: `--policy stride` asks at once, as the helper takes a while."""
+        """See OrderSource: `--policy stride` asks at once, as the helper takes a while."""
         for region in client.regions.values() if self._always else ():
             self._indices.get(region.file)
 

@@ -4,20 +4,19 @@
 from __future__ import annotations
 
 import random
+import sys
 
 import numpy as np
 import pytest
 from conftest import warnings_fail
+from paths import BENCH
 
 from uffdprefetch.orders import placement_estimator
-from uffdprefetch.orders.placement_estimator import (
-    Followed,
-    Part,
-    PlacementEstimator,
-    count,
-    order,
-    stretch,
-)
+from uffdprefetch.orders.placement_estimator import PlacementEstimator, order
+
+sys.path.insert(0, str(BENCH))
+
+from speculated import Followed, Part, count, stretch
 
 pytestmark = warnings_fail
 PAGE = 4096
