@@ -22,6 +22,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
+from replayed_jobs import demand, stream
 from strided_records import index_of, mapped_by, uneven
 from walked_orders import GIB, KIB, MIB, PAGE, fixed_records, shuffled
 
@@ -32,6 +33,9 @@ from uffdprefetch.predict.order.epochs import Epochs
 from uffdprefetch.predict.order.extents import OrderExtents
 from uffdprefetch.predict.randomness import RandomnessDetector
 from uffdprefetch.predict.streams import StreamTable
+from uffdprefetch.sim.replay.auto import Auto
+from uffdprefetch.sim.replay.engine import Range, replay
+from uffdprefetch.sim.replay.link import Storage
 
 GOLDEN = tape.TAPES / "drawn.json"
 MS = 1_000_000
@@ -216,12 +220,12 @@ class _Source:
 
     how = "drawn"
 
-    def __init__(self, orders: list[Order | None]) -> None:
-        self.orders, self.asked = orders, 0
+    def __init__(self, orders: list[Order | None], late: bool) -> None:
+        self.orders, self.asked, self.late = orders, 0, late
 
     def order(self, epoch: int) -> Order | OrderExtents | None:
         self.asked += 1
-        if epoch >= len(self.orders) or self.asked % 3:
+        if epoch >= len(self.orders) or (self.late and self.asked % 50):
             return None
         found, self.orders[epoch] = self.orders[epoch], None
         return found
@@ -236,10 +240,10 @@ def epochs(seed: int) -> Iterator[Decision]:
     count, size = 500, 100 * KIB
     rows = [shuffled(count, seed + n) for n in range(3)]
     none: Order = fixed_records(np.zeros(0, np.int64), size)
-    orders: list[Order | None] = [fixed_records(r, size) for r in rows]
+    orders: list[Order | None] = [fixed_records(r[r % 5 > 0], size) for r in rows]
     if seed % 4 == 1:
         orders[1:1] = [none] * 1500
-    one, now = Epochs(_Source(orders), count * size), 10**9
+    one, now = Epochs(_Source(orders, seed % 4 != 1), count * size), 10**9
     for row in rows:
         one.look(now)
         for item in row[: rng.choice((count, count // 2))].tolist():
@@ -252,10 +256,11 @@ def epochs(seed: int) -> Iterator[Decision]:
                 moved = one.mapped([(at, at + 64 * KIB)], now, judge=rng.random() < 0.5)
             one.look(now)
             yield one.number, one.position_bytes, moved, one.through
-        for _ in range(rng.choice((0, 40))):
-            at = rng.randrange(count) * size
+        for _ in range(rng.choice((0, 25, 40, 70))):
+            at = rng.randrange(count // 5) * 5 * size  # in neither order
             yield one.saw(at, at + PAGE, now), one.number
-        many = [(n * size, n * size + PAGE) for n in range(count)] * 12
+        many = [(n * size, n * size + PAGE) for n in range(0, count, 5)] * 60
+        many += [(int(n) * size, int(n) * size + PAGE) for n in row[:40]]
         yield one.mapped(many, now, judge=False), one.number, one.position_bytes
 
 
@@ -301,18 +306,56 @@ def strides(seed: int) -> Iterator[Decision]:
         yield None if found is None else [found.first, found.run, found.period]
 
 
+# ---- the whole core -------------------------------------------------------------------------
+
+
+class _Noted(Auto):
+    """Notes what is read ahead."""
+
+    def __init__(self, room_bytes: int) -> None:
+        super().__init__(room_bytes)
+        self.notes: list[Decision] = []
+
+    def wants(self, now: float) -> Range | None:
+        wanted = super().wants(now)
+        self.notes.append(wanted)
+        return wanted
+
+
+def replayed(seed: int) -> Iterator[Decision]:
+    """A job of made up readers, by the service's own core (sim/replay/node.py)."""
+    rng = np.random.default_rng(seed)
+    pages = 1 << 15
+    kinds = [
+        np.arange(0, 6000, 16), np.arange(6000, 0, -16), rng.integers(0, pages, 1500),
+        np.arange(0, pages, 100)[:300], np.sort(rng.integers(0, pages, 1200)),
+        np.concatenate([rng.integers(0, pages - 100) + np.arange(0, 96, 4) for _ in range(40)]),
+    ]  # fmt: skip
+    chosen = [kinds[seed % 6], kinds[(seed * 5 + 2) % 6]][: 1 + seed % 2]
+    threads = [
+        stream(one.tolist(), int(rng.choice([1, 3, 16])), float(rng.choice([2e-4, 2e-3, 8e-3])), n)
+        for n, one in enumerate(chosen)
+    ]
+    policy = _Noted(int(rng.choice([40, 400])) * MIB)
+    bandwidth, latency = float(rng.choice([1e8, 2e9])), float(rng.choice([2e-4, 5e-3]))
+    made = replay(demand(*threads, pages=pages), Storage(bandwidth, latency), policy, None)
+    yield from policy.notes
+    yield made.misses, made.read_bytes, made.requests
+
+
 SCENARIOS: dict[str, tuple[Callable[[int], Iterator[Decision]], int]] = {
     "walks": (walks, 16), "places": (places, 2), "jumps": (jumps, 12),
     "streams_of_files": (streams_of_files, 2), "cursors": (cursors, 24), "foreign": (foreign, 4),
     "epochs": (epochs, 8), "long_items": (long_items, 2), "strides": (strides, 12),
+    "replayed": (replayed, 12),
 }  # fmt: skip
 
 
 #: Which scenarios a module of predict/ decides in.
 BY_MODULE = {
-    "bulk": ["streams_of_files"], "checkpoints": ["places", "walks"], "order": [
+    "bulk": ["streams_of_files", "replayed"], "checkpoints": ["places", "walks"], "order": [
         "cursors", "foreign", "epochs", "long_items"
-    ], "randomness": ["jumps"], "rate": ["walks", "cursors"], "streams": ["walks"],
+    ], "randomness": ["jumps", "replayed"], "rate": ["walks", "cursors"], "streams": ["walks"],
     "stride": ["strides"], "window": ["walks", "places", "cursors"],
 }  # fmt: skip
 

@@ -28,6 +28,13 @@ PREDICTORS = [
 ]
 
 
+#: Bounds of memory and of what arithmetic holds: no decision hangs on them before a file is larger
+#: than any that can be played.
+BOUNDS = {"PIECES_MAX", "_PAIRS", "_BLOCKS_MAX", "_TOTAL_MAX", "STRAYS_MAX", "EMPTY_MAX"}
+#: Names of states, not numbers.
+STATES = {"_NEW", "_TOUCHED", "_READ", "_WASTED", "_SKIPPED", "_QUIET"}
+
+
 def constants(module_name: str) -> Iterator[str]:
     """The numbers that a module gives names at its top."""
     module = importlib.import_module(f"uffdprefetch.{module_name}")
@@ -38,7 +45,11 @@ def constants(module_name: str) -> Iterator[str]:
         for target in targets:
             for one in target.elts if isinstance(target, ast.Tuple) else [target]:
                 value = getattr(module, one.id, None) if isinstance(one, ast.Name) else None
-                if type(value) in (int, float) and value and one.id not in ("MIB", "MS"):
+                if (
+                    type(value) in (int, float)
+                    and value
+                    and one.id not in BOUNDS | STATES | {"MIB", "MS"}
+                ):
                     yield one.id  # type: ignore[union-attr]
 
 
