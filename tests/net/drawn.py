@@ -199,6 +199,63 @@ def cursors(seed: int) -> Iterator[Decision]:
             break
 
 
+def quiet(seed: int) -> Iterator[Decision]:
+    """Readers of which few touches show: far on after a pause; scans with what no order explains;
+    items that are handed out and never read."""
+    rng = random.Random(seed)
+    count, size = 3000, rng.choice((100 * KIB, MIB, 4 * MIB))
+    rows = shuffled(count, seed)
+    walk = OrderCursor(fixed_records(rows, size), count * size, quiet=seed % 2 == 0)
+    shows, skips = rng.choice((0.05, 0.3, 1.0)), rng.choice((0.0, 0.03, 0.06, 0.12))
+    stray, item, now = rng.choice((0.0, 0.25, 0.5, 0.7)), 0, 10**9
+    beside = rng.choice((1, 3, 9, 20))  # readers, each with its own part of a batch
+    for turn in range(1500):
+        now += rng.choice((MS // 5, MS))
+        if turn % 50 == 49:
+            pause = rng.choice((20, 80, 120, 200, 400, 900))
+            now += pause * MS
+            item += rng.choice((0, pause // 4, pause // 2, pause))
+        item += 1
+        at = item + 7 * (turn % beside)
+        if at >= count:
+            break
+        due = walk.due(lookahead_bytes(walk, window.Storage(300e6, 1e-3), GIB))
+        if rng.random() < skips:
+            continue
+        start = int(rows[at]) * size
+        if turn % 10 == 0:
+            found = [(start, start + size)]
+            if rng.random() < stray:
+                other = rng.randrange(count - 4) * size
+                found.append((other, other + rng.choice((PAGE, size, 3 * size))))
+            walk.looked(found, walk.mapped(found, now))
+        elif rng.random() < shows:
+            within = rng.randrange(size // PAGE) * PAGE
+            walk.saw(start + within, start + within + PAGE, now)
+            if rng.random() < 0.3:
+                walk.saw(start, start + PAGE, now)
+        yield walk.position, walk.wrong, len(due)
+        if walk.wrong is not None:
+            break
+
+
+def sparse(seed: int) -> Iterator[Decision]:
+    """Items with much between them, of which faults of all sizes map something."""
+    rng = random.Random(seed)
+    starts = np.arange(200, dtype=np.int64) * 8 * MIB + 64 * MIB
+    order = Order(starts, starts + 100 * KIB, np.arange(200))
+    walk, now = OrderCursor(order, 2 * GIB), 10**9
+    for turn in range(200):
+        now += MS
+        low = int(starts[turn]) - rng.choice((0, 0, MIB, 3 * MIB))
+        walk.mapped([(low, low + rng.choice((100 * KIB, MIB, 3 * MIB, 7 * MIB)))], now)
+        if turn > 3 or seed % 2:
+            walk.saw(low, low + rng.choice((PAGE, MIB, 3 * MIB, 6 * MIB)), now)
+        yield walk.position, walk.wrong
+        if walk.wrong is not None:
+            break
+
+
 def foreign(seed: int) -> Iterator[Decision]:
     """Touches of what is in no item: a header, another file's order."""
     rng = random.Random(seed)
@@ -346,6 +403,7 @@ def replayed(seed: int) -> Iterator[Decision]:
 SCENARIOS: dict[str, tuple[Callable[[int], Iterator[Decision]], int]] = {
     "walks": (walks, 16), "places": (places, 2), "jumps": (jumps, 12),
     "streams_of_files": (streams_of_files, 2), "cursors": (cursors, 24), "foreign": (foreign, 4),
+    "quiet": (quiet, 24), "sparse": (sparse, 6),
     "epochs": (epochs, 8), "long_items": (long_items, 2), "strides": (strides, 12),
     "replayed": (replayed, 12),
 }  # fmt: skip
@@ -354,7 +412,7 @@ SCENARIOS: dict[str, tuple[Callable[[int], Iterator[Decision]], int]] = {
 #: Which scenarios a module of predict/ decides in.
 BY_MODULE = {
     "bulk": ["streams_of_files", "replayed"], "checkpoints": ["places", "walks"], "order": [
-        "cursors", "foreign", "epochs", "long_items"
+        "quiet", "sparse", "cursors", "foreign", "epochs", "long_items",
     ], "randomness": ["jumps", "replayed"], "rate": ["walks", "cursors"], "streams": ["walks"],
     "stride": ["strides"], "window": ["walks", "places", "cursors"],
 }  # fmt: skip

@@ -8,7 +8,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-
 from lustre import guest
 
 pytestmark = pytest.mark.slow

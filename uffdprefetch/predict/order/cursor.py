@@ -69,11 +69,11 @@ class OrderRange(NamedTuple):
 class OrderCursor(OrderProgress):
     """One rank on its way through one Order.
 
-    ``watched_bytes``: a touch of the unit at each multiple of it (offset_at()) is sure to be seen;
-    0: of any record. What should show and does not is waited for, and makes the plan ``wrong`` at
-    last. ``quiet``: no touch is sure to be seen, as in page tables that are looked at from time to
-    time, so none is waited for. Raises ValueError for an order of more than 2^62 bytes; its
-    OrderExtents may be given instead, which are of a file and a page size already.
+    ``watched_bytes`` (WATCHED_BYTES): a touch of the unit at each multiple of it (offset_at()) is
+    sure to be seen; 0: of any record. What should show and does not is waited for, and makes the
+    plan ``wrong`` at last. ``quiet``: no touch is sure to be seen, as in page tables that are
+    looked at from time to time, so none is waited for. Raises ValueError for an order of more than
+    2^62 bytes; its OrderExtents may be given instead, which are of a file and a page size already.
     """
 
     def __init__(
@@ -83,13 +83,13 @@ class OrderCursor(OrderProgress):
         page_bytes: int = 4096,
         merge_gap_bytes: int = 64 << 10,
         slice_bytes: int = 4 << 20,
-        watched_bytes: int = WATCHED_BYTES,
+        watched_bytes: int | None = None,
         quiet: bool = False,
     ) -> None:
         from uffdprefetch.predict.order.extents import OrderExtents
         from uffdprefetch.predict.order.pieces import OutstandingPages
 
-        super().__init__(watched_bytes, quiet)
+        super().__init__(WATCHED_BYTES if watched_bytes is None else watched_bytes, quiet)
         units = (
             order
             if isinstance(order, OrderExtents)
