@@ -25,20 +25,21 @@ class Choice(Enum):
     RESIDENT = "it is in memory"
 
 
-#: What has been seen of a run is its beginning: it goes on so many times as long. Of the stream's
-#: time, one eighth is then lost by misses before it begins.
+#: How many times as long as it was watched a run is taken to go on. An eighth of the stream's time
+#: is then lost by misses before it begins.
 GOES_ON = 8.0
-#: All random misses must cost so many times as much as the stream, at least.
+#: Least ratio of the cost of all random misses to that of the stream.
 LEAST_GAIN = 1.25
 #: Less than this part of a file missing is nothing to stream for.
 LITTLE_SHARE = 64
-#: The storage's latency: the least of so many single reads. The kernel reads this around a miss, or
-#: what read_ahead_kb says, and after 100 misses of one mapping the page alone (mm/filemap.c).
+#: Latency is the least of MISS_READS single reads of MISS_BYTES: what the kernel reads around a
+#: miss, or what read_ahead_kb says, and after 100 misses of one mapping the page alone
+#: (mm/filemap.c).
 MISS_READS = 3
 MISS_BYTES = 128 << 10
 #: Its bandwidth, where no window has been read yet: by the first bytes of the stream.
 PROBE_BYTES = 16 << 20
-#: Before so many touches nobody is doubted: an LMDB is entered by its tree, which jumps.
+#: Touches before which no reader is taken for random: an LMDB is entered by its tree, which jumps.
 DOUBT_TOUCHES = 4
 #: Part of what was passed over that must have been read, for a touch to be in order.
 PASSED_SHARE = 8

@@ -20,8 +20,8 @@ from math import comb, log2
 from operator import mul
 
 MIB = 1 << 20
-#: Touches that are remembered. Random needs so many jumps among them (a record of 192 KiB is one
-#: jump and up to three touches in order); it ends with so few in the later half.
+#: Window of touches that is judged. JUMPS_RANDOM jumps among them make a reader random (a record of
+#: 192 KiB is one jump and up to three touches in order), JUMPS_ORDERLY in the later half end it.
 TOUCHES = 64
 JUMPS_RANDOM = 16
 JUMPS_ORDERLY = 3
@@ -35,27 +35,28 @@ NEAR_SHARE = 256
 #: Both longest runs at least this: chance gives 4 or more of 32 touches that were seen six at a
 #: time, 10 or more of 64 seen singly (1 % quantiles); one walk gives 1, and 1 for each new epoch.
 RUNS_RANDOM = 4
-#: Where the order of jumps tells, there are so many of them, seen at so many times, no more than so
-#: many together; and one in so many may go the other way (an LMDB's leaf page).
+#: When the order of the jumps may be judged: at least TRUST_TOUCHES of them, seen at TRUST_TIMES
+#: different times, no more than TOGETHER at one; one in UNLESS may go the other way (an LMDB's leaf
+#: page).
 TRUST_TOUCHES = 5
 TRUST_TIMES = 3
 TOGETHER = 2
 UNLESS = 6
 UNLESS_RANDOM = 12
-#: A first touch that is so long was a walk that is seen late (streams.ACTIVE_BYTES).
+#: A first touch of at least this length is a walk that was seen late (streams.ACTIVE_BYTES).
 LONG_BYTES = 256 << 10
-#: Of touches that were seen together so many are remembered, spread evenly over them.
+#: Most touches kept of one scan, spread evenly over it.
 TOGETHER_MAX = 16
-#: Two such looks tell by themselves, with so many jumps each: of a random reader's pairs of touches
+#: Two scans of at least MIXED_LEAST jumps each decide alone: of a random reader's pairs of touches
 #: between this part and the rest of 1 goes back (2 x 8 of them: in nine cases of ten), of a walk's
 #: none or all.
 MIXED_LEAST = 8
 MIXED_SHARE = 0.25
-#: It walks when so many bits say that it is no chance that what was seen at one time lies beyond
-#: what was seen before, but for this part of it (pages of a tree, pages that were seen late).
+#: Evidence, in bits, for a walk: that what one scan saw lies beyond what the scans before saw would
+#: by chance have this probability. BACK_SHARE of it may lie before (tree pages, pages seen late).
 SURE_BITS = 30.0
 BACK_SHARE = 0.2
-#: Random is looked at every so many touches.
+#: A random reader is judged again every EVERY touches.
 EVERY = 8
 #: (ns, where in bytes, whether it is in order, number).
 Touch = tuple[int, int, bool, int]

@@ -26,9 +26,9 @@ PAGE_BYTES = 4096
 #: What the kernel maps around a fault (fault_around_bytes in mm/memory.c).
 AROUND_BYTES = 64 << 10
 #: Periods that a sequence must have been seen for. More where records are so small that neighbours
-#: are often mapped too: so many of AROUND_BYTES / mean record.
+#: are often mapped too: PERIODS_FOR_A_RECORD_OF_AROUND_BYTES x AROUND_BYTES / mean record.
 PERIODS_MIN = 6
-#: And so many records, read or not: one bit each, so that no random reader comes by it.
+#: Least number of records, read or not, as evidence: one bit each, too many for a random reader.
 EVIDENCE_RECORDS_MIN = 24
 PERIODS_FOR_A_RECORD_OF_AROUND_BYTES = 8
 #: Smaller records than this, on average, lie too many in what one fault maps.
@@ -44,7 +44,7 @@ OTHERS_SHARE = 0.5
 #: Mapped records that no neighbour explains, for each record of the sequence (or each other one,
 #: where those are fewer).
 UNEXPLAINED_SHARE = 0.1
-#: Of a record's pages so many may be missing: one that was a checkpoint is taken out again.
+#: One in this many of a record's pages may be missing: a checkpoint that was armed again.
 MISSING_PART = 16
 #: What lies between two runs: less, and prefetching would read it with them
 #: (predict/order/cursor.OrderCursor).

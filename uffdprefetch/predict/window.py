@@ -16,8 +16,8 @@ from uffdprefetch.predict.streams import Stream
 MIB = 1 << 20
 #: Never less ahead than this (auto): two extents under way and one to be read.
 LOOKAHEAD_MIN_BYTES = 16 * MIB
-#: A walk that is not sure yet may be a B-tree's branch pages: so many times what it has walked, as
-#: the kernel's readahead begins (and no less than one request of storage).
+#: Window of a walk that is not settled, which may be a B-tree's branch pages: a multiple of what it
+#: has walked, as the kernel's readahead begins, and at least one request of storage.
 UNSURE_TIMES_WALKED = 4
 UNSURE_MIN_BYTES = 1 * MIB
 #: A window grows by no less than this, or by an eighth of it.
@@ -26,7 +26,7 @@ STEP_MIN_BYTES = 1 * MIB
 LOOKAHEAD_MAX_BYTES = 256 * MIB
 #: auto stays this long ahead of the reader's own rate: longer than any batch, shorter than a phase.
 LOOKAHEAD_SECONDS = 0.4
-#: Pool: windows of all streams together, so much of it is not there for what stays over epochs.
+#: Pool: the part of it that all windows together take from what stays over the epochs.
 POOL_SHARE = 64
 #: Pool: a window of less is no better than reading on demand, 1 MiB at a time.
 POOL_WINDOW_LEAST_BYTES = 4 * MIB

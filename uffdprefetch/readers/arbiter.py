@@ -20,7 +20,7 @@ from uffdprefetch.state.region import Region
 from uffdprefetch.warm.placement import CheckpointPlacer
 from uffdprefetch.warm.scheduler import Scheduler
 
-#: A known order is looked at so often: what lies ahead lasts much longer.
+#: Interval at which an announced order is asked: what lies ahead lasts much longer.
 PLAN_NS = 10 * MS
 
 

@@ -43,10 +43,11 @@ if TYPE_CHECKING:
     from uffdprefetch.pool.node_pool import PoolFile
 
 MIB, MS = 1 << 20, 1_000_000
-#: Asked for at once; more when less than so much waits. What is under way is the scheduler's.
+#: Bytes asked for at once, and the backlog below which more is asked for. What is under way is the
+#: scheduler's.
 PIECE_BYTES = 32 * MIB
 WAITING_BYTES = 8 * MIB
-#: Extents of a file that is there already are only looked at, so many in a turn.
+#: Extents checked in a turn: of a file that is there already nothing is asked for.
 LOOKS_AT_ONCE = 256
 JUDGE_NS = 100 * MS
 MEMORY_NS = 1000 * MS

@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # it brings numpy, which a service without a plan spares
 
 #: Ranges that are kept until its order is there.
 SEEN_MAX = 4096
-#: The pool's faults tell more than page tables; unless there are none for so long.
+#: Silence of the pool's faults after which page tables tell instead.
 QUIET_NS = 100_000_000
 #: A node reads all of a file where its orders are as long as this part of it: what is read besides
 #: costs less than requests that are shorter than storage would answer at once.

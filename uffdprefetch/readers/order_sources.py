@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("uffdprefetch.serve")
 
 MS = 1_000_000
-#: Progress that is said is looked at so often.
+#: Interval at which a job's own progress is read.
 LOOK_NS = 10 * MS
 #: What could not be told is asked again after this, some times, and after twice as much each time.
 AGAIN_NS = 40 * MS

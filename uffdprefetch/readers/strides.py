@@ -33,24 +33,25 @@ if TYPE_CHECKING:  # they bring numpy, which a service where nobody skips spares
     from uffdprefetch.readers.stride_order import StridedReader
 
 MS = 1_000_000
-#: --policy auto: a walk must have skipped for so long. To ask for an index starts the helper
+#: --policy auto: how far a walk must have skipped. To ask for an index starts the helper
 #: (0.3 to 0.7 s of a core) and reads the B-tree, and sooner would help little: the six periods
 #: that a sequence takes are 18 MiB of 16 ranks' records of 192 KiB.
 SURE_BYTES = PIECES * PIECE_BYTES
-#: The last so many of what all ranks of the node have passed tell what they leave out together, if
-#: there are so many.
+#: Least stretch that all ranks of the node have passed from which to tell what they leave out
+#: together.
 PASSED_BYTES = 4 << 20
 #: No windows meanwhile: until the index is there (it is read from the same slow storage), and then
 #: until there is a sequence. What is read is read on demand until then.
 HOLD_INDEX_NS = 3000 * MS
 HOLD_NS = 1000 * MS
-#: So long nobody else judges the reader: bulk warming would come too late for one that is random.
+#: How long a reader is left to this predictor: later, bulk warm would come too late for a random
+#: one.
 CLAIM_NS = 1500 * MS
 #: How often a sequence is looked for: at first, at last, and one part in this many of a core.
 SEEK_NS = 20 * MS
 SEEK_SLOWEST_NS = 2000 * MS
 COST = 25
-#: How often one that is followed is compared with what is read, and so far back.
+#: Interval at which a followed sequence is compared with what is read, and how far back.
 FOLLOW_NS = 20 * MS
 FOLLOW_BYTES = 256 << 20
 #: After one that was wrong; and between looks at what the ranks of a node leave out together.
@@ -60,7 +61,7 @@ ATTEMPTS = 3
 #: How far back a rank's page tables are read: seven periods of the longest skip that a Stream
 #: follows (REACH_BYTES), four times.
 SPAN_BYTES = 1 << 30
-#: And so many runs of pages.
+#: And runs of pages.
 RUNS_MAX = 16 * RUNS_AT_ONCE
 #: An order of more records takes too long to make in the service's thread (0.2 s).
 ITEMS_MAX = 1 << 20

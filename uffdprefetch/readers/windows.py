@@ -28,8 +28,8 @@ from uffdprefetch.warm.scheduler import Scheduler
 if TYPE_CHECKING:
     from uffdprefetch.readers.strides import Strides
 
-#: While an order is to become known, for so long at most, only walks that leave out less than this
-#: get windows: of records in a shuffled order some follow each other by chance.
+#: While an order is pending, at most AWAIT_NS long, only walks of at least AWAIT_DENSITY get
+#: windows: of records in a shuffled order some follow each other by chance.
 AWAIT_NS = 2_000_000_000
 AWAIT_DENSITY = 0.5
 #: It always knows something; whoever knows an order knows more.

@@ -20,8 +20,8 @@ MS = 1_000_000
 #: Looking for streams in page tables: at first often, then rarely.
 LOOK_FIRST_NS = 2 * MS
 LOOK_SLOWEST_NS = 250 * MS
-#: Somebody who has read so lately may go on, and is not sure to be on a walk yet: a storage's reply
-#: takes that long at most, where prefetching pays.
+#: How recent a touch keeps scans frequent while no walk is settled: a storage's reply takes that
+#: long at most, where prefetching pays.
 UNSURE_NS = 100 * MS
 #: A look over a large mapping is spread over several turns: 10 GiB that are mapped take 13 ms.
 LOOK_AT_ONCE_BYTES = 2 << 30

@@ -49,7 +49,7 @@ MS = 1_000_000
 #: A job waits in mmap(2) for its checkpoints: what has not been read by then is not laid. The rest
 #: of the 50 ms that mmap(2) may take longer than without us is for the way there and back.
 CHECKPOINTS_NS = 20 * MS
-#: Tests: the job waits so many steps, of which so much of each is for reading the pages.
+#: Tests: how many steps the job waits, and what of each is for reading the pages.
 _PATIENCE, _PATIENCE_NS = "UFFDPREFETCH_TEST_PATIENCE", 2 * MS
 NEVER_NS = 1 << 62
 

@@ -43,11 +43,11 @@ BANDWIDTH_SHARE = 0.01
 READS_LEAST = 128
 READ_NS = 400 * MS
 SAMPLE_NS = 80 * MS
-#: The pool's samples begin so long after a file was opened, if another machine may write it: what
+#: Delay from a file's opening to the pool's first samples, if another machine may write it: what
 #: was read just now is not old, and each sample is a request.
 SAMPLE_AFTER_NS = 5000 * MS
-#: So many pages of a file are compared in every round. Of what is more, those that lie over no
-#: mapping that we know are copied anew before they do, and compared in turn until then.
+#: Pages of a file that are compared in every round. Of what is more, those that lie over no mapping
+#: that we know are copied anew before they do, and compared in turn until then.
 PAGES_MAX = 8192
 LOOSE_AT_ONCE = 1024
 

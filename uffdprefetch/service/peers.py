@@ -33,7 +33,7 @@ log = logging.getLogger("uffdprefetch.serve")
 REGIONS_MAX = 1024
 #: Who has connected and not said hello by then is no agent and no launcher: they do it at once.
 HELLO_NS = 2000 * MS
-#: A launcher's end waits so long for processes that its job has left.
+#: How long a launcher's end waits for processes that its job has left.
 PART_NS = 100 * MS
 #: Addresses of a process end before this on every 64-bit Linux (five page-table levels).
 ADDRESS_END = 1 << 56

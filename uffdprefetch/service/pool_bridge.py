@@ -20,8 +20,8 @@ if TYPE_CHECKING:  # numpy, which a service without a pool spares
     from uffdprefetch.pool.node_pool import NodePool
     from uffdprefetch.service.coordinator import Coordinator
 
-#: Of the touches of a reader whose order is known one in so many goes to its streams, too: they
-#: show it, and go on when the order is dropped.
+#: One in this many touches of a reader whose order is known goes to its streams, too: they show it,
+#: and go on when the order is dropped.
 PLANNED_EVERY = 16
 
 

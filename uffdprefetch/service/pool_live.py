@@ -10,7 +10,7 @@ from typing import Any
 from uffdprefetch.native.pool import PoolCounts
 from uffdprefetch.pool.node_pool import NodePool, quantiles
 
-#: Rates and shares are of so many seconds: as the ranks' (sampling.py).
+#: Seconds that rates and shares are of: as the ranks' (sampling.py).
 TICKS = 10
 SENSOR = (
     "exact, from the pool's own books, a second old at most; hit: faults of all processes that "

@@ -24,7 +24,7 @@ from uffdprefetch.warm.scheduler import Scheduler
 
 #: One a second: three minutes of it are kept.
 HISTORY_TICKS = 180
-#: Misses and blocks of a rank are compared over so many ticks: a batch must not look like a phase.
+#: Ticks over which a rank's misses and blocks are compared: a batch must not look like a phase.
 RANK_TICKS = 10
 RANKS_MAX = 256
 #: Separate stretches that are remembered of one rank in one file: a walk has one.
@@ -36,9 +36,9 @@ BLOCKS_PIECE = 1 << 20
 PASS_EVERY_NS = 2000 * MS
 PIECE_EVERY_NS = 20 * MS
 COST = 50
-#: At a watcher's first question, so long at once: small files are counted in the first answer.
+#: Time for counting at a watcher's first question: small files are in the first answer.
 FIRST_PASS_NS = 5 * MS
-#: No question for so long: nobody watches.
+#: Without a question for this long nobody watches.
 WATCHED_NS = 10_000 * MS
 
 

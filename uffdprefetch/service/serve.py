@@ -55,7 +55,7 @@ LAST_CLIENT_SECONDS = 0.5
 #: What takes longer at the end than this is left to the kernel.
 CLOSE_SECONDS = 5
 HOUSEKEEPING_NS = 1000 * MS
-#: The time line is added to so often.
+#: Interval at which the time line is added to.
 NOTE_NS = 10 * MS
 #: A file given back: how long the agents have before a waiting writer is let in.
 DETACH_NS = 1000 * MS

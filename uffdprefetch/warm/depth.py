@@ -14,7 +14,7 @@ MIN_BYTES = 4 * MIB
 MAX_BYTES = 64 * MIB
 #: Never more under way than storage brings in this time.
 MAX_SECONDS = 0.05
-#: Nor less: so long may the service take until it sends the next, on a node whose cores are busy.
+#: Nor less: what the service may take until it sends the next, on a node whose cores are busy.
 MIN_SECONDS = 0.016
 STEP = 1.5
 #: A step is kept when the bandwidth grew by this; less is noise.

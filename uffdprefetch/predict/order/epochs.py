@@ -26,10 +26,10 @@ if TYPE_CHECKING:  # they bring numpy, which a service without a plan spares
     from uffdprefetch.predict.order.cursor import Order, OrderCursor
     from uffdprefetch.predict.order.extents import OrderExtents
 
-#: Items near the beginning of the next order that the present one does not expect now: when so many
-#: are touched that epoch has begun. (A single one is by chance, or of a worker that is late.)
+#: Touched items near the beginning of the next order, which the present one does not expect now,
+#: that begin the next epoch. (A single one is by chance, or of a worker that is late.)
 BEGUN_ITEMS = 4
-#: So many touches that neither order explains are given to the next one all the same.
+#: Most touches, explained by neither order, that are kept and given to the next one.
 EARLY_MAX = 32
 #: Epochs of nothing that are passed over.
 EMPTY_MAX = 1000

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 GRAIN_BYTES = 1 << 20
 #: But into no more pieces than this in all (the grain grows).
 PIECES_MAX = 1 << 22
-#: next_use() looks at so many (block, unit) pairs at a time: 32 MiB an array.
+#: (block, unit) pairs that next_use() takes at a time: 32 MiB an array.
 _PAIRS = 1 << 22
 #: It remembers its answers for files of no more blocks than this: 4 bytes each, when asked for.
 _BLOCKS_MAX = 1 << 28

@@ -35,27 +35,29 @@ NEAR_BYTES = 16 * MIB
 #: right, but the position waits. Of touches that have nothing to do with the plan it takes in a
 #: quarter, which is far from half.
 HORIZON_PART = 8
-#: Before anything is known of the readers, so much later may a touch come.
+#: How late a touch may come, in bytes of the order, before the readers' own lateness is known.
 DOUBT_BYTES = 32 * MIB
 #: With each touch in order the memory of late ones fades: half of it after 34.
 FADE = 0.98
-#: Judged by the first unit at each multiple of this of the plan, which stands for so much: where
-#: offset_at() tells a sensor to look.
+#: Grid, in bytes of the order, of the units by which untouched bytes are judged, each for its whole
+#: cell: where offset_at() tells a sensor to look.
 WATCHED_BYTES = 4 * MIB
 #: What is mapped is less sure than a touch, since a fault maps its neighbours too: the position
-#: follows as far as this part of the units are, and so many beyond what was handed out.
+#: follows as far as MAPPED_PART of the units are mapped, and at most MAPPED_BEYOND units beyond
+#: what was handed out.
 MAPPED_PART = 0.75
 MAPPED_BEYOND = 4
 #: The most that one fault maps: between records, more than that has been read on its own.
 HUGE_BYTES = 2 * MIB
-#: So many times what its rate and the time since it showed make, and no more than that.
+#: How far ahead a reader of which few touches show may be: FAR_TIMES x rate x elapsed, elapsed
+#: capped at FAR_SECONDS, the whole at FAR_BYTES.
 FAR_TIMES, FAR_SECONDS, FAR_BYTES = 2.0, 0.25, 64 * MIB
-#: Of the last touches (predict/order/validator.JUDGED) so many one after the other in the order are
-#: a reader's way (chance gives 2 sqrt(32), as in predict/randomness.py), and it is where the last
-#: of them were. Of several readers as many next to another: those that were touched lately tell
-#: where they are.
+#: A longest increasing subsequence of WAY among the last JUDGED touches
+#: (predict/order/validator.py) is a reader's way (by chance 2 sqrt(32), as in
+#: predict/randomness.py), and it is where the last RECENT of them were. Of several readers WAY
+#: touches within BESIDE_UNITS of another: the latest tell where they are.
 WAY, RECENT, BESIDE_UNITS = 16, 4, 16
-#: A page that two records share is of the one ahead only where that is so many times as near.
+#: A page that two records share is the one ahead's only where that is SHARED_TIMES as near.
 SHARED_TIMES = 4
 #: Records that are being read are told from those read again by where in them the touches are.
 READING = 64

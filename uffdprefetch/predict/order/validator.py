@@ -18,20 +18,20 @@ from uffdprefetch.predict.order.progress import WAY, longest_way
 MIB = 1 << 20
 #: Records judged at a time; fewer than half of them expected: wrong.
 JUDGED = 32
-#: So many units after one that was judged lately is where a worker in its own batch would go on.
+#: A touch within this many units after a recently judged one is a worker going on in its batch.
 LOCAL_UNITS = 16
-#: So many right ones in a row and none of them near the position: that is in the wrong place.
+#: Right touches in a row, none of them near the position, that show the position to be wrong.
 ELSEWHERE = 32
 #: Of what is in no item, where hardly an item was ever touched: fewer than MATCHED.
 OUTSIDE_BYTES = 16 * MIB
 MATCHED = 8
-#: Of what looks into page tables find, so much that is not due soon, and this part of it: wrong.
+#: Share of what page-table scans find that is not due soon, from which on the order is wrong.
 #: (Of a right order's, what a fault maps beside its record; of another order of the same records
 #: three quarters.)
 STRAY_PART = 0.4
 #: In which touches of what is in no item are counted: the kernel's fault-around.
 BLOCK_BYTES = 64 << 10
-#: So many bytes may be handed out and passed by untouched, or this part of the order.
+#: Bytes that may be handed out and passed by untouched: this many, or this part of the order.
 UNTOUCHED_BYTES = 64 * MIB
 UNTOUCHED_PART = 0.05
 
