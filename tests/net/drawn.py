@@ -103,14 +103,17 @@ def jumps(seed: int) -> Iterator[Decision]:
     detector, at, now = RandomnessDetector(size), 0, 10**9
     others = [rng.randrange(size) for _ in range(5)]
     for _ in range(8):
-        kind = rng.choice(("order", "random", "near", "runs", "threads", "back", "mixed"))
+        kind = rng.choice(("order", "random", "near", "runs", "threads", "back", "mixed", "scan"))
+        backs = rng.choice((0.0, 0.1, 0.2, 0.3, 0.45))
         for turn in range(rng.choice((20, 60, 150))):
-            now += rng.choice((MS, 0, 5 * MS))
+            now += rng.choice((MS, 0, 5 * MS)) if kind != "scan" else MS * (turn % 24 == 0)
             passed = False
             if kind == "order":
                 at, passed = at + rng.choice((64 * KIB, MIB)), rng.random() < 0.9
             elif kind == "random":
                 at = rng.randrange(size)
+            elif kind == "scan":
+                at += rng.randrange(size // 40) * (-1 if rng.random() < backs else 1)
             elif kind == "near":
                 at += rng.randrange(-24 * MIB, 24 * MIB)
             elif kind == "runs":
@@ -124,7 +127,7 @@ def jumps(seed: int) -> Iterator[Decision]:
             else:
                 at = rng.randrange(size) if rng.random() < 0.3 else at + 64 * KIB
             at %= size
-            detector.saw(at, at + rng.choice((PAGE, 64 * KIB, 700 * KIB)), now, passed)
+            detector.saw(at, at + rng.choice((PAGE, 64 * KIB, 200 * KIB, 400 * KIB)), now, passed)
             yield (
                 detector.random, detector.orderly, detector.trusted,
                 detector.jumped() if detector.random else 0,
@@ -208,6 +211,7 @@ def quiet(seed: int) -> Iterator[Decision]:
     walk = OrderCursor(fixed_records(rows, size), count * size, quiet=seed % 2 == 0)
     shows, skips = rng.choice((0.05, 0.3, 1.0)), rng.choice((0.0, 0.03, 0.06, 0.12))
     stray, item, now = rng.choice((0.0, 0.25, 0.5, 0.7)), 0, 10**9
+    allowed = rng.choice((MIB, 4 * MIB, GIB))
     beside = rng.choice((1, 3, 9, 20))  # readers, each with its own part of a batch
     for turn in range(1500):
         now += rng.choice((MS // 5, MS))
@@ -219,7 +223,7 @@ def quiet(seed: int) -> Iterator[Decision]:
         at = item + 7 * (turn % beside)
         if at >= count:
             break
-        due = walk.due(lookahead_bytes(walk, window.Storage(300e6, 1e-3), GIB))
+        due = walk.due(lookahead_bytes(walk, window.Storage(300e6, 1e-3), allowed))
         if rng.random() < skips:
             continue
         start = int(rows[at]) * size
@@ -297,13 +301,16 @@ def epochs(seed: int) -> Iterator[Decision]:
     count, size = 500, 100 * KIB
     rows = [shuffled(count, seed + n) for n in range(3)]
     none: Order = fixed_records(np.zeros(0, np.int64), size)
-    orders: list[Order | None] = [fixed_records(r[r % 5 > 0], size) for r in rows]
+    orders: list[Order | None] = [
+        fixed_records(r[r % 3 == n] if seed % 2 else r[r % 5 > 0], size) for n, r in enumerate(rows)
+    ]
     if seed % 4 == 1:
         orders[1:1] = [none] * 1500
     one, now = Epochs(_Source(orders, seed % 4 != 1), count * size), 10**9
-    for row in rows:
+    for n, row in enumerate(rows):
         one.look(now)
-        for item in row[: rng.choice((count, count // 2))].tolist():
+        mine = row[row % 3 == n] if seed % 2 else row
+        for item in mine[: rng.choice((count, count // 4))].tolist():
             now += rng.choice((MS, 9 * MS))
             at = item * size + (rng.randrange(count * size) if rng.random() < 0.03 else 0)
             at %= count * size
@@ -315,6 +322,8 @@ def epochs(seed: int) -> Iterator[Decision]:
             yield one.number, one.position_bytes, moved, one.through
         for _ in range(rng.choice((0, 25, 40, 70))):
             at = rng.randrange(count // 5) * 5 * size  # in neither order
+            if seed % 2:  # in the next one, which may not be there yet
+                at = int(rng.choice(rows[(n + 1) % 3][rows[(n + 1) % 3] % 3 == (n + 1) % 3])) * size
             yield one.saw(at, at + PAGE, now), one.number
         many = [(n * size, n * size + PAGE) for n in range(0, count, 5)] * 60
         many += [(int(n) * size, int(n) * size + PAGE) for n in row[:40]]
@@ -400,12 +409,23 @@ def replayed(seed: int) -> Iterator[Decision]:
     yield made.misses, made.read_bytes, made.requests
 
 
+def long_periods(seed: int) -> Iterator[Decision]:
+    """Ranks of so many that a sequence takes thousands of records to show."""
+    index = index_of([70 * KIB] * 15_000)
+    for period in (500, 1000, 1040, 1500, 1900):
+        members = np.arange(seed, 15_000, period)
+        runs = mapped_by(index, members.tolist())
+        seen = stride.look(index, runs, 0, sum(runs[-1]), 1)
+        found = None if seen is None else stride.infer(seen, 1)
+        yield None if found is None else [found.first, found.run, found.period]
+
+
 SCENARIOS: dict[str, tuple[Callable[[int], Iterator[Decision]], int]] = {
     "walks": (walks, 16), "places": (places, 2), "jumps": (jumps, 12),
     "streams_of_files": (streams_of_files, 2), "cursors": (cursors, 24), "foreign": (foreign, 4),
     "quiet": (quiet, 24), "sparse": (sparse, 6),
     "epochs": (epochs, 8), "long_items": (long_items, 2), "strides": (strides, 12),
-    "replayed": (replayed, 12),
+    "replayed": (replayed, 12), "long_periods": (long_periods, 2),
 }  # fmt: skip
 
 
@@ -414,7 +434,7 @@ BY_MODULE = {
     "bulk": ["streams_of_files", "replayed"], "checkpoints": ["places", "walks"], "order": [
         "quiet", "sparse", "cursors", "foreign", "epochs", "long_items",
     ], "randomness": ["jumps", "replayed"], "rate": ["walks", "cursors"], "streams": ["walks"],
-    "stride": ["strides"], "window": ["walks", "places", "cursors"],
+    "stride": ["strides", "long_periods"], "window": ["walks", "places", "cursors"],
 }  # fmt: skip
 
 

@@ -72,4 +72,4 @@ def test_drawn_readers_are_followed_as_they_were(seed: int) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert len(lines) == 12 and all(line.endswith("as they were") for line in lines), done.stdout
+    assert len(lines) == 13 and all(line.endswith("as they were") for line in lines), done.stdout
