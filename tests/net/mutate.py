@@ -70,7 +70,7 @@ def mutated(module_name: str, constant: str, factor: float) -> Iterator[None]:
 def caught(module_name: str, constant: str, names: list[str]) -> str | None:
     """The first scenario or tape that tells a mutant from the original; None: none does."""
     for factor in (2, 0.5):
-        for name in drawn.BY_MODULE[module_name.split(".")[1]]:
+        for name in drawn.BY_MODULE.get(module_name.split(".")[1], []):
             with mutated(module_name, constant, factor):
                 try:
                     if drawn.differs(name) is not None:

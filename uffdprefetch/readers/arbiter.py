@@ -28,11 +28,11 @@ class Arbiter:
     """The predictors of one service. Its thread calls everything here."""
 
     def __init__(
-        self, scheduler: Scheduler, ledger: Ledger, layout: CheckpointPlacer, bulk: Bulk,
-        windows: Windows, clock: Clock, clients: Callable[[], list[Client]],
+        self, policy: str, scheduler: Scheduler, ledger: Ledger, layout: CheckpointPlacer,
+        bulk: Bulk, windows: Windows, clock: Clock, clients: Callable[[], list[Client]],
     ) -> None:  # fmt: skip
         self._scheduler, self._ledger, self._layout, self._bulk = scheduler, ledger, layout, bulk
-        self._clock, self._clients = clock, clients
+        self._policy, self._clock, self._clients = policy, clock, clients
         self.windows = windows
         self.orders: KnownOrders | None = None
         #: The first of those that are equally sure is taken.
@@ -48,12 +48,21 @@ class Arbiter:
     # -------------------------------------------------------------- what is told
 
     def observe(self, client: Client, region: Region, seen: Observation) -> None:
-        """A process has touched something."""
+        """A process has touched something, outside of the pool."""
         self.due(client, region)
+        if region.order.announced:
+            self.gone_on(client, region, seen)
+        else:
+            self.windows.observe(client, region, seen)
+        if self.orders is not None and self.orders.possible:
+            self.orders.observe(client, region, seen)
+        self.tell_others(client, region, seen)
+
+    def tell_others(self, client: Client, region: Region, seen: Observation) -> None:
+        """A touch is told to the predictors that are neither windows nor known orders; of these the
+        pool's faults are told by service/pool_bridge.py, in an order of their own."""
         for predictor in self.predictors:
-            if predictor is self.windows and region.order.announced:
-                self.gone_on(client, region, seen)
-            elif predictor is not self.orders or self.orders.possible:
+            if predictor is not self.windows and predictor is not self.orders:
                 predictor.observe(client, region, seen)
 
     def gone_on(self, client: Client, region: Region, seen: Observation) -> None:
@@ -87,6 +96,8 @@ class Arbiter:
         """The mapping is gone from our management."""
         self._due.pop(id(region), None)
         self._in_charge.pop(id(region), None)
+        for predictor in self.predictors:
+            predictor.left(region)
 
     # -------------------------------------------------------------- what is wanted
 
@@ -116,18 +127,26 @@ class Arbiter:
                 region.order.planned_ns = now
             chosen = self._surest(client, region, now)
             before = self._in_charge.get(id(region), chosen)
-            if before is not chosen:
+            if before is not None and before is not chosen:
                 before.dismissed(client, region)
-            self._in_charge[id(region)] = chosen
-            for consumer, wanted in chosen.demand(client, region, now):
-                self._scheduler.want(consumer, wanted)
+            if chosen is not None:
+                self._in_charge[id(region)] = chosen
+                for consumer, wanted in chosen.demand(client, region, now):
+                    self._scheduler.want(consumer, wanted)
             self._layout.refresh(client, region)
 
-    def _surest(self, client: Client, region: Region, now: int) -> Predictor:
-        asked = self.predictors
-        if self.orders is not None and not self.orders.possible:
-            asked = [one for one in asked if one is not self.orders]
-        return max(asked, key=lambda one: one.confidence(client, region, now))
+    def _surest(self, client: Client, region: Region, now: int) -> Predictor | None:
+        """Of those that the run's policy allows; None: of none of them."""
+        best, most = None, 0.0
+        for predictor in self.predictors:
+            if self._policy not in predictor.policies:
+                continue
+            if predictor is self.orders and not self.orders.possible:
+                continue
+            sure = predictor.confidence(client, region, now)
+            if sure > most:
+                best, most = predictor, sure
+        return best
 
     def _note_order(self, client: Client, region: Region, now: int) -> None:
         """Whose order the reader follows now, and whether one may become known."""

@@ -151,6 +151,7 @@ class KnownOrders:
     """All readers of a service whose order is known. See readers/predictor.Predictor."""
 
     name = "known order"
+    policies = frozenset({"auto", "fixed", "stride", "plan"})
 
     def __init__(self, scheduler: Scheduler, ledger: Ledger, clock: Clock = CLOCK) -> None:
         self._scheduler, self._ledger = scheduler, ledger
@@ -257,6 +258,9 @@ class KnownOrders:
 
     def dismissed(self, client: Client, region: Region) -> None:
         """See Predictor: an order that has ended, or was wrong, has nothing queued."""
+
+    def left(self, region: Region) -> None:
+        """See Predictor: orders are of readers, not of mappings."""
 
     def _all_is_read(self, file: FileState) -> bool:
         """Whether this node's readers, all together, read nearly all of a file, for which there is

@@ -33,9 +33,11 @@ class Observation:
 
 
 class Predictor(Protocol):
-    """Tells what a mapping's reader will need."""
+    """Tells what a mapping's reader will need. ``name``: for people; ``policies``: under which of
+    --policy it is asked."""
 
     name: str
+    policies: frozenset[str]
 
     def observe(self, client: Client, region: Region, seen: Observation) -> None:
         """Something was touched. Cheap: it is called for every touch of every reader."""
@@ -46,8 +48,14 @@ class Predictor(Protocol):
     def demand(
         self, client: Client, region: Region, now_ns: int
     ) -> Iterable[tuple[Consumer, PrefetchRange]]:
-        """What is to be read that was not asked for before, and for whom. Only the predictor in
-        charge is asked."""
+        """What is to be read that was not asked for before, and for whom: ranges within
+        ``region.span``, ``pooled`` where the mapping is the pool's. Only the predictor in charge is
+        asked. The scheduler leaves out what is in memory already, and what was read within the last
+        second (FileState.recent)."""
 
     def dismissed(self, client: Client, region: Region) -> None:
-        """Another predictor is in charge from now on: what waits to be read is taken back."""
+        """Another predictor is in charge from now on: what waits to be read for this one's reader
+        is to be taken back (Scheduler.forget), and asked for again should it be in charge again."""
+
+    def left(self, region: Region) -> None:
+        """The mapping is gone: what is kept of it, by ``id(region)``, goes."""

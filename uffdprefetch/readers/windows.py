@@ -40,6 +40,7 @@ class Windows:
     """See readers/predictor.Predictor."""
 
     name = "windows"
+    policies = frozenset({"auto", "fixed", "stride"})
 
     def __init__(
         self, config: Config, scheduler: Scheduler, ledger: Ledger, tap: EventPublisher,
@@ -109,7 +110,7 @@ class Windows:
                 self._tap.put(WINDOW, now_ns, stream.reader, region.file, start, end - start, 0)
 
     def _next(self, region: Region, stream: Stream, now: int) -> tuple[int, int] | None:
-        if self._config.policy in ("none", "plan") or region.table.random:
+        if region.table.random:
             return None
         if not self._bulk.trusts(region):
             return None
@@ -129,3 +130,8 @@ class Windows:
         """See Predictor."""
         for stream in region.table.streams:
             self._scheduler.forget(stream)
+            # what was asked for and not read is asked for again, should windows be back
+            stream.frontier_bytes = stream.window_end_bytes = stream.position_bytes
+
+    def left(self, region: Region) -> None:
+        """See Predictor: walks are the region's own."""

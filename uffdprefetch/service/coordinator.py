@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `cache` engine: touches in, windows and checkpoints out (docs/architecture.md).
+"""Regions, files and processes of the job on this node: what comes in, and what is told to whom
+(docs/architecture.md).
 
-The order of one turn of the service: take events -> streams (progress/) -> windows (plan/) ->
-extents (warm/) -> checkpoints armed again behind. Nothing here blocks.
+A turn of the service: events and scans -> the arbiter (readers/arbiter.py) -> ranges -> the
+scheduler (warm/scheduler.py) -> checkpoints armed again behind. Nothing here blocks.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ class Coordinator:
         self.bulk = Bulk(config, scheduler, ledger, self.layout, clock, self.limits)
         windows = Windows(config, scheduler, ledger, self.tap, self.layout, self.bulk, clock)
         self.arbiter = Arbiter(
-            scheduler, ledger, self.layout, self.bulk, windows, clock,
+            config.policy, scheduler, ledger, self.layout, self.bulk, windows, clock,
             lambda: list(self.clients.values()),
         )  # fmt: skip
         self._looks = PagetableScanner(

@@ -76,6 +76,8 @@ def _take_fault(
         return
     client.watched.pool_misses += event.kind == uffd_pool.MISS
     start, end = event.offset, event.offset + event.length
+    seen = Observation(start, end, event.time_ns)
+    engine.arbiter.tell_others(client, region, seen)
     cell = start // DISTANCE_MIN_BYTES
     region.checkpoints.fired.setdefault(cell, event.time_ns)
     region.checkpoints.armed.setdefault(cell, start // uffd.PAGE_BYTES)
@@ -85,13 +87,12 @@ def _take_fault(
     )
     region.pool.planned_touches += planned
     if planned and region.pool.planned_touches % PLANNED_EVERY:
-        engine.arbiter.gone_on(client, region, Observation(start, end, event.time_ns))
+        engine.arbiter.gone_on(client, region, seen)
         engine.tap.put(
             TOUCH, event.time_ns, client.pid, file, start, end - start, 0, how, event.tid
         )  # fmt: skip
         return
     engine.arbiter.due(client, region)
-    seen = Observation(start, end, event.time_ns)
     stream, forward = engine.arbiter.windows.touch(client, region, seen)
     start, end = pool.walked(stream, start, end, forward)
     note_walker(region, event.tid, stream)

@@ -40,9 +40,11 @@ class Oracle:
     """A predictor that is as sure as it is told to be, and wants the next MiB each time."""
 
     name = "oracle"
+    policies = frozenset({"auto"})
 
     def __init__(self) -> None:
         self.sure, self.seen, self.gone = 0.0, list[Observation](), 0
+        self.lost: list[int] = []
         self.consumer, self.at = FileConsumer(0, 7), 0
 
     def observe(self, client: Any, region: Region, seen: Observation) -> None:
@@ -60,15 +62,18 @@ class Oracle:
     def dismissed(self, client: Any, region: Region) -> None:
         self.gone += 1
 
+    def left(self, region: Region) -> None:
+        self.lost.append(region.id)
+
 
 class Node:
     """A mapping that is read from its beginning on, and an oracle beside the windows."""
 
-    def __init__(self) -> None:
+    def __init__(self, **options: Any) -> None:
         self.now, self.notes, self.oracle = 10**9, Notes(), Oracle()
         notes: Any = self.notes
         clock = Clock(lambda: self.now)
-        self.engine = Coordinator(Config(), notes, Ledger(), clock=clock)
+        self.engine = Coordinator(Config(**options), notes, Ledger(), clock=clock)
         self.engine.arbiter.predictors.append(self.oracle)
         file: Any = SimpleNamespace(
             key=(1, 2, SIZE, 4), path="/data", size_bytes=SIZE, changed=None, pooled=None,
@@ -115,6 +120,28 @@ def test_the_surest_is_asked_alone_and_what_the_others_wanted_is_taken_back() ->
     assert walk.position_bytes == 16 * MIB, "its walk is followed on"
 
 
+def test_after_a_short_takeover_windows_ask_again_for_what_they_lost() -> None:
+    node = Node()
+    node.reads(12)
+    node.oracle.sure = 0.9
+    node.reads(1)
+    node.oracle.sure = 0.0
+    node.notes.wanted.clear()
+    node.reads(2)
+    starts = [wanted.start for _, wanted in node.notes.wanted]
+    assert min(starts) <= 15 * MIB, "nothing between the reader and its window is left out"
+
+
+def test_a_predictor_is_not_asked_under_another_policy() -> None:
+    node = Node(policy="fixed")
+    node.oracle.sure = 1.0
+    node.reads(8)
+    assert node.by() == {"Stream"} and len(node.oracle.seen) == 8
+    none = Node(policy="none")
+    none.reads(8)
+    assert none.notes.wanted == []
+
+
 def test_one_that_knows_nothing_any_more_is_told_so_and_windows_are_back() -> None:
     node = Node()
     node.oracle.sure = 0.9
@@ -134,3 +161,4 @@ def test_a_mapping_that_is_gone_is_nobodys() -> None:
     node.notes.wanted.clear()
     node.engine.plan()
     assert node.notes.wanted == [] and node.engine.arbiter.idle
+    assert node.oracle.lost == [1]

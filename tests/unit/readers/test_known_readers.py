@@ -49,6 +49,7 @@ class Orders:
 
     name = "known order"
     possible = True
+    policies = frozenset({"auto"})
 
     def __init__(self) -> None:
         self.known: Any = None
@@ -76,6 +77,9 @@ class Orders:
         return False
 
     def dismissed(self, client: Any, region: Region) -> None:
+        pass
+
+    def left(self, region: Region) -> None:
         pass
 
 
