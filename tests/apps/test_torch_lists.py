@@ -234,7 +234,7 @@ def test_samples_beyond_the_data_set_are_not_announced() -> None:
 
 def test_tokens_tell_data_sets_apart_and_are_the_same_for_an_equal_one_elsewhere() -> None:
     def token(dataset: Any) -> str:
-        return datasets.meet(dataset)[0].token
+        return datasets.discover_datasets(dataset)[0].token
 
     one, two = Records(root="/data/token-one"), Records(root="/data/token-one")
     assert token(one) == token(one)
@@ -246,7 +246,7 @@ def test_tokens_tell_data_sets_apart_and_are_the_same_for_an_equal_one_elsewhere
 
 def test_lists_that_come_with_the_first_samples_are_the_news() -> None:
     records = Records(labels=INTS)
-    before = datasets.met(records)
+    before = datasets.known_datasets(records)
     assert datasets.late_lists(records, array("q", [3]), before, torch) == []
     records.keys = BYTES
     ((token, said, _),) = datasets.late_lists(records, array("q", [3]), before, torch)

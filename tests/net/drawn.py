@@ -129,7 +129,7 @@ def jumps(seed: int) -> Iterator[Decision]:
             at %= size
             detector.saw(at, at + rng.choice((PAGE, 64 * KIB, 200 * KIB, 400 * KIB)), now, passed)
             yield (
-                detector.random, detector.orderly, detector.trusted,
+                detector.random, detector.is_sequential, detector.may_prefetch,
                 detector.jumped() if detector.random else 0,
             )  # fmt: skip
 

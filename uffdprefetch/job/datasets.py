@@ -32,7 +32,7 @@ _TOKEN_TEXT = 256
 CAP_PARTS = 256
 
 
-class Known:
+class DatasetInfo:
     """What was said of an inner dataset, as long as it lives."""
 
     #: Of names that several living datasets have: which numbers behind it are given.
@@ -66,18 +66,18 @@ class Leaf:
 _known = Table()
 
 
-def meet(dataset: object) -> list[Known]:
+def discover_datasets(dataset: object) -> list[DatasetInfo]:
     """What is known of the inner datasets of a loader, each with a token from now on. To be called
     before workers are forked. Calls nothing of the user's."""
-    met = []
+    found = []
     for place, leaf in enumerate(_leaves(dataset)):
         known = _known.get(leaf)
         if known is None:
-            known = Known(_name(leaf, place))
+            known = DatasetInfo(_name(leaf, place))
             _known.set(leaf, known)
         known.containers = lists.inventory(leaf)
-        met.append(known)
-    return met
+        found.append(known)
+    return found
 
 
 def _name(leaf: object, place: int) -> str:
@@ -160,13 +160,13 @@ class Description:
 
     def __init__(self, parts: list[dict[str, Any]], arrays: dict[str, Any]) -> None:
         self.parts, self.arrays = parts, arrays
-        self._news: dict[Known, list[tuple[str, int]]] = {}
+        self._news: dict[DatasetInfo, list[tuple[str, int]]] = {}
 
-    def has(self, known: Known, signatures: list[tuple[str, int]]) -> bool:
+    def has(self, known: DatasetInfo, signatures: list[tuple[str, int]]) -> bool:
         """Whether these lists of a dataset have been said, here or before."""
         return self._news.get(known, known.published) == signatures
 
-    def will_have(self, known: Known, signatures: list[tuple[str, int]]) -> None:
+    def will_have(self, known: DatasetInfo, signatures: list[tuple[str, int]]) -> None:
         """They are in here."""
         self._news[known] = signatures
 
@@ -181,7 +181,7 @@ def describe(dataset: Any, items: array[int], file: str | None, torch: Any) -> D
 
     Raises Unknown, or what a dataset's own __len__ raises.
     """
-    meet(dataset)
+    discover_datasets(dataset)
     said = Description([], {})
     room = lists.CAP_BYTES
     leaves = [leaf for leaf in spread(dataset, items, torch) if leaf.samples]
@@ -192,7 +192,7 @@ def describe(dataset: Any, items: array[int], file: str | None, torch: Any) -> D
         if min(leaf.samples) < 0 or max(leaf.samples) >= samples:
             raise Unknown(f"sample numbers beyond the {samples} of the dataset")
         name = f"p{number}"
-        known: Known = _known.get(leaf.dataset)
+        known: DatasetInfo = _known.get(leaf.dataset)
         part: dict[str, Any] = {
             "what": "samples", "array": name + ".samples", "samples": samples,
             "token": known.token, "file": file, "lists": [],
@@ -235,18 +235,18 @@ def _lists(
 # ---- lists that come late: a dataset that opens its file when it is first read -------------------
 
 
-def met(dataset: object) -> list[Known]:
-    """As meet(), but what was known of the inner datasets stays as it was."""
+def known_datasets(dataset: object) -> list[DatasetInfo]:
+    """As discover_datasets(), but what was known of the inner datasets stays as it was."""
     known = [_known.get(leaf) for leaf in _leaves(dataset)]
-    return known if all(known) else meet(dataset)
+    return known if all(known) else discover_datasets(dataset)
 
 
 def late_lists(
-    dataset: Any, items: array[int], before: list[Known], torch: Any
+    dataset: Any, items: array[int], before: list[DatasetInfo], torch: Any
 ) -> list[tuple[str, list[dict[str, Any]], dict[str, bytes]]]:
-    """Lists that inner datasets have got since ``before``, the answer of met(), when ``items`` were
-    read: (token, what is said of the lists, their arrays). Calls nothing of the user's, so a list
-    counts when it is long enough for these items."""
+    """Lists that inner datasets have got since ``before``, the answer of known_datasets(), when
+    ``items`` were read: (token, what is said of the lists, their arrays). Calls nothing of the
+    user's, so a list counts when it is long enough for these items."""
     found = []
     for known, leaf in zip(before, spread(dataset, items, torch)):  # noqa: B905
         now = lists.inventory(leaf.dataset)

@@ -82,7 +82,7 @@ class Epoch:
         self._order, self._announcement = order, announcement
         self.reader.current = self
 
-    def hand(self, index: Any) -> str | None:
+    def on_index(self, index: Any) -> str | None:
         """The sampler has given ``index``. Returns what is wrong with it, a line, the first time
         that it is not what was announced."""
         if self._announcement is None:
@@ -98,7 +98,7 @@ class Epoch:
         self._sizes.append(size)
         return None
 
-    def deliver(self) -> None:
+    def on_batch(self) -> None:
         """The job has got another batch."""
         if self._announcement is None:
             return

@@ -99,7 +99,7 @@ def _around_next(original: Any) -> Any:
             raise
         epoch = _epochs.get(self)
         if epoch is not None:
-            _guarded(epoch.deliver)
+            _guarded(epoch.on_batch)
         return batch
 
     return __next__
@@ -126,7 +126,7 @@ def _opening(iterator: Any, loader: Any, again: bool) -> None:
     reader = _reader(loader)
     epoch = Epoch(reader, loader.num_workers > 0)
     _epochs.set(iterator, epoch)
-    datasets.meet(loader.dataset)
+    datasets.discover_datasets(loader.dataset)
     # With workers it asks once more when they are there: that iterator counts.
     now = again or loader.num_workers == 0
     if reader.settings is not None and now and samplers.begins_at_once(loader._index_sampler):
@@ -187,7 +187,7 @@ def _order(reader: Reader, index_sampler: Any, dataset: Any) -> Any:
 
 
 def _hand(epoch: Epoch, index: Any) -> None:
-    wrong = epoch.hand(index)
+    wrong = epoch.on_index(index)
     if wrong is not None:
         _debug(wrong)
 

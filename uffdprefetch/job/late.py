@@ -39,12 +39,12 @@ class _Look:
     one looks, and of several epochs' workers the first epoch's says what it found."""
 
     def __init__(self) -> None:
-        self._known: list[datasets.Known] = []
+        self._known: list[datasets.DatasetInfo] = []
 
     def before(self, dataset: Any) -> None:
         worker = sys.modules["torch"].utils.data.get_worker_info()
         if worker is None or worker.id == 0:
-            self._known = datasets.met(dataset)
+            self._known = datasets.known_datasets(dataset)
 
     def after(self, dataset: Any, index: Any) -> None:
         if not self._known:

@@ -98,17 +98,17 @@ def _of_random(sampler: Any, torch: Any) -> array[int]:
     generator = vars(sampler)["generator"]
     if generator is None:
         drawn = torch.empty((), dtype=torch.int64).random_(
-            generator=twin(torch.default_generator, torch)
+            generator=clone_generator(torch.default_generator, torch)
         )
         generator = torch.Generator()
         generator.manual_seed(int(drawn.item()))
     else:
-        generator = twin(generator, torch)
+        generator = clone_generator(generator, torch)
     clone = _copy(sampler, data_source=range(n), generator=generator)
     return _collect(max(n, clone.num_samples), clone)
 
 
-def twin(generator: Any, torch: Any) -> Any:
+def clone_generator(generator: Any, torch: Any) -> Any:
     """A private generator in the state of ``generator``. Raises Unknown for one of a device."""
     if generator.device.type != "cpu":
         raise Unknown(f"its generator draws on {generator.device}")
@@ -119,11 +119,11 @@ def twin(generator: Any, torch: Any) -> Any:
 
 def _copy(sampler: Any, torch: Any = None, **changes: Any) -> Any:
     """A shallow copy, made without the type's own ideas of copying. With ``torch``: its generator,
-    or the default one in its place, is a twin."""
+    or the default one in its place, is a clone."""
     state = dict(vars(sampler), **changes)
     if torch is not None:
         generator = state["generator"]
-        state["generator"] = twin(generator or torch.default_generator, torch)
+        state["generator"] = clone_generator(generator or torch.default_generator, torch)
     clone = object.__new__(type(sampler))
     vars(clone).update(state)
     return clone
@@ -169,7 +169,7 @@ def dry_run(index_sampler: Any, shared: Iterable[object], torch: Any) -> array[i
     for holder in (index_sampler, getattr(index_sampler, "sampler", None)):
         for value in list(getattr(holder, "__dict__", {}).values()):
             if type(value) is torch.Generator:  # older ones cannot be copied
-                memo[id(value)] = twin(value, torch)
+                memo[id(value)] = clone_generator(value, torch)
             elif isinstance(value, torch.utils.data.Dataset):
                 memo[id(value)] = value
     memo[id(torch.default_generator)] = torch.default_generator  # kept below

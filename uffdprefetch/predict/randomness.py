@@ -178,13 +178,13 @@ class RandomnessDetector:
         return seen_singly and run <= max(1, batches // unless)
 
     @property
-    def orderly(self) -> bool:
+    def is_sequential(self) -> bool:
         """Whether it surely walks: it is trusted, by all touches that trust may go by. Next to no
         random reader ever is."""
-        return self.count > RECENT and self.trusted
+        return self.count > RECENT and self.may_prefetch
 
     @property
-    def trusted(self) -> bool:
+    def may_prefetch(self) -> bool:
         """Whether its last touches show a walk, so that what lies ahead of one may be read."""
         if self.random or not self._last:
             return False

@@ -228,17 +228,17 @@ class Bulk:
             )  # fmt: skip
         return book
 
-    def trusts(self, region: Region) -> bool:
+    def may_prefetch(self, region: Region) -> bool:
         """Whether the reader's walks are walks, so that what lies ahead of them may be read."""
         book = self._books.get(region.file.key)
         reader = book.readers.get(region.table.reader) if book else None
-        return reader is None or reader.jumps.count < DOUBT_TOUCHES or reader.jumps.trusted
+        return reader is None or reader.jumps.count < DOUBT_TOUCHES or reader.jumps.may_prefetch
 
-    def orderly(self, region: Region) -> bool:
+    def is_sequential(self, region: Region) -> bool:
         """Whether the reader is sure to be none that jumps about."""
         book = self._books.get(region.file.key)
         reader = book.readers.get(region.table.reader) if book else None
-        return reader is not None and reader.jumps.orderly
+        return reader is not None and reader.jumps.is_sequential
 
     def planned(self, region: Region, known: bool) -> None:
         """Whether the reader's order is known: then it is none of ours."""

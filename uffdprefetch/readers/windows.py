@@ -112,7 +112,7 @@ class Windows:
     def _next(self, region: Region, stream: Stream, now: int) -> tuple[int, int] | None:
         if region.table.random:
             return None
-        if not self._bulk.trusts(region):
+        if not self._bulk.may_prefetch(region):
             return None
         pending_ns = region.order.pending_since_ns
         awaited = pending_ns and now - pending_ns < AWAIT_NS

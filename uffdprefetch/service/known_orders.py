@@ -39,7 +39,7 @@ class Planning:
             strides = Strides(
                 Indices(self.resolver, engine.arbiter.orders_came), self.plans, engine.scheduler,
                 engine.ledger, engine.clients.values,
-                None if config.policy == "stride" else engine.bulk.orderly,
+                None if config.policy == "stride" else engine.bulk.is_sequential,
             )  # fmt: skip
             self.plans.sources.append(strides)
             engine.use_strides(strides)

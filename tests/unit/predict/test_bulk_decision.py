@@ -146,9 +146,9 @@ class Reader:
         self.now_ns += MS
         for at in sorted(places):
             self.jumps.saw(at, at + length, self.now_ns)
-            self.trusted.append(self.jumps.trusted)
+            self.trusted.append(self.jumps.may_prefetch)
             self.random.append(self.jumps.random)
-            self.orderly.append(self.jumps.orderly)
+            self.orderly.append(self.jumps.is_sequential)
 
     def read(self, places: list[int], length: int = BLOCK) -> None:
         for at in places:
@@ -284,7 +284,7 @@ def test_a_random_reader_that_begins_to_skip_is_seen_to() -> None:
     assert reader.jumps.random
     for i in range(0, 10 * 12, 12):
         reader.look(places[i : i + 12])
-    assert not reader.jumps.random and reader.jumps.orderly
+    assert not reader.jumps.random and reader.jumps.is_sequential
 
 
 @pytest.mark.parametrize("walk", [in_order, backward, skipping, eight_threads, through_a_tree])
@@ -313,7 +313,7 @@ def test_what_was_passed_over_and_read_is_no_jump() -> None:
         for thread in range(8):
             at = thread * 512 * MIB + step * 8 * MIB
             jumps.saw(at, at + 4 * KIB, (step * 8 + thread) * MS, passed_over=step > 0)
-    assert not jumps.random and jumps.trusted
+    assert not jumps.random and jumps.may_prefetch
 
 
 def test_a_random_reader_that_goes_in_order_is_known_again() -> None:
@@ -321,7 +321,7 @@ def test_a_random_reader_that_goes_in_order_is_known_again() -> None:
     reader.read(shuffled(GIB, TOUCHES))
     assert reader.jumps.random
     reader.read(in_order(GIB)[:TOUCHES])
-    assert not reader.jumps.random and reader.jumps.trusted
+    assert not reader.jumps.random and reader.jumps.may_prefetch
 
 
 def test_what_is_remembered_tells_how_many_jumps_since_when() -> None:

@@ -148,7 +148,7 @@ def test_only_the_automatic_policy_streams(
     region = bed.region(file)
     bed.crops(region, 600)
     assert bed.sent == [] and bed.bulk.describe(file.path) is None
-    assert bed.bulk.trusts(region), "paper 1's windows are the user's"
+    assert bed.bulk.may_prefetch(region), "paper 1's windows are the user's"
 
 
 def test_a_stream_ends_when_the_file_changes(
@@ -171,7 +171,7 @@ def test_a_stream_ends_when_the_reader_goes_in_order(
         bed.touch(region, at)
     monkeypatch.undo()
     monkeypatch.setattr(module, "missing_bytes", bed.missing)
-    assert bed.bulk.trusts(region)
+    assert bed.bulk.may_prefetch(region)
     ended(bed, file)
 
 
@@ -350,7 +350,7 @@ def test_a_long_look_at_a_page_table_is_no_walk(
         for at in sorted(source.randrange(SIZE // BLOCK) * BLOCK for _ in range(40)):
             assert bed.touch(region, at)
             region.scan.resume_at = at
-            assert not bed.bulk.trusts(region)
+            assert not bed.bulk.may_prefetch(region)
         region.scan.resume_at = 0
 
 

@@ -142,7 +142,7 @@ def test_readers_of_a_changed_file_or_under_another_policy_are_not_watched(
     bed.bulk.planned(region, False)
     bed.rest(20)
     assert bed.bulk.describe(file.path) is None and bed.sent == []
-    assert bed.bulk.trusts(region), "nothing is known against it"
+    assert bed.bulk.may_prefetch(region), "nothing is known against it"
 
 
 def test_a_file_that_has_changed_is_no_finding(
@@ -176,13 +176,13 @@ def test_a_reader_is_not_doubted_before_it_has_jumped_a_few_times(
     """An LMDB is entered by its root, a branch and a leaf."""
     bed = Bed(monkeypatch)
     region = bed.region(file)
-    assert bed.bulk.trusts(region), "before it has come at all"
+    assert bed.bulk.may_prefetch(region), "before it has come at all"
     for at in (0, 200 * MIB, 100 * MIB):
         bed.touch(region, at)
-        assert bed.bulk.trusts(region)
+        assert bed.bulk.may_prefetch(region)
     for at in (150 * MIB, 50 * MIB, 220 * MIB, 20 * MIB):
         bed.touch(region, at)
-    assert not bed.bulk.trusts(region)
+    assert not bed.bulk.may_prefetch(region)
 
 
 def test_orderly_is_who_has_walked_for_a_while(
@@ -190,14 +190,14 @@ def test_orderly_is_who_has_walked_for_a_while(
 ) -> None:
     bed = Bed(monkeypatch, **NO_ROOM)
     walker, jumper = bed.region(file, pid=7), bed.region(file, pid=8)
-    assert not bed.bulk.orderly(walker), "nothing is known of it"
+    assert not bed.bulk.is_sequential(walker), "nothing is known of it"
     walk(bed, walker, 5)
-    assert not bed.bulk.orderly(walker), "not for sure"
+    assert not bed.bulk.is_sequential(walker), "not for sure"
     walk(bed, walker)
     bed.crops(jumper, 100)
-    assert bed.bulk.orderly(walker) and not bed.bulk.orderly(jumper)
-    assert not bed.bulk.orderly(bed.region(file, pid=9))
-    assert not bed.bulk.orderly(bed.region(other, pid=7)), "of another file it is not known"
+    assert bed.bulk.is_sequential(walker) and not bed.bulk.is_sequential(jumper)
+    assert not bed.bulk.is_sequential(bed.region(file, pid=9))
+    assert not bed.bulk.is_sequential(bed.region(other, pid=7)), "of another file it is not known"
 
 
 def test_only_page_tables_of_random_readers_of_which_all_is_decided_are_looked_at_less_often(
@@ -240,11 +240,11 @@ def test_the_oldest_of_many_readers_is_forgotten(
     first, second, third = (bed.region(file, pid=pid) for pid in (7, 8, 9))
     bed.crops(first, 100)
     bed.crops(second, 100)
-    assert not bed.bulk.trusts(first) and not bed.bulk.trusts(second)
+    assert not bed.bulk.may_prefetch(first) and not bed.bulk.may_prefetch(second)
     bed.touch(third, 0)
-    assert bed.bulk.trusts(first) and not bed.bulk.trusts(second)
+    assert bed.bulk.may_prefetch(first) and not bed.bulk.may_prefetch(second)
     bed.crops(third, 100)
-    assert not bed.bulk.trusts(third)
+    assert not bed.bulk.may_prefetch(third)
 
 
 @pytest.mark.parametrize("idle", [True, False])

@@ -247,7 +247,9 @@ def test_only_where_the_order_was_a_wrong_one_what_was_touched_before_counts(
         node.engine.on_events(node.client, [event])  # type: ignore[list-item]
     node.orders.known, order.dropped = None, dropped
     node.plan(PLAN_NS)
-    assert node.engine.bulk.trusts(node.region) == (dropped is None), "what jumps about is not"
+    assert node.engine.bulk.may_prefetch(node.region) == (dropped is None), (
+        "what jumps about is not"
+    )
 
 
 def test_one_whose_order_was_inferred_from_its_walk_is_watched_on(node: Node) -> None:

@@ -74,10 +74,10 @@ class Node:
             self.clients.append(SimpleNamespace(rank=rank, pid=100 + rank, regions={1: region}))
         self.scheduler, self.ledger, self.shelf = Notes(), Ledger(), Shelf()
         self.plans = KnownOrders(self.scheduler, self.ledger)  # type: ignore[arg-type]
-        self.orderly = True
+        self.is_sequential = True
         self.strides = Strides(
             self.shelf, self.plans, self.scheduler, self.ledger, lambda: self.clients,  # type: ignore[arg-type]
-            None if policy == "stride" else lambda region: self.orderly,
+            None if policy == "stride" else lambda region: self.is_sequential,
         )  # fmt: skip
         self.plans.sources.append(self.strides)
 
@@ -332,7 +332,7 @@ def test_auto_asks_for_nothing_where_a_walk_only_begins_with_a_gap(make: Any) ->
 
 def test_auto_asks_for_nothing_where_it_is_no_walk_for_sure(make: Any) -> None:
     node = make(equal(), policy="auto")
-    node.orderly = False
+    node.is_sequential = False
     assert not asked(node, range(3, 800, 8))
 
 
