@@ -3,8 +3,9 @@
  * event.h - what the programs of this folder hand over: uffdprefetch/trace/file/events.py in C.
  *
  * Programs take tracepoint arguments only, never a kernel structure: they are compiled against
- * whatever headers the machine has. trace/bpf.py puts the files together, this one first, with
- * HAVE_* for each tracepoint that the kernel has, RING_PAGES, OPENS_PAGES, AROUND_PAGES and CPUS.
+ * whatever headers the machine has. trace/record/kernel_tracer.py puts the files together, this one
+ * first, with HAVE_* for each tracepoint that the kernel has, RING_PAGES, OPENS_PAGES, AROUND_PAGES
+ * and CPUS.
  */
 #define EV_FAULT 1
 #define EV_MAJOR 2

@@ -256,7 +256,7 @@ class NodePool:
         since the last one; where that is too far to have been mapped with it, only the page is
         known. What is mapped at once doubles as long as it goes on; then, and where the pages of an
         earlier epoch are still mapped, only the first page of each piece tells (csrc/pool_faults.c,
-        note_order, plan_ahead; warm/placement.py, _rearm_behind)."""
+        note_order, plan_ahead; warm/placement.py, _rearm_pool)."""
         at_once = max(self.chunk_bytes, min(RUN_MAX_BYTES, self.budget_bytes // MAP_SHARE))
         most = max(stream.mapped_bytes, self.chunk_bytes)
         begins = [piece for piece in _pieces(self) if start % piece == 0]

@@ -129,7 +129,9 @@ class Arbiter:
             before = self._in_charge.get(id(region), chosen)
             if before is not None and before is not chosen:
                 before.dismissed(client, region)
-            if chosen is not None:
+            if chosen is None:
+                self._in_charge.pop(id(region), None)
+            else:
                 self._in_charge[id(region)] = chosen
                 for consumer, wanted in chosen.demand(client, region, now):
                     self._scheduler.want(consumer, wanted)

@@ -132,6 +132,7 @@ class Windows:
             self._scheduler.forget(stream)
             # what was asked for and not read is asked for again, should windows be back
             stream.frontier_bytes = stream.window_end_bytes = stream.position_bytes
+            stream.trigger_bytes = 0
 
     def left(self, region: Region) -> None:
         """See Predictor: walks are the region's own."""

@@ -95,7 +95,7 @@ class Numbers:
     def __init__(self, end: int) -> None:
         self.levels = []
         while True:
-            end = (end + 63) >> 6
+            end = (end >> 6) + 1  # below(end) may be asked for
             self.levels.append([0] * end)
             if end <= 1:
                 break

@@ -132,6 +132,18 @@ def test_after_a_short_takeover_windows_ask_again_for_what_they_lost() -> None:
     assert min(starts) <= 15 * MIB, "nothing between the reader and its window is left out"
 
 
+def test_so_do_fixed_windows() -> None:
+    node = Node(policy="fixed", size_bytes=50 * MIB)
+    node.oracle.policies = frozenset({"fixed"})
+    node.reads(2)
+    node.oracle.sure = 0.9
+    node.reads(1)
+    node.oracle.sure = 0.0
+    node.notes.wanted.clear()
+    node.reads(2)
+    assert [wanted.start for _, wanted in node.notes.wanted] == [4 * MIB]
+
+
 def test_a_predictor_is_not_asked_under_another_policy() -> None:
     node = Node(policy="fixed")
     node.oracle.sure = 1.0

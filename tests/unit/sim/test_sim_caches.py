@@ -113,3 +113,13 @@ def test_numbers_below() -> None:
             members.add(number)
         asked = int(random.integers(0, 5001))
         assert numbers.below(asked) == max((m for m in members if m < asked), default=-1)
+
+
+@pytest.mark.parametrize("end", [1, 63, 64, 65, 4095, 4096, 4097, 262143, 262144])
+def test_the_greatest_number_below_the_end_is_the_last_one(end: int) -> None:
+    numbers = caches.Numbers(end)
+    assert numbers.below(end) == -1
+    numbers.add(end - 1)
+    numbers.add(0)
+    assert numbers.below(end) == end - 1
+    assert numbers.below(end - 1) == (0 if end > 1 else -1)
