@@ -75,7 +75,7 @@ def walks(seed: int) -> Iterator[Decision]:
         walk.feedback.note(rng.random() < 0.2)
         ahead = window.lookahead_bytes(walk, storage, rng.choice((8 * MIB, GIB)))
         yield (
-            walk.id, forward, walk.active, walk.settled, walk.pattern, walk.skips, table.random,
+            walk.id, forward, walk.active, walk.settled, walk.pattern, walk.skips,
             ahead, window.auto(walk, size, ahead) if walk.active else None,
             checkpoints.distance_bytes(walk.rate_bytes_per_second, ahead, None),
         )  # fmt: skip

@@ -19,7 +19,7 @@ from uffdprefetch.base.clock import CLOCK
 from uffdprefetch.base.config import Config
 from uffdprefetch.orders import indexer_client
 from uffdprefetch.pool import node_pool
-from uffdprefetch.readers import bulk, order_sources
+from uffdprefetch.readers import order_sources
 from uffdprefetch.service import coordinator as engine
 from uffdprefetch.service.serve import Service
 from uffdprefetch.state import admission, client, files, ledger
@@ -193,7 +193,7 @@ def install(path: str) -> None:
     item(scheduler.Scheduler, "pump", "pump", lambda self, now: [])
     item(admission.FileTable, "look", "files", lambda self, now: [])
     item(admission.FileTable, "ended", "ended", lambda self, pid: [pid])
-    item(bulk.Bulk, "left", "left", lambda self, c: [number(c)])
+    item(core, "left", "left", lambda self, c: [number(c)])
     item(node_pool.NodePool, "join", "join", lambda self, c, fd: [number(c)])
     item(node_pool.NodePool, "leave", "leave", lambda self, c: [number(c)])
     item(node_pool.NodePool, "housekeep", "pool_housekeep", lambda self: [])

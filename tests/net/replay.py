@@ -76,6 +76,7 @@ class Replay:
                 books[0][rows], books[1][rows] = state, touched
                 continue
             self._answers.setdefault(json.dumps(question), deque()).append(answer)
+            self._last[question[0]] = answer
             if question[0] in ("submit", "pool_submit"):
                 self._results[question[1]] = json.dumps(question[2:])
 
@@ -94,7 +95,6 @@ class Replay:
         waiting = self._answers.get(key)
         if waiting:
             answer = waiting.popleft()
-            self._last[question[0]] = answer
         else:
             self.unanswered += question[0] not in ("drain",)
             answer = self._guess(question)
@@ -285,7 +285,7 @@ class Core:
 
     def _left(self, kind: str, number: int) -> None:
         assert self.engine is not None
-        self.engine.bulk.left(self.clients[number])
+        self.engine.left(self.clients[number])
 
     def _join(self, kind: str, number: int) -> None:
         assert self.pool is not None

@@ -37,12 +37,13 @@ MODULES = [
     *("predict.order." + name for name in ("cursor", "epochs", "progress", "validator")),
     "warm.limits", "warm.meter", "warm.placement", "warm.scheduler",
     "sense.pagetable_scan", "sense.pagetables",
-    "pool.walkers", "pool.node_pool", "pool.order_eviction", "pool.residents",
+    "state.reader", "pool.walkers", "pool.node_pool", "pool.order_eviction", "pool.residents",
     *("orders." + name for name in (
         "announcement", "extents_file", "indexer_client", "indices",
     )),
     *("readers." + name for name in (
-        "bulk", "known_order", "order_sources", "stride_order", "strides",
+        "arbiter", "bulk", "known_order", "order_sources", "stride_order", "strides", "walks",
+        "windows",
     )),
     "service.coordinator", "service.known_orders", "service.pool_bridge",
 ]  # fmt: skip
@@ -102,11 +103,9 @@ def install(world: World, put: Put) -> None:
 def _questions(world: World, put: Put) -> None:
     runs, resident = pagetables.runs, uffd.resident_bytes
 
-    def asked_runs(
-        c: client.Client, region: client.Region, start: int, end: int
-    ) -> list[tuple[int, int]]:
-        question = ["runs", number(c), region.id, start, end]
-        return [(a, n) for a, n in world.ask(question, lambda: runs(c, region, start, end))]
+    def asked_runs(region: client.Region, start: int, end: int) -> list[tuple[int, int]]:
+        question = ["runs", number(region.reader.client), region.id, start, end]
+        return [(a, n) for a, n in world.ask(question, lambda: runs(region, start, end))]
 
     def asked_resident(fd: int, offset: int, length: int) -> tuple[int | None, str]:
         question = ["resident", world.file(fd), offset, length]

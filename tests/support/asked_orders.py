@@ -17,6 +17,7 @@ from uffdprefetch.predict.order.extents import OrderExtents
 from uffdprefetch.readers.known_order import KnownOrders
 from uffdprefetch.readers.order_sources import MS
 from uffdprefetch.state.ledger import Ledger
+from uffdprefetch.state.reader import Reader, reader_of
 
 
 class Helper:
@@ -70,20 +71,21 @@ class Job:
 
     def process(self, pid: int, rank: int, *paths: str, parents: tuple[int, ...] = ()) -> Any:
         """One that maps these, at addresses of its own."""
-        regions = {
-            number: SimpleNamespace(
-                file=self.file(path), address=pid << 32, offset_bytes=4096, length_bytes=SIZE
-            )
-            for number, path in enumerate(paths)
-        }
-        client = SimpleNamespace(
-            pid=pid, rank=rank, regions=regions,
+        client: Any = SimpleNamespace(
+            pid=pid, rank=rank, regions={}, readers={},
             descends_from=lambda peer: peer == pid or peer in parents,
         )  # fmt: skip
+        for number, path in enumerate(paths):
+            file = self.file(path)
+            client.regions[number] = SimpleNamespace(
+                file=file, address=pid << 32, offset_bytes=4096, length_bytes=SIZE,
+                reader=reader_of(client, file),
+            )  # fmt: skip
         self.clients.append(client)
         return client
 
 
-def only(client: Any) -> Any:
-    """The mapping of a process that has one."""
-    return client.regions[0]
+def only(client: Any) -> Reader:
+    """What a process is of the file that it maps."""
+    reader: Reader = client.regions[0].reader
+    return reader

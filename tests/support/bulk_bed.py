@@ -17,14 +17,18 @@ from uffdprefetch.base.clock import Clock
 from uffdprefetch.base.config import Config
 from uffdprefetch.base.ranges import IntervalSet
 from uffdprefetch.native import uffd
-from uffdprefetch.predict.streams import StreamTable
 from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers import bulk as module
+from uffdprefetch.readers.arbiter import Arbiter
 from uffdprefetch.readers.bulk import Bulk
+from uffdprefetch.readers.predictor import Observation, Predictor
+from uffdprefetch.readers.walks import Walks
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.opening import reopen
-from uffdprefetch.state.region import OrderState, ScanState
+from uffdprefetch.state.publisher import EventPublisher
+from uffdprefetch.state.reader import Reader, forget_unmapped, reader_of, readers_of
+from uffdprefetch.state.region import Region
 from uffdprefetch.warm.limits import Limits, TokenBucket
 from uffdprefetch.warm.placement import CheckpointPlacer
 from uffdprefetch.warm.scheduler import Scheduler
@@ -35,6 +39,19 @@ BLOCK = 65536
 SIZE = 256 * MIB
 #: One read, and 300 MB/s.
 LATENCY_NS, NS_A_BYTE = 1 * MS, 1e9 / 300e6
+
+
+class Followed(Predictor):
+    """In charge of those whose order is said to be known."""
+
+    name = "known order"
+    policies = frozenset({"auto"})
+
+    def confidence(self, reader: Reader, now_ns: int) -> float:
+        return float(reader.order.followed)
+
+    def demand(self, reader: Reader, now_ns: int) -> tuple[()]:
+        return ()
 
 
 class Bed:
@@ -55,6 +72,15 @@ class Bed:
         clock = Clock(lambda: self.now)
         self.limits = Limits(settings.budget_bytes)
         self.bulk = Bulk(settings, self.scheduler, self.ledger, self.layout, clock, self.limits)
+        self.clients: dict[int, Any] = {}
+        tap = EventPublisher()
+        self.walks = Walks(settings.policy, self.scheduler, self.ledger, tap, self.layout, clock)
+        self.arbiter = Arbiter(
+            settings.policy, self.scheduler, self.layout, self.walks, clock,
+            lambda: readers_of(self.clients),
+        )  # fmt: skip
+        self.arbiter.add(self.bulk)
+        self.arbiter.add(Followed())
         self._random = random.Random(3)
         monkeypatch.setattr(module, "missing_bytes", self.missing)
         monkeypatch.setattr(FileState, "read_ahead_bytes", lambda _: 128 << 10)
@@ -95,26 +121,54 @@ class Bed:
 
     # -- the engine
 
-    def region(self, file: FileState, rank: int = 0, pid: int = 7) -> Any:
+    def region(self, file: FileState, rank: int = 0, pid: int = 7) -> Region:
+        """A mapping of a process, with nothing in its page table."""
+        client = self.clients.setdefault(pid, SimpleNamespace(rank=rank, pid=pid, readers={}))
+        mapped = client.mapped = getattr(client, "mapped", IntervalSet())
+        client.touched_runs = lambda address, length: [
+            (max(a, address), min(b, address + length) - max(a, address))
+            for a, b in mapped
+            if a < address + length and b > address
+        ]
         file.attached += 1
-        table = StreamTable(rank, pid)
         verdict = ServingMode.CHECKPOINTS if file.pooled is None else ServingMode.POOL
-        return SimpleNamespace(
-            file=file, table=table, verdict=verdict, scan=ScanState(), order=OrderState()
-        )
+        reader, number = reader_of(client, file), file.attached
+        address = (file.fd + 1) << 40
+        region = Region(number, file, address, file.size_bytes, 0, verdict, reader)
+        reader.regions[number] = region
+        return region
 
-    def touch(self, region: Any, at: int) -> bool:
+    def unmap(self, region: Region) -> None:
+        region.file.attached -= 1
+        del region.reader.regions[region.id]
+        if not region.reader.regions:
+            self.bulk.note_streams(region.reader)
+            region.reader.rest()
+            for old in forget_unmapped(region.reader.client):
+                self.arbiter.left(old)
+        self.arbiter.unmapped(region)
+
+    def touch(self, region: Region, at: int) -> bool:
         """One miss."""
         self.now += 2 * MS
-        stream, forward = region.table.touch(at, at + BLOCK, self.now)
-        random = self.bulk.saw(region, stream, (at, at + BLOCK, self.now), forward, (BLOCK, BLOCK))
+        client: Any = region.reader.client
+        client.mapped.add(region.address_of(at), region.address_of(at + BLOCK))
+        self.arbiter.observe(region, Observation(at, at + BLOCK, self.now))
         self.turn()
-        return random
+        return region.reader.random
+
+    def order(self, region: Region, known: bool) -> None:
+        """The reader's order becomes known; or is not followed any more."""
+        order: Any = SimpleNamespace(inferred=False)
+        region.reader.order.reader, region.reader.order.followed = order, known
+        self.arbiter.due(region)
+        self.arbiter.plan()
 
     def turn(self) -> None:
         """Turns of the service, of which the second is woken by reads that are done."""
         for _ in range(2):
             self.scheduler.reap()
+            self.arbiter.plan()
             self.bulk.step(self.now)
             self.scheduler.pump(self.now)
         waiting = self.scheduler.queued_bytes + self.scheduler.under_way_bytes

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from walked_orders import KIB, PAGE, fixed_records
 
-from uffdprefetch.predict.checkpoints import Span
 from uffdprefetch.predict.order.cursor import Order
 from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers.known_order import PlannedReader
-from uffdprefetch.state.region import OrderState
+from uffdprefetch.state.reader import reader_of
+from uffdprefetch.state.region import Region
 from uffdprefetch.warm.consumer import PrefetchRange
 
 RECORD = 64 * KIB
@@ -46,11 +46,13 @@ class Orders:
 
 
 def file_of(path: str = "/data/records") -> Any:
-    return SimpleNamespace(path=path, size_bytes=SIZE, unit_bytes=0)
+    return SimpleNamespace(key=(1, 2, SIZE, 4), path=path, size_bytes=SIZE, unit_bytes=0)
 
 
-def region_of(file: Any, verdict: ServingMode = ServingMode.CHECKPOINTS) -> Any:
-    return SimpleNamespace(file=file, verdict=verdict, span=Span(0, SIZE, PAGE), order=OrderState())
+def region_of(client: Any, file: Any, verdict: ServingMode = ServingMode.CHECKPOINTS) -> Region:
+    reader = reader_of(client, file)
+    reader.regions[1] = region = Region(1, file, 1 << 40, SIZE, 0, verdict, reader)
+    return region
 
 
 def follows(source: Orders, rank: int = 0) -> PlannedReader:

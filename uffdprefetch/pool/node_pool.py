@@ -31,6 +31,7 @@ from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.ledger import Histogram, Ledger
+from uffdprefetch.state.reader import Reader as FileReader
 from uffdprefetch.state.region import Region
 from uffdprefetch.warm.limits import Limit, Limits
 
@@ -317,10 +318,10 @@ class NodePool:
 
     def plan(
         self,
-        streams: Iterable[tuple[Region, Stream, int]],
+        streams: Iterable[tuple[FileReader, Stream, int]],
         planned: Sequence[PlannedReader] = (),
     ) -> None:
-        """Have a list of blocks ready to go; ``streams``: (region, stream, its window in bytes) of
+        """Have a list of blocks ready to go; ``streams``: (reader, walk, its window in bytes) of
         the readers whose order is not known, ``planned``: the others."""
         if self.limited_by and self.clock.now_ns() >= self._fit_at_ns:
             self._fit()  # who shares the memory may take more of it

@@ -15,21 +15,22 @@ from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.pool.eviction import Reader, Residents
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.state.files import FileState
-from uffdprefetch.state.region import Region
+from uffdprefetch.state.reader import Reader as FileReader
 
 #: Blocks just behind a reader that it may still look at.
 BEHIND_BYTES = 1 << 20
 
 
-def reader(region: Region, stream: Stream, ahead_bytes: int, block_bytes: int) -> Reader:
-    """A stream in a mapping of the pool, with its window, in blocks."""
-    assert region.file.pooled is not None
+def reader(of: FileReader, stream: Stream, ahead_bytes: int, block_bytes: int) -> Reader:
+    """A walk in the pool's memory, with its window, in blocks."""
+    assert of.file.pooled is not None
+    span = of.span
     return Reader(
-        file=region.file.pooled.number,
+        file=of.file.pooled.number,
         position=max(0, stream.position_bytes - 1) // block_bytes,
         direction=stream.direction,
-        low=region.offset_bytes // block_bytes,
-        high=-(-region.span.end_bytes // block_bytes),
+        low=span.start_bytes // block_bytes,
+        high=-(-span.end_bytes // block_bytes),
         ahead=-(-ahead_bytes // block_bytes),
         behind=max(1, BEHIND_BYTES // block_bytes),
     )

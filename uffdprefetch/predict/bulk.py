@@ -39,10 +39,6 @@ MISS_READS = 3
 MISS_BYTES = 128 << 10
 #: Its bandwidth, where no window has been read yet: by the first bytes of the stream.
 PROBE_BYTES = 16 << 20
-#: Touches before which no reader is taken for random: an LMDB is entered by its tree, which jumps.
-DOUBT_TOUCHES = 4
-#: Part of what was passed over that must have been read, for a touch to be in order.
-PASSED_SHARE = 8
 
 
 @dataclass(frozen=True)

@@ -122,6 +122,8 @@ class RandomnessDetector:
         self._together = (0, 1)  # of the last time: how many are remembered, and each which one
         self.count = 0
         self.random = False
+        #: While it is random: jumps since, and when it began.
+        self.jumps = self.since_ns = 0
 
     def saw(self, start: int, end: int, at_ns: int, passed_over: bool = False) -> None:
         """A touch of [start, end) bytes; those with one ``at_ns`` were seen together.
@@ -131,8 +133,12 @@ class RandomnessDetector:
             self._remember(at_ns, start, passed_over or near)
         self._last.append((start, end))
         self.count += 1
+        self.jumps += 1
+        before = self.random
         if self.count % EVERY == 0:
             self._judge()
+        if self.random and not before:
+            self.jumps, self.since_ns = self.jumped()
 
     def _remember(self, at_ns: int, start: int, in_order: bool) -> None:
         touches, (kept, step) = self._touches, self._together
@@ -146,6 +152,11 @@ class RandomnessDetector:
             kept, step = kept // 2, 2 * step
         touches.append((at_ns, start, in_order, self.count))
         self._together = kept + 1, step
+
+    @property
+    def last(self) -> tuple[int, int]:
+        """[start, end) of the last touch."""
+        return self._last[-1] if self._last else (0, 0)
 
     def jumped(self) -> tuple[int, int]:
         """(touches that were not in order, ns of the oldest touch) as far back as it remembers."""

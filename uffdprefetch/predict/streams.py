@@ -41,8 +41,6 @@ ACTIVE_BYTES = 256 << 10
 DENSITY = 0.8
 PIECE_BYTES = 8 * MIB
 PIECES = 4
-#: Touches that started no stream before the reader counts as random.
-RANDOM_AFTER = 24
 
 
 @dataclass
@@ -166,18 +164,12 @@ class StreamTable:
         self.rank = rank
         self.reader = reader
         self.streams: list[Stream] = []
-        self.unmatched = 0  # touches since the last one that belonged to a stream
         self.absorbed: list[Stream] = []  # for the caller to forget
         self._next_id = 1
 
     def active(self) -> list[Stream]:
         """The streams worth planning for."""
         return [s for s in self.streams if s.active]
-
-    @property
-    def random(self) -> bool:
-        """Touch after touch belongs to nothing: prefetching by position would only harm."""
-        return self.unmatched >= RANDOM_AFTER
 
     def match(self, start: int, end: int) -> Stream | None:
         """The nearest stream to which a touch of [start, end) can belong.
@@ -211,10 +203,8 @@ class StreamTable:
             before = s.position_bytes
             forward = s.advance(start, end, now_ns)
             if forward:
-                self.unmatched = 0
                 self._absorb(s, before)
             return s, forward
-        self.unmatched += 1
         s = Stream(
             id=self._next_id,
             rank=self.rank,

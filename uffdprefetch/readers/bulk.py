@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bulk warm: a file whose readers jump about is streamed whole, once, where that pays.
 
-predict/randomness.py says who jumps about, predict/bulk.py whether it pays; this measures the
-storage where nothing else has, streams behind everything else that is wanted, ends when the reason
-has gone, and says once why a file was not streamed. What a reader is, is remembered for its process
-and file: a job may map the file anew for each batch (nanoGPT does).
+It is in charge of a reader that jumps about (predict/randomness.py) and wants nothing for it alone;
+predict/bulk.py says whether the stream pays. This measures the storage where nothing else has,
+streams behind everything else that is wanted, ends when the reason has gone, and says once why a
+file was not streamed.
 """
 
 from __future__ import annotations
 
-import copy
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -20,21 +20,13 @@ from uffdprefetch.base.units import format_size
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.native import uffd
 from uffdprefetch.predict import bulk
-from uffdprefetch.predict.bulk import (
-    DOUBT_TOUCHES,
-    MISS_BYTES,
-    MISS_READS,
-    PASSED_SHARE,
-    PROBE_BYTES,
-)
-from uffdprefetch.predict.randomness import RandomnessDetector
+from uffdprefetch.predict.bulk import MISS_BYTES, MISS_READS, PROBE_BYTES
 from uffdprefetch.predict.streams import Stream
-from uffdprefetch.protocol.wire import ServingMode
-from uffdprefetch.state.client import Client
+from uffdprefetch.readers.predictor import Predictor
 from uffdprefetch.state.files import BLOCK_BYTES, FileState, Key
 from uffdprefetch.state.ledger import Ledger, describe_stream
-from uffdprefetch.state.region import Region
-from uffdprefetch.warm.consumer import FileConsumer, PrefetchRange, Priority
+from uffdprefetch.state.reader import Reader, Trait
+from uffdprefetch.warm.consumer import Consumer, FileConsumer, PrefetchRange, Priority
 from uffdprefetch.warm.limits import Limit, Limits
 from uffdprefetch.warm.placement import CheckpointPlacer
 from uffdprefetch.warm.scheduler import EXTENT_BYTES, Scheduler
@@ -57,7 +49,9 @@ GONE_NS = 2000 * MS
 REST_NS = 250 * MS
 PASSES_MAX = 2
 FILES_MAX = 256
-READERS_MAX = 64
+#: More than an order that is to become known (readers/known_order.py) is not there; windows are
+#: none of a reader that jumps about.
+CONFIDENCE = 0.5
 
 
 class Stage(Enum):
@@ -73,35 +67,15 @@ class Stage(Enum):
 
 
 @dataclass
-class Reader:
-    """A process that reads a file; ``jumps`` and what it lost while it was random."""
-
-    rank: int
-    pid: int
-    jumps: RandomnessDetector
-    jumped: int = 0
-    since_ns: int = 0
-    at_ns: int = 0
-
-    def saw(self, start: int, end: int, at_ns: int, passed_over: bool) -> bool:
-        """Feed a touch; whether the reader is random."""
-        before, self.jumped = self.jumps.random, self.jumped + 1
-        self.jumps.saw(start, end, at_ns, passed_over)
-        if self.jumps.random and not before:
-            self.jumped, self.since_ns = self.jumps.jumped()
-        return self.jumps.random
-
-
-@dataclass
 class BulkState:
     """One file: its readers, and how far its bulk warm is. Sizes in bytes, times in ns."""
 
     file: FileState
     stage: Stage = Stage.WATCHED
     why: str = "no reader jumps about"
-    readers: dict[int, Reader] = field(default_factory=dict)  # by pid
+    readers: dict[int, Reader] = field(default_factory=dict)  # by pid: who jump about now
+    in_order: bool = False  # there is none left, and others read on
     in_pool: bool = False  # one of them had the pool's memory
-    planned: set[int] = field(default_factory=set)  # ranks whose order is known
     ranks: set[int] = field(default_factory=set)  # that were random
     told: set[int] = field(default_factory=set)  # ... and stand in the summary's streams
     consumer: FileConsumer | None = None
@@ -128,13 +102,13 @@ class BulkState:
         """How much of [start, end) is not where it is read to."""
         return missing_bytes(self.file, start, end, self.pooled)
 
-    def random(self) -> list[Reader]:
-        """Who jumps about now."""
-        return [r for r in self.readers.values() if r.jumps.random and r.rank not in self.planned]
 
-
-class Bulk:
+class Bulk(Predictor):
     """The files of a service whose readers may be random. The service's thread calls all of it."""
+
+    name = "bulk warm"
+    policies = frozenset({"auto"})
+    trait = Trait.JUMPS
 
     def __init__(
         self, config: Config, scheduler: Scheduler, ledger: Ledger, layout: CheckpointPlacer,
@@ -146,72 +120,31 @@ class Bulk:
         self._config, self._scheduler = config, scheduler
         self._ledger, self._layout = ledger, layout
         self._books: dict[Key, BulkState] = {}
-        self._on = config.policy == "auto"
 
-    # -------------------------------------------------------------- what the engine says
+    # -------------------------------------------------------------- who jumps about
 
-    def saw(
-        self, region: Region, stream: Stream, touch: tuple[int, int, int], forward: int,
-        passed_bytes: tuple[int, int],
-    ) -> bool:  # fmt: skip
-        """A touch [start, end) at a time in ns, which brought its stream ``forward`` bytes on;
-        ``passed_bytes`` of those are (news, what tells of a walk) in the page table. Whether the
-        reader is random."""
-        if not self._on or region.file.changed:
-            return False
-        book = self._book(region.file)
-        if region.table.rank in book.planned:
-            return False
-        reader = self._reader(book, region)
-        start, end, at_ns = touch
-        if region.scan.resume_at:  # one look at the whole page table, in several pieces
-            at_ns = reader.at_ns
-        reader.at_ns = at_ns
-        # in a second epoch nothing is news; and a random reader has been nearly everywhere at last
-        passed = passed_bytes[0 if reader.jumps.random else 1]
-        over = 0 < forward <= PASSED_SHARE * passed
-        if (
-            region.verdict == ServingMode.POOL and self._layout.pool
-        ):  # what a fault maps tells there
-            book.in_pool = True
-            low, high = self._layout.pool.walked(copy.copy(stream), start, end, forward)
-            over = 0 < forward <= high - low
-        random = reader.saw(start, end, at_ns, over)
-        if random:
-            book.ranks.add(region.table.rank)
-        return random
+    def confidence(self, reader: Reader, now_ns: int) -> float:
+        """See Predictor."""
+        return CONFIDENCE if reader.random else 0.0
 
-    def saw_planned(self, region: Region, start: int, end: int, at_ns: int) -> None:
-        """A touch of a reader whose order is known. Should the order be a wrong one, it is known by
-        then whether the reader jumps about."""
-        if not self._on or region.file.changed:
-            return
-        book = self._book(region.file)
-        book.planned.add(region.table.rank)
-        self._reader(book, region).saw(start, end, at_ns, False)
+    def demand(self, reader: Reader, now_ns: int) -> Iterable[tuple[Consumer, PrefetchRange]]:
+        """See Predictor: nothing for this reader alone; step() asks for the file."""
+        book = self._book(reader.file)
+        book.readers[reader.pid] = reader
+        book.ranks.add(reader.rank)
+        book.in_order = False
+        book.in_pool = book.in_pool or reader.pooled
+        return ()
 
-    def left(self, client: Client) -> None:
-        """A process has gone."""
-        for book in self._books.values():
-            book.readers.pop(client.pid, None)
+    def dismissed(self, reader: Reader) -> None:
+        """See Predictor."""
+        book = self._books.get(reader.file.key)
+        if book is not None and book.readers.pop(reader.pid, None) is not None:
+            book.in_order = not book.readers and book.file.attached > 0
 
-    def forget(self, region: Region) -> None:
-        """What its reader has touched so far is no sign of what it will touch."""
-        book = self._books.get(region.file.key)
-        if book is not None:
-            book.readers.pop(region.table.reader, None)
-
-    @staticmethod
-    def _reader(book: BulkState, region: Region) -> Reader:
-        rank, pid = region.table.rank, region.table.reader
-        reader = book.readers.get(pid)
-        if reader is None:
-            reader = book.readers[pid] = Reader(
-                rank, pid, RandomnessDetector(region.file.size_bytes)
-            )
-            if len(book.readers) > READERS_MAX:
-                del book.readers[next(iter(book.readers))]
-        return reader
+    def left(self, reader: Reader) -> None:
+        """See Predictor."""
+        self.dismissed(reader)
 
     def _book(self, file: FileState) -> BulkState:
         book = self._books.get(file.key)
@@ -222,46 +155,29 @@ class Bulk:
                 self._books.pop(next(idle, file.key), None)
         elif book.file is not file:  # it had been closed, and is mapped again
             book = self._books[file.key] = BulkState(
-                file, readers=book.readers, planned=book.planned, ranks=book.ranks, told=book.told,
-                miss_ns=book.miss_ns, bandwidth=book.bandwidth,
-                judge_ns=book.judge_ns, read_bytes=book.read_bytes, before_bytes=book.read_bytes,
+                file, readers=book.readers, ranks=book.ranks, told=book.told,
+                miss_ns=book.miss_ns, bandwidth=book.bandwidth, judge_ns=book.judge_ns,
+                read_bytes=book.read_bytes, before_bytes=book.read_bytes,
             )  # fmt: skip
         return book
 
-    def may_prefetch(self, region: Region) -> bool:
-        """Whether the reader's walks are walks, so that what lies ahead of them may be read."""
-        book = self._books.get(region.file.key)
-        reader = book.readers.get(region.table.reader) if book else None
-        return reader is None or reader.jumps.count < DOUBT_TOUCHES or reader.jumps.may_prefetch
-
-    def is_sequential(self, region: Region) -> bool:
-        """Whether the reader is sure to be none that jumps about."""
-        book = self._books.get(region.file.key)
-        reader = book.readers.get(region.table.reader) if book else None
-        return reader is not None and reader.jumps.is_sequential
-
-    def planned(self, region: Region, known: bool) -> None:
-        """Whether the reader's order is known: then it is none of ours."""
-        book = self._books.get(region.file.key)
-        if book is not None:
-            (book.planned.add if known else book.planned.discard)(region.table.rank)
-
-    def rest_ns(self, region: Region) -> int:
+    def rest_ns(self, reader: Reader) -> int:
         """How long the reader's page table need not be looked at."""
-        book = self._books.get(region.file.key)
-        reader = book.readers.get(region.table.reader) if book else None
+        book = self._books.get(reader.file.key)
         decided = book is not None and book.stage in (Stage.DONE, Stage.REFUSED)
-        return REST_NS if decided and reader and reader.jumps.random else 0
+        return REST_NS if decided and reader.random else 0
 
-    def note_streams(self, client: Client, region: Region) -> None:
-        """A mapping ends: what the summary keeps of its reader, of a random one a single row."""
-        book = self._books.get(region.file.key)
-        if book is None or client.rank not in book.ranks or client.rank in book.planned:
-            self._ledger.note_streams(client, region)
-        elif client.rank not in book.told and region.table.streams:
-            book.told.add(client.rank)
-            row = describe_stream(region, region.table.streams[-1])
-            self._ledger.streams.append({**row, "pattern": "random"})
+    def note_streams(self, reader: Reader) -> None:
+        """Its last mapping ends: what the summary keeps of it, of a rank that has jumped about a
+        single row, of where it was last."""
+        book = self._books.get(reader.file.key)
+        if book is None or reader.rank not in book.ranks or reader.order.followed:
+            self._ledger.note_streams(reader)
+        elif reader.rank not in book.told:
+            book.told.add(reader.rank)
+            start, end = reader.jumps.last
+            last = Stream(0, reader.rank, reader.pid, start, end, reader.seen_ns, reader.seen_ns)
+            self._ledger.streams.append({**describe_stream(reader, last), "pattern": "random"})
 
     # -------------------------------------------------------------- steps
 
@@ -273,7 +189,7 @@ class Bulk:
             if book.file.resting:
                 continue
             if book.stage is Stage.WATCHED:
-                if now >= book.judge_ns and book.random() and not book.file.changed:
+                if now >= book.judge_ns and book.readers and not book.file.changed:
                     book.judge_ns = now + JUDGE_NS
                     self._judge(book, now)
             elif book.stage is Stage.MEASURED:
@@ -282,11 +198,11 @@ class Bulk:
                 self._go_on(book, now)
 
     def _judge(self, book: BulkState, now: int) -> None:
-        file, readers = book.file, book.random()
-        book.ranks.update(reader.rank for reader in readers)
+        file, readers = book.file, list(book.readers.values())
         missing = book.missing_bytes()
         room, limit = self._room(book, missing)
-        jumped, since_ns = sum(r.jumped for r in readers), min(r.since_ns for r in readers)
+        jumped = sum(reader.jumps.jumps for reader in readers)
+        since_ns = min(reader.jumps.since_ns for reader in readers)
         watched = max(1, now - since_ns) / 1e9
         brings = min(MISS_BYTES, file.read_ahead_bytes() or uffd.PAGE_BYTES)
         inputs = bulk.BulkInputs(
@@ -422,7 +338,7 @@ class Bulk:
         file, stage, why = book.file, Stage.STOPPED, ""
         if file.changed or file.fd < 0:
             why = "the file is not managed any more"
-        elif book.readers and not book.random():
+        elif book.in_order:
             stage, why = Stage.WATCHED, "its readers go in order now, or their order is known"
         elif now >= book.memory_ns:
             book.memory_ns = now + MEMORY_NS

@@ -11,13 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
-from uffdprefetch.base.clock import CLOCK, Clock
+from uffdprefetch.base.clock import CLOCK, MS, Clock
 from uffdprefetch.predict.order.epochs import Epochs, Source
+from uffdprefetch.predict.streams import Stream
 from uffdprefetch.protocol.wire import ServingMode
-from uffdprefetch.readers.predictor import Observation
+from uffdprefetch.readers.predictor import Observation, Predictor
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.ledger import Ledger
+from uffdprefetch.state.reader import Reader
 from uffdprefetch.state.region import Region
 from uffdprefetch.warm.consumer import Consumer, OrderConsumer, PrefetchRange
 from uffdprefetch.warm.scheduler import Scheduler
@@ -34,6 +36,15 @@ QUIET_NS = 100_000_000
 ALL_SHARE = 0.9
 #: Readers that are told of one by one when they have ended.
 ENDED_MAX = 256
+#: Interval at which an order is asked what is next: what lies ahead lasts much longer.
+PLAN_NS = 10 * MS
+#: How sure it is of an order that is to become known: a reader that jumps about meanwhile is not to
+#: have the whole file read (readers/bulk.py), ...
+PENDING_CONFIDENCE = 0.7
+#: ... and for at most AWAIT_NS no windows, unless it has a walk of at least AWAIT_DENSITY: of
+#: records in a shuffled order some follow each other by chance.
+AWAIT_NS = 2000 * MS
+AWAIT_DENSITY = 0.5
 
 
 class PlannedReader:
@@ -136,131 +147,147 @@ class PlannedReader:
 
 
 class OrderSource(Protocol):
-    """Which readers a mapping may have."""
+    """Which orders a reader may follow."""
 
-    def readers(self, client: Client, region: Region) -> list[PlannedReader]: ...
+    def readers(self, reader: Reader) -> list[PlannedReader]: ...
 
-    def pending(self, client: Client, region: Region) -> bool:
+    def pending(self, reader: Reader) -> bool:
         """Whether one may still come."""
 
     def mapped(self, client: Client) -> None:
         """A process has mapped a file."""
 
 
-class KnownOrders:
-    """All readers of a service whose order is known. See readers/predictor.Predictor."""
+class KnownOrders(Predictor):
+    """All readers of a service whose order is known."""
 
     name = "known order"
     policies = frozenset({"auto", "fixed", "stride", "plan"})
+    every_ns = PLAN_NS
 
     def __init__(self, scheduler: Scheduler, ledger: Ledger, clock: Clock = CLOCK) -> None:
         self._scheduler, self._ledger = scheduler, ledger
         self.clock = clock  # of its readers as well
         self.sources: list[OrderSource] = []
-        #: Whether any source has ever had something to say; until then nobody need ask.
-        self.possible = False
+        #: Called when a source has something to say for the first time: until then nobody need ask.
+        self.begins: Callable[[], None] = lambda: None
+        self._begun = False
         self.room_bytes: Callable[[FileState], int] = lambda _: 0  # for a file in memory
-        self.allowed_bytes: Callable[[Region], int] = lambda _: 0  # ahead of a reader
+        self.allowed_bytes: Callable[[bool], int] = lambda _: 0  # ahead of a reader (of the pool)
         self.all: list[PlannedReader] = []
         self._ended: list[dict[str, Any]] = []
 
-    def add(self, reader: PlannedReader) -> None:
-        """A reader is known of from now on."""
-        self.all.append(reader)
-        self.possible = True
+    def add(self, order: PlannedReader) -> None:
+        """An order is known from now on."""
+        self.all.append(order)
+        self.begin()
 
-    def remove(self, reader: PlannedReader) -> None:
-        """Its order has ended, or another one has taken its place."""
-        if reader in self.all:
-            self.all.remove(reader)
-            self._scheduler.forget(reader.consumer)
-            reader.ended = True
-            self._ended = [*self._ended[-ENDED_MAX + 1 :], reader.describe()]
+    def begin(self) -> None:
+        """Orders are to be expected."""
+        if not self._begun:
+            self._begun = True
+            self.begins()
 
-    def reader(self, client: Client, region: Region) -> PlannedReader | None:
-        """Who reads a mapping in a known order now: by the first source that knows; of several (a
+    def remove(self, order: PlannedReader) -> None:
+        """It has ended, or another one has taken its place."""
+        if order in self.all:
+            self.all.remove(order)
+            self._scheduler.forget(order.consumer)
+            order.ended = True
+            self._ended = [*self._ended[-ENDED_MAX + 1 :], order.describe()]
+
+    def order_of(self, reader: Reader) -> PlannedReader | None:
+        """The order that a reader follows now: of the first source that knows; of several (a
         training and a validation set in one file) the one that has gone on last."""
         for source in self.sources:
-            found = [reader for reader in source.readers(client, region) if reader.live]
+            found = [order for order in source.readers(reader) if order.live]
             if found:
-                return max(found, key=lambda reader: reader.active_ns)
+                return max(found, key=lambda order: order.active_ns)
         return None
 
-    def pending(self, client: Client, region: Region) -> bool:
-        """Whether a mapping's order may become known soon."""
-        return any(source.pending(client, region) for source in self.sources)
+    def pending(self, reader: Reader) -> bool:
+        """Whether a reader's order may become known soon."""
+        return any(source.pending(reader) for source in self.sources)
 
     def mapped(self, client: Client) -> None:
         """A process has mapped a file."""
         for source in self.sources:
             source.mapped(client)
 
-    def touch(self, client: Client, region: Region, start: int, end: int, at_ns: int) -> bool:
-        """A touch of [start, end) of the file by a reader that may have a plan; whether it has."""
-        reader = self.reader(client, region)
-        if reader is None or reader.walk is None:
-            return False
-        reader.saw(start, end, at_ns)
-        self._judge(reader, region)
-        return True
+    # ---- what is told ---------------------------------------------------------------------------
 
-    def _judge(self, reader: PlannedReader, region: Region) -> None:
-        if reader.dropped:
-            self._scheduler.forget(reader.consumer)
-            self._ledger.degrade(
-                f"{region.file.path}: rank {reader.rank}: the order known from {reader.how} is not "
-                f"followed any more: {reader.dropped}"
-            )
-
-    def observe(self, client: Client, region: Region, seen: Observation) -> None:
+    def observe(
+        self, reader: Reader, region: Region, seen: Observation, walk: Stream | None
+    ) -> None:
         """See Predictor. What a scan has found comes by scanned()."""
-        if seen.told:
-            self.touch(client, region, seen.start, seen.end, seen.at_ns)
+        order = self.order_of(reader) if seen.told else None
+        if order is not None and order.walk is not None:
+            order.saw(seen.start, seen.end, seen.at_ns)
+            self._judge(order)
 
-    def scanned(
-        self, client: Client, region: Region, found: list[tuple[int, int]], now: int
-    ) -> bool:
-        """Ranges that a page-table scan has found mapped, and none before, in the order of the
-        file; whether the reader has moved."""
-        reader = self.reader(client, region)
-        if reader is None:
+    def scanned(self, region: Region, found: list[tuple[int, int]], now_ns: int) -> bool:
+        """See Predictor."""
+        order = self.order_of(region.reader)
+        if order is None:
             return False
-        quiet = now - reader.touched_ns >= QUIET_NS
+        quiet = now_ns - order.touched_ns >= QUIET_NS
         if region.verdict == ServingMode.POOL and not quiet:
-            reader.seen = [*reader.seen, *found][-SEEN_MAX:]
+            order.seen = [*order.seen, *found][-SEEN_MAX:]
             return False
-        moved = reader.mapped(found, now)
-        self._judge(reader, region)
+        moved = order.mapped(found, now_ns)
+        self._judge(order)
         return moved
 
-    def confidence(self, client: Client, region: Region, now_ns: int) -> float:
-        """See Predictor: an order that is followed is known."""
-        return float(region.order.followed)
+    def _judge(self, order: PlannedReader) -> None:
+        if order.dropped:
+            self._scheduler.forget(order.consumer)
+            self._ledger.degrade(
+                f"{order.file.path}: rank {order.rank}: the order known from {order.how} is not "
+                f"followed any more: {order.dropped}"
+            )
 
-    def demand(
-        self, client: Client, region: Region, now_ns: int
-    ) -> Iterator[tuple[Consumer, PrefetchRange]]:
+    # ---- what is wanted -------------------------------------------------------------------------
+
+    def confidence(self, reader: Reader, now_ns: int) -> float:
+        """See Predictor: an order that is followed is known."""
+        state, order = reader.order, self.order_of(reader)
+        if order is None and state.reader is not None and not state.reader.dropped:
+            reader.forget_jumps()  # it has come to its end: what follows is another matter
+        state.reader, state.followed = order, order is not None
+        if order is not None:
+            state.last_progress_ns = max(order.touched_ns, order.said_ns)
+        pending = self.pending(reader)
+        state.pending_since_ns = (state.pending_since_ns or now_ns) if pending else 0
+        if state.followed:
+            return 1.0
+        return PENDING_CONFIDENCE if pending and self._is_awaited(reader, now_ns) else 0.0
+
+    @staticmethod
+    def _is_awaited(reader: Reader, now_ns: int) -> bool:
+        """Whether nothing else is to be done for a reader until its order is known."""
+        if reader.random:
+            return True
+        dense = any(
+            walk.settled and (walk.density or 0.0) >= AWAIT_DENSITY
+            for walk in reader.table.active()
+        )
+        return not dense and now_ns - reader.order.pending_since_ns < AWAIT_NS
+
+    def demand(self, reader: Reader, now_ns: int) -> Iterator[tuple[Consumer, PrefetchRange]]:
         """See Predictor: the next items of the order."""
         from uffdprefetch.predict.order.cursor import lookahead_bytes
 
-        reader = region.order.reader
-        if reader is None or reader.walk is None:
+        order = reader.order.reader
+        if order is None or order.walk is None:
             return
-        pooled = region.verdict == ServingMode.POOL
-        storage, boost = self._scheduler.meter.storage, reader.consumer.feedback.boost
-        ahead = lookahead_bytes(reader.walk, storage, self.allowed_bytes(region), boost)
-        whole = self._all_is_read(reader.file)
-        for start, end, need in reader.epochs.due(ahead):
+        storage, boost = self._scheduler.meter.storage, order.consumer.feedback.boost
+        ahead = lookahead_bytes(order.walk, storage, self.allowed_bytes(reader.pooled), boost)
+        whole = self._all_is_read(order.file)
+        for start, end, need in order.epochs.due(ahead):
             yield (
-                reader.consumer,
-                PrefetchRange(reader.file, start, end, need, whole=whole, pooled=pooled),
+                order.consumer,
+                PrefetchRange(order.file, start, end, need, whole=whole, pooled=reader.pooled),
             )
-
-    def dismissed(self, client: Client, region: Region) -> None:
-        """See Predictor: an order that has ended, or was wrong, has nothing queued."""
-
-    def left(self, region: Region) -> None:
-        """See Predictor: orders are of readers, not of mappings."""
 
     def _all_is_read(self, file: FileState) -> bool:
         """Whether this node's readers, all together, read nearly all of a file, for which there is

@@ -21,7 +21,7 @@ from uffdprefetch.readers.known_order import KnownOrders, PlannedReader
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.files import FileState, Key
 from uffdprefetch.state.ledger import Ledger
-from uffdprefetch.state.region import Region
+from uffdprefetch.state.reader import Reader
 
 if TYPE_CHECKING:
     from uffdprefetch.orders.announcement import Announcement
@@ -49,27 +49,27 @@ class PlanFile:
     ) -> None:
         """``came`` is called when an order has come."""
         self._resolver, self._plans, self._ledger, self._came = resolver, plans, ledger, came
-        plans.possible = True
+        plans.begin()
         self._readers: dict[tuple[Key, int], PlannedReader] = {}
 
-    def readers(self, client: Client, region: Region) -> list[PlannedReader]:
+    def readers(self, reader: Reader) -> list[PlannedReader]:
         """See known_order.OrderSource."""
-        name = region.file.key, client.rank
-        reader = self._readers.get(name)
-        if reader is None:
-            source = _Epochs(self, region.file, client.rank)
-            reader = PlannedReader(region.file, client.rank, source, self._plans.clock)
-            self._readers[name] = reader
-            self._plans.add(reader)
-        return [reader]
+        name = reader.file.key, reader.rank
+        order = self._readers.get(name)
+        if order is None:
+            source = _Epochs(self, reader.file, reader.rank)
+            order = PlannedReader(reader.file, reader.rank, source, self._plans.clock)
+            self._readers[name] = order
+            self._plans.add(order)
+        return [order]
 
     def mapped(self, client: Client) -> None:
         """See known_order.OrderSource."""
 
-    def pending(self, client: Client, region: Region) -> bool:
+    def pending(self, reader: Reader) -> bool:
         """See known_order.OrderSource."""
-        reader = self._readers.get((region.file.key, client.rank))
-        return reader is not None and reader.walk is None and not reader.over
+        order = self._readers.get((reader.file.key, reader.rank))
+        return order is not None and order.walk is None and not order.over
 
     def ask(self, file: FileState, rank: int, epoch: int, done: Callable[[Answer], None]) -> None:
         """Ask for an order."""
@@ -181,20 +181,21 @@ class Announcements:
         """Whether there is anything to look at."""
         return bool(self._heard)
 
-    def readers(self, client: Client, region: Region) -> list[PlannedReader]:
+    def readers(self, reader: Reader) -> list[PlannedReader]:
         """See known_order.OrderSource."""
         return [
-            reader
+            order
             for heard in self._heard.values()
-            if client.descends_from(heard.peer)
-            for reader in heard.readers
-            if reader.file is region.file
+            if reader.client.descends_from(heard.peer)
+            for order in heard.readers
+            if order.file is reader.file
         ]
 
-    def pending(self, client: Client, region: Region) -> bool:
+    def pending(self, reader: Reader) -> bool:
         """See known_order.OrderSource."""
         return any(
-            not heard.settled and client.descends_from(heard.peer) for heard in self._heard.values()
+            not heard.settled and reader.client.descends_from(heard.peer)
+            for heard in self._heard.values()
         )
 
     def announced(self, peer: int, pid: int, number: int) -> None:
@@ -215,7 +216,7 @@ class Announcements:
         if len(self._heard) >= HEARD_MAX:
             raise announcement.AnnounceError(f"more than {HEARD_MAX} orders at a time")
         self._heard[name] = TrackedAnnouncement(peer, said)
-        self._plans.possible = True
+        self._plans.begin()
         self._resolver.start()  # it takes some tenths of a second: not when it is needed
         self.next_ns = 0
         self.look(self._clock.now_ns())

@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a predictor is to the service (CONTRIBUTING.md says how to add one).
 
-The service tells it what a process has touched of a file, and asks of each mapping that has gone on
-what its reader will need next. One predictor at a time is in charge of a mapping: the arbiter
+The service tells it what a process has touched of a file, and asks of each reader that has gone on
+what it will need next. One predictor at a time is in charge of a reader: the arbiter
 (readers/arbiter.py) asks the one that is surest.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar
 
-from uffdprefetch.state.client import Client
+from uffdprefetch.predict.streams import Stream
+from uffdprefetch.state.reader import Reader, Trait
 from uffdprefetch.state.region import Region
 from uffdprefetch.warm.consumer import Consumer, PrefetchRange
 
@@ -32,30 +34,44 @@ class Observation:
     told: bool = True
 
 
-class Predictor(Protocol):
-    """Tells what a mapping's reader will need. ``name``: for people; ``policies``: under which of
-    --policy it is asked."""
+class Predictor(ABC):
+    """Tells what a reader (a process that reads a file) will need."""
 
-    name: str
-    policies: frozenset[str]
+    #: For people.
+    name: ClassVar[str]
+    #: Under which of --policy it is asked.
+    policies: ClassVar[frozenset[str]]
+    #: Whom it concerns: readers of this trait; None, all. It is told and asked of nobody else.
+    trait: Trait | None = None
+    #: While it is in charge it is asked no more often than this.
+    every_ns: int = 0
 
-    def observe(self, client: Client, region: Region, seen: Observation) -> None:
-        """Something was touched. Cheap: it is called for every touch of every reader."""
+    def observe(  # noqa: B027
+        self, reader: Reader, region: Region, seen: Observation, walk: Stream | None
+    ) -> None:
+        """Something was touched through a mapping, and brought this walk on (None where its order
+        is known, and walks would say no more). Cheap: it is called for every touch of every
+        reader."""
 
-    def confidence(self, client: Client, region: Region, now_ns: int) -> float:
+    def scanned(self, region: Region, found: list[tuple[int, int]], now_ns: int) -> bool:
+        """A page-table scan has found these ranges [start, end) mapped, and none before, in the
+        order of the file; whether that is a reason to ask of the reader."""
+        return False
+
+    @abstractmethod
+    def confidence(self, reader: Reader, now_ns: int) -> float:
         """How sure it is of what this reader will need: 0, it does not know, to 1."""
 
-    def demand(
-        self, client: Client, region: Region, now_ns: int
-    ) -> Iterable[tuple[Consumer, PrefetchRange]]:
+    @abstractmethod
+    def demand(self, reader: Reader, now_ns: int) -> Iterable[tuple[Consumer, PrefetchRange]]:
         """What is to be read that was not asked for before, and for whom: ranges within
-        ``region.span``, ``pooled`` where the mapping is the pool's. Only the predictor in charge is
-        asked. The scheduler leaves out what is in memory already, and what was read within the last
-        second (FileState.recent)."""
+        ``reader.span``, ``pooled`` where the reader has the pool's memory. Only the predictor in
+        charge is asked. The scheduler leaves out what is in memory already, and what was read
+        within the last second (FileState.recent)."""
 
-    def dismissed(self, client: Client, region: Region) -> None:
+    def dismissed(self, reader: Reader) -> None:  # noqa: B027
         """Another predictor is in charge from now on: what waits to be read for this one's reader
         is to be taken back (Scheduler.forget), and asked for again should it be in charge again."""
 
-    def left(self, region: Region) -> None:
-        """The mapping is gone: what is kept of it, by ``id(region)``, goes."""
+    def left(self, reader: Reader) -> None:  # noqa: B027
+        """The process is gone: what is kept of it goes."""

@@ -11,21 +11,23 @@ word.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from uffdprefetch.native.uffd import RUNS_AT_ONCE
 from uffdprefetch.orders.indices import IndexSource
 from uffdprefetch.predict.streams import BACK_BYTES, DENSITY, PIECE_BYTES, PIECES, Stream
-from uffdprefetch.protocol import wire
+from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers.known_order import KnownOrders, PlannedReader
+from uffdprefetch.readers.predictor import Observation, Predictor
 from uffdprefetch.sense import pagetables
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.files import BLOCK_BYTES, FileState, Key
 from uffdprefetch.state.ledger import Ledger
+from uffdprefetch.state.reader import Reader, Trait
 from uffdprefetch.state.region import Region
-from uffdprefetch.warm.scheduler import Scheduler
+from uffdprefetch.warm.consumer import Consumer, PrefetchRange
 
 if TYPE_CHECKING:  # they bring numpy, which a service where nobody skips spares
     from uffdprefetch.formats.index import RecordIndex
@@ -44,9 +46,8 @@ PASSED_BYTES = 4 << 20
 #: until there is a sequence. What is read is read on demand until then.
 HOLD_INDEX_NS = 3000 * MS
 HOLD_NS = 1000 * MS
-#: How long a reader is left to this predictor: later, bulk warm would come too late for a random
-#: one.
-CLAIM_NS = 1500 * MS
+#: How sure it is that there will be: more than windows are, and bulk warm.
+HOLD_CONFIDENCE = 0.6
 #: How often a sequence is looked for: at first, at last, and one part in this many of a core.
 SEEK_NS = 20 * MS
 SEEK_SLOWEST_NS = 2000 * MS
@@ -81,114 +82,105 @@ class _Watch:
     every_ns: int = SEEK_NS
     attempts: int = 0
     over: str | None = None  # why nothing more is inferred
-    reader: StridedReader | None = None
-    held: set[tuple[int, int]] = field(default_factory=set)  # walks that have lost their windows
+    order: StridedReader | None = None
 
     def holds(self, now: int) -> bool:
         """Whether to open no windows now."""
-        if not self.since_ns or self.over or self.attempts or self.reader is not None:
+        if not self.since_ns or self.over or self.attempts or self.order is not None:
             return False
         if not self.index_ns:
             return now - self.since_ns < HOLD_INDEX_NS
         return now - self.index_ns < HOLD_NS
 
 
-class Strides:
-    """The inferred orders of a service: an OrderSource. ``orderly``: whether a reader is sure
-    not to jump about; None is `--policy stride`: every reader is taken to skip until it is seen
-    not to."""
+class Strides(Predictor):
+    """The inferred orders of a service: an OrderSource, whose orders are followed as all others
+    are. In charge itself it wants nothing: of a reader whose records will soon be known.
+    ``always``: every reader is taken to skip until it is seen not to, `--policy stride`."""
+
+    name = "strides"
+    policies = frozenset({"auto", "stride"})
 
     def __init__(
-        self,
-        indices: IndexSource,
-        plans: KnownOrders,
-        scheduler: Scheduler,
-        ledger: Ledger,
-        clients: Callable[[], Iterable[Client]],
-        orderly: Callable[[Region], bool] | None = None,
-    ) -> None:
-        self._indices, self._plans, self._scheduler = indices, plans, scheduler
-        self._ledger, self._clients = ledger, clients
+        self, indices: IndexSource, plans: KnownOrders, ledger: Ledger,
+        readers: Callable[[], list[Reader]], always: bool,
+    ) -> None:  # fmt: skip
+        self._indices, self._plans, self._ledger = indices, plans, ledger
+        self._all, self._always = readers, always
         self._clock = plans.clock
-        self._orderly, self._always = orderly, orderly is None
-        #: Whether a walk that skips nothing is to be told of; whether any rank is watched.
-        self.hears_all = self.watches_any = self._always
+        self.trait = None if always else Trait.SKIPS
         self._watches: dict[tuple[Key, int], _Watch] = {}
         self._left_out: dict[Key, tuple[int, bool]] = {}  # (until when it holds, what was found)
 
-    def readers(self, client: Client, region: Region) -> list[PlannedReader]:
+    # ---- a source of orders ---------------------------------------------------------------------
+
+    def readers(self, reader: Reader) -> list[PlannedReader]:
         """See known_order.OrderSource."""
-        watch = self._watch(region, client.rank)
-        return [watch.reader] if watch is not None and watch.reader is not None else []
+        watch = self._watch(reader)
+        return [watch.order] if watch is not None and watch.order is not None else []
 
-    def pending(self, client: Client, region: Region) -> bool:
-        """See known_order.OrderSource."""
-        return self.seeks(region, self._clock.now_ns())
-
-    def _watch(self, region: Region, rank: int) -> _Watch | None:
-        name = region.file.key, rank
-        watch = self._watches.get(name)
-        if watch is not None and watch.file is not region.file:  # closed, and opened again
-            if watch.reader is not None:
-                self._plans.remove(watch.reader)
-            del self._watches[name]
-            return None
-        return watch
-
-    # ---- what the engine tells and asks ---------------------------------------------------------
+    def pending(self, reader: Reader) -> bool:
+        """See known_order.OrderSource: nobody has said that there is one."""
+        return False
 
     def mapped(self, client: Client) -> None:
         """See OrderSource: `--policy stride` asks at once, as the helper takes a while."""
         for region in client.regions.values() if self._always else ():
             self._indices.get(region.file)
 
-    def touch(self, client: Client, region: Region, stream: Stream, now: int) -> None:
-        """A reader has gone on, on this walk."""
-        if region.verdict == wire.ServingMode.POOL:
-            return  # it maps ahead in pieces: not what was read
-        watch = self._watch(region, client.rank)
+    def _watch(self, reader: Reader) -> _Watch | None:
+        name = reader.file.key, reader.rank
+        watch = self._watches.get(name)
+        if watch is not None and watch.file is not reader.file:  # closed, and opened again
+            if watch.order is not None:
+                self._plans.remove(watch.order)
+            del self._watches[name]
+            return None
+        return watch
+
+    # ---- a predictor ----------------------------------------------------------------------------
+
+    def observe(
+        self, reader: Reader, region: Region, seen: Observation, walk: Stream | None
+    ) -> None:
+        """See Predictor."""
+        if walk is None or region.verdict == ServingMode.POOL:
+            return  # the pool maps ahead in pieces: not what was read
+        watch, now = self._watch(reader), seen.at_ns
         if watch is None:
-            if not self._always and not stream.skips:
-                return
-            watch = _Watch(region.file, client.rank)
-            self.watches_any = self._plans.possible = True
-            self._watches[region.file.key, client.rank] = watch
-        if watch.reader is not None:
-            self._follow(watch, watch.reader, now)
+            watch = _Watch(reader.file, reader.rank)
+            self._watches[reader.file.key, reader.rank] = watch
+        if watch.order is not None:
+            self._follow(watch, watch.order, now)
         elif (
             watch.over is None
             and now >= watch.next_ns
-            and self._plans.reader(client, region) is None
-            and (self._always or self._surely(client, region, stream, now))
+            and self._plans.order_of(reader) is None
+            and (self._always or self._surely(reader, walk, now))
         ):
             watch.since_ns = watch.since_ns or now
             self._seek(watch, now)
 
-    def holds(self, region: Region, stream: Stream, now: int) -> bool:
-        """Whether a walk gets no window, because its records will soon be known."""
-        watch = self._watch(region, stream.rank) if self._always else None
-        if watch is None or not watch.holds(now):
-            return False
-        if stream.settled and (stream.density or 0.0) >= DENSITY:
-            return False
-        if (stream.reader, stream.id) not in watch.held:
-            watch.held.add((stream.reader, stream.id))
-            self._take_window(stream)
-        return True
+    def confidence(self, reader: Reader, now_ns: int) -> float:
+        """See Predictor. `--policy auto` has its windows until there is a sequence."""
+        watch = self._watch(reader) if self._always else None
+        if watch is None or not watch.holds(now_ns):
+            return 0.0
+        walks = reader.table.active()
+        dense = any(walk.settled and (walk.density or 0.0) >= DENSITY for walk in walks)
+        return 0.0 if dense else HOLD_CONFIDENCE
 
-    def seeks(self, region: Region, now: int) -> bool:
-        """Whether a reader may soon turn out to skip, and is not to be taken for a random one."""
-        watch = self._watch(region, region.table.rank) if self._always else None
-        return watch is not None and watch.holds(now) and now - watch.since_ns < CLAIM_NS
+    def demand(self, reader: Reader, now_ns: int) -> tuple[tuple[Consumer, PrefetchRange], ...]:
+        """See Predictor."""
+        return ()
 
-    def _surely(self, client: Client, region: Region, stream: Stream, now: int) -> bool:
+    def _surely(self, reader: Reader, walk: Stream, now: int) -> bool:
         """`--policy auto`: whether a rank skips what no rank of this node reads."""
         return (
-            stream.skips
-            and self._orderly is not None
-            and self._orderly(region)
-            and not self._plans.pending(client, region)
-            and self._leaves_out(region.file, now)
+            walk.skips
+            and reader.jumps.is_sequential
+            and not self._plans.pending(reader)
+            and self._leaves_out(reader.file, now)
         )
 
     def _leaves_out(self, file: FileState, now: int) -> bool:
@@ -203,34 +195,30 @@ class Strides:
         return found
 
     def _look_together(self, file: FileState) -> bool:
+        readers = [reader for reader in self._all() if reader.file is file]
         walks = [
-            (client, region, max(active, key=lambda s: s.last_ns))
-            for client in self._clients()
-            for region in client.regions.values()
-            if region.file is file and (active := region.table.active())
+            (reader, max(active, key=lambda s: s.last_ns))
+            for reader in readers
+            if (active := reader.table.active())
         ]
-        latest = max((walk.last_ns for *_, walk in walks), default=0)
-        walks = [each for each in walks if latest - each[2].last_ns < QUIET_NS]
-        ranks = {c.rank for c in self._clients() for r in c.regions.values() if r.file is file}
-        if ranks - {client.rank for client, *_ in walks}:
+        latest = max((walk.last_ns for _, walk in walks), default=0)
+        walks = [each for each in walks if latest - each[1].last_ns < QUIET_NS]
+        if {reader.rank for reader in readers} - {reader.rank for reader, _ in walks}:
             return False  # one of them has yet to begin, or waits: what it reads is not known
         # of what all have passed: one that is ahead has met its own records only; and less what
         # several threads read out of order
-        spans = [sorted((walk.start_bytes, walk.position_bytes)) for *_, walk in walks]
+        spans = [sorted((walk.start_bytes, walk.position_bytes)) for _, walk in walks]
         low = max((a for a, _ in spans), default=0) + BACK_BYTES
         high = min((b for _, b in spans), default=0) - BACK_BYTES
         low = max(low, high - SURE_BYTES)
         if high - low < PASSED_BYTES:
             return False
-        for client, region, _ in walks:
-            pagetables.note_used(region, pagetables.runs(client, region, low, high))
+        for reader, _ in walks:
+            for region in reader.regions.values():
+                pagetables.note_used(region, pagetables.runs(region, low, high))
         first, last = low // BLOCK_BYTES, -(-high // BLOCK_BYTES)
         both, _, other = file.block_counts(first, last)
         return both + other < DENSITY * (last - first) * BLOCK_BYTES
-
-    def _take_window(self, stream: Stream) -> None:
-        self._scheduler.forget(stream)
-        stream.frontier_bytes = stream.window_end_bytes = stream.position_bytes
 
     # ---- finding a sequence ---------------------------------------------------------------------
 
@@ -262,37 +250,32 @@ class Strides:
         seen = self._seen(index, streams)
         if seen is None:
             return
-        direction = streams[0][2].direction
+        direction = streams[0][1].direction
         found = stride.infer(seen, direction)
         if found is None:
             return
         if len(index) // found.period * found.run > ITEMS_MAX:
             watch.over = f"{found}: too many records"
             return
-        reader = watch.reader = StridedReader(watch.file, watch.rank, index, found, self._clock)
-        self._plans.add(reader)
-        reader.compare(seen, now)
-        for _, _, stream in streams:
-            self._take_window(stream)
+        order = watch.order = StridedReader(watch.file, watch.rank, index, found, self._clock)
+        self._plans.add(order)
+        order.compare(seen, now)
 
-    def _streams(self, watch: _Watch, since: int = 0) -> list[tuple[Client, Region, Stream]]:
+    def _streams(self, watch: _Watch, since: int = 0) -> list[tuple[Reader, Stream]]:
         """The present walk of each process of the rank, the one that moved last first; of those
         that have moved since then."""
         found = []
-        for client in self._clients():
-            if client.rank != watch.rank:
-                continue
-            for region in client.regions.values():
-                active = [s for s in region.table.active() if s.last_ns >= since]
-                if region.file is watch.file and active and not region.detaching:
-                    found.append((client, region, max(active, key=lambda s: s.last_ns)))
-        found.sort(key=lambda each: -each[2].last_ns)
-        return [each for each in found if each[2].direction == found[0][2].direction]
+        for reader in self._all():
+            active = [s for s in reader.table.active() if s.last_ns >= since]
+            if reader.rank == watch.rank and reader.file is watch.file and active:
+                found.append((reader, max(active, key=lambda s: s.last_ns)))
+        found.sort(key=lambda each: -each[1].last_ns)
+        return [each for each in found if each[1].direction == found[0][1].direction]
 
     def _seen(
         self,
         index: RecordIndex,
-        streams: list[tuple[Client, Region, Stream]],
+        streams: list[tuple[Reader, Stream]],
         span_bytes: int = SPAN_BYTES,
     ) -> Seen | None:
         """What they have read of what all that move have passed, ``span_bytes`` back."""
@@ -300,9 +283,9 @@ class Strides:
 
         if not streams:
             return None
-        latest, direction = streams[0][2].last_ns, streams[0][2].direction
-        places = [s.position_bytes for *_, s in streams if latest - s.last_ns < QUIET_NS]
-        starts = [s.start_bytes for *_, s in streams]
+        latest, direction = streams[0][1].last_ns, streams[0][1].direction
+        places = [s.position_bytes for _, s in streams if latest - s.last_ns < QUIET_NS]
+        starts = [s.start_bytes for _, s in streams]
         if direction > 0:
             high = min(places)
             low = max(min(starts), high - span_bytes)
@@ -310,10 +293,10 @@ class Strides:
             low = max(places)
             high = min(max(starts), low + span_bytes)
         runs: list[tuple[int, int]] = []
-        for client, region, _ in streams:
+        for region in [r for reader, _ in streams for r in reader.regions.values()]:
             at = low
             while at < high and len(runs) < RUNS_MAX:
-                some = pagetables.runs(client, region, at, high)
+                some = pagetables.runs(region, at, high)
                 runs += some
                 if len(some) < RUNS_AT_ONCE:
                     break
@@ -324,19 +307,19 @@ class Strides:
 
     # ---- following it ---------------------------------------------------------------------------
 
-    def _follow(self, watch: _Watch, reader: StridedReader, now: int) -> None:
+    def _follow(self, watch: _Watch, order: StridedReader, now: int) -> None:
         """How far it is, and whether that is still what is read."""
-        if reader.wrong is None and now >= reader.next_ns:
+        if order.wrong is None and now >= order.next_ns:
             began = self._clock.cpu_ns()
             index = self._indices.get(watch.file)
-            streams = self._streams(watch, reader.begun_ns)
+            streams = self._streams(watch, order.begun_ns)
             seen = None if index is None else self._seen(index, streams, FOLLOW_BYTES)
             if seen is not None:
-                reader.compare(seen, now)
-            reader.next_ns = now + max(FOLLOW_NS, COST * (self._clock.cpu_ns() - began))
-        if reader.wrong is not None:
-            self._plans.remove(reader)
-            watch.reader = None
+                order.compare(seen, now)
+            order.next_ns = now + max(FOLLOW_NS, COST * (self._clock.cpu_ns() - began))
+        if order.wrong is not None:
+            self._plans.remove(order)
+            watch.order = None
             watch.attempts += 1
             watch.next_ns, watch.every_ns = now + AGAIN_NS, AGAIN_NS
             if watch.attempts >= ATTEMPTS:

@@ -10,7 +10,6 @@ from uffdprefetch.base.clock import CLOCK, Clock
 from uffdprefetch.predict.streams import PIECE_BYTES, REACH_BYTES, Stream
 from uffdprefetch.protocol import wire
 from uffdprefetch.sense import pagetables
-from uffdprefetch.state.client import Client
 from uffdprefetch.state.files import BLOCK_BYTES
 from uffdprefetch.state.publisher import SEEN, EventPublisher
 from uffdprefetch.state.region import Region
@@ -38,12 +37,10 @@ SILENT_NS = 50 * MS
 FOLLOW_STEPS = 8
 
 
-def tell_seen(
-    tap: EventPublisher, client: Client, region: Region, start: int, end: int, now: int
-) -> None:
+def tell_seen(tap: EventPublisher, region: Region, start: int, end: int, now: int) -> None:
     """[start, end) was found mapped: some time since the last look."""
     since = now - region.scan.last_end_ns if region.scan.last_end_ns else 0
-    tap.put(SEEN, now, client.pid, region.file, start, end - start, since)
+    tap.put(SEEN, now, region.reader.pid, region.file, start, end - start, since)
 
 
 class PagetableScanner:
@@ -53,31 +50,32 @@ class PagetableScanner:
         self,
         layout: CheckpointPlacer,
         tap: EventPublisher,
-        touch: Callable[[Client, Region, int, int, int], object],
-        looked: Callable[[Client, Region, list[tuple[int, int]]], None],
+        touch: Callable[[Region, int, int, int], object],
+        looked: Callable[[Region, list[tuple[int, int]]], None],
         clock: Clock = CLOCK,
     ) -> None:
         """``looked`` hears of all of the runs that one look has found, unmerged."""
         self._clock = clock
         self._layout, self._tap, self._touch, self._looked = layout, tap, touch, looked
 
-    def look(self, client: Client, region: Region, now: int, share: int) -> None:
+    def look(self, region: Region, now: int, share: int) -> None:
         """Tell what has been touched since the last look, and say when the next is due, which may
         cost one part in ``share`` of what looking may."""
         began = self._clock.cpu_ns()
-        active = [] if region.order.announced else region.table.active()
+        walks = region.walks
+        active = [] if region.reader.order.announced else [s for s in walks if s.active]
         by_tables = region.verdict != wire.ServingMode.POOL
         touched = False
         for stream in active:
             quiet = now - stream.last_ns
             if quiet > 10_000 * MS or (not by_tables and quiet < SILENT_NS):
                 continue
-            touched = self._follow(client, region, stream, now) or touched
+            touched = self._follow(region, stream, now) or touched
         # all of it: often until a walk is sure, then now and then, for walks yet to begin
         if not any(s.settled for s in active) or (
             region.scan.resume_at or now - region.scan.whole_ns >= LOOK_SLOWEST_NS
         ):
-            touched = self._look_at_all(client, region) or touched
+            touched = self._look_at_all(region) or touched
             region.scan.whole_ns = now
         region.scan.last_end_ns = now
         self._next_look(region, active, by_tables, touched, now)
@@ -86,30 +84,30 @@ class PagetableScanner:
         due = LOOK_FIRST_NS if region.scan.resume_at else region.scan.every_ns
         region.scan.due_ns = now + max(due, LOOK_COST * share * cost)
 
-    def _follow(self, client: Client, region: Region, stream: Stream, now: int) -> bool:
+    def _follow(self, region: Region, stream: Stream, now: int) -> bool:
         """Look ahead of a stream, and again from where that leads; whether it saw news."""
         touched = False
         for _ in range(FOLLOW_STEPS):
             at = stream.position_bytes
             start = at - (BLOCK_BYTES if stream.direction > 0 else REACH_BYTES)
-            clusters, _ = self._new_touches(client, region, start, start + REACH_BYTES)
+            clusters, _ = self._new_touches(region, start, start + REACH_BYTES)
             for a, b in clusters:
-                self._touch(client, region, a, b, now)
+                self._touch(region, a, b, now)
                 touched = True
             if abs(stream.position_bytes - at) < REACH_BYTES // 2:
                 break
         return touched
 
-    def _look_at_all(self, client: Client, region: Region) -> bool:
+    def _look_at_all(self, region: Region) -> bool:
         """Go on with the look over the whole region, for a bounded time; whether it saw news."""
         touched = False
         now = began = self._clock.now_ns()
         while now == began or now - began < LOOK_AT_ONCE_NS:
             start = max(region.scan.resume_at, region.offset_bytes)
             end = min(start + LOOK_AT_ONCE_BYTES, region.span.end_bytes)
-            clusters, more = self._new_touches(client, region, start, end)
+            clusters, more = self._new_touches(region, start, end)
             for a, b in clusters:
-                self._touch(client, region, a, b, now)
+                self._touch(region, a, b, now)
                 touched = True
             region.scan.resume_at = more or end
             if region.scan.resume_at >= region.span.end_bytes:
@@ -122,8 +120,8 @@ class PagetableScanner:
         self, region: Region, active: list[Stream], by_tables: bool, touched: bool, now: int
     ) -> None:
         settled = any(s.settled for s in active)
-        begun = any(now - s.last_ns < UNSURE_NS for s in region.table.streams)
-        if not settled and begun and not region.order.announced:
+        begun = any(now - s.last_ns < UNSURE_NS for s in region.walks)
+        if not settled and begun and not region.reader.order.announced:
             region.scan.every_ns = LOOK_FIRST_NS
         elif settled and by_tables:
             rate = max((s.rate_bytes_per_second for s in active), default=0.0)
@@ -132,31 +130,29 @@ class PagetableScanner:
                 step_bytes = min(step_bytes, PIECE_BYTES)
             due = int(step_bytes / rate * 1e9) if rate else POLL_SLOWEST_NS
             region.scan.every_ns = min(POLL_SLOWEST_NS, max(POLL_FASTEST_NS, due))
-        elif region.order.announced:
-            heard = now - region.order.last_progress_ns < 2 * SILENT_NS
+        elif region.reader.order.announced:
+            heard = now - region.reader.order.last_progress_ns < 2 * SILENT_NS
             region.scan.every_ns = LOOK_SLOWEST_NS if heard else SILENT_NS
-        elif region.order.followed or (
+        elif region.reader.order.followed or (
             settled and now - max(s.last_ns for s in active) < 1000 * MS
         ):
             region.scan.every_ns = SILENT_NS
-        elif region.scan.scattered:
-            region.scan.every_ns = 1000 * MS
         elif touched:
             region.scan.every_ns = LOOK_FIRST_NS
         else:
             region.scan.every_ns = min(LOOK_SLOWEST_NS, region.scan.every_ns * 3 // 2)
 
     def _new_touches(
-        self, client: Client, region: Region, start: int, end: int
+        self, region: Region, start: int, end: int
     ) -> tuple[list[tuple[int, int]], int]:
         news: list[tuple[int, int]] = []
 
         def tell(a: int, b: int) -> None:
             news.append((a, b))
             if self._tap.active:
-                tell_seen(self._tap, client, region, a, b, self._clock.now_ns())
+                tell_seen(self._tap, region, a, b, self._clock.now_ns())
 
-        found = pagetables.new_touches(client, region, start, end, tell)
-        if news or region.order.followed:
-            self._looked(client, region, news)
+        found = pagetables.new_touches(region, start, end, tell)
+        if news or region.reader.order.followed:
+            self._looked(region, news)
         return found

@@ -12,16 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from uffdprefetch.native import uffd
-from uffdprefetch.state.client import Client
 from uffdprefetch.state.region import Region
 
 #: Runs closer than this are one touch: a B-tree skips pages, a record spans many.
 CLUSTER_BYTES = 1 << 20
-#: More separate ranges than this: the reader jumps about.
-SCATTER_MAX = 2048
 
 
-def runs(client: Client, region: Region, start: int, end: int) -> list[tuple[int, int]]:
+def runs(region: Region, start: int, end: int) -> list[tuple[int, int]]:
     """Mapped pages of the region within file offsets [start, end), as (offset, bytes).
 
     Empty when the page table cannot be read. One call's worth (512 runs) at most.
@@ -30,7 +27,7 @@ def runs(client: Client, region: Region, start: int, end: int) -> list[tuple[int
     end = min(end, region.offset_bytes + region.length_bytes)
     if start >= end:
         return []
-    found = client.touched_runs(region.address_of(start), end - start)
+    found = region.reader.client.touched_runs(region.address_of(start), end - start)
     return [(region.offset_of(a), length) for a, length in found]
 
 
@@ -41,7 +38,6 @@ def note_used(region: Region, found: list[tuple[int, int]]) -> None:
 
 
 def new_touches(
-    client: Client,
     region: Region,
     start: int,
     end: int,
@@ -52,7 +48,7 @@ def new_touches(
     The second value is where to go on: 0 when the whole range has been seen. ``tell`` hears of each
     range by itself.
     """
-    found = runs(client, region, start, end)
+    found = runs(region, start, end)
     note_used(region, found)
     more = 0
     if len(found) >= uffd.RUNS_AT_ONCE:
@@ -72,5 +68,4 @@ def new_touches(
     if now_mapped:
         start, end = min(start, now_mapped[0][0]), max(end, now_mapped[-1][1])
     region.scan.mapped.replace(start, end, now_mapped)
-    region.scan.scattered = len(region.scan.mapped) > SCATTER_MAX
     return clusters, more

@@ -20,11 +20,11 @@ from uffdprefetch.base.config import Config
 from uffdprefetch.base.ranges import IntervalSet
 from uffdprefetch.native import uffd
 from uffdprefetch.predict import checkpoints
-from uffdprefetch.predict.streams import StreamTable
 from uffdprefetch.protocol import wire
 from uffdprefetch.readers.arbiter import Arbiter
 from uffdprefetch.readers.bulk import Bulk
 from uffdprefetch.readers.predictor import Observation
+from uffdprefetch.readers.walks import Walks
 from uffdprefetch.readers.windows import Windows
 from uffdprefetch.sense import pagetables
 from uffdprefetch.sense.pagetable_scan import LOOK_FIRST_NS, PagetableScanner
@@ -36,6 +36,7 @@ from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.opening import Opened, Opener
 from uffdprefetch.state.processes import Watched
 from uffdprefetch.state.publisher import MAJORS, TOUCH, EventPublisher
+from uffdprefetch.state.reader import Reader, forget_unmapped, reader_of, readers_of
 from uffdprefetch.state.region import FIRST_OBSERVED, Region, ScanState
 from uffdprefetch.warm.limits import Limits
 from uffdprefetch.warm.placement import CheckpointPlacer
@@ -44,7 +45,6 @@ from uffdprefetch.warm.scheduler import Scheduler
 if TYPE_CHECKING:
     from uffdprefetch.pool.node_pool import NodePool
     from uffdprefetch.readers.known_order import KnownOrders
-    from uffdprefetch.readers.strides import Strides
 
 MS = 1_000_000
 #: A job waits in mmap(2) for its checkpoints: what has not been read by then is not laid. The rest
@@ -102,12 +102,13 @@ class Coordinator:
         self.ledger = ledger
         self.tap = tap or EventPublisher()
         self.layout = CheckpointPlacer(config, scheduler, ledger, clock)
+        self.walks = Walks(config.policy, scheduler, ledger, self.tap, self.layout, clock)
         self.bulk = Bulk(config, scheduler, ledger, self.layout, clock, self.limits)
-        windows = Windows(config, scheduler, ledger, self.tap, self.layout, self.bulk, clock)
         self.arbiter = Arbiter(
-            config.policy, scheduler, ledger, self.layout, self.bulk, windows, clock,
-            lambda: list(self.clients.values()),
-        )  # fmt: skip
+            config.policy, scheduler, self.layout, self.walks, clock, self.readers
+        )
+        self.arbiter.add(Windows(config, scheduler, self.tap, self.layout))
+        self.arbiter.add(self.bulk)
         self._looks = PagetableScanner(
             self.layout, self.tap, self._mapped, self.arbiter.scanned, clock
         )
@@ -134,6 +135,10 @@ class Coordinator:
         """For who closes files that nobody maps."""
         return self._table
 
+    def readers(self) -> list[Reader]:
+        """Who has mapped what, now."""
+        return readers_of(self.clients)
+
     def use_pool(self, pool: NodePool) -> None:
         """`--engine pool`: mappings that can be are served from there."""
         self.pool = self._table.pool = pool
@@ -144,11 +149,7 @@ class Coordinator:
         """The orders of some readers are known, or may be told."""
         self.plans = plans
         plans.room_bytes, plans.allowed_bytes = self._room_bytes, self._allowed
-        self.arbiter.use_orders(plans)
-
-    def use_strides(self, strides: Strides) -> None:
-        """Orders of readers that skip are inferred."""
-        self.arbiter.windows.strides = strides
+        plans.begins = lambda: self.arbiter.add(plans)
 
     # -------------------------------------------------------------- regions come and go
 
@@ -355,14 +356,14 @@ class Coordinator:
             length_bytes=a.length_bytes,
             offset_bytes=a.offset_bytes,
             verdict=verdict,
-            table=StreamTable(client.rank, client.pid),
+            reader=reader_of(client, file),
             scan=ScanState(self.clock.now_ns() + LOOK_FIRST_NS, LOOK_FIRST_NS),
         )
         file.attached += 1
-        client.regions[region.id] = region
+        client.regions[region.id] = region.reader.regions[region.id] = region
         if self.plans is not None:  # its order begins before its first touch
             self.plans.mapped(client)
-            self.arbiter.due(client, region)
+            self.arbiter.due(region)
         if verdict == wire.ServingMode.POOL and self.pool:
             region.scan.due_ns = NEVER_NS  # its faults tell
             self.pool.attach(client, region)
@@ -377,11 +378,22 @@ class Coordinator:
         region.file.attached -= 1
         if self.pool and region.verdict == wire.ServingMode.POOL:
             self.pool.detach(client, region)
-        for stream in region.table.streams:
-            self.scheduler.forget(stream)
-        self.bulk.note_streams(client, region)
-        self.arbiter.left(region)
+        reader = region.reader
+        del reader.regions[region_id]
+        if not reader.regions:
+            for stream in reader.table.streams:
+                self.scheduler.forget(stream)
+            self.bulk.note_streams(reader)
+            reader.rest()
+            for old in forget_unmapped(client):
+                self.arbiter.left(old)
+        self.arbiter.unmapped(region)
         self._table.left(region.file, client.pid)
+
+    def left(self, client: Client) -> None:
+        """The process is gone, and its mappings are."""
+        for reader in client.readers.values():
+            self.arbiter.left(reader)
 
     def give_up(self, file: FileState, why: str) -> None:
         """The file changes: every region of it becomes the job's own mapping again."""
@@ -437,26 +449,26 @@ class Coordinator:
             end = start + uffd.PAGE_BYTES
             around = start - BLOCK_BYTES, end + BLOCK_BYTES
             new = region.scan.mapped.missing(*around) == [around]
-            self.arbiter.observe(client, region, Observation(start, end, at_ns, new))
+            self.arbiter.observe(region, Observation(start, end, at_ns, new))
 
     def on_pool_events(self) -> None:
         """What has happened in the pool, if there is one."""
         if self.pool is not None:
             pool_bridge.take_events(self, self.pool)
 
-    def _mapped(self, client: Client, region: Region, start: int, end: int, at_ns: int) -> None:
+    def _mapped(self, region: Region, start: int, end: int, at_ns: int) -> None:
         """A scan has found pages that are mapped between two places, and booked each of them."""
-        seen = Observation(start, end, at_ns, new=True, told=False)
-        self.arbiter.observe(client, region, seen)
+        self.arbiter.observe(region, Observation(start, end, at_ns, new=True, told=False))
 
     def look(self, now: int) -> None:
         """Read the page tables that are due: new streams, and progress where no uffd tells."""
-        known = sum(r.order.announced for c in self.clients.values() for r in c.regions.values())
+        known = sum(len(r.regions) for r in self.readers() if r.order.announced)
         for client in self.clients.values():
             for region in client.regions.values():
                 if now >= region.scan.due_ns and not region.detaching:
-                    self._looks.look(client, region, now, known if region.order.announced else 1)
-                    rest = self.bulk.rest_ns(region)
+                    announced = region.reader.order.announced
+                    self._looks.look(region, now, known if announced else 1)
+                    rest = self.bulk.rest_ns(region.reader)
                     region.scan.due_ns = max(region.scan.due_ns, now + rest)
         self.bulk.step(now)
 
@@ -477,16 +489,14 @@ class Coordinator:
             self._hand_out()
         if self.arbiter.idle:
             return
-        self.ledger.active_streams = sum(
-            len(r.table.active()) for c in self.clients.values() for r in c.regions.values()
-        )
+        readers = self.readers()
+        self.ledger.active_streams = sum(len(reader.table.active()) for reader in readers)
         if self.pool is not None:
             self.pool.note_places(
-                (region.file, stream)
-                for client in self.clients.values()
-                for region in client.regions.values()
-                if region.verdict == wire.ServingMode.POOL
-                for stream in region.table.active()
+                (reader.file, stream)
+                for reader in readers
+                if reader.pooled
+                for stream in reader.table.active()
             )
         self.arbiter.plan()
 
@@ -496,8 +506,8 @@ class Coordinator:
             return self.pool.budget_bytes
         return self.layout.allowed_bytes
 
-    def _allowed(self, region: Region) -> int:
-        if self.pool is not None and region.verdict == wire.ServingMode.POOL:
+    def _allowed(self, pooled: bool) -> int:
+        if self.pool is not None and pooled:
             return self.pool.window_bytes()
         return self.layout.allowed_bytes // max(1, len(self.clients))
 
@@ -510,12 +520,12 @@ class Coordinator:
         """Once a second: what has fired long ago is armed again even where nothing moves."""
         for file in self.files.values():
             file.recent = IntervalSet()  # the kernel may have taken it back
-        for client in self.clients.values():
-            for region in client.regions.values():
-                region.table.expire(self.clock.now_ns())
-                self.arbiter.windows.forget_absorbed(region)
+        for reader in self.readers():
+            reader.table.expire(self.clock.now_ns())
+            self.walks.forget_absorbed(reader)
+            for region in reader.regions.values():
                 if not region.detaching:
-                    self.layout.refresh(client, region)
+                    self.layout.refresh(region)
 
     # -------------------------------------------------------------- end
 
@@ -534,7 +544,7 @@ class Coordinator:
             if region.verdict == wire.ServingMode.POOL:
                 continue
             while start < region.span.end_bytes:
-                found = pagetables.runs(client, region, start, region.span.end_bytes)
+                found = pagetables.runs(region, start, region.span.end_bytes)
                 pagetables.note_used(region, found)
                 if len(found) < uffd.RUNS_AT_ONCE:
                     break

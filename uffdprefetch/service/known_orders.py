@@ -30,19 +30,18 @@ class Planning:
             self.resolver, self.plans, engine.ledger,
             lambda: list(engine.clients.values()), engine.arbiter.orders_came,
         )  # fmt: skip
+        engine.use_plans(self.plans)
         self.plans.sources.append(self.announcements)
         if config.plan is not None:
             plan = PlanFile(self.resolver, self.plans, engine.ledger, engine.arbiter.orders_came)
             self.plans.sources.insert(0, plan)
-        engine.use_plans(self.plans)
         if config.policy in ("auto", "stride"):
             strides = Strides(
-                Indices(self.resolver, engine.arbiter.orders_came), self.plans, engine.scheduler,
-                engine.ledger, engine.clients.values,
-                None if config.policy == "stride" else engine.bulk.is_sequential,
+                Indices(self.resolver, engine.arbiter.orders_came), self.plans, engine.ledger,
+                engine.readers, always=config.policy == "stride",
             )  # fmt: skip
             self.plans.sources.append(strides)
-            engine.use_strides(strides)
+            engine.arbiter.add(strides)
         if config.plan is not None or config.policy == "stride":
             self.resolver.start()  # the job has yet to start
 

@@ -20,7 +20,7 @@ from uffdprefetch.service.sampling import RANK_TICKS, RANKS_MAX, Counted, RankTr
 from uffdprefetch.service.snapshot import MISS_SENSOR, POOL_MISS_SENSOR, WAIT_SENSOR
 from uffdprefetch.state.files import BLOCK_BYTES, FileState
 from uffdprefetch.state.ledger import JobProcess
-from uffdprefetch.state.region import Region
+from uffdprefetch.state.reader import Reader
 from uffdprefetch.warm.limits import Limit
 from uffdprefetch.warm.scheduler import Scheduler
 
@@ -149,24 +149,23 @@ class Live:
         members: dict[int, list[JobProcess]] = {}
         for process in ledger.all_processes():
             members.setdefault(process.rank, []).append(process)
-        walks: dict[int, list[tuple[Region, Stream]]] = {}
-        scattered: dict[int, Region] = {}
-        regions: dict[int, Region] = {}
-        for client in self._engine.clients.values():
-            for region in client.regions.values():
-                regions[client.rank] = region
-                if region.table.random:
-                    scattered[client.rank] = region
-                found = walks.setdefault(client.rank, [])
-                found += [(region, stream) for stream in region.table.active()]
+        walks: dict[int, list[tuple[Reader, Stream]]] = {}
+        random: dict[int, Reader] = {}
+        mapped: dict[int, Reader] = {}
+        for reader in self._engine.readers():
+            mapped[reader.rank] = reader
+            if reader.random:
+                random[reader.rank] = reader
+            found = walks.setdefault(reader.rank, [])
+            found += [(reader, walk) for walk in reader.table.active()]
         under_way = self._scheduler.under_way_by_rank()
         return [
             self._rank(
                 rank,
                 members[rank],
                 sorted(walks.get(rank, []), key=lambda walk: self._leads(walk[1], now)),
-                scattered.get(rank),
-                regions.get(rank),
+                random.get(rank),
+                mapped.get(rank),
                 under_way.get(rank, 0),
                 now,
             )
@@ -177,21 +176,21 @@ class Live:
         self,
         rank: int,
         members: list[JobProcess],
-        walks: list[tuple[Region, Stream]],
-        scattered: Region | None,
-        mapped: Region | None,
+        walks: list[tuple[Reader, Stream]],
+        random: Reader | None,
+        mapped: Reader | None,
         in_flight_bytes: int,
         now: int,
     ) -> dict[str, Any]:
         moving = [walk for walk in walks if self._moves(walk[1], now)] or walks[:1]
-        region, stream = moving[0] if moving else (scattered or mapped, None)
-        if region is not None and region.order.followed:
+        reader, stream = moving[0] if moving else (random or mapped, None)
+        if reader is not None and reader.order.followed:
             pattern = "planned"
-        elif stream is None or scattered is not None:
-            pattern = "random" if scattered else "unknown" if mapped else "no mapping"
+        elif stream is None or random is not None:
+            pattern = "random" if random else "unknown" if mapped else "no mapping"
         else:
             pattern = stream.pattern
-        file = region.file if region else None
+        file = reader.file if reader else None
         alive = [p for p in members if p.watched.pid and not p.watched.ended]
         track = self.sampling.ranks.get(rank)
         wasted = sum(track.wasted_bytes.values()) if track and track.wasted_bytes else None
@@ -205,7 +204,7 @@ class Live:
             "size_bytes": file.size_bytes if file else None,
             "pattern": pattern,
             "direction": stream.direction if stream else None,
-            **(_place(region, stream) if region and stream else dict.fromkeys(PLACE)),
+            **(_place(reader, stream) if reader and stream else dict.fromkeys(PLACE)),
             "stride_bytes": stream.stride_bytes if stream else None,
             "density_64KiB": stream.density if stream else None,
             "quiet_seconds": round((now - stream.last_ns) / 1e9, 1) if stream else None,
@@ -218,19 +217,19 @@ class Live:
             "wasted_bytes": wasted,
             "wasted_why": None if wasted is not None else "not counted yet",
             "late_extents": sum(s.feedback.late_extents for _, s in walks),
-            "hit": _hit(track, bool(scattered)),
+            "hit": _hit(track, bool(random)),
             "demand_misses": sum(p.watched.misses for p in members),
             "stall": {"share": None, "seconds": None, "sensor": None, "why": ADDED_BY_WATCHER},
             "walks": len(walks),
             "streams": [
                 {
-                    "file": region.file.path,
+                    "file": reader.file.path,
                     "pid": s.reader,
                     "pattern": s.pattern,
-                    **_place(region, s),
+                    **_place(reader, s),
                     "rate_bytes_per_second": round(self._rate(s, now)),
                 }
-                for region, s in moving[:STREAMS_MAX]
+                for reader, s in moving[:STREAMS_MAX]
             ],
         }
 
@@ -310,13 +309,13 @@ class Live:
         }
 
 
-def _place(region: Region, stream: Stream) -> dict[str, int]:
+def _place(reader: Reader, stream: Stream) -> dict[str, int]:
     """Where a walk began, is, and is warmed up to; pages end where the file does."""
     at = (stream.start_bytes, stream.position_bytes, stream.frontier_bytes)
-    return {name: min(o, region.file.size_bytes) for name, o in zip(PLACE, at, strict=True)}
+    return {name: min(o, reader.file.size_bytes) for name, o in zip(PLACE, at, strict=True)}
 
 
-def _hit(track: RankTrack | None, scattered: bool) -> dict[str, Any]:
+def _hit(track: RankTrack | None, random: bool) -> dict[str, Any]:
     """Of the blocks that a rank has read lately, the share that cost no major fault."""
     if track is None or len(track.ticks) < 2:
         short = f"more than {RANKS_MAX} ranks" if track is None else "it runs for less than 2 s"
@@ -326,7 +325,7 @@ def _hit(track: RankTrack | None, scattered: bool) -> dict[str, Any]:
     blocks = (last.touched_bytes - first.touched_bytes) // BLOCK_BYTES
     share: float | None = None
     why: str | None = None
-    if scattered:
+    if random:
         why = "it jumps about: what it reads between two walks is not counted"
     elif blocks < BLOCKS_MIN:
         why = f"less than {BLOCKS_MIN} blocks read in the last {RANK_TICKS} s"

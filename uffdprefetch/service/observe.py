@@ -81,7 +81,7 @@ class Observer:
             client = clients.pop(key)
             for region in list(client.regions):
                 self._engine.detached(client, region)
-            self._engine.bulk.left(client)
+            self._engine.left(client)
             client.close()
 
     def _look_at(self, pid: int, client: Client | None, stranger: bool) -> None:

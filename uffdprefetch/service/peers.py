@@ -371,7 +371,7 @@ class Peers:
         for region in list(client.regions):
             self._engine.detached(client, region)
         self._engine.table.ended(client.pid)
-        self._engine.bulk.left(client)
+        self._engine.left(client)
         if self._announcements is not None:
             self._announcements.forget_process(client.pid)
         del self._engine.clients[fd]

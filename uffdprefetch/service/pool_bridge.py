@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.native import uffd
-from uffdprefetch.pool.walkers import note_walker, readers
+from uffdprefetch.pool.walkers import note_walker, walks_of
 from uffdprefetch.predict.checkpoints import DISTANCE_MIN_BYTES
 from uffdprefetch.protocol import wire
 from uffdprefetch.readers.predictor import Observation
@@ -19,10 +19,6 @@ from uffdprefetch.state.publisher import POOL_BACKWARD, POOL_MISS, POOL_TOUCH, P
 if TYPE_CHECKING:  # numpy, which a service without a pool spares
     from uffdprefetch.pool.node_pool import NodePool
     from uffdprefetch.service.coordinator import Coordinator
-
-#: One in this many touches of a reader whose order is known goes to its streams, too: they show it,
-#: and go on when the order is dropped.
-PLANNED_EVERY = 16
 
 
 def accept(
@@ -76,28 +72,15 @@ def _take_fault(
         return
     client.watched.pool_misses += event.kind == uffd_pool.MISS
     start, end = event.offset, event.offset + event.length
-    seen = Observation(start, end, event.time_ns)
-    engine.arbiter.tell_others(client, region, seen)
     cell = start // DISTANCE_MIN_BYTES
     region.checkpoints.fired.setdefault(cell, event.time_ns)
     region.checkpoints.armed.setdefault(cell, start // uffd.PAGE_BYTES)
     how = POOL_TOUCH | (POOL_MISS if event.kind == uffd_pool.MISS else 0)
-    planned = engine.plans is not None and engine.plans.touch(
-        client, region, start, end, event.time_ns
-    )
-    region.pool.planned_touches += planned
-    if planned and region.pool.planned_touches % PLANNED_EVERY:
-        engine.arbiter.gone_on(client, region, seen)
-        engine.tap.put(
-            TOUCH, event.time_ns, client.pid, file, start, end - start, 0, how, event.tid
-        )  # fmt: skip
-        return
-    engine.arbiter.due(client, region)
-    stream, forward = engine.arbiter.windows.touch(client, region, seen)
-    start, end = pool.walked(stream, start, end, forward)
-    note_walker(region, event.tid, stream)
-    if stream.direction < 0:
-        how |= POOL_BACKWARD
+    step = engine.arbiter.observe(region, Observation(start, end, event.time_ns))
+    if step is not None:
+        start, end = step.start, step.end
+        note_walker(region.reader, event.tid, step.walk)
+        how |= POOL_BACKWARD if step.walk.direction < 0 else 0
     engine.tap.put(
         TOUCH, event.time_ns, client.pid, file, start, end - start, 0, how, event.tid
     )  # fmt: skip
@@ -110,12 +93,10 @@ def plan_evictions(engine: Coordinator, pool: NodePool) -> None:
     plans, now = engine.plans, engine.clock.now_ns()
     pool.plan(
         (
-            (region, stream, engine.layout.lookahead(stream, region))
-            for client in engine.clients.values()
-            for region in client.regions.values()
-            if region.verdict == wire.ServingMode.POOL and not region.detaching
-            and (plans is None or plans.reader(client, region) is None)
-            for stream in readers(region, now)
+            (reader, walk, engine.layout.lookahead(walk, pooled=True))
+            for reader in engine.readers()
+            if reader.pooled and (plans is None or plans.order_of(reader) is None)
+            for walk in walks_of(reader, now)
         ),
         [one for one in plans.all if one.live and one.file.pooled is not None] if plans else [],
     )  # fmt: skip

@@ -98,7 +98,7 @@ class Sampling:
         self.history: deque[HistoryTick] = deque(maxlen=HISTORY_TICKS)
         self.counted: dict[Key, Counted] = {}
         self.ticked_ns = 0
-        self._touched: dict[tuple[int, int, int], int] = {}  # stream -> its bytes at the last tick
+        self._touched: dict[tuple[int, Key, int], int] = {}  # stream -> its bytes at the last tick
         self._passed: dict[Key, IntervalSet] = {}  # by any rank
         self._totals = (0, 0, 0)
         self._pass: Iterator[None] | None = None
@@ -131,21 +131,21 @@ class Sampling:
         return track
 
     def _follow_streams(self) -> None:
-        seen: dict[tuple[int, int, int], int] = {}
+        seen: dict[tuple[int, Key, int], int] = {}
         for client in self._engine.clients.values():
             track = self._track(client.rank)
             if track is None:
                 continue
-            for region in client.regions.values():
-                for stream in region.table.streams:
-                    name = (client.pid, region.id, stream.id)
+            for reader in client.readers.values():
+                for stream in reader.table.streams:
+                    name = (client.pid, reader.file.key, stream.id)
                     seen[name] = stream.touched_bytes
                     more = stream.touched_bytes - self._touched.get(name, 0)
                     track.touched_bytes += max(0, more)
                     if stream.active:
                         low, high = sorted((stream.start_bytes, stream.position_bytes))
                         for books in (track.passed, self._passed):
-                            stretches = books.setdefault(region.file.key, IntervalSet())
+                            stretches = books.setdefault(reader.file.key, IntervalSet())
                             if len(stretches) < STRETCHES_MAX:
                                 stretches.add(low, high)
         self._touched = seen

@@ -314,12 +314,7 @@ class Service:
         if more:
             self._ledger.timeline.at(seconds).prefetched_bytes += more
             self._noted_bytes += more
-        streams = [
-            s
-            for c in self.engine.clients.values()
-            for r in c.regions.values()
-            for s in r.table.active()
-        ]
+        streams = [s for reader in self.engine.readers() for s in reader.table.active()]
         if not streams:
             return
         streams = [s for s in streams if now - s.last_ns < 1000 * MS] or streams[:1]

@@ -138,9 +138,8 @@ def summary(
     files += ledger.closed_files
     files = [{**f, "bulk": engine.bulk.describe(f["path"])} for f in files]
     streams = list(ledger.streams)
-    for client in engine.clients.values():
-        for region in client.regions.values():
-            streams += [describe_stream(region, s) for s in region.table.active()]
+    for reader in engine.readers():
+        streams += [describe_stream(reader, s) for s in reader.table.active()]
     wall = ledger.seconds()
     service_cpu = max(0.0, time.process_time() - workers_cpu)
     ranks: dict[int, dict[str, Any]] = {}

@@ -16,7 +16,8 @@ from uffdprefetch.state.processes import Watched, ancestors, rights
 from uffdprefetch.state.region import FIRST_OBSERVED, Region
 
 if TYPE_CHECKING:
-    pass
+    from uffdprefetch.state.files import Key
+    from uffdprefetch.state.reader import Reader
 
 #: A client that does not read is cut off: its commands must not pile up here.
 OUTBOX_MAX = 4096
@@ -41,6 +42,7 @@ class Client:
         self.rank = hello.rank if hello.rank >= 0 else 0
         self._ancestors: frozenset[int] | None = None
         self.regions: dict[int, Region] = {}
+        self.readers: dict[Key, Reader] = {}
         self.ring = uffd.Ring()
         self.pagemap_fd = -1
         self.pagemap_error = ""

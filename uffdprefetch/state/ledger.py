@@ -13,7 +13,7 @@ from uffdprefetch.protocol import wire
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.processes import Watched
-from uffdprefetch.state.region import Region
+from uffdprefetch.state.reader import Reader
 
 #: Darshan's rule: this many bins, and their width doubles when the run outgrows them.
 TIMELINE_BINS = 512
@@ -242,14 +242,14 @@ class Ledger:
         bin_.events += 1
         bin_.positions[str(rank)] = offset
 
-    def note_streams(self, client: Client, region: Region) -> None:
-        """Keep what a region's streams looked like when it ends."""
-        for stream in region.table.streams:
+    def note_streams(self, reader: Reader) -> None:
+        """Keep what a reader's walks looked like when its last mapping ends."""
+        for stream in reader.table.streams:
             if stream.active and len(self.streams) < STREAMS_MAX:
-                self.streams.append(describe_stream(region, stream))
-        if region.table.random and not region.order.last_progress_ns:  # it has had no plan
+                self.streams.append(describe_stream(reader, stream))
+        if reader.random and not reader.order.last_progress_ns:  # it has had no plan
             self.degrade(
-                f"{region.file.path}: rank {client.rank} jumps about (no walk found): not "
+                f"{reader.file.path}: rank {reader.rank} jumps about (no walk found): not "
                 "prefetched; a known order needs a plan"
             )
 
@@ -259,13 +259,13 @@ class Ledger:
             self.closed_files.append(describe_file(file, self.verdicts))
 
 
-def describe_stream(region: Region, stream: Stream) -> dict[str, Any]:
+def describe_stream(reader: Reader, stream: Stream) -> dict[str, Any]:
     """A stream for the summary."""
     return {
-        "file": region.file.path,
+        "file": reader.file.path,
         "rank": stream.rank,
         "pid": stream.reader,
-        "pattern": "random" if region.table.random else stream.pattern,
+        "pattern": "random" if reader.random else stream.pattern,
         "start_bytes": stream.start_bytes,
         "position_bytes": stream.position_bytes,
         "density_64KiB": stream.density,

@@ -9,16 +9,19 @@ from typing import TYPE_CHECKING
 from uffdprefetch.base.ranges import IntervalSet
 from uffdprefetch.native import uffd
 from uffdprefetch.predict.checkpoints import Span
-from uffdprefetch.predict.streams import Stream, StreamTable
+from uffdprefetch.predict.streams import Stream
 from uffdprefetch.protocol import wire
 from uffdprefetch.state.files import FileState
 
 if TYPE_CHECKING:
-    from uffdprefetch.readers.known_order import PlannedReader
+    from uffdprefetch.state.reader import Reader
 
 #: Numbers of regions that no agent has given (service/observe.py); those of agents end below it
 #: (csrc/mapping.c, claim_region).
 FIRST_OBSERVED = 1 << 32
+#: How far from a mapping the position of a walk in it may be: that is the end of a page, or of what
+#: one fault maps.
+NEXT_TO_BYTES = 64 << 10
 
 
 @dataclass
@@ -39,35 +42,9 @@ class ScanState:
     due_ns: int = 0
     every_ns: int = 0
     mapped: IntervalSet = field(default_factory=IntervalSet)  # file ranges found, at the last scan
-    scattered: bool = False  # too many separate ranges: no use in scanning often
     resume_at: int = 0  # where the present scan of the whole mapping goes on; 0: none is under way
     whole_ns: int = 0  # when the last of the whole mapping ended
     last_end_ns: int = 0  # when the last of any kind ended
-
-
-@dataclass
-class OrderState:
-    """Whose known order the reader of a mapping follows."""
-
-    reader: PlannedReader | None = None  # the last one
-    followed: bool = False  # ... and it is still to be followed
-    planned_ns: int = 0  # when what it needs next was last looked at
-    last_progress_ns: int = 0  # when it was last heard how far it is; 0: never
-    pending_since_ns: int = 0  # since when an order is to become known; 0: none is
-
-    @property
-    def announced(self) -> bool:
-        """Whether the order is known from elsewhere than from how the reader walks."""
-        return self.followed and self.reader is not None and not self.reader.inferred
-
-
-@dataclass
-class PoolState:
-    """Touches of a mapping of the pool's memory."""
-
-    planned_touches: int = 0  # of a reader whose order is known
-    #: thread -> (whose walk it is on, whose it touched last)
-    walkers: dict[int, tuple[Stream, Stream]] = field(default_factory=dict)
 
 
 @dataclass
@@ -80,18 +57,24 @@ class Region:
     length_bytes: int
     offset_bytes: int
     verdict: wire.ServingMode
-    table: StreamTable
+    reader: Reader
     detaching: bool = False
     checkpoints: CheckpointState = field(default_factory=CheckpointState)
     scan: ScanState = field(default_factory=ScanState)
-    order: OrderState = field(default_factory=OrderState)
-    pool: PoolState = field(default_factory=PoolState)
 
     @property
     def span(self) -> Span:
         """What of the file it shows."""
         end = min(self.offset_bytes + self.length_bytes, self.file.size_bytes)
         return Span(self.offset_bytes, end, uffd.PAGE_BYTES)
+
+    @property
+    def walks(self) -> list[Stream]:
+        """Of its reader's walks those that are in it."""
+        low, high = self.offset_bytes - NEXT_TO_BYTES, self.offset_bytes + self.length_bytes
+        return [
+            s for s in self.reader.table.streams if low <= s.position_bytes <= high + NEXT_TO_BYTES
+        ]
 
     def offset_of(self, address: int) -> int:
         """The file offset that an address of the mapping shows."""

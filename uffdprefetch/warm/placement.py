@@ -14,7 +14,6 @@ from uffdprefetch.native import uffd
 from uffdprefetch.predict import checkpoints, window
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.protocol import wire
-from uffdprefetch.state.client import Client
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.region import Region
 from uffdprefetch.warm.scheduler import Scheduler
@@ -40,11 +39,11 @@ class CheckpointPlacer:
         self.allowed_bytes = config.budget_bytes
         self.pool: NodePool | None = None
 
-    def lookahead(self, stream: Stream, region: Region | None = None) -> int:
+    def lookahead(self, stream: Stream, pooled: bool = False) -> int:
         """Bytes ahead of a stream that its policy wants now."""
         streams = max(1, self._ledger.active_streams)
         share = self.allowed_bytes // streams
-        if self.pool and region and region.verdict == wire.ServingMode.POOL:
+        if self.pool and pooled:
             share = self.pool.window_bytes()
         if self._config.policy == "fixed":
             return min(self._config.size_bytes, max(share, window.MIB))
@@ -57,35 +56,35 @@ class CheckpointPlacer:
             stream.rate_bytes_per_second, self.lookahead(stream), chosen
         )
 
-    def refresh(self, client: Client, region: Region) -> None:
+    def refresh(self, region: Region) -> None:
         """Arm again what its readers have left behind."""
         if region.verdict == wire.ServingMode.POOL:
-            self._rearm_pool(client, region)
+            self._rearm_pool(region)
         elif region.checkpoints.fired:
-            self._rearm(client, region)
+            self._rearm(region)
 
-    def _rearm(self, client: Client, region: Region) -> None:
+    def _rearm(self, region: Region) -> None:
         now = self._clock.now_ns()
-        kept = [self._reach(s) for s in region.table.active()]
+        kept = [self._reach(s) for s in region.reader.table.active()]
         pages = []
         for page, at in region.checkpoints.fired.items():
             offset = page * uffd.PAGE_BYTES
             if now - at > REARM_NS and not any(low <= offset <= high for low, high in kept):
                 pages.append(page)
         if pages:
-            client.command(wire.Type.REARM, region.id, sorted(pages))
+            region.reader.client.command(wire.Type.REARM, region.id, sorted(pages))
             self._ledger.rearmed += len(pages)
         for page in pages:
             del region.checkpoints.fired[page]
 
-    def _rearm_pool(self, client: Client, region: Region) -> None:
+    def _rearm_pool(self, region: Region) -> None:
         """In the pool, one page of each 4 MiB that was read leaves the page table: what stays in
         the pool over the epochs would give no sign of its reader otherwise."""
         now = self._clock.now_ns()
         if now < region.checkpoints.rearm_at_ns:
             return
         region.checkpoints.rearm_at_ns = now + REARM_NS // 10
-        kept = [self._reach(s) for s in region.table.active()]
+        kept = [self._reach(s) for s in region.reader.table.active()]
         pages = []
         for cell, at in list(region.checkpoints.fired.items()):
             page = region.checkpoints.armed[cell]
@@ -94,7 +93,7 @@ class CheckpointPlacer:
                 pages.append(page)
                 del region.checkpoints.fired[cell], region.checkpoints.armed[cell]
         if pages:
-            client.command(wire.Type.REARM, region.id, sorted(pages))
+            region.reader.client.command(wire.Type.REARM, region.id, sorted(pages))
             self._ledger.rearmed += len(pages)
 
     def _reach(self, stream: Stream) -> tuple[int, int]:

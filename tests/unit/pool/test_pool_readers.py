@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""service/pool_bridge.py: of all streams of a mapping, those that are its readers' walks."""
+"""pool/walkers.py: of all walks of a reader, those that are its readers' walks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from uffdprefetch.base.clock import CLOCK
 from uffdprefetch.pool import walkers
 from uffdprefetch.pool.walkers import SILENT_READER_NS, WALKERS_MAX
 from uffdprefetch.predict.streams import Stream, StreamTable
-from uffdprefetch.state.region import PoolState
+from uffdprefetch.state.reader import PoolTouches
 
 MIB = 1 << 20
 
@@ -19,13 +19,13 @@ class Mapping:
     """A mapping whose threads touch 64 KiB here and there."""
 
     def __init__(self) -> None:
-        self.region: Any = SimpleNamespace(table=StreamTable(0, 1), pool=PoolState())
+        self.reader: Any = SimpleNamespace(table=StreamTable(0, 1), pool=PoolTouches())
         self.now = CLOCK.now_ns()
 
     def touch(self, tid: int, at: int, later_ns: int = 1_000_000) -> Stream:
         self.now += later_ns
-        stream, _ = self.region.table.touch(at, at + 65536, self.now)
-        walkers.note_walker(self.region, tid, stream)
+        stream, _ = self.reader.table.touch(at, at + 65536, self.now)
+        walkers.note_walker(self.reader, tid, stream)
         return stream
 
     def walk(self, tid: int, at: int, touches: int) -> Stream:
@@ -34,7 +34,7 @@ class Mapping:
         return stream
 
     def readers(self) -> list[Stream]:
-        return walkers.readers(self.region, self.now)
+        return walkers.walks_of(self.reader, self.now)
 
 
 def test_a_look_at_a_page_elsewhere_is_no_reader() -> None:
@@ -55,7 +55,7 @@ def test_a_walk_that_begins_elsewhere_takes_the_place_of_the_one_before() -> Non
     assert mapping.readers() == [old], "it may have been a look"
     new = mapping.walk(7, MIB, 3)
     assert mapping.readers() == [new]
-    assert old in mapping.region.table.active(), "else the test shows nothing"
+    assert old in mapping.reader.table.active(), "else the test shows nothing"
 
 
 def test_each_thread_has_its_own_walk() -> None:
@@ -77,5 +77,5 @@ def test_threads_without_end_are_not_remembered_without_end() -> None:
     mapping = Mapping()
     for tid in range(3 * WALKERS_MAX):
         walk = mapping.touch(tid, tid * 65536)
-    assert len(mapping.region.pool.walkers) == WALKERS_MAX
+    assert len(mapping.reader.pool.walkers) == WALKERS_MAX
     assert walk in mapping.readers()

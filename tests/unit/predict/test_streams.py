@@ -13,7 +13,6 @@ from uffdprefetch.predict.streams import (
     FORGET_NS,
     PIECE_BYTES,
     PIECES,
-    RANDOM_AFTER,
     REACH_BYTES,
     SETTLED_BYTES,
     SILENT_NS,
@@ -156,26 +155,6 @@ def test_the_second_epoch_is_a_stream_of_its_own_and_the_first_one_ends() -> Non
     reader.table.expire(reader.now_ns)
     assert reader.table.active() == [new]
     assert old in reader.table.absorbed  # so that what it had queued is dropped
-
-
-def test_touches_all_over_the_file_are_random_and_start_nothing() -> None:
-    chance = random.Random(2)
-    reader = Reader()
-    for _ in range(2 * RANDOM_AFTER):
-        reader.touch(chance.randrange(GIB) * 1024 // BLOCK * BLOCK)
-    assert reader.table.random
-    assert reader.table.active() == []
-
-
-def test_a_reader_that_finds_its_walk_again_is_not_random_any_more() -> None:
-    chance = random.Random(3)
-    reader = Reader()
-    for _ in range(RANDOM_AFTER):
-        reader.touch(chance.randrange(GIB) * 1024 // BLOCK * BLOCK)
-    assert reader.table.random
-    stream = reader.walk(0, 4 * MIB)
-    assert not reader.table.random
-    assert stream.active
 
 
 @pytest.mark.parametrize("root", [22 * MIB, 900 * MIB])

@@ -111,15 +111,15 @@ def test_the_bytes_of_an_order_are_asked_for_in_what_its_processes_map(
             {"path": "/valid", "regions": [[12, 12 << 32, 4096, SIZE]]},
         ],
     }]  # fmt: skip
-    assert heard.pending(own, only(own)) and heard.pending(worker, only(worker))
-    assert not heard.pending(stranger, only(stranger))
+    assert heard.pending(only(own)) and heard.pending(only(worker))
+    assert not heard.pending(only(stranger))
     job.helper.answer(orders=[part("some", 0, 0), part("more", 1, 1)])
     train, valid = job.plans.all
-    assert heard.readers(worker, worker.regions[0]) == heard.readers(own, only(own)) == [train]
-    assert heard.readers(worker, worker.regions[1]) == [valid]
-    assert heard.readers(stranger, only(stranger)) == []
+    assert heard.readers(worker.regions[0].reader) == heard.readers(only(own)) == [train]
+    assert heard.readers(worker.regions[1].reader) == [valid]
+    assert heard.readers(only(stranger)) == []
     assert (train.live, train.rank, train.how) == (True, 4, "loader: records")
-    assert train.walk.items == 100 and not heard.pending(own, only(own)) and job.came == 1
+    assert train.walk.items == 100 and not heard.pending(only(own)) and job.came == 1
 
 
 def test_the_rank_is_that_of_the_process_that_reads(job: Job, heard: Announcements) -> None:
@@ -260,7 +260,7 @@ def test_what_could_not_be_told_is_asked_again_less_and_less_often(
             job.now += 10 * MS
             heard.look(job.now)
         waits.append((job.now - began) // MS)
-        assert heard.pending(client, only(client))
+        assert heard.pending(only(client))
     assert waits[: AGAIN_TIMES + 2] == [40] * (AGAIN_TIMES + 1) + [80]
     assert waits[-2:] == [1000, 1000]
     assert [question["first"] for question in job.helper.asked[:3]] == [True, False, False]

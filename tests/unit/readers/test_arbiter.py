@@ -9,12 +9,13 @@ from typing import Any
 
 from uffdprefetch.base.clock import Clock
 from uffdprefetch.base.config import Config
-from uffdprefetch.predict.streams import MIB, StreamTable
+from uffdprefetch.predict.streams import MIB, Stream
 from uffdprefetch.predict.window import Storage
 from uffdprefetch.protocol import wire
-from uffdprefetch.readers.predictor import Observation
+from uffdprefetch.readers.predictor import Observation, Predictor
 from uffdprefetch.service.coordinator import Coordinator
 from uffdprefetch.state.ledger import Ledger
+from uffdprefetch.state.reader import Reader, reader_of
 from uffdprefetch.state.region import Region
 from uffdprefetch.warm.consumer import Consumer, FileConsumer, PrefetchRange
 
@@ -36,7 +37,7 @@ class Notes:
         self.forgotten.append(consumer)
 
 
-class Oracle:
+class Oracle(Predictor):
     """A predictor that is as sure as it is told to be, and wants the next MiB each time."""
 
     name = "oracle"
@@ -47,23 +48,23 @@ class Oracle:
         self.lost: list[int] = []
         self.consumer, self.at = FileConsumer(0, 7), 0
 
-    def observe(self, client: Any, region: Region, seen: Observation) -> None:
+    def observe(
+        self, reader: Reader, region: Region, seen: Observation, walk: Stream | None
+    ) -> None:
         self.seen.append(seen)
 
-    def confidence(self, client: Any, region: Region, now_ns: int) -> float:
+    def confidence(self, reader: Reader, now_ns: int) -> float:
         return self.sure
 
-    def demand(
-        self, client: Any, region: Region, now_ns: int
-    ) -> Iterator[tuple[Consumer, PrefetchRange]]:
+    def demand(self, reader: Reader, now_ns: int) -> Iterator[tuple[Consumer, PrefetchRange]]:
         self.at += MIB
-        yield self.consumer, PrefetchRange(region.file, self.at, self.at + MIB)
+        yield self.consumer, PrefetchRange(reader.file, self.at, self.at + MIB)
 
-    def dismissed(self, client: Any, region: Region) -> None:
+    def dismissed(self, reader: Reader) -> None:
         self.gone += 1
 
-    def left(self, region: Region) -> None:
-        self.lost.append(region.id)
+    def left(self, reader: Reader) -> None:
+        self.lost.append(reader.pid)
 
 
 class Node:
@@ -74,19 +75,25 @@ class Node:
         notes: Any = self.notes
         clock = Clock(lambda: self.now)
         self.engine = Coordinator(Config(**options), notes, Ledger(), clock=clock)
-        self.engine.arbiter.predictors.append(self.oracle)
+        self.engine.arbiter.add(self.oracle)
         file: Any = SimpleNamespace(
             key=(1, 2, SIZE, 4), path="/data", size_bytes=SIZE, changed=None, pooled=None,
             mark_used=lambda start, end: None,
         )  # fmt: skip
-        self.region = Region(
-            1, file, 1 << 40, SIZE, 0, wire.ServingMode.PAGE_TABLES, StreamTable(0, 7)
-        )  # fmt: skip
         self.client: Any = SimpleNamespace(
-            rank=0, pid=7, regions={1: self.region}, touched_runs=lambda address, length: []
+            rank=0, pid=7, regions={}, readers={}, touched_runs=lambda address, length: []
         )
         self.engine.clients[1] = self.client
+        self.region = self.maps(file, 1)
         self.at = 0
+
+    def maps(self, file: Any, number: int) -> Region:
+        reader = reader_of(self.client, file)
+        region = Region(
+            number, file, number << 40, SIZE, 0, wire.ServingMode.PAGE_TABLES, reader
+        )  # fmt: skip
+        self.client.regions[number] = reader.regions[number] = region
+        return region
 
     def reads(self, mib: int) -> None:
         """So much in order, with a turn of the service after each MiB."""
@@ -94,7 +101,7 @@ class Node:
             self.now += 10**7
             seen = Observation(self.at, self.at + MIB, self.now)
             self.at += MIB
-            self.engine.arbiter.observe(self.client, self.region, seen)
+            self.engine.arbiter.observe(self.region, seen)
             self.engine.plan()
 
     def by(self) -> set[Any]:
@@ -112,7 +119,7 @@ def test_the_surest_is_asked_alone_and_what_the_others_wanted_is_taken_back() ->
     node = Node()
     node.reads(8)
     node.notes.wanted.clear()
-    (walk,) = node.region.table.active()
+    (walk,) = node.region.reader.table.active()
     node.oracle.sure = 0.9
     node.reads(8)
     assert node.by() == {"FileConsumer"} and len(node.notes.wanted) == 8
@@ -168,9 +175,12 @@ def test_a_mapping_that_is_gone_is_nobodys() -> None:
     node = Node()
     node.oracle.sure = 0.9
     node.reads(1)
-    node.engine.arbiter.due(node.client, node.region)
-    node.engine.arbiter.left(node.region)
+    node.engine.arbiter.due(node.region)
+    del node.region.reader.regions[1]
+    node.engine.arbiter.unmapped(node.region)
     node.notes.wanted.clear()
     node.engine.plan()
     assert node.notes.wanted == [] and node.engine.arbiter.idle
-    assert node.oracle.lost == [1]
+    assert node.oracle.lost == []
+    node.engine.left(node.client)
+    assert node.oracle.lost == [7]

@@ -240,7 +240,7 @@ def test_measuring_ends_when_the_order_becomes_known(
 ) -> None:
     bed = Bed(monkeypatch)
     region = until(bed, file, "measured")
-    bed.bulk.planned(region, True)
+    bed.order(region, True)
     bed.rest()
     assert bed.said(file)["state"] == "undecided" and len(bed.sent) == 1
     assert "order" in bed.said(file)["why"]
@@ -401,11 +401,10 @@ def test_the_finding_names_the_file_its_ranks_and_the_budget_that_would_do(
     bed = Bed(monkeypatch, budget_bytes=SIZE // 2)
     regions = [bed.region(file, rank, 10 + rank) for rank in ranks]
     for region in regions:  # of all it is known before one of them is judged
-        for at in range(0, 100 * 37, 37):
-            place = at * 4 * MIB % SIZE
-            bed.bulk.saw_planned(region, place, place + BLOCK, bed.now + at)
+        bed.order(region, True)
+        bed.crops(region, 100)
     for region in regions:
-        bed.bulk.planned(region, False)
+        bed.order(region, False)
     bed.rest(5)
     (finding,) = bed.ledger.degradations
     assert finding.startswith(f"{file.path}: {who}") and "--budget 256MiB" in finding

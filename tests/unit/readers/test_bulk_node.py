@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import random
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from bulk_bed import BLOCK, MIB, MS, SIZE, Bed, ended, opened, streaming, until
@@ -97,7 +96,7 @@ def test_a_mapping_for_each_batch_is_one_reader(
     for _ in range(40):
         region = bed.region(file)
         bed.crops(region, 12)
-        file.attached -= 1
+        bed.unmap(region)
     bed.rest()
     assert bed.said(file)["state"] == "done"
 
@@ -114,7 +113,7 @@ def test_a_file_that_does_not_fit_is_one_finding_and_no_read(
     (finding,) = bed.ledger.degradations
     assert "tokens.bin" in finding and "--budget" in finding and "plan" in finding
     assert bed.said(file)["state"] == "refused" and bed.said(file)["read_bytes"] == 0
-    assert bed.bulk.rest_ns(regions[0]) > 0, "its page tables need not be looked at so often"
+    assert bed.bulk.rest_ns(regions[0].reader) > 0, "its page tables need not be looked at so often"
 
 
 def test_two_files_that_fit_only_singly(
@@ -148,7 +147,6 @@ def test_only_the_automatic_policy_streams(
     region = bed.region(file)
     bed.crops(region, 600)
     assert bed.sent == [] and bed.bulk.describe(file.path) is None
-    assert bed.bulk.may_prefetch(region), "paper 1's windows are the user's"
 
 
 def test_a_stream_ends_when_the_file_changes(
@@ -171,7 +169,7 @@ def test_a_stream_ends_when_the_reader_goes_in_order(
         bed.touch(region, at)
     monkeypatch.undo()
     monkeypatch.setattr(module, "missing_bytes", bed.missing)
-    assert bed.bulk.may_prefetch(region)
+    assert region.reader.may_prefetch
     ended(bed, file)
 
 
@@ -180,23 +178,19 @@ def test_a_stream_ends_when_the_order_is_known(
 ) -> None:
     bed = Bed(monkeypatch)
     region = streaming(bed, file)
-    bed.bulk.planned(region, True)
+    bed.order(region, True)
     ended(bed, file)
-    assert not bed.touch(region, 0), "the walks of a planned reader are not ours to judge"
 
 
 def test_when_a_known_order_was_a_wrong_one_its_reader_is_judged_by_what_it_has_touched(
     file: FileState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bed = Bed(monkeypatch)
-    region, source = bed.region(file), random.Random(5)
-    for _ in range(100):
-        bed.now += 2 * MS
-        at = source.randrange(SIZE // BLOCK) * BLOCK
-        bed.bulk.saw_planned(region, at, at + BLOCK, bed.now)
-        bed.turn()
+    region = bed.region(file)
+    bed.order(region, True)
+    bed.crops(region, 100)
     assert bed.bulk.describe(file.path) is None and bed.sent == [], "as long as it is followed"
-    bed.bulk.planned(region, False)
+    bed.order(region, False)
     bed.rest(20)
     assert bed.said(file)["state"] == "streamed" and bed.said(file)["ranks"] == [0]
 
@@ -328,12 +322,12 @@ def test_a_stream_that_begins_again_begins_where_the_file_begins(
 ) -> None:
     bed = Bed(monkeypatch)
     region = streaming(bed, file)
-    bed.bulk.planned(region, True)
+    bed.order(region, True)
     bed.rest(20)
     assert bed.said(file)["state"] == "undecided"
     bed.of(file.fd).remove(0, 4 * MIB)  # and the kernel has dropped something meanwhile
     file.recent = IntervalSet()
-    bed.bulk.planned(region, False)
+    bed.order(region, False)
     bed.rest()
     assert bed.said(file)["state"] == "done" and not bed.missing(file)
 
@@ -350,7 +344,7 @@ def test_a_long_look_at_a_page_table_is_no_walk(
         for at in sorted(source.randrange(SIZE // BLOCK) * BLOCK for _ in range(40)):
             assert bed.touch(region, at)
             region.scan.resume_at = at
-            assert not bed.bulk.may_prefetch(region)
+            assert not region.reader.may_prefetch
         region.scan.resume_at = 0
 
 
@@ -406,7 +400,7 @@ def test_the_summary_has_one_row_of_a_random_reader_however_often_it_maps(
     for _ in range(20):
         region = bed.region(file)
         bed.crops(region, 12)
-        bed.bulk.note_streams(SimpleNamespace(rank=0), region)  # type: ignore[arg-type]
+        bed.unmap(region)
     assert [row["pattern"] for row in bed.ledger.streams if row["pattern"] == "random"] == [
         "random"
     ]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,8 @@ from bulk_bed import BLOCK, MIB, MS, SIZE, Bed, opened, streaming, until
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers import bulk as module
+from uffdprefetch.readers.predictor import Observation
+from uffdprefetch.state import reader as reader_module
 from uffdprefetch.state.files import FileState
 
 pytest_plugins = ("bulk_bed",)
@@ -29,12 +32,18 @@ def jump_about(
     """Touches all over the file, each said to have brought its stream ``forward`` bytes on:
     whether the reader is random then, and the stream."""
     source, answer = random.Random(11), False
-    stream = Stream(1, region.table.rank, region.table.reader, 0, 0, bed.now, bed.now)
+    stream = Stream(1, region.reader.rank, region.reader.pid, 0, 0, bed.now, bed.now)
+    region.reader.table = SimpleNamespace(
+        touch=lambda start, end, at_ns: (stream, forward), streams=[], absorbed=[],
+        active=lambda: [],
+    )  # fmt: skip
+    bed.walks._passed = lambda *_: passed_bytes  # type: ignore[method-assign]
     for _ in range(64):
         bed.now += 2 * MS
         at = source.randrange(8 * MIB // BLOCK, SIZE // BLOCK) * BLOCK
-        touch = (at, at + BLOCK, bed.now)
-        answer = bed.bulk.saw(region, stream, touch, forward, passed_bytes)
+        bed.arbiter.observe(region, Observation(at, at + BLOCK, bed.now))
+        answer = region.reader.random
+    bed.arbiter.plan()
     return answer, stream
 
 
@@ -114,7 +123,7 @@ def test_in_the_pool_it_is_what_a_fault_maps_that_tells_of_a_walk(
     region.verdict = ServingMode.POOL
     found, stream = jump_about(bed, region, forward, (8 * MIB, 8 * MIB))
     assert found is expected
-    assert stream.mapped_bytes == 0, "that is kept by the engine, which asks for itself"
+    assert stream.mapped_bytes == 64 * BLOCK, "asked once a touch"
 
 
 def test_a_mapping_that_is_not_of_the_pool_is_judged_by_its_page_table(
@@ -135,14 +144,9 @@ def test_readers_of_a_changed_file_or_under_another_policy_are_not_watched(
     bed = Bed(monkeypatch, **({"policy": "fixed"} if how == "fixed" else {}))
     file.changed = "modified" if how == "changed" else None
     region = bed.region(file)
-    assert not jump_about(bed, region)[0]
-    for at in range(0, SIZE, 4 * MIB):
-        place = at * 37 % SIZE
-        bed.bulk.saw_planned(region, place, place + BLOCK, bed.now)
-    bed.bulk.planned(region, False)
+    bed.crops(region, 100)
     bed.rest(20)
     assert bed.bulk.describe(file.path) is None and bed.sent == []
-    assert bed.bulk.may_prefetch(region), "nothing is known against it"
 
 
 def test_a_file_that_has_changed_is_no_finding(
@@ -176,13 +180,13 @@ def test_a_reader_is_not_doubted_before_it_has_jumped_a_few_times(
     """An LMDB is entered by its root, a branch and a leaf."""
     bed = Bed(monkeypatch)
     region = bed.region(file)
-    assert bed.bulk.may_prefetch(region), "before it has come at all"
+    assert region.reader.may_prefetch, "before it has come at all"
     for at in (0, 200 * MIB, 100 * MIB):
         bed.touch(region, at)
-        assert bed.bulk.may_prefetch(region)
+        assert region.reader.may_prefetch
     for at in (150 * MIB, 50 * MIB, 220 * MIB, 20 * MIB):
         bed.touch(region, at)
-    assert not bed.bulk.may_prefetch(region)
+    assert not region.reader.may_prefetch
 
 
 def test_orderly_is_who_has_walked_for_a_while(
@@ -190,14 +194,14 @@ def test_orderly_is_who_has_walked_for_a_while(
 ) -> None:
     bed = Bed(monkeypatch, **NO_ROOM)
     walker, jumper = bed.region(file, pid=7), bed.region(file, pid=8)
-    assert not bed.bulk.is_sequential(walker), "nothing is known of it"
+    assert not walker.reader.jumps.is_sequential, "nothing is known of it"
     walk(bed, walker, 5)
-    assert not bed.bulk.is_sequential(walker), "not for sure"
+    assert not walker.reader.jumps.is_sequential, "not for sure"
     walk(bed, walker)
     bed.crops(jumper, 100)
-    assert bed.bulk.is_sequential(walker) and not bed.bulk.is_sequential(jumper)
-    assert not bed.bulk.is_sequential(bed.region(file, pid=9))
-    assert not bed.bulk.is_sequential(bed.region(other, pid=7)), "of another file it is not known"
+    assert walker.reader.jumps.is_sequential and not jumper.reader.jumps.is_sequential
+    assert not bed.region(file, pid=9).reader.jumps.is_sequential
+    assert not bed.region(other, pid=7).reader.jumps.is_sequential, "of another file"
 
 
 def test_only_page_tables_of_random_readers_of_which_all_is_decided_are_looked_at_less_often(
@@ -205,16 +209,16 @@ def test_only_page_tables_of_random_readers_of_which_all_is_decided_are_looked_a
 ) -> None:
     bed = Bed(monkeypatch, **NO_ROOM)
     jumper, walker = bed.region(file, pid=7), bed.region(file, pid=8)
-    assert bed.bulk.rest_ns(jumper) == 0
+    assert bed.bulk.rest_ns(jumper.reader) == 0
     jump_about(bed, jumper)
-    assert bed.bulk.rest_ns(jumper) == 0, "its file is not judged yet"
+    assert bed.bulk.rest_ns(jumper.reader) == 0, "its file is not judged yet"
     bed.rest(20)
     walk(bed, walker)
     assert bed.said(file)["state"] == "refused"
-    assert bed.bulk.rest_ns(jumper) > 0
-    assert bed.bulk.rest_ns(walker) == 0
-    assert bed.bulk.rest_ns(bed.region(file, pid=9)) == 0, "who has read nothing yet"
-    assert bed.bulk.rest_ns(bed.region(other, pid=7)) == 0
+    assert bed.bulk.rest_ns(jumper.reader) > 0
+    assert bed.bulk.rest_ns(walker.reader) == 0
+    assert bed.bulk.rest_ns(bed.region(file, pid=9).reader) == 0, "who has read nothing yet"
+    assert bed.bulk.rest_ns(bed.region(other, pid=7).reader) == 0
 
 
 def test_page_tables_are_looked_at_as_ever_while_the_file_is_streamed_and_then_no_more(
@@ -223,28 +227,27 @@ def test_page_tables_are_looked_at_as_ever_while_the_file_is_streamed_and_then_n
     """Should its reader begin to walk, the stream must end."""
     bed = Bed(monkeypatch)
     region = streaming(bed, file)
-    assert bed.bulk.rest_ns(region) == 0
+    assert bed.bulk.rest_ns(region.reader) == 0
     bed.rest()
-    assert bed.said(file)["state"] == "done" and bed.bulk.rest_ns(region) > 0
+    assert bed.said(file)["state"] == "done" and bed.bulk.rest_ns(region.reader) > 0
 
 
 # ---- what is kept -------------------------------------------------------------------------------
 
 
 def test_the_oldest_of_many_readers_is_forgotten(
-    file: FileState, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A job that forks a process for each batch would fill the memory."""
+    """A process that maps one file after the other would fill the memory."""
     bed = Bed(monkeypatch, **NO_ROOM)
-    monkeypatch.setattr(module, "READERS_MAX", 2)
-    first, second, third = (bed.region(file, pid=pid) for pid in (7, 8, 9))
-    bed.crops(first, 100)
-    bed.crops(second, 100)
-    assert not bed.bulk.may_prefetch(first) and not bed.bulk.may_prefetch(second)
-    bed.touch(third, 0)
-    assert bed.bulk.may_prefetch(first) and not bed.bulk.may_prefetch(second)
-    bed.crops(third, 100)
-    assert not bed.bulk.may_prefetch(third)
+    monkeypatch.setattr(reader_module, "UNMAPPED_MAX", 2)
+    files = [opened(tmp_path / str(number)) for number in range(5)]
+    for file in files:
+        bed.unmap(bed.region(file))
+    names = [os.path.basename(reader.file.path) for reader in bed.clients[7].readers.values()]
+    assert names == ["3", "4"]
+    for file in files:
+        file.close()
 
 
 @pytest.mark.parametrize("idle", [True, False])
@@ -273,7 +276,7 @@ def test_of_many_files_one_that_nobody_maps_is_forgotten_and_no_other(
 def note(bed: Bed, region: Any) -> list[dict[str, Any]]:
     """The rows that the end of a mapping adds."""
     before = len(bed.ledger.streams)
-    bed.bulk.note_streams(SimpleNamespace(rank=region.table.rank), region)  # type: ignore[arg-type]
+    bed.bulk.note_streams(region.reader)
     return bed.ledger.streams[before:]
 
 
@@ -285,7 +288,7 @@ def test_who_does_not_jump_about_has_its_walks_in_the_summary(
     until(bed, file, "refused")
     beside, alone, unheard = bed.region(file, 1, 8), bed.region(other), bed.region(other)
     walk(bed, beside)
-    unheard.table.touch(0, MIB, bed.now)
+    unheard.reader.table.touch(0, MIB, bed.now)
     assert [row["pattern"] for row in note(bed, unheard)] == ["consecutive"]
     walk(bed, alone)
     assert [row["pattern"] for row in note(bed, beside)] == ["consecutive"]
@@ -297,26 +300,30 @@ def test_a_reader_whose_order_became_known_has_no_row_of_a_random_one(
 ) -> None:
     bed = Bed(monkeypatch, **NO_ROOM)
     region = until(bed, file, "refused")
-    bed.bulk.planned(region, True)
-    rows = note(bed, region)
-    assert rows and "random" not in [row["pattern"] for row in rows]
+    bed.order(region, True)
+    assert "random" not in [row["pattern"] for row in note(bed, region)]
 
 
-def test_the_row_of_a_random_reader_is_of_a_mapping_that_was_read_and_tells_of_its_end(
+def test_a_random_rank_has_one_row_which_tells_where_it_was_last(
     file: FileState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bed = Bed(monkeypatch, **NO_ROOM)
-    until(bed, file, "refused")
-    assert note(bed, bed.region(file)) == [], "nothing was read through it"
-    region = bed.region(file)
-    for at in (0, 200 * MIB, 100 * MIB):
-        bed.touch(region, at)
+    region = until(bed, file, "refused")
+    bed.touch(region, 100 * MIB)
     (row,) = note(bed, region)
     assert (row["pattern"], row["start_bytes"]) == ("random", 100 * MIB)
     assert note(bed, region) == []
 
 
 # ---- processes that go --------------------------------------------------------------------------
+
+
+def leaves(bed: Bed, pid: int) -> None:
+    (reader,) = bed.clients.pop(pid).readers.values()
+    for region in list(reader.regions.values()):
+        bed.unmap(region)
+    bed.arbiter.left(reader)
+    bed.turn()
 
 
 def test_a_stream_for_a_process_that_has_gone_ends_when_the_others_walk(
@@ -326,8 +333,7 @@ def test_a_stream_for_a_process_that_has_gone_ends_when_the_others_walk(
     walk(bed, bed.region(file, rank=1, pid=8))
     streaming(bed, file)
     assert bed.said(file)["state"] == "streamed"
-    bed.bulk.left(SimpleNamespace(pid=7))  # type: ignore[arg-type]
-    bed.turn()
+    leaves(bed, 7)
     assert bed.said(file)["state"] == "undecided"
 
 
@@ -336,6 +342,5 @@ def test_a_stream_whose_last_reader_has_gone_is_told_as_what_it_was(
 ) -> None:
     bed = Bed(monkeypatch)
     streaming(bed, file)
-    bed.bulk.left(SimpleNamespace(pid=7))  # type: ignore[arg-type]
-    bed.turn()
+    leaves(bed, 7)
     assert bed.said(file)["state"] == "streamed"

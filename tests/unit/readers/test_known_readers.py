@@ -12,15 +12,15 @@ from conftest import warnings_fail
 
 from uffdprefetch.base.clock import Clock
 from uffdprefetch.base.config import Config
-from uffdprefetch.predict.streams import MIB, Stream, StreamTable
+from uffdprefetch.predict.streams import MIB, Stream
 from uffdprefetch.predict.window import Storage
 from uffdprefetch.protocol import wire
-from uffdprefetch.readers.arbiter import PLAN_NS
-from uffdprefetch.readers.windows import AWAIT_NS
+from uffdprefetch.readers.known_order import AWAIT_NS, PLAN_NS, KnownOrders
 from uffdprefetch.sense import pagetables
 from uffdprefetch.sense.pagetable_scan import LOOK_SLOWEST_NS, SILENT_NS
 from uffdprefetch.service.coordinator import Coordinator
 from uffdprefetch.state.ledger import Ledger
+from uffdprefetch.state.reader import Reader, reader_of
 from uffdprefetch.state.region import Region
 from uffdprefetch.warm.consumer import PrefetchRange
 
@@ -44,43 +44,31 @@ class Notes:
         self.forgotten.append(stream)
 
 
-class Orders:
-    """KnownOrders: of the one reader."""
+class Orders(KnownOrders):
+    """Of the one reader."""
 
-    name = "known order"
-    possible = True
-    policies = frozenset({"auto"})
-
-    def __init__(self) -> None:
+    def __init__(self, scheduler: Any, ledger: Ledger, clock: Clock) -> None:
+        super().__init__(scheduler, ledger, clock)
         self.known: Any = None
         self.awaited = False
         self.planned = 0
         self.touches = 0
 
-    def reader(self, client: Any, region: Region) -> Any:
+    def order_of(self, reader: Reader) -> Any:
         return self.known
 
-    def pending(self, client: Any, region: Region) -> bool:
+    def pending(self, reader: Reader) -> bool:
         return self.awaited
 
-    def confidence(self, client: Any, region: Region, now_ns: int) -> float:
-        return float(region.order.followed)
-
-    def demand(self, client: Any, region: Region, now_ns: int) -> list[Any]:
+    def demand(self, reader: Reader, now_ns: int) -> Any:
         self.planned += 1
         return []
 
-    def observe(self, client: Any, region: Region, seen: Any) -> None:
+    def observe(self, reader: Reader, region: Region, seen: Any, walk: Any) -> None:
         self.touches += seen.told
 
     def scanned(self, *_: Any) -> bool:
         return False
-
-    def dismissed(self, client: Any, region: Region) -> None:
-        pass
-
-    def left(self, region: Region) -> None:
-        pass
 
 
 class Node:
@@ -88,36 +76,37 @@ class Node:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 10**9
-        self.scheduler, self.orders = Notes(), Orders()
-        self.engine = Coordinator(
-            Config(),
-            self.scheduler,
-            Ledger(),
-            clock=Clock(lambda: self.now),  # type: ignore[arg-type]
-        )
-        self.engine.use_plans(self.orders)  # type: ignore[arg-type]
-        file = SimpleNamespace(
+        scheduler: Any = Notes()
+        clock, ledger = Clock(lambda: self.now), Ledger()
+        self.scheduler, self.orders = scheduler, Orders(scheduler, ledger, clock)
+        self.engine = Coordinator(Config(), scheduler, ledger, clock=clock)
+        self.engine.use_plans(self.orders)
+        self.orders.begin()
+        file: Any = SimpleNamespace(
             key=(1, 2, SIZE, 4), path="/data/records", size_bytes=SIZE, changed=None, pooled=None,
             attached=1, resting=False, mark_used=lambda start, end: None,
-        )  # fmt: skip
-        self.region = Region(
-            id=1, file=file, address=1 << 40, length_bytes=SIZE, offset_bytes=0,  # type: ignore[arg-type]
-            verdict=wire.ServingMode.PAGE_TABLES, table=StreamTable(0, 100),
         )  # fmt: skip
         self.client: Any = SimpleNamespace(
             rank=0,
             pid=100,
-            regions={1: self.region},
+            regions={},
+            readers={},
             pagemap_fd=-1,
             touched_runs=lambda address, length: [],
         )
+        self.reader = reader_of(self.client, file)
+        self.region = Region(
+            id=1, file=file, address=1 << 40, length_bytes=SIZE, offset_bytes=0,
+            verdict=wire.ServingMode.PAGE_TABLES, reader=self.reader,
+        )  # fmt: skip
+        self.client.regions[1] = self.reader.regions[1] = self.region
         self.engine.clients[1] = self.client
 
     def walks(self, density: float) -> Stream:
         """A walk of the reader has gone over 16 MiB and touched so much of it."""
         stream = Stream(1, 0, 100, 0, 16 * MIB, self.now, self.now, active=True)
         stream.saw(16 * MIB, [(0, int(16 * MIB * density))])
-        self.region.table.streams = [stream]
+        self.reader.table.streams = [stream]
         return stream
 
     def plan(self, pass_ns: int = 0) -> None:
@@ -136,9 +125,9 @@ def test_a_chance_walk_gets_no_window_while_the_order_is_awaited(node: Node) -> 
     node.orders.awaited = True
     node.walks(density=0.02)
     node.plan()
-    node.plan(AWAIT_NS - 1)
+    node.plan(AWAIT_NS - PLAN_NS)
     assert node.scheduler.wanted == []
-    node.plan(1)
+    node.plan(PLAN_NS)
     assert node.scheduler.wanted, "but not for ever"
 
 
@@ -152,11 +141,11 @@ def test_one_that_leaves_little_out_gets_its_window(node: Node) -> None:
 def test_a_walk_that_may_be_anything_waits_too(node: Node) -> None:
     """Its first touches: nothing is known of what lies between."""
     node.orders.awaited = True
-    node.region.table.streams = [Stream(1, 0, 100, 0, 4096, node.now, node.now, active=True)]
+    node.reader.table.streams = [Stream(1, 0, 100, 0, 4096, node.now, node.now, active=True)]
     node.plan()
     assert node.scheduler.wanted == []
     node.orders.awaited = False
-    node.plan()
+    node.plan(PLAN_NS)
     assert node.scheduler.wanted
 
 
@@ -194,7 +183,7 @@ def test_its_touches_are_no_walks(node: Node) -> None:
     node.plan()
     event = SimpleNamespace(region=1, page=512, time_ns=node.now, handle_ns=1, tid=100)
     node.engine.on_events(node.client, [event])  # type: ignore[list-item]
-    assert node.region.table.streams == [] and node.orders.touches == 1
+    assert node.reader.table.streams == [] and node.orders.touches == 1
     assert (2 * MIB, 2 * MIB + 4096) in list(node.region.scan.mapped)
 
 
@@ -203,9 +192,7 @@ def test_what_is_mapped_between_two_places_later_is_found_by_a_later_look(
 ) -> None:
     page, mapped, told = 4096, [0, 64, 128], []
     monkeypatch.setattr(pagetables, "runs", lambda *_: [(at * page, page) for at in sorted(mapped)])
-    monkeypatch.setattr(
-        node.orders, "scanned", lambda client, region, found, now: told.extend(found)
-    )
+    monkeypatch.setattr(node.orders, "scanned", lambda region, found, now: told.extend(found))
     node.orders.known = known()
     node.plan()
     for more in ([], [32], [32]):
@@ -226,9 +213,9 @@ def test_only_who_jumps_about_without_a_plan_is_told_to_need_one(
     node.plan(PLAN_NS)
     for place in range(64):
         at = place * 37 % 64 * 16 * MIB
-        node.region.table.touch(at, at + 1, node.now)
-    assert node.region.table.random
-    node.engine.ledger.note_streams(node.client, node.region)
+        node.reader.jumps.saw(at, at + 1, node.now + place)
+    assert node.reader.random
+    node.engine.ledger.note_streams(node.reader)
     told = [line for line in node.engine.ledger.degradations if "needs a plan" in line]
     assert len(told) == (not has_a_plan)
 
@@ -247,9 +234,7 @@ def test_only_where_the_order_was_a_wrong_one_what_was_touched_before_counts(
         node.engine.on_events(node.client, [event])  # type: ignore[list-item]
     node.orders.known, order.dropped = None, dropped
     node.plan(PLAN_NS)
-    assert node.engine.bulk.may_prefetch(node.region) == (dropped is None), (
-        "what jumps about is not"
-    )
+    assert node.reader.may_prefetch == (dropped is None), "what jumps about is not"
 
 
 def test_one_whose_order_was_inferred_from_its_walk_is_watched_on(node: Node) -> None:
@@ -257,7 +242,7 @@ def test_one_whose_order_was_inferred_from_its_walk_is_watched_on(node: Node) ->
     node.plan()
     event = SimpleNamespace(region=1, page=512, time_ns=node.now, handle_ns=1, tid=100)
     node.engine.on_events(node.client, [event])  # type: ignore[list-item]
-    assert len(node.region.table.streams) == 1
+    assert len(node.reader.table.streams) == 1
 
 
 def test_a_known_order_is_looked_at_now_and_then_and_the_last_touch_is_not_lost(

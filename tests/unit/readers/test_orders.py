@@ -30,9 +30,9 @@ def plan(job: Job) -> PlanFile:
 def test_each_rank_has_one_reader_in_each_file(job: Job, plan: PlanFile) -> None:
     ranks = [job.process(10 + rank, rank, "/train") for rank in (0, 1)]
     other = job.process(20, 1, "/train", "/valid")
-    (first,), (second,) = (plan.readers(client, only(client)) for client in ranks)
-    assert plan.readers(other, other.regions[0]) == [second] and second is not first
-    (third,) = plan.readers(other, other.regions[1])
+    (first,), (second,) = (plan.readers(only(client)) for client in ranks)
+    assert plan.readers(other.regions[0].reader) == [second] and second is not first
+    (third,) = plan.readers(other.regions[1].reader)
     assert job.plans.all == [first, second, third]
     assert [(r.rank, r.file.path) for r in job.plans.all] == [
         (0, "/train"), (1, "/train"), (1, "/valid"),
@@ -43,10 +43,10 @@ def test_an_order_is_asked_for_once_and_the_next_when_it_is_needed(
     job: Job, plan: PlanFile
 ) -> None:
     client = job.process(10, 3, "/train")
-    assert not plan.pending(client, only(client))
-    (reader,) = plan.readers(client, only(client))
+    assert not plan.pending(only(client))
+    (reader,) = plan.readers(only(client))
     for _ in range(3):
-        assert not reader.live and plan.pending(client, only(client))
+        assert not reader.live and plan.pending(only(client))
     assert job.helper.asked == [
         {"do": "plan", "path": "/train", "key": (8, 1, SIZE, 0), "rank": 3, "epoch": 0}
     ]
@@ -54,7 +54,7 @@ def test_an_order_is_asked_for_once_and_the_next_when_it_is_needed(
     plan._came = lambda: seen.append(reader.live)
     job.helper.answer(order="some")
     assert seen == [True], "it is there when this is told"
-    assert not plan.pending(client, only(client)) and place(reader) == (0, 0)
+    assert not plan.pending(only(client)) and place(reader) == (0, 0)
     assert reader.look() is reader.look(), "it is given once"
     reads(reader, range(100, 150))
     assert len(job.helper.asked) == 1 and reader.how == "--plan"
@@ -68,14 +68,14 @@ def test_an_order_is_asked_for_once_and_the_next_when_it_is_needed(
 
 def test_after_the_last_epoch_nothing_is_asked_or_followed(job: Job, plan: PlanFile) -> None:
     client = job.process(10, 0, "/train")
-    (reader,) = plan.readers(client, only(client))
+    (reader,) = plan.readers(only(client))
     assert not reader.live
     job.helper.answer(order="some")
     reads(reader, range(100, 200))
     list(reader.epochs.due(RECORD))
     assert reader.live
     job.helper.answer(order=None)
-    assert not reader.live and not plan.pending(client, only(client))
+    assert not reader.live and not plan.pending(only(client))
     for _ in range(3):
         list(reader.epochs.due(RECORD))
     assert len(job.helper.asked) == 2 and job.ledger.degradations == []
@@ -85,16 +85,16 @@ def test_a_rank_that_the_plan_does_not_name_is_waited_for_no_longer(
     job: Job, plan: PlanFile
 ) -> None:
     client = job.process(10, 7, "/train")
-    (reader,) = plan.readers(client, only(client))
+    (reader,) = plan.readers(only(client))
     assert not reader.live
     job.helper.answer(order=None)
-    assert reader.over and not plan.pending(client, only(client)) and not reader.live
+    assert reader.over and not plan.pending(only(client)) and not reader.live
     assert len(job.helper.asked) == 1 and job.came == 1
 
 
 def test_an_estimated_order_is_followed_until_the_right_one_comes(job: Job, plan: PlanFile) -> None:
     client = job.process(10, 0, "/train")
-    (reader,) = plan.readers(client, only(client))
+    (reader,) = plan.readers(only(client))
     assert not reader.live
     job.helper.answer(order="some", early=True)
     assert reader.live and reader.how == "--plan, estimated" and reader.walk.items == 100
@@ -106,7 +106,7 @@ def test_an_estimated_order_is_followed_until_the_right_one_comes(job: Job, plan
 
 def test_of_two_answers_the_later_one_is_followed(job: Job, plan: PlanFile) -> None:
     client = job.process(10, 0, "/train")
-    (reader,) = plan.readers(client, only(client))
+    (reader,) = plan.readers(only(client))
     assert not reader.live
     job.helper.answer(order="some", early=True)
     job.helper.answer(order="more")
@@ -116,13 +116,13 @@ def test_of_two_answers_the_later_one_is_followed(job: Job, plan: PlanFile) -> N
 @pytest.mark.parametrize("error", [OSError("gone"), ValueError("short")])
 def test_an_order_that_cannot_be_had_is_told_of(job: Job, plan: PlanFile, error: Exception) -> None:
     client = job.process(10, 0, "/train")
-    (reader,) = plan.readers(client, only(client))
+    (reader,) = plan.readers(only(client))
     assert not reader.live
     job.helper.orders["some"] = error
     job.helper.answer(order="some")
     assert reader.over
     other = job.process(11, 1, "/train")
-    (reader,) = plan.readers(other, only(other))
+    (reader,) = plan.readers(only(other))
     assert not reader.live
     job.helper.answer(error="the helper has ended")
     assert reader.over

@@ -24,6 +24,7 @@ from walked_orders import MIB, PAGE
 from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers import known_order
 from uffdprefetch.readers.known_order import KnownOrders, PlannedReader
+from uffdprefetch.readers.predictor import Observation
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.warm.consumer import PrefetchRange
 
@@ -50,10 +51,10 @@ class Owner:
         self.its, self._pending = [*readers], pending
         self.told: list[Any] = []
 
-    def readers(self, client: Any, region: Any) -> list[PlannedReader]:
+    def readers(self, reader: Any) -> list[PlannedReader]:
         return self.its
 
-    def pending(self, client: Any, region: Any) -> bool:
+    def pending(self, reader: Any) -> bool:
         return self._pending
 
     def mapped(self, client: Any) -> None:
@@ -70,25 +71,27 @@ class Service:
         self.plans = KnownOrders(self.scheduler, self.ledger)  # type: ignore[arg-type]
         self.scheduler.meter = SimpleNamespace(storage=SimpleNamespace(latency_seconds=0.0))
         self.plans.allowed_bytes = lambda _: 64 * MIB
-        self.client: Any = SimpleNamespace(rank=0, pid=7)
-        self.region = region_of(readers[0].file if readers else file_of(), verdict)
+        self.client: Any = SimpleNamespace(rank=0, pid=7, readers={})
+        self.region = region_of(self.client, readers[0].file if readers else file_of(), verdict)
         self.plans.sources.append(Owner(*readers))
         for reader in readers:
             self.plans.add(reader)
 
-    def touches(self, records: Iterable[int], now: int = 1) -> list[bool]:
-        return [
-            self.plans.touch(self.client, self.region, record * RECORD, record * RECORD + PAGE, now)
-            for record in records
-        ]
+    def touch(self, start: int, end: int, now: int) -> None:
+        seen = Observation(start, end, now)
+        self.plans.observe(self.region.reader, self.region, seen, None)
+
+    def touches(self, records: Iterable[int], now: int = 1) -> None:
+        for record in records:
+            self.touch(record * RECORD, record * RECORD + PAGE, now)
 
     def reader(self) -> PlannedReader | None:
-        return self.plans.reader(self.client, self.region)
+        return self.plans.order_of(self.region.reader)
 
     def demands(self, reader: PlannedReader) -> None:
         """What the arbiter does with the one in charge."""
-        self.region.order.reader = reader
-        for consumer, wanted in self.plans.demand(self.client, self.region, 0):
+        self.region.reader.order.reader = reader
+        for consumer, wanted in self.plans.demand(self.region.reader, 0):
             self.scheduler.want(consumer, wanted)
 
 
@@ -115,21 +118,22 @@ def test_a_mapping_is_of_the_first_source_that_knows_an_order_for_it() -> None:
 
 def test_an_order_may_come_from_any_source() -> None:
     service = Service()
-    assert not service.plans.pending(service.client, service.region)
+    assert not service.plans.pending(service.region.reader)
     service.plans.sources.append(Owner(pending=True))
-    assert service.plans.pending(service.client, service.region)
+    assert service.plans.pending(service.region.reader)
     service.plans.mapped(service.client)
     told = [source.told for source in service.plans.sources]  # type: ignore[attr-defined]
     assert told == [[service.client], [service.client]]
 
 
-def test_a_touch_of_a_planned_reader_moves_it_and_is_said_to_be_its() -> None:
+def test_a_touch_of_a_planned_reader_moves_it() -> None:
     reader = follows(Orders(range(100, 200)))
     service = Service(reader)
-    assert service.touches(range(100, 103), now=4) == [True] * 3
+    service.touches(range(100, 103), now=4)
     assert place(reader) == (0, 3) and reader.touched_ns == 4
     reader.ended = True
-    assert service.touches([103]) == [False] and place(reader) == (0, 3)
+    service.touches([103])
+    assert place(reader) == (0, 3)
 
 
 @pytest.mark.parametrize("verdict", [ServingMode.CHECKPOINTS, ServingMode.PAGE_TABLES])
@@ -139,9 +143,9 @@ def test_a_dropped_order_is_told_of_once_and_leaves_nothing_wanted(verdict: Serv
     plans, wrong = service.plans, (2000 * RECORD, 2300 * RECORD)
     for _ in range(2):
         if verdict == ServingMode.PAGE_TABLES:
-            plans.scanned(service.client, service.region, [wrong], reader.touched_ns)
+            plans.scanned(service.region, [wrong], reader.touched_ns)
         else:
-            plans.touch(service.client, service.region, *wrong, 3)
+            service.touch(*wrong, 3)
     assert service.scheduler.forgotten == [reader.consumer] and service.reader() is None
     (line,) = service.ledger.degradations
     assert line.startswith("/data/records: rank 5: the order known from a test is not followed")
@@ -154,9 +158,9 @@ def test_a_look_tells_at_once_also_where_a_checkpoint_has_just_told(verdict: Ser
     reader = follows(Orders(range(100, 200)))
     service = Service(reader, verdict=verdict)
     now = reader.touched_ns
-    assert service.plans.scanned(service.client, service.region, found(range(100, 104)), now)
+    assert service.plans.scanned(service.region, found(range(100, 104)), now)
     assert place(reader) == (0, 4)
-    assert not service.plans.scanned(service.client, service.region, [], now)
+    assert not service.plans.scanned(service.region, [], now)
 
 
 def test_in_the_pool_a_look_waits_while_faults_tell(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,10 +171,10 @@ def test_in_the_pool_a_look_waits_while_faults_tell(monkeypatch: pytest.MonkeyPa
     later = 10**12 + 100_000_000  # 0.1 s
     reader.said(2, later - 1)  # no touch
     look = service.plans.scanned
-    assert not look(service.client, service.region, found([101, 103, 104, 105]), later - 1)
+    assert not look(service.region, found([101, 103, 104, 105]), later - 1)
     assert place(reader) == (0, 2) and reader.seen == found([103, 104, 105])
     reader.seen = found([102, 103, 104])
-    assert look(service.client, service.region, [], later)
+    assert look(service.region, [], later)
     assert place(reader) == (0, 5)
 
 

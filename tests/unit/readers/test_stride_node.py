@@ -17,18 +17,13 @@ from uffdprefetch.formats.index import RecordIndex
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.protocol import wire
 from uffdprefetch.readers.known_order import KnownOrders
-from uffdprefetch.readers.strides import (
-    ATTEMPTS,
-    CLAIM_NS,
-    HOLD_INDEX_NS,
-    HOLD_NS,
-    SURE_BYTES,
-    Strides,
-)
+from uffdprefetch.readers.predictor import Observation
+from uffdprefetch.readers.strides import ATTEMPTS, HOLD_INDEX_NS, HOLD_NS, SURE_BYTES, Strides
 from uffdprefetch.sense import pagetables
 from uffdprefetch.state.files import BLOCK_BYTES
 from uffdprefetch.state.ledger import Ledger
-from uffdprefetch.state.region import OrderState
+from uffdprefetch.state.reader import Reader, reader_of, readers_of
+from uffdprefetch.state.region import Region
 
 pytestmark = warnings_fail
 
@@ -56,7 +51,7 @@ class Node:
 
     def __init__(self, index: RecordIndex, ranks: int, policy: str) -> None:
         self.index, self.now, self.used = index, 1000 * MS, set[int]()
-        self.file = SimpleNamespace(
+        self.file: Any = SimpleNamespace(
             unit_bytes=0,
             key=(1, 2, index.file_bytes, 4), path="/data/records", size_bytes=index.file_bytes,
             block_counts=self._block_counts, mark_used=self._mark_used,
@@ -65,19 +60,23 @@ class Node:
         self.tables = {100 + rank: IntervalSet() for rank in range(ranks)}
         for rank in range(ranks):
             stream = Stream(1, rank, 100 + rank, 0, 0, self.now, self.now, active=True)
-            region = SimpleNamespace(
-                file=self.file, verdict=wire.ServingMode.CHECKPOINTS, detaching=False,
-                stream=stream, table=SimpleNamespace(
-                    active=lambda stream=stream: [stream] * (stream.position_bytes > 0), rank=rank
-                ),
-            )  # fmt: skip
-            self.clients.append(SimpleNamespace(rank=rank, pid=100 + rank, regions={1: region}))
-        self.scheduler, self.ledger, self.shelf = Notes(), Ledger(), Shelf()
-        self.plans = KnownOrders(self.scheduler, self.ledger)  # type: ignore[arg-type]
-        self.is_sequential = True
+            client: Any = SimpleNamespace(rank=rank, pid=100 + rank, regions={}, readers={})
+            reader = reader_of(client, self.file)
+            reader.table = SimpleNamespace(  # type: ignore[assignment]
+                active=lambda stream=stream: [stream] * (stream.position_bytes > 0), stream=stream
+            )
+            reader.jumps = SimpleNamespace(is_sequential=True)  # type: ignore[assignment]
+            region = Region(
+                1, self.file, 1 << 40, index.file_bytes, 0, wire.ServingMode.CHECKPOINTS, reader
+            )
+            client.regions[1] = reader.regions[1] = region
+            self.clients.append(client)
+        scheduler: Any = Notes()
+        self.scheduler, self.ledger, self.shelf = scheduler, Ledger(), Shelf()
+        self.plans = KnownOrders(scheduler, self.ledger)
         self.strides = Strides(
-            self.shelf, self.plans, self.scheduler, self.ledger, lambda: self.clients,  # type: ignore[arg-type]
-            None if policy == "stride" else lambda region: self.is_sequential,
+            self.shelf, self.plans, self.ledger,
+            lambda: readers_of(dict(enumerate(self.clients))), always=policy == "stride",
         )  # fmt: skip
         self.plans.sources.append(self.strides)
 
@@ -87,27 +86,36 @@ class Node:
     def _mark_used(self, start: int, end: int) -> None:
         self.used.update(range(start // BLOCK_BYTES, (end - 1) // BLOCK_BYTES + 1))
 
-    def runs(self, client: Any, region: Any, start: int, end: int) -> list[tuple[int, int]]:
-        return [(a, b - a) for a, b in self.tables[client.pid] if a < end and b > start]
+    def runs(self, region: Region, start: int, end: int) -> list[tuple[int, int]]:
+        return [(a, b - a) for a, b in self.tables[region.reader.pid] if a < end and b > start]
+
+    def of(self, rank: int = 0) -> Reader:
+        (reader,) = self.clients[rank].readers.values()
+        return reader
 
     def reads(self, rank: int, records: Iterable[int], pass_ms: int = 30) -> None:
         """A rank reads these, and its touch of the last one is told."""
         numbers = list(records)
-        client = self.clients[rank]
-        region = client.regions[1]
+        client, reader = self.clients[rank], self.of(rank)
         table = self.tables[client.pid]
         for start, length in mapped_by(self.index, numbers):
             table.add(start, start + length)
             self._mark_used(start, start + length)
         (end,) = self.index.extents(numbers[-1])[1]
-        stream = region.stream
+        stream: Any = reader.table.stream  # type: ignore[attr-defined]
         self.now += pass_ms * MS
         stream.last_ns, before = self.now, stream.position_bytes
         stream.position_bytes = max(before, int(end))
         ends = [(max(a, before), min(b, stream.position_bytes)) for a, b in table]
         found = [(a, b - a) for a, b in ends if a < b]
         stream.saw(stream.position_bytes - before, found)
-        self.strides.touch(client, region, stream, self.now)
+        self.strides.observe(reader, client.regions[1], Observation(0, 0, self.now), stream)
+
+    def touches(self, record: int) -> None:
+        """A checkpoint tells of it."""
+        (start,), (end,) = self.index.extents(record)
+        seen = Observation(int(start), int(end), self.now)
+        self.plans.observe(self.of(), self.clients[0].regions[1], seen, None)
 
     def skips(self, ranks: Iterable[int], period: int, steps: range, pass_ms: int = 10) -> None:
         """They read record ``rank`` of each ``period``, in turn."""
@@ -116,11 +124,10 @@ class Node:
                 self.reads(rank, [step * period + rank], pass_ms)
 
     def reader(self, rank: int = 0) -> Any:
-        return self.plans.reader(self.clients[rank], self.clients[rank].regions[1])
+        return self.plans.order_of(self.of(rank))
 
     def holds(self, rank: int = 0) -> bool:
-        region = self.clients[rank].regions[1]
-        return self.strides.holds(region, region.stream, self.now)
+        return self.strides.confidence(self.of(rank), self.now) > 0
 
 
 @pytest.fixture
@@ -141,16 +148,16 @@ def test_a_rank_that_skips_gets_no_windows_and_then_an_order(make: Any) -> None:
     node = make(equal())
     node.reads(0, range(3, 60, 8))
     assert node.shelf.asked == 1 and node.reader() is None
-    assert node.holds() and len(node.scheduler.forgotten) == 1
+    assert node.holds()
     node.shelf.index = node.index
     node.reads(0, range(67, 100, 8))
     reader = node.reader()
     assert reader.how == "skipping, record 3 of each 8" and not node.holds()
     assert (reader.walk.items, reader.walk.position) == (100, 13)
-    region: Any = SimpleNamespace(order=OrderState(reader), verdict=wire.ServingMode.CHECKPOINTS)
+    node.of().order.reader = reader
     node.scheduler.meter = SimpleNamespace(storage=SimpleNamespace(latency_seconds=0.0))
     node.plans.allowed_bytes = lambda _: 64 * MIB
-    for consumer, wanted in node.plans.demand(None, region, 0):
+    for consumer, wanted in node.plans.demand(node.of(), 0):
         node.scheduler.want(consumer, wanted)
     theirs = {tuple(int(edge) for edge in pair) for pair in zip(
         *node.index.extents(range(107, 800, 8)), strict=True)}  # fmt: skip
@@ -224,10 +231,6 @@ def test_waiting_for_an_index_or_a_sequence_has_an_end(make: Any) -> None:
     node = make(equal())
     node.reads(0, range(3, 30, 8))
     assert node.holds()
-    region = node.clients[0].regions[1]
-    assert node.strides.seeks(region, node.now)
-    node.now += CLAIM_NS
-    assert node.holds() and not node.strides.seeks(region, node.now)
     node.now += HOLD_INDEX_NS
     assert not node.holds()
     other = make(equal())
@@ -267,11 +270,9 @@ def test_the_next_epoch_begins_at_the_beginning(make: Any) -> None:
     reader = node.reader()
     node.reads(0, range(107, 400, 8))
     assert (reader.epoch, reader.walk.position) == (0, 50)
-    client, region = node.clients[0], node.clients[0].regions[1]
     for record in range(3, 60, 8):
-        (start,), (end,) = node.index.extents(record)
         node.now += MS
-        node.plans.touch(client, region, int(start), int(end), node.now)
+        node.touches(record)
     assert (reader.epoch, reader.wrong) == (1, None)
     assert 0 < reader.walk.position < 10
 
@@ -281,10 +282,8 @@ def test_what_is_read_again_does_not_begin_an_epoch(make: Any) -> None:
     node = make(equal(400))
     node.shelf.index = node.index
     node.reads(0, range(3, 150, 8))
-    client, region = node.clients[0], node.clients[0].regions[1]
     for record in range(3, 100, 8):
-        (start,), (end,) = node.index.extents(record)
-        node.plans.touch(client, region, int(start), int(end), node.now)
+        node.touches(record)
     assert (node.reader().epoch, node.reader().walk.position) == (0, 19)
 
 
@@ -293,11 +292,9 @@ def test_what_is_read_again_does_not_begin_an_epoch(make: Any) -> None:
 
 def asked(node: Node, records: Iterable[int], pass_ms: int = 10) -> bool:
     """Whether the index has been asked for, once rank 0 has read these; it holds no window back."""
-    region = node.clients[0].regions[1]
     for record in records:
         node.reads(0, [record], pass_ms)
-        assert not node.holds() and not node.strides.seeks(region, node.now)
-    assert node.reader() is not None or not node.scheduler.forgotten
+        assert not node.holds()
     return node.shelf.asked > 0
 
 
@@ -310,7 +307,6 @@ def test_auto_has_its_windows_until_there_is_a_sequence(make: Any) -> None:
     node.shelf.index = node.index
     asked(node, range(2 * upto // 8 * 8 + 3, 2 * upto + 40, 8))
     assert node.reader().how == "skipping, record 3 of each 8"
-    assert [stream.rank for stream in node.scheduler.forgotten] == [0]
 
 
 def test_a_wrong_guess_of_auto_gives_the_windows_back_at_once(make: Any) -> None:
@@ -332,7 +328,7 @@ def test_auto_asks_for_nothing_where_a_walk_only_begins_with_a_gap(make: Any) ->
 
 def test_auto_asks_for_nothing_where_it_is_no_walk_for_sure(make: Any) -> None:
     node = make(equal(), policy="auto")
-    node.is_sequential = False
+    node.of().jumps.is_sequential = False  # type: ignore[misc]
     assert not asked(node, range(3, 800, 8))
 
 
@@ -341,8 +337,8 @@ def test_auto_asks_for_nothing_where_an_order_is_known_or_will_be(make: Any, kno
     node = make(equal(), policy="auto")
     reader = SimpleNamespace(live=True, active_ns=0)
     node.plans.sources.insert(0, SimpleNamespace(
-        readers=lambda client, region: [reader] if known else [],
-        pending=lambda client, region: not known,
+        readers=lambda _: [reader] if known else [],
+        pending=lambda _: not known,
     ))  # fmt: skip
     for record in range(3, 800, 8):
         node.reads(0, [record])
@@ -363,8 +359,8 @@ def test_auto_waits_for_the_other_ranks_of_the_node_to_begin(make: Any) -> None:
     node = make(equal(), ranks=4, policy="auto")
     node.skips([0], 4, range(150))
     assert node.shelf.asked == 0
-    for client in node.clients[1:]:  # they were not to read it
-        client.regions.clear()
+    for rank in range(1, 4):  # they were not to read it
+        node.of(rank).regions.clear()
     node.skips([0], 4, range(150, 200))
     assert node.shelf.asked > 0
 

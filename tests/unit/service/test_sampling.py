@@ -39,8 +39,10 @@ class Run:
     def reader(self, rank: int, file: FileState, start: int = 0) -> Stream:
         """A process of a rank with one walk in the file."""
         stream = Stream(1, rank, 100 + rank, start, start, 0, 0, active=True)
-        region = SimpleNamespace(id=1, file=file, table=SimpleNamespace(streams=[stream]))
-        self.clients[rank] = SimpleNamespace(rank=rank, pid=100 + rank, regions={1: region})
+        reader = SimpleNamespace(file=file, table=SimpleNamespace(streams=[stream]))
+        self.clients[rank] = SimpleNamespace(
+            rank=rank, pid=100 + rank, readers={file.key: reader}, regions={}
+        )
         watched = Watched(0, ended=True)
         self.processes.append(SimpleNamespace(rank=rank, watched=watched))
         return stream

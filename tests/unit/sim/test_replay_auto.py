@@ -137,7 +137,7 @@ def test_threads_that_walk_apart_do_not_jump_about() -> None:
     policy = Auto()
     result = run(wanted, policy, None, storage)
     region = region_of(policy)
-    assert len(region.table.active()) == 4
+    assert len(region.reader.table.active()) == 4
     assert policy.node.core.bulk.describe("/data/f") is None, "it does not jump about"
     assert result.stall_seconds < 0.2
     assert run(wanted, Plain(), None, storage).stall_seconds > 5
@@ -163,7 +163,7 @@ def test_walks_that_have_ended_are_forgotten() -> None:
     wanted = demand(stream(there + onward, 16, 0.02), pages=1 << 18)
     policy = Auto()
     run(wanted, policy, None, Storage(1e9, 1e-3))
-    active = region_of(policy).table.active()
+    active = region_of(policy).reader.table.active()
     assert [one.start_bytes // PAGE for one in active] == [1 << 17]
 
 

@@ -54,6 +54,7 @@ class Process(Client):
         self._rearmed = rearmed
         self.rank, self.pid, self.pool_slot = rank, rank + 1, rank
         self.regions: dict[int, Region] = {}
+        self.readers = {}
         self.opening: set[int] = set()
         self.watched = Watched(self.pid, ended=True)
         self.mapped: dict[int, Array] = {}

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a touch says of its reader: which walk it brought on (predict/streams.py), and whether the
+reader goes in order at all (predict/randomness.py). Every predictor builds on these."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from uffdprefetch.base.clock import Clock
+from uffdprefetch.predict.streams import Stream
+from uffdprefetch.protocol.wire import ServingMode
+from uffdprefetch.readers.predictor import Observation
+from uffdprefetch.sense import pagetables
+from uffdprefetch.sense.pagetable_scan import tell_seen
+from uffdprefetch.state.ledger import Ledger
+from uffdprefetch.state.publisher import EventPublisher
+from uffdprefetch.state.reader import Reader, Trait
+from uffdprefetch.state.region import Region
+from uffdprefetch.warm.placement import CheckpointPlacer
+from uffdprefetch.warm.scheduler import Scheduler
+
+#: In the pool one in this many touches of a reader whose order is known goes to its walks, too:
+#: they show it, and go on when the order is dropped.
+PLANNED_EVERY = 16
+#: Part of what was passed over that must have been read, for a touch to be in order.
+PASSED_SHARE = 8
+
+
+class Step(NamedTuple):
+    """A touch brought ``walk`` on; its reader is known to have come over [start, end) bytes."""
+
+    walk: Stream
+    start: int
+    end: int
+
+
+class Walks:
+    """The walks of all readers. The service's thread calls everything here."""
+
+    def __init__(
+        self, policy: str, scheduler: Scheduler, ledger: Ledger, tap: EventPublisher,
+        layout: CheckpointPlacer, clock: Clock,
+    ) -> None:  # fmt: skip
+        self._policy, self._scheduler, self._ledger = policy, scheduler, ledger
+        self._tap, self._layout, self._clock = tap, layout, clock
+
+    def touch(self, region: Region, seen: Observation) -> Step | None:
+        """What a touch was of a walk; None for a reader whose order is known: its walks would say
+        nothing more."""
+        reader = region.reader
+        if self._is_planned(region):
+            self._ledger.touch(reader.rank, seen.start, seen.at_ns)
+            # should the order be a wrong one, it is known by then whether the reader jumps about
+            reader.jumps.saw(seen.start, seen.end, seen.at_ns, False)
+            if seen.told:
+                region.file.mark_used(seen.start, seen.end)
+                region.scan.mapped.add(seen.start, seen.end)
+            return None
+        stream, forward = reader.table.touch(seen.start, seen.end, seen.at_ns)
+        self.forget_absorbed(reader)
+        if self._policy == "fixed" and region.verdict == ServingMode.CHECKPOINTS:
+            stream.active = True  # the checkpoint that is hit first triggers (docs/references.md)
+        self._ledger.touch(reader.rank, seen.start, seen.at_ns)
+        passed_bytes = self._passed(region, stream, seen, forward)
+        step = Step(stream, seen.start, seen.end)
+        # in a second epoch nothing is news; and a random reader has been nearly everywhere at last
+        over = 0 < forward <= PASSED_SHARE * passed_bytes[0 if reader.random else 1]
+        if region.verdict == ServingMode.POOL and self._layout.pool:
+            # what a fault maps tells there
+            low, high = self._layout.pool.walked(stream, seen.start, seen.end, forward)
+            step, over = Step(stream, low, high), 0 < forward <= high - low
+        self._judge(region, seen, over)
+        if stream.skips:
+            reader.traits.add(Trait.SKIPS)
+        return step
+
+    @staticmethod
+    def _is_planned(region: Region) -> bool:
+        reader = region.reader
+        if not reader.order.announced:
+            return False
+        if region.verdict != ServingMode.POOL:
+            return True
+        reader.pool.planned += 1
+        return reader.pool.planned % PLANNED_EVERY != 0
+
+    def _passed(
+        self, region: Region, stream: Stream, seen: Observation, forward: int
+    ) -> tuple[int, int]:
+        """Of what a walk has gone over with this touch: how much is mapped that was not before, and
+        how much tells of a walk."""
+        news = mapped = seen.end - seen.start
+        if not forward:
+            return news, news if seen.new else mapped
+        first = stream.position_bytes - (forward if stream.direction > 0 else 0)
+        if region.verdict == ServingMode.POOL:
+            found = [(first, forward)]  # mapped in runs: more is not known
+        else:
+            found = pagetables.runs(region, first, first + forward)
+        pagetables.note_used(region, found)
+        stream.saw(forward, found)
+        for a, n in found:
+            mapped += n
+            for low, high in region.scan.mapped.missing(a, a + n):
+                news += high - low
+                if self._tap.active and region.verdict != ServingMode.POOL:
+                    tell_seen(self._tap, region, low, high, self._clock.now_ns())
+            region.scan.mapped.add(a, a + n)
+        return news, news if seen.new else mapped
+
+    def _judge(self, region: Region, seen: Observation, passed_over: bool) -> None:
+        """Whether the reader goes in order: what looks like walks of one that jumps about is
+        none."""
+        reader = region.reader
+        if not region.scan.resume_at:  # else: one scan of the whole page table, in several pieces
+            reader.seen_ns = seen.at_ns
+        reader.jumps.saw(seen.start, seen.end, reader.seen_ns, passed_over)
+        if reader.random:
+            reader.traits.add(Trait.JUMPS)
+            reader.table.absorbed += reader.table.streams
+            reader.table.streams.clear()
+            self.forget_absorbed(reader)
+
+    def forget_absorbed(self, reader: Reader) -> None:
+        """Walks that were another's get nothing any more."""
+        while reader.table.absorbed:
+            self._scheduler.forget(reader.table.absorbed.pop())

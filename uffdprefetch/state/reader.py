@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A process that reads a file, by however many mappings of it, and what is known of how it reads.
+
+It outlives its mappings: a job may map a file anew for each batch (nanoGPT does).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from uffdprefetch.native import uffd
+from uffdprefetch.predict.checkpoints import Span
+from uffdprefetch.predict.randomness import RandomnessDetector
+from uffdprefetch.predict.streams import Stream, StreamTable
+from uffdprefetch.protocol.wire import ServingMode
+from uffdprefetch.state.files import FileState
+
+if TYPE_CHECKING:
+    from uffdprefetch.readers.known_order import PlannedReader
+    from uffdprefetch.readers.predictor import Predictor
+    from uffdprefetch.state.client import Client
+    from uffdprefetch.state.region import Region
+
+#: Readers of files that are not mapped now, kept for each process; the oldest goes first.
+UNMAPPED_MAX = 256
+#: Touches before which no reader is taken for random: an LMDB is entered by its tree, which jumps.
+DOUBT_TOUCHES = 4
+
+
+class Trait(Enum):
+    """What was seen of a reader, once seen for good: whether a predictor may know something of it
+    (readers/predictor.py)."""
+
+    SKIPS = "one of its walks leaves something out"
+    JUMPS = "it has jumped about"
+
+
+@dataclass
+class OrderState:
+    """Whose known order a reader follows."""
+
+    reader: PlannedReader | None = None  # the last one
+    followed: bool = False  # ... and it is still to be followed
+    last_progress_ns: int = 0  # when it was last heard how far it is; 0: never
+    pending_since_ns: int = 0  # since when an order is to become known; 0: none is
+
+    @property
+    def announced(self) -> bool:
+        """Whether the order is known from elsewhere than from how the reader walks."""
+        return self.followed and self.reader is not None and not self.reader.inferred
+
+
+@dataclass
+class PoolTouches:
+    """Touches of the pool's memory by a reader."""
+
+    planned: int = 0  # while its order was known
+    #: thread -> (whose walk it is on, whose it touched last)
+    walkers: dict[int, tuple[Stream, Stream]] = field(default_factory=dict)
+
+
+class Reader:
+    """``table``: the walks of its touches; ``jumps``: whether they go in order; ``order``: the
+    known order that it follows. Regions by their numbers."""
+
+    def __init__(self, client: Client, file: FileState) -> None:
+        self.client, self.file = client, file
+        self.regions: dict[int, Region] = {}
+        self.jumps = RandomnessDetector(file.size_bytes)
+        self.traits: set[Trait] = set()
+        self.seen_ns = 0  # its last touch
+        self.in_charge: Predictor | None = None  # who says what it needs (readers/arbiter.py) ...
+        self.asked_ns = 0  # ... and was last asked then
+        self.rest()
+
+    def rest(self) -> None:
+        """Nothing of the file is mapped: walks and orders are of mappings, and end with them."""
+        self.table = StreamTable(self.client.rank, self.client.pid)
+        self.order = OrderState()
+        self.pool = PoolTouches()
+
+    @property
+    def rank(self) -> int:
+        """The rank of its process."""
+        return self.client.rank
+
+    @property
+    def pid(self) -> int:
+        """Of its process."""
+        return self.client.pid
+
+    @property
+    def span(self) -> Span:
+        """From the first to the last byte that it has mapped."""
+        spans = [region.span for region in self.regions.values()]
+        start = min((span.start_bytes for span in spans), default=0)
+        return Span(start, max((span.end_bytes for span in spans), default=0), uffd.PAGE_BYTES)
+
+    @property
+    def pooled(self) -> bool:
+        """Whether a mapping of it is the pool's memory."""
+        return any(region.verdict == ServingMode.POOL for region in self.regions.values())
+
+    @property
+    def random(self) -> bool:
+        """Whether it jumps about."""
+        return self.jumps.random
+
+    @property
+    def may_prefetch(self) -> bool:
+        """Whether its walks are walks, so that what lies ahead of them may be read."""
+        return self.jumps.count < DOUBT_TOUCHES or self.jumps.may_prefetch
+
+    def forget_jumps(self) -> None:
+        """What it has touched so far is no sign of what it will touch."""
+        self.jumps = RandomnessDetector(self.file.size_bytes)
+
+
+def reader_of(client: Client, file: FileState) -> Reader:
+    """The reader that a process is of a file, which it maps now."""
+    reader = client.readers.get(file.key)
+    if reader is None:
+        reader = client.readers[file.key] = Reader(client, file)
+    reader.file = file  # it may have been closed, and opened again
+    return reader
+
+
+def forget_unmapped(client: Client) -> list[Reader]:
+    """Drop what is too much to keep of files that a process does not map: the readers that it was
+    of those."""
+    unmapped = [key for key, one in client.readers.items() if not one.regions]
+    return [client.readers.pop(key) for key in unmapped[: max(0, len(unmapped) - UNMAPPED_MAX)]]
+
+
+def readers_of(clients: dict[int, Client]) -> list[Reader]:
+    """Those that have a mapping now."""
+    return [r for client in clients.values() for r in client.readers.values() if r.regions]
