@@ -135,12 +135,12 @@ class Bed:
         reader, number = reader_of(client, file), file.attached
         address = (file.fd + 1) << 40
         region = Region(number, file, address, file.size_bytes, 0, verdict, reader)
-        reader.regions[number] = region
+        reader.add(region)
         return region
 
     def unmap(self, region: Region) -> None:
         region.file.attached -= 1
-        del region.reader.regions[region.id]
+        region.reader.remove(region)
         if not region.reader.regions:
             self.bulk.note_streams(region.reader)
             region.reader.rest()

@@ -51,7 +51,8 @@ def file_of(path: str = "/data/records") -> Any:
 
 def region_of(client: Any, file: Any, verdict: ServingMode = ServingMode.CHECKPOINTS) -> Region:
     reader = reader_of(client, file)
-    reader.regions[1] = region = Region(1, file, 1 << 40, SIZE, 0, verdict, reader)
+    region = Region(1, file, 1 << 40, SIZE, 0, verdict, reader)
+    reader.add(region)
     return region
 
 

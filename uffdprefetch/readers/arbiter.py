@@ -37,7 +37,9 @@ class Arbiter:
         self._scheduler, self._layout, self._walks = scheduler, layout, walks
         self._policy, self._clock, self._readers = policy, clock, readers
         self._predictors: list[Predictor] = []
-        self._told: list[Predictor] = []  # those of them that want to hear of touches
+        # those of them that want to hear of touches, and of scans
+        self._touched: list[Predictor] = []
+        self._scanned: list[Predictor] = []
         self._due: dict[int, _Due] = {}  # by reader
 
     def add(self, predictor: Predictor) -> None:
@@ -45,7 +47,9 @@ class Arbiter:
         taken."""
         self._predictors.insert(0, predictor)
         if type(predictor).observe is not Predictor.observe:
-            self._told.insert(0, predictor)
+            self._touched.insert(0, predictor)
+        if type(predictor).scanned is not Predictor.scanned:
+            self._scanned.insert(0, predictor)
 
     # -------------------------------------------------------------- what is told
 
@@ -54,7 +58,7 @@ class Arbiter:
         self.due(region)
         step = self._walks.touch(region, seen)
         reader, walk = region.reader, step.walk if step else None
-        for predictor in self._told:
+        for predictor in self._touched:
             if predictor.trait is None or predictor.trait in reader.traits:
                 predictor.observe(reader, region, seen, walk)
         return step
@@ -62,7 +66,7 @@ class Arbiter:
     def scanned(self, region: Region, found: list[tuple[int, int]]) -> None:
         """All that one page-table scan has found, in the order of the file."""
         now = self._clock.now_ns()
-        if any([predictor.scanned(region, found, now) for predictor in self._told]):
+        if any([predictor.scanned(region, found, now) for predictor in self._scanned]):
             self.due(region)
 
     def due(self, region: Region) -> None:

@@ -119,7 +119,7 @@ class Bulk(Predictor):
         self._limits = limits or Limits(config.budget_bytes)
         self._config, self._scheduler = config, scheduler
         self._ledger, self._layout = ledger, layout
-        self._books: dict[Key, BulkState] = {}
+        self.books: dict[Key, BulkState] = {}
 
     # -------------------------------------------------------------- who jumps about
 
@@ -138,7 +138,7 @@ class Bulk(Predictor):
 
     def dismissed(self, reader: Reader) -> None:
         """See Predictor."""
-        book = self._books.get(reader.file.key)
+        book = self.books.get(reader.file.key)
         if book is not None and book.readers.pop(reader.pid, None) is not None:
             book.in_order = not book.readers and book.file.attached > 0
 
@@ -147,14 +147,14 @@ class Bulk(Predictor):
         self.dismissed(reader)
 
     def _book(self, file: FileState) -> BulkState:
-        book = self._books.get(file.key)
+        book = self.books.get(file.key)
         if book is None:
-            book = self._books[file.key] = BulkState(file)
-            if len(self._books) > FILES_MAX:
-                idle = (key for key, one in self._books.items() if not one.file.attached)
-                self._books.pop(next(idle, file.key), None)
+            book = self.books[file.key] = BulkState(file)
+            if len(self.books) > FILES_MAX:
+                idle = (key for key, one in self.books.items() if not one.file.attached)
+                self.books.pop(next(idle, file.key), None)
         elif book.file is not file:  # it had been closed, and is mapped again
-            book = self._books[file.key] = BulkState(
+            book = self.books[file.key] = BulkState(
                 file, readers=book.readers, ranks=book.ranks, told=book.told,
                 miss_ns=book.miss_ns, bandwidth=book.bandwidth, judge_ns=book.judge_ns,
                 read_bytes=book.read_bytes, before_bytes=book.read_bytes,
@@ -163,14 +163,14 @@ class Bulk(Predictor):
 
     def rest_ns(self, reader: Reader) -> int:
         """How long the reader's page table need not be looked at."""
-        book = self._books.get(reader.file.key)
+        book = self.books.get(reader.file.key)
         decided = book is not None and book.stage in (Stage.DONE, Stage.REFUSED)
         return REST_NS if decided and reader.random else 0
 
     def note_streams(self, reader: Reader) -> None:
         """Its last mapping ends: what the summary keeps of it, of a rank that has jumped about a
         single row, of where it was last."""
-        book = self._books.get(reader.file.key)
+        book = self.books.get(reader.file.key)
         if book is None or reader.rank not in book.ranks or reader.order.followed:
             self._ledger.note_streams(reader)
         elif reader.rank not in book.told:
@@ -183,7 +183,7 @@ class Bulk(Predictor):
 
     def step(self, now: int) -> None:
         """Once a turn: go on with what is due."""
-        for book in self._books.values():
+        for book in self.books.values():
             if book.file.attached:
                 book.mapped_ns = now
             if book.file.resting:
@@ -243,7 +243,7 @@ class Bulk(Predictor):
         """How much of a file may be in memory, and which limit binds."""
         others = sum(
             one.file.size_bytes
-            for one in self._books.values()
+            for one in self.books.values()
             if one is not book and one.stage in (Stage.STREAMED, Stage.DONE) and one.file.attached
         )
         pool = self._layout.pool
@@ -358,7 +358,7 @@ class Bulk(Predictor):
 
     def describe(self, path: str) -> dict[str, Any] | None:
         """What the summary says of a file (docs/bulk.md); None: nobody jumped about in it."""
-        for book in self._books.values():
+        for book in self.books.values():
             if book.file.path == path and book.ranks:
                 return {
                     "state": book.stage.value,

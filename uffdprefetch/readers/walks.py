@@ -51,7 +51,7 @@ class Walks:
         if self._is_planned(region):
             self._ledger.touch(reader.rank, seen.start, seen.at_ns)
             # should the order be a wrong one, it is known by then whether the reader jumps about
-            reader.jumps.saw(seen.start, seen.end, seen.at_ns, False)
+            reader.saw(seen.start, seen.end, seen.at_ns, False)
             if seen.told:
                 region.file.mark_used(seen.start, seen.end)
                 region.scan.mapped.add(seen.start, seen.end)
@@ -112,11 +112,10 @@ class Walks:
         """Whether the reader goes in order: what looks like walks of one that jumps about is
         none."""
         reader = region.reader
-        if not region.scan.resume_at:  # else: one scan of the whole page table, in several pieces
-            reader.seen_ns = seen.at_ns
-        reader.jumps.saw(seen.start, seen.end, reader.seen_ns, passed_over)
+        # one scan of the whole page table, in several pieces, has one time
+        at_ns = reader.seen_ns if region.scan.resume_at else seen.at_ns
+        reader.saw(seen.start, seen.end, at_ns, passed_over)
         if reader.random:
-            reader.traits.add(Trait.JUMPS)
             reader.table.absorbed += reader.table.streams
             reader.table.streams.clear()
             self.forget_absorbed(reader)

@@ -360,7 +360,8 @@ class Coordinator:
             scan=ScanState(self.clock.now_ns() + LOOK_FIRST_NS, LOOK_FIRST_NS),
         )
         file.attached += 1
-        client.regions[region.id] = region.reader.regions[region.id] = region
+        client.regions[region.id] = region
+        region.reader.add(region)
         if self.plans is not None:  # its order begins before its first touch
             self.plans.mapped(client)
             self.arbiter.due(region)
@@ -379,7 +380,7 @@ class Coordinator:
         if self.pool and region.verdict == wire.ServingMode.POOL:
             self.pool.detach(client, region)
         reader = region.reader
-        del reader.regions[region_id]
+        reader.remove(region)
         if not reader.regions:
             for stream in reader.table.streams:
                 self.scheduler.forget(stream)
@@ -468,9 +469,10 @@ class Coordinator:
                 if now >= region.scan.due_ns and not region.detaching:
                     announced = region.reader.order.announced
                     self._looks.look(region, now, known if announced else 1)
-                    rest = self.bulk.rest_ns(region.reader)
+                    rest = self.bulk.rest_ns(region.reader) if region.reader.random else 0
                     region.scan.due_ns = max(region.scan.due_ns, now + rest)
-        self.bulk.step(now)
+        if self.bulk.books:
+            self.bulk.step(now)
 
     # -------------------------------------------------------------- windows
 

@@ -68,6 +68,7 @@ class Reader:
     def __init__(self, client: Client, file: FileState) -> None:
         self.client, self.file = client, file
         self.regions: dict[int, Region] = {}
+        self._measure()
         self.jumps = RandomnessDetector(file.size_bytes)
         self.traits: set[Trait] = set()
         self.seen_ns = 0  # its last touch
@@ -91,12 +92,21 @@ class Reader:
         """Of its process."""
         return self.client.pid
 
-    @property
-    def span(self) -> Span:
-        """From the first to the last byte that it has mapped."""
+    def add(self, region: Region) -> None:
+        """A mapping of it has come."""
+        self.regions[region.id] = region
+        self._measure()
+
+    def remove(self, region: Region) -> None:
+        """One has gone."""
+        del self.regions[region.id]
+        self._measure()
+
+    def _measure(self) -> None:
         spans = [region.span for region in self.regions.values()]
         start = min((span.start_bytes for span in spans), default=0)
-        return Span(start, max((span.end_bytes for span in spans), default=0), uffd.PAGE_BYTES)
+        #: From the first to the last byte that it has mapped.
+        self.span = Span(start, max((s.end_bytes for s in spans), default=0), uffd.PAGE_BYTES)
 
     @property
     def pooled(self) -> bool:
@@ -112,6 +122,13 @@ class Reader:
     def may_prefetch(self) -> bool:
         """Whether its walks are walks, so that what lies ahead of them may be read."""
         return self.jumps.count < DOUBT_TOUCHES or self.jumps.may_prefetch
+
+    def saw(self, start: int, end: int, at_ns: int, passed_over: bool) -> None:
+        """A touch, see RandomnessDetector.saw."""
+        self.seen_ns = at_ns
+        self.jumps.saw(start, end, at_ns, passed_over)
+        if self.jumps.random:
+            self.traits.add(Trait.JUMPS)
 
     def forget_jumps(self) -> None:
         """What it has touched so far is no sign of what it will touch."""

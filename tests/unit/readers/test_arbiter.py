@@ -92,7 +92,8 @@ class Node:
         region = Region(
             number, file, number << 40, SIZE, 0, wire.ServingMode.PAGE_TABLES, reader
         )  # fmt: skip
-        self.client.regions[number] = reader.regions[number] = region
+        self.client.regions[number] = region
+        reader.add(region)
         return region
 
     def reads(self, mib: int) -> None:
@@ -176,7 +177,7 @@ def test_a_mapping_that_is_gone_is_nobodys() -> None:
     node.oracle.sure = 0.9
     node.reads(1)
     node.engine.arbiter.due(node.region)
-    del node.region.reader.regions[1]
+    node.region.reader.remove(node.region)
     node.engine.arbiter.unmapped(node.region)
     node.notes.wanted.clear()
     node.engine.plan()

@@ -99,7 +99,8 @@ class Node:
             id=1, file=file, address=1 << 40, length_bytes=SIZE, offset_bytes=0,
             verdict=wire.ServingMode.PAGE_TABLES, reader=self.reader,
         )  # fmt: skip
-        self.client.regions[1] = self.reader.regions[1] = self.region
+        self.client.regions[1] = self.region
+        self.reader.add(self.region)
         self.engine.clients[1] = self.client
 
     def walks(self, density: float) -> Stream:

@@ -69,7 +69,8 @@ class Node:
             region = Region(
                 1, self.file, 1 << 40, index.file_bytes, 0, wire.ServingMode.CHECKPOINTS, reader
             )
-            client.regions[1] = reader.regions[1] = region
+            client.regions[1] = region
+            reader.add(region)
             self.clients.append(client)
         scheduler: Any = Notes()
         self.scheduler, self.ledger, self.shelf = scheduler, Ledger(), Shelf()
