@@ -142,8 +142,6 @@ class Bed:
         region.file.attached -= 1
         region.reader.remove(region)
         if not region.reader.regions:
-            self.bulk.note_streams(region.reader)
-            region.reader.rest()
             for old in forget_unmapped(region.reader.client):
                 self.arbiter.left(old)
         self.arbiter.unmapped(region)

@@ -120,6 +120,13 @@ class Walks:
             reader.table.streams.clear()
             self.forget_absorbed(reader)
 
+    def take_back(self, reader: Reader) -> None:
+        """What waits to be read for its walks; should they go on, it is asked for again."""
+        for stream in reader.table.streams:
+            self._scheduler.forget(stream)
+            stream.frontier_bytes = stream.window_end_bytes = stream.position_bytes
+            stream.trigger_bytes = 0
+
     def forget_absorbed(self, reader: Reader) -> None:
         """Walks that were another's get nothing any more."""
         while reader.table.absorbed:

@@ -11,11 +11,11 @@ from uffdprefetch.pool.walkers import walks_of
 from uffdprefetch.predict import window
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.readers.predictor import Predictor
+from uffdprefetch.readers.walks import Walks
 from uffdprefetch.state.publisher import WINDOW, EventPublisher
 from uffdprefetch.state.reader import Reader
 from uffdprefetch.warm.consumer import Consumer, PrefetchRange
 from uffdprefetch.warm.placement import CheckpointPlacer
-from uffdprefetch.warm.scheduler import Scheduler
 
 #: It always knows something; whoever knows an order knows more.
 CONFIDENCE = 0.1
@@ -28,9 +28,9 @@ class Windows(Predictor):
     policies = frozenset({"auto", "fixed", "stride"})
 
     def __init__(
-        self, config: Config, scheduler: Scheduler, tap: EventPublisher, layout: CheckpointPlacer
+        self, config: Config, walks: Walks, tap: EventPublisher, layout: CheckpointPlacer
     ) -> None:
-        self._config, self._scheduler, self._tap, self._layout = config, scheduler, tap, layout
+        self._config, self._walks, self._tap, self._layout = config, walks, tap, layout
 
     def confidence(self, reader: Reader, now_ns: int) -> float:
         """See Predictor."""
@@ -57,8 +57,4 @@ class Windows(Predictor):
 
     def dismissed(self, reader: Reader) -> None:
         """See Predictor."""
-        for stream in reader.table.streams:
-            self._scheduler.forget(stream)
-            # what was asked for and not read is asked for again, should windows be back
-            stream.frontier_bytes = stream.window_end_bytes = stream.position_bytes
-            stream.trigger_bytes = 0
+        self._walks.take_back(reader)

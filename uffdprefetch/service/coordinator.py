@@ -107,7 +107,7 @@ class Coordinator:
         self.arbiter = Arbiter(
             config.policy, scheduler, self.layout, self.walks, clock, self.readers
         )
-        self.arbiter.add(Windows(config, scheduler, self.tap, self.layout))
+        self.arbiter.add(Windows(config, self.walks, self.tap, self.layout))
         self.arbiter.add(self.bulk)
         self._looks = PagetableScanner(
             self.layout, self.tap, self._mapped, self.arbiter.scanned, clock
@@ -382,19 +382,20 @@ class Coordinator:
         reader = region.reader
         reader.remove(region)
         if not reader.regions:
-            for stream in reader.table.streams:
-                self.scheduler.forget(stream)
-            self.bulk.note_streams(reader)
-            reader.rest()
+            self.walks.take_back(reader)
             for old in forget_unmapped(client):
-                self.arbiter.left(old)
+                self._left(old)
         self.arbiter.unmapped(region)
         self._table.left(region.file, client.pid)
 
     def left(self, client: Client) -> None:
         """The process is gone, and its mappings are."""
         for reader in client.readers.values():
-            self.arbiter.left(reader)
+            self._left(reader)
+
+    def _left(self, reader: Reader) -> None:
+        self.bulk.note_streams(reader)
+        self.arbiter.left(reader)
 
     def give_up(self, file: FileState, why: str) -> None:
         """The file changes: every region of it becomes the job's own mapping again."""
@@ -522,7 +523,7 @@ class Coordinator:
         """Once a second: what has fired long ago is armed again even where nothing moves."""
         for file in self.files.values():
             file.recent = IntervalSet()  # the kernel may have taken it back
-        for reader in self.readers():
+        for reader in [one for client in self.clients.values() for one in client.readers.values()]:
             reader.table.expire(self.clock.now_ns())
             self.walks.forget_absorbed(reader)
             for region in reader.regions.values():

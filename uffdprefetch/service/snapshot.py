@@ -138,7 +138,7 @@ def summary(
     files += ledger.closed_files
     files = [{**f, "bulk": engine.bulk.describe(f["path"])} for f in files]
     streams = list(ledger.streams)
-    for reader in engine.readers():
+    for reader in [one for client in engine.clients.values() for one in client.readers.values()]:
         streams += [describe_stream(reader, s) for s in reader.table.active()]
     wall = ledger.seconds()
     service_cpu = max(0.0, time.process_time() - workers_cpu)

@@ -74,11 +74,7 @@ class Reader:
         self.seen_ns = 0  # its last touch
         self.in_charge: Predictor | None = None  # who says what it needs (readers/arbiter.py) ...
         self.asked_ns = 0  # ... and was last asked then
-        self.rest()
-
-    def rest(self) -> None:
-        """Nothing of the file is mapped: walks and orders are of mappings, and end with them."""
-        self.table = StreamTable(self.client.rank, self.client.pid)
+        self.table = StreamTable(client.rank, client.pid)
         self.order = OrderState()
         self.pool = PoolTouches()
 

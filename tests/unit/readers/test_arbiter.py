@@ -185,3 +185,20 @@ def test_a_mapping_that_is_gone_is_nobodys() -> None:
     assert node.oracle.lost == []
     node.engine.left(node.client)
     assert node.oracle.lost == [7]
+
+
+def test_a_file_that_is_mapped_piece_by_piece_has_one_reader() -> None:
+    """Each piece is unmapped before the next one is mapped."""
+    node = Node()
+    file = node.region.file
+    node.reads(8)
+    for number in (2, 3):
+        node.engine.walks.take_back(node.region.reader)
+        node.region.reader.remove(node.region)
+        del node.client.regions[node.region.id]
+        node.region = node.maps(file, number)
+        node.reads(8)
+    (walk,) = node.region.reader.table.active()
+    assert (walk.start_bytes, walk.position_bytes) == (0, 24 * MIB)
+    starts = sorted(wanted.start for _, wanted in node.notes.wanted)
+    assert starts[0] <= MIB and max(wanted.end for _, wanted in node.notes.wanted) > 24 * MIB

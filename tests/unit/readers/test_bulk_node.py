@@ -401,6 +401,7 @@ def test_the_summary_has_one_row_of_a_random_reader_however_often_it_maps(
         region = bed.region(file)
         bed.crops(region, 12)
         bed.unmap(region)
+    bed.bulk.note_streams(region.reader)
     assert [row["pattern"] for row in bed.ledger.streams if row["pattern"] == "random"] == [
         "random"
     ]
