@@ -17,7 +17,7 @@ from uffdprefetch.base.config import Config
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.service.coordinator import Coordinator
 from uffdprefetch.service.sampling import RANK_TICKS, RANKS_MAX, Counted, RankTrack, Sampling
-from uffdprefetch.service.snapshot import MISS_SENSOR, POOL_MISS_SENSOR, WAIT_SENSOR
+from uffdprefetch.service.summary import MISS_SENSOR, POOL_MISS_SENSOR, WAIT_SENSOR
 from uffdprefetch.state.files import BLOCK_BYTES, FileState
 from uffdprefetch.state.ledger import JobProcess
 from uffdprefetch.state.region import Region

@@ -32,7 +32,7 @@ from uffdprefetch.service.known_orders import Planning
 from uffdprefetch.service.live import Live
 from uffdprefetch.service.observe import Observer
 from uffdprefetch.service.peers import Peers
-from uffdprefetch.service.snapshot import summary
+from uffdprefetch.service.summary import summary
 from uffdprefetch.service.watchers import Watchers
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.ledger import Ledger

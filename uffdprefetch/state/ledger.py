@@ -162,7 +162,7 @@ class FreshnessBook:
 
 
 class Ledger:
-    """All books of a run; the service's thread writes, snapshot.py reads."""
+    """All books of a run; the service's thread writes, its summary and snapshots read."""
 
     def __init__(self) -> None:
         self.started = time.monotonic()
