@@ -129,7 +129,7 @@ class Service:
             self._ledger,
             self._summary,
             config.fingerprint(),
-            Watchers(self._live.document),
+            Watchers(self._live.snapshot),
             self._planning.announcements if self._planning is not None else None,
         )
         self._housekeeping_ns = 0
