@@ -90,10 +90,10 @@ def script(directory: Path) -> str:
 def plans(run: Job) -> list[dict[str, Any]]:
     client = WatchClient.open(service_socket(run.env))
     try:
-        document = client.snapshot()
+        snapshot = client.snapshot()
     finally:
         client.hang_up()
-    return [*document["plans"], {"degradations": document["degradations"]}]
+    return [*snapshot.plans, {"degradations": snapshot.degradations}]
 
 
 def at_pause(run: Job, epoch: int = 0) -> None:

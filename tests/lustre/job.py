@@ -65,7 +65,7 @@ def await_service() -> None:
     watching.ANSWER_SECONDS = 100.0  # it may be starting, on an emulated machine
     watch = watching.WatchClient.open(os.environ["UFFDPREFETCH_SOCKET"])
     end = time.monotonic() + 200
-    while not watch.snapshot(100.0)[name]:
+    while not getattr(watch.snapshot(100.0), name):
         if time.monotonic() > end:
             sys.exit(f"waited in vain for the service's {name}")
         time.sleep(0.5)

@@ -31,6 +31,7 @@ from harness import (
 from uffdprefetch.job import channel
 from uffdprefetch.orders import announcement
 from uffdprefetch.plan import announce
+from uffdprefetch.protocol.snapshot import Snapshot
 from uffdprefetch.view.watch import WatchClient
 
 pytest_plugins = ("harness_fixtures",)
@@ -153,10 +154,10 @@ say(digest=mapping.digest())
 
 
 def _degraded(env: dict[str, str], text: str) -> bool:
-    return any(text in line for line in _snapshot(env)["degradations"])
+    return any(text in line for line in _snapshot(env).degradations)
 
 
-def _snapshot(env: dict[str, str]) -> dict[str, Any]:
+def _snapshot(env: dict[str, str]) -> Snapshot:
     client = WatchClient.open(service_socket(env))
     try:
         return client.snapshot()

@@ -143,8 +143,8 @@ def test_what_moves_ctime_alone_ends_nothing(job: Start, own_records: Records, h
 
     def compared() -> bool:
         with contextlib.closing(watch.WatchClient.open(service_socket(work.env))) as watcher:
-            (file,) = watcher.snapshot()["files"]
-            return bool(file["compared_pages"])
+            (file,) = watcher.snapshot().files
+            return bool(file.compared_pages)
 
     wait_until(compared, "its bytes to be compared")
     work.tell("look")

@@ -8,13 +8,15 @@ import shutil
 import struct
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import HANG_SECONDS, require, wait_until
-from snapshots import document, rank
+from snapshots import rank, snapshot
 
+from uffdprefetch.protocol.snapshot import Process
 from uffdprefetch.view import births, sensors, taskstats
 from uffdprefetch.view.births import Birth, ProcessEvents
 from uffdprefetch.view.sensors import Sensors
@@ -75,7 +77,7 @@ def test_pressure_is_the_share_of_some(text: str, share: float | None) -> None:
 
 def test_a_missing_pressure_file_is_null_and_why(tmp_path: Path) -> None:
     found = sensors.io_pressure(tmp_path / "io")
-    assert found["share"] is None and "No such file" in found["why"]
+    assert found.share is None and found.why is not None and "No such file" in found.why
 
 
 MAPS = "7f0000000000-7f0000001000 r--s 00000000 08:01 5 /data/records.mdb\n"
@@ -188,17 +190,17 @@ def test_stall_is_the_delay_over_the_time_of_all_processes_of_a_rank(monkeypatch
     delays = Counted()
     looks = Sensors(delays, ProcessEvents())
     looks._walked = 1e9  # no tree
-    made = document(1, ranks=[rank(0, 1, pids=[11, 12])])
+    made = snapshot(1, ranks=[rank(0, 1, pids=[11, 12])]).snapshot
     delays.now = {11: 5_000_000_000, 12: 0}
-    stall = looks.add(made)["ranks"][0]["stall"]
-    assert stall["share"] is None and "half a second" in stall["why"]
+    stall = looks.add(made).ranks[0].stall
+    assert stall.share is None and "half a second" in stall.why
     clock[0], delays.now = 104.0, {11: 6_000_000_000, 12: 3_000_000_000}
-    stall = looks.add(made)["ranks"][0]["stall"]
-    assert stall["share"] == pytest.approx(1.0) and stall["seconds"] == 4.0
+    stall = looks.add(made).ranks[0].stall
+    assert stall.share == pytest.approx(1.0) and stall.seconds == 4.0
     for second in range(105, 125):  # ... and it is of the last 10 s, not of all time
         clock[0] = float(second)
-        stall = looks.add(made)["ranks"][0]["stall"]
-    assert stall["share"] == 0.0 and 10.0 <= stall["seconds"] <= 11.0
+        stall = looks.add(made).ranks[0].stall
+    assert stall.share == 0.0 and 10.0 <= stall.seconds <= 11.0
 
 
 def test_no_wait_in_spite_of_major_faults_is_not_called_zero(monkeypatch: Any) -> None:
@@ -208,12 +210,12 @@ def test_no_wait_in_spite_of_major_faults_is_not_called_zero(monkeypatch: Any) -
     delays.now = {4000: 0}
     looks = Sensors(delays, ProcessEvents())
     looks._walked = 1e9
-    looks.add(document(1))
+    looks.add(snapshot(1).snapshot)
     clock[0] += 5
-    stall = looks.add(document(1))["ranks"][0]["stall"]
-    assert stall["share"] is None and "FUSE" in stall["why"]
-    stall = looks.add(document(1, ranks=[rank(0, 1, demand_misses=0)]))["ranks"][0]["stall"]
-    assert stall["share"] == 0.0
+    stall = looks.add(snapshot(1).snapshot).ranks[0].stall
+    assert stall.share is None and "FUSE" in stall.why
+    stall = looks.add(snapshot(1, ranks=[rank(0, 1, demand_misses=0)]).snapshot).ranks[0].stall
+    assert stall.share == 0.0
 
 
 # ---- births and processes that cannot be served --------------------------------------------------
@@ -308,21 +310,21 @@ def test_a_static_program_in_the_jobs_tree_is_listed_and_others_are_not(tmp_path
     shell = subprocess.Popen(["sh", "-c", command], start_new_session=True)
     looks = Sensors(Counted(), ProcessEvents())
     try:
-        made = document(1, job_pids=[shell.pid], ranks=[rank(0, 1, pids=[shell.pid])])
+        made = snapshot(1, job_pids=[shell.pid], ranks=[rank(0, 1, pids=[shell.pid])]).snapshot
 
-        def listed() -> dict[str, dict[str, Any]]:
+        def listed() -> dict[str, Process]:
             looks._walked = 0.0
-            found = looks.add(made)["not_managed"]["processes"]
-            return {p["command"]: p for p in found}
+            found = looks.add(made).not_managed.processes
+            return {p.command: p for p in found or ()}
 
         wait_until(lambda: set(listed()) == {"static", "sleep"}, "both children to be listed")
-        wait_until(lambda: listed()["static"]["maps_bytes"], "its mapping to be seen")
+        wait_until(lambda: listed()["static"].maps_bytes, "its mapping to be seen")
         found = listed()
-        assert found["static"]["why"] == "statically linked"
-        assert found["static"]["maps_bytes"] == sensors.LARGE_BYTES
-        assert "LD_PRELOAD did not" in found["sleep"]["why"]
-        assert found["sleep"]["maps_bytes"] == 0 and found["sleep"]["parent_pid"] == shell.pid
-        assert looks.add({**made, "engine": "off"})["not_managed"]["processes"] is None
+        assert found["static"].why == "statically linked"
+        assert found["static"].maps_bytes == sensors.LARGE_BYTES
+        assert "LD_PRELOAD did not" in found["sleep"].why
+        assert found["sleep"].maps_bytes == 0 and found["sleep"].parent_pid == shell.pid
+        assert looks.add(replace(made, engine="off")).not_managed.processes is None
     finally:
         os.killpg(shell.pid, 9)
         shell.wait()

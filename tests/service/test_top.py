@@ -26,6 +26,7 @@ from watched import Watched
 from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.base.rundir import socket_path
 from uffdprefetch.protocol import wire
+from uffdprefetch.protocol.snapshot import decode
 from uffdprefetch.view import fetch, model, watch
 from uffdprefetch.view.sensors import Sensors
 
@@ -57,7 +58,7 @@ def test_once_and_json_through_json_tool(run: Watched) -> None:
     assert 0 < rank["position_bytes"] <= run.records.size_bytes
     assert file["resident_bytes"] is not None and file["mappings"] == 1
     assert read["service_pid"] == run.pid and len(read["job_pids"]) == 1
-    model.from_document(read)
+    decode(read)
 
 
 def test_what_is_unknown_has_its_reason_beside_it(run: Watched) -> None:

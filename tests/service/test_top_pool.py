@@ -15,7 +15,7 @@ from harness import Job, Records, python
 from watched import READER
 
 from uffdprefetch.doctor import pool
-from uffdprefetch.view import model
+from uffdprefetch.protocol.snapshot import decode
 
 pytest_plugins = ("harness_fixtures",)
 
@@ -58,7 +58,7 @@ def test_the_snapshot_has_the_pools_books(reader: Job, records: Records) -> None
     assert (found["hit"]["share"] is None) == (found["hit"]["why"] is not None)
     (file,) = document["files"]
     assert file["served_by"] == "pool" and 0 < file["pool_resident_bytes"] <= 8 * MIB
-    shown = model.from_document(document).pool
+    shown = decode(document).pool
     assert shown is not None and shown.resident_bytes == found["resident_bytes"]
     # the rank's misses are the pool's, which are no major faults
     assert document["ranks"][0]["demand_misses"] >= found["missing_faults"] > 0

@@ -47,7 +47,7 @@ from uffdprefetch.view.watch import WatchClient
 fd = os.open(sys.argv[1], os.O_RDONLY)
 m = mmap.mmap(fd, 0, mmap.MAP_SHARED, mmap.PROT_READ)
 watch, end = WatchClient.open(os.environ["UFFDPREFETCH_SOCKET"]), time.monotonic() + 140
-while not watch.snapshot()["plans"] and time.monotonic() < end:
+while not watch.snapshot().plans and time.monotonic() < end:
     time.sleep(0.05)  # who asks more often is hung up on
 watch.hang_up()
 read = bytearray(len(m))

@@ -6,7 +6,8 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from uffdprefetch.view import model
+from uffdprefetch.protocol.snapshot import SCHEMA, decode
+from uffdprefetch.view.model import View
 
 MIB = 1 << 20
 
@@ -42,15 +43,15 @@ def rank(number: int, of: int = 4, **changes: Any) -> dict[str, Any]:
 def document(count: int = 4, /, **changes: Any) -> dict[str, Any]:
     """A whole document of a run with so many ranks."""
     made = {
-        "schema": model.SCHEMA, "run": "resnet50-7731", "host": "node17",
+        "schema": SCHEMA, "run": "resnet50-7731", "host": "node17",
         "time_unix_seconds": 1.7e9, "seconds": 154.3, "service_pid": 3990, "job_pids": [3999],
-        "engine": "cache", "policy": "auto", "resolve": "agent", "rung": 1,
+        "engine": "cache", "engine_asked": "cache", "policy": "auto", "resolve": "agent", "rung": 1,
         "rung_reason": "userfaultfd with kernel faults works in the job",
         "ranks": [rank(i, count) for i in range(count)], "ranks_not_listed": 0,
         "files": [{
             "path": "/data/train/records.mdb", "size_bytes": 1024 * MIB, "file_system": "lustre",
             "served_by": "checkpoints", "mappings": count, "changed": None,
-            "compared_pages": 0,
+            "compared_pages": 0, "pool_resident_bytes": None,
             "prefetched_bytes": 512 * MIB, "already_resident_bytes": 0, "late_bytes": 8 * MIB,
             "resident_bytes": 727 * MIB, "resident_sensor": "cachestat", "resident_why": None,
             "used_bytes": 400 * MIB, "unused_bytes": 112 * MIB, "wasted_bytes": 3 * MIB,
@@ -74,7 +75,7 @@ def document(count: int = 4, /, **changes: Any) -> dict[str, Any]:
             "reader_bytes_per_second": [240e6 + 1e6 * (i % 40) for i in range(154)],
             "misses_per_second": [12.0 if i % 40 == 0 else 0.0 for i in range(154)],
         },
-        "not_managed": {"processes": [], "why": None}, "pool": None,
+        "not_managed": {"processes": [], "why": None}, "pool": None, "plans": [],
         "counted": True, "degradations": [], "refused": {}, "sensors": {},
     }  # fmt: skip
     made.update(copy.deepcopy(changes))
@@ -91,8 +92,10 @@ def pool(**changes: Any) -> dict[str, Any]:
         "rate_seconds": 10.0, "waiters": 2, "waiters_peak": 7, "faults": 91_234,
         "missing_faults": 1203, "sensor": "exact",
         "hit": {"share": 0.914, "faults": 4711, "seconds": 10.0, "why": None},
-        "demand_wait_ns": {"count": 1203, "p50": 851967, "p99": 8388607, "max": 84334712},
-        "fill_ns": {"count": 9258, "p50": 720895, "p99": 6815743, "max": 83834288},
+        "demand_wait_ns": {"count": 1203, "p50": 851967, "p99": 8388607, "max": 84334712,
+                           "sum": 2_051_000_000},
+        "fill_ns": {"count": 9258, "p50": 720895, "p99": 6815743, "max": 83834288,
+                    "sum": 9_100_000_000},
     }  # fmt: skip
     made.update(copy.deepcopy(changes))
     return made
@@ -106,6 +109,11 @@ def pooled(count: int = 4, /, **changes: Any) -> dict[str, Any]:
     return made
 
 
-def snapshot(count: int = 4, /, **changes: Any) -> model.Snapshot:
-    """The same, read."""
-    return model.from_document(document(count, **changes))
+def view(made: dict[str, Any]) -> View:
+    """What is shown of a document."""
+    return View(decode(made))
+
+
+def snapshot(count: int = 4, /, **changes: Any) -> View:
+    """The same of document()."""
+    return view(document(count, **changes))

@@ -34,7 +34,7 @@ class Watched:
 
     def _placed(self) -> bool:
         with contextlib.closing(self.watcher()) as watcher:
-            return any(rank["position_bytes"] for rank in watcher.snapshot()["ranks"])
+            return any(rank.position_bytes for rank in watcher.snapshot().ranks)
 
     def read(self) -> None:
         self.job.tell("read")

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import queue
 import signal
@@ -60,13 +59,13 @@ class Command:
         if args.json or dumb or not sys.stdout.isatty():
             changes: queue.SimpleQueue[None] = queue.SimpleQueue()
             fetcher = Fetcher(
-                chosen.client, chosen.document, interval_seconds, lambda: changes.put(None)
+                chosen.client, chosen.snapshot, interval_seconds, lambda: changes.put(None)
             )
             return _lines(fetcher, changes, args.json)
         from uffdprefetch.view.screen import Screen
 
         screen = Screen(_glyphs())
-        fetcher = Fetcher(chosen.client, chosen.document, interval_seconds, screen.wake)
+        fetcher = Fetcher(chosen.client, chosen.snapshot, interval_seconds, screen.wake)
         began = time.monotonic()
         status = screen.run(fetcher)
         fetcher.stop()
@@ -86,37 +85,39 @@ def _glyphs() -> Glyphs:
 def _once(run: Run, as_json: bool) -> int:
     """One document, line or picture. A second look where the first cannot know enough."""
     from uffdprefetch.protocol.node import ServiceGone
-    from uffdprefetch.view import model, render, words
+    from uffdprefetch.protocol.snapshot import encode
+    from uffdprefetch.view import render, words
+    from uffdprefetch.view.model import View
     from uffdprefetch.view.screen import console
     from uffdprefetch.view.sensors import Sensors
 
     sensors = Sensors()
     try:
-        document = sensors.add(run.document)
-        stalls = [rank["stall"]["why"] or "" for rank in document["ranks"]]
-        if not document["counted"] or any("half a second" in why for why in stalls):
+        snapshot = sensors.add(run.snapshot)
+        stalls = [rank.stall.why or "" for rank in snapshot.ranks]
+        if not snapshot.counted or any("half a second" in why for why in stalls):
             time.sleep(ONCE_SECONDS)
-            document = sensors.add(run.client.snapshot())
+            snapshot = sensors.add(run.client.snapshot())
     except (ServiceGone, TimeoutError) as error:
         raise UffdPrefetchError(f"run {run.key}: the service has just gone: {error}") from None
     finally:
         sensors.close()
         run.client.close()
     if as_json:
-        print(json.dumps(document))
+        print(encode(snapshot))
         return 0
-    snapshot = model.from_document(document)
     if not sys.stdout.isatty():
-        print(words.one_line(snapshot))
+        print(words.one_line(View(snapshot)))
         return 0
     screen = console()
     width, height = screen.size
-    screen.print(render.renderable(snapshot, width, height - 1, _glyphs()))
+    screen.print(render.renderable(View(snapshot), width, height - 1, _glyphs()))
     return 0
 
 
 def _lines(fetcher: Fetcher, changes: queue.SimpleQueue[None], as_json: bool) -> int:
     """A line for each look until the job ends."""
+    from uffdprefetch.protocol.snapshot import encode
     from uffdprefetch.view import model, words
 
     began = time.monotonic()
@@ -124,13 +125,13 @@ def _lines(fetcher: Fetcher, changes: queue.SimpleQueue[None], as_json: bool) ->
     try:
         while True:
             changes.get()
-            snapshot = fetcher.latest
-            if snapshot.state in (model.ENDED, model.LOST):
+            view = fetcher.latest
+            if view.state in (model.ENDED, model.LOST):
                 return _farewell(fetcher, time.monotonic() - began, sys.stderr if as_json else None)
             if not as_json:
-                print(words.one_line(snapshot), flush=True)
-            elif snapshot.state == model.LIVE:
-                print(json.dumps(fetcher.document), flush=True)
+                print(words.one_line(view), flush=True)
+            elif view.state == model.LIVE:
+                print(encode(view.snapshot), flush=True)
     finally:
         fetcher.stop()
 
@@ -139,9 +140,9 @@ def _farewell(fetcher: Fetcher, seconds: float, file: TextIO | None = None) -> i
     """The last word, when it was not the user who left; the exit status."""
     from uffdprefetch.view import model, words
 
-    snapshot = fetcher.latest
-    if snapshot.state not in (model.ENDED, model.LOST):
+    view = fetcher.latest
+    if view.state not in (model.ENDED, model.LOST):
         return 0
     watched = f"watched for {format_duration(seconds)}"
-    print(f"uffdprefetch: {snapshot.run}: {words.state(snapshot)} ({watched})", file=file)
-    return 0 if snapshot.state == model.ENDED else EXIT_CANNOT
+    print(f"uffdprefetch: {view.snapshot.run}: {words.state(view)} ({watched})", file=file)
+    return 0 if view.state == model.ENDED else EXIT_CANNOT

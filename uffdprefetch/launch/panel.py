@@ -29,7 +29,7 @@ from uffdprefetch.protocol import leftovers
 if TYPE_CHECKING:
     from uffdprefetch.view.fetch import Fetcher
     from uffdprefetch.view.glyphs import Glyphs
-    from uffdprefetch.view.model import Snapshot
+    from uffdprefetch.view.model import View
 
 #: The service is asked this often, and on a terminal the picture is as new.
 PANEL_SECONDS = 1.0
@@ -125,10 +125,10 @@ class Live:
 
         try:
             client = WatchClient.open(self._socket)
-            document = client.snapshot()
+            snapshot = client.snapshot()
         except (OSError, ServiceGone, TimeoutError) as error:
             raise UffdPrefetchError(f"the service does not answer ({error})") from None
-        fetcher = Fetcher(client, document, PANEL_SECONDS, self._wake)
+        fetcher = Fetcher(client, snapshot, PANEL_SECONDS, self._wake)
         fetcher.start()
         try:
             if self._terminal:
@@ -210,7 +210,7 @@ class Live:
                     self._draw(fetcher.latest, characters)
             self._sleep(2 * PANEL_SECONDS)
 
-    def _draw(self, snapshot: Snapshot, characters: Glyphs) -> None:
+    def _draw(self, view: View, characters: Glyphs) -> None:
         from uffdprefetch.view import panel
 
         try:
@@ -219,7 +219,7 @@ class Live:
         except OSError:
             self._stopping.set()
             return
-        rows = panel.rows_for(snapshot, width, height) if ours else 0
+        rows = panel.rows_for(view, width, height) if ours else 0
         old_width, old_height, old_rows = self._screen
         out = ""
         if old_rows and (old_width, old_height) != (width, height):
@@ -229,7 +229,7 @@ class Live:
         if rows and not old_rows:
             out += panel.enter(height, rows)
         if rows:
-            lines = panel.panel(snapshot, width, rows, characters)
+            lines = panel.panel(view, width, rows, characters)
             colour = not self._environ.get("NO_COLOR")
             out += panel.drawing(panel.to_ansi(lines, width, colour), height)
         self._screen = (width, height, rows)

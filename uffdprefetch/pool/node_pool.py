@@ -27,6 +27,7 @@ from uffdprefetch.pool.eviction import LRU, Cyclic, Policy, Reader, Residents
 from uffdprefetch.pool.residents import reader, resident_blocks
 from uffdprefetch.predict import window
 from uffdprefetch.predict.streams import Stream
+from uffdprefetch.protocol.snapshot import PoolState
 from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.files import FileState
@@ -386,37 +387,45 @@ class NodePool:
         c = self.pool.counts()
         ways = {"O_DIRECT": c.direct_bytes, "buffered, FADV_DONTNEED": c.buffered_bytes}
         return {
-            "budget_bytes": c.budget_bytes,
-            "limited_by": self.limited_by.value if self.limited_by else None,
-            "chunk_bytes": self.chunk_bytes,
+            **vars(self.state(c)),
             "block_bytes": self.block_bytes,
-            "huge_pages": self.huge,
             "huge_pages_reason": self.huge_reason,
-            "evict": "planned" if self.planned else self.policy.name,
-            "resident_bytes": c.resident_bytes,
             "resident_peak_bytes": c.peak_bytes,
-            "pinned_bytes": c.pinned_bytes,
-            "read_bytes": c.read_bytes,
             "demand_read_bytes": c.demand_read_bytes,
             "prefetch_read_bytes": c.read_bytes - c.demand_read_bytes,
             "unique_bytes": c.unique_bytes,
-            "reread_bytes": c.read_bytes - c.unique_bytes,
-            "evicted_bytes": c.evicted_bytes,
             "mapped_bytes": c.continued_bytes + c.collapsed_bytes,
             "mapped_huge_bytes": c.collapsed_bytes,
             "from_page_cache_bytes": c.cached_bytes,
             "stand_in_bytes": c.stand_in_bytes,
-            "faults": c.faults,
             "present_faults": c.present_faults,
-            "missing_faults": c.missing_faults,
-            "waiters": c.waiters,
-            "waiters_peak": c.waiters_peak,
-            "demand_wait_ns": quantiles(c.wait_bin, c.wait_sum_ns, c.wait_max_ns),
-            "fill_ns": quantiles(c.fill_bin, c.fill_sum_ns, c.fill_max_ns),
             "source": max(ways, key=lambda way: ways[way]) if any(ways.values()) else None,
             "lost_events": c.lost_events,
             "mappings_given_back": self.detached,
         }
+
+    def state(self, c: uffd_pool.PoolCounts) -> PoolState:
+        """What both documents of a run tell, of these counts."""
+        waits = Histogram.of_bins(c.wait_bin, c.wait_sum_ns, c.wait_max_ns)
+        fills = Histogram.of_bins(c.fill_bin, c.fill_sum_ns, c.fill_max_ns)
+        return PoolState(
+            budget_bytes=c.budget_bytes,
+            limited_by=self.limited_by.value if self.limited_by else None,
+            chunk_bytes=self.chunk_bytes,
+            huge_pages=self.huge,
+            evict="planned" if self.planned else self.policy.name,
+            resident_bytes=c.resident_bytes,
+            pinned_bytes=c.pinned_bytes,
+            read_bytes=c.read_bytes,
+            reread_bytes=c.read_bytes - c.unique_bytes,
+            evicted_bytes=c.evicted_bytes,
+            waiters=c.waiters,
+            waiters_peak=c.waiters_peak,
+            faults=c.faults,
+            missing_faults=c.missing_faults,
+            demand_wait_ns=waits.quantiles(total=True),
+            fill_ns=fills.quantiles(total=True),
+        )
 
     def close(self) -> None:
         """End the threads."""
@@ -448,15 +457,3 @@ def _pieces(pool: NodePool) -> list[int]:
     far = (FAR_HUGE_BYTES, FAR_BYTES) if pool.huge else (FAR_BYTES,)
     chunks = [min(most, pool.budget_bytes // FAR_SHARE) // pool.chunk_bytes for most in far]
     return [RUN_MAX_BYTES, *(max(1, n) * pool.chunk_bytes for n in chunks)]
-
-
-def quantiles(bins: list[int], total: int, most: int) -> dict[str, int | None]:
-    """Times of a histogram of the pool's, for a document; ns."""
-    times = Histogram.of_bins(bins, total, most)
-    return {
-        "count": times.count,
-        "p50": times.quantile(0.5),
-        "p99": times.quantile(0.99),
-        "max": most if times.count else None,
-        "sum": total,
-    }

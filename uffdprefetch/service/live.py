@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The run as it stands now: the document that a watcher gets (docs/summary-schema.md, snapshot).
+"""The run as it stands now: makes the snapshot that a watcher gets (protocol/snapshot.py).
 
 Made from what is in memory; it changes nothing. What only a watcher can see without costing the
 service anything (block-I/O delay, processes without an agent) is null here and added there
@@ -11,20 +11,19 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from typing import Any
 
 from uffdprefetch.base.config import Config
 from uffdprefetch.predict.streams import Stream
+from uffdprefetch.protocol import snapshot as doc
 from uffdprefetch.service.coordinator import Coordinator
-from uffdprefetch.service.sampling import RANK_TICKS, RANKS_MAX, Counted, RankTrack, Sampling
-from uffdprefetch.service.snapshot import MISS_SENSOR, POOL_MISS_SENSOR, WAIT_SENSOR
+from uffdprefetch.service.sampling import RANK_TICKS, RANKS_MAX, PoolTrack, RankTrack, Sampling
+from uffdprefetch.service.summary import MISS_SENSOR, POOL_MISS_SENSOR, WAIT_SENSOR, degradations
 from uffdprefetch.state.files import BLOCK_BYTES, FileState
 from uffdprefetch.state.ledger import JobProcess
 from uffdprefetch.state.reader import Reader
 from uffdprefetch.warm.limits import Limit
 from uffdprefetch.warm.scheduler import Scheduler
 
-SCHEMA = "uffdprefetch.snapshot/1"
 STREAMS_MAX = 8
 PIDS_MAX = 64
 FILES_MAX = 64
@@ -35,8 +34,6 @@ MOVING_GAPS = 3.0
 MOVING_SECONDS_MAX = 30.0
 #: Fewer blocks are no base for a share.
 BLOCKS_MIN = 16
-PLACE = ("start_bytes", "position_bytes", "frontier_bytes")
-ADDED_BY_WATCHER = "not sampled by the service; uffdprefetch top adds it"  # view/model.py
 SENSORS = {
     "hit.misses": f"exact: {MISS_SENSOR}; a wait for a page that is being read is none",
     "hit.blocks": (
@@ -82,11 +79,7 @@ class Live:
         self._workers_cpu_seconds = workers_cpu_seconds
         self._allowed_by = Limit.BUDGET
         self.sampling = Sampling(engine, scheduler, engine.ledger)
-        self._pool = None
-        if engine.pool:
-            from uffdprefetch.service.pool_live import PoolTrack
-
-            self._pool = PoolTrack(engine.pool)
+        self._pool = PoolTrack(engine.pool) if engine.pool else None
 
     def tick(self, now: int, allowed_by: Limit) -> None:
         """Once a second. ``allowed_by``: which limit binds what may lie ahead of the readers."""
@@ -95,80 +88,53 @@ class Live:
         if self._pool:
             self._pool.tick(now)
 
-    def document(self, now: int) -> dict[str, Any]:
-        """The snapshot at ``now`` (CLOCK_MONOTONIC ns)."""
+    def snapshot(self, now: int) -> doc.Snapshot:
+        """The run at ``now`` (CLOCK_MONOTONIC ns)."""
         self.sampling.asked(now)
         ledger = self._engine.ledger
         ranks = self._ranks(now)
         files = sorted(self._engine.known_files, key=lambda f: (-f.attached, -f.size_bytes))
-        degradations = list(ledger.degradations)
-        if self._scheduler.failed_extents:
-            degradations.append(
-                f"{self._scheduler.failed_extents} extents could not be read "
-                f"({self._scheduler.last_error})"
-            )
-        history = self.sampling.history
-        return {
-            "schema": SCHEMA,
-            "run": self._run,
-            "host": os.uname().nodename,
-            "time_unix_seconds": round(time.time(), 3),
-            "seconds": round(ledger.seconds(), 3),
-            "service_pid": os.getpid(),
-            "job_pids": self._jobs()[:PIDS_MAX],
-            "engine": self._config.engine,
-            "engine_asked": self._config.engine_asked or self._config.engine,
-            "policy": self._config.policy,
-            "resolve": "agent",
-            "rung": ledger.rung,
-            "rung_reason": ledger.rung_reason,
-            "ranks": ranks[:RANKS_MAX],
-            "ranks_not_listed": max(0, len(ranks) - RANKS_MAX),
-            "files": [self._file(file, now) for file in files[:FILES_MAX]],
-            "files_not_listed": max(0, len(files) - FILES_MAX) + len(ledger.closed_files),
-            "node": self._node(ranks),
-            "pool": self._pool.document(now) if self._pool else None,
-            "plans": self._engine.plans.describe() if self._engine.plans else [],
-            "history": {
-                "step_seconds": 1.0,
-                "prefetch_bytes_per_second": [round(t.prefetch_bytes_per_second) for t in history],
-                "reader_bytes_per_second": [round(t.reader_bytes_per_second) for t in history],
-                "misses_per_second": [round(t.misses_per_second, 1) for t in history],
-            },
-            "not_managed": {"processes": None, "why": ADDED_BY_WATCHER},
-            "counted": self.sampling.counted_all,
-            "degradations": degradations,
-            "refused": dict(list(ledger.refused.items())[:FILES_MAX]),
-            "sensors": POOL_SENSORS if self._pool else SENSORS,
-        }
+        return doc.Snapshot(
+            schema=doc.SCHEMA,
+            run=self._run,
+            host=os.uname().nodename,
+            time_unix_seconds=round(time.time(), 3),
+            seconds=round(ledger.seconds(), 3),
+            service_pid=os.getpid(),
+            job_pids=tuple(self._jobs()[:PIDS_MAX]),
+            engine=self._config.engine,
+            engine_asked=self._config.engine_asked or self._config.engine,
+            policy=self._config.policy,
+            resolve="agent",
+            rung=ledger.rung,
+            rung_reason=ledger.rung_reason,
+            ranks=tuple(ranks[:RANKS_MAX]),
+            ranks_not_listed=max(0, len(ranks) - RANKS_MAX),
+            files=tuple(self._file(file, now) for file in files[:FILES_MAX]),
+            files_not_listed=max(0, len(files) - FILES_MAX) + len(ledger.closed_files),
+            node=self._node(ranks),
+            pool=self._pool.snapshot(now) if self._pool else None,
+            plans=tuple(self._engine.plans.describe() if self._engine.plans else ()),
+            history=doc.History(1.0, *self.sampling.columns()),
+            not_managed=doc.NotManaged(processes=None, why=doc.ADDED_BY_WATCHER),
+            counted=self.sampling.counted_all,
+            degradations=degradations(ledger, self._scheduler),
+            refused=dict(list(ledger.refused.items())[:FILES_MAX]),
+            sensors=POOL_SENSORS if self._pool else SENSORS,
+        )
 
     # -------------------------------------------------------------- ranks
 
-    def _ranks(self, now: int) -> list[dict[str, Any]]:
-        ledger = self._engine.ledger
+    def _ranks(self, now: int) -> list[doc.Rank]:
         members: dict[int, list[JobProcess]] = {}
-        for process in ledger.all_processes():
+        for process in self._engine.ledger.all_processes():
             members.setdefault(process.rank, []).append(process)
-        walks: dict[int, list[tuple[Reader, Stream]]] = {}
-        random: dict[int, Reader] = {}
-        mapped: dict[int, Reader] = {}
+        readers: dict[int, list[Reader]] = {}
         for reader in self._engine.readers():
-            mapped[reader.rank] = reader
-            if reader.random:
-                random[reader.rank] = reader
-            found = walks.setdefault(reader.rank, [])
-            found += [(reader, walk) for walk in reader.table.active()]
+            readers.setdefault(reader.rank, []).append(reader)
         under_way = self._scheduler.under_way_by_rank()
         return [
-            self._rank(
-                rank,
-                members[rank],
-                sorted(walks.get(rank, []), key=lambda walk: self._leads(walk[1], now)),
-                random.get(rank),
-                mapped.get(rank),
-                under_way.get(rank, 0),
-                now,
-            )
+            self._rank(rank, members[rank], readers.get(rank, []), under_way.get(rank, 0), now)
             for rank in sorted(members)
         ]
 
@@ -176,12 +142,14 @@ class Live:
         self,
         rank: int,
         members: list[JobProcess],
-        walks: list[tuple[Reader, Stream]],
-        random: Reader | None,
-        mapped: Reader | None,
+        readers: list[Reader],
         in_flight_bytes: int,
         now: int,
-    ) -> dict[str, Any]:
+    ) -> doc.Rank:
+        walks = [(reader, stream) for reader in readers for stream in reader.table.active()]
+        walks.sort(key=lambda walk: self._leads(walk[1], now))
+        mapped = readers[-1] if readers else None
+        random = next((r for r in reversed(readers) if r.random), None)
         moving = [walk for walk in walks if self._moves(walk[1], now)] or walks[:1]
         reader, stream = moving[0] if moving else (random or mapped, None)
         if reader is not None and reader.order.followed:
@@ -194,44 +162,51 @@ class Live:
         alive = [p for p in members if p.watched.pid and not p.watched.ended]
         track = self.sampling.ranks.get(rank)
         wasted = sum(track.wasted_bytes.values()) if track and track.wasted_bytes else None
-        return {
-            "rank": rank,
-            "local_rank": members[0].local_rank,
-            "pids": [p.watched.pid for p in alive[:PIDS_MAX]],
-            "pids_not_listed": max(0, len(alive) - PIDS_MAX),
-            "commands": sorted({p.command for p in alive})[:PIDS_MAX],
-            "file": file.path if file else None,
-            "size_bytes": file.size_bytes if file else None,
-            "pattern": pattern,
-            "direction": stream.direction if stream else None,
-            **(_place(reader, stream) if reader and stream else dict.fromkeys(PLACE)),
-            "stride_bytes": stream.stride_bytes if stream else None,
-            "density_64KiB": stream.density if stream else None,
-            "quiet_seconds": round((now - stream.last_ns) / 1e9, 1) if stream else None,
-            "rate_bytes_per_second": round(sum(self._rate(s, now) for _, s in moving)),
-            "window_bytes": sum(self._engine.layout.lookahead(s) for _, s in moving),
-            "ahead_bytes": sum(
+        streams = tuple(self._walk(*walk, now) for walk in moving[:STREAMS_MAX])
+        leading = streams[0] if streams else None
+        return doc.Rank(
+            rank=rank,
+            local_rank=members[0].local_rank,
+            pids=tuple(p.watched.pid for p in alive[:PIDS_MAX]),
+            pids_not_listed=max(0, len(alive) - PIDS_MAX),
+            commands=tuple(sorted({p.command for p in alive})[:PIDS_MAX]),
+            file=file.path if file else None,
+            size_bytes=file.size_bytes if file else None,
+            pattern=pattern,
+            direction=stream.direction if stream else None,
+            start_bytes=leading.start_bytes if leading else None,
+            position_bytes=leading.position_bytes if leading else None,
+            frontier_bytes=leading.frontier_bytes if leading else None,
+            stride_bytes=stream.stride_bytes if stream else None,
+            density_64KiB=stream.density if stream else None,
+            quiet_seconds=round((now - stream.last_ns) / 1e9, 1) if stream else None,
+            rate_bytes_per_second=round(sum(self._rate(s, now) for _, s in moving)),
+            window_bytes=sum(self._engine.layout.lookahead(s) for _, s in moving),
+            ahead_bytes=sum(
                 max(0, (s.frontier_bytes - s.position_bytes) * s.direction) for _, s in moving
             ),
-            "in_flight_bytes": in_flight_bytes,
-            "wasted_bytes": wasted,
-            "wasted_why": None if wasted is not None else "not counted yet",
-            "late_extents": sum(s.feedback.late_extents for _, s in walks),
-            "hit": _hit(track, bool(random)),
-            "demand_misses": sum(p.watched.misses for p in members),
-            "stall": {"share": None, "seconds": None, "sensor": None, "why": ADDED_BY_WATCHER},
-            "walks": len(walks),
-            "streams": [
-                {
-                    "file": reader.file.path,
-                    "pid": s.reader,
-                    "pattern": s.pattern,
-                    **_place(reader, s),
-                    "rate_bytes_per_second": round(self._rate(s, now)),
-                }
-                for reader, s in moving[:STREAMS_MAX]
-            ],
-        }
+            in_flight_bytes=in_flight_bytes,
+            wasted_bytes=wasted,
+            wasted_why=None if wasted is not None else "not counted yet",
+            late_extents=sum(s.feedback.late_extents for _, s in walks),
+            hit=_hit(track, bool(random)),
+            demand_misses=sum(p.watched.misses for p in members),
+            stall=doc.Stall(share=None, seconds=None, sensor=None, why=doc.ADDED_BY_WATCHER),
+            walks=len(walks),
+            streams=streams,
+        )
+
+    def _walk(self, reader: Reader, stream: Stream, now: int) -> doc.Walk:
+        size_bytes = reader.file.size_bytes  # pages end where the file does
+        return doc.Walk(
+            file=reader.file.path,
+            pid=stream.reader,
+            pattern=stream.pattern,
+            start_bytes=min(stream.start_bytes, size_bytes),
+            position_bytes=min(stream.position_bytes, size_bytes),
+            frontier_bytes=min(stream.frontier_bytes, size_bytes),
+            rate_bytes_per_second=round(self._rate(stream, now)),
+        )
 
     def _leads(self, stream: Stream, now: int) -> tuple[bool, int, int]:
         """For sorting: a sure walk first, then the fastest, then the latest. A B-tree's root and a
@@ -256,70 +231,65 @@ class Live:
 
     # -------------------------------------------------------------- files and the node
 
-    def _file(self, file: FileState, now: int) -> dict[str, Any]:
-        counted = self.sampling.counted.get(file.key)
+    def _file(self, file: FileState, now: int) -> doc.File:
         pool, pooled = self._engine.pool, file.pooled
         in_pool = pool.pool.file_counts(pooled.number).resident_bytes if pool and pooled else None
-        return {
-            "path": file.path,
-            "size_bytes": file.size_bytes,
-            "file_system": file.file_system,
-            "served_by": self._engine.ledger.verdicts.get(file.path),
-            "mappings": file.attached,
-            "changed": file.changed,
-            "compared_pages": file.compared_pages,
-            "prefetched_bytes": None if file.untold_bytes else file.prefetched_bytes,
-            "already_resident_bytes": file.already_resident_bytes,
-            "late_bytes": file.late_bytes,
-            "pool_resident_bytes": in_pool,
-            **_counts(counted, now),
-        }
+        counted = self.sampling.counted.get(file.key)
+        known = counted is not None and counted.resident_bytes is not None
+        sensor = counted.sensor if counted else "not counted yet"
+        return doc.File(
+            path=file.path,
+            size_bytes=file.size_bytes,
+            file_system=file.file_system,
+            served_by=self._engine.ledger.verdicts.get(file.path),
+            mappings=file.attached,
+            changed=file.changed,
+            compared_pages=file.compared_pages,
+            prefetched_bytes=None if file.untold_bytes else file.prefetched_bytes,
+            already_resident_bytes=file.already_resident_bytes,
+            late_bytes=file.late_bytes,
+            pool_resident_bytes=in_pool,
+            resident_bytes=counted.resident_bytes if counted else None,
+            resident_sensor=sensor if known else None,
+            resident_why=None if known else sensor,
+            used_bytes=counted.used_bytes if counted else None,
+            unused_bytes=counted.unused_bytes if counted else None,
+            wasted_bytes=counted.wasted_bytes if counted else None,
+            demand_bytes=counted.demand_bytes if counted else None,
+            counted_seconds_ago=round((now - counted.at_ns) / 1e9, 1) if counted else None,
+        )
 
-    def _node(self, ranks: list[dict[str, Any]]) -> dict[str, Any]:
+    def _node(self, ranks: list[doc.Rank]) -> doc.Node:
         engine, scheduler, ledger = self._engine, self._scheduler, self._engine.ledger
         storage = scheduler.meter.storage
-        wait = ledger.fault_wait
         history = self.sampling.history
         workers = self._workers_cpu_seconds()
         cpu = max(0.0, time.process_time() - workers - ledger.started_cpu_seconds)
-        return {
-            "bandwidth_bytes_per_second": round(storage.bandwidth_bytes_per_second) or None,
-            "latency_seconds": round(storage.latency_seconds, 6) or None,
-            "readers_bytes_per_second": (
-                round(history[-1].reader_bytes_per_second) if history else None
-            ),
-            "max_rate_bytes_per_second": self._config.max_rate_bytes_per_second,
-            "budget_bytes": self._config.budget_bytes,
-            "allowed_bytes": engine.layout.allowed_bytes,
-            "allowed_by": self._allowed_by.value,
-            "ahead_bytes": sum(r["ahead_bytes"] for r in ranks),
-            "under_way_bytes": scheduler.under_way_bytes,
-            "under_way_target_bytes": scheduler.target_bytes,
-            "queued_bytes": scheduler.queued_bytes,
-            "prefetched_bytes": scheduler.prefetched_bytes,
-            "checkpoint_wait_ns": {
-                "count": wait.count,
-                "p50": wait.quantile(0.5),
-                "p99": wait.quantile(0.99),
-                "max": wait.max if wait.count else None,
-            },
-            "service_cpu_seconds": round(cpu, 3),
-            "service_cpu_share": round(cpu / max(ledger.seconds(), 1e-3), 4),
-            "io_pressure": {"share": None, "why": ADDED_BY_WATCHER},
-        }
+        return doc.Node(
+            bandwidth_bytes_per_second=round(storage.bandwidth_bytes_per_second) or None,
+            latency_seconds=round(storage.latency_seconds, 6) or None,
+            readers_bytes_per_second=history[-1].reader_bytes_per_second if history else None,
+            max_rate_bytes_per_second=self._config.max_rate_bytes_per_second,
+            budget_bytes=self._config.budget_bytes,
+            allowed_bytes=engine.layout.allowed_bytes,
+            allowed_by=self._allowed_by.value,
+            ahead_bytes=sum(r.ahead_bytes for r in ranks),
+            under_way_bytes=scheduler.under_way_bytes,
+            under_way_target_bytes=scheduler.target_bytes,
+            queued_bytes=scheduler.queued_bytes,
+            prefetched_bytes=scheduler.prefetched_bytes,
+            checkpoint_wait_ns=ledger.fault_wait.quantiles(),
+            service_cpu_seconds=round(cpu, 3),
+            service_cpu_share=round(cpu / max(ledger.seconds(), 1e-3), 4),
+            io_pressure=doc.Pressure(share=None, why=doc.ADDED_BY_WATCHER),
+        )
 
 
-def _place(reader: Reader, stream: Stream) -> dict[str, int]:
-    """Where a walk began, is, and is warmed up to; pages end where the file does."""
-    at = (stream.start_bytes, stream.position_bytes, stream.frontier_bytes)
-    return {name: min(o, reader.file.size_bytes) for name, o in zip(PLACE, at, strict=True)}
-
-
-def _hit(track: RankTrack | None, random: bool) -> dict[str, Any]:
+def _hit(track: RankTrack | None, random: bool) -> doc.Hit:
     """Of the blocks that a rank has read lately, the share that cost no major fault."""
     if track is None or len(track.ticks) < 2:
         short = f"more than {RANKS_MAX} ranks" if track is None else "it runs for less than 2 s"
-        return {"share": None, "misses": None, "blocks": None, "seconds": None, "why": short}
+        return doc.Hit(share=None, misses=None, blocks=None, seconds=None, why=short)
     first, last = track.ticks[0], track.ticks[-1]
     misses = last.misses - first.misses
     blocks = (last.touched_bytes - first.touched_bytes) // BLOCK_BYTES
@@ -332,30 +302,4 @@ def _hit(track: RankTrack | None, random: bool) -> dict[str, Any]:
     else:
         share = max(0.0, 1 - misses / blocks)
     seconds = round((last.at_ns - first.at_ns) / 1e9, 1)
-    return {"share": share, "misses": misses, "blocks": blocks, "seconds": seconds, "why": why}
-
-
-def _counts(counted: Counted | None, now: int) -> dict[str, Any]:
-    """A file's part of the slow pass."""
-    if counted is None:
-        return {
-            "resident_bytes": None,
-            "resident_sensor": None,
-            "resident_why": "not counted yet",
-            "used_bytes": None,
-            "unused_bytes": None,
-            "wasted_bytes": None,
-            "demand_bytes": None,
-            "counted_seconds_ago": None,
-        }
-    known = counted.resident_bytes is not None
-    return {
-        "resident_bytes": counted.resident_bytes,
-        "resident_sensor": counted.sensor if known else None,
-        "resident_why": None if known else counted.sensor,
-        "used_bytes": counted.used_bytes,
-        "unused_bytes": counted.unused_bytes,
-        "wasted_bytes": counted.wasted_bytes,
-        "demand_bytes": counted.demand_bytes,
-        "counted_seconds_ago": round((now - counted.at_ns) / 1e9, 1),
-    }
+    return doc.Hit(share, misses, blocks, seconds, why)

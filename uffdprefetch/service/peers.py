@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import array
 import contextlib
-import json
 import logging
 import os
 import select
@@ -21,6 +20,7 @@ from typing import Any
 from uffdprefetch.base.clock import CLOCK
 from uffdprefetch.native import uffd
 from uffdprefetch.protocol import wire
+from uffdprefetch.protocol.snapshot import encode
 from uffdprefetch.readers.order_sources import Announcements
 from uffdprefetch.service.coordinator import MS, Coordinator
 from uffdprefetch.service.watchers import Watchers
@@ -327,7 +327,7 @@ class Peers:
 
     def _send_summary(self, launcher: Launcher) -> None:
         others = [x for x in self.launchers.values() if not x.finished]
-        text = json.dumps(self._summary()).encode()
+        text = encode(self._summary()).encode()
         if not others:
             self._engine.tap.finished()
         memfd = os.memfd_create("uffdprefetch-summary", os.MFD_CLOEXEC)

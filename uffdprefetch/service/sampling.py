@@ -14,17 +14,23 @@ import time
 from collections import deque
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
 
 from uffdprefetch.base.ranges import IntervalSet
 from uffdprefetch.native import uffd
+from uffdprefetch.protocol.snapshot import Pool, PoolHit
 from uffdprefetch.service.coordinator import MS, Coordinator
 from uffdprefetch.state.files import BLOCK_BYTES, FileState, Key
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.warm.scheduler import Scheduler
 
+if TYPE_CHECKING:  # a service without a pool does without numpy
+    from uffdprefetch.native.pool import PoolCounts
+    from uffdprefetch.pool.node_pool import NodePool
+
 #: One a second: three minutes of it are kept.
 HISTORY_TICKS = 180
-#: Ticks over which a rank's misses and blocks are compared: a batch must not look like a phase.
+#: Ticks over which counts of a rank or the pool are compared: a batch must not look like a phase.
 RANK_TICKS = 10
 RANKS_MAX = 256
 #: Separate stretches that are remembered of one rank in one file: a walk has one.
@@ -40,6 +46,11 @@ COST = 50
 FIRST_PASS_NS = 5 * MS
 #: Without a question for this long nobody watches.
 WATCHED_NS = 10_000 * MS
+POOL_SENSOR = (
+    "exact, from the pool's own books, a second old at most; hit: faults of all processes that "
+    "found their chunk there, of all that reached the pool (a page that is mapped already does not "
+    "fault)"
+)
 
 
 @dataclass(frozen=True)
@@ -78,13 +89,48 @@ class Counted:
     demand_bytes: int
 
 
-@dataclass(frozen=True)
-class HistoryTick:
+class HistoryTick(NamedTuple):
     """One second of the node: bytes/s, bytes/s, major faults/s."""
 
-    prefetch_bytes_per_second: float
-    reader_bytes_per_second: float
+    prefetch_bytes_per_second: int
+    reader_bytes_per_second: int
     misses_per_second: float
+
+
+class PoolTrack:
+    """The pool over the last seconds. Its counters are 8 KiB: read once a second, not at every
+    question."""
+
+    def __init__(self, pool: NodePool) -> None:
+        self._pool = pool
+        self._ticks: deque[tuple[int, PoolCounts]] = deque(maxlen=RANK_TICKS + 1)
+
+    def tick(self, now: int) -> None:
+        """Once a second."""
+        self._ticks.append((now, self._pool.pool.counts()))
+
+    def snapshot(self, now: int) -> Pool:
+        """The ``pool`` of the snapshot."""
+        if not self._ticks:
+            self.tick(now)
+        (began, first), (ended, last) = self._ticks[0], self._ticks[-1]
+        seconds = (ended - began) / 1e9
+
+        def rate(difference: int) -> int | None:
+            return round(difference / seconds) if seconds else None
+
+        rate_seconds = round(seconds, 1) if seconds else None
+        faults = last.faults - first.faults
+        hits = last.present_faults - first.present_faults
+        why = None if faults else "no fault in that time"
+        return Pool(
+            **vars(self._pool.state(last)),
+            read_bytes_per_second=rate(last.read_bytes - first.read_bytes),
+            evicted_bytes_per_second=rate(last.evicted_bytes - first.evicted_bytes),
+            rate_seconds=rate_seconds,
+            hit=PoolHit(hits / faults if faults else None, faults, rate_seconds, why),
+            sensor=POOL_SENSOR,
+        )
 
 
 class Sampling:
@@ -159,9 +205,13 @@ class Sampling:
         totals = (self._scheduler.prefetched_bytes, touched, faults)
         if self.ticked_ns:
             seconds = max(1e-3, (now - self.ticked_ns) / 1e9)
-            rates = [max(0, a - b) / seconds for a, b in zip(totals, self._totals, strict=True)]
-            self.history.append(HistoryTick(*rates))
+            a, b, c = (max(0, n - o) / seconds for n, o in zip(totals, self._totals, strict=True))
+            self.history.append(HistoryTick(round(a), round(b), round(c, 1)))
         self._totals, self.ticked_ns = totals, now
+
+    def columns(self) -> Iterator[tuple[float, ...]]:
+        """The history by its three values, each from the oldest to the latest."""
+        return (tuple(tick[i] for tick in self.history) for i in range(3))
 
     # -------------------------------------------------------------- the slow pass
 

@@ -32,7 +32,7 @@ from uffdprefetch.service.known_orders import Planning
 from uffdprefetch.service.live import Live
 from uffdprefetch.service.observe import Observer
 from uffdprefetch.service.peers import Peers
-from uffdprefetch.service.snapshot import summary
+from uffdprefetch.service.summary import summary
 from uffdprefetch.service.watchers import Watchers
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.ledger import Ledger
@@ -129,7 +129,7 @@ class Service:
             self._ledger,
             self._summary,
             config.fingerprint(),
-            Watchers(self._live.document),
+            Watchers(self._live.snapshot),
             self._planning.announcements if self._planning is not None else None,
         )
         self._housekeeping_ns = 0

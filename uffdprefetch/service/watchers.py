@@ -12,15 +12,14 @@ from __future__ import annotations
 import array
 import contextlib
 import fcntl
-import json
 import os
 import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from uffdprefetch.protocol import wire
+from uffdprefetch.protocol.snapshot import Snapshot, encode
 from uffdprefetch.service.coordinator import MS
 
 WATCHERS_MAX = 16
@@ -45,9 +44,9 @@ class Watcher:
 class Watchers:
     """The watchers of one service; its thread calls everything here."""
 
-    def __init__(self, document: Callable[[int], dict[str, Any]]) -> None:
-        """``document`` makes the snapshot of a time in CLOCK_MONOTONIC ns."""
-        self._document = document
+    def __init__(self, snapshot: Callable[[int], Snapshot]) -> None:
+        """``snapshot`` makes that of a time in CLOCK_MONOTONIC ns."""
+        self._snapshot = snapshot
         self._watchers: dict[int, Watcher] = {}
         self._memfd = -1
         self._length = 0
@@ -99,7 +98,7 @@ class Watchers:
     def _make(self, now: int) -> None:
         """A new document in a sealed memfd: watchers that share it cannot change it."""
         began = time.thread_time_ns()
-        text = json.dumps(self._document(now)).encode()
+        text = encode(self._snapshot(now)).encode()
         memfd = os.memfd_create("uffdprefetch-snapshot", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.write(memfd, text)

@@ -10,6 +10,7 @@ from typing import Any
 from uffdprefetch.native import compare as uffd_compare
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.protocol import wire
+from uffdprefetch.protocol.snapshot import Quantiles
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.processes import Watched
@@ -59,6 +60,11 @@ class Histogram:
                 octave = max(0, bin_ // 8 - 1)
                 return min(self.max, ((bin_ - octave * 8) + 1 << octave) - 1)
         return None
+
+    def quantiles(self, *, total: bool = False) -> Quantiles:
+        """For a document; ``total``: with the sum."""
+        most, sum_ = self.max if self.count else None, self.sum if total else None
+        return Quantiles(self.count, self.quantile(0.5), self.quantile(0.99), most, sum_)
 
 
 @dataclass
@@ -144,7 +150,6 @@ class FreshnessBook:
 
     def describe(self) -> dict[str, Any]:
         """For the summary."""
-        old = self.old_at_most
         return {
             "compared_pages": self.compared_pages,
             "sampled_pages": self.sampled_pages,
@@ -152,17 +157,12 @@ class FreshnessBook:
             "rewritten_pages": self.rewritten_pages,
             "storage_requests": self.reads,
             "cpu_seconds": round(self.cpu_ns / 1e9, 3),
-            "old_at_most_ns": {
-                "count": old.count,
-                "p50": old.quantile(0.5),
-                "p99": old.quantile(0.99),
-                "max": old.max if old.count else None,
-            },
+            "old_at_most_ns": self.old_at_most.quantiles(),
         }
 
 
 class Ledger:
-    """All books of a run; the service's thread writes, snapshot.py reads."""
+    """All books of a run; the service's thread writes, its summary and snapshots read."""
 
     def __init__(self) -> None:
         self.started = time.monotonic()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fetching thread: asks the service, adds its own looks, leaves the newest Snapshot."""
+"""The fetching thread: asks the service, adds its own looks, leaves the newest picture's value."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import select
 import threading
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from uffdprefetch.protocol.node import ServiceGone
-from uffdprefetch.view.model import ENDED, LOST, SILENT, Snapshot, from_document
+from uffdprefetch.protocol.snapshot import Snapshot
+from uffdprefetch.view.model import ENDED, LOST, SILENT, View
 from uffdprefetch.view.sensors import Sensors
 from uffdprefetch.view.watch import ANSWER_SECONDS, WatchClient
 
@@ -31,23 +33,22 @@ def alive(pids: Iterable[int]) -> bool:
     return False
 
 
-def state_after(document: dict[str, Any]) -> str:
+def state_after(snapshot: Snapshot) -> str:
     """What has happened when the service hung up: the job has ended, or only the service has."""
-    pids = [*document["job_pids"], *(pid for rank in document["ranks"] for pid in rank["pids"])]
+    pids = [*snapshot.job_pids, *(pid for rank in snapshot.ranks for pid in rank.pids)]
     return LOST if alive(pids) else ENDED
 
 
 class Fetcher:
     """Fetches in a thread of its own from :meth:`start` to :meth:`stop` or the service's end.
 
-    ``latest`` and ``document`` are replaced as a whole, never changed: the screen reads them at any
-    time. ``changed`` is called in the thread after each change.
+    The screen reads ``latest`` at any time. ``changed`` is called in the thread after each change.
     """
 
     def __init__(
         self,
         client: WatchClient,
-        document: dict[str, Any],
+        snapshot: Snapshot,
         interval_seconds: float,
         changed: Callable[[], None],
         sensors: Sensors | None = None,
@@ -60,8 +61,7 @@ class Fetcher:
         self._thread = threading.Thread(target=self._run, name="fetch", daemon=True)
         self._answered = time.monotonic()
         self._stopping = False  # it is us who hang up
-        self.document = document
-        self.latest: Snapshot = from_document(document)
+        self.latest = View(snapshot)
 
     def start(self) -> None:
         """Begin; the first change comes at once."""
@@ -87,19 +87,19 @@ class Fetcher:
     def _fetch(self) -> bool:
         """One question; False when the service is gone."""
         try:
-            document = self._client.snapshot(ANSWER_SECONDS)
+            snapshot = self._client.snapshot(ANSWER_SECONDS)
             # a look of ours that fails must not end the picture: the service's part is there
             with contextlib.suppress(KeyError, TypeError, AttributeError):
-                self._sensors.add(document)
-            self.latest, self.document = from_document(document), document
+                snapshot = self._sensors.add(snapshot)
+            self.latest = View(snapshot)
             self._answered = time.monotonic()
         except TimeoutError:
             silent = time.monotonic() - self._answered
-            self.latest = self.latest.but(SILENT, round(silent))
+            self.latest = replace(self.latest, state=SILENT, silent_seconds=round(silent))
         except (ServiceGone, OSError, ValueError):
             if self._stopping:
                 return False
-            self.latest = self.latest.but(state_after(self.document))
+            self.latest = View(self.latest.snapshot, state_after(self.latest.snapshot))
             self._changed()
             return False
         self._changed()

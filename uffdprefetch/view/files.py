@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from rich.text import Text
 
 from uffdprefetch.base.units import format_size
+from uffdprefetch.protocol.snapshot import File, Snapshot
 from uffdprefetch.view import glyphs as draw
 from uffdprefetch.view import words
 from uffdprefetch.view.glyphs import Glyphs
-from uffdprefetch.view.model import File, Snapshot
 
 NAME_MIN = 12
 GAUGE = 11

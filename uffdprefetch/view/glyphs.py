@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from uffdprefetch.view.model import Rank
+from uffdprefetch.protocol.snapshot import Rank
+from uffdprefetch.view.model import walks
 
 READ = "#56B4E9"
 AHEAD = "#56B4E9"
@@ -64,17 +65,18 @@ def position_bar(rank: Rank, width: int, glyphs: Glyphs) -> Text:
     ahead of it."""
     cells = [(glyphs.track, FAINT)] * width
     if rank.size_bytes:
-        for walk in rank.walks:
+        inside = walks(rank)
+        for walk in inside:
             at = cell(walk.position_bytes, rank.size_bytes, width)
             front = cell(walk.frontier_bytes, rank.size_bytes, width)
             for i in _between(at, front):
                 cells[i] = (glyphs.ahead, AHEAD)
-        for walk in rank.walks:
+        for walk in inside:
             start = cell(walk.start_bytes, rank.size_bytes, width)
             for i in _between(start, cell(walk.position_bytes, rank.size_bytes, width)):
                 cells[i] = (glyphs.passed, READ)
-        for walk in rank.walks:
-            marker = glyphs.forward if rank.direction > 0 else glyphs.backward
+        for walk in inside:
+            marker = glyphs.forward if (rank.direction or 1) > 0 else glyphs.backward
             cells[cell(walk.position_bytes, rank.size_bytes, width)] = (marker, "bold")
     text = Text()
     for character, style in cells:

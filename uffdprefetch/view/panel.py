@@ -19,9 +19,9 @@ from rich.text import Text
 
 from uffdprefetch.base.units import format_duration
 from uffdprefetch.view import glyphs as draw
-from uffdprefetch.view import words
+from uffdprefetch.view import model, words
 from uffdprefetch.view.glyphs import UNICODE, Glyphs
-from uffdprefetch.view.model import LIVE, Snapshot
+from uffdprefetch.view.model import LIVE, View
 from uffdprefetch.view.ranks import rank_columns, rank_lines, title_line
 from uffdprefetch.view.render import alert_lines, history_lines, rate_text
 
@@ -32,47 +32,48 @@ _SAVE, _RESTORE = "\x1b7", "\x1b8"
 _WHOLE = "\x1b[r"
 
 
-def rows_for(snapshot: Snapshot, width: int, screen_rows: int) -> int:
+def rows_for(view: View, width: int, screen_rows: int) -> int:
     """How many lines the panel takes of a screen; 0 where it is too small for one."""
     if width < WIDTH_MIN or screen_rows < SCREEN_MIN:
         return 0
-    ranks = len(snapshot.ranks) + bool(snapshot.ranks_not_listed) or 1
-    wanted = 3 + ranks + bool(words.alerts(snapshot))
+    ranks = len(view.snapshot.ranks) + bool(view.snapshot.ranks_not_listed) or 1
+    wanted = 3 + ranks + bool(words.alerts(view))
     return min(wanted, ROWS_MAX, screen_rows // 3)
 
 
-def panel(snapshot: Snapshot, width: int, rows: int, glyphs: Glyphs = UNICODE) -> list[Text]:
+def panel(view: View, width: int, rows: int, glyphs: Glyphs = UNICODE) -> list[Text]:
     """Exactly ``rows`` lines of at most ``width`` cells: what goes on, the ranks, the last minutes,
     the gravest alert."""
-    lines = [_headline(snapshot, width, glyphs)]
-    alerts = alert_lines(snapshot, width, 1, glyphs) if rows > 1 else []
+    snapshot = view.snapshot
+    lines = [_headline(view, width, glyphs)]
+    alerts = alert_lines(view, width, 1, glyphs) if rows > 1 else []
     left = rows - len(lines) - len(alerts)
     if left >= 2:
         chart = left >= 3
         ranks = rank_lines(snapshot, width, left - 1 - chart, glyphs)
         lines += [title_line(rank_columns(width)), *ranks]
         if chart:
-            values = snapshot.prefetch_history
+            values = snapshot.history.prefetch_bytes_per_second
             lines += history_lines("prefetch", values, width, 1, rate_text, glyphs, draw.READ)
     lines += alerts
     lines += [Text("")] * (rows - len(lines))
     return lines[:rows]
 
 
-def _headline(snapshot: Snapshot, width: int, glyphs: Glyphs) -> Text:
-    node = snapshot.node
+def _headline(view: View, width: int, glyphs: Glyphs) -> Text:
+    snapshot = view.snapshot
     parts = [
         f"{snapshot.run} {format_duration(round(snapshot.seconds))}",
         words.reading(snapshot),
-        f"hit {words.percent(snapshot.hit_share)}",
+        f"hit {words.percent(model.hit_share(snapshot))}",
         words.pool(snapshot.pool) if snapshot.pool else "",
-        f"stall {words.percent(snapshot.stall_share)}",
-        f"ahead {words.short_size(node.ahead_bytes)}",
-        f"wasted {words.short_size(snapshot.wasted_bytes)}",
+        f"stall {words.percent(model.stall_share(snapshot))}",
+        f"ahead {words.short_size(snapshot.node.ahead_bytes)}",
+        f"wasted {words.short_size(model.wasted_bytes(snapshot))}",
     ]
     if len(parts[0]) > width // 2:
         parts[0] = format_duration(round(snapshot.seconds))
-    if snapshot.state != LIVE:
+    if view.state != LIVE:
         parts = parts[:1]
     line = words.join_fitting(parts, width - 6, f" {glyphs.dot} ")
     rule = glyphs.rule

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from rich.text import Text
 
 from uffdprefetch.base.units import format_size
+from uffdprefetch.protocol.snapshot import Rank, Snapshot
 from uffdprefetch.view import glyphs as draw
-from uffdprefetch.view import words
+from uffdprefetch.view import model, words
 from uffdprefetch.view.glyphs import Glyphs
-from uffdprefetch.view.model import Rank, Snapshot
 
 BAR_MIN = 10
 BAR_WIDE = 30
@@ -38,7 +38,8 @@ class Column:
 
 
 def _position(rank: Rank, width: int) -> str:
-    return words.NA if not rank.walks else format_size(rank.walks[0].position_bytes)
+    inside = model.walks(rank)
+    return format_size(inside[0].position_bytes) if inside else words.NA
 
 
 def _idle(rank: Rank) -> bool:
@@ -50,7 +51,7 @@ RANK_COLUMNS = (
     Column("pid", 7, 13, lambda r, w: str(r.pids[0]) if r.pids else words.NA, wide=True),
     Column("file", 14, 12, lambda r, w: words.short_path(r.file or "-", w), right=False, wide=True),
     Column("", BAR_MIN, 1, lambda r, w: "", right=False),
-    Column("at", 5, 2, lambda r, w: words.percent(r.share)),
+    Column("at", 5, 2, lambda r, w: words.percent(model.share(r))),
     Column("offset", 9, 11, _position, wide=True),
     Column("pattern", 11, 4, lambda r, w: words.pattern(r.pattern, r.stride_bytes, w), right=False),
     Column("MB/s", 5, 3, lambda r, w: words.megabytes(r.rate_bytes_per_second)),
@@ -58,18 +59,22 @@ RANK_COLUMNS = (
         "hit",
         5,
         5,
-        lambda r, w: words.percent(r.hit_share),
-        alert=lambda r: r.hit_share is not None and r.hit_share < LOW_HIT,
+        lambda r, w: words.percent(r.hit.share),
+        alert=lambda r: r.hit.share is not None and r.hit.share < LOW_HIT,
     ),
     Column(
-        "misses", 6, 10, lambda r, w: words.NA if r.misses is None else str(r.misses), wide=True
+        "misses",
+        6,
+        10,
+        lambda r, w: words.NA if r.hit.misses is None else str(r.hit.misses),
+        wide=True,
     ),
     Column(
         "stall",
         5,
         6,
-        lambda r, w: words.percent(r.stall_share),
-        alert=lambda r: r.stall_share is not None and r.stall_share > HIGH_STALL,
+        lambda r, w: words.percent(r.stall.share),
+        alert=lambda r: r.stall.share is not None and r.stall.share > HIGH_STALL,
     ),
     Column("window", 6, 7, lambda r, w: words.short_size(r.window_bytes)),
     Column("flight", 6, 8, lambda r, w: words.short_size(r.in_flight_bytes)),
@@ -130,11 +135,11 @@ def folded_line(ranks: Sequence[Rank], not_listed: int, width: int, glyphs: Glyp
     if slowest is not None:
         rate = words.megabytes(slowest.rate_bytes_per_second)
         parts.append(f"slowest {slowest.rank}: {rate} MB/s")
-    hits = [r for r in ranks if r.hit_share is not None]
+    hits = [r for r in ranks if r.hit.share is not None]
     if hits:
-        worst = min(hits, key=lambda r: r.hit_share or 0.0)
-        parts.append(f"worst hit {worst.rank}: {words.percent(worst.hit_share)}")
-    known = [r.share for r in ranks if r.share is not None]
+        worst = min(hits, key=lambda r: r.hit.share or 0.0)
+        parts.append(f"worst hit {worst.rank}: {words.percent(worst.hit.share)}")
+    known = [share for r in ranks if (share := model.share(r)) is not None]
     if known:
         parts.append(f"at {words.percent(min(known))} to {words.percent(max(known))}")
     return Text(words.join_fitting(parts, width), draw.FAINT)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Snapshot as a picture of width x height cells: pure, so that it is tested without a terminal.
+"""A snapshot as a picture of width x height cells: pure, so that it is tested without a terminal.
 
 What does not fit is left out whole: columns by their rank, lines by theirs, ranks beyond the height
 are folded into one line that names the worst of them. No line is longer than the width.
@@ -13,11 +13,12 @@ from rich.console import Group
 from rich.text import Text
 
 from uffdprefetch.base.units import format_duration, format_rate, format_size
+from uffdprefetch.protocol.snapshot import Pool, Quantiles, Snapshot
 from uffdprefetch.view import glyphs as draw
-from uffdprefetch.view import words
+from uffdprefetch.view import model, words
 from uffdprefetch.view.files import file_lines
 from uffdprefetch.view.glyphs import UNICODE, Glyphs
-from uffdprefetch.view.model import Pool, Snapshot
+from uffdprefetch.view.model import View
 from uffdprefetch.view.ranks import rank_columns, rank_lines
 from uffdprefetch.view.ranks import title_line as rank_titles
 
@@ -50,12 +51,16 @@ def how_line(snapshot: Snapshot, width: int) -> Text:
     rungs = {1: "userfaultfd (rung 1)", 2: "page tables (rung 2)"}
     sensor = rungs.get(snapshot.rung or 0, "no sensor")
     parts = [f"engine {snapshot.engine}, policy {snapshot.policy}, {sensor}"]
-    if node.service_cpu_share is not None:
-        parts.append(f"our CPU {node.service_cpu_share * 100:.1f} % of a core")
-    if node.wait_count and node.wait_p50_ns is not None and node.wait_p99_ns is not None:
-        p50, p99 = (format_duration(ns / 1e9) for ns in (node.wait_p50_ns, node.wait_p99_ns))
-        parts.append(f"checkpoint wait p50 {p50} p99 {p99} of {node.wait_count}")
+    parts.append(f"our CPU {node.service_cpu_share * 100:.1f} % of a core")
+    wait = node.checkpoint_wait_ns
+    if wait.count:
+        parts.append(f"checkpoint wait {_quantiles(wait)} of {wait.count}")
     return Text(words.join_fitting(parts, width, "; "), draw.FAINT)
+
+
+def _quantiles(times: Quantiles) -> str:
+    p50, p99 = (format_duration((ns or 0) / 1e9) for ns in (times.p50, times.p99))
+    return f"p50 {p50} p99 {p99}"
 
 
 def _labelled(label: str, content: Text) -> Text:
@@ -74,8 +79,8 @@ def storage_line(snapshot: Snapshot, width: int) -> Text:
         parts.append(f"latency {format_duration(node.latency_seconds)}")
     if node.readers_bytes_per_second is not None:
         parts.append(f"readers {format_rate(node.readers_bytes_per_second)}")
-    if node.io_pressure is not None:
-        parts.append(f"I/O pressure {words.percent(node.io_pressure)}")
+    if node.io_pressure.share is not None:
+        parts.append(f"I/O pressure {words.percent(node.io_pressure.share)}")
     if node.max_rate_bytes_per_second:
         parts.append(f"capped at {format_rate(node.max_rate_bytes_per_second)}")
     return _labelled("storage", Text(words.join_fitting(parts, width - LABEL)))
@@ -88,7 +93,7 @@ def pool_line(pool: Pool, width: int, glyphs: Glyphs) -> Text:
     bar = 20 if room >= 90 else 12 if room >= 66 else 0
     parts = [
         f"{format_size(pool.resident_bytes)} of {format_size(pool.budget_bytes)}{bound}",
-        f"hit {words.percent(pool.hit_share)} of {pool.hit_faults}{' faults' if bar > 12 else ''}",
+        f"hit {words.percent(pool.hit.share)} of {pool.hit.faults}{' faults' if bar > 12 else ''}",
     ]
     if pool.evicted_bytes:
         rate = pool.evicted_bytes_per_second
@@ -107,13 +112,9 @@ def pool_line(pool: Pool, width: int, glyphs: Glyphs) -> Text:
 def waits_line(pool: Pool, width: int) -> Text:
     """Who waits for the pool, and for how long."""
     parts = [f"{pool.waiters} now, {pool.waiters_peak} at most, {pool.missing_faults} so far"]
-    for name, p50, p99 in (
-        ("waited", pool.wait_p50_ns, pool.wait_p99_ns),
-        ("a chunk takes", pool.fill_p50_ns, pool.fill_p99_ns),
-    ):
-        if p50 is not None and p99 is not None:
-            middle, high = format_duration(p50 / 1e9), format_duration(p99 / 1e9)
-            parts.append(f"{name} p50 {middle} p99 {high}")
+    for name, times in (("waited", pool.demand_wait_ns), ("a chunk takes", pool.fill_ns)):
+        if times.count:
+            parts.append(f"{name} {_quantiles(times)}")
     if pool.huge_pages:
         parts.append("huge pages")
     return _labelled("waiting", Text(words.join_fitting(parts, width - LABEL)))
@@ -170,9 +171,9 @@ def rate_text(value: float) -> str:
 # ---- the whole ----------------------------------------------------------------------------------
 
 
-def alert_lines(snapshot: Snapshot, width: int, rows: int, glyphs: Glyphs) -> list[Text]:
+def alert_lines(view: View, width: int, rows: int, glyphs: Glyphs) -> list[Text]:
     """The gravest first; what has no line is counted in the last one."""
-    found = words.alerts(snapshot)
+    found = words.alerts(view)
     lines = []
     for i, alert in enumerate(found[:rows]):
         rest = len(found) - rows
@@ -183,11 +184,12 @@ def alert_lines(snapshot: Snapshot, width: int, rows: int, glyphs: Glyphs) -> li
 
 
 def picture(
-    snapshot: Snapshot, width: int, height: int, glyphs: Glyphs = UNICODE, hint: str = ""
+    view: View, width: int, height: int, glyphs: Glyphs = UNICODE, hint: str = ""
 ) -> list[Text]:
     """The whole dashboard: at most ``height`` lines of at most ``width`` cells."""
     if width < WIDTH_MIN or height < HEIGHT_MIN:
-        return [Text(words.fit(line, width)) for line in _tiny(snapshot)[:height]]
+        return [Text(words.fit(line, width)) for line in _tiny(view)[:height]]
+    snapshot, history = view.snapshot, view.snapshot.history
     count = len(snapshot.ranks) + bool(snapshot.ranks_not_listed) or 1
     # what may be left out, least missed first: the name, lines needed
     optional = [
@@ -197,7 +199,7 @@ def picture(
     if snapshot.pool:
         optional[1:1] = [("pool", 1)]
         optional[6:6] = [("waits", 1)]
-    alerts = min(len(words.alerts(snapshot)), 1 if height < 20 else 3)
+    alerts = min(len(words.alerts(view)), 1 if height < 20 else 3)
     least = min(count, max(4, height // 3))
     least = min(least, height - 1 - alerts)  # 1: the titles of the ranks
     left = height - 1 - alerts - least
@@ -234,9 +236,9 @@ def picture(
     if snapshot.pool and "waits" in shown:
         lines.append(waits_line(snapshot.pool, width))
     for name, values, unit, style in (
-        ("prefetch", snapshot.prefetch_history, rate_text, draw.READ),
-        ("readers", snapshot.reader_history, rate_text, draw.READERS),
-        ("misses", snapshot.miss_history, lambda v: f"{v:.0f}/s", draw.MISSES),
+        ("prefetch", history.prefetch_bytes_per_second, rate_text, draw.READ),
+        ("readers", history.reader_bytes_per_second, rate_text, draw.READERS),
+        ("misses", history.misses_per_second, lambda v: f"{v:.0f}/s", draw.MISSES),
     ):
         if name in shown:
             lines += between
@@ -244,7 +246,7 @@ def picture(
     if "files" in shown:
         lines += gap
         lines += file_lines(snapshot, width, 2 + more_files, glyphs)
-    lines += alert_lines(snapshot, width, alerts, glyphs) if alerts else []
+    lines += alert_lines(view, width, alerts, glyphs) if alerts else []
     if "notes" in shown:
         lines += [
             Text(words.fit(n, width, glyphs.more), draw.FAINT) for n in words.notes(snapshot)[:2]
@@ -254,18 +256,19 @@ def picture(
     return lines[:height]
 
 
-def _tiny(snapshot: Snapshot) -> list[str]:
+def _tiny(view: View) -> list[str]:
+    snapshot = view.snapshot
     return [
         words.progress(snapshot) or "no position yet",
         f"reading {words.reading(snapshot)}",
-        f"hit {words.percent(snapshot.hit_share)}",
-        *words.alerts(snapshot),
+        f"hit {words.percent(model.hit_share(snapshot))}",
+        *words.alerts(view),
         f"(needs {WIDTH_MIN}x{HEIGHT_MIN})",
     ]
 
 
 def renderable(
-    snapshot: Snapshot, width: int, height: int, glyphs: Glyphs = UNICODE, hint: str = ""
+    view: View, width: int, height: int, glyphs: Glyphs = UNICODE, hint: str = ""
 ) -> Group:
     """picture() as one thing for rich to print."""
-    return Group(*picture(snapshot, width, height, glyphs, hint))
+    return Group(*picture(view, width, height, glyphs, hint))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a watcher adds to the service's document, from its own looks at the kernel.
+"""What a watcher adds to the service's snapshot, from its own looks at the kernel.
 
 Block-I/O delay of the ranks (taskstats.py), I/O pressure of the node, and the processes of the job
 that carry no preload object and so cannot be served. All of it is done by who watches: the service
@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+from uffdprefetch.protocol.snapshot import NotManaged, Pressure, Process, Rank, Snapshot, Stall
 from uffdprefetch.view.births import ProcessEvents
 from uffdprefetch.view.taskstats import BlockDelays
 
@@ -39,14 +40,14 @@ def parse_pressure(text: str) -> float | None:
     return None
 
 
-def io_pressure(path: Path = PRESSURE) -> dict[str, Any]:
-    """The node's I/O pressure, or null and why."""
+def io_pressure(path: Path = PRESSURE) -> Pressure:
+    """The node's I/O pressure, or None and why."""
     try:
         share = parse_pressure(path.read_text())
     except (OSError, ValueError) as error:
-        return {"share": None, "why": f"{path}: {getattr(error, 'strerror', None) or error}"}
+        return Pressure(None, f"{path}: {getattr(error, 'strerror', None) or error}")
     why = None if share is not None else f"{path} has no 'some avg10'"
-    return {"share": share, "why": why, "sensor": f"{path}, some avg10: any task of the node"}
+    return Pressure(share, why, f"{path}, some avg10: any task of the node")
 
 
 def preloaded(maps: str) -> bool:
@@ -80,7 +81,7 @@ class Sensors:
         self._tree: set[int] = set()
         self._agents: set[int] = set()
         self._pending: dict[int, tuple[float, float]] = {}  # pid -> look at it from, known since
-        self._not_managed: dict[int, dict[str, Any]] = {}
+        self._not_managed: dict[int, Process] = {}
         self._born = self._unseen = 0
 
     def open(self) -> None:
@@ -92,79 +93,77 @@ class Sensors:
         self._delays.close()
         self.births.close()
 
-    def add(self, document: dict[str, Any]) -> dict[str, Any]:
-        """Fill in what the service leaves to the watcher; returns the document."""
+    def add(self, snapshot: Snapshot) -> Snapshot:
+        """The same with what the service leaves to the watcher."""
         now = time.monotonic()
-        ranks = document["ranks"]
-        self._agents = {pid for rank in ranks for pid in rank["pids"]}
-        self._add_stall(ranks, now)
-        document["node"]["io_pressure"] = io_pressure()
-        document["not_managed"] = self._look_for_not_managed(document, now)
-        return document
+        self._agents = {pid for rank in snapshot.ranks for pid in rank.pids}
+        return replace(
+            snapshot,
+            ranks=self._with_stall(snapshot.ranks, now),
+            node=replace(snapshot.node, io_pressure=io_pressure()),
+            not_managed=self._look_for_not_managed(snapshot, now),
+        )
 
     # ---- block-I/O delay ------------------------------------------------------------------------
 
-    def _add_stall(self, ranks: list[dict[str, Any]], now: float) -> None:
-        pids = [pid for rank in ranks for pid in rank["pids"]][:PIDS_MAX]
+    def _with_stall(self, ranks: tuple[Rank, ...], now: float) -> tuple[Rank, ...]:
+        pids = [pid for rank in ranks for pid in rank.pids][:PIDS_MAX]
         found, why = self._delays.read(pids)
         totals = {pid: delay.total_ns for pid, delay in found.items()}
         self._samples.append((now, totals))
         while len(self._samples) > 2 and now - self._samples[1][0] >= STALL_SECONDS:
             self._samples.popleft()
         then, before = self._samples[0]
-        for rank in ranks:
-            rank["stall"] = self._stall(rank, totals, before, now - then, why)
+        return tuple(
+            replace(rank, stall=self._stall(rank, totals, before, now - then, why))
+            for rank in ranks
+        )
 
     def _stall(
         self,
-        rank: dict[str, Any],
+        rank: Rank,
         totals: dict[int, int],
         before: dict[int, int],
         seconds: float,
         why: str | None,
-    ) -> dict[str, Any]:
-        known = [pid for pid in rank["pids"] if pid in totals]
-        stall: dict[str, Any] = {"share": None, "seconds": None, "sensor": None, "why": why}
+    ) -> Stall:
+        known = [pid for pid in rank.pids if pid in totals]
         if not known:
-            stall["why"] = why or "none of its processes can be asked"
-        elif not any(totals[pid] for pid in known) and rank["demand_misses"]:
-            stall["why"] = (
+            why = why or "none of its processes can be asked"
+        elif not any(totals[pid] for pid in known) and rank.demand_misses:
+            why = (
                 "no wait was accounted although there were major faults: single reads of FUSE are "
                 "not, nor is a process that began before kernel.task_delayacct was 1"
             )
         elif seconds < 0.5:
-            stall["why"] = "watched for less than half a second"
+            why = "watched for less than half a second"
         else:
             waited = sum(max(0, totals[pid] - before.get(pid, 0)) for pid in known) / 1e9
-            stall = {
-                "share": waited / seconds,
-                "seconds": round(seconds, 1),
-                "sensor": f"{self._delays.sensor}: all threads; above 1 where several wait at once",
-                "why": None,
-            }
-        return stall
+            sensor = f"{self._delays.sensor}: all threads; above 1 where several wait at once"
+            return Stall(waited / seconds, round(seconds, 1), sensor, None)
+        return Stall(None, None, None, why)
 
     # ---- processes that cannot be served --------------------------------------------------------
 
-    def _look_for_not_managed(self, document: dict[str, Any], now: float) -> dict[str, Any]:
-        if document["engine"] == "off":
-            return {"processes": None, "why": "engine off: nothing is preloaded into any process"}
+    def _look_for_not_managed(self, snapshot: Snapshot, now: float) -> NotManaged:
+        if snapshot.engine == "off":
+            return NotManaged(None, "engine off: nothing is preloaded into any process")
         if now - self._walked >= TREE_SECONDS:
             self._walked = now
-            self._walk(document["job_pids"], now)
+            self._walk(snapshot.job_pids, now)
         self.look(now)
         births_why = self.births.why
-        return {
-            "processes": list(self._not_managed.values())[:NOT_MANAGED_MAX],
-            "why": None,
-            "sensor": "/proc of the job's process tree every 2 s, and births by cn_proc",
-            "births": None if births_why else self._born,
-            "births_why": births_why,
-            "births_lost": self.births.lost,
-            "ended_before_they_were_seen": self._unseen,
-        }
+        return NotManaged(
+            processes=tuple(self._not_managed.values())[:NOT_MANAGED_MAX],
+            why=None,
+            sensor="/proc of the job's process tree every 2 s, and births by cn_proc",
+            births=None if births_why else self._born,
+            births_why=births_why,
+            births_lost=self.births.lost,
+            ended_before_they_were_seen=self._unseen,
+        )
 
-    def _walk(self, job_pids: list[int], now: float) -> None:
+    def _walk(self, job_pids: tuple[int, ...], now: float) -> None:
         from uffdprefetch.base.procfs import descendants
 
         tree = {pid for job in job_pids for pid in descendants(job)}
@@ -209,11 +208,11 @@ class Sensors:
 
         large = [m for m in read_only_files(maps, LARGE_BYTES) if ".so" not in m.path]
         if pid in self._not_managed or len(self._not_managed) < NOT_MANAGED_MAX:
-            self._not_managed[pid] = {
-                "pid": pid,
-                "parent_pid": int(parent.split()[1]),
-                "command": command,
-                "why": why_not_preloaded(maps),
-                "maps_bytes": sum(m.end - m.start for m in large),
-            }
+            self._not_managed[pid] = Process(
+                pid=pid,
+                parent_pid=int(parent.split()[1]),
+                command=command,
+                why=why_not_preloaded(maps),
+                maps_bytes=sum(m.end - m.start for m in large),
+            )
         return True

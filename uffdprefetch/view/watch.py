@@ -20,13 +20,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from uffdprefetch.base import rundir
 from uffdprefetch.base.errors import EXIT_CANNOT, EXIT_USAGE, UffdPrefetchError
 from uffdprefetch.base.identity import Identity
 from uffdprefetch.protocol.node import NodeClient, NotOurService, ServiceGone, pack
-from uffdprefetch.view.model import SCHEMA
+from uffdprefetch.protocol.snapshot import Snapshot, decode
 
 SNAPSHOT = 7
 WATCHER = 3
@@ -52,8 +51,8 @@ class WatchClient(NodeClient):
             raise UffdPrefetchError("this run has 16 watchers already: end one of them")
         return client
 
-    def snapshot(self, seconds: float = ANSWER_SECONDS) -> dict[str, Any]:
-        """The document as the service made it; TimeoutError when it does not answer so long.
+    def snapshot(self, seconds: float = ANSWER_SECONDS) -> Snapshot:
+        """The run as the service tells of it; TimeoutError when it does not answer so long.
 
         After a TimeoutError the answer may still come: the next call takes it.
         """
@@ -62,9 +61,10 @@ class WatchClient(NodeClient):
             self._waiting = True
         document = self._receive_summary(time.monotonic() + seconds).summary
         self._waiting = False
-        if document.get("schema") != SCHEMA:
-            raise NotOurService(f"its snapshot has the schema {document.get('schema')!r}")
-        return document
+        try:
+            return decode(document)
+        except ValueError as error:
+            raise NotOurService(str(error)) from None
 
     def answer_waits(self) -> bool:
         """Whether a question was asked whose answer has not been taken."""
@@ -82,12 +82,11 @@ class WatchClient(NodeClient):
 
 @dataclass(frozen=True)
 class Run:
-    """A service that answers, its run's key and its first document."""
+    """A service that answers, its run's key and its first snapshot."""
 
     key: str
-    path: str
     client: WatchClient
-    document: dict[str, Any]
+    snapshot: Snapshot
 
 
 def sockets(environ: Mapping[str, str], net_unix: str | None = None) -> list[str]:
@@ -125,10 +124,10 @@ def runs(environ: Mapping[str, str]) -> list[Run]:
     for path in sockets(environ):
         try:
             client = WatchClient.open(path)
-            document = client.snapshot()
+            snapshot = client.snapshot()
         except (OSError, ServiceGone, TimeoutError):
             continue
-        found.append(Run(str(document["run"]), path, client, document))
+        found.append(Run(snapshot.run, client, snapshot))
     return sorted(found, key=lambda run: run.key)
 
 
@@ -167,10 +166,10 @@ def choose(environ: Mapping[str, str], wanted: str | None) -> Run:
 def _describe(run: Run) -> str:
     from uffdprefetch.base.units import format_duration
 
-    ranks = run.document["ranks"]
-    commands = sorted({c for rank in ranks for c in rank["commands"]}) or ["no process yet"]
+    ranks = run.snapshot.ranks
+    commands = sorted({c for rank in ranks for c in rank.commands}) or ["no process yet"]
     count = f"{len(ranks)} rank{'' if len(ranks) == 1 else 's'}"
-    return f"{run.key}  {count}, {format_duration(run.document['seconds'])}, {commands[0]}"
+    return f"{run.key}  {count}, {format_duration(run.snapshot.seconds)}, {commands[0]}"
 
 
 def _of_somebody_else(wanted: str) -> str:

@@ -8,7 +8,9 @@ import os
 from collections.abc import Sequence
 
 from uffdprefetch.base.units import format_duration
-from uffdprefetch.view.model import ADDED_BY_WATCHER, ENDED, LOST, SILENT, Pool, Snapshot
+from uffdprefetch.protocol.snapshot import ADDED_BY_WATCHER, PoolState, Snapshot
+from uffdprefetch.view import model
+from uffdprefetch.view.model import ENDED, LOST, SILENT, View
 
 NA = "n/a"
 
@@ -97,47 +99,49 @@ def reading(snapshot: Snapshot) -> str:
 
 def progress(snapshot: Snapshot) -> str:
     """'34 %', '12 to 40 %' of the ranks' files, or '' when no position is known."""
-    share = snapshot.share
-    if share is None:
+    shares = model.shares(snapshot)
+    if shares is None:
         return ""
-    low, high = (round(s * 100) for s in share)
+    low, high = (round(s * 100) for s in shares)
     return f"{high} %" if low == high else f"{low} to {high} %"
 
 
-def state(snapshot: Snapshot) -> str:
+def state(view: View) -> str:
     """What is to be said of a service that does not answer as usual; '' while all is well."""
-    if snapshot.state == ENDED:
+    if view.state == ENDED:
         return "the job has ended"
-    if snapshot.state == LOST:
+    if view.state == LOST:
         return "the service died; the job goes on without prefetching"
-    if snapshot.state == SILENT:
-        return f"the service has not answered for {format_duration(snapshot.silent_seconds)}"
+    if view.state == SILENT:
+        return f"the service has not answered for {format_duration(view.silent_seconds)}"
     return ""
 
 
-def pool(pool: Pool) -> str:
+def pool(pool: PoolState) -> str:
     """'pool 1.2G of 4G': how full it is."""
     return f"pool {short_size(pool.resident_bytes)} of {short_size(pool.budget_bytes)}"
 
 
-def alerts(snapshot: Snapshot) -> list[str]:
+def alerts(view: View) -> list[str]:
     """What works less well than it could, gravest first."""
-    found = [state(snapshot)] if state(snapshot) else []
+    snapshot = view.snapshot
+    found = [state(view)] if state(view) else []
     found += [f"{os.path.basename(f.path)}: {f.changed}" for f in snapshot.files if f.changed]
     found += snapshot.degradations
-    if snapshot.not_managed:
-        count = len(snapshot.not_managed)
-        more = f" and {count - 1} more" if count > 1 else ""
-        found.append(f"not managed: {snapshot.not_managed[0]}{more}")
+    others = model.not_managed(snapshot)
+    if others:
+        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        first = others[0]
+        found.append(f"not managed: {first.pid} {first.command} ({first.why}){more}")
     return list(dict.fromkeys(found))
 
 
 def notes(snapshot: Snapshot) -> list[str]:
     """Why columns say n/a, and what the shares are made of."""
     found = []
-    missing = [r for r in snapshot.ranks if r.stall_share is None and r.stall_why]
-    if missing and missing[0].stall_why != ADDED_BY_WATCHER:  # else: not looked at yet
-        found.append(f"stall n/a: {missing[0].stall_why}")
+    missing = [r.stall.why for r in snapshot.ranks if r.stall.share is None and r.stall.why]
+    if missing and missing[0] != ADDED_BY_WATCHER:  # else: not looked at yet
+        found.append(f"stall n/a: {missing[0]}")
     if snapshot.pool:
         found.append("hit: 1 - misses / 64 KiB blocks, 10 s; of the pool: of faults, not of pages")
     else:
@@ -145,9 +149,9 @@ def notes(snapshot: Snapshot) -> list[str]:
     return found
 
 
-def one_line(snapshot: Snapshot) -> str:
+def one_line(view: View) -> str:
     """The whole run in one line of text, for a pipe or a log."""
-    node = snapshot.node
+    snapshot, node = view.snapshot, view.snapshot.node
     count = len(snapshot.ranks) + snapshot.ranks_not_listed
     parts = [f"{count} rank{'' if count == 1 else 's'}"]
     if progress(snapshot):
@@ -155,16 +159,16 @@ def one_line(snapshot: Snapshot) -> str:
     parts.append(f"reading {reading(snapshot)}")
     bandwidth = node.bandwidth_bytes_per_second
     parts.append(f"storage {NA if bandwidth is None else megabytes(bandwidth) + ' MB/s'}")
-    parts.append(f"hit {percent(snapshot.hit_share)}")
-    parts.append(f"stall {percent(snapshot.stall_share)}")
+    parts.append(f"hit {percent(model.hit_share(snapshot))}")
+    parts.append(f"stall {percent(model.stall_share(snapshot))}")
     parts.append(f"ahead {short_size(node.ahead_bytes)} of {short_size(node.allowed_bytes)}")
     parts.append(f"under way {short_size(node.under_way_bytes)}")
-    parts.append(f"wasted {short_size(snapshot.wasted_bytes)}")
+    parts.append(f"wasted {short_size(model.wasted_bytes(snapshot))}")
     resident = [f.resident_bytes for f in snapshot.files if f.resident_bytes is not None]
     size = sum(f.size_bytes for f in snapshot.files if f.resident_bytes is not None)
     parts.append(f"cached {percent(sum(resident) / size) if size else NA}")
     if snapshot.pool:
         parts[-1] = pool(snapshot.pool)
-    first = alerts(snapshot)[:1]
+    first = alerts(view)[:1]
     line = f"{snapshot.run} {format_duration(snapshot.seconds)}: {', '.join(parts)}"
     return line + (f"; {first[0]}" if first else "")

@@ -80,7 +80,7 @@ def test_a_touch_that_the_pool_had_to_read_for_is_a_miss(run: Run, file: FileSta
     run.processes[0].watched.pool_misses += 16
     samples.tick(2 * SECOND)
     hit = _hit(samples.ranks[0], False)
-    assert (hit["misses"], hit["blocks"], hit["share"]) == (16, 64, 0.75)
+    assert (hit.misses, hit.blocks, hit.share) == (16, 64, 0.75)
 
 
 def test_misses_and_blocks_of_the_last_ten_seconds_make_the_hit_share(
@@ -94,23 +94,23 @@ def test_misses_and_blocks_of_the_last_ten_seconds_make_the_hit_share(
         walk(stream, 100 * BLOCK_BYTES)
         faults.major_faults += 2
     hit = _hit(samples.ranks[0], False)
-    assert hit["seconds"] == RANK_TICKS == 10
-    assert (hit["misses"], hit["blocks"]) == (20, 1000)
-    assert hit["share"] == pytest.approx(0.98) and hit["why"] is None
+    assert hit.seconds == RANK_TICKS == 10
+    assert (hit.misses, hit.blocks) == (20, 1000)
+    assert hit.share == pytest.approx(0.98) and hit.why is None
 
 
 def test_a_share_without_a_base_is_null_and_says_why(run: Run, file: FileState) -> None:
     stream, samples = run.reader(0, file), sample(run)
-    assert "2 s" in _hit(samples.ranks.get(0) or sampling.RankTrack(), False)["why"]
+    assert "2 s" in _hit(samples.ranks.get(0) or sampling.RankTrack(), False).why
     samples.tick(SECOND)
     walk(stream, 15 * BLOCK_BYTES)
     samples.tick(2 * SECOND)
     hit = _hit(samples.ranks[0], False)
-    assert hit["share"] is None and "less than 16 blocks" in hit["why"]
+    assert hit.share is None and "less than 16 blocks" in hit.why
     walk(stream, 100 * BLOCK_BYTES)
     samples.tick(3 * SECOND)
-    assert _hit(samples.ranks[0], False)["share"] == 1.0
-    assert "jumps about" in _hit(samples.ranks[0], True)["why"]
+    assert _hit(samples.ranks[0], False).share == 1.0
+    assert "jumps about" in _hit(samples.ranks[0], True).why
 
 
 def test_more_misses_than_blocks_are_no_negative_share(run: Run, file: FileState) -> None:
@@ -119,7 +119,7 @@ def test_more_misses_than_blocks_are_no_negative_share(run: Run, file: FileState
     walk(stream, 20 * BLOCK_BYTES)
     run.processes[0].watched.now.major_faults = 300
     samples.tick(2 * SECOND)
-    assert _hit(samples.ranks[0], False)["share"] == 0.0
+    assert _hit(samples.ranks[0], False).share == 0.0
 
 
 def test_the_history_is_of_rates_and_bounded(run: Run, file: FileState) -> None:

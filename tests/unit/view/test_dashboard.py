@@ -6,13 +6,14 @@ from __future__ import annotations
 import io
 import random
 import re
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 from rich.text import Text
-from snapshots import MIB, document, pool, pooled, rank, snapshot
+from snapshots import MIB, document, pool, pooled, rank, snapshot, view
 
-from uffdprefetch.service import live
+from uffdprefetch.protocol.snapshot import ADDED_BY_WATCHER, Rank
 from uffdprefetch.view import glyphs, model, panel, ranks, render, words
 from uffdprefetch.view.glyphs import ASCII, UNICODE
 
@@ -23,14 +24,14 @@ def plain(lines: list[Text]) -> str:
     return "\n".join(line.plain for line in lines)
 
 
-def busy(count: int) -> model.Snapshot:
+def busy(count: int) -> model.View:
     """Many ranks, files, alerts, and numbers of every length."""
     source = random.Random(count)
     made = document(count)
     for r in made["ranks"]:
         r["rate_bytes_per_second"] = source.choice([0, 3, 5e3, 9.99e6, 123.4e6, 98.7e9])
         r["hit"]["share"] = source.choice([0.0, 0.0001, 0.5, 0.9999, 1.0])
-        r["stall"] = {"share": source.choice([None, 0.0, 0.034, 1.8]), "why": "n/a"}
+        r["stall"].update(share=source.choice([None, 0.0, 0.034, 1.8]), why="n/a")
         for name in ("window_bytes", "in_flight_bytes", "wasted_bytes"):
             r[name] = source.choice([0, 1023, 5 * MIB, 999 * MIB, 40 << 30, 3 << 50])
         r["pattern"] = source.choice(["consecutive backward", "strided", "random", "no mapping"])
@@ -39,11 +40,13 @@ def busy(count: int) -> model.Snapshot:
         {**made["files"][0], "path": f"/data/{'deep/' * i}shard-{i:05}.mdb"} for i in range(30)
     ]
     made["degradations"] = ["windows are bounded by MemAvailable, not by --budget", "x " * 200]
-    process = {"pid": 77, "command": "static", "why": "static", "maps_bytes": MIB}
-    made["not_managed"] = {"processes": [process] * 3}
+    process = {
+        "pid": 77, "parent_pid": 1, "command": "static", "why": "static", "maps_bytes": MIB,
+    }  # fmt: skip
+    made["not_managed"]["processes"] = [process] * 3
     if count % 2:
         made["engine"], made["pool"] = "pool", pool()
-    return model.from_document(made)
+    return view(made)
 
 
 # ---- fitting ------------------------------------------------------------------------------------
@@ -54,7 +57,7 @@ def busy(count: int) -> model.Snapshot:
 def test_no_line_is_longer_and_no_picture_higher_than_the_screen(
     width: int, height: int, count: int
 ) -> None:
-    for shown in (snapshot(count), busy(count), model.from_document(pooled(count))):
+    for shown in (snapshot(count), busy(count), view(pooled(count))):
         for characters in (UNICODE, ASCII):
             lines = render.picture(shown, width, height, characters, "q quits")
             assert 0 < len(lines) <= height
@@ -69,16 +72,16 @@ def test_no_number_is_cut(width: int) -> None:
     known = set()
     for wide in (400, 120, 90):
         known |= set(re.findall(r"[\d.]+", plain(render.picture(shown, wide, 120))))
-    known |= {number for r in shown.ranks for number in _numbers_of(r)}
+    known |= {number for r in shown.snapshot.ranks for number in _numbers_of(r)}
     found = set(re.findall(r"[\d.]+", plain(render.picture(shown, width, 24))))
     unknown = {n for n in found - known if not re.fullmatch(r"\.+", n)}
     # counts of what has no line of its own differ with the height
     assert all(re.fullmatch(r"\d{1,3}", n) for n in unknown), unknown
 
 
-def _numbers_of(r: model.Rank) -> set[str]:
+def _numbers_of(r: Rank) -> set[str]:
     texts = [
-        words.percent(r.share), words.percent(r.hit_share), words.percent(r.stall_share),
+        words.percent(model.share(r)), words.percent(r.hit.share), words.percent(r.stall.share),
         words.megabytes(r.rate_bytes_per_second), words.short_size(r.wasted_bytes),
         words.short_size(r.window_bytes), words.short_size(r.in_flight_bytes),
     ]  # fmt: skip
@@ -89,7 +92,7 @@ def test_ranks_beyond_the_height_are_folded_and_the_worst_of_them_named() -> Non
     made = document(40)
     made["ranks"][37]["rate_bytes_per_second"] = 1e6
     made["ranks"][38]["hit"]["share"] = 0.25
-    lines = plain(render.picture(model.from_document(made), 80, 24)).splitlines()
+    lines = plain(render.picture(view(made), 80, 24)).splitlines()
     rows = [line for line in lines if re.match(r" +\d+ ", line)]
     (folded,) = [line for line in lines if "more ranks" in line]
     assert folded.startswith(f"… {40 - len(rows)} more ranks")
@@ -147,7 +150,7 @@ def test_what_is_not_known_is_na_with_its_reason_and_never_zero() -> None:
     made["ranks"][0]["wasted_bytes"] = None
     made["node"]["bandwidth_bytes_per_second"] = None
     made["files"][0].update(resident_bytes=None, resident_why="Operation not permitted")
-    text = plain(render.picture(model.from_document(made), 100, 40))
+    text = plain(render.picture(view(made), 100, 40))
     (row,) = [line for line in text.splitlines() if line.startswith("   0 ")]
     assert row.split().count("n/a") == 3  # hit, stall, wasted
     assert "stall n/a: kernel.task_delayacct is 0: set it to 1 by sysctl before the job" in text
@@ -172,7 +175,7 @@ def test_a_degradation_has_a_line_at_every_size() -> None:
 def test_several_alerts_are_counted_gravest_first() -> None:
     made = document(4, degradations=[f"degradation {i}" for i in range(5)])
     made["files"][0]["changed"] = "modified"
-    shown = model.from_document(made).but(model.LOST)
+    shown = replace(view(made), state=model.LOST)
     found = words.alerts(shown)
     assert found[0] == "the service died; the job goes on without prefetching"
     assert found[1] == "records.mdb: modified"
@@ -183,7 +186,10 @@ def test_several_alerts_are_counted_gravest_first() -> None:
 
 
 def test_processes_without_the_preload_object_that_map_large_files_are_named() -> None:
-    process = {"pid": 812, "command": "go-loader", "why": "statically linked", "maps_bytes": 1}
+    process = {
+        "pid": 812, "parent_pid": 1, "command": "go-loader", "why": "statically linked",
+        "maps_bytes": 1,
+    }  # fmt: skip
     harmless = {**process, "pid": 811, "command": "busybox", "maps_bytes": 0}
     shown = snapshot(2, not_managed={"processes": [harmless, process, process], "why": None})
     text = plain(render.picture(shown, 80, 24))
@@ -191,16 +197,15 @@ def test_processes_without_the_preload_object_that_map_large_files_are_named() -
 
 
 def test_a_silent_service_is_told_with_the_time() -> None:
-    shown = snapshot().but(model.SILENT, 12)
+    shown = replace(snapshot(), state=model.SILENT, silent_seconds=12)
     assert "has not answered for 12 s" in plain(render.picture(shown, 80, 24))
 
 
 def test_what_only_the_watcher_can_fill_in_is_no_remark_before_it_has_looked() -> None:
-    assert model.ADDED_BY_WATCHER == live.ADDED_BY_WATCHER
     made = document(2)
     for r in made["ranks"]:
-        r["stall"]["why"] = model.ADDED_BY_WATCHER
-    assert "not sampled" not in plain(render.picture(model.from_document(made), 160, 50))
+        r["stall"]["why"] = ADDED_BY_WATCHER
+    assert "not sampled" not in plain(render.picture(view(made), 160, 50))
 
 
 def test_before_a_mapping_there_is_a_word_instead_of_a_table() -> None:
@@ -221,7 +226,7 @@ def test_one_line_is_one_line_of_words_and_numbers() -> None:
 
 
 def test_a_pool_has_two_lines_on_a_common_terminal_and_nobody_else_has() -> None:
-    text = plain(render.picture(model.from_document(pooled()), 80, 24))
+    text = plain(render.picture(view(pooled()), 80, 24))
     (full,) = [line for line in text.splitlines() if line.startswith("pool ")]
     (waits,) = [line for line in text.splitlines() if line.startswith("waiting ")]
     assert "510 MiB of 512 MiB" in full and "hit 91% of 4711" in full
@@ -232,7 +237,7 @@ def test_a_pool_has_two_lines_on_a_common_terminal_and_nobody_else_has() -> None
 
 
 def test_a_wide_screen_tells_all_of_the_pool() -> None:
-    text = plain(render.picture(model.from_document(pooled()), 160, 50))
+    text = plain(render.picture(view(pooled()), 160, 50))
     for part in ("read again 1 GiB", "evicted 1.5 GiB (cyclic)", "held 128 KiB", "a chunk takes"):
         assert part in text
 
@@ -240,13 +245,13 @@ def test_a_wide_screen_tells_all_of_the_pool() -> None:
 def test_a_pool_that_something_else_bounds_says_what() -> None:
     made = pooled()
     made["pool"].update(limited_by="cgroup memory limit", evicted_bytes=0)
-    text = plain(render.picture(model.from_document(made), 100, 30))
+    text = plain(render.picture(view(made), 100, 30))
     assert "of 512 MiB (cgroup memory limit)" in text and "evict" not in text
 
 
 def test_a_file_is_in_the_pool_or_in_the_page_cache() -> None:
     def title(made: dict[str, object]) -> str:
-        lines = plain(render.picture(model.from_document(made), 100, 30)).splitlines()
+        lines = plain(render.picture(view(made), 100, 30)).splitlines()
         return next(line for line in lines if line.startswith("file "))
 
     made = pooled()
@@ -254,12 +259,12 @@ def test_a_file_is_in_the_pool_or_in_the_page_cache() -> None:
     made["files"].append({**document()["files"][0], "path": "/data/private.mdb"})
     assert "in pool or cache" in title(made)
     assert "in the page cache" in title(document())
-    row = plain(render.picture(model.from_document(pooled()), 100, 30))
+    row = plain(render.picture(view(pooled()), 100, 30))
     assert re.search(r"records\.mdb .* 50%", row)  # 510 MiB of it in the pool, none in the cache
 
 
 def test_the_panel_and_the_line_name_the_pool() -> None:
-    shown = model.from_document(pooled())
+    shown = view(pooled())
     assert "pool 510M of 512M" in plain(panel.panel(shown, 80, 7))
     line = words.one_line(shown)
     assert "pool 510M of 512M" in line and "cached" not in line
@@ -268,7 +273,7 @@ def test_the_panel_and_the_line_name_the_pool() -> None:
 def test_a_pool_that_reads_tells_how_fast_where_nothing_large_was_measured() -> None:
     made = pooled()
     made["node"]["bandwidth_bytes_per_second"] = None
-    text = plain(render.picture(model.from_document(made), 80, 24))
+    text = plain(render.picture(view(made), 80, 24))
     assert "the pool reads 298 MB/s" in text
 
 
@@ -276,13 +281,13 @@ def test_a_pool_that_reads_tells_how_fast_where_nothing_large_was_measured() -> 
 
 
 def bar(width: int = 20, characters: glyphs.Glyphs = ASCII, **changes: object) -> str:
-    one = model.from_document(document(1, ranks=[rank(0, 1, **changes)])).ranks[0]
+    (one,) = snapshot(1, ranks=[rank(0, 1, **changes)]).snapshot.ranks
     return glyphs.position_bar(one, width, characters).plain
 
 
 def walk(start: int, position: int, frontier: int) -> dict[str, object]:
     return {
-        "file": "/data/train/records.mdb", "start_bytes": start * MIB,
+        **document()["ranks"][0]["streams"][0], "start_bytes": start * MIB,
         "position_bytes": position * MIB, "frontier_bytes": frontier * MIB,
     }  # fmt: skip
 
@@ -336,7 +341,7 @@ def test_what_is_not_nothing_shows_in_a_curve() -> None:
 
 
 def test_ascii_is_ascii_all_over() -> None:
-    shown = busy(40).but(model.SILENT, 3)
+    shown = replace(busy(40), state=model.SILENT, silent_seconds=3)
     for width, height in SIZES:
         render_text = plain(render.picture(shown, width, height, ASCII, "q quits"))
         assert render_text.isascii(), [c for c in render_text if not c.isascii()]
@@ -448,25 +453,3 @@ def test_a_path_keeps_its_end() -> None:
     assert words.short_path(path, 24) == "train/part-00017.mdb"
     assert words.short_path(path, 14) == "part-00017.mdb"
     assert words.short_path(path, 10) == "…00017.mdb"
-
-
-# ---- documents ----------------------------------------------------------------------------------
-
-
-def test_a_document_is_read_field_by_field() -> None:
-    read = snapshot(3)
-    assert (read.run, read.host, len(read.ranks)) == ("resnet50-7731", "node17", 3)
-    assert read.ranks[1].walks[0].position_bytes == rank(1, 3)["position_bytes"]
-    assert read.ranks[0].hit_share == 0.998 and read.node.io_pressure == 0.12
-    assert read.hit_share == pytest.approx(1 - 6 / 3000)
-
-
-@pytest.mark.parametrize("broken", ["schema", "ranks", "files", "node", "history", "degradations"])
-def test_what_is_no_snapshot_is_refused_in_one_way(broken: str) -> None:
-    made = document()
-    del made[broken]
-    with pytest.raises(ValueError):
-        model.from_document(made)
-    for wrong in (7, "x", {"x": 1}, None):
-        with pytest.raises(ValueError):
-            model.from_document(document(**{broken: wrong}))

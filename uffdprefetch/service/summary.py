@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The run as one value: what the summary, the files and the dashboard are made of."""
+"""The run as a whole: the document of docs/summary-schema.md, made once, at its end."""
 
 from __future__ import annotations
 
@@ -66,7 +66,6 @@ def totals(
     late = sum_of("late_bytes")
     storage, storage_reason = storage_bytes(watched, files)
     reads = [w.now.read_call_bytes for w in watched]
-    wait = ledger.fault_wait
     misses = sum(w.now.major_faults for w in watched) + (pool["missing_faults"] if pool else 0)
     sensor = POOL_MISS_SENSOR if pool else MISS_SENSOR
     return {
@@ -86,11 +85,7 @@ def totals(
         "timeliness": None if not prefetched or late is None else 1 - late / prefetched,
         "timeliness_denominator_bytes": prefetched,
         "fault_wait_ns": {
-            "count": wait.count,
-            "p50": wait.quantile(0.5),
-            "p99": wait.quantile(0.99),
-            "max": wait.max if wait.count else None,
-            "sum": wait.sum,
+            **vars(ledger.fault_wait.quantiles(total=True)),
             "sensor": WAIT_SENSOR,
         },
         "storage_read_bytes": storage,
@@ -128,6 +123,14 @@ def storage_bytes(
     return total, None
 
 
+def degradations(ledger: Ledger, scheduler: Scheduler) -> tuple[str, ...]:
+    """What worked less well than it could, up to now."""
+    if not scheduler.failed_extents:
+        return tuple(ledger.degradations)
+    failed = f"{scheduler.failed_extents} extents could not be read ({scheduler.last_error})"
+    return (*ledger.degradations, failed)
+
+
 def summary(
     config: Config, run: str, engine: Coordinator, scheduler: Scheduler, workers_cpu: float
 ) -> dict[str, Any]:
@@ -159,11 +162,6 @@ def summary(
         else:
             entry["processes_not_listed"] += one.count
         entry["demand_misses"] += one.watched.misses
-    degradations = list(ledger.degradations)
-    if scheduler.failed_extents:
-        degradations.append(
-            f"{scheduler.failed_extents} extents could not be read ({scheduler.last_error})"
-        )
     storage = scheduler.meter.storage
     return {
         "schema": SCHEMA,
@@ -194,7 +192,7 @@ def summary(
             "latency_seconds": round(storage.latency_seconds, 6) or None,
             "sensor": "finished extents of 1 MiB and more (EWMA; latency: least of the last 64)",
         },
-        "degradations": degradations,
+        "degradations": degradations(ledger, scheduler),
         "timeline": {
             "bin_seconds": ledger.timeline.width_seconds,
             "bins": [vars(b) for b in ledger.timeline.bins],

@@ -1,0 +1,318 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The run as it stands: the document `uffdprefetch.snapshot/1` between a service and its watchers.
+
+The fields are the keys of docs/summary-schema.md, which says what each one means. The service makes
+a Snapshot (service/live.py), a watcher adds what only it can see (view/sensors.py) and shows it.
+None is what is not known. A field with a default may be missing from a document.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import cache
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
+
+SCHEMA = "uffdprefetch.snapshot/1"
+#: The reason that the service gives for what it leaves to its watcher.
+ADDED_BY_WATCHER = "not sampled by the service; uffdprefetch top adds it"
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One run at one moment."""
+
+    schema: str
+    run: str
+    host: str
+    time_unix_seconds: float
+    seconds: float
+    service_pid: int
+    job_pids: tuple[int, ...]
+    engine: str
+    engine_asked: str
+    policy: str
+    resolve: str
+    rung: int | None
+    rung_reason: str
+    ranks: tuple[Rank, ...]
+    ranks_not_listed: int
+    files: tuple[File, ...]
+    files_not_listed: int
+    node: Node
+    pool: Pool | None
+    plans: tuple[dict[str, Any], ...]
+    history: History
+    not_managed: NotManaged
+    counted: bool
+    degradations: tuple[str, ...]
+    refused: dict[str, str]
+    sensors: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One rank; places and pattern are those of its leading walk, the first of ``streams``."""
+
+    rank: int
+    local_rank: int
+    pids: tuple[int, ...]
+    pids_not_listed: int
+    commands: tuple[str, ...]
+    file: str | None
+    size_bytes: int | None
+    pattern: str
+    direction: int | None
+    start_bytes: int | None
+    position_bytes: int | None
+    frontier_bytes: int | None
+    stride_bytes: int | None
+    density_64KiB: float | None
+    quiet_seconds: float | None
+    rate_bytes_per_second: float
+    window_bytes: int
+    ahead_bytes: int
+    in_flight_bytes: int
+    wasted_bytes: int | None
+    wasted_why: str | None
+    late_extents: int
+    hit: Hit
+    demand_misses: int
+    stall: Stall
+    walks: int
+    streams: tuple[Walk, ...]
+
+
+@dataclass(frozen=True)
+class Hit:
+    """Of the blocks that a rank has read lately, the share that cost no miss."""
+
+    share: float | None
+    misses: int | None
+    blocks: int | None
+    seconds: float | None
+    why: str | None
+
+
+@dataclass(frozen=True)
+class Stall:
+    """Share of its time that a rank waits for block I/O."""
+
+    share: float | None
+    seconds: float | None
+    sensor: str | None
+    why: str | None
+
+
+@dataclass(frozen=True)
+class Walk:
+    """One reader's way through a file."""
+
+    file: str
+    pid: int
+    pattern: str
+    start_bytes: int
+    position_bytes: int
+    frontier_bytes: int
+    rate_bytes_per_second: float
+
+
+@dataclass(frozen=True)
+class File:
+    """One file under management."""
+
+    path: str
+    size_bytes: int
+    file_system: str
+    served_by: str | None
+    mappings: int
+    changed: str | None
+    compared_pages: int
+    prefetched_bytes: int | None
+    already_resident_bytes: int
+    late_bytes: int
+    pool_resident_bytes: int | None
+    resident_bytes: int | None
+    resident_sensor: str | None
+    resident_why: str | None
+    used_bytes: int | None
+    unused_bytes: int | None
+    wasted_bytes: int | None
+    demand_bytes: int | None
+    counted_seconds_ago: float | None
+
+
+@dataclass(frozen=True)
+class Node:
+    """The node: storage, memory, our own cost."""
+
+    bandwidth_bytes_per_second: float | None
+    latency_seconds: float | None
+    readers_bytes_per_second: float | None
+    max_rate_bytes_per_second: int | None
+    budget_bytes: int
+    allowed_bytes: int
+    allowed_by: str
+    ahead_bytes: int
+    under_way_bytes: int
+    under_way_target_bytes: int
+    queued_bytes: int
+    prefetched_bytes: int
+    checkpoint_wait_ns: Quantiles
+    service_cpu_seconds: float
+    service_cpu_share: float
+    io_pressure: Pressure
+
+
+@dataclass(frozen=True)
+class Quantiles:
+    """Of a histogram of times; ``sum`` where it is told."""
+
+    count: int
+    p50: int | None
+    p99: int | None
+    max: int | None
+    sum: int | None = None
+
+
+@dataclass(frozen=True)
+class Pressure:
+    """The node's I/O pressure."""
+
+    share: float | None
+    why: str | None
+    sensor: str | None = None
+
+
+@dataclass(frozen=True)
+class PoolState:
+    """The node's page pool, as the summary tells of it, too."""
+
+    budget_bytes: int
+    limited_by: str | None
+    chunk_bytes: int
+    huge_pages: bool
+    evict: str
+    resident_bytes: int
+    pinned_bytes: int
+    read_bytes: int
+    reread_bytes: int
+    evicted_bytes: int
+    waiters: int
+    waiters_peak: int
+    faults: int
+    missing_faults: int
+    demand_wait_ns: Quantiles
+    fill_ns: Quantiles
+
+
+@dataclass(frozen=True)
+class Pool(PoolState):
+    """The same, and its last seconds."""
+
+    read_bytes_per_second: float | None
+    evicted_bytes_per_second: float | None
+    rate_seconds: float | None
+    hit: PoolHit
+    sensor: str
+
+
+@dataclass(frozen=True)
+class PoolHit:
+    """Of the last faults, the share that found their chunk in the pool."""
+
+    share: float | None
+    faults: int
+    seconds: float | None
+    why: str | None
+
+
+@dataclass(frozen=True)
+class History:
+    """The last minutes, a value a step, the latest last."""
+
+    step_seconds: float
+    prefetch_bytes_per_second: tuple[float, ...]
+    reader_bytes_per_second: tuple[float, ...]
+    misses_per_second: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class NotManaged:
+    """The processes of the job without an agent; those with a default come with a look at them."""
+
+    processes: tuple[Process, ...] | None
+    why: str | None
+    sensor: str | None = None
+    births: int | None = None
+    births_why: str | None = None
+    births_lost: int | None = None
+    ended_before_they_were_seen: int | None = None
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process that cannot be served."""
+
+    pid: int
+    parent_pid: int
+    command: str
+    why: str
+    maps_bytes: int
+
+
+# ---- the codec ----------------------------------------------------------------------------------
+
+
+@cache
+def _keys(part: Any) -> tuple[tuple[str, Any, bool], ...]:
+    """Name, type and whether a document may lack it, of each field of a dataclass."""
+    types = get_type_hints(part)
+    return tuple((f.name, types[f.name], f.default is not MISSING) for f in fields(part))
+
+
+def encode(document: Snapshot | dict[str, Any]) -> str:
+    """A snapshot, or a summary that has some of its parts, as JSON."""
+    return json.dumps(document, default=_object)
+
+
+def _object(part: Any) -> dict[str, Any]:
+    """A part's object. Fields with a default are left out while none of them is known."""
+    values, kind = vars(part), part.__class__
+    spare = [name for name, _, optional in _keys(kind) if optional]
+    if any(values[name] is not None for name in spare):
+        return values
+    return {name: value for name, value in values.items() if name not in spare}
+
+
+def decode(document: Mapping[str, Any]) -> Snapshot:
+    """Read a parsed document of SCHEMA, unknown keys left out; ValueError for anything else."""
+    if document.get("schema") != SCHEMA:
+        raise ValueError(f"not a snapshot (schema {document.get('schema')!r} instead of {SCHEMA})")
+    snapshot: Snapshot = _decode(Snapshot, document, "document")
+    return snapshot
+
+
+def _decode(kind: Any, value: Any, where: str) -> Any:
+    """``value`` as a ``kind``: dataclass, tuple[T, ...], dict[str, T], T | None, Any, or scalar."""
+    if type(value) is kind or kind is Any or (kind is float and type(value) is int):
+        return value
+    origin, of, is_part = get_origin(kind), get_args(kind), is_dataclass(kind)
+    if origin is UnionType:
+        return None if value is None else _decode(of[0], value, where)
+    if origin is tuple and isinstance(value, list):
+        return tuple(_decode(of[0], one, f"{where}[{i}]") for i, one in enumerate(value))
+    if origin is dict and isinstance(value, dict):
+        return {name: _decode(of[1], one, f"{where}.{name}") for name, one in value.items()}
+    if is_part and isinstance(value, dict):
+        read = {}
+        for name, part, optional in _keys(kind):
+            if name in value:
+                read[name] = _decode(part, value[name], f"{where}.{name}")
+            elif not optional:
+                raise ValueError(f"not a snapshot ({where}.{name} is missing)")
+        return kind(**read)
+    wanted, found = getattr(kind, "__name__", kind), type(value).__name__
+    raise ValueError(f"not a snapshot ({where}: {found} instead of {wanted})")
