@@ -15,7 +15,7 @@ from uffdprefetch.predict import window
 from uffdprefetch.sim.replay.auto import Auto, PoolAuto
 from uffdprefetch.sim.replay.demand import Demand
 from uffdprefetch.sim.replay.engine import Outcome, Policy, replay
-from uffdprefetch.sim.replay.keep import Belady, Cyclic, Keep, Lru
+from uffdprefetch.sim.replay.eviction import Belady, Cyclic, EvictionPolicy, Lru
 from uffdprefetch.sim.replay.link import Storage
 from uffdprefetch.sim.replay.policies import (
     DISTANCE_BYTES,
@@ -39,7 +39,7 @@ class Choice:
     name: str
     options: tuple[str, ...] | None
     policy: Callable[[], Policy]
-    keep: Callable[[Demand, int], Keep]
+    eviction: Callable[[Demand, int], EvictionPolicy]
     #: Bytes of memory for what was read; None: whatever is there.
     memory_bytes: int | None = None
     needs_order: bool = False
@@ -102,10 +102,10 @@ def choices(
 def predict(demand: Demand, storage: Storage, which: Sequence[Choice]) -> Iterator[Predicted]:
     """Each of them, replayed."""
     for choice in which:
-        keep = None
+        eviction = None
         if choice.memory_bytes is not None:
-            keep = choice.keep(demand, choice.memory_bytes)
-        yield Predicted(choice, replay(demand, storage, choice.policy(), keep))
+            eviction = choice.eviction(demand, choice.memory_bytes)
+        yield Predicted(choice, replay(demand, storage, choice.policy(), eviction))
 
 
 def command_line(choice: Choice, job: Sequence[str]) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 
 from uffdprefetch.base.arrays import Array
 from uffdprefetch.sim.replay.demand import Demand, Stream
-from uffdprefetch.sim.replay.keep import CHUNK_PAGES, Keep
+from uffdprefetch.sim.replay.eviction import CHUNK_PAGES, EvictionPolicy
 from uffdprefetch.sim.replay.link import Link, Storage
 
 #: Of what is read ahead, so many times the latency is queued for the pipe, at least so long.
@@ -36,22 +36,22 @@ class Policy(Protocol):
     def begin(self, demand: Demand, storage: Storage, resident: Resident) -> None:
         """Before the first access."""
 
-    def miss(self, stream: int, file: int, page: int, now: float) -> Range:
+    def on_miss(self, stream: int, file: int, page: int, now: float) -> Range:
         """What is read on a thread's demand miss of ``page``; it contains the page."""
 
-    def touched(
+    def on_touch(
         self, stream: int, access: int, file: int, first: int, end: int, now: float
     ) -> float:
         """A thread has come through these pages of its access, ``now`` seconds after the start.
         Returns the seconds that it took to map them for it, beyond what the kernel takes."""
 
-    def left(self, file: int, first: int, end: int) -> None:
+    def on_evict(self, file: int, first: int, end: int) -> None:
         """Pages have been pushed out of memory."""
 
-    def wants(self, now: float) -> Range | None:
+    def next_range(self, now: float) -> Range | None:
         """What to read ahead next; None for nothing now. It is asked again after that."""
 
-    def requested(self, wanted: Range, now: float, until: float) -> None:
+    def on_request(self, wanted: Range, now: float, until: float) -> None:
         """What it wanted has been asked for, and is there at ``until``."""
 
     def due(self, now: float) -> float | None:
@@ -95,12 +95,14 @@ class Outcome:
 
 
 class _Replay:
-    def __init__(self, demand: Demand, storage: Storage, policy: Policy, keep: Keep | None) -> None:
-        self.demand, self.policy, self.keep = demand, policy, keep
+    def __init__(
+        self, demand: Demand, storage: Storage, policy: Policy, eviction: EvictionPolicy | None
+    ) -> None:
+        self.demand, self.policy, self.eviction = demand, policy, eviction
         self.link = Link(storage)
         self.resident = Resident(demand)
-        if keep is not None:
-            keep.gone = policy.left
+        if eviction is not None:
+            eviction.evicted = policy.on_evict
         self.depth = max(DEPTH_SECONDS, DEPTH_LATENCIES * storage.latency)
         self.events: list[tuple[float, int, int]] = []
         self.count = 0
@@ -109,7 +111,7 @@ class _Replay:
         self.waited = [False] * len(demand.streams)
         # Seconds that answering a thread's touches takes before it can go on.
         self.answering = [0.0] * len(demand.streams)
-        self.told = [(-1, 0)] * len(demand.streams)  # (access, page up to which memory knows)
+        self.counted = [(-1, 0)] * len(demand.streams)  # (access, page up to which it is counted)
 
     def at(self, when: float, stream: int) -> None:
         """Stream -1 is the pump."""
@@ -181,7 +183,7 @@ class _Replay:
         when = float(self.resident.ready[file][upto])
         if np.isinf(when):
             self.misses += 1
-            self._read(self.policy.miss(number, file, upto, now), now, None)
+            self._read(self.policy.on_miss(number, file, upto, now), now, None)
             when = float(self.resident.ready[file][upto])
             if np.isinf(when):  # its own request has pushed it out again
                 when = self.link.free + self.link.storage.latency
@@ -191,15 +193,15 @@ class _Replay:
     def _came_through(
         self, number: int, k: int, file: int, first: int, end: int, now: float
     ) -> None:
-        self.answering[number] += self.policy.touched(number, k, file, first, end, now)
+        self.answering[number] += self.policy.on_touch(number, k, file, first, end, now)
         self.touched_pages += end - first
-        if self.keep is not None:
+        if self.eviction is not None:
             # Each chunk once an access, in however many parts its pages are come through.
-            told, upto = self.told[number]
-            low = max(first, upto) if told == k else first
+            counted, upto = self.counted[number]
+            low = max(first, upto) if counted == k else first
             if low < end:
-                self.keep.touch(file, low, end)
-                self.told[number] = k, -(-end // CHUNK_PAGES) * CHUNK_PAGES
+                self.eviction.access(file, low, end)
+                self.counted[number] = k, -(-end // CHUNK_PAGES) * CHUNK_PAGES
 
     def _read(self, wanted: Range, now: float, request_bytes: int | None) -> float:
         """Ask for what is absent of a range, in requests of at most so many bytes; when all of it
@@ -215,18 +217,18 @@ class _Replay:
             for low in range(a, b, step):
                 high = min(b, low + step)
                 ready[low:high] = self.link.request((high - low) * page, now)
-                if self.keep is not None:
-                    self.keep.add(file, low, high, self.resident.ready)
+                if self.eviction is not None:
+                    self.eviction.insert(file, low, high, self.resident.ready)
         asked = ready[first:end]
         return float(max(now, asked[np.isfinite(asked)].max(initial=now)))
 
     def _pump(self, now: float, is_pump: bool) -> None:
         """Ask ahead, as far as the pipe's backlog lets us; come back when it is shorter."""
         while self.policy.paced or self.link.backlog(now) < self.depth:
-            wanted = self.policy.wants(now)
+            wanted = self.policy.next_range(now)
             if wanted is None:
                 break
-            self.policy.requested(wanted, now, self._read(wanted, now, self.policy.request_bytes))
+            self.policy.on_request(wanted, now, self._read(wanted, now, self.policy.request_bytes))
         else:
             if is_pump or self.pumped <= now:
                 self.pumped = now + max(1e-5, self.link.backlog(now) - self.depth / 2)
@@ -238,6 +240,8 @@ class _Replay:
             self.at(self.pumped, -1)
 
 
-def replay(demand: Demand, storage: Storage, policy: Policy, keep: Keep | None = None) -> Outcome:
-    """What ``demand`` comes to. ``keep``: what leaves when memory is full; None: nothing leaves."""
-    return _Replay(demand, storage, policy, keep).run()
+def replay(
+    demand: Demand, storage: Storage, policy: Policy, eviction: EvictionPolicy | None = None
+) -> Outcome:
+    """Play ``demand`` through ``policy``. ``eviction``: None where memory holds everything."""
+    return _Replay(demand, storage, policy, eviction).run()

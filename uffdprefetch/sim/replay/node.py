@@ -46,18 +46,18 @@ class Process(Client):
     """A rank. ``mapped``: which pages of each file are in its page table."""
 
     def __init__(
-        self, rank: int, page_bytes: int, told: Callable[[int], None],
-        rearmed: Callable[[int, int, list[int]], None],
+        self, rank: int, page_bytes: int, on_scan: Callable[[int], None],
+        on_rearm: Callable[[int, int, list[int]], None],
     ) -> None:  # fmt: skip
-        """``told`` hears of each scan: how many ranges it found; ``rearmed`` of (rank, file, pages)
-        that are armed again."""
-        self._rearmed = rearmed
+        """``on_scan``: called with the number of ranges that a page-table scan found; ``on_rearm``:
+        with (rank, file, pages) that are armed again."""
+        self._on_rearm = on_rearm
         self.rank, self.pid, self.pool_slot = rank, rank + 1, rank
         self.regions: dict[int, Region] = {}
         self.opening: set[int] = set()
         self.watched = Watched(self.pid, ended=True)
         self.mapped: dict[int, Array] = {}
-        self._page_bytes, self._told = page_bytes, told
+        self._page_bytes, self._on_scan = page_bytes, on_scan
 
     def touched_runs(self, address: int, length: int) -> list[tuple[int, int]]:
         """See Client."""
@@ -66,7 +66,7 @@ class Process(Client):
         mapped = self.mapped[file][first : -(-(at + length) // self._page_bytes)]
         edges = np.flatnonzero(np.diff(np.r_[False, mapped, False])) * self._page_bytes
         edges = edges[: 2 * uffd.RUNS_AT_ONCE] + (address - at + first * self._page_bytes)
-        self._told(len(edges) // 2)
+        self._on_scan(len(edges) // 2)
         pairs = zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
         return [(start, end - start) for start, end in pairs]
 
@@ -80,7 +80,7 @@ class Process(Client):
     def command(self, kind: wire.Type, region: int, pages: list[int]) -> None:
         """See Client."""
         if kind == wire.Type.REARM:
-            self._rearmed(self.rank, region, pages)
+            self._on_rearm(self.rank, region, pages)
 
 
 class File(FileState):
@@ -223,8 +223,8 @@ class Node:
             self.pool.workers = self.workers
             self.core.use_pool(node_pool)
         self._refresh_ns = START_NS
-        #: Hears of (rank, file, pages) that are armed again.
-        self.rearmed: Callable[[int, int, list[int]], None] = lambda rank, file, pages: None
+        #: Called with (rank, file, pages) that are armed again.
+        self.on_rearm: Callable[[int, int, list[int]], None] = lambda rank, file, pages: None
 
     @staticmethod
     def _file(
@@ -246,7 +246,7 @@ class Node:
         process = self.core.clients.get(rank)
         if process is None:
             process = self.core.clients[rank] = Process(
-                rank, self._page_bytes, self._scanned, lambda *what: self.rearmed(*what)
+                rank, self._page_bytes, self._scanned, lambda *what: self.on_rearm(*what)
             )
         assert isinstance(process, Process)
         region = process.regions.get(file)
@@ -283,7 +283,7 @@ class Node:
         if events:
             self.core.on_events(process, sorted(events))
 
-    def answered(self, rank: int, file: int, pages: Iterable[int], thread: int, now: float) -> None:
+    def on_pool_touches(self, rank: int, file: int, pages: Iterable[int], thread: int, now: float) -> None:
         """The pool has answered a thread's touches of these pages."""
         process, region = self.region(rank, file)
         self._now_ns = START_NS + int(now * 1e9)
@@ -295,7 +295,7 @@ class Node:
             ))  # fmt: skip
         self.core.on_pool_events()
 
-    def left(self, file: int, first: int, end: int) -> None:
+    def on_evict(self, file: int, first: int, end: int) -> None:
         """Pages have been pushed out of memory."""
         self.files[file].recent.remove(first * self._page_bytes, end * self._page_bytes)
         for process in self.core.clients.values():

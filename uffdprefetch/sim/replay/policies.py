@@ -12,7 +12,7 @@ from uffdprefetch.predict import window
 from uffdprefetch.predict.rate import Rate
 from uffdprefetch.sim.replay.demand import Demand
 from uffdprefetch.sim.replay.engine import Range, Resident
-from uffdprefetch.sim.replay.keep import CHUNK_PAGES
+from uffdprefetch.sim.replay.eviction import CHUNK_PAGES
 from uffdprefetch.sim.replay.link import Storage
 
 #: The kernel's readahead where a trace does not tell the file system's (mm/readahead.c).
@@ -44,7 +44,7 @@ class Plain:
     request_bytes = READ_AHEAD_BYTES
     paced = False
 
-    def requested(self, wanted: Range, now: float, until: float) -> None:
+    def on_request(self, wanted: Range, now: float, until: float) -> None:
         """The kernel needs no telling."""
 
     def due(self, now: float) -> float | None:
@@ -61,7 +61,7 @@ class Plain:
         self.marks: list[dict[int, int]] = [{} for _ in demand.files]  # page -> window's end
         self.queue: deque[Range] = deque()
 
-    def miss(self, stream: int, file: int, page: int, now: float) -> Range:
+    def on_miss(self, stream: int, file: int, page: int, now: float) -> Range:
         around = self.around[file]
         first = max(0, page - around // 2)
         end = max(page + 1, first + around)
@@ -69,7 +69,7 @@ class Plain:
             self.marks[file][end - max(1, around // 4)] = end
         return file, first, end
 
-    def touched(
+    def on_touch(
         self, stream: int, access: int, file: int, first: int, end: int, now: float
     ) -> float:
         marks = self.marks[file]
@@ -84,10 +84,10 @@ class Plain:
             self.queue.append((file, start, after))
         return 0.0
 
-    def left(self, file: int, first: int, end: int) -> None:
+    def on_evict(self, file: int, first: int, end: int) -> None:
         """The kernel needs no telling."""
 
-    def wants(self, now: float) -> Range | None:
+    def next_range(self, now: float) -> Range | None:
         while self.queue:
             wanted = self.resident.missing(self.queue.popleft())
             if wanted is not None:
@@ -120,10 +120,10 @@ class Windows(Plain):
         self.upto = [0] * len(demand.streams)  # end of its window
         self.next: list[int] = [0] * len(demand.streams)  # the place that asks for the next
 
-    def touched(
+    def on_touch(
         self, stream: int, access: int, file: int, first: int, end: int, now: float
     ) -> float:
-        super().touched(stream, access, file, first, end, now)
+        super().on_touch(stream, access, file, first, end, now)
         self._walks(stream, file, first, end)
         return 0.0
 
@@ -179,18 +179,18 @@ class Planned(Plain):
                 window.ahead_at_rate(rate.bytes_per_second, self.storage), self.allowed
             )
 
-    def miss(self, stream: int, file: int, page: int, now: float) -> Range:
+    def on_miss(self, stream: int, file: int, page: int, now: float) -> Range:
         self._reads(stream, self.at[stream], now)
-        return super().miss(stream, file, page, now)
+        return super().on_miss(stream, file, page, now)
 
-    def touched(
+    def on_touch(
         self, stream: int, access: int, file: int, first: int, end: int, now: float
     ) -> float:
-        answering = super().touched(stream, access, file, first, end, now)
+        answering = super().on_touch(stream, access, file, first, end, now)
         self._reads(stream, access, now)
         return answering
 
-    def wants(self, now: float) -> Range | None:
+    def next_range(self, now: float) -> Range | None:
         """Of the thread that has the least ahead."""
         while True:
             best, least = -1, 1 << 62
@@ -204,7 +204,7 @@ class Planned(Plain):
                     if ahead < min(least, self.lookahead[number]):
                         best, least = number, ahead
             if best < 0:
-                return super().wants(now)
+                return super().next_range(now)
             stream, k = self.streams[best], self.asked[best]
             self.asked[best] += 1
             wanted = self.resident.missing(
@@ -240,7 +240,7 @@ class InPool(Plain):
             for file in range(len(demand.files))
         ]
 
-    def miss(self, stream: int, file: int, page: int, now: float) -> Range:
+    def on_miss(self, stream: int, file: int, page: int, now: float) -> Range:
         (of, _, reached), pages = self.demands[stream]
         first = page // CHUNK_PAGES * CHUNK_PAGES
         most = DEMAND_MAX_BYTES // self.page_bytes
@@ -249,16 +249,16 @@ class InPool(Plain):
         self.demands[stream] = wanted, pages
         return wanted
 
-    def touched(
+    def on_touch(
         self, stream: int, access: int, file: int, first: int, end: int, now: float
     ) -> float:
-        answering = super().touched(stream, access, file, first, end, now)
+        answering = super().on_touch(stream, access, file, first, end, now)
         pages = self._answered(stream, file, first, end, now)
-        self.answered(stream, file, pages, now)
+        self.on_pool_touches(stream, file, pages, now)
         return answering + len(pages) * ANSWER_SECONDS
 
-    def answered(self, stream: int, file: int, pages: list[int], now: float) -> None:
-        """The service hears of touches of these pages."""
+    def on_pool_touches(self, stream: int, file: int, pages: list[int], now: float) -> None:
+        """The pool has answered touches of these pages: what the service hears of."""
 
     def _answered(self, stream: int, file: int, first: int, end: int, now: float) -> list[int]:
         """The pages at which a thread that comes through [first, end) meets nothing mapped."""
@@ -278,8 +278,8 @@ class InPool(Plain):
             self.runs[stream] = file, first, run
         return pages
 
-    def left(self, file: int, first: int, end: int) -> None:
-        super().left(file, first, end)
+    def on_evict(self, file: int, first: int, end: int) -> None:
+        super().on_evict(file, first, end)
         for mapped in self.mapped[file].values():
             mapped[first:end] = False
 
@@ -291,10 +291,10 @@ class PoolPlanned(InPool, Planned):
         InPool.__init__(self, budget_bytes)
         self.allowed_bytes = allowed_bytes
 
-    def miss(self, stream: int, file: int, page: int, now: float) -> Range:
+    def on_miss(self, stream: int, file: int, page: int, now: float) -> Range:
         self._reads(stream, self.at[stream], now)
-        return super().miss(stream, file, page, now)
+        return super().on_miss(stream, file, page, now)
 
-    def wants(self, now: float) -> Range | None:
-        wanted = super().wants(now)
+    def next_range(self, now: float) -> Range | None:
+        wanted = super().next_range(now)
         return None if wanted is None else chunked(wanted)
