@@ -69,26 +69,26 @@ class Belady:
     def victims(self, residents: Residents, readers: Sequence[Reader], count: int) -> np.ndarray:
         """See :class:`uffdprefetch.pool.eviction.Policy`."""
         free = evictable(residents, readers)
-        away = self._next_use(residents)
-        never = free & (away >= FAR)
+        distance = self._next_use(residents)
+        never = free & (distance >= FAR)
         first = smallest(residents, oldest_first(residents, never), count)
         if len(first) >= count:
             return first
-        keys = farthest_first(away, free & ~never)
+        keys = farthest_first(distance, free & ~never)
         return np.concatenate((first, smallest(residents, keys, count - len(first))))
 
     def _next_use(self, residents: Residents) -> np.ndarray:
         """Accesses (uint32) until each row is used, FAR or more for never."""
-        away: np.ndarray = np.full(len(residents.file), NEVER, np.int32)
-        for start in range(0, len(away), SLICE_ROWS):
+        distance: np.ndarray = np.full(len(residents.file), NEVER, np.int32)
+        for start in range(0, len(distance), SLICE_ROWS):
             part = slice(start, start + SLICE_ROWS)
             files = np.minimum(residents.file[part], len(self._blocks) - 1)
             blocks = residents.block[part]
             place = np.where(blocks < self._blocks[files], self._first[files] + blocks, self._size)
             for track in self._tracks.values():
                 ahead = track.next_use[place] - np.int32(track.cursor)
-                np.minimum(away[part], ahead, out=away[part])
-        return away.view(np.uint32)
+                np.minimum(distance[part], ahead, out=distance[part])
+        return distance.view(np.uint32)
 
 
 class _Track:

@@ -106,9 +106,9 @@ def newest_first(residents: Residents, among: np.ndarray) -> np.ndarray:
     return np.where(among, np.minimum(~residents.touched, SKIP - np.uint32(1)), SKIP)
 
 
-def farthest_first(away: np.ndarray, among: np.ndarray) -> np.ndarray:
+def farthest_first(distance: np.ndarray, among: np.ndarray) -> np.ndarray:
     """Keys for :func:`smallest`: the rows of a mask, the greatest distance (uint32) first."""
-    return np.where(among, SKIP - np.uint32(1) - away, SKIP)
+    return np.where(among, SKIP - np.uint32(1) - distance, SKIP)
 
 
 class LRU:
@@ -154,47 +154,47 @@ class Cyclic:
 
     def victims(self, residents: Residents, readers: Sequence[Reader], count: int) -> np.ndarray:
         """See :class:`Policy`."""
-        away = distances(residents, readers)
+        distance = distances(residents, readers)
         free = evictable(residents, readers)
-        left = away == NOBODY
-        if not left.any():
-            self._look(residents, left, readers)
-            return smallest(residents, farthest_first(away, free), count)
-        over = self._look(residents, left, readers)
-        over &= free
-        first = smallest(residents, newest_first(residents, over), count)
+        unclaimed = distance == NOBODY
+        if not unclaimed.any():
+            self._note_breaks(residents, unclaimed, readers)
+            return smallest(residents, farthest_first(distance, free), count)
+        expired = self._note_breaks(residents, unclaimed, readers)
+        expired &= free
+        first = smallest(residents, newest_first(residents, expired), count)
         if len(first) >= count:
             return first
-        back = left & free & ~over
+        back = unclaimed & free & ~expired
         latest = smallest(residents, newest_first(residents, back), count - len(first))
         ranks = np.count_nonzero(back) - np.arange(1, len(latest) + 1)
-        far = smallest(residents, farthest_first(away, free & ~left), count - len(first))
+        far = smallest(residents, farthest_first(distance, free & ~unclaimed), count - len(first))
         rows = np.concatenate((latest, far))
-        keys = -np.concatenate((ranks, away[far].astype(np.int64)))
+        keys = -np.concatenate((ranks, distance[far].astype(np.int64)))
         best = np.lexsort((_place(residents, rows), keys))[: count - len(first)]
         return np.concatenate((first, rows[best]))
 
-    def _look(
-        self, residents: Residents, left: np.ndarray, readers: Sequence[Reader]
+    def _note_breaks(
+        self, residents: Residents, unclaimed: np.ndarray, readers: Sequence[Reader]
     ) -> np.ndarray:
         """Note when the blocks that no reader is going to (a mask) were used; answers which of
         them are not expected to be used again."""
         self._now = max(self._now, int(residents.touched.max(initial=0)))
-        files = residents.file[left]
+        files = residents.file[unclaimed]
         newest: np.ndarray = np.zeros(int(files.max(initial=-1)) + 1, np.uint32)
-        np.maximum.at(newest, files, residents.touched[left])
+        np.maximum.at(newest, files, residents.touched[unclaimed])
         for file in np.flatnonzero(np.bincount(files)).tolist():
             self._breaks.setdefault(file, _Breaks())
-        read = {reader.file for reader in readers}
-        gone: np.ndarray = np.zeros(len(newest), bool)
+        read_files = {reader.file for reader in readers}
+        expired_file: np.ndarray = np.zeros(len(newest), bool)
         for file, breaks in self._breaks.items():
             touch = int(newest[file]) if file < len(newest) else 0
-            breaks.look(touch, file in read, self._now)
+            breaks.note(touch, file in read_files, self._now)
             if file < len(newest):
-                gone[file] = not breaks.expected(self._now)
-        over = left.copy()
-        over[left] = gone[files]
-        return over
+                expired_file[file] = not breaks.expected(self._now)
+        expired = unclaimed.copy()
+        expired[unclaimed] = expired_file[files]
+        return expired
 
 
 @dataclass
@@ -202,26 +202,26 @@ class _Breaks:
     """When those blocks of a file were used that no reader is going to. Times in ms."""
 
     newest: int = -1  # latest touch of one
-    read: bool = False  # whether the file had readers at the last look
-    read_ms: int = -1  # the last look at which it had
+    has_readers: bool = False  # whether the file had readers at the last note()
+    read_ms: int = -1  # the last note() at which it had
     longest: int = 0
 
     @property
     def used(self) -> int:
         """When they were used last. Blocks that a reader has mapped may show no touch; but of a
         file that has readers, these are not the blocks that are read."""
-        return self.newest if self.read else max(self.newest, self.read_ms)
+        return self.newest if self.has_readers else max(self.newest, self.read_ms)
 
-    def look(self, touch: int, read: bool, now: int) -> None:
+    def note(self, touch: int, has_readers: bool, now: int) -> None:
         """Note what is seen now: their latest touch, whether the file has readers."""
         if self.newest >= 0:
-            if read and not self.read:
+            if has_readers and not self.has_readers:
                 self.longest = max(self.longest, now - self.used)
-            elif read == self.read:  # else it is the touch with which a reader has left them
+            elif has_readers == self.has_readers:  # else a reader's last touch has made them so
                 self.longest = max(self.longest, touch - self.used)
         self.newest = max(self.newest, touch)
-        self.read = read
-        if read:
+        self.has_readers = has_readers
+        if has_readers:
             self.read_ms = now
 
     def expected(self, now: int) -> bool:
@@ -232,7 +232,7 @@ class _Breaks:
 def distances(residents: Residents, readers: Sequence[Reader]) -> np.ndarray:
     """How many blocks (uint32) each row is ahead of the reader that comes to it first, NOBODY
     when it is in no reader's range; k-fold for a file that is read in k parts."""
-    away: np.ndarray = np.full(len(residents.file), NOBODY, np.uint32)
+    distance: np.ndarray = np.full(len(residents.file), NOBODY, np.uint32)
     for rows, blocks, its in _by_file(residents, [r for r in readers if r.high > r.low]):
         least: np.ndarray = np.full(len(blocks), NOBODY, np.uint32)
         for reader in its:
@@ -240,8 +240,8 @@ def distances(residents: Residents, readers: Sequence[Reader]) -> np.ndarray:
         parts = _parts(its)
         if parts > 1:
             least[least != NOBODY] *= np.uint32(parts)
-        away[rows] = least
-    return away
+        distance[rows] = least
+    return distance
 
 
 def _circular(blocks: np.ndarray, reader: Reader) -> np.ndarray:

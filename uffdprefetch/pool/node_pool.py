@@ -344,19 +344,19 @@ class NodePool:
         """Rows to evict where orders are known: pool/order_eviction.py."""
         from uffdprefetch.pool import order_eviction
 
-        away = np.full(len(residents.file), np.inf)
-        told: npt.NDArray[np.bool_] = np.zeros(len(away), bool)
+        next_use = np.full(len(residents.file), np.inf)
+        is_known: npt.NDArray[np.bool_] = np.zeros(len(next_use), bool)
         for one in planned:
             if one.file.pooled is None:
                 continue
             its = np.flatnonzero(residents.file == one.file.pooled.number)
             blocks = residents.block[its]
-            away[its] = np.minimum(away[its], one.epochs.future(blocks, self.block_bytes))
-            told[its] |= one.epochs.knows(blocks, self.block_bytes)
+            next_use[its] = np.minimum(next_use[its], one.epochs.future(blocks, self.block_bytes))
+            is_known[its] |= one.epochs.knows(blocks, self.block_bytes)
         rate = sum(one.consumer.rate.bytes_per_second for one in planned)
         now_ms = int(residents.touched.max(initial=0))
         found: npt.NDArray[np.int_] = order_eviction.victims(
-            residents, readers, self._victims(), away, told, self.block_bytes, now_ms, rate
+            residents, readers, self._victims(), next_use, is_known, self.block_bytes, now_ms, rate
         )
         return found
 

@@ -36,7 +36,7 @@ def victims(
     residents: Residents,
     readers: Sequence[Reader],
     count: int,
-    away_bytes: Array,
+    next_use_distance_bytes: Array,
     known: Array,
     block_bytes: int,
     now_ms: int,
@@ -44,26 +44,26 @@ def victims(
 ) -> Array:
     """Rows of at most ``count`` blocks to evict, best victim first (pool/eviction.Policy).
 
-    away_bytes: float64, one a row, of the orders until the block is needed next; inf: not as far as
-    they are known. known: bool, whether it is in any order at all; others (a B-tree's pages, files
-    without orders) go by ``readers``, or by how long ago they were touched (now_ms, as touched).
+    next_use_distance_bytes: float64, one a row, bytes of the orders before the block's next use;
+    inf: none as far as they are known. known: bool, whether it is in any order at all; others (a
+    B-tree's pages, files without orders) go by ``readers``, or by their age (now_ms, as touched).
     """
     free = evictable(residents, readers)
-    away = away_bytes.copy()
+    distance = next_use_distance_bytes.copy()
     other = ~known
     if other.any():
-        guessed = _guessed(residents, readers, block_bytes, now_ms, rate_bytes_per_second)
-        away[other] = guessed[other]
-    used_up = free & known & np.isinf(away)
+        estimated = _estimated(residents, readers, block_bytes, now_ms, rate_bytes_per_second)
+        distance[other] = estimated[other]
+    used_up = free & known & np.isinf(distance)
     first = smallest(residents, newest_first(residents, used_up), count)
     if len(first) >= count:
         return first
-    units = np.minimum(away / UNIT_BYTES, float(SKIP - np.uint32(2))).astype(np.uint32)
+    units = np.minimum(distance / UNIT_BYTES, float(SKIP - np.uint32(2))).astype(np.uint32)
     rest = smallest(residents, farthest_first(units, free & ~used_up), count - len(first))
     return np.concatenate((first, rest))
 
 
-def _guessed(
+def _estimated(
     residents: Residents, readers: Sequence[Reader], block_bytes: int, now_ms: int, rate: float
 ) -> Array:
     """Bytes until each block is used again, where no order tells."""
