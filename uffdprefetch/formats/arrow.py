@@ -19,10 +19,10 @@ from uffdprefetch.formats import arrow_messages as messages
 from uffdprefetch.formats.arrow_layout import (
     ELEMENTS_MAX,
     PIECES_MAX,
+    BatchTraversal,
     Filled,
     Node,
     Slot,
-    Walk,
     slots,
 )
 from uffdprefetch.formats.arrow_messages import Batch, Message, Table
@@ -142,18 +142,18 @@ def _fill(
 ) -> list[list[Filled] | None]:  # fmt: skip
     """What each batch puts into the slots; None: it is compressed."""
 
-    def walk(batch: Batch) -> list[Filled] | None:
+    def fill_batch(batch: Batch) -> list[Filled] | None:
         if batch.codec is not None:
             return None
-        return Walk(batch, lambda at, n: messages.read_whole(reader, at, n)).fill(columns)
+        return BatchTraversal(batch, lambda at, n: messages.read_whole(reader, at, n)).fill(columns)
 
-    return list(pool.map(walk, batches))
+    return list(pool.map(fill_batch, batches))
 
 
 def _places(
     batches: Sequence[Batch], filled: Sequence[list[Filled] | None], shape: Sequence[Slot]
 ) -> Places:
-    """All batches' pieces. Of one that was not walked the whole body is every row's."""
+    """All batches' pieces. Of one that was not traversed the whole body is every row's."""
     rows: Array = np.array([batch.rows for batch in batches], np.int64)
     parts = Parts(np.concatenate([[0], np.cumsum(rows)]).astype(np.int64))
     columns: list[Column] = []

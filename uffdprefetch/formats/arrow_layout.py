@@ -85,8 +85,8 @@ class Range(NamedTuple):
 Filled = int | tuple[Array, Array]
 
 
-class Walk:
-    """One batch's way through the types, its nodes and buffers in the order of the format.
+class BatchTraversal:
+    """Traversal of one batch's nodes and buffers along the types, in the order of the format.
 
     ``read(offset, length)`` gives bytes of the file.
     """

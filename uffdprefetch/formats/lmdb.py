@@ -18,7 +18,7 @@ from uffdprefetch.formats import lmdb_pages as pages
 from uffdprefetch.formats.index import Options, RecordIndex
 from uffdprefetch.formats.keys import Keys
 from uffdprefetch.formats.lmdb_pages import Meta, looks_like_lmdb
-from uffdprefetch.formats.lmdb_walk import (
+from uffdprefetch.formats.lmdb_tree import (
     BRANCH,
     DUPLICATE,
     FREE_OR_UNKNOWN,
@@ -29,7 +29,7 @@ from uffdprefetch.formats.lmdb_walk import (
     PAGE_TYPE_NAMES,
     Database,
     Records,
-    Walk,
+    TreeTraversal,
 )
 from uffdprefetch.formats.places import Listed, Places, one_part
 from uffdprefetch.formats.reader import Array, FileReader, FormatError, RangeReader
@@ -142,17 +142,19 @@ def read_index(reader: RangeReader) -> Index:
     Raises FormatError; what the reader raises is let through.
     """
     meta = newest_meta(reader)
-    walk = Walk(reader, meta)
+    traversal = TreeTraversal(reader, meta)
     try:
         free_at, main_at = meta.trees_at
-        walk.free_list(meta.free, free_at)
+        traversal.free_list(meta.free, free_at)
         found = Records()
         databases: list[Database] = []
-        for named in walk.database(b"", meta.main, main_at, found, databases):
-            walk.database(*named, found, databases)
+        for named in traversal.database(b"", meta.main, main_at, found, databases):
+            traversal.database(*named, found, databases)
     finally:
-        walk.close()
-    return Index(meta, reader.size_bytes, tuple(databases), **found.columns(), _types=walk.types)
+        traversal.close()
+    return Index(
+        meta, reader.size_bytes, tuple(databases), **found.columns(), _types=traversal.types
+    )
 
 
 def newest_meta(reader: RangeReader) -> Meta:

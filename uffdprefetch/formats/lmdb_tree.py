@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Walks the trees of an LMDB file: marks every page that it meets, takes every record.
+"""Traverses the trees of an LMDB file: marks every page that it visits, takes every record.
 
 Trees are read level by level, many pages at once, those of large sets of duplicates together. A
-page may be met once, so that a damaged or hostile file ends in a FormatError and not in a loop, and
-what is held is bounded by what is read.
+page may be visited once, so that a damaged or hostile file ends in a FormatError and not in a loop,
+and memory is bounded by what is read.
 """
 
 from __future__ import annotations
@@ -125,8 +125,8 @@ class Records:
         return {**columns, "keys": b"".join(self._keys)}
 
 
-class Walk:
-    """One reading of a file. ``types`` marks the pages that were met; none may be met twice."""
+class TreeTraversal:
+    """One traversal of a file's trees. ``types`` marks the pages visited; none may be twice."""
 
     def __init__(self, reader: RangeReader, meta: Meta) -> None:
         self._meta = meta
@@ -150,7 +150,7 @@ class Walk:
     def _claim(self, numbers: Array, refs: Array, kind: int, counts: Array | None = None) -> None:
         """Mark runs of pages (of one page without ``counts``); ``refs``: where the file says so.
 
-        Raises FormatError when one is not in the file, or was met before.
+        Raises FormatError when one is not in the file, or was visited before.
         """
         known = len(self.types)
         what = PAGE_TYPE_NAMES[kind]
@@ -169,18 +169,18 @@ class Walk:
             done = int(ends[at - 1]) if at else 0
             upto = max(int(np.searchsorted(ends, done + most, "right")), at + 1)
             owner, inner = spread(counts[at:upto])
-            met = numbers[at:upto][owner] + inner
-            ascending = np.sort(met)
-            twice = self.types[met] != 0
+            visited = numbers[at:upto][owner] + inner
+            ascending = np.sort(visited)
+            twice = self.types[visited] != 0
             if twice.any() or (np.diff(ascending) == 0).any():
                 if not twice.any():
                     again = ascending[1:][np.diff(ascending) == 0][0]
-                    twice = met == again
+                    twice = visited == again
                 i = int(np.argmax(twice))
                 raise FormatError(
-                    f"{what} page met twice", int(refs[at + owner[i]]), f"page {int(met[i])}"
+                    f"{what} page met twice", int(refs[at + owner[i]]), f"page {int(visited[i])}"
                 )
-            self.types[met] = kind
+            self.types[visited] = kind
             at = upto
 
     def _batches(self, numbers: Array, *kinds: int) -> Iterator[tuple[Batch, slice, Array]]:
