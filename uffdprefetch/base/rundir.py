@@ -53,9 +53,9 @@ def _is_mine(path: str, uid: int) -> bool:
 def check(path: str, uid: int) -> None:
     """Raise UffdPrefetchError unless ``path`` is a directory of ``uid`` that nobody else enters."""
 
-    def refuse(saw: str) -> UffdPrefetchError:
+    def refuse(detail: str) -> UffdPrefetchError:
         return UffdPrefetchError(
-            f"runtime directory {path} refused: {saw}; remove it or set UFFDPREFETCH_RUNDIR",
+            f"runtime directory {path} refused: {detail}; remove it or set UFFDPREFETCH_RUNDIR",
             EXIT_OURS,
         )
 

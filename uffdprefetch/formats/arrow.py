@@ -105,8 +105,8 @@ def _schema(message: Message) -> tuple[list[str], tuple[Node, ...] | None]:
         found = [node_of(field.type) for field in schema]
         names = list(schema.names)
     except (pyarrow.ArrowException, OSError, ValueError, TypeError, KeyError) as error:
-        saw = " ".join(str(error).split())[:80]
-        raise FormatError("impossible Arrow schema", message.at, saw) from None
+        detail = " ".join(str(error).split())[:80]
+        raise FormatError("impossible Arrow schema", message.at, detail) from None
     columns = tuple(node for node in found if node is not None)
     return names, columns if len(columns) == len(found) else None
 
@@ -195,8 +195,8 @@ def _check_size(batches: Sequence[Batch], shape: Sequence[Slot]) -> None:
     for batch in batches:
         rows += batch.rows
         if rows * each > PIECES_MAX:
-            saw = f"{rows} rows of {each} columns of varying length, can be {PIECES_MAX}"
-            raise FormatError("too many rows", batch.message.at, saw)
+            detail = f"{rows} rows of {each} columns of varying length, can be {PIECES_MAX}"
+            raise FormatError("too many rows", batch.message.at, detail)
 
 
 class Arrow:

@@ -58,14 +58,15 @@ def detect(head: bytes, size_bytes: int, name: str) -> str:
         if load(candidate).sniff(head, size_bytes, name):
             return candidate
     if not size_bytes:
-        saw = "it is empty"
+        detail = "it is empty"
     else:
-        saw = f"it begins with {head[:8].hex(' ')}"
+        detail = f"it begins with {head[:8].hex(' ')}"
         for magic, program in _COMPRESSED.items():
             if head.startswith(magic):
-                saw = f"{program} has compressed it as a whole: no byte of it is of one record"
+                detail = f"{program} has compressed it as a whole: no byte of it is of one record"
     raise UffdPrefetchError(
-        f"{name}: no known format: {saw}; name it with --format, or give --record-size", EXIT_USAGE
+        f"{name}: no known format: {detail}; name it with --format, or give --record-size",
+        EXIT_USAGE,
     )
 
 

@@ -187,8 +187,8 @@ class HeadReader:
     def _batch(self, numbers: Array) -> Batch:
         bad = (numbers < 2) | (numbers >= self._known)
         if bad.any():
-            saw = f"page {int(numbers[bad][0])} of {self._known}"
-            raise FormatError("tree page not in the file", 0, saw)
+            detail = f"page {int(numbers[bad][0])} of {self._known}"
+            raise FormatError("tree page not in the file", 0, detail)
         batch = Batch(numbers, self._meta.page_bytes, self._layout)
         self._pages.read(batch.numbers, batch.rows)
         return batch
@@ -238,10 +238,10 @@ class HeadReader:
         """The leaves' page numbers, and the first key of each but the first."""
         numbers: Array = np.array([tree.root], np.int64)
         keys = [b""]
-        left = tree.branch_pages
+        unread = tree.branch_pages
         for _ in range(tree.depth - 1):
-            left -= len(numbers)
-            if left < 0:
+            unread -= len(numbers)
+            if unread < 0:
                 raise FormatError("more branch pages than counted", 0, str(tree.branch_pages))
             batch = self._batch(numbers)
             batch.check_kind(pages.BRANCH)

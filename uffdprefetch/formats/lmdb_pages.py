@@ -136,8 +136,8 @@ def parse_meta(data: bytes, offset: int) -> Meta:
     free, main = Tree(*fields[4:12]), Tree(*fields[12:20])
     if free.pad not in PAGE_SIZES:
         at = offset + layout.header_bytes + 24
-        saw = f"{free.pad}, wanted a power of two from 256 to 65536"
-        raise FormatError("no page size", at, saw)
+        detail = f"{free.pad}, wanted a power of two from 256 to 65536"
+        raise FormatError("no page size", at, detail)
     return Meta(
         offset, version, free.pad, fields[3], fields[20], fields[21], free.flags, free, main
     )
@@ -196,12 +196,12 @@ class Batch:
         """The same for values: an empty one may begin where its page ends."""
         return self.offset(at - 1) + 1
 
-    def check(self, good: Array, at: Array, what: str, saw: Array | str) -> None:
+    def check(self, good: Array, at: Array, what: str, detail: Array | str) -> None:
         """Raise FormatError for the first that is not ``good``; all arrays are of one shape."""
         if good.all():
             return
         i = int(np.argmin(good))
-        seen = saw if isinstance(saw, str) else str(int(saw[i]))
+        seen = detail if isinstance(detail, str) else str(int(detail[i]))
         raise FormatError(what, int(self.offset(at[i : i + 1])[0]), seen)
 
     def check_kind(self, *kinds: int) -> Array:

@@ -159,9 +159,9 @@ class TreeTraversal:
         bad = (numbers < 2) | (numbers >= known) | (counts > known - np.minimum(numbers, known))
         if bad.any():
             i = int(np.argmax(bad))
-            saw = f"page {int(numbers[i])}"
-            saw += f" and the {int(counts[i]) - 1} after it" if counts[i] > 1 else ""
-            raise FormatError(f"{what} page not in the file", int(refs[i]), f"{saw} of {known}")
+            detail = f"page {int(numbers[i])}"
+            detail += f" and the {int(counts[i]) - 1} after it" if counts[i] > 1 else ""
+            raise FormatError(f"{what} page not in the file", int(refs[i]), f"{detail} of {known}")
         most = (1 << 20) // 4
         ends = np.cumsum(counts)
         at = 0
@@ -343,13 +343,15 @@ class TreeTraversal:
         key_offset, key_length = np.concatenate(below.key_offset), np.concatenate(below.key_length)
         depths = trees["depth"].astype(np.int64)
         some = trees["root"] != pages.NO_PAGE
-        for bad, what, saw in (
+        for bad, what, detail in (
             (some & ((depths < 1) | (depths > pages.DEPTH_MAX)), "impossible depth", depths),
             (some & (trees["root"] >= len(self.types)), "root page not in the file", trees["root"]),
         ):
             if bad.any():
                 i = int(np.argmax(bad))
-                raise FormatError(f"{what} of a tree of duplicates", int(at[i]), str(int(saw[i])))
+                raise FormatError(
+                    f"{what} of a tree of duplicates", int(at[i]), str(int(detail[i]))
+                )
         for depth in np.unique(depths[some]).tolist():
             which = np.flatnonzero(some & (depths == depth))
             roots = trees["root"][which].astype(np.int64)

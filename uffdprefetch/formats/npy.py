@@ -34,14 +34,14 @@ def _header(reader: RangeReader) -> tuple[int, int, bytes]:
         raise FormatError("file cut short", len(head), "it ends in the header")
     version = (head[6], head[7])
     if version[0] not in _LENGTHS or version[1] != 0:
-        saw = f"{version[0]}.{version[1]}; 1.0, 2.0 and 3.0 can be read"
-        raise FormatError("unknown .npy version", 6, saw)
+        detail = f"{version[0]}.{version[1]}; 1.0, 2.0 and 3.0 can be read"
+        raise FormatError("unknown .npy version", 6, detail)
     how = _LENGTHS[version[0]]
     (length,) = struct.unpack_from(how, head, 8)
     begins = 8 + struct.calcsize(how)
     if length > HEADER_MAX_BYTES:
-        saw = f"{length} bytes, numpy reads {HEADER_MAX_BYTES}"
-        raise FormatError("impossible length of a header", 8, saw)
+        detail = f"{length} bytes, numpy reads {HEADER_MAX_BYTES}"
+        raise FormatError("impossible length of a header", 8, detail)
     text = reader.read(begins, length)
     if len(text) < length:
         raise FormatError("file cut short", begins + len(text), "it ends in the header")
@@ -73,21 +73,23 @@ class Npy:
         try:
             shape, fortran, dtype = _parse(version, text)
         except Exception as error:  # a literal can be wrong in any way; all are the file's
-            saw = " ".join(str(error).split())[:80] or type(error).__name__
-            raise FormatError("impossible header", 8, saw) from None
+            detail = " ".join(str(error).split())[:80] or type(error).__name__
+            raise FormatError("impossible header", 8, detail) from None
         if dtype.hasobject:
             raise FormatError("array of Python objects", 8, "a pickle: its records have no places")
         if any(length < 0 for length in shape):
             raise FormatError("impossible shape", 8, str(shape))
         if fortran and sum(length != 1 for length in shape) > 1:
-            saw = f"shape {shape}: a record is not in one piece; np.save(np.ascontiguousarray(a))"
-            raise FormatError("array in Fortran order", 8, saw)
+            detail = (
+                f"shape {shape}: a record is not in one piece; np.save(np.ascontiguousarray(a))"
+            )
+            raise FormatError("array in Fortran order", 8, detail)
         records = shape[0] if shape else 1
         record_bytes = math.prod(shape[1:]) * dtype.itemsize
         end = begins + records * record_bytes
         if end > reader.size_bytes:
-            saw = f"an array {shape} of {dtype.str} ends at byte {end}"
-            raise FormatError("file cut short", reader.size_bytes, saw)
+            detail = f"an array {shape} of {dtype.str} ends at byte {end}"
+            raise FormatError("file cut short", reader.size_bytes, detail)
         if records >= 1 << 62 or record_bytes >= 1 << 59:
             raise FormatError("impossible shape", 8, str(shape))
         return RecordIndex(

@@ -23,17 +23,17 @@ _RANGES_WORTH_THREADS = 16
 
 
 class FormatError(UffdPrefetchError):
-    """A file that is not what it claims to be: ``what`` is wrong at byte ``offset``, ``saw``."""
+    """``what`` is wrong with a file at byte ``offset``, where ``detail`` was found."""
 
-    def __init__(self, what: str, offset: int, saw: str) -> None:
-        super().__init__(f"{what} at byte {offset}: {saw}", EXIT_USAGE)
+    def __init__(self, what: str, offset: int, detail: str) -> None:
+        super().__init__(f"{what} at byte {offset}: {detail}", EXIT_USAGE)
         self.what = what
         self.offset = offset
-        self.saw = saw
+        self.detail = detail
 
     def of(self, path: str) -> FormatError:
         """The same, with the file's name before it."""
-        named = FormatError(self.what, self.offset, self.saw)
+        named = FormatError(self.what, self.offset, self.detail)
         named.message = f"{path}: {self.message}"
         named.args = (named.message,)
         return named
@@ -58,8 +58,8 @@ class FileReader:
             # Opening a FIFO would wait for its writer.
             self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except (OSError, ValueError) as error:
-            saw = error.strerror if isinstance(error, OSError) else str(error)
-            raise UffdPrefetchError(f"cannot read {path}: {saw}", EXIT_USAGE) from None
+            detail = error.strerror if isinstance(error, OSError) else str(error)
+            raise UffdPrefetchError(f"cannot read {path}: {detail}", EXIT_USAGE) from None
         status = os.fstat(self._fd)
         self.size_bytes = status.st_size
         if not stat.S_ISREG(status.st_mode):

@@ -57,8 +57,8 @@ _NOTHING = Chain(np.zeros(0, np.int64), np.zeros(0, np.int64), -1)
 
 def _right(headers: Array) -> Array:
     """Which of these headers, uint8 of shape (n, 12), have the CRC of their length."""
-    said = headers[:, 8:].copy().view("<u4")[:, 0]
-    right: Array = crc32c.masked(crc32c.of_words(headers[:, :8])) == said
+    stored = headers[:, 8:].copy().view("<u4")[:, 0]
+    right: Array = crc32c.masked(crc32c.of_words(headers[:, :8])) == stored
     return right
 
 
@@ -141,8 +141,8 @@ def follow(reader: RangeReader, begin: int, until: int) -> Chain:
             (length,) = _LENGTH.unpack_from(header)
             headers.add(at, header)
             if length > size_bytes - at - FRAME_BYTES:
-                saw = f"the record at byte {at} has {length} bytes"
-                raise FormatError("file cut short", size_bytes, saw)
+                detail = f"the record at byte {at} has {length} bytes"
+                raise FormatError("file cut short", size_bytes, detail)
             at += length + FRAME_BYTES
             count += 1
             if len(headers) >= _CHECKED:
@@ -168,8 +168,8 @@ def _place_to_begin(reader: RangeReader, begin: int, until: int) -> int | None:
         if count < 1:
             return None
         crc = crc32c.masked(crc32c.of_windows(bytes_[:-FOOTER_BYTES], 8))
-        said = np.ndarray((count,), "<u4", data, 8, (1,))
-        for place in np.flatnonzero(crc == said).tolist():
+        stored = np.ndarray((count,), "<u4", data, 8, (1,))
+        for place in np.flatnonzero(crc == stored).tolist():
             (length,) = _LENGTH.unpack_from(data, place)
             if length <= reader.size_bytes - at - place - FRAME_BYTES:
                 return at + int(place)
@@ -230,17 +230,17 @@ def verify(reader: RangeReader, chain: Chain) -> None:
         starts: Array = chain.starts[i:last] - start
         lengths = chain.lengths[i:last]
         if last == i + 1:
-            register, said = _one(reader, start, int(lengths[0]))
+            register, stored = _one(reader, start, int(lengths[0]))
         else:
             data = np.frombuffer(_whole(reader, start, int(ends[last - 1]) - start), np.uint8)
             register = crc32c.registers(data, starts, lengths)
             at = (starts + lengths)[:, None] + np.arange(FOOTER_BYTES)
-            said = data[at].view("<u4")[:, 0]
-        right = crc32c.masked(crc32c.finished(register, lengths)) == said
+            stored = data[at].view("<u4")[:, 0]
+        right = crc32c.masked(crc32c.finished(register, lengths)) == stored
         if not right.all():
             wrong = i + int(np.argmin(right))
-            saw = f"record {wrong} has another one than its bytes"
-            raise FormatError("wrong CRC of data", int(ends[wrong]) - FOOTER_BYTES, saw)
+            detail = f"record {wrong} has another one than its bytes"
+            raise FormatError("wrong CRC of data", int(ends[wrong]) - FOOTER_BYTES, detail)
         i = last
 
 
@@ -259,8 +259,8 @@ def _one(reader: RangeReader, start: int, length: int) -> tuple[Array, Array]:
         bytes_here = np.array([len(data)])
         here = crc32c.registers(data, np.zeros(1, np.int64), bytes_here)
         register = crc32c.joined(register, here, bytes_here)
-    said = _whole(reader, start + length, FOOTER_BYTES)
-    return register, np.frombuffer(said, "<u4")
+    stored = _whole(reader, start + length, FOOTER_BYTES)
+    return register, np.frombuffer(stored, "<u4")
 
 
 class TFRecord:

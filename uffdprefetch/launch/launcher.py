@@ -188,7 +188,7 @@ def find_or_start(
     identity = identify(environ)
     deadline = time.monotonic() + START_TIMEOUT_SECONDS
     started: subprocess.Popen[bytes] | None = None
-    saw = "nobody listens"
+    detail = "nobody listens"
     mark = meeting.socket + leftovers.START
     lock_fd: int | None = None
     try:
@@ -200,9 +200,9 @@ def find_or_start(
                     f"no service: on {meeting.socket} {error}", EXIT_OURS
                 ) from None
             except (ServiceGone, TimeoutError) as error:
-                saw = str(error)  # one that is just ending: try again
+                detail = str(error)  # one that is just ending: try again
             except OSError as error:
-                saw = f"{meeting.socket}: {error.strerror}"
+                detail = f"{meeting.socket}: {error.strerror}"
             if lock_fd is None:
                 lock_fd = leftovers.hold(mark)
                 if lock_fd is not None:
@@ -212,7 +212,7 @@ def find_or_start(
             elif started.poll() == 0:
                 started = None  # it found another service at work: one that is just ending
             elif started.poll():
-                saw = f"it ended with status {started.returncode} ({_last_line(meeting.log)})"
+                detail = f"it ended with status {started.returncode} ({_last_line(meeting.log)})"
                 break
             if time.monotonic() >= deadline:
                 break
@@ -220,7 +220,7 @@ def find_or_start(
     finally:
         if lock_fd is not None:
             leftovers.release(mark, lock_fd)
-    raise UffdPrefetchError(f"no service: {saw}; see {meeting.log}", EXIT_OURS)
+    raise UffdPrefetchError(f"no service: {detail}; see {meeting.log}", EXIT_OURS)
 
 
 # ---- the job ------------------------------------------------------------------------------------

@@ -227,8 +227,8 @@ def corrected(call: int, asked_bytes: int, came_bytes: int) -> Choice | None:
     what is read does not stay."""
     if call != READAHEAD:
         return None
-    saw = f"readahead(2) brought {came_bytes >> 20} of {asked_bytes >> 20} MiB"
-    return _with(PREAD, CHUNK_MAX_BYTES, f"since {saw}")
+    detail = f"readahead(2) brought {came_bytes >> 20} of {asked_bytes >> 20} MiB"
+    return _with(PREAD, CHUNK_MAX_BYTES, f"since {detail}")
 
 
 def cells(start: int, end: int, unit_bytes: int, size_bytes: int) -> tuple[int, int]:

@@ -283,7 +283,9 @@ class Node:
         if events:
             self.core.on_events(process, sorted(events))
 
-    def on_pool_touches(self, rank: int, file: int, pages: Iterable[int], thread: int, now: float) -> None:
+    def on_pool_touches(
+        self, rank: int, file: int, pages: Iterable[int], thread: int, now: float
+    ) -> None:
         """The pool has answered a thread's touches of these pages."""
         process, region = self.region(rank, file)
         self._now_ns = START_NS + int(now * 1e9)
