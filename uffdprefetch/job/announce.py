@@ -22,23 +22,23 @@ class Announcement:
     has died) everything here does nothing.
     """
 
-    def __init__(self, said: channel.Announcement | None) -> None:
-        self._said = said
+    def __init__(self, announcement: channel.Announcement | None) -> None:
+        self._channel = announcement
 
     @property
     def active(self) -> bool:
         """Whether a service has heard it."""
-        return self._said is not None
+        return self._channel is not None
 
     def said(self, items: int) -> None:
         """``items`` of the order have been read. It takes some microseconds."""
-        if self._said is not None:
-            self._said.said(items)
+        if self._channel is not None:
+            self._channel.said(items)
 
     def end(self) -> None:
         """Nothing of it is read any more, however far it has come."""
-        if self._said is not None:
-            self._said.end()
+        if self._channel is not None:
+            self._channel.end()
 
     def __enter__(self) -> Announcement:
         return self

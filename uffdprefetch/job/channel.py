@@ -103,7 +103,7 @@ def available(environ: Mapping[str, str] = os.environ) -> bool:
 
 def expect(environ: Mapping[str, str] = os.environ) -> None:
     """Say that there will be announcements, so that the service makes ready. Raises OSError."""
-    _tell(environ[SOCKET_VARIABLE], os.getpid(), 0)
+    _notify_service(environ[SOCKET_VARIABLE], os.getpid(), 0)
 
 
 class Announcement:
@@ -111,16 +111,16 @@ class Announcement:
 
     def __init__(self, process: _Process, slot: int, items: int) -> None:
         self._process, self._slot, self.items = process, slot, items
-        self._said = 0
+        self._done_items = 0
 
     def said(self, items: int) -> None:
         """So many items of the order have been read."""
-        self._said = max(self._said, min(items, self.items))
-        self._store(self._said)
+        self._done_items = max(self._done_items, min(items, self.items))
+        self._store(self._done_items)
 
     def end(self) -> None:
         """Nothing of it is read any more, however far it has come."""
-        self._store(self._said | ENDED)
+        self._store(self._done_items | ENDED)
 
     def _store(self, value: int) -> None:
         if self._process.pid != os.getpid():
@@ -169,7 +169,7 @@ def announce(
         _write(made[-1], json.dumps(body).encode())
         os.rename(stem + ".tmp", stem + ".json")
         made.append(stem + ".json")
-        _tell(environ[SOCKET_VARIABLE], process.pid, number)
+        _notify_service(environ[SOCKET_VARIABLE], process.pid, number)
     except BaseException:
         for path in made:
             try:
@@ -183,14 +183,14 @@ def announce(
 def _write(path: str, data: Any) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        left = memoryview(data).cast("B")
-        while len(left):
-            left = left[os.write(fd, left) :]
+        rest = memoryview(data).cast("B")
+        while len(rest):
+            rest = rest[os.write(fd, rest) :]
     finally:
         os.close(fd)
 
 
-def _tell(path: str, pid: int, number: int) -> None:
+def _notify_service(path: str, pid: int, number: int) -> None:
     """One connection, two messages: who we are, what is there. Raises OSError."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         # many ranks begin an epoch at once; but who does not listen is not waited for

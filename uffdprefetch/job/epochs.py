@@ -51,7 +51,7 @@ class Reader:
             self._number = next(self._count)
         self.name = f"loader-{self._number}"
         self.strikes = 0
-        self.told = False  # that its order is not known
+        self.refusal_announced = False  # that its order is not known
         self.settings: Settings | None = None
         #: Of a loader with two iterators at once it is the later one's.
         self.current: Epoch | None = None
@@ -73,11 +73,11 @@ class Epoch:
         self._ahead = ahead
         self._order: array[int] = array("q")
         self._announcement: Announcement | None = None
-        self._handed = 0
-        self._delivered = 0
+        self._drawn_items = 0
+        self._delivered_items = 0
         self._sizes: deque[int] = deque()
 
-    def announced(self, order: array[int], announcement: Announcement) -> None:
+    def follow(self, order: array[int], announcement: Announcement) -> None:
         """This is what it will read."""
         self._order, self._announcement = order, announcement
         self.reader.current = self
@@ -92,9 +92,10 @@ class Epoch:
         except (TypeError, ValueError, OverflowError):
             real = array("q")
         size = len(real)
-        if not size or real != self._order[self._handed : self._handed + size]:
-            return self._was_wrong(f"not the order that was announced, from item {self._handed}")
-        self._handed += size
+        if not size or real != self._order[self._drawn_items : self._drawn_items + size]:
+            at = self._drawn_items
+            return self._was_wrong(f"not the order that was announced, from item {at}")
+        self._drawn_items += size
         self._sizes.append(size)
         return None
 
@@ -103,17 +104,17 @@ class Epoch:
         if self._announcement is None:
             return
         if self._ahead:
-            self._delivered += self._sizes.popleft() if self._sizes else 0
+            self._delivered_items += self._sizes.popleft() if self._sizes else 0
         else:  # also what a failed batch had
-            self._delivered = self._handed
+            self._delivered_items = self._drawn_items
         if self.reader.current is self:
-            self._announcement.said(self._delivered)
+            self._announcement.said(self._delivered_items)
 
-    def ran_out(self) -> str | None:
+    def on_sampler_end(self) -> str | None:
         """The sampler has no more. Returns what is wrong with that, a line, or None."""
-        if self._announcement is None or self._handed == len(self._order):
+        if self._announcement is None or self._drawn_items == len(self._order):
             return None
-        return self._was_wrong(f"ended after {self._handed} items of {len(self._order)}")
+        return self._was_wrong(f"ended after {self._drawn_items} items of {len(self._order)}")
 
     def end(self) -> None:
         """Nothing more will be read: the sampler has ended, or the iterator has gone."""

@@ -24,7 +24,7 @@ VARIABLE = "UFFDPREFETCH_TORCH"
 _MARK = "_uffdprefetch"  # on our functions
 
 _readers = Table()  # by loader
-_epochs = Table(gone=Epoch.end)  # by iterator
+_epochs = Table(on_death=Epoch.end)  # by iterator
 
 
 def install(module: Any) -> bool:
@@ -84,7 +84,7 @@ def _around_next_index(original: Any) -> Any:
         if not epoch.begun:
             _guarded(_begin, self, epoch)
         index = original(self)
-        _guarded(_hand, epoch, index)
+        _guarded(_on_index, epoch, index)
         return index
 
     return _next_index
@@ -148,23 +148,25 @@ def _begin(iterator: Any, epoch: Epoch) -> None:
         try:
             order = _order(reader, iterator._index_sampler, dataset)
         except samplers.Unknown as why:
-            _left_alone(reader, str(why))
+            _announce_refusal(reader, str(why))
             raise
     given = reader.settings or Settings()
     if given.key is not None:
-        said = datasets.Description(*keys.part(given, order))
+        description = datasets.Description(*keys.part(given, order))
     else:
-        said = datasets.describe(dataset, order, given.file, sys.modules["torch"])
-    for part in said.parts:
+        description = datasets.describe(dataset, order, given.file, sys.modules["torch"])
+    for part in description.parts:
         part["ahead"] = _ahead(iterator)
-    epoch.announced(order, channel.announce(reader.name, len(order), said.parts, said.arrays))
-    said.published()
+    epoch.follow(
+        order, channel.announce(reader.name, len(order), description.parts, description.arrays)
+    )
+    description.published()
 
 
-def _left_alone(reader: Reader, why: str) -> None:
+def _announce_refusal(reader: Reader, why: str) -> None:
     """Say so in the run's summary, once for a loader."""
-    if not reader.told:
-        reader.told = True
+    if not reader.refusal_announced:
+        reader.refusal_announced = True
         channel.announce(reader.name, 0, [{"what": "nothing", "why": why}], {})
 
 
@@ -186,7 +188,7 @@ def _order(reader: Reader, index_sampler: Any, dataset: Any) -> Any:
     return samplers.dry_run(index_sampler, [dataset], torch)
 
 
-def _hand(epoch: Epoch, index: Any) -> None:
+def _on_index(epoch: Epoch, index: Any) -> None:
     wrong = epoch.on_index(index)
     if wrong is not None:
         _debug(wrong)
@@ -194,7 +196,7 @@ def _hand(epoch: Epoch, index: Any) -> None:
 
 def _end(epoch: Epoch | None) -> None:
     if epoch is not None:
-        wrong = epoch.ran_out()
+        wrong = epoch.on_sampler_end()
         if wrong is not None:
             _debug(wrong)
         epoch.end()

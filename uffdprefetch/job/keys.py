@@ -43,8 +43,8 @@ def part(given: Settings, order: array[int]) -> tuple[list[dict[str, Any]], dict
     except (TypeError, OverflowError) as error:
         given.complain(f"prefetch: {error}; nothing is prefetched for this loader")
         raise
-    said = {"what": what, "array": "p0." + what, "turns": "p0.turns", "file": given.file}
-    return [said], {"p0." + what: data, "p0.turns": turns}
+    described = {"what": what, "array": "p0." + what, "turns": "p0.turns", "file": given.file}
+    return [described], {"p0." + what: data, "p0.turns": turns}
 
 
 def _answer(given: Settings, number: int) -> Any:

@@ -22,11 +22,11 @@ def around_fetch(guarded: Callable[..., None]) -> Callable[[Any], Any]:
         def fetch(self: Any, index: Any) -> Any:
             if _fetchers.get(self) is not None:
                 return original(self, index)
-            look = _Look()
+            late_lists = _LateLists()
             guarded(_fetchers.set, self, True)
-            guarded(look.before, self.dataset)
+            guarded(late_lists.before, self.dataset)
             data = original(self, index)
-            guarded(look.after, self.dataset, index)
+            guarded(late_lists.after, self.dataset, index)
             return data
 
         return fetch
@@ -34,7 +34,7 @@ def around_fetch(guarded: Callable[..., None]) -> Callable[[Any], Any]:
     return around
 
 
-class _Look:
+class _LateLists:
     """What a process's first fetch brings. Of a loader's workers, which do all the same, the first
     one looks, and of several epochs' workers the first epoch's says what it found."""
 

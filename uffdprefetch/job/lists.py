@@ -23,7 +23,7 @@ from typing import Any
 CAP_BYTES = 256 << 20
 #: Columns of one dataset, lest one with a thousand attributes costs a second.
 CAP_LISTS = 32
-_LOOKS = 16
+_PROBES = 16
 _FIELDS = 8
 _BUILTIN = (list, tuple, dict)
 #: Objects of these packages are no holders of a dataset's lists.
@@ -159,7 +159,7 @@ def _is_holder(value: object) -> bool:
 
 def _columns(name: str, value: Any, samples: int) -> list[Column]:
     if type(value) is dict:
-        if any(number not in value for number in _places(samples)):
+        if any(number not in value for number in _probe_indices(samples)):
             return []
         return _of_rows(name, value, samples, lambda: [value[i] for i in range(samples)])
     if type(value) in (list, tuple):
@@ -167,11 +167,11 @@ def _columns(name: str, value: Any, samples: int) -> list[Column]:
     return _of_array(name, value, samples)
 
 
-def _places(samples: int) -> list[int]:
+def _probe_indices(samples: int) -> list[int]:
     """Where a list is looked at, before all of it is."""
-    if samples <= _LOOKS:
+    if samples <= _PROBES:
         return list(range(samples))
-    return [k * (samples - 1) // (_LOOKS - 1) for k in range(_LOOKS)]
+    return [k * (samples - 1) // (_PROBES - 1) for k in range(_PROBES)]
 
 
 def _of_array(name: str, value: Any, samples: int) -> list[Column]:
@@ -180,17 +180,17 @@ def _of_array(name: str, value: Any, samples: int) -> list[Column]:
         return _of_rows(name, value, samples, lambda: value[:samples].tolist())
     if kind not in "SUiu" or (kind == "U" and value.dtype.itemsize * samples > 4 * CAP_BYTES):
         return []
-    looks = [value[place].item() for place in _places(samples)]
+    probes = [value[i].item() for i in _probe_indices(samples)]
     if kind in "iu":
         return [
             Column(
-                name, "ints", samples, _signature(value, looks),
+                name, "ints", samples, _signature(value, probes),
                 lambda: array("q", value[:samples].astype("<i8").tobytes()),
             )
         ]  # fmt: skip
     return [
         Column(
-            name, "bytes" if kind == "S" else "text", samples, _signature(value, looks),
+            name, "bytes" if kind == "S" else "text", samples, _signature(value, probes),
             lambda: value[:samples].tolist(),
         )
     ]  # fmt: skip
@@ -198,18 +198,20 @@ def _of_array(name: str, value: Any, samples: int) -> list[Column]:
 
 def _of_rows(name: str, value: Any, samples: int, rows: Callable[[], Any]) -> list[Column]:
     """Columns of a sequence of elements, of lists of elements, or of dictionaries."""
-    looks = [value[place] for place in _places(samples)]
-    kind = _kind(looks)
+    probes = [value[i] for i in _probe_indices(samples)]
+    kind = _kind(probes)
     if kind is not None:
-        return [Column(name, kind, samples, _signature(value, looks), rows)]
+        return [Column(name, kind, samples, _signature(value, probes), rows)]
     fields: list[Any] = []
-    if all(type(row) is tuple or type(row) is list for row in looks):
-        fields = list(range(min(min(map(len, looks)), _FIELDS)))
-    elif all(type(row) is dict for row in looks):
-        fields = [key for key in looks[0] if type(key) is str and all(key in row for row in looks)]
+    if all(type(row) is tuple or type(row) is list for row in probes):
+        fields = list(range(min(min(map(len, probes)), _FIELDS)))
+    elif all(type(row) is dict for row in probes):
+        fields = [
+            key for key in probes[0] if type(key) is str and all(key in row for row in probes)
+        ]
     found = []
     for field in fields[:_FIELDS]:
-        part = [row[field] for row in looks]
+        part = [row[field] for row in probes]
         kind = _kind(part)
         if kind is not None:
             found.append(
@@ -231,13 +233,13 @@ def _field(get_rows: Callable[[], Any], field: Any) -> list[Any]:
     return [None]  # no column after all
 
 
-def _kind(looks: list[Any]) -> str | None:
-    types = set(map(type, looks))
+def _kind(probes: list[Any]) -> str | None:
+    types = set(map(type, probes))
     for kind, name in ((str, "text"), (bytes, "bytes"), (int, "ints")):
         if types == {kind}:
             return name
     return "text" if types == {_path_type()} else None
 
 
-def _signature(value: Any, looks: list[Any]) -> int:
-    return zlib.crc32(repr((id(value), len(value), looks)).encode("utf-8", "surrogatepass"))
+def _signature(value: Any, probes: list[Any]) -> int:
+    return zlib.crc32(repr((id(value), len(value), probes)).encode("utf-8", "surrogatepass"))

@@ -15,9 +15,9 @@ class Table:
     ``gone``: called with the value when the object has died, at any time and in any thread.
     """
 
-    def __init__(self, gone: Callable[[Any], object] | None = None) -> None:
+    def __init__(self, on_death: Callable[[Any], object] | None = None) -> None:
         self._rows: dict[int, tuple[weakref.ref[Any], Any]] = {}
-        self._gone = gone
+        self._on_death = on_death
 
     def get(self, thing: object) -> Any:
         """Its value, or None."""
@@ -32,9 +32,9 @@ class Table:
             row = self._rows.get(key)
             if row is not None and row[0] is reference:  # not of another that lives there now
                 del self._rows[key]
-                if self._gone is not None:
+                if self._on_death is not None:
                     try:
-                        self._gone(row[1])
+                        self._on_death(row[1])
                     except Exception:
                         pass  # at the interpreter's end modules may be gone already
 
