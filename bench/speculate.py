@@ -38,7 +38,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from uffdprefetch.formats.lmdb import BRANCH, LEAF, META, open_index
 from uffdprefetch.formats.reader import FileReader
 from uffdprefetch.orders.placement_estimator import PlacementEstimator
-from uffdprefetch.orders.provisional import early_order
+from uffdprefetch.orders.provisional import provisional_order
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = 4096
@@ -163,10 +163,10 @@ class Head:
                 return super().read(offset, length)
 
         with Noting(path) as file:
-            early = early_order(file, records, seconds=60)
-        if early is None:
+            provisional = provisional_order(file, records, seconds=60)
+        if provisional is None:
             raise ValueError(f"{path}: nothing can be told")
-        self._order = early.order
+        self._order = provisional.order
         #: Not touched yet.
         self.read = read
 

@@ -30,7 +30,7 @@ class Way:
     make: Make
 
 
-def _last(components: int) -> Make:
+def _last_components(components: int) -> Make:
     return lambda path: b"/".join(path.split(b"/")[-components:])
 
 
@@ -57,12 +57,12 @@ def _digest(name: str, as_text: bool) -> Make:
 ITSELF = Way("", lambda element: element)
 PATHS = (
     ITSELF,
-    Way("file name of", _last(1)),
-    Way("last 2 components of", _last(2)),
-    Way("last 3 components of", _last(3)),
+    Way("file name of", _last_components(1)),
+    Way("last 2 components of", _last_components(2)),
+    Way("last 3 components of", _last_components(3)),
     Way("path without extension of", _stem),
-    Way("file name without extension of", lambda path: _stem(_last(1)(path))),
-    Way("last 2 components without extension of", lambda path: _stem(_last(2)(path))),
+    Way("file name without extension of", lambda path: _stem(_last_components(1)(path))),
+    Way("last 2 components without extension of", lambda path: _stem(_last_components(2)(path))),
 )
 DIGESTS = tuple(
     Way(f"{name}{'' if as_text else ' (bytes)'} of", _digest(name, as_text))
@@ -71,20 +71,22 @@ DIGESTS = tuple(
 )
 
 
-def after(way: Way, digest: Way) -> Way:
+def composed(way: Way, digest: Way) -> Way:
     """``digest`` of what ``way`` makes."""
     if way is ITSELF:
         return digest
     return Way(f"{digest.name} {way.name}", lambda element: digest.make(way.make(element)))
 
 
-def ways(elements: Sequence[bytes], kind: str, looked: Sequence[bytes], longest: int) -> list[Way]:
+def ways(
+    elements: Sequence[bytes], kind: str, sample_keys: Sequence[bytes], longest: int
+) -> list[Way]:
     """Ways to make keys of elements of this kind ("bytes", "text"), the simplest first; those left
     out that make nothing new of these elements, or keys longer than ``longest`` bytes. ``looked``:
     some of the file's keys."""
     candidates = list(PATHS)
-    candidates += [after(way, digest) for digest in DIGESTS for way in PATHS]
-    for protocol in protocols(looked):
+    candidates += [composed(way, digest) for digest in DIGESTS for way in PATHS]
+    for protocol in protocols(sample_keys):
         candidates.append(Way("pickle of", _pickled(protocol, kind == "text")))
     found: list[Way] = []
     known: set[tuple[bytes, ...]] = set()
@@ -97,20 +99,20 @@ def ways(elements: Sequence[bytes], kind: str, looked: Sequence[bytes], longest:
     return found
 
 
-def prefixes(looked: Sequence[bytes]) -> list[bytes]:
+def prefixes(sample_keys: Sequence[bytes]) -> list[bytes]:
     """What many of these keys begin with: nothing, what all have in common, "image-"."""
     heads: Counter[bytes] = Counter()
-    for key in looked:
+    for key in sample_keys:
         found = _HEAD.match(key)
         if found:
             heads[found[0]] += 1
-    often = [head for head, count in heads.most_common(4) if 8 * count >= len(looked)]
-    low, high = min(looked, default=b""), max(looked, default=b"")
+    often = [head for head, count in heads.most_common(4) if 8 * count >= len(sample_keys)]
+    low, high = min(sample_keys, default=b""), max(sample_keys, default=b"")
     same = next((at for at, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), len(low))
     return list(dict.fromkeys([b"", low[:same], *often]))
 
 
-def around(table: KeyTable, stems: Sequence[bytes], befores: Sequence[bytes]) -> list[Way]:
+def affixed_ways(table: KeyTable, stems: Sequence[bytes], befores: Sequence[bytes]) -> list[Way]:
     """What stands before and after each of these few stems in the keys, as ways from a stem to its
     key: nothing, one of ``befores``, an ending such as ".jpg" or "-label"."""
     found = []
@@ -118,7 +120,7 @@ def around(table: KeyTable, stems: Sequence[bytes], befores: Sequence[bytes]) ->
         endings: list[bytes] = []
         for number, stem in enumerate(stems):
             whole = prefix + stem
-            here = [key[len(whole) :] for key in table.after(whole, _ENDINGS_MAX)]
+            here = [key[len(whole) :] for key in table.starting_with(whole, _ENDINGS_MAX)]
             endings = here if not number else [each for each in endings if each in here]
             if not endings:
                 break

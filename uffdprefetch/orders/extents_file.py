@@ -32,17 +32,17 @@ def write(path: str, units: OrderExtents) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def read(directory: str, told: dict[str, Any]) -> OrderExtents:
+def read(directory: str, layout: dict[str, Any]) -> OrderExtents:
     """The units that lie there, mapped; the file's name goes. Raises OSError, ValueError."""
-    path = os.path.join(directory, told["name"])
+    path = os.path.join(directory, layout["name"])
     try:
         whole = np.asarray(np.memmap(path, np.uint8, "r"))
     finally:
         os.unlink(path)  # its pages live as long as the mapping
     arrays = {}
-    for name, kind, count, at in told["arrays"]:
+    for name, kind, count, at in layout["arrays"]:
         end = at + count * np.dtype(kind).itemsize
         if count and end > len(whole):
-            raise ValueError(f"{told['name']} ends at {len(whole)}, within {name}")
+            raise ValueError(f"{layout['name']} ends at {len(whole)}, within {name}")
         arrays[name] = whole[at:end].view(kind)
-    return OrderExtents(arrays, told["items"], told["page_bytes"], told["nested"])
+    return OrderExtents(arrays, layout["items"], layout["page_bytes"], layout["nested"])

@@ -123,9 +123,9 @@ class IndexerClient:
                 self._in += data
                 *lines, self._in = self._in.split(b"\n")
                 for line in lines:
-                    self._hear(line)
+                    self._on_answer(line)
 
-    def _hear(self, line: bytes) -> None:
+    def _on_answer(self, line: bytes) -> None:
         answer = json.loads(line)
         # an early answer is a guess: another one follows
         done = (self._asked.get if answer.get("early") else self._asked.pop)(answer["id"], None)
@@ -150,11 +150,11 @@ class IndexerClient:
                 self._process.wait(KILL_SECONDS)
             self._process = None
 
-    def order(self, told: dict[str, Any]) -> OrderExtents:
+    def order(self, layout: dict[str, Any]) -> OrderExtents:
         """An order of an answer, mapped. Raises OSError, ValueError."""
         from uffdprefetch.orders import extents_file
 
-        return extents_file.read(self.directory, told)
+        return extents_file.read(self.directory, layout)
 
     def index(self, name: str) -> RecordIndex | None:
         """An index of an answer, mapped."""

@@ -28,8 +28,8 @@ class Indices:
     when
     one has come."""
 
-    def __init__(self, resolver: IndexerClient, came: Callable[[], None]) -> None:
-        self._resolver, self._came = resolver, came
+    def __init__(self, indexer: IndexerClient, on_ready: Callable[[], None]) -> None:
+        self._indexer, self._on_ready = indexer, on_ready
         self._found: dict[Key, RecordIndex | str | None] = {}
 
     def get(self, file: FileState) -> RecordIndex | None:
@@ -38,9 +38,9 @@ class Indices:
 
             def done(answer: Answer) -> None:
                 self._found[file.key] = self._opened(file, answer)
-                self._came()
+                self._on_ready()
 
-            self._resolver.ask({"do": "index", "path": file.path}, done)
+            self._indexer.ask({"do": "index", "path": file.path}, done)
         found = self._found[file.key]
         return None if isinstance(found, str) else found
 
@@ -51,7 +51,7 @@ class Indices:
     def _opened(self, file: FileState, answer: Answer) -> RecordIndex | str:
         if "error" in answer:
             return str(answer["error"])
-        index = self._resolver.index(answer["index"])
+        index = self._indexer.index(answer["index"])
         if index is None or index.file_bytes != file.size_bytes:
             return "its index cannot be mapped"
         return index

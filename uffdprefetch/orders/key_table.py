@@ -25,7 +25,7 @@ Pair = tuple[Array, Array]
 DUPLICATES_MAX = 64
 #: Keys that are looked at to see what keys are like: so many at random, and so many neighbours at
 #: the beginning, in the middle and at the end.
-_LOOK_RANDOM, _LOOK_NEIGHBOURS = 512, 32
+_SAMPLE_RANDOM, _SAMPLE_NEIGHBOURS = 512, 32
 _NONE: Array = np.zeros(0, np.int64)
 
 
@@ -110,25 +110,25 @@ class KeyTable:
 
     # ---- what they look like --------------------------------------------------------------------
 
-    def look(self) -> list[tuple[int, bytes]]:
+    def sample(self) -> list[tuple[int, bytes]]:
         """(record, key) of a few hundred records: some at random, and neighbours (every other key
         may be of another kind), of each range of keys."""
         source = random.Random(len(self))
         chosen: set[int] = set()
-        for first, end, _ in self.ranges[:_LOOK_NEIGHBOURS]:
+        for first, end, _ in self.ranges[:_SAMPLE_NEIGHBOURS]:
             count = end - first
-            if count <= _LOOK_RANDOM:
+            if count <= _SAMPLE_RANDOM:
                 chosen.update(range(first, end))
                 continue
-            chosen.update(source.sample(range(first, end), _LOOK_RANDOM))
-            for at in (first, first + count // 2, end - _LOOK_NEIGHBOURS):
-                chosen.update(range(at, at + _LOOK_NEIGHBOURS))
+            chosen.update(source.sample(range(first, end), _SAMPLE_RANDOM))
+            for at in (first, first + count // 2, end - _SAMPLE_NEIGHBOURS):
+                chosen.update(range(at, at + _SAMPLE_NEIGHBOURS))
         return [(record, self.key(record)) for record in sorted(chosen)]
 
-    def after(self, stem: bytes, most: int = 8) -> list[bytes]:
+    def starting_with(self, stem: bytes, most: int = 8) -> list[bytes]:
         """Keys that begin with ``stem``: the first ones, of the ranges in which keys ascend."""
         found: list[bytes] = []
-        for first, end, ascending in self.ranges[:_LOOK_NEIGHBOURS]:
+        for first, end, ascending in self.ranges[:_SAMPLE_NEIGHBOURS]:
             if not ascending:
                 continue
             at = bisect_left(range(end), stem, first, end, key=self.key)

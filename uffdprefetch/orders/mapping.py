@@ -101,8 +101,8 @@ def _all(
         yield from _numbered_lists(len(index), count, lists)
         return
     table = KeyTable(index)
-    looked = [key for _, key in table.look()]
-    usual = [key for key in looked if key not in _SPECIAL]
+    sampled = [key for _, key in table.sample()]
+    usual = [key for key in sampled if key not in _SPECIAL]
     forms = key_forms.forms(usual)
     yield from _formed(table, forms, usual, count, tried)
     yield from _counted(index, count, table)
@@ -126,12 +126,12 @@ def _counted(index: RecordIndex, count: int, table: KeyTable | None) -> Iterator
     for first, end, _ in table.ranges:
         where = "" if len(table.ranges) == 1 else f", from record {first} on"
         beside = _beside(table, first, end, special)
-        left = end - first - len(beside)
+        remaining = end - first - len(beside)
         # a data set of as many samples as there are others does not read what is beside them
-        if end - first >= count and not (len(beside) and left == count):
+        if end - first >= count and not (len(beside) and remaining == count):
             name = f"record number = sample number{where}"
             yield Hypothesis(name, count, _after(first, _NONE))
-        if len(beside) and left >= count:
+        if len(beside) and remaining >= count:
             names = ", ".join(shown(table.key(record)) for record in beside[:3].tolist())
             more = ", ..." if len(beside) > 3 else ""
             name = f"record number = sample number, without {names}{more}{where}"
@@ -224,7 +224,7 @@ def _listed(
     made: list[tuple[Way, Way]] = []
     for way in derived.ways(elements, each.kind, usual, table.longest):
         stems = [way.make(element) for element in elements[: derived.FEW]]
-        made += [(way, outer) for outer in derived.around(table, stems, befores)]
+        made += [(way, outer) for outer in derived.affixed_ways(table, stems, befores)]
     made.sort(key=lambda pair: pair[1] is not ITSELF)
     for way, outer in made:
         source = f"{way.name} .{shown(each.name)}".strip()
@@ -278,7 +278,7 @@ def _hashed(table: KeyTable, usual: list[bytes], count: int, tried: Array) -> It
             stems = [way.make(text) for text in written]
             if len(stems[0]) > table.longest:
                 continue
-            for outer in derived.around(table, stems, befores):
+            for outer in derived.affixed_ways(table, stems, befores):
                 name = f"keys {way.name} {form.name}, from {base}{_with(outer)}"
                 yield _keyed(table, name, count, _hash_of(form, base, way, outer))
 

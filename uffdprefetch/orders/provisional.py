@@ -35,7 +35,7 @@ _AT_ONCE = 128
 
 
 @dataclass(frozen=True, eq=False)
-class Early:
+class ProvisionalOrder:
     """What was made of a file's first pages. ``order``'s item i is the i-th record asked for.
 
     exact: items whose place is known; guessed: estimated; without: neither. ``how`` it is known
@@ -49,13 +49,13 @@ class Early:
     how: str
 
 
-def early_order(
+def provisional_order(
     reader: RangeReader,
     records: Array,
     leaves_max: int = LEAVES_MAX,
     seconds: float = SECONDS,
     redundant_max: float = placement_estimator.REDUNDANT_MAX,
-) -> Early | None:
+) -> ProvisionalOrder | None:
     """The order of these record numbers (of the file's index) as far as it can be told at once,
     its first ITEMS_MAX items at most. Raises OSError.
 
@@ -71,7 +71,7 @@ def early_order(
             return None
         if int(records.min()) < 0 or int(records.max()) >= leaves.records:
             return None
-        return _early(head, leaves, records, leaves_max, seconds, redundant_max)
+        return _provisional(head, leaves, records, leaves_max, seconds, redundant_max)
     except (FormatError, MemoryError):
         return None  # the index says what is wrong with it
     finally:
@@ -79,14 +79,14 @@ def early_order(
             head.close()
 
 
-def _early(
+def _provisional(
     head: HeadReader,
     leaves: Leaves,
     records: Array,
     leaves_max: int,
     seconds: float,
     redundant_max: float,
-) -> Early | None:
+) -> ProvisionalOrder | None:
     items, records = len(records), records[:ITEMS_MAX]
     wanted = np.searchsorted(leaves.firsts, records, "right") - 1
     which, first_use = np.unique(wanted, return_index=True)
@@ -117,7 +117,7 @@ def _early(
     guessed = len(np.unique(order.item)) - exact_items
     without = items - exact_items - guessed
     order = Order(order.starts, order.ends, order.item, items)
-    return Early(order, exact_items, guessed, without, min(done, len(which)), leaves.how)
+    return ProvisionalOrder(order, exact_items, guessed, without, min(done, len(which)), leaves.how)
 
 
 def guess_from(

@@ -96,7 +96,7 @@ class ResidencyEvidence:
         self._shares: Array = np.zeros(0)
         self._places: Array = np.zeros(0, np.int64)
 
-    def look(self, records: Array) -> None:
+    def measure(self, records: Array) -> None:
         """Ask for these."""
         new = np.setdiff1d(records, self._known)
         if not len(new):
@@ -155,15 +155,15 @@ class Prediction:
     known: Array
     other: Array
 
-    def seen(self, sight: ResidencyEvidence) -> Share:
-        return sight.share(self.read)
+    def seen(self, evidence: ResidencyEvidence) -> Share:
+        return evidence.share(self.read)
 
-    def proof(self, sight: ResidencyEvidence) -> float:
+    def proof(self, evidence: ResidencyEvidence) -> float:
         """How sure it is that the records were read because the hypothesis is true."""
-        return certainty(self.seen(sight), sight.share(self.other))
+        return certainty(self.seen(evidence), evidence.share(self.other))
 
-    def stands(
-        self, rival: Prediction, all_others: Array, sight: ResidencyEvidence
+    def is_proven_beside(
+        self, rival: Prediction, all_others: Array, evidence: ResidencyEvidence
     ) -> tuple[bool, bool]:
         """Whether it is proven even if the rival is true, by records that the rival does not have:
         (by those far from the rival's, by those that a fault on the rival's may map as well).
@@ -172,15 +172,15 @@ class Prediction:
         The latter are compared with what lies as far away on the other side. That is no proof that
         the rival is wrong: a third one's records may lie there.
         """
-        starts, ends = sight.extents(np.setdiff1d(self.read, rival.known))
-        around = merged(*sight.extents(rival.known))
-        near, mirrored = _mirrored(starts, ends, around, sight.index.file_bytes)
-        mirrored = _apart(mirrored, merged(*sight.extents(np.union1d(self.known, all_others))))
-        shares, beyond = sight.shares_of((starts, ends)), sight.shares_of(mirrored)
+        starts, ends = evidence.extents(np.setdiff1d(self.read, rival.known))
+        around = merged(*evidence.extents(rival.known))
+        near, mirrored = _mirrored(starts, ends, around, evidence.index.file_bytes)
+        mirrored = _apart(mirrored, merged(*evidence.extents(np.union1d(self.known, all_others))))
+        shares, beyond = evidence.shares_of((starts, ends)), evidence.shares_of(mirrored)
         far = _share(shares[~near], starts[~near])
-        others = sight.share(np.setdiff1d(self.other, rival.known))
+        others = evidence.share(np.setdiff1d(self.other, rival.known))
         # between two that were read, a record is mapped from both sides
-        near &= ~_between(starts, ends, merged(*sight.extents(all_others)))
+        near &= ~_between(starts, ends, merged(*evidence.extents(all_others)))
         close = [_share(shares[near], starts[near], least) for least in _LEAST]
         beyonds = [_share(beyond, mirrored[0], least) for least in _LEAST]
         return (
@@ -189,12 +189,12 @@ class Prediction:
             and any(certainty(*two) >= CERTAIN for two in zip(close, beyonds, strict=True)),
         )
 
-    def beats(self, rival: Prediction, sight: ResidencyEvidence) -> bool:
+    def beats(self, rival: Prediction, evidence: ResidencyEvidence) -> bool:
         """Whether what only it says is touched more than what only the rival says: a record that
         was read is mapped no less surely than one that was not."""
         only, rivals = np.setdiff1d(self.read, rival.known), np.setdiff1d(rival.read, self.known)
         return any(
-            certainty(sight.share(only, least), sight.share(rivals, least)) >= CERTAIN
+            certainty(evidence.share(only, least), evidence.share(rivals, least)) >= CERTAIN
             for least in _LEAST
         )
 
