@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an order amounts to, and what it would cost: counts, requests, a simulated epoch. Pure."""
+"""Counts of an order, and its requests and time in a simulated epoch. Pure."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from uffdprefetch.predict.order.cursor import Order, OrderCursor, OrderRange
 Pair = tuple[Array, Array]
 
 GIB = 1 << 30
-#: Of longer orders only the beginning is walked through: requests are alike all the way.
+#: Longer orders are simulated up to here: requests are alike throughout, and CPU time is bounded.
 SIMULATED_BYTES = 64 * GIB
 SIMULATED_ITEMS = 2_000_000
 
 
 @dataclass(frozen=True)
 class Link:
-    """What brings the bytes, and what uses them."""
+    """Storage's bandwidth, and the reader's own time for an item."""
 
     bandwidth_bytes_per_second: float
     seconds_per_item: float
 
 
 def counts(order: Order) -> dict[str, int]:
-    """items, bytes, unique_bytes (each byte of the file once) and repeated_items (those whose first
-    extent with bytes an earlier item had already)."""
+    """items, bytes, unique_bytes (each byte of the file once) and repeated_items (whose first
+    non-empty extent is an earlier item's)."""
     starts, ends = merged(order.starts, order.ends)
     first = _first_extents(order)
     pairs = np.stack((order.starts[first], order.ends[first]), axis=1)
@@ -68,12 +68,12 @@ def shared_bytes(orders: Sequence[Order]) -> list[int]:
 def simulated_epoch(
     order: Order, file_bytes: int, lookahead_bytes: int, link: Link | None
 ) -> dict[str, Any]:
-    """The requests of a reader that goes through the order, each item after the other, with so much
-    asked for ahead of it; with a ``link``, how long that takes.
+    """The requests of a reader that goes through the order with ``lookahead_bytes`` requested ahead
+    of it; with a ``link``, how long that takes.
 
-    The link serves the requests in turn at its bandwidth. The lower bound is what no prefetcher can
-    undercut: all items' own time, or that of bringing each byte once (paper 5, section 4.1: its
-    "perfect prefetcher", and the bandwidth).
+    The link serves the requests in turn at its bandwidth. The lower bound of any prefetcher is all
+    items' own time, or that of transferring each byte once ([HDMLP] section 4.1: its "perfect
+    prefetcher", and the bandwidth).
     """
     part = _beginning(order)
     cursor = OrderCursor(part, file_bytes)
@@ -108,18 +108,18 @@ def simulated_epoch(
 
 
 class _LinkClock:
-    """A link that serves requests in turn, and a reader that uses what it brings. Seconds."""
+    """A link that serves requests in turn, and a reader that waits for them. Times in seconds."""
 
     def __init__(self, link: Link) -> None:
         self.link = link
         self.clock = 0.0  # the reader's
-        self._free = 0.0  # the link's: when all that was asked for is there
-        self._needed: Array = np.zeros(0, np.int64)  # of requests still to be used, ascending
-        self._arrivals: Array = np.zeros(0)  # when they are there, ascending
-        self._last_arrival = 0.0  # when the one before these was
+        self._free = 0.0  # when the link has served every request
+        self._needed: Array = np.zeros(0, np.int64)  # by unused requests: plan coordinate
+        self._arrivals: Array = np.zeros(0)  # of unused requests, ascending
+        self._last_arrival = 0.0  # of the last used request
 
     def ask(self, ranges: Sequence[OrderRange]) -> None:
-        """Requests that are made now."""
+        """Issue requests now."""
         sizes = np.array([one.end - one.start for one in ranges], np.float64)
         begin = max(self._free, self.clock)
         arrivals = begin + np.cumsum(sizes) / self.link.bandwidth_bytes_per_second
@@ -129,12 +129,12 @@ class _LinkClock:
         self._free = float(arrivals[-1]) if len(arrivals) else self._free
 
     def read(self, ends: Array) -> None:
-        """Go through items that end at these plan coordinates, each when all that is needed before
-        its end is there."""
+        """Read items that end at these plan coordinates, each once all requests that it needs have
+        arrived."""
         each, count = self.link.seconds_per_item, len(ends)
         used: Any = np.searchsorted(self._needed, ends, "left")
         arrivals: Array = np.append(self._last_arrival, self._arrivals)[used]
-        # item i begins when it is there and the one before is done: the latest of these chains
+        # item i begins once it has arrived and item i - 1 is done: the latest of these chains
         begun = float((arrivals - np.arange(count) * each).max())
         self.clock = max(self.clock, begun) + count * each
         self._last_arrival = float(arrivals[-1])

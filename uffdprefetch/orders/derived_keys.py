@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a key may be made of: a data set's path or name, a part of it, or its hash. Pure."""
+"""Keys derived from a list's element: a path or name, a part of it, or its hash. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from uffdprefetch.orders.key_table import KeyTable
 
 Make = Callable[[bytes], bytes]
 
-#: Elements that a way is tried with before any more are, and ways to end a key that are tried.
+#: Elements that a way is tried with first, and key endings that are tried: bounds the time.
 FEW = 4
 _ENDINGS_MAX = 8
 _HEAD = re.compile(rb"[^-_/:.]+[-_/:.]")
@@ -24,7 +24,7 @@ _HEAD = re.compile(rb"[^-_/:.]+[-_/:.]")
 
 @dataclass(frozen=True)
 class Way:
-    """``make``: from an element to its key. ``name``: "sha1 of", empty for the element itself."""
+    """A derivation. ``make``: element -> key. ``name``: "sha1 of", empty for the element itself."""
 
     name: str
     make: Make
@@ -53,7 +53,7 @@ def _digest(name: str, as_text: bool) -> Make:
     return make
 
 
-#: The element itself comes first: the simplest way that explains what was seen is taken.
+#: Simplest first: the first way that explains the evidence is taken.
 ITSELF = Way("", lambda element: element)
 PATHS = (
     ITSELF,
@@ -72,7 +72,7 @@ DIGESTS = tuple(
 
 
 def composed(way: Way, digest: Way) -> Way:
-    """``digest`` of what ``way`` makes."""
+    """``digest`` of ``way``'s key."""
     if way is ITSELF:
         return digest
     return Way(f"{digest.name} {way.name}", lambda element: digest.make(way.make(element)))
@@ -81,9 +81,9 @@ def composed(way: Way, digest: Way) -> Way:
 def ways(
     elements: Sequence[bytes], kind: str, sample_keys: Sequence[bytes], longest: int
 ) -> list[Way]:
-    """Ways to make keys of elements of this kind ("bytes", "text"), the simplest first; those left
-    out that make nothing new of these elements, or keys longer than ``longest`` bytes. ``looked``:
-    some of the file's keys."""
+    """Ways from elements of this kind ("bytes", "text") to keys, the simplest first, without those
+    that repeat another's keys or make keys longer than ``longest`` bytes. ``sample_keys``: some of
+    the file's keys."""
     candidates = list(PATHS)
     candidates += [composed(way, digest) for digest in DIGESTS for way in PATHS]
     for protocol in protocols(sample_keys):
@@ -100,7 +100,7 @@ def ways(
 
 
 def prefixes(sample_keys: Sequence[bytes]) -> list[bytes]:
-    """What many of these keys begin with: nothing, what all have in common, "image-"."""
+    """Frequent prefixes of these keys: the empty one, their common one, heads such as "image-"."""
     heads: Counter[bytes] = Counter()
     for key in sample_keys:
         found = _HEAD.match(key)
@@ -113,8 +113,8 @@ def prefixes(sample_keys: Sequence[bytes]) -> list[bytes]:
 
 
 def affixed_ways(table: KeyTable, stems: Sequence[bytes], befores: Sequence[bytes]) -> list[Way]:
-    """What stands before and after each of these few stems in the keys, as ways from a stem to its
-    key: nothing, one of ``befores``, an ending such as ".jpg" or "-label"."""
+    """Ways from a stem to its key by a prefix (one of ``befores``) and an ending such as ".jpg" or
+    "-label" that the file's keys have around each of these stems."""
     found = []
     for prefix in befores:
         endings: list[bytes] = []
@@ -124,7 +124,7 @@ def affixed_ways(table: KeyTable, stems: Sequence[bytes], befores: Sequence[byte
             endings = here if not number else [each for each in endings if each in here]
             if not endings:
                 break
-        # the keys may be in an order in which after() finds nothing
+        # where keys do not ascend starting_with() finds nothing
         some = dict.fromkeys([b"", *endings])
         found += [_affixed(prefix, ending) for ending in some]
     return found

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of several ways from samples to records is the true one, by what was really touched. Pure.
+"""Chooses among hypotheses on samples and records by what the job has touched. Pure.
 
-Samples are known to have been read; under each hypothesis that is certain records, whose pages must
-be in the readers' page tables. orders/residency_evidence.py says what that proves.
+Samples are known to have been read; each hypothesis says which records those were, whose pages must
+then be in the readers' page tables. orders/residency_evidence.py says what that proves.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from uffdprefetch.orders.residency_evidence import (
     ResidencyEvidence,
 )
 
-#: Of the samples read the last so many count, and more when these do not tell: what was read long
-#: ago may not be mapped any more.
+#: Latest samples that are judged by, widened while they are undecided: what was read long ago may
+#: no longer be mapped.
 WINDOWS = (64, 256, 1024)
-#: So many others are looked at to compare.
+#: Samples not read that they are compared with.
 OTHERS = 256
-#: Samples read, or perhaps read, before and after those that are thought of.
+#: Samples read, and perhaps read ahead, that are excluded from the comparison.
 KNOWN_MAX = 1 << 14
-#: When nothing fits after so many samples, nothing will.
+#: Samples read after which, where no hypothesis fits, the search ends.
 ENOUGH_SAMPLES = 64
-#: More ways that may be true are not compared with each other.
+#: Hypotheses compared pairwise at most (quadratic).
 RIVALS_MAX = 16
 
 
 @dataclass(frozen=True)
 class Choice:
-    """hypotheses: those that are true together: a sample's records are those of all of them. why: a
-    line for people. decided: more evidence would not change it; when False there are none."""
+    """hypotheses: those that hold together: a sample reads the records of all of them. why: a line
+    for people. decided: more evidence would not change it; when False there are none."""
 
     hypotheses: tuple[Hypothesis, ...]
     why: str
@@ -56,7 +56,7 @@ def choose(
     file: str = "it",
     ahead: Array | None = None,
 ) -> Choice:
-    """The hypotheses that what was touched proves.
+    """The hypotheses that the touches prove.
 
     ``seen``: samples that have been read by now, in reading order. ``present``: (starts, ends) of
     ranges of the file -> the share of each one's pages that is in the readers' page tables, 0 to 1:
@@ -90,7 +90,7 @@ def choose(
 
 
 def _predict(hypothesis: Hypothesis, known: Array) -> Prediction:
-    """What it says of samples that may have been read, and of some that were not."""
+    """Its records of samples that may have been read, and of some that were not."""
     source = np.random.default_rng(len(known))
     others = source.integers(0, hypothesis.samples, 2 * max(WINDOWS))
     others = np.unique(others[~np.isin(others, known)])
@@ -101,7 +101,7 @@ def _predict(hypothesis: Hypothesis, known: Array) -> Prediction:
 
 
 def _with_read(prediction: Prediction, read: Array) -> Prediction | None:
-    """And of those that were read; None when it has no record for too many of them."""
+    """With its records of ``read``; None when it has none for too many of them."""
     records, which = prediction.hypothesis.records(read)
     if len(np.unique(which)) < TRUE_SHARE * len(read):
         return None
@@ -109,7 +109,7 @@ def _with_read(prediction: Prediction, read: Array) -> Prediction | None:
 
 
 def _last_distinct(samples: Array, most: int) -> Array:
-    """The last ones, each once."""
+    """The last ``most`` distinct ones."""
     found, first = np.unique(samples[::-1], return_index=True)
     return found[np.argsort(first)][:most]
 
@@ -135,14 +135,14 @@ def _chosen(
 def _among(
     proven: list[Prediction], holding: list[Prediction], evidence: ResidencyEvidence
 ) -> Choice:
-    """Of several that may be true those that are proven whichever of the others is true: one may
-    only look true because it says nearly what the true one says."""
+    """Those proven whichever of the others is true: one may hold only because its records are
+    nearly those of the true one."""
     if len(holding) > RIVALS_MAX:
         return Choice((), f"{len(holding)} ways look true: too many to tell apart", False)
     numbers = range(len(holding))
     sure = {i for i in numbers if holding[i] in proven}
-    better: set[tuple[int, int]] = set()  # (i, j): i is proven whatever is true of j
-    refutes: set[tuple[int, int]] = set()  # and if one of them is wrong it is j
+    better: set[tuple[int, int]] = set()  # (i, j): i is proven even if j is true
+    refutes: set[tuple[int, int]] = set()  # and if one of the two is wrong it is j
     for i, j in permutations(numbers, 2):
         others = [holding[k].known for k in numbers if k != i]
         far, near = holding[i].is_proven_beside(
@@ -184,7 +184,7 @@ def _unproven(holding: list[Prediction], evidence: ResidencyEvidence, file: str)
 def _none(
     predictions: list[Prediction], evidence: ResidencyEvidence, samples: int, file: str
 ) -> Choice:
-    """Nothing holds: too early to say, nobody reads here, or no way was the right one."""
+    """None holds: too few samples, little is mapped, or no hypothesis is right."""
     if samples < ENOUGH_SAMPLES:
         return Choice((), f"only {samples} samples have been read", False)
     needed_bytes = min((_bytes(evidence, each.read) for each in predictions), default=0)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m uffdprefetch.orders.indexer DIRECTORY [PLAN]``: the service's helper that reads.
+"""``python -m uffdprefetch.orders.indexer DIRECTORY [PLAN]``: the service's helper process.
 
-The service has one thread and never waits for storage; to index a large file takes seconds, and to
-sort a long order. This process finds the bytes of orders for it: requests come as lines of JSON on
-standard input, answers go to standard output, orders as files (orders/extents_file.py) into
-DIRECTORY. Each request has an ``id``, which its answer repeats; answers come in any order. It ends
-with its standard input.
+The service has one thread and never waits for storage; indexing a large file and sorting a long
+order take seconds. This process resolves orders to bytes: requests are lines of JSON on standard
+input, answers go to standard output, orders as files (orders/extents_file.py) into DIRECTORY. Each
+request has an ``id``, which its answer repeats; answers come in any order. It ends with its
+standard input.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from uffdprefetch.predict.order.cursor import Order
 from uffdprefetch.predict.order.extents import OrderExtents
 
 THREADS = 4
-#: An index that is there so soon needs no guess before it.
+#: Delay before a provisional order is made: an index in the node's cache is there sooner.
 GUESS_SECONDS = 0.1
 
 OnProvisional = Callable[[dict[str, Any]], None]
@@ -54,8 +54,8 @@ class Indexer:
         self._count_lock = threading.Lock()
 
     def answer(self, request: dict[str, Any], on_provisional: OnProvisional) -> dict[str, Any]:
-        """One request's answer; ``error`` in it is a line for the user. ``early`` is called with an
-        answer that is a guess, if there is one before."""
+        """A request's answer; its ``error`` is a line for the user. ``on_provisional`` is called
+        with a provisional answer, if there is one before."""
         try:
             if request["do"] == "plan":
                 return self._of_plan(request, on_provisional)
@@ -94,7 +94,7 @@ class Indexer:
         return {"order": self._store(order, path)}
 
     def prepare(self) -> None:
-        """Index the plan's files before anybody asks."""
+        """Index the plan's files ahead of requests."""
         with contextlib.suppress(UffdPrefetchError, OSError, ValueError, MemoryError):
             for file in self._load().files:
                 for path in file.data_files():
@@ -110,8 +110,7 @@ class Indexer:
     def _guess(
         self, path: str, spec: stated.Records, on_provisional: OnProvisional
     ) -> threading.Event:
-        """Beside the index, which may take long, an order of which some is estimated; not when the
-        event that is returned is set before."""
+        """Make a provisional order beside the index, unless the event returned is set before."""
         known = threading.Event()
 
         def guess() -> None:

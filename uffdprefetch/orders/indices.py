@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The record indices of files. The indexer (orders/indexer.py) makes them; nobody waits."""
+"""Record indices of files, made by the indexer (orders/indexer.py) asynchronously."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # it brings numpy, which a service that needs none spares
 
 
 class IndexSource(Protocol):
-    """Where the indices of files come from; nothing here ever waits."""
+    """Where the indices of files come from; never blocks."""
 
     def get(self, file: FileState) -> RecordIndex | None:
         """The index; None: not yet, or never. The first call asks for it."""
@@ -24,9 +24,8 @@ class IndexSource(Protocol):
 
 
 class Indices:
-    """See IndexSource: by the helper process (orders/indexer_client.py), mapped. ``came`` is called
-    when
-    one has come."""
+    """See IndexSource: by the helper process (orders/indexer_client.py), mapped. ``on_ready`` is
+    called when one has come."""
 
     def __init__(self, indexer: IndexerClient, on_ready: Callable[[], None]) -> None:
         self._indexer, self._on_ready = indexer, on_ready

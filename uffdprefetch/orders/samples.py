@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From what a job has announced to orders of bytes: records, keys and ranges as they are, samples
-of a data set once it is known which records they read (orders/mapping.py).
+"""Resolves announcements to orders of bytes: records, keys and ranges directly, samples of a data
+set once it is known which records they read (orders/mapping.py).
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from uffdprefetch.predict.order.cursor import Order
 
 Store = Callable[[Order, str], dict[str, Any]]
 
-#: Samples that are looked for among what has been touched.
+#: Latest samples whose records are looked for among the touches.
 SEEN_MAX = 1024
-#: Samples that a mapping is tried on before that.
+#: Samples on which hypotheses are tried for existing records before that.
 PROBED = 64
-#: The first batch takes long, since nothing is read ahead yet: so many of its samples are looked at
-#: before it has been said, and so many in a row tell enough.
+#: Within the first batch, which is slow since nothing is read ahead, progress is inferred from page
+#: tables: samples considered, and mapped ones in a row that are no chance.
 BEGUN_MAX = 64
 BEGUN_MIN = 8
-#: Asked so often without enough to judge by: it will not be known.
+#: Requests without enough evidence after which the service gives up.
 TRIES_MAX = 60
-#: Lists of data sets that are remembered.
+#: Data sets whose lists are kept, the latest.
 TOKENS_MAX = 64
 
 _scanning = threading.Lock()  # uffd.touched_runs() has one buffer
@@ -51,8 +51,8 @@ class MappedFile:
     regions: Sequence[tuple[int, int, int, int]]
 
     def present(self, starts: Array, ends: Array) -> Array:
-        """For each range of the file the share of its pages that one of the processes has in its
-        page table (the largest of theirs)."""
+        """For each range of the file the share of its pages in one process's page table, the
+        largest of all processes."""
         share: Array = np.zeros(len(starts))
         for pid, address, offset, length in self.regions:
             try:
@@ -75,7 +75,7 @@ class MappedFile:
 
 
 def _mapped_bytes(pagemap_fd: int, address: int, length: int) -> int:
-    """Of [address, +length) of a process. Raises OSError."""
+    """Bytes of [address, +length) in a process's page table. Raises OSError."""
     mapped, end = 0, address + length
     while address < end:
         with _scanning:
@@ -88,13 +88,13 @@ def _mapped_bytes(pagemap_fd: int, address: int, length: int) -> int:
 
 
 class ResolveRequest:
-    """What is known of the announcing process when an order is asked for."""
+    """State of the announcing process when an order is asked for."""
 
     def __init__(
         self, files: Sequence[dict[str, Any]], read_items: int, resolved_parts: Sequence[int]
     ) -> None:
-        """``files``: of the service's question; ``said``: items that have been read; ``done``:
-        parts of the announcement that have been told."""
+        """``files``: of the service's question; ``read_items``: progress in items;
+        ``resolved_parts``: parts of the announcement whose orders the service has."""
         self.files = [
             MappedFile(each["path"], [(r[0], r[1], r[2], r[3]) for r in each["regions"]])
             for each in files
@@ -104,7 +104,7 @@ class ResolveRequest:
 
 @dataclass
 class _DataSet:
-    """What is known of a data set. ``found``: by path, the hypotheses that have proved right."""
+    """A data set's lists. ``found``: by path, the hypotheses that have been proven."""
 
     lists: dict[str, KeyList] = field(default_factory=dict)
     found: dict[str, tuple[Hypothesis, ...]] = field(default_factory=dict)
@@ -112,7 +112,7 @@ class _DataSet:
 
 
 class SampleResolver:
-    """Remembers what leads from the samples of data sets to records."""
+    """Resolves announced parts; keeps each data set's lists and proven hypotheses."""
 
     def __init__(self) -> None:
         self._sets: dict[tuple[int, str], _DataSet] = {}
@@ -128,8 +128,7 @@ class SampleResolver:
             return found
 
     def take_lists(self, announcement: Announcement) -> None:
-        """Remember the lists of an announcement that is heard of for the first time. Raises
-        AnnounceError."""
+        """Keep the lists of a new announcement. Raises AnnounceError."""
         for part in announcement.parts:
             if part.what not in ("samples", "lists") or (part.known and not part.lists):
                 continue
@@ -176,7 +175,7 @@ class SampleResolver:
     def _stated(
         self, announcement: Announcement, part: Part, request: ResolveRequest
     ) -> list[tuple[int, Order, str]]:
-        """The order in each file that a part is of, and how it is known."""
+        """[(file, order, how it is known)] of a part, for each file that it may be of."""
         found = []
         for i, file in enumerate(request.files):
             if part.file is not None and not _same(part.file, file.path):
@@ -255,7 +254,7 @@ class SampleResolver:
         self, known: _DataSet, part: Part, index: RecordIndex, samples: Array, turns: Array,
         file: MappedFile, read_items: int,
     ) -> tuple[tuple[Hypothesis, ...], str] | None:  # fmt: skip
-        """What the samples read in a file, and why; None: not to be told yet."""
+        """(hypotheses, why) of what the samples read in a file; None: not decided yet."""
         read_count = int(np.searchsorted(turns, read_items))
         probe = samples[:: max(1, len(samples) // PROBED)][:PROBED]
         found = hypotheses(index, part.samples, list(known.lists.values()), probe)
@@ -273,9 +272,9 @@ class SampleResolver:
 
 
 def begun(index: RecordIndex, found: Sequence[Hypothesis], samples: Array, present: Present) -> int:
-    """How many of the first samples have been read, before anybody has said so: as many in a row
-    as have all pages mapped under one hypothesis, which is no chance when it is eight; less one,
-    which may be half read."""
+    """How many of the first samples have been read, inferred before any progress is reported: the
+    longest initial run with all pages mapped under one hypothesis, less one, which may be half
+    read."""
     most = 0
     for hypothesis in found:
         records, which = hypothesis.records(samples)
@@ -305,7 +304,7 @@ def _order(
     samples: Array,
     turns: Array,
 ) -> Order:
-    """The bytes that samples read, under one or several hypotheses that hold together."""
+    """The bytes that samples read, under hypotheses that hold together."""
     pairs = [each.records(samples) for each in right]
     records = np.concatenate([pair[0] for pair in pairs])
     owner = np.concatenate([pair[1] for pair in pairs])
