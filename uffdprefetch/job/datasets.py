@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the service needs to know of a dataset to find the records of its samples.
+"""Describes a loader's dataset to the service, which finds the records of its samples.
 
-A loader's item number leads through Subset and ConcatDataset (torch's own code, nothing that
-overrides it), and through what Hugging Face's datasets have shuffled, to sample numbers of inner
-datasets. Each of these is a *part* of an announcement,
-with the lists that may hold its keys (job/lists.py).
+An item number is mapped through Subset and ConcatDataset (torch's own code, nothing that overrides
+it), and through the indices of Hugging Face's shuffled datasets, to sample numbers of *base*
+datasets. Each of these is a *part* of an announcement, with the lists that may hold its keys
+(job/lists.py).
 
-A part has a token: the same in the job and in workers that look for lists too, though a worker
-that was spawned shares nothing with its parent but a pickled copy. So it is made of the dataset's
-class, its place among those of the loader, and its attributes that are short strings; a forked
-worker finds the one that was given before the fork.
+A part has a token, the same in the job and in its workers, though a spawned worker shares nothing
+with its parent but a pickled copy. So it is made of the dataset's class, its index among the
+loader's base datasets, and its attributes that are short strings; a forked worker inherits it.
 """
 
 from __future__ import annotations
@@ -26,16 +25,18 @@ from .tables import Table
 
 _DATASET = "torch.utils.data.dataset"
 _HUGGING_FACE = "datasets.arrow_dataset"
+#: Nested datasets that are followed.
 _DEPTH = 16
+#: Longest attribute that is part of a token.
 _TOKEN_TEXT = 256
-#: orders/announcement.py's PARTS_MAX.
+#: As orders/announcement.py's PARTS_MAX.
 CAP_PARTS = 256
 
 
 class DatasetInfo:
-    """What was said of an inner dataset, as long as it lives."""
+    """What has been published of a base dataset, as long as it lives."""
 
-    #: Of names that several living datasets have: which numbers behind it are given.
+    #: By name: numbers in use by living datasets of that name.
     _given: ClassVar[dict[str, set[int]]] = {}
 
     def __init__(self, name: str) -> None:
@@ -44,7 +45,7 @@ class DatasetInfo:
         self._number = next(n for n in count(1) if n not in given)
         given.add(self._number)
         self.token = name if self._number == 1 else f"{name}-{self._number}"
-        #: What it had when its workers, if any, were about to start.
+        #: lists.inventory() when its workers, if any, were about to start.
         self.containers: dict[str, tuple[int, int]] = {}
         self.published: list[tuple[str, int]] | None = None
 
@@ -53,9 +54,9 @@ class DatasetInfo:
 
 
 class BaseDataset:
-    """An inner dataset; ``samples``: which of its samples are read, in order (int64); ``turns``:
-    the item number of each in the loader's order (None: all items in order); ``rows``: how many
-    samples it has, where that is not its length."""
+    """A base dataset; ``samples``: those that are read, in order (int64); ``turns``: the item
+    number of each in the loader's order (None: all items in order); ``rows``: the number of its
+    samples, where that is not its length."""
 
     def __init__(
         self, dataset: Any, samples: array[int], turns: array[int] | None, rows: int | None = None
@@ -67,8 +68,8 @@ _known = Table()
 
 
 def discover_datasets(dataset: object) -> list[DatasetInfo]:
-    """What is known of the inner datasets of a loader, each with a token from now on. To be called
-    before workers are forked. Calls nothing of the user's."""
+    """The base datasets of a loader, each of which gets a token. To be called before workers are
+    forked. Calls no code of the user's."""
     found = []
     for index, base in enumerate(_base_datasets(dataset)):
         known = _known.get(base)
@@ -92,11 +93,11 @@ def _name(base: object, index: int) -> str:
     return f"{kind.__name__[:32]}-{index}-{zlib.crc32(content):08x}"
 
 
-# ---- through what a loader's dataset is made of --------------------------------------------------
+# ---- from a loader's dataset to its base datasets ------------------------------------------------
 
 
 def _is(dataset: object, name: str) -> bool:
-    """Whether it gives its samples by the code of torch's class ``name``."""
+    """Whether its samples come from the code of torch's class ``name``, not overridden."""
     return runs(dataset, _DATASET, name, "__getitem__") and (
         getattr(type(dataset), "__getitems__", None) is None
         or runs(dataset, _DATASET, name, "__getitems__")
@@ -104,7 +105,7 @@ def _is(dataset: object, name: str) -> bool:
 
 
 def _base_datasets(dataset: Any, depth: int = 0) -> list[Any]:
-    """Its inner datasets, from the first to the last."""
+    """Its base datasets, in their order."""
     if depth < _DEPTH and _is(dataset, "Subset"):
         return _base_datasets(vars(dataset)["dataset"], depth + 1)
     if depth < _DEPTH and _is(dataset, "ConcatDataset"):
@@ -114,7 +115,7 @@ def _base_datasets(dataset: Any, depth: int = 0) -> list[Any]:
 
 
 def spread(dataset: Any, items: array[int], torch: Any) -> list[BaseDataset]:
-    """The inner datasets with the samples that ``items`` lead to, in their order.
+    """The base datasets with the samples that ``items`` are mapped to, in their order.
 
     Raises Unknown, or IndexError, for what cannot be followed.
     """
@@ -144,7 +145,7 @@ def _spread(
             for base in _spread(inner_dataset, inner, its_turns, torch, depth + 1)
         ]
     if runs(dataset, _HUGGING_FACE, "Dataset", "__getitem__"):
-        # Shuffled or selected: its samples are rows of a table, by a table of their numbers.
+        # Shuffled or selected: _indices maps its samples to rows of the table.
         table, chosen = vars(dataset)["_data"], vars(dataset)["_indices"]
         if chosen is not None:
             rows = chosen.column(0).to_pylist()
@@ -157,22 +158,22 @@ def _spread(
 
 
 class Description:
-    """Parts and arrays of an announcement; published() when it has arrived."""
+    """Parts and arrays of an announcement; published() once it has been sent."""
 
     def __init__(self, parts: list[dict[str, Any]], arrays: dict[str, Any]) -> None:
         self.parts, self.arrays = parts, arrays
         self._news: dict[DatasetInfo, list[tuple[str, int]]] = {}
 
     def has(self, known: DatasetInfo, signatures: list[tuple[str, int]]) -> bool:
-        """Whether these lists of a dataset have been said, here or before."""
+        """Whether these lists of a dataset are in here or have been published before."""
         return self._news.get(known, known.published) == signatures
 
     def will_have(self, known: DatasetInfo, signatures: list[tuple[str, int]]) -> None:
-        """They are in here."""
+        """These lists are in here."""
         self._news[known] = signatures
 
     def published(self) -> None:
-        """What is in here need not be said again."""
+        """The lists in here need not be sent again."""
         for known, signatures in self._news.items():
             known.published = signatures
 
@@ -218,7 +219,7 @@ def describe(dataset: Any, items: array[int], file: str | None, torch: Any) -> D
 def _lists(
     columns: list[lists.Column], prefix: str, room: int
 ) -> tuple[list[dict[str, Any]], dict[str, bytes]]:
-    """What is said of columns, and their arrays: at most ``room`` bytes."""
+    """Descriptions of columns, and their arrays: at most ``room`` bytes."""
     described: list[dict[str, Any]] = []
     arrays: dict[str, bytes] = {}
     for column in columns:
@@ -237,7 +238,7 @@ def _lists(
 
 
 def known_datasets(dataset: object) -> list[DatasetInfo]:
-    """As discover_datasets(), but what was known of the inner datasets stays as it was."""
+    """As discover_datasets(), without updating the containers of known ones."""
     known = [_known.get(base) for base in _base_datasets(dataset)]
     return known if all(known) else discover_datasets(dataset)
 
@@ -245,9 +246,9 @@ def known_datasets(dataset: object) -> list[DatasetInfo]:
 def late_lists(
     dataset: Any, items: array[int], before: list[DatasetInfo], torch: Any
 ) -> list[tuple[str, list[dict[str, Any]], dict[str, bytes]]]:
-    """Lists that inner datasets have got since ``before``, the answer of known_datasets(), when
-    ``items`` were read: (token, what is said of the lists, their arrays). Calls nothing of the
-    user's, so a list counts when it is long enough for these items."""
+    """Lists that base datasets have got since ``before``, the result of known_datasets(), while
+    ``items`` were read: (token, descriptions of the lists, their arrays). Calls no code of the
+    user's (such as __len__), so a list counts when it is long enough for these items."""
     found = []
     for known, base in zip(before, spread(dataset, items, torch)):  # noqa: B905
         now = lists.inventory(base.dataset)
