@@ -200,4 +200,4 @@ def install(path: str) -> None:
     item(order_sources.Announcements, "announced", "announced", lambda self, *who: list(who))
     item(order_sources.Announcements, "look", "announcements", lambda self, now: [])
     item(order_sources.Announcements, "forget_process", "forgotten", lambda self, pid: [pid])
-    item(indexer_client.IndexerClient, "_hear", "answer", lambda self, line: [line.decode()])
+    item(indexer_client.IndexerClient, "_on_answer", "answer", lambda self, line: [line.decode()])
