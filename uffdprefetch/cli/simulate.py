@@ -316,9 +316,9 @@ def _list() -> int:
     lines = ["scenarios:", *(f"  {name:<18} {title}" for name, title in shipped().items())]
     lines.append("policies:")
     for name, policy in POLICIES.items():
-        said = " ".join((policy.__doc__ or "").split())
+        description = " ".join((policy.__doc__ or "").split())
         options = ", ".join(f"{one.name} = {json.dumps(one.default)}" for one in fields(policy))
-        lines.append(f"  {name:<18} {said}" + (f" [{options}]" if options else ""))
+        lines.append(f"  {name:<18} {description}" + (f" [{options}]" if options else ""))
     print("\n".join(lines))
     return 0
 
@@ -385,9 +385,9 @@ class _progress:
         )
         self.task = self.bar.add_task("", total=None)
         self.bar.start()
-        return self._told
+        return self._update
 
-    def _told(self, done: int, of: int, name: str) -> None:
+    def _update(self, done: int, of: int, name: str) -> None:
         self.bar.update(self.task, completed=done, total=of, description=name)
 
     def __exit__(self, *exc: object) -> None:

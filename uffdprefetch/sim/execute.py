@@ -180,14 +180,14 @@ class _Staged:
         if self.held is not None:
             self.reading[:] = self.held.to_fill > 0
         self.reading[:, 0] = 1.0
-        self.left_mb = self._left()
+        self.remaining_mb = self._remaining()
         # MB/s that the file system delivers to all nodes together at the most, and what it had
         # delivered before this phase.
         clients = np.arange(1, self.nodes + 1)
         self.most = min(float(system.t(clients).max()), self.nodes * system.b_fs)
         self.before_mb = out.pfs_mb
 
-    def _left(self) -> np.ndarray:
+    def _remaining(self) -> np.ndarray:
         """(batches + 1, N) MB that each node has still to get, from each batch on."""
         mb = [self.sizes[part].sum(axis=2) for part in _parts(self.order)]
         each = np.concatenate([*mb, np.zeros((1, self.nodes))])
@@ -219,7 +219,7 @@ class _Staged:
         # Of this batch, by node: MB; seconds that passed for its staging threads, and those in
         # which it read from the file system; and seconds of its reads by source.
         self.mb = np.zeros(self.nodes)
-        self.passed, self.busy = np.zeros(self.nodes), np.zeros((self.nodes, len(self.threads)))
+        self.elapsed, self.busy = np.zeros(self.nodes), np.zeros((self.nodes, len(self.threads)))
         self.waits = np.zeros((self.nodes, len(self.fixed)))
         # How many times as long as alone a thread of each class takes, beside all those that read.
         reading = self.threads * self.reading
@@ -237,8 +237,8 @@ class _Staged:
         waits = self.waits[last]
         if waits.sum() > 0:
             self.out.stall_seconds += stall * waits / waits.sum()
-        passed = self.passed[:, None]
-        reading = np.divide(self.busy, passed, out=self.reading.copy(), where=passed > 0)
+        elapsed = self.elapsed[:, None]
+        reading = np.divide(self.busy, elapsed, out=self.reading.copy(), where=elapsed > 0)
         # By the last batch alone all would read at once where none did before, and so on.
         self.reading = (self.reading + reading) / 2 if batch else reading
         self.gamma = self._clients(batch)
@@ -248,15 +248,18 @@ class _Staged:
         """(N,) gamma of each node while it fetches the next batch: the others read as they did
         lately, until they have all that is left to them."""
         busy = self.reading.max(axis=1)
-        pace = np.divide(self.passed, self.mb, out=np.zeros(self.nodes), where=self.mb > 0)
-        over = self.fetched + pace * self.left_mb[batch + 1]
-        over[(self.mb == 0) & (self.left_mb[batch + 1] > 0)] = np.inf
-        if over.min() >= (self.fetched + self.passed).max():
+        pace = np.divide(self.elapsed, self.mb, out=np.zeros(self.nodes), where=self.mb > 0)
+        finish = self.fetched + pace * self.remaining_mb[batch + 1]
+        finish[(self.mb == 0) & (self.remaining_mb[batch + 1] > 0)] = np.inf
+        if finish.min() >= (self.fetched + self.elapsed).max():
             return 1.0 + busy.sum() - busy
-        until = over[None, :] - self.fetched[:, None]  # [i, k]: how long k reads, for i
+        until = finish[None, :] - self.fetched[:, None]  # [i, k]: how long k reads, for i
         part = np.clip(
             np.divide(
-                until, self.passed[:, None], out=np.ones_like(until), where=self.passed[:, None] > 0
+                until,
+                self.elapsed[:, None],
+                out=np.ones_like(until),
+                where=self.elapsed[:, None] > 0,
             ),
             0.0,
             1.0,
@@ -289,8 +292,8 @@ class _Staged:
         lags = np.full(mb.shape, -1, np.int64)
         for node in range(self.nodes):
             mine = cumulative[:, node]
-            over = mine - self.d0
-            lags[:, node] = np.where(over > 0, np.searchsorted(mine, over), -1)
+            excess = mine - self.d0
+            lags[:, node] = np.where(excess > 0, np.searchsorted(mine, excess), -1)
         return cuts, np.minimum(lags, np.arange(len(mb))[:, None] - 1)
 
     def _piece(
@@ -379,7 +382,7 @@ class _Staged:
         until: (N,) when the staging threads have done; from_pfs: (N, b) their seconds of reading
         from the file system; per_mb_pfs: (N,) of a thread that reads alone.
         """
-        passed = until - self.fetched
+        elapsed = until - self.fetched
         self.fetched = until
         busy = np.zeros_like(self.busy)
         busy[:, 0] = from_pfs.sum(axis=1) / self.p0
@@ -387,15 +390,15 @@ class _Staged:
             assert self.held is not None
             # What is kept is preprocessed, one after the other, as before a preloaded run.
             each = per_mb_pfs[:, None] * self.slower + 1.0 / self.system.beta
-            could = passed[:, None] * self.threads / np.maximum(each, self.stores)
+            capacity = elapsed[:, None] * self.threads / np.maximum(each, self.stores)
             limit = self.held.to_fill
             if self.held.room is not None:
                 limit = np.minimum(limit, self.held.room[:, :, batch])
-            filled = np.maximum(self.filled, np.minimum(self.filled + could, limit))
+            filled = np.maximum(self.filled, np.minimum(self.filled + capacity, limit))
             gained = filled - self.filled
             self.filled = filled
             self.out.fill_mb += float(gained.sum())
-            part = np.divide(gained, could, out=np.zeros_like(could), where=could > 0)
-            busy[:, 1:] = part[:, 1:] * passed[:, None]
-        self.passed += passed
-        self.busy += np.minimum(busy, passed[:, None])
+            part = np.divide(gained, capacity, out=np.zeros_like(capacity), where=capacity > 0)
+            busy[:, 1:] = part[:, 1:] * elapsed[:, None]
+        self.elapsed += elapsed
+        self.busy += np.minimum(busy, elapsed[:, None])

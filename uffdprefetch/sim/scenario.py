@@ -180,7 +180,7 @@ def _rates(measured: Mapping[str, Any], where: str) -> dict[int, dict[int, float
     try:
         rates = {
             int(request): {
-                int(threads): float(said.split()[0]) * 1e6 for threads, said in curve.items()
+                int(threads): float(text.split()[0]) * 1e6 for threads, text in curve.items()
             }
             for request, curve in measured.get("file_system", {}).items()
         }

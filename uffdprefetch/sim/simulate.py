@@ -28,7 +28,7 @@ class Row:
     took_seconds: float  # of simulating
 
 
-def _nobody(done: int, of: int, name: str) -> None:
+def _no_progress(done: int, of: int, name: str) -> None:
     pass
 
 
@@ -69,7 +69,7 @@ def run(
     scenario: Scenario,
     workload: Workload,
     nodes: Sequence[int] = (),
-    progress: Progress = _nobody,
+    progress: Progress = _no_progress,
 ) -> Iterator[Row]:
     """All policies, with each of these numbers of nodes (none: the scenario's own).
 

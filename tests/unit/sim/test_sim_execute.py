@@ -18,8 +18,8 @@ from uffdprefetch.sim.model import RATES, Curve, Readings, System
 from uffdprefetch.sim.plan import CannotRun, Phase, Plan
 from uffdprefetch.sim.policies import POLICIES
 from uffdprefetch.sim.policies.base import Policy
+from uffdprefetch.sim.policies.hdmlp import Frequency, Naive, Perfect, StagingPool
 from uffdprefetch.sim.policies.ours import ClusterPool, NodePool, Planned, Window
-from uffdprefetch.sim.policies.paper import Frequency, Naive, Perfect, StagingPool
 from uffdprefetch.sim.policies.preloading import DeepIO, Lbann, LocalityAware, ParallelStaging
 from uffdprefetch.sim.workload import Workload
 

@@ -86,23 +86,23 @@ def _calibrate(wishes: Wishes, comm: Any, say: Callable[[str], None]) -> Measure
     leaders = network.leaders(hosts)
     done = Measured(nodes=len(leaders))
     budget = Budget(wishes.seconds, wishes.size_bytes)
-    tell = say if rank == 0 else (lambda text: None)
+    show = say if rank == 0 else (lambda text: None)
 
     def note(text: str) -> None:
-        tell(text)
+        show(text)
         done.notes.append(text)
 
     if rank not in leaders:
-        _many_nodes(wishes, None, comm, leaders, budget, done, tell, note)
+        _many_nodes(wishes, None, comm, leaders, budget, done, show, note)
         return None
     # What cannot be is found before anything is measured.
     own = _disk(wishes, budget, done, note) if rank == 0 else nullcontext()
     with own as disk, _reader(wishes.path, wishes, rank, len(leaders), budget, note) as reader:
         if rank == 0:
             more = 2 * len(_steps(len(leaders))) + 1 if comm else 0
-            _one_node(wishes, reader, disk, budget, more, done, tell, note)
+            _one_node(wishes, reader, disk, budget, more, done, show, note)
         if comm:
-            _many_nodes(wishes, reader, comm, leaders, budget, done, tell, note)
+            _many_nodes(wishes, reader, comm, leaders, budget, done, show, note)
         else:
             _as_one_node(wishes, done)
     return done if rank == 0 else None
@@ -115,23 +115,23 @@ def _one_node(
     budget: Budget,
     more: int,
     done: Measured,
-    tell: Callable[[str], None],
+    show: Callable[[str], None],
     note: Callable[[str], None],
 ) -> None:
     """``more``: points that come after this, which need their part of the time too."""
     threads = sorted({*wishes.threads, 1, wishes.prefetchers})
     cores = sorted({n for n in threads if n <= (os.cpu_count() or 1)} | {1})
-    left = len(wishes.requests) * len(threads) + len(cores) * (2 if disk else 1) + more
+    points_left = len(wishes.requests) * len(threads) + len(cores) * (2 if disk else 1) + more
 
     def curve(
         what: str, counts: Sequence[int], run: Callable[[int], float | None]
     ) -> dict[int, Median]:
-        nonlocal left
+        nonlocal points_left
         found = {}
         for count in counts:
-            tell(what.format(f"{count} threads"))
-            point = repeat(partial(run, count), budget, left)
-            left -= 1
+            show(what.format(f"{count} threads"))
+            point = repeat(partial(run, count), budget, points_left)
+            points_left -= 1
             if point is not None:
                 found[count] = point
         lost = ", ".join(str(count) for count in sorted(counts) if count not in found)
@@ -193,14 +193,14 @@ def _many_nodes(
     leaders: list[int],
     budget: Budget,
     done: Measured,
-    tell: Callable[[str], None],
+    show: Callable[[str], None],
     note: Callable[[str], None],
 ) -> None:
     request = max(wishes.requests)
     counts = _steps(len(leaders))
     for threads, curve in ((wishes.prefetchers, done.together), (1, done.alone)):
         for count in counts:
-            tell(f"file system: {count} nodes, {threads} threads each")
+            show(f"file system: {count} nodes, {threads} threads each")
             readers = leaders[:count]
             values: list[float] = []
             for _ in range(RUNS_MIN):
@@ -223,10 +223,10 @@ def _many_nodes(
                 "of --bytes, or the file is too small"
             )
     if len(leaders) > 1:
-        tell("network between two nodes")
+        show("network between two nodes")
         source, target = leaders[0], leaders[1]
     else:
-        tell("network: two ranks of one node")
+        show("network: two ranks of one node")
         source, target = 0, 1
         done.notes.append("all ranks are on one node: the network is that node's memory")
     link = network.Link(comm, source, target)

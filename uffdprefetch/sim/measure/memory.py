@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from uffdprefetch.sim.measure.together import seconds_together
+from uffdprefetch.sim.measure.barrier import seconds_from_barrier
 
 MB = 1e6
 #: By each thread: many times the last cache level.
@@ -25,4 +25,4 @@ class Memory:
             # numpy releases the interpreter's lock while it reduces.
             np.maximum.reduce(self.parts[number])
 
-        return threads * PART_BYTES / MB / seconds_together(threads, read)
+        return threads * PART_BYTES / MB / seconds_from_barrier(threads, read)

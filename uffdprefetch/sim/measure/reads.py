@@ -12,8 +12,8 @@ import numpy as np
 
 from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.native.uffd import resident_bytes
+from uffdprefetch.sim.measure.barrier import seconds_from_barrier
 from uffdprefetch.sim.measure.bounds import Budget
-from uffdprefetch.sim.measure.together import seconds_together
 
 MB = 1e6
 #: A run moves at least so much by every thread, and takes about so long.
@@ -108,12 +108,12 @@ class Reader:
         """Raises UffdPrefetchError where what was dropped stays: tmpfs, somebody maps the file."""
         if self.direct:
             return
-        left, _ = resident_bytes(self.fd, offset, request_bytes)
-        if left:
+        still_cached, _ = resident_bytes(self.fd, offset, request_bytes)
+        if still_cached:
             raise UffdPrefetchError(
-                f"calibrate: {self.path} stays in the page cache ({left} bytes of {request_bytes} "
-                "after they were dropped): end what maps it, give a file that is not in tmpfs, or "
-                "try --direct"
+                f"calibrate: {self.path} stays in the page cache ({still_cached} bytes of "
+                f"{request_bytes} after they were dropped): end what maps it, give a file that is "
+                "not in tmpfs, or try --direct"
             )
 
     def _timed(self, offsets: list[list[int]], request_bytes: int) -> float:
@@ -125,4 +125,4 @@ class Reader:
                     if os.preadv(self.fd, [buffer], offset) != request_bytes:
                         raise OSError(0, f"the file ended before {offset + request_bytes}")
 
-        return seconds_together(len(offsets), read)
+        return seconds_from_barrier(len(offsets), read)

@@ -42,7 +42,7 @@ def _text(text: str) -> str:
     return '"' + "".join(c if c >= " " and c != "\x7f" else f"\\u{ord(c):04x}" for c in plain) + '"'
 
 
-def _said(found: Median) -> str:
+def _formatted(found: Median) -> str:
     if found.low is None or found.high is None:
         return f"{found.value:.4g} (n={found.n})"
     return f"{found.value:.4g} [{found.low:.4g}, {found.high:.4g}] (n={found.n})"
@@ -109,7 +109,7 @@ def text(wishes: Wishes, measured: Measured, job: Job, title: str) -> str:
     lines += ["[measured]"]
     for request, curve in sorted(measured.file_system.items()):
         lines += ["", f"[measured.file_system.{request}]    # bytes of a request, by threads"]
-        lines += [f'{count} = "{_said(found)}"' for count, found in sorted(curve.items())]
+        lines += [f'{count} = "{_formatted(found)}"' for count, found in sorted(curve.items())]
     for name, points in (
         ("together", measured.together),
         ("alone", measured.alone),
@@ -118,9 +118,9 @@ def text(wishes: Wishes, measured: Measured, job: Job, title: str) -> str:
     ):
         if points:
             lines += ["", f"[measured.{name}]"]
-            lines += [f'{count} = "{_said(found)}"' for count, found in sorted(points.items())]
+            lines += [f'{count} = "{_formatted(found)}"' for count, found in sorted(points.items())]
     if measured.link:
-        lines += ["", "[measured.network]", f'link = "{_said(measured.link)}"']
+        lines += ["", "[measured.network]", f'link = "{_formatted(measured.link)}"']
     return "\n".join([*lines, ""])
 
 

@@ -193,7 +193,7 @@ def localised(order: np.ndarray, owner: np.ndarray) -> np.ndarray:
     out = np.full_like(order, NONE)
     out[rows[fits], home[fits], place[fits]] = samples[fits]
     # The others go, in their order, to the places that are free.
-    left = ~fits & (samples >= 0)
+    leftover = ~fits & (samples >= 0)
     free = (out < 0) & (np.arange(b)[None, None] < room[:, :, None])
-    out[free] = samples[left]
+    out[free] = samples[leftover]
     return out

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 
-def seconds_together(threads: int, work: Callable[[int], None]) -> float:
+def seconds_from_barrier(threads: int, work: Callable[[int], None]) -> float:
     """From the common start to the end of the last; ``work`` gets each thread's number.
 
     Raises the first exception that one of them raised, and RuntimeError when a thread cannot be
