@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was measured, as a scenario file. Pure."""
+"""Writes measurements as a scenario file. Pure."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from uffdprefetch.sim.measure.calibrate import Measured, Wishes
 from uffdprefetch.sim.measure.intervals import Median
 
 MB = 1e6
-#: Of a node's memory, for a pool or the page cache: the job needs the rest.
+#: Divisor of a node's memory for a pool or the page cache: the job needs the rest.
 MEMORY_PART = 2
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a machine does not tell: the data set and the training. Texts as a scenario has them."""
+    """What cannot be measured: the data set and the training, as texts of a scenario file."""
 
     c: str = "100MB/s"
     beta: str = "200MB/s"

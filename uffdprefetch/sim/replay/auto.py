@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`wrap` as it is, `--policy auto`, as a replay policy: the service's core (node.py) is told what
-the replayed threads touch, and what it sends to its workers is what is read ahead.
+"""`--policy auto`, wrap's default, as a replay policy: the service's core (node.py) observes the
+replayed touches, and its requests to workers are what is read ahead.
 
-A rank's threads and workers are one reader here. Not replayed: strides by a record index.
+A rank's threads and workers count as one reader. Not replayed: strides by a record index.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Auto(Plain):
             self._there,
             Config(engine=self.engine, budget_bytes=self.room_bytes),
         )
-        self.out: deque[tuple[int, Range, int]] = deque()  # (its number, pages, bytes)
+        self.out: deque[tuple[int, Range, int]] = deque()  # (request number, pages, bytes)
 
     def _there(self, file: int, start: int, length: int) -> int:
         """Bytes of a file that are in memory now."""
@@ -71,7 +71,7 @@ class Auto(Plain):
         self.node.on_evict(file, first, end)
 
     def next_range(self, now: float) -> Range | None:
-        """Kernel readahead; then what the service sends."""
+        """Kernel readahead first, then the service's requests."""
         wanted = super().next_range(now)
         while wanted is None:
             if not self.out:
@@ -97,7 +97,7 @@ class Auto(Plain):
 
 
 class PoolAuto(InPool, Auto):
-    """`--engine pool`: each touch that is answered tells."""
+    """`--engine pool`: touches that the pool answers are observed."""
 
     engine = "pool"
 
@@ -114,11 +114,11 @@ class PoolAuto(InPool, Auto):
         self.node.on_rearm = self._on_rearm
 
     def _on_rearm(self, rank: int, file: int, pages: list[int]) -> None:
-        """These pages leave a rank's page table, to tell of the next touch."""
+        """These pages are unmapped from a rank, so that the next touch is observed."""
         self.mapped[file][rank][pages] = False
 
     def _tell(self, stream: int, file: int, first: int, end: int, now: float) -> None:
-        """Only touches that the pool has answered tell."""
+        """Unused: see on_pool_touches()."""
 
     def _cut(self, wanted: Range) -> Range:
         return chunked(wanted)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The service's own core (service/coordinator.py), whose kernel is a replay.
+"""The service's own core (service/coordinator.py) on a replayed kernel.
 
-Processes answer for their page tables, files for the cache, workers for the storage; the clock is
-the replay's. Nothing of what decides is written a second time.
+Process simulates a page table, File the page cache, Workers the storage; the clock is the replay's.
+No decision is implemented twice.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from uffdprefetch.warm.scheduler import EXTENT_BYTES, Scheduler
 
 #: Addresses of a mapping of file f begin at (f + 1) << ADDRESS_BITS.
 ADDRESS_BITS = 48
-#: The replay's time 0, CLOCK_MONOTONIC: 0 means "never" to the service.
+#: CLOCK_MONOTONIC at the replay's time 0: 0 means "never" to the service.
 START_NS = 1_000_000_000
-#: What a page-table scan costs, and each range that it finds (docs/facts.md).
+#: CPU time of a page-table scan, and of each range that it finds (docs/facts.md).
 SCAN_CPU_NS, RUN_CPU_NS = 1_000, 100
-#: The kernel maps the cached pages of an aligned 64 KiB around a fault.
+#: Fault-around: the kernel maps the cached pages of the aligned 64 KiB around a fault.
 AROUND_PAGES = 16
 #: (file, first page, page after the last)
 Range = tuple[int, int, int]
@@ -84,7 +84,7 @@ class Process(Client):
 
 
 class File(FileState):
-    """A recorded file. ``there``: bytes of [start, +length) in the cache now."""
+    """A recorded file. ``there``: resident bytes of [start, +length) now."""
 
     there: Callable[[int, int], int]
     around_bytes: int
@@ -103,12 +103,12 @@ class File(FileState):
 
 
 class Workers(uffd.Workers):
-    """What was sent, until the replay has asked the link for it and the answer has come."""
+    """Requests sent, until the replay has put them on the link and they have completed."""
 
     def __init__(self, file_of: Callable[[int], int], page_bytes: int) -> None:
         self._file_of, self._page_bytes = file_of, page_bytes
-        self.sent: list[tuple[int, Range, int]] = []  # (its number, pages, when, ns)
-        self._under_way: list[tuple[int, int, Range, int, int]] = []  # by when it is there
+        self.sent: list[tuple[int, Range, int]] = []  # (request number, pages, bytes)
+        self._under_way: list[tuple[int, int, Range, int, int]] = []  # heap by completion time
 
     def submit(self, job_id: int, fd: int, offset: int, length: int, **_: Any) -> bool:
         """See uffd.Workers."""
@@ -118,16 +118,16 @@ class Workers(uffd.Workers):
         return True
 
     def asked(self, number: int, wanted: Range, length: int, now: int, done: int) -> None:
-        """The link has been asked; ``done``: when it is there."""
+        """A request is on the link; ``done``: its completion time."""
         heapq.heappush(self._under_way, (done, number, wanted, length, now))
 
     @property
     def due_ns(self) -> int | None:
-        """When the next is there."""
+        """Completion time of the next request."""
         return self._under_way[0][0] if self._under_way else None
 
     def take(self, now: int) -> list[uffd.WarmResult]:
-        """What is there by now."""
+        """Requests completed by now."""
         done = []
         while self._under_way and self._under_way[0][0] <= now:
             at, number, _, length, sent = heapq.heappop(self._under_way)
@@ -140,7 +140,7 @@ class Workers(uffd.Workers):
 
 
 class Pool(uffd_pool.Pool):
-    """The pool's C side. Eviction is the replay's."""
+    """Stands in for the pool's C side. Eviction is the replay's."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.events: list[uffd_pool.PoolEvent] = []
@@ -162,7 +162,7 @@ class Pool(uffd_pool.Pool):
         return self.workers.submit(job_id, file, offset, length)
 
     def reap(self) -> list[uffd.WarmResult]:
-        """See uffd_pool.Pool: the workers have it."""
+        """See uffd_pool.Pool: Workers.take() has them."""
         return []
 
     def drain(self) -> list[uffd_pool.PoolEvent]:
@@ -182,7 +182,7 @@ class Pool(uffd_pool.Pool):
 
 
 class _Room(Limits):
-    """As much as was said, and never less."""
+    """A constant budget."""
 
     def ahead_bytes(self) -> tuple[int, Limit]:
         return self.budget_bytes, Limit.BUDGET
@@ -192,13 +192,13 @@ class _Room(Limits):
 
 
 class Node:
-    """A service and its job. All times are seconds of the replay."""
+    """A service and its job. Times are seconds of the replay."""
 
     def __init__(
         self, sizes: list[int], paths: list[str], page_bytes: int, around_bytes: list[int],
         there: Callable[[int, int, int], int], config: Config,
     ) -> None:  # fmt: skip
-        """``there``: (file, start, length) -> bytes of it in memory now."""
+        """``there``: (file, start, length) -> resident bytes now."""
         self._page_bytes, self._config = page_bytes, config
         self._now_ns = START_NS
         self._cpu_ns = 0
@@ -242,7 +242,7 @@ class Node:
     # ---- the job --------------------------------------------------------------------------------
 
     def region(self, rank: int, file: int) -> tuple[Process, Region]:
-        """A rank's mapping of a file, made when it is first asked for."""
+        """A rank's mapping of a file, made on first use."""
         process = self.core.clients.get(rank)
         if process is None:
             process = self.core.clients[rank] = Process(
@@ -267,7 +267,7 @@ class Node:
         self._cpu_ns += SCAN_CPU_NS + RUN_CPU_NS * ranges
 
     def touched(self, rank: int, file: int, first: int, end: int, ready: Array, now: float) -> None:
-        """A thread has come through pages [first, end), of which ``ready`` says when they came."""
+        """A thread has touched pages [first, end); ``ready``: arrival times of the file's pages."""
         process, region = self.region(rank, file)
         low, high = first // AROUND_PAGES * AROUND_PAGES, -(-end // AROUND_PAGES) * AROUND_PAGES
         mapped = process.mapped[file]
@@ -298,7 +298,7 @@ class Node:
         self.core.on_pool_events()
 
     def on_evict(self, file: int, first: int, end: int) -> None:
-        """Pages have been pushed out of memory."""
+        """These pages have been evicted."""
         self.files[file].recent.remove(first * self._page_bytes, end * self._page_bytes)
         for process in self.core.clients.values():
             assert isinstance(process, Process)
@@ -308,7 +308,7 @@ class Node:
     # ---- the service ----------------------------------------------------------------------------
 
     def turn(self, now: float) -> None:
-        """What the service's loop does once."""
+        """One iteration of the service's loop."""
         self._now_ns = START_NS + int(now * 1e9)
         core = self.core
         core.scheduler.reap()
@@ -320,12 +320,12 @@ class Node:
         core.scheduler.pump(self._now_ns)
 
     def asked(self, number: int, wanted: Range, length: int, now: float, until: float) -> None:
-        """The link has been asked for what was sent; it is there at ``until``."""
+        """A sent request is on the link; it completes at ``until``."""
         start, end = START_NS + int(now * 1e9), START_NS + int(until * 1e9)
         self.workers.asked(number, wanted, length, start, end)
 
     def due(self) -> float | None:
-        """When it has something to do though nothing happens."""
+        """Time of its next work without an event."""
         due = [self.workers.due_ns, self.core.due_ns]
         due += [
             region.scan.due_ns

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the kernel does by itself, and what `wrap` would do, as replay policies. Pure."""
+"""Replay policies: the kernel by itself, and `wrap` with fixed windows and known orders. Pure."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ from uffdprefetch.sim.replay.engine import Range, Resident
 from uffdprefetch.sim.replay.eviction import CHUNK_PAGES
 from uffdprefetch.sim.replay.link import Storage
 
-#: The kernel's readahead where a trace does not tell the file system's (mm/readahead.c).
+#: The kernel's default readahead, where a trace lacks the file system's (mm/readahead.c).
 READ_AHEAD_BYTES = 128 << 10
-#: What one miss in a pool reads at the most (csrc/pool_faults.c).
+#: Most that a demand miss in a pool reads (csrc/pool_faults.c).
 DEMAND_MAX_BYTES = 1 << 20
-#: What one touch in a pool maps at the most: this, or this part of the pool (pool/node_pool.py).
+#: Most that a touch in a pool maps: this, or this fraction of the pool (pool/node_pool.py).
 RUN_MAX_BYTES, MAP_SHARE = 4 << 20, 64
-#: From a touch that a pool answers to the next instruction, with another process busy
-#: (docs/benchmarks.md: a touched checkpoint).
+#: Latency of a touch that a pool answers, with another process busy (measured: docs/benchmarks.md,
+#: a touched checkpoint).
 ANSWER_SECONDS = 36e-6
-#: A walk is known after so much of it in order: the service's first checkpoints.
+#: Sequential bytes after which a window starts: the service's first checkpoints.
 WALK_BYTES = 1 << 20
-#: Between checkpoints, as the design has it where a stream is known.
+#: Between checkpoints of a settled stream.
 DISTANCE_BYTES = 8 << 20
-#: A touch this near after the last one goes on with the walk: what other ranks skip lies between.
+#: Greatest gap within a stream: records of other ranks lie between.
 NEAR_BYTES = 1 << 20
 
 
 def measured(storage: Storage) -> window.Storage:
-    """As the service's warmers see it (warm/meter.py)."""
+    """As the service's meter measures it (warm/meter.py)."""
     return window.Storage(storage.bandwidth, storage.latency)
 
 
 class Plain:
-    """mmap as it is: read-around on a miss, one window more when its mark is met
+    """mmap without wrap: read-around on a miss, another window when its mark is touched
     (mm/filemap.c, do_sync_mmap_readahead and do_async_mmap_readahead)."""
 
     request_bytes = READ_AHEAD_BYTES
     paced = False
 
     def on_request(self, wanted: Range, now: float, until: float) -> None:
-        """The kernel needs no telling."""
+        """Unused."""
 
     def due(self, now: float) -> float | None:
-        """It only answers."""
+        """The kernel acts on faults only."""
         return None
 
     def begin(self, demand: Demand, storage: Storage, resident: Resident) -> None:
@@ -85,7 +85,7 @@ class Plain:
         return 0.0
 
     def on_evict(self, file: int, first: int, end: int) -> None:
-        """The kernel needs no telling."""
+        """Unused."""
 
     def next_range(self, now: float) -> Range | None:
         while self.queue:
@@ -96,9 +96,9 @@ class Plain:
 
 
 class Windows(Plain):
-    """`--policy fixed`: of each thread that walks, ``size`` bytes ahead; the next when
-    ``threshold`` of them are passed, which is seen at checkpoints ``distance`` bytes apart. Misses
-    are the kernel's."""
+    """`--policy fixed`: ``size`` bytes ahead of each sequential thread; the next window once it is
+    past ``threshold`` of them, as observed at checkpoints ``distance`` bytes apart. Misses are the
+    kernel's."""
 
     def __init__(
         self,
@@ -115,10 +115,10 @@ class Windows(Plain):
         self.page = demand.page_bytes
         self.size = max(1, self.size_bytes // self.page)
         self.distance = max(1, self.distance_bytes // self.page)
-        self.begun = [-1] * len(demand.streams)  # where the walk began
+        self.begun = [-1] * len(demand.streams)  # where the stream began
         self.last = [(-1, -1)] * len(demand.streams)  # (file, page after the last touched)
         self.upto = [0] * len(demand.streams)  # end of its window
-        self.next: list[int] = [0] * len(demand.streams)  # the place that asks for the next
+        self.next: list[int] = [0] * len(demand.streams)  # the page that triggers the next
 
     def on_touch(
         self, stream: int, access: int, file: int, first: int, end: int, now: float
@@ -137,7 +137,7 @@ class Windows(Plain):
             return
         if (end - self.begun[stream]) * self.page < WALK_BYTES:
             return
-        # Until a walk is known its checkpoints are dense; then it is seen where it met one.
+        # Checkpoints are dense until a stream is settled, then ``distance`` apart.
         seen = end // self.distance * self.distance if self.upto[stream] else end
         if seen < self.next[stream]:
             return
@@ -150,8 +150,8 @@ class Windows(Plain):
 
 
 class Planned(Plain):
-    """`--plan`: each thread's accesses are known, and read in order, as far ahead of it as the
-    service reads (predict/window.py), ``allowed_bytes`` of all threads together at most."""
+    """`--plan`: each thread's accesses are known and prefetched in order, as far ahead as the
+    service does (predict/window.py), ``allowed_bytes`` for all threads together."""
 
     def __init__(self, allowed_bytes: int = 1 << 40, request_bytes: int = 1 << 20) -> None:
         self.allowed_bytes, self.request_bytes = allowed_bytes, request_bytes
@@ -167,10 +167,11 @@ class Planned(Plain):
         self.at = [0] * len(self.streams)
         self.asked = [0] * len(self.streams)
         self.rates = [Rate() for _ in self.streams]
-        self.lookahead = [0] * len(self.streams)  # bytes; nothing before the thread reads
+        self.lookahead = [0] * len(self.streams)  # bytes; 0 before the thread's first access
 
     def _reads(self, stream: int, access: int, now: float) -> None:
-        """A thread is here. From now on its order is read ahead: till now no file is mapped."""
+        """A thread is at this access. From its first one on its order is prefetched: before, no
+        file is mapped."""
         before, rate = self.before[stream], self.rates[stream]
         if access > self.at[stream] or not self.lookahead[stream]:
             rate.note(int(before[access] - before[self.at[stream]]), int(now * 1e9))
@@ -191,7 +192,7 @@ class Planned(Plain):
         return answering
 
     def next_range(self, now: float) -> Range | None:
-        """Of the thread that has the least ahead."""
+        """The next range of the thread with the least ahead of it."""
         while True:
             best, least = -1, 1 << 62
             for number, stream in enumerate(self.streams):
@@ -221,10 +222,10 @@ def chunked(wanted: Range) -> Range:
 
 
 class InPool(Plain):
-    """A pool's part: misses are chunks, more where a thread goes on where its last one ended
-    (csrc/pool_faults.c), and the kernel reads nothing ahead. A touch of what is there but not
-    mapped is answered by mapping a run of chunks, twice as long where the reader goes on where the
-    last run ended; that takes time (bench/faults.py), and is what the service hears."""
+    """The pool's faults: a miss reads a chunk, doubling while a thread continues where its last
+    miss ended (csrc/pool_faults.c), without kernel readahead. A touch of a resident, unmapped page
+    maps a run of chunks, doubling while the reader continues where the last run ended; that takes
+    time (bench/faults.py), and is what the service observes."""
 
     def __init__(self, budget_bytes: int) -> None:
         self.at_once = max(CHUNK_PAGES * 4096, min(RUN_MAX_BYTES, budget_bytes // MAP_SHARE))
@@ -261,7 +262,7 @@ class InPool(Plain):
         """The pool has answered touches of these pages: what the service hears of."""
 
     def _answered(self, stream: int, file: int, first: int, end: int, now: float) -> list[int]:
-        """The pages at which a thread that comes through [first, end) meets nothing mapped."""
+        """The pages in [first, end) at which a thread faults."""
         mapped, ready = self.mapped[file][self.ranks[stream]], self.resident.ready[file]
         most = self.at_once // self.page_bytes
         pages = []
