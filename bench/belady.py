@@ -116,10 +116,10 @@ class _Track:
         index = min(index, len(self.plan))
         if index <= self.cursor:
             return
-        passed = self.plan[self.cursor : index]
+        done = self.plan[self.cursor : index]
         # of a block that is passed several times the last assignment stays (numpy's manual,
         # "Assigning values to indexed arrays"), which is that of the latest access
-        self.next_use[passed] = self._again[self.cursor : index]
+        self.next_use[done] = self._again[self.cursor : index]
         self.cursor = index
 
     def touch(self, block: int) -> None:

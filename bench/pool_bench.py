@@ -249,9 +249,9 @@ def disturbances(report: dict[str, Any]) -> list[str]:
     ]
     if stolen and max(stolen) > DISTURBED_STEAL_SHARE:
         found.append(f"the hypervisor took up to {max(stolen):.1%} of a run's CPU time.")
-    left = [run for run in runs if (run.get("pool") or {}).get("mappings_given_back")]
-    if left:
-        found.append(f"in {len(left)} runs a mapping was given back to the file.")
+    detached = [run for run in runs if (run.get("pool") or {}).get("mappings_given_back")]
+    if detached:
+        found.append(f"in {len(detached)} runs a mapping was given back to the file.")
     if report["proactive_reclaim"]:
         found.append(f"{report['proactive_reclaim']}.")
     return found

@@ -128,14 +128,14 @@ class Epochs:
         for lines in readers.epochs:
             self.check(lines)
         # What came before the first epoch is its own; what came after the last one, nobody's.
-        came = [b - a for a, b in itertools.pairwise([0, *marks[1:]])]
+        epoch_bytes = [b - a for a, b in itertools.pairwise([0, *marks[1:]])]
         seconds = [readers.seconds(epoch) for epoch in range(self.epochs)]
         return {
             "seconds": sum(seconds),
             "epoch_seconds": seconds,
             "wall_seconds": readers.wall_seconds,
-            "epoch_bytes": came,
-            "hit_rates": [1 - each / bench.file_bytes for each in came],
+            "epoch_bytes": epoch_bytes,
+            "hit_rates": [1 - each / bench.file_bytes for each in epoch_bytes],
             "bytes_read": total,
             "budget_bytes": self.budget_bytes,
             "limit_bytes": limit_bytes,
@@ -182,8 +182,8 @@ def optimum_of(report: dict[str, Any]) -> list[float] | None:
     runs = report["runs"]
     if not runs:
         return None
-    told = [run["pool"]["block_bytes"] for run in runs if run.get("pool")]
-    block_bytes = next((each for each in told if each), DEFAULT_BLOCK_BYTES)
+    block_sizes = [run["pool"]["block_bytes"] for run in runs if run.get("pool")]
+    block_bytes = next((each for each in block_sizes if each), DEFAULT_BLOCK_BYTES)
     blocks = -(-report["dataset"]["file_bytes"] // block_bytes)
     return optimum(blocks, runs[0]["budget_bytes"] // block_bytes, len(runs[0]["hit_rates"]))
 

@@ -86,8 +86,8 @@ class Fill:
             cwd=self.bench.scratch,
         )  # fmt: skip
         if ended.returncode:
-            said = (ended.stderr or ended.stdout).strip().splitlines() or ["it said nothing"]
-            raise UffdPrefetchError(f"fio ended with status {ended.returncode}: {said[-1]}")
+            output = (ended.stderr or ended.stdout).strip().splitlines() or ["it said nothing"]
+            raise UffdPrefetchError(f"fio ended with status {ended.returncode}: {output[-1]}")
         # Warnings may stand before the JSON.
         (job,) = json.loads(ended.stdout[ended.stdout.index("{") :])["jobs"]
         read = job["read"]

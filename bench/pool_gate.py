@@ -138,8 +138,8 @@ def _started(
     command: Sequence[str], rundir: Path, scratch: Path
 ) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
     """The job in a session of its own and the file of its stderr; killed if it is left behind."""
-    said = scratch / "stderr"
-    with open(said, "wb") as stderr:
+    stderr_path = scratch / "stderr"
+    with open(stderr_path, "wb") as stderr:
         process = subprocess.Popen(
             list(command),
             stdin=subprocess.DEVNULL,
@@ -150,7 +150,7 @@ def _started(
             start_new_session=True,
         )
     try:
-        yield process, said
+        yield process, stderr_path
     finally:
         if process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
@@ -190,7 +190,7 @@ def run_readers(
         gate, rundir = Gate(Path(name), ranks), Path(name) / "run"
         rundir.mkdir(mode=0o700)
         try:
-            with _started(command(Path(name)), rundir, scratch) as (process, said):
+            with _started(command(Path(name)), rundir, scratch) as (process, stderr_path):
                 try:
                     for epoch in range(epochs + 1):
                         lines = gate.wait(process, deadline)
@@ -201,10 +201,10 @@ def run_readers(
                         gate.go()
                     process.wait(max(1.0, deadline - time.monotonic()))
                 except (UffdPrefetchError, subprocess.TimeoutExpired) as error:
-                    raise UffdPrefetchError(f"{error}; it said: {last_line(said)}") from None
+                    raise UffdPrefetchError(f"{error}; it said: {last_line(stderr_path)}") from None
                 if process.returncode:
                     raise UffdPrefetchError(
-                        f"the job ended with status {process.returncode}: {last_line(said)}"
+                        f"the job ended with status {process.returncode}: {last_line(stderr_path)}"
                     )
         finally:
             gate.close()

@@ -160,7 +160,7 @@ def measure(args: argparse.Namespace, where: Path) -> list[dict[str, Any]]:
                 job += ["--spawn", "--ranks", str(case.ranks)]
             drop_cache(data)
             run_tool(["trace", "-f", "-o", "plain.uptrace", "--", *job], where)
-            said = json.loads(
+            report = json.loads(
                 run_tool(
                     [
                         "simulate",
@@ -177,8 +177,8 @@ def measure(args: argparse.Namespace, where: Path) -> list[dict[str, Any]]:
                 )
             )
             wanted = [name.format(half=half) for name in case.choices]
-            said["choices"] = [c for c in said["choices"] if c["name"] in wanted]
-            print(json.dumps({k: v for k, v in said.items() if k != "choices"}), file=sys.stderr)
+            report["choices"] = [c for c in report["choices"] if c["name"] in wanted]
+            print(json.dumps({k: v for k, v in report.items() if k != "choices"}), file=sys.stderr)
             plan = write_plan(where, data, manifest.records, case)
             starts = [
                 wall_seconds(
@@ -191,14 +191,14 @@ def measure(args: argparse.Namespace, where: Path) -> list[dict[str, Any]]:
             start = statistics.median(starts)
             took: dict[str, list[float]] = {}
             for _ in range(args.pairs):
-                for choice in said["choices"]:
+                for choice in report["choices"]:
                     words = [
                         *words_of(choice["command"], plan, where),
                         "--epochs",
                         str(case.epochs),
                     ]
                     took.setdefault(choice["name"], []).append(wall_seconds(words, data, where))
-            for choice in said["choices"]:
+            for choice in report["choices"]:
                 seconds = took[choice["name"]]
                 middle = statistics.median(seconds)
                 wrapped = choice["command"].startswith("uffdprefetch")

@@ -123,12 +123,12 @@ class Reader:
         if not self._cursor.set_key(key(record)):
             raise KeyError(record)
         pages = []
-        for left in range(records, 0, -1):
+        for remaining in range(records, 0, -1):
             value = self._cursor.value()
             at = np.frombuffer(value, np.uint8).ctypes.data - self._base
             pages.append(np.arange(at // PAGE, -(-(at + len(value)) // PAGE)))
             bytes(value)
-            if left > 1:
+            if remaining > 1:
                 self._cursor.next()
         return np.unique(np.concatenate(pages))
 

@@ -37,11 +37,11 @@ def in_c(path: Path, size: int) -> None:
     event = os.eventfd(0, os.EFD_CLOEXEC)
     pool, fd = uffd.Workers(THREADS, event), os.open(path, os.O_RDONLY)
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
-    left = list(range(0, size, EXTENT_BYTES))[::-1]
+    remaining = list(range(0, size, EXTENT_BYTES))[::-1]
     under_way = 0
-    while left or under_way:
-        while left and under_way < THREADS:
-            at = left.pop()
+    while remaining or under_way:
+        while remaining and under_way < THREADS:
+            at = remaining.pop()
             length = min(EXTENT_BYTES, size - at)
             pool.submit(at, fd, at, length, method=uffd.WARM_READAHEAD, chunk_bytes=CHUNK_BYTES)
             under_way += 1

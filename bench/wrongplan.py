@@ -65,8 +65,8 @@ def measure_one(case: Shuffle, engine: str, name: str, orders: Orders | None) ->
     if engine == "pool":
         run["pool"] = case.bench.pool_summary()
     run["useless_bytes"] = run["bytes_read"] - run["needed_bytes"]
-    told = (run["tool"] or {}).get("degradations") or []
-    run["findings"] = [line for line in told if DROPPED in line]
+    findings = (run["tool"] or {}).get("degradations") or []
+    run["findings"] = [line for line in findings if DROPPED in line]
     return run
 
 

@@ -83,12 +83,12 @@ class Bystander:
         if now - self._resumed_seconds < LATE_SECONDS:
             since = min(since, self._stopped_seconds - LATE_SECONDS)
         while self._fd >= 0:
-            over = time.monotonic() - now >= SPREAD_SECONDS or _has_ended(sender)
+            timed_out = time.monotonic() - now >= SPREAD_SECONDS or _has_ended(sender)
             self._take()
             for note in self._notes:
                 if (note.number, note.sender) == (number, sender) and note.seconds >= since:
                     return True
-            if over:
+            if timed_out:
                 return self._is_pending(number)
             self._poll(SPREAD_SECONDS / 10)
         return False

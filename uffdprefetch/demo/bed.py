@@ -314,10 +314,10 @@ class SlowBed:
         self._process = process
         assert process.stdout is not None and process.stderr is not None
         if not process.stdout.readline().startswith(b"slowfs: ready"):
-            said = process.stderr.read().decode(errors="replace").strip() or "nothing said"
+            stderr = process.stderr.read().decode(errors="replace").strip() or "nothing said"
             self.unmount()
             raise BedError(
-                f"cannot mount the slow bed on {where}: {said}; "
+                f"cannot mount the slow bed on {where}: {stderr}; "
                 "FUSE needs /dev/fuse, and root or a set-uid fusermount3"
             )
         atexit.register(self.unmount)

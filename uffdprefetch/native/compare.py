@@ -105,6 +105,6 @@ class Checker:
     def close(self) -> bool:
         """End the threads. False: some wait for storage; they, and a pool whose pages they compare,
         are left to the end of the process."""
-        left = _lib.up_checker_destroy(self._pointer)
+        unfinished = _lib.up_checker_destroy(self._pointer)
         self._pointer = _ffi.NULL
-        return not left
+        return not unfinished

@@ -149,13 +149,14 @@ def _with(call: int, chunk_bytes: int, why: str) -> Choice:
     return Choice(call, chunk_bytes, f"{CALLS[call]} of {chunk_bytes >> 10} KiB, {why}")
 
 
-def choose(f_type: int, ahead_bytes: int | None, told: bool) -> Choice:
+def choose(f_type: int, ahead_bytes: int | None, residency_known: bool) -> Choice:
     """The call for a file: by its type; where that says nothing by trying; and where nobody tells
     what is cached, so that trying shows nothing, by read_ahead_kb. ``ahead_bytes``: of it, None
     where unknown; ``told``: whether what is resident is told to us. FADV_SEQUENTIAL, which goes
     with readahead(2), doubles what one call brings."""
     kind = known(f_type)
-    of_it = f"known of {kind.name}" + ("" if told else "; its residency is not told to us")
+    unknown = "" if residency_known else "; its residency is not told to us"
+    of_it = f"known of {kind.name}{unknown}"
     chunk = min(CHUNK_MAX_BYTES, max(CHUNK_LEAST_BYTES, 2 * (ahead_bytes or 0)))
     if kind.call == PREAD:
         return _with(PREAD, kind.unit_bytes, of_it)
@@ -163,7 +164,7 @@ def choose(f_type: int, ahead_bytes: int | None, told: bool) -> Choice:
         return _with(PREAD, CHUNK_MAX_BYTES, f"{kind.name}, but its read_ahead_kb is 0")
     if kind.call == READAHEAD and ahead_bytes:
         return _with(READAHEAD, chunk, of_it)
-    if told:
+    if residency_known:
         return Choice(PROBE, CHUNK_LEAST_BYTES, "not probed yet")
     if ahead_bytes:
         return _with(READAHEAD, chunk, "by read_ahead_kb: its residency is not told to us")
@@ -194,40 +195,40 @@ class Doubt:
 
     _last: deque[tuple[int, int]] = field(default_factory=deque)
     _asked: int = 0
-    _came: int = 0
+    _arrived: int = 0
 
-    def note(self, asked_bytes: int, came_bytes: int) -> tuple[int, int] | None:
+    def note(self, asked_bytes: int, arrived_bytes: int) -> tuple[int, int] | None:
         """Feed an extent; (asked, came) when the call does not do what it is for, else None.
         Begins anew after that."""
         if not asked_bytes:
             return None
-        self._last.append((asked_bytes, min(came_bytes, asked_bytes)))
+        self._last.append((asked_bytes, min(arrived_bytes, asked_bytes)))
         self._asked += asked_bytes
-        self._came += self._last[-1][1]
+        self._arrived += self._last[-1][1]
         if self._asked < DOUBT_BYTES:
             return None
-        if self._came < DOUBT_SHARE * self._asked:
-            found = self._asked, self._came
+        if self._arrived < DOUBT_SHARE * self._asked:
+            found = self._asked, self._arrived
             self.forget()
             return found
         while self._last and self._asked - self._last[0][0] >= DOUBT_BYTES:
-            asked, came = self._last.popleft()
+            asked, arrived = self._last.popleft()
             self._asked -= asked
-            self._came -= came
+            self._arrived -= arrived
         return None
 
     def forget(self) -> None:
         """Another call from now on."""
         self._last.clear()
-        self._asked = self._came = 0
+        self._asked = self._arrived = 0
 
 
-def corrected(call: int, asked_bytes: int, came_bytes: int) -> Choice | None:
+def corrected(call: int, asked_bytes: int, arrived_bytes: int) -> Choice | None:
     """Instead of a call that did not do it: pread for readahead(2). None: pread it was already, and
     what is read does not stay."""
     if call != READAHEAD:
         return None
-    detail = f"readahead(2) brought {came_bytes >> 20} of {asked_bytes >> 20} MiB"
+    detail = f"readahead(2) brought {arrived_bytes >> 20} of {asked_bytes >> 20} MiB"
     return _with(PREAD, CHUNK_MAX_BYTES, f"since {detail}")
 
 

@@ -133,10 +133,10 @@ class FileState:
 
     def _choose_call(self, f_type: int) -> None:
         """Which call fills its cache, as far as that is known before the first."""
-        told, _ = uffd.resident_bytes(self.fd, 0, uffd.PAGE_BYTES)
+        residency, _ = uffd.resident_bytes(self.fd, 0, uffd.PAGE_BYTES)
         known = file_systems.known(f_type)
         self.unit_bytes, self.counts_reads = known.unit_bytes, known.counts_reads
-        self.use(file_systems.choose(f_type, read_ahead_bytes(self.key[0]), told is not None))
+        self.use(file_systems.choose(f_type, read_ahead_bytes(self.key[0]), residency is not None))
 
     def use(self, choice: file_systems.Choice) -> None:
         """Read ahead with this call from now on."""
@@ -248,8 +248,8 @@ class FileState:
 
     def has(self, at: int) -> bool:
         """Whether the page at a file offset is cached; by our own books where nobody tells."""
-        told = self.resident_bytes(at, uffd.PAGE_BYTES)
-        return bool(self.blocks[at // BLOCK_BYTES]) if told is None else told > 0
+        residency = self.resident_bytes(at, uffd.PAGE_BYTES)
+        return bool(self.blocks[at // BLOCK_BYTES]) if residency is None else residency > 0
 
     def _mark(self, start: int, end: int, bit: int) -> None:
         a, b = start // BLOCK_BYTES, -(-min(end, self.size_bytes) // BLOCK_BYTES)

@@ -52,10 +52,10 @@ class Histogram:
 
     def quantile(self, share: float) -> int | None:
         """The upper edge of the bin that holds the given share, ns; None when empty."""
-        left = share * self.count
+        rest = share * self.count
         for bin_ in sorted(self._bins):
-            left -= self._bins[bin_]
-            if left <= 0:
+            rest -= self._bins[bin_]
+            if rest <= 0:
                 octave = max(0, bin_ // 8 - 1)
                 return min(self.max, ((bin_ - octave * 8) + 1 << octave) - 1)
         return None
@@ -278,7 +278,7 @@ def describe_stream(region: Region, stream: Stream) -> dict[str, Any]:
 def describe_file(file: FileState, verdicts: dict[str, str]) -> dict[str, Any]:
     """A file for the summary."""
     both, unused, other = file.block_counts()
-    told = not file.untold_bytes
+    counted = not file.untold_bytes
     served_by = verdicts.get(file.path)
     return {
         "path": file.path,
@@ -290,13 +290,13 @@ def describe_file(file: FileState, verdicts: dict[str, str]) -> dict[str, Any]:
         "changed": file.changed,
         "compared_pages": file.compared_pages,
         "rewritten_pages": file.rewritten_pages,
-        "prefetched_bytes": file.prefetched_bytes if told else None,
-        "already_resident_bytes": file.already_resident_bytes if told else None,
+        "prefetched_bytes": file.prefetched_bytes if counted else None,
+        "already_resident_bytes": file.already_resident_bytes if counted else None,
         "untold_bytes": file.untold_bytes,
-        "late_bytes": file.late_bytes if told else None,
-        "prefetched_used_blocks_bytes": both if told else None,
-        "prefetched_unused_blocks_bytes": unused if told else None,
-        "demand_used_blocks_bytes": other if told else None,
+        "late_bytes": file.late_bytes if counted else None,
+        "prefetched_used_blocks_bytes": both if counted else None,
+        "prefetched_unused_blocks_bytes": unused if counted else None,
+        "demand_used_blocks_bytes": other if counted else None,
         "checkpoint_pages": file.checkpoint_pages,
         "pool_read_bytes": file.pool_counts.read_bytes if file.pool_counts else None,
         "pool_unique_bytes": file.pool_counts.unique_bytes if file.pool_counts else None,

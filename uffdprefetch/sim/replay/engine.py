@@ -170,14 +170,14 @@ class _Replay:
         if self.waited[number]:
             # Its page has arrived, even if it is evicted by now.
             self.waited[number] = False
-            self._came_through(number, k, file, place, place + 1, now)
+            self._touched_pages(number, k, file, place, place + 1, now)
             place += 1
         ready = self.resident.ready[file][place:end]
         late = np.flatnonzero(ready > now)
         upto = place + int(late[0]) if len(late) else end
         if upto > place:
             self.hit_pages += upto - place
-            self._came_through(number, k, file, place, upto, now)
+            self._touched_pages(number, k, file, place, upto, now)
         if not len(late):
             return None
         when = float(self.resident.ready[file][upto])
@@ -190,7 +190,7 @@ class _Replay:
         self.waited[number] = True
         return when, upto
 
-    def _came_through(
+    def _touched_pages(
         self, number: int, k: int, file: int, first: int, end: int, now: float
     ) -> None:
         self.answering[number] += self.policy.on_touch(number, k, file, first, end, now)
