@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the run cost and brought: counters, a wait histogram, a bounded time line, degradations."""
+"""Costs and results of a run: counters, a wait histogram, a bounded time line, degradations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from uffdprefetch.state.files import FileState
 from uffdprefetch.state.processes import Watched
 from uffdprefetch.state.region import Region
 
-#: Darshan's rule: this many bins, and their width doubles when the run outgrows them.
+#: Bins of the time line, whose width doubles when the run outgrows them ([Darshan]).
 TIMELINE_BINS = 512
 FIRST_BIN_SECONDS = 0.1
 DEGRADATIONS_MAX = 32
@@ -25,7 +25,7 @@ PROCESSES_MAX = 1024
 
 
 class Histogram:
-    """Nanoseconds in 8 bins an octave: quantiles at most 1/8 too high, in constant memory."""
+    """Histogram of ns with 8 bins an octave: quantiles at most 1/8 too high, in constant memory."""
 
     def __init__(self) -> None:
         self._bins: dict[int, int] = {}
@@ -35,7 +35,7 @@ class Histogram:
 
     @classmethod
     def of_bins(cls, bins: list[int], total: int, most: int) -> Histogram:
-        """One that was counted elsewhere in the same bins (csrc/pool.c, pool_bin)."""
+        """From counts of the same bins in C (csrc/pool.c, pool_bin)."""
         made = cls()
         made._bins = {i: n for i, n in enumerate(bins) if n}
         made.count, made.sum, made.max = sum(bins), total, most
@@ -63,7 +63,7 @@ class Histogram:
 
 @dataclass
 class JobProcess:
-    """A process of the job and its counters; ``count`` of them when they are folded into one."""
+    """A process of the job and its counters; or ``count`` processes folded into one entry."""
 
     rank: int
     local_rank: int
@@ -74,7 +74,7 @@ class JobProcess:
 
 @dataclass
 class Bin:
-    """One step of the time line: bytes and events in it, the last value of the rest."""
+    """A bin of the time line: sums of bytes and events, last values of the rest."""
 
     prefetched_bytes: int = 0
     events: int = 0
@@ -87,7 +87,7 @@ class Bin:
 
 
 class Timeline:
-    """Fixed number of bins over the whole run, however long."""
+    """A fixed number of bins over the whole run."""
 
     def __init__(self, bins: int = TIMELINE_BINS, width_seconds: float = FIRST_BIN_SECONDS) -> None:
         self._most = bins
@@ -124,7 +124,7 @@ class Timeline:
 
 
 class FreshnessBook:
-    """Copies of ours that were compared with their file (service/freshness.py)."""
+    """Results of comparing our copies with their files (service/freshness.py)."""
 
     def __init__(self) -> None:
         self.compared_pages = self.sampled_pages = self.rewritten_pages = 0
@@ -162,11 +162,11 @@ class FreshnessBook:
 
 
 class Ledger:
-    """All books of a run; the service's thread writes, snapshot.py reads."""
+    """All records of a run; the service's thread writes, snapshot.py reads."""
 
     def __init__(self) -> None:
         self.started = time.monotonic()
-        self.started_cpu_seconds = time.process_time()  # what the start itself took
+        self.started_cpu_seconds = time.process_time()  # of the start itself
         self.fault_wait = Histogram()
         self.freshness = FreshnessBook()
         self.timeline = Timeline()
@@ -175,10 +175,10 @@ class Ledger:
         self.verdicts: dict[str, str] = {}
         self.active_streams = 0
         self.laid = self.rearmed = 0
-        self.bypassing = 0  # processes that change their address space without us
+        self.bypassing = 0  # processes that change their address space past our interposers
         self.dropped_events = 0
         self.processes: list[JobProcess] = []
-        self.folded: dict[int, JobProcess] = {}  # rank -> those that are not told one by one
+        self.folded: dict[int, JobProcess] = {}  # rank -> ended processes counted together
         self.streams: list[dict[str, Any]] = []
         self.closed_files: list[dict[str, Any]] = []
         self.rung: int | None = None
@@ -208,7 +208,7 @@ class Ledger:
             self._fold()
 
     def _fold(self) -> None:
-        """A job forks without end: the oldest that has ended is counted under its rank only."""
+        """Bounds the table: the oldest ended process is folded into its rank's entry."""
         for i, one in enumerate(self.processes):
             if one.watched.ended:
                 del self.processes[i]
@@ -221,11 +221,11 @@ class Ledger:
                 return
 
     def all_processes(self) -> list[JobProcess]:
-        """Told one by one and folded."""
+        """Single and folded entries."""
         return [*self.processes, *self.folded.values()]
 
     def attached(self, file: FileState, verdict: wire.ServingMode, reason: str) -> None:
-        """A mapping is managed; the best rung reached is the run's."""
+        """A mapping is managed; the run's sensor tier is the best of its mappings."""
         rung = 2 if verdict == wire.ServingMode.PAGE_TABLES else 1
         self.verdicts[file.path] = verdict.name.lower()
         if rung == 2:
@@ -243,7 +243,7 @@ class Ledger:
         bin_.positions[str(rank)] = offset
 
     def note_streams(self, client: Client, region: Region) -> None:
-        """Keep what a region's streams looked like when it ends."""
+        """Keep a region's streams when it ends."""
         for stream in region.table.streams:
             if stream.active and len(self.streams) < STREAMS_MAX:
                 self.streams.append(describe_stream(region, stream))

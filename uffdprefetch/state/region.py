@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A managed mapping of one process, and what each part of the service remembers of it."""
+"""A managed mapping of one process, and each component's state of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from uffdprefetch.state.files import FileState
 if TYPE_CHECKING:
     from uffdprefetch.readers.known_order import PlannedReader
 
-#: Numbers of regions that no agent has given (service/observe.py); those of agents end below it
+#: First number of regions that no agent numbered (service/observe.py); agents' numbers are below
 #: (csrc/mapping.c, claim_region).
 FIRST_OBSERVED = 1 << 32
 
@@ -25,48 +25,48 @@ FIRST_OBSERVED = 1 << 32
 class CheckpointState:
     """Armed pages of a mapping by page number; in the pool one page of each 4 MiB cell, by cell."""
 
-    offered: list[int] = field(default_factory=list)  # that the agent was told to lay
+    offered: list[int] = field(default_factory=list)  # sent to the agent to lay
     laid: set[int] = field(default_factory=set)  # with a checkpoint over them
-    fired: dict[int, int] = field(default_factory=dict)  # touched, not armed again: when, ns
+    fired: dict[int, int] = field(default_factory=dict)  # touched, not rearmed: time in ns
     armed: dict[int, int] = field(default_factory=dict)  # pool: cell -> a page read there
-    rearm_at_ns: int = 0  # pool: when to look at them again
+    rearm_at_ns: int = 0  # pool: when to check them again
 
 
 @dataclass
 class ScanState:
-    """Page-table scans of a mapping: the next, the last, and what they have found."""
+    """Page-table scans of a mapping: the next, the last, and their results."""
 
     due_ns: int = 0
     every_ns: int = 0
-    mapped: IntervalSet = field(default_factory=IntervalSet)  # file ranges found, at the last scan
-    scattered: bool = False  # too many separate ranges: no use in scanning often
-    resume_at: int = 0  # where the present scan of the whole mapping goes on; 0: none is under way
-    whole_ns: int = 0  # when the last of the whole mapping ended
-    last_end_ns: int = 0  # when the last of any kind ended
+    mapped: IntervalSet = field(default_factory=IntervalSet)  # file ranges present at the last scan
+    scattered: bool = False  # too many separate ranges: scanned rarely
+    resume_at: int = 0  # where a scan of the whole mapping continues; 0: none
+    whole_ns: int = 0  # end of the last scan of the whole mapping
+    last_end_ns: int = 0  # end of the last scan
 
 
 @dataclass
 class OrderState:
-    """Whose known order the reader of a mapping follows."""
+    """The known order that the reader of a mapping follows."""
 
     reader: PlannedReader | None = None  # the last one
-    followed: bool = False  # ... and it is still to be followed
-    planned_ns: int = 0  # when what it needs next was last looked at
-    last_progress_ns: int = 0  # when it was last heard how far it is; 0: never
-    pending_since_ns: int = 0  # since when an order is to become known; 0: none is
+    followed: bool = False  # ... and it is followed now
+    planned_ns: int = 0  # when its demand was last queried
+    last_progress_ns: int = 0  # time of the last progress report; 0: never
+    pending_since_ns: int = 0  # since when an order is awaited; 0: none
 
     @property
     def announced(self) -> bool:
-        """Whether the order is known from elsewhere than from how the reader walks."""
+        """Whether the order is announced or planned, not inferred from the reader's touches."""
         return self.followed and self.reader is not None and not self.reader.inferred
 
 
 @dataclass
 class PoolState:
-    """Touches of a mapping of the pool's memory."""
+    """State of a mapping of the pool's memory."""
 
-    planned_touches: int = 0  # of a reader whose order is known
-    #: thread -> (whose walk it is on, whose it touched last)
+    planned_touches: int = 0  # touches of a reader with a known order
+    #: thread -> (stream that it follows, stream that it touched last)
     walkers: dict[int, tuple[Stream, Stream]] = field(default_factory=dict)
 
 
@@ -89,14 +89,14 @@ class Region:
 
     @property
     def span(self) -> Span:
-        """What of the file it shows."""
+        """The mapped range of the file."""
         end = min(self.offset_bytes + self.length_bytes, self.file.size_bytes)
         return Span(self.offset_bytes, end, uffd.PAGE_BYTES)
 
     def offset_of(self, address: int) -> int:
-        """The file offset that an address of the mapping shows."""
+        """The file offset at an address of the mapping."""
         return self.offset_bytes + address - self.address
 
     def address_of(self, offset: int) -> int:
-        """The address that shows a file offset."""
+        """The address of a file offset."""
         return self.address + offset - self.offset_bytes
