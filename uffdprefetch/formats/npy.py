@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """NumPy's .npy files, versions 1.0 to 3.0: a record is an element of the first axis.
 
-numpy parses its header (numpy.lib.format; NEP 1); what follows is the array's bytes.
+numpy parses the header (numpy.lib.format; NEP 1); the array's bytes follow.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from uffdprefetch.formats.raw import uniform
 from uffdprefetch.formats.reader import FormatError, RangeReader
 
 MAGIC = b"\x93NUMPY"
-#: numpy reads no longer one unless told to trust the file: the header is a Python literal.
+#: numpy's limit for untrusted files: the header is a Python literal.
 HEADER_MAX_BYTES = 10_000
-#: Version -> how its header's length is written.
+#: Version -> format of its header's length.
 _LENGTHS = {1: "<H", 2: "<I", 3: "<I"}
 
 
@@ -49,13 +49,13 @@ def _header(reader: RangeReader) -> tuple[int, int, bytes]:
 
 
 def _parse(version: int, text: bytes) -> tuple[tuple[int, ...], bool, Any]:
-    """(shape, in Fortran order, dtype) of a header's text; raises whatever numpy does."""
+    """(shape, in Fortran order, dtype) of a header's text; numpy's errors propagate."""
     if version == 3:
-        # numpy has no public function for this one: 2.0 with UTF-8, which a literal can escape
+        # numpy has no public parser for 3.0: it is 2.0 with UTF-8, which a literal can escape
         text = text.decode("utf-8").encode("ascii", "backslashreplace")
     packed = io.BytesIO(struct.pack("<I", len(text)) + text)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of headers that Python 2 wrote, and of odd literals
+        warnings.simplefilter("ignore")  # on headers by Python 2, and on odd literals
         shape, fortran, dtype = npy_format.read_array_header_2_0(
             packed, max_header_size=10 * HEADER_MAX_BYTES
         )
@@ -72,7 +72,7 @@ class Npy:
         version, begins, text = _header(reader)
         try:
             shape, fortran, dtype = _parse(version, text)
-        except Exception as error:  # a literal can be wrong in any way; all are the file's
+        except Exception as error:  # an invalid literal raises anything
             detail = " ".join(str(error).split())[:80] or type(error).__name__
             raise FormatError("impossible header", 8, detail) from None
         if dtype.hasobject:
