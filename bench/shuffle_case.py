@@ -64,7 +64,7 @@ def page_bytes(extents: np.ndarray, records: np.ndarray) -> int:
 
 @dataclass
 class Shuffle:
-    """The script on so many ranks. ``first``: it trains on the first records only."""
+    """The script on ``ranks`` ranks. ``first``: it trains on the first records only."""
 
     bench: Bench
     ranks: int

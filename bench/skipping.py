@@ -119,7 +119,7 @@ def make_equal(directory: Path, size_bytes: int, record_bytes: int) -> Manifest:
 
 @dataclass
 class Case:
-    """So many ranks here of so many."""
+    """``here`` ranks on this node of ``ranks``."""
 
     bench: Bench
     here: int

@@ -43,7 +43,7 @@ from uffdprefetch.orders.provisional import provisional_order
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = 4096
 KIB = 1 << 10
-#: convert_imageset and convert_cifar_data of Caffe commit so often.
+#: Records per transaction of Caffe's convert_imageset and convert_cifar_data.
 COMMIT_RECORDS = 1000
 
 Ranges = list[tuple[int, int]]
@@ -80,7 +80,7 @@ def key(number: int) -> bytes:
 
 
 def make(path: Path, data_set: DataSet) -> None:
-    """Write it as Caffe's tools do: in key order, so many records a transaction."""
+    """Write it as Caffe's tools do: in key order, COMMIT_RECORDS a transaction."""
     import lmdb
 
     blob = random.Random(1).randbytes(data_set.most_bytes)
