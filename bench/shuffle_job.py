@@ -3,7 +3,7 @@
 
 It knows nothing of uffdprefetch: bench/shuffle.py measures it as it is, under `wrap` and without.
 Rank and number of ranks come from RANK and WORLD_SIZE, as torchrun sets them; --ranks starts that
-many copies with them set. Per batch it waits in next(iterator), which is the stall time of paper 5
+many copies with them set. Per batch it waits in next(iterator), which is the stall time of [HDMLP]
 (section 6.1), then computes for a fixed time per byte: a sleep, since an accelerator does not use
 our CPU. Hashing is its use of the data, and lies in that time.
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks that skip each other's records: `python bench/skipping.py [--json F]`, `show F`.
 
-Rank r of R reads records r, r + R, ... of an LMDB (paper 3); the
+Rank r of R reads records r, r + R, ... of an LMDB ([Stanovnik]); the
 first --here ranks are on this node, the others elsewhere. All compute for 95 % of the link's time
 for this node's bytes. Useless is what storage gave that is on no page of a record that was read
 here and no page of the B-tree, over what storage gave.

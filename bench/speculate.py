@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pages missed and read in vain by speculation: `python bench/speculate.py [--png F] [--json F]`.
 
-Paper 2, section VI-D (figures 11 and 12) again. An LMDB is made with py-lmdb as convert_imageset
-makes it; so many processes read it with py-lmdb, each its part of each batch, one after the other
-as the cursor is handed on. Before a process reads its part it says which pages it would fetch
-(orders/placement_estimator.py); then the pages that it touches for the first time are counted
-against that. They are noted as in the paper: the mapping is protected (bench/touched.c).
+Repeats [LMDBIO-DM] section VI-D (figures 11 and 12). An LMDB is made with py-lmdb as by
+convert_imageset; several processes read it with py-lmdb, each its part of each batch, in turn as
+the cursor is passed on. Before a process reads its part it predicts the pages that it would fetch
+(orders/placement_estimator.py); then the pages that it touches for the first time are compared with
+these. They are recorded as in [LMDBIO-DM]: the mapping is protected (bench/touched.c).
 
 Two ways to speculate: `paper`: the first record's size, corrected by what was seen; `head`: the few
 tree pages that orders/provisional.py reads before the index is there, which then count as fetched.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Paper 2's readers of a file without an index, and what they cost: for bench/speculate.py, and for
+"""Readers of a file without an index ([LMDBIO-DM]), and their cost: for bench/speculate.py, and for
 the tests of orders/placement_estimator.py, which the service uses."""
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class Followed:
         return int(self._records[i])
 
 
-# ---- the paper's readers and its counts ---------------------------------------------------------
+# ---- the readers and counts of [LMDBIO-DM] ------------------------------------------------------
 
 
 class Part:
     """One of ``readers`` processes, each of which reads its part of each batch: the ``reader``-th
-    of its equal parts (paper 2, figure 6). It learns from its own touches only."""
+    of its equal parts ([LMDBIO-DM] figure 6). It learns from its own touches only."""
 
     def __init__(
         self, guess: PlacementEstimator, reader: int, readers: int, batch_records: int
@@ -83,7 +83,7 @@ def stretch(pages: Array, gap_pages: int = 16) -> tuple[int, int]:
 
 
 class Count(NamedTuple):
-    """Pages of one iteration (paper 2, section VI-D). ``missed``: needed and not warmed before;
+    """Pages of one iteration ([LMDBIO-DM] section VI-D). ``missed``: needed and not warmed before;
     ``redundant``: warmed and not needed."""
 
     needed: int

@@ -13,8 +13,8 @@ WARM = "warm cache"
 TOOL = "uffdprefetch"
 RUNG_2 = "uffdprefetch by page tables"
 
-# Figure 8 of paper 1 plots six (size, distance) pairs and its text names 50 MiB, 8 and 10 MiB; the
-# others here span the same directions: larger windows, rarer checkpoints.
+# [Haderbache] figure 8 plots six (size, distance) pairs and its text names 50 MiB, 8 and 10 MiB;
+# the others here span the same directions: larger windows, rarer checkpoints.
 SWEEP_SIZES_MIB = (50, 100, 200)
 SWEEP_DISTANCES_MIB = (8, 10, 20, 40)
 

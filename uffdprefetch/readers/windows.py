@@ -60,7 +60,7 @@ class Windows:
         stream, forward = region.table.touch(start, end, at_ns)
         self.forget_absorbed(region)
         if self._config.policy == "fixed" and region.verdict == wire.ServingMode.CHECKPOINTS:
-            stream.active = True  # paper 1: the checkpoint that is hit first triggers
+            stream.active = True  # [Haderbache]: the checkpoint that is hit first triggers
         self._ledger.touch(stream.rank, start, at_ns)
         news = mapped = end - start
         if forward:

@@ -148,7 +148,7 @@ def test_only_the_automatic_policy_streams(
     region = bed.region(file)
     bed.crops(region, 600)
     assert bed.sent == [] and bed.bulk.describe(file.path) is None
-    assert bed.bulk.may_prefetch(region), "paper 1's windows are the user's"
+    assert bed.bulk.may_prefetch(region), "fixed windows are the user's"
 
 
 def test_a_stream_ends_when_the_file_changes(
