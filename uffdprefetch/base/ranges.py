@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A set of half-open byte ranges: sorted, disjoint, not adjacent."""
+"""A set of half-open byte ranges: sorted, disjoint, never touching."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 
 class IntervalSet:
-    """Ranges [start, end) in bytes. Calls are O(ranges that they overlap + log n)."""
+    """Ranges [start, end) in bytes. All calls are O(number of ranges they meet + log n)."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
@@ -25,7 +25,7 @@ class IntervalSet:
         return sum(self._ends) - sum(self._starts)
 
     def add(self, start: int, end: int) -> None:
-        """Add [start, end), merging overlapping and adjacent ranges."""
+        """Put [start, end) in, joining what it touches."""
         if start >= end:
             return
         first = bisect_left(self._ends, start)
@@ -37,7 +37,7 @@ class IntervalSet:
         self._ends[first:last] = [end]
 
     def remove(self, start: int, end: int) -> None:
-        """Remove [start, end)."""
+        """Take [start, end) out."""
         if start >= end:
             return
         first = bisect_right(self._ends, start)
@@ -53,7 +53,7 @@ class IntervalSet:
         self._ends[first:last] = [b for _, b in kept]
 
     def replace(self, start: int, end: int, ranges: list[tuple[int, int]]) -> None:
-        """Replace the contents of [start, end) by ``ranges``: sorted, not adjacent, within it."""
+        """Make [start, end) hold just ``ranges``: sorted, apart from one another, all within."""
         self.remove(start, end)
         if not ranges:
             return

@@ -147,7 +147,9 @@ class TreeTraversal:
 
     # ---- pages
 
-    def _claim(self, numbers: Array, refs: Array, kind: int, counts: Array | None = None) -> None:
+    def _mark_visited(
+        self, numbers: Array, refs: Array, kind: int, counts: Array | None = None
+    ) -> None:
         """Mark runs of pages (of one page without ``counts``) as visited; ``refs``: file offsets of
         the references to them.
 
@@ -200,14 +202,14 @@ class TreeTraversal:
         tree: Array = np.arange(len(roots), dtype=np.int64)
         numbers = roots
         for _ in range(depth - 1):
-            self._claim(numbers, refs, BRANCH)
+            self._mark_visited(numbers, refs, BRANCH)
             found = [
                 (child, tree[which][parent], ref)
                 for batch, which, _ in self._batches(numbers, pages.BRANCH)
                 for child, parent, ref in [pages.children(batch)]
             ]
             numbers, tree, refs = (np.concatenate(part) for part in zip(*found, strict=True))
-        self._claim(numbers, refs, LEAF)
+        self._mark_visited(numbers, refs, LEAF)
         for batch, which, _ in self._batches(numbers, *kinds):
             yield batch, tree[which]
 
@@ -268,7 +270,7 @@ class TreeTraversal:
         batch.check(inside, found.value_at[big], "overflow page not in the file", first)
         first = first.astype(np.int64)
         count: Array = (self._meta.layout.header_bytes - 1 + size) // self._page_bytes + 1
-        self._claim(first, offset, OVERFLOW, count)
+        self._mark_visited(first, offset, OVERFLOW, count)
         return first
 
     def _records_of(

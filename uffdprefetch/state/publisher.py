@@ -127,24 +127,26 @@ class EventPublisher:
         if not self._recorders:
             return
         if self._tables_changed:
-            self._tables_changed = not self._tell_tables()
+            self._tables_changed = not self._send_tables()
         if self._batch:
             self._send_batch()
 
     def finished(self) -> None:
         """The job has ended: recorders finish their files."""
         self.flush()
-        self._tell(wire.Type.FINISH, {"lost": self.lost})
+        self._broadcast(wire.Type.FINISH, {"lost": self.lost})
 
-    def _tell_tables(self) -> bool:
-        whole = self._tell(wire.Type.TABLES, {"launchers": self._launchers, "service": os.getpid()})
+    def _send_tables(self) -> bool:
+        whole = self._broadcast(
+            wire.Type.TABLES, {"launchers": self._launchers, "service": os.getpid()}
+        )
         for name, table in (("files", self._files), ("processes", self._processes)):
             entries = list(table.values())
             for i in range(0, len(entries), TABLE_ENTRIES):
-                whole &= self._tell(wire.Type.TABLES, {name: entries[i : i + TABLE_ENTRIES]})
+                whole &= self._broadcast(wire.Type.TABLES, {name: entries[i : i + TABLE_ENTRIES]})
         return whole
 
-    def _tell(self, kind: wire.Type, body: dict[str, Any]) -> bool:
+    def _broadcast(self, kind: wire.Type, body: dict[str, Any]) -> bool:
         return self._send(wire.stream(kind, json.dumps(body).encode()))
 
     def _send_batch(self) -> None:

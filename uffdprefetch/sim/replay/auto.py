@@ -52,11 +52,11 @@ class Auto(Plain):
         self, stream: int, access: int, file: int, first: int, end: int, now: float
     ) -> float:
         answering = super().on_touch(stream, access, file, first, end, now)
-        self._tell(stream, file, first, end, now)
+        self._observe(stream, file, first, end, now)
         self._turn(now)
         return answering
 
-    def _tell(self, stream: int, file: int, first: int, end: int, now: float) -> None:
+    def _observe(self, stream: int, file: int, first: int, end: int, now: float) -> None:
         self._now = now
         rank = self.demand.streams[stream].rank
         self.node.touched(rank, file, first, end, self.resident.ready[file], now)
@@ -117,7 +117,7 @@ class PoolAuto(InPool, Auto):
         """These pages are unmapped from a rank, so that the next touch is observed."""
         self.mapped[file][rank][pages] = False
 
-    def _tell(self, stream: int, file: int, first: int, end: int, now: float) -> None:
+    def _observe(self, stream: int, file: int, first: int, end: int, now: float) -> None:
         """Unused: see on_pool_touches()."""
 
     def _cut(self, wanted: Range) -> Range:
