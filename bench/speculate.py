@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages missed and read in vain by speculation: `python bench/speculate.py [--png F] [--json F]`.
+"""Missed and redundant pages of speculation: `python bench/speculate.py [--png F] [--json F]`.
 
 Repeats [LMDBIO-DM] section VI-D (figures 11 and 12). An LMDB is made with py-lmdb as by
 convert_imageset; several processes read it with py-lmdb, each its part of each batch, in turn as
@@ -7,9 +7,9 @@ the cursor is passed on. Before a process reads its part it predicts the pages t
 (orders/placement_estimator.py); then the pages that it touches for the first time are compared with
 these. They are recorded as in [LMDBIO-DM]: the mapping is protected (bench/touched.c).
 
-Two ways to speculate: `paper`: the first record's size, corrected by what was seen; `head`: the few
-tree pages that orders/provisional.py reads before the index is there, which then count as fetched.
-Missed pages of values and of the tree are counted apart. Nothing is timed, and nothing is fetched.
+Two ways to speculate: `paper`: the first record's size, corrected by observation; `head`: by the
+few tree pages that orders/provisional.py reads before the index is there, which then count as
+fetched. Missed pages of values and of the tree are counted separately. Nothing is timed or fetched.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Ranges = list[tuple[int, int]]
 
 @dataclass(frozen=True)
 class DataSet:
-    """A data set of the paper, or one that breaks its assumption."""
+    """A data set of [LMDBIO-DM], or one that violates its assumption."""
 
     name: str
     what: str
@@ -133,7 +133,7 @@ class Reader:
         return np.unique(np.concatenate(pages))
 
     def touched(self) -> Any:
-        """The pages that were touched for the first time since the last call."""
+        """The pages first touched since the last call."""
         new = np.flatnonzero(self._now.view(bool) & ~self._seen)
         self._seen[new] = True
         return new
@@ -150,9 +150,8 @@ def runs(pages: Any) -> Ranges:
 
 
 class Head:
-    """What orders/provisional.py tells of a reader's records before the index is there, and the
-    tree pages
-    that it reads for that."""
+    """The provisional order of a reader's records (orders/provisional.py), and the tree pages read
+    for it."""
 
     def __init__(self, path: str, records: Any, pages: int) -> None:
         read: Any = np.zeros(pages, bool)
@@ -245,7 +244,7 @@ def experiment(
         children.append(child)
     sums: dict[str, Any] = {}
     for iteration in range(data_set.iterations):
-        for pipe in pipes:  # one after the other, as the cursor is handed on
+        for pipe in pipes:  # in turn, as the cursor is passed on
             pipe.send(True)
             for way, counts in pipe.recv().items():
                 table = sums.setdefault(way, np.zeros((data_set.iterations, len(COLUMNS)), int))
