@@ -179,7 +179,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="shuffle_job.py", description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--db", required=True, help="the LMDB's directory")
-    add("--ranks", type=int, default=0, help="start so many copies of this")
+    add("--ranks", type=int, default=0, help="copies of this to start")
     add("--epochs", type=int, default=2)
     add("--batch", type=int, default=32, help="records per batch")
     add("--workers", type=int, default=0, help="of the DataLoader")

@@ -36,7 +36,7 @@ class Command:
             "--seconds", metavar="TIME", default="60s", help="for all measurements (default: 60s)"
         )
         parser.add_argument(
-            "--bytes", metavar="SIZE", default="8GiB", help="read at most so much (default: 8GiB)"
+            "--bytes", metavar="SIZE", default="8GiB", help="most bytes to read (default: 8GiB)"
         )
         parser.add_argument(
             "--file-size",

@@ -92,9 +92,8 @@ class Command:
             "--epochs",
             metavar="N",
             type=int,
-            help="the recorded accesses "
-            "so many times over, with --replay (default: 1; a mapping that stays "
-            "shows its first epoch only)",
+            help="repetitions of the recorded accesses, with --replay (default: 1; of a "
+            "mapping that stays only the first epoch is recorded)",
         )
         parser.add_argument(
             "--memory", metavar="SIZE", help="for the page cache, with --replay (default: enough)"

@@ -46,7 +46,7 @@ class Command:
         )  # fmt: skip
         record.add_argument(
             "--max-events", type=int, default=MAX_EVENTS, metavar="N",
-            help=f"keep so many single events (default: {MAX_EVENTS}); the overview has all",
+            help=f"single events to keep (default: {MAX_EVENTS}); the overview has all",
         )  # fmt: skip
         record.add_argument("--no-bpf", action="store_true", help="as if eBPF were not permitted")
         record.add_argument("-q", "--quiet", action="store_true", help="no line at the end")
