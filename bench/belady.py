@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Belady's rule with a known future: what each reader is going to use, in order."""
+"""Belady's rule ([Belady]) with the readers' future accesses known."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ from uffdprefetch.pool.eviction import (
     smallest,
 )
 
-#: A touch is believed to be the nearest use of that block in the reader's plan, if it is no
-#: farther from the cursor than this. Touches come late (threads, batches), and those of blocks
-#: that the reader has mapped do not come at all.
+#: Accesses from the cursor within which a touch counts as the block's nearest planned use. Touches
+#: are reported late (threads, batches), and those of mapped blocks not at all.
 REACH = 1024
-#: Farther ones, this many in a row and each near the one before: the reader has gone elsewhere.
+#: Touches farther away, in a row and near each other, after which the cursor jumps there.
 STRAYS = 8
-#: "Never again" in the tables, and the least distance that means it.
+#: "No further use" in the tables, and the least distance that means it.
 NEVER = np.iinfo(np.int32).max
 FAR = 1 << 30
 
@@ -42,8 +41,7 @@ class Belady:
     def __init__(self, futures: Mapping[Hashable, np.ndarray]) -> None:
         plans = {reader: np.asarray(plan).reshape(-1, 2) for reader, plan in futures.items()}
         files = max((int(plan[:, 0].max()) + 1 for plan in plans.values() if len(plan)), default=0)
-        # one more file, of no blocks, and one more place in the tables stand for all that no plan
-        # knows
+        # an extra empty file, and an extra row of the tables, stand for everything not planned
         self._blocks: np.ndarray = np.zeros(files + 1, np.int64)
         for plan in plans.values():
             np.maximum.at(self._blocks, plan[:, 0], plan[:, 1] + 1)
@@ -55,44 +53,42 @@ class Belady:
         }
 
     def progress(self, reader: Hashable, index: int) -> None:
-        """The reader has done its first ``index`` accesses. Never goes back: an older report that
-        comes later changes nothing."""
+        """The reader has done its first ``index`` accesses. Monotonic: late reports are ignored."""
         self._tracks[reader].advance(index)
 
     def touched(self, reader: Hashable, file: int, block: int) -> None:
-        """The reader was seen to use a block: its cursor goes behind the nearest place in its plan
-        where it does, if that is ahead. A touch far from the cursor is taken for an accident,
-        until several follow each other."""
+        """The reader has used a block: its cursor moves past the block's nearest planned use ahead.
+        A touch far from the cursor is ignored until STRAYS follow each other."""
         if 0 <= file < len(self._blocks) and 0 <= block < self._blocks[file]:
             self._tracks[reader].touch(int(self._first[file]) + block)
 
     def victims(self, residents: Residents, readers: Sequence[Reader], count: int) -> np.ndarray:
         """See :class:`uffdprefetch.pool.eviction.Policy`."""
         free = evictable(residents, readers)
-        away = self._next_use(residents)
-        never = free & (away >= FAR)
+        distance = self._next_use(residents)
+        never = free & (distance >= FAR)
         first = smallest(residents, oldest_first(residents, never), count)
         if len(first) >= count:
             return first
-        keys = farthest_first(away, free & ~never)
+        keys = farthest_first(distance, free & ~never)
         return np.concatenate((first, smallest(residents, keys, count - len(first))))
 
     def _next_use(self, residents: Residents) -> np.ndarray:
         """Accesses (uint32) until each row is used, FAR or more for never."""
-        away: np.ndarray = np.full(len(residents.file), NEVER, np.int32)
-        for start in range(0, len(away), SLICE_ROWS):
+        distance: np.ndarray = np.full(len(residents.file), NEVER, np.int32)
+        for start in range(0, len(distance), SLICE_ROWS):
             part = slice(start, start + SLICE_ROWS)
             files = np.minimum(residents.file[part], len(self._blocks) - 1)
             blocks = residents.block[part]
             place = np.where(blocks < self._blocks[files], self._first[files] + blocks, self._size)
             for track in self._tracks.values():
                 ahead = track.next_use[place] - np.int32(track.cursor)
-                np.minimum(away[part], ahead, out=away[part])
-        return away.view(np.uint32)
+                np.minimum(distance[part], ahead, out=distance[part])
+        return distance.view(np.uint32)
 
 
 class _Track:
-    """One reader's plan and place. ``next_use`` by block: the index of the first access to it at
+    """One reader's plan and cursor. ``next_use`` by block: the index of the first access to it at
     or after ``cursor``, NEVER if there is none."""
 
     def __init__(self, plan: np.ndarray, size: int) -> None:
@@ -100,7 +96,7 @@ class _Track:
             raise ValueError(f"a plan of {len(plan)} accesses: at most {FAR - 1} are possible")
         self.cursor = 0
         self.plan: np.ndarray = plan.astype(np.int64)
-        # accesses ordered by block, then time: those of one block stand together
+        # accesses sorted by block, then time
         self._order = np.argsort(self.plan, kind="stable").astype(np.int32)
         self._starts = np.concatenate(([0], np.cumsum(np.bincount(self.plan, minlength=size))))
         self._again: np.ndarray = np.full(len(plan), NEVER, np.int32)
@@ -116,10 +112,10 @@ class _Track:
         index = min(index, len(self.plan))
         if index <= self.cursor:
             return
-        passed = self.plan[self.cursor : index]
-        # of a block that is passed several times the last assignment stays (numpy's manual,
-        # "Assigning values to indexed arrays"), which is that of the latest access
-        self.next_use[passed] = self._again[self.cursor : index]
+        done = self.plan[self.cursor : index]
+        # of repeated indices the last assignment stays (numpy's manual, "Assigning values to
+        # indexed arrays"): that of the latest access
+        self.next_use[done] = self._again[self.cursor : index]
         self.cursor = index
 
     def touch(self, block: int) -> None:
@@ -140,7 +136,7 @@ class _Track:
             self._restart(self._stray + 1)
 
     def _nearest(self, block: int, index: int) -> int | None:
-        """The access to the block that is nearest to an index, the later of two."""
+        """The access to the block nearest to an index, the later of two."""
         uses = self._order[self._starts[block] : self._starts[block + 1]]
         if not len(uses):
             return None
@@ -149,7 +145,7 @@ class _Track:
         return min(near, key=lambda use: (abs(use - index), -use))
 
     def _restart(self, index: int) -> None:
-        """Go anywhere, back too: the tables are made anew."""
+        """Move the cursor anywhere, backward too; rebuilds the tables."""
         self.cursor = index
         self.next_use.fill(NEVER)
         # backwards, so that the earliest access to each block is what stays

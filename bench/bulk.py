@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random crops of a token file (nanoGPT's way of reading): `python bench/bulk.py [--json F]`.
+"""Random crops of a token file, as nanoGPT reads it: `python bench/bulk.py [--json F]`.
 
 A job takes batches of 12 crops of 1024 tokens (uint16, 2 KiB) at random places of a memmap on the
 slow bed, with a little compute (a sleep) in each step; plainly and under `wrap`, in turn. Two
-cases: a file that fits --budget, which bulk warm should stream, and one that does not, of which it
-should say so and cost nothing. Each with one mapping for the run and, as newer nanoGPT does, with a
-memmap for each batch. Every run's tokens must sum up to the same. Prints a table in Markdown.
+cases: a file that fits --budget, which bulk warm should stream, and one that does not, where it
+should only report so. Each with one mapping for the run and, as newer nanoGPT does, with a memmap
+for each batch. Every run's tokens must have the same sum. Prints a table in Markdown.
 """
 
 from __future__ import annotations

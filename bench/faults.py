@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a touched checkpoint costs, by the state of the service: `python bench/faults.py --json F`.
+"""Latency of a touched checkpoint by the service's state: `python bench/faults.py --json F`.
 
-``idle``: the service has nothing else to do. ``busy``: two other processes of the job walk through
-a warm file as fast as they can. ``slow``: it stands still nine tenths of the time (SIGSTOP for 45
-ms, SIGCONT for 5). ``stopped``: SIGSTOP when the checkpoints are laid. ``dead``: SIGKILL then; the
-agent gives the mapping back, so that a touch is an ordinary minor fault. Beside each, from the same
-run: a minor fault of a cached page, and a word bounced to another thread and back: two wake-ups, as
-a checkpoint's (of the responder, of who touched).
+``idle``: the service is idle otherwise. ``busy``: two other processes of the job read a warm file
+at full speed. ``slow``: it is stopped nine tenths of the time (SIGSTOP for 45 ms, SIGCONT for 5).
+``stopped``: SIGSTOP once the checkpoints are laid. ``dead``: SIGKILL then; the agent detaches the
+mapping, so that a touch is an ordinary minor fault. For comparison, from the same run: a minor
+fault of a cached page, and a word bounced to another thread and back: two wake-ups, as for a
+checkpoint (of the responder, of the touching thread).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ STATES = ("idle", "busy", "slow", "stopped", "dead")
 
 @contextlib.contextmanager
 def slowed(rundir: str) -> Iterator[None]:
-    """The service of a runtime directory runs a tenth of the time, once it is there."""
+    """Let the service of a runtime directory run a tenth of the time, once it exists."""
     ended = threading.Event()
 
     def work() -> None:

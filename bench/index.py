@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an index of records costs: `python bench/index.py [--records 1000000] [--json F]`.
+"""The cost of record indices: `python bench/index.py [--records 1000000] [--json F]`.
 
 For each format a file of that many records whose data are holes (bench/index_files.py), indexed in
-a process of its own, the file's pages in the page cache: seconds (median of --rounds), what was
-read of the file, bytes of the index a record, the memory that the process took at its highest while
-it made it, and the time to take it from the cache of a runtime directory. With --latency-ms every
-read also waits so long, as on a remote file system: what several threads bring (--threads 1: what
-one would take). Prints a table in Markdown.
+a separate process with the file's pages in the page cache: seconds (median of --rounds), bytes read
+of the file, bytes of the index a record, the process's peak memory, and the time to map it from the
+cache of a runtime directory. --latency-ms adds a delay to every read, as on a remote file system:
+shows the gain of several threads (against --threads 1). Prints a table in Markdown.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 ROOT = Path(__file__).resolve().parents[1]
-#: Format, bytes a record; the last one is read whole by small records.
+#: Format, bytes a record; the last is a file of small records, which is read whole.
 CASES = (
     ("raw", 12288), ("npy", 12288), ("lmdb", 12288), ("tfrecord", 12288), ("arrow", 12288),
     ("lmdb", 131072), ("tfrecord", 131072), ("tfrecord", 100),
@@ -35,7 +34,7 @@ CASES = (
 
 
 def one(path: str, wanted: str, record_bytes: int, latency_seconds: float, threads: int) -> None:
-    """Index one file and say as JSON what it took; the child's part."""
+    """Index one file and print its cost as JSON; runs in the child."""
     from uffdprefetch.formats import arrow, cache, reader, tfrecord
     from uffdprefetch.formats.detect import load, read_index
     from uffdprefetch.formats.index import Options
@@ -76,7 +75,7 @@ def one(path: str, wanted: str, record_bytes: int, latency_seconds: float, threa
         "peak_bytes": peak,
     }
     if not latency_seconds:
-        os.utime(path, (1, 1))  # of a file that was written just now nothing is kept
+        os.utime(path, (1, 1))  # a recently written file is not cached
         cache.open_cached(path, wanted, options)
         began = time.perf_counter()
         cache.open_cached(path, wanted, options)
@@ -85,7 +84,7 @@ def one(path: str, wanted: str, record_bytes: int, latency_seconds: float, threa
 
 
 def memory_bytes(what: str) -> int:
-    """A line of /proc/self/status. (getrusage's maximum would be the parent's, too.)"""
+    """A line of /proc/self/status. (getrusage's maximum includes the parent's.)"""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{what}:"):
             return int(line.split()[1]) * 1024

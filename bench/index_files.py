@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Large record files of few blocks for bench/index.py: what tells of records is real, the data are
+"""Large sparse record files for bench/index.py: the records' metadata are real, the data are
 holes. (An LMDB's pages are made here as liblmdb would, appending: it would write every value.)
 """
 
@@ -65,7 +65,7 @@ def arrow(path: Path, records: int, record_bytes: int) -> None:
         ends = sink.tell()
     data = sink.getvalue()
     batch_bytes = ends - twice
-    begins = twice - 2 * batch_bytes  # behind the schema, which goes out with the first batch
+    begins = twice - 2 * batch_bytes  # after the schema, which is written with the first batch
     with path.open("wb") as file:
         file.write(data[:begins])
         pieces = _not_zero(data[twice:ends])
@@ -78,7 +78,7 @@ def arrow(path: Path, records: int, record_bytes: int) -> None:
 
 
 def _not_zero(data: bytes) -> list[tuple[int, bytes]]:
-    """The pages of ``data`` that hold something, with their places."""
+    """The non-empty pages of ``data``, with their offsets."""
     pages = [(at, data[at : at + PAGE_BYTES]) for at in range(0, len(data), PAGE_BYTES)]
     return [(at, page) for at, page in pages if any(page)]
 
@@ -108,7 +108,7 @@ def _meta(number: int, txnid: int, last_page: int, main: bytes) -> bytes:
 
 
 def lmdb(path: Path, records: int, record_bytes: int) -> None:
-    """Keys of 8 digits in order, values on overflow pages behind the leaf that names them."""
+    """Keys of 8 digits in order, values on overflow pages after their leaf."""
     value_pages = (_HEADER_BYTES - 1 + record_bytes) // PAGE_BYTES + 1
     in_leaf = (PAGE_BYTES - _HEADER_BYTES) // (_LEAF_NODE_BYTES + 2)
     in_branch = (PAGE_BYTES - _HEADER_BYTES) // (_BRANCH_NODE_BYTES + 2)

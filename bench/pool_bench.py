@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the measurements of bench/pool.py share: the bed, the engines, the rounds, the report."""
+"""Shared by the measurements of bench/pool.py: the bed, the engines, the rounds, the report."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from uffdprefetch.demo.jobrun import machine_cpu_seconds, read_tool_summary, wra
 
 SCHEMA = "uffdprefetch.bench.pool/1"
 PLAIN = "plain mmap"
-#: Load average from which other work is worth a word.
+#: Load average from which a report mentions other work.
 BUSY_LOAD_AVERAGE = 0.5
 PROGRAMS = ("pool_read", "pool_copy")
 Run = dict[str, Any]
 
-#: What a run keeps of the summary's "pool".
+#: Fields of the summary's "pool" that a run keeps.
 POOL_FIELDS = (
     *("budget_bytes", "limited_by", "chunk_bytes", "block_bytes", "huge_pages"),
     *("huge_pages_reason", "evict", "resident_peak_bytes", "read_bytes", "unique_bytes"),
@@ -52,7 +52,7 @@ class NotHere(UffdPrefetchError):
 
 @dataclass
 class Bench:
-    """The bed with its data set, the reader programs, and what was measured so far."""
+    """The bed with its data set, the reader programs, and the measurements."""
 
     bed: SlowBed
     source: Path
@@ -85,7 +85,7 @@ class Bench:
         return str(self.scratch / name)
 
     def prepare(self, bandwidth: int | None = None, latency_us: int | None = None) -> None:
-        """The file cold (counted), the link as given, the counters at zero."""
+        """Make the file cold (verified), set the link, reset the counters."""
         drop_cache(self.data)
         self.bed.set(
             bandwidth=self.bandwidth if bandwidth is None else bandwidth,
@@ -96,7 +96,7 @@ class Bench:
     def wrapped(
         self, engine: str, options: Sequence[str], environment: Sequence[str] = ()
     ) -> list[str]:
-        """The words that put a command under an engine; NotHere if this checkout has it not."""
+        """The command prefix for an engine; NotHere if this checkout lacks it."""
         if engine not in config.ENGINES:
             raise NotHere(f"`uffdprefetch wrap` has no --engine {engine} in this checkout")
         (self.scratch / "tool.summary.json").unlink(missing_ok=True)
@@ -107,7 +107,7 @@ class Bench:
         return ["env", *environment, *words] if environment else words
 
     def pool_summary(self) -> dict[str, Any]:
-        """What the pool said of the last run. UffdPrefetchError if it was no run of the pool."""
+        """The pool's part of the last summary. UffdPrefetchError if it was no run of the pool."""
         summary = read_tool_summary(self.scratch / "tool") or {}
         pool = summary.get("pool")
         if not pool:
@@ -118,7 +118,7 @@ class Bench:
         return {name: pool.get(name) for name in POOL_FIELDS}
 
     def left_in_page_cache(self) -> int:
-        """Bytes of the file that the kernel caches as well."""
+        """Bytes of the file in the kernel's page cache."""
         return resident_bytes(self.data)
 
     def rounds(
@@ -180,7 +180,7 @@ def open_bench(args: Namespace) -> Iterator[Bench]:
 
 
 def service_switches(rundir: Path) -> int | None:
-    """Context switches of the service's threads so far; None when there is none."""
+    """Context switches of the service's threads; None without a service."""
     service = find_service(str(rundir))
     if service is None:
         return None
@@ -193,7 +193,7 @@ def service_switches(rundir: Path) -> int | None:
     return total
 
 
-# ---- pure: what the runs say -----------------------------------------------------------------
+# ---- pure: statistics of runs ----------------------------------------------------------------
 
 
 def median(runs: Sequence[Run], *path: str) -> float | None:
@@ -239,7 +239,7 @@ def cases_of(runs: Sequence[Run]) -> list[str]:
 
 
 def disturbances(report: dict[str, Any]) -> list[str]:
-    """What went on that is not of the measurement; sentences."""
+    """Disturbances of the measurement, in sentences."""
     found, runs = [], report["runs"]
     if report["load_average"] > BUSY_LOAD_AVERAGE:
         found.append(f"the load average was {report['load_average']:.1f} when it began.")
@@ -249,9 +249,9 @@ def disturbances(report: dict[str, Any]) -> list[str]:
     ]
     if stolen and max(stolen) > DISTURBED_STEAL_SHARE:
         found.append(f"the hypervisor took up to {max(stolen):.1%} of a run's CPU time.")
-    left = [run for run in runs if (run.get("pool") or {}).get("mappings_given_back")]
-    if left:
-        found.append(f"in {len(left)} runs a mapping was given back to the file.")
+    detached = [run for run in runs if (run.get("pool") or {}).get("mappings_given_back")]
+    if detached:
+        found.append(f"in {len(detached)} runs a mapping was given back to the file.")
     if report["proactive_reclaim"]:
         found.append(f"{report['proactive_reclaim']}.")
     return found

@@ -40,7 +40,7 @@ POLICIES = ("lru", "cyclic")
 MIB = 1 << 20
 UNIT_BYTES = MIB
 IN_GROUP = PLAIN
-#: A block of the pool where no run told: the chunk.
+#: Block size where no run reports one: the chunk.
 DEFAULT_BLOCK_BYTES = 64 << 10
 
 
@@ -113,7 +113,7 @@ class Epochs:
         with memory_group(limit_bytes) as group:
 
             def between(_epochs: int, _rundir: Path) -> None:
-                # No wait for what is still on its way: a pause is time to prefetch in.
+                # Requests in flight are not awaited: a pause would be time to prefetch.
                 marks.append(bench.bed.counters()["bytes"])
                 used.append(group.used())
 
@@ -127,15 +127,15 @@ class Epochs:
         total = bench.bed.counters()["bytes"]
         for lines in readers.epochs:
             self.check(lines)
-        # What came before the first epoch is its own; what came after the last one, nobody's.
-        came = [b - a for a, b in itertools.pairwise([0, *marks[1:]])]
+        # Bytes read before the first epoch count for it; those after the last one do not count.
+        epoch_bytes = [b - a for a, b in itertools.pairwise([0, *marks[1:]])]
         seconds = [readers.seconds(epoch) for epoch in range(self.epochs)]
         return {
             "seconds": sum(seconds),
             "epoch_seconds": seconds,
             "wall_seconds": readers.wall_seconds,
-            "epoch_bytes": came,
-            "hit_rates": [1 - each / bench.file_bytes for each in came],
+            "epoch_bytes": epoch_bytes,
+            "hit_rates": [1 - each / bench.file_bytes for each in epoch_bytes],
             "bytes_read": total,
             "budget_bytes": self.budget_bytes,
             "limit_bytes": limit_bytes,
@@ -178,12 +178,12 @@ def rates(runs: Sequence[Run]) -> list[float]:
 
 
 def optimum_of(report: dict[str, Any]) -> list[float] | None:
-    """Belady's optimum for what the report measured, in the pool's own blocks."""
+    """Belady's optimum for the report's cases, in the pool's own blocks."""
     runs = report["runs"]
     if not runs:
         return None
-    told = [run["pool"]["block_bytes"] for run in runs if run.get("pool")]
-    block_bytes = next((each for each in told if each), DEFAULT_BLOCK_BYTES)
+    block_sizes = [run["pool"]["block_bytes"] for run in runs if run.get("pool")]
+    block_bytes = next((each for each in block_sizes if each), DEFAULT_BLOCK_BYTES)
     blocks = -(-report["dataset"]["file_bytes"] // block_bytes)
     return optimum(blocks, runs[0]["budget_bytes"] // block_bytes, len(runs[0]["hit_rates"]))
 
@@ -226,7 +226,7 @@ def tables(report: dict[str, Any]) -> list[str]:
 
 
 def notes(report: dict[str, Any]) -> Sequence[str]:
-    """What a reader of the tables must know."""
+    """The tables' legend."""
     runs = report["runs"]
     if not runs:
         return ()

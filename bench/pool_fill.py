@@ -26,7 +26,7 @@ CHUNKS = ("64KiB", "1MiB")
 COPIED_PAGES = {"4 KiB": 4 << 10, "64 KiB": 64 << 10, "1 MiB": MIB}
 FIO = "fio, O_DIRECT, 16 in flight"
 FIO_JOBS = 8
-#: Of the bed's link: no bandwidth limit and no latency. What is left is what software costs.
+#: A link without bandwidth limit and latency: shows the cost of software alone.
 NO_LINK = 0
 
 
@@ -86,8 +86,8 @@ class Fill:
             cwd=self.bench.scratch,
         )  # fmt: skip
         if ended.returncode:
-            said = (ended.stderr or ended.stdout).strip().splitlines() or ["it said nothing"]
-            raise UffdPrefetchError(f"fio ended with status {ended.returncode}: {said[-1]}")
+            output = (ended.stderr or ended.stdout).strip().splitlines() or ["it said nothing"]
+            raise UffdPrefetchError(f"fio ended with status {ended.returncode}: {output[-1]}")
         # Warnings may stand before the JSON.
         (job,) = json.loads(ended.stdout[ended.stdout.index("{") :])["jobs"]
         read = job["read"]
@@ -217,7 +217,7 @@ def tables(report: dict[str, Any]) -> list[str]:
 
 
 def notes(report: dict[str, Any]) -> Sequence[str]:
-    """What a reader of the tables must know."""
+    """The tables' legend."""
     return (
         "One reader, no compute; every word is read, the file cold and mapped before the clock "
         "starts. MB/s are the file's bytes over that time, *us a page* the time for 4096 of them. "

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Readers of bench/pool.py that begin each epoch together, and what they must have read.
 
-pool_read.c says in a FIFO that it is ready and that an epoch is over, and waits each time for a
-byte from a FIFO of its own: it works through mpirun, wrap and cgroups alike, and between two epochs
-every counter can be read while all ranks stand.
+pool_read.c reports in a FIFO that it is ready and that an epoch is over, and waits each time for a
+byte from a FIFO of its own. This works through mpirun, wrap and cgroups, and all counters can be
+read between two epochs while the ranks wait.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def unit_sums(path: Path, unit_bytes: int, step_bytes: int) -> np.ndarray:
 
 
 def check_sums(lines: Sequence[Line], sums: np.ndarray, pattern: str) -> None:
-    """Raise UffdPrefetchError unless each rank's line has the sum of what it had to read."""
+    """Raise UffdPrefetchError unless each rank's line has the expected sum."""
     for line in lines:
         units = units_of(pattern, len(sums), line["rank"], len(lines))
         expected = int(np.sum(sums[units], dtype=np.uint64))
@@ -123,7 +123,7 @@ class Gate:
         return sorted(lines, key=lambda line: int(line["rank"]))
 
     def go(self) -> None:
-        """Let every rank go on."""
+        """Release every rank."""
         for fd in self._down:
             os.write(fd, b"g")
 
@@ -138,8 +138,8 @@ def _started(
     command: Sequence[str], rundir: Path, scratch: Path
 ) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
     """The job in a session of its own and the file of its stderr; killed if it is left behind."""
-    said = scratch / "stderr"
-    with open(said, "wb") as stderr:
+    stderr_path = scratch / "stderr"
+    with open(stderr_path, "wb") as stderr:
         process = subprocess.Popen(
             list(command),
             stdin=subprocess.DEVNULL,
@@ -150,7 +150,7 @@ def _started(
             start_new_session=True,
         )
     try:
-        yield process, said
+        yield process, stderr_path
     finally:
         if process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
@@ -159,7 +159,7 @@ def _started(
 
 
 def last_line(path: Path) -> str:
-    """What a job said last, for a message."""
+    """The last line of a job's stderr, for a message."""
     lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
     return lines[-1] if lines else "it said nothing"
 
@@ -190,7 +190,7 @@ def run_readers(
         gate, rundir = Gate(Path(name), ranks), Path(name) / "run"
         rundir.mkdir(mode=0o700)
         try:
-            with _started(command(Path(name)), rundir, scratch) as (process, said):
+            with _started(command(Path(name)), rundir, scratch) as (process, stderr_path):
                 try:
                     for epoch in range(epochs + 1):
                         lines = gate.wait(process, deadline)
@@ -201,10 +201,10 @@ def run_readers(
                         gate.go()
                     process.wait(max(1.0, deadline - time.monotonic()))
                 except (UffdPrefetchError, subprocess.TimeoutExpired) as error:
-                    raise UffdPrefetchError(f"{error}; it said: {last_line(said)}") from None
+                    raise UffdPrefetchError(f"{error}; it said: {last_line(stderr_path)}") from None
                 if process.returncode:
                     raise UffdPrefetchError(
-                        f"the job ended with status {process.returncode}: {last_line(said)}"
+                        f"the job ended with status {process.returncode}: {last_line(stderr_path)}"
                     )
         finally:
             gate.close()

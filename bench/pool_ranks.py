@@ -27,7 +27,7 @@ from render import markdown_table, number, ratio
 
 PATTERNS = ("contiguous", "skipping", "whole", "apart")
 UNIT_BYTES = 1 << 20
-#: What a rank reads at a time when ranks skip: about a record, and no divisor of a chunk.
+#: Bytes that a skipping rank reads at a time: about a record, and no divisor of a chunk.
 SKIPPED_UNIT_BYTES = 80 << 10
 GROUPS = "plain mmap, a cgroup for each rank"
 SMALL = "pool engine, budget of the cgroups"
@@ -45,7 +45,7 @@ def add_options(parser: ArgumentParser) -> None:
 
 
 class Ranks:
-    """One case: so many ranks with a pattern."""
+    """One case: a number of ranks with a pattern."""
 
     def __init__(self, bench: Bench, pattern: str, ranks: int, compute_share: float) -> None:
         self.bench, self.pattern, self.ranks = bench, pattern, ranks
@@ -54,7 +54,7 @@ class Ranks:
         every = 1 if pattern in ("whole", "apart") else ranks
         seconds_per_mib = every * compute_share * (1 << 20) / max(1, bench.bandwidth)
         self.compute_us = round(1e6 * seconds_per_mib) if bench.bandwidth else 0
-        # Together half the file: what a rank has read is gone when the next one comes to it.
+        # Half the file for all: what one rank has read is evicted before another reads it.
         limit = bench.file_bytes // (2 * ranks)
         self.limit_bytes = max(limit, 4 << 20)
 
@@ -187,7 +187,7 @@ def tables(report: dict[str, Any]) -> list[str]:
 
 
 def notes(report: dict[str, Any]) -> Sequence[str]:
-    """What a reader of the tables must know."""
+    """The tables' legend."""
     limits = {r["limit_bytes"] for r in report["runs"] if r.get("limit_bytes")}
     return (
         "Every rank's sum over all words that it read is the file's. Unique bytes are the file's: "

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a policy would hit: block accesses through a pool of so many blocks, without a pool.
+"""Simulates the hits of an eviction policy in a pool of a given number of blocks.
 
-For tests, and for the bench to print beside what was measured: :func:`belady_hits` is the optimum
-that no policy can exceed which reads what it is asked for (MIN; Belady 1966, Mattson et al. 1970).
+For tests, and for the bench to compare measurements with: :func:`belady_hits` is the optimum of all
+demand-paging policies ([Belady]; Mattson et al. 1970).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from belady import Belady
 
 from uffdprefetch.pool.eviction import Policy, Reader, Residents
 
-#: A reader whose steps go one way to this part is a walk; else it has no direction (random).
+#: Share of steps in one direction from which a reader counts as sequential, else as random.
 ONE_WAY = 0.9
 
 
 @dataclass(frozen=True)
 class Accesses:
-    """What readers use, in order of time: parallel int64 arrays, one row an access."""
+    """The readers' accesses in time order: parallel int64 arrays, one row an access."""
 
     reader: np.ndarray
     file: np.ndarray
@@ -68,7 +68,7 @@ def interleave(walks: Sequence[Sequence[np.ndarray]], lags: Sequence[int] = ()) 
 
 
 def scan(blocks: int, epochs: int) -> Accesses:
-    """One reader, the whole file in order, so many times."""
+    """One reader, the whole file in order, once an epoch."""
     return interleave([[np.arange(blocks)] * epochs])
 
 
@@ -84,12 +84,11 @@ def replay(
 ) -> np.ndarray:
     """Hits per epoch of a pool of ``capacity`` blocks under a policy.
 
-    The policy is told what the engine would tell it: where each reader is that walks in one
-    direction, with the range of this epoch, as long as it reads that file. It is asked for
-    ``batch`` victims at a time, of which those are passed over that have been used meanwhile. A
-    block for which no room can be made (all are spared) is read past the pool. With ``mapped`` it
-    sees a reader's first use of a block only, as long as the block stays: the later ones go
-    through page tables and do not fault.
+    The policy gets what the engine would pass: the position of each sequential reader, with the
+    range of this epoch, while it reads that file. It is asked for ``batch`` victims at a time, of
+    which those used meanwhile are skipped. A block that no victim makes room for is read past the
+    pool. With ``mapped`` only a reader's first use of a resident block is observed: later ones do
+    not fault.
     """
     policy = policy_factory()
     walks = _walks(accesses, ahead, behind)
@@ -146,7 +145,7 @@ def replay(
 
 
 def _walks(accesses: Accesses, ahead: int, behind: int) -> dict[tuple[int, int, int], Reader]:
-    """For each (reader, file, epoch) that is walked in one direction: its range."""
+    """The range of each sequential (reader, file, epoch)."""
     keys = np.stack((accesses.reader, accesses.file, accesses.epoch), axis=1)
     names, which = np.unique(keys, axis=0, return_inverse=True)
     order = np.argsort(which.ravel(), kind="stable")
@@ -164,8 +163,8 @@ def _walks(accesses: Accesses, ahead: int, behind: int) -> dict[tuple[int, int, 
 
 
 def belady_hits(accesses: Accesses | np.ndarray, capacity: int) -> np.ndarray:
-    """Hits per epoch of the optimum (a plain row of blocks is one epoch): at each miss the block
-    goes whose next use is farthest away. O(n log n)."""
+    """Hits per epoch of the optimum (a plain row of blocks is one epoch): a miss evicts the block
+    whose next use is farthest. O(n log n)."""
     if not isinstance(accesses, Accesses):
         accesses = interleave([[np.asarray(accesses)]])
     never = len(accesses)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Show 3 of bench/pool.py: a warm scan of every cache line, by what holds the data."""
+"""Show 3 of bench/pool.py: a warm scan of every cache line, by where the data are."""
 
 from __future__ import annotations
 
@@ -263,7 +263,7 @@ def tables(report: dict[str, Any]) -> list[str]:
 
 
 def notes(report: dict[str, Any]) -> Sequence[str]:
-    """What a reader of the table must know."""
+    """The table's legend."""
     return (
         "One thread reads one word of each 64 bytes of a new mapping, all data resident: the first "
         "scan finds empty page tables. *again*: the same mapping once more, so what is left of the "

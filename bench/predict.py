@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Predictions against runs: `python bench/predict.py [--pairs 3] [--json F]`.
+"""Validates `simulate --replay` by runs: `python bench/predict.py [--pairs 3] [--json F]`.
 
 For each case a plain run of the demo's job is recorded on the slow bed, and `simulate --replay`
-says what it would take plainly and under `wrap`, on storage that `calibrate` has measured on the
-same bed. Then the predicted commands are run, cold, and the wall times are put side by side. A run
-with a known order has a plan file made of the order that the job is known to have. What `wrap`
-takes to start and end is measured by itself (`wrap -- true`) and added to what the job would take.
+predicts its time plainly and under `wrap`, on storage that `calibrate` has measured on the same
+bed. Then the predicted commands are run, cold, and the wall times compared. Runs with a known order
+have a plan file of the job's order. The start and end of `wrap` are measured separately (`wrap --
+true`) and added to the predictions.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ JOB = Path(__file__).resolve().parents[1] / "uffdprefetch" / "demo" / "job.py"
 
 @dataclass(frozen=True)
 class Case:
-    """A job, and the choices that are tried. One epoch is recorded: a mapping that stays shows no
-    faults of the second."""
+    """A job, and the choices that are tried. One epoch is recorded: the second has no faults where
+    the mapping stays."""
 
     pattern: str
     choices: Sequence[str]
@@ -109,7 +109,7 @@ def write_plan(where: Path, data: Path, records: int, case: Case) -> Path:
 
 
 def words_of(command: str, plan: Path, where: Path) -> list[str]:
-    """A printed command line as it is run here."""
+    """A printed command line, adapted to this checkout."""
     words = shlex.split(command.replace("--plan PLAN", f"--plan {shlex.quote(str(plan))}"))
     if words[0] == "uffdprefetch":
         words = [*TOOL, "wrap", "-q", "-f", "-o", str(where / "summary"), *words[2:]]
@@ -160,7 +160,7 @@ def measure(args: argparse.Namespace, where: Path) -> list[dict[str, Any]]:
                 job += ["--spawn", "--ranks", str(case.ranks)]
             drop_cache(data)
             run_tool(["trace", "-f", "-o", "plain.uptrace", "--", *job], where)
-            said = json.loads(
+            report = json.loads(
                 run_tool(
                     [
                         "simulate",
@@ -177,8 +177,8 @@ def measure(args: argparse.Namespace, where: Path) -> list[dict[str, Any]]:
                 )
             )
             wanted = [name.format(half=half) for name in case.choices]
-            said["choices"] = [c for c in said["choices"] if c["name"] in wanted]
-            print(json.dumps({k: v for k, v in said.items() if k != "choices"}), file=sys.stderr)
+            report["choices"] = [c for c in report["choices"] if c["name"] in wanted]
+            print(json.dumps({k: v for k, v in report.items() if k != "choices"}), file=sys.stderr)
             plan = write_plan(where, data, manifest.records, case)
             starts = [
                 wall_seconds(
@@ -191,14 +191,14 @@ def measure(args: argparse.Namespace, where: Path) -> list[dict[str, Any]]:
             start = statistics.median(starts)
             took: dict[str, list[float]] = {}
             for _ in range(args.pairs):
-                for choice in said["choices"]:
+                for choice in report["choices"]:
                     words = [
                         *words_of(choice["command"], plan, where),
                         "--epochs",
                         str(case.epochs),
                     ]
                     took.setdefault(choice["name"], []).append(wall_seconds(words, data, where))
-            for choice in said["choices"]:
+            for choice in report["choices"]:
                 seconds = took[choice["name"]]
                 middle = statistics.median(seconds)
                 wrapped = choice["command"].startswith("uffdprefetch")

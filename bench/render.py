@@ -21,15 +21,15 @@ SCHEMA = "uffdprefetch.bench/1"
 BASELINE = "plain mmap"
 WARM = "warm cache"
 TOOL = "uffdprefetch"
-# The share of a run's wall time, over all CPUs, from which steal is worth a word.
+# Share of a run's wall time, over all CPUs, from which a report mentions steal.
 DISTURBED_STEAL_SHARE = 0.02
 
 Report = dict[str, Any]
 
 
 def as_json(report: Report) -> str:
-    """A report as it is kept: without where this checkout lies, and without the directories that
-    this machine has for what passes."""
+    """A report for the repository: without the paths of this checkout and of temporary
+    directories."""
     text = json.dumps(report, indent=1, default=str) + "\n"
     text = text.replace(f"{Path(__file__).resolve().parents[1]}/", "")
     places = "|".join(map(re.escape, {tempfile.gettempdir(), "/dev/shm"}))
@@ -86,7 +86,7 @@ def conditions(report: Report) -> str:
 
 
 def disturbances(report: Report) -> list[str]:
-    """What went on that is not of the measurement; sentences."""
+    """Disturbances of the measurement, in sentences."""
     found = []
     runs = report["runs"]
     capacity = report["cpus"] or 1
@@ -190,7 +190,7 @@ def sweep_cells(report: Report) -> dict[tuple[int, int], float]:
 
 
 def sweep_table(report: Report) -> str:
-    """Figure 8 of paper 1 as a table: seconds by size and distance."""
+    """[Haderbache] figure 8 as a table: seconds by size and distance."""
     cells = sweep_cells(report)
     sizes = sorted({size for size, _ in cells})
     distances = sorted({distance for _, distance in cells})
@@ -304,7 +304,7 @@ def _colour(variant: str) -> str:
 
 
 def draw_sweep(report: Report, directory: Path) -> list[Path]:
-    """Figure 8 of paper 1: seconds over distance, a line for each size."""
+    """[Haderbache] figure 8: seconds over distance, a line for each size."""
     cells = sweep_cells(report)
     if not cells:
         return []

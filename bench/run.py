@@ -2,8 +2,8 @@
 """Measure: `python bench/run.py --suite paper1|peers|patterns|adapt|pool --pairs 5 --json F`.
 
 Everything runs on the slow-storage bed (bench/slowfs.c) over a data set in tmpfs. The variants of
-a case take turns (A B C A B C ...), so that a drift of the machine meets all of them; what is
-reported are medians, and ratios *within a round*: to the baseline, and to the limit, which is
+a case take turns (A B C A B C ...), so that a drift of the machine affects all of them; reported
+are medians, and ratios *within a round*: to the baseline, and to the limit, which is
 the larger of that round's warm run and the file's bytes over the link's bandwidth. An interval is
 the bootstrap's 95 % of the median ratio. Cold and warm are counted before each run, and every run
 must have read all record bytes.
@@ -75,7 +75,7 @@ MIB = 1 << 20
 
 @dataclass
 class Bench:
-    """The bed and what every run needs to know."""
+    """The bed and the settings common to all runs."""
 
     bed: SlowBed
     manifest: Manifest
@@ -115,7 +115,7 @@ class Bench:
         return None
 
     def prepare(self, warm: bool) -> None:
-        """Cold or warm, counted; filled without the link, which is then as it was."""
+        """Make the file cold or warm, verified; filled without the link, which is restored."""
         if not warm:
             drop_cache(self.data)
         else:
@@ -171,8 +171,8 @@ class Bench:
         run = self._run_of(case, variant, number, job_run, before_seconds)
         run.bed = counters
         run.bed_cpu_seconds = self._bed_cpu_seconds() - bed_cpu_before
-        # A cold run's pages come over the link (tree pages that nobody needs may stay away), a
-        # warm run's do not (but for what proactive reclaim took since the check).
+        # A cold run's pages come over the link (except unneeded tree pages), a warm run's do not
+        # (except what proactive reclaim has dropped since the check).
         run.as_prepared = (
             counters["bytes"] < self.manifest.file_bytes // 100
             if variant.warm
@@ -240,7 +240,7 @@ class Bench:
 
     @contextlib.contextmanager
     def _changing_link(self, events: list[dict[str, float]]) -> Iterator[None]:
-        """Set the link to the next of ADAPT_BANDWIDTHS as each third of the file has come."""
+        """Set the link to the next of ADAPT_BANDWIDTHS after each third of the file."""
         done = threading.Event()
         begin = time.perf_counter()
 
@@ -278,8 +278,8 @@ class Bench:
         save: Callable[[], None],
     ) -> None:
         """All cases, each in `pairs` rounds over its variants; `save` after each round."""
-        # Once for nothing: memory that a virtual machine's host has yet to give is slow when it
-        # is first touched, and the first variant would pay for it.
+        # Warm-up: on a virtual machine memory not yet backed by the host is slow on first touch,
+        # at the first variant's expense.
         self.prepare(warm=True)
         for cases, variants in plan:
             able = []
@@ -298,8 +298,7 @@ class Bench:
                         try:
                             run = self.measure(case, variant, number)
                         except UffdPrefetchError as error:
-                            # Hours of other runs are worth more than an early end; the status
-                            # and the JSON tell.
+                            # Go on with the other runs; the status and the JSON report it.
                             self.failures.append(
                                 {"case": case.name, "variant": variant.name, "error": error.message}
                             )
@@ -343,7 +342,7 @@ def report(bench: Bench, args: argparse.Namespace, settings: dict[str, int]) -> 
 
 
 def without_machine_paths(text: str, bench: Bench, source: Path) -> str:
-    """The report's text with words for this machine's places: it is to be read elsewhere."""
+    """The report's text with placeholders for this machine's paths."""
     root = Path(__file__).resolve().parents[1]
     places = {
         str(bench.bed.mountpoint): "BED",

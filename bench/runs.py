@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One measured run, and what the runs of a suite say together: medians and paired ratios. Pure."""
+"""Measured runs, and a suite's statistics: medians and paired ratios. Pure."""
 
 from __future__ import annotations
 

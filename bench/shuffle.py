@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shuffled LMDB through a PyTorch DataLoader: `python bench/shuffle.py [--json F]`, `show F`.
 
-The training script is bench/shuffle_job.py, unchanged in all variants but those that are what users
-do by hand: DataLoader workers, readahead=False, a prefetcher of 8 threads that knows the order. It
+The training script is bench/shuffle_job.py, unchanged except in the variants that users make by
+hand: DataLoader workers, readahead=False, a prefetcher of 8 threads that knows the order. It
 reads every record once an epoch in the DistributedSampler's order and computes for --compute of the
 link's time for the bytes.
 
@@ -72,7 +72,7 @@ VARIANTS = (
     Variant("wrap, torch hook", engine="cache", hook=True),
     Variant("wrap, torch hook, pool", engine="pool", hook=True),
     Variant("wrap, torch hook, 2 workers", job=("--workers=2",), engine="cache", hook=True),
-    # A page of 4 KiB a latency: some 40 times as long.
+    # A latency for each page of 4 KiB: some 40 times as long.
     Variant("readahead=False", job=("--no-readahead",), slow=True),
 )
 
@@ -170,7 +170,7 @@ def measure(bench: Bench, args: argparse.Namespace, save: Callable[[], None]) ->
     """All cases."""
     for ranks in (int(word) for word in args.ranks.split(",")):
         case = Shuffle(bench, ranks, args.epochs, args.batch, args.seed, args.compute)
-        # Memory that a virtual machine's host has yet to give is slow when it is first touched.
+        # On a virtual machine memory not yet backed by the host is slow on first touch.
         case.prepare(warm=True)
         name = f"{ranks} rank{'s' if ranks > 1 else ''}"
         for slow, pairs in ((False, args.pairs), (True, 1)):
@@ -187,7 +187,7 @@ def measure(bench: Bench, args: argparse.Namespace, save: Callable[[], None]) ->
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What this and bench/wrongplan.py are asked."""
+    """The options of this and of bench/wrongplan.py."""
     add = parser.add_argument
     add("--pairs", type=int, default=5, help="rounds over all variants")
     add("--json", type=Path, metavar="F")
@@ -223,7 +223,7 @@ def report_of(
 
 
 def saver(path: Path | None, report: Callable[[], dict[str, Any]]) -> Callable[[], None]:
-    """What writes the report to --json; at any time the file is whole."""
+    """Writes the report to --json atomically."""
 
     def save() -> None:
         if path is not None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """bench/shuffle_job.py on the slow bed, as bench/shuffle.py and bench/wrongplan.py run it: the
-sampler's orders, the plan file of them, what each rank must have read, one run."""
+sampler's orders, their plan file, each rank's expected digest, one run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from uffdprefetch.demo.jobrun import read_tool_summary
 from uffdprefetch.demo.run import COMPUTE_SHARE
 
 PAGE_BYTES = 4096
-#: What a run keeps of the summary.
+#: Fields of the summary that a run keeps.
 TOOL_FIELDS = ("engine", "totals", "service", "storage", "degradations", "plans")
 Orders = list[list[np.ndarray]]
 
@@ -34,7 +34,7 @@ Orders = list[list[np.ndarray]]
 
 
 def sampler_orders(records: int, ranks: int, epochs: int, seed: int) -> Orders:
-    """[epoch][rank] -> record numbers in the order that DistributedSampler gives them."""
+    """[epoch][rank] -> record numbers in DistributedSampler's order."""
     from torch.utils.data import DistributedSampler
 
     orders = []
@@ -64,7 +64,7 @@ def page_bytes(extents: np.ndarray, records: np.ndarray) -> int:
 
 @dataclass
 class Shuffle:
-    """The script on so many ranks. ``first``: it trains on the first records only."""
+    """The script on ``ranks`` ranks. ``first``: it trains on the first records only."""
 
     bench: Bench
     ranks: int
@@ -107,7 +107,7 @@ class Shuffle:
         return path
 
     def job(self, gate: Path, *options: str) -> list[str]:
-        """The words of the script."""
+        """The script's command."""
         bench = self.bench
         share = self.compute_share / bench.bandwidth if bench.bandwidth else 0.0
         words = [
@@ -124,7 +124,7 @@ class Shuffle:
         return [*words, f"--ranks={self.ranks}"] if self.ranks > 1 else words
 
     def prepare(self, warm: bool) -> None:
-        """The file cold, or warm at no cost of the link; counted."""
+        """Make the file cold, or warm without the link; verified."""
         bench = self.bench
         if warm:
             bench.bed.set(bandwidth=0, latency_us=0)
@@ -135,7 +135,7 @@ class Shuffle:
             bench.prepare()
 
     def run(self, wrap: Sequence[str], job: Sequence[str] = (), warm: bool = False) -> Run:
-        """One run of the script behind the words ``wrap``, checked for its bytes."""
+        """One run of the script with the command prefix ``wrap``, checked for its bytes."""
         bench, marks = self.bench, list[dict[str, int]]()
         self.prepare(warm)
         (bench.scratch / "tool.summary.json").unlink(missing_ok=True)
@@ -171,7 +171,7 @@ class Shuffle:
         }
         if self.epochs > 1:
             run["second_seconds"] = readers.seconds(1)
-        # Cold, each page comes over the link; warm none does (but what reclaim took since).
+        # Cold, each page comes over the link; warm, none except what reclaim has dropped since.
         if warm:
             run["as_prepared"] = total_bytes < bench.file_bytes // 100
         else:
@@ -179,7 +179,7 @@ class Shuffle:
         return run
 
     def check(self, readers: Readers) -> None:
-        """Raise UffdPrefetchError for a wrong byte or one in the wrong place."""
+        """Raise UffdPrefetchError for wrong bytes or a wrong order."""
         for epoch, lines in enumerate(readers.epochs):
             for rank, line in enumerate(lines):
                 expected = self.digests[epoch][rank]

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A training script as its users write them: an LMDB Dataset, a DistributedSampler, a DataLoader.
 
-It knows nothing of uffdprefetch: bench/shuffle.py measures it as it is, under `wrap` and without.
+Independent of uffdprefetch: bench/shuffle.py measures it as it is, under `wrap` and without.
 Rank and number of ranks come from RANK and WORLD_SIZE, as torchrun sets them; --ranks starts that
-many copies with them set. Per batch it waits in next(iterator), which is the stall time of paper 5
+many copies with them set. Per batch it waits in next(iterator), which is the stall time of [HDMLP]
 (section 6.1), then computes for a fixed time per byte: a sleep, since an accelerator does not use
-our CPU. Hashing is its use of the data, and lies in that time.
+our CPU. Hashing is its use of the data, and part of that time.
 
 One JSON line for each epoch of each rank: with --gate into bench/pool_gate.py's FIFO, after one
 that says that the rank is ready, else on stdout.
@@ -34,7 +34,7 @@ Line = dict[str, Any]
 class Records(Dataset[torch.Tensor]):
     """Records b"00000000", b"00000001", ... of an LMDB as byte tensors of their own sizes.
 
-    ``count``: only so many from the first on (a split for training); None: all.
+    ``count``: only the first ``count`` (a split for training); None: all.
     """
 
     def __init__(self, path: str, count: int | None = None, readahead: bool = True) -> None:
@@ -68,7 +68,7 @@ def collate(records: Sequence[torch.Tensor]) -> tuple[int, torch.Tensor]:
 
 
 def peer_of(options: argparse.Namespace) -> Any:
-    """The prefetcher that a user writes into the script, with --peer-threads; else None."""
+    """The hand-written prefetcher with --peer-threads; else None."""
     if not options.peer_threads:
         return None
     import numpy
@@ -89,7 +89,7 @@ def run_epoch(loader: DataLoader[Any], options: argparse.Namespace, peer: Any) -
     begin = ready = time.perf_counter()
     if peer is not None:
         peer.begin(list(loader.sampler))
-    iterator = iter(loader)  # starts the workers: no batch comes before they run
+    iterator = iter(loader)  # starts the workers
     while True:
         batch = next(iterator, None)
         now = time.perf_counter()
@@ -127,7 +127,7 @@ def run_epoch(loader: DataLoader[Any], options: argparse.Namespace, peer: Any) -
 
 
 def teller(options: argparse.Namespace, rank: int) -> Callable[[Line], None]:
-    """What a rank says its lines with; with --gate it returns when the rank may go on."""
+    """The function that reports a rank's lines; with --gate it returns when the rank may go on."""
     if options.gate is None:
         return lambda line: print(json.dumps({"rank": rank, **line}), flush=True)
     up = os.open(f"{options.gate}/up", os.O_WRONLY)
@@ -179,7 +179,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="shuffle_job.py", description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--db", required=True, help="the LMDB's directory")
-    add("--ranks", type=int, default=0, help="start so many copies of this")
+    add("--ranks", type=int, default=0, help="copies of this to start")
     add("--epochs", type=int, default=2)
     add("--batch", type=int, default=32, help="records per batch")
     add("--workers", type=int, default=0, help="of the DataLoader")

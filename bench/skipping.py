@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks that skip each other's records: `python bench/skipping.py [--json F]`, `show F`.
 
-Rank r of R reads records r, r + R, ... of an LMDB (paper 3); the
-first --here ranks are on this node, the others elsewhere. All compute for 95 % of the link's time
-for this node's bytes. Useless is what storage gave that is on no page of a record that was read
-here and no page of the B-tree, over what storage gave.
+Rank r of R reads records r, r + R, ... of an LMDB ([Stanovnik]); the first --here ranks are on this
+node, the others elsewhere. All compute for 95 % of the link's time for this node's bytes. Useless:
+the share of the bytes from storage on no page of a record read here and no page of the B-tree.
 
 The variants take turns (A B C A B C ...). Times are those of the slowest rank, cold; ratios are
 within a round: to plain, and to the limit, the larger of that round's warm run and the needed bytes
@@ -62,8 +61,8 @@ PAGE_BYTES = 4096
 
 
 def spawn(here: int, ranks: int, words: Sequence[str]) -> int:
-    """Start ranks 0 to here - 1 of ``ranks`` of demo/job.py, let them begin together, print the
-    aggregate; 1 if one failed."""
+    """Start ranks 0 to here - 1 of ``ranks`` of demo/job.py at a barrier, print the aggregate; 1 if
+    one failed."""
     children, up, down, started = [], [], [], [0.0]
     for rank in range(here):
         here_read, here_write = os.pipe()
@@ -97,7 +96,7 @@ def spawn(here: int, ranks: int, words: Sequence[str]) -> int:
 
 
 def make_equal(directory: Path, size_bytes: int, record_bytes: int) -> Manifest:
-    """An LMDB of records that are all as long, where there is none yet."""
+    """An LMDB of records of one size, made if missing."""
     database, count = directory / DATABASE_NAME, max(1, size_bytes // record_bytes)
     generator = np.random.default_rng(record_bytes)
     if not (database / "data.mdb").exists():
@@ -119,7 +118,7 @@ def make_equal(directory: Path, size_bytes: int, record_bytes: int) -> Manifest:
 
 @dataclass
 class Case:
-    """So many ranks here of so many."""
+    """``here`` ranks on this node of ``ranks``."""
 
     bench: Bench
     here: int

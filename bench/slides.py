@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mappings, descriptors and memory beside checkpoints: `python bench/slides.py --json F`.
+"""Mappings, descriptors and memory used with checkpoints: `python bench/slides.py --json F`.
 
 Two cases, each with the real service and preload:
 
-* ``sparse``: a sparse 240 GiB file walked by 64 threads at once;
-* ``epochs``: one warm file walked again and again, its checkpoints armed again behind the reader.
+* ``sparse``: a sparse 240 GiB file read by 64 threads at once;
+* ``epochs``: one warm file read in several epochs, its checkpoints rearmed behind the reader.
 
-The counts are sampled from /proc while the walk goes on: mappings of the job, descriptors of the
-job and of the agent (a table of its own), resident memory of the job (anonymous part) and of the
-service.
+The counts are sampled from /proc during the run: mappings of the job, descriptors of the job and of
+the agent (which has its own table), resident memory of the job (anonymous part) and of the service.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ def memory_kib(pid: int, field: str) -> int:
 
 
 def sample(job: int, service: int) -> dict[str, int]:
-    """One look at both processes. Raises OSError when one is gone."""
+    """One sample of both processes. Raises OSError when one has ended."""
     agent = next(
         t
         for t in Path(f"/proc/{job}/task").iterdir()
@@ -91,7 +90,7 @@ def sample(job: int, service: int) -> dict[str, int]:
 
 
 def run(program: Path, words: list[str], options: list[str], interval: float) -> dict[str, Any]:
-    """Walk under wrap and sample until it ends."""
+    """Run bench/walk.c under wrap and sample until it ends."""
     with tempfile.TemporaryDirectory(prefix="uffdprefetch-slides-") as rundir:
         os.chmod(rundir, 0o700)
         out = Path(rundir) / "run"

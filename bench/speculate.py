@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages missed and read in vain by speculation: `python bench/speculate.py [--png F] [--json F]`.
+"""Missed and redundant pages of speculation: `python bench/speculate.py [--png F] [--json F]`.
 
-Paper 2, section VI-D (figures 11 and 12) again. An LMDB is made with py-lmdb as convert_imageset
-makes it; so many processes read it with py-lmdb, each its part of each batch, one after the other
-as the cursor is handed on. Before a process reads its part it says which pages it would fetch
-(orders/placement_estimator.py); then the pages that it touches for the first time are counted
-against that. They are noted as in the paper: the mapping is protected (bench/touched.c).
+Repeats [LMDBIO-DM] section VI-D (figures 11 and 12). An LMDB is made with py-lmdb as by
+convert_imageset; several processes read it with py-lmdb, each its part of each batch, in turn as
+the cursor is passed on. Before a process reads its part it predicts the pages that it would fetch
+(orders/placement_estimator.py); then the pages that it touches for the first time are compared with
+these. They are recorded as in [LMDBIO-DM]: the mapping is protected (bench/touched.c).
 
-Two ways to speculate: `paper`: the first record's size, corrected by what was seen; `head`: the few
-tree pages that orders/provisional.py reads before the index is there, which then count as fetched.
-Missed pages of values and of the tree are counted apart. Nothing is timed, and nothing is fetched.
+Two ways to speculate: `paper`: the first record's size, corrected by observation; `head`: by the
+few tree pages that orders/provisional.py reads before the index is there, which then count as
+fetched. Missed pages of values and of the tree are counted separately. Nothing is timed or fetched.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from uffdprefetch.formats.lmdb import BRANCH, LEAF, META, open_index
 from uffdprefetch.formats.reader import FileReader
 from uffdprefetch.orders.placement_estimator import PlacementEstimator
-from uffdprefetch.orders.provisional import early_order
+from uffdprefetch.orders.provisional import provisional_order
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = 4096
 KIB = 1 << 10
-#: convert_imageset and convert_cifar_data of Caffe commit so often.
+#: Records per transaction of Caffe's convert_imageset and convert_cifar_data.
 COMMIT_RECORDS = 1000
 
 Ranges = list[tuple[int, int]]
@@ -51,7 +51,7 @@ Ranges = list[tuple[int, int]]
 
 @dataclass(frozen=True)
 class DataSet:
-    """A data set of the paper, or one that breaks its assumption."""
+    """A data set of [LMDBIO-DM], or one that violates its assumption."""
 
     name: str
     what: str
@@ -80,7 +80,7 @@ def key(number: int) -> bytes:
 
 
 def make(path: Path, data_set: DataSet) -> None:
-    """Write it as Caffe's tools do: in key order, so many records a transaction."""
+    """Write it as Caffe's tools do: in key order, COMMIT_RECORDS a transaction."""
     import lmdb
 
     blob = random.Random(1).randbytes(data_set.most_bytes)
@@ -123,17 +123,17 @@ class Reader:
         if not self._cursor.set_key(key(record)):
             raise KeyError(record)
         pages = []
-        for left in range(records, 0, -1):
+        for remaining in range(records, 0, -1):
             value = self._cursor.value()
             at = np.frombuffer(value, np.uint8).ctypes.data - self._base
             pages.append(np.arange(at // PAGE, -(-(at + len(value)) // PAGE)))
             bytes(value)
-            if left > 1:
+            if remaining > 1:
                 self._cursor.next()
         return np.unique(np.concatenate(pages))
 
     def touched(self) -> Any:
-        """The pages that were touched for the first time since the last call."""
+        """The pages first touched since the last call."""
         new = np.flatnonzero(self._now.view(bool) & ~self._seen)
         self._seen[new] = True
         return new
@@ -150,9 +150,8 @@ def runs(pages: Any) -> Ranges:
 
 
 class Head:
-    """What orders/provisional.py tells of a reader's records before the index is there, and the
-    tree pages
-    that it reads for that."""
+    """The provisional order of a reader's records (orders/provisional.py), and the tree pages read
+    for it."""
 
     def __init__(self, path: str, records: Any, pages: int) -> None:
         read: Any = np.zeros(pages, bool)
@@ -163,10 +162,10 @@ class Head:
                 return super().read(offset, length)
 
         with Noting(path) as file:
-            early = early_order(file, records, seconds=60)
-        if early is None:
+            provisional = provisional_order(file, records, seconds=60)
+        if provisional is None:
             raise ValueError(f"{path}: nothing can be told")
-        self._order = early.order
+        self._order = provisional.order
         #: Not touched yet.
         self.read = read
 
@@ -245,7 +244,7 @@ def experiment(
         children.append(child)
     sums: dict[str, Any] = {}
     for iteration in range(data_set.iterations):
-        for pipe in pipes:  # one after the other, as the cursor is handed on
+        for pipe in pipes:  # in turn, as the cursor is passed on
             pipe.send(True)
             for way, counts in pipe.recv().items():
                 table = sums.setdefault(way, np.zeros((data_set.iterations, len(COLUMNS)), int))

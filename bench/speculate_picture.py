@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The counts of bench/speculate.py as paper 2's figures 11 and 12, by matplotlib."""
+"""The counts of bench/speculate.py as [LMDBIO-DM] figures 11 and 12, by matplotlib."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from typing import Any
 #: Drawn for a count of 0 on the logarithmic axes.
 _ZERO = 0.3
 _WAYS = {
-    "values": ("first record's size, bounds corrected (paper 2): pages of values", "#b2182b", "o"),
+    "values": (
+        "first record's size, bounds corrected (LMDBIO-DM): pages of values",
+        "#b2182b",
+        "o",
+    ),
     "tree": ("the same: leaf and branch pages", "#ef8a62", "^"),
     "head": ("a few tree pages read first (ours): both", "#2166ac", "s"),
     "needed": ("pages needed", "#888888", ""),
@@ -113,7 +117,7 @@ def draw(document: dict[str, Any], path: Path) -> None:
     )  # fmt: skip
     sizes = ", ".join(f"{name}: {r['batch_records']:,}" for name, r in results.items())
     caption = (
-        "As paper 2 (LMDBIO-DM), figures 11 and 12. An LMDB written by py-lmdb, 1000 records a"
+        "As LMDBIO-DM, figures 11 and 12. An LMDB written by py-lmdb, 1000 records a"
         f" transaction, is read by py-lmdb in {most} processes (left, middle), each its part of"
         f" each batch (records a batch: {sizes}). Missed: touched by a process for the first time,"
         " and not among the pages that it would have fetched before. Redundant: among them, and not"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Paper 2's readers of a file without an index, and what they cost: for bench/speculate.py, and for
+"""Readers of a file without an index ([LMDBIO-DM]), and their cost: for bench/speculate.py, and for
 the tests of orders/placement_estimator.py, which the service uses."""
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from uffdprefetch.base.arrays import Array
 from uffdprefetch.orders.placement_estimator import PlacementEstimator
 from uffdprefetch.predict.order.pieces import subtract, union
 
-#: So many records to come does touched() look at: DataLoader workers take turns by batches.
+#: Coming records that touched() considers: DataLoader workers take turns by batches.
 AHEAD = 256
 
 
 class Followed:
-    """An order in record numbers that somebody reads, and what the touches tell of its places."""
+    """An order in record numbers that is read, and the offsets learned from its touches."""
 
     def __init__(self, guess: PlacementEstimator, records: Sequence[int] | Array) -> None:
         self._guess = guess
@@ -27,10 +27,10 @@ class Followed:
         self._next = 0
 
     def touched(self, start: int, end: int) -> int | None:
-        """A run of pages [start, end) was touched that was not before: the record that it is taken
-        for, which is learned, or None. The k-th new run is of the k-th record; when it lies within
-        the bounds of another one to come, of that. Of runs that are shorter than half of a record
-        nothing is learned: tree pages are."""
+        """Pages [start, end) were touched for the first time: returns the record that they are
+        attributed to and learned for, or None. The k-th new run is the k-th record's, or that of
+        another coming record within whose bounds it is. Runs shorter than half a record are ignored
+        (tree pages)."""
         ahead: Array = np.flatnonzero(~self._seen[self._next : self._next + AHEAD]) + self._next
         if not len(ahead) or end - start < self._guess.mean_bytes() / 2:
             return None
@@ -44,12 +44,12 @@ class Followed:
         return int(self._records[i])
 
 
-# ---- the paper's readers and its counts ---------------------------------------------------------
+# ---- the readers and counts of [LMDBIO-DM] ------------------------------------------------------
 
 
 class Part:
     """One of ``readers`` processes, each of which reads its part of each batch: the ``reader``-th
-    of its equal parts (paper 2, figure 6). It learns from its own touches only."""
+    of its equal parts ([LMDBIO-DM] figure 6). It learns from its own touches only."""
 
     def __init__(
         self, guess: PlacementEstimator, reader: int, readers: int, batch_records: int
@@ -73,9 +73,8 @@ class Part:
 
 
 def stretch(pages: Array, gap_pages: int = 16) -> tuple[int, int]:
-    """Where most of these touched pages (ascending numbers, one at least) lie: pages [first, end)
-    with no more than ``gap_pages`` between two of them. Tree pages lie elsewhere, and now and then
-    a value in pages that were used again."""
+    """The largest cluster [first, end) of these touched pages (ascending, at least one), with at
+    most ``gap_pages`` between two of them. Tree pages and values in reused pages are elsewhere."""
     begins = np.flatnonzero(np.append(True, np.diff(pages) > gap_pages + 1))
     counts: Array = np.diff(np.append(begins, len(pages)))
     most = int(np.argmax(counts))
@@ -83,7 +82,7 @@ def stretch(pages: Array, gap_pages: int = 16) -> tuple[int, int]:
 
 
 class Count(NamedTuple):
-    """Pages of one iteration (paper 2, section VI-D). ``missed``: needed and not warmed before;
+    """Pages of one iteration ([LMDBIO-DM] section VI-D). ``missed``: needed and not warmed before;
     ``redundant``: warmed and not needed."""
 
     needed: int

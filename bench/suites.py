@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What bench/run.py can measure: cases, the variants of each, and which suite has which. Pure."""
+"""The suites of bench/run.py: cases and their variants. Pure."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ WARM = "warm cache"
 TOOL = "uffdprefetch"
 RUNG_2 = "uffdprefetch by page tables"
 
-# Figure 8 of paper 1 plots six (size, distance) pairs and its text names 50 MiB, 8 and 10 MiB; the
-# others here span the same directions: larger windows, rarer checkpoints.
+# [Haderbache] figure 8 plots six (size, distance) pairs and its text names 50 MiB, 8 and 10 MiB;
+# the others here span the same directions: larger windows, rarer checkpoints.
 SWEEP_SIZES_MIB = (50, 100, 200)
 SWEEP_DISTANCES_MIB = (8, 10, 20, 40)
 
@@ -82,7 +82,7 @@ def sweep_variants() -> list[Variant]:
 
 
 def peer_variants(vmtouch: str, index: Path) -> list[Variant]:
-    """Everything a user could do without this tool."""
+    """The alternatives without this tool."""
     peer = ("--peer-index", str(index), "--peer-thread")
     loaders = [
         Variant(
@@ -119,7 +119,7 @@ def plan_of(suite: str, vmtouch: str, index: Path) -> list[tuple[list[Case], lis
     full = COMPUTE_SHARE
     if suite == "paper1":
         one = [Case("contiguous", 1, full)]
-        # The sweep has its own baseline and warm run, so that its rounds stand for themselves.
+        # The sweep has its own baseline and warm run, so that its rounds are self-contained.
         anchors = [Variant(BASELINE), Variant(WARM, warm=True), Variant(TOOL, wrap=())]
         return [(one, paper1_variants()), ([Case("sweep", 1, full)], anchors + sweep_variants())]
     if suite == "peers":
@@ -138,7 +138,7 @@ def plan_of(suite: str, vmtouch: str, index: Path) -> list[tuple[list[Case], lis
         ]
         return [([Case(*shape, full) for shape in every], few)]
     if suite == "adapt":
-        # At 300 MB/s as the measure of compute, half of it: the reader could take 600 MB/s.
+        # Compute is half of the transfer time at 300 MB/s: the reader could take 600 MB/s.
         few = [Variant(BASELINE), Variant(TOOL, wrap=("--policy", "auto"))]
         return [([Case("contiguous", 1, 0.5)], few)]
     raise ValueError(suite)

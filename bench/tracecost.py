@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What recording costs the job: `python bench/tracecost.py --json F` (as root, for eBPF).
+"""The cost of recording: `python bench/tracecost.py --json F` (as root, for eBPF).
 
 Pairs of the same run, plain and under `uffdprefetch trace`, in turn. ``faults``: a cached file, one
 word per 64 KiB, so one fault after the other and nothing else: the worst case. ``scan``: the same
 file, all of its bytes. ``training``: demo/job.py, four ranks skipping on the slow bed, cold, one
-epoch with compute. Times are the programs' own: the recorder's start is not in them. A third of
-each kind is recorded without eBPF (by the service, which watches).
+epoch with compute. Times are the programs' own, without the recorder's start. A third of each kind
+is recorded without eBPF (by the observing service).
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How light a trace's HTML page is: `python bench/tracepage.py [--events 10000000] [--json F]`.
+"""The cost of a trace's HTML page: `python bench/tracepage.py [--events 10000000] [--json F]`.
 
 Makes a trace of that many events (tests/support/synthetic.py) in each pattern, renders its page,
 opens it from disk in a headless Chromium, and says: MB of the page, seconds until it was made,

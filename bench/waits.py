@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a job's own calls wait for us when nobody answers: `python bench/waits.py --json F`.
+"""Latency of a job's own calls while parts of us hang: `python bench/waits.py --json F`.
 
-Each state beside the same program without `wrap`: ``all well``; ``service stopped`` (SIGSTOP),
+Each state against the same program without `wrap`: ``all well``; ``service stopped`` (SIGSTOP),
 ``service dead`` (SIGKILL); ``threads held`` (a tracer holds ours in the job); ``threads dead``
-(both end at their first act, by a test's variable); ``storage stopped`` (SIGSTOP for the file
+(both end at once, by a test's variable); ``storage stopped`` (SIGSTOP for the file
 system). The processes have the file mapped, and read some of it, before that.
 """
 

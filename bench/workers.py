@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Warm workers in C against the same in Python threads: `python bench/workers.py --json F`.
+"""Warm workers in C against Python threads: `python bench/workers.py --json F`.
 
 Both read a cold file on the slow bed through posix_fadvise/readahead(2) in extents of 2 MiB with
 eight threads; once with an idle interpreter and once beside a Python thread that computes all the
-time, as the service's planner may. Paired runs; the ratio is what counts.
+time, as the service's planner may. Paired runs; compare their ratios.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ def in_c(path: Path, size: int) -> None:
     event = os.eventfd(0, os.EFD_CLOEXEC)
     pool, fd = uffd.Workers(THREADS, event), os.open(path, os.O_RDONLY)
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
-    left = list(range(0, size, EXTENT_BYTES))[::-1]
+    remaining = list(range(0, size, EXTENT_BYTES))[::-1]
     under_way = 0
-    while left or under_way:
-        while left and under_way < THREADS:
-            at = left.pop()
+    while remaining or under_way:
+        while remaining and under_way < THREADS:
+            at = remaining.pop()
             length = min(EXTENT_BYTES, size - at)
             pool.submit(at, fd, at, length, method=uffd.WARM_READAHEAD, chunk_bytes=CHUNK_BYTES)
             under_way += 1
@@ -108,7 +108,7 @@ def main() -> int:
                         function(path, args.mib * MIB)
                         seconds = time.monotonic() - began
                         run = {"workers": name, "busy": busy, "seconds": seconds}
-                        # Python's way does not look again at what readahead has dropped
+                        # the Python variant does not retry what readahead has dropped
                         run["resident_share"] = resident_bytes(path) / (args.mib * MIB)
                         run["cpu_seconds"] = time.process_time() - cpu
                         report["runs"].append(run)

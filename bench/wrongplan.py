@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a wrong plan costs: `python bench/wrongplan.py [--pairs 5] [--json F]`, `show F`.
+"""The cost of a wrong plan: `python bench/wrongplan.py [--pairs 5] [--json F]`, `show F`.
 
 bench/shuffle_job.py trains on the first half of an LMDB, cold, one epoch, on the slow bed with
-compute as in bench/shuffle.py. A plan that names the other half warms what nobody reads; one of
-another seed warms the right records at the wrong time. Loss is the time against `wrap` without a
-plan in the same round (the order is not taken from the DataLoader: UFFDPREFETCH_TORCH=off);
-what was read beyond the records' pages, and the finding, stand beside it.
+compute as in bench/shuffle.py. A plan of the other half warms unused records; one of another seed
+warms the right records at the wrong time. Loss is the time against `wrap` without a plan in the
+same round (without the DataLoader's order: UFFDPREFETCH_TORCH=off); also shown are the bytes read
+beyond the records' pages, and the finding.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ SCHEMA = "uffdprefetch.bench.wrongplan/1"
 NO_WRAP = "plain, no wrap"
 NO_PLAN = "no plan"
 RIGHT = "right plan"
-#: Of a degradation that tells of a plan that was dropped (readers/known_order.py).
+#: Text of the degradation of a dropped plan (readers/known_order.py).
 DROPPED = "not followed any more"
-#: More than this is too much.
+#: Acceptable loss.
 MOST_LOSS = 0.05
 MIB = 1 << 20
 
 
 def wrong_orders(records: int, half: int, seed: int) -> dict[str, Orders]:
-    """By name, what the plan says to a job that reads the first ``half`` of ``records`` in the
-    order of ``seed``."""
+    """Plans by name, for a job that reads the first ``half`` of ``records`` in the order of
+    ``seed``."""
     other: np.ndarray = sampler_orders(records - half, 1, 1, seed)[0][0] + half
     mixed = sampler_orders(half, 1, 1, seed)[0][0].copy()
     mixed[1::2] = other[: len(mixed)][1::2]  # every other record is of the other half
@@ -65,8 +65,8 @@ def measure_one(case: Shuffle, engine: str, name: str, orders: Orders | None) ->
     if engine == "pool":
         run["pool"] = case.bench.pool_summary()
     run["useless_bytes"] = run["bytes_read"] - run["needed_bytes"]
-    told = (run["tool"] or {}).get("degradations") or []
-    run["findings"] = [line for line in told if DROPPED in line]
+    findings = (run["tool"] or {}).get("degradations") or []
+    run["findings"] = [line for line in findings if DROPPED in line]
     return run
 
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * calls.c - open, mmap, read, pread and write of the job (paper 3, figure 4), and its processes.
+ * calls.c - open, mmap, read, pread and write of the job ([Stanovnik] figure 4), and its processes.
  */
 /* A path that was opened, or executed (fd -1), goes its own way: it is long, and rare. */
 #define PATH_BYTES 232

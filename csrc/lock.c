@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * lock.c - open(2) of the job, for two reasons: leases (below), and wrap --ownlock: each rank has a lock file of its own for the LMDB data files that it only
- * reads (paper 3, section 4.2), in a directory of the launcher's, with no word to the program.
+ * reads ([Stanovnik] section 4.2), in a directory of the launcher's, with no word to the program.
  *
  * A lock file that is not shared gives up that there is one writer at a time. So only a read-only
  * environment is sent to one, and it is known by what liblmdb does (mdb_env_open in 0.9 and 1.0,

@@ -3,7 +3,7 @@
 """Make docs/img/top-80x24 and top-160x50 (SVG and PNG) from a real run.
 
 The demonstration's job with 4 ranks reads from the slow bed under `wrap`; `uffdprefetch top` runs
-in two tmux windows of these sizes, and what is on their screens is captured with its colours.
+in two tmux windows of these sizes, whose screens are captured with colours.
 
     python tools/screenshots.py [--out docs/img] [--size 1GiB] [--bandwidth 60MB] [--ranks 4]
 
@@ -140,7 +140,7 @@ def main() -> int:
             env=environment, cwd=work, start_new_session=True, stdout=subprocess.DEVNULL,
         )  # fmt: skip
         try:
-            time.sleep(3)  # the ranks are there then; what follows waits for what it sees
+            time.sleep(3)  # until the ranks have started; what follows waits for states
             top = f"{sys.executable} -m uffdprefetch top; sleep 600"
             for width, height in SIZES:
                 tmux(

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The directory of the ranks' own LMDB lock files (`wrap --ownlock`; paper 3, section 4.2).
+"""The directory of the ranks' own LMDB lock files (`wrap --ownlock`; [Stanovnik] section 4.2).
 
-csrc/lock.c makes the files: one a rank and data file, and only for environments that are opened
-read-only. All launchers of a job and node share the directory; each holds a shared lock on a file
-in it, so that the last one to go can tell, whatever became of the others and of the service.
+csrc/lock.c makes the files: one for each rank and data file, for environments opened read-only. All
+launchers of a job and node share the directory; each holds a shared lock on a file in it, so that
+the last one to leave knows, whatever became of the others and of the service.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from uffdprefetch.base.errors import EXIT_OURS, UffdPrefetchError
 VARIABLE = "UFFDPREFETCH_LOCKDIR"
 SUFFIX = ".locks"
 _USERS = "users"
-#: How often somebody else may remove the directory between our making it and our using it.
+#: Attempts when others remove the directory between our mkdir and our lock.
 _TRIES = 100
 
 
@@ -35,7 +35,7 @@ class OwnLocks:
 
     @classmethod
     def enter(cls, directory: str) -> OwnLocks:
-        """Make the directory (mode 0700) or join who uses it already.
+        """Make the directory (mode 0700), or join its users.
 
         Raises UffdPrefetchError (125) when it cannot be made or must not be trusted.
         """
@@ -70,7 +70,7 @@ def _leave(directory: str, users_fd: int) -> None:
 
 
 def _hold(directory: str, how: int) -> int | None:
-    """The users' file, locked; None when it was removed meanwhile. Raises OSError."""
+    """Open and lock the users' file; None when it was removed meanwhile. Raises OSError."""
     path = os.path.join(directory, _USERS)
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(path, flags, 0o600)
@@ -96,7 +96,7 @@ def _remove(directory: str) -> None:
 
 
 def _sweep(parent: str) -> None:
-    """Remove what launchers of this node left that were killed."""
+    """Remove directories left by killed launchers of this node."""
     with contextlib.suppress(OSError):
         for name in os.listdir(parent):
             directory = os.path.join(parent, name)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One explicit line in a training script: ``loader = uffdprefetch.torch.prefetch(loader)``.
 
-Under `uffdprefetch wrap` nothing of it is needed for torch's own samplers (docs/pytorch.md). It is
-for samplers of others, and for datasets whose keys cannot be found by looking on.
+Under `uffdprefetch wrap` it is not needed for torch's own samplers (docs/pytorch.md). It is for
+other samplers, and for datasets whose keys cannot be inferred.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ def prefetch(
     key: Callable[[int], Key | Sequence[Key]] | None = None,
     file: str | os.PathLike[str] | None = None,
 ) -> Loader:
-    """Have the records that ``loader`` (a torch DataLoader) will read fetched before it reads them.
+    """Have the records that ``loader`` (a torch DataLoader) will read prefetched.
 
-    From its next epoch on its order is announced, whatever its sampler: one that is not torch's is
-    run in advance on a deep copy, with the global generators of torch, numpy and random put back
-    after it, so it must depend on nothing else.
+    From its next epoch on its order is announced, whatever its sampler: a deep copy of one that is
+    not torch's is run in advance, and the global generators of torch, numpy and random are restored
+    afterwards, so it must depend on nothing else.
 
-    ``key``: from the item number that the sampler gives to the key of its record (bytes, str), or
-    its record number (int), or several of either; asked once for each item, in this process.
-    Without it the service finds out. ``file``: the record file (without: any that the job maps).
+    ``key``: the sampler's item number -> its record's key (bytes, str) or record number (int), or
+    several of either; called once for each item, in this process. Default: inferred by the service.
+    ``file``: the record file (default: any that the job maps).
 
-    Returns ``loader`` itself. Outside of `uffdprefetch wrap` nothing else is done but to say so.
+    Returns ``loader`` itself. Outside of `uffdprefetch wrap` it only prints a line.
     Raises TypeError for anything but a DataLoader, ValueError for one of an IterableDataset.
     """
     data: Any = sys.modules.get("torch.utils.data")
@@ -64,8 +64,8 @@ def prefetch(
 
 
 def _job() -> Any:
-    """The hook, Settings and available() of the package that is already at work in this process, or
-    else of our own."""
+    """The hook, Settings and available() of the package that sitecustomize.py has loaded, or else
+    of our own."""
     if f"{_PACKAGE}.hook" in sys.modules:
         package = sys.modules[_PACKAGE]
         return package.hook, package.epochs.Settings, package.channel.available

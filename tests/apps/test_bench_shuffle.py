@@ -207,7 +207,7 @@ def test_wrong_orders_are_wrong_and_as_long_as_the_right_one(load_bench: Load) -
 
 def test_the_plan_that_is_written_is_one(tmp_path: Path, load_bench: Load) -> None:
     case = load_bench("shuffle_case")
-    planfile = importlib.import_module("uffdprefetch.orders.plan_file")
+    plan_file = importlib.import_module("uffdprefetch.orders.plan_file")
     source, scratch = tmp_path / "data", tmp_path / "scratch"
     manifest = make_dataset(source, 2 * MIB)
     scratch.mkdir()
@@ -219,7 +219,7 @@ def test_the_plan_that_is_written_is_one(tmp_path: Path, load_bench: Load) -> No
     pool_bench: Any = load_bench("pool_bench")
     bench = pool_bench.Bench(Bed(), source, manifest, scratch, 0, 0)
     made = case.Shuffle(bench, ranks=2, epochs=2)
-    plan = planfile.load(str(made.write_plan(made.orders)))
+    plan = plan_file.load(str(made.write_plan(made.orders)))
     data = str(source / DATABASE_NAME / "data.mdb")
     extents = np.load(source / INDEX_NAME)
     for epoch in range(2):

@@ -10,7 +10,14 @@ from typing import Any
 
 import pytest
 from paths import SUPPORT
-from torch_service import ENDED, HAVE_TORCH, Announced, Listener, job_environment, output_of
+from torch_service import (
+    ENDED,
+    HAVE_TORCH,
+    Listener,
+    ReceivedAnnouncement,
+    job_environment,
+    output_of,
+)
 
 pytestmark = [
     pytest.mark.skipif(not HAVE_TORCH, reason="torch is not installed"),
@@ -33,8 +40,8 @@ class Played:
     """All scenes, played once by one process under the hook."""
 
     seen: dict[str, Any]
-    by_scene: dict[str, list[Announced]]
-    all: list[Announced]
+    by_scene: dict[str, list[ReceivedAnnouncement]]
+    all: list[ReceivedAnnouncement]
     heard: list[list[bytes]]
 
     def result(self, name: str) -> Any:

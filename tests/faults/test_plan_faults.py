@@ -223,7 +223,7 @@ def test_no_order_is_found_in_another_file_than_the_reader_maps(
     def ask(status: os.stat_result, epoch: int) -> dict[str, Any]:
         key = [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns]
         request = {"do": "plan", "path": str(path), "key": key, "rank": 0, "epoch": epoch}
-        return resolver.answer(request, lambda early: None)
+        return resolver.answer(request, lambda answer: None)
 
     before = path.stat()
     assert ask(before, 0)["order"]

@@ -223,7 +223,7 @@ def test_each_pattern_is_named_for_each_rank(patterns: Patterns, case: Case) -> 
 def test_what_a_skipping_reader_never_touched_is_useless(
     env: dict[str, str], tmp_path: Path, bed: SlowBed
 ) -> None:
-    """One rank of stride 16 with readahead: most of what is read is thrown away (paper 3)."""
+    """One rank of stride 16 with readahead: most of what is read is thrown away ([Stanovnik])."""
     path = bed.path("records.bin")
     run = record(env, tmp_path, reader(path, "stride:16"), cold=path)
     report = analyse(run.trace)

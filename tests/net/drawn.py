@@ -382,8 +382,8 @@ class _Noted(Auto):
         super().__init__(room_bytes)
         self.notes: list[Decision] = []
 
-    def wants(self, now: float) -> Range | None:
-        wanted = super().wants(now)
+    def next_range(self, now: float) -> Range | None:
+        wanted = super().next_range(now)
         self.notes.append(wanted)
         return wanted
 

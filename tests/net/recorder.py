@@ -20,7 +20,7 @@ from uffdprefetch.base.config import Config
 from uffdprefetch.orders import indexer_client
 from uffdprefetch.pool import node_pool
 from uffdprefetch.readers import order_sources
-from uffdprefetch.service import coordinator as engine
+from uffdprefetch.service.coordinator import Coordinator
 from uffdprefetch.service.serve import Service
 from uffdprefetch.state import admission, client, files, ledger
 from uffdprefetch.state.opening import Opened
@@ -172,7 +172,7 @@ def install(path: str) -> None:
         service_init(self, listener, lock, config, *rest)
 
     Service.__init__ = begun  # type: ignore[method-assign]
-    core, number = engine.CacheEngine, seams.number
+    core, number = Coordinator, seams.number
     item(node_pool.NodePool, "__post_init__", "pool", lambda self: [])
     item(ledger.Ledger, "hello", "hello", lambda self, c: [world.number(c), list(c.hello), c.pid])
     item(core, "attach", "attach", lambda self, c, a, fd: [number(c), attach(a), fd is not None])
@@ -200,4 +200,4 @@ def install(path: str) -> None:
     item(order_sources.Announcements, "announced", "announced", lambda self, *who: list(who))
     item(order_sources.Announcements, "look", "announcements", lambda self, now: [])
     item(order_sources.Announcements, "forget_process", "forgotten", lambda self, pid: [pid])
-    item(indexer_client.IndexerClient, "_hear", "answer", lambda self, line: [line.decode()])
+    item(indexer_client.IndexerClient, "_on_answer", "answer", lambda self, line: [line.decode()])

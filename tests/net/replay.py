@@ -340,7 +340,7 @@ class Core:
 
     def _answer(self, kind: str, line: str) -> None:
         assert self.planning is not None
-        self.planning.resolver._hear(line.encode())
+        self.planning.resolver._on_answer(line.encode())
 
 
 def without_kernel(put: seams.Put) -> None:

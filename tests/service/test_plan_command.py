@@ -165,7 +165,7 @@ def test_the_simulation_is_that_of_each_item_by_itself(seed: int) -> None:
     order = Order(rows * size, rows * size + size, np.arange(count))
     ahead = rng.choice((1, 100_000, MIB, 64 * MIB))
     link = check.Link(rng.choice((5e6, 1e8)), rng.choice((0.0, 1e-4, 1e-2)))
-    found = check.walked(order, count * size, ahead, link)["prediction"]
+    found = check.simulated_epoch(order, count * size, ahead, link)["prediction"]
     plainly = replayed(order, count * size, ahead, link)
     # a request is waited for as a whole, and all that are needed before the item's end
     assert plainly - 1e-6 <= found["seconds"] <= plainly * 1.2 + size / 5e6 * 4
@@ -197,12 +197,12 @@ def test_counts_are_those_of_the_bytes() -> None:
 def test_of_a_very_long_order_the_beginning_is_walked(
     plan: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(check, "WALKED_BYTES", 640 * KIB)
+    monkeypatch.setattr(check, "SIMULATED_BYTES", 640 * KIB)
     row = orders(capsys, plan, "--epoch", 1)[0]
     assert (row["walked_items"], row["walked_bytes"], row["items"]) == (10, 640 * KIB, 100)
     _, out, _ = run(capsys, plan, "--epoch", 1)
     assert "* of the beginning only" in out
-    monkeypatch.setattr(check, "WALKED_ITEMS", 3)
+    monkeypatch.setattr(check, "SIMULATED_ITEMS", 3)
     assert orders(capsys, plan, "--epoch", 1)[0]["walked_items"] == 3
 
 

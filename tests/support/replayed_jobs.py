@@ -7,7 +7,7 @@ import numpy as np
 
 from uffdprefetch.sim.replay.demand import Demand, Stream
 from uffdprefetch.sim.replay.engine import Outcome, Policy, replay
-from uffdprefetch.sim.replay.keep import Keep
+from uffdprefetch.sim.replay.eviction import EvictionPolicy
 from uffdprefetch.sim.replay.link import Storage
 from uffdprefetch.trace.file.trace_file import File
 
@@ -39,6 +39,6 @@ def straight(pages: int = 4096, think: float = 0.0) -> Demand:
 
 
 def run(
-    wanted: Demand, policy: Policy, keep: Keep | None = None, storage: Storage = SLOW
+    wanted: Demand, policy: Policy, eviction: EvictionPolicy | None = None, storage: Storage = SLOW
 ) -> Outcome:
-    return replay(wanted, storage, policy, keep)
+    return replay(wanted, storage, policy, eviction)

@@ -10,7 +10,7 @@ from uffdprefetch.sim.model import Curve, Readings, StorageClass, System, Traini
 from uffdprefetch.sim.policies.base import Policy
 from uffdprefetch.sim.workload import Workload
 
-#: Listing 4.1 of paper 5.
+#: [HDMLP] listing 4.1.
 T = {1: 66.0, 2: 86.0, 3: 129.0, 4: 146.0}
 RAM = {1: 16550.0, 2: 21164.0, 3: 21186.0, 4: 21415.0}
 FAST = 1e12

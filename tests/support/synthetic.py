@@ -161,7 +161,7 @@ def _warm(entered: Any, page: Any, size_bytes: int, pid: int, window: int = 4 <<
 
 
 def _calls(clock: int, who: dict[str, int]) -> Any:
-    """As paper 3's figure 4: opens, headers and maps at the start, then clusters of writes."""
+    """As [Stanovnik] figure 4: opens, headers and maps at the start, then clusters of writes."""
     rows = []
     for i in range(12):
         rows.append((clock + i * 400_000, 0, 3, 40_000, Call.OPEN | 3 << 8))

@@ -24,7 +24,7 @@ ENDED = 1 << 63
 
 
 @dataclass
-class Announced:
+class ReceivedAnnouncement:
     """An announcement as it lies in the directory."""
 
     pid: int
@@ -103,12 +103,12 @@ class Listener:
             "PYTHONPATH": str(SITE), "UFFDPREFETCH_SOCKET": str(self.socket), **more
         })  # fmt: skip
 
-    def announced(self) -> list[Announced]:
+    def announced(self) -> list[ReceivedAnnouncement]:
         """All announcements, by process and number."""
         bodies = [json.loads(path.read_text()) for path in self.plans.glob("*.json")]
         return [self._read(body) for body in sorted(bodies, key=lambda b: (b["pid"], b["number"]))]
 
-    def _read(self, body: dict[str, Any]) -> Announced:
+    def _read(self, body: dict[str, Any]) -> ReceivedAnnouncement:
         stem = f"{body['pid']}-{body['number']}."
         arrays = {
             path.name[len(stem) :]: path.read_bytes()
@@ -116,7 +116,7 @@ class Listener:
             if path.suffix not in (".json", ".tmp")
         }
         assert body.pop("schema") == "uffdprefetch.announce/1"
-        return Announced(**body, arrays=arrays)
+        return ReceivedAnnouncement(**body, arrays=arrays)
 
 
 def job_environment(**more: str) -> dict[str, str]:

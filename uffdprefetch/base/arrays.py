@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Types of numpy arrays, by what is in them; one-dimensional unless a docstring says more."""
+"""Types of numpy arrays by their elements; one-dimensional unless a docstring says otherwise."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-#: Of any kind: what comes from a file, or is handed on as it is.
+#: Of any element type.
 Array = npt.NDArray[Any]
 #: Offsets, lengths, record numbers.
 Int64Array = npt.NDArray[np.int64]

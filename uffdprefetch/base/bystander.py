@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Was a signal sent to the job as well, or to the launcher alone?
+"""Whether a signal was sent to the job as well, or to the launcher alone.
 
-The kernel tells who sent a signal, not to whom else. So the launcher has a second child beside the
-job, in the same session, process group, control group and tree of processes, which does nothing but
-note the signals that it gets: who signals all of a group or of a tree reaches it as he reaches the
-job, and who signals the launcher alone reaches neither.
+The kernel tells a signal's sender, not its other receivers. So the launcher has a second child
+beside the job, in the same session, process group, control group and process tree, which only
+records the signals that it receives: a signal to a whole group or tree reaches it as it reaches the
+job, one to the launcher alone reaches neither.
 
-A signal goes to the processes one after the other, so the launcher waits a moment for the note.
+Receivers are signalled one after the other, so the launcher waits a moment for the record.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-#: What one sender sends to all comes to all within this. A signal to the launcher alone is passed
-#: on so much later.
+#: Greatest delay between the receivers of one signal; a signal to the launcher alone is forwarded
+#: this much later.
 SPREAD_SECONDS = 0.1
-#: What the bystander noted so long ago may still be news to a launcher that did not run (no CPU was
-#: free, its control group had used up its share).
+#: Age up to which a record may belong to a signal that the launcher has only just taken, not having
+#: been scheduled (no free CPU, cgroup throttling).
 LATE_SECONDS = 1.0
 #: signal, sender's pid, time.monotonic()
 _NOTE = struct.Struct("iid")
@@ -36,7 +36,7 @@ _KEPT = 256
 
 @dataclass(frozen=True)
 class Note:
-    """A signal that the bystander got."""
+    """A signal that the bystander received."""
 
     number: int
     sender: int
@@ -44,8 +44,7 @@ class Note:
 
 
 class Bystander:
-    """The launcher's side. Where there is no bystander (no process to be had), nobody has got
-    anything: every signal is passed on."""
+    """The launcher's side. Without a bystander (fork failed) every signal is forwarded."""
 
     def __init__(self, pid: int, fd: int) -> None:
         self._pid = pid
@@ -56,8 +55,8 @@ class Bystander:
 
     @classmethod
     def start(cls, handled: Iterable[int]) -> Bystander:
-        """Fork it. The signals ``handled`` are blocked by the caller already, so none is missed;
-        the caller has one thread."""
+        """Fork it. The caller has one thread and has blocked ``handled``, so that none is
+        missed."""
         try:
             reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError:
@@ -76,26 +75,26 @@ class Bystander:
         return cls(pid, reader)
 
     def has_got(self, number: int, sender: int) -> bool:
-        """Whether a signal that we have just taken went to the bystander too: the same signal of
-        the same sender. Waits SPREAD_SECONDS at most, less where the sender has ended."""
+        """Whether the bystander received the signal of this sender that we have just taken. Waits
+        up to SPREAD_SECONDS, less where the sender has ended."""
         now = time.monotonic()
         since = now - LATE_SECONDS
         if now - self._resumed_seconds < LATE_SECONDS:
             since = min(since, self._stopped_seconds - LATE_SECONDS)
         while self._fd >= 0:
-            over = time.monotonic() - now >= SPREAD_SECONDS or _has_ended(sender)
+            timed_out = time.monotonic() - now >= SPREAD_SECONDS or _has_ended(sender)
             self._take()
             for note in self._notes:
                 if (note.number, note.sender) == (number, sender) and note.seconds >= since:
                     return True
-            if over:
+            if timed_out:
                 return self._is_pending(number)
             self._poll(SPREAD_SECONDS / 10)
         return False
 
     @contextlib.contextmanager
     def ours_is_late(self) -> Iterator[None]:
-        """Around a stop of ours: what is sent meanwhile comes to us when we are continued."""
+        """Around a stop of ours: signals sent meanwhile reach us when we are continued."""
         self._stopped_seconds = time.monotonic()
         try:
             yield
@@ -117,16 +116,16 @@ class Bystander:
         poll.poll(seconds * 1000)
 
     def _take(self) -> None:
-        """The notes that have come."""
+        """Read new records."""
         with contextlib.suppress(BlockingIOError):
             while data := os.read(self._fd, _NOTE.size * _KEPT):  # whole notes: short writes to a
                 self._notes += [Note(*each) for each in _NOTE.iter_unpack(data)]  # pipe are atomic
-            os.close(self._fd)  # somebody has killed it
+            os.close(self._fd)  # the bystander has been killed
             self._fd = -1
         del self._notes[:-_KEPT]
 
     def _is_pending(self, number: int) -> bool:
-        """Whether the bystander has got it and has not run since."""
+        """Whether the signal is pending in the bystander, which has not run since."""
         try:
             status = Path(f"/proc/{self._pid}/status").read_text()
         except OSError:
@@ -135,7 +134,7 @@ class Bystander:
 
 
 def _has_ended(pid: int) -> bool:
-    """Whether a process is gone, so that what it sent has been sent; 0: no process that we see."""
+    """Whether the sender has ended, so that all its signals are sent; 0: not in our namespace."""
     if pid <= 0:
         return False
     try:
@@ -148,9 +147,9 @@ def _has_ended(pid: int) -> bool:
 
 
 def _stand_by(fd: int, waited: set[int]) -> NoReturn:
-    """The bystander: notes signals until the launcher is gone (its end of the pipe is closed)."""
+    """The bystander: records signals until the launcher has ended (its end of the pipe closes)."""
     try:
-        # the launcher's connections and locks are the launcher's alone
+        # close the launcher's connections and locks
         for name in os.listdir("/proc/self/fd"):
             if int(name) != fd:
                 with contextlib.suppress(OSError):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The control group that a process is in, as far as it matters who is charged and who is killed.
+"""The control group of a process, as far as memory accounting and job kills depend on it.
 
-A service is charged, and killed, with the group of the launcher that started it. So its socket's
-name tells the group, and a launcher in another group starts a service of its own.
+A service is charged to, and killed with, the group of the launcher that started it. So its socket's
+name includes the group, and a launcher in another group starts its own service.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ _MARK_CHARS = 8
 
 
 def groups(text: str) -> list[str]:
-    """What matters of the text of /proc/PID/cgroup, sorted: "memory:/slurm/uid_0/job_7/step_0".
+    """The relevant groups in a text of /proc/PID/cgroup, sorted:
+    "memory:/slurm/uid_0/job_7/step_0".
 
-    The tasks of one Slurm step on a node come out equal, those of different steps do not.
+    Equal for the tasks of one Slurm step on a node, different for different steps.
     """
     found = []
     for line in text.splitlines():
@@ -36,13 +37,13 @@ def groups(text: str) -> list[str]:
 
 
 def mark(text: str, namespace: str) -> str:
-    """A short name for the groups; ``namespace``: of what the paths are relative to."""
+    """A short hash of the groups; ``namespace``: the cgroup namespace of their paths."""
     whole = "\n".join([namespace, *groups(text)])
     return hashlib.sha256(whole.encode("utf-8", "surrogateescape")).hexdigest()[:_MARK_CHARS]
 
 
 def own_mark() -> str:
-    """The mark of this process; of no groups where /proc does not tell."""
+    """The mark of this process; that of no groups without /proc."""
     try:
         text = Path("/proc/self/cgroup").read_text(errors="surrogateescape")
         namespace = os.readlink("/proc/self/ns/cgroup")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The clock that the service's parts are handed: its own, a simulation's, or a test's."""
+"""The clock passed to the service's parts: the machine's, a simulation's, or a test's."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ MS = 1_000_000
 
 @dataclass(frozen=True)
 class Clock:
-    """``now_ns``: CLOCK_MONOTONIC, that of all times in the service and in the agents' events;
-    ``cpu_ns``: the CPU time of the calling thread, by which sensors pace themselves."""
+    """``now_ns``: CLOCK_MONOTONIC, as all times in the service and in the agents' events;
+    ``cpu_ns``: CPU time of the calling thread, by which sensors limit their overhead."""
 
     now_ns: Callable[[], int] = time.monotonic_ns
     cpu_ns: Callable[[], int] = time.thread_time_ns
 
 
-#: The machine's.
+#: The machine's clock.
 CLOCK = Clock()

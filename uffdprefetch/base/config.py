@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run is asked to do, and where each wish came from.
+"""The options of a run, and where each value came from.
 
-One table (OPTIONS) describes every option once; the command line, the UFFDPREFETCH_* variables and
-the configuration files are three spellings of it. Precedence: command line > environment >
-./uffdprefetch.toml > $XDG_CONFIG_HOME/uffdprefetch/config.toml > default (with ``--config F``, F
-takes the place of both files).
+One table (OPTIONS) defines every option once, for the command line, the UFFDPREFETCH_* variables
+and the configuration files. Precedence: command line > environment > ./uffdprefetch.toml >
+$XDG_CONFIG_HOME/uffdprefetch/config.toml > default (with ``--config F``, F takes the place of both
+files).
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ EVICTIONS = ("cyclic", "lru")
 HUGE_PAGES = ("auto", "off")
 TORCH = ("auto", "off", "debug")
 POLICIES = ("auto", "fixed", "stride", "plan", "none")
-#: Distance of `--policy fixed` when none is given: a checkpoint per 8 MiB (paper 1, section 4).
+#: Default distance of `--policy fixed`: a checkpoint per 8 MiB ([Haderbache] section 4).
 FIXED_DISTANCE_BYTES = 8 * MIB
-#: What `--distance auto` is where checkpoints are placed. One page a request, where 4 MiB are one
-#: request elsewhere: so they add no more than a tenth.
+#: `--distance auto` where checkpoints are placed. Each costs a request of one page, where
+#: prefetching makes one of 4 MiB: at this distance they add at most a tenth.
 SPACING_BYTES = 40 * MIB
-#: Sixteen chunks of the pool: with less, a few threads in places of their own keep taking each
-#: other's. (UFFDPREFETCH_TEST_POOL_LEAST: another one, for tests of just that.)
+#: Least size of a pool, sixteen chunks: with less, a few threads at different positions keep
+#: evicting each other's. (UFFDPREFETCH_TEST_POOL_LEAST overrides it in tests.)
 POOL_LEAST_BYTES = MIB
 
 PREFIX = "UFFDPREFETCH_"
-#: Options that say nothing about what the service does.
+#: Options that do not concern the service.
 _OF_THE_LAUNCHER = (
     *("strict", "quiet", "verbose", "output", "force", "config_file", "trace", "ownlock"),
     *("live", "interval_seconds", "engine_asked", "engine_reason"),
 )
-#: Variables of ours that are no options: set by wrap for the job and the service, or switches.
+#: Our variables that are no options: set by wrap for the job and the service, or test switches.
 INTERNAL_VARIABLES = frozenset(
     PREFIX + name
     for name in (
@@ -89,12 +89,12 @@ class Config:
     output: str = "uffdprefetch.%j.%r"
     force: bool = False
     config_file: str | None = None
-    engine_asked: str | None = None  # where another one is used, and why
+    engine_asked: str | None = None  # of a run that fell back: the requested engine, and why
     engine_reason: str | None = None
     origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def wants(self, path: str) -> bool:
-        """Whether --include and --exclude let ``path`` in.
+        """Whether --include and --exclude admit ``path``.
 
         A glob with a slash is matched against the whole path, one without against the last part.
         An empty --include takes everything; --exclude wins.
@@ -113,7 +113,7 @@ class Config:
         return json.dumps(values)
 
     def fingerprint(self) -> int:
-        """32 bits, never 0, of the values that decide what a service does."""
+        """A hash of 32 bits, never 0, of the values that the service depends on."""
         values = json.loads(self.to_json())
         values["engine"] = self.engine_asked or self.engine
         for name in _OF_THE_LAUNCHER:
@@ -133,8 +133,8 @@ class Config:
             raise usage_error(f"not a configuration in JSON: {error}") from None
 
     def environment(self) -> dict[str, str]:
-        """The UFFDPREFETCH_* variables that hand every choice to a nested wrap; one that was made
-        explicitly also where it is the default, else a variable or a file would win there."""
+        """The UFFDPREFETCH_* variables that pass the options to a nested wrap; an explicit value
+        also where it is the default, else a file could override it there."""
         variables = {}
         for option in OPTIONS:
             value = getattr(self, option.field)
@@ -144,7 +144,7 @@ class Config:
         return variables
 
 
-# ---- the three spellings ------------------------------------------------------------------------
+# ---- the options --------------------------------------------------------------------------------
 
 
 def _one_of(*words: str) -> Callable[[str], str]:
@@ -291,7 +291,7 @@ _BY_VARIABLE = {option.variable: option for option in OPTIONS}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add every option, and --config, to ``parser``; an option that is not given stays unset."""
+    """Add every option, and --config, to ``parser``; options without a value stay unset."""
     for option in OPTIONS:
         flags = [*([option.short] if option.short else []), f"--{option.key}"]
         common: dict[str, Any] = {
@@ -328,7 +328,7 @@ def _from_command_line(args: Mapping[str, Any]) -> dict[str, Any]:
         given = args.get(option.field)
         if given is None:
             continue
-        # A glob may hold a colon on the command line, where it needs no separator.
+        # On the command line a glob may contain a colon: it is no separator there.
         values[option.field] = (
             tuple(given) if option.is_list else _parsed(option, given, f"--{option.key}")
         )
@@ -489,12 +489,12 @@ def describe(config: Config) -> list[tuple[str, str, str]]:
 
 
 def fall_back(config: Config, why: str) -> Config:
-    """The same run with the engine that needs least, and what it was to be."""
+    """The same run with the engine with the fewest requirements, and the reason."""
     return dataclasses.replace(
         config, engine="cache", engine_asked=config.engine, engine_reason=why
     )
 
 
 def why_fallen_back(config: Config) -> str:
-    """Of a run that fell back: one line."""
+    """The reason of a fallback, in one line."""
     return f"engine {config.engine_asked}: {config.engine_reason}; using the cache engine"

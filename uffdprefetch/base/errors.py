@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one exception type, and the exit codes that it carries."""
+"""The one exception type, and its exit codes."""
 
 from __future__ import annotations
 
-#: The wrapped program's status is the wrapper's; these are the wrapper's own. 125-127 are those of
-#: env(1) and timeout(1), so that a script that knows them knows ours.
+#: Exit statuses of our own; otherwise the wrapper's is the wrapped program's. 125-127 as env(1) and
+#: timeout(1) have them.
 EXIT_CANNOT = 1
 EXIT_USAGE = 2
 EXIT_OURS = 125
@@ -13,10 +13,10 @@ EXIT_NOT_FOUND = 127
 
 
 class UffdPrefetchError(Exception):
-    """Something that the user can act on, in one line: what failed, what was seen, what to do.
+    """An error that the user can act on, in one line: what failed, what was found, what to do.
 
     Only ``cli.main()`` prints it (prefixed ``uffdprefetch: ``) and ends the process with
-    ``exit_code``; everything else lets it pass.
+    ``exit_code``; everything else lets it propagate.
     """
 
     def __init__(self, message: str, exit_code: int = EXIT_CANNOT) -> None:
@@ -26,5 +26,5 @@ class UffdPrefetchError(Exception):
 
 
 def usage_error(message: str) -> UffdPrefetchError:
-    """An option, variable or configuration key that cannot be used: exit status 2."""
+    """An invalid option, variable or configuration key: exit status 2."""
     return UffdPrefetchError(message, EXIT_USAGE)

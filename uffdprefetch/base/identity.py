@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who this process is in its parallel job, read from what launchers put into the environment.
+"""The identity of this process in its parallel job, from the launchers' environment variables.
 
-Two questions are answered, both by pure functions of the environment: which rank is this process
-(`identify`), and which processes of the node belong to one job and share one service (`job_key`).
-Launchers nest (a batch system starts mpirun, mpirun starts torchrun), each leaves its variables
-behind, and the innermost is the one that made the processes: it is asked first.
+Pure functions of the environment: the rank of this process (`identify`), and the key of a job,
+whose processes on a node share one service (`job_key`). Launchers nest (a batch system starts
+mpirun, mpirun starts torchrun) and their variables accumulate; the innermost has started the
+processes and has precedence.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-#: A key longer than this is cut and told apart by a hash: it becomes part of file names.
+#: Longer keys are cut and made distinct by a hash, since they are part of file names.
 MAX_KEY_CHARS = 64
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Rank in the job, rank on the node, number of ranks; None where no launcher tells."""
+    """Rank in the job, rank on the node, number of ranks; None where unknown."""
 
     rank: int | None
     local_rank: int | None
@@ -30,11 +30,11 @@ class Identity:
 
 @dataclass(frozen=True)
 class JobKey:
-    """``key`` is safe in a file name; ``source`` says in words where it is from."""
+    """``key``: safe in a file name; ``source``: where it is from, for people."""
 
     key: str
     source: str
-    shared: bool  # False: unique to this wrap, no other process can have it
+    shared: bool  # False: unique to this wrap
 
 
 #: (launcher, rank, local rank, world size), innermost launcher first.
@@ -46,15 +46,15 @@ _FAMILIES = (
     ("jsrun", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_SIZE"),
     ("Flux", "FLUX_TASK_RANK", "FLUX_TASK_LOCAL_ID", "FLUX_JOB_SIZE"),
     ("PMIx", "PMIX_RANK", "PMIX_LOCAL_RANK", "PMIX_SIZE"),
-    # MPICH's and Intel's hydra: the local rank has a name of its own.
+    # MPICH's and Intel's hydra: the local rank has another prefix.
     ("PMI", "PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE"),
-    # Last: a batch script has SLURM_PROCID=0 too, and so has everything that it starts.
+    # Last: a batch script has SLURM_PROCID=0 too, and its children inherit it.
     ("Slurm", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS"),
 )
 
 
 def _number(environ: Mapping[str, str], name: str) -> int | None:
-    """A non-negative number, or None: a variable that is empty or no number tells nothing."""
+    """A non-negative number, or None where the variable is empty or no number."""
     text = environ.get(name, "").strip()
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
 
@@ -62,9 +62,9 @@ def _number(environ: Mapping[str, str], name: str) -> int | None:
 def identify(environ: Mapping[str, str]) -> Identity:
     """The rank of a process with this environment.
 
-    The first launcher that gives a rank decides. What it leaves out (PMIx has no local rank) is
-    taken from another launcher only if that one counts the same rank: Slurm's PMIx plugin, for
-    one; the numbers of an outer launcher are about other processes.
+    The first launcher with a rank decides. What it lacks (PMIx has no local rank) is taken from
+    another launcher only if that has the same rank, as Slurm's PMIx plugin does; an outer
+    launcher's numbers are of other processes.
     """
     found: Identity | None = None
     for launcher, rank_name, local_name, world_name in _FAMILIES:
@@ -94,29 +94,29 @@ def file_name_safe(text: str) -> str:
 
 
 def job_key(environ: Mapping[str, str], pid: int, ppid: int, unique: str) -> JobKey:
-    """The key under which this node's processes of one job find each other.
+    """The key by which the processes of one job on this node find their service.
 
-    ``pid`` and ``ppid`` are the wrap's own and its parent's; ``unique`` is text that no other wrap
-    of this node has (a start time), since pids come again.
+    ``pid`` and ``ppid`` are the wrap's own and its parent's; ``unique``: text that no other wrap of
+    this node has (a start time), since pids are reused.
     """
 
     def have(*names: str) -> str | None:
-        """The values joined, or None unless every one is there."""
+        """The values joined, or None unless all are set."""
         values = [environ.get(name, "") for name in names]
         return "-".join(values) if all(values) else None
 
     def shared(kind: str, value: str, source: str) -> JobKey:
         return JobKey(file_name_safe(f"{kind}-{value}"), source, True)
 
-    run = have("UFFDPREFETCH_RUN")  # explicit, or set by the wrap that we are nested in
+    run = have("UFFDPREFETCH_RUN")  # explicit, or set by an outer wrap
     if run:
         return JobKey(file_name_safe(run), "UFFDPREFETCH_RUN", True)
-    # The run id alone is "none" for every torchrun without a rendezvous: the port tells them apart.
+    # The run id is "none" for each torchrun without a rendezvous: the port distinguishes them.
     elastic = have("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
     if elastic:
         return shared("torch", elastic, "TORCHELASTIC_RUN_ID, MASTER_ADDR, MASTER_PORT")
-    # mpirun inside a Slurm or PBS allocation: its own id comes before the allocation's, else two
-    # mpiruns of one batch script would be taken for one job.
+    # Inside a Slurm or PBS allocation mpirun's own id has precedence, else two mpiruns of one batch
+    # script would be one job.
     for kind, name in (
         ("pmix", "PMIX_NAMESPACE"),
         ("ompi", "OMPI_MCA_ess_base_jobid"),
@@ -131,18 +131,18 @@ def job_key(environ: Mapping[str, str], pid: int, ppid: int, unique: str) -> Job
     if flux:
         return shared("flux", environ["FLUX_JOB_ID"], "FLUX_JOB_ID")
     if hydra and not have("SLURM_STEP_ID"):
-        # hydra names no job. Its ranks of a node have one parent, the proxy.
+        # hydra sets no job id, but its ranks of a node have one parent, the proxy.
         return shared("hydra", f"{ppid}", "PMI_RANK and the parent process")
     step = have("SLURM_JOB_ID", "SLURM_STEP_ID")
     if step:
         return shared("slurm", step, "SLURM_JOB_ID, SLURM_STEP_ID")
-    # Hand-made launchers (a loop in a script that exports RANK) agree on a rendezvous at least.
+    # Hand-made launchers (a loop that exports RANK) have a rendezvous in common at least.
     rendezvous = have("MASTER_ADDR", "MASTER_PORT")
     if rendezvous and _number(environ, "RANK") is not None:
         return shared("rendezvous", rendezvous, "MASTER_ADDR, MASTER_PORT")
     for kind, name in (("pbs", "PBS_JOBID"), ("lsf", "LSB_JOBID"), ("slurm", "SLURM_JOB_ID")):
         value = have(name)
-        # In a batch script without a launcher, each wrap is a job: only ranks share.
+        # In a batch script without a launcher each wrap is its own job.
         if value and identify(environ).source not in ("no launcher", "Slurm"):
             return shared(kind, value, name)
     return JobKey(file_name_safe(f"wrap-{pid}-{unique}"), "this wrap alone", False)

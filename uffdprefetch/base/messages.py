@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lines to people. stdout belongs to the wrapped program: ours go to stderr, with a prefix."""
+"""Messages to the user: prefixed lines on stderr, since stdout is the wrapped program's."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ PREFIX = "uffdprefetch: "
 
 
 def say(message: str) -> None:
-    """Write one prefixed line to stderr, in one piece: the ranks of a node share a terminal.
+    """Write one prefixed line to stderr by one write: the ranks of a node share a terminal.
 
-    A stderr that is closed or full is the user's choice and never an error of the job.
+    A closed or full stderr is no error.
     """
     if sys.stderr is None:  # closed when we started: descriptor 2 may be anything by now
         return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What /proc tells of a job's processes: who descends from whom, and what they have mapped."""
+"""Mappings and descendants of processes, from /proc."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 PROCESSES_MAX = 1024
-#: A checkpoint as the maps show it (csrc/uffd_helper.c).
+#: Name of a checkpoint's mapping in /proc/PID/maps (csrc/uffd_helper.c).
 CHECKPOINT_NAME = "/memfd:uffdprefetch-checkpoints"
 
 
 @dataclass(frozen=True)
 class Mapping:
-    """A line of /proc/PID/maps that is worth watching. Addresses and sizes in bytes."""
+    """A mapping that may be prefetched for. Addresses and sizes in bytes."""
 
     start: int
     end: int
@@ -25,12 +25,12 @@ class Mapping:
 
 
 def read_only_files(maps: str, min_bytes: int) -> list[Mapping]:
-    """The read-only, not executable file mappings of at least min_bytes in a maps text, by address;
-    none of a file that has an executable one too, which is a program or a library. One that our
-    checkpoints cut into pieces is one."""
+    """The read-only, not executable file mappings of at least min_bytes in a maps text, by address,
+    except of files with an executable one (programs, libraries). One that our checkpoints split
+    counts as one."""
     found: list[Mapping] = []
     programs: set[tuple[int, str]] = set()
-    bridge = 0  # where the checkpoint behind the last piece ends
+    bridge = 0  # end of the checkpoint after the last piece
     for line in maps.splitlines():
         fields = line.split(None, 5)
         if len(fields) == 6 and fields[1][2] == "x":
@@ -60,7 +60,7 @@ def read_only_files(maps: str, min_bytes: int) -> list[Mapping]:
 
 
 def maps_of(pid: int, min_bytes: int) -> list[Mapping] | None:
-    """The mappings of a process that are worth watching; None: it cannot be read."""
+    """read_only_files() of a process; None: it cannot be read."""
     try:
         maps = Path(f"/proc/{pid}/maps").read_text(errors="surrogateescape")
     except OSError:
@@ -69,7 +69,7 @@ def maps_of(pid: int, min_bytes: int) -> list[Mapping] | None:
 
 
 def descendants(pid: int) -> list[int]:
-    """``pid`` and its children's children, by /proc/PID/task/TID/children."""
+    """``pid`` and all its descendants, by /proc/PID/task/TID/children."""
     found: list[int] = []
     queue = [pid]
     while queue and len(found) < PROCESSES_MAX:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The directory of the sockets, locks and logs of this user's services on this node.
+"""The runtime directory: sockets, locks and logs of this user's services on this node.
 
-It lies in a place where others may write (/tmp), so it is trusted only after a look: a directory,
-not a symbolic link, ours, open to nobody else. Anything else is refused, never repaired: who could
-prepare it can also change it between our repair and our use.
+Its parent may be world-writable (/tmp), so it is checked: a directory, no symbolic link, ours, mode
+0700. Anything else is refused, never repaired: whoever could prepare it could also change it
+between our repair and our use.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from uffdprefetch.base.cgroup import own_mark
 from uffdprefetch.base.errors import EXIT_CANNOT, EXIT_OURS, UffdPrefetchError
 from uffdprefetch.base.identity import file_name_safe
 
-#: sun_path holds 108 bytes with the final zero (linux/un.h).
+#: sun_path has 108 bytes with the final zero (linux/un.h).
 MAX_SOCKET_PATH_BYTES = 107
-#: The short form of a socket's name: 16 digits for job, node and group, 8 for the node alone.
+#: Hashed form of a socket's name: 16 digits for job, node and group, 8 for the node alone.
 _DIGEST = re.compile("[0-9a-f]{24}")
 
 
 def _candidates(environ: Mapping[str, str], uid: int) -> list[str]:
-    """Where it may lie, best first; the next one is taken where one cannot be made."""
+    """Candidate paths, best first; the first that can be made is used."""
     explicit = environ.get("UFFDPREFETCH_RUNDIR")
     if explicit:
         return [explicit]
     paths = []
     runtime = environ.get("XDG_RUNTIME_DIR", "")
-    # On a compute node the variable often names the login node's directory: only if it is there,
-    # and only if it is ours (`sudo`, `su` and setpriv keep another user's).
+    # On a compute node XDG_RUNTIME_DIR is often the login node's: only if it exists, and is ours
+    # (`sudo`, `su` and setpriv keep another user's).
     if runtime.startswith("/") and _is_mine(runtime, uid):
         paths.append(os.path.join(runtime, "uffdprefetch"))
-    # A TMPDIR that the batch script set need not exist on every node.
+    # A batch script's TMPDIR need not exist on every node.
     for parent in dict.fromkeys((environ.get("TMPDIR") or "/tmp", "/tmp")):
         paths.append(os.path.join(parent, f"uffdprefetch-{uid}"))
     return paths
@@ -51,11 +51,11 @@ def _is_mine(path: str, uid: int) -> bool:
 
 
 def check(path: str, uid: int) -> None:
-    """Raise UffdPrefetchError unless ``path`` is a directory of ``uid`` that nobody else enters."""
+    """Raise UffdPrefetchError unless ``path`` is a directory of ``uid`` with mode 0700."""
 
-    def refuse(saw: str) -> UffdPrefetchError:
+    def refuse(detail: str) -> UffdPrefetchError:
         return UffdPrefetchError(
-            f"runtime directory {path} refused: {saw}; remove it or set UFFDPREFETCH_RUNDIR",
+            f"runtime directory {path} refused: {detail}; remove it or set UFFDPREFETCH_RUNDIR",
             EXIT_OURS,
         )
 
@@ -74,7 +74,7 @@ def check(path: str, uid: int) -> None:
 
 
 def runtime_directory(environ: Mapping[str, str] | None = None) -> str:
-    """The checked runtime directory, made if it was not there (mode 0700).
+    """The checked runtime directory, made if missing (mode 0700).
 
     Raises UffdPrefetchError (exit 125) when it cannot be made or must not be trusted.
     """
@@ -84,8 +84,8 @@ def runtime_directory(environ: Mapping[str, str] | None = None) -> str:
     for candidate in _candidates(environ, uid):
         path = os.path.abspath(candidate)
         try:
-            # mkdir does not follow a link in the last part, and what is there already is checked;
-            # the umask can only take bits from 0700.
+            # mkdir does not follow a link in the last component, and an existing one is checked;
+            # the umask can only remove bits from 0700.
             os.mkdir(path, 0o700)
         except FileExistsError:
             pass
@@ -102,9 +102,9 @@ def runtime_directory(environ: Mapping[str, str] | None = None) -> str:
 
 
 def existing_directories(environ: Mapping[str, str]) -> list[str]:
-    """The runtime directories of ours that are there, best first; none is made.
+    """Our existing runtime directories, best first; none is made.
 
-    One that must not be trusted is passed over, unless UFFDPREFETCH_RUNDIR names it: then
+    One that must not be trusted is skipped, unless UFFDPREFETCH_RUNDIR names it: then
     UffdPrefetchError (exit 1).
     """
     uid = os.geteuid()
@@ -126,9 +126,8 @@ def existing_directories(environ: Mapping[str, str]) -> list[str]:
 def socket_path(directory: str, key: str, node: str | None = None, group: str | None = None) -> str:
     """The path of the service's socket for a job's ``key``, at most 107 bytes long.
 
-    The node's name is in it, since TMPDIR may lie on a file system that many nodes share, and the
-    mark of the control group (cgroup.py; ours by default): KEY@NODE+MARK.sock. A name that is too
-    long is replaced by its hash.
+    KEY@NODE+MARK.sock: with the node's name, since TMPDIR may be shared by nodes, and the mark of
+    the control group (cgroup.py; ours by default). A name that is too long is replaced by its hash.
     """
     node = socket.gethostname() if node is None else node
     group = own_mark() if group is None else group
@@ -150,7 +149,7 @@ def _node_digest(node: str) -> str:
 
 
 def is_of_node(name: str, node: str | None = None) -> bool:
-    """Whether a file's name is one that socket_path() makes on this node (or ``node``)."""
+    """Whether a file's name is one of socket_path() on this node (or ``node``)."""
     node = socket.gethostname() if node is None else node
     stem, dot, _ = name.rpartition(".sock")
     key, at, rest = stem.rpartition("@")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sizes, rates and durations as people write them, and back.
+"""Parses and formats sizes, rates and durations.
 
 Decimal prefixes with a B are powers of 1000 (kB, MB, GB, TB), those with iB are powers of 1024; a
-bare letter (16k, 2G) is a power of 1024, as dd(1), ulimit and most HPC tools read it.
+bare letter (16k, 2G) is a power of 1024, as in dd(1), ulimit and most HPC tools.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from uffdprefetch.base.errors import usage_error
 
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-zA-Z]*)\s*")
 _PREFIXES = "kmgtp"
-#: The largest file offset: what does not fit in off_t is a typing error.
+#: The largest off_t; more is a typing error.
 MAX_BYTES = 2**63 - 1
 
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
@@ -39,7 +39,7 @@ def parse_size(text: str) -> int:
     factor = _factor(match.group(2)) if match else None
     if match is None or factor is None:
         raise usage_error(f"not a size: {text!r} (write 4096, 16MiB or 1.5GB)")
-    # Integers stay integers: 2^53 and above are not exact in a float.
+    # Integers stay integers: from 2^53 on floats are not exact.
     number = match.group(1)
     size_bytes = int(number) * factor if number.isdigit() else round(float(number) * factor)
     if size_bytes > MAX_BYTES:
@@ -85,7 +85,7 @@ def format_size(size_bytes: float) -> str:
 
 
 def format_size_exact(size_bytes: int) -> str:
-    """The shortest spelling that parse_size() reads back as exactly ``size_bytes``: '50MiB'."""
+    """The shortest text that parse_size() parses to exactly ``size_bytes``: '50MiB'."""
     for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
         if size_bytes and size_bytes % 1024**power == 0:
             return f"{size_bytes // 1024**power}{unit}"

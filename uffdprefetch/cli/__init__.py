@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: one file per command, and main() that finds it.
+"""The command line: one file per command, and main().
 
 A command is a class ``Command`` in ``cli/NAME.py``: its docstring is the help, ``prepare_parser``
-adds the options and ``run`` does the work and returns the exit status. Only the command that is
-called is imported: start-up stays fast, and a command that cannot be imported breaks no other.
+adds the options and ``run`` returns the exit status. Only the command in use is imported: start-up
+is fast, and a command that cannot be imported breaks no other.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
 
 
 class CommandProtocol(Protocol):
-    """What a command's class offers; ``rest`` is what stood after ``--``, None without a ``--``."""
+    """Interface of a command; ``rest``: the words after ``--``, None without a ``--``."""
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None: ...
 
@@ -45,7 +45,7 @@ class CommandProtocol(Protocol):
 
 
 def split_rest(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:
-    """Split at the first ``--``: argparse must not see, or interpret, a word of the job's."""
+    """Split at the first ``--``: argparse must not interpret the job's words."""
     words = list(argv)
     if "--" not in words:
         return words, None
@@ -54,7 +54,7 @@ def split_rest(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:
 
 
 def _dedented(docstring: str) -> str:
-    """A docstring as help text (Python 3.13 takes the indentation away by itself)."""
+    """A docstring as help text (Python 3.13 dedents it by itself)."""
     first, _, rest = docstring.partition("\n")
     return f"{first}\n{textwrap.dedent(rest)}".rstrip()
 
@@ -105,12 +105,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"uffdprefetch: {error.message}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        # Before the job was there: what Ctrl-C does to a program that does not catch it.
+        # Before the job's start: die of SIGINT, as a program that does not catch it.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
         return 128 + signal.SIGINT
     except BrokenPipeError:
-        # `uffdprefetch doctor | head`: the reader has what it wanted. What is still buffered must
-        # not fail again when the interpreter flushes at exit.
+        # `uffdprefetch doctor | head`: the reader has closed the pipe. The interpreter's flush at
+        # exit must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return EXIT_CANNOT

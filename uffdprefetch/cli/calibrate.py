@@ -36,7 +36,7 @@ class Command:
             "--seconds", metavar="TIME", default="60s", help="for all measurements (default: 60s)"
         )
         parser.add_argument(
-            "--bytes", metavar="SIZE", default="8GiB", help="read at most so much (default: 8GiB)"
+            "--bytes", metavar="SIZE", default="8GiB", help="most bytes to read (default: 8GiB)"
         )
         parser.add_argument(
             "--file-size",
@@ -128,7 +128,7 @@ class Command:
 
 
 def _refuse_what_cannot_be_used(args: argparse.Namespace) -> None:
-    """Before minutes are spent on measuring."""
+    """Check the options before measuring for minutes."""
     if args.local is not None and not os.access(args.local, os.R_OK):
         raise usage_error(f"--local {args.local}: cannot be read: give a directory")
     if args.local is not None and not os.path.isdir(args.local):

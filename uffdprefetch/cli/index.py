@@ -76,7 +76,8 @@ class Command:
 
 
 def _sizes(record: str | None, header: str | None) -> tuple[int | None, int]:
-    """Bytes of a record (None: not said) and of the header, of --record-size and --header-size."""
+    """Bytes of a record (None: not given) and of the header, from --record-size and
+    --header-size."""
     if record is None:
         if header is not None:
             raise usage_error("--header-size is of raw records: give --record-size too")

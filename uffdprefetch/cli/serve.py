@@ -12,13 +12,13 @@ from uffdprefetch.service.serve import serve
 
 
 class Log(logging.FileHandler):
-    """A file that is opened with the first warning, which may be that no file can be opened."""
+    """A log file opened at the first warning; failing to open it is ignored."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             super().emit(record)
         except OSError:
-            pass  # the service is more than its log
+            pass  # the service works without a log
 
 
 class Command:

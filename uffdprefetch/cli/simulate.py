@@ -92,9 +92,8 @@ class Command:
             "--epochs",
             metavar="N",
             type=int,
-            help="the recorded accesses "
-            "so many times over, with --replay (default: 1; a mapping that stays "
-            "shows its first epoch only)",
+            help="repetitions of the recorded accesses, with --replay (default: 1; of a "
+            "mapping that stays only the first epoch is recorded)",
         )
         parser.add_argument(
             "--memory", metavar="SIZE", help="for the page cache, with --replay (default: enough)"
@@ -135,7 +134,7 @@ class Command:
 
 
 def _refuse_what_does_not_apply(args: argparse.Namespace) -> None:
-    """An option that would be ignored is a mistake."""
+    """Reject options that would be ignored."""
     for name, value in vars(args).items():
         if value == "":
             raise usage_error(f"{_written(name)} '': nothing is given")
@@ -156,12 +155,12 @@ def _refuse_what_does_not_apply(args: argparse.Namespace) -> None:
 
 
 def _written(name: str) -> str:
-    """As it is on the command line."""
+    """An option's spelling on the command line."""
     return "SCENARIO" if name == "scenario" else "--" + name.replace("_", "-")
 
 
 def _refuse_a_pipe(path: str | None) -> None:
-    """Opening one waits for a writer, for ever; but those of a shell's <(...) have theirs."""
+    """Reject FIFOs, which would wait for a writer; a shell's <(...) has one."""
     if path is None or path.startswith("/dev/"):
         return
     if os.path.exists(path) and stat.S_ISFIFO(os.stat(path).st_mode):
@@ -170,7 +169,7 @@ def _refuse_a_pipe(path: str | None) -> None:
 
 @contextmanager
 def _enough_memory(of: str) -> Iterator[None]:
-    """Sizes that are typing errors, or too much for this machine, are one line; ``of``: them."""
+    """Turn MemoryError into one line, since sizes may be typing errors; ``of``: the sizes."""
     try:
         yield
     except (MemoryError, OverflowError):
@@ -284,7 +283,7 @@ def _sizes(option: str, text: str | None, least: int = 1 << 16) -> list[int]:
 
 
 def _rounded(size_bytes: float) -> int:
-    """Up to whole MiB."""
+    """Rounded up to whole MiB."""
     return max(1, -(-int(size_bytes) // (1 << 20))) << 20
 
 
@@ -316,9 +315,9 @@ def _list() -> int:
     lines = ["scenarios:", *(f"  {name:<18} {title}" for name, title in shipped().items())]
     lines.append("policies:")
     for name, policy in POLICIES.items():
-        said = " ".join((policy.__doc__ or "").split())
+        description = " ".join((policy.__doc__ or "").split())
         options = ", ".join(f"{one.name} = {json.dumps(one.default)}" for one in fields(policy))
-        lines.append(f"  {name:<18} {said}" + (f" [{options}]" if options else ""))
+        lines.append(f"  {name:<18} {description}" + (f" [{options}]" if options else ""))
     print("\n".join(lines))
     return 0
 
@@ -335,8 +334,8 @@ def _only(scenario: Scenario, words: str) -> Scenario:
 def _named(
     named: Sequence[Named], words: str, kind: Callable[[Named], str] = lambda one: ""
 ) -> list[Named]:
-    """Those with one of the comma-separated words in their names, or of that kind; each word is of
-    one at least."""
+    """Those whose name contains one of the comma-separated words, or whose kind is one. Raises
+    UffdPrefetchError for a word that matches none."""
     chosen: list[Named] = []
     for word in (word.strip().lower() for word in words.split(",")):
         found = [one for one in named if word and (word in one.name.lower() or word == kind(one))]
@@ -349,7 +348,7 @@ def _named(
 
 
 def node_counts(text: str) -> list[int]:
-    """[1, 2, 4, 8] of '1..8', and what is written out: '1,3,12'. Raises UffdPrefetchError."""
+    """[1, 2, 4, 8] of '1..8', [1, 3, 12] of '1,3,12'. Raises UffdPrefetchError."""
     from uffdprefetch.sim.scenario import N_MAX
 
     counts: list[int] = []
@@ -369,7 +368,7 @@ def node_counts(text: str) -> list[int]:
 
 
 class _progress:
-    """A bar on stderr while it is a terminal, for sweeps that take minutes."""
+    """A progress bar on stderr if that is a terminal, for sweeps that take minutes."""
 
     def __enter__(self) -> Progress:
         from rich.console import Console
@@ -385,9 +384,9 @@ class _progress:
         )
         self.task = self.bar.add_task("", total=None)
         self.bar.start()
-        return self._told
+        return self._update
 
-    def _told(self, done: int, of: int, name: str) -> None:
+    def _update(self, done: int, of: int, name: str) -> None:
         self.bar.update(self.task, completed=done, total=of, description=name)
 
     def __exit__(self, *exc: object) -> None:

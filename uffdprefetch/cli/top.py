@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from uffdprefetch.view.watch import Run
 
 INTERVAL_MIN_SECONDS = 0.1
-#: With --once: so long between two looks, where one is not enough for a rate.
+#: With --once: interval between two snapshots, where a rate needs two.
 ONCE_SECONDS = 0.6
 
 
@@ -83,7 +83,7 @@ def _glyphs() -> Glyphs:
 
 
 def _once(run: Run, as_json: bool) -> int:
-    """One document, line or picture. A second look where the first cannot know enough."""
+    """One document, line or picture; from two snapshots where rates are needed."""
     from uffdprefetch.protocol.node import ServiceGone
     from uffdprefetch.protocol.snapshot import encode
     from uffdprefetch.view import render, words
@@ -116,7 +116,7 @@ def _once(run: Run, as_json: bool) -> int:
 
 
 def _lines(fetcher: Fetcher, changes: queue.SimpleQueue[None], as_json: bool) -> int:
-    """A line for each look until the job ends."""
+    """A line for each snapshot until the job ends."""
     from uffdprefetch.protocol.snapshot import encode
     from uffdprefetch.view import model, words
 
@@ -137,7 +137,7 @@ def _lines(fetcher: Fetcher, changes: queue.SimpleQueue[None], as_json: bool) ->
 
 
 def _farewell(fetcher: Fetcher, seconds: float, file: TextIO | None = None) -> int:
-    """The last word, when it was not the user who left; the exit status."""
+    """Say why it ended, unless the user left; returns the exit status."""
     from uffdprefetch.view import model, words
 
     view = fetcher.latest

@@ -46,7 +46,7 @@ class Command:
         )  # fmt: skip
         record.add_argument(
             "--max-events", type=int, default=MAX_EVENTS, metavar="N",
-            help=f"keep so many single events (default: {MAX_EVENTS}); the overview has all",
+            help=f"single events to keep (default: {MAX_EVENTS}); the overview has all",
         )  # fmt: skip
         record.add_argument("--no-bpf", action="store_true", help="as if eBPF were not permitted")
         record.add_argument("-q", "--quiet", action="store_true", help="no line at the end")
@@ -104,7 +104,7 @@ def _record(args: argparse.Namespace, rest: list[str] | None) -> int:
 
 
 def _check_pid(pid: int) -> None:
-    """Say why a process cannot be recorded before anything is started."""
+    """Raise if a process cannot be recorded, before anything is started."""
     try:
         owner = os.stat(f"/proc/{pid}").st_uid
     except OSError:
@@ -114,7 +114,7 @@ def _check_pid(pid: int) -> None:
 
 
 def _watching(args: argparse.Namespace, engine: str) -> Any:
-    """The options of a service that only watches."""
+    """The options of a service that only observes."""
     from uffdprefetch.base import config
 
     return config.load(
@@ -124,7 +124,7 @@ def _watching(args: argparse.Namespace, engine: str) -> Any:
 
 
 def _run(recording: Any, argv: list[str], args: argparse.Namespace) -> int:
-    """Run the command; where the kernel does not tell of faults, under a service that watches."""
+    """Run the command; without kernel events for faults, under a service that observes."""
     from uffdprefetch.base import spawn
     from uffdprefetch.base.messages import say
     from uffdprefetch.launch import launcher
@@ -144,7 +144,7 @@ def _run(recording: Any, argv: list[str], args: argparse.Namespace) -> int:
 
 
 def _watch(recording: Any, pid: int, args: argparse.Namespace) -> int:
-    """Wait for the recorder: it ends with the process, the clock, or us (Ctrl-C)."""
+    """Wait for the recorder, which ends with the process, the duration, or us (Ctrl-C)."""
     import time
 
     from uffdprefetch.base import spawn
@@ -218,7 +218,7 @@ def _target(args: argparse.Namespace, suffix: str) -> str:
 
 
 def _write(args: argparse.Namespace, text: str, suffix: str | None) -> int:
-    """To stdout where that is the format's way (suffix None) or asked for, else to a file."""
+    """Write to stdout if the format does (suffix None) or on request, else to a file."""
     if args.output == "-" or (suffix is None and args.output is None):
         sys.stdout.write(text)
         sys.stdout.flush()

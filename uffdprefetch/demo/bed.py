@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The slow-storage bed (bench/slowfs.c) under Python's hand, and the cold and warm checks.
+"""Controls the slow-storage bed (bench/slowfs.c), and checks for cold and warm page caches.
 
-A bed shows a directory as if it lay behind a link of B bytes/s and L microseconds, with the
-kernel's page cache in front. Cold and warm are never believed, they are counted: with
-cachestat(2) (Linux 6.5+), or mincore(2) where that is missing.
+A bed shows a directory as if behind a link of B bytes/s and L microseconds, with the kernel's page
+cache in front. Cold and warm are verified with cachestat(2) (Linux 6.5+), or mincore(2) where that
+is missing.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class BedError(UffdPrefetchError):
-    """The bed cannot do what was asked; the text says what failed, what was seen, what to do."""
+    """A failure of the bed: what failed, what was found, what to do."""
 
 
 # ---- residency ------------------------------------------------------------------------------
@@ -76,8 +76,8 @@ def _resident_pages_cachestat(fd: int) -> int | None:
 def _resident_pages_mincore(fd: int, size_bytes: int) -> int:
     """Pages of the file in the page cache by mincore(2).
 
-    Only right for a caller who owns the file or may write it: for others mincore says that
-    every page is resident (mm/mincore.c, can_do_mincore).
+    Only valid for owners of the file and those who may write it: for others mincore reports every
+    page as resident (mm/mincore.c, can_do_mincore).
     """
     if size_bytes == 0:
         return 0
@@ -109,10 +109,10 @@ def resident_bytes(path: str | os.PathLike[str]) -> int:
 
 
 def drop_cache(path: str | os.PathLike[str], *, patience_seconds: float = 5.0) -> None:
-    """Throw `path` out of the page cache and check that nothing of it is left.
+    """Drop `path` from the page cache and check that nothing of it remains.
 
-    Readahead that is still under way when a reader ends brings pages in after the drop, so it
-    is repeated until the count is zero or `patience_seconds` are over.
+    Readahead still in flight when a reader ends adds pages after the drop, so it is repeated until
+    none remain or `patience_seconds` are over.
 
     Raises:
         BedError: pages remain (tmpfs, a live mapping, a file system without a cache of its own).
@@ -140,8 +140,8 @@ def drop_cache(path: str | os.PathLike[str], *, patience_seconds: float = 5.0) -
 def warm_fully(path: str | os.PathLike[str], *, threads: int = 8, passes: int = 5) -> None:
     """Read all of `path` through the page cache and check that all of it is resident.
 
-    Read again, up to `passes` times, where pages are missing afterwards: a kernel with proactive
-    reclaim (DAMON's pageout, see proactive_reclaim()) takes single pages away at any moment.
+    Repeated up to `passes` times where pages are missing afterwards: with proactive reclaim
+    (DAMON's pageout, see proactive_reclaim()) the kernel may drop single pages at any moment.
 
     Raises:
         BedError: pages are missing in the end (too little memory, a memory cgroup's limit).
@@ -171,11 +171,10 @@ def warm_fully(path: str | os.PathLike[str], *, threads: int = 8, passes: int = 
 
 
 def proactive_reclaim(admin: Path = Path("/sys/kernel/mm/damon/admin/kdamonds")) -> str | None:
-    """What takes pages out of the cache here though memory is free: a line, None if nothing does.
+    """What reclaims cached pages here though memory is free, in a line; None if nothing does.
 
-    Some virtual machines run DAMON with a pageout scheme (Documentation/admin-guide/mm/damon):
-    a page that is cached but not used for a while, or lies where none was, goes. None also where
-    sysfs does not let us look.
+    Some virtual machines run DAMON with a pageout scheme (Documentation/admin-guide/mm/damon),
+    which drops pages in idle regions. None also where sysfs is not readable.
     """
     with contextlib.suppress(OSError):
         for state in admin.glob("*/state"):
@@ -206,7 +205,7 @@ def find_slowfs() -> Path:
 
 
 def why_no_bed() -> str | None:
-    """The reason why no bed can be mounted here, found without mounting; None: it should work."""
+    """Why no bed can be mounted here, found without mounting; None: it should work."""
     try:
         find_slowfs()
     except BedError as error:
@@ -276,7 +275,7 @@ class SlowBed:
 
     @property
     def pid(self) -> int:
-        """Process id of the bed's program (its CPU time is the bed's, not the job's)."""
+        """Process id of the bed's program, whose CPU time is not the job's."""
         if self._process is None:
             raise BedError("the slow bed is not mounted")
         return self._process.pid
@@ -286,7 +285,7 @@ class SlowBed:
         return self.mountpoint / name
 
     def mount(self) -> None:
-        """Mount, and return when the bed answers. Raises BedError with the reason."""
+        """Mount, and wait until the bed answers. Raises BedError with the reason."""
         if self._process is not None:
             raise BedError(f"the slow bed is already mounted at {self._mountpoint}")
         reason = why_no_bed()
@@ -294,8 +293,8 @@ class SlowBed:
             raise BedError(f"cannot mount the slow bed: {reason}")
         where = self._wanted_mountpoint or Path(tempfile.mkdtemp(prefix="uffdprefetch-bed-"))
         self._mountpoint = where
-        # Its own session: a Ctrl-C is for the bench, which then unmounts in order. Its stdin is
-        # a pipe from us: should we be killed, the hang-up tells it to unmount itself.
+        # Its own session: on Ctrl-C the bench unmounts it in order. Its stdin is a pipe from us: on
+        # its hang-up, should we be killed, it unmounts itself.
         process = subprocess.Popen(
             [
                 str(find_slowfs()),
@@ -314,10 +313,10 @@ class SlowBed:
         self._process = process
         assert process.stdout is not None and process.stderr is not None
         if not process.stdout.readline().startswith(b"slowfs: ready"):
-            said = process.stderr.read().decode(errors="replace").strip() or "nothing said"
+            stderr = process.stderr.read().decode(errors="replace").strip() or "nothing said"
             self.unmount()
             raise BedError(
-                f"cannot mount the slow bed on {where}: {said}; "
+                f"cannot mount the slow bed on {where}: {stderr}; "
                 "FUSE needs /dev/fuse, and root or a set-uid fusermount3"
             )
         atexit.register(self.unmount)
@@ -397,9 +396,9 @@ class SlowBed:
 
         Args:
             name: relative to the source. It must have been looked up through the mount.
-            pages_go: the mount's cached pages of the written range are gone on return, as under a
-                distributed lock (Lustre, GPFS); False: nothing is told, as on NFS.
-            keep_mtime: the file's mtime stays what it was (its ctime moves; see freeze_times()).
+            pages_go: the mount's cached pages of the written range are invalidated on return, as
+                under a distributed lock (Lustre, GPFS); False: not, as on NFS.
+            keep_mtime: the file's mtime is restored (its ctime changes; see freeze_times()).
         """
         fd = os.open(self.source / name, os.O_WRONLY | os.O_CLOEXEC)
         try:
@@ -446,7 +445,7 @@ class SlowBed:
             ) from error
 
     def settings(self) -> dict[str, int]:
-        """What a report must say of the bed: link, readahead window, requests in flight allowed."""
+        """The bed's settings for a report: link, readahead window, requests in flight allowed."""
         now = self.counters()
         return {
             "bandwidth_bytes_per_second": int(now["bandwidth_bytes_per_second"]),

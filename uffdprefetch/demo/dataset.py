@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The data set: an LMDB of random records, the same bytes from the same seed on any machine.
+"""The data set: an LMDB of random records, reproducible from its seed on any machine.
 
 Layout of a data set directory:
 
 records.lmdb/data.mdb   the LMDB; keys b"00000000", b"00000001", ..., appended in key order
 records.index.npy       int64, shape (records, 2): offset in data.mdb and length of each value
-records.json            the manifest; written last, so that a half-made data set is not one
+records.json            the manifest; written last, so that a partial data set has none
 
-Record sizes are 12 to 192 KiB, more small than large, as photographs in an image data set are:
-12 + 180 u^1.6 KiB with u uniform, mean about 81 KiB.
+Record sizes are 12 to 192 KiB, more small than large, as in an image data set: 12 + 180 u^1.6 KiB
+with u uniform, mean about 81 KiB.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ _RECORDS_PER_TRANSACTION = 256  # bounds LMDB's list of dirty pages
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a data set is: enough to make it again, and to prove that it was read right.
+    """Describes a data set: enough to make it again, and to verify what was read.
 
-    size_bytes is what was asked for, file_bytes what data.mdb has, record_bytes the sum over all
-    values, sha256 the digest over all values in key order.
+    size_bytes: as requested; file_bytes: of data.mdb; record_bytes: sum over all values; sha256:
+    over all values in key order.
     """
 
     schema: str
@@ -59,11 +59,11 @@ class Manifest:
 
 
 class DatasetError(UffdPrefetchError):
-    """The data set cannot be made or used; one line of what and why."""
+    """The data set cannot be made or used: what and why, in one line."""
 
 
 def _raw_bytes(generator: np.random.PCG64, size_bytes: int) -> bytes:
-    """The next bytes of the generator's raw stream, which numpy guarantees never to change."""
+    """The next bytes of the generator's raw stream, which numpy guarantees to be stable."""
     words = generator.random_raw(-(-size_bytes // 8))
     return words.astype("<u8", copy=False).tobytes()[:size_bytes]
 
@@ -76,7 +76,7 @@ def record_sizes(size_bytes: int, seed: int) -> list[int]:
     while True:
         for word in generator.random_raw(1024).tolist():
             # 53 bits to a float in [0, 1): exact on every platform; the power is rounded to a
-            # multiple of 16 bytes so that a last-digit difference between libms does not show
+            # multiple of 16 bytes to hide last-digit differences between libms
             uniform = (word >> 11) / (1 << 53)
             span = LARGEST_RECORD_BYTES - SMALLEST_RECORD_BYTES
             record_bytes = SMALLEST_RECORD_BYTES + round(span * uniform**_SKEW / 16) * 16
@@ -95,7 +95,7 @@ def records_of(size_bytes: int, seed: int) -> Iterator[bytes]:
 
 
 def read_manifest(directory: str | os.PathLike[str]) -> Manifest | None:
-    """The manifest of a complete data set in `directory`; None when there is none."""
+    """The manifest of a complete data set in `directory`, None if there is none."""
     try:
         text = (Path(directory) / MANIFEST_NAME).read_text()
         fields = json.loads(text)
@@ -107,7 +107,7 @@ def read_manifest(directory: str | os.PathLike[str]) -> Manifest | None:
 
 
 def make_dataset(directory: str | os.PathLike[str], size_bytes: int, seed: int = 0) -> Manifest:
-    """Make the data set in `directory`, or take the one that is there if it is the same.
+    """Make the data set in `directory`, or reuse an identical one.
 
     Args:
         directory: made if missing.
@@ -187,9 +187,9 @@ def _write(directory: Path, database: Path, size_bytes: int, seed: int) -> Manif
 
 
 def record_extents(database: str | os.PathLike[str]) -> np.ndarray:
-    """Where each value lies in data.mdb: int64, shape (records, 2), (offset, length) in bytes.
+    """The extent of each value in data.mdb: int64, shape (records, 2), (offset, length) in bytes.
 
-    Found as a reader sees it: the value's address less the mapping's.
+    From the values' addresses in a mapping.
     """
     path = str(database)
     env = open_database(path)
@@ -213,7 +213,7 @@ def record_extents(database: str | os.PathLike[str]) -> np.ndarray:
 def digest_of(database: str | os.PathLike[str], order: Iterable[int]) -> str:
     """SHA-256 (hex) over the values of the record numbers in `order`, read from `database`.
 
-    Read it from the source, beside the bed, to know what a job must have seen.
+    To be read from the source, beside the bed: the reference for a job's digest.
     """
     digest = hashlib.sha256()
     env = open_database(str(database))

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A training-like job: reads an LMDB by mmap, batch by batch, and computes between the batches.
+"""A training-like job: reads an LMDB by mmap in batches, and computes between them.
 
-It knows nothing of uffdprefetch: it is the program that is measured under it. Standard library
-and py-lmdb only (torch with --dataloader-workers, numpy with --peer-thread).
+The program to be measured, independent of uffdprefetch. Standard library and py-lmdb only (torch
+with --dataloader-workers, numpy with --peer-thread).
 
 Per batch it reads its records, every page of every value, as a decoder does (the time inside
 these reads is the stall time), then computes for a fixed time: a sleep, since an accelerator
-does not use our CPU, or a spin. The three orders are those of the papers in the field:
+does not use our CPU, or a spin. The access patterns ([Haderbache] section 2.3 for the first two):
 
-contiguous  rank r of n reads the r-th n-th of the file, in order (paper 1, section 2.3)
-skipping    rank r reads records r, r + n, r + 2n, ... (paper 1, section 2.3: original MPI-Caffe)
+contiguous  rank r of n reads the r-th n-th of the file, in order
+skipping    rank r reads records r, r + n, r + 2n, ... (original MPI-Caffe)
 shuffled    one seeded permutation per epoch for all ranks, rank r takes every n-th of it
 
 Prints one line of JSON. With --spawn it starts --ranks copies of itself, lets them begin
@@ -36,7 +36,7 @@ import lmdb
 
 SCHEMA = "uffdprefetch.job/1"
 PATTERNS = ("contiguous", "skipping", "shuffled")
-PEER_AHEAD_BYTES = 50 << 20  # as far as paper 1's best setting pre-caches (its figure 8)
+PEER_AHEAD_BYTES = 50 << 20  # as the best setting of [Haderbache] figure 8
 PEER_CHUNK_BYTES = 1 << 20
 KEY = b"%08d"
 
@@ -46,7 +46,7 @@ Value = bytes | memoryview  # a record that was read
 def rank_order(
     pattern: str, records: int, rank: int, ranks: int, *, seed: int = 0, epoch: int = 0
 ) -> Sequence[int]:
-    """The record numbers that a rank reads in an epoch, in order.
+    """A rank's record numbers in an epoch, in order.
 
     Over all ranks each record occurs exactly once per epoch. Only `shuffled` depends on `seed`
     and `epoch`.
@@ -90,14 +90,13 @@ def data_file(path: str) -> str:
     return os.path.join(path, "data.mdb") if os.path.isdir(path) else path
 
 
-# ---- advice and hand-written prefetching: what users do without a tool ----------------------
+# ---- advice and hand-written prefetching: the alternatives to a tool ------------------------
 
 
 def advise_mapping(file: str, advice: str) -> None:
     """madvise(2) this process's whole mapping of `file`; advice is `sequential` or `willneed`.
 
-    py-lmdb has no call for it, so the mapping is looked up and libc is called, as one would in
-    a job.
+    py-lmdb has no call for it, so the mapping is looked up and libc called, as in a job.
     """
     import ctypes
 
@@ -105,7 +104,7 @@ def advise_mapping(file: str, advice: str) -> None:
     size_bytes = os.path.getsize(file)
     libc = ctypes.CDLL(None, use_errno=True)
     for start, end, offset in mappings_of(file):
-        # LMDB's map is larger than the file: advise only what lies on it.
+        # LMDB's map is larger than the file: advise the file's part only.
         length = min(end - start, size_bytes - offset)
         if length <= 0:
             continue
@@ -127,16 +126,15 @@ def mappings_of(file: str) -> list[tuple[int, int, int]]:
 
 
 class PeerPrefetcher:
-    """Prefetch threads as a user writes them into the job: pread ahead of the reader, throw away.
+    """Hand-written prefetch threads in the job: pread ahead of the reader, discard the data.
 
     Args:
         file: the LMDB's data file.
         extents: per record (offset, length) in bytes, shape (records, 2).
         threads: how many.
 
-    `begin(order)` starts an epoch; `consumed(n)` tells that n records of it have been read.
-    The threads stay at most PEER_AHEAD_BYTES ahead, in reads of up to PEER_CHUNK_BYTES; records
-    that lie behind one another are read as one.
+    `begin(order)` starts an epoch; `consumed(n)`: n records of it have been read. The threads stay
+    at most PEER_AHEAD_BYTES ahead, in reads of up to PEER_CHUNK_BYTES; adjacent records are merged.
     """
 
     def __init__(self, file: str, extents: Sequence[Sequence[int]], threads: int) -> None:
@@ -184,7 +182,7 @@ class PeerPrefetcher:
         position = run_position = run_start = run_end = 0
         for record in order:
             offset, length = (int(value) for value in self._extents[record])
-            # a page header or a few tree pages between two records are no gap
+            # page headers and a few tree pages between two records do not split a read
             if not (run_end <= offset <= run_end + 4 * mmap.PAGESIZE) or run_end == 0:
                 if run_end > run_start:
                     yield run_position, run_start, run_end - run_start
@@ -215,17 +213,17 @@ class PeerPrefetcher:
             os.preadv(self._fd, [memoryview(buffer)[:length]], offset)
 
 
-# ---- the gate: ranks that begin (and, if asked, go) together --------------------------------
+# ---- the gate: a barrier of the ranks --------------------------------------------------------
 
 
 class Gate:
-    """One rank's end of the parent's barrier: a byte up says `here`, a byte down says `go`."""
+    """One rank's end of the parent's barrier: a byte up: arrived, a byte down: go."""
 
     def __init__(self, fds: tuple[int, int] | None) -> None:
         self._fds = fds
 
     def wait(self) -> None:
-        """Return when every rank that still runs has come; at once without a parent."""
+        """Wait until every running rank has arrived; returns at once without a parent."""
         if self._fds is None:
             return
         os.write(self._fds[1], b"h")
@@ -234,18 +232,18 @@ class Gate:
 
 
 def run_gate(up: Sequence[int], down: Sequence[int], on_first: Callable[[], None]) -> None:
-    """Parent's side: let each round pass when all open ranks are here; end when all have left.
+    """Parent's side: release each round when all open ranks have arrived; end when all have closed.
 
     Args:
-        up, down: per rank the descriptor to read `here` from and to write `go` to.
-        on_first: called once, before the first round passes: the start of the clock.
+        up, down: per rank the descriptors to read arrivals from and to write go to.
+        on_first: called once, before the first round is released: the start of the clock.
     """
     open_ranks = list(range(len(up)))
     first = True
     while open_ranks:
         open_ranks = [rank for rank in open_ranks if os.read(up[rank], 1)]
         if first and len(open_ranks) < len(up):
-            return  # one died before the start: the others see their gate close
+            return  # one died before the start: the others' gates close
         if first:
             on_first()
             first = False
@@ -269,7 +267,7 @@ def usage_now() -> dict[str, float]:
 
 
 def compute(until_seconds: float, spin: bool) -> None:
-    """Compute until that moment of time.perf_counter()."""
+    """Compute until this value of time.perf_counter()."""
     if spin:
         while time.perf_counter() < until_seconds:
             pass
@@ -290,7 +288,7 @@ def read_batches(env: lmdb.Environment, order: Sequence[int], batch: int) -> Ite
 
 
 class LoaderDataset:
-    """What a user hands to torch's DataLoader: opens the LMDB per worker, returns a tensor."""
+    """A dataset for torch's DataLoader: opens the LMDB per worker, returns a tensor."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
@@ -374,8 +372,8 @@ def run_epoch(
         slot_end = ready + options.compute_per_batch
         slot_end += options.compute_seconds_per_byte * batch_bytes
         if digest is not None:
-            # Hashing is this job's use of the data: it belongs in the compute slot, and costs
-            # no time as long as the slot is longer.
+            # Hashing is this job's use of the data: part of the compute time, and free as long as
+            # it is shorter.
             for value in values:
                 digest.update(value)
             late_seconds += max(0.0, time.perf_counter() - slot_end)
@@ -399,7 +397,7 @@ def run_epoch(
 
 
 def run_rank(options: argparse.Namespace, gate: Gate) -> dict[str, Any]:
-    """All epochs of this rank; the shape of the JSON line."""
+    """All epochs of this rank, as the JSON line's object."""
     begin = time.perf_counter()
     env = open_from(options)
     with env.begin() as txn:
@@ -471,7 +469,7 @@ def aggregate(per_rank: Sequence[dict[str, Any]], wall_seconds: float) -> dict[s
 
 
 def spawn(options: argparse.Namespace, argv: Sequence[str]) -> int:
-    """Start all ranks, let them begin together, print the aggregate; 0, or 1 if a rank failed."""
+    """Start all ranks at a barrier, print the aggregate; 0, or 1 if a rank failed."""
     words = [word for word in argv if word != "--spawn"]
     children: list[subprocess.Popen[bytes]] = []
     up: list[int] = []
@@ -522,7 +520,7 @@ def spawn(options: argparse.Namespace, argv: Sequence[str]) -> int:
 
 
 def environment_rank(name: str, default: int) -> int:
-    """RANK or SIZE as mpirun or torchrun put it into the environment."""
+    """RANK or SIZE from mpirun's or torchrun's environment."""
     torch_name = {"RANK": "RANK", "SIZE": "WORLD_SIZE"}[name]
     for variable in (f"OMPI_COMM_WORLD_{name}", torch_name):
         value = os.environ.get(variable, "")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One measured run of the demonstration's job: its words, its environment, what came of it."""
+"""Measured runs of the demonstration's job: command, environment, result."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _PACKAGE_PARENT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class JobRun:
-    """One run of job.py: its JSON, and what the machine did meanwhile (seconds).
+    """One run of job.py: its JSON, and the machine's CPU use meanwhile (seconds).
 
-    steal_seconds is what the hypervisor took from all CPUs together, machine_busy_seconds all
-    their busy time, children_cpu_seconds the part of the job and its wrapper.
+    steal_seconds: stolen by the hypervisor from all CPUs; machine_busy_seconds: their busy time;
+    children_cpu_seconds: the part of the job and its wrapper.
     """
 
     command: list[str]
@@ -53,7 +53,7 @@ def _children_cpu_seconds() -> float:
 
 
 def job_environment() -> dict[str, str]:
-    """Our environment, less the user's options: each configuration is what its name says."""
+    """Our environment without the user's options, which would alter the configurations."""
     environment = {
         name: value
         for name, value in os.environ.items()
@@ -65,17 +65,17 @@ def job_environment() -> dict[str, str]:
 
 
 def wrap_command(*options: str) -> list[str]:
-    """The words that put a command under `uffdprefetch wrap` with this interpreter."""
+    """The command prefix of `uffdprefetch wrap` with this interpreter."""
     return [sys.executable, "-m", "uffdprefetch", "wrap", "-q", *options, "--"]
 
 
 def job_command(database: str | os.PathLike[str], *options: str) -> list[str]:
-    """The words that run job.py on a database with this interpreter."""
+    """The command of job.py on a database with this interpreter."""
     return [sys.executable, str(JOB), "--db", str(database), *options]
 
 
 def run_job(command: Sequence[str], *, timeout_seconds: float, cwd: Path | None = None) -> JobRun:
-    """Run a command that ends in job.py's words; returns when it has ended.
+    """Run a command that ends in job_command(); returns when it has ended.
 
     Raises:
         UffdPrefetchError: it failed, hung for `timeout_seconds`, or printed no JSON.
@@ -90,7 +90,7 @@ def run_job(command: Sequence[str], *, timeout_seconds: float, cwd: Path | None 
         stderr=subprocess.PIPE,
         env=job_environment(),
         cwd=cwd,
-        start_new_session=True,  # so that a hang can be ended with all its children
+        start_new_session=True,  # so that a hung job can be killed with its children
         text=True,
     )
     try:
@@ -127,7 +127,7 @@ def run_job(command: Sequence[str], *, timeout_seconds: float, cwd: Path | None 
 
 
 def read_tool_summary(output: Path) -> dict[str, Any] | None:
-    """What `wrap -o OUTPUT` wrote, None if it wrote nothing (as without wrap)."""
+    """The summary of `wrap -o OUTPUT`, None if there is none (as without wrap)."""
     try:
         summary = json.loads(Path(f"{output}.summary.json").read_text())
     except (OSError, ValueError):

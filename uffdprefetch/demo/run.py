@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demonstration's runner: paper 1's four configurations of one job on slow storage.
+"""The demonstration's runner: four configurations of one job on slow storage.
 
-Figure 7 of "Design of a data supply mechanism for distributed deep learning" (section 4):
+Those of [Haderbache] figure 7 (section 4):
 
 baseline      the job as it is, cold page cache
-prefetch-off  the job under `wrap --policy none`: what watching alone costs, cold
+prefetch-off  the job under `wrap --policy none`: the cost of observing alone, cold
 prefetch-on   the job under `wrap`, cold
-warm cache    the job as it is, all data in the page cache: the best that can be
+warm cache    the job as it is, all data in the page cache: the lower bound
 
-Cold and warm are counted before each run. Every run hashes the bytes that the job itself read,
-in its compute time, so the same runs give the times and the proof.
+Cold and warm are verified before each run. Every run hashes the bytes that the job itself read, in
+its compute time, so that the same runs give the times and the proof.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ prefetching has to be nearly perfect (the goals' default point)."""
 
 @dataclass(frozen=True)
 class Options(Wanted):
-    """What the demonstration is asked to do."""
+    """The demonstration's options."""
 
     configurations: tuple[str, ...] = CONFIGURATIONS
     epochs: int = 2
@@ -48,7 +48,7 @@ class Options(Wanted):
 
 @dataclass(frozen=True)
 class Configuration:
-    """One row: paper 1's configuration and what its run gave; times in seconds."""
+    """One row: a configuration and its run's result; times in seconds."""
 
     name: str
     epoch_seconds: list[float]
@@ -65,7 +65,7 @@ class Configuration:
 
 @dataclass(frozen=True)
 class Result:
-    """The demonstration's outcome; `expected_sha256` is the manifest's."""
+    """The demonstration's result; `expected_sha256` is the manifest's."""
 
     schema: str
     storage: str
@@ -134,10 +134,10 @@ def run_demo(options: Options, say: Say) -> Result:
             "--rank=0",  # whatever launcher's variables may be in our environment
             "--ranks=1",
         )
-        # A tenth of the link would still be called slow, not hung.
+        # A run at a tenth of the link's bandwidth is slow, not hung.
         timeout_seconds = 60 + 10 * options.epochs * manifest.file_bytes / storage.bandwidth
-        # Once for nothing: memory that a virtual machine's host has yet to give is slow when it
-        # is first touched, and the first configuration would pay for it.
+        # Warm-up: on a virtual machine memory not yet backed by the host is slow on first touch,
+        # at the first configuration's expense.
         storage.make_warm()
         with tempfile.TemporaryDirectory(prefix="uffdprefetch-demo-") as summaries:
             for name in options.configurations:
@@ -165,7 +165,7 @@ def _run_configuration(
     if name == "prefetch-off":
         job = [*wrap_command(*write, "--policy", "none"), *job]
     elif name == "prefetch-on":
-        # strict: a demonstration that silently prefetches nothing would show nothing
+        # strict: else it might silently not prefetch
         job = [*wrap_command(*write, "--policy", "auto", "--strict"), *job]
     return run_job(job, timeout_seconds=timeout_seconds, cwd=output.parent)
 

@@ -29,7 +29,8 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is asked of the storage: bytes, bytes/s, microseconds; ``work`` keeps the data set."""
+    """Requested storage: bytes, bytes/s, microseconds; ``work``: directory that keeps the data
+    set."""
 
     size_bytes: int = 1 << 30
     bandwidth: int = DEFAULT_BANDWIDTH
@@ -40,7 +41,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Storage:
-    """Where the job's LMDB is, and what is known of what lies below it.
+    """The job's LMDB and its storage.
 
     bed is None on a local disk; bandwidth is then a measured one.
     """
@@ -57,7 +58,7 @@ class Storage:
 
     @contextlib.contextmanager
     def fast(self) -> Iterator[None]:
-        """The bed without its link, for filling the cache: preparation is not what is shown."""
+        """The bed without its link, to fill the cache quickly."""
         if self.bed is None:
             yield
             return
@@ -71,18 +72,18 @@ class Storage:
             )
 
     def make_cold(self) -> None:
-        """Nothing of the file in the page cache, counted."""
+        """Drop all of the file from the page cache, verified."""
         drop_cache(self.data)
 
     def make_warm(self) -> None:
-        """All of the file in the page cache, counted."""
+        """Bring all of the file into the page cache, verified."""
         with self.fast():
             warm_fully(self.data)
 
 
 @contextlib.contextmanager
 def directory_in(parent: Path) -> Iterator[Path]:
-    """A new directory in `parent` that vanishes afterwards."""
+    """A new directory in `parent`, removed afterwards."""
     try:
         path = Path(tempfile.mkdtemp(prefix="uffdprefetch-demo-", dir=parent))
     except OSError as error:
@@ -96,7 +97,7 @@ def directory_in(parent: Path) -> Iterator[Path]:
 
 
 def memory_available_bytes() -> int:
-    """MemAvailable of /proc/meminfo; 0 where it is not told."""
+    """MemAvailable of /proc/meminfo; 0 where unknown."""
     with contextlib.suppress(OSError), open("/proc/meminfo", encoding="ascii") as meminfo:
         for line in meminfo:
             if line.startswith("MemAvailable:"):
@@ -122,13 +123,13 @@ def measure_bandwidth(path: Path) -> int:
 
 
 def _make_records(wanted: Wanted, on_bed: bool, stack: contextlib.ExitStack, say: Say) -> Path:
-    """Make the data set where it is to lie, for as long as `stack` lives; its directory."""
+    """Make the data set, for the lifetime of `stack`; returns its directory."""
     from uffdprefetch.demo import dataset  # after the check that numpy and lmdb are there
 
     if wanted.work is not None:
         source = wanted.work
     else:
-        # Below a bed lies memory, so that no real disk's noise comes through.
+        # A bed's source is in memory, without a real disk's noise.
         in_memory = on_bed and fits_in_tmpfs(wanted.size_bytes)
         parent = Path("/dev/shm") if in_memory else Path("/var/tmp")
         source = stack.enter_context(directory_in(parent))
@@ -139,7 +140,7 @@ def _make_records(wanted: Wanted, on_bed: bool, stack: contextlib.ExitStack, say
 
 @contextlib.contextmanager
 def _slow_storage(wanted: Wanted, say: Say) -> Iterator[Storage]:
-    """The data set behind a slow link; BedError where that cannot be."""
+    """The data set behind a slow link; raises BedError."""
     reason = why_no_bed()
     if reason is not None:
         raise BedError(reason)
@@ -173,7 +174,7 @@ def _database_name() -> str:
 
 @contextlib.contextmanager
 def open_storage(wanted: Wanted, say: Say) -> Iterator[Storage]:
-    """The data set on slow storage, or on the local disk where that cannot be or is asked for."""
+    """The data set on slow storage, or on the local disk if requested or there is no bed."""
     with contextlib.ExitStack() as stack:
         storage: Storage | None = None
         if not wanted.local:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the demonstration shows: a table, a sentence, remarks. Pure functions of its result."""
+"""Renders the demonstration's result: a table, a sentence, remarks. Pure."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def verdict(result: Result) -> str:
 
 
 def remarks(result: Result) -> list[str]:
-    """What a reader has to know before believing the times; usually nothing."""
+    """Caveats on the times; usually none."""
     found = []
     for row in result.configurations:
         late, total = row.digest_beyond_compute_seconds, sum(row.epoch_seconds)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arrow IPC files and streams (Hugging Face datasets, Feather 2): a record is a row.
 
-pyarrow tells the schema; where the rows' bytes are is told by the batches' metadata and by the
-offsets of strings and lists, and nothing else is read. A row has an extent in each buffer.
+The schema is parsed by pyarrow; the rows' bytes follow from the batches' metadata and the offsets
+of strings and lists, and nothing else is read. A row has an extent in each buffer.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from uffdprefetch.formats import arrow_messages as messages
 from uffdprefetch.formats.arrow_layout import (
     ELEMENTS_MAX,
     PIECES_MAX,
+    BatchTraversal,
     Filled,
     Node,
     Slot,
-    Walk,
     slots,
 )
 from uffdprefetch.formats.arrow_messages import Batch, Message, Table
@@ -30,7 +30,7 @@ from uffdprefetch.formats.index import Options, RecordIndex
 from uffdprefetch.formats.places import Column, Listed, Parts, Places, Stride, small_lengths
 from uffdprefetch.formats.reader import THREADS, Array, FormatError, RangeReader
 
-#: pyarrow itself does not read deeper ones (ipc::kMaxNestingDepth).
+#: pyarrow's own limit of nesting (ipc::kMaxNestingDepth).
 _DEPTH_MAX = 64
 
 
@@ -50,9 +50,9 @@ def _pyarrow() -> Any:
 
 
 def node_of(kind: Any, depth: int = 0) -> Node | None:
-    """The buffers of a pyarrow.DataType; None: its rows are in no order that is known here.
+    """The buffers of a pyarrow.DataType; None: a type whose layout is not supported.
 
-    Raises ValueError for one that cannot be.
+    Raises ValueError beyond _DEPTH_MAX.
     """
     if depth > _DEPTH_MAX:
         raise ValueError("types within types without end")
@@ -105,8 +105,8 @@ def _schema(message: Message) -> tuple[list[str], tuple[Node, ...] | None]:
         found = [node_of(field.type) for field in schema]
         names = list(schema.names)
     except (pyarrow.ArrowException, OSError, ValueError, TypeError, KeyError) as error:
-        saw = " ".join(str(error).split())[:80]
-        raise FormatError("impossible Arrow schema", message.at, saw) from None
+        detail = " ".join(str(error).split())[:80]
+        raise FormatError("impossible Arrow schema", message.at, detail) from None
     columns = tuple(node for node in found if node is not None)
     return names, columns if len(columns) == len(found) else None
 
@@ -140,20 +140,20 @@ def _fill(
     reader: RangeReader, batches: Sequence[Batch], columns: tuple[Node, ...],
     pool: ThreadPoolExecutor,
 ) -> list[list[Filled] | None]:  # fmt: skip
-    """What each batch puts into the slots; None: it is compressed."""
+    """Each batch's values of the slots; None: it is compressed."""
 
-    def walk(batch: Batch) -> list[Filled] | None:
+    def fill_batch(batch: Batch) -> list[Filled] | None:
         if batch.codec is not None:
             return None
-        return Walk(batch, lambda at, n: messages.read_whole(reader, at, n)).fill(columns)
+        return BatchTraversal(batch, lambda at, n: messages.read_whole(reader, at, n)).fill(columns)
 
-    return list(pool.map(walk, batches))
+    return list(pool.map(fill_batch, batches))
 
 
 def _places(
     batches: Sequence[Batch], filled: Sequence[list[Filled] | None], shape: Sequence[Slot]
 ) -> Places:
-    """All batches' pieces. Of one that was not walked the whole body is every row's."""
+    """All batches' pieces. The whole body of a batch without values is every row's."""
     rows: Array = np.array([batch.rows for batch in batches], np.int64)
     parts = Parts(np.concatenate([[0], np.cumsum(rows)]).astype(np.int64))
     columns: list[Column] = []
@@ -189,14 +189,14 @@ def _listed(filled: Sequence[Any], rows: Array) -> Listed:
 
 
 def _check_size(batches: Sequence[Batch], shape: Sequence[Slot]) -> None:
-    """Raises FormatError when the index would be too large: a column can take no bytes a row."""
+    """Raises FormatError when the index would be too large: columns may have no bytes a row."""
     each = 1 + sum(slot.bits < 0 for slot in shape)
     rows = 0
     for batch in batches:
         rows += batch.rows
         if rows * each > PIECES_MAX:
-            saw = f"{rows} rows of {each} columns of varying length, can be {PIECES_MAX}"
-            raise FormatError("too many rows", batch.message.at, saw)
+            detail = f"{rows} rows of {each} columns of varying length, can be {PIECES_MAX}"
+            raise FormatError("too many rows", batch.message.at, detail)
 
 
 class Arrow:

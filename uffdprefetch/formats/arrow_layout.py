@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which bytes of a record batch's buffers are of which row. Knows types by their buffers only.
+"""Which bytes of a record batch's buffers belong to which row. A type is known by its buffers.
 
-arrow.apache.org/docs/format/Columnar.html, "Physical Memory Layout". The rows of a buffer lie at
-regular places (a Stride) until a list's or string's offsets scatter them (Listed). A slot is one
-such column of pieces; every batch fills the same slots.
+arrow.apache.org/docs/format/Columnar.html, "Physical Memory Layout". The rows of a buffer have
+fixed strides (Stride) unless a list's or string's offsets say otherwise (Listed). A slot is one
+such column of pieces; every batch has the same slots.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import numpy as np
 from uffdprefetch.formats.arrow_messages import Batch
 from uffdprefetch.formats.reader import Array, FormatError
 
-#: Rows times columns of a file whose index still fits into some memory (12 bytes each).
+#: Rows times columns of a file: bounds the index's memory (12 bytes each).
 PIECES_MAX = 1 << 28
-#: No column has more elements, and no row more bits: then all sums fit into 64 bits.
+#: Elements of a column, and bits of a row: then all sums fit into 64 bits.
 ELEMENTS_MAX = 1 << 48
 
 
@@ -45,7 +45,7 @@ _LISTED = Slot(-1, 0)
 
 
 def slots(node: Node, each: int | None = 1) -> list[Slot]:
-    """The slots of a column with ``each`` elements a row; None: with as many as a list says."""
+    """The slots of a column with ``each`` elements a row; None: a variable number, of a list."""
     if node.kind == "null":
         return []
 
@@ -75,18 +75,18 @@ class Range(NamedTuple):
 
     @property
     def end(self) -> int:
-        """How many elements there must be."""
+        """Number of elements that the column must have."""
         if self.high is None:
             return self.rows * self.each
         return int(self.high[-1]) if self.rows else 0
 
 
-#: What a batch puts into a slot: a Stride's base (-1: nothing), or a Listed's starts and lengths.
+#: A batch's value of a slot: a Stride's base (-1: none), or a Listed's starts and lengths.
 Filled = int | tuple[Array, Array]
 
 
-class Walk:
-    """One batch's way through the types, its nodes and buffers in the order of the format.
+class BatchTraversal:
+    """Traversal of one batch's nodes and buffers along the types, in the order of the format.
 
     ``read(offset, length)`` gives bytes of the file.
     """
@@ -98,7 +98,7 @@ class Walk:
         self._buffers = iter(batch.buffers.tolist())
 
     def fill(self, columns: tuple[Node, ...]) -> list[Filled]:
-        """What the slots of these columns get. Raises FormatError."""
+        """The values of these columns' slots. Raises FormatError."""
         found: list[Filled] = []
         for column in columns:
             found += self._column(column, Range(self._batch.rows, 1))
@@ -108,7 +108,7 @@ class Walk:
         return FormatError("impossible Arrow record batch", self._batch.message.at, what)
 
     def _buffer(self) -> tuple[int, int]:
-        """Where the next one begins in the file, and its bytes."""
+        """Offset of the next buffer in the file, and its bytes."""
         try:
             offset, length = next(self._buffers)
         except StopIteration:
@@ -138,7 +138,7 @@ class Walk:
         return found + [one for child in node.children for one in self._column(child, rows)]
 
     def _pieces(self, bits: int, rows: Range, may_miss: bool = False) -> Filled:
-        """The next buffer's, of elements of so many bits."""
+        """The next buffer's pieces, of elements of ``bits`` each."""
         at, buffer_bytes = self._buffer()
         missing = may_miss and not buffer_bytes
         if not missing and -(-rows.end * bits // 8) > buffer_bytes:
@@ -153,7 +153,7 @@ class Walk:
         return np.where(some, start, at), np.where(some, end - start, 0)
 
     def _offset_pieces(self, width: int, rows: Range, at: int) -> Filled:
-        """Of a buffer of offsets, of which a row needs one more than it has elements."""
+        """Pieces of a buffer of offsets: a row has one more offset than elements."""
         if rows.low is None or rows.high is None:
             return at if rows.end else -1
         length: Array = (rows.high - rows.low + 1) * width
@@ -161,7 +161,7 @@ class Walk:
         return np.where(some, at + rows.low * width, at), np.where(some, length, 0)
 
     def _below(self, width: int, rows: Range, at: int, buffer_bytes: int) -> Range:
-        """Which elements of the child (or bytes of the data) are of each row: reads the offsets."""
+        """The range of child elements (or data bytes) of each row, by reading the offsets."""
         low: Array = np.arange(rows.rows, dtype=np.int64) * rows.each
         high: Array = low + rows.each
         if rows.low is not None and rows.high is not None:

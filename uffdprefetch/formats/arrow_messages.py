@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The messages of Arrow's IPC format: where each record batch's buffers lie. Reads no body.
+"""Parses the messages of Arrow's IPC format: offsets of record batches' buffers. Reads no body.
 
 arrow.apache.org/docs/format/Columnar.html; Message.fbs, Schema.fbs, File.fbs. Messages are
-FlatBuffers; pyarrow would give them together with their bodies, so the few fields that tell places
-are read here. Everything that was read from the file is checked before it is used.
+FlatBuffers; pyarrow reads them only with their bodies, so the few fields with offsets are parsed
+here. Everything read from the file is checked before it is used.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _CONTINUATION = b"\xff\xff\xff\xff"
 _PREFIX_BYTES = 8
 #: MessageHeader of Message.fbs
 SCHEMA, DICTIONARY_BATCH, RECORD_BATCH = 1, 2, 3
-#: Metadata take some bytes a column and batch; a longer one is not believed.
+#: Bound on metadata, which are some bytes a column and batch.
 METADATA_MAX_BYTES = 64 << 20
-#: Enough for most messages in one read.
+#: Bytes of the first read: most messages' metadata fit.
 _AT_ONCE_BYTES = 4096
 
 BLOCK: np.dtype[Any] = np.dtype(
@@ -61,7 +61,7 @@ class Table:
         return self._at + offset if offset else None
 
     def number(self, field: int, how: str) -> int:
-        """A scalar; 0 when it is not there."""
+        """A scalar; 0 when absent."""
         at = self._place(field)
         return 0 if at is None else self._number(how, at)
 
@@ -70,7 +70,7 @@ class Table:
         return None if at is None else Table(self._data, self._where, at + self._number("<I", at))
 
     def vector(self, field: int, kind: np.dtype[Any]) -> Array:
-        """A vector of structs; empty when it is not there."""
+        """A vector of structs; empty when absent."""
         at = self._place(field)
         if at is None:
             return np.zeros(0, kind)
@@ -151,7 +151,7 @@ def stream_messages(reader: RangeReader, at: int) -> Iterator[Message]:
 
 
 def file_blocks(reader: RangeReader) -> Array:
-    """Where the footer of a file says that its record batches are (BLOCK), in their order.
+    """The record batches' locations in a file's footer (BLOCK), in their order.
 
     Raises FormatError, also when two of them overlap.
     """
@@ -169,7 +169,7 @@ def file_blocks(reader: RangeReader) -> Array:
     starts = blocks["offset"]
     lengths: Array = blocks["metadata_bytes"].astype(np.int64)
     inside = (starts >= FILE_BEGINS) & (starts < begins) & (lengths > 0) & (lengths < begins)
-    # each of the three is known to be small before they are added up
+    # each is bounded before they are added
     inside &= (blocks["body_bytes"] >= 0) & (blocks["body_bytes"] < begins)
     ends: Array = np.where(inside, starts, 0) + lengths + np.where(inside, blocks["body_bytes"], 0)
     inside &= ends <= begins

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Indices that the processes of a node share: made once, in the runtime directory, mapped by all.
+"""Cache of indices, shared by a node's processes: files in the runtime directory, mapped by all.
 
 ``index/KEY.idx`` under the runtime directory (mode 0700), where KEY is a hash of the file's device,
-inode, size and mtime and of how it was to be read. Who makes one holds a lock meanwhile; the others
-wait and map what it made. Whatever goes wrong here costs an index of one's own, never a wrong one.
+inode, size and mtime and of the options. Its maker holds a lock; the others wait and map it. On any
+error a process makes its own, never a wrong one.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from uffdprefetch.formats.index import Options, RecordIndex
 from uffdprefetch.formats.reader import FileReader
 
 DIRECTORY = "index"
-#: All files together; the least recently used ones go. Often a tmpfs, so it is memory.
+#: Bytes of all files; the least recently used are removed. Often a tmpfs, so it is memory.
 BUDGET_BYTES = 2 << 30
-#: Who makes an index may be slow, or stopped: after this others make one of their own.
+#: Wait for the maker, which may be slow or stopped; then a process makes its own.
 WAIT_SECONDS = 600.0
 _WAIT_STEP_SECONDS = 0.02
-#: A file that was written just now may be written again without another mtime (the clock's tick;
-#: some file systems keep whole seconds): its index is not kept.
+#: The index of a file modified this recently is not cached: another write may leave the same mtime
+#: (clock tick; some file systems have whole seconds).
 _FRESH_NS = 2_000_000_000
 _LOCKS = 64
 
@@ -47,9 +47,9 @@ def open_cached(
     budget_bytes: int = BUDGET_BYTES,
     wait_seconds: float = WAIT_SECONDS,
 ) -> RecordIndex:
-    """As detect.open_index(), but made once for all processes of this user on this node.
+    """As detect.open_index(), shared by all processes of this user on this node.
 
-    Raises what open_index() raises. With ``options.verify`` nothing is shared: it is read again.
+    Raises as open_index(). With ``options.verify`` it is read again and not shared.
     """
     options = options or Options()
     if options.verify:
@@ -66,12 +66,12 @@ def open_cached(
         if found is not None:
             return found
         with _locked(directory, target, wait_seconds) as locked:
-            found = _used(target, key)  # somebody else made it while we waited
+            found = _used(target, key)  # made by another while we waited
             if found is not None:
                 return found
             index = read_steady(reader, name, wanted, options)
             if locked and _store(target, key, index, budget_bytes):
-                # the pages that the others map too, instead of our own
+                # the shared pages instead of our own
                 return stored.read(target, key) or index
             return index
 
@@ -95,7 +95,7 @@ def _name(key: Mapping[str, Any]) -> str:
 
 
 def _directory(environ: Mapping[str, str] | None) -> str | None:
-    """The directory, made if it was not there; None when it cannot be had or trusted."""
+    """The directory, made if missing; None when it cannot be made or trusted."""
     try:
         path = os.path.join(rundir.runtime_directory(environ), DIRECTORY)
         with contextlib.suppress(FileExistsError):
@@ -107,7 +107,7 @@ def _directory(environ: Mapping[str, str] | None) -> str | None:
 
 
 def _used(target: str, key: Mapping[str, Any]) -> RecordIndex | None:
-    """The index, if it is there and good; its mtime says when it was last used."""
+    """The stored index, if valid; its mtime becomes the time of last use."""
     found = stored.read(target, key)
     if found is not None:
         with contextlib.suppress(OSError):
@@ -119,7 +119,7 @@ def _used(target: str, key: Mapping[str, Any]) -> RecordIndex | None:
 
 
 def _lock_file(directory: str, target: str) -> int:
-    """A descriptor of the lock file of an index. There are few, so that none is ever removed."""
+    """A descriptor of an index's lock file. Several indices share one, so none is ever removed."""
     number = int(os.path.basename(target)[:8], 16) % _LOCKS
     path = os.path.join(directory, f"lock-{number}")
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -127,7 +127,7 @@ def _lock_file(directory: str, target: str) -> int:
 
 @contextlib.contextmanager
 def _locked(directory: str, target: str, wait_seconds: float) -> Iterator[bool]:
-    """Hold the lock of an index; False: somebody holds it for too long, or there are no locks."""
+    """Hold the lock of an index; False: timed out, or no locks here."""
     try:
         fd = _lock_file(directory, target)
     except OSError:
@@ -157,7 +157,7 @@ def _lock(fd: int, wait_seconds: float) -> bool:
 
 
 def _store(target: str, key: Mapping[str, Any], index: RecordIndex, budget_bytes: int) -> bool:
-    """Store it under the lock of ``target``; whether that worked."""
+    """Store it under the lock of ``target``; returns success."""
     part = target.removesuffix(".idx") + ".part"
     try:
         room_bytes = budget_bytes - stored.file_bytes(key, index)
@@ -165,7 +165,7 @@ def _store(target: str, key: Mapping[str, Any], index: RecordIndex, budget_bytes
             return False
         _make_room(os.path.dirname(target), target, room_bytes)
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(part)  # of one that was killed
+            os.unlink(part)  # of a killed process
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(part, flags, 0o600)
         try:
@@ -174,7 +174,7 @@ def _store(target: str, key: Mapping[str, Any], index: RecordIndex, budget_bytes
             os.close(fd)
         os.rename(part, target)
         return True
-    except OSError:  # no room, most likely
+    except OSError:  # ENOSPC, most likely
         with contextlib.suppress(OSError):
             os.unlink(part)
         return False
@@ -196,12 +196,12 @@ def _make_room(directory: str, target: str, room_bytes: int) -> None:
         if total_bytes <= room_bytes:
             break
         with contextlib.suppress(OSError):
-            os.unlink(path)  # who has mapped it keeps it
+            os.unlink(path)  # mappings of it stay valid
             total_bytes -= size
 
 
 def _remove_abandoned(directory: str, part: str) -> None:
-    """Remove a half-written one, unless somebody holds its lock. Raises OSError."""
+    """Remove a half-written one, unless its lock is held. Raises OSError."""
     fd = _lock_file(directory, part)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """CRC-32C (RFC 3720, appendix B.4) of many pieces at once, with numpy. Pure.
 
-A CRC is linear: the one of a piece is the sum (xor) of those of its blocks, each moved over the
-bytes behind it. So blocks of all pieces go side by side, a byte of each in one step.
+A CRC is linear: that of a piece is the xor of its blocks' registers, each advanced over the zero
+bytes behind it. So all pieces' blocks are processed in parallel, a byte of each in one step.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ONES = np.uint32(0xFFFFFFFF)
 
 
 def _table() -> Array:
-    """What a byte does to the register (reflected, bit by bit)."""
+    """The byte table of the reflected register."""
     table: Array = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         table = np.where(table & 1, table >> 1 ^ np.uint32(_POLYNOMIAL), table >> 1)
@@ -37,7 +37,7 @@ def _step(register: Array, byte: Array) -> Array:
 
 @cache
 def _move(power: int) -> Array:
-    """Moving over 2^power zero bytes, as four tables: one for each byte of the register."""
+    """Advancing over 2^power zero bytes, as four tables: one for each byte of the register."""
     values: Array = np.arange(256, dtype=np.uint32)
     tables: Array = np.stack([values << (8 * place) for place in range(4)])
     if power == 0:
@@ -54,7 +54,7 @@ def _moved_by(tables: Array, register: Array) -> Array:
 
 
 def _moved(register: Array, distance_bytes: Array) -> Array:
-    """Registers (uint32) moved over so many zero bytes each."""
+    """Registers (uint32) advanced over ``distance_bytes`` zero bytes each."""
     power = 0
     while len(distance_bytes) and int(distance_bytes.max()) >> power:
         which = np.flatnonzero(distance_bytes >> power & 1)
@@ -72,7 +72,7 @@ def of_words(words: Array) -> Array:
 
 
 def of_windows(data: Array, length: int) -> Array:
-    """The CRC of data[i : i + length] for every i at which there is one; ``data``: uint8."""
+    """The CRC of data[i : i + length] for every i; ``data``: uint8."""
     count = max(len(data) - length + 1, 0)
     register: Array = np.full(count, _ONES, np.uint32)
     for place in range(length):
@@ -81,10 +81,10 @@ def of_windows(data: Array, length: int) -> Array:
 
 
 def registers(data: Array, starts: Array, lengths: Array) -> Array:
-    """What each piece [start, +length) of ``data`` (uint8) leaves of a register that was zero."""
+    """The register after each piece [start, +length) of ``data`` (uint8), from zero."""
     blocks: Array = -(-lengths // _BLOCK_BYTES)
     owner, inner = spread(blocks)
-    # whole blocks counted from the end: the first one is short, zeros before it change nothing
+    # blocks are aligned to the end: the first is short, leading zeros leave the register zero
     behind = (blocks[owner] - 1 - inner) * _BLOCK_BYTES
     end = (starts + lengths)[owner] - behind
     before = np.maximum(end - _BLOCK_BYTES, starts[owner])
@@ -104,7 +104,7 @@ def registers(data: Array, starts: Array, lengths: Array) -> Array:
 
 
 def joined(left: Array, right: Array, right_bytes: Array) -> Array:
-    """The register after a piece and the one behind it, from both of theirs."""
+    """The register after two adjacent pieces, from both of theirs."""
     return _moved(left.copy(), right_bytes) ^ right
 
 

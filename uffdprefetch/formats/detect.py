@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which format a file has, and its index."""
+"""Detects a file's format, and opens its index."""
 
 from __future__ import annotations
 
@@ -13,25 +13,24 @@ from uffdprefetch.formats.reader import FileReader, FormatError, RangeReader
 
 
 class Format(Protocol):
-    """What a format's class offers. A new one is a file here and a line in FORMATS."""
+    """Interface of a format. A new one is a file here and a line in FORMATS."""
 
     def sniff(self, head: bytes, size_bytes: int, name: str) -> bool:
         """Whether a file of this size and name that begins with ``head`` (HEAD_BYTES, or the whole
-        file) is of this format. Must be sure: the first one that says yes is taken."""
+        file) is of this format. No false positives: the first match is taken."""
         ...
 
     def read(self, reader: RangeReader, options: Options) -> RecordIndex:
-        """Index what ``reader`` reads: no more of it than is needed, whatever it holds.
+        """Index what ``reader`` reads, reading no more than needed, whatever the content.
 
-        Raises FormatError with the byte offset where the file is wrong; what the reader raises is
-        let through.
+        Raises FormatError with the byte offset of the error; the reader's errors propagate.
         """
         ...
 
 
 HEAD_BYTES = 4096
 
-#: name -> (module, class), in the order in which they are asked. Imported when they are.
+#: name -> (module, class), in the order in which they are tried. Imported on use.
 FORMATS: dict[str, tuple[str, str]] = {
     "lmdb": ("uffdprefetch.formats.lmdb", "Lmdb"),
     "npy": ("uffdprefetch.formats.npy", "Npy"),
@@ -39,12 +38,12 @@ FORMATS: dict[str, tuple[str, str]] = {
     "tfrecord": ("uffdprefetch.formats.tfrecord", "TFRecord"),
     "raw": ("uffdprefetch.formats.raw", "Raw"),
 }
-#: Files that are compressed as a whole: there is no byte of the file that is a record's.
+#: Magic numbers of whole-file compression, which cannot be indexed.
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
 
 
 def load(name: str) -> Format:
-    """The format of this name. Raises UffdPrefetchError (exit 2)."""
+    """An instance of the format of this name. Raises UffdPrefetchError (exit 2)."""
     if name not in FORMATS:
         raise usage_error(f"no format {name!r}: {', '.join(FORMATS)}")
     module, class_name = FORMATS[name]
@@ -58,19 +57,20 @@ def detect(head: bytes, size_bytes: int, name: str) -> str:
         if load(candidate).sniff(head, size_bytes, name):
             return candidate
     if not size_bytes:
-        saw = "it is empty"
+        detail = "it is empty"
     else:
-        saw = f"it begins with {head[:8].hex(' ')}"
+        detail = f"it begins with {head[:8].hex(' ')}"
         for magic, program in _COMPRESSED.items():
             if head.startswith(magic):
-                saw = f"{program} has compressed it as a whole: no byte of it is of one record"
+                detail = f"{program} has compressed it as a whole: no byte of it is of one record"
     raise UffdPrefetchError(
-        f"{name}: no known format: {saw}; name it with --format, or give --record-size", EXIT_USAGE
+        f"{name}: no known format: {detail}; name it with --format, or give --record-size",
+        EXIT_USAGE,
     )
 
 
 def data_file(path: str | os.PathLike[str]) -> str:
-    """The file that holds the data: of an LMDB's directory its data.mdb."""
+    """The data file: of an LMDB's directory its data.mdb."""
     name = os.fspath(path)
     if not os.path.isdir(name):
         return name
@@ -81,7 +81,7 @@ def data_file(path: str | os.PathLike[str]) -> str:
 
 
 def choose(reader: RangeReader, name: str, wanted: str | None, options: Options) -> str:
-    """The format's name: the one that is ``wanted``, else what the options or the file say."""
+    """The format's name: ``wanted``, else by the options, else by the file."""
     if options.record_bytes is not None and wanted not in (None, "raw"):
         raise usage_error(f"--record-size is for raw records, not for {wanted}")
     if wanted is not None:

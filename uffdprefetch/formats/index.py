@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RecordIndex: what every format tells of a file: record number -> its bytes, and back."""
+"""RecordIndex, common to all formats: record number -> bytes, and back."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from uffdprefetch.formats.reader import Array
 
 @dataclass(frozen=True)
 class Options:
-    """What a format may need to be told. ``record_bytes``, ``header_bytes``: of raw records.
-    ``verify``: check what can be checked of the data too, which reads all of it."""
+    """Options of formats. ``record_bytes``, ``header_bytes``: of raw records. ``verify``: check the
+    data too where possible, which reads all of it."""
 
     record_bytes: int | None = None
     header_bytes: int = 0
@@ -26,12 +26,12 @@ class Options:
 
 @dataclass(frozen=True, eq=False)
 class RecordIndex:
-    """Which bytes of a file hold which record. Records count from 0 in the format's own order.
+    """Which bytes of a file hold which record. Records are numbered from 0 in the format's order.
 
     granularity: "record" when the extents are exact, "batch" when some are those of all records
-    that were packed together. outside_bytes: what the bytes of no record are, by name, as far as
-    the format knows. facts: what else it tells, as JSON. columns: arrays of the format's own, one
-    element a record (LMDB: ``flags`` and ``leaf_page``).
+    packed together. outside_bytes: bytes of no record, by kind, as far as the format knows. facts:
+    further properties, as JSON. columns: arrays of the format's own, one element a record (LMDB:
+    ``flags`` and ``leaf_page``).
     """
 
     format: str
@@ -53,17 +53,17 @@ class RecordIndex:
     def extents(self, records: Any) -> Pair:
         """(starts, ends) in the file, int64, of these records (a number or an array of numbers).
 
-        A record may have several extents (extent_counts() tells how many), one after the other in
-        the arrays, and empty ones. Raises IndexError.
+        A record may have several extents (extent_counts()), adjacent in the arrays, and empty ones.
+        Raises IndexError.
         """
         return self.places.extents(records)
 
     def extent_counts(self, records: Any) -> Array:
-        """How many elements of extents() are of each of these records."""
+        """The number of extents of each of these records."""
         return self.places.extent_counts(records)
 
     def records_at(self, offsets: Any) -> Array:
-        """For each byte offset a record that holds it, -1 where none does."""
+        """A record that contains each byte offset, -1 where none does."""
         return self.places.records_at(offsets)
 
     def records_in(self, starts: Any, ends: Any) -> Array:
@@ -80,7 +80,7 @@ class RecordIndex:
         return np.zeros(0, np.int64) if self.keys is None else self.keys.find(key)
 
     def arrays(self) -> dict[str, Array]:
-        """All that it holds, by name."""
+        """All arrays, by name."""
         found = {f"places.{name}": array for name, array in self.places.arrays().items()}
         found |= {f"columns.{name}": array for name, array in self.columns.items()}
         if self.keys is not None:
@@ -88,7 +88,7 @@ class RecordIndex:
         return found
 
     def index_bytes(self) -> int:
-        """Memory that it takes."""
+        """Its memory."""
         return sum(array.nbytes for array in self.arrays().values())
 
 
@@ -96,7 +96,7 @@ _KEY_ARRAYS = ("offset", "length", "data")
 
 
 def describe(index: RecordIndex) -> dict[str, Any]:
-    """What is no array, as JSON."""
+    """Everything but the arrays, as JSON."""
     return {
         "format": index.format,
         "file_bytes": index.file_bytes,

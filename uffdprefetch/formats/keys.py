@@ -10,7 +10,7 @@ import numpy as np
 
 from uffdprefetch.formats.reader import Array
 
-#: So many records are compared at once when a key cannot be found by halving.
+#: Records per batch of a linear scan, where binary search does not apply.
 _SCAN_RECORDS = 1 << 20
 
 
@@ -42,7 +42,7 @@ class Keys:
                 last += 1
             if last > at:
                 return np.arange(at, last, dtype=np.int64)
-        # not there, or in an order of somebody's own (mdb_set_compare)
+        # absent, or in a custom order (mdb_set_compare)
         found = [
             self._scan(key, at, min(at + _SCAN_RECORDS, end))
             for at in range(first, end, _SCAN_RECORDS)
@@ -50,7 +50,7 @@ class Keys:
         return np.concatenate([np.zeros(0, np.int64), *found])
 
     def _scan(self, key: bytes, first: int, end: int) -> Array:
-        """The same by comparing all: the last byte first, it tells most keys apart."""
+        """A linear scan, by the last byte first, in which most keys differ."""
         same: Array = first + np.flatnonzero(self.length[first:end] == len(key))
         for place in reversed(range(len(key))):
             if not len(same):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The index of an LMDB data file: which bytes hold which record, from its branch and leaf pages.
 
-The pages that hold large values are never read: a leaf knows where they are. The file must not
-change meanwhile (docs/safety.md): a writer may use pages again.
+The pages of large values are never read: leaves point to them. The file must not change meanwhile
+(docs/safety.md): a writer may reuse pages.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from uffdprefetch.formats import lmdb_pages as pages
 from uffdprefetch.formats.index import Options, RecordIndex
 from uffdprefetch.formats.keys import Keys
 from uffdprefetch.formats.lmdb_pages import Meta, looks_like_lmdb
-from uffdprefetch.formats.lmdb_walk import (
+from uffdprefetch.formats.lmdb_tree import (
     BRANCH,
     DUPLICATE,
     FREE_OR_UNKNOWN,
@@ -29,7 +29,7 @@ from uffdprefetch.formats.lmdb_walk import (
     PAGE_TYPE_NAMES,
     Database,
     Records,
-    Walk,
+    TreeTraversal,
 )
 from uffdprefetch.formats.places import Listed, Places, one_part
 from uffdprefetch.formats.reader import Array, FileReader, FormatError, RangeReader
@@ -54,12 +54,12 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False)
 class Index:
-    """Where the records lie, one array element a record: the main database's in key order, then
-    the named databases' in the order of their names. 31 bytes a record, and the keys.
+    """The records, one array element each: the main database's in key order, then the named
+    databases' in the order of their names. 31 bytes a record, and the keys.
 
-    offset, length: bytes of the value in the file. flags: ON_OVERFLOW, DUPLICATE. leaf_page: the
-    number of the leaf page with the record's node. key_offset, key_length: of its key in ``keys``,
-    which holds a key once however many duplicates it has.
+    offset, length: bytes of the value in the file. flags: ON_OVERFLOW, DUPLICATE. leaf_page: number
+    of the leaf page with the record's node. key_offset, key_length: of its key in ``keys``, where
+    duplicates share one.
     """
 
     meta: Meta
@@ -87,7 +87,7 @@ class Index:
         return self.keys[at : at + int(self.key_length[record])]
 
     def database_of(self, record: int) -> Database:
-        """The database that the record is of."""
+        """The record's database."""
         return next(db for db in self.databases if 0 <= record - db.first < db.records)
 
     @cached_property
@@ -139,20 +139,22 @@ def open_index(path: str | os.PathLike[str]) -> Index:
 def read_index(reader: RangeReader) -> Index:
     """Index what ``reader`` reads: the two meta pages' beginnings and the branch and leaf pages.
 
-    Raises FormatError; what the reader raises is let through.
+    Raises FormatError; the reader's errors propagate.
     """
     meta = newest_meta(reader)
-    walk = Walk(reader, meta)
+    traversal = TreeTraversal(reader, meta)
     try:
         free_at, main_at = meta.trees_at
-        walk.free_list(meta.free, free_at)
+        traversal.free_list(meta.free, free_at)
         found = Records()
         databases: list[Database] = []
-        for named in walk.database(b"", meta.main, main_at, found, databases):
-            walk.database(*named, found, databases)
+        for named in traversal.database(b"", meta.main, main_at, found, databases):
+            traversal.database(*named, found, databases)
     finally:
-        walk.close()
-    return Index(meta, reader.size_bytes, tuple(databases), **found.columns(), _types=walk.types)
+        traversal.close()
+    return Index(
+        meta, reader.size_bytes, tuple(databases), **found.columns(), _types=traversal.types
+    )
 
 
 def newest_meta(reader: RangeReader) -> Meta:
@@ -162,7 +164,7 @@ def newest_meta(reader: RangeReader) -> Meta:
         metas.append(pages.parse_meta(reader.read(0, pages.META_BYTES), 0))
         sizes: tuple[int, ...] = (metas[0].page_bytes,)
     except FormatError as error:
-        wrong, sizes = error, pages.PAGE_SIZES  # perhaps the other one is whole
+        wrong, sizes = error, pages.PAGE_SIZES  # the other one may be whole
     for size in sizes:
         try:
             meta = pages.parse_meta(reader.read(size, pages.META_BYTES), size)
@@ -187,7 +189,7 @@ _OTHER_ORDER = 0x02 | 0x08
 
 
 def _outside(index: Index) -> dict[str, int]:
-    """What the bytes of no value are; together they are all of them."""
+    """All bytes of no value, by page type."""
     types = index.page_types()
     # bincount() would take 8 bytes a page
     counts = [int(np.count_nonzero(types == kind)) for kind in range(len(PAGE_TYPE_NAMES))]

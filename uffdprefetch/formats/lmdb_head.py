@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Some records of an LMDB file long before its index is there: from its branch pages, which are one
-page in a hundred leaves or fewer, and the leaves of just these records.
+"""Locates some records of an LMDB file before its index is there: from its branch pages, one for a
+hundred leaves or more, and the leaves of just these records.
 
-A branch page says which leaves there are but not how many records are in them. Two things do: keys
-that are numbers and count the records ("00004711_cat.jpg": a separator is the first key of its
-leaf), or leaves that are all alike full, as a file that was filled in key order has them. Each leaf
-that is read is held against that; where neither is so, nothing is told. (Keys whose numbers skip
-some and have as many twice deceive that where no such leaf is read: it is speculation.)
+A branch page lists leaves but not their numbers of records. These follow from keys that are numbers
+and count the records ("00004711_cat.jpg": a separator is the first key of its leaf), or from leaves
+that are equally full, as in a file filled in key order. Each leaf that is read is checked against
+that; where neither holds there is no result. (Keys that skip numbers and repeat as many go
+unnoticed where no such leaf is read: it is speculation.)
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from uffdprefetch.formats.lmdb import newest_meta
 from uffdprefetch.formats.lmdb_pages import Batch, Layout, Meta, Nodes, Tree
 from uffdprefetch.formats.reader import Array, FormatError, PageReader, RangeReader
 
-#: Branch pages that are read: 16 MiB, of about 50 M records.
+#: Branch pages read at most: 16 MiB, for about 50 M records.
 BRANCH_PAGES_MAX = 4096
-#: Leaves looked at to see whether they are alike.
+#: Leaves sampled for their number of records.
 SAMPLE = 12
-#: Keys behind the records that count nothing.
+#: Keys without a number allowed at the end ("__len__").
 OTHER_KEYS_MAX = 4
 _DUPSORT, _REVERSEKEY = 0x04, 0x02
-#: "00004711_cat.jpg", "image-000004711": the first digits, behind what all keys begin with.
+#: "00004711_cat.jpg", "image-000004711": the first digits after a common prefix.
 _DIGITS = re.compile(rb"[^0-9]{0,64}([0-9]{1,18})")
 _UNPADDED = re.compile(rb"0|[1-9][0-9]{0,17}")
 
@@ -51,8 +51,8 @@ def _little_endian(key: bytes) -> int | None:
 
 
 def unpadded(least: int, count: int) -> Numbering:
-    """For keys str(i), least <= i < least + count (least is 0 or 1), which are sorted as text: 0,
-    1, 10, 100, 1000, 1001, ...: how many come before."""
+    """The rank of keys str(i), least <= i < least + count (least is 0 or 1), sorted as text: 0, 1,
+    10, 100, 1000, 1001, ..."""
     end = least + count
 
     def numbering(key: bytes) -> int | None:
@@ -61,7 +61,7 @@ def unpadded(least: int, count: int) -> Numbering:
         value, length, before = int(key), len(key), 0
         for digits in range(1, len(str(end - 1)) + 1):
             low = max(10 ** (digits - 1) if digits > 1 else 0, least)
-            # of fewer digits those up to the key's own beginning, of more those below it
+            # shorter ones up to the key's prefix, longer ones below the key
             shift = 10 ** abs(digits - length)
             high = value // shift + 1 if digits < length else value * shift
             before += max(0, min(high, end) - low)
@@ -72,10 +72,10 @@ def unpadded(least: int, count: int) -> Numbering:
 
 @dataclass(frozen=True, eq=False)
 class Leaves:
-    """The leaf pages of the database that has all records of a file.
+    """The leaf pages of a file's only database with records.
 
-    numbers: int64, their page numbers in key order. firsts: int64, the number of the first record
-    in each, and one more: all records. ``how`` that is known, in words.
+    numbers: int64, their page numbers in key order. firsts: int64, the first record of each, and
+    the number of all records at the end. ``how`` that is known, for people.
     """
 
     meta: Meta
@@ -126,7 +126,7 @@ def extents_of(batch: Batch, found: Nodes, layout: Layout, known_pages: int) -> 
 
 
 def numberings(records: int) -> Iterator[Numbering]:
-    """What keys that count so many records may look like."""
+    """Possible numberings by keys of ``records`` records."""
     yield from (_decimal, _big_endian, _little_endian)
     yield from (unpadded(least, records) for least in (0, 1))
 
@@ -134,11 +134,11 @@ def numberings(records: int) -> Iterator[Numbering]:
 def firsts_by_keys(
     separators: list[bytes], keys: list[bytes], leaves: Array, records: int
 ) -> Array | None:
-    """The number of the first record of each leaf when keys count the records: ``separators`` of
-    all leaves but the first; ``keys``: those of some leaves, the first and the last among them,
-    ``leaves[i]`` the leaf of the i-th. None when the keys of these leaves do not.
+    """The first record of each leaf where keys count the records: ``separators`` of all leaves but
+    the first; ``keys``: those of some leaves, including the first and the last, ``leaves[i]`` the
+    leaf of the i-th. None where they do not count.
 
-    Behind the records a few keys without a number may stand ("__len__").
+    A few keys without a number may follow the records ("__len__").
     """
     some, counts = np.unique(leaves, return_counts=True)
     for others in range(min(OTHER_KEYS_MAX, int(counts[-1]) - 1) + 1):
@@ -159,7 +159,7 @@ def firsts_by_keys(
 
 
 def firsts_by_fill(counts: Array, leaves: int, records: int) -> Array | None:
-    """The same when leaves are alike full: ``counts`` records are in some, the last one not."""
+    """The same where leaves are equally full; ``counts``: records of some leaves but the last."""
     if not len(counts) or (counts != counts[0]).any():
         return None
     full = int(counts[0])
@@ -172,7 +172,7 @@ def firsts_by_fill(counts: Array, leaves: int, records: int) -> Array | None:
 
 
 class HeadReader:
-    """Reads what it needs of an LMDB file, by a few threads. All methods raise FormatError and
+    """Reads single pages of an LMDB file, by a few threads. All methods raise FormatError and
     OSError; the file must not change meanwhile."""
 
     def __init__(self, reader: RangeReader) -> None:
@@ -187,15 +187,15 @@ class HeadReader:
     def _batch(self, numbers: Array) -> Batch:
         bad = (numbers < 2) | (numbers >= self._known)
         if bad.any():
-            saw = f"page {int(numbers[bad][0])} of {self._known}"
-            raise FormatError("tree page not in the file", 0, saw)
+            detail = f"page {int(numbers[bad][0])} of {self._known}"
+            raise FormatError("tree page not in the file", 0, detail)
         batch = Batch(numbers, self._meta.page_bytes, self._layout)
         self._pages.read(batch.numbers, batch.rows)
         return batch
 
     def leaves(self) -> Leaves | None:
-        """None where it cannot be told which records are in which leaf, or that would cost more
-        than BRANCH_PAGES_MAX; for files with duplicates or more than one database, too."""
+        """The leaves; None where it is unknown which records are in which, beyond BRANCH_PAGES_MAX,
+        and for files with duplicates or several databases."""
         tree = self._tree()
         if tree is None:
             return None
@@ -220,7 +220,7 @@ class HeadReader:
         return Leaves(self._meta, numbers, filled, "leaves alike")
 
     def _tree(self) -> Tree | None:
-        """The one database with records."""
+        """The only database with records, None if there are others or it is not supported."""
         tree = self._meta.main
         if tree.depth == 1 and tree.root != pages.NO_PAGE:
             batch = self._batch(np.array([tree.root], np.int64))
@@ -238,10 +238,10 @@ class HeadReader:
         """The leaves' page numbers, and the first key of each but the first."""
         numbers: Array = np.array([tree.root], np.int64)
         keys = [b""]
-        left = tree.branch_pages
+        unread = tree.branch_pages
         for _ in range(tree.depth - 1):
-            left -= len(numbers)
-            if left < 0:
+            unread -= len(numbers)
+            if unread < 0:
                 raise FormatError("more branch pages than counted", 0, str(tree.branch_pages))
             batch = self._batch(numbers)
             batch.check_kind(pages.BRANCH)
@@ -249,7 +249,7 @@ class HeadReader:
             found = pages.nodes(batch, batch.starts, whole, branch=True)
             counts = np.bincount(found.page, minlength=len(numbers))
             batch.check(counts > 0, batch.starts, "branch page without nodes", numbers)
-            # a branch page's first key is left empty: it is that of the page itself
+            # a branch page's first key is stored empty: it is that of its parent's entry
             own = keys_of(batch, found)
             for page, node in enumerate((np.cumsum(counts) - counts).tolist()):
                 own[node] = keys[page]
@@ -257,10 +257,10 @@ class HeadReader:
         return numbers, keys[1:]
 
     def extents(self, leaves: Leaves, which: Array) -> tuple[Array, Array, Array]:
-        """Of the records in these leaves (ascending indices): (record numbers, starts, ends).
+        """(record numbers, starts, ends) of the records in these leaves (ascending indices).
 
-        Raises FormatError when one has not as many records as ``leaves`` says: then its other
-        neighbours are not to be believed, either.
+        Raises FormatError when one has another number of records than by ``leaves``, which is then
+        invalid as a whole.
         """
         batch = self._batch(leaves.numbers[which])
         found = leaf_nodes(batch)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """LMDB's pages, as liblmdb writes them (mdb.c: MDB_meta, MDB_page, MDB_node, MDB_db). No I/O.
 
-Data format 1 is LMDB 0.9's, 3 is LMDB 1.0's: there the page header holds the transaction too, the
-offsets in a page count from the header's end, and a value begins at an even place. Little-endian
-and 64 bit, as everywhere that matters.
+Data format 1 is LMDB 0.9's, 3 is LMDB 1.0's: there the page header has the transaction too, the
+offsets in a page count from the header's end, and a value is aligned to 2 bytes. Little-endian and
+64 bit only.
 
-Pages are parsed many at a time. Positions are indices into a batch's bytes; each one that was read
-from the file is checked before it is used.
+Pages are parsed in batches. Positions are indices into a batch's bytes; each one read from the file
+is checked before it is used.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from uffdprefetch.formats.reader import Array, FormatError
 
 MAGIC = 0xBEEFC0DE
 BRANCH, LEAF, OVERFLOW, META, LEAF2, SUBPAGE = 0x01, 0x02, 0x04, 0x08, 0x20, 0x40
-#: Bits of a page's flags that say what it is; P_DIRTY and P_LOOSE do get written in sub-pages.
+#: Bits of a page's flags with its kind; P_DIRTY and P_LOOSE are also found in sub-pages.
 _KIND = BRANCH | LEAF | OVERFLOW | META | LEAF2 | SUBPAGE
 #: Bits of a leaf node's flags: on overflow pages, a database, duplicates (sub-page or database).
 BIG, SUBDATA, DUPDATA = 0x01, 0x02, 0x04
 #: P_INVALID: the root of an empty database.
 NO_PAGE = (1 << 64) - 1
-#: CURSOR_STACK: liblmdb does not descend further.
+#: CURSOR_STACK: liblmdb's greatest depth.
 DEPTH_MAX = 32
 NODE_BYTES = 8
-#: liblmdb makes 512 bytes to 32 KiB (64 KiB in format 3).
+#: liblmdb's are 512 bytes to 32 KiB (64 KiB in format 3).
 PAGE_SIZES = tuple(1 << bits for bits in range(8, 17))
 
 #: MDB_db
@@ -52,12 +52,12 @@ assert DATABASE.itemsize == DATABASE_BYTES
 
 
 class Layout(NamedTuple):
-    """Where things are in a page; before ``header_bytes`` end: pad, flags, lower, upper."""
+    """Layout of a page; the header ends with pad, flags, lower, upper."""
 
     header_bytes: int
-    base: int  # what the offsets in a page count from
-    big_bytes: int  # a leaf's word on an overflow run; its first 8 are the page number
-    aligned: int  # a value begins at a multiple of this after the node's header
+    base: int  # origin of the offsets in a page
+    big_bytes: int  # size of a reference to an overflow run; its first 8 are the page number
+    aligned: int  # alignment of a value after the node's header
 
 
 LAYOUTS = {1: Layout(16, 0, 8, 1), 3: Layout(24, 24, 24, 2)}
@@ -104,12 +104,12 @@ class Meta:
 # ---- meta pages ---------------------------------------------------------------------------------
 
 _META = struct.Struct("<IIQQ" + 2 * "IHHQQQQQ" + "QQ")
-#: So much of a page is enough for parse_meta().
+#: Bytes of a page that parse_meta() needs.
 META_BYTES = 24 + _META.size
 
 
 def _layout_of(data: bytes) -> tuple[int, Layout] | None:
-    """Version and layout of the meta page that ``data`` begins with, if it is one of ours."""
+    """Version and layout of the meta page that ``data`` begins with, None if it is none."""
     for version, layout in LAYOUTS.items():
         at = layout.header_bytes
         if len(data) < at + 8 or struct.unpack_from("<II", data, at) != (MAGIC, version):
@@ -136,8 +136,8 @@ def parse_meta(data: bytes, offset: int) -> Meta:
     free, main = Tree(*fields[4:12]), Tree(*fields[12:20])
     if free.pad not in PAGE_SIZES:
         at = offset + layout.header_bytes + 24
-        saw = f"{free.pad}, wanted a power of two from 256 to 65536"
-        raise FormatError("no page size", at, saw)
+        detail = f"{free.pad}, wanted a power of two from 256 to 65536"
+        raise FormatError("no page size", at, detail)
     return Meta(
         offset, version, free.pad, fields[3], fields[20], fields[21], free.flags, free, main
     )
@@ -183,7 +183,7 @@ class Batch:
         return self._words[at]
 
     def pieces(self, at: Array, length: Array) -> Array:
-        """The bytes of [at, +length) of each, one behind the other."""
+        """The bytes of the ranges [at, +length), concatenated."""
         owner, inner = spread(length)
         return self.data[at[owner] + inner]
 
@@ -193,20 +193,20 @@ class Batch:
         return self.numbers[row] * self.page_bytes + within
 
     def value_offset(self, at: Array) -> Array:
-        """The same for values: an empty one may begin where its page ends."""
+        """offset() of values: an empty one may begin at its page's end."""
         return self.offset(at - 1) + 1
 
-    def check(self, good: Array, at: Array, what: str, saw: Array | str) -> None:
-        """Raise FormatError for the first that is not ``good``; all arrays are of one shape."""
+    def check(self, good: Array, at: Array, what: str, detail: Array | str) -> None:
+        """Raise FormatError for the first that is not ``good``; all arrays have one shape."""
         if good.all():
             return
         i = int(np.argmin(good))
-        seen = saw if isinstance(saw, str) else str(int(saw[i]))
+        seen = detail if isinstance(detail, str) else str(int(detail[i]))
         raise FormatError(what, int(self.offset(at[i : i + 1])[0]), seen)
 
     def check_kind(self, *kinds: int) -> Array:
         """Each page's kind (bits of its flags), which must be one of ``kinds``; raises FormatError
-        for another one, and for a page that is not the one that its header says."""
+        for another one, and for a wrong page number in the header."""
         number = self.word(self.starts)
         right = number == self.numbers.astype(np.uint64)
         self.check(right, self.starts, "wrong page number", number)
@@ -273,8 +273,8 @@ def nodes(batch: Batch, at: Array, length: Array, *, branch: bool = False) -> No
 
 
 def children(batch: Batch) -> tuple[Array, Array, Array]:
-    """Of branch pages: the pages that they point to, in order; each one's parent (an index) and
-    where the pointer stands in the file."""
+    """The children of branch pages, in order; each one's parent (an index), and the file offset of
+    the pointer."""
     found = nodes(batch, batch.starts, np.full_like(batch.starts, batch.page_bytes), branch=True)
     some = np.bincount(found.page, minlength=len(batch.numbers)) > 0
     batch.check(some, batch.starts, "branch page without nodes", batch.numbers)
@@ -282,8 +282,8 @@ def children(batch: Batch) -> tuple[Array, Array, Array]:
 
 
 def values(batch: Batch, at: Array, length: Array) -> tuple[Array, Array, Array]:
-    """Of leaf pages (or sub-pages) of duplicates, whose values are keys to LMDB: (page index,
-    position, size) of each value, in order. Raises FormatError."""
+    """(page index, position, size) of each value of duplicates' leaf pages (or sub-pages), where
+    they are stored as keys, in order. Raises FormatError."""
     layout = batch.layout
     batch.check(length >= layout.header_bytes, at, "sub-page smaller than its header", length)
     fixed = batch.short(at + layout.header_bytes - 6) & LEAF2 != 0

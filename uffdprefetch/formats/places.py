@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the records of a file lie: columns of pieces, at regular places or listed. Pure.
+"""Extents of a file's records: columns of pieces, at fixed strides or listed. Pure.
 
-A file's records come in parts (an Arrow file's batches; most files are one part). In each part a
-record has a piece in each column: a Stride is arithmetic and costs nothing a record, a Listed has
-12 bytes a record. All offsets and lengths are bytes of the file; ranges are half-open.
+A file's records are in parts (an Arrow file's batches; most files are one part). In each part a
+record has a piece in each column: a Stride is computed, a Listed takes 12 bytes a record. Offsets
+and lengths are in bytes of the file; ranges are half-open.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import numpy as np
 
 from uffdprefetch.formats.reader import Array
 
-#: Offsets are multiplied by 8 (bits): no file that is not hostile is as long as this.
+#: Bound on offsets, which are multiplied by 8 (bits) in int64.
 OFFSET_MAX = 1 << 59
 
 Pair = tuple[Array, Array]
 
 
 def spread(counts: Array) -> Pair:
-    """For counts [2, 0, 3]: owners [0, 0, 2, 2, 2] and places among one's own [0, 1, 0, 1, 2]."""
+    """For counts [2, 0, 3]: owners [0, 0, 2, 2, 2] and indices within each [0, 1, 0, 1, 2]."""
     owner: Array = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
     ends = np.cumsum(counts, dtype=np.int64)
     inner = np.arange(len(owner), dtype=np.int64) - (ends - counts)[owner]
@@ -32,7 +32,7 @@ def spread(counts: Array) -> Pair:
 
 
 def merged(starts: Array, ends: Array) -> Pair:
-    """The union of ranges as ascending ranges that do not touch; empty ones count for nothing."""
+    """The union of ranges, as ascending ranges that are not adjacent; empty ones are dropped."""
     starts, ends = np.asarray(starts).astype(np.int64), np.asarray(ends).astype(np.int64)
     some = starts < ends
     order = np.argsort(starts[some], kind="stable")
@@ -52,15 +52,15 @@ def expanded(low: Array, high: Array) -> Array:
 
 
 def small_lengths(length: Array) -> Array:
-    """As uint32 where all fit, else int64."""
+    """``length`` as uint32 where all fit, else int64."""
     fits = not len(length) or int(length.max()) < 1 << 32
     return length.astype(np.uint32 if fits else np.int64)
 
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """Which records are of which part: ``first[p]`` is part p's first one, the last element the
-    number of records (int64)."""
+    """The records of each part: ``first[p]`` is part p's first, the last element the number of
+    records (int64)."""
 
     first: Array
 
@@ -76,7 +76,7 @@ class Parts:
         return np.diff(self.first)
 
     def of(self, records: Array) -> Pair:
-        """Each record's part, and its number in it."""
+        """Each record's part, and its index in it."""
         if len(self) == 1:
             return np.zeros(len(records), np.int64), records
         part: Array = np.searchsorted(self.first, records, "right") - 1
@@ -89,8 +89,8 @@ def one_part(records: int) -> Parts:
 
 @dataclass(frozen=True, eq=False)
 class Stride:
-    """Of record i of part p: [base[p] + floor(i * bits / 8), base[p] + ceil((i + 1) * bits / 8) +
-    extra[p]). ``base`` -1: that part has no such piece. Arrays of int64, one element a part.
+    """The piece of record i of part p is [base[p] + floor(i * bits / 8), base[p] + ceil((i + 1) *
+    bits / 8) + extra[p]). ``base`` -1: that part has none. int64, one element a part.
 
     The regions of different parts must not overlap.
     """
@@ -106,7 +106,7 @@ class Stride:
         return starts, ends, base >= 0
 
     def regions(self, parts: Parts) -> tuple[Array, Array, Array]:
-        """(part, start, end) of all that have bytes, in the file's order."""
+        """(part, start, end) of the non-empty ones, in the file's order."""
         counts = parts.counts
         ends: Array = self.base - (-counts * self.bits // 8) + self.extra
         some: Array = np.flatnonzero((self.base >= 0) & (counts > 0) & (ends > self.base))
@@ -158,7 +158,7 @@ class Stride:
         return int((high - low).sum())
 
     def sizes(self, parts: Parts) -> Array | None:
-        """Bytes a record, one element a part; None when they differ within a part."""
+        """Bytes of a record, one element a part; None when they differ within a part."""
         if self.bits % 8 and self.bits != 1:
             return None
         whole: Array = -(-self.bits // 8) + self.extra
@@ -167,9 +167,9 @@ class Stride:
 
 @dataclass(frozen=True, eq=False)
 class Listed:
-    """Of record i: [start[i], start[i] + length[i]); int64, and uint32 or int64.
+    """The piece of record i is [start[i], start[i] + length[i]); int64, and uint32 or int64.
 
-    In the order of their starts, those that have bytes have ascending ends too.
+    Non-empty pieces ordered by start have ascending ends too.
     """
 
     start: Array
@@ -181,8 +181,8 @@ class Listed:
 
     @cached_property
     def _in_order(self) -> tuple[Array | None, Array, Array]:
-        """(record, start, end) of those that have bytes, in the file's order; None: all, in the
-        order of their numbers."""
+        """(record, start, end) of the non-empty ones, in the file's order; record None: all, by
+        number."""
         order: Array | None = None
         starts = self.start
         if len(self.length) and not self.length.all():
@@ -227,7 +227,7 @@ class Listed:
         return np.where((at >= 0) & (offsets < high[at]), found, -1)
 
     def covered_bytes(self) -> int:
-        """Of the union: neighbours may share bytes."""
+        """Bytes of the union: pieces may overlap."""
         _, low, high = self._in_order
         shared = np.maximum(high[:-1] - low[1:], 0).sum()
         return int((high - low).sum() - shared)
@@ -237,7 +237,7 @@ Column = Stride | Listed
 
 
 class Places:
-    """Where each record lies: a piece in each column, in this order."""
+    """The records' pieces, one in each column, in this order."""
 
     def __init__(self, parts: Parts, columns: Sequence[Column]) -> None:
         self.parts = parts
@@ -284,12 +284,12 @@ class Places:
         return starts, ends, there
 
     def extents(self, records: Any) -> Pair:
-        """(starts, ends) of the pieces of these records, one record's after the other's."""
+        """(starts, ends) of the pieces of these records, record by record."""
         starts, ends, there = self._pieces(records)
         return starts[there], ends[there]
 
     def extent_counts(self, records: Any) -> Array:
-        """How many pieces each of these records has."""
+        """The number of pieces of each of these records."""
         return self._pieces(records)[2].sum(1)
 
     def records_in(self, starts: Any, ends: Any) -> Array:
@@ -307,7 +307,7 @@ class Places:
         return np.unique(np.concatenate([np.zeros(0, np.int64), *found]))
 
     def count_in(self, starts: Any, ends: Any) -> int:
-        """How many records_in() are, without a number for each where they lie in order."""
+        """len(records_in()), without making the array where records are in file order."""
         low, high = merged(*(np.clip(edge, 0, OFFSET_MAX) for edge in (starts, ends)))
         found = [
             column.ranges_in(self.parts, low, high)
@@ -321,8 +321,8 @@ class Places:
         return int((last - first).sum())
 
     def bounds_in(self, starts: Array, ends: Array) -> Pair:
-        """(first, last) record, in the file's order, with a byte in each of the ranges [starts[i],
-        ends[i]), of the last column that has one there; -1: none. The ranges are not empty."""
+        """(first, last) record, in the file's order, with a byte in each of the non-empty ranges
+        [starts[i], ends[i]), by the last column with one; -1: none."""
         found: Array = np.full((2, len(starts)), -1, np.int64)
         for column in self.columns:
             if isinstance(column, Stride):
@@ -333,7 +333,7 @@ class Places:
         return found[0], found[1]
 
     def records_at(self, offsets: Any) -> Array:
-        """For each byte offset a record that holds it (several may, in a bitmap), -1: none does."""
+        """A record that contains each byte offset (in a bitmap several do), -1: none."""
         wanted = np.clip(np.asarray(offsets).astype(np.int64), -1, OFFSET_MAX)
         found: Array = np.full(wanted.shape, -1, np.int64)
         for column in self.columns:
@@ -345,7 +345,7 @@ class Places:
         return found
 
     def covered_bytes(self) -> int:
-        """Bytes that are of any record. (Different columns do not share any.)"""
+        """Bytes of any record. (Different columns do not overlap.)"""
         return sum(
             column.covered_bytes(self.parts)
             if isinstance(column, Stride)
@@ -354,8 +354,8 @@ class Places:
         )
 
     def sizes(self) -> Pair:
-        """(bytes of records, how many records of that size), in no order, sizes may repeat: one
-        element a part where the records of a part are alike, else one a record."""
+        """(sizes of records, number of records of each), unordered, sizes may repeat: one element a
+        part where all its records have one size, else one a record."""
         alike: Array = np.zeros(len(self.parts), np.int64)
         apart: list[Column] = []
         for column in self.columns:

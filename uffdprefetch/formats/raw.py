@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Raw records of one size, after a header or none: only its user knows such a file."""
+"""Raw records of one size, after an optional header; never detected, only requested."""
 
 from __future__ import annotations
 

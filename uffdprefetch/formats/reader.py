@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading parts of a record file: exact ranges, many at once, never more than was asked for."""
+"""Reads exact ranges of a record file, by several threads."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ import numpy as np
 from uffdprefetch.base.arrays import Array
 from uffdprefetch.base.errors import EXIT_USAGE, UffdPrefetchError
 
-#: One read takes no more: on Lustre larger ones bypass the cache (docs/facts.md).
+#: Largest read: on Lustre larger ones bypass the cache (docs/facts.md).
 READ_MAX_BYTES = 4 << 20
-#: Small reads from cold or remote storage are waiting, not work: a few at once.
+#: Concurrent small reads: on cold or remote storage they are latency-bound.
 THREADS = 8
-#: Fewer separate ranges than this are read by the caller's thread.
+#: Ranges below which the caller's thread reads them.
 _RANGES_WORTH_THREADS = 16
 
 
 class FormatError(UffdPrefetchError):
-    """A file that is not what it claims to be: ``what`` is wrong at byte ``offset``, ``saw``."""
+    """``what`` is wrong with a file at byte ``offset``, where ``detail`` was found."""
 
-    def __init__(self, what: str, offset: int, saw: str) -> None:
-        super().__init__(f"{what} at byte {offset}: {saw}", EXIT_USAGE)
+    def __init__(self, what: str, offset: int, detail: str) -> None:
+        super().__init__(f"{what} at byte {offset}: {detail}", EXIT_USAGE)
         self.what = what
         self.offset = offset
-        self.saw = saw
+        self.detail = detail
 
     def of(self, path: str) -> FormatError:
-        """The same, with the file's name before it."""
-        named = FormatError(self.what, self.offset, self.saw)
+        """This error with the file's name in front."""
+        named = FormatError(self.what, self.offset, self.detail)
         named.message = f"{path}: {self.message}"
         named.args = (named.message,)
         return named
 
 
 class RangeReader(Protocol):
-    """A file of ``size_bytes`` whose ranges can be read, by several threads at once."""
+    """A file of ``size_bytes`` with thread-safe reads of ranges."""
 
     size_bytes: int
 
@@ -55,11 +55,11 @@ class FileReader:
     def __init__(self, path: str) -> None:
         """Raises UffdPrefetchError (exit 2) when it cannot be opened or is no regular file."""
         try:
-            # Opening a FIFO would wait for its writer.
+            # O_NONBLOCK: a FIFO would wait for its writer.
             self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except (OSError, ValueError) as error:
-            saw = error.strerror if isinstance(error, OSError) else str(error)
-            raise UffdPrefetchError(f"cannot read {path}: {saw}", EXIT_USAGE) from None
+            detail = error.strerror if isinstance(error, OSError) else str(error)
+            raise UffdPrefetchError(f"cannot read {path}: {detail}", EXIT_USAGE) from None
         status = os.fstat(self._fd)
         self.size_bytes = status.st_size
         if not stat.S_ISREG(status.st_mode):
@@ -67,7 +67,7 @@ class FileReader:
             raise UffdPrefetchError(f"cannot read {path}: it is no regular file", EXIT_USAGE)
 
     def stamp(self) -> tuple[int, int, int, int]:
-        """Device, inode, size in bytes and mtime in ns as they are now: others when it changed."""
+        """Present device, inode, size in bytes and mtime in ns, to detect a change."""
         status = os.fstat(self._fd)
         return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
@@ -91,7 +91,7 @@ class FileReader:
 
 
 def page_runs(numbers: Array, page_bytes: int) -> Iterator[tuple[int, int]]:
-    """Index ranges [a, b) of ascending page numbers that are neighbours: one read each."""
+    """Index ranges [a, b) of consecutive page numbers, each one read."""
     most = max(READ_MAX_BYTES // page_bytes, 1)
     breaks: Array = np.flatnonzero(np.diff(numbers) != 1) + 1
     for a, b in zip([0, *breaks.tolist()], [*breaks.tolist(), len(numbers)], strict=True):
@@ -100,7 +100,7 @@ def page_runs(numbers: Array, page_bytes: int) -> Iterator[tuple[int, int]]:
 
 
 class PageReader:
-    """Reads pages by number, in any order: sorted, neighbours merged, by a few threads."""
+    """Reads pages by number: sorted, adjacent ones merged, by a few threads."""
 
     def __init__(self, reader: RangeReader, page_bytes: int) -> None:
         self._reader = reader
@@ -108,7 +108,7 @@ class PageReader:
         self._pool: ThreadPoolExecutor | None = None
 
     def read(self, numbers: Array, out: Array) -> None:
-        """Fill the rows of ``out``, shape (n, page_bytes), with the n pages, as they are asked for.
+        """Fill the rows of ``out``, shape (n, page_bytes), with the n pages in their given order.
 
         Raises FormatError where the file ends too soon, OSError.
         """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An index as a file that many processes map: written once, checked before it is believed.
+"""An index as a file that many processes map: written once, verified on reading.
 
-Magic, length and SHA-256 of a header, the header (JSON: what the index is of, what is no array,
-where each array lies), the arrays. Native byte order: such a file never leaves its node.
+Magic, length and SHA-256 of a header, the header (JSON: key, index.describe(), offsets of the
+arrays), the arrays. Native byte order: such a file never leaves its node.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _ALIGNED = 64
 HEADER_MAX_BYTES = 64 << 20
 _KINDS = {kind: np.dtype(kind) for kind in ("int64", "uint32", "uint16", "uint8")}
 
-#: What the index is of: compared as a whole with what is wanted.
+#: Identifies the indexed file and options; compared as a whole.
 Key = Mapping[str, Any]
 
 
 def _layout(key: Key, index: RecordIndex) -> tuple[bytes, dict[str, int], int]:
-    """(the header, where each array lies behind it, bytes behind it)."""
+    """(the header, each array's offset after it, bytes after it)."""
     places, listed, at = {}, [], 0
     for name, array in index.arrays().items():
         at = -(-at // _ALIGNED) * _ALIGNED
@@ -54,7 +54,7 @@ def file_bytes(key: Key, index: RecordIndex) -> int:
 
 
 def write(fd: int, key: Key, index: RecordIndex) -> None:
-    """Write an index to an empty file and wait until it is stored. Raises OSError."""
+    """Write an index to an empty file and sync it. Raises OSError."""
     header, places, data_bytes = _layout(key, index)
     begins = _data_begins(len(header))
     prelude = _PRELUDE.pack(MAGIC, len(header), hashlib.sha256(header).digest())
@@ -62,7 +62,7 @@ def write(fd: int, key: Key, index: RecordIndex) -> None:
     _write_at(fd, prelude + header, 0)
     for name, array in index.arrays().items():
         _write_at(fd, np.ascontiguousarray(array).data.cast("B"), begins + places[name])
-    # a name that survives a crash must not stand for bytes that do not
+    # else after a crash the name could exist without its bytes
     os.fsync(fd)
 
 
@@ -74,8 +74,7 @@ def _write_at(fd: int, data: bytes | memoryview, at: int) -> None:
 
 
 def read(path: str, key: Key) -> RecordIndex | None:
-    """The index that lies there, mapped; None when there is none, or one that is not of ``key``, or
-    not whole, or not ours."""
+    """Map the index; None when there is none, or it is not of ``key``, incomplete, or not ours."""
     try:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         fd = os.open(path, flags)
@@ -117,7 +116,7 @@ def _parse(mapping: mmap.mmap, key: Key) -> RecordIndex | None:
 
 
 def _fits(index: RecordIndex) -> bool:
-    """Whether the arrays have the lengths that they must have."""
+    """Whether the arrays' lengths are consistent."""
     places = index.places
     of_parts = [
         array for name, array in places.arrays().items() if name.endswith((".base", ".extra"))

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TFRecord files: where each record lies, from the 12 bytes before it.
+"""TFRecord files, located by the 12-byte header of each record.
 
 A record is {length u64, masked CRC-32C of those 8 bytes, data, masked CRC-32C of the data}, little
-endian (tensorflow/core/lib/io/record_writer.h). Nothing says where records are, so the chain of
-lengths is followed. On slow storage that is waiting, so it is followed from several places at once:
-each begins where a header with a right CRC happens to stand, and counts only if the chain from the
-file's beginning arrives exactly there.
+endian (tensorflow/core/lib/io/record_writer.h). There is no table of records, so the chain of
+lengths is followed. On slow storage that is latency-bound, so it is followed from several offsets
+at once: each begins at a header with a right CRC, and counts only if the chain from the file's
+beginning arrives exactly there.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from uffdprefetch.formats.reader import READ_MAX_BYTES, THREADS, Array, FormatEr
 
 HEADER_BYTES, FOOTER_BYTES = 12, 4
 FRAME_BYTES = HEADER_BYTES + FOOTER_BYTES
-#: Smaller records are read whole: their headers are on every other page of the file, or on all.
+#: Smaller records are read whole: their headers are on at least every other page.
 SKIP_BYTES = 8 << 10
-#: Of larger ones only the headers are read; between the two whatever takes less time: a header, or
-#: the record at about the rate at which storage streams.
+#: Of larger ones only the headers are read; between the two whichever is faster: a header, or the
+#: record at the rate at which storage streams.
 SKIP_SURELY_BYTES = 64 << 10
 _STREAM_SECONDS_PER_BYTE = 1e-9
 _TIMED = 16
 _WINDOW_BYTES = 1 << 20
-#: Headers whose CRC is checked at once; until then their lengths are followed unchecked.
+#: Headers per batch of CRC checks; until then their lengths are followed unchecked.
 _CHECKED = 4096
-#: A place to begin at is worth this much of the file, and is looked for in so many bytes.
+#: Bytes of the file per starting offset, and bytes searched for its header.
 _SEGMENT_BYTES = 16 << 20
 _SEARCH_BYTES = 1 << 20
 _SEARCH_STEP_BYTES = 64 << 10
@@ -45,7 +45,7 @@ _LENGTH = struct.Struct("<Q")
 
 
 class Chain(NamedTuple):
-    """Records one behind the other: where their data begins, its bytes, where the next one is."""
+    """Consecutive records: offsets and lengths of their data, offset of the next record."""
 
     starts: Array
     lengths: Array
@@ -57,13 +57,13 @@ _NOTHING = Chain(np.zeros(0, np.int64), np.zeros(0, np.int64), -1)
 
 def _right(headers: Array) -> Array:
     """Which of these headers, uint8 of shape (n, 12), have the CRC of their length."""
-    said = headers[:, 8:].copy().view("<u4")[:, 0]
-    right: Array = crc32c.masked(crc32c.of_words(headers[:, :8])) == said
+    stored = headers[:, 8:].copy().view("<u4")[:, 0]
+    right: Array = crc32c.masked(crc32c.of_words(headers[:, :8])) == stored
     return right
 
 
 class _Headers:
-    """Headers that were followed and are not checked yet."""
+    """Headers followed but not checked yet."""
 
     def __init__(self) -> None:
         self._at = array("q")
@@ -77,7 +77,7 @@ class _Headers:
         self._bytes.append(header)
 
     def checked(self) -> tuple[Array, Array]:
-        """Take them out: where the data begins and its bytes; raises FormatError."""
+        """Check and remove them: offsets and lengths of the data; raises FormatError."""
         at: Array = np.array(self._at, np.int64)
         headers = np.frombuffer(b"".join(self._bytes), np.uint8).reshape(-1, HEADER_BYTES)
         right = _right(headers)
@@ -91,7 +91,7 @@ class _Headers:
 
 
 class _Window:
-    """The part of the file that was read last: headers, or whole records where that is quicker."""
+    """The part of the file read last: headers, or whole records where that is faster."""
 
     def __init__(self, reader: RangeReader) -> None:
         self._reader = reader
@@ -101,7 +101,7 @@ class _Window:
         self._seconds = 0.0
 
     def header(self, at: int, mean_bytes: float) -> bytes:
-        """The header at byte ``at``; ``mean_bytes``: what records took until now."""
+        """The header at byte ``at``; ``mean_bytes``: mean record size so far."""
         if not self._at <= at <= self._at + len(self._data) - HEADER_BYTES:
             self._at = at
             self._data = self._read(at, mean_bytes)
@@ -127,9 +127,9 @@ class _Window:
 
 
 def follow(reader: RangeReader, begin: int, until: int) -> Chain:
-    """The records from byte ``begin``, where one begins, up to the first at or behind ``until``.
+    """The records from byte ``begin``, where one begins, up to the first at or after ``until``.
 
-    Raises FormatError; what the reader raises is let through.
+    Raises FormatError; the reader's errors propagate.
     """
     size_bytes = reader.size_bytes
     headers, window = _Headers(), _Window(reader)
@@ -141,25 +141,25 @@ def follow(reader: RangeReader, begin: int, until: int) -> Chain:
             (length,) = _LENGTH.unpack_from(header)
             headers.add(at, header)
             if length > size_bytes - at - FRAME_BYTES:
-                saw = f"the record at byte {at} has {length} bytes"
-                raise FormatError("file cut short", size_bytes, saw)
+                detail = f"the record at byte {at} has {length} bytes"
+                raise FormatError("file cut short", size_bytes, detail)
             at += length + FRAME_BYTES
             count += 1
             if len(headers) >= _CHECKED:
                 found.append(headers.checked())
     except FormatError:
-        headers.checked()  # a wrong CRC is the better explanation
+        headers.checked()  # a wrong CRC explains it better
         raise
     found.append(headers.checked())
     starts, lengths = (np.concatenate(part) for part in zip(*found, strict=True))
     return Chain(starts, lengths, at)
 
 
-# ---- from several places at once ----------------------------------------------------------------
+# ---- from several offsets at once ---------------------------------------------------------------
 
 
 def _place_to_begin(reader: RangeReader, begin: int, until: int) -> int | None:
-    """The first byte from ``begin`` on that looks like a header; it may be some record's data."""
+    """The first offset from ``begin`` on with a valid header, which may be a record's data."""
     until = min(until, begin + _SEARCH_BYTES)
     for at in range(begin, until, _SEARCH_STEP_BYTES):
         data = reader.read(at, min(_SEARCH_STEP_BYTES, until - at) + HEADER_BYTES - 1)
@@ -168,8 +168,8 @@ def _place_to_begin(reader: RangeReader, begin: int, until: int) -> int | None:
         if count < 1:
             return None
         crc = crc32c.masked(crc32c.of_windows(bytes_[:-FOOTER_BYTES], 8))
-        said = np.ndarray((count,), "<u4", data, 8, (1,))
-        for place in np.flatnonzero(crc == said).tolist():
+        stored = np.ndarray((count,), "<u4", data, 8, (1,))
+        for place in np.flatnonzero(crc == stored).tolist():
             (length,) = _LENGTH.unpack_from(data, place)
             if length <= reader.size_bytes - at - place - FRAME_BYTES:
                 return at + int(place)
@@ -177,7 +177,7 @@ def _place_to_begin(reader: RangeReader, begin: int, until: int) -> int | None:
 
 
 def _guess(reader: RangeReader, begin: int, until: int) -> Chain:
-    """A chain that begins somewhere in [begin, until) and goes to its end; perhaps a wrong one."""
+    """A chain from somewhere in [begin, until) to ``until``; may be a false one."""
     try:
         at = _place_to_begin(reader, begin, until)
         return _NOTHING if at is None else follow(reader, at, until)
@@ -186,9 +186,9 @@ def _guess(reader: RangeReader, begin: int, until: int) -> Chain:
 
 
 def scan(reader: RangeReader, segment_bytes: int = _SEGMENT_BYTES) -> Chain:
-    """All records of the file. ``segment_bytes``: what one thread is worth.
+    """All records of the file. ``segment_bytes``: bytes per thread.
 
-    Raises FormatError; what the reader raises is let through.
+    Raises FormatError; the reader's errors propagate.
     """
     size_bytes = reader.size_bytes
     segments = max(min(THREADS, size_bytes // segment_bytes), 1)
@@ -230,17 +230,17 @@ def verify(reader: RangeReader, chain: Chain) -> None:
         starts: Array = chain.starts[i:last] - start
         lengths = chain.lengths[i:last]
         if last == i + 1:
-            register, said = _one(reader, start, int(lengths[0]))
+            register, stored = _one(reader, start, int(lengths[0]))
         else:
             data = np.frombuffer(_whole(reader, start, int(ends[last - 1]) - start), np.uint8)
             register = crc32c.registers(data, starts, lengths)
             at = (starts + lengths)[:, None] + np.arange(FOOTER_BYTES)
-            said = data[at].view("<u4")[:, 0]
-        right = crc32c.masked(crc32c.finished(register, lengths)) == said
+            stored = data[at].view("<u4")[:, 0]
+        right = crc32c.masked(crc32c.finished(register, lengths)) == stored
         if not right.all():
             wrong = i + int(np.argmin(right))
-            saw = f"record {wrong} has another one than its bytes"
-            raise FormatError("wrong CRC of data", int(ends[wrong]) - FOOTER_BYTES, saw)
+            detail = f"record {wrong} has another one than its bytes"
+            raise FormatError("wrong CRC of data", int(ends[wrong]) - FOOTER_BYTES, detail)
         i = last
 
 
@@ -252,15 +252,15 @@ def _whole(reader: RangeReader, offset: int, length: int) -> bytes:
 
 
 def _one(reader: RangeReader, start: int, length: int) -> tuple[Array, Array]:
-    """The register of one record, however long, and the CRC that stands behind it."""
+    """The register of one record of any length, and its stored CRC."""
     register: Array = np.zeros(1, np.uint32)
     for at in range(0, length, READ_MAX_BYTES):
         data = np.frombuffer(_whole(reader, start + at, min(READ_MAX_BYTES, length - at)), np.uint8)
         bytes_here = np.array([len(data)])
         here = crc32c.registers(data, np.zeros(1, np.int64), bytes_here)
         register = crc32c.joined(register, here, bytes_here)
-    said = _whole(reader, start + length, FOOTER_BYTES)
-    return register, np.frombuffer(said, "<u4")
+    stored = _whole(reader, start + length, FOOTER_BYTES)
+    return register, np.frombuffer(stored, "<u4")
 
 
 class TFRecord:

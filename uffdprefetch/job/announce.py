@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``uffdprefetch.plan.announce()``: code that knows its order says it."""
+"""``uffdprefetch.plan.announce()``: code that knows its order announces it."""
 
 from __future__ import annotations
 
@@ -18,27 +18,26 @@ _warned = False
 class Announcement:
     """An order that has been announced; as a context manager it ends with the block.
 
-    ``active``: whether a service has heard it. Without one (not under `uffdprefetch wrap`, or it
-    has died) everything here does nothing.
+    Without a service (not under `uffdprefetch wrap`, or it has died) every method does nothing.
     """
 
-    def __init__(self, said: channel.Announcement | None) -> None:
-        self._said = said
+    def __init__(self, announcement: channel.Announcement | None) -> None:
+        self._channel = announcement
 
     @property
     def active(self) -> bool:
-        """Whether a service has heard it."""
-        return self._said is not None
+        """Whether a service has received it."""
+        return self._channel is not None
 
     def said(self, items: int) -> None:
-        """``items`` of the order have been read. It takes some microseconds."""
-        if self._said is not None:
-            self._said.said(items)
+        """The first ``items`` of the order have been read. Takes some microseconds."""
+        if self._channel is not None:
+            self._channel.said(items)
 
     def end(self) -> None:
-        """Nothing of it is read any more, however far it has come."""
-        if self._said is not None:
-            self._said.end()
+        """End the order, however far it has been read."""
+        if self._channel is not None:
+            self._channel.end()
 
     def __enter__(self) -> Announcement:
         return self
@@ -58,16 +57,15 @@ def announce(
     ranges: Iterable[Sequence[int]] | None = None,
     reader: str = "plan",
 ) -> Announcement:
-    """Say in which order this process, and those that it starts, will read a record file.
+    """Announce the order in which this process and its children will read a record file.
 
-    file: path of the file, or of an LMDB's directory. One of: records, their numbers as
-    `uffdprefetch index` counts them; keys (text stands for its UTF-8); ranges, [start, end) in
-    bytes. Each is an *item*. numpy arrays of integers are taken as they are. reader: a new order of
-    the same reader takes the place of its last one, however far that has come; other readers are
-    independent.
+    file: path of the file, or of an LMDB's directory. Exactly one of: records, numbered as in
+    `uffdprefetch index`; keys (str as UTF-8); ranges, [start, end) in bytes. Each is an *item*.
+    Iterables, or numpy arrays of integers. reader: a new order replaces the same reader's
+    last one; other readers are independent.
 
-    What has been read is found out by touches, and by Announcement.said(). Raises ValueError for
-    arguments that cannot be; that there is no such record is told in the run's summary.
+    Progress is observed from touches, and from Announcement.said(). Raises ValueError for invalid
+    arguments; a record that does not exist is reported in the run's summary.
     """
     given = [name for name, value in (("records", records), ("keys", keys), ("ranges", ranges))
              if value is not None]  # fmt: skip
@@ -92,7 +90,7 @@ def announce(
 
 
 def _numbers(values: Iterable[Any], pairs: bool = False) -> tuple[Any, int]:
-    """(int64 numbers, how many items they are). Raises ValueError."""
+    """(int64 numbers, number of items). Raises ValueError."""
     if hasattr(values, "__array_interface__") or hasattr(values, "__array__"):
         import numpy as np
 

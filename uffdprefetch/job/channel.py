@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How code in the job says what it will read: files in a directory beside the service's socket.
+"""Announcements from the job: files in a directory beside the service's socket.
 
-An announcement is ``PID-N.json`` and the arrays that it names, ``PID-N.NAME``; the JSON comes last,
-as a whole, and a short connection tells the service to look. Progress is a number in a file.
-Nothing here waits long for the service, keeps a descriptor open (the job may close or reuse any
-number) or touches a mapped record file; whatever goes wrong, nothing is announced.
+An announcement is ``PID-N.json`` and the arrays that it names, ``PID-N.NAME``; the JSON is renamed
+into place last, and a short connection notifies the service. Progress is a counter in a file. No
+call blocks on the service beyond _PATIENCE, keeps a descriptor open (the job may close or reuse any
+number) or touches a mapped record file; on any error nothing is announced.
 
-``uffdprefetch/orders/announcement.py`` reads it and describes the format.
+``uffdprefetch/orders/announcement.py`` parses it and describes the format.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from typing import Any
 SCHEMA = "uffdprefetch.announce/1"
 SUFFIX = ".plan"
 SOCKET_VARIABLE = "UFFDPREFETCH_SOCKET"
-#: Progress counters of one process, 8 bytes each; slot 0 is not used.
+#: Progress counters in one process's file, 8 bytes each; slot 0 is unused.
 SLOTS = 512
-#: In a counter: the order has ended, nothing of it is read any more.
+#: Flag in a counter: the order has ended.
 ENDED = 1 << 63
 
 # csrc/wire.h
@@ -34,14 +34,14 @@ _MAGIC, _VERSION, _MESSAGE_BYTES = 0x50444655, 4, 256
 _HELLO, _PLAN, _PLANNER = 1, 20, 5
 _HELLO_BODY = struct.Struct("<Iii")
 _PLAN_BODY = struct.Struct("<IiI")
-_PATIENCE = struct.pack("ll", 0, 200_000)  # a struct timeval: 0.2 s
+_PATIENCE = struct.pack("ll", 0, 200_000)  # SO_SNDTIMEO, a struct timeval: 0.2 s
 
 _counter = struct.Struct("<Q")
 _lock = threading.Lock()
 
 
 def _in_the_child() -> None:
-    """Another thread of the parent may have held it."""
+    """Another thread of the parent may hold the lock."""
     global _lock
     _lock = threading.Lock()
 
@@ -50,7 +50,7 @@ os.register_at_fork(after_in_child=_in_the_child)
 
 
 class _Process:
-    """What this process has in the directory. A forked child gets one of its own."""
+    """A process's files in the directory. A forked child gets its own."""
 
     def __init__(self, directory: str) -> None:
         self.pid = os.getpid()
@@ -81,7 +81,7 @@ _process: _Process | None = None
 
 
 def _here(environ: Mapping[str, str]) -> _Process:
-    """This process's place in the directory. Raises OSError when there is none."""
+    """This process's files. Raises OSError when there is no directory of ours."""
     global _process
     path = environ.get(SOCKET_VARIABLE)
     if not path:
@@ -96,14 +96,14 @@ def _here(environ: Mapping[str, str]) -> _Process:
 
 
 def available(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether a service listens to announcements."""
+    """Whether a service accepts announcements."""
     path = environ.get(SOCKET_VARIABLE)
     return path is not None and os.path.isdir(path + SUFFIX)
 
 
 def expect(environ: Mapping[str, str] = os.environ) -> None:
-    """Say that there will be announcements, so that the service makes ready. Raises OSError."""
-    _tell(environ[SOCKET_VARIABLE], os.getpid(), 0)
+    """Have the service start its indexer: announcements will follow. Raises OSError."""
+    _notify_service(environ[SOCKET_VARIABLE], os.getpid(), 0)
 
 
 class Announcement:
@@ -111,16 +111,16 @@ class Announcement:
 
     def __init__(self, process: _Process, slot: int, items: int) -> None:
         self._process, self._slot, self.items = process, slot, items
-        self._said = 0
+        self._done_items = 0
 
     def said(self, items: int) -> None:
-        """So many items of the order have been read."""
-        self._said = max(self._said, min(items, self.items))
-        self._store(self._said)
+        """The first ``items`` of the order have been read."""
+        self._done_items = max(self._done_items, min(items, self.items))
+        self._store(self._done_items)
 
     def end(self) -> None:
-        """Nothing of it is read any more, however far it has come."""
-        self._store(self._said | ENDED)
+        """End the order, however far it has been read."""
+        self._store(self._done_items | ENDED)
 
     def _store(self, value: int) -> None:
         if self._process.pid != os.getpid():
@@ -138,12 +138,12 @@ def announce(
     arrays: Mapping[str, Any],
     environ: Mapping[str, str] = os.environ,
 ) -> Announcement:
-    """Say what will be read next. ``reader``: a short name; a new order of the same one takes the
-    place of the last. ``items``: how many there are. ``parts``: what the JSON says of each file
-    (orders/announcement.py); ``arrays``: name -> bytes, that parts name.
+    """Announce what will be read next. ``reader``: a short name; a new order replaces the same
+    reader's last one. ``items``: the order's length. ``parts``: the JSON's entry for each file
+    (orders/announcement.py); ``arrays``: name -> bytes, named by the parts.
 
-    Returns an Announcement, whose said() tells progress. Raises OSError when there is no service,
-    or no room.
+    Progress is reported by the Announcement's said(). Raises OSError without a service, or
+    without room for the files or the counter.
     """
     with _lock:
         process = _here(environ)
@@ -169,7 +169,7 @@ def announce(
         _write(made[-1], json.dumps(body).encode())
         os.rename(stem + ".tmp", stem + ".json")
         made.append(stem + ".json")
-        _tell(environ[SOCKET_VARIABLE], process.pid, number)
+        _notify_service(environ[SOCKET_VARIABLE], process.pid, number)
     except BaseException:
         for path in made:
             try:
@@ -183,17 +183,17 @@ def announce(
 def _write(path: str, data: Any) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        left = memoryview(data).cast("B")
-        while len(left):
-            left = left[os.write(fd, left) :]
+        rest = memoryview(data).cast("B")
+        while len(rest):
+            rest = rest[os.write(fd, rest) :]
     finally:
         os.close(fd)
 
 
-def _tell(path: str, pid: int, number: int) -> None:
-    """One connection, two messages: who we are, what is there. Raises OSError."""
+def _notify_service(path: str, pid: int, number: int) -> None:
+    """One connection, two messages: HELLO and PLAN. Raises OSError."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
-        # many ranks begin an epoch at once; but who does not listen is not waited for
+        # bounded: many ranks begin an epoch at once, and the service may be stopped
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _PATIENCE)
         connection.connect(path)
         for kind, payload in (
@@ -205,8 +205,8 @@ def _tell(path: str, pid: int, number: int) -> None:
 
 
 def packed(strings: Iterable[bytes]) -> bytes:
-    """Keys (bytes) as one array of an announcement: how many (int64), where each ends (int64), and
-    all their bytes."""
+    """Keys as one array of an announcement: their count (int64), the end of each (int64), and all
+    their bytes."""
     strings = list(strings)
     ends, at = [], 0
     for string in strings:

@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the service needs to know of a dataset to find the records of its samples.
+"""Describes a loader's dataset to the service, which finds the records of its samples.
 
-A loader's item number leads through Subset and ConcatDataset (torch's own code, nothing that
-overrides it), and through what Hugging Face's datasets have shuffled, to sample numbers of inner
-datasets. Each of these is a *part* of an announcement,
-with the lists that may hold its keys (job/lists.py).
+An item number is mapped through Subset and ConcatDataset (torch's own code, nothing that overrides
+it), and through the indices of Hugging Face's shuffled datasets, to sample numbers of *base*
+datasets. Each of these is a *part* of an announcement, with the lists that may hold its keys
+(job/lists.py).
 
-A part has a token: the same in the job and in workers that look for lists too, though a worker
-that was spawned shares nothing with its parent but a pickled copy. So it is made of the dataset's
-class, its place among those of the loader, and its attributes that are short strings; a forked
-worker finds the one that was given before the fork.
+A part has a token, the same in the job and in its workers, though a spawned worker shares nothing
+with its parent but a pickled copy. So it is made of the dataset's class, its index among the
+loader's base datasets, and its attributes that are short strings; a forked worker inherits it.
 """
 
 from __future__ import annotations
@@ -26,16 +25,18 @@ from .tables import Table
 
 _DATASET = "torch.utils.data.dataset"
 _HUGGING_FACE = "datasets.arrow_dataset"
+#: Nested datasets that are followed.
 _DEPTH = 16
+#: Longest attribute that is part of a token.
 _TOKEN_TEXT = 256
-#: orders/announcement.py's PARTS_MAX.
+#: As orders/announcement.py's PARTS_MAX.
 CAP_PARTS = 256
 
 
 class DatasetInfo:
-    """What was said of an inner dataset, as long as it lives."""
+    """What has been published of a base dataset, as long as it lives."""
 
-    #: Of names that several living datasets have: which numbers behind it are given.
+    #: By name: numbers in use by living datasets of that name.
     _given: ClassVar[dict[str, set[int]]] = {}
 
     def __init__(self, name: str) -> None:
@@ -44,7 +45,7 @@ class DatasetInfo:
         self._number = next(n for n in count(1) if n not in given)
         given.add(self._number)
         self.token = name if self._number == 1 else f"{name}-{self._number}"
-        #: What it had when its workers, if any, were about to start.
+        #: lists.inventory() when its workers, if any, were about to start.
         self.containers: dict[str, tuple[int, int]] = {}
         self.published: list[tuple[str, int]] | None = None
 
@@ -52,10 +53,10 @@ class DatasetInfo:
         self._given[self._name].discard(self._number)
 
 
-class Leaf:
-    """An inner dataset; ``samples``: which of its samples are read, in order (int64); ``turns``:
-    the item number of each in the loader's order (None: all items in order); ``rows``: how many
-    samples it has, where that is not its length."""
+class BaseDataset:
+    """A base dataset; ``samples``: those that are read, in order (int64); ``turns``: the item
+    number of each in the loader's order (None: all items in order); ``rows``: the number of its
+    samples, where that is not its length."""
 
     def __init__(
         self, dataset: Any, samples: array[int], turns: array[int] | None, rows: int | None = None
@@ -67,53 +68,54 @@ _known = Table()
 
 
 def discover_datasets(dataset: object) -> list[DatasetInfo]:
-    """What is known of the inner datasets of a loader, each with a token from now on. To be called
-    before workers are forked. Calls nothing of the user's."""
+    """The base datasets of a loader, each of which gets a token. To be called before workers are
+    forked. Calls no code of the user's."""
     found = []
-    for place, leaf in enumerate(_leaves(dataset)):
-        known = _known.get(leaf)
+    for index, base in enumerate(_base_datasets(dataset)):
+        known = _known.get(base)
         if known is None:
-            known = DatasetInfo(_name(leaf, place))
-            _known.set(leaf, known)
-        known.containers = lists.inventory(leaf)
+            known = DatasetInfo(_name(base, index))
+            _known.set(base, known)
+        known.containers = lists.inventory(base)
         found.append(known)
     return found
 
 
-def _name(leaf: object, place: int) -> str:
-    kind = type(leaf)
+def _name(base: object, index: int) -> str:
+    kind = type(base)
     texts = sorted(
         (name, value)
-        for name, value in lists.attributes(leaf)
+        for name, value in lists.attributes(base)
         if type(name) is str and type(value) is str and len(value) <= _TOKEN_TEXT
     )
     module = kind.__module__.replace("__mp_main__", "__main__")  # so a spawned worker names it
     content = repr((module, kind.__qualname__, texts)).encode("utf-8", "surrogatepass")
-    return f"{kind.__name__[:32]}-{place}-{zlib.crc32(content):08x}"
+    return f"{kind.__name__[:32]}-{index}-{zlib.crc32(content):08x}"
 
 
-# ---- through what a loader's dataset is made of --------------------------------------------------
+# ---- from a loader's dataset to its base datasets ------------------------------------------------
 
 
 def _is(dataset: object, name: str) -> bool:
-    """Whether it gives its samples by the code of torch's class ``name``."""
+    """Whether its samples come from the code of torch's class ``name``, not overridden."""
     return runs(dataset, _DATASET, name, "__getitem__") and (
         getattr(type(dataset), "__getitems__", None) is None
         or runs(dataset, _DATASET, name, "__getitems__")
     )
 
 
-def _leaves(dataset: Any, depth: int = 0) -> list[Any]:
-    """Its inner datasets, from the first to the last."""
+def _base_datasets(dataset: Any, depth: int = 0) -> list[Any]:
+    """Its base datasets, in their order."""
     if depth < _DEPTH and _is(dataset, "Subset"):
-        return _leaves(vars(dataset)["dataset"], depth + 1)
+        return _base_datasets(vars(dataset)["dataset"], depth + 1)
     if depth < _DEPTH and _is(dataset, "ConcatDataset"):
-        return [leaf for inner in vars(dataset)["datasets"] for leaf in _leaves(inner, depth + 1)]
+        inner = vars(dataset)["datasets"]
+        return [base for one in inner for base in _base_datasets(one, depth + 1)]
     return [dataset]
 
 
-def spread(dataset: Any, items: array[int], torch: Any) -> list[Leaf]:
-    """The inner datasets with the samples that ``items`` lead to, in their order.
+def spread(dataset: Any, items: array[int], torch: Any) -> list[BaseDataset]:
+    """The base datasets with the samples that ``items`` are mapped to, in their order.
 
     Raises Unknown, or IndexError, for what cannot be followed.
     """
@@ -122,7 +124,7 @@ def spread(dataset: Any, items: array[int], torch: Any) -> list[Leaf]:
 
 def _spread(
     dataset: Any, numbers: array[int], turns: array[int] | None, torch: Any, depth: int
-) -> list[Leaf]:
+) -> list[BaseDataset]:
     if depth < _DEPTH and _is(dataset, "Subset"):
         indices = plain(vars(dataset)["indices"], torch)
         inner = array("q", map(indices.__getitem__, numbers))
@@ -131,47 +133,47 @@ def _spread(
         inner_datasets = list(vars(dataset)["datasets"])
         ends = list(vars(dataset)["cumulative_sizes"])
         shares = [(array("q"), array("q")) for _ in inner_datasets]
-        for place, number in enumerate(numbers):
+        for index, number in enumerate(numbers):
             which = bisect_right(ends, number) if number >= 0 else -1
             if not 0 <= which < len(shares):
                 raise Unknown(f"item {number} of a ConcatDataset of {ends[-1]}")
             shares[which][0].append(number - (ends[which - 1] if which else 0))
-            shares[which][1].append(place if turns is None else turns[place])
+            shares[which][1].append(index if turns is None else turns[index])
         return [
-            leaf
+            base
             for inner_dataset, (inner, its_turns) in zip(inner_datasets, shares)  # noqa: B905
-            for leaf in _spread(inner_dataset, inner, its_turns, torch, depth + 1)
+            for base in _spread(inner_dataset, inner, its_turns, torch, depth + 1)
         ]
     if runs(dataset, _HUGGING_FACE, "Dataset", "__getitem__"):
-        # Shuffled or selected: its samples are rows of a table, by a table of their numbers.
+        # Shuffled or selected: _indices maps its samples to rows of the table.
         table, chosen = vars(dataset)["_data"], vars(dataset)["_indices"]
         if chosen is not None:
             rows = chosen.column(0).to_pylist()
             inner = array("q", map(rows.__getitem__, numbers))
-            return [Leaf(dataset, inner, turns, table.num_rows)]
-    return [Leaf(dataset, numbers, turns)]
+            return [BaseDataset(dataset, inner, turns, table.num_rows)]
+    return [BaseDataset(dataset, numbers, turns)]
 
 
 # ---- what is published ---------------------------------------------------------------------------
 
 
 class Description:
-    """Parts and arrays of an announcement; published() when it has arrived."""
+    """Parts and arrays of an announcement; published() once it has been sent."""
 
     def __init__(self, parts: list[dict[str, Any]], arrays: dict[str, Any]) -> None:
         self.parts, self.arrays = parts, arrays
         self._news: dict[DatasetInfo, list[tuple[str, int]]] = {}
 
     def has(self, known: DatasetInfo, signatures: list[tuple[str, int]]) -> bool:
-        """Whether these lists of a dataset have been said, here or before."""
+        """Whether these lists of a dataset are in here or have been published before."""
         return self._news.get(known, known.published) == signatures
 
     def will_have(self, known: DatasetInfo, signatures: list[tuple[str, int]]) -> None:
-        """They are in here."""
+        """These lists are in here."""
         self._news[known] = signatures
 
     def published(self) -> None:
-        """What is in here need not be said again."""
+        """The lists in here need not be sent again."""
         for known, signatures in self._news.items():
             known.published = signatures
 
@@ -182,78 +184,78 @@ def describe(dataset: Any, items: array[int], file: str | None, torch: Any) -> D
     Raises Unknown, or what a dataset's own __len__ raises.
     """
     discover_datasets(dataset)
-    said = Description([], {})
+    description = Description([], {})
     room = lists.CAP_BYTES
-    leaves = [leaf for leaf in spread(dataset, items, torch) if leaf.samples]
-    if len(leaves) > CAP_PARTS:
-        raise Unknown(f"{len(leaves)} data sets in one loader are more than {CAP_PARTS}")
-    for number, leaf in enumerate(leaves):
-        samples = len(leaf.dataset) if leaf.rows is None else leaf.rows
-        if min(leaf.samples) < 0 or max(leaf.samples) >= samples:
+    bases = [base for base in spread(dataset, items, torch) if base.samples]
+    if len(bases) > CAP_PARTS:
+        raise Unknown(f"{len(bases)} data sets in one loader are more than {CAP_PARTS}")
+    for number, base in enumerate(bases):
+        samples = len(base.dataset) if base.rows is None else base.rows
+        if min(base.samples) < 0 or max(base.samples) >= samples:
             raise Unknown(f"sample numbers beyond the {samples} of the dataset")
         name = f"p{number}"
-        known: DatasetInfo = _known.get(leaf.dataset)
+        known: DatasetInfo = _known.get(base.dataset)
         part: dict[str, Any] = {
             "what": "samples", "array": name + ".samples", "samples": samples,
             "token": known.token, "file": file, "lists": [],
         }  # fmt: skip
-        said.arrays[name + ".samples"] = leaf.samples
-        if leaf.turns is not None:
+        description.arrays[name + ".samples"] = base.samples
+        if base.turns is not None:
             part["turns"] = name + ".turns"
-            said.arrays[name + ".turns"] = leaf.turns
-        columns = lists.columns(leaf.dataset, samples)
+            description.arrays[name + ".turns"] = base.turns
+        columns = lists.columns(base.dataset, samples)
         signatures = [(column.name, column.signature) for column in columns]
-        if said.has(known, signatures):
+        if description.has(known, signatures):
             part["known"] = True
         else:
             part["lists"], made = _lists(columns, name + ".list", room)
-            said.arrays.update(made)
+            description.arrays.update(made)
             room -= sum(map(len, made.values()))
-            said.will_have(known, signatures)
-        said.parts.append(part)
-    return said
+            description.will_have(known, signatures)
+        description.parts.append(part)
+    return description
 
 
 def _lists(
     columns: list[lists.Column], prefix: str, room: int
 ) -> tuple[list[dict[str, Any]], dict[str, bytes]]:
-    """What is said of columns, and their arrays: at most ``room`` bytes."""
-    said: list[dict[str, Any]] = []
+    """Descriptions of columns, and their arrays: at most ``room`` bytes."""
+    described: list[dict[str, Any]] = []
     arrays: dict[str, bytes] = {}
     for column in columns:
         data = column.data() if 8 * column.count <= room else None
         if data is not None and len(data) <= room:
-            name = f"{prefix}{len(said)}"
+            name = f"{prefix}{len(described)}"
             arrays[name] = data
             room -= len(data)
-            said.append(
+            described.append(
                 {"name": column.name, "array": name, "kind": column.kind, "count": column.count}
             )
-    return said, arrays
+    return described, arrays
 
 
 # ---- lists that come late: a dataset that opens its file when it is first read -------------------
 
 
 def known_datasets(dataset: object) -> list[DatasetInfo]:
-    """As discover_datasets(), but what was known of the inner datasets stays as it was."""
-    known = [_known.get(leaf) for leaf in _leaves(dataset)]
+    """As discover_datasets(), without updating the containers of known ones."""
+    known = [_known.get(base) for base in _base_datasets(dataset)]
     return known if all(known) else discover_datasets(dataset)
 
 
 def late_lists(
     dataset: Any, items: array[int], before: list[DatasetInfo], torch: Any
 ) -> list[tuple[str, list[dict[str, Any]], dict[str, bytes]]]:
-    """Lists that inner datasets have got since ``before``, the answer of known_datasets(), when
-    ``items`` were read: (token, what is said of the lists, their arrays). Calls nothing of the
-    user's, so a list counts when it is long enough for these items."""
+    """Lists that base datasets have got since ``before``, the result of known_datasets(), while
+    ``items`` were read: (token, descriptions of the lists, their arrays). Calls no code of the
+    user's (such as __len__), so a list counts when it is long enough for these items."""
     found = []
-    for known, leaf in zip(before, spread(dataset, items, torch)):  # noqa: B905
-        now = lists.inventory(leaf.dataset)
+    for known, base in zip(before, spread(dataset, items, torch)):  # noqa: B905
+        now = lists.inventory(base.dataset)
         new = {name for name in now if known.containers.get(name) != now[name]}
-        if new and leaf.samples:
-            columns = lists.late_columns(leaf.dataset, max(leaf.samples) + 1, new)
-            said, arrays = _lists(columns, "list", lists.CAP_BYTES)
-            if said:
-                found.append((known.token, said, arrays))
+        if new and base.samples:
+            columns = lists.late_columns(base.dataset, max(base.samples) + 1, new)
+            described, arrays = _lists(columns, "list", lists.CAP_BYTES)
+            if described:
+                found.append((known.token, described, arrays))
     return found

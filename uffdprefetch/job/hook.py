@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes torch's DataLoader say what it will read. The job notices nothing.
+"""Has torch's DataLoader announce what it will read, transparently to the job.
 
-Five methods of torch are wrapped, on the class. When an epoch's first index is about to be drawn,
-its order is computed (job/samplers.py) and announced; each index that the sampler really gives is
-compared with it; each batch that the job gets is progress. Nothing is set on objects of the job.
-Whatever goes wrong here is swallowed: with UFFDPREFETCH_TORCH=debug it is a line on stderr.
+Five methods of torch's classes are wrapped. Before an epoch's first index is drawn its order is
+computed (job/samplers.py) and announced; each index that the sampler then gives is compared with
+it; each batch that the job receives is progress. No attribute of the job's objects is set, and no
+error of ours reaches the job: UFFDPREFETCH_TORCH=debug prints them to stderr.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from .epochs import STRIKES, Epoch, Reader, Settings
 from .tables import Table
 
 VARIABLE = "UFFDPREFETCH_TORCH"
-_MARK = "_uffdprefetch"  # on our functions
+_MARK = "_uffdprefetch"  # attribute of our wrappers
 
 _readers = Table()  # by loader
-_epochs = Table(gone=Epoch.end)  # by iterator
+_epochs = Table(on_death=Epoch.end)  # by iterator
 
 
 def install(module: Any) -> bool:
     """Wrap the methods of ``module``, torch.utils.data.dataloader. Returns whether they are
-    wrapped; with a torch that is made otherwise nothing is done."""
+    wrapped: not where this torch lacks one of them."""
     iterator = getattr(module, "_BaseDataLoaderIter", None)
     fetcher = getattr(sys.modules.get("torch.utils.data._utils.fetch"), "_MapDatasetFetcher", None)
     wanted = [
@@ -53,7 +53,7 @@ def install(module: Any) -> bool:
 
 
 def settings(loader: Any, given: Settings) -> None:
-    """What the user has said of a loader holds from its next epoch on."""
+    """Apply the user's settings to a loader, from its next epoch on."""
     _reader(loader).settings = given
 
 
@@ -84,7 +84,7 @@ def _around_next_index(original: Any) -> Any:
         if not epoch.begun:
             _guarded(_begin, self, epoch)
         index = original(self)
-        _guarded(_hand, epoch, index)
+        _guarded(_on_index, epoch, index)
         return index
 
     return _next_index
@@ -105,7 +105,7 @@ def _around_next(original: Any) -> Any:
     return __next__
 
 
-# ---- what they do --------------------------------------------------------------------------------
+# ---- their work ----------------------------------------------------------------------------------
 
 
 def _reader(loader: Any) -> Reader:
@@ -117,7 +117,7 @@ def _reader(loader: Any) -> Reader:
 
 
 def _opening(iterator: Any, loader: Any, again: bool) -> None:
-    """``iterator`` is about to ask its sampler for an iterator: when it is made, or ``again``."""
+    """``iterator`` is about to call iter() on its sampler: in __init__, or ``again`` in _reset."""
     if loader._dataset_kind != _kinds().Map:
         return
     before = _epochs.get(iterator)
@@ -127,7 +127,7 @@ def _opening(iterator: Any, loader: Any, again: bool) -> None:
     epoch = Epoch(reader, loader.num_workers > 0)
     _epochs.set(iterator, epoch)
     datasets.discover_datasets(loader.dataset)
-    # With workers it asks once more when they are there: that iterator counts.
+    # With workers _reset follows and calls iter() again: that one counts.
     now = again or loader.num_workers == 0
     if reader.settings is not None and now and samplers.begins_at_once(loader._index_sampler):
         epoch.early = _order(reader, loader._index_sampler, loader.dataset)
@@ -148,28 +148,30 @@ def _begin(iterator: Any, epoch: Epoch) -> None:
         try:
             order = _order(reader, iterator._index_sampler, dataset)
         except samplers.Unknown as why:
-            _left_alone(reader, str(why))
+            _announce_refusal(reader, str(why))
             raise
     given = reader.settings or Settings()
     if given.key is not None:
-        said = datasets.Description(*keys.part(given, order))
+        description = datasets.Description(*keys.part(given, order))
     else:
-        said = datasets.describe(dataset, order, given.file, sys.modules["torch"])
-    for part in said.parts:
+        description = datasets.describe(dataset, order, given.file, sys.modules["torch"])
+    for part in description.parts:
         part["ahead"] = _ahead(iterator)
-    epoch.announced(order, channel.announce(reader.name, len(order), said.parts, said.arrays))
-    said.published()
+    epoch.follow(
+        order, channel.announce(reader.name, len(order), description.parts, description.arrays)
+    )
+    description.published()
 
 
-def _left_alone(reader: Reader, why: str) -> None:
-    """Say so in the run's summary, once for a loader."""
-    if not reader.told:
-        reader.told = True
+def _announce_refusal(reader: Reader, why: str) -> None:
+    """Announce, for the run's summary, that the order cannot be known; once for a loader."""
+    if not reader.refusal_announced:
+        reader.refusal_announced = True
         channel.announce(reader.name, 0, [{"what": "nothing", "why": why}], {})
 
 
 def _ahead(iterator: Any) -> int:
-    """How many items may be read beyond those of the batches that the job has got."""
+    """Items that workers may read beyond the batches that the job has received."""
     batch = getattr(iterator._index_sampler, "batch_size", None) or 1
     workers = getattr(iterator, "_num_workers", 0) or 0
     each = getattr(iterator, "_prefetch_factor", None) or 2
@@ -186,7 +188,7 @@ def _order(reader: Reader, index_sampler: Any, dataset: Any) -> Any:
     return samplers.dry_run(index_sampler, [dataset], torch)
 
 
-def _hand(epoch: Epoch, index: Any) -> None:
+def _on_index(epoch: Epoch, index: Any) -> None:
     wrong = epoch.on_index(index)
     if wrong is not None:
         _debug(wrong)
@@ -194,13 +196,13 @@ def _hand(epoch: Epoch, index: Any) -> None:
 
 def _end(epoch: Epoch | None) -> None:
     if epoch is not None:
-        wrong = epoch.ran_out()
+        wrong = epoch.on_sampler_end()
         if wrong is not None:
             _debug(wrong)
         epoch.end()
 
 
-# ---- that nothing of it is noticed ---------------------------------------------------------------
+# ---- no error reaches the job --------------------------------------------------------------------
 
 
 def _guarded(function: Callable[..., object], *args: Any) -> None:
@@ -215,8 +217,8 @@ def _guarded(function: Callable[..., object], *args: Any) -> None:
 
 
 def _of_a_signal_handler(error: BaseException) -> bool:
-    """Whether a signal handler of the job raised it, which just happened to run in here: it is a
-    function that has been given the frame which it interrupted."""
+    """Whether a signal handler of the job raised it, having interrupted our code: a function one of
+    whose locals is the frame that it interrupted."""
     step, before = error.__traceback__, None
     while step is not None:
         frame = step.tb_frame

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records of an order by the user's own function: ``prefetch(loader, key=...)``."""
+"""Orders by the user's key function: ``prefetch(loader, key=...)``."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from .epochs import Settings
 
 
 def part(given: Settings, order: array[int]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """The part of an announcement, and its arrays: what ``given.key`` answers for each item of
-    ``order``: a key (bytes; text stands for its UTF-8), a record number, or a list of these.
+    """The part of an announcement, and its arrays, from ``given.key`` of each item of ``order``: a
+    key (bytes, or str as UTF-8), a record number, or a list of these.
 
-    Asks once for each item number. What is wrong with an answer is a line on stderr, once; raises
-    TypeError then.
+    Calls it once for each item number. An invalid result is reported on stderr, once, and raises
+    TypeError.
     """
     answers: list[Any] = []
     data: Any
@@ -43,8 +43,8 @@ def part(given: Settings, order: array[int]) -> tuple[list[dict[str, Any]], dict
     except (TypeError, OverflowError) as error:
         given.complain(f"prefetch: {error}; nothing is prefetched for this loader")
         raise
-    said = {"what": what, "array": "p0." + what, "turns": "p0.turns", "file": given.file}
-    return [said], {"p0." + what: data, "p0.turns": turns}
+    described = {"what": what, "array": "p0." + what, "turns": "p0.turns", "file": given.file}
+    return [described], {"p0." + what: data, "p0.turns": turns}
 
 
 def _answer(given: Settings, number: int) -> Any:

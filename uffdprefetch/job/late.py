@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Key lists that a dataset reads when it is first used, often in a worker: published from there."""
+"""Publishes key lists that a dataset reads on first use, from the worker that has them."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from typing import Any
 from . import channel, datasets, samplers
 from .tables import Table
 
-_fetchers = Table()  # that have fetched
+_fetchers = Table()  # that have fetched before
 
 
 def around_fetch(guarded: Callable[..., None]) -> Callable[[Any], Any]:
-    """The wrapper of _MapDatasetFetcher.fetch; ``guarded`` calls what must never raise."""
+    """The wrapper of _MapDatasetFetcher.fetch; ``guarded`` calls and lets no error out."""
 
     def around(original: Any) -> Any:
         def fetch(self: Any, index: Any) -> Any:
             if _fetchers.get(self) is not None:
                 return original(self, index)
-            look = _Look()
+            late_lists = _LateLists()
             guarded(_fetchers.set, self, True)
-            guarded(look.before, self.dataset)
+            guarded(late_lists.before, self.dataset)
             data = original(self, index)
-            guarded(look.after, self.dataset, index)
+            guarded(late_lists.after, self.dataset, index)
             return data
 
         return fetch
@@ -34,9 +34,9 @@ def around_fetch(guarded: Callable[..., None]) -> Callable[[Any], Any]:
     return around
 
 
-class _Look:
-    """What a process's first fetch brings. Of a loader's workers, which do all the same, the first
-    one looks, and of several epochs' workers the first epoch's says what it found."""
+class _LateLists:
+    """Finds the lists that a process's first fetch has brought. Of a loader's workers, which all
+    have the same, worker 0 does; of several epochs' workers the first epoch's publishes."""
 
     def __init__(self) -> None:
         self._known: list[datasets.DatasetInfo] = []
@@ -59,8 +59,8 @@ class _Look:
 
 
 def _job_pid() -> int:
-    """The process whose loader it is: this one, or the one that this worker works for. Not
-    getppid(): a worker of a forkserver is the forkserver's child."""
+    """The process that has the loader: this one, or this worker's multiprocessing parent (getppid()
+    of a forkserver's worker is the forkserver)."""
     torch = sys.modules["torch"]
     if torch.utils.data.get_worker_info() is None:
         return os.getpid()
@@ -71,7 +71,7 @@ def _job_pid() -> int:
 
 
 def _first(job: int, token: str) -> bool:
-    """Whether these lists of this job's process have not been published yet, by any process."""
+    """Whether no process has published these lists of that job process yet."""
     directory = os.environ[channel.SOCKET_VARIABLE] + channel.SUFFIX
     path = os.path.join(directory, f"{job}-{zlib.crc32(token.encode()):08x}.late")
     try:

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lists that a dataset object carries and whose element i may lead to the record of sample i.
+"""Lists in a dataset's attributes whose element i may lead to the record of sample i.
 
 Keys, paths, record numbers, kept as ``self.keys``, ``self.samples = [(path, label), ...]``,
-``self.annotations = [{"image": ...}, ...]`` or ``{0: "a", 1: "b"}``. Which of them mean anything is
-found elsewhere (orders/mapping.py). Nothing of the user's is called: exact built-in types and
-numpy's array are looked at, through the instance dictionaries, and nothing that maps a file is
-touched.
+``self.annotations = [{"image": ...}, ...]`` or ``{0: "a", 1: "b"}``. orders/mapping.py finds which
+of them are used. No code of the user's is called: only exact built-in types and numpy's array
+are read, through the instance dictionaries, and no array that maps a file.
 """
 
 from __future__ import annotations
@@ -19,22 +18,24 @@ from functools import partial
 from itertools import accumulate
 from typing import Any
 
-#: All lists of one announcement.
+#: Bytes of all lists of one announcement.
 CAP_BYTES = 256 << 20
-#: Columns of one dataset, lest one with a thousand attributes costs a second.
+#: Columns of one dataset: bounds the time for one with a thousand attributes.
 CAP_LISTS = 32
-_LOOKS = 16
+#: Elements checked for their type before the whole list is.
+_PROBES = 16
+#: Fields of an element that become columns.
 _FIELDS = 8
 _BUILTIN = (list, tuple, dict)
-#: Objects of these packages are no holders of a dataset's lists.
+#: Packages whose objects are not searched for lists.
 _FOREIGN = ("builtins", "numpy", "pandas", "pyarrow", "torch.nn", "torch.distributed", "logging")
 
 
 class Column:
-    """A candidate: ``count`` elements of one kind.
+    """A candidate list: ``count`` elements of one kind.
 
-    ``name``: the attribute, for people, with ``[field]`` for a part of each element. ``kind``:
-    "text", "bytes" or "ints". ``signature``: another one when the list is another or was reordered.
+    ``name``: the attribute, for people, with ``[field]`` for a field of each element. ``kind``:
+    "text", "bytes" or "ints". ``signature``: changes with the list or its order.
     """
 
     def __init__(
@@ -44,8 +45,8 @@ class Column:
         self._values = values
 
     def data(self) -> bytes | None:
-        """All elements as an array of an announcement: int64, or as channel.packed() has them
-        (text as UTF-8). None when one of them is of another type after all."""
+        """All elements as an array of an announcement: int64, or packed (channel.packed()), text as
+        UTF-8. None when one of them is of another type."""
         values = self._values()
         try:
             if self.kind == "ints":
@@ -65,7 +66,7 @@ class Column:
 
 
 def _packed(strings: Any, body: bytes) -> bytes:
-    """As channel.packed() of strings whose bytes, in a row, are ``body``."""
+    """As channel.packed(), with ``body`` the strings' concatenated bytes."""
     ends = array("q", accumulate(map(len, strings)))
     return array("q", (len(ends),)).tobytes() + ends.tobytes() + body
 
@@ -79,18 +80,17 @@ def _path_type() -> Any:
 
 
 def inventory(dataset: object) -> dict[str, tuple[int, int]]:
-    """The containers that it has by now: name -> (id, length)."""
+    """Its present containers: name -> (id, length)."""
     return {name: (id(value), len(value)) for name, value in _containers(dataset)}
 
 
 def columns(dataset: object, samples: int) -> list[Column]:
-    """Candidates of a dataset of ``samples`` samples: an element for each."""
+    """Candidate lists of a dataset of ``samples`` samples, cut to that length."""
     return _candidates(dataset, samples, None)
 
 
 def late_columns(dataset: object, least: int, names: set[str]) -> list[Column]:
-    """Candidates of a dataset of at least ``least`` samples, in the attributes ``names``: with all
-    their elements."""
+    """Candidate lists of at least ``least`` elements in the attributes ``names``, uncut."""
     return _candidates(dataset, least, names)
 
 
@@ -135,7 +135,7 @@ def _is_container(value: object) -> bool:
 
 
 def _is_array(value: Any) -> bool:
-    """A numpy array of one dimension whose bytes are surely in memory and not in a mapped file."""
+    """A one-dimensional numpy array whose base is known to be no mapped file."""
     numpy: Any = sys.modules.get("numpy")
     kind = getattr(numpy, "ndarray", None)
     if kind is None or type(value) is not kind or value.ndim != 1:
@@ -159,7 +159,7 @@ def _is_holder(value: object) -> bool:
 
 def _columns(name: str, value: Any, samples: int) -> list[Column]:
     if type(value) is dict:
-        if any(number not in value for number in _places(samples)):
+        if any(number not in value for number in _probe_indices(samples)):
             return []
         return _of_rows(name, value, samples, lambda: [value[i] for i in range(samples)])
     if type(value) in (list, tuple):
@@ -167,11 +167,11 @@ def _columns(name: str, value: Any, samples: int) -> list[Column]:
     return _of_array(name, value, samples)
 
 
-def _places(samples: int) -> list[int]:
-    """Where a list is looked at, before all of it is."""
-    if samples <= _LOOKS:
+def _probe_indices(samples: int) -> list[int]:
+    """Evenly spaced indices at which a list's elements are checked first."""
+    if samples <= _PROBES:
         return list(range(samples))
-    return [k * (samples - 1) // (_LOOKS - 1) for k in range(_LOOKS)]
+    return [k * (samples - 1) // (_PROBES - 1) for k in range(_PROBES)]
 
 
 def _of_array(name: str, value: Any, samples: int) -> list[Column]:
@@ -180,17 +180,17 @@ def _of_array(name: str, value: Any, samples: int) -> list[Column]:
         return _of_rows(name, value, samples, lambda: value[:samples].tolist())
     if kind not in "SUiu" or (kind == "U" and value.dtype.itemsize * samples > 4 * CAP_BYTES):
         return []
-    looks = [value[place].item() for place in _places(samples)]
+    probes = [value[i].item() for i in _probe_indices(samples)]
     if kind in "iu":
         return [
             Column(
-                name, "ints", samples, _signature(value, looks),
+                name, "ints", samples, _signature(value, probes),
                 lambda: array("q", value[:samples].astype("<i8").tobytes()),
             )
         ]  # fmt: skip
     return [
         Column(
-            name, "bytes" if kind == "S" else "text", samples, _signature(value, looks),
+            name, "bytes" if kind == "S" else "text", samples, _signature(value, probes),
             lambda: value[:samples].tolist(),
         )
     ]  # fmt: skip
@@ -198,18 +198,20 @@ def _of_array(name: str, value: Any, samples: int) -> list[Column]:
 
 def _of_rows(name: str, value: Any, samples: int, rows: Callable[[], Any]) -> list[Column]:
     """Columns of a sequence of elements, of lists of elements, or of dictionaries."""
-    looks = [value[place] for place in _places(samples)]
-    kind = _kind(looks)
+    probes = [value[i] for i in _probe_indices(samples)]
+    kind = _kind(probes)
     if kind is not None:
-        return [Column(name, kind, samples, _signature(value, looks), rows)]
+        return [Column(name, kind, samples, _signature(value, probes), rows)]
     fields: list[Any] = []
-    if all(type(row) is tuple or type(row) is list for row in looks):
-        fields = list(range(min(min(map(len, looks)), _FIELDS)))
-    elif all(type(row) is dict for row in looks):
-        fields = [key for key in looks[0] if type(key) is str and all(key in row for row in looks)]
+    if all(type(row) is tuple or type(row) is list for row in probes):
+        fields = list(range(min(min(map(len, probes)), _FIELDS)))
+    elif all(type(row) is dict for row in probes):
+        fields = [
+            key for key in probes[0] if type(key) is str and all(key in row for row in probes)
+        ]
     found = []
     for field in fields[:_FIELDS]:
-        part = [row[field] for row in looks]
+        part = [row[field] for row in probes]
         kind = _kind(part)
         if kind is not None:
             found.append(
@@ -228,16 +230,16 @@ def _field(get_rows: Callable[[], Any], field: Any) -> list[Any]:
             return [row[field] for row in rows]
         except (KeyError, IndexError):
             pass
-    return [None]  # no column after all
+    return [None]  # of no kind: data() is None
 
 
-def _kind(looks: list[Any]) -> str | None:
-    types = set(map(type, looks))
+def _kind(probes: list[Any]) -> str | None:
+    types = set(map(type, probes))
     for kind, name in ((str, "text"), (bytes, "bytes"), (int, "ints")):
         if types == {kind}:
             return name
     return "text" if types == {_path_type()} else None
 
 
-def _signature(value: Any, looks: list[Any]) -> int:
-    return zlib.crc32(repr((id(value), len(value), looks)).encode("utf-8", "surrogatepass"))
+def _signature(value: Any, probes: list[Any]) -> int:
+    return zlib.crc32(repr((id(value), len(value), probes)).encode("utf-8", "surrogatepass"))

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order that a sampler is about to give, found without taking anything from it.
+"""The order that a sampler is about to give, computed without side effects on it.
 
-A sampler of torch's is run a second time: torch's own code, on a shallow copy that draws from
-private generators in the state that the real ones are in at this moment. Shared generators are
-only read (get_state), never set: another thread may draw from them meanwhile. So it must be done
-right before the real sampler draws, and the real one then runs as ever.
+A sampler of torch's is run on a shallow copy, by torch's own code, with private generators in the
+present state of the real ones. Shared generators are only read (get_state), never set: another
+thread may draw from them meanwhile. So it must be done right before the real sampler draws.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
-#: Longer orders are left alone: 512 MiB of numbers.
+#: Items of an order at most: 512 MiB of numbers.
 CAP_ITEMS = 1 << 26
-#: The same for a sampler that is not torch's, and may have no end.
+#: The same for a sampler that is not torch's and may be infinite.
 CAP_FOREIGN_ITEMS = 1 << 24
 
 _SAMPLERS = "torch.utils.data.sampler"
@@ -30,23 +29,23 @@ _GENERATOR_FUNCTION = 0x20  # inspect.CO_GENERATOR
 
 
 class Unknown(Exception):
-    """The order cannot be known beforehand; the text says why, in a line."""
+    """The order cannot be known beforehand; the message, a line, says why."""
 
 
 def runs(thing: object, module: str, name: str, method: str) -> bool:
-    """Whether ``method`` of ``thing`` is the function that torch's class ``name`` defines, however
-    the type of ``thing`` is called."""
+    """Whether ``method`` of ``thing`` is the one that torch's class ``name`` defines, inherited or
+    not."""
     home = sys.modules.get(module)
     function = vars(getattr(home, name, object)).get(method)
     return (
         function is not None
         and getattr(type(thing), method, None) is function
-        and getattr(function, "__globals__", None) is vars(home)  # nobody has put another there
+        and getattr(function, "__globals__", None) is vars(home)  # not monkey-patched
     )
 
 
 def flat(index: Any) -> array[int]:
-    """Item numbers of what a DataLoader hands to its dataset: a batch of numbers, or one.
+    """Item numbers of a sampler's index: a batch of numbers, or one.
 
     Raises TypeError, ValueError or OverflowError when it is something else.
     """
@@ -59,8 +58,8 @@ def flat(index: Any) -> array[int]:
 
 
 def order(index_sampler: Any, torch: Any) -> array[int]:
-    """The item numbers (int64, shape (items,)) that ``index_sampler`` of a DataLoader will give if
-    it begins now.
+    """The item numbers (int64, shape (items,)) that ``index_sampler`` of a DataLoader would give
+    from now.
 
     Raises Unknown for samplers that are not torch's, and whatever goes wrong in torch's code.
     """
@@ -118,8 +117,8 @@ def clone_generator(generator: Any, torch: Any) -> Any:
 
 
 def _copy(sampler: Any, torch: Any = None, **changes: Any) -> Any:
-    """A shallow copy, made without the type's own ideas of copying. With ``torch``: its generator,
-    or the default one in its place, is a clone."""
+    """A shallow copy, without the type's __copy__. With ``torch`` its generator is a clone of its
+    own or of the default one."""
     state = dict(vars(sampler), **changes)
     if torch is not None:
         generator = state["generator"]
@@ -130,7 +129,7 @@ def _copy(sampler: Any, torch: Any = None, **changes: Any) -> Any:
 
 
 def plain(indices: Any, torch: Any) -> Any:
-    """``indices`` as a sequence whose elements are got without anybody's own code.
+    """``indices`` as a sequence that runs no code of the user's.
 
     Raises Unknown for other types than list, tuple, range, tensor and numpy's array.
     """
@@ -149,30 +148,29 @@ def _collect(items: int, numbers: Iterable[Any]) -> array[int]:
     return array("q", numbers)
 
 
-# ---- samplers of others: when the user vouches for them ------------------------------------------
+# ---- other samplers, when the user has called prefetch() -----------------------------------------
 
 
 def begins_at_once(index_sampler: object) -> bool:
-    """Whether iter() of it already may draw: only a generator function waits for the first next."""
+    """Whether iter() may already draw: all but generator functions, which run from next() on."""
     code = getattr(getattr(type(index_sampler), "__iter__", None), "__code__", None)
     return not getattr(code, "co_flags", 0) & _GENERATOR_FUNCTION
 
 
 def dry_run(index_sampler: Any, shared: Iterable[object], torch: Any) -> array[int]:
-    """As order(), of any sampler: a deep copy of it is run, and the global generators of torch,
-    numpy and random are put back to where they were. ``shared``: objects that are not copied,
-    beside the datasets that the sampler has.
+    """As order(), of any sampler: runs a deep copy, and restores the global generators of torch,
+    numpy and random. ``shared``: objects that are not copied, beside the sampler's datasets.
 
-    Raises Unknown when it has no end, and whatever the sampler raises.
+    Raises Unknown beyond CAP_FOREIGN_ITEMS, and whatever the sampler raises.
     """
     memo: dict[int, Any] = {id(thing): thing for thing in shared}
     for holder in (index_sampler, getattr(index_sampler, "sampler", None)):
         for value in list(getattr(holder, "__dict__", {}).values()):
-            if type(value) is torch.Generator:  # older ones cannot be copied
+            if type(value) is torch.Generator:  # of older torch: not copyable
                 memo[id(value)] = clone_generator(value, torch)
             elif isinstance(value, torch.utils.data.Dataset):
                 memo[id(value)] = value
-    memo[id(torch.default_generator)] = torch.default_generator  # kept below
+    memo[id(torch.default_generator)] = torch.default_generator  # restored below
     numbers = array("q")
     with _global_generators_kept(torch):
         for index in islice(copy.deepcopy(index_sampler, memo), CAP_FOREIGN_ITEMS):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What we know of objects that belong to the job, kept beside them instead of in them."""
+"""State of ours for the job's objects, kept outside of them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 
 
 class Table:
-    """Values by object. By identity, so nobody's __hash__ or __eq__ is called; without keeping the
-    object alive (a value must not refer to its object); nothing that would be pickled with it.
+    """Values by object identity: no __hash__ or __eq__ of the job's is called, the object is not
+    kept alive (a value must not refer to it), and nothing is pickled with it.
 
-    ``gone``: called with the value when the object has died, at any time and in any thread.
+    ``on_death``: called with the value after the object has died, at any time and in any thread.
     """
 
-    def __init__(self, gone: Callable[[Any], object] | None = None) -> None:
+    def __init__(self, on_death: Callable[[Any], object] | None = None) -> None:
         self._rows: dict[int, tuple[weakref.ref[Any], Any]] = {}
-        self._gone = gone
+        self._on_death = on_death
 
     def get(self, thing: object) -> Any:
         """Its value, or None."""
@@ -25,16 +25,16 @@ class Table:
         return row[1] if row is not None and row[0]() is thing else None
 
     def set(self, thing: object, value: object) -> None:
-        """Raises TypeError for an object that cannot be referred to weakly."""
+        """Set its value. Raises TypeError for an object without weak references."""
         key = id(thing)
 
         def forget(reference: weakref.ref[Any]) -> None:
             row = self._rows.get(key)
-            if row is not None and row[0] is reference:  # not of another that lives there now
+            if row is not None and row[0] is reference:  # not of another object at this id
                 del self._rows[key]
-                if self._gone is not None:
+                if self._on_death is not None:
                     try:
-                        self._gone(row[1])
+                        self._on_death(row[1])
                     except Exception:
                         pass  # at the interpreter's end modules may be gone already
 

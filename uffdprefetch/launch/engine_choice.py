@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which engine a run gets: the one that was asked for, or `cache` where the pool cannot work."""
+"""Chooses a run's engine: the requested one, or `cache` where the pool cannot work."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from uffdprefetch.base.config import POOL_LEAST_BYTES, Config, fall_back
 from uffdprefetch.base.units import format_size, parse_size
 
-#: The probe takes some milliseconds; a machine that is this slow has no use for the pool.
+#: Time limit of the probe, which normally takes some milliseconds.
 PROBE_SECONDS = 5.0
 TEST_LEAST_VARIABLE = "UFFDPREFETCH_TEST_POOL_LEAST"
 
 
 def choose(config: Config, environ: Mapping[str, str]) -> Config:
-    """``config``, or with `--engine pool` where that cannot work what fall_back() makes of it."""
+    """``config``, or its fall_back() where `--engine pool` is requested and cannot work."""
     why = _why_no_pool(config, environ) if config.engine == "pool" else None
     return fall_back(config, why) if why else config
 
@@ -27,7 +27,7 @@ def _why_no_pool(config: Config, environ: Mapping[str, str]) -> str | None:
     if environ.get("UFFDPREFETCH_RUNG") == "2":
         return "no userfaultfd (UFFDPREFETCH_RUNG=2)"
     if environ.get("UFFDPREFETCH_SOCKET"):
-        return None  # a wrap within a job: its service has been chosen
+        return None  # nested in a wrap: its service exists
     from uffdprefetch.doctor import pool
     from uffdprefetch.doctor.check import OK, run_isolated
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The transparent launcher: finds or starts the node's service, runs the job, reports.
+"""The launcher of `wrap`: finds or starts the node's service, runs the job, reports.
 
-The service is a convenience to the job and never a condition: whatever fails here is one line on
-stderr and the job runs without (with --strict: exit 125 before it starts).
+The job never depends on the service: on any error the job runs without it, after a line on stderr
+(with --strict: exit 125 before it starts).
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ if TYPE_CHECKING:
 
 START_TIMEOUT_SECONDS = 10.0
 SUMMARY_TIMEOUT_SECONDS = 5.0
-#: The last launcher waits so long for a service that ends to remove its files: where the launcher
-#: ends, a job manager kills what is left of the job.
+#: Wait of the last launcher for the service's clean-up: a job manager kills remaining processes
+#: when the launcher ends.
 TIDY_TIMEOUT_SECONDS = 2.0
 _POLL_SECONDS = 0.02
-#: Else AddressSanitizer's run-time ends a program that has another library before it.
+#: Without it AddressSanitizer's run-time aborts when another library is preloaded before it.
 ASAN_NO_ORDER_CHECK = "verify_asan_link_order=0"
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-#: Where Python finds a sitecustomize.py that waits for PyTorch (docs/pytorch.md).
+#: Directory of the sitecustomize.py that hooks PyTorch (docs/pytorch.md).
 SITE = os.path.join(PACKAGE, "job", "site")
-#: Instead of it, an LD_PRELOAD list: a sanitizer's run-time and a build with it (`make asan`).
+#: Overrides the LD_PRELOAD list: a sanitizer's run-time and a build with it (`make asan`).
 TEST_PRELOAD_VARIABLE = "UFFDPREFETCH_TEST_PRELOAD"
 
 
 def preloadable(path: str, directory: str) -> str:
-    """``path``, or a link to it in ``directory``: LD_PRELOAD knows no quoting of ' ' and ':'."""
+    """``path``, or a link to it in ``directory``: LD_PRELOAD cannot quote ' ' and ':'."""
     if not any(separator in path for separator in " :"):
         return path
     link = os.path.join(directory, f"preload-{os.stat(path).st_ino:x}.so")
@@ -68,15 +68,15 @@ def preloadable(path: str, directory: str) -> str:
 
 
 def without_order_check(old: str | None) -> str:
-    """ASAN_OPTIONS with which a program of AddressSanitizer's starts although its run-time is not
-    the first library; the preload object then leaves it alone. A user's own word comes later and
-    so holds."""
+    """ASAN_OPTIONS with which a program built with AddressSanitizer starts although its run-time is
+    not the first library; the preload object is inactive in it. The user's options come later and
+    win."""
     entries = [entry for entry in (old or "").split(":") if entry]
     return ":".join(dict.fromkeys([ASAN_NO_ORDER_CHECK, *entries]))
 
 
 def prepend_preload(old: str | None, path: str) -> str:
-    """LD_PRELOAD with ``path`` first and once; what was there stays, in its order."""
+    """LD_PRELOAD with ``path`` first and once; other entries keep their order."""
     entries = [entry for entry in (old or "").replace(" ", ":").split(":") if entry]
     return ":".join([path, *(entry for entry in entries if entry != path)])
 
@@ -91,7 +91,7 @@ def preloading(environ: Mapping[str, str], path: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Meeting:
-    """Where the processes of this job on this node meet."""
+    """Where the processes of this job find their service on this node."""
 
     key: str
     key_source: str
@@ -114,14 +114,13 @@ def meeting_place(environ: Mapping[str, str]) -> Meeting:
 
 
 def own_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment of an interpreter of ours beside the job, in a directory of ours."""
+    """The environment of our own interpreters beside the job, started in our directory."""
     environment = dict(environ)
-    # Neither our own object nor a profiler that watches the job belongs into it.
+    # Neither our preload object nor a profiler of the job's is loaded.
     environment.pop("LD_PRELOAD", None)
     environment.pop("PYTHONINSPECT", None)
-    # It changes its directory, so that a queue.py beside the training script is not
-    # imported instead of the library's; relative entries must survive that, and so must a package
-    # that was found in the current directory only.
+    # It changes its directory, so that a queue.py beside the training script does not shadow the
+    # library's; relative entries and a package in the current directory must still be found.
     entries = [os.path.abspath(e) for e in environ.get("PYTHONPATH", "").split(os.pathsep) if e]
     home = os.path.dirname(PACKAGE)
     if sys.path and os.path.realpath(sys.path[0] or ".") == os.path.realpath(home):
@@ -144,7 +143,7 @@ def _service_environment(
 def start_service(
     environ: Mapping[str, str], config: Config, meeting: Meeting
 ) -> subprocess.Popen[bytes]:
-    """Start ``uffdprefetch serve`` as a daemon that outlives us; it elects itself by a lock."""
+    """Start ``uffdprefetch serve`` as a daemon that outlives us; a lock makes it the only one."""
     service = subprocess.Popen(
         [
             *(sys.executable, "-m", "uffdprefetch", "serve"),
@@ -155,13 +154,13 @@ def start_service(
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        close_fds=True,  # a pipe of the job's that we held open would never see its end
+        close_fds=True,  # an inherited pipe of the job's would never reach EOF
         start_new_session=True,  # Ctrl-C is for the job
         preexec_fn=spawn.shield_from_the_start,  # safe: this process has one thread
     )
     try:
-        # mpirun binds a rank, and so us, to its core; the service works for all of the node's
-        # ranks. The kernel cuts this to what the cgroup allows.
+        # mpirun binds a rank, and so us, to a core; the service works for all ranks. The kernel
+        # restricts this to the cgroup's CPUs.
         os.sched_setaffinity(service.pid, range(os.cpu_count() or 1))
     except OSError:
         pass
@@ -180,15 +179,15 @@ def _last_line(path: str) -> str:
 def find_or_start(
     environ: Mapping[str, str], config: Config, meeting: Meeting
 ) -> tuple[NodeClient, subprocess.Popen[bytes] | None]:
-    """Connect to the job's service on this node, starting it if nobody answers.
+    """Connect to the job's service on this node, starting it if it does not answer.
 
-    Of many ranks that come at once one starts it (who holds a lock), the others wait for it.
+    Of many ranks at once the one with the lock starts it, the others wait.
     Raises UffdPrefetchError (125) if there is no service after START_TIMEOUT_SECONDS.
     """
     identity = identify(environ)
     deadline = time.monotonic() + START_TIMEOUT_SECONDS
     started: subprocess.Popen[bytes] | None = None
-    saw = "nobody listens"
+    detail = "nobody listens"
     mark = meeting.socket + leftovers.START
     lock_fd: int | None = None
     try:
@@ -200,19 +199,19 @@ def find_or_start(
                     f"no service: on {meeting.socket} {error}", EXIT_OURS
                 ) from None
             except (ServiceGone, TimeoutError) as error:
-                saw = str(error)  # one that is just ending: try again
+                detail = str(error)  # it is just ending: retry
             except OSError as error:
-                saw = f"{meeting.socket}: {error.strerror}"
+                detail = f"{meeting.socket}: {error.strerror}"
             if lock_fd is None:
                 lock_fd = leftovers.hold(mark)
                 if lock_fd is not None:
-                    continue  # somebody may have started it between our look and our lock
+                    continue  # it may have been started before we had the lock
             elif started is None:
                 started = start_service(environ, config, meeting)
             elif started.poll() == 0:
-                started = None  # it found another service at work: one that is just ending
+                started = None  # another service was running, and is just ending
             elif started.poll():
-                saw = f"it ended with status {started.returncode} ({_last_line(meeting.log)})"
+                detail = f"it ended with status {started.returncode} ({_last_line(meeting.log)})"
                 break
             if time.monotonic() >= deadline:
                 break
@@ -220,7 +219,7 @@ def find_or_start(
     finally:
         if lock_fd is not None:
             leftovers.release(mark, lock_fd)
-    raise UffdPrefetchError(f"no service: {saw}; see {meeting.log}", EXIT_OURS)
+    raise UffdPrefetchError(f"no service: {detail}; see {meeting.log}", EXIT_OURS)
 
 
 # ---- the job ------------------------------------------------------------------------------------
@@ -229,7 +228,8 @@ def find_or_start(
 def job_environment(
     environ: Mapping[str, str], config: Config, meeting: Meeting, preload: str | None
 ) -> dict[str, str]:
-    """The job's environment: ``environ`` and what the preload object and a nested wrap need."""
+    """The job's environment: ``environ`` and the variables of the preload object and nested
+    wraps."""
     environment = {**environ, **config.environment()}
     environment["UFFDPREFETCH_RUN"] = meeting.key
     environment["UFFDPREFETCH_RUNDIR"] = meeting.directory
@@ -240,7 +240,7 @@ def job_environment(
         environment["UFFDPREFETCH_ENGINE"] = config.engine  # the one in use, not the one asked for
     environment.pop("UFFDPREFETCH_KEEP_ADVICE", None)
     if config.policy == "none":
-        # Watching must not change what is watched: the job's own MADV_RANDOM stays in force.
+        # Only observing: the job's own MADV_RANDOM stays in force.
         environment["UFFDPREFETCH_KEEP_ADVICE"] = "1"
     if preload is not None:
         environment.update(preloading(environ, preload))
@@ -250,12 +250,12 @@ def job_environment(
     if not config.ownlock:
         environment.pop(LOCKS_VARIABLE, None)
     elif config.engine == "off":
-        del environment["UFFDPREFETCH_SOCKET"]  # the preload object is there for the locks only
+        del environment["UFFDPREFETCH_SOCKET"]  # the preload object only serves --ownlock
     return environment
 
 
 def _with_an_engine(config: Config, environ: Mapping[str, str]) -> Config:
-    """The run with an engine that works here; raises UffdPrefetchError with --strict."""
+    """``config`` with an engine that works here; raises UffdPrefetchError with --strict."""
     chosen = engine_choice.choose(config, environ)
     if chosen.engine_asked and config.strict:
         raise UffdPrefetchError(f"engine {chosen.engine_asked}: {chosen.engine_reason}", EXIT_OURS)
@@ -278,8 +278,8 @@ def _record(
 ) -> Recording | None:
     """Start the recorder of this job and node, unless another launcher has.
 
-    Raises UffdPrefetchError when the file cannot be made; whatever else is one line, and the job
-    runs without.
+    Raises UffdPrefetchError when the file cannot be created; on other errors, after a line, the job
+    runs without it.
     """
     from uffdprefetch.trace.record.program import Spec
     from uffdprefetch.trace.record.starter import MAX_EVENTS, MIN_SIZE_BYTES, Recording, output_path
@@ -317,7 +317,7 @@ def _record(
 
 
 def _wait_for_recorder(mark: str) -> None:
-    """Another launcher starts the recorder: what our job does first should be in the trace."""
+    """Wait for the recorder of another launcher, so that the job's first events are recorded."""
     deadline = time.monotonic() + START_TIMEOUT_SECONDS
     with contextlib.suppress(OSError):
         while os.stat(mark).st_size == 0 and time.monotonic() < deadline:
@@ -332,16 +332,16 @@ def run(
 ) -> int:
     """Run ``argv`` under ``config`` and return its exit status, or die of its signal.
 
-    ``recording`` is one that runs already and is to hear the service; with ``only_record`` there
-    is no summary. Raises UffdPrefetchError: 126/127 if it cannot be executed, 125 with --strict if
+    ``recording``: a running one, to be connected to the service; with ``only_record`` there is no
+    summary. Raises UffdPrefetchError: 126/127 if it cannot be executed, 125 with --strict if
     there is no service, 2 for an output pattern with an unknown token.
     """
     environ = spawn.inherited_environment()
-    output.expand(config.output, "", None, environ)  # a wrong token is told before the job runs
+    output.expand(config.output, "", None, environ)  # errors are reported before the job runs
     if config.plan is not None and config.engine != "off":
         from uffdprefetch.orders import plan_file
 
-        plan_file.load(config.plan)  # so is a wrong plan
+        plan_file.load(config.plan)  # likewise
     client: NodeClient | None = None
     service: subprocess.Popen[bytes] | None = None
     meeting: Meeting | None = None
@@ -356,11 +356,11 @@ def run(
             if not preload:
                 preload = preloadable(preload_object(), meeting.directory)
         locks = _own_locks(config, meeting) if config.ownlock else None
-        if locks is not None and preload is not None:  # they need no service
+        if locks is not None and preload is not None:  # no service needed
             environment = {**environ, **preloading(environ, preload)}
             environment[LOCKS_VARIABLE] = locks.directory
         client, service = find_or_start(environ, config, meeting)
-        if config.engine_asked and service is not None:  # of many ranks the one that started it
+        if config.engine_asked and service is not None:  # by the rank that started it only
             say(why_fallen_back(config))
         if client.options not in (0, config.fingerprint()) and not config.quiet:
             say("the job's service on this node was started with other options: those hold")
@@ -424,8 +424,8 @@ def _report(
     status: int,
     only_record: bool,
 ) -> bool:
-    """Take the summary; the last launcher of the node and job prints and writes it. Whether no
-    other is left here."""
+    """Request the summary, which the last launcher of the node and job prints and writes. Returns
+    whether this is the last."""
     try:
         finished = client.finish(status, time.monotonic() + SUMMARY_TIMEOUT_SECONDS)
     except ServiceGone as error:

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`wrap --live`: how it goes, on stderr, while the job runs and writes wherever it writes.
+"""`wrap --live`: progress on stderr while the job runs.
 
-The job keeps its own stdin, stdout and stderr; nothing stands between them and the terminal. On a
-terminal a panel of a few lines at the bottom of the screen, else a line every --interval. A thread
-draws, started when the job is there already (the fork wants one thread); the main thread goes on
-waiting for signals. Whatever fails here is not the job's business.
+The job's stdin, stdout and stderr are untouched. On a terminal a panel of a few lines at the bottom
+of the screen, else a line every --interval. Drawn by a thread, started after the job (fork needs a
+single thread); the main thread waits for signals. Errors here do not affect the job.
 
-Of the launchers of one job on a node one shows, and on one terminal one panel at most.
+One launcher of a job and node shows it, and a terminal has at most one panel.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ if TYPE_CHECKING:
     from uffdprefetch.view.glyphs import Glyphs
     from uffdprefetch.view.model import View
 
-#: The service is asked this often, and on a terminal the picture is as new.
+#: Interval at which the service is queried and the panel redrawn.
 PANEL_SECONDS = 1.0
-#: No terminal of these can do what the panel needs.
+#: Values of TERM without the control sequences that the panel needs.
 DUMB = ("", "dumb", "unknown")
-#: The drawing may be held up by a stopped terminal (Ctrl-S); the job's end waits no longer for it.
+#: Longest wait at the job's end for a drawing blocked by a stopped terminal (Ctrl-S).
 JOIN_SECONDS = 1.0
 
 
@@ -50,17 +49,17 @@ class Live:
         self._terminal = os.isatty(2) and environ.get("TERM", "") not in DUMB
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
-        self._lock = threading.Lock()  # who holds it may write
+        self._lock = threading.Lock()  # of writes to the terminal
         self._suspended = False
-        self._screen = (0, 0, 0)  # width, height, panel's rows: as drawn last; rows 0: nothing
+        self._screen = (0, 0, 0)  # (width, height, panel's rows) as drawn; rows 0: no panel
         self._locks: list[int] = []
-        self._shows = False  # the job's lock is ours
+        self._shows = False  # we hold the job's lock
 
     def start(self) -> None:
-        """Begin; called by the main thread when the job has been started.
+        """Start; called by the main thread after the job's start.
 
-        SIGWINCH is blocked here, and so in the thread, which waits for it: it is no handler's and
-        is not passed on, since the job has had its own from the terminal.
+        SIGWINCH is blocked here, and so in the thread, which waits for it. It is not forwarded: the
+        job gets its own from the terminal.
         """
         if sys.stderr is None:  # closed when we started: descriptor 2 may be anything by now
             return
@@ -68,13 +67,13 @@ class Live:
         thread = threading.Thread(target=self._run, name="live", daemon=True)
         try:
             thread.start()
-        except RuntimeError as error:  # no more threads for this user: the job is there already
+        except RuntimeError as error:  # the user's limit of threads
             self._write(f"{PREFIX}no live view: {error}\n".encode())
         else:
             self._thread = thread
 
     def stop(self) -> None:
-        """The job has ended: the terminal is as it was."""
+        """The job has ended: restore the terminal."""
         self._stopping.set()
         if self._thread is not None:
             self._wake()
@@ -88,7 +87,7 @@ class Live:
 
     @contextlib.contextmanager
     def suspended(self) -> Iterator[None]:
-        """Around a stop (Ctrl-Z): meanwhile the terminal is the shell's."""
+        """Around a stop (Ctrl-Z): the shell has the terminal meanwhile."""
         locked = self._lock.acquire(timeout=JOIN_SECONDS)
         self._suspended = True
         if locked:
@@ -141,7 +140,7 @@ class Live:
             fetcher.stop()
 
     def _alone(self) -> bool:
-        """Whether nobody else shows this job, or has a panel on this terminal."""
+        """Whether no other launcher shows this job, or has a panel on this terminal."""
         places = [(self._socket + leftovers.LIVE, os.O_CREAT | os.O_RDWR)]
         if self._terminal:
             with contextlib.suppress(OSError):
@@ -149,7 +148,7 @@ class Live:
         for path, flags in places:
             try:
                 fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
-            except OSError:  # another user's terminal (su): then there is no telling
+            except OSError:  # another user's terminal (su): unknown
                 continue
             self._locks.append(fd)
             try:
@@ -160,16 +159,16 @@ class Live:
         return True
 
     def _sleep(self, seconds: float) -> None:
-        """Until SIGWINCH: the terminal was resized, or somebody called _wake()."""
+        """Sleep, until SIGWINCH at most: the terminal was resized, or _wake() was called."""
         signal.sigtimedwait({signal.SIGWINCH}, seconds)
 
     def _write(self, data: bytes) -> None:
-        """All of it, in one write where the kernel takes it so. sys.stderr is not used: its lock
-        would be held at the interpreter's end by a write that a stopped terminal holds up."""
+        """Write all of it, by one write(2) if possible. Not by sys.stderr, whose lock a write to a
+        stopped terminal would hold at the interpreter's end."""
         while data:
             try:
                 data = data[os.write(2, data) :]
-            except BlockingIOError:  # the job has made the common description non-blocking
+            except BlockingIOError:  # the job has set O_NONBLOCK on the shared description
                 poll = select.poll()
                 poll.register(2, select.POLLOUT)
                 poll.poll(1000)
@@ -201,7 +200,7 @@ class Live:
     def _panel(self, fetcher: Fetcher) -> None:
         from uffdprefetch.view import glyphs
 
-        # a write from the background is not to stop the job's wrap, whatever `stty tostop` says
+        # with `stty tostop` a write from the background must not stop us
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
         characters = glyphs.choose(getattr(sys.stderr, "encoding", None), self._environ)
         while not self._stopping.is_set():
@@ -236,7 +235,7 @@ class Live:
         self._write(out.encode(errors="replace"))
 
     def _erase(self) -> None:
-        """Whoever calls holds the lock."""
+        """Erase the panel; the caller holds the lock."""
         width, height, rows = self._screen
         if not rows:
             return

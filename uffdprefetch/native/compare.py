@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cffi face of csrc/compare.c: copies of a file's pages, compared with the file.
+"""cffi binding of csrc/compare.c: compares copies of a file's pages with the file.
 
-When, which and how many is decided in service/freshness.py.
+Which pages and when: service/freshness.py.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ POOL: int = _lib.UP_COMPARE_POOL
 
 
 class Watch:
-    """A file and the memfd that holds copies of its pages at the same offsets; ``memfd`` -1: there
-    is none, or the pool has the copies. Raises OSError."""
+    """A file and the memfd with copies of its pages at the same offsets; ``memfd`` -1: none, or the
+    pool has the copies. Raises OSError."""
 
     def __init__(self, fd: int, memfd: int, size_bytes: int) -> None:
         pointer = _ffi.new("struct up_watch **")
@@ -33,7 +33,7 @@ class Watch:
         self.pointer = pointer[0]
 
     def close(self) -> None:
-        """Its descriptors and mappings end with the last job that uses them."""
+        """Release it; descriptors and mappings are closed after the last round that uses them."""
         if self.pointer:
             _lib.up_watch_put(self.pointer)
             self.pointer = _ffi.NULL
@@ -41,7 +41,7 @@ class Watch:
 
 @dataclass(frozen=True)
 class Result:
-    """What a round has found (csrc/helper.h, struct up_compare_result)."""
+    """Result of a round (csrc/helper.h, struct up_compare_result)."""
 
     id: int
     start_ns: int
@@ -61,7 +61,7 @@ class Result:
 
 
 class Checker:
-    """Threads that compare. ``event_fd`` counts finished rounds."""
+    """Comparing threads. ``event_fd`` counts finished rounds."""
 
     def __init__(self, threads: int, event_fd: int) -> None:
         pointer = _ffi.new("struct up_checker **")
@@ -82,7 +82,7 @@ class Checker:
         pool: uffd_pool.Pool | None = None,
         pool_file: int = -1,
     ) -> bool:
-        """One round over ascending ``pages``, all of which are in the memfd. False: not now."""
+        """Queue one round over ascending ``pages``, all in the memfd. False: not accepted now."""
         job = _ffi.new("struct up_compare_job *")
         numbers = array.array("Q", pages)
         job.id, job.watch, job.how, job.pages = job_id, watch.pointer, how, len(pages)
@@ -103,8 +103,8 @@ class Checker:
         return float(_lib.up_checker_cpu_ns(self._pointer)) / 1e9
 
     def close(self) -> bool:
-        """End the threads. False: some wait for storage; they, and a pool whose pages they compare,
-        are left to the end of the process."""
-        left = _lib.up_checker_destroy(self._pointer)
+        """End the threads. False: some block on storage; they, and a pool whose pages they compare,
+        live until the process ends."""
+        unfinished = _lib.up_checker_destroy(self._pointer)
         self._pointer = _ffi.NULL
-        return not left
+        return not unfinished

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cffi face of the node's page pool (csrc/pool.h): memory, faults, fills, evictions.
+"""cffi binding of the node's page pool (csrc/pool.h): memory, faults, fills, evictions.
 
-Which chunks go when room is needed is not decided here nor in C: pool/eviction.py.
+Victims are chosen by pool/eviction.py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _lib: Any = uffd._lib
 _checked = uffd._checked
 
 EVENTS_AT_ONCE = 1024
-#: How often alive() is said while nothing else happens: the agents take longer silence for death.
+#: Interval of alive(): the agents take a longer silence for the service's death.
 TICK_NS = 100_000_000
 HISTOGRAM_BINS = 512
 
@@ -35,7 +35,7 @@ STUCK: int = _lib.UP_POOL_STUCK
 
 
 class PoolEvent(NamedTuple):
-    """What happened in the pool (csrc/helper.h, struct up_pool_event); bytes and ns."""
+    """An event of the pool (csrc/helper.h, struct up_pool_event); bytes and ns."""
 
     time_ns: int
     offset: int
@@ -83,7 +83,7 @@ class PoolCounts:
 
 
 class FileCounts(NamedTuple):
-    """The same of one file."""
+    """Totals of one file."""
 
     resident_bytes: int
     read_bytes: int
@@ -92,7 +92,7 @@ class FileCounts(NamedTuple):
 
 
 class Pool:
-    """One node's pool. All methods are the service's main thread's; none waits for storage."""
+    """One node's pool. For the service's main thread; no method blocks on storage."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class Pool:
         huge: bool = False,
         run_bytes: int = 0,
     ) -> None:
-        """``run_bytes`` 0: fills of 64 KiB to 4 MiB, as it goes. Raises OSError."""
+        """``run_bytes``: size of a fill; 0: adaptive, 64 KiB to 4 MiB. Raises OSError."""
         options = _ffi.new("struct up_pool_options *")
         options.budget_bytes, options.chunk_bytes = budget_bytes, chunk_bytes
         options.run_bytes, options.threads = run_bytes, threads
@@ -116,18 +116,18 @@ class Pool:
         self._results = _ffi.new("struct up_warm_result[]", RESULTS_AT_ONCE)
 
     def alive(self) -> None:
-        """The main thread's sign of life, which the agents look for."""
+        """The main thread's heartbeat, checked by the agents."""
         _lib.up_pool_alive(self._pointer)
 
     def set_budget(self, budget_bytes: int) -> None:
-        """From now on at most so many bytes; what is more is punched."""
+        """Set the size limit; the excess is evicted."""
         _lib.up_pool_budget(self._pointer, budget_bytes)
 
     # -------------------------------------------------------------- files
 
     def add_file(self, fd: int, size_bytes: int, unit_bytes: int = 0) -> tuple[int, int]:
-        """(its number, the descriptor that the jobs map). ``fd`` stays the caller's;
-        ``unit_bytes``: what one request to its storage brings (0: nothing to round to).
+        """(its number, the descriptor for jobs to map). ``fd`` stays the caller's; ``unit_bytes``:
+        its storage's request size (0: no rounding).
 
         Raises OSError: ENOMEM, EFBIG, EMFILE, or ENOSPC for one file too many.
         """
@@ -138,32 +138,32 @@ class Pool:
         return number, int(memfd[0])
 
     def forget_file(self, number: int) -> bool:
-        """Free its memory; False while somebody maps it or a thread reads it."""
+        """Free its memory; False while it is mapped or read."""
         return int(_lib.up_pool_forget(self._pointer, number)) == 0
 
     def hush_file(self, number: int) -> None:
-        """End what is still to be read of a file that nobody maps."""
+        """Cancel queued reads of an unmapped file."""
         _lib.up_pool_hush(self._pointer, number)
 
     def park_file(self, number: int) -> bool:
-        """Close its descriptors and keep its memory; False while somebody maps or reads it."""
+        """Close its descriptors and keep its memory; False while it is mapped or read."""
         return int(_lib.up_pool_park(self._pointer, number)) == 0
 
     def unpark_file(self, number: int, fd: int) -> None:
-        """Open it again as add_file() did. Raises OSError."""
+        """Reopen it as add_file() did. Raises OSError."""
         _checked(_lib.up_pool_unpark(self._pointer, number, fd), "pool file")
 
     def drop_file(self, number: int) -> None:
-        """All that is there of it goes and is read again when it is touched: it has changed."""
+        """The file has changed: drop its pages, which are read again on touch."""
         _lib.up_pool_drop(self._pointer, number)
 
     @property
     def pointer(self) -> Any:
-        """The C side's, for uffd_compare."""
+        """The C pointer, for native/compare.py."""
         return self._pointer
 
     def books(self, number: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint32]]:
-        """(state, time of the last touch in ms) of each chunk: the pool's own memory."""
+        """(state, time of the last touch in ms) of each chunk: views of the pool's memory."""
         import numpy as np
 
         state, touched = _ffi.new("uint8_t **"), _ffi.new("uint32_t **")
@@ -182,39 +182,39 @@ class Pool:
     # -------------------------------------------------------------- processes
 
     def join(self, uffd_number: int, pid: int, ring: Ring) -> int:
-        """A process's userfaultfd (the pool's own, unless this raises OSError): its slot."""
+        """Add a process; returns its slot. Takes over its userfaultfd, unless it raises OSError."""
         slot = _lib.up_pool_join(self._pointer, uffd_number, pid, ring.pointer)
         return _checked(slot, "pool slot")
 
     def leave(self, slot: int) -> None:
-        """The process is gone, or has nothing of the pool any more."""
+        """Remove a process that has ended, or has no mapping of the pool."""
         _lib.up_pool_leave(self._pointer, slot)
 
     def orphan(self, slot: int) -> None:
-        """Its ring goes; its faults are answered as before."""
+        """Close its ring; its faults are still resolved."""
         _lib.up_pool_orphan(self._pointer, slot)
 
     def map(
         self, slot: int, region: int, file: int, address: int, length: int, offset: int
     ) -> None:
-        """Tell which addresses of the process are which bytes of the file."""
+        """Register a mapping: addresses of the process, and bytes of the file."""
         ret = _lib.up_pool_map(self._pointer, slot, region, file, address, length, offset)
         _checked(ret, "pool region")
 
     def unmap(self, slot: int, region: int) -> None:
-        """Its addresses are the file's own now."""
+        """Unregister a mapping."""
         _lib.up_pool_unmap(self._pointer, slot, region)
 
     # -------------------------------------------------------------- prefetch
 
     def submit(self, job_id: int, file: int, offset: int, length: int) -> bool:
-        """Queue one extent, bytes. False: queue full."""
+        """Queue one extent (bytes). False: queue full."""
         job = _ffi.new("struct up_warm_job *")
         job.id, job.fd, job.offset, job.length, job.checkpoint_fd = job_id, file, offset, length, -1
         return int(_lib.up_pool_submit(self._pointer, job)) == 0
 
     def reap(self) -> list[WarmResult]:
-        """The extents that are done since the last call."""
+        """Extents finished since the last call."""
         n = _lib.up_pool_reap(self._pointer, self._results, RESULTS_AT_ONCE)
         names = WarmResult.__dataclass_fields__
         return [WarmResult(*(int(getattr(self._results[i], k)) for k in names)) for i in range(n)]
@@ -222,8 +222,7 @@ class Pool:
     # -------------------------------------------------------------- eviction
 
     def set_victims(self, victims: Iterable[tuple[int, int, int]]) -> None:
-        """(file, first chunk, chunks) to punch when room is needed, best first; replaces the last
-        list."""
+        """Set the list of victims, (file, first chunk, chunks), best first."""
         rows = list(victims)
         array = _ffi.new("struct up_pool_victim[]", max(1, len(rows)))
         for i, (file, chunk, chunks) in enumerate(rows):
@@ -231,23 +230,23 @@ class Pool:
         _lib.up_pool_victims(self._pointer, array, len(rows))
 
     def victims_left(self) -> int:
-        """How many of the last list have not been used; -1: a reader waits for another."""
+        """Unused victims of the list; -1: a reader waits for a new one."""
         return int(_lib.up_pool_victims_left(self._pointer))
 
     # -------------------------------------------------------------- books
 
     def used_bytes(self) -> int:
-        """What of the budget is taken."""
+        """Bytes of the budget in use."""
         return int(_lib.up_pool_used(self._pointer))
 
     def drain(self) -> list[PoolEvent]:
-        """The events since the last call, oldest first; at most 1024."""
+        """Events since the last call, oldest first; at most 1024."""
         n = _lib.up_pool_drain(self._pointer, self._events, EVENTS_AT_ONCE)
         names = PoolEvent._fields
         return [PoolEvent(*(int(getattr(self._events[i], k)) for k in names)) for i in range(n)]
 
     def counts(self) -> PoolCounts:
-        """The totals as they stand."""
+        """The present totals."""
         c = _ffi.new("struct up_pool_counts *")
         _lib.up_pool_counts(self._pointer, c)
         values: dict[str, Any] = {
@@ -258,10 +257,10 @@ class Pool:
         return PoolCounts(**values)
 
     def cpu_seconds(self) -> float:
-        """CPU time of the pool's threads, the copy of the reads included."""
+        """CPU time of the pool's threads, including the reads' copies."""
         return float(_lib.up_pool_cpu_ns(self._pointer)) / 1e9
 
     def close(self) -> None:
-        """End the threads and free everything. The jobs must not map it any more."""
+        """End the threads and free everything. No job may map it."""
         _lib.up_pool_destroy(self._pointer)
         self._pointer = _ffi.NULL

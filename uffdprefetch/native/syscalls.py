@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The system calls that the probes make, by ctypes: the doctor must work where the C build failed.
+"""System calls of the probes, by ctypes: the doctor must work where the C build failed.
 
-Every function raises OSError with the kernel's errno. Numbers and layouts are from the kernel's
-uapi headers that are named beside them; calls newer than 5.6 have one number on all architectures.
+Every function raises OSError with the kernel's errno. Numbers and layouts: the uapi headers named
+beside them; calls newer than 5.6 have one number on all architectures.
 """
 
 from __future__ import annotations
@@ -95,32 +95,32 @@ def keep_from_children(address: int, length: int) -> None:
 
 
 def is_mapped(address: int, length: int) -> bool:
-    """Whether anything is mapped there, as mincore(2) says."""
+    """Whether anything is mapped there, by mincore(2)."""
     vector = ctypes.create_string_buffer(-(-length // PAGE_BYTES))
     return int(_libc.mincore(address, length, vector)) == 0
 
 
 def duplicate(anchor: int, length: int, address: int) -> None:
-    """mremap(2) of no bytes: ``length`` bytes of the shared mapping at ``anchor``, put over what is
-    mapped at ``address``."""
+    """mremap(2) of size 0: maps ``length`` bytes of the shared mapping at ``anchor`` over
+    ``address``."""
     moved = _libc.mremap(anchor, 0, length, MREMAP_MAYMOVE | MREMAP_FIXED, address)
     if moved != address:
         raise _fail("mremap")
 
 
 def punch(fd: int, offset: int, length: int) -> None:
-    """Free a range of a file in memory."""
+    """fallocate(2), FALLOC_FL_PUNCH_HOLE."""
     if _libc.fallocate(fd, FALLOC_KEEP_SIZE_PUNCH_HOLE, offset, length) < 0:
         raise _fail("fallocate")
 
 
 def peek(address: int, length: int) -> bytes:
-    """The bytes at ``address``; touching them is this process's page fault, under the GIL."""
+    """The bytes at ``address``; page faults are taken under the GIL."""
     return ctypes.string_at(address, length)
 
 
 def write_from(fd: int, address: int, length: int) -> int:
-    """write(2) straight from ``address``: the kernel takes the fault. Releases the GIL."""
+    """write(2) from ``address``: page faults are taken in the kernel, without the GIL."""
     written: int = _libc.write(fd, address, length)
     if written < 0:
         raise _fail("write")
@@ -143,7 +143,7 @@ def cachestat_pages(fd: int, offset: int, length: int) -> int:
 
 
 def mincore_pages(fd: int, offset: int, length: int) -> int:
-    """Pages of the range that are resident, as mincore(2) says; offset a multiple of the page."""
+    """Resident pages of the range by mincore(2); ``offset``: a multiple of the page size."""
     pages = -(-length // PAGE_BYTES)
     address = _libc.mmap(None, length, PROT_READ, MAP_SHARED, fd, offset)
     if address in (None, ctypes.c_void_p(-1).value):
@@ -158,7 +158,7 @@ def mincore_pages(fd: int, offset: int, length: int) -> int:
 
 
 def unshare_mounts() -> None:
-    """A mount namespace of our own, in which nothing propagates to the machine's."""
+    """Enter a private mount namespace without propagation to the machine's."""
     new_namespace, rec_private = 0x00020000, 0x4000 | (1 << 18)  # CLONE_NEWNS; MS_REC|MS_PRIVATE
     if _libc.unshare(new_namespace) < 0:
         raise _fail("unshare")

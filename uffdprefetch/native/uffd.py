@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cffi face of csrc/helper.h: rings, checkpoint memfds, warm workers, residency, page tables.
+"""cffi binding of csrc/helper.h: rings, checkpoint memfds, warm workers, residency, page tables.
 
-The C functions return >= 0 or -errno; :func:`_checked` is the one place where that becomes an
-OSError. Nothing here knows of ranks, streams or policies.
+The C functions return >= 0 or -errno, which :func:`_checked` turns into OSError.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ WARM_READAHEAD: int = _lib.UP_WARM_READAHEAD
 WARM_PREAD: int = _lib.UP_WARM_PREAD
 PAGES_PER_JOB = 16
 
-#: what csrc/wire.h says, for tests/unit/service/test_wire.py
+#: Layout of csrc/wire.h, for tests/unit/service/test_wire.py.
 LAYOUT: tuple[int, ...] = tuple(int(_lib.up_layout(i)) for i in range(10))
 
 
@@ -50,7 +49,7 @@ class Event(NamedTuple):
 
 
 class RingCounts(NamedTuple):
-    """The agent's own counters; written by the job's side, so informative only."""
+    """The agent's counters; written by the job, hence untrusted."""
 
     head: int
     tail: int
@@ -64,9 +63,9 @@ class RingCounts(NamedTuple):
 
 
 class Ring:
-    """The event ring of one process: the service reads, the agent writes.
+    """The event ring of one process, written by the agent.
 
-    ``fd`` is the sealed memfd to pass to the agent; close it when it is sent.
+    ``fd``: the sealed memfd to pass to the agent; close it once sent.
     """
 
     _out = _ffi.new("char[]", EVENTS_AT_ONCE * EVENT.size)
@@ -78,7 +77,7 @@ class Ring:
         self.fd: int = fd[0]
 
     def drain(self) -> list[Event]:
-        """Take the events that wait, oldest first."""
+        """Take the pending events, oldest first."""
         n = _lib.up_ring_drain(self.pointer, Ring._out, EVENTS_AT_ONCE)
         if not n:
             return []
@@ -86,7 +85,7 @@ class Ring:
         return [Event(*fields) for fields in EVENT.iter_unpack(data)]
 
     def counts(self) -> RingCounts:
-        """The agent's counters as they stand."""
+        """The agent's present counters."""
         c = _ffi.new("struct up_ring_counts *")
         _lib.up_ring_counts(self.pointer, c)
         return RingCounts(*(int(getattr(c, name)) for name in RingCounts._fields))
@@ -99,7 +98,7 @@ class Ring:
 
 
 class BpfRing:
-    """A BPF ring buffer whose records all have one size: batches instead of calls back."""
+    """A BPF ring buffer with records of one size, read in batches instead of by callbacks."""
 
     def __init__(self, fd: int, size_bytes: int, record_bytes: int, most: int = 1 << 16) -> None:
         """``fd``: of the map; ``most``: records taken at once. Raises OSError."""
@@ -111,18 +110,18 @@ class BpfRing:
         self._out = _ffi.new("char[]", record_bytes * most)
 
     def drain(self) -> bytes:
-        """The records that wait, oldest first, one behind the other."""
+        """The pending records, concatenated, oldest first."""
         n = _lib.up_bpf_ring_drain(self._pointer, self._out, self._record_bytes, self._most)
         return bytes(_ffi.buffer(self._out, n * self._record_bytes))
 
     def close(self) -> None:
-        """Unmap it; the map itself belongs to who made it."""
+        """Unmap it; the BPF map is its creator's."""
         _lib.up_bpf_ring_close(self._pointer)
         self._pointer = _ffi.NULL
 
 
 def checkpoint_memfd(size_bytes: int) -> tuple[int, int]:
-    """A sparse memfd of size_bytes: (read-write for the service, read-only for the jobs).
+    """A sparse memfd of size_bytes: (read-write descriptor, read-only descriptor for the jobs).
 
     Raises OSError (EFBIG, ENOMEM, EMFILE).
     """
@@ -132,12 +131,12 @@ def checkpoint_memfd(size_bytes: int) -> tuple[int, int]:
 
 
 def is_uffd(fd: int) -> bool:
-    """Whether a descriptor that somebody sent is a userfaultfd: reading another might block."""
+    """Whether a received descriptor is a userfaultfd; reading another might block."""
     return os.readlink(f"/proc/self/fd/{fd}") == "anon_inode:[userfaultfd]"
 
 
 class FileStatus(NamedTuple):
-    """What the kernel knows of a file without asking its storage (csrc/status.h)."""
+    """A file's status as known to the kernel, without a server request (csrc/status.h)."""
 
     links: int
     size_bytes: int
@@ -146,17 +145,17 @@ class FileStatus(NamedTuple):
 
 
 def file_status(fd: int) -> FileStatus:
-    """fstat(2) that waits for no server. Raises OSError."""
+    """fstat(2) that does not wait for a server. Raises OSError."""
     status = _ffi.new("struct up_file_status *")
     _checked(_lib.up_file_status(fd, status), "statx")
     return FileStatus(status.links, status.size_bytes, status.mtime_ns, status.ctime_ns)
 
 
 def resident_bytes(fd: int, offset: int, length: int) -> tuple[int | None, str]:
-    """Bytes of [offset, +length) in the page cache and who said so.
+    """(bytes of [offset, +length) in the page cache, the call that reported it).
 
-    (None, reason) where the kernel does not tell us: cachestat(2) and mincore(2) answer only those
-    who own or may write the file (mm/mincore.c, can_do_mincore).
+    (None, reason) where unknown: cachestat(2) and mincore(2) answer only owners of the file and
+    those who may write it (mm/mincore.c, can_do_mincore).
     """
     sensor = _ffi.new("int *")
     n = _lib.up_resident_bytes(fd, offset, length, sensor)
@@ -170,9 +169,9 @@ _next = _ffi.new("uint64_t *")
 
 
 def touched_runs(pagemap_fd: int, address: int, length: int) -> tuple[list[tuple[int, int]], int]:
-    """Present page-table entries in [address, +length) as (address, bytes) runs, in order.
+    """Runs (address, bytes) of present page-table entries in [address, +length), in order.
 
-    At most 512 runs; the second value is the address where the scan stopped. Raises OSError
+    At most 512; the second value is the address where the scan stopped. Raises OSError
     (ESRCH when the address space is gone).
     """
     n = _checked(
@@ -184,7 +183,7 @@ def touched_runs(pagemap_fd: int, address: int, length: int) -> tuple[list[tuple
 
 @dataclass(frozen=True)
 class WarmResult:
-    """What a worker did with one job (csrc/helper.h, struct up_warm_result)."""
+    """A worker's result of one job (csrc/helper.h, struct up_warm_result)."""
 
     id: int
     submit_ns: int
@@ -203,7 +202,7 @@ class WarmResult:
 
 
 class Workers:
-    """C threads that warm extents. ``event_fd`` counts finished jobs."""
+    """C threads that read extents into the page cache. ``event_fd`` counts finished jobs."""
 
     def __init__(self, threads: int, event_fd: int) -> None:
         pointer = _ffi.new("struct up_workers **")
@@ -234,16 +233,16 @@ class Workers:
         return int(_lib.up_workers_submit(self._pointer, job)) == 0
 
     def reap(self) -> list[WarmResult]:
-        """The jobs that have finished since the last call."""
+        """Jobs finished since the last call."""
         n = _lib.up_workers_reap(self._pointer, self._out, RESULTS_AT_ONCE)
         names = WarmResult.__dataclass_fields__
         return [WarmResult(*(int(getattr(self._out[i], k)) for k in names)) for i in range(n)]
 
     def cpu_seconds(self) -> float:
-        """CPU time of the workers, the copy of the reads included."""
+        """CPU time of the workers, including the reads' copies."""
         return float(_lib.up_workers_cpu_ns(self._pointer)) / 1e9
 
     def close(self) -> None:
-        """Wait for what is under way and end the threads."""
+        """Wait for reads in flight and end the threads."""
         _lib.up_workers_destroy(self._pointer)
         self._pointer = _ffi.NULL

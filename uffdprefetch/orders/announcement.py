@@ -1,25 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a process of the job has announced (job/channel.py), read as what a stranger wrote.
+"""Parses what a process of the job has announced (job/channel.py): untrusted input.
 
 ``PID-N.json`` in the directory beside the service's socket::
 
     {"schema": "uffdprefetch.announce/1", "pid": 4711, "number": 1, "reader": "loader-1", "slot": 1,
      "items": 50000, "parts": [...]}
 
-``items``: how many the order has; ``slot``: where in ``PID.progress`` (uint64 each) their count is.
-A part says what is read of one file, or of one data set whose files are to be found:
+``items``: the order's length; ``slot``: index into ``PID.progress`` (uint64 each) of the number of
+items read so far. A part says what is read of one file, or of one data set whose files are to be
+found:
 
-- ``what``: "records" (numbers), "keys", "ranges" (pairs of bytes), "samples" (numbers of a data
-  set's samples: which records they read is not said), "lists" (nothing is read: see below);
+- ``what``: "records" (numbers), "keys", "ranges" (pairs of byte offsets), "samples" (indices into a
+  data set; which records they read has to be found), "lists" (no order: see below);
 - ``array``: the name of the array ``PID-N.NAME``: int64, or keys as channel.packed() makes them;
 - ``turns``: name of an int64 array, the item of each element, ascending; without it they are the
   items;
 - ``file``: the path, or null: any that the process maps;
-- of samples: ``ahead``, how many may be read before they are said (by DataLoader workers);
-  ``samples``, how many the data set has; ``token``, its name, the same in later
-  announcements; ``lists``: [{"name", "array", "kind": "bytes" | "text" | "ints", "count"}], what
-  may lead from a sample's number to a key (``known``: as they were). "lists" parts bring these
-  alone, for a token of the process ``parent``;
+- of samples: ``ahead``, how many items DataLoader workers may read beyond the reported progress;
+  ``samples``, the data set's length; ``token``, its name, the same in later announcements;
+  ``lists``: [{"name", "array", "kind": "bytes" | "text" | "ints", "count"}], which may map a
+  sample's index to a key (``known``: unchanged since the last announcement). "lists" parts bring
+  these alone, for a token of the process ``parent``;
 - "nothing": the order is not known; ``why``, a line.
 """
 
@@ -37,6 +38,7 @@ import numpy as np
 from uffdprefetch.base.arrays import Array
 from uffdprefetch.job.channel import SCHEMA, SLOTS
 
+#: Bounds on untrusted input, above anything that job/ writes.
 JSON_MAX_BYTES = 1 << 20
 ARRAY_MAX_BYTES = 1 << 30
 PARTS_MAX = 256
@@ -69,9 +71,9 @@ class Part:
     samples: int
     token: str
     owner: int  # the process that iterates over the data set
-    known: bool  # its lists are those that were said before
-    why: str  # nothing is said
-    ahead: int  # items that may be read beyond those that have been said
+    known: bool  # its lists are unchanged since the last announcement
+    why: str  # of "nothing"
+    ahead: int  # items that may be read beyond the reported progress
     lists: Sequence[List]
 
 
@@ -112,7 +114,7 @@ class Announcement:
         return turns
 
     def remove(self) -> None:
-        """Take its files away: all has been read."""
+        """Remove its files: all has been read."""
         names = [part.array for part in self.parts] + [p.turns for p in self.parts if p.turns]
         names += [each.array for part in self.parts for each in part.lists]
         for name in {"json", *names} - {""}:

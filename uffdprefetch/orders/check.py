@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an order amounts to, and what it would cost: counts, requests, a simulated epoch. Pure."""
+"""Counts of an order, and its requests and time in a simulated epoch. Pure."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from uffdprefetch.predict.order.cursor import Order, OrderCursor, OrderRange
 Pair = tuple[Array, Array]
 
 GIB = 1 << 30
-#: Of longer orders only the beginning is walked through: requests are alike all the way.
-WALKED_BYTES = 64 * GIB
-WALKED_ITEMS = 2_000_000
+#: Longer orders are simulated up to here: requests are alike throughout, and CPU time is bounded.
+SIMULATED_BYTES = 64 * GIB
+SIMULATED_ITEMS = 2_000_000
 
 
 @dataclass(frozen=True)
 class Link:
-    """What brings the bytes, and what uses them."""
+    """Storage's bandwidth, and the reader's own time for an item."""
 
     bandwidth_bytes_per_second: float
     seconds_per_item: float
 
 
 def counts(order: Order) -> dict[str, int]:
-    """items, bytes, unique_bytes (each byte of the file once) and repeated_items (those whose first
-    extent with bytes an earlier item had already)."""
+    """items, bytes, unique_bytes (each byte of the file once) and repeated_items (whose first
+    non-empty extent is an earlier item's)."""
     starts, ends = merged(order.starts, order.ends)
     first = _first_extents(order)
     pairs = np.stack((order.starts[first], order.ends[first]), axis=1)
@@ -65,84 +65,87 @@ def shared_bytes(orders: Sequence[Order]) -> list[int]:
     ]
 
 
-def walked(
+def simulated_epoch(
     order: Order, file_bytes: int, lookahead_bytes: int, link: Link | None
 ) -> dict[str, Any]:
-    """The requests of a reader that goes through the order, each item after the other, with so much
-    asked for ahead of it; with a ``link``, how long that takes.
+    """The requests of a reader that goes through the order with ``lookahead_bytes`` requested ahead
+    of it; with a ``link``, how long that takes.
 
-    The link serves the requests in turn at its bandwidth. The lower bound is what no prefetcher can
-    undercut: all items' own time, or that of bringing each byte once (paper 5, section 4.1: its
-    "perfect prefetcher", and the bandwidth).
+    The link serves the requests in turn at its bandwidth. The lower bound of any prefetcher is all
+    items' own time, or that of transferring each byte once ([HDMLP] section 4.1: its "perfect
+    prefetcher", and the bandwidth).
     """
     part = _beginning(order)
-    walk = OrderCursor(part, file_bytes)
+    cursor = OrderCursor(part, file_bytes)
     ends = _coordinates(part)
-    line = _Line(link) if link is not None else None
+    clock = _LinkClock(link) if link is not None else None
     requests = request_bytes = at = 0
     while at < part.items:
-        pieces = walk.due(lookahead_bytes)
-        requests += len(pieces)
-        request_bytes += sum(piece.end - piece.start for piece in pieces)
+        ranges = cursor.due(lookahead_bytes)
+        requests += len(ranges)
+        request_bytes += sum(one.end - one.start for one in ranges)
         upto = part.items
-        if walk.sent_bytes < walk.total_bytes:  # the item whose end makes room for more
-            room = walk.sent_bytes - lookahead_bytes
+        if cursor.sent_bytes < cursor.total_bytes:  # the item whose end makes room for more
+            room = cursor.sent_bytes - lookahead_bytes
             upto = max(at, int(np.searchsorted(ends, room, "right"))) + 1
-        if line is not None:
-            line.ask(pieces)
-            line.read(ends[at:upto])
-        walk.said(at := min(upto, part.items), 0)
+        if clock is not None:
+            clock.ask(ranges)
+            clock.read(ends[at:upto])
+        cursor.said(at := min(upto, part.items), 0)
     found: dict[str, Any] = {
         "walked_items": part.items,
-        "walked_bytes": walk.total_bytes,
+        "walked_bytes": cursor.total_bytes,
         "requests": requests,
         "request_bytes": request_bytes,
         "mean_request_bytes": round(request_bytes / requests) if requests else None,
-        "amplification": round(request_bytes / walk.total_bytes, 4) if walk.total_bytes else None,
+        "amplification": round(request_bytes / cursor.total_bytes, 4)
+        if cursor.total_bytes
+        else None,
     }
-    if line is not None:
-        found["prediction"] = _prediction(part, line.link, line.clock)
+    if clock is not None:
+        found["prediction"] = _prediction(part, clock.link, clock.clock)
     return found
 
 
-class _Line:
-    """A link that serves requests in turn, and a reader that uses what it brings. Seconds."""
+class _LinkClock:
+    """A link that serves requests in turn, and a reader that waits for them. Times in seconds."""
 
     def __init__(self, link: Link) -> None:
         self.link = link
         self.clock = 0.0  # the reader's
-        self._free = 0.0  # the link's: when all that was asked for is there
-        self._needs: Array = np.zeros(0, np.int64)  # of requests still to be used, ascending
-        self._there: Array = np.zeros(0)  # when they are there, ascending
-        self._before = 0.0  # when the one before these was
+        self._free = 0.0  # when the link has served every request
+        self._needed: Array = np.zeros(0, np.int64)  # by unused requests: plan coordinate
+        self._arrivals: Array = np.zeros(0)  # of unused requests, ascending
+        self._last_arrival = 0.0  # of the last used request
 
-    def ask(self, pieces: Sequence[OrderRange]) -> None:
-        """Requests that are made now."""
-        sizes = np.array([piece.end - piece.start for piece in pieces], np.float64)
+    def ask(self, ranges: Sequence[OrderRange]) -> None:
+        """Issue requests now."""
+        sizes = np.array([one.end - one.start for one in ranges], np.float64)
         begin = max(self._free, self.clock)
-        there = begin + np.cumsum(sizes) / self.link.bandwidth_bytes_per_second
-        needs = np.array([piece.need_bytes for piece in pieces], np.int64)
-        self._needs = np.concatenate((self._needs, needs))
-        self._there = np.concatenate((self._there, there))
-        self._free = float(there[-1]) if len(there) else self._free
+        arrivals = begin + np.cumsum(sizes) / self.link.bandwidth_bytes_per_second
+        needed = np.array([one.need_bytes for one in ranges], np.int64)
+        self._needed = np.concatenate((self._needed, needed))
+        self._arrivals = np.concatenate((self._arrivals, arrivals))
+        self._free = float(arrivals[-1]) if len(arrivals) else self._free
 
     def read(self, ends: Array) -> None:
-        """Go through items that end at these plan coordinates, each when all that is needed before
-        its end is there."""
+        """Read items that end at these plan coordinates, each once all requests that it needs have
+        arrived."""
         each, count = self.link.seconds_per_item, len(ends)
-        used: Any = np.searchsorted(self._needs, ends, "left")
-        there: Array = np.append(self._before, self._there)[used]
-        # item i begins when it is there and the one before is done: the latest of these chains
-        begun = float((there - np.arange(count) * each).max())
+        used: Any = np.searchsorted(self._needed, ends, "left")
+        arrivals: Array = np.append(self._last_arrival, self._arrivals)[used]
+        # item i begins once it has arrived and item i - 1 is done: the latest of these chains
+        begun = float((arrivals - np.arange(count) * each).max())
         self.clock = max(self.clock, begun) + count * each
-        self._before = float(there[-1])
-        self._needs, self._there = self._needs[used[-1] :], self._there[used[-1] :]
+        self._last_arrival = float(arrivals[-1])
+        done = used[-1]
+        self._needed, self._arrivals = self._needed[done:], self._arrivals[done:]
 
 
 def _beginning(order: Order) -> Order:
     upto = np.cumsum(order.ends - order.starts)
-    last = int(np.searchsorted(upto, WALKED_BYTES, "right"))
-    items = min(order.items, WALKED_ITEMS)
+    last = int(np.searchsorted(upto, SIMULATED_BYTES, "right"))
+    items = min(order.items, SIMULATED_ITEMS)
     if last < len(upto):
         items = min(items, max(1, int(order.item[last])))
     if items == order.items:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a key may be made of: a data set's path or name, a part of it, or its hash. Pure."""
+"""Keys derived from a list's element: a path or name, a part of it, or its hash. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from uffdprefetch.orders.key_table import KeyTable
 
 Make = Callable[[bytes], bytes]
 
-#: Elements that a way is tried with before any more are, and ways to end a key that are tried.
+#: Elements that a way is tried with first, and key endings that are tried: bounds the time.
 FEW = 4
 _ENDINGS_MAX = 8
 _HEAD = re.compile(rb"[^-_/:.]+[-_/:.]")
@@ -24,13 +24,13 @@ _HEAD = re.compile(rb"[^-_/:.]+[-_/:.]")
 
 @dataclass(frozen=True)
 class Way:
-    """``make``: from an element to its key. ``name``: "sha1 of", empty for the element itself."""
+    """A derivation. ``make``: element -> key. ``name``: "sha1 of", empty for the element itself."""
 
     name: str
     make: Make
 
 
-def _last(components: int) -> Make:
+def _last_components(components: int) -> Make:
     return lambda path: b"/".join(path.split(b"/")[-components:])
 
 
@@ -53,16 +53,16 @@ def _digest(name: str, as_text: bool) -> Make:
     return make
 
 
-#: The element itself comes first: the simplest way that explains what was seen is taken.
+#: Simplest first: the first way that explains the evidence is taken.
 ITSELF = Way("", lambda element: element)
 PATHS = (
     ITSELF,
-    Way("file name of", _last(1)),
-    Way("last 2 components of", _last(2)),
-    Way("last 3 components of", _last(3)),
+    Way("file name of", _last_components(1)),
+    Way("last 2 components of", _last_components(2)),
+    Way("last 3 components of", _last_components(3)),
     Way("path without extension of", _stem),
-    Way("file name without extension of", lambda path: _stem(_last(1)(path))),
-    Way("last 2 components without extension of", lambda path: _stem(_last(2)(path))),
+    Way("file name without extension of", lambda path: _stem(_last_components(1)(path))),
+    Way("last 2 components without extension of", lambda path: _stem(_last_components(2)(path))),
 )
 DIGESTS = tuple(
     Way(f"{name}{'' if as_text else ' (bytes)'} of", _digest(name, as_text))
@@ -71,20 +71,22 @@ DIGESTS = tuple(
 )
 
 
-def after(way: Way, digest: Way) -> Way:
-    """``digest`` of what ``way`` makes."""
+def composed(way: Way, digest: Way) -> Way:
+    """``digest`` of ``way``'s key."""
     if way is ITSELF:
         return digest
     return Way(f"{digest.name} {way.name}", lambda element: digest.make(way.make(element)))
 
 
-def ways(elements: Sequence[bytes], kind: str, looked: Sequence[bytes], longest: int) -> list[Way]:
-    """Ways to make keys of elements of this kind ("bytes", "text"), the simplest first; those left
-    out that make nothing new of these elements, or keys longer than ``longest`` bytes. ``looked``:
-    some of the file's keys."""
+def ways(
+    elements: Sequence[bytes], kind: str, sample_keys: Sequence[bytes], longest: int
+) -> list[Way]:
+    """Ways from elements of this kind ("bytes", "text") to keys, the simplest first, without those
+    that repeat another's keys or make keys longer than ``longest`` bytes. ``sample_keys``: some of
+    the file's keys."""
     candidates = list(PATHS)
-    candidates += [after(way, digest) for digest in DIGESTS for way in PATHS]
-    for protocol in protocols(looked):
+    candidates += [composed(way, digest) for digest in DIGESTS for way in PATHS]
+    for protocol in protocols(sample_keys):
         candidates.append(Way("pickle of", _pickled(protocol, kind == "text")))
     found: list[Way] = []
     known: set[tuple[bytes, ...]] = set()
@@ -97,32 +99,32 @@ def ways(elements: Sequence[bytes], kind: str, looked: Sequence[bytes], longest:
     return found
 
 
-def prefixes(looked: Sequence[bytes]) -> list[bytes]:
-    """What many of these keys begin with: nothing, what all have in common, "image-"."""
+def prefixes(sample_keys: Sequence[bytes]) -> list[bytes]:
+    """Frequent prefixes of these keys: the empty one, their common one, heads such as "image-"."""
     heads: Counter[bytes] = Counter()
-    for key in looked:
+    for key in sample_keys:
         found = _HEAD.match(key)
         if found:
             heads[found[0]] += 1
-    often = [head for head, count in heads.most_common(4) if 8 * count >= len(looked)]
-    low, high = min(looked, default=b""), max(looked, default=b"")
+    often = [head for head, count in heads.most_common(4) if 8 * count >= len(sample_keys)]
+    low, high = min(sample_keys, default=b""), max(sample_keys, default=b"")
     same = next((at for at, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), len(low))
     return list(dict.fromkeys([b"", low[:same], *often]))
 
 
-def around(table: KeyTable, stems: Sequence[bytes], befores: Sequence[bytes]) -> list[Way]:
-    """What stands before and after each of these few stems in the keys, as ways from a stem to its
-    key: nothing, one of ``befores``, an ending such as ".jpg" or "-label"."""
+def affixed_ways(table: KeyTable, stems: Sequence[bytes], befores: Sequence[bytes]) -> list[Way]:
+    """Ways from a stem to its key by a prefix (one of ``befores``) and an ending such as ".jpg" or
+    "-label" that the file's keys have around each of these stems."""
     found = []
     for prefix in befores:
         endings: list[bytes] = []
         for number, stem in enumerate(stems):
             whole = prefix + stem
-            here = [key[len(whole) :] for key in table.after(whole, _ENDINGS_MAX)]
+            here = [key[len(whole) :] for key in table.starting_with(whole, _ENDINGS_MAX)]
             endings = here if not number else [each for each in endings if each in here]
             if not endings:
                 break
-        # the keys may be in an order in which after() finds nothing
+        # where keys do not ascend starting_with() finds nothing
         some = dict.fromkeys([b"", *endings])
         found += [_affixed(prefix, ending) for ending in some]
     return found

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of several ways from samples to records is the true one, by what was really touched. Pure.
+"""Chooses among hypotheses on samples and records by what the job has touched. Pure.
 
-Samples are known to have been read; under each hypothesis that is certain records, whose pages must
-be in the readers' page tables. orders/residency_evidence.py says what that proves.
+Samples are known to have been read; each hypothesis says which records those were, whose pages must
+then be in the readers' page tables. orders/residency_evidence.py says what that proves.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from uffdprefetch.orders.residency_evidence import (
     ResidencyEvidence,
 )
 
-#: Of the samples read the last so many count, and more when these do not tell: what was read long
-#: ago may not be mapped any more.
+#: Latest samples that are judged by, widened while they are undecided: what was read long ago may
+#: no longer be mapped.
 WINDOWS = (64, 256, 1024)
-#: So many others are looked at to compare.
+#: Samples not read that they are compared with.
 OTHERS = 256
-#: Samples read, or perhaps read, before and after those that are thought of.
+#: Samples read, and perhaps read ahead, that are excluded from the comparison.
 KNOWN_MAX = 1 << 14
-#: When nothing fits after so many samples, nothing will.
+#: Samples read after which, where no hypothesis fits, the search ends.
 ENOUGH_SAMPLES = 64
-#: More ways that may be true are not compared with each other.
+#: Hypotheses compared pairwise at most (quadratic).
 RIVALS_MAX = 16
 
 
 @dataclass(frozen=True)
 class Choice:
-    """hypotheses: those that are true together: a sample's records are those of all of them. why: a
-    line for people. decided: more evidence would not change it; when False there are none."""
+    """hypotheses: those that hold together: a sample reads the records of all of them. why: a line
+    for people. decided: more evidence would not change it; when False there are none."""
 
     hypotheses: tuple[Hypothesis, ...]
     why: str
@@ -56,7 +56,7 @@ def choose(
     file: str = "it",
     ahead: Array | None = None,
 ) -> Choice:
-    """The hypotheses that what was touched proves.
+    """The hypotheses that the touches prove.
 
     ``seen``: samples that have been read by now, in reading order. ``present``: (starts, ends) of
     ranges of the file -> the share of each one's pages that is in the readers' page tables, 0 to 1:
@@ -73,12 +73,14 @@ def choose(
     samples = np.asarray(seen).astype(np.int64)
     maybe = np.asarray([] if ahead is None else ahead).astype(np.int64)
     maybe = np.unique(np.concatenate([samples[-KNOWN_MAX:], maybe[:KNOWN_MAX]]))
-    sight = ResidencyEvidence(index, present)
-    claims = [_claim(each, maybe) for each in found]
+    evidence = ResidencyEvidence(index, present)
+    predictions = [_predict(each, maybe) for each in found]
     undecided = None
     for window in WINDOWS:
-        read = _last(samples, window)
-        choice = _chosen([_of(claim, read) for claim in claims], sight, len(read), file)
+        read = _last_distinct(samples, window)
+        choice = _chosen(
+            [_with_read(each, read) for each in predictions], evidence, len(read), file
+        )
         if choice.hypotheses:
             return choice
         undecided = undecided if choice.decided else choice
@@ -87,8 +89,8 @@ def choose(
     return undecided or choice
 
 
-def _claim(hypothesis: Hypothesis, known: Array) -> Prediction:
-    """What it says of samples that may have been read, and of some that were not."""
+def _predict(hypothesis: Hypothesis, known: Array) -> Prediction:
+    """Its records of samples that may have been read, and of some that were not."""
     source = np.random.default_rng(len(known))
     others = source.integers(0, hypothesis.samples, 2 * max(WINDOWS))
     others = np.unique(others[~np.isin(others, known)])
@@ -98,102 +100,108 @@ def _claim(hypothesis: Hypothesis, known: Array) -> Prediction:
     return Prediction(hypothesis, of_known[:0], of_known, other)
 
 
-def _of(claim: Prediction, read: Array) -> Prediction | None:
-    """And of those that were read; None when it has no record for too many of them."""
-    records, which = claim.hypothesis.records(read)
+def _with_read(prediction: Prediction, read: Array) -> Prediction | None:
+    """With its records of ``read``; None when it has none for too many of them."""
+    records, which = prediction.hypothesis.records(read)
     if len(np.unique(which)) < TRUE_SHARE * len(read):
         return None
-    return replace(claim, read=np.unique(records))
+    return replace(prediction, read=np.unique(records))
 
 
-def _last(samples: Array, most: int) -> Array:
-    """The last ones, each once."""
+def _last_distinct(samples: Array, most: int) -> Array:
+    """The last ``most`` distinct ones."""
     found, first = np.unique(samples[::-1], return_index=True)
     return found[np.argsort(first)][:most]
 
 
 def _chosen(
-    usable: Sequence[Prediction | None], sight: ResidencyEvidence, samples: int, file: str
+    usable: Sequence[Prediction | None], evidence: ResidencyEvidence, samples: int, file: str
 ) -> Choice:
-    claims = [claim for claim in usable if claim is not None]
-    everything = [part for claim in claims for part in (claim.read, claim.other)]
-    sight.look(np.unique(np.concatenate([np.zeros(0, np.int64), *everything])))
-    holding = [claim for claim in claims if claim.seen(sight).holds]
-    proven = [claim for claim in holding if claim.proof(sight) >= CERTAIN]
+    predictions = [each for each in usable if each is not None]
+    everything = [part for each in predictions for part in (each.read, each.other)]
+    evidence.measure(np.unique(np.concatenate([np.zeros(0, np.int64), *everything])))
+    holding = [each for each in predictions if each.seen(evidence).holds]
+    proven = [each for each in holding if each.proof(evidence) >= CERTAIN]
     if proven:
-        return _among(proven, holding, sight)
+        return _among(proven, holding, evidence)
     if holding:
-        return Choice((), _unproven(holding, sight, file), False)
-    return _none(claims, sight, samples, file)
+        return Choice((), _unproven(holding, evidence, file), False)
+    return _none(predictions, evidence, samples, file)
 
 
 # ---- several, or none ---------------------------------------------------------------------------
 
 
-def _among(proven: list[Prediction], holding: list[Prediction], sight: ResidencyEvidence) -> Choice:
-    """Of several that may be true those that are proven whichever of the others is true: one may
-    only look true because it says nearly what the true one says."""
+def _among(
+    proven: list[Prediction], holding: list[Prediction], evidence: ResidencyEvidence
+) -> Choice:
+    """Those proven whichever of the others is true: one may hold only because its records are
+    nearly those of the true one."""
     if len(holding) > RIVALS_MAX:
         return Choice((), f"{len(holding)} ways look true: too many to tell apart", False)
     numbers = range(len(holding))
     sure = {i for i in numbers if holding[i] in proven}
-    better: set[tuple[int, int]] = set()  # (i, j): i is proven whatever is true of j
-    against: set[tuple[int, int]] = set()  # and if one of them is wrong it is j
+    better: set[tuple[int, int]] = set()  # (i, j): i is proven even if j is true
+    refutes: set[tuple[int, int]] = set()  # and if one of the two is wrong it is j
     for i, j in permutations(numbers, 2):
         others = [holding[k].known for k in numbers if k != i]
-        far, near = holding[i].stands(holding[j], np.unique(np.concatenate(others)), sight)
-        beats = holding[i].beats(holding[j], sight)
+        far, near = holding[i].is_proven_beside(
+            holding[j], np.unique(np.concatenate(others)), evidence
+        )
+        beats = holding[i].beats(holding[j], evidence)
         if far or near or beats:
             better.add((i, j))
         if far or beats:
-            against.add((i, j))
-    beaten = {j for i, j in against if i in sure and (j, i) not in better}
-    left = [i for i in numbers if i not in beaten]
-    for i in left:
-        for j in left:
+            refutes.add((i, j))
+    beaten = {j for i, j in refutes if i in sure and (j, i) not in better}
+    remaining = [i for i in numbers if i not in beaten]
+    for i in remaining:
+        for j in remaining:
             if i != j and (i, j) not in better:
                 names = f"{holding[i].hypothesis.name}, or {holding[j].hypothesis.name}"
                 return Choice((), f"{names}: the samples read so far do not tell", False)
-    taken = [holding[i] for i in left if i in sure]
+    taken = [holding[i] for i in remaining if i in sure]
     if not taken:
         return Choice((), "several ways look true and none of them the best", False)
-    names = " and ".join(claim.hypothesis.name for claim in taken)
-    shares = " and ".join(f"{claim.seen(sight)}" for claim in taken)
+    names = " and ".join(each.hypothesis.name for each in taken)
+    shares = " and ".join(f"{each.seen(evidence)}" for each in taken)
     why = f"{names}: {shares} records of samples that were read are mapped"
-    return Choice(tuple(claim.hypothesis for claim in taken), why, True)
+    return Choice(tuple(each.hypothesis for each in taken), why, True)
 
 
-def _unproven(holding: list[Prediction], sight: ResidencyEvidence, file: str) -> str:
-    best = max(holding, key=lambda claim: claim.proof(sight))
-    others = sight.share(best.other)
+def _unproven(holding: list[Prediction], evidence: ResidencyEvidence, file: str) -> str:
+    best = max(holding, key=lambda each: each.proof(evidence))
+    others = evidence.share(best.other)
     if not others.count:
         why = "nearly all samples have been read already"
     elif others.share >= MAPPED_SHARE:
         why = f"so are {others} others: nearly all of {file} is mapped"
     else:
         why = f"so are {others} others: too few samples have been read"
-    return f"{best.hypothesis.name}: {best.seen(sight)} records are mapped, but {why}"
+    return f"{best.hypothesis.name}: {best.seen(evidence)} records are mapped, but {why}"
 
 
-def _none(claims: list[Prediction], sight: ResidencyEvidence, samples: int, file: str) -> Choice:
-    """Nothing holds: too early to say, nobody reads here, or no way was the right one."""
+def _none(
+    predictions: list[Prediction], evidence: ResidencyEvidence, samples: int, file: str
+) -> Choice:
+    """None holds: too few samples, little is mapped, or no hypothesis is right."""
     if samples < ENOUGH_SAMPLES:
         return Choice((), f"only {samples} samples have been read", False)
-    needed_bytes = min((_bytes(sight, claim.read) for claim in claims), default=0)
-    if sight.mapped_bytes < needed_bytes / 2:
+    needed_bytes = min((_bytes(evidence, each.read) for each in predictions), default=0)
+    if evidence.mapped_bytes < needed_bytes / 2:
         # workers that have ended take their page tables with them
         return Choice((), f"the readers have little of {file} mapped now", False)
-    if not claims:
+    if not predictions:
         why = f"too many of {samples} samples that were read have no record of {file}"
         return Choice((), why + "; give key= ...", True)
-    best = max(claims, key=lambda claim: claim.seen(sight).share)
+    best = max(predictions, key=lambda each: each.seen(evidence).share)
     why = (f"of the records of {file} that {samples} read samples should have touched too few were:"
-           f" {best.seen(sight)} by {best.hypothesis.name}")  # fmt: skip
-    if any(claim.seen(sight).below < CERTAIN / 2 for claim in claims):
+           f" {best.seen(evidence)} by {best.hypothesis.name}")  # fmt: skip
+    if any(each.seen(evidence).below < CERTAIN / 2 for each in predictions):
         return Choice((), why, False)
     return Choice((), why + "; give key= ...", True)
 
 
-def _bytes(sight: ResidencyEvidence, records: Array) -> int:
-    starts, ends = sight.extents(records)
+def _bytes(evidence: ResidencyEvidence, records: Array) -> int:
+    starts, ends = evidence.extents(records)
     return int((ends - starts).sum())

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An order, cut into units and sorted, as a file that another process maps.
+"""OrderExtents as a file that another process maps.
 
-Sorting ten million extents takes seconds, which the service does not have: its helper does it. The
-file holds the arrays only; where each lies is in ``write()``'s answer.
+The indexer sorts (ten million extents take seconds), the service maps. The file holds the arrays
+only; where each lies is in ``write()``'s answer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ALIGNED = 64
 
 
 def write(path: str, units: OrderExtents) -> dict[str, Any]:
-    """Write a new file; what read() must be told of it, as JSON has it. Raises OSError."""
+    """Write a new file and return its layout for read(), JSON-serialisable. Raises OSError."""
     arrays: list[list[Any]] = []
     with open(path, "xb") as file:
         for name, array in units.arrays().items():
@@ -32,17 +32,17 @@ def write(path: str, units: OrderExtents) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def read(directory: str, told: dict[str, Any]) -> OrderExtents:
-    """The units that lie there, mapped; the file's name goes. Raises OSError, ValueError."""
-    path = os.path.join(directory, told["name"])
+def read(directory: str, layout: dict[str, Any]) -> OrderExtents:
+    """Map the units and unlink the file. Raises OSError, ValueError."""
+    path = os.path.join(directory, layout["name"])
     try:
         whole = np.asarray(np.memmap(path, np.uint8, "r"))
     finally:
         os.unlink(path)  # its pages live as long as the mapping
     arrays = {}
-    for name, kind, count, at in told["arrays"]:
+    for name, kind, count, at in layout["arrays"]:
         end = at + count * np.dtype(kind).itemsize
         if count and end > len(whole):
-            raise ValueError(f"{told['name']} ends at {len(whole)}, within {name}")
+            raise ValueError(f"{layout['name']} ends at {len(whole)}, within {name}")
         arrays[name] = whole[at:end].view(kind)
-    return OrderExtents(arrays, told["items"], told["page_bytes"], told["nested"])
+    return OrderExtents(arrays, layout["items"], layout["page_bytes"], layout["nested"])

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m uffdprefetch.orders.indexer DIRECTORY [PLAN]``: the service's helper that reads.
+"""``python -m uffdprefetch.orders.indexer DIRECTORY [PLAN]``: the service's helper process.
 
-The service has one thread and never waits for storage; to index a large file takes seconds, and to
-sort a long order. This process finds the bytes of orders for it: requests come as lines of JSON on
-standard input, answers go to standard output, orders as files (orders/extents_file.py) into
-DIRECTORY. Each request has an ``id``, which its answer repeats; answers come in any order. It ends
-with its standard input.
+The service has one thread and never waits for storage; indexing a large file and sorting a long
+order take seconds. This process resolves orders to bytes: requests are lines of JSON on standard
+input, answers go to standard output, orders as files (orders/extents_file.py) into DIRECTORY. Each
+request has an ``id``, which its answer repeats; answers come in any order. It ends with its
+standard input.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from uffdprefetch.orders import (
     plan_file,
     stated,
 )
-from uffdprefetch.orders.provisional import early_order
-from uffdprefetch.orders.samples import ResolveRequest, Samples
+from uffdprefetch.orders.provisional import provisional_order
+from uffdprefetch.orders.samples import ResolveRequest, SampleResolver
 from uffdprefetch.predict.order.cursor import Order
 from uffdprefetch.predict.order.extents import OrderExtents
 
 THREADS = 4
-#: An index that is there so soon needs no guess before it.
+#: Delay before a provisional order is made: an index in the node's cache is there sooner.
 GUESS_SECONDS = 0.1
 
-Early = Callable[[dict[str, Any]], None]
+OnProvisional = Callable[[dict[str, Any]], None]
 
 
 class Indexer:
@@ -49,16 +49,16 @@ class Indexer:
         self._plan_path = plan
         self._plan: plan_file.Plan | None = None
         self._plan_lock = threading.Lock()
-        self._samples = Samples()
+        self._samples = SampleResolver()
         self._count = 0
         self._count_lock = threading.Lock()
 
-    def answer(self, request: dict[str, Any], early: Early) -> dict[str, Any]:
-        """One request's answer; ``error`` in it is a line for the user. ``early`` is called with an
-        answer that is a guess, if there is one before."""
+    def answer(self, request: dict[str, Any], on_provisional: OnProvisional) -> dict[str, Any]:
+        """A request's answer; its ``error`` is a line for the user. ``on_provisional`` is called
+        with a provisional answer, if there is one before."""
         try:
             if request["do"] == "plan":
-                return self._of_plan(request, early)
+                return self._of_plan(request, on_provisional)
             if request["do"] == "index":
                 return self._index(request)
             if request["do"] == "prepare":
@@ -74,7 +74,7 @@ class Indexer:
 
     # ---- --plan ---------------------------------------------------------------------------------
 
-    def _of_plan(self, request: dict[str, Any], early: Early) -> dict[str, Any]:
+    def _of_plan(self, request: dict[str, Any], on_provisional: OnProvisional) -> dict[str, Any]:
         """The order of a rank in an epoch of a file; null when the plan does not say."""
         plan = self._load()
         path, rank, epoch = request["path"], request["rank"], request["epoch"]
@@ -86,7 +86,7 @@ class Indexer:
         _assert_same(path, key)
         guess = threading.Event()
         if isinstance(spec, stated.Records) and file.format in (None, "lmdb"):
-            guess = self._guess(path, spec, early)
+            guess = self._guess(path, spec, on_provisional)
         with self._plan_lock:  # it keeps one index at a time
             order = plan.resolve(file, spec, path)
         guess.set()
@@ -94,7 +94,7 @@ class Indexer:
         return {"order": self._store(order, path)}
 
     def prepare(self) -> None:
-        """Index the plan's files before anybody asks."""
+        """Index the plan's files ahead of requests."""
         with contextlib.suppress(UffdPrefetchError, OSError, ValueError, MemoryError):
             for file in self._load().files:
                 for path in file.data_files():
@@ -107,19 +107,20 @@ class Indexer:
                 self._plan = plan_file.load(self._plan_path)
             return self._plan
 
-    def _guess(self, path: str, spec: stated.Records, early: Early) -> threading.Event:
-        """Beside the index, which may take long, an order of which some is estimated; not when the
-        event that is returned is set before."""
+    def _guess(
+        self, path: str, spec: stated.Records, on_provisional: OnProvisional
+    ) -> threading.Event:
+        """Make a provisional order beside the index, unless the event returned is set before."""
         known = threading.Event()
 
         def guess() -> None:
             try:
                 with FileReader(path) as reader:
-                    found = early_order(reader, spec.source.array())
+                    found = provisional_order(reader, spec.source.array())
             except (OSError, ValueError, UffdPrefetchError):
                 return  # the index says why
             if found is not None and not known.is_set():
-                early({"order": self._store(found.order, path), "early": True})
+                on_provisional({"order": self._store(found.order, path), "early": True})
 
         def later() -> None:
             if not known.wait(GUESS_SECONDS):
@@ -136,11 +137,11 @@ class Indexer:
         ``orders``: [{"part", "file": its index in the request, "order", "how"}]; ``again``: ask
         again when more has been read or mapped; ``findings``: lines for the user.
         """
-        heard = announcement.load(self._directory, request["pid"], request["number"])
+        announced = announcement.load(self._directory, request["pid"], request["number"])
         if request["first"]:
-            self._samples.take_lists(heard)
-        evidence = ResolveRequest(request["files"], request["said"], request["done"])
-        return self._samples.orders(heard, evidence, self._store)
+            self._samples.take_lists(announced)
+        wanted = ResolveRequest(request["files"], request["said"], request["done"])
+        return self._samples.orders(announced, wanted, self._store)
 
     # ---- an index -------------------------------------------------------------------------------
 
@@ -181,7 +182,7 @@ def _assert_same(path: str, key: tuple[int, ...]) -> None:
 
 def main(arguments: list[str]) -> int:
     """Serve requests until standard input ends."""
-    resolver = Indexer(arguments[0], arguments[1] if len(arguments) > 1 else None)
+    indexer = Indexer(arguments[0], arguments[1] if len(arguments) > 1 else None)
     writing = threading.Lock()
 
     def serve(request: dict[str, Any]) -> None:
@@ -191,14 +192,14 @@ def main(arguments: list[str]) -> int:
                 sys.stdout.flush()
 
         try:
-            answer = resolver.answer(request, write)
+            answer = indexer.answer(request, write)
         except Exception as error:  # a fault of ours: this request's loss
             answer = {"error": f"{type(error).__name__}: {error}"}
         write(answer)
 
     with ThreadPoolExecutor(THREADS) as threads:
         if len(arguments) > 1:
-            threads.submit(resolver.prepare)
+            threads.submit(indexer.prepare)
         for line in sys.stdin:
             threads.submit(serve, json.loads(line))
         threads.shutdown(wait=False, cancel_futures=True)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The service's end of its helper process (orders/indexer.py), which finds the bytes of orders.
+"""The service's end of its helper process (orders/indexer.py), which resolves orders to bytes.
 
-Started when the first question is asked. Questions and answers are lines of JSON through a pair of
-sockets, neither of which is ever waited for; a helper that dies leaves its questions answered with
-an error, and the next one starts another, a few times.
+Started at the first question. Questions and answers are lines of JSON through a non-blocking socket
+pair; when a helper dies its open questions are answered with an error, and the next question starts
+another, STARTS_MAX in all.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ if TYPE_CHECKING:  # they bring numpy, which a service without plans spares
 
 log = logging.getLogger("uffdprefetch.serve")
 
+#: Starts in a service's life: a helper that keeps dying is given up.
 STARTS_MAX = 3
+#: Wait for a killed helper's end, which a read of far storage may delay.
 KILL_SECONDS = 0.5
 #: Answers are small: orders come as files.
 ANSWER_MAX_BYTES = 1 << 20
@@ -38,7 +40,7 @@ Answer = dict[str, Any]
 
 
 class IndexerClient:
-    """Asks, and hears answers. One thread (the service's) calls everything here."""
+    """Asks questions and dispatches answers. Called from the service's thread only."""
 
     def __init__(self, socket_path: str, plan: str | None, poll: select.epoll) -> None:
         """Makes the directory beside the socket; raises OSError when it cannot."""
@@ -57,7 +59,7 @@ class IndexerClient:
 
     @property
     def fd(self) -> int:
-        """What is polled, -1 when there is no helper."""
+        """The descriptor to poll, -1 without a helper."""
         return -1 if self._sock is None else self._sock.fileno()
 
     def ask(self, question: dict[str, Any], done: Callable[[Answer], None]) -> None:
@@ -71,7 +73,7 @@ class IndexerClient:
         self.ready()
 
     def start(self) -> bool:
-        """Have a helper; False when there can be none."""
+        """Start the helper unless it runs; False when there can be none."""
         if self._sock is not None:
             return True
         if self._starts >= STARTS_MAX:
@@ -99,7 +101,7 @@ class IndexerClient:
         return True
 
     def ready(self) -> None:
-        """Send what waits, hear what has come."""
+        """Send queued questions, dispatch answers that have come."""
         if self._sock is None:
             return
         try:
@@ -123,11 +125,11 @@ class IndexerClient:
                 self._in += data
                 *lines, self._in = self._in.split(b"\n")
                 for line in lines:
-                    self._hear(line)
+                    self._on_answer(line)
 
-    def _hear(self, line: bytes) -> None:
+    def _on_answer(self, line: bytes) -> None:
         answer = json.loads(line)
-        # an early answer is a guess: another one follows
+        # a provisional answer: another one follows
         done = (self._asked.get if answer.get("early") else self._asked.pop)(answer["id"], None)
         if done is not None:
             done(answer)
@@ -150,11 +152,11 @@ class IndexerClient:
                 self._process.wait(KILL_SECONDS)
             self._process = None
 
-    def order(self, told: dict[str, Any]) -> OrderExtents:
+    def order(self, layout: dict[str, Any]) -> OrderExtents:
         """An order of an answer, mapped. Raises OSError, ValueError."""
         from uffdprefetch.orders import extents_file
 
-        return extents_file.read(self.directory, told)
+        return extents_file.read(self.directory, layout)
 
     def index(self, name: str) -> RecordIndex | None:
         """An index of an answer, mapped."""

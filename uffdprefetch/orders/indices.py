@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The record indices of files. The indexer (orders/indexer.py) makes them; nobody waits."""
+"""Record indices of files, made by the indexer (orders/indexer.py) asynchronously."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # it brings numpy, which a service that needs none spares
 
 
 class IndexSource(Protocol):
-    """Where the indices of files come from; nothing here ever waits."""
+    """Where the indices of files come from; never blocks."""
 
     def get(self, file: FileState) -> RecordIndex | None:
         """The index; None: not yet, or never. The first call asks for it."""
@@ -24,12 +24,11 @@ class IndexSource(Protocol):
 
 
 class Indices:
-    """See IndexSource: by the helper process (orders/indexer_client.py), mapped. ``came`` is called
-    when
-    one has come."""
+    """See IndexSource: by the helper process (orders/indexer_client.py), mapped. ``on_ready`` is
+    called when one has come."""
 
-    def __init__(self, resolver: IndexerClient, came: Callable[[], None]) -> None:
-        self._resolver, self._came = resolver, came
+    def __init__(self, indexer: IndexerClient, on_ready: Callable[[], None]) -> None:
+        self._indexer, self._on_ready = indexer, on_ready
         self._found: dict[Key, RecordIndex | str | None] = {}
 
     def get(self, file: FileState) -> RecordIndex | None:
@@ -38,9 +37,9 @@ class Indices:
 
             def done(answer: Answer) -> None:
                 self._found[file.key] = self._opened(file, answer)
-                self._came()
+                self._on_ready()
 
-            self._resolver.ask({"do": "index", "path": file.path}, done)
+            self._indexer.ask({"do": "index", "path": file.path}, done)
         found = self._found[file.key]
         return None if isinstance(found, str) else found
 
@@ -51,7 +50,7 @@ class Indices:
     def _opened(self, file: FileState, answer: Answer) -> RecordIndex | str:
         if "error" in answer:
             return str(answer["error"])
-        index = self._resolver.index(answer["index"])
+        index = self._indexer.index(answer["index"])
         if index is None or index.file_bytes != file.size_bytes:
             return "its index cannot be mapped"
         return index

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys that are made of numbers: which forms a file's keys have. Pure.
+"""Forms of a file's keys that encode a number. Pure.
 
 "image-%09d" is a form, so is "%d-label", and the eight bytes of a number.
 """
@@ -19,9 +19,9 @@ from uffdprefetch.base.arrays import Array
 
 #: Forms of one file, the most frequent first.
 FORMS_MAX = 16
-#: Digits of a number that fits int64 for sure; runs of digits in one key that are looked at.
+#: Digits of a number that always fits int64; runs of digits considered in one key.
 _DIGITS_MAX, _RUNS_MAX = 18, 8
-#: A form of fewer of the keys than this is a few files' names.
+#: Share of the sampled keys that a form must have; below it, it is a few names.
 _SHARE_MIN = 1 / 64
 _RUN = re.compile(rb"[0-9]+")
 
@@ -32,7 +32,7 @@ def is_number(text: bytes) -> bool:
 
 
 class Form(Protocol):
-    """How a key is made of a number."""
+    """How a key encodes a number."""
 
     @property
     def name(self) -> str: ...
@@ -42,7 +42,7 @@ class Form(Protocol):
         ...
 
     def number(self, key: bytes) -> int | None:
-        """The number that a key of this form has."""
+        """The number in a key of this form, None for another key."""
         ...
 
 
@@ -115,7 +115,7 @@ class Pickled:
 
 
 def protocols(keys: Iterable[bytes]) -> list[int]:
-    """Of the pickles among these keys."""
+    """The protocols of the pickles among these keys."""
     return sorted({key[1] for key in keys if key[:1] == b"\x80" and key[1:2] and key[1] <= 5})
 
 
@@ -145,7 +145,7 @@ def forms(keys: Sequence[bytes], least: int = 2) -> list[Form]:
 
 
 def _widths(digits: Iterable[bytes]) -> list[int]:
-    """To how many digits these numbers may have been filled up, the likeliest first."""
+    """Widths to which these numbers may be zero-padded, the likeliest first."""
     lengths = Counter(map(len, digits))
     led = {len(each) for each in digits if each[:1] == b"0" and len(each) > 1}
     if len(led) > 1:
@@ -157,7 +157,8 @@ def _widths(digits: Iterable[bytes]) -> list[int]:
 
 
 def _binary(keys: Sequence[bytes]) -> Iterable[Form]:
-    """Most are 4 or 8 bytes, and one order of them makes smaller numbers than any chance would."""
+    """Where most keys are 4 or 8 bytes: the byte order that makes three quarters of them numbers
+    with a zero top byte, which random bytes do not."""
     for size in (4, 8):
         alike = [key for key in keys if len(key) == size]
         if 2 * len(alike) > len(keys):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lists that a data set holds in its attributes: element i may be the key of sample i, or lead to
-it. Pure; what comes in is another process's word and may be anything."""
+"""Lists among a data set's attributes whose element i may be, or lead to, the key of sample i.
+Pure; the input is another process's and untrusted."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many keys found at once in a file's record index, and what its keys look like. Pure.
+"""Batched key look-up in a file's record index, and samples of its keys. Pure.
 
 Keys of one length are rows of one array: numpy compares them as fast as numbers, and a million
 shuffled ones are found in about a second (formats/keys.Keys.find() takes them one by one, and goes
@@ -21,11 +21,10 @@ from uffdprefetch.formats.places import spread
 
 Pair = tuple[Array, Array]
 
-#: Records with one key: more are no samples of anybody's. It bounds what a hostile file can ask.
+#: Records of one key above which it is not found: bounds a hostile file's cost.
 DUPLICATES_MAX = 64
-#: Keys that are looked at to see what keys are like: so many at random, and so many neighbours at
-#: the beginning, in the middle and at the end.
-_LOOK_RANDOM, _LOOK_NEIGHBOURS = 512, 32
+#: Keys sampled to find their forms: at random, and neighbours at the beginning, middle and end.
+_SAMPLE_RANDOM, _SAMPLE_NEIGHBOURS = 512, 32
 _NONE: Array = np.zeros(0, np.int64)
 
 
@@ -59,8 +58,8 @@ class KeyTable:
     # ---- many at once ---------------------------------------------------------------------------
 
     def find(self, keys: Sequence[bytes]) -> Pair:
-        """(records, which of ``keys`` each has), in the order of ``keys``; int64. One with no
-        record, or more than DUPLICATES_MAX, is not among them."""
+        """(records, and for each the index into ``keys`` of its key), in the order of ``keys``;
+        int64. A key with no record, or more than DUPLICATES_MAX, is left out."""
         lengths: Array = np.fromiter(map(len, keys), np.int64, len(keys))
         records, which = [_NONE], [_NONE]
         for length in np.unique(lengths).tolist():
@@ -70,7 +69,7 @@ class KeyTable:
                 continue
             of_length = keys if len(asked) == len(keys) else [keys[i] for i in asked.tolist()]
             want = np.frombuffer(b"".join(of_length), f"S{length}")
-            # searched for in their order they are found five times as fast
+            # sorted look-ups are five times as fast
             order = np.argsort(want, kind="stable")
             want = want[order]
             low: Array = np.atleast_1d(np.searchsorted(have, want, "left"))
@@ -108,27 +107,27 @@ class KeyTable:
             have, records = have[order], records[order]
         return have, records
 
-    # ---- what they look like --------------------------------------------------------------------
+    # ---- samples --------------------------------------------------------------------------------
 
-    def look(self) -> list[tuple[int, bytes]]:
-        """(record, key) of a few hundred records: some at random, and neighbours (every other key
-        may be of another kind), of each range of keys."""
+    def sample(self) -> list[tuple[int, bytes]]:
+        """(record, key) of a few hundred records of each range of keys: some at random, and runs of
+        neighbours (every other key may be of another kind)."""
         source = random.Random(len(self))
         chosen: set[int] = set()
-        for first, end, _ in self.ranges[:_LOOK_NEIGHBOURS]:
+        for first, end, _ in self.ranges[:_SAMPLE_NEIGHBOURS]:
             count = end - first
-            if count <= _LOOK_RANDOM:
+            if count <= _SAMPLE_RANDOM:
                 chosen.update(range(first, end))
                 continue
-            chosen.update(source.sample(range(first, end), _LOOK_RANDOM))
-            for at in (first, first + count // 2, end - _LOOK_NEIGHBOURS):
-                chosen.update(range(at, at + _LOOK_NEIGHBOURS))
+            chosen.update(source.sample(range(first, end), _SAMPLE_RANDOM))
+            for at in (first, first + count // 2, end - _SAMPLE_NEIGHBOURS):
+                chosen.update(range(at, at + _SAMPLE_NEIGHBOURS))
         return [(record, self.key(record)) for record in sorted(chosen)]
 
-    def after(self, stem: bytes, most: int = 8) -> list[bytes]:
-        """Keys that begin with ``stem``: the first ones, of the ranges in which keys ascend."""
+    def starting_with(self, stem: bytes, most: int = 8) -> list[bytes]:
+        """The first ``most`` keys with this prefix of each range in which keys ascend."""
         found: list[bytes] = []
-        for first, end, ascending in self.ranges[:_LOOK_NEIGHBOURS]:
+        for first, end, ascending in self.ranges[:_SAMPLE_NEIGHBOURS]:
             if not ascending:
                 continue
             at = bisect_left(range(end), stem, first, end, key=self.key)

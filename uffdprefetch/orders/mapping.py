@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which record of a file does sample i of a data set read? What it may be. Pure.
+"""Hypotheses on which record of a file sample i of a data set reads. Pure.
 
-A data set opens a record file and makes a key of a sample's number, or of what it holds in a list.
-hypotheses() finds the ways in which that leads to records that are there; choose()
-(orders/evidence.py) takes those that what was really touched proves.
+A data set makes a key from a sample's number or from a list's element. hypotheses() finds the ways
+that lead to existing records; choose() (orders/evidence.py) takes those that the touches prove.
 """
 
 from __future__ import annotations
@@ -29,31 +28,32 @@ __all__ = ["Choice", "Hypothesis", "KeyList", "choose", "hypotheses"]
 Keys = Callable[[Array], list[bytes]]
 Numbers = Callable[[Array], Array]
 
-#: Samples that must have a record, and how many of them: a list may name one that was left out.
+#: Samples a hypothesis is tried on, and the share that must have a record: a list may name some
+#: that the file lacks.
 PROBE_MAX = 64
 SHARE_MIN = 0.95
-#: What a hostile job or file can make of this.
+#: Bounds on the work for a hostile job or file.
 LISTS_MAX, HYPOTHESES_MAX = 32, 64
-#: Numbers are filled up with zeros to so many digits at most, where the keys do not show it.
+#: Widest zero-padding tried of a number that is hashed.
 _WIDTH_MAX = 12
 _NONE: Array = np.zeros(0, np.int64)
-#: Records beside the samples', by the keys that people give them.
+#: Keys in common use for records that are no samples.
 _SPECIAL = (
     b"__len__", b"__keys__", b"__meta__", b"__metadata__", b"__info__", b"num-samples",
     b"num_samples", b"nSamples", b"length", b"len", b"size", b"keys", b"meta", b"metadata", b"info",
 )  # fmt: skip
-#: So many of another key length than all others are beside them too.
+#: Records of an unusual key length, at most, that count as no samples.
 _ODD_MAX = 16
 
 
 def hypotheses(
     index: RecordIndex, samples_count: int, lists: Sequence[KeyList], probe: Array
 ) -> list[Hypothesis]:
-    """The ways in which (nearly) all samples have a record, the simplest first, each that leads to
-    other records than those before it.
+    """The ways in which (nearly) all samples have a record, the simplest first, without those that
+    lead to the same records.
 
-    ``lists``: of the data set, those that are shorter than it are left out. ``probe``: sample
-    numbers, 64 of which are tried, and as many of all over the data set. [] when there is no way.
+    ``lists``: of the data set; those shorter than it are ignored. ``probe``: sample numbers, of
+    which PROBE_MAX are tried, and as many drawn from the whole data set.
     """
     if samples_count <= 0 or not len(index):
         return []
@@ -82,7 +82,7 @@ def _probed(samples_count: int, probe: Array) -> Array:
 
 
 def _seen(hypothesis: Hypothesis, tried: Array) -> bytes | None:
-    """What the hypothesis says of these samples, to compare; None when too many have no record."""
+    """Its records of these samples, as comparable bytes; None when too many have none."""
     few = tried[: derived.FEW]
     if len(np.unique(hypothesis.records(few)[1])) < len(few) // 2:
         return None
@@ -95,14 +95,14 @@ def _seen(hypothesis: Hypothesis, tried: Array) -> bytes | None:
 def _all(
     index: RecordIndex, count: int, lists: list[KeyList], tried: Array
 ) -> Iterator[Hypothesis]:
-    """All that are worth a try."""
+    """All candidates, unverified."""
     if index.keys is None:
         yield from _counted(index, count, None)
         yield from _numbered_lists(len(index), count, lists)
         return
     table = KeyTable(index)
-    looked = [key for _, key in table.look()]
-    usual = [key for key in looked if key not in _SPECIAL]
+    sampled = [key for _, key in table.sample()]
+    usual = [key for key in sampled if key not in _SPECIAL]
     forms = key_forms.forms(usual)
     yield from _formed(table, forms, usual, count, tried)
     yield from _counted(index, count, table)
@@ -126,12 +126,12 @@ def _counted(index: RecordIndex, count: int, table: KeyTable | None) -> Iterator
     for first, end, _ in table.ranges:
         where = "" if len(table.ranges) == 1 else f", from record {first} on"
         beside = _beside(table, first, end, special)
-        left = end - first - len(beside)
-        # a data set of as many samples as there are others does not read what is beside them
-        if end - first >= count and not (len(beside) and left == count):
+        remaining = end - first - len(beside)
+        # a data set as long as the records without those beside them does not read the latter
+        if end - first >= count and not (len(beside) and remaining == count):
             name = f"record number = sample number{where}"
             yield Hypothesis(name, count, _after(first, _NONE))
-        if len(beside) and left >= count:
+        if len(beside) and remaining >= count:
             names = ", ".join(shown(table.key(record)) for record in beside[:3].tolist())
             more = ", ..." if len(beside) > 3 else ""
             name = f"record number = sample number, without {names}{more}{where}"
@@ -187,7 +187,7 @@ def _keyed(table: KeyTable, name: str, count: int, keys: Keys) -> Hypothesis:
 def _formed(
     table: KeyTable, forms: list[Form], usual: list[bytes], count: int, tried: Array
 ) -> Iterator[Hypothesis]:
-    """The number of the sample as the keys have it, counted from 0, 1 or their first."""
+    """The sample's number in the keys' forms, counted from 0, 1 or their smallest."""
     for form in forms:
         bases = [0, 1]
         has = [number for key in usual if (number := form.number(key)) is not None]
@@ -201,7 +201,7 @@ def _formed(
 
 
 def _whole_ones(made: list[Hypothesis], tried: Array) -> list[Hypothesis]:
-    """Of some that exclude each other those that have a record for every sample, if there are."""
+    """Of mutually exclusive ones those with a record for every sample, if there are any."""
     whole = [each for each in made if len(np.unique(each.records(tried)[1])) == len(tried)]
     return whole or made
 
@@ -218,13 +218,13 @@ def _numbers(form: Form, base: int, of: Numbers | None = None) -> Keys:
 def _listed(
     table: KeyTable, usual: list[bytes], each: KeyList, count: int, tried: Array
 ) -> Iterator[Hypothesis]:
-    """An element of the list, a part of it or its hash, with what stands around it in the keys."""
+    """A list's element, a part of it or its hash, with the keys' prefixes and endings."""
     elements = each.take(tried)
     befores = derived.prefixes(usual)
     made: list[tuple[Way, Way]] = []
     for way in derived.ways(elements, each.kind, usual, table.longest):
         stems = [way.make(element) for element in elements[: derived.FEW]]
-        made += [(way, outer) for outer in derived.around(table, stems, befores)]
+        made += [(way, outer) for outer in derived.affixed_ways(table, stems, befores)]
     made.sort(key=lambda pair: pair[1] is not ITSELF)
     for way, outer in made:
         source = f"{way.name} .{shown(each.name)}".strip()
@@ -245,7 +245,7 @@ def _made(each: KeyList, way: Way, outer: Way) -> Keys:
 def _listed_numbers(
     table: KeyTable, forms: list[Form], each: KeyList, count: int, tried: Array
 ) -> Iterator[Hypothesis]:
-    """The numbers of a list in the forms that the keys have, as they are or counted from 1."""
+    """A list's numbers, or those plus 1, in the keys' forms."""
     of = _numbers_of(each, tried)
     for form in forms if of is not None else ():
         made = []
@@ -257,7 +257,7 @@ def _listed_numbers(
 
 
 def _numbers_of(each: KeyList, tried: Array) -> Numbers | None:
-    """The list's numbers, or what is written in it if that looks like numbers."""
+    """The list's numbers, or its elements parsed as decimal if all that were tried are."""
     if each.kind == "ints":
         return lambda samples: each.numbers[samples].astype(np.int64)
     if all(key_forms.is_number(element) for element in each.take(tried)):
@@ -268,7 +268,7 @@ def _numbers_of(each: KeyList, tried: Array) -> Numbers | None:
 
 
 def _hashed(table: KeyTable, usual: list[bytes], count: int, tried: Array) -> Iterator[Hypothesis]:
-    """The hash of the sample's number, written with or without zeros before it."""
+    """The hash of the sample's number in decimal, zero-padded or not."""
     few = tried[: derived.FEW]
     befores = derived.prefixes(usual)
     for width, base in product(range(1, _WIDTH_MAX + 1), (0, 1)):
@@ -278,7 +278,7 @@ def _hashed(table: KeyTable, usual: list[bytes], count: int, tried: Array) -> It
             stems = [way.make(text) for text in written]
             if len(stems[0]) > table.longest:
                 continue
-            for outer in derived.around(table, stems, befores):
+            for outer in derived.affixed_ways(table, stems, befores):
                 name = f"keys {way.name} {form.name}, from {base}{_with(outer)}"
                 yield _keyed(table, name, count, _hash_of(form, base, way, outer))
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where records lie in a file whose index is not there yet: estimates with bounds, corrected by
-what is seen. Pure.
+"""Bounds on where records lie in a file whose index is not there yet, corrected by observations.
+Pure.
 
-Paper 2 (LMDBIO-DM), section V-B: a reader takes the first record's size for all, and keeps for the
-pages between its last part and its next one a minimum and a maximum, which it corrects when it
-turns out to have been too far ahead or behind; it warms all between the two. Here the same for any
-distance: the bounds are of bytes for a record over stretches of 1, 2 to 3, 4 to 7, ... records, for
-of uneven sizes a long stretch tells the mean much better than a short one.
+[LMDBIO-DM] section V-B: a reader takes the first record's size for all, and keeps for the pages
+between its last part and its next one a minimum and a maximum, which it corrects when it turns out
+to have been too far ahead or behind; it warms all between the two. Here the same for any distance:
+the bounds are of bytes per record over stretches of 1, 2 to 3, 4 to 7, ... records, since the mean
+over a long stretch varies less than over a short one.
 """
 
 from __future__ import annotations
@@ -24,26 +24,25 @@ if TYPE_CHECKING:
     from uffdprefetch.predict.order.cursor import Order
 
 
-#: Bytes warmed in vain that are worth it, for a byte that is needed: a record whose bounds are
-#: farther apart is left to be read when it is read, or to the index. (Useless bytes take from the
-#: useful ones' bandwidth; at 1 the warming would be no faster than half of the storage.)
+#: Redundant bytes allowed for each needed one: a record with wider bounds is left to demand or to
+#: the index. Redundant bytes share the bandwidth: at 1 it would be halved.
 REDUNDANT_MAX = 0.5
-#: Places that are remembered; of more every second one is forgotten.
+#: Boundaries kept; beyond it every second one is dropped.
 KNOWN_MAX = 1 << 16
-#: Stretches are told apart by the power of two of their length in records.
+#: Classes of stretches, by the power of two of their length in records.
 _SCALES = 48
 
 
 class PlacementEstimator:
-    """Bounds on the place of each record of a file in which places ascend with record numbers.
+    """Bounds on the offset of each record of a file in which offsets ascend with record numbers.
 
     Boundary b is where record b begins and b - 1 has ended, tree pages between them counting as
-    either's. ``first_bytes``: boundary 0. ``stride_bytes``: from a record's beginning to the next
-    one's, the first guess. ``records`` lie before ``end_bytes`` of the file, if that is known (an
-    LMDB's meta page tells): then the mean over the whole file is known from the beginning.
+    either's. ``first_bytes``: boundary 0. ``stride_bytes``: initial estimate of a record's distance
+    to the next. ``records`` lie before ``end_bytes`` of the file, if known (from an LMDB's meta
+    page): then the mean over the whole file is known from the beginning.
 
-    Where places do not ascend after all (an LMDB that was written by many transactions, which used
-    pages again) the bounds get so wide that order() leaves the records out.
+    Where offsets do not ascend (an LMDB written by many transactions, which reused pages) the
+    bounds become so wide that order() leaves the records out.
     """
 
     def __init__(
@@ -61,7 +60,7 @@ class PlacementEstimator:
         self._stride = float(stride_bytes)
         self._at = [0]
         self._low, self._high = [first_bytes], [first_bytes]
-        # bytes for a record over stretches of [2^k, 2^(k+1)) records, where such were seen
+        # bytes per record over stretches of [2^k, 2^(k+1)) records, where observed
         self._least: list[float] = [math.inf] * _SCALES
         self._most: list[float] = [-math.inf] * _SCALES
         self._filled: tuple[Array, Array] | None = None
@@ -72,14 +71,14 @@ class PlacementEstimator:
 
     @property
     def known(self) -> int:
-        """How many boundaries have been seen."""
+        """Boundaries observed."""
         return len(self._at)
 
-    # ---- what was seen --------------------------------------------------------------------------
+    # ---- observations ---------------------------------------------------------------------------
 
     def learn(self, record: int, start: int, end: int, count: int = 1, rates: bool = True) -> None:
         """``count`` records from ``record`` on lie in [start, end) of the file. Without ``rates``
-        it is not compared with the others at all distances: thousands are learned in no time."""
+        they do not update the bytes per record, which costs a search at each scale."""
         if record < 0 or count < 1 or not 0 <= start <= end:
             raise ValueError(f"records [{record}, +{count}) in [{start}, {end})")
         self._note(int(record), int(start), rates)
@@ -109,7 +108,7 @@ class PlacementEstimator:
             self._observe(apart, least / apart, most / apart)
 
     def _partners(self, i: int, boundary: int) -> Iterator[int]:
-        """Of each scale the nearest known boundary before and after the i-th."""
+        """Of each scale the nearest observed boundary before and after the i-th."""
         step, j = 1, i
         while j > 0 and step <= boundary:
             j = bisect_right(self._at, boundary - step) - 1
@@ -131,15 +130,15 @@ class PlacementEstimator:
         if most > self._most[scale]:
             self._most[scale] = most
 
-    # ---- what follows ---------------------------------------------------------------------------
+    # ---- estimates ------------------------------------------------------------------------------
 
     def rates(self) -> tuple[Array, Array]:
-        """(least, most) bytes for a record over stretches of [2^k, 2^(k+1)) records, for each k.
+        """(least, most) bytes per record over stretches of [2^k, 2^(k+1)) records, for each k.
 
-        The bytes by which a stretch deviates from the mean of the longest ones grow with its
-        length: no scale that was seen counts for less than a shorter one, which it contains (few of
-        it may have been seen with a tree page in them). Between scales that were seen they grow
-        with the root of the length, as sums of independent sizes do.
+        A stretch's deviation in bytes from the longest ones' mean grows with its length: an
+        observed scale deviates at least as much as the shorter ones that it contains (few of its
+        stretches may have had a tree page). Between observed scales it grows with the root of the
+        length, as sums of independent sizes do.
         """
         if self._filled is None:
             seen = [scale for scale, most in enumerate(self._most) if most > -math.inf]
@@ -151,10 +150,10 @@ class PlacementEstimator:
         return self._filled
 
     def places(self, boundaries: Array) -> tuple[Array, Array]:
-        """(least, most) bytes of the file at which these boundaries lie, float64.
+        """(least, most) offsets of these boundaries in the file, float64.
 
-        From the nearest known ones on both sides; where these contradict each other (places that do
-        not ascend) what either says.
+        From the nearest observed ones on both sides: the intersection of both bounds, or their
+        union where they contradict each other (offsets that do not ascend).
         """
         if self._arrays is None:
             at, low, high = (np.array(each) for each in (self._at, self._low, self._high))
@@ -185,8 +184,8 @@ class PlacementEstimator:
         return least[scale], most[scale]
 
     def ranges(self, records: Array, counts: Array | int = 1) -> tuple[Array, Array]:
-        """For records [records[i], +counts[i]) what to warm: (starts, ends), int64, bytes in whole
-        pages, from the least that they may begin at to the most that they may end at."""
+        """What to warm for records [records[i], +counts[i]): (starts, ends), int64, in whole pages,
+        from their least possible start to their greatest possible end."""
         records = np.asarray(records, np.int64)
         starts, ends = self.places(records)[0], self.places(records + counts)[1]
         page = self.page_bytes
@@ -199,13 +198,13 @@ class PlacementEstimator:
         return int(starts[0]), int(ends[0])
 
     def mean_bytes(self) -> float:
-        """For a record, over the longest stretch that was seen."""
+        """Per record, over the longest stretch observed."""
         least, most = self.rates()
         return float(max(least[-1] + most[-1], 2.0) / 2)
 
 
 def _grown(deviation_bytes: Array, seen: list[int]) -> Array:
-    """For all scales, from those that were seen (see rates())."""
+    """For all scales, from the observed ones (see rates())."""
     grown: Array = np.zeros(_SCALES)
     if not seen:
         return grown
@@ -230,12 +229,12 @@ def order(
     exact: tuple[Array, Array] | None = None,
     redundant_max: float = REDUNDANT_MAX,
 ) -> Order | None:
-    """The order of these record numbers as far as it can be told: item i is records[i].
+    """The order of these record numbers, with extents where known or bounded: item i is records[i].
 
-    ``exact``: (starts, ends) of each of them in the file, -1 where it is not known: these are taken
-    as they are. Of the others each run of successive records is one stretch of the file, from the
-    least that it may begin at to the most that it may end at, if that is at most 1 + redundant_max
-    times its mean (and a page); else these items have no extent. None when no item has any.
+    ``exact``: (starts, ends) of each of them in the file, -1 where not known. Of the others each
+    run of successive records is one range of the file, from its least possible start to its
+    greatest possible end, if that is at most 1 + redundant_max times its mean (and a page); else
+    these items have no extent. None when no item has any.
     """
     from uffdprefetch.predict.order.cursor import Order
 
@@ -263,7 +262,7 @@ def _runs(
     counts: Array = np.diff(np.append(begins, len(numbers)))
     run: Array = np.repeat(np.arange(len(begins)), counts)
     first, last = guess.ranges(numbers[begins], counts)
-    # needed for certain, or in the mean
+    # bytes that are needed for certain, or in the mean
     sure = guess.places(numbers[begins] + counts)[0] - guess.places(numbers[begins])[1]
     wanted = np.maximum(counts * guess.mean_bytes(), sure)
     good = last - first <= (1 + redundant_max) * wanted + guess.page_bytes

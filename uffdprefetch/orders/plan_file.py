@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan file: who reads which records in which order, epoch by epoch. docs/plans.md has the
-format.
+"""The plan file: who reads which records in which order, epoch by epoch (format: docs/plans.md).
 
-load() checks all that the file says by itself; what only its data files can tell (whether there is
-such a record, such a key) is told when an order is resolved.
+load() checks everything that needs no data file; whether a record or key exists is checked when an
+order is resolved.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from uffdprefetch.orders.plan_of_file import FilePlan, Identity
 from uffdprefetch.orders.plan_parser import Parser
 from uffdprefetch.predict.order.cursor import Order
 
-#: As JSON a number takes up to ten times its size in memory: longer orders belong in .npy files.
+#: A number as parsed JSON takes up to ten times its size: longer orders belong in .npy files.
 FILE_MAX_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """A plan file that was read. ``index``: how a data file's index is had."""
+    """A parsed plan file. ``index``: opens a data file's index."""
 
     path: str
     files: Sequence[FilePlan]
@@ -36,7 +35,7 @@ class Plan:
     _indices: dict[tuple[str, str, int, int], RecordIndex | None] = field(default_factory=dict)
 
     def file(self, path: str, identity: Identity | None = None) -> FilePlan | None:
-        """What it says of a data file: the first that fits."""
+        """The first entry for a data file."""
         return next((plan for plan in self.files if plan.is_of(path, identity)), None)
 
     def order(
@@ -52,7 +51,7 @@ class Plan:
         return self.resolve(plan, spec, path)
 
     def resolve(self, plan: FilePlan, spec: stated.Spec, path: str) -> Order:
-        """An order with the bytes of this data file. Raises UffdPrefetchError (exit 2)."""
+        """The order in bytes of this data file. Raises UffdPrefetchError (exit 2)."""
         try:
             status = os.stat(path)
             name = (plan.where, path, status.st_mtime_ns, status.st_size)
@@ -69,8 +68,7 @@ class Plan:
 
 
 def load(path: str) -> Plan:
-    """Read a plan file. Raises UffdPrefetchError (exit 2) with one line that says where it is
-    wrong."""
+    """Read a plan file. Raises UffdPrefetchError (exit 2), one line with the place of the error."""
     with FileReader(path) as reader:
         if reader.size_bytes > FILE_MAX_BYTES:
             raise usage_error(

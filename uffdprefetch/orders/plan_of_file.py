@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a plan says of one data file: which order is whose, and which files are meant."""
+"""A plan file's entry for one data file: the files it covers and each rank's order."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from uffdprefetch.formats.detect import data_file
 from uffdprefetch.formats.index import Options, RecordIndex
 from uffdprefetch.orders import stated
 
-#: The order of ranks that are not named.
+#: Key of the order of ranks that are not named.
 ANY_RANK = "*"
-#: Files that one glob may mean.
+#: Files that one glob may match.
 MATCHES_MAX = 10_000
 
 Identity = tuple[int, int]  # device, inode
@@ -25,7 +25,7 @@ Identity = tuple[int, int]  # device, inode
 
 @dataclass(frozen=True, eq=False)
 class FilePlan:
-    """What the plan says of one data file, or of all that a glob means."""
+    """The plan file's entry for one data file, or for all that a glob matches."""
 
     where: str
     file: str  # absolute; a glob if is_glob
@@ -46,7 +46,7 @@ class FilePlan:
         return ranks.get(str(rank), ranks.get(ANY_RANK))
 
     def data_files(self) -> list[str]:
-        """The files that are meant and there. Raises UffdPrefetchError when there is none."""
+        """The existing files that it covers. Raises UffdPrefetchError when there is none."""
         if not self.is_glob:
             return [_data_file(self.where, self.file)]
         found = list(itertools.islice(glob.iglob(self.file), MATCHES_MAX + 1))
@@ -57,7 +57,7 @@ class FilePlan:
         return sorted(_data_file(self.where, name) for name in found)
 
     def is_of(self, path: str, identity: Identity | None) -> bool:
-        """Whether it speaks of the file with this path, or of this device and inode."""
+        """Whether it covers the file with this path, or with this device and inode."""
         if self.is_glob:
             names = {path, os.path.dirname(path), os.path.realpath(path)}
             return any(fnmatch.fnmatchcase(name, self.file) for name in names)

@@ -59,8 +59,8 @@ class Parser:
         """What the plan file says of each data file."""
         top = self._object(self._path, value, _PLAN_KEYS, _PLAN_KEYS)
         if top["schema"] != SCHEMA:
-            saw = repr(top["schema"])[:60] if isinstance(top["schema"], str) else "no text"
-            raise usage_error(f"{self._path}: schema: {saw}, not {SCHEMA!r}")
+            detail = repr(top["schema"])[:60] if isinstance(top["schema"], str) else "no text"
+            raise usage_error(f"{self._path}: schema: {detail}, not {SCHEMA!r}")
         entries = self._list(f"{self._path}: files", top["files"])
         files: list[FilePlan] = []
         names: dict[str, str] = {}
@@ -76,8 +76,8 @@ class Parser:
         entry = self._object(where, value, _FILE_KEYS, ("file", "unit", "epochs"))
         name, unit = self._text(f"{where}.file", entry["file"]), entry["unit"]
         if unit not in UNITS:
-            saw = repr(unit)[:40] if isinstance(unit, str) else _kind(unit)
-            raise usage_error(f"{where}.unit: {saw}: one of {', '.join(UNITS)}")
+            detail = repr(unit)[:40] if isinstance(unit, str) else _kind(unit)
+            raise usage_error(f"{where}.unit: {detail}: one of {', '.join(UNITS)}")
         repeat = entry.get("repeat", False)
         if not isinstance(repeat, bool):
             raise usage_error(f"{where}.repeat: {_kind(repeat)}: true or false")
@@ -93,8 +93,8 @@ class Parser:
     def _format(self, where: str, entry: dict[str, Any]) -> tuple[str | None, Options]:
         name = entry.get("format")
         if name is not None and name not in FORMATS:
-            saw = repr(name)[:40] if isinstance(name, str) else _kind(name)
-            raise usage_error(f"{where}.format: {saw}: one of {', '.join(FORMATS)}")
+            detail = repr(name)[:40] if isinstance(name, str) else _kind(name)
+            raise usage_error(f"{where}.format: {detail}: one of {', '.join(FORMATS)}")
         record = self._size(f"{where}.record_size", entry.get("record_size"), 1)
         header = self._size(f"{where}.header_size", entry.get("header_size"), 0)
         if header is not None and record is None:
@@ -215,8 +215,8 @@ class Parser:
         for name in value:
             if name not in known:
                 near = difflib.get_close_matches(name[:60], known, n=1, cutoff=0.0)
-                saw = repr(name[:60])
-                raise usage_error(f"{where}: unknown key {saw}, the nearest is {near[0]!r}")
+                detail = repr(name[:60])
+                raise usage_error(f"{where}: unknown key {detail}, the nearest is {near[0]!r}")
         for name in needed:
             if name not in value:
                 raise usage_error(f"{where}: no {name!r}")
@@ -224,12 +224,12 @@ class Parser:
 
     def _list(self, where: str, value: Any) -> list[Any]:
         if not isinstance(value, list) or not value:
-            saw = "an empty list" if value == [] else _kind(value)
-            raise usage_error(f"{where}: {saw}: a list of one or more")
+            detail = "an empty list" if value == [] else _kind(value)
+            raise usage_error(f"{where}: {detail}: a list of one or more")
         return value
 
     def _text(self, where: str, value: Any) -> str:
         if not isinstance(value, str) or not value or "\0" in value:
-            saw = "an empty text" if value == "" else _kind(value)
-            raise usage_error(f"{where}: {saw}: text")
+            detail = "an empty text" if value == "" else _kind(value)
+            raise usage_error(f"{where}: {detail}: text")
         return value

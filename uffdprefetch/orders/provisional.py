@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An order before the file's index is there: of an LMDB, from a few of its pages.
+"""A provisional order of an LMDB, from a few of its pages, before its index is there.
 
-The first records of the order exactly, from their own leaves; of the others those whose places can
-be told closely enough (orders/placement_estimator.py).
+The first records of the order exactly, from their own leaves; of the others those that are located
+closely enough (orders/placement_estimator.py).
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from uffdprefetch.formats.reader import Array, FormatError, RangeReader
 from uffdprefetch.orders import placement_estimator
 from uffdprefetch.predict.order.cursor import Order
 
-#: Of longer orders only the beginning is told: the index takes seconds.
+#: Items of a provisional order: the index takes seconds, in which no more are read.
 ITEMS_MAX = 1 << 16
-#: Leaves that are read, in the order in which they are needed: 4 MiB of pages. A hundred records
-#: or more are in one, but of a shuffled order each of the first ones wants another leaf.
+#: Leaves read, in the order of first use: 4 MiB of pages. A leaf holds a hundred records or more,
+#: but each of a shuffled order's first records is in another one.
 LEAVES_MAX = 1024
-#: After that long no more of them: by then the order had better be there.
+#: Time limit for reading leaves: the readers wait for the order.
 SECONDS = 0.5
-#: Of these leaves_max, when they are not all that are needed.
+#: Of leaves_max leaves, those spread over the file to estimate from, where more are needed.
 SPREAD = 64
-#: So many of the bounds must be right where that can be seen.
+#: Share of the held-out records that must lie within the bounds.
 RIGHT_MIN = 0.9
-#: Leaves whose records' distances are looked at; of the others only where they lie.
+#: Leaves whose records update the bytes per record; others only add boundaries.
 COMPARED = 48
-#: Read at once: as much as eight threads bring from slow storage in a few round trips.
+#: Leaves per read: a few round trips of eight threads on slow storage.
 _AT_ONCE = 128
 
 
 @dataclass(frozen=True, eq=False)
-class Early:
-    """What was made of a file's first pages. ``order``'s item i is the i-th record asked for.
+class ProvisionalOrder:
+    """``order``'s item i is the i-th record asked for.
 
-    exact: items whose place is known; guessed: estimated; without: neither. ``how`` it is known
-    which leaf a record is in."""
+    exact: items whose extents are known; guessed: estimated; without: neither. ``how``: by what a
+    record's leaf is known."""
 
     order: Order
     exact: int
@@ -49,18 +49,18 @@ class Early:
     how: str
 
 
-def early_order(
+def provisional_order(
     reader: RangeReader,
     records: Array,
     leaves_max: int = LEAVES_MAX,
     seconds: float = SECONDS,
     redundant_max: float = placement_estimator.REDUNDANT_MAX,
-) -> Early | None:
-    """The order of these record numbers (of the file's index) as far as it can be told at once,
-    its first ITEMS_MAX items at most. Raises OSError.
+) -> ProvisionalOrder | None:
+    """The order of these record numbers (of the file's index) as far as it is known without the
+    index, its first ITEMS_MAX items at most. Raises OSError.
 
-    None when nothing can be told: no LMDB, or a damaged one, or with several databases or
-    duplicates; records that are not there; leaves of which it is not known what is in them.
+    None for anything but a whole LMDB of one database without duplicates; for records that it
+    lacks; where it is not known which records are in which leaf.
     """
     records = np.asarray(records, np.int64)
     head = None
@@ -71,7 +71,7 @@ def early_order(
             return None
         if int(records.min()) < 0 or int(records.max()) >= leaves.records:
             return None
-        return _early(head, leaves, records, leaves_max, seconds, redundant_max)
+        return _provisional(head, leaves, records, leaves_max, seconds, redundant_max)
     except (FormatError, MemoryError):
         return None  # the index says what is wrong with it
     finally:
@@ -79,19 +79,19 @@ def early_order(
             head.close()
 
 
-def _early(
+def _provisional(
     head: HeadReader,
     leaves: Leaves,
     records: Array,
     leaves_max: int,
     seconds: float,
     redundant_max: float,
-) -> Early | None:
+) -> ProvisionalOrder | None:
     items, records = len(records), records[:ITEMS_MAX]
     wanted = np.searchsorted(leaves.firsts, records, "right") - 1
     which, first_use = np.unique(wanted, return_index=True)
     which = which[np.argsort(first_use)]
-    if len(which) > leaves_max:  # from some all over the file the places of the rest are estimated
+    if len(which) > leaves_max:  # the rest is estimated from some spread over the file
         spread = np.linspace(0, len(leaves.numbers) - 1, min(SPREAD, leaves_max)).astype(np.int64)
         which = np.concatenate((spread, which[~np.isin(which, spread)]))[:leaves_max]
     found: list[tuple[Array, Array, Array]] = []
@@ -117,14 +117,14 @@ def _early(
     guessed = len(np.unique(order.item)) - exact_items
     without = items - exact_items - guessed
     order = Order(order.starts, order.ends, order.item, items)
-    return Early(order, exact_items, guessed, without, min(done, len(which)), leaves.how)
+    return ProvisionalOrder(order, exact_items, guessed, without, min(done, len(which)), leaves.how)
 
 
 def guess_from(
     leaves: Leaves, numbers: Array, starts: Array, ends: Array
 ) -> placement_estimator.PlacementEstimator | None:
-    """What these records' places (ascending numbers) tell of the others; None when those of every
-    fourth leaf are not within the bounds that the others give."""
+    """An estimator from these records (ascending numbers); None when those of every fourth leaf,
+    held out, are not within its bounds."""
     page = leaves.meta.page_bytes
     low: Array = starts // page * page
     high: Array = -(-ends // page) * page

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What page tables say of records that should have been read. Pure.
+"""Evidence of page tables on which records were read. Pure.
 
 A fault maps neighbours too, other samples have been read ahead, and overlays or dropped pages are
-missing: no share of mapped records proves anything by itself. So two shares are compared, of
-records that were read if something is true and of records that were not, by the logarithm of the
-likelihood ratio between "two rates" and "one rate" (half the G statistic: Sokal and Rohlf,
-Biometry, chapter 17).
+missing: a share of mapped records proves nothing by itself. So the share among records that were
+read under a hypothesis is compared with the share among others, by the logarithm of the likelihood
+ratio between "two rates" and "one rate" (half the G statistic: Sokal and Rohlf, Biometry,
+chapter 17).
 """
 
 from __future__ import annotations
@@ -25,25 +25,23 @@ from uffdprefetch.orders.hypothesis import Hypothesis
 Pair = tuple[Array, Array]
 Present = Callable[[Array, Array], Array]
 
-#: A likelihood ratio of e^12: chance alone gives it to one of a million.
+#: Log likelihood ratio that counts as proof: one in a million by chance.
 CERTAIN = 12.0
-#: Records of a true hypothesis that are mapped, at least: overlays and dropped pages hide some.
+#: Least share of a true hypothesis's records that is mapped: overlays and dropped pages hide some.
 TRUE_SHARE = 0.9
-#: A record counts as mapped when this share of its bytes is: the ends of one that was not read are
-#: mapped around its neighbours.
+#: Share of a record's bytes from which it counts as mapped: faults on its neighbours map its ends.
 MAPPED_SHARE = 0.5
-#: What is whole differs more, between neighbours, than what is half mapped.
+#: Neighbours are also compared by wholly mapped records, which differ more.
 _LEAST = (MAPPED_SHARE, 1 - 1e-9)
-#: A fault maps so much around it most of the time (fault_around_bytes).
+#: What a fault usually maps (fault_around_bytes): touches within it are not independent.
 TOGETHER_BYTES = 64 << 10
-#: A fault maps no more than so much around it, wherever in that it was: a huge page of the page
-#: cache (files written not long ago, Linux 6.18).
+#: The most that a fault maps: a huge page of the page cache (files written recently, Linux 6.18).
 AROUND_BYTES = 2 << 20
 
 
 @dataclass(frozen=True)
 class Share:
-    """``hits`` of ``count``, each of which proves as much as ``weight`` independent ones."""
+    """``hits`` of ``count``, each worth ``weight`` independent observations."""
 
     hits: int
     count: int
@@ -57,27 +55,26 @@ class Share:
         return self.hits / self.count if self.count else 0.0
 
     def likelihood(self, rate: float) -> float:
-        """The logarithm of this one's likelihood at a rate."""
+        """Its log likelihood at a rate."""
         rest = self.count - self.hits
         of_hits = self.hits * log(rate) if self.hits else 0.0
         return self.weight * (of_hits + (rest * log(1 - rate) if rest else 0.0))
 
     @property
     def below(self) -> float:
-        """How sure it is that the rate behind it is less than TRUE_SHARE; 0 when it is not."""
+        """Log likelihood ratio that its rate is below TRUE_SHARE; 0 when its share is not."""
         if self.share >= TRUE_SHARE:
             return 0.0
         return self.likelihood(self.share) - self.likelihood(TRUE_SHARE)
 
     @property
     def holds(self) -> bool:
-        """Whether as good as all are hits, so far as can be said."""
+        """Whether a rate of TRUE_SHARE is plausible."""
         return self.count > 0 and self.below < CERTAIN / 4
 
 
 def certainty(one: Share, other: Share) -> float:
-    """How sure it is that the rate behind ``one`` is the greater: the logarithm of the likelihood
-    ratio, negative when it is the smaller."""
+    """Log likelihood ratio that the rate of ``one`` is the greater; negative when it is smaller."""
     if not one.count or not other.count:
         return 0.0
     hits = one.weight * one.hits + other.weight * other.hits
@@ -88,7 +85,7 @@ def certainty(one: Share, other: Share) -> float:
 
 
 class ResidencyEvidence:
-    """What is mapped of each record that somebody asks for; asked once."""
+    """The mapped share of each record, asked for once."""
 
     def __init__(self, index: RecordIndex, present: Present) -> None:
         self.index, self._present = index, present
@@ -96,8 +93,8 @@ class ResidencyEvidence:
         self._shares: Array = np.zeros(0)
         self._places: Array = np.zeros(0, np.int64)
 
-    def look(self, records: Array) -> None:
-        """Ask for these."""
+    def measure(self, records: Array) -> None:
+        """Ask for the shares of these, unless they are known."""
         new = np.setdiff1d(records, self._known)
         if not len(new):
             return
@@ -111,7 +108,7 @@ class ResidencyEvidence:
         share = np.divide(mapped, total, out=np.full(len(new), np.nan), where=total > 0)
         place: Array = np.zeros(len(new), np.int64)
         by_length = np.argsort(lengths, kind="stable")
-        place[owner[by_length]] = starts[by_length]  # of its longest extent, which is the last
+        place[owner[by_length]] = starts[by_length]  # of its longest extent, assigned last
         known = np.concatenate([self._known, new])
         order = np.argsort(known)
         self._known = known[order]
@@ -119,26 +116,26 @@ class ResidencyEvidence:
         self._places = np.concatenate([self._places, place])[order]
 
     def share(self, records: Array, least: float = MAPPED_SHARE) -> Share:
-        """Of how many of these records, that have been asked for, so much is mapped."""
+        """Of how many of these measured records at least ``least`` is mapped."""
         at: Array = np.atleast_1d(np.searchsorted(self._known, records))
         at = at[~np.isnan(self._shares[at])]
         return _share(self._shares[at], self._places[at], least)
 
     def shares_of(self, ranges: Pair) -> Array:
-        """How much of each of these ranges of the file is mapped."""
+        """The mapped share of each of these ranges of the file."""
         if not len(ranges[0]):
             return np.zeros(0)
         return np.asarray(self._present(*ranges), np.float64)
 
     @cached_property
     def mapped_bytes(self) -> float:
-        """Of the whole file."""
+        """Mapped bytes of the whole file."""
         size = self.index.file_bytes
         starts, ends = np.array([0], np.int64), np.array([size], np.int64)
         return float(np.asarray(self._present(starts, ends))[0]) * size
 
     def extents(self, records: Array) -> Pair:
-        """Those that have bytes."""
+        """Their non-empty extents."""
         starts, ends = self.index.extents(records)
         some = starts < ends
         return starts[some], ends[some]
@@ -146,41 +143,40 @@ class ResidencyEvidence:
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """What a hypothesis says: ``read``: the records of the last samples that were read; ``known``:
-    these and those of all others that were or may have been read; ``other``: of some that were not,
-    as far as is known. Ascending."""
+    """Records under a hypothesis, ascending. ``read``: of the last samples read; ``known``: of all
+    that were or may have been read; ``other``: of some that were not."""
 
     hypothesis: Hypothesis
     read: Array
     known: Array
     other: Array
 
-    def seen(self, sight: ResidencyEvidence) -> Share:
-        return sight.share(self.read)
+    def seen(self, evidence: ResidencyEvidence) -> Share:
+        return evidence.share(self.read)
 
-    def proof(self, sight: ResidencyEvidence) -> float:
-        """How sure it is that the records were read because the hypothesis is true."""
-        return certainty(self.seen(sight), sight.share(self.other))
+    def proof(self, evidence: ResidencyEvidence) -> float:
+        """certainty() that its records are mapped more than others."""
+        return certainty(self.seen(evidence), evidence.share(self.other))
 
-    def stands(
-        self, rival: Prediction, all_others: Array, sight: ResidencyEvidence
+    def is_proven_beside(
+        self, rival: Prediction, all_others: Array, evidence: ResidencyEvidence
     ) -> tuple[bool, bool]:
-        """Whether it is proven even if the rival is true, by records that the rival does not have:
-        (by those far from the rival's, by those that a fault on the rival's may map as well).
-        ``all_others``: the records that all other claims say may have been read.
+        """Whether it is proven even if the rival is true, by records that only it has: (by those
+        far from the rival's, by those that a fault on the rival's may have mapped).
+        ``all_others``: the records that may have been read under any other hypothesis.
 
-        The latter are compared with what lies as far away on the other side. That is no proof that
-        the rival is wrong: a third one's records may lie there.
+        The near ones are compared with their mirror images on the rival's other side. That does not
+        refute the rival: a third one's records may lie there.
         """
-        starts, ends = sight.extents(np.setdiff1d(self.read, rival.known))
-        around = merged(*sight.extents(rival.known))
-        near, mirrored = _mirrored(starts, ends, around, sight.index.file_bytes)
-        mirrored = _apart(mirrored, merged(*sight.extents(np.union1d(self.known, all_others))))
-        shares, beyond = sight.shares_of((starts, ends)), sight.shares_of(mirrored)
+        starts, ends = evidence.extents(np.setdiff1d(self.read, rival.known))
+        around = merged(*evidence.extents(rival.known))
+        near, mirrored = _mirrored(starts, ends, around, evidence.index.file_bytes)
+        mirrored = _apart(mirrored, merged(*evidence.extents(np.union1d(self.known, all_others))))
+        shares, beyond = evidence.shares_of((starts, ends)), evidence.shares_of(mirrored)
         far = _share(shares[~near], starts[~near])
-        others = sight.share(np.setdiff1d(self.other, rival.known))
+        others = evidence.share(np.setdiff1d(self.other, rival.known))
         # between two that were read, a record is mapped from both sides
-        near &= ~_between(starts, ends, merged(*sight.extents(all_others)))
+        near &= ~_between(starts, ends, merged(*evidence.extents(all_others)))
         close = [_share(shares[near], starts[near], least) for least in _LEAST]
         beyonds = [_share(beyond, mirrored[0], least) for least in _LEAST]
         return (
@@ -189,19 +185,19 @@ class Prediction:
             and any(certainty(*two) >= CERTAIN for two in zip(close, beyonds, strict=True)),
         )
 
-    def beats(self, rival: Prediction, sight: ResidencyEvidence) -> bool:
-        """Whether what only it says is touched more than what only the rival says: a record that
-        was read is mapped no less surely than one that was not."""
+    def beats(self, rival: Prediction, evidence: ResidencyEvidence) -> bool:
+        """Whether the records that only it has are mapped more than those that only the rival
+        has."""
         only, rivals = np.setdiff1d(self.read, rival.known), np.setdiff1d(rival.read, self.known)
         return any(
-            certainty(sight.share(only, least), sight.share(rivals, least)) >= CERTAIN
+            certainty(evidence.share(only, least), evidence.share(rivals, least)) >= CERTAIN
             for least in _LEAST
         )
 
 
 def _share(shares: Array, places: Array, least: float = MAPPED_SHARE) -> Share:
-    """Of how many so much is mapped. Those that one fault may have mapped together prove as much as
-    one of them; ``places``: their offsets."""
+    """Of how many at least ``least`` is mapped. Those that one fault may have mapped count as one
+    observation; ``places``: their offsets."""
     if not len(shares):
         return Share(0, 0)
     apart = len(np.unique(places // TOGETHER_BYTES))
@@ -209,8 +205,8 @@ def _share(shares: Array, places: Array, least: float = MAPPED_SHARE) -> Share:
 
 
 def _mirrored(starts: Array, ends: Array, around: Pair, file_bytes: int) -> tuple[Array, Pair]:
-    """Which ranges are so near to one of ``around`` (ascending, apart) that a fault there may map
-    them; and these, laid over to its other side, where that is in the file."""
+    """Which ranges are so near to one of ``around`` (ascending, disjoint) that a fault there may
+    map them; and their mirror images on its other side, where these are in the file."""
     low, high = around
     if not len(low) or not len(starts):
         return np.zeros(len(starts), bool), (starts[:0], ends[:0])
@@ -228,7 +224,7 @@ def _mirrored(starts: Array, ends: Array, around: Pair, file_bytes: int) -> tupl
 
 
 def _between(starts: Array, ends: Array, around: Pair) -> Array:
-    """Which ranges have one of ``around`` near on both sides."""
+    """Which ranges have one of ``around`` within TOGETHER_BYTES on both sides."""
     low, high = around
     after = np.searchsorted(low, starts, "right")
     lows: Array = np.append(low, np.iinfo(np.int64).max)
@@ -243,7 +239,7 @@ def _gap(starts: Array, ends: Array, low: Array, high: Array) -> Array:
 
 
 def _apart(ranges: Pair, others: Pair) -> Pair:
-    """Those ranges that share no byte with any of the others (ascending, apart)."""
+    """The ranges that overlap none of the others (ascending, disjoint)."""
     starts, ends = ranges
     low, high = others
     free = np.searchsorted(high, starts, "right") == np.searchsorted(low, ends, "left")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From what a job has announced to orders of bytes: records, keys and ranges as they are, samples
-of a data set once it is known which records they read (orders/mapping.py).
+"""Resolves announcements to orders of bytes: records, keys and ranges directly, samples of a data
+set once it is known which records they read (orders/mapping.py).
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from uffdprefetch.predict.order.cursor import Order
 
 Store = Callable[[Order, str], dict[str, Any]]
 
-#: Samples that are looked for among what has been touched.
+#: Latest samples whose records are looked for among the touches.
 SEEN_MAX = 1024
-#: Samples that a mapping is tried on before that.
+#: Samples on which hypotheses are tried for existing records before that.
 PROBED = 64
-#: The first batch takes long, since nothing is read ahead yet: so many of its samples are looked at
-#: before it has been said, and so many in a row tell enough.
+#: Within the first batch, which is slow since nothing is read ahead, progress is inferred from page
+#: tables: samples considered, and mapped ones in a row that are no chance.
 BEGUN_MAX = 64
 BEGUN_MIN = 8
-#: Asked so often without enough to judge by: it will not be known.
+#: Requests without enough evidence after which the service gives up.
 TRIES_MAX = 60
-#: Lists of data sets that are remembered.
+#: Data sets whose lists are kept, the latest.
 TOKENS_MAX = 64
 
 _scanning = threading.Lock()  # uffd.touched_runs() has one buffer
@@ -51,8 +51,8 @@ class MappedFile:
     regions: Sequence[tuple[int, int, int, int]]
 
     def present(self, starts: Array, ends: Array) -> Array:
-        """For each range of the file the share of its pages that one of the processes has in its
-        page table (the largest of theirs)."""
+        """For each range of the file the share of its pages in one process's page table, the
+        largest of all processes."""
         share: Array = np.zeros(len(starts))
         for pid, address, offset, length in self.regions:
             try:
@@ -75,7 +75,7 @@ class MappedFile:
 
 
 def _mapped_bytes(pagemap_fd: int, address: int, length: int) -> int:
-    """Of [address, +length) of a process. Raises OSError."""
+    """Bytes of [address, +length) in a process's page table. Raises OSError."""
     mapped, end = 0, address + length
     while address < end:
         with _scanning:
@@ -88,29 +88,31 @@ def _mapped_bytes(pagemap_fd: int, address: int, length: int) -> int:
 
 
 class ResolveRequest:
-    """What is known of the announcing process when an order is asked for."""
+    """State of the announcing process when an order is asked for."""
 
-    def __init__(self, files: Sequence[dict[str, Any]], said: int, done: Sequence[int]) -> None:
-        """``files``: of the service's question; ``said``: items that have been read; ``done``:
-        parts of the announcement that have been told."""
+    def __init__(
+        self, files: Sequence[dict[str, Any]], read_items: int, resolved_parts: Sequence[int]
+    ) -> None:
+        """``files``: of the service's question; ``read_items``: progress in items;
+        ``resolved_parts``: parts of the announcement whose orders the service has."""
         self.files = [
             MappedFile(each["path"], [(r[0], r[1], r[2], r[3]) for r in each["regions"]])
             for each in files
         ]
-        self.said, self.done = said, done
+        self.read_items, self.resolved_parts = read_items, resolved_parts
 
 
 @dataclass
 class _DataSet:
-    """What is known of a data set. ``found``: by path, the hypotheses that have proved right."""
+    """A data set's lists. ``found``: by path, the hypotheses that have been proven."""
 
     lists: dict[str, KeyList] = field(default_factory=dict)
     found: dict[str, tuple[Hypothesis, ...]] = field(default_factory=dict)
     tries: int = 0
 
 
-class Samples:
-    """Remembers what leads from the samples of data sets to records."""
+class SampleResolver:
+    """Resolves announced parts; keeps each data set's lists and proven hypotheses."""
 
     def __init__(self) -> None:
         self._sets: dict[tuple[int, str], _DataSet] = {}
@@ -125,16 +127,17 @@ class Samples:
                 del self._sets[next(iter(self._sets))]
             return found
 
-    def take_lists(self, heard: Announcement) -> None:
-        """Remember the lists of an announcement that is heard of for the first time. Raises
-        AnnounceError."""
-        for part in heard.parts:
+    def take_lists(self, announcement: Announcement) -> None:
+        """Keep the lists of a new announcement. Raises AnnounceError."""
+        for part in announcement.parts:
             if part.what not in ("samples", "lists") or (part.known and not part.lists):
                 continue
             lists: dict[str, KeyList] = {}
             for each in part.lists:
                 try:
-                    lists[each.name] = KeyList.parse(each.name, each.kind, heard.array(each.array))
+                    lists[each.name] = KeyList.parse(
+                        each.name, each.kind, announcement.array(each.array)
+                    )
                 except ValueError as error:
                     raise AnnounceError(f"list {each.name}: {error}") from None
             known = self._set(part)
@@ -145,77 +148,79 @@ class Samples:
                     known.lists |= lists
                 known.tries = 0
 
-    def orders(self, heard: Announcement, evidence: ResolveRequest, store: Store) -> dict[str, Any]:
+    def orders(
+        self, announcement: Announcement, request: ResolveRequest, store: Store
+    ) -> dict[str, Any]:
         """See orders/indexer.py. Raises AnnounceError, UffdPrefetchError."""
         found: list[dict[str, Any]] = []
         findings: list[str] = []
-        open_ = 0
-        for number, part in enumerate(heard.parts):
-            if part.what == "lists" or number in evidence.done:
+        pending = 0
+        for number, part in enumerate(announcement.parts):
+            if part.what == "lists" or number in request.resolved_parts:
                 continue
             if part.what == "samples":
-                chosen, finding, more = self._mapped(heard, part, evidence)
+                chosen, finding, more = self._mapped(announcement, part, request)
                 findings += [finding] if finding else []
             else:
-                chosen = self._stated(heard, part, evidence)
+                chosen = self._stated(announcement, part, request)
                 more = not chosen  # the file may be mapped later
-            open_ += more
+            pending += more
             for i, order, how in chosen:
-                path = evidence.files[i].path
+                path = request.files[i].path
                 found.append({"part": number, "file": i, "order": store(order, path), "how": how})
-        return {"orders": found, "findings": findings, "again": bool(open_)}
+        return {"orders": found, "findings": findings, "again": bool(pending)}
 
     # ---- records, keys, ranges ------------------------------------------------------------------
 
     def _stated(
-        self, heard: Announcement, part: Part, evidence: ResolveRequest
+        self, announcement: Announcement, part: Part, request: ResolveRequest
     ) -> list[tuple[int, Order, str]]:
-        """The order in each file that a part is of, and how it is known."""
+        """[(file, order, how it is known)] of a part, for each file that it may be of."""
         found = []
-        for i, file in enumerate(evidence.files):
+        for i, file in enumerate(request.files):
             if part.file is not None and not _same(part.file, file.path):
                 continue
             size = os.stat(file.path).st_size
-            where = heard.reader
+            where = announcement.reader
             spec: stated.Spec
             index: RecordIndex | None = None
             if part.what == "ranges":
-                pairs = heard.numbers(part.array)
+                pairs = announcement.numbers(part.array)
                 if len(pairs) % 2:
                     raise AnnounceError("ranges that are no pairs")
                 spec = stated.Ranges(where, stated.Given(pairs.reshape(-1, 2)))
             elif part.what == "records":
-                spec = stated.Records(where, stated.Given(heard.numbers(part.array)))
+                spec = stated.Records(where, stated.Given(announcement.numbers(part.array)))
             else:
-                keys = KeyList.parse("keys", "bytes", heard.array(part.array))
+                keys = KeyList.parse("keys", "bytes", announcement.array(part.array))
                 spec = stated.Named(where, keys.take(np.arange(len(keys))))
             if part.what != "ranges":
                 index = open_cached(file.path)
             order = spec.resolve(index, size)
-            turns = heard.turns(part, order.items)
-            order = Order(order.starts, order.ends, turns[order.item], heard.items)
+            turns = announcement.turns(part, order.items)
+            order = Order(order.starts, order.ends, turns[order.item], announcement.items)
             found.append((i, order, f"{part.what} announced"))
         return found
 
     # ---- samples --------------------------------------------------------------------------------
 
     def _mapped(
-        self, heard: Announcement, part: Part, evidence: ResolveRequest
+        self, announcement: Announcement, part: Part, request: ResolveRequest
     ) -> tuple[list[tuple[int, Order, str]], str | None, bool]:
         """([(file, order, how)], a finding, whether to ask again)."""
         known = self._set(part)
-        samples = heard.numbers(part.array)
-        turns = heard.turns(part, len(samples))
+        samples = announcement.numbers(part.array)
+        turns = announcement.turns(part, len(samples))
         if len(samples) and (samples.min() < 0 or samples.max() >= part.samples):
             raise AnnounceError(f"a sample that is none of {part.samples}")
         if part.file is not None:
-            files = [i for i, f in enumerate(evidence.files) if _same(part.file, f.path)]
+            files = [i for i, f in enumerate(request.files) if _same(part.file, f.path)]
         else:
-            files = list(range(len(evidence.files)))
-        chosen, whys, open_ = [], [], False
+            files = list(range(len(request.files)))
+        chosen, whys, pending = [], [], False
         known.tries += 1
         for i in files:
-            file = evidence.files[i]
+            file = request.files[i]
             try:
                 index = open_cached(file.path)
             except UffdPrefetchError as error:
@@ -223,38 +228,42 @@ class Samples:
                 continue
             right = known.found.get(file.path)
             if right is None:
-                choice = self._choose(known, part, index, samples, turns, file, evidence.said)
+                choice = self._choose(known, part, index, samples, turns, file, request.read_items)
                 if choice is None:
-                    open_ = True
+                    pending = True
                     continue
                 right, why = choice
                 if not right:
                     whys.append(why)
                     continue
                 known.found[file.path] = right
-            order = _order(heard, right, index, samples, turns)
+            order = _order(announcement, right, index, samples, turns)
             chosen.append((i, order, "; ".join(each.name for each in right)))
         if chosen:
             return chosen, None, False
-        if (open_ or not files) and known.tries < TRIES_MAX:
+        if (pending or not files) and known.tries < TRIES_MAX:
             return [], None, True
         why = "; ".join(whys) or "nothing that was read could be told from the rest"
-        return [], f"{heard.reader}: which records its samples read is not known: {why}", False
+        return (
+            [],
+            f"{announcement.reader}: which records its samples read is not known: {why}",
+            False,
+        )
 
     def _choose(
         self, known: _DataSet, part: Part, index: RecordIndex, samples: Array, turns: Array,
-        file: MappedFile, said: int,
+        file: MappedFile, read_items: int,
     ) -> tuple[tuple[Hypothesis, ...], str] | None:  # fmt: skip
-        """What the samples read in a file, and why; None: not to be told yet."""
-        done = int(np.searchsorted(turns, said))
+        """(hypotheses, why) of what the samples read in a file; None: not decided yet."""
+        read_count = int(np.searchsorted(turns, read_items))
         probe = samples[:: max(1, len(samples) // PROBED)][:PROBED]
         found = hypotheses(index, part.samples, list(known.lists.values()), probe)
-        early = done == 0
+        early = read_count == 0
         if early:
-            done = begun(index, found, samples[:BEGUN_MAX], file.present)
-            if done < BEGUN_MIN:
+            read_count = begun(index, found, samples[:BEGUN_MAX], file.present)
+            if read_count < BEGUN_MIN:
                 return None
-        read, ahead = samples[:done], samples[done : done + part.ahead]
+        read, ahead = samples[:read_count], samples[read_count : read_count + part.ahead]
         name = os.path.basename(file.path)
         choice = choose(index, found, read[-SEEN_MAX:], file.present, name, ahead)
         if early and not choice.hypotheses:  # that they have been read was a guess
@@ -263,9 +272,9 @@ class Samples:
 
 
 def begun(index: RecordIndex, found: Sequence[Hypothesis], samples: Array, present: Present) -> int:
-    """How many of the first samples have been read, before anybody has said so: as many in a row
-    as have all pages mapped under one hypothesis, which is no chance when it is eight; less one,
-    which may be half read."""
+    """How many of the first samples have been read, inferred before any progress is reported: the
+    longest initial run with all pages mapped under one hypothesis, less one, which may be half
+    read."""
     most = 0
     for hypothesis in found:
         records, which = hypothesis.records(samples)
@@ -289,17 +298,17 @@ def _same(a: str, b: str) -> bool:
 
 
 def _order(
-    heard: Announcement,
+    announcement: Announcement,
     right: Sequence[Hypothesis],
     index: RecordIndex,
     samples: Array,
     turns: Array,
 ) -> Order:
-    """The bytes that samples read, under one or several hypotheses that hold together."""
+    """The bytes that samples read, under hypotheses that hold together."""
     pairs = [each.records(samples) for each in right]
     records = np.concatenate([pair[0] for pair in pairs])
     owner = np.concatenate([pair[1] for pair in pairs])
     by_owner = np.argsort(owner, kind="stable")
     records, owner = records[by_owner], owner[by_owner]
-    order = stated.of_records(heard.reader, records, index)
-    return Order(order.starts, order.ends, turns[owner[order.item]], heard.items)
+    order = stated.of_records(announcement.reader, records, index)
+    return Order(order.starts, order.ends, turns[owner[order.item]], announcement.items)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The orders that a plan file holds, as they were written; with a file's record index they become
+"""Orders as a plan file states them (records, keys, ranges), resolved by a file's record index to
 predict/order/cursor.Order: the bytes of each item.
 
-An order knows where in the plan file it stands, and says so when it does not fit its data file.
+An order knows its place in the plan file, for its error messages.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from uffdprefetch.formats.reader import FileReader, FormatError
 from uffdprefetch.orders.key_table import KeyTable
 from uffdprefetch.predict.order.cursor import Order
 
-#: Items (and extents) of one order: about 3 GB when they are resolved.
+#: Items, and extents, of one order: bounds it to about 3 GB of memory.
 ITEMS_MAX = 1 << 26
 _READ_BYTES = 4 << 20
 
 
 class Source(Protocol):
-    """Where the numbers of an order come from."""
+    """The numbers of an order."""
 
     def __len__(self) -> int: ...
 
@@ -38,7 +38,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Given:
-    """Numbers that stand in the plan file."""
+    """Numbers in the plan file itself."""
 
     numbers: Array
 
@@ -64,7 +64,7 @@ class Counted:
 
 
 class Stored:
-    """Numbers in a .npy file: read when they are asked for, checked against its head before."""
+    """Numbers in a .npy file, whose header is checked at once; read on demand."""
 
     def __init__(self, where: str, path: str, columns: int) -> None:
         """``columns``: 1 for shape (n,), 2 for (n, 2). Raises UffdPrefetchError (exit 2)."""
@@ -110,7 +110,7 @@ class Stored:
 
 
 class Spec(Protocol):
-    """One order, as it is written."""
+    """One order, as stated."""
 
     @property
     def where(self) -> str: ...
@@ -149,7 +149,7 @@ class Records:
 
 @dataclass(frozen=True, eq=False)
 class Ranges:
-    """[start, end) of the file each."""
+    """Byte ranges [start, end) of the file."""
 
     where: str
     source: Source
@@ -172,7 +172,7 @@ class Ranges:
 
 @dataclass(frozen=True, eq=False)
 class Named:
-    """Keys; one with several records is an item of all of them."""
+    """Keys; one with several records is one item of them all."""
 
     where: str
     keys: Sequence[bytes]
@@ -188,7 +188,7 @@ class Named:
         table = KeyTable(index)
         records, owner = table.find(self.keys)
         missing = np.flatnonzero(np.bincount(owner, minlength=len(self.keys)) == 0)
-        if len(missing):  # or there are more of it than the table tells of
+        if len(missing):  # or more records than KeyTable.find() returns
             found = [index.find(self.keys[i]) for i in missing.tolist()]
             none = [i for i, each in zip(missing.tolist(), found, strict=True) if not len(each)]
             if none:
@@ -204,7 +204,7 @@ class Named:
 
 
 def shown(key: bytes) -> str:
-    """A key as people know it, not longer than a line."""
+    """A key in a message, 60 characters at most."""
     text = repr(key)[1:] if key.isascii() else f"hex {key.hex()}"
     return text if len(text) <= 60 else f"{text[:57]}..."
 
@@ -218,9 +218,9 @@ def check_ranges(where: str, pairs: Array) -> None:
 
 
 def of_records(where: str, numbers: Array, index: RecordIndex) -> Order:
-    """These records of an index, an item each. Of records that are packed together (granularity
-    "batch") and follow each other only the first has bytes: it is read with the others. Of an LMDB
-    the pages that lead to them are among them, not those of the tree's few upper levels.
+    """These records of an index, an item each. Of successive records that are packed together
+    (granularity "batch") only the first has bytes: the others are read with it. Of an LMDB the leaf
+    pages that lead to them are included, not the tree's few upper levels.
 
     Raises UffdPrefetchError (exit 2) when they have more extents than ITEMS_MAX.
     """
@@ -241,8 +241,8 @@ def of_records(where: str, numbers: Array, index: RecordIndex) -> Order:
 
 
 def _with_leaves(starts: Array, ends: Array, item: Array, leaf: Array, page_bytes: int) -> Order:
-    """With the leaf page of an LMDB that leads to an item (``leaf``: of each) before the first one
-    that it leads to: who looks a record up waits for that page too."""
+    """With each LMDB leaf page inserted before the first item that it leads to (``leaf``: of each
+    item), since a look-up waits for it too."""
     first: Array = np.unique(leaf, return_index=True)[1]
     first.sort()
     at: Any = np.searchsorted(item, first)
@@ -257,7 +257,7 @@ def _with_leaves(starts: Array, ends: Array, item: Array, leaf: Array, page_byte
 
 
 def _not_as_before(starts: Array, ends: Array, item: Array, counts: Array) -> Array:
-    """Which extents are of items that are not made of the same ones as the item before."""
+    """Which extents are of items whose extents differ from the previous item's."""
     as_many: Array = np.append(False, counts[1:] == counts[:-1])[item]
     before = np.maximum(np.arange(len(item)) - counts[item], 0)
     differs = ~as_many | (starts != starts[before]) | (ends != ends[before])

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`--engine pool`: the node's own page pool, as the engine uses it (docs/architecture.md).
+"""`--engine pool`: the node's own page pool, as the coordinator uses it (docs/pool.md).
 
-The C side (csrc/pool.h) answers the faults, reads and punches. Here: which files are in the pool,
-who maps them, how large it may be, and which blocks go first when room is needed.
+The C side (csrc/pool.h) resolves faults, reads and evicts. Here: which files are in the pool, who
+maps them, its size, and the list of victims.
 """
 
 from __future__ import annotations
@@ -40,37 +40,40 @@ if TYPE_CHECKING:
     from uffdprefetch.readers.known_order import PlannedReader
 
 MIB = 1 << 20
+#: Fill threads.
 THREADS = 16
-#: Where memory is short: two that are for demand alone, and two.
+#: Fill threads where memory is short: two for demand alone, and two.
 THREADS_LEAST = 4
-#: What a thread reads into, whole huge pages (csrc/pool_fill.c).
+#: A fill thread's buffer, whole huge pages (csrc/pool_fill.c).
 BUFFER_BYTES = 6 * MIB
-#: Of what the pool may hold, all buffers together.
+#: Fraction of the pool's size for all buffers.
 BUFFER_SHARE = 4
 CHUNK_BYTES = 64 << 10
 HUGE_BYTES = 2 * MIB
-#: The unit of eviction: fine enough that a block too many is no matter, within these.
+#: Blocks (units of eviction) in the pool at least, chunk size permitting: one too many is then
+#: cheap.
 BLOCKS_WANTED = 512
-#: Where orders are known, records are what is used, not neighbours: as fine as costs little.
+#: The same with known orders, where neighbours of a record are not used with it.
 PLANNED_BLOCKS = 1 << 15
 BLOCK_MAX_BYTES = 4 * MIB
-#: What one touch maps at the most, where all is there for a long way, the same of huge pages, and
-#: these of a small pool (csrc/pool.h, pool_faults.c).
+#: Most that one touch maps; where much ahead is resident; the same with huge pages; and these two
+#: as fractions of a small pool (csrc/pool.h, pool_faults.c).
 RUN_MAX_BYTES = 4 * MIB
 FAR_BYTES = 16 * MIB
 FAR_HUGE_BYTES = 128 * MIB
 MAP_SHARE = 64
 FAR_SHARE = 32
-#: Blocks on a list of victims: this part of the pool, and no fewer.
+#: Length of a list of victims: this fraction of the pool's blocks, and at least.
 VICTIMS_SHARE = 32
 VICTIMS_LEAST = 8
-#: Evictions begin when the pool is as full as this.
+#: Fill level from which a list of victims is kept ready.
 NEARLY_FULL = 0.9
+#: Greatest age of a list of victims.
 PLAN_NS = 1_000_000_000
 SHMEM_HUGE = "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
-#: Of so much in the pool one page is compared with the file at a time.
+#: Unit of sampling: one page in each is compared with the file (service/freshness.py).
 SAMPLE_CELL_BYTES = 4 * MIB
-#: Pins what one fill reads, for measurements.
+#: Environment variable that fixes the size of a fill, for measurements.
 CHUNK_VARIABLE = "UFFDPREFETCH_POOL_CHUNK"
 
 
@@ -129,10 +132,10 @@ class NodePool:
     files: dict[int, FileState] = field(default_factory=dict)  # by their numbers in the pool
     slots: dict[int, Client] = field(default_factory=dict)
     orphans: list[Orphan] = field(default_factory=list)
-    detached: int = 0  # regions given back because of a fault of the pool
+    detached: int = 0  # regions given back because of an error of the pool
     limited_by: Limit | None = None
-    places: int = 1  # where files are read
-    _told: set[Limit] = field(default_factory=set)
+    places: int = 1  # distinct positions at which files are read
+    _reported: set[Limit] = field(default_factory=set)
     _fit_at_ns: int = 0
     _random: np.random.Generator = field(default_factory=np.random.default_rng)
 
@@ -144,7 +147,7 @@ class NodePool:
             self.huge, self.huge_reason = False, "--budget is below eight of them"
         self.chunk_bytes = HUGE_BYTES if self.huge else CHUNK_BYTES
         self.block_bytes = self._block_bytes(BLOCKS_WANTED)
-        self.planned = False  # whether known orders decide what goes
+        self.planned = False  # whether known orders choose the victims
         run = parse_size(os.environ.get(CHUNK_VARIABLE, "0B"))
         threads = THREADS
         if limit is not Limit.BUDGET:
@@ -171,7 +174,7 @@ class NodePool:
         return file.pooled
 
     def forget(self, file: FileState) -> bool:
-        """Free a file's memory; False while somebody has it."""
+        """Free a file's memory; False while it is in use."""
         pooled = file.pooled
         if pooled is None:
             return True
@@ -184,7 +187,7 @@ class NodePool:
         return True
 
     def park(self, file: FileState) -> bool:
-        """Let go of the file and keep its pages; False while somebody maps or reads it."""
+        """Close the file and keep its pages; False while it is mapped or read."""
         return file.pooled is None or self.pool.park_file(file.pooled.number)
 
     def unpark(self, file: FileState, fd: int) -> None:
@@ -193,20 +196,22 @@ class NodePool:
         self.pool.unpark_file(file.pooled.number, fd)
 
     def drop(self, file: FileState) -> None:
-        """It has changed: what is here of it goes, and is read again for who cannot be told."""
+        """The file has changed: drop its pages; mappings that cannot be notified read them
+        again."""
         if file.pooled is not None:
             self.pool.drop_file(file.pooled.number)
 
     def sample(self, file: FileState, most: int) -> list[int]:
-        """One page of each 4 MiB that are here, ``most`` at most, ascending: to be compared."""
+        """Pages to compare with the file: one of each resident 4 MiB, ``most`` at most,
+        ascending."""
         if file.pooled is None:
             return []
         return sampled_pages(file.pooled, file.size_bytes, most, self._random)
 
     def join(self, client: Client, number: int) -> None:
-        """The userfaultfd that a process sent. Raises OSError.
+        """Take the userfaultfd that a process sent. Raises OSError.
 
-        It has a new agent, so what it had with the last one is gone (exec): nobody waits there.
+        Its agent is new, so an orphan of the same pid has gone by exec: no thread waits there.
         """
         for orphan in [o for o in self.orphans if o.pid == client.pid]:
             self._bury(orphan)
@@ -214,22 +219,22 @@ class NodePool:
         self.slots[client.pool_slot] = client
 
     def attach(self, client: Client, region: Region) -> None:
-        """A mapping is going to be the pool's. Raises OSError."""
+        """A mapping becomes the pool's. Raises OSError."""
         pooled = self.open(region.file)
-        self._fit()  # what the job has taken before it reads
+        self._fit()  # memory that the job has taken by now
         self.pool.map(
             client.pool_slot, region.id, pooled.number, region.address, region.length_bytes,
             region.offset_bytes,
         )  # fmt: skip
 
     def detach(self, client: Client, region: Region) -> None:
-        """The agent has put the file in its place."""
+        """The agent has replaced the mapping by the file's."""
         if client.pool_slot >= 0:
             self.pool.unmap(client.pool_slot, region.id)
 
     def leave(self, client: Client) -> None:
-        """A connection has ended. Where the process goes on with mappings of ours, its agent has
-        died: its userfaultfd must stay open, or holes would become zeros."""
+        """A connection has ended. If the process goes on with mappings of ours its agent has died:
+        its userfaultfd must stay open, or missing pages would read as zeros."""
         if client.pool_slot < 0:
             return
         slot, client.pool_slot = client.pool_slot, -1
@@ -243,7 +248,7 @@ class NodePool:
         self.pool.leave(slot)
 
     def look_for_orphans(self) -> None:
-        """Those that have ended in the meantime."""
+        """Release orphans that have ended."""
         for orphan in list(self.orphans):
             if select.select([orphan.pidfd], [], [], 0)[0]:
                 self._bury(orphan)
@@ -254,10 +259,10 @@ class NodePool:
         self.orphans.remove(orphan)
 
     def walked(self, stream: Stream, start: int, end: int, forward: int) -> tuple[int, int]:
-        """Of a touch of [start, end): where the bytes begin and end that its reader has come over
-        since the last one; where that is too far to have been mapped with it, only the page is
-        known. What is mapped at once doubles as long as it goes on; then, and where the pages of an
-        earlier epoch are still mapped, only the first page of each piece tells (csrc/pool_faults.c,
+        """For a touch of [start, end) the bytes that its reader has read since the last one: up to
+        ``forward`` bytes where these may have been mapped by that one fault, else the touch alone.
+        What a fault maps doubles while the reader goes on; then, and where pages of an earlier
+        epoch are still mapped, only the first page of each piece faults (csrc/pool_faults.c,
         note_order, plan_ahead; warm/placement.py, _rearm_pool)."""
         at_once = max(self.chunk_bytes, min(RUN_MAX_BYTES, self.budget_bytes // MAP_SHARE))
         most = max(stream.mapped_bytes, self.chunk_bytes)
@@ -277,16 +282,16 @@ class NodePool:
     # -------------------------------------------------------------- size
 
     def window_bytes(self) -> int:
-        """What a stream may have ahead of it."""
+        """The most that a stream may have prefetched ahead of it."""
         files_bytes = sum(file.size_bytes for file in self.files.values())
         return window.pool_bytes(self.budget_bytes, files_bytes, self.places)
 
     def note_places(self, streams: Iterable[tuple[FileState, Stream]]) -> None:
-        """Count the places at which files are read."""
+        """Count the distinct positions at which files are read."""
         self.places = window.places((id(file), stream.position_bytes) for file, stream in streams)
 
     def housekeep(self) -> None:
-        """Once a second: what changed goes when it can, and the size that memory allows now."""
+        """Once a second: free changed files, fit the size to memory, release orphans."""
         for file in [f for f in self.files.values() if f.changed and not f.attached]:
             self.forget(file)
         self._fit()
@@ -299,8 +304,8 @@ class NodePool:
         allowed = max(allowed, 16 * self.chunk_bytes)
         self.budget_bytes = min(allowed, self.config.budget_bytes)
         self.limited_by = None if self.budget_bytes == self.config.budget_bytes else limit
-        if self.limited_by and limit not in self._told:
-            self._told.add(limit)  # once: what there is room for changes all the time
+        if self.limited_by and limit not in self._reported:
+            self._reported.add(limit)  # reported once: the size changes all the time
             self.ledger.degrade(
                 f"the pool holds {self.budget_bytes >> 20} MiB, not --budget: {limit.value}"
             )
@@ -309,23 +314,23 @@ class NodePool:
     # -------------------------------------------------------------- eviction
 
     def wants_victims(self) -> bool:
-        """Whether the list of victims should be made anew: half of it is used and the pool is full,
-        or the policy has not seen for a second what is read."""
-        left = self.pool.victims_left()
-        if left < 0 or self.clock.now_ns() - self._planned_ns > PLAN_NS:
+        """Whether to make a new list of victims: half of it is used and the pool is nearly full, or
+        it is older than PLAN_NS."""
+        remaining = self.pool.victims_left()
+        if remaining < 0 or self.clock.now_ns() - self._planned_ns > PLAN_NS:
             return True
         full = self.pool.used_bytes() >= NEARLY_FULL * self.budget_bytes
-        return full and left <= self._victims() // 2
+        return full and remaining <= self._victims() // 2
 
     def plan(
         self,
         streams: Iterable[tuple[FileReader, Stream, int]],
         planned: Sequence[PlannedReader] = (),
     ) -> None:
-        """Have a list of blocks ready to go; ``streams``: (reader, walk, its window in bytes) of
-        the readers whose order is not known, ``planned``: the others."""
+        """Make the list of victims. ``streams``: (reader, walk, its window in bytes) of readers
+        whose order is not known, ``planned``: the others."""
         if self.limited_by and self.clock.now_ns() >= self._fit_at_ns:
-            self._fit()  # who shares the memory may take more of it
+            self._fit()  # others may have taken memory
         self._planned_ns = self.clock.now_ns()
         self.block_bytes = self._block_bytes(PLANNED_BLOCKS if planned else BLOCKS_WANTED)
         per = self.block_bytes // self.chunk_bytes
@@ -346,32 +351,32 @@ class NodePool:
         """Rows to evict where orders are known: pool/order_eviction.py."""
         from uffdprefetch.pool import order_eviction
 
-        away = np.full(len(residents.file), np.inf)
-        told: npt.NDArray[np.bool_] = np.zeros(len(away), bool)
+        next_use = np.full(len(residents.file), np.inf)
+        is_known: npt.NDArray[np.bool_] = np.zeros(len(next_use), bool)
         for one in planned:
             if one.file.pooled is None:
                 continue
             its = np.flatnonzero(residents.file == one.file.pooled.number)
             blocks = residents.block[its]
-            away[its] = np.minimum(away[its], one.epochs.future(blocks, self.block_bytes))
-            told[its] |= one.epochs.knows(blocks, self.block_bytes)
+            next_use[its] = np.minimum(next_use[its], one.epochs.future(blocks, self.block_bytes))
+            is_known[its] |= one.epochs.knows(blocks, self.block_bytes)
         rate = sum(one.consumer.rate.bytes_per_second for one in planned)
         now_ms = int(residents.touched.max(initial=0))
         found: npt.NDArray[np.int_] = order_eviction.victims(
-            residents, readers, self._victims(), away, told, self.block_bytes, now_ms, rate
+            residents, readers, self._victims(), next_use, is_known, self.block_bytes, now_ms, rate
         )
         return found
 
     def _block_bytes(self, wanted: int) -> int:
-        """The unit of eviction, so that there are about so many in the pool."""
+        """The unit of eviction with at least ``wanted`` blocks in the pool."""
         size = self.chunk_bytes
         while size < BLOCK_MAX_BYTES and self.config.budget_bytes // (2 * size) >= wanted:
             size *= 2
         return size
 
     def _victims(self) -> int:
-        """How long a list is made. What stands far down on it may be what is read next by the time
-        that its turn comes: a small part of the pool, and a new list when half is used."""
+        """Length of the list of victims: short, since by the time that it is used up its end may be
+        what is read next."""
         return max(VICTIMS_LEAST, self.budget_bytes // self.block_bytes // VICTIMS_SHARE)
 
     # -------------------------------------------------------------- books
@@ -441,7 +446,7 @@ class NodePool:
 def sampled_pages(
     pooled: PoolFile, size_bytes: int, most: int, random: np.random.Generator
 ) -> list[int]:
-    """A page of each SAMPLE_CELL_BYTES of which something is there, chosen anew each time."""
+    """A random page of each SAMPLE_CELL_BYTES with resident chunks."""
     page_bytes = uffd.PAGE_BYTES
     chunks = random.permutation(np.flatnonzero(pooled.state == uffd_pool.PRESENT))
     cells = chunks * pooled.chunk_bytes // SAMPLE_CELL_BYTES
@@ -453,7 +458,7 @@ def sampled_pages(
 
 
 def _pieces(pool: NodePool) -> list[int]:
-    """Of what size a piece may be of which the first page tells (csrc/pool_faults.c)."""
+    """Possible sizes of a piece of which only the first page faults (csrc/pool_faults.c)."""
     far = (FAR_HUGE_BYTES, FAR_BYTES) if pool.huge else (FAR_BYTES,)
     chunks = [min(most, pool.budget_bytes // FAR_SHARE) // pool.chunk_bytes for most in far]
     return [RUN_MAX_BYTES, *(max(1, n) * pool.chunk_bytes for n in chunks)]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Eviction where readers' orders are known: Belady's rule as far as the orders go. Pure.
 
-(MIN; IBM Systems Journal 5(2), 1966. Paper 5, section 4.2: what is needed last need not be held.)
-What lies beyond the known orders is a next epoch in an order of its own, in which any of the blocks
-may come first: so of those that are used up the newest goes, and a part of the file stays.
+([Belady]; [HDMLP] section 4.2: what is needed last need not be held.) After the known orders comes
+another epoch in an unknown one, in which any block may come first: so of the blocks without a known
+next use the newest is evicted, and a fixed part of the file stays.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from uffdprefetch.pool.eviction import (
     smallest,
 )
 
-#: Distances are compared in these, so that a uint32 counts 16 TiB of an order.
+#: Unit of compared distances: a uint32 then covers 16 TiB of an order.
 UNIT_BYTES = 4096
-#: Of what no order tells of: it is used again after as long as it was not used, at this speed, when
-#: the readers' is not known.
+#: Least reading rate that converts the age of a block without an order to a distance: its next use
+#: is taken to be as far ahead as its last use is ago.
 RATE_LEAST = 1 << 20
 
 
@@ -36,7 +36,7 @@ def victims(
     residents: Residents,
     readers: Sequence[Reader],
     count: int,
-    away_bytes: Array,
+    next_use_distance_bytes: Array,
     known: Array,
     block_bytes: int,
     now_ms: int,
@@ -44,29 +44,29 @@ def victims(
 ) -> Array:
     """Rows of at most ``count`` blocks to evict, best victim first (pool/eviction.Policy).
 
-    away_bytes: float64, one a row, of the orders until the block is needed next; inf: not as far as
-    they are known. known: bool, whether it is in any order at all; others (a B-tree's pages, files
-    without orders) go by ``readers``, or by how long ago they were touched (now_ms, as touched).
+    next_use_distance_bytes: float64, one a row, bytes of the orders before the block's next use;
+    inf: none as far as they are known. known: bool, whether it is in any order at all; others (a
+    B-tree's pages, files without orders) go by ``readers``, or by their age (now_ms, as touched).
     """
     free = evictable(residents, readers)
-    away = away_bytes.copy()
+    distance = next_use_distance_bytes.copy()
     other = ~known
     if other.any():
-        guessed = _guessed(residents, readers, block_bytes, now_ms, rate_bytes_per_second)
-        away[other] = guessed[other]
-    used_up = free & known & np.isinf(away)
+        estimated = _estimated(residents, readers, block_bytes, now_ms, rate_bytes_per_second)
+        distance[other] = estimated[other]
+    used_up = free & known & np.isinf(distance)
     first = smallest(residents, newest_first(residents, used_up), count)
     if len(first) >= count:
         return first
-    units = np.minimum(away / UNIT_BYTES, float(SKIP - np.uint32(2))).astype(np.uint32)
+    units = np.minimum(distance / UNIT_BYTES, float(SKIP - np.uint32(2))).astype(np.uint32)
     rest = smallest(residents, farthest_first(units, free & ~used_up), count - len(first))
     return np.concatenate((first, rest))
 
 
-def _guessed(
+def _estimated(
     residents: Residents, readers: Sequence[Reader], block_bytes: int, now_ms: int, rate: float
 ) -> Array:
-    """Bytes until each block is used again, where no order tells."""
+    """Estimated bytes until each block's next use, where no order says."""
     ahead = distances(residents, readers)
     age_ms = np.maximum(now_ms - residents.touched.astype(np.int64), 0)
     by_age = age_ms / 1e3 * max(rate, RATE_LEAST)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pool's books as pool/eviction.py takes them: which blocks are there, and who reads on where.
+"""The pool's state in the terms of pool/eviction.py: resident blocks, and readers.
 
-A block is a run of chunks, the unit in which the pool is emptied.
+A block is a run of chunks, the unit of eviction.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from uffdprefetch.predict.streams import Stream
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.reader import Reader as FileReader
 
-#: Blocks just behind a reader that it may still look at.
+#: Bytes behind a reader that it may still touch.
 BEHIND_BYTES = 1 << 20
 
 
@@ -37,8 +37,8 @@ def reader(of: FileReader, stream: Stream, ahead_bytes: int, block_bytes: int) -
 
 
 def resident_blocks(pooled: Mapping[int, FileState], chunks: int) -> Residents:
-    """The blocks of ``chunks`` chunks of which anything is there, of all files by their numbers, in
-    the order of files and blocks; a block was touched when any of its chunks was."""
+    """The blocks of ``chunks`` chunks with any resident chunk, of all files by their numbers, in
+    the order of files and blocks; a block's touch is the latest of its chunks'."""
     files: list[npt.NDArray[np.int32]] = [np.empty(0, np.int32)]
     blocks: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
     touched: list[npt.NDArray[np.uint32]] = [np.empty(0, np.uint32)]
@@ -52,5 +52,5 @@ def resident_blocks(pooled: Mapping[int, FileState], chunks: int) -> Residents:
         blocks.append(found.astype(np.int64))
         touched.append(times[found])
     block = np.concatenate(blocks)
-    pinned: npt.NDArray[np.bool_] = np.zeros(len(block), bool)  # C leaves those alone
+    pinned: npt.NDArray[np.bool_] = np.zeros(len(block), bool)  # pinned chunks are skipped in C
     return Residents(np.concatenate(files), block, np.concatenate(touched), pinned)

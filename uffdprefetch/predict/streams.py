@@ -5,7 +5,7 @@ A *touch* is a range of bytes that a reader is known to have read at a time: an 
 that fired (one page), or a run of page-table entries that is new (64 KiB resolution, because the
 kernel maps the cached neighbours of a fault with it). The words for patterns are Darshan's:
 *consecutive* (each access starts where the last one ended) and *sequential* (each starts at a
-higher offset); *strided* is sequential with a constant step (paper 3's skipping).
+higher offset); *strided* is sequential with a constant step (skipping in [Stanovnik]).
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which records a rank reads that skips the others': from page tables and a record index. Pure.
 
-Paper 3's skipping: of R ranks each reads `run` records (one, or a batch), then skips those of the
-others: records first + k * period + i, i < run. A page table shows more than was read: a fault maps
-what is cached of its aligned 64 KiB with it. So a record whose pages are mapped may have been read,
-and one whose pages are not has not been: a sequence is taken for the reader's when every record of
-it is mapped, nearly all others are not, and those that are lie beside one that was read.
+Skipping ([Stanovnik]): of R ranks each reads `run` records (one, or a batch), then skips those of
+the others: records first + k * period + i, i < run. A page table shows more than was read: a fault
+maps what is cached of its aligned 64 KiB with it. So a record whose pages are mapped may have been
+read, and one whose pages are not has not been: a sequence is taken for the reader's when every
+record of it is mapped, nearly all others are not, and those that are lie beside one that was read.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far ahead of a stream to warm: paper 1's fixed windows, and the measured ones.
+"""How far ahead of a stream to warm: [Haderbache]'s fixed windows, and the measured ones.
 
 Pure functions of a stream, the options and what was measured; they return byte ranges and move the
 stream's own planner fields (frontier, window). The executor is warm/scheduler.py.
@@ -109,7 +109,7 @@ def auto(stream: Stream, file_bytes: int, ahead_bytes: int) -> tuple[int, int] |
 def fixed(
     stream: Stream, file_bytes: int, size_bytes: int, threshold: float
 ) -> tuple[int, int] | None:
-    """Paper 1, section 3.2: the first checkpoint triggers; the next window begins at the end of
+    """[Haderbache] section 3.2: the first checkpoint triggers; the next window begins at the end of
     the current one, and the first checkpoint at or past ``threshold`` of it triggers that."""
     if stream.direction < 0:
         return None

@@ -59,7 +59,7 @@ class Walks:
         stream, forward = reader.table.touch(seen.start, seen.end, seen.at_ns)
         self.forget_absorbed(reader)
         if self._policy == "fixed" and region.verdict == ServingMode.CHECKPOINTS:
-            stream.active = True  # the checkpoint that is hit first triggers (docs/references.md)
+            stream.active = True  # the checkpoint that is hit first triggers [Haderbache]
         self._ledger.touch(reader.rank, seen.start, seen.at_ns)
         passed_bytes = self._passed(region, stream, seen, forward)
         step = Step(stream, seen.start, seen.end)

@@ -77,7 +77,7 @@ def _file(
             row: dict[str, Any] = {"epoch": epoch, "rank": rank}
             row |= check.counts(order)
             row["shared_bytes"] = shared_bytes
-            row |= check.walked(order, file_bytes, lookahead_bytes, link)
+            row |= check.simulated_epoch(order, file_bytes, lookahead_bytes, link)
             rows.append(row)
     return {
         "file": path,

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A trace as one picture for a paper, by matplotlib: access maps, stall, iterations.
 
-As paper 3's figures 5, 7 and 9, with what they could not show: misses, what was read ahead, and how
-long each rank stood still. Ranks differ in shape and lightness as well as in colour, so that the
-picture can be read in grey.
+As [Stanovnik] figures 5, 7 and 9, with what they could not show: misses, what was read ahead, and
+how long each rank stood still. Ranks differ in shape and lightness as well as in colour, so that
+the picture can be read in grey.
 """
 
 from __future__ import annotations

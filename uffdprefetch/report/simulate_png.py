@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A simulation as a picture: time by what it was spent on, as paper 5's figures 5.4 to 5.8, or
+"""A simulation as a picture: time by what it was spent on, as [HDMLP] figures 5.4 to 5.8, or
 seconds over the number of nodes."""
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which accesses of a sequence a cache of some size answers. Pure.
+"""Cache hits of a sequence of accesses by eviction policy. Pure.
 
-Items have sizes; an item larger than the cache is never kept. Belady's rule (MIN, IBM Systems
-Journal 5(2), 1966) is optimal for items of one size, and nearly so for sizes as alike as samples'.
+Items have sizes; an item larger than the cache is never kept. Belady's rule ([Belady]) is optimal
+for items of one size, and nearly so for similar sizes.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ NEVER = 1 << 62
 def hits(items: np.ndarray, sizes: np.ndarray, capacity: float, evict: str) -> np.ndarray:
     """(len(items),) bool. ``sizes`` is by item, in the unit of ``capacity``.
 
-    evict: "lru" what was used longest ago; "cyclic" what a reader that goes through all items in
-    order, again and again, will need last; "belady" what will be needed last.
+    evict: "lru" the least recently used; "cyclic" the item that a reader going round all items in
+    order reaches last; "belady" the one whose next use is farthest.
     """
     if len(items) and sizes[np.unique(items)].sum() <= capacity:
         # All of it fits: every access but the first.
@@ -72,7 +72,7 @@ def _belady(items: np.ndarray, sizes: np.ndarray, capacity: float) -> np.ndarray
         if item in next_use:
             found[at] = True
         elif following == NEVER or size > capacity:
-            continue  # nobody comes back for it: it takes no room
+            continue  # never used again: not kept
         else:
             used += size
         next_use[item] = following
@@ -86,16 +86,15 @@ def _belady(items: np.ndarray, sizes: np.ndarray, capacity: float) -> np.ndarray
 
 
 class Numbers:
-    """A set of numbers below ``end`` that knows the greatest one below any number.
+    """A set of numbers below ``end`` with predecessor search.
 
-    Words of 64 bits, and the same again over which words are not empty: three levels reach 2^18
-    times 64.
+    A bitmap in words of 64 bits, and bitmaps of its non-empty words above it.
     """
 
     def __init__(self, end: int) -> None:
         self.levels = []
         while True:
-            end = (end >> 6) + 1  # below(end) may be asked for
+            end = (end >> 6) + 1  # so that below(end) is valid
             self.levels.append([0] * end)
             if end <= 1:
                 break
@@ -141,8 +140,7 @@ def _cyclic(items: np.ndarray, sizes: np.ndarray, capacity: float) -> np.ndarray
         if size > capacity:
             continue
         while used + size > capacity:
-            # Going on from ``item``, the last to be reached is the one just below it; what is
-            # needed after all others, the item itself, does not come in.
+            # From ``item`` on the one just below it is reached last.
             victim = kept.below(item)
             if victim < 0:
                 victim = kept.below(end)

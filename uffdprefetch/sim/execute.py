@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The time that a plan takes: bulk-synchronous steps over all nodes. Pure.
+"""Executes a plan in bulk-synchronous steps over all nodes: the time that it takes. Pure.
 
-Paper 5, chapters 3.1.3 and 4.1.4. A batch begins for all nodes when the last of them has finished
+[HDMLP] chapters 3.1.3 and 4.1.4. A batch begins for all nodes when the last of them has finished
 the one before. Two regimes:
 
-- on demand: a node asks for a sample, waits for it, preprocesses and computes. Nothing but the
-  clock goes from one batch to the next, so all batches are worked out side by side, event by event,
-  with the true number of clients gamma at each request.
+- on demand: a node requests a sample, waits for it, preprocesses and computes. Batches share no
+  state but the clock, so they are simulated in parallel (vectorised), event by event, with the
+  exact number of clients gamma at each request.
 - staged: threads fetch the samples in order into the staging buffer (equations 3.2 to 3.4) while
-  the classes' own prefetchers fill theirs. Batch after batch, all nodes side by side; gamma is one
-  plus the part of the time in which each other node read from the file system lately.
+  the classes' own prefetchers fill theirs. Batch after batch, all nodes in parallel; gamma is one
+  plus the share of recent time in which each other node read from the file system.
 
 Sources are numbered: 0 the file system, 1..J the node's own class j, J + 1..2 J another node's.
 """
@@ -25,7 +25,7 @@ from uffdprefetch.sim.model import Readings, System
 from uffdprefetch.sim.plan import Holdings, Phase, Plan
 
 PFS = 0
-#: Batches that are worked out side by side on demand: their arrays stay below some 100 MB.
+#: Samples of batches simulated in parallel: keeps the arrays below some 100 MB.
 SIDE_BY_SIDE = 1 << 21
 
 
@@ -35,22 +35,22 @@ class Outcome:
 
     seconds: float = 0.0
     preload_seconds: float = 0.0
-    compute_seconds: float = 0.0  # what it would have taken with every sample there
-    #: (2 J + 1,) per source: MB read by all nodes, and the stall seconds that are its part.
+    compute_seconds: float = 0.0  # with every sample there at once
+    #: (2 J + 1,) per source: MB read by all nodes, and its share of the stall seconds.
     read_mb: np.ndarray = field(default_factory=lambda: np.zeros(1))
     stall_seconds: np.ndarray = field(default_factory=lambda: np.zeros(1))
     fill_mb: float = 0.0  # read from the file system by preloading and by the classes' prefetchers
-    useless_mb: float = 0.0  # read from the file system and needed by nobody
+    useless_mb: float = 0.0  # read from the file system and never used
     consumed_mb: float = 0.0
 
     @property
     def stall(self) -> float:
-        """Seconds in which training stood still for want of a sample, preloading included."""
+        """Seconds in which training waited for samples, preloading included."""
         return self.seconds - self.compute_seconds
 
     @property
     def pfs_mb(self) -> float:
-        """MB that the file system delivered."""
+        """MB read from the file system."""
         return float(self.read_mb[PFS]) + self.fill_mb + self.useless_mb
 
 
@@ -84,21 +84,21 @@ def _compute(system: System, sizes: np.ndarray, order: np.ndarray) -> np.ndarray
 
 
 def _parts(order: np.ndarray) -> list[np.ndarray]:
-    """Stretches of an order that fit side by side."""
+    """Parts of an order of SIDE_BY_SIDE samples."""
     step = max(1, SIDE_BY_SIDE // max(1, order.shape[1] * order.shape[2]))
     return [order[at : at + step] for at in range(0, len(order), step)]
 
 
 def fixed_costs(system: System, threads: int) -> np.ndarray:
-    """(2 J + 1,) seconds a MB of every source but the file system (there 0), of each of so many
-    threads of a node."""
+    """(2 J + 1,) seconds a MB of each source but the file system (0), for each of ``threads``
+    concurrent threads of a node."""
     classes = range(1, system.J + 1)
     own, others = ([cost(j, threads) for j in classes] for cost in (system.local, system.remote))
     return np.array([0.0, *own, *others])
 
 
 def _on_demand(system: System, sizes: np.ndarray, phase: Phase, out: Outcome) -> float:
-    """Seconds of a phase in which nobody looks ahead."""
+    """Seconds of a phase without prefetching."""
     total = 0.0
     done = 0
     for order in _parts(phase.order):
@@ -115,15 +115,15 @@ def _on_demand(system: System, sizes: np.ndarray, phase: Phase, out: Outcome) ->
 def _demand_part(
     system: System, mb: np.ndarray, source: np.ndarray, real: np.ndarray, out: Outcome
 ) -> float:
-    """As :func:`_on_demand`, of batches side by side; ``mb``, ``source``: (batches, N, b)."""
+    """As :func:`_on_demand`, of batches in parallel; ``mb``, ``source``: (batches, N, b)."""
     batches, nodes, _ = mb.shape
     lengths = real.sum(axis=2)
     fixed = fixed_costs(system, 1)
     write, compute = system.write(), 1.0 / system.c
-    # gamma is a whole number here: a table instead of an interpolation at each event.
+    # gamma is an integer here: tabulated instead of interpolated at each event.
     per_mb = np.concatenate([[0.0], system.pfs_demand(np.arange(1, nodes + 1))])
     rows = np.arange(batches)
-    ready = np.where(lengths > 0, 0.0, np.inf)  # when a node asks for its next sample
+    ready = np.where(lengths > 0, 0.0, np.inf)  # when a node requests its next sample
     reading = np.zeros((batches, nodes))  # until when it reads from the file system
     ended = np.zeros((batches, nodes))
     turn = np.zeros((batches, nodes), np.int64)
@@ -174,21 +174,20 @@ class _Staged:
         self.threads = np.array([float(one.p) for one in system.classes])
         self.stores = np.array([0.0] + [system.store(j) for j in range(1, system.J + 1)])
         self.filling = self.held is not None and bool(self.held.to_fill.any())
-        # (N, J + 1): which part of the time each class's threads read from the file system lately;
-        # of class 0 those of the staging buffer.
+        # (N, J + 1): share of recent time in which each class's threads read from the file system;
+        # class 0: those of the staging buffer.
         self.reading = np.zeros(shape)
         if self.held is not None:
             self.reading[:] = self.held.to_fill > 0
         self.reading[:, 0] = 1.0
-        self.left_mb = self._left()
-        # MB/s that the file system delivers to all nodes together at the most, and what it had
-        # delivered before this phase.
+        self.remaining_mb = self._remaining()
+        # The file system's greatest aggregate MB/s, and the MB read from it before this phase.
         clients = np.arange(1, self.nodes + 1)
         self.most = min(float(system.t(clients).max()), self.nodes * system.b_fs)
         self.before_mb = out.pfs_mb
 
-    def _left(self) -> np.ndarray:
-        """(batches + 1, N) MB that each node has still to get, from each batch on."""
+    def _remaining(self) -> np.ndarray:
+        """(batches + 1, N) MB that each node still has to fetch, from each batch on."""
         mb = [self.sizes[part].sum(axis=2) for part in _parts(self.order)]
         each = np.concatenate([*mb, np.zeros((1, self.nodes))])
         return each[::-1].cumsum(axis=0)[::-1]
@@ -216,47 +215,50 @@ class _Staged:
         return now
 
     def _begin_batch(self) -> None:
-        # Of this batch, by node: MB; seconds that passed for its staging threads, and those in
-        # which it read from the file system; and seconds of its reads by source.
+        # Of this batch, by node: MB; seconds of its staging threads' clocks, and those in which it
+        # read from the file system; and seconds of its reads by source.
         self.mb = np.zeros(self.nodes)
-        self.passed, self.busy = np.zeros(self.nodes), np.zeros((self.nodes, len(self.threads)))
+        self.elapsed, self.busy = np.zeros(self.nodes), np.zeros((self.nodes, len(self.threads)))
         self.waits = np.zeros((self.nodes, len(self.fixed)))
-        # How many times as long as alone a thread of each class takes, beside all those that read.
+        # Slowdown of a thread of each class by all that read at the same time.
         reading = self.threads * self.reading
         others = reading.sum(axis=1)[:, None] - reading
         self.slower = self.system.sharing(others + self.threads)
 
     def _end_batch(self, batch: int, began: float, ends: np.ndarray) -> float:
-        """When the last node has finished; what all waited for it goes to its sources."""
+        """When the last node has finished; the stall is attributed to that node's sources."""
         last = int(ends.argmax())
         now = max(began, float(ends[last]))
         if self.system.rates == "node":
-            # gamma is of the past: nodes that come all at once, where nobody was, get more by it.
+            # gamma lags: nodes that start reading at once would exceed the aggregate rate.
             now = max(now, (self.out.pfs_mb - self.before_mb) / self.most)
         stall = now - began - float(self.mb.max()) / self.system.c
         waits = self.waits[last]
         if waits.sum() > 0:
             self.out.stall_seconds += stall * waits / waits.sum()
-        passed = self.passed[:, None]
-        reading = np.divide(self.busy, passed, out=self.reading.copy(), where=passed > 0)
-        # By the last batch alone all would read at once where none did before, and so on.
+        elapsed = self.elapsed[:, None]
+        reading = np.divide(self.busy, elapsed, out=self.reading.copy(), where=elapsed > 0)
+        # Smoothed: by the last batch alone all nodes would alternate in step.
         self.reading = (self.reading + reading) / 2 if batch else reading
         self.gamma = self._clients(batch)
         return now
 
     def _clients(self, batch: int) -> np.ndarray:
-        """(N,) gamma of each node while it fetches the next batch: the others read as they did
-        lately, until they have all that is left to them."""
+        """(N,) gamma of each node while it fetches the next batch: the others read at their recent
+        rate until they have all that remains."""
         busy = self.reading.max(axis=1)
-        pace = np.divide(self.passed, self.mb, out=np.zeros(self.nodes), where=self.mb > 0)
-        over = self.fetched + pace * self.left_mb[batch + 1]
-        over[(self.mb == 0) & (self.left_mb[batch + 1] > 0)] = np.inf
-        if over.min() >= (self.fetched + self.passed).max():
+        pace = np.divide(self.elapsed, self.mb, out=np.zeros(self.nodes), where=self.mb > 0)
+        finish = self.fetched + pace * self.remaining_mb[batch + 1]
+        finish[(self.mb == 0) & (self.remaining_mb[batch + 1] > 0)] = np.inf
+        if finish.min() >= (self.fetched + self.elapsed).max():
             return 1.0 + busy.sum() - busy
-        until = over[None, :] - self.fetched[:, None]  # [i, k]: how long k reads, for i
+        until = finish[None, :] - self.fetched[:, None]  # [i, k]: how long k reads, for i
         part = np.clip(
             np.divide(
-                until, self.passed[:, None], out=np.ones_like(until), where=self.passed[:, None] > 0
+                until,
+                self.elapsed[:, None],
+                out=np.ones_like(until),
+                where=self.elapsed[:, None] > 0,
             ),
             0.0,
             1.0,
@@ -265,8 +267,8 @@ class _Staged:
         return 1.0 + part @ busy
 
     def _pieces(self) -> tuple[np.ndarray, np.ndarray]:
-        """Where batches are cut so that a piece is at most half of the buffer, and for each piece
-        and node the piece whose end makes room for it (-1: there is room from the beginning)."""
+        """Cuts of batches into pieces of at most half the buffer, and for each piece and node the
+        piece whose consumption frees its room (-1: none needed)."""
         b = self.order.shape[2]
         largest = float(self.sizes.max(initial=0.0))
         width = b
@@ -289,14 +291,14 @@ class _Staged:
         lags = np.full(mb.shape, -1, np.int64)
         for node in range(self.nodes):
             mine = cumulative[:, node]
-            over = mine - self.d0
-            lags[:, node] = np.where(over > 0, np.searchsorted(mine, over), -1)
+            excess = mine - self.d0
+            lags[:, node] = np.where(excess > 0, np.searchsorted(mine, excess), -1)
         return cuts, np.minimum(lags, np.arange(len(mb))[:, None] - 1)
 
     def _piece(
         self, batch: int, begin: int, part: np.ndarray, free: np.ndarray, now: np.ndarray
     ) -> np.ndarray:
-        """One piece of a batch on all nodes: when each has consumed it.
+        """Time at which each node has consumed one piece of a batch.
 
         part: (N, b) samples; free: when the buffer has room for them; now: when computing begins.
         """
@@ -325,7 +327,7 @@ class _Staged:
     def _sources(
         self, batch: int, begin: int, part: np.ndarray, per_mb_pfs: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """(N, b) the fastest source of every sample now, and its seconds a MB."""
+        """(N, b) the fastest source of each sample now, and its seconds a MB."""
         if self.phase.source is not None:
             source = self.phase.source[batch, :, begin : begin + part.shape[1]]
             return source, np.where(source == PFS, per_mb_pfs[:, None], self.fixed[source])
@@ -333,7 +335,7 @@ class _Staged:
             source = np.zeros(part.shape, np.int8)
             return source, np.broadcast_to(per_mb_pfs[:, None], part.shape)
         held = self.held
-        # Ranks of the sources, the cheapest first: one minimum finds source and cost.
+        # Sources ranked by cost: one minimum yields both source and cost.
         costs = np.tile(self.fixed, (self.nodes, 1))
         costs[:, PFS] = np.inf if held.once else per_mb_pfs
         ranked = np.argsort(costs, axis=1, kind="stable")
@@ -374,28 +376,28 @@ class _Staged:
     def _advance(
         self, batch: int, until: np.ndarray, from_pfs: np.ndarray, per_mb_pfs: np.ndarray
     ) -> None:
-        """Move the staging threads' clocks on, and the classes' prefetchers with them.
+        """Advance the staging threads' clocks, and the classes' prefetchers with them.
 
-        until: (N,) when the staging threads have done; from_pfs: (N, b) their seconds of reading
-        from the file system; per_mb_pfs: (N,) of a thread that reads alone.
+        until: (N,) when the staging threads are done; from_pfs: (N, b) their seconds of reading
+        from the file system; per_mb_pfs: (N,) seconds a MB of a thread that reads alone.
         """
-        passed = until - self.fetched
+        elapsed = until - self.fetched
         self.fetched = until
         busy = np.zeros_like(self.busy)
         busy[:, 0] = from_pfs.sum(axis=1) / self.p0
         if self.filling:
             assert self.held is not None
-            # What is kept is preprocessed, one after the other, as before a preloaded run.
+            # Kept samples are preprocessed in turn, as in preload_seconds().
             each = per_mb_pfs[:, None] * self.slower + 1.0 / self.system.beta
-            could = passed[:, None] * self.threads / np.maximum(each, self.stores)
+            capacity = elapsed[:, None] * self.threads / np.maximum(each, self.stores)
             limit = self.held.to_fill
             if self.held.room is not None:
                 limit = np.minimum(limit, self.held.room[:, :, batch])
-            filled = np.maximum(self.filled, np.minimum(self.filled + could, limit))
+            filled = np.maximum(self.filled, np.minimum(self.filled + capacity, limit))
             gained = filled - self.filled
             self.filled = filled
             self.out.fill_mb += float(gained.sum())
-            part = np.divide(gained, could, out=np.zeros_like(could), where=could > 0)
-            busy[:, 1:] = part[:, 1:] * passed[:, None]
-        self.passed += passed
-        self.busy += np.minimum(busy, passed[:, None])
+            part = np.divide(gained, capacity, out=np.zeros_like(capacity), where=capacity > 0)
+            busy[:, 1:] = part[:, 1:] * elapsed[:, None]
+        self.elapsed += elapsed
+        self.busy += np.minimum(busy, elapsed[:, None])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How often a node reads a sample (paper 5, observation 2 of section 3.2.1). Pure."""
+"""How often a node reads a sample ([HDMLP] section 3.2.1, observation 2). Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from uffdprefetch.sim.workload import Workload
 
 
 def most(E: int, N: int, delta: float) -> int:
-    """The greatest number of reads that is not more than (1 + delta) E / N.
+    """floor((1 + delta) E / N) reads.
 
     (1 + delta) E / N is rounded first: 1.1 x 250 is 275.00000000000006 in a float.
     """
@@ -19,8 +19,8 @@ def most(E: int, N: int, delta: float) -> int:
 
 
 def expected(F: int, E: int, N: int, delta: float) -> float:
-    """Of F samples, those that a given node reads more than (1 + delta) E / N times in E shuffled
-    epochs: F P[X > (1 + delta) E / N], X ~ B(E, 1/N) (equation 3.8)."""
+    """Expected number of F samples that a node reads more than (1 + delta) E / N times in E
+    shuffled epochs: F P[X > (1 + delta) E / N], X ~ B(E, 1/N) (equation 3.8)."""
     above = range(max(0, most(E, N, delta) + 1), E + 1)
     if N == 1:
         return float(F) if E in above else 0.0

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The performance model of paper 5 (chapter 3.1): how long one sample takes from where. Pure.
+"""The performance model of [HDMLP] (chapter 3.1): seconds a sample takes from each source. Pure.
 
-Names are those of the paper's table 3.1. Sizes are MB (10^6 bytes), rates MB/s, times seconds;
-functions take and give scalars or arrays of any one shape.
+Names are those of its table 3.1. Sizes are MB (10^6 bytes), rates MB/s, times seconds;
+functions take and return scalars or arrays of any one shape.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import numpy as np
 class Curve:
     """A bandwidth in MB/s as a function of a number of clients or threads.
 
-    Between two points it is linear, beyond the first and the last it is theirs (equation 4.1).
-    Raises ValueError for no point at all, points below one client, rates that are not positive.
+    Linear between two points, constant beyond the first and the last (equation 4.1). Raises
+    ValueError for no points, points below one client, rates that are not positive.
     """
 
     def __init__(self, points: Mapping[int, float] | Mapping[float, float]) -> None:
@@ -63,10 +63,10 @@ class System:
     b_fs: float  # MB/s: network to the parallel file system
     t: Curve  # MB/s: random aggregate read throughput t(gamma) of the parallel file system
     classes: Sequence[StorageClass]  # 0 the staging buffer, then the fastest first
-    #: As t, of nodes that read with one thread each (nobody looks ahead); None: as t.
+    #: As t, of nodes that read with one thread each (no prefetching); None: as t.
     t_demand: Curve | None = None
-    #: Whose t, b_fs, b_c and r are: "thread", each thread's of a node, as the equations have it; or
-    #: "node", shared by the threads that read at once, as hardware has it.
+    #: What t, b_fs, b_c and r are rates of: "thread", each thread of a node, as in the equations;
+    #: or "node", shared by the threads that read at once, as in hardware.
     rates: str = "thread"
 
     @property
@@ -80,12 +80,12 @@ class System:
         return len(self.classes) - 1
 
     def sharing(self, threads: float | np.ndarray) -> np.ndarray:
-        """How many times as long each of so many threads of a node takes as one alone would."""
+        """Slowdown of each of ``threads`` concurrent threads of a node, against one alone."""
         every = np.asarray(threads, np.float64)
         return every if self.rates == "node" else np.ones_like(every)
 
-    # Seconds a MB; times s_k they are the paper's fetch and write. ``threads``: of the node that
-    # read at once.
+    # Seconds a MB; times s_k they are the equations' fetch and write. ``threads``: those of the
+    # node that read at once.
 
     def pfs(self, gamma: float | np.ndarray) -> np.ndarray:
         """From the file system, while gamma - 1 other nodes read from it as well (equation 3.5);
@@ -93,7 +93,7 @@ class System:
         return 1.0 / np.minimum(self.b_fs, self.t(gamma) / gamma)
 
     def pfs_demand(self, gamma: float | np.ndarray) -> np.ndarray:
-        """As :meth:`pfs`, for a node that waits for each sample before it asks for the next."""
+        """As :meth:`pfs`, for a node that waits for each sample before it requests the next."""
         t = self.t_demand or self.t
         return 1.0 / np.minimum(self.b_fs, t(gamma) / gamma)
 
@@ -108,12 +108,12 @@ class System:
         return reading / float(one.r(reading))
 
     def write(self, j: int = 0) -> float:
-        """To preprocess and put into class j, whichever takes longer (below equation 3.4)."""
+        """To preprocess and write to class j, whichever takes longer (below equation 3.4)."""
         one = self.classes[j]
         return max(1.0 / self.beta, one.p / float(one.w(one.p)))
 
     def store(self, j: int) -> float:
-        """To put into class j what is kept as it was read."""
+        """To write to class j without preprocessing."""
         one = self.classes[j]
         return one.p / float(one.w(one.p))
 
@@ -124,9 +124,9 @@ WRITES = ("overlapped", "once")
 
 @dataclass(frozen=True)
 class Readings:
-    """Where the paper's text can be read in more than one way.
+    """Interpretations of [HDMLP] where its text is ambiguous.
 
-    Its tables 5.1 to 5.6 agree with the defaults, but for the cases that docs/simulate.md names.
+    Its tables 5.1 to 5.6 agree with the defaults, except for the cases in docs/simulate.md.
     """
 
     #: "overlapped": a thread of the staging buffer preprocesses a sample while it fetches the next
@@ -143,7 +143,7 @@ class Readings:
 
 @dataclass(frozen=True)
 class Training:
-    """How the data set is gone through (chapter 3.1.3)."""
+    """How the data set is iterated over (chapter 3.1.3)."""
 
     E: int  # epochs
     B: int  # samples of a batch, over all nodes

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a policy decides, as data: who reads what in which order, and where it then lies. Pure.
+"""A policy's plan: which node reads which samples in which order, and where they are kept. Pure.
 
-A policy (policies/) makes a :class:`Plan`; :mod:`uffdprefetch.sim.execute` gives it its time.
+A policy (policies/) makes a :class:`Plan`; :mod:`uffdprefetch.sim.execute` times it.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-#: Step numbers of holdings that were always there, or never leave.
+#: Steps of holdings that are there from the beginning, or never removed.
 ALWAYS = -1
 NEVER = np.iinfo(np.int32).max
 
 
 @dataclass
 class Holdings:
-    """Which node holds which sample in which storage class, and from when until when.
+    """Which node holds which sample in which storage class, and during which steps.
 
     Parallel arrays, one row a holding, sorted by sample (:func:`holdings`).
     """
@@ -26,20 +26,20 @@ class Holdings:
     first: np.ndarray  # (F + 1,): sample k's rows are first[k] to first[k + 1]
     node: np.ndarray  # (rows,) int32
     storage: np.ndarray  # (rows,) int8: class j, from 1 on
-    #: MB that the class has read when this sample is there; 0 what is there from the beginning.
+    #: MB that the class has read when this sample is there; 0: there from the beginning.
     after: np.ndarray
-    #: The steps between which it is there, both excluded: (ALWAYS, NEVER) but for what enters when
-    #: it is first read and what leaves when it is last read.
+    #: The steps between which it is there, both excluded: (ALWAYS, NEVER), except for what is added
+    #: at its first read and what is removed at its last.
     since: np.ndarray
     until: np.ndarray
     #: (N, J + 1) MB that each class's own prefetcher has to read; zeros if there is none.
     to_fill: np.ndarray
     #: (N, J + 1, batches + 1) MB that each class may have read by the beginning of a batch, where
-    #: what has left makes room; None: all that it has to read has room.
+    #: removals free room; None: no limit but to_fill.
     room: np.ndarray | None = None
     #: Whether nodes fetch from each other.
     shared: bool = True
-    #: Whether what some node holds is not read from the file system again, be that quicker or not.
+    #: Whether a sample that some node holds is never read from the file system again.
     once: bool = False
 
 
@@ -74,7 +74,7 @@ def holdings(
 
 @dataclass
 class Phase:
-    """A stretch of training under one regime.
+    """A part of training under one regime.
 
     how: "perfect" (a sample is always there), "demand" (a node fetches a sample when it needs it)
     or "staged" (it is fetched in order into the staging buffer, as far ahead as that is large).
@@ -86,16 +86,16 @@ class Phase:
     #: Or the source of every access (see System's sources), where it is known beforehand.
     source: np.ndarray | None = None
     write: str | None = None  # overrides Readings.write
-    #: (batches, N, b) MB that are read from the file system beside each sample, for nobody.
+    #: (batches, N, b) redundant MB that are read from the file system with each sample.
     useless: np.ndarray | None = None
 
 
 @dataclass
 class Plan:
-    """All that a policy decided."""
+    """All decisions of a policy."""
 
     phases: Sequence[Phase]
-    #: Seconds before the first batch, by what is waited for.
+    #: Seconds of preloading before the first batch.
     preload: float = 0.0
     #: MB that are read from the file system before the first batch, all nodes together.
     preload_mb: float = 0.0

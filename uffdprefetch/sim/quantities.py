@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the values of a scenario file may be. Each converter takes what TOML gives and raises
-ValueError with a message that says what is needed."""
+"""Converters of a scenario file's values. Each takes a TOML value and raises ValueError with a
+message that says what is needed."""
 
 from __future__ import annotations
 

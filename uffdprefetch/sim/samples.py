@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The samples of a data set and their sizes: drawn from a distribution, or those of real files.
 
-Paper 5, chapter 4.1.2. A distribution is any continuous or discrete one of scipy.stats.
+[HDMLP] chapter 4.1.2. A distribution is any continuous or discrete one of scipy.stats.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from uffdprefetch.sim.table import Table
 
 MB = 1e6
-#: Samples more than this are a typing error: their sizes alone are 8 GB.
+#: Samples at most: their sizes alone are 8 GB; more is a typing error.
 F_MAX = 1_000_000_000
 
 
@@ -33,7 +33,7 @@ class DataSet:
     distribution: str | None = None
     loc: float = 0.0  # MB
     scale: float = 1.0  # MB
-    least: float = 0.0  # MB: smaller ones are made so large
+    least: float = 0.0  # MB: drawn sizes are clipped to [least, most]
     most: float | None = None
     shape: Mapping[str, float] = field(default_factory=dict)
 
@@ -105,7 +105,7 @@ def _sizes_of(path: str) -> np.ndarray:
     from uffdprefetch.formats.detect import open_index
 
     if os.path.isdir(path) and not os.path.lexists(os.path.join(path, "data.mdb")):
-        # Sorted: a directory's own order is another after a copy.
+        # Sorted: the directory's own order changes with a copy.
         files = sorted(
             os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names
         )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scenario files: TOML in, System, Training, data set and policies out.
+"""Parses scenario files (TOML) to System, Training, data set and policies.
 
 Every size and rate carries its unit ("50GiB", "66MB/s"); a plain number where a unit belongs, an
 unknown key, a curve without points or a policy that does not exist is one error line that names
@@ -24,26 +24,26 @@ from uffdprefetch.sim.samples import DataSet
 from uffdprefetch.sim.table import Table
 from uffdprefetch.sim.workload import SCHEMES
 
-#: Nodes more than this are a typing error.
+#: Nodes at most: more is a typing error.
 N_MAX = 1_000_000
 
 
 @dataclass(frozen=True)
 class NamedPolicy:
-    """A policy as a scenario names it."""
+    """A policy of a scenario."""
 
     name: str
     policy: Policy
-    #: Seconds that a published table gives for it; None if there are none.
+    #: Published seconds to compare with, or None.
     published: float | None = None
-    #: A reading of the model and storage classes of this policy's own.
+    #: This policy's own interpretation of the model, and storage classes.
     readings: Readings | None = None
     classes: Sequence[StorageClass] | None = None
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """Everything that one simulation needs."""
+    """The input of a simulation."""
 
     title: str
     system: System
@@ -51,8 +51,8 @@ class Scenario:
     training: Training
     policies: Sequence[NamedPolicy]
     readings: Readings = field(default_factory=Readings)
-    source: str = ""  # where its figures are from
-    #: Of calibrate: request bytes -> threads -> bytes/s of one node.
+    source: str = ""  # of its figures
+    #: From calibrate: request bytes -> threads -> bytes/s of one node.
     storage_rates: Mapping[int, Mapping[int, float]] = field(default_factory=dict)
 
 
@@ -113,7 +113,7 @@ def _training(table: Table) -> Training:
 
 
 def _option(default: Any, name: str) -> Any:
-    """The converter of a policy's option: its name's unit and its default's type tell it."""
+    """The converter of a policy's option, by its name's unit and its default's type."""
     if isinstance(default, bool):
         return q.boolean
     return q.size_mb if name.endswith("_mb") else q.text
@@ -159,7 +159,7 @@ def _policies(values: Any, where: str) -> list[NamedPolicy]:
 
 
 def parse(values: Mapping[str, Any], where: str) -> Scenario:
-    """A scenario from what a TOML file says; raises UffdPrefetchError (exit 2)."""
+    """A scenario from a TOML file's values; raises UffdPrefetchError (exit 2)."""
     table = Table(values, where)
     title = table.take("title", q.text, where)
     source = table.take("source", q.text, "")
@@ -176,11 +176,11 @@ def parse(values: Mapping[str, Any], where: str) -> Scenario:
 
 
 def _rates(measured: Mapping[str, Any], where: str) -> dict[int, dict[int, float]]:
-    """What calibrate noted of the file system: "87.1 [86, 88] (n=10)" is MB/s."""
+    """calibrate's measurements of the file system; "87.1 [86, 88] (n=10)" is MB/s."""
     try:
         rates = {
             int(request): {
-                int(threads): float(said.split()[0]) * 1e6 for threads, said in curve.items()
+                int(threads): float(text.split()[0]) * 1e6 for threads, text in curve.items()
             }
             for request, curve in measured.get("file_system", {}).items()
         }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A scenario through its policies, and through numbers of nodes. Pure but for the clock."""
+"""Runs a scenario's policies, for several numbers of nodes. Pure but for the clock."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from uffdprefetch.sim.plan import CannotRun
 from uffdprefetch.sim.scenario import NamedPolicy, Scenario
 from uffdprefetch.sim.workload import Workload
 
-#: Told before each policy: how many are done, of how many, and which comes.
+#: Called before each policy: (number done, total, name of the next).
 Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
 class Row:
-    """What one policy came to in one scenario."""
+    """The result of one policy in one scenario."""
 
     nodes: int
     policy: NamedPolicy
     outcome: Outcome | None  # None: it does not apply
-    why: str  # it does not apply, or what is to be known of its figure
+    why: str  # it does not apply, or a note on its result
     took_seconds: float  # of simulating
 
 
-def _nobody(done: int, of: int, name: str) -> None:
+def _no_progress(done: int, of: int, name: str) -> None:
     pass
 
 
 def workload_of(scenario: Scenario) -> Workload:
-    """The data set's sizes drawn or read, and how it is trained on.
+    """The data set's sizes, drawn or read, and its training.
 
-    Raises UffdPrefetchError (exit 2) where not one batch is full and such are dropped.
+    Raises UffdPrefetchError (exit 2) where drop_last drops the only batch.
     """
     training = scenario.training
     sizes = scenario.dataset.sizes(training.seed)
@@ -50,7 +50,7 @@ def workload_of(scenario: Scenario) -> Workload:
 
 
 def run_one(scenario: Scenario, workload: Workload, named: NamedPolicy) -> Row:
-    """One policy."""
+    """Simulate one policy."""
     began = time.perf_counter()
     system = scenario.system
     if named.classes is not None:
@@ -69,9 +69,9 @@ def run(
     scenario: Scenario,
     workload: Workload,
     nodes: Sequence[int] = (),
-    progress: Progress = _nobody,
+    progress: Progress = _no_progress,
 ) -> Iterator[Row]:
-    """All policies, with each of these numbers of nodes (none: the scenario's own).
+    """Simulate all policies with each of these numbers of nodes (none: the scenario's own).
 
     ``workload``: workload_of(scenario).
     """
@@ -80,7 +80,7 @@ def run(
     for i, count in enumerate(counts):
         scaled = scenario
         if count != scenario.system.N:
-            # What was published is of the scenario's own number of nodes.
+            # Published figures hold for the scenario's own number of nodes.
             scaled = replace(
                 scenario,
                 system=replace(scenario.system, N=count),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A table of a TOML file, taken apart key by key; whatever is wrong is one line with its place."""
+"""Parses a TOML table key by key; each error is one line with its place."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from uffdprefetch.base.errors import UffdPrefetchError, usage_error
 
 
 class Table:
-    """A TOML table that is taken apart key by key, and knows where it stands."""
+    """A TOML table whose keys are consumed one by one, with its place for messages."""
 
     def __init__(self, values: Any, where: str, place: str = "") -> None:
         self.where, self.place = where, place
@@ -45,7 +45,7 @@ class Table:
         return Table(self.values.pop(key), self.where, place)
 
     def done(self) -> None:
-        """Nothing may be left."""
+        """Raise for keys that have not been taken."""
         for key in self.values:
             near = difflib.get_close_matches(key, self.known, 1)
             hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(self.known)}"

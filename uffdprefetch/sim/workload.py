@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who reads which sample when: the batches of every epoch, cut into the nodes' parts. Pure.
+"""The batches of each epoch, split among the nodes. Pure.
 
-Paper 5, chapters 3.1.3 and 4.1.3. An order is an int32 array of shape (batches, N, b): the samples
-of a node's part of a batch in the order in which it consumes them; -1 fills up parts that are
-shorter than the longest.
+[HDMLP] chapters 3.1.3 and 4.1.3. An order is an int32 array of shape (batches, N, b): the samples
+of a node's part of a batch in the order in which it consumes them, padded with -1.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ import numpy as np
 
 from uffdprefetch.sim.model import Training
 
-#: A place of an order that holds no sample.
+#: Padding of an order.
 NONE = -1
 
 
 def _uniform(batch: int, nodes: int) -> list[np.ndarray]:
-    """Equal parts; the last node takes what is left."""
+    """Equal parts; the last node takes the rest."""
     part = -(-batch // nodes)
     return [np.arange(min(i * part, batch), min((i + 1) * part, batch)) for i in range(nodes)]
 
@@ -33,8 +32,8 @@ def _whole(batch: int, nodes: int) -> list[np.ndarray]:
 def _imbalanced(batch: int, nodes: int) -> list[np.ndarray]:
     """Half of the nodes 2 ceil(B/N) samples, the others ceil(B/N) / 2.
 
-    These are the paper's sizes. They are more than a batch, so what goes beyond its end begins
-    anew at its first sample: a few samples are read by two nodes.
+    As in [HDMLP]. Their sum exceeds a batch, so indices wrap around: a few samples are read by two
+    nodes.
     """
     if nodes == 1:
         return [np.arange(batch)]
@@ -52,7 +51,7 @@ SCHEMES: dict[str, Callable[[int, int], list[np.ndarray]]] = {
 
 
 def places(batch: int, nodes: int, scheme: str, width: int | None = None) -> np.ndarray:
-    """(N, b): which samples of a batch each node takes, -1 beyond its part."""
+    """(N, b): indices into a batch of each node's part, padded with -1."""
     parts = SCHEMES[scheme](batch, nodes)
     out: np.ndarray = np.full((nodes, width or max(1, max(map(len, parts)))), NONE, np.int64)
     for node, part in enumerate(parts):
@@ -62,7 +61,7 @@ def places(batch: int, nodes: int, scheme: str, width: int | None = None) -> np.
 
 @dataclass(frozen=True)
 class Workload:
-    """A data set, and how it is trained on."""
+    """A data set and its training."""
 
     sizes: np.ndarray  # (F,) float64, MB: s_k
     training: Training
@@ -83,7 +82,7 @@ class Workload:
         return whole + (1 if rest and not self.training.drop_last else 0)
 
     def with_zero(self) -> np.ndarray:
-        """(F + 1,): the sizes, and a last 0 that the index -1 finds."""
+        """(F + 1,): the sizes, and a 0 for the index -1."""
         return np.append(self.sizes, 0.0)
 
     def epoch(self, number: int, nodes: int) -> np.ndarray:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the service holds: processes, mappings, files, and the books of what came of them."""
+"""The service's state: processes, mappings, files, and the ledger of costs and results."""

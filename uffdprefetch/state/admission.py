@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which files are served: the table of open ones, and why a mapping is not wanted."""
+"""Admission of files: the table of open ones, and the reasons why a mapping is refused."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from uffdprefetch.warm.scheduler import Scheduler
 
 MS = 1_000_000
-#: A file that nobody maps is kept open so long: the next batch maps it again. Together with LOOK_NS
-#: and a read that is under way, below the second after which none may be open.
+#: An unmapped file stays open this long, since the next batch may map it again. With LOOK_NS and a
+#: read in flight this is below one second, after which no unmapped file may be open.
 IDLE_NS = 700 * MS
-#: Meanwhile it is looked at so often: one that is deleted holds its space.
+#: Interval of checks meanwhile: a deleted file that is open still takes space.
 LOOK_NS = 50 * MS
-#: Closed files of which is known what the next epoch needs: checkpoint pages, the pool's pages.
+#: Closed files whose checkpoint pages and pool pages are kept for the next epoch.
 PARKED_MAX = 64
 
 
@@ -41,27 +41,27 @@ class FileTable:
         self._scheduler = scheduler
         self._ledger = ledger
         self.files: dict[Key, FileState] = {}
-        self.parked: dict[Key, FileState] = {}  # closed, to be opened again at their next mapping
+        self.parked: dict[Key, FileState] = {}  # closed; reopened at their next mapping
         self.look_ns = 0
-        self.waits = False  # look again when a worker has ended
+        self.waits = False  # call look() when a worker has ended
         self.pool: NodePool | None = None
 
     def known(self, a: wire.Attach, fd: int | None) -> FileState | None:
-        """The file of a mapping, when it is under management; ``fd``: what is mapped."""
+        """The file of a mapping, if it is managed; ``fd``: the mapped description."""
         file = self.files.get((a.device, a.inode, a.size_bytes, a.mtime_ns))
         if file is None:
             return None
-        # Where nobody says, nobody is asked: a FUSE daemon may not answer.
+        # Not asked where the file had no generation: a FUSE daemon may not answer.
         if fd is not None and file.generation is not None and generation(fd) != file.generation:
-            return None  # another file has its number now: admit() says so
+            return None  # its inode has been reused: see admit()
         file.resting, file.idle_ns = False, 0
         file.opened_again = file.opened_again or fd is not None
         return file
 
     def admit(self, a: wire.Attach, opened: Opened) -> tuple[FileState | None, str, str]:
-        """(file, path, '') of a mapping, of which ``opened`` is taken over; (None, path, why) when
-        it is not wanted. Raises OSError, MemoryError."""
-        # The job's own times may be old ones: it asked nobody.
+        """(file, path, '') of a mapping, taking over ``opened``; (None, path, why) when it is
+        refused. Raises OSError, MemoryError."""
+        # mtime from our own open: the job's may be stale (no attribute revalidation).
         key = (a.device, a.inode, a.size_bytes, opened.status.st_mtime_ns)
         file = self.files.get(key)
         if file is not None:
@@ -87,7 +87,7 @@ class FileTable:
         return file, path, ""
 
     def _unfit(self, key: Key, opened: Opened, path: str) -> str:
-        """Why a descriptor that was sent is not the file to warm; '' when it is."""
+        """Why the description that was opened must not be served; '' when it may."""
         fd, st = opened.fd, opened.status
         if not stat.S_ISREG(st.st_mode):
             return "no regular file"
@@ -104,25 +104,25 @@ class FileTable:
             return "a lock file or a library"
         return ""
 
-    # -------------------------------------------------------------- files that nobody maps
+    # -------------------------------------------------------------- unmapped files
 
     def left(self, file: FileState, pid: int) -> None:
-        """A mapping of the file has gone, of this process; the next one is often near."""
+        """A mapping of the file in this process has ended."""
         file.last_pid = pid
         if not file.attached:
             file.idle_ns = self.look_ns = self._clock.now_ns()
 
     def ended(self, pid: int) -> None:
-        """A process ends: the file that it was the last to map is closed as soon as that can be, so
-        that who waits for the process (to unmount, to delete) finds it closed."""
+        """A process ends: the file that it was the last to map is closed as soon as possible, for
+        whoever waits for the process in order to unmount or delete."""
         now = self._clock.now_ns()
         for file in self.files.values():
             if not file.attached and file.last_pid == pid:
                 file.idle_ns, self.look_ns = now - IDLE_NS, now
 
     def look(self, now: int) -> None:
-        """Close what nobody maps: a file that was deleted at once, others a little later. One that
-        a worker still reads waits for that (``waits``): call again at ``look_ns`` (0: no need)."""
+        """Close unmapped files: a deleted one at once, others after IDLE_NS. One that a worker
+        still reads waits for that (``waits``). Call again at ``look_ns`` (0: not needed)."""
         self.look_ns, self.waits = 0, False
         for file in [f for f in self.files.values() if not f.attached]:
             file.idle_ns = file.idle_ns or now
@@ -134,7 +134,7 @@ class FileTable:
             self._scheduler.forget_file(file)
             busy = self._scheduler.busy_with(file)
             self.waits |= busy
-            if not deleted and file.in_use():  # somebody has a copy that only we keep right
+            if not deleted and file.in_use():  # checkpoints in use: only we detect changes
                 self.look_ns = now + LOOK_NS
                 continue
             if busy and file.pooled is not None and self.pool is not None:
@@ -158,13 +158,13 @@ class FileTable:
         file.close()
 
     def _out_of_the_pool(self, file: FileState, for_good: bool) -> bool:
-        """Whether the pool has let go of the file: of its descriptors, or of its pages too."""
+        """Have the pool close the file (``for_good``: free its pages too); False while in use."""
         if self.pool is None or file.pooled is None:
             return True
         return self.pool.forget(file) if for_good else self.pool.park(file)
 
     def _open_again(self, key: Key, opened: Opened) -> FileState | None:
-        """One that was known and nobody mapped. Raises OSError."""
+        """Reopen a parked file. Raises OSError."""
         file = self.parked.get(key)
         if file is None:
             return None
@@ -172,5 +172,5 @@ class FileTable:
             self.pool.unpark(file, opened.fd)
         del self.parked[key]
         if not file.unpark(opened) and file.pooled is not None and self.pool is not None:
-            self.pool.forget(file)  # its pages may be of before
+            self.pool.forget(file)  # its pages may be outdated
         return file

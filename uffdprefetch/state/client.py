@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from uffdprefetch.state.files import Key
     from uffdprefetch.state.reader import Reader
 
-#: A client that does not read is cut off: its commands must not pile up here.
+#: Queued messages at which a client that does not read is disconnected.
 OUTBOX_MAX = 4096
 
 
@@ -27,14 +27,14 @@ class Client:
     """One process of the job, as its agent reports it."""
 
     def __init__(self, sock: socket.socket | None, hello: wire.Hello, pid: int) -> None:
-        """``sock`` is None for a process that is only observed: it gets no commands."""
+        """``sock``: None for a process that is only observed and gets no commands."""
         self.sock = sock
         self.fd = sock.fileno() if sock is not None else -1
         self.observed = sock is None
-        self.watched = Watched(pid, ended=True)  # the ledger's, from hello on
-        self.refused: set[int] = set()  # addresses of mappings that are not wanted
+        self.watched = Watched(pid, ended=True)  # replaced by the ledger at hello
+        self.refused: set[int] = set()  # addresses of refused mappings
         self.opening: set[int] = set()  # regions whose file is being opened
-        # of the last look at /proc/PID/maps: addresses found first, regions not found
+        # of the last scan of /proc/PID/maps: new addresses, regions not found
         self.sighted: set[int] = set()
         self.missed: set[int] = set()
         self.hello = hello
@@ -47,7 +47,7 @@ class Client:
         self.pagemap_fd = -1
         self.pagemap_error = ""
         self.pool_slot = -1
-        #: it changes its address space without the interposers: followed by page tables alone
+        #: it changes its address space past the interposers: observed by page tables alone
         self.bypasses = False
         self._outbox: deque[bytes] = deque()
         self._sequence = 0
@@ -59,8 +59,8 @@ class Client:
             self.pagemap_error = error.strerror or str(error)
 
     def touched_runs(self, address: int, length: int) -> list[tuple[int, int]]:
-        """Pages that its page table has in [address, +length), as (address, bytes), in order; one
-        call's worth (512 runs) at most, none where the table cannot be read."""
+        """Runs of pages present in its page table in [address, +length), as (address, bytes), in
+        order; at most one call's (512 runs), none where the table cannot be read."""
         if self.pagemap_fd < 0:
             return []
         try:
@@ -69,14 +69,14 @@ class Client:
             return []
 
     def descends_from(self, pid: int) -> bool:
-        """Whether it is this process, or was begun by it, or by one that it began."""
+        """Whether it is this process or one of its descendants."""
         if self._ancestors is None:
             self._ancestors = frozenset(ancestors(self.pid))
         return pid == self.pid or pid in self._ancestors
 
     def look_for_lost_rights(self) -> None:
-        """End the agent of a process that has given up rights past our interposers: its thread
-        still has them."""
+        """End the agent of a process that has dropped privileges past our interposers: the agent's
+        thread still has them."""
         if self._rights is None:
             return
         now = rights(self.pid)
@@ -95,7 +95,7 @@ class Client:
             self.send(wire.file(region, verdict, []), fds)
 
     def send(self, message: bytes, fds: list[int] | None = None) -> None:
-        """Queue a message; descriptors only go with the first of an empty queue."""
+        """Queue a message; descriptors can only be sent with an empty queue."""
         if self.sock is None:
             return
         if fds:
@@ -111,7 +111,7 @@ class Client:
         try:
             self.sock.sendmsg([message], rights, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         except OSError:
-            self.gone = True  # a full socket here means that the agent does not read at all
+            self.gone = True  # a full socket means that the agent does not read
 
     def _send_now(self, message: bytes) -> bool:
         assert self.sock is not None
@@ -125,23 +125,23 @@ class Client:
 
     @property
     def waiting(self) -> bool:
-        """Whether messages wait for room in the socket."""
+        """Whether messages are queued for room in the socket."""
         return bool(self._outbox)
 
     def flush(self) -> None:
-        """Send what waits."""
+        """Send queued messages."""
         while self._outbox and not self.gone and self._send_now(self._outbox[0]):
             self._outbox.popleft()
 
     def command(self, kind: wire.Type, region: int, pages: list[int]) -> None:
-        """Tell the agent to arm pages again, or to give the region back; cut into messages."""
+        """Have the agent arm pages again, or detach the region; split into messages."""
         for i in range(0, max(1, len(pages)), wire.PAGES_MAX):
             self._sequence += 1
             some = pages[i : i + wire.PAGES_MAX]
             self.send(wire.command(kind, self._sequence & 0xFFFFFFFF, region, some))
 
     def close(self) -> None:
-        """Close the connection and what belongs to it."""
+        """Close the connection and its resources."""
         if self.sock is not None:
             self.sock.close()
         else:
@@ -154,7 +154,7 @@ class Client:
 
 @dataclass
 class Launcher:
-    """A ``wrap`` that is connected: it holds the service alive and asks for the summary."""
+    """A connected ``wrap``: keeps the service alive and requests the summary."""
 
     sock: socket.socket
     hello: wire.Hello

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which call fills the page cache of a file: by its file system's type first, then by trying.
+"""Chooses the call that fills a file's page cache: by file system type, else by a probe.
 
-The type is f_type of statfs(2). What is known of a type was measured or is how its kernel module
-works; everything else is tried on the file itself (csrc/warm.c, probe), and every choice is checked
-while it is used (Doubt): what was asked for against what came.
+The type is f_type of statfs(2). What is known of a type was measured or follows from its kernel
+module; other types are probed on the file itself (csrc/warm.c, probe), and every choice is verified
+in use (Doubt): bytes requested against bytes that arrived.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ PROBE, READAHEAD, PREAD = 0, 1, 2
 
 LUSTRE = 0x0BD00BD0
 KIB, MIB = 1 << 10, 1 << 20
-#: A Lustre RPC, and its usual stripe; pread of 8 MiB and more bypasses the cache there.
+#: A Lustre RPC, and its usual stripe; preads of 8 MiB and more bypass the cache there.
 LUSTRE_RPC_BYTES = 4 * MIB
-#: One readahead(2) brings no more than one extent is long.
+#: Largest request: the scheduler's extents are no longer.
 CHUNK_MAX_BYTES = 4 * MIB
-#: VM_READAHEAD_PAGES (include/linux/pagemap.h): what any readahead(2) brings where it works.
+#: VM_READAHEAD_PAGES (include/linux/pagemap.h): what a readahead(2) always brings where it works.
 CHUNK_LEAST_BYTES = 128 * KIB
 
 
 class FileSystem(NamedTuple):
-    """What is known of a type. ``unit_bytes``: what one request to its storage brings at the most,
-    where a request costs more than its bytes (0: nothing to round to). ``counts_reads``: whether
-    what is read from it stands in the reading thread's read_bytes of /proc/PID/io."""
+    """What is known of a type. ``unit_bytes``: its storage's request size, where a request costs
+    more than its bytes (0: no rounding). ``counts_reads``: whether its reads are counted in the
+    reading thread's read_bytes of /proc/PID/io."""
 
     name: str
     call: int = PROBE
@@ -41,9 +41,9 @@ class FileSystem(NamedTuple):
     in_memory: bool = False
 
 
-#: include/uapi/linux/magic.h and the file systems' own headers. READAHEAD: those that read through
-#: the kernel's generic readahead. PROBE: those with a cache of their own (GPFS, ZFS, BeeGFS), and
-#: those of which nothing was tried.
+#: include/uapi/linux/magic.h and the file systems' own headers. READAHEAD: those that use the
+#: kernel's generic readahead. PROBE: those with a cache of their own (GPFS, ZFS, BeeGFS), and those
+#: that were not tried.
 FILE_SYSTEMS = {
     LUSTRE: FileSystem("Lustre", PREAD, LUSTRE_RPC_BYTES, counts_reads=True),
     0xEF53: FileSystem("ext2/3/4", READAHEAD, counts_reads=True),
@@ -97,8 +97,8 @@ def mount_of(device: int, mountinfo: str) -> tuple[str, str]:
 
 
 def _mount(device: int, mountinfo: str) -> tuple[str, str, str]:
-    """The same, and what is mounted there. A bind mount lists its device twice; the last one is as
-    good as any: the type is the same."""
+    """The same, and the mount source. A device with several mounts has one type: the last is
+    taken."""
     want = f"{os.major(device)}:{os.minor(device)}"
     found = ("unknown", "", "")
     for line in mountinfo.splitlines():
@@ -112,8 +112,8 @@ def _mount(device: int, mountinfo: str) -> tuple[str, str, str]:
 def read_ahead_files(device: int, mountinfo: str, bdi: Path = Path("/sys/class/bdi")) -> list[Path]:
     """The read_ahead_kb files that may be a device's.
 
-    Most are called after its number; Lustre's after the file system and one client's address, and
-    which client is whose only root can ask: all of the file system's.
+    Most are named by its number; Lustre's by the file system and a client's address, which only
+    root can match to a mount: all of the file system's.
     """
     own = bdi / f"{os.major(device)}:{os.minor(device)}" / "read_ahead_kb"
     kind, _, source = _mount(device, mountinfo)
@@ -125,8 +125,8 @@ def read_ahead_files(device: int, mountinfo: str, bdi: Path = Path("/sys/class/b
 
 
 def read_ahead_bytes(device: int) -> int | None:
-    """The device's read_ahead_kb in bytes, None where there is none. Only read: writing a Lustre
-    client's panics the node."""
+    """The device's read_ahead_kb in bytes, None where there is none. Never written: that panics a
+    node with a Lustre client."""
     try:
         files = read_ahead_files(device, Path("/proc/self/mountinfo").read_text())
         return max(int(file.read_text()) * 1024 for file in files)
@@ -138,7 +138,7 @@ def read_ahead_bytes(device: int) -> int | None:
 
 
 class Choice(NamedTuple):
-    """A call, how much of it at once, and why."""
+    """A call, its request size, and the reason."""
 
     call: int
     chunk_bytes: int
@@ -149,13 +149,14 @@ def _with(call: int, chunk_bytes: int, why: str) -> Choice:
     return Choice(call, chunk_bytes, f"{CALLS[call]} of {chunk_bytes >> 10} KiB, {why}")
 
 
-def choose(f_type: int, ahead_bytes: int | None, told: bool) -> Choice:
-    """The call for a file: by its type; where that says nothing by trying; and where nobody tells
-    what is cached, so that trying shows nothing, by read_ahead_kb. ``ahead_bytes``: of it, None
-    where unknown; ``told``: whether what is resident is told to us. FADV_SEQUENTIAL, which goes
-    with readahead(2), doubles what one call brings."""
+def choose(f_type: int, ahead_bytes: int | None, residency_known: bool) -> Choice:
+    """The call for a file: by its type; else by a probe; where residency cannot be queried, so that
+    a probe shows nothing, by read_ahead_kb. ``ahead_bytes``: its value, None where unknown;
+    ``residency_known``: whether the kernel answers us. FADV_SEQUENTIAL, which goes with
+    readahead(2), doubles what one call brings."""
     kind = known(f_type)
-    of_it = f"known of {kind.name}" + ("" if told else "; its residency is not told to us")
+    unknown = "" if residency_known else "; its residency is not told to us"
+    of_it = f"known of {kind.name}{unknown}"
     chunk = min(CHUNK_MAX_BYTES, max(CHUNK_LEAST_BYTES, 2 * (ahead_bytes or 0)))
     if kind.call == PREAD:
         return _with(PREAD, kind.unit_bytes, of_it)
@@ -163,7 +164,7 @@ def choose(f_type: int, ahead_bytes: int | None, told: bool) -> Choice:
         return _with(PREAD, CHUNK_MAX_BYTES, f"{kind.name}, but its read_ahead_kb is 0")
     if kind.call == READAHEAD and ahead_bytes:
         return _with(READAHEAD, chunk, of_it)
-    if told:
+    if residency_known:
         return Choice(PROBE, CHUNK_LEAST_BYTES, "not probed yet")
     if ahead_bytes:
         return _with(READAHEAD, chunk, "by read_ahead_kb: its residency is not told to us")
@@ -171,68 +172,68 @@ def choose(f_type: int, ahead_bytes: int | None, told: bool) -> Choice:
 
 
 def probed(call: int, chunk_bytes: int, ahead_bytes: int | None) -> Choice:
-    """What a probe found. One call may bring more than what it could see: part of the probed range
-    may have been resident."""
+    """The choice after a probe, which may underestimate: part of its range may have been
+    resident."""
     if call == READAHEAD:
         least = max(CHUNK_LEAST_BYTES, 2 * (ahead_bytes or 0))
         chunk_bytes = min(CHUNK_MAX_BYTES, max(chunk_bytes, least))
     return _with(call, chunk_bytes, "by probing")
 
 
-# ---- checked while running ----------------------------------------------------------------------
+# ---- verified in use ----------------------------------------------------------------------------
 
-#: A choice is judged over so many bytes that were asked for ...
+#: A choice is judged over this many requested bytes ...
 DOUBT_BYTES = 32 * MIB
-#: ... and wrong when less than this part of them came. Less than all is no sign: FUSE drops some
-#: when many are under way (fs/fuse/file.c), and memory that is short takes pages back.
+#: ... and wrong when less than this share arrived. Losing some is normal: FUSE drops readahead
+#: under load (fs/fuse/file.c), and reclaim takes pages when memory is short.
 DOUBT_SHARE = 0.25
 
 
 @dataclass
 class Doubt:
-    """The last DOUBT_BYTES of one file: what was asked for and what came."""
+    """Bytes requested and arrived over the last DOUBT_BYTES of a file."""
 
     _last: deque[tuple[int, int]] = field(default_factory=deque)
     _asked: int = 0
-    _came: int = 0
+    _arrived: int = 0
 
-    def note(self, asked_bytes: int, came_bytes: int) -> tuple[int, int] | None:
-        """Feed an extent; (asked, came) when the call does not do what it is for, else None.
-        Begins anew after that."""
+    def note(self, asked_bytes: int, arrived_bytes: int) -> tuple[int, int] | None:
+        """Note an extent; (asked, arrived) when the call has failed by DOUBT_SHARE, after which it
+        starts over, else None."""
         if not asked_bytes:
             return None
-        self._last.append((asked_bytes, min(came_bytes, asked_bytes)))
+        self._last.append((asked_bytes, min(arrived_bytes, asked_bytes)))
         self._asked += asked_bytes
-        self._came += self._last[-1][1]
+        self._arrived += self._last[-1][1]
         if self._asked < DOUBT_BYTES:
             return None
-        if self._came < DOUBT_SHARE * self._asked:
-            found = self._asked, self._came
+        if self._arrived < DOUBT_SHARE * self._asked:
+            found = self._asked, self._arrived
             self.forget()
             return found
         while self._last and self._asked - self._last[0][0] >= DOUBT_BYTES:
-            asked, came = self._last.popleft()
+            asked, arrived = self._last.popleft()
             self._asked -= asked
-            self._came -= came
+            self._arrived -= arrived
         return None
 
     def forget(self) -> None:
-        """Another call from now on."""
+        """Start over: another call is used."""
         self._last.clear()
-        self._asked = self._came = 0
+        self._asked = self._arrived = 0
 
 
-def corrected(call: int, asked_bytes: int, came_bytes: int) -> Choice | None:
-    """Instead of a call that did not do it: pread for readahead(2). None: pread it was already, and
-    what is read does not stay."""
+def corrected(call: int, asked_bytes: int, arrived_bytes: int) -> Choice | None:
+    """The choice after a call that failed: pread for readahead(2). None after pread: the cache does
+    not keep what is read."""
     if call != READAHEAD:
         return None
-    saw = f"readahead(2) brought {came_bytes >> 20} of {asked_bytes >> 20} MiB"
-    return _with(PREAD, CHUNK_MAX_BYTES, f"since {saw}")
+    detail = f"readahead(2) brought {arrived_bytes >> 20} of {asked_bytes >> 20} MiB"
+    return _with(PREAD, CHUNK_MAX_BYTES, f"since {detail}")
 
 
 def cells(start: int, end: int, unit_bytes: int, size_bytes: int) -> tuple[int, int]:
-    """[start, end) made as long as whole requests of storage are, within the file."""
+    """[start, end) extended to whole requests of storage, within the file."""
     if not unit_bytes:
         return start, end
     return start // unit_bytes * unit_bytes, min(size_bytes, -(-end // unit_bytes) * unit_bytes)

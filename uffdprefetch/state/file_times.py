@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tells that a file's content may have changed."""
+"""File times that show that a file's content may have changed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Times(NamedTuple):
-    """What fstat(2) says of a file's content; bytes and ns."""
+    """Size and times of fstat(2), in bytes and ns."""
 
     size_bytes: int
     mtime_ns: int

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One record file as the service holds it: descriptors of its own, checkpoint pages, block books.
+"""State of a record file: the service's descriptors, checkpoint pages, per-block flags.
 
-Bounded by construction: one byte of books per 64 KiB of file (16 MiB per TiB), one page of memory
+Bounded by construction: one byte of flags per 64 KiB of file (16 MiB per TiB), one page of memory
 per checkpoint ever laid.
 """
 
@@ -27,27 +27,26 @@ if TYPE_CHECKING:
     from uffdprefetch.pool.node_pool import PoolFile
     from uffdprefetch.service.freshness import FileWatch
 
-#: Resolution of *used*: the kernel's fault-around maps the cached pages of an aligned 64 KiB.
+#: Resolution of *used*: fault-around maps the cached pages of an aligned 64 KiB.
 BLOCK_BYTES = 65536
 _PREFETCHED, _USED = 1, 2
 _SET = {bit: bytes(i | bit for i in range(256)) for bit in (_PREFETCHED, _USED)}
-#: File systems that are memory themselves: nothing to warm (include/uapi/linux/magic.h).
+#: File systems in memory: nothing to prefetch (include/uapi/linux/magic.h).
 MEMORY_FILE_SYSTEMS = {"tmpfs", "ramfs", "hugetlbfs", "devtmpfs", "proc", "sysfs"}
-#: File systems that no other machine can write (statfs(2), include/uapi/linux/magic.h, and f2fs,
-#: bcachefs, ZFS, exFAT, NTFS of their own). Of all others, those not known here included, another
-#: machine may: no lease here binds it.
+#: File systems that no other machine can write (include/uapi/linux/magic.h; f2fs, bcachefs, ZFS,
+#: exFAT, NTFS: their own headers). On all others another machine may, whom no lease here binds.
 LOCAL_FILE_SYSTEMS = {
     0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0xCA451A4E, 0x2FC12FC1, 0x3153464A, 0x52654973,
     0x3434, 0x73717368, 0xE0F5E1E2, 0x9660, 0x15013346, 0x4D44, 0x2011BAB0, 0x7366746E, 0x01021994,
 }  # fmt: skip
-#: How the checkpoint memfds are called in /proc/PID/maps.
+#: Name of the checkpoint memfds in /proc/PID/maps.
 MEMFD_NAME = "memfd:uffdprefetch-checkpoints"
 
 Key = tuple[int, int, int, int]
 
 
 def mapped_by(inode: int) -> int | None:
-    """A process of those that we may look at which maps the checkpoint memfd of this number."""
+    """A process, among those we may inspect, that maps the checkpoint memfd of this inode."""
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError), open(f"/proc/{name}/maps", errors="replace") as maps:
             for line in maps:
@@ -64,25 +63,25 @@ class FileState:
     path: str
     fd: int  # the service's own description: extents
     page_fd: int  # another, FADV_RANDOM: single checkpoint pages
-    map_fd: int  # another: what forked children map
+    map_fd: int  # another: for forked children to map
     size_bytes: int
     file_system: str
     checkpoint_rw: int = -1
     checkpoint_ro: int = -1
     method: int = uffd.WARM_PROBE
     chunk_bytes: int = file_systems.CHUNK_LEAST_BYTES
-    unit_bytes: int = 0  # one request to its storage brings as much (state/file_systems.py)
-    counts_reads: bool = False  # the kernel counts them truly, in /proc/PID/io
+    unit_bytes: int = 0  # its storage's request size (state/file_systems.py)
+    counts_reads: bool = False  # /proc/PID/io counts its reads
     doubt: Doubt = field(default_factory=Doubt)
     method_reason: str = "not probed yet"
-    written: set[int] = field(default_factory=set)  # checkpoint pages that are in the memfd
+    written: set[int] = field(default_factory=set)  # checkpoint pages in the memfd
     pending_pages: set[int] = field(default_factory=set)  # ... that a worker is to copy
     in_flight: IntervalSet = field(default_factory=IntervalSet)
     recent: IntervalSet = field(default_factory=IntervalSet)  # made resident within a second
     blocks: bytearray = field(default_factory=bytearray)
     prefetched_bytes: int = 0
     already_resident_bytes: int = 0
-    untold_bytes: int = 0  # read ahead where nobody tells what was there already
+    untold_bytes: int = 0  # prefetched where residency cannot be queried
     late_bytes: int = 0
     times: Times = field(default_factory=lambda: Times(0, 0, 0))  # when it was opened
     opened_ns: int = 0
@@ -90,24 +89,24 @@ class FileState:
     generation: int | None = None
     network: bool = True  # another machine may write it
     leased: bool = False
-    no_lease: str = ""  # why there never was one
-    writer: bool = False  # somebody had it open for writing when we came: page tables only
+    no_lease: str = ""  # why no lease was taken
+    writer: bool = False  # it was open for writing at our open: page tables only
     watched: FileWatch | None = None
     compared_pages: int = 0
     rewritten_pages: int = 0
-    changed: str | None = None  # why nothing of this file is managed any more
+    changed: str | None = None  # why it is no longer managed
     attached: int = 0  # regions
-    idle_ns: int = 0  # since when nobody maps it
-    last_pid: int = 0  # who mapped it last
-    resting: bool = False  # nobody maps it: nothing is read, and it is closed (admission.py)
+    idle_ns: int = 0  # since when it is unmapped
+    last_pid: int = 0  # the process that mapped it last
+    resting: bool = False  # unmapped: not read, about to be closed (admission.py)
     closed_ctime_ns: int = 0  # when it was closed
     pooled: PoolFile | None = None  # its part of the node's pool
     pool_counts: FileCounts | None = None
 
     @classmethod
     def open(cls, opened: Opened, path: str) -> FileState:
-        """Take over descriptions that only we use, unless this raises: OSError, or MemoryError
-        when the file is too large for the block books."""
+        """Take over ``opened``, unless this raises: OSError, or MemoryError when the file is too
+        large for the block flags."""
         fd, page_fd, map_fd, st = opened.fd, opened.page_fd, opened.map_fd, opened.status
         with contextlib.ExitStack() as undo:
             os.posix_fadvise(page_fd, 0, 0, os.POSIX_FADV_RANDOM)
@@ -132,14 +131,14 @@ class FileState:
         return state
 
     def _choose_call(self, f_type: int) -> None:
-        """Which call fills its cache, as far as that is known before the first."""
-        told, _ = uffd.resident_bytes(self.fd, 0, uffd.PAGE_BYTES)
+        """Choose the call that fills its cache, before the first request."""
+        residency, _ = uffd.resident_bytes(self.fd, 0, uffd.PAGE_BYTES)
         known = file_systems.known(f_type)
         self.unit_bytes, self.counts_reads = known.unit_bytes, known.counts_reads
-        self.use(file_systems.choose(f_type, read_ahead_bytes(self.key[0]), told is not None))
+        self.use(file_systems.choose(f_type, read_ahead_bytes(self.key[0]), residency is not None))
 
     def use(self, choice: file_systems.Choice) -> None:
-        """Read ahead with this call from now on."""
+        """Prefetch with this call from now on."""
         self.method, self.chunk_bytes, self.method_reason = choice
         self.doubt.forget()
         advice = {
@@ -149,10 +148,10 @@ class FileState:
             os.posix_fadvise(self.fd, 0, 0, advice)
 
     def _take_lease(self) -> None:
-        """A read lease makes a new local writer wait until we have detached (fcntl(2)).
+        """Take a read lease: a new local writer waits until we have detached (fcntl(2)).
 
-        Tried once: a page that was copied while a writer was there must never be laid, also when
-        the writer has gone and the file looks the same.
+        Tried once: a page copied while a writer had the file open must never be laid, even when the
+        file looks unchanged later.
         """
         try:
             fcntl.fcntl(self.fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
@@ -165,7 +164,7 @@ class FileState:
 
     @property
     def guard(self) -> str:
-        """How a change of the file shows."""
+        """How a change of the file is detected."""
         held = f"no lease: {self.no_lease}" if self.no_lease else "read lease: local writers wait"
         if self.pooled is not None or self.pool_counts is not None:
             bytes_ = "one page in 4 MiB sampled each second"
@@ -176,13 +175,13 @@ class FileState:
         return f"{held}; size and times, each second; {bytes_}"
 
     def lease_breaking(self) -> bool:
-        """Whether somebody waits to write."""
+        """Whether a writer waits for our lease."""
         return self.leased and fcntl.fcntl(self.fd, fcntl.F_GETLEASE) != fcntl.F_RDLCK
 
     def release_lease(self) -> None:
-        """Let the writer in."""
+        """Release the lease: the writer goes on."""
         if self.leased:
-            with contextlib.suppress(OSError):  # the kernel has broken it: we were too slow
+            with contextlib.suppress(OSError):  # the kernel has broken it after lease-break-time
                 fcntl.fcntl(self.fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
             self.leased = False
 
@@ -197,17 +196,16 @@ class FileState:
 
     @property
     def checkpoint_pages(self) -> int:
-        """Pages of memory that the checkpoint memfd takes; none is ever taken back."""
+        """Pages of memory in the checkpoint memfd; none is ever freed."""
         if self.checkpoint_rw < 0:
             return 0
         return os.fstat(self.checkpoint_rw).st_blocks * 512 // uffd.PAGE_BYTES
 
     def in_use(self) -> bool:
-        """Whether anybody but us has the checkpoint memfd open or mapped: a process that we do not
-        know of included, in whatever namespace.
+        """Whether any other process, known or not, has the checkpoint memfd open or mapped.
 
-        A write lease is given on a file that nobody else has open, and a mapping has it open. (The
-        memfd's first description, ours, does not count: it was not made by open(2).)
+        A write lease is granted only on a file that nobody else has open, and a mapping counts as
+        open. (The memfd's first description, ours, does not: it was not made by open(2).)
         """
         if self.checkpoint_rw < 0:
             return False
@@ -230,26 +228,26 @@ class FileState:
         return False
 
     def fresh(self, start: int, end: int) -> bool:
-        """Whether any byte of [start, end) is neither under way into the page cache nor has just
-        been made resident."""
+        """Whether any byte of [start, end) is neither in flight nor recently made resident."""
         return any(self.recent.missing(a, b) for a, b in self.in_flight.missing(start, end))
 
     def was_here(self, at: int) -> bool:
-        """Whether the 64 KiB around a file offset were read, by us or by a reader that we saw."""
+        """Whether the block at a file offset has been prefetched, or observed in use."""
         return at < self.size_bytes and bool(self.blocks[at // BLOCK_BYTES])
 
     def resident_bytes(self, start: int, length: int) -> int | None:
-        """Bytes of [start, +length) in the page cache; None where the kernel does not tell us."""
+        """Bytes of [start, +length) in the page cache; None where the kernel does not say."""
         return uffd.resident_bytes(self.fd, start, length)[0]
 
     def read_ahead_bytes(self) -> int | None:
-        """What the kernel reads around a miss; None where that is not known."""
+        """The kernel's readahead window; None where not known."""
         return read_ahead_bytes(self.key[0])
 
     def has(self, at: int) -> bool:
-        """Whether the page at a file offset is cached; by our own books where nobody tells."""
-        told = self.resident_bytes(at, uffd.PAGE_BYTES)
-        return bool(self.blocks[at // BLOCK_BYTES]) if told is None else told > 0
+        """Whether the page at a file offset is cached; by our flags where the kernel does not
+        say."""
+        residency = self.resident_bytes(at, uffd.PAGE_BYTES)
+        return bool(self.blocks[at // BLOCK_BYTES]) if residency is None else residency > 0
 
     def _mark(self, start: int, end: int, bit: int) -> None:
         a, b = start // BLOCK_BYTES, -(-min(end, self.size_bytes) // BLOCK_BYTES)
@@ -257,7 +255,7 @@ class FileState:
             self.blocks[a:b] = self.blocks[a:b].translate(_SET[bit])
 
     def mark_prefetched(self, start: int, end: int) -> None:
-        """[start, end) bytes were read from storage by us."""
+        """We have read [start, end) bytes from storage."""
         self._mark(start, end, _PREFETCHED)
 
     def mark_used(self, start: int, end: int) -> None:
@@ -272,12 +270,11 @@ class FileState:
         return used * BLOCK_BYTES, unused * BLOCK_BYTES, other * BLOCK_BYTES
 
     def unused_bytes(self, first: int, last: int) -> int:
-        """Of the blocks first to last - 1: prefetched, and in nobody's page table yet."""
+        """Bytes of the blocks first to last - 1 that are prefetched and not used yet."""
         return self.blocks.count(_PREFETCHED, first, last) * BLOCK_BYTES
 
     def deleted(self) -> bool:
-        """Whether the file has no name any more. (A client of NFS, and FUSE, give one that is still
-        open a name of their own.)"""
+        """Whether the file is unlinked. (NFS clients and FUSE rename an open one instead.)"""
         try:
             if uffd.file_status(self.fd).links == 0:
                 return True
@@ -287,8 +284,8 @@ class FileState:
         return name.startswith((".nfs", ".fuse_hidden"))
 
     def park(self) -> None:
-        """Close our descriptors of the file, and with them the lease; the books, and the checkpoint
-        pages, are kept until somebody maps it again: unpark()."""
+        """Close our descriptors of the file, and the lease; flags and checkpoint pages are kept for
+        unpark()."""
         with contextlib.suppress(OSError):
             self.closed_ctime_ns = uffd.file_status(self.fd).ctime_ns
         if self.watched is not None:
@@ -300,9 +297,9 @@ class FileState:
         self.leased = False
 
     def unpark(self, opened: Opened) -> bool:
-        """Open again, with descriptions of the same file with the same size and mtime; whether
-        nobody has written it meanwhile. (Who writes moves ctime, and cannot set it back.) If
-        somebody may have, the checkpoint pages are made anew."""
+        """Reopen with descriptions of the same file, of the same size and mtime. Returns whether it
+        is unwritten since park(), by ctime, which a writer cannot set back; else the checkpoint
+        pages are made anew."""
         self.fd, self.page_fd, self.map_fd = opened.fd, opened.page_fd, opened.map_fd
         self.resting, self.idle_ns = False, 0
         os.posix_fadvise(self.page_fd, 0, 0, os.POSIX_FADV_RANDOM)
@@ -310,7 +307,7 @@ class FileState:
             os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_RANDOM)
         if not self.writer:
             self._take_lease()
-        # after the lease: who writes from now on has to wait for us
+        # after the lease, which later writers wait for
         self.times, self.opened_ns = Times.of(self.fd), time.monotonic_ns()
         same = self.times.ctime_ns == self.closed_ctime_ns
         if not same:

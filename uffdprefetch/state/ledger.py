@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the run cost and brought: counters, a wait histogram, a bounded time line, degradations."""
+"""Costs and results of a run: counters, a wait histogram, a bounded time line, degradations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from uffdprefetch.state.files import FileState
 from uffdprefetch.state.processes import Watched
 from uffdprefetch.state.reader import Reader
 
-#: Darshan's rule: this many bins, and their width doubles when the run outgrows them.
+#: Bins of the time line, whose width doubles when the run outgrows them ([Darshan]).
 TIMELINE_BINS = 512
 FIRST_BIN_SECONDS = 0.1
 DEGRADATIONS_MAX = 32
@@ -26,7 +26,7 @@ PROCESSES_MAX = 1024
 
 
 class Histogram:
-    """Nanoseconds in 8 bins an octave: quantiles at most 1/8 too high, in constant memory."""
+    """Histogram of ns with 8 bins an octave: quantiles at most 1/8 too high, in constant memory."""
 
     def __init__(self) -> None:
         self._bins: dict[int, int] = {}
@@ -36,7 +36,7 @@ class Histogram:
 
     @classmethod
     def of_bins(cls, bins: list[int], total: int, most: int) -> Histogram:
-        """One that was counted elsewhere in the same bins (csrc/pool.c, pool_bin)."""
+        """From counts of the same bins in C (csrc/pool.c, pool_bin)."""
         made = cls()
         made._bins = {i: n for i, n in enumerate(bins) if n}
         made.count, made.sum, made.max = sum(bins), total, most
@@ -53,10 +53,10 @@ class Histogram:
 
     def quantile(self, share: float) -> int | None:
         """The upper edge of the bin that holds the given share, ns; None when empty."""
-        left = share * self.count
+        rest = share * self.count
         for bin_ in sorted(self._bins):
-            left -= self._bins[bin_]
-            if left <= 0:
+            rest -= self._bins[bin_]
+            if rest <= 0:
                 octave = max(0, bin_ // 8 - 1)
                 return min(self.max, ((bin_ - octave * 8) + 1 << octave) - 1)
         return None
@@ -69,7 +69,7 @@ class Histogram:
 
 @dataclass
 class JobProcess:
-    """A process of the job and its counters; ``count`` of them when they are folded into one."""
+    """A process of the job and its counters; or ``count`` processes folded into one entry."""
 
     rank: int
     local_rank: int
@@ -80,7 +80,7 @@ class JobProcess:
 
 @dataclass
 class Bin:
-    """One step of the time line: bytes and events in it, the last value of the rest."""
+    """A bin of the time line: sums of bytes and events, last values of the rest."""
 
     prefetched_bytes: int = 0
     events: int = 0
@@ -93,7 +93,7 @@ class Bin:
 
 
 class Timeline:
-    """Fixed number of bins over the whole run, however long."""
+    """A fixed number of bins over the whole run."""
 
     def __init__(self, bins: int = TIMELINE_BINS, width_seconds: float = FIRST_BIN_SECONDS) -> None:
         self._most = bins
@@ -130,7 +130,7 @@ class Timeline:
 
 
 class FreshnessBook:
-    """Copies of ours that were compared with their file (service/freshness.py)."""
+    """Results of comparing our copies with their files (service/freshness.py)."""
 
     def __init__(self) -> None:
         self.compared_pages = self.sampled_pages = self.rewritten_pages = 0
@@ -162,11 +162,11 @@ class FreshnessBook:
 
 
 class Ledger:
-    """All books of a run; the service's thread writes, its summary and snapshots read."""
+    """All records of a run; the service's thread writes, its summary and snapshots read."""
 
     def __init__(self) -> None:
         self.started = time.monotonic()
-        self.started_cpu_seconds = time.process_time()  # what the start itself took
+        self.started_cpu_seconds = time.process_time()  # of the start itself
         self.fault_wait = Histogram()
         self.freshness = FreshnessBook()
         self.timeline = Timeline()
@@ -175,10 +175,10 @@ class Ledger:
         self.verdicts: dict[str, str] = {}
         self.active_streams = 0
         self.laid = self.rearmed = 0
-        self.bypassing = 0  # processes that change their address space without us
+        self.bypassing = 0  # processes that change their address space past our interposers
         self.dropped_events = 0
         self.processes: list[JobProcess] = []
-        self.folded: dict[int, JobProcess] = {}  # rank -> those that are not told one by one
+        self.folded: dict[int, JobProcess] = {}  # rank -> ended processes counted together
         self.streams: list[dict[str, Any]] = []
         self.closed_files: list[dict[str, Any]] = []
         self.rung: int | None = None
@@ -208,7 +208,7 @@ class Ledger:
             self._fold()
 
     def _fold(self) -> None:
-        """A job forks without end: the oldest that has ended is counted under its rank only."""
+        """Bounds the table: the oldest ended process is folded into its rank's entry."""
         for i, one in enumerate(self.processes):
             if one.watched.ended:
                 del self.processes[i]
@@ -221,11 +221,11 @@ class Ledger:
                 return
 
     def all_processes(self) -> list[JobProcess]:
-        """Told one by one and folded."""
+        """Single and folded entries."""
         return [*self.processes, *self.folded.values()]
 
     def attached(self, file: FileState, verdict: wire.ServingMode, reason: str) -> None:
-        """A mapping is managed; the best rung reached is the run's."""
+        """A mapping is managed; the run's sensor tier is the best of its mappings."""
         rung = 2 if verdict == wire.ServingMode.PAGE_TABLES else 1
         self.verdicts[file.path] = verdict.name.lower()
         if rung == 2:
@@ -243,7 +243,7 @@ class Ledger:
         bin_.positions[str(rank)] = offset
 
     def note_streams(self, reader: Reader) -> None:
-        """Keep what a reader's walks looked like when its last mapping ends."""
+        """Keep a reader's streams when it ends."""
         for stream in reader.table.streams:
             if stream.active and len(self.streams) < STREAMS_MAX:
                 self.streams.append(describe_stream(reader, stream))
@@ -278,7 +278,7 @@ def describe_stream(reader: Reader, stream: Stream) -> dict[str, Any]:
 def describe_file(file: FileState, verdicts: dict[str, str]) -> dict[str, Any]:
     """A file for the summary."""
     both, unused, other = file.block_counts()
-    told = not file.untold_bytes
+    counted = not file.untold_bytes
     served_by = verdicts.get(file.path)
     return {
         "path": file.path,
@@ -290,13 +290,13 @@ def describe_file(file: FileState, verdicts: dict[str, str]) -> dict[str, Any]:
         "changed": file.changed,
         "compared_pages": file.compared_pages,
         "rewritten_pages": file.rewritten_pages,
-        "prefetched_bytes": file.prefetched_bytes if told else None,
-        "already_resident_bytes": file.already_resident_bytes if told else None,
+        "prefetched_bytes": file.prefetched_bytes if counted else None,
+        "already_resident_bytes": file.already_resident_bytes if counted else None,
         "untold_bytes": file.untold_bytes,
-        "late_bytes": file.late_bytes if told else None,
-        "prefetched_used_blocks_bytes": both if told else None,
-        "prefetched_unused_blocks_bytes": unused if told else None,
-        "demand_used_blocks_bytes": other if told else None,
+        "late_bytes": file.late_bytes if counted else None,
+        "prefetched_used_blocks_bytes": both if counted else None,
+        "prefetched_unused_blocks_bytes": unused if counted else None,
+        "demand_used_blocks_bytes": other if counted else None,
         "checkpoint_pages": file.checkpoint_pages,
         "pool_read_bytes": file.pool_counts.read_bytes if file.pool_counts else None,
         "pool_unique_bytes": file.pool_counts.unique_bytes if file.pool_counts else None,

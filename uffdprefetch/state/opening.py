@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opening files on storage that may not answer.
+"""Opens files on storage that may hang.
 
-A job hands over the description that it maps. The service needs some of its own (a seek or an
-FADV on the job's would change the job), and open(2) asks a far metadata server, which may be away
-for minutes: so each open has a thread of its own, and nobody waits for it.
+A job passes the description that it maps. The service needs its own (a seek or FADV on the job's
+would affect the job), and open(2) may wait minutes for a metadata server: so each open has its own
+thread, which nothing waits for.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from typing import NamedTuple
 
 from uffdprefetch.state import file_systems
 
-#: Opens that hang at the same time; more than these are refused, and their mappings not served.
+#: Concurrent opens; beyond it mappings are refused.
 OPENS_MAX = 64
-#: O_NONBLOCK: somebody's write lease would hold us for fs.lease-break-time.
+#: O_NONBLOCK: another's write lease would block us for fs.lease-break-time.
 FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
 
 
-#: The number of an inode's life (FS_IOC_GETVERSION, include/uapi/linux/fs.h, _IOR('v', 1, long)).
+#: Inode generation (FS_IOC_GETVERSION, include/uapi/linux/fs.h, _IOR('v', 1, long)).
 FS_IOC_GETVERSION = 0x80087601
 
 
 def generation(fd: int) -> int | None:
-    """Tells a file from an earlier one with the same inode number; None where nobody says. A FUSE
-    daemon may be asked, and be waited for."""
+    """The inode's generation, which differs when its number is reused; None where unsupported. May
+    wait for a FUSE daemon."""
     try:
         answer = fcntl.ioctl(fd, FS_IOC_GETVERSION, bytes(8))
     except OSError:
@@ -41,8 +41,8 @@ def generation(fd: int) -> int | None:
 
 
 class Opened(NamedTuple):
-    """Descriptions of one file that only the service uses (to warm extents, to read single pages,
-    for forked children to map), and what its storage has told of it."""
+    """The service's own descriptions of a file (for extents, for single pages, for forked children
+    to map), and its status."""
 
     fd: int
     page_fd: int
@@ -58,8 +58,7 @@ class Opened(NamedTuple):
 
 
 def reopen(fd: int) -> Opened:
-    """Descriptions of the file behind ``fd``. Raises OSError; may wait as long as the storage
-    does."""
+    """Open the file behind ``fd``. Raises OSError; may block on storage."""
     path = f"/proc/self/fd/{fd}"
     with contextlib.ExitStack() as undo:
         fds = []
@@ -73,18 +72,18 @@ def reopen(fd: int) -> Opened:
 
 
 class Opener:
-    """Opens without making anybody wait."""
+    """Opens files asynchronously."""
 
     def __init__(self, wake_fd: int) -> None:
-        """``wake_fd``: an eventfd that is added to when an open has ended."""
+        """``wake_fd``: an eventfd that is incremented when an open has ended."""
         self._wake_fd = wake_fd
         self._done: queue.SimpleQueue[tuple[Callable[[Opened | OSError], None], Opened | OSError]]
         self._done = queue.SimpleQueue()
         self._under_way = 0
 
     def open(self, what: int | str, then: Callable[[Opened | OSError], None]) -> None:
-        """Open anew what a descriptor is, which is closed when that has ended, or what lies at a
-        path; step() calls ``then`` with the result."""
+        """Open the file of a descriptor, which is closed afterwards, or of a path; step() calls
+        ``then`` with the result."""
         if self._under_way >= OPENS_MAX:
             if isinstance(what, int):
                 os.close(what)
@@ -108,7 +107,7 @@ class Opener:
         os.eventfd_write(self._wake_fd, 1)
 
     def step(self) -> None:
-        """Hand on what has been opened."""
+        """Call ``then`` of the opens that have ended."""
         while not self._done.empty():
             then, result = self._done.get()
             self._under_way -= 1

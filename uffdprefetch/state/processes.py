@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the kernel counts for a process of the job: major faults, bytes read, page cache fills.
+"""The kernel's counters of a process of the job: major faults, bytes read.
 
-Unprivileged, of the same user. A counter is read once a second and once more before the process
-ends (UP_BYE); what a process does in its last moments when it is killed is not in it.
+Unprivileged, of the same user. Read once a second and once more before the process ends (UP_BYE);
+the last second of a killed process is missing.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-#: Generations that are looked back.
+#: Generations of ancestors that are followed.
 ANCESTORS_MAX = 32
 
 
 @dataclass
 class Counters:
-    """Totals of one process since it said hello."""
+    """Totals of one process since its hello."""
 
     major_faults: int = 0
     read_call_bytes: int | None = 0  # /proc/PID/io rchar: all read(2) and the like
     storage_bytes: int | None = 0  # /proc/PID/io read_bytes
 
     def plus(self, other: Counters) -> Counters:
-        """The sum; what is unknown of one is unknown of both."""
+        """The sum; unknown where either is."""
         return Counters(
             self.major_faults + other.major_faults,
             _sum(self.read_call_bytes, other.read_call_bytes),
@@ -32,7 +32,7 @@ class Counters:
 
 
 def parse_major_faults(stat: str) -> int:
-    """Field 12 of /proc/PID/stat (the command in brackets may hold anything)."""
+    """Field 12 of /proc/PID/stat (the command in brackets may contain anything)."""
     return int(stat.rpartition(")")[2].split()[9])
 
 
@@ -43,7 +43,7 @@ def parse_io(io: str) -> tuple[int, int]:
 
 
 def read(pid: int | str) -> Counters | None:
-    """The counters as they stand, or None when the process is gone."""
+    """The present counters, or None when the process has ended."""
     base = Path("/proc") / str(pid)
     try:
         faults = parse_major_faults((base / "stat").read_text())
@@ -52,7 +52,7 @@ def read(pid: int | str) -> Counters | None:
     try:
         rchar, storage = parse_io((base / "io").read_text())
     except (OSError, ValueError, KeyError):
-        if not base.exists():  # it has ended between the two: its last counters stand
+        if not base.exists():  # it has ended between the two reads: keep its last counters
             return None
         return Counters(faults, None, None)
     return Counters(faults, rchar, storage)
@@ -60,7 +60,7 @@ def read(pid: int | str) -> Counters | None:
 
 @dataclass(frozen=True)
 class Rights:
-    """What a process's leading thread may do, as far as /proc tells."""
+    """Privileges of a process's main thread, as shown by /proc."""
 
     ids: tuple[str, ...]  # of users, then of groups: real, effective, saved, file system
     capabilities: int  # effective
@@ -68,7 +68,7 @@ class Rights:
     seccomp: int  # 0: no filter
 
     def lost(self, now: Rights) -> bool:
-        """Whether ``now`` is less than this, or somebody else."""
+        """Whether ``now`` has fewer privileges than this, or other ids."""
         return (
             now.ids != self.ids
             or bool(self.capabilities & ~now.capabilities)
@@ -84,12 +84,12 @@ def parse_rights(status: str) -> Rights:
         (*fields["Uid"].split(), *fields["Gid"].split()),
         int(fields["CapEff"], 16),
         int(fields["NoNewPrivs"]),
-        int(fields.get("Seccomp", "0")),  # a kernel built without
+        int(fields.get("Seccomp", "0")),  # absent without CONFIG_SECCOMP
     )
 
 
 def rights(pid: int) -> Rights | None:
-    """Those of a process now, or None when it is gone or cannot be read."""
+    """Present rights of a process, or None when it has ended or cannot be read."""
     try:
         return parse_rights((Path("/proc") / str(pid) / "status").read_text())
     except (OSError, ValueError, KeyError):
@@ -97,7 +97,7 @@ def rights(pid: int) -> Rights | None:
 
 
 def ancestors(pid: int) -> list[int]:
-    """The process's parent, its parent, and so on, as they are now."""
+    """The process's present ancestors, the parent first."""
     found: list[int] = []
     while pid > 1 and len(found) < ANCESTORS_MAX:
         try:
@@ -114,10 +114,10 @@ class Watched:
 
     def __init__(self, pid: int, ended: bool = False) -> None:
         self.pid = pid
-        self.ended = ended  # its number may be another process's by now
+        self.ended = ended  # its pid may have been reused
         self._first = (None if ended else read(pid)) or Counters()
         self.now = Counters()
-        self.pool_misses = 0  # touches that the pool had to read for: no major faults
+        self.pool_misses = 0  # demand misses of the pool, which are no major faults
 
     @property
     def misses(self) -> int:
@@ -125,7 +125,7 @@ class Watched:
         return self.now.major_faults + self.pool_misses
 
     def sample(self) -> None:
-        """Read again; a process that is gone keeps its last values."""
+        """Read again; an ended process keeps its last values."""
         latest = None if self.ended else read(self.pid)
         if latest is None:
             return

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The service's own events for a recorder: touches, page-table looks, warmed extents, windows.
+"""Publishes the service's events to recorders: touches, page-table scans, warmed extents, windows.
 
-A recorder (trace/record/recorder.py) connects like any peer and takes batches. It is sent what fits
-into its socket at once; a recorder that is slow or stopped loses events, which are counted, and
-costs the service nothing. With no recorder nothing is gathered.
+A recorder (trace/record/recorder.py) connects like any peer and receives batches, without blocking:
+one that is slow or stopped loses events, which are counted. Without a recorder nothing is gathered.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ from uffdprefetch.state.region import Region
 #: trace/file/events.py, EVENT; the numbers of its kinds that are ours.
 _EVENT = struct.Struct("<QQQQIIHHI")
 TOUCH, SEEN, WARM, WINDOW, MAJORS, PUNCH = 20, 21, 22, 23, 24, 25
-#: `aux` of a TOUCH that the pool answered.
+#: Flags in `aux` of a TOUCH that the pool answered.
 POOL_TOUCH, POOL_MISS, POOL_BACKWARD = 1, 2, 4
-#: A batch fits into a socket's default send buffer several times.
+#: Small enough that several batches fit into a socket's default send buffer.
 BATCH_BYTES = 1024 * _EVENT.size
 RECORDERS_MAX = 4
 TABLE_ENTRIES = 128
 
 
 class EventPublisher:
-    """Gathers events while somebody records, and sends them on once a turn."""
+    """Gathers events while a recorder is connected, and sends them once a turn of the loop."""
 
     def __init__(self) -> None:
         self._recorders: dict[int, socket.socket] = {}
@@ -45,13 +44,13 @@ class EventPublisher:
 
     @property
     def active(self) -> bool:
-        """Whether anybody records."""
+        """Whether a recorder is connected."""
         return bool(self._recorders)
 
     # -------------------------------------------------------------- recorders
 
     def join(self, sock: socket.socket) -> bool:
-        """A recorder has come; False when there are too many."""
+        """Add a recorder; False when there are too many."""
         if len(self._recorders) >= RECORDERS_MAX:
             return False
         self._recorders[sock.fileno()] = sock
@@ -59,7 +58,7 @@ class EventPublisher:
         return True
 
     def leave(self, fd: int) -> socket.socket | None:
-        """A recorder has gone; its socket, to be closed."""
+        """Remove a recorder and return its socket, to be closed."""
         return self._recorders.pop(fd, None)
 
     def socket_of(self, fd: int) -> socket.socket | None:
@@ -69,7 +68,7 @@ class EventPublisher:
     # -------------------------------------------------------------- who and what
 
     def process(self, client: Client) -> None:
-        """A process of the job: known also to who joins later."""
+        """A process of the job; later recorders get it too."""
         self._processes[client.pid] = {
             "pid": client.pid,
             "parent": client.hello.ppid,
@@ -82,7 +81,7 @@ class EventPublisher:
         self._tables_changed = True
 
     def launcher(self, pid: int) -> None:
-        """A launcher has come: what it starts belongs to the job."""
+        """A launcher has connected: its children belong to the job."""
         self._launchers = [*self._launchers[-255:], pid]
         self._tables_changed = True
 
@@ -103,7 +102,7 @@ class EventPublisher:
         return number
 
     def region(self, client: Client, region: Region) -> None:
-        """A mapping is served: its file is named, so that a witness can look for it at once."""
+        """A mapping is served: names its file, for the recorder's kernel tracer."""
         self._file(region.file)
         self.process(client)
 
@@ -111,7 +110,7 @@ class EventPublisher:
 
     def put(self, kind: int, time_ns: int, pid: int, file: FileState | None, offset: int,
             length: int, value: int, aux: int = 0, tid: int = 0) -> None:  # fmt: skip
-        """One event, if anybody records."""
+        """Publish one event, if a recorder is connected."""
         if not self._recorders:
             return
         number = self._file(file) if file is not None else 0
@@ -124,28 +123,30 @@ class EventPublisher:
     # -------------------------------------------------------------- sending
 
     def flush(self) -> None:
-        """Send what was gathered since the last turn."""
+        """Send the events gathered since the last turn."""
         if not self._recorders:
             return
         if self._tables_changed:
-            self._tables_changed = not self._tell_tables()
+            self._tables_changed = not self._send_tables()
         if self._batch:
             self._send_batch()
 
     def finished(self) -> None:
-        """The job is over: recorders end their files now."""
+        """The job has ended: recorders finish their files."""
         self.flush()
-        self._tell(wire.Type.FINISH, {"lost": self.lost})
+        self._broadcast(wire.Type.FINISH, {"lost": self.lost})
 
-    def _tell_tables(self) -> bool:
-        whole = self._tell(wire.Type.TABLES, {"launchers": self._launchers, "service": os.getpid()})
+    def _send_tables(self) -> bool:
+        whole = self._broadcast(
+            wire.Type.TABLES, {"launchers": self._launchers, "service": os.getpid()}
+        )
         for name, table in (("files", self._files), ("processes", self._processes)):
             entries = list(table.values())
             for i in range(0, len(entries), TABLE_ENTRIES):
-                whole &= self._tell(wire.Type.TABLES, {name: entries[i : i + TABLE_ENTRIES]})
+                whole &= self._broadcast(wire.Type.TABLES, {name: entries[i : i + TABLE_ENTRIES]})
         return whole
 
-    def _tell(self, kind: wire.Type, body: dict[str, Any]) -> bool:
+    def _broadcast(self, kind: wire.Type, body: dict[str, Any]) -> bool:
         return self._send(wire.stream(kind, json.dumps(body).encode()))
 
     def _send_batch(self) -> None:
@@ -158,6 +159,6 @@ class EventPublisher:
         for sock in self._recorders.values():
             try:
                 sock.send(message, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-            except OSError:  # slow, or gone: its hang-up comes by epoll
+            except OSError:  # slow, or disconnected: see epoll
                 sent = False
         return sent

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A managed mapping of one process, and what each part of the service remembers of it."""
+"""A managed mapping of one process, and each component's state of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from uffdprefetch.state.files import FileState
 if TYPE_CHECKING:
     from uffdprefetch.state.reader import Reader
 
-#: Numbers of regions that no agent has given (service/observe.py); those of agents end below it
+#: First number of regions that no agent numbered (service/observe.py); agents' numbers are below
 #: (csrc/mapping.c, claim_region).
 FIRST_OBSERVED = 1 << 32
 #: How far from a mapping the position of a walk in it may be: that is the end of a page, or of what
@@ -28,23 +28,23 @@ NEXT_TO_BYTES = 64 << 10
 class CheckpointState:
     """Armed pages of a mapping by page number; in the pool one page of each 4 MiB cell, by cell."""
 
-    offered: list[int] = field(default_factory=list)  # that the agent was told to lay
+    offered: list[int] = field(default_factory=list)  # sent to the agent to lay
     laid: set[int] = field(default_factory=set)  # with a checkpoint over them
-    fired: dict[int, int] = field(default_factory=dict)  # touched, not armed again: when, ns
+    fired: dict[int, int] = field(default_factory=dict)  # touched, not rearmed: time in ns
     armed: dict[int, int] = field(default_factory=dict)  # pool: cell -> a page read there
-    rearm_at_ns: int = 0  # pool: when to look at them again
+    rearm_at_ns: int = 0  # pool: when to check them again
 
 
 @dataclass
 class ScanState:
-    """Page-table scans of a mapping: the next, the last, and what they have found."""
+    """Page-table scans of a mapping: the next, the last, and their results."""
 
     due_ns: int = 0
     every_ns: int = 0
-    mapped: IntervalSet = field(default_factory=IntervalSet)  # file ranges found, at the last scan
-    resume_at: int = 0  # where the present scan of the whole mapping goes on; 0: none is under way
-    whole_ns: int = 0  # when the last of the whole mapping ended
-    last_end_ns: int = 0  # when the last of any kind ended
+    mapped: IntervalSet = field(default_factory=IntervalSet)  # file ranges present at the last scan
+    resume_at: int = 0  # where a scan of the whole mapping continues; 0: none
+    whole_ns: int = 0  # end of the last scan of the whole mapping
+    last_end_ns: int = 0  # end of the last scan
 
 
 @dataclass
@@ -64,7 +64,7 @@ class Region:
 
     @property
     def span(self) -> Span:
-        """What of the file it shows."""
+        """The mapped range of the file."""
         end = min(self.offset_bytes + self.length_bytes, self.file.size_bytes)
         return Span(self.offset_bytes, end, uffd.PAGE_BYTES)
 
@@ -77,9 +77,9 @@ class Region:
         ]
 
     def offset_of(self, address: int) -> int:
-        """The file offset that an address of the mapping shows."""
+        """The file offset at an address of the mapping."""
         return self.offset_bytes + address - self.address
 
     def address_of(self, offset: int) -> int:
-        """The address that shows a file offset."""
+        """The address of a file offset."""
         return self.address + offset - self.offset_bytes

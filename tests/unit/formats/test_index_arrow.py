@@ -377,7 +377,7 @@ def test_lists_that_claim_more_than_memory_holds_are_refused() -> None:
         return struct.pack("<qq", 0, huge)
 
     with pytest.raises(FormatError, match="elements in a list are too many"):
-        arrow_layout.Walk(batch, read).fill((outer,))
+        arrow_layout.BatchTraversal(batch, read).fill((outer,))
     assert reads == [(0, 16)]
 
 

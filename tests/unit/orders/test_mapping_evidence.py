@@ -373,9 +373,9 @@ def test_records_that_one_fault_may_map_together_prove_as_much_as_one() -> None:
     index = plain_index([KIB] * 10_000)
     readers = Readers(index)
     readers.mapped[:] = True
-    sight = ResidencyEvidence(index, readers.present)
-    sight.look(np.arange(10_000))
-    side_by_side, apart = sight.share(np.arange(64)), sight.share(np.arange(0, 6400, 100))
+    evidence = ResidencyEvidence(index, readers.present)
+    evidence.measure(np.arange(10_000))
+    side_by_side, apart = evidence.share(np.arange(64)), evidence.share(np.arange(0, 6400, 100))
     assert str(side_by_side) == str(apart) == "64 of 64"
     none = Share(0, 64)
     assert certainty(side_by_side, none) < certainty(Share(2, 2), none) < certainty(apart, none)

@@ -17,7 +17,7 @@ from record_files import Memory
 from uffdprefetch.formats.lmdb import BRANCH, LEAF, META, open_index
 from uffdprefetch.formats.lmdb_head import HeadReader, firsts_by_keys, unpadded
 from uffdprefetch.formats.reader import FileReader, FormatError
-from uffdprefetch.orders.provisional import Early, early_order
+from uffdprefetch.orders.provisional import ProvisionalOrder, provisional_order
 
 pytestmark = warnings_fail
 PAGE = 4096
@@ -49,12 +49,12 @@ def names(seed: int) -> list[bytes]:
     return [b"%08d_%s.JPEG" % (i, b"x" * source.randrange(20)) for i in range(RECORDS)]
 
 
-def early(path: Path, records: Any, **limits: Any) -> Early | None:
+def provisional(path: Path, records: Any, **limits: Any) -> ProvisionalOrder | None:
     with FileReader(str(path)) as reader:
-        return early_order(reader, records, seconds=60, **limits)
+        return provisional_order(reader, records, seconds=60, **limits)
 
 
-def check_exact(path: Path, records: np.ndarray, found: Early) -> None:
+def check_exact(path: Path, records: np.ndarray, found: ProvisionalOrder) -> None:
     """Each extent of the order is that of the index."""
     index, order = open_index(path), found.order
     which = records[order.item]
@@ -87,7 +87,7 @@ def test_records_of_a_shuffled_order_are_where_the_index_says(
     keys, values = KEYS[kind](), sizes(0, least, most)
     path = make(tmp_path / "data.mdb", keys, values, 10**9 if "hashes" in kind else 500)
     records = np.random.default_rng(3).permutation(RECORDS)
-    found = early(path, records)
+    found = provisional(path, records)
     if kind.startswith("hashes") and most < 2000:
         assert found is None  # leaves of uneven values are not alike
         return
@@ -100,7 +100,7 @@ def test_keys_behind_the_records_do_no_harm(tmp_path: Path) -> None:
     keys = [b"%d" % i for i in range(RECORDS)] + [b"__keys__", b"__len__"]
     path = make(tmp_path / "data.mdb", keys, [*sizes(0, 3000, 9000), 200_000, 8])
     records = np.arange(RECORDS)
-    found = early(path, records)
+    found = provisional(path, records)
     assert found is not None and found.exact == RECORDS
     check_exact(path, records, found)
 
@@ -109,7 +109,7 @@ def test_the_one_named_database_is_used(tmp_path: Path) -> None:
     keys = [b"%08d" % i for i in range(RECORDS)]
     path = make(tmp_path / "data.mdb", keys, sizes(0, 3000, 9000), database=b"train")
     records = np.arange(0, RECORDS, 7)
-    found = early(path, records)
+    found = provisional(path, records)
     assert found is not None and found.exact == len(records)
     check_exact(path, records, found)
 
@@ -117,7 +117,7 @@ def test_the_one_named_database_is_used(tmp_path: Path) -> None:
 def test_only_tree_pages_are_read_and_no_more_than_allowed(tmp_path: Path) -> None:
     path = make(tmp_path / "data.mdb", KEYS["padded numbers"](), sizes(0, 3000, 30_000))
     memory = Memory(path.read_bytes())
-    found = early_order(memory, np.random.default_rng(0).permutation(RECORDS), leaves_max=8)
+    found = provisional_order(memory, np.random.default_rng(0).permutation(RECORDS), leaves_max=8)
     assert found is not None and found.leaves_read == 8
     pages = {
         page
@@ -132,7 +132,7 @@ def test_only_tree_pages_are_read_and_no_more_than_allowed(tmp_path: Path) -> No
 def test_the_first_records_of_the_order_are_the_exact_ones(tmp_path: Path) -> None:
     path = make(tmp_path / "data.mdb", KEYS["padded numbers"](), sizes(0, 5000, 30_000))
     records = np.random.default_rng(3).permutation(RECORDS)
-    found = early(path, records, leaves_max=12)
+    found = provisional(path, records, leaves_max=12)
     assert found is not None and found.leaves_read == 12 and found.without > 0
     index, order = open_index(path), found.order
     which = records[order.item]
@@ -140,7 +140,7 @@ def test_the_first_records_of_the_order_are_the_exact_ones(tmp_path: Path) -> No
         order.ends == index.offset[which] + index.length[which]
     )
     assert exact.sum() >= found.exact
-    whole = early(path, records[:4], leaves_max=4)  # a leaf each
+    whole = provisional(path, records[:4], leaves_max=4)  # a leaf each
     assert whole is not None and whole.exact == 4
 
 
@@ -150,7 +150,7 @@ def test_what_is_not_read_is_covered_by_the_bounds_where_it_is_told(
 ) -> None:
     records = np.arange(RECORDS)
     path = make(tmp_path / "data.mdb", KEYS["padded numbers"](), sizes(0, least, most), 10**9)
-    found = early(path, records, leaves_max=12)
+    found = provisional(path, records, leaves_max=12)
     assert found is not None and found.exact < RECORDS
     index, order = open_index(path), found.order
     fetched = np.zeros(len(index.page_types()) + 1, bool)
@@ -170,7 +170,7 @@ def test_of_a_long_order_the_beginning_is_told(
 ) -> None:
     monkeypatch.setattr("uffdprefetch.orders.provisional.ITEMS_MAX", 100)
     path = make(tmp_path / "data.mdb", KEYS["padded numbers"](), sizes(0, 3000, 9000))
-    found = early(path, np.arange(RECORDS))
+    found = provisional(path, np.arange(RECORDS))
     assert found is not None and found.order.items == RECORDS
     assert found.order.item.tolist() == list(range(100))
     assert (found.exact, found.without) == (100, RECORDS - 100)
@@ -181,33 +181,33 @@ def test_of_a_long_order_the_beginning_is_told(
 
 def test_keys_that_tell_nothing_and_leaves_that_differ_give_no_order(tmp_path: Path) -> None:
     path = make(tmp_path / "data.mdb", hashes(), [3085] * RECORDS)  # put in any order
-    assert early(path, np.arange(RECORDS)) is None
+    assert provisional(path, np.arange(RECORDS)) is None
 
 
 def test_duplicates_give_no_order(tmp_path: Path) -> None:
     keys = [b"%04d" % (i // 3) for i in range(900)]
     path = make(tmp_path / "data.mdb", keys, list(range(1, 301)) * 3, dupsort=True, database=b"d")
-    assert early(path, np.arange(10)) is None
+    assert provisional(path, np.arange(10)) is None
 
 
 def test_two_databases_give_no_order(tmp_path: Path) -> None:
     for name in (b"one", b"two"):
         make(tmp_path / "data.mdb", [b"%08d" % i for i in range(100)], [3085] * 100, database=name)
-    assert early(tmp_path / "data.mdb", np.arange(10)) is None
+    assert provisional(tmp_path / "data.mdb", np.arange(10)) is None
 
 
 @pytest.mark.parametrize("records", [[], [-1], [0, RECORDS]])
 def test_records_that_are_not_there_give_no_order(tmp_path: Path, records: list[int]) -> None:
     path = make(tmp_path / "data.mdb", KEYS["padded numbers"](), [3085] * RECORDS)
-    assert early(path, records) is None
+    assert provisional(path, records) is None
 
 
 def test_another_format_and_an_empty_database_give_no_order(tmp_path: Path) -> None:
     (tmp_path / "npy").write_bytes(b"\x93NUMPY" + bytes(10_000))
-    assert early(tmp_path / "npy", [0]) is None
+    assert provisional(tmp_path / "npy", [0]) is None
     (tmp_path / "none").write_bytes(b"")
-    assert early(tmp_path / "none", [0]) is None
-    assert early(make(tmp_path / "data.mdb", [], []), [0]) is None
+    assert provisional(tmp_path / "none", [0]) is None
+    assert provisional(make(tmp_path / "data.mdb", [], []), [0]) is None
 
 
 def test_keys_whose_numbers_repeat_and_skip_are_not_believed(tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_keys_whose_numbers_repeat_and_skip_are_not_believed(tmp_path: Path) -> 
     del keys[2001]  # of number 2000
     path = make(tmp_path / "data.mdb", keys, [3085] * RECORDS)
     records = np.arange(RECORDS)
-    found = early(path, records)
+    found = provisional(path, records)
     if found is not None:  # the leaves are alike, too
         assert found.how == "leaves alike"
         check_exact(path, records, found)
@@ -250,7 +250,7 @@ def test_a_file_cut_short_anywhere_gives_no_order_or_a_right_one(tmp_path: Path)
     records = np.random.default_rng(1).permutation(RECORDS)[:300]
     cuts = [*range(0, 9000, 500), *(source.randrange(len(data)) for _ in range(60))]
     for cut in cuts:
-        found = early_order(Memory(data[:cut]), records)
+        found = provisional_order(Memory(data[:cut]), records)
         if found is not None:
             which = records[found.order.item]
             right = found.order.starts == index.offset[which]
@@ -274,7 +274,7 @@ def test_damaged_files_neither_crash_nor_hang_nor_point_outside(tmp_path: Path) 
             )
             at = page * PAGE + source.choice([source.randrange(40), source.randrange(PAGE)])
             damaged[at] = source.choice([0, 1, 0x7F, 0xFF, source.randrange(256)])
-        found = early_order(Memory(bytes(damaged)), records)
+        found = provisional_order(Memory(bytes(damaged)), records)
         if found is not None:
             told += 1
             assert (found.order.ends <= len(data) + PAGE).all()

@@ -88,7 +88,7 @@ def test_a_constant_step_is_strided() -> None:
 
 
 def test_a_skipping_reader_of_unequal_records_is_sequential() -> None:
-    """Paper 1's skipping on records of 12-192 KiB: no constant step, still one walk."""
+    """[Haderbache]'s skipping on records of 12-192 KiB: no constant step, still one walk."""
     chance = random.Random(1)
     reader = Reader()
     at, runs = 0, []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far ahead: paper 1's fixed windows by its own example, and the measured ones' bounds."""
+"""How far ahead: [Haderbache]'s fixed windows by its own example, and the measured ones' bounds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from uffdprefetch.warm.placement import CheckpointPlacer
 
 MIB, GIB = 1 << 20, 1 << 30
 PAGE = 4096
-SIZE, DISTANCE, THRESHOLD = 50 * MIB, 8 * MIB, 0.75  # paper 1, section 4: its best setting
+SIZE, DISTANCE, THRESHOLD = 50 * MIB, 8 * MIB, 0.75  # [Haderbache] section 4: its best setting
 
 
 def stream_at(

@@ -23,7 +23,7 @@ from uffdprefetch.sim.replay.auto import Auto, PoolAuto
 from uffdprefetch.sim.replay.choices import Predicted, choices, command_line, predict
 from uffdprefetch.sim.replay.demand import Demand, again, demand_of
 from uffdprefetch.sim.replay.engine import Resident
-from uffdprefetch.sim.replay.keep import CHUNK_PAGES, Belady, Cyclic, Keep, Lru
+from uffdprefetch.sim.replay.eviction import CHUNK_PAGES, Belady, Cyclic, EvictionPolicy, Lru
 from uffdprefetch.sim.replay.link import Link, Storage
 from uffdprefetch.sim.replay.policies import (
     InPool,
@@ -152,7 +152,7 @@ def test_a_touch_in_a_pool_maps_a_run_that_doubles_up_to_what_is_there() -> None
     assert policy._answered(0, 0, 2048, 2052, 2.0) == [2048]  # it is just coming
     assert policy._answered(0, 0, 2052, 2070, 4.0) == [2064]
     assert not policy.mapped[0][0][2064 + 512 :].any()
-    policy.left(0, 16, 32)
+    policy.on_evict(0, 16, 32)
     assert policy._answered(0, 0, 0, 48, 4.0) == [16]
 
 
@@ -194,15 +194,15 @@ def test_half_of_memory_keeps_half_of_a_scan_but_not_by_lru() -> None:
 
 
 @pytest.mark.parametrize("kind", [Lru, Cyclic, Belady])
-def test_memory_is_never_more_than_it_is(kind: type[Keep]) -> None:
+def test_memory_is_never_more_than_it_is(kind: type[EvictionPolicy]) -> None:
     random = np.random.default_rng(3)
     order = (random.integers(0, 256, 600) * 16).tolist()
     wanted = demand(stream(order, 16))
-    keep = kind(wanted, 40 * CHUNK_PAGES * PAGE)
+    eviction = kind(wanted, 40 * CHUNK_PAGES * PAGE)
     most = []
-    entered = keep.entered
-    keep.entered = lambda chunk: (entered(chunk), most.append(len(keep.kept)))[0]  # type: ignore
-    run(wanted, PoolAuto(64 * MIB), keep)
+    insert = eviction.on_insert
+    eviction.on_insert = lambda c: (insert(c), most.append(len(eviction.resident)))[0]  # type: ignore
+    run(wanted, PoolAuto(64 * MIB), eviction)
     assert max(most) == 40
 
 
@@ -217,7 +217,7 @@ def test_belady_misses_no_more_than_lru() -> None:
         assert results[Belady].misses <= results[Lru].misses
 
 
-def misses_of(kind: type[Keep], order: list[int], room: int) -> int:
+def misses_of(kind: type[EvictionPolicy], order: list[int], room: int) -> int:
     """Of the textbook's LRU or MIN."""
     held: list[int] = []  # the one that was used last at the end
     misses = 0
@@ -236,7 +236,7 @@ def misses_of(kind: type[Keep], order: list[int], room: int) -> int:
 
 @pytest.mark.parametrize("kind", [Lru, Belady])
 @pytest.mark.parametrize("seed", range(4))
-def test_memory_misses_what_the_textbook_says(kind: type[Keep], seed: int) -> None:
+def test_memory_misses_what_the_textbook_says(kind: type[EvictionPolicy], seed: int) -> None:
     # Even ones only: no miss goes on where the last one ended and brings more.
     order = [int(each) for each in np.random.default_rng(seed).integers(0, 60, 400) * 2]
     wanted = demand(stream([chunk * 16 for chunk in order], 16), pages=2048)
@@ -252,7 +252,7 @@ def test_memory_misses_what_the_textbook_says(kind: type[Keep], seed: int) -> No
 @pytest.mark.parametrize("kind", [Lru, Cyclic, Belady])
 @pytest.mark.parametrize("chunks", [1, 2, 16])
 def test_more_threads_than_memory_come_to_their_end(
-    make: type[Plain], kind: type[Keep], chunks: int
+    make: type[Plain], kind: type[EvictionPolicy], chunks: int
 ) -> None:
     # Between a page's arrival and its thread's turn others push it out again.
     random = np.random.default_rng(6)
@@ -268,8 +268,8 @@ def test_nothing_is_read_faster_than_the_link_delivers(make: type[Plain]) -> Non
     random = np.random.default_rng(7)
     many = [stream((random.integers(0, 256, 80) * 16).tolist(), 16, rank=r) for r in range(8)]
     for wanted in (demand(*many), straight(think=0.001)):
-        keep = Lru(wanted, 4 * MIB)
-        result = run(wanted, make(), keep)
+        eviction = Lru(wanted, 4 * MIB)
+        result = run(wanted, make(), eviction)
         # What was asked for at the end may still be on its way.
         assert result.read_bytes <= result.seconds * 100e6 + 2 * MIB
 

@@ -16,7 +16,7 @@ from uffdprefetch.predict import bulk, window
 from uffdprefetch.predict.checkpoints import DISTANCE_MIN_BYTES
 from uffdprefetch.sim.replay.auto import Auto, PoolAuto
 from uffdprefetch.sim.replay.demand import Demand, Stream, again
-from uffdprefetch.sim.replay.keep import Belady, Cyclic, Lru
+from uffdprefetch.sim.replay.eviction import Belady, Cyclic, Lru
 from uffdprefetch.sim.replay.link import Storage
 from uffdprefetch.sim.replay.policies import ANSWER_SECONDS, Plain, PoolPlanned
 from uffdprefetch.state.region import Region
@@ -244,22 +244,22 @@ def test_a_reader_that_walks_again_ends_the_stream() -> None:
 # ---- in a pool ----------------------------------------------------------------------------------
 
 
-class Heard(PoolAuto):
-    """``heard``: (number of the access, page)."""
+class TouchRecorder(PoolAuto):
+    """``recorded``: (number of the access, page)."""
 
     def __init__(self, budget_bytes: int) -> None:
         super().__init__(budget_bytes)
-        self.heard: list[tuple[int, int]] = []
+        self.recorded: list[tuple[int, int]] = []
 
-    def touched(
+    def on_touch(
         self, stream: int, access: int, file: int, first: int, end: int, now: float
     ) -> float:
         self.access = access
-        return super().touched(stream, access, file, first, end, now)
+        return super().on_touch(stream, access, file, first, end, now)
 
-    def answered(self, stream: int, file: int, pages: list[int], now: float) -> None:
-        self.heard += [(self.access, page) for page in pages]
-        super().answered(stream, file, pages, now)
+    def on_pool_touches(self, stream: int, file: int, pages: list[int], now: float) -> None:
+        self.recorded += [(self.access, page) for page in pages]
+        super().on_pool_touches(stream, file, pages, now)
 
 
 @pytest.mark.parametrize(("think", "each"), [(0.0008, 0), (0.004, 1)])
@@ -267,9 +267,9 @@ def test_what_stays_in_a_pool_tells_once_a_cell_and_second(think: float, each: i
     """In a second epoch nothing of it is missing or not mapped. The first took 0.8 or 4 s."""
     cell = DISTANCE_MIN_BYTES // PAGE
     one = straight(16 * cell, think=think)
-    policy = Heard(1 << 30)
+    policy = TouchRecorder(1 << 30)
     run(replace(one, streams=[again(one.streams[0], 2)]), policy, None, Storage(4e9, 1e-4))
-    later = [page for access, page in policy.heard if access >= len(one.streams[0])]
+    later = [page for access, page in policy.recorded if access >= len(one.streams[0])]
     cells = [page // cell for page in later]
     assert sorted(set(cells)) == cells, "none twice"
     assert len(cells) >= 15 if each else not cells

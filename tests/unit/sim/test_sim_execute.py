@@ -18,8 +18,8 @@ from uffdprefetch.sim.model import RATES, Curve, Readings, System
 from uffdprefetch.sim.plan import CannotRun, Phase, Plan
 from uffdprefetch.sim.policies import POLICIES
 from uffdprefetch.sim.policies.base import Policy
+from uffdprefetch.sim.policies.hdmlp import Frequency, Naive, Perfect, StagingPool
 from uffdprefetch.sim.policies.ours import ClusterPool, NodePool, Planned, Window
-from uffdprefetch.sim.policies.paper import Frequency, Naive, Perfect, StagingPool
 from uffdprefetch.sim.policies.preloading import DeepIO, Lbann, LocalityAware, ParallelStaging
 from uffdprefetch.sim.workload import Workload
 
@@ -312,7 +312,7 @@ def test_more_of_anything_is_never_slower(policy: Policy, rates: str) -> None:
     )
     if isinstance(policy, Lbann):
         return  # it does not run with less memory
-    # Preloading more takes longer before it saves: paper 5, scenarios 3 and 4. And HDMLP's classes
+    # Preloading more takes longer before it saves: [HDMLP] scenarios 3 and 4. And HDMLP's classes
     # go in the order of first access: where all of a node's samples are in one class, its threads
     # read what the staging threads read (test_hdmlp_with_one_class_reads_twice).
     exempt = isinstance(policy, DeepIO | ParallelStaging | LocalityAware | Frequency)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of paper 5 (5.1 to 5.6), out of the scenarios that come along."""
+"""[HDMLP] tables 5.1 to 5.6, from the scenarios that come along."""
 
 from __future__ import annotations
 

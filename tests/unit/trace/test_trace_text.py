@@ -62,11 +62,11 @@ def test_a_figure_that_is_null_is_not_a_zero(report: dict[str, Any]) -> None:
 def test_findings_come_in_their_order_with_remedy_and_cost() -> None:
     findings = [
         {"severity": "high", "title": "first", "cost_text": "9 s", "remedy": "`do this`",
-         "source": "paper 3", "detail": ""},
+         "source": "Stanovnik et al.", "detail": ""},
         {"severity": "low", "title": "second", "cost_text": None, "remedy": None},
     ]  # fmt: skip
     out = text.text({"findings": findings})
-    assert "1. high: first (9 s)" in out and "remedy: `do this` [paper 3]" in out
+    assert "1. high: first (9 s)" in out and "remedy: `do this` [Stanovnik et al.]" in out
     assert out.index("first") < out.index("second")
 
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Python runs this at its start, because `uffdprefetch wrap` has put its directory on PYTHONPATH.
+"""Run by Python at its start: `uffdprefetch wrap` puts this directory on PYTHONPATH.
 
-It waits for torch: only when torch.utils.data.dataloader is imported, by whom and whenever, the
-package around this file is loaded and its hook is given that module. Nothing else changes: this
-directory leaves sys.path, and the sitecustomize that Python would have run without us runs.
+When torch.utils.data.dataloader is imported the package around this file is loaded and its hook
+installed there. Nothing else changes: this directory is removed from sys.path, and the
+sitecustomize that it shadows is run.
 
-The syntax is that of any Python from 2.7 on, since any may be started inside a job.
+The syntax is valid from Python 2.7 on, since any may be started inside a job.
 """
 
 import os
@@ -29,7 +29,7 @@ def _wanted():  # type: ignore[no-untyped-def]
 
 
 class _Finder:
-    """Finds nothing itself: it lets the others find torch's DataLoader and has it watched."""
+    """Finds nothing itself: delegates, and wraps the loader of torch's DataLoader module."""
 
     def find_spec(self, name, path=None, target=None):  # type: ignore[no-untyped-def]
         if name != _TARGET:
@@ -49,7 +49,7 @@ class _Finder:
         execute = loader.exec_module
 
         def exec_module(module):  # type: ignore[no-untyped-def]
-            if module.__name__ != _TARGET:  # a loader that several modules share
+            if module.__name__ != _TARGET:  # a loader shared by several modules
                 return execute(module)
             loader.__dict__.pop("exec_module", None)
             execute(module)
@@ -57,7 +57,7 @@ class _Finder:
                 sys.meta_path.remove(self)
             _install(module)
 
-        # On the instance, for this once: the loader that the module is seen to have is its own.
+        # On the instance, once: module.__loader__ stays the original object.
         loader.exec_module = exec_module
 
 
@@ -82,14 +82,14 @@ def _install(module):  # type: ignore[no-untyped-def]
 
 
 def _chain():  # type: ignore[no-untyped-def]
-    """Run the sitecustomize that comes next. What it raises is for Python's site to show."""
+    """Run the sitecustomize that we shadow. Its errors propagate to Python's site."""
     ours = sys.modules.pop("sitecustomize")
     try:
         import sitecustomize  # type: ignore[import-not-found]  # noqa: F401
     except ImportError as error:
         if getattr(error, "name", "sitecustomize") != "sitecustomize":
             raise
-        sys.modules["sitecustomize"] = ours  # there is none; the import of this one ends well
+        sys.modules["sitecustomize"] = ours  # there is none: ours stays imported
 
 
 if __name__ == "sitecustomize":

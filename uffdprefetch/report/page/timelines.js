@@ -186,7 +186,7 @@ class IterationChart extends Plot {
     });
   }
 
-  // Where the first rank's epochs end: paper 3's figure 9 shows the step there.
+  // Where the first rank's epochs end: [Stanovnik] figure 9 shows the step there.
   epochs(context, look, readers, px) {
     const reader = readers[0];
     if (!reader?.start_seconds?.length) return;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long and how much may be measured: a budget of seconds and bytes, shared by all curves."""
+"""A budget of seconds and bytes for measurements, shared by all curves."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Callable
 
 from uffdprefetch.sim.measure.intervals import Median, median
 
-#: Runs of a point: fewest, for an interval (eq. 5.1 has none below 6), and most.
+#: Runs of a point: fewest for an interval ([HDMLP] equation 5.1 has none below 6), and most.
 RUNS_MIN, RUNS_MAX = 6, 40
-#: A point is known well enough when its interval is so narrow, relative to the median.
+#: Half-width of the interval, relative to the median, at which a point's runs end.
 NARROW = 0.05
 
 
 class Budget:
-    """Seconds and bytes that are left. ``clock`` is time.monotonic, but in tests."""
+    """Remaining seconds and bytes. ``clock``: time.monotonic, except in tests."""
 
     def __init__(
         self, seconds: float, size_bytes: int, clock: Callable[[], float] = time.monotonic
@@ -26,11 +26,11 @@ class Budget:
 
     @property
     def seconds(self) -> float:
-        """Left, at least 0."""
+        """Remaining, at least 0."""
         return max(0.0, self.until - self.clock())
 
     def take(self, size_bytes: int) -> bool:
-        """Whether so many bytes may still be moved; then they are taken."""
+        """Take ``size_bytes`` from the budget; False when fewer remain."""
         if size_bytes > self.size_bytes:
             return False
         self.size_bytes -= size_bytes
@@ -38,9 +38,8 @@ class Budget:
 
 
 def repeat(once: Callable[[], float | None], budget: Budget, points_left: int) -> Median | None:
-    """The median of runs of ``once`` (MB/s; None: it cannot go on), within this point's part of
-    the time and the bytes that are left, but one in any case. None when not a single run could be
-    made."""
+    """The median of runs of ``once`` (MB/s; None: it cannot go on), at least one, within this
+    point's share of the remaining time and bytes. None when the first run fails."""
     until = budget.clock() + budget.seconds / max(1, points_left)
     keep_bytes = budget.size_bytes - budget.size_bytes // max(1, points_left)
     values: list[float] = []

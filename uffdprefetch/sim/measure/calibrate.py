@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All curves of one machine, or of the nodes of an MPI job, within a budget.
+"""Measures all curves of one machine, or of an MPI job's nodes, within a budget.
 
-What is measured is what the model's equations mean by it. p_0 threads of every node read the file
-system at t(gamma) / gamma each (equations 3.3 and 3.5), so t(gamma) is what gamma nodes with p_0
-threads each get together, over p_0. One thread of each node alone gets t_demand.
+As the model's equations define them: p_0 threads of every node read the file system at
+t(gamma) / gamma each ([HDMLP] equations 3.3 and 3.5), so t(gamma) is the aggregate rate of gamma
+nodes with p_0 threads each, over p_0. t_demand is that of one thread on each node.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from uffdprefetch.sim.measure.intervals import Median, median
 from uffdprefetch.sim.measure.memory import Memory
 from uffdprefetch.sim.measure.reads import Reader
 
-#: Of the time that is left, for writing a test file.
+#: Share of the remaining time for writing a test file.
 WRITING_PART = 0.25
 
 
 @dataclass(frozen=True)
 class Wishes:
-    """What is to be measured."""
+    """What to measure."""
 
     path: str  # a file on the storage in question, or a directory there
     seconds: float = 60.0
-    size_bytes: int = 8 << 30  # may be read, over all
+    size_bytes: int = 8 << 30  # to read in all
     file_bytes: int = 256 << 20  # of the file that is made in a directory
     threads: Sequence[int] = (1, 2, 4, 8, 16)
     requests: Sequence[int] = (4 << 10, 64 << 10, 1 << 20)
@@ -47,12 +47,12 @@ class Wishes:
 
 @dataclass
 class Measured:
-    """Curves in MB/s; what could not be measured is empty, and ``notes`` say why."""
+    """Curves in MB/s, empty where not measured; ``notes`` say why."""
 
     nodes: int = 1
     #: request bytes -> threads -> MB/s of one node
     file_system: dict[int, dict[int, Median]] = field(default_factory=dict)
-    #: nodes -> MB/s of all together, with p_0 threads and with one on each
+    #: nodes -> aggregate MB/s, with p_0 threads and with one on each
     together: dict[int, Median] = field(default_factory=dict)
     alone: dict[int, Median] = field(default_factory=dict)
     memory: dict[int, Median] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class Measured:
 
 
 def calibrate(wishes: Wishes, environ: Any, say: Callable[[str], None]) -> Measured | None:
-    """Measure; all ranks of an MPI job call it, rank 0 gets the result, the others None.
+    """Measure. Collective over the ranks of an MPI job: rank 0 gets the result, the others None.
 
     Raises UffdPrefetchError when the storage cannot be read.
     """
@@ -74,7 +74,7 @@ def calibrate(wishes: Wishes, environ: Any, say: Callable[[str], None]) -> Measu
     except UffdPrefetchError as error:
         if comm is None:
             raise
-        # The other ranks wait for this one: main() would print it and leave them waiting.
+        # The other ranks wait in a collective call: end them.
         print(f"uffdprefetch: {error.message}", file=sys.stderr, flush=True)
         comm.Abort(error.exit_code)
         raise
@@ -86,23 +86,23 @@ def _calibrate(wishes: Wishes, comm: Any, say: Callable[[str], None]) -> Measure
     leaders = network.leaders(hosts)
     done = Measured(nodes=len(leaders))
     budget = Budget(wishes.seconds, wishes.size_bytes)
-    tell = say if rank == 0 else (lambda text: None)
+    show = say if rank == 0 else (lambda text: None)
 
     def note(text: str) -> None:
-        tell(text)
+        show(text)
         done.notes.append(text)
 
     if rank not in leaders:
-        _many_nodes(wishes, None, comm, leaders, budget, done, tell, note)
+        _many_nodes(wishes, None, comm, leaders, budget, done, show, note)
         return None
-    # What cannot be is found before anything is measured.
+    # Errors of the paths are found before anything is measured.
     own = _disk(wishes, budget, done, note) if rank == 0 else nullcontext()
     with own as disk, _reader(wishes.path, wishes, rank, len(leaders), budget, note) as reader:
         if rank == 0:
             more = 2 * len(_steps(len(leaders))) + 1 if comm else 0
-            _one_node(wishes, reader, disk, budget, more, done, tell, note)
+            _one_node(wishes, reader, disk, budget, more, done, show, note)
         if comm:
-            _many_nodes(wishes, reader, comm, leaders, budget, done, tell, note)
+            _many_nodes(wishes, reader, comm, leaders, budget, done, show, note)
         else:
             _as_one_node(wishes, done)
     return done if rank == 0 else None
@@ -115,23 +115,23 @@ def _one_node(
     budget: Budget,
     more: int,
     done: Measured,
-    tell: Callable[[str], None],
+    show: Callable[[str], None],
     note: Callable[[str], None],
 ) -> None:
-    """``more``: points that come after this, which need their part of the time too."""
+    """``more``: later points, which share the remaining time."""
     threads = sorted({*wishes.threads, 1, wishes.prefetchers})
     cores = sorted({n for n in threads if n <= (os.cpu_count() or 1)} | {1})
-    left = len(wishes.requests) * len(threads) + len(cores) * (2 if disk else 1) + more
+    points_left = len(wishes.requests) * len(threads) + len(cores) * (2 if disk else 1) + more
 
     def curve(
         what: str, counts: Sequence[int], run: Callable[[int], float | None]
     ) -> dict[int, Median]:
-        nonlocal left
+        nonlocal points_left
         found = {}
         for count in counts:
-            tell(what.format(f"{count} threads"))
-            point = repeat(partial(run, count), budget, left)
-            left -= 1
+            show(what.format(f"{count} threads"))
+            point = repeat(partial(run, count), budget, points_left)
+            points_left -= 1
             if point is not None:
                 found[count] = point
         lost = ", ".join(str(count) for count in sorted(counts) if count not in found)
@@ -153,7 +153,7 @@ def _one_node(
 
         return run
 
-    # What the scenario cannot do without comes first.
+    # First the points that the scenario needs.
     threads.sort(key=lambda count: (count != wishes.prefetchers, count))
     for request in sorted(wishes.requests, reverse=True):
         found = curve(
@@ -173,7 +173,7 @@ def _steps(nodes: int) -> list[int]:
 
 
 def _as_one_node(wishes: Wishes, done: Measured) -> None:
-    """Without other nodes, this one's threads stand for theirs."""
+    """Without other nodes, this one's threads stand in for theirs."""
     if not done.file_system:
         return
     largest = done.file_system[max(done.file_system)]
@@ -193,14 +193,14 @@ def _many_nodes(
     leaders: list[int],
     budget: Budget,
     done: Measured,
-    tell: Callable[[str], None],
+    show: Callable[[str], None],
     note: Callable[[str], None],
 ) -> None:
     request = max(wishes.requests)
     counts = _steps(len(leaders))
     for threads, curve in ((wishes.prefetchers, done.together), (1, done.alone)):
         for count in counts:
-            tell(f"file system: {count} nodes, {threads} threads each")
+            show(f"file system: {count} nodes, {threads} threads each")
             readers = leaders[:count]
             values: list[float] = []
             for _ in range(RUNS_MIN):
@@ -223,10 +223,10 @@ def _many_nodes(
                 "of --bytes, or the file is too small"
             )
     if len(leaders) > 1:
-        tell("network between two nodes")
+        show("network between two nodes")
         source, target = leaders[0], leaders[1]
     else:
-        tell("network: two ranks of one node")
+        show("network: two ranks of one node")
         source, target = 0, 1
         done.notes.append("all ranks are on one node: the network is that node's memory")
     link = network.Link(comm, source, target)
@@ -239,7 +239,7 @@ def _many_nodes(
 def _disk(
     wishes: Wishes, budget: Budget, done: Measured, note: Callable[[str], None]
 ) -> Iterator[Reader | None]:
-    """The reader of --local; None without, and where that is no disk."""
+    """The reader of --local; None without it, and where it is no disk."""
     if wishes.local is None:
         yield None
     elif scratch.in_memory(wishes.local):
@@ -258,9 +258,9 @@ def _disk(
 def _reader(
     path: str, wishes: Wishes, seed: int, files: int, budget: Budget, note: Callable[[str], None]
 ) -> Iterator[Reader]:
-    """Of a file, or of a test file in a directory, where nodes make so many ``files`` together.
+    """A reader of a file, or of a test file in a directory, where all nodes make ``files`` of them.
 
-    ``seed``: another for each node, which would else read what the one before has just read.
+    ``seed``: differs by node, so that no node reads what another has just brought into a cache.
     """
     least = wishes.prefetchers * max(wishes.requests)
     try:

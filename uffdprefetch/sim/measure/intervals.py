@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nonparametric confidence intervals of a median (paper 5, equation 5.1). Pure."""
+"""Nonparametric confidence intervals of a median ([HDMLP] equation 5.1). Pure."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ ALPHA = 0.05
 
 
 def ranks(n: int, alpha: float = ALPHA) -> tuple[int, int] | None:
-    """(j, k), from 1: the j-th and k-th smallest of n values enclose the median with probability
-    1 - alpha, the closest such pair of j and n + 1 - j; None where n is too small for any.
+    """The closest (j, k = n + 1 - j), from 1, such that the j-th and k-th smallest of n values
+    enclose the median with probability 1 - alpha; None where n is too small.
 
     B(k - 1) - B(j - 1) >= 1 - alpha, B the distribution function of the binomial distribution with
     n trials of 1/2.
@@ -30,7 +30,7 @@ def ranks(n: int, alpha: float = ALPHA) -> tuple[int, int] | None:
 
 @dataclass(frozen=True)
 class Median:
-    """The median of measurements and its interval; low and high are None with too few of them."""
+    """A median and its interval; low and high are None with too few measurements."""
 
     value: float
     low: float | None

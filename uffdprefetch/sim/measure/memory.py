@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory read by threads, each its own part (as STREAM does, paper 5 section 5.1.1)."""
+"""Memory bandwidth: threads read disjoint parts, as STREAM does ([HDMLP] section 5.1.1)."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from uffdprefetch.sim.measure.together import seconds_together
+from uffdprefetch.sim.measure.barrier import seconds_from_barrier
 
 MB = 1e6
-#: By each thread: many times the last cache level.
+#: Read by each thread: many times the last-level cache.
 PART_BYTES = 64 << 20
 
 
@@ -22,7 +22,7 @@ class Memory:
         """MB/s of one run."""
 
         def read(number: int) -> None:
-            # numpy releases the interpreter's lock while it reduces.
+            # numpy releases the GIL while it reduces.
             np.maximum.reduce(self.parts[number])
 
-        return threads * PART_BYTES / MB / seconds_together(threads, read)
+        return threads * PART_BYTES / MB / seconds_from_barrier(threads, read)

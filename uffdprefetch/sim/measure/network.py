@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Between nodes, by MPI: one node's rank receives from another's. And who runs where."""
+"""Network bandwidth between two nodes by MPI, and which rank is on which node."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from uffdprefetch.base.errors import UffdPrefetchError
 MB = 1e6
 MESSAGE_BYTES = 8 << 20
 MESSAGES = 4
-#: How many tasks a launcher has started, as it says it in their environment.
+#: Environment variables in which launchers give the number of tasks.
 SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 
 
 def world(environ: Any) -> Any | None:
     """MPI.COMM_WORLD when a launcher started more than this process, None else.
 
-    Raises UffdPrefetchError where these cannot be brought together: each would measure by itself,
-    all at the same time.
+    Raises UffdPrefetchError where MPI does not connect them: each would measure by itself, all at
+    the same time.
     """
     tasks = max(
         [int(environ[name]) for name in SIZES if environ.get(name, "").isdigit()], default=1
@@ -49,14 +49,14 @@ def leaders(hosts: list[str]) -> list[int]:
 
 
 class Link:
-    """Messages from rank ``source`` to rank ``target``; all ranks make the same calls."""
+    """Messages from rank ``source`` to rank ``target``. Collective."""
 
     def __init__(self, comm: Any, source: int, target: int) -> None:
         self.comm, self.source, self.target = comm, source, target
         self.buffer: np.ndarray = np.zeros(MESSAGE_BYTES, np.uint8)
 
     def run(self) -> float:
-        """MB/s at the receiver, told to all ranks."""
+        """MB/s at the receiver, broadcast to all ranks."""
         self.comm.Barrier()
         rank, rate = self.comm.Get_rank(), 0.0
         if rank == self.source:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random reads of a file by threads: storage's bandwidth, not the page cache's."""
+"""Bandwidth of storage, not of the page cache: random reads of a file by threads."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ import numpy as np
 
 from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.native.uffd import resident_bytes
+from uffdprefetch.sim.measure.barrier import seconds_from_barrier
 from uffdprefetch.sim.measure.bounds import Budget
-from uffdprefetch.sim.measure.together import seconds_together
 
 MB = 1e6
-#: A run moves at least so much by every thread, and takes about so long.
+#: A run's target duration, and its least number of requests by each thread.
 RUN_SECONDS = 0.15
 RUN_REQUESTS = 4
 
 
 class Reader:
-    """Random reads of ``path``, each place at most once in a run.
+    """Random reads of ``path``, each offset at most once in a run.
 
-    What is read is put out of the page cache before and after; where the file system takes
-    O_DIRECT and ``direct`` is set the cache is not used at all. ``fd``: of a file that has no name
-    (any more), which is closed with this; ``path`` is then what errors say. Raises OSError.
+    What is read is dropped from the page cache before and after; with ``direct`` (O_DIRECT) the
+    cache is not used. ``fd``: of an unlinked file, owned by this; ``path`` then only serves in
+    messages. Raises OSError.
     """
 
     def __init__(
@@ -45,10 +45,10 @@ class Reader:
         self.size_bytes = os.fstat(self.fd).st_size
         if not direct:
             try:
-                os.fdatasync(self.fd)  # what is dirty does not leave the page cache
+                os.fdatasync(self.fd)  # dirty pages are not dropped
             except OSError:
-                pass  # EROFS, EINVAL: nothing of it is ours to write
-            # All of it: a part of a large folio does not leave it (mm/truncate.c).
+                pass  # EROFS, EINVAL: no dirty pages of ours
+            # The whole file: a part of a large folio is not dropped (mm/truncate.c).
             os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_DONTNEED)
             os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_RANDOM)
         self.random = np.random.default_rng(seed)
@@ -65,7 +65,7 @@ class Reader:
         self.close()
 
     def _offsets(self, request_bytes: int, count: int) -> list[int]:
-        """So many places, none twice."""
+        """``count`` distinct offsets."""
         order = self.orders.get(request_bytes, [])
         if len(order) < count:
             order = self.random.permutation(self.size_bytes // request_bytes).tolist()
@@ -73,7 +73,7 @@ class Reader:
         return [number * request_bytes for number in order[:count]]
 
     def _requests(self, threads: int, request_bytes: int) -> int:
-        """Of each thread, so that a run takes RUN_SECONDS."""
+        """Requests of each thread, so that a run takes RUN_SECONDS."""
         rate = self.rates.get((threads, request_bytes), 0.0)
         most = self.size_bytes // request_bytes // threads
         return max(
@@ -105,15 +105,15 @@ class Reader:
                 os.posix_fadvise(self.fd, offset, request_bytes, os.POSIX_FADV_DONTNEED)
 
     def _check_cold(self, offset: int, request_bytes: int) -> None:
-        """Raises UffdPrefetchError where what was dropped stays: tmpfs, somebody maps the file."""
+        """Raises UffdPrefetchError where dropped pages stay: tmpfs, or the file is mapped."""
         if self.direct:
             return
-        left, _ = resident_bytes(self.fd, offset, request_bytes)
-        if left:
+        still_cached, _ = resident_bytes(self.fd, offset, request_bytes)
+        if still_cached:
             raise UffdPrefetchError(
-                f"calibrate: {self.path} stays in the page cache ({left} bytes of {request_bytes} "
-                "after they were dropped): end what maps it, give a file that is not in tmpfs, or "
-                "try --direct"
+                f"calibrate: {self.path} stays in the page cache ({still_cached} bytes of "
+                f"{request_bytes} after they were dropped): end what maps it, give a file that is "
+                "not in tmpfs, or try --direct"
             )
 
     def _timed(self, offsets: list[list[int]], request_bytes: int) -> float:
@@ -125,4 +125,4 @@ class Reader:
                     if os.preadv(self.fd, [buffer], offset) != request_bytes:
                         raise OSError(0, f"the file ended before {offset + request_bytes}")
 
-        return seconds_together(len(offsets), read)
+        return seconds_from_barrier(len(offsets), read)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was measured, as a scenario file. Pure."""
+"""Writes measurements as a scenario file. Pure."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from uffdprefetch.sim.measure.calibrate import Measured, Wishes
 from uffdprefetch.sim.measure.intervals import Median
 
 MB = 1e6
-#: Of a node's memory, for a pool or the page cache: the job needs the rest.
+#: Divisor of a node's memory for a pool or the page cache: the job needs the rest.
 MEMORY_PART = 2
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a machine does not tell: the data set and the training. Texts as a scenario has them."""
+    """What cannot be measured: the data set and the training, as texts of a scenario file."""
 
     c: str = "100MB/s"
     beta: str = "200MB/s"
@@ -42,7 +42,7 @@ def _text(text: str) -> str:
     return '"' + "".join(c if c >= " " and c != "\x7f" else f"\\u{ord(c):04x}" for c in plain) + '"'
 
 
-def _said(found: Median) -> str:
+def _formatted(found: Median) -> str:
     if found.low is None or found.high is None:
         return f"{found.value:.4g} (n={found.n})"
     return f"{found.value:.4g} [{found.low:.4g}, {found.high:.4g}] (n={found.n})"
@@ -109,7 +109,7 @@ def text(wishes: Wishes, measured: Measured, job: Job, title: str) -> str:
     lines += ["[measured]"]
     for request, curve in sorted(measured.file_system.items()):
         lines += ["", f"[measured.file_system.{request}]    # bytes of a request, by threads"]
-        lines += [f'{count} = "{_said(found)}"' for count, found in sorted(curve.items())]
+        lines += [f'{count} = "{_formatted(found)}"' for count, found in sorted(curve.items())]
     for name, points in (
         ("together", measured.together),
         ("alone", measured.alone),
@@ -118,9 +118,9 @@ def text(wishes: Wishes, measured: Measured, job: Job, title: str) -> str:
     ):
         if points:
             lines += ["", f"[measured.{name}]"]
-            lines += [f'{count} = "{_said(found)}"' for count, found in sorted(points.items())]
+            lines += [f'{count} = "{_formatted(found)}"' for count, found in sorted(points.items())]
     if measured.link:
-        lines += ["", "[measured.network]", f'link = "{_said(measured.link)}"']
+        lines += ["", "[measured.network]", f'link = "{_formatted(measured.link)}"']
     return "\n".join([*lines, ""])
 
 

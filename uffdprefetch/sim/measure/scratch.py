@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file that is read where a directory is to be measured: made there, without a name."""
+"""The unlinked test file for measuring a directory."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from uffdprefetch.base.errors import UffdPrefetchError, usage_error
 from uffdprefetch.base.units import format_size
 from uffdprefetch.native.uffd import resident_bytes
 
-#: Seen only where the file system makes no file without a name, until it is unlinked.
+#: Name until it is unlinked, on file systems without O_TMPFILE.
 PREFIX = ".uffdprefetch-calibrate-"
-#: Of what is free: others write there too.
+#: Share of the free space that may be used: others write there too.
 PART_OF_FREE = 0.9
 _PIECE = 8 << 20
 
 
 def refuse_what_does_not_fit(folder: str, size_bytes: int) -> None:
-    """Before anything is written. Raises UffdPrefetchError (exit 2) and OSError."""
+    """Check the free space. Raises UffdPrefetchError (exit 2) and OSError."""
     free = shutil.disk_usage(folder).free
     if size_bytes > PART_OF_FREE * free:
         raise usage_error(
@@ -31,16 +31,15 @@ def refuse_what_does_not_fit(folder: str, size_bytes: int) -> None:
 
 
 def made(folder: str, size_bytes: int, least_bytes: int, seconds: float) -> int:
-    """The descriptor of a new file of random bytes; it has no name, so nothing stays behind
-    whatever ends us. Its size is less than ``size_bytes`` when ``seconds`` do not do for it, but
-    not less than ``least_bytes`` for that. Raises UffdPrefetchError."""
+    """The descriptor of a new unlinked file of random bytes, which cannot outlive us. Writing ends
+    after ``seconds`` once it has ``least_bytes``. Raises UffdPrefetchError."""
     until = time.monotonic() + seconds
     try:
         with tempfile.TemporaryFile(prefix=PREFIX, dir=folder) as file:
             for begin in range(0, size_bytes, _PIECE):
                 if begin >= least_bytes and time.monotonic() >= until:
                     break
-                # Random: a file system that compresses would not read zeros.
+                # Random: zeros would be compressed away.
                 file.write(os.urandom(min(_PIECE, size_bytes - begin)))
                 file.flush()
                 os.fdatasync(file.fileno())  # storage's time, not the page cache's
@@ -53,7 +52,7 @@ def made(folder: str, size_bytes: int, least_bytes: int, seconds: float) -> int:
 
 
 def in_memory(folder: str) -> bool:
-    """Whether what is written there stays in the page cache, as in tmpfs.
+    """Whether written pages cannot be dropped from the page cache, as in tmpfs.
 
     Raises UffdPrefetchError.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of a policy, and what several of them need."""
+"""The interface of a policy, and what they share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Policy(ABC):
 
     @abstractmethod
     def plan(self, system: System, workload: Workload) -> Plan:
-        """What is read by whom, when and to where; raises CannotRun where it does not apply."""
+        """The plan; raises CannotRun where the policy does not apply."""
 
 
 def whole_order(workload: Workload, nodes: int) -> np.ndarray:
@@ -31,9 +31,8 @@ def whole_order(workload: Workload, nodes: int) -> np.ndarray:
 def preload_seconds(system: System, mb: np.ndarray, clients: int | None = None) -> float:
     """Seconds to read ``mb`` ((N, J + 1): MB into class j of each node) before the first batch.
 
-    ``clients`` nodes read at once (None: all) and preprocess what they have read, each class with
-    its own p_j threads, as fast as it can be written; where rates are a node's, all of it together
-    no faster than that.
+    ``clients`` nodes (None: all) read and preprocess concurrently, each class with its own p_j
+    threads and limited by its write rate; where rates are a node's, their sum is limited too.
     """
     one = float(system.pfs(clients or system.N))
     together = one * float(mb[:, 1:].sum(axis=1).max()) if system.rates == "node" else 0.0
@@ -46,8 +45,8 @@ def preload_seconds(system: System, mb: np.ndarray, clients: int | None = None) 
 
 
 def fill_classes(sizes: np.ndarray, capacities: list[float]) -> tuple[np.ndarray, np.ndarray]:
-    """Put samples of ``sizes`` MB in their order into classes of ``capacities`` MB, the first
-    class first. Returns (class 1.. or 0 for none, MB in the class when the sample is in it)."""
+    """Assign samples of ``sizes`` MB in their order to classes of ``capacities`` MB, filling one
+    after the other. Returns (class from 1, 0 for none; MB in the class up to this sample)."""
     storage: np.ndarray = np.zeros(len(sizes), np.int8)
     after = np.zeros(len(sizes))
     begin = 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this project does, as policies: windows, known orders, the node's pool, the cluster's."""
+"""This project's policies: windows, known orders, the node's pool, the cluster's."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from uffdprefetch.sim.plan import CannotRun, Phase, Plan, holdings
 from uffdprefetch.sim.policies.base import Policy, fill_classes, whole_order
 from uffdprefetch.sim.workload import Workload
 
-#: A window follows a reader as long as so many of its samples lie within the window (paper 1).
+#: Share of samples within their reader's window from which windows apply, else demand reads.
 FOLLOWED = 0.75
 
 
 def _memory_mb(system: System) -> float:
-    """Of a node, for keeping what was read: class 1's."""
+    """A node's memory for keeping what was read: class 1's capacity."""
     if not system.J:
         raise CannotRun("the nodes have no storage class beside the staging buffer")
     return system.classes[1].d
 
 
 def _kept(order: np.ndarray, sizes: np.ndarray, evict: str, capacity_mb: float) -> np.ndarray:
-    """The sources of all accesses, int8 as ``order``: 1 what the node still has, 0 what not."""
+    """The sources of all accesses, int8 as ``order``: 1 where the node still has it, else 0."""
     source = np.zeros(order.shape, np.int8)
     if capacity_mb <= 0:
-        return source  # not even samples of no byte
+        return source  # not even empty samples
     for node in range(order.shape[1]):
         mine = order[:, node]
         real = mine >= 0
@@ -40,8 +40,8 @@ def _kept(order: np.ndarray, sizes: np.ndarray, evict: str, capacity_mb: float) 
 
 @dataclass(frozen=True)
 class Window(Policy):
-    """Paper 1: a window of the file ahead of each reader that goes on in file order; the page
-    cache keeps what was read last."""
+    """`--policy fixed`: a window of the file ahead of each reader in file order; the page cache
+    (class 1) evicts by lru."""
 
     size_mb: float = 52.4288
 
@@ -78,8 +78,8 @@ class Window(Policy):
 
 @dataclass(frozen=True)
 class Planned(Policy):
-    """A known order is read ahead, as far as the staging buffer; the page cache (class 1) keeps
-    what was read last."""
+    """A known order is read ahead, as far as the staging buffer; the page cache (class 1) evicts by
+    lru."""
 
     def plan(self, system: System, workload: Workload) -> Plan:
         return NodePool("lru").plan(system, workload)
@@ -104,7 +104,7 @@ class NodePool(Policy):
 
 @dataclass(frozen=True)
 class ClusterPool(Policy):
-    """Each byte once per cluster: who reads a sample first keeps it, and gives it to the others."""
+    """Each byte once per cluster: the first node to read a sample keeps and serves it."""
 
     def plan(self, system: System, workload: Workload) -> Plan:
         _memory_mb(system)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Policies that put parts of the data set on the nodes: DeepIO, parallel staging, LBANN,
-locality-aware loading (paper 5, chapters 2.3 and 4.1.4)."""
+"""Policies that distribute the data set over the nodes: DeepIO, parallel staging, LBANN,
+locality-aware loading ([HDMLP] chapters 2.3 and 4.1.4)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Shares:
 
 
 def shares(system: System, workload: Workload, classes: int) -> Shares:
-    """The data set cut into N parts by sample number, each as far as ``classes`` classes hold."""
+    """The data set in N parts by sample number, each as far as it fits into ``classes`` classes."""
     owner: np.ndarray = np.full(workload.F, NONE, np.int32)
     storage: np.ndarray = np.zeros(workload.F, np.int8)
     mb = np.zeros((system.N, system.J + 1))
@@ -47,7 +47,7 @@ def shares(system: System, workload: Workload, classes: int) -> Shares:
 
 
 def _sources(order: np.ndarray, kept: Shares, J: int) -> np.ndarray:
-    """The source of every access when nothing but the shares is ever kept: int8, as ``order``."""
+    """The source of each access when only the shares are kept: int8, as ``order``."""
     storage: np.ndarray = np.append(kept.storage, 0)
     owner: np.ndarray = np.append(kept.owner, NONE)
     nodes = np.arange(order.shape[1], dtype=np.int32)[None, :, None]
@@ -56,8 +56,8 @@ def _sources(order: np.ndarray, kept: Shares, J: int) -> np.ndarray:
 
 
 def _local_order(pools: list[np.ndarray], like: np.ndarray, seed: int) -> np.ndarray:
-    """An order of the shape of ``like`` in which every node reads its own pool, shuffled anew each
-    time that it is through."""
+    """An order of the shape of ``like`` in which each node reads its own pool, reshuffled in each
+    round."""
     out = np.full_like(like, NONE)
     for node, pool in enumerate(pools):
         places = like[:, node] >= 0
@@ -75,7 +75,7 @@ def _local_order(pools: list[np.ndarray], like: np.ndarray, seed: int) -> np.nda
 
 @dataclass(frozen=True)
 class DeepIO(Policy):
-    """DeepIO: the memory of all nodes keeps what it can, the rest is read when it is needed."""
+    """DeepIO: the memory of all nodes keeps what fits, the rest is read on demand."""
 
     opportunistic: bool = False  # train only on what is in memory, in an order of each node's own
 
@@ -95,8 +95,8 @@ class DeepIO(Policy):
 
 @dataclass(frozen=True)
 class ParallelStaging(Policy):
-    """Parallel data staging: every node copies to its storage what it will train on: all, if it
-    has room for all, read from the file system once and passed on; else a part of its own."""
+    """Parallel data staging: each node copies what it will train on to its storage: all, if that
+    fits, read from the file system once and passed on; else a part of its own."""
 
     def plan(self, system: System, workload: Workload) -> Plan:
         order = whole_order(workload, system.N)
@@ -105,12 +105,12 @@ class ParallelStaging(Policy):
         if (storage > 0).all():
             all_mb = np.bincount(storage, workload.sizes, system.J + 1)
             phase = Phase(order, "staged", source=np.append(storage, 0)[order].astype(np.int8))
-            # One node reads while the others receive.
+            # One node reads, the others receive from it.
             seconds = preload_seconds(system, all_mb[None], clients=1)
             return Plan([phase], seconds, float(all_mb.sum()))
         pools, mb = [], np.zeros((system.N, system.J + 1))
         for node in range(system.N):
-            # As much as it can hold: parts may overlap, no node has all.
+            # As much as fits: parts may overlap, no node has all.
             random = np.random.default_rng([workload.training.seed, node, 2])
             mine = random.permutation(workload.F)
             storage, _ = fill_classes(workload.sizes[mine], capacities)
@@ -170,13 +170,13 @@ class LocalityAware(Policy):
 def localised(order: np.ndarray, owner: np.ndarray) -> np.ndarray:
     """The same batches with each sample at its owner, as far as parts of equal size allow.
 
-    What is over at one node and what nobody owns fills up the parts of the others.
+    Surplus samples of one node, and those without an owner, fill up the parts of the others.
     """
     batches, nodes, b = order.shape
     samples = order.reshape(batches, -1)
     room = (order >= 0).sum(axis=2)  # (batches, N)
     home = np.append(owner, NONE)[samples]
-    home = np.where(samples >= 0, home, nodes)  # what is no sample comes last
+    home = np.where(samples >= 0, home, nodes)  # NONE comes last
     keys = np.where(home == NONE, nodes - 1 + 0.5, home)
     by_home = np.argsort(keys, axis=1, kind="stable")
     samples = np.take_along_axis(samples, by_home, 1)
@@ -192,8 +192,8 @@ def localised(order: np.ndarray, owner: np.ndarray) -> np.ndarray:
     fits = own & (place < np.take_along_axis(room, index, 1))
     out = np.full_like(order, NONE)
     out[rows[fits], home[fits], place[fits]] = samples[fits]
-    # The others go, in their order, to the places that are free.
-    left = ~fits & (samples >= 0)
+    # The others fill the free places in their order.
+    leftover = ~fits & (samples >= 0)
     free = (out < 0) & (np.arange(b)[None, None] < room[:, :, None])
-    out[free] = samples[left]
+    out[free] = samples[leftover]
     return out

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`simulate --replay TRACE`: a recorded job's accesses through other policies.
+"""`simulate --replay TRACE`: a recorded job's accesses under other policies.
 
-trace -> demand (who wants what, after how much computing) -> policy and link -> outcome
+trace -> demand (accesses and think times) -> policy and link -> outcome
 """

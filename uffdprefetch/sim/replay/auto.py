@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`wrap` as it is, `--policy auto`, as a replay policy: the service's core (node.py) is told what
-the replayed threads touch, and what it sends to its workers is what is read ahead.
+"""`--policy auto`, wrap's default, as a replay policy: the service's core (node.py) observes the
+replayed touches, and its requests to workers are what is read ahead.
 
-A rank's threads and workers are one reader here. Not replayed: strides by a record index.
+A rank's threads and workers count as one reader. Not replayed: strides by a record index.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ class Auto(Plain):
             self._there,
             Config(engine=self.engine, budget_bytes=self.room_bytes),
         )
-        self.out: deque[tuple[int, Range, int]] = deque()  # (its number, pages, bytes)
+        self.out: deque[tuple[int, Range, int]] = deque()  # (request number, pages, bytes)
 
     def _there(self, file: int, start: int, length: int) -> int:
         """Bytes of a file that are in memory now."""
         ready = self.resident.ready[file][start // self.page : -(-(start + length) // self.page)]
         return int(np.count_nonzero(ready <= self._now)) * self.page
 
-    def touched(
+    def on_touch(
         self, stream: int, access: int, file: int, first: int, end: int, now: float
     ) -> float:
-        answering = super().touched(stream, access, file, first, end, now)
-        self._tell(stream, file, first, end, now)
+        answering = super().on_touch(stream, access, file, first, end, now)
+        self._observe(stream, file, first, end, now)
         self._turn(now)
         return answering
 
-    def _tell(self, stream: int, file: int, first: int, end: int, now: float) -> None:
+    def _observe(self, stream: int, file: int, first: int, end: int, now: float) -> None:
         self._now = now
         rank = self.demand.streams[stream].rank
         self.node.touched(rank, file, first, end, self.resident.ready[file], now)
@@ -67,12 +67,12 @@ class Auto(Plain):
         self.out.extend(self.node.workers.sent)
         self.node.workers.sent.clear()
 
-    def left(self, file: int, first: int, end: int) -> None:
-        self.node.left(file, first, end)
+    def on_evict(self, file: int, first: int, end: int) -> None:
+        self.node.on_evict(file, first, end)
 
-    def wants(self, now: float) -> Range | None:
-        """Kernel readahead; then what the service sends."""
-        wanted = super().wants(now)
+    def next_range(self, now: float) -> Range | None:
+        """Kernel readahead first, then the service's requests."""
+        wanted = super().next_range(now)
         while wanted is None:
             if not self.out:
                 self._turn(now)
@@ -80,14 +80,14 @@ class Auto(Plain):
                 break
             wanted = self._cut(self.out[0][1])
             if self.resident.missing(wanted) is None:  # it is there already
-                self.requested(wanted, now, now)
+                self.on_request(wanted, now, now)
                 wanted = None
         return wanted
 
     def _cut(self, wanted: Range) -> Range:
         return wanted
 
-    def requested(self, wanted: Range, now: float, until: float) -> None:
+    def on_request(self, wanted: Range, now: float, until: float) -> None:
         if self.out and self._cut(self.out[0][1]) == wanted:
             number, pages, length = self.out.popleft()
             self.node.asked(number, pages, length, now, until)
@@ -97,7 +97,7 @@ class Auto(Plain):
 
 
 class PoolAuto(InPool, Auto):
-    """`--engine pool`: each touch that is answered tells."""
+    """`--engine pool`: touches that the pool answers are observed."""
 
     engine = "pool"
 
@@ -105,20 +105,20 @@ class PoolAuto(InPool, Auto):
         InPool.__init__(self, budget_bytes)
         Auto.__init__(self, budget_bytes)
 
-    def answered(self, stream: int, file: int, pages: list[int], now: float) -> None:
+    def on_pool_touches(self, stream: int, file: int, pages: list[int], now: float) -> None:
         one = self.demand.streams[stream]
-        self.node.answered(one.rank, file, pages, one.thread, now)
+        self.node.on_pool_touches(one.rank, file, pages, one.thread, now)
 
     def begin(self, demand: Demand, storage: Storage, resident: Resident) -> None:
         super().begin(demand, storage, resident)
-        self.node.rearmed = self._rearmed
+        self.node.on_rearm = self._on_rearm
 
-    def _rearmed(self, rank: int, file: int, pages: list[int]) -> None:
-        """These pages leave a rank's page table, to tell of the next touch."""
+    def _on_rearm(self, rank: int, file: int, pages: list[int]) -> None:
+        """These pages are unmapped from a rank, so that the next touch is observed."""
         self.mapped[file][rank][pages] = False
 
-    def _tell(self, stream: int, file: int, first: int, end: int, now: float) -> None:
-        """Only touches that the pool has answered tell."""
+    def _observe(self, stream: int, file: int, first: int, end: int, now: float) -> None:
+        """Unused: see on_pool_touches()."""
 
     def _cut(self, wanted: Range) -> Range:
         return chunked(wanted)

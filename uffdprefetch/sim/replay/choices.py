@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which policies a recorded job is put through, and the command line that each one is. Pure."""
+"""The policies that a recorded job is replayed with, and their command lines. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from uffdprefetch.predict import window
 from uffdprefetch.sim.replay.auto import Auto, PoolAuto
 from uffdprefetch.sim.replay.demand import Demand
 from uffdprefetch.sim.replay.engine import Outcome, Policy, replay
-from uffdprefetch.sim.replay.keep import Belady, Cyclic, Keep, Lru
+from uffdprefetch.sim.replay.eviction import Belady, Cyclic, EvictionPolicy, Lru
 from uffdprefetch.sim.replay.link import Storage
 from uffdprefetch.sim.replay.policies import (
     DISTANCE_BYTES,
@@ -28,19 +28,19 @@ from uffdprefetch.sim.replay.policies import (
 MIB = 1 << 20
 #: Distances of checkpoints that are tried.
 DISTANCES = (DISTANCE_BYTES,)
-#: Windows that are tried (paper 1 tries 25 to 200 MiB).
+#: Windows that are tried ([Haderbache] figure 8: 25 to 200 MiB).
 WINDOWS = (16 * MIB, 50 * MIB, 128 * MIB)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A way to run the job. ``options``: of `wrap`; None is the job without it."""
+    """A way to run the job. ``options``: of `wrap`; None: without wrap."""
 
     name: str
     options: tuple[str, ...] | None
     policy: Callable[[], Policy]
-    keep: Callable[[Demand, int], Keep]
-    #: Bytes of memory for what was read; None: whatever is there.
+    eviction: Callable[[Demand, int], EvictionPolicy]
+    #: Bytes of memory for what was read; None: unlimited.
     memory_bytes: int | None = None
     needs_order: bool = False
 
@@ -58,9 +58,9 @@ def choices(
     budgets: Sequence[int],
     files_bytes: int,
 ) -> list[Choice]:
-    """Plain; `wrap` as it is, with windows of each size and distance, with a known order; and
-    pools of each budget. ``files_bytes``: of all files together."""
-    # Without --budget the service may have so much ahead, or of a file in memory.
+    """The job without wrap; `wrap` by default, with windows of each size and distance, with a known
+    order; pools of each budget. ``files_bytes``: of all files together."""
+    # The default budget of bytes ahead, or of a file in memory.
     room = min(Config().budget_bytes, memory_bytes or 1 << 62)
     found = [
         Choice("plain", None, Plain, Lru, memory_bytes),
@@ -100,16 +100,16 @@ def choices(
 
 
 def predict(demand: Demand, storage: Storage, which: Sequence[Choice]) -> Iterator[Predicted]:
-    """Each of them, replayed."""
+    """Replay each of them."""
     for choice in which:
-        keep = None
+        eviction = None
         if choice.memory_bytes is not None:
-            keep = choice.keep(demand, choice.memory_bytes)
-        yield Predicted(choice, replay(demand, storage, choice.policy(), keep))
+            eviction = choice.eviction(demand, choice.memory_bytes)
+        yield Predicted(choice, replay(demand, storage, choice.policy(), eviction))
 
 
 def command_line(choice: Choice, job: Sequence[str]) -> str:
-    """What to type."""
+    """The shell command of a choice."""
     words = list(job) or ["COMMAND"]
     if choice.options is not None:
         words = ["uffdprefetch", "wrap", *choice.options, "--", *words]

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a recorded job wants: which pages, in which order, after how much computing. Pure, but for
-the index of a record file, which is read where the file is still there.
+"""A recorded job's demand: which pages, in which order, after which think times. Pure, but for the
+index of a record file, which is read where the file still exists.
 
-A page fault is seen, a touch of a mapped page is not. So what a thread wants at an access is the
-record that begins there, where the file's index tells; else all up to its next access if that lies
-within what was mapped, or the page alone. What it computed is the time from when one fault was over
-to the next.
+A page fault is recorded, a touch of a mapped page is not. So the extent of an access is the record
+that begins there, by the file's index; else everything up to the next access if that lies within
+what was mapped, or the page alone. The think time is that from one fault's end to the next fault.
 """
 
 from __future__ import annotations
@@ -32,16 +31,15 @@ class Stream:
     file: Array  # place of the file in Demand.files
     first: Array  # page
     end: Array  # the page after the last
-    think_ns: Array  # computed since the access before was over; of the first, since the job began
-    tail_ns: int  # computed after the last one
+    think_ns: Array  # since the end of the access before; of the first, since the job began
+    tail_ns: int  # after the last one
 
     def __len__(self) -> int:
         return len(self.first)
 
 
 def again(stream: Stream, epochs: int) -> Stream:
-    """The same accesses so many times; a later epoch begins after as much computing as there is
-    between two of its accesses."""
+    """The same accesses ``epochs`` times; a later epoch begins after the median think time."""
     if epochs == 1:
         return stream
     first = stream.think_ns.copy()
@@ -66,7 +64,7 @@ class Demand:
     streams: list[Stream]
     page_bytes: int
     seconds: float  # that the recorded job took
-    stall_seconds: float  # of its thread that waited longest, in page faults
+    stall_seconds: float  # in page faults, of the thread that waited longest
     command: list[str]
 
     def pages(self, file: int) -> int:
@@ -87,7 +85,7 @@ class Demand:
 
 
 def demand_of(trace: Trace, epochs: int = 1, open_index: OpenRecords = open_records) -> Demand:
-    """What was recorded, ``epochs`` times over.
+    """The recorded accesses, ``epochs`` times over.
 
     Raises UffdPrefetchError (exit 2) where a trace has no accesses to replay.
     """
@@ -119,7 +117,7 @@ def demand_of(trace: Trace, epochs: int = 1, open_index: OpenRecords = open_reco
         )
     took_ns = end_ns - begin_ns
     stalls = [took_ns - int(s.think_ns.sum()) - s.tail_ns for s in streams]
-    for number, file in enumerate(files):  # one that grew meanwhile is as large as was read
+    for number, file in enumerate(files):  # a file that grew has the size that was read
         read = max((int(s.end[s.file == number].max(initial=0)) for s in streams), default=0)
         files[number] = replace(file, size_bytes=max(file.size_bytes, read * work.page_bytes))
     streams = [again(stream, epochs) for stream in streams]
@@ -155,8 +153,8 @@ def _streams(
 
 
 def _wanted(a: Accesses, index: RecordIndex | None) -> tuple[Array, Array, Array, Array]:
-    """(first page, end, when asked for, when there) of one thread's accesses to one file, those of
-    one record as one."""
+    """(first page, end, request time, completion time) of one thread's accesses to one file, merged
+    by record."""
     following = np.r_[a.page[1:], -1]
     within = (following > a.page) & (following <= a.high)
     end = np.where(within, following, np.maximum(a.sure, a.page + 1))
@@ -167,8 +165,7 @@ def _wanted(a: Accesses, index: RecordIndex | None) -> tuple[Array, Array, Array
         low, high = index.pages_of(record)
         first = np.where(record >= 0, np.minimum(low, first), first)
         end = np.where(record >= 0, np.maximum(high, a.page + 1), end)
-    # One after the other in the same record: one access, whose waits are added up; computing in
-    # between is moved behind it.
+    # Successive accesses to one record are merged: waits are summed, think time moves behind it.
     same = np.r_[False, (record[1:] >= 0) & (record[1:] == record[:-1])]
     start = np.flatnonzero(~same)
     waited = np.add.reduceat(a.until_ns - a.time_ns, start)

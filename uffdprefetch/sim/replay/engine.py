@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job's accesses, event by event, through a policy and a link. Pure.
+"""Event-driven replay of a job's accesses with a policy and a link. Pure.
 
-A thread touches the pages of an access in order. A page that is there costs nothing; one that is
-under way is waited for; one that is neither is a demand miss, of which the policy says what is read
-with it. What a policy wants ahead is asked for as long as the pipe has less than DEPTH of it to do,
-as the service's scheduler does it, so that a miss does not queue behind megabytes.
+A thread touches the pages of an access in order. A resident page costs nothing; one in flight is
+waited for; any other is a demand miss, and the policy says what is read with it. Prefetches are
+issued while the link's backlog is below its depth, as in the service's scheduler, so that a miss
+does not queue behind megabytes.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import numpy as np
 
 from uffdprefetch.base.arrays import Array
 from uffdprefetch.sim.replay.demand import Demand, Stream
-from uffdprefetch.sim.replay.keep import CHUNK_PAGES, Keep
+from uffdprefetch.sim.replay.eviction import CHUNK_PAGES, EvictionPolicy
 from uffdprefetch.sim.replay.link import Link, Storage
 
-#: Of what is read ahead, so many times the latency is queued for the pipe, at least so long.
+#: Backlog of prefetches on the link: this many latencies, at least this long.
 DEPTH_LATENCIES, DEPTH_SECONDS = 2.0, 0.002
 ABSENT = np.inf
 #: (file, first page, page after the last)
@@ -28,38 +28,38 @@ Range = tuple[int, int, int]
 
 
 class Policy(Protocol):
-    """What is read, and when. All ranges are cut to the file by the engine."""
+    """Decides what is read, and when. The engine clips ranges to the file."""
 
-    request_bytes: int  # of what is read ahead
-    paced: bool  # it keeps as much under way as it should itself
+    request_bytes: int  # of prefetches
+    paced: bool  # it limits its bytes in flight itself
 
     def begin(self, demand: Demand, storage: Storage, resident: Resident) -> None:
         """Before the first access."""
 
-    def miss(self, stream: int, file: int, page: int, now: float) -> Range:
+    def on_miss(self, stream: int, file: int, page: int, now: float) -> Range:
         """What is read on a thread's demand miss of ``page``; it contains the page."""
 
-    def touched(
+    def on_touch(
         self, stream: int, access: int, file: int, first: int, end: int, now: float
     ) -> float:
-        """A thread has come through these pages of its access, ``now`` seconds after the start.
-        Returns the seconds that it took to map them for it, beyond what the kernel takes."""
+        """A thread has touched these pages of its access, ``now`` seconds after the start. Returns
+        the seconds that mapping them took, beyond the kernel's."""
 
-    def left(self, file: int, first: int, end: int) -> None:
-        """Pages have been pushed out of memory."""
+    def on_evict(self, file: int, first: int, end: int) -> None:
+        """These pages have been evicted."""
 
-    def wants(self, now: float) -> Range | None:
-        """What to read ahead next; None for nothing now. It is asked again after that."""
+    def next_range(self, now: float) -> Range | None:
+        """The next range to prefetch; None for nothing now. Called until then."""
 
-    def requested(self, wanted: Range, now: float, until: float) -> None:
-        """What it wanted has been asked for, and is there at ``until``."""
+    def on_request(self, wanted: Range, now: float, until: float) -> None:
+        """Its range has been requested, and arrives at ``until``."""
 
     def due(self, now: float) -> float | None:
-        """When it wants to be asked though nothing happens; None: not before something does."""
+        """When to call next_range() without an event; None: not before one."""
 
 
 class Resident:
-    """Which pages are there, or when they will be."""
+    """Arrival times of pages; ABSENT where not requested."""
 
     def __init__(self, demand: Demand) -> None:
         self.ready: list[Array] = [
@@ -67,7 +67,7 @@ class Resident:
         ]
 
     def missing(self, wanted: Range) -> Range | None:
-        """``wanted`` without what is there or under way at its ends; None when nothing is left."""
+        """``wanted`` without resident or in-flight pages at its ends; None when none is absent."""
         file, first, end = wanted
         absent = np.flatnonzero(np.isinf(self.ready[file][max(0, first) : end]))
         if not len(absent):
@@ -78,41 +78,43 @@ class Resident:
 
 @dataclass
 class Outcome:
-    """What a policy would bring. Bytes are of whole pages."""
+    """Result of a policy. Bytes are of whole pages."""
 
     seconds: float
-    stall_seconds: float  # of the thread that waits longest
+    stall_seconds: float  # of the thread that waited longest
     misses: int  # demand misses
-    hit_bytes: int  # touched and there
+    hit_bytes: int  # touched and resident
     touched_bytes: int
     read_bytes: int
     requests: int
 
     @property
     def hits(self) -> float:
-        """Part of the touched bytes that were there when they were touched."""
+        """Share of the touched bytes that were resident."""
         return self.hit_bytes / max(1, self.touched_bytes)
 
 
 class _Replay:
-    def __init__(self, demand: Demand, storage: Storage, policy: Policy, keep: Keep | None) -> None:
-        self.demand, self.policy, self.keep = demand, policy, keep
+    def __init__(
+        self, demand: Demand, storage: Storage, policy: Policy, eviction: EvictionPolicy | None
+    ) -> None:
+        self.demand, self.policy, self.eviction = demand, policy, eviction
         self.link = Link(storage)
         self.resident = Resident(demand)
-        if keep is not None:
-            keep.gone = policy.left
+        if eviction is not None:
+            eviction.evicted = policy.on_evict
         self.depth = max(DEPTH_SECONDS, DEPTH_LATENCIES * storage.latency)
         self.events: list[tuple[float, int, int]] = []
         self.count = 0
         self.misses = self.hit_pages = self.touched_pages = 0
-        # Threads that were waiting for the page at which they go on.
+        # Threads that wait for the page at which they continue.
         self.waited = [False] * len(demand.streams)
-        # Seconds that answering a thread's touches takes before it can go on.
+        # Seconds that answering a thread's touches takes.
         self.answering = [0.0] * len(demand.streams)
-        self.told = [(-1, 0)] * len(demand.streams)  # (access, page up to which memory knows)
+        self.counted = [(-1, 0)] * len(demand.streams)  # (access, page up to which it is counted)
 
     def at(self, when: float, stream: int) -> None:
-        """Stream -1 is the pump."""
+        """Schedule an event; stream -1 is _pump()."""
         self.count += 1
         heapq.heappush(self.events, (when, self.count, stream))
 
@@ -160,50 +162,50 @@ class _Replay:
     def _touch(
         self, number: int, stream: Stream, k: int, place: int, now: float
     ) -> tuple[float, int] | None:
-        """Go through an access from ``place`` on; (when to go on, where) if it has to wait."""
+        """Continue an access at page ``place``; (time, page) to continue at if it has to wait."""
         file, end = (
             int(stream.file[k]),
             min(int(stream.end[k]), len(self.resident.ready[int(stream.file[k])])),
         )
         if self.waited[number]:
-            # It has got its page, whoever needs the room for it next.
+            # Its page has arrived, even if it is evicted by now.
             self.waited[number] = False
-            self._came_through(number, k, file, place, place + 1, now)
+            self._touched_pages(number, k, file, place, place + 1, now)
             place += 1
         ready = self.resident.ready[file][place:end]
         late = np.flatnonzero(ready > now)
         upto = place + int(late[0]) if len(late) else end
         if upto > place:
             self.hit_pages += upto - place
-            self._came_through(number, k, file, place, upto, now)
+            self._touched_pages(number, k, file, place, upto, now)
         if not len(late):
             return None
         when = float(self.resident.ready[file][upto])
         if np.isinf(when):
             self.misses += 1
-            self._read(self.policy.miss(number, file, upto, now), now, None)
+            self._read(self.policy.on_miss(number, file, upto, now), now, None)
             when = float(self.resident.ready[file][upto])
-            if np.isinf(when):  # its own request has pushed it out again
+            if np.isinf(when):  # evicted by its own request
                 when = self.link.free + self.link.storage.latency
         self.waited[number] = True
         return when, upto
 
-    def _came_through(
+    def _touched_pages(
         self, number: int, k: int, file: int, first: int, end: int, now: float
     ) -> None:
-        self.answering[number] += self.policy.touched(number, k, file, first, end, now)
+        self.answering[number] += self.policy.on_touch(number, k, file, first, end, now)
         self.touched_pages += end - first
-        if self.keep is not None:
-            # Each chunk once an access, in however many parts its pages are come through.
-            told, upto = self.told[number]
-            low = max(first, upto) if told == k else first
+        if self.eviction is not None:
+            # Each chunk counts once an access, however many parts its pages are touched in.
+            counted, upto = self.counted[number]
+            low = max(first, upto) if counted == k else first
             if low < end:
-                self.keep.touch(file, low, end)
-                self.told[number] = k, -(-end // CHUNK_PAGES) * CHUNK_PAGES
+                self.eviction.access(file, low, end)
+                self.counted[number] = k, -(-end // CHUNK_PAGES) * CHUNK_PAGES
 
     def _read(self, wanted: Range, now: float, request_bytes: int | None) -> float:
-        """Ask for what is absent of a range, in requests of at most so many bytes; when all of it
-        is there."""
+        """Request the absent pages of a range, ``request_bytes`` at a time. Returns when all of it
+        is resident."""
         file, first, end = wanted
         ready = self.resident.ready[file]
         first, end = max(0, first), min(end, len(ready))
@@ -215,18 +217,18 @@ class _Replay:
             for low in range(a, b, step):
                 high = min(b, low + step)
                 ready[low:high] = self.link.request((high - low) * page, now)
-                if self.keep is not None:
-                    self.keep.add(file, low, high, self.resident.ready)
+                if self.eviction is not None:
+                    self.eviction.insert(file, low, high, self.resident.ready)
         asked = ready[first:end]
         return float(max(now, asked[np.isfinite(asked)].max(initial=now)))
 
     def _pump(self, now: float, is_pump: bool) -> None:
-        """Ask ahead, as far as the pipe's backlog lets us; come back when it is shorter."""
+        """Issue prefetches while the link's backlog is below the depth; reschedule itself."""
         while self.policy.paced or self.link.backlog(now) < self.depth:
-            wanted = self.policy.wants(now)
+            wanted = self.policy.next_range(now)
             if wanted is None:
                 break
-            self.policy.requested(wanted, now, self._read(wanted, now, self.policy.request_bytes))
+            self.policy.on_request(wanted, now, self._read(wanted, now, self.policy.request_bytes))
         else:
             if is_pump or self.pumped <= now:
                 self.pumped = now + max(1e-5, self.link.backlog(now) - self.depth / 2)
@@ -238,6 +240,8 @@ class _Replay:
             self.at(self.pumped, -1)
 
 
-def replay(demand: Demand, storage: Storage, policy: Policy, keep: Keep | None = None) -> Outcome:
-    """What ``demand`` comes to. ``keep``: what leaves when memory is full; None: nothing leaves."""
-    return _Replay(demand, storage, policy, keep).run()
+def replay(
+    demand: Demand, storage: Storage, policy: Policy, eviction: EvictionPolicy | None = None
+) -> Outcome:
+    """Play ``demand`` through ``policy``. ``eviction``: None where memory holds everything."""
+    return _Replay(demand, storage, policy, eviction).run()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Storage behind a link: a pipe of some bandwidth that all share, and a latency. Pure.
+"""Storage behind a link: a shared bandwidth and a latency. Pure.
 
-As the slow bed is (bench/slowfs.c), and as a parallel file system looks from one client: transfers
-queue for the pipe, latencies overlap.
+As the slow bed (bench/slowfs.c), and as a parallel file system appears to one client: transfers
+queue for the link, latencies overlap.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Storage:
-    """``bandwidth`` bytes a second, ``latency`` seconds a request."""
+    """``bandwidth`` in bytes/s, ``latency`` in seconds a request."""
 
     bandwidth: float
     latency: float
 
     @classmethod
     def fitted(cls, rates: Mapping[int, Mapping[int, float]]) -> Storage:
-        """From what calibrate measured: request bytes -> threads -> bytes/s.
+        """Fit to calibrate's rates: request bytes -> threads -> bytes/s.
 
-        The bandwidth is the best of all; the latency that of a single thread's smallest requests,
-        which hardly wait for the pipe. Raises ValueError without a single thread's figure.
+        The bandwidth is the greatest rate; the latency that of a single thread's smallest requests,
+        which hardly queue. Raises ValueError without a single thread's rate.
         """
         bandwidth = max(rate for curve in rates.values() for rate in curve.values())
         alone = {request: curve[1] for request, curve in rates.items() if 1 in curve}
@@ -35,21 +35,21 @@ class Storage:
 
 
 class Link:
-    """The pipe over time."""
+    """The link's queue over time."""
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
-        self.free = 0.0  # when the pipe is free
+        self.free = 0.0  # when the queue is empty
         self.requests = 0
         self.read_bytes = 0
 
     def request(self, size_bytes: int, now: float) -> float:
-        """When a request that is made now is answered; calls are in the order of time."""
+        """Completion time of a request made at ``now``; calls are in the order of time."""
         self.requests += 1
         self.read_bytes += size_bytes
         self.free = max(self.free, now) + size_bytes / self.storage.bandwidth
         return self.free + self.storage.latency
 
     def backlog(self, now: float) -> float:
-        """Seconds until the pipe is free."""
+        """Seconds until the queue is empty."""
         return max(0.0, self.free - now)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The service's own core (service/coordinator.py), whose kernel is a replay.
+"""The service's own core (service/coordinator.py) on a replayed kernel.
 
-Processes answer for their page tables, files for the cache, workers for the storage; the clock is
-the replay's. Nothing of what decides is written a second time.
+Process simulates a page table, File the page cache, Workers the storage; the clock is the replay's.
+No decision is implemented twice.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from uffdprefetch.warm.scheduler import EXTENT_BYTES, Scheduler
 
 #: Addresses of a mapping of file f begin at (f + 1) << ADDRESS_BITS.
 ADDRESS_BITS = 48
-#: The replay's time 0, CLOCK_MONOTONIC: 0 means "never" to the service.
+#: CLOCK_MONOTONIC at the replay's time 0: 0 means "never" to the service.
 START_NS = 1_000_000_000
-#: What a page-table scan costs, and each range that it finds (docs/facts.md).
+#: CPU time of a page-table scan, and of each range that it finds (docs/facts.md).
 SCAN_CPU_NS, RUN_CPU_NS = 1_000, 100
-#: The kernel maps the cached pages of an aligned 64 KiB around a fault.
+#: Fault-around: the kernel maps the cached pages of the aligned 64 KiB around a fault.
 AROUND_PAGES = 16
 #: (file, first page, page after the last)
 Range = tuple[int, int, int]
@@ -46,19 +46,19 @@ class Process(Client):
     """A rank. ``mapped``: which pages of each file are in its page table."""
 
     def __init__(
-        self, rank: int, page_bytes: int, told: Callable[[int], None],
-        rearmed: Callable[[int, int, list[int]], None],
+        self, rank: int, page_bytes: int, on_scan: Callable[[int], None],
+        on_rearm: Callable[[int, int, list[int]], None],
     ) -> None:  # fmt: skip
-        """``told`` hears of each scan: how many ranges it found; ``rearmed`` of (rank, file, pages)
-        that are armed again."""
-        self._rearmed = rearmed
+        """``on_scan``: called with the number of ranges that a page-table scan found; ``on_rearm``:
+        with (rank, file, pages) that are armed again."""
+        self._on_rearm = on_rearm
         self.rank, self.pid, self.pool_slot = rank, rank + 1, rank
         self.regions: dict[int, Region] = {}
         self.readers = {}
         self.opening: set[int] = set()
         self.watched = Watched(self.pid, ended=True)
         self.mapped: dict[int, Array] = {}
-        self._page_bytes, self._told = page_bytes, told
+        self._page_bytes, self._on_scan = page_bytes, on_scan
 
     def touched_runs(self, address: int, length: int) -> list[tuple[int, int]]:
         """See Client."""
@@ -67,7 +67,7 @@ class Process(Client):
         mapped = self.mapped[file][first : -(-(at + length) // self._page_bytes)]
         edges = np.flatnonzero(np.diff(np.r_[False, mapped, False])) * self._page_bytes
         edges = edges[: 2 * uffd.RUNS_AT_ONCE] + (address - at + first * self._page_bytes)
-        self._told(len(edges) // 2)
+        self._on_scan(len(edges) // 2)
         pairs = zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
         return [(start, end - start) for start, end in pairs]
 
@@ -81,11 +81,11 @@ class Process(Client):
     def command(self, kind: wire.Type, region: int, pages: list[int]) -> None:
         """See Client."""
         if kind == wire.Type.REARM:
-            self._rearmed(self.rank, region, pages)
+            self._on_rearm(self.rank, region, pages)
 
 
 class File(FileState):
-    """A recorded file. ``there``: bytes of [start, +length) in the cache now."""
+    """A recorded file. ``there``: resident bytes of [start, +length) now."""
 
     there: Callable[[int, int], int]
     around_bytes: int
@@ -104,12 +104,12 @@ class File(FileState):
 
 
 class Workers(uffd.Workers):
-    """What was sent, until the replay has asked the link for it and the answer has come."""
+    """Requests sent, until the replay has put them on the link and they have completed."""
 
     def __init__(self, file_of: Callable[[int], int], page_bytes: int) -> None:
         self._file_of, self._page_bytes = file_of, page_bytes
-        self.sent: list[tuple[int, Range, int]] = []  # (its number, pages, when, ns)
-        self._under_way: list[tuple[int, int, Range, int, int]] = []  # by when it is there
+        self.sent: list[tuple[int, Range, int]] = []  # (request number, pages, bytes)
+        self._under_way: list[tuple[int, int, Range, int, int]] = []  # heap by completion time
 
     def submit(self, job_id: int, fd: int, offset: int, length: int, **_: Any) -> bool:
         """See uffd.Workers."""
@@ -119,16 +119,16 @@ class Workers(uffd.Workers):
         return True
 
     def asked(self, number: int, wanted: Range, length: int, now: int, done: int) -> None:
-        """The link has been asked; ``done``: when it is there."""
+        """A request is on the link; ``done``: its completion time."""
         heapq.heappush(self._under_way, (done, number, wanted, length, now))
 
     @property
     def due_ns(self) -> int | None:
-        """When the next is there."""
+        """Completion time of the next request."""
         return self._under_way[0][0] if self._under_way else None
 
     def take(self, now: int) -> list[uffd.WarmResult]:
-        """What is there by now."""
+        """Requests completed by now."""
         done = []
         while self._under_way and self._under_way[0][0] <= now:
             at, number, _, length, sent = heapq.heappop(self._under_way)
@@ -141,7 +141,7 @@ class Workers(uffd.Workers):
 
 
 class Pool(uffd_pool.Pool):
-    """The pool's C side. Eviction is the replay's."""
+    """Stands in for the pool's C side. Eviction is the replay's."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.events: list[uffd_pool.PoolEvent] = []
@@ -163,7 +163,7 @@ class Pool(uffd_pool.Pool):
         return self.workers.submit(job_id, file, offset, length)
 
     def reap(self) -> list[uffd.WarmResult]:
-        """See uffd_pool.Pool: the workers have it."""
+        """See uffd_pool.Pool: Workers.take() has them."""
         return []
 
     def drain(self) -> list[uffd_pool.PoolEvent]:
@@ -183,7 +183,7 @@ class Pool(uffd_pool.Pool):
 
 
 class _Room(Limits):
-    """As much as was said, and never less."""
+    """A constant budget."""
 
     def ahead_bytes(self) -> tuple[int, Limit]:
         return self.budget_bytes, Limit.BUDGET
@@ -193,13 +193,13 @@ class _Room(Limits):
 
 
 class Node:
-    """A service and its job. All times are seconds of the replay."""
+    """A service and its job. Times are seconds of the replay."""
 
     def __init__(
         self, sizes: list[int], paths: list[str], page_bytes: int, around_bytes: list[int],
         there: Callable[[int, int, int], int], config: Config,
     ) -> None:  # fmt: skip
-        """``there``: (file, start, length) -> bytes of it in memory now."""
+        """``there``: (file, start, length) -> resident bytes now."""
         self._page_bytes, self._config = page_bytes, config
         self._now_ns = START_NS
         self._cpu_ns = 0
@@ -224,8 +224,8 @@ class Node:
             self.pool.workers = self.workers
             self.core.use_pool(node_pool)
         self._refresh_ns = START_NS
-        #: Hears of (rank, file, pages) that are armed again.
-        self.rearmed: Callable[[int, int, list[int]], None] = lambda rank, file, pages: None
+        #: Called with (rank, file, pages) that are armed again.
+        self.on_rearm: Callable[[int, int, list[int]], None] = lambda rank, file, pages: None
 
     @staticmethod
     def _file(
@@ -243,11 +243,11 @@ class Node:
     # ---- the job --------------------------------------------------------------------------------
 
     def region(self, rank: int, file: int) -> tuple[Process, Region]:
-        """A rank's mapping of a file, made when it is first asked for."""
+        """A rank's mapping of a file, made on first use."""
         process = self.core.clients.get(rank)
         if process is None:
             process = self.core.clients[rank] = Process(
-                rank, self._page_bytes, self._scanned, lambda *what: self.rearmed(*what)
+                rank, self._page_bytes, self._scanned, lambda *what: self.on_rearm(*what)
             )
         assert isinstance(process, Process)
         region = process.regions.get(file)
@@ -268,7 +268,7 @@ class Node:
         self._cpu_ns += SCAN_CPU_NS + RUN_CPU_NS * ranges
 
     def touched(self, rank: int, file: int, first: int, end: int, ready: Array, now: float) -> None:
-        """A thread has come through pages [first, end), of which ``ready`` says when they came."""
+        """A thread has touched pages [first, end); ``ready``: arrival times of the file's pages."""
         process, region = self.region(rank, file)
         low, high = first // AROUND_PAGES * AROUND_PAGES, -(-end // AROUND_PAGES) * AROUND_PAGES
         mapped = process.mapped[file]
@@ -284,7 +284,9 @@ class Node:
         if events:
             self.core.on_events(process, sorted(events))
 
-    def answered(self, rank: int, file: int, pages: Iterable[int], thread: int, now: float) -> None:
+    def on_pool_touches(
+        self, rank: int, file: int, pages: Iterable[int], thread: int, now: float
+    ) -> None:
         """The pool has answered a thread's touches of these pages."""
         process, region = self.region(rank, file)
         self._now_ns = START_NS + int(now * 1e9)
@@ -296,8 +298,8 @@ class Node:
             ))  # fmt: skip
         self.core.on_pool_events()
 
-    def left(self, file: int, first: int, end: int) -> None:
-        """Pages have been pushed out of memory."""
+    def on_evict(self, file: int, first: int, end: int) -> None:
+        """These pages have been evicted."""
         self.files[file].recent.remove(first * self._page_bytes, end * self._page_bytes)
         for process in self.core.clients.values():
             assert isinstance(process, Process)
@@ -307,7 +309,7 @@ class Node:
     # ---- the service ----------------------------------------------------------------------------
 
     def turn(self, now: float) -> None:
-        """What the service's loop does once."""
+        """One iteration of the service's loop."""
         self._now_ns = START_NS + int(now * 1e9)
         core = self.core
         core.scheduler.reap()
@@ -319,12 +321,12 @@ class Node:
         core.scheduler.pump(self._now_ns)
 
     def asked(self, number: int, wanted: Range, length: int, now: float, until: float) -> None:
-        """The link has been asked for what was sent; it is there at ``until``."""
+        """A sent request is on the link; it completes at ``until``."""
         start, end = START_NS + int(now * 1e9), START_NS + int(until * 1e9)
         self.workers.asked(number, wanted, length, start, end)
 
     def due(self) -> float | None:
-        """When it has something to do though nothing happens."""
+        """Time of its next work without an event."""
         due = [self.workers.due_ns, self.core.due_ns]
         due += [
             region.scan.due_ns

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the kernel does by itself, and what `wrap` would do, as replay policies. Pure."""
+"""Replay policies: the kernel by itself, and `wrap` with fixed windows and known orders. Pure."""
 
 from __future__ import annotations
 
@@ -12,43 +12,43 @@ from uffdprefetch.predict import window
 from uffdprefetch.predict.rate import Rate
 from uffdprefetch.sim.replay.demand import Demand
 from uffdprefetch.sim.replay.engine import Range, Resident
-from uffdprefetch.sim.replay.keep import CHUNK_PAGES
+from uffdprefetch.sim.replay.eviction import CHUNK_PAGES
 from uffdprefetch.sim.replay.link import Storage
 
-#: The kernel's readahead where a trace does not tell the file system's (mm/readahead.c).
+#: The kernel's default readahead, where a trace lacks the file system's (mm/readahead.c).
 READ_AHEAD_BYTES = 128 << 10
-#: What one miss in a pool reads at the most (csrc/pool_faults.c).
+#: Most that a demand miss in a pool reads (csrc/pool_faults.c).
 DEMAND_MAX_BYTES = 1 << 20
-#: What one touch in a pool maps at the most: this, or this part of the pool (pool/node_pool.py).
+#: Most that a touch in a pool maps: this, or this fraction of the pool (pool/node_pool.py).
 RUN_MAX_BYTES, MAP_SHARE = 4 << 20, 64
-#: From a touch that a pool answers to the next instruction, with another process busy
-#: (docs/benchmarks.md: a touched checkpoint).
+#: Latency of a touch that a pool answers, with another process busy (measured: docs/benchmarks.md,
+#: a touched checkpoint).
 ANSWER_SECONDS = 36e-6
-#: A walk is known after so much of it in order: the service's first checkpoints.
+#: Sequential bytes after which a window starts: the service's first checkpoints.
 WALK_BYTES = 1 << 20
-#: Between checkpoints, as the design has it where a stream is known.
+#: Between checkpoints of a settled stream.
 DISTANCE_BYTES = 8 << 20
-#: A touch this near after the last one goes on with the walk: what other ranks skip lies between.
+#: Greatest gap within a stream: records of other ranks lie between.
 NEAR_BYTES = 1 << 20
 
 
 def measured(storage: Storage) -> window.Storage:
-    """As the service's warmers see it (warm/meter.py)."""
+    """As the service's meter measures it (warm/meter.py)."""
     return window.Storage(storage.bandwidth, storage.latency)
 
 
 class Plain:
-    """mmap as it is: read-around on a miss, one window more when its mark is met
+    """mmap without wrap: read-around on a miss, another window when its mark is touched
     (mm/filemap.c, do_sync_mmap_readahead and do_async_mmap_readahead)."""
 
     request_bytes = READ_AHEAD_BYTES
     paced = False
 
-    def requested(self, wanted: Range, now: float, until: float) -> None:
-        """The kernel needs no telling."""
+    def on_request(self, wanted: Range, now: float, until: float) -> None:
+        """Unused."""
 
     def due(self, now: float) -> float | None:
-        """It only answers."""
+        """The kernel acts on faults only."""
         return None
 
     def begin(self, demand: Demand, storage: Storage, resident: Resident) -> None:
@@ -61,7 +61,7 @@ class Plain:
         self.marks: list[dict[int, int]] = [{} for _ in demand.files]  # page -> window's end
         self.queue: deque[Range] = deque()
 
-    def miss(self, stream: int, file: int, page: int, now: float) -> Range:
+    def on_miss(self, stream: int, file: int, page: int, now: float) -> Range:
         around = self.around[file]
         first = max(0, page - around // 2)
         end = max(page + 1, first + around)
@@ -69,7 +69,7 @@ class Plain:
             self.marks[file][end - max(1, around // 4)] = end
         return file, first, end
 
-    def touched(
+    def on_touch(
         self, stream: int, access: int, file: int, first: int, end: int, now: float
     ) -> float:
         marks = self.marks[file]
@@ -84,10 +84,10 @@ class Plain:
             self.queue.append((file, start, after))
         return 0.0
 
-    def left(self, file: int, first: int, end: int) -> None:
-        """The kernel needs no telling."""
+    def on_evict(self, file: int, first: int, end: int) -> None:
+        """Unused."""
 
-    def wants(self, now: float) -> Range | None:
+    def next_range(self, now: float) -> Range | None:
         while self.queue:
             wanted = self.resident.missing(self.queue.popleft())
             if wanted is not None:
@@ -96,9 +96,9 @@ class Plain:
 
 
 class Windows(Plain):
-    """`--policy fixed`: of each thread that walks, ``size`` bytes ahead; the next when
-    ``threshold`` of them are passed, which is seen at checkpoints ``distance`` bytes apart. Misses
-    are the kernel's."""
+    """`--policy fixed`: ``size`` bytes ahead of each sequential thread; the next window once it is
+    past ``threshold`` of them, as observed at checkpoints ``distance`` bytes apart. Misses are the
+    kernel's."""
 
     def __init__(
         self,
@@ -115,15 +115,15 @@ class Windows(Plain):
         self.page = demand.page_bytes
         self.size = max(1, self.size_bytes // self.page)
         self.distance = max(1, self.distance_bytes // self.page)
-        self.begun = [-1] * len(demand.streams)  # where the walk began
+        self.begun = [-1] * len(demand.streams)  # where the stream began
         self.last = [(-1, -1)] * len(demand.streams)  # (file, page after the last touched)
         self.upto = [0] * len(demand.streams)  # end of its window
-        self.next: list[int] = [0] * len(demand.streams)  # the place that asks for the next
+        self.next: list[int] = [0] * len(demand.streams)  # the page that triggers the next
 
-    def touched(
+    def on_touch(
         self, stream: int, access: int, file: int, first: int, end: int, now: float
     ) -> float:
-        super().touched(stream, access, file, first, end, now)
+        super().on_touch(stream, access, file, first, end, now)
         self._walks(stream, file, first, end)
         return 0.0
 
@@ -137,7 +137,7 @@ class Windows(Plain):
             return
         if (end - self.begun[stream]) * self.page < WALK_BYTES:
             return
-        # Until a walk is known its checkpoints are dense; then it is seen where it met one.
+        # Checkpoints are dense until a stream is settled, then ``distance`` apart.
         seen = end // self.distance * self.distance if self.upto[stream] else end
         if seen < self.next[stream]:
             return
@@ -150,8 +150,8 @@ class Windows(Plain):
 
 
 class Planned(Plain):
-    """`--plan`: each thread's accesses are known, and read in order, as far ahead of it as the
-    service reads (predict/window.py), ``allowed_bytes`` of all threads together at most."""
+    """`--plan`: each thread's accesses are known and prefetched in order, as far ahead as the
+    service does (predict/window.py), ``allowed_bytes`` for all threads together."""
 
     def __init__(self, allowed_bytes: int = 1 << 40, request_bytes: int = 1 << 20) -> None:
         self.allowed_bytes, self.request_bytes = allowed_bytes, request_bytes
@@ -167,10 +167,11 @@ class Planned(Plain):
         self.at = [0] * len(self.streams)
         self.asked = [0] * len(self.streams)
         self.rates = [Rate() for _ in self.streams]
-        self.lookahead = [0] * len(self.streams)  # bytes; nothing before the thread reads
+        self.lookahead = [0] * len(self.streams)  # bytes; 0 before the thread's first access
 
     def _reads(self, stream: int, access: int, now: float) -> None:
-        """A thread is here. From now on its order is read ahead: till now no file is mapped."""
+        """A thread is at this access. From its first one on its order is prefetched: before, no
+        file is mapped."""
         before, rate = self.before[stream], self.rates[stream]
         if access > self.at[stream] or not self.lookahead[stream]:
             rate.note(int(before[access] - before[self.at[stream]]), int(now * 1e9))
@@ -179,19 +180,19 @@ class Planned(Plain):
                 window.ahead_at_rate(rate.bytes_per_second, self.storage), self.allowed
             )
 
-    def miss(self, stream: int, file: int, page: int, now: float) -> Range:
+    def on_miss(self, stream: int, file: int, page: int, now: float) -> Range:
         self._reads(stream, self.at[stream], now)
-        return super().miss(stream, file, page, now)
+        return super().on_miss(stream, file, page, now)
 
-    def touched(
+    def on_touch(
         self, stream: int, access: int, file: int, first: int, end: int, now: float
     ) -> float:
-        answering = super().touched(stream, access, file, first, end, now)
+        answering = super().on_touch(stream, access, file, first, end, now)
         self._reads(stream, access, now)
         return answering
 
-    def wants(self, now: float) -> Range | None:
-        """Of the thread that has the least ahead."""
+    def next_range(self, now: float) -> Range | None:
+        """The next range of the thread with the least ahead of it."""
         while True:
             best, least = -1, 1 << 62
             for number, stream in enumerate(self.streams):
@@ -204,7 +205,7 @@ class Planned(Plain):
                     if ahead < min(least, self.lookahead[number]):
                         best, least = number, ahead
             if best < 0:
-                return super().wants(now)
+                return super().next_range(now)
             stream, k = self.streams[best], self.asked[best]
             self.asked[best] += 1
             wanted = self.resident.missing(
@@ -221,10 +222,10 @@ def chunked(wanted: Range) -> Range:
 
 
 class InPool(Plain):
-    """A pool's part: misses are chunks, more where a thread goes on where its last one ended
-    (csrc/pool_faults.c), and the kernel reads nothing ahead. A touch of what is there but not
-    mapped is answered by mapping a run of chunks, twice as long where the reader goes on where the
-    last run ended; that takes time (bench/faults.py), and is what the service hears."""
+    """The pool's faults: a miss reads a chunk, doubling while a thread continues where its last
+    miss ended (csrc/pool_faults.c), without kernel readahead. A touch of a resident, unmapped page
+    maps a run of chunks, doubling while the reader continues where the last run ended; that takes
+    time (bench/faults.py), and is what the service observes."""
 
     def __init__(self, budget_bytes: int) -> None:
         self.at_once = max(CHUNK_PAGES * 4096, min(RUN_MAX_BYTES, budget_bytes // MAP_SHARE))
@@ -240,7 +241,7 @@ class InPool(Plain):
             for file in range(len(demand.files))
         ]
 
-    def miss(self, stream: int, file: int, page: int, now: float) -> Range:
+    def on_miss(self, stream: int, file: int, page: int, now: float) -> Range:
         (of, _, reached), pages = self.demands[stream]
         first = page // CHUNK_PAGES * CHUNK_PAGES
         most = DEMAND_MAX_BYTES // self.page_bytes
@@ -249,19 +250,19 @@ class InPool(Plain):
         self.demands[stream] = wanted, pages
         return wanted
 
-    def touched(
+    def on_touch(
         self, stream: int, access: int, file: int, first: int, end: int, now: float
     ) -> float:
-        answering = super().touched(stream, access, file, first, end, now)
+        answering = super().on_touch(stream, access, file, first, end, now)
         pages = self._answered(stream, file, first, end, now)
-        self.answered(stream, file, pages, now)
+        self.on_pool_touches(stream, file, pages, now)
         return answering + len(pages) * ANSWER_SECONDS
 
-    def answered(self, stream: int, file: int, pages: list[int], now: float) -> None:
-        """The service hears of touches of these pages."""
+    def on_pool_touches(self, stream: int, file: int, pages: list[int], now: float) -> None:
+        """The pool has answered touches of these pages: what the service hears of."""
 
     def _answered(self, stream: int, file: int, first: int, end: int, now: float) -> list[int]:
-        """The pages at which a thread that comes through [first, end) meets nothing mapped."""
+        """The pages in [first, end) at which a thread faults."""
         mapped, ready = self.mapped[file][self.ranks[stream]], self.resident.ready[file]
         most = self.at_once // self.page_bytes
         pages = []
@@ -278,8 +279,8 @@ class InPool(Plain):
             self.runs[stream] = file, first, run
         return pages
 
-    def left(self, file: int, first: int, end: int) -> None:
-        super().left(file, first, end)
+    def on_evict(self, file: int, first: int, end: int) -> None:
+        super().on_evict(file, first, end)
         for mapped in self.mapped[file].values():
             mapped[first:end] = False
 
@@ -291,10 +292,10 @@ class PoolPlanned(InPool, Planned):
         InPool.__init__(self, budget_bytes)
         self.allowed_bytes = allowed_bytes
 
-    def miss(self, stream: int, file: int, page: int, now: float) -> Range:
+    def on_miss(self, stream: int, file: int, page: int, now: float) -> Range:
         self._reads(stream, self.at[stream], now)
-        return super().miss(stream, file, page, now)
+        return super().on_miss(stream, file, page, now)
 
-    def wants(self, now: float) -> Range | None:
-        wanted = super().wants(now)
+    def next_range(self, now: float) -> Range | None:
+        wanted = super().next_range(now)
         return None if wanted is None else chunked(wanted)

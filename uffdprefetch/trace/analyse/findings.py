@@ -42,7 +42,7 @@ def _majors(readers: list[dict[str, Any]]) -> int:
 
 
 def skipping(report: Report) -> Iterator[Found]:
-    """Paper 3: each rank reads a record and leaves out the next n - 1."""
+    """[Stanovnik]: each rank reads a record and leaves out the next n - 1."""
     for file in report.files:
         readers = [
             r
@@ -76,13 +76,16 @@ def skipping(report: Report) -> Iterator[Found]:
             title = f"{who} {verb} {what} of {name_of(file)}"
             detail = "What one leaves out is read for another, but not in the order of its own way."
             cost = None if stall is None else stall / 2
-        remedy = "give each rank a contiguous part of the file (paper 3: 5 to 6 times as fast)"
+        remedy = (
+            "give each rank a contiguous part of the file (5 to 6 times as fast for Stanovnik"
+            " et al.)"
+        )
         if len(report.ranks) < 2:
             remedy = "write the records that are used to a file of their own"
         elif not report.wrapped:
             remedy += f"; or {WRAP}, which reads ahead of each rank"
         yield finding(
-            report, title, detail, remedy, "paper 3, sections 5.2 and 6", cost,
+            report, title, detail, remedy, "Stanovnik et al., sections 5.2 and 6", cost,
             "medium" if wasteful else "low", readers, file["id"],
         )  # fmt: skip
 
@@ -161,7 +164,7 @@ def random_order(report: Report) -> Iterator[Found]:
             "shuffle contiguous blocks of some MiB and the records within them in memory; or, if"
             f" {format_size(file['size_bytes'])} fit into the page cache, read the file once"
             f" before (`cat {file['path']} > /dev/null`)",
-            "paper 3, section 6.1", report.stall(readers), "low", readers, file["id"],
+            "Stanovnik et al., section 6.1", report.stall(readers), "low", readers, file["id"],
         )  # fmt: skip
 
 
@@ -184,7 +187,8 @@ def read_again(report: Report) -> Iterator[Found]:
             ),
             "give the job more memory (memory.max of its cgroup), or let each node read a"
             " contiguous part that fits",
-            "paper 3, section 6.1", None if stall is None else stall * again / filled, "medium",
+            "Stanovnik et al., section 6.1",
+            None if stall is None else stall * again / filled, "medium",
             readers, file["id"],
         )  # fmt: skip
 

@@ -33,7 +33,7 @@ UNUSED, LATE = 0.5, 0.25
 
 
 def stripe(report: Report) -> Iterator[Found]:
-    """Papers 1 (section 2.3) and 3: stripe size = batch bytes x GPUs per node."""
+    """[Haderbache] section 2.3, [Stanovnik]: stripe size = batch bytes x GPUs per node."""
     hosts = max(1, len(str(report.trace.get("host") or "").split(",")))
     for file in report.files:
         readers = [r for r in report.of_file(file["id"]) if r.get("batch_bytes")]
@@ -55,14 +55,14 @@ def stripe(report: Report) -> Iterator[Found]:
             "A stripe should hold one batch of all ranks of a node.",
             f"`lfs setstripe -S {size} -c -1 {folder}` for new files; one that exists moves by"
             f" `lfs migrate -S {size} -c -1 {file['path']}`",
-            "papers 1 and 3: stripe = batch bytes x GPUs per node",
+            "Haderbache et al., Stanovnik et al.: stripe = batch bytes x GPUs per node",
             None if stall is None else stall * (1 - min(have / want, want / have)) / 2, "low",
             readers, file["id"],
         )  # fmt: skip
 
 
 def shared_lock(report: Report) -> Iterator[Found]:
-    """Paper 3, section 4.2: ranks contend for LMDB's lock file."""
+    """[Stanovnik] section 4.2: ranks contend for LMDB's lock file."""
     for file in report.files:
         name = os.path.basename(file["path"])
         if not (name == "lock.mdb" or name.endswith("-lock")) or len(file["ranks"]) < 2:
@@ -70,11 +70,11 @@ def shared_lock(report: Report) -> Iterator[Found]:
         yield finding(
             report,
             f"{name} of {os.path.dirname(file['path'])} is shared by {len(file['ranks'])} ranks",
-            "On a parallel file system its lock is passed from rank to rank (it stalled training in"
-            " paper 3).",
+            "On a parallel file system its lock is passed from rank to rank (it stalled training"
+            " for Stanovnik et al.).",
             "run it under `uffdprefetch wrap --ownlock -- CMD`, or open with lock=False where"
             " nobody writes",
-            "paper 3, section 4.2", None, "medium", file=file["id"],
+            "Stanovnik et al., section 4.2", None, "medium", file=file["id"],
         )  # fmt: skip
 
 
@@ -96,10 +96,10 @@ def uneven_stall(report: Report) -> Iterator[Found]:
         report,
         f"rank {worst} stalls {format_duration(known[worst])}, the others"
         f" {format_duration(usual)}",
-        "At each synchronisation the others wait for it (paper 2: skew).",
+        "At each synchronisation the others wait for it (skew).",
         "look at its part of the file in the access map: another place, another pattern, or a cold"
         " cache",
-        "paper 2, section III", extra, "medium", [{"rank": worst}],
+        "LMDBIO-DM, section III", extra, "medium", [{"rank": worst}],
     )  # fmt: skip
 
 
@@ -151,7 +151,7 @@ def read_by_all(report: Report) -> Iterator[Found]:
             f" {pages / file['touched_pages']:.1f} times, once for each node's cache at least.",
             "divide the records over the ranks (a DistributedSampler), unless each is meant to see"
             " them all",
-            "paper 2: redundant data movement", None, "low", readers, file["id"],
+            "LMDBIO-DM: redundant data movement", None, "low", readers, file["id"],
         )  # fmt: skip
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches: a job reads one, computes, reads the next (paper 3, figure 9). Pure.
+"""Batches: a job reads one, computes, reads the next ([Stanovnik] figure 9). Pure.
 
 The pauses of a reader between two accesses are of two kinds: within a batch and between batches.
 Where they do not fall apart clearly, and at a regular beat, nothing is said.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a job was doing when (paper 3, figure 4): training, testing, pauses. Pure.
+"""What a job was doing when ([Stanovnik] figure 4): training, testing, pauses. Pure.
 
 By which data set was read when; the job's write calls are named beside it, as the paper reads
 training from their clusters. A phase that reads only pages that are still mapped is not seen.

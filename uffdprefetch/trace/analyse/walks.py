@@ -2,8 +2,8 @@
 """One walk through a file gets its name, in Darshan's words. Pure.
 
 *Consecutive*: each access starts where the last one ended. *Sequential*: each starts at a higher
-offset. *Strided*: sequential with a constant step, in bytes or in records (paper 3's skipping).
-Besides: *backward* and *random*.
+offset. *Strided*: sequential with a constant step, in bytes or in records (skipping in
+[Stanovnik]). Besides: *backward* and *random*.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ class Ahead(IntEnum):
 
 
 class Call(IntEnum):
-    """The system calls of paper 3's figure 4."""
+    """The system calls of [Stanovnik] figure 4."""
 
     OPEN = 1
     MMAP = 2

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Walks the trees of an LMDB file: marks every page that it meets, takes every record.
+"""Traverses the trees of an LMDB file: marks every page that it visits, takes every record.
 
 Trees are read level by level, many pages at once, those of large sets of duplicates together. A
-page may be met once, so that a damaged or hostile file ends in a FormatError and not in a loop, and
-what is held is bounded by what is read.
+page may be visited once, so that a damaged or hostile file ends in a FormatError and not in a loop,
+and memory is bounded by what is read.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ NAMED_DATABASES_MAX = 1 << 14
 
 @dataclass(frozen=True)
 class Database:
-    """A database and its records: ``first`` and the ``records - 1`` after it.
+    """A database and its records, [first, first + records).
 
-    ``name`` is b"" for the main one. ``tree`` is what LMDB counts, as env.stat() tells it: the
-    entries of the main one include the named ones; pages include those of duplicates.
+    ``name`` is b"" for the main one. ``tree``: LMDB's counts, as in env.stat(): entries of the main
+    one include the named ones; pages include those of duplicates.
     """
 
     name: bytes
@@ -45,24 +45,24 @@ class Database:
     records: int
 
 
-#: Name, MDB_db and where that stands in the file.
+#: Name, MDB_db and its file offset.
 _Named = tuple[bytes, Tree, int]
 
 
 @dataclass
 class _SubTrees:
-    """Duplicates that have a database of their own, each beside the node that it belongs to."""
+    """Trees of duplicates, with the nodes that they belong to."""
 
-    owner: list[Array] = field(default_factory=list)  # the node's number in its database
-    at: list[Array] = field(default_factory=list)  # where it stands in the file
+    owner: list[Array] = field(default_factory=list)  # node number in its database
+    at: list[Array] = field(default_factory=list)  # file offset
     tree: list[Array] = field(default_factory=list)  # pages.DATABASE
     key_offset: list[Array] = field(default_factory=list)
     key_length: list[Array] = field(default_factory=list)
 
 
-#: The columns of the records while they are found, and what they are in the Index.
+#: Columns of the records while they are collected, and their types in the Index.
 _COLUMNS = {
-    "owner": np.int64,  # the number of the node in its database; only while they are found
+    "owner": np.int64,  # node number in its database; not in the Index
     "offset": np.int64,
     "length": np.uint32,
     "flags": np.uint8,
@@ -73,7 +73,7 @@ _COLUMNS = {
 
 
 class Records:
-    """Records as they are found, in pieces."""
+    """Records collected in pieces."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -102,7 +102,7 @@ class Records:
         return len(self._pieces)
 
     def sort(self, mark: int) -> None:
-        """Bring the pieces taken since the mark into the order of their owners."""
+        """Sort the pieces taken since the mark by owner."""
         if len(self._pieces) - mark < 1:
             return
         part = self._joined(self._pieces[mark:])
@@ -125,16 +125,16 @@ class Records:
         return {**columns, "keys": b"".join(self._keys)}
 
 
-class Walk:
-    """One reading of a file. ``types`` marks the pages that were met; none may be met twice."""
+class TreeTraversal:
+    """One traversal of a file's trees. ``types`` marks the pages visited; none may be twice."""
 
     def __init__(self, reader: RangeReader, meta: Meta) -> None:
         self._meta = meta
         self._page_bytes = meta.page_bytes
         self._reader = PageReader(reader, meta.page_bytes)
-        # What lies behind last_page is of no transaction; map_size does not matter (with
-        # MDB_WRITEMAP the file is that long). And a file may end before last_page: pages that were
-        # given back in the transaction that took them are not written.
+        # Pages after last_page belong to no transaction (with MDB_WRITEMAP the file has map_size).
+        # A file may end before last_page: pages allocated and freed in one transaction are not
+        # written.
         known = min(reader.size_bytes // meta.page_bytes, meta.last_page + 1)
         try:
             self.types: Array = np.zeros(max(known, 2), np.uint8)
@@ -147,21 +147,24 @@ class Walk:
 
     # ---- pages
 
-    def _claim(self, numbers: Array, refs: Array, kind: int, counts: Array | None = None) -> None:
-        """Mark runs of pages (of one page without ``counts``); ``refs``: where the file says so.
+    def _mark_visited(
+        self, numbers: Array, refs: Array, kind: int, counts: Array | None = None
+    ) -> None:
+        """Mark runs of pages (of one page without ``counts``) as visited; ``refs``: file offsets of
+        the references to them.
 
-        Raises FormatError when one is not in the file, or was met before.
+        Raises FormatError when one is not in the file, or was visited before.
         """
         known = len(self.types)
         what = PAGE_TYPE_NAMES[kind]
         counts = np.ones_like(numbers) if counts is None else counts
-        # in this order: a huge number plus a count may not be a number any more
+        # written so that number + count cannot overflow
         bad = (numbers < 2) | (numbers >= known) | (counts > known - np.minimum(numbers, known))
         if bad.any():
             i = int(np.argmax(bad))
-            saw = f"page {int(numbers[i])}"
-            saw += f" and the {int(counts[i]) - 1} after it" if counts[i] > 1 else ""
-            raise FormatError(f"{what} page not in the file", int(refs[i]), f"{saw} of {known}")
+            detail = f"page {int(numbers[i])}"
+            detail += f" and the {int(counts[i]) - 1} after it" if counts[i] > 1 else ""
+            raise FormatError(f"{what} page not in the file", int(refs[i]), f"{detail} of {known}")
         most = (1 << 20) // 4
         ends = np.cumsum(counts)
         at = 0
@@ -169,18 +172,18 @@ class Walk:
             done = int(ends[at - 1]) if at else 0
             upto = max(int(np.searchsorted(ends, done + most, "right")), at + 1)
             owner, inner = spread(counts[at:upto])
-            met = numbers[at:upto][owner] + inner
-            ascending = np.sort(met)
-            twice = self.types[met] != 0
+            visited = numbers[at:upto][owner] + inner
+            ascending = np.sort(visited)
+            twice = self.types[visited] != 0
             if twice.any() or (np.diff(ascending) == 0).any():
                 if not twice.any():
                     again = ascending[1:][np.diff(ascending) == 0][0]
-                    twice = met == again
+                    twice = visited == again
                 i = int(np.argmax(twice))
                 raise FormatError(
-                    f"{what} page met twice", int(refs[at + owner[i]]), f"page {int(met[i])}"
+                    f"{what} page met twice", int(refs[at + owner[i]]), f"page {int(visited[i])}"
                 )
-            self.types[met] = kind
+            self.types[visited] = kind
             at = upto
 
     def _batches(self, numbers: Array, *kinds: int) -> Iterator[tuple[Batch, slice, Array]]:
@@ -195,23 +198,23 @@ class Walk:
     def _leaves(
         self, roots: Array, refs: Array, depth: int, *kinds: int
     ) -> Iterator[tuple[Batch, Array]]:
-        """The leaf pages of trees of one depth, in key order: (batch, the tree of each page)."""
+        """The leaf pages of trees of one depth, in key order: (batch, each page's tree)."""
         tree: Array = np.arange(len(roots), dtype=np.int64)
         numbers = roots
         for _ in range(depth - 1):
-            self._claim(numbers, refs, BRANCH)
+            self._mark_visited(numbers, refs, BRANCH)
             found = [
                 (child, tree[which][parent], ref)
                 for batch, which, _ in self._batches(numbers, pages.BRANCH)
                 for child, parent, ref in [pages.children(batch)]
             ]
             numbers, tree, refs = (np.concatenate(part) for part in zip(*found, strict=True))
-        self._claim(numbers, refs, LEAF)
+        self._mark_visited(numbers, refs, LEAF)
         for batch, which, _ in self._batches(numbers, *kinds):
             yield batch, tree[which]
 
     def _check_tree(self, tree: Tree, at: int) -> bool:
-        """Whether there is anything in it; raises FormatError for one that cannot be."""
+        """Whether it is not empty; raises FormatError for an impossible one."""
         known = len(self.types)
         if tree.root == pages.NO_PAGE:
             return False
@@ -227,7 +230,7 @@ class Walk:
     # ---- databases
 
     def free_list(self, tree: Tree, at: int) -> None:
-        """Mark the pages of the free list, whose MDB_db stands at byte ``at``."""
+        """Mark the pages of the free list, whose MDB_db is at byte ``at``."""
         if not self._check_tree(tree, at):
             return
         root = np.array([tree.root])
@@ -238,8 +241,8 @@ class Walk:
     def database(
         self, name: bytes, tree: Tree, at: int, records: Records, databases: list[Database]
     ) -> list[_Named]:
-        """Take the records of a database, whose MDB_db stands at byte ``at``; returns the named
-        ones that it holds (the main one does)."""
+        """Take the records of a database, whose MDB_db is at byte ``at``; returns the named
+        databases in it (of the main one)."""
         first, mark = records.count, records.since()
         named: list[_Named] = []
         if self._check_tree(tree, at):
@@ -263,11 +266,11 @@ class Walk:
         """Mark the overflow runs of the nodes that are ``big``; returns their first pages."""
         first = batch.word(found.value_at[big])
         offset, size = batch.offset(found.value_at[big]), found.low[big]
-        inside = first < len(self.types)  # only then it is a number that int64 holds
+        inside = first < len(self.types)  # then it fits int64
         batch.check(inside, found.value_at[big], "overflow page not in the file", first)
         first = first.astype(np.int64)
         count: Array = (self._meta.layout.header_bytes - 1 + size) // self._page_bytes + 1
-        self._claim(first, offset, OVERFLOW, count)
+        self._mark_visited(first, offset, OVERFLOW, count)
         return first
 
     def _records_of(
@@ -335,7 +338,7 @@ class Walk:
         ]
 
     def _sub_trees(self, below: _SubTrees, records: Records) -> None:
-        """Take the records of duplicates that have trees of their own, all of a depth at once."""
+        """Take the records of trees of duplicates, all of a depth at once."""
         if not below.owner:
             return
         owner, at = np.concatenate(below.owner), np.concatenate(below.at)
@@ -343,13 +346,15 @@ class Walk:
         key_offset, key_length = np.concatenate(below.key_offset), np.concatenate(below.key_length)
         depths = trees["depth"].astype(np.int64)
         some = trees["root"] != pages.NO_PAGE
-        for bad, what, saw in (
+        for bad, what, detail in (
             (some & ((depths < 1) | (depths > pages.DEPTH_MAX)), "impossible depth", depths),
             (some & (trees["root"] >= len(self.types)), "root page not in the file", trees["root"]),
         ):
             if bad.any():
                 i = int(np.argmax(bad))
-                raise FormatError(f"{what} of a tree of duplicates", int(at[i]), str(int(saw[i])))
+                raise FormatError(
+                    f"{what} of a tree of duplicates", int(at[i]), str(int(detail[i]))
+                )
         for depth in np.unique(depths[some]).tolist():
             which = np.flatnonzero(some & (depths == depth))
             roots = trees["root"][which].astype(np.int64)

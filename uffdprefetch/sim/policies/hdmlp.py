@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bounds, reading ahead and HDMLP (paper 5, chapters 3.2 and 4.1.4)."""
+"""The bounds, readahead and HDMLP ([HDMLP] chapters 3.2 and 4.1.4)."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class StagingPool(Policy):
 
 @dataclass(frozen=True)
 class Frequency(Policy):
-    """HDMLP: what a node reads most often goes to its fastest storage; samples come from where
-    they are fetched fastest."""
+    """HDMLP: a node keeps what it reads most often in its fastest storage; samples are fetched from
+    the fastest source."""
 
     in_order: bool = True  # a class is filled by first access, else by frequency
-    cleanup_read: bool = False  # what its node has read for the last time leaves, and makes room
-    remote: bool = True  # also from other nodes' storage; the paper's tables agree with False
+    cleanup_read: bool = False  # samples are removed at their node's last read
+    remote: bool = True  # also from other nodes' storage; [HDMLP]'s tables agree with False
 
     def plan(self, system: System, workload: Workload) -> Plan:
         order = whole_order(workload, system.N)
@@ -89,7 +89,7 @@ class Frequency(Policy):
         return held
 
     def _kept(self, system: System, sizes: np.ndarray, mine: np.ndarray) -> _Kept:
-        """What one node puts into its classes; ``mine``: (batches, b)."""
+        """What one node keeps in its classes; ``mine``: (batches, b)."""
         capacities = [one.d for one in system.classes[1:]]
         batch = np.nonzero(mine >= 0)[0]
         flat = mine[mine >= 0]
@@ -100,7 +100,7 @@ class Frequency(Policy):
         storage, _ = fill_classes(sizes[samples], capacities)
         generation: np.ndarray = np.zeros(len(samples), np.int8)
         if self.cleanup_read:
-            # What leaves makes room for as much again, of the next in rank.
+            # Removals free room for as much again, of the next in rank.
             rest = np.nonzero(storage == 0)[0]
             storage[rest], _ = fill_classes(sizes[samples[rest]], capacities)
             generation[rest] = 1
@@ -115,7 +115,7 @@ class Frequency(Policy):
 
 @dataclass(frozen=True)
 class _Kept:
-    """Of one node, sorted by class and by when they come in."""
+    """Samples that a node keeps, sorted by class and fill order."""
 
     sample: np.ndarray
     storage: np.ndarray  # class

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Threads that begin together."""
+"""Threads that start at a barrier."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 
 
-def seconds_together(threads: int, work: Callable[[int], None]) -> float:
-    """From the common start to the end of the last; ``work`` gets each thread's number.
+def seconds_from_barrier(threads: int, work: Callable[[int], None]) -> float:
+    """Seconds from the common start to the end of the last; ``work`` gets each thread's number.
 
     Raises the first exception that one of them raised, and RuntimeError when a thread cannot be
     started.
@@ -31,7 +31,7 @@ def seconds_together(threads: int, work: Callable[[int], None]) -> float:
         for worker in workers:
             worker.start()
     except RuntimeError:
-        gate.abort()  # those that have begun would wait for ever
+        gate.abort()  # else the started threads would wait for ever
         raise
     gate.wait()
     began = time.monotonic()

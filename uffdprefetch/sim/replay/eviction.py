@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What leaves memory when it is full: chunks of 64 KiB, by LRU, cyclic or Belady's rule. Pure."""
+"""Eviction of 64 KiB chunks from full memory: LRU, cyclic or Belady's rule. Pure."""
 
 from __future__ import annotations
 
@@ -14,15 +14,13 @@ from uffdprefetch.base.arrays import Array
 from uffdprefetch.sim.caches import Numbers
 from uffdprefetch.sim.replay.demand import Demand
 
+#: The unit of eviction: the pool's chunk, 64 KiB.
 CHUNK_PAGES = 16
 NEVER = 1 << 62
 
 
-class Keep(ABC):
-    """Chunks that are in memory; the one that leaves is the subclass's to choose.
-
-    Chunks of all files are numbered through.
-    """
+class EvictionPolicy(ABC):
+    """Chunks in memory, numbered across all files; a subclass chooses the victim."""
 
     def __init__(self, demand: Demand, capacity_bytes: int) -> None:
         self.capacity = max(1, capacity_bytes // (CHUNK_PAGES * demand.page_bytes))
@@ -31,76 +29,76 @@ class Keep(ABC):
         for file in range(len(demand.files)):
             self.base.append(self.total)
             self.total += -(-demand.pages(file) // CHUNK_PAGES)
-        self.kept: OrderedDict[int, int] = OrderedDict()  # chunk -> file
-        #: Told of the pages [first, end) of a file that leave.
-        self.gone: Callable[[int, int, int], None] = lambda file, first, end: None
+        self.resident: OrderedDict[int, int] = OrderedDict()  # chunk -> file
+        #: Called with the file and its pages [first, end) that are evicted.
+        self.evicted: Callable[[int, int, int], None] = lambda file, first, end: None
 
     def chunks(self, file: int, first: int, end: int) -> range:
         """The numbers of the chunks of pages [first, end)."""
         base = self.base[file]
         return range(base + first // CHUNK_PAGES, base + (end - 1) // CHUNK_PAGES + 1)
 
-    def touch(self, file: int, first: int, end: int) -> None:
+    def access(self, file: int, first: int, end: int) -> None:
         """Pages [first, end) are used."""
         for chunk in self.chunks(file, first, end):
-            self.passed(chunk)
-            if chunk in self.kept:
-                self.kept.move_to_end(chunk)
+            self.on_access(chunk)
+            if chunk in self.resident:
+                self.resident.move_to_end(chunk)
 
-    def add(self, file: int, first: int, end: int, ready: list[Array]) -> None:
-        """Pages come in; chunks leave as far as needed, and their pages are absent."""
+    def insert(self, file: int, first: int, end: int, ready: list[Array]) -> None:
+        """Pages [first, end) are read: chunks are evicted until they fit, and absent in ``ready``
+        from then on."""
         for chunk in self.chunks(file, first, end):
-            if chunk not in self.kept:
-                while len(self.kept) >= self.capacity:
+            if chunk not in self.resident:
+                while len(self.resident) >= self.capacity:
                     victim = self.victim()
-                    owner = self.kept.pop(victim)
-                    self.left(victim)
+                    owner = self.resident.pop(victim)
+                    self.on_evict(victim)
                     low = (victim - self.base[owner]) * CHUNK_PAGES
                     ready[owner][low : low + CHUNK_PAGES] = np.inf
-                    self.gone(owner, low, low + CHUNK_PAGES)
-                self.kept[chunk] = file
-                self.entered(chunk)
-            self.kept.move_to_end(chunk)
+                    self.evicted(owner, low, low + CHUNK_PAGES)
+                self.resident[chunk] = file
+                self.on_insert(chunk)
+            self.resident.move_to_end(chunk)
 
     @abstractmethod
     def victim(self) -> int:
-        """Which chunk leaves; there is one."""
+        """The chunk to evict; memory is full."""
 
-    # What a subclass may want to hear; by itself nobody does.
+    # Hooks of a subclass.
 
-    def passed(self, chunk: int) -> None:  # noqa: B027
-        """A thread touched the chunk, whether or not it is kept."""
+    def on_access(self, chunk: int) -> None:  # noqa: B027
+        """A thread touched the chunk, resident or not."""
 
-    def entered(self, chunk: int) -> None:  # noqa: B027
-        """It is kept now."""
+    def on_insert(self, chunk: int) -> None:  # noqa: B027
+        """It is resident now."""
 
-    def left(self, chunk: int) -> None:  # noqa: B027
-        """It is not kept any more."""
+    def on_evict(self, chunk: int) -> None:  # noqa: B027
+        """It is resident no more."""
 
 
-class Lru(Keep):
-    """What was used longest ago."""
+class Lru(EvictionPolicy):
+    """Least recently used."""
 
     def victim(self) -> int:
-        return next(iter(self.kept))
+        return next(iter(self.resident))
 
 
-class Cyclic(Keep):
-    """What readers that go on in order, again and again, reach last: just behind the one that
-    touched last."""
+class Cyclic(EvictionPolicy):
+    """The chunk just behind the last touch: readers that go round in order reach it last."""
 
     def __init__(self, demand: Demand, capacity_bytes: int) -> None:
         super().__init__(demand, capacity_bytes)
         self.numbers = Numbers(max(1, self.total))
         self.place = 0
 
-    def passed(self, chunk: int) -> None:
+    def on_access(self, chunk: int) -> None:
         self.place = chunk
 
-    def entered(self, chunk: int) -> None:
+    def on_insert(self, chunk: int) -> None:
         self.numbers.add(chunk)
 
-    def left(self, chunk: int) -> None:
+    def on_evict(self, chunk: int) -> None:
         self.numbers.remove(chunk)
 
     def victim(self) -> int:
@@ -108,18 +106,17 @@ class Cyclic(Keep):
         return behind if behind >= 0 else self.numbers.below(self.total)
 
 
-class Belady(Keep):
-    """What is needed last, of all threads' orders as they were recorded."""
+class Belady(EvictionPolicy):
+    """The chunk whose next use in the threads' recorded orders is farthest."""
 
     def __init__(self, demand: Demand, capacity_bytes: int) -> None:
         super().__init__(demand, capacity_bytes)
         self.uses = self._uses(demand)  # chunk -> numbers of accesses, the next one last
         self.done = 0  # touches so far
-        self.farthest: list[tuple[int, int]] = []  # heap of (-next use, chunk); old ones stay
+        self.farthest: list[tuple[int, int]] = []  # heap of (-next use, chunk); stale ones stay
 
     def _uses(self, demand: Demand) -> dict[int, list[int]]:
-        """The chunks' touches, numbered in the order in which threads that never wait would come
-        to them."""
+        """The chunks' touches, numbered by the time at which threads that never wait make them."""
         order = []
         for stream in demand.streams:
             when = np.cumsum(stream.think_ns).tolist()
@@ -148,18 +145,18 @@ class Belady(Keep):
         mine = self.uses.get(chunk)
         return mine[-1] if mine else NEVER
 
-    def passed(self, chunk: int) -> None:
+    def on_access(self, chunk: int) -> None:
         mine = self.uses.get(chunk)
         if mine:
             mine.pop()
-        if chunk in self.kept:
+        if chunk in self.resident:
             heapq.heappush(self.farthest, (-self._next(chunk), chunk))
 
-    def entered(self, chunk: int) -> None:
+    def on_insert(self, chunk: int) -> None:
         heapq.heappush(self.farthest, (-self._next(chunk), chunk))
 
     def victim(self) -> int:
         while True:
             negative, chunk = heapq.heappop(self.farthest)
-            if chunk in self.kept and self._next(chunk) == -negative:
+            if chunk in self.resident and self._next(chunk) == -negative:
                 return chunk
