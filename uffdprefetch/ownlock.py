@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The directory of the ranks' own LMDB lock files (`wrap --ownlock`; paper 3, section 4.2).
 
-csrc/lock.c makes the files: one a rank and data file, and only for environments that are opened
+csrc/job/lock.c makes the files: one a rank and data file, and only for environments that are opened
 read-only. All launchers of a job and node share the directory; each holds a shared lock on a file
 in it, so that the last one to go can tell, whatever became of the others and of the service.
 """

@@ -28,7 +28,7 @@ SLOTS = 512
 #: In a counter: the order has ended, nothing of it is read any more.
 ENDED = 1 << 63
 
-# csrc/wire.h
+# csrc/common/wire.h
 _HEADER = struct.Struct("<IHH")
 _MAGIC, _VERSION, _MESSAGE_BYTES = 0x50444655, 4, 256
 _HELLO, _PLAN, _PLANNER = 1, 20, 5

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cffi face of csrc/compare.c: copies of a file's pages, compared with the file.
+"""The cffi face of csrc/service/compare.c: copies of a file's pages, compared with the file.
 
 When, which and how many is decided in service/freshness.py.
 """
@@ -41,7 +41,7 @@ class Watch:
 
 @dataclass(frozen=True)
 class Result:
-    """What a round has found (csrc/helper.h, struct up_compare_result)."""
+    """What a round has found (csrc/service/helper.h, struct up_compare_result)."""
 
     id: int
     start_ns: int

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cffi face of the node's page pool (csrc/pool.h): memory, faults, fills, evictions.
+"""The cffi face of the node's page pool (csrc/service/pool/): memory, faults, fills, evictions.
 
 Which chunks go when room is needed is not decided here nor in C: pool/eviction.py.
 """
@@ -35,7 +35,7 @@ STUCK: int = _lib.UP_POOL_STUCK
 
 
 class PoolEvent(NamedTuple):
-    """What happened in the pool (csrc/helper.h, struct up_pool_event); bytes and ns."""
+    """What happened in the pool (csrc/service/helper.h, struct up_pool_event); bytes and ns."""
 
     time_ns: int
     offset: int
@@ -50,7 +50,7 @@ class PoolEvent(NamedTuple):
 
 @dataclass(frozen=True)
 class PoolCounts:
-    """Totals since the pool began (csrc/helper.h, struct up_pool_counts)."""
+    """Totals since the pool began (csrc/service/helper.h, struct up_pool_counts)."""
 
     resident_bytes: int
     peak_bytes: int

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cffi face of csrc/helper.h: rings, checkpoint memfds, warm workers, residency, page tables.
+"""The cffi face of csrc/service/helper.h: rings, checkpoints, workers, residency, page tables.
 
 The C functions return >= 0 or -errno; :func:`_checked` is the one place where that becomes an
 OSError. Nothing here knows of ranks, streams or policies.
@@ -28,7 +28,7 @@ WARM_READAHEAD: int = _lib.UP_WARM_READAHEAD
 WARM_PREAD: int = _lib.UP_WARM_PREAD
 PAGES_PER_JOB = 16
 
-#: what csrc/wire.h says, for tests/unit/service/test_wire.py
+#: what csrc/common/wire.h says, for tests/unit/service/test_wire.py
 LAYOUT: tuple[int, ...] = tuple(int(_lib.up_layout(i)) for i in range(10))
 
 
@@ -39,7 +39,7 @@ def _checked(ret: int, what: str) -> int:
 
 
 class Event(NamedTuple):
-    """One touch of an armed checkpoint (csrc/wire.h, struct up_event)."""
+    """One touch of an armed checkpoint (csrc/common/wire.h, struct up_event)."""
 
     time_ns: int
     page: int
@@ -137,7 +137,7 @@ def is_uffd(fd: int) -> bool:
 
 
 class FileStatus(NamedTuple):
-    """What the kernel knows of a file without asking its storage (csrc/status.h)."""
+    """What the kernel knows of a file without asking its storage (csrc/common/status.h)."""
 
     links: int
     size_bytes: int
@@ -184,7 +184,7 @@ def touched_runs(pagemap_fd: int, address: int, length: int) -> tuple[list[tuple
 
 @dataclass(frozen=True)
 class WarmResult:
-    """What a worker did with one job (csrc/helper.h, struct up_warm_result)."""
+    """What a worker did with one job (csrc/service/helper.h, struct up_warm_result)."""
 
     id: int
     submit_ns: int

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`--engine pool`: the node's own page pool, as the engine uses it (docs/architecture.md).
 
-The C side (csrc/pool.h) answers the faults, reads and punches. Here: which files are in the pool,
-who maps them, how large it may be, and which blocks go first when room is needed.
+The C side (csrc/service/pool/) answers the faults, reads and punches. Here: which files are in the
+pool, who maps them, how large it may be, and which blocks go first when room is needed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MIB = 1 << 20
 THREADS = 16
 #: Where memory is short: two that are for demand alone, and two.
 THREADS_LEAST = 4
-#: What a thread reads into, whole huge pages (csrc/pool_fill.c).
+#: What a thread reads into, whole huge pages (csrc/service/pool/pool_fill.c).
 BUFFER_BYTES = 6 * MIB
 #: Of what the pool may hold, all buffers together.
 BUFFER_SHARE = 4
@@ -53,7 +53,7 @@ BLOCKS_WANTED = 512
 PLANNED_BLOCKS = 1 << 15
 BLOCK_MAX_BYTES = 4 * MIB
 #: What one touch maps at the most, where all is there for a long way, the same of huge pages, and
-#: these of a small pool (csrc/pool.h, pool_faults.c).
+#: these of a small pool (csrc/service/pool/pool.h, pool_faults.c).
 RUN_MAX_BYTES = 4 * MIB
 FAR_BYTES = 16 * MIB
 FAR_HUGE_BYTES = 128 * MIB
@@ -255,7 +255,7 @@ class NodePool:
         """Of a touch of [start, end): where the bytes begin and end that its reader has come over
         since the last one; where that is too far to have been mapped with it, only the page is
         known. What is mapped at once doubles as long as it goes on; then, and where the pages of an
-        earlier epoch are still mapped, only the first page of each piece tells (csrc/pool_faults.c,
+        earlier epoch are still mapped, only the first page of each piece tells (pool_faults.c,
         note_order, plan_ahead; warm/placement.py, _rearm_pool)."""
         at_once = max(self.chunk_bytes, min(RUN_MAX_BYTES, self.budget_bytes // MAP_SHARE))
         most = max(stream.mapped_bytes, self.chunk_bytes)
@@ -443,7 +443,7 @@ def sampled_pages(
 
 
 def _pieces(pool: NodePool) -> list[int]:
-    """Of what size a piece may be of which the first page tells (csrc/pool_faults.c)."""
+    """Of what size a piece may be of which the first page tells (pool_faults.c)."""
     far = (FAR_HUGE_BYTES, FAR_BYTES) if pool.huge else (FAR_BYTES,)
     chunks = [min(most, pool.budget_bytes // FAR_SHARE) // pool.chunk_bytes for most in far]
     return [RUN_MAX_BYTES, *(max(1, n) * pool.chunk_bytes for n in chunks)]

@@ -2,8 +2,8 @@
 """Which call fills the page cache of a file: by its file system's type first, then by trying.
 
 The type is f_type of statfs(2). What is known of a type was measured or is how its kernel module
-works; everything else is tried on the file itself (csrc/warm.c, probe), and every choice is checked
-while it is used (Doubt): what was asked for against what came.
+works; everything else is tried on the file itself (csrc/service/warm.c, probe), and every choice is
+checked while it is used (Doubt): what was asked for against what came.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-#: The calls, numbered as in csrc/helper.h (enum up_warm_method).
+#: The calls, numbered as in csrc/service/helper.h (enum up_warm_method).
 PROBE, READAHEAD, PREAD = 0, 1, 2
 
 LUSTRE = 0x0BD00BD0

@@ -35,7 +35,7 @@ class Histogram:
 
     @classmethod
     def of_bins(cls, bins: list[int], total: int, most: int) -> Histogram:
-        """One that was counted elsewhere in the same bins (csrc/pool.c, pool_bin)."""
+        """One that was counted elsewhere in the same bins (csrc/service/pool/pool.c, pool_bin)."""
         made = cls()
         made._bins = {i: n for i, n in enumerate(bins) if n}
         made.count, made.sum, made.max = sum(bins), total, most

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from uffdprefetch.readers.known_order import PlannedReader
 
 #: Numbers of regions that no agent has given (service/observe.py); those of agents end below it
-#: (csrc/mapping.c, claim_region).
+#: (csrc/job/mapping.c, claim_region).
 FIRST_OBSERVED = 1 << 32
 
 

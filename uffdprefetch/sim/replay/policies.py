@@ -17,7 +17,7 @@ from uffdprefetch.sim.replay.link import Storage
 
 #: The kernel's readahead where a trace does not tell the file system's (mm/readahead.c).
 READ_AHEAD_BYTES = 128 << 10
-#: What one miss in a pool reads at the most (csrc/pool_faults.c).
+#: What one miss in a pool reads at the most (csrc/service/pool/pool_faults.c).
 DEMAND_MAX_BYTES = 1 << 20
 #: What one touch in a pool maps at the most: this, or this part of the pool (pool/node_pool.py).
 RUN_MAX_BYTES, MAP_SHARE = 4 << 20, 64
@@ -222,9 +222,9 @@ def chunked(wanted: Range) -> Range:
 
 class InPool(Plain):
     """A pool's part: misses are chunks, more where a thread goes on where its last one ended
-    (csrc/pool_faults.c), and the kernel reads nothing ahead. A touch of what is there but not
-    mapped is answered by mapping a run of chunks, twice as long where the reader goes on where the
-    last run ended; that takes time (bench/faults.py), and is what the service hears."""
+    (csrc/service/pool/pool_faults.c), and the kernel reads nothing ahead. A touch of what is there
+    but not mapped is answered by mapping a run of chunks, twice as long where the reader goes on
+    where the last run ended; that takes time (bench/faults.py), and is what the service hears."""
 
     def __init__(self, budget_bytes: int) -> None:
         self.at_once = max(CHUNK_PAGES * 4096, min(RUN_MAX_BYTES, budget_bytes // MAP_SHARE))
