@@ -1,12 +1,11 @@
 # Every target sets up what it needs; a second run of a target finds it done and starts at once.
 PY := .venv/bin/python
 CC ?= gcc
-PRELOAD_SOURCES := $(addprefix csrc/,preload.c loader.c text.c alone.c mapping.c identity.c syscall.c \
-	lock.c request.c agent.c checkpoint.c respond.c bypass.c vma.c pooled.c standin.c link.c thread.c ambient.c)
-CSRC_HEADERS := $(wildcard csrc/*.h)
-HELPER_SOURCES := $(addprefix csrc/,uffd_helper.c residency.c warm.c bpf_ring.c)
-POOL_SOURCES := $(wildcard csrc/pool.c csrc/pool_*.c) $(addprefix csrc/,source.c uffd_helper.c residency.c)
-COMPARE_SOURCES := $(addprefix csrc/,compare.c checker.c) $(POOL_SOURCES)
+PRELOAD_SOURCES := $(wildcard csrc/job/*.c) csrc/common/vma.c
+CSRC_HEADERS := $(wildcard csrc/*/*.h csrc/*/*/*.h)
+HELPER_SOURCES := $(addprefix csrc/,uffd_helper.c service/residency.c service/warm.c service/bpf_ring.c)
+POOL_SOURCES := $(wildcard csrc/service/pool/*.c) $(addprefix csrc/,uffd_helper.c service/residency.c)
+COMPARE_SOURCES := $(addprefix csrc/service/,compare.c checker.c) $(POOL_SOURCES)
 SANITIZE_CFLAGS := -std=gnu11 -g -O1 -fno-omit-frame-pointer -Icsrc -Wall -Wextra -pthread
 SANITIZE_asan := -fsanitize=address,undefined -fno-sanitize-recover=all
 SANITIZE_tsan := -fsanitize=thread

@@ -13,7 +13,7 @@ from glob import glob
 
 from setuptools import Extension, setup
 
-#: By it each exported function begins with a known instruction: csrc/bypass.c looks for it.
+#: By it each exported function begins with a known instruction: csrc/job/bypass.c looks for it.
 BRANCH_PROTECTION = {
     "x86_64": ["-fcf-protection=branch"],
     "aarch64": ["-mbranch-protection=bti"],
@@ -21,17 +21,9 @@ BRANCH_PROTECTION = {
 
 PRELOAD = Extension(
     "uffdprefetch._preload",
-    sources=[
-        f"csrc/{name}.c"
-        for name in (
-            *("preload", "loader", "text", "alone"),  # beside any C library
-            *("mapping", "identity", "syscall", "lock", "request"),  # the job's threads
-            *("agent", "link", "checkpoint", "pooled", "standin", "respond"),  # our own threads
-            *("bypass", "vma", "thread", "ambient"),
-        )
-    ],
+    sources=[*sorted(glob("csrc/job/*.c")), "csrc/common/vma.c"],
     include_dirs=["csrc"],
-    depends=sorted(glob("csrc/*.h")),
+    depends=sorted(glob("csrc/*/*.h")),
     extra_compile_args=[
         "-std=gnu11",
         "-O2",
@@ -45,7 +37,7 @@ PRELOAD = Extension(
         "-Wall",
         "-Wextra",
     ],
-    # nostdlib: it loads beside every C library, of any year and any make (csrc/preload.c).
+    # nostdlib: it loads beside every C library, of any year and any make (csrc/job/preload.c).
     # now: the dynamic linker must not resolve (and lock) lazily under a fault of the job.
     # defs: an undefined symbol that is not weak is an error of this build, not of the user's job.
     # gcc: atomics on AArch64 are calls into it, from a static library.

@@ -33,7 +33,7 @@ THREADS = 8
 
 
 def in_c(path: Path, size: int) -> None:
-    """csrc/warm.c, as the service uses it."""
+    """csrc/service/warm.c, as the service uses it."""
     event = os.eventfd(0, os.EFD_CLOEXEC)
     pool, fd = uffd.Workers(THREADS, event), os.open(path, os.O_RDONLY)
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)

@@ -9,7 +9,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "helper.h"
+#include "service/helper.h"
 
 /* ------------------------------------------------------------------ rings */
 

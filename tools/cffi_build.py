@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Build uffdprefetch._uffd, the cffi module over csrc/helper.h (named in setup.py)."""
+"""Build uffdprefetch._uffd, the cffi module over csrc/service/helper.h (named in setup.py)."""
 
+from glob import glob
 from pathlib import Path
 
 from cffi import FFI
 
-HEADER = Path(__file__).resolve().parent.parent / "csrc" / "helper.h"
+HEADER = Path(__file__).resolve().parent.parent / "csrc" / "service" / "helper.h"
 
 
 def declarations(header: str) -> str:
@@ -20,7 +21,7 @@ ffi.cdef("size_t up_layout(int which);")
 ffi.set_source(
     "uffdprefetch._uffd",
     """
-    #include "helper.h"
+    #include "service/helper.h"
     static size_t up_layout(int which)
     {
         static const size_t layout[] = {
@@ -31,13 +32,7 @@ ffi.set_source(
         return which < (int)(sizeof(layout) / sizeof(layout[0])) ? layout[which] : 0;
     }
     """,
-    sources=[
-        *("csrc/uffd_helper.c", "csrc/residency.c", "csrc/warm.c", "csrc/bpf_ring.c"),
-        *("csrc/pool.c", "csrc/pool_files.c", "csrc/pool_clients.c", "csrc/pool_faults.c"),
-        *("csrc/pool_map.c", "csrc/pool_waiters.c", "csrc/pool_fill.c", "csrc/pool_room.c"),
-        "csrc/pool_vma.c",
-        *("csrc/source.c", "csrc/compare.c", "csrc/checker.c"),
-    ],
+    sources=["csrc/uffd_helper.c", *sorted(glob("csrc/service/**/*.c", recursive=True))],
     include_dirs=["csrc"],
     extra_compile_args=["-O2", "-Wall", "-Wextra", "-Wno-unused-parameter"],
     libraries=["pthread"],

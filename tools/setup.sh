@@ -160,9 +160,9 @@ PY
 fi
 
 # ---- 3. the package and its C objects ---------------------------------------------------------
-if [ -e tools/cffi_build.py ] && [ -e csrc/preload.c ] && [ -e csrc/agent.c ]; then
+if [ -e tools/cffi_build.py ] && [ -e csrc/job/preload.c ] && [ -e csrc/job/agent.c ]; then
     build_stamp=.venv/.setup-build
-    build_hash=$(hash_of pyproject.toml setup.py tools/cffi_build.py csrc/*)
+    build_hash=$(hash_of pyproject.toml setup.py tools/cffi_build.py $(find csrc -type f | sort))
     if ! stamp_is "$build_stamp" "$build_hash" ||
         ! .venv/bin/python -c 'import sys, importlib.util as u
 sys.exit(not u.find_spec("uffdprefetch._preload"))' 2>/dev/null; then

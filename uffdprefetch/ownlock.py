@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The directory of the ranks' own LMDB lock files (`wrap --ownlock`; [Stanovnik] section 4.2).
 
-csrc/lock.c makes the files: one for each rank and data file, for environments opened read-only. All
+csrc/job/lock.c makes the files: one for each rank and data file, for environments opened
+read-only. All
 launchers of a job and node share the directory; each holds a shared lock on a file in it, so that
 the last one to leave knows, whatever became of the others and of the service.
 """

@@ -202,7 +202,7 @@ def test_no_thread_of_ours_stays_where_the_agent_dies_of_the_job_s_giving_up_rig
 
 
 def test_the_states_have_the_numbers_that_the_ring_shows() -> None:
-    header = (ROOT / "csrc" / "wire.h").read_text()
+    header = (ROOT / "csrc" / "common" / "wire.h").read_text()
     for number, name in enumerate(AGENT_STATES):
         assert f"UP_STATE_{name.upper()} = {number}," in header
     assert uffd.RingCounts._fields[-1] == "state"

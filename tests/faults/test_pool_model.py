@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The node's page pool against a model of it, over several processes, and the zero-read hammer.
 
-tests/programs/pool_model.c drives csrc/pool.c at random, with its threads stopped in the middle of
-a read, a punch, a UFFDIO_CONTINUE; pool_held.c goes through the worst of these moments one by one.
-A seed that failed is run again by UFFDPREFETCH_TEST_POOL_SEEDS=SEED. Then the C is broken on
-purpose, in a copy: a rule that is broken is zeros that somebody reads.
+tests/programs/pool_model.c drives csrc/service/pool/ at random, with its threads stopped in the
+middle of a read, a punch, a UFFDIO_CONTINUE; pool_held.c goes through the worst of
+these moments one by one. A seed that failed is run again by UFFDPREFETCH_TEST_POOL_SEEDS=SEED. Then
+the C is broken on purpose, in a copy: a rule that is broken is zeros that somebody reads.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def userfaultfd() -> None:
 
 def build(directory: Path, name: str, csrc: Path = ROOT / "csrc") -> str:
     """A program around the pool, with gates in its calls."""
-    sources = [csrc / "pool.c", *sorted(csrc.glob("pool_*.c"))]
-    sources += [csrc / other for other in ("source.c", "uffd_helper.c", "residency.c")]
+    sources = sorted((csrc / "service" / "pool").glob("*.c"))
+    sources += [csrc / "uffd_helper.c", csrc / "service" / "residency.c"]
     wrap = "-Wl,--wrap=pread,--wrap=fallocate,--wrap=ioctl,--wrap=syscall"
     return programs(directory, name, f"-I{csrc}", wrap, *map(str, sources))
 
@@ -117,9 +117,10 @@ def test_a_rule_that_is_broken_is_zeros_that_somebody_reads(what: str, tmp_path:
     name, text, replacement = BREAKAGES[what]
     csrc = tmp_path / "csrc"
     shutil.copytree(ROOT / "csrc", csrc)
-    source = (csrc / name).read_text()
-    assert source.count(text) == 1, f"csrc/{name} has changed: break it in another place"
-    (csrc / name).write_text(source.replace(text, replacement))
+    path = csrc / "service" / "pool" / name
+    source = path.read_text()
+    assert source.count(text) == 1, f"{name} has changed: break it in another place"
+    path.write_text(source.replace(text, replacement))
     program, seen = build(tmp_path, "pool_held", csrc), ""
     for _ in range(RUNS_OF_THE_BROKEN):  # what is broken may hang as well, or be lucky
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -276,61 +276,61 @@ COMPARE = "compare_stress"
 #: (sanitizer, what is built, file, text, its replacement, what the report says)
 BREAKAGES = {
     "the agent writes past an array": (
-        "asan", PRELOAD, "link.c",
+        "asan", PRELOAD, "job/link.c",
         "i < sizeof(sun.sun_path)", "i <= sizeof(sun.sun_path)",
         "runtime error: index 108 out of bounds|stack-buffer-overflow",
     ),
     "the agent reads past its stack": (
-        "asan", PRELOAD, "agent.c",
+        "asan", PRELOAD, "job/agent.c",
         "if (p[3].revents & POLLIN)", "if (p[4].revents & POLLIN)",
         "index 4 out of bounds|stack-buffer-overflow",
     ),
     "the constructor loses memory": (
-        "asan", PRELOAD, "preload.c",
+        "asan", PRELOAD, "job/preload.c",
         "\tread_rank();\n",
         "\tread_rank();\n\t*(void *volatile *)&up_job.agent_stack = malloc(77);\n"
         "\tup_job.agent_stack = NULL;\n",
         "LeakSanitizer: detected memory leaks",
     ),
     "a thread of the job looks at what is the agent's alone": (
-        "tsan", PRELOAD, "request.c",
+        "tsan", PRELOAD, "job/request.c",
         "return address < r->address", "return r->queued < 9 && address < r->address",
         "data race.*(.|\n)*up_overlaps",
     ),
     "the service writes past an array": (
-        "asan", HELPER, "residency.c",
+        "asan", HELPER, "service/residency.c",
         "max_runs < SCAN_REGIONS ? (uint64_t)max_runs", "max_runs < 40 ? (uint64_t)max_runs + 1",
         "heap-buffer-overflow",
     ),
     "a worker forgets a lock": (
-        "tsan", HELPER, "warm.c",
+        "tsan", HELPER, "service/warm.c",
         "pthread_mutex_lock(&p->lock);\n\t\tp->result[p->done_head++ % QUEUE] = r;\n"
         "\t\tpthread_mutex_unlock(&p->lock);",
         "p->result[p->done_head++ % QUEUE] = r;",
         "data race",
     ),
     "a record of the kernel's is taken without a look at what was written before": (
-        "tsan", HELPER, "bpf_ring.c",
+        "tsan", HELPER, "service/bpf_ring.c",
         "(const uint32_t *)record, __ATOMIC_ACQUIRE", "(const uint32_t *)record, __ATOMIC_RELAXED",
         "data race.*(.|\n)*up_bpf_ring_drain",
     ),
     "more records are taken than there is room for": (
-        "asan", HELPER, "bpf_ring.c",
+        "asan", HELPER, "service/bpf_ring.c",
         "n < max", "n <= max",
         "heap-buffer-overflow",
     ),
     "a round goes on with what it was told to compare after giving it back": (
-        "asan", COMPARE, "checker.c",
+        "asan", COMPARE, "service/checker.c",
         "compare_round(&t);\n\t\tfree(job.page);", "free(job.page);\n\t\tcompare_round(&t);",
         "heap-use-after-free",
     ),
     "blocks are evicted that lie behind the file's end": (
-        "asan", POOL, "pool_room.c",
+        "asan", POOL, "service/pool/pool_room.c",
         "end = f->chunks;", "end += 0;",
         "heap-buffer-overflow",
     ),
     "the pool's books are read while they change": (
-        "tsan", POOL, "pool.c",
+        "tsan", POOL, "service/pool/pool.c",
         "pthread_mutex_lock(&p->lock);\n\tused = p->used_bytes;\n\tpool_unlock(p);",
         "used = p->used_bytes;",
         "data race",

@@ -20,7 +20,7 @@ AGENT = (
     *("agent", "link", "checkpoint", "pooled", "standin", "respond"),
     *("bypass", "vma", "thread", "ambient"),
 )
-#: What they compare, which lies beside it (csrc/mapping.c).
+#: What they compare, which lies beside it (csrc/job/mapping.c).
 ENTRIES = {"up_entry", "up_entry_count"}
 #: ... and what the compiler may call for copying and clearing memory.
 MEMORY = "text"

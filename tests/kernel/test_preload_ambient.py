@@ -20,7 +20,7 @@ NONE = "0000000000000000"
 
 @pytest.fixture
 def settle(tmp_path: Path) -> str:
-    return programs(tmp_path, "settle", f"-I{CSRC}", str(CSRC / "ambient.c"))
+    return programs(tmp_path, "settle", f"-I{CSRC}", str(CSRC / "job" / "ambient.c"))
 
 
 def lines(*words: str) -> list[str]:

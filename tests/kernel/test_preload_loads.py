@@ -39,10 +39,9 @@ def undefined(objdump: str, path: Path | str) -> list[list[str]]:
 def build_preload(compiler: str, out: Path) -> Path:
     """The preload object by another compiler, with the flags that setup.py has."""
     setup = (ROOT / "setup.py").read_text()
-    names = re.findall(r'"(\w+)"', re.search(r"for name in \((.*?)\n        \)", setup, re.S)[1])  # type: ignore[index]
     flags = re.findall(r'^        "(-[^"]+)"', setup, re.M)
     links = re.findall(r'"(-[^"]+)"', re.search(r"extra_link_args=\[(.*?)\]", setup)[1])  # type: ignore[index]
-    sources = [CSRC / f"{name}.c" for name in names]
+    sources = [*sorted(CSRC.glob("job/*.c")), CSRC / "common" / "vma.c"]
     words = [compiler, "-shared", "-fPIC", f"-I{CSRC}", *flags, "-Werror", *sources, "-o", out]
     subprocess.run([*words, *links], check=True)
     return out

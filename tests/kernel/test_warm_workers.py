@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The workers that fill the page cache (csrc/warm.c), on the slow bed: what they read and tell."""
+"""The workers that fill the page cache (csrc/service/warm.c), on the slow bed: what they read."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_of_too_few_cold_pages_nothing_is_decided_and_all_comes(workers: Workers
 def probe(compiled: Callable[..., str], bed: SlowBed) -> Callable[..., dict[str, int]]:
     """tests/programs/probe.c on a cold extent of 4 MiB."""
     csrc = ROOT / "csrc"
-    sources = [str(csrc / name) for name in ("warm.c", "residency.c")]
+    sources = [str(csrc / "service" / name) for name in ("warm.c", "residency.c")]
     program = compiled("probe", f"-I{csrc}", *sources)
 
     def run(how: str, method: int = uffd.WARM_PROBE) -> dict[str, int]:

@@ -16,7 +16,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include "helper.h"
+#include "service/helper.h"
 
 #define CHECK(condition)                                                             \
 	do {                                                                         \

@@ -22,7 +22,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "helper.h"
+#include "service/helper.h"
 
 #define CHECK(condition)                                                            \
 	do {                                                                        \

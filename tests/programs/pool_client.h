@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * pool_client.h - what the programs that drive csrc/pool.c themselves share: a file of which every
- * word is known, and the part of an agent (csrc/pooled.c) in the process that includes this.
+ * pool_client.h - what the programs that drive csrc/service/pool/ themselves share: a file of which
+ * every word is known, and the part of an agent (csrc/job/pooled.c) in the process that includes this.
  */
 #ifndef POOL_CLIENT_H
 #define POOL_CLIENT_H
@@ -18,7 +18,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "helper.h"
+#include "service/helper.h"
 
 #define CHECK(condition)                                                                     \
 	do {                                                                                 \
@@ -86,7 +86,7 @@ static inline char *raw_mmap(char *at, uint64_t length, int flags, int fd, uint6
 	return (char *)syscall(SYS_mmap, at, length, PROT_READ, flags, fd, offset);
 }
 
-/* As up_pool_enter() and up_pool_detach() of csrc/pooled.c. */
+/* As up_pool_enter() and up_pool_detach() of csrc/job/pooled.c. */
 static inline char *enter(int uffd, int memfd, char *at, uint64_t length, uint64_t offset)
 {
 	struct uffdio_register reg = { .mode = UFFDIO_REGISTER_MODE_MISSING |

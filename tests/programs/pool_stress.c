@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * pool_stress DIRECTORY [SEED] - the node's page pool (csrc/pool*.c, source.c) under load, alone and
+ * pool_stress DIRECTORY [SEED] - the node's page pool (csrc/service/pool/) under load, alone and
  * without Python, so that a sanitizer sees nothing else. `make asan tsan` builds it with them.
  *
  * Everything that is found wrong is one line on stderr and status 1.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * One extent through the workers (csrc/warm.c), with a readahead(2) of the test's:
+ * One extent through the workers (csrc/service/warm.c), with a readahead(2) of the test's:
  *
  *     probe FILE OFFSET LENGTH METHOD works|nothing|rival
  *
@@ -18,7 +18,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "helper.h"
+#include "service/helper.h"
 
 #define RIVAL_BYTES (512u << 10)
 

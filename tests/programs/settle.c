@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * settle.c idle|batch|fifo|nice - a thread with such scheduling, bound to one CPU, settles
- * (csrc/ambient.c) and then drops its rights: what came back each time, and what it then is. The
+ * (csrc/job/ambient.c) and then drops its rights: what came back each time, and what it then is. The
  * thread that leads the process stays as it was.
  */
 #define _GNU_SOURCE
@@ -12,7 +12,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include "ambient.h"
+#include "job/ambient.h"
 
 static const char *how;
 

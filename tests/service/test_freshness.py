@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Copies of a file's pages never stay older than the file: rounds over real files and memfds, with
-an engine that only notes what it was told (service/freshness.py, csrc/compare.c)."""
+an engine that only notes what it was told (service/freshness.py, csrc/service/compare.c)."""
 
 from __future__ import annotations
 

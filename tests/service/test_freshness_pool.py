@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pool's copies of a file that changes: sampled, and punched out when they are not the file's.
 
-A pool without any process, filled as for prefetching (csrc/pool_files.c, pool_room.c)."""
+A pool without any process, filled as for prefetching (pool_files.c, pool_room.c)."""
 
 from __future__ import annotations
 

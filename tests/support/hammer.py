@@ -7,7 +7,7 @@ It answers each ATTACH with as many checkpoints as a message holds, at random pa
 on sends commands without end (checkpoints armed again, now and then a whole mapping given back;
 none with DETACH_PERCENT 0), so that whatever the job does to a mapping meets checkpoints in every
 state. Its checkpoint memfd holds all of the file from the start. It speaks protocol/wire.py and
-follows the rule of csrc/checkpoint.c: a page is there, whole, before it is announced. Prints
+follows the rule of csrc/job/checkpoint.c: a page is there, whole, before it is announced. Prints
 "ready", then at the end of its input what it did, as JSON.
 """
 
@@ -137,7 +137,7 @@ class Hammer:
         end = min(first + a.length_bytes // PAGE, self._file_pages)
         inherited = a.flags & wire.ATTACH_INHERITED
         fds = [self._ro, self._file] if inherited else [self._ro]
-        span = range(first + 1, end - 1)  # the ends tell what lies there (csrc/vma.c)
+        span = range(first + 1, end - 1)  # the ends tell what lies there (csrc/common/vma.c)
         pages = [] if inherited else self._random.sample(span, min(wire.PAGES_MAX, len(span)))
         message = wire.file(a.region, wire.ServingMode.CHECKPOINTS, pages)
         self._send(peer, message, fds)

@@ -68,7 +68,7 @@ def file_digest(path: Path | str) -> str:
     return sha.hexdigest()
 
 
-#: What the agent says that it is doing, by the number of csrc/wire.h (enum up_agent_state).
+#: What the agent says that it is doing, by the number of csrc/common/wire.h (enum up_agent_state).
 AGENT_STATES = ("idle", "resolving", "laying", "rearming", "detaching")
 
 

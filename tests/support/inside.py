@@ -207,7 +207,7 @@ def ring_address(pid: int | str = "self") -> int:
 
 
 def ring(pid: int | str = "self") -> dict[str, int]:
-    """What the agent of a process counts (csrc/wire.h, struct up_ring); {} when it has no ring."""
+    """What the agent of a process counts (csrc/common/wire.h, up_ring); {} when it has no ring."""
     address = ring_address(pid)
     if not address:
         return {}

@@ -236,8 +236,8 @@ def huge_pages() -> Check:
 
 
 def _map_in_a_child(memfd: int, length: int) -> str | None:
-    """Put a huge page of the memfd into another process's page table, as csrc/pool_map.c does: why
-    that does not work, or None."""
+    """Put a huge page of the memfd into another process's page table, as the pool does
+    (csrc/service/pool/pool_map.c): why that does not work, or None."""
     anywhere = sc.mmap(memfd, 2 * length, shared=True)
     sc.munmap(anywhere, 2 * length)
     address = sc.mmap(memfd, length, shared=True, wish=-(-anywhere // length) * length)

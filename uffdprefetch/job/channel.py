@@ -28,7 +28,7 @@ SLOTS = 512
 #: Flag in a counter: the order has ended.
 ENDED = 1 << 63
 
-# csrc/wire.h
+# csrc/common/wire.h
 _HEADER = struct.Struct("<IHH")
 _MAGIC, _VERSION, _MESSAGE_BYTES = 0x50444655, 4, 256
 _HELLO, _PLAN, _PLANNER = 1, 20, 5

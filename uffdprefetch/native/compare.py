@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cffi binding of csrc/compare.c: compares copies of a file's pages with the file.
+"""cffi binding of csrc/service/compare.c: compares copies of a file's pages with the file.
 
 Which pages and when: service/freshness.py.
 """
@@ -41,7 +41,7 @@ class Watch:
 
 @dataclass(frozen=True)
 class Result:
-    """Result of a round (csrc/helper.h, struct up_compare_result)."""
+    """Result of a round (csrc/service/helper.h, struct up_compare_result)."""
 
     id: int
     start_ns: int

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cffi binding of the node's page pool (csrc/pool.h): memory, faults, fills, evictions.
+"""cffi binding of the node's page pool (csrc/service/pool/pool.h): memory, faults, fills,
+evictions.
 
 Victims are chosen by pool/eviction.py.
 """
@@ -35,7 +36,7 @@ STUCK: int = _lib.UP_POOL_STUCK
 
 
 class PoolEvent(NamedTuple):
-    """An event of the pool (csrc/helper.h, struct up_pool_event); bytes and ns."""
+    """An event of the pool (csrc/service/helper.h, struct up_pool_event); bytes and ns."""
 
     time_ns: int
     offset: int
@@ -50,7 +51,7 @@ class PoolEvent(NamedTuple):
 
 @dataclass(frozen=True)
 class PoolCounts:
-    """Totals since the pool began (csrc/helper.h, struct up_pool_counts)."""
+    """Totals since the pool began (csrc/service/helper.h, struct up_pool_counts)."""
 
     resident_bytes: int
     peak_bytes: int

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cffi binding of csrc/helper.h: rings, checkpoint memfds, warm workers, residency, page tables.
+"""cffi binding of csrc/service/helper.h: rings, checkpoint memfds, warm workers, residency, page
+tables.
 
 The C functions return >= 0 or -errno, which :func:`_checked` turns into OSError.
 """
@@ -27,7 +28,7 @@ WARM_READAHEAD: int = _lib.UP_WARM_READAHEAD
 WARM_PREAD: int = _lib.UP_WARM_PREAD
 PAGES_PER_JOB = 16
 
-#: Layout of csrc/wire.h, for tests/unit/service/test_wire.py.
+#: Layout of csrc/common/wire.h, for tests/unit/service/test_wire.py.
 LAYOUT: tuple[int, ...] = tuple(int(_lib.up_layout(i)) for i in range(10))
 
 
@@ -38,7 +39,7 @@ def _checked(ret: int, what: str) -> int:
 
 
 class Event(NamedTuple):
-    """One touch of an armed checkpoint (csrc/wire.h, struct up_event)."""
+    """One touch of an armed checkpoint (csrc/common/wire.h, struct up_event)."""
 
     time_ns: int
     page: int
@@ -136,7 +137,7 @@ def is_uffd(fd: int) -> bool:
 
 
 class FileStatus(NamedTuple):
-    """A file's status as known to the kernel, without a server request (csrc/status.h)."""
+    """A file's status as known to the kernel, without a server request (csrc/common/status.h)."""
 
     links: int
     size_bytes: int
@@ -183,7 +184,7 @@ def touched_runs(pagemap_fd: int, address: int, length: int) -> tuple[list[tuple
 
 @dataclass(frozen=True)
 class WarmResult:
-    """A worker's result of one job (csrc/helper.h, struct up_warm_result)."""
+    """A worker's result of one job (csrc/service/helper.h, struct up_warm_result)."""
 
     id: int
     submit_ns: int

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`--engine pool`: the node's own page pool, as the coordinator uses it (docs/pool.md).
 
-The C side (csrc/pool.h) resolves faults, reads and evicts. Here: which files are in the pool, who
-maps them, its size, and the list of victims.
+The C side (csrc/service/pool/pool.h) resolves faults, reads and evicts. Here: which files are in
+the pool, who maps them, its size, and the list of victims.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MIB = 1 << 20
 THREADS = 16
 #: Fill threads where memory is short: two for demand alone, and two.
 THREADS_LEAST = 4
-#: A fill thread's buffer, whole huge pages (csrc/pool_fill.c).
+#: A fill thread's buffer, whole huge pages (csrc/service/pool/pool_fill.c).
 BUFFER_BYTES = 6 * MIB
 #: Fraction of the pool's size for all buffers.
 BUFFER_SHARE = 4
@@ -57,7 +57,7 @@ BLOCKS_WANTED = 512
 PLANNED_BLOCKS = 1 << 15
 BLOCK_MAX_BYTES = 4 * MIB
 #: Most that one touch maps; where much ahead is resident; the same with huge pages; and these two
-#: as fractions of a small pool (csrc/pool.h, pool_faults.c).
+#: as fractions of a small pool (csrc/service/pool/pool.h, pool_faults.c).
 RUN_MAX_BYTES = 4 * MIB
 FAR_BYTES = 16 * MIB
 FAR_HUGE_BYTES = 128 * MIB
@@ -262,7 +262,8 @@ class NodePool:
         """For a touch of [start, end) the bytes that its reader has read since the last one: up to
         ``forward`` bytes where these may have been mapped by that one fault, else the touch alone.
         What a fault maps doubles while the reader goes on; then, and where pages of an earlier
-        epoch are still mapped, only the first page of each piece faults (csrc/pool_faults.c,
+        epoch are still mapped, only the first page of each piece faults
+        (csrc/service/pool/pool_faults.c,
         note_order, plan_ahead; warm/placement.py, _rearm_pool)."""
         at_once = max(self.chunk_bytes, min(RUN_MAX_BYTES, self.budget_bytes // MAP_SHARE))
         most = max(stream.mapped_bytes, self.chunk_bytes)
@@ -458,7 +459,8 @@ def sampled_pages(
 
 
 def _pieces(pool: NodePool) -> list[int]:
-    """Possible sizes of a piece of which only the first page faults (csrc/pool_faults.c)."""
+    """Possible sizes of a piece of which only the first page faults
+    (csrc/service/pool/pool_faults.c)."""
     far = (FAR_HUGE_BYTES, FAR_BYTES) if pool.huge else (FAR_BYTES,)
     chunks = [min(most, pool.budget_bytes // FAR_SHARE) // pool.chunk_bytes for most in far]
     return [RUN_MAX_BYTES, *(max(1, n) * pool.chunk_bytes for n in chunks)]

@@ -38,7 +38,7 @@ class Span:
     def page(self, offset: int) -> int | None:
         """The page number of a file offset when it may carry a checkpoint, else None.
 
-        The region's first and last page never do: they tell what lies there (csrc/vma.c).
+        The region's first and last page never do: they tell what lies there (csrc/common/vma.c).
         """
         at = offset - offset % self.page_bytes
         inside = self.start_bytes < at and at + 2 * self.page_bytes <= self.end_bytes

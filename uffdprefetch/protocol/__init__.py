@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What processes say to each other: the messages of csrc/wire.h, a launcher's end of a socket."""
+"""What processes say to each other: the messages of wire.h, a launcher's end of a socket."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The launcher's end of the service's socket: five fixed-size messages (csrc/wire.h).
+"""The launcher's end of the service's socket: five fixed-size messages (csrc/common/wire.h).
 
 launcher                         service
 HELLO (who we are)          ->

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages between the service, the agents and the launchers: csrc/wire.h in Python.
+"""Messages between the service, the agents and the launchers: csrc/common/wire.h in Python.
 
 Every message is 256 bytes; :func:`unpack` refuses anything else. tests/unit/service/test_wire.py
 compares the sizes with the C compiler's.

@@ -5,8 +5,8 @@ Copies are the pages of a checkpoint memfd and the pool's memory. Who writes the
 - in a read lease, where no other machine can write it and the kernel gives us one: a writer waits;
 - in its size and times, which some writers put back, and stores through a mapping move late;
 - in the bytes. Every PERIOD_NS each page of the memfd is compared with what a plain mapping of our
-  own shows (csrc/compare.c) and rewritten where it differs, so that every mapping of it has the
-  file's bytes again, that of a child which nobody saw fork, too. The pool is compared in samples.
+  own shows (csrc/service/compare.c) and rewritten where it differs, so that every mapping of it has
+  the file's bytes again, that of a child which nobody saw fork, too. The pool is sampled.
 
 Where a lease holds, pages are compared only after the times have moved.
 """

@@ -29,7 +29,7 @@ from uffdprefetch.state.ledger import Ledger
 
 log = logging.getLogger("uffdprefetch.serve")
 
-#: Mappings of one process: UP_REGIONS of csrc/job.h.
+#: Mappings of one process: UP_REGIONS of csrc/job/job.h.
 REGIONS_MAX = 1024
 #: Who has connected and not said hello by then is no agent and no launcher: they do it at once.
 HELLO_NS = 2000 * MS

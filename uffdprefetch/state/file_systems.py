@@ -2,8 +2,8 @@
 """Chooses the call that fills a file's page cache: by file system type, else by a probe.
 
 The type is f_type of statfs(2). What is known of a type was measured or follows from its kernel
-module; other types are probed on the file itself (csrc/warm.c, probe), and every choice is verified
-in use (Doubt): bytes requested against bytes that arrived.
+module; other types are probed on the file itself (csrc/service/warm.c, probe), and every choice is
+verified in use (Doubt): bytes requested against bytes that arrived.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-#: The calls, numbered as in csrc/helper.h (enum up_warm_method).
+#: The calls, numbered as in csrc/service/helper.h (enum up_warm_method).
 PROBE, READAHEAD, PREAD = 0, 1, 2
 
 LUSTRE = 0x0BD00BD0

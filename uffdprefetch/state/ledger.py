@@ -36,7 +36,7 @@ class Histogram:
 
     @classmethod
     def of_bins(cls, bins: list[int], total: int, most: int) -> Histogram:
-        """From counts of the same bins in C (csrc/pool.c, pool_bin)."""
+        """From counts of the same bins in C (csrc/service/pool/pool.c, pool_bin)."""
         made = cls()
         made._bins = {i: n for i, n in enumerate(bins) if n}
         made.count, made.sum, made.max = sum(bins), total, most

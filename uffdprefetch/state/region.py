@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from uffdprefetch.state.reader import Reader
 
 #: First number of regions that no agent numbered (service/observe.py); agents' numbers are below
-#: (csrc/mapping.c, claim_region).
+#: (csrc/job/mapping.c, claim_region).
 FIRST_OBSERVED = 1 << 32
 #: How far from a mapping the position of a walk in it may be: that is the end of a page, or of what
 #: one fault maps.

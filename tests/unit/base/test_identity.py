@@ -53,7 +53,7 @@ def test_identify(environ: dict[str, str], expected: Identity) -> None:
 
 
 def test_the_preload_object_asks_the_same_launchers_in_the_same_order() -> None:
-    source = (ROOT / "csrc" / "preload.c").read_text()
+    source = (ROOT / "csrc" / "job" / "preload.c").read_text()
     table = re.search(r"family\[\] = \{(.*?)\n\t\};", source, re.DOTALL)
     assert table is not None
     names = [tuple(re.findall(r'"(\w+)"', line)) for line in table[1].strip().splitlines()]

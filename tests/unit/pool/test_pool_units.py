@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the pool reads at once of a file whose storage answers whole requests (csrc/pool_fill.c)."""
+"""What the pool reads at once of a file whose storage answers whole requests (pool_fill.c)."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from uffdprefetch.native import uffd
 from uffdprefetch.protocol import node as node_client
 from uffdprefetch.protocol import wire
 
-HEADER_H = (ROOT / "csrc" / "wire.h").read_text()
+HEADER_H = (ROOT / "csrc" / "common" / "wire.h").read_text()
 
 
 def enum(prefix: str) -> dict[str, int]:

@@ -17,7 +17,7 @@ from uffdprefetch.sim.replay.link import Storage
 
 #: The kernel's default readahead, where a trace lacks the file system's (mm/readahead.c).
 READ_AHEAD_BYTES = 128 << 10
-#: Most that a demand miss in a pool reads (csrc/pool_faults.c).
+#: Most that a demand miss in a pool reads (csrc/service/pool/pool_faults.c).
 DEMAND_MAX_BYTES = 1 << 20
 #: Most that a touch in a pool maps: this, or this fraction of the pool (pool/node_pool.py).
 RUN_MAX_BYTES, MAP_SHARE = 4 << 20, 64
@@ -223,7 +223,8 @@ def chunked(wanted: Range) -> Range:
 
 class InPool(Plain):
     """The pool's faults: a miss reads a chunk, doubling while a thread continues where its last
-    miss ended (csrc/pool_faults.c), without kernel readahead. A touch of a resident, unmapped page
+    miss ended (csrc/service/pool/pool_faults.c), without kernel readahead. A touch of a resident,
+    unmapped page
     maps a run of chunks, doubling while the reader continues where the last run ended; that takes
     time (bench/faults.py), and is what the service observes."""
 

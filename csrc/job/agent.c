@@ -1,0 +1,615 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * agent.c - the thread inside the job that speaks with the service and with the job's threads, lays
+ * checkpoints and arms them again.
+ *
+ * It is a raw clone(2) that libc does not know of: any extra *pthread* takes glibc off its
+ * single-thread fast path (stdio locks, malloc), which makes a tool like mdb_dump several times
+ * slower. The price is that nothing here may use TLS, errno or a libc function with state: only
+ * sys.h. Its descriptor table is its own and starts empty (close_range with CLOSE_RANGE_UNSHARE; the
+ * kernel copies and closes 64 numbers at most), because closing any descriptor of a file drops the
+ * *process's* POSIX locks on it, and because the job may close or reuse any number it likes. A file
+ * comes into the table by pidfd_getfd(2): the same struct file, so that mappings made here merge with
+ * the job's.
+ *
+ * Four rules: it never reads storage on the job's behalf, it never touches a managed address, it
+ * never waits for a thread of the job, and it opens no path of the job's (a far server may not answer,
+ * and a thread that sleeps there keeps the process from ending). When it and the responder
+ * (respond.c) have ended, for whatever reason, the kernel closes their userfaultfd; a checkpoint page
+ * that stays behind holds the file's bytes and is then an ordinary page.
+ */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <linux/sched.h>
+#include <linux/userfaultfd.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <errno.h>
+
+#include "job/agent.h"
+#include "job/ambient.h"
+#include "common/status.h"
+
+#ifndef USERFAULTFD_IOC_NEW
+#define USERFAULTFD_IOC_NEW _IO(0xAA, 0x00)
+#endif
+
+/* A forked child usually execs at once: do not trouble the service before this. */
+#define FORK_QUIET_NS (5 * NS_PER_MS)
+#define BYE_NS (20 * NS_PER_MS)
+
+struct up_job up_job;
+struct agent up_agent;
+
+/* ------------------------------------------------------------------ small things */
+
+uint64_t up_now_ns(void)
+{
+	struct timespec ts;
+
+	up_sys2(SYS_clock_gettime, CLOCK_MONOTONIC, &ts);
+	return (uint64_t)ts.tv_sec * 1000000000ull + (uint64_t)ts.tv_nsec;
+}
+
+void up_futex_wake(_Atomic uint32_t *word)
+{
+	up_sys3(SYS_futex, word, FUTEX_WAKE_PRIVATE, 0x7fffffff);
+}
+
+void up_close(int *fd)
+{
+	if (*fd >= 0)
+		up_sys1(SYS_close, *fd);
+	*fd = -1;
+}
+
+/* Fault injection: the agent ends here as a crash would, or the process stands still right here
+ * until somebody sends SIGCONT. */
+static void test_exit(uint32_t state)
+{
+	char digit = (char)('0' + state);
+	int fd = (int)up_sys4(SYS_openat, AT_FDCWD, up_job.test_exit_log,
+			  O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+	int tid = (int)up_sys0(SYS_gettid);
+
+	if (fd >= 0)
+		up_sys3(SYS_write, fd, &digit, 1);
+	up_close(&fd);
+	if (up_job.test_exit_stops) {
+		up_sys3(SYS_tgkill, up_job.pid, tid, SIGSTOP);
+		return;
+	}
+#ifdef UP_AGENT_PTHREAD
+	_Atomic int *own = tid == atomic_load(&up_job.agent_tid) ? &up_job.agent_tid
+								 : &up_job.responder_tid;
+#ifdef __SANITIZE_THREAD__ /* which does not see what the kernel writes */
+	atomic_store(own, 0);
+#else /* as by CLONE_CHILD_CLEARTID: cleared when the thread is gone, and not before */
+	up_sys1(SYS_set_tid_address, own);
+#endif
+#else
+	(void)tid;
+#endif
+	up_sys1(SYS_exit, 0);
+}
+
+/* Says what the agent is about to do; the campaign kills it, or the service, right there. */
+void up_step(struct agent *a, uint32_t state)
+{
+	if (a->ring)
+		__atomic_store_n(&a->ring->state, state, __ATOMIC_RELAXED);
+	if (!up_job.test_exit_after ||
+	    (up_job.test_exit_state >= 0 && (uint32_t)up_job.test_exit_state != state))
+		return;
+	/* Once, or both threads one after the other. */
+	long step = atomic_fetch_add(&a->steps, 1) + 1;
+
+	if (step == up_job.test_exit_after ||
+	    (up_job.test_exit_all && step > up_job.test_exit_after))
+		test_exit(state);
+}
+
+void up_finish_bye(struct agent *a)
+{
+	struct up_request *q = a->bye;
+
+	a->bye = NULL;
+	if (q && up_request_answer(q))
+		up_futex_wake(&q->state);
+}
+
+static uint32_t slot_of(const struct up_region *r)
+{
+	return (uint32_t)(r - up_job.region);
+}
+
+/* ------------------------------------------------------------------ the job's requests */
+
+/* What is mapped there and what the descriptor is: the number was the mapping thread's, and another
+ * thread may have let it name another file meanwhile (dup2). Asked by a page of the descriptor, because
+ * stat(2) and the maps do not always count devices alike. */
+static int is_what_is_mapped(struct agent *a, struct up_region *r)
+{
+	struct up_vma page;
+	void *p = up_mmap(NULL, up_job.page_bytes, PROT_READ,
+			  MAP_SHARED | (r->map_flags & MAP_NORESERVE), r->fd, r->offset);
+	int ret;
+
+	if (up_failed((long)p))
+		return (int)(long)p;
+	ret = up_vma_at(a->maps_fd, (uintptr_t)p, &page);
+	if (!ret)
+		ret = up_vma_at(a->maps_fd, r->address, &r->mapped);
+	if (!ret && (page.inode != r->mapped.inode ||
+		     page.device_major != r->mapped.device_major ||
+		     page.device_minor != r->mapped.device_minor))
+		ret = -ESTALE;
+	if (!ret && up_region_intact(a, r) != 1)
+		ret = -ESTALE;
+	/* --engine pool: a forked child makes its mapping of it */
+	if (!ret && up_job.pool && (r->map_flags & MAP_TYPE) != MAP_PRIVATE)
+		atomic_store(&r->anchor, (uintptr_t)p);
+	else
+		up_sys2(SYS_munmap, p, up_job.page_bytes);
+	return ret;
+}
+
+/* The number was looked at once more after mmap(2): by then, too, it may have been another file's. */
+static int is_what_was_asked(const struct up_region *r)
+{
+	struct stat st;
+	long ret = up_cached_stat(r->fd, &st);
+
+	if (up_failed(ret))
+		return (int)ret;
+	return (uint64_t)st.st_dev == r->device && (uint64_t)st.st_ino == r->inode &&
+	       (uint64_t)st.st_size == r->size ? 0 : -ESTALE;
+}
+
+static int take_descriptor(struct agent *a, struct up_region *r, int job_fd)
+{
+	long fd;
+	int ret;
+
+	if (a->pidfd < 0)
+		a->pidfd = (int)up_sys2(SYS_pidfd_open, up_job.pid, 0);
+	if (a->pidfd < 0)
+		return a->pidfd;
+	fd = up_sys3(SYS_pidfd_getfd, a->pidfd, job_fd, 0);
+	if (up_failed(fd))
+		return (int)fd;
+	r->fd = (int)fd;
+	ret = is_what_was_asked(r);
+	if (!ret)
+		ret = is_what_is_mapped(a, r);
+	if (ret)
+		up_close(&r->fd);
+	return ret;
+}
+
+/* The job has the mapping: nothing at its addresses is ours any more. */
+static void let_go(struct agent *a, struct up_region *r)
+{
+	if (atomic_exchange(&r->pooled, 0)) {
+		a->pooled--;
+		/* Who waited there when it was taken back. */
+		up_wake_range(a->pool_uffd, r->address, r->length);
+	}
+	up_release(a, r, UP_LEFT);
+}
+
+/* Nobody has read what waits there. */
+static int is_left_lying(int uffd)
+{
+	struct pollfd p = { uffd, POLLIN, 0 };
+	struct timespec none = { 0 };
+
+	return up_sys5(SYS_ppoll, &p, 1, &none, NULL, 8) == 1 && p.revents & POLLIN;
+}
+
+/* Not before the kernel's event of what their new owners did has been read: it is theirs by the region's
+ * state (respond.c, was_announced). */
+static void let_left_go(struct agent *a)
+{
+	if (atomic_exchange(&up_job.left, 0))
+		a->left_at_ns = up_now_ns() + UP_LEFT_NS;
+	if (!a->left_at_ns || up_now_ns() < a->left_at_ns || is_left_lying(atomic_load(&a->uffd)) ||
+	    (atomic_load(&a->reading) && atomic_load(&up_job.responder_tid)))
+		return;
+	a->left_at_ns = 0;
+	/* One that becomes LEFT only now has its time as well. */
+	for (uint32_t i = 0; i < a->slots; i++)
+		if (atomic_load(&up_job.region[i].state) == UP_LEFT && !atomic_load(&up_job.left))
+			let_go(a, &up_job.region[i]);
+}
+
+static int on_attach(struct agent *a, struct up_region *r, int job_fd)
+{
+	uint32_t opening = UP_OPENING;
+	int ret;
+
+	if (slot_of(r) >= a->slots)
+		a->slots = slot_of(r) + 1;
+	ret = take_descriptor(a, r, job_fd);
+	if (ret)
+		return ret;
+	up_queue(a, r);
+	if (!atomic_compare_exchange_strong(&r->state, &opening, UP_LIVE))
+		let_go(a, r); /* LEFT: who asked has gone on without it */
+	return 0;
+}
+
+/* What a forked child inherits has no descriptor before the service sends it. A shared mapping can be
+ * had from any of its pages by who asks (request.c, duplicate_file), a private one cannot. */
+static int may_prepare(struct agent *a, struct up_region *r)
+{
+	if (r->fd >= 0 || !r->inherited || !atomic_load(&r->laid) || a->hung_up ||
+	    (r->map_flags & MAP_TYPE) != MAP_PRIVATE)
+		return 1;
+	if (a->socket < 0)
+		a->connect_at_ns = up_now_ns(); /* not FORK_QUIET_NS from now */
+	return 0;
+}
+
+void up_prepare_late(struct agent *a, struct up_region *r)
+{
+	struct up_request *q = r->asked;
+
+	r->asked = NULL;
+	q->result = 0;
+	up_prepare_replacement(a, r);
+	if (up_request_answer(q))
+		up_futex_wake(&q->state);
+}
+
+static void on_request(struct agent *a, struct up_request *q)
+{
+	struct up_region *r = &up_job.region[q->region % UP_REGIONS];
+	uint32_t op = q->op, closing = UP_CLOSING;
+
+	q->result = 0;
+	if ((op == UP_REQ_DETACH || op == UP_REQ_FORGET) &&
+	    (atomic_load(&r->id) != q->region || atomic_load(&r->state) != UP_CLOSING))
+		op = 0; /* another thread has waited long enough, and it is let go of */
+	switch (op) {
+	case UP_REQ_ATTACH:
+		q->result = on_attach(a, r, q->job_fd);
+		break;
+	case UP_REQ_DETACH:
+		/* The pool's memory is put back here; else the asker does what is done by address, and
+		 * then lets go of the region by UP_REQ_FORGET. */
+		if (atomic_load(&r->pooled)) {
+			if (up_may_act(a, r))
+				up_pool_detach(a, r, 1);
+			q->result = atomic_load(&r->pooled) ? -EBUSY : UP_RELEASED;
+			if (q->result == UP_RELEASED)
+				up_release(a, r, UP_CLOSING);
+			else /* it stays as it is, and is served */
+				atomic_compare_exchange_strong(&r->state, &closing, UP_LIVE);
+		} else if (!may_prepare(a, r)) {
+			r->asked = q; /* up_prepare_late() */
+			if (!r->sent)
+				up_queue(a, r);
+			return;
+		} else {
+			up_prepare_replacement(a, r);
+		}
+		break;
+	case UP_REQ_FORGET:
+		up_unlisten(a, r);
+		up_release(a, r, UP_CLOSING);
+		break;
+	case UP_REQ_QUIT:
+		a->quit = 1;
+		for (uint32_t i = 0; i < a->slots; i++)
+			up_abandon(a, &up_job.region[i]);
+		break;
+	case UP_REQ_BYE:
+		if (a->welcomed && !a->bye && !up_say_bye(a)) {
+			a->bye = q;
+			a->bye_at_ns = up_now_ns() + BYE_NS;
+			return;
+		}
+		break;
+	}
+	if (up_request_answer(q))
+		up_futex_wake(&q->state);
+}
+
+static void on_bell(struct agent *a)
+{
+	struct signalfd_siginfo info;
+
+	while (!up_failed(up_sys3(SYS_read, a->bell_fd, &info, sizeof(info))))
+		;
+	atomic_store(&up_job.silent, 0);
+	for (int i = 0; i < UP_REQUESTS; i++)
+		if (up_request_take(&up_job.request[i]))
+			on_request(a, &up_job.request[i]);
+	let_left_go(a);
+	up_flush(a);
+	up_step(a, UP_STATE_IDLE);
+}
+
+/* ------------------------------------------------------------------ start and end */
+
+static int open_uffd(struct agent *a, uint64_t features)
+{
+	struct uffdio_api api = { .api = UFFD_API, .features = features | UFFD_FEATURE_THREAD_ID };
+	long fd = up_job.no_uffd ? -EOPNOTSUPP
+				 : up_sys1(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
+	long ret;
+
+	/* Never UFFD_USER_MODE_ONLY: a write(2) from a checkpoint would fail with EFAULT. */
+	if (fd == -EPERM || fd == -ENOSYS) {
+		long dev = up_sys4(SYS_openat, AT_FDCWD, "/dev/userfaultfd", O_RDWR | O_CLOEXEC, 0);
+
+		if (!up_failed(dev)) {
+			fd = up_sys3(SYS_ioctl, dev, USERFAULTFD_IOC_NEW, O_CLOEXEC | O_NONBLOCK);
+			up_sys1(SYS_close, dev);
+		}
+	}
+	if (up_failed(fd)) {
+		a->uffd_error = (int)-fd;
+		return -1;
+	}
+	ret = up_sys3(SYS_ioctl, fd, UFFDIO_API, &api);
+	if (up_failed(ret)) {
+		a->uffd_error = (int)-ret;
+		up_sys1(SYS_close, fd);
+		return -1;
+	}
+	return (int)fd;
+}
+
+/* A quarter of the process's mappings at most, two to a checkpoint: past the limit the job's own
+ * malloc and pthread_create would fail. */
+static uint32_t overlay_limit(void)
+{
+	char text[24] = { 0 };
+	uint32_t maps = 0;
+	long fd = up_sys4(SYS_openat, AT_FDCWD, "/proc/sys/vm/max_map_count",
+			  O_RDONLY | O_CLOEXEC, 0);
+
+	if (!up_failed(fd)) {
+		up_sys3(SYS_read, fd, text, sizeof(text) - 1);
+		up_sys1(SYS_close, fd);
+	}
+	for (int i = 0; text[i] >= '0' && text[i] <= '9' && maps < 100000000; i++)
+		maps = maps * 10 + (uint32_t)(text[i] - '0');
+	if (up_job.test_overlays)
+		return (uint32_t)up_job.test_overlays;
+	return (maps ? maps : 65530) / 8;
+}
+
+static int agent_open(struct agent *a)
+{
+	uint64_t mask = 1ull << (UP_BELL - 1);
+#ifdef UP_AGENT_PTHREAD
+	unsigned int first = 3; /* a sanitizer's report in this thread needs stderr */
+#else
+	unsigned int first = 0;
+#endif
+	int uffd;
+	long ret = up_sys3(SYS_close_range, first, ~0u, CLOSE_RANGE_UNSHARE);
+
+	if (up_failed(ret))
+		return (int)ret;
+	ret = up_sys4(SYS_signalfd4, -1, &mask, sizeof(mask), SFD_CLOEXEC | SFD_NONBLOCK);
+	if (up_failed(ret))
+		return (int)ret;
+	a->bell_fd = (int)ret;
+	a->maps_fd = (int)up_sys4(SYS_openat, AT_FDCWD, "/proc/self/maps", O_RDONLY | O_CLOEXEC, 0);
+	/* mmap() waits for its descriptor to be taken, and for nothing else of what follows. */
+	on_bell(a);
+	uffd = open_uffd(a, UFFD_FEATURE_MINOR_SHMEM | UFFD_FEATURE_EVENT_UNMAP |
+			    UFFD_FEATURE_EVENT_REMAP);
+	atomic_store(&a->uffd, uffd);
+	if (up_job.pool && uffd >= 0)
+		/* Without EVENT_REMAP a mapping that is moved past us would lose its registration: its
+		 * holes would be zeros. */
+		a->pool_uffd = open_uffd(a, UFFD_FEATURE_MINOR_SHMEM | UFFD_FEATURE_MISSING_SHMEM |
+					    UFFD_FEATURE_EVENT_REMAP);
+	a->overlays_max = overlay_limit();
+	/* How many threads the process has, without a look-up: st_nlink less two. */
+	a->task_fd = (int)up_sys4(SYS_openat, AT_FDCWD, "/proc/self/task",
+				  O_PATH | O_DIRECTORY | O_CLOEXEC, 0);
+	a->pagemap_fd = (int)up_sys4(SYS_openat, AT_FDCWD, "/proc/self/pagemap",
+				     O_RDONLY | O_CLOEXEC, 0);
+	a->stat_fd = (int)up_sys4(SYS_openat, AT_FDCWD, "/proc/self/stat", O_RDONLY | O_CLOEXEC, 0);
+	/* Nothing after this needs any: a job that gives up its own later must find none in it. */
+	up_drop_rights();
+	a->connect_at_ns = up_now_ns();
+	/* What a fork left to us. */
+	for (uint32_t i = 0; i < UP_REGIONS; i++) {
+		struct up_region *r = &up_job.region[i];
+		uint32_t state = atomic_load(&r->state);
+
+		if (state == UP_FREE || state == UP_OPENING || !r->inherited)
+			continue;
+		if (i >= a->slots) /* not down: on_bell() above may have attached a higher one */
+			a->slots = i + 1;
+		if (state != UP_LIVE) /* a thread of the job has begun to take it back */
+			continue;
+		up_queue(a, r);
+		if (atomic_load(&r->swap) != UP_SWAP_WAITING)
+			a->connect_at_ns = up_now_ns() + FORK_QUIET_NS;
+	}
+	return 0;
+}
+
+/* The process's first thread is a zombie: (COMMAND) Z in its stat file. */
+static int leader_has_ended(const struct agent *a)
+{
+	char text[64];
+	long n = up_sys4(SYS_pread64, a->stat_fd, text, sizeof(text), 0);
+
+	for (n = up_failed(n) ? 0 : n; n-- > 3;)
+		if (text[n - 2] == ')')
+			return text[n] == 'Z';
+	return 0;
+}
+
+/* Whether the threads of the job have all ended, by exit(2) one by one: then the process ends with us. */
+static int is_alone(const struct agent *a)
+{
+	struct stat st;
+	unsigned long ours = 1 + (atomic_load(&up_job.responder_tid) != 0);
+
+	/* The leader stays, as a zombie, and is counted. */
+	return a->task_fd >= 0 && !up_failed(up_sys2(SYS_fstat, a->task_fd, &st)) &&
+	       st.st_nlink <= 2 + ours + 1 && leader_has_ended(a);
+}
+
+static void agent_wait(struct agent *a)
+{
+	int uffd = atomic_load(&a->uffd);
+	int spare = a->responds && atomic_load(&up_job.responder_tid);
+	struct pollfd p[4] = { { a->bell_fd, POLLIN, 0 },
+			       { spare ? -1 : uffd, POLLIN, 0 },
+			       { a->socket, POLLIN, 0 },
+			       { up_pool_is_silent(a) ? a->pool_uffd : -1, POLLIN, 0 } };
+	uint64_t at = up_now_ns() + (spare ? UP_TAKE_OVER_NS : UP_ALONE_LOOK_NS), now;
+	struct timespec ts;
+
+	if (a->welcomed && a->pending)
+		p[2].events |= POLLOUT;
+	if (a->socket < 0)
+		at = a->connect_at_ns;
+	if (a->bye && a->bye_at_ns < at)
+		at = a->bye_at_ns;
+	if (a->pooled && a->ring && a->beat_at_ns < at)
+		at = a->beat_at_ns;
+	now = up_now_ns();
+	at = at > now ? at - now : 0;
+	ts.tv_sec = (time_t)(at / 1000000000ull);
+	ts.tv_nsec = (long)(at % 1000000000ull);
+	if (!up_sys5(SYS_ppoll, p, 4, &ts, NULL, 8) && up_now_ns() >= a->alone_at_ns) {
+		a->alone_at_ns = up_now_ns() + UP_ALONE_LOOK_NS;
+		if (is_alone(a))
+			a->quit = 1;
+	}
+	up_notice_responder_end(a);
+	if (p[1].revents & POLLIN || (spare && is_left_lying(uffd)))
+		up_respond(a);
+	if (p[0].revents)
+		on_bell(a);
+	if (p[3].revents & POLLIN)
+		up_stand_in(a);
+	if (p[2].revents & POLLOUT)
+		up_flush(a);
+	if (p[2].revents & (POLLIN | POLLHUP | POLLERR))
+		up_on_socket(a);
+	if (a->bye && up_now_ns() >= a->bye_at_ns)
+		up_finish_bye(a);
+	if (a->socket < 0 && !a->hung_up && up_now_ns() >= a->connect_at_ns)
+		up_connect(a);
+	up_leave_bypassed(a);
+	up_pool_check_beat(a);
+	let_left_go(a);
+}
+
+/* The service has died. What cannot be given back by address is answered for as long as it is there. */
+static void serve_alone(struct agent *a)
+{
+	for (uint32_t i = 0; i < UP_REGIONS; i++) {
+		struct up_region *r = &up_job.region[i];
+
+		if (!atomic_load(&r->pooled) || up_may_act(a, r))
+			up_abandon(a, r);
+	}
+	up_wake_pooled(a); /* whom the service has read and not answered */
+	while (a->pooled && !a->quit && !atomic_load(&up_job.ending)) {
+		struct pollfd p[3] = { { a->bell_fd, POLLIN, 0 },
+				       { atomic_load(&a->uffd), POLLIN, 0 },
+				       { a->pool_uffd, POLLIN, 0 } };
+
+		up_sys5(SYS_ppoll, p, 3, NULL, NULL, 8);
+		if (p[1].revents & POLLIN)
+			up_respond(a);
+		if (p[2].revents & POLLIN)
+			up_stand_in(a);
+		if (p[0].revents)
+			on_bell(a);
+	}
+}
+
+/* A thread of the job that puts the file back in the pool's place needs the pool's userfaultfd until it is there:
+ * some system calls that wait for no storage. Whether there was one. */
+static int await_seized(struct up_region *r)
+{
+	struct timespec pause = { .tv_nsec = NS_PER_MS };
+	int waited = 0;
+
+	for (; atomic_load(&r->pooled) && atomic_load(&r->state) == UP_SEIZED; waited = 1)
+		up_sys4(SYS_ppoll, NULL, 0, &pause, NULL);
+	return waited;
+}
+
+static void agent_main(void)
+{
+	struct agent *a = &up_agent;
+	int ret;
+
+	*a = (struct agent){ .pidfd = -1, .bell_fd = -1, .uffd = -1, .pool_uffd = -1,
+			     .socket = -1, .event_fd = -1, .maps_fd = -1,
+			     .task_fd = -1, .stat_fd = -1, .pagemap_fd = -1 };
+	up_sys2(SYS_prctl, PR_SET_NAME, "uffdprefetch");
+	ret = up_settle_scheduling();
+	if (!ret)
+		ret = agent_open(a);
+	if (!ret)
+		while (!a->quit && !a->hung_up && !atomic_load(&up_job.ending))
+			agent_wait(a);
+	/* Without a service nothing is managed: every mapping becomes the job's own again. */
+	atomic_store(&up_job.disabled, 1);
+	up_finish_bye(a);
+	if (a->bell_fd >= 0)
+		on_bell(a);
+	if (a->hung_up)
+		serve_alone(a);
+	for (uint32_t i = 0; i < UP_REGIONS; i++) {
+		struct up_region *r = &up_job.region[i];
+
+		/* A thread of the job may have taken it just now, and its request comes too late: it waits
+		 * until we are gone, or acts itself and may find that it must not. */
+		for (int again = 1, tries = 0; again && tries < 2; tries++) {
+			up_abandon(a, r);
+			if (atomic_load(&r->state) == UP_CLOSING)
+				up_detach(a, r);
+			again = await_seized(r) ||
+				(atomic_load(&r->pooled) && atomic_load(&r->state) == UP_LIVE);
+		}
+		if (atomic_load(&r->state) == UP_LEFT)
+			let_go(a, r);
+		if (atomic_load(&r->state) == UP_LEAVING)
+			up_free_slot(r);
+	}
+	up_close_overlays(a);
+	up_responder_end(a);
+	if (a->ring)
+		up_sys2(SYS_munmap, a->ring, sizeof(struct up_ring));
+}
+
+int up_agent_alive(void)
+{
+	return atomic_load(&up_job.agent_tid) != 0;
+}
+
+long up_agent_ring_bell(void)
+{
+	return up_sys3(SYS_tgkill, up_job.pid, atomic_load(&up_job.agent_tid), UP_BELL);
+}
+
+/* Start the agent: 0 or -errno. The caller holds up_job.agent_start. */
+int up_agent_spawn(void)
+{
+	return up_thread_spawn(agent_main, &up_job.agent_stack, &up_job.agent_tid);
+}

@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * agent.h - what the files of our own threads in the job share. There are two, in one descriptor table
+ * that is not the job's:
+ *   the agent (agent.c)       speaks with the service and with the job's threads, and does what may
+ *                             sleep: it maps, advises, asks the kernel
+ *   the responder (respond.c) reads the userfaultfd and continues what it tells of, nothing else
+ * The agent reads the userfaultfd, too: one of them may sleep, or be dead, and nobody waits.
+ *
+ * Nothing here may use TLS, errno or a libc function with state: only sys.h.
+ */
+#ifndef UP_AGENT_H
+#define UP_AGENT_H
+
+#include "job/job.h"
+#include "common/sys.h"
+
+#define NS_PER_MS 1000000ull
+/* One of our two threads notices so late that the other has ended, or that all of the job's have. */
+#define UP_ALONE_LOOK_NS (250 * NS_PER_MS)
+/* The responder answers touches. Were the agent to poll for them as well, each touch would wake both, and
+ * take twice as long; so it looks this often whether one is left lying. */
+#define UP_TAKE_OVER_NS (50 * NS_PER_MS)
+/* Who has left a region changes it right after: what the kernel then tells of it is theirs for so long. */
+#define UP_LEFT_NS (1000 * NS_PER_MS)
+
+/* Directed at one of ours, blocked there and read by signalfd: what the job does with it does not
+ * matter, because a blocked signal is queued even where it is ignored. But reading takes what was
+ * sent to the whole process as well (kernel/signal.c, dequeue_signal), so it must be one that no
+ * kernel and no program sends: the fault of a coprocessor's stack that Linux never had. */
+#define UP_BELL SIGSTKFLT
+
+struct agent {
+	int pidfd, bell_fd, uffd_error, pool_uffd, socket, event_fd, maps_fd, task_fd, stat_fd, pagemap_fd;
+	_Atomic int uffd; /* -1: none, or closed for good (up_close_overlays) */
+	int welcomed, hung_up, quit;
+	_Atomic int stop; /* the responder shall end */
+	_Atomic int posting; /* one of the two writes the event ring */
+	_Atomic int acting;  /* the agent takes checkpoints away by address; events are not read meanwhile */
+	_Atomic int reading; /* the responder reads the userfaultfd, as soon as the agent does not act */
+	uint64_t left_at_ns; /* when regions that a thread of the job has left may be let go of */
+	struct up_ring *ring;
+	struct up_request *bye;
+	uint32_t pending; /* regions that still have something to tell the service */
+	_Atomic uint32_t slots; /* one past the highest slot ever used */
+	uint32_t overlays, overlays_max;
+	uint32_t pooled; /* regions that the pool serves */
+	uint32_t connect_tries;
+	int bypass_told;
+	int responds; /* the responder has been started */
+	uint64_t alone_at_ns; /* look for the job's end then */
+	uint64_t connect_at_ns, bye_at_ns;
+	uint64_t beat_ns, beat_at_ns; /* the service's last sign of life, and when to look again */
+	int beat_missed; /* looks without one */
+	_Atomic long steps;
+};
+
+#pragma GCC visibility push(hidden)
+
+/* agent.c */
+extern struct agent up_agent;
+uint64_t up_now_ns(void);
+void up_futex_wake(_Atomic uint32_t *word);
+void up_close(int *fd);
+/* Says what is about to be done; the campaign kills a thread, or the service, right there. */
+void up_step(struct agent *a, uint32_t state);
+void up_finish_bye(struct agent *a);
+/* The region's descriptor has come, and somebody waits for its replacement. */
+void up_prepare_late(struct agent *a, struct up_region *r);
+
+/* thread.c */
+int up_thread_spawn(void (*main)(void), void **stack, _Atomic int *tid);
+
+/* respond.c */
+/* Read and answer all that waits in the userfaultfd. */
+void up_respond(struct agent *a);
+/* Nothing of ours answers for checkpoints any more. What lies there holds the file's bytes, and who
+ * waits goes on: closing the userfaultfd unregisters by object, wherever the pages are now. */
+void up_close_overlays(struct agent *a);
+int up_responder_spawn(struct agent *a);
+/* What it has read and not answered comes again. */
+void up_notice_responder_end(struct agent *a);
+/* Threads that wait at a checkpoint ask again. */
+void up_wake_laid(struct agent *a);
+void up_responder_end(struct agent *a);
+void up_wake_range(int uffd, uintptr_t address, size_t length);
+
+/* checkpoint.c: 0 or -errno */
+int up_lay(struct agent *a, struct up_region *r, uint64_t page, int checkpoint_fd);
+int up_rearm(struct agent *a, struct up_region *r, uint64_t page);
+/* Checkpoints of the region become ordinary pages that hold the file's bytes. */
+void up_unlisten(struct agent *a, struct up_region *r);
+/* Its file, mapped elsewhere as the region was: up_region.replacement. 0: none is needed, or it is
+ * there; else -errno. */
+int up_prepare_replacement(struct agent *a, struct up_region *r);
+/* The whole region becomes what the job asked for: its file, with its own advice. By the agent of
+ * its own accord, so not in a process that bypasses. */
+void up_detach(struct agent *a, struct up_region *r);
+void *up_map_anew(struct up_region *r);
+
+/* bypass.c */
+/* From now on nothing is done by address in this process. */
+void up_note_bypass(struct agent *a, uint32_t reason);
+/* What follows from it; the agent's alone. */
+void up_leave_bypassed(struct agent *a);
+/* Before anything is done at addresses of the region: 1 it is still there. */
+int up_may_act(struct agent *a, struct up_region *r);
+/* 1: the region is what it was right after mmap(2); 0: something else lies there; -errno: the kernel
+ * does not say. */
+int up_region_intact(const struct agent *a, const struct up_region *r);
+
+/* pooled.c */
+/* The pool's memory in place of a mapping whose address nobody knows yet: 0 or -errno. */
+int up_pool_enter(struct agent *a, struct up_region *r, int memfd);
+/* The file again, wherever the kernel says that the pool still lies in the mapping's place. Where that is not all
+ * of it, the region stays the pool's: the rest may have been moved. ``intact``: up_may_act(). */
+void up_pool_detach(struct agent *a, struct up_region *r, int intact);
+void up_pool_release(struct up_region *r);
+/* Whether the service shows signs of life; where it does not, the agent stands in. */
+void up_pool_check_beat(struct agent *a);
+int up_pool_is_silent(const struct agent *a);
+/* Who waits in mmap() or fork() may go on. */
+void up_swap_end(struct up_region *r);
+
+/* standin.c */
+/* Answer what waits in the pool's userfaultfd. */
+void up_stand_in(struct agent *a);
+/* Whose touch was read by a service that does not answer asks again. */
+void up_wake_pooled(struct agent *a);
+
+/* link.c */
+void up_connect(struct agent *a);
+void up_on_socket(struct agent *a);
+void up_flush(struct agent *a);
+int up_say_bye(struct agent *a);
+int up_say_bypass(struct agent *a);
+void up_free_slot(struct up_region *r);
+void up_queue(struct agent *a, struct up_region *r);
+/* The mapping is the job's own again. Only from this state, CLOSING or LEFT: a thread of the job may have
+ * seized the region. */
+void up_release(struct agent *a, struct up_region *r, uint32_t state);
+/* Detach and release, unless a thread of the job has taken the region already. */
+void up_abandon(struct agent *a, struct up_region *r);
+
+#pragma GCC visibility pop
+
+#endif

@@ -1,0 +1,238 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * job.h - the books that the interposers (preload.c) and the agent (agent.c) share in one process.
+ *
+ * Who may write what: a region's slot is claimed and filled by the thread that mapped it, then
+ * belongs to the agent until a thread of the job sets it to CLOSING. The job waits for the agent,
+ * never the other way round, and no lock is taken, so a fork at any instant finds readable books.
+ */
+#ifndef UP_JOB_H
+#define UP_JOB_H
+
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "common/vma.h"
+#include "common/wire.h"
+
+#define UP_REGIONS 1024
+#define UP_REQUESTS 64
+#define UP_PATH_MAX 108 /* sizeof(sockaddr_un.sun_path) */
+
+enum up_region_state {
+	UP_FREE = 0,
+	UP_OPENING, /* being filled in by the thread that mapped it */
+	UP_LIVE,    /* the agent's */
+	UP_CLOSING, /* a thread of the job takes it back */
+	UP_LEAVING, /* the agent still has to tell the service that it is gone */
+	UP_SEIZED,  /* one thread of the job changes what lies there itself: nobody else does */
+	/* The job has the mapping, or nobody has. The agent acts on no address of it any more, and lets
+	 * go of what it holds when it comes to it. */
+	UP_LEFT,
+};
+
+struct up_region {
+	_Atomic uint32_t state;
+	/* Atomic, because any thread of the job, and the responder, look at them in any slot that they
+	 * see LIVE, and the agent may free that slot and another thread take it for its own mapping
+	 * just then. */
+	_Atomic uint32_t id; /* slot | generation << 10: no former mapping of the slot had it */
+	_Atomic uintptr_t address;
+	_Atomic size_t length;     /* up to the last page of the file: past it must stay SIGBUS */
+	_Atomic size_t map_length; /* as the job mapped it */
+	_Atomic uint64_t offset;
+	uint64_t device, inode, size;
+	int64_t mtime_ns;
+	int prot, map_flags;
+	_Atomic int advice;   /* MADV_NORMAL, _RANDOM or _SEQUENTIAL as it now is in the kernel */
+	_Atomic size_t swallowed; /* so much of it the job wanted MADV_RANDOM, and did not get it */
+	int writable;         /* the description is O_RDWR: nothing may be laid */
+	int known; /* MAP_FIXED, perhaps over what a thread is reading: nothing may be laid */
+	int inherited;        /* came through fork, not yet taken up by this process's agent */
+	_Atomic uint32_t swap;   /* enum up_swap: who mapped it waits for the service's verdict */
+	_Atomic int pooled;      /* the pool lies here, and is not inherited by a child */
+	_Atomic uintptr_t anchor; /* one page of the file: what a forked child makes its mapping of */
+	/* the agent's alone; descriptors are numbers in the agent's table */
+	int fd, pool_fd; /* pool_fd: the pool's memory, to write what the service does not */
+	uint32_t verdict, sent;
+	uint32_t queued; /* counted in the agent's ``pending`` */
+	int refused;     /* errno: why the pool does not lie here, as the service must still be told */
+	struct up_vma mapped; /* what the kernel said right after mmap(2) */
+	struct up_vma pool_mapped; /* and when the pool had been laid over it */
+	/* Checkpoints that lie here, by us or by the process we came from. They are laid before
+	 * mmap() returns, all at once, and never afterwards. */
+	_Atomic uint32_t laid;
+	uint64_t laid_page[UP_PAGES_MAX]; /* page numbers in the file */
+	/* UP_REQ_DETACH: the file mapped elsewhere, for the asking thread to move into place */
+	_Atomic uintptr_t replacement;
+	struct up_request *asked; /* the agent's: waits for the descriptor, in a forked child */
+};
+
+/* Between the thread that waits in mmap() or fork() and the agent. */
+enum up_swap {
+	UP_SWAP_NONE = 0, /* nobody waits: the pool must not be mapped any more */
+	UP_SWAP_WAITING,
+	UP_SWAP_BUSY, /* the agent maps it now */
+	UP_SWAP_DONE, /* pool or not: it stays as it is */
+};
+
+enum up_request_op {
+	UP_REQ_ATTACH = 1, /* take a descriptor of job_fd into the agent's table; go LIVE */
+	UP_REQ_DETACH,     /* have the file mapped for up_region.replacement; pool: put it back */
+	UP_REQ_FORGET,     /* nothing of ours answers there any more: the job is about to change it */
+	UP_REQ_BYE,        /* the process ends: let the service read its page tables first */
+	UP_REQ_QUIT,       /* detach all, end the agent */
+};
+
+/* The result of UP_REQ_DETACH where the agent has put the file back itself, and let go of the region. */
+#define UP_RELEASED 1
+
+/* The asker takes back what nobody has TAKEN, and leaves to the agent what is: DROPPED, nobody waits
+ * for its end. */
+enum {
+	UP_REQ_FREE = 0,
+	UP_REQ_CLAIMED,
+	UP_REQ_POSTED,
+	UP_REQ_TAKEN,
+	UP_REQ_DONE,
+	UP_REQ_DROPPED,
+};
+
+struct up_request {
+	_Atomic uint32_t state;
+	uint32_t op;
+	uint32_t region; /* up_region.id: its slot may be another mapping's by now */
+	int job_fd;
+	int result;
+};
+
+struct up_job {
+	/* fixed by the constructor */
+	char socket_path[UP_PATH_MAX];
+	size_t page_bytes;
+	uint64_t min_bytes;
+	uint64_t listen_bytes; /* a mapping of less has no checkpoint; 0: none has */
+	int enabled;
+	int keep_advice;     /* do not swallow MADV_RANDOM */
+	long test_overlays;   /* UFFDPREFETCH_TEST_OVERLAYS: as if the kernel allowed no more */
+	int no_uffd;          /* UFFDPREFETCH_RUNG=2: as an unprivileged process, on purpose */
+	int pool;             /* --engine pool */
+	int rank, local_rank, world;
+	char command[16];
+	long test_exit_after; /* fault injection: the agent ends at this step, 0 = never */
+	int test_exit_state;  /* only steps of this enum up_agent_state count; -1: all */
+	int test_exit_all;    /* and every step after it: the other thread ends, too */
+	int test_exit_stops;  /* the process stops there (SIGSTOP) and the agent goes on later */
+	const char *test_exit_log;
+
+	int pid, parent_pid; /* parent_pid: 0, or whom this process was forked from */
+	_Atomic int forker_owns; /* who called fork(2) last had these books: so has its child */
+	/* A page that is empty in a child of fork(2) (MADV_WIPEONFORK); NULL: this kernel has none. */
+	_Atomic uint32_t *own_page;
+	int patience; /* UP_WAIT_STEP_NS that a thread of the job waits for one of ours */
+	_Atomic int disabled; /* tried and failed, or given up: manage nothing more */
+	_Atomic uint32_t bypassed; /* enum up_bypass_reason: nothing is done by address any more */
+	_Atomic int live;     /* regions not FREE: the interposers' fast path */
+	_Atomic uint32_t generation;
+	_Atomic uint32_t closings; /* counted when a region has gone from LIVE to CLOSING */
+	_Atomic int silent;         /* a request was not answered in time; the agent clears it */
+	_Atomic int service_silent; /* nor a mapping of the pool by the service: the same */
+	_Atomic int ending;         /* the agent has to end, whether it saw a request or not */
+	_Atomic int left;           /* some region became LEFT since the agent looked */
+	_Atomic uint32_t hands;     /* 1 + slot of the region whose addresses the agent changes now */
+
+	_Atomic int agent_tid;   /* set by the clone, cleared by the kernel when the agent is gone */
+	_Atomic uint32_t agent_start; /* 0 none, 1 somebody is starting it, 2 running */
+	void *agent_stack;
+	_Atomic int responder_tid; /* likewise, of the second thread (respond.c) */
+	void *responder_stack;
+
+	struct up_region region[UP_REGIONS];
+	struct up_request request[UP_REQUESTS];
+};
+
+extern struct up_job up_job __attribute__((visibility("hidden")));
+
+/* mapping.c: the interposers that memory hooks overwrite */
+#define UP_ENTRIES_MAX 8
+extern const void *const up_entry[UP_ENTRIES_MAX] __attribute__((visibility("hidden")));
+extern const int up_entry_count __attribute__((visibility("hidden")));
+/* bypass.c: before any library can have overwritten them */
+void up_remember_entries(void) __attribute__((visibility("hidden")));
+int up_is_patched(void) __attribute__((visibility("hidden")));
+
+/* The agent's: whether the request is there and now its own. */
+static inline int up_request_take(struct up_request *q)
+{
+	uint32_t posted = UP_REQ_POSTED;
+
+	return atomic_compare_exchange_strong(&q->state, &posted, UP_REQ_TAKEN);
+}
+
+/* The agent's: the result is written. 1: somebody waits for it, and is to be woken. */
+static inline int up_request_answer(struct up_request *q)
+{
+	uint32_t taken = UP_REQ_TAKEN;
+
+	if (atomic_compare_exchange_strong(&q->state, &taken, UP_REQ_DONE))
+		return 1;
+	atomic_store(&q->state, UP_REQ_FREE); /* DROPPED */
+	return 0;
+}
+
+/* Of a region's state: a thread of the job takes it back just now. */
+static inline int up_is_closing(uint32_t state)
+{
+	return state == UP_CLOSING || state == UP_SEIZED;
+}
+
+/* Of a region's state: the job's, without the agent. */
+static inline int up_is_left(uint32_t state)
+{
+	return state == UP_SEIZED || state == UP_LEFT;
+}
+
+/* The agent's, around each change of the addresses of a region, and around nothing that may wait for
+ * storage. 0: a thread of the job has taken the mapping, whose addresses may be anybody's by now. The
+ * job says SEIZED and then looks at hands, the agent the other way round: one of the two sees it. */
+static inline int up_hands_on(struct up_region *r)
+{
+	uint32_t state;
+
+	atomic_store(&up_job.hands, 1 + (uint32_t)(r - up_job.region));
+	state = atomic_load(&r->state);
+	if (state == UP_LIVE || state == UP_CLOSING)
+		return 1;
+	atomic_store(&up_job.hands, 0);
+	return 0;
+}
+
+static inline void up_hands_off(void)
+{
+	atomic_store(&up_job.hands, 0);
+}
+
+/* link.c: who this process is */
+void up_introduce(struct up_hello *hello) __attribute__((visibility("hidden")));
+/* checkpoint.c: the pages of a mapping of the file at p in place of the checkpoints; p is unmapped. By
+ * the thread that may act on the region. How many could not be put there. */
+uint32_t up_replace_checkpoints(struct up_region *r, uintptr_t p) __attribute__((visibility("hidden")));
+
+/* agent.c */
+int up_agent_spawn(void) __attribute__((visibility("hidden")));
+int up_agent_alive(void) __attribute__((visibility("hidden")));
+/* 0 or -errno: nobody hears it. */
+long up_agent_ring_bell(void) __attribute__((visibility("hidden")));
+/* respond.c: it looks whether it shall end */
+void up_ring_responder(void) __attribute__((visibility("hidden")));
+
+#ifdef UP_AGENT_PTHREAD
+/* thread.c */
+void up_thread_await_end(void) __attribute__((visibility("hidden")));
+#define UP_AGENT_STACK_BYTES (8u << 20)
+#else
+#define UP_AGENT_STACK_BYTES (256u << 10)
+#endif
+
+#endif

@@ -1,0 +1,458 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * link.c - the agent's connection to the service: what it says, and the commands it obeys.
+ *
+ * No call here blocks. A command for a mapping that is gone meanwhile finds no region of its
+ * number and does nothing.
+ */
+#include <errno.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include "job/agent.h"
+
+#define CONNECT_RETRY_NS (10 * NS_PER_MS)
+#define CONNECT_TRIES 200
+
+static struct up_region *region_by_id(uint32_t id)
+{
+	struct up_region *r = &up_job.region[id % UP_REGIONS];
+
+	return atomic_load(&r->state) == UP_LIVE && r->id == id ? r : NULL;
+}
+
+/* One that a thread is closing, and which lacks its descriptor for it. */
+static struct up_region *asked_by_id(uint32_t id)
+{
+	struct up_region *r = &up_job.region[id % UP_REGIONS];
+
+	return atomic_load(&r->state) == UP_CLOSING && r->asked && r->id == id ? r : NULL;
+}
+
+static int send_message(struct agent *a, uint16_t type, struct up_message *m, int fd)
+{
+	struct iovec iov = { .iov_base = m, .iov_len = sizeof(*m) };
+	union {
+		struct cmsghdr header;
+		char space[CMSG_SPACE(sizeof(int))];
+	} control = { 0 };
+	struct msghdr msg = { .msg_iov = &iov, .msg_iovlen = 1 };
+	long ret;
+
+	m->header.magic = UP_MAGIC;
+	m->header.version = UP_VERSION;
+	m->header.type = type;
+	if (fd >= 0) {
+		msg.msg_control = control.space;
+		msg.msg_controllen = sizeof(control.space);
+		control.header.cmsg_len = CMSG_LEN(sizeof(int));
+		control.header.cmsg_level = SOL_SOCKET;
+		control.header.cmsg_type = SCM_RIGHTS;
+		*(int *)CMSG_DATA(&control.header) = fd;
+	}
+	ret = up_sys3(SYS_sendmsg, a->socket, &msg, MSG_DONTWAIT | MSG_NOSIGNAL);
+	/* ETOOMANYREFS: too many descriptors of this user are in flight just now. */
+	if (ret == -EAGAIN || ret == -ETOOMANYREFS)
+		return -EAGAIN;
+	if (up_failed(ret))
+		a->hung_up = 1;
+	return up_failed(ret) ? (int)ret : 0;
+}
+
+void up_free_slot(struct up_region *r)
+{
+	atomic_store(&r->state, UP_FREE);
+	atomic_fetch_sub(&up_job.live, 1);
+}
+
+/* Something is to be told of the region: its UP_ATTACH, or its UP_GONE. */
+void up_queue(struct agent *a, struct up_region *r)
+{
+	a->pending += !r->queued;
+	r->queued = 1;
+}
+
+static void up_unqueue(struct agent *a, struct up_region *r)
+{
+	a->pending -= r->queued;
+	r->queued = 0;
+}
+
+void up_release(struct agent *a, struct up_region *r, uint32_t state)
+{
+	uint32_t laid;
+	uintptr_t unused;
+
+	if (!atomic_compare_exchange_strong(&r->state, &state, UP_LEAVING))
+		return;
+	laid = atomic_exchange(&r->laid, 0);
+	unused = atomic_exchange(&r->replacement, 0);
+	if (r->asked) { /* who asked does not wait any more: nothing is left to wake */
+		up_request_answer(r->asked);
+		r->asked = NULL;
+	}
+	a->overlays -= laid < a->overlays ? laid : a->overlays; /* a fork's were not counted */
+	if (unused) /* who asked for it has gone on */
+		up_sys2(SYS_munmap, unused, r->length);
+	up_unqueue(a, r);
+	up_close(&r->fd);
+	up_close(&r->pool_fd);
+	up_pool_release(r);
+	up_swap_end(r);
+	if (r->sent)
+		up_queue(a, r);
+	else
+		up_free_slot(r);
+}
+
+void up_abandon(struct agent *a, struct up_region *r)
+{
+	uint32_t live = UP_LIVE, closing = UP_CLOSING;
+
+	if (!atomic_compare_exchange_strong(&r->state, &live, UP_CLOSING))
+		return; /* a thread of the job has it: its request will come */
+	atomic_fetch_add(&up_job.closings, 1); /* before its advice is looked at */
+	up_detach(a, r);
+	if (atomic_load(&r->pooled)) /* it must not be given back by address: it is served on */
+		atomic_compare_exchange_strong(&r->state, &closing, UP_LIVE);
+	else
+		up_release(a, r, UP_CLOSING);
+}
+
+static int send_attach(struct agent *a, struct up_region *r)
+{
+	struct up_message m = { 0 };
+	int ret;
+
+	m.attach.region = r->id;
+	m.attach.flags = (r->inherited ? UP_ATTACH_INHERITED : 0) |
+			 (r->writable ? UP_ATTACH_WRITABLE : 0) |
+			 (r->known ? UP_ATTACH_KNOWN : 0);
+	m.attach.address = r->address;
+	m.attach.length_bytes = r->length;
+	m.attach.offset_bytes = r->offset;
+	m.attach.device = r->device;
+	m.attach.inode = r->inode;
+	m.attach.size_bytes = r->size;
+	m.attach.mtime_ns = r->mtime_ns;
+	m.attach.map_flags = (uint32_t)r->map_flags;
+	m.attach.advice_swallowed = atomic_load(&r->swallowed) != 0;
+	ret = send_message(a, UP_ATTACH, &m, r->fd);
+	if (ret)
+		return ret;
+	r->sent = 1;
+	up_unqueue(a, r);
+	return 0;
+}
+
+static int send_gone(struct agent *a, struct up_region *r)
+{
+	struct up_message m = { 0 };
+	int ret;
+
+	m.gone.region = r->id;
+	ret = send_message(a, UP_GONE, &m, -1);
+	if (ret)
+		return ret;
+	up_unqueue(a, r);
+	up_free_slot(r);
+	return 0;
+}
+
+static int acknowledge(struct agent *a, uint32_t sequence, uint32_t region, uint32_t done, int error)
+{
+	struct up_message m = { 0 };
+
+	m.ack.sequence = sequence;
+	m.ack.region = region;
+	m.ack.done = done;
+	m.ack.error = -error;
+	m.ack.overlays = a->overlays;
+	return send_message(a, UP_ACK, &m, -1);
+}
+
+static int say_refused(struct agent *a, struct up_region *r)
+{
+	int ret = acknowledge(a, 0, r->id, 0, -r->refused);
+
+	if (ret)
+		return ret;
+	r->refused = 0;
+	up_unqueue(a, r);
+	return 0;
+}
+
+void up_flush(struct agent *a)
+{
+	if (!a->welcomed)
+		return;
+	for (uint32_t i = 0; i < a->slots && a->pending && !a->hung_up; i++) {
+		struct up_region *r = &up_job.region[i];
+		uint32_t state = atomic_load(&r->state);
+
+		if ((state == UP_LIVE || (state == UP_CLOSING && r->asked)) && !r->sent &&
+		    send_attach(a, r))
+			return;
+		if (state == UP_LIVE && r->refused && say_refused(a, r))
+			return;
+		if (state == UP_LEAVING && send_gone(a, r))
+			return;
+	}
+}
+
+void up_introduce(struct up_hello *hello)
+{
+	hello->role = UP_AGENT;
+	hello->pid = up_job.pid;
+	hello->ppid = (int32_t)up_sys0(SYS_getppid);
+	hello->rank = up_job.rank;
+	hello->local_rank = up_job.local_rank;
+	hello->world = up_job.world;
+	hello->page_bytes = (uint32_t)up_job.page_bytes;
+	for (unsigned int i = 0; i < sizeof(hello->command) - 1; i++)
+		hello->command[i] = up_job.command[i];
+}
+
+static void say_hello(struct agent *a)
+{
+	struct up_message m = { 0 };
+
+	up_introduce(&m.hello);
+	m.hello.flags = (atomic_load(&a->uffd) >= 0 ? UP_HELLO_UFFD : 0) |
+			(up_job.parent_pid ? UP_HELLO_FORKED : 0) |
+			(a->pool_uffd >= 0 ? UP_HELLO_SENDS_POOL : 0);
+	m.hello.uffd_error = a->uffd_error;
+	m.hello.overlays_max = a->overlays_max;
+	m.hello.parent_pid = up_job.parent_pid;
+	send_message(a, UP_HELLO, &m, a->pool_uffd);
+}
+
+void up_connect(struct agent *a)
+{
+	struct sockaddr_un sun = { .sun_family = AF_UNIX };
+	long fd, ret;
+
+	for (unsigned int i = 0; i < sizeof(sun.sun_path); i++)
+		sun.sun_path[i] = up_job.socket_path[i];
+	fd = up_sys3(SYS_socket, AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	ret = up_failed(fd) ? fd : up_sys3(SYS_connect, fd, &sun, sizeof(sun));
+	if (!up_failed(ret)) {
+		a->socket = (int)fd;
+		say_hello(a);
+		return;
+	}
+	if (!up_failed(fd))
+		up_sys1(SYS_close, fd);
+	if (ret == -EAGAIN && ++a->connect_tries < CONNECT_TRIES)
+		a->connect_at_ns = up_now_ns() + CONNECT_RETRY_NS;
+	else
+		a->hung_up = 1;
+}
+
+int up_say_bye(struct agent *a)
+{
+	struct up_message m = { 0 };
+
+	return send_message(a, UP_BYE, &m, -1);
+}
+
+int up_say_bypass(struct agent *a)
+{
+	struct up_message m = { 0 };
+
+	m.bypass.reason = atomic_load(&up_job.bypassed);
+	return send_message(a, UP_BYPASS, &m, -1);
+}
+
+/* ------------------------------------------------------------------ commands */
+
+static void on_welcome(struct agent *a, int *fd)
+{
+	void *p;
+
+	if (a->welcomed)
+		return;
+	if (fd[0] < 0 || fd[1] < 0) { /* this process may not have so many */
+		a->hung_up = 1;
+		return;
+	}
+	p = up_mmap(NULL, sizeof(struct up_ring), PROT_READ | PROT_WRITE, MAP_SHARED, fd[0], 0);
+	if (up_failed((long)p)) {
+		a->hung_up = 1;
+		return;
+	}
+	/* A forked child makes its own; the parent's must not be written by two. */
+	up_sys3(SYS_madvise, p, sizeof(struct up_ring), MADV_DONTFORK);
+	a->ring = p;
+	a->event_fd = fd[1];
+	fd[1] = -1;
+	a->welcomed = 1;
+	up_flush(a);
+}
+
+/* Only while its reader waits in mmap() or fork(), and so cannot touch it. */
+static void on_pool(struct agent *a, struct up_region *r, int *fd)
+{
+	uint32_t waiting = UP_SWAP_WAITING;
+	int ret = -ETIMEDOUT;
+
+	if (r->inherited && r->fd < 0) {
+		r->fd = fd[1];
+		fd[1] = -1;
+	}
+	r->inherited = 0;
+	if (atomic_compare_exchange_strong(&r->swap, &waiting, UP_SWAP_BUSY))
+		ret = up_pool_enter(a, r, fd[0]);
+	up_swap_end(r);
+	if (ret) { /* too late, or no memory: the file is mapped there */
+		r->refused = -ret;
+		up_queue(a, r);
+		up_flush(a);
+	}
+}
+
+/* Only while its reader waits in mmap(), and so cannot touch it. */
+static void on_checkpoints(struct agent *a, struct up_region *r, const struct up_file *f, int fd)
+{
+	uint32_t waiting = UP_SWAP_WAITING, done = 0;
+	int ret = f->count ? -ETIMEDOUT : 0;
+
+	if (f->count && atomic_compare_exchange_strong(&r->swap, &waiting, UP_SWAP_BUSY)) {
+		ret = up_responder_spawn(a);
+		while (!ret && done < f->count && done < UP_PAGES_MAX) {
+			ret = up_hands_on(r) ? up_lay(a, r, f->page[done], fd) : -ECANCELED;
+			up_hands_off();
+			done += !ret;
+		}
+		if (ret && atomic_load(&r->laid)) { /* half of one may lie there */
+			up_detach(a, r);
+			done = 0;
+		}
+	}
+	up_swap_end(r);
+	if (f->count) /* a full socket loses it: the service then learns from its own clock */
+		acknowledge(a, 0, r->id, done, ret);
+	if (a->ring) {
+		a->ring->laid += done;
+		a->ring->failed += ret != 0;
+		a->ring->overlays = a->overlays;
+	}
+	up_step(a, UP_STATE_IDLE);
+}
+
+static void on_file(struct agent *a, const struct up_file *f, int *fd)
+{
+	struct up_region *r = region_by_id(f->region);
+
+	atomic_store(&up_job.service_silent, 0);
+	if (!r && (r = asked_by_id(f->region))) {
+		if (r->fd < 0 && f->verdict != UP_REFUSE) {
+			r->fd = fd[1];
+			fd[1] = -1;
+		}
+		up_prepare_late(a, r);
+		return;
+	}
+	if (!r || r->verdict)
+		return;
+	r->verdict = f->verdict + 1;
+	if (f->verdict == UP_POOL) {
+		on_pool(a, r, fd);
+		return;
+	}
+	if (r->inherited && fd[1] >= 0) { /* what was laid before the fork can be taken away by it */
+		r->fd = fd[1];
+		fd[1] = -1;
+	}
+	r->inherited = 0;
+	if (f->verdict == UP_CHECKPOINTS) {
+		on_checkpoints(a, r, f, fd[0]);
+		return;
+	}
+	up_swap_end(r);
+	if (f->verdict == UP_REFUSE)
+		up_abandon(a, r);
+}
+
+static void on_command(struct agent *a, uint16_t type, const struct up_command *c)
+{
+	struct up_region *r = region_by_id(c->region);
+	uint32_t done = 0;
+	int error = 0;
+
+	for (uint32_t i = 0; r && !error && type == UP_REARM && i < c->count && i < UP_PAGES_MAX; i++) {
+		int ret = up_hands_on(r) && up_may_act(a, r) ? up_rearm(a, r, c->page[i]) : -ECANCELED;
+
+		up_hands_off();
+		if (!ret)
+			done++;
+		else
+			error = ret;
+	}
+	if (a->ring) {
+		a->ring->rearmed += done;
+		a->ring->failed += error != 0;
+		a->ring->overlays = a->overlays;
+	}
+	if (type == UP_DETACH && r)
+		up_abandon(a, r);
+	up_step(a, UP_STATE_IDLE);
+	if (error || type == UP_DETACH)
+		acknowledge(a, c->sequence, c->region, done, error);
+}
+
+void up_on_socket(struct agent *a)
+{
+	for (int n = 0; n < 64 && !a->hung_up; n++) {
+		struct up_message m;
+		struct iovec iov = { .iov_base = &m, .iov_len = sizeof(m) };
+		union {
+			struct cmsghdr header;
+			char space[CMSG_SPACE(2 * sizeof(int))];
+		} control = { 0 };
+		struct msghdr msg = { .msg_iov = &iov, .msg_iovlen = 1,
+				      .msg_control = control.space,
+				      .msg_controllen = sizeof(control.space) };
+		int fd[2] = { -1, -1 };
+		long ret = up_sys3(SYS_recvmsg, a->socket, &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+
+		if (ret == -EAGAIN || ret == -EINTR)
+			return;
+		if (ret != sizeof(m) || m.header.magic != UP_MAGIC ||
+		    m.header.version != UP_VERSION) {
+			a->hung_up = 1;
+			return;
+		}
+		if (msg.msg_controllen >= CMSG_LEN(sizeof(int)) &&
+		    control.header.cmsg_type == SCM_RIGHTS) {
+			size_t count = (control.header.cmsg_len - CMSG_LEN(0)) / sizeof(int);
+
+			for (size_t i = 0; i < count && i < 2; i++)
+				fd[i] = ((int *)CMSG_DATA(&control.header))[i];
+		}
+		switch (m.header.type) {
+		case UP_WELCOME:
+			on_welcome(a, fd);
+			break;
+		case UP_FILE:
+			on_file(a, &m.file, fd);
+			break;
+		case UP_REARM:
+		case UP_DETACH:
+			on_command(a, m.header.type, &m.command);
+			break;
+		case UP_BYE_OK:
+			up_finish_bye(a);
+			break;
+		case UP_QUIT:
+			atomic_store(&up_job.disabled, 1);
+			a->quit = 1; /* what is managed is given back on the way out */
+			break;
+		default:
+			a->hung_up = 1;
+		}
+		up_close(&fd[0]);
+		up_close(&fd[1]);
+	}
+}

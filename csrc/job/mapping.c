@@ -1,0 +1,410 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * mapping.c - mmap and its kin: which mappings are managed, and what the job may do with one.
+ */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <stdarg.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include "job/preload.h"
+#include "common/status.h"
+
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22
+#endif
+#ifndef MAP_32BIT /* AArch64 */
+#define MAP_32BIT 0
+#endif
+#define HUGE_BYTES ((size_t)2 << 20)
+#ifndef MAP_SHARED_VALIDATE
+#define MAP_SHARED_VALIDATE 3
+#endif
+
+static int large_enough(const struct stat *st, off_t offset)
+{
+	return st->st_size > offset && (uint64_t)(st->st_size - offset) >= up_job.min_bytes;
+}
+
+static int eligible(size_t length, int prot, int flags, int fd, off_t offset, struct stat *st)
+{
+	int type = flags & MAP_TYPE;
+	int unfit = MAP_ANONYMOUS | MAP_HUGETLB | MAP_GROWSDOWN | MAP_LOCKED;
+
+	if ((!up_job.enabled && !up_alone) || atomic_load(&up_job.disabled) ||
+	    atomic_load(&up_job.bypassed) || fd < 0 ||
+	    prot != PROT_READ || (flags & unfit) || length < up_job.min_bytes ||
+	    (type != MAP_SHARED && type != MAP_PRIVATE && type != MAP_SHARED_VALIDATE) ||
+	    !up_in_own_process())
+		return 0;
+	if (offset < 0 || up_failed(up_cached_stat(fd, st)) || !S_ISREG(st->st_mode))
+		return 0;
+	/* A client that has not asked for the size since it opened the file may know a smaller one. */
+	if (!large_enough(st, offset) &&
+	    (up_failed(up_sys2(SYS_fstat, fd, st)) || !large_enough(st, offset)))
+		return 0;
+	if (up_alone)
+		up_say_alone();
+	return !up_alone;
+}
+
+/* Where the mapping can have huge pages when the pool does: at the same place in one as its bytes have
+ * in the file. NULL: no such wish. Between this and mmap() another thread may take it: then the
+ * kernel finds another place. */
+static void *huge_place(size_t length, uint64_t offset)
+{
+	size_t room = length + HUGE_BYTES;
+	uintptr_t at;
+	void *p;
+
+	if (length < HUGE_BYTES || room < length)
+		return NULL;
+	p = up_mmap(NULL, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (up_failed((long)p))
+		return NULL;
+	at = (uintptr_t)p;
+	at += (offset - at) % HUGE_BYTES;
+	up_sys2(SYS_munmap, p, room);
+	return (void *)at;
+}
+
+static struct up_region *claim_region(void)
+{
+	for (uint32_t i = 0; i < UP_REGIONS; i++) {
+		uint32_t is_free = UP_FREE;
+
+		if (!atomic_compare_exchange_strong(&up_job.region[i].state, &is_free, UP_OPENING))
+			continue;
+		atomic_fetch_add(&up_job.live, 1);
+		up_job.region[i].id =
+			i | (atomic_fetch_add(&up_job.generation, 1) + 1) % 0x3fffff << 10;
+		return &up_job.region[i];
+	}
+	return NULL;
+}
+
+/* The mapping exists and nobody knows its address yet: hand it to the agent. */
+static void adopt(void *p, size_t length, int prot, int flags, int fd, off_t offset,
+		  const struct stat *st)
+{
+	long status = up_sys3(SYS_fcntl, fd, F_GETFL, 0);
+	size_t mask = up_job.page_bytes - 1;
+	uint64_t bytes = (uint64_t)(st->st_size - offset);
+	int looks = up_job.patience, waits;
+	struct up_region *r;
+
+	if (up_failed(status) || (status & O_ACCMODE) == O_WRONLY || (status & O_PATH) ||
+	    !up_agent_ready())
+		return;
+	/* Checkpoints, and the pool's memory, are laid while nobody knows the address. */
+	waits = !up_job.no_uffd && (status & O_ACCMODE) != O_RDWR && !(flags & MAP_FIXED) &&
+		(up_job.pool || (up_job.listen_bytes && length >= up_job.listen_bytes));
+	r = claim_region();
+	if (!r)
+		return;
+	r->address = (uintptr_t)p;
+	r->map_length = (length + mask) & ~mask;
+	r->length = bytes < length ? ((size_t)bytes + mask) & ~mask : r->map_length;
+	r->offset = (uint64_t)offset;
+	r->device = (uint64_t)st->st_dev;
+	r->inode = (uint64_t)st->st_ino;
+	r->size = (uint64_t)st->st_size;
+	r->mtime_ns = (int64_t)st->st_mtim.tv_sec * 1000000000 + st->st_mtim.tv_nsec;
+	r->prot = prot;
+	r->map_flags = flags;
+	r->advice = MADV_NORMAL;
+	atomic_store(&r->swallowed, 0);
+	r->writable = (status & O_ACCMODE) == O_RDWR;
+	r->known = (flags & MAP_FIXED) != 0;
+	r->inherited = 0;
+	atomic_store(&r->laid, 0);
+	atomic_store(&r->replacement, 0);
+	atomic_store(&r->swap, waits ? UP_SWAP_WAITING : UP_SWAP_NONE);
+	atomic_store(&r->pooled, 0);
+	atomic_store(&r->anchor, 0);
+	r->fd = r->pool_fd = -1;
+	r->verdict = r->sent = r->queued = 0;
+	r->refused = 0;
+	r->asked = NULL;
+	if (!up_attach(r, fd) && waits && up_await_swap(r, &looks)) {
+		/* The agent died over it: nobody knows what lies there now. */
+		up_mmap(p, length, prot, (flags & (MAP_TYPE | MAP_NORESERVE)) | MAP_FIXED, fd,
+			(uint64_t)offset);
+		atomic_store(&r->pooled, 0);
+	}
+}
+
+static void *map(void *address, size_t length, int prot, int flags, int fd, off_t offset)
+{
+	int saved = errno;
+	struct stat st;
+	void *p;
+
+	if (__builtin_expect(up_own_locks, 0))
+		up_lock_mapped();
+	if (up_job.pool && !address && !(flags & (MAP_FIXED | MAP_32BIT)) &&
+	    eligible(length, prot, flags, fd, offset, &st))
+		address = huge_place(length, (uint64_t)offset);
+	if (flags & MAP_FIXED)
+		up_give_back((uintptr_t)address, length, UP_REQ_DETACH);
+	errno = saved;
+	p = up_next.mmap ? up_next.mmap(address, length, prot, flags, fd, offset)
+		      : (void *)up_fail((long)up_mmap(address, length, prot, flags, fd,
+						   (uint64_t)offset));
+	if (p == MAP_FAILED)
+		return p;
+	saved = errno;
+	if (eligible(length, prot, flags, fd, offset, &st)) {
+		/* A handler may map, too, or leave by siglongjmp: not in the middle of this. */
+		uint64_t mask = up_block_signals();
+
+		adopt(p, length, prot, flags, fd, offset, &st);
+		up_restore_signals(mask);
+	}
+	errno = saved;
+	return p;
+}
+
+UP_EXPORT void *mmap(void *address, size_t length, int prot, int flags, int fd, off_t offset)
+{
+	return map(address, length, prot, flags, fd, offset);
+}
+
+UP_EXPORT void *mmap64(void *address, size_t length, int prot, int flags, int fd, off64_t offset)
+{
+	return map(address, length, prot, flags, fd, offset);
+}
+
+/* As the kernel counts: np.memmap unmaps the bytes of its file, not the pages of its mapping. */
+static size_t whole_pages(size_t length)
+{
+	return (length + up_job.page_bytes - 1) & ~(up_job.page_bytes - 1);
+}
+
+UP_EXPORT int munmap(void *address, size_t length)
+{
+	int saved = errno;
+
+	/* Off the page it fails, and what is managed there stays. */
+	if (!((uintptr_t)address & (up_job.page_bytes - 1)))
+		up_give_back((uintptr_t)address, whole_pages(length), UP_REQ_FORGET);
+	errno = saved;
+	if (up_next.munmap)
+		return up_next.munmap(address, length);
+	return (int)up_fail(up_sys2(SYS_munmap, address, length));
+}
+
+UP_EXPORT void *mremap(void *old, size_t old_length, size_t length, int flags, ...)
+{
+	int saved = errno;
+	void *target = NULL;
+	va_list ap;
+
+	if (flags & MREMAP_FIXED) {
+		va_start(ap, flags);
+		target = va_arg(ap, void *);
+		va_end(ap);
+		up_give_back((uintptr_t)target, length, UP_REQ_DETACH);
+	}
+	/* mremap of a single page (old_length 0 duplicates a shared mapping) is no special case. */
+	up_give_back((uintptr_t)old, old_length ? old_length : 1, UP_REQ_DETACH);
+	errno = saved;
+	if (up_next.mremap)
+		return up_next.mremap(old, old_length, length, flags, target);
+	return (void *)up_fail(up_sys5(SYS_mremap, old, old_length, length, flags, target));
+}
+
+UP_EXPORT int mprotect(void *address, size_t length, int prot)
+{
+	int saved = errno;
+
+	if (prot != PROT_READ)
+		up_give_back((uintptr_t)address, length, UP_REQ_DETACH);
+	errno = saved;
+	if (up_next.mprotect)
+		return up_next.mprotect(address, length, prot);
+	return (int)up_fail(up_sys3(SYS_mprotect, address, length, prot));
+}
+
+UP_EXPORT int pkey_mprotect(void *address, size_t length, int prot, int key)
+{
+	int saved = errno;
+
+	up_give_back((uintptr_t)address, length, UP_REQ_DETACH);
+	errno = saved;
+	if (up_next.pkey_mprotect)
+		return up_next.pkey_mprotect(address, length, prot, key);
+	return (int)up_fail(up_sys4(SYS_pkey_mprotect, address, length, prot, key));
+}
+
+/* Changes what the mapping is, so it must hold for all kinds of pages that lie there. */
+static int is_kept(int advice)
+{
+	return advice != MADV_WILLNEED && advice != MADV_DONTNEED && advice != MADV_COLD &&
+	       advice != MADV_PAGEOUT && advice != MADV_POPULATE_READ;
+}
+
+/* What kept advice does to a managed region: 1 when it is swallowed. */
+static int advise_region(struct up_region *r, uintptr_t address, size_t length, int advice)
+{
+	int whole = address <= r->address && address + length >= r->address + r->length;
+	/* all of it and nothing else, at an address that the kernel would take */
+	int just_it = address == r->address && whole && length <= r->map_length;
+
+	switch (advice) {
+	case MADV_RANDOM:
+		/* On Lustre each cold fault would become one 4 KiB RPC; elsewhere the kernel's
+		 * readahead is what helps when a window was missed. Replayed on detach. */
+		if (just_it && !up_job.keep_advice) {
+			atomic_store(&r->swallowed, length);
+			/* Given up by the agent just now: it may have looked before we wrote. */
+			return atomic_load(&r->state) == UP_LIVE;
+		}
+		break;
+	case MADV_NORMAL:
+	case MADV_SEQUENTIAL:
+		break;
+	default:
+		whole = 0; /* it must lie over one kind of pages */
+	}
+	if (!whole) {
+		up_close_region(r, UP_REQ_DETACH, address, length);
+		return 0;
+	}
+	atomic_store(&r->swallowed, 0);
+	r->advice = advice;
+	return 0;
+}
+
+/* All that is managed in the range: 1 when its advice is swallowed. */
+static int advise_regions(uintptr_t address, size_t length, int advice)
+{
+	int swallowed = 0, ours = 0;
+	uint64_t mask = 0;
+
+	for (uint32_t i = 0; i < UP_REGIONS && length && atomic_load(&up_job.live); i++) {
+		struct up_region *r = &up_job.region[i];
+		uint32_t state = atomic_load(&r->state);
+
+		if ((state != UP_LIVE && !up_is_closing(state)) || !up_overlaps(r, address, length))
+			continue;
+		if (!ours && !up_in_own_process())
+			break;
+		if (!ours)
+			mask = up_block_signals();
+		ours = 1;
+		if (state != UP_LIVE)
+			up_await_closed(r);
+		else
+			swallowed |= advise_region(r, address, whole_pages(length), advice);
+	}
+	if (ours)
+		up_restore_signals(mask);
+	return swallowed;
+}
+
+static int advise_kernel(void *address, size_t length, int advice)
+{
+	if (up_next.madvise)
+		return up_next.madvise(address, length, advice);
+	return (int)up_fail(up_sys3(SYS_madvise, address, length, advice));
+}
+
+UP_EXPORT int madvise(void *address, size_t length, int advice)
+{
+	uint32_t closings = atomic_load(&up_job.closings);
+	int saved = errno, ret;
+
+	if (!is_kept(advice) || !atomic_load(&up_job.live))
+		return advise_kernel(address, length, advice);
+	ret = advise_regions((uintptr_t)address, length, advice);
+	errno = saved;
+	if (ret)
+		return 0;
+	ret = advise_kernel(address, length, advice);
+	/* What was given back meanwhile has, page by page, the advice that it had when that began. */
+	if (!ret && advice <= MADV_SEQUENTIAL && closings != atomic_load(&up_job.closings) &&
+	    !advise_regions((uintptr_t)address, length, advice))
+		advise_kernel(address, length, advice);
+	errno = ret ? errno : saved;
+	return ret;
+}
+
+UP_EXPORT int posix_madvise(void *address, size_t length, int advice)
+{
+	int saved = errno, ret = 0;
+
+	/* POSIX_MADV_DONTNEED does nothing in glibc; the other numbers are madvise's. */
+	if (advice != POSIX_MADV_DONTNEED && madvise(address, length, advice))
+		ret = errno;
+	errno = saved;
+	return ret;
+}
+
+UP_EXPORT int mlock(const void *address, size_t length)
+{
+	int saved = errno;
+
+	up_give_back((uintptr_t)address, length, UP_REQ_DETACH);
+	errno = saved;
+	return up_next.mlock ? up_next.mlock(address, length)
+			  : (int)up_fail(up_sys2(SYS_mlock, address, length));
+}
+
+UP_EXPORT int mlock2(const void *address, size_t length, unsigned int flags)
+{
+	int saved = errno;
+
+	up_give_back((uintptr_t)address, length, UP_REQ_DETACH);
+	errno = saved;
+	return up_next.mlock2 ? up_next.mlock2(address, length, flags)
+			   : (int)up_fail(up_sys3(SYS_mlock2, address, length, flags));
+}
+
+void up_all_is_locked(void)
+{
+	up_give_back(0, UINTPTR_MAX, UP_REQ_DETACH);
+	if (up_job.enabled && up_in_own_process())
+		atomic_store(&up_job.disabled, 1); /* MCL_FUTURE would lock, and read, what we lay */
+}
+
+UP_EXPORT int mlockall(int flags)
+{
+	int saved = errno;
+
+	up_all_is_locked();
+	errno = saved;
+	return up_next.mlockall ? up_next.mlockall(flags) : (int)up_fail(up_sys1(SYS_mlockall, flags));
+}
+
+UP_EXPORT int remap_file_pages(void *address, size_t length, int prot, size_t page, int flags)
+{
+	int saved = errno;
+
+	up_give_back((uintptr_t)address, length, UP_REQ_DETACH);
+	errno = saved;
+	if (up_next.remap_file_pages)
+		return up_next.remap_file_pages(address, length, prot, page, flags);
+	return (int)up_fail(up_sys5(SYS_remap_file_pages, address, length, prot, page, flags));
+}
+
+/* ------------------------------------------------------------------ what hooks overwrite */
+
+/* Their first bytes are compared with what they were (bypass.c). By names of our own: those that are
+ * exported may be another library's. */
+#define OWN(name) \
+	extern __typeof__(name) own_##name \
+		__attribute__((alias(#name), copy(name), visibility("hidden")))
+OWN(mmap);
+OWN(munmap);
+OWN(mremap);
+OWN(mprotect);
+OWN(madvise);
+#undef OWN
+
+const void *const up_entry[UP_ENTRIES_MAX] = {
+	(const void *)own_mmap, (const void *)own_munmap, (const void *)own_mremap,
+	(const void *)own_mprotect, (const void *)own_madvise,
+};
+const int up_entry_count = 5;

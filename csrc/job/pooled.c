@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * pooled.c - the agent's part in the pool: the service's memory in place of a mapping, and the file
+ * in its place again.
+ *
+ * The memory may hold nothing yet where it is mapped, and a touch there must never find a zero page.
+ * So it is mapped only while nobody knows the address (in mmap() before it returns, in fork() before
+ * the child's code runs), the range is registered before that ends, this process keeps a
+ * description of its userfaultfd as long as it is mapped (the kernel fills holes with zeros when the
+ * last one is closed), and no child inherits it.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/userfaultfd.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+
+#include "job/agent.h"
+
+/* The service says every 10 ms that it is alive (csrc/service/pool/pool_faults.c, BEAT_MS). Counted in
+ * looks of our own, so that a machine that stood still as a whole is no silence. A false alarm costs
+ * nothing but a second read. */
+#define BEAT_LOOK_NS (20 * NS_PER_MS)
+#define BEAT_MISSED_MAX 2
+
+void up_swap_end(struct up_region *r)
+{
+	if (atomic_exchange(&r->swap, UP_SWAP_DONE) == UP_SWAP_DONE)
+		return;
+	up_futex_wake(&r->swap);
+}
+
+/* The job maps a description that cannot be written. This one has no number in the job's table. */
+static int reopen_to_write(int memfd)
+{
+	char path[48] = "/proc/thread-self/fd/", digit[12];
+	int n = 0, at = 21;
+
+	do
+		digit[n++] = (char)('0' + memfd % 10);
+	while (memfd /= 10);
+	while (n)
+		path[at++] = digit[--n];
+	path[at] = 0;
+	return (int)up_sys4(SYS_openat, AT_FDCWD, path, O_RDWR | O_CLOEXEC, 0);
+}
+
+/* The file, mapped at p as a whole, in the place of a part of it. Whether the pool lies there no more. */
+static int put_back(struct up_region *r, void *p, uintptr_t start, size_t length)
+{
+	int keep = MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP; /* checkpoint.c, move_page */
+	int anew = (r->map_flags & (MAP_TYPE | MAP_NORESERVE)) | MAP_FIXED;
+	size_t before = start - r->address;
+	long ret = (long)p;
+
+	if (!up_failed(ret))
+		ret = up_sys5(SYS_mremap, (uintptr_t)p + before, length, length, keep, start);
+	/* Not even a mapping to spare. Where the file cannot be had at all, its reader must fail: the pool's
+	 * holes would be zeros one day. */
+	if (!up_failed(ret) || !up_failed((long)up_mmap((void *)start, length, r->prot, anew, r->fd,
+							 r->offset + before)))
+		return 1;
+	ret = up_sys3(SYS_mprotect, start, length, PROT_NONE);
+	return !up_failed(ret) || ret == -ENOMEM; /* mremap(2) has taken it away, and brought nothing */
+}
+
+/* From `at` on, the next part that the kernel says is the pool's, with hands on from the question to the act:
+ * how many bytes. *at: where the next look begins. */
+static size_t put_back_part(const struct agent *a, struct up_region *r, void *p, uintptr_t *at)
+{
+	uintptr_t start = *at, end = r->address + r->length;
+	struct up_vma v;
+
+	*at = end;
+	if (up_vma_from(a->maps_fd, start, &v) || v.start >= end)
+		return 0;
+	if (v.start > start)
+		start = v.start;
+	if (v.end < end)
+		*at = v.end;
+	if (!up_vma_alike(&v, &r->pool_mapped) ||
+	    v.offset + (start - v.start) != r->offset + (start - r->address))
+		return 0;
+	return put_back(r, p, start, *at - start) ? *at - start : 0;
+}
+
+static size_t put_back_parts(const struct agent *a, struct up_region *r, void *p)
+{
+	uintptr_t at = r->address;
+	size_t done = 0;
+
+	while (at < r->address + r->length && up_hands_on(r)) {
+		done += put_back_part(a, r, p, &at);
+		up_hands_off();
+	}
+	return done;
+}
+
+/* Elsewhere. Of the anchor, not by mmap(2): there NFS and Lustre ask their servers, which may not answer,
+ * with the lock held that all of the process's threads need. */
+static void *map_file(struct up_region *r)
+{
+	long p = up_sys4(SYS_mremap, atomic_load(&r->anchor), 0, r->length, MREMAP_MAYMOVE);
+
+	if (!up_failed(p) && r->advice != MADV_NORMAL)
+		up_sys3(SYS_madvise, p, r->length, r->advice);
+	return (void *)p;
+}
+
+static void leave_pool(struct agent *a, struct up_region *r, int nobody_knows_it)
+{
+	size_t done = 0;
+	void *p;
+
+	up_step(a, UP_STATE_DETACHING);
+	p = map_file(r);
+	if (!nobody_knows_it) {
+		done = put_back_parts(a, r, p);
+	} else if (up_hands_on(r)) {
+		done = put_back(r, p, r->address, r->length) ? r->length : 0;
+		up_hands_off();
+	}
+	if (!up_failed((long)p))
+		up_sys2(SYS_munmap, p, r->length);
+	up_wake_range(a->pool_uffd, r->address, r->length);
+	up_step(a, UP_STATE_DETACHING);
+	if (done == r->length) {
+		atomic_store(&r->pooled, 0);
+		a->pooled--;
+	}
+}
+
+void up_pool_detach(struct agent *a, struct up_region *r, int intact)
+{
+	size_t swallowed = atomic_exchange(&r->swallowed, 0);
+
+	if (swallowed)
+		r->advice = MADV_RANDOM;
+	/* What is longer than the file is no part of the pool. */
+	if (intact && swallowed > r->length && up_hands_on(r)) {
+		up_sys3(SYS_madvise, r->address + r->length, swallowed - r->length, MADV_RANDOM);
+		up_hands_off();
+	}
+	leave_pool(a, r, 0);
+}
+
+int up_pool_enter(struct agent *a, struct up_region *r, int memfd)
+{
+	struct uffdio_register reg = {
+		.range = { .start = r->address, .len = r->length },
+		.mode = UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_MINOR,
+	};
+	void *p;
+	long ret;
+
+	if (a->pool_uffd < 0 || memfd < 0 || r->fd < 0)
+		return -EINVAL;
+	r->pool_fd = reopen_to_write(memfd);
+	if (r->pool_fd < 0)
+		return r->pool_fd;
+	if (!atomic_load(&r->anchor)) /* made when the mapping was taken up; a forked child has its parent's */
+		return -EINVAL;
+	up_step(a, UP_STATE_LAYING);
+	if (!up_hands_on(r)) /* taken back already, mlockall() for one takes all */
+		return -ECANCELED;
+	atomic_store(&r->pooled, 1); /* before it is: a fork between the two must know */
+	a->pooled++;
+	/* Not readable until a touch of it is waited for: should somebody touch it all the same (a
+	 * raw mlockall(MCL_FUTURE) reads whatever is mapped), a fault is better than a zero. */
+	p = up_mmap((void *)(uintptr_t)r->address, r->length, PROT_NONE,
+		    MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, memfd, r->offset);
+	ret = up_failed((long)p) ? (long)p : 0;
+	if (!ret)
+		ret = up_sys3(SYS_madvise, r->address, r->length, MADV_DONTFORK);
+	up_step(a, UP_STATE_LAYING);
+	if (!ret)
+		ret = up_sys3(SYS_ioctl, a->pool_uffd, UFFDIO_REGISTER, &reg);
+	up_step(a, UP_STATE_LAYING);
+	if (!ret)
+		ret = up_sys3(SYS_mprotect, r->address, r->length, PROT_READ);
+	if (!ret)
+		ret = up_vma_at(a->maps_fd, r->address, &r->pool_mapped);
+	up_hands_off();
+	if (ret)
+		leave_pool(a, r, 1);
+	return (int)ret;
+}
+
+void up_pool_release(struct up_region *r)
+{
+	uintptr_t anchor = atomic_exchange(&r->anchor, 0);
+
+	if (anchor)
+		up_sys2(SYS_munmap, anchor, up_job.page_bytes);
+}
+
+int up_pool_is_silent(const struct agent *a)
+{
+	return a->pooled && a->beat_missed >= BEAT_MISSED_MAX;
+}
+
+void up_pool_check_beat(struct agent *a)
+{
+	uint64_t now = up_now_ns(), beat;
+
+	if (!a->pooled || !a->ring || now < a->beat_at_ns)
+		return;
+	a->beat_at_ns = now + BEAT_LOOK_NS;
+	beat = __atomic_load_n(&a->ring->beat_ns, __ATOMIC_RELAXED);
+	if (beat != a->beat_ns) {
+		a->beat_ns = beat;
+		a->beat_missed = 0;
+	} else if (++a->beat_missed >= BEAT_MISSED_MAX) {
+		up_wake_pooled(a); /* whom it has read and not answered */
+	}
+}

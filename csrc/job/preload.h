@@ -1,0 +1,151 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * preload.h - what the interposers' files share: preload.c (start, fork, end), mapping.c (mmap and
+ * its kin), identity.c (calls after which the process is somebody else), lock.c (open), request.c
+ * (asking the agent).
+ *
+ * Nothing in them prints, allocates or changes errno, and the job's descriptor table is never
+ * touched.
+ */
+#ifndef UP_PRELOAD_H
+#define UP_PRELOAD_H
+
+#include <errno.h>
+#include <sys/types.h>
+
+#include "job/job.h"
+#include "common/sys.h"
+
+/* Behind errno. Weak, as all that we take from a C library: see preload.c. */
+#pragma weak __errno_location
+
+#define UP_EXPORT __attribute__((visibility("default")))
+
+struct capability_header;
+struct capability_data;
+
+#pragma GCC visibility push(hidden)
+
+/* The next definition of each call in the chain of libraries, or NULL until the constructor has run:
+ * an allocator that starts before us goes straight to the kernel. */
+struct up_next {
+	void *(*mmap)(void *, size_t, int, int, int, off_t);
+	int (*munmap)(void *, size_t);
+	void *(*mremap)(void *, size_t, size_t, int, ...);
+	int (*mprotect)(void *, size_t, int);
+	int (*pkey_mprotect)(void *, size_t, int, int);
+	int (*madvise)(void *, size_t, int);
+	int (*mlock)(const void *, size_t);
+	int (*mlock2)(const void *, size_t, unsigned int);
+	int (*mlockall)(int);
+	int (*remap_file_pages)(void *, size_t, int, size_t, int);
+	int (*unshare)(int);
+	int (*setns)(int, int);
+	int (*setuid)(uid_t);
+	int (*setgid)(gid_t);
+	int (*seteuid)(uid_t);
+	int (*setegid)(gid_t);
+	int (*setreuid)(uid_t, uid_t);
+	int (*setregid)(gid_t, gid_t);
+	int (*setresuid)(uid_t, uid_t, uid_t);
+	int (*setresgid)(gid_t, gid_t, gid_t);
+	int (*setgroups)(size_t, const gid_t *);
+	int (*initgroups)(const char *, gid_t);
+	int (*capset)(struct capability_header *, const struct capability_data *);
+	int (*open)(const char *, int, ...);
+	int (*open64)(const char *, int, ...);
+	int (*openat)(int, const char *, int, ...);
+	int (*openat64)(int, const char *, int, ...);
+	int (*prctl)(int, ...);
+	void *(*shmat)(int, const void *, int);
+	int (*clone)(int (*)(void *), void *, int, void *, ...);
+	pid_t (*fork_only)(void); /* _Fork, glibc 2.34 */
+};
+
+extern struct up_next up_next;
+
+/* loader.c */
+struct up_next_name {
+	const char *name;
+	void **call;
+};
+/* The next definition after ours of each, where there is one; what is not NULL stays. */
+void up_load_next(const struct up_next_name *name, int count);
+/* What this program runs under that threads and mappings of ours would break. */
+enum up_left_alone up_run_time(void);
+
+/* text.c */
+int up_same_text(const char *a, const char *b);
+size_t up_text_bytes(const char *text, size_t most);
+
+/* alone.c */
+extern enum up_left_alone up_alone; /* 0, or why this program is left alone */
+/* Tell the service, the first time. */
+void up_say_alone(void);
+
+/* syscall.c */
+extern void *up_next_syscall;
+
+/* request.c */
+int up_in_own_process(void);
+/* Post, ring, wait: the agent's result; -ESRCH when there is no agent any more; when the time is over
+ * -ETIMEDOUT (it has not seen the request and never will) or -EINPROGRESS (it has; its region is
+ * the caller's, SEIZED, or LEFT). */
+int up_ask(uint32_t op, uint32_t region, int job_fd);
+/* A thread of the job waits so often so long for one of ours: 50 ms. */
+#define UP_WAIT_STEP_NS (5 * 1000 * 1000)
+#define UP_WAIT_STEPS 10
+/* No handler runs until they are restored: the mask that was. */
+uint64_t up_block_signals(void);
+void up_restore_signals(uint64_t before);
+/* UP_REQ_ATTACH of a region that the caller has filled in: 0 when it is LIVE. */
+int up_attach(struct up_region *r, int job_fd);
+/* Start the agent when it is not there; whether there is one. */
+int up_agent_ready(void);
+/* --engine pool: until the service has said how it serves the mapping, while *looks (steps, from
+ * up_job.patience on) lasts, and without waiting while it is known to be silent. The caller is the
+ * only one who knows the address. 0, or -ESRCH when the agent died over it. */
+int up_await_swap(struct up_region *r, int *looks);
+/* The file in the pool's place, without the agent. One page of it was kept, and mremap(2) of no bytes
+ * makes a mapping of any length from a shared one. 0 or -errno. */
+int up_map_from_anchor(struct up_region *r);
+/* Take a region back from the agent, because [address, +length) changes; 0 when another thread has
+ * just done so. */
+int up_close_region(struct up_region *r, uint32_t op, uintptr_t address, size_t length);
+/* Until another thread, or the agent, has given it back. */
+void up_await_closed(struct up_region *r);
+int up_overlaps(const struct up_region *r, uintptr_t address, size_t length);
+/* Before the kernel changes [address, +length): what is managed there becomes plain. */
+void up_give_back(uintptr_t address, size_t length, uint32_t op);
+/* Before the kernel locks, and so reads, all that is mapped, and perhaps what will be. */
+void up_all_is_locked(void);
+/* Before a child that no atfork handler sees: it would find holes where the pool lies. */
+void up_give_back_pool(void);
+/* End the agent before the job changes who it is: its thread would keep the old identity, and a
+ * new user namespace is refused to a process with two threads. */
+void up_end_agent(void);
+/* Whether another library has overwritten our functions: the service is told. */
+void up_look_for_hooks(void);
+
+/* identity.c: whether this prctl(2) takes rights from who calls it. */
+int up_prctl_gives_up_rights(long option, long value);
+
+/* lock.c */
+extern int up_own_locks; /* --ownlock: fixed by up_lock_start() */
+/* Lock files of the rank, which is known, go to this directory; NULL: nothing of the kind. */
+void up_lock_start(const char *directory);
+/* This thread maps something. */
+void up_lock_mapped(void);
+
+#pragma GCC visibility pop
+
+/* The kernel's value as libc's: -1 and errno. */
+static inline long up_fail(long ret)
+{
+	if (!up_failed(ret))
+		return ret;
+	errno = (int)-ret;
+	return -1;
+}
+
+#endif

@@ -1,0 +1,486 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * request.c - the job's threads ask the agent, and take regions back from it.
+ *
+ * The agent answers in microseconds. Where it does not (it waits for a far server, or is not
+ * scheduled), or the service does not, a thread of the job waits 50 ms at most and goes on as if we
+ * were not there; what it asked for is then taken back or left to the agent, never both. The agent
+ * never waits for the job.
+ */
+#define _GNU_SOURCE
+#include <linux/futex.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <time.h>
+
+#include "job/preload.h"
+
+/* Where even waiting is refused (a filter of the job's): looks that take about as long. */
+#define REFUSED_LOOKS 20000
+/* Interrupted as often as this in one step, it is over, too: the kernel tells us no time. */
+#define INTERRUPTED_MAX 100
+/* What another thread does to a region is usually over by then. */
+#define EAGER_LOOKS 100
+
+/* A child that no atfork handler saw (vfork, clone): the agent is not there. Its number alone does
+ * not tell it: in a PID namespace of its own it may be the same. */
+int up_in_own_process(void)
+{
+#ifdef UP_AGENT_PTHREAD
+	/* A sanitizer's report maps files. In the agent's thread it must not ask the agent. */
+	if (up_sys0(SYS_gettid) == atomic_load(&up_job.agent_tid))
+		return 0;
+#endif
+	if (up_job.own_page && !atomic_load(up_job.own_page))
+		return 0;
+	return up_sys0(SYS_getpid) == up_job.pid;
+}
+
+uint64_t up_block_signals(void)
+{
+	uint64_t all = ~0ull, before = 0;
+
+	up_sys4(SYS_rt_sigprocmask, SIG_SETMASK, &all, &before, sizeof(all));
+	return before;
+}
+
+void up_restore_signals(uint64_t before)
+{
+	up_sys4(SYS_rt_sigprocmask, SIG_SETMASK, &before, NULL, sizeof(before));
+}
+
+struct patience {
+	int steps, interrupted;
+};
+
+static struct patience all_patience(void)
+{
+	return (struct patience){ .steps = up_job.patience };
+}
+
+/* Wait while the word has this value, a step at most. No clock is asked: the kernel counts. */
+static void wait_a_step(_Atomic uint32_t *word, uint32_t value, struct patience *p)
+{
+	struct timespec step = { .tv_nsec = UP_WAIT_STEP_NS };
+	long ret = up_sys4(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, &step);
+
+	if (!up_failed(ret) || ret == -EAGAIN)
+		return;
+	if (ret == -EINTR && ++p->interrupted < INTERRUPTED_MAX)
+		return;
+	if (ret != -ETIMEDOUT && ret != -EINTR)
+		for (int i = 0; i < REFUSED_LOOKS && atomic_load(word) == value; i++)
+			__asm__ volatile("" ::: "memory");
+	p->interrupted = 0;
+	p->steps--;
+}
+
+/* Wait while the word that nobody wakes has this value: it is over soon. Not by yielding alone, which lets nobody
+ * of a lower priority run. */
+static void look_again(_Atomic uint32_t *word, uint32_t value, int looks, struct patience *p)
+{
+	if (looks < EAGER_LOOKS)
+		up_sys0(SYS_sched_yield);
+	else
+		wait_a_step(word, value, p);
+}
+
+static struct up_request *claim_request(void)
+{
+	struct patience p = all_patience();
+
+	for (;;) {
+		for (int i = 0; i < UP_REQUESTS; i++) {
+			uint32_t is_free = UP_REQ_FREE;
+
+			if (atomic_compare_exchange_strong(&up_job.request[i].state, &is_free,
+							   UP_REQ_CLAIMED))
+				return &up_job.request[i];
+		}
+		if (!up_agent_alive() || atomic_load(&up_job.silent) || p.steps <= 0)
+			return NULL;
+		wait_a_step(&up_job.request[0].state, atomic_load(&up_job.request[0].state), &p);
+	}
+}
+
+/* Nobody does anything there any more: 1. The agent lets go of what it holds when it comes to it. Where there is no
+ * agent the slot stays what it is: what the kernel tells the responder of it is the job's. */
+static int leave(struct up_region *r, uint32_t state)
+{
+	atomic_store(&up_job.left, 1); /* before it is: let_left_go() */
+	if (!atomic_compare_exchange_strong(&r->state, &state, UP_LEFT))
+		return 0;
+	if (!up_agent_alive() && atomic_load(&r->state) == UP_LEFT)
+		atomic_fetch_sub(&up_job.live, 1);
+	return 1;
+}
+
+/* The region of this id is this thread's: 1. 0: another's, or it is as the agent has made it. The agent changes
+ * nothing at its addresses before this thread says that it has done so itself. */
+static int seize(struct up_region *r, uint32_t id)
+{
+	uint32_t hands = 1 + (uint32_t)(r - up_job.region), closing = UP_CLOSING;
+	struct patience p = all_patience();
+
+	if (atomic_load(&r->id) != id ||
+	    !atomic_compare_exchange_strong(&r->state, &closing, UP_SEIZED))
+		return 0;
+	/* A few system calls that wait for no storage. */
+	for (int i = 0; atomic_load(&up_job.hands) == hands && up_agent_alive(); i++)
+		look_again(&up_job.hands, hands, i, &p);
+	return 1;
+}
+
+/* The answer did not come. What this region is then, is told by its state, whoever sets it first. */
+static int give_up(struct up_request *q, uint32_t op, uint32_t region)
+{
+	struct up_region *r = &up_job.region[region % UP_REGIONS];
+	uint32_t posted = UP_REQ_POSTED, taken = UP_REQ_TAKEN;
+	int left = 0, result;
+
+	atomic_store(&up_job.silent, 1);
+	if (atomic_compare_exchange_strong(&q->state, &posted, UP_REQ_FREE))
+		return -ETIMEDOUT; /* nobody has seen it */
+	if (op == UP_REQ_ATTACH)
+		left = leave(r, UP_OPENING);
+	else if (op == UP_REQ_DETACH || op == UP_REQ_FORGET)
+		left = seize(r, region);
+	if (atomic_compare_exchange_strong(&q->state, &taken, UP_REQ_DROPPED))
+		return left || op == UP_REQ_BYE || op == UP_REQ_QUIT ? -EINPROGRESS : 0;
+	result = left ? -EINPROGRESS : q->result; /* it is done, just now */
+	atomic_store(&q->state, UP_REQ_FREE);
+	return result;
+}
+
+int up_ask(uint32_t op, uint32_t region, int job_fd)
+{
+	struct patience p = all_patience();
+	struct up_request *q = claim_request();
+	uint32_t state;
+	int result = -ESRCH;
+
+	if (!q)
+		return up_agent_alive() ? -ETIMEDOUT : -ESRCH;
+	q->op = op;
+	q->region = region;
+	q->job_fd = job_fd;
+	atomic_store(&q->state, UP_REQ_POSTED);
+	/* One that did not answer the last time is not waited for again before it has come to. */
+	if (up_agent_alive() && (up_failed(up_agent_ring_bell()) || atomic_load(&up_job.silent)))
+		p.steps = 0;
+	while (((state = atomic_load(&q->state)) == UP_REQ_POSTED || state == UP_REQ_TAKEN) &&
+	       up_agent_alive()) {
+		if (p.steps <= 0)
+			return give_up(q, op, region);
+		wait_a_step(&q->state, state, &p);
+	}
+	if (atomic_load(&q->state) == UP_REQ_DONE)
+		result = q->result;
+	atomic_store(&q->state, UP_REQ_FREE);
+	return result;
+}
+
+int up_attach(struct up_region *r, int job_fd)
+{
+	uint32_t opening = UP_OPENING, live = UP_LIVE;
+	int ret = up_ask(UP_REQ_ATTACH, r->id, job_fd);
+
+	/* What is in progress the agent lets go of. One that died may have made it LIVE; then another thread
+	 * may have taken it back already. */
+	if (ret && ret != -EINPROGRESS &&
+	    (atomic_compare_exchange_strong(&r->state, &opening, UP_FREE) ||
+	     atomic_compare_exchange_strong(&r->state, &live, UP_FREE)))
+		atomic_fetch_sub(&up_job.live, 1);
+	return ret;
+}
+
+int up_agent_ready(void)
+{
+	struct patience p = all_patience();
+	uint32_t none = 0;
+
+	if (atomic_load(&up_job.disabled))
+		return 0;
+	if (atomic_compare_exchange_strong(&up_job.agent_start, &none, 1)) {
+		if (atomic_load(&up_job.disabled) || up_agent_spawn())
+			atomic_store(&up_job.disabled, 1);
+		atomic_store(&up_job.agent_start, 2);
+	}
+	/* Another thread starts it, with its signals blocked: it will come to it, unless this one is
+	 * a handler's on the same thread all the same. */
+	while (atomic_load(&up_job.agent_start) == 1 && p.steps > 0)
+		wait_a_step(&up_job.agent_start, 1, &p);
+	return atomic_load(&up_job.agent_start) == 2 && up_agent_alive();
+}
+
+int up_await_swap(struct up_region *r, int *looks)
+{
+	struct patience p = { .steps = *looks };
+	uint32_t state;
+
+	if (atomic_load(&up_job.service_silent))
+		p.steps = 0;
+	while ((state = atomic_load(&r->swap)) != UP_SWAP_DONE) {
+		uint32_t waiting = UP_SWAP_WAITING;
+
+		/* Done, and the slot is another mapping's by now, whose thread has given up. */
+		if (state == UP_SWAP_NONE) {
+			*looks = 0;
+			return 0;
+		}
+		if (!up_agent_alive() && atomic_load(&r->swap) != UP_SWAP_DONE)
+			return -ESRCH;
+		if (p.steps <= 0 &&
+		    atomic_compare_exchange_strong(&r->swap, &waiting, UP_SWAP_NONE)) {
+			atomic_store(&up_job.service_silent, 1);
+			*looks = 0;
+			return 0;
+		}
+		wait_a_step(&r->swap, state, &p);
+	}
+	*looks = p.steps;
+	return 0;
+}
+
+int up_map_from_anchor(struct up_region *r)
+{
+	uintptr_t anchor = atomic_load(&r->anchor);
+	long p = anchor ? up_sys5(SYS_mremap, anchor, 0, r->length, MREMAP_MAYMOVE | MREMAP_FIXED,
+				  r->address)
+			: -ENOENT;
+
+	if (up_failed(p))
+		return (int)p;
+	if (r->advice != MADV_NORMAL)
+		up_sys3(SYS_madvise, r->address, r->length, r->advice);
+	return 0;
+}
+
+/* The file's own pages in place of the checkpoints': a shared mapping can be duplicated from any of its
+ * pages (mremap(2) of no bytes), and the first is never a checkpoint. In a private one the checkpoints
+ * stay; they hold the file's bytes and are private as well. */
+static void duplicate_file(struct up_region *r)
+{
+	void *copy;
+
+	if (atomic_load(&up_job.bypassed))
+		return;
+	copy = (void *)up_sys4(SYS_mremap, r->address, 0, r->length, MREMAP_MAYMOVE);
+	if (!up_failed((long)copy))
+		up_replace_checkpoints(r, (uintptr_t)copy);
+}
+
+/* Of a region that this thread has seized: the file's own pages, by the thread that is about to change that
+ * very mapping, so nobody else can be doing so in a correct program. In the checkpoints' places alone:
+ * between them the job may have mapped something without us, which no event tells of. What is unmapped
+ * as a whole may be what it is. */
+static void make_plain(struct up_region *r, uint32_t op)
+{
+	uintptr_t p = atomic_exchange(&r->replacement, 0);
+	size_t swallowed;
+
+	if (p) /* the agent has mapped it elsewhere */
+		up_replace_checkpoints(r, p);
+	else if (op != UP_REQ_FORGET && atomic_load(&r->laid) &&
+		 (r->map_flags & MAP_TYPE) != MAP_PRIVATE)
+		duplicate_file(r);
+	p = atomic_exchange(&r->anchor, 0); /* not before: a child of fork(2) has the file from there */
+	if (p)
+		up_sys2(SYS_munmap, p, up_job.page_bytes);
+	/* One kind of pages again, also past the end of the file. */
+	swallowed = op == UP_REQ_FORGET ? 0 : atomic_exchange(&r->swallowed, 0);
+	if (swallowed)
+		up_sys3(SYS_madvise, r->address, swallowed, MADV_RANDOM);
+}
+
+/* The agent does not make it plain: it is silent, or dead. */
+static void take_back(struct up_region *r, uint32_t op)
+{
+	uint32_t seized = UP_SEIZED;
+
+	/* Where nothing is done by address any more, or there is no mapping to spare, the pool stays, and is
+	 * served. */
+	if (atomic_load(&r->pooled) &&
+	    (atomic_load(&up_job.bypassed) || up_is_patched() || up_map_from_anchor(r))) {
+		atomic_compare_exchange_strong(&r->state, &seized, UP_LIVE);
+		return;
+	}
+	make_plain(r, op);
+	leave(r, UP_SEIZED);
+}
+
+/* Another thread has it. What that does itself is some system calls that wait for no storage. */
+void up_await_closed(struct up_region *r)
+{
+	struct patience p = all_patience();
+	uint32_t state, id = atomic_load(&r->id);
+
+	for (int i = 0; up_is_closing(state = atomic_load(&r->state)); i++) {
+		int over = p.steps <= 0 || !up_agent_alive();
+
+		if (atomic_load(&r->id) != id) /* another mapping's */
+			return;
+		if (state == UP_CLOSING && over && seize(r, id))
+			take_back(r, UP_REQ_DETACH);
+		else
+			look_again(&r->state, state, i, &p);
+	}
+}
+
+/* The agent has mapped the file elsewhere, and acts there no more. */
+static void put_in_place(struct up_region *r, uint32_t id)
+{
+	uint32_t seized = UP_SEIZED;
+	int ret;
+
+	if (!seize(r, id))
+		return;
+	if (atomic_load(&r->pooled)) { /* it was LIVE again meanwhile, and another thread's */
+		take_back(r, UP_REQ_DETACH);
+		return;
+	}
+	make_plain(r, UP_REQ_DETACH);
+	atomic_compare_exchange_strong(&r->state, &seized, UP_CLOSING);
+	ret = up_ask(UP_REQ_FORGET, id, -1);
+	if (ret == -EINPROGRESS || (ret && seize(r, id)))
+		leave(r, UP_SEIZED);
+}
+
+int up_close_region(struct up_region *r, uint32_t op, uintptr_t address, size_t length)
+{
+	uint32_t live = UP_LIVE, id;
+	int taken = atomic_compare_exchange_strong(&r->state, &live, UP_CLOSING), ret;
+
+	if (taken) {
+		atomic_fetch_add(&up_job.closings, 1);
+		/* Only now does it stand still. If just a part of it goes (or the slot is another
+		 * mapping's meanwhile), the rest stays a plain mapping. */
+		if (op == UP_REQ_FORGET &&
+		    (atomic_load(&r->pooled) || /* who touches it just now must not wait for ever */
+		     address > r->address || address + length < r->address + r->map_length))
+			op = UP_REQ_DETACH;
+		id = atomic_load(&r->id);
+		ret = up_ask(op, id, -1);
+		if (ret == 0 && op == UP_REQ_DETACH)
+			put_in_place(r, id);
+		/* Of a dead agent, too: the pool's memory the service goes on serving, but what the job is
+		 * about to do is meant for the file; and checkpoints are mappings of their own, which
+		 * mremap(2) refuses. Who waits there is woken when the service has read what it wanted. */
+		else if (ret == -EINPROGRESS ||
+			 ((ret == -ETIMEDOUT || ret == -ESRCH) && seize(r, id)))
+			take_back(r, op);
+	}
+	up_await_closed(r); /* another thread may have waited long enough */
+	return taken;
+}
+
+int up_overlaps(const struct up_region *r, uintptr_t address, size_t length)
+{
+	return address < r->address + r->map_length && r->address < address + length;
+}
+
+/* Before the kernel changes [address, +length): what is managed there becomes plain. With signals
+ * blocked from the first such region on: a handler that leaves by siglongjmp must not leave one half
+ * given back. What is not managed costs no system call. */
+void up_give_back(uintptr_t address, size_t length, uint32_t op)
+{
+	uint64_t mask = 0;
+	int ours = 0;
+
+	if (!atomic_load(&up_job.live) || !length)
+		return;
+	for (uint32_t i = 0; i < UP_REGIONS; i++) {
+		struct up_region *r = &up_job.region[i];
+		uint32_t state = atomic_load(&r->state);
+
+		if ((state != UP_LIVE && !up_is_closing(state)) || !up_overlaps(r, address, length))
+			continue;
+		if (!ours && !up_in_own_process())
+			return;
+		if (!ours)
+			mask = up_block_signals();
+		ours = 1;
+		up_close_region(r, op, address, length);
+	}
+	if (ours)
+		up_restore_signals(mask);
+}
+
+void up_give_back_pool(void)
+{
+	for (uint32_t i = 0; i < UP_REGIONS && up_job.pool && atomic_load(&up_job.live); i++) {
+		const struct up_region *r = &up_job.region[i];
+		uint32_t state = atomic_load(&r->state);
+
+		if ((state == UP_LIVE || up_is_closing(state)) && atomic_load(&r->pooled))
+			up_give_back(r->address, r->map_length, UP_REQ_DETACH);
+	}
+}
+
+/* Whether a thread of ours is there, or one of their numbers is somebody's in this process. */
+static int are_there(int agent, int responder)
+{
+	return up_agent_alive() || up_sys3(SYS_tgkill, up_job.pid, agent, 0) == 0 ||
+	       (responder && up_sys3(SYS_tgkill, up_job.pid, responder, 0) == 0);
+}
+
+/* End our threads before the job changes who it is: they would keep the old identity, and a new user
+ * namespace is refused to a process with two threads. Where they do not end in time, they end as soon
+ * as they can. */
+static void end_agent(void)
+{
+	struct patience p = all_patience();
+	_Atomic uint32_t nothing = 0;
+	uint64_t mask;
+	int tid, responder;
+
+	/* No agent, and none can come: nothing is asked. */
+	if (!up_job.enabled ||
+	    (atomic_load(&up_job.disabled) && !up_agent_alive() &&
+	     !atomic_load(&up_job.responder_tid) && atomic_load(&up_job.agent_start) != 1))
+		return;
+	if (!up_in_own_process()) /* a vfork child's change of itself is not ours */
+		return;
+	atomic_store(&up_job.disabled, 1);
+	mask = up_block_signals();
+	while (atomic_load(&up_job.agent_start) == 1 && p.steps > 0) /* another thread starts it */
+		wait_a_step(&up_job.agent_start, 1, &p);
+	tid = atomic_load(&up_job.agent_tid);
+	responder = atomic_load(&up_job.responder_tid);
+	if (tid || responder) {
+		atomic_store(&up_job.ending, 1);
+		up_ask(UP_REQ_QUIT, 0, -1);
+		for (int i = 0; i < 100 && are_there(tid, responder); i++) {
+			if (!up_agent_alive())
+				up_ring_responder();
+			up_sys0(SYS_sched_yield);
+		}
+		for (p = all_patience(); p.steps > 0 && are_there(tid, responder);) {
+			if (!up_agent_alive())
+				up_ring_responder();
+			wait_a_step(&nothing, 0, &p);
+		}
+	}
+	up_restore_signals(mask);
+}
+
+void up_end_agent(void)
+{
+	end_agent();
+#ifdef UP_AGENT_PTHREAD
+	up_thread_await_end();
+#endif
+}
+
+/* A file that is opened is perhaps mapped next, past us: that there are hooks is known before. */
+void up_look_for_hooks(void)
+{
+	uint32_t none = 0;
+
+	if (!up_job.enabled || atomic_load(&up_job.bypassed) || atomic_load(&up_job.disabled) ||
+	    !up_is_patched() || !up_in_own_process() ||
+	    !atomic_compare_exchange_strong(&up_job.bypassed, &none, UP_BYPASS_PATCHED))
+		return;
+	if (up_agent_ready()) /* which tells the service */
+		up_agent_ring_bell();
+}

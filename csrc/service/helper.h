@@ -1,0 +1,265 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * helper.h - the service's C side, as Python sees it (uffdprefetch/native/uffd.py through cffi).
+ *
+ * Every function returns >= 0 or -errno; uffd.py turns that into OSError in one place. What stands
+ * between the two marks is read by tools/cffi_build.py as it is: no preprocessor there.
+ */
+#ifndef UP_HELPER_H
+#define UP_HELPER_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "common/wire.h"
+
+/* cdef begin */
+
+/* --- rings (uffd_helper.c) --- */
+struct up_ring;
+
+struct up_ring_counts {
+	uint64_t head, tail, dropped, faults, laid, rearmed, failed;
+	uint32_t overlays, state;
+};
+
+/* A sealed memfd that holds one ring, mapped here: *fd is the descriptor to pass on. */
+int up_ring_create(struct up_ring **out, int *fd);
+void up_ring_destroy(struct up_ring *ring);
+/* Copies at most max events of 32 bytes each into out; returns how many. */
+int up_ring_drain(struct up_ring *ring, void *out, int max);
+void up_ring_counts(const struct up_ring *ring, struct up_ring_counts *out);
+
+/* --- checkpoint memfds (uffd_helper.c) --- */
+/* *rw is for the service alone; *ro goes to the jobs, which map it MAP_PRIVATE. */
+int up_checkpoint_memfd(uint64_t size_bytes, int *rw, int *ro);
+
+/* --- BPF ring buffers (bpf_ring.c) --- */
+struct up_bpf_ring;
+/* The ring behind a map's descriptor; size: of its data, a power of two. */
+int up_bpf_ring_open(struct up_bpf_ring **out, int fd, uint64_t size);
+void up_bpf_ring_close(struct up_bpf_ring *ring);
+/* Copies at most max records of record_bytes each into out, oldest first; returns how many. */
+int up_bpf_ring_drain(struct up_bpf_ring *ring, void *out, uint32_t record_bytes, int max);
+
+/* --- residency and page tables (residency.c) --- */
+enum up_residency_sensor { UP_CACHESTAT = 1, UP_MINCORE = 2 };
+
+/* Bytes of [offset, +length) that lie in the page cache; *sensor says who was asked. -EPERM: the
+ * caller neither owns nor may write the file, and the kernel tells only those. */
+int64_t up_resident_bytes(int fd, uint64_t offset, uint64_t length, int *sensor);
+
+/* Of a file, as far as the kernel knows it without asking storage. 0 or -errno. */
+struct up_file_status {
+	uint64_t links, size_bytes;
+	int64_t mtime_ns, ctime_ns;
+};
+int up_file_status(int fd, struct up_file_status *out);
+
+/* What the kernel has counted as read from storage by this thread: bytes, or -1. */
+int64_t up_thread_storage_bytes(void);
+
+/* Page-table entries present in [address, +length) of the process behind pagemap_fd
+ * (/proc/PID/pagemap), as runs: run[2i] = address, run[2i+1] = length, both in bytes. Returns the
+ * number of runs; *next is where to go on (address + length when done). */
+int up_touched_runs(int pagemap_fd, uint64_t address, uint64_t length, uint64_t *run, int max_runs,
+		    uint64_t *next);
+
+/* --- copies of a file's pages, compared with the file (compare.c, checker.c) --- */
+enum up_compare_how {
+	UP_COMPARE_READ = 1,   /* the file's page by pread: where the page cache is the file */
+	UP_COMPARE_MAPPED = 2, /* by a mapping, which shows what a network file system took away */
+	UP_COMPARE_POOL = 3,   /* the copies are the pool's; nothing is written */
+};
+
+/* A file and the memfd with copies of its pages, at the same offsets (-1: none, or the pool has them).
+ * Descriptors and mappings of its own, which last until up_watch_put() and the end of its jobs. */
+struct up_watch;
+int up_watch_create(struct up_watch **out, int fd, int memfd, uint64_t size_bytes);
+void up_watch_put(struct up_watch *watch);
+
+struct up_pool;
+struct up_compare_job {
+	uint64_t id;
+	struct up_watch *watch;
+	struct up_pool *pool; /* UP_COMPARE_POOL: its file is pool_file */
+	int32_t pool_file;
+	uint32_t how, pages;
+	uint32_t start;     /* pages that must be read again: from this one of the list on, cyclically */
+	uint32_t reads_max; /* requests to the storage, at the most */
+	uint64_t limit_ns;  /* nothing is read any more after so long */
+	uint64_t *page;     /* ascending; copied. A page that is not in the memfd must not be here */
+};
+
+struct up_compare_result {
+	uint64_t id, start_ns, done_ns, cpu_ns; /* CLOCK_MONOTONIC; of this thread */
+	uint64_t size_bytes, first_differing;
+	int64_t mtime_ns, ctime_ns;
+	uint32_t compared, differing, rewritten, reads;
+	uint32_t unread, stopped_at; /* left out for reads_max or limit_ns, and the first of them */
+	int32_t error;               /* of fstat(2): size and times are not known */
+};
+
+struct up_checker;
+int up_checker_create(struct up_checker **out, int threads, int event_fd);
+/* Does not wait for threads that wait for storage: then it all stays until the process ends, and the
+ * pool must, too. Returns whether that is so. */
+int up_checker_destroy(struct up_checker *checker);
+/* 0, -EAGAIN: queue full, or -ENOMEM. */
+int up_checker_submit(struct up_checker *checker, const struct up_compare_job *job);
+int up_checker_reap(struct up_checker *checker, struct up_compare_result *out, int max);
+int64_t up_checker_cpu_ns(struct up_checker *checker);
+
+/* --- warmers (warm.c) --- */
+enum up_warm_method {
+	UP_WARM_PROBE = 0,     /* find out which of the others works on this file */
+	UP_WARM_READAHEAD = 1, /* readahead(2) in calls of chunk_bytes, then wait for each */
+	UP_WARM_PREAD = 2,     /* FADV_RANDOM on our description and pread of chunk_bytes */
+};
+
+struct up_warm_job {
+	uint64_t id, offset, length;
+	int fd, checkpoint_fd; /* checkpoint_fd -1: no pages to copy */
+	uint32_t method, chunk_bytes;
+	uint32_t pages, reserved;
+	uint64_t page[16]; /* file page numbers to copy into the checkpoint memfd */
+};
+
+struct up_warm_result {
+	uint64_t id;
+	uint64_t submit_ns, start_ns, done_ns; /* CLOCK_MONOTONIC */
+	uint64_t resident_bytes;               /* already there before */
+	uint64_t bytes;                        /* asked for and there after */
+	uint64_t asked_bytes, came_bytes;      /* of the method's calls, where a sensor tells */
+	int64_t storage_bytes;                 /* as the kernel counted them for us; -1: not asked */
+	uint64_t copied;                       /* bit i: page[i] is in the memfd */
+	uint32_t method, chunk_bytes;          /* as used; what a probe found */
+	int32_t error, sensor; /* sensor: who told what is resident; -errno: nobody */
+};
+
+struct up_workers;
+/* threads workers; each finished job adds 1 to event_fd. */
+int up_workers_create(struct up_workers **out, int threads, int event_fd);
+/* Waits for jobs under way; those not begun are dropped. */
+void up_workers_destroy(struct up_workers *workers);
+int up_workers_submit(struct up_workers *workers, const struct up_warm_job *job);
+int up_workers_reap(struct up_workers *workers, struct up_warm_result *out, int max);
+/* CPU time of all workers, ns: user + system, the copy of the reads included. */
+int64_t up_workers_cpu_ns(struct up_workers *workers);
+
+/* --- the node's page pool (pool.c, pool_fill.c, pool_room.c, source.c) --- */
+enum up_chunk_state {
+	UP_ABSENT = 0,
+	UP_WANTED = 1, /* somebody waits; not being read yet */
+	UP_FILLING = 2,
+	UP_PRESENT = 3,
+	UP_EVICTING = 4,
+};
+
+enum up_pool_event_kind {
+	UP_POOL_TOUCH = 1,   /* a fault on a chunk that was there */
+	UP_POOL_MISS = 2,    /* a fault on one that was not */
+	UP_POOL_EVICTED = 3, /* [offset, +length) was punched */
+	UP_POOL_FAILED = 4,  /* [offset, +length) cannot be filled: error says why; readers wait */
+	UP_POOL_STUCK = 5,   /* the same page again and again: the budget is too small for this reader */
+};
+
+struct up_pool_event {
+	uint64_t time_ns, offset, length;
+	uint32_t kind, file, client, region, tid;
+	int32_t error;
+};
+
+struct up_pool_options {
+	uint64_t budget_bytes;
+	uint32_t chunk_bytes; /* the unit of the books: 64 KiB, or the size of a huge page */
+	uint32_t run_bytes;   /* what one fill reads: fixed, or 0 for 64 KiB to 4 MiB as it goes */
+	uint32_t threads, huge;
+	int32_t event_fd;
+};
+
+#define UP_HISTOGRAM_BINS 512
+
+/* Times in bins, 8 an octave, as state/ledger.py counts. */
+struct up_pool_counts {
+	uint64_t resident_bytes, peak_bytes, pinned_bytes, budget_bytes;
+	uint64_t read_bytes, demand_read_bytes, unique_bytes, evicted_bytes;
+	uint64_t faults, present_faults, missing_faults, lost_events;
+	uint64_t waiters, waiters_peak, fills, failed_fills;
+	uint64_t stand_in_bytes; /* read by agents that found us silent */
+	uint64_t continued_bytes, collapsed_bytes; /* mapped: in pages, in huge pages */
+	uint64_t direct_bytes, buffered_bytes, cached_bytes; /* how read_bytes came */
+	uint64_t wait_bin[UP_HISTOGRAM_BINS], wait_sum_ns, wait_max_ns;
+	uint64_t fill_bin[UP_HISTOGRAM_BINS], fill_sum_ns, fill_max_ns;
+};
+
+struct up_pool_file_counts {
+	uint64_t resident_bytes, read_bytes, unique_bytes, evicted_bytes;
+};
+
+/* Blocks to punch when room is needed, best first. */
+struct up_pool_victim {
+	uint32_t file, chunks;
+	uint64_t chunk; /* the first */
+};
+
+struct up_warm_job;
+struct up_warm_result;
+struct up_pool;
+int up_pool_create(struct up_pool **out, const struct up_pool_options *options);
+void up_pool_destroy(struct up_pool *pool);
+/* The service's main thread is alive: said again at least every second. */
+void up_pool_alive(struct up_pool *pool);
+void up_pool_budget(struct up_pool *pool, uint64_t budget_bytes);
+
+/* A file joins: its number; *memfd_ro is what the jobs map. fd stays the caller's. unit_bytes: what
+ * one request to its storage brings, which is then what one fill reads, on its own grid (0: nothing
+ * to round to). */
+int up_pool_file(struct up_pool *pool, int fd, uint64_t size_bytes, uint64_t unit_bytes,
+		 int *memfd_ro);
+/* Nobody maps it any more: its memory is free again. -EBUSY while somebody does. */
+int up_pool_forget(struct up_pool *pool, int file);
+/* Close the descriptors of a file that nobody maps and keep what is there of it (0, or -EBUSY); open
+ * it again before it is mapped again (fd stays the caller's). */
+int up_pool_park(struct up_pool *pool, int file);
+/* Before either: end what is still to be read of a file that nobody maps (it may wait for room). */
+void up_pool_hush(struct up_pool *pool, int file);
+int up_pool_unpark(struct up_pool *pool, int file, int fd);
+/* What is there, one up_chunk_state a chunk, and when it was touched last (ms since the pool
+ * began, never 0): the pool's own arrays, valid until up_pool_forget(). */
+uint64_t up_pool_books(struct up_pool *pool, int file, uint8_t **state, uint32_t **touched_ms);
+void up_pool_file_counts(struct up_pool *pool, int file, struct up_pool_file_counts *out);
+
+/* All that is there, or being read now, goes, as soon as nobody is just being served from it: who
+ * touches it waits until it has been read again. */
+void up_pool_drop(struct up_pool *pool, int file);
+/* The bytes of the file itself, fresh: 0 or -errno. May wait for storage. */
+int up_pool_read(struct up_pool *pool, int file, uint64_t offset, uint64_t length, char *out);
+/* A copy of [offset, +length) of one chunk: 1, or 0 where it is not there. */
+int up_pool_copy(struct up_pool *pool, int file, uint64_t offset, uint64_t length, char *out);
+
+/* A process joins: its slot. The pool owns uffd; *ring gets the sign of life. What it had under the
+ * same number before (exec) is over. pid 0: not known; then its page table gets no huge pages. */
+int up_pool_join(struct up_pool *pool, int uffd, int pid, struct up_ring *ring);
+void up_pool_leave(struct up_pool *pool, int client);
+/* The process is without an agent now (it died): its ring is not ours to write any more. */
+void up_pool_orphan(struct up_pool *pool, int client);
+int up_pool_map(struct up_pool *pool, int client, uint32_t region, int file, uint64_t address,
+		uint64_t length, uint64_t offset);
+void up_pool_unmap(struct up_pool *pool, int client, uint32_t region);
+
+/* Prefetch: job.fd is the file's number, the rest as for the workers. -EAGAIN: queue full. */
+int up_pool_submit(struct up_pool *pool, const struct up_warm_job *job);
+int up_pool_reap(struct up_pool *pool, struct up_warm_result *out, int max);
+void up_pool_victims(struct up_pool *pool, const struct up_pool_victim *victim, int count);
+/* How many of the last list are left; -1: a reader waits for another. */
+int up_pool_victims_left(struct up_pool *pool);
+/* Bytes of the budget that are taken. */
+uint64_t up_pool_used(struct up_pool *pool);
+int up_pool_drain(struct up_pool *pool, struct up_pool_event *out, int max);
+void up_pool_counts(struct up_pool *pool, struct up_pool_counts *out);
+int64_t up_pool_cpu_ns(struct up_pool *pool);
+
+/* cdef end */
+
+#endif

@@ -1,0 +1,353 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * pool.c - the node's page pool: its lock, what the service's main thread asks of it, its start and
+ * its end. pool.h says what holds what.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "service/pool/pool.h"
+
+/* ------------------------------------------------------------------ time, events, the lock */
+
+uint64_t pool_now_ns(void)
+{
+	struct timespec ts;
+
+	clock_gettime(CLOCK_MONOTONIC, &ts);
+	return (uint64_t)ts.tv_sec * 1000000000ull + (uint64_t)ts.tv_nsec;
+}
+
+uint32_t pool_now_ms(const struct up_pool *p)
+{
+	return (uint32_t)((pool_now_ns() - p->began_ns) / 1000000) + 1;
+}
+
+void pool_call_main(const struct up_pool *p)
+{
+	uint64_t one = 1;
+
+	if (write(p->options.event_fd, &one, sizeof(one)) < 0)
+		return; /* EAGAIN: the counter is full, so the reader is awake anyway */
+}
+
+void pool_post(struct up_pool *p, const struct up_pool_event *e)
+{
+	/* The last places are for what must not be lost: that a file cannot be read, once for each. */
+	if (p->event_head - p->event_tail >=
+	    (e->kind == UP_POOL_FAILED ? POOL_EVENTS : POOL_EVENTS - POOL_FILES)) {
+		p->count.lost_events++;
+		return;
+	}
+	p->event[p->event_head++ % POOL_EVENTS] = *e;
+	if (p->rung || e->kind == UP_POOL_TOUCH || e->kind == UP_POOL_EVICTED)
+		return;
+	p->rung = 1;
+	pool_call_main(p);
+}
+
+int pool_unsaid(struct up_pool *p, int now)
+{
+	int unsaid;
+
+	pthread_mutex_lock(&p->lock);
+	unsaid = p->event_head != p->event_tail && !p->rung;
+	if (unsaid && now) {
+		p->rung = 1;
+		pool_call_main(p);
+		unsaid = 0;
+	}
+	pool_unlock(p);
+	return unsaid;
+}
+
+void pool_bin(uint64_t *bin, uint64_t *sum, uint64_t *max, uint64_t ns)
+{
+	unsigned int length = ns ? 64 - (unsigned int)__builtin_clzll(ns) : 0;
+	unsigned int octave = length > 4 ? length - 4 : 0;
+
+	bin[octave * 8 + (ns >> octave)]++;
+	*sum += ns;
+	if (ns > *max)
+		*max = ns;
+}
+
+void pool_unlock(struct up_pool *p)
+{
+	uint32_t signals = p->signals;
+
+	p->signals = 0;
+	pthread_mutex_unlock(&p->lock);
+	while (signals--)
+		pthread_cond_signal(&p->work);
+}
+
+void pool_wait(struct up_pool *p, pthread_cond_t *what)
+{
+	for (; p->signals; p->signals--)
+		pthread_cond_signal(&p->work);
+	pthread_cond_wait(what, &p->lock);
+}
+
+void pool_tell_room(struct up_pool *p)
+{
+	pthread_cond_broadcast(&p->room);
+	p->signals++;
+}
+
+/* ------------------------------------------------------------------ the main thread's calls */
+
+void up_pool_alive(struct up_pool *p)
+{
+	__atomic_store_n(&p->alive_ns, pool_now_ns(), __ATOMIC_RELAXED);
+}
+
+/* With less, a reader would wait for ever. */
+static uint64_t at_least_a_chunk(const struct up_pool *p, uint64_t bytes)
+{
+	return bytes > pool_chunk_bytes(p) ? bytes : pool_chunk_bytes(p);
+}
+
+void up_pool_budget(struct up_pool *p, uint64_t budget_bytes)
+{
+	pthread_mutex_lock(&p->lock);
+	budget_bytes = at_least_a_chunk(p, budget_bytes);
+	if (budget_bytes != p->budget)
+		pool_tell_room(p);
+	p->budget = budget_bytes;
+	pool_unlock(p);
+}
+
+int up_pool_submit(struct up_pool *p, const struct up_warm_job *job)
+{
+	uint64_t bytes = pool_chunk_bytes(p);
+	int ret = -EAGAIN;
+
+	pthread_mutex_lock(&p->lock);
+	for (uint32_t i = 0; i < POOL_JOBS && ret; i++) {
+		struct pool_job *j = &p->job[i];
+
+		if (j->taken)
+			continue;
+		*j = (struct pool_job){ .job = *job, .queued = 1, .taken = 1 };
+		j->result.id = job->id;
+		j->result.submit_ns = pool_now_ns();
+		j->result.method = job->method;
+		j->result.chunk_bytes = job->chunk_bytes;
+		j->chunk = job->offset / bytes;
+		j->end = (job->offset + job->length + bytes - 1) / bytes;
+		if (j->end > p->file[job->fd].chunks)
+			j->end = p->file[job->fd].chunks;
+		if (j->chunk > j->end)
+			j->chunk = j->end;
+		j->chunks = j->end - j->chunk;
+		p->expected += j->chunks;
+		p->queue[p->queue_head++ % POOL_JOBS] = i;
+		p->signals++;
+		ret = 0;
+	}
+	pool_unlock(p);
+	return ret;
+}
+
+int up_pool_reap(struct up_pool *p, struct up_warm_result *out, int max)
+{
+	int n = 0;
+
+	pthread_mutex_lock(&p->lock);
+	while (n < max && p->done_tail != p->done_head) {
+		struct pool_job *j = &p->job[p->done[p->done_tail++ % POOL_JOBS]];
+
+		out[n++] = j->result;
+		j->taken = 0;
+	}
+	pool_unlock(p);
+	return n;
+}
+
+void up_pool_victims(struct up_pool *p, const struct up_pool_victim *victim, int count)
+{
+	struct up_pool_victim *list = malloc((size_t)(count ? count : 1) * sizeof(*list)), *old;
+
+	if (!list)
+		return;
+	memcpy(list, victim, (size_t)count * sizeof(*list));
+	pthread_mutex_lock(&p->lock);
+	old = p->victim;
+	p->victim = list;
+	p->victims = count;
+	p->victim_at = 0;
+	p->asked = 0;
+	p->answered_ns = pool_now_ns();
+	pool_tell_room(p);
+	pool_unlock(p);
+	free(old);
+}
+
+int up_pool_victims_left(struct up_pool *p)
+{
+	int left;
+
+	pthread_mutex_lock(&p->lock);
+	left = p->asked ? -1 : p->victims - p->victim_at;
+	pool_unlock(p);
+	return left;
+}
+
+uint64_t up_pool_used(struct up_pool *p)
+{
+	uint64_t used;
+
+	pthread_mutex_lock(&p->lock);
+	used = p->used_bytes;
+	pool_unlock(p);
+	return used;
+}
+
+int up_pool_drain(struct up_pool *p, struct up_pool_event *out, int max)
+{
+	int n = 0;
+
+	pthread_mutex_lock(&p->lock);
+	while (n < max && p->event_tail != p->event_head)
+		out[n++] = p->event[p->event_tail++ % POOL_EVENTS];
+	p->rung = p->event_tail != p->event_head;
+	if (p->rung)
+		pool_call_main(p); /* there are more */
+	pool_unlock(p);
+	return n;
+}
+
+void up_pool_counts(struct up_pool *p, struct up_pool_counts *out)
+{
+	uint64_t pinned = 0;
+
+	pthread_mutex_lock(&p->lock);
+	for (struct pool_waiter *w = p->waiting; w; w = w->next)
+		pinned += pool_chunk_bytes(p);
+	*out = p->count;
+	out->pinned_bytes = pinned;
+	out->budget_bytes = p->budget;
+	pool_unlock(p);
+}
+
+int64_t up_pool_cpu_ns(struct up_pool *p)
+{
+	int64_t total = 0;
+
+	for (uint32_t i = 0; i <= p->threads; i++) {
+		pthread_t thread = i == p->threads ? p->fault_thread : p->thread[i];
+		struct timespec ts;
+		clockid_t clock;
+
+		if (!pthread_getcpuclockid(thread, &clock) && !clock_gettime(clock, &ts))
+			total += (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
+	}
+	return total;
+}
+
+/* ------------------------------------------------------------------ start and end */
+
+static void end_threads(struct up_pool *p, int with_faults)
+{
+	uint64_t one = 1;
+
+	pthread_mutex_lock(&p->lock);
+	__atomic_store_n(&p->stop, 1, __ATOMIC_RELEASE);
+	pthread_cond_broadcast(&p->work);
+	pthread_cond_broadcast(&p->room);
+	pool_unlock(p);
+	for (uint32_t i = 0; i < p->threads; i++)
+		pthread_join(p->thread[i], NULL);
+	if (with_faults && write(p->wake_fd, &one, sizeof(one)) == (ssize_t)sizeof(one))
+		pthread_join(p->fault_thread, NULL);
+}
+
+static void free_pool(struct up_pool *p)
+{
+	close(p->epoll_fd);
+	close(p->wake_fd);
+	pthread_mutex_destroy(&p->lock);
+	pthread_cond_destroy(&p->work);
+	pthread_cond_destroy(&p->room);
+	pthread_cond_destroy(&p->idle);
+	while (p->waiting) {
+		struct pool_waiter *next = p->waiting->next;
+
+		free(p->waiting);
+		p->waiting = next;
+	}
+	while (p->spare) {
+		struct pool_waiter *next = p->spare->next;
+
+		free(p->spare);
+		p->spare = next;
+	}
+	free(p->demand);
+	free(p->victim);
+	free(p);
+}
+
+int up_pool_create(struct up_pool **out, const struct up_pool_options *o)
+{
+	struct up_pool *p = calloc(1, sizeof(*p) + o->threads * sizeof(pthread_t));
+	struct epoll_event e = { .events = EPOLLIN, .data.u64 = POOL_WAKE };
+	pthread_condattr_t attr;
+	int err;
+
+	if (!p)
+		return -ENOMEM;
+	p->options = *o;
+	p->budget = at_least_a_chunk(p, o->budget_bytes);
+	p->page_bytes = (uint64_t)sysconf(_SC_PAGESIZE);
+	p->began_ns = p->alive_ns = pool_now_ns();
+	p->run_chunks = (uint32_t)pool_run_least(p);
+	for (int i = 0; i < POOL_CLIENTS; i++)
+		p->client[i].uffd = -1;
+	pthread_mutex_init(&p->lock, NULL);
+	pthread_condattr_init(&attr);
+	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC); /* pool_fill.c, wait_a_moment() */
+	pthread_cond_init(&p->room, &attr);
+	pthread_condattr_destroy(&attr);
+	pthread_cond_init(&p->work, NULL);
+	pthread_cond_init(&p->idle, NULL);
+	p->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+	p->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	err = p->epoll_fd < 0 || p->wake_fd < 0 ||
+			      epoll_ctl(p->epoll_fd, EPOLL_CTL_ADD, p->wake_fd, &e)
+		      ? errno
+		      : 0;
+	while (!err && p->threads < o->threads) {
+		err = pthread_create(&p->thread[p->threads], NULL, pool_fill_loop, p);
+		p->threads += !err;
+	}
+	if (!err)
+		err = pthread_create(&p->fault_thread, NULL, pool_fault_loop, p);
+	if (err) {
+		end_threads(p, 0);
+		free_pool(p);
+		return -err;
+	}
+	*out = p;
+	return 0;
+}
+
+void up_pool_destroy(struct up_pool *p)
+{
+	if (!p)
+		return;
+	end_threads(p, 1);
+	for (int i = 0; i < POOL_CLIENTS; i++)
+		if (p->client[i].uffd >= 0)
+			up_pool_leave(p, i);
+	for (int i = 0; i < POOL_FILES; i++)
+		if (p->file[i].used)
+			up_pool_forget(p, i);
+	free_pool(p);
+}

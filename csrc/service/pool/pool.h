@@ -1,0 +1,259 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * pool.h - the inside of the node's page pool: pool.c (what the main thread asks), pool_files.c
+ * (files), pool_clients.c (processes), pool_faults.c (the thread that answers), pool_map.c (page
+ * tables), pool_waiters.c (who is blocked), pool_fill.c (the threads that read), pool_room.c (what
+ * goes when room is needed).
+ *
+ * One lock. It is never held over a system call that can wait: not over a read, a write, a punch
+ * or an ioctl on somebody's userfaultfd. What such a call works on is held by the chunk's state
+ * (FILLING, EVICTING), by a pin (a chunk that is being mapped is not punched) and by a user count
+ * (a userfaultfd that is being used is not closed).
+ *
+ * The one rule: a page is mapped (UFFDIO_CONTINUE, MADV_COLLAPSE) only while its chunk is PRESENT
+ * and pinned. Ranges are registered MISSING and MINOR, so whatever else the memfd holds at that
+ * moment, a touch of an unmapped page waits and never reads it.
+ */
+#ifndef UP_POOL_H
+#define UP_POOL_H
+
+#include <linux/userfaultfd.h>
+#include <pthread.h>
+
+#include "service/helper.h"
+#include "service/pool/source.h"
+#include "common/vma.h"
+
+#define POOL_FILES 256
+#define POOL_CLIENTS 2048
+#define POOL_JOBS 1024u
+#define POOL_EVENTS 4096u
+#define POOL_AHEADS 64
+#define RUN_MAX_BYTES (4u << 20)
+/* A chunk that somebody has just got stays this long: the instruction that touched it has to end,
+ * also one that reads from two chunks. */
+#define HOLD_MS 2
+
+struct pool_file {
+	int used, memfd;
+	struct up_vma memory; /* its number and device */
+	struct up_source source;
+	uint64_t size, chunks, unit; /* unit: chunks that one request to its storage brings, or 0 */
+	uint8_t *state, *pins, *ever; /* one a chunk; ever: was here before */
+	uint8_t *stale; /* one a chunk: it holds what the file held before, and goes */
+	uint64_t stale_at;
+	int dropping; /* some are */
+	uint32_t *touched_ms;
+	char *map; /* huge pages: the pool's own mapping, else NULL */
+	uint32_t regions, waiters;
+	uint32_t busy; /* calls that work on it without the lock */
+	uint32_t filling; /* threads that read it now */
+	int failed; /* the main thread has been told */
+	struct up_pool_file_counts count;
+};
+
+struct pool_region {
+	uint32_t id;
+	int file;
+	uint64_t address, length, offset;
+	uint64_t low, high; /* chunks mapped last: who goes on there gets more at once */
+	uint32_t run;
+	int backward;
+	uint64_t miss_next; /* the same for what is read on demand */
+	uint32_t miss_run;
+};
+
+#define STUCK_PLACES 64
+
+struct pool_client {
+	int uffd; /* -1: free */
+	int pid, pidfd; /* pidfd -1: it gets no huge pages in its page table */
+	int maps_fd;    /* -1: what lies in it cannot be asked */
+	int moved;      /* it has moved pages of ours: who asks where a touch is asks the kernel */
+	uint32_t slow; /* of them that took too long, less those that did not */
+	uint32_t small_until_ms; /* no more of them before that */
+	uint32_t users, generation;
+	/* Pages being mapped now, begun in an even and in an odd turn: a range that has gone may be
+	 * another mapping's only after those that were begun before. */
+	uint32_t turn, mapping[2];
+	int leaving;
+	struct up_ring *ring;
+	uint64_t stand_ins, stand_in_bytes; /* of its ring, as known */
+	struct pool_region *region;
+	uint32_t regions, room;
+	struct {
+		uint64_t offset[2]; /* of the last two pages that this thread had to wait for */
+		uint32_t file, tid, count;
+	} stuck[STUCK_PLACES];
+};
+
+/* A thread that is blocked on a page. */
+struct pool_waiter {
+	uint32_t client, generation, tid;
+	int file;
+	uint64_t chunk, address, time_ns;
+	struct pool_waiter *next;
+};
+
+/* Chunks to be mapped before their reader touches them: the fault thread's own. */
+struct pool_ahead {
+	uint32_t client, generation, region;
+	uint64_t piece, chunk, end; /* of each piece, the first page stays unmapped */
+};
+
+struct pool_demand {
+	int file;
+	uint32_t run;
+	uint64_t chunk;
+};
+
+struct pool_job {
+	struct up_warm_job job;
+	struct up_warm_result result;
+	uint64_t chunk, end; /* what is not begun yet */
+	uint64_t chunks; /* of it, as asked for */
+	uint32_t running;
+	int queued; /* it is finished by who takes it out of the queue, or after that */
+	int taken; /* between submit and reap */
+};
+
+struct up_pool {
+	pthread_mutex_t lock;
+	/* work: for a thread that has nothing to do, signalled once for each piece of work, and whoever
+	 * takes a piece of several signals for the next. room: memory has become free, or may be.
+	 * idle: a call has ended. */
+	pthread_cond_t work, room, idle;
+	uint32_t signals; /* of `work`, for when the lock is free: who is woken needs it */
+	struct up_pool_options options;
+	uint64_t page_bytes, began_ns, alive_ns;
+	int stop, epoll_fd, wake_fd;
+	int dropping; /* of some file */
+	int strays; /* pages may lie in memfds that no chunk of the books accounts for */
+	int retry; /* no memory to note a demand: see pool_want_again() */
+	uint64_t budget, used_bytes, leaving_bytes; /* used: PRESENT, FILLING and EVICTING */
+
+	struct pool_file file[POOL_FILES];
+	uint32_t files;
+	struct pool_client client[POOL_CLIENTS];
+	struct pool_waiter *waiting, *spare;
+
+	struct pool_ahead ahead[POOL_AHEADS];
+	uint32_t aheads;
+
+	struct pool_demand *demand;
+	uint32_t demand_head, demand_tail, demand_room;
+	struct pool_job job[POOL_JOBS];
+	uint32_t queue[POOL_JOBS], queue_head, queue_tail; /* numbers of jobs, first come */
+	uint32_t done[POOL_JOBS], done_head, done_tail;
+	uint32_t prefetching, run_chunks;
+	uint64_t expected; /* chunks of all jobs */
+
+	struct up_pool_victim *victim;
+	int victims, victim_at, asked; /* asked: for another list, at asked_ns */
+	uint64_t asked_ns, answered_ns;
+	uint32_t hand_file;
+	uint64_t hand_chunk;
+
+	struct up_pool_event event[POOL_EVENTS];
+	uint32_t event_head, event_tail;
+	int rung; /* the main thread has been called for the events that wait */
+	struct up_pool_counts count;
+
+	pthread_t fault_thread;
+	uint32_t threads;
+	pthread_t thread[];
+};
+
+static inline uint64_t pool_chunk_bytes(const struct up_pool *p)
+{
+	return p->options.chunk_bytes;
+}
+
+uint64_t pool_now_ns(void);
+uint32_t pool_now_ms(const struct up_pool *p);
+void pool_post(struct up_pool *p, const struct up_pool_event *e);
+/* Whether the main thread has still to hear of events that were not urgent; with `now` it does. */
+int pool_unsaid(struct up_pool *p, int now);
+void pool_bin(uint64_t *bin, uint64_t *sum, uint64_t *max, uint64_t ns);
+/* Chunks of one fill, at the most and when somebody waits. */
+uint64_t pool_run_most(const struct up_pool *p);
+uint64_t pool_run_least(const struct up_pool *p);
+/* Somebody waits for a chunk that is ABSENT: read it before all that is only expected. */
+void pool_want(struct up_pool *p, int file, uint64_t chunk, uint32_t run);
+/* The same for all that is waited for and neither WANTED nor on its way. */
+void pool_want_again(struct up_pool *p);
+/* pool_map.c: map [offset, +length) of the region, all of it PRESENT and pinned, around `address` (0:
+ * nobody waits), and wake who waits there. Called without the lock; what was mapped is counted in
+ * *into. */
+struct pool_mapped {
+	uint64_t pages_bytes, huge_bytes;
+};
+void pool_map_pages(struct up_pool *p, struct pool_client *c, const struct pool_region *r,
+		    uint64_t offset, uint64_t length, uint64_t address, struct pool_mapped *into);
+/* Whether whole huge pages of the region become one entry each. */
+int pool_maps_huge(const struct up_pool *p, const struct pool_client *c,
+		   const struct pool_region *r);
+/* With the lock. */
+void pool_count_mapped(struct up_pool *p, const struct pool_mapped *m);
+void pool_wake(int uffd, uint64_t address, uint64_t length);
+/* pool_clients.c: the job has moved [from, +length) past its interposers (UFFD_EVENT_REMAP). */
+void pool_move_region(struct up_pool *p, uint32_t client, uint64_t from, uint64_t to, uint64_t length);
+/* The region of an address, or of a number; NULL. */
+struct pool_region *pool_region_at(struct pool_client *c, uint64_t address);
+/* The same by what the kernel says lies there. The fault thread's alone. */
+struct pool_region *pool_find_region(struct up_pool *p, struct pool_client *c, uint64_t address);
+struct pool_region *pool_region_by_id(struct pool_client *c, uint32_t id);
+/* The userfaultfd is used without the lock: it is not closed before pool_leave_off(). */
+void pool_use(struct pool_client *c);
+void pool_leave_off(struct up_pool *p, struct pool_client *c);
+/* Pages of a region, which was found under the same lock, are going to be mapped: what
+ * pool_end_mapping() takes. */
+uint32_t pool_begin_mapping(struct pool_client *c);
+void pool_end_mapping(struct up_pool *p, struct pool_client *c, uint32_t turn);
+/* Wait until nothing is mapped any more into ranges of the process that were found before: a
+ * UFFDIO_CONTINUE that is late would map, without a look at its state, a page of what lies there by
+ * then. The main thread's alone, with the lock, which it leaves and takes again. */
+void pool_await_mappings(struct up_pool *p, struct pool_client *c);
+/* The chunks [first, first + count) are there now, pinned by the caller: serve who waits for them.
+ * Called with the lock, which it leaves and takes again. */
+void pool_serve(struct up_pool *p, int file, uint64_t first, uint64_t count);
+
+/* A thread waits in one place at a time. 0 or -ENOMEM. */
+int pool_add_waiter(struct up_pool *p, uint32_t client, int file, uint64_t chunk,
+		    const struct uffd_msg *m, uint64_t address);
+/* *at leaves the list of those who wait. */
+void pool_drop_waiter(struct up_pool *p, struct pool_waiter **at);
+void *pool_fault_loop(void *pool);
+/* Its epoll's word for: stop. */
+#define POOL_WAKE UINT64_MAX
+
+/* Wake the main thread. */
+void pool_call_main(const struct up_pool *p);
+
+/* These send the signals. */
+void pool_unlock(struct up_pool *p);
+void pool_wait(struct up_pool *p, pthread_cond_t *what);
+/* Whoever waits for room looks again. */
+void pool_tell_room(struct up_pool *p);
+
+/* pool_room.c: with the lock, which they may leave and take again. 1: something has changed, look
+ * again; 0: there is room for `bytes`; -1: nothing can go now; -2: the main thread is thinking. */
+int pool_make_room(struct up_pool *p, uint64_t bytes, int demand);
+/* What up_pool_drop() has marked goes. 1: some went, look again; 0: none is left; -1: what is left
+ * is in use just now. */
+int pool_drop_some(struct up_pool *p);
+/* What agents have read in our stead, and the books do not know, goes: whoever touches it has it
+ * read again. Leaves the lock and takes it again. */
+void pool_drop_strays(struct up_pool *p);
+/* Have some thread do that. */
+void pool_seek_strays(struct up_pool *p);
+void pool_count_stand_ins(struct up_pool *p, struct pool_client *c);
+
+/* Whether an agent may be reading for itself, between its write into the memfd and its UFFDIO_CONTINUE.
+ * With the lock. */
+int pool_is_stood_in_for(const struct up_pool *p);
+
+/* pool_fill.c */
+void *pool_fill_loop(void *pool);
+
+#endif

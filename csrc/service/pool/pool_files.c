@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * pool_files.c - the files of the pool: their memory and their books.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <unistd.h>
+
+#include "service/pool/pool.h"
+
+int up_pool_file(struct up_pool *p, int fd, uint64_t size_bytes, uint64_t unit_bytes,
+		 int *memfd_ro)
+{
+	uint64_t bytes = pool_chunk_bytes(p);
+	uint64_t unit = (unit_bytes < RUN_MAX_BYTES ? unit_bytes : RUN_MAX_BYTES) / bytes;
+	struct pool_file f = { .used = 1, .size = size_bytes, .unit = unit,
+			       .source = UP_NO_SOURCE };
+	int number = -ENOSPC, ret;
+	struct stat st;
+
+	/* as for the checkpoints: of fixed size, and the jobs get a description that cannot write */
+	ret = up_checkpoint_memfd(size_bytes, &f.memfd, memfd_ro);
+	if (ret)
+		return ret;
+	if (!fstat(f.memfd, &st))
+		f.memory = (struct up_vma){ .inode = st.st_ino, .device_major = major(st.st_dev),
+					    .device_minor = minor(st.st_dev) };
+	f.chunks = (size_bytes + bytes - 1) / bytes;
+	f.state = calloc(f.chunks, 1);
+	f.pins = calloc(f.chunks, 1);
+	f.ever = calloc(f.chunks, 1);
+	f.stale = calloc(f.chunks, 1);
+	f.touched_ms = calloc(f.chunks, sizeof(*f.touched_ms));
+	ret = f.state && f.pins && f.ever && f.stale && f.touched_ms ? 0 : -ENOMEM;
+	if (!ret)
+		ret = up_source_open(&f.source, fd, size_bytes);
+	if (!ret && p->options.huge) {
+		f.map = mmap(NULL, f.chunks * bytes, PROT_READ | PROT_WRITE, MAP_SHARED, f.memfd, 0);
+		ret = f.map == MAP_FAILED ? -errno : 0;
+		if (!ret)
+			madvise(f.map, f.chunks * bytes, MADV_HUGEPAGE);
+		else
+			f.map = NULL;
+	}
+	pthread_mutex_lock(&p->lock);
+	for (int i = 0; i < POOL_FILES && !ret && number < 0; i++)
+		if (!p->file[i].used) {
+			p->file[i] = f;
+			p->files++;
+			number = i;
+		}
+	pool_unlock(p);
+	if (number >= 0)
+		return number;
+	up_source_close(&f.source);
+	if (f.map)
+		munmap(f.map, f.chunks * bytes);
+	free(f.state);
+	free(f.pins);
+	free(f.ever);
+	free(f.stale);
+	free(f.touched_ms);
+	close(f.memfd);
+	close(*memfd_ro);
+	return ret ? ret : number;
+}
+
+/* Nobody maps the file: what was to be read of it is not. */
+static void drop_queued(struct up_pool *p, int file)
+{
+	for (uint32_t i = p->queue_tail; i != p->queue_head; i++) {
+		struct pool_job *j = &p->job[p->queue[i % POOL_JOBS]];
+
+		if (j->job.fd == file)
+			j->chunk = j->end; /* its turn finds nothing to do */
+	}
+	for (struct pool_waiter **at = &p->waiting; *at;)
+		if ((*at)->file == file)
+			pool_drop_waiter(p, at);
+		else
+			at = &(*at)->next;
+	for (uint32_t i = p->demand_tail; i != p->demand_head; i++)
+		if (p->demand[i % p->demand_room].file == file)
+			p->demand[i % p->demand_room].file = -1;
+}
+
+int up_pool_forget(struct up_pool *p, int file)
+{
+	struct pool_file *f = &p->file[file], gone;
+
+	pthread_mutex_lock(&p->lock);
+	if (!f->used || f->regions || f->busy) {
+		pool_unlock(p);
+		return -EBUSY;
+	}
+	drop_queued(p, file);
+	gone = *f;
+	p->used_bytes -= f->count.resident_bytes;
+	p->count.resident_bytes -= f->count.resident_bytes;
+	memset(f, 0, sizeof(*f));
+	p->files--;
+	pool_tell_room(p);
+	pool_unlock(p);
+	up_source_close(&gone.source);
+	if (gone.map)
+		munmap(gone.map, gone.chunks * pool_chunk_bytes(p));
+	close(gone.memfd);
+	free(gone.state);
+	free(gone.pins);
+	free(gone.ever);
+	free(gone.stale);
+	free(gone.touched_ms);
+	return 0;
+}
+
+void up_pool_hush(struct up_pool *p, int file)
+{
+	pthread_mutex_lock(&p->lock);
+	if (p->file[file].used && !p->file[file].regions) {
+		drop_queued(p, file);
+		pool_tell_room(p);
+	}
+	pool_unlock(p);
+}
+
+int up_pool_park(struct up_pool *p, int file)
+{
+	struct pool_file *f = &p->file[file];
+	struct up_source gone;
+
+	pthread_mutex_lock(&p->lock);
+	if (!f->used || f->regions || f->busy) {
+		pool_unlock(p);
+		return -EBUSY;
+	}
+	drop_queued(p, file);
+	gone = f->source;
+	f->source = (struct up_source)UP_NO_SOURCE;
+	pool_unlock(p);
+	up_source_close(&gone);
+	return 0;
+}
+
+int up_pool_unpark(struct up_pool *p, int file, int fd)
+{
+	struct pool_file *f = &p->file[file];
+	struct up_source source = UP_NO_SOURCE;
+	int ret = up_source_open(&source, fd, f->size);
+
+	if (ret)
+		return ret;
+	pthread_mutex_lock(&p->lock);
+	f->source = source;
+	pool_unlock(p);
+	return 0;
+}
+
+void up_pool_drop(struct up_pool *p, int file)
+{
+	struct pool_file *f = &p->file[file];
+
+	pthread_mutex_lock(&p->lock);
+	for (uint64_t c = 0; f->used && c < f->chunks; c++)
+		if (f->state[c] == UP_PRESENT || f->state[c] == UP_FILLING)
+			f->stale[c] = f->dropping = p->dropping = 1;
+	p->signals++;
+	pool_tell_room(p);
+	pool_unlock(p);
+}
+
+int up_pool_read(struct up_pool *p, int file, uint64_t offset, uint64_t length, char *out)
+{
+	struct pool_file *f = &p->file[file];
+	enum up_source_way way;
+	int ret;
+
+	pthread_mutex_lock(&p->lock);
+	if (!f->used) {
+		pool_unlock(p);
+		return -ENOENT;
+	}
+	f->busy++;
+	pool_unlock(p);
+	ret = up_source_read(&f->source, out, length, offset, &way);
+	pthread_mutex_lock(&p->lock);
+	f->busy--;
+	pthread_cond_broadcast(&p->idle);
+	pool_unlock(p);
+	return ret;
+}
+
+int up_pool_copy(struct up_pool *p, int file, uint64_t offset, uint64_t length, char *out)
+{
+	struct pool_file *f = &p->file[file];
+	uint64_t chunk = offset / pool_chunk_bytes(p);
+	int there;
+
+	pthread_mutex_lock(&p->lock);
+	there = f->used && chunk < f->chunks && f->state[chunk] == UP_PRESENT &&
+		!f->stale[chunk] && f->pins[chunk] < 255;
+	if (!there) {
+		pool_unlock(p);
+		return 0;
+	}
+	f->pins[chunk]++; /* it is not punched meanwhile */
+	f->busy++;
+	pool_unlock(p);
+	there = pread(f->memfd, out, length, (off_t)offset) == (ssize_t)length;
+	pthread_mutex_lock(&p->lock);
+	f->pins[chunk]--;
+	f->busy--;
+	pthread_cond_broadcast(&p->idle);
+	pool_tell_room(p);
+	pool_unlock(p);
+	return there;
+}
+
+uint64_t up_pool_books(struct up_pool *p, int file, uint8_t **state, uint32_t **touched_ms)
+{
+	*state = p->file[file].state;
+	*touched_ms = p->file[file].touched_ms;
+	return p->file[file].chunks;
+}
+
+void up_pool_file_counts(struct up_pool *p, int file, struct up_pool_file_counts *out)
+{
+	pthread_mutex_lock(&p->lock);
+	*out = p->file[file].count;
+	pool_unlock(p);
+}

@@ -1,0 +1,440 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * pool_fill.c - the threads that read chunks into the pool: first what somebody waits for, then
+ * what is expected.
+ *
+ * How much at once: a run of chunks that doubles, up to 4 MiB, while nobody waits, and falls back to
+ * one chunk when somebody does (as CRIU's lazy pages do, criu/uffd.c).
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "service/pool/pool.h"
+
+/* Threads that prefetching never takes. */
+#define DEMAND_THREADS 2u
+/* While there are several files, one of them leaves this part of the threads to the others: its
+ * storage may not answer. */
+#define SPARE_PART 4u
+/* Requests that storage has at once of what is expected (bench/pool.py fill). */
+#define PIECES 8u
+#define HUGE_ALIGN (2u << 20)
+/* A run grows no further while somebody waits for a chunk in order. */
+#define WAITED_MAX_BYTES (512u << 10)
+
+struct fill {
+	int file;
+	uint64_t first, count;
+	struct pool_job *job; /* NULL: on demand */
+	int in_place;         /* read into the memfd's pages, which are zeros before */
+};
+
+uint64_t pool_run_most(const struct up_pool *p)
+{
+	uint64_t bytes = p->options.run_bytes ? p->options.run_bytes : RUN_MAX_BYTES;
+	uint64_t n = (bytes < RUN_MAX_BYTES ? bytes : RUN_MAX_BYTES) / pool_chunk_bytes(p);
+
+	return n ? n : 1;
+}
+
+uint64_t pool_run_least(const struct up_pool *p)
+{
+	return p->options.run_bytes ? pool_run_most(p) : 1;
+}
+
+/* Chunks that one request to a file's storage brings; 0: nothing to round to, or the user says. */
+static uint64_t unit_of(const struct up_pool *p, const struct pool_file *f)
+{
+	return p->options.run_bytes ? 0 : f->unit;
+}
+
+/* Whether all files fit: then what is read too early is not read twice. */
+static int all_fit(const struct up_pool *p)
+{
+	uint64_t sum = 0;
+
+	for (int i = 0; i < POOL_FILES; i++)
+		sum += p->file[i].used ? p->file[i].size : 0;
+	return sum <= p->budget;
+}
+
+/* Absent chunks from `first` on, `most` at the most. */
+static uint64_t absent_run(const struct pool_file *f, uint64_t first, uint64_t most)
+{
+	uint64_t n = 0;
+
+	while (n < most && first + n < f->chunks &&
+	       (f->state[first + n] == UP_ABSENT || f->state[first + n] == UP_WANTED))
+		n++;
+	return n;
+}
+
+/* Whether the file has as many threads as it may. */
+static int has_its_threads(const struct up_pool *p, const struct pool_file *f)
+{
+	return p->files > 1 && p->threads >= SPARE_PART &&
+	       f->filling >= p->threads - p->threads / SPARE_PART;
+}
+
+/* Mark a run as being filled, if there is room: 1, else 0. */
+static int begin(struct up_pool *p, struct fill *out)
+{
+	struct pool_file *f = &p->file[out->file];
+	uint64_t bytes = out->count * pool_chunk_bytes(p);
+
+	if (p->used_bytes + bytes > p->budget)
+		return 0;
+	for (uint64_t c = out->first; c < out->first + out->count; c++)
+		f->state[c] = UP_FILLING;
+	f->busy++;
+	f->filling++;
+	/* An agent's UFFDIO_CONTINUE that is late would map the zeros. One that begins from now on writes
+	 * the pages before: nobody punches them while they are FILLING. */
+	out->in_place = f->map && !pool_is_stood_in_for(p);
+	p->used_bytes += bytes;
+	if (p->used_bytes > p->count.peak_bytes)
+		p->count.peak_bytes = p->used_bytes;
+	return 1;
+}
+
+/* Not more at once than a quarter of the budget, but one chunk. */
+static uint64_t bounded(const struct up_pool *p, uint64_t chunks)
+{
+	uint64_t most = p->budget / 4 / pool_chunk_bytes(p);
+
+	return chunks <= most ? chunks : most ? most : 1;
+}
+
+static void wait_a_moment(struct up_pool *p)
+{
+	struct timespec ts;
+
+	clock_gettime(CLOCK_MONOTONIC, &ts);
+	ts.tv_nsec += 1000000;
+	if (ts.tv_nsec >= 1000000000) {
+		ts.tv_nsec -= 1000000000;
+		ts.tv_sec++;
+	}
+	for (; p->signals; p->signals--)
+		pthread_cond_signal(&p->work);
+	pthread_cond_timedwait(&p->room, &p->lock, &ts);
+}
+
+/* What is passed over is moved up: it is no more than its file's waiting threads. */
+static void leave_demand(struct up_pool *p, uint32_t place)
+{
+	for (; place != p->demand_tail; place--)
+		p->demand[place % p->demand_room] = p->demand[(place - 1) % p->demand_room];
+	p->demand_tail++;
+}
+
+/* 1: `out` is to be filled; 0: nothing to do on demand; -1: look again. */
+static int take_demand(struct up_pool *p, struct fill *out)
+{
+	for (uint32_t i = p->demand_tail; i != p->demand_head; i++) {
+		struct pool_demand *d = &p->demand[i % p->demand_room];
+		struct pool_file *f = d->file < 0 ? NULL : &p->file[d->file];
+		uint64_t most = d->run, first = d->chunk, low = first;
+
+		if (!f || !f->used || f->state[d->chunk] != UP_WANTED) {
+			leave_demand(p, i);
+			continue;
+		}
+		if (has_its_threads(p, f))
+			continue; /* which look here again when they have read */
+		if (p->options.run_bytes || (unit_of(p, f) && all_fit(p))) { /* on its own grid */
+			most = p->options.run_bytes ? pool_run_most(p) : unit_of(p, f);
+			low -= low % most;
+			while (first > low && absent_run(f, first - 1, 1))
+				first--;
+		}
+		most = bounded(p, low + most - first);
+		if (first + most <= d->chunk)
+			first = d->chunk;
+		*out = (struct fill){ .file = d->file, .first = first,
+				      .count = absent_run(f, first, most) };
+		if (begin(p, out)) {
+			leave_demand(p, i);
+			return 1;
+		}
+		if (pool_make_room(p, out->count * pool_chunk_bytes(p), 1) < 0)
+			wait_a_moment(p);
+		return -1;
+	}
+	return 0;
+}
+
+static void finish_job(struct up_pool *p, struct pool_job *j)
+{
+	uint64_t one = 1;
+
+	if (j->running || j->queued || j->chunk < j->end)
+		return;
+	p->expected -= j->chunks;
+	j->result.done_ns = pool_now_ns();
+	/* whole chunks were read and found */
+	if (j->result.bytes > j->job.length)
+		j->result.bytes = j->job.length;
+	if (j->result.resident_bytes + j->result.bytes > j->job.length)
+		j->result.resident_bytes = j->job.length - j->result.bytes;
+	p->done[p->done_head++ % POOL_JOBS] = (uint32_t)(j - p->job);
+	if (write(p->options.event_fd, &one, sizeof(one)) < 0)
+		return; /* EAGAIN: the counter is full, so the reader is awake anyway */
+}
+
+/* Chunks of one piece of what is expected, from `first` on: so that PIECES requests are under way;
+ * or just what one request brings. */
+static uint64_t pieces(const struct up_pool *p, const struct pool_file *f, uint64_t first)
+{
+	uint64_t n = p->expected / PIECES, unit = unit_of(p, f);
+
+	if (unit)
+		return unit - first % unit;
+	n = n > pool_run_least(p) ? n : pool_run_least(p);
+	return n < p->run_chunks ? n : p->run_chunks;
+}
+
+static void leave_queue(struct up_pool *p, uint32_t place)
+{
+	p->job[p->queue[place % POOL_JOBS]].queued = 0;
+	for (; place != p->queue_tail; place--)
+		p->queue[place % POOL_JOBS] = p->queue[(place - 1) % POOL_JOBS];
+	p->queue_tail++;
+}
+
+/* The next piece of the first job that has one. As take_demand(). */
+static int take_prefetch(struct up_pool *p, struct fill *out)
+{
+	uint32_t at = p->queue_tail;
+
+	while (at != p->queue_head && p->prefetching + DEMAND_THREADS <= p->threads) {
+		struct pool_job *j = &p->job[p->queue[at % POOL_JOBS]];
+		struct pool_file *f = &p->file[j->job.fd];
+		uint64_t bytes = pool_chunk_bytes(p), left;
+		int room;
+
+		while (j->chunk < j->end && !absent_run(f, j->chunk, 1)) {
+			j->result.resident_bytes += bytes;
+			j->chunk++;
+		}
+		left = bounded(p, j->end - j->chunk);
+		if (left > pieces(p, f, j->chunk))
+			left = pieces(p, f, j->chunk);
+		if (j->chunk == j->end) {
+			leave_queue(p, at++);
+			finish_job(p, j);
+			continue;
+		}
+		if (has_its_threads(p, f)) {
+			at++;
+			continue;
+		}
+		if (!j->result.start_ns)
+			j->result.start_ns = pool_now_ns();
+		*out = (struct fill){
+			.file = j->job.fd,
+			.first = j->chunk,
+			.count = absent_run(f, j->chunk, left),
+			.job = j,
+		};
+		if (begin(p, out)) {
+			j->chunk += out->count;
+			j->running++;
+			p->prefetching++;
+			if (j->chunk == j->end)
+				leave_queue(p, at);
+			if (p->queue_tail != p->queue_head)
+				p->signals++; /* for the next piece */
+			return 1;
+		}
+		room = pool_make_room(p, out->count * bytes, 0);
+		if (room >= 0)
+			return -1;
+		if (room == -2)
+			return 0; /* up_pool_victims() wakes us */
+		/* Nothing may go for what is only expected: leave the rest. */
+		j->chunk = j->end;
+	}
+	return 0;
+}
+
+/* The bytes into the memfd: 0 or -errno. */
+static int bring(struct up_pool *p, struct pool_file *f, const struct fill *o, char *buffer,
+		 enum up_source_way *way)
+{
+	uint64_t bytes = pool_chunk_bytes(p), offset = o->first * bytes, length = o->count * bytes;
+	uint64_t at = 0;
+	char *into = buffer;
+	int ret;
+
+	if (offset + length > f->size)
+		length = f->size - offset;
+	/* Huge pages come by a fault in a mapping that asks for them (shmem_enabled=advise). The
+	 * last one may reach beyond the file's end, where a mapping has nothing. */
+	if (o->in_place && length == o->count * bytes &&
+	    !madvise(f->map + offset, length, MADV_POPULATE_WRITE))
+		into = f->map + offset;
+	ret = up_source_read(&f->source, into, length, offset, way);
+	if (into != buffer) {
+		/* our own page tables need not know them */
+		madvise(f->map + offset, length, MADV_DONTNEED);
+		return ret;
+	}
+	while (!ret && at < length) {
+		ssize_t n = pwrite(f->memfd, buffer + at, length - at, (off_t)(offset + at));
+
+		if (n < 0 && errno != EINTR)
+			ret = -errno;
+		else if (n > 0)
+			at += (uint64_t)n;
+	}
+	return ret;
+}
+
+/* It could not be brought: what is there of it goes, and who waits is told by the main thread. */
+static void fail(struct up_pool *p, const struct fill *o, int error)
+{
+	struct pool_file *f = &p->file[o->file];
+	uint64_t bytes = pool_chunk_bytes(p);
+	struct up_pool_event e = { .kind = UP_POOL_FAILED, .file = (uint32_t)o->file,
+				   .offset = o->first * bytes, .length = o->count * bytes,
+				   .error = error };
+
+	pool_unlock(p);
+	fallocate(f->memfd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)e.offset,
+		  (off_t)e.length);
+	pthread_mutex_lock(&p->lock);
+	for (uint64_t c = o->first; c < o->first + o->count; c++)
+		f->state[c] = UP_ABSENT;
+	p->used_bytes -= e.length;
+	p->count.failed_fills++;
+	e.time_ns = pool_now_ns();
+	/* Out of memory: live with less from now on; those who wait are served after that. */
+	if ((error == -ENOMEM || error == -ENOSPC) && p->used_bytes >= e.length) {
+		p->budget = p->used_bytes;
+		for (struct pool_waiter *w = p->waiting; w; w = w->next)
+			if (w->file == o->file)
+				pool_want(p, w->file, w->chunk, 1);
+		return;
+	}
+	if (!f->failed)
+		pool_post(p, &e);
+	f->failed = 1; /* all of the file is given back for it */
+}
+
+static void fill(struct up_pool *p, const struct fill *o, char *buffer)
+{
+	struct pool_file *f = &p->file[o->file];
+	uint64_t bytes = pool_chunk_bytes(p), length = o->count * bytes, began = pool_now_ns();
+	enum up_source_way way = UP_BUFFERED;
+	int ret = bring(p, f, o, buffer, &way);
+	uint64_t most;
+
+	pthread_mutex_lock(&p->lock);
+	if (ret) {
+		fail(p, o, ret);
+	} else {
+		uint64_t real = o->first * bytes + length > f->size ? f->size - o->first * bytes : length;
+
+		for (uint64_t c = o->first; c < o->first + o->count; c++) {
+			uint64_t one = (c + 1) * bytes > f->size ? f->size - c * bytes : bytes;
+
+			f->state[c] = UP_PRESENT;
+			f->touched_ms[c] = 0;
+			f->pins[c]++;
+			if (!f->ever[c]) {
+				f->count.unique_bytes += one;
+				p->count.unique_bytes += one;
+			}
+			f->ever[c] = 1;
+		}
+		f->count.resident_bytes += length;
+		p->count.resident_bytes += length;
+		f->count.read_bytes += real;
+		p->count.read_bytes += real;
+		p->count.demand_read_bytes += o->job ? 0 : real;
+		*(way == UP_DIRECT   ? &p->count.direct_bytes
+		  : way == UP_CACHED ? &p->count.cached_bytes
+				     : &p->count.buffered_bytes) += real;
+		p->count.fills++;
+		pool_bin(p->count.fill_bin, &p->count.fill_sum_ns, &p->count.fill_max_ns,
+			 pool_now_ns() - began);
+		if (f->waiters)
+			pool_serve(p, o->file, o->first, o->count);
+		for (uint64_t c = o->first; c < o->first + o->count; c++)
+			f->pins[c]--;
+		most = pool_run_most(p);
+		if (f->waiters && !p->options.run_bytes && most > WAITED_MAX_BYTES / bytes)
+			most = WAITED_MAX_BYTES / bytes;
+		if (o->job && p->run_chunks < most)
+			p->run_chunks = p->run_chunks * 2 < most ? p->run_chunks * 2 : (uint32_t)most;
+	}
+	f->busy--;
+	f->filling--;
+	if (o->job) {
+		o->job->running--;
+		p->prefetching--;
+		if (ret)
+			o->job->result.error = ret;
+		else
+			o->job->result.bytes += length;
+		finish_job(p, o->job);
+	}
+	pthread_cond_broadcast(&p->idle);
+}
+
+void *pool_fill_loop(void *arg)
+{
+	struct up_pool *p = arg;
+	size_t room = RUN_MAX_BYTES > p->options.chunk_bytes ? RUN_MAX_BYTES : p->options.chunk_bytes;
+	struct fill o;
+	char *buffer;
+
+	/* Not one thread less: when it is the last, readers wait for ever. */
+	while ((buffer = mmap(NULL, room + HUGE_ALIGN, PROT_READ | PROT_WRITE,
+			      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) == MAP_FAILED) {
+		if (__atomic_load_n(&p->stop, __ATOMIC_ACQUIRE))
+			return NULL;
+		usleep(1000);
+	}
+	madvise(buffer, room + HUGE_ALIGN, MADV_HUGEPAGE);
+	pthread_mutex_lock(&p->lock);
+	while (!p->stop) {
+		int what;
+
+		if (p->strays)
+			pool_drop_strays(p);
+		/* what the file does not hold any more */
+		if (p->dropping && pool_drop_some(p) > 0)
+			continue;
+		/* a budget that has become smaller */
+		if (p->used_bytes > p->budget && pool_make_room(p, 0, 1) > 0)
+			continue;
+		what = take_demand(p, &o);
+		if (!what)
+			what = take_prefetch(p, &o);
+		if (what < 0)
+			continue;
+		if (!what) {
+			/* what must go was touched just now, or memory was short: look again */
+			if (p->used_bytes > p->budget || p->retry || p->dropping)
+				wait_a_moment(p);
+			else
+				pool_wait(p, &p->work);
+			if (p->retry)
+				pool_want_again(p);
+			continue;
+		}
+		pool_unlock(p);
+		fill(p, &o, buffer); /* comes back with the lock */
+	}
+	pool_unlock(p);
+	munmap(buffer, room + HUGE_ALIGN);
+	return NULL;
+}

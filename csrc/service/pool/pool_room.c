@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * pool_room.c - room in the pool: which chunks are punched out of it, and when not.
+ *
+ * The policy is not here: uffdprefetch/pool/eviction.py gives a list of blocks in advance, best
+ * first. When that has run out, another is asked for; when that does not come and somebody waits, a
+ * clock hand goes over all files. Never a chunk
+ * that is being mapped, nor one that somebody got just now.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include "service/pool/pool.h"
+
+/* Chunks that the hand looks at before it gives up for now. */
+#define HAND_STEPS 65536u
+/* A reader that waits does so much longer for a better choice than the hand's. */
+#define PATIENCE_NS 20000000ull
+
+static int may_go(const struct up_pool *p, const struct pool_file *f, uint64_t chunk)
+{
+	return f->state[chunk] == UP_PRESENT && !f->pins[chunk] &&
+	       (!f->touched_ms[chunk] || pool_now_ms(p) - f->touched_ms[chunk] >= HOLD_MS);
+}
+
+/* Punch a run of chunks that are `was` (PRESENT or ABSENT); whoever touches one meanwhile waits, and it
+ * is read again. */
+static void punch(struct up_pool *p, int number, uint64_t first, uint64_t count, uint8_t was)
+{
+	struct pool_file *f = &p->file[number];
+	uint64_t bytes = pool_chunk_bytes(p), at = first * bytes;
+	struct up_pool_event e = { .kind = UP_POOL_EVICTED, .file = (uint32_t)number,
+				   .offset = at, .length = count * bytes };
+	int ret, known = was == UP_PRESENT;
+
+	for (uint64_t c = first; c < first + count; c++)
+		f->state[c] = UP_EVICTING;
+	f->busy++;
+	p->leaving_bytes += known ? count * bytes : 0;
+	pool_unlock(p);
+	do
+		ret = fallocate(f->memfd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)at,
+				(off_t)(count * bytes));
+	while (ret && errno == EINTR);
+	pthread_mutex_lock(&p->lock);
+	p->leaving_bytes -= known ? count * bytes : 0;
+	/* A punch that failed has freed nothing, or not all: they stay in the books as they are. */
+	for (uint64_t c = first; c < first + count; c++) {
+		f->state[c] = ret ? was : UP_ABSENT;
+		f->stale[c] &= !!ret;
+	}
+	if (!ret && known) {
+		p->used_bytes -= count * bytes;
+		f->count.resident_bytes -= count * bytes;
+		p->count.resident_bytes -= count * bytes;
+		f->count.evicted_bytes += count * bytes;
+		p->count.evicted_bytes += count * bytes;
+		e.time_ns = pool_now_ns();
+		pool_post(p, &e);
+	}
+	for (struct pool_waiter *w = p->waiting; w; w = w->next)
+		if (w->file == number && w->chunk >= first && w->chunk < first + count &&
+		    f->state[w->chunk] == UP_ABSENT)
+			pool_want(p, number, w->chunk, 1);
+	if (ret && known && f->waiters) {
+		/* some came while it was on its way out: it is there after all */
+		for (uint64_t c = first; c < first + count; c++)
+			f->pins[c]++;
+		pool_serve(p, number, first, count);
+		for (uint64_t c = first; c < first + count; c++)
+			f->pins[c]--;
+	}
+	f->busy--;
+	pthread_cond_broadcast(&p->idle);
+	pool_tell_room(p);
+}
+
+static void evict(struct up_pool *p, int number, uint64_t first, uint64_t count)
+{
+	punch(p, number, first, count, UP_PRESENT);
+}
+
+/* The next chunk from `first` on that is ABSENT in the books and holds something; f->chunks: none. With
+ * the lock, which it leaves and takes again. */
+static uint64_t next_stray(struct up_pool *p, struct pool_file *f, uint64_t first)
+{
+	uint64_t bytes = pool_chunk_bytes(p);
+
+	for (;;) {
+		off_t at;
+
+		while (first < f->chunks && f->state[first] != UP_ABSENT)
+			first++;
+		if (first >= f->chunks)
+			return f->chunks;
+		pool_unlock(p);
+		at = lseek(f->memfd, (off_t)(first * bytes), SEEK_DATA);
+		pthread_mutex_lock(&p->lock);
+		if (at < 0) /* ENXIO: holes to the end */
+			return f->chunks;
+		if ((uint64_t)at / bytes == first && f->state[first] == UP_ABSENT)
+			return first;
+		if ((uint64_t)at / bytes > first)
+			first = (uint64_t)at / bytes;
+	}
+}
+
+void pool_seek_strays(struct up_pool *p)
+{
+	p->strays = 1;
+	pool_tell_room(p);
+}
+
+void pool_drop_strays(struct up_pool *p)
+{
+	uint64_t most = RUN_MAX_BYTES > pool_chunk_bytes(p) ? RUN_MAX_BYTES / pool_chunk_bytes(p) : 1;
+
+	p->strays = 0;
+	for (int i = 0; i < POOL_FILES && !p->stop; i++) {
+		struct pool_file *f = &p->file[i];
+
+		if (!f->used)
+			continue;
+		f->busy++;
+		for (uint64_t c = next_stray(p, f, 0), n; c < f->chunks && !p->stop;
+		     c = next_stray(p, f, c + n)) {
+			for (n = 1; n < most && c + n < f->chunks && f->state[c + n] == UP_ABSENT;)
+				n++;
+			punch(p, i, c, n, UP_ABSENT);
+		}
+		f->busy--;
+		pthread_cond_broadcast(&p->idle);
+	}
+}
+
+/* The first run of chunks in [first, first + count) that may go, at most `most` long; 0: none. */
+static uint64_t find_run(const struct up_pool *p, const struct pool_file *f, uint64_t *first,
+			 uint64_t count, uint64_t most)
+{
+	uint64_t end = *first + count, n = 0;
+
+	if (end > f->chunks)
+		end = f->chunks;
+	while (*first < end && !may_go(p, f, *first))
+		++*first;
+	while (*first + n < end && n < most && may_go(p, f, *first + n))
+		n++;
+	return n;
+}
+
+static int evict_listed(struct up_pool *p)
+{
+	while (p->victim_at < p->victims) {
+		struct up_pool_victim *v = &p->victim[p->victim_at];
+		struct pool_file *f = v->file < POOL_FILES ? &p->file[v->file] : NULL;
+		uint64_t first = v->chunk, n;
+
+		n = f && f->used ? find_run(p, f, &first, v->chunks, v->chunks) : 0;
+		if (!n) {
+			p->victim_at++;
+			continue;
+		}
+		/* the rest of the block stays on the list: not all of it may be there */
+		v->chunks -= (uint32_t)(first + n - v->chunk);
+		v->chunk = first + n;
+		evict(p, (int)(f - p->file), first, n);
+		return 1;
+	}
+	return 0;
+}
+
+/* The first run of chunks from `first` on that must go and may; 0: none. */
+static uint64_t stale_run(const struct up_pool *p, struct pool_file *f, uint64_t *first)
+{
+	uint64_t most = RUN_MAX_BYTES > pool_chunk_bytes(p) ? RUN_MAX_BYTES / pool_chunk_bytes(p) : 1;
+	uint64_t n = 0;
+
+	while (*first < f->chunks && !(f->stale[*first] && may_go(p, f, *first)))
+		++*first;
+	while (n < most && *first + n < f->chunks && f->stale[*first + n] && may_go(p, f, *first + n))
+		n++;
+	return n;
+}
+
+int pool_drop_some(struct up_pool *p)
+{
+	int left = 0;
+
+	for (int i = 0; i < POOL_FILES; i++) {
+		struct pool_file *f = &p->file[i];
+		uint64_t first = f->stale_at, n;
+
+		if (!f->used || !f->dropping)
+			continue;
+		n = stale_run(p, f, &first);
+		f->stale_at = first + n;
+		if (n) {
+			evict(p, i, first, n);
+			return 1;
+		}
+		/* once through: is there any left, and what has failed to come is none */
+		f->stale_at = 0;
+		f->dropping = 0;
+		for (uint64_t c = 0; c < f->chunks; c++) {
+			if (f->state[c] == UP_ABSENT || f->state[c] == UP_WANTED)
+				f->stale[c] = 0;
+			f->dropping |= f->stale[c];
+		}
+		left |= f->dropping;
+	}
+	p->dropping = left;
+	return left ? -1 : 0;
+}
+
+static int evict_by_hand(struct up_pool *p)
+{
+	uint64_t steps = 0, unit = (1u << 20) / pool_chunk_bytes(p);
+
+	if (!unit)
+		unit = 1;
+	for (int files = 0; files <= POOL_FILES && steps < HAND_STEPS; files++) {
+		struct pool_file *f = &p->file[p->hand_file];
+
+		while (f->used && p->hand_chunk < f->chunks && steps < HAND_STEPS) {
+			uint64_t first = p->hand_chunk, left = f->chunks - first;
+			uint64_t look = left < unit ? left : unit;
+			uint64_t n = find_run(p, f, &first, look, look);
+
+			p->hand_chunk += look;
+			steps += look;
+			if (n) {
+				evict(p, (int)p->hand_file, first, n);
+				return 1;
+			}
+		}
+		if (steps < HAND_STEPS) {
+			p->hand_file = (p->hand_file + 1) % POOL_FILES;
+			p->hand_chunk = 0;
+		}
+	}
+	return 0;
+}
+
+/* The list has run out: have the main thread make another. Whether it is about to. */
+static int ask(struct up_pool *p)
+{
+	if (p->asked)
+		return 1;
+	if (!p->victims && pool_now_ns() - p->answered_ns < PATIENCE_NS)
+		return 0; /* it has just said that nothing may go */
+	p->asked = 1;
+	p->asked_ns = pool_now_ns();
+	pool_call_main(p);
+	return 1;
+}
+
+int pool_make_room(struct up_pool *p, uint64_t bytes, int demand)
+{
+	if (p->used_bytes + bytes <= p->budget)
+		return 0;
+	if (p->used_bytes - p->leaving_bytes + bytes <= p->budget) {
+		pool_wait(p, &p->room); /* another thread makes it just now */
+		return 1;
+	}
+	if (evict_listed(p))
+		return 1;
+	if (ask(p) && (!demand || pool_now_ns() - p->asked_ns < PATIENCE_NS))
+		return demand ? -1 : -2;
+	if (demand && evict_by_hand(p))
+		return 1;
+	return -1;
+}
