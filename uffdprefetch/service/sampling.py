@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 
-from uffdprefetch.base.ranges import IntervalSet
+from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.native import uffd
 from uffdprefetch.service.coordinator import MS, Coordinator
 from uffdprefetch.state.files import BLOCK_BYTES, FileState, Key

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from bulk_bed import BLOCK, MIB, MS, SIZE, Bed, ended, opened, streaming, until
 
-from uffdprefetch.base.ranges import IntervalSet
+from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.predict.bulk import MISS_BYTES, PROBE_BYTES
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.predict.window import Storage
