@@ -35,6 +35,7 @@ from speculated import Part, count, stretch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from uffdprefetch.base.ranges import union
 from uffdprefetch.formats.lmdb import BRANCH, LEAF, META, open_index
 from uffdprefetch.formats.reader import FileReader
 from uffdprefetch.orders.placement_estimator import PlacementEstimator
@@ -141,11 +142,7 @@ class Reader:
 
 def runs(pages: Any) -> Ranges:
     """Ascending page numbers as half-open ranges."""
-    if not len(pages):
-        return []
-    breaks = np.flatnonzero(np.diff(pages) != 1)
-    first = pages[np.append(0, breaks + 1)]
-    end = pages[np.append(breaks, len(pages) - 1)] + 1
+    first, end = union(pages, pages + 1)
     return list(zip(first.tolist(), end.tolist(), strict=True))
 
 

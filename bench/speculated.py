@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from uffdprefetch.base.arrays import Array
+from uffdprefetch.base.ranges import subtract, total, union
 from uffdprefetch.orders.placement_estimator import PlacementEstimator
-from uffdprefetch.predict.order.pieces import subtract, union
 
 #: Coming records that touched() considers: DataLoader workers take turns by batches.
 AHEAD = 256
@@ -93,18 +93,9 @@ class Count(NamedTuple):
 
 def count(warmed: Sequence[tuple[int, int]], touched: Sequence[tuple[int, int]]) -> Count:
     """Of half-open page ranges in any order, which may overlap."""
-    sets = []
-    for ranges in (warmed, touched):
-        edges: Array = np.array([(a, b) for a, b in ranges if b > a], np.int64).reshape(-1, 2)
-        sets.append(union(edges[:, 0], edges[:, 1], edges[:, 0])[:2])
-
-    def pages(first: Array, end: Array) -> int:
-        return int((end - first).sum())
-
-    (warm_first, warm_end), (first, end) = sets
+    warm, needed = (
+        union(*np.array(ranges, np.int64).reshape(-1, 2).T) for ranges in (warmed, touched)
+    )
     return Count(
-        pages(first, end),
-        pages(warm_first, warm_end),
-        pages(*subtract(first, end, warm_first, warm_end)),
-        pages(*subtract(warm_first, warm_end, first, end)),
+        total(needed), total(warm), total(subtract(needed, warm)), total(subtract(warm, needed))
     )

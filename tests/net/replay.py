@@ -27,7 +27,7 @@ from typing import Any
 from tests.net import seams, tape
 from uffdprefetch.base.clock import Clock
 from uffdprefetch.base.config import Config
-from uffdprefetch.base.ranges import IntervalSet
+from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.native import uffd
 from uffdprefetch.orders import indexer_client

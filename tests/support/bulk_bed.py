@@ -15,7 +15,7 @@ import pytest
 
 from uffdprefetch.base.clock import Clock
 from uffdprefetch.base.config import Config
-from uffdprefetch.base.ranges import IntervalSet
+from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.native import uffd
 from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers import bulk as module

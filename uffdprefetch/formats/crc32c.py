@@ -11,7 +11,7 @@ from functools import cache
 
 import numpy as np
 
-from uffdprefetch.formats.places import spread
+from uffdprefetch.base.ranges import spread
 from uffdprefetch.formats.reader import Array
 
 _POLYNOMIAL = 0x82F63B78

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from uffdprefetch.formats.places import spread
+from uffdprefetch.base.ranges import spread
 from uffdprefetch.formats.reader import Array, FormatError
 
 MAGIC = 0xBEEFC0DE

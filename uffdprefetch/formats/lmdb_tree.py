@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from uffdprefetch.base.ranges import spread
 from uffdprefetch.formats import lmdb_pages as pages
 from uffdprefetch.formats.lmdb_pages import Batch, Meta, Tree
-from uffdprefetch.formats.places import spread
 from uffdprefetch.formats.reader import Array, FormatError, PageReader, RangeReader
 
 #: Codes of Index.page_types(). A page of no tree is free, or was never written.

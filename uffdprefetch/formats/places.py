@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from uffdprefetch.formats.reader import Array
+from uffdprefetch.base.arrays import Array
+from uffdprefetch.base.ranges import Ranges, holding, overlapping, spread, total, union
 
 #: Bound on offsets, which are multiplied by 8 (bits) in int64.
 OFFSET_MAX = 1 << 59
@@ -23,29 +24,15 @@ OFFSET_MAX = 1 << 59
 Pair = tuple[Array, Array]
 
 
-def spread(counts: Array) -> Pair:
-    """For counts [2, 0, 3]: owners [0, 0, 2, 2, 2] and indices within each [0, 1, 0, 1, 2]."""
-    owner: Array = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
-    ends = np.cumsum(counts, dtype=np.int64)
-    inner = np.arange(len(owner), dtype=np.int64) - (ends - counts)[owner]
-    return owner, inner
-
-
-def merged(starts: Array, ends: Array) -> Pair:
-    """The union of ranges, as ascending ranges that are not adjacent; empty ones are dropped."""
-    starts, ends = np.asarray(starts).astype(np.int64), np.asarray(ends).astype(np.int64)
-    some = starts < ends
-    order = np.argsort(starts[some], kind="stable")
-    starts, ends = starts[some][order], np.maximum.accumulate(ends[some][order])
-    first: Array = np.ones(len(starts), bool)
-    first[1:] = starts[1:] > ends[:-1]
-    last: Array = np.append(first[1:], True)[: len(starts)]
-    return starts[first], ends[last]
+def within_a_file(starts: Any, ends: Any) -> Ranges:
+    """As a set of ranges of bytes that a file may have."""
+    low, high = (np.clip(edge, 0, OFFSET_MAX).astype(np.int64) for edge in (starts, ends))
+    return union(low, high)
 
 
 def expanded(low: Array, high: Array) -> Array:
     """All numbers of the ranges [low[i], high[i]), ascending, each once."""
-    low, high = merged(low, high)
+    low, high = union(low, high)
     owner, inner = spread(high - low)
     numbers: Array = low[owner] + inner
     return numbers
@@ -125,20 +112,18 @@ class Stride:
 
     def ranges_in(self, parts: Parts, starts: Array, ends: Array) -> Pair:
         part, low, high = self.regions(parts)
-        first: Array = np.atleast_1d(np.searchsorted(high, starts, "right"))
-        last: Array = np.maximum(np.searchsorted(low, ends, "left"), first)
-        query, inner = spread(last - first)
+        first, after = overlapping((low, high), starts, ends)
+        query, inner = spread(np.maximum(after - first, 0))
         region = first[query] + inner
         part, base = part[region], low[region]
         return self._numbers(parts, part, starts[query] - base, ends[query] - base)
 
     def bounds_in(self, parts: Parts, starts: Array, ends: Array) -> Pair:
         part, low, high = self.regions(parts)
-        a: Array = np.atleast_1d(np.searchsorted(high, starts, "right"))
-        b: Array = np.atleast_1d(np.searchsorted(low, ends, "left")) - 1
-        some = a <= b
+        first, after = overlapping((low, high), starts, ends)
+        some = first < after
         found: Array = np.full((2, len(starts)), -1, np.int64)
-        for side, at in enumerate((a[some], b[some])):
+        for side, at in enumerate((first[some], after[some] - 1)):
             inside = starts[some] - low[at], ends[some] - low[at]
             found[side, some] = self._numbers(parts, part[at], *inside)[side] - side
         return found[0], found[1]
@@ -147,8 +132,8 @@ class Stride:
         part, low, high = self.regions(parts)
         if not len(part):
             return np.full(offsets.shape, -1, np.int64)
-        at = np.searchsorted(low, offsets, "right") - 1
-        inside = (at >= 0) & (offsets < high[at])
+        at = holding((low, high), offsets)
+        inside = at >= 0
         within = np.where(inside, offsets - low[at], 0)
         first, _ = self._numbers(parts, part[at], within, within + 1)
         return np.where(inside, first, -1)
@@ -196,8 +181,8 @@ class Listed:
 
     def _positions(self, starts: Array, ends: Array) -> Pair:
         _, low, high = self._in_order
-        first: Array = np.atleast_1d(np.searchsorted(high, starts, "right"))
-        return first, np.maximum(np.searchsorted(low, ends, "left"), first)
+        first, after = overlapping((low, high), starts, ends)
+        return first, np.maximum(after, first)
 
     def ranges_in(self, starts: Array, ends: Array) -> Pair:
         order, (first, last) = self._in_order[0], self._positions(starts, ends)
@@ -220,11 +205,10 @@ class Listed:
 
     def records_at(self, offsets: Array) -> Array:
         order, low, high = self._in_order
-        if not len(low):
-            return np.full(offsets.shape, -1, np.int64)
-        at = np.searchsorted(low, offsets, "right") - 1
-        found = at if order is None else order[at]
-        return np.where((at >= 0) & (offsets < high[at]), found, -1)
+        at = holding((low, high), offsets)
+        if order is None or not len(order):
+            return at
+        return np.where(at >= 0, order[at], -1)
 
     def covered_bytes(self) -> int:
         """Bytes of the union: pieces may overlap."""
@@ -294,8 +278,7 @@ class Places:
 
     def records_in(self, starts: Any, ends: Any) -> Array:
         """The records, ascending, with a byte in one of the ranges [starts[i], ends[i])."""
-        low, high = (np.clip(edge, 0, OFFSET_MAX) for edge in (starts, ends))
-        low, high = merged(low, high)
+        low, high = within_a_file(starts, ends)
         found = [
             expanded(*column.ranges_in(self.parts, low, high))
             if isinstance(column, Stride)
@@ -308,7 +291,7 @@ class Places:
 
     def count_in(self, starts: Any, ends: Any) -> int:
         """len(records_in()), without making the array where records are in file order."""
-        low, high = merged(*(np.clip(edge, 0, OFFSET_MAX) for edge in (starts, ends)))
+        low, high = within_a_file(starts, ends)
         found = [
             column.ranges_in(self.parts, low, high)
             if isinstance(column, Stride)
@@ -317,8 +300,7 @@ class Places:
         ]
         none: Array = np.zeros(0, np.int64)
         first, last = (np.concatenate([none, *edges]) for edges in zip(*found, strict=True))
-        first, last = merged(first, last)
-        return int((last - first).sum())
+        return total(union(first, last))
 
     def bounds_in(self, starts: Array, ends: Array) -> Pair:
         """(first, last) record, in the file's order, with a byte in each of the non-empty ranges

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from uffdprefetch.base.arrays import Array
-from uffdprefetch.formats.places import merged
+from uffdprefetch.base.ranges import covered, edges, of_mask, total, union
 from uffdprefetch.predict.order.cursor import Order, OrderCursor, OrderRange
 
 Pair = tuple[Array, Array]
@@ -32,13 +32,12 @@ class Link:
 def counts(order: Order) -> dict[str, int]:
     """items, bytes, unique_bytes (each byte of the file once) and repeated_items (whose first
     non-empty extent is an earlier item's)."""
-    starts, ends = merged(order.starts, order.ends)
     first = _first_extents(order)
     pairs = np.stack((order.starts[first], order.ends[first]), axis=1)
     return {
         "items": order.items,
         "bytes": int((order.ends - order.starts).sum()),
-        "unique_bytes": int((ends - starts).sum()),
+        "unique_bytes": total(union(order.starts, order.ends)),
         "repeated_items": len(pairs) - len(np.unique(pairs, axis=0)) if len(pairs) else 0,
     }
 
@@ -51,18 +50,15 @@ def _first_extents(order: Order) -> Array:
 
 def shared_bytes(orders: Sequence[Order]) -> list[int]:
     """For each order the bytes of the file that another one reads too."""
-    sets = [merged(order.starts, order.ends) for order in orders]
+    sets = [union(order.starts, order.ends) for order in orders]
     starts, ends = (np.concatenate(part) for part in zip(*sets, strict=True))
-    edges = np.unique(np.concatenate((starts, ends)))
-    steps: Array = np.zeros(len(edges), np.int64)
-    np.add.at(steps, np.searchsorted(edges, starts), 1)
-    np.add.at(steps, np.searchsorted(edges, ends), -1)
-    of_several = np.diff(edges) * (np.cumsum(steps)[:-1] > 1)
-    upto: Array = np.append(0, np.cumsum(of_several))
-    return [
-        int((upto[np.searchsorted(edges, b)] - upto[np.searchsorted(edges, a)]).sum())
-        for a, b in sets
-    ]
+    cuts = edges(starts, ends)
+    readers: Array = np.zeros(len(cuts), np.int64)
+    np.add.at(readers, np.searchsorted(cuts, starts), 1)
+    np.add.at(readers, np.searchsorted(cuts, ends), -1)
+    first, after = of_mask(np.cumsum(readers)[:-1] > 1)
+    shared = cuts[first], cuts[after]
+    return [int(covered(shared, *each).sum()) for each in sets]
 
 
 def simulated_epoch(
@@ -162,9 +158,8 @@ def _coordinates(order: Order) -> Array:
 
 
 def _prediction(order: Order, link: Link, seconds: float) -> dict[str, float]:
-    starts, ends = merged(order.starts, order.ends)
     compute = order.items * link.seconds_per_item
-    transfer = int((ends - starts).sum()) / link.bandwidth_bytes_per_second
+    transfer = total(union(order.starts, order.ends)) / link.bandwidth_bytes_per_second
     return {
         "seconds": round(seconds, 6),
         "stall_seconds": round(max(0.0, seconds - compute), 6),

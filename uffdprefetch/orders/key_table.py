@@ -16,8 +16,8 @@ from functools import cached_property
 import numpy as np
 
 from uffdprefetch.base.arrays import Array
+from uffdprefetch.base.ranges import spread
 from uffdprefetch.formats.index import RecordIndex
-from uffdprefetch.formats.places import spread
 
 Pair = tuple[Array, Array]
 

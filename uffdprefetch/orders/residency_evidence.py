@@ -18,8 +18,8 @@ from math import log
 import numpy as np
 
 from uffdprefetch.base.arrays import Array
+from uffdprefetch.base.ranges import overlapping, union
 from uffdprefetch.formats.index import RecordIndex
-from uffdprefetch.formats.places import merged
 from uffdprefetch.orders.hypothesis import Hypothesis
 
 Pair = tuple[Array, Array]
@@ -169,14 +169,14 @@ class Prediction:
         refute the rival: a third one's records may lie there.
         """
         starts, ends = evidence.extents(np.setdiff1d(self.read, rival.known))
-        around = merged(*evidence.extents(rival.known))
+        around = union(*evidence.extents(rival.known))
         near, mirrored = _mirrored(starts, ends, around, evidence.index.file_bytes)
-        mirrored = _apart(mirrored, merged(*evidence.extents(np.union1d(self.known, all_others))))
+        mirrored = _apart(mirrored, union(*evidence.extents(np.union1d(self.known, all_others))))
         shares, beyond = evidence.shares_of((starts, ends)), evidence.shares_of(mirrored)
         far = _share(shares[~near], starts[~near])
         others = evidence.share(np.setdiff1d(self.other, rival.known))
         # between two that were read, a record is mapped from both sides
-        near &= ~_between(starts, ends, merged(*evidence.extents(all_others)))
+        near &= ~_between(starts, ends, union(*evidence.extents(all_others)))
         close = [_share(shares[near], starts[near], least) for least in _LEAST]
         beyonds = [_share(beyond, mirrored[0], least) for least in _LEAST]
         return (
@@ -241,6 +241,6 @@ def _gap(starts: Array, ends: Array, low: Array, high: Array) -> Array:
 def _apart(ranges: Pair, others: Pair) -> Pair:
     """The ranges that overlap none of the others (ascending, disjoint)."""
     starts, ends = ranges
-    low, high = others
-    free = np.searchsorted(high, starts, "right") == np.searchsorted(low, ends, "left")
+    first, after = overlapping(others, starts, ends)
+    free = first >= after
     return starts[free], ends[free]

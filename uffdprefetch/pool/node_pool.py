@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from uffdprefetch.base.clock import CLOCK, Clock
 from uffdprefetch.base.config import Config
-from uffdprefetch.base.ranges import IntervalSet
+from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.base.units import parse_size
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.native import uffd

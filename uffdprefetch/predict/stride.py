@@ -10,13 +10,14 @@ record of it is mapped, nearly all others are not, and those that are lie beside
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Ranges
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from uffdprefetch.base.arrays import Array
+from uffdprefetch.base.ranges import Ranges, covered, union
 
 if TYPE_CHECKING:
     from uffdprefetch.formats.index import RecordIndex
@@ -93,7 +94,7 @@ class Seen:
 
 
 def look(
-    index: RecordIndex, runs: Ranges[tuple[int, int]], low: int, high: int, direction: int = 1
+    index: RecordIndex, runs: Sequence[tuple[int, int]], low: int, high: int, direction: int = 1
 ) -> Seen | None:
     """What page tables tell of the records that lie in [low, high) of the file.
 
@@ -116,7 +117,7 @@ def look(
     first, last = int(inside[0]), int(inside[-1]) + 1
     starts, ends = starts[first:last], ends[first:last]
     begin, end = _page(starts), _page(ends + PAGE_BYTES - 1)
-    missing = end - begin - _Union(*_ranges(runs)).covered(begin, end)
+    missing = end - begin - covered(union(*_ranges(runs)), begin, end)
     mapped = missing <= (end - begin) // MISSING_PART // PAGE_BYTES * PAGE_BYTES
     return Seen(int(numbers[first]), starts, ends, mapped)
 
@@ -199,13 +200,13 @@ def _explains(skipping: Skipping, seen: Seen, part: slice, strict: bool = True) 
     share = UNEXPLAINED_SHARE if strict else 3 * UNEXPLAINED_SHARE
     if mapped[members].mean() < (MEMBER_SHARE if strict else 1 - 3 * UNEXPLAINED_SHARE):
         return False
-    around = _Union(
+    around = union(
         starts[members] // AROUND_BYTES * AROUND_BYTES,
         -(-ends[members] // AROUND_BYTES) * AROUND_BYTES,
     )
     others = np.flatnonzero(mapped & ~members)
     begin, end = _page(starts[others]), _page(ends[others] + PAGE_BYTES - 1)
-    unexplained = int((around.covered(begin, end) < end - begin).sum())
+    unexplained = int((covered(around, begin, end) < end - begin).sum())
     return unexplained <= share * int(min(members.sum(), (~members).sum()))
 
 
@@ -225,30 +226,6 @@ def _page(offsets: Array) -> Array:
     return floor
 
 
-def _ranges(runs: Ranges[tuple[int, int]]) -> tuple[Array, Array]:
+def _ranges(runs: Sequence[tuple[int, int]]) -> Ranges:
     table: Array = np.array(runs, np.int64).reshape(-1, 2)
     return table[:, 0], table[:, 0] + table[:, 1]
-
-
-class _Union:
-    """Ranges in any order, as one set; how much of others it covers."""
-
-    def __init__(self, starts: Array, ends: Array) -> None:
-        order = np.argsort(starts, kind="stable")
-        starts, ends = starts[order], np.maximum.accumulate(ends[order])
-        begins = np.flatnonzero(np.append(True, starts[1:] > ends[:-1])[: len(starts)])
-        self._starts = starts[begins]
-        self._ends = ends[np.append(begins[1:], len(ends))[: len(begins)] - 1]
-        self._before = np.cumsum(self._ends - self._starts) - (self._ends - self._starts)
-
-    def covered(self, begin: Array, end: Array) -> Array:
-        """Bytes of it in each [begin, end)."""
-        if not len(self._starts):
-            return np.zeros(len(begin), np.int64)
-        return self._below(end) - self._below(begin)
-
-    def _below(self, at: Array) -> Array:
-        index = np.maximum(np.searchsorted(self._starts, at, "right") - 1, 0)
-        inside = np.clip(at - self._starts[index], 0, self._ends[index] - self._starts[index])
-        below: Array = self._before[index] + inside
-        return below

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from uffdprefetch.base.clock import CLOCK, Clock
 from uffdprefetch.base.config import Config
-from uffdprefetch.base.ranges import IntervalSet
+from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.native import uffd
 from uffdprefetch.predict import checkpoints
 from uffdprefetch.protocol import wire

@@ -16,7 +16,7 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from uffdprefetch.base.ranges import IntervalSet
+from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.native import uffd
 from uffdprefetch.protocol.snapshot import Pool, PoolHit
 from uffdprefetch.service.coordinator import MS, Coordinator

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from uffdprefetch.base.ranges import IntervalSet
+from uffdprefetch.base.intervals import IntervalSet
 
 SPACE = 64
 

@@ -16,7 +16,6 @@ from uffdprefetch.formats.places import (
     Parts,
     Places,
     Stride,
-    merged,
     one_part,
     small_lengths,
 )
@@ -142,11 +141,6 @@ def test_bytes_that_neighbours_share_count_once() -> None:
     places = Places(one_part(3), [Listed(np.array([10, 14, 18]), np.array([8, 8, 5], np.uint32))])
     assert places.covered_bytes() == 13
     assert places.records_in([14], [15]).tolist() == [0, 1]
-
-
-def test_ranges_are_merged() -> None:
-    starts, ends = merged(np.array([10, 5, 1, 20, 8, 30]), np.array([12, 8, 2, 20, 9, 29]))
-    assert (starts.tolist(), ends.tolist()) == ([1, 5, 10], [2, 9, 12])
 
 
 def test_lengths_take_eight_bytes_only_where_they_must() -> None:

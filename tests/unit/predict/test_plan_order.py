@@ -19,7 +19,7 @@ import pytest
 from conftest import warnings_fail
 from walked_orders import GIB, KIB, MIB, PAGE, fixed_records, shuffled
 
-from uffdprefetch.base.ranges import IntervalSet
+from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.orders import extents_file
 from uffdprefetch.predict import window
 from uffdprefetch.predict.order.cursor import Order, OrderCursor, OrderRange, lookahead_bytes

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from bulk_bed import BLOCK, LATENCY_NS, MIB, MS, NS_A_BYTE, SIZE, Bed, opened, until
 
-from uffdprefetch.base.ranges import IntervalSet
+from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.pool.node_pool import PoolFile
 from uffdprefetch.predict.bulk import MISS_BYTES, PROBE_BYTES

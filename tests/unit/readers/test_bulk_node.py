@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from bulk_bed import BLOCK, MIB, MS, SIZE, Bed, ended, opened, streaming, until
 
-from uffdprefetch.base.ranges import IntervalSet
+from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.predict.bulk import MISS_BYTES, PROBE_BYTES
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.predict.window import Storage

@@ -12,7 +12,7 @@ from conftest import warnings_fail
 from planned_readers import Notes
 from strided_records import KIB, MIB, index_of, mapped_by, uneven
 
-from uffdprefetch.base.ranges import IntervalSet
+from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.formats.index import RecordIndex
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.protocol import wire

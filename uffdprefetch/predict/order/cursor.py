@@ -124,13 +124,11 @@ class OrderCursor(OrderProgress):
         return self._ratio
 
     def _first_ratio(self) -> float:
-        from uffdprefetch.predict.order.pieces import union
+        from uffdprefetch.base.ranges import total, union
 
         units = self._units
         upto = min(units.at(self._slice_bytes) + 1, len(units))
-        first, end = units.pages(0, upto)
-        first, end, _, _ = union(first, end, first)
-        needed_bytes = int((end - first).sum()) * self._page_bytes
+        needed_bytes = total(union(*units.pages(0, upto))) * self._page_bytes
         return needed_bytes / max(1, int(units.coordinate[upto])) if upto else 1.0
 
     # ---- what to warm ---------------------------------------------------------------------------

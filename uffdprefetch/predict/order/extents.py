@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from uffdprefetch.base.arrays import Array
+from uffdprefetch.base.ranges import overlapping, spread
 
 if TYPE_CHECKING:
     from uffdprefetch.predict.order.cursor import Order
@@ -132,10 +133,9 @@ class OrderExtents:
         begin: Array = np.asarray(blocks, np.int64) * block_bytes
         upto = np.minimum(-(-(begin + block_bytes) // page), self._pages)
         first = np.minimum(begin // page, self._pages)
-        low = np.searchsorted(self._end_page, first.astype(self._type), "right")
-        high = np.searchsorted(self._first_page, upto.astype(self._type), "left")
-        some: Array = high > low
-        return some
+        pages = first.astype(self._type), upto.astype(self._type)
+        low, high = overlapping((self._first_page, self._end_page), *pages)
+        return high > low
 
     # ---- Belady ---------------------------------------------------------------------------------
 
@@ -166,9 +166,9 @@ class OrderExtents:
         """The same, from nothing."""
         begin: Array = blocks * block_bytes
         page = self.page_bytes
-        low: Any = np.searchsorted(self._end_page, (begin // page).astype(self._type), "right")
         upto = np.minimum(-(-(begin + block_bytes) // page), self._pages)
-        high = np.searchsorted(self._first_page, upto.astype(self._type), "left")
+        pages = (begin // page).astype(self._type), upto.astype(self._type)
+        low, high = overlapping((self._first_page, self._end_page), *pages)
         counts = np.maximum(high - low, 0)
         answer: Array = np.full(len(blocks), len(self), np.int64)
         sums: Array = np.cumsum(counts)
@@ -208,8 +208,7 @@ def _cut(starts: Array, ends: Array, item: Array, grain: int) -> tuple[Array, Ar
     if not len(starts) or int((ends - starts).max()) <= grain:
         return starts, ends, item
     counts: Array = np.where(ends - starts > grain, (ends - 1) // grain - starts // grain + 1, 1)
-    owner: Array = np.repeat(np.arange(len(starts)), counts)
-    inner = np.arange(len(owner)) - (np.cumsum(counts) - counts)[owner]
+    owner, inner = spread(counts)
     edges = (starts[owner] // grain + inner) * grain
     whole = counts[owner] == 1
     low = np.where(whole, starts[owner], np.maximum(starts[owner], edges))

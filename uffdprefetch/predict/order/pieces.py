@@ -7,11 +7,10 @@ disjoint. Everything here costs as much as sorting what comes in and what is hel
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from uffdprefetch.base.arrays import Array
+from uffdprefetch.base.ranges import edges, grouped, holding, overlapping, subtract
 
 Set = tuple[Array, Array, Array]
 
@@ -37,9 +36,9 @@ class OutstandingPages:
         """Hand out the ranges [first[i], end[i]) that are needed at turn[i], in any order, less
         what is held: (first, end, turn) of the requests, ascending in the file. Two with no more
         than ``gap_pages`` between them become one, unless a page between them is held."""
-        first, end, turn, last = union(first, end, turn)
+        first, end, turn, last = with_turns(first, end, turn)
         near = self._meets(first, end)
-        new_first, new_end = subtract(first, end, self.first[near], self.end[near])
+        new_first, new_end = subtract((first, end), (self.first[near], self.end[near]))
         owner = np.searchsorted(first, new_first, "right") - 1
         asked = self._joined(new_first, new_end, turn[owner], last[owner], gap_pages)
         # what lies in the gaps, too
@@ -48,8 +47,7 @@ class OutstandingPages:
 
     def _meets(self, first: Array, end: Array) -> Array:
         """Which of those that are held overlap a set of ranges; bool."""
-        low: Any = self.end.searchsorted(first, "right")
-        high: Any = self.first.searchsorted(end, "left")
+        low, high = overlapping((self.first, self.end), first, end)
         some = high > low
         ones: Array = np.zeros(len(self.first) + 1, np.int64)
         np.add.at(ones, low[some], 1)
@@ -63,8 +61,8 @@ class OutstandingPages:
         if not len(first):
             return first, end, turn, last
         low, high = end[:-1], first[1:]
-        held = np.searchsorted(self.end, low, "right") < np.searchsorted(self.first, high, "left")
-        begins = np.flatnonzero(np.append(True, (high - low > gap_pages) | held))
+        one, after = overlapping((self.first, self.end), low, high)
+        begins = np.flatnonzero(np.append(True, (high - low > gap_pages) | (one < after)))
         return (
             first[begins],
             end[np.append(begins[1:], len(end)) - 1],
@@ -94,8 +92,8 @@ def overlaid(one: Set, other: Set) -> Set:
     larger value."""
     if not len(one[0]) or not len(other[0]):
         return one if len(one[0]) else other
-    edges = _edges(*one[:2], *other[:2])
-    low, high = edges[:-1], edges[1:]
+    cuts = edges(*one[:2], *other[:2])
+    low, high = cuts[:-1], cuts[1:]
     values = np.maximum(_value(*one, low), _value(*other, low))
     some = values >= 0
     low, high, values = low[some], high[some], values[some]
@@ -103,45 +101,20 @@ def overlaid(one: Set, other: Set) -> Set:
     return low[at], high[np.append(at[1:], len(high)) - 1], values[at]
 
 
-def union(first: Array, end: Array, turn: Array) -> tuple[Array, Array, Array, Array]:
-    """The union of ranges in any order as a set, adjacent ones joined: (first, end, the earliest
-    turn of each, the latest)."""
-    if not len(first):
-        return _NONE, _NONE, _NONE, _NONE
-    order = np.argsort(first, kind="stable")
-    first, end, turn = first[order], np.maximum.accumulate(end[order]), turn[order]
-    begins = np.flatnonzero(np.append(True, first[1:] > end[:-1]))
+def with_turns(first: Array, end: Array, turn: Array) -> tuple[Array, Array, Array, Array]:
+    """The union of ranges in any order, none of them empty, and what union() of base/ranges.py does
+    not say: (first, end, the earliest turn of each, the latest)."""
+    order, begins = grouped(first, end)
+    turn = turn[order]
     return (
-        first[begins],
-        end[np.append(begins[1:], len(end)) - 1],
+        first[order[begins]],
+        np.maximum.reduceat(end[order], begins),
         np.minimum.reduceat(turn, begins),
         np.maximum.reduceat(turn, begins),
     )
 
 
-def subtract(first: Array, end: Array, less_first: Array, less_end: Array) -> tuple[Array, Array]:
-    """A set of ranges less another; what touches stays apart where the other set ends in it."""
-    if not len(first) or not len(less_first):
-        return first, end
-    edges = _edges(first, end, less_first, less_end)
-    low, high = edges[:-1], edges[1:]
-    ones: Array = np.zeros(len(first), np.int64)
-    keep = _value(first, end, ones, low) == 0
-    keep &= _value(less_first, less_end, np.zeros(len(less_first), np.int64), low) < 0
-    return low[keep], high[keep]
-
-
-def _edges(*numbers: Array) -> Array:
-    """All of them, ascending, each once. (np.unique() hashes since numpy 2.3, and takes ten times
-    as long for the few that there are.)"""
-    every = np.concatenate(numbers)
-    every.sort()
-    return every[np.append(True, every[1:] != every[:-1])]
-
-
 def _value(first: Array, end: Array, value: Array, at: Array) -> Array:
     """For each page the value of the range that it is in, -1 outside."""
-    if not len(first):
-        return np.full(len(at), -1, np.int64)
-    index = np.searchsorted(first, at, "right") - 1
-    return np.where((index >= 0) & (at < end[index]), value[index], -1)
+    index = holding((first, end), at)
+    return np.where(index >= 0, value[index], -1)

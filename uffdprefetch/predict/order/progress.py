@@ -15,7 +15,7 @@ from bisect import bisect_left
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from uffdprefetch.base.ranges import IntervalSet
+from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.predict.rate import Rate
 
 if TYPE_CHECKING:

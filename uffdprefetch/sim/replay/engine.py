@@ -16,6 +16,7 @@ from typing import Protocol
 import numpy as np
 
 from uffdprefetch.base.arrays import Array
+from uffdprefetch.base.ranges import of_mask
 from uffdprefetch.sim.replay.demand import Demand, Stream
 from uffdprefetch.sim.replay.eviction import CHUNK_PAGES, EvictionPolicy
 from uffdprefetch.sim.replay.link import Link, Storage
@@ -209,11 +210,10 @@ class _Replay:
         file, first, end = wanted
         ready = self.resident.ready[file]
         first, end = max(0, first), min(end, len(ready))
-        absent = np.isinf(ready[first:end])
-        edges = np.flatnonzero(np.diff(np.r_[False, absent, False]))
+        absent = of_mask(np.isinf(ready[first:end]))
         page = self.demand.page_bytes
         step = (end - first) if request_bytes is None else max(1, request_bytes // page)
-        for a, b in zip((edges[::2] + first).tolist(), (edges[1::2] + first).tolist(), strict=True):
+        for a, b in zip(*((edge + first).tolist() for edge in absent), strict=True):
             for low in range(a, b, step):
                 high = min(b, low + step)
                 ready[low:high] = self.link.request((high - low) * page, now)

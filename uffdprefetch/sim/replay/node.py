@@ -16,6 +16,7 @@ import numpy as np
 from uffdprefetch.base.arrays import Array
 from uffdprefetch.base.clock import Clock
 from uffdprefetch.base.config import Config
+from uffdprefetch.base.ranges import of_mask
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.native import uffd
 from uffdprefetch.pool.node_pool import CHUNK_BYTES, NodePool
@@ -64,12 +65,13 @@ class Process(Client):
         """See Client."""
         file, at = (address >> ADDRESS_BITS) - 1, address & (1 << ADDRESS_BITS) - 1
         first = at // self._page_bytes
-        mapped = self.mapped[file][first : -(-(at + length) // self._page_bytes)]
-        edges = np.flatnonzero(np.diff(np.r_[False, mapped, False])) * self._page_bytes
-        edges = edges[: 2 * uffd.RUNS_AT_ONCE] + (address - at + first * self._page_bytes)
-        self._on_scan(len(edges) // 2)
-        pairs = zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
-        return [(start, end - start) for start, end in pairs]
+        mapped = of_mask(self.mapped[file][first : -(-(at + length) // self._page_bytes)])
+        starts, ends = (
+            edge[: uffd.RUNS_AT_ONCE] * self._page_bytes + address - at + first * self._page_bytes
+            for edge in mapped
+        )
+        self._on_scan(len(starts))
+        return list(zip(starts.tolist(), (ends - starts).tolist(), strict=True))
 
     def descends_from(self, pid: int) -> bool:
         """See Client."""

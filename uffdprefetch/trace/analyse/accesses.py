@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from uffdprefetch.base.arrays import Array
+from uffdprefetch.base.ranges import spread
 from uffdprefetch.trace.file.events import (
     FAULT_AFTER_AROUND,
     NO_PAGE,
@@ -127,8 +128,8 @@ def _windows(events: Array, low: Array, high: Array) -> tuple[Array, Array, Arra
     put it there. What was touched of a range may begin and end within its outer ones."""
     first: Array = low // AROUND_PAGES
     count = -(-high // AROUND_PAGES) - first
-    owner: Array = np.repeat(np.arange(len(low)), count)
-    window = np.arange(len(owner)) - np.repeat(np.cumsum(count) - count, count) + first[owner]
+    owner, inner = spread(count)
+    window = first[owner] + inner
     start = np.maximum(low[owner], window * AROUND_PAGES)
     end = np.minimum(high[owner], (window + 1) * AROUND_PAGES)
     blurred = end == high[owner]

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from uffdprefetch.base.arrays import Array
+from uffdprefetch.base.ranges import total, union
 from uffdprefetch.trace.analyse.accesses import MOMENT_NS, Accesses
 from uffdprefetch.trace.analyse.coverage import Coverage
-from uffdprefetch.trace.analyse.pieces import pages_of, union
 from uffdprefetch.trace.file.events import Ahead, Kind
 
 #: A thread's fills that are looked at for the page of a fault: readahead may go around it in two.
@@ -92,8 +92,8 @@ def fill_report(
     """
     low, high, _ = extents(fills, start_ns, page_bytes)
     size = (high - low) * page_bytes
-    total = int(size.sum())
-    unique = pages_of(union(low, high)) * page_bytes
+    fill_bytes = int(size.sum())
+    unique = total(union(low, high)) * page_bytes
     by_ranks = int(size[roles == 1].sum())
     demand = 0
     if by_ranks and faults:
@@ -103,14 +103,14 @@ def fill_report(
     demand = min(demand, by_ranks)
     return {
         "filled_pages": unique // page_bytes,
-        "fill_bytes": total,
+        "fill_bytes": fill_bytes,
         "fill_by": {
             "ranks": demand,
             "kernel": by_ranks - demand,
             "service": int(size[roles == 2].sum()),
             "others": int(size[roles == 0].sum()),
         },
-        "refilled_bytes": total - unique,
+        "refilled_bytes": fill_bytes - unique,
     }
 
 
@@ -141,14 +141,14 @@ def readahead_report(events: Array, cover: Coverage, start_ns: int, page_bytes: 
     if not len(made):
         return None
     low, high, at_ns = extents(made, start_ns, page_bytes)
-    total = int((high - low).sum())
+    pages = total((low, high))
     return {
         "decisions": len(made),
         "sync": int((~triggered).sum()),
         "async": int(triggered.sum()),
-        "bytes": total * page_bytes,
-        "mean_bytes": total * page_bytes // len(made),
-        "used_share": cover.used_since(low, high, at_ns) / total,
+        "bytes": pages * page_bytes,
+        "mean_bytes": pages * page_bytes // len(made),
+        "used_share": cover.used_since(low, high, at_ns) / pages,
     }
 
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from uffdprefetch.base.arrays import Array
+from uffdprefetch.base.ranges import of_mask
 from uffdprefetch.trace.analyse.accesses import AROUND_PAGES, BPF, HUGE_PAGES, Accesses
 from uffdprefetch.trace.analyse.pieces import Pieces
 from uffdprefetch.trace.file.events import Ahead, Kind
@@ -113,7 +114,7 @@ def _guess(page: Array, high: Array, upcoming: Array) -> Array:
         bits[left & (page < start + AROUND_PAGES)] = size
     # one alone is an accident
     hit = bits > 0
-    edges = np.flatnonzero(np.diff(np.r_[False, hit, False]))
-    length = np.diff(edges)[::2]
+    first, end = of_mask(hit)
+    length = end - first
     bits[np.flatnonzero(hit)] *= np.repeat(length >= IN_A_ROW, length)
     return bits

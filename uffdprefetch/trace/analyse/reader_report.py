@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from uffdprefetch.base.ranges import covered, total
 from uffdprefetch.base.units import format_size
 from uffdprefetch.trace.analyse import accesses as sensors
 from uffdprefetch.trace.analyse import iterations, records
 from uffdprefetch.trace.analyse.accesses import Accesses
-from uffdprefetch.trace.analyse.pieces import pages_of, pages_within
 from uffdprefetch.trace.analyse.readers import Reader
 from uffdprefetch.trace.analyse.stall import Stalls
 from uffdprefetch.trace.analyse.walks import ACCESSES_MIN, Walk
@@ -84,9 +84,9 @@ def _pattern(reader: Reader, others: list[Walk], page_bytes: int) -> dict[str, A
     if top > low and len(a) >= ACCESSES_MIN:
         alone = len(sensors.distinct(a.tid)) == 1 and sensors.POOL not in a.sensor
         ends = np.array([low]), np.array([top])
-        read = float(pages_within(reader.mapped, *ends)[0])
+        read = float(covered(reader.mapped, *ends)[0])
         if alone and name in ("strided", "sequential"):
-            read = (read + float(pages_within(reader.walked, *ends)[0])) / 2
+            read = (read + float(covered(reader.walked, *ends)[0])) / 2
         skipped = max(0.0, 1 - read / (top - low))
         if alone and n is not None and n > 1:
             skipped = 1 - 1 / n
@@ -130,7 +130,7 @@ def _iterations(reader: Reader, stall: Stalls | None) -> tuple[dict[str, Any] | 
     if stall is None:
         entry["stall_seconds"] = []
     part = float(np.median(np.diff(first))) / len(a)
-    middle = (pages_of(reader.walked) + reader.touched_pages) / 2 / max(1, reader.touched_pages)
+    middle = (total(reader.walked) + reader.touched_pages) / 2 / max(1, reader.touched_pages)
     return entry, sum(e.touched_pages for e in reader.epochs) * part * middle
 
 
@@ -152,14 +152,15 @@ def report(
     faults = (a.sensor == sensors.BPF) | (a.sensor == sensors.POOL)
     by_bpf = stall is not None
     by_pool = sensors.POOL in a.sensor
-    total = int(faults.sum())
+    accesses = int(faults.sum())
     low, top = reader.span
     beat, batch_pages = _iterations(reader, stall)
     stalled = stall.seconds() if stall is not None else None
     share = stall.seconds_of_run() / seconds if stall is not None and seconds > 0 else None
     counted: dict[str, int | None] | None = None
     if by_bpf or by_pool:
-        counted = {"total": total, "minor": max(0, total - (majors or 0)), "major": majors or 0}
+        minor = max(0, accesses - (majors or 0))
+        counted = {"total": accesses, "minor": minor, "major": majors or 0}
     elif majors is not None:
         counted = {"total": None, "minor": None, "major": majors}
     return {
@@ -179,7 +180,7 @@ def report(
             else why_no_stall
         ),
         "touched_pages": reader.touched_pages,
-        "touched_pages_least": pages_of(reader.sure),
+        "touched_pages_least": total(reader.sure),
         "first_offset_bytes": low * page_bytes,
         "last_offset_bytes": top * page_bytes,
         "span_bytes": (top - low) * page_bytes,
@@ -199,9 +200,11 @@ def report(
         "read_call_bytes": int((a.high - a.low)[a.sensor == sensors.READS].sum()) * page_bytes,
         "hit": {
             "share": (
-                max(0, total - (majors or 0)) / total if (by_bpf or by_pool) and total else None
+                max(0, accesses - (majors or 0)) / accesses
+                if (by_bpf or by_pool) and accesses
+                else None
             ),
-            "of": total if by_bpf or by_pool else 0,
+            "of": accesses if by_bpf or by_pool else 0,
             "sensor": (
                 "touches that found their page in the pool"
                 if by_pool

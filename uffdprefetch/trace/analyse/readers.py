@@ -10,12 +10,12 @@ from itertools import pairwise
 import numpy as np
 
 from uffdprefetch.base.arrays import Array
+from uffdprefetch.base.ranges import Ranges, spread, total
 from uffdprefetch.trace.analyse import accesses as sensors
 from uffdprefetch.trace.analyse import patterns
 from uffdprefetch.trace.analyse.accesses import Accesses
 from uffdprefetch.trace.analyse.coverage import Coverage
 from uffdprefetch.trace.analyse.epochs import epochs
-from uffdprefetch.trace.analyse.pieces import Ranges, pages_of
 from uffdprefetch.trace.analyse.records import RecordIndex
 from uffdprefetch.trace.analyse.runs import (
     Runs,
@@ -73,7 +73,7 @@ class Reader:
     @cached_property
     def touched_pages(self) -> int:
         """Pages that may have been touched: an upper bound."""
-        return pages_of(self.mapped)
+        return total(self.mapped)
 
 
 def _groups(key: Array) -> list[Array]:
@@ -132,8 +132,8 @@ def _begins(a: Accesses) -> list[int]:
     first = np.where(a.sensor == sensors.POOL, a.low, a.page) // AROUND_PAGES
     last = np.where(a.sensor == sensors.POOL, a.high - 1, a.page) // AROUND_PAGES
     count = last - first + 1
-    owner: Array = np.repeat(np.arange(len(a)), count)
-    unit = np.arange(len(owner)) - np.repeat(np.cumsum(count) - count, count) + first[owner]
+    owner, inner = spread(count)
+    unit = first[owner] + inner
     return np.unique(owner[epochs(unit * AROUND_PAGES, a.pid[owner])]).tolist()
 
 

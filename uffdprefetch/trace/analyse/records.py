@@ -13,12 +13,12 @@ import numpy as np
 
 from uffdprefetch.base.arrays import Array
 from uffdprefetch.base.errors import UffdPrefetchError
+from uffdprefetch.base.ranges import Ranges, overlapping, total, union
 from uffdprefetch.formats import index as formats
 from uffdprefetch.formats import lmdb
 from uffdprefetch.formats.cache import open_cached
 from uffdprefetch.formats.places import Listed, Places, one_part
 from uffdprefetch.formats.reader import FileReader
-from uffdprefetch.trace.analyse.pieces import Ranges, pages_of, pages_within, union
 from uffdprefetch.trace.analyse.runs import AROUND_PAGES, below_resolution
 from uffdprefetch.trace.analyse.strides import STEPS_MIN, regular, whole
 from uffdprefetch.trace.analyse.walks import Walk
@@ -110,7 +110,7 @@ class RecordIndex:
         order = np.argsort(last, kind="stable")  # the file's order, but for a column store
         low = _meant(first[order], last[order], end[order])
         end = np.maximum(low, end[order]) + 1
-        return pages_of(union(low[low >= 0], end[low >= 0]))
+        return total(union(low[low >= 0], end[low >= 0]))
 
     def report(self, mapped: Ranges, sure: Ranges) -> dict[str, Any]:
         """What the index adds to a file, of sorted ranges of pages."""
@@ -140,11 +140,12 @@ class LmdbIndex(RecordIndex):
         names = {}
         for number, name in enumerate(lmdb.PAGE_TYPE_NAMES):
             pages: Array = np.flatnonzero(self._types == number).astype(np.int64) * self._type_bytes
-            low: Array = pages // scale
-            high: Array = -(-(pages + self._type_bytes) // scale)
+            first, after = overlapping(
+                mapped, pages // scale, -(-(pages + self._type_bytes) // scale)
+            )
             names[str(name)] = {
                 "file": len(pages),
-                "touched": int((pages_within(mapped, low, high) > 0).sum()),
+                "touched": int((first < after).sum()),
             }
         told = {
             "page_bytes": self._type_bytes,

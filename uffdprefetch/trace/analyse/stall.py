@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from uffdprefetch.base.arrays import Array
+from uffdprefetch.base.ranges import total, union
 from uffdprefetch.trace.file.events import Kind
 
 BINS = 64
@@ -38,13 +39,7 @@ class Stalls:
 
     def seconds_of_run(self) -> float:
         """How long at least one of the threads stood still."""
-        if not len(self.end_ns):
-            return 0.0
-        start = self.end_ns - self.took_ns
-        order = np.argsort(start, kind="stable")
-        start, end = start[order], np.maximum.accumulate(self.end_ns[order])
-        before = np.r_[start[0], end[:-1]]
-        return float(np.maximum(0, end - np.maximum(start, before)).sum() / 1e9)
+        return total(union(self.end_ns - self.took_ns, self.end_ns)) / 1e9
 
     def by_offset(self, page_bytes: int) -> list[list[float]]:
         """[offset in bytes, seconds] of at most BINS bins over the pages that were waited for;

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from uffdprefetch.base.arrays import Array
+from uffdprefetch.base.ranges import Ranges, total, union
 from uffdprefetch.trace.analyse import reader_report
 from uffdprefetch.trace.analyse import readers as reading
 from uffdprefetch.trace.analyse.accesses import POOL, Accesses, accesses, distinct
 from uffdprefetch.trace.analyse.coverage import Coverage
 from uffdprefetch.trace.analyse.fills import evicted_bytes, extents, fill_report, readahead_report
 from uffdprefetch.trace.analyse.folios import Folios
-from uffdprefetch.trace.analyse.pieces import pages_of, union_of
 from uffdprefetch.trace.analyse.records import RecordIndex
 from uffdprefetch.trace.analyse.served import SERVICE_KINDS, Served, pool_report
 from uffdprefetch.trace.analyse.stall import Stalls, stalls
@@ -128,8 +128,8 @@ class Survey:
             parts.append(part)
             found_readers += found_here
         entry = _sum_of_nodes(parts)
-        mapped = union_of([r.mapped for r in found_readers])
-        sure = union_of([r.sure for r in found_readers])
+        mapped = _of_all([r.mapped for r in found_readers])
+        sure = _of_all([r.sure for r in found_readers])
         sensors = sorted({reader_report.sensor_of(r.accesses, page) for r in found_readers})
         bound = "upper bound, see touched_pages_least; " if found_readers else ""
         return {
@@ -142,8 +142,8 @@ class Survey:
             "stripe_bytes": file.stripe_bytes,
             "stripe_count": file.stripe_count,
             **(index.report(mapped, sure) if index is not None else NO_INDEX),
-            "touched_pages": pages_of(mapped),
-            "touched_pages_least": pages_of(sure),
+            "touched_pages": total(mapped),
+            "touched_pages_least": total(sure),
             "touched_sensor": bound + ("; ".join(sensors) or "nothing was seen"),
             "ranks": ranks,
             **entry,
@@ -228,6 +228,13 @@ class Survey:
         seen = np.isin(events["kind"], (Kind.SEEN, Kind.TOUCH))
         seen[seen] = self.rank(events["pid"][seen]) == rank
         return seen
+
+
+def _of_all(ranges: list[Ranges]) -> Ranges:
+    """What any of several readers' ranges of pages holds."""
+    none: Array = np.zeros(0, np.int64)
+    starts, ends = zip((none, none), *ranges, strict=True)
+    return union(np.concatenate(starts), np.concatenate(ends))
 
 
 def _sum_of_nodes(parts: list[dict[str, Any]]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from uffdprefetch.base.arrays import Array
-from uffdprefetch.trace.analyse.pieces import Ranges, pages_within, union
+from uffdprefetch.base.ranges import Ranges, covered, union
 from uffdprefetch.trace.analyse.runs import (
     NO_RUNS,
     Runs,
@@ -153,7 +153,7 @@ def _name(
     if sign < 0:
         start, end = runs.high[fits + 1], runs.low[fits]
     end = np.maximum(start, end)
-    gap = end - start - pages_within(seen, start, end)
+    gap = end - start - covered(seen, start, end)
     skipped = float(gap.sum() / taken.sum())
     usual = float(np.median(taken))
     stride = stride_of(runs, taken, gap, slack, None if record is None else sign * record)
