@@ -14,6 +14,7 @@ from uffdprefetch.report import captions, pack
 from uffdprefetch.report.html import json_for_script, render
 from uffdprefetch.trace.analyse import density, marks, series
 from uffdprefetch.trace.analyse.pictures import MARKS_WITHOUT_GRID, pictures
+from uffdprefetch.trace.analyse.ranks import NOBODY
 from uffdprefetch.trace.analyse.report import analyse
 from uffdprefetch.trace.file.events import EVENT, FAULT_AFTER_AROUND, NO_PAGE, Kind
 from uffdprefetch.trace.file.sensors import BY_BPF, Sensor, entry
@@ -105,7 +106,7 @@ def test_fills_are_told_apart_by_who_brought_them() -> None:
     rows = [(i * MS, i << 17, 131072, 0, pid, pid, Kind.FILL, 1, 32)
             for i, pid in enumerate((10, 77, 500), 1)]  # fmt: skip
     kinds = {s.kind: s.rank for s in marks.collect(trace_of(*rows, service=77))}
-    assert kinds == {"kernel": 0, "warm": marks.NOBODY, "other": marks.NOBODY}
+    assert kinds == {"kernel": 0, "warm": NOBODY, "other": NOBODY}
 
 
 def test_reads_of_our_service_are_no_ranks_accesses() -> None:

@@ -24,6 +24,7 @@ from uffdprefetch.report import text as text_report
 from uffdprefetch.state import publisher
 from uffdprefetch.trace.analyse import marks
 from uffdprefetch.trace.analyse.pictures import pictures
+from uffdprefetch.trace.analyse.ranks import NOBODY
 from uffdprefetch.trace.file import events
 from uffdprefetch.trace.file import trace_file as file
 from uffdprefetch.trace.file.events import POOL_BACKWARD, POOL_MISS, POOL_TOUCH, Kind
@@ -227,7 +228,7 @@ def test_marks_of_the_pool_lie_where_the_pages_were_touched() -> None:
     assert len(found["pool"]) == chunks and len(found["missed"]) == chunks // 8
     assert (found["pool"].offset % (CHUNK * PAGE_BYTES) == 0).all()
     assert np.isin(found["missed"].offset, found["pool"].offset).all()
-    assert (found["punch"].rank, found["punch"].layer) == (marks.NOBODY, "evict")
+    assert (found["punch"].rank, found["punch"].layer) == (NOBODY, "evict")
     assert found["missed"].layer == "miss" and found["pool"].layer == "demand"
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from uffdprefetch.base.arrays import Array
 from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.base.units import format_size
-from uffdprefetch.trace.analyse.marks import NOBODY, SERVICE, Ranks, page_bytes_of, start_of
+from uffdprefetch.trace.analyse.ranks import NOBODY, SERVICE, Ranks
 from uffdprefetch.trace.analyse.series import bytes_per_second
 from uffdprefetch.trace.file.events import FAULT_AFTER_AROUND, Call, Kind, of_kind
 from uffdprefetch.trace.file.trace_file import Trace
@@ -46,8 +46,7 @@ class _Export:
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
-        self.start_ns = start_of(trace)
-        self.page_bytes = page_bytes_of(trace)
+        self.start_ns, self.page_bytes = trace.start_ns, trace.page_bytes
         self.ranks = Ranks(trace)
         self.dropped: dict[str, int] = {}
         self.threads: set[tuple[int, int]] = set()

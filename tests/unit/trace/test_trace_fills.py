@@ -68,6 +68,15 @@ def test_a_read_call_demands_what_it_asks_for_and_no_readahead() -> None:
     assert (by["ranks"], by["kernel"]) == (8 * PAGE_BYTES, 56 * PAGE_BYTES)
 
 
+def test_who_warms_without_a_name_is_our_service() -> None:
+    machine = Machine(4000)
+    rank = machine.reader(0)
+    machine.rows.append((rank.now_ns, 0, MIB, MS, rank.pid, 777, Kind.WARM, 1, 0))
+    machine.rows.append((rank.now_ns, 0, MIB, 10, 777, 777, Kind.FILL, 1, 1))
+    by = report_of(machine)["files"][0]["fill_by"]
+    assert by == {"ranks": 0, "kernel": 0, "service": MIB, "others": 0}
+
+
 def test_useless_is_what_was_filled_and_never_mapped_since() -> None:
     machine = Machine(4000, readahead=32)
     # [84, 116) and [484, 516) are filled; 64 KiB of each are mapped with the fault

@@ -64,7 +64,8 @@ class Demand:
     streams: list[Stream]
     page_bytes: int
     seconds: float  # that the recorded job took
-    stall_seconds: float  # in page faults, of the thread that waited longest
+    # of the thread that waited longest: its time less all think_ns, of which minor waits are part
+    stall_seconds: float
     command: list[str]
 
     def pages(self, file: int) -> int:
@@ -95,7 +96,7 @@ def demand_of(trace: Trace, epochs: int = 1, open_index: OpenRecords = open_reco
     parts = []
     for number in sorted(trace.files):
         some = events[events["file"] == number]
-        rank = work.rank(some["pid"])
+        rank = work.ranks.of(some["pid"])
         maps = some[some["kind"] == Kind.MAP]
         file, index = trace.files[number], None
         for one in np.unique(rank[rank >= 0]).tolist():

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from uffdprefetch.base.arrays import Array
-from uffdprefetch.trace.analyse.marks import NOBODY, SERVICE, Ranks, Stream
+from uffdprefetch.trace.analyse.marks import Stream
+from uffdprefetch.trace.analyse.ranks import NOBODY, SERVICE, Ranks
 
 #: Columns (time) and rows (offset) of the finest grid: about one cell per two pixels of a screen.
 COLUMNS, ROWS = 1024, 512

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who brought a file's pages into the cache, and what readahead decided. Pure.
+"""Who brought how many of a file's pages into the cache, and what readahead decided. Pure.
 
 Of what a rank's own thread brings, the page of a major fault, or the range that read(2) is asked
 for, is the rank's demand; the rest is the kernel's readahead, done in its name.
@@ -15,6 +15,8 @@ from uffdprefetch.base.arrays import Array
 from uffdprefetch.base.ranges import total, union
 from uffdprefetch.trace.analyse.accesses import MOMENT_NS, Accesses
 from uffdprefetch.trace.analyse.coverage import Coverage
+from uffdprefetch.trace.analyse.ranks import NOBODY, SERVICE
+from uffdprefetch.trace.analyse.stall import places_in_thread
 from uffdprefetch.trace.file.events import Ahead, Kind
 
 #: A thread's fills that are looked at for the page of a fault: readahead may go around it in two.
@@ -32,17 +34,8 @@ def extents(events: Array, start_ns: int, page_bytes: int) -> tuple[Array, Array
 def _last_fill(tid: Array, at_ns: Array, fill_tid: Array, fill_ns: Array) -> Array:
     """Index of the last fill of thread ``tid[i]`` that began up to ``at_ns[i]``, or -1. The fills
     are in the order of (thread, time)."""
-    threads = np.unique(fill_tid)
-    # threads and times as one number that rises: times are given places first
-    moments = np.unique(np.concatenate([fill_ns, at_ns]))
-    place = len(moments) + 1
-    known = np.searchsorted(threads, tid)
-    same = (known < len(threads)) & (threads[np.minimum(known, len(threads) - 1)] == tid)
-    fills = np.searchsorted(threads, fill_tid) * place + np.searchsorted(moments, fill_ns)
-    wanted = known * place + np.searchsorted(moments, at_ns)
-    found = np.searchsorted(fills, wanted, side="right") - 1
-    ok = same & (found >= 0) & (fill_tid[np.maximum(found, 0)] == tid)
-    return np.where(ok, found, -1)
+    found = places_in_thread(tid, at_ns, fill_tid, fill_ns) - 1
+    return np.where((found >= 0) & (fill_tid[found] == tid), found, -1)
 
 
 def _demand_pages(fills: Array, late: Accesses, reads: Array, start_ns: int, page: int) -> int:
@@ -79,7 +72,7 @@ def _demand_pages(fills: Array, late: Accesses, reads: Array, start_ns: int, pag
 
 def fill_report(
     fills: Array,
-    roles: Array,
+    owner: Array,
     faults: list[Accesses],
     reads: Array,
     start_ns: int,
@@ -87,19 +80,18 @@ def fill_report(
 ) -> dict[str, Any]:
     """``filled_pages``, ``fill_bytes``, ``fill_by`` and ``refilled_bytes`` of one file.
 
-    ``roles``: of each fill's process, 1 for a rank, 2 for our service, 0 for others; ``faults``:
-    accesses by reader; ``reads``: READ events of ranks.
+    ``owner``: each fill's, as Ranks.of() tells it; ``faults``: accesses by reader; ``reads``: READ
+    events of ranks.
     """
     low, high, _ = extents(fills, start_ns, page_bytes)
     size = (high - low) * page_bytes
     fill_bytes = int(size.sum())
     unique = total(union(low, high)) * page_bytes
-    by_ranks = int(size[roles == 1].sum())
+    by_ranks = int(size[owner >= 0].sum())
     demand = 0
     if by_ranks and faults:
-        own = fills[roles == 1]
         late = Accesses.joined([a.part(a.major) for a in faults])
-        demand = _demand_pages(own, late, reads, start_ns, page_bytes) * page_bytes
+        demand = _demand_pages(fills[owner >= 0], late, reads, start_ns, page_bytes) * page_bytes
     demand = min(demand, by_ranks)
     return {
         "filled_pages": unique // page_bytes,
@@ -107,8 +99,8 @@ def fill_report(
         "fill_by": {
             "ranks": demand,
             "kernel": by_ranks - demand,
-            "service": int(size[roles == 2].sum()),
-            "others": int(size[roles == 0].sum()),
+            "service": int(size[owner == SERVICE].sum()),
+            "others": int(size[owner == NOBODY].sum()),
         },
         "refilled_bytes": fill_bytes - unique,
     }

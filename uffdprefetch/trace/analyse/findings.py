@@ -41,6 +41,12 @@ def _majors(readers: list[dict[str, Any]]) -> int:
     return sum((reader["faults"] or {}).get("major") or 0 for reader in readers)
 
 
+def _filled_per_major(file: dict[str, Any], readers: list[dict[str, Any]]) -> float | None:
+    """Bytes that a major fault brought with its readahead, on average; None: not known."""
+    by = file["fill_by"]
+    return None if by is None else (by["ranks"] + by["kernel"]) / max(1, _majors(readers))
+
+
 def skipping(report: Report) -> Iterator[Found]:
     """[Stanovnik]: each rank reads a record and leaves out the next n - 1."""
     for file in report.files:
@@ -93,11 +99,10 @@ def skipping(report: Report) -> Iterator[Found]:
 def single_pages(report: Report) -> Iterator[Found]:
     """MADV_RANDOM (LMDB's readahead=False): each cold page is a read of its own."""
     for file in report.files:
-        readers, by = report.of_file(file["id"]), file["fill_by"]
-        majors = _majors(readers)
-        if by is None or majors < MAJORS_MIN:
+        readers = report.of_file(file["id"])
+        majors, per_major = _majors(readers), _filled_per_major(file, readers)
+        if per_major is None or majors < MAJORS_MIN:
             continue
-        per_major = (by["ranks"] + by["kernel"]) / majors
         runs = sum(r["runs"]["count"] for r in readers)
         if per_major > SINGLE_PAGES * report.page_bytes or majors < 2 * runs:
             continue
@@ -126,11 +131,10 @@ def small_readahead(report: Report) -> Iterator[Found]:
         ]
         waits = sum(r["stalls"] or 0 for r in readers)
         pages = sum(r["touched_pages"] for r in readers)
-        by = file["fill_by"]
         if report.wrapped or waits < WAITS_MIN or not report.matters(readers):
             continue
-        single = SINGLE_PAGES * report.page_bytes * _majors(readers)
-        if by is not None and by["ranks"] + by["kernel"] <= single:
+        per_major = _filled_per_major(file, readers)
+        if per_major is not None and per_major <= SINGLE_PAGES * report.page_bytes:
             continue  # single_pages() has it
         per_mib = waits / (pages * report.page_bytes / MIB)
         if per_mib < WAITS_PER_MIB:

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 
 from uffdprefetch.base.arrays import Array
+from uffdprefetch.trace.analyse.ranks import NOBODY, SERVICE, Ranks
+from uffdprefetch.trace.analyse.stall import major_faults_at, stalling
 from uffdprefetch.trace.file.events import (
     FAULT_AFTER_AROUND,
     NO_PAGE,
@@ -26,8 +28,6 @@ from uffdprefetch.trace.file.events import (
 )
 from uffdprefetch.trace.file.trace_file import Trace
 
-#: Who a mark is of when it is of no rank, and the rank that our own service counts as.
-NOBODY, SERVICE = -1, -2
 #: What is drawn on what: kinds of marks by layer.
 LAYERS: dict[str, tuple[str, ...]] = {
     "demand": ("around", "fault", "touch", "pool", "seen", "read"),
@@ -73,40 +73,6 @@ class Stream:
         return Stream(
             self.file, self.rank, self.kind, *(getattr(self, name)[which] for name in COLUMNS)
         )
-
-
-def start_of(trace: Trace) -> int:
-    """CLOCK_MONOTONIC ns that times of a report and of its pictures count from."""
-    started_ns = trace.meta.get("started_ns")
-    if started_ns is not None:
-        return int(started_ns)
-    return int(trace.events["time_ns"][0]) if len(trace.events) else 0
-
-
-def page_bytes_of(trace: Trace) -> int:
-    """Bytes of a page on the machine of the trace."""
-    return int(trace.meta.get("page_bytes") or 4096)
-
-
-class Ranks:
-    """Whose event it is: a rank, SERVICE or NOBODY, by process."""
-
-    def __init__(self, trace: Trace) -> None:
-        ranks = {p.pid: SERVICE if p.role == "service" else p.rank
-                 for p in trace.processes.values()}  # fmt: skip
-        # Who warms is our service, known by name or not.
-        ranks |= {int(t): SERVICE for t in np.unique(of_kind(trace.events, Kind.WARM)["tid"])}
-        known = sorted(ranks.items())
-        self._pids = np.array([pid for pid, _ in known], np.int64)
-        self._ranks = np.array([rank for _, rank in known], np.int64)
-
-    def of(self, pids: Array) -> Array:
-        """The rank of each process number; int64."""
-        wanted: Array = pids.astype(np.int64)
-        if not len(self._pids):
-            return np.full(len(wanted), NOBODY)
-        at = np.minimum(np.searchsorted(self._pids, wanted), len(self._pids) - 1)
-        return np.where(self._pids[at] == wanted, self._ranks[at], NOBODY)
 
 
 # ---- marks of each kind --------------------------------------------------------------------------
@@ -207,49 +173,20 @@ def _reached_pool(events: Array, ranks: Ranks, start_ns: int, page_bytes: int) -
     return raw
 
 
-class _Faults:
-    """The major faults of each thread, to ask which one was going on at a moment."""
-
-    def __init__(self, majors: Array) -> None:
-        self._tids, index = np.unique(majors["tid"], return_inverse=True)
-        ends: Array = majors["time_ns"].astype(np.int64)
-        self._first_ns = int(ends.min()) if len(ends) else 0
-        self._span_ns = (int(ends.max()) - self._first_ns + 1) if len(ends) else 1
-        keys = index * self._span_ns + ends - self._first_ns
-        order = np.argsort(keys, kind="stable")
-        self._keys, self._majors = keys[order], majors[order]
-
-    def during(self, tids: Array, times_ns: Array) -> tuple[Array, Array]:
-        """(whether the thread was in a major fault at that time, that fault's events)."""
-        if not len(self._majors):
-            return np.zeros(len(tids), bool), self._majors[:0]
-        index = np.minimum(np.searchsorted(self._tids, tids), len(self._tids) - 1)
-        times: Array = times_ns.astype(np.int64)
-        since = np.clip(times - self._first_ns, 0, self._span_ns - 1)
-        at = np.searchsorted(self._keys, index * self._span_ns + since)
-        at = np.minimum(at, len(self._majors) - 1)
-        found = self._majors[at]
-        begins = found["time_ns"].astype(np.int64) - found["value"].astype(np.int64)
-        ends = found["time_ns"].astype(np.int64)
-        return (found["tid"] == tids) & (begins <= times) & (times <= ends), found
-
-
-def _misses(
-    trace: Trace, ranks: Ranks, start_ns: int, page_bytes: int, faults: _Faults
-) -> list[_Raw]:
-    majors = of_kind(trace.events, Kind.MAJOR)
-    waits = of_kind(trace.events, Kind.WAIT)
-    middle = waits["time_ns"] - waits["value"] // np.uint64(2)
-    covered, _ = faults.during(waits["tid"], middle)
-    late = waits[~covered]
-    pooled = of_kind(trace.events, Kind.TOUCH)
-    missed = pooled[pooled["aux"] & (POOL_TOUCH | POOL_MISS) == POOL_TOUCH | POOL_MISS]
+def _misses(trace: Trace, ranks: Ranks, start_ns: int, page_bytes: int) -> list[_Raw]:
+    stalls = of_kind(trace.events, Kind.MAJOR, Kind.WAIT)
+    stalls = stalls[stalling(stalls)]
+    touched = of_kind(trace.events, Kind.TOUCH)
+    missed = touched[touched["aux"] & (POOL_TOUCH | POOL_MISS) == POOL_TOUCH | POOL_MISS]
     waited = _reached_pool(missed, ranks, start_ns, page_bytes)
     waited.kind, waited.before = "missed", np.zeros_like(waited.offset)
     waited.length = np.full_like(waited.offset, page_bytes)
+    kinds = {"major": of_kind(stalls, Kind.MAJOR), "late": of_kind(stalls, Kind.WAIT)}
     return [
-        _ends_then_begins(_Raw.of("major", majors, ranks, start_ns), majors["value"]),
-        _ends_then_begins(_Raw.of("late", late, ranks, start_ns), late["value"]),
+        *(
+            _ends_then_begins(_Raw.of(kind, some, ranks, start_ns), some["value"])
+            for kind, some in kinds.items()
+        ),
         waited,
     ]
 
@@ -284,12 +221,13 @@ def _first_use(ahead: _Raw, demand: list[_Raw]) -> Array:
 
 
 def _ahead(
-    trace: Trace, ranks: Ranks, start_ns: int, page_bytes: int, demand: list[_Raw], faults: _Faults
+    trace: Trace, ranks: Ranks, start_ns: int, page_bytes: int, demand: list[_Raw]
 ) -> list[_Raw]:
     """What came in before it was asked for, by who brought it.
 
-    A fill by a rank's own process counts where it is more than the page of a fault: that is the
-    kernel's readahead. Fills by our service are in the trace as WARM already, if it says so.
+    A fill is drawn whole: one by a rank's own process if it is more than the page of a fault, that
+    is the kernel's readahead. (How many of its pages were demand is fills.py's question.) Fills by
+    our service are in the trace as WARM already, if it says so: that tells when it asked.
     """
     warmed = of_kind(trace.events, Kind.WARM)
     warm = _Raw.of("warm", warmed, ranks, start_ns)
@@ -308,28 +246,34 @@ def _ahead(
         raw.duration_ns = some["value"].astype(np.int64)
         raw.rank = np.where(raw.rank == SERVICE, NOBODY, raw.rank)
         if kind == "kernel":
-            own, fault = faults.during(some["tid"], some["time_ns"])
-            ends = fault["time_ns"].astype(np.int64) - start_ns if len(fault) else raw.start_ns
-            groups.append(_used(raw, demand, own, ends))
+            groups.append(_used(raw, demand, _waited_for(some, trace.events, start_ns)))
         else:
             groups.append(raw)
     groups[0] = _used(warm, demand)
     return groups
 
 
-def _used(raw: _Raw, demand: list[_Raw], own: Array | None = None, ends: Any = None) -> _Raw:
-    """Let what lay ready last until its first use, and what a fault waited for until `ends`."""
+def _waited_for(fills: Array, events: Array, start_ns: int) -> Array:
+    """When the major faults ended in which these fills were made; -1: in none."""
+    majors = of_kind(events, Kind.MAJOR)
+    number = major_faults_at(fills["tid"], fills["time_ns"].astype(np.int64), majors)
+    if not len(majors):
+        return number
+    return np.where(number < 0, -1, majors["time_ns"][number].astype(np.int64) - start_ns)
+
+
+def _used(raw: _Raw, demand: list[_Raw], ends_ns: Array | None = None) -> _Raw:
+    """Let what lay ready last until its first use, and what a fault waited for until its end."""
     use = _first_use(raw, demand)
-    if own is not None:
-        use = np.where(own, ends - raw.start_ns, use)
+    if ends_ns is not None:
+        use = np.where(ends_ns >= 0, ends_ns - raw.start_ns, use)
     raw.duration_ns = np.maximum(raw.duration_ns, use)
     return raw
 
 
 def collect(trace: Trace) -> list[Stream]:
     """All marks of a trace, by file, rank and kind; events of no file are no marks."""
-    ranks, start_ns, page_bytes = Ranks(trace), start_of(trace), page_bytes_of(trace)
-    faults = _Faults(of_kind(trace.events, Kind.MAJOR))
+    ranks, start_ns, page_bytes = Ranks(trace), trace.start_ns, trace.page_bytes
     demand = _demand(trace, ranks, start_ns, page_bytes)
     evict = _Raw.of("evict", of_kind(trace.events, Kind.EVICT), ranks, start_ns)
     punch = _Raw.of("punch", of_kind(trace.events, Kind.PUNCH), ranks, start_ns)
@@ -337,8 +281,8 @@ def collect(trace: Trace) -> list[Stream]:
         gone.rank = np.full(len(gone.file), NOBODY)
     raw = [
         *demand,
-        *_misses(trace, ranks, start_ns, page_bytes, faults),
-        *_ahead(trace, ranks, start_ns, page_bytes, demand, faults),
+        *_misses(trace, ranks, start_ns, page_bytes),
+        *_ahead(trace, ranks, start_ns, page_bytes, demand),
         evict,
         punch,
     ]

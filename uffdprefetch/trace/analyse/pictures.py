@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from uffdprefetch.trace.analyse import density, marks, series
+from uffdprefetch.trace.analyse.ranks import Ranks
 from uffdprefetch.trace.file.trace_file import Trace
 
 #: Points of the per-iteration picture, over all ranks.
@@ -91,7 +92,7 @@ def pictures(trace: Trace, report: dict[str, Any]) -> dict[str, Any]:
     those marks in bins, None while there are few. Series are as in trace/analyse/series.py;
     ``epochs``, ``iterations`` and ``phases`` come from the report.
     """
-    start_ns = marks.start_of(trace)
+    start_ns = trace.start_ns
     span_ns = int(_seconds(trace, report, start_ns) * 1e9)
     streams = marks.collect(trace)
     told = report.get("trace") or {}
@@ -99,7 +100,7 @@ def pictures(trace: Trace, report: dict[str, Any]) -> dict[str, Any]:
     raw_until_ns = None if raw_until is None else int(raw_until * 1e9)
     boxes: list[density.Boxes] = []
     if raw_until_ns is not None and trace.overview:
-        boxes = density.from_overview(trace.overview, marks.Ranks(trace), start_ns, raw_until_ns)
+        boxes = density.from_overview(trace.overview, Ranks(trace), start_ns, raw_until_ns)
     ranks = _ranks(trace, report, streams)
     sizes = _size_bytes(trace, streams, boxes)
     count = {number: 0 for number in sizes}
@@ -118,7 +119,7 @@ def pictures(trace: Trace, report: dict[str, Any]) -> dict[str, Any]:
     paths = {number: file.path for number, file in trace.files.items()}
     return {
         "seconds": span_ns / 1e9,
-        "page_bytes": marks.page_bytes_of(trace),
+        "page_bytes": trace.page_bytes,
         "raw_until_seconds": raw_until,
         "ranks": ranks,
         "files": [

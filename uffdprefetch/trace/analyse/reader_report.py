@@ -146,7 +146,8 @@ def report(
     """The reader's entry of the document.
 
     ``others``: walks of the file's other readers; ``stall``: None where it could not be measured
-    (``why_no_stall``); ``majors``: MAJOR events, or what /proc counted, None where unknown.
+    (``why_no_stall``); ``majors``: accesses that waited for storage, or what /proc counted, None
+    where unknown.
     """
     a = reader.accesses
     faults = (a.sensor == sensors.BPF) | (a.sensor == sensors.POOL)

@@ -67,7 +67,7 @@ def _calls(work: Survey) -> tuple[dict[str, int] | None, Array]:
         return None, np.zeros(0)
     events = work.trace.events
     rows = events[events["kind"] == Kind.CALL]
-    rows = rows[work.rank(rows["pid"]) >= 0]
+    rows = rows[work.ranks.of(rows["pid"]) >= 0]
     what = rows["aux"] & 0xFF
     counts = {call.name.lower(): int((what == call).sum()) for call in Call}
     writes = rows["time_ns"][what == Call.WRITE].astype(np.int64) - work.start_ns

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from uffdprefetch.base.arrays import Array
-from uffdprefetch.trace.analyse.marks import NOBODY, SERVICE, Ranks, Stream
+from uffdprefetch.trace.analyse.marks import Stream
+from uffdprefetch.trace.analyse.ranks import NOBODY, SERVICE, Ranks
 from uffdprefetch.trace.file.events import Call, Kind, of_kind
 from uffdprefetch.trace.file.trace_file import Trace
 
@@ -158,7 +159,9 @@ def bytes_per_second(
     trace: Trace, who: Ranks, start_ns: int, span_ns: int, bins: int, later: Any = None
 ) -> dict[str, Array]:
     """What came into the page cache, per bin, by who brought it (ranks, service, others), and what
-    came from the disks. ``later(name)`` gives rows of the overview by rank; None: there are none.
+    came from the disks. What the kernel reads ahead is its rank's: a fill lasts, and nothing says
+    when of that time the part came that was demand. ``later(name)`` gives rows of the overview by
+    rank; None: there are none.
     """
     found: dict[str, Array] = {}
 

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a reader's threads stood still in page faults, and where in the file. Pure.
+"""How long threads stood still in page faults, and where in a file. Pure.
 
 A major fault's duration contains its sleeps, so a WAIT within one is not counted again; other WAITs
-are minor faults that had to wait for a page that was under way.
+are minor faults that had to wait for a page that was under way. Reports and pictures have it from
+here. Not from here: a replay's stall (sim/replay/demand.py), which is what a thread's computing
+leaves of its time, so without minor waits; the overview's, of which only sums were kept.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from uffdprefetch.base.arrays import Array
+from uffdprefetch.base.arrays import Array, BoolArray, Int64Array
 from uffdprefetch.base.ranges import total, union
 from uffdprefetch.trace.file.events import Kind
 
@@ -55,22 +57,47 @@ class Stalls:
         ]
 
 
+def places_in_thread(tid: Array, at_ns: Array, of_tid: Array, of_ns: Array) -> Array:
+    """How many of some events, in the order of (thread, time), come up to a moment of a thread, for
+    each (``tid``, ``at_ns``): the one before that place is its last by then, if it is of the thread
+    at all, the one at that place its next."""
+    threads = np.unique(of_tid)
+    # threads and times as one number that rises: times are given places first
+    moments = np.unique(np.concatenate([of_ns, at_ns]))
+    width = len(moments) + 1
+    events = np.searchsorted(threads, of_tid) * width + np.searchsorted(moments, of_ns)
+    wanted = np.searchsorted(threads, tid) * width + np.searchsorted(moments, at_ns)
+    return np.asarray(np.searchsorted(events, wanted, side="right"))
+
+
+def major_faults_at(tid: Array, at_ns: Array, majors: Array) -> Int64Array:
+    """The number of the MAJOR event of whose fault each moment of a thread is, by the clock of the
+    events; -1: of none."""
+    if not len(majors):
+        return np.full(len(tid), -1)
+    order = np.lexsort((majors["time_ns"], majors["tid"]))
+    end = majors["time_ns"][order].astype(np.int64)
+    begin = end - majors["value"][order].astype(np.int64)
+    upcoming = places_in_thread(tid, at_ns - 1, majors["tid"][order], end)
+    upcoming = np.minimum(upcoming, len(majors) - 1)
+    within = (majors["tid"][order][upcoming] == tid) & (begin[upcoming] <= at_ns)
+    return np.where(within & (at_ns <= end[upcoming]), order[upcoming], -1)
+
+
+def stalling(events: Array) -> BoolArray:
+    """Which of the events are stalls: all MAJOR, and each WAIT that lies within none of them."""
+    found: BoolArray = events["kind"] == Kind.MAJOR
+    at = np.flatnonzero(events["kind"] == Kind.WAIT)
+    waits = events[at]
+    middle = waits["time_ns"].astype(np.int64) - waits["value"].astype(np.int64) // 2
+    found[at] = major_faults_at(waits["tid"], middle, events[found]) < 0
+    return found
+
+
 def stalls(events: Array, start_ns: int, page_bytes: int) -> Stalls:
-    """The stalls among the MAJOR and WAIT events of one rank and file, in the order of time."""
-    some = events[np.isin(events["kind"], (Kind.MAJOR, Kind.WAIT))]
-    order = np.lexsort((some["kind"] == Kind.MAJOR, some["time_ns"], some["tid"]))
-    rows = some[order]
+    """The stalls among the events of one rank and file, which are in the order of time."""
+    rows = events[stalling(events)]
+    rows = rows[rows["value"] > 0]
     end = rows["time_ns"].astype(np.int64) - start_ns
-    took = rows["value"].astype(np.int64)
-    major = rows["kind"] == Kind.MAJOR
-    n = len(rows)
-    # the major fault of the same thread that ends next
-    upcoming = np.where(major, np.arange(n), n)[::-1]
-    upcoming = np.minimum.accumulate(upcoming)[::-1] if n else upcoming
-    safe = np.minimum(upcoming, n - 1)
-    within = ~major & (upcoming < n)
-    if n:
-        within &= (rows["tid"][safe] == rows["tid"]) & (end - took >= end[safe] - took[safe])
-    keep = ~within & (took > 0)
     page = rows["offset"].astype(np.int64) // page_bytes
-    return Stalls(end[keep], took[keep], page[keep])
+    return Stalls(end, rows["value"].astype(np.int64), page)

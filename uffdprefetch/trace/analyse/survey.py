@@ -16,6 +16,7 @@ from uffdprefetch.trace.analyse.accesses import POOL, Accesses, accesses, distin
 from uffdprefetch.trace.analyse.coverage import Coverage
 from uffdprefetch.trace.analyse.fills import evicted_bytes, extents, fill_report, readahead_report
 from uffdprefetch.trace.analyse.folios import Folios
+from uffdprefetch.trace.analyse.ranks import SERVICE, Ranks
 from uffdprefetch.trace.analyse.records import RecordIndex
 from uffdprefetch.trace.analyse.served import SERVICE_KINDS, Served, pool_report
 from uffdprefetch.trace.analyse.stall import Stalls, stalls
@@ -25,8 +26,6 @@ from uffdprefetch.trace.file.trace_file import File, Trace
 
 OpenRecords = Callable[[str, int, int], RecordIndex | None]
 
-#: Whose process: of a file's fills.
-OTHERS, RANKS, SERVICE = range(3)
 #: file.read_all() gives the processes of each node numbers of their own, above these bits.
 NODE_BITS = 22
 NO_INDEX = {"format": None, "lmdb": None, "records": None}
@@ -41,42 +40,15 @@ class Survey:
         self.trace = trace
         self.open_index = open_index
         meta, events = trace.meta, trace.events
-        self.page_bytes = int(meta.get("page_bytes") or 4096)
-        first_ns = int(events["time_ns"][0]) if len(events) else 0
-        self.start_ns = int(meta.get("started_ns") or first_ns)
+        self.page_bytes, self.start_ns = trace.page_bytes, trace.start_ns
         last_ns = int(events["time_ns"][-1]) if len(events) else self.start_ns
         end_ns = int((trace.end or {}).get("ended_ns") or last_ns)
         self.seconds = max(0.0, (end_ns - self.start_ns) / 1e9)
         self.kinds = np.bincount(events["kind"], minlength=32)
         self.by_bpf = str(meta.get("source", "bpf")).startswith("bpf")
         self.by_service = any(self.kinds[kind] for kind in SERVICE_KINDS)
-        pids = sorted(trace.processes)
-        self._pids = np.array(pids, np.int64)
-        processes = [trace.processes[pid] for pid in pids]
-        role = {"service": SERVICE, "job": RANKS}
-        self._roles = np.array([role.get(p.role, OTHERS) for p in processes], np.int8)
-        self._ranks = np.array([p.rank for p in processes], np.int64)
+        self.ranks = Ranks(trace)
         self.served = Served()
-
-    # ------------------------------------------------------------ who
-
-    def _at(self, pid: Array) -> tuple[Array, Array]:
-        if not len(self._pids):
-            return np.zeros(len(pid), np.int64), np.zeros(len(pid), bool)
-        at = np.minimum(np.searchsorted(self._pids, pid), len(self._pids) - 1)
-        return at, self._pids[at] == pid
-
-    def role(self, pid: Array) -> Array:
-        """RANKS, SERVICE or OTHERS of each process."""
-        at, known = self._at(pid)
-        return np.where(known, self._roles[at] if len(self._roles) else OTHERS, OTHERS)
-
-    def rank(self, pid: Array) -> Array:
-        """The rank of each process of the job, -1 of others."""
-        at, known = self._at(pid)
-        if not len(self._ranks):
-            return np.full(len(pid), -1)
-        return np.where(known & (self._roles[at] == RANKS), self._ranks[at], -1)
 
     def misses(self, sensor: Sensor) -> bool:
         """Whether the recorder said that this sensor was not there."""
@@ -101,14 +73,13 @@ class Survey:
         page = self.page_bytes
         if len(events) and int(events["offset"].max()) > OFFSET_MAX - int(events["length"].max()):
             events = events[(events["offset"] < OFFSET_MAX) & (events["length"] < OFFSET_MAX)]
-        rank = self.rank(events["pid"])
-        role = self.role(events["pid"])
+        owner = self.ranks.of(events["pid"])
         maps = events[events["kind"] == Kind.MAP]
         by_rank: dict[int, Accesses] = {}
         folios = Folios(events, page, -(-file.size_bytes // page))
-        ranks = distinct(rank[rank >= 0]).tolist()
+        ranks = distinct(owner[owner >= 0]).tolist()
         for one in ranks:
-            found = accesses(events[rank == one], maps, self.start_ns, page)
+            found = accesses(events[owner == one], maps, self.start_ns, page)
             if len(found):
                 by_rank[one] = folios.widen(found)
         index = None
@@ -124,7 +95,7 @@ class Survey:
             mine = by_rank
             if several:
                 mine = {r: a.part(a.pid >> NODE_BITS == one) for r, a in by_rank.items()}
-            part, found_here = self._on_node(file, events[here], role[here], mine, index, slack)
+            part, found_here = self._on_node(file, events[here], owner[here], mine, index, slack)
             parts.append(part)
             found_readers += found_here
         entry = _sum_of_nodes(parts)
@@ -150,14 +121,14 @@ class Survey:
         }, found_readers
 
     def _on_node(
-        self, file: File, events: Array, role: Array, by_rank: dict[int, Accesses],
+        self, file: File, events: Array, owner: Array, by_rank: dict[int, Accesses],
         index: RecordIndex | None, slack: int,
     ) -> tuple[dict[str, Any], list[reading.Reader]]:  # fmt: skip
         page, kind = self.page_bytes, events["kind"]
         by_rank = {rank: a for rank, a in by_rank.items() if len(a)}
         is_fill = kind == Kind.FILL
         filled = extents(events[is_fill], self.start_ns, page)
-        ahead = events[(kind == Kind.READAHEAD) & (role != SERVICE)]
+        ahead = events[(kind == Kind.READAHEAD) & (owner != SERVICE)]
         warm = events[kind == Kind.WARM]
         edges = [c for some in (ahead, warm) for c in extents(some, self.start_ns, page)[:2]]
         cover = Coverage(list(by_rank.values()), filled, edges)
@@ -170,9 +141,9 @@ class Survey:
             "pool": pool_report(events, self.start_ns, page),
         }  # fmt: skip
         if not self.misses(Sensor.FILLS):
-            reads = events[(kind == Kind.READ) & (role == RANKS)]
+            reads = events[(kind == Kind.READ) & (owner >= 0)]
             entry |= fill_report(
-                events[is_fill], role[is_fill], list(by_rank.values()), reads, self.start_ns, page
+                events[is_fill], owner[is_fill], list(by_rank.values()), reads, self.start_ns, page
             )
             useless = cover.pieces.pages(cover.useless) * page
             entry["useless_bytes"] = useless
@@ -186,14 +157,11 @@ class Survey:
 
     def readers(self, found: list[reading.Reader], events: Array) -> list[dict[str, Any]]:
         """The entries of one file's readers; ``events`` are the file's."""
-        rank = self.rank(events["pid"])
+        owner = self.ranks.of(events["pid"])
         waiting = np.isin(events["kind"], (Kind.MAJOR, Kind.WAIT))
-        merged: dict[int, list[reading.Reader]] = {}
-        for reader in found:
-            merged.setdefault(reader.rank, []).append(reader)
         entries = []
         for reader in found:
-            mine = events[waiting & (rank == reader.rank)]
+            mine = events[waiting & (owner == reader.rank)]
             stall, why, majors = self._stall(reader, mine)
             others = [o.walk for o in found if o.rank != reader.rank]
             entries.append(
@@ -204,29 +172,24 @@ class Survey:
         return entries
 
     def _stall(self, reader: reading.Reader, mine: Array) -> tuple[Stalls | None, str, int | None]:
-        of_pool = reader.accesses.sensor == POOL
-        if of_pool.any():
-            waited = int(reader.accesses.major[of_pool].sum())
+        majors = int(reader.accesses.major.sum())
+        if POOL in reader.accesses.sensor:
             why = "n/a (the pool tells how long its touches waited in the run's summary only)"
-            if self.by_bpf:
-                waited += int((mine["kind"] == Kind.MAJOR).sum())
-            return None, why, waited
+            return None, why, majors
         unseen = self.unseen_faults
         if unseen is None:
-            seen = int((mine["kind"] == Kind.MAJOR).sum())
-            return stalls(mine, self.start_ns, self.page_bytes), "", seen
+            return stalls(mine, self.start_ns, self.page_bytes), "", majors
         why = f"n/a ({unseen})"
         events = self.trace.events
         told = events[events["kind"] == Kind.MAJORS]
-        told = told[self.rank(told["pid"]) == reader.rank]
+        told = told[self.ranks.of(told["pid"]) == reader.rank]
         one_file = len(np.unique(events["file"][self._is_demand(reader.rank)])) == 1
-        majors = int(told["value"].sum()) if len(told) and one_file else None
-        return None, why, majors
+        return None, why, int(told["value"].sum()) if len(told) and one_file else None
 
     def _is_demand(self, rank: int) -> Array:
         events = self.trace.events
         seen = np.isin(events["kind"], (Kind.SEEN, Kind.TOUCH))
-        seen[seen] = self.rank(events["pid"][seen]) == rank
+        seen[seen] = self.ranks.of(events["pid"][seen]) == rank
         return seen
 
 

@@ -186,6 +186,19 @@ class Trace:
     truncated: str | None = None  # why the file was not read to its last byte
     path: str = ""
 
+    @property
+    def start_ns(self) -> int:
+        """CLOCK_MONOTONIC ns that the times of a report and of its pictures count from."""
+        started_ns = self.meta.get("started_ns")
+        if started_ns is not None:
+            return int(started_ns)
+        return int(self.events["time_ns"][0]) if len(self.events) else 0
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a page on the machine of the trace."""
+        return int(self.meta.get("page_bytes") or PAGE_BYTES)
+
 
 def _blocks(file: BinaryIO, path: str) -> Iterator[tuple[str, Any] | TraceError]:
     """(kind, body) of each whole block; last, perhaps, why there was no other."""
