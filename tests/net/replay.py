@@ -36,7 +36,7 @@ from uffdprefetch.pool.node_pool import NodePool
 from uffdprefetch.predict.checkpoints import DISTANCE_MIN_BYTES
 from uffdprefetch.protocol import wire
 from uffdprefetch.service.coordinator import Coordinator
-from uffdprefetch.service.known_orders import Planning
+from uffdprefetch.service.known_orders import OrderService
 from uffdprefetch.state import client, files, processes
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.opening import Opened
@@ -183,7 +183,7 @@ class Core:
         self.clock = Clock(world.now, world.cpu)
         self.pool: NodePool | None = None
         self.engine: Coordinator | None = None
-        self.planning: Planning | None = None
+        self.order_service: OrderService | None = None
         self.clients: dict[int, client.Client] = {}
 
     def start(self) -> Coordinator:
@@ -198,7 +198,9 @@ class Core:
             engine.use_pool(self.pool)
         if self.config.policy != "none":
             poll: Any = None
-            self.planning = Planning(f"{self._directory}/socket", self.config, engine, poll)
+            self.order_service = OrderService(
+                f"{self._directory}/socket", self.config, engine, poll
+            )
         return engine
 
     def take(self, kind: str, args: list[Any]) -> None:
@@ -327,20 +329,20 @@ class Core:
     # ---- orders ---------------------------------------------------------------------------------
 
     def _announced(self, kind: str, *who: int) -> None:
-        assert self.planning is not None
-        self.planning.announcements.announced(*who)
+        assert self.order_service is not None
+        self.order_service.announcements.announced(*who)
 
     def _announcements(self, kind: str) -> None:
-        assert self.planning is not None
-        self.planning.announcements.look(self.world.now())
+        assert self.order_service is not None
+        self.order_service.announcements.look(self.world.now())
 
     def _forgotten(self, kind: str, pid: int) -> None:
-        assert self.planning is not None
-        self.planning.announcements.forget_process(pid)
+        assert self.order_service is not None
+        self.order_service.announcements.forget_process(pid)
 
     def _answer(self, kind: str, line: str) -> None:
-        assert self.planning is not None
-        self.planning.resolver._on_answer(line.encode())
+        assert self.order_service is not None
+        self.order_service.resolver._on_answer(line.encode())
 
 
 def without_kernel(put: seams.Put) -> None:

@@ -57,7 +57,7 @@ class Job:
         self.helper.orders["more"] = OrderExtents.of(order(range(500, 520)), SIZE, PAGE)
         self.scheduler = Notes()
         clock = Clock(lambda: self.now)
-        self.plans = KnownOrders(self.scheduler, self.ledger, clock)  # type: ignore[arg-type]
+        self.known_orders = KnownOrders(self.scheduler, self.ledger, clock)  # type: ignore[arg-type]
         self.clients: list[Any] = []
         self.files: dict[str, Any] = {}
 

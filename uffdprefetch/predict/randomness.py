@@ -62,7 +62,7 @@ EVERY = 8
 Touch = tuple[int, int, bool, int]
 
 
-def longest_run(batches: Iterable[list[int]], sign: int) -> int:
+def longest_monotone_length(batches: Iterable[list[int]], sign: int) -> int:
     """The longest strictly rising (``sign`` 1) or falling (-1) run through offsets in bytes, taking
     at most one of each batch: the touches of a batch were seen together, their order is not known.
     """
@@ -85,7 +85,7 @@ def in_batches(touches: Iterable[tuple[int, int]]) -> list[list[int]]:
 def both_runs(touches: Iterable[tuple[int, int]]) -> tuple[int, int]:
     """(the shorter one of the longest rising and falling runs, number of batches)."""
     batches = in_batches(touches)
-    return min(longest_run(batches, sign) for sign in (1, -1)), len(batches)
+    return min(longest_monotone_length(batches, sign) for sign in (1, -1)), len(batches)
 
 
 def _back(earlier: list[int], later: list[int]) -> float:

@@ -45,11 +45,20 @@ class PlanFile:
     """`--plan`: orders by rank and epoch."""
 
     def __init__(
-        self, resolver: IndexerClient, plans: KnownOrders, ledger: Ledger, came: Callable[[], None]
+        self,
+        resolver: IndexerClient,
+        known_orders: KnownOrders,
+        ledger: Ledger,
+        came: Callable[[], None],
     ) -> None:
         """``came`` is called when an order has come."""
-        self._resolver, self._plans, self._ledger, self._came = resolver, plans, ledger, came
-        plans.begin()
+        self._resolver, self._known_orders, self._ledger, self._came = (
+            resolver,
+            known_orders,
+            ledger,
+            came,
+        )
+        known_orders.begin()
         self._readers: dict[tuple[Key, int], PlannedReader] = {}
 
     def readers(self, reader: Reader) -> list[PlannedReader]:
@@ -58,9 +67,9 @@ class PlanFile:
         order = self._readers.get(name)
         if order is None:
             source = _Epochs(self, reader.file, reader.rank)
-            order = PlannedReader(reader.file, reader.rank, source, self._plans.clock)
+            order = PlannedReader(reader.file, reader.rank, source, self._known_orders.clock)
             self._readers[name] = order
-            self._plans.add(order)
+            self._known_orders.add(order)
         return [order]
 
     def mapped(self, client: Client) -> None:
@@ -165,12 +174,12 @@ class Announcements:
     """What processes of the job have announced."""
 
     def __init__(
-        self, resolver: IndexerClient, plans: KnownOrders, ledger: Ledger,
+        self, resolver: IndexerClient, known_orders: KnownOrders, ledger: Ledger,
         clients: Callable[[], list[Client]], came: Callable[[], None],
     ) -> None:  # fmt: skip
-        self._resolver, self._plans, self._ledger = resolver, plans, ledger
+        self._resolver, self._known_orders, self._ledger = resolver, known_orders, ledger
         self._clients, self._came = clients, came
-        self._clock = plans.clock
+        self._clock = known_orders.clock
         self._heard: dict[tuple[int, str], TrackedAnnouncement] = {}  # (pid, reader)
         self._progress: dict[int, int] = {}  # pid -> descriptor
         self._indexed: set[Key] = set()
@@ -216,7 +225,7 @@ class Announcements:
         if len(self._heard) >= HEARD_MAX:
             raise announcement.AnnounceError(f"more than {HEARD_MAX} orders at a time")
         self._heard[name] = TrackedAnnouncement(peer, said)
-        self._plans.begin()
+        self._known_orders.begin()
         self._resolver.start()  # it takes some tenths of a second: not when it is needed
         self.next_ns = 0
         self.look(self._clock.now_ns())
@@ -344,7 +353,7 @@ class Announcements:
         source = _Stated(order, f"{heard.said.reader}: {each['how']}")
         reader = PlannedReader(file, rank, source, self._clock)
         heard.readers.append(reader)
-        self._plans.add(reader)
+        self._known_orders.add(reader)
         if heard.items:
             reader.said(heard.items, now)
 
@@ -353,7 +362,7 @@ class Announcements:
         for reader in heard.readers:
             if reader.live:
                 reader.said(heard.items, self._clock.now_ns())
-            self._plans.remove(reader)
+            self._known_orders.remove(reader)
         heard.said.remove()
 
     def mapped(self, client: Client) -> None:

@@ -102,12 +102,12 @@ class Strides(Predictor):
     policies = frozenset({"auto", "stride"})
 
     def __init__(
-        self, indices: IndexSource, plans: KnownOrders, ledger: Ledger,
+        self, indices: IndexSource, known_orders: KnownOrders, ledger: Ledger,
         readers: Callable[[], list[Reader]], always: bool,
     ) -> None:  # fmt: skip
-        self._indices, self._plans, self._ledger = indices, plans, ledger
+        self._indices, self._known_orders, self._ledger = indices, known_orders, ledger
         self._all, self._always = readers, always
-        self._clock = plans.clock
+        self._clock = known_orders.clock
         self.trait = None if always else Trait.SKIPS
         self._watches: dict[tuple[Key, int], _Watch] = {}
         self._left_out: dict[Key, tuple[int, bool]] = {}  # (until when it holds, what was found)
@@ -133,7 +133,7 @@ class Strides(Predictor):
         watch = self._watches.get(name)
         if watch is not None and watch.file is not reader.file:  # closed, and opened again
             if watch.order is not None:
-                self._plans.remove(watch.order)
+                self._known_orders.remove(watch.order)
             del self._watches[name]
             return None
         return watch
@@ -155,7 +155,7 @@ class Strides(Predictor):
         elif (
             watch.over is None
             and now >= watch.next_ns
-            and self._plans.order_of(reader) is None
+            and self._known_orders.order_of(reader) is None
             and (self._always or self._surely(reader, walk, now))
         ):
             watch.since_ns = watch.since_ns or now
@@ -179,7 +179,7 @@ class Strides(Predictor):
         return (
             walk.skips
             and reader.jumps.is_sequential
-            and not self._plans.pending(reader)
+            and not self._known_orders.pending(reader)
             and self._leaves_out(reader.file, now)
         )
 
@@ -258,7 +258,7 @@ class Strides(Predictor):
             watch.over = f"{found}: too many records"
             return
         order = watch.order = StridedReader(watch.file, watch.rank, index, found, self._clock)
-        self._plans.add(order)
+        self._known_orders.add(order)
         order.compare(seen, now)
 
     def _streams(self, watch: _Watch, since: int = 0) -> list[tuple[Reader, Stream]]:
@@ -318,7 +318,7 @@ class Strides(Predictor):
                 order.compare(seen, now)
             order.next_ns = now + max(FOLLOW_NS, COST * (self._clock.cpu_ns() - began))
         if order.wrong is not None:
-            self._plans.remove(order)
+            self._known_orders.remove(order)
             watch.order = None
             watch.attempts += 1
             watch.next_ns, watch.every_ns = now + AGAIN_NS, AGAIN_NS

@@ -115,7 +115,7 @@ class Coordinator:
         self._table = FileTable(config, scheduler, ledger, clock)
         self.clients: dict[int, Client] = {}
         self.pool: NodePool | None = None
-        self.plans: KnownOrders | None = None
+        self.known_orders: KnownOrders | None = None
         self._offers: list[_Offer] = []
         patience = os.environ.get(_PATIENCE, "")
         self._offer_ns = int(patience) * _PATIENCE_NS if patience.isdigit() else CHECKPOINTS_NS
@@ -145,11 +145,11 @@ class Coordinator:
         self.scheduler.pool = pool.pool
         self.layout.pool = pool
 
-    def use_plans(self, plans: KnownOrders) -> None:
+    def use_known_orders(self, known_orders: KnownOrders) -> None:
         """The orders of some readers are known, or may be told."""
-        self.plans = plans
-        plans.room_bytes, plans.allowed_bytes = self._room_bytes, self._allowed
-        plans.begins = lambda: self.arbiter.add(plans)
+        self.known_orders = known_orders
+        known_orders.room_bytes, known_orders.allowed_bytes = self._room_bytes, self._allowed
+        known_orders.begins = lambda: self.arbiter.add(known_orders)
 
     # -------------------------------------------------------------- regions come and go
 
@@ -362,8 +362,8 @@ class Coordinator:
         file.attached += 1
         client.regions[region.id] = region
         region.reader.add(region)
-        if self.plans is not None:  # its order begins before its first touch
-            self.plans.mapped(client)
+        if self.known_orders is not None:  # its order begins before its first touch
+            self.known_orders.mapped(client)
             self.arbiter.due(region)
         if verdict == wire.ServingMode.POOL and self.pool:
             region.scan.due_ns = NEVER_NS  # its faults tell

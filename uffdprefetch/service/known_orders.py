@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from uffdprefetch.service.coordinator import Coordinator
 
 
-class Planning:
+class OrderService:
     """The helper process, the plan file, what is announced, and the readers that follow them."""
 
     def __init__(
@@ -25,22 +25,24 @@ class Planning:
     ) -> None:
         """Raises OSError when there is no place for the helper's files."""
         self.resolver = IndexerClient(socket_path, config.plan, poll)
-        self.plans = KnownOrders(engine.scheduler, engine.ledger, engine.clock)
+        self.known_orders = KnownOrders(engine.scheduler, engine.ledger, engine.clock)
         self.announcements = Announcements(
-            self.resolver, self.plans, engine.ledger,
+            self.resolver, self.known_orders, engine.ledger,
             lambda: list(engine.clients.values()), engine.arbiter.orders_came,
         )  # fmt: skip
-        engine.use_plans(self.plans)
-        self.plans.sources.append(self.announcements)
+        engine.use_known_orders(self.known_orders)
+        self.known_orders.sources.append(self.announcements)
         if config.plan is not None:
-            plan = PlanFile(self.resolver, self.plans, engine.ledger, engine.arbiter.orders_came)
-            self.plans.sources.insert(0, plan)
+            plan = PlanFile(
+                self.resolver, self.known_orders, engine.ledger, engine.arbiter.orders_came
+            )
+            self.known_orders.sources.insert(0, plan)
         if config.policy in ("auto", "stride"):
             strides = Strides(
-                Indices(self.resolver, engine.arbiter.orders_came), self.plans, engine.ledger,
-                engine.readers, always=config.policy == "stride",
+                Indices(self.resolver, engine.arbiter.orders_came), self.known_orders,
+                engine.ledger, engine.readers, always=config.policy == "stride",
             )  # fmt: skip
-            self.plans.sources.append(strides)
+            self.known_orders.sources.append(strides)
             engine.arbiter.add(strides)
         if config.plan is not None or config.policy == "stride":
             self.resolver.start()  # the job has yet to start

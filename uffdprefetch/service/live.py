@@ -114,7 +114,7 @@ class Live:
             files_not_listed=max(0, len(files) - FILES_MAX) + len(ledger.closed_files),
             node=self._node(ranks),
             pool=self._pool.snapshot(now) if self._pool else None,
-            plans=tuple(self._engine.plans.describe() if self._engine.plans else ()),
+            plans=tuple(self._engine.known_orders.describe() if self._engine.known_orders else ()),
             history=doc.History(1.0, *self.sampling.columns()),
             not_managed=doc.NotManaged(processes=None, why=doc.ADDED_BY_WATCHER),
             counted=self.sampling.counted_all,

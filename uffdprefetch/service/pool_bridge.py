@@ -90,13 +90,17 @@ def plan_evictions(engine: Coordinator, pool: NodePool) -> None:
     """Have blocks ready to leave the pool when it is full."""
     if not pool.wants_victims():
         return
-    plans, now = engine.plans, engine.clock.now_ns()
+    known_orders, now = engine.known_orders, engine.clock.now_ns()
     pool.plan(
         (
             (reader, walk, engine.layout.lookahead(walk, pooled=True))
             for reader in engine.readers()
-            if reader.pooled and (plans is None or plans.order_of(reader) is None)
+            if reader.pooled and (known_orders is None or known_orders.order_of(reader) is None)
             for walk in walks_of(reader, now)
         ),
-        [one for one in plans.all if one.live and one.file.pooled is not None] if plans else [],
+        [
+            one
+            for one in (known_orders.all if known_orders is not None else ())
+            if one.live and one.file.pooled is not None
+        ],
     )  # fmt: skip

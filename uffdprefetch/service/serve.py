@@ -28,7 +28,7 @@ from uffdprefetch.predict.checkpoints import DISTANCE_MIN_BYTES
 from uffdprefetch.protocol import leftovers
 from uffdprefetch.service.coordinator import MS, Coordinator
 from uffdprefetch.service.freshness import Freshness
-from uffdprefetch.service.known_orders import Planning
+from uffdprefetch.service.known_orders import OrderService
 from uffdprefetch.service.live import Live
 from uffdprefetch.service.observe import Observer
 from uffdprefetch.service.peers import Peers
@@ -111,7 +111,7 @@ class Service:
             self.engine.use_pool(pool)
         self._epoll = select.epoll()
         self._epoll.register(self._wake_fd, select.EPOLLIN)
-        self._planning = self._with_plans(listener.getsockname())
+        self._order_service = self._with_orders(listener.getsockname())
         self._listener, self._path = listener, listener.getsockname()
         self._live = Live(
             config,
@@ -130,7 +130,7 @@ class Service:
             self._summary,
             config.fingerprint(),
             Watchers(self._live.snapshot),
-            self._planning.announcements if self._planning is not None else None,
+            self._order_service.announcements if self._order_service is not None else None,
         )
         self._housekeeping_ns = 0
         self._next_pump_ns = 0
@@ -157,11 +157,11 @@ class Service:
             self._ledger.degrade(why_fallen_back(config))
         return config, pool
 
-    def _with_plans(self, socket_path: str) -> Planning | None:
+    def _with_orders(self, socket_path: str) -> OrderService | None:
         if self.config.policy == "none":
             return None
         try:
-            return Planning(socket_path, self.config, self.engine, self._epoll)
+            return OrderService(socket_path, self.config, self.engine, self._epoll)
         except OSError as error:
             self._ledger.degrade(f"no order can be told: {error}")
             return None
@@ -226,8 +226,8 @@ class Service:
             due = min(due, self.engine.due_ns)
         if self.engine.pool:
             due = min(due, now + uffd_pool.TICK_NS)
-        if self._planning is not None and self._planning.due_ns is not None:
-            due = min(due, self._planning.due_ns)
+        if self._order_service is not None and self._order_service.due_ns is not None:
+            due = min(due, self._order_service.due_ns)
         if self._live.sampling.due_ns:
             due = min(due, self._live.sampling.due_ns)
         for client in self.engine.clients.values():
@@ -250,12 +250,12 @@ class Service:
                     os.read(fd, 8 if fd == self._wake_fd else 64)
                 if fd == self._signal_fd:
                     self._look_for_writers()
-            elif self._planning is not None and fd == self._planning.resolver.fd:
-                self._planning.resolver.ready()
+            elif self._order_service is not None and fd == self._order_service.resolver.fd:
+                self._order_service.resolver.ready()
             else:
                 self._peers.receive(fd)
-        if self._planning is not None:  # what has ended first, then what was touched since
-            self._planning.announcements.look(CLOCK.now_ns())
+        if self._order_service is not None:  # what has ended first, then what was touched since
+            self._order_service.announcements.look(CLOCK.now_ns())
         for client in self.engine.clients.values():
             self.engine.on_events(client, client.ring.drain())
         pool = self.engine.pool
@@ -373,8 +373,8 @@ class Service:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(CLOSE_SECONDS)
         self._listener.close()
-        if self._planning is not None:
-            self._planning.close()
+        if self._order_service is not None:
+            self._order_service.close()
         leftovers.remove_names(self._path, self._lock_fd)
         self._peers.part(now=True)
         self._workers.close()

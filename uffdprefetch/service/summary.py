@@ -178,7 +178,7 @@ def summary(
         "ranks": [ranks[rank] for rank in sorted(ranks)],
         "files": files,
         "streams": streams,
-        "plans": engine.plans.describe() if engine.plans else [],
+        "plans": engine.known_orders.describe() if engine.known_orders else [],
         "refused": ledger.refused,
         "totals": totals(ledger, files, pool),
         "service": {

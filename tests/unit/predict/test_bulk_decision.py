@@ -17,7 +17,12 @@ from uffdprefetch.predict.bulk import (
     Choice,
     judge,
 )
-from uffdprefetch.predict.randomness import JUMPS_RANDOM, TOUCHES, RandomnessDetector, longest_run
+from uffdprefetch.predict.randomness import (
+    JUMPS_RANDOM,
+    TOUCHES,
+    RandomnessDetector,
+    longest_monotone_length,
+)
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 BLOCK = 64 * KIB
@@ -341,10 +346,10 @@ def test_of_what_is_seen_at_once_a_part_is_remembered_and_all_is_counted() -> No
 
 
 def test_the_longest_run_takes_one_of_what_was_seen_together() -> None:
-    assert longest_run([[1, 2, 3], [4]], 1) == 2
-    assert longest_run([[5], [3], [4], [1]], -1) == 3
-    assert longest_run([[5], [5]], 1) == 1
-    assert longest_run([], 1) == 0
+    assert longest_monotone_length([[1, 2, 3], [4]], 1) == 2
+    assert longest_monotone_length([[5], [3], [4], [1]], -1) == 3
+    assert longest_monotone_length([[5], [5]], 1) == 1
+    assert longest_monotone_length([], 1) == 0
 
 
 @pytest.mark.parametrize(

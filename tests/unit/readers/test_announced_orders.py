@@ -35,12 +35,12 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
 def heard(job: Job) -> Iterator[Announcements]:
     made = Announcements(
         job.helper,
-        job.plans,
+        job.known_orders,
         job.ledger,
         lambda: job.clients,
         job.comes,  # type: ignore[arg-type]
     )
-    job.plans.sources.append(made)
+    job.known_orders.sources.append(made)
     yield made
     for fd in made._progress.values():
         os.close(fd)
@@ -84,7 +84,7 @@ def followed(job: Job, heard: Announcements) -> Any:
     written(job, 1)
     heard.announced(10, 10, 1)
     job.helper.answer(orders=[part()])
-    (reader,) = job.plans.all
+    (reader,) = job.known_orders.all
     return reader
 
 
@@ -114,7 +114,7 @@ def test_the_bytes_of_an_order_are_asked_for_in_what_its_processes_map(
     assert heard.pending(only(own)) and heard.pending(only(worker))
     assert not heard.pending(only(stranger))
     job.helper.answer(orders=[part("some", 0, 0), part("more", 1, 1)])
-    train, valid = job.plans.all
+    train, valid = job.known_orders.all
     assert heard.readers(worker.regions[0].reader) == heard.readers(only(own)) == [train]
     assert heard.readers(worker.regions[1].reader) == [valid]
     assert heard.readers(only(stranger)) == []
@@ -150,7 +150,7 @@ def test_each_counter_is_its_own(job: Job, heard: Announcements) -> None:
         written(job, number, slot=number, reader=f"loader-{number}")
         heard.announced(10, 10, number)
         job.helper.answer(orders=[part()])
-    first, second = job.plans.all
+    first, second = job.known_orders.all
     progress(job, 2, 9)
     heard.look(job.now)
     assert second.look() and first.look() and (place(first), place(second)) == ((0, 0), (0, 9))
@@ -163,7 +163,7 @@ def test_what_was_said_before_the_order_came_counts(job: Job, heard: Announcemen
     heard.announced(10, 10, 1)
     assert job.helper.asked[-1]["said"] == 12
     job.helper.answer(orders=[part()])
-    assert place(job.plans.all[0]) == (0, 12)
+    assert place(job.known_orders.all[0]) == (0, 12)
 
 
 def test_an_end_is_the_end_and_what_was_read_till_then_counts(
@@ -173,8 +173,8 @@ def test_an_end_is_the_end_and_what_was_read_till_then_counts(
     assert reader.live
     progress(job, 1, 70 | ENDED)
     heard.look(job.now)
-    assert not heard.any and job.plans.all == [] and reader.ended
-    assert job.plans.describe()[0]["read_items"] == 70
+    assert not heard.any and job.known_orders.all == [] and reader.ended
+    assert job.known_orders.describe()[0]["read_items"] == 70
     assert not list(job.directory.glob("10-1.*")) and heard._progress == {}
     assert len(job.helper.asked) == 1
 
@@ -201,7 +201,7 @@ def test_without_its_counter_an_announcement_has_ended(
     else:
         os.truncate(path, left)
     heard.look(job.now)
-    assert not heard.any and reader.ended and job.plans.describe()[0]["read_items"] == 5
+    assert not heard.any and reader.ended and job.known_orders.describe()[0]["read_items"] == 5
 
 
 def test_a_dropped_order_is_not_taken_up_by_its_end(job: Job, heard: Announcements) -> None:
@@ -211,7 +211,7 @@ def test_a_dropped_order_is_not_taken_up_by_its_end(job: Job, heard: Announcemen
     progress(job, 1, 70 | ENDED)
     heard._heard[10, "loader"].items = 70
     heard.forget_process(10)
-    assert job.plans.describe()[0]["read_items"] == 3 and heard._progress == {}
+    assert job.known_orders.describe()[0]["read_items"] == 3 and heard._progress == {}
 
 
 def test_a_new_order_of_the_same_reader_takes_the_place_of_the_last(
@@ -222,14 +222,14 @@ def test_a_new_order_of_the_same_reader_takes_the_place_of_the_last(
     progress(job, 1, 40)
     written(job, 2, slot=2)
     heard.announced(10, 10, 2)
-    assert first.ended and job.plans.describe()[0]["read_items"] == 40
+    assert first.ended and job.known_orders.describe()[0]["read_items"] == 40
     assert not (job.directory / "10-1.json").exists() and (job.directory / "10-2.json").exists()
     job.helper.answer(orders=[part("more")])
-    (second,) = job.plans.all
+    (second,) = job.known_orders.all
     assert second.live and second.walk.items == 20
     written(job, 3, slot=3, reader="another")
     heard.announced(10, 10, 3)
-    assert job.plans.all == [second], "of another reader: both hold"
+    assert job.known_orders.all == [second], "of another reader: both hold"
 
 
 def test_an_answer_that_comes_too_late_is_of_nobody(job: Job, heard: Announcements) -> None:
@@ -238,9 +238,9 @@ def test_an_answer_that_comes_too_late_is_of_nobody(job: Job, heard: Announcemen
         written(job, number, slot=number)
         heard.announced(10, 10, number)
     job.helper.answer(0, orders=[part()], error="of the first one")
-    assert job.plans.all == [] and job.ledger.degradations == []
+    assert job.known_orders.all == [] and job.ledger.degradations == []
     job.helper.answer(1, orders=[part()])
-    assert len(job.plans.all) == 1
+    assert len(job.known_orders.all) == 1
 
 
 def test_what_could_not_be_told_is_asked_again_less_and_less_often(
@@ -296,7 +296,7 @@ def test_findings_and_errors_are_told(job: Job, heard: Announcements) -> None:
     job.helper.orders["some"] = ValueError("short")
     job.helper.orders["more"] = OSError("gone")
     job.helper.answer(error="an error", findings=["a finding"], orders=[part(), part("more", 1)])
-    assert job.plans.all == []
+    assert job.known_orders.all == []
     assert job.ledger.degradations == [
         "an error", "a finding", "loader: its order cannot be mapped: short",
         "loader: its order cannot be mapped: gone",
@@ -359,7 +359,7 @@ def test_of_a_process_that_has_ended_nothing_is_followed(job: Job, heard: Announ
     heard.announced(20, 20, 1)
     job.helper.answer(orders=[part("more")])
     heard.forget_process(10)
-    assert reader.ended and len(job.plans.all) == 1 and heard.any
+    assert reader.ended and len(job.known_orders.all) == 1 and heard.any
     assert not (job.directory / "10-1.json").exists()
     heard.look(job.now)
     assert set(heard._progress) == {20}, "its counters are closed"

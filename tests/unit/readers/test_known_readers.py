@@ -80,7 +80,7 @@ class Node:
         clock, ledger = Clock(lambda: self.now), Ledger()
         self.scheduler, self.orders = scheduler, Orders(scheduler, ledger, clock)
         self.engine = Coordinator(Config(), scheduler, ledger, clock=clock)
-        self.engine.use_plans(self.orders)
+        self.engine.use_known_orders(self.orders)
         self.orders.begin()
         file: Any = SimpleNamespace(
             key=(1, 2, SIZE, 4), path="/data/records", size_bytes=SIZE, changed=None, pooled=None,

@@ -22,8 +22,8 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
 
 @pytest.fixture
 def plan(job: Job) -> PlanFile:
-    made = PlanFile(job.helper, job.plans, job.ledger, job.comes)  # type: ignore[arg-type]
-    job.plans.sources.append(made)
+    made = PlanFile(job.helper, job.known_orders, job.ledger, job.comes)  # type: ignore[arg-type]
+    job.known_orders.sources.append(made)
     return made
 
 
@@ -33,8 +33,8 @@ def test_each_rank_has_one_reader_in_each_file(job: Job, plan: PlanFile) -> None
     (first,), (second,) = (plan.readers(only(client)) for client in ranks)
     assert plan.readers(other.regions[0].reader) == [second] and second is not first
     (third,) = plan.readers(other.regions[1].reader)
-    assert job.plans.all == [first, second, third]
-    assert [(r.rank, r.file.path) for r in job.plans.all] == [
+    assert job.known_orders.all == [first, second, third]
+    assert [(r.rank, r.file.path) for r in job.known_orders.all] == [
         (0, "/train"), (1, "/train"), (1, "/valid"),
     ]  # fmt: skip
 

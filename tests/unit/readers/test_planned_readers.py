@@ -68,30 +68,30 @@ class Service:
         self, *readers: PlannedReader, verdict: ServingMode = ServingMode.CHECKPOINTS
     ) -> None:
         self.scheduler, self.ledger = Needs(), Ledger()
-        self.plans = KnownOrders(self.scheduler, self.ledger)  # type: ignore[arg-type]
+        self.known_orders = KnownOrders(self.scheduler, self.ledger)  # type: ignore[arg-type]
         self.scheduler.meter = SimpleNamespace(storage=SimpleNamespace(latency_seconds=0.0))
-        self.plans.allowed_bytes = lambda _: 64 * MIB
+        self.known_orders.allowed_bytes = lambda _: 64 * MIB
         self.client: Any = SimpleNamespace(rank=0, pid=7, readers={})
         self.region = region_of(self.client, readers[0].file if readers else file_of(), verdict)
-        self.plans.sources.append(Owner(*readers))
+        self.known_orders.sources.append(Owner(*readers))
         for reader in readers:
-            self.plans.add(reader)
+            self.known_orders.add(reader)
 
     def touch(self, start: int, end: int, now: int) -> None:
         seen = Observation(start, end, now)
-        self.plans.observe(self.region.reader, self.region, seen, None)
+        self.known_orders.observe(self.region.reader, self.region, seen, None)
 
     def touches(self, records: Iterable[int], now: int = 1) -> None:
         for record in records:
             self.touch(record * RECORD, record * RECORD + PAGE, now)
 
     def reader(self) -> PlannedReader | None:
-        return self.plans.order_of(self.region.reader)
+        return self.known_orders.order_of(self.region.reader)
 
     def demands(self, reader: PlannedReader) -> None:
         """What the arbiter does with the one in charge."""
         self.region.reader.order.reader = reader
-        for consumer, wanted in self.plans.demand(self.region.reader, 0):
+        for consumer, wanted in self.known_orders.demand(self.region.reader, 0):
             self.scheduler.want(consumer, wanted)
 
 
@@ -109,7 +109,7 @@ def test_of_several_readers_the_one_that_went_on_last_has_the_mapping() -> None:
 def test_a_mapping_is_of_the_first_source_that_knows_an_order_for_it() -> None:
     first, second = follows(Orders(range(100, 200))), follows(Orders(range(500, 600)))
     service = Service(first)
-    service.plans.sources.append(Owner(second))
+    service.known_orders.sources.append(Owner(second))
     first.active_ns, second.active_ns = 2, 3
     assert service.reader() is first
     first.ended = True
@@ -118,11 +118,11 @@ def test_a_mapping_is_of_the_first_source_that_knows_an_order_for_it() -> None:
 
 def test_an_order_may_come_from_any_source() -> None:
     service = Service()
-    assert not service.plans.pending(service.region.reader)
-    service.plans.sources.append(Owner(pending=True))
-    assert service.plans.pending(service.region.reader)
-    service.plans.mapped(service.client)
-    told = [source.told for source in service.plans.sources]  # type: ignore[attr-defined]
+    assert not service.known_orders.pending(service.region.reader)
+    service.known_orders.sources.append(Owner(pending=True))
+    assert service.known_orders.pending(service.region.reader)
+    service.known_orders.mapped(service.client)
+    told = [source.told for source in service.known_orders.sources]  # type: ignore[attr-defined]
     assert told == [[service.client], [service.client]]
 
 
@@ -140,17 +140,17 @@ def test_a_touch_of_a_planned_reader_moves_it() -> None:
 def test_a_dropped_order_is_told_of_once_and_leaves_nothing_wanted(verdict: ServingMode) -> None:
     reader = follows(Orders(range(100, 200)), rank=5)
     service = Service(reader, verdict=verdict)
-    plans, wrong = service.plans, (2000 * RECORD, 2300 * RECORD)
+    known_orders, wrong = service.known_orders, (2000 * RECORD, 2300 * RECORD)
     for _ in range(2):
         if verdict == ServingMode.PAGE_TABLES:
-            plans.scanned(service.region, [wrong], reader.touched_ns)
+            known_orders.scanned(service.region, [wrong], reader.touched_ns)
         else:
             service.touch(*wrong, 3)
     assert service.scheduler.forgotten == [reader.consumer] and service.reader() is None
     (line,) = service.ledger.degradations
     assert line.startswith("/data/records: rank 5: the order known from a test is not followed")
     assert line.endswith(str(reader.dropped))
-    assert [plan["dropped"] for plan in plans.describe()] == [reader.dropped]
+    assert [plan["dropped"] for plan in known_orders.describe()] == [reader.dropped]
 
 
 @pytest.mark.parametrize("verdict", [ServingMode.CHECKPOINTS, ServingMode.PAGE_TABLES])
@@ -158,9 +158,9 @@ def test_a_look_tells_at_once_also_where_a_checkpoint_has_just_told(verdict: Ser
     reader = follows(Orders(range(100, 200)))
     service = Service(reader, verdict=verdict)
     now = reader.touched_ns
-    assert service.plans.scanned(service.region, found(range(100, 104)), now)
+    assert service.known_orders.scanned(service.region, found(range(100, 104)), now)
     assert place(reader) == (0, 4)
-    assert not service.plans.scanned(service.region, [], now)
+    assert not service.known_orders.scanned(service.region, [], now)
 
 
 def test_in_the_pool_a_look_waits_while_faults_tell(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +170,7 @@ def test_in_the_pool_a_look_waits_while_faults_tell(monkeypatch: pytest.MonkeyPa
     service.touches([100], now=10**12)
     later = 10**12 + 100_000_000  # 0.1 s
     reader.said(2, later - 1)  # no touch
-    look = service.plans.scanned
+    look = service.known_orders.scanned
     assert not look(service.region, found([101, 103, 104, 105]), later - 1)
     assert place(reader) == (0, 2) and reader.seen == found([103, 104, 105])
     reader.seen = found([102, 103, 104])
@@ -199,13 +199,13 @@ def test_a_reader_that_is_removed_is_told_of_and_wants_nothing_more() -> None:
     reader, other = follows(Orders(range(100, 200))), follows(Orders(range(500, 600)))
     service = Service(reader)
     service.touches(range(100, 103))
-    service.plans.add(other)
+    service.known_orders.add(other)
     assert other.live
     for _ in range(2):
-        service.plans.remove(reader)
-    assert service.plans.all == [other] and reader.ended and not reader.live
+        service.known_orders.remove(reader)
+    assert service.known_orders.all == [other] and reader.ended and not reader.live
     assert service.scheduler.forgotten == [reader.consumer]
-    assert [plan["read_items"] for plan in service.plans.describe()] == [3, 0]
+    assert [plan["read_items"] for plan in service.known_orders.describe()] == [3, 0]
 
 
 def test_the_summary_has_whose_order_has_come_and_the_last_that_have_ended(
@@ -214,8 +214,8 @@ def test_the_summary_has_whose_order_has_come_and_the_last_that_have_ended(
     monkeypatch.setattr(known_order, "ENDED_MAX", 2)
     waits = follows(Orders(epochs=1))
     service = Service(waits)
-    assert service.plans.describe() == []
+    assert service.known_orders.describe() == []
     for rank in range(4):
-        service.plans.add(reader := follows(Orders(range(100, 200)), rank))
-        service.plans.remove(reader)
-    assert [plan["rank"] for plan in service.plans.describe()] == [2, 3]
+        service.known_orders.add(reader := follows(Orders(range(100, 200)), rank))
+        service.known_orders.remove(reader)
+    assert [plan["rank"] for plan in service.known_orders.describe()] == [2, 3]

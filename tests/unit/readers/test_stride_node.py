@@ -74,12 +74,12 @@ class Node:
             self.clients.append(client)
         scheduler: Any = Notes()
         self.scheduler, self.ledger, self.shelf = scheduler, Ledger(), Shelf()
-        self.plans = KnownOrders(scheduler, self.ledger)
+        self.known_orders = KnownOrders(scheduler, self.ledger)
         self.strides = Strides(
-            self.shelf, self.plans, self.ledger,
+            self.shelf, self.known_orders, self.ledger,
             lambda: readers_of(dict(enumerate(self.clients))), always=policy == "stride",
         )  # fmt: skip
-        self.plans.sources.append(self.strides)
+        self.known_orders.sources.append(self.strides)
 
     def _block_counts(self, first: int, last: int) -> tuple[int, int, int]:
         return sum(first <= block < last for block in self.used) * BLOCK_BYTES, 0, 0
@@ -116,7 +116,7 @@ class Node:
         """A checkpoint tells of it."""
         (start,), (end,) = self.index.extents(record)
         seen = Observation(int(start), int(end), self.now)
-        self.plans.observe(self.of(), self.clients[0].regions[1], seen, None)
+        self.known_orders.observe(self.of(), self.clients[0].regions[1], seen, None)
 
     def skips(self, ranks: Iterable[int], period: int, steps: range, pass_ms: int = 10) -> None:
         """They read record ``rank`` of each ``period``, in turn."""
@@ -125,7 +125,7 @@ class Node:
                 self.reads(rank, [step * period + rank], pass_ms)
 
     def reader(self, rank: int = 0) -> Any:
-        return self.plans.order_of(self.of(rank))
+        return self.known_orders.order_of(self.of(rank))
 
     def holds(self, rank: int = 0) -> bool:
         return self.strides.confidence(self.of(rank), self.now) > 0
@@ -157,8 +157,8 @@ def test_a_rank_that_skips_gets_no_windows_and_then_an_order(make: Any) -> None:
     assert (reader.walk.items, reader.walk.position) == (100, 13)
     node.of().order.reader = reader
     node.scheduler.meter = SimpleNamespace(storage=SimpleNamespace(latency_seconds=0.0))
-    node.plans.allowed_bytes = lambda _: 64 * MIB
-    for consumer, wanted in node.plans.demand(node.of(), 0):
+    node.known_orders.allowed_bytes = lambda _: 64 * MIB
+    for consumer, wanted in node.known_orders.demand(node.of(), 0):
         node.scheduler.want(consumer, wanted)
     theirs = {tuple(int(edge) for edge in pair) for pair in zip(
         *node.index.extents(range(107, 800, 8)), strict=True)}  # fmt: skip
@@ -258,7 +258,9 @@ def test_a_wrong_guess_is_dropped_without_a_word_and_not_made_for_ever(make: Any
         at += 200
         assert node.reader() is None
     assert node.ledger.degradations == []
-    assert [plan["dropped"] for plan in node.plans.describe()] == ["other records are read"] * 3
+    assert [plan["dropped"] for plan in node.known_orders.describe()] == [
+        "other records are read"
+    ] * 3
     node.reads(0, range(at, at + 200, 8), pass_ms=5000)
     assert node.reader() is None
     assert not node.holds()
@@ -337,7 +339,7 @@ def test_auto_asks_for_nothing_where_it_is_no_walk_for_sure(make: Any) -> None:
 def test_auto_asks_for_nothing_where_an_order_is_known_or_will_be(make: Any, known: bool) -> None:
     node = make(equal(), policy="auto")
     reader = SimpleNamespace(live=True, active_ns=0)
-    node.plans.sources.insert(0, SimpleNamespace(
+    node.known_orders.sources.insert(0, SimpleNamespace(
         readers=lambda _: [reader] if known else [],
         pending=lambda _: not known,
     ))  # fmt: skip

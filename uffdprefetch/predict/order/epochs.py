@@ -16,7 +16,7 @@ from uffdprefetch.predict.order.progress import (
     NEAR_BYTES,
     WAY,
     OrderPosition,
-    longest_way,
+    longest_increasing_subsequence,
 )
 
 if TYPE_CHECKING:  # they bring numpy, which a service without a plan spares
@@ -93,7 +93,7 @@ class _Beginning:
 
     def _on_a_way(self, upcoming: OrderCursor) -> bool:
         """By a way through it, wherever that is: what comes first is mapped still, perhaps."""
-        way = longest_way([touch.spot.item for touch in self._touches])
+        way = longest_increasing_subsequence([touch.spot.item for touch in self._touches])
         if len(way) < WAY:
             return False
         upcoming.said(way[0], self._touches[0].now_ns)

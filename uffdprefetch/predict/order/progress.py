@@ -71,7 +71,7 @@ _SKIPPED = 4  # given up, not having been handed out
 _QUIET = 5  # nothing, and a touch need not show: it is not waited for
 
 
-def longest_way(units: list[int]) -> list[int]:
+def longest_increasing_subsequence(units: list[int]) -> list[int]:
     """The longest rising run through these, in which others may lie between."""
     tails: list[int] = []  # places in ``units`` of the last of the best run of each length
     before: list[int] = []
@@ -397,7 +397,7 @@ class OrderProgress:
         """Readers are far ahead and nobody is here: on to the next place where one is. A single
         touch is no reader: what lies beside a record is due anywhere."""
         lately = [unit for unit in self._verdict.lately() if unit >= self._front]
-        way = longest_way(lately)
+        way = longest_increasing_subsequence(lately)
         if len(way) >= WAY:
             self._lead(way[-RECENT])
             return

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from uffdprefetch.base.arrays import Array
-from uffdprefetch.predict.order.progress import WAY, longest_way
+from uffdprefetch.predict.order.progress import WAY, longest_increasing_subsequence
 
 MIB = 1 << 20
 #: Records judged at a time; fewer than half of them expected: wrong.
@@ -115,7 +115,9 @@ class OrderValidator:
         self._elsewhere += not near
         right = sum(self._votes)
         if len(self._votes) == JUDGED and 2 * right < JUDGED:
-            if len(longest_way(self.lately())) >= WAY:  # in the order, but far from the position
+            if (
+                len(longest_increasing_subsequence(self.lately())) >= WAY
+            ):  # in the order, but far from the position
                 self._votes.clear()
                 return True
             self._is_wrong(
