@@ -160,10 +160,7 @@ def cursors(seed: int) -> Iterator[Decision]:
     rng = random.Random(seed)
     count, size = rng.choice((300, 3000)), rng.choice((5000, 80 * KIB, 3 * MIB, 40 * MIB))
     told = shuffled(count, seed) if seed % 2 else np.arange(count)
-    walk = OrderCursor(
-        fixed_records(told, size), count * size, quiet=rng.random() < 0.4,
-        watched_bytes=rng.choice((0, 4 * MIB)),
-    ) if seed % 3 else OrderCursor(fixed_records(told, size), count * size)  # fmt: skip
+    walk = OrderCursor(fixed_records(told, size), count * size)
     read = {
         0: told, 1: told[::-1], 2: shuffled(count, seed + 99), 3: np.roll(told, count // 3),
         4: np.where(np.arange(count) % 3 == 0, shuffled(count, 7), told),
@@ -208,7 +205,7 @@ def quiet(seed: int) -> Iterator[Decision]:
     rng = random.Random(seed)
     count, size = 3000, rng.choice((100 * KIB, MIB, 4 * MIB))
     rows = shuffled(count, seed)
-    walk = OrderCursor(fixed_records(rows, size), count * size, quiet=seed % 2 == 0)
+    walk = OrderCursor(fixed_records(rows, size), count * size)
     shows, skips = rng.choice((0.05, 0.3, 1.0)), rng.choice((0.0, 0.03, 0.06, 0.12))
     stray, item, now = rng.choice((0.0, 0.25, 0.5, 0.7)), 0, 10**9
     allowed = rng.choice((MIB, 4 * MIB, GIB))

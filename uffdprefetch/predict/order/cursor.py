@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from uffdprefetch.predict import window
-from uffdprefetch.predict.order.progress import WATCHED_BYTES, OrderProgress
+from uffdprefetch.predict.order.progress import OrderProgress
 
 if TYPE_CHECKING:
     import numpy as np
@@ -69,11 +69,8 @@ class OrderRange(NamedTuple):
 class OrderCursor(OrderProgress):
     """One rank on its way through one Order.
 
-    ``watched_bytes`` (WATCHED_BYTES): a touch of the unit at each multiple of it (offset_at()) is
-    sure to be seen; 0: of any record. What should show and does not is waited for, and makes the
-    plan ``wrong`` at last. ``quiet``: no touch is sure to be seen, as in page tables that are
-    looked at from time to time, so none is waited for. Raises ValueError for an order of more than
-    2^62 bytes; its OrderExtents may be given instead, which are of a file and a page size already.
+    Raises ValueError for an order of more than 2^62 bytes; its OrderExtents may be given instead,
+    which are of a file and a page size already.
     """
 
     def __init__(
@@ -83,13 +80,11 @@ class OrderCursor(OrderProgress):
         page_bytes: int = 4096,
         merge_gap_bytes: int = 64 << 10,
         slice_bytes: int = 4 << 20,
-        watched_bytes: int | None = None,
-        quiet: bool = False,
     ) -> None:
         from uffdprefetch.predict.order.extents import OrderExtents
         from uffdprefetch.predict.order.pieces import OutstandingPages
 
-        super().__init__(WATCHED_BYTES if watched_bytes is None else watched_bytes, quiet)
+        super().__init__()
         units = (
             order
             if isinstance(order, OrderExtents)
@@ -107,12 +102,6 @@ class OrderCursor(OrderProgress):
     def sent_bytes(self) -> int:
         """The plan coordinate up to which pieces have been handed out."""
         return int(self._units.coordinate[self._sent])
-
-    def offset_at(self, plan_bytes: int) -> int:
-        """Where in the file the first unit (record, or piece of a long one) begins whose coordinate
-        is no less; at the end of the order the last one."""
-        units = self._units
-        return int(units.starts[min(units.at(plan_bytes), len(units) - 1)]) if len(units) else 0
 
     @property
     def amplification(self) -> float:
@@ -194,9 +183,9 @@ def lookahead_bytes(
     ``boost`` as of a stream.
 
     The rate counts in pages of the file (small records need more of them than their bytes), its
-    bounds and ``allowed_bytes`` too; and it begins where the foremost of several readers is.
+    bounds and ``allowed_bytes`` too.
     """
     pages_for_a_byte = max(walk.amplification, 1.0)
     rate = walk.rate_bytes_per_second * pages_for_a_byte
-    ahead = window.ahead_at_rate(rate, storage, boost) + walk.spread_bytes * pages_for_a_byte
+    ahead = window.ahead_at_rate(rate, storage, boost)
     return int(min(ahead, max(allowed_bytes, window.MIB)) / pages_for_a_byte)

@@ -153,7 +153,7 @@ class Epochs:
         from uffdprefetch.predict.order.cursor import OrderCursor
 
         order = self._source.order(epoch)
-        return None if order is None else OrderCursor(order, self._file_bytes, quiet=True)
+        return None if order is None else OrderCursor(order, self._file_bytes)
 
     def _upcoming(self) -> OrderCursor | None:
         last = self.number + EMPTY_MAX

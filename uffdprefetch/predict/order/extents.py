@@ -94,10 +94,6 @@ class OrderExtents:
         """The first unit whose coordinate is ``plan_bytes`` or more."""
         return int(np.searchsorted(self.coordinate[:-1], np.int64(plan_bytes), "left"))
 
-    def sum_bytes(self, units: Array) -> int:
-        """Of these units together."""
-        return int((self.ends[units] - self.starts[units]).sum())
-
     def overlapping(self, start: int, end: int) -> Array:
         """The units with a byte in [start, end) of the file, ascending."""
         page = self.page_bytes

@@ -3,10 +3,9 @@
 is made
 of it.
 
-Touches do not say all: a record whose pages are mapped already is read without one, looks into
-page tables come late, several workers read several batches at a time. So the position is the first
-record that was not touched though later ones were, and waits for it only as long as readers were
-seen to be late.
+Touches do not say all: a record whose pages are mapped already is read without one, page-table
+scans come late, several workers read several batches at a time. So no record is waited for: the
+position is behind the foremost touch that is this order's.
 """
 
 from __future__ import annotations
@@ -35,13 +34,8 @@ NEAR_BYTES = 16 * MIB
 #: right, but the position waits. Of touches that have nothing to do with the plan it takes in a
 #: quarter, which is far from half.
 HORIZON_PART = 8
-#: How late a touch may come, in bytes of the order, before the readers' own lateness is known.
-DOUBT_BYTES = 32 * MIB
 #: With each touch in order the memory of late ones fades: half of it after 34.
 FADE = 0.98
-#: Grid, in bytes of the order, of the units by which untouched bytes are judged, each for its whole
-#: cell: where offset_at() tells a sensor to look.
-WATCHED_BYTES = 4 * MIB
 #: What is mapped is less sure than a touch, since a fault maps its neighbours too: the position
 #: follows as far as MAPPED_PART of the units are mapped, and at most MAPPED_BEYOND units beyond
 #: what was handed out.
@@ -64,11 +58,8 @@ READING = 64
 
 # What is known of a unit:
 _NEW = 0  # nothing
-_TOUCHED = 1  # its pages were touched, perhaps for another one: it will show no more
+_TOUCHED = 1  # its pages were touched, perhaps for another one
 _READ = 2  # a reader was there
-_WASTED = 3  # given up, having been handed out
-_SKIPPED = 4  # given up, not having been handed out
-_QUIET = 5  # nothing, and a touch need not show: it is not waited for
 
 
 def longest_increasing_subsequence(units: list[int]) -> list[int]:
@@ -95,12 +86,10 @@ class OrderPosition(NamedTuple):
 
 
 class OrderProgress:
-    """See Walk, which hands out what comes next: of that (``_sent``, a unit; ``_lookahead_bytes``)
-    this must know to tell what was in vain, and how long to wait."""
+    """See OrderCursor, which hands out what comes next: up to unit ``_sent``, ``_lookahead_bytes``
+    ahead."""
 
-    def __init__(self, watched_bytes: int, quiet: bool) -> None:
-        self.watched_bytes = watched_bytes
-        self._quiet = quiet
+    def __init__(self) -> None:
         #: Whether the last touch that saw() was told of is none of this order at this place: it may
         #: be one of the next epoch's.
         self.stray = False
@@ -110,7 +99,6 @@ class OrderProgress:
         self._near_ns = 0  # when the last touch that moves the position was
         self._far = 0  # the unit of the last one that lay beyond
         self._late_bytes = 0.0
-        self._doubt_bytes: float = DOUBT_BYTES
 
     def _start(self, units: OrderExtents) -> None:
         """At the beginning of an order."""
@@ -120,7 +108,7 @@ class OrderProgress:
 
         self._units = units
         self.items = units.items
-        self._state = bytearray([_QUIET if self._quiet else _NEW]) * len(units)
+        self._state = bytearray(len(units))
         self._states: Array = np.frombuffer(self._state, np.uint8)
         self._at = self._front = self._sent = 0  # units
         self._reading: dict[int, int] = {}
@@ -160,11 +148,6 @@ class OrderProgress:
     def total_bytes(self) -> int:
         """The plan coordinate of the order's end."""
         return self._units.total_bytes
-
-    @property
-    def spread_bytes(self) -> int:
-        """How far beyond the position records are being read."""
-        return int(self._units.coordinate[self._front]) - self.position_bytes
 
     @property
     def rate_bytes_per_second(self) -> float:
@@ -218,17 +201,13 @@ class OrderProgress:
             first = len(hits)
         nearest = int(hits[first]) if first < len(hits) else len(self._units)
         states = self._states[hits]
-        late = hits[(states == _WASTED) | (states == _SKIPPED)]
         self._settle(hits, states)
-        new, read = nearest < len(self._units) and int(states[first]) in (_NEW, _QUIET), 0
+        new, read = nearest < len(self._units) and int(states[first]) == _NEW, 0
         near = nearest < self._near() or self._goes_on_far(nearest, now_ns)
         self._near_ns = now_ns if near else self._near_ns
         expected = near or self._expected(hits, nearest)
         if nearest < len(self._units) and not self._read_on(nearest, start, end):
             read = self._match(hits[first:], new, near)
-        if not near and len(late) and int(late[-1]) >= self._behind():
-            near = True
-            self._was_late(int(late[-1]))
         if self._at < len(self._units):  # else it is done, and what comes is another epoch's
             unit = nearest if nearest < len(self._units) else int(hits[-1])
             if self._verdict.vote(hits, unit, expected, near, self.position):
@@ -317,7 +296,7 @@ class OrderProgress:
     def _goes_on_far(self, unit: int, now_ns: int) -> bool:
         """Where not each touch shows, a reader may have gone far, at its pace, since one did: two
         touches one after the other there tell."""
-        if not self._quiet or not self._near_ns or unit >= len(self._units):
+        if not self._near_ns or unit >= len(self._units):
             return False
         at = int(self._units.coordinate[unit])
         seconds = min(FAR_SECONDS, (now_ns - self._near_ns) / 1e9)
@@ -375,7 +354,6 @@ class OrderProgress:
             items = items if new else 0
         else:
             self._late_bytes *= FADE
-            self._doubt_bytes *= FADE
             self._inside = (int(units.starts[first]), int(units.ends[first]))
         self._lead(last + 1)
         return items
@@ -411,64 +389,18 @@ class OrderProgress:
         self._late_bytes = max(self._late_bytes * FADE, behind)
 
     def _settle(self, hits: Array, states: Array) -> None:
-        """They are touched: none of them has been handed out in vain."""
-        wasted = hits[states == _WASTED]
-        if len(wasted):
-            self._verdict.untouched_bytes -= self._stand_for(wasted)
+        """They are touched."""
         states = states.copy()
         states[states != _READ] = _TOUCHED
         self._states[hits] = states
 
     def _move(self, now_ns: int) -> None:
-        """On to the first unit that was not touched, or that is not worth waiting for."""
-        before = self._at
-        coordinate, front = self._units.coordinate, self._front
-        at = self._untouched(self._at)
-        patience = min(self._doubt_bytes, self._lookahead_bytes / 2 or self._doubt_bytes)
-        patience = max(patience, 2 * self._late_bytes)
-        least = int(coordinate[front]) - int(patience)
-        if int(coordinate[at]) < least:
-            upto = min(front, self._units.at(least))
-            self._give_up(at, upto)
-            at = self._untouched(upto)
-        self._go(at, now_ns)
-        if at > before:
-            self._verdict.weigh(self._late_bytes, self.position)
-
-    def _untouched(self, at: int) -> int:
-        found = self._state.find(_NEW, at, self._front)
-        return self._front if found < 0 else found
-
-    def _give_up(self, first: int, end: int) -> None:
-        states = self._states[first:end]
-        new = (states == _NEW).nonzero()[0]
-        states[new] = _SKIPPED
-        new = new[: new.searchsorted(self._sent - first)]
-        wasted = new[self._watched(new + first)]
-        states[wasted] = _WASTED
-        self._verdict.untouched_bytes += self._stand_for(wasted + first)
-
-    def _watched(self, units: Array) -> Array:
-        """Which of these would have shown a touch."""
-        if not self.watched_bytes:
-            return units >= 0
-        coordinate = self._units.coordinate
-        before: Array = coordinate[units - 1] // self.watched_bytes
-        watched: Array = (units == 0) | (coordinate[units] // self.watched_bytes > before)
-        return watched
-
-    def _stand_for(self, units: Array) -> int:
-        """How many bytes these of _watched() tell of."""
-        if not self.watched_bytes:
-            return self._units.sum_bytes(units)
-        return len(units) * self.watched_bytes
+        """On to where the foremost reader is."""
+        self._go(self._front, now_ns)
 
     def _go(self, at: int, now_ns: int) -> None:
         coordinate = self._units.coordinate
         gone = int(coordinate[at]) - int(coordinate[self._at])
-        sent = min(at, self._sent)
-        if sent > self._at:
-            self._verdict.passed_bytes += int(coordinate[sent]) - int(coordinate[self._at])
         self._at = at
         self._front, self._sent = max(self._front, at), max(self._sent, at)
         self._rate.note(gone, now_ns)
@@ -479,7 +411,5 @@ class OrderProgress:
         units = self._units
         at = int(units.item.searchsorted(min(items, self.items)))
         if at > self._at:
-            states = self._states[self._at : at]
-            states[states == _NEW] = _TOUCHED
             self._front = max(self._front, at)
-            self._go(self._untouched(at), now_ns)
+            self._move(now_ns)

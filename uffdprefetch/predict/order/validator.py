@@ -24,6 +24,8 @@ LOCAL_UNITS = 16
 ELSEWHERE = 32
 #: Of what is in no item, where hardly an item was ever touched: fewer than MATCHED.
 OUTSIDE_BYTES = 16 * MIB
+#: ... or of this part of the order, where that is more.
+OUTSIDE_PART = 0.05
 MATCHED = 8
 #: Share of what page-table scans find that is not due soon, from which on the order is wrong.
 #: (Of a right order's, what a fault maps beside its record; of another order of the same records
@@ -31,9 +33,6 @@ MATCHED = 8
 STRAY_PART = 0.4
 #: In which touches of what is in no item are counted: the kernel's fault-around.
 BLOCK_BYTES = 64 << 10
-#: Bytes that may be handed out and passed by untouched: this many, or this part of the order.
-UNTOUCHED_BYTES = 64 * MIB
-UNTOUCHED_PART = 0.05
 
 
 class OrderValidator:
@@ -47,8 +46,6 @@ class OrderValidator:
         self._count = 0
         self._latest = -1
         self._elsewhere = 0
-        self.passed_bytes = 0  # of what was handed out, gone by
-        self.untouched_bytes = 0  # of these, without a touch that should have shown
         self._right = 0
         self._outside: set[int] = set()  # blocks
         self._looked_bytes = self._stray_bytes = 0
@@ -77,7 +74,7 @@ class OrderValidator:
             return
         self._outside.update(range(start // BLOCK_BYTES, -(-end // BLOCK_BYTES)))
         seen_bytes = len(self._outside) * BLOCK_BYTES
-        if seen_bytes > max(OUTSIDE_BYTES, UNTOUCHED_PART * self._total_bytes):
+        if seen_bytes > max(OUTSIDE_BYTES, OUTSIDE_PART * self._total_bytes):
             self._is_wrong(
                 f"{seen_bytes / MIB:.0f} MiB were read, and {self._right} of its"
                 f" {self._items:,} items"
@@ -125,16 +122,6 @@ class OrderValidator:
                 f" {position:,} of {self._items:,}"
             )
         return self._elsewhere >= ELSEWHERE
-
-    def weigh(self, late_bytes: float, position: int) -> None:
-        """Judge by what was passed untouched. Of what readers are late by, some may come yet."""
-        cap = max(UNTOUCHED_BYTES, UNTOUCHED_PART * self._total_bytes)
-        cap += min(cap, 2 * late_bytes)
-        if self.untouched_bytes > cap:
-            self._is_wrong(
-                f"{self.untouched_bytes / MIB:.0f} MiB of the {self.passed_bytes / MIB:.0f} MiB"
-                f" handed out and passed were not touched (at item {position:,} of {self._items:,})"
-            )
 
     def _is_wrong(self, why: str) -> None:
         if self.wrong is None:
