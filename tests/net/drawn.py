@@ -276,7 +276,7 @@ def foreign(seed: int) -> Iterator[Decision]:
 class _Source:
     """Orders of epochs; the next one comes late."""
 
-    how = "drawn"
+    how, exact = "drawn", False
 
     def __init__(self, orders: list[Order | None], late: bool) -> None:
         self.orders, self.asked, self.late = orders, 0, late

@@ -31,6 +31,7 @@ class Orders:
     """A source: the orders that have come, how many epochs there are, which were asked for."""
 
     how = "a test"
+    exact = False
 
     def __init__(self, *orders: Iterable[int], epochs: int | None = None) -> None:
         self.come = dict(enumerate(map(order, orders)))
@@ -46,7 +47,9 @@ class Orders:
 
 
 def file_of(path: str = "/data/records") -> Any:
-    return SimpleNamespace(key=(1, 2, SIZE, 4), path=path, size_bytes=SIZE, unit_bytes=0)
+    return SimpleNamespace(
+        key=(1, 2, SIZE, 4), path=path, size_bytes=SIZE, unit_bytes=0, pooled=None
+    )
 
 
 def region_of(client: Any, file: Any, verdict: ServingMode = ServingMode.CHECKPOINTS) -> Region:

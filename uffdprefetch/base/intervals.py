@@ -76,6 +76,11 @@ class IntervalSet:
             gaps.append((start, end))
         return gaps
 
+    def overlaps(self, start: int, end: int) -> bool:
+        """Whether any of [start, end) is in the set."""
+        i = bisect_right(self._ends, start)
+        return i < len(self._starts) and self._starts[i] < end
+
     def contains(self, at: int) -> bool:
         """Whether byte ``at`` is in the set."""
         i = bisect_right(self._starts, at) - 1

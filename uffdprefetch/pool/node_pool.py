@@ -104,6 +104,11 @@ class PoolFile:
     touched_ms: npt.NDArray[np.uint32]
     in_flight: IntervalSet = field(default_factory=IntervalSet)
 
+    def touched(self, start: int, end: int) -> bool:
+        """Whether a fault has mapped any of [start, end) bytes since it was read."""
+        chunks = self.touched_ms[start // self.chunk_bytes : -(-end // self.chunk_bytes)]
+        return bool(chunks.any())
+
     def absent(self, start: int, end: int) -> bool:
         """Whether any of [start, end) bytes is not there."""
         chunks = self.state[start // self.chunk_bytes : -(-end // self.chunk_bytes)]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from uffdprefetch.base.clock import CLOCK, MS, Clock
 from uffdprefetch.predict.order.epochs import Epochs, Source
+from uffdprefetch.predict.order.guard import UnusedGuard
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers.predictor import Observation, Predictor
@@ -63,6 +64,8 @@ class PlannedReader:
         self.active_ns = self.touched_ns = self.said_ns = now = self._clock.now_ns()
         self.seen: list[tuple[int, int]] = []  # found mapped, and not looked at yet
         self.consumer = OrderConsumer(rank, now)
+        self.guard = UnusedGuard() if source.exact else None
+        self.followers: dict[int, Reader] = {}  # by pid: whose it is
 
     @property
     def how(self) -> str:
@@ -109,6 +112,8 @@ class PlannedReader:
         if self.look() is None:
             return False
         found, self.seen = self.seen, []
+        if self.guard is not None:
+            self.guard.found(sum(end - start for start, end in found))
         # an inferred order is compared with page tables anyway
         moved = self.epochs.mapped(found, now, judge=not self.inferred)
         self.active_ns = now if moved else self.active_ns
@@ -126,10 +131,36 @@ class PlannedReader:
 
     def _moved(self, now: int) -> None:
         self.consumer.advance(self.epochs.position_bytes, now)
+        if self.guard is not None:
+            self.guard.passed(self.epochs.position_bytes, now)
 
     def _judge(self) -> None:
         if self.walk is not None:
             self.dropped = self.dropped or self.walk.wrong
+
+    def due(self, ahead_bytes: int) -> Iterator[tuple[int, int, int]]:
+        """See Epochs.due()."""
+        for start, end, need in self.epochs.due(ahead_bytes):
+            if self.guard is not None:
+                self.guard.handed(start, end, need)
+            yield start, end, need
+
+    def judge(self, now: int) -> None:
+        """Whether what is prefetched for it is read, as far as its followers' page tables tell, or
+        the pool's faults."""
+        if self.guard is None or not self.guard.waiting:
+            return
+        regions = [r for one in self.followers.values() for r in one.regions.values()]
+        if not regions:
+            return
+        pooled = self.file.pooled
+        if pooled is not None and any(r.verdict == ServingMode.POOL for r in regions):
+            self.dropped = self.dropped or self.guard.judge(now, pooled.touched)
+            return
+        known_ns = min(region.scan.known_ns for region in regions)
+        self.dropped = self.dropped or self.guard.judge(
+            known_ns, lambda start, end: any(r.scan.mapped.overlaps(start, end) for r in regions)
+        )
 
     def describe(self) -> dict[str, Any]:
         """For the summary."""
@@ -223,7 +254,9 @@ class KnownOrders(Predictor):
         order = self.order_of(reader) if seen.told else None
         if order is not None and order.walk is not None:
             order.saw(seen.start, seen.end, seen.at_ns)
-            self._judge(order)
+            if order.guard is not None:
+                order.guard.found(seen.end - seen.start)
+            self._judge(order, seen.at_ns)
 
     def scanned(self, region: Region, found: list[tuple[int, int]], now_ns: int) -> bool:
         """See Predictor."""
@@ -235,10 +268,11 @@ class KnownOrders(Predictor):
             order.seen = [*order.seen, *found][-SEEN_MAX:]
             return False
         moved = order.mapped(found, now_ns)
-        self._judge(order)
+        self._judge(order, now_ns)
         return moved
 
-    def _judge(self, order: PlannedReader) -> None:
+    def _judge(self, order: PlannedReader, now: int) -> None:
+        order.judge(now)
         if order.dropped:
             self._scheduler.forget(order.consumer)
             self._ledger.degrade(
@@ -255,6 +289,7 @@ class KnownOrders(Predictor):
             reader.forget_jumps()  # it has come to its end: what follows is another matter
         state.reader, state.followed = order, order is not None
         if order is not None:
+            order.followers[reader.pid] = reader
             state.last_progress_ns = max(order.touched_ns, order.said_ns)
         pending = self.pending(reader)
         state.pending_since_ns = (state.pending_since_ns or now_ns) if pending else 0
@@ -283,7 +318,7 @@ class KnownOrders(Predictor):
         storage, boost = self._scheduler.meter.storage, order.consumer.feedback.boost
         ahead = lookahead_bytes(order.walk, storage, self.allowed_bytes(reader.pooled), boost)
         whole = self._all_is_read(order.file)
-        for start, end, need in order.epochs.due(ahead):
+        for start, end, need in order.due(ahead):
             yield (
                 order.consumer,
                 PrefetchRange(order.file, start, end, need, whole=whole, pooled=reader.pooled),

@@ -107,6 +107,7 @@ class _Epochs:
     """The orders of one rank in one file, asked for one after the other."""
 
     how = "--plan"
+    exact = False
 
     def __init__(self, plan: PlanFile, file: FileState, rank: int) -> None:
         self._plan, self._file, self._rank = plan, file, rank
@@ -138,6 +139,8 @@ class _Epochs:
 
 class _Stated:
     """One order, of an announcement."""
+
+    exact = True
 
     def __init__(self, order: OrderExtents, how: str) -> None:
         self._order: OrderExtents | None = order

@@ -65,6 +65,8 @@ class StridedReader(PlannedReader):
 class _Repeated:
     """See predict/order/epochs.Source: the same order each epoch."""
 
+    exact = False
+
     def __init__(self, order: Order, how: str) -> None:
         self._order, self.how = order, how
         self._next = 0  # the first epoch that it has not been given for

@@ -75,8 +75,12 @@ class PagetableScanner:
         if not any(s.settled for s in active) or (
             region.scan.resume_at or now - region.scan.whole_ns >= LOOK_SLOWEST_NS
         ):
+            if not region.scan.resume_at:
+                region.scan.began_ns = now
             touched = self._look_at_all(region) or touched
             region.scan.whole_ns = now
+            if not region.scan.resume_at:
+                region.scan.known_ns = region.scan.began_ns
         region.scan.last_end_ns = now
         self._next_look(region, active, by_tables, touched, now)
         # our own CPU time: on a crowded node the wall clock would count the others' too

@@ -164,8 +164,10 @@ def test_what_is_awaited_anew_is_waited_for_anew(node: Node) -> None:
     assert node.scheduler.wanted == []
 
 
-def known(inferred: bool = False) -> Any:
-    return SimpleNamespace(inferred=inferred, touched_ns=0, said_ns=0, dropped=None)
+def known(inferred: bool = False, touched_ns: int = 0) -> Any:
+    return SimpleNamespace(
+        inferred=inferred, touched_ns=touched_ns, said_ns=0, dropped=None, followers={}
+    )
 
 
 def test_windows_of_before_are_taken_away_once(node: Node) -> None:
@@ -207,7 +209,7 @@ def test_what_is_mapped_between_two_places_later_is_found_by_a_later_look(
 def test_only_who_jumps_about_without_a_plan_is_told_to_need_one(
     node: Node, has_a_plan: bool
 ) -> None:
-    node.orders.known = SimpleNamespace(inferred=False, touched_ns=1, said_ns=0, dropped=None)
+    node.orders.known = known(touched_ns=1)
     if has_a_plan:
         node.plan()
     node.orders.known = None  # it has come to its end

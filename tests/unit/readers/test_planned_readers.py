@@ -219,3 +219,47 @@ def test_the_summary_has_whose_order_has_come_and_the_last_that_have_ended(
         service.known_orders.add(reader := follows(Orders(range(100, 200)), rank))
         service.known_orders.remove(reader)
     assert [plan["rank"] for plan in service.known_orders.describe()] == [2, 3]
+
+
+# ---- an order that the job announces ------------------------------------------------------------
+
+
+class Announced(Orders):
+    exact = True
+
+
+def read_on(service: Service, reader: PlannedReader, records: Iterable[int]) -> None:
+    """The job says that it has read on, and a scan finds these records mapped."""
+    region, mapped = service.region, found(records)
+    service.demands(reader)
+    for start, end in mapped:
+        region.scan.mapped.add(start, end)
+    reader.said(len(mapped) + place(reader)[1], 1)
+    region.scan.known_ns = 2
+    service.known_orders.scanned(region, mapped, 2)
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_an_announced_order_is_wrong_when_what_is_prefetched_for_it_is_not_read(
+    right: bool,
+) -> None:
+    reader = follows(Announced(range(2000)))
+    service = Service(reader)
+    service.known_orders.confidence(service.region.reader, 1)
+    for first in range(0, 1600, 100):
+        read_on(service, reader, range(first, first + 100) if right else range(4000 - first, 4096))
+        if reader.dropped:
+            break
+    assert (reader.dropped is None) == right
+    if not right:
+        assert "of 256 ranges that were prefetched for it were touched" in str(reader.dropped)
+        assert first * RECORD <= 2 * 64 * MIB
+        assert service.scheduler.forgotten == [reader.consumer]
+
+
+def test_touches_alone_do_not_make_it_wrong() -> None:
+    """Where it is, is told exactly; what is read beside it is no sign."""
+    reader = follows(Announced(range(100, 200)))
+    service = Service(reader)
+    service.touches(range(2000, 2300))
+    assert reader.dropped is None

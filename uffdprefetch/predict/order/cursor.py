@@ -69,8 +69,9 @@ class OrderRange(NamedTuple):
 class OrderCursor(OrderProgress):
     """One rank on its way through one Order.
 
-    Raises ValueError for an order of more than 2^62 bytes; its OrderExtents may be given instead,
-    which are of a file and a page size already.
+    ``judged``: whether it may be found ``wrong`` by what is touched. Raises ValueError for an order
+    of more than 2^62 bytes; its OrderExtents may be given instead, which are of a file and a page
+    size already.
     """
 
     def __init__(
@@ -80,11 +81,12 @@ class OrderCursor(OrderProgress):
         page_bytes: int = 4096,
         merge_gap_bytes: int = 64 << 10,
         slice_bytes: int = 4 << 20,
+        judged: bool = True,
     ) -> None:
         from uffdprefetch.predict.order.extents import OrderExtents
         from uffdprefetch.predict.order.pieces import OutstandingPages
 
-        super().__init__()
+        super().__init__(judged)
         units = (
             order
             if isinstance(order, OrderExtents)

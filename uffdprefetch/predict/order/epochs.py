@@ -41,6 +41,8 @@ class Source(Protocol):
     """Where the orders of a reader's epochs come from."""
 
     how: str  # for people
+    #: Whether the job announces its orders itself, so that touches need not show them to be right.
+    exact: bool
 
     def order(self, epoch: int) -> Order | OrderExtents | None:
         """An epoch's order; None: it is not known yet, or has been given, which is done once. A
@@ -153,7 +155,11 @@ class Epochs:
         from uffdprefetch.predict.order.cursor import OrderCursor
 
         order = self._source.order(epoch)
-        return None if order is None else OrderCursor(order, self._file_bytes)
+        return (
+            None
+            if order is None
+            else OrderCursor(order, self._file_bytes, judged=not self._source.exact)
+        )
 
     def _upcoming(self) -> OrderCursor | None:
         last = self.number + EMPTY_MAX

@@ -89,7 +89,8 @@ class OrderProgress:
     """See OrderCursor, which hands out what comes next: up to unit ``_sent``, ``_lookahead_bytes``
     ahead."""
 
-    def __init__(self) -> None:
+    def __init__(self, judged: bool) -> None:
+        self._judged = judged
         #: Whether the last touch that saw() was told of is none of this order at this place: it may
         #: be one of the next epoch's.
         self.stray = False
@@ -118,7 +119,7 @@ class OrderProgress:
     @property
     def wrong(self) -> str | None:
         """Once the plan is seen to be wrong: why, in one line, with the counts."""
-        return self._verdict.wrong
+        return self._verdict.wrong if self._judged else None
 
     # ---- where it is ----------------------------------------------------------------------------
 

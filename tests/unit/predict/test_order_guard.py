@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""predict/order/guard.py: an order of which what is prefetched is not read."""
+
+from __future__ import annotations
+
+import pytest
+
+from uffdprefetch.predict.order.guard import MIB, READ_BYTES, SAMPLE_BYTES, SAMPLES, UnusedGuard
+
+
+def walked(guard: UnusedGuard, count: int, read_bytes: int = SAMPLE_BYTES) -> None:
+    """So many pieces were handed out and are behind the reader, at time 1."""
+    for need in range(0, count * SAMPLE_BYTES, SAMPLE_BYTES):
+        guard.handed(need, need + 4096, need)
+        guard.found(read_bytes)
+    guard.passed(count * SAMPLE_BYTES, 1)
+
+
+def test_what_nobody_touches_while_its_readers_read_elsewhere_is_wrong() -> None:
+    guard = UnusedGuard()
+    walked(guard, SAMPLES)
+    assert guard.waiting
+    why = guard.judge(1, lambda start, end: start % (8 * SAMPLE_BYTES) == 0)
+    assert why == "32 of 256 ranges that were prefetched for it were touched, and 64 MiB were read"
+    assert not guard.waiting and guard.judge(2, lambda *_: False) is None, "once"
+
+
+@pytest.mark.parametrize("one_in", [1, 2, 3])
+def test_an_order_that_is_read_in_part_is_not(one_in: int) -> None:
+    guard = UnusedGuard()
+    walked(guard, 2 * SAMPLES)
+    assert guard.judge(1, lambda start, end: start % (one_in * SAMPLE_BYTES) == 0) is None
+
+
+def test_nor_is_one_that_nobody_reads_or_whose_pages_are_gone_at_once() -> None:
+    guard = UnusedGuard()
+    walked(guard, 2 * SAMPLES, read_bytes=READ_BYTES // SAMPLES // 3)
+    assert guard.judge(1, lambda *_: False) is None
+
+
+def test_what_no_scan_can_have_seen_yet_is_not_judged() -> None:
+    guard = UnusedGuard()
+    walked(guard, SAMPLES)
+    assert guard.judge(0, lambda *_: False) is None and guard.waiting
+    assert guard.judge(1, lambda *_: False) is not None
+
+
+def test_what_lies_ahead_is_not_judged() -> None:
+    guard = UnusedGuard()
+    for need in range(0, 128 * MIB, SAMPLE_BYTES):
+        guard.handed(need, need + 4096, need)
+    guard.found(READ_BYTES)
+    guard.passed(SAMPLES * SAMPLE_BYTES - 1, 1)
+    asked: list[int] = []
+    assert guard.judge(9, lambda start, end: bool(asked.append(start))) is not None
+    assert len(asked) == SAMPLES and max(asked) < SAMPLES * SAMPLE_BYTES
+
+
+def test_of_many_pieces_some_are_watched() -> None:
+    guard = UnusedGuard()
+    for need in range(0, 64 * MIB, 4096):
+        guard.handed(need, need + 4096, need)
+    guard.passed(64 * MIB, 1)
+    asked: list[int] = []
+    guard.judge(1, lambda start, end: bool(asked.append(start)))
+    assert len(asked) == SAMPLES
