@@ -64,3 +64,12 @@ def test_of_many_pieces_some_are_watched() -> None:
     asked: list[int] = []
     guard.judge(1, lambda start, end: bool(asked.append(start)))
     assert len(asked) == SAMPLES
+
+
+def test_of_a_long_piece_each_part_is_watched() -> None:
+    guard = UnusedGuard()
+    guard.handed(MIB, 65 * MIB, 0)
+    guard.passed(64 * MIB, 1)
+    asked: list[tuple[int, int]] = []
+    guard.judge(1, lambda start, end: bool(asked.append((start, end))))
+    assert asked == [(MIB + n * SAMPLE_BYTES, MIB + (n + 1) * SAMPLE_BYTES) for n in range(256)]

@@ -38,8 +38,10 @@ class UnusedGuard:
 
     def handed(self, start: int, end: int, need: int) -> None:
         """[start, end) is prefetched, for the reader's coming to ``need``."""
-        if need >= self._next_need:
-            self._ahead.append((need, start, end))
+        while start < end and need + end - start > self._next_need:
+            skipped = max(0, self._next_need - need)
+            start, need = start + skipped, need + skipped
+            self._ahead.append((need, start, min(end, start + SAMPLE_BYTES)))
             self._next_need = need + SAMPLE_BYTES
 
     def found(self, read_bytes: int) -> None:
