@@ -28,6 +28,7 @@ from walked_orders import GIB, KIB, MIB, PAGE, fixed_records, shuffled
 
 from tests.net import tape
 from uffdprefetch.predict import bulk, checkpoints, stride, window
+from uffdprefetch.predict.order import guard
 from uffdprefetch.predict.order.cursor import Order, OrderCursor, lookahead_bytes
 from uffdprefetch.predict.order.epochs import Epochs
 from uffdprefetch.predict.order.extents import OrderExtents
@@ -417,19 +418,55 @@ def long_periods(seed: int) -> Iterator[Decision]:
         yield None if found is None else [found.first, found.run, found.period]
 
 
+def beside(seed: int) -> Iterator[Decision]:
+    """What is read beside a long order before it begins; and late readers, whose lateness fades."""
+    size = (60 + seed) * KIB
+    walk = OrderCursor(fixed_records(np.arange(16_000), size), 4 * GIB)
+    for at in range(16_000 * size, 4 * GIB, 64 * KIB):
+        walk.saw(at, at + 64 * KIB, at)
+        if walk.wrong:
+            break
+    yield at, walk.wrong
+    rows, blocks = shuffled(4000, seed), np.arange(4000)
+    walk = OrderCursor(fixed_records(rows, 64 * KIB), 4000 * 64 * KIB)
+    for item in [*range(100, 180), *range(90, 100), *range(180, 400)]:
+        at = int(rows[item]) * 64 * KIB
+        walk.due(16 * MIB)
+        walk.saw(at, at + PAGE, item)
+        if item % 20 == 0:
+            yield [float(one) for one in walk.future(blocks)[rows[: item + 40]]]
+
+
+def guards(seed: int) -> Iterator[Decision]:
+    """Announced orders of which a part is read, in short and long pieces, by readers that read more
+    or less beside."""
+    rng = random.Random(seed)
+    for _ in range(10):
+        trial, need = guard.UnusedGuard(), 0
+        part, piece = rng.choice((0.05, 0.15, 0.2, 0.3, 0.6)), rng.choice((PAGE, 80 * KIB, 3 * MIB))
+        beside = rng.choice((0, 20, 40, 80, 160)) * KIB
+        for turn in range(200 * MIB // max(piece, 256 * KIB)):
+            trial.handed(need, need + piece, need)
+            need += max(piece, rng.choice((piece, 128 * KIB, 256 * KIB)))
+            trial.found(beside * max(1, piece // MIB * 4))
+            trial.passed(need - rng.choice((0, MIB)), turn)
+            yield trial.judge(turn - 3, lambda *_, part=part: rng.random() < part)  # type: ignore[misc]
+
+
 SCENARIOS: dict[str, tuple[Callable[[int], Iterator[Decision]], int]] = {
     "walks": (walks, 16), "places": (places, 2), "jumps": (jumps, 12),
     "streams_of_files": (streams_of_files, 2), "cursors": (cursors, 24), "foreign": (foreign, 4),
     "quiet": (quiet, 24), "sparse": (sparse, 6),
-    "epochs": (epochs, 8), "long_items": (long_items, 2), "strides": (strides, 12),
-    "replayed": (replayed, 12), "long_periods": (long_periods, 2),
+    "guards": (guards, 4), "beside": (beside, 2), "epochs": (epochs, 8),
+    "long_items": (long_items, 2),
+    "strides": (strides, 12), "replayed": (replayed, 12), "long_periods": (long_periods, 2),
 }  # fmt: skip
 
 
 #: Which scenarios a module of predict/ decides in.
 BY_MODULE = {
     "bulk": ["streams_of_files", "replayed"], "checkpoints": ["places", "walks"], "order": [
-        "quiet", "sparse", "cursors", "foreign", "epochs", "long_items",
+        "quiet", "sparse", "cursors", "foreign", "epochs", "long_items", "guards", "beside",
     ], "randomness": ["jumps", "replayed"], "rate": ["walks", "cursors"], "streams": ["walks"],
     "stride": ["strides", "long_periods"], "window": ["walks", "places", "cursors"],
 }  # fmt: skip

@@ -32,7 +32,7 @@ PREDICTORS = [
 #: than any that can be played.
 BOUNDS = {"PIECES_MAX", "_PAIRS", "_BLOCKS_MAX", "_TOTAL_MAX", "STRAYS_MAX", "EMPTY_MAX"}
 #: Names of states, not numbers.
-STATES = {"_NEW", "_TOUCHED", "_READ", "_WASTED", "_SKIPPED", "_QUIET"}
+STATES = {"_NEW", "_TOUCHED", "_READ"}
 
 
 def constants(module_name: str) -> Iterator[str]:

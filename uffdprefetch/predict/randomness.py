@@ -56,6 +56,10 @@ MIXED_SHARE = 0.25
 #: by chance have this probability. BACK_SHARE of it may lie before (tree pages, pages seen late).
 SURE_BITS = 30.0
 BACK_SHARE = 0.2
+#: Touches before which no reader is taken for random: an LMDB is entered by its tree, which jumps.
+DOUBT_TOUCHES = 4
+#: One part in this many of what was passed over must have been read, for a touch to be in order.
+PASSED_SHARE = 8
 #: A random reader is judged again every EVERY touches.
 EVERY = 8
 #: (ns, where in bytes, whether it is in order, number).

@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from uffdprefetch.base.clock import Clock
+from uffdprefetch.predict.randomness import PASSED_SHARE
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers.predictor import Observation
@@ -22,8 +23,6 @@ from uffdprefetch.warm.scheduler import Scheduler
 #: In the pool one in this many touches of a reader whose order is known goes to its walks, too:
 #: they show it, and go on when the order is dropped.
 PLANNED_EVERY = 16
-#: Part of what was passed over that must have been read, for a touch to be in order.
-PASSED_SHARE = 8
 
 
 class Step(NamedTuple):

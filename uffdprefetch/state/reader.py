@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from uffdprefetch.native import uffd
 from uffdprefetch.predict.checkpoints import Span
-from uffdprefetch.predict.randomness import RandomnessDetector
+from uffdprefetch.predict.randomness import DOUBT_TOUCHES, RandomnessDetector
 from uffdprefetch.predict.streams import Stream, StreamTable
 from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.state.files import FileState
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 #: Readers of files that are not mapped now, kept for each process; the oldest goes first.
 UNMAPPED_MAX = 256
-#: Touches before which no reader is taken for random: an LMDB is entered by its tree, which jumps.
-DOUBT_TOUCHES = 4
 
 
 class Trait(Enum):
