@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.net.drawn import SCENARIOS
+
 ROOT = Path(__file__).resolve().parents[2]
 #: Decisions that each tape is for: what it must hold, or it has been made in vain.
 HELD = {
@@ -72,4 +74,5 @@ def test_drawn_readers_are_followed_as_they_were(seed: int) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert len(lines) == 13 and all(line.endswith("as they were") for line in lines), done.stdout
+    assert [line.split()[0] for line in lines] == list(SCENARIOS), done.stdout
+    assert all(line.endswith("as they were") for line in lines), done.stdout

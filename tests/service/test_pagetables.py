@@ -42,9 +42,7 @@ class Watched:
     region: Region
 
     def news(self) -> list[tuple[int, int]]:
-        clusters, more = pagetables.new_touches(
-            self.client, self.region, 0, self.region.span.end_bytes
-        )
+        clusters, more = pagetables.new_touches(self.region, 0, self.region.span.end_bytes)
         assert more == 0
         return clusters
 
@@ -122,9 +120,9 @@ def test_a_checkpoint_that_was_touched_is_no_news(watched: Watched) -> None:
 
 
 def test_a_skipping_walk_is_followed_however_many_runs_it_leaves(watched: Watched) -> None:
-    """At 300 MB/s, through more separate runs than a reader that jumps about is looked at for."""
+    """At 300 MB/s, through more separate runs than one call tells of."""
     steps = watched.region.span.end_bytes // STRIDE_BYTES
-    assert steps > 1.5 * pagetables.SCATTER_MAX
+    assert steps > 4 * uffd.RUNS_AT_ONCE
     watched.view.madvise(mmap.MADV_RANDOM)  # else large folios map what lies between
     every = int(STRIDE_BYTES / 300e6 * 1e9)
     now = CLOCK.now_ns()
@@ -135,12 +133,12 @@ def test_a_skipping_walk_is_followed_however_many_runs_it_leaves(watched: Watche
         if now < watched.region.scan.due_ns:
             continue
         watched.engine.look(now)
-        walks = [s for s in watched.region.table.active() if s.settled]
+        walks = [s for s in watched.region.reader.table.active() if s.settled]
         if step * STRIDE_BYTES > 16 * MIB:
             at = max(s.position_bytes for s in walks)
             behind = max(behind, step * STRIDE_BYTES - at)
             # the time that the look took us stands for none of the reader's
             watched.region.scan.due_ns = min(watched.region.scan.due_ns, now + 100 * MS)
-    assert len(watched.region.scan.mapped) > pagetables.SCATTER_MAX
+    assert len(watched.region.scan.mapped) > 4 * uffd.RUNS_AT_ONCE
     assert watched.region.scan.every_ns <= 100 * MS
     assert behind < 2 * STRIDE_BYTES

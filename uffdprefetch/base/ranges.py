@@ -90,7 +90,9 @@ def edges(*columns: Array) -> Array:
     ten times as long for few.)"""
     every = np.concatenate(columns)
     every.sort()
-    return every[np.append(True, every[1:] != every[:-1])]
+    first = np.ones(len(every), bool)
+    first[1:] = every[1:] != every[:-1]
+    return every[first]
 
 
 def of_mask(mask: BoolArray) -> Ranges:

@@ -153,14 +153,14 @@ class PlannedReader:
         regions = [r for one in self.followers.values() for r in one.regions.values()]
         if not regions:
             return
-        pooled = self.file.pooled
-        if pooled is not None and any(r.verdict == ServingMode.POOL for r in regions):
-            self.dropped = self.dropped or self.guard.judge(now, pooled.touched)
-            return
-        known_ns = min(region.scan.known_ns for region in regions)
-        self.dropped = self.dropped or self.guard.judge(
-            known_ns, lambda start, end: any(r.scan.mapped.overlaps(start, end) for r in regions)
-        )
+        pooled, tables = self.file.pooled, [r for r in regions if r.verdict != ServingMode.POOL]
+
+        def touched(start: int, end: int) -> bool:
+            in_pool = pooled is not None and pooled.touched(start, end)
+            return in_pool or any(r.scan.mapped.overlaps(start, end) for r in tables)
+
+        known_ns = min((region.scan.known_ns for region in tables), default=now)
+        self.dropped = self.dropped or self.guard.judge(known_ns, touched)
 
     def describe(self) -> dict[str, Any]:
         """For the summary."""
@@ -289,13 +289,20 @@ class KnownOrders(Predictor):
             reader.forget_jumps()  # it has come to its end: what follows is another matter
         state.reader, state.followed = order, order is not None
         if order is not None:
-            order.followers[reader.pid] = reader
+            if order.guard is not None:
+                order.followers[reader.pid] = reader
             state.last_progress_ns = max(order.touched_ns, order.said_ns)
         pending = self.pending(reader)
         state.pending_since_ns = (state.pending_since_ns or now_ns) if pending else 0
         if state.followed:
             return 1.0
         return PENDING_CONFIDENCE if pending and self._is_awaited(reader, now_ns) else 0.0
+
+    def left(self, reader: Reader) -> None:
+        """See Predictor."""
+        for order in self.all:
+            if order.followers.get(reader.pid) is reader:
+                del order.followers[reader.pid]
 
     @staticmethod
     def _is_awaited(reader: Reader, now_ns: int) -> bool:
@@ -316,13 +323,12 @@ class KnownOrders(Predictor):
         if order is None or order.walk is None:
             return
         storage, boost = self._scheduler.meter.storage, order.consumer.feedback.boost
-        ahead = lookahead_bytes(order.walk, storage, self.allowed_bytes(reader.pooled), boost)
+        pooled = reader.reads_pool
+        ahead = lookahead_bytes(order.walk, storage, self.allowed_bytes(pooled), boost)
         whole = self._all_is_read(order.file)
         for start, end, need in order.due(ahead):
-            yield (
-                order.consumer,
-                PrefetchRange(order.file, start, end, need, whole=whole, pooled=reader.pooled),
-            )
+            wanted = PrefetchRange(order.file, start, end, need, whole=whole, pooled=pooled)
+            yield order.consumer, wanted
 
     def _all_is_read(self, file: FileState) -> bool:
         """Whether this node's readers, all together, read nearly all of a file, for which there is

@@ -65,8 +65,8 @@ class Predictor(ABC):
     @abstractmethod
     def demand(self, reader: Reader, now_ns: int) -> Iterable[tuple[Consumer, PrefetchRange]]:
         """What is to be read that was not asked for before, and for whom: ranges within
-        ``reader.span``, ``pooled`` where the reader has the pool's memory. Only the predictor in
-        charge is asked. The scheduler leaves out what is in memory already, and what was read
+        ``reader.span``, ``pooled`` as ``reader.reads_pool`` says. Only the predictor in charge is
+        asked. The scheduler leaves out what is in memory already, and what was read
         within the last second (FileState.recent)."""
 
     def dismissed(self, reader: Reader) -> None:  # noqa: B027

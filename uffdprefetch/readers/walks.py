@@ -47,6 +47,7 @@ class Walks:
         """What a touch was of a walk; None for a reader whose order is known: its walks would say
         nothing more."""
         reader = region.reader
+        reader.last_mode = region.verdict
         if self._is_planned(region):
             self._ledger.touch(reader.rank, seen.start, seen.at_ns)
             # should the order be a wrong one, it is known by then whether the reader jumps about

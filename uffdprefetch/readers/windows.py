@@ -41,7 +41,7 @@ class Windows(Predictor):
         fixed = self._config.policy == "fixed"  # whose windows are the user's
         if reader.random or not (fixed or reader.may_prefetch):
             return
-        pooled, end_bytes = reader.pooled, reader.span.end_bytes
+        pooled, end_bytes = reader.reads_pool, reader.span.end_bytes
         for stream in walks_of(reader, now_ns) if pooled else reader.table.active():
             wanted = self._next(stream, end_bytes, pooled)
             if wanted:

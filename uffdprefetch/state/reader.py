@@ -69,7 +69,8 @@ class Reader:
         self._measure()
         self.jumps = RandomnessDetector(file.size_bytes)
         self.traits: set[Trait] = set()
-        self.seen_ns = 0  # its last touch
+        self.seen_ns = 0  # its last touch ...
+        self.last_mode: ServingMode | None = None  # ... and how the mapping of that is served
         self.in_charge: Predictor | None = None  # who says what it needs (readers/arbiter.py) ...
         self.asked_ns = 0  # ... and was last asked then
         self.table = StreamTable(client.rank, client.pid)
@@ -106,6 +107,14 @@ class Reader:
     def pooled(self) -> bool:
         """Whether a mapping of it is the pool's memory."""
         return any(region.verdict == ServingMode.POOL for region in self.regions.values())
+
+    @property
+    def reads_pool(self) -> bool:
+        """Whether what it needs next is to be in the pool's memory. A process may have mappings of
+        both kinds: then it is where it was last touched that tells."""
+        if any(region.verdict == self.last_mode for region in self.regions.values()):
+            return self.last_mode == ServingMode.POOL
+        return self.pooled
 
     @property
     def random(self) -> bool:
