@@ -4,6 +4,7 @@ and what is understood of them must be what they did."""
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 from collections.abc import Iterator
@@ -208,7 +209,7 @@ def test_each_pattern_is_named_for_each_rank(patterns: Patterns, case: Case) -> 
             r for r in patterns.report["readers"]
             if (r["file"], r["rank"]) == (file["id"], said["rank"])
         ]  # fmt: skip
-        assert found["pattern"]["name"] == name, found["pattern"]
+        assert found["pattern"]["name"] == name, json.dumps(found["pattern"])
         if stride is not None:
             # one rank alone: where its record ends may be hidden in a window of 64 KiB
             known = found["pattern"]["stride_records"]
