@@ -1,37 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Build uffdprefetch._uffd, the cffi module over csrc/service/helper.h (named in setup.py)."""
+"""Build uffdprefetch._uffd, the cffi module over service/helper.h and common/wire.h of csrc/ (named
+in setup.py)."""
 
 from glob import glob
 from pathlib import Path
 
 from cffi import FFI
 
-HEADER = Path(__file__).resolve().parent.parent / "csrc" / "service" / "helper.h"
+CSRC = Path(__file__).resolve().parent.parent / "csrc"
 
 
-def declarations(header: str) -> str:
-    """The part of helper.h between its two marks: plain declarations that cffi can read."""
+def declarations(name: str) -> str:
+    """The part of a header between its two marks: plain declarations that cffi can read."""
+    header = (CSRC / name).read_text()
     return header.split("/* cdef begin */")[1].split("/* cdef end */")[0]
 
 
 ffi = FFI()
-ffi.cdef(declarations(HEADER.read_text()))
-# test_wire.py compares these with uffdprefetch/protocol/wire.py
-ffi.cdef("size_t up_layout(int which);")
+ffi.cdef(declarations("common/wire.h"))
+ffi.cdef(declarations("service/helper.h"))
+ffi.cdef("struct up_ring { struct up_event event[...]; ...; };")  # tests look for the events
 ffi.set_source(
     "uffdprefetch._uffd",
-    """
-    #include "service/helper.h"
-    static size_t up_layout(int which)
-    {
-        static const size_t layout[] = {
-            sizeof(struct up_message), sizeof(struct up_hello), sizeof(struct up_attach),
-            sizeof(struct up_command), sizeof(struct up_ack), sizeof(struct up_event),
-            sizeof(struct up_ring), UP_PAGES_MAX, UP_VERSION, UP_MAGIC,
-        };
-        return which < (int)(sizeof(layout) / sizeof(layout[0])) ? layout[which] : 0;
-    }
-    """,
+    '#include "service/helper.h"',
     sources=["csrc/uffd_helper.c", *sorted(glob("csrc/service/**/*.c", recursive=True))],
     include_dirs=["csrc"],
     extra_compile_args=["-O2", "-Wall", "-Wextra", "-Wno-unused-parameter"],

@@ -4,13 +4,16 @@
  *
  * One SOCK_SEQPACKET connection per process. Every message is UP_MSG_BYTES long, little-endian,
  * and starts with the same header, so that a reader can refuse anything else by its length and its
- * first eight bytes. uffdprefetch/protocol/wire.py holds the same layouts; tests/unit/service/test_wire.py compares
- * the two through cffi.
+ * first eight bytes. uffdprefetch/protocol/wire.py takes layouts and numbers from here: what stands
+ * between the two marks is read by tools/cffi_build.py as it is, with no preprocessor. Only
+ * uffdprefetch/job/messages.py repeats some, for processes that load no C.
  */
 #ifndef UP_WIRE_H
 #define UP_WIRE_H
 
 #include <stdint.h>
+
+/* cdef begin */
 
 #define UP_MAGIC 0x50444655u /* "UFDP" */
 #define UP_VERSION 4
@@ -48,12 +51,13 @@ enum up_type {
 /* a watcher asks how it goes (UP_SNAPSHOT), and is nobody otherwise: it keeps nothing alive */
 enum up_role { UP_LAUNCHER = 1, UP_AGENT = 2, UP_RECORDER = 4, UP_WATCHER = 3, UP_PLANNER = 5 };
 
-/* up_hello.flags */
-#define UP_HELLO_UFFD (1u << 0)     /* userfaultfd with kernel faults works in this process */
-#define UP_HELLO_FORKED (1u << 1)   /* a forked child; parent_pid is the process it came from */
-#define UP_HELLO_SENDS_POOL (1u << 3) /* the uffd of the pool comes with this message */
-/* This process is not managed: uffd_error is enum up_left_alone, and it says nothing more. */
-#define UP_HELLO_LEFT_ALONE (1u << 4)
+enum up_hello_flag {
+	UP_HELLO_UFFD = 1 << 0,       /* userfaultfd with kernel faults works in this process */
+	UP_HELLO_FORKED = 1 << 1,     /* a forked child; parent_pid is the process it came from */
+	UP_HELLO_SENDS_POOL = 1 << 3, /* the uffd of the pool comes with this message */
+	/* This process is not managed: uffd_error is enum up_left_alone, and it says nothing more. */
+	UP_HELLO_LEFT_ALONE = 1 << 4,
+};
 
 /* Why a process is left alone. */
 enum up_left_alone {
@@ -69,10 +73,11 @@ enum up_left_alone {
 	UP_ALONE_IDLE = 9, /* our thread may not leave SCHED_IDLE */
 };
 
-/* up_attach.flags */
-#define UP_ATTACH_INHERITED (1u << 0) /* mapped before the fork; no descriptor comes with it */
-#define UP_ATTACH_WRITABLE (1u << 1)  /* the job's description is O_RDWR: lay nothing */
-#define UP_ATTACH_KNOWN (1u << 2) /* its address was known before mmap(2) returned: lay nothing */
+enum up_attach_flag {
+	UP_ATTACH_INHERITED = 1 << 0, /* mapped before the fork; no descriptor comes with it */
+	UP_ATTACH_WRITABLE = 1 << 1,  /* the job's description is O_RDWR: lay nothing */
+	UP_ATTACH_KNOWN = 1 << 2, /* its address was known before mmap(2) returned: lay nothing */
+};
 
 /* up_file.verdict */
 /* UP_POOL: the service's memory takes the mapping's place; its faults go to the service */
@@ -97,6 +102,21 @@ struct up_hello {
 
 struct up_welcome {
 	uint32_t options; /* a launcher's: fingerprint of the service's options */
+};
+
+/* UP_JOB */
+struct up_started {
+	int32_t pid;
+};
+
+/* UP_FINISH, a launcher's */
+struct up_finish {
+	int32_t wait_status;
+};
+
+/* The JSON is in the memfd that comes with the message. */
+struct up_summary {
+	uint32_t length_bytes, last; /* last: no other launcher of the job is left here */
 };
 
 struct up_attach {
@@ -150,22 +170,6 @@ struct up_plan {
 	uint32_t number;
 };
 
-struct up_message {
-	struct up_header header;
-	union {
-		struct up_hello hello;
-		struct up_welcome welcome;
-		struct up_attach attach;
-		struct up_gone gone;
-		struct up_file file;
-		struct up_bypass bypass;
-		struct up_command command;
-		struct up_ack ack;
-		struct up_plan plan;
-		unsigned char bytes[UP_MSG_BYTES - sizeof(struct up_header)];
-	};
-};
-
 /* --- the event ring: one writer (the agent), one reader (the service), in a sealed memfd --- */
 
 #define UP_RING_EVENTS 2048u /* a power of two */
@@ -186,6 +190,24 @@ enum up_agent_state {
 	UP_STATE_LAYING = 2,
 	UP_STATE_REARMING = 3,
 	UP_STATE_DETACHING = 4,
+};
+
+/* cdef end */
+
+struct up_message {
+	struct up_header header;
+	union {
+		struct up_hello hello;
+		struct up_welcome welcome;
+		struct up_attach attach;
+		struct up_gone gone;
+		struct up_file file;
+		struct up_bypass bypass;
+		struct up_command command;
+		struct up_ack ack;
+		struct up_plan plan;
+		unsigned char bytes[UP_MSG_BYTES - sizeof(struct up_header)];
+	};
 };
 
 struct up_ring {

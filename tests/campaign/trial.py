@@ -28,13 +28,13 @@ from conftest import (
 from harness import Job, Records, jobs
 from inside import ring_address
 
+from uffdprefetch import _uffd  # type: ignore[attr-defined]
 from uffdprefetch.native import uffd
 
 STATES = ("idle", "resolving", "laying", "rearming", "detaching")
 MOMENT = "moment"
 RANKS = 4
 RECENT_NS = 10_000_000
-RING_EVENTS = 2048
 #: Of a plan.
 ITEM_BYTES = 48 << 10
 
@@ -95,8 +95,8 @@ def look(pid: int) -> tuple[str, int]:
         address = ring_address(pid)
         with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
             head, state = struct.unpack("<Q52xI", os.pread(memory.fileno(), 64, address))
-            at = address + uffd.LAYOUT[6] - RING_EVENTS * uffd.EVENT.size
-            at += (head - 1) % RING_EVENTS * uffd.EVENT.size
+            at = address + _uffd.ffi.offsetof("struct up_ring", "event")
+            at += (head - 1) % _uffd.lib.UP_RING_EVENTS * uffd.EVENT.size
             (last,) = struct.unpack("<Q", os.pread(memory.fileno(), 8, at))
     except FileNotFoundError:
         raise TrialFailed(f"rank {pid} has died") from None

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from conftest import HANG_SECONDS
 from harness import AGENT_STATES, Records, Start, file_digest, hammered, python
-from paths import ROOT
 
+from uffdprefetch import _uffd  # type: ignore[attr-defined]
 from uffdprefetch.native import uffd
 
 pytest_plugins = ("harness_fixtures",)
@@ -202,7 +202,7 @@ def test_no_thread_of_ours_stays_where_the_agent_dies_of_the_job_s_giving_up_rig
 
 
 def test_the_states_have_the_numbers_that_the_ring_shows() -> None:
-    header = (ROOT / "csrc" / "common" / "wire.h").read_text()
-    for number, name in enumerate(AGENT_STATES):
-        assert f"UP_STATE_{name.upper()} = {number}," in header
+    states = _uffd.ffi.typeof("enum up_agent_state").elements
+    names = [f"UP_STATE_{name.upper()}" for name in AGENT_STATES]
+    assert [states[i] for i in range(len(states))] == names
     assert uffd.RingCounts._fields[-1] == "state"

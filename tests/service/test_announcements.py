@@ -9,7 +9,6 @@ import os
 import random
 import signal
 import socket
-import struct
 import sys
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from harness import (
     settle,
 )
 
-from uffdprefetch.job import channel
+from uffdprefetch.job import channel, messages
 from uffdprefetch.orders import announcement
 from uffdprefetch.plan import announce
 from uffdprefetch.protocol.snapshot import Snapshot
@@ -279,12 +278,12 @@ def _connected(env: dict[str, str]) -> socket.socket:
 
 
 def _announce(env: dict[str, str], pid: int, number: int) -> None:
-    hello, plan = struct.pack("<Iii", 5, pid, 1), struct.pack("<IiI", 0, pid, number)
+    hello = messages.HELLO_BODY.pack(messages.PLANNER, pid, 1, 0, 0, 0, 0)
+    plan = messages.PLAN_BODY.pack(0, pid, number)
     with _connected(env) as peer:
-        for kind, body in ((1, hello), (20, plan)):
-            message = struct.pack("<IHH", 0x50444655, 4, kind) + body
+        for kind, body in ((messages.HELLO, hello), (messages.PLAN, plan)):
             try:
-                peer.send(message.ljust(256, b"\0"), socket.MSG_NOSIGNAL)
+                peer.send(messages.pack(kind, body), socket.MSG_NOSIGNAL)
             except OSError:
                 return  # hung up on
 

@@ -15,13 +15,10 @@ import json
 import os
 import select
 import socket
-import struct
 import sys
 from typing import Any
 
-HEADER = struct.Struct("<IHH")
-MAGIC, VERSION = 0x50444655, 4
-HELLO, WELCOME, JOB, FINISH, SUMMARY = 1, 2, 3, 4, 5
+from uffdprefetch.job import messages
 
 SUMMARY_JSON: dict[str, Any] = {
     "schema": "uffdprefetch.summary/1",
@@ -54,10 +51,6 @@ SUMMARY_JSON: dict[str, Any] = {
 }
 
 
-def pack(kind: int, payload: bytes = b"") -> bytes:
-    return (HEADER.pack(MAGIC, VERSION, kind) + payload).ljust(256, b"\0")
-
-
 def serve(path: str, log_path: str, mode: str) -> None:
     log = open(log_path, "a", buffering=1)
 
@@ -88,28 +81,30 @@ def serve(path: str, log_path: str, mode: str) -> None:
                 finished.discard(connection)
                 connection.close()
                 continue
-            kind, payload = HEADER.unpack_from(message)[2], message[HEADER.size :]
-            if kind == HELLO:
+            header = messages.HEADER
+            kind, payload = header.unpack_from(message)[2], message[header.size :]
+            if kind == messages.HELLO:
                 names = ("role", "pid", "ppid", "rank", "local_rank", "world", "job_pid")
-                values = struct.unpack_from("<Iiiiiii", payload)
+                values = messages.HELLO_BODY.unpack_from(payload)
                 note("hello", length=len(message), **dict(zip(names, values, strict=True)))
-                answer = pack(WELCOME, struct.pack("<II", 0, 1))
+                answer = messages.pack(messages.WELCOME, messages.WELCOME_BODY.pack(0))
                 connection.send(b"hello?" if mode == "babbles" else answer)
-            elif kind == JOB:
-                note("job", pid=struct.unpack_from("<i", payload)[0])
+            elif kind == messages.JOB:
+                note("job", pid=messages.JOB_BODY.unpack_from(payload)[0])
                 if mode == "dies-at-job":
                     os._exit(1)
-            elif kind == FINISH:
+            elif kind == messages.FINISH:
                 finished.add(connection)
                 last = launchers == finished
-                note("finish", status=struct.unpack_from("<i", payload)[0], last=last)
+                status = messages.FINISH_BODY.unpack_from(payload)[0]
+                note("finish", status=status, last=last)
                 if mode == "mute":
                     continue
                 text = b"{" if mode == "garbage" else json.dumps(SUMMARY_JSON).encode()
                 memfd = os.memfd_create("summary")
                 os.write(memfd, text)
-                words = struct.pack("<II", len(text), int(last))
-                socket.send_fds(connection, [pack(SUMMARY, words)], [memfd])
+                words = messages.SUMMARY_BODY.pack(len(text), int(last))
+                socket.send_fds(connection, [messages.pack(messages.SUMMARY, words)], [memfd])
                 os.close(memfd)
 
 

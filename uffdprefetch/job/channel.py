@@ -20,6 +20,8 @@ import threading
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from . import messages
+
 SCHEMA = "uffdprefetch.announce/1"
 SUFFIX = ".plan"
 SOCKET_VARIABLE = "UFFDPREFETCH_SOCKET"
@@ -28,12 +30,6 @@ SLOTS = 512
 #: Flag in a counter: the order has ended.
 ENDED = 1 << 63
 
-# csrc/common/wire.h
-_HEADER = struct.Struct("<IHH")
-_MAGIC, _VERSION, _MESSAGE_BYTES = 0x50444655, 4, 256
-_HELLO, _PLAN, _PLANNER = 1, 20, 5
-_HELLO_BODY = struct.Struct("<Iii")
-_PLAN_BODY = struct.Struct("<IiI")
 _PATIENCE = struct.pack("ll", 0, 200_000)  # SO_SNDTIMEO, a struct timeval: 0.2 s
 
 _counter = struct.Struct("<Q")
@@ -196,12 +192,12 @@ def _notify_service(path: str, pid: int, number: int) -> None:
         # bounded: many ranks begin an epoch at once, and the service may be stopped
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _PATIENCE)
         connection.connect(path)
-        for kind, payload in (
-            (_HELLO, _HELLO_BODY.pack(_PLANNER, pid, os.getppid())),
-            (_PLAN, _PLAN_BODY.pack(0, pid, number)),
+        hello = messages.HELLO_BODY.pack(messages.PLANNER, pid, os.getppid(), 0, 0, 0, 0)
+        for kind, body in (
+            (messages.HELLO, hello),
+            (messages.PLAN, messages.PLAN_BODY.pack(0, pid, number)),
         ):
-            message = _HEADER.pack(_MAGIC, _VERSION, kind) + payload
-            connection.send(message.ljust(_MESSAGE_BYTES, b"\0"), socket.MSG_NOSIGNAL)
+            connection.send(messages.pack(kind, body), socket.MSG_NOSIGNAL)
 
 
 def packed(strings: Iterable[bytes]) -> bytes:

@@ -8,17 +8,17 @@ The C functions return >= 0 or -errno, which :func:`_checked` turns into OSError
 from __future__ import annotations
 
 import os
-import struct
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from uffdprefetch import _uffd  # type: ignore[attr-defined]
+from uffdprefetch.native.layout import layout
 
 _ffi: Any = _uffd.ffi
 _lib: Any = _uffd.lib
 
 PAGE_BYTES = os.sysconf("SC_PAGESIZE")
-EVENT = struct.Struct("<QQIIII")
+EVENT = layout("up_event")
 EVENTS_AT_ONCE = 2048
 RESULTS_AT_ONCE = 256
 RUNS_AT_ONCE = 512
@@ -27,9 +27,6 @@ WARM_PROBE: int = _lib.UP_WARM_PROBE
 WARM_READAHEAD: int = _lib.UP_WARM_READAHEAD
 WARM_PREAD: int = _lib.UP_WARM_PREAD
 PAGES_PER_JOB = 16
-
-#: Layout of csrc/common/wire.h, for tests/unit/service/test_wire.py.
-LAYOUT: tuple[int, ...] = tuple(int(_lib.up_layout(i)) for i in range(10))
 
 
 def _checked(ret: int, what: str) -> int:

@@ -24,17 +24,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from uffdprefetch.base.identity import Identity
+from uffdprefetch.job import messages
 
-MAGIC = 0x50444655  # "UFDP", little-endian
-VERSION = 4
-MESSAGE_BYTES = 256
-HELLO, WELCOME, JOB, FINISH, SUMMARY = 1, 2, 3, 4, 5
-LAUNCHER = 1  # role in HELLO
-
-_HEADER = struct.Struct("<IHH")
-_HELLO = struct.Struct("<Iiiiiii")
-_WORD = struct.Struct("<I")
-_TWO_WORDS = struct.Struct("<II")
 #: A summary names every file and a bounded timeline; what is larger did not come from our service.
 MAX_SUMMARY_BYTES = 64 << 20
 
@@ -57,29 +48,25 @@ class Finished:
     last: bool
 
 
-def pack(kind: int, payload: bytes = b"") -> bytes:
-    """One message: header, payload, zeros up to MESSAGE_BYTES."""
-    return (_HEADER.pack(MAGIC, VERSION, kind) + payload).ljust(MESSAGE_BYTES, b"\0")
-
-
 def unpack(message: bytes) -> tuple[int, bytes]:
     """(type, payload) of a message; raises ServiceGone at the end, else NotOurService."""
     if not message:
         raise ServiceGone("it hung up")
-    if len(message) != MESSAGE_BYTES:
+    if len(message) != messages.MESSAGE_BYTES:
         raise NotOurService(f"{len(message)} bytes are no message")
-    magic, version, kind = _HEADER.unpack_from(message)
-    if magic != MAGIC:
+    magic, version, kind = messages.HEADER.unpack_from(message)
+    if magic != messages.MAGIC:
         raise NotOurService("it does not speak this protocol")
-    if version != VERSION:
-        raise NotOurService(f"it speaks version {version} of the protocol, this is {VERSION}")
-    return kind, message[_HEADER.size :]
+    if version != messages.VERSION:
+        ours = messages.VERSION
+        raise NotOurService(f"it speaks version {version} of the protocol, this is {ours}")
+    return kind, message[messages.HEADER.size :]
 
 
 class NodeClient:
     """A connection to the service. Every wait is bounded by ``deadline``, a time.monotonic()."""
 
-    role = LAUNCHER
+    role = messages.LAUNCHER
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
@@ -101,7 +88,7 @@ class NodeClient:
             peer_uid = struct.unpack("iII", credentials)[1]
             if peer_uid != os.geteuid():
                 raise NotOurService(f"the listener belongs to uid {peer_uid}")
-            hello = _HELLO.pack(
+            hello = messages.HELLO_BODY.pack(
                 cls.role,
                 os.getpid(),
                 os.getppid(),
@@ -110,12 +97,12 @@ class NodeClient:
                 0,  # the job is not there yet: JOB tells
             )
             client = cls(connection)
-            client._send(pack(HELLO, hello))
+            client._send(messages.pack(messages.HELLO, hello))
             kind, payload, descriptors = client._receive(deadline)
             _close_all(descriptors)
-            if kind != WELCOME:
+            if kind != messages.WELCOME:
                 raise NotOurService(f"it answered HELLO with message type {kind}")
-            (client.options,) = _WORD.unpack_from(payload)
+            (client.options,) = messages.WELCOME_BODY.unpack_from(payload)
             return client
         except BaseException:
             connection.close()
@@ -124,7 +111,7 @@ class NodeClient:
     def job_started(self, pid: int) -> None:
         """Tell the job's pid; a service that is gone by now is noticed at the end."""
         try:
-            self._send(pack(JOB, struct.pack("<i", pid)))
+            self._send(messages.pack(messages.JOB, messages.JOB_BODY.pack(pid)))
         except ServiceGone:
             pass
 
@@ -133,15 +120,15 @@ class NodeClient:
 
         Raises ServiceGone when the service died, TimeoutError when it does not answer in time.
         """
-        self._send(pack(FINISH, struct.pack("<i", wait_status)))
+        self._send(messages.pack(messages.FINISH, messages.FINISH_BODY.pack(wait_status)))
         return self._receive_summary(deadline)
 
     def _receive_summary(self, deadline: float) -> Finished:
         while True:
             kind, payload, descriptors = self._receive(deadline)
             try:
-                if kind == SUMMARY and descriptors:
-                    length_bytes, last = _TWO_WORDS.unpack_from(payload)
+                if kind == messages.SUMMARY and descriptors:
+                    length_bytes, last = messages.SUMMARY_BODY.unpack_from(payload)
                     return Finished(_read_summary(descriptors[0], length_bytes), last == 1)
             finally:
                 _close_all(descriptors)
@@ -181,7 +168,7 @@ class NodeClient:
             raise TimeoutError("it does not answer")
         try:
             message, descriptors, _, _ = socket.recv_fds(
-                self._socket, MESSAGE_BYTES + 1, 4, socket.MSG_CMSG_CLOEXEC
+                self._socket, messages.MESSAGE_BYTES + 1, 4, socket.MSG_CMSG_CLOEXEC
             )
         except OSError as error:
             raise ServiceGone(f"it hung up ({error.strerror})") from None

@@ -1,106 +1,109 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages between the service, the agents and the launchers: csrc/common/wire.h in Python.
 
-Every message is 256 bytes; :func:`unpack` refuses anything else. tests/unit/service/test_wire.py
-compares the sizes with the C compiler's.
+Layouts and numbers are the C compiler's. Every message is 256 bytes; :func:`unpack` refuses
+anything else.
 """
 
 from __future__ import annotations
 
-import struct
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-MAGIC = 0x50444655
-VERSION = 4
-MESSAGE_BYTES = 256
-PAGES_MAX = 28
+from uffdprefetch.native.layout import CONSTANTS as C
+from uffdprefetch.native.layout import layout
 
-HEADER = struct.Struct("<IHH")
-HELLO = struct.Struct("<I6iIiIiI16s")
-ATTACH = struct.Struct("<II6QqII")
-GONE = struct.Struct("<II")
-FILE = struct.Struct(f"<IIII{PAGES_MAX}Q")
-COMMAND = struct.Struct(f"<IIII{PAGES_MAX}Q")
-ACK = struct.Struct("<IIIiI")
-BYPASS = struct.Struct("<I")
-WELCOME = struct.Struct("<I")
-JOB = struct.Struct("<i")
-SUMMARY = struct.Struct("<II")
-PLAN = struct.Struct("<IiI")
+MAGIC: int = C.UP_MAGIC
+VERSION: int = C.UP_VERSION
+MESSAGE_BYTES: int = C.UP_MSG_BYTES
+PAGES_MAX: int = C.UP_PAGES_MAX
+
+HEADER = layout("up_header")
+HELLO = layout("up_hello")
+ATTACH = layout("up_attach")
+GONE = layout("up_gone")
+FILE = layout("up_file")
+COMMAND = layout("up_command")
+ACK = layout("up_ack")
+BYPASS = layout("up_bypass")
+WELCOME = layout("up_welcome")
+JOB = layout("up_started")
+SUMMARY = layout("up_summary")
+PLAN = layout("up_plan")
 
 
 class Type(IntEnum):
     """enum up_type."""
 
-    HELLO = 1
-    WELCOME = 2
-    JOB = 3
-    FINISH = 4
-    SUMMARY = 5
-    SNAPSHOT = 7
-    ATTACH = 16
-    GONE = 17
-    ACK = 18
-    BYE = 19
-    PLAN = 20
-    BYPASS = 21
-    FILE = 32
-    REARM = 35
-    DETACH = 37
-    BYE_OK = 38
-    QUIT = 40
-    EVENTS = 48  # to a recorder: stream(), of any length
-    TABLES = 49
+    HELLO = C.UP_HELLO
+    WELCOME = C.UP_WELCOME
+    JOB = C.UP_JOB
+    FINISH = C.UP_FINISH
+    SUMMARY = C.UP_SUMMARY
+    SNAPSHOT = C.UP_SNAPSHOT
+    ATTACH = C.UP_ATTACH
+    GONE = C.UP_GONE
+    ACK = C.UP_ACK
+    BYE = C.UP_BYE
+    PLAN = C.UP_PLAN
+    BYPASS = C.UP_BYPASS
+    FILE = C.UP_FILE
+    REARM = C.UP_REARM
+    DETACH = C.UP_DETACH
+    BYE_OK = C.UP_BYE_OK
+    QUIT = C.UP_QUIT
+    EVENTS = C.UP_EVENTS  # to a recorder: stream(), of any length
+    TABLES = C.UP_TABLES
 
 
 class Role(IntEnum):
     """enum up_role."""
 
-    LAUNCHER = 1
-    AGENT = 2
-    RECORDER = 4
-    WATCHER = 3
-    PLANNER = 5
+    LAUNCHER = C.UP_LAUNCHER
+    AGENT = C.UP_AGENT
+    RECORDER = C.UP_RECORDER
+    WATCHER = C.UP_WATCHER
+    PLANNER = C.UP_PLANNER
 
 
 class ServingMode(IntEnum):
     """enum up_verdict: how a mapping is served."""
 
-    REFUSE = 0
-    CHECKPOINTS = 1
-    PAGE_TABLES = 2
-    POOL = 3
+    REFUSE = C.UP_REFUSE
+    CHECKPOINTS = C.UP_CHECKPOINTS
+    PAGE_TABLES = C.UP_PAGE_TABLES
+    POOL = C.UP_POOL
 
 
 class Bypass(IntEnum):
     """enum up_bypass_reason: how it was seen that a process bypasses the interposers."""
 
-    UNMAPPED = 1
-    MOVED = 2
-    REPLACED = 3
-    PATCHED = 4
+    UNMAPPED = C.UP_BYPASS_UNMAPPED
+    MOVED = C.UP_BYPASS_MOVED
+    REPLACED = C.UP_BYPASS_REPLACED
+    PATCHED = C.UP_BYPASS_PATCHED
 
 
-HELLO_UFFD = 1
-HELLO_FORKED = 2
-HELLO_SENDS_POOL = 8
-HELLO_LEFT_ALONE = 16
+HELLO_UFFD: int = C.UP_HELLO_UFFD
+HELLO_FORKED: int = C.UP_HELLO_FORKED
+HELLO_SENDS_POOL: int = C.UP_HELLO_SENDS_POOL
+HELLO_LEFT_ALONE: int = C.UP_HELLO_LEFT_ALONE
 #: enum up_left_alone: why a process is not managed
-LEFT_ALONE = {
-    1: "it runs under AddressSanitizer",
-    2: "it runs under ThreadSanitizer",
-    3: "it runs under MemorySanitizer",
-    4: "it runs under LeakSanitizer",
-    5: "a sanitizer is linked into it",
-    6: "it runs under valgrind",
-    7: "it is recorded by rr",
-    8: "its C library is not glibc",
-    9: "our thread would be SCHED_IDLE, as the one that maps: readers would wait for it",
+LEFT_ALONE: dict[int, str] = {
+    C.UP_ALONE_ASAN: "it runs under AddressSanitizer",
+    C.UP_ALONE_TSAN: "it runs under ThreadSanitizer",
+    C.UP_ALONE_MSAN: "it runs under MemorySanitizer",
+    C.UP_ALONE_LSAN: "it runs under LeakSanitizer",
+    C.UP_ALONE_LINKED: "a sanitizer is linked into it",
+    C.UP_ALONE_VALGRIND: "it runs under valgrind",
+    C.UP_ALONE_RR: "it is recorded by rr",
+    C.UP_ALONE_LIBC: "its C library is not glibc",
+    C.UP_ALONE_IDLE: "our thread would be SCHED_IDLE, as the one that maps: "
+    "readers would wait for it",
 }
-ATTACH_INHERITED = 1
-ATTACH_WRITABLE = 2
-ATTACH_KNOWN = 4
+ATTACH_INHERITED: int = C.UP_ATTACH_INHERITED
+ATTACH_WRITABLE: int = C.UP_ATTACH_WRITABLE
+ATTACH_KNOWN: int = C.UP_ATTACH_KNOWN
 #: of up_attach.map_flags, as in mmap(2)
 MAP_TYPE, MAP_PRIVATE = 0x0F, 2
 

@@ -24,11 +24,10 @@ from pathlib import Path
 from uffdprefetch.base import rundir
 from uffdprefetch.base.errors import EXIT_CANNOT, EXIT_USAGE, UffdPrefetchError
 from uffdprefetch.base.identity import Identity
-from uffdprefetch.protocol.node import NodeClient, NotOurService, ServiceGone, pack
+from uffdprefetch.job import messages
+from uffdprefetch.protocol.node import NodeClient, NotOurService, ServiceGone
 from uffdprefetch.protocol.snapshot import Snapshot, decode
 
-SNAPSHOT = 7
-WATCHER = 3
 #: A service answers in milliseconds; one that is stopped does not.
 ANSWER_SECONDS = 2.0
 NOBODY = Identity(None, None, None, "a watcher")
@@ -39,7 +38,7 @@ _LISTENING = re.compile(r"^\S+ \S+ \S+ 00010000 0005 \S+ +\d+ (/.*\.sock)$", re.
 class WatchClient(NodeClient):
     """A connection that only watches. Raises what NodeClient raises."""
 
-    role = WATCHER
+    role = messages.WATCHER
     _waiting = False  # a question is on its way: not to be asked again
 
     @classmethod
@@ -57,7 +56,7 @@ class WatchClient(NodeClient):
         After a TimeoutError the answer may still come: the next call takes it.
         """
         if not self._waiting:
-            self._send(pack(SNAPSHOT))
+            self._send(messages.pack(messages.SNAPSHOT))
             self._waiting = True
         document = self._receive_summary(time.monotonic() + seconds).summary
         self._waiting = False

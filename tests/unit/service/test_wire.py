@@ -1,64 +1,64 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The messages: Python's layouts are the C compiler's, and nothing else is let in."""
+"""The messages: names and copies agree with csrc/common/wire.h, and nothing else is let in."""
 
 from __future__ import annotations
 
 import random
-import re
 import struct
+from enum import IntEnum
+from typing import Any
 
 import pytest
-from paths import ROOT
 
+from uffdprefetch import _uffd  # type: ignore[attr-defined]
+from uffdprefetch.job import messages
 from uffdprefetch.native import uffd
+from uffdprefetch.native.layout import layout
 from uffdprefetch.protocol import node as node_client
 from uffdprefetch.protocol import wire
 
-HEADER_H = (ROOT / "csrc" / "common" / "wire.h").read_text()
+ENUMS: dict[str, type[IntEnum]] = {
+    "up_type": wire.Type,
+    "up_role": wire.Role,
+    "up_verdict": wire.ServingMode,
+    "up_bypass_reason": wire.Bypass,
+}
 
 
-def enum(prefix: str) -> dict[str, int]:
-    """The enumerators UP_<prefix>... = N of wire.h, without the prefix."""
-    found = re.findall(rf"\bUP_{prefix}(\w+) = (\d+)\b", HEADER_H)
-    return {name: int(value) for name, value in found}
+@pytest.mark.parametrize("name", ENUMS)
+def test_an_enum_has_every_number_of_the_header(name: str) -> None:
+    prefix = "UP_BYPASS_" if name == "up_bypass_reason" else "UP_"
+    numbers = _uffd.ffi.typeof(f"enum {name}").relements
+    assert {prefix + member.name: member.value for member in ENUMS[name]} == numbers
 
 
-def define(name: str) -> int:
-    found = re.search(rf"#define {name} (?:\(1u << (\d+)\)|(0x[0-9a-f]+|\d+)u?)", HEADER_H)
-    assert found is not None, name
-    return 1 << int(found[1]) if found[1] else int(found[2], 0)
+def test_every_reason_to_leave_a_process_alone_has_its_words() -> None:
+    reasons = set(_uffd.ffi.typeof("enum up_left_alone").elements)
+    assert set(wire.LEFT_ALONE) | {_uffd.lib.UP_ALONE_NO} == reasons
 
 
-def test_every_layout_is_as_long_as_the_c_compiler_makes_it() -> None:
-    message, hello, attach, command, ack, event, ring, pages, version, magic = uffd.LAYOUT
-    assert message == wire.MESSAGE_BYTES == node_client.MESSAGE_BYTES
-    assert hello == wire.HELLO.size
-    assert attach == wire.ATTACH.size
-    assert command == wire.COMMAND.size
-    assert ack == wire.ACK.size
-    assert event == uffd.EVENT.size
-    assert ring > 2048 * event  # the counters are before the events
-    assert (pages, version, magic) == (wire.PAGES_MAX, wire.VERSION, wire.MAGIC)
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [("up_hello", wire.Hello), ("up_attach", wire.Attach), ("up_ack", wire.Ack),
+     ("up_event", uffd.Event)],
+)  # fmt: skip
+def test_a_tuple_has_the_fields_of_its_struct(name: str, read: Any) -> None:
+    fields = _uffd.ffi.typeof(f"struct {name}").fields
+    assert read._fields == tuple(field for field, _ in fields)
+
+
+def test_a_layout_is_where_the_c_compiler_puts_each_field() -> None:
+    data = random.Random(7).randbytes(wire.ATTACH.size)
+    attach = _uffd.ffi.from_buffer("struct up_attach *", data)
+    assert wire.attach(data) == tuple(getattr(attach, name) for name in wire.Attach._fields)
+    command = _uffd.ffi.new("struct up_command *", {"count": 2, "page": [5, 1 << 40]})
+    packed = wire.COMMAND.pack(0, 0, 2, 0, *wire._padded([5, 1 << 40]))
+    assert bytes(_uffd.ffi.buffer(command)) == packed
 
 
 def test_the_largest_body_fits_into_a_message() -> None:
     bodies = [wire.HELLO, wire.ATTACH, wire.COMMAND, wire.ACK, wire.FILE, wire.GONE, wire.WELCOME]
     assert max(body.size for body in bodies) + wire.HEADER.size <= wire.MESSAGE_BYTES
-
-
-def test_every_type_verdict_role_and_flag_has_the_number_of_the_header() -> None:
-    c = enum("")
-    for kind in wire.Type:
-        assert c[kind.name] == kind
-    block = HEADER_H.split("enum up_type {")[1].split("}")[0]
-    assert {k.name for k in wire.Type} == set(re.findall(r"\tUP_(\w+) = \d+,", block))
-    assert (c["LAUNCHER"], c["AGENT"]) == (wire.Role.LAUNCHER, wire.Role.AGENT)
-    for verdict in wire.ServingMode:
-        assert c[verdict.name] == verdict
-    for name in ("HELLO_UFFD", "HELLO_FORKED", "HELLO_SENDS_POOL"):
-        assert define(f"UP_{name}") == getattr(wire, name)
-    for name in ("ATTACH_INHERITED", "ATTACH_WRITABLE"):
-        assert define(f"UP_{name}") == getattr(wire, name)
 
 
 def test_a_hello_of_the_c_layout_is_read_field_by_field() -> None:
@@ -102,22 +102,24 @@ def test_unpack_takes_what_pack_made() -> None:
         assert wire.unpack(wire.pack(kind, body)) == (kind, body)
 
 
-def test_the_launchers_copy_of_the_protocol_is_the_same_protocol() -> None:
-    assert (node_client.MAGIC, node_client.VERSION) == (wire.MAGIC, wire.VERSION)
-    for name in ("HELLO", "WELCOME", "JOB", "FINISH", "SUMMARY"):
-        assert getattr(node_client, name) == wire.Type[name]
-    assert node_client.LAUNCHER == wire.Role.LAUNCHER
-    # a launcher's hello is read by the service's layout: the fields that it leaves out are zero
-    hello = node_client._HELLO.pack(1, 100, 99, 3, 1, 8, 0)
-    kind, body = wire.unpack(node_client.pack(node_client.HELLO, hello))
-    assert kind == wire.Type.HELLO
-    read = wire.hello(body)
-    assert (read.role, read.pid, read.ppid) == (wire.Role.LAUNCHER, 100, 99)
-    assert (read.rank, read.local_rank, read.world, read.flags) == (3, 1, 8, 0)
-    # and the service's answers by the launcher's
-    welcome = wire.pack(wire.Type.WELCOME, wire.WELCOME.pack(77))
-    kind, payload = node_client.unpack(welcome)
-    assert kind == node_client.WELCOME and node_client._WORD.unpack_from(payload) == (77,)
+def test_who_loads_no_c_has_the_same_messages() -> None:
+    for name in ("MAGIC", "VERSION", "MESSAGE_BYTES"):
+        assert getattr(messages, name) == getattr(wire, name)
+    for name in ("HELLO", "WELCOME", "JOB", "FINISH", "SUMMARY", "SNAPSHOT", "PLAN"):
+        assert getattr(messages, name) == wire.Type[name]
+    for name in ("LAUNCHER", "WATCHER", "PLANNER"):
+        assert getattr(messages, name) == wire.Role[name]
+    data = random.Random(8).randbytes(wire.MESSAGE_BYTES)
+    assert messages.HEADER.unpack_from(data) == wire.HEADER.unpack_from(data)
+    # of a hello it writes the first fields: the others are zero
+    assert messages.HELLO_BODY.unpack_from(data) == wire.HELLO.unpack_from(data)[:7]
+    for name in ("WELCOME", "JOB", "SUMMARY", "PLAN"):
+        body = getattr(messages, f"{name}_BODY")
+        assert body.unpack_from(data) == getattr(wire, name).unpack_from(data)
+    assert messages.FINISH_BODY.unpack_from(data) == layout("up_finish").unpack_from(data)
+    assert wire.unpack(messages.pack(messages.JOB, data[:4])) == (
+        wire.Type.JOB, data[:4].ljust(wire.MESSAGE_BYTES - wire.HEADER.size, b"\0"),
+    )  # fmt: skip
 
 
 def test_the_launcher_refuses_what_is_not_a_message() -> None:
