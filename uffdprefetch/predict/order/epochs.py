@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """One reader's walks through the orders of its epochs, and which of them is the present one. Pure.
 
-Nobody says that an epoch has begun. Touches tell of it (_Beginning), and what is found mapped; but
-a page of the last epoch that was evicted and is read again, or a worker that is late, touches the
-next order too, by chance.
+Nobody says that an epoch has begun. What the present order does not explain, touched or found
+mapped, is told to a cursor through the next order: the epoch has begun when that is past
+BEGUN_ITEMS items (OrderCursor.has_begun). A page of the last epoch that was evicted and is read
+again, or a worker that is late, touches the next order too, by chance: a cursor follows the
+foremost touch, so touches are held until several agree (_Held); of what is mapped it needs three
+quarters anyway.
 """
 
 from __future__ import annotations
@@ -26,10 +29,10 @@ if TYPE_CHECKING:  # they bring numpy, which a service without a plan spares
     from uffdprefetch.predict.order.cursor import Order, OrderCursor
     from uffdprefetch.predict.order.extents import OrderExtents
 
-#: Touched items near the beginning of the next order, which the present one does not expect now,
-#: that begin the next epoch. (A single one is by chance, or of a worker that is late.)
+#: Items of the next order that begin the next epoch. (A single one is by chance, or of a worker
+#: that is late.)
 BEGUN_ITEMS = 4
-#: Most touches, explained by neither order, that are kept and given to the next one.
+#: Most touches that are held.
 EARLY_MAX = 32
 #: Epochs of nothing that are passed over.
 EMPTY_MAX = 1000
@@ -61,8 +64,8 @@ class _Touch(NamedTuple):
     now_ns: int
 
 
-class _Beginning:
-    """Touches that the present order does not explain here: have they begun the next one?"""
+class _Held:
+    """Touches that the present order does not explain here, until they are told to the next one."""
 
     def __init__(self) -> None:
         self._touches: list[_Touch] = []  # of different places
@@ -71,22 +74,20 @@ class _Beginning:
         """Another touch was of the present order: the oldest of these is forgotten."""
         self._touches = self._touches[1:]
 
-    def seen(self, upcoming: OrderCursor, start: int, end: int, now_ns: int) -> bool:
-        """Whether it has begun with this touch; then ``upcoming`` is where the reader is."""
+    def touch(self, upcoming: OrderCursor, start: int, end: int, now_ns: int) -> None:
+        """One more; all are told to ``upcoming`` when they agree, or are too many to be held."""
         spot = upcoming.spot(start, end)
         places = [touch.spot.plan_bytes for touch in self._touches]
         if spot is not None and spot.plan_bytes not in places:
             self._touches.append(_Touch(spot, start, end, now_ns))
-        begun = self._at_the_beginning(upcoming) or self._on_a_way(upcoming)
-        if not begun and len(self._touches) < EARLY_MAX:
-            return False
-        for touch in self._touches:
-            upcoming.saw(touch.start, touch.end, touch.now_ns)
-        self._touches = []
-        return begun or upcoming.has_begun(BEGUN_ITEMS)
+        agree = self._at_the_beginning(upcoming) or self._on_a_way(upcoming)
+        if agree or len(self._touches) >= EARLY_MAX:
+            for touch in self._touches:
+                upcoming.saw(touch.start, touch.end, touch.now_ns)
+            self._touches = []
 
     def _at_the_beginning(self, upcoming: OrderCursor) -> bool:
-        """By several items there, which no single fault has mapped."""
+        """Whether they are several items there, which no single fault has mapped."""
         near_bytes = upcoming.position_bytes + NEAR_BYTES
         near = [touch for touch in self._touches if touch.spot.plan_bytes < near_bytes]
         several = len(near) > 1 or any(touch.end - touch.start > HUGE_BYTES for touch in near)
@@ -94,7 +95,8 @@ class _Beginning:
         return several and items >= min(BEGUN_ITEMS, upcoming.items)
 
     def _on_a_way(self, upcoming: OrderCursor) -> bool:
-        """By a way through it, wherever that is: what comes first is mapped still, perhaps."""
+        """Whether they are a way through it, wherever that is: what comes first may be mapped
+        still."""
         way = longest_increasing_subsequence([touch.spot.item for touch in self._touches])
         if len(way) < WAY:
             return False
@@ -103,10 +105,8 @@ class _Beginning:
 
 
 class Epochs:
-    """One reader's walks, see the module. The *coordinate* is that of
-    predict/order/cursor.OrderCursor,
-    which goes
-    on from epoch to epoch here; sizes in bytes, times in nanoseconds."""
+    """One reader's walks, see the module. The *coordinate* is that of OrderCursor, which goes on
+    from epoch to epoch here; sizes in bytes, times in nanoseconds."""
 
     def __init__(self, source: Source, file_bytes: int) -> None:
         self._source, self._file_bytes = source, file_bytes
@@ -116,7 +116,7 @@ class Epochs:
         self._coming = 1  # the number of that
         self.base_bytes = 0  # the coordinate at which the present one begins
         self.done_items = 0  # read in those before
-        self._beginning = _Beginning()
+        self._held = _Held()
         self._strays: list[tuple[int, int]] = []  # found mapped, not for this epoch
         self._looked_in = 0  # the epoch in which the last look was
 
@@ -175,15 +175,18 @@ class Epochs:
                 self._coming += 1
         return self.following
 
-    def _begin_next(self) -> None:
-        before, upcoming = self.walk, self.following
-        assert before is not None and upcoming is not None
+    def _has_begun(self, upcoming: OrderCursor) -> bool:
+        """Whether the next epoch has begun; then it is the present one."""
+        before = self.walk
+        if before is None or not upcoming.has_begun(BEGUN_ITEMS):
+            return False
         self.done_items += before.position
         self.base_bytes += before.total_bytes
         self.number, self._coming = self._coming, self._coming + 1
         upcoming.pace_of(before)
         self.walk, self.following = upcoming, None
-        self._beginning = _Beginning()
+        self._held = _Held()
+        return True
 
     # ---- progress -------------------------------------------------------------------------------
 
@@ -194,12 +197,12 @@ class Epochs:
             return False
         moved = walk.saw(start, end, now_ns) > 0
         if moved:
-            self._beginning.explained()
+            self._held.explained()
         upcoming = self._upcoming() if walk.stray else None
-        if upcoming is None or not self._beginning.seen(upcoming, start, end, now_ns):
+        if upcoming is None:
             return moved
-        self._begin_next()
-        return True
+        self._held.touch(upcoming, start, end, now_ns)
+        return self._has_begun(upcoming) or moved
 
     def mapped(self, found: list[tuple[int, int]], now_ns: int, judge: bool) -> bool:
         """Ranges of the file that a look has found mapped, and no look before; whether that moved
@@ -217,9 +220,8 @@ class Epochs:
             unexplained = set(upcoming.mapped(self._strays, now_ns, judge=False))
             strays = [stray for stray in strays if stray in unexplained]
             self._strays = []
-        if upcoming is not None and upcoming.has_begun(BEGUN_ITEMS):
-            self._begin_next()
-        elif judge and same_epoch:
+        begun = upcoming is not None and self._has_begun(upcoming)
+        if judge and same_epoch and not begun:
             walk.looked(found, strays)
         return self.position_bytes != before
 

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far a rank has come in its order, by what it touches. Pure; predict/order/cursor.OrderCursor
-is made
-of it.
+"""How far a rank has come in its order, by what it touches. Pure; OrderCursor is made of it.
 
 Touches do not say all: a record whose pages are mapped already is read without one, page-table
 scans come late, several workers read several batches at a time. So no record is waited for: the
