@@ -166,7 +166,7 @@ def test_what_is_awaited_anew_is_waited_for_anew(node: Node) -> None:
 
 def known(inferred: bool = False, touched_ns: int = 0) -> Any:
     return SimpleNamespace(
-        inferred=inferred, touched_ns=touched_ns, said_ns=0, dropped=None, followers={}
+        inferred=inferred, touched_ns=touched_ns, said_ns=0, dropped=None, followers={}, guard=None
     )
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from uffdprefetch.predict.order.progress import (
     HUGE_BYTES,
     NEAR_BYTES,
+    SEVERAL,
     WAY,
     OrderPosition,
     longest_increasing_subsequence,
@@ -90,7 +91,9 @@ class _Held:
         """Whether they are several items there, which no single fault has mapped."""
         near_bytes = upcoming.position_bytes + NEAR_BYTES
         near = [touch for touch in self._touches if touch.spot.plan_bytes < near_bytes]
-        several = len(near) > 1 or any(touch.end - touch.start > HUGE_BYTES for touch in near)
+        several = len(near) >= SEVERAL or any(
+            touch.end - touch.start > HUGE_BYTES for touch in near
+        )
         items = sum(touch.spot.items for touch in near)
         return several and items >= min(BEGUN_ITEMS, upcoming.items)
 

@@ -54,6 +54,9 @@ SHARED_TIMES = 4
 #: Records that are being read are told from those read again by where in them the touches are.
 READING = 64
 
+#: Places that no single touch explains.
+SEVERAL = 2
+
 # What is known of a unit:
 _NEW = 0  # nothing
 _TOUCHED = 1  # its pages were touched, perhaps for another one
@@ -129,11 +132,11 @@ class OrderProgress:
 
     def has_begun(self, least: int) -> bool:
         """Whether so many items that have bytes are begun before the position; of an order of
-        fewer, whether so many of their pieces are behind it."""
+        fewer, whether several of their pieces are behind it."""
         items, unit = self._units.item, 0
         for _ in range(least):
             if unit == len(items):
-                return 0 < min(least, unit) <= self._at
+                return 0 < min(SEVERAL, unit) <= self._at
             last = unit
             unit = int(items.searchsorted(items[unit], "right"))
         return last < self._at
