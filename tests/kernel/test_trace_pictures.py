@@ -36,7 +36,7 @@ def trace_of(*rows: tuple[Any, ...], service: int | None = None) -> Trace:
     return trace
 
 
-def only(trace: Trace, kind: str) -> marks.Stream:
+def only(trace: Trace, kind: str) -> marks.MarkStream:
     (stream,) = (s for s in marks.collect(trace) if s.kind == kind)
     return stream
 

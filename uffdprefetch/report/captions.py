@@ -70,7 +70,7 @@ _SENSORS = (
     ),
     (
         {"seen"},
-        "Accesses are pages that were found in page tables: when, is known to one look, and where,"
+        "Accesses are pages that were found in page tables: when, is known to one scan, and where,"
         " to 64 KiB.",
     ),
     ({"read"}, "read(2) is seen where it takes pages from the cache."),

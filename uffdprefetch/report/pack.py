@@ -18,7 +18,7 @@ import numpy as np
 
 from uffdprefetch.base.arrays import Array
 from uffdprefetch.trace.analyse.density import Grid
-from uffdprefetch.trace.analyse.marks import KINDS, Stream
+from uffdprefetch.trace.analyse.marks import KINDS, MarkStream
 
 #: Modes of a column. FRAME: base + x. RISING: the sum of base and all x so far. JUMPING: the same
 #: with zigzag differences. LOGARITHM: 1000 * (2^(x / 16) - 1). REMAINDER, of `before` only:
@@ -90,7 +90,7 @@ class _Blob:
         return base64.b64encode(zlib.compress(body, 6)).decode()
 
 
-def _unit(stream: Stream) -> int:
+def _unit(stream: MarkStream) -> int:
     """The largest number of bytes that every place and length is a multiple of."""
     if not len(stream):
         return 1
@@ -107,12 +107,12 @@ class _Shape:
     units: list[int]
 
 
-def _window(streams: list[Stream], bounds: list[Array], number: int, shape: _Shape) -> str:
+def _window(streams: list[MarkStream], bounds: list[Array], number: int, shape: _Shape) -> str:
     blob = _Blob()
     index: list[list[Any]] = []
     # Of each file and rank the piece with most accesses: what is missed or read ahead is mostly
     # next to one of them.
-    bases: dict[tuple[int, int], tuple[int, Stream]] = {}
+    bases: dict[tuple[int, int], tuple[int, MarkStream]] = {}
     for stream, bound, unit in zip(streams, bounds, shape.units, strict=True):
         part = stream.part(slice(int(bound[number]), int(bound[number + 1])))
         if not len(part):
@@ -139,7 +139,7 @@ def _window(streams: list[Stream], bounds: list[Array], number: int, shape: _Sha
 
 
 def _near(
-    blob: _Blob, part: Stream, base: Stream, unit: int, step_ns: int
+    blob: _Blob, part: MarkStream, base: MarkStream, unit: int, step_ns: int
 ) -> list[list[int]] | None:
     """Start and offset as differences to the last access before, as a third column in front names
     it; None when most are not at one distance from it."""
@@ -159,7 +159,7 @@ def _near(
     ]
 
 
-def _before(blob: _Blob, part: Stream, unit: int) -> list[int]:
+def _before(blob: _Blob, part: MarkStream, unit: int) -> list[int]:
     """How far into its range each mark was entered; mostly that follows from the offset."""
     length = np.maximum(part.length, 1)
     base = (part.before[0] - part.offset[0]) % length[0]
@@ -168,7 +168,7 @@ def _before(blob: _Blob, part: Stream, unit: int) -> list[int]:
     return blob.frame(part.before, unit)
 
 
-def windows(streams: list[Stream], span_ns: int, bytes_max: int = BYTES_MAX) -> dict[str, Any]:
+def windows(streams: list[MarkStream], span_ns: int, bytes_max: int = BYTES_MAX) -> dict[str, Any]:
     """All marks in windows of time of equal numbers of marks.
 
     Gives ``step_ns`` (the resolution in time), ``exact`` (whether durations are), ``kinds``, and
@@ -207,7 +207,7 @@ def windows(streams: list[Stream], span_ns: int, bytes_max: int = BYTES_MAX) -> 
     return {**answer, "step_ns": shape.step_ns}
 
 
-def _cuts(streams: list[Stream], n: int, total: int) -> Array:
+def _cuts(streams: list[MarkStream], n: int, total: int) -> Array:
     """Where windows begin, and the end of the last: about as many marks in each."""
     stride = max(1, total // 400_000)
     times = np.sort(np.concatenate([s.start_ns[::stride] for s in streams]))

@@ -11,7 +11,7 @@ import numpy as np
 
 from uffdprefetch.report.text import printable
 from uffdprefetch.trace.analyse import density
-from uffdprefetch.trace.analyse.marks import Stream
+from uffdprefetch.trace.analyse.marks import MarkStream
 
 #: After Okabe and Ito; page/page.css has the same. Seven by four shapes make 28 looks.
 COLOURS = ("#0072b2", "#c39400", "#009e73", "#cc79a7", "#6b4c9a", "#8c510a", "#3f9fb5")
@@ -96,7 +96,7 @@ def _binary_step(about: float) -> float:
 # ---- marks --------------------------------------------------------------------------------------
 
 
-def _one_per_place(stream: Stream, span_ns: float, size_bytes: int) -> Stream:
+def _one_per_place(stream: MarkStream, span_ns: float, size_bytes: int) -> MarkStream:
     """At most one mark for each place of a map that can be told from others, the first."""
     column = (stream.start_ns * (COLUMNS / span_ns)).astype(np.int64)
     row = (stream.offset * (ROWS / size_bytes)).astype(np.int64)
@@ -104,7 +104,7 @@ def _one_per_place(stream: Stream, span_ns: float, size_bytes: int) -> Stream:
     return stream.part(np.sort(first))
 
 
-def _bands(ax: Any, mpl: Any, streams: Iterable[Stream], span_ns: int, size_bytes: int) -> None:
+def _bands(ax: Any, mpl: Any, streams: Iterable[MarkStream], span_ns: int, size_bytes: int) -> None:
     """What was read ahead, as rectangles; when they are many, as a raster of them."""
     for kind in ("kernel", "other", "warm"):
         some = [s for s in streams if s.kind == kind]
@@ -134,14 +134,14 @@ def _bands(ax: Any, mpl: Any, streams: Iterable[Stream], span_ns: int, size_byte
         )  # fmt: skip
 
 
-def _rectangle(s: Stream, i: int) -> list[tuple[float, float]]:
+def _rectangle(s: MarkStream, i: int) -> list[tuple[float, float]]:
     x0, x1 = s.start_ns[i] / 1e9, (s.start_ns[i] + s.duration_ns[i]) / 1e9
     y0 = float(s.offset[i] - s.before[i])
     y1 = y0 + float(s.length[i])
     return [(x0, y0), (x1, y0), (x1, y1), (x0, y1)]
 
 
-def _accesses(ax: Any, streams: list[Stream], place: dict[int, int], size: float) -> None:
+def _accesses(ax: Any, streams: list[MarkStream], place: dict[int, int], size: float) -> None:
     """Ranks in turn, a random part of each after the other (always the same one), so that no rank
     lies above all others and no pattern is seen that is none."""
     rng = np.random.default_rng(1)
@@ -158,7 +158,7 @@ def _accesses(ax: Any, streams: list[Stream], place: dict[int, int], size: float
             )  # fmt: skip
 
 
-def _misses(ax: Any, streams: Iterable[Stream], span_ns: float, size_bytes: int) -> None:
+def _misses(ax: Any, streams: Iterable[MarkStream], span_ns: float, size_bytes: int) -> None:
     """Crosses, upright for late ones, below the accesses and larger than they: a fringe where they
     are many."""
     misses = [s for s in streams if s.layer == "miss"]
@@ -212,7 +212,7 @@ def _beyond(ax: Any, drawn: dict[str, Any], file: dict[str, Any], place: dict[in
 
 
 def _detail_of(
-    drawn: dict[str, Any], streams: list[Stream]
+    drawn: dict[str, Any], streams: list[MarkStream]
 ) -> tuple[float, float, float, float] | None:
     """(start, end, low, high) of a part with some accesses of a rank in its first half."""
     demand = [s for s in streams if s.layer == "demand" and s.rank >= 0 and len(s) > 2]
@@ -230,7 +230,7 @@ def _detail_of(
     return max(0.0, start - pad_seconds), end + pad_seconds, max(0.0, low - pad), high + pad
 
 
-def detail(ax: Any, mpl: Any, drawn: dict[str, Any], streams: list[Stream]) -> Any:
+def detail(ax: Any, mpl: Any, drawn: dict[str, Any], streams: list[MarkStream]) -> Any:
     """Single accesses with their ranges, and how long a miss was waited for."""
     part = _detail_of(drawn, streams)
     if part is None:
@@ -239,7 +239,7 @@ def detail(ax: Any, mpl: Any, drawn: dict[str, Any], streams: list[Stream]) -> A
     t0, t1, low, high = part
     place = {rank: i for i, rank in enumerate(drawn["ranks"])}
 
-    def within(s: Stream) -> Stream:
+    def within(s: MarkStream) -> MarkStream:
         start, bottom = s.start_ns / 1e9, s.offset - s.before
         seen = (start <= t1) & (start + s.duration_ns / 1e9 >= t0)
         return s.part(seen & (bottom <= high) & (bottom + s.length >= low))

@@ -12,10 +12,10 @@ from uffdprefetch.trace.analyse.epochs import epochs
 from uffdprefetch.trace.analyse.iterations import starts_of
 from uffdprefetch.trace.analyse.patterns import combine, describe
 from uffdprefetch.trace.analyse.pieces import Pieces
-from uffdprefetch.trace.analyse.runs import Steps, below_resolution, runs_of
+from uffdprefetch.trace.analyse.runs import AccessStream, below_resolution, runs_of
 from uffdprefetch.trace.analyse.stall import stalls
+from uffdprefetch.trace.analyse.streams import StreamPattern, classify
 from uffdprefetch.trace.analyse.strides import common_divisor
-from uffdprefetch.trace.analyse.walks import Walk, classify
 from uffdprefetch.trace.file.events import EVENT, Kind
 
 pytestmark = warnings_fail
@@ -23,11 +23,11 @@ pytestmark = warnings_fail
 RNG = np.random.default_rng(7)
 
 
-def pages(*page: int | np.ndarray, window: int = 1) -> Steps:
+def pages(*page: int | np.ndarray, window: int = 1) -> AccessStream:
     """Accesses that each map ``window`` pages (a multiple of it), the page being exact."""
     at = np.concatenate([np.atleast_1d(np.asarray(p, np.int64)) for p in page])
     low = at // window * window
-    return Steps(at, low, at + 1, low + window)
+    return AccessStream(at, low, at + 1, low + window)
 
 
 def runs(starts: np.ndarray, length: int) -> np.ndarray:
@@ -39,9 +39,9 @@ def runs(starts: np.ndarray, length: int) -> np.ndarray:
 
 
 def test_each_where_the_last_ended_is_consecutive() -> None:
-    walk = describe(pages(np.arange(1000)))
-    assert (walk.name, walk.direction, walk.share) == ("consecutive", 1, 1.0)
-    assert len(walk.runs) == 1
+    pattern = describe(pages(np.arange(1000)))
+    assert (pattern.name, pattern.direction, pattern.share) == ("consecutive", 1, 1.0)
+    assert len(pattern.runs) == 1
 
 
 def test_a_window_that_fault_around_mapped_is_no_gap() -> None:
@@ -50,55 +50,61 @@ def test_a_window_that_fault_around_mapped_is_no_gap() -> None:
 
 @pytest.mark.parametrize("n", [2, 3, 16])
 def test_a_constant_step_is_a_stride(n: int) -> None:
-    walk = describe(pages(runs(np.arange(200) * 24 * n, 24)))
-    assert (walk.name, walk.stride_pages) == ("strided", 24 * n)
-    assert walk.skipped == pytest.approx(1 - 1 / n, abs=0.01)
+    pattern = describe(pages(runs(np.arange(200) * 24 * n, 24)))
+    assert (pattern.name, pattern.stride_pages) == ("strided", 24 * n)
+    assert pattern.skipped == pytest.approx(1 - 1 / n, abs=0.01)
 
 
 def test_a_step_that_is_no_whole_page_is_a_stride_of_its_mean() -> None:
-    walk = describe(pages(np.arange(400) * 300_000 // 4096))
-    assert walk.name == "strided"
-    assert walk.stride_pages == pytest.approx(300_000 / 4096, rel=1e-3)
+    pattern = describe(pages(np.arange(400) * 300_000 // 4096))
+    assert pattern.name == "strided"
+    assert pattern.stride_pages == pytest.approx(300_000 / 4096, rel=1e-3)
 
 
 def test_each_at_a_higher_offset_without_a_step_is_sequential() -> None:
-    walk = describe(pages(np.cumsum(RNG.geometric(0.05, 600) + 1)))
-    assert (walk.name, walk.stride_pages, walk.stride_records) == ("sequential", None, None)
+    pattern = describe(pages(np.cumsum(RNG.geometric(0.05, 600) + 1)))
+    assert (pattern.name, pattern.stride_pages, pattern.stride_records) == (
+        "sequential",
+        None,
+        None,
+    )
 
 
 def test_records_of_varying_size_left_out_by_number_are_a_stride_in_records() -> None:
     ends = np.cumsum(RNG.integers(20, 60, 900))
     starts = np.r_[0, ends[:-1]]
-    walk = describe(pages(*[np.arange(a, b) for a, b in zip(starts[::3], ends[::3], strict=True)]))
-    assert (walk.name, walk.stride_pages, walk.stride_records) == ("strided", None, 3)
+    pattern = describe(
+        pages(*[np.arange(a, b) for a, b in zip(starts[::3], ends[::3], strict=True)])
+    )
+    assert (pattern.name, pattern.stride_pages, pattern.stride_records) == ("strided", None, 3)
 
 
 def test_records_left_out_by_chance_are_no_stride() -> None:
     ends = np.cumsum(RNG.integers(20, 60, 900))
     starts = np.r_[0, ends[:-1]]
     some = RNG.random(900) < 1 / 3
-    walk = describe(
+    pattern = describe(
         pages(*[np.arange(a, b) for a, b in zip(starts[some], ends[some], strict=True)])
     )
-    assert (walk.name, walk.stride_records) == ("sequential", None)
+    assert (pattern.name, pattern.stride_records) == ("sequential", None)
 
 
 @pytest.mark.parametrize("order", ["pages", "records"])
 def test_downwards_is_backward(order: str) -> None:
     at = np.arange(2000)[::-1] if order == "pages" else runs(np.arange(80)[::-1] * 25, 25)
-    walk = describe(pages(at))
-    assert (walk.name, walk.direction) == ("backward", -1)
+    pattern = describe(pages(at))
+    assert (pattern.name, pattern.direction) == ("backward", -1)
 
 
 def test_downwards_with_a_constant_gap_is_a_stride_downwards() -> None:
-    walk = describe(pages(runs(np.arange(80)[::-1] * 100, 25)))
-    assert (walk.name, walk.direction, walk.stride_pages) == ("strided", -1, 100)
+    pattern = describe(pages(runs(np.arange(80)[::-1] * 100, 25)))
+    assert (pattern.name, pattern.direction, pattern.stride_pages) == ("strided", -1, 100)
 
 
 @pytest.mark.parametrize("length", [1, 25, 400])
 def test_a_shuffle_is_random_however_long_its_records(length: int) -> None:
-    walk = describe(pages(runs(RNG.permutation(60) * length, length)))
-    assert (walk.name, walk.direction) == ("random", 0)
+    pattern = describe(pages(runs(RNG.permutation(60) * length, length)))
+    assert (pattern.name, pattern.direction) == ("random", 0)
 
 
 def test_too_few_accesses_have_no_name() -> None:
@@ -109,8 +115,8 @@ def test_too_few_accesses_have_no_name() -> None:
 def test_tree_pages_between_records_do_not_destroy_a_pattern() -> None:
     at = runs(np.arange(300) * 72, 24)
     visits = np.sort(RNG.choice(len(at), 12, replace=False))
-    walk = describe(pages(np.insert(at, visits, RNG.integers(0, 10**6, 12))))
-    assert (walk.name, walk.stride_pages) == ("strided", 72)
+    pattern = describe(pages(np.insert(at, visits, RNG.integers(0, 10**6, 12))))
+    assert (pattern.name, pattern.stride_pages) == ("strided", 72)
     consecutive = np.insert(np.arange(5000), visits[:8], RNG.integers(0, 10**6, 8))
     assert describe(pages(consecutive)).name == "consecutive"
 
@@ -118,8 +124,8 @@ def test_tree_pages_between_records_do_not_destroy_a_pattern() -> None:
 def test_visits_between_short_records_are_taken_out() -> None:
     at = runs(np.arange(300) * 24, 8)
     visits = np.arange(10, len(at), 20)
-    walk = describe(pages(np.insert(at, visits, RNG.integers(0, 10**6, len(visits)))))
-    assert (walk.name, walk.stride_pages) == ("strided", 24)
+    pattern = describe(pages(np.insert(at, visits, RNG.integers(0, 10**6, len(visits)))))
+    assert (pattern.name, pattern.stride_pages) == ("strided", 24)
 
 
 def test_what_a_visit_mapped_is_passed_without_a_fault_and_not_left_out() -> None:
@@ -130,9 +136,9 @@ def test_what_a_visit_mapped_is_passed_without_a_fault_and_not_left_out() -> Non
 
 @pytest.mark.parametrize("step", [1, 48])
 def test_walks_that_begin_again_keep_their_name(step: int) -> None:
-    walk = classify(pages(np.tile(runs(np.arange(50) * 24 * step, 24), 3)))
-    assert walk.name == ("consecutive" if step == 1 else "strided")
-    assert walk.direction == 1
+    pattern = classify(pages(np.tile(runs(np.arange(50) * 24 * step, 24), 3)))
+    assert pattern.name == ("consecutive" if step == 1 else "strided")
+    assert pattern.direction == 1
 
 
 def test_a_hole_of_one_page_is_bridged_only_where_checkpoints_lie() -> None:
@@ -149,9 +155,9 @@ def test_records_of_an_index_tell_a_stride_below_the_resolution() -> None:
     touched = runs(np.arange(3000) * 9, 3)
     window = touched // 16
     first = touched[np.r_[True, window[1:] != window[:-1]]]
-    steps = pages(first, window=16)
-    walk = describe(Steps(steps.page, steps.low, steps.sure, steps.high, first // 3))
-    assert (walk.name, walk.stride_records, walk.indexed) == ("strided", 3, True)
+    stream = pages(first, window=16)
+    pattern = describe(AccessStream(stream.page, stream.low, stream.sure, stream.high, first // 3))
+    assert (pattern.name, pattern.stride_records, pattern.indexed) == ("strided", 3, True)
 
 
 def test_pages_without_a_record_are_left_out_of_the_pattern() -> None:
@@ -159,42 +165,42 @@ def test_pages_without_a_record_are_left_out_of_the_pattern() -> None:
     record = at // 24
     tree = np.arange(0, 400, 9)
     at, record = np.insert(at, tree, 10**6 - tree), np.insert(record, tree, -1)
-    walk = describe(Steps(at, at, at + 1, at + 1, record))
-    assert (walk.name, walk.stride_records) == ("strided", 2)
+    pattern = describe(AccessStream(at, at, at + 1, at + 1, record))
+    assert (pattern.name, pattern.stride_records) == ("strided", 2)
 
 
 def test_the_largest_divisor_survives_a_few_odd_steps() -> None:
-    steps = np.r_[np.full(60, 12), np.full(30, 36), np.full(5, 7)]
-    assert common_divisor(steps)[0] == 12
+    jumps = np.r_[np.full(60, 12), np.full(30, 36), np.full(5, 7)]
+    assert common_divisor(jumps)[0] == 12
 
 
 # ---- phases -------------------------------------------------------------------------------------
 
 
 def test_a_change_of_phase_is_mixed_and_the_phases_are_named() -> None:
-    walk = describe(pages(np.arange(500), 500 + RNG.permutation(1500)[:500]))
-    assert walk.name == "mixed"
-    assert [part.name for _, _, part in walk.parts] == ["consecutive", "random"]
-    assert abs(walk.parts[0][1] - 500) <= 8
+    pattern = describe(pages(np.arange(500), 500 + RNG.permutation(1500)[:500]))
+    assert pattern.name == "mixed"
+    assert [part.name for _, _, part in pattern.parts] == ["consecutive", "random"]
+    assert abs(pattern.parts[0][1] - 500) <= 8
 
 
 def test_a_phase_of_few_faults_counts_by_its_pages() -> None:
     # read in order, 500 pages are 32 faults; at random, 500 pages are 500
     order = pages(np.arange(0, 512, 16), window=16)
     random = pages(512 + RNG.permutation(8000)[:500], window=1)
-    both = Steps(
+    both = AccessStream(
         *(np.r_[getattr(order, c), getattr(random, c)] for c in ("page", "low", "sure", "high"))
     )
     assert describe(both).name == "mixed"
 
 
 def test_another_stride_is_another_phase() -> None:
-    walk = describe(pages(runs(np.arange(100) * 48, 24), 4800 + runs(np.arange(100) * 192, 24)))
-    assert walk.name == "mixed"
+    pattern = describe(pages(runs(np.arange(100) * 48, 24), 4800 + runs(np.arange(100) * 192, 24)))
+    assert pattern.name == "mixed"
 
 
 @pytest.mark.parametrize("kind", ["consecutive", "strided", "random", "backward", "varying"])
-def test_a_walk_of_one_kind_has_no_phases(kind: str) -> None:
+def test_a_stream_of_one_kind_has_no_phases(kind: str) -> None:
     sizes = RNG.integers(3, 49, 600)
     ends = np.cumsum(sizes)
     at = {
@@ -213,9 +219,9 @@ def test_a_walk_of_one_kind_has_no_phases(kind: str) -> None:
 
 
 def test_workers_that_each_read_in_order_are_not_random_together() -> None:
-    walks = [describe(pages(np.arange(w * 1000, (w + 1) * 1000))) for w in range(4)]
-    walk = combine(walks)
-    assert (walk.name, walk.accesses) == ("consecutive", 4000)
+    found = [describe(pages(np.arange(w * 1000, (w + 1) * 1000))) for w in range(4)]
+    pattern = combine(found)
+    assert (pattern.name, pattern.accesses) == ("consecutive", 4000)
 
 
 def test_a_small_odd_process_does_not_outvote_the_others() -> None:
@@ -248,7 +254,7 @@ def one_pid(page: np.ndarray) -> list[int]:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
-def test_epochs_in_order_begin_where_the_walk_falls_back(count: int) -> None:
+def test_epochs_in_order_begin_where_the_stream_falls_back(count: int) -> None:
     assert one_pid(np.tile(np.arange(400) * 3, count)) == [400 * i for i in range(count)]
 
 
@@ -263,7 +269,7 @@ def test_a_shuffle_with_replacement_has_one_epoch() -> None:
     assert one_pid(RNG.integers(0, 500, 2000)) == [0]
 
 
-def test_a_walk_that_begins_in_the_middle_and_wraps_is_one_epoch() -> None:
+def test_a_stream_that_begins_in_the_middle_and_wraps_is_one_epoch() -> None:
     assert one_pid(np.r_[np.arange(500, 1000), np.arange(500)]) == [0]
 
 
@@ -372,6 +378,6 @@ def test_pieces_are_united_as_their_ranges_are() -> None:
         assert mine.tolist() == plain.tolist()
 
 
-def test_a_walk_keeps_its_counts_when_it_is_classified() -> None:
-    walk: Walk = classify(pages(np.arange(100)))
-    assert (walk.accesses, walk.pages) == (100, 100)
+def test_a_stream_keeps_its_counts_when_it_is_classified() -> None:
+    pattern: StreamPattern = classify(pages(np.arange(100)))
+    assert (pattern.accesses, pattern.pages) == (100, 100)

@@ -23,18 +23,18 @@ from uffdprefetch.trace.file.events import (
     Kind,
 )
 
-#: Pages that the kernel maps with a fault where nothing else is known (64 KiB, mm/memory.c).
+#: Pages of a fault-around, where nothing else is known of it: 64 KiB (mm/memory.c).
 AROUND_PAGES = 16
 #: What is mapped whole where the cache holds huge pages (2 MiB, filemap_map_pmd).
 HUGE_PAGES = 512
-#: A touch of a checkpoint and the fault that was seen for it, by two clocks of one machine.
+#: A fault of a checkpoint's page and our service's report of the touch are one up to this apart.
 SAME_NS = 50_000_000
-#: A page that a fault brings is noted for the fault and for the fill, a moment apart.
+#: Fault and fill of one page are noted up to this apart (bpf/faults.c, bpf/cache.c).
 MOMENT_NS = 100_000
 #: Mappings of a file by one process that are tried to find the page of an address.
 BASES_MAX = 32
 
-#: Numbers this near to each other are counted in a table, not sorted.
+#: Span of numbers of which the different ones are found by a table of bytes, not by sorting.
 TABLE = 1 << 24
 
 BPF, READS, TABLES, CHECKPOINTS, POOL = range(5)
@@ -145,9 +145,9 @@ def _last(mask: Array) -> Array:
 def _bases(events: Array, maps: Array, pid: int, page_bytes: int) -> Array:
     """Where byte 0 of the file would lie in the process: from its mappings, else from faults whose
     page and address are both known. Most frequent first."""
-    told = maps[maps["pid"] == pid]
+    mappings = maps[maps["pid"] == pid]
     known = events[(events["kind"] == Kind.FAULT) & (events["value"] > 0)]
-    from_maps = (told["value"] - told["offset"]).astype(np.int64)
+    from_maps = (mappings["value"] - mappings["offset"]).astype(np.int64)
     from_faults = (known["value"] // page_bytes * page_bytes - known["offset"]).astype(np.int64)
     found, counts = np.unique(from_faults, return_counts=True)
     found = found[np.argsort(-counts, kind="stable")]

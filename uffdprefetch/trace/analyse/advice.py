@@ -12,7 +12,7 @@ from uffdprefetch.base.units import format_duration, format_size
 Found = dict[str, Any]
 
 MIB = 1 << 20
-#: Parts of the run, over all ranks, from which a cost is of that weight.
+#: Severities of a cost: its share of the time of all ranks, from which it is one.
 HIGH, MEDIUM = 0.2, 0.05
 
 

@@ -13,7 +13,8 @@ from uffdprefetch.trace.analyse.accesses import MOMENT_NS, Accesses, distinct
 from uffdprefetch.trace.analyse.pieces import Pieces
 
 NEVER = np.iinfo(np.int64).max
-#: What a page that was there without having been filled says of its neighbours: 2 MiB.
+#: log2 of the pages (2 MiB) among which one that was cached before we looked says that others may
+#: have been.
 NEIGHBOURS_BITS = 9
 
 
@@ -65,14 +66,14 @@ class Coverage:
         for owner, piece in self.pieces.pairs(a.low, a.high):
             fill = self.first_fill_ns[piece]
             at = a.mapped_ns[owner]
-            there = (fill <= at) | ((fill == NEVER) & warm[owner]) | (piece == piece_of[owner])
-            mine[piece[there]] = True
+            cached = (fill <= at) | ((fill == NEVER) & warm[owner]) | (piece == piece_of[owner])
+            mine[piece[cached]] = True
             # the last written wins: the largest piece below the page, the smallest above it
-            gap = np.flatnonzero(~there & (piece < piece_of[owner]))
+            gap = np.flatnonzero(~cached & (piece < piece_of[owner]))
             low[owner[gap]] = cut[piece[gap] + 1]
-            gap = np.flatnonzero(~there & (piece > piece_of[owner]))[::-1]
+            gap = np.flatnonzero(~cached & (piece > piece_of[owner]))[::-1]
             high[owner[gap]] = cut[piece[gap]]
-            where, when = piece[there], at[there]
+            where, when = piece[cached], at[cached]
             self.last_use_ns[where] = np.maximum(self.last_use_ns[where], when)
         # a page that was waited for was used when it was there
         used_ns = np.where(a.present, a.until_ns, a.until_ns + MOMENT_NS)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from uffdprefetch.base.arrays import Array
-from uffdprefetch.trace.analyse.marks import Stream
+from uffdprefetch.trace.analyse.marks import MarkStream
 from uffdprefetch.trace.analyse.ranks import NOBODY, SERVICE, Ranks
 
 #: Columns (time) and rows (offset) of the finest grid: about one cell per two pixels of a screen.
@@ -66,7 +66,7 @@ class Boxes:
     weight: Array | None = None  # None: one mark each
 
     @classmethod
-    def of(cls, stream: Stream) -> Boxes:
+    def of(cls, stream: MarkStream) -> Boxes:
         """The marks' own rectangles. What was read ahead lasts; of an access the moment counts."""
         low = stream.offset - stream.before
         lasts = stream.duration_ns if stream.layer == "ahead" else 0

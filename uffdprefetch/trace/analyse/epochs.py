@@ -2,8 +2,8 @@
 """Where a reader begins its file anew. Pure.
 
 An epoch shows where new processes take over, where pages fault that had faulted before (they had
-been unmapped), or where the position falls back to where the walk began. A second epoch over pages
-that stay mapped makes no fault at all: nothing is seen of it, and nothing is said.
+been unmapped), or where the position falls back to where the stream began. A second epoch over
+pages that stay mapped makes no fault at all: nothing is seen of it, and nothing is said.
 """
 
 from __future__ import annotations
@@ -12,21 +12,22 @@ import numpy as np
 
 from uffdprefetch.base.arrays import Array
 
-#: Epochs are looked for among this many blocks of accesses.
+#: Blocks of accesses, by whose medians epochs are found: bounds the time for any trace.
 BLOCKS = 8192
 #: Fewer accesses are no epoch.
 ACCESSES_MIN = 8
-#: Part of an epoch's accesses that may belong to another: pages seen too often, or for the first
-#: time in a later epoch.
+#: Largest shares of an epoch's accesses that do not fit: to pages visited more often than there
+#: were epochs, and, in a later epoch, to pages visited for the first time.
 EARLY, NEW = 0.15, 0.5
-#: The same where 64 KiB are counted: records that end and begin within one visit it twice.
+#: NEW where visits to 64 KiB are counted: records that end and begin within one visit it twice.
 NEW_UNITS = 0.2
+#: From this number on, what looks like epochs is none.
 EPOCHS_MAX = 256
-#: Accesses that make a process a worker, as a part of the mean of all.
+#: Accesses of a process, as a share of the mean, below which it is no worker of a DataLoader.
 BUSY = 0.2
-#: Part of a walk's way that it may go back without losing its direction.
+#: Largest share of a stream's way that it goes back and has a direction.
 BACK = 0.15
-#: Faults of a cold page and of its neighbour are one visit: 64 KiB.
+#: log2 of the pages to which faults are one visit: 64 KiB, a fault-around.
 UNIT_BITS = 4
 
 
@@ -90,7 +91,7 @@ def _by_visits(times: Array, new: float) -> list[int]:
 
 
 def _one_way(place: Array, span: float) -> int:
-    """1 or -1 if a walk goes one way but for falls over most of its span, else 0."""
+    """1 or -1 if a stream goes one way but for falls over most of its span, else 0."""
     step = np.diff(place)
     step = step[np.abs(step) < 0.5 * span]
     up, down = float(step[step > 0].sum()), float(-step[step < 0].sum())
@@ -100,8 +101,8 @@ def _one_way(place: Array, span: float) -> int:
 
 
 def _by_position(page: Array) -> list[int]:
-    """Starts of epochs where a walk falls back from its end to its start, [0] when it does not.
-    Several processes make a broad walk: it is looked at ever more coarsely."""
+    """Starts of epochs where a stream falls back from its end to its start, [0] when it does not.
+    Several processes make a broad one: it is looked at ever more coarsely."""
     for most in (BLOCKS, 1024, 128, 32):
         middle, size = _blocks(page, most)
         place: Array = _smooth(middle).astype(float)
@@ -113,7 +114,7 @@ def _by_position(page: Array) -> list[int]:
 
 
 def _falls(place: Array, page: Array, size: int) -> list[int]:
-    """Where a walk upwards falls; ``place``: of blocks of ``size`` accesses."""
+    """Where a stream upwards falls; ``place``: of blocks of ``size`` accesses."""
     low, span = place.min(), place.max() - place.min()
     high, bottom = place >= low + 0.75 * span, place <= low + 0.25 * span
     # from the last block near the top to the next one near the bottom, whatever lies between

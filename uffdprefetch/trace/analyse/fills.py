@@ -19,7 +19,8 @@ from uffdprefetch.trace.analyse.ranks import NOBODY, SERVICE
 from uffdprefetch.trace.analyse.stall import places_in_thread
 from uffdprefetch.trace.file.events import Ahead, Kind
 
-#: A thread's fills that are looked at for the page of a fault: readahead may go around it in two.
+#: A thread's last fills before a major fault's end, among which the one with its page is looked
+#: for: readahead may go around a page in two.
 FILLS_BACK = 2
 
 
@@ -47,15 +48,15 @@ def _demand_pages(fills: Array, late: Accesses, reads: Array, start_ns: int, pag
     ended = began + fills["value"].astype(np.int64)
     tid = fills["tid"]
     pages = 0
-    left: Array = np.ones(len(late), bool)
+    unfilled: Array = np.ones(len(late), bool)
     if len(late):
         last = _last_fill(late.tid, late.until_ns + MOMENT_NS, tid, began)
         for back in range(FILLS_BACK):
             at = np.maximum(last - back, 0)
-            fits = left & (last - back >= 0) & (tid[at] == late.tid)
+            fits = unfilled & (last - back >= 0) & (tid[at] == late.tid)
             fits &= (low[at] <= late.page) & (late.page < high[at]) & (ended[at] >= late.time_ns)
             pages += int(fits.sum())
-            left &= ~fits
+            unfilled &= ~fits
     if len(reads):
         reads = reads[np.lexsort((reads["time_ns"], reads["tid"]))]
         first, end, at_ns = extents(reads, start_ns, page)

@@ -22,17 +22,17 @@ from uffdprefetch.trace.analyse.advice import (
 )
 from uffdprefetch.trace.analyse.findings_job import JOB_RULES
 
-#: Fewer waits, major faults or skipped bytes are nobody's trouble.
+#: Counts and bytes below which nothing is worth a finding.
 WAITS_MIN = MAJORS_MIN = 64
 USELESS_MIN_BYTES = MIB
-#: Part of what is read that may be useless, or read again.
+#: Shares of what was read that are a finding: useless, read again.
 USELESS, AGAIN = 0.2, 0.1
-#: Part of its way that a reader may leave out.
+#: Share of its way that a reader leaves out who skips: the least is a half, of two that take turns.
 SKIPPED = 0.3
 #: Waits per MiB read from which the kernel's readahead is too small to hide a storage's latency:
 #: its default of 128 KiB gives 8.
 WAITS_PER_MIB = 1.0
-#: Pages filled per major fault of a file that is read page by page.
+#: Most pages that a major fault brings, on average, where a file is read page by page.
 SINGLE_PAGES = 2
 WRAP = "run it under `uffdprefetch wrap -- CMD`"
 

@@ -20,15 +20,15 @@ from uffdprefetch.trace.analyse.advice import (
     ranks_text,
 )
 
-#: A stripe this many times too small or too large is worth moving the data.
+#: Factor off the best size, either way, from which a stripe is a finding: to mend it moves data.
 STRIPE_FACTOR = 2.0
-#: A rank that stalls, or reads, this many times as much as the others.
+#: A rank's stall, and its bytes, over the others' median, from which they are a finding.
 UNEVEN_STALL, UNEVEN_BYTES = 2.0, 1.5
-#: Part of a file that a rank must read to be said to read all of it.
+#: Share of a file's touched pages from which a rank reads all of it.
 ALL = 0.8
-#: What the kernel maps with a fault of a cached page.
+#: Fault-around (mm/memory.c).
 AROUND_BYTES = 65536
-#: Prefetched and unused; extents that came late.
+#: Shares of what was prefetched that are a finding: unused, late.
 UNUSED, LATE = 0.5, 0.25
 
 
@@ -37,26 +37,27 @@ def stripe(report: Report) -> Iterator[Found]:
     hosts = max(1, len(str(report.trace.get("host") or "").split(",")))
     for file in report.files:
         readers = [r for r in report.of_file(file["id"]) if r.get("batch_bytes")]
-        have = file["stripe_bytes"]
-        if not have or not readers:
+        stripe_bytes = file["stripe_bytes"]
+        if not stripe_bytes or not readers:
             continue
         ranks = max(1, round(len({r["rank"] for r in readers}) / hosts))
         batch = int(median(r["batch_bytes"] for r in readers))
-        want = max(1, round(batch * ranks / MIB)) * MIB
-        if 1 / STRIPE_FACTOR < have / want < STRIPE_FACTOR:
+        best_bytes = max(1, round(batch * ranks / MIB)) * MIB
+        off = stripe_bytes / best_bytes
+        if 1 / STRIPE_FACTOR < off < STRIPE_FACTOR:
             continue
         folder = os.path.dirname(file["path"])
-        size = format_size_exact(want).removesuffix("iB")
+        size = format_size_exact(best_bytes).removesuffix("iB")
         stall = report.stall(readers)
         yield finding(
             report,
-            f"{name_of(file)} has stripes of {format_size(have)}, its batches are about"
+            f"{name_of(file)} has stripes of {format_size(stripe_bytes)}, its batches are about"
             f" {format_size(batch)} x {ranks} per node",
             "A stripe should hold one batch of all ranks of a node.",
             f"`lfs setstripe -S {size} -c -1 {folder}` for new files; one that exists moves by"
             f" `lfs migrate -S {size} -c -1 {file['path']}`",
             "Haderbache et al., Stanovnik et al.: stripe = batch bytes x GPUs per node",
-            None if stall is None else stall * (1 - min(have / want, want / have)) / 2, "low",
+            None if stall is None else stall * (1 - min(off, 1 / off)) / 2, "low",
             readers, file["id"],
         )  # fmt: skip
 

@@ -19,14 +19,15 @@ from uffdprefetch.trace.analyse.accesses import AROUND_PAGES, BPF, HUGE_PAGES, A
 from uffdprefetch.trace.analyse.pieces import Pieces
 from uffdprefetch.trace.file.events import Ahead, Kind
 
-#: Folios that fit into what fault-around maps anyway are of no interest; 2 MiB are the largest.
+#: log2 of pages: of folios that fault-around maps anyway (64 KiB), and of the largest (2 MiB).
 SMALL_BITS, HUGE_BITS = 4, 9
-#: Part of the faults that come to a folio that was mapped just before, from which on this kernel
-#: does not map them whole.
+#: Share of large folios in which the next fault lies, too, above which this kernel does not map
+#: them whole.
 BROKEN = 0.1
-#: A walk that goes on from 64 KiB to 64 KiB for some part, and for another from one aligned place
-#: to the next, shows large folios even where nothing tells of them.
+#: Shares of the faults that show large folios where no event does: those that go on from 64 KiB to
+#: the next, and those that go on from one aligned place to the next.
 JOINED, OFTEN = 0.2, 0.02
+#: Guesses in a row from which they are no accident.
 IN_A_ROW = 4
 UNKNOWN = -1
 
@@ -110,8 +111,8 @@ def _guess(page: Array, high: Array, upcoming: Array) -> Array:
     for size in range(HUGE_BITS, SMALL_BITS, -1):
         start = page >> size << size
         end = start + (1 << size)
-        left = (upcoming >= end) & (upcoming < end + AROUND_PAGES) & (end > high)
-        bits[left & (page < start + AROUND_PAGES)] = size
+        ends_there = (upcoming >= end) & (upcoming < end + AROUND_PAGES) & (end > high)
+        bits[ends_there & (page < start + AROUND_PAGES)] = size
     # one alone is an accident
     hit = bits > 0
     first, end = of_mask(hit)

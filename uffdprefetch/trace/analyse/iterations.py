@@ -15,13 +15,13 @@ from uffdprefetch.base.arrays import Array
 
 #: Fewer iterations show no beat.
 ITERATIONS_MIN = 5
-#: A pause between batches is at least this many times as long as one within.
+#: Least ratio of a pause between batches to one within.
 APART = 2.0
-#: How much a batch's accesses and a period may vary (coefficient of variation, without the
-#: outermost tenths).
+#: Largest coefficient of variation of a beat's batches and pauses, without the outermost tenths.
 VARIES = 0.35
-#: Thresholds that are tried, from long pauses to short ones.
+#: Thresholds between the two kinds of pauses that are tried: the widest gaps.
 CANDIDATES = 8
+#: Iterations that a report lists.
 LISTED_MAX = 4096
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The access map's marks: where in a file, when, by whom, and of which kind. Pure.
 
-A mark is an access, a miss, a stretch read ahead or one evicted, as `Stream`s of columns, one
+A mark is an access, a miss, a stretch read ahead or one evicted, as `MarkStream`s of columns, one
 stream per file, rank and kind. Nothing is left out or thinned here; density.py bins the marks for
 a first look at all of them.
 """
@@ -38,12 +38,12 @@ LAYERS: dict[str, tuple[str, ...]] = {
 KINDS = tuple(kind for kinds in LAYERS.values() for kind in kinds)
 LAYER_OF = {kind: layer for layer, kinds in LAYERS.items() for kind in kinds}
 COLUMNS = ("start_ns", "offset", "before", "length", "duration_ns")
-#: In which steps the first use of what was read ahead is looked up: the kernel's fault-around.
+#: log2 of the bytes to which the first use of what was read ahead is known: a fault-around.
 _USE_STEP_BITS = 16
 
 
 @dataclass(frozen=True)
-class Stream:
+class MarkStream:
     """Marks of one kind of one rank in one file, by time; columns of int64 and equal length.
 
     A mark was entered at `offset`, at `start_ns` of the trace, and covers `length` bytes from
@@ -68,9 +68,9 @@ class Stream:
         """The layer of LAYERS that it is drawn on."""
         return LAYER_OF[self.kind]
 
-    def part(self, which: Any) -> Stream:
+    def part(self, which: Any) -> MarkStream:
         """The marks that a slice, mask or list of indices selects."""
-        return Stream(
+        return MarkStream(
             self.file, self.rank, self.kind, *(getattr(self, name)[which] for name in COLUMNS)
         )
 
@@ -106,7 +106,7 @@ class _Raw:
             zeros,
         )
 
-    def streams(self) -> Iterator[Stream]:
+    def streams(self) -> Iterator[MarkStream]:
         if not len(self.file):
             return
         starts = np.maximum(self.start_ns, 0)
@@ -114,7 +114,7 @@ class _Raw:
         file, rank = self.file[order], self.rank[order]
         cuts: Array = np.flatnonzero((np.diff(file) != 0) | (np.diff(rank) != 0)) + 1
         for at in np.split(order, cuts):
-            yield Stream(
+            yield MarkStream(
                 int(self.file[at[0]]),
                 int(self.rank[at[0]]),
                 self.kind,
@@ -146,9 +146,9 @@ def _demand(trace: Trace, ranks: Ranks, start_ns: int, page_bytes: int) -> list[
     # A fault that fault-around was tried for first is in the trace as that already.
     faults = faults[(faults["aux"] & FAULT_AFTER_AROUND) == 0]
     seen = of_kind(trace.events, Kind.SEEN)
-    # Where the kernel's own events tell of a file, looks into page tables add nothing but blur.
-    told = np.unique(trace.events["file"][np.isin(trace.events["kind"], (Kind.FAULT, Kind.AROUND))])
-    seen = seen[~np.isin(seen["file"], told)]
+    # Where the kernel's own events tell of a file, page-table scans add nothing but blur.
+    faulted = np.unique(of_kind(trace.events, Kind.FAULT, Kind.AROUND)["file"])
+    seen = seen[~np.isin(seen["file"], faulted)]
     touched = of_kind(trace.events, Kind.TOUCH)
     of_pool = touched["aux"] & POOL_TOUCH > 0
     touched, pooled = touched[~of_pool], touched[of_pool]
@@ -234,10 +234,10 @@ def _ahead(
     warm.duration_ns = warmed["value"].astype(np.int64)
     fills = of_kind(trace.events, Kind.FILL)
     who = ranks.of(fills["pid"])
-    told = np.isin(fills["file"], np.unique(warmed["file"]))
+    as_warm = np.isin(fills["file"], np.unique(warmed["file"]))
     groups = [warm]
     for kind, chosen in (
-        ("warm", (who == SERVICE) & ~told),
+        ("warm", (who == SERVICE) & ~as_warm),
         ("kernel", (who >= 0) & (fills["length"] > page_bytes)),
         ("other", who == NOBODY),
     ):
@@ -271,14 +271,14 @@ def _used(raw: _Raw, demand: list[_Raw], ends_ns: Array | None = None) -> _Raw:
     return raw
 
 
-def collect(trace: Trace) -> list[Stream]:
+def collect(trace: Trace) -> list[MarkStream]:
     """All marks of a trace, by file, rank and kind; events of no file are no marks."""
     ranks, start_ns, page_bytes = Ranks(trace), trace.start_ns, trace.page_bytes
     demand = _demand(trace, ranks, start_ns, page_bytes)
     evict = _Raw.of("evict", of_kind(trace.events, Kind.EVICT), ranks, start_ns)
     punch = _Raw.of("punch", of_kind(trace.events, Kind.PUNCH), ranks, start_ns)
-    for gone in (evict, punch):
-        gone.rank = np.full(len(gone.file), NOBODY)
+    for left in (evict, punch):
+        left.rank = np.full(len(left.file), NOBODY)
     raw = [
         *demand,
         *_misses(trace, ranks, start_ns, page_bytes),
@@ -286,7 +286,7 @@ def collect(trace: Trace) -> list[Stream]:
         evict,
         punch,
     ]
-    found: dict[tuple[int, int, str], Stream] = {}
+    found: dict[tuple[int, int, str], MarkStream] = {}
     for group in raw:
         for stream in group.streams():
             # Our own service's reading is no rank's access.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A reader's accesses become a pattern: of one walk or of several, with phases or without. Pure.
+"""A reader's accesses become a pattern: of one stream or of several, with phases or without. Pure.
 
-The names are those of walks.py, and *mixed*, when phases of a walk have different names.
+The names are those of streams.py, and *mixed*, when phases of a stream have different names.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 
 from uffdprefetch.base.arrays import Array
-from uffdprefetch.trace.analyse.runs import Steps, all_of, follows, weighted_median
-from uffdprefetch.trace.analyse.walks import ACCESSES_MIN, Walk, classify
+from uffdprefetch.trace.analyse.runs import AccessStream, all_of, follows, weighted_median
+from uffdprefetch.trace.analyse.streams import ACCESSES_MIN, StreamPattern, classify
 
-#: Forward walks that leave out parts this different of their way are different phases.
+#: Difference of the shares left out from which two forward streams are different phases.
 SKIP_DIFFERS = 0.25
-#: A phase: this many accesses, and this part of all accesses or pages.
+#: The least that is a phase: in accesses, and as a share of all accesses or pages.
 PHASE_ACCESSES = 16
 PHASE_SHARE = 0.1
-#: A phase is at least this many times as long as a run of the one beside it.
+#: The least that is a phase, in runs of the one beside it: shorter, it is its last record.
 RUNS = 3
-#: Part of the pages that must be read under one name for it to be the name of several walks.
+#: Share of the pages read under one name from which it is the name of several streams.
 MOST = 0.75
 FORWARD = ("consecutive", "sequential", "strided")
 
@@ -36,7 +36,7 @@ def _turning_point(values: Array, least: float) -> int | None:
     return at if abs(values[:at].mean() - values[at:].mean()) >= least else None
 
 
-def _differ(a: Walk, b: Walk) -> bool:
+def _differ(a: StreamPattern, b: StreamPattern) -> bool:
     if "unknown" in (a.name, b.name) or min(a.share, b.share) < 0.6:
         return False
     counted = a.indexed and b.indexed and a.stride_records and b.stride_records
@@ -51,7 +51,7 @@ def _differ(a: Walk, b: Walk) -> bool:
     return (a.name, a.direction) != (b.name, b.direction)
 
 
-def _is_one_run(left: Walk, right: Walk) -> bool:
+def _is_one_run(left: StreamPattern, right: StreamPattern) -> bool:
     """Whether one half is only about as long as a run of the other: no phase, its last record."""
     for one, other in ((left, right), (right, left)):
         length = other.runs.sure - other.runs.start
@@ -60,11 +60,11 @@ def _is_one_run(left: Walk, right: Walk) -> bool:
     return False
 
 
-def _series(steps: Steps, slack: int) -> list[tuple[Array, float]]:
+def _series(stream: AccessStream, slack: int) -> list[tuple[Array, float]]:
     """(what changes from phase to phase, by how much at least): whether accesses join, which way
     they go, how far in powers of two."""
-    jump = np.diff(steps.page)
-    joined = follows(steps, slack) | follows(steps.mirrored(), slack)
+    jump = np.diff(stream.page)
+    joined = follows(stream, slack) | follows(stream.mirrored(), slack)
     return [
         ((~joined).astype(float), 0.03),
         ((jump < 0).astype(float), 0.03),
@@ -72,20 +72,20 @@ def _series(steps: Steps, slack: int) -> list[tuple[Array, float]]:
     ]
 
 
-def describe(steps: Steps, slack: int = 0, depth: int = 3) -> Walk:
-    """Name a walk; "mixed", with its ``parts``, when phases of it have different names."""
-    whole = classify(steps, slack)
-    n = len(steps)
+def describe(stream: AccessStream, slack: int = 0, depth: int = 3) -> StreamPattern:
+    """The pattern of a stream; "mixed", with ``parts``, when its phases have different names."""
+    whole = classify(stream, slack)
+    n = len(stream)
     if depth == 0 or n < 2 * PHASE_ACCESSES:
         return whole
-    for values, least in _series(steps, slack):
+    for values, least in _series(stream, slack):
         turn = _turning_point(values, least)
         if turn is None:
             continue
         at = turn + 1
         if not PHASE_ACCESSES <= at <= n - PHASE_ACCESSES:
             continue
-        halves = [steps.part(slice(0, at)), steps.part(slice(at, n))]
+        halves = [stream.part(slice(0, at)), stream.part(slice(at, n))]
         left, right = (classify(half, slack) for half in halves)
         pages = max(1, left.pages + right.pages)
         part = min(max(w.accesses / n, w.pages / pages) for w in (left, right))
@@ -94,40 +94,42 @@ def describe(steps: Steps, slack: int = 0, depth: int = 3) -> Walk:
         left, right = (describe(half, slack, depth - 1) for half in halves)
         parts = [
             (a + shift, b + shift, w)
-            for walk, shift, size in ((left, 0, at), (right, at, n - at))
-            for a, b, w in (walk.parts or [(0, size, walk)])
+            for half, shift, size in ((left, 0, at), (right, at, n - at))
+            for a, b, w in (half.parts or [(0, size, half)])
         ]
         fit = sum(w.share * w.accesses for _, _, w in parts) / n
-        return Walk("mixed", 0, fit, n, whole.pages, whole.runs, whole.skipped, parts=parts)
+        return StreamPattern(
+            "mixed", 0, fit, n, whole.pages, whole.runs, whole.skipped, parts=parts
+        )
     return whole
 
 
-# ---- several walks ------------------------------------------------------------------------------
+# ---- several streams ----------------------------------------------------------------------------
 
 
-def combine(walks: list[Walk]) -> Walk:
-    """One name for the walks of several processes or epochs, by the pages that they read."""
-    if len(walks) == 1:
-        return walks[0]
-    known = [w for w in walks if w.name != "unknown"] or walks
+def combine(patterns: list[StreamPattern]) -> StreamPattern:
+    """One pattern for the streams of several processes or epochs, by the pages that they read."""
+    if len(patterns) == 1:
+        return patterns[0]
+    known = [w for w in patterns if w.name != "unknown"] or patterns
     if not known:
-        return Walk("unknown")
+        return StreamPattern("unknown")
 
-    def weight(some: list[Walk]) -> float:
+    def weight(some: list[StreamPattern]) -> float:
         return float(sum(max(1, w.pages) for w in some))
 
-    def mean(some: list[Walk], name: str) -> float:
+    def mean(some: list[StreamPattern], name: str) -> float:
         return sum(getattr(w, name) * max(1, w.pages) for w in some) / weight(some)
 
-    by_name: dict[tuple[str, int], list[Walk]] = {}
-    for walk in known:
-        by_name.setdefault((walk.name, walk.direction), []).append(walk)
+    by_name: dict[tuple[str, int], list[StreamPattern]] = {}
+    for one in known:
+        by_name.setdefault((one.name, one.direction), []).append(one)
     (name, direction), alike = max(by_name.items(), key=lambda item: weight(item[1]))
     most = weight(alike) / weight(known)
-    whole = Walk(
-        "mixed", 0, mean(known, "share"), sum(w.accesses for w in walks),
-        sum(w.pages for w in walks), all_of([w.runs for w in walks]), mean(known, "skipped"),
-        parts=[part for w in walks for part in w.parts],
+    whole = StreamPattern(
+        "mixed", 0, mean(known, "share"), sum(w.accesses for w in patterns),
+        sum(w.pages for w in patterns), all_of([w.runs for w in patterns]), mean(known, "skipped"),
+        parts=[part for w in patterns for part in w.parts],
     )  # fmt: skip
     if most < MOST and not _one_kind(known):
         return whole
@@ -142,10 +144,10 @@ def combine(walks: list[Walk]) -> Walk:
     )
 
 
-def _one_kind(walks: list[Walk]) -> bool:
+def _one_kind(patterns: list[StreamPattern]) -> bool:
     """Whether they are phases of one way to read, by _differ()."""
-    return all(w.name != "mixed" and not _differ(walks[0], w) for w in walks) and all(
-        w.share >= 0.6 and w.direction == walks[0].direction for w in walks
+    return all(w.name != "mixed" and not _differ(patterns[0], w) for w in patterns) and all(
+        w.share >= 0.6 and w.direction == patterns[0].direction for w in patterns
     )
 
 

@@ -16,14 +16,15 @@ import numpy as np
 
 from uffdprefetch.base.arrays import Array
 
-#: A phase is found to a part of the run.
+#: Parts of the run to which a phase's ends are found.
 BINS = 400
-#: A time without any access that is called a pause, as a part of the run.
+#: Share of the run from which a time without any access is a pause ...
 PAUSE_SHARE = 0.05
-#: A beginning or an end without any access that is named.
+#: ... or is named as its beginning or end.
 EDGE_SHARE = 0.02
-#: Accesses that make files a data set.
+#: Fewer accesses make no data set.
 SET_ACCESSES = 8
+#: Phases that a report lists.
 PHASES_MAX = 256
 #: Words of a path that name the set that a job tests with.
 TESTING = re.compile(r"(^|[^a-z])(val|valid|validation|test|testing|eval|dev)([^a-z]|$)")

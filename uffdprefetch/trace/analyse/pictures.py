@@ -13,9 +13,9 @@ from uffdprefetch.trace.analyse import density, marks, series
 from uffdprefetch.trace.analyse.ranks import Ranks
 from uffdprefetch.trace.file.trace_file import Trace
 
-#: Points of the per-iteration picture, over all ranks.
+#: Points of the per-iteration picture, over all ranks: bounds the page.
 ITERATIONS_MAX = 60_000
-#: Up to here the single marks are a first look, too.
+#: Marks from which a page opens with a grid of bins, before the single marks are unpacked.
 MARKS_WITHOUT_GRID = 150_000
 #: Files that get an access map: those with most marks.
 MAPS_MAX = 6
@@ -24,22 +24,22 @@ MAPS_MAX = 6
 def _seconds(trace: Trace, report: dict[str, Any], start_ns: int) -> float:
     """How long the time axes are: to the last event, or where single events are not all, to the
     end of the run. (A recorder may end long after what it recorded.)"""
-    told = report.get("trace") or {}
+    about = report.get("trace") or {}
     last_ns = int(trace.events["time_ns"].max()) if len(trace.events) else start_ns
     seen = (last_ns - start_ns) / 1e9 * 1.004
-    if told.get("raw_until_seconds") is not None or not len(trace.events):
-        seen = max(seen, told.get("seconds") or 0.0)
+    if about.get("raw_until_seconds") is not None or not len(trace.events):
+        seen = max(seen, about.get("seconds") or 0.0)
     return float(max(seen, 1e-6))
 
 
-def _ranks(trace: Trace, report: dict[str, Any], streams: list[marks.Stream]) -> list[int]:
+def _ranks(trace: Trace, report: dict[str, Any], streams: list[marks.MarkStream]) -> list[int]:
     named = {entry["rank"] for entry in report.get("ranks") or []}
     named |= {p.rank for p in trace.processes.values() if p.role != "service"}
     return sorted(named | {s.rank for s in streams if s.rank >= 0})
 
 
 def _size_bytes(
-    trace: Trace, streams: list[marks.Stream], boxes: list[density.Boxes]
+    trace: Trace, streams: list[marks.MarkStream], boxes: list[density.Boxes]
 ) -> dict[int, int]:
     """By file: its size, or how far marks go."""
     sizes = {number: file.size_bytes for number, file in trace.files.items()}
@@ -60,16 +60,16 @@ def _iterations(report: dict[str, Any]) -> list[dict[str, Any]]:
     total = sum(len(r["iterations"]["seconds"]) for r in readers)
     step = max(1, -(-total // ITERATIONS_MAX))
     for reader in readers:
-        held = reader["iterations"]
+        listed = reader["iterations"]
         found.append(
             {
                 "rank": reader["rank"],
                 "file": reader["file"],
-                "count": held.get("count") or len(held["seconds"]),
+                "count": listed.get("count") or len(listed["seconds"]),
                 "step": step,
-                "seconds": held["seconds"][::step],
-                "start_seconds": (held.get("start_seconds") or [])[::step],
-                "stall_seconds": (held.get("stall_seconds") or [])[::step],
+                "seconds": listed["seconds"][::step],
+                "start_seconds": (listed.get("start_seconds") or [])[::step],
+                "stall_seconds": (listed.get("stall_seconds") or [])[::step],
             }
         )
     return found
@@ -95,8 +95,7 @@ def pictures(trace: Trace, report: dict[str, Any]) -> dict[str, Any]:
     start_ns = trace.start_ns
     span_ns = int(_seconds(trace, report, start_ns) * 1e9)
     streams = marks.collect(trace)
-    told = report.get("trace") or {}
-    raw_until = told.get("raw_until_seconds")
+    raw_until = (report.get("trace") or {}).get("raw_until_seconds")
     raw_until_ns = None if raw_until is None else int(raw_until * 1e9)
     boxes: list[density.Boxes] = []
     if raw_until_ns is not None and trace.overview:

@@ -14,8 +14,9 @@ from uffdprefetch.trace.analyse import iterations, records
 from uffdprefetch.trace.analyse.accesses import Accesses
 from uffdprefetch.trace.analyse.readers import Reader
 from uffdprefetch.trace.analyse.stall import Stalls
-from uffdprefetch.trace.analyse.walks import ACCESSES_MIN, Walk
+from uffdprefetch.trace.analyse.streams import ACCESSES_MIN, StreamPattern
 
+#: Processes of a reader that a report lists.
 PIDS_LISTED = 256
 POOL_FAULTS = (
     "our service: touches that reached the pool (a page that is mapped does not), major: those that"
@@ -29,11 +30,11 @@ def sensor_of(a: Accesses, page_bytes: int) -> str:
     kinds = sensors.distinct(a.sensor).tolist()
     names = "; ".join(sensors.SENSORS[k] for k in kinds) or "nothing"
     if sensors.TABLES in kinds:
-        return f"{names}: 64 KiB, in the order of the file within one look"
+        return f"{names}: 64 KiB, in the order of the file within one scan"
     if kinds == [sensors.CHECKPOINTS]:
         return f"{names}: only where they lie, so no stride is told"
     if sensors.POOL in kinds:
-        names += ": what lies between two of them in a walk is taken as touched"
+        names += ": what lies between two of them in a stream is taken as touched"
     if sensors.BPF not in kinds:
         return names
     faults = a.part(a.sensor == sensors.BPF)
@@ -50,19 +51,19 @@ def _has_threads(a: Accesses) -> bool:
 
 
 def _in_pool(name: str, a: Accesses) -> str:
-    """A pattern as far as touches of the pool tell it: what it maps at once may hold anything, and
-    where most go on from the one before there is no stride."""
+    """What a pattern is where touches of the pool tell it: what it maps at once may hold anything,
+    and where most go on from the one before there is no stride."""
     if sensors.POOL not in a.sensor:
         return name
     go_on = bool(np.median(a.high - a.low) > 1)
     return "sequential" if name == "consecutive" or (name == "strided" and go_on) else name
 
 
-def _pattern(reader: Reader, others: list[Walk], page_bytes: int) -> dict[str, Any]:
-    walk, a = reader.walk, reader.accesses
-    name, stride, n, how = walk.name, walk.stride_pages, walk.stride_records, ""
+def _pattern(reader: Reader, others: list[StreamPattern], page_bytes: int) -> dict[str, Any]:
+    pattern, a = reader.pattern, reader.accesses
+    name, stride, n, how = pattern.name, pattern.stride_pages, pattern.stride_records, ""
     if bool((a.sensor == sensors.CHECKPOINTS).all()):
-        # they lie at distances of ours: any walk over them looks strided
+        # they lie at distances of ours: any stream over them looks strided
         name = "sequential" if name in ("strided", "consecutive") else name
         stride = n = None
     elif sensors.POOL in a.sensor:
@@ -71,12 +72,12 @@ def _pattern(reader: Reader, others: list[Walk], page_bytes: int) -> dict[str, A
         name = known
     elif name == "strided" and sensors.TABLES in a.sensor:
         n, how = None, "how many records it skips is not told"
-    elif name == "strided" and (walk.indexed or not _has_threads(a)):
-        n, how = records.stride_in_records(walk, others, reader.index)
+    elif name == "strided" and (pattern.indexed or not _has_threads(a)):
+        n, how = records.stride_in_records(pattern, others, reader.index)
     elif name == "strided":
         n, how = None, "threads map for each other: how many records one skips is not told"
     elif name == "sequential" and not _has_threads(a) and sensors.TABLES not in a.sensor:
-        n = records.strided_by_neighbours(walk, others)
+        n = records.strided_by_neighbours(pattern, others)
         if n is not None:
             name, how = "strided", "records from where the other ranks begin"
     low, top = reader.span
@@ -86,25 +87,25 @@ def _pattern(reader: Reader, others: list[Walk], page_bytes: int) -> dict[str, A
         ends = np.array([low]), np.array([top])
         read = float(covered(reader.mapped, *ends)[0])
         if alone and name in ("strided", "sequential"):
-            read = (read + float(covered(reader.walked, *ends)[0])) / 2
+            read = (read + float(covered(reader.probable, *ends)[0])) / 2
         skipped = max(0.0, 1 - read / (top - low))
         if alone and n is not None and n > 1:
             skipped = 1 - 1 / n
     return {
         "name": name,
-        "direction": walk.direction,
+        "direction": pattern.direction,
         "stride_bytes": None if stride is None else round(stride * page_bytes),
         "stride_records": n,
         "skipped_share": skipped,
-        "share": round(walk.share, 4),
+        "share": round(pattern.share, 4),
         "accesses": len(a),
         "sensor": sensor_of(a, page_bytes) + (f"; {how}" if how else ""),
     }
 
 
-def _runs(walk: Walk, page_bytes: int) -> dict[str, Any]:
+def _runs(pattern: StreamPattern, page_bytes: int) -> dict[str, Any]:
     """Lengths between what was surely touched and what may have been: the middle of both."""
-    size = (walk.runs.sure + walk.runs.high - 2 * walk.runs.start) * (page_bytes / 2)
+    size = (pattern.runs.sure + pattern.runs.high - 2 * pattern.runs.start) * (page_bytes / 2)
     if not len(size):
         return {"count": 0, "bytes_p50": 0, "bytes_mean": 0, "bytes_max": 0}
     return {
@@ -119,7 +120,7 @@ def _iterations(reader: Reader, stall: Stalls | None) -> tuple[dict[str, Any] | 
     """(iterations, pages read in one) of the reader as a whole; (None, None) without a beat, as of
     several workers that read at the same time.
 
-    The pages are the middle of what was walked over and of what was mapped.
+    The pages are the middle of what was probably touched and of what was mapped.
     """
     a = reader.accesses
     first = iterations.starts_of(a.time_ns, a.until_ns)
@@ -130,13 +131,13 @@ def _iterations(reader: Reader, stall: Stalls | None) -> tuple[dict[str, Any] | 
     if stall is None:
         entry["stall_seconds"] = []
     part = float(np.median(np.diff(first))) / len(a)
-    middle = (total(reader.walked) + reader.touched_pages) / 2 / max(1, reader.touched_pages)
+    middle = (total(reader.probable) + reader.touched_pages) / 2 / max(1, reader.touched_pages)
     return entry, sum(e.touched_pages for e in reader.epochs) * part * middle
 
 
 def report(
     reader: Reader,
-    others: list[Walk],
+    others: list[StreamPattern],
     stall: Stalls | None,
     why_no_stall: str,
     majors: int | None,
@@ -145,7 +146,7 @@ def report(
 ) -> dict[str, Any]:
     """The reader's entry of the document.
 
-    ``others``: walks of the file's other readers; ``stall``: None where it could not be measured
+    ``others``: patterns of the file's other readers; ``stall``: None where it could not be measured
     (``why_no_stall``); ``majors``: accesses that waited for storage, or what /proc counted, None
     where unknown.
     """
@@ -169,7 +170,7 @@ def report(
         "file": reader.file,
         "pids": sensors.distinct(a.pid)[:PIDS_LISTED].tolist(),
         "pattern": _pattern(reader, others, page_bytes),
-        "runs": _runs(reader.walk, page_bytes),
+        "runs": _runs(reader.pattern, page_bytes),
         "faults": counted,
         "faults_sensor": (
             POOL_FAULTS
@@ -239,5 +240,5 @@ def _epoch(reader: Reader, i: int, stall: Stalls | None) -> dict[str, Any]:
         "faults": int(faults.sum()) if stall is not None or by_pool else None,
         "major": int(part.major.sum()) if stall is not None or by_pool else None,
         "stall_seconds": stalled,
-        "pattern": _in_pool(epoch.walk.name, part),
+        "pattern": _in_pool(epoch.pattern.name, part),
     }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One reader: the accesses of a rank to a file become walks, epochs and what they cover. Pure."""
+"""One reader: the accesses of a rank to a file become streams, epochs and what they cover. Pure."""
 
 from __future__ import annotations
 
@@ -18,23 +18,24 @@ from uffdprefetch.trace.analyse.coverage import Coverage
 from uffdprefetch.trace.analyse.epochs import epochs
 from uffdprefetch.trace.analyse.records import RecordIndex
 from uffdprefetch.trace.analyse.runs import (
+    AccessStream,
     Runs,
-    Steps,
     all_of,
     hull,
     long_enough,
     main_runs,
     runs_of,
 )
-from uffdprefetch.trace.analyse.walks import Walk
+from uffdprefetch.trace.analyse.streams import StreamPattern
 
-#: Fewer accesses of a thread are no walk of its own.
+#: Fewer accesses of a thread are no stream of its own.
 THREAD_ACCESSES = 16
-#: Looks into a page table that each find pages over this part of the file: its order is unknown.
-LOOKS_MIN, SPREAD = 4, 0.25
-#: What is told within this time is of one look.
-LOOK_NS = 1_000_000
-#: Gaps below the resolution are the rule from this part of the accesses on.
+#: Page-table scans from which the order can be told, and the share of the file over which one finds
+#: pages that cannot tell it.
+SCANS_MIN, SPREAD = 4, 0.25
+#: What was found within this time is of one scan.
+SCAN_NS = 1_000_000
+#: Share of the accesses before a gap below the resolution, from which records are that small.
 AROUND_PAGES, SPARSE = sensors.AROUND_PAGES, 0.1
 
 
@@ -46,7 +47,7 @@ class Epoch:
     end: int
     touched_pages: int
     reread_pages: int
-    walk: Walk
+    pattern: StreamPattern
 
 
 @dataclass
@@ -56,18 +57,18 @@ class Reader:
     rank: int
     file: int
     accesses: Accesses
-    walk: Walk
+    pattern: StreamPattern
     epochs: list[Epoch]
     # ranges of pages that may have been touched, probably were, certainly were
     mapped: Ranges
-    walked: Ranges
+    probable: Ranges
     sure: Ranges
     index: str | None = None  # the format of the file's index
 
     @cached_property
     def span(self) -> tuple[int, int]:
-        """(lowest page, end of the highest) of its walk, without headers and tree pages far off."""
-        runs = self.walk.runs
+        """(lowest page, end of the highest) of its streams, without headers and tree pages."""
+        runs = self.pattern.runs
         return hull(main_runs(runs, 0, long_enough(runs)))
 
     @cached_property
@@ -83,29 +84,29 @@ def _groups(key: Array) -> list[Array]:
     return np.split(order, cuts) if len(order) else []
 
 
-def _walk_of(a: Accesses, steps: Steps, slack: int) -> tuple[Walk, Runs]:
-    """The pattern of one process, by thread where that is clearer, and what it walked."""
-    ranges = walked(steps, slack)
-    if bool((a.sensor == sensors.TABLES).all()) and looks_are_spread(a):
-        pages = int((steps.high - steps.page).sum())
-        return Walk("random", 0, 1.0, len(a), pages, ranges), ranges
-    walk = patterns.describe(steps, slack)
-    if walk.name not in ("random", "mixed"):
-        return walk, ranges
+def _pattern_of(a: Accesses, stream: AccessStream, slack: int) -> tuple[StreamPattern, Runs]:
+    """The pattern of one process, by thread where that is clearer, and what it probably touched."""
+    ranges = probable_runs(stream, slack)
+    if bool((a.sensor == sensors.TABLES).all()) and scans_are_spread(a):
+        pages = int((stream.high - stream.page).sum())
+        return StreamPattern("random", 0, 1.0, len(a), pages, ranges), ranges
+    whole = patterns.describe(stream, slack)
+    if whole.name not in ("random", "mixed"):
+        return whole, ranges
     threads = [g for g in _groups(a.tid) if len(g) >= THREAD_ACCESSES]
     if len(threads) < 2:
-        return walk, ranges
-    single = patterns.combine([patterns.describe(steps.part(g), slack) for g in threads])
-    if single.name in ("random", "mixed", "unknown"):
-        return walk, ranges
-    return single, ranges
+        return whole, ranges
+    by_thread = patterns.combine([patterns.describe(stream.part(g), slack) for g in threads])
+    if by_thread.name in ("random", "mixed", "unknown"):
+        return whole, ranges
+    return by_thread, ranges
 
 
-def looks_are_spread(a: Accesses) -> bool:
-    """Whether what looks into the page table find lies all over the file. Within one look pages
-    come in the order of the file, in whatever order they were read."""
-    first = np.flatnonzero(np.r_[True, np.diff(a.time_ns) > LOOK_NS])
-    if len(first) < LOOKS_MIN:
+def scans_are_spread(a: Accesses) -> bool:
+    """Whether what page-table scans find lies all over the file. Within one scan pages come in the
+    order of the file, in whatever order they were read."""
+    first = np.flatnonzero(np.r_[True, np.diff(a.time_ns) > SCAN_NS])
+    if len(first) < SCANS_MIN:
         return False
     low, high = np.minimum.reduceat(a.low, first), np.maximum.reduceat(a.high, first)
     count = np.diff(np.r_[first, len(a)])
@@ -115,13 +116,13 @@ def looks_are_spread(a: Accesses) -> bool:
     return bool(count[spread].sum() > len(a) / 2)
 
 
-def walked(steps: Steps, slack: int) -> Runs:
+def probable_runs(stream: AccessStream, slack: int) -> Runs:
     """What was probably touched: all of a run between its faults; but where small gaps between
     runs tell of records below the resolution, only the pages that faulted."""
-    runs = runs_of(steps, slack)
+    runs = runs_of(stream, slack)
     gap = runs.start[1:] - runs.high[:-1]
     small = int(((gap > 0) & (gap < AROUND_PAGES)).sum())
-    return runs_of(replace(steps, high=steps.sure), 0) if small > SPARSE * len(steps) else runs
+    return runs_of(replace(stream, high=stream.sure), 0) if small > SPARSE * len(stream) else runs
 
 
 def _begins(a: Accesses) -> list[int]:
@@ -149,7 +150,7 @@ def find(
     bounds = [*_begins(a), len(a)]
     seen: Array = np.zeros(len(cover.pieces), bool)
     found: list[Epoch] = []
-    walks: list[Walk] = []
+    all_patterns: list[StreamPattern] = []
     runs: list[Runs] = []
     for first, end in pairwise(bounds):
         part = a.part(slice(first, end))
@@ -157,19 +158,19 @@ def find(
         record = None
         if index is not None and index.tells:
             record = index.of_accesses(part.page, part.sure, part.tid)
-        steps = Steps(part.page, low, part.sure, np.maximum(high, part.sure), record)
-        mine: list[Walk] = []
+        stream = AccessStream(part.page, low, part.sure, np.maximum(high, part.sure), record)
+        mine: list[StreamPattern] = []
         for group in _groups(part.pid):
-            walk, ranges = _walk_of(part.part(group), steps.part(group), slack)
-            mine.append(walk)
+            pattern, ranges = _pattern_of(part.part(group), stream.part(group), slack)
+            mine.append(pattern)
             runs.append(ranges)
-        walks += mine
+        all_patterns += mine
         again = cover.pieces.pages(mapped & seen)
         seen |= mapped
         found.append(Epoch(first, end, cover.pieces.pages(mapped), again, patterns.combine(mine)))
     all_runs = all_of(runs)
     return Reader(
-        rank, file, a, patterns.combine(walks), found,
+        rank, file, a, patterns.combine(all_patterns), found,
         cover.pieces.ranges(seen), cover.pieces.union(all_runs.start, all_runs.sure),
         cover.pieces.union(a.page, a.sure), None if index is None else index.format,
     )  # fmt: skip

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records: from the index of a file where it can be had, else from how readers walk.
+"""Records: from the index of a file where it can be had, else from its readers' patterns.
 
 Numbers of records count in the order of the file.
 """
@@ -20,23 +20,24 @@ from uffdprefetch.formats.cache import open_cached
 from uffdprefetch.formats.places import Listed, Places, one_part
 from uffdprefetch.formats.reader import FileReader
 from uffdprefetch.trace.analyse.runs import AROUND_PAGES, below_resolution
+from uffdprefetch.trace.analyse.streams import StreamPattern
 from uffdprefetch.trace.analyse.strides import STEPS_MIN, regular, whole
-from uffdprefetch.trace.analyse.walks import Walk
 
-#: Part of the runs that begin as another reader's do, from which on both read the same.
+#: Share of the runs that begin as another reader's do, from which both read the same.
 SAME = 0.3
-#: Part of lengths below the resolution that must agree.
+#: Share of the lengths that must be the same, where they are below the resolution.
 SURE = 0.8
-#: Part of the runs whose end must be another reader's start to know what a record measures.
+#: Share of the runs that must end where another reader begins, to tell what a record measures.
 NEIGHBOURS = 0.6
 
-#: Accesses, one after the other, to pages that records share: further on the last one is taken.
+#: Accesses in a row to pages that several records share, of which the one that was meant is worked
+#: out; of later ones the last is taken.
 SHARED_MAX = 16
 #: What people call a format, where it is not its name here.
 NAMES = {"lmdb": "LMDB", "npy": ".npy", "arrow": "Arrow", "tfrecord": "TFRecord"}
 
 
-def _meant(first: Array, last: Array, end: Array) -> Array:
+def _begun(first: Array, last: Array, end: Array) -> Array:
     """The record that each of a sequence of accesses begins at, of those from ``first`` to ``last``
     on its page: the one that the access before went up to (``end``) if it is there, else the last.
     """
@@ -81,7 +82,7 @@ class RecordIndex:
         """
         order = np.argsort(tid, kind="stable")
         found: Array = np.empty(len(page), np.int64)
-        found[order] = _meant(*self._bounds(page[order], end[order]))
+        found[order] = _begun(*self._bounds(page[order], end[order]))
         return found
 
     def pages_of(self, records: Array) -> Ranges:
@@ -108,7 +109,7 @@ class RecordIndex:
         """Records without which nobody can have been at these sorted ranges of pages."""
         first, last, end = self._bounds(*pages)
         order = np.argsort(last, kind="stable")  # the file's order, but for a column store
-        low = _meant(first[order], last[order], end[order])
+        low = _begun(first[order], last[order], end[order])
         end = np.maximum(low, end[order]) + 1
         return total(union(low[low >= 0], end[low >= 0]))
 
@@ -147,14 +148,14 @@ class LmdbIndex(RecordIndex):
                 "file": len(pages),
                 "touched": int((first < after).sum()),
             }
-        told = {
+        found = {
             "page_bytes": self._type_bytes,
             "records": len(self),
             "records_touched": self._within(sure),
             "records_mapped": self._within(mapped),
             "pages": names,
         }
-        return {"format": self.format, "lmdb": told, "records": None}
+        return {"format": self.format, "lmdb": found, "records": None}
 
 
 def open_records(path: str, size_bytes: int, page_bytes: int) -> RecordIndex | None:
@@ -175,27 +176,27 @@ def open_records(path: str, size_bytes: int, page_bytes: int) -> RecordIndex | N
 # ---- without an index ---------------------------------------------------------------------------
 
 
-def _bounds(walk: Walk, step: float) -> tuple[float, float]:
+def _bounds(pattern: StreamPattern, step: float) -> tuple[float, float]:
     """What a record may measure, in pages: between what was surely touched and what was mapped.
 
     Records of one size and different alignment narrow it down.
     """
-    least, most = walk.runs.sure - walk.runs.start, walk.runs.high - walk.runs.start
+    least, most = pattern.runs.sure - pattern.runs.start, pattern.runs.high - pattern.runs.start
     low, high = float(np.percentile(least, 95)), float(np.percentile(most, 5))
-    if below_resolution(walk.runs):
+    if below_resolution(pattern.runs):
         return 1.0, min(high, step)
     if low <= high:
         return low, high
     return float(least.mean()), float(most.mean())
 
 
-def _by_places(walk: Walk, others: list[Walk]) -> int | None:
+def _by_places(pattern: StreamPattern, others: list[StreamPattern]) -> int | None:
     """Ranks that skip alike stand at different places of one stride: their distance is a record."""
-    stride = walk.stride_pages
+    stride = pattern.stride_pages
     if stride is None or stride != int(stride):
         return None
     places = set()
-    for one in [walk, *others]:
+    for one in [pattern, *others]:
         if one.stride_pages == stride and len(one.runs):
             values, counts = np.unique(one.runs.start % int(stride), return_counts=True)
             if counts.max() >= 0.8 * counts.sum():
@@ -204,7 +205,7 @@ def _by_places(walk: Walk, others: list[Walk]) -> int | None:
         return None
     ordered = sorted(places)
     apart = min(b - a for a, b in pairwise([*ordered, ordered[0] + int(stride)]))
-    low, high = _bounds(walk, stride)
+    low, high = _bounds(pattern, stride)
     fits = low - 1 <= apart <= high + 1 and int(stride) % apart == 0
     return int(stride) // apart if fits else None
 
@@ -215,9 +216,9 @@ def _usual(values: Array) -> Array:
     return values[near] if near.mean() >= NEIGHBOURS else values
 
 
-def _by_neighbours(walk: Walk, step: Array, others: list[Walk]) -> int | None:
+def _by_neighbours(pattern: StreamPattern, step: Array, others: list[StreamPattern]) -> int | None:
     """Where a run ends among what others begin with, it ends exactly there."""
-    runs = walk.runs
+    runs = pattern.runs
     # a rank that reads the same begins within what is read here
     apart = [o.runs.start for o in others if np.isin(o.runs.start, runs.start).mean() < SAME]
     starts = np.unique(np.concatenate(apart or [runs.start[:0]]))
@@ -230,53 +231,57 @@ def _by_neighbours(walk: Walk, step: Array, others: list[Walk]) -> int | None:
         return None
     length = (found - runs.start)[fits]
     length = _usual(length)
-    step = _usual(step) if walk.stride_pages is None else np.full(len(length), walk.stride_pages)
+    step = (
+        _usual(step) if pattern.stride_pages is None else np.full(len(length), pattern.stride_pages)
+    )
     if np.median(length) < AROUND_PAGES and (length == np.median(length)).mean() < SURE:
         return None  # some begin unseen, in what was mapped before: the mean would be too long
     return whole(length, step) if regular(length, step) else None
 
 
-def _steps(walk: Walk) -> Array:
-    step: Array = np.diff(walk.runs.start) * walk.direction
+def _steps(pattern: StreamPattern) -> Array:
+    step: Array = np.diff(pattern.runs.start) * pattern.direction
     return step[step > 0].astype(float)
 
 
-def strided_by_neighbours(walk: Walk, others: list[Walk]) -> int | None:
-    """The stride in records of a sequential walk, if where other ranks begin shows that it has one:
-    records of varying size."""
-    step = _steps(walk)
-    n = _by_neighbours(walk, step, others) if len(step) >= STEPS_MIN else None
+def strided_by_neighbours(pattern: StreamPattern, others: list[StreamPattern]) -> int | None:
+    """The stride in records of a sequential stream, if where other ranks begin shows that it has
+    one: records of varying size."""
+    step = _steps(pattern)
+    n = _by_neighbours(pattern, step, others) if len(step) >= STEPS_MIN else None
     return n if n is not None and n > 1 else None
 
 
-def _alike(walk: Walk, other: Walk) -> bool:
+def _alike(pattern: StreamPattern, other: StreamPattern) -> bool:
     """Whether another reader's steps are as long, within a tenth."""
-    mine, its = _steps(walk), _steps(other)
+    mine, its = _steps(pattern), _steps(other)
     if other.name != "strided" or not len(mine) or not len(its):
         return False
     return bool(abs(mine.mean() / its.mean() - 1) <= 0.1)
 
 
-def stride_in_records(walk: Walk, others: list[Walk], index: str | None) -> tuple[int | None, str]:
+def stride_in_records(
+    pattern: StreamPattern, others: list[StreamPattern], index: str | None
+) -> tuple[int | None, str]:
     """(n, how it is known) of a reader that reads one of n records; ``others``: those of the other
     readers of the file, ``index``: the format of its index. (None, why) when it cannot be told."""
-    if walk.indexed and walk.stride_records is not None:
-        return walk.stride_records, f"records from the {NAMES.get(index or '', index)} index"
-    step = _steps(walk)
-    stride = walk.stride_pages or (float(step.mean()) if len(step) else 0.0)
+    if pattern.indexed and pattern.stride_records is not None:
+        return pattern.stride_records, f"records from the {NAMES.get(index or '', index)} index"
+    step = _steps(pattern)
+    stride = pattern.stride_pages or (float(step.mean()) if len(step) else 0.0)
     if stride <= 0:
-        return walk.stride_records, "records from the part that is skipped"
-    n = _by_places(walk, others) or _by_neighbours(walk, step, others)
-    if n is not None and walk.stride_records not in (None, n):
-        return None, f"one of {walk.stride_records} or of {n} records: two ways to tell disagree"
+        return pattern.stride_records, "records from the part that is skipped"
+    n = _by_places(pattern, others) or _by_neighbours(pattern, step, others)
+    if n is not None and pattern.stride_records not in (None, n):
+        return None, f"one of {pattern.stride_records} or of {n} records: two ways to tell disagree"
     if n is not None:
         return n, "records from where the other ranks begin"
-    if walk.stride_records is not None:
-        return walk.stride_records, "records from the part that is skipped"
-    alike = {o.stride_records for o in others if _alike(walk, o)} - {None}
+    if pattern.stride_records is not None:
+        return pattern.stride_records, "records from the part that is skipped"
+    alike = {o.stride_records for o in others if _alike(pattern, o)} - {None}
     if len(alike) == 1:
         return alike.pop(), "records as of the other ranks, which step alike"
-    return _by_bounds(stride, *_bounds(walk, stride))
+    return _by_bounds(stride, *_bounds(pattern, stride))
 
 
 def _by_bounds(step: float, low: float, high: float) -> tuple[int | None, str]:

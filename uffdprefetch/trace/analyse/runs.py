@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A walk through a file, cut into runs that were read without a gap. Pure.
+"""A stream through a file, cut into runs that were read without a gap. Pure.
 
 An access is a page fault, so it has a resolution: the page that faulted is exact, but the kernel
 maps what is cached of the 64 KiB around it (fault-around), and what is touched there later is not
@@ -15,17 +15,18 @@ import numpy as np
 
 from uffdprefetch.base.arrays import Array
 
-#: Visits elsewhere (B-tree pages between records) are taken out up to this part of all accesses.
+#: Largest share of the accesses that are taken out as visits elsewhere (a B-tree's pages).
 VISITS_MAX = 0.2
-#: Pages that do not belong to what a reader walks over, if a gap of that part lies between.
+#: A stream's few outermost pages are not its own (headers, tree pages) where they are at most this
+#: part of its pages, and a gap of this part of its span lies between.
 OFF_MAX, FAR = 0.02, 0.1
-#: Runs shorter than this part of the typical one are no records.
+#: Share of the typical run's length below which a run is no record (a header, a tree page).
 SHORT = 0.1
 
 
 @dataclass(frozen=True)
-class Steps:
-    """Accesses of one thread of control, in their order: page numbers, int64, of equal length."""
+class AccessStream:
+    """A stream: accesses of one thread of control, in order. Columns of page numbers, int64."""
 
     page: Array  # the first page, exact
     low: Array  # of what was mapped with it
@@ -36,20 +37,22 @@ class Steps:
     def __len__(self) -> int:
         return len(self.page)
 
-    def part(self, which: Any) -> Steps:
+    def part(self, which: Any) -> AccessStream:
         """The accesses that a mask, slice or list of indices selects."""
         record = None if self.record is None else self.record[which]
-        return Steps(self.page[which], self.low[which], self.sure[which], self.high[which], record)
+        return AccessStream(
+            self.page[which], self.low[which], self.sure[which], self.high[which], record
+        )
 
-    def mirrored(self) -> Steps:
-        """The same walk seen from the file's other end."""
+    def mirrored(self) -> AccessStream:
+        """The same stream seen from the file's other end."""
         record = None if self.record is None else -self.record
-        return Steps(-self.page, 1 - self.high, 1 - self.page, 1 - self.low, record)
+        return AccessStream(-self.page, 1 - self.high, 1 - self.page, 1 - self.low, record)
 
 
 @dataclass(frozen=True)
 class Runs:
-    """Stretches that were read without a gap: page numbers as in Steps, ``count`` accesses each."""
+    """Stretches that were read without a gap: pages as in AccessStream, ``count`` accesses each."""
 
     start: Array
     low: Array
@@ -87,37 +90,38 @@ NO_RUNS = Runs(*(np.zeros(0, np.int64) for _ in Runs.COLUMNS))
 
 
 def all_of(parts: list[Runs]) -> Runs:
-    """The runs of several walks, one walk after the other."""
+    """The runs of several streams, one stream after the other."""
     return Runs(*(np.concatenate([getattr(r, c) for r in parts]) for c in Runs.COLUMNS))
 
 
-def follows(steps: Steps, slack: int, over: int = 1) -> Array:
-    """Whether access i + over starts within or right after access i.
+def follows(stream: AccessStream, slack: int, distance: int = 1) -> Array:
+    """Whether access i + distance starts within or right after access i.
 
     ``slack``: pages that may be missing between two accesses (a page that a checkpoint lies over
     faults elsewhere).
     """
-    page = steps.page
-    return (page[over:] >= page[:-over]) & (page[over:] <= steps.high[:-over] + slack)
+    page = stream.page
+    after = page[distance:]
+    return (after >= page[:-distance]) & (after <= stream.high[:-distance] + slack)
 
 
-def runs_of(steps: Steps, slack: int = 0) -> Runs:
-    """Cut a walk into runs."""
-    if not len(steps):
+def runs_of(stream: AccessStream, slack: int = 0) -> Runs:
+    """Cut a stream into runs."""
+    if not len(stream):
         return NO_RUNS
-    each = Runs(steps.page, steps.low, steps.sure, steps.high, np.ones(len(steps), np.int64))
-    return each.joined(np.flatnonzero(np.r_[True, ~follows(steps, slack)]))
+    each = Runs(stream.page, stream.low, stream.sure, stream.high, np.ones(len(stream), np.int64))
+    return each.joined(np.flatnonzero(np.r_[True, ~follows(stream, slack)]))
 
 
-def on_the_way(steps: Steps, slack: int) -> Array:
-    """Which accesses are no short visits elsewhere after which the walk goes on where it was."""
-    n = len(steps)
+def on_the_way(stream: AccessStream, slack: int) -> Array:
+    """Which accesses are no short visits elsewhere after which the stream goes on where it was."""
+    n = len(stream)
     keep: Array = np.ones(n, bool)
-    joins = follows(steps, slack)
+    joins = follows(stream, slack)
     for length in (1, 2, 3):
         if n <= length + 1:
             break
-        back = follows(steps, slack, length + 1)
+        back = follows(stream, slack, length + 1)
         visit = ~joins[: len(back)] & back
         # of overlapping ones only the first: two streams in turns are no visits
         visit[1:] &= ~visit[:-1]
@@ -126,10 +130,10 @@ def on_the_way(steps: Steps, slack: int) -> Array:
     return keep if keep.sum() >= (1 - VISITS_MAX) * n else np.ones(n, bool)
 
 
-#: Values up to here are counted, not sorted.
+#: Values up to which the median is found by counting, not by sorting.
 TABLE = 1 << 20
-#: The kernel's fault-around (64 KiB, mm/memory.c), and gaps of that size without which records are
-#: smaller.
+#: The kernel's fault-around (64 KiB, mm/memory.c), and the share of the gaps that must be as wide
+#: for records to be no smaller.
 AROUND_PAGES, WIDE = 16, 0.3
 
 

@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 
 from uffdprefetch.base.arrays import Array
-from uffdprefetch.trace.analyse.marks import Stream
+from uffdprefetch.trace.analyse.marks import MarkStream
 from uffdprefetch.trace.analyse.ranks import NOBODY, SERVICE, Ranks
 from uffdprefetch.trace.file.events import Call, Kind, of_kind
 from uffdprefetch.trace.file.trace_file import Trace
 
+#: Bins of time of a picture: most, and least where a row per rank would exceed CELLS_MAX.
 BINS, BINS_MIN = 2048, 128
-#: Cells of a picture with a row per rank.
 CELLS_MAX = 200_000
-#: Dots of the call time line: per kind of call and bin, and the bins.
+#: Dots of the system calls' picture: per kind of call and bin, and the bins.
 DOTS_PER_BIN, DOT_BINS = 6, 1024
-#: Events that our service is the witness of; without the kernel's, hits cannot be told.
+#: Marks that are accesses of which it is known whether they hit.
 _FAULTS = ("around", "fault", "pool")
 
 
@@ -51,7 +51,7 @@ def spread(start: Array, end: Array, weight: Array, span: float, bins: int) -> A
 
 
 def _by_rank(
-    streams: list[Stream], kinds: tuple[str, ...], ranks: list[int], span_ns: int, bins: int,
+    streams: list[MarkStream], kinds: tuple[str, ...], ranks: list[int], span_ns: int, bins: int,
     seconds: bool,
 ) -> Array:  # fmt: skip
     """ranks x bins: how many marks began, or how many seconds they lasted."""
@@ -99,7 +99,7 @@ def _add_rows(rows: Array, ranks: list[int], more: dict[int, Array], scale: floa
 
 
 def series(
-    trace: Trace, streams: list[Stream], ranks: list[int], start_ns: int, span_ns: int,
+    trace: Trace, streams: list[MarkStream], ranks: list[int], start_ns: int, span_ns: int,
     raw_until_ns: int | None,
 ) -> dict[str, Any]:  # fmt: skip
     """Per rank and bin: accesses, misses and stall; bytes per second by who brought them.

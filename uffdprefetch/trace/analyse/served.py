@@ -14,7 +14,7 @@ from uffdprefetch.trace.analyse.fills import extents
 from uffdprefetch.trace.analyse.pieces import Pieces
 from uffdprefetch.trace.file.events import POOL_MISS, POOL_TOUCH, Kind
 
-#: Extents that begin at or before a page among which the one that it lies in is looked for.
+#: Extents, the last that begin up to a page, among which the one with it is looked for.
 EXTENTS_BACK = 4
 SERVICE_KINDS = (Kind.TOUCH, Kind.SEEN, Kind.WARM, Kind.WINDOW, Kind.MAJORS, Kind.PUNCH)
 
@@ -23,10 +23,10 @@ def late_extents(warm: Array, accesses: list[Accesses], start_ns: int, page_byte
     """How many warmed extents a rank came to before they were there."""
     if not len(warm):
         return 0
-    low, high, asked = extents(warm, start_ns, page_bytes)
-    there = asked + warm["value"].astype(np.int64)
-    order = np.lexsort((asked, low))
-    low, high, asked, there = low[order], high[order], asked[order], there[order]
+    low, high, asked_ns = extents(warm, start_ns, page_bytes)
+    done_ns = asked_ns + warm["value"].astype(np.int64)
+    order = np.lexsort((asked_ns, low))
+    low, high, asked_ns, done_ns = low[order], high[order], asked_ns[order], done_ns[order]
     late: Array = np.zeros(len(low), bool)
     for a in accesses:
         # of the pool's touches those that had to wait say it; of the others it was there
@@ -35,7 +35,7 @@ def late_extents(warm: Array, accesses: list[Accesses], start_ns: int, page_byte
         for back in range(EXTENTS_BACK):
             at = np.maximum(last - back, 0)
             fits = (last - back >= 0) & (a.page < high[at])
-            fits &= (a.time_ns >= asked[at]) & (a.time_ns < there[at])
+            fits &= (a.time_ns >= asked_ns[at]) & (a.time_ns < done_ns[at])
             late[at[fits]] = True
     return int(late.sum())
 
@@ -62,14 +62,14 @@ def _again(warm: Array, punched: Array, start_ns: int, page_bytes: int) -> int:
     """Pages that were warmed after they had been punched, each time counted."""
     if not len(warm) or not len(punched):
         return 0
-    low, high, asked = extents(warm, start_ns, page_bytes)
-    gone_low, gone_high, gone = extents(punched, start_ns, page_bytes)
-    pieces = Pieces([low, high, gone_low, gone_high])
-    first_gone: Array = np.full(len(pieces), NEVER, np.int64)
-    for owner, piece in pieces.pairs(gone_low[::-1], gone_high[::-1]):  # the earliest comes last
-        first_gone[piece] = gone[::-1][owner]
+    low, high, asked_ns = extents(warm, start_ns, page_bytes)
+    first, end, punched_ns = extents(punched, start_ns, page_bytes)
+    pieces = Pieces([low, high, first, end])
+    first_punched_ns: Array = np.full(len(pieces), NEVER, np.int64)
+    for owner, piece in pieces.pairs(first[::-1], end[::-1]):  # the earliest comes last
+        first_punched_ns[piece] = punched_ns[::-1][owner]
     return sum(
-        int(pieces.sizes[piece[first_gone[piece] < asked[owner]]].sum())
+        int(pieces.sizes[piece[first_punched_ns[piece] < asked_ns[owner]]].sum())
         for owner, piece in pieces.pairs(low, high)
     )
 

@@ -17,6 +17,7 @@ from uffdprefetch.base.arrays import Array, BoolArray, Int64Array
 from uffdprefetch.base.ranges import total, union
 from uffdprefetch.trace.file.events import Kind
 
+#: Places of a file by which a reader's stall is told.
 BINS = 64
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The steps of a walk that goes one way: are they of one size, in pages or records? Pure."""
+"""The steps of a stream that goes one way: are they of one size, in pages or records? Pure."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ import numpy as np
 from uffdprefetch.base.arrays import Array
 from uffdprefetch.trace.analyse.runs import AROUND_PAGES, Runs, below_resolution
 
-#: Part of the steps that must agree for a stride: within a page, or as multiples of one number.
+#: Share of the steps that must agree for a stride: to a page, or as multiples of one number.
 NEAR, AGREE = 0.75, 0.85
-#: Steps from which records of varying size can be counted, and how exactly they must be.
+#: To count records of varying size: least number of steps, and largest error of the count.
 STEPS_MIN = 32
 EXACT = 0.4
-#: How many times as much steps may vary as they would if each n-th record is read.
+#: Largest ratio of the steps' variance to that of sums of n records, if each n-th is read: records
+#: that are left out at random give more.
 BY_CHANCE = 2.0
-#: What is skipped must be this part of the way, unless it is more than the kernel's fault-around:
-#: of records smaller than that, what is skipped is mostly hidden.
+#: Least share of the way that a stride skips, unless its gaps exceed a fault-around: of smaller
+#: ones most is hidden in what a fault maps.
 SKIPPED_MIN = 0.1
-#: Different values among which a common divisor is looked for.
+#: Most frequent values among which a common divisor is looked for.
 VALUES_MAX = 256
 
 
@@ -93,7 +94,7 @@ def _spread(values: Array) -> float:
 
 def regular(length: Array, step: Array) -> bool:
     """Whether records of these lengths are left out by number and not by chance: the step to the
-    n-th is the sum of n records, so it varies n times as much as one. By chance it varies more."""
+    n-th is the sum of n records, of n times the variance of one. By chance it has more."""
     n = float(step.mean() / length.mean())
     return _spread(step) <= BY_CHANCE * n * _spread(length)
 

@@ -29,7 +29,7 @@ OpenRecords = Callable[[str, int, int], RecordIndex | None]
 #: file.read_all() gives the processes of each node numbers of their own, above these bits.
 NODE_BITS = 22
 NO_INDEX = {"format": None, "lmdb": None, "records": None}
-#: No file is larger: what claims to lie beyond is not looked at.
+#: No file is larger: events that claim to lie beyond are left out.
 OFFSET_MAX = 1 << 56
 
 
@@ -163,7 +163,7 @@ class Survey:
         for reader in found:
             mine = events[waiting & (owner == reader.rank)]
             stall, why, majors = self._stall(reader, mine)
-            others = [o.walk for o in found if o.rank != reader.rank]
+            others = [o.pattern for o in found if o.rank != reader.rank]
             entries.append(
                 reader_report.report(
                     reader, others, stall, why, majors, self.seconds, self.page_bytes
@@ -181,10 +181,10 @@ class Survey:
             return stalls(mine, self.start_ns, self.page_bytes), "", majors
         why = f"n/a ({unseen})"
         events = self.trace.events
-        told = events[events["kind"] == Kind.MAJORS]
-        told = told[self.ranks.of(told["pid"]) == reader.rank]
+        counts = events[events["kind"] == Kind.MAJORS]
+        counts = counts[self.ranks.of(counts["pid"]) == reader.rank]
         one_file = len(np.unique(events["file"][self._is_demand(reader.rank)])) == 1
-        return None, why, int(told["value"].sum()) if len(told) and one_file else None
+        return None, why, int(counts["value"].sum()) if len(counts) and one_file else None
 
     def _is_demand(self, rank: int) -> Array:
         events = self.trace.events

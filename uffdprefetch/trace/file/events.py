@@ -82,8 +82,8 @@ class Kind(IntEnum):
     #: (aux: POOL_* bits): a page that was not mapped yet; [offset, +length) is what its reader has
     #: come over since the touch before, the page is its last one (POOL_BACKWARD: its first).
     TOUCH = 20
-    #: Pages newly found in a reader's page table. time_ns: when we looked; value: ns since the
-    #: look before (the resolution in time).
+    #: Pages newly found in a reader's page table. time_ns: when we scanned it; value: ns since the
+    #: scan before (the resolution in time).
     SEEN = 21
     #: An extent was warmed. time_ns: when it was asked for, value: ns until it was there, aux: KiB
     #: of it that were cached already. pid: the rank's process it was for (0: none), tid: ours.
@@ -99,7 +99,7 @@ class Kind(IntEnum):
 #: ``aux`` of FAULT: an AROUND of the same fault was reported before; the kernel itself touched.
 FAULT_AFTER_AROUND = 1
 FAULT_KERNEL = 2
-#: ``aux`` of TOUCH: the pool answered; it had to be read first; the walk goes backward.
+#: ``aux`` of TOUCH: the pool answered; it had to be read first; its reader goes backward.
 POOL_TOUCH = 1
 POOL_MISS = 2
 POOL_BACKWARD = 4

@@ -30,11 +30,12 @@ from uffdprefetch.trace.file.events import (
 FORMAT = "uffdprefetch.trace"
 VERSION = 1
 SUFFIX = ".uptrace"
-#: A block that claims to be larger is not ours.
+#: A block that claims to be larger is damaged.
 BLOCK_MAX_BYTES = 256 << 20
 EVENTS_PER_BLOCK = 1 << 16
 PAGE_BYTES = 4096
-#: From an exception to the page cache's look-up; to be there twice, a page is unmapped in between.
+#: Longest time from a fault's exception to its look-up in the page cache, both of which are told: a
+#: page that faults twice was unmapped in between, which takes longer.
 SAME_FAULT_NS = 1_000_000
 #: Columns whose differences are small and positive, small of either sign, or that stay as they are.
 _RISING, _JUMPING = ("time_ns",), ("offset", "value", "length")
@@ -281,15 +282,15 @@ def _without_checkpoints(events: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 def _count_retries_once(events: np.ndarray[Any, Any]) -> None:
     """Fault-around at the end of a fault that had to wait becomes MAPPED, where the program in the
     kernel has not seen that it was that: its time is the exception's, before the FAULT's own."""
-    told = np.flatnonzero(np.isin(events["kind"], (Kind.AROUND, Kind.FAULT)))
-    told = told[np.argsort(events["tid"][told], kind="stable")]
-    first, then = events[told[:-1]], events[told[1:]]
+    faults = np.flatnonzero(np.isin(events["kind"], (Kind.AROUND, Kind.FAULT)))
+    faults = faults[np.argsort(events["tid"][faults], kind="stable")]
+    first, then = events[faults[:-1]], events[faults[1:]]
     page = first["offset"] + first["aux"].astype("<u8") * np.uint64(PAGE_BYTES)
     same = (first["kind"] == Kind.AROUND) & (then["kind"] == Kind.FAULT)
     same &= (first["tid"] == then["tid"]) & (first["file"] == then["file"])
     same &= (page == then["offset"]) & (then["aux"] & FAULT_AFTER_AROUND == 0)
     same &= then["time_ns"] - first["time_ns"] < SAME_FAULT_NS
-    events["kind"][told[:-1][same]] = Kind.MAPPED
+    events["kind"][faults[:-1][same]] = Kind.MAPPED
 
 
 def _take(trace: Trace, parts: list[np.ndarray[Any, Any]], kind: str, body: Any) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One walk through a file gets its name, in Darshan's words. Pure.
+"""The pattern of one stream: its name, in Darshan's words. Pure.
 
 *Consecutive*: each access starts where the last one ended. *Sequential*: each starts at a higher
 offset. *Strided*: sequential with a constant step, in bytes or in records (skipping in
@@ -17,8 +17,8 @@ from uffdprefetch.base.arrays import Array
 from uffdprefetch.base.ranges import Ranges, covered, union
 from uffdprefetch.trace.analyse.runs import (
     NO_RUNS,
+    AccessStream,
     Runs,
-    Steps,
     follows,
     long_enough,
     main_runs,
@@ -29,17 +29,18 @@ from uffdprefetch.trace.analyse.strides import stride_of
 
 #: Fewer accesses are no pattern.
 ACCESSES_MIN = 4
-#: Part of the jumps that must go one way for a walk to have a direction. A shuffle has a half.
+#: Share of the jumps that go one way from which a stream has a direction. A shuffle has a half.
 ONE_WAY = 0.85
-#: Jumps that leave out less than this part of the way are accidents (a lost event, a hole).
+#: Largest share of its way that a consecutive stream leaves out (a lost event, a hole).
 SKIP_MIN = 0.02
 
 
 @dataclass(frozen=True)
-class Walk:
-    """A pattern. ``share``: part of the accesses that fit the name. ``skipped``: part of the way
-    that was left out. ``stride_pages`` may be broken (a record of 10 000 bytes). ``parts``: (first
-    access, end, Walk) of each phase of a mixed one."""
+class StreamPattern:
+    """How one stream, or several, go through a file. ``share``: part of the accesses that fit the
+    ``name``. ``skipped``: part of the way that was left out. ``stride_pages`` may be broken (a
+    record of 10 000 bytes). ``parts``: (first access, end, pattern) of each phase of a mixed one.
+    """
 
     name: str
     direction: int = 0
@@ -52,21 +53,21 @@ class Walk:
     stride_records: int | None = None
     indexed: bool = False  # the stride in records is from an index
     blur: float = 0.0  # pages of an access that are not known to be touched
-    step_pages: float | None = None  # from one run to the next, of a walk that leaves pages out
-    parts: list[tuple[int, int, Walk]] = field(default_factory=list)
+    step_pages: float | None = None  # from one run to the next, of a stream that leaves pages out
+    parts: list[tuple[int, int, StreamPattern]] = field(default_factory=list)
 
 
-def classify(steps: Steps, slack: int = 0) -> Walk:
-    """Name one walk, without regard to phases. ``accesses`` counts all, tree pages too."""
-    n = len(steps)
-    kept = _not_tree(steps, slack)
-    tree, steps = steps.part(~kept), _with_records(steps.part(kept))
-    pages = int((steps.high - steps.page).sum())
-    if len(steps) < ACCESSES_MIN:
-        return Walk("unknown", accesses=n, pages=pages, runs=runs_of(steps, slack))
-    mirror = steps.mirrored()
-    backward = int(follows(mirror, slack).sum()) > int(follows(steps, slack).sum())
-    side = mirror if backward else steps
+def classify(stream: AccessStream, slack: int = 0) -> StreamPattern:
+    """The pattern of a stream, without regard to phases. ``accesses`` counts tree pages, too."""
+    n = len(stream)
+    kept = _not_tree(stream, slack)
+    tree, stream = stream.part(~kept), _with_records(stream.part(kept))
+    pages = int((stream.high - stream.page).sum())
+    if len(stream) < ACCESSES_MIN:
+        return StreamPattern("unknown", accesses=n, pages=pages, runs=runs_of(stream, slack))
+    mirror = stream.mirrored()
+    backward = int(follows(mirror, slack).sum()) > int(follows(stream, slack).sum())
+    side = mirror if backward else stream
     joined = len(side) - len(runs_of(side, slack))
     straight = on_the_way(side, slack)
     main, visits = side.part(straight), side.part(~straight)
@@ -76,76 +77,78 @@ def classify(steps: Steps, slack: int = 0) -> Walk:
     if backward:
         tree = tree.mirrored()
     others = (tree, visits, short)
-    seen = union(*(np.concatenate([getattr(o, c) for o in others]) for c in ("low", "high")))
+    passed = union(*(np.concatenate([getattr(o, c) for o in others]) for c in ("low", "high")))
     runs = main_runs(all_runs, slack, keep)
-    walk = _name(runs, joined, len(side), slack, main.record, backward, seen)
+    pattern = _named(runs, joined, len(side), slack, main.record, backward, passed)
     if backward:
-        walk = replace(walk, direction=-walk.direction)
+        pattern = replace(pattern, direction=-pattern.direction)
         runs = runs.mirrored()
-    if walk.direction < 0 and walk.name in ("consecutive", "sequential"):
-        walk = replace(walk, name="backward")
+    if pattern.direction < 0 and pattern.name in ("consecutive", "sequential"):
+        pattern = replace(pattern, name="backward")
     blur = float((side.high - side.sure).mean())
-    return replace(walk, accesses=n, pages=pages, runs=runs, blur=blur)
+    return replace(pattern, accesses=n, pages=pages, runs=runs, blur=blur)
 
 
-def _not_tree(steps: Steps, slack: int) -> Array:
+def _not_tree(stream: AccessStream, slack: int) -> Array:
     """All accesses but those to pages without a record that lie on nobody's way."""
-    if steps.record is None:
-        return np.ones(len(steps), bool)
-    joins = follows(steps, slack) | follows(steps.mirrored(), slack)
-    data = steps.record >= 0
-    if int(data.sum()) < max(ACCESSES_MIN, len(steps) // 3):
-        return np.ones(len(steps), bool)
+    if stream.record is None:
+        return np.ones(len(stream), bool)
+    joins = follows(stream, slack) | follows(stream.mirrored(), slack)
+    data = stream.record >= 0
+    if int(data.sum()) < max(ACCESSES_MIN, len(stream) // 3):
+        return np.ones(len(stream), bool)
     kept: Array = data | np.r_[False, joins] | np.r_[joins, False]
     return kept
 
 
-def _with_records(steps: Steps) -> Steps:
+def _with_records(stream: AccessStream) -> AccessStream:
     """Give the pages without a record that of the access before; no records if few have one."""
-    if steps.record is None or int((steps.record >= 0).sum()) < max(ACCESSES_MIN, len(steps) // 3):
-        return replace(steps, record=None)
-    place = np.where(steps.record >= 0, np.arange(len(steps)), -1)
+    if stream.record is None or int((stream.record >= 0).sum()) < max(
+        ACCESSES_MIN, len(stream) // 3
+    ):
+        return replace(stream, record=None)
+    place = np.where(stream.record >= 0, np.arange(len(stream)), -1)
     first = int(np.argmax(place >= 0))
     known = np.maximum(np.maximum.accumulate(place), first)
-    return replace(steps, record=steps.record[known])
+    return replace(stream, record=stream.record[known])
 
 
 def _restarts(runs: Runs) -> Array:
-    """Jumps from the end of a walk back to its start: a new epoch, no disorder."""
+    """Jumps from the end of a stream back to its start: a new epoch, no disorder."""
     low, top = int(runs.start.min()), int(runs.high.max())
     span = top - low
     return (runs.start[1:] <= low + 0.1 * span) & (runs.high[:-1] >= low + 0.9 * span)
 
 
-def _name(
+def _named(
     runs: Runs,
     joined: int,
     n: int,
     slack: int,
     record: Array | None,
     mirrored: bool,
-    seen: Ranges,
-) -> Walk:
+    passed: Ranges,
+) -> StreamPattern:
     """``joined`` of the n accesses continue the one before; the runs are without accidents.
-    ``seen``: what those accidents mapped: it is passed without a fault."""
+    ``passed``: what those accidents mapped, through which there is no fault."""
 
-    def walk(name: str, direction: int, fit: float, **more: Any) -> Walk:
-        return Walk(name, direction, min(1.0, fit / max(1, n - 1)), **more)
+    def named(name: str, direction: int, fit: float, **more: Any) -> StreamPattern:
+        return StreamPattern(name, direction, min(1.0, fit / max(1, n - 1)), **more)
 
     step = np.diff(runs.start)
     counted = ~_restarts(runs) if len(runs) > 1 else np.zeros(0, bool)
     ways = int(counted.sum())
     if not ways:
-        return walk("consecutive", 1, joined)
+        return named("consecutive", 1, joined)
     forward = int((step[counted] > 0).sum())
     if max(forward, ways - forward) < ONE_WAY * ways:
         if ways < ACCESSES_MIN and joined >= 0.9 * (n - 1):
-            return walk("consecutive", 1, joined)
-        return Walk("random", 0, 2 * min(forward, ways - forward) / ways)
+            return named("consecutive", 1, joined)
+        return StreamPattern("random", 0, 2 * min(forward, ways - forward) / ways)
     sign = 1 if forward >= ways - forward else -1
     fits = np.flatnonzero(counted & (sign * step > 0))
     if not len(fits):
-        return walk("consecutive", 1, joined)  # the same place again and again
+        return named("consecutive", 1, joined)  # the same place again and again
     taken = sign * step[fits]
     # upwards, what was mapped below a run's start is passed; downwards it may be read
     below = runs.low if mirrored else runs.start
@@ -153,15 +156,15 @@ def _name(
     if sign < 0:
         start, end = runs.high[fits + 1], runs.low[fits]
     end = np.maximum(start, end)
-    gap = end - start - covered(seen, start, end)
+    gap = end - start - covered(passed, start, end)
     skipped = float(gap.sum() / taken.sum())
     usual = float(np.median(taken))
     stride = stride_of(runs, taken, gap, slack, None if record is None else sign * record)
     if stride is not None:
-        return walk(
+        return named(
             "strided", sign, joined + stride.share * len(taken), skipped=skipped, step_pages=usual,
             stride_pages=stride.pages, stride_records=stride.records, indexed=record is not None,
         )  # fmt: skip
     if skipped <= SKIP_MIN:
-        return walk("consecutive", sign, joined + (len(taken) if sign < 0 else 0))
-    return walk("sequential", sign, joined + len(taken), skipped=skipped, step_pages=usual)
+        return named("consecutive", sign, joined + (len(taken) if sign < 0 else 0))
+    return named("sequential", sign, joined + len(taken), skipped=skipped, step_pages=usual)
