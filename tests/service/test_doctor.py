@@ -197,7 +197,7 @@ def test_what_is_warm_is_not_taken_for_warmed(data: Path) -> None:
     found = storage.warm(str(data))
     assert found.status == SKIPPED
     assert "cached already" in found.found
-    assert found.lift == f"dd if={data} iflag=nocache count=0"
+    assert found.remedy == f"dd if={data} iflag=nocache count=0"
 
 
 def test_warming_looks_for_a_cold_extent(data: Path) -> None:

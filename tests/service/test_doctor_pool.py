@@ -60,7 +60,7 @@ def test_it_bears_on_the_verdict_only_where_the_pool_is_asked_for(
     monkeypatch.setattr(faults, "open_uffd", refused(errno.EPERM))
     assert pool.mechanism().status == NOTE
     found = pool.mechanism(wanted=True)
-    assert (found.status, found.lift) == (LIMIT, "sudo chmod 0666 /dev/userfaultfd")
+    assert (found.status, found.remedy) == (LIMIT, "sudo chmod 0666 /dev/userfaultfd")
     assert "EPERM" in found.found and "runs as --engine cache" in found.follows
 
 
@@ -71,9 +71,9 @@ def test_a_memfd_that_is_refused_names_the_setting(
     monkeypatch.setattr(pool, "NOEXEC", tmp_path / "noexec")
     monkeypatch.setattr(os, "memfd_create", refused(errno.EACCES))
     found = pool.mechanism()
-    assert (found.status, found.lift) == (NOTE, "sudo sysctl -w vm.memfd_noexec=1")
+    assert (found.status, found.remedy) == (NOTE, "sudo sysctl -w vm.memfd_noexec=1")
     (tmp_path / "noexec").write_text("1\n")
-    assert pool.mechanism().lift is None
+    assert pool.mechanism().remedy is None
 
 
 def fail_ioctl(monkeypatch: pytest.MonkeyPatch, which: int, result: Any) -> None:
@@ -160,7 +160,7 @@ def test_a_limit_on_file_sizes_holds_for_the_memfd_too(file_limit: None) -> None
     small = Config(engine="pool", budget_bytes=4 << 20)
     found = pool.memory(small, size_bytes=16 << 20)
     assert found.status == LIMIT and "RLIMIT_FSIZE is 8 MiB, less than the file" in found.found
-    assert found.lift in ("ulimit -f unlimited", None)
+    assert found.remedy in ("ulimit -f unlimited", None)
     assert pool.memory(small, size_bytes=4 << 20).status == OK
 
 
@@ -173,7 +173,7 @@ def test_huge_pages_that_are_off_have_the_command(
     monkeypatch.setattr(pool, "SHMEM_HUGE", setting)
     found = pool.huge_pages()
     assert found.status == NOTE and chosen in found.found
-    assert found.lift == f"echo advise | sudo tee {setting}"
+    assert found.remedy == f"echo advise | sudo tee {setting}"
 
 
 def test_huge_pages_are_tried_not_believed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_a_huge_page_is_put_into_a_page_table(
         found = pool.huge_pages()
     if no_right:
         assert found.status == NOTE and "page table did not: process_madvise: EPERM" in found.found
-        assert found.lift is not None and "cap_sys_nice" in found.lift
+        assert found.remedy is not None and "cap_sys_nice" in found.remedy
     else:
         assert found.status == OK and found.found.endswith("and a page table")
 
@@ -243,4 +243,4 @@ def test_what_another_user_lacks_is_named_with_its_command(env: dict[str, str]) 
     if open_to_all or (device.exists() and device.stat().st_mode & 0o006):
         assert found.status == OK
     else:
-        assert found.status == NOTE and found.lift == "sudo chmod 0666 /dev/userfaultfd"
+        assert found.status == NOTE and found.remedy == "sudo chmod 0666 /dev/userfaultfd"

@@ -132,8 +132,8 @@ def _run(recording: Any, argv: list[str], args: argparse.Namespace) -> int:
     if not recording.sees_faults:
         if not args.quiet:
             for entry in recording.missing[:1]:
-                lift = f"; {entry['lift']}" if entry["lift"] else ""
-                say(f"trace without {entry['what']}: {entry['why']}{lift}")
+                remedy = f"; {entry['lift']}" if entry["lift"] else ""
+                say(f"trace without {entry['what']}: {entry['why']}{remedy}")
         return launcher.run(_watching(args, "cache"), argv, recording, only_record=True)
     recording.began()
     status = spawn.run(

@@ -22,18 +22,19 @@ PROBE_TIMEOUT_SECONDS = 30.0
 
 @dataclass
 class Check:
-    """What was found, what follows from it for a run, and the one command that lifts it."""
+    """What was found, what follows from it for a run, and the one command that mends it."""
 
     name: str
     status: str
     found: str
     follows: str = ""
-    lift: str | None = None
+    remedy: str | None = None
     #: Figures for programs; a name ends in its unit.
     values: dict[str, Any] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """For JSON, where the remedy is called ``lift``."""
+        return {"lift" if k == "remedy" else k: value for k, value in asdict(self).items()}
 
 
 Probe = Callable[[], Check]
@@ -64,7 +65,7 @@ def run_isolated(name: str, probe: Probe, timeout_seconds: float = PROBE_TIMEOUT
             except Exception as error:
                 result = _failed(name, f"the probe failed: {type(error).__name__}: {error}")
                 result.values["traceback"] = traceback.format_exc(limit=4)
-            data = json.dumps(result.as_dict()).encode()
+            data = json.dumps(asdict(result)).encode()
             while data:
                 data = data[os.write(writer, data) :]
         finally:

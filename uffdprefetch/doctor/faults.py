@@ -17,8 +17,8 @@ from uffdprefetch.native import syscalls as sc
 
 DEVICE = "/dev/userfaultfd"
 SYSCTL = "/proc/sys/vm/unprivileged_userfaultfd"
-LIFT_UFFD = f"sudo chmod 0666 {DEVICE}"
-LIFT_SYSCTL = "sudo sysctl -w vm.unprivileged_userfaultfd=1"
+OPEN_DEVICE = f"sudo chmod 0666 {DEVICE}"
+ALLOW_UNPRIVILEGED = "sudo sysctl -w vm.unprivileged_userfaultfd=1"
 
 
 def _seccomp_is_on() -> bool:
@@ -68,7 +68,7 @@ def by_syscall() -> Check:
         name, NOTE, found,
         "the device is the other way in; user-mode-only is not used, since a write(2) from the"
         " mapping would fail with EFAULT",
-        LIFT_SYSCTL,
+        ALLOW_UNPRIVILEGED,
     )  # fmt: skip
 
 
@@ -82,9 +82,9 @@ def by_device() -> Check:
         if error.errno == errno.ENOENT:
             return Check(
                 name, NOTE, "not there (Linux < 6.1, or a container that hides it)",
-                "userfaultfd(2) is the other way in", LIFT_SYSCTL,
+                "userfaultfd(2) is the other way in", ALLOW_UNPRIVILEGED,
             )  # fmt: skip
-        return Check(name, NOTE, why(error), "userfaultfd(2) is the other way in", LIFT_UFFD)
+        return Check(name, NOTE, why(error), "userfaultfd(2) is the other way in", OPEN_DEVICE)
 
 
 def unprivileged_sysctl() -> Check:
@@ -94,8 +94,9 @@ def unprivileged_sysctl() -> Check:
     if value == "1":
         return Check(name, OK, "1", "userfaultfd(2) works for every user")
     return Check(
-        name, NOTE, value, "userfaultfd(2) wants CAP_SYS_PTRACE; the device does not", LIFT_SYSCTL
-    )
+        name, NOTE, value, "userfaultfd(2) wants CAP_SYS_PTRACE; the device does not",
+        ALLOW_UNPRIVILEGED,
+    )  # fmt: skip
 
 
 def _armed_page(uffd: int) -> tuple[int, bytes]:
@@ -125,7 +126,7 @@ def register_minor() -> Check:
     except OSError as error:
         return Check(
             name, LIMIT, f"no userfaultfd: {why(error)}",
-            "no checkpoints: progress comes from page tables (rung 2)", LIFT_UFFD,
+            "no checkpoints: progress comes from page tables (rung 2)", OPEN_DEVICE,
         )  # fmt: skip
     try:
         _armed_page(uffd)
@@ -144,7 +145,7 @@ def kernel_fault() -> Check:
         uffd, _ = open_uffd()
         address, content = _armed_page(uffd)
     except OSError as error:
-        return Check(name, LIMIT, f"not tried: {why(error)}", "rung 2 is used", LIFT_UFFD)
+        return Check(name, LIMIT, f"not tried: {why(error)}", "rung 2 is used", OPEN_DEVICE)
     events: list[int] = []
 
     def answer() -> None:
@@ -162,7 +163,7 @@ def kernel_fault() -> Check:
     except OSError as error:
         return Check(
             name, LIMIT, f"write(2) from a checkpoint gave {why(error)}",
-            "a job that writes or sends from its mapping would fail: rung 2 is used", LIFT_UFFD,
+            "a job that writes or sends from its mapping would fail: rung 2 is used", OPEN_DEVICE,
         )  # fmt: skip
     thread.join()
     if os.read(reader, sc.PAGE_BYTES) != content or events != [sc.UFFD_EVENT_PAGEFAULT]:

@@ -65,12 +65,12 @@ def _cgroup_directories() -> Iterator[tuple[Path, str]]:
     """(directory, name of the limit's file) for our memory cgroup and all above it, v2 and v1."""
     mounts: dict[str, str] = {}
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        left, _, right = line.partition(" - ")
-        kind, _, options = right.split(" ", 2)
+        place, _, mount = line.partition(" - ")
+        kind, _, options = mount.split(" ", 2)
         if kind == "cgroup2":
-            mounts["v2"] = left.split()[4]
+            mounts["v2"] = place.split()[4]
         elif kind == "cgroup" and "memory" in options.split(","):
-            mounts["v1"] = left.split()[4]
+            mounts["v1"] = place.split()[4]
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, inside = line.split(":", 2)
         version = "v2" if not controllers else "v1" if "memory" in controllers.split(",") else ""
@@ -158,9 +158,9 @@ def preload() -> Check:
     )
     if child.returncode == 0 and not child.stderr and os.path.realpath(path) in child.stdout:
         return Check(name, OK, f"{PRELOAD_MODULE} loads into a child", "jobs can be managed")
-    saw = child.stderr.strip().splitlines()[:1] or [f"status {child.returncode}, not in its maps"]
+    errors = child.stderr.strip().splitlines() or [f"status {child.returncode}, not in its maps"]
     return Check(
-        name, CANNOT, f"{path} does not load: {saw[0]}", "no job can be managed",
+        name, CANNOT, f"{path} does not load: {errors[0]}", "no job can be managed",
         f"LD_PRELOAD={path} ldd /bin/cat",
     )  # fmt: skip
 
@@ -187,10 +187,10 @@ def bpf() -> Check:
         bpf_compiler.load("int probe(void *ctx) { return 0; }", "probe")
     except bpf_compiler.NoBpf as error:
         follows = _LESS
-        if os.geteuid() != 0 and error.lift is None:
+        if os.geteuid() != 0 and error.remedy is None:
             follows += "; root has it, or who has CAP_BPF and CAP_PERFMON"
-        saw = error.why if error.lift else f"a small program does not load: {error.why}"
-        return Check(name, NOTE, saw, follows, error.lift)
+        found = error.why if error.remedy else f"a small program does not load: {error.why}"
+        return Check(name, NOTE, found, follows, error.remedy)
     return _tracepoint(name)
 
 
@@ -226,10 +226,10 @@ def _tracepoint(name: str) -> Check:
             mount = f"sudo mount -t tracefs nodev {place}"
             sc.unshare_mounts()  # look without changing the machine: this is a child process
             sc.mount_tracefs(place)
-        there = os.path.isdir(f"{place}/events/{event.replace(':', '/')}")
+        exists = os.path.isdir(f"{place}/events/{event.replace(':', '/')}")
     except OSError as error:
         return Check(name, NOTE, f"loads; tracefs cannot be read: {why(error)}", _LESS, mount)
-    if not there:
+    if not exists:
         return Check(name, NOTE, f"loads; no tracepoint {event} (about Linux 6.10)", _LESS)
     try:
         program = bpf_compiler.load(_PROGRAM.replace("OUR_PID", str(os.getpid())))

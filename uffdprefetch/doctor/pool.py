@@ -30,18 +30,18 @@ from uffdprefetch.warm import limits
 NAME = "pool"
 SHMEM_HUGE = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 NOEXEC = Path("/proc/sys/vm/memfd_noexec")
-#: What a thread that waits for us waits at most, before the probe says that it was not woken.
+#: For a thread that waits for us, before the probe says that it was not woken.
 ANSWER_SECONDS = 5.0
 _FEATURES = sc.UFFD_FEATURE_MISSING_SHMEM | sc.UFFD_FEATURE_MINOR_SHMEM
 _MODES = sc.UFFDIO_REGISTER_MODE_MISSING | sc.UFFDIO_REGISTER_MODE_MINOR
 
 
 class _Refused(Exception):
-    """(what was found, the command that lifts it or None)"""
+    """(what was found, the command that mends it or None)"""
 
-    def __init__(self, found: str, lift: str | None = None) -> None:
+    def __init__(self, found: str, remedy: str | None = None) -> None:
         super().__init__(found)
-        self.found, self.lift = found, lift
+        self.found, self.remedy = found, remedy
 
 
 def mechanism(wanted: bool = False) -> Check:
@@ -52,7 +52,7 @@ def mechanism(wanted: bool = False) -> Check:
         how = _open()
         _fill_punch_and_give_back(how[0])
     except _Refused as refused:
-        return Check(NAME, status, refused.found, cannot, refused.lift)
+        return Check(NAME, status, refused.found, cannot, refused.remedy)
     except OSError as error:
         return Check(NAME, status, f"{error.filename or 'ioctl'}: {why(error)}", cannot)
     return Check(
@@ -67,7 +67,7 @@ def _open() -> tuple[int, str]:
         uffd, how = faults.open_uffd()
     except OSError as error:
         raise _Refused(
-            f"no userfaultfd with kernel faults: {why(error)}", faults.LIFT_UFFD
+            f"no userfaultfd with kernel faults: {why(error)}", faults.OPEN_DEVICE
         ) from None
     api = bytearray(struct.pack("<QQQ", sc.UFFD_API, 0, 0))
     fcntl.ioctl(uffd, sc.UFFDIO_API, api)
@@ -81,11 +81,11 @@ def _memory(length: int) -> tuple[int, int]:
     try:
         memfd = os.memfd_create("doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     except OSError as error:
-        lift = None
+        remedy = None
         with contextlib.suppress(OSError):
             if NOEXEC.read_text().strip() == "2":
-                lift = "sudo sysctl -w vm.memfd_noexec=1"
-        raise _Refused(f"memfd_create: {why(error)}", lift) from None
+                remedy = "sudo sysctl -w vm.memfd_noexec=1"
+        raise _Refused(f"memfd_create: {why(error)}", remedy) from None
     os.ftruncate(memfd, length)
     fcntl.fcntl(memfd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
     try:
@@ -188,7 +188,7 @@ def memory(config: Config, size_bytes: int | None = None) -> Check:
         return Check(
             name, status,
             f"{format_size(allowed)} of --budget {format_size(budget)} ({binds.value})",
-            "the pool holds so much and no more: what does not fit is read again each epoch",
+            "the pool is no larger than that: what does not fit is read again each epoch",
             "ask the batch system for more memory (Slurm: --mem)", values,
         )  # fmt: skip
     return Check(
@@ -199,14 +199,14 @@ def memory(config: Config, size_bytes: int | None = None) -> Check:
 
 def huge_pages() -> Check:
     """shmem_enabled: whether a memfd comes in huge pages; tried with one."""
-    name, lift = "pool huge pages", f"echo advise | sudo tee {SHMEM_HUGE}"
+    name, remedy = "pool huge pages", f"echo advise | sudo tee {SHMEM_HUGE}"
     follows = "the pool uses pages of 4 KiB: more faults and more CPU, nothing else"
     try:
         chosen = SHMEM_HUGE.read_text().partition("[")[2].partition("]")[0]
     except OSError as error:
         return Check(name, NOTE, f"{SHMEM_HUGE}: {why(error)}", follows)
     if chosen not in ("always", "within_size", "advise", "force"):
-        return Check(name, NOTE, f"shmem_enabled is {chosen}", follows, lift)
+        return Check(name, NOTE, f"shmem_enabled is {chosen}", follows, remedy)
     length = 2 << 20
     memfd = os.memfd_create("doctor", os.MFD_CLOEXEC)
     os.ftruncate(memfd, 2 * length)
@@ -214,9 +214,9 @@ def huge_pages() -> Check:
         mapping.madvise(mmap.MADV_HUGEPAGE)
         for offset in range(0, 2 * length, length):
             mapping[offset] = 1
-        got = os.fstat(memfd).st_blocks * 512
+        huge_bytes = os.fstat(memfd).st_blocks * 512
     refused = _map_in_a_child(memfd, length)
-    if got < length:
+    if huge_bytes < length:
         return Check(
             name, NOTE, f"shmem_enabled is {chosen}, but a memfd got pages of 4 KiB",
             follows, "echo 1 | sudo tee /proc/sys/vm/compact_memory",

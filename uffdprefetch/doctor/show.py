@@ -27,8 +27,8 @@ def plain(report: Report, config: Sequence[tuple[str, str, str]] | None = None) 
         lines.append(f"{check.status:<8} {check.name}: {check.found}")
         if check.follows:
             lines.append(f"         -> {check.follows}")
-        if check.lift and check.status != "ok":
-            lines.append(f"         $ {check.lift}")
+        if check.remedy and check.status != "ok":
+            lines.append(f"         $ {check.remedy}")
     lines += [_verdict(report), ""]
     return "\n".join(lines)
 
@@ -52,8 +52,8 @@ def table(report: Report, config: Sequence[tuple[str, str, str]] | None = None) 
         column.overflow = "fold"  # a command that is cut off cannot be copied
     for check in report.checks:
         follows = Text(check.follows)
-        if check.lift and check.status != "ok":
-            follows.append(f"\n$ {check.lift}", style="bold")
+        if check.remedy and check.status != "ok":
+            follows.append(f"\n$ {check.remedy}", style="bold")
         findings.add_row(
             Text(check.name),
             Text(check.status, style=_STYLES.get(check.status, "")),

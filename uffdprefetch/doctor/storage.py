@@ -218,16 +218,16 @@ def _warm_extent(name: str, path: str, eye: Residency, offset: int, length: int)
     # As the warmers do on Lustre: no speculation of the kernel's, whole requests of our own.
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
     start = time.monotonic()
-    got = len(os.pread(fd, length, offset))
+    read_bytes = len(os.pread(fd, length, offset))
     seconds = time.monotonic() - start
     by_pread = eye.pages(offset, length)
     values["pread_pages"], values["pread_seconds"] = by_pread, seconds
-    if got == length and by_pread >= wanted and choice.call == PREAD:
+    if read_bytes == length and by_pread >= wanted and choice.call == PREAD:
         return Check(
             name, OK, f"pread, FADV_RANDOM filled {where} in {format_duration(seconds)}",
             f"pread is used here, {share}", values=values,
         )  # fmt: skip
-    if got == length and by_pread >= wanted:
+    if read_bytes == length and by_pread >= wanted:
         how = "in several calls" if by_readahead else "never: pread is used"
         return Check(
             name, OK, f"{share}, pread the rest of {where} in {format_duration(seconds)}",

@@ -34,4 +34,4 @@ def _why_no_pool(config: Config, environ: Mapping[str, str]) -> str | None:
     found = run_isolated(pool.NAME, pool.mechanism, PROBE_SECONDS)
     if found.status == OK:
         return None
-    return found.found + (f" ({found.lift})" if found.lift else "")
+    return found.found + (f" ({found.remedy})" if found.remedy else "")

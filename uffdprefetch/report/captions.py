@@ -14,7 +14,8 @@ from uffdprefetch.base.units import format_duration, format_size
 from uffdprefetch.trace.analyse.marks import LAYER_OF
 from uffdprefetch.trace.file.sensors import BY_BPF, Sensor, is_of
 
-Lack = dict[str, Any]  # sensors, what, why, lift
+#: A sensor that is missing, as trace/file/sensors.entry() makes it; ``lift`` is the remedy.
+Lack = dict[str, Any]
 
 #: What a mark of the access map is, for a legend or a tooltip.
 KIND_TEXTS = {
@@ -79,38 +80,38 @@ _SENSORS = (
 
 def lacks_of_trace(report: dict[str, Any]) -> list[Lack]:
     """All that the trace does not have, for the top of a report."""
-    told = report.get("trace") or {}
-    return _missing(told) + _gaps(told)
+    about = report.get("trace") or {}
+    return _missing(about) + _gaps(about)
 
 
-def _missing(told: dict[str, Any]) -> list[Lack]:
+def _missing(about: dict[str, Any]) -> list[Lack]:
     """The sensors that were not there, each once: several nodes may lack the same."""
     found: list[Lack] = []
-    for entry in told.get("missing") or []:
+    for entry in about.get("missing") or []:
         lack = {name: entry.get(name) for name in ("sensors", "what", "why", "lift")}
         lack["what"] = lack["what"] or "?"
         if lack not in found:
             found.append(lack)
     # A trace without BPF lacks what only BPF sees, whether or not its recorder says so.
-    if not found and told.get("source") == "service":
+    if not found and about.get("source") == "service":
         found.append(dict(_WITHOUT_BPF))
     return found
 
 
-def _gaps(told: dict[str, Any]) -> list[Lack]:
+def _gaps(about: dict[str, Any]) -> list[Lack]:
     """What concerns every picture: events that are not there although their sensor was."""
     found: list[Lack] = []
-    if told.get("lost_events"):
+    if about.get("lost_events"):
         found.append(
             {
-                "what": f"{told['lost_events']} events",
+                "what": f"{about['lost_events']} events",
                 "why": "they came faster than they could be taken from the kernel's buffer; every"
                 " count is that much too low",
                 "lift": None,
             }
         )
-    if told.get("raw_until_seconds") is not None:
-        at = format_duration(told["raw_until_seconds"])
+    if about.get("raw_until_seconds") is not None:
+        at = format_duration(about["raw_until_seconds"])
         found.append(
             {
                 "what": f"single events after {at}",
@@ -119,16 +120,16 @@ def _gaps(told: dict[str, Any]) -> list[Lack]:
                 "lift": "uffdprefetch trace --max-events N",
             }
         )
-    if told.get("truncated"):
-        found.append({"what": "the end of the trace", "why": told["truncated"], "lift": None})
+    if about.get("truncated"):
+        found.append({"what": "the end of the trace", "why": about["truncated"], "lift": None})
     return found
 
 
 def lacks_of(picture: str, report: dict[str, Any]) -> list[Lack]:
     """What of lacks_of_trace() concerns this picture."""
-    told = report.get("trace") or {}
-    found = [lack for lack in _missing(told) if is_of(lack, _CONCERNS[picture])]
-    return found + (_gaps(told) if picture != "iterations" else [])
+    about = report.get("trace") or {}
+    found = [lack for lack in _missing(about) if is_of(lack, _CONCERNS[picture])]
+    return found + (_gaps(about) if picture != "iterations" else [])
 
 
 def captions(report: dict[str, Any], pictures: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -224,10 +225,10 @@ def map_captions(report: dict[str, Any], pictures: dict[str, Any]) -> dict[int, 
     found = {}
     for file in pictures["files"]:
         kinds = {s.kind for s in pictures["streams"] if s.file == file["id"]}
-        told = file_of(report, file["id"])
+        entry = file_of(report, file["id"])
         first = f"{format_size(file['size_bytes'])}"
-        if told.get("file_system"):
-            first += f" on {told['file_system']}"
+        if entry.get("file_system"):
+            first += f" on {entry['file_system']}"
         patterns = _patterns(report, file["id"])
         text = f"{first}{'; ' + patterns if patterns else ''}. {map_text(kinds)}"
         found[file["id"]] = {"text": text}

@@ -85,9 +85,9 @@ def _report_for_page(report: dict[str, Any]) -> dict[str, Any]:
 
 def _record_bytes(report: dict[str, Any], file_id: int) -> float | None:
     """The mean size of a file's records, where the report knows of records."""
-    told = captions.file_of(report, file_id)
-    index = told.get("lmdb") or told.get("records") or {}
-    records, size = index.get("records"), told.get("size_bytes")
+    entry = captions.file_of(report, file_id)
+    index = entry.get("lmdb") or entry.get("records") or {}
+    records, size = index.get("records"), entry.get("size_bytes")
     return size / records if records and size else None
 
 
@@ -161,8 +161,8 @@ def render(trace: Trace, report: dict[str, Any]) -> str:
     cells = ""
     if drawn["grid"] is not None:
         cells = f'<script type="text/plain" id="cells">{pack.cells(drawn["grid"])}</script>'
-    told = report.get("trace") or {}
-    command = " ".join(map(str, told.get("command") or [])) or told.get("path") or ""
+    about = report.get("trace") or {}
+    command = " ".join(map(str, about.get("command") or [])) or about.get("path") or ""
     parts = {
         "POLICY": (
             f"default-src 'none'; script-src '{_hash_of(script)}'; style-src '{_hash_of(style)}';"

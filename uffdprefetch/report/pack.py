@@ -20,8 +20,8 @@ from uffdprefetch.base.arrays import Array
 from uffdprefetch.trace.analyse.density import Grid
 from uffdprefetch.trace.analyse.marks import KINDS, MarkStream
 
-#: Modes of a column. FRAME: base + x. RISING: the sum of base and all x so far. JUMPING: the same
-#: with zigzag differences. LOGARITHM: 1000 * (2^(x / 16) - 1). REMAINDER, of `before` only:
+#: Modes of a column. FRAME: base + x. RISING: base + the running sum of x. JUMPING: the same with
+#: zigzag differences. LOGARITHM: 1000 * (2^(x / 16) - 1). REMAINDER, of `before` only:
 #: (base + offset) mod length, and no planes: the kernel's fault-around begins at multiples of its
 #: size. SIGNED: base + zigzag x. All times `scale`.
 FRAME, RISING, JUMPING, LOGARITHM, REMAINDER, SIGNED = range(6)
@@ -208,7 +208,7 @@ def windows(streams: list[MarkStream], span_ns: int, bytes_max: int = BYTES_MAX)
 
 
 def _cuts(streams: list[MarkStream], n: int, total: int) -> Array:
-    """Where windows begin, and the end of the last: about as many marks in each."""
+    """Where windows begin, and the end of the last: all of about the same number of marks."""
     stride = max(1, total // 400_000)
     times = np.sort(np.concatenate([s.start_ns[::stride] for s in streams]))
     inner = times[[len(times) * i // n for i in range(1, n)]]
@@ -216,16 +216,16 @@ def _cuts(streams: list[MarkStream], n: int, total: int) -> Array:
     return np.unique(np.concatenate([[0], inner, [last]]).astype(np.int64))
 
 
-def _that_fit(pack: Any, have: dict[int, str], n: int, bytes_max: int) -> dict[int, str]:
-    """All windows, or as many, evenly spread, as fit into ``bytes_max``."""
-    mean = sum(map(len, have.values())) / len(have)
+def _that_fit(pack: Any, texts: dict[int, str], n: int, bytes_max: int) -> dict[int, str]:
+    """All windows if they fit into ``bytes_max``, else evenly spaced ones that do."""
+    mean = sum(map(len, texts.values())) / len(texts)
     keep = min(n, max(1, int(bytes_max / max(mean, 1))))
     while True:
         wanted = [i for i in range(n) if i == 0 or i * keep // n != (i - 1) * keep // n]
-        have |= pack([i for i in wanted if i not in have])
-        used = sum(len(have[i]) for i in wanted)
+        texts |= pack([i for i in wanted if i not in texts])
+        used = sum(len(texts[i]) for i in wanted)
         if used <= bytes_max or len(wanted) == 1:
-            return {i: have[i] for i in wanted}
+            return {i: texts[i] for i in wanted}
         keep = max(1, int(keep * bytes_max / used * 0.98))
 
 

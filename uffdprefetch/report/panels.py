@@ -19,11 +19,12 @@ SHAPES = ("o", "^", "s", "D")
 #: By kind: colour and marker; colour of a band.
 MISSES = {"late": ("#b8693f", "+"), "major": ("#d53e00", "x"), "missed": ("#d53e00", "x")}
 BANDS = {"kernel": "#9aa3ad", "other": "#d3d8de", "warm": "#4d9fd6"}
-#: Marks of a rank on a map: one for each of so many places.
+#: Places of a map, in time and offset, at which a rank has one mark at most: more would lie on one
+#: another in print.
 COLUMNS, ROWS = 900, 420
 BANDS_MAX = 4000
 MIXED_LAYERS = 24
-#: Accesses of a rank in the enlarged part.
+#: Accesses of each rank that the enlarged part of a map shows.
 DETAIL_ACCESSES = 12
 _RAMP = ("#fdf6ea", "#f6cf96", "#e08a3c", "#a83c17", "#45100a")
 
@@ -305,7 +306,7 @@ def iterations(ax: Any, mpl: Any, drawn: dict[str, Any]) -> None:
 
 
 def instead(ax: Any, text: str, columns: int = 80) -> None:
-    """What stands where a picture would be, in lines of so many columns."""
+    """What stands where a picture would be, wrapped at ``columns`` characters."""
     ax.set_xticks([])
     ax.set_yticks([])
     ax.text(0.5, 0.5, "\n".join(textwrap.wrap(plain(text), columns)), ha="center", va="center",

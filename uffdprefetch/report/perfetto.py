@@ -237,14 +237,14 @@ def events(trace: Trace, report: dict[str, Any]) -> tuple[list[Event], dict[str,
     timed = [*export.slices(), *export.instants(), *export.pairs(), *export.counters()]
     # Of slices that begin together the one around the other comes first.
     timed.sort(key=lambda event: (event["ts"], -event.get("dur", 0.0)))
-    told = report.get("trace") or {}
+    recording = report.get("trace") or {}
     about = {
         "made_by": "uffdprefetch trace",
-        "command": " ".join(map(str, told.get("command") or [])),
-        "host": told.get("host") or "",
-        "started_utc": told.get("started_utc") or "",
-        "missing": [f"{m.get('what')}: {m.get('why')}" for m in told.get("missing") or []],
-        "lost_events": told.get("lost_events") or 0,
+        "command": " ".join(map(str, recording.get("command") or [])),
+        "host": recording.get("host") or "",
+        "started_utc": recording.get("started_utc") or "",
+        "missing": [f"{m.get('what')}: {m.get('why')}" for m in recording.get("missing") or []],
+        "lost_events": recording.get("lost_events") or 0,
         "left_out": export.dropped,
     }
     return [*export.names(), *timed], about

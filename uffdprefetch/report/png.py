@@ -95,10 +95,10 @@ def _legend_rows(entries: list[Any]) -> int:
 
 
 def _caption(report: dict[str, Any], drawn: dict[str, Any], letters: dict[str, str]) -> str:
-    told = captions.captions(report, drawn)
+    texts = captions.captions(report, drawn)
     parts = []
     for name, letter in letters.items():
-        text = told["map" if name == "detail" else name]["text"]
+        text = texts["map" if name == "detail" else name]["text"]
         if name == "detail":
             text = "The framed part of the map, access by access."
         parts.append(f"({letter}) {text}")
@@ -113,9 +113,9 @@ def _caption(report: dict[str, Any], drawn: dict[str, Any], letters: dict[str, s
 
 
 def _title(report: dict[str, Any]) -> str:
-    told = report.get("trace") or {}
-    command = captions.short_command(told.get("command") or [], 92)
-    return panels.plain(command or told.get("path") or "trace")
+    about = report.get("trace") or {}
+    command = captions.short_command(about.get("command") or [], 92)
+    return panels.plain(command or about.get("path") or "trace")
 
 
 def _frame(ax: Any, mpl: Any, part: tuple[float, float, float, float]) -> None:
@@ -152,7 +152,7 @@ def draw(trace: Trace, report: dict[str, Any], mpl: Any) -> Any:
     )  # fmt: skip
     fig.suptitle(_title(report), x=0.012, ha="left", y=1 - 0.1 / total, va="top", fontsize=9.5,
                  fontweight="bold")  # fmt: skip
-    told = captions.captions(report, drawn)
+    texts = captions.captions(report, drawn)
     for row, file in enumerate(files):
         left, right = fig.add_subplot(grid[row, 0]), fig.add_subplot(grid[row, 1])
         panels.access_map(left, mpl, drawn, file)
@@ -168,8 +168,8 @@ def draw(trace: Trace, report: dict[str, Any], mpl: Any) -> Any:
     if not files:
         ax = fig.add_subplot(grid[0, :])
         ax.set_title(f"({letters['map']}) access map", loc="left")
-        panels.instead(ax, told["map"]["empty"])
-    _lower(fig, mpl, grid, drawn, told, letters)
+        panels.instead(ax, texts["map"]["empty"])
+    _lower(fig, mpl, grid, drawn, texts, letters)
     _legend(fig, entries, 1 - 0.36 / total)
     fig.text(0.012, 0.07 / total, "\n".join(caption), fontsize=6.8, va="bottom", color="#3f4a55",
              linespacing=1.25)  # fmt: skip
@@ -177,14 +177,14 @@ def draw(trace: Trace, report: dict[str, Any], mpl: Any) -> Any:
 
 
 def _lower(
-    fig: Any, mpl: Any, grid: Any, drawn: dict[str, Any], told: dict[str, dict[str, Any]],
+    fig: Any, mpl: Any, grid: Any, drawn: dict[str, Any], texts: dict[str, dict[str, Any]],
     letters: dict[str, str],
 ) -> None:  # fmt: skip
     """Below the maps: stall under the map's time axis, iterations beside it."""
     left, right = fig.add_subplot(grid[-1, 0]), fig.add_subplot(grid[-1, 1])
     left.set_title(f"({letters['stall']}) stall by rank [% of the time]", loc="left")
     if drawn["series"]["stall_share"] is None or not drawn["ranks"]:
-        panels.instead(left, told["stall"]["empty"])
+        panels.instead(left, texts["stall"]["empty"])
     else:
         image = panels.stall(left, mpl, drawn)
         bar = fig.colorbar(image, cax=left.inset_axes([1.015, 0, 0.018, 1]))
@@ -193,7 +193,7 @@ def _lower(
     if drawn["iterations"]:
         panels.iterations(right, mpl, drawn)
     else:
-        panels.instead(right, told["iterations"]["empty"], 26)
+        panels.instead(right, texts["iterations"]["empty"], 26)
 
 
 def write(trace: Trace, report: dict[str, Any], path: str) -> None:

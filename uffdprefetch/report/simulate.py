@@ -222,9 +222,8 @@ def table(document: dict[str, Any]) -> None:
         style = "dim" if row["seconds"] is None else None
         shown.add_row(*map(Text, _cells(row, heads)), style=style)
     console.print(shown)
-    gone = [head for head in every if head not in heads]
-    if gone:
-        said = f"{', '.join(gone)}: in a wider terminal, or by --json"
-        console.print(Text(said, style="dim"))
+    hidden = [head for head in every if head not in heads]
+    if hidden:
+        console.print(Text(f"{', '.join(hidden)}: in a wider terminal, or by --json", style="dim"))
     for note in _notes(document):
         console.print(Text(note, style="dim"))

@@ -43,13 +43,13 @@ def refuse_what_cannot_be_drawn(path: str) -> None:
     """
     if not path.lower().endswith(".png"):
         raise usage_error(f"--png {path}: a picture's name ends in .png")
-    there = os.path.exists(path)
-    if there and not os.path.isfile(path):
+    existed = os.path.exists(path)
+    if existed and not os.path.isfile(path):
         raise usage_error(f"--png {path}: is no file: give another name")
     try:
         with open(path, "ab"):
             pass
-        if not there:
+        if not existed:
             os.unlink(os.path.realpath(path))
     except OSError as error:
         raise usage_error(f"--png: cannot write {path}: {error.strerror}") from None

@@ -17,9 +17,9 @@ _WORTH_SAYING_BYTES = 16 << 20
 
 def lines(summary: Mapping[str, Any], path: str | None = None) -> list[str]:
     """All that is said at the end: three_lines(), with the others before the last of them."""
-    how, came, following = three_lines(summary, path)
+    run, outcome, following = three_lines(summary, path)
     more = [line for line in (pool_line(summary), order_line(summary)) if line]
-    return [how, came, *more, following]
+    return [run, outcome, *more, following]
 
 
 def three_lines(summary: Mapping[str, Any], path: str | None = None) -> list[str]:

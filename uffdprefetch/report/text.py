@@ -115,24 +115,24 @@ def _page_bytes(report: dict[str, Any]) -> int:
 
 
 def _head(report: dict[str, Any]) -> list[str]:
-    told = report.get("trace") or {}
-    command = " ".join(map(str, told.get("command") or []))
+    about = report.get("trace") or {}
+    command = " ".join(map(str, about.get("command") or []))
     ranks = [entry["rank"] for entry in report.get("ranks") or []]
-    parts = [_plural(len(ranks), "rank"), f"{_time(told.get('seconds'))}"]
-    if told.get("host"):
-        parts.append(f"on {told['host']}")
-    if told.get("started_utc"):
-        parts.append(f"from {told['started_utc']}")
-    parts.append(f"seen by {_SOURCES.get(told.get('source') or '', told.get('source') or 'n/a')}")
-    lost = told.get("lost_events")
+    parts = [_plural(len(ranks), "rank"), f"{_time(about.get('seconds'))}"]
+    if about.get("host"):
+        parts.append(f"on {about['host']}")
+    if about.get("started_utc"):
+        parts.append(f"from {about['started_utc']}")
+    parts.append(f"seen by {_SOURCES.get(about.get('source') or '', about.get('source') or 'n/a')}")
+    lost = about.get("lost_events")
     parts.append(
-        f"{_plural(told.get('events') or 0, 'event')}, "
+        f"{_plural(about.get('events') or 0, 'event')}, "
         + ("none lost" if lost == 0 else f"{_count(lost)} lost")
     )
-    cost = told.get("recorder_cpu_seconds")
+    cost = about.get("recorder_cpu_seconds")
     if cost is not None:
         parts.append(f"recording took {_time(cost)} of CPU")
-    return [f"trace of: {command or told.get('path') or 'n/a'}", "; ".join(parts)]
+    return [f"trace of: {command or about.get('path') or 'n/a'}", "; ".join(parts)]
 
 
 def _missing(report: dict[str, Any]) -> list[str]:
@@ -225,7 +225,7 @@ def _table(first: str, rows: Sequence[tuple[str, dict[str, Any]]], width: int) -
         return []
     columns = list(zip(*table, strict=True))
 
-    def over() -> int:
+    def excess() -> int:
         return sum(wide) + 2 * len(wide) - width
 
     wide = [max(map(len, column)) for column in columns]
@@ -233,12 +233,12 @@ def _table(first: str, rows: Sequence[tuple[str, dict[str, Any]]], width: int) -
     # names to 10.
     for step in (20, "of run", "fits", 10):
         if isinstance(step, str):
-            if over() > 0:
+            if excess() > 0:
                 at = [column[0] for column in columns].index(step)
                 del columns[at], wide[at]
             continue
         for i in (0, 1):
-            wide[i] -= max(0, min(over(), wide[i] - step))
+            wide[i] -= max(0, min(excess(), wide[i] - step))
 
     def line(row: Sequence[str]) -> str:
         fit = [(c if len(c) <= w else c[: w - 1] + "…") for c, w in zip(row, wide, strict=True)]

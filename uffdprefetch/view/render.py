@@ -68,7 +68,7 @@ def _labelled(label: str, content: Text) -> Text:
 
 
 def storage_line(snapshot: Snapshot, width: int) -> Text:
-    """What storage gives, as far as it was measured."""
+    """What storage gives, where it was measured."""
     node = snapshot.node
     parts = ["bandwidth n/a (nothing large was read yet)"]
     if node.bandwidth_bytes_per_second is not None:

@@ -277,8 +277,8 @@ def collect(trace: Trace) -> list[MarkStream]:
     demand = _demand(trace, ranks, start_ns, page_bytes)
     evict = _Raw.of("evict", of_kind(trace.events, Kind.EVICT), ranks, start_ns)
     punch = _Raw.of("punch", of_kind(trace.events, Kind.PUNCH), ranks, start_ns)
-    for left in (evict, punch):
-        left.rank = np.full(len(left.file), NOBODY)
+    for removal in (evict, punch):
+        removal.rank = np.full(len(removal.file), NOBODY)
     raw = [
         *demand,
         *_misses(trace, ranks, start_ns, page_bytes),

@@ -34,15 +34,15 @@ BY_BPF = frozenset(Sensor)
 
 
 def entry(
-    sensors: Iterable[Sensor], why: str, lift: str | None = None, what: str | None = None
+    sensors: Iterable[Sensor], why: str, remedy: str | None = None, what: str | None = None
 ) -> dict[str, Any]:
-    """That sensors are missing; ``what``: in other words than theirs."""
+    """That sensors are missing; ``remedy``: a command; ``what``: in other words than theirs."""
     named = list(sensors)
     return {
         "sensors": [sensor.name for sensor in named],
         "what": what or ", ".join(sensor.value for sensor in named),
         "why": why,
-        "lift": lift,
+        "lift": remedy,
     }
 
 

@@ -14,33 +14,33 @@ from uffdprefetch.trace.record import kernel_headers
 
 
 class NoBpf(Exception):
-    """A BPF program cannot be had here: why, and ``lift``, a command that mends it, or None."""
+    """A BPF program cannot be had here: why, and ``remedy``, a command that mends it, or None."""
 
-    def __init__(self, why: str, lift: str | None = None) -> None:
+    def __init__(self, why: str, remedy: str | None = None) -> None:
         super().__init__(why)
         self.why = why
-        self.lift = lift
+        self.remedy = remedy
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[list[str]]:
-    """Send descriptors 1 and 2 to a file while the context is open; what came is in the list
-    after it."""
-    said: list[str] = []
+    """Send descriptors 1 and 2 to a file while the context is open; the list has its lines
+    afterwards."""
+    output: list[str] = []
     with tempfile.TemporaryFile() as sink:
         sys.stdout.flush()
         saved = os.dup(1), os.dup(2)
         os.dup2(sink.fileno(), 1)
         os.dup2(sink.fileno(), 2)
         try:
-            yield said
+            yield output
         finally:
             for number, descriptor in enumerate(saved, 1):
                 os.dup2(descriptor, number)
                 os.close(descriptor)
             sink.seek(0)
             text = sink.read().decode(errors="replace")
-            said += [line.strip() for line in text.splitlines() if line.strip()]
+            output += [line.strip() for line in text.splitlines() if line.strip()]
 
 
 def import_bcc() -> Any:
@@ -65,14 +65,14 @@ def load(text: str, function: str | None = None) -> Any:
             raise NoBpf(
                 "no kernel headers for the compiler", "sudo apt-get install linux-headers-amd64"
             )
-        said: list[str] = []
+        output: list[str] = []
         try:
-            with quiet() as said:
+            with quiet() as output:
                 program = bpf_class(text=text)
                 if function is not None:
                     program.load_func(function, bpf_class.TRACEPOINT)
         except Exception as error:  # bcc raises bare Exceptions
-            told = [line for line in said if "error" in line.lower() or "not permitted" in line]
+            errors = [line for line in output if "error" in line.lower() or "not permitted" in line]
             first = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise NoBpf(f"{first}; {told[0]}"[:200] if told else first[:200]) from None
+            raise NoBpf(f"{first}; {errors[0]}"[:200] if errors else first[:200]) from None
     return program

@@ -31,8 +31,9 @@ PAGE_BYTES = 4096
 #: Numbers of files that we named first: from here downwards (BPF's own grow from 1).
 OUR_NUMBERS = 65_000
 NUMBERS = 1 << 16
+#: For how long the name of a file is looked for in the processes that touch it.
 UNNAMED_NS = 2_000_000_000
-#: Opened descriptors whose files are remembered: whoever maps one, does it soon.
+#: Descriptors whose opens are remembered, and opens of each, until a mapping names the descriptor.
 DESCRIPTORS_MAX, OPENS_MAX = 65536, 64
 
 
@@ -126,7 +127,7 @@ class FileRegistry:
         assert self._witness is not None
         file = describe_file(new.number, path, new.device, new.inode)
         # whatever a program opens has a name by now; the rest is anonymous memory, pipes, the like
-        nameless = not path and "CALLS" in self._witness.have
+        nameless = not path and "CALLS" in self._witness.features
         if nameless or not self._paths.wanted(path, code, file.size_bytes):
             self._unwanted[new.number] = True
             self._witness.ignore(new.inode, new.device)
@@ -163,22 +164,22 @@ class FileRegistry:
         What is found goes to ``parts``; returns the events without the mappings, which the kernel
         tells by descriptor.
         """
-        told = events[np.isin(events["kind"], (Kind.BORN, Kind.EXEC))]
-        if len(told):
+        begun = events[np.isin(events["kind"], (Kind.BORN, Kind.EXEC))]
+        if len(begun):
             self.births_ns = time.monotonic_ns()
-        for event in told:
+        for event in begun:
             if event["kind"] == Kind.BORN:
-                self.processes.look(int(event["value"]), int(event["aux"]))
+                self.processes.identify(int(event["value"]), int(event["aux"]))
             else:
-                self.processes.look(int(event["pid"]))
+                self.processes.identify(int(event["pid"]))
         maps = events["kind"] == Kind.MAP
         for event in events[maps]:
-            parts.append(self._map_told(event))
-        for pid in {int(e["value"]) for e in told if e["kind"] == Kind.BORN}:
+            parts.append(self._mapping_made(event))
+        for pid in {int(e["value"]) for e in begun if e["kind"] == Kind.BORN}:
             parts += [self._map(pid, file) for file in self._files.values()]
         return events[~maps]
 
-    def _map_told(self, event: np.void) -> Array:
+    def _mapping_made(self, event: np.void) -> Array:
         """A mapping as mmap(2) made it: of which file, the open of its descriptor tells."""
         pid, fd = int(event["pid"]), int(event["aux"])
         opens = self._descriptors.get((pid, fd))
@@ -260,7 +261,7 @@ class FileRegistry:
         """Record a process that runs already: itself, its mappings, its children; MAP events."""
         parts: list[Array] = []
         for one in descendants(pid):
-            self.processes.look(one)
+            self.processes.identify(one)
             if self._witness is not None:
                 self._witness.follow(one)
             try:

@@ -138,7 +138,7 @@ def _possible_cpus() -> int:
 
 def available() -> tuple[set[str], list[dict[str, Any]]]:
     """(names of FEATURES that this kernel has, what is missing and why)."""
-    have: set[str] = set()
+    present: set[str] = set()
     missing: dict[Sensor, dict[str, Any]] = {}
     for name, (points, sensor, since) in FEATURES.items():
         absent = [p for p in points if not os.path.exists(f"{TRACEFS}/events/{p}/format")]
@@ -146,8 +146,8 @@ def available() -> tuple[set[str], list[dict[str, Any]]]:
             why = f"no tracepoint {absent[0].replace('/', ':')} ({since})"
             missing.setdefault(sensor, entry([sensor], why))
         else:
-            have.add(name)
-    return have, list(missing.values())
+            present.add(name)
+    return present, list(missing.values())
 
 
 def _check_rights() -> None:
@@ -179,7 +179,7 @@ def _mount_tracefs() -> None:
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Not preempted while a map is written: for as long as that takes, no BPF program runs on this
+    """Not preempted while a map is written: meanwhile no BPF program runs on this
     CPU (kernel/bpf/syscall.c, bpf_disable_instrumentation), and what it would have told is lost
     without being counted."""
     try:
@@ -193,14 +193,14 @@ def _undisturbed() -> Iterator[None]:
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
-def program_text(have: set[str], cpus: int, around_pages: int) -> str:
+def program_text(features: set[str], cpus: int, around_pages: int) -> str:
     """The C text for bcc, all of bpf/ with what the kernel has. Raises OSError."""
     defines = {
         "RING_PAGES": RING_PAGES,
         "OPENS_PAGES": OPENS_PAGES,
         "AROUND_PAGES": around_pages,
         "CPUS": cpus,
-        **{f"HAVE_{name}": 1 for name in sorted(have)},
+        **{f"HAVE_{name}": 1 for name in sorted(features)},
     }
     lines = [f"#define {name} {value}\n" for name, value in defines.items()]
     return "".join(lines) + "".join((PROGRAMS / name).read_text() for name in SOURCES)
@@ -219,12 +219,11 @@ class KernelTracer:
         if os.stat("/proc/self/ns/pid").st_ino != INIT_PID_NAMESPACE:
             raise NoBpf("in a PID namespace (a container) BPF sees other process numbers than we")
         _mount_tracefs()
-        have, self.missing = available()
-        if not have:
+        self.features, self.missing = available()
+        if not self.features:
             raise NoBpf(f"none of the tracepoints is there (uid {os.geteuid()})")
-        self.have = have
         try:
-            text = program_text(have, _possible_cpus(), _fault_around_pages())
+            text = program_text(self.features, _possible_cpus(), _fault_around_pages())
         except OSError as error:
             raise NoBpf(f"the BPF programs are not installed: {error}") from None
         self._bpf = bpf_compiler.load(text)
@@ -239,7 +238,7 @@ class KernelTracer:
     @property
     def sees_faults(self) -> bool:
         """Whether demand faults are told; else only a service of ours sees progress."""
-        return ESSENTIAL in self.have
+        return ESSENTIAL in self.features
 
     def follow(self, pid: int, how: int = RECORDED) -> None:
         """Record a process (RECORDED), or only what it starts (CHILDREN_ONLY)."""
@@ -303,21 +302,21 @@ class KernelTracer:
         for name in list(self._bpf.tracepoint_fds):
             self._bpf.detach_tracepoint(name)
         last = []
-        if self.have & {"FILL", "EVICT"}:
+        if self.features & {"FILL", "EVICT"}:
             for key, run in self._bpf["runs"].items():
                 took = run.last_ns - run.first_ns
                 last.append(
                     (run.first_ns, run.start, run.end - run.start, took,
                      run.pid, key.tid, run.kind, run.file, run.folios)
                 )  # fmt: skip
-        if "EXCEPTIONS" in self.have:
-            for key, taken in self._bpf["exceptions"].items():
-                if taken.silent:
+        if "EXCEPTIONS" in self.features:
+            for key, fault in self._bpf["exceptions"].items():
+                if fault.silent:
                     last.append(
-                        (taken.time_ns, 0, uffd.PAGE_BYTES, taken.address, taken.pid, key.value,
-                         SILENT, 0, taken.kernel)
+                        (fault.time_ns, 0, uffd.PAGE_BYTES, fault.address, fault.pid, key.value,
+                         SILENT, 0, fault.kernel)
                     )  # fmt: skip
-        if "FAULT" in self.have:
+        if "FAULT" in self.features:
             for key, fault in self._bpf["in_faults"].items():
                 if fault.open and fault.missed_ns and not fault.major:
                     took = fault.missed_ns - fault.time_ns

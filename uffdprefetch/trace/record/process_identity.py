@@ -22,7 +22,7 @@ from uffdprefetch.base.identity import identify
 from uffdprefetch.state.file_systems import mount_of, read_ahead_bytes
 from uffdprefetch.trace.file.trace_file import File, Process
 
-#: Not record files, however large: programs, libraries, what an interpreter reads to start.
+#: Paths of no record files: programs, libraries, what an interpreter reads to start.
 _SYSTEM = re.compile(r"^/(usr|lib|lib64|bin|sbin|proc|sys|dev|etc|run/systemd)/")
 _CODE = re.compile(r"(\.so(\.[0-9.]+)?|\.pyc?|\.pyd|\.h|\.mo|locale-archive|/ld\.so\.cache)$")
 #: An LMDB lock file counts whatever its size: who shares it is a finding.
@@ -170,12 +170,12 @@ def lustre_stripe(path: str) -> tuple[int | None, int | None]:
     import subprocess
 
     try:
-        said = subprocess.run(
+        command = subprocess.run(
             ["lfs", "getstripe", "-S", "-c", path], capture_output=True, text=True, timeout=5
         )
     except (OSError, subprocess.TimeoutExpired):
         return None, None
-    return parse_getstripe(said.stdout)
+    return parse_getstripe(command.stdout)
 
 
 def parse_getstripe(text: str) -> tuple[int | None, int | None]:
@@ -192,7 +192,7 @@ class Processes:
         self.known: dict[int, Process] = {}
         self._changed: set[int] = set()
 
-    def look(self, pid: int, parent: int = 0) -> Process | None:
+    def identify(self, pid: int, parent: int = 0) -> Process | None:
         """Read (again) who a process is; None for the number of a thread."""
         base = Path(f"/proc/{pid}")
         known = self.known.get(pid)

@@ -30,12 +30,14 @@ from uffdprefetch.trace.record.bpf_compiler import NoBpf
 from uffdprefetch.trace.record.kernel_tracer import CHILDREN_ONLY, KernelTracer
 from uffdprefetch.trace.record.recorder import Recorder
 
-#: Rings are emptied this often; twice as seldom when little comes.
+#: Period at which the rings are emptied (kernel_tracer.RING_PAGES: two seconds of events); twice
+#: that while few come.
 TURN_SECONDS = 0.02
+#: After a process's birth a quarter of it: what it is must be read while it is there.
 YOUNG_NS = 500_000_000
 MESSAGE_MAX_BYTES = 1 << 20
 MESSAGES_AT_ONCE = 256
-#: After the starter's last word, for a service that has not said that it is finished.
+#: Time after the starter's last message for a service that has not said that it is finished.
 PATIENCE_SECONDS = 3.0
 WITHOUT_BPF = "the kernel's own events (faults, page-cache fills, readahead, system calls)"
 WITHOUT_STALL = "stall times of single faults (under userfaultfd the kernel's counters are silent)"
@@ -122,7 +124,7 @@ def _connect(path: str) -> socket.socket | None:
 
 
 def _messages(sock: socket.socket) -> tuple[list[bytes], bool]:
-    """(messages that wait, whether the service is still there)."""
+    """(messages that wait, whether the service is still connected)."""
     found: list[bytes] = []
     for _ in range(MESSAGES_AT_ONCE):
         try:
@@ -163,8 +165,8 @@ class _Session:
             self.missing = list(self.witness.missing)
         except NoBpf as error:
             self.missing = [
-                entry(BY_BPF - {Sensor.SLEEPS}, error.why, error.lift, WITHOUT_BPF),
-                entry([Sensor.SLEEPS], "no eBPF", error.lift, WITHOUT_STALL),
+                entry(BY_BPF - {Sensor.SLEEPS}, error.why, error.remedy, WITHOUT_BPF),
+                entry([Sensor.SLEEPS], "no eBPF", error.remedy, WITHOUT_STALL),
             ]
         meta = _meta(spec, self.witness, self.missing)
         self._writer = trace_file.create(spec.output, spec.force, meta)
@@ -187,17 +189,18 @@ class _Session:
         if self.spec.duration_seconds is not None:
             until = time.monotonic() + self.spec.duration_seconds
         wait = TURN_SECONDS
-        while not self._over(until) and not self.recorder.failed:
+        while not self._is_over(until) and not self.recorder.failed:
             sources: list[Any] = [self._service] if self._service else []
             if not self._control.ended:
                 sources.append(self._control.fd)
             select.select(sources, [], [], wait)
-            taken = self.recorder.turn(self._hear())
-            # a process is looked at while it is there, and some are not there for long
+            events = self.recorder.turn(self._receive())
             young = time.monotonic_ns() - self.recorder.known.births_ns < YOUNG_NS
-            wait = TURN_SECONDS / 4 if young else TURN_SECONDS if taken > 1000 else 2 * TURN_SECONDS
+            wait = (
+                TURN_SECONDS / 4 if young else TURN_SECONDS if events > 1000 else 2 * TURN_SECONDS
+            )
 
-    def _over(self, until: float | None) -> bool:
+    def _is_over(self, until: float | None) -> bool:
         if self.stopped or (until is not None and time.monotonic() >= until):
             return True
         if self.spec.adopt and not os.path.exists(f"/proc/{self.spec.adopt}"):
@@ -208,7 +211,8 @@ class _Session:
             self._ended_at = time.monotonic()
         return self._service is None or time.monotonic() - self._ended_at > PATIENCE_SECONDS
 
-    def _hear(self) -> list[bytes]:
+    def _receive(self) -> list[bytes]:
+        """Messages of the service, after those of the starter."""
         for line in self._control.lines():
             if "socket" in line and self._service is None:
                 self._service = _connect(line["socket"])
@@ -221,9 +225,9 @@ class _Session:
             self.status = line.get("status", self.status)
         if self._service is None:
             return []
-        messages, there = _messages(self._service)
+        messages, connected = _messages(self._service)
         finished = any(m[6:8] == _FINISH for m in messages)
-        if not there or finished:
+        if not connected or finished:
             self._service.close()
             self._service = None
             self._control.ended = True  # the job is over on this node
@@ -234,7 +238,7 @@ class _Session:
         if self.spec.control_fd >= 0 and self.status is None and not self.stopped:
             select.select([self._control.fd], [], [], 1.0)
             self._control.ended = False
-            self._hear()
+            self._receive()
 
     def finish(self) -> None:
         """Write the end and say where it is."""

@@ -27,10 +27,11 @@ from uffdprefetch.trace.record.kernel_tracer import CHILDREN_ONLY, KernelTracer
 from uffdprefetch.trace.record.overview import Overview
 from uffdprefetch.trace.record.process_identity import kernel_device
 
-#: Raw events are written when this many have come, or after this long.
+#: Events, and their age, at which a block is written.
 BLOCK_EVENTS = 1 << 15
 BLOCK_NS = 500_000_000
-#: The overview: after this long, and then ever more rarely, so that all of them stay small.
+#: Period at which the overview is written, or the run so far over OVERVIEW_SHARE where that is
+#: longer: all of them together stay small.
 OVERVIEW_NS = 2_000_000_000
 OVERVIEW_SHARE = 4
 
@@ -58,7 +59,7 @@ class Recorder:
         self._overview = Overview(now)
         self._written_ns = now
         self._overview_ns = now + OVERVIEW_NS
-        self.seen = self.kept = 0
+        self.events_seen = self.events_kept = 0
         self.lost_by_service = 0
         self.raw_until_ns: int | None = None
         self.failed: str | None = None
@@ -75,22 +76,22 @@ class Recorder:
         return self._take([part for part in parts if len(part)])
 
     def _take(self, parts: list[np.ndarray[Any, Any]]) -> int:
-        taken = sum(len(part) for part in parts)
-        if taken:
+        count = sum(len(part) for part in parts)
+        if count:
             events = self.known.settle(np.concatenate(parts))
-            self.seen += len(events)
+            self.events_seen += len(events)
             self._overview.add(events)
-            room = self._max_events - self.kept
+            room = self._max_events - self.events_kept
             if len(events) > room:
                 if self.raw_until_ns is None:
                     last = events["time_ns"][room - 1] if room else events["time_ns"][0]
                     self.raw_until_ns = int(last)
                 events = events[:room]
-            self.kept += len(events)
+            self.events_kept += len(events)
             self._unwritten.append(events)
             self._unwritten_events += len(events)
         self._write(time.monotonic_ns())
-        return taken
+        return count
 
     def adopt(self, pid: int) -> None:
         """Record a process that runs already."""
@@ -110,29 +111,29 @@ class Recorder:
                 events = np.frombuffer(body, EVENT).copy()
                 events["file"] = self._service_files[events["file"]]
                 return events
-            told = json.loads(body)
-            if not isinstance(told, dict):
+            document = json.loads(body)
+            if not isinstance(document, dict):
                 raise ValueError("not an object")
-            self.lost_by_service = told.get("lost", self.lost_by_service)
-            self._tables(told)
+            self.lost_by_service = document.get("lost", self.lost_by_service)
+            self._tables(document)
         except (wire.WireError, ValueError, KeyError, TypeError) as error:
             say(f"trace: a message of the service cannot be read: {error}")
         return empty()
 
-    def _tables(self, told: dict[str, Any]) -> None:
-        for entry in told.get("files", ()):
+    def _tables(self, document: dict[str, Any]) -> None:
+        for entry in document.get("files", ()):
             device = kernel_device(entry["st_dev"])
             number = self.known.name(device, entry["inode"], entry["path"])
             self._service_files[entry["id"]] = number
-        for entry in told.get("processes", ()):
+        for entry in document.get("processes", ()):
             pid = entry["pid"]
             if pid not in self.known.processes.known and self._witness is not None:
                 self._witness.follow(pid)
             self.known.processes.put(Process(**entry))
-        if "service" in told:
-            service = Process(told["service"], command="uffdprefetch", role="service")
+        if "service" in document:
+            service = Process(document["service"], command="uffdprefetch", role="service")
             self.known.processes.put(service)
-        for pid in told.get("launchers", ()):
+        for pid in document.get("launchers", ()):
             if self._witness is not None and pid not in self._launchers:
                 self._launchers.add(pid)
                 self._witness.follow(pid, CHILDREN_ONLY)
@@ -184,8 +185,8 @@ class Recorder:
             self._take([self.known.locate(last), *self.known.name_late(at_the_end=True)])
         totals = {
             "ended_ns": time.monotonic_ns(),
-            "events_seen": self.seen,
-            "events_kept": self.kept,
+            "events_seen": self.events_seen,
+            "events_kept": self.events_kept,
             "lost_events": (self._witness.lost() if self._witness else 0) + self.lost_by_service,
             "raw_until_ns": self.raw_until_ns,
             "recorder_cpu_seconds": round(time.process_time(), 3),

@@ -19,8 +19,9 @@ from uffdprefetch.base.errors import EXIT_OURS, UffdPrefetchError
 from uffdprefetch.trace.file.trace_file import SUFFIX
 from uffdprefetch.trace.record.program import Spec
 
-#: Compiling and loading the BPF programs takes about a second, on a busy node longer.
+#: For compiling and loading the BPF programs: about a second, on a busy node longer.
 READY_SECONDS = 30.0
+#: For the recorder to write what it has when the job has ended.
 END_SECONDS = 20.0
 MAX_EVENTS = 4_000_000
 MIN_SIZE_BYTES = 1 << 20
@@ -81,8 +82,8 @@ class Recording:
     def _wait_ready(self, fd: int) -> None:
         data, deadline = b"", time.monotonic() + READY_SECONDS
         while not data.endswith(b"\n"):
-            left = deadline - time.monotonic()
-            if left <= 0 or not select.select([fd], [], [], left)[0]:
+            seconds = deadline - time.monotonic()
+            if seconds <= 0 or not select.select([fd], [], [], seconds)[0]:
                 raise UffdPrefetchError(
                     f"the recorder is not ready after {READY_SECONDS:.0f} s", EXIT_OURS
                 )
