@@ -61,7 +61,8 @@ class PlannedReader:
         self.epochs = Epochs(source, file.size_bytes)
         self.dropped: str | None = None  # why the plan is not followed any more
         self.ended = False  # nothing of it is read any more
-        self.active_ns = self.touched_ns = self.said_ns = now = self._clock.now_ns()
+        self.active_ns = self.touched_ns = now = self._clock.now_ns()
+        self.progress_ns = 0  # when a touch or the job last told how far it is
         self.seen: list[tuple[int, int]] = []  # found mapped, and not looked at yet
         self.consumer = OrderConsumer(rank, now)
         self.guard = UnusedGuard() if source.exact else None
@@ -102,7 +103,7 @@ class PlannedReader:
     def saw(self, start: int, end: int, now: int) -> None:
         """A touch of [start, end) of the file by one of its processes."""
         if self.epochs.saw(start, end, now):
-            self.active_ns = self.touched_ns = now
+            self.active_ns = self.touched_ns = self.progress_ns = now
             self._moved(now)
         self._judge()
 
@@ -125,7 +126,7 @@ class PlannedReader:
         """So many items of the present epoch have been read."""
         walk = self.look()
         if walk is not None:
-            self.active_ns = self.said_ns = now
+            self.active_ns = self.progress_ns = now
             walk.said(items, now)
             self._moved(now)
 
@@ -291,7 +292,7 @@ class KnownOrders(Predictor):
         if order is not None:
             if order.guard is not None:
                 order.followers[reader.pid] = reader
-            state.last_progress_ns = max(order.touched_ns, order.said_ns)
+            state.last_progress_ns = order.progress_ns
         pending = self.pending(reader)
         state.pending_since_ns = (state.pending_since_ns or now_ns) if pending else 0
         if state.followed:

@@ -166,7 +166,12 @@ def test_what_is_awaited_anew_is_waited_for_anew(node: Node) -> None:
 
 def known(inferred: bool = False, touched_ns: int = 0) -> Any:
     return SimpleNamespace(
-        inferred=inferred, touched_ns=touched_ns, said_ns=0, dropped=None, followers={}, guard=None
+        inferred=inferred,
+        touched_ns=touched_ns,
+        progress_ns=touched_ns,
+        dropped=None,
+        followers={},
+        guard=None,
     )
 
 
@@ -267,7 +272,7 @@ def test_its_page_table_is_looked_at_often_only_when_nothing_else_tells(
 ) -> None:
     node.orders.known = known()
     node.plan(10**9)
-    node.orders.known.said_ns = node.now if heard else 0
+    node.orders.known.progress_ns = node.now if heard else 0
     node.plan(PLAN_NS)
     node.region.scan.due_ns = node.now
     node.engine.look(node.now)
