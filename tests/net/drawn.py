@@ -419,7 +419,7 @@ def long_periods(seed: int) -> Iterator[Decision]:
 
 
 def beside(seed: int) -> Iterator[Decision]:
-    """What is read beside a long order before it begins; and late readers, whose lateness fades."""
+    """What is read beside a long order before it begins; and the next use of blocks in another."""
     size = (60 + seed) * KIB
     walk = OrderCursor(fixed_records(np.arange(16_000), size), 4 * GIB)
     for at in range(16_000 * size, 4 * GIB, 64 * KIB):
@@ -453,12 +453,53 @@ def guards(seed: int) -> Iterator[Decision]:
             yield trial.judge(turn - 3, lambda *_, part=part: rng.random() < part)  # type: ignore[misc]
 
 
+def small_records(seed: int) -> Iterator[Decision]:
+    """Records too small to be told apart in what a fault maps; and more than are looked at."""
+    for size in (3 * KIB, 6 * KIB, 10 * KIB, 20 * KIB):
+        index = index_of([size + 8 * seed] * 40_000)
+        runs = mapped_by(index, list(range(0, 40_000, 50)))
+        for direction in (1, -1):
+            seen = stride.look(index, runs, 0, sum(runs[-1]), direction)
+            yield None if seen is None else [seen.first, len(seen.mapped)]
+
+
+def held(seed: int) -> Iterator[Decision]:
+    """Touches of the next order by which it may have begun: of parts of its few long items, or of
+    some items near its beginning and of others all over it."""
+    few = np.arange(3, dtype=np.int64) * 64 * MIB + GIB
+    part = [GIB + at * MIB for at in (0, 2, 40, 70, 3, 9, 130)]
+    items = np.arange(2000, dtype=np.int64) * MIB + GIB
+    deep = [GIB + at * MIB for at in (0, 5, 11)] + [GIB + at * MIB for at in range(1900, 1800, -1)]
+    for starts, length, touches in ((few, 64 * MIB, part), (items, MIB, deep)):
+        upcoming = Order(starts, starts + length, np.arange(len(starts)))
+        first: Order = fixed_records(shuffled(200, seed), 100 * KIB)
+        one = Epochs(_Source([first, upcoming], False), 4 * GIB)
+        one.look(0)
+        for turn, at in enumerate(int(start) for start in first.starts):
+            one.saw(at, at + PAGE, turn * MS)
+        for turn, at in enumerate(touches):
+            moved = one.saw(at, at + PAGE, (200 + turn) * MS)
+            yield one.number, one.position_bytes, moved
+
+
+def twice(seed: int) -> Iterator[Decision]:
+    """An order that has each record twice: a second touch goes on in a record that is being read,
+    or is of its next turn."""
+    size, rows = (100 + seed) * KIB, np.tile(np.arange(100), 2)
+    walk = OrderCursor(fixed_records(rows, size), 100 * size)
+    for half in (0, size // 8 * 4):
+        for at in range(half, 100 * size, size):
+            moved = walk.saw(at, at + PAGE, at)
+            yield walk.position, moved
+
+
 SCENARIOS: dict[str, tuple[Callable[[int], Iterator[Decision]], int]] = {
     "walks": (walks, 16), "places": (places, 2), "jumps": (jumps, 12),
     "streams_of_files": (streams_of_files, 2), "cursors": (cursors, 24), "foreign": (foreign, 4),
     "quiet": (quiet, 24), "sparse": (sparse, 6),
     "guards": (guards, 4), "beside": (beside, 2), "epochs": (epochs, 8),
-    "long_items": (long_items, 2),
+    "long_items": (long_items, 2), "held": (held, 2), "twice": (twice, 2),
+    "small_records": (small_records, 2),
     "strides": (strides, 12), "replayed": (replayed, 12), "long_periods": (long_periods, 2),
 }  # fmt: skip
 
@@ -467,8 +508,10 @@ SCENARIOS: dict[str, tuple[Callable[[int], Iterator[Decision]], int]] = {
 BY_MODULE = {
     "bulk": ["streams_of_files", "replayed"], "checkpoints": ["places", "walks"], "order": [
         "quiet", "sparse", "cursors", "foreign", "epochs", "long_items", "guards", "beside",
+        "held", "twice",
     ], "randomness": ["jumps", "replayed"], "rate": ["walks", "cursors"], "streams": ["walks"],
-    "stride": ["strides", "long_periods"], "window": ["walks", "places", "cursors"],
+    "stride": ["strides", "long_periods", "small_records"],
+    "window": ["walks", "places", "cursors"],
 }  # fmt: skip
 
 

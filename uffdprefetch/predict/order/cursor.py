@@ -167,12 +167,11 @@ class OrderCursor(OrderProgress):
 
     def future(self, blocks: Array, block_bytes: int = 64 << 10) -> Array:
         """Plan bytes until each of these blocks of the file (numbers) is needed next, float64; inf:
-        not again in this order. 0: what was read last, or later than that by late readers."""
+        not again in this order. 0: what was read last."""
         import numpy as np
 
         units = self._units
-        late = units.at(self.position_bytes - 2 * int(self._late_bytes))
-        turns = units.next_use(blocks, block_bytes, min(late, max(0, self._at - 1)))
+        turns = units.next_use(blocks, block_bytes, max(0, self._at - 1))
         away = np.maximum(units.coordinate[turns] - self.position_bytes, 0).astype(np.float64)
         away[turns == len(units)] = np.inf
         return away

@@ -32,8 +32,6 @@ NEAR_BYTES = 16 * MIB
 #: right, but the position waits. Of touches that have nothing to do with the plan it takes in a
 #: quarter, which is far from half.
 HORIZON_PART = 8
-#: With each touch in order the memory of late ones fades: half of it after 34.
-FADE = 0.98
 #: What is mapped is less sure than a touch, since a fault maps its neighbours too: the position
 #: follows as far as MAPPED_PART of the units are mapped, and at most MAPPED_BEYOND units beyond
 #: what was handed out.
@@ -100,7 +98,6 @@ class OrderProgress:
         self._inside = (0, 0)
         self._near_ns = 0  # when the last touch that moves the position was
         self._far = 0  # the unit of the last one that lay beyond
-        self._late_bytes = 0.0
 
     def _start(self, units: OrderExtents) -> None:
         """At the beginning of an order."""
@@ -350,13 +347,7 @@ class OrderProgress:
         items = int(units.item[last] - units.item[first]) + 1
         if not near:
             return items if new else 0
-        if first < self._front:
-            if new:
-                self._was_late(first)
-            items = items if new else 0
-        else:
-            self._late_bytes *= FADE
-            self._inside = (int(units.starts[first]), int(units.ends[first]))
+        self._inside = (int(units.starts[first]), int(units.ends[first]))
         self._lead(last + 1)
         return items
 
@@ -385,10 +376,6 @@ class OrderProgress:
         beside = {unit for a, b in pairwise(places) if b - a <= BESIDE_UNITS for unit in (a, b)}
         if len(beside) >= WAY:
             self._lead(min(beside.intersection(lately[-WAY:]), default=0))
-
-    def _was_late(self, unit: int) -> None:
-        behind = int(self._units.coordinate[self._front]) - int(self._units.coordinate[unit])
-        self._late_bytes = max(self._late_bytes * FADE, behind)
 
     def _settle(self, hits: Array, states: Array) -> None:
         """They are touched."""
