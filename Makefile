@@ -20,8 +20,8 @@ setup:
 demo: setup
 	$(PY) -m uffdprefetch demo
 
-test: setup
-	$(PY) -m pytest
+test: setup pure
+	$(PY) -m pytest --impure --durations=25
 
 # The service killed and agents made to end, 200 times each; changes past every library, and how often
 # the last act of ours hits them. `make test` does it a few times.

@@ -13,7 +13,7 @@ from pathlib import Path
 import dispositions
 import pytest
 import suite
-from paths import SUPPORT
+from paths import SUPPORT, TESTS
 
 from uffdprefetch.base.identity import _FAMILIES
 
@@ -46,6 +46,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--pure", action="store_true",
         help="only tests that start nothing: no time limit, no look for what they leave",
     )  # fmt: skip
+    parser.addoption("--impure", action="store_true", help="none of those that `make pure` runs")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--impure"):
+        return
+    pure = [
+        item for item in items
+        if item.path.is_relative_to(TESTS / "unit") or item.path.is_relative_to(TESTS / "net")
+        if not {"slow", "torch"} & {mark.name for mark in item.iter_markers()}
+    ]  # fmt: skip
+    config.hook.pytest_deselected(items=pure)
+    items[:] = [item for item in items if item not in set(pure)]
 
 
 def pytest_configure(config: pytest.Config) -> None:
