@@ -104,6 +104,7 @@ def test_without_a_command_it_is_a_usage_error(alone: dict[str, str]) -> None:
         done = subprocess.run(uffdprefetch(*words), env=alone, capture_output=True)
         assert done.returncode == 2, words
         assert done.stdout == b""
+        assert (b"after --" in done.stderr) == (words == ("wrap", "true")), done.stderr
 
 
 def test_words_after_the_dashes_are_never_ours(alone: dict[str, str]) -> None:

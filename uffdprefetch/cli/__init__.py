@@ -94,7 +94,12 @@ def _dispatch(argv: Sequence[str]) -> int:
         allow_abbrev=False,  # an abbreviation that is unique today is ambiguous tomorrow
     )
     command.prepare_parser(parser)
-    return command.run(parser.parse_args(words), rest)
+    args, unknown = parser.parse_known_args(words)
+    if unknown:
+        after = rest is None and "-- CMD" in (parser.usage or "")
+        hint = " (a command goes after --)" if after else ""
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+    return command.run(args, rest)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

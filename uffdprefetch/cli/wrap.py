@@ -12,7 +12,7 @@ from uffdprefetch.base.errors import usage_error
 class Command:
     """Run CMD with its memory-mapped record files prefetched.
 
-    CMD keeps its standard streams, descriptors, signals and exit status. A summary of three lines
+    CMD keeps its standard streams, descriptors, signals and exit status. A summary of a few lines
     goes to stderr and a JSON file is written at the end. Exit status: CMD's; 2 wrong usage;
     125 with --strict if prefetching cannot be had; 126, 127 if CMD cannot be executed.
     UFFDPREFETCH_DISABLE=1 runs CMD as if this command were not there.

@@ -24,7 +24,10 @@ class Observation:
     """A process has touched [start, end) bytes of a file by ``at_ns``, CLOCK_MONOTONIC.
 
     ``new``: nobody of it was here before, as far as its page table told. ``told``: the touch itself
-    was seen, by a checkpoint or by the pool; else a page-table scan has found what it left.
+    was seen, by a checkpoint or by the pool; else a page-table scan has found what it left. In the
+    page cache few touches are told; a scan tells of the others later, those within 1 MiB in one
+    Observation, and exactly by Predictor.scanned(). In the pool nearly every touch is told of what
+    was not mapped, but a fault maps a piece ahead: what of it is touched nobody sees.
     """
 
     start: int
@@ -74,4 +77,5 @@ class Predictor(ABC):
         is to be taken back (Scheduler.forget), and asked for again should it be in charge again."""
 
     def left(self, reader: Reader) -> None:  # noqa: B027
-        """The process is gone: what is kept of it goes."""
+        """The process is gone, or has mapped too many other files since it mapped this one: what is
+        kept of the reader goes."""
