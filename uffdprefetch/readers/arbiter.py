@@ -80,6 +80,7 @@ class Arbiter:
     def orders_came(self) -> None:
         """Orders have come, or readers have said how far they are: everybody is asked about."""
         for reader in self._readers():
+            reader.asked_ns = 0  # now, not only when it would be asked again anyway
             for region in reader.regions.values():
                 self.due(region)
 
@@ -90,6 +91,8 @@ class Arbiter:
             due.regions.pop(region.id, None)
             if not region.reader.regions:
                 del self._due[id(region.reader)]
+        for predictor in self._predictors:
+            predictor.unmapped(region)
 
     def left(self, reader: Reader) -> None:
         """The process is gone."""
@@ -115,8 +118,8 @@ class Arbiter:
         now = self._clock.now_ns()
         for key, one in due.items():
             reader = one.reader
-            regions = [r for r in one.regions.values() if not r.detaching]
-            if reader.file.changed or not regions:
+            mapped = any(not region.detaching for region in reader.regions.values())
+            if reader.file.changed or not mapped:
                 continue
             if now < _next_ns(reader):
                 self._due[key] = one
@@ -129,8 +132,9 @@ class Arbiter:
             if chosen is not None:
                 for consumer, wanted in chosen.demand(reader, now):
                     self._scheduler.want(consumer, wanted)
-            for region in regions:
-                self._layout.refresh(region)
+            for region in one.regions.values():
+                if not region.detaching:
+                    self._layout.refresh(region)
 
     def _surest(self, reader: Reader, now: int) -> Predictor | None:
         """Of those that it concerns and the run's policy allows; None: of none of them."""

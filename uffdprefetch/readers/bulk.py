@@ -139,7 +139,8 @@ class Bulk(Predictor):
     def dismissed(self, reader: Reader) -> None:
         """See Predictor."""
         book = self.books.get(reader.file.key)
-        if book is not None and book.readers.pop(reader.pid, None) is not None:
+        if book is not None and book.readers.get(reader.pid) is reader:
+            del book.readers[reader.pid]
             book.in_order = not book.readers and book.file.attached > 0
 
     def left(self, reader: Reader) -> None:

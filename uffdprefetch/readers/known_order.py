@@ -65,7 +65,7 @@ class PlannedReader:
         self.progress_ns = 0  # when a touch or the job last told how far it is
         self.seen: list[tuple[int, int]] = []  # found mapped, and not looked at yet
         self.consumer = OrderConsumer(rank, now)
-        self.guard = UnusedGuard() if source.exact else None
+        self.guard = UnusedGuard(now) if source.exact else None
         self.followers: dict[int, Reader] = {}  # by pid: whose it is
 
     @property
@@ -107,18 +107,19 @@ class PlannedReader:
             self._moved(now)
         self._judge()
 
-    def mapped(self, found: list[tuple[int, int]], now: int) -> bool:
-        """What a look has found mapped, and no look before; whether that moved the position."""
+    def mapped(self, found: list[tuple[int, int]], now: int, since_ns: int = 0) -> bool:
+        """What a scan has found mapped, and none before, the last of them at ``since_ns``; whether
+        that moved the position."""
         self.seen = [*self.seen, *found][-SEEN_MAX:]
         if self.look() is None:
             return False
         found, self.seen = self.seen, []
-        if self.guard is not None:
-            self.guard.found(sum(end - start for start, end in found))
         # an inferred order is compared with page tables anyway
         moved = self.epochs.mapped(found, now, judge=not self.inferred)
         self.active_ns = now if moved else self.active_ns
         self._moved(now)
+        if self.guard is not None:
+            self.guard.scanned(sum(end - start for start, end in found), since_ns)
         self._judge()
         return moved
 
@@ -149,7 +150,12 @@ class PlannedReader:
     def judge(self, now: int) -> None:
         """Whether what is prefetched for it is read, as far as its followers' page tables tell, or
         the pool's faults."""
-        if self.guard is None or not self.guard.waiting:
+        walk = self.walk
+        if self.guard is None or walk is None:
+            return
+        if 4 * walk.position_bytes <= 3 * walk.total_bytes:  # near its end others may be read
+            self.dropped = self.dropped or self.guard.stands_still
+        if not self.guard.waiting:
             return
         regions = [r for one in self.followers.values() for r in one.regions.values()]
         if not regions:
@@ -268,7 +274,8 @@ class KnownOrders(Predictor):
         if region.verdict == ServingMode.POOL and not quiet:
             order.seen = [*order.seen, *found][-SEEN_MAX:]
             return False
-        moved = order.mapped(found, now_ns)
+        since_ns = 0 if region.verdict == ServingMode.POOL else region.scan.last_end_ns
+        moved = order.mapped(found, now_ns, since_ns)
         self._judge(order, now_ns)
         return moved
 
@@ -298,6 +305,12 @@ class KnownOrders(Predictor):
         if state.followed:
             return 1.0
         return PENDING_CONFIDENCE if pending and self._is_awaited(reader, now_ns) else 0.0
+
+    def unmapped(self, region: Region) -> None:
+        """See Predictor."""
+        order = region.reader.order.reader
+        if order is not None and order.guard is not None and region.verdict != ServingMode.POOL:
+            order.guard.unmapped()
 
     def left(self, reader: Reader) -> None:
         """See Predictor."""

@@ -70,6 +70,7 @@ class PlanFile:
             order = PlannedReader(reader.file, reader.rank, source, self._known_orders.clock)
             self._readers[name] = order
             self._known_orders.add(order)
+        order.file = reader.file  # it may have been closed, and opened again
         return [order]
 
     def mapped(self, client: Client) -> None:
@@ -195,13 +196,16 @@ class Announcements:
 
     def readers(self, reader: Reader) -> list[PlannedReader]:
         """See known_order.OrderSource."""
-        return [
+        found = [
             order
             for heard in self._heard.values()
             if reader.client.descends_from(heard.peer)
             for order in heard.readers
-            if order.file is reader.file
+            if order.file.key == reader.file.key
         ]
+        for order in found:
+            order.file = reader.file  # it may have been closed, and opened again
+        return found
 
     def pending(self, reader: Reader) -> bool:
         """See known_order.OrderSource."""

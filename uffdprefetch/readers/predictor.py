@@ -76,6 +76,9 @@ class Predictor(ABC):
         """Another predictor is in charge from now on: what waits to be read for this one's reader
         is to be taken back (Scheduler.forget), and asked for again should it be in charge again."""
 
+    def unmapped(self, region: Region) -> None:  # noqa: B027
+        """A mapping has gone; its reader stays."""
+
     def left(self, reader: Reader) -> None:  # noqa: B027
         """The process is gone, or has mapped too many other files since it mapped this one: what is
         kept of the reader goes."""

@@ -140,9 +140,8 @@ class Reader:
 
 def reader_of(client: Client, file: FileState) -> Reader:
     """The reader that a process is of a file, which it maps now."""
-    reader = client.readers.get(file.key)
-    if reader is None:
-        reader = client.readers[file.key] = Reader(client, file)
+    reader = client.readers.pop(file.key, None) or Reader(client, file)
+    client.readers[file.key] = reader  # the last one now: of those it maps no more the oldest go
     reader.file = file  # it may have been closed, and opened again
     return reader
 

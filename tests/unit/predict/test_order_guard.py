@@ -8,6 +8,28 @@ import pytest
 from uffdprefetch.predict.order.guard import MIB, READ_BYTES, SAMPLE_BYTES, SAMPLES, UnusedGuard
 
 
+def test_who_reads_and_does_not_come_on_follows_another_order() -> None:
+    """As much as is prefetched for it may be read before it moves, by many workers: no more."""
+    guard = UnusedGuard(now_ns=5)
+    guard.handed(0, 10 * MIB, 0)
+    guard.scanned(100 * MIB, 4)
+    assert guard.stands_still is None, "read since before it was there"
+    guard.scanned(20 * MIB, 5)
+    assert guard.stands_still is None
+    guard.scanned(6 * MIB, 6)
+    assert "26 MiB were read" in str(guard.stands_still)
+    guard.passed(MIB, 7)
+    guard.scanned(100 * MIB, 6)
+    assert guard.stands_still is None, "it has moved since the scan before"
+
+
+def test_what_an_unmapped_page_table_told_is_not_judged() -> None:
+    guard = UnusedGuard()
+    walked(guard, SAMPLES)
+    guard.unmapped()
+    assert not guard.waiting and guard.judge(9, lambda *_: False) is None
+
+
 def walked(guard: UnusedGuard, count: int, read_bytes: int = SAMPLE_BYTES) -> None:
     """So many pieces were handed out and are behind the reader, at time 1."""
     for need in range(0, count * SAMPLE_BYTES, SAMPLE_BYTES):

@@ -113,7 +113,8 @@ class Node:
     def plan(self, pass_ns: int = 0) -> None:
         """What happens in a turn of the service after something was touched."""
         self.now += pass_ns
-        self.engine.arbiter.orders_came()
+        for region in self.reader.regions.values():
+            self.engine.arbiter.due(region)
         self.engine.plan()
 
 
@@ -264,6 +265,15 @@ def test_a_known_order_is_looked_at_now_and_then_and_the_last_touch_is_not_lost(
     node.now += 1
     node.engine.plan()
     assert node.orders.planned == 2 and node.engine.due_ns is None
+
+
+def test_an_order_that_has_come_is_asked_for_at_once(node: Node) -> None:
+    """A file of many small ones is read in less than PLAN_NS."""
+    node.orders.known = known()
+    node.plan()
+    node.engine.arbiter.orders_came()
+    node.engine.plan()
+    assert node.orders.planned == 2
 
 
 @pytest.mark.parametrize(("heard", "every"), [(True, LOOK_SLOWEST_NS), (False, SILENT_NS)])

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Is what is prefetched for an order read at all? The one trial of an order that the job itself
-announces: its indices are compared in the job, one by one (job/hook.py), but where their records
-are may be wrong, or read from elsewhere. Pure.
+"""Is what is prefetched for an order read, and does its reader come on? The one trial of an order
+that the job itself announces: its indices are compared in the job, one by one (job/hook.py), but
+where their records are may be wrong, or read from elsewhere. Pure.
 """
 
 from __future__ import annotations
@@ -18,26 +18,37 @@ SAMPLES = 256
 #: and is prefetched with them need not be: half of it at the most.
 TOUCHED_PART = 0.25
 #: ... while its readers were seen to read at least this: nobody reads, or nothing is seen where the
-#: pages leave the page table at once.
+#: pages leave the page table at once. And wrong is one whose readers were seen to read as much, and
+#: all that is prefetched for it, while its position stood still.
 READ_BYTES = 16 * MIB
 
 
 class UnusedGuard:
     """Offsets in bytes of the file, ``need`` and positions in those of the order, times in ns."""
 
-    def __init__(self) -> None:
+    def __init__(self, now_ns: int = 0) -> None:
+        self._moved_ns = now_ns
         self._ahead: deque[tuple[int, int, int]] = deque()  # (need, start, end)
         self._behind: deque[tuple[int, int, int]] = deque()  # (passed when, start, end)
         self._next_need = 0
         self._judged = self._touched = self._read_bytes = 0
+        self._position = self._sent = self._stood_bytes = 0
 
     @property
     def waiting(self) -> bool:
         """Whether there is anything to judge."""
         return bool(self._behind)
 
+    @property
+    def stands_still(self) -> str | None:
+        """Why the order is wrong if its reader is not known to be near its end; None: it is not."""
+        if self._stood_bytes < self._sent - self._position + READ_BYTES:
+            return None
+        return f"{self._stood_bytes / MIB:.0f} MiB were read, and none of it was next in the order"
+
     def handed(self, start: int, end: int, need: int) -> None:
         """[start, end) is prefetched, for the reader's coming to ``need``."""
+        self._sent = max(self._sent, need + end - start)
         while start < end and need + end - start > self._next_need:
             skipped = max(0, self._next_need - need)
             start, need = start + skipped, need + skipped
@@ -45,13 +56,27 @@ class UnusedGuard:
             self._next_need = need + SAMPLE_BYTES
 
     def found(self, read_bytes: int) -> None:
-        """So much was newly found in its readers' page tables."""
+        """So much was touched now."""
         self._read_bytes += read_bytes
+        self._stood_bytes += read_bytes
+
+    def scanned(self, read_bytes: int, since_ns: int) -> None:
+        """So much was newly found in a page table, and touched since then."""
+        self._read_bytes += read_bytes
+        if self._moved_ns <= since_ns:
+            self._stood_bytes += read_bytes
 
     def passed(self, position: int, now_ns: int) -> None:
         """The reader is there."""
+        if position > self._position:
+            self._position, self._moved_ns, self._stood_bytes = position, now_ns, 0
         while self._ahead and self._ahead[0][0] < position:
             self._behind.append((now_ns, *self._ahead.popleft()[1:]))
+
+    def unmapped(self) -> None:
+        """A mapping has gone, with what its page table told: what was passed and is not judged yet
+        cannot be judged any more."""
+        self._behind.clear()
 
     def judge(self, known_ns: int, touched: Callable[[int, int], bool]) -> str | None:
         """What was touched before ``known_ns`` is known, and ``touched`` tells of any part of a
