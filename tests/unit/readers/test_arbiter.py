@@ -15,7 +15,7 @@ from uffdprefetch.protocol import wire
 from uffdprefetch.readers.predictor import Observation, Predictor
 from uffdprefetch.service.coordinator import Coordinator
 from uffdprefetch.state.ledger import Ledger
-from uffdprefetch.state.reader import Reader, reader_of
+from uffdprefetch.state.reader import UNMAPPED_MAX, Reader, forget_unmapped, reader_of
 from uffdprefetch.state.region import Region
 from uffdprefetch.warm.consumer import Consumer, FileConsumer, PrefetchRange
 
@@ -202,3 +202,23 @@ def test_a_file_that_is_mapped_piece_by_piece_has_one_reader() -> None:
     assert (walk.start_bytes, walk.position_bytes) == (0, 24 * MIB)
     starts = sorted(wanted.start for _, wanted in node.notes.wanted)
     assert starts[0] <= MIB and max(wanted.end for _, wanted in node.notes.wanted) > 24 * MIB
+
+
+def test_a_reader_that_was_touched_through_a_mapping_that_is_gone_is_asked_of_by_another() -> None:
+    node = Node()
+    node.oracle.sure = 0.9
+    gone = node.maps(node.region.file, 2)
+    node.engine.arbiter.observe(gone, Observation(0, MIB, node.now))
+    del node.client.regions[2]
+    gone.reader.remove(gone)
+    node.engine.arbiter.unmapped(gone)
+    node.engine.plan()
+    assert node.by() == {"FileConsumer"}
+
+
+def test_of_files_that_are_not_mapped_the_one_mapped_longest_ago_is_forgotten() -> None:
+    client: Any = SimpleNamespace(rank=0, pid=7, readers={})
+    files: list[Any] = [SimpleNamespace(key=n, size_bytes=SIZE) for n in range(UNMAPPED_MAX + 1)]
+    for file in [*files, files[0]]:
+        reader_of(client, file)
+    assert [reader.file for reader in forget_unmapped(client)] == [files[1]]

@@ -11,6 +11,7 @@ from conftest import warnings_fail
 from planned_readers import RECORD, SIZE, place, reads
 
 from uffdprefetch.readers.order_sources import PlanFile
+from uffdprefetch.state.reader import reader_of
 
 pytestmark = warnings_fail
 
@@ -37,6 +38,16 @@ def test_each_rank_has_one_reader_in_each_file(job: Job, plan: PlanFile) -> None
     assert [(r.rank, r.file.path) for r in job.known_orders.all] == [
         (0, "/train"), (1, "/train"), (1, "/valid"),
     ]  # fmt: skip
+
+
+def test_a_file_that_was_closed_and_is_opened_again_has_its_order(job: Job, plan: PlanFile) -> None:
+    client = job.process(10, 0, "/train")
+    (order,) = plan.readers(only(client))
+    old = job.files.pop("/train")
+    again = job.file("/train")
+    again.key = old.key
+    client.regions[0].reader = reader_of(client, again)
+    assert plan.readers(only(client)) == [order] and order.file is again
 
 
 def test_an_order_is_asked_for_once_and_the_next_when_it_is_needed(
