@@ -21,6 +21,8 @@ def test_who_reads_and_does_not_come_on_follows_another_order() -> None:
     guard.passed(MIB, 7)
     guard.scanned(100 * MIB, 6)
     assert guard.stands_still is None, "it has moved since the scan before"
+    guard.passed(100 * MIB, 8)
+    assert guard.stands_still is None, "who is beyond what was prefetched"
 
 
 def test_what_an_unmapped_page_table_told_is_not_judged() -> None:

@@ -42,7 +42,8 @@ class UnusedGuard:
     @property
     def stands_still(self) -> str | None:
         """Why the order is wrong if its reader is not known to be near its end; None: it is not."""
-        if self._stood_bytes < self._sent - self._position + READ_BYTES:
+        ahead_bytes = max(0, self._sent - self._position)
+        if self._stood_bytes < ahead_bytes + READ_BYTES:
             return None
         return f"{self._stood_bytes / MIB:.0f} MiB were read, and none of it was next in the order"
 
