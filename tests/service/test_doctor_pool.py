@@ -229,8 +229,8 @@ def test_what_another_user_lacks_is_named_with_its_command(env: dict[str, str]) 
     with tempfile.TemporaryDirectory(prefix=own_name(""), dir="/tmp") as directory:
         nobody = Nobody(Path(directory))
         code = (
-            "import json; from uffdprefetch.doctor import pool;"
-            " print(json.dumps(pool.mechanism().as_dict()))"
+            "import dataclasses, json; from uffdprefetch.doctor import pool;"
+            " print(json.dumps(dataclasses.asdict(pool.mechanism())))"
         )
         done = subprocess.run(
             [*nobody.prefix, nobody.python, "-c", code], cwd="/", text=True, capture_output=True,
