@@ -442,7 +442,7 @@ def guards(seed: int) -> Iterator[Decision]:
     or less beside."""
     rng = random.Random(seed)
     for _ in range(10):
-        trial, need = guard.UnusedGuard(), 0
+        trial, need = guard.OrderGuard(), 0
         part, piece = rng.choice((0.05, 0.15, 0.2, 0.3, 0.6)), rng.choice((PAGE, 80 * KIB, 3 * MIB))
         beside = rng.choice((0, 20, 40, 80, 160)) * KIB
         for turn in range(200 * MIB // max(piece, 256 * KIB)):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from uffdprefetch.base.clock import CLOCK, MS, Clock
 from uffdprefetch.predict.order.epochs import Epochs, Source
-from uffdprefetch.predict.order.guard import UnusedGuard
+from uffdprefetch.predict.order.guard import OrderGuard
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers.predictor import Observation, Predictor
@@ -65,7 +65,7 @@ class PlannedReader:
         self.progress_ns = 0  # when a touch or the job last told how far it is
         self.seen: list[tuple[int, int]] = []  # found mapped, and not looked at yet
         self.consumer = OrderConsumer(rank, now)
-        self.guard = UnusedGuard(now) if source.exact else None
+        self.guard = OrderGuard(now) if source.exact else None
         self.followers: dict[int, Reader] = {}  # by pid: whose it is
 
     @property

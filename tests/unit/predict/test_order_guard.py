@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import pytest
 
-from uffdprefetch.predict.order.guard import MIB, READ_BYTES, SAMPLE_BYTES, SAMPLES, UnusedGuard
+from uffdprefetch.predict.order.guard import MIB, READ_BYTES, SAMPLE_BYTES, SAMPLES, OrderGuard
 
 
 def test_who_reads_and_does_not_come_on_follows_another_order() -> None:
     """As much as is prefetched for it may be read before it moves, by many workers: no more."""
-    guard = UnusedGuard(now_ns=5)
+    guard = OrderGuard(now_ns=5)
     guard.handed(0, 10 * MIB, 0)
     guard.scanned(100 * MIB, 4)
     assert guard.stands_still is None, "read since before it was there"
@@ -26,13 +26,13 @@ def test_who_reads_and_does_not_come_on_follows_another_order() -> None:
 
 
 def test_what_an_unmapped_page_table_told_is_not_judged() -> None:
-    guard = UnusedGuard()
+    guard = OrderGuard()
     walked(guard, SAMPLES)
     guard.unmapped()
     assert not guard.waiting and guard.judge(9, lambda *_: False) is None
 
 
-def walked(guard: UnusedGuard, count: int, read_bytes: int = SAMPLE_BYTES) -> None:
+def walked(guard: OrderGuard, count: int, read_bytes: int = SAMPLE_BYTES) -> None:
     """So many pieces were handed out and are behind the reader, at time 1."""
     for need in range(0, count * SAMPLE_BYTES, SAMPLE_BYTES):
         guard.handed(need, need + 4096, need)
@@ -41,7 +41,7 @@ def walked(guard: UnusedGuard, count: int, read_bytes: int = SAMPLE_BYTES) -> No
 
 
 def test_what_nobody_touches_while_its_readers_read_elsewhere_is_wrong() -> None:
-    guard = UnusedGuard()
+    guard = OrderGuard()
     walked(guard, SAMPLES)
     assert guard.waiting
     why = guard.judge(1, lambda start, end: start % (8 * SAMPLE_BYTES) == 0)
@@ -51,26 +51,26 @@ def test_what_nobody_touches_while_its_readers_read_elsewhere_is_wrong() -> None
 
 @pytest.mark.parametrize("one_in", [1, 2, 3])
 def test_an_order_that_is_read_in_part_is_not(one_in: int) -> None:
-    guard = UnusedGuard()
+    guard = OrderGuard()
     walked(guard, 2 * SAMPLES)
     assert guard.judge(1, lambda start, end: start % (one_in * SAMPLE_BYTES) == 0) is None
 
 
 def test_nor_is_one_that_nobody_reads_or_whose_pages_are_gone_at_once() -> None:
-    guard = UnusedGuard()
+    guard = OrderGuard()
     walked(guard, 2 * SAMPLES, read_bytes=READ_BYTES // SAMPLES // 3)
     assert guard.judge(1, lambda *_: False) is None
 
 
 def test_what_no_scan_can_have_seen_yet_is_not_judged() -> None:
-    guard = UnusedGuard()
+    guard = OrderGuard()
     walked(guard, SAMPLES)
     assert guard.judge(0, lambda *_: False) is None and guard.waiting
     assert guard.judge(1, lambda *_: False) is not None
 
 
 def test_what_lies_ahead_is_not_judged() -> None:
-    guard = UnusedGuard()
+    guard = OrderGuard()
     for need in range(0, 128 * MIB, SAMPLE_BYTES):
         guard.handed(need, need + 4096, need)
     guard.found(READ_BYTES)
@@ -81,7 +81,7 @@ def test_what_lies_ahead_is_not_judged() -> None:
 
 
 def test_of_many_pieces_some_are_watched() -> None:
-    guard = UnusedGuard()
+    guard = OrderGuard()
     for need in range(0, 64 * MIB, 4096):
         guard.handed(need, need + 4096, need)
     guard.passed(64 * MIB, 1)
@@ -91,7 +91,7 @@ def test_of_many_pieces_some_are_watched() -> None:
 
 
 def test_of_a_long_piece_each_part_is_watched() -> None:
-    guard = UnusedGuard()
+    guard = OrderGuard()
     guard.handed(MIB, 65 * MIB, 0)
     guard.passed(64 * MIB, 1)
     asked: list[tuple[int, int]] = []

@@ -178,8 +178,8 @@ class Epochs:
                 self._coming += 1
         return self.following
 
-    def _has_begun(self, upcoming: OrderCursor) -> bool:
-        """Whether the next epoch has begun; then it is the present one."""
+    def _go_on(self, upcoming: OrderCursor) -> bool:
+        """To the next epoch, if it has begun; whether it has."""
         before = self.walk
         if before is None or not upcoming.has_begun(BEGUN_ITEMS):
             return False
@@ -205,7 +205,7 @@ class Epochs:
         if upcoming is None:
             return moved
         self._held.touch(upcoming, start, end, now_ns)
-        return self._has_begun(upcoming) or moved
+        return self._go_on(upcoming) or moved
 
     def mapped(self, found: list[tuple[int, int]], now_ns: int, judge: bool) -> bool:
         """Ranges of the file that a look has found mapped, and no look before; whether that moved
@@ -223,7 +223,7 @@ class Epochs:
             unexplained = set(upcoming.mapped(self._strays, now_ns, judge=False))
             strays = [stray for stray in strays if stray in unexplained]
             self._strays = []
-        begun = upcoming is not None and self._has_begun(upcoming)
+        begun = upcoming is not None and self._go_on(upcoming)
         if judge and same_epoch and not begun:
             walk.looked(found, strays)
         return self.position_bytes != before

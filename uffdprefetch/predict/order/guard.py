@@ -23,7 +23,7 @@ TOUCHED_PART = 0.25
 READ_BYTES = 16 * MIB
 
 
-class UnusedGuard:
+class OrderGuard:
     """Offsets in bytes of the file, ``need`` and positions in those of the order, times in ns."""
 
     def __init__(self, now_ns: int = 0) -> None:
