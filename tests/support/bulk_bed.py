@@ -18,9 +18,10 @@ from uffdprefetch.base.config import Config
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.native import uffd
 from uffdprefetch.protocol.wire import ServingMode
-from uffdprefetch.readers import bulk as module
+from uffdprefetch.readers import file_stream
 from uffdprefetch.readers.arbiter import Arbiter
 from uffdprefetch.readers.bulk import Bulk
+from uffdprefetch.readers.file_stream import Room
 from uffdprefetch.readers.predictor import Observation, Predictor
 from uffdprefetch.readers.walks import Walks
 from uffdprefetch.state.files import FileState
@@ -71,7 +72,8 @@ class Bed:
         self.layout = CheckpointPlacer(settings, self.scheduler, self.ledger)
         clock = Clock(lambda: self.now)
         self.limits = Limits(settings.budget_bytes)
-        self.bulk = Bulk(settings, self.scheduler, self.ledger, self.layout, clock, self.limits)
+        self.room = Room(settings, self.layout, self.limits)
+        self.bulk = Bulk(self.scheduler, self.ledger, self.room, clock)
         self.clients: dict[int, Any] = {}
         tap = EventPublisher()
         self.walks = Walks(settings.policy, self.scheduler, self.ledger, tap, self.layout, clock)
@@ -82,7 +84,7 @@ class Bed:
         self.arbiter.add(self.bulk)
         self.arbiter.add(Followed())
         self._random = random.Random(3)
-        monkeypatch.setattr(module, "missing_bytes", self.missing)
+        monkeypatch.setattr(file_stream, "missing_bytes", self.missing)
         monkeypatch.setattr(FileState, "read_ahead_bytes", lambda _: 128 << 10)
 
     def of(self, fd: int) -> IntervalSet:

@@ -2,9 +2,9 @@
 """Bulk warm: a file whose readers jump about is streamed whole, once, where that pays.
 
 It is in charge of a reader that jumps about (predict/randomness.py) and wants nothing for it alone;
-predict/bulk.py says whether the stream pays. This measures the storage where nothing else has,
-streams behind everything else that is wanted, ends when the reason has gone, and says once why a
-file was not streamed.
+predict/bulk.py says whether the stream pays. This measures the storage where nothing else has, has
+the file streamed (readers/file_stream.py) behind everything else that is wanted, ends that when the
+reason has gone, and says once why a file was not streamed.
 """
 
 from __future__ import annotations
@@ -15,39 +15,28 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from uffdprefetch.base.clock import CLOCK, Clock
-from uffdprefetch.base.config import Config
 from uffdprefetch.base.units import format_size
-from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.native import uffd
 from uffdprefetch.predict import bulk
 from uffdprefetch.predict.bulk import MISS_BYTES, MISS_READS, PROBE_BYTES
 from uffdprefetch.predict.streams import Stream
+from uffdprefetch.readers import file_stream
+from uffdprefetch.readers.file_stream import FileStream, Room
 from uffdprefetch.readers.predictor import Predictor
-from uffdprefetch.state.files import BLOCK_BYTES, FileState, Key
+from uffdprefetch.state.files import FileState, Key
 from uffdprefetch.state.ledger import Ledger, describe_stream
 from uffdprefetch.state.reader import Reader, Trait
 from uffdprefetch.warm.consumer import Consumer, FileConsumer, PrefetchRange, Priority
-from uffdprefetch.warm.limits import Limit, Limits
-from uffdprefetch.warm.placement import CheckpointPlacer
-from uffdprefetch.warm.scheduler import EXTENT_BYTES, Scheduler
+from uffdprefetch.warm.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from uffdprefetch.pool.node_pool import PoolFile
 
-MIB, MS = 1 << 20, 1_000_000
-#: Bytes asked for at once, and the backlog below which more is asked for. What is under way is the
-#: scheduler's.
-PIECE_BYTES = 32 * MIB
-WAITING_BYTES = 8 * MIB
-#: Extents checked in a turn: of a file that is there already nothing is asked for.
-LOOKS_AT_ONCE = 256
+MS = 1_000_000
 JUDGE_NS = 100 * MS
 MEMORY_NS = 1000 * MS
-#: Between two batches nobody may map the file.
-GONE_NS = 2000 * MS
 #: Looks into the page table of a random reader of which all is decided.
 REST_NS = 250 * MS
-PASSES_MAX = 2
 FILES_MAX = 256
 #: More than an order that is to become known (readers/known_order.py) is not there; windows are
 #: none of a reader that jumps about.
@@ -78,20 +67,18 @@ class BulkState:
     in_pool: bool = False  # one of them had the pool's memory
     ranks: set[int] = field(default_factory=set)  # that were random
     told: set[int] = field(default_factory=set)  # ... and stand in the summary's streams
-    consumer: FileConsumer | None = None
-    cursor: int = 0  # asked for up to here
-    limit: int = 0  # to be asked for in this step
-    passes: int = 0
+    stream: FileStream | None = None  # while it is measured or streamed
     began_bytes: int | None = None  # of file.prefetched_bytes, before the first probe
     before_bytes: int = 0  # read while the file was open before
     read_bytes: int = 0
     miss_ns: list[int] = field(default_factory=list)
     bandwidth: float = 0.0
     asked_ns: int = 0  # when the running probe was asked for; 0: none runs
-    asked_bytes: int = 0
+    probed: bool = False  # ... it is that of the bandwidth, or that has been
+    asked_bytes: int = 0  # ... for so much of what was not there
+    probe_bytes: int = 0  # probes of the bandwidth have read the file up to here
     judge_ns: int = 0
     memory_ns: int = 0
-    mapped_ns: int = 0  # last seen mapped
 
     @property
     def pooled(self) -> PoolFile | None:
@@ -100,7 +87,7 @@ class BulkState:
 
     def missing_bytes(self, start: int = 0, end: int | None = None) -> int:
         """How much of [start, end) is not where it is read to."""
-        return missing_bytes(self.file, start, end, self.pooled)
+        return file_stream.missing_bytes(self.file, start, end, self.pooled)
 
 
 class Bulk(Predictor):
@@ -111,15 +98,12 @@ class Bulk(Predictor):
     trait = Trait.JUMPS
 
     def __init__(
-        self, config: Config, scheduler: Scheduler, ledger: Ledger, layout: CheckpointPlacer,
-        clock: Clock = CLOCK,
-        limits: Limits | None = None,
-    ) -> None:  # fmt: skip
+        self, scheduler: Scheduler, ledger: Ledger, room: Room, clock: Clock = CLOCK
+    ) -> None:
         self._clock = clock
-        self._limits = limits or Limits(config.budget_bytes)
-        self._config, self._scheduler = config, scheduler
-        self._ledger, self._layout = ledger, layout
+        self._scheduler, self._ledger, self._room = scheduler, ledger, room
         self.books: dict[Key, BulkState] = {}
+        room.holders.append(self._held)
 
     # -------------------------------------------------------------- who jumps about
 
@@ -134,6 +118,8 @@ class Bulk(Predictor):
         book.ranks.add(reader.rank)
         book.in_order = False
         book.in_pool = book.in_pool or reader.pooled
+        if book.stream is not None:
+            book.stream.in_pool = book.in_pool
         return ()
 
     def dismissed(self, reader: Reader) -> None:
@@ -185,8 +171,6 @@ class Bulk(Predictor):
     def step(self, now: int) -> None:
         """Once a turn: go on with what is due."""
         for book in self.books.values():
-            if book.file.attached:
-                book.mapped_ns = now
             if book.file.resting:
                 continue
             if book.stage is Stage.WATCHED:
@@ -201,7 +185,7 @@ class Bulk(Predictor):
     def _judge(self, book: BulkState, now: int) -> None:
         file, readers = book.file, list(book.readers.values())
         missing = book.missing_bytes()
-        room, limit = self._room(book, missing)
+        room, limit = self._room.of(file, missing, book.pooled)
         jumped = sum(reader.jumps.jumps for reader in readers)
         since_ns = min(reader.jumps.since_ns for reader in readers)
         watched = max(1, now - since_ns) / 1e9
@@ -226,13 +210,22 @@ class Bulk(Predictor):
         elif decision.what is bulk.Choice.NO_GAIN:
             self._refuse(book, f"{decision.why}: not warmed, nothing to do")
         elif decision.what is bulk.Choice.WAIT and not inputs.measured:
-            book.stage, book.limit = Stage.MEASURED, 0
+            book.stage, book.probed = Stage.MEASURED, False
+            self._stream(book, readers[0], now).priority = Priority.MEASURING
         elif decision.what is bulk.Choice.STREAM:
-            book.stage, book.limit = Stage.STREAMED, file.size_bytes
-        if book.stage in (Stage.MEASURED, Stage.STREAMED) and book.began_bytes is None:
-            book.began_bytes = file.prefetched_bytes
-        if book.stage in (Stage.MEASURED, Stage.STREAMED) and book.consumer is None:
-            book.consumer = FileConsumer(readers[0].rank, readers[0].pid)
+            book.stage = Stage.STREAMED
+            stream = self._stream(book, readers[0], now)
+            stream.priority = Priority.BACKGROUND
+            stream.add(0, file.size_bytes)
+
+    def _stream(self, book: BulkState, reader: Reader, now: int) -> FileStream:
+        """Its stream, which measuring begins and streaming goes on with."""
+        if book.began_bytes is None:
+            book.began_bytes = book.file.prefetched_bytes
+        if book.stream is None:
+            consumer = FileConsumer(reader.rank, reader.pid)
+            book.stream = FileStream(book.file, self._scheduler, consumer, book.in_pool, now)
+        return book.stream
 
     def _refuse(self, book: BulkState, why: str) -> None:
         book.stage, book.why = Stage.REFUSED, why
@@ -240,99 +233,55 @@ class Bulk(Predictor):
         many = "ranks" if len(book.ranks) > 1 else "rank"
         self._ledger.degrade(f"{book.file.path}: {many} {ranks} jumps about; {why}")
 
-    def _room(self, book: BulkState, missing: int) -> tuple[int, Limit]:
-        """How much of a file may be in memory, and which limit binds."""
-        others = sum(
-            one.file.size_bytes
-            for one in self.books.values()
-            if one is not book and one.stage in (Stage.STREAMED, Stage.DONE) and one.file.attached
-        )
-        pool = self._layout.pool
-        if pool is not None and book.pooled is not None:
-            return pool.budget_bytes - others, pool.limited_by or Limit.BUDGET
-        allowed, limit = self._limits.ahead_bytes()
-        if (
-            limit is not Limit.BUDGET
-        ):  # which is of memory that is free: what is cached already is not
-            allowed = min(self._config.budget_bytes, allowed + book.file.size_bytes - missing)
-        return allowed - others, limit
+    def _held(self) -> Iterable[tuple[FileState, int]]:
+        """See Room.holders."""
+        for book in self.books.values():
+            if book.stage in (Stage.STREAMED, Stage.DONE):
+                yield book.file, book.file.size_bytes
 
     # -------------------------------------------------------------- measuring
 
     def _measure(self, book: BulkState, now: int) -> None:
         """Single reads for the latency; then, where no window was read, the stream's beginning for
         the bandwidth. One at a time, each when the last is there."""
-        if self._ends(book, now) or not self._idle(book):
+        stream = book.stream
+        if self._ends(book, now) or stream is None or not stream.idle:
             return
         if book.asked_ns:
             took, book.asked_ns = max(1, self._clock.now_ns() - book.asked_ns), 0
-            if book.limit:
+            if book.probed:
                 book.bandwidth = book.asked_bytes * 1e9 / took
             else:
                 book.miss_ns.append(took)
-        if len(book.miss_ns) < MISS_READS and not book.limit:
+        if len(book.miss_ns) < MISS_READS and not book.probed:
             at = a_missing_piece(book.file, len(book.miss_ns), book.pooled)
             if at is not None:
                 book.asked_ns = self._clock.now_ns()
-                self._want(book, at, min(at + MISS_BYTES, book.file.size_bytes))
+                stream.want(at, min(at + MISS_BYTES, book.file.size_bytes))
                 return
         if not book.bandwidth:
             book.bandwidth = self._scheduler.meter.bandwidth
-        if not book.bandwidth and not book.limit:
-            book.limit = min(book.cursor + PROBE_BYTES, book.file.size_bytes)
-            book.asked_ns, book.asked_bytes = self._clock.now_ns(), 0
-            self._feed(book)
+        if not book.bandwidth and not book.probed:
+            end = min(book.probe_bytes + PROBE_BYTES, book.file.size_bytes)
+            stream.add(book.probe_bytes, end)
+            book.probed, book.probe_bytes = True, end
+            book.asked_ns = self._clock.now_ns()
+            book.asked_bytes = stream.feed()
             return
         book.stage, book.judge_ns = Stage.WATCHED, now if book.miss_ns else now + JUDGE_NS
         self._count(book)
-
-    def _idle(self, book: BulkState) -> bool:
-        """Whether all that was asked for has come."""
-        return not self._scheduler.queued_bytes and not self._scheduler.busy_with(book.file)
 
     # -------------------------------------------------------------- streaming
 
     def _go_on(self, book: BulkState, now: int) -> None:
         self._count(book)
-        if self._ends(book, now):
-            return
-        if book.cursor < book.file.size_bytes:
-            gone = now - book.mapped_ns > GONE_NS  # between two batches, or for good
-            if self._scheduler.queued_bytes < WAITING_BYTES and not gone:
-                self._feed(book)
-        elif self._idle(book):
-            book.passes += 1
-            missing = book.missing_bytes()
-            if missing * bulk.LITTLE_SHARE > book.file.size_bytes and book.passes < PASSES_MAX:
-                book.cursor = 0  # the kernel has dropped what it was asked for, or given it back
-                return
-            book.stage, book.consumer = Stage.DONE, None
+        if not self._ends(book, now) and book.stream is not None and book.stream.go_on(now):
+            book.stage, book.stream = Stage.DONE, None
 
     @staticmethod
     def _count(book: BulkState) -> None:
         began_bytes = book.began_bytes or 0
         book.read_bytes = book.before_bytes + book.file.prefetched_bytes - began_bytes
-
-    def _feed(self, book: BulkState) -> None:
-        """Ask for the next piece, less what is there."""
-        asked, looks = 0, 0
-        while book.cursor < book.limit and asked < PIECE_BYTES and looks < LOOKS_AT_ONCE:
-            start = book.cursor
-            end = book.cursor = min((start // EXTENT_BYTES + 1) * EXTENT_BYTES, book.limit)
-            looks += 1
-            missing = book.missing_bytes(start, end)
-            if missing:
-                asked += self._want(book, start, end)
-                book.asked_bytes += missing
-
-    def _want(self, book: BulkState, start: int, end: int) -> int:
-        assert book.consumer is not None
-        # what is measured has to be fast
-        streamed = book.stage is Stage.STREAMED
-        priority = Priority.BACKGROUND if streamed else Priority.MEASURING
-        pooled = book.pooled is not None
-        wanted = PrefetchRange(book.file, start, end, start, priority, pooled=pooled)
-        return self._scheduler.want(book.consumer, wanted)
 
     def _ends(self, book: BulkState, now: int) -> bool:
         """Stop where the reason has gone; whether it has."""
@@ -343,16 +292,16 @@ class Bulk(Predictor):
             stage, why = Stage.WATCHED, "its readers go in order now, or their order is known"
         elif now >= book.memory_ns:
             book.memory_ns = now + MEMORY_NS
-            room, limit = self._room(book, book.missing_bytes())
+            room, limit = self._room.of(file, book.missing_bytes(), book.pooled)
             if room < file.size_bytes:
                 why = f"memory became short ({limit.value})"
                 self._ledger.degrade(f"{file.path}: bulk warm stopped: {why}")
         if not why:
             return False
-        if book.consumer is not None:
-            self._scheduler.forget(book.consumer)
-        book.stage, book.why, book.consumer = stage, why, None
-        book.cursor = book.limit = book.asked_ns = 0
+        if book.stream is not None:
+            book.stream.end()
+        book.stage, book.why, book.stream = stage, why, None
+        book.probe_bytes = book.asked_ns = 0
         return True
 
     # -------------------------------------------------------------- books
@@ -372,28 +321,11 @@ class Bulk(Predictor):
         return None
 
 
-def missing_bytes(
-    file: FileState, start: int = 0, end: int | None = None, pooled: PoolFile | None = None
-) -> int:
-    """How much of [start, end) is not in the pool (``pooled``), or not in the page cache; where
-    nobody tells, what we have not read."""
-    end = file.size_bytes if end is None else end
-    if pooled is not None:
-        chunks = pooled.state[start // pooled.chunk_bytes : -(-end // pooled.chunk_bytes)]
-        absent = int((chunks != uffd_pool.PRESENT).sum()) * pooled.chunk_bytes
-        return min(absent, end - start)
-    there = file.resident_bytes(start, end - start)
-    if there is None:
-        read, unused, _ = file.block_counts(start // BLOCK_BYTES, -(-end // BLOCK_BYTES))
-        there = read + unused
-    return max(0, end - start - there)
-
-
 def a_missing_piece(file: FileState, turn: int, pooled: PoolFile | None = None) -> int | None:
     """The offset of MISS_BYTES that are not in memory, somewhere; None where all seems to be."""
     pieces = file.size_bytes // MISS_BYTES
     for i in range(16):  # the golden ratio spreads any number of them evenly
         at = int((turn * 16 + i + 1) * 0.6180339887 % 1 * pieces) * MISS_BYTES
-        if missing_bytes(file, at, at + MISS_BYTES, pooled) == MISS_BYTES:
+        if file_stream.missing_bytes(file, at, at + MISS_BYTES, pooled) == MISS_BYTES:
             return at
     return None

@@ -23,6 +23,7 @@ from uffdprefetch.predict import checkpoints
 from uffdprefetch.protocol import wire
 from uffdprefetch.readers.arbiter import Arbiter
 from uffdprefetch.readers.bulk import Bulk
+from uffdprefetch.readers.file_stream import Room
 from uffdprefetch.readers.predictor import Observation
 from uffdprefetch.readers.walks import Walks
 from uffdprefetch.readers.windows import Windows
@@ -103,7 +104,8 @@ class Coordinator:
         self.tap = tap or EventPublisher()
         self.layout = CheckpointPlacer(config, scheduler, ledger, clock)
         self.walks = Walks(config.policy, scheduler, ledger, self.tap, self.layout, clock)
-        self.bulk = Bulk(config, scheduler, ledger, self.layout, clock, self.limits)
+        self.room = Room(config, self.layout, self.limits)
+        self.bulk = Bulk(scheduler, ledger, self.room, clock)
         self.arbiter = Arbiter(
             config.policy, scheduler, self.layout, self.walks, clock, self.readers
         )

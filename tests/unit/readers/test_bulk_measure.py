@@ -15,10 +15,12 @@ from bulk_bed import BLOCK, LATENCY_NS, MIB, MS, NS_A_BYTE, SIZE, Bed, opened, u
 
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.native import pool as uffd_pool
+from uffdprefetch.native import uffd
 from uffdprefetch.pool.node_pool import PoolFile
 from uffdprefetch.predict.bulk import MISS_BYTES, PROBE_BYTES
 from uffdprefetch.readers import bulk as module
-from uffdprefetch.readers.bulk import a_missing_piece, missing_bytes
+from uffdprefetch.readers.bulk import a_missing_piece
+from uffdprefetch.readers.file_stream import missing_bytes
 from uffdprefetch.state.files import FileState
 from uffdprefetch.warm.limits import Limit
 
@@ -51,7 +53,7 @@ def test_where_nobody_tells_what_is_cached_all_is_missing_but_what_we_have_read(
     path.touch()
     os.truncate(path, 10 * BLOCK - 100)
     file = opened(path)
-    monkeypatch.setattr(module.uffd, "resident_bytes", lambda *_: (None, "not permitted"))
+    monkeypatch.setattr(uffd, "resident_bytes", lambda *_: (None, "not permitted"))
     file.mark_used(0, 10 * BLOCK)  # which may be the demand of its readers, long ago
     assert missing_bytes(file) == 10 * BLOCK - 100
     file.mark_prefetched(2 * BLOCK, 5 * BLOCK)

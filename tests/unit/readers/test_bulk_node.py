@@ -16,7 +16,8 @@ from uffdprefetch.predict.bulk import MISS_BYTES, PROBE_BYTES
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.predict.window import Storage
 from uffdprefetch.readers import bulk as module
-from uffdprefetch.readers.bulk import PIECE_BYTES, WAITING_BYTES
+from uffdprefetch.readers import file_stream
+from uffdprefetch.readers.file_stream import PIECE_BYTES, WAITING_BYTES
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.opening import reopen
 from uffdprefetch.warm.consumer import FileConsumer, PrefetchRange, Priority
@@ -168,7 +169,7 @@ def test_a_stream_ends_when_the_reader_goes_in_order(
     for at in range(0, 64 * BLOCK, BLOCK):
         bed.touch(region, at)
     monkeypatch.undo()
-    monkeypatch.setattr(module, "missing_bytes", bed.missing)
+    monkeypatch.setattr(file_stream, "missing_bytes", bed.missing)
     assert region.reader.may_prefetch
     ended(bed, file)
 
@@ -213,7 +214,7 @@ def test_a_stream_waits_while_nobody_maps_the_file_and_then_goes_on(
     bed = Bed(monkeypatch)
     region = streaming(bed, file)
     file.attached = 0
-    bed.now += 2 * module.GONE_NS
+    bed.now += 2 * file_stream.GONE_NS
     bed.rest()
     assert bed.missing(file) and bed.said(file)["state"] == "streamed"
     file.attached = 1
@@ -247,7 +248,7 @@ def test_what_is_there_already_is_looked_at_bit_by_bit(
     bed.scheduler.meter.bandwidth = 300e6
     bed.of(file.fd).add(0, SIZE - 60 * MIB)
     region = until(bed, file, "measured")
-    monkeypatch.setattr(module, "LOOKS_AT_ONCE", 7)
+    monkeypatch.setattr(file_stream, "LOOKS_AT_ONCE", 7)
     step, in_a_step = bed.bulk.step, []
 
     def counted(now: int) -> None:

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Streams parts of a file, or all of it, once and in the file's order, beside its readers.
+
+Who wants that, and when it ends, is its owner's affair (readers/bulk.py). There is one stream of a
+file on the node, whatever the number of ranks; together they hold no more than Room says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from uffdprefetch.base.config import Config
+from uffdprefetch.base.intervals import IntervalSet
+from uffdprefetch.native import pool as uffd_pool
+from uffdprefetch.predict import bulk
+from uffdprefetch.state.files import BLOCK_BYTES, FileState
+from uffdprefetch.warm.consumer import FileConsumer, PrefetchRange, Priority
+from uffdprefetch.warm.limits import Limit, Limits
+from uffdprefetch.warm.placement import CheckpointPlacer
+from uffdprefetch.warm.scheduler import EXTENT_BYTES, Scheduler
+
+if TYPE_CHECKING:
+    from uffdprefetch.pool.node_pool import PoolFile
+
+MIB, MS = 1 << 20, 1_000_000
+#: Bytes asked for at once, and the backlog below which more is asked for. What is under way is the
+#: scheduler's.
+PIECE_BYTES = 32 * MIB
+WAITING_BYTES = 8 * MIB
+#: Extents checked in a turn: of a file that is there already nothing is asked for.
+LOOKS_AT_ONCE = 256
+#: Between two batches nobody may map the file.
+GONE_NS = 2000 * MS
+#: How often it is read where the kernel does not keep it.
+PASSES_MAX = 2
+
+
+class FileStream:
+    """One file. ``file`` outlives it; ``consumer``: for whom it is; ``in_pool``: it goes to the
+    pool, as long as the file has a part of that."""
+
+    def __init__(
+        self, file: FileState, scheduler: Scheduler, consumer: FileConsumer, in_pool: bool, now: int
+    ) -> None:
+        self.file, self.consumer, self.in_pool = file, consumer, in_pool
+        self.priority = Priority.BACKGROUND
+        self._scheduler = scheduler
+        self._ranges = IntervalSet()
+        self._waiting = IntervalSet()  # of these: not asked for in this pass
+        self._passes = 0
+        self._mapped_ns = now  # last seen mapped
+
+    def add(self, start: int, end: int) -> None:
+        """Stream [start, end), too; what it streams already, or has, is not begun again."""
+        for a, b in self._ranges.missing(start, end):
+            self._waiting.add(a, b)
+        self._ranges.add(start, end)
+
+    @property
+    def pooled(self) -> PoolFile | None:
+        """Where the file is read to; None: into the page cache."""
+        return self.file.pooled if self.in_pool else None
+
+    def go_on(self, now: int) -> bool:
+        """Once a turn: ask for more if it is time; whether all has come."""
+        if self.file.attached:
+            self._mapped_ns = now
+        if self._waiting:
+            gone = now - self._mapped_ns > GONE_NS  # between two batches, or for good
+            if self._scheduler.queued_bytes < WAITING_BYTES and not gone:
+                self.feed()
+            return False
+        if not self.idle:
+            return False
+        self._passes += 1
+        missing = sum(missing_bytes(self.file, a, b, self.pooled) for a, b in self._ranges)
+        little = missing * bulk.LITTLE_SHARE <= self._ranges.total_bytes()
+        if little or self._passes >= PASSES_MAX:
+            return True
+        for a, b in self._ranges:  # the kernel has dropped what it was asked for, or given it back
+            self._waiting.add(a, b)
+        return False
+
+    @property
+    def idle(self) -> bool:
+        """Whether all that was asked for, by whomever, has come."""
+        return not self._scheduler.queued_bytes and not self._scheduler.busy_with(self.file)
+
+    def feed(self) -> int:
+        """Ask for the next piece, less what is there; returns how much was not, in bytes."""
+        asked, looks, absent = 0, 0, 0
+        while self._waiting and asked < PIECE_BYTES and looks < LOOKS_AT_ONCE:
+            start, end = next(iter(self._waiting))
+            end = min((start // EXTENT_BYTES + 1) * EXTENT_BYTES, end)
+            self._waiting.remove(start, end)
+            looks += 1
+            missing = missing_bytes(self.file, start, end, self.pooled)
+            if missing:
+                asked += self.want(start, end)
+                absent += missing
+        return absent
+
+    def want(self, start: int, end: int) -> int:
+        """Ask for [start, end) now; returns the bytes that are queued for it."""
+        wanted = PrefetchRange(
+            self.file, start, end, start, self.priority, pooled=self.pooled is not None
+        )
+        return self._scheduler.want(self.consumer, wanted)
+
+    def end(self) -> None:
+        """Take back what waits to be read."""
+        self._scheduler.forget(self.consumer)
+
+
+class Room:
+    """How much of a file may be streamed into memory, beside all that the streams of a service have
+    streamed already."""
+
+    def __init__(self, config: Config, layout: CheckpointPlacer, limits: Limits) -> None:
+        self._config, self._layout, self._limits = config, layout, limits
+        #: Each owner of streams says what it holds: (file, bytes).
+        self.holders: list[Callable[[], Iterable[tuple[FileState, int]]]] = []
+
+    def of(self, file: FileState, missing: int, pooled: PoolFile | None) -> tuple[int, Limit]:
+        """How much of a file may be in memory, of which ``missing`` bytes are not, and which limit
+        binds."""
+        others = sum(
+            held
+            for holder in self.holders
+            for one, held in holder()
+            if one is not file and one.attached
+        )
+        pool = self._layout.pool
+        if pool is not None and pooled is not None:
+            return pool.budget_bytes - others, pool.limited_by or Limit.BUDGET
+        allowed, limit = self._limits.ahead_bytes()
+        if (
+            limit is not Limit.BUDGET
+        ):  # which is of memory that is free: what is cached already is not
+            allowed = min(self._config.budget_bytes, allowed + file.size_bytes - missing)
+        return allowed - others, limit
+
+
+def missing_bytes(
+    file: FileState, start: int = 0, end: int | None = None, pooled: PoolFile | None = None
+) -> int:
+    """How much of [start, end) is not in the pool (``pooled``), or not in the page cache; where
+    nobody tells, what we have not read."""
+    end = file.size_bytes if end is None else end
+    if pooled is not None:
+        chunks = pooled.state[start // pooled.chunk_bytes : -(-end // pooled.chunk_bytes)]
+        absent = int((chunks != uffd_pool.PRESENT).sum()) * pooled.chunk_bytes
+        return min(absent, end - start)
+    there = file.resident_bytes(start, end - start)
+    if there is None:
+        read, unused, _ = file.block_counts(start // BLOCK_BYTES, -(-end // BLOCK_BYTES))
+        there = read + unused
+    return max(0, end - start - there)
