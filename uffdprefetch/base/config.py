@@ -61,6 +61,13 @@ INTERNAL_VARIABLES = frozenset(
 )
 
 
+def _matches(path: str, globs: Iterable[str]) -> bool:
+    """Whether one of them fits. A glob with a slash is matched against the whole path, one without
+    against the last part."""
+    name = os.path.basename(path)
+    return any(fnmatch.fnmatchcase(path if "/" in g else name, g) for g in globs)
+
+
 @dataclass(frozen=True)
 class Config:
     """All options of a run; sizes in bytes. ``origins`` maps a field's name to where it is from."""
@@ -76,6 +83,7 @@ class Config:
     max_rate_bytes_per_second: int | None = None
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+    whole: tuple[str, ...] = ()
     min_size_bytes: int = 16 * MIB
     plan: str | None = None
     torch: str = "auto"
@@ -96,15 +104,14 @@ class Config:
     def wants(self, path: str) -> bool:
         """Whether --include and --exclude admit ``path``.
 
-        A glob with a slash is matched against the whole path, one without against the last part.
         An empty --include takes everything; --exclude wins.
         """
+        included = not self.include or _matches(path, self.include)
+        return included and not _matches(path, self.exclude)
 
-        def matches(globs: Iterable[str]) -> bool:
-            name = os.path.basename(path)
-            return any(fnmatch.fnmatchcase(path if "/" in g else name, g) for g in globs)
-
-        return (not self.include or matches(self.include)) and not matches(self.exclude)
+    def wants_whole(self, path: str) -> bool:
+        """Whether --whole says that all of the file will be needed."""
+        return _matches(path, self.whole)
 
     def to_json(self) -> str:
         """The values (without their origins) for the service, as one line of JSON."""
@@ -125,7 +132,7 @@ class Config:
         """The inverse of to_json(); raises UffdPrefetchError (exit 2) for anything else."""
         try:
             values = json.loads(text)
-            for name in ("include", "exclude"):
+            for name in ("include", "exclude", "whole"):
                 if name in values:
                     values[name] = tuple(values[name])
             return validate(cls(**values))
@@ -261,6 +268,9 @@ OPTIONS = (
            "cap on what prefetching reads (default: none)", "RATE", format=_format_size("none")),
     Option("include", "include", _parse_globs, "only files that match (repeatable)", "GLOB"),
     Option("exclude", "exclude", _parse_globs, "no files that match (repeatable)", "GLOB"),
+    Option("whole", "whole", _parse_globs,
+           "files of which the job will need all bytes: what fits --budget is read in order as soon"
+           " as it is mapped (repeatable)", "GLOB"),
     Option("min_size_bytes", "min-size", parse_size,
            "leave smaller mappings alone (default: 16MiB)", "SIZE", format=format_size_exact),
     Option("plan", "plan", os.path.abspath,

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from uffdprefetch.base.clock import CLOCK, Clock
@@ -21,7 +20,8 @@ from uffdprefetch.predict import bulk
 from uffdprefetch.predict.bulk import MISS_BYTES, MISS_READS, PROBE_BYTES
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.readers import file_stream
-from uffdprefetch.readers.file_stream import FileStream, Room
+from uffdprefetch.readers.file_stream import MEMORY_NS, FileStream, Room, Stage
+from uffdprefetch.readers.intent import Intent
 from uffdprefetch.readers.predictor import Predictor
 from uffdprefetch.state.files import FileState, Key
 from uffdprefetch.state.ledger import Ledger, describe_stream
@@ -34,25 +34,12 @@ if TYPE_CHECKING:
 
 MS = 1_000_000
 JUDGE_NS = 100 * MS
-MEMORY_NS = 1000 * MS
 #: Looks into the page table of a random reader of which all is decided.
 REST_NS = 250 * MS
 FILES_MAX = 256
 #: More than an order that is to become known (readers/known_order.py) is not there; windows are
 #: none of a reader that jumps about.
 CONFIDENCE = 0.5
-
-
-class Stage(Enum):
-    """How far the bulk warm of a file is; the first three may become each other. The values are
-    those of the summary (docs/bulk.md)."""
-
-    WATCHED = "undecided"
-    MEASURED = "measured"
-    STREAMED = "streamed"
-    DONE = "done"
-    STOPPED = "stopped"
-    REFUSED = "refused"
 
 
 @dataclass
@@ -98,9 +85,10 @@ class Bulk(Predictor):
     trait = Trait.JUMPS
 
     def __init__(
-        self, scheduler: Scheduler, ledger: Ledger, room: Room, clock: Clock = CLOCK
-    ) -> None:
-        self._clock = clock
+        self, scheduler: Scheduler, ledger: Ledger, room: Room, intent: Intent,
+        clock: Clock = CLOCK,
+    ) -> None:  # fmt: skip
+        self._clock, self._intent = clock, intent
         self._scheduler, self._ledger, self._room = scheduler, ledger, room
         self.books: dict[Key, BulkState] = {}
         room.holders.append(self._held)
@@ -174,7 +162,8 @@ class Bulk(Predictor):
             if book.file.resting:
                 continue
             if book.stage is Stage.WATCHED:
-                if now >= book.judge_ns and book.readers and not book.file.changed:
+                stated = self._intent.streams(book.file)
+                if now >= book.judge_ns and book.readers and not (book.file.changed or stated):
                     book.judge_ns = now + JUDGE_NS
                     self._judge(book, now)
             elif book.stage is Stage.MEASURED:
@@ -185,7 +174,7 @@ class Bulk(Predictor):
     def _judge(self, book: BulkState, now: int) -> None:
         file, readers = book.file, list(book.readers.values())
         missing = book.missing_bytes()
-        room, limit = self._room.of(file, missing, book.pooled)
+        room, limit = self._room.of(file, book.pooled, file.size_bytes - missing)
         jumped = sum(reader.jumps.jumps for reader in readers)
         since_ns = min(reader.jumps.since_ns for reader in readers)
         watched = max(1, now - since_ns) / 1e9
@@ -290,9 +279,12 @@ class Bulk(Predictor):
             why = "the file is not managed any more"
         elif book.in_order:
             stage, why = Stage.WATCHED, "its readers go in order now, or their order is known"
+        elif self._intent.streams(file):
+            stage, why = Stage.WATCHED, "it is streamed since it was said to be needed"
         elif now >= book.memory_ns:
             book.memory_ns = now + MEMORY_NS
-            room, limit = self._room.of(file, book.missing_bytes(), book.pooled)
+            cached = file.size_bytes - book.missing_bytes()
+            room, limit = self._room.of(file, book.pooled, cached)
             if room < file.size_bytes:
                 why = f"memory became short ({limit.value})"
                 self._ledger.degrade(f"{file.path}: bulk warm stopped: {why}")

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Streams parts of a file, or all of it, once and in the file's order, beside its readers.
 
-Who wants that, and when it ends, is its owner's affair (readers/bulk.py). There is one stream of a
-file on the node, whatever the number of ranks; together they hold no more than Room says.
+Who wants that, and when it ends, is its owner's affair (readers/bulk.py, readers/intent.py). There
+is one stream of a file on the node, whatever the number of ranks; together they hold no more than
+Room says.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from enum import Enum
 from typing import TYPE_CHECKING
 
 from uffdprefetch.base.config import Config
@@ -34,6 +36,20 @@ LOOKS_AT_ONCE = 256
 GONE_NS = 2000 * MS
 #: How often it is read where the kernel does not keep it.
 PASSES_MAX = 2
+#: While a stream lasts, how often there may have become too little room for it.
+MEMORY_NS = 1000 * MS
+
+
+class Stage(Enum):
+    """How far the streaming of a file is; the first three may become each other. The values are
+    those of the summary (docs/bulk.md)."""
+
+    WATCHED = "undecided"
+    MEASURED = "measured"
+    STREAMED = "streamed"
+    DONE = "done"
+    STOPPED = "stopped"
+    REFUSED = "refused"
 
 
 class FileStream:
@@ -45,6 +61,8 @@ class FileStream:
     ) -> None:
         self.file, self.consumer, self.in_pool = file, consumer, in_pool
         self.priority = Priority.BACKGROUND
+        self.place = 0  # before it come so many bytes of other files
+        self.absent_bytes = 0  # asked for that was not there
         self._scheduler = scheduler
         self._ranges = IntervalSet()
         self._waiting = IntervalSet()  # of these: not asked for in this pass
@@ -99,13 +117,15 @@ class FileStream:
             if missing:
                 asked += self.want(start, end)
                 absent += missing
+        self.absent_bytes += absent
         return absent
 
     def want(self, start: int, end: int) -> int:
         """Ask for [start, end) now; returns the bytes that are queued for it."""
         wanted = PrefetchRange(
-            self.file, start, end, start, self.priority, pooled=self.pooled is not None
-        )
+            self.file, start, end, self.place + start, self.priority,
+            pooled=self.pooled is not None,
+        )  # fmt: skip
         return self._scheduler.want(self.consumer, wanted)
 
     def end(self) -> None:
@@ -122,8 +142,10 @@ class Room:
         #: Each owner of streams says what it holds: (file, bytes).
         self.holders: list[Callable[[], Iterable[tuple[FileState, int]]]] = []
 
-    def of(self, file: FileState, missing: int, pooled: PoolFile | None) -> tuple[int, Limit]:
-        """How much of a file may be in memory, of which ``missing`` bytes are not, and which limit
+    def of(
+        self, file: FileState, pooled: PoolFile | None, cached_bytes: int = 0
+    ) -> tuple[int, Limit]:
+        """How much of a file may be in memory, where so much of it is already, and which limit
         binds."""
         others = sum(
             held
@@ -138,7 +160,7 @@ class Room:
         if (
             limit is not Limit.BUDGET
         ):  # which is of memory that is free: what is cached already is not
-            allowed = min(self._config.budget_bytes, allowed + file.size_bytes - missing)
+            allowed = min(self._config.budget_bytes, allowed + cached_bytes)
         return allowed - others, limit
 
 

@@ -24,6 +24,7 @@ from uffdprefetch.protocol import wire
 from uffdprefetch.readers.arbiter import Arbiter
 from uffdprefetch.readers.bulk import Bulk
 from uffdprefetch.readers.file_stream import Room
+from uffdprefetch.readers.intent import Intent
 from uffdprefetch.readers.predictor import Observation
 from uffdprefetch.readers.walks import Walks
 from uffdprefetch.readers.windows import Windows
@@ -105,7 +106,8 @@ class Coordinator:
         self.layout = CheckpointPlacer(config, scheduler, ledger, clock)
         self.walks = Walks(config.policy, scheduler, ledger, self.tap, self.layout, clock)
         self.room = Room(config, self.layout, self.limits)
-        self.bulk = Bulk(scheduler, ledger, self.room, clock)
+        self.intent = Intent(config, scheduler, ledger, self.room, clock)
+        self.bulk = Bulk(scheduler, ledger, self.room, self.intent, clock)
         self.arbiter = Arbiter(
             config.policy, scheduler, self.layout, self.walks, clock, self.readers
         )
@@ -370,6 +372,7 @@ class Coordinator:
         if verdict == wire.ServingMode.POOL and self.pool:
             region.scan.due_ns = NEVER_NS  # its faults tell
             self.pool.attach(client, region)
+        self.intent.mapped(region)
         return region
 
     def detached(self, client: Client, region_id: int) -> None:
@@ -455,6 +458,11 @@ class Coordinator:
             new = region.scan.mapped.missing(*around) == [around]
             self.arbiter.observe(region, Observation(start, end, at_ns, new))
 
+    def stated(self, region: Region, start: int, end: int) -> None:
+        """The job has said that it will need [start, end) bytes of the file, within the mapping
+        (MADV_WILLNEED, MAP_POPULATE)."""
+        self.intent.stated(region, start, end)
+
     def on_pool_events(self) -> None:
         """What has happened in the pool, if there is one."""
         if self.pool is not None:
@@ -474,6 +482,8 @@ class Coordinator:
                     self._looks.look(region, now, known if announced else 1)
                     rest = self.bulk.rest_ns(region.reader) if region.reader.random else 0
                     region.scan.due_ns = max(region.scan.due_ns, now + rest)
+        if self.intent.books:
+            self.intent.step(now)
         if self.bulk.books:
             self.bulk.step(now)
 

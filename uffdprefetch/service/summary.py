@@ -139,7 +139,11 @@ def summary(
     pool = engine.pool.summary() if engine.pool else None  # takes the files' counts as well
     files = [describe_file(f, ledger.verdicts) for f in engine.known_files]
     files += ledger.closed_files
-    files = [{**f, "bulk": engine.bulk.describe(f["path"])} for f in files]
+    files = [
+        {**f, "bulk": engine.bulk.describe(path), "stated": engine.intent.describe(path)}
+        for f in files
+        for path in [f["path"]]
+    ]
     streams = list(ledger.streams)
     for reader in [one for client in engine.clients.values() for one in client.readers.values()]:
         streams += [describe_stream(reader, s) for s in reader.table.active()]

@@ -16,7 +16,8 @@ class Priority(IntEnum):
 
     NEEDED = 0  # a reader comes by
     MEASURING = 1  # a decision waits for how long it takes
-    BACKGROUND = 2  # nobody waits: not while the storage is busy
+    STATED = 2  # the job, or its user, has said that it will be needed
+    BACKGROUND = 3  # nobody waits: not while the storage is busy
 
 
 class Consumer(Protocol):

@@ -79,7 +79,8 @@ def test_every_option_has_all_three_spellings(machine: Machine) -> None:
     given = {
         "output": "x.%r", "force": "1", "engine": "off", "policy": "none", "size": "1MiB",
         "distance": "4MiB", "threshold": "0.5", "budget": "1GiB", "max-rate": "300MB/s",
-        "include": "*.mdb", "exclude": "lock*", "min-size": "1MiB",
+        "include": "*.mdb", "exclude": "lock*", "whole": "*.st",
+        "min-size": "1MiB",
         "trace": "seen", "ownlock": "1", "live": "1", "interval": "2.5",
         "strict": "1", "quiet": "1", "verbose": "1", "evict": "lru", "huge-pages": "off",
         "plan": "/order.json", "torch": "off",
@@ -121,6 +122,13 @@ def test_wants() -> None:
     chosen = Config(include=("*.mdb", "/data/*"), exclude=("lock.mdb",))
     assert chosen.wants("/home/x.mdb") and chosen.wants("/data/deep/file")
     assert not chosen.wants("/home/x.txt") and not chosen.wants("/home/lock.mdb")
+
+
+def test_whole_is_what_matches_and_by_default_nothing() -> None:
+    assert not Config().wants_whole("/any/thing")
+    chosen = Config.from_json(Config(whole=("*.gguf", "/data/*")).to_json())
+    assert chosen.wants_whole("/home/x.gguf") and chosen.wants_whole("/data/deep/file")
+    assert not chosen.wants_whole("/home/x.gguf.tmp")
 
 
 @pytest.mark.parametrize(

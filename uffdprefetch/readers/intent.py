@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stated intent: the job has said that it will need a range of a file (MADV_WILLNEED,
+MAP_POPULATE), or the user that a file will be needed whole (--whole).
+
+What fits is streamed in the file's order (readers/file_stream.py), behind the windows of whoever
+reads already. What does not is not begun: windows ahead of its readers bring it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from uffdprefetch.base.clock import CLOCK, Clock
+from uffdprefetch.base.config import Config
+from uffdprefetch.base.intervals import IntervalSet
+from uffdprefetch.base.units import format_size
+from uffdprefetch.predict.bulk import LITTLE_SHARE
+from uffdprefetch.protocol.wire import ServingMode
+from uffdprefetch.readers import file_stream
+from uffdprefetch.readers.file_stream import MEMORY_NS, MS, FileStream, Room, Stage
+from uffdprefetch.state.files import BLOCK_BYTES, FileState, Key
+from uffdprefetch.state.ledger import Ledger
+from uffdprefetch.state.region import Region
+from uffdprefetch.warm.consumer import FileConsumer, Priority
+from uffdprefetch.warm.scheduler import Scheduler
+
+#: What is said of a range once more is news after this: the kernel may have dropped it.
+AGAIN_NS = 1000 * MS
+FILES_MAX = 256
+
+
+@dataclass
+class StatedFile:
+    """One file of which something was said. Times in ns."""
+
+    file: FileState
+    place: int  # where it begins in the order in which files were named, bytes
+    rank: int
+    pid: int
+    by: str  # who has said it, for people
+    in_pool: bool = False
+    pending: IntervalSet = field(default_factory=IntervalSet)  # said, not decided
+    ranges: IntervalSet = field(default_factory=IntervalSet)  # is streamed, or was
+    settled: IntervalSet = field(default_factory=IntervalSet)  # did not fit, or was there
+    stage: Stage = Stage.WATCHED
+    why: str = ""
+    stream: FileStream | None = None
+    streamed_bytes: int = 0  # by streams that have ended
+    told: bool = False  # that it does not fit
+    ended_ns: int = 0
+    memory_ns: int = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """What lies ahead of its readers by this, or will."""
+        used = 0
+        for start, end in self.ranges:
+            blocks = start // BLOCK_BYTES, -(-end // BLOCK_BYTES)
+            both, _, demanded = self.file.block_counts(*blocks)
+            used += both + demanded
+        return max(0, self.ranges.total_bytes() - used)
+
+
+class Intent:
+    """What was said of the files of a service, whose thread calls everything here."""
+
+    def __init__(
+        self, config: Config, scheduler: Scheduler, ledger: Ledger, room: Room,
+        clock: Clock = CLOCK,
+    ) -> None:  # fmt: skip
+        self._config, self._scheduler, self._ledger = config, scheduler, ledger
+        self._room, self._clock = room, clock
+        self.books: dict[Key, StatedFile] = {}
+        self._place = 0
+        room.holders.append(self._held)
+
+    # -------------------------------------------------------------- what is said
+
+    def mapped(self, region: Region) -> None:
+        """A file is mapped, of which the user may have said that all of it will be needed."""
+        if self._config.policy != "none" and self._config.wants_whole(region.file.path):
+            self._say(region, 0, region.file.size_bytes, "--whole")
+
+    def stated(self, region: Region, start: int, end: int) -> None:
+        """The job says that it will need [start, end) of the file, in bytes. Cheap, and the same
+        as nothing where it has been said before."""
+        if self._config.policy == "auto":
+            self._say(region, start, end, "the job")
+
+    def _say(self, region: Region, start: int, end: int, by: str) -> None:
+        book = self._book(region, by)
+        if book.stream is None and self._clock.now_ns() - book.ended_ns > AGAIN_NS:
+            book.ranges, book.settled = IntervalSet(), IntervalSet()
+        book.in_pool = book.in_pool or region.verdict == ServingMode.POOL
+        for a, b in book.ranges.missing(start, min(end, book.file.size_bytes)):
+            for low, high in book.settled.missing(a, b):
+                book.pending.add(low, high)
+
+    def _book(self, region: Region, by: str) -> StatedFile:
+        file, reader = region.file, region.reader
+        book = self.books.get(file.key)
+        if book is None or book.file is not file:
+            if book is not None and book.stream is not None:
+                book.stream.end()
+            book = StatedFile(file, self._place, reader.rank, reader.pid, by)
+            self.books[file.key] = book
+            self._place += file.size_bytes
+            if len(self.books) > FILES_MAX:
+                idle = (key for key, one in self.books.items() if not one.file.attached)
+                self.books.pop(next(idle, file.key), None)
+        return book
+
+    # -------------------------------------------------------------- steps
+
+    def step(self, now: int) -> None:
+        """Once a turn: decide of what was said, go on with what is streamed."""
+        for book in self.books.values():
+            if book.file.resting:
+                continue
+            if book.pending and not book.file.changed:
+                self._decide(book, now)
+            if book.stream is not None and not self._ends(book, book.stream, now):
+                book.stream.in_pool = book.in_pool
+                if book.stream.go_on(now):
+                    self._end(book, Stage.DONE, book.why, now)
+
+    def _decide(self, book: StatedFile, now: int) -> None:
+        """Stream what fits of what was said, range by range."""
+        file, pooled = book.file, book.file.pooled if book.in_pool else None
+        room, limit = self._room.of(file, pooled)
+        room -= book.held_bytes
+        for start, end in book.pending:
+            if file_stream.missing_bytes(file, start, end, pooled) * LITTLE_SHARE <= end - start:
+                book.settled.add(start, end)
+                if book.stream is None:
+                    book.stage, book.why = Stage.DONE, "it was in memory already"
+                continue
+            if end - start > room:
+                book.settled.add(start, end)
+                size, left = format_size(end - start), format_size(max(0, room))
+                self._refuse(book, f"{size} do not fit in {left} ({limit.value})")
+                continue
+            room -= end - start
+            if book.stream is None:
+                consumer = FileConsumer(book.rank, book.pid)
+                book.stream = FileStream(file, self._scheduler, consumer, book.in_pool, now)
+                book.stream.priority, book.stream.place = Priority.STATED, book.place
+                book.memory_ns = now + MEMORY_NS
+            book.ranges.add(start, end)
+            book.stream.add(start, end)
+            book.stage = Stage.STREAMED
+            book.why = f"{book.by} has said that it will be needed"
+        if book.stream is None:
+            book.ended_ns = now
+        book.pending = IntervalSet()
+
+    def _refuse(self, book: StatedFile, why: str) -> None:
+        if book.stream is None:
+            book.stage = Stage.REFUSED
+            book.why = f"{book.by} has said that it will be needed, but {why}"
+        if book.by == "--whole" and not book.told:
+            book.told = True
+            self._ledger.degrade(
+                f"{book.file.path}: --whole: {why}: not read whole; what lies ahead of its readers "
+                "is; a larger --budget, or memory, would do"
+            )
+
+    def _ends(self, book: StatedFile, stream: FileStream, now: int) -> bool:
+        file = book.file
+        if file.changed or file.fd < 0:
+            self._end(book, Stage.STOPPED, "the file is not managed any more", now)
+        elif now >= book.memory_ns:
+            book.memory_ns = now + MEMORY_NS
+            room, limit = self._room.of(file, stream.pooled)
+            if room < book.held_bytes:
+                why = f"memory became short ({limit.value})"
+                self._ledger.degrade(f"{file.path}: what was said to be needed is not read: {why}")
+                self._end(book, Stage.STOPPED, why, now)
+        return book.stream is None
+
+    def _end(self, book: StatedFile, stage: Stage, why: str, now: int) -> None:
+        assert book.stream is not None
+        book.stream.end()
+        book.streamed_bytes += book.stream.absent_bytes
+        book.stream, book.stage, book.why, book.ended_ns = None, stage, why, now
+
+    # -------------------------------------------------------------- for others
+
+    def streams(self, file: FileState) -> bool:
+        """Whether the file, or a part of it, is being streamed."""
+        book = self.books.get(file.key)
+        return book is not None and book.stream is not None
+
+    def _held(self) -> Iterable[tuple[FileState, int]]:
+        """See Room.holders."""
+        for book in self.books.values():
+            if book.file.attached and book.file.fd >= 0:
+                yield book.file, book.held_bytes
+
+    def describe(self, path: str) -> dict[str, Any] | None:
+        """What the summary says of a file (docs/bulk.md); None: nothing was said of it."""
+        for book in self.books.values():
+            if book.file.path == path and book.stage is not Stage.WATCHED:
+                streamed = book.stream.absent_bytes if book.stream is not None else 0
+                return {
+                    "state": book.stage.value,
+                    "why": book.why,
+                    "by": book.by,
+                    "asked_bytes": book.ranges.total_bytes() + book.settled.total_bytes(),
+                    "read_bytes": book.streamed_bytes + streamed,
+                }
+        return None
