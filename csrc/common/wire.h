@@ -16,7 +16,7 @@
 /* cdef begin */
 
 #define UP_MAGIC 0x50444655u /* "UFDP" */
-#define UP_VERSION 4
+#define UP_VERSION 5
 #define UP_MSG_BYTES 256
 #define UP_PAGES_MAX 28 /* page numbers in one command */
 
@@ -34,6 +34,7 @@ enum up_type {
 	UP_ACK = 18,
 	UP_BYE = 19,
 	UP_BYPASS = 21, /* the process changes its address space without asking us */
+	UP_WANT = 22,   /* the job has said that it will need a range: MADV_WILLNEED */
 	/* code in the job (uffdprefetch/job/channel.py) to service: an order has been announced */
 	UP_PLAN = 20,
 	/* service to agent */
@@ -77,6 +78,8 @@ enum up_attach_flag {
 	UP_ATTACH_INHERITED = 1 << 0, /* mapped before the fork; no descriptor comes with it */
 	UP_ATTACH_WRITABLE = 1 << 1,  /* the job's description is O_RDWR: lay nothing */
 	UP_ATTACH_KNOWN = 1 << 2, /* its address was known before mmap(2) returned: lay nothing */
+	UP_ATTACH_COPIES = 1 << 3, /* private and writable: its pages may be the job's own, lay nothing */
+	UP_ATTACH_WANTED = 1 << 4, /* MAP_POPULATE: the job has said that it will need all of it */
 };
 
 /* up_file.verdict */
@@ -129,6 +132,11 @@ struct up_attach {
 
 struct up_gone {
 	uint32_t region, reason;
+};
+
+struct up_want {
+	uint32_t region, reserved;
+	uint64_t start_bytes, end_bytes; /* in the file */
 };
 
 /* How the mapping is served. UP_CHECKPOINTS: these pages of the checkpoint memfd, which comes with the
@@ -203,6 +211,7 @@ struct up_message {
 		struct up_gone gone;
 		struct up_file file;
 		struct up_bypass bypass;
+		struct up_want want;
 		struct up_command command;
 		struct up_ack ack;
 		struct up_plan plan;

@@ -132,6 +132,23 @@ static uint32_t slot_of(const struct up_region *r)
 
 /* ------------------------------------------------------------------ the job's requests */
 
+/* --engine pool: what the file is put back from, also in a forked child. A shared mapping can be had, as
+ * long as is wanted, from any of its pages (mremap(2) of no bytes): `page` is one. A private one cannot:
+ * that is mapped whole, and nobody can read it where it is kept. Without an anchor the pool does not
+ * serve. */
+static void keep_anchor(struct up_region *r, uintptr_t page)
+{
+	long p = (long)page;
+
+	if ((r->map_flags & MAP_TYPE) == MAP_PRIVATE) {
+		up_sys2(SYS_munmap, page, up_job.page_bytes);
+		p = (long)up_mmap(NULL, r->length, PROT_NONE,
+				  MAP_PRIVATE | (r->map_flags & MAP_NORESERVE), r->fd, r->offset);
+	}
+	if (!up_failed(p))
+		atomic_store(&r->anchor, (uintptr_t)p);
+}
+
 /* What is mapped there and what the descriptor is: the number was the mapping thread's, and another
  * thread may have let it name another file meanwhile (dup2). Asked by a page of the descriptor, because
  * stat(2) and the maps do not always count devices alike. */
@@ -153,9 +170,8 @@ static int is_what_is_mapped(struct agent *a, struct up_region *r)
 		ret = -ESTALE;
 	if (!ret && up_region_intact(a, r) != 1)
 		ret = -ESTALE;
-	/* --engine pool: a forked child makes its mapping of it */
-	if (!ret && up_job.pool && (r->map_flags & MAP_TYPE) != MAP_PRIVATE)
-		atomic_store(&r->anchor, (uintptr_t)p);
+	if (!ret && up_job.pool && !r->copies)
+		keep_anchor(r, (uintptr_t)p);
 	else
 		up_sys2(SYS_munmap, p, up_job.page_bytes);
 	return ret;
@@ -269,6 +285,20 @@ void up_prepare_late(struct agent *a, struct up_region *r)
 		up_futex_wake(&q->state);
 }
 
+/* What is told before the last has been sent is told with it, and what lies between them. */
+static void on_want(struct agent *a, const struct up_request *q)
+{
+	struct up_region *r = &up_job.region[q->region % UP_REGIONS];
+
+	if (atomic_load(&r->state) != UP_LIVE || atomic_load(&r->id) != q->region)
+		return;
+	if (!r->want_end || q->start < r->want_start)
+		r->want_start = q->start;
+	if (q->end > r->want_end)
+		r->want_end = q->end;
+	up_queue(a, r);
+}
+
 static void on_request(struct agent *a, struct up_request *q)
 {
 	struct up_region *r = &up_job.region[q->region % UP_REGIONS];
@@ -311,6 +341,10 @@ static void on_request(struct agent *a, struct up_request *q)
 		for (uint32_t i = 0; i < a->slots; i++)
 			up_abandon(a, &up_job.region[i]);
 		break;
+	case UP_REQ_WANT:
+		on_want(a, q);
+		atomic_store(&q->state, UP_REQ_FREE);
+		return;
 	case UP_REQ_BYE:
 		if (a->welcomed && !a->bye && !up_say_bye(a)) {
 			a->bye = q;

@@ -97,6 +97,10 @@ int up_prepare_replacement(struct agent *a, struct up_region *r);
  * its own accord, so not in a process that bypasses. */
 void up_detach(struct agent *a, struct up_region *r);
 void *up_map_anew(struct up_region *r);
+/* The first page in a private mapping's [start, end) that is a copy of its own: a debugger, or the job
+ * through /proc/self/mem, has written it, or a device has pinned it. `end`: none. Where the kernel does
+ * not say, the first page. */
+uintptr_t up_next_copy(const struct agent *a, uintptr_t start, uintptr_t end);
 
 /* bypass.c */
 /* From now on nothing is done by address in this process. */

@@ -57,7 +57,7 @@ int up_lay(struct agent *a, struct up_region *r, uint64_t page, int checkpoint_f
 
 	if (ret)
 		return (int)ret;
-	if (r->writable || checkpoint_fd < 0 || uffd < 0)
+	if (r->writable || r->copies || checkpoint_fd < 0 || uffd < 0)
 		return -EINVAL;
 	if (a->overlays >= a->overlays_max || laid >= UP_PAGES_MAX)
 		return -ENOSPC;
@@ -221,15 +221,31 @@ static int checkpoints_intact(const struct agent *a, const struct up_region *r)
 	return 1;
 }
 
-/* Whether a page of a private mapping is a copy of its own: a debugger, or the job through
- * /proc/self/mem, has written it, or a device has pinned it. 1 also where the kernel does not say. */
+uintptr_t up_next_copy(const struct agent *a, uintptr_t start, uintptr_t end)
+{
+	uint64_t entry[512];
+	size_t page = up_job.page_bytes;
+
+	while (start < end) {
+		size_t want = (end - start) / page;
+		long n;
+
+		if (want > sizeof(entry) / sizeof(entry[0]))
+			want = sizeof(entry) / sizeof(entry[0]);
+		n = up_sys4(SYS_pread64, a->pagemap_fd, entry, want * sizeof(entry[0]),
+			    start / page * sizeof(entry[0]));
+		if (up_failed(n) || n < (long)sizeof(entry[0]))
+			return start;
+		for (long i = 0; i < n / (long)sizeof(entry[0]); i++, start += page)
+			if (entry[i] & PAGEMAP_THERE && !(entry[i] & PAGEMAP_FILE))
+				return start;
+	}
+	return end;
+}
+
 static int is_copy(const struct agent *a, uintptr_t address)
 {
-	uint64_t entry = 0;
-	long n = up_sys4(SYS_pread64, a->pagemap_fd, &entry, sizeof(entry),
-			 address / up_job.page_bytes * sizeof(entry));
-
-	return n != sizeof(entry) || (entry & PAGEMAP_THERE && !(entry & PAGEMAP_FILE));
+	return up_next_copy(a, address, address + up_job.page_bytes) == address;
 }
 
 /* Such a page is the job's own from now on: the file must not take its place. */

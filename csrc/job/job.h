@@ -44,18 +44,22 @@ struct up_region {
 	_Atomic uint64_t offset;
 	uint64_t device, inode, size;
 	int64_t mtime_ns;
-	int prot, map_flags;
+	_Atomic int prot;
+	int map_flags;
 	_Atomic int advice;   /* MADV_NORMAL, _RANDOM or _SEQUENTIAL as it now is in the kernel */
 	_Atomic size_t swallowed; /* so much of it the job wanted MADV_RANDOM, and did not get it */
 	int writable;         /* the description is O_RDWR: nothing may be laid */
+	int wanted; /* MAP_POPULATE: the job has said that it will need all of it */
+	int copies; /* private and writable, its pages may be the job's own: nothing may be laid */
 	int known; /* MAP_FIXED, perhaps over what a thread is reading: nothing may be laid */
 	int inherited;        /* came through fork, not yet taken up by this process's agent */
 	_Atomic uint32_t swap;   /* enum up_swap: who mapped it waits for the service's verdict */
 	_Atomic int pooled;      /* the pool lies here, and is not inherited by a child */
-	_Atomic uintptr_t anchor; /* one page of the file: what a forked child makes its mapping of */
+	_Atomic uintptr_t anchor; /* of the file, kept elsewhere (up_map_of_anchor) */
 	/* the agent's alone; descriptors are numbers in the agent's table */
 	int fd, pool_fd; /* pool_fd: the pool's memory, to write what the service does not */
 	uint32_t verdict, sent;
+	uint64_t want_start, want_end; /* in the file: still to be told as UP_WANT; 0, 0: nothing */
 	uint32_t queued; /* counted in the agent's ``pending`` */
 	int refused;     /* errno: why the pool does not lie here, as the service must still be told */
 	struct up_vma mapped; /* what the kernel said right after mmap(2) */
@@ -83,6 +87,7 @@ enum up_request_op {
 	UP_REQ_FORGET,     /* nothing of ours answers there any more: the job is about to change it */
 	UP_REQ_BYE,        /* the process ends: let the service read its page tables first */
 	UP_REQ_QUIT,       /* detach all, end the agent */
+	UP_REQ_WANT,       /* the job will need [start, end) of the file; nobody waits for an answer */
 };
 
 /* The result of UP_REQ_DETACH where the agent has put the file back itself, and let go of the region. */
@@ -105,6 +110,7 @@ struct up_request {
 	uint32_t region; /* up_region.id: its slot may be another mapping's by now */
 	int job_fd;
 	int result;
+	uint64_t start, end; /* UP_REQ_WANT: bytes of the file */
 };
 
 struct up_job {
@@ -218,6 +224,13 @@ void up_introduce(struct up_hello *hello) __attribute__((visibility("hidden")));
 /* checkpoint.c: the pages of a mapping of the file at p in place of the checkpoints; p is unmapped. By
  * the thread that may act on the region. How many could not be put there. */
 uint32_t up_replace_checkpoints(struct up_region *r, uintptr_t p) __attribute__((visibility("hidden")));
+
+/* request.c: the file as the region has it, mapped elsewhere: its address or -errno. Of the anchor, not by
+ * mmap(2): there NFS and Lustre ask their servers, which may not answer, with the lock held that all of
+ * the process's threads need. */
+long up_map_of_anchor(struct up_region *r) __attribute__((visibility("hidden")));
+/* How long the anchor's mapping is. */
+size_t up_anchor_bytes(const struct up_region *r) __attribute__((visibility("hidden")));
 
 /* agent.c */
 int up_agent_spawn(void) __attribute__((visibility("hidden")));

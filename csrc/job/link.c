@@ -128,6 +128,8 @@ static int send_attach(struct agent *a, struct up_region *r)
 	m.attach.region = r->id;
 	m.attach.flags = (r->inherited ? UP_ATTACH_INHERITED : 0) |
 			 (r->writable ? UP_ATTACH_WRITABLE : 0) |
+			 (r->copies ? UP_ATTACH_COPIES : 0) |
+			 (r->wanted ? UP_ATTACH_WANTED : 0) |
 			 (r->known ? UP_ATTACH_KNOWN : 0);
 	m.attach.address = r->address;
 	m.attach.length_bytes = r->length;
@@ -143,6 +145,25 @@ static int send_attach(struct agent *a, struct up_region *r)
 		return ret;
 	r->sent = 1;
 	up_unqueue(a, r);
+	if (r->want_end)
+		up_queue(a, r);
+	return 0;
+}
+
+static int send_want(struct agent *a, struct up_region *r)
+{
+	struct up_message m = { 0 };
+	int ret;
+
+	m.want.region = r->id;
+	m.want.start_bytes = r->want_start;
+	m.want.end_bytes = r->want_end;
+	ret = send_message(a, UP_WANT, &m, -1);
+	if (ret)
+		return ret;
+	r->want_start = r->want_end = 0;
+	if (!r->refused)
+		up_unqueue(a, r);
 	return 0;
 }
 
@@ -193,6 +214,8 @@ void up_flush(struct agent *a)
 
 		if ((state == UP_LIVE || (state == UP_CLOSING && r->asked)) && !r->sent &&
 		    send_attach(a, r))
+			return;
+		if (state == UP_LIVE && r->want_end && send_want(a, r))
 			return;
 		if (state == UP_LIVE && r->refused && say_refused(a, r))
 			return;

@@ -14,6 +14,8 @@
 #ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22
 #endif
+/* Of less the kernel itself reads all at once (read_ahead_kb is 128 by default). */
+#define WANT_LEAST_BYTES (256 << 10)
 #ifndef MAP_32BIT /* AArch64 */
 #define MAP_32BIT 0
 #endif
@@ -27,6 +29,13 @@ static int large_enough(const struct stat *st, off_t offset)
 	return st->st_size > offset && (uint64_t)(st->st_size - offset) >= up_job.min_bytes;
 }
 
+/* Its pages may become copies of the job's own: nothing of ours ever lies there. What the job writes
+ * to a shared one the file gets: that is not a reader. */
+static int makes_copies(int prot, int flags)
+{
+	return prot == (PROT_READ | PROT_WRITE) && (flags & MAP_TYPE) == MAP_PRIVATE;
+}
+
 static int eligible(size_t length, int prot, int flags, int fd, off_t offset, struct stat *st)
 {
 	int type = flags & MAP_TYPE;
@@ -34,7 +43,8 @@ static int eligible(size_t length, int prot, int flags, int fd, off_t offset, st
 
 	if ((!up_job.enabled && !up_alone) || atomic_load(&up_job.disabled) ||
 	    atomic_load(&up_job.bypassed) || fd < 0 ||
-	    prot != PROT_READ || (flags & unfit) || length < up_job.min_bytes ||
+	    (prot != PROT_READ && !makes_copies(prot, flags)) || (flags & unfit) ||
+	    length < up_job.min_bytes ||
 	    (type != MAP_SHARED && type != MAP_PRIVATE && type != MAP_SHARED_VALIDATE) ||
 	    !up_in_own_process())
 		return 0;
@@ -84,9 +94,28 @@ static struct up_region *claim_region(void)
 	return NULL;
 }
 
-/* The mapping exists and nobody knows its address yet: hand it to the agent. */
-static void adopt(void *p, size_t length, int prot, int flags, int fd, off_t offset,
-		  const struct stat *st)
+/* Whether MAP_POPULATE may become what its manual page calls it, a hint. Of a private mapping that can be
+ * written the kernel makes the copies by it, and what is O_RDWR may be read beside its writer. */
+static int may_come_later(int prot, int flags, int fd)
+{
+	long status;
+
+	if (!(flags & MAP_POPULATE) || prot != PROT_READ || up_job.keep_advice)
+		return 0;
+	status = up_sys3(SYS_fcntl, fd, F_GETFL, 0);
+	return !up_failed(status) && (status & O_ACCMODE) == O_RDONLY && !(status & O_PATH);
+}
+
+/* Nobody streams it: as the kernel would have. Before Linux 5.14 less of it. */
+static void populate(void *p, size_t length)
+{
+	if (up_failed(up_sys3(SYS_madvise, p, length, MADV_POPULATE_READ)))
+		up_sys3(SYS_madvise, p, length, MADV_WILLNEED);
+}
+
+/* The mapping exists and nobody knows its address yet: hand it to the agent. Whether that has it. */
+static int adopt(void *p, size_t length, int prot, int flags, int fd, off_t offset,
+		 const struct stat *st, int wanted)
 {
 	long status = up_sys3(SYS_fcntl, fd, F_GETFL, 0);
 	size_t mask = up_job.page_bytes - 1;
@@ -96,13 +125,14 @@ static void adopt(void *p, size_t length, int prot, int flags, int fd, off_t off
 
 	if (up_failed(status) || (status & O_ACCMODE) == O_WRONLY || (status & O_PATH) ||
 	    !up_agent_ready())
-		return;
+		return 0;
 	/* Checkpoints, and the pool's memory, are laid while nobody knows the address. */
 	waits = !up_job.no_uffd && (status & O_ACCMODE) != O_RDWR && !(flags & MAP_FIXED) &&
+		prot == PROT_READ &&
 		(up_job.pool || (up_job.listen_bytes && length >= up_job.listen_bytes));
 	r = claim_region();
 	if (!r)
-		return;
+		return 0;
 	r->address = (uintptr_t)p;
 	r->map_length = (length + mask) & ~mask;
 	r->length = bytes < length ? ((size_t)bytes + mask) & ~mask : r->map_length;
@@ -116,6 +146,9 @@ static void adopt(void *p, size_t length, int prot, int flags, int fd, off_t off
 	r->advice = MADV_NORMAL;
 	atomic_store(&r->swallowed, 0);
 	r->writable = (status & O_ACCMODE) == O_RDWR;
+	r->copies = prot != PROT_READ;
+	r->wanted = wanted;
+	r->want_start = r->want_end = 0;
 	r->known = (flags & MAP_FIXED) != 0;
 	r->inherited = 0;
 	atomic_store(&r->laid, 0);
@@ -127,23 +160,29 @@ static void adopt(void *p, size_t length, int prot, int flags, int fd, off_t off
 	r->verdict = r->sent = r->queued = 0;
 	r->refused = 0;
 	r->asked = NULL;
-	if (!up_attach(r, fd) && waits && up_await_swap(r, &looks)) {
+	if (up_attach(r, fd))
+		return 0;
+	if (waits && up_await_swap(r, &looks)) {
 		/* The agent died over it: nobody knows what lies there now. */
 		up_mmap(p, length, prot, (flags & (MAP_TYPE | MAP_NORESERVE)) | MAP_FIXED, fd,
 			(uint64_t)offset);
 		atomic_store(&r->pooled, 0);
 	}
+	return 1;
 }
 
 static void *map(void *address, size_t length, int prot, int flags, int fd, off_t offset)
 {
-	int saved = errno;
+	int saved = errno, later, served = 0;
 	struct stat st;
 	void *p;
 
 	if (__builtin_expect(up_own_locks, 0))
 		up_lock_mapped();
-	if (up_job.pool && !address && !(flags & (MAP_FIXED | MAP_32BIT)) &&
+	later = may_come_later(prot, flags, fd) && eligible(length, prot, flags, fd, offset, &st);
+	if (later)
+		flags &= ~MAP_POPULATE;
+	if (up_job.pool && prot == PROT_READ && !address && !(flags & (MAP_FIXED | MAP_32BIT)) &&
 	    eligible(length, prot, flags, fd, offset, &st))
 		address = huge_place(length, (uint64_t)offset);
 	if (flags & MAP_FIXED)
@@ -159,9 +198,11 @@ static void *map(void *address, size_t length, int prot, int flags, int fd, off_
 		/* A handler may map, too, or leave by siglongjmp: not in the middle of this. */
 		uint64_t mask = up_block_signals();
 
-		adopt(p, length, prot, flags, fd, offset, &st);
+		served = adopt(p, length, prot, flags, fd, offset, &st, later);
 		up_restore_signals(mask);
 	}
+	if (later && !served)
+		populate(p, length);
 	errno = saved;
 	return p;
 }
@@ -215,11 +256,25 @@ UP_EXPORT void *mremap(void *old, size_t old_length, size_t length, int flags, .
 	return (void *)up_fail(up_sys5(SYS_mremap, old, old_length, length, flags, target));
 }
 
+/* Whether all that is managed there has these rights already: then nothing changes. */
+static int has_rights(uintptr_t address, size_t length, int prot)
+{
+	for (uint32_t i = 0; i < UP_REGIONS && atomic_load(&up_job.live); i++) {
+		const struct up_region *r = &up_job.region[i];
+		uint32_t state = atomic_load(&r->state);
+
+		if ((state == UP_LIVE || up_is_closing(state)) &&
+		    up_overlaps(r, address, length) && r->prot != prot)
+			return 0;
+	}
+	return 1;
+}
+
 UP_EXPORT int mprotect(void *address, size_t length, int prot)
 {
 	int saved = errno;
 
-	if (prot != PROT_READ)
+	if (!has_rights((uintptr_t)address, length, prot))
 		up_give_back((uintptr_t)address, length, UP_REQ_DETACH);
 	errno = saved;
 	if (up_next.mprotect)
@@ -304,6 +359,35 @@ static int advise_regions(uintptr_t address, size_t length, int advice)
 	return swallowed;
 }
 
+/* MADV_WILLNEED of a range: the kernel reads its beginning at most (force_page_cache_readahead()), and on some
+ * network file systems nothing. */
+static void tell_wanted(uintptr_t address, size_t length)
+{
+	int ours = 0;
+
+	if (length < WANT_LEAST_BYTES || address + length < address)
+		return;
+	for (uint32_t i = 0; i < UP_REGIONS && atomic_load(&up_job.live); i++) {
+		struct up_region *r = &up_job.region[i];
+		uint32_t id = atomic_load(&r->id);
+		uintptr_t start = atomic_load(&r->address), end = start + atomic_load(&r->length);
+		uint64_t offset = atomic_load(&r->offset) - start;
+
+		if (atomic_load(&r->state) != UP_LIVE || atomic_load(&r->id) != id)
+			continue;
+		if (start < address)
+			start = address;
+		if (end > address + length)
+			end = address + length;
+		if (start >= end)
+			continue;
+		if (!ours && !up_in_own_process())
+			return;
+		ours = 1;
+		up_want(id, start + offset, end + offset);
+	}
+}
+
 static int advise_kernel(void *address, size_t length, int advice)
 {
 	if (up_next.madvise)
@@ -316,6 +400,8 @@ UP_EXPORT int madvise(void *address, size_t length, int advice)
 	uint32_t closings = atomic_load(&up_job.closings);
 	int saved = errno, ret;
 
+	if (advice == MADV_WILLNEED && !up_job.keep_advice)
+		tell_wanted((uintptr_t)address, length);
 	if (!is_kept(advice) || !atomic_load(&up_job.live))
 		return advise_kernel(address, length, advice);
 	ret = advise_regions((uintptr_t)address, length, advice);

@@ -82,6 +82,15 @@ static size_t put_back_part(const struct agent *a, struct up_region *r, void *p,
 	if (!up_vma_alike(&v, &r->pool_mapped) ||
 	    v.offset + (start - v.start) != r->offset + (start - r->address))
 		return 0;
+	/* A copy is the job's own, and stays: so does the region, as the pool's. */
+	if ((r->map_flags & MAP_TYPE) == MAP_PRIVATE) {
+		end = up_next_copy(a, start, *at);
+		if (end == start) {
+			*at = start + up_job.page_bytes;
+			return 0;
+		}
+		*at = end;
+	}
 	return put_back(r, p, start, *at - start) ? *at - start : 0;
 }
 
@@ -97,24 +106,13 @@ static size_t put_back_parts(const struct agent *a, struct up_region *r, void *p
 	return done;
 }
 
-/* Elsewhere. Of the anchor, not by mmap(2): there NFS and Lustre ask their servers, which may not answer,
- * with the lock held that all of the process's threads need. */
-static void *map_file(struct up_region *r)
-{
-	long p = up_sys4(SYS_mremap, atomic_load(&r->anchor), 0, r->length, MREMAP_MAYMOVE);
-
-	if (!up_failed(p) && r->advice != MADV_NORMAL)
-		up_sys3(SYS_madvise, p, r->length, r->advice);
-	return (void *)p;
-}
-
 static void leave_pool(struct agent *a, struct up_region *r, int nobody_knows_it)
 {
 	size_t done = 0;
 	void *p;
 
 	up_step(a, UP_STATE_DETACHING);
-	p = map_file(r);
+	p = (void *)up_map_of_anchor(r);
 	if (!nobody_knows_it) {
 		done = put_back_parts(a, r, p);
 	} else if (up_hands_on(r)) {
@@ -154,7 +152,7 @@ int up_pool_enter(struct agent *a, struct up_region *r, int memfd)
 	void *p;
 	long ret;
 
-	if (a->pool_uffd < 0 || memfd < 0 || r->fd < 0)
+	if (a->pool_uffd < 0 || memfd < 0 || r->fd < 0 || r->copies)
 		return -EINVAL;
 	r->pool_fd = reopen_to_write(memfd);
 	if (r->pool_fd < 0)
@@ -192,7 +190,7 @@ void up_pool_release(struct up_region *r)
 	uintptr_t anchor = atomic_exchange(&r->anchor, 0);
 
 	if (anchor)
-		up_sys2(SYS_munmap, anchor, up_job.page_bytes);
+		up_sys2(SYS_munmap, anchor, up_anchor_bytes(r));
 }
 
 int up_pool_is_silent(const struct agent *a)

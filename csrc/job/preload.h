@@ -100,14 +100,16 @@ uint64_t up_block_signals(void);
 void up_restore_signals(uint64_t before);
 /* UP_REQ_ATTACH of a region that the caller has filled in: 0 when it is LIVE. */
 int up_attach(struct up_region *r, int job_fd);
+/* The job will need [start, end) of the region's file: a hint, which is lost where the agent has too much
+ * to do. */
+void up_want(uint32_t region, uint64_t start, uint64_t end);
 /* Start the agent when it is not there; whether there is one. */
 int up_agent_ready(void);
 /* --engine pool: until the service has said how it serves the mapping, while *looks (steps, from
  * up_job.patience on) lasts, and without waiting while it is known to be silent. The caller is the
  * only one who knows the address. 0, or -ESRCH when the agent died over it. */
 int up_await_swap(struct up_region *r, int *looks);
-/* The file in the pool's place, without the agent. One page of it was kept, and mremap(2) of no bytes
- * makes a mapping of any length from a shared one. 0 or -errno. */
+/* The file in the pool's place, without the agent: 0 or -errno. */
 int up_map_from_anchor(struct up_region *r);
 /* Take a region back from the agent, because [address, +length) changes; 0 when another thread has
  * just done so. */

@@ -15,6 +15,10 @@
 
 #include "job/preload.h"
 
+#ifndef MREMAP_DONTUNMAP
+#define MREMAP_DONTUNMAP 4
+#endif
+
 /* Where even waiting is refused (a filter of the job's): looks that take about as long. */
 #define REFUSED_LOOKS 20000
 /* Interrupted as often as this in one step, it is over, too: the kernel tells us no time. */
@@ -180,6 +184,26 @@ int up_ask(uint32_t op, uint32_t region, int job_fd)
 	return result;
 }
 
+void up_want(uint32_t region, uint64_t start, uint64_t end)
+{
+	if (!up_agent_alive())
+		return;
+	for (int i = 0; i < UP_REQUESTS; i++) {
+		struct up_request *q = &up_job.request[i];
+		uint32_t is_free = UP_REQ_FREE;
+
+		if (!atomic_compare_exchange_strong(&q->state, &is_free, UP_REQ_CLAIMED))
+			continue;
+		q->op = UP_REQ_WANT;
+		q->region = region;
+		q->start = start;
+		q->end = end;
+		atomic_store(&q->state, UP_REQ_POSTED);
+		up_agent_ring_bell();
+		return;
+	}
+}
+
 int up_attach(struct up_region *r, int job_fd)
 {
 	uint32_t opening = UP_OPENING, live = UP_LIVE;
@@ -242,18 +266,45 @@ int up_await_swap(struct up_region *r, int *looks)
 	return 0;
 }
 
-int up_map_from_anchor(struct up_region *r)
+size_t up_anchor_bytes(const struct up_region *r)
+{
+	return (r->map_flags & MAP_TYPE) == MAP_PRIVATE ? r->length : up_job.page_bytes;
+}
+
+long up_map_of_anchor(struct up_region *r)
 {
 	uintptr_t anchor = atomic_load(&r->anchor);
-	long p = anchor ? up_sys5(SYS_mremap, anchor, 0, r->length, MREMAP_MAYMOVE | MREMAP_FIXED,
-				  r->address)
-			: -ENOENT;
+	int whole = (r->map_flags & MAP_TYPE) == MAP_PRIVATE;
+	long p, ret;
 
+	if (!anchor)
+		return -ENOENT;
+	/* What is kept of a private one stays where it is, and has no page to be moved (Linux 5.13 for a
+	 * file's). */
+	p = up_sys4(SYS_mremap, anchor, whole ? r->length : 0, r->length,
+		    MREMAP_MAYMOVE | (whole ? MREMAP_DONTUNMAP : 0));
 	if (up_failed(p))
-		return (int)p;
+		return p;
+	ret = whole ? up_sys3(SYS_mprotect, p, r->length, r->prot) : 0;
+	if (up_failed(ret)) {
+		up_sys2(SYS_munmap, p, r->length);
+		return ret;
+	}
 	if (r->advice != MADV_NORMAL)
-		up_sys3(SYS_madvise, r->address, r->length, r->advice);
-	return 0;
+		up_sys3(SYS_madvise, p, r->length, r->advice);
+	return p;
+}
+
+int up_map_from_anchor(struct up_region *r)
+{
+	long p = up_map_of_anchor(r), ret = p;
+
+	if (!up_failed(p))
+		ret = up_sys5(SYS_mremap, p, r->length, r->length, MREMAP_MAYMOVE | MREMAP_FIXED,
+			      r->address);
+	if (!up_failed(p) && up_failed(ret))
+		up_sys2(SYS_munmap, p, r->length);
+	return up_failed(ret) ? (int)ret : 0;
 }
 
 /* The file's own pages in place of the checkpoints': a shared mapping can be duplicated from any of its
@@ -286,7 +337,7 @@ static void make_plain(struct up_region *r, uint32_t op)
 		duplicate_file(r);
 	p = atomic_exchange(&r->anchor, 0); /* not before: a child of fork(2) has the file from there */
 	if (p)
-		up_sys2(SYS_munmap, p, up_job.page_bytes);
+		up_sys2(SYS_munmap, p, up_anchor_bytes(r));
 	/* One kind of pages again, also past the end of the file. */
 	swallowed = op == UP_REQ_FORGET ? 0 : atomic_exchange(&r->swallowed, 0);
 	if (swallowed)

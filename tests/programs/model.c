@@ -57,7 +57,9 @@ static unsigned long number, verbose, over_checkpoints, waits;
 static struct {
 	char *base;
 	size_t pages;
+	int private, writable;
 } floating[FLOATING];
+static int is_child; /* of fork(2) */
 
 static int raw_mode, pool, segment; /* pool: the raw mode with --engine pool */
 static int raw; /* this operation passes no library */
@@ -299,7 +301,7 @@ static void map_file(int how)
 	size_t page = below(ARENA_PAGES);
 	int private = !below(4);
 	int prot = below(6) ? PROT_READ : prots[below(6)];
-	int flags = private ? MAP_PRIVATE : MAP_SHARED;
+	int flags = (private ? MAP_PRIVATE : MAP_SHARED) | (below(8) ? 0 : MAP_POPULATE);
 	void *p;
 
 	if (pages > ARENA_PAGES - page)
@@ -314,22 +316,46 @@ static void map_file(int how)
 static void map_floating(void)
 {
 	size_t i = below(FLOATING), pages = (file_bytes + PAGE - 1) / PAGE;
+	int private = !below(3), writable = private && below(2);
+	int prot = writable ? PROT_READ | PROT_WRITE : PROT_READ;
+	int flags = (private ? MAP_PRIVATE : MAP_SHARED) | (below(4) ? 0 : MAP_POPULATE);
 	void *p;
 
 	if (floating[i].base)
 		return;
 	errno = 0;
-	p = by_mmap(NULL, file_bytes, PROT_READ, MAP_SHARED, file_fd, 0);
-	line("mmap-anywhere", where(p), p == MAP_FAILED ? 0 : look_at(p, pages), "%zu", i);
+	p = by_mmap(NULL, file_bytes, prot, flags, file_fd, 0);
+	line("mmap-anywhere", where(p), p == MAP_FAILED ? 0 : look_at(p, pages), "%zu,%d,%x", i,
+	     prot, flags);
 	if (p == MAP_FAILED)
 		return;
 	floating[i].base = p;
 	floating[i].pages = pages;
+	floating[i].private = private;
+	floating[i].writable = writable;
+}
+
+/* A write where the page lets us: a private page of our own stays our own. */
+static void write_to(const char *what, char *at, long place)
+{
+	char value = (char)draw();
+	volatile long ret = 0;
+	int sig = sigsetjmp(back, 1);
+
+	if (sig)
+		ret = sig;
+	else {
+		expecting = 1;
+		*(volatile char *)at = value;
+	}
+	expecting = 0;
+	line(what, ret, 0, "%ld", place);
 }
 
 static void work_floating(void)
 {
 	size_t i = below(FLOATING), pages;
+	int prot;
 	long ret;
 	void *p;
 
@@ -338,7 +364,7 @@ static void work_floating(void)
 		return;
 	}
 	errno = 0;
-	switch (below(5)) {
+	switch (below(8)) {
 	case 0: /* a part of it */
 		pages = 1 + below(floating[i].pages);
 		floating[i].pages -= pages;
@@ -350,6 +376,8 @@ static void work_floating(void)
 		break;
 	case 1:
 		pages = 1 + below(2 * floating[i].pages);
+		if (is_child && floating[i].private) /* a known difference: docs/safety.md */
+			break;
 		p = by_mremap(floating[i].base, floating[i].pages * PAGE, pages * PAGE,
 			      MREMAP_MAYMOVE, NULL);
 		if (p != MAP_FAILED) {
@@ -361,7 +389,7 @@ static void work_floating(void)
 		break;
 	case 2:
 		ret = by_madvise(floating[i].base, floating[i].pages * PAGE,
-			      advices[below(3)]); /* normal, random, sequential */
+			      advices[below(4)]); /* normal, random, sequential, willneed */
 		line("madvise-floating", ret, 0, "%zu", i);
 		break;
 	case 3:
@@ -371,6 +399,17 @@ static void work_floating(void)
 		ret = by_munmap(floating[i].base, floating[i].pages * PAGE);
 		line("munmap-floating", ret, 0, "%zu", i);
 		floating[i].base = NULL;
+		break;
+	case 5 ... 6:
+		pages = below(floating[i].pages) * PAGE + below(PAGE);
+		write_to("write-floating", floating[i].base + pages, (long)pages);
+		break;
+	case 7:
+		floating[i].writable = floating[i].private && !floating[i].writable;
+		prot = floating[i].writable ? PROT_READ | PROT_WRITE : PROT_READ;
+		ret = by_mprotect(floating[i].base, floating[i].pages * PAGE, prot, 0);
+		line("mprotect-floating", ret, look_at(floating[i].base, floating[i].pages), "%zu,%d",
+		     i, prot);
 		break;
 	}
 }
@@ -488,22 +527,11 @@ static void attach_segment(void)
 	line("shmat", where(p), p == (void *)-1 ? 0 : look_at(p, SEGMENT_PAGES), "%zu", page);
 }
 
-/* A write where the page lets us: a private page of our own stays our own. */
 static void scribble(void)
 {
 	char *at = ARENA + below(ARENA_PAGES) * PAGE + below(PAGE);
-	char value = (char)draw();
-	volatile long ret = 0;
-	int sig = sigsetjmp(back, 1);
 
-	if (sig)
-		ret = sig;
-	else {
-		expecting = 1;
-		*(volatile char *)at = value;
-	}
-	expecting = 0;
-	line("write", ret, 0, "%ld", (long)(at - ARENA));
+	write_to("write", at, (long)(at - ARENA));
 }
 
 /* Until the other side has laid something, or a moment has gone by: no state of the model. */
@@ -530,6 +558,7 @@ static void fork_one(void)
 	pid = raw ? raw_fork() : fork();
 	if (pid == 0) {
 		state = seed | 1;
+		is_child = 1;
 		operate(raw_mode ? 6 : 12, 1);
 		line("child", 0, look_at(ARENA, ARENA_PAGES), "");
 		_exit(0);

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from uffdprefetch.base.procfs import CHECKPOINT_NAME, Mapping, read_only_files
+from uffdprefetch.base.procfs import CHECKPOINT_NAME, Mapping, file_readers
 from uffdprefetch.service import observe
 from uffdprefetch.service.observe import Observer
 
@@ -20,19 +20,21 @@ def line(start: int, length: int, rights: str, offset: int, inode: int, path: st
     return f"{start:x}-{start + length:x} {rights} {offset:08x} 08:01 {inode} {path}"
 
 
-def test_large_read_only_mappings_of_files_are_watched_and_others_are_not() -> None:
+def test_large_mappings_that_only_read_files_are_watched_and_others_are_not() -> None:
     maps = "\n".join([
         line(1 << 40, 32 * MIB, "r--s", 0, 7, "/data/records"),
         line(2 << 40, 32 * MIB, "r--p", 4096, 8, "/data/with a blank"),
-        line(3 << 40, 32 * MIB, "rw-p", 0, 9, "/data/written"),
+        line(3 << 40, 32 * MIB, "rw-p", 0, 9, "/data/weights"),
+        line(8 << 40, 32 * MIB, "rw-s", 0, 12, "/data/written"),
         line(4 << 40, 8 * MIB, "r--p", 0, 10, "/data/small"),
         line(5 << 40, 32 * MIB, "r--p", 0, 0, "[heap]"),
         line(6 << 40, 32 * MIB, "r--p", 0, 11, "/data/gone (deleted)"),
         f"{7 << 40:x}-{(7 << 40) + 32 * MIB:x} r--p 00000000 00:00 0",
     ])  # fmt: skip
-    assert read_only_files(maps, 16 * MIB) == [
+    assert file_readers(maps, 16 * MIB) == [
         Mapping(1 << 40, (1 << 40) + 32 * MIB, 0, 7, True, "/data/records"),
         Mapping(2 << 40, (2 << 40) + 32 * MIB, 4096, 8, False, "/data/with a blank"),
+        Mapping(3 << 40, (3 << 40) + 32 * MIB, 0, 9, False, "/data/weights", copies=True),
     ]
 
 
@@ -47,7 +49,7 @@ def test_the_constants_of_a_program_or_a_library_are_none_of_the_jobs_data() -> 
             line(2 << 40, 64 * MIB, "r--p", 0, 8, "/data/records"),
         ]
         for maps in ("\n".join(parts), "\n".join(parts[::-1])):
-            assert [m.path for m in read_only_files(maps, MIB)] == ["/data/records"]
+            assert [m.path for m in file_readers(maps, MIB)] == ["/data/records"]
 
 
 def test_what_checkpoints_cut_into_pieces_is_one_mapping() -> None:
@@ -57,7 +59,7 @@ def test_what_checkpoints_cut_into_pieces_is_one_mapping() -> None:
         line(start + 16 * page, page, "r--p", 0, 99, CHECKPOINT_NAME + " (deleted)"),
         line(start + 17 * page, 32 * MIB, "r--s", 17 * page, 7, "/data/records"),
     ])  # fmt: skip
-    (found,) = read_only_files(maps, 16 * MIB)
+    (found,) = file_readers(maps, 16 * MIB)
     assert (found.start, found.end) == (start, start + 17 * page + 32 * MIB)
     assert found.path == "/data/records"
 

@@ -5,7 +5,6 @@ many processes, many mappings."""
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -260,18 +259,3 @@ def test_a_process_of_few_descriptors_maps_and_reads_on(job: Start, records: Rec
     for limit in (5, 9, 20):
         done = job(python(code, records.path, limit), options=POOL).finish().good()
         assert (limit, done.lines) == (limit, [{"wrong": [], "child": 0}])
-
-
-def test_a_private_mapping_is_served_by_checkpoints_and_that_is_said_once(
-    job: Start, records: Records
-) -> None:
-    code = """
-    maps = [Mapping(sys.argv[1], flags=MAP_PRIVATE).managed() for _ in range(3)]
-    say(digests=sorted({m.digest() for m in maps}), pooled=[m.pooled() for m in maps])
-    """
-    done = job(python(code, records.path), options=POOL).finish().good()
-    assert done.lines == [{"digests": [records.digest], "pooled": [False] * 3}]
-    assert done.summary is not None
-    told = [line for line in done.summary["degradations"] if "not served by the pool" in line]
-    assert len(told) == 1 and "private" in told[0]
-    assert json.dumps(done.summary["files"]).count("checkpoints")

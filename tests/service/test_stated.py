@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`--whole GLOB` under `wrap`, on the slow bed: what the user has said will be needed is on its way
-before the job has touched a byte of it (docs/bulk.md)."""
+"""What is said to be needed is on its way before the job has touched a byte of it, on the slow bed:
+by the user (`--whole GLOB`), by the job (MAP_POPULATE, MADV_WILLNEED); docs/bulk.md."""
 
 from __future__ import annotations
 
@@ -79,3 +79,70 @@ def test_a_file_that_is_not_named_or_does_not_fit_is_not(
         assert (said["state"] if said else None) == ("refused" if findings else None)
         found = [line for line in summary["degradations"] if "--whole" in line]
         assert len(found) == findings
+
+
+def all_of_it(bed: SlowBed, store: Path) -> None:
+    size = (store / ARRAY).stat().st_size
+    wait_until(lambda: bed.counters()["bytes"] >= size, lambda: f"all of it: {bed.counters()}")
+
+
+@pytest.mark.parametrize("engine", ["cache", "pool"])
+@pytest.mark.parametrize("flags", ["MAP_SHARED", "MAP_PRIVATE"])
+def test_a_mapping_to_be_populated_is_there_at_once_and_streamed_then(
+    job: Start, bed: SlowBed, store: Path, engine: str, flags: str
+) -> None:
+    """As llama.cpp maps a model. The kernel would have read all of it before mmap(2) returned."""
+    code = SITTER.replace("Mapping(path)", f"Mapping(path, flags={flags} | MAP_POPULATE)")
+    path = bed.path(ARRAY)
+    drop_cache(path)
+    bed.set(bandwidth=20_000_000)  # all of it would take seconds
+    bed.reset()
+    work = job(
+        python(code, path, store / ARRAY), options=("--engine", engine, "--budget", "512MiB")
+    )
+    assert work.line()["mapped"]
+    assert bed.counters()["bytes"] < (store / ARRAY).stat().st_size / 2
+    bed.set(bandwidth=300_000_000)
+    all_of_it(bed, store)
+    work.tell("read")
+    assert work.line()["right"]
+    said, _ = end(work, bed)
+    assert said["state"] in ("streamed", "done") and said["by"] == "the job"
+    assert bed.counters()["bytes"] < (store / ARRAY).stat().st_size * 1.05, "once"
+
+
+def test_of_a_private_writable_mapping_populate_stays_what_it_is(
+    job: Start, bed: SlowBed, store: Path
+) -> None:
+    """The kernel makes the copies by it."""
+    code = """
+    m = Mapping(sys.argv[1], flags=MAP_PRIVATE | MAP_POPULATE, prot=PROT_READ | PROT_WRITE)
+    say(missing=-(-m.length // PAGE) - m.present())
+    """
+    drop_cache(bed.path(ARRAY))
+    done = job(python(code, bed.path(ARRAY))).finish().good()
+    assert done.lines == [{"missing": 0}]
+
+
+def test_a_range_that_the_job_wants_is_read_and_no_other(
+    job: Start, bed: SlowBed, store: Path
+) -> None:
+    """MADV_WILLNEED: the kernel alone reads read_ahead_kb of it."""
+    code = """
+    m = Mapping(sys.argv[1])
+    say(mapped=m.length)
+    m.advise(MADV_WILLNEED, 4 << 20, 6 << 20)
+    hear()
+    """
+    path = bed.path(ARRAY)
+    drop_cache(path)
+    bed.reset()
+    work = job(python(code, path))
+    assert work.line()["mapped"] > 16 << 20
+    wait_until(lambda: bed.counters()["bytes"] >= 6 << 20, lambda: f"it: {bed.counters()}")
+    work.tell()
+    summary = work.finish().good().summary
+    assert summary is not None
+    assert bed.counters()["bytes"] < 7 << 20
+    (file,) = summary["files"]
+    assert (file["stated"]["asked_bytes"], file["stated"]["by"]) == (6 << 20, "the job")

@@ -20,8 +20,8 @@ from collections.abc import Callable
 from typing import Any
 
 PROT_NONE, PROT_READ, PROT_WRITE = 0, 1, 2
-MAP_SHARED, MAP_PRIVATE, MAP_FIXED = 1, 2, 0x10
-MADV_NORMAL, MADV_RANDOM, MADV_DONTNEED = 0, 1, 4
+MAP_SHARED, MAP_PRIVATE, MAP_FIXED, MAP_POPULATE = 1, 2, 0x10, 0x8000
+MADV_NORMAL, MADV_RANDOM, MADV_WILLNEED, MADV_DONTNEED = 0, 1, 3, 4
 PAGE = os.sysconf("SC_PAGESIZE")
 CHECKPOINTS = "uffdprefetch-checkpoints"
 AGENT = "uffdprefetch"
@@ -60,15 +60,16 @@ def until(condition: Callable[[], Any], what: str) -> Any:
 
 
 class Mapping:
-    """A read-only mapping of a file, made by mmap(2) as a C program would."""
+    """A mapping of a read-only file, made by mmap(2) as a C program would."""
 
     def __init__(
-        self, path: str | int, length: int = 0, offset: int = 0, flags: int = MAP_SHARED
-    ) -> None:
+        self, path: str | int, length: int = 0, offset: int = 0, flags: int = MAP_SHARED,
+        prot: int = PROT_READ,
+    ) -> None:  # fmt: skip
         fd = os.open(path, os.O_RDONLY) if isinstance(path, str) else path
         try:
             self.length = length or os.fstat(fd).st_size - offset
-            call = libc.mmap(None, self.length, PROT_READ, flags, fd, offset)
+            call = libc.mmap(None, self.length, prot, flags, fd, offset)
             self.address = checked(call, "mmap")
         finally:
             if isinstance(path, str):
@@ -117,6 +118,16 @@ class Mapping:
         """Wait until none lies over it any more; returns itself."""
         until(lambda: not self.checkpoints(), "the mapping to be given back")
         return self
+
+    def protect(self, prot: int) -> None:
+        checked(libc.mprotect(self.address, self.length, prot), "mprotect")
+
+    def present(self, start: int = 0, length: int = 0) -> int:
+        """How many of its pages are in this process's page table."""
+        first, pages = (self.address + start) // PAGE, -(-(length or self.length) // PAGE)
+        with open("/proc/self/pagemap", "rb", buffering=0) as table:
+            entries = os.pread(table.fileno(), 8 * pages, 8 * first)
+        return sum(entry >> 63 for (entry,) in struct.iter_unpack("<Q", entries))
 
     def advise(self, advice: int, start: int = 0, length: int = 0) -> None:
         checked(libc.madvise(self.address + start, length or self.length, advice), "madvise")

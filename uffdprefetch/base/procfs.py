@@ -22,10 +22,15 @@ class Mapping:
     inode: int
     shared: bool
     path: str
+    copies: bool = False  # private and writable: a page may be a copy of the process's own
 
 
-def read_only_files(maps: str, min_bytes: int) -> list[Mapping]:
-    """The read-only, not executable file mappings of at least min_bytes in a maps text, by address,
+#: Rights of a reader's mapping in /proc/PID/maps: what is written to a shared one the file gets.
+_READERS = ("r--p", "r--s", "rw-p")
+
+
+def file_readers(maps: str, min_bytes: int) -> list[Mapping]:
+    """The file mappings of at least min_bytes in a maps text that only read the file, by address,
     except of files with an executable one (programs, libraries). One that our checkpoints split
     counts as one."""
     found: list[Mapping] = []
@@ -35,7 +40,7 @@ def read_only_files(maps: str, min_bytes: int) -> list[Mapping]:
         fields = line.split(None, 5)
         if len(fields) == 6 and fields[1][2] == "x":
             programs.add((int(fields[4]), fields[5]))
-        if len(fields) < 6 or fields[1][:3] != "r--" or not fields[5].startswith("/"):
+        if len(fields) < 6 or fields[1] not in _READERS or not fields[5].startswith("/"):
             continue
         start, end = (int(x, 16) for x in fields[0].split("-"))
         last = found[-1] if found else None
@@ -50,22 +55,24 @@ def read_only_files(maps: str, min_bytes: int) -> list[Mapping]:
             last is not None
             and start == bridge
             and (inode, path) == (last.inode, last.path)
+            and (fields[1][3] == "s", fields[1][1] == "w") == (last.shared, last.copies)
             and offset - last.offset == start - last.start
         ):
             found[-1] = replace(last, end=end)
         else:
-            found.append(Mapping(start, end, offset, inode, fields[1][3] == "s", path))
+            shared, copies = fields[1][3] == "s", fields[1][1] == "w"
+            found.append(Mapping(start, end, offset, inode, shared, path, copies))
         bridge = end
     return [m for m in found if m.end - m.start >= min_bytes and (m.inode, m.path) not in programs]
 
 
 def maps_of(pid: int, min_bytes: int) -> list[Mapping] | None:
-    """read_only_files() of a process; None: it cannot be read."""
+    """file_readers() of a process; None: it cannot be read."""
     try:
         maps = Path(f"/proc/{pid}/maps").read_text(errors="surrogateescape")
     except OSError:
         return None
-    return read_only_files(maps, min_bytes)
+    return file_readers(maps, min_bytes)
 
 
 def descendants(pid: int) -> list[int]:

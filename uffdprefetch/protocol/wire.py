@@ -26,6 +26,7 @@ FILE = layout("up_file")
 COMMAND = layout("up_command")
 ACK = layout("up_ack")
 BYPASS = layout("up_bypass")
+WANT = layout("up_want")
 WELCOME = layout("up_welcome")
 JOB = layout("up_started")
 SUMMARY = layout("up_summary")
@@ -47,6 +48,7 @@ class Type(IntEnum):
     BYE = C.UP_BYE
     PLAN = C.UP_PLAN
     BYPASS = C.UP_BYPASS
+    WANT = C.UP_WANT
     FILE = C.UP_FILE
     REARM = C.UP_REARM
     DETACH = C.UP_DETACH
@@ -104,8 +106,8 @@ LEFT_ALONE: dict[int, str] = {
 ATTACH_INHERITED: int = C.UP_ATTACH_INHERITED
 ATTACH_WRITABLE: int = C.UP_ATTACH_WRITABLE
 ATTACH_KNOWN: int = C.UP_ATTACH_KNOWN
-#: of up_attach.map_flags, as in mmap(2)
-MAP_TYPE, MAP_PRIVATE = 0x0F, 2
+ATTACH_COPIES: int = C.UP_ATTACH_COPIES
+ATTACH_WANTED: int = C.UP_ATTACH_WANTED
 
 
 class Hello(NamedTuple):
@@ -150,6 +152,14 @@ class Ack(NamedTuple):
     done: int
     error: int
     overlays: int
+
+
+class Want(NamedTuple):
+    """struct up_want: the job will need [start_bytes, end_bytes) of the region's file."""
+
+    region: int
+    start_bytes: int
+    end_bytes: int
 
 
 class WireError(ValueError):
@@ -199,6 +209,12 @@ def hello(body: bytes) -> Hello:
 def attach(body: bytes) -> Attach:
     """Read a struct up_attach."""
     return Attach(*ATTACH.unpack_from(body))
+
+
+def want(body: bytes) -> Want:
+    """Read a struct up_want."""
+    region, _, start, end = WANT.unpack_from(body)
+    return Want(region, start, end)
 
 
 def ack(body: bytes) -> Ack:

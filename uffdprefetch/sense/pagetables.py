@@ -37,6 +37,16 @@ def note_used(region: Region, found: list[tuple[int, int]]) -> None:
         region.file.mark_used(offset, offset + length)
 
 
+def note_mapped(region: Region) -> None:
+    """What is mapped now was touched by another process: it is no news of this one."""
+    start = region.offset_bytes
+    while True:
+        _, more = new_touches(region, start, region.span.end_bytes)
+        if not more:
+            return
+        start = more
+
+
 def new_touches(
     region: Region,
     start: int,

@@ -218,6 +218,12 @@ class Coordinator:
         elif file.writer:
             verdict = wire.ServingMode.PAGE_TABLES
             reason = "a writer has it open; open it read-only everywhere (lmdb: readonly=True)"
+        elif a.flags & wire.ATTACH_COPIES:
+            verdict = wire.ServingMode.PAGE_TABLES
+            reason = (
+                "private and writable, its pages may be the job's own: "
+                "later passes over pages that are still mapped do not show"
+            )
         elif a.region >= FIRST_OBSERVED and not client.observed:
             verdict = wire.ServingMode.PAGE_TABLES
             reason = (
@@ -251,6 +257,7 @@ class Coordinator:
         if a.flags & wire.ATTACH_INHERITED and file is not None:
             fds = [*fds, file.map_fd] if fds else [file.map_fd, file.map_fd]
         if verdict == wire.ServingMode.REFUSE or file is None:
+            client.early.pop(a.region, None)
             client.refused.add(a.address)
             client.tell(a.region, verdict, fds)
             self.ledger.refuse(path, why)
@@ -264,8 +271,27 @@ class Coordinator:
             self._hand_out()
         else:
             client.tell(a.region, verdict, fds)
+        early = client.early.pop(a.region, None)
+        if a.flags & wire.ATTACH_WANTED:
+            early = region.span.start_bytes, region.span.end_bytes
+        if early is not None:
+            self._stated(region, *early)
         self.tap.region(client, region)
         self.ledger.attached(file, verdict, reason)
+
+    def wanted(self, client: Client, want: wire.Want) -> None:
+        """A job has said that it will need a range of a mapping."""
+        region = client.regions.get(want.region)
+        if region is not None:
+            self._stated(region, want.start_bytes, want.end_bytes)
+        elif want.region in client.opening:
+            start, end = client.early.get(want.region, (want.start_bytes, want.end_bytes))
+            client.early[want.region] = min(start, want.start_bytes), max(end, want.end_bytes)
+
+    def _stated(self, region: Region, start: int, end: int) -> None:
+        start, end = max(start, region.span.start_bytes), min(end, region.span.end_bytes)
+        if start < end:
+            self.stated(region, start, end)
 
     # -------------------------------------------------------------- checkpoints
 
@@ -369,6 +395,8 @@ class Coordinator:
         if self.known_orders is not None:  # its order begins before its first touch
             self.known_orders.mapped(client)
             self.arbiter.due(region)
+        if a.flags & wire.ATTACH_INHERITED and a.flags & wire.ATTACH_COPIES:
+            pagetables.note_mapped(region)  # fork(2) copies its page table
         if verdict == wire.ServingMode.POOL and self.pool:
             region.scan.due_ns = NEVER_NS  # its faults tell
             self.pool.attach(client, region)
@@ -378,6 +406,7 @@ class Coordinator:
     def detached(self, client: Client, region_id: int) -> None:
         """The mapping is gone from our management (unmapped, or given back)."""
         client.opening.discard(region_id)
+        client.early.pop(region_id, None)
         region = client.regions.pop(region_id, None)
         if region is None:
             return

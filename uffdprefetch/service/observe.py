@@ -3,7 +3,7 @@
 
 With `--engine off`, where nothing is interposed, all of the job's. Else what an LD_PRELOAD does
 not see: static programs, Go, raw system calls, and processes that change their address space
-without the interposers (Client.bypasses). Read-only file mappings are read from
+without the interposers (Client.bypasses). Mappings that only read a file are found in
 /proc/PID/maps. Nothing in the job is changed, so pages that stay mapped do not show again: later
 epochs are only seen where the kernel has unmapped what it reclaimed.
 """
@@ -168,7 +168,7 @@ class Observer:
         length = min(mapping.end - mapping.start, st.st_size - mapping.offset)
         offered = wire.Attach(
             region=self._regions,
-            flags=0,
+            flags=wire.ATTACH_COPIES if mapping.copies else 0,
             address=mapping.start,
             length_bytes=length,
             offset_bytes=mapping.offset,

@@ -27,8 +27,6 @@ def accept(
     """([what the job maps], why) when the pool can serve a mapping, else ([], why not)."""
     if client.pool_slot < 0:
         why = "the process has no userfaultfd for it"
-    elif a.map_flags & wire.MAP_TYPE == wire.MAP_PRIVATE:
-        why = "the mapping is private"
     elif file.pooled is None and file.checkpoint_rw >= 0:
         why = "it has checkpoints"  # whose pages and the pool's are not compared at once
     else:

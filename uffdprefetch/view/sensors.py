@@ -204,9 +204,9 @@ class Sensors:
             return True
         if may_be_loading and loading(maps):
             return False
-        from uffdprefetch.base.procfs import read_only_files
+        from uffdprefetch.base.procfs import file_readers
 
-        large = [m for m in read_only_files(maps, LARGE_BYTES) if ".so" not in m.path]
+        large = [m for m in file_readers(maps, LARGE_BYTES) if ".so" not in m.path]
         if pid in self._not_managed or len(self._not_managed) < NOT_MANAGED_MAX:
             self._not_managed[pid] = Process(
                 pid=pid,

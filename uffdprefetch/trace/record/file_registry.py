@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from uffdprefetch.base.arrays import Array
-from uffdprefetch.base.procfs import descendants, read_only_files
+from uffdprefetch.base.procfs import descendants, file_readers
 from uffdprefetch.trace.file.events import EVENT, HUGE_BYTES, Call, Kind, empty
 from uffdprefetch.trace.file.trace_file import File
 from uffdprefetch.trace.record.kernel_tracer import SILENT, KernelTracer, NewFile, Opened
@@ -266,7 +266,7 @@ class FileRegistry:
                 self._witness.follow(one)
             try:
                 with open(f"/proc/{one}/maps", errors="surrogateescape") as maps:
-                    mapped = read_only_files(maps.read(), 1)
+                    mapped = file_readers(maps.read(), 1)
             except OSError:
                 continue
             for mapping in mapped:
