@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the programs of bench/apps.py share: how they tell what they have read and how long it took.
+
+They are independent of uffdprefetch: each is what a user of its library writes.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import time
+import zlib
+from types import TracebackType
+from typing import Any
+
+
+def major_faults() -> int:
+    """Of this process and of its children that have ended (getrusage(2))."""
+    return sum(
+        resource.getrusage(who).ru_majflt
+        for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    )
+
+
+class Reading:
+    """The part of a program that is measured; a context manager that prints one JSON line.
+
+    ``begin_ns`` and ``end_ns`` are of the clock that all processes share. The digest is the CRC-32
+    of what was added, in order: a quarter of a second for a GB.
+    """
+
+    def __init__(self) -> None:
+        self.crc = self.bytes = 0
+
+    def begin(self) -> None:
+        """Start the clock."""
+        self.faults_before = major_faults()
+        self.begin_ns = time.monotonic_ns()
+
+    def end(self) -> None:
+        """Stop the clock."""
+        self.end_ns = time.monotonic_ns()
+        self.faults = major_faults() - self.faults_before
+
+    def __enter__(self) -> Reading:
+        self.begin()
+        return self
+
+    def add(self, data: Any) -> None:
+        """Take in what exports a buffer in C order."""
+        view = memoryview(data).cast("B")
+        self.crc = zlib.crc32(view, self.crc)
+        self.bytes += len(view)
+
+    def add_tensor(self, tensor: Any) -> None:
+        """Take in a torch tensor."""
+        import torch
+
+        self.add(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
+
+    def line(self) -> dict[str, Any]:
+        """What is told of it, once it is over."""
+        return {
+            "seconds": (self.end_ns - self.begin_ns) / 1e9,
+            "begin_ns": self.begin_ns,
+            "end_ns": self.end_ns,
+            "digest": f"{self.crc:08x}",
+            "bytes": self.bytes,
+            "major_faults": self.faults,
+        }
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.end()
+        if error is None:
+            print(json.dumps(self.line()), flush=True)
