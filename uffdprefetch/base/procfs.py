@@ -27,6 +27,9 @@ class Mapping:
 
 #: Rights of a reader's mapping in /proc/PID/maps: what is written to a shared one the file gets.
 _READERS = ("r--p", "r--s", "rw-p")
+_DELETED = " (deleted)"
+#: Names there of what is no file on storage.
+_NO_FILES = ("/dev/", "/memfd:", "/SYSV", "/anon_hugepage")
 
 
 def file_readers(maps: str, min_bytes: int) -> list[Mapping]:
@@ -49,7 +52,7 @@ def file_readers(maps: str, min_bytes: int) -> list[Mapping]:
                 bridge = end
             continue
         offset, inode, path = int(fields[2], 16), int(fields[4]), fields[5]
-        if path.endswith(" (deleted)"):
+        if path.endswith(_DELETED):
             continue
         if (
             last is not None
@@ -66,13 +69,50 @@ def file_readers(maps: str, min_bytes: int) -> list[Mapping]:
     return [m for m in found if m.end - m.start >= min_bytes and (m.inode, m.path) not in programs]
 
 
-def maps_of(pid: int, min_bytes: int) -> list[Mapping] | None:
-    """file_readers() of a process; None: it cannot be read."""
+def unserved_files(maps: str, min_bytes: int) -> list[tuple[str, int, bool]]:
+    """The file mappings of at least min_bytes in a maps text that nobody prefetches for: (path,
+    bytes, whether the file is deleted; else it is mapped shared and writable)."""
+    found: list[tuple[str, int, bool]] = []
+    for line in maps.splitlines():
+        fields = line.split(None, 5)
+        if len(fields) < 6 or not fields[5].startswith("/") or fields[5].startswith(_NO_FILES):
+            continue
+        start, end = (int(x, 16) for x in fields[0].split("-"))
+        deleted = fields[5].endswith(_DELETED)
+        served = fields[1] in _READERS and not deleted
+        if end - start >= min_bytes and not served and fields[1] in (*_READERS, "rw-s"):
+            found.append((fields[5].removesuffix(_DELETED), end - start, deleted))
+    return found
+
+
+def read_files(pid: int, min_bytes: int) -> list[tuple[str, int]]:
+    """Files that a process has open to read, and has read at least min_bytes of by read(2)
+    and its kind: (path, position). pread(2) leaves no trace."""
+    found: list[tuple[str, int]] = []
     try:
-        maps = Path(f"/proc/{pid}/maps").read_text(errors="surrogateescape")
+        descriptors = os.listdir(f"/proc/{pid}/fd")
+    except OSError:
+        return []
+    for fd in descriptors:
+        try:
+            path = os.readlink(f"/proc/{pid}/fd/{fd}")
+            if not path.startswith("/") or path.startswith(_NO_FILES):
+                continue
+            fields = Path(f"/proc/{pid}/fdinfo/{fd}").read_text().split(None, 4)
+            position, flags = int(fields[1]), int(fields[3], 8)
+        except (OSError, ValueError, IndexError):
+            continue
+        if position >= min_bytes and flags & os.O_ACCMODE == os.O_RDONLY:
+            found.append((path, position))
+    return found
+
+
+def maps_text(pid: int) -> str | None:
+    """/proc/PID/maps of a process; None: it cannot be read."""
+    try:
+        return Path(f"/proc/{pid}/maps").read_text(errors="surrogateescape")
     except OSError:
         return None
-    return file_readers(maps, min_bytes)
 
 
 def descendants(pid: int) -> list[int]:

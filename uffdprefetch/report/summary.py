@@ -147,29 +147,46 @@ def order_line(summary: Mapping[str, Any]) -> str | None:
     return "order: " + "; ".join(parts)
 
 
+def _largest_unserved(
+    summary: Mapping[str, Any], files: list[Mapping[str, Any]]
+) -> Mapping[str, Any] | None:
+    """Of the mappings that were not served the largest, where it is larger than all that was."""
+    largest = max((file.get("size_bytes") or 0 for file in files), default=0)
+    unserved = (summary.get("unserved") or [None])[0]
+    return unserved if unserved and (not files or unserved["mapped_bytes"] > largest) else None
+
+
+def _not_served(unserved: Mapping[str, Any]) -> str:
+    size = f" ({format_size(unserved['mapped_bytes'])})" if unserved["mapped_bytes"] else ""
+    return f"{unserved['path']}{size} is not served: {unserved['why']}"
+
+
+def _by_read(totals: Mapping[str, Any]) -> str:
+    files = totals.get("unserved_read_files") or []
+    of = f", {format_size(files[0]['bytes'])} of {files[0]['path']}" if files else ""
+    return f"{format_size(totals['unserved_read_bytes'])} came by read(2){of}"
+
+
 def _what_next(summary: Mapping[str, Any], path: str | None) -> str:
     """The most useful next command, the gravest finding first."""
     totals = summary["totals"]
     files = summary.get("files") or []
-    unserved_bytes = totals.get("unserved_read_bytes") or 0
+    unserved = _largest_unserved(summary, files)
+    if unserved is not None and unserved["remedy"]:
+        return f"next: {unserved['remedy']}: {_not_served(unserved)}"
     if not files:
-        if unserved_bytes >= _WORTH_SAYING_BYTES:
-            why = (
-                f"no mapping was served, {format_size(unserved_bytes)} came by read(2),"
-                " which this engine does not see"
-            )
+        if unserved is not None:
+            why = f"no mapping was served; {_not_served(unserved)}"
+        elif (totals.get("unserved_read_bytes") or 0) >= _WORTH_SAYING_BYTES:
+            why = f"no mapping was served, {_by_read(totals)}, which this engine does not see"
         else:
-            why = "no mapping was served (read-only, of a regular file, at least --min-size)"
-            refused = summary.get("refused") or {}
-            if refused:
-                path, reason = next(iter(refused.items()))
-                why = f"no mapping was served; {path}: {reason}"
+            why = "no mapping was served (of a regular file that is read, at least --min-size)"
         return f"next: uffdprefetch wrap -v -- CMD: {why}"
     largest = max(files, key=lambda file: file.get("size_bytes") or 0)
     where = shlex.quote(str(largest["path"]))
     if summary.get("rung") != 1:
         reason = summary.get("rung_reason") or "see there"
-        if "O_RDWR" in reason or summary["engine"] == "off":  # nothing that a doctor could lift
+        if not summary.get("rung_lifts", True):
             return f"next: uffdprefetch wrap -- CMD: page tables only ({reason})"
         return f"next: uffdprefetch doctor {where}: what lifts the rung ({reason})"
     degradations = summary.get("degradations") or []

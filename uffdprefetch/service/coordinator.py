@@ -31,7 +31,7 @@ from uffdprefetch.readers.windows import Windows
 from uffdprefetch.sense import pagetables
 from uffdprefetch.sense.pagetable_scan import LOOK_FIRST_NS, PagetableScanner
 from uffdprefetch.service import pool_bridge
-from uffdprefetch.state.admission import FileTable
+from uffdprefetch.state.admission import UNREADABLE, FileTable
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.files import BLOCK_BYTES, FileState, Key
 from uffdprefetch.state.ledger import Ledger
@@ -40,6 +40,7 @@ from uffdprefetch.state.processes import Watched
 from uffdprefetch.state.publisher import MAJORS, TOUCH, EventPublisher
 from uffdprefetch.state.reader import Reader, forget_unmapped, reader_of, readers_of
 from uffdprefetch.state.region import FIRST_OBSERVED, Region, ScanState
+from uffdprefetch.state.unserved import Reason, Refusal
 from uffdprefetch.warm.limits import Limits
 from uffdprefetch.warm.placement import CheckpointPlacer
 from uffdprefetch.warm.scheduler import Scheduler
@@ -63,6 +64,13 @@ _BYPASS = {
     wire.Bypass.REPLACED: "another lies where one was",
     wire.Bypass.PATCHED: "a library has overwritten munmap or the like, as UCX and libfabric do",
 }
+
+
+_UNKNOWN = Refusal(Reason.ANOTHER_FILE, "unknown file of a forked process")
+
+
+def _not_opened(error: OSError) -> Refusal:
+    return Refusal(Reason.NOT_OPENED, f"cannot open it for warming: {error.strerror}")
 
 
 @dataclass(frozen=True)
@@ -168,13 +176,13 @@ class Coordinator:
         if file is not None or fd is None:
             if fd is not None:
                 os.close(fd)
-            why = "" if file is not None else "unknown file of a forked process"
-            self._decide(client, a, file, file.path if file else f"inode {a.inode}", why)
+            path = file.path if file else f"inode {a.inode}"
+            self._decide(client, a, file, path, None if file else _UNKNOWN)
             return
         flags = fcntl.fcntl(fd, fcntl.F_GETFL)
         if flags & os.O_PATH or flags & os.O_ACCMODE == os.O_WRONLY:
             os.close(fd)  # who may open it again could read it all the same: it was not meant to be
-            self._decide(client, a, None, f"inode {a.inode}", "the descriptor cannot be read")
+            self._decide(client, a, None, f"inode {a.inode}", UNREADABLE)
             return
         client.opening.add(a.region)
         self.opener.open(fd, lambda opened: self._opened(client, a, opened))
@@ -190,27 +198,29 @@ class Coordinator:
                 opened.close()
             return
         client.opening.discard(a.region)
-        file, path, why = None, f"inode {a.inode}", ""
+        file, path, why = None, f"inode {a.inode}", None
         if isinstance(opened, OSError):
-            why = f"cannot open it for warming: {opened.strerror}"
+            why = _not_opened(opened)
         else:
             try:
                 file, path, why = self._table.admit(a, opened)
             except OSError as error:
-                why = f"cannot open it for warming: {error.strerror}"
+                why = _not_opened(error)
             except (MemoryError, OverflowError):
-                why = f"{a.size_bytes} bytes are too many for our books"
+                told = f"{a.size_bytes} bytes are too many for our books"
+                why = Refusal(Reason.TOO_LARGE, told)
         self._decide(client, a, file, path, why)
 
     def _decide(
-        self, client: Client, a: wire.Attach, file: FileState | None, path: str, why: str
-    ) -> None:
+        self, client: Client, a: wire.Attach, file: FileState | None, path: str,
+        why: Refusal | None,
+    ) -> None:  # fmt: skip
         verdict = wire.ServingMode.CHECKPOINTS
-        reason = "userfaultfd with kernel faults works in the job"
+        reason, lifts = "userfaultfd with kernel faults works in the job", False
         if file is None or file.changed:
             verdict = wire.ServingMode.REFUSE
             if file is not None and file.changed:
-                why = file.changed
+                why = Refusal(Reason.CHANGED, file.changed)
         elif a.flags & wire.ATTACH_WRITABLE:
             verdict = wire.ServingMode.PAGE_TABLES
             self._writer_came(file)
@@ -233,6 +243,7 @@ class Coordinator:
             )
         elif not client.has_uffd:
             verdict = wire.ServingMode.PAGE_TABLES
+            lifts = not client.observed
             reason = (
                 ("engine off" if self.config.engine == "off" else "mapped without libc's functions")
                 + ": later epochs hardly show"
@@ -240,17 +251,16 @@ class Coordinator:
                 else f"no userfaultfd ({os.strerror(client.hello.uffd_error)}): see doctor"
             )
         if verdict == wire.ServingMode.PAGE_TABLES and client.pagemap_fd < 0:
-            verdict, why = wire.ServingMode.REFUSE, f"page table of the job: {client.pagemap_error}"
+            verdict = wire.ServingMode.REFUSE
+            why = Refusal(Reason.PAGE_TABLE, f"page table of the job: {client.pagemap_error}")
         fds: list[int] = []
         if file is not None and verdict == wire.ServingMode.CHECKPOINTS and self.pool:
             fds, told = pool_bridge.accept(self, self.pool, client, a, file)
             if fds:
                 verdict, reason = wire.ServingMode.POOL, told
             elif file.pooled is not None:
-                verdict, why = (
-                    wire.ServingMode.REFUSE,
-                    "the pool has the file, and cannot serve this",
-                )
+                verdict = wire.ServingMode.REFUSE
+                why = Refusal(Reason.POOL, "the pool has the file, and cannot serve this")
         wanted: list[int] = []
         if file is not None and verdict == wire.ServingMode.CHECKPOINTS:
             wanted, fds = self._wanted(a, file)
@@ -260,7 +270,8 @@ class Coordinator:
             client.early.pop(a.region, None)
             client.refused.add(a.address)
             client.tell(a.region, verdict, fds)
-            self.ledger.refuse(path, why)
+            assert why is not None
+            self.ledger.refuse(path, why, a.length_bytes)
             return
         region = self.adopt(client, a, file, verdict)  # before its first fault
         if self.config.policy != "none" and verdict != wire.ServingMode.POOL:
@@ -277,7 +288,7 @@ class Coordinator:
         if early is not None:
             self._stated(region, *early)
         self.tap.region(client, region)
-        self.ledger.attached(file, verdict, reason)
+        self.ledger.attached(file, verdict, reason, lifts)
 
     def wanted(self, client: Client, want: wire.Want) -> None:
         """A job has said that it will need a range of a mapping."""

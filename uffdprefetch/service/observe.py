@@ -11,16 +11,27 @@ epochs are only seen where the kernel has unmapped what it reclaimed.
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 
 from uffdprefetch.base.identity import identify
-from uffdprefetch.base.procfs import Mapping, descendants, maps_of
+from uffdprefetch.base.procfs import (
+    Mapping,
+    descendants,
+    file_readers,
+    maps_text,
+    read_files,
+    unserved_files,
+)
 from uffdprefetch.protocol import wire
 from uffdprefetch.service.coordinator import MS, Coordinator
+from uffdprefetch.state import file_systems
+from uffdprefetch.state.admission import in_memory
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.opening import Opened
 from uffdprefetch.state.region import FIRST_OBSERVED
+from uffdprefetch.state.unserved import Reason, Refusal
 
 LOOK_NS = 250 * MS
 #: Those of which agents tell: what was mapped past them is found.
@@ -68,6 +79,9 @@ class Observer:
             client = agents.get(pid)
             if every or (client is not None and client.bypasses):
                 self._look_at(pid, client, self._everybody or pid in before)
+            if every:
+                for path, position in read_files(pid, self._min_bytes):
+                    self._ledger.read_by_calls(pid, path, position)
         cost = LOOK_COST * (time.thread_time_ns() - began)
         self._next_ns = now_ns + max(LOOK_NS, cost)
         if every:
@@ -86,9 +100,11 @@ class Observer:
 
     def _look_at(self, pid: int, client: Client | None, stranger: bool) -> None:
         """``stranger``: no agent will tell of this process."""
-        mappings = maps_of(pid, self._min_bytes)
-        if mappings is None:
+        maps = maps_text(pid)
+        if maps is None:
             return
+        self._name_unserved(pid, maps)
+        mappings = file_readers(maps, self._min_bytes)
         client = client or self._engine.clients.get(-pid)
         if client is None:
             if not mappings:
@@ -101,6 +117,29 @@ class Observer:
             except OSError:  # out of descriptors
                 return
         self._reconcile(client, mappings)
+
+    def _name_unserved(self, pid: int, maps: str) -> None:
+        """For the summary, once a file: no agent tells of these."""
+        for path, mapped_bytes, deleted in unserved_files(maps, self._min_bytes):
+            if path in self._ledger.unserved:
+                continue
+            if deleted:
+                why = Refusal(Reason.DELETED, "it was deleted while it was mapped")
+                self._ledger.refuse(path, why, mapped_bytes)
+                continue
+            why = Refusal(Reason.SHARED_WRITABLE, "mapped shared and writable")
+            self._ledger.refuse(path, why, mapped_bytes)
+            self._engine.opener.open(
+                f"/proc/{pid}/root{path}", partial(self._is_in_memory, path, mapped_bytes)
+            )
+
+    def _is_in_memory(self, path: str, mapped_bytes: int, opened: Opened | OSError) -> None:
+        if isinstance(opened, OSError):
+            return
+        file_system = file_systems.known(opened.f_type)
+        opened.close()
+        if file_system.in_memory:
+            self._ledger.refuse(path, in_memory(file_system.name), mapped_bytes)
 
     def _reconcile(self, client: Client, mappings: list[Mapping]) -> None:
         told = [r for r in client.regions.values() if r.id < FIRST_OBSERVED]

@@ -26,6 +26,7 @@ from uffdprefetch.service.coordinator import MS, Coordinator
 from uffdprefetch.service.watchers import Watchers
 from uffdprefetch.state.client import Client, Launcher
 from uffdprefetch.state.ledger import Ledger
+from uffdprefetch.state.unserved import Reason, Refusal
 
 log = logging.getLogger("uffdprefetch.serve")
 
@@ -218,7 +219,7 @@ class Peers:
             _reply(sock, wire.pack(wire.Type.WELCOME, wire.WELCOME.pack(self._options)))
         elif hello.role == wire.Role.AGENT and hello.flags == wire.HELLO_LEFT_ALONE:
             why = wire.LEFT_ALONE.get(hello.uffd_error, "for no reason that we know")
-            self._ledger.refuse(f"program {hello.command}", why)
+            self._ledger.refuse(f"program {hello.command}", Refusal(Reason.PROGRAM, why))
             return  # that was all: it closes
         elif hello.role == wire.Role.AGENT:
             client = Client(sock, hello, pid)

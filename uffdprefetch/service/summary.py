@@ -95,6 +95,11 @@ def totals(
             "/proc/PID/io rchar: read(2) and the like of any file or pipe; a child that its parent "
             "has waited for is in both's"
         ),
+        "unserved_read_files": ledger.read_files(),
+        "unserved_read_files_sensor": (
+            "positions of descriptors in /proc/PID/fdinfo, each second: a lower bound; pread(2), "
+            "io_uring and what is read between two looks leave no trace"
+        ),
         "checkpoints": {
             "laid": ledger.laid,
             "taken_away": 0,  # none ever is; the key is older
@@ -178,12 +183,17 @@ def summary(
         "pool": pool,
         "rung": ledger.rung,
         "rung_reason": ledger.rung_reason,
+        "rung_lifts": ledger.rung_lifts,
         "wall_seconds": round(wall, 3),
         "ranks": [ranks[rank] for rank in sorted(ranks)],
         "files": files,
         "streams": streams,
         "plans": engine.known_orders.describe() if engine.known_orders else [],
         "refused": ledger.refused,
+        "unserved": [
+            one.describe()
+            for one in sorted(ledger.unserved.values(), key=lambda one: -one.mapped_bytes)
+        ],
         "totals": totals(ledger, files, pool),
         "service": {
             "cpu_seconds": round(service_cpu, 3),

@@ -15,6 +15,7 @@ from uffdprefetch.protocol import wire
 from uffdprefetch.state.files import MEMORY_FILE_SYSTEMS, FileState, Key
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.opening import Opened, generation
+from uffdprefetch.state.unserved import Reason, Refusal
 
 if TYPE_CHECKING:
     from uffdprefetch.pool.node_pool import NodePool
@@ -28,6 +29,14 @@ IDLE_NS = 700 * MS
 LOOK_NS = 50 * MS
 #: Closed files whose checkpoint pages and pool pages are kept for the next epoch.
 PARKED_MAX = 64
+
+
+UNREADABLE = Refusal(Reason.WRITE_ONLY, "the descriptor cannot be read")
+
+
+def in_memory(file_system: str) -> Refusal:
+    """Of a file that is in memory anyway."""
+    return Refusal(Reason.IN_MEMORY, f"{file_system} is memory already")
 
 
 class FileTable:
@@ -58,8 +67,8 @@ class FileTable:
         file.opened_again = file.opened_again or fd is not None
         return file
 
-    def admit(self, a: wire.Attach, opened: Opened) -> tuple[FileState | None, str, str]:
-        """(file, path, '') of a mapping, taking over ``opened``; (None, path, why) when it is
+    def admit(self, a: wire.Attach, opened: Opened) -> tuple[FileState | None, str, Refusal | None]:
+        """(file, path, None) of a mapping, taking over ``opened``; (None, path, why) when it is
         refused. Raises OSError, MemoryError."""
         # mtime from our own open: the job's may be stale (no attribute revalidation).
         key = (a.device, a.inode, a.size_bytes, opened.status.st_mtime_ns)
@@ -69,40 +78,41 @@ class FileTable:
             opened.close()
             file.resting, file.idle_ns, file.opened_again = False, 0, True
             if not same:
-                return None, file.path, "another file has its number now"
-            return file, file.path, ""
+                why = Refusal(Reason.ANOTHER_FILE, "another file has its number now")
+                return None, file.path, why
+            return file, file.path, None
         with contextlib.ExitStack() as undo:
             undo.callback(opened.close)
             path = os.readlink(f"/proc/self/fd/{opened.fd}")
-            why = self._unfit(key, opened, path)
-            if why:
-                return None, path, why
+            unfit = self._unfit(key, opened, path)
+            if unfit:
+                return None, path, unfit
             file = self._open_again(key, opened) or FileState.open(opened, path)
             undo.pop_all()
         if file.file_system in MEMORY_FILE_SYSTEMS:
             file.close()
-            return None, path, f"{file.file_system} is memory already"
+            return None, path, in_memory(file.file_system)
         self.files[key] = file
         self.look_ns = self._clock.now_ns() + LOOK_NS  # it may be refused
-        return file, path, ""
+        return file, path, None
 
-    def _unfit(self, key: Key, opened: Opened, path: str) -> str:
-        """Why the description that was opened must not be served; '' when it may."""
+    def _unfit(self, key: Key, opened: Opened, path: str) -> Refusal | None:
+        """Why the description that was opened must not be served; None when it may."""
         fd, st = opened.fd, opened.status
         if not stat.S_ISREG(st.st_mode):
-            return "no regular file"
+            return Refusal(Reason.ANOTHER_FILE, "no regular file")
         if (st.st_dev, st.st_ino) != key[:2]:
-            return "the descriptor is of another file"
+            return Refusal(Reason.ANOTHER_FILE, "the descriptor is of another file")
         if st.st_size != key[2]:
-            return "it has changed since it was mapped"
+            return Refusal(Reason.CHANGED, "it has changed since it was mapped")
         flags = fcntl.fcntl(fd, fcntl.F_GETFL)
         if flags & os.O_PATH or flags & os.O_ACCMODE == os.O_WRONLY:
-            return "the descriptor cannot be read"
+            return UNREADABLE
         if not self._config.wants(path):
-            return "--include/--exclude"
+            return Refusal(Reason.EXCLUDED, "--include/--exclude")
         if os.path.basename(path) == "lock.mdb" or ".so" in os.path.basename(path):
-            return "a lock file or a library"
-        return ""
+            return Refusal(Reason.PROGRAM, "a lock file or a library")
+        return None
 
     # -------------------------------------------------------------- unmapped files
 

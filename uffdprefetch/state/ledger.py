@@ -15,6 +15,7 @@ from uffdprefetch.state.client import Client
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.processes import Watched
 from uffdprefetch.state.reader import Reader
+from uffdprefetch.state.unserved import Refusal, Unserved
 
 #: Bins of the time line, whose width doubles when the run outgrows them ([Darshan]).
 TIMELINE_BINS = 512
@@ -23,6 +24,8 @@ DEGRADATIONS_MAX = 32
 STREAMS_MAX = 256
 FILES_MAX = 256
 PROCESSES_MAX = 1024
+#: Pairs of a process and a file that it was seen to read by read(2).
+READ_MAX = 4096
 
 
 class Histogram:
@@ -171,7 +174,8 @@ class Ledger:
         self.freshness = FreshnessBook()
         self.timeline = Timeline()
         self.degradations: list[str] = []
-        self.refused: dict[str, str] = {}
+        self.unserved: dict[str, Unserved] = {}
+        self._read: dict[tuple[int, str], int] = {}  # by read(2): (pid, path) -> position
         self.verdicts: dict[str, str] = {}
         self.active_streams = 0
         self.laid = self.rearmed = 0
@@ -183,6 +187,7 @@ class Ledger:
         self.closed_files: list[dict[str, Any]] = []
         self.rung: int | None = None
         self.rung_reason = "no mapping was managed"
+        self.rung_lifts = True  # doctor may know how to reach the better one
 
     def seconds(self) -> float:
         """Since the service began."""
@@ -193,10 +198,31 @@ class Ledger:
         if what not in self.degradations and len(self.degradations) < DEGRADATIONS_MAX:
             self.degradations.append(what)
 
-    def refuse(self, path: str, why: str) -> None:
-        """Note a mapping that is not managed and why."""
-        if len(self.refused) < FILES_MAX:
-            self.refused[path] = why
+    def refuse(self, path: str, refusal: Refusal, mapped_bytes: int = 0) -> None:
+        """Note a mapping that is not served and why."""
+        before = self.unserved.get(path)
+        if before is not None:
+            mapped_bytes = max(mapped_bytes, before.mapped_bytes)
+        if before is not None or len(self.unserved) < FILES_MAX:
+            self.unserved[path] = Unserved(path, mapped_bytes, refusal)
+
+    def read_by_calls(self, pid: int, path: str, position: int) -> None:
+        """A process was seen at this offset of a file that it reads by read(2), in bytes."""
+        if (pid, path) in self._read or len(self._read) < READ_MAX:
+            self._read[pid, path] = max(position, self._read.get((pid, path), 0))
+
+    def read_files(self) -> list[dict[str, Any]]:
+        """For the summary: what was read by read(2) of which file, as far as it was seen."""
+        files: dict[str, int] = {}
+        for (_, path), position in self._read.items():
+            files[path] = files.get(path, 0) + position
+        most = sorted(files.items(), key=lambda one: -one[1])[:FILES_MAX]
+        return [{"path": path, "bytes": position} for path, position in most]
+
+    @property
+    def refused(self) -> dict[str, str]:
+        """Path -> why no mapping of it, or not all, are served."""
+        return {path: one.refusal.detail for path, one in self.unserved.items()}
 
     def hello(self, client: Client) -> None:
         """A process of the job has connected."""
@@ -224,14 +250,17 @@ class Ledger:
         """Single and folded entries."""
         return [*self.processes, *self.folded.values()]
 
-    def attached(self, file: FileState, verdict: wire.ServingMode, reason: str) -> None:
-        """A mapping is managed; the run's sensor tier is the best of its mappings."""
+    def attached(
+        self, file: FileState, verdict: wire.ServingMode, reason: str, lifts: bool = True
+    ) -> None:
+        """A mapping is managed; the run's sensor tier is the best of its mappings. ``lifts``: it is
+        the machine, and not how the job maps the file, that allows no better one."""
         rung = 2 if verdict == wire.ServingMode.PAGE_TABLES else 1
         self.verdicts[file.path] = verdict.name.lower()
         if rung == 2:
             self.degrade(f"{file.path}: progress comes from page tables: {reason}")
         if self.rung is None or rung < self.rung:
-            self.rung, self.rung_reason = rung, reason
+            self.rung, self.rung_reason, self.rung_lifts = rung, reason, lifts
 
     def touch(self, rank: int, offset: int, at_ns: int) -> None:
         """Put a touch on the time line."""

@@ -20,6 +20,10 @@ from uffdprefetch.report import output
 from uffdprefetch.report.summary import lines, pool_line, three_lines
 
 
+def unserved(remedy: str | None, mapped_bytes: int) -> dict[str, Any]:
+    return {"path": "/data/w", "mapped_bytes": mapped_bytes, "why": "shared", "remedy": remedy}
+
+
 def changed(**values: Any) -> dict[str, Any]:
     """The good summary with top-level values, or with totals_NAME= in its totals, replaced."""
     summary = copy.deepcopy(SUMMARY_JSON)
@@ -74,6 +78,23 @@ def test_one_miss_is_singular_and_none_is_a_figure() -> None:
     [
         (changed(files=[]), "uffdprefetch wrap -v -- CMD", "no mapping was served"),
         (changed(files=[], totals_unserved_read_bytes=1 << 30), "wrap -v", "1 GiB came by read(2)"),
+        (
+            changed(
+                files=[],
+                totals_unserved_read_bytes=1 << 30,
+                totals_unserved_read_files=[{"path": "/data/a", "bytes": 1 << 29}],
+            ),
+            "wrap -v",
+            "1 GiB came by read(2), 512 MiB of /data/a",
+        ),
+        (
+            changed(unserved=[unserved("mode='r'", 1 << 40)]),
+            "mode='r'",
+            "/data/w (1 TiB) is not served: shared",
+        ),
+        (changed(unserved=[unserved("mode='r'", 1)]), "uffdprefetch doctor /data/train.mdb", ""),
+        (changed(files=[], unserved=[unserved(None, 0)]), "wrap -v", "/data/w is not served"),
+        (changed(rung=2, rung_lifts=False, rung_reason="so"), "page tables only", "so"),
         (changed(rung=2, rung_reason="no uffd"), "uffdprefetch doctor /data/train.mdb", "no uffd"),
         (changed(rung=None, rung_reason="all off"), "uffdprefetch doctor", "all off"),
         (changed(degradations=["budget cut", "x"]), "uffdprefetch doctor", "budget cut and 1 more"),

@@ -14,11 +14,13 @@ from uffdprefetch.state.ledger import (
     DEGRADATIONS_MAX,
     FILES_MAX,
     PROCESSES_MAX,
+    READ_MAX,
     Histogram,
     Ledger,
     Timeline,
 )
 from uffdprefetch.state.processes import Counters
+from uffdprefetch.state.unserved import Reason, Refusal
 
 #: What Histogram's docstring promises.
 RESOLUTION = 1 / 8
@@ -119,5 +121,20 @@ def test_what_is_said_to_the_user_is_said_once_and_bounded() -> None:
     assert ledger.degradations[:2] == ["twice", "number 0"]
     assert len(ledger.degradations) == DEGRADATIONS_MAX
     for i in range(10 * FILES_MAX):
-        ledger.refuse(f"/file/{i}", "why")
-    assert len(ledger.refused) <= FILES_MAX
+        ledger.refuse(f"/file/{i}", Refusal(Reason.DELETED, "why"), i)
+    assert len(ledger.refused) == FILES_MAX
+    ledger.refuse("/file/7", Refusal(Reason.IN_MEMORY, "it is memory"), 3)
+    assert ledger.unserved["/file/7"].describe() == {
+        "path": "/file/7", "mapped_bytes": 7, "reason": "in-memory", "why": "it is memory",
+        "remedy": None,
+    }  # fmt: skip
+
+
+def test_what_was_read_by_calls_is_the_furthest_position_of_each_process() -> None:
+    ledger = Ledger()
+    for pid, path, position in ((1, "/a", 5), (1, "/a", 9), (2, "/a", 4), (1, "/b", 99)):
+        ledger.read_by_calls(pid, path, position)
+    assert ledger.read_files() == [{"path": "/b", "bytes": 99}, {"path": "/a", "bytes": 13}]
+    for i in range(2 * READ_MAX):
+        ledger.read_by_calls(i, "/c", 1)
+    assert ledger.read_files()[0] == {"path": "/c", "bytes": READ_MAX - 3}

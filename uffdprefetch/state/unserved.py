@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What of the files that a job reads is not served, why, and what would change that."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any, NamedTuple
+
+
+class Reason(Enum):
+    """Why a mapping is not served: the summary's word for it, and the remedy; none where nothing is
+    to be gained, or nobody can do anything."""
+
+    SHARED_WRITABLE = (
+        "shared-writable",
+        "map it read-only (numpy: mode='r'; lmdb: readonly=True)",
+    )
+    DELETED = "deleted", "keep the file until the job has ended"
+    CHANGED = "changed", "write it before the job starts, or beside it under another name"
+    WRITE_ONLY = "write-only", "open it for reading"
+    NOT_OPENED = "not-opened", "let the user of the job open the file by its path"
+    POOL = "pool", "--engine cache"
+    PAGE_TABLE = "page-table", "uffdprefetch doctor says what hides it"
+    EXCLUDED = "excluded", "change --include or --exclude"
+    TOO_LARGE = "too-large", None
+    IN_MEMORY = "in-memory", None
+    PROGRAM = "program", None  # a library, a lock file; a program that is left alone
+    ANOTHER_FILE = "another-file", None  # its number, or its descriptor, is another file's by now
+
+    @property
+    def remedy(self) -> str | None:
+        """What to do, for people."""
+        remedy: str | None = self.value[1]
+        return remedy
+
+
+class Refusal(NamedTuple):
+    """``detail``: the reason with what was seen, for people."""
+
+    reason: Reason
+    detail: str
+
+
+class Unserved(NamedTuple):
+    """What is told of the mappings of a file that are not served, the largest one's."""
+
+    path: str
+    mapped_bytes: int
+    refusal: Refusal
+
+    def describe(self) -> dict[str, Any]:
+        """For the summary."""
+        return {
+            "path": self.path,
+            "mapped_bytes": self.mapped_bytes,
+            "reason": self.refusal.reason.value[0],
+            "why": self.refusal.detail,
+            "remedy": self.refusal.reason.remedy,
+        }
