@@ -10,7 +10,7 @@ SANITIZE_CFLAGS := -std=gnu11 -g -O1 -fno-omit-frame-pointer -Icsrc -Wall -Wextr
 SANITIZE_asan := -fsanitize=address,undefined -fno-sanitize-recover=all
 SANITIZE_tsan := -fsanitize=thread
 
-.PHONY: all setup demo test check lint pure campaign hammer lustre asan tsan clean
+.PHONY: all setup demo apps test check lint pure campaign hammer lustre asan tsan clean
 
 all: setup
 
@@ -22,6 +22,11 @@ demo: setup
 
 test: setup pure
 	$(PY) -m pytest --impure --durations=25
+
+# Real programs in small, under wrap and not: installs their libraries (0.6 GB), then prints the table.
+apps:
+	@tools/setup.sh --apps
+	$(PY) bench/apps.py --size small --slow
 
 # The service killed and agents made to end, 200 times each; changes past every library, and how often
 # the last act of ours hits them. `make test` does it a few times.

@@ -26,10 +26,27 @@ from uffdprefetch.demo.jobrun import JobRun, read_tool_summary, run_job, wrap_co
 MAKER = Path(__file__).with_name("apps_files.py")
 #: Files that are made from one size may be this much smaller: a checkpoint has four shards.
 LEAST_SHARE = 8
-#: Of the summary, what a run keeps.
-TOOL_FIELDS = ("engine", "totals", "files", "refused", "degradations")
+#: Of the summary, what a run keeps: of the run, and of each file.
+KEPT_TOTALS = (
+    *("prefetched_bytes", "already_resident_bytes", "used_bytes", "wasted_bytes", "untold_bytes"),
+    *("demand_misses", "accuracy", "coverage", "timeliness", "unserved_read_bytes"),
+)
+KEPT_OF_FILES = ("path", "served_by", "prefetched_bytes", "bulk")
 ENVIRONMENT = ("env", "HF_HUB_OFFLINE=1", "HF_DATASETS_OFFLINE=1", "TRANSFORMERS_VERBOSITY=error")
 Run = dict[str, Any]
+
+
+def kept(summary: dict[str, Any] | None) -> dict[str, Any] | None:
+    """What a run keeps of the summary."""
+    if summary is None:
+        return None
+    return {
+        "engine": summary["engine"],
+        "degradations": summary["degradations"],
+        "refused": summary["refused"],
+        "totals": {name: summary["totals"].get(name) for name in KEPT_TOTALS},
+        "files": [{name: file.get(name) for name in KEPT_OF_FILES} for file in summary["files"]],
+    }
 
 
 @dataclass
@@ -132,7 +149,7 @@ class Bench:
             "requests": counters["requests"],
             "cpu_seconds": done.children_cpu_seconds,
             "steal_seconds": done.steal_seconds,
-            "tool": summary and {name: summary.get(name) for name in TOOL_FIELDS},
+            "tool": kept(summary),
         }
 
     # ---- all of them -------------------------------------------------------------------------

@@ -5,8 +5,11 @@
 # interpreter or a failed C build stops the run. Repeating it is quick: each step has a stamp.
 #
 #   tools/setup.sh            SETUP_FORCE=1 tools/setup.sh   (forget the stamps)
+#   tools/setup.sh --apps     also what the programs of bench/apps.py need: 0.6 GB
 set -eu
 cd "$(dirname "$0")/.."
+apps=${1:-}
+[ -z "$apps" ] || [ "$apps" = --apps ] || { echo "setup: unknown option $apps" >&2; exit 2; }
 
 say() { printf 'setup: %s\n' "$*" >&2; }
 die() { say "$*"; exit 1; }
@@ -46,6 +49,11 @@ util-linux|command -v setpriv|tests as an unprivileged user skip
 vmtouch|command -v vmtouch|one peer is missing from the benches
 fio|command -v fio|one peer is missing from the benches
 LIST
+    # Only for bench/apps.py.
+    [ -z "$apps" ] ||
+        printf '%s|%s|one program of bench/apps.py is missing\n' \
+            kraken2 'command -v kraken2' mmseqs2 'command -v mmseqs' \
+            ncbi-blast+ 'command -v blastn'
     # Named after clang's version; of Debian 12 where there is none yet.
     local clang
     clang=$(clang -dumpversion 2>/dev/null | cut -d. -f1) || true
@@ -120,34 +128,44 @@ if [ ! -x .venv/bin/python ]; then
 fi
 pip() { .venv/bin/python -m pip --disable-pip-version-check "$@" 2>>build/pip.log >>build/pip.log; }
 
-deps_stamp=.venv/.setup-deps
-deps_hash=$(hash_of pyproject.toml tools/setup.sh)
-if ! stamp_is "$deps_stamp" "$deps_hash"; then
-    say "installing Python packages into .venv (log: build/pip.log)"
-    : >build/pip.log
-    # The names come from pyproject.toml; the package itself follows below, after its C sources.
-    list=$(.venv/bin/python - <<'PY'
+# What pyproject.toml asks for: of the package and all extras (everywhere) but those that are named
+# "apps", or of these.
+requirements() {
+    .venv/bin/python - "$1" <<'PY'
+import sys
 try:
     import tomllib
 except ModuleNotFoundError:
     from pip._vendor import tomli as tomllib
 project = tomllib.load(open("pyproject.toml", "rb"))
-need = list(project["build-system"]["requires"])
-need += project["project"]["dependencies"]
-for extra in project["project"]["optional-dependencies"].values():
-    need += extra
+extras = project["project"]["optional-dependencies"]
+need = extras.pop("apps")
+if sys.argv[1] == "everywhere":
+    need = project["build-system"]["requires"] + project["project"]["dependencies"]
+    need += [name for extra in extras.values() for name in extra]
 print("\n".join(dict.fromkeys(need)))
 PY
-)
+}
+install() { # requirements of what, and what lacks without them
+    local list need one
+    list=$(requirements "$1")
     mapfile -t need <<<"$list"
     # --no-warn-conflicts: the distribution's own packages are visible and none of our business.
-    if ! pip install --no-warn-conflicts "${need[@]}"; then
-        # One that cannot be built (mpi4py without MPI) must not cost the others.
-        for one in "${need[@]}"; do
-            pip install --no-warn-conflicts "$one" ||
-                say "pip install '$one' failed (build/pip.log): tests that need it skip"
-        done
-    fi
+    pip install --no-warn-conflicts "${need[@]}" && return
+    # One that cannot be built (mpi4py without MPI) must not cost the others.
+    for one in "${need[@]}"; do
+        pip install --no-warn-conflicts "$one" ||
+            say "pip install '$one' failed (build/pip.log): $2"
+    done
+}
+
+deps_stamp=.venv/.setup-deps
+deps_hash=$(hash_of pyproject.toml tools/setup.sh)
+if ! stamp_is "$deps_stamp" "$deps_hash"; then
+    say "installing Python packages into .venv (log: build/pip.log)"
+    : >build/pip.log
+    # The package itself follows below, after its C sources.
+    install everywhere "tests that need it skip"
     .venv/bin/python -c 'import cffi, rich, setuptools' ||
         die "cffi, rich and setuptools are needed and could not be installed, see build/pip.log"
     if ! .venv/bin/python -c 'import torch; assert torch.__version__.startswith("2.13.")' \
@@ -157,6 +175,11 @@ PY
             say "pip install torch==2.13.0 failed (build/pip.log): the PyTorch DataLoader tests skip"
     fi
     printf '%s' "$deps_hash" >"$deps_stamp"
+fi
+if [ -n "$apps" ] && ! stamp_is .venv/.setup-apps "$deps_hash"; then
+    say "installing the libraries of bench/apps.py into .venv (log: build/pip.log)"
+    install apps "a program of bench/apps.py is left out"
+    printf '%s' "$deps_hash" >.venv/.setup-apps
 fi
 
 # ---- 3. the package and its C objects ---------------------------------------------------------
