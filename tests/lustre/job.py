@@ -2,7 +2,7 @@
 """The job of the measurements and tests on a Lustre client: reads a file through a mapping.
 
     job.py FILE PATTERN [RECORD_BYTES] [--wait] [--known | --planned]
-           [--compute MILLISECONDS]
+           [--compute MILLISECONDS] [--weights | --populated]
 
 PATTERN: contiguous; skipping:N (N processes, each reads every N-th record); shuffled (by the seed
 that plan_of() has). One line of JSON: the sum of the processes' faults by getrusage(2), the bytes
@@ -10,7 +10,8 @@ read, and the SHA-256 of the records in the order of the file, which has each re
 --wait: what was mapped is read when a line comes, after `ready`. --known: it is read when the
 service has the file, --planned: the order (a real job computes before its first batch; an emulated
 machine's service is not that quick). --compute: sleep so long after each record, as a job that
-computes elsewhere.
+computes elsewhere. --weights: mapped as torch maps them, private and writable; --populated: as
+llama.cpp does, shared with MAP_POPULATE.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import random
 import resource
 import sys
 import time
+from typing import BinaryIO
 
 RECORD_BYTES = 128 << 10
 SEED = 16
@@ -72,6 +74,16 @@ def await_service() -> None:
     watch.hang_up()
 
 
+def mapping(file: BinaryIO) -> mmap.mmap:
+    """The file, mapped as the command line says."""
+    flags, prot = mmap.MAP_SHARED, mmap.PROT_READ
+    if "--weights" in sys.argv:
+        flags, prot = mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE
+    if "--populated" in sys.argv:
+        flags |= mmap.MAP_POPULATE
+    return mmap.mmap(file.fileno(), 0, flags=flags, prot=prot)
+
+
 def read(view: mmap.mmap, pattern: str, record_bytes: int, rank: int) -> dict[str, object]:
     """Read one process's records: faults, bytes, and the digest of each record by its number."""
     count = -(-len(view) // record_bytes)
@@ -95,7 +107,7 @@ def read(view: mmap.mmap, pattern: str, record_bytes: int, rank: int) -> dict[st
 def child(path: str, pattern: str, record_bytes: int, rank: int, out: int) -> None:
     """One of several ranks: says what it found as JSON."""
     os.environ["RANK"] = str(rank)
-    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as view:
+    with open(path, "rb") as file, mapping(file) as view:
         await_service()
         said = json.dumps(read(view, pattern, record_bytes, rank)).encode()
     with os.fdopen(out, "wb") as pipe:
@@ -130,7 +142,7 @@ def main() -> None:
     if name == "skipping":
         found = several(path, pattern, record_bytes, int(ranks))
     else:
-        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as view:
+        with open(path, "rb") as file, mapping(file) as view:
             if "--wait" in sys.argv:
                 print("ready", flush=True)
                 sys.stdin.readline()

@@ -33,8 +33,9 @@ def check(case: str, data: Data, directory: Path) -> client.Ran:
     pattern, options = options_of(case, data, directory)
     # 4 ranks share what an emulated machine's service has: it must come to be ahead of them
     compute = "20" if "skipping" in case else "5"
-    more = "--compute", compute, "--planned" if "plan" in case else "--known"
-    ran = client.run_job(directory, data.path, pattern, options, more=more)
+    more = ["--compute", compute, "--planned" if "plan" in case else "--known"]
+    more += [f"--{way}" for way in ("weights", "populated") if way in case]
+    ran = client.run_job(directory, data.path, pattern, options, more=tuple(more))
     assert ran.said["digest"] == data.digest
     assert ran.said["bytes"] == data.size_bytes
     most = data.least_rpcs + max(FIRST_RPCS, data.least_rpcs // 10)
@@ -45,13 +46,14 @@ def check(case: str, data: Data, directory: Path) -> client.Ran:
     return ran
 
 
-@pytest.mark.parametrize("case", ["contiguous", "pool"])
+@pytest.mark.parametrize("case", ["contiguous", "weights", "populated", "pool"])
 def test_a_file_is_read_once_in_whole_requests(case: str, data: Data, tmp_path: Path) -> None:
     ran = check(case, data, tmp_path)
     assert ran.summary is not None
     (file,) = ran.summary["files"]
     assert file["file_system"] == "lustre"
-    assert file["served_by"] == ("pool" if case == "pool" else "checkpoints")
+    ways = {"pool": "pool", "weights": "page_tables"}
+    assert file["served_by"] == ways.get(case, "checkpoints")
     if case == "contiguous":
         assert file["warmed_by"] == "pread, FADV_RANDOM of 4096 KiB, known of Lustre"
 
@@ -59,7 +61,17 @@ def test_a_file_is_read_once_in_whole_requests(case: str, data: Data, tmp_path: 
 @pytest.mark.long
 @pytest.mark.parametrize(
     "case",
-    ["contiguous", "skipping", "shuffled by plan", "pool", "pool skipping", "pool by plan"],
+    [
+        "contiguous",
+        "weights",
+        "populated",
+        "skipping",
+        "shuffled by plan",
+        "pool",
+        "pool populated",
+        "pool skipping",
+        "pool by plan",
+    ],
 )
 def test_a_large_file_is_read_once_in_whole_requests(
     case: str, large: Data, tmp_path: Path
