@@ -57,6 +57,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     add("--pairs", type=int, default=1, help="rounds over all columns")
     add("--programs", default="*", metavar="GLOB", help="by name; several with commas")
     add("--columns", default=",".join(COLUMNS), help="with commas")
+    add("--wrap", type=shlex.split, default=[], metavar="OPTIONS", help="of wrap, in one word")
     add("--json", type=Path, metavar="F")
     add("--size", default="full", help="of each program's files: small, full or a size")
     add("--bandwidth", type=parse_rate, default=DEFAULT_BANDWIDTH, help="of the link")
@@ -116,7 +117,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         )
         settings = bed.settings()
         bench = Bench(
-            bed, source, scratch, args.size_bytes, args.bandwidth, args.latency_us, args.columns
+            *(bed, source, scratch, args.size_bytes, args.bandwidth, args.latency_us),
+            columns=args.columns,
+            options=tuple(args.wrap),
         )
         programs = chosen(args.programs)
         for number, program in enumerate(programs):
@@ -128,7 +131,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             if args.work is None and all(
                 later.kind != program.kind for later in programs[number + 1 :]
             ):
-                shutil.rmtree(source / program.kind)
+                shutil.rmtree(bench.place(program.kind))
             if args.json is not None:
                 partial = args.json.with_name(args.json.name + ".partial")
                 partial.write_text(as_json(report_of(bench, args, settings, load)))

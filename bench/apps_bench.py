@@ -60,6 +60,7 @@ class Bench:
     bandwidth: int
     latency_us: int
     columns: tuple[str, ...]
+    options: tuple[str, ...] = ()
     runs: list[Run] = field(default_factory=list)
     skipped: list[dict[str, str]] = field(default_factory=list)
     failures: list[dict[str, str]] = field(default_factory=list)
@@ -67,12 +68,16 @@ class Bench:
 
     # ---- files -------------------------------------------------------------------------------
 
+    def place(self, kind: str) -> Path:
+        """Where the files of a kind lie beside the bed; on it they have the same name."""
+        return self.source / f"{kind}-{self.size_bytes}"
+
     def make(self, kind: str) -> None:
         """The files of a kind, unless they are there."""
-        directory = self.source / kind
+        directory = self.place(kind)
         if directory.exists():
             return
-        making = directory.with_name(f"{kind}.partial")
+        making = directory.with_name(f"{directory.name}.partial")
         shutil.rmtree(making, ignore_errors=True)
         making.mkdir()
         made = subprocess.run(
@@ -85,13 +90,15 @@ class Bench:
 
     def files(self, kind: str) -> list[Path]:
         """Those of a kind, on the bed."""
-        names = sorted(path for path in (self.source / kind).rglob("*") if path.is_file())
+        names = sorted(path for path in self.place(kind).rglob("*") if path.is_file())
         return [self.bed.path(path.relative_to(self.source)) for path in names]
 
     # ---- one run -----------------------------------------------------------------------------
 
     def wrap(self, *options: str) -> list[str]:
-        """The command prefix; as users call it but for files that are smaller than is usual."""
+        """The command prefix, with ``self.options`` too; of files that are smaller than is usual
+        --min-size tells."""
+        options = (*self.options, *options)
         smallest = self.size_bytes // LEAST_SHARE
         if smallest < Config().min_size_bytes:
             options = (f"--min-size={smallest}", *options)
@@ -122,7 +129,7 @@ class Bench:
         before_seconds = time.perf_counter() - begin
         before_bytes = self.bed.counters()["bytes"]
         resident = sum(map(resident_bytes, files))
-        words = program.command(self.bed.path(program.kind), peer=column == PEER)
+        words = program.command(self.bed.path(self.place(program.kind).name), peer=column == PEER)
         if column == WRAP:
             words = [*self.wrap(), *words]
         elif column == POOL:
@@ -172,7 +179,7 @@ class Bench:
         self.make(program.kind)
         file_bytes = sum(path.stat().st_size for path in self.files(program.kind))
         # Beside the bed: what it must read; and its libraries are in memory for whoever is first.
-        expected = self.start(program.command(self.source / program.kind), file_bytes).job
+        expected = self.start(program.command(self.place(program.kind)), file_bytes).job
         self.programs.append(
             {
                 "name": program.name,

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+from apps_sequences import make_blast, make_kraken2, make_mmseqs
 
 LAYERS, SHARDS = 16, 4
 #: One layer has 4 matrices of HIDDEN x HIDDEN and 3 of INTERMEDIATE x HIDDEN, and that is 11/4 of
@@ -191,6 +192,9 @@ KINDS = {
     "table": make_table,
     "dataset": make_dataset,
     "vectors": make_vectors,
+    "kraken2": make_kraken2,
+    "mmseqs": make_mmseqs,
+    "blast": make_blast,
 }
 
 

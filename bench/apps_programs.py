@@ -60,6 +60,11 @@ def _dataset(name: str, *options: str) -> Program:
     return Program(name, "dataset", "hf_loader.py", options, ("datasets", "torch"))
 
 
+def _search(name: str, kind: str, *commands: tuple[str, str]) -> Program:
+    options = (f"--tool={commands[0][0]}",)
+    return Program(name, kind, "sequences.py", options, commands=commands)
+
+
 #: Those that read the same files stand together: files are made for the first and go with the last.
 EVERY = (
     _weights("safetensors-load_file", "weights", "load_file", "safetensors", "torch"),
@@ -88,9 +93,12 @@ EVERY = (
     Program("memmap-batches", "tokens", "memmaps.py", ("--reader=batches",)),
     Program("memmap-scan", "tokens", "memmaps.py", ("--reader=scan",)),
     Program("memmap-copy-on-write", "tokens", "memmaps.py", ("--reader=copy-on-write",)),
-    Program("pyarrow-ipc", "table", "tables.py", ("--reader=pyarrow",), ("pyarrow",)),
-    Program("polars-scan", "table", "tables.py", ("--reader=polars",), ("polars", "pyarrow")),
+    Program("pyarrow-ipc", "table", "arrow_table.py", ("--reader=pyarrow",), ("pyarrow",)),
+    Program("polars-scan", "table", "arrow_table.py", ("--reader=polars",), ("polars", "pyarrow")),
     Program("faiss-ivf-mmap", "vectors", "vectors.py", (), ("faiss",)),
+    _search("kraken2-memory-mapping", "kraken2", ("kraken2", "kraken2")),
+    _search("mmseqs-easy-search", "mmseqs", ("mmseqs", "mmseqs2")),
+    _search("blastn", "blast", ("blastn", "ncbi-blast+"), ("makeblastdb", "ncbi-blast+")),
 )  # fmt: skip
 
 

@@ -12,6 +12,8 @@ SCHEMA = "uffdprefetch.bench.apps/1"
 PLAIN, WRAP, POOL, CAT, PEER = "plain", "wrap", "pool", "cat", "peer"
 COLUMNS = (PLAIN, WRAP, POOL, CAT, PEER)
 TITLES = {PLAIN: "plain", WRAP: "wrap", POOL: "wrap, pool", CAT: "cat first", PEER: "by hand"}
+#: Share of a file that may be missing in memory after `cat` without being told.
+NOT_WARM_SHARE = 0.01
 Run = dict[str, Any]
 Report = dict[str, Any]
 
@@ -113,6 +115,13 @@ def conditions(report: Report) -> str:
     ]
     if report["proactive_reclaim"]:
         lines += ["", f"Disturbed: {report['proactive_reclaim']}."]
+    gone = [
+        1 - run["resident_bytes_at_start"] / run["file_bytes"]
+        for run in report["runs"]
+        if run["column"] == CAT
+    ]
+    if gone and max(gone) > NOT_WARM_SHARE:
+        lines += ["", f"Disturbed: after `cat` up to {max(gone):.1%} of the files had gone again."]
     lines += [f"\nLeft out: {one['what']}: {one['reason']}." for one in report["skipped"]]
     lines += [
         f"\nFAILED: {one['program']}, {one['column']}: {one['error']}" for one in report["failures"]

@@ -42,6 +42,9 @@ SERVED = {
     "pyarrow-ipc": (WRAP, POOL),
     "polars-scan": (POOL,),
     "faiss-ivf-mmap": (POOL,),
+    "kraken2-memory-mapping": (),
+    "mmseqs-easy-search": (WRAP, POOL),
+    "blastn": (WRAP, POOL),
 }
 #: More than a program's files: what a pool reads beyond their ends, and samples to see changes.
 BYTES_SHARE_MAX = 1.05

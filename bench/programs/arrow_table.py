@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A table of an Arrow IPC file, all of it: `tables.py DIR --reader pyarrow|polars`."""
+"""A table of an Arrow IPC file, all of it: `arrow_table.py DIR --reader pyarrow|polars`."""
 
 from __future__ import annotations
 
