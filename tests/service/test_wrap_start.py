@@ -121,7 +121,7 @@ say(again=m.digest())
 def test_a_mapping_made_before_the_service_is_up_is_told_to_it_later(
     job: Start, records: Records, gate: Callable[[], None]
 ) -> None:
-    work = job(python(EARLY, records.path), UFFDPREFETCH_TEST_PATIENCE="2")
+    work = job(python(EARLY, records.path), UFFDPREFETCH_TEST_PATIENCE="10")
     assert work.line() == {"digest": records.digest, "checkpoints": 0}  # and it was not held up
     assert listener(work.env) is None
     gate()

@@ -36,7 +36,8 @@ START_TIMEOUT_SECONDS = 10.0
 #: Connections that wait for the service while it starts: those of all ranks of a node, and of all
 #: their processes. The kernel takes no more than net.core.somaxconn.
 BACKLOG = 4096
-_POLL_SECONDS = 0.02
+#: Between two looks for a service that is to be waited for.
+_POLL_SECONDS = 0.002
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
