@@ -15,11 +15,10 @@ import os
 import weakref
 
 from uffdprefetch.base import rundir
+from uffdprefetch.base.config import LOCKS_VARIABLE
 from uffdprefetch.base.errors import EXIT_OURS, UffdPrefetchError
 
-#: Tells the preload object where the lock files go. Not UFFDPREFETCH_OWNLOCK, the option's own,
-#: which hands the choice to a nested wrap.
-VARIABLE = "UFFDPREFETCH_LOCKDIR"
+VARIABLE = LOCKS_VARIABLE
 SUFFIX = ".locks"
 _USERS = "users"
 #: Attempts when others remove the directory between our mkdir and our lock.

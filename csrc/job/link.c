@@ -6,8 +6,10 @@
  * number and does nothing.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 
 #include "job/agent.h"
@@ -251,6 +253,34 @@ static void say_hello(struct agent *a)
 	send_message(a, UP_HELLO, &m, a->pool_uffd);
 }
 
+/* Whether the service that we have connected to is not up yet: until it says so its lock file is
+ * empty (protocol/leftovers.py). */
+static int is_starting(void)
+{
+	static const char suffix[] = ".lock";
+	char path[UP_PATH_MAX + sizeof(suffix)];
+	unsigned int bytes = 0;
+	struct stat st;
+
+	while (up_job.socket_path[bytes]) {
+		path[bytes] = up_job.socket_path[bytes];
+		bytes++;
+	}
+	for (unsigned int i = 0; i < sizeof(suffix); i++)
+		path[bytes + i] = suffix[i];
+	return !up_failed(up_sys4(SYS_newfstatat, AT_FDCWD, path, &st, 0)) && !st.st_size;
+}
+
+/* Its start takes longer than a thread of the job waits for checkpoints: none waits in vain, until it
+ * answers. What is mapped meanwhile is told to it then, and page tables show its readers. */
+static void wait_for_no_start(struct agent *a)
+{
+	atomic_store(&up_job.service_silent, 1);
+	for (uint32_t i = 0; i < a->slots; i++)
+		if (atomic_load(&up_job.region[i].swap) == UP_SWAP_WAITING)
+			up_swap_end(&up_job.region[i]);
+}
+
 void up_connect(struct agent *a)
 {
 	struct sockaddr_un sun = { .sun_family = AF_UNIX };
@@ -263,6 +293,8 @@ void up_connect(struct agent *a)
 	if (!up_failed(ret)) {
 		a->socket = (int)fd;
 		say_hello(a);
+		if (!up_job.awaits_start && is_starting())
+			wait_for_no_start(a);
 		return;
 	}
 	if (!up_failed(fd))

@@ -326,6 +326,7 @@ static void read_options(void)
 	up_job.pool = is_set_to("UFFDPREFETCH_ENGINE", "pool");
 	up_job.no_uffd = number("UFFDPREFETCH_RUNG", 1) == 2;
 	up_job.patience = (int)number("UFFDPREFETCH_TEST_PATIENCE", UP_WAIT_STEPS);
+	up_job.awaits_start = up_job.patience > UP_WAIT_STEPS;
 	up_job.test_overlays = (long)number("UFFDPREFETCH_TEST_OVERLAYS", 0);
 	up_job.test_exit_after = (long)number("UFFDPREFETCH_TEST_AGENT_EXIT", 0);
 	up_job.test_exit_state = (int)number("UFFDPREFETCH_TEST_AGENT_EXIT_STATE", -1);

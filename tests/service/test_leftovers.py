@@ -89,7 +89,7 @@ def test_the_next_service_removes_what_is_nobodys(
         for key, node in (("dead", None), ("other", "elsewhere"), ("used", None))
     )
     for path in (dead, other, used):
-        for suffix in ("", ".lock", ".start", ".trace", ".live"):
+        for suffix in ("", ".lock", ".away", ".trace", ".live"):
             Path(f"{path}{suffix}").touch()
         Path(f"{path}.plan").mkdir()
         Path(f"{path}.plan/1.progress").touch()
@@ -97,7 +97,7 @@ def test_the_next_service_removes_what_is_nobodys(
     os.utime(f"{dead}.log", (0, 0))  # nobody has come to read it
     with open(f"{used}.lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        job(python("say(ok=True)")).finish().good()
+        job(python("say(ok=True)"), options=("--strict",)).finish().good()
         names = left(env)
     assert not any(name.startswith("dead") for name in names)
     for path in (other, used):
@@ -106,11 +106,11 @@ def test_the_next_service_removes_what_is_nobodys(
 
 def test_a_mark_that_somebody_holds_stays(tmp_path: Path) -> None:
     path = str(tmp_path / "a.sock")
-    fd = leftovers.hold(path + leftovers.START)
+    fd = leftovers.hold(path + leftovers.TRACE)
     assert fd is not None
     assert leftovers.tidy(path)
-    assert os.listdir(tmp_path) == ["a.sock.start"]
-    leftovers.release(path + leftovers.START, fd)
+    assert os.listdir(tmp_path) == ["a.sock.trace"]
+    leftovers.release(path + leftovers.TRACE, fd)
     assert os.listdir(tmp_path) == []
 
 

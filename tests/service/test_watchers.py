@@ -286,7 +286,7 @@ def test_a_watcher_is_no_client_and_no_launcher(tmp_path: Path) -> None:
         values = [wire.Role.WATCHER, 1, 1, -1, -1, -1, 0, 0, 0, 0, 0, 4096]
         peer.send(wire.pack(wire.Type.HELLO, wire.HELLO.pack(*values, b"watcher")))
         peers.receive(fd)
-        assert peers.none and not peers.had_client and not peers.launchers and not peers.jobs()
+        assert peers.none and not peers.launcher_pids and not peers.launchers and not peers.jobs()
         assert wire.unpack(peer.recv(512))[0] == wire.Type.WELCOME
         peer.send(wire.pack(wire.Type.SNAPSHOT))
         peers.receive(fd)

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,13 @@ from typing import Any
 import pytest
 from conftest import HANG_SECONDS, process_gone, uffdprefetch, wait_until
 from fake_service import SUMMARY_JSON
-from paths import SUPPORT
 
 from uffdprefetch.base.config import Config
 from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.base.rundir import runtime_directory
-from uffdprefetch.launch import launcher
+from uffdprefetch.launch import launcher, service, unserved
+from uffdprefetch.launch.service import Meeting
+from uffdprefetch.protocol import leftovers
 
 Start = Callable[..., "subprocess.Popen[bytes]"]
 
@@ -190,61 +190,114 @@ def test_no_service_is_a_warning_or_125_with_strict(
 
 
 @pytest.fixture
-def meeting(env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> launcher.Meeting:
-    monkeypatch.setattr(launcher, "START_TIMEOUT_SECONDS", 0.5)
+def meeting(env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Meeting:
+    monkeypatch.setattr(service, "START_TIMEOUT_SECONDS", 0.5)
     env["UFFDPREFETCH_RUN"] = "test"
     runtime_directory(env)
-    return launcher.meeting_place(env)
+    return service.meeting_place(env)
+
+
+def runs_instead(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
+    """What is started as the service."""
+    monkeypatch.setattr(service, "command", lambda *_: list(words))
 
 
 def test_the_service_is_started_if_nobody_listens(
-    env: dict[str, str],
-    meeting: launcher.Meeting,
-    monkeypatch: pytest.MonkeyPatch,
-    children: Start,
+    env: dict[str, str], meeting: Meeting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launcher, "START_TIMEOUT_SECONDS", HANG_SECONDS)
-    fake = str(SUPPORT / "fake_service.py")
-    words = [sys.executable, fake, meeting.socket, meeting.log]
-    monkeypatch.setattr(launcher, "start_service", lambda *_: children(words))
-    client, service = launcher.find_or_start(env, Config(), meeting)
-    assert service is not None
-    again, none = launcher.find_or_start(env, Config(), meeting)
-    assert none is None  # the second finds the first
-    client.close()
+    monkeypatch.setattr(service, "START_TIMEOUT_SECONDS", HANG_SECONDS)
+    first = service.find_or_start(env, Config(), meeting)
+    assert first.started is not None and not first.is_welcome
+    again = service.find_or_start(env, Config(), meeting)
+    assert again.started is None  # the second finds the first
+    assert not first.end_unused()  # somebody has come
+    assert again.come_up().is_welcome and first.come_up().is_welcome
     again.close()
+    first.close()
+    pid = first.started.pid
+    wait_until(lambda: process_gone(pid), "the service's end")
+    assert first.started.has_ended() and first.started.status == 0
+
+
+def test_a_service_that_nobody_came_to_is_ended_and_leaves_nothing(
+    env: dict[str, str], meeting: Meeting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs_instead(monkeypatch, "sleep", "60")
+    found = service.find_or_start(env, Config(), meeting)
+    assert found.started is not None and found.is_awaited()
+    assert os.path.isdir(meeting.socket + ".plan")  # what the job announces early is kept
+    assert found.end_unused()
+    assert process_gone(found.started.pid)
+    assert os.listdir(meeting.directory) == []
+
+
+def test_a_service_that_is_up_is_not_ended(
+    env: dict[str, str], meeting: Meeting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "START_TIMEOUT_SECONDS", HANG_SECONDS)
+    found = service.find_or_start(env, Config(), meeting)
+    wait_until(lambda: not leftovers.is_starting(meeting.socket), "the service")
+    assert not found.end_unused()
+    assert os.path.exists(meeting.socket)
+    assert found.come_up().is_welcome
+    found.close()
 
 
 def test_a_service_that_cannot_start_is_reported_with_its_last_words(
-    env: dict[str, str],
-    meeting: launcher.Meeting,
-    monkeypatch: pytest.MonkeyPatch,
-    children: Start,
+    env: dict[str, str], meeting: Meeting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Path(meeting.log).write_text("one\nno memory for the ring\n")
-    monkeypatch.setattr(launcher, "START_TIMEOUT_SECONDS", HANG_SECONDS)
-    monkeypatch.setattr(launcher, "start_service", lambda *_: children(["sh", "-c", "exit 3"]))
+    monkeypatch.setattr(service, "START_TIMEOUT_SECONDS", HANG_SECONDS)
+    runs_instead(monkeypatch, "sh", "-c", "exit 3")
+    found = service.find_or_start(env, Config(), meeting)
     with pytest.raises(UffdPrefetchError, match=r"status 3 \(no memory for the ring\)") as caught:
-        launcher.find_or_start(env, Config(), meeting)
+        found.come_up()
     assert caught.value.exit_code == 125
+    found.close()
+
+
+def test_a_service_that_does_not_start_is_not_waited_for_without_end(
+    env: dict[str, str], meeting: Meeting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs_instead(monkeypatch, "sleep", "60")
+    found = service.find_or_start(env, Config(), meeting)
+    with pytest.raises(UffdPrefetchError, match="does not start"):
+        found.come_up()
+    assert found.end_unused()
 
 
 def test_a_stranger_on_the_socket_is_not_believed(
-    env: dict[str, str], meeting: launcher.Meeting, fake: Callable[..., Path],
-    monkeypatch: pytest.MonkeyPatch, children: Start,
-) -> None:  # fmt: skip
-    fake("babbles")
-    monkeypatch.setattr(launcher, "start_service", lambda *_: children(["sleep", "60"]))
-    with pytest.raises(UffdPrefetchError, match="no message"):
-        launcher.find_or_start(env, Config(), meeting)
-
-
-def test_the_services_environment_is_not_the_jobs(
-    env: dict[str, str], meeting: launcher.Meeting
+    env: dict[str, str], meeting: Meeting, fake: Callable[..., Path]
 ) -> None:
+    fake("babbles")
+    with pytest.raises(UffdPrefetchError, match="no message"):
+        service.find_or_start(env, Config(), meeting)
+
+
+def test_a_job_that_ends_before_its_service_is_up_has_a_summary_of_the_same_form(
+    env: dict[str, str], tmp_path: Path
+) -> None:
+    def form(value: object) -> object:
+        """Names and nesting; a list's elements and the type of a figure do not matter."""
+        if isinstance(value, dict):
+            return {name: form(each) for name, each in value.items()}
+        return isinstance(value, list)
+
+    done = wrap(env, tmp_path, "true", options=("-o", "short"))
+    assert done.stderr.count(b"uffdprefetch: ") == 3 and done.returncode == 0
+    short = json.loads((tmp_path / "short.summary.json").read_text())
+    assert unserved.WHY in short["rung_reason"]
+    wrap(env, tmp_path, "true", options=("-o", "strict", "--strict"))  # waits for the service
+    strict = json.loads((tmp_path / "strict.summary.json").read_text())
+    assert unserved.WHY not in strict["rung_reason"]
+    assert form(short) == form(strict)
+    assert list(short["totals"]) == list(strict["totals"]) and list(short) == list(strict)
+
+
+def test_the_services_environment_is_not_the_jobs(env: dict[str, str], meeting: Meeting) -> None:
     env.update(LD_PRELOAD="/x.so", PYTHONINSPECT="1", PYTHONPATH="relative:/abs")
     config = Config(policy="fixed", distance_bytes=8 << 20)
-    environment = launcher._service_environment(env, config, meeting)
+    environment = service._service_environment(env, config, meeting)
     assert "LD_PRELOAD" not in environment and "PYTHONINSPECT" not in environment
     assert Config.from_json(environment["UFFDPREFETCH_SERVE_CONFIG"]) == config
     entries = environment["PYTHONPATH"].split(os.pathsep)

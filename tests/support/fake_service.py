@@ -59,6 +59,7 @@ def serve(path: str, log_path: str, mode: str) -> None:
 
     lock = open(path + ".lock", "w")
     fcntl.flock(lock, fcntl.LOCK_EX)  # as long as we live our files are in use
+    print("ready", file=lock, flush=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(path)
     listener.listen(64)

@@ -38,6 +38,7 @@ from paths import PROGRAMS, SUPPORT
 
 from uffdprefetch.base.rundir import runtime_directory, socket_path
 from uffdprefetch.native.preload import preload_object
+from uffdprefetch.protocol import leftovers
 
 #: A test that runs once for each engine (harness_fixtures.py).
 both_engines = pytest.mark.usefixtures("engine")
@@ -95,7 +96,9 @@ def connect(env: dict[str, str]) -> socket.socket:
 
 
 def listener(env: dict[str, str]) -> int | None:
-    """The process that listens, by the kernel's word."""
+    """The process that listens, by the kernel's word; None, too, while it does not answer yet."""
+    if leftovers.is_starting(service_socket(env)):
+        return None
     with contextlib.suppress(OSError), connect(env) as peer:
         data = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         return int(struct.unpack("iII", data)[0])

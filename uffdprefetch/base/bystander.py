@@ -11,17 +11,20 @@ Receivers are signalled one after the other, so the launcher waits a moment for 
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import select
 import signal
 import struct
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import NoReturn
+
+from uffdprefetch.base.record import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from types import TracebackType
+    from typing import NoReturn
 
 #: Greatest delay between the receivers of one signal; a signal to the launcher alone is forwarded
 #: this much later.
@@ -34,13 +37,31 @@ _NOTE = struct.Struct("iid")
 _KEPT = 256
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Note:
     """A signal that the bystander received."""
 
     number: int
     sender: int
     seconds: float
+
+
+class _Late:
+    """Around a stop of ours: signals sent meanwhile reach us when we are continued."""
+
+    def __init__(self) -> None:
+        self.stopped_seconds = self.resumed_seconds = 0.0  # when
+
+    def __enter__(self) -> None:
+        self.stopped_seconds = time.monotonic()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.resumed_seconds = time.monotonic()
 
 
 class Bystander:
@@ -50,8 +71,7 @@ class Bystander:
         self._pid = pid
         self._fd = fd
         self._notes: list[Note] = []
-        self._stopped_seconds = 0.0  # when we stopped
-        self._resumed_seconds = 0.0
+        self.ours_is_late = _Late()
 
     @classmethod
     def start(cls, handled: Iterable[int]) -> Bystander:
@@ -79,8 +99,8 @@ class Bystander:
         up to SPREAD_SECONDS, less where the sender has ended."""
         now = time.monotonic()
         since = now - LATE_SECONDS
-        if now - self._resumed_seconds < LATE_SECONDS:
-            since = min(since, self._stopped_seconds - LATE_SECONDS)
+        if now - self.ours_is_late.resumed_seconds < LATE_SECONDS:
+            since = min(since, self.ours_is_late.stopped_seconds - LATE_SECONDS)
         while self._fd >= 0:
             timed_out = time.monotonic() - now >= SPREAD_SECONDS or _has_ended(sender)
             self._take()
@@ -91,15 +111,6 @@ class Bystander:
                 return self._is_pending(number)
             self._poll(SPREAD_SECONDS / 10)
         return False
-
-    @contextlib.contextmanager
-    def ours_is_late(self) -> Iterator[None]:
-        """Around a stop of ours: signals sent meanwhile reach us when we are continued."""
-        self._stopped_seconds = time.monotonic()
-        try:
-            yield
-        finally:
-            self._resumed_seconds = time.monotonic()
 
     def end(self) -> None:
         """End it, reap it."""
@@ -117,17 +128,20 @@ class Bystander:
 
     def _take(self) -> None:
         """Read new records."""
-        with contextlib.suppress(BlockingIOError):
+        try:
             while data := os.read(self._fd, _NOTE.size * _KEPT):  # whole notes: short writes to a
                 self._notes += [Note(*each) for each in _NOTE.iter_unpack(data)]  # pipe are atomic
             os.close(self._fd)  # the bystander has been killed
             self._fd = -1
+        except BlockingIOError:
+            pass
         del self._notes[:-_KEPT]
 
     def _is_pending(self, number: int) -> bool:
         """Whether the signal is pending in the bystander, which has not run since."""
         try:
-            status = Path(f"/proc/{self._pid}/status").read_text()
+            with open(f"/proc/{self._pid}/status") as file:
+                status = file.read()
         except OSError:
             return False
         return bool(int(status.partition("ShdPnd:")[2].split()[0], 16) >> (number - 1) & 1)
@@ -138,7 +152,8 @@ def _has_ended(pid: int) -> bool:
     if pid <= 0:
         return False
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        with open(f"/proc/{pid}/stat", errors="replace") as file:
+            stat = file.read()
     except (FileNotFoundError, ProcessLookupError):
         return True
     except OSError:
@@ -152,8 +167,10 @@ def _stand_by(fd: int, waited: set[int]) -> NoReturn:
         # close the launcher's connections and locks
         for name in os.listdir("/proc/self/fd"):
             if int(name) != fd:
-                with contextlib.suppress(OSError):
+                try:
                     os.close(int(name))
+                except OSError:
+                    pass
         os.chdir("/")
         fcntl.fcntl(fd, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(fd, fcntl.F_SETFL, os.O_NONBLOCK | os.O_ASYNC)  # SIGIO when it is closed

@@ -7,18 +7,30 @@ name includes the group, and a launcher in another group starts its own service.
 
 from __future__ import annotations
 
-import hashlib
 import os
-import re
-from pathlib import Path
+import zlib
 
 #: Hierarchies (version 1) that charge memory or by which a job's processes are found and killed;
 #: the empty name is version 2. A rank may well have a cpuset or a net_cls of its own.
 _MATTER = frozenset({"", "memory", "freezer", "pids", "name=systemd"})
-#: Slurm gives each task of a step a group below the step's: .../job_7/step_0/task_3 (version 1),
-#: .../job_7/step_0/user/task_3 (version 2). Limits and kills are the step's.
-_SLURM_TASK = re.compile(r"(/job_\d+/step_[^/]+)(?:/user)?(?:/task_[^/]+)?$")
-_MARK_CHARS = 8
+
+
+def _of_step(path: str) -> str:
+    """A group's path, of a task of a Slurm step the step's.
+
+    Slurm gives each task a group below the step's: .../job_7/step_0/task_3 (version 1),
+    .../job_7/step_0/user/task_3 (version 2). Limits and kills are the step's.
+    """
+    names = path.split("/")
+    if names[-1].startswith("task_"):
+        names.pop()
+    if names[-1] == "user":
+        names.pop()
+    if len(names) < 3:
+        return path
+    job, step = names[-2:]
+    of_a_step = job.startswith("job_") and job[4:].isdigit() and step.startswith("step_")
+    return "/".join(names) if of_a_step else path
 
 
 def groups(text: str) -> list[str]:
@@ -32,20 +44,24 @@ def groups(text: str) -> list[str]:
         _, names, path = line.split(":", 2)
         matter = sorted(_MATTER.intersection(names.split(",")))
         if matter:
-            found.append(",".join(matter) + ":" + _SLURM_TASK.sub(r"\1", path))
+            found.append(",".join(matter) + ":" + _of_step(path))
     return sorted(found)
 
 
 def mark(text: str, namespace: str) -> str:
-    """A short hash of the groups; ``namespace``: the cgroup namespace of their paths."""
+    """A hash of the groups, 8 digits; ``namespace``: the cgroup namespace of their paths.
+
+    It tells groups of one user apart, and nobody else's: a checksum does, and takes no OpenSSL.
+    """
     whole = "\n".join([namespace, *groups(text)])
-    return hashlib.sha256(whole.encode("utf-8", "surrogateescape")).hexdigest()[:_MARK_CHARS]
+    return f"{zlib.crc32(whole.encode('utf-8', 'surrogateescape')):08x}"
 
 
 def own_mark() -> str:
     """The mark of this process; that of no groups without /proc."""
     try:
-        text = Path("/proc/self/cgroup").read_text(errors="surrogateescape")
+        with open("/proc/self/cgroup", errors="surrogateescape") as file:
+            text = file.read()
         namespace = os.readlink("/proc/self/ns/cgroup")
     except (OSError, ValueError):
         return mark("", "")

@@ -9,25 +9,20 @@ files).
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
-import difflib
-import fnmatch
-import json
 import os
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
 
+from uffdprefetch.base import jsontext
 from uffdprefetch.base.errors import UffdPrefetchError, usage_error
+from uffdprefetch.base.record import field, record
 from uffdprefetch.base.units import format_size_exact, parse_duration, parse_rate, parse_size
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from typing import Any
 
 MIB = 1 << 20
 PAGE_BYTES = 4096
@@ -51,6 +46,9 @@ _OF_THE_LAUNCHER = (
     *("strict", "quiet", "verbose", "output", "force", "config_file", "trace", "ownlock"),
     *("live", "interval_seconds", "engine_asked", "engine_reason"),
 )
+#: Tells the preload object where the ranks' own lock files go (`--ownlock`). Not the option's own
+#: variable, which hands the choice to a nested wrap.
+LOCKS_VARIABLE = PREFIX + "LOCKDIR"
 #: Our variables that are no options: set by wrap for the job and the service, or test switches.
 INTERNAL_VARIABLES = frozenset(
     PREFIX + name
@@ -64,11 +62,13 @@ INTERNAL_VARIABLES = frozenset(
 def _matches(path: str, globs: Iterable[str]) -> bool:
     """Whether one of them fits. A glob with a slash is matched against the whole path, one without
     against the last part."""
+    import fnmatch
+
     name = os.path.basename(path)
     return any(fnmatch.fnmatchcase(path if "/" in g else name, g) for g in globs)
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Config:
     """All options of a run; sizes in bytes. ``origins`` maps a field's name to where it is from."""
 
@@ -115,21 +115,28 @@ class Config:
 
     def to_json(self) -> str:
         """The values (without their origins) for the service, as one line of JSON."""
-        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        del values["origins"]
-        return json.dumps(values)
+        return jsontext.dumps(self._values())
+
+    def _values(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "origins"}
+
+    def spacing_bytes(self) -> int:
+        """The least distance between two checkpoints: --distance where the user has chosen one."""
+        return SPACING_BYTES if self.distance_bytes is None else self.distance_bytes
 
     def fingerprint(self) -> int:
         """A hash of 32 bits, never 0, of the values that the service depends on."""
-        values = json.loads(self.to_json())
+        values = self._values()
         values["engine"] = self.engine_asked or self.engine
         for name in _OF_THE_LAUNCHER:
             del values[name]
-        return zlib.crc32(json.dumps(values, sort_keys=True).encode()) or 1
+        return zlib.crc32(jsontext.dumps(values).encode()) or 1
 
     @classmethod
     def from_json(cls, text: str) -> Config:
         """The inverse of to_json(); raises UffdPrefetchError (exit 2) for anything else."""
+        import json
+
         try:
             values = json.loads(text)
             for name in ("include", "exclude", "whole"):
@@ -157,6 +164,8 @@ class Config:
 def _one_of(*words: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text not in words:
+            import difflib
+
             near = difflib.get_close_matches(text, words, n=1)
             hint = f" (did you mean {near[0]}?)" if near else ""
             raise usage_error(f"{text!r} is none of {', '.join(words)}{hint}")
@@ -199,7 +208,7 @@ def _format_size(none: str) -> Callable[[Any], str]:
     return lambda value: none if value is None else format_size_exact(value)
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Option:
     """One option: ``--key`` on the command line, UFFDPREFETCH_KEY, ``key =`` in a TOML file."""
 
@@ -217,7 +226,7 @@ class Option:
 
     @property
     def default(self) -> Any:
-        return Config.__dataclass_fields__[self.field].default
+        return getattr(Config, self.field)
 
     @property
     def is_flag(self) -> bool:
@@ -297,11 +306,14 @@ OPTIONS = (
     Option("verbose", "verbose", _parse_bool, "say what is decided and why", short="-v"),
 )  # fmt: skip
 _BY_KEY = {option.key: option for option in OPTIONS}
+_BY_SHORT = {option.short: option for option in OPTIONS if option.short}
 _BY_VARIABLE = {option.variable: option for option in OPTIONS}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add every option, and --config, to ``parser``; options without a value stay unset."""
+    import argparse
+
     for option in OPTIONS:
         flags = [*([option.short] if option.short else []), f"--{option.key}"]
         common: dict[str, Any] = {
@@ -325,6 +337,31 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
+def parse_plain(words: Sequence[str]) -> dict[str, Any] | None:
+    """What argparse makes of the options of `wrap` with add_options(), without loading it; None
+    where that is not plain: a word that is no option as the help shows it, or lacks its value. Then
+    argparse is to be asked, which also has the words for what is wrong."""
+    values: dict[str, Any] = {}
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        key, given, value = word.partition("=")
+        option = _BY_SHORT.get(word) or (_BY_KEY.get(key[2:]) if key.startswith("--") else None)
+        if option is None or (given and option.is_flag):
+            return None
+        if option.is_flag:
+            value = "1"
+        elif not given:
+            if not rest or rest[0].startswith("-"):
+                return None
+            value = rest.pop(0)
+        if option.is_list:
+            values.setdefault(option.field, []).append(value)
+        else:
+            values[option.field] = value
+    return values
+
+
 def _parsed(option: Option, text: str, origin: str) -> Any:
     try:
         return option.parse(text)
@@ -346,6 +383,8 @@ def _from_command_line(args: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _unknown(name: str, known: Iterable[str], where: str) -> UffdPrefetchError:
+    import difflib
+
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.0)
     return usage_error(f"{where}: unknown key {name!r}, the nearest is {near[0]!r}")
 
@@ -366,6 +405,11 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
 
 def load_toml(path: str, what: str) -> dict[str, Any]:
     """The tables of a TOML file; ``what`` names its kind in the error (exit 2)."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+
     try:
         with open(path, "rb") as file:
             return tomllib.load(file)
@@ -500,8 +544,8 @@ def describe(config: Config) -> list[tuple[str, str, str]]:
 
 def fall_back(config: Config, why: str) -> Config:
     """The same run with the engine with the fewest requirements, and the reason."""
-    return dataclasses.replace(
-        config, engine="cache", engine_asked=config.engine, engine_reason=why
+    return Config(
+        **{**vars(config), "engine": "cache", "engine_asked": config.engine, "engine_reason": why}
     )
 
 

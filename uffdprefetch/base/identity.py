@@ -9,16 +9,18 @@ processes and has precedence.
 
 from __future__ import annotations
 
-import hashlib
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from uffdprefetch.base.record import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 #: Longer keys are cut and made distinct by a hash, since they are part of file names.
 MAX_KEY_CHARS = 64
+_SAFE = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Identity:
     """Rank in the job, rank on the node, number of ranks; None where unknown."""
 
@@ -28,7 +30,7 @@ class Identity:
     source: str
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class JobKey:
     """``key``: safe in a file name; ``source``: where it is from, for people."""
 
@@ -86,9 +88,11 @@ def identify(environ: Mapping[str, str]) -> Identity:
 
 def file_name_safe(text: str) -> str:
     """``text`` with only letters, digits, '.', '_', '-', at most MAX_KEY_CHARS, still distinct."""
-    safe = re.sub(r"[^A-Za-z0-9._-]", "_", text).lstrip(".")
+    safe = "".join(c if c in _SAFE else "_" for c in text).lstrip(".")
     if text and safe == text and len(text) <= MAX_KEY_CHARS:
         return text
+    import hashlib
+
     digest = hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:12]
     return f"{safe[: MAX_KEY_CHARS - 13]}-{digest}"
 

@@ -8,21 +8,21 @@ between our repair and our use.
 
 from __future__ import annotations
 
-import hashlib
 import os
-import re
-import socket
 import stat
-from collections.abc import Mapping
 
 from uffdprefetch.base.cgroup import own_mark
 from uffdprefetch.base.errors import EXIT_CANNOT, EXIT_OURS, UffdPrefetchError
 from uffdprefetch.base.identity import file_name_safe
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 #: sun_path has 108 bytes with the final zero (linux/un.h).
 MAX_SOCKET_PATH_BYTES = 107
 #: Hashed form of a socket's name: 16 digits for job, node and group, 8 for the node alone.
-_DIGEST = re.compile("[0-9a-f]{24}")
+_DIGEST_CHARS = 24
 
 
 def _candidates(environ: Mapping[str, str], uid: int) -> list[str]:
@@ -129,14 +129,15 @@ def socket_path(directory: str, key: str, node: str | None = None, group: str | 
     KEY@NODE+MARK.sock: with the node's name, since TMPDIR may be shared by nodes, and the mark of
     the control group (cgroup.py; ours by default). A name that is too long is replaced by its hash.
     """
-    node = socket.gethostname() if node is None else node
+    node = os.uname().nodename if node is None else node
     group = own_mark() if group is None else group
     name = f"{key}@{file_name_safe(node)}+{group}"
-    digest = hashlib.sha256(name.encode()).hexdigest()[:16] + _node_digest(node)
-    for stem in (name, digest):
-        path = os.path.join(directory, f"{stem}.sock")
-        if len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES:
-            return path
+    path = os.path.join(directory, f"{name}.sock")
+    if len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES:
+        return path
+    path = os.path.join(directory, f"{_digest(name)[:16]}{_node_digest(node)}.sock")
+    if len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES:
+        return path
     raise UffdPrefetchError(
         f"runtime directory {directory} is too long for a socket path"
         f" ({MAX_SOCKET_PATH_BYTES} bytes); set UFFDPREFETCH_RUNDIR to a shorter one",
@@ -144,15 +145,22 @@ def socket_path(directory: str, key: str, node: str | None = None, group: str | 
     )
 
 
+def _digest(text: str) -> str:
+    import hashlib
+
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def _node_digest(node: str) -> str:
-    return hashlib.sha256(node.encode()).hexdigest()[:8]
+    return _digest(node)[:8]
 
 
 def is_of_node(name: str, node: str | None = None) -> bool:
     """Whether a file's name is one of socket_path() on this node (or ``node``)."""
-    node = socket.gethostname() if node is None else node
+    node = os.uname().nodename if node is None else node
     stem, dot, _ = name.rpartition(".sock")
     key, at, rest = stem.rpartition("@")
     if at:
         return bool(dot and key) and rest.rpartition("+")[0] == file_name_safe(node)
-    return bool(dot and _DIGEST.fullmatch(stem)) and stem.endswith(_node_digest(node))
+    hashed = len(stem) == _DIGEST_CHARS and not stem.strip("0123456789abcdef")
+    return bool(dot and hashed) and stem.endswith(_node_digest(node))

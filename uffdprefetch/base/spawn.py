@@ -9,17 +9,19 @@ interpreter overwrites both before our code runs.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
-import resource
-import shutil
 import signal
-import subprocess
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import NoReturn
+import time
 
 from uffdprefetch.base.bystander import Bystander
 from uffdprefetch.base.errors import EXIT_CANNOT_EXECUTE, EXIT_NOT_FOUND, UffdPrefetchError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from contextlib import AbstractContextManager
+    from typing import NoReturn
 
 #: Forwarded to the job: batch systems signal the process that they started, which is the wrapper
 #: (Slurm's cgroup tracking signals the task, not its children). A signal that the job has received
@@ -72,6 +74,8 @@ def inherited_environment() -> dict[str, str]:
 
 def _as_script(argv: Sequence[str], environment: Mapping[str, str]) -> list[str]:
     """The shell command for a text file without a #! line, as execvp(3) runs it."""
+    import shutil
+
     path = argv[0]
     if "/" not in path:
         path = shutil.which(path, path=environment.get("PATH", os.defpath)) or path
@@ -99,19 +103,89 @@ def execute(argv: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
         raise _cannot_execute(argv[0], error) from None
 
 
+def above_standard(fd: int) -> int:
+    """``fd``, or in its place a duplicate, close-on-exec, where it is one of 0, 1 and 2, which may
+    be closed when we start."""
+    if fd > 2:
+        return fd
+    moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+    os.close(fd)
+    return moved
+
+
+def start(
+    argv: Sequence[str], environment: Mapping[str, str], prepare: Callable[[int], None]
+) -> int:
+    """Start ``argv``, found in PATH as execvp(3) does: its pid. Raises OSError of execve(2).
+
+    ``prepare`` is called in the child, with a descriptor that it must leave open. It may call
+    anything, since this process has one thread. The child has the default actions for the signals
+    that the interpreter ignores or handles, and what descriptors are inheritable.
+    """
+    reader, writer = map(above_standard, os.pipe2(os.O_CLOEXEC))
+    try:
+        pid = os.fork()
+        if pid == 0:
+            _become(argv, environment, prepare, writer)
+    except BaseException:
+        os.close(reader)
+        raise
+    finally:
+        os.close(writer)
+    failed = os.read(reader, 16)  # nothing when it is closed by execve()
+    os.close(reader)
+    if failed:
+        try:
+            os.waitpid(pid, 0)
+        except ChildProcessError:  # we were started with SIGCHLD ignored
+            pass
+        raise OSError(int(failed), os.strerror(int(failed)))
+    return pid
+
+
+def _become(
+    argv: Sequence[str], environment: Mapping[str, str], prepare: Callable[[int], None], writer: int
+) -> NoReturn:
+    try:
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)
+        if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a pending one is the program's
+        prepare(writer)
+        os.execvpe(argv[0], list(argv), dict(environment))
+    except OSError as error:
+        os.write(writer, b"%d" % (error.errno or errno.EINVAL))
+    finally:
+        os._exit(EXIT_CANNOT_EXECUTE)
+
+
+class Nothing:
+    """A context in which nothing is different."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+#: run(): between two calls of ``awaits``; at least, as a part of the time since the start, at most.
+LOOK_SECONDS, LOOK_SHARE, LOOK_MOST_SECONDS = 0.01, 1 / 8, 1.0
+
+
 def run(
     argv: Sequence[str],
     environment: Mapping[str, str],
     started: Callable[[int], None],
     child_changed: Callable[[], None],
-    around_stop: Callable[[], AbstractContextManager[None]] = nullcontext,
+    around_stop: Callable[[], AbstractContextManager[None]] = Nothing,
+    awaits: Callable[[], bool] = lambda: False,
 ) -> int:
     """Run ``argv`` to its end, forwarding signals, and return its status as of waitpid(2).
 
     ``started`` is called with the job's pid once it runs; ``child_changed`` whenever a child of
     ours has changed state; ``around_stop`` is entered before we stop (Ctrl-Z) and left when we
-    continue. On return all handled signals are still blocked: a late one must not replace the job's
-    own status. Raises UffdPrefetchError (126, 127) if it cannot run.
+    continue; ``awaits`` is called from time to time until it is false. On return all handled
+    signals are still blocked: a late one must not replace the job's own status. Raises
+    UffdPrefetchError (126, 127) if it cannot run.
     """
     handled = [
         number
@@ -127,59 +201,59 @@ def run(
 
     bystander = Bystander.start(handled)
 
-    def in_child() -> None:
+    def in_child(_: int) -> None:
         if chld_ignored:
             signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_SETMASK, original_mask)
 
-    def spawn(words: Sequence[str]) -> subprocess.Popen[bytes]:
-        # close_fds=False: the user's descriptors are inherited; ours are close-on-exec.
-        # preexec_fn is safe here: this process has one thread.
-        return subprocess.Popen(
-            words, env=environment, close_fds=False, preexec_fn=in_child, restore_signals=True
-        )
-
     try:
         try:
-            job = spawn(argv)
+            job = start(argv, environment, in_child)
         except OSError as error:
             if error.errno != errno.ENOEXEC:
                 raise
-            job = spawn(_as_script(argv, environment))
+            job = start(_as_script(argv, environment), environment, in_child)
     except OSError as error:
         bystander.end()
         signal.pthread_sigmask(signal.SIG_SETMASK, original_mask)
         raise _cannot_execute(argv[0], error) from None
     try:
-        started(job.pid)
-        return _wait(job, bystander, {*handled, signal.SIGCHLD}, child_changed, around_stop)
+        started(job)
+        return _wait(job, bystander, {*handled, signal.SIGCHLD}, child_changed, around_stop, awaits)
     finally:
         bystander.end()
 
 
 def _wait(
-    job: subprocess.Popen[bytes],
+    job: int,
     bystander: Bystander,
     waited: set[signal.Signals],
     child_changed: Callable[[], None],
     around_stop: Callable[[], AbstractContextManager[None]],
+    awaits: Callable[[], bool],
 ) -> int:
+    since = time.monotonic()
     while True:
-        info = signal.sigwaitinfo(waited)
+        if awaits():
+            seconds = max(LOOK_SECONDS, LOOK_SHARE * (time.monotonic() - since))
+            info = signal.sigtimedwait(waited, min(seconds, LOOK_MOST_SECONDS))
+            if info is None:
+                continue
+        else:
+            info = signal.sigwaitinfo(waited)
         number = signal.Signals(info.si_signo)
         if number == signal.SIGCHLD:
-            pid, status = os.waitpid(job.pid, os.WNOHANG)
-            if pid == job.pid:
-                job.returncode = os.waitstatus_to_exitcode(status)  # reaped here, not by Popen
+            pid, status = os.waitpid(job, os.WNOHANG)
+            if pid == job:
                 return status
             child_changed()
             continue
         # si_code > 0: sent by the kernel; else by kill(2) or the like
         from_terminal = number in FROM_TERMINAL and info.si_code > 0
         if not from_terminal and not bystander.has_got(info.si_signo, info.si_pid):
-            os.kill(job.pid, number)  # not reaped yet, so the pid is still the job's
+            os.kill(job, number)  # not reaped yet, so the pid is still the job's
         if number == signal.SIGTSTP:
-            with around_stop(), bystander.ours_is_late():
+            with around_stop(), bystander.ours_is_late:
                 _stop_ourselves()
 
 
@@ -195,6 +269,8 @@ def end_like(status: int) -> int:
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
         return code
+    import resource
+
     number = -code
     hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
     try:

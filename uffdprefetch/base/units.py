@@ -7,16 +7,25 @@ bare letter (16k, 2G) is a power of 1024, as in dd(1), ulimit and most HPC tools
 
 from __future__ import annotations
 
-import re
-
 from uffdprefetch.base.errors import usage_error
 
-_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-zA-Z]*)\s*")
+_LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _PREFIXES = "kmgtp"
 #: The largest off_t; more is a typing error.
 MAX_BYTES = 2**63 - 1
 
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+
+
+def _split(text: str) -> tuple[str, str] | None:
+    """('1.5', 'GB') of ' 1.5 GB ', or None where no number comes before the unit."""
+    bare = text.strip()
+    number = bare.rstrip(_LETTERS)
+    unit = bare[len(number) :]
+    number = number.rstrip()
+    whole, _, part = number.partition(".")
+    digits = whole + part
+    return (number, unit) if digits.isascii() and digits.isdigit() else None
 
 
 def _factor(unit: str) -> int | None:
@@ -35,12 +44,12 @@ def parse_size(text: str) -> int:
 
     Raises UffdPrefetchError (exit 2) for anything else, for negative sizes and beyond 2^63-1.
     """
-    match = _SIZE.fullmatch(text)
-    factor = _factor(match.group(2)) if match else None
-    if match is None or factor is None:
+    parts = _split(text)
+    factor = _factor(parts[1]) if parts else None
+    if parts is None or factor is None:
         raise usage_error(f"not a size: {text!r} (write 4096, 16MiB or 1.5GB)")
     # Integers stay integers: from 2^53 on floats are not exact.
-    number = match.group(1)
+    number = parts[0]
     size_bytes = int(number) * factor if number.isdigit() else round(float(number) * factor)
     if size_bytes > MAX_BYTES:
         raise usage_error(f"size too large: {text!r} is more than 2^63-1 bytes")
@@ -59,11 +68,11 @@ def parse_rate(text: str) -> int:
 
 def parse_duration(text: str) -> float:
     """Seconds of '10', '1.5s', '200ms', '2m' or '1h'; raises UffdPrefetchError (exit 2)."""
-    match = _SIZE.fullmatch(text)
-    factor = _SECONDS.get(match.group(2)) if match else None
-    if match is None or factor is None:
+    parts = _split(text)
+    factor = _SECONDS.get(parts[1]) if parts else None
+    if parts is None or factor is None:
         raise usage_error(f"not a duration: {text!r} (write 10, 1.5s, 200ms, 2m or 1h)")
-    return float(match.group(1)) * factor
+    return float(parts[0]) * factor
 
 
 def _three_digits(value: float) -> str:

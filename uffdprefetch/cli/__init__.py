@@ -4,21 +4,33 @@
 A command is a class ``Command`` in ``cli/NAME.py``: its docstring is the help, ``prepare_parser``
 adds the options and ``run`` returns the exit status. Only the command in use is imported: start-up
 is fast, and a command that cannot be imported breaks no other.
+
+`wrap` stands before every job, so nothing that it does before the job may load much: a module that
+it comes by imports at its head what is cheap, and the rest where it is used (docs/internals.md,
+"From `wrap` to the job").
 """
 
 from __future__ import annotations
 
-import argparse
-import importlib
 import os
-import signal
 import sys
-import textwrap
-from collections.abc import Sequence
-from typing import Protocol
 
 from uffdprefetch import __version__
 from uffdprefetch.base.errors import EXIT_CANNOT, EXIT_USAGE, UffdPrefetchError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Mapping, Sequence
+    from typing import Any, Protocol
+
+    class CommandProtocol(Protocol):
+        """Interface of a command; ``rest``: the words after ``--``, None without a ``--``."""
+
+        def prepare_parser(self, parser: argparse.ArgumentParser) -> None: ...
+
+        def run(self, args: argparse.Namespace, rest: list[str] | None) -> int: ...
+
 
 #: name -> (module, one line of help); None hides a command from the help.
 COMMANDS: dict[str, tuple[str, str | None]] = {
@@ -36,14 +48,6 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
 }
 
 
-class CommandProtocol(Protocol):
-    """Interface of a command; ``rest``: the words after ``--``, None without a ``--``."""
-
-    def prepare_parser(self, parser: argparse.ArgumentParser) -> None: ...
-
-    def run(self, args: argparse.Namespace, rest: list[str] | None) -> int: ...
-
-
 def split_rest(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:
     """Split at the first ``--``: argparse must not interpret the job's words."""
     words = list(argv)
@@ -55,6 +59,8 @@ def split_rest(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:
 
 def _dedented(docstring: str) -> str:
     """A docstring as help text (Python 3.13 dedents it by itself)."""
+    import textwrap
+
     first, _, rest = docstring.partition("\n")
     return f"{first}\n{textwrap.dedent(rest)}".rstrip()
 
@@ -69,6 +75,13 @@ def _usage() -> str:
     lines += [f"  {name:<9} {text}" for name, (_, text) in COMMANDS.items() if text]
     lines += ["", "uffdprefetch COMMAND --help tells the options; --version the version."]
     return "\n".join(lines)
+
+
+class Plain:
+    """As argparse.Namespace, of options that were plain."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        vars(self).update(values)
 
 
 def _dispatch(argv: Sequence[str]) -> int:
@@ -86,7 +99,17 @@ def _dispatch(argv: Sequence[str]) -> int:
         hint = f"did you mean {near[0]}?" if near else "see uffdprefetch --help"
         raise UffdPrefetchError(f"no command {name!r}: {hint}", EXIT_USAGE)
     words, rest = split_rest(argv[1:])
-    command: CommandProtocol = importlib.import_module(COMMANDS[name][0]).Command()
+    module = COMMANDS[name][0]
+    __import__(module)
+    command: CommandProtocol = sys.modules[module].Command()
+    if name == "wrap":
+        from uffdprefetch.base import config
+
+        plain = config.parse_plain(words)
+        if plain is not None:
+            return command.run(Plain(plain), rest)  # type: ignore[arg-type]
+    import argparse
+
     parser = argparse.ArgumentParser(
         prog=f"uffdprefetch {name}",
         description=_dedented(command.__doc__ or ""),
@@ -111,6 +134,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         # Before the job's start: die of SIGINT, as a program that does not catch it.
+        import signal
+
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
         return 128 + signal.SIGINT

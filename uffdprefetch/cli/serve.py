@@ -28,6 +28,8 @@ class Command:
         parser.add_argument("--socket", required=True, help="path of the socket to listen on")
         parser.add_argument("--log", required=True, help="file for warnings, made with the first")
         parser.add_argument("--starter", type=int, default=0, help="pid of the launcher")
+        parser.add_argument("--lock", type=int, help="descriptor of the lock, with --listener")
+        parser.add_argument("--listener", type=int, help="descriptor of the socket that listens")
 
     def run(self, args: argparse.Namespace, rest: list[str] | None) -> int:
         text = os.environ.get("UFFDPREFETCH_SERVE_CONFIG")
@@ -39,7 +41,8 @@ class Command:
         )
         try:
             key = os.environ.get("UFFDPREFETCH_RUN", "?")
-            return serve(args.socket, config, key, args.starter)
+            inherited = None if args.lock is None else (args.lock, args.listener)
+            return serve(args.socket, config, key, args.starter, inherited)
         except BaseException:
             logging.exception("the service failed")
             raise

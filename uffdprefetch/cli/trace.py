@@ -95,7 +95,7 @@ def _record(args: argparse.Namespace, rest: list[str] | None) -> int:
     else:
         spec.adopt = args.pid
     from uffdprefetch.base.rundir import runtime_directory
-    from uffdprefetch.launch.launcher import own_environment
+    from uffdprefetch.launch.service import own_environment
 
     recording = Recording.start(spec, own_environment(environ), runtime_directory(environ))
     if rest:
@@ -148,14 +148,14 @@ def _watch(recording: Any, pid: int, args: argparse.Namespace) -> int:
     import time
 
     from uffdprefetch.base import spawn
-    from uffdprefetch.launch import launcher
+    from uffdprefetch.launch import service
 
-    client = None
+    node = None
     if not recording.sees_faults:
         environ = spawn.inherited_environment()
-        meeting = launcher.meeting_place(environ)
-        client, _ = launcher.find_or_start(environ, _watching(args, "off"), meeting)
-        client.job_started(pid)
+        meeting = service.meeting_place(environ)
+        node = service.find_or_start(environ, _watching(args, "off"), meeting).come_up()
+        node.job_started(pid)
         recording.tell(socket=meeting.socket)
     try:
         while not recording.ended():
@@ -164,8 +164,8 @@ def _watch(recording: Any, pid: int, args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         return 0
     finally:
-        if client is not None:
-            client.close()
+        if node is not None:
+            node.close()
         if not recording.ended():
             recording.end(None)
 

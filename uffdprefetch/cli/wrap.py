@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 
 from uffdprefetch.base.errors import usage_error
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
 
 
 class Command:

@@ -23,7 +23,7 @@ from typing import Any
 from . import messages
 
 SCHEMA = "uffdprefetch.announce/1"
-SUFFIX = ".plan"
+SUFFIX = messages.PLAN_SUFFIX
 SOCKET_VARIABLE = "UFFDPREFETCH_SOCKET"
 #: Progress counters in one process's file, 8 bytes each; slot 0 is unused.
 SLOTS = 512

@@ -14,6 +14,9 @@ HELLO, WELCOME, JOB, FINISH, SUMMARY, SNAPSHOT, PLAN = 1, 2, 3, 4, 5, 7, 20
 #: enum up_role
 LAUNCHER, WATCHER, PLANNER = 1, 3, 5
 
+#: The directory of announced orders is called after the socket (job/channel.py).
+PLAN_SUFFIX = ".plan"
+
 HEADER = struct.Struct("<IHH")
 HELLO_BODY = struct.Struct("<I6i")  # struct up_hello up to job_pid; the rest is zero
 WELCOME_BODY = struct.Struct("<I")

@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from uffdprefetch.base.config import POOL_LEAST_BYTES, Config, fall_back
+from uffdprefetch.base.config import POOL_LEAST_BYTES, fall_back
 from uffdprefetch.base.units import format_size, parse_size
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from uffdprefetch.base.config import Config
 
 #: Time limit of the probe, which normally takes some milliseconds.
 PROBE_SECONDS = 5.0

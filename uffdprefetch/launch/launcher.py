@@ -7,46 +7,42 @@ The job never depends on the service: on any error the job runs without it, afte
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
-import subprocess
-import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from uffdprefetch.base import spawn
-from uffdprefetch.base.config import Config, why_fallen_back
+from uffdprefetch.base.config import LOCKS_VARIABLE, why_fallen_back
 from uffdprefetch.base.errors import EXIT_OURS, EXIT_USAGE, UffdPrefetchError
-from uffdprefetch.base.identity import identify, job_key
+from uffdprefetch.base.identity import identify
 from uffdprefetch.base.messages import say
-from uffdprefetch.base.rundir import runtime_directory, socket_path
-from uffdprefetch.launch import engine_choice
+from uffdprefetch.launch import engine_choice, service
 from uffdprefetch.native.preload import preload_object
-from uffdprefetch.ownlock import SUFFIX as LOCKS_SUFFIX
-from uffdprefetch.ownlock import VARIABLE as LOCKS_VARIABLE
-from uffdprefetch.ownlock import OwnLocks
-from uffdprefetch.predict.checkpoints import spacing_bytes
 from uffdprefetch.protocol import leftovers
-from uffdprefetch.protocol.node import NodeClient, NotOurService, ServiceGone
+from uffdprefetch.protocol.node import ServiceGone
 from uffdprefetch.report import output
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+    from uffdprefetch.base.config import Config
+    from uffdprefetch.launch.service import Meeting, Service
+    from uffdprefetch.ownlock import OwnLocks
     from uffdprefetch.trace.record.starter import Recording
 
-START_TIMEOUT_SECONDS = 10.0
 SUMMARY_TIMEOUT_SECONDS = 5.0
 #: Wait of the last launcher for the service's clean-up: a job manager kills remaining processes
 #: when the launcher ends.
 TIDY_TIMEOUT_SECONDS = 2.0
+#: Interval of looks for the mark of another launcher's recorder, and the longest wait for it.
 _POLL_SECONDS = 0.02
+RECORDER_TIMEOUT_SECONDS = 10.0
 #: Without it AddressSanitizer's run-time aborts when another library is preloaded before it.
 ASAN_NO_ORDER_CHECK = "verify_asan_link_order=0"
-PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 #: Directory of the sitecustomize.py that hooks PyTorch (docs/pytorch.md).
-SITE = os.path.join(PACKAGE, "job", "site")
+SITE = os.path.join(service.PACKAGE, "job", "site")
 #: Overrides the LD_PRELOAD list: a sanitizer's run-time and a build with it (`make asan`).
 TEST_PRELOAD_VARIABLE = "UFFDPREFETCH_TEST_PRELOAD"
 
@@ -89,139 +85,6 @@ def preloading(environ: Mapping[str, str], path: str) -> dict[str, str]:
     }
 
 
-@dataclass(frozen=True)
-class Meeting:
-    """Where the processes of this job find their service on this node."""
-
-    key: str
-    key_source: str
-    directory: str
-    socket: str
-
-    @property
-    def log(self) -> str:
-        return f"{self.socket}.log"
-
-
-def meeting_place(environ: Mapping[str, str]) -> Meeting:
-    """Key, runtime directory and socket of this job; raises UffdPrefetchError (125)."""
-    key = job_key(environ, os.getpid(), os.getppid(), f"{time.time_ns():x}")
-    directory = runtime_directory(environ)
-    return Meeting(key.key, key.source, directory, socket_path(directory, key.key))
-
-
-# ---- the service --------------------------------------------------------------------------------
-
-
-def own_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment of our own interpreters beside the job, started in our directory."""
-    environment = dict(environ)
-    # Neither our preload object nor a profiler of the job's is loaded.
-    environment.pop("LD_PRELOAD", None)
-    environment.pop("PYTHONINSPECT", None)
-    # It changes its directory, so that a queue.py beside the training script does not shadow the
-    # library's; relative entries and a package in the current directory must still be found.
-    entries = [os.path.abspath(e) for e in environ.get("PYTHONPATH", "").split(os.pathsep) if e]
-    home = os.path.dirname(PACKAGE)
-    if sys.path and os.path.realpath(sys.path[0] or ".") == os.path.realpath(home):
-        entries.append(home)
-    if entries:
-        environment["PYTHONPATH"] = os.pathsep.join(entries)
-    return environment
-
-
-def _service_environment(
-    environ: Mapping[str, str], config: Config, meeting: Meeting
-) -> dict[str, str]:
-    environment = own_environment(environ)
-    environment["UFFDPREFETCH_SERVE_CONFIG"] = config.to_json()
-    environment["UFFDPREFETCH_RUN"] = meeting.key
-    environment["UFFDPREFETCH_RUNDIR"] = meeting.directory
-    return environment
-
-
-def start_service(
-    environ: Mapping[str, str], config: Config, meeting: Meeting
-) -> subprocess.Popen[bytes]:
-    """Start ``uffdprefetch serve`` as a daemon that outlives us; a lock makes it the only one."""
-    service = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "uffdprefetch", "serve"),
-            *("--socket", meeting.socket, "--log", meeting.log, "--starter", str(os.getpid())),
-        ],
-        env=_service_environment(environ, config, meeting),
-        cwd=meeting.directory,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        close_fds=True,  # an inherited pipe of the job's would never reach EOF
-        start_new_session=True,  # Ctrl-C is for the job
-        preexec_fn=spawn.shield_from_the_start,  # safe: this process has one thread
-    )
-    try:
-        # mpirun binds a rank, and so us, to a core; the service works for all ranks. The kernel
-        # restricts this to the cgroup's CPUs.
-        os.sched_setaffinity(service.pid, range(os.cpu_count() or 1))
-    except OSError:
-        pass
-    return service
-
-
-def _last_line(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            lines = [line.strip() for line in file.read()[-4096:].splitlines() if line.strip()]
-        return lines[-1] if lines else "its log is empty"
-    except OSError:
-        return "it left no log"
-
-
-def find_or_start(
-    environ: Mapping[str, str], config: Config, meeting: Meeting
-) -> tuple[NodeClient, subprocess.Popen[bytes] | None]:
-    """Connect to the job's service on this node, starting it if it does not answer.
-
-    Of many ranks at once the one with the lock starts it, the others wait.
-    Raises UffdPrefetchError (125) if there is no service after START_TIMEOUT_SECONDS.
-    """
-    identity = identify(environ)
-    deadline = time.monotonic() + START_TIMEOUT_SECONDS
-    started: subprocess.Popen[bytes] | None = None
-    detail = "nobody listens"
-    mark = meeting.socket + leftovers.START
-    lock_fd: int | None = None
-    try:
-        while True:
-            try:
-                return NodeClient.connect(meeting.socket, identity, deadline), started
-            except NotOurService as error:
-                raise UffdPrefetchError(
-                    f"no service: on {meeting.socket} {error}", EXIT_OURS
-                ) from None
-            except (ServiceGone, TimeoutError) as error:
-                detail = str(error)  # it is just ending: retry
-            except OSError as error:
-                detail = f"{meeting.socket}: {error.strerror}"
-            if lock_fd is None:
-                lock_fd = leftovers.hold(mark)
-                if lock_fd is not None:
-                    continue  # it may have been started before we had the lock
-            elif started is None:
-                started = start_service(environ, config, meeting)
-            elif started.poll() == 0:
-                started = None  # another service was running, and is just ending
-            elif started.poll():
-                detail = f"it ended with status {started.returncode} ({_last_line(meeting.log)})"
-                break
-            if time.monotonic() >= deadline:
-                break
-            time.sleep(_POLL_SECONDS)
-    finally:
-        if lock_fd is not None:
-            leftovers.release(mark, lock_fd)
-    raise UffdPrefetchError(f"no service: {detail}; see {meeting.log}", EXIT_OURS)
-
-
 # ---- the job ------------------------------------------------------------------------------------
 
 
@@ -235,7 +98,7 @@ def job_environment(
     environment["UFFDPREFETCH_RUNDIR"] = meeting.directory
     environment["UFFDPREFETCH_SOCKET"] = meeting.socket
     environment["UFFDPREFETCH_MIN_SIZE"] = str(config.min_size_bytes)
-    environment["UFFDPREFETCH_LISTEN"] = str(spacing_bytes(config.distance_bytes))
+    environment["UFFDPREFETCH_LISTEN"] = str(config.spacing_bytes())
     if config.engine == "pool" or "UFFDPREFETCH_ENGINE" in environment:
         environment["UFFDPREFETCH_ENGINE"] = config.engine  # the one in use, not the one asked for
     environment.pop("UFFDPREFETCH_KEEP_ADVICE", None)
@@ -264,8 +127,10 @@ def _with_an_engine(config: Config, environ: Mapping[str, str]) -> Config:
 
 def _own_locks(config: Config, meeting: Meeting) -> OwnLocks | None:
     """Join the job's directory of lock files; raises UffdPrefetchError with --strict only."""
+    from uffdprefetch.ownlock import SUFFIX, OwnLocks
+
     try:
-        return OwnLocks.enter(f"{meeting.socket}{LOCKS_SUFFIX}")
+        return OwnLocks.enter(f"{meeting.socket}{SUFFIX}")
     except UffdPrefetchError as error:
         if config.strict:
             raise
@@ -302,7 +167,7 @@ def _record(
     )  # fmt: skip
     directory = meeting.directory if meeting else "/"
     try:
-        recording = Recording.start(spec, own_environment(environ), directory)
+        recording = Recording.start(spec, service.own_environment(environ), directory)
     except UffdPrefetchError as error:
         if mark is not None:
             os.unlink(mark)
@@ -318,10 +183,26 @@ def _record(
 
 def _wait_for_recorder(mark: str) -> None:
     """Wait for the recorder of another launcher, so that the job's first events are recorded."""
-    deadline = time.monotonic() + START_TIMEOUT_SECONDS
-    with contextlib.suppress(OSError):
+    deadline = time.monotonic() + RECORDER_TIMEOUT_SECONDS
+    try:
         while os.stat(mark).st_size == 0 and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
+    except OSError:
+        pass
+
+
+def _service_of(
+    config: Config, environ: Mapping[str, str], meeting: Meeting, recorded: bool
+) -> Service:
+    """The job's service; up before the job only where that must be so.
+
+    With --strict because there may be none. With the pool because a mapping is the pool's from its
+    beginning or never. With a recording because it has the service's first events.
+    """
+    found = service.find_or_start(environ, config, meeting)
+    if config.strict or config.engine == "pool" or recorded:
+        found.come_up()
+    return found
 
 
 def run(
@@ -342,13 +223,12 @@ def run(
         from uffdprefetch.orders import plan_file
 
         plan_file.load(config.plan)  # likewise
-    client: NodeClient | None = None
-    service: subprocess.Popen[bytes] | None = None
+    node: Service | None = None
     meeting: Meeting | None = None
     locks: OwnLocks | None = None
     environment = environ
     try:
-        meeting = meeting_place(environ)
+        meeting = service.meeting_place(environ)
         config = _with_an_engine(config, environ)
         preload = None
         if config.engine != "off" or config.ownlock:
@@ -359,11 +239,12 @@ def run(
         if locks is not None and preload is not None:  # no service needed
             environment = {**environ, **preloading(environ, preload)}
             environment[LOCKS_VARIABLE] = locks.directory
-        client, service = find_or_start(environ, config, meeting)
-        if config.engine_asked and service is not None:  # by the rank that started it only
+        recorded = recording is not None or config.trace is not None
+        node = _service_of(config, environ, meeting, recorded)
+        if config.engine_asked and node.started is not None:  # by the rank that started it only
             say(why_fallen_back(config))
-        if client.options not in (0, config.fingerprint()) and not config.quiet:
-            say("the job's service on this node was started with other options: those hold")
+        if node.is_welcome:
+            _say_if_other_options_hold(config, node)
         environment = job_environment(environment, config, meeting, preload)
     except (UffdPrefetchError, OSError) as error:
         text = error.message if isinstance(error, UffdPrefetchError) else str(error)
@@ -372,43 +253,56 @@ def run(
         say(f"running the job without prefetching: {text}")
     if config.trace is not None:
         recording = _record(config, environ, meeting, argv)
-    if recording is not None and client is not None and meeting is not None:
-        recording.tell(socket=meeting.socket)
-    if config.verbose and meeting is not None and client is not None:
-        say(f"job {meeting.key} (from {meeting.key_source}), log {meeting.log}")
+    if recording is not None and node is not None:
+        recording.tell(socket=node.meeting.socket)
+    if config.verbose and node is not None:
+        say(f"job {node.meeting.key} (from {node.meeting.key_source}), log {node.meeting.log}")
 
     view = None
-    if config.live and client is not None and meeting is not None:
+    if config.live and node is not None:
         from uffdprefetch.launch.panel import Live
 
-        view = Live(meeting.socket, config.interval_seconds, environ)
+        view = Live(node.meeting.socket, config.interval_seconds, environ)
+    began = time.monotonic()
 
     def started(pid: int) -> None:
-        if client is not None:
-            client.job_started(pid)
+        if node is not None:
+            node.job_started(pid)
         if view is not None:
             view.start()
 
     def child_changed() -> None:
-        if service is not None:
-            service.poll()  # a service that died must not stay a zombie
+        if node is not None:
+            node.child_changed()
         if recording is not None:
             recording.ended()
 
     try:
-        around_stop = view.suspended if view is not None else contextlib.nullcontext
-        status = spawn.run(argv, environment, started, child_changed, around_stop)
+        status = spawn.run(
+            argv,
+            environment,
+            started,
+            child_changed,
+            view.suspended if view is not None else spawn.Nothing,
+            node.is_awaited if node is not None else lambda: False,
+        )
     finally:
         if view is not None:
             view.stop()
         if locks is not None:
             locks.leave()
     last = True
-    if client is not None and meeting is not None:
-        last = _report(config, environ, client, meeting, status, only_record)
-        if last:
-            client.gone(time.monotonic() + TIDY_TIMEOUT_SECONDS)
-        client.close()
+    if node is not None:
+        if node.end_unused():
+            if not only_record:
+                from uffdprefetch.launch import unserved
+
+                cpu = node.started.cpu_seconds if node.started is not None else 0.0
+                document = unserved.summary(config, node.meeting.key, time.monotonic() - began, cpu)
+                _write_and_print(config, environ, node.meeting, document)
+        else:
+            last = _report(config, environ, node, status, only_record)
+        node.close()
     if meeting is not None and last:
         leftovers.tidy(meeting.socket)
     if recording is not None:
@@ -416,46 +310,56 @@ def run(
     return spawn.end_like(status)
 
 
+def _say_if_other_options_hold(config: Config, node: Service) -> None:
+    if node.client().options not in (0, config.fingerprint()) and not config.quiet:
+        say("the job's service on this node was started with other options: those hold")
+
+
 def _report(
-    config: Config,
-    environ: Mapping[str, str],
-    client: NodeClient,
-    meeting: Meeting,
-    status: int,
-    only_record: bool,
+    config: Config, environ: Mapping[str, str], node: Service, status: int, only_record: bool
 ) -> bool:
     """Request the summary, which the last launcher of the node and job prints and writes. Returns
     whether this is the last."""
+    waited = not node.is_welcome
     try:
+        client = node.client()
         finished = client.finish(status, time.monotonic() + SUMMARY_TIMEOUT_SECONDS)
     except ServiceGone as error:
         say(
             f"the service died during the run ({error}); the job went on without it,"
-            f" there is no summary; see {meeting.log}"
+            f" there is no summary; see {node.meeting.log}"
         )
         return True
     except TimeoutError:
-        say(f"no summary: the service did not answer within 5 s; see {meeting.log}")
+        say(f"no summary: the service did not answer within 5 s; see {node.meeting.log}")
         return True
+    if waited:
+        _say_if_other_options_hold(config, node)
     client.part()
     if not finished.last:
         return False
-    if only_record:
-        return True
+    if not only_record:
+        _write_and_print(config, environ, node.meeting, finished.summary)
+    client.gone(time.monotonic() + TIDY_TIMEOUT_SECONDS)
+    return True
+
+
+def _write_and_print(
+    config: Config, environ: Mapping[str, str], meeting: Meeting, document: dict[str, Any]
+) -> None:
     from uffdprefetch.report import summary
 
     rank = identify(environ).rank
     path = None
     try:
         name = output.expand(config.output, meeting.key, rank, environ)
-        path = output.write(name, finished.summary, config.force)
+        path = output.write(name, document, config.force)
     except (OSError, UffdPrefetchError) as error:
         say(f"summary not written: {error}")
     if not config.quiet:
         try:
-            lines = summary.lines(finished.summary, path)
+            lines = summary.lines(document, path)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             lines = [f"the summary cannot be shown ({type(error).__name__}: {error})"]
         for line in lines:
             say(line)
-    return True

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
+import sys
 
+import uffdprefetch
 from uffdprefetch.base.errors import EXIT_OURS, UffdPrefetchError
 
 PRELOAD_MODULE = "uffdprefetch._preload"
@@ -16,10 +17,9 @@ def preload_object() -> str:
 
     Raises UffdPrefetchError when it was not built.
     """
-    try:
-        spec = importlib.util.find_spec(PRELOAD_MODULE)
-    except (ImportError, ValueError):
-        spec = None
+    spec = None
+    for finder in sys.meta_path:  # as importlib.util.find_spec(), without what it imports
+        spec = spec or finder.find_spec(PRELOAD_MODULE, uffdprefetch.__path__)
     if spec is None or not spec.origin or not os.path.exists(spec.origin):
         raise UffdPrefetchError(
             f"the preload object ({PRELOAD_MODULE}) was not built; run `make setup`", EXIT_OURS

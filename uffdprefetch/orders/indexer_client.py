@@ -43,10 +43,10 @@ class IndexerClient:
     """Asks questions and dispatches answers. Called from the service's thread only."""
 
     def __init__(self, socket_path: str, plan: str | None, poll: select.epoll) -> None:
-        """Makes the directory beside the socket; raises OSError when it cannot."""
+        """The directory beside the socket is there already, perhaps with announcements, where a
+        service was elected (protocol/leftovers.py); raises OSError when it cannot be made."""
         self.directory = socket_path + SUFFIX
-        shutil.rmtree(self.directory, ignore_errors=True)
-        os.mkdir(self.directory, 0o700)
+        os.makedirs(self.directory, 0o700, exist_ok=True)
         self._plan = plan
         self._epoll = poll
         self._process: subprocess.Popen[bytes] | None = None

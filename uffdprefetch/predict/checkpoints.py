@@ -60,11 +60,6 @@ def distance_bytes(rate_bytes_per_second: float, lookahead_bytes: int, chosen: i
     return distance
 
 
-def spacing_bytes(chosen: int | None) -> int:
-    """The least distance between two checkpoints: --distance where the user has chosen one."""
-    return SPACING_BYTES if chosen is None else chosen
-
-
 def fixed_set(span: Span, chosen: int | None) -> list[int]:
     """The pages of a mapping that are its checkpoints, in order; none where it is shorter than
     their spacing.
@@ -72,7 +67,7 @@ def fixed_set(span: Span, chosen: int | None) -> list[int]:
     The first lies behind the header, because most readers begin there; the others are spread
     evenly.
     """
-    least = spacing_bytes(chosen)
+    least = SPACING_BYTES if chosen is None else chosen
     length = span.end_bytes - span.start_bytes
     count = min(CHECKPOINTS_MAX, length // least)
     if not count:

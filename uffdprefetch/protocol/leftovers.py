@@ -9,22 +9,25 @@ the next service of the user on the node what is left when all of them were (doc
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
-import shutil
 import time
-from collections.abc import Callable
 
-from uffdprefetch.job.channel import SUFFIX as PLAN
+from uffdprefetch.job.messages import PLAN_SUFFIX as PLAN
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 #: Held by the service as long as it serves: the election, and the socket and the plans' directory.
+#: It inherits it from the launcher that starts it. Empty while it starts, then "ready".
 LOCK = ".lock"
-#: Held by the launcher that starts a service; by the one that has started the recorder; by the one
-#: that shows the live view.
-START, TRACE, LIVE = ".start", ".trace", ".live"
+#: Held by the launcher that has started the recorder; by the one that shows the live view.
+TRACE, LIVE = ".trace", ".live"
 LOG = ".log"
-_SUFFIXES = (LOCK, PLAN, START, TRACE, LIVE, LOG)
+#: The socket while its launcher looks whether anybody uses it (launch/service.py).
+AWAY = ".away"
+_SUFFIXES = (LOCK, AWAY, PLAN, TRACE, LIVE, LOG)
 #: A log with words in it is there to be read: so long.
 LOG_SECONDS = 24 * 3600.0
 
@@ -37,6 +40,7 @@ def hold(path: str) -> int | None:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(os.stat(path), os.fstat(fd)):
+                os.ftruncate(fd, 0)  # "ready", of a service that was killed
                 return fd
         except BlockingIOError:
             os.close(fd)
@@ -49,19 +53,60 @@ def hold(path: str) -> int | None:
         os.close(fd)  # the last holder has just removed it: this is not the one others see
 
 
+def _unlink(path: str) -> None:
+    try:
+        os.unlink(path)
+    except OSError:
+        pass
+
+
 def release(path: str, fd: int) -> None:
     """Remove a lock file that we hold, and let it go."""
-    with contextlib.suppress(OSError):
-        os.unlink(path)
+    _unlink(path)
     os.close(fd)
+
+
+def make_names(socket: str, plan: bool) -> None:
+    """Whoever has just got the lock: in the place of what is left of another service, nothing but
+    the directory of announced orders (where ``plan``). Raises OSError."""
+    remove_plan(socket)
+    _unlink(socket)
+    _unlink(socket + AWAY)
+    if plan:
+        os.mkdir(socket + PLAN, 0o700)
+
+
+def remove_plan(socket: str) -> None:
+    """Remove the directory of announced orders, if it is there."""
+    try:
+        os.rmdir(socket + PLAN)
+    except FileNotFoundError:
+        pass
+    except OSError:
+        import shutil
+
+        shutil.rmtree(socket + PLAN, ignore_errors=True)
 
 
 def remove_names(socket: str, lock_fd: int) -> None:
     """What a service has by name, by who holds its lock: the lock is let go."""
-    shutil.rmtree(socket + PLAN, ignore_errors=True)
-    with contextlib.suppress(OSError):
-        os.unlink(socket)
+    remove_plan(socket)
+    _unlink(socket)
+    _unlink(socket + AWAY)
     release(socket + LOCK, lock_fd)
+
+
+def say_ready(lock_fd: int) -> None:
+    """By the service: from now on it answers whoever connects."""
+    os.pwrite(lock_fd, b"ready\n", 0)
+
+
+def is_starting(socket: str) -> bool:
+    """Whether a service has the lock that has not said say_ready() yet: connections wait for it."""
+    try:
+        return os.stat(socket + LOCK).st_size == 0
+    except OSError:
+        return False
 
 
 def _of_anybody(path: str) -> bool:
@@ -95,13 +140,11 @@ def tidy(socket: str) -> bool:
         return True  # the directory itself is gone, or is not to be written
     if lock_fd is None:
         return False
-    for suffix in (START, TRACE, LIVE):
+    for suffix in (TRACE, LIVE):
         if not _of_anybody(socket + suffix):
-            with contextlib.suppress(OSError):
-                os.unlink(socket + suffix)
+            _unlink(socket + suffix)
     if not _worth_keeping(socket + LOG):
-        with contextlib.suppress(OSError):
-            os.unlink(socket + LOG)
+        _unlink(socket + LOG)
     remove_names(socket, lock_fd)
     return True
 
@@ -121,11 +164,13 @@ def sweep(own_socket: str, is_of_this_node: Callable[[str], bool]) -> None:
     another node's locks are not always seen.
     """
     directory, own = os.path.split(own_socket)
-    with contextlib.suppress(OSError):
+    try:
         found = {_socket_of(name) for name in os.listdir(directory)} - {None, own}
-        for name in sorted(filter(None, found)):
-            if is_of_this_node(name) and _is_litter(os.path.join(directory, name)):
-                tidy(os.path.join(directory, name))
+    except OSError:
+        return
+    for name in sorted(filter(None, found)):
+        if is_of_this_node(name) and _is_litter(os.path.join(directory, name)):
+            tidy(os.path.join(directory, name))
 
 
 def _is_litter(socket: str) -> bool:

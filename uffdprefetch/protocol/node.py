@@ -14,22 +14,26 @@ shutdown of our half        ->
 
 from __future__ import annotations
 
-import json
+import _socket  # the standard socket module loads enum, selectors and collections around it
+import array
 import os
 import select
-import socket
 import struct
 import time
-from dataclasses import dataclass
-from typing import Any, TypeVar
 
-from uffdprefetch.base.identity import Identity
+from uffdprefetch.base.record import record
 from uffdprefetch.job import messages
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, TypeVar
+
+    from uffdprefetch.base.identity import Identity
+
+    _Client = TypeVar("_Client", bound="NodeClient")
 
 #: A summary names every file and a bounded timeline; what is larger did not come from our service.
 MAX_SUMMARY_BYTES = 64 << 20
-
-_Client = TypeVar("_Client", bound="NodeClient")
 
 
 class ServiceGone(Exception):
@@ -40,7 +44,7 @@ class NotOurService(ServiceGone):
     """Who listens is another version, another user, or no service at all: no use to try again."""
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Finished:
     """``summary`` as the service sent it; ``last``: no other launcher of the job is left here."""
 
@@ -68,23 +72,38 @@ class NodeClient:
 
     role = messages.LAUNCHER
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: _socket.socket) -> None:
         self._socket = connection
-        self.options = 0  # Config.fingerprint() of the service
+        self.welcomed = False
+        self.options = 0  # Config.fingerprint() of the service that has welcomed us
 
     @classmethod
     def connect(cls: type[_Client], path: str, identity: Identity, deadline: float) -> _Client:
-        """Connect and exchange HELLO and WELCOME.
+        """Connect and exchange HELLO and WELCOME: call() and await_welcome().
+
+        Raises OSError when nobody listens on ``path``, and what await_welcome() raises.
+        """
+        client = cls.call(path, identity)
+        try:
+            client.await_welcome(deadline)
+        except BaseException:
+            client.close()
+            raise
+        return client
+
+    @classmethod
+    def call(cls: type[_Client], path: str, identity: Identity) -> _Client:
+        """Connect and say HELLO, which waits there for a service that is just starting.
 
         Raises OSError when nobody listens on ``path``, ServiceGone when the service is just ending,
-        TimeoutError when it does not welcome us before the deadline, NotOurService for a stranger.
+        NotOurService for another user's.
         """
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # close-on-exec
+        connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)  # close-on-exec
         try:
             # Not blocking: a full backlog must not hold us beyond the deadline.
             connection.setblocking(False)
             connection.connect(path)
-            credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+            credentials = connection.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 12)
             peer_uid = struct.unpack("iII", credentials)[1]
             if peer_uid != os.geteuid():
                 raise NotOurService(f"the listener belongs to uid {peer_uid}")
@@ -98,15 +117,25 @@ class NodeClient:
             )
             client = cls(connection)
             client._send(messages.pack(messages.HELLO, hello))
-            kind, payload, descriptors = client._receive(deadline)
-            _close_all(descriptors)
-            if kind != messages.WELCOME:
-                raise NotOurService(f"it answered HELLO with message type {kind}")
-            (client.options,) = messages.WELCOME_BODY.unpack_from(payload)
             return client
         except BaseException:
             connection.close()
             raise
+
+    def await_welcome(self, deadline: float) -> None:
+        """Take the WELCOME, unless that has been done.
+
+        Raises ServiceGone when the service is just ending, TimeoutError when it does not welcome us
+        before the deadline, NotOurService for a stranger.
+        """
+        if self.welcomed:
+            return
+        kind, payload, descriptors = self._receive(deadline)
+        _close_all(descriptors)
+        if kind != messages.WELCOME:
+            raise NotOurService(f"it answered HELLO with message type {kind}")
+        (self.options,) = messages.WELCOME_BODY.unpack_from(payload)
+        self.welcomed = True
 
     def job_started(self, pid: int) -> None:
         """Tell the job's pid; a service that is gone by now is noticed at the end."""
@@ -136,7 +165,7 @@ class NodeClient:
     def part(self) -> None:
         """Say good-bye after finish(); the service hangs up when it has tidied up (gone())."""
         try:
-            self._socket.shutdown(socket.SHUT_WR)
+            self._socket.shutdown(_socket.SHUT_WR)
         except OSError:
             pass
 
@@ -155,7 +184,7 @@ class NodeClient:
 
     def _send(self, message: bytes) -> None:
         try:
-            self._socket.send(message, socket.MSG_NOSIGNAL)
+            self._socket.send(message, _socket.MSG_NOSIGNAL)
         except OSError as error:
             raise ServiceGone(f"it hung up ({error.strerror})") from None
 
@@ -167,11 +196,16 @@ class NodeClient:
         if not poll.poll(remaining_ms):
             raise TimeoutError("it does not answer")
         try:
-            message, descriptors, _, _ = socket.recv_fds(
-                self._socket, messages.MESSAGE_BYTES + 1, 4, socket.MSG_CMSG_CLOEXEC
+            message, ancillary, _, _ = self._socket.recvmsg(
+                messages.MESSAGE_BYTES + 1, _socket.CMSG_SPACE(4 * 4), _socket.MSG_CMSG_CLOEXEC
             )
         except OSError as error:
             raise ServiceGone(f"it hung up ({error.strerror})") from None
+        numbers = array.array("i")
+        for level, type_, data in ancillary:
+            if (level, type_) == (_socket.SOL_SOCKET, _socket.SCM_RIGHTS):
+                numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
+        descriptors = numbers.tolist()
         try:
             kind, payload = unpack(message)
         except ServiceGone:
@@ -190,6 +224,8 @@ def _read_summary(descriptor: int, length_bytes: int) -> dict[str, Any]:
         if not piece:
             break
         data += piece
+    import json
+
     try:
         summary = json.loads(data)
     except ValueError as error:

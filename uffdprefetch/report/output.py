@@ -3,20 +3,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import re
-import secrets
-import socket
-from collections.abc import Mapping
-from typing import Any
 
+from uffdprefetch.base import jsontext
 from uffdprefetch.base.errors import EXIT_USAGE, UffdPrefetchError
 from uffdprefetch.base.identity import file_name_safe
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
 SUFFIX = ".summary.json"
-_TOKEN = re.compile(r"%(?:q\{([^}]*)\}|(.)|$)")
 
 
 def expand(
@@ -34,27 +32,33 @@ def expand(
     UffdPrefetchError (exit 2) for any other token.
     """
     values = {
-        "h": file_name_safe(socket.gethostname() if host is None else host),
+        "h": file_name_safe(os.uname().nodename if host is None else host),
         "p": str(os.getpid() if pid is None else pid),
         "j": key,
         "r": str(rank or 0),
         "%": "%",
     }
-
-    def fill(match: re.Match[str]) -> str:
-        variable, letter = match.groups()
-        if variable is not None:
+    made, rest = "", pattern
+    while rest:
+        text, begun, rest = rest.partition("%")
+        made += text
+        if not begun:
+            break
+        letter, rest = rest[:1], rest[1:]
+        variable, closed, after = rest[1:].partition("}")
+        if letter == "q" and rest.startswith("{") and closed:
             value = environ.get(variable, "")
-            return file_name_safe(value) if value else ""
-        if letter not in values:
+            made += file_name_safe(value) if value else ""
+            rest = after
+        elif letter in values:
+            made += values[letter]
+        else:
             raise UffdPrefetchError(
-                f"output pattern {pattern!r}: {match.group()!r} is no token"
+                f"output pattern {pattern!r}: {'%' + letter!r} is no token"
                 " (%h %p %j %r %q{VAR} %%)",
                 EXIT_USAGE,
             )
-        return values[letter]
-
-    return _TOKEN.sub(fill, pattern)
+    return made
 
 
 def _replace(path: str, text: str) -> None:
@@ -64,7 +68,7 @@ def _replace(path: str, text: str) -> None:
     prepare, is created and never opened, and is moved over whatever ``path`` is: a symbolic link
     there is replaced, what it names stays as it is. Raises OSError.
     """
-    temporary = os.path.join(os.path.dirname(path), f".{secrets.token_hex(12)}.tmp")
+    temporary = os.path.join(os.path.dirname(path), f".{os.urandom(12).hex()}.tmp")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(temporary, flags, 0o666)
     try:
@@ -72,8 +76,10 @@ def _replace(path: str, text: str) -> None:
             file.write(text)
         os.replace(temporary, path)
     except BaseException:
-        with contextlib.suppress(OSError):
+        try:
             os.unlink(temporary)
+        except OSError:
+            pass
         raise
 
 
@@ -86,7 +92,7 @@ def write(name: str, summary: Mapping[str, Any], force: bool) -> str:
     stem, suffix = os.path.splitext(name) if name.endswith(".json") else (name, SUFFIX)
     if name.endswith(SUFFIX):
         stem, suffix = name[: -len(SUFFIX)], SUFFIX
-    text = json.dumps(summary, indent=2) + "\n"
+    text = jsontext.dumps(summary, indent=2) + "\n"
     if force:
         _replace(stem + suffix, text)
         return stem + suffix

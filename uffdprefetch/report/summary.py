@@ -4,11 +4,12 @@ summary's JSON (docs/summary-schema.md)."""
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Mapping
-from typing import Any
-
 from uffdprefetch.base.units import format_duration, format_size
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
 
 _RUNG_NAMES = {1: "userfaultfd", 2: "page tables"}
 #: Below this much a job's own read(2) traffic is headers and indices, not its records.
@@ -182,6 +183,8 @@ def _what_next(summary: Mapping[str, Any], path: str | None) -> str:
         else:
             why = "no mapping was served (of a regular file that is read, at least --min-size)"
         return f"next: uffdprefetch wrap -v -- CMD: {why}"
+    import shlex
+
     largest = max(files, key=lambda file: file.get("size_bytes") or 0)
     where = shlex.quote(str(largest["path"]))
     if summary.get("rung") != 1:

@@ -70,7 +70,7 @@ class Peers:
         self.launchers: dict[int, Launcher] = {}
         self.parting: list[socket.socket] = []  # of launchers that have said good-bye
         self._parting_ns = 0
-        self.had_client = False
+        self.launcher_pids: set[int] = set()  # of all that have come
         self._unknown: dict[int, socket.socket] = {}
         self._accepted_ns: dict[int, int] = {}
         self._deaf = False  # no descriptor left to accept with
@@ -216,6 +216,7 @@ class Peers:
             del self._unknown[fd]
             self.launchers[fd] = launcher
             self._engine.tap.launcher(pid)
+            self.launcher_pids.add(pid)
             _reply(sock, wire.pack(wire.Type.WELCOME, wire.WELCOME.pack(self._options)))
         elif hello.role == wire.Role.AGENT and hello.flags == wire.HELLO_LEFT_ALONE:
             why = wire.LEFT_ALONE.get(hello.uffd_error, "for no reason that we know")
@@ -257,7 +258,6 @@ class Peers:
         else:
             raise wire.WireError(f"role {hello.role}")
         self._accepted_ns.pop(fd, None)
-        self.had_client = True
 
     def _from_agent(
         self, client: Client, kind: wire.Type, body: bytes, received: list[int]

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("uffdprefetch.serve")
 
 WORKERS = 16
-BACKLOG = 128
+BACKLOG = 4096
 #: Nobody connected: how long to wait for the first client, and for another after the last. Where
 #: the last launcher has said how its job ended, nobody is waited for.
 FIRST_CLIENT_SECONDS = 30.0
@@ -61,16 +61,15 @@ NOTE_NS = 10 * MS
 DETACH_NS = 1000 * MS
 
 
-def elect(path: str) -> tuple[int, socket.socket] | None:
+def elect(path: str, plan: bool) -> tuple[int, socket.socket] | None:
     """Take the lock beside a socket's path and listen there: (lock, listening socket); None when
-    another service has the lock. Raises OSError."""
+    another service has the lock. Raises OSError. A launcher does it for whom it starts."""
     lock_fd = leftovers.hold(path + leftovers.LOCK)
     if lock_fd is None:
         return None
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
+        leftovers.make_names(path, plan=plan)
         listener.bind(path)
         os.chmod(path, 0o600)
         listener.listen(BACKLOG)
@@ -78,7 +77,6 @@ def elect(path: str) -> tuple[int, socket.socket] | None:
         listener.close()
         leftovers.remove_names(path, lock_fd)
         raise
-    listener.setblocking(False)
     return lock_fd, listener
 
 
@@ -201,12 +199,12 @@ class Service:
             if not self._peers.only_strangers:  # a watcher that comes again and again is no client
                 self._empty_since = None
             return False
-        if self._asked_to_end:
+        # a launcher that was killed while we started will not come
+        awaited = self._starter not in self._peers.launcher_pids and os.getppid() == self._starter
+        if self._asked_to_end and not awaited:
             return True
         if self._empty_since is None:
             self._empty_since = time.monotonic()
-        # a launcher that was killed while we started will not come
-        awaited = not self._peers.had_client and os.getppid() == self._starter
         patience = FIRST_CLIENT_SECONDS if awaited else LAST_CLIENT_SECONDS
         if time.monotonic() - self._empty_since <= patience:
             return False
@@ -385,9 +383,16 @@ class Service:
             file.close()
 
 
-def serve(socket_path: str, config: Config, run: str, starter: int = 0) -> int:
+def serve(
+    socket_path: str,
+    config: Config,
+    run: str,
+    starter: int = 0,
+    inherited: tuple[int, int] | None = None,
+) -> int:
     """Run the service on socket_path; 0 also when another one has been elected. ``starter``: the
-    pid of the launcher, which is our parent as long as it lives; 0: there is none.
+    pid of the launcher, which is our parent as long as it lives; 0: there is none. ``inherited``:
+    what elect() returns, as descriptors, of the launcher's.
 
     Raises UffdPrefetchError when the socket or the workers cannot be had.
     """
@@ -398,10 +403,17 @@ def serve(socket_path: str, config: Config, run: str, starter: int = 0) -> int:
     # who sees that we listen may ask us to end: from then on we end as we should
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
-        elected = elect(socket_path)
-        if elected is None:
-            return 0
-        lock_fd, listener = elected
+        if inherited is not None:
+            lock_fd, listener_fd = inherited
+            for fd in inherited:  # not to be passed on to the processes that we start
+                os.set_inheritable(fd, False)
+            listener = socket.socket(fileno=listener_fd)
+        else:
+            elected = elect(socket_path, plan=config.policy != "none")
+            if elected is None:
+                return 0
+            lock_fd, listener = elected
+        listener.setblocking(False)
     except OSError as error:
         raise UffdPrefetchError(f"the service cannot start on {socket_path}: {error}") from error
     try:
@@ -412,6 +424,7 @@ def serve(socket_path: str, config: Config, run: str, starter: int = 0) -> int:
             text = f"the service cannot start on {socket_path}: {error}"
             raise UffdPrefetchError(text) from error
         raise
+    leftovers.say_ready(lock_fd)
     log.info("serving %s", socket_path)
     leftovers.sweep(socket_path, is_of_node)
     service.run()

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 from pathlib import Path
 
 import pytest
@@ -97,8 +96,34 @@ def test_every_option_has_all_three_spellings(machine: Machine) -> None:
     by_file = machine.load()
     assert by_words == by_variables == by_file
     no_options = ("config_file", "engine_asked", "engine_reason", "origins")
-    untouched = [f for f in dataclasses.fields(Config) if f.name not in no_options]
-    assert all(getattr(by_words, f.name) != f.default for f in untouched)
+    names = [name for name in vars(by_words) if name not in no_options]
+    assert len(names) == len(config.OPTIONS)
+    assert all(getattr(by_words, name) != getattr(Config, name) for name in names)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["-q", "-f", "-v", "--strict", "--live", "--ownlock"],
+        ["-o", "x.%r", "--policy", "fixed", "--size=1MiB", "--trace=", "--threshold", "nonsense"],
+        ["--include", "a:b", "--include=*.mdb", "--exclude", "c", "--output", "a=b"],
+    ],
+)
+def test_plain_options_are_read_as_argparse_reads_them(words: list[str]) -> None:
+    assert config.parse_plain(words) == parse(*words)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["-h"], ["--help"], ["-qf"], ["-oX"], ["--config", "F"], ["--headless"], ["--nonsense"],
+        ["--size"], ["--size", "--strict"], ["--strict=1"], ["true"], ["--pol", "fixed"], ["-"],
+        ["--size", "-5"], ["-o=x"], ["--"], [""],
+    ],
+)  # fmt: skip
+def test_what_is_not_plain_is_left_to_argparse(words: list[str]) -> None:
+    assert config.parse_plain(words) is None
 
 
 def test_fixed_has_its_own_distance(machine: Machine) -> None:

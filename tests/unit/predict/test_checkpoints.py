@@ -7,6 +7,7 @@ import itertools
 
 import pytest
 
+from uffdprefetch.base.config import Config
 from uffdprefetch.predict import checkpoints
 from uffdprefetch.predict.checkpoints import Span
 from uffdprefetch.protocol import wire
@@ -52,8 +53,8 @@ def test_a_short_mapping_has_none() -> None:
     assert offsets(Span(0, 40 * MIB - 1, PAGE)) == []
     assert len(offsets(Span(0, 40 * MIB, PAGE))) == 1
     assert len(offsets(Span(0, 40 * MIB, PAGE), 4 * MIB)) == 10
-    assert checkpoints.spacing_bytes(None) == 40 * MIB
-    assert checkpoints.spacing_bytes(8 * MIB) == 8 * MIB
+    assert Config().spacing_bytes() == 40 * MIB
+    assert Config(distance_bytes=8 * MIB).spacing_bytes() == 8 * MIB
 
 
 def test_the_first_lies_behind_the_header_and_the_others_are_spread_evenly() -> None:

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The start of `wrap`: what it loads before the job, and a job that runs beside a service that is
+not up yet."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import HANG_SECONDS, uffdprefetch, wait_until
+from harness import Job, Records, Start, listener, python
+from paths import ROOT
+
+from uffdprefetch.launch import unserved
+
+pytest_plugins = ("harness_fixtures",)
+
+#: Each of them takes longer than the launcher itself, by what it imports in turn.
+DEAR = {
+    "argparse", "ast", "contextlib", "dataclasses", "hashlib", "inspect", "json", "logging",
+    "numpy", "pathlib", "re", "shutil", "socket", "subprocess", "tempfile", "threading", "tomllib",
+    "typing",
+}  # fmt: skip
+
+#: Runs `wrap` as the console script does, without site-packages, and tells what was in memory at
+#: each fork (the last one is the job's) and in the end.
+LOADED = """
+import atexit, os, sys
+sys.path.insert(0, sys.argv.pop(1))
+out = os.dup(1)
+def tell():
+    os.write(out, (" ".join(sys.modules) + "\\n").encode())
+os.register_at_fork(before=tell)
+atexit.register(tell)
+from uffdprefetch.cli import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        [
+            "--policy",
+            "fixed",
+            "--size=8MiB",
+            "--include",
+            "*.mdb",
+            "-o",
+            "x.%r.%q{UFFDPREFETCH_RUN}",
+        ],
+    ],
+)
+def test_nothing_dear_is_loaded_for_the_job(
+    env: dict[str, str], tmp_path: Path, options: list[str]
+) -> None:
+    env["UFFDPREFETCH_RUN"] = "t"  # a long path of the socket would be hashed, by hashlib
+    words = [sys.executable, "-I", "-S", "-c", LOADED, str(ROOT), "wrap", *options, "--", "true"]
+    done = subprocess.run(words, env=env, cwd=tmp_path, capture_output=True, timeout=HANG_SECONDS)
+    assert done.returncode == 0, done.stderr
+    *forks, end = [set(line.split()) for line in done.stdout.decode().splitlines()]
+    assert len(forks) == 3  # the service, the bystander, the job
+    assert "uffdprefetch.launch.launcher" in forks[-1]
+    assert sorted(DEAR & forks[-1]) == []
+    if "uffdprefetch.launch.unserved" in end:  # the job had ended before its service was up
+        assert sorted(DEAR & end) == []
+
+
+# ---- a job beside a service that is not up yet --------------------------------------------------
+
+#: In the service's interpreter, before it loads anything of ours.
+GATE = """
+import os, sys, time
+while "serve" in sys.orig_argv and not os.path.exists({gate!r}):
+    time.sleep(0.01)
+"""
+
+
+@pytest.fixture
+def gate(env: dict[str, str], tmp_path: Path) -> Callable[[], None]:
+    """Services start when it is called, and not before."""
+    (tmp_path / "site").mkdir()
+    path = tmp_path / "gate"
+    (tmp_path / "site" / "sitecustomize.py").write_text(GATE.format(gate=str(path)))
+    env["PYTHONPATH"] = str(tmp_path / "site")
+    return path.touch
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(n) for n in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.parametrize("closed", ["", "<&-", "<&- >&- 2>&-"])
+def test_a_job_that_ends_before_its_service_is_up_does_not_wait_for_it(
+    env: dict[str, str], tmp_path: Path, gate: Callable[[], None], closed: str
+) -> None:
+    words = uffdprefetch("wrap", "-f", "-o", "run", "--", "sh", "-c", "exit 3")
+    shell = ["sh", "-c", f'"$@" {closed}', "sh", *words]
+    done = subprocess.run(shell, env=env, cwd=tmp_path, capture_output=True, timeout=HANG_SECONDS)
+    assert done.returncode == 3
+    assert done.stderr.count(b"uffdprefetch: ") == (0 if "2>" in closed else 3)
+    summary = json.loads((tmp_path / "run.summary.json").read_text())
+    assert summary["rung_reason"] == unserved.WHY
+    assert os.listdir(env["UFFDPREFETCH_RUNDIR"]) == []
+
+
+EARLY = """
+m = Mapping(sys.argv[1])
+say(digest=m.digest(), checkpoints=m.checkpoints())
+hear()
+say(again=m.digest())
+"""
+
+
+def test_a_mapping_made_before_the_service_is_up_is_told_to_it_later(
+    job: Start, records: Records, gate: Callable[[], None]
+) -> None:
+    work = job(python(EARLY, records.path), UFFDPREFETCH_TEST_PATIENCE="10")
+    assert work.line() == {"digest": records.digest, "checkpoints": 0}  # and it was not held up
+    assert listener(work.env) is None
+    gate()
+    work.service()
+    settle_in(work, records)
+    work.tell()
+    done = work.finish().good()
+    assert done.lines == [{"again": records.digest}]
+    assert done.summary is not None
+    (file,) = done.summary["files"]
+    assert file["path"] == str(records.path)
+    assert done.summary["totals"]["checkpoints"]["laid"] == 0  # page tables tell
+    assert len(done.summary["ranks"]) == 1
+
+
+def settle_in(work: Job, records: Records) -> None:
+    """Until the service has opened the job's file."""
+
+    def has_opened() -> bool:
+        links = Path(f"/proc/{work.service()}/fd").iterdir()
+        return any(os.path.realpath(link) == str(records.path) for link in links)
+
+    wait_until(has_opened, "the service to take the mapping")
+
+
+def test_a_mapping_waits_for_a_service_that_comes_in_time(
+    job: Start, records: Records, gate: Callable[[], None]
+) -> None:
+    work = job(python(EARLY, records.path))  # patient: the test's environment
+    wait_until(lambda: len(children_of(work.process.pid)) == 3, "service, bystander and job")
+    gate()
+    line = work.line()
+    assert line["digest"] == records.digest and line["checkpoints"] > 0
+    work.tell()
+    work.finish().good()
+
+
+def test_who_came_to_a_service_that_another_rank_starts_has_it(
+    job: Start, gate: Callable[[], None], env: dict[str, str]
+) -> None:
+    first = job(python("say(pid=os.getpid()); hear()"))
+    first.line()
+    second = job(python("say(pid=os.getpid()); hear()"))
+    second.line()
+    assert len(children_of(first.process.pid)) == 3 and len(children_of(second.process.pid)) == 2
+    first.tell()
+    wait_until(lambda: len(children_of(first.process.pid)) == 1, "the end of its job")
+    gate()
+    assert first.finish().good().summary is None  # the other one is still there
+    second.tell()
+    summary = second.finish().good().summary
+    assert summary is not None and summary["rung_reason"] != unserved.WHY
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_service_that_ends_at_its_start_is_told(
+    env: dict[str, str], tmp_path: Path, strict: bool
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, sys\nif 'serve' in sys.orig_argv: os._exit(5)\n"
+    )
+    env["PYTHONPATH"] = str(tmp_path)
+    options = ["--strict"] if strict else []
+    words = uffdprefetch("wrap", *options, "--", "sh", "-c", "cat; echo ran")
+    with subprocess.Popen(
+        words, env=env, cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        if not strict:
+            wait_until(lambda: len(children_of(process.pid)) == 2, "the service's end")
+        out, err = process.communicate(timeout=HANG_SECONDS)
+    assert b"it ended with status 5" in err and err.count(b"\n") == 1
+    assert (process.returncode, out) == ((125, b"") if strict else (0, b"ran\n"))

@@ -1,0 +1,356 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The job's service on this node, from the launcher's side: found, or started beside the job.
+
+The launcher that starts a service listens on its socket before the service does anything: who
+connects waits in the kernel's queue, and neither the job nor another rank waits for an interpreter.
+The service inherits the socket and the lock that makes it the only one (protocol/leftovers.py).
+Until it says that it is up the launcher keeps both too. So it can see whether anybody has come, and
+where the job ends before that and nobody has, it ends the service again.
+"""
+
+from __future__ import annotations
+
+import _socket  # the standard socket module loads enum, selectors and collections around it
+import os
+import select
+import signal
+import sys
+import time
+
+from uffdprefetch.base import spawn
+from uffdprefetch.base.errors import EXIT_OURS, UffdPrefetchError
+from uffdprefetch.base.identity import identify, job_key
+from uffdprefetch.base.record import record
+from uffdprefetch.base.rundir import runtime_directory, socket_path
+from uffdprefetch.protocol import leftovers
+from uffdprefetch.protocol.node import NodeClient, NotOurService, ServiceGone
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from uffdprefetch.base.config import Config
+    from uffdprefetch.base.identity import Identity
+
+START_TIMEOUT_SECONDS = 10.0
+#: Connections that wait for the service while it starts: those of all ranks of a node, and of all
+#: their processes. The kernel takes no more than net.core.somaxconn.
+BACKLOG = 4096
+#: Between two looks for a service that is to be waited for.
+_POLL_SECONDS = 0.002
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+@record(frozen=True)
+class Meeting:
+    """Where the processes of this job find their service on this node."""
+
+    key: str
+    key_source: str
+    directory: str
+    socket: str
+
+    @property
+    def log(self) -> str:
+        return f"{self.socket}.log"
+
+
+def meeting_place(environ: Mapping[str, str]) -> Meeting:
+    """Key, runtime directory and socket of this job; raises UffdPrefetchError (125)."""
+    key = job_key(environ, os.getpid(), os.getppid(), f"{time.time_ns():x}")
+    directory = runtime_directory(environ)
+    return Meeting(key.key, key.source, directory, socket_path(directory, key.key))
+
+
+# ---- starting it --------------------------------------------------------------------------------
+
+
+class Started:
+    """A service that this launcher has started and that is not known to be up.
+
+    ``listener`` and ``lock_fd`` are the launcher's own descriptors of what the service inherits.
+    """
+
+    def __init__(self, pid: int, listener: _socket.socket, lock_fd: int) -> None:
+        self.pid = pid
+        self.cpu_seconds = 0.0  # once it has ended
+        self.status: int | None = None  # as of waitpid(2), once it has ended
+        self._listener = listener
+        self._lock_fd = lock_fd
+
+    def has_ended(self) -> bool:
+        """Whether it has; a service that died must not stay a zombie."""
+        self._reap(os.WNOHANG)
+        return self.status is not None
+
+    def _reap(self, options: int) -> None:
+        if self.status is not None:
+            return
+        try:
+            pid, status, usage = os.wait4(self.pid, options)
+        except ChildProcessError:  # we were started with SIGCHLD ignored
+            self.status = 0
+            return
+        if pid:
+            self.status = status
+            self.cpu_seconds = usage.ru_utime + usage.ru_stime
+
+    def let_go(self) -> None:
+        """It is up, or has ended: the socket and the lock are its own."""
+        self._listener.close()
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+    def _somebody_came(self) -> bool:
+        poll = select.poll()
+        poll.register(self._listener, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def end_unused(self, socket: str) -> bool:
+        """End it where it is not up yet and nobody has ever connected; whether that was so.
+
+        First its socket gets another name, so that nobody can come any more. Then nobody waits in
+        the queue, and then it has not said that it is up: so it had accepted nobody before.
+        """
+        if self._lock_fd < 0 or self._somebody_came():
+            return False
+        away = socket + leftovers.AWAY
+        try:
+            os.rename(socket, away)
+        except OSError:  # it has ended, and has just removed its names
+            return False
+        if self._somebody_came() or not leftovers.is_starting(socket):
+            os.rename(away, socket)
+            return False
+        os.kill(self.pid, signal.SIGKILL)
+        self._reap(0)
+        self._listener.close()
+        leftovers.remove_names(socket, self._lock_fd)
+        self._lock_fd = -1
+        return True
+
+
+def own_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of our own interpreters beside the job, started in our directory."""
+    environment = dict(environ)
+    # Neither our preload object nor a profiler of the job's is loaded.
+    environment.pop("LD_PRELOAD", None)
+    environment.pop("PYTHONINSPECT", None)
+    # It changes its directory, so that a queue.py beside the training script does not shadow the
+    # library's; relative entries and a package in the current directory must still be found.
+    entries = [os.path.abspath(e) for e in environ.get("PYTHONPATH", "").split(os.pathsep) if e]
+    home = os.path.dirname(PACKAGE)
+    if sys.path and os.path.realpath(sys.path[0] or ".") == os.path.realpath(home):
+        entries.append(home)
+    if entries:
+        environment["PYTHONPATH"] = os.pathsep.join(entries)
+    return environment
+
+
+def _service_environment(
+    environ: Mapping[str, str], config: Config, meeting: Meeting
+) -> dict[str, str]:
+    environment = own_environment(environ)
+    environment["UFFDPREFETCH_SERVE_CONFIG"] = config.to_json()
+    environment["UFFDPREFETCH_RUN"] = meeting.key
+    environment["UFFDPREFETCH_RUNDIR"] = meeting.directory
+    return environment
+
+
+def command(meeting: Meeting, listener_fd: int, lock_fd: int) -> list[str]:
+    """The command line of a service that inherits both descriptors."""
+    return [
+        *(sys.executable, "-m", "uffdprefetch", "serve"),
+        *("--socket", meeting.socket, "--log", meeting.log, "--starter", str(os.getpid())),
+        *("--listener", str(listener_fd), "--lock", str(lock_fd)),
+    ]
+
+
+def start_service(
+    environ: Mapping[str, str], config: Config, meeting: Meeting, lock_fd: int
+) -> Started:
+    """Start ``uffdprefetch serve`` as a daemon that outlives us, by who holds its lock.
+
+    On return somebody listens on its socket. Raises OSError; then the names are gone.
+    """
+    lock_fd = spawn.above_standard(lock_fd)
+    try:
+        leftovers.make_names(meeting.socket, plan=config.policy != "none")
+        bound = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+        listener = _socket.socket(fileno=spawn.above_standard(bound.detach()))
+        listener.bind(meeting.socket)
+        os.chmod(meeting.socket, 0o600)
+        listener_fd = listener.fileno()
+
+        def prepare(error_fd: int) -> None:
+            os.setsid()  # Ctrl-C is for the job
+            spawn.shield_from_the_start()
+            nothing = spawn.above_standard(os.open(os.devnull, os.O_RDWR))
+            for fd in (0, 1, 2):
+                os.dup2(nothing, fd)
+            for name in os.listdir("/proc/self/fd"):
+                # an inherited pipe of the job's would never reach EOF
+                if int(name) > 2 and int(name) != error_fd:
+                    _set_inheritable(int(name), int(name) in (listener_fd, lock_fd))
+            os.chdir(meeting.directory)
+            # Here, and not before: SO_PEERCRED of who connects says who has called it.
+            listener.listen(BACKLOG)
+
+        environment = _service_environment(environ, config, meeting)
+        pid = spawn.start(command(meeting, listener_fd, lock_fd), environment, prepare)
+    except BaseException:
+        leftovers.remove_names(meeting.socket, lock_fd)
+        raise
+    try:
+        # mpirun binds a rank, and so us, to a core; the service works for all ranks. The kernel
+        # restricts this to the cgroup's CPUs.
+        os.sched_setaffinity(pid, range(os.cpu_count() or 1))
+    except OSError:
+        pass
+    return Started(pid, listener, lock_fd)
+
+
+def _set_inheritable(fd: int, inheritable: bool) -> None:
+    try:
+        os.set_inheritable(fd, inheritable)
+    except OSError:
+        pass  # the one by which the directory was listed
+
+
+def _last_line(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            lines = [line.strip() for line in file.read()[-4096:].splitlines() if line.strip()]
+        return lines[-1] if lines else "its log is empty"
+    except OSError:
+        return "it left no log"
+
+
+# ---- speaking with it ---------------------------------------------------------------------------
+
+
+class Service:
+    """The job's service: connected to, or started by us and not up yet."""
+
+    def __init__(
+        self, meeting: Meeting, identity: Identity, client: NodeClient | None = None,
+        started: Started | None = None,
+    ) -> None:  # fmt: skip
+        """One of ``client`` and ``started`` is given."""
+        self.meeting = meeting
+        self.started = started
+        self._identity = identity
+        self._client = client
+        self._job = 0
+
+    @property
+    def is_welcome(self) -> bool:
+        """Whether the service is up and has answered."""
+        return self._client is not None and self._client.welcomed
+
+    def job_started(self, pid: int) -> None:
+        """Tell the job's pid, now or when the service is up; one that is gone is noticed at the
+        end."""
+        self._job = pid
+        if self._client is not None:
+            self._client.job_started(pid)
+
+    def child_changed(self) -> None:
+        """A child of ours has ended, perhaps the service."""
+        if self.started is not None and self.started.has_ended():
+            self.started.let_go()
+
+    def is_awaited(self) -> bool:
+        """Connect as soon as the service that we have started is up; false when there is nothing
+        (more) to be waited for. Does not wait."""
+        if self.started is None or self._client is not None or self.started.has_ended():
+            return False
+        if leftovers.is_starting(self.meeting.socket):
+            return True
+        try:
+            self._client = NodeClient.call(self.meeting.socket, self._identity)
+        except (OSError, ServiceGone):
+            return True  # it has ended, perhaps: its status will tell
+        finally:
+            self.started.let_go()
+        if self._job:
+            self._client.job_started(self._job)
+        return False
+
+    def client(self) -> NodeClient:
+        """The connection, once the service has answered.
+
+        Raises ServiceGone where it has ended, NotOurService for a stranger, TimeoutError when it
+        does not answer within START_TIMEOUT_SECONDS.
+        """
+        deadline = time.monotonic() + START_TIMEOUT_SECONDS
+        while self.is_awaited():
+            if time.monotonic() >= deadline:
+                raise TimeoutError("it does not start")
+            time.sleep(_POLL_SECONDS)
+        if self._client is None:
+            assert self.started is not None and self.started.status is not None
+            status = os.waitstatus_to_exitcode(self.started.status)
+            raise ServiceGone(f"it ended with status {status} ({_last_line(self.meeting.log)})")
+        self._client.await_welcome(deadline)
+        return self._client
+
+    def come_up(self) -> Service:
+        """Wait for it, before the job: returns itself. Raises UffdPrefetchError (125)."""
+        try:
+            self.client()
+        except NotOurService as error:
+            raise no_service(f"on {self.meeting.socket} {error}") from None
+        except (ServiceGone, TimeoutError) as error:
+            raise no_service(f"{error}; see {self.meeting.log}") from None
+        return self
+
+    def end_unused(self) -> bool:
+        """End the service where we have started it, it is not up yet, and nobody has ever
+        connected to it: whether that was so."""
+        if self.started is None or self._client is not None or self.started.has_ended():
+            return False
+        return self.started.end_unused(self.meeting.socket)
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+        if self.started is not None:
+            self.started.let_go()
+
+
+def no_service(why: str) -> UffdPrefetchError:
+    return UffdPrefetchError(f"no service: {why}", EXIT_OURS)
+
+
+def find_or_start(environ: Mapping[str, str], config: Config, meeting: Meeting) -> Service:
+    """The job's service on this node, started if nobody listens. One that runs has answered; one
+    that is just starting, by whomever, is not waited for.
+
+    Raises UffdPrefetchError (125) if neither succeeds within START_TIMEOUT_SECONDS.
+    """
+    identity = identify(environ)
+    deadline = time.monotonic() + START_TIMEOUT_SECONDS
+    while True:
+        client = None
+        try:
+            client = NodeClient.call(meeting.socket, identity)
+            if not leftovers.is_starting(meeting.socket):
+                client.await_welcome(deadline)
+            return Service(meeting, identity, client)
+        except NotOurService as error:
+            raise no_service(f"on {meeting.socket} {error}") from None
+        except (ServiceGone, TimeoutError) as error:
+            detail = str(error)  # it is just ending: retry
+        except OSError as error:
+            detail = f"{meeting.socket}: {error.strerror}"
+            lock_fd = leftovers.hold(meeting.socket + leftovers.LOCK)
+            if lock_fd is not None:
+                started = start_service(environ, config, meeting, lock_fd)
+                return Service(meeting, identity, started=started)
+        if client is not None:
+            client.close()
+        if time.monotonic() >= deadline:
+            raise no_service(f"{detail}; see {meeting.log}")
+        time.sleep(_POLL_SECONDS)
