@@ -22,6 +22,7 @@ from uffdprefetch.orders import stated
 from uffdprefetch.orders.announcement import AnnounceError, Announcement, Part
 from uffdprefetch.orders.mapping import Hypothesis, KeyList, choose, hypotheses
 from uffdprefetch.orders.residency_evidence import Present
+from uffdprefetch.orders.stretches import in_the_whole
 from uffdprefetch.predict.order.cursor import Order
 
 Store = Callable[[Order, str], dict[str, Any]]
@@ -91,15 +92,32 @@ class ResolveRequest:
     """State of the announcing process when an order is asked for."""
 
     def __init__(
-        self, files: Sequence[dict[str, Any]], read_items: int, resolved_parts: Sequence[int]
+        self,
+        files: Sequence[dict[str, Any]],
+        read_items: int,
+        resolved: Sequence[tuple[int, str]],
     ) -> None:
-        """``files``: of the service's question; ``read_items``: progress in items;
-        ``resolved_parts``: parts of the announcement whose orders the service has."""
+        """``files``: of the service's question; ``read_items``: progress in items; ``resolved``:
+        (part of the announcement, path) of the orders that the service has."""
         self.files = [
             MappedFile(each["path"], [(r[0], r[1], r[2], r[3]) for r in each["regions"]])
             for each in files
         ]
-        self.read_items, self.resolved_parts = read_items, resolved_parts
+        self.read_items = read_items
+        self._resolved = {(part, path) for part, path in resolved}
+
+    def resolved_files(self, part: int) -> set[str]:
+        """The files of which the service has the part's order."""
+        return {path for number, path in self._resolved if number == part}
+
+    def file_numbers(self) -> dict[tuple[int, int], int]:
+        """Which of ``files`` has this (device, inode)."""
+        found: dict[tuple[int, int], int] = {}
+        for i, file in enumerate(self.files):
+            key = _identity(file.path)
+            if key is not None:
+                found[key] = i
+        return found
 
 
 @dataclass
@@ -132,6 +150,8 @@ class SampleResolver:
         for part in announcement.parts:
             if part.what not in ("samples", "lists") or (part.known and not part.lists):
                 continue
+            if part.stretches is not None:  # nothing has to be found out
+                continue
             lists: dict[str, KeyList] = {}
             for each in part.lists:
                 try:
@@ -154,21 +174,27 @@ class SampleResolver:
         """See orders/indexer.py. Raises AnnounceError, UffdPrefetchError."""
         found: list[dict[str, Any]] = []
         findings: list[str] = []
-        pending = 0
+        pending = more = False
         for number, part in enumerate(announcement.parts):
-            if part.what == "lists" or number in request.resolved_parts:
+            resolved = request.resolved_files(number)
+            if part.what == "lists" or (resolved and part.stretches is None):
                 continue
-            if part.what == "samples":
-                chosen, finding, more = self._mapped(announcement, part, request)
-                findings += [finding] if finding else []
+            again = False
+            if part.stretches is not None:
+                chosen, finding, missing = self._told(announcement, part, request, resolved)
+                more |= missing
+                again = missing and not chosen and not resolved
+            elif part.what == "samples":
+                chosen, finding, again = self._mapped(announcement, part, request)
             else:
-                chosen = self._stated(announcement, part, request)
-                more = not chosen  # the file may be mapped later
-            pending += more
+                chosen, finding = self._stated(announcement, part, request), None
+                again = not chosen  # the file may be mapped later
+            findings += [finding] if finding else []
+            pending |= again
             for i, order, how in chosen:
                 path = request.files[i].path
                 found.append({"part": number, "file": i, "order": store(order, path), "how": how})
-        return {"orders": found, "findings": findings, "again": bool(pending)}
+        return {"orders": found, "findings": findings, "again": pending, "more": more}
 
     # ---- records, keys, ranges ------------------------------------------------------------------
 
@@ -201,6 +227,45 @@ class SampleResolver:
             order = Order(order.starts, order.ends, turns[order.item], announcement.items)
             found.append((i, order, f"{part.what} announced"))
         return found
+
+    # ---- samples of which the data set tells where they lie --------------------------------------
+
+    def _told(
+        self, announcement: Announcement, part: Part, request: ResolveRequest, resolved: set[str]
+    ) -> tuple[list[tuple[int, Order, str]], str | None, bool]:
+        """([(file, order, how)] of those that are not ``resolved``, a finding, whether a file of
+        the data set is not mapped yet)."""
+        stretches = announcement.stretches(part)
+        mapped = request.file_numbers()
+        numbers = [mapped.get(_identity(path) or (-1, -1)) for path in stretches.files]
+        missing = None in numbers
+        new = [i for i in numbers if i is not None and request.files[i].path not in resolved]
+        if not new:
+            return [], None, missing
+        samples = announcement.numbers(part.array)
+        turns = announcement.turns(part, len(samples))
+        orders = []
+        try:
+            for path, (records, which) in zip(
+                stretches.files, stretches.records(samples), strict=True
+            ):
+                index = open_cached(path)
+                if len(records) and int(records.max()) >= len(index):
+                    raise ValueError(f"{path} has {len(index)} records, not {int(records.max())}")
+                order = stated.of_records(announcement.reader, records, index)
+                item = turns[which][order.item]
+                orders.append(Order(order.starts, order.ends, item, announcement.items))
+        except (ValueError, UffdPrefetchError) as error:
+            return [], f"{announcement.reader}: its order is not known: {error}", False
+        how = "records as the data set tells"
+        if len(orders) > 1:
+            how += f", in {len(orders)} files"
+        chosen = [
+            (i, order, how)
+            for i, order in zip(numbers, in_the_whole(orders), strict=True)
+            if i is not None and i in new and len(order.item)
+        ]
+        return chosen, None, missing
 
     # ---- samples --------------------------------------------------------------------------------
 
@@ -295,6 +360,15 @@ def _same(a: str, b: str) -> bool:
         return os.path.samefile(a, b)
     except OSError:
         return False
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    """Device and inode."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def _order(

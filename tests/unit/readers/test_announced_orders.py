@@ -283,7 +283,7 @@ def test_parts_that_are_known_are_not_asked_for_again(job: Job, heard: Announcem
     heard.look(job.now + AGAIN_NS - 1)
     assert len(job.helper.asked) == 1
     heard.look(job.now + AGAIN_NS)
-    assert job.helper.asked[-1]["done"] == [1, 3]
+    assert job.helper.asked[-1]["done"] == [(1, "/train"), (3, "/train")]
     job.helper.answer(orders=[])
     heard.look(job.now + 10**12)
     assert len(job.helper.asked) == 2, "all of it is known"
