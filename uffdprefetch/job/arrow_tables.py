@@ -32,6 +32,8 @@ class Stretches:
 
     def add(self, path: str, first: int, count: int, record: int) -> None:
         """One more stretch."""
+        if not count:
+            return
         if path not in self._file_of:
             self._file_of[path] = len(self.files)
             self.files.append(path)

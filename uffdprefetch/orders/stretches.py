@@ -63,7 +63,7 @@ class Stretches:
         records = samples[which] + (self.record - self.first)[stretch]
         # by file, then by place in ``samples``
         file = self.file[stretch]
-        order = np.lexsort((which, file))
+        order = np.argsort(file * max(1, len(samples)) + which, kind="stable")
         records, which = records[order], which[order]
         edges = np.searchsorted(file[order], np.arange(len(self.files) + 1))
         return [
@@ -80,29 +80,15 @@ def in_the_whole(orders: Sequence[Order]) -> list[Order]:
     if len(orders) < 2:
         return list(orders)
     items = max(order.items for order in orders)
-    sizes = [_bytes_of_items(order, items) for order in orders]
-    place: Array = np.zeros(items + 1, np.int64)
-    np.cumsum(sum(sizes), out=place[1:])
-    whole_bytes, place = int(place[-1]), place[:-1]
-    made = []
-    for order, size in zip(orders, sizes, strict=True):
-        before = place[order.item] + _before_within_items(order)
-        made.append(replace(order, items=items, before=before, whole_bytes=whole_bytes))
-        place += size  # what the next file's part of the item comes after
-    return made
-
-
-def _bytes_of_items(order: Order, items: int) -> Array:
-    lengths: Array = order.ends - order.starts
-    sums: Array = np.append(0, np.cumsum(lengths))
-    edges = np.searchsorted(order.item, np.arange(items + 1))
-    return np.diff(sums[edges])
-
-
-def _before_within_items(order: Order) -> Array:
-    """Bytes of an item that come before each of its extents."""
-    lengths: Array = order.ends - order.starts
-    before = np.cumsum(lengths) - lengths
-    begins: Array = np.searchsorted(order.item, order.item)
-    found: Array = before - before[begins]
-    return found
+    item = np.concatenate([order.item for order in orders])
+    by_item = np.argsort(item, kind="stable")
+    lengths = np.concatenate([order.ends - order.starts for order in orders])[by_item]
+    after = np.cumsum(lengths)
+    before: Array = np.empty(len(item), np.int64)
+    before[by_item] = after - lengths
+    parts = np.split(before, np.cumsum([len(order.item) for order in orders])[:-1])
+    whole_bytes = int(after[-1]) if len(after) else 0
+    return [
+        replace(order, items=items, before=part, whole_bytes=whole_bytes)
+        for order, part in zip(orders, parts, strict=True)
+    ]
