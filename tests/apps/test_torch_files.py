@@ -19,6 +19,7 @@ from uffdprefetch.view.watch import WatchClient
 
 torch = pytest.importorskip("torch")
 from arrow_shards import write_library, write_shards  # noqa: E402
+from lmdb_datasets import make_unpadded  # noqa: E402
 
 pytest_plugins = ("harness_fixtures",)
 pytestmark = pytest.mark.torch
@@ -126,3 +127,92 @@ def test_an_order_goes_through_all_files_of_a_hugging_face_data_set(
         assert (plan["how"], plan["items"], plan["read_items"]) == (HOW, rows, rows)
         assert plan["dropped"] is None
         assert plan["sent_bytes"] > N * SIZES[0] // 4
+
+
+CONCATENATED = """
+    from lmdb_datasets import KINDS
+    from torch.utils.data import ConcatDataset
+    dataset = ConcatDataset([KINDS["unpadded"].dataset(path) for path in files])
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_databases_with_the_same_keys_are_told_apart_in_one_loader(
+    job: Start, tmp_path: Path, workers: int
+) -> None:
+    directories = [tmp_path / "one", tmp_path / "two"]
+    for number, (directory, rows) in enumerate(zip(directories, ROWS, strict=True)):
+        make_unpadded(directory, rows, np.random.default_rng(number), SIZES)
+    path = tmp_path / "train.py"
+    source = SCRIPT.replace("    DATASET\n", CONCATENATED).replace("import datasets\n", "")
+    source = source.replace('zip(batch["data"], batch["label"])', "zip(*batch)")
+    source = source.replace("data + b", "b'%d' % data + b").replace("number == 3", "number == 11")
+    path.write_text(source.replace("SHUFFLE", "True").replace("START", "'fork'"))
+    words = [sys.executable, str(path), str(workers), *map(str, directories)]
+    plain = job(words, wrap=False)
+    assert plain.line() == {"read": 11}
+    plain.tell()
+    expected = plain.line()
+    assert plain.finish().status == 0
+    files = [directory / "data.mdb" for directory in directories]
+    cold(files)
+    run = job(words)
+    assert run.line() == {"read": 11}
+    wait_until(lambda: len(plans(run)) == 2, lambda: f"an order of each file: {plans(run)}")
+    run.tell()
+    assert run.line() == expected
+    found = {Path(plan["file"]): plan for plan in run.finish().good().summary["plans"]}
+    assert set(found) == set(files)
+    assert all(
+        "keys '%d', from 0" in plan["how"] and not plan["dropped"] for plan in found.values()
+    )
+
+
+SEQUENCE = """
+    import numpy, zlib
+    class Rows(torch.utils.data.Dataset):
+        def __init__(self):
+            self.ends = numpy.cumsum([len(numpy.load(f, mmap_mode="r")) for f in files])
+            self.open = {}
+        def __len__(self):
+            return int(self.ends[-1])
+        def __getitem__(self, index):
+            file = int(numpy.searchsorted(self.ends, index, "right"))
+            if file not in self.open:
+                self.open[file] = numpy.load(files[file], mmap_mode="r")
+            return zlib.crc32(self.open[file][index - self.ends[file]]), index
+    dataset = Rows()
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_records_of_several_files_one_after_the_other_are_found_out(
+    job: Start, tmp_path: Path, workers: int
+) -> None:
+    files = [tmp_path / f"part-{number}.npy" for number in (9, 10, 11)]
+    rows = (150, 130, 170)
+    for file, count in zip(files, rows, strict=True):
+        np.save(file, np.random.default_rng(count).integers(0, 256, (count, 120_000), np.uint8))
+    path = tmp_path / "train.py"
+    source = SCRIPT.replace("    DATASET\n", SEQUENCE).replace("import datasets\n", "")
+    source = source.replace('zip(batch["data"], batch["label"])', "zip(*batch)")
+    source = source.replace("data + b", "b'%d' % data + b").replace("number == 3", "number == 11")
+    path.write_text(source.replace("SHUFFLE", "True").replace("START", "'fork'"))
+    words = [sys.executable, str(path), str(workers), *map(str, files)]
+    plain = job(words, wrap=False)
+    assert plain.line() == {"read": 11}
+    plain.tell()
+    expected = plain.line()
+    assert plain.finish().status == 0
+    cold(files)
+    run = job(words)
+    assert run.line() == {"read": 11}
+    wait_until(lambda: len(plans(run)) == 3, lambda: f"an order of each file: {plans(run)}")
+    run.tell()
+    assert run.line() == expected
+    found = {Path(plan["file"]): plan for plan in run.finish().good().summary["plans"]}
+    assert {file: plan["items"] for file, plan in found.items()} == dict(
+        zip(files, rows, strict=True)
+    )
+    how = "loader-1: record number = sample number, in 3 files"
+    assert all(plan["how"] == how and not plan["dropped"] for plan in found.values())

@@ -20,6 +20,8 @@ from uffdprefetch.formats.index import RecordIndex
 from uffdprefetch.native import uffd
 from uffdprefetch.orders import stated
 from uffdprefetch.orders.announcement import AnnounceError, Announcement, Part
+from uffdprefetch.orders.evidence import ENOUGH_SAMPLES
+from uffdprefetch.orders.file_sequence import FileSequence, sequences
 from uffdprefetch.orders.mapping import Hypothesis, KeyList, choose, hypotheses
 from uffdprefetch.orders.residency_evidence import Present
 from uffdprefetch.orders.stretches import in_the_whole
@@ -122,10 +124,10 @@ class ResolveRequest:
 
 @dataclass
 class _DataSet:
-    """A data set's lists. ``found``: by path, the hypotheses that have been proven."""
+    """A data set's lists. ``found``: by paths, the hypotheses that have been proven."""
 
     lists: dict[str, KeyList] = field(default_factory=dict)
-    found: dict[str, tuple[Hypothesis, ...]] = field(default_factory=dict)
+    found: dict[tuple[str, ...], tuple[Hypothesis, ...]] = field(default_factory=dict)
     tries: int = 0
 
 
@@ -186,6 +188,7 @@ class SampleResolver:
                 again = missing and not chosen and not resolved
             elif part.what == "samples":
                 chosen, finding, again = self._mapped(announcement, part, request)
+                more |= not chosen
             else:
                 chosen, finding = self._stated(announcement, part, request), None
                 again = not chosen  # the file may be mapped later
@@ -283,30 +286,52 @@ class SampleResolver:
         else:
             files = list(range(len(request.files)))
         chosen, whys, pending = [], [], False
+        indices: dict[int, RecordIndex] = {}
         known.tries += 1
+
+        def proven(
+            index: RecordIndex, file: MappedFile | FileSequence, paths: tuple[str, ...]
+        ) -> tuple[Order, str] | None:
+            nonlocal pending
+            right = known.found.get(paths)
+            if right is None:
+                choice = self._choose(known, part, index, samples, turns, file, request.read_items)
+                pending |= choice is None
+                right, why = choice or ((), "")
+                if not right:
+                    whys.extend([why] if why else [])
+                    return None
+                known.found[paths] = right
+            order = _order(announcement, right, index, samples, turns)
+            return order, "; ".join(each.name for each in right)
+
         for i in files:
             file = request.files[i]
             try:
-                index = open_cached(file.path)
+                indices[i] = open_cached(file.path)
             except UffdPrefetchError as error:
                 whys.append(error.message)
                 continue
-            right = known.found.get(file.path)
-            if right is None:
-                choice = self._choose(known, part, index, samples, turns, file, request.read_items)
-                if choice is None:
-                    pending = True
-                    continue
-                right, why = choice
-                if not right:
-                    whys.append(why)
-                    continue
-                known.found[file.path] = right
-            order = _order(announcement, right, index, samples, turns)
-            chosen.append((i, order, "; ".join(each.name for each in right)))
+            found = proven(indices[i], file, (file.path,))
+            if found is not None:
+                chosen.append((i, *found))
         if chosen:
             return chosen, None, False
-        if (pending or not files) and known.tries < TRIES_MAX:
+        opened = [(request.files[i].path, index) for i, index in indices.items()]
+        for row in () if pending else sequences(opened, part.samples):
+            numbers = [list(indices)[place] for place in row]
+            some = [request.files[i] for i in numbers]
+            sequence = FileSequence.of(some, [indices[i] for i in numbers])
+            paths = tuple(file.path for file in some)
+            found = proven(sequence.index, sequence, paths)
+            if found is not None:
+                how = f"{found[1]}, in {len(row)} files"
+                orders = sequence.orders(found[0])
+                return [(numbers[place], order, how) for place, order in orders], None, False
+        # of a data set of several files some may be mapped with its first samples
+        few = sum(map(len, indices.values())) < part.samples
+        pending |= not files or (few and request.read_items < ENOUGH_SAMPLES)
+        if pending and known.tries < TRIES_MAX:
             return [], None, True
         why = "; ".join(whys) or "nothing that was read could be told from the rest"
         return (
@@ -317,7 +342,7 @@ class SampleResolver:
 
     def _choose(
         self, known: _DataSet, part: Part, index: RecordIndex, samples: Array, turns: Array,
-        file: MappedFile, read_items: int,
+        file: MappedFile | FileSequence, read_items: int,
     ) -> tuple[tuple[Hypothesis, ...], str] | None:  # fmt: skip
         """(hypotheses, why) of what the samples read in a file; None: not decided yet."""
         read_count = int(np.searchsorted(turns, read_items))
