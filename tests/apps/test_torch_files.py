@@ -185,9 +185,9 @@ SEQUENCE = """
 """
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("engine", "workers"), [("cache", 0), ("cache", 2), ("pool", 2)])
 def test_records_of_several_files_one_after_the_other_are_found_out(
-    job: Start, tmp_path: Path, workers: int
+    job: Start, tmp_path: Path, engine: str, workers: int
 ) -> None:
     files = [tmp_path / f"part-{number}.npy" for number in (9, 10, 11)]
     rows = (150, 130, 170)
@@ -205,7 +205,7 @@ def test_records_of_several_files_one_after_the_other_are_found_out(
     expected = plain.line()
     assert plain.finish().status == 0
     cold(files)
-    run = job(words)
+    run = job(words, options=("--engine", engine))
     assert run.line() == {"read": 11}
     wait_until(lambda: len(plans(run)) == 3, lambda: f"an order of each file: {plans(run)}")
     run.tell()

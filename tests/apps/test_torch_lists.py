@@ -283,6 +283,9 @@ def test_a_table_of_which_it_is_not_known_where_its_rows_are_tells_nothing(
 
     table = Own(table.table, table.path)
     assert "files" not in describe(library.Dataset(table), [1]).parts[0]
+    odd = library.table.MemoryMappedTable.from_file(str(path))
+    del odd.replays
+    assert "files" not in describe(library.Dataset(odd), [1]).parts[0]
 
 
 def test_samples_beyond_the_data_set_are_not_announced() -> None:

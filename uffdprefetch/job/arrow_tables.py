@@ -41,7 +41,15 @@ class Stretches:
 
 
 def stretches(table: Any) -> Stretches | None:
-    """Of a table's rows, without those in memory; None where the table does not tell."""
+    """Of a table's rows, without those in memory; None where the table does not tell, also because
+    it is built otherwise than those of version 5."""
+    try:
+        return _stretches(table)
+    except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError):
+        return None
+
+
+def _stretches(table: Any) -> Stretches | None:
     found = Stretches()
     rows = [[table]]
     if _is(table, "ConcatenationTable"):

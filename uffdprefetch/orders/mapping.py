@@ -123,6 +123,8 @@ def _counted(index: RecordIndex, count: int, table: KeyTable | None) -> Iterator
             yield Hypothesis("record number = sample number", count, _after(0, _NONE))
         return
     special = table.find(_SPECIAL)[0]
+    if len(table.ranges) > 1:
+        yield from _through_all(table, count, special)
     for first, end, _ in table.ranges:
         where = "" if len(table.ranges) == 1 else f", from record {first} on"
         beside = _beside(table, first, end, special)
@@ -136,6 +138,21 @@ def _counted(index: RecordIndex, count: int, table: KeyTable | None) -> Iterator
             more = ", ..." if len(beside) > 3 else ""
             name = f"record number = sample number, without {names}{more}{where}"
             yield Hypothesis(name, count, _after(first, beside))
+
+
+def _through_all(table: KeyTable, count: int, special: Array) -> Iterator[Hypothesis]:
+    """Sample i is record i of several databases, or files, one after the other, that have just so
+    many."""
+    name = "record number = sample number"
+    if count == len(table):
+        yield Hypothesis(name, count, _after(0, _NONE))
+        return
+    beside = [_beside(table, first, end, special) for first, end, _ in table.ranges]
+    without = np.concatenate(beside)
+    if count == len(table) - len(without):
+        shown_keys = ", ".join(shown(table.key(each)) for each in without[:3].tolist())
+        name += f", without {shown_keys}{', ...' if len(without) > 3 else ''}"
+        yield Hypothesis(name, count, _after(0, without))
 
 
 def _beside(table: KeyTable, first: int, end: int, special: Array) -> Array:

@@ -142,3 +142,16 @@ def test_keys_in_several_databases_are_proven_by_what_is_mapped_of_each() -> Non
     truth = np.array([int(joined.index.find(key)[0]) for key in keys])
     choice = chosen(joined, [byte_keys("keys", keys)], truth)
     assert [each.name for each in choice.hypotheses] == ["keys from .keys"]
+
+
+@pytest.mark.parametrize("special", [[], [b"__len__"]])
+def test_databases_one_after_the_other_whose_keys_say_nothing_go_by_their_records(
+    special: list[bytes],
+) -> None:
+    keys = [b"%08x" % random.Random(i).getrandbits(32) for i in range(1200)]
+    joined = sequence_of(keyed(1, keys[:500] + special), keyed(2, keys[500:] + special))
+    records = [i for i in range(len(joined.index)) if joined.index.key(i) not in special]
+    choice = chosen(joined, [], np.array(records))
+    (name,) = [each.name for each in choice.hypotheses]
+    assert name.startswith("record number = sample number")
+    assert ("without __len__, __len__" in name) == bool(special)
