@@ -153,6 +153,7 @@ class SampleResolver:
             if part.what not in ("samples", "lists") or (part.known and not part.lists):
                 continue
             if part.stretches is not None:  # nothing has to be found out
+                self._set(part).tries = 0
                 continue
             lists: dict[str, KeyList] = {}
             for each in part.lists:
@@ -188,7 +189,7 @@ class SampleResolver:
                 again = missing and not chosen and not resolved
             elif part.what == "samples":
                 chosen, finding, again = self._mapped(announcement, part, request)
-                more |= not chosen
+                more |= not chosen and self._set(part).tries < TRIES_MAX
             else:
                 chosen, finding = self._stated(announcement, part, request), None
                 again = not chosen  # the file may be mapped later
@@ -243,8 +244,10 @@ class SampleResolver:
         numbers = [mapped.get(_identity(path) or (-1, -1)) for path in stretches.files]
         missing = None in numbers
         new = [i for i in numbers if i is not None and request.files[i].path not in resolved]
+        known = self._set(part)
+        known.tries = 0 if new else known.tries + 1
         if not new:
-            return [], None, missing
+            return [], None, missing and known.tries < TRIES_MAX
         samples = announcement.numbers(part.array)
         turns = announcement.turns(part, len(samples))
         orders = []

@@ -16,7 +16,7 @@ from conftest import warnings_fail
 from uffdprefetch.formats.detect import open_index
 from uffdprefetch.job.channel import SCHEMA, packed
 from uffdprefetch.orders.announcement import AnnounceError, load
-from uffdprefetch.orders.samples import ResolveRequest, SampleResolver
+from uffdprefetch.orders.samples import TRIES_MAX, ResolveRequest, SampleResolver
 from uffdprefetch.predict.order.cursor import Order
 
 pytestmark = warnings_fail
@@ -109,6 +109,13 @@ def test_files_that_are_mapped_later_get_their_part_then(data: Data) -> None:
     _, both = data.orders(0, 2)
     for order, whole in ((first[0], both[0]), (then[2], both[2])):
         assert order.before.tolist() == whole.before.tolist()  # whatever is mapped
+
+
+def test_a_file_that_is_never_mapped_is_not_waited_for_without_end(data: Data) -> None:
+    assert data.orders(0)[0]["more"]
+    asked = [data.orders(0, resolved=(0,))[0]["more"] for _ in range(TRIES_MAX + 1)]
+    assert asked == [True] * (TRIES_MAX - 1) + [False] * 2
+    assert set(data.orders(0, 2, resolved=(0,))[1]) == {2}, "but when it is asked for"
 
 
 def test_a_file_is_known_by_its_inode(data: Data, tmp_path: Path) -> None:
