@@ -136,15 +136,33 @@ CONCATENATED = """
 """
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_databases_with_the_same_keys_are_told_apart_in_one_loader(
-    job: Start, tmp_path: Path, workers: int
+TOGETHER = """
+    from lmdb_datasets import KINDS
+    class Both(torch.utils.data.Dataset):
+        def __init__(self):
+            self.parts = [KINDS["unpadded"].dataset(path) for path in files]
+        def __len__(self):
+            return sum(map(len, self.parts))
+        def __getitem__(self, index):
+            first = len(self.parts[0])
+            return self.parts[index >= first][index - first * (index >= first)]
+    dataset = Both()
+"""
+
+
+@pytest.mark.parametrize(
+    ("dataset", "workers", "how"),
+    [(CONCATENATED, 0, ""), (CONCATENATED, 2, ""), (TOGETHER, 0, ", in each, in 2 files"),
+     (TOGETHER, 2, ", in each, in 2 files")],
+)  # fmt: skip
+def test_databases_with_the_same_keys_are_told_apart(
+    job: Start, tmp_path: Path, dataset: str, workers: int, how: str
 ) -> None:
     directories = [tmp_path / "one", tmp_path / "two"]
     for number, (directory, rows) in enumerate(zip(directories, ROWS, strict=True)):
         make_unpadded(directory, rows, np.random.default_rng(number), SIZES)
     path = tmp_path / "train.py"
-    source = SCRIPT.replace("    DATASET\n", CONCATENATED).replace("import datasets\n", "")
+    source = SCRIPT.replace("    DATASET\n", dataset).replace("import datasets\n", "")
     source = source.replace('zip(batch["data"], batch["label"])', "zip(*batch)")
     source = source.replace("data + b", "b'%d' % data + b").replace("number == 3", "number == 11")
     path.write_text(source.replace("SHUFFLE", "True").replace("START", "'fork'"))

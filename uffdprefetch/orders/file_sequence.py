@@ -57,9 +57,10 @@ class _JoinedPlaces(Places):
 @dataclass(frozen=True, eq=False)
 class FileSequence:
     """``files``: MappedFile each, in the data set's order; ``bases``, ``sizes``: where each begins
-    in the sequence, and its bytes. ``index``: of all of them."""
+    in the sequence, and its bytes. ``indices``: of each; ``index``: of all of them."""
 
     files: Sequence[Any]
+    indices: Sequence[RecordIndex]
     bases: Array
     sizes: Array
     index: RecordIndex
@@ -90,7 +91,7 @@ class FileSequence:
             facts=first.facts,
             columns=columns,
         )
-        return cls(files, bases, sizes, index)
+        return cls(files, indices, bases, sizes, index)
 
     @property
     def path(self) -> str:

@@ -22,7 +22,7 @@ from uffdprefetch.orders import stated
 from uffdprefetch.orders.announcement import AnnounceError, Announcement, Part
 from uffdprefetch.orders.evidence import ENOUGH_SAMPLES
 from uffdprefetch.orders.file_sequence import FileSequence, sequences
-from uffdprefetch.orders.mapping import Hypothesis, KeyList, choose, hypotheses
+from uffdprefetch.orders.mapping import Hypothesis, KeyList, choose, hypotheses, in_each
 from uffdprefetch.orders.residency_evidence import Present
 from uffdprefetch.orders.stretches import in_the_whole
 from uffdprefetch.predict.order.cursor import Order
@@ -350,7 +350,8 @@ class SampleResolver:
         """(hypotheses, why) of what the samples read in a file; None: not decided yet."""
         read_count = int(np.searchsorted(turns, read_items))
         probe = samples[:: max(1, len(samples) // PROBED)][:PROBED]
-        found = hypotheses(index, part.samples, list(known.lists.values()), probe)
+        more = in_each(file.indices, part.samples) if isinstance(file, FileSequence) else ()
+        found = hypotheses(index, part.samples, list(known.lists.values()), probe, more)
         early = read_count == 0
         if early:
             read_count = begun(index, found, samples[:BEGUN_MAX], file.present)

@@ -15,7 +15,7 @@ from mapping_readers import Readers, byte_keys, lmdb_index, plain_index
 from uffdprefetch.formats.index import RecordIndex
 from uffdprefetch.formats.places import OFFSET_MAX
 from uffdprefetch.orders.file_sequence import FileSequence, sequences
-from uffdprefetch.orders.mapping import Choice, choose, hypotheses
+from uffdprefetch.orders.mapping import Choice, choose, hypotheses, in_each
 from uffdprefetch.predict.order.cursor import Order
 
 pytestmark = warnings_fail
@@ -123,7 +123,8 @@ def chosen(joined: FileSequence, lists: list[Any], truth: np.ndarray) -> Choice:
         first = int(joined.index.places.parts.first[number])
         its = truth[samples] - first
         file.read(its[(its >= 0) & (its < len(file.index))])
-    found = hypotheses(joined.index, len(truth), lists, samples)
+    more = in_each(joined.indices, len(truth))
+    found = hypotheses(joined.index, len(truth), lists, samples, more)
     return choose(joined.index, found, samples, joined.present)
 
 
@@ -155,3 +156,25 @@ def test_databases_one_after_the_other_whose_keys_say_nothing_go_by_their_record
     (name,) = [each.name for each in choice.hypotheses]
     assert name.startswith("record number = sample number")
     assert ("without __len__, __len__" in name) == bool(special)
+
+
+@pytest.mark.parametrize("counts", [(700, 500), (600, 600), (90, 1000, 300)])
+def test_databases_in_each_of_which_samples_are_counted_anew(counts: tuple[int, ...]) -> None:
+    indices = [
+        keyed(number, [b"%d" % i for i in range(count)] + [b"length"])
+        for number, count in enumerate(counts)
+    ]
+    joined = sequence_of(*indices)
+    firsts = joined.index.places.parts.first.tolist()
+    truth = [
+        first + int(index.find(b"%d" % i)[0])
+        for first, index, count in zip(firsts, indices, counts, strict=False)
+        for i in range(count)
+    ]
+    choice = chosen(joined, [], np.array(truth))
+    assert [each.name for each in choice.hypotheses] == ["keys '%d', from 0, in each"]
+    (each,) = choice.hypotheses
+    samples = np.random.default_rng(5).integers(0, sum(counts), 100)
+    records, which = each.records(samples)
+    assert which.tolist() == list(range(100))
+    assert records.tolist() == [truth[i] for i in samples.tolist()]
