@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import mmap
+import os
 import sys
-import types
 from array import array
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow
 import pytest
+from arrow_shards import write_library, write_shards
 from torch_service import HAVE_TORCH
 
 from uffdprefetch.job import datasets, lists, samplers
@@ -21,6 +23,7 @@ from uffdprefetch.job.channel import packed
 from uffdprefetch.job.epochs import Settings
 from uffdprefetch.job.keys import part
 from uffdprefetch.job.tables import Table
+from uffdprefetch.orders.key_lists import KeyList
 
 if not HAVE_TORCH:
     pytest.skip("torch is not installed", allow_module_level=True)
@@ -209,19 +212,80 @@ def test_what_overrides_torchs_way_to_a_sample_is_a_data_set_of_its_own() -> Non
         assert part["samples"] == 3
 
 
-def test_a_shuffled_hugging_face_data_set_leads_to_rows_of_its_table(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    module = types.ModuleType("datasets.arrow_dataset")
-    source = "class Dataset:\n    def __getitem__(self, index): return index\n"
-    exec(source, vars(module))
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    shuffled = module.Dataset()
-    shuffled._indices = pyarrow.table({"indices": pyarrow.array([7, 3, 9], pyarrow.uint64())})
-    shuffled._data = pyarrow.table({"x": range(10)})
-    said = describe(shuffled, [2, 0])
+@pytest.fixture
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The package ``datasets`` as far as tests/support/arrow_shards.py has it."""
+    write_library(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("datasets", "datasets.table", "datasets.arrow_dataset"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    yield importlib.import_module("datasets")
+    for name in ("datasets", "datasets.table", "datasets.arrow_dataset"):
+        del sys.modules[name]
+
+
+def told(said: datasets.Description) -> tuple[list[Path], list[tuple[int, ...]]]:
+    """The files and stretches of the only part."""
+    (part,) = said.parts
+    numbers = said.arrays[part["stretches"]].tolist()
+    files = KeyList.parse("files", "bytes", said.arrays[part["files"]])
+    paths = [Path(os.fsdecode(path)) for path in files.take(np.arange(len(files)))]
+    return paths, list(zip(*(numbers[i::4] for i in range(4)), strict=True))
+
+
+def test_a_shuffled_hugging_face_data_set_leads_to_rows_of_its_table(library: Any) -> None:
+    shuffled = library.Dataset(library.table.InMemoryTable(pyarrow.table({"x": range(10)})))
+    said = describe(shuffled.indexed([7, 3, 9]), [2, 0])
     assert said.parts[0]["samples"] == 10
     assert said.arrays["p0.samples"].tolist() == [9, 7]
+    assert "stretches" not in said.parts[0], "it is in memory"
+
+
+def test_a_hugging_face_table_tells_in_which_files_its_rows_are(
+    library: Any, tmp_path: Path
+) -> None:
+    table = library.table
+    paths = write_shards(tmp_path, (7, 5), np.random.default_rng(1), (10, 20))
+    one, two = (table.MemoryMappedTable.from_file(str(path)) for path in paths)
+    memory = table.InMemoryTable(one.table.slice(0, 2))
+    for data, expected in (
+        (one, (paths[:1], [(0, 0, 7, 0)])),
+        (table.ConcatenationTable([[one], [two]]), (paths, [(0, 0, 7, 0), (1, 7, 5, 0)])),
+        (  # selected twice, some rows from memory, a file again
+            table.ConcatenationTable(
+                [[one.slice(2).slice(1, 3)], [one.slice(7)], [memory], [two], [one]]
+            ),
+            (paths, [(0, 0, 3, 3), (1, 5, 5, 0), (0, 10, 7, 0)]),
+        ),
+        (table.ConcatenationTable([[two, two.slice(0)]]), (paths[1:], [(0, 0, 5, 0)] * 2)),
+    ):
+        said = describe(library.Dataset(data), [3, 1, 4])
+        assert told(said) == expected
+        assert said.parts[0]["lists"] == []
+    renamed = table.MemoryMappedTable(one.table, one.path, [("rename_columns", (["a", "b"],), {})])
+    assert told(describe(library.Dataset(renamed), [1]))[1] == [(0, 0, 7, 0)]
+    filtered = table.MemoryMappedTable(one.table, one.path, [("filter", (), {})])
+    data = table.ConcatenationTable([[filtered], [two]])
+    assert told(describe(library.Dataset(data), [1])) == (paths[1:], [(0, 7, 5, 0)])
+
+
+@pytest.mark.parametrize("replay", [("cast", (), {}), ("slice", (), {"offset": 2})])
+def test_a_table_of_which_it_is_not_known_where_its_rows_are_tells_nothing(
+    library: Any, tmp_path: Path, replay: Any
+) -> None:
+    (path,) = write_shards(tmp_path, (7,), np.random.default_rng(1), (10, 20))
+    table = library.table.MemoryMappedTable.from_file(str(path))
+    table.replays.append(replay)
+    assert "files" not in describe(library.Dataset(table), [1]).parts[0]
+
+    class Own(type(table)):  # type: ignore[misc]
+        pass
+
+    table = Own(table.table, table.path)
+    assert "files" not in describe(library.Dataset(table), [1]).parts[0]
+    odd = library.table.MemoryMappedTable.from_file(str(path))
+    del odd.replays
+    assert "files" not in describe(library.Dataset(odd), [1]).parts[0]
 
 
 def test_samples_beyond_the_data_set_are_not_announced() -> None:

@@ -185,7 +185,18 @@ def test_a_python_that_does_not_look_at_the_variable_or_site_runs_without_the_ho
 def test_modules_beside_the_script_that_are_called_as_ours_are_the_users(
     listener: Listener, tmp_path: Path
 ) -> None:
-    names = ["hook", "channel", "datasets", "samplers", "lists", "keys", "late", "epochs", "tables"]
+    names = [
+        "hook",
+        "channel",
+        "datasets",
+        "samplers",
+        "lists",
+        "keys",
+        "late",
+        "epochs",
+        "tables",
+        "arrow_tables",
+    ]
     for name in names:
         (tmp_path / f"{name}.py").write_text("MINE = True\n")
     script = tmp_path / "train.py"

@@ -3,7 +3,8 @@
 
 An item number is mapped through Subset and ConcatDataset (torch's own code, nothing that overrides
 it), and through the indices of Hugging Face's shuffled datasets, to sample numbers of *base*
-datasets. Each of these is a *part* of an announcement, with the lists that may hold its keys
+datasets. Each of these is a *part* of an announcement, with the files in which its samples lie
+where it tells them (job/arrow_tables.py), else with the lists that may hold its keys
 (job/lists.py).
 
 A part has a token, the same in the job and in its workers, though a spawned worker shares nothing
@@ -13,13 +14,15 @@ loader's base datasets, and its attributes that are short strings; a forked work
 
 from __future__ import annotations
 
+import os
 import zlib
 from array import array
 from bisect import bisect_right
 from itertools import count
 from typing import Any, ClassVar
 
-from . import lists
+from . import arrow_tables, lists
+from .channel import packed
 from .samplers import Unknown, plain, runs
 from .tables import Table
 
@@ -55,13 +58,17 @@ class DatasetInfo:
 
 class BaseDataset:
     """A base dataset; ``samples``: those that are read, in order (int64); ``turns``: the item
-    number of each in the loader's order (None: all items in order); ``rows``: the number of its
-    samples, where that is not its length."""
+    number of each in the loader's order (None: all items in order); ``table``: what they are rows
+    of, of Hugging Face."""
 
     def __init__(
-        self, dataset: Any, samples: array[int], turns: array[int] | None, rows: int | None = None
+        self, dataset: Any, samples: array[int], turns: array[int] | None, table: Any = None
     ) -> None:
-        self.dataset, self.samples, self.turns, self.rows = dataset, samples, turns, rows
+        self.dataset, self.samples, self.turns, self.table = dataset, samples, turns, table
+
+    def rows(self) -> int:
+        """The number of its samples."""
+        return len(self.dataset) if self.table is None else self.table.num_rows
 
 
 _known = Table()
@@ -147,10 +154,8 @@ def _spread(
     if runs(dataset, _HUGGING_FACE, "Dataset", "__getitem__"):
         # Shuffled or selected: _indices maps its samples to rows of the table.
         table, chosen = vars(dataset)["_data"], vars(dataset)["_indices"]
-        if chosen is not None:
-            rows = chosen.column(0).to_pylist()
-            inner = array("q", map(rows.__getitem__, numbers))
-            return [BaseDataset(dataset, inner, turns, table.num_rows)]
+        rows = numbers if chosen is None else arrow_tables.rows_of(chosen, numbers)
+        return [BaseDataset(dataset, rows, turns, table)]
     return [BaseDataset(dataset, numbers, turns)]
 
 
@@ -190,7 +195,7 @@ def describe(dataset: Any, items: array[int], file: str | None, torch: Any) -> D
     if len(bases) > CAP_PARTS:
         raise Unknown(f"{len(bases)} data sets in one loader are more than {CAP_PARTS}")
     for number, base in enumerate(bases):
-        samples = len(base.dataset) if base.rows is None else base.rows
+        samples = base.rows()
         if min(base.samples) < 0 or max(base.samples) >= samples:
             raise Unknown(f"sample numbers beyond the {samples} of the dataset")
         name = f"p{number}"
@@ -203,6 +208,13 @@ def describe(dataset: Any, items: array[int], file: str | None, torch: Any) -> D
         if base.turns is not None:
             part["turns"] = name + ".turns"
             description.arrays[name + ".turns"] = base.turns
+        description.parts.append(part)
+        files = None if base.table is None else arrow_tables.stretches(base.table)
+        if files is not None and files.files:
+            part["files"], part["stretches"] = name + ".files", name + ".stretches"
+            description.arrays[name + ".files"] = packed(map(os.fsencode, files.files))
+            description.arrays[name + ".stretches"] = files.numbers
+            continue
         columns = lists.columns(base.dataset, samples)
         signatures = [(column.name, column.signature) for column in columns]
         if description.has(known, signatures):
@@ -212,7 +224,6 @@ def describe(dataset: Any, items: array[int], file: str | None, torch: Any) -> D
             description.arrays.update(made)
             room -= sum(map(len, made.values()))
             description.will_have(known, signatures)
-        description.parts.append(part)
     return description
 
 

@@ -28,7 +28,7 @@ def write(path: str, units: OrderExtents) -> dict[str, Any]:
             arrays.append([name, array.dtype.name, len(array), at])
     return {
         "name": os.path.basename(path), "arrays": arrays, "items": units.items,
-        "page_bytes": units.page_bytes, "nested": units.nested,
+        "page_bytes": units.page_bytes, "nested": units.nested, "here_bytes": units.here_bytes,
     }  # fmt: skip
 
 
@@ -45,4 +45,6 @@ def read(directory: str, layout: dict[str, Any]) -> OrderExtents:
         if count and end > len(whole):
             raise ValueError(f"{layout['name']} ends at {len(whole)}, within {name}")
         arrays[name] = whole[at:end].view(kind)
-    return OrderExtents(arrays, layout["items"], layout["page_bytes"], layout["nested"])
+    return OrderExtents(
+        arrays, layout["items"], layout["page_bytes"], layout["nested"], layout.get("here_bytes")
+    )

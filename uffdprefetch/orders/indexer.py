@@ -135,7 +135,8 @@ class Indexer:
         """The orders of what was announced, in the files that the process maps.
 
         ``orders``: [{"part", "file": its index in the request, "order", "how"}]; ``again``: ask
-        again when more has been read or mapped; ``findings``: lines for the user.
+        again when more has been read or mapped; ``more``: and there are more orders when another
+        file is mapped; ``findings``: lines for the user.
         """
         announced = announcement.load(self._directory, request["pid"], request["number"])
         if request["first"]:

@@ -7,8 +7,8 @@ that lead to existing records; choose() (orders/evidence.py) takes those that th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import product
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, product
 
 import numpy as np
 
@@ -47,13 +47,18 @@ _ODD_MAX = 16
 
 
 def hypotheses(
-    index: RecordIndex, samples_count: int, lists: Sequence[KeyList], probe: Array
+    index: RecordIndex,
+    samples_count: int,
+    lists: Sequence[KeyList],
+    probe: Array,
+    more: Iterable[Hypothesis] = (),
 ) -> list[Hypothesis]:
     """The ways in which (nearly) all samples have a record, the simplest first, without those that
     lead to the same records.
 
     ``lists``: of the data set; those shorter than it are ignored. ``probe``: sample numbers, of
-    which PROBE_MAX are tried, and as many drawn from the whole data set.
+    which PROBE_MAX are tried, and as many drawn from the whole data set. ``more``: tried after all
+    others.
     """
     if samples_count <= 0 or not len(index):
         return []
@@ -61,7 +66,7 @@ def hypotheses(
     tried = _probed(samples_count, probe)
     found: list[Hypothesis] = []
     known: set[bytes] = set()
-    for hypothesis in _all(index, samples_count, usable, tried):
+    for hypothesis in chain(_all(index, samples_count, usable, tried), more):
         seen = _seen(hypothesis, tried)
         if seen is not None and seen not in known:
             known.add(seen)
@@ -69,6 +74,47 @@ def hypotheses(
             if len(found) == HYPOTHESES_MAX:
                 break
     return found
+
+
+def in_each(indices: Sequence[RecordIndex], samples_count: int) -> Iterator[Hypothesis]:
+    """Of databases, one after the other in ``indices``, in each of which the samples are counted
+    anew: the ways that are the same in all of them. The records are those of all, counted on."""
+    tables = [KeyTable(index) for index in indices if index.keys is not None]
+    if len(tables) < len(indices):
+        return
+    whole = [len(table) for table in tables]
+    named = [len(table) - len(table.find(_SPECIAL)[0]) for table in tables]
+    usual = [len(table) - len(_without(table)) for table in tables]
+    counts = next((each for each in (whole, named, usual) if sum(each) == samples_count), None)
+    if counts is None:
+        return
+    ways = [
+        {each.name: each for each in hypotheses(index, count, (), _NONE)}
+        for index, count in zip(indices, counts, strict=True)
+    ]
+    firsts, records = (np.append(0, np.cumsum(each)) for each in (counts, whole))
+    for name in ways[0]:
+        if all(name in each for each in ways):
+            parts = [each[name] for each in ways]
+            yield Hypothesis(f"{name}, in each", samples_count, _of_each(parts, firsts, records))
+
+
+def _of_each(parts: Sequence[Hypothesis], firsts: Array, records: Array) -> Callable[[Array], Pair]:
+    """``firsts``, ``records``: the first sample and record of each part."""
+
+    def find(samples: Array) -> Pair:
+        of = np.searchsorted(firsts, samples, "right") - 1
+        found, which = [_NONE], [_NONE]
+        for number, part in enumerate(parts):
+            its = np.flatnonzero(of == number)
+            there, inner = part.records(samples[its] - firsts[number])
+            found.append(there + records[number])
+            which.append(its[inner])
+        owner = np.concatenate(which)
+        order = np.argsort(owner, kind="stable")
+        return np.concatenate(found)[order], owner[order]
+
+    return find
 
 
 def _probed(samples_count: int, probe: Array) -> Array:
@@ -123,6 +169,8 @@ def _counted(index: RecordIndex, count: int, table: KeyTable | None) -> Iterator
             yield Hypothesis("record number = sample number", count, _after(0, _NONE))
         return
     special = table.find(_SPECIAL)[0]
+    if len(table.ranges) > 1:
+        yield from _through_all(table, count)
     for first, end, _ in table.ranges:
         where = "" if len(table.ranges) == 1 else f", from record {first} on"
         beside = _beside(table, first, end, special)
@@ -136,6 +184,27 @@ def _counted(index: RecordIndex, count: int, table: KeyTable | None) -> Iterator
             more = ", ..." if len(beside) > 3 else ""
             name = f"record number = sample number, without {names}{more}{where}"
             yield Hypothesis(name, count, _after(first, beside))
+
+
+def _through_all(table: KeyTable, count: int) -> Iterator[Hypothesis]:
+    """Sample i is record i of several databases, or files, one after the other, that have just so
+    many."""
+    name = "record number = sample number"
+    if count == len(table):
+        yield Hypothesis(name, count, _after(0, _NONE))
+        return
+    without = _without(table)
+    if count == len(table) - len(without):
+        shown_keys = ", ".join(shown(table.key(each)) for each in without[:3].tolist())
+        name += f", without {shown_keys}{', ...' if len(without) > 3 else ''}"
+        yield Hypothesis(name, count, _after(0, without))
+
+
+def _without(table: KeyTable) -> Array:
+    """Records of all databases that are no samples, ascending."""
+    special = table.find(_SPECIAL)[0]
+    beside = [_beside(table, first, end, special) for first, end, _ in table.ranges]
+    return np.concatenate([_NONE, *beside])
 
 
 def _beside(table: KeyTable, first: int, end: int, special: Array) -> Array:

@@ -20,8 +20,11 @@ from uffdprefetch.formats.index import RecordIndex
 from uffdprefetch.native import uffd
 from uffdprefetch.orders import stated
 from uffdprefetch.orders.announcement import AnnounceError, Announcement, Part
-from uffdprefetch.orders.mapping import Hypothesis, KeyList, choose, hypotheses
+from uffdprefetch.orders.evidence import ENOUGH_SAMPLES
+from uffdprefetch.orders.file_sequence import FileSequence, sequences
+from uffdprefetch.orders.mapping import Hypothesis, KeyList, choose, hypotheses, in_each
 from uffdprefetch.orders.residency_evidence import Present
+from uffdprefetch.orders.stretches import in_the_whole
 from uffdprefetch.predict.order.cursor import Order
 
 Store = Callable[[Order, str], dict[str, Any]]
@@ -91,23 +94,40 @@ class ResolveRequest:
     """State of the announcing process when an order is asked for."""
 
     def __init__(
-        self, files: Sequence[dict[str, Any]], read_items: int, resolved_parts: Sequence[int]
+        self,
+        files: Sequence[dict[str, Any]],
+        read_items: int,
+        resolved: Sequence[tuple[int, str]],
     ) -> None:
-        """``files``: of the service's question; ``read_items``: progress in items;
-        ``resolved_parts``: parts of the announcement whose orders the service has."""
+        """``files``: of the service's question; ``read_items``: progress in items; ``resolved``:
+        (part of the announcement, path) of the orders that the service has."""
         self.files = [
             MappedFile(each["path"], [(r[0], r[1], r[2], r[3]) for r in each["regions"]])
             for each in files
         ]
-        self.read_items, self.resolved_parts = read_items, resolved_parts
+        self.read_items = read_items
+        self._resolved = {(part, path) for part, path in resolved}
+
+    def resolved_files(self, part: int) -> set[str]:
+        """The files of which the service has the part's order."""
+        return {path for number, path in self._resolved if number == part}
+
+    def file_numbers(self) -> dict[tuple[int, int], int]:
+        """Which of ``files`` has this (device, inode)."""
+        found: dict[tuple[int, int], int] = {}
+        for i, file in enumerate(self.files):
+            key = _identity(file.path)
+            if key is not None:
+                found[key] = i
+        return found
 
 
 @dataclass
 class _DataSet:
-    """A data set's lists. ``found``: by path, the hypotheses that have been proven."""
+    """A data set's lists. ``found``: by paths, the hypotheses that have been proven."""
 
     lists: dict[str, KeyList] = field(default_factory=dict)
-    found: dict[str, tuple[Hypothesis, ...]] = field(default_factory=dict)
+    found: dict[tuple[str, ...], tuple[Hypothesis, ...]] = field(default_factory=dict)
     tries: int = 0
 
 
@@ -132,6 +152,9 @@ class SampleResolver:
         for part in announcement.parts:
             if part.what not in ("samples", "lists") or (part.known and not part.lists):
                 continue
+            if part.stretches is not None:  # nothing has to be found out
+                self._set(part).tries = 0
+                continue
             lists: dict[str, KeyList] = {}
             for each in part.lists:
                 try:
@@ -154,21 +177,28 @@ class SampleResolver:
         """See orders/indexer.py. Raises AnnounceError, UffdPrefetchError."""
         found: list[dict[str, Any]] = []
         findings: list[str] = []
-        pending = 0
+        pending = more = False
         for number, part in enumerate(announcement.parts):
-            if part.what == "lists" or number in request.resolved_parts:
+            resolved = request.resolved_files(number)
+            if part.what == "lists" or (resolved and part.stretches is None):
                 continue
-            if part.what == "samples":
-                chosen, finding, more = self._mapped(announcement, part, request)
-                findings += [finding] if finding else []
+            again = False
+            if part.stretches is not None:
+                chosen, finding, missing = self._told(announcement, part, request, resolved)
+                more |= missing
+                again = missing and not chosen and not resolved
+            elif part.what == "samples":
+                chosen, finding, again = self._mapped(announcement, part, request)
+                more |= not chosen and self._set(part).tries < TRIES_MAX
             else:
-                chosen = self._stated(announcement, part, request)
-                more = not chosen  # the file may be mapped later
-            pending += more
+                chosen, finding = self._stated(announcement, part, request), None
+                again = not chosen  # the file may be mapped later
+            findings += [finding] if finding else []
+            pending |= again
             for i, order, how in chosen:
                 path = request.files[i].path
                 found.append({"part": number, "file": i, "order": store(order, path), "how": how})
-        return {"orders": found, "findings": findings, "again": bool(pending)}
+        return {"orders": found, "findings": findings, "again": pending, "more": more}
 
     # ---- records, keys, ranges ------------------------------------------------------------------
 
@@ -202,6 +232,47 @@ class SampleResolver:
             found.append((i, order, f"{part.what} announced"))
         return found
 
+    # ---- samples of which the data set tells where they lie --------------------------------------
+
+    def _told(
+        self, announcement: Announcement, part: Part, request: ResolveRequest, resolved: set[str]
+    ) -> tuple[list[tuple[int, Order, str]], str | None, bool]:
+        """([(file, order, how)] of those that are not ``resolved``, a finding, whether a file of
+        the data set is not mapped yet)."""
+        stretches = announcement.stretches(part)
+        mapped = request.file_numbers()
+        numbers = [mapped.get(_identity(path) or (-1, -1)) for path in stretches.files]
+        missing = None in numbers
+        new = [i for i in numbers if i is not None and request.files[i].path not in resolved]
+        known = self._set(part)
+        known.tries = 0 if new else known.tries + 1
+        if not new:
+            return [], None, missing and known.tries < TRIES_MAX
+        samples = announcement.numbers(part.array)
+        turns = announcement.turns(part, len(samples))
+        orders = []
+        try:
+            for path, (records, which) in zip(
+                stretches.files, stretches.records(samples), strict=True
+            ):
+                index = open_cached(path)
+                if len(records) and int(records.max()) >= len(index):
+                    raise ValueError(f"{path} has {len(index)} records, not {int(records.max())}")
+                order = stated.of_records(announcement.reader, records, index)
+                item = turns[which][order.item]
+                orders.append(Order(order.starts, order.ends, item, announcement.items))
+        except (ValueError, UffdPrefetchError) as error:
+            return [], f"{announcement.reader}: its order is not known: {error}", False
+        how = "records as the data set tells"
+        if len(orders) > 1:
+            how += f", in {len(orders)} files"
+        chosen = [
+            (i, order, how)
+            for i, order in zip(numbers, in_the_whole(orders), strict=True)
+            if i is not None and i in new and len(order.item)
+        ]
+        return chosen, None, missing
+
     # ---- samples --------------------------------------------------------------------------------
 
     def _mapped(
@@ -218,30 +289,52 @@ class SampleResolver:
         else:
             files = list(range(len(request.files)))
         chosen, whys, pending = [], [], False
+        indices: dict[int, RecordIndex] = {}
         known.tries += 1
+
+        def proven(
+            index: RecordIndex, file: MappedFile | FileSequence, paths: tuple[str, ...]
+        ) -> tuple[Order, str] | None:
+            nonlocal pending
+            right = known.found.get(paths)
+            if right is None:
+                choice = self._choose(known, part, index, samples, turns, file, request.read_items)
+                pending |= choice is None
+                right, why = choice or ((), "")
+                if not right:
+                    whys.extend([why] if why else [])
+                    return None
+                known.found[paths] = right
+            order = _order(announcement, right, index, samples, turns)
+            return order, "; ".join(each.name for each in right)
+
         for i in files:
             file = request.files[i]
             try:
-                index = open_cached(file.path)
+                indices[i] = open_cached(file.path)
             except UffdPrefetchError as error:
                 whys.append(error.message)
                 continue
-            right = known.found.get(file.path)
-            if right is None:
-                choice = self._choose(known, part, index, samples, turns, file, request.read_items)
-                if choice is None:
-                    pending = True
-                    continue
-                right, why = choice
-                if not right:
-                    whys.append(why)
-                    continue
-                known.found[file.path] = right
-            order = _order(announcement, right, index, samples, turns)
-            chosen.append((i, order, "; ".join(each.name for each in right)))
+            found = proven(indices[i], file, (file.path,))
+            if found is not None:
+                chosen.append((i, *found))
         if chosen:
             return chosen, None, False
-        if (pending or not files) and known.tries < TRIES_MAX:
+        opened = [(request.files[i].path, index) for i, index in indices.items()]
+        for row in () if pending else sequences(opened, part.samples):
+            numbers = [list(indices)[place] for place in row]
+            some = [request.files[i] for i in numbers]
+            sequence = FileSequence.of(some, [indices[i] for i in numbers])
+            paths = tuple(file.path for file in some)
+            found = proven(sequence.index, sequence, paths)
+            if found is not None:
+                how = f"{found[1]}, in {len(row)} files"
+                orders = sequence.orders(found[0])
+                return [(numbers[place], order, how) for place, order in orders], None, False
+        # of a data set of several files some may be mapped with its first samples
+        few = sum(map(len, indices.values())) < part.samples
+        pending |= not files or (few and request.read_items < ENOUGH_SAMPLES)
+        if pending and known.tries < TRIES_MAX:
             return [], None, True
         why = "; ".join(whys) or "nothing that was read could be told from the rest"
         return (
@@ -252,12 +345,13 @@ class SampleResolver:
 
     def _choose(
         self, known: _DataSet, part: Part, index: RecordIndex, samples: Array, turns: Array,
-        file: MappedFile, read_items: int,
+        file: MappedFile | FileSequence, read_items: int,
     ) -> tuple[tuple[Hypothesis, ...], str] | None:  # fmt: skip
         """(hypotheses, why) of what the samples read in a file; None: not decided yet."""
         read_count = int(np.searchsorted(turns, read_items))
         probe = samples[:: max(1, len(samples) // PROBED)][:PROBED]
-        found = hypotheses(index, part.samples, list(known.lists.values()), probe)
+        more = in_each(file.indices, part.samples) if isinstance(file, FileSequence) else ()
+        found = hypotheses(index, part.samples, list(known.lists.values()), probe, more)
         early = read_count == 0
         if early:
             read_count = begun(index, found, samples[:BEGUN_MAX], file.present)
@@ -295,6 +389,15 @@ def _same(a: str, b: str) -> bool:
         return os.path.samefile(a, b)
     except OSError:
         return False
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    """Device and inode."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def _order(

@@ -366,7 +366,7 @@ class NodePool:
             blocks = residents.block[its]
             next_use[its] = np.minimum(next_use[its], one.epochs.future(blocks, self.block_bytes))
             is_known[its] |= one.epochs.knows(blocks, self.block_bytes)
-        rate = sum(one.consumer.rate.bytes_per_second for one in planned)
+        rate = sum(one.rate_bytes_per_second for one in planned)
         now_ms = int(residents.touched.max(initial=0))
         found: npt.NDArray[np.int_] = order_eviction.victims(
             residents, readers, self._victims(), next_use, is_known, self.block_bytes, now_ms, rate

@@ -98,6 +98,13 @@ class PlannedReader:
         """The walk through the present epoch; None while its order is not there."""
         return self.epochs.look(self._clock.now_ns())
 
+    @property
+    def rate_bytes_per_second(self) -> float:
+        """How fast it reads of this file; its consumer's rate is that of the whole order."""
+        walk = self.walk
+        here = 1.0 if walk is None else walk.here_bytes / max(1, walk.total_bytes)
+        return self.consumer.rate.bytes_per_second * here
+
     # ---- progress -------------------------------------------------------------------------------
 
     def saw(self, start: int, end: int, now: int) -> None:
@@ -172,13 +179,14 @@ class PlannedReader:
     def describe(self) -> dict[str, Any]:
         """For the summary."""
         walk, epochs = self.walk, self.epochs
+        read, items = (0, None) if walk is None else walk.items_here
         return {
             "file": self.file.path,
             "rank": self.rank,
             "how": self.how,
             "epoch": self.epoch,
-            "items": None if walk is None else walk.items,
-            "read_items": 0 if walk is None else epochs.done_items + walk.position,
+            "items": items,
+            "read_items": 0 if walk is None else epochs.done_items + read,
             "sent_bytes": 0 if walk is None else epochs.base_bytes + walk.sent_bytes,
             "dropped": self.dropped,
         }
@@ -350,7 +358,7 @@ class KnownOrders(Predictor):
         if not file.unit_bytes or file.size_bytes > self.room_bytes(file):
             return False
         orders = sum(
-            one.walk.total_bytes for one in self.all if one.file is file and one.walk is not None
+            one.walk.here_bytes for one in self.all if one.file is file and one.walk is not None
         )
         return orders >= ALL_SHARE * file.size_bytes
 

@@ -165,12 +165,13 @@ class TrackedAnnouncement:
     said: Announcement
     asked: bool = False  # and not answered
     first: bool = True  # nothing has been asked
-    settled: bool = False  # nothing is left to be asked
+    settled: bool = False  # nothing is left to be asked, ...
+    more: bool = False  # ... but for files of the data set that are mapped later
     again_ns: int = 0
     wait_ns: int = AGAIN_NS
     asked_times: int = 0
     items: int = 0  # read so far
-    done: set[int] = field(default_factory=set)  # parts whose order is known
+    done: set[tuple[int, str]] = field(default_factory=set)  # (part, path) of known orders
     readers: list[PlannedReader] = field(default_factory=list)
 
 
@@ -339,13 +340,15 @@ class Announcements:
         if heard.asked_times > AGAIN_TIMES:
             heard.wait_ns = min(2 * heard.wait_ns, AGAIN_MAX_NS)
         heard.settled = not answer.get("again", False)
+        heard.more = answer.get("more", False)
         if "error" in answer:
             self._ledger.degrade(answer["error"])
         for text in answer.get("findings", []):
             self._ledger.degrade(text)
         for each in answer.get("orders", []):
-            heard.done.add(each["part"])
-            self._follow(heard, files[each["file"]], each, now)
+            file = files[each["file"]]
+            heard.done.add((each["part"], file.path))
+            self._follow(heard, file, each, now)
         self._came()
 
     def _follow(
@@ -380,8 +383,8 @@ class Announcements:
                 self._indexed.add(region.file.key)
                 self._resolver.ask({"do": "prepare", "path": region.file.path}, lambda _: None)
         for heard in self._heard.values():
-            if not heard.settled and client.descends_from(heard.peer):
-                heard.again_ns = 0
+            if (heard.more or not heard.settled) and client.descends_from(heard.peer):
+                heard.settled, heard.again_ns = False, 0
                 self.next_ns = 0
 
     def forget_process(self, peer: int) -> None:

@@ -283,10 +283,34 @@ def test_parts_that_are_known_are_not_asked_for_again(job: Job, heard: Announcem
     heard.look(job.now + AGAIN_NS - 1)
     assert len(job.helper.asked) == 1
     heard.look(job.now + AGAIN_NS)
-    assert job.helper.asked[-1]["done"] == [1, 3]
+    assert job.helper.asked[-1]["done"] == [(1, "/train"), (3, "/train")]
     job.helper.answer(orders=[])
     heard.look(job.now + 10**12)
     assert len(job.helper.asked) == 2, "all of it is known"
+
+
+def test_files_of_a_data_set_that_are_mapped_later_are_asked_for_then(
+    job: Job, heard: Announcements
+) -> None:
+    client = job.process(10, 4, "/train")
+    written(job, 1)
+    heard.announced(10, 10, 1)
+    job.helper.answer(orders=[part()], more=True)
+    heard.look(job.now + 10**12)
+    assert len(job.helper.asked) == 1 and not heard.pending(only(client))
+    heard.mapped(job.process(13, 5, "/other"))
+    heard.look(job.now + 10**12)
+    assert len(job.helper.asked) == 1, "not of this data set's job"
+    worker = job.process(12, 4, "/train", "/more", parents=(10,))
+    heard.mapped(worker)
+    heard.look(job.now)
+    assert len(job.helper.asked) == 2
+    assert job.helper.asked[-1]["done"] == [(0, "/train")]
+    job.helper.answer(orders=[part("more", 0, 1)], more=False)
+    assert [one.file.path for one in job.known_orders.all] == ["/train", "/more"]
+    heard.mapped(worker)
+    heard.look(job.now)
+    assert len(job.helper.asked) == 2, "that were all"
 
 
 def test_findings_and_errors_are_told(job: Job, heard: Announcements) -> None:

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A known reading order and a rank on its way through it: what to warm next, and by when. Pure.
 
-The *plan coordinate* is the number of bytes of the order before a place in it.
+The *plan coordinate* is the number of bytes of the order before a place in it. Where an order goes
+through several files there is an Order of each, and the coordinate of all of them is that of the
+whole: what lies ahead in one of them is as far away as in another.
 predict/order/progress.py knows how far the rank has come, predict/order/validator.py whether the
 plan is right. numpy is imported when the first Order is made.
 """
@@ -28,13 +30,19 @@ class Order:
 
     starts, ends: int64, file bytes, in reading order; item: int64, ascending from 0, which item
     (record) each extent is of: one may have several, or none, and may be empty. items: how many
-    there are (-1: no more than have extents). Raises ValueError when that does not hold.
+    there are (-1: no more than have extents).
+
+    Where the order goes on in other files, before: int64, the plan coordinate of each extent, that
+    is the bytes of all files that come before it; whole_bytes: those of the whole order. item and
+    items are the whole order's too. Raises ValueError when that does not hold.
     """
 
     starts: Array
     ends: Array
     item: Array
     items: int = -1
+    before: Array | None = None
+    whole_bytes: int = -1
 
     def __post_init__(self) -> None:
         import numpy as np
@@ -42,6 +50,8 @@ class Order:
         for name in ("starts", "ends", "item"):
             array = np.ascontiguousarray(getattr(self, name), np.int64)
             object.__setattr__(self, name, array)
+        if self.before is not None:
+            object.__setattr__(self, "before", np.ascontiguousarray(self.before, np.int64))
         if not self.starts.shape == self.ends.shape == self.item.shape == (len(self.item),):
             raise ValueError("an order's starts, ends and item must be as long as each other")
         least = int(self.item[-1]) + 1 if len(self.item) else 0
@@ -55,6 +65,10 @@ class Order:
             raise ValueError("an order's items must ascend from 0")
         if (self.starts < 0).any() or (self.ends < self.starts).any():
             raise ValueError("an order's extents must begin at 0 or later and not end before")
+        if self.before is not None:
+            ends = np.append(self.before, self.whole_bytes)
+            if (ends[:1] < 0).any() or (ends[1:] - ends[:-1] < self.ends - self.starts).any():
+                raise ValueError("an order's extents must have room in the whole order")
 
 
 class OrderRange(NamedTuple):
@@ -120,7 +134,7 @@ class OrderCursor(OrderProgress):
         units = self._units
         upto = min(units.at(self._slice_bytes) + 1, len(units))
         needed_bytes = total(union(*units.pages(0, upto))) * self._page_bytes
-        return needed_bytes / max(1, int(units.coordinate[upto])) if upto else 1.0
+        return needed_bytes / max(1, units.bytes_of(0, upto)) if upto else 1.0
 
     # ---- what to warm ---------------------------------------------------------------------------
 
@@ -155,7 +169,7 @@ class OrderCursor(OrderProgress):
         low, high, turns = self._held.add(low, high, turns, self._gap_pages)
         coordinate = self._units.coordinate
         self._pages_sent += int((high - low).sum())
-        self._units_sent_bytes += int(coordinate[end]) - int(coordinate[first])
+        self._units_sent_bytes += self._units.bytes_of(first, end)
         starts: Array = low * self._page_bytes
         ends = np.minimum(high * self._page_bytes, self._file_bytes)
         needs = coordinate[turns]

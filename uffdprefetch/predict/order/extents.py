@@ -2,7 +2,8 @@
 """An order cut into units, found by their place in it or in the file. Pure, arrays only.
 
 A unit is an extent of the order, or a piece of a long one, that has bytes. It has a number (its
-turn) and a plan coordinate: the bytes of all units before it. 21 bytes a unit beside the order's.
+turn) and a plan coordinate: the bytes of all units before it, in whichever file (cursor.Order). 21
+bytes a unit beside the order's.
 """
 
 from __future__ import annotations
@@ -36,16 +37,25 @@ class OrderExtents:
     """``starts``, ``ends`` (file bytes), ``item``: int64, one element a unit, in reading order;
     ``coordinate``: int64, one more, the last is the order's length in plan bytes. ``by_place``:
     the units in the order of the file; ``first_page``, ``end_page`` of these, the latter of all up
-    to it. ``items``: how many the order has; ``nested``: whether extents lie within others."""
+    to it. ``items``: how many the order has; ``nested``: whether extents lie within others;
+    ``here_bytes``: of the order in this file."""
 
-    def __init__(self, arrays: dict[str, Array], items: int, page_bytes: int, nested: bool) -> None:
-        """Of what of() has made of an order."""
+    def __init__(
+        self,
+        arrays: dict[str, Array],
+        items: int,
+        page_bytes: int,
+        nested: bool,
+        here_bytes: int | None = None,
+    ) -> None:
+        """Of what of() has made of an order. ``here_bytes``: None where all of it is here."""
         self.starts, self.ends, self.item = arrays["starts"], arrays["ends"], arrays["item"]
         self.coordinate = arrays["coordinate"]
         self._by_place, self._first_page = arrays["by_place"], arrays["first_page"]
         self._end_page = arrays["end_page"]
         self.items, self.page_bytes, self.nested = items, page_bytes, nested
         self.total_bytes = int(self.coordinate[-1])
+        self.here_bytes = self.total_bytes if here_bytes is None else here_bytes
         self._type: Any = self._end_page.dtype.type
         self._pages = int(self._end_page[-1]) + 1 if len(self) else 2
         self._next: Array | None = None
@@ -57,15 +67,25 @@ class OrderExtents:
         """An order's. What lies beyond ``file_bytes`` is left out. Raises ValueError when the
         order's bytes cannot be counted (2^62)."""
         starts, ends, item = order.starts, np.minimum(order.ends, file_bytes), order.item
+        before = order.before
         some = ends > starts
         if not some.all():
             starts, ends, item = starts[some], ends[some], item[some]
+            before = None if before is None else before[some]
         total = float((ends - starts).sum(dtype=np.float64))
-        if total >= _TOTAL_MAX:
+        if max(total, float(order.whole_bytes)) >= _TOTAL_MAX:
             raise ValueError(f"an order of {total:.3g} bytes: at most 2^62 can be counted")
-        starts, ends, item = _cut(starts, ends, item, _grain_bytes(total))
+        whole_starts = starts
+        starts, ends, owner = _cut(starts, ends, _grain_bytes(total))
         coordinate: Array = np.zeros(len(starts) + 1, np.int64)
-        np.cumsum(ends - starts, out=coordinate[1:])
+        if before is None:
+            np.cumsum(ends - starts, out=coordinate[1:])
+        else:
+            coordinate[:-1] = (
+                before if owner is None else before[owner] + (starts - whole_starts[owner])
+            )
+            coordinate[-1] = order.whole_bytes
+        item = item if owner is None else item[owner]
         most = int(ends.max(initial=0)) // page_bytes + 2
         page_type: Any = np.uint32 if most < 1 << 32 else np.int64
         by_place, first_page = _sorted(starts // page_bytes, page_type)
@@ -77,7 +97,8 @@ class OrderExtents:
             "starts": starts, "ends": ends, "item": item, "coordinate": coordinate,
             "by_place": by_place, "first_page": first_page, "end_page": end_page,
         }  # fmt: skip
-        return cls(arrays, order.items, page_bytes, bool((end_page != last).any()))
+        nested = bool((end_page != last).any())
+        return cls(arrays, order.items, page_bytes, nested, int(total))
 
     def arrays(self) -> dict[str, Array]:
         """What it is made of."""
@@ -93,6 +114,32 @@ class OrderExtents:
     def at(self, plan_bytes: int) -> int:
         """The first unit whose coordinate is ``plan_bytes`` or more."""
         return int(np.searchsorted(self.coordinate[:-1], np.int64(plan_bytes), "left"))
+
+    def behind(self, unit: int) -> int:
+        """The plan coordinate at which the unit before this one ends."""
+        if not unit:
+            return 0
+        length = int(self.ends[unit - 1]) - int(self.starts[unit - 1])
+        return int(self.coordinate[unit - 1]) + length
+
+    def where(self, items: int) -> tuple[int, int]:
+        """(the first unit of a later item, the plan coordinate) where so many items are behind.
+        Between two units of this file the coordinate goes by the items that are in others."""
+        unit = int(self.item.searchsorted(items))
+        low, high = self.behind(unit), int(self.coordinate[unit])
+        first = int(self.item[unit - 1]) + 1 if unit else 0
+        after = int(self.item[unit]) if unit < len(self) else self.items
+        share = (items - first) / (after - first) if after > first else 1.0
+        return unit, low + int((high - low) * share)
+
+    def items_before(self, unit: int) -> int:
+        """How many items have all of their bytes in this file before a unit."""
+        items = self.item[: unit + 1]
+        return int(np.count_nonzero(items[1:] != items[:-1])) + (0 < unit == len(self))
+
+    def bytes_of(self, first: int, end: int) -> int:
+        """Of the units [first, end)."""
+        return int((self.ends[first:end] - self.starts[first:end]).sum())
 
     def overlapping(self, start: int, end: int) -> Array:
         """The units with a byte in [start, end) of the file, ascending."""
@@ -199,17 +246,18 @@ def _grain_bytes(total_bytes: float) -> int:
     return grain
 
 
-def _cut(starts: Array, ends: Array, item: Array, grain: int) -> tuple[Array, Array, Array]:
-    """What is longer than the grain in pieces that end at multiples of it."""
+def _cut(starts: Array, ends: Array, grain: int) -> tuple[Array, Array, Array | None]:
+    """What is longer than the grain in pieces that end at multiples of it; which extent each is of,
+    None: as they were."""
     if not len(starts) or int((ends - starts).max()) <= grain:
-        return starts, ends, item
+        return starts, ends, None
     counts: Array = np.where(ends - starts > grain, (ends - 1) // grain - starts // grain + 1, 1)
     owner, inner = spread(counts)
     edges = (starts[owner] // grain + inner) * grain
     whole = counts[owner] == 1
     low = np.where(whole, starts[owner], np.maximum(starts[owner], edges))
     high = np.where(whole, ends[owner], np.minimum(ends[owner], edges + grain))
-    return low, high, item[owner]
+    return low, high, owner
 
 
 def _sorted(pages: Array, page_type: Any) -> tuple[Array, Array]:

@@ -110,6 +110,7 @@ class OrderProgress:
         self._state = bytearray(len(units))
         self._states: Array = np.frombuffer(self._state, np.uint8)
         self._at = self._front = self._sent = 0  # units
+        self._place = 0  # plan coordinate of the reader
         self._reading: dict[int, int] = {}
         self._mapped = IntervalSet()  # of the file, since this order began
         self._verdict = OrderValidator(units.items, units.total_bytes)
@@ -141,12 +142,25 @@ class OrderProgress:
     @property
     def position_bytes(self) -> int:
         """The plan coordinate of it; it moves within a long item too."""
-        return int(self._units.coordinate[self._at])
+        return self._place
 
     @property
     def total_bytes(self) -> int:
         """The plan coordinate of the order's end."""
         return self._units.total_bytes
+
+    @property
+    def items_here(self) -> tuple[int, int]:
+        """(read, all) items of the order in this file."""
+        units = self._units
+        if units.here_bytes == units.total_bytes:
+            return self.position, self.items
+        return units.items_before(self._at), units.items_before(len(units))
+
+    @property
+    def here_bytes(self) -> int:
+        """Of the order, all that is in this file."""
+        return self._units.here_bytes
 
     @property
     def rate_bytes_per_second(self) -> float:
@@ -388,17 +402,21 @@ class OrderProgress:
         self._go(self._front, now_ns)
 
     def _go(self, at: int, now_ns: int) -> None:
-        coordinate = self._units.coordinate
-        gone = int(coordinate[at]) - int(coordinate[self._at])
         self._at = at
         self._front, self._sent = max(self._front, at), max(self._sent, at)
+        self._stands_at(self._units.behind(at), now_ns)
+
+    def _stands_at(self, place: int, now_ns: int) -> None:
+        """So much of the plan is behind the reader; never back."""
+        gone, self._place = max(0, place - self._place), max(self._place, place)
         self._rate.note(gone, now_ns)
 
     def said(self, items: int, now_ns: int) -> None:
         """So many items of the order have been read, somebody has announced: exact. It never goes
         back: when touches have shown more, that stays."""
-        units = self._units
-        at = int(units.item.searchsorted(min(items, self.items)))
+        at, place = self._units.where(min(items, self.items))
         if at > self._at:
             self._front = max(self._front, at)
             self._move(now_ns)
+        if place > self._place:  # in another file
+            self._stands_at(place, now_ns)

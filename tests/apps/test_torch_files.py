@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Data sets of several files under `wrap`: the order goes through all of them, each followed in the
+whole; the job reads the same bytes in the same order as without."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import wait_until
+from harness import Job, Start, service_socket
+
+from uffdprefetch.view.watch import WatchClient
+
+torch = pytest.importorskip("torch")
+from arrow_shards import write_library, write_shards  # noqa: E402
+from lmdb_datasets import make_unpadded  # noqa: E402
+
+pytest_plugins = ("harness_fixtures",)
+pytestmark = pytest.mark.torch
+
+ROWS = (210, 170)
+N = sum(ROWS)
+SIZES = (40_000, 160_000)
+HOW = "loader-1: records as the data set tells, in 2 files"
+
+#: DATASET is what is read. The pause lets the test look.
+SCRIPT = """
+import hashlib, json, sys
+import torch
+from torch.utils.data import DataLoader
+import datasets
+
+def main():
+    files, workers = sys.argv[2:], int(sys.argv[1])
+    torch.manual_seed(5)
+    DATASET
+    loader = DataLoader(dataset, batch_size=10, shuffle=SHUFFLE, num_workers=workers,
+                        multiprocessing_context=START if workers else None)
+    sha = hashlib.sha256()
+    for number, batch in enumerate(loader):
+        for data, label in zip(batch["data"], batch["label"]):
+            sha.update(data + b"%d" % label)
+        if number == 3:
+            print(json.dumps({"read": number}), flush=True)
+            sys.stdin.readline()
+    print(json.dumps({"digest": sha.hexdigest()}), flush=True)
+
+if __name__ == "__main__":
+    main()
+"""
+
+#: Of the library as far as tests/support/arrow_shards.py has it, and of the real one.
+LIKE = "dataset = datasets.Dataset.of_files(files)"
+LIKE_SHUFFLED = LIKE + ".indexed(torch.randperm(N).tolist())"
+REAL = "dataset = datasets.concatenate_datasets([datasets.Dataset.from_file(f) for f in files])"
+REAL_SHUFFLED = REAL + ".shuffle(seed=3, keep_in_memory=True)"
+#: (library, dataset, workers, how they start, whether the loader shuffles)
+CASES = [
+    ("like", LIKE, 0, "fork", True),
+    ("like", LIKE, 2, "fork", True),
+    ("like", LIKE, 4, "spawn", True),
+    ("like", LIKE_SHUFFLED, 0, "fork", False),
+    ("real", REAL, 0, "fork", True),
+    ("real", REAL, 4, "fork", True),
+    ("real", REAL_SHUFFLED, 2, "spawn", False),
+]
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    directory = tmp_path_factory.mktemp("shards")
+    return write_shards(directory, ROWS, np.random.default_rng(3), SIZES)
+
+
+def cold(paths: list[Path]) -> None:
+    for path in paths:
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(fd)
+
+
+def plans(run: Job) -> list[dict[str, Any]]:
+    client = WatchClient.open(service_socket(run.env))
+    try:
+        return list(client.snapshot().plans)
+    finally:
+        client.hang_up()
+
+
+@pytest.mark.parametrize(("library", "dataset", "workers", "start", "shuffle"), CASES)
+def test_an_order_goes_through_all_files_of_a_hugging_face_data_set(
+    job: Start, shards: list[Path], tmp_path: Path, library: str, dataset: str, workers: int,
+    start: str, shuffle: bool,
+) -> None:  # fmt: skip
+    if library == "like":
+        write_library(tmp_path)
+    elif importlib.util.find_spec("datasets") is None:
+        pytest.skip("the package datasets is not installed")
+    path = tmp_path / "train.py"
+    source = SCRIPT.replace("DATASET", dataset).replace("SHUFFLE", str(shuffle))
+    path.write_text(source.replace("START", repr(start)).replace("(N)", f"({N})"))
+    words = [sys.executable, str(path), str(workers), *map(str, shards)]
+    plain = job(words, wrap=False)
+    assert plain.line() == {"read": 3}
+    plain.tell()
+    expected = plain.line()
+    assert plain.finish().status == 0
+    cold(shards)
+    run = job(words)
+    assert run.line() == {"read": 3}
+    wait_until(lambda: len(plans(run)) == 2, lambda: f"an order of each file: {plans(run)}")
+    run.tell()
+    assert run.line() == expected
+    found = {Path(plan["file"]): plan for plan in run.finish().good().summary["plans"]}
+    assert set(found) == set(shards)
+    for shard, rows in zip(shards, ROWS, strict=True):
+        plan = found[shard]
+        assert (plan["how"], plan["items"], plan["read_items"]) == (HOW, rows, rows)
+        assert plan["dropped"] is None
+        assert plan["sent_bytes"] > N * SIZES[0] // 4
+
+
+CONCATENATED = """
+    from lmdb_datasets import KINDS
+    from torch.utils.data import ConcatDataset
+    dataset = ConcatDataset([KINDS["unpadded"].dataset(path) for path in files])
+"""
+
+
+TOGETHER = """
+    from lmdb_datasets import KINDS
+    class Both(torch.utils.data.Dataset):
+        def __init__(self):
+            self.parts = [KINDS["unpadded"].dataset(path) for path in files]
+        def __len__(self):
+            return sum(map(len, self.parts))
+        def __getitem__(self, index):
+            first = len(self.parts[0])
+            return self.parts[index >= first][index - first * (index >= first)]
+    dataset = Both()
+"""
+
+
+@pytest.mark.parametrize(
+    ("dataset", "workers", "how"),
+    [(CONCATENATED, 0, ""), (CONCATENATED, 2, ""), (TOGETHER, 0, ", in each, in 2 files"),
+     (TOGETHER, 2, ", in each, in 2 files")],
+)  # fmt: skip
+def test_databases_with_the_same_keys_are_told_apart(
+    job: Start, tmp_path: Path, dataset: str, workers: int, how: str
+) -> None:
+    directories = [tmp_path / "one", tmp_path / "two"]
+    for number, (directory, rows) in enumerate(zip(directories, ROWS, strict=True)):
+        make_unpadded(directory, rows, np.random.default_rng(number), SIZES)
+    path = tmp_path / "train.py"
+    source = SCRIPT.replace("    DATASET\n", dataset).replace("import datasets\n", "")
+    source = source.replace('zip(batch["data"], batch["label"])', "zip(*batch)")
+    source = source.replace("data + b", "b'%d' % data + b").replace("number == 3", "number == 11")
+    path.write_text(source.replace("SHUFFLE", "True").replace("START", "'fork'"))
+    words = [sys.executable, str(path), str(workers), *map(str, directories)]
+    plain = job(words, wrap=False)
+    assert plain.line() == {"read": 11}
+    plain.tell()
+    expected = plain.line()
+    assert plain.finish().status == 0
+    files = [directory / "data.mdb" for directory in directories]
+    cold(files)
+    run = job(words)
+    assert run.line() == {"read": 11}
+    wait_until(lambda: len(plans(run)) == 2, lambda: f"an order of each file: {plans(run)}")
+    run.tell()
+    assert run.line() == expected
+    found = {Path(plan["file"]): plan for plan in run.finish().good().summary["plans"]}
+    assert set(found) == set(files)
+    assert all(
+        "keys '%d', from 0" in plan["how"] and not plan["dropped"] for plan in found.values()
+    )
+
+
+SEQUENCE = """
+    import numpy, zlib
+    class Rows(torch.utils.data.Dataset):
+        def __init__(self):
+            self.ends = numpy.cumsum([len(numpy.load(f, mmap_mode="r")) for f in files])
+            self.open = {}
+        def __len__(self):
+            return int(self.ends[-1])
+        def __getitem__(self, index):
+            file = int(numpy.searchsorted(self.ends, index, "right"))
+            if file not in self.open:
+                self.open[file] = numpy.load(files[file], mmap_mode="r")
+            return zlib.crc32(self.open[file][index - self.ends[file]]), index
+    dataset = Rows()
+"""
+
+
+@pytest.mark.parametrize(("engine", "workers"), [("cache", 0), ("cache", 2), ("pool", 2)])
+def test_records_of_several_files_one_after_the_other_are_found_out(
+    job: Start, tmp_path: Path, engine: str, workers: int
+) -> None:
+    files = [tmp_path / f"part-{number}.npy" for number in (9, 10, 11)]
+    rows = (150, 130, 170)
+    for file, count in zip(files, rows, strict=True):
+        np.save(file, np.random.default_rng(count).integers(0, 256, (count, 120_000), np.uint8))
+    path = tmp_path / "train.py"
+    source = SCRIPT.replace("    DATASET\n", SEQUENCE).replace("import datasets\n", "")
+    source = source.replace('zip(batch["data"], batch["label"])', "zip(*batch)")
+    source = source.replace("data + b", "b'%d' % data + b").replace("number == 3", "number == 11")
+    path.write_text(source.replace("SHUFFLE", "True").replace("START", "'fork'"))
+    words = [sys.executable, str(path), str(workers), *map(str, files)]
+    plain = job(words, wrap=False)
+    assert plain.line() == {"read": 11}
+    plain.tell()
+    expected = plain.line()
+    assert plain.finish().status == 0
+    cold(files)
+    run = job(words, options=("--engine", engine))
+    assert run.line() == {"read": 11}
+    wait_until(lambda: len(plans(run)) == 3, lambda: f"an order of each file: {plans(run)}")
+    run.tell()
+    assert run.line() == expected
+    found = {Path(plan["file"]): plan for plan in run.finish().good().summary["plans"]}
+    assert {file: plan["items"] for file, plan in found.items()} == dict(
+        zip(files, rows, strict=True)
+    )
+    how = "loader-1: record number = sample number, in 3 files"
+    assert all(plan["how"] == how and not plan["dropped"] for plan in found.values())
