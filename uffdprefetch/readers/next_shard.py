@@ -29,6 +29,9 @@ from uffdprefetch.warm.consumer import Consumer, PrefetchRange
 #: Files that may have an index beside them: formats of weights.
 INDEXED = (".safetensors", ".bin", ".pt", ".pth")
 INDEX = ".index.json"
+#: The cache of the Hugging Face hub: MODEL/blobs has the files under their digests, MODEL/snapshots
+#: for each revision links to them under their names.
+BLOBS, SNAPSHOTS = "blobs", "snapshots"
 #: An index of the largest models has a few MiB; more is none.
 INDEX_MAX_BYTES = 64 << 20
 #: What was asked for as long ago may have been dropped by the kernel.
@@ -92,7 +95,9 @@ class NextShard:
             if len(self._found) > FILES_MAX:
                 del self._found[next(iter(self._found))]
             path = reader.file.path
-            if shards.successor(os.path.basename(path)) or path.endswith(INDEXED):
+            directory, name = os.path.split(path)
+            stored = os.path.basename(directory) == BLOBS
+            if shards.successor(name) or path.endswith(INDEXED) or stored:
                 self._open(found, path, reader.pid, follow=True)
         if found.file is None and not found.opening:
             found.file = self._mapped(reader)
@@ -134,13 +139,24 @@ def path_after(path: str) -> str:
     """The path of the shard after that of ``path``. Reads the directory, and may wait for storage.
     Raises OSError where there is none."""
     directory, name = os.path.split(path)
+    if os.path.basename(directory) == BLOBS:
+        directory, name = _link_to(path)
     following = shards.successor(name)
     if following is None:
         for index in sorted(Path(directory).glob(f"*{INDEX}"))[:8]:
             following = following or _after_in(index, name)
     if following is None:
-        raise OSError(errno.ENOENT, "no shard follows")
+        raise FileNotFoundError(errno.ENOENT, "no shard follows")
     return os.path.join(directory, following)
+
+
+def _link_to(path: str) -> tuple[str, str]:
+    """(directory, name) under which the hub's cache has a file of its blobs. Raises OSError."""
+    blobs, digest = os.path.split(path)
+    for link in Path(blobs).with_name(SNAPSHOTS).glob("*/*"):
+        if link.is_symlink() and os.path.basename(os.readlink(link)) == digest:
+            return str(link.parent), link.name
+    raise FileNotFoundError(errno.ENOENT, "no name of it")
 
 
 def _after_in(index: Path, name: str) -> str | None:

@@ -240,8 +240,24 @@ def test_an_index_beside_it_tells(tmp_path: Path) -> None:
             path_after(str(tmp_path / name))
 
 
+def test_in_the_hubs_cache_a_file_has_its_name_in_a_snapshot(tmp_path: Path) -> None:
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "a1b2"
+    blobs.mkdir()
+    snapshot.mkdir(parents=True)
+    for number, digest in enumerate(("d0", "c1", "b2")):
+        made(blobs / digest, 1)
+        (snapshot / SHARDS[number]).symlink_to(Path("../../blobs") / digest)
+    made(blobs / "none", 1)
+    assert os.path.realpath(path_after(str(blobs / "d0"))) == str(blobs / "c1")
+    assert os.path.realpath(path_after(str(blobs / "c1"))) == str(blobs / "b2")
+    for digest in ("b2", "none"):
+        with pytest.raises(FileNotFoundError):
+            path_after(str(blobs / digest))
+
+
 def test_an_index_is_asked_for_where_there_may_be_one(node: Node) -> None:
-    for name in ("weights.bin", "data.mdb"):
+    (node.directory / "blobs").mkdir()
+    for name in ("weights.bin", "data.mdb", "blobs/d0"):
         made(node.directory / name)
         node.beyond(node.reader(name), SIZE - 24 * MIB)
-    assert len(node.asked) == 1
+    assert len(node.asked) == 2
