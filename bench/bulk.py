@@ -31,7 +31,7 @@ from render import as_json  # noqa: E402
 from runs import bootstrap_interval  # noqa: E402
 
 from uffdprefetch.base.units import format_size, format_size_exact, parse_size  # noqa: E402
-from uffdprefetch.demo.bed import SlowBed, drop_cache, proactive_reclaim  # noqa: E402
+from uffdprefetch.demo.bed import SlowBed, drop_cache, proactive_reclaim, warm_fully  # noqa: E402
 from uffdprefetch.demo.jobrun import machine_cpu_seconds  # noqa: E402
 
 SCHEMA = "uffdprefetch.bench.bulk/1"
@@ -61,18 +61,24 @@ def job(path: str, steps: int, mapping: str, compute_seconds: float, seed: int) 
     return {"seconds": time.perf_counter() - begin, "total": total}
 
 
-def measure(bed: SlowBed, words: Sequence[str], wrap: Sequence[str], scratch: Path) -> Run:
-    """One run of the job on a cold file. Raises CalledProcessError with its stderr shown."""
+def measure(
+    bed: SlowBed, words: Sequence[str], wrap: Sequence[str], scratch: Path,
+    script: str = __file__, warm: bool = False, **variables: str,
+) -> Run:  # fmt: skip
+    """One run of a script's job on a cold file, or a ``warm`` one. Raises CalledProcessError with
+    its stderr shown."""
     path = bed.path(NAME)
     drop_cache(path)
+    if warm:
+        warm_fully(path)
     bed.reset()
-    command = [sys.executable, __file__, "--job", str(path), *words]
+    command = [sys.executable, script, "--job", str(path), *words]
     if wrap:
         ours = [sys.executable, "-m", "uffdprefetch", "wrap", "-f", "-q"]
         command = [*ours, "-o", str(scratch / "tool"), *wrap, "--", *command]
     (scratch / "tool.summary.json").unlink(missing_ok=True)
     _, steal = machine_cpu_seconds()
-    environment = {**os.environ, "UFFDPREFETCH_RUNDIR": str(scratch / "run")}
+    environment = {**os.environ, **variables, "UFFDPREFETCH_RUNDIR": str(scratch / "run")}
     environment["PYTHONPATH"] = str(ROOT)
     done = subprocess.run(
         command, env=environment, cwd=scratch, stdout=subprocess.PIPE, check=True, timeout=300

@@ -42,7 +42,7 @@ MODULES = [
         "announcement", "extents_file", "indexer_client", "indices",
     )),
     *("readers." + name for name in (
-        "arbiter", "bulk", "file_stream", "intent", "known_order", "order_sources",
+        "arbiter", "bulk", "file_stream", "intent", "known_order", "next_shard", "order_sources",
         "stride_order", "strides", "walks", "windows",
     )),
     "service.coordinator", "service.known_orders", "service.pool_bridge",

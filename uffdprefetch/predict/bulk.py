@@ -19,15 +19,16 @@ class Choice(Enum):
     """What to do with a file whose readers jump about."""
 
     STREAM = "read it whole"
-    WAIT = "not sure yet, or not measured"
+    WAIT = "not sure yet"
+    MEASURE = "the storage is not measured yet"
     NO_ROOM = "it does not fit"
     NO_GAIN = "random reads are as good here"
     RESIDENT = "it is in memory"
 
 
-#: How many times as long as it was watched a run is taken to go on. An eighth of the stream's time
-#: is then lost by misses before it begins.
-GOES_ON = 8.0
+#: The file is streamed when misses have cost this part of what the stream will: what is lost if the
+#: reader goes on for ever. From the curve in docs/bulk.md.
+RENT_SHARE = 0.2
 #: Least ratio of the cost of all random misses to that of the stream.
 LEAST_GAIN = 1.25
 #: Less than this part of a file missing is nothing to stream for.
@@ -37,8 +38,10 @@ LITTLE_SHARE = 64
 #: (mm/filemap.c).
 MISS_READS = 3
 MISS_BYTES = 128 << 10
-#: Its bandwidth, where no window has been read yet: by the first bytes of the stream.
-PROBE_BYTES = 16 << 20
+#: Its bandwidth, where no window has been read yet: by the first bytes of the stream, and not
+#: before that could begin were it as fast as READS_AT_ONCE single reads at a time.
+PROBE_BYTES = 8 << 20
+READS_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ class BulkInputs:
     miss_seconds: float = 0.0  # one read of miss_bytes; 0: not measured
     miss_bytes: int = 4096
     bandwidth_bytes_per_second: float = 0.0  # of reads in order; 0: not measured
+    rent_share: float = 0.0  # in the place of RENT_SHARE, where that is to be found out
 
     @property
     def measured(self) -> bool:
@@ -61,8 +65,9 @@ class BulkInputs:
 
     @property
     def stream_seconds(self) -> float:
-        """To read what is missing in order. The reader is taken to stand still meanwhile."""
-        return self.missing_bytes / self.bandwidth_bytes_per_second
+        """To read what is missing in order; at the least, where the bandwidth is not known."""
+        most = READS_AT_ONCE * MISS_BYTES / self.miss_seconds
+        return self.missing_bytes / (self.bandwidth_bytes_per_second or most)
 
     @property
     def lost_at_most_seconds(self) -> float:
@@ -71,10 +76,9 @@ class BulkInputs:
 
     @property
     def lost_seconds(self) -> float:
-        """What random misses will cost: their rate so far x latency, as long as it goes on."""
+        """What random misses have cost: how many there were x latency."""
         share = self.missing_bytes / self.file_bytes
-        misses = self.touches_per_second * share * GOES_ON * self.watched_seconds
-        return min(misses * self.miss_seconds, self.lost_at_most_seconds)
+        return self.touches_per_second * share * self.watched_seconds * self.miss_seconds
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,7 @@ class BulkDecision:
 
 
 def judge(inputs: BulkInputs) -> BulkDecision:
-    """What to do now. Inputs that are not measured give NO_ROOM, RESIDENT or WAIT."""
+    """What to do now. Inputs that are not measured give NO_ROOM, RESIDENT, WAIT or MEASURE."""
     if inputs.missing_bytes * LITTLE_SHARE <= inputs.file_bytes:
         return BulkDecision(
             Choice.RESIDENT, f"{format_size(inputs.missing_bytes)} of it are not in memory"
@@ -94,19 +98,21 @@ def judge(inputs: BulkInputs) -> BulkDecision:
     if inputs.file_bytes > inputs.room_bytes:
         sizes = f"{format_size(inputs.file_bytes)} do not fit in {format_size(inputs.room_bytes)}"
         return BulkDecision(Choice.NO_ROOM, sizes)
-    if not inputs.measured:
-        return BulkDecision(Choice.WAIT, "the storage is not measured yet")
+    if not inputs.miss_seconds:
+        return BulkDecision(Choice.MEASURE, "the storage is not measured yet")
+    paid = inputs.lost_seconds >= (inputs.rent_share or RENT_SHARE) * inputs.stream_seconds
+    if paid and not inputs.measured:
+        return BulkDecision(Choice.MEASURE, "the storage is not measured yet")
     stream, lost = format_duration(inputs.stream_seconds), format_duration(inputs.lost_seconds)
+    if not inputs.measured:
+        return BulkDecision(
+            Choice.WAIT, f"random misses have cost {lost}, streaming the rest {stream} at the least"
+        )
     one = (
         f"one random read {format_duration(inputs.miss_seconds)}, in order "
         f"{format_size(round(inputs.bandwidth_bytes_per_second))}/s"
     )
     if inputs.lost_at_most_seconds < LEAST_GAIN * inputs.stream_seconds:
         return BulkDecision(Choice.NO_GAIN, f"random reads are as good as a stream here ({one})")
-    if inputs.lost_seconds < inputs.stream_seconds:
-        return BulkDecision(
-            Choice.WAIT, f"random misses cost {lost}, streaming the rest {stream} ({one})"
-        )
-    return BulkDecision(
-        Choice.STREAM, f"random misses would cost {lost}, streaming the rest {stream} ({one})"
-    )
+    why = f"random misses have cost {lost}, streaming the rest {stream} ({one})"
+    return BulkDecision(Choice.STREAM if paid else Choice.WAIT, why)

@@ -9,6 +9,7 @@ reason has gone, and says once why a file was not streamed.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -33,7 +34,12 @@ if TYPE_CHECKING:
     from uffdprefetch.pool.node_pool import PoolFile
 
 MS = 1_000_000
-JUDGE_NS = 100 * MS
+#: How often a file is judged; asking what of it is cached may take one part in JUDGE_COST of our
+#: core.
+JUDGE_NS = 20 * MS
+JUDGE_COST = 25
+#: bench/bulk_share.py: what predict/bulk.RENT_SHARE would be.
+_RENT_SHARE = "UFFDPREFETCH_TEST_RENT_SHARE"
 #: Looks into the page table of a random reader of which all is decided.
 REST_NS = 250 * MS
 FILES_MAX = 256
@@ -61,7 +67,7 @@ class BulkState:
     miss_ns: list[int] = field(default_factory=list)
     bandwidth: float = 0.0
     asked_ns: int = 0  # when the running probe was asked for; 0: none runs
-    probed: bool = False  # ... it is that of the bandwidth, or that has been
+    bandwidth_next: bool = False  # ... it is of the bandwidth, not of the latency
     asked_bytes: int = 0  # ... for so much of what was not there
     probe_bytes: int = 0  # probes of the bandwidth have read the file up to here
     judge_ns: int = 0
@@ -91,6 +97,7 @@ class Bulk(Predictor):
         self._clock, self._intent = clock, intent
         self._scheduler, self._ledger, self._room = scheduler, ledger, room
         self.books: dict[Key, BulkState] = {}
+        self._rent_share = float(os.environ.get(_RENT_SHARE, 0.0))
         room.holders.append(self._held)
 
     # -------------------------------------------------------------- who jumps about
@@ -164,8 +171,10 @@ class Bulk(Predictor):
             if book.stage is Stage.WATCHED:
                 stated = self._intent.streams(book.file)
                 if now >= book.judge_ns and book.readers and not (book.file.changed or stated):
-                    book.judge_ns = now + JUDGE_NS
+                    began = self._clock.cpu_ns()
                     self._judge(book, now)
+                    cost = self._clock.cpu_ns() - began
+                    book.judge_ns = now + max(JUDGE_NS, JUDGE_COST * cost)
             elif book.stage is Stage.MEASURED:
                 self._measure(book, now)
             elif book.stage is Stage.STREAMED:
@@ -173,6 +182,7 @@ class Bulk(Predictor):
 
     def _judge(self, book: BulkState, now: int) -> None:
         file, readers = book.file, list(book.readers.values())
+        book.bandwidth = book.bandwidth or self._scheduler.meter.bandwidth
         missing = book.missing_bytes()
         room, limit = self._room.of(file, book.pooled, file.size_bytes - missing)
         jumped = sum(reader.jumps.jumps for reader in readers)
@@ -188,6 +198,7 @@ class Bulk(Predictor):
             miss_seconds=min(book.miss_ns, default=0) / 1e9,
             miss_bytes=book.pooled.chunk_bytes if book.pooled else brings,
             bandwidth_bytes_per_second=book.bandwidth,
+            rent_share=self._rent_share,
         )
         decision = bulk.judge(inputs)
         book.why = decision.why
@@ -198,8 +209,8 @@ class Bulk(Predictor):
             )  # fmt: skip
         elif decision.what is bulk.Choice.NO_GAIN:
             self._refuse(book, f"{decision.why}: not warmed, nothing to do")
-        elif decision.what is bulk.Choice.WAIT and not inputs.measured:
-            book.stage, book.probed = Stage.MEASURED, False
+        elif decision.what is bulk.Choice.MEASURE:
+            book.stage, book.bandwidth_next = Stage.MEASURED, inputs.miss_seconds > 0
             self._stream(book, readers[0], now).priority = Priority.MEASURING
         elif decision.what is bulk.Choice.STREAM:
             book.stage = Stage.STREAMED
@@ -231,34 +242,39 @@ class Bulk(Predictor):
     # -------------------------------------------------------------- measuring
 
     def _measure(self, book: BulkState, now: int) -> None:
-        """Single reads for the latency; then, where no window was read, the stream's beginning for
-        the bandwidth. One at a time, each when the last is there."""
+        """Single reads for the latency, one at a time, each when the last is there; or the stream's
+        beginning for the bandwidth."""
         stream = book.stream
         if self._ends(book, now) or stream is None or not stream.idle:
             return
-        if book.asked_ns:
-            took, book.asked_ns = max(1, self._clock.now_ns() - book.asked_ns), 0
-            if book.probed:
-                book.bandwidth = book.asked_bytes * 1e9 / took
-            else:
-                book.miss_ns.append(took)
-        if len(book.miss_ns) < MISS_READS and not book.probed:
+        learned = bool(book.asked_ns) and self._learn(book, stream)
+        if book.bandwidth_next:
+            if not book.asked_ns:
+                end = min(book.probe_bytes + PROBE_BYTES, book.file.size_bytes)
+                stream.add(book.probe_bytes, end)
+                book.probe_bytes, book.asked_ns = end, self._clock.now_ns()
+                book.asked_bytes = stream.feed()
+                return
+        elif len(book.miss_ns) < MISS_READS:
             at = a_missing_piece(book.file, len(book.miss_ns), book.pooled)
             if at is not None:
-                book.asked_ns = self._clock.now_ns()
+                stream.consumer.feedback.took_ns, book.asked_ns = 0, self._clock.now_ns()
                 stream.want(at, min(at + MISS_BYTES, book.file.size_bytes))
                 return
-        if not book.bandwidth:
-            book.bandwidth = self._scheduler.meter.bandwidth
-        if not book.bandwidth and not book.probed:
-            end = min(book.probe_bytes + PROBE_BYTES, book.file.size_bytes)
-            stream.add(book.probe_bytes, end)
-            book.probed, book.probe_bytes = True, end
-            book.asked_ns = self._clock.now_ns()
-            book.asked_bytes = stream.feed()
-            return
-        book.stage, book.judge_ns = Stage.WATCHED, now if book.miss_ns else now + JUDGE_NS
+        book.stage, book.asked_ns = Stage.WATCHED, 0
+        book.judge_ns = now if learned else now + JUDGE_NS
         self._count(book)
+
+    def _learn(self, book: BulkState, stream: FileStream) -> bool:
+        """What the read that was asked for tells; whether it tells anything."""
+        took = max(1, self._clock.now_ns() - book.asked_ns)
+        if not book.bandwidth_next:
+            book.miss_ns.append(stream.consumer.feedback.took_ns or took)
+            return True
+        miss_ns = min(book.miss_ns)  # the latency is no part of the bandwidth
+        if book.asked_bytes > 2 * MISS_BYTES:
+            book.bandwidth = (book.asked_bytes - MISS_BYTES) * 1e9 / max(took - miss_ns, took // 4)
+        return book.bandwidth > 0
 
     # -------------------------------------------------------------- streaming
 

@@ -10,6 +10,7 @@ from uffdprefetch.base.config import Config
 from uffdprefetch.pool.walkers import walks_of
 from uffdprefetch.predict import window
 from uffdprefetch.predict.streams import Stream
+from uffdprefetch.readers.next_shard import NextShard
 from uffdprefetch.readers.predictor import Predictor
 from uffdprefetch.readers.walks import Walks
 from uffdprefetch.state.publisher import WINDOW, EventPublisher
@@ -28,9 +29,11 @@ class Windows(Predictor):
     policies = frozenset({"auto", "fixed", "stride"})
 
     def __init__(
-        self, config: Config, walks: Walks, tap: EventPublisher, layout: CheckpointPlacer
-    ) -> None:
+        self, config: Config, walks: Walks, tap: EventPublisher, layout: CheckpointPlacer,
+        next_shard: NextShard | None = None,
+    ) -> None:  # fmt: skip
         self._config, self._walks, self._tap, self._layout = config, walks, tap, layout
+        self._next_shard = next_shard
 
     def confidence(self, reader: Reader, now_ns: int) -> float:
         """See Predictor."""
@@ -48,6 +51,11 @@ class Windows(Predictor):
                 start, end = wanted
                 yield stream, PrefetchRange(reader.file, start, end, pooled=pooled)
                 self._tap.put(WINDOW, now_ns, stream.reader, reader.file, start, end - start, 0)
+            ahead = self._layout.lookahead(stream, pooled)
+            if self._next_shard is None or stream.position_bytes + ahead <= end_bytes:
+                continue
+            if self._config.policy == "auto":
+                yield from self._next_shard.beyond(reader, stream, ahead, now_ns)
 
     def _next(self, stream: Stream, end_bytes: int, pooled: bool) -> tuple[int, int] | None:
         ahead = self._layout.lookahead(stream, pooled)

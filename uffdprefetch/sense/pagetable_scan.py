@@ -71,10 +71,10 @@ class PagetableScanner:
             if quiet > 10_000 * MS or (not by_tables and quiet < SILENT_NS):
                 continue
             touched = self._follow(region, stream, now) or touched
-        # all of it: often until a walk is sure, then now and then, for walks yet to begin
-        if not any(s.settled for s in active) or (
-            region.scan.resume_at or now - region.scan.whole_ns >= LOOK_SLOWEST_NS
-        ):
+        # all of it: often until a walk is sure, and the reader does walk; then now and then, for
+        # walks yet to begin
+        settled = region.reader.may_prefetch and any(s.settled for s in active)
+        if not settled or (region.scan.resume_at or now - region.scan.whole_ns >= LOOK_SLOWEST_NS):
             if not region.scan.resume_at:
                 region.scan.began_ns = now
             touched = self._look_at_all(region) or touched
@@ -82,7 +82,7 @@ class PagetableScanner:
             if not region.scan.resume_at:
                 region.scan.known_ns = region.scan.began_ns
         region.scan.last_end_ns = now
-        self._next_look(region, active, by_tables, touched, now)
+        self._next_look(region, active, settled, touched, now)
         # our own CPU time: on a crowded node the wall clock would count the others' too
         cost = self._clock.cpu_ns() - began
         due = LOOK_FIRST_NS if region.scan.resume_at else region.scan.every_ns
@@ -121,9 +121,9 @@ class PagetableScanner:
         return touched
 
     def _next_look(
-        self, region: Region, active: list[Stream], by_tables: bool, touched: bool, now: int
+        self, region: Region, active: list[Stream], settled: bool, touched: bool, now: int
     ) -> None:
-        settled = any(s.settled for s in active)
+        by_tables = region.verdict != wire.ServingMode.POOL
         begun = any(now - s.last_ns < UNSURE_NS for s in region.walks)
         if not settled and begun and not region.reader.order.announced:
             region.scan.every_ns = LOOK_FIRST_NS

@@ -25,6 +25,7 @@ from uffdprefetch.readers.arbiter import Arbiter
 from uffdprefetch.readers.bulk import Bulk
 from uffdprefetch.readers.file_stream import Room
 from uffdprefetch.readers.intent import Intent
+from uffdprefetch.readers.next_shard import NextShard
 from uffdprefetch.readers.predictor import Observation
 from uffdprefetch.readers.walks import Walks
 from uffdprefetch.readers.windows import Windows
@@ -119,12 +120,13 @@ class Coordinator:
         self.arbiter = Arbiter(
             config.policy, scheduler, self.layout, self.walks, clock, self.readers
         )
-        self.arbiter.add(Windows(config, self.walks, self.tap, self.layout))
+        self._table = FileTable(config, scheduler, ledger, clock)
+        following = NextShard(self._table, self.opener)
+        self.arbiter.add(Windows(config, self.walks, self.tap, self.layout, following))
         self.arbiter.add(self.bulk)
         self._looks = PagetableScanner(
             self.layout, self.tap, self._mapped, self.arbiter.scanned, clock
         )
-        self._table = FileTable(config, scheduler, ledger, clock)
         self.clients: dict[int, Client] = {}
         self.pool: NodePool | None = None
         self.known_orders: KnownOrders | None = None

@@ -96,6 +96,30 @@ class FileTable:
         self.look_ns = self._clock.now_ns() + LOOK_NS  # it may be refused
         return file, path, None
 
+    def ahead(self, opened: Opened, pid: int) -> FileState | None:
+        """The file of a description that the service has opened of itself, since a process is about
+        to need it, taking over ``opened``; None where it must not be served. As one that nobody
+        maps it is closed after IDLE_NS. Raises OSError, MemoryError."""
+        status = opened.status
+        key = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+        file = self.files.get(key)
+        with contextlib.ExitStack() as undo:
+            undo.callback(opened.close)
+            if file is not None:
+                return file if opened.generation == file.generation else None
+            path = os.readlink(f"/proc/self/fd/{opened.fd}")
+            small = status.st_size < self._config.min_size_bytes
+            if small or self._unfit(key, opened, path):
+                return None
+            file = self._open_again(key, opened) or FileState.open(opened, path)
+            undo.pop_all()
+        if file.writer or file.file_system in MEMORY_FILE_SYSTEMS:
+            file.close()
+            return None
+        self.files[key] = file
+        self.left(file, pid)
+        return file
+
     def _unfit(self, key: Key, opened: Opened, path: str) -> Refusal | None:
         """Why the description that was opened must not be served; None when it may."""
         fd, st = opened.fd, opened.status

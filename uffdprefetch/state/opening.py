@@ -81,9 +81,12 @@ class Opener:
         self._done = queue.SimpleQueue()
         self._under_way = 0
 
-    def open(self, what: int | str, then: Callable[[Opened | OSError], None]) -> None:
-        """Open the file of a descriptor, which is closed afterwards, or of a path; step() calls
-        ``then`` with the result."""
+    def open(
+        self, what: int | str | Callable[[], str], then: Callable[[Opened | OSError], None]
+    ) -> None:
+        """Open the file of a descriptor, which is closed afterwards, or of a path, or of the path
+        that a function finds, which may block and raise OSError; step() calls ``then`` with the
+        result."""
         if self._under_way >= OPENS_MAX:
             if isinstance(what, int):
                 os.close(what)
@@ -92,10 +95,14 @@ class Opener:
         self._under_way += 1
         threading.Thread(target=self._open, args=(what, then), daemon=True).start()
 
-    def _open(self, what: int | str, then: Callable[[Opened | OSError], None]) -> None:
+    def _open(
+        self, what: int | str | Callable[[], str], then: Callable[[Opened | OSError], None]
+    ) -> None:
         result: Opened | OSError
         fd = -1
         try:
+            if callable(what):
+                what = what()
             fd = what if isinstance(what, int) else os.open(what, FLAGS)
             result = reopen(fd)
         except OSError as error:

@@ -32,6 +32,9 @@ MIB = 1 << 20
 #: readahead(2) works, half of that: a demand miss waits behind what is under way.
 EXTENT_BYTES = 4 * MIB
 READAHEAD_EXTENT_BYTES = 2 * MIB
+#: What is under way of a stream that nobody waits for lasts at least this long beside the extent
+#: that is being read: until the service, which shares its cores with the job, has sent the next.
+NEXT_SECONDS = 0.008
 
 
 @dataclass
@@ -273,7 +276,8 @@ class Scheduler:
         """So much under way, and one extent, keeps the storage busy. A reader's own miss waits
         behind all of it: so of what nobody waits for there is no more."""
         storage = self.meter.storage
-        return 2 * storage.bandwidth_bytes_per_second * storage.latency_seconds
+        seconds = max(2 * storage.latency_seconds, NEXT_SECONDS)
+        return storage.bandwidth_bytes_per_second * seconds
 
     def _send(self, extent: Extent) -> bool:
         file = extent.file
@@ -378,3 +382,4 @@ class Scheduler:
         if late:
             file.late_bytes += brought
         consumer.feedback.note(late)
+        consumer.feedback.took_ns = result.done_ns - result.start_ns

@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from uffdprefetch.predict.bulk import (
-    GOES_ON,
     LEAST_GAIN,
+    MISS_BYTES,
+    READS_AT_ONCE,
+    RENT_SHARE,
     BulkInputs,
     Choice,
     judge,
@@ -66,8 +68,9 @@ def changed(**values: float) -> BulkInputs:
         (changed(missing_bytes=0, room_bytes=0), Choice.RESIDENT),  # it is there: no need of room
         (changed(miss_seconds=80e-6, miss_bytes=128 * KIB), Choice.NO_GAIN),  # a local NVMe
         (changed(miss_seconds=80e-6, miss_bytes=4 * KIB), Choice.WAIT),  # which reads single pages
-        (changed(miss_seconds=0.0), Choice.WAIT),  # not measured
-        (changed(bandwidth_bytes_per_second=0.0), Choice.WAIT),
+        (changed(miss_seconds=0.0), Choice.MEASURE),
+        (changed(bandwidth_bytes_per_second=0.0), Choice.MEASURE),
+        (changed(bandwidth_bytes_per_second=0.0, watched_seconds=0.02), Choice.WAIT),  # not yet
         (
             changed(bandwidth_bytes_per_second=0.0, room_bytes=0),
             Choice.NO_ROOM,
@@ -121,17 +124,36 @@ def test_never_more_is_streamed_than_there_is_room_for_nor_without_gain() -> Non
     for sight in sights():
         if judge(sight).what == Choice.STREAM:
             assert sight.file_bytes <= sight.room_bytes
-            assert sight.lost_seconds >= sight.stream_seconds
+            assert sight.lost_seconds >= RENT_SHARE * sight.stream_seconds
             assert sight.lost_at_most_seconds >= LEAST_GAIN * sight.stream_seconds
 
 
 def test_a_run_that_ends_at_once_has_lost_a_bounded_part_by_it() -> None:
-    """Ski rental: when the stream begins, misses have cost at least 1 / GOES_ON of it."""
+    """Ski rental: when the stream begins, misses have cost RENT_SHARE of it."""
     for sight in sights():
         if judge(sight).what == Choice.STREAM:
             share = sight.missing_bytes / sight.file_bytes
             misses = sight.touches_per_second * share * sight.watched_seconds
-            assert misses * sight.miss_seconds * GOES_ON >= sight.stream_seconds * (1 - 1e-9)
+            lost = misses * sight.miss_seconds
+            assert lost >= RENT_SHARE * sight.stream_seconds * (1 - 1e-9)
+
+
+def test_another_share_can_be_tried() -> None:
+    sight = changed(watched_seconds=0.5)
+    assert judge(sight).what == Choice.STREAM
+    assert judge(dataclasses.replace(sight, rent_share=0.8)).what == Choice.WAIT
+    assert judge(dataclasses.replace(sight, rent_share=0.01)).what == Choice.STREAM
+
+
+def test_bandwidth_is_measured_before_the_stream_can_begin_and_not_much_before() -> None:
+    """Measuring it reads some of the file: a reader of a few pages is not to pay for that."""
+    for sight in sights():
+        unknown = dataclasses.replace(sight, bandwidth_bytes_per_second=0.0)
+        fast = READS_AT_ONCE * MISS_BYTES / sight.miss_seconds
+        if judge(unknown).what == Choice.MEASURE:
+            assert unknown.lost_seconds >= RENT_SHARE * sight.missing_bytes / fast * (1 - 1e-9)
+        elif sight.bandwidth_bytes_per_second <= fast:
+            assert judge(sight).what != Choice.STREAM
 
 
 # ---- who jumps about ----------------------------------------------------------------------------

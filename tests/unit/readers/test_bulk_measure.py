@@ -17,7 +17,7 @@ from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.native import uffd
 from uffdprefetch.pool.node_pool import PoolFile
-from uffdprefetch.predict.bulk import MISS_BYTES, PROBE_BYTES
+from uffdprefetch.predict.bulk import MISS_BYTES, PROBE_BYTES, RENT_SHARE
 from uffdprefetch.readers import bulk as module
 from uffdprefetch.readers.bulk import a_missing_piece
 from uffdprefetch.readers.file_stream import missing_bytes
@@ -183,11 +183,11 @@ def test_while_it_does_not_pay_yet_it_is_judged_now_and_then(
     sent, before = len(bed.sent), len(bed.looked)
     bed.rest(500)
     assert bed.said(file)["state"] == "undecided" and len(bed.sent) == sent
-    assert "random misses cost" in bed.said(file)["why"]
-    assert 1 <= bed.looked[before:].count((0, SIZE)) <= 10, "in half a second"
+    assert "random misses have cost" in bed.said(file)["why"]
+    assert 1 <= bed.looked[before:].count((0, SIZE)) <= 26, "in half a second"
 
 
-def test_a_stream_begins_when_misses_have_cost_an_eighth_of_it(
+def test_a_stream_begins_when_misses_have_cost_a_share_of_it(
     file: FileState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bed = Bed(monkeypatch)
@@ -199,7 +199,7 @@ def test_a_stream_begins_when_misses_have_cost_an_eighth_of_it(
         assert touches < 1000
     said = bed.said(file)
     stream_seconds = bed.missing(file) / said["bandwidth_bytes_per_second"]
-    assert 1 <= touches * said["miss_seconds"] / (stream_seconds / 8) <= 1.2
+    assert 1 <= touches * said["miss_seconds"] / (stream_seconds * RENT_SHARE) <= 1.2
 
 
 def test_where_something_of_each_piece_is_cached_no_latency_is_measured_nor_made_up(
@@ -213,9 +213,8 @@ def test_where_something_of_each_piece_is_cached_no_latency_is_measured_nor_made
     bed.rest(500)
     assert bed.said(file)["state"] in ("undecided", "measured")
     assert bed.said(file)["miss_seconds"] is None
-    assert bed.said(file)["bandwidth_bytes_per_second"] > 0
-    assert sum(length for _, length in bed.sent) <= PROBE_BYTES
-    assert bed.looked[before:].count((0, SIZE)) <= 10, "in half a second"
+    assert bed.said(file)["bandwidth_bytes_per_second"] is None and bed.sent == []
+    assert bed.looked[before:].count((0, SIZE)) <= 50, "in half a second"
     assert bed.ledger.degradations == []
 
 
@@ -258,7 +257,7 @@ def test_where_the_kernel_reads_nothing_around_a_miss_a_page_is_what_a_miss_brin
     monkeypatch.setattr(
         FileState, "read_ahead_bytes", lambda one: read_ahead if one is file else MISS_BYTES
     )
-    bed.crops(bed.region(file), 400)
+    bed.crops(bed.region(file), 800)
     bed.rest()
     assert bed.said(file)["state"] == "done" and not bed.missing(file)
 
@@ -388,7 +387,7 @@ def test_in_the_pool_a_miss_brings_a_chunk(
     bed.latency_ns = 0
     monkeypatch.setattr(bed.layout, "pool", a_pool(SIZE, ""))
     in_the_pool(bed, file, MISS_BYTES // 2)
-    bed.crops(bed.region(file), 400)
+    bed.crops(bed.region(file), 800)
     bed.rest()
     assert bed.said(file)["state"] == "done"
 

@@ -189,7 +189,7 @@ def test_when_a_known_order_was_a_wrong_one_its_reader_is_judged_by_what_it_has_
     bed = Bed(monkeypatch)
     region = bed.region(file)
     bed.order(region, True)
-    bed.crops(region, 100)
+    bed.crops(region, 180)
     assert bed.bulk.describe(file.path) is None and bed.sent == [], "as long as it is followed"
     bed.order(region, False)
     bed.rest(20)
@@ -411,7 +411,7 @@ def test_the_summary_has_one_row_of_a_random_reader_however_often_it_maps(
 
 @pytest.mark.parametrize(
     ("latency_seconds", "least", "most"),
-    [(0.001, 2 * MIB, 2 * MIB), (0.05, 30 * MIB, 34 * MIB)],
+    [(0.001, 4 * MIB, 4 * MIB), (0.05, 30 * MIB, 34 * MIB)],
     ids=["near storage", "far storage"],
 )
 def test_no_more_of_a_stream_is_under_way_than_keeps_the_storage_busy(

@@ -14,6 +14,7 @@ from replayed_jobs import MIB, PAGE, demand, run, straight, stream
 
 from uffdprefetch.predict import bulk, window
 from uffdprefetch.predict.checkpoints import DISTANCE_MIN_BYTES
+from uffdprefetch.readers.bulk import JUDGE_NS
 from uffdprefetch.sim.replay.auto import Auto, PoolAuto
 from uffdprefetch.sim.replay.demand import Demand, Stream, again
 from uffdprefetch.sim.replay.eviction import Belady, Cyclic, Lru
@@ -67,7 +68,7 @@ def test_wrap_streams_a_file_for_random_readers_where_that_pays() -> None:
     # No room for it, or a few crops only: as plain, but for a window of a walk by chance.
     full = run(crops, Auto(room_bytes=pages * PAGE // 2))
     assert full.stall_seconds == pytest.approx(plain.stall_seconds, rel=0.03)
-    few = demand(stream(order[:60].tolist(), 2, 0.001), pages=pages)
+    few = demand(stream(order[:30].tolist(), 2, 0.001), pages=pages)
     assert run(few, Auto()).stall_seconds == pytest.approx(run(few, Plain()).stall_seconds, rel=0.1)
 
 
@@ -202,7 +203,7 @@ def test_a_file_is_judged_by_what_was_seen(monkeypatch: pytest.MonkeyPatch) -> N
         assert sight.missing_bytes == pytest.approx(left, rel=0.01)
         if i:
             passed = sight.watched_seconds - seen[i - 1].watched_seconds
-            assert passed == pytest.approx(0.1, abs=each)
+            assert passed == pytest.approx(JUDGE_NS / 1e9, abs=each)
 
 
 def test_no_more_files_are_streamed_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,7 +221,7 @@ def test_no_more_files_are_streamed_than_there_is_room_for(monkeypatch: pytest.M
 @pytest.mark.slow
 def test_a_reader_that_walks_again_ends_the_stream() -> None:
     pages = 1 << 18
-    crops = jumping(pages, 900, 0.002)
+    crops = jumping(pages, 1200, 0.002)
     walk = np.arange(0, 1 << 14, 16)
 
     def after(*firsts: Any) -> Auto:

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shards of a checkpoint read one after the other under `wrap`, on the slow bed: the next one is on
+its way before its first byte is touched, and nothing of it stays open (readers/next_shard.py)."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy
+import pytest
+from conftest import wait_until
+from harness import MIB, Start, python
+
+from uffdprefetch.demo.bed import SlowBed, drop_cache, resident_bytes
+
+pytest_plugins = ("harness_fixtures", "components")
+
+SIZE, COUNT = 96 * MIB, 3
+
+#: Reads files in order, each mapped when it is its turn; waits near the end of the first one.
+READER = """
+paths = sys.argv[1:]
+sha = hashlib.sha256()
+for path in paths:
+    m = Mapping(path)
+    for at in range(0, m.length, 1 << 20):
+        if path == paths[0] and at == m.length - (8 << 20):
+            say(near=path)
+            hear()
+        sha.update(m.view[at : at + (1 << 20)])
+say(digest=sha.hexdigest())
+"""
+
+
+def names(kind: str) -> list[str]:
+    """Others for each test: the bed remembers when a file of a name was written."""
+    if kind == "index":
+        return [f"part_{letter}.safetensors" for letter in "abc"]
+    return [f"{kind}-{number:05d}-of-{COUNT:05d}.safetensors" for number in range(1, COUNT + 1)]
+
+
+@pytest.fixture
+def shards(store: Path, request: pytest.FixtureRequest) -> Iterator[list[str]]:
+    """Files of which no word is there twice; where their names do not tell, with an index."""
+    made = names(request.param)
+    for number, name in enumerate(made):
+        begin = number * SIZE // 8
+        numpy.arange(begin, begin + SIZE // 8).tofile(store / name)
+    index = store / "model.safetensors.index.json"
+    if request.param == "index":
+        weights = {f"w{number}": name for number, name in enumerate(made)}
+        index.write_text(json.dumps({"metadata": {}, "weight_map": weights}))
+    yield made
+    for name in made:
+        (store / name).unlink()
+    index.unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("shards", ["model", "index"], indirect=True)
+def test_the_next_shard_is_on_its_way_before_it_is_mapped(
+    job: Start, bed: SlowBed, store: Path, shards: list[str]
+) -> None:
+    paths = [bed.path(name) for name in shards]
+    for path in paths:
+        drop_cache(path)
+    plain = job(python(READER, *(store / name for name in shards)), wrap=False)
+    plain.line()
+    plain.tell()
+    digest = plain.line()["digest"]
+    plain.finish()
+    bed.reset()
+    work = job(python(READER, *paths))
+    assert work.line()["near"]
+    wait_until(
+        lambda: resident_bytes(paths[1]) >= 4 * MIB,
+        lambda: f"some of {paths[1]}: {resident_bytes(paths[1])} bytes",
+    )
+    assert resident_bytes(paths[1]) < SIZE, "no more than lies in its window"
+    assert resident_bytes(paths[2]) == 0, "not the one after that"
+    work.tell()
+    assert work.line()["digest"] == digest
+    summary = work.finish().good().summary
+    assert summary is not None
+    assert bed.counters()["bytes"] <= COUNT * SIZE * 1.03, "each byte once"
+    files = {os.path.basename(f["path"]): f for f in summary["files"]}
+    assert files[shards[1]]["served_by"] and files[shards[1]]["prefetched_bytes"] > SIZE // 2
+
+
+@pytest.mark.parametrize("shards", ["unmapped"], indirect=True)
+def test_a_shard_that_is_not_mapped_after_all_does_not_stay_open(
+    job: Start, bed: SlowBed, shards: list[str]
+) -> None:
+    paths = [bed.path(name) for name in shards]
+    for path in paths:
+        drop_cache(path)
+    work = job(python(READER, paths[0]))
+    work.line()
+    wait_until(lambda: resident_bytes(paths[1]) >= 4 * MIB, "some of the next one")
+
+    def holders() -> list[str]:
+        found = []
+        for link in Path("/proc").glob("[0-9]*/fd/*"):
+            try:
+                if os.readlink(link) == str(paths[1]):
+                    found.append(str(link))
+            except OSError:
+                continue
+        return found
+
+    wait_until(lambda: not holders(), lambda: f"nobody to have it open: {holders()}")
+    work.tell()
+    assert work.line()["digest"]
+    summary = work.finish().good().summary
+    assert summary is not None and summary["degradations"] == []

@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""readers/next_shard.py: the window of a reader that comes to the end of a file goes on into the
+file that follows, and such a file is open for no longer than that."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from uffdprefetch.base.clock import Clock
+from uffdprefetch.base.config import Config
+from uffdprefetch.predict.streams import Stream
+from uffdprefetch.readers import next_shard as module
+from uffdprefetch.readers.next_shard import NextShard, path_after
+from uffdprefetch.state import admission
+from uffdprefetch.state.admission import IDLE_NS, FileTable
+from uffdprefetch.state.files import FileState
+from uffdprefetch.state.ledger import Ledger
+from uffdprefetch.state.opening import FLAGS, reopen
+
+MIB, MS = 1 << 20, 1_000_000
+SIZE, PID = 64 * MIB, 7
+
+
+def made(path: Path, size: int = SIZE) -> Path:
+    path.touch()
+    os.truncate(path, size)
+    return path
+
+
+class Node:
+    """A table of files, opens that end when they are told to, and readers of one process."""
+
+    def __init__(self, directory: Path, **config: Any) -> None:
+        self.directory, self.now = directory, 10**12
+        self.config = Config(**config)
+        scheduler: Any = SimpleNamespace(forget_file=lambda _: 0, busy_with=lambda _: False)
+        self.table = FileTable(self.config, scheduler, Ledger(), Clock(lambda: self.now))
+        self.asked: list[tuple[Any, Any]] = []
+        opener: Any = SimpleNamespace(open=lambda what, then: self.asked.append((what, then)))
+        self.shards = NextShard(self.table, opener)
+        self.client = SimpleNamespace(pid=PID, readers={})
+
+    def reader(self, name: str, seen: bool = True) -> Any:
+        path = self.directory / name
+        status = path.stat()
+        key = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+        if key not in self.table.files:
+            opened = reopen(os.open(path, os.O_RDONLY))
+            self.table.files[key] = FileState.open(opened, str(path))
+        file = self.table.files[key]
+        file.attached += 1
+        reader = SimpleNamespace(
+            file=file, client=self.client, pid=PID, regions={1: None}, reads_pool=False,
+            seen_ns=self.now if seen else 0, span=SimpleNamespace(end_bytes=file.size_bytes),
+        )  # fmt: skip
+        self.client.readers[key] = reader
+        return reader
+
+    def beyond(self, reader: Any, at: int, ahead: int = 32 * MIB, **walk: Any) -> list[Any]:
+        """What is wanted of the file that follows by a reader that has come so far."""
+        stream = Stream(1, 0, PID, 0, at, self.now, self.now, active=True)
+        for name, value in walk.items():
+            setattr(stream, name, value)
+        found = []
+        for consumer, wanted in self.shards.beyond(reader, stream, ahead, self.now):
+            assert consumer is stream
+            found.append(wanted)
+        return found
+
+    def opens(self) -> None:
+        """What was to be opened is."""
+        asked, self.asked = self.asked, []
+        for what, then in asked:
+            try:
+                path = what() if callable(what) else what
+                opened: Any = reopen(os.open(path, FLAGS))
+            except OSError as error:
+                opened = error
+            then(opened)
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+    monkeypatch.setattr(admission, "MEMORY_FILE_SYSTEMS", set())
+    for number in range(1, 4):
+        made(tmp_path / f"model-{number:05d}-of-00003.safetensors")
+    node = Node(tmp_path)
+    yield node
+    for file in [*node.table.files.values(), *node.table.parked.values()]:
+        file.close()
+
+
+SHARDS = [f"model-{number:05d}-of-00003.safetensors" for number in (1, 2, 3)]
+
+
+def test_the_window_goes_over_the_files_end(node: Node) -> None:
+    reader = node.reader(SHARDS[0])
+    assert node.beyond(reader, SIZE - 40 * MIB) == [] and node.asked == [], "it ends before"
+    assert node.beyond(reader, SIZE - 24 * MIB) == [] and len(node.asked) == 1
+    assert node.beyond(reader, SIZE - 24 * MIB) == [] and len(node.asked) == 1, "once"
+    node.opens()
+    (first,) = node.beyond(reader, SIZE - 24 * MIB)
+    assert os.path.basename(first.file.path) == SHARDS[1]
+    assert (first.start, first.end) == (0, 8 * MIB)
+    assert first.need == SIZE, "as if the two were one"
+    assert node.beyond(reader, SIZE - 24 * MIB) == []
+    (more,) = node.beyond(reader, SIZE - 16 * MIB)
+    assert (more.start, more.end, more.need) == (8 * MIB, 16 * MIB, SIZE + 8 * MIB)
+    (last,) = node.beyond(reader, SIZE, 1 << 40)
+    assert (last.start, last.end) == (16 * MIB, SIZE)
+
+
+def test_several_ranks_have_one_stream_of_it(node: Node) -> None:
+    ranks = [node.reader(SHARDS[0]) for _ in range(4)]
+    for reader in ranks:
+        node.beyond(reader, SIZE - 24 * MIB)
+    assert len(node.asked) == 1
+    node.opens()
+    assert sum(len(node.beyond(reader, SIZE - 24 * MIB)) for reader in ranks) == 1
+
+
+@pytest.mark.parametrize(
+    ("walk", "whole", "pooled"),
+    [
+        ({"direction": -1}, True, False),
+        ({"start_bytes": SIZE - 8 * MIB}, True, False),
+        ({}, False, False),
+        ({}, True, True),
+    ],
+    ids=["backward", "not sure", "a part is mapped", "pool"],
+)
+def test_who_has_no_next_file(node: Node, walk: dict[str, Any], whole: bool, pooled: bool) -> None:
+    reader = node.reader(SHARDS[0])
+    reader.reads_pool = pooled
+    if not whole:
+        reader.span.end_bytes -= 4096
+    for _ in range(2):
+        assert node.beyond(reader, SIZE - 8 * MIB, **walk) == []
+        node.opens()
+    assert len(node.table.files) == 1
+
+
+def test_the_last_shard_and_a_shard_that_is_not_there(node: Node) -> None:
+    (node.directory / SHARDS[1]).unlink()
+    for name in (SHARDS[0], SHARDS[2]):
+        reader = node.reader(name)
+        for _ in range(3):
+            assert node.beyond(reader, SIZE - 8 * MIB) == []
+            node.opens()
+        assert len(node.shards._found) and node.asked == []
+    assert len(node.table.files) == 2
+
+
+def test_a_file_that_nobody_maps_is_closed_a_moment_later_and_opened_again(node: Node) -> None:
+    reader = node.reader(SHARDS[0])
+    node.beyond(reader, SIZE - 24 * MIB)
+    node.opens()
+    (wanted,) = node.beyond(reader, SIZE - 24 * MIB)
+    node.now += IDLE_NS - 1
+    node.table.look(node.now)
+    assert wanted.file.fd >= 0
+    node.now += 1
+    node.table.look(node.now)
+    assert wanted.file.fd < 0 and node.table.parked
+    assert node.beyond(reader, SIZE - 16 * MIB) == []
+    node.opens()
+    (more,) = node.beyond(reader, SIZE - 16 * MIB)
+    assert more.file is wanted.file and more.file.fd >= 0 and more.start == 8 * MIB
+
+
+def test_it_is_closed_at_once_when_its_readers_process_ends_or_it_is_deleted(node: Node) -> None:
+    for ends in (lambda: node.table.ended(PID), (node.directory / SHARDS[1]).unlink):
+        node.shards._found.clear()
+        reader = node.reader(SHARDS[0])
+        node.beyond(reader, SIZE - 24 * MIB)
+        node.opens()
+        (wanted,) = node.beyond(reader, SIZE - 24 * MIB)
+        ends()
+        node.table.look(node.now)
+        assert wanted.file.fd < 0
+
+
+def test_what_must_not_be_served_is_not_read(node: Node) -> None:
+    for name, config in [
+        ("small", {"min_size_bytes": SIZE + 1}),
+        ("excluded", {"exclude": ("*-00002-*",)}),
+        ("fifo", {}),
+    ]:
+        other = Node(node.directory, **config)
+        if name == "fifo":
+            (node.directory / SHARDS[1]).unlink()
+            os.mkfifo(node.directory / SHARDS[1])
+        reader = other.reader(SHARDS[0])
+        other.beyond(reader, SIZE - 24 * MIB)
+        other.opens()
+        assert other.beyond(reader, SIZE - 24 * MIB) == [], name
+        assert len(other.table.files) == 1
+        reader.file.close()
+
+
+def test_it_is_read_again_when_the_reader_comes_again(node: Node) -> None:
+    reader = node.reader(SHARDS[0])
+    node.beyond(reader, SIZE - 24 * MIB)
+    node.opens()
+    assert node.beyond(reader, SIZE - 24 * MIB)
+    node.now += 2 * module.AGAIN_NS
+    assert node.beyond(reader, SIZE - 24 * MIB) == [], "it stands there"
+    (wanted,) = node.beyond(reader, SIZE - 24 * MIB, id=2)  # a second epoch
+    assert wanted.start == 0
+
+
+def test_without_a_name_it_is_the_first_that_is_mapped_and_not_touched(node: Node) -> None:
+    for name in ("a.npy", "b.npy", "c.npy", "d.raw"):
+        made(node.directory / name)
+    reader, other, _ = node.reader("a.npy"), node.reader("d.raw", False), node.reader("b.npy")
+    assert node.beyond(reader, SIZE - 24 * MIB) == [], "none is left"
+    assert other.file.attached
+    third = node.reader("c.npy", False)
+    (wanted,) = node.beyond(reader, SIZE - 24 * MIB)
+    assert wanted.file is third.file and node.asked == []
+
+
+def test_an_index_beside_it_tells(tmp_path: Path) -> None:
+    for name in ("x.safetensors", "y.safetensors", "other.safetensors"):
+        made(tmp_path / name, 1)
+    weights = {"w0": "y.safetensors", "w1": "x.safetensors", "w2": "x.safetensors"}
+    (tmp_path / "a.index.json").write_text("no JSON")
+    (tmp_path / "b.index.json").write_text('{"weight_map": [1, 2]}')
+    (tmp_path / "model.index.json").write_text(json.dumps({"weight_map": weights}))
+    assert path_after(str(tmp_path / "x.safetensors")) == str(tmp_path / "y.safetensors")
+    for name in ("y.safetensors", "other.safetensors"):
+        with pytest.raises(FileNotFoundError):
+            path_after(str(tmp_path / name))
+
+
+def test_in_the_hubs_cache_a_file_has_its_name_in_a_snapshot(tmp_path: Path) -> None:
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "a1b2"
+    blobs.mkdir()
+    snapshot.mkdir(parents=True)
+    for number, digest in enumerate(("d0", "c1", "b2")):
+        made(blobs / digest, 1)
+        (snapshot / SHARDS[number]).symlink_to(Path("../../blobs") / digest)
+    made(blobs / "none", 1)
+    assert os.path.realpath(path_after(str(blobs / "d0"))) == str(blobs / "c1")
+    assert os.path.realpath(path_after(str(blobs / "c1"))) == str(blobs / "b2")
+    for digest in ("b2", "none"):
+        with pytest.raises(FileNotFoundError):
+            path_after(str(blobs / digest))
+
+
+def test_an_index_is_asked_for_where_there_may_be_one(node: Node) -> None:
+    (node.directory / "blobs").mkdir()
+    for name in ("weights.bin", "data.mdb", "blobs/d0"):
+        made(node.directory / name)
+        node.beyond(node.reader(name), SIZE - 24 * MIB)
+    assert len(node.asked) == 2

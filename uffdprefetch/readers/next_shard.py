@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The next shard: where a reader comes to the end of a file in order, its window goes on into the
+file that follows, as if the two were one.
+
+What follows is known by its name or by the index beside it (predict/shards.py), or it is a file
+that the process has mapped already and not touched. Nothing else is guessed. A file that nobody
+maps is opened as one that nobody maps any more (state/admission.py): it is closed a moment after
+it was last needed, at once when it is deleted or the reader's process ends.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from uffdprefetch.predict import shards
+from uffdprefetch.predict.streams import Stream
+from uffdprefetch.predict.window import STEP_MIN_BYTES
+from uffdprefetch.state.admission import FileTable
+from uffdprefetch.state.files import FileState, Key
+from uffdprefetch.state.opening import Opened, Opener
+from uffdprefetch.state.reader import Reader
+from uffdprefetch.warm.consumer import Consumer, PrefetchRange
+
+#: Files that may have an index beside them: formats of weights.
+INDEXED = (".safetensors", ".bin", ".pt", ".pth")
+INDEX = ".index.json"
+#: The cache of the Hugging Face hub: MODEL/blobs has the files under their digests, MODEL/snapshots
+#: for each revision links to them under their names.
+BLOBS, SNAPSHOTS = "blobs", "snapshots"
+#: An index of the largest models has a few MiB; more is none.
+INDEX_MAX_BYTES = 64 << 20
+#: What was asked for as long ago may have been dropped by the kernel.
+AGAIN_NS = 1_000_000_000
+#: Files whose successors are remembered.
+FILES_MAX = 1024
+
+
+@dataclass
+class Next:
+    """What follows a file. ``path``: by which it was opened; '': it was mapped already."""
+
+    file: FileState | None = None
+    path: str = ""
+    opening: bool = False
+    frontier_bytes: int = 0  # asked for up to here ...
+    asked_ns: int = 0  # ... then, ...
+    walk: tuple[int, int] = (0, 0)  # ... by this walk: (pid, number)
+
+
+class NextShard:
+    """Of all files of a service, whose thread calls everything here."""
+
+    def __init__(self, table: FileTable, opener: Opener) -> None:
+        self._table, self._opener = table, opener
+        self._found: dict[Key, Next] = {}
+
+    def beyond(
+        self, reader: Reader, walk: Stream, ahead_bytes: int, now: int
+    ) -> Iterator[tuple[Consumer, PrefetchRange]]:
+        """What of the file that follows lies within ``ahead_bytes`` of a walk."""
+        file = reader.file
+        most = walk.position_bytes + ahead_bytes - file.size_bytes
+        whole = reader.span.end_bytes == file.size_bytes
+        if most < STEP_MIN_BYTES or not whole or walk.direction < 0 or not walk.settled:
+            return
+        if reader.reads_pool:  # it reads past the page cache, and only what is mapped
+            return
+        found = self._next(reader, now)
+        if found is None or found.file is None:
+            return
+        if found.walk != (walk.reader, walk.id) and now - found.asked_ns > AGAIN_NS:
+            found.frontier_bytes = 0  # somebody comes there once more
+        after = found.file
+        most = min(most, after.size_bytes)
+        start, last = found.frontier_bytes, most == after.size_bytes
+        if after.changed or most <= start or (most - start < STEP_MIN_BYTES and not last):
+            return
+        if after.fd < 0 or after.resting:
+            self._open(found, found.path or after.path, reader.pid)
+            return
+        if not after.attached:
+            after.idle_ns = now  # needed until then
+        found.frontier_bytes, found.asked_ns, found.walk = most, now, (walk.reader, walk.id)
+        yield walk, PrefetchRange(after, start, most, need=file.size_bytes + start)
+
+    def _next(self, reader: Reader, now: int) -> Next | None:
+        found = self._found.get(reader.file.key)
+        if found is None:
+            found = self._found[reader.file.key] = Next()
+            if len(self._found) > FILES_MAX:
+                del self._found[next(iter(self._found))]
+            path = reader.file.path
+            directory, name = os.path.split(path)
+            stored = os.path.basename(directory) == BLOBS
+            if shards.successor(name) or path.endswith(INDEXED) or stored:
+                self._open(found, path, reader.pid, follow=True)
+        if found.file is None and not found.opening:
+            found.file = self._mapped(reader)
+        return found
+
+    @staticmethod
+    def _mapped(reader: Reader) -> FileState | None:
+        """The first file that the process has mapped and not touched, of the same kind."""
+        directory, name = os.path.split(reader.file.path)
+        suffix = os.path.splitext(name)[1]
+        for other in reader.client.readers.values():
+            there, called = os.path.split(other.file.path)
+            same = there == directory and os.path.splitext(called)[1] == suffix
+            if other.regions and not other.seen_ns and same and not other.reads_pool:
+                return other.file
+        return None
+
+    def _open(self, found: Next, path: str, pid: int, follow: bool = False) -> None:
+        """Open the file of a path, or the one that follows it."""
+        if found.opening:
+            return
+        found.opening = True
+        what = (lambda: path_after(path)) if follow else path
+        self._opener.open(what, lambda opened: self._opened(found, opened, pid))
+
+    def _opened(self, found: Next, opened: Opened | OSError, pid: int) -> None:
+        found.opening = False
+        if isinstance(opened, OSError):
+            return
+        try:
+            found.file = self._table.ahead(opened, pid)
+        except (OSError, MemoryError):
+            return
+        if found.file is not None:
+            found.path = found.file.path
+
+
+def path_after(path: str) -> str:
+    """The path of the shard after that of ``path``. Reads the directory, and may wait for storage.
+    Raises OSError where there is none."""
+    directory, name = os.path.split(path)
+    if os.path.basename(directory) == BLOBS:
+        directory, name = _link_to(path)
+    following = shards.successor(name)
+    if following is None:
+        for index in sorted(Path(directory).glob(f"*{INDEX}"))[:8]:
+            following = following or _after_in(index, name)
+    if following is None:
+        raise FileNotFoundError(errno.ENOENT, "no shard follows")
+    return os.path.join(directory, following)
+
+
+def _link_to(path: str) -> tuple[str, str]:
+    """(directory, name) under which the hub's cache has a file of its blobs. Raises OSError."""
+    blobs, digest = os.path.split(path)
+    for link in Path(blobs).with_name(SNAPSHOTS).glob("*/*"):
+        if link.is_symlink() and os.path.basename(os.readlink(link)) == digest:
+            return str(link.parent), link.name
+    raise FileNotFoundError(errno.ENOENT, "no name of it")
+
+
+def _after_in(index: Path, name: str) -> str | None:
+    try:
+        if index.stat().st_size > INDEX_MAX_BYTES:
+            return None
+        weights = json.loads(index.read_bytes())["weight_map"]
+        return shards.after(name, weights.values())
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None  # another kind of file
