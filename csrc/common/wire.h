@@ -114,7 +114,8 @@ struct up_started {
 
 /* UP_FINISH, a launcher's */
 struct up_finish {
-	int32_t wait_status;
+	int32_t wait_status, reserved;
+	int64_t read_call_bytes; /* what the job has read by read(2) and its kind; -1: not known */
 };
 
 /* The JSON is in the memfd that comes with the message. */

@@ -112,3 +112,16 @@ def test_what_is_read_by_calls_is_named(job: Start, tmp_path: Path) -> None:
     totals: dict[str, Any] = done.summary["totals"]
     files = [one for one in totals["unserved_read_files"] if one["path"] == str(path)]
     assert files == [{"path": str(path), "bytes": 24 * MIB}], json.dumps(totals)
+
+
+@pytest.mark.parametrize("pause", ["", "; sleep 2"])
+def test_what_the_jobs_processes_read_is_counted_from_their_start(
+    job: Start, records: Records, pause: str
+) -> None:
+    """None of them maps anything; with and without a service that is up before they end."""
+    line = f'cat "$0" > /dev/null{pause}; (cat < "$0") > /dev/null'
+    done = job(["sh", "-c", line, str(records.path)]).finish().good()
+    assert done.summary is not None
+    read = done.summary["totals"]["unserved_read_bytes"]
+    # beside the files: what the programs themselves, and wrap meanwhile, load
+    assert 2 * records.size_bytes <= read <= 2 * records.size_bytes + 8 * MIB

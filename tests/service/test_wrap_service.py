@@ -18,7 +18,7 @@ from fake_service import SUMMARY_JSON
 from uffdprefetch.base.config import Config
 from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.base.rundir import runtime_directory
-from uffdprefetch.launch import launcher, service, unserved
+from uffdprefetch.launch import launcher, nothing_reported, service
 from uffdprefetch.launch.service import Meeting
 from uffdprefetch.protocol import leftovers
 

@@ -16,7 +16,7 @@ from conftest import HANG_SECONDS, uffdprefetch, wait_until
 from harness import Job, Records, Start, listener, python
 from paths import ROOT
 
-from uffdprefetch.launch import unserved
+from uffdprefetch.launch import nothing_reported
 
 pytest_plugins = ("harness_fixtures",)
 
@@ -68,7 +68,7 @@ def test_nothing_dear_is_loaded_for_the_job(
     assert len(forks) == 3  # the service, the bystander, the job
     assert "uffdprefetch.launch.launcher" in forks[-1]
     assert sorted(DEAR & forks[-1]) == []
-    if "uffdprefetch.launch.unserved" in end:  # the job had ended before its service was up
+    if "uffdprefetch.launch.nothing_reported" in end:  # the job had ended before its service was up
         assert sorted(DEAR & end) == []
 
 
@@ -106,7 +106,7 @@ def test_a_job_that_ends_before_its_service_is_up_does_not_wait_for_it(
     assert done.returncode == 3
     assert done.stderr.count(b"uffdprefetch: ") == (0 if "2>" in closed else 3)
     summary = json.loads((tmp_path / "run.summary.json").read_text())
-    assert summary["rung_reason"] == unserved.WHY
+    assert summary["rung_reason"] == nothing_reported.WHY
     assert os.listdir(env["UFFDPREFETCH_RUNDIR"]) == []
 
 
@@ -173,7 +173,7 @@ def test_who_came_to_a_service_that_another_rank_starts_has_it(
     assert first.finish().good().summary is None  # the other one is still there
     second.tell()
     summary = second.finish().good().summary
-    assert summary is not None and summary["rung_reason"] != unserved.WHY
+    assert summary is not None and summary["rung_reason"] != nothing_reported.WHY
 
 
 @pytest.mark.parametrize("strict", [False, True])

@@ -263,7 +263,7 @@ def run(
         from uffdprefetch.launch.panel import Live
 
         view = Live(node.meeting.socket, config.interval_seconds, environ)
-    began = time.monotonic()
+    began, read_before = time.monotonic(), _read_call_bytes()
 
     def started(pid: int) -> None:
         if node is not None:
@@ -291,17 +291,20 @@ def run(
             view.stop()
         if locks is not None:
             locks.leave()
-    last = True
+    last, read_after = True, _read_call_bytes()
+    read = None if read_before is None or read_after is None else read_after - read_before
     if node is not None:
         if node.end_unused():
             if not only_record:
-                from uffdprefetch.launch import unserved
+                from uffdprefetch.launch import nothing_reported
 
                 cpu = node.started.cpu_seconds if node.started is not None else 0.0
-                document = unserved.summary(config, node.meeting.key, time.monotonic() - began, cpu)
+                document = nothing_reported.summary(
+                    config, node.meeting.key, time.monotonic() - began, cpu, read
+                )
                 _write_and_print(config, environ, node.meeting, document)
         else:
-            last = _report(config, environ, node, status, only_record)
+            last = _report(config, environ, node, status, read, only_record)
         node.close()
     if meeting is not None and last:
         leftovers.tidy(meeting.socket)
@@ -310,20 +313,31 @@ def run(
     return spawn.end_like(status)
 
 
+def _read_call_bytes() -> int | None:
+    """What this process and its children have read by read(2) and its kind (/proc/PID/io rchar):
+    the kernel adds those of a child when it is waited for. None where it does not count."""
+    try:
+        with open("/proc/self/io", "rb", buffering=0) as file:
+            return int(file.read(64).split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
 def _say_if_other_options_hold(config: Config, node: Service) -> None:
     if node.client().options not in (0, config.fingerprint()) and not config.quiet:
         say("the job's service on this node was started with other options: those hold")
 
 
 def _report(
-    config: Config, environ: Mapping[str, str], node: Service, status: int, only_record: bool
-) -> bool:
+    config: Config, environ: Mapping[str, str], node: Service, status: int, read: int | None,
+    only_record: bool,
+) -> bool:  # fmt: skip
     """Request the summary, which the last launcher of the node and job prints and writes. Returns
     whether this is the last."""
     waited = not node.is_welcome
     try:
         client = node.client()
-        finished = client.finish(status, time.monotonic() + SUMMARY_TIMEOUT_SECONDS)
+        finished = client.finish(status, read, time.monotonic() + SUMMARY_TIMEOUT_SECONDS)
     except ServiceGone as error:
         say(
             f"the service died during the run ({error}); the job went on without it,"

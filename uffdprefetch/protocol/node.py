@@ -144,12 +144,14 @@ class NodeClient:
         except ServiceGone:
             pass
 
-    def finish(self, wait_status: int, deadline: float) -> Finished:
-        """Tell how the job ended (as waitpid's status) and take the summary.
+    def finish(self, wait_status: int, read_call_bytes: int | None, deadline: float) -> Finished:
+        """Tell how the job ended (as waitpid's status), and what it has read by read(2) and its
+        kind, and take the summary.
 
         Raises ServiceGone when the service died, TimeoutError when it does not answer in time.
         """
-        self._send(messages.pack(messages.FINISH, messages.FINISH_BODY.pack(wait_status)))
+        read = -1 if read_call_bytes is None else read_call_bytes
+        self._send(messages.pack(messages.FINISH, messages.FINISH_BODY.pack(wait_status, 0, read)))
         return self._receive_summary(deadline)
 
     def _receive_summary(self, deadline: float) -> Finished:

@@ -29,6 +29,7 @@ BYPASS = layout("up_bypass")
 WANT = layout("up_want")
 WELCOME = layout("up_welcome")
 JOB = layout("up_started")
+FINISH = layout("up_finish")
 SUMMARY = layout("up_summary")
 PLAN = layout("up_plan")
 

@@ -26,6 +26,14 @@ POOL_MISS_SENSOR = (
     "kernel counts a touch that the pool answers as a major fault, too)"
 )
 POOL_USED_SENSOR = "the pool's faults: what lies between two touches of one walk counts as used"
+READ_SENSOR = (
+    "/proc/PID/io rchar of wrap, to which the kernel adds that of each process of the job that was "
+    "waited for, from its start: read(2) and the like of any file, pipe or socket"
+)
+PROCESSES_READ_SENSOR = (
+    "/proc/PID/io rchar: read(2) and the like of any file or pipe; a child that its parent "
+    "has waited for is in both's"
+)
 WAIT_SENSOR = (
     "the agent, from reading the fault to the end of UFFDIO_CONTINUE; its wake-up before that "
     "is not seen from there"
@@ -65,7 +73,7 @@ def totals(
     other = sum_of("demand_used_blocks_bytes")
     late = sum_of("late_bytes")
     storage, storage_reason = storage_bytes(watched, files)
-    reads = [w.now.read_call_bytes for w in watched]
+    reads = ledger.jobs_read or [w.now.read_call_bytes for w in watched]
     misses = sum(w.now.major_faults for w in watched) + (pool["missing_faults"] if pool else 0)
     sensor = POOL_MISS_SENSOR if pool else MISS_SENSOR
     return {
@@ -91,10 +99,7 @@ def totals(
         "storage_read_bytes": storage,
         "storage_read_reason": storage_reason,
         "unserved_read_bytes": None if None in reads else sum(r or 0 for r in reads),
-        "unserved_read_sensor": (
-            "/proc/PID/io rchar: read(2) and the like of any file or pipe; a child that its parent "
-            "has waited for is in both's"
-        ),
+        "unserved_read_sensor": READ_SENSOR if ledger.jobs_read else PROCESSES_READ_SENSOR,
         "unserved_read_files": ledger.read_files(),
         "unserved_read_files_sensor": (
             "positions of descriptors in /proc/PID/fdinfo, each second: a lower bound; pread(2), "

@@ -175,6 +175,7 @@ class Ledger:
         self.timeline = Timeline()
         self.degradations: list[str] = []
         self.unserved: dict[str, Unserved] = {}
+        self.jobs_read: list[int | None] = []  # by read(2), by each launcher's job that has ended
         self._read: dict[tuple[int, str], int] = {}  # by read(2): (pid, path) -> position
         self.verdicts: dict[str, str] = {}
         self.active_streams = 0
@@ -205,6 +206,10 @@ class Ledger:
             mapped_bytes = max(mapped_bytes, before.mapped_bytes)
         if before is not None or len(self.unserved) < FILES_MAX:
             self.unserved[path] = Unserved(path, mapped_bytes, refusal)
+
+    def finished(self, read_call_bytes: int | None) -> None:
+        """A launcher's job has ended."""
+        self.jobs_read.append(read_call_bytes)
 
     def read_by_calls(self, pid: int, path: str, position: int) -> None:
         """A process was seen at this offset of a file that it reads by read(2), in bytes."""

@@ -20,9 +20,12 @@ if TYPE_CHECKING:
 WHY = "the job ended before the service was up"
 
 
-def summary(config: Config, run: str, seconds: float, service_cpu_seconds: float) -> dict[str, Any]:
+def summary(
+    config: Config, run: str, seconds: float, service_cpu_seconds: float, read: int | None
+) -> dict[str, Any]:
     """The document of docs/summary-schema.md. ``seconds``: of the job; ``run``: its key;
-    ``service_cpu_seconds``: what the service's start took until it was ended."""
+    ``service_cpu_seconds``: what the service's start took until it was ended; ``read``: what the
+    job has read by read(2) and its kind, in bytes."""
     return {
         "schema": "uffdprefetch.summary/1",
         "run": run,
@@ -34,13 +37,15 @@ def summary(config: Config, run: str, seconds: float, service_cpu_seconds: float
         "pool": None,
         "rung": None,
         "rung_reason": WHY,
+        "rung_lifts": False,
         "wall_seconds": round(seconds, 3),
         "ranks": [],
         "files": [],
         "streams": [],
         "plans": [],
         "refused": {},
-        "totals": _totals(),
+        "unserved": [],
+        "totals": _totals(read),
         "service": {
             "cpu_seconds": round(service_cpu_seconds, 3),
             "cpu_share": 0.0,  # of the serving: there was none
@@ -57,7 +62,7 @@ def summary(config: Config, run: str, seconds: float, service_cpu_seconds: float
     }
 
 
-def _totals() -> dict[str, Any]:
+def _totals(read: int | None) -> dict[str, Any]:
     quantiles: dict[str, Any] = {"count": 0, "p50": None, "p99": None, "max": None}
     return {
         "demand_misses": None,
@@ -78,8 +83,10 @@ def _totals() -> dict[str, Any]:
         "fault_wait_ns": {**quantiles, "sum": 0, "sensor": WHY},
         "storage_read_bytes": None,
         "storage_read_reason": WHY,
-        "unserved_read_bytes": None,
-        "unserved_read_sensor": WHY,
+        "unserved_read_bytes": read,
+        "unserved_read_sensor": "/proc/PID/io rchar of wrap and of what it has waited for",
+        "unserved_read_files": [],
+        "unserved_read_files_sensor": WHY,
         "checkpoints": {"laid": 0, "taken_away": 0, "rearmed": 0, "lost_events": 0},
         "freshness": {
             "compared_pages": 0,
