@@ -59,6 +59,9 @@ def main() -> None:
     # Indices of shuffle() go to a temporary directory: the data set's own may not be written.
     datasets.disable_caching()
     datasets.disable_progress_bars()
+    # As in a worker. Two threads of OpenMP on two cores wait busily for each other while anything
+    # else computes: warm, an epoch of 0.6 s then took up to 17.
+    torch.set_num_threads(1)
     with Reading() as reading:
         batches = batches_of(args.directory, args.way, args.workers)
         for batch in batches:
