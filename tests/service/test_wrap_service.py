@@ -286,10 +286,10 @@ def test_a_job_that_ends_before_its_service_is_up_has_a_summary_of_the_same_form
     done = wrap(env, tmp_path, "true", options=("-o", "short"))
     assert done.stderr.count(b"uffdprefetch: ") == 3 and done.returncode == 0
     short = json.loads((tmp_path / "short.summary.json").read_text())
-    assert unserved.WHY in short["rung_reason"]
+    assert nothing_reported.WHY in short["rung_reason"]
     wrap(env, tmp_path, "true", options=("-o", "strict", "--strict"))  # waits for the service
     strict = json.loads((tmp_path / "strict.summary.json").read_text())
-    assert unserved.WHY not in strict["rung_reason"]
+    assert nothing_reported.WHY not in strict["rung_reason"]
     assert form(short) == form(strict)
     assert list(short["totals"]) == list(strict["totals"]) and list(short) == list(strict)
 
