@@ -269,7 +269,7 @@ def run(
         if node is not None:
             node.job_started(pid)
         if view is not None:
-            view.start()
+            view.start(pid)
 
     def child_changed() -> None:
         if node is not None:

@@ -54,8 +54,9 @@ class Live:
         self._screen = (0, 0, 0)  # (width, height, panel's rows) as drawn; rows 0: no panel
         self._locks: list[int] = []
         self._shows = False  # we hold the job's lock
+        self._job_pid = 0
 
-    def start(self) -> None:
+    def start(self, job_pid: int) -> None:
         """Start; called by the main thread after the job's start.
 
         SIGWINCH is blocked here, and so in the thread, which waits for it. It is not forwarded: the
@@ -63,6 +64,7 @@ class Live:
         """
         if sys.stderr is None:  # closed when we started: descriptor 2 may be anything by now
             return
+        self._job_pid = job_pid
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGWINCH})
         thread = threading.Thread(target=self._run, name="live", daemon=True)
         try:
@@ -127,7 +129,7 @@ class Live:
             snapshot = client.snapshot()
         except (OSError, ServiceGone, TimeoutError) as error:
             raise UffdPrefetchError(f"the service does not answer ({error})") from None
-        fetcher = Fetcher(client, snapshot, PANEL_SECONDS, self._wake)
+        fetcher = Fetcher(client, snapshot, PANEL_SECONDS, self._wake, job_pid=self._job_pid)
         fetcher.start()
         try:
             if self._terminal:

@@ -33,9 +33,13 @@ def alive(pids: Iterable[int]) -> bool:
     return False
 
 
-def state_after(snapshot: Snapshot) -> str:
+def state_after(snapshot: Snapshot, job_pid: int = 0) -> str:
     """What has happened when the service hung up: the job has ended, or only the service has."""
-    pids = [*snapshot.job_pids, *(pid for rank in snapshot.ranks for pid in rank.pids)]
+    pids = [
+        *([job_pid] if job_pid else []),
+        *snapshot.job_pids,
+        *(pid for rank in snapshot.ranks for pid in rank.pids),
+    ]
     return LOST if alive(pids) else ENDED
 
 
@@ -52,10 +56,13 @@ class Fetcher:
         interval_seconds: float,
         changed: Callable[[], None],
         sensors: Sensors | None = None,
+        job_pid: int = 0,
     ) -> None:
+        """``job_pid``: of a launcher's own job, of which the service may not have heard yet."""
         self._client = client
         self._interval_seconds = interval_seconds
         self._changed = changed
+        self._job_pid = job_pid
         self._sensors = sensors or Sensors()
         self._stop_read, self._stop_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._thread = threading.Thread(target=self._run, name="fetch", daemon=True)
@@ -99,7 +106,8 @@ class Fetcher:
         except (ServiceGone, OSError, ValueError):
             if self._stopping:
                 return False
-            self.latest = View(self.latest.snapshot, state_after(self.latest.snapshot))
+            snapshot = self.latest.snapshot
+            self.latest = View(snapshot, state_after(snapshot, self._job_pid))
             self._changed()
             return False
         self._changed()
