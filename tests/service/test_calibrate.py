@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ from conftest import require, warnings_fail
 from suite import own_name
 
 from uffdprefetch.base.errors import UffdPrefetchError
-from uffdprefetch.cli import CommandProtocol, calibrate, main, simulate
+from uffdprefetch.cli import calibrate, main, simulate
 from uffdprefetch.demo.bed import SlowBed, why_no_bed
 from uffdprefetch.native.uffd import resident_bytes
 from uffdprefetch.sim.measure import network, scratch
@@ -37,6 +37,9 @@ from uffdprefetch.sim.measure.bounds import RUNS_MAX, RUNS_MIN, Budget, repeat
 from uffdprefetch.sim.measure.intervals import median, ranks
 from uffdprefetch.sim.measure.reads import Reader
 from uffdprefetch.sim.scenario import load
+
+if TYPE_CHECKING:
+    from uffdprefetch.cli import CommandProtocol
 
 pytestmark = warnings_fail
 
