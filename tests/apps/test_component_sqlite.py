@@ -30,6 +30,12 @@ def sqlite() -> str:
     return program
 
 
+@pytest.fixture(autouse=True)
+def served(runner: Runner) -> None:
+    """The service is up before the program, which may end in less time than its start takes."""
+    runner.env["UFFDPREFETCH_STRICT"] = "1"
+
+
 @pytest.fixture
 def tables(store: Path, tmp_path: Path) -> Path:
     """A copy of the SQLite database that may be written."""
