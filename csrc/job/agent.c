@@ -132,23 +132,6 @@ static uint32_t slot_of(const struct up_region *r)
 
 /* ------------------------------------------------------------------ the job's requests */
 
-/* --engine pool: what the file is put back from, also in a forked child. A shared mapping can be had, as
- * long as is wanted, from any of its pages (mremap(2) of no bytes): `page` is one. A private one cannot:
- * that is mapped whole, and nobody can read it where it is kept. Without an anchor the pool does not
- * serve. */
-static void keep_anchor(struct up_region *r, uintptr_t page)
-{
-	long p = (long)page;
-
-	if ((r->map_flags & MAP_TYPE) == MAP_PRIVATE) {
-		up_sys2(SYS_munmap, page, up_job.page_bytes);
-		p = (long)up_mmap(NULL, r->length, PROT_NONE,
-				  MAP_PRIVATE | (r->map_flags & MAP_NORESERVE), r->fd, r->offset);
-	}
-	if (!up_failed(p))
-		atomic_store(&r->anchor, (uintptr_t)p);
-}
-
 /* What is mapped there and what the descriptor is: the number was the mapping thread's, and another
  * thread may have let it name another file meanwhile (dup2). Asked by a page of the descriptor, because
  * stat(2) and the maps do not always count devices alike. */
@@ -171,7 +154,7 @@ static int is_what_is_mapped(struct agent *a, struct up_region *r)
 	if (!ret && up_region_intact(a, r) != 1)
 		ret = -ESTALE;
 	if (!ret && up_job.pool && !r->copies)
-		keep_anchor(r, (uintptr_t)p);
+		up_pool_keep(r, (uintptr_t)p);
 	else
 		up_sys2(SYS_munmap, p, up_job.page_bytes);
 	return ret;

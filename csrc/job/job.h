@@ -226,7 +226,7 @@ void up_introduce(struct up_hello *hello) __attribute__((visibility("hidden")));
  * the thread that may act on the region. How many could not be put there. */
 uint32_t up_replace_checkpoints(struct up_region *r, uintptr_t p) __attribute__((visibility("hidden")));
 
-/* request.c: the file as the region has it, mapped elsewhere: its address or -errno. Of the anchor, not by
+/* pooled.c: the file as the region has it, mapped elsewhere: its address or -errno. Of the anchor, not by
  * mmap(2): there NFS and Lustre ask their servers, which may not answer, with the lock held that all of
  * the process's threads need. */
 long up_map_of_anchor(struct up_region *r) __attribute__((visibility("hidden")));

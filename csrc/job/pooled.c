@@ -18,6 +18,10 @@
 
 #include "job/agent.h"
 
+#ifndef MREMAP_DONTUNMAP
+#define MREMAP_DONTUNMAP 4
+#endif
+
 /* The service says every 10 ms that it is alive (csrc/service/pool/pool_faults.c, BEAT_MS). Counted in
  * looks of our own, so that a machine that stood still as a whole is no silence. A false alarm costs
  * nothing but a second read. */
@@ -104,6 +108,48 @@ static size_t put_back_parts(const struct agent *a, struct up_region *r, void *p
 		up_hands_off();
 	}
 	return done;
+}
+
+void up_pool_keep(struct up_region *r, uintptr_t page)
+{
+	long p = (long)page;
+
+	if ((r->map_flags & MAP_TYPE) == MAP_PRIVATE) {
+		up_sys2(SYS_munmap, page, up_job.page_bytes);
+		p = (long)up_mmap(NULL, r->length, PROT_NONE,
+				  MAP_PRIVATE | (r->map_flags & MAP_NORESERVE), r->fd, r->offset);
+	}
+	if (!up_failed(p))
+		atomic_store(&r->anchor, (uintptr_t)p);
+}
+
+size_t up_anchor_bytes(const struct up_region *r)
+{
+	return (r->map_flags & MAP_TYPE) == MAP_PRIVATE ? r->length : up_job.page_bytes;
+}
+
+long up_map_of_anchor(struct up_region *r)
+{
+	uintptr_t anchor = atomic_load(&r->anchor);
+	int whole = (r->map_flags & MAP_TYPE) == MAP_PRIVATE;
+	long p, ret;
+
+	if (!anchor)
+		return -ENOENT;
+	/* What is kept of a private one stays where it is, and has no page to be moved (Linux 5.13 for a
+	 * file's). */
+	p = up_sys4(SYS_mremap, anchor, whole ? r->length : 0, r->length,
+		    MREMAP_MAYMOVE | (whole ? MREMAP_DONTUNMAP : 0));
+	if (up_failed(p))
+		return p;
+	ret = whole ? up_sys3(SYS_mprotect, p, r->length, r->prot) : 0;
+	if (up_failed(ret)) {
+		up_sys2(SYS_munmap, p, r->length);
+		return ret;
+	}
+	if (r->advice != MADV_NORMAL)
+		up_sys3(SYS_madvise, p, r->length, r->advice);
+	return p;
 }
 
 static void leave_pool(struct agent *a, struct up_region *r, int nobody_knows_it)

@@ -15,10 +15,6 @@
 
 #include "job/preload.h"
 
-#ifndef MREMAP_DONTUNMAP
-#define MREMAP_DONTUNMAP 4
-#endif
-
 /* Where even waiting is refused (a filter of the job's): looks that take about as long. */
 #define REFUSED_LOOKS 20000
 /* Interrupted as often as this in one step, it is over, too: the kernel tells us no time. */
@@ -264,35 +260,6 @@ int up_await_swap(struct up_region *r, int *looks)
 	}
 	*looks = p.steps;
 	return 0;
-}
-
-size_t up_anchor_bytes(const struct up_region *r)
-{
-	return (r->map_flags & MAP_TYPE) == MAP_PRIVATE ? r->length : up_job.page_bytes;
-}
-
-long up_map_of_anchor(struct up_region *r)
-{
-	uintptr_t anchor = atomic_load(&r->anchor);
-	int whole = (r->map_flags & MAP_TYPE) == MAP_PRIVATE;
-	long p, ret;
-
-	if (!anchor)
-		return -ENOENT;
-	/* What is kept of a private one stays where it is, and has no page to be moved (Linux 5.13 for a
-	 * file's). */
-	p = up_sys4(SYS_mremap, anchor, whole ? r->length : 0, r->length,
-		    MREMAP_MAYMOVE | (whole ? MREMAP_DONTUNMAP : 0));
-	if (up_failed(p))
-		return p;
-	ret = whole ? up_sys3(SYS_mprotect, p, r->length, r->prot) : 0;
-	if (up_failed(ret)) {
-		up_sys2(SYS_munmap, p, r->length);
-		return ret;
-	}
-	if (r->advice != MADV_NORMAL)
-		up_sys3(SYS_madvise, p, r->length, r->advice);
-	return p;
 }
 
 int up_map_from_anchor(struct up_region *r)
