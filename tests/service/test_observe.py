@@ -9,9 +9,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from uffdprefetch.base.procfs import CHECKPOINT_NAME, Mapping, file_readers
 from uffdprefetch.service import observe
 from uffdprefetch.service.observe import Observer
+from uffdprefetch.state.ledger import Ledger
 
 MIB = 1 << 20
 
@@ -64,12 +67,15 @@ def test_what_checkpoints_cut_into_pieces_is_one_mapping() -> None:
     assert found.path == "/data/records"
 
 
-def met_after(looks: int, everybody: bool, path: Path) -> list[int]:
+def met_after(
+    looks: int, everybody: bool, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> list[int]:
     """The processes that an Observer takes for its own after so many looks at this one."""
     engine = SimpleNamespace(clients={}, opener=SimpleNamespace(open=lambda *_: None))
     met: list[int] = []
-    ledger = SimpleNamespace(hello=lambda client: met.append(client.pid))
-    watcher = Observer(cast(Any, engine), cast(Any, ledger), MIB, everybody)
+    ledger = Ledger()
+    monkeypatch.setattr(ledger, "hello", lambda client: met.append(client.pid))
+    watcher = Observer(cast(Any, engine), ledger, MIB, everybody)
     path.write_bytes(bytes(2 * MIB))
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ):
         for _ in range(looks):
@@ -80,8 +86,9 @@ def met_after(looks: int, everybody: bool, path: Path) -> list[int]:
 
 
 def test_a_forked_child_whose_agent_has_not_said_hello_yet_is_not_a_stranger(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert met_after(1, False, tmp_path / "data") == []
-    assert met_after(2, False, tmp_path / "data") == [os.getpid()]
-    assert met_after(1, True, tmp_path / "data") == [os.getpid()]
+    path = tmp_path / "data"
+    assert met_after(1, False, path, monkeypatch) == []
+    assert met_after(2, False, path, monkeypatch) == [os.getpid()]
+    assert met_after(1, True, path, monkeypatch) == [os.getpid()]

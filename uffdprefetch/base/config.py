@@ -54,7 +54,8 @@ INTERNAL_VARIABLES = frozenset(
     PREFIX + name
     for name in (
         *("RUN", "RUNG", "DISABLE", "SOCKET", "RUNDIR"),
-        *("SERVE_CONFIG", "KEEP_ADVICE", "CONFIG", "LOCKDIR", "POOL_CHUNK", "LISTEN", "LUSTRE"),
+        *("SERVE_CONFIG", "KEEP_ADVICE", "CONFIG", "LOCKDIR", "POOL_CHUNK", "LISTEN"),
+        *("LUSTRE", "SLURMBED"),
     )
 )
 

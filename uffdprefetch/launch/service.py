@@ -21,7 +21,7 @@ from uffdprefetch.base import spawn
 from uffdprefetch.base.errors import EXIT_OURS, UffdPrefetchError
 from uffdprefetch.base.identity import identify, job_key
 from uffdprefetch.base.record import record
-from uffdprefetch.base.rundir import runtime_directory, socket_path
+from uffdprefetch.base.rundir import is_of_node, runtime_directory, socket_path
 from uffdprefetch.protocol import leftovers
 from uffdprefetch.protocol.node import NodeClient, NotOurService, ServiceGone
 
@@ -311,7 +311,10 @@ class Service:
         connected to it: whether that was so."""
         if self.started is None or self._client is not None or self.started.has_ended():
             return False
-        return self.started.end_unused(self.meeting.socket)
+        if not self.started.end_unused(self.meeting.socket):
+            return False
+        leftovers.sweep(self.meeting.socket, is_of_node)  # what else its service would have removed
+        return True
 
     def close(self) -> None:
         if self._client is not None:

@@ -193,14 +193,15 @@ class Service:
         self._close()
 
     def _finished(self) -> bool:
-        if self._asked_to_end > 1 or (self._peers.over and self._freshness.may_end()):
+        # a launcher that was killed while we started will not come
+        awaited = self._starter not in self._peers.launcher_pids and os.getppid() == self._starter
+        over = self._peers.over and not awaited
+        if self._asked_to_end > 1 or (over and self._freshness.may_end()):
             return True
         if not self._peers.none:
             if not self._peers.only_strangers:  # a watcher that comes again and again is no client
                 self._empty_since = None
             return False
-        # a launcher that was killed while we started will not come
-        awaited = self._starter not in self._peers.launcher_pids and os.getppid() == self._starter
         if self._asked_to_end and not awaited:
             return True
         if self._empty_since is None:
