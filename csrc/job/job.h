@@ -244,6 +244,9 @@ void up_ring_responder(void) __attribute__((visibility("hidden")));
 #ifdef UP_AGENT_PTHREAD
 /* thread.c */
 void up_thread_await_end(void) __attribute__((visibility("hidden")));
+/* Around fork(2): no thread of ours begins or ends meanwhile. */
+void up_thread_hold(void) __attribute__((visibility("hidden")));
+void up_thread_release(void) __attribute__((visibility("hidden")));
 #define UP_AGENT_STACK_BYTES (8u << 20)
 #else
 #define UP_AGENT_STACK_BYTES (256u << 10)

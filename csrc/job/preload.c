@@ -144,18 +144,29 @@ static void before_fork(void)
 {
 	if (!up_job.enabled)
 		return;
+#ifdef UP_AGENT_PTHREAD
+	up_thread_hold();
+#endif
 	atomic_store(&up_job.forker_owns, up_in_own_process());
 	forking.blocked = up_job.pool && atomic_load(&up_job.live);
 	if (forking.blocked)
 		forking.before = up_block_signals();
 }
 
-static void after_fork(void)
+static void let_signals_in(void)
 {
 	if (!forking.blocked)
 		return;
 	forking.blocked = 0;
 	up_restore_signals(forking.before);
+}
+
+static void after_fork(void)
+{
+#ifdef UP_AGENT_PTHREAD
+	up_thread_release();
+#endif
+	let_signals_in();
 }
 
 /* In the child only the forking thread lives. A region that was live is the agent's to take up
@@ -168,6 +179,9 @@ static void after_fork_in_child(void)
 	 * where our books say is not known. */
 	int known = atomic_load(&up_job.forker_owns);
 
+#ifdef UP_AGENT_PTHREAD
+	up_thread_release();
+#endif
 	if (!forking.blocked)
 		forking.before = up_block_signals();
 	forking.blocked = 1;
@@ -215,7 +229,7 @@ static void after_fork_in_child(void)
 	/* Nothing of it comes by us, so now is when the service can be told. */
 	if ((inherited || atomic_load(&up_job.bypassed)) && up_agent_ready())
 		await_swaps();
-	after_fork();
+	let_signals_in();
 	errno = saved;
 }
 

@@ -35,6 +35,25 @@ void up_thread_await_end(void)
 			up_sys0(SYS_sched_yield);
 }
 
+/* A thread that begins or ends is inside the sanitizer's allocator, whose locks a child of fork(2) inherits
+ * as they are just then. */
+static _Atomic int starting, ending[2];
+
+void up_thread_hold(void)
+{
+	while (atomic_exchange(&starting, 1))
+		up_sys0(SYS_sched_yield);
+	for (int i = 0; i < 2; i++)
+		while (atomic_load(&ending[i]) &&
+		       !up_failed(up_sys3(SYS_tgkill, up_sys0(SYS_getpid), atomic_load(&ending[i]), 0)))
+			up_sys0(SYS_sched_yield);
+}
+
+void up_thread_release(void)
+{
+	atomic_store(&starting, 0);
+}
+
 /* For the sanitizers, whose run-times must know every thread. */
 static void *run(void *arg)
 {
@@ -46,6 +65,10 @@ static void *run(void *arg)
 	last_tid[tid == &up_job.responder_tid] = (int)up_sys0(SYS_gettid);
 	atomic_store(&start->started, 1); /* on the stack of who waits: gone from here on */
 	main();
+	while (atomic_exchange(&starting, 1)) /* not in the middle of a fork(2) */
+		up_sys0(SYS_sched_yield);
+	atomic_store(&ending[tid == &up_job.responder_tid], (int)up_sys0(SYS_gettid));
+	up_thread_release();
 	atomic_store(tid, 0);
 	return NULL;
 }
@@ -61,13 +84,14 @@ static int spawn(void (*main)(void), void *stack, _Atomic int *tid)
 		return -ret;
 	pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
 	pthread_attr_setstack(&attr, stack, UP_AGENT_STACK_BYTES);
+	while (atomic_exchange(&starting, 1))
+		up_sys0(SYS_sched_yield);
 	ret = pthread_create(&thread, &attr, run, &start);
 	pthread_attr_destroy(&attr);
-	if (ret)
-		return -ret;
-	while (!atomic_load(&start.started)) /* its tid may come and go meanwhile */
+	while (!ret && !atomic_load(&start.started)) /* its tid may come and go meanwhile */
 		up_sys0(SYS_sched_yield);
-	return 0;
+	up_thread_release();
+	return -ret;
 }
 
 #else
