@@ -16,7 +16,7 @@
 /* cdef begin */
 
 #define UP_MAGIC 0x50444655u /* "UFDP" */
-#define UP_VERSION 5
+#define UP_VERSION 6
 #define UP_MSG_BYTES 256
 #define UP_PAGES_MAX 28 /* page numbers in one command */
 
@@ -34,7 +34,7 @@ enum up_type {
 	UP_ACK = 18,
 	UP_BYE = 19,
 	UP_BYPASS = 21, /* the process changes its address space without asking us */
-	UP_WANT = 22,   /* the job has said that it will need a range: MADV_WILLNEED */
+	UP_STATED = 22, /* the job has said something of a mapping, by madvise(2) */
 	/* code in the job (uffdprefetch/job/channel.py) to service: an order has been announced */
 	UP_PLAN = 20,
 	/* service to agent */
@@ -128,15 +128,26 @@ struct up_attach {
 	uint64_t address, length_bytes, offset_bytes;
 	uint64_t device, inode, size_bytes;
 	int64_t mtime_ns;
-	uint32_t map_flags, advice_swallowed;
+	uint32_t map_flags;
+	uint32_t advice; /* MADV_NORMAL, _RANDOM or _SEQUENTIAL, as the job has given it to all of it */
 };
 
 struct up_gone {
 	uint32_t region, reason;
 };
 
-struct up_want {
-	uint32_t region, reserved;
+/* What the job has said of [start, end) of a mapping's file (docs/advice.md). */
+enum up_said {
+	UP_SAID_NEEDED = 1,   /* it will need it: MADV_WILLNEED, _POPULATE_READ */
+	UP_SAID_UNNEEDED = 2, /* it has no use for it now: MADV_DONTNEED, _COLD, _PAGEOUT */
+	/* how it reads, of all of the mapping, until the next of these */
+	UP_SAID_NORMAL = 3,
+	UP_SAID_SEQUENTIAL = 4,
+	UP_SAID_RANDOM = 5,
+};
+
+struct up_statement {
+	uint32_t region, what; /* enum up_said */
 	uint64_t start_bytes, end_bytes; /* in the file */
 };
 
@@ -212,7 +223,7 @@ struct up_message {
 		struct up_gone gone;
 		struct up_file file;
 		struct up_bypass bypass;
-		struct up_want want;
+		struct up_statement statement;
 		struct up_command command;
 		struct up_ack ack;
 		struct up_plan plan;

@@ -268,20 +268,6 @@ void up_prepare_late(struct agent *a, struct up_region *r)
 		up_futex_wake(&q->state);
 }
 
-/* What is told before the last has been sent is told with it, and what lies between them. */
-static void on_want(struct agent *a, const struct up_request *q)
-{
-	struct up_region *r = &up_job.region[q->region % UP_REGIONS];
-
-	if (atomic_load(&r->state) != UP_LIVE || atomic_load(&r->id) != q->region)
-		return;
-	if (!r->want_end || q->start < r->want_start)
-		r->want_start = q->start;
-	if (q->end > r->want_end)
-		r->want_end = q->end;
-	up_queue(a, r);
-}
-
 static void on_request(struct agent *a, struct up_request *q)
 {
 	struct up_region *r = &up_job.region[q->region % UP_REGIONS];
@@ -324,8 +310,8 @@ static void on_request(struct agent *a, struct up_request *q)
 		for (uint32_t i = 0; i < a->slots; i++)
 			up_abandon(a, &up_job.region[i]);
 		break;
-	case UP_REQ_WANT:
-		on_want(a, q);
+	case UP_REQ_STATE:
+		up_note_statement(a, &q->statement);
 		atomic_store(&q->state, UP_REQ_FREE);
 		return;
 	case UP_REQ_BYE:
@@ -496,7 +482,7 @@ static void agent_wait(struct agent *a)
 	uint64_t at = up_now_ns() + (spare ? UP_TAKE_OVER_NS : UP_ALONE_LOOK_NS), now;
 	struct timespec ts;
 
-	if (a->welcomed && a->pending)
+	if (a->welcomed && (a->pending || a->stated))
 		p[2].events |= POLLOUT;
 	if (a->socket < 0)
 		at = a->connect_at_ns;

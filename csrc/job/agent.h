@@ -30,6 +30,9 @@
  * kernel and no program sends: the fault of a coprocessor's stack that Linux never had. */
 #define UP_BELL SIGSTKFLT
 
+/* What may wait to be told: as much as the job's threads can say at once. */
+#define UP_STATEMENTS UP_REQUESTS
+
 struct agent {
 	int pidfd, bell_fd, uffd_error, pool_uffd, socket, event_fd, maps_fd, task_fd, stat_fd, pagemap_fd;
 	_Atomic int uffd; /* -1: none, or closed for good (up_close_overlays) */
@@ -42,6 +45,8 @@ struct agent {
 	struct up_ring *ring;
 	struct up_request *bye;
 	uint32_t pending; /* regions that still have something to tell the service */
+	uint32_t stated;  /* what the job has said and the service has not heard */
+	struct up_statement statement[UP_STATEMENTS];
 	_Atomic uint32_t slots; /* one past the highest slot ever used */
 	uint32_t overlays, overlays_max;
 	uint32_t pooled; /* regions that the pool serves */
@@ -145,6 +150,8 @@ int up_say_bye(struct agent *a);
 int up_say_bypass(struct agent *a);
 void up_free_slot(struct up_region *r);
 void up_queue(struct agent *a, struct up_region *r);
+/* The job has said something of a region: the next up_flush() tells it. */
+void up_note_statement(struct agent *a, const struct up_statement *said);
 /* The mapping is the job's own again. Only from this state, CLOSING or LEFT: a thread of the job may have
  * seized the region. */
 void up_release(struct agent *a, struct up_region *r, uint32_t state);

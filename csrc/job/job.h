@@ -59,7 +59,6 @@ struct up_region {
 	/* the agent's alone; descriptors are numbers in the agent's table */
 	int fd, pool_fd; /* pool_fd: the pool's memory, to write what the service does not */
 	uint32_t verdict, sent;
-	uint64_t want_start, want_end; /* in the file: still to be told as UP_WANT; 0, 0: nothing */
 	uint32_t queued; /* counted in the agent's ``pending`` */
 	int refused;     /* errno: why the pool does not lie here, as the service must still be told */
 	struct up_vma mapped; /* what the kernel said right after mmap(2) */
@@ -87,7 +86,7 @@ enum up_request_op {
 	UP_REQ_FORGET,     /* nothing of ours answers there any more: the job is about to change it */
 	UP_REQ_BYE,        /* the process ends: let the service read its page tables first */
 	UP_REQ_QUIT,       /* detach all, end the agent */
-	UP_REQ_WANT,       /* the job will need [start, end) of the file; nobody waits for an answer */
+	UP_REQ_STATE,      /* the job has said something of the mapping; nobody waits for an answer */
 };
 
 /* The result of UP_REQ_DETACH where the agent has put the file back itself, and let go of the region. */
@@ -110,7 +109,7 @@ struct up_request {
 	uint32_t region; /* up_region.id: its slot may be another mapping's by now */
 	int job_fd;
 	int result;
-	uint64_t start, end; /* UP_REQ_WANT: bytes of the file */
+	struct up_statement statement; /* UP_REQ_STATE */
 };
 
 struct up_job {

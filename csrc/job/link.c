@@ -141,32 +141,65 @@ static int send_attach(struct agent *a, struct up_region *r)
 	m.attach.size_bytes = r->size;
 	m.attach.mtime_ns = r->mtime_ns;
 	m.attach.map_flags = (uint32_t)r->map_flags;
-	m.attach.advice_swallowed = atomic_load(&r->swallowed) != 0;
+	m.attach.advice = (uint32_t)(atomic_load(&r->swallowed) ? MADV_RANDOM : r->advice);
 	ret = send_message(a, UP_ATTACH, &m, r->fd);
 	if (ret)
 		return ret;
 	r->sent = 1;
 	up_unqueue(a, r);
-	if (r->want_end)
-		up_queue(a, r);
 	return 0;
 }
 
-static int send_want(struct agent *a, struct up_region *r)
+/* Of how the job reads, not of a range. */
+static int is_of_all(const struct up_statement *said)
 {
-	struct up_message m = { 0 };
-	int ret;
+	return said->what != UP_SAID_NEEDED && said->what != UP_SAID_UNNEEDED;
+}
 
-	m.want.region = r->id;
-	m.want.start_bytes = r->want_start;
-	m.want.end_bytes = r->want_end;
-	ret = send_message(a, UP_WANT, &m, -1);
-	if (ret)
-		return ret;
-	r->want_start = r->want_end = 0;
-	if (!r->refused)
-		up_unqueue(a, r);
-	return 0;
+/* Ranges that touch each other become one, unless something else was said between the two: a hull of ranges
+ * that lie apart would have read what nobody asked for. What does not fit is lost, as a hint may be. */
+void up_note_statement(struct agent *a, const struct up_statement *said)
+{
+	if (!region_by_id(said->region))
+		return;
+	for (uint32_t i = a->stated; i-- > 0;) {
+		struct up_statement *old = &a->statement[i];
+
+		if (old->region != said->region || is_of_all(old) != is_of_all(said))
+			continue;
+		if (is_of_all(said)) { /* the last one holds */
+			*old = *said;
+			return;
+		}
+		if (old->what != said->what)
+			break;
+		if (said->start_bytes > old->end_bytes || old->start_bytes > said->end_bytes)
+			continue;
+		if (said->start_bytes < old->start_bytes)
+			old->start_bytes = said->start_bytes;
+		if (said->end_bytes > old->end_bytes)
+			old->end_bytes = said->end_bytes;
+		return;
+	}
+	if (a->stated < UP_STATEMENTS)
+		a->statement[a->stated++] = *said;
+}
+
+/* In the order in which they came, of each mapping after its UP_ATTACH. */
+static void send_statements(struct agent *a)
+{
+	uint32_t sent = 0, kept = 0;
+
+	for (; sent < a->stated && !a->hung_up; sent++) {
+		struct up_region *r = region_by_id(a->statement[sent].region);
+		struct up_message m = { .statement = a->statement[sent] };
+
+		if (r && (!r->sent || send_message(a, UP_STATED, &m, -1)))
+			break;
+	}
+	for (; sent < a->stated; sent++)
+		a->statement[kept++] = a->statement[sent];
+	a->stated = kept;
 }
 
 static int send_gone(struct agent *a, struct up_region *r)
@@ -217,13 +250,12 @@ void up_flush(struct agent *a)
 		if ((state == UP_LIVE || (state == UP_CLOSING && r->asked)) && !r->sent &&
 		    send_attach(a, r))
 			return;
-		if (state == UP_LIVE && r->want_end && send_want(a, r))
-			return;
 		if (state == UP_LIVE && r->refused && say_refused(a, r))
 			return;
 		if (state == UP_LEAVING && send_gone(a, r))
 			return;
 	}
+	send_statements(a);
 }
 
 void up_introduce(struct up_hello *hello)

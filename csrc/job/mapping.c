@@ -14,8 +14,9 @@
 #ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22
 #endif
-/* Of less the kernel itself reads all at once (read_ahead_kb is 128 by default). */
-#define WANT_LEAST_BYTES (256 << 10)
+/* What is said of a range of less is not told: the kernel itself reads that all at once (read_ahead_kb is 128 by
+ * default), and programs that drop each record say it often. */
+#define SAID_LEAST_BYTES (256 << 10)
 #ifndef MAP_32BIT /* AArch64 */
 #define MAP_32BIT 0
 #endif
@@ -148,7 +149,6 @@ static int adopt(void *p, size_t length, int prot, int flags, int fd, off_t offs
 	r->writable = (status & O_ACCMODE) == O_RDWR;
 	r->copies = prot != PROT_READ;
 	r->wanted = wanted;
-	r->want_start = r->want_end = 0;
 	r->known = (flags & MAP_FIXED) != 0;
 	r->inherited = 0;
 	atomic_store(&r->laid, 0);
@@ -293,11 +293,34 @@ UP_EXPORT int pkey_mprotect(void *address, size_t length, int prot, int key)
 	return (int)up_fail(up_sys4(SYS_pkey_mprotect, address, length, prot, key));
 }
 
-/* Changes what the mapping is, so it must hold for all kinds of pages that lie there. */
-static int is_kept(int advice)
+/* What advice that is done with at once says of a range (enum up_said). 0: the mapping keeps it, so it must hold
+ * for all kinds of pages that lie there. */
+static uint32_t said_of_range(int advice)
 {
-	return advice != MADV_WILLNEED && advice != MADV_DONTNEED && advice != MADV_COLD &&
-	       advice != MADV_PAGEOUT && advice != MADV_POPULATE_READ;
+	switch (advice) {
+	case MADV_WILLNEED:
+	case MADV_POPULATE_READ:
+		return UP_SAID_NEEDED;
+	case MADV_DONTNEED:
+	case MADV_COLD:
+	case MADV_PAGEOUT:
+		return UP_SAID_UNNEEDED;
+	}
+	return 0;
+}
+
+/* How the job will read a mapping. */
+static void state_all(struct up_region *r, int advice)
+{
+	uint64_t offset = atomic_load(&r->offset);
+	uint32_t said = UP_SAID_NORMAL;
+
+	if (advice == MADV_RANDOM)
+		said = UP_SAID_RANDOM;
+	else if (advice == MADV_SEQUENTIAL)
+		said = UP_SAID_SEQUENTIAL;
+	if (!up_job.keep_advice)
+		up_state(r->id, said, offset, offset + r->length);
 }
 
 /* What kept advice does to a managed region: 1 when it is swallowed. */
@@ -313,6 +336,7 @@ static int advise_region(struct up_region *r, uintptr_t address, size_t length, 
 		 * readahead is what helps when a window was missed. Replayed on detach. */
 		if (just_it && !up_job.keep_advice) {
 			atomic_store(&r->swallowed, length);
+			state_all(r, advice);
 			/* Given up by the agent just now: it may have looked before we wrote. */
 			return atomic_load(&r->state) == UP_LIVE;
 		}
@@ -329,6 +353,7 @@ static int advise_region(struct up_region *r, uintptr_t address, size_t length, 
 	}
 	atomic_store(&r->swallowed, 0);
 	r->advice = advice;
+	state_all(r, advice);
 	return 0;
 }
 
@@ -359,13 +384,13 @@ static int advise_regions(uintptr_t address, size_t length, int advice)
 	return swallowed;
 }
 
-/* MADV_WILLNEED of a range: the kernel reads its beginning at most (force_page_cache_readahead()), and on some
- * network file systems nothing. */
-static void tell_wanted(uintptr_t address, size_t length)
+/* The job has said it of a range. (Of MADV_WILLNEED the kernel reads the beginning at most, see
+ * force_page_cache_readahead(), and on some network file systems nothing.) */
+static void state_range(uintptr_t address, size_t length, uint32_t what)
 {
 	int ours = 0;
 
-	if (length < WANT_LEAST_BYTES || address + length < address)
+	if (up_job.keep_advice || length < SAID_LEAST_BYTES || address + length < address)
 		return;
 	for (uint32_t i = 0; i < UP_REGIONS && atomic_load(&up_job.live); i++) {
 		struct up_region *r = &up_job.region[i];
@@ -384,7 +409,7 @@ static void tell_wanted(uintptr_t address, size_t length)
 		if (!ours && !up_in_own_process())
 			return;
 		ours = 1;
-		up_want(id, start + offset, end + offset);
+		up_state(id, what, start + offset, end + offset);
 	}
 }
 
@@ -397,13 +422,22 @@ static int advise_kernel(void *address, size_t length, int advice)
 
 UP_EXPORT int madvise(void *address, size_t length, int advice)
 {
-	uint32_t closings = atomic_load(&up_job.closings);
+	uint32_t closings = atomic_load(&up_job.closings), said = said_of_range(advice);
 	int saved = errno, ret;
 
-	if (advice == MADV_WILLNEED && !up_job.keep_advice)
-		tell_wanted((uintptr_t)address, length);
-	if (!is_kept(advice) || !atomic_load(&up_job.live))
+	if (!atomic_load(&up_job.live))
 		return advise_kernel(address, length, advice);
+	if (said == UP_SAID_NEEDED)
+		state_range((uintptr_t)address, length, said);
+	if (said) {
+		ret = advise_kernel(address, length, advice);
+		saved = errno;
+		/* Not before: what was still mapped would look like what it reads again. */
+		if (!ret && said == UP_SAID_UNNEEDED)
+			state_range((uintptr_t)address, length, said);
+		errno = saved;
+		return ret;
+	}
 	ret = advise_regions((uintptr_t)address, length, advice);
 	errno = saved;
 	if (ret)
@@ -422,7 +456,9 @@ UP_EXPORT int posix_madvise(void *address, size_t length, int advice)
 	int saved = errno, ret = 0;
 
 	/* POSIX_MADV_DONTNEED does nothing in glibc; the other numbers are madvise's. */
-	if (advice != POSIX_MADV_DONTNEED && madvise(address, length, advice))
+	if (advice == POSIX_MADV_DONTNEED)
+		state_range((uintptr_t)address, length, UP_SAID_UNNEEDED);
+	else if (madvise(address, length, advice))
 		ret = errno;
 	errno = saved;
 	return ret;

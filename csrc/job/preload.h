@@ -100,9 +100,9 @@ uint64_t up_block_signals(void);
 void up_restore_signals(uint64_t before);
 /* UP_REQ_ATTACH of a region that the caller has filled in: 0 when it is LIVE. */
 int up_attach(struct up_region *r, int job_fd);
-/* The job will need [start, end) of the region's file: a hint, which is lost where the agent has too much
- * to do. */
-void up_want(uint32_t region, uint64_t start, uint64_t end);
+/* What the job has said (enum up_said) of [start, end) of the region's file: a hint, which is lost where the
+ * agent has too much to do. */
+void up_state(uint32_t region, uint32_t what, uint64_t start, uint64_t end);
 /* Start the agent when it is not there; whether there is one. */
 int up_agent_ready(void);
 /* --engine pool: until the service has said how it serves the mapping, while *looks (steps, from

@@ -180,7 +180,7 @@ int up_ask(uint32_t op, uint32_t region, int job_fd)
 	return result;
 }
 
-void up_want(uint32_t region, uint64_t start, uint64_t end)
+void up_state(uint32_t region, uint32_t what, uint64_t start, uint64_t end)
 {
 	if (!up_agent_alive())
 		return;
@@ -190,10 +190,9 @@ void up_want(uint32_t region, uint64_t start, uint64_t end)
 
 		if (!atomic_compare_exchange_strong(&q->state, &is_free, UP_REQ_CLAIMED))
 			continue;
-		q->op = UP_REQ_WANT;
+		q->op = UP_REQ_STATE;
 		q->region = region;
-		q->start = start;
-		q->end = end;
+		q->statement = (struct up_statement){ region, what, start, end };
 		atomic_store(&q->state, UP_REQ_POSTED);
 		up_agent_ring_bell();
 		return;

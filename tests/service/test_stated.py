@@ -146,3 +146,118 @@ def test_a_range_that_the_job_wants_is_read_and_no_other(
     assert bed.counters()["bytes"] < 7 << 20
     (file,) = summary["files"]
     assert (file["stated"]["asked_bytes"], file["stated"]["by"]) == (6 << 20, "the job")
+
+
+def test_ranges_that_lie_apart_are_read_and_nothing_between_them(
+    job: Start, bed: SlowBed, store: Path
+) -> None:
+    """Said before the service could hear of any: it stands still while the job maps the file."""
+    code = """
+    say(ready=1)
+    hear()
+    m = Mapping(sys.argv[1])
+    for start in 1, 12, 2:
+        m.advise(MADV_WILLNEED, start << 20, 1 << 20)
+    say(said=m.length)
+    hear()
+    """
+    path = bed.path(ARRAY)
+    drop_cache(path)
+    bed.reset()
+    work = job(python(code, path))
+    assert work.line() == {"ready": 1}
+    with work.stopped_service():
+        work.tell()
+        assert work.line()["said"] > 16 << 20
+        came = bed.counters()["bytes"]  # the kernel reads some of each at once
+    wait_until(lambda: bed.counters()["bytes"] >= 3 << 20, lambda: f"it: {bed.counters()}")
+    work.tell()
+    summary = work.finish().good().summary
+    assert summary is not None
+    (file,) = summary["files"]
+    assert file["stated"]["asked_bytes"] == 3 << 20
+    assert came < 2 << 20 and bed.counters()["bytes"] < 4 << 20
+
+
+def all_that_comes(work: Any, bed: SlowBed) -> int:
+    """What has come when nothing more does, while a job waits."""
+    came = -1
+    while came != bed.counters()["bytes"]:
+        came = bed.counters()["bytes"]
+        work.tell("wait")
+        work.line()
+    return came
+
+
+@pytest.mark.parametrize("engine", ["cache", "pool"])
+@pytest.mark.parametrize("advice", ["NORMAL", "SEQUENTIAL", "RANDOM"])
+def test_how_a_job_says_that_it_reads_decides_what_its_first_touches_bring(
+    job: Start, bed: SlowBed, store: Path, engine: str, advice: str
+) -> None:
+    """One touch: nothing is known of it but what was said. And whatever was said, right bytes."""
+    code = """
+    m = Mapping(sys.argv[1])
+    m.advise({"NORMAL": 0, "RANDOM": 1, "SEQUENTIAL": 2}[sys.argv[3]])
+    say(mapped=m.length)
+    hear()
+    m.view[8 << 20]
+    say(touched=1)
+    while hear() == "wait":
+        time.sleep(0.2)
+        say(waited=1)
+    with open(sys.argv[2], "rb") as plain:
+        say(right=plain.read() == bytes(m.view))
+    """
+    path = bed.path(ARRAY)
+    drop_cache(path)
+    bed.reset()
+    words = python(code, path, store / ARRAY, advice)
+    work = job(words, options=("--engine", engine, "--budget", "512MiB"))
+    work.line()
+    work.tell()
+    assert work.line() == {"touched": 1}
+    came = all_that_comes(work, bed)
+    work.tell("read")
+    assert work.line() == {"right": True}
+    work.finish().good()
+    if advice == "SEQUENTIAL":
+        assert 4 << 20 <= came < 7 << 20
+    else:
+        assert came < 2 << 20
+
+
+@pytest.mark.parametrize("engine", ["cache", "pool"])
+@pytest.mark.parametrize("advice", ["DONTNEED", "COLD", "PAGEOUT"])
+def test_what_the_job_has_no_use_for_any_more_does_not_come(
+    job: Start, bed: SlowBed, store: Path, engine: str, advice: str
+) -> None:
+    """Of a file that is being streamed. Who reads it all the same reads right bytes."""
+    code = """
+    m = Mapping(sys.argv[1], flags=MAP_SHARED | MAP_POPULATE)
+    say(mapped=m.length)
+    hear()
+    m.advise({"DONTNEED": 4, "COLD": 20, "PAGEOUT": 21}[sys.argv[3]], 32 << 20, 64 << 20)
+    say(said=1)
+    while hear() == "wait":
+        time.sleep(0.2)
+        say(waited=1)
+    with open(sys.argv[2], "rb") as plain:
+        say(right=plain.read() == bytes(m.view))
+    """
+    path = bed.path(ARRAY)
+    drop_cache(path)
+    bed.set(bandwidth=20_000_000)
+    bed.reset()
+    words = python(code, path, store / ARRAY, advice)
+    work = job(words, options=("--engine", engine, "--budget", "512MiB"))
+    work.line()
+    wait_until(lambda: bed.counters()["bytes"] >= 4 << 20, lambda: f"begun: {bed.counters()}")
+    work.tell()
+    assert work.line() == {"said": 1}
+    bed.set(bandwidth=300_000_000)
+    wait_until(lambda: bed.counters()["bytes"] >= 31 << 20, lambda: f"it: {bed.counters()}")
+    came = all_that_comes(work, bed)
+    work.tell("read")
+    assert work.line() == {"right": True}
+    work.finish().good()
+    assert came < 44 << 20, "the rest of it, and what was under way"

@@ -20,6 +20,12 @@ class IntervalSet:
     def __len__(self) -> int:
         return len(self._starts)
 
+    def copy(self) -> IntervalSet:
+        """Another set of the same ranges."""
+        other = IntervalSet()
+        other._starts, other._ends = self._starts.copy(), self._ends.copy()
+        return other
+
     def total_bytes(self) -> int:
         """The sum of the lengths."""
         return sum(self._ends) - sum(self._starts)
@@ -75,6 +81,12 @@ class IntervalSet:
         if start < end:
             gaps.append((start, end))
         return gaps
+
+    def keep(self, others: IntervalSet) -> None:
+        """Keep what is in ``others``, too."""
+        for start, end in list(self):
+            for gap in others.missing(start, end):
+                self.remove(*gap)
 
     def overlaps(self, start: int, end: int) -> bool:
         """Whether any of [start, end) is in the set."""

@@ -332,9 +332,11 @@ class NodePool:
         self,
         streams: Iterable[tuple[FileReader, Stream, int]],
         planned: Sequence[PlannedReader] = (),
+        unneeded: Iterable[tuple[int, IntervalSet]] = (),
     ) -> None:
         """Make the list of victims. ``streams``: (reader, walk, its window in bytes) of readers
-        whose order is not known, ``planned``: the others."""
+        whose order is not known, ``planned``: the others; ``unneeded``: (number of a file, ranges
+        of it that go first)."""
         if self.limited_by and self.clock.now_ns() >= self._fit_at_ns:
             self._fit()  # others may have taken memory
         self._planned_ns = self.clock.now_ns()
@@ -343,13 +345,23 @@ class NodePool:
         readers = [reader(*one, self.block_bytes) for one in streams]
         residents = resident_blocks(self.files, per)
         self.planned = bool(planned)
-        if planned:
-            rows = self._planned_victims(residents, readers, planned)
-        else:
-            rows = self.policy.victims(residents, readers, self._victims())
+        first = unneeded_blocks(residents, unneeded, self.block_bytes)
+        rows = np.empty(0, np.intp)
+        if first.any():
+            residents.pinned[:] = ~first
+            rows = self._best(residents, readers, planned)
+            residents.pinned[:] = first
+        rows = np.concatenate((rows, self._best(residents, readers, planned)))[: self._victims()]
         self.pool.set_victims(
             (int(residents.file[i]), int(residents.block[i]) * per, per) for i in rows
         )
+
+    def _best(
+        self, residents: Residents, readers: list[Reader], planned: Sequence[PlannedReader]
+    ) -> npt.NDArray[np.intp]:
+        if planned:
+            return self._planned_victims(residents, readers, planned)
+        return self.policy.victims(residents, readers, self._victims())
 
     def _planned_victims(
         self, residents: Residents, readers: list[Reader], planned: Sequence[PlannedReader]
@@ -461,6 +473,19 @@ def sampled_pages(
     per = pooled.chunk_bytes // page_bytes
     pages = chosen * per + random.integers(0, per, len(chosen))
     return sorted(int(page) for page in pages if (page + 1) * page_bytes <= size_bytes)
+
+
+def unneeded_blocks(
+    residents: Residents, unneeded: Iterable[tuple[int, IntervalSet]], block_bytes: int
+) -> npt.NDArray[np.bool_]:
+    """Of which rows all of the block lies in one of these ranges of (number of a file, ranges)."""
+    found: npt.NDArray[np.bool_] = np.zeros(len(residents.file), bool)
+    for number, ranges in unneeded:
+        of_file = residents.file == number
+        for start, end in ranges:
+            first, last = -(-start // block_bytes), end // block_bytes
+            found |= of_file & (residents.block >= first) & (residents.block < last)
+    return found
 
 
 def _pieces(pool: NodePool) -> list[int]:

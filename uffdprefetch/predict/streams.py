@@ -57,6 +57,7 @@ class Stream:
     direction: int = 1
     touches: int = 1
     active: bool = False
+    trusted: bool = False  # because the job has said that it goes in order
     passed_bytes: int = 0  # walked over
     touched_bytes: int = 0  # of those, seen in the page table
     mapped_bytes: int = 0  # pool: the most that one touch of it may have mapped

@@ -20,6 +20,9 @@ LOOKAHEAD_MIN_BYTES = 16 * MIB
 #: has walked, as the kernel's readahead begins, and at least one request of storage.
 UNSURE_TIMES_WALKED = 4
 UNSURE_MIN_BYTES = 1 * MIB
+#: The same where the job has said that it goes in order: what one request brings where that brings
+#: most (Lustre), and the most that such a word costs when it is wrong.
+TRUSTED_MIN_BYTES = 4 * MIB
 #: A window grows by no less than this, or by an eighth of it.
 STEP_MIN_BYTES = 1 * MIB
 #: Nor more per stream: what is read so early may be gone again before it is used.
@@ -61,7 +64,8 @@ def lookahead_bytes(stream: Stream, storage: Storage, allowed_bytes: int) -> int
     ahead = ahead_at_rate(stream.rate_bytes_per_second, storage, stream.feedback.boost)
     if not stream.settled:
         walked = abs(stream.position_bytes - stream.start_bytes)
-        ahead = min(ahead, max(UNSURE_MIN_BYTES, UNSURE_TIMES_WALKED * walked))
+        least = TRUSTED_MIN_BYTES if stream.trusted else UNSURE_MIN_BYTES
+        ahead = min(ahead, max(least, UNSURE_TIMES_WALKED * walked))
     return min(ahead, max(allowed_bytes, MIB))
 
 

@@ -26,7 +26,7 @@ FILE = layout("up_file")
 COMMAND = layout("up_command")
 ACK = layout("up_ack")
 BYPASS = layout("up_bypass")
-WANT = layout("up_want")
+STATEMENT = layout("up_statement")
 WELCOME = layout("up_welcome")
 JOB = layout("up_started")
 FINISH = layout("up_finish")
@@ -49,7 +49,7 @@ class Type(IntEnum):
     BYE = C.UP_BYE
     PLAN = C.UP_PLAN
     BYPASS = C.UP_BYPASS
-    WANT = C.UP_WANT
+    STATED = C.UP_STATED
     FILE = C.UP_FILE
     REARM = C.UP_REARM
     DETACH = C.UP_DETACH
@@ -76,6 +76,16 @@ class ServingMode(IntEnum):
     CHECKPOINTS = C.UP_CHECKPOINTS
     PAGE_TABLES = C.UP_PAGE_TABLES
     POOL = C.UP_POOL
+
+
+class Said(IntEnum):
+    """enum up_said: what a job says by madvise(2), of a range or of how it reads."""
+
+    NEEDED = C.UP_SAID_NEEDED
+    UNNEEDED = C.UP_SAID_UNNEEDED
+    NORMAL = C.UP_SAID_NORMAL
+    SEQUENTIAL = C.UP_SAID_SEQUENTIAL
+    RANDOM = C.UP_SAID_RANDOM
 
 
 class Bypass(IntEnum):
@@ -142,7 +152,7 @@ class Attach(NamedTuple):
     size_bytes: int
     mtime_ns: int
     map_flags: int
-    advice_swallowed: int
+    advice: int  # MADV_NORMAL, MADV_RANDOM or MADV_SEQUENTIAL
 
 
 class Ack(NamedTuple):
@@ -155,10 +165,12 @@ class Ack(NamedTuple):
     overlays: int
 
 
-class Want(NamedTuple):
-    """struct up_want: the job will need [start_bytes, end_bytes) of the region's file."""
+class Statement(NamedTuple):
+    """struct up_statement: what the job has said of [start_bytes, end_bytes) of the region's file;
+    ``what``: a Said, or a number that a later agent may send."""
 
     region: int
+    what: int
     start_bytes: int
     end_bytes: int
 
@@ -212,10 +224,9 @@ def attach(body: bytes) -> Attach:
     return Attach(*ATTACH.unpack_from(body))
 
 
-def want(body: bytes) -> Want:
-    """Read a struct up_want."""
-    region, _, start, end = WANT.unpack_from(body)
-    return Want(region, start, end)
+def statement(body: bytes) -> Statement:
+    """Read a struct up_statement."""
+    return Statement(*STATEMENT.unpack_from(body))
 
 
 def ack(body: bytes) -> Ack:

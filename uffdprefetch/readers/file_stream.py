@@ -75,6 +75,13 @@ class FileStream:
             self._waiting.add(a, b)
         self._ranges.add(start, end)
 
+    def remove(self, start: int, end: int) -> None:
+        """Stream [start, end) no more. What waits to be read is taken back, and of the rest of it
+        what is not there is asked for again."""
+        self._ranges.remove(start, end)
+        self._scheduler.forget(self.consumer)
+        self._waiting = self._ranges.copy()
+
     @property
     def pooled(self) -> PoolFile | None:
         """Where the file is read to; None: into the page cache."""

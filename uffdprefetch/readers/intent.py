@@ -29,6 +29,8 @@ from uffdprefetch.warm.scheduler import Scheduler
 #: What is said of a range once more is news after this: the kernel may have dropped it.
 AGAIN_NS = 1000 * MS
 FILES_MAX = 256
+#: StatedFile.by
+BY_JOB = "the job"
 
 
 @dataclass
@@ -87,7 +89,20 @@ class Intent:
         """The job says that it will need [start, end) of the file, in bytes. Cheap, and the same
         as nothing where it has been said before."""
         if self._config.policy == "auto":
-            self._say(region, start, end, "the job")
+            self._say(region, start, end, BY_JOB)
+
+    def unneeded(self, region: Region, start: int, end: int) -> None:
+        """The job has no use for [start, end) now: it need not come any more, if only the process
+        that has asked for it maps the file. What the user has said holds."""
+        book = self.books.get(region.file.key)
+        if book is None or book.by != BY_JOB or book.pid != region.reader.pid:
+            return
+        if region.file.attached > len(region.reader.regions):
+            return
+        for ranges in (book.pending, book.ranges, book.settled):
+            ranges.remove(start, end)
+        if book.stream is not None:
+            book.stream.remove(start, end)
 
     def _say(self, region: Region, start: int, end: int, by: str) -> None:
         book = self._book(region, by)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from uffdprefetch.base.clock import Clock
 from uffdprefetch.predict.randomness import PASSED_SHARE
 from uffdprefetch.predict.streams import Stream
-from uffdprefetch.protocol.wire import ServingMode
+from uffdprefetch.protocol.wire import Said, ServingMode
 from uffdprefetch.readers.predictor import Observation
 from uffdprefetch.sense import pagetables
 from uffdprefetch.sense.pagetable_scan import tell_seen
@@ -23,6 +23,8 @@ from uffdprefetch.warm.scheduler import Scheduler
 #: In the pool one in this many touches of a reader whose order is known goes to its walks, too:
 #: they show it, and go on when the order is dropped.
 PLANNED_EVERY = 16
+#: No file is longer.
+END_BYTES = 1 << 63
 
 
 class Step(NamedTuple):
@@ -58,6 +60,10 @@ class Walks:
             return None
         stream, forward = reader.table.touch(seen.start, seen.end, seen.at_ns)
         self.forget_absorbed(reader)
+        for low, high in reader.unneeded.touched(seen.start, seen.end, seen.at_ns):
+            self.take_back(reader, low, high)
+        if region.reads == Said.SEQUENTIAL and self._policy == "auto":
+            self._trust(reader, stream)
         if self._policy == "fixed" and region.verdict == ServingMode.CHECKPOINTS:
             stream.active = True  # the checkpoint that is hit first triggers [Haderbache]
         self._ledger.touch(reader.rank, seen.start, seen.at_ns)
@@ -73,6 +79,14 @@ class Walks:
         if stream.skips:
             reader.traits.add(Trait.SKIPS)
         return step
+
+    @staticmethod
+    def _trust(reader: Reader, stream: Stream) -> None:
+        """Its job says that it goes in order: the first touch of a walk is one. But not while the
+        walk that was trusted last has not come far, so a lie costs one window."""
+        if not stream.active and (reader.trusted is None or reader.trusted.settled):
+            reader.trusted = stream
+            stream.active = stream.trusted = True
 
     @staticmethod
     def _is_planned(region: Region) -> bool:
@@ -120,9 +134,13 @@ class Walks:
             reader.table.streams.clear()
             self.forget_absorbed(reader)
 
-    def take_back(self, reader: Reader) -> None:
-        """What waits to be read for its walks; should they go on, it is asked for again."""
+    def take_back(self, reader: Reader, start: int = 0, end: int = END_BYTES) -> None:
+        """What waits to be read for its walks, of those that have asked for a part of
+        [start, end); should they go on, it is asked for again."""
         for stream in reader.table.streams:
+            low, high = sorted((stream.position_bytes, stream.frontier_bytes))
+            if high <= start or low >= end:
+                continue
             self._scheduler.forget(stream)
             stream.frontier_bytes = stream.window_end_bytes = stream.position_bytes
             stream.trigger_bytes = 0

@@ -44,11 +44,13 @@ class Windows(Predictor):
         fixed = self._config.policy == "fixed"  # whose windows are the user's
         if reader.random or not (fixed or reader.may_prefetch):
             return
+        says_random = self._config.policy == "auto" and reader.says_random
+        if says_random and not reader.jumps.shows_walk:
+            return
         pooled, end_bytes = reader.reads_pool, reader.span.end_bytes
         for stream in walks_of(reader, now_ns) if pooled else reader.table.active():
             wanted = self._next(stream, end_bytes, pooled)
-            if wanted:
-                start, end = wanted
+            for start, end in reader.unneeded.ranges.missing(*wanted) if wanted else ():
                 yield stream, PrefetchRange(reader.file, start, end, pooled=pooled)
                 self._tap.put(WINDOW, now_ns, stream.reader, reader.file, start, end - start, 0)
             ahead = self._layout.lookahead(stream, pooled)

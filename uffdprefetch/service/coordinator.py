@@ -21,6 +21,7 @@ from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.native import uffd
 from uffdprefetch.predict import checkpoints
 from uffdprefetch.protocol import wire
+from uffdprefetch.readers.advice import Advice
 from uffdprefetch.readers.arbiter import Arbiter
 from uffdprefetch.readers.bulk import Bulk
 from uffdprefetch.readers.file_stream import Room
@@ -57,6 +58,9 @@ CHECKPOINTS_NS = 20 * MS
 #: Tests: how many steps the job waits, and what of each is for reading the pages.
 _PATIENCE, _PATIENCE_NS = "UFFDPREFETCH_TEST_PATIENCE", 2 * MS
 NEVER_NS = 1 << 62
+#: Statements kept of a mapping whose file is being opened: as many as its agent keeps
+#: (csrc/job/agent.h, UP_STATEMENTS).
+EARLY_MAX = 64
 
 
 _BYPASS = {
@@ -116,6 +120,7 @@ class Coordinator:
         self.walks = Walks(config.policy, scheduler, ledger, self.tap, self.layout, clock)
         self.room = Room(config, self.layout, self.limits)
         self.intent = Intent(config, scheduler, ledger, self.room, clock)
+        self.advice = Advice(config.policy, self.walks, self.intent, clock)
         self.bulk = Bulk(scheduler, ledger, self.room, self.intent, clock)
         self.arbiter = Arbiter(
             config.policy, scheduler, self.layout, self.walks, clock, self.readers
@@ -284,27 +289,31 @@ class Coordinator:
             self._hand_out()
         else:
             client.tell(a.region, verdict, fds)
-        early = client.early.pop(a.region, None)
+        self.advice.attached(region, a.advice)
         if a.flags & wire.ATTACH_WANTED:
-            early = region.span.start_bytes, region.span.end_bytes
-        if early is not None:
-            self._stated(region, *early)
+            self.advice.said(
+                region, wire.Said.NEEDED, region.span.start_bytes, region.span.end_bytes
+            )
+        for said in client.early.pop(a.region, ()):
+            self._said(region, said)
         self.tap.region(client, region)
         self.ledger.attached(file, verdict, reason, lifts)
 
-    def wanted(self, client: Client, want: wire.Want) -> None:
-        """A job has said that it will need a range of a mapping."""
-        region = client.regions.get(want.region)
+    def stated(self, client: Client, said: wire.Statement) -> None:
+        """A job has said something of a mapping."""
+        region = client.regions.get(said.region)
         if region is not None:
-            self._stated(region, want.start_bytes, want.end_bytes)
-        elif want.region in client.opening:
-            start, end = client.early.get(want.region, (want.start_bytes, want.end_bytes))
-            client.early[want.region] = min(start, want.start_bytes), max(end, want.end_bytes)
+            self._said(region, said)
+        elif said.region in client.opening:
+            early = client.early.setdefault(said.region, [])
+            if len(early) < EARLY_MAX:
+                early.append(said)
 
-    def _stated(self, region: Region, start: int, end: int) -> None:
-        start, end = max(start, region.span.start_bytes), min(end, region.span.end_bytes)
+    def _said(self, region: Region, said: wire.Statement) -> None:
+        span = region.span
+        start, end = max(said.start_bytes, span.start_bytes), min(said.end_bytes, span.end_bytes)
         if start < end:
-            self.stated(region, start, end)
+            self.advice.said(region, said.what, start, end)
 
     # -------------------------------------------------------------- checkpoints
 
@@ -499,11 +508,6 @@ class Coordinator:
             around = start - BLOCK_BYTES, end + BLOCK_BYTES
             new = region.scan.mapped.missing(*around) == [around]
             self.arbiter.observe(region, Observation(start, end, at_ns, new))
-
-    def stated(self, region: Region, start: int, end: int) -> None:
-        """The job has said that it will need [start, end) bytes of the file, within the mapping
-        (MADV_WILLNEED, MAP_POPULATE)."""
-        self.intent.stated(region, start, end)
 
     def on_pool_events(self) -> None:
         """What has happened in the pool, if there is one."""

@@ -216,7 +216,7 @@ class Observer:
             size_bytes=st.st_size,
             mtime_ns=st.st_mtime_ns,
             map_flags=1 if mapping.shared else 2,
-            advice_swallowed=0,
+            advice=0,
         )
         self._engine.observed(client, offered, opened)
         if offered.region in client.regions:

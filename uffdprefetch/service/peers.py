@@ -271,8 +271,8 @@ class Peers:
             self._engine.detached(client, wire.GONE.unpack_from(body)[0])
         elif kind == wire.Type.ACK:
             self._engine.laid(client, wire.ack(body))
-        elif kind == wire.Type.WANT:
-            self._engine.wanted(client, wire.want(body))
+        elif kind == wire.Type.STATED:
+            self._engine.stated(client, wire.statement(body))
         elif kind == wire.Type.BYPASS:
             self._engine.bypassed(client, wire.BYPASS.unpack_from(body)[0])
         elif kind == wire.Type.BYE:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.native import uffd
 from uffdprefetch.pool.walkers import note_walker, walks_of
@@ -15,6 +16,7 @@ from uffdprefetch.readers.predictor import Observation
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.publisher import POOL_BACKWARD, POOL_MISS, POOL_TOUCH, PUNCH, TOUCH
+from uffdprefetch.state.reader import Reader
 
 if TYPE_CHECKING:  # numpy, which a service without a pool spares
     from uffdprefetch.pool.node_pool import NodePool
@@ -101,4 +103,22 @@ def plan_evictions(engine: Coordinator, pool: NodePool) -> None:
             for one in (known_orders.all if known_orders is not None else ())
             if one.live and one.file.pooled is not None
         ],
+        unneeded(engine.readers()),
     )  # fmt: skip
+
+
+def unneeded(readers: list[Reader]) -> list[tuple[int, IntervalSet]]:
+    """(number of a file in the pool, the ranges of it of which all that have it mapped have said
+    that they have no use for them now)."""
+    found: dict[int, IntervalSet] = {}
+    for reader in readers:
+        part = reader.file.pooled
+        if part is None or not reader.pooled:
+            continue
+        # who has announced an order says by it what it will need
+        ranges = IntervalSet() if reader.order.announced else reader.unneeded.ranges
+        if part.number in found:
+            found[part.number].keep(ranges)
+        else:
+            found[part.number] = ranges.copy()
+    return [(number, ranges) for number, ranges in found.items() if ranges]

@@ -34,9 +34,7 @@ class Client:
         self.watched = Watched(pid, ended=True)  # replaced by the ledger at hello
         self.refused: set[int] = set()  # addresses of refused mappings
         self.opening: set[int] = set()  # regions whose file is being opened
-        self.early: dict[
-            int, tuple[int, int]
-        ] = {}  # what the job wants of those, bytes [start, end)
+        self.early: dict[int, list[wire.Statement]] = {}  # what the job has said of those
         # of the last scan of /proc/PID/maps: new addresses, regions not found
         self.sighted: set[int] = set()
         self.missed: set[int] = set()

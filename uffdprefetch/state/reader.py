@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.native import uffd
 from uffdprefetch.predict.checkpoints import Span
 from uffdprefetch.predict.randomness import DOUBT_TOUCHES, RandomnessDetector
 from uffdprefetch.predict.streams import Stream, StreamTable
-from uffdprefetch.protocol.wire import ServingMode
+from uffdprefetch.protocol.wire import Said, ServingMode
 from uffdprefetch.state.files import FileState
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 #: Readers of files that are not mapped now, kept for each process; the oldest goes first.
 UNMAPPED_MAX = 256
+#: Ranges that are kept of which a reader has no use; of more, from all over the file, none is.
+UNNEEDED_MAX = 64
 
 
 class Trait(Enum):
@@ -59,6 +62,27 @@ class PoolTouches:
     walkers: dict[int, tuple[Stream, Stream]] = field(default_factory=dict)
 
 
+@dataclass
+class Unneeded:
+    """Of which parts of the file its job has said that it has no use for them now."""
+
+    ranges: IntervalSet = field(default_factory=IntervalSet)
+    said_ns: int = 0  # when it said so last
+
+    def touched(self, start: int, end: int, at_ns: int) -> list[tuple[int, int]]:
+        """[start, end) is read all the same: the ranges with which that is over."""
+        if at_ns <= self.said_ns or not self.ranges.overlaps(start, end):
+            return []
+        over = [(a, b) for a, b in self.ranges if a < end and start < b]
+        for a, b in over:
+            self.ranges.remove(a, b)
+        return over
+
+    def clear(self) -> None:
+        """Keep none."""
+        self.ranges = IntervalSet()
+
+
 class Reader:
     """``table``: the walks of its touches; ``jumps``: whether they go in order; ``order``: the
     known order that it follows. Regions by their numbers."""
@@ -76,6 +100,9 @@ class Reader:
         self.table = StreamTable(client.rank, client.pid)
         self.order = OrderState()
         self.pool = PoolTouches()
+        self.unneeded = Unneeded()
+        #: The last walk that was taken for one at its first touch, because the job had said so.
+        self.trusted: Stream | None = None
 
     @property
     def rank(self) -> int:
@@ -90,6 +117,7 @@ class Reader:
     def add(self, region: Region) -> None:
         """A mapping of it has come."""
         self.regions[region.id] = region
+        self.unneeded.clear()
         self._measure()
 
     def remove(self, region: Region) -> None:
@@ -125,6 +153,11 @@ class Reader:
     def may_prefetch(self) -> bool:
         """Whether its walks are walks, so that what lies ahead of them may be read."""
         return self.jumps.count < DOUBT_TOUCHES or self.jumps.may_prefetch
+
+    @property
+    def says_random(self) -> bool:
+        """Whether its job says so, of a mapping of it."""
+        return any(region.reads == Said.RANDOM for region in self.regions.values())
 
     def saw(self, start: int, end: int, at_ns: int, passed_over: bool) -> None:
         """A touch, see RandomnessDetector.saw."""

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a job says by madvise(2), and what follows from it (docs/advice.md).
+
+Advice is believed where it costs little should it be wrong: it says when to begin and what to leave
+out, and what a reader does outweighs it. Under `--policy auto`; other policies are the user's word.
+"""
+
+from __future__ import annotations
+
+import mmap
+
+from uffdprefetch.base.clock import Clock
+from uffdprefetch.protocol.wire import Said
+from uffdprefetch.readers.intent import Intent
+from uffdprefetch.readers.walks import Walks
+from uffdprefetch.state.reader import UNNEEDED_MAX
+from uffdprefetch.state.region import Region
+
+#: How the kernel's numbers, which come with a mapping, are said.
+_OF_MAPPING = {mmap.MADV_RANDOM: Said.RANDOM, mmap.MADV_SEQUENTIAL: Said.SEQUENTIAL}
+
+
+class Advice:
+    """What the jobs of a service say. Its thread calls everything here."""
+
+    def __init__(self, policy: str, walks: Walks, intent: Intent, clock: Clock) -> None:
+        self._believed = policy == "auto"
+        self._walks, self._intent, self._clock = walks, intent, clock
+
+    def attached(self, region: Region, advice: int) -> None:
+        """A mapping is managed from now on, which the job has advised (MADV_NORMAL, MADV_RANDOM,
+        MADV_SEQUENTIAL) before, or the process that it was forked from."""
+        region.reads = _OF_MAPPING.get(advice, Said.NORMAL)
+
+    def said(self, region: Region, what: int, start: int, end: int) -> None:
+        """The job has said it of [start, end) bytes of the file, within the mapping."""
+        if not self._believed:
+            return
+        if what == Said.NEEDED:
+            self._lift(region, start, end)
+            self._intent.stated(region, start, end)
+        elif what == Said.UNNEEDED:
+            self._unneeded(region, start, end)
+        elif what in (Said.NORMAL, Said.SEQUENTIAL, Said.RANDOM):
+            region.reads = Said(what)
+
+    def _lift(self, region: Region, start: int, end: int) -> None:
+        unneeded = region.reader.unneeded
+        if unneeded.ranges.overlaps(start, end):
+            unneeded.ranges.remove(start, end)
+            self._walks.take_back(region.reader, start, end)
+
+    def _unneeded(self, region: Region, start: int, end: int) -> None:
+        reader = region.reader
+        reader.unneeded.ranges.add(start, end)
+        reader.unneeded.said_ns = self._clock.now_ns()
+        if len(reader.unneeded.ranges) > UNNEEDED_MAX:
+            reader.unneeded.clear()
+        self._walks.take_back(reader, start, end)
+        self._intent.unneeded(region, start, end)
