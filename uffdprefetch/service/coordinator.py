@@ -121,7 +121,7 @@ class Coordinator:
             config.policy, scheduler, self.layout, self.walks, clock, self.readers
         )
         self._table = FileTable(config, scheduler, ledger, clock)
-        following = NextShard(self._table, self.opener)
+        following = NextShard(self._table, self.opener, scheduler)
         self.arbiter.add(Windows(config, self.walks, self.tap, self.layout, following))
         self.arbiter.add(self.bulk)
         self._looks = PagetableScanner(
