@@ -89,6 +89,34 @@ def test_the_next_shard_is_on_its_way_before_it_is_mapped(
     assert files[shards[1]]["served_by"] and files[shards[1]]["prefetched_bytes"] > SIZE // 2
 
 
+@pytest.mark.parametrize("shards", ["between"], indirect=True)
+def test_what_was_asked_of_the_next_shard_comes_though_this_one_is_unmapped(
+    job: Start, bed: SlowBed, shards: list[str]
+) -> None:
+    """Between two shards a loader has none mapped; the storage need not rest."""
+    paths = [bed.path(name) for name in shards]
+    for path in paths:
+        drop_cache(path)
+    code = """
+    m = Mapping(sys.argv[1])
+    for at in range(0, m.length, 1 << 20):
+        hashlib.sha256(m.view[at : at + (1 << 20)])
+        time.sleep(0.004)
+    m.unmap()
+    say(unmapped=True)
+    hear()
+    """
+    work = job(python(code, paths[0]))
+    assert work.line()["unmapped"]
+    before = resident_bytes(paths[1])
+    wait_until(
+        lambda: resident_bytes(paths[1]) >= min(SIZE, before + 24 * MIB),
+        lambda: f"more than {before} bytes of {paths[1]}: {resident_bytes(paths[1])}",
+    )
+    work.tell()
+    work.finish().good()
+
+
 @pytest.mark.parametrize("shards", ["unmapped"], indirect=True)
 def test_a_shard_that_is_not_mapped_after_all_does_not_stay_open(
     job: Start, bed: SlowBed, shards: list[str]

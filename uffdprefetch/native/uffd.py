@@ -26,7 +26,6 @@ RUNS_AT_ONCE = 512
 WARM_PROBE: int = _lib.UP_WARM_PROBE
 WARM_READAHEAD: int = _lib.UP_WARM_READAHEAD
 WARM_PREAD: int = _lib.UP_WARM_PREAD
-PAGES_PER_JOB = 16
 
 
 def _checked(ret: int, what: str) -> int:

@@ -135,6 +135,8 @@ class Stream:
     def advance(self, start: int, end: int, now_ns: int) -> int:
         """Move to a touch; returns the bytes gone forward (0 when it lay behind)."""
         self.touches += 1
+        if self.touches == 2:
+            self.rate = Rate()  # how long it had stood where it begins says nothing
         forward = end - self.position_bytes if self.direction > 0 else self.position_bytes - start
         if forward <= 0:
             self.last_ns = max(self.last_ns, now_ns)

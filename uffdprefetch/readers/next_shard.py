@@ -25,6 +25,7 @@ from uffdprefetch.state.files import FileState, Key
 from uffdprefetch.state.opening import Opened, Opener
 from uffdprefetch.state.reader import Reader
 from uffdprefetch.warm.consumer import Consumer, PrefetchRange
+from uffdprefetch.warm.scheduler import Scheduler
 
 #: Files that may have an index beside them: formats of weights.
 INDEXED = (".safetensors", ".bin", ".pt", ".pth")
@@ -49,14 +50,36 @@ class Next:
     opening: bool = False
     frontier_bytes: int = 0  # asked for up to here ...
     asked_ns: int = 0  # ... then, ...
-    walk: tuple[int, int] = (0, 0)  # ... by this walk: (pid, number)
+    consumer: Beyond | None = None  # ... for this walk
+
+
+@dataclass
+class Beyond:
+    """A walk seen from the file that follows: it stands before its beginning. What is read for it
+    there is still wanted when its own file is unmapped, and the walk over."""
+
+    walk: Stream
+    length_bytes: int  # of the file that it is in
+
+    def __post_init__(self) -> None:
+        self.rank, self.reader = self.walk.rank, self.walk.reader
+        self.direction, self.feedback = self.walk.direction, self.walk.feedback
+
+    @property
+    def position_bytes(self) -> int:
+        """See Consumer."""
+        return self.walk.position_bytes - self.length_bytes
+
+    def expected_bytes(self, now_ns: int, most_bytes: int) -> int:
+        """See Consumer."""
+        return self.walk.expected_bytes(now_ns, most_bytes) - self.length_bytes
 
 
 class NextShard:
     """Of all files of a service, whose thread calls everything here."""
 
-    def __init__(self, table: FileTable, opener: Opener) -> None:
-        self._table, self._opener = table, opener
+    def __init__(self, table: FileTable, opener: Opener, scheduler: Scheduler) -> None:
+        self._table, self._opener, self._scheduler = table, opener, scheduler
         self._found: dict[Key, Next] = {}
 
     def beyond(
@@ -73,8 +96,9 @@ class NextShard:
         found = self._next(reader, now)
         if found is None or found.file is None:
             return
-        if found.walk != (walk.reader, walk.id) and now - found.asked_ns > AGAIN_NS:
-            found.frontier_bytes = 0  # somebody comes there once more
+        before = found.consumer
+        if before is not None and before.walk is not walk and now - found.asked_ns > AGAIN_NS:
+            self._forget(found)  # somebody comes there once more
         after = found.file
         most = min(most, after.size_bytes)
         start, last = found.frontier_bytes, most == after.size_bytes
@@ -85,8 +109,22 @@ class NextShard:
             return
         if not after.attached:
             after.idle_ns = now  # needed until then
-        found.frontier_bytes, found.asked_ns, found.walk = most, now, (walk.reader, walk.id)
-        yield walk, PrefetchRange(after, start, most, need=file.size_bytes + start)
+        found.frontier_bytes, found.asked_ns = most, now
+        if found.consumer is None:
+            found.consumer = Beyond(walk, file.size_bytes)
+        yield found.consumer, PrefetchRange(after, start, most)
+
+    def dismissed(self, reader: Reader) -> None:
+        """Its walks say nothing any more: nor of what follows."""
+        found = self._found.get(reader.file.key)
+        consumer = found.consumer if found is not None else None
+        if found is not None and consumer is not None and consumer.reader == reader.pid:
+            self._forget(found)
+
+    def _forget(self, found: Next) -> None:
+        if found.consumer is not None:
+            self._scheduler.forget(found.consumer)
+        found.consumer, found.frontier_bytes = None, 0
 
     def _next(self, reader: Reader, now: int) -> Next | None:
         found = self._found.get(reader.file.key)

@@ -68,3 +68,5 @@ class Windows(Predictor):
     def dismissed(self, reader: Reader) -> None:
         """See Predictor."""
         self._walks.take_back(reader)
+        if self._next_shard is not None:
+            self._next_shard.dismissed(reader)

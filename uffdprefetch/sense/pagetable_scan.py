@@ -12,21 +12,25 @@ from uffdprefetch.protocol import wire
 from uffdprefetch.sense import pagetables
 from uffdprefetch.state.files import BLOCK_BYTES
 from uffdprefetch.state.publisher import SEEN, EventPublisher
-from uffdprefetch.state.region import Region
+from uffdprefetch.state.region import NEXT_TO_BYTES, Region
 from uffdprefetch.warm.placement import CheckpointPlacer
 
 MS = 1_000_000
-#: Looking for streams in page tables: at first often, then rarely.
+#: Looking for streams in page tables: at first often, then rarely: a reader that begins late is
+#: seen late by one part in LOOKS_WHILE_QUIET of how long it has waited.
 LOOK_FIRST_NS = 2 * MS
 LOOK_SLOWEST_NS = 250 * MS
+LOOKS_WHILE_QUIET = 16
 #: How recent a touch keeps scans frequent while no walk is settled: a storage's reply takes that
 #: long at most, where prefetching pays.
 UNSURE_NS = 100 * MS
 #: A look over a large mapping is spread over several turns: 10 GiB that are mapped take 13 ms.
 LOOK_AT_ONCE_BYTES = 2 << 30
 LOOK_AT_ONCE_NS = 2 * MS
-#: Looking may take one part in this many of a core.
+#: Looking may take one part in this many of a core; what a few hundred looks take at once, as where
+#: a walk begins, it may take before it has rested for it.
 LOOK_COST = 25
+LOOK_CREDIT_NS = 10 * MS
 #: Progress of a walk that is sure: as often as the window demands, within these.
 POLL_FASTEST_NS = 4 * MS
 POLL_SLOWEST_NS = 100 * MS
@@ -35,6 +39,13 @@ POLLS_PER_WINDOW = 8
 SILENT_NS = 50 * MS
 #: Looks of REACH_BYTES one after the other, as long as the stream is further on.
 FOLLOW_STEPS = 8
+
+
+def _at_the_end(stream: Stream, region: Region) -> bool:
+    """Whether a walk cannot go on in a mapping: where its reader goes next is not known."""
+    if stream.direction < 0:
+        return stream.position_bytes <= region.span.start_bytes + NEXT_TO_BYTES
+    return stream.position_bytes >= region.span.end_bytes - NEXT_TO_BYTES
 
 
 def tell_seen(tap: EventPublisher, region: Region, start: int, end: int, now: int) -> None:
@@ -56,6 +67,7 @@ class PagetableScanner:
     ) -> None:
         """``looked`` hears of all of the runs that one look has found, unmerged."""
         self._clock = clock
+        self._credit_ns, self._credited_ns = LOOK_CREDIT_NS, 0
         self._layout, self._tap, self._touch, self._looked = layout, tap, touch, looked
 
     def look(self, region: Region, now: int, share: int) -> None:
@@ -73,7 +85,8 @@ class PagetableScanner:
             touched = self._follow(region, stream, now) or touched
         # all of it: often until a walk is sure, and the reader does walk; then now and then, for
         # walks yet to begin
-        settled = region.reader.may_prefetch and any(s.settled for s in active)
+        going = [s for s in active if s.settled and not _at_the_end(s, region)]
+        settled = bool(going) and region.reader.may_prefetch
         if not settled or (region.scan.resume_at or now - region.scan.whole_ns >= LOOK_SLOWEST_NS):
             if not region.scan.resume_at:
                 region.scan.began_ns = now
@@ -82,11 +95,22 @@ class PagetableScanner:
             if not region.scan.resume_at:
                 region.scan.known_ns = region.scan.began_ns
         region.scan.last_end_ns = now
-        self._next_look(region, active, settled, touched, now)
+        if touched:
+            region.scan.news_ns = now
+        due = self._next_look_ns(region, going, settled, now)
         # our own CPU time: on a crowded node the wall clock would count the others' too
         cost = self._clock.cpu_ns() - began
-        due = LOOK_FIRST_NS if region.scan.resume_at else region.scan.every_ns
-        region.scan.due_ns = now + max(due, LOOK_COST * share * cost)
+        region.scan.due_ns = now + max(due, self._rest_ns(share * cost, now))
+
+    def _rest_ns(self, cost_ns: int, now: int) -> int:
+        """How long to rest after a look that has cost so much of our CPU time."""
+        gained = (now - self._credited_ns) // LOOK_COST
+        self._credit_ns = min(LOOK_CREDIT_NS, self._credit_ns + gained)
+        self._credited_ns = now
+        if cost_ns <= self._credit_ns:
+            self._credit_ns -= cost_ns
+            return 0
+        return LOOK_COST * cost_ns
 
     def _follow(self, region: Region, stream: Stream, now: int) -> bool:
         """Look ahead of a stream, and again from where that leads; whether it saw news."""
@@ -120,31 +144,38 @@ class PagetableScanner:
             now = self._clock.now_ns()
         return touched
 
-    def _next_look(
-        self, region: Region, active: list[Stream], settled: bool, touched: bool, now: int
-    ) -> None:
+    def _next_look_ns(self, region: Region, going: list[Stream], settled: bool, now: int) -> int:
+        """In how long to look again, whatever that costs."""
+        order = region.reader.order
         by_tables = region.verdict != wire.ServingMode.POOL
         begun = any(now - s.last_ns < UNSURE_NS for s in region.walks)
-        if not settled and begun and not region.reader.order.announced:
-            region.scan.every_ns = LOOK_FIRST_NS
-        elif settled and by_tables:
-            rate = max((s.rate_bytes_per_second for s in active), default=0.0)
-            step_bytes = max(self._layout.lookahead(s) for s in active) / POLLS_PER_WINDOW
-            if any(s.sparse_pieces for s in active):  # it may skip: piece by piece tells
-                step_bytes = min(step_bytes, PIECE_BYTES)
-            due = int(step_bytes / rate * 1e9) if rate else POLL_SLOWEST_NS
-            region.scan.every_ns = min(POLL_SLOWEST_NS, max(POLL_FASTEST_NS, due))
-        elif region.reader.order.announced:
-            heard = now - region.reader.order.last_progress_ns < 2 * SILENT_NS
-            region.scan.every_ns = LOOK_SLOWEST_NS if heard else SILENT_NS
-        elif region.reader.order.followed or (
-            settled and now - max(s.last_ns for s in active) < 1000 * MS
-        ):
-            region.scan.every_ns = SILENT_NS
-        elif touched:
-            region.scan.every_ns = LOOK_FIRST_NS
-        else:
-            region.scan.every_ns = min(LOOK_SLOWEST_NS, region.scan.every_ns * 3 // 2)
+        if region.scan.resume_at or (not settled and begun and not order.announced):
+            return LOOK_FIRST_NS
+        if settled and by_tables:
+            due = min(self._poll_ns(s, now) for s in going)
+            return min(POLL_SLOWEST_NS, max(POLL_FASTEST_NS, due))
+        if order.announced:
+            heard = now - order.last_progress_ns < 2 * SILENT_NS
+            return LOOK_SLOWEST_NS if heard else SILENT_NS
+        if order.followed or (settled and now - max(s.last_ns for s in going) < 1000 * MS):
+            return SILENT_NS
+        quiet = now - region.scan.news_ns
+        return min(LOOK_SLOWEST_NS, max(LOOK_FIRST_NS, quiet // LOOKS_WHILE_QUIET))
+
+    def _poll_ns(self, stream: Stream, now: int) -> int:
+        """In how long a walk may have come so far that its window is to go on: a part of the
+        window, or half of what has been asked for, where that is less."""
+        moves = now - stream.last_ns < UNSURE_NS
+        step_bytes = self._layout.lookahead(stream) // POLLS_PER_WINDOW
+        asked_bytes = (stream.frontier_bytes - stream.position_bytes) * stream.direction
+        if moves and asked_bytes > 0:
+            step_bytes = min(step_bytes, asked_bytes // 2)
+        if stream.sparse_pieces:  # it may skip: piece by piece tells
+            step_bytes = min(step_bytes, PIECE_BYTES)
+        rate = stream.rate_bytes_per_second
+        if not rate:
+            return POLL_FASTEST_NS if moves else POLL_SLOWEST_NS
+        return int(step_bytes / rate * 1e9)
 
     def _new_touches(
         self, region: Region, start: int, end: int

@@ -126,7 +126,7 @@ class Coordinator:
             config.policy, scheduler, self.layout, self.walks, clock, self.readers
         )
         self._table = FileTable(config, scheduler, ledger, clock)
-        following = NextShard(self._table, self.opener)
+        following = NextShard(self._table, self.opener, scheduler)
         self.arbiter.add(Windows(config, self.walks, self.tap, self.layout, following))
         self.arbiter.add(self.bulk)
         self._looks = PagetableScanner(
@@ -401,6 +401,7 @@ class Coordinator:
         self, client: Client, a: wire.Attach, file: FileState, verdict: wire.ServingMode
     ) -> Region:
         """A mapping is managed from now on, in this way."""
+        now = self.clock.now_ns()
         region = Region(
             id=a.region,
             file=file,
@@ -409,7 +410,7 @@ class Coordinator:
             offset_bytes=a.offset_bytes,
             verdict=verdict,
             reader=reader_of(client, file),
-            scan=ScanState(self.clock.now_ns() + LOOK_FIRST_NS, LOOK_FIRST_NS),
+            scan=ScanState(now + LOOK_FIRST_NS, now),
         )
         file.attached += 1
         client.regions[region.id] = region
@@ -499,7 +500,7 @@ class Coordinator:
             if event.page in region.checkpoints.laid:
                 region.checkpoints.fired[event.page] = at_ns
                 region.scan.due_ns = min(region.scan.due_ns, now)  # where did that reader begin?
-                region.scan.every_ns = min(region.scan.every_ns, LOOK_FIRST_NS)
+                region.scan.news_ns = now
             self.tap.put(
                 TOUCH, at_ns, client.pid, region.file, start, uffd.PAGE_BYTES, event.handle_ns,
                 tid=event.tid,

@@ -40,7 +40,7 @@ class ScanState:
     """Page-table scans of a mapping: the next, the last, and their results."""
 
     due_ns: int = 0
-    every_ns: int = 0
+    news_ns: int = 0  # of the last touch, or when it was mapped
     mapped: IntervalSet = field(default_factory=IntervalSet)  # file ranges present at the last scan
     resume_at: int = 0  # where a scan of the whole mapping continues; 0: none
     whole_ns: int = 0  # end of the last scan of the whole mapping

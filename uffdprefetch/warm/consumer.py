@@ -23,11 +23,25 @@ class Priority(IntEnum):
 class Consumer(Protocol):
     """Whose ranges they are. Positions are bytes of the file, or of an order (``need``)."""
 
-    rank: int
-    reader: int  # pid; 0: of several processes
-    direction: int
-    position_bytes: int
-    feedback: Feedback
+    @property
+    def rank(self) -> int:
+        """Of the reader."""
+
+    @property
+    def reader(self) -> int:
+        """Its pid; 0: several processes."""
+
+    @property
+    def direction(self) -> int:
+        """1, or -1: it goes backward."""
+
+    @property
+    def position_bytes(self) -> int:
+        """Where it was seen last."""
+
+    @property
+    def feedback(self) -> Feedback:
+        """Whether what was read for it was there in time."""
 
     def expected_bytes(self, now_ns: int, most_bytes: int) -> int:
         """Where it probably is: on from its last touch at its rate, by at most ``most_bytes``."""

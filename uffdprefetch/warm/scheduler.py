@@ -163,10 +163,9 @@ class Scheduler:
             return
         if file.unit_bytes:
             pages = [p for p in pages if file.has(p * uffd.PAGE_BYTES)]
-        for i in range(0, len(pages), uffd.PAGES_PER_JOB):
-            some = pages[i : i + uffd.PAGES_PER_JOB]
-            if self._send(Extent(file, 0, 0, None, some)):
-                file.pending_pages.update(some)
+        for page in pages:  # side by side: the job waits for the last of them
+            if self._send(Extent(file, 0, 0, None, [page])):
+                file.pending_pages.add(page)
 
     def begin(self, file: FileState, start: int) -> None:
         """A mapping of the file itself begins at this offset. Where a request costs more than its

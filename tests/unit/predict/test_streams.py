@@ -247,6 +247,16 @@ def test_the_rate_is_the_readers() -> None:
     assert stream.rate_bytes_per_second == pytest.approx(256 * KIB * 1000, rel=0.05)
 
 
+def test_how_long_a_reader_stood_where_it_began_is_not_its_pace() -> None:
+    """A loader of weights reads a file's head, then makes tensors, then goes."""
+    table = StreamTable(0, 1)
+    table.touch(0, 64 * KIB, 0)
+    for step in range(1, 40):
+        now = 2000 * MS + step * MS
+        stream, _ = table.touch(step * MIB, step * MIB + 64 * KIB, now)
+    assert stream.rate_bytes_per_second == pytest.approx(MIB * 1000, rel=0.1)
+
+
 def test_the_rate_follows_a_reader_that_slows_down() -> None:
     reader = Reader()
     reader.walk(0, 256 * MIB, step=256 * KIB, length=256 * KIB)

@@ -44,7 +44,10 @@ class Node:
         self.table = FileTable(self.config, scheduler, Ledger(), Clock(lambda: self.now))
         self.asked: list[tuple[Any, Any]] = []
         opener: Any = SimpleNamespace(open=lambda what, then: self.asked.append((what, then)))
-        self.shards = NextShard(self.table, opener)
+        self.streams: dict[int, Stream] = {}
+        self.forgotten: list[Any] = []
+        asks: Any = SimpleNamespace(forget=self.forgotten.append)
+        self.shards = NextShard(self.table, opener, asks)
         self.client = SimpleNamespace(pid=PID, readers={})
 
     def reader(self, name: str, seen: bool = True) -> Any:
@@ -65,13 +68,15 @@ class Node:
 
     def beyond(self, reader: Any, at: int, ahead: int = 32 * MIB, **walk: Any) -> list[Any]:
         """What is wanted of the file that follows by a reader that has come so far."""
-        stream = Stream(1, 0, PID, 0, at, self.now, self.now, active=True)
+        made = Stream(1, 0, PID, 0, at, self.now, self.now, active=True)
+        stream = self.streams.setdefault(walk.pop("id", 1), made)
+        stream.position_bytes = at
         for name, value in walk.items():
             setattr(stream, name, value)
         found = []
         for consumer, wanted in self.shards.beyond(reader, stream, ahead, self.now):
-            assert consumer is stream
             found.append(wanted)
+            self.consumer = consumer
         return found
 
     def opens(self) -> None:
@@ -109,12 +114,14 @@ def test_the_window_goes_over_the_files_end(node: Node) -> None:
     (first,) = node.beyond(reader, SIZE - 24 * MIB)
     assert os.path.basename(first.file.path) == SHARDS[1]
     assert (first.start, first.end) == (0, 8 * MIB)
-    assert first.need == SIZE, "as if the two were one"
+    consumer = node.consumer
+    assert consumer.position_bytes == -24 * MIB, "as if the two were one"
     assert node.beyond(reader, SIZE - 24 * MIB) == []
     (more,) = node.beyond(reader, SIZE - 16 * MIB)
-    assert (more.start, more.end, more.need) == (8 * MIB, 16 * MIB, SIZE + 8 * MIB)
+    assert (more.start, more.end) == (8 * MIB, 16 * MIB)
     (last,) = node.beyond(reader, SIZE, 1 << 40)
     assert (last.start, last.end) == (16 * MIB, SIZE)
+    assert node.consumer is consumer and node.forgotten == [], "one queue for all of it"
 
 
 def test_several_ranks_have_one_stream_of_it(node: Node) -> None:
@@ -124,6 +131,20 @@ def test_several_ranks_have_one_stream_of_it(node: Node) -> None:
     assert len(node.asked) == 1
     node.opens()
     assert sum(len(node.beyond(reader, SIZE - 24 * MIB)) for reader in ranks) == 1
+
+
+def test_what_is_asked_for_is_taken_back_when_its_walk_is_none(node: Node) -> None:
+    reader = node.reader(SHARDS[0])
+    node.beyond(reader, SIZE - 24 * MIB)
+    node.opens()
+    assert node.beyond(reader, SIZE - 24 * MIB)
+    another = SimpleNamespace(file=reader.file, pid=PID + 1)
+    node.shards.dismissed(another)  # type: ignore[arg-type]
+    assert node.forgotten == []
+    node.shards.dismissed(reader)
+    assert node.forgotten == [node.consumer]
+    (again,) = node.beyond(reader, SIZE - 24 * MIB)
+    assert again.start == 0
 
 
 @pytest.mark.parametrize(

@@ -13,38 +13,118 @@ from uffdprefetch.predict.checkpoints import Span
 from uffdprefetch.predict.streams import SETTLED_BYTES, Stream
 from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.sense import pagetable_scan
-from uffdprefetch.sense.pagetable_scan import LOOK_FIRST_NS, PagetableScanner
+from uffdprefetch.sense.pagetable_scan import (
+    LOOK_COST,
+    LOOK_CREDIT_NS,
+    LOOK_FIRST_NS,
+    LOOK_SLOWEST_NS,
+    POLL_FASTEST_NS,
+    POLL_SLOWEST_NS,
+    PagetableScanner,
+)
 from uffdprefetch.state.region import ScanState
 
 MIB, MS, SIZE, NOW = 1 << 20, 1_000_000, 1 << 30, 10**12
 
 
+class Node:
+    """A mapping of which a scanner looks at parts; nothing is mapped there."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.looked: list[tuple[int, int]] = []
+        self.cpu = self.cost = 0
+
+        def new_touches(region: Any, start: int, end: int, tell: Any) -> tuple[list[Any], int]:
+            self.looked.append((start, end))
+            self.cpu += self.cost
+            return [], 0
+
+        monkeypatch.setattr(pagetable_scan.pagetables, "new_touches", new_touches)
+        self.reader: Any = SimpleNamespace(
+            may_prefetch=True, order=SimpleNamespace(announced=False, followed=False), pid=7,
+            file=None,
+        )  # fmt: skip
+        self.region: Any = SimpleNamespace(
+            reader=self.reader, walks=[], verdict=ServingMode.CHECKPOINTS, offset_bytes=0,
+            span=Span(0, SIZE, 4096), scan=ScanState(whole_ns=NOW - MS, news_ns=NOW),
+        )  # fmt: skip
+        layout: Any = SimpleNamespace(lookahead=lambda _: 16 * MIB)
+        tap: Any = SimpleNamespace(active=False)
+        self.scanner = PagetableScanner(
+            layout, tap, lambda *_: None, lambda *_: None, Clock(lambda: NOW, lambda: self.cpu)
+        )
+
+    def walk(self, at: int = 2 * SETTLED_BYTES, frontier: int = 0, rate: float = 0.0) -> Stream:
+        """Of its reader, which was seen there just now."""
+        stream = Stream(1, 0, 7, 0, at, NOW - MS, NOW - MS, active=True)
+        stream.frontier_bytes, stream.rate.bytes_per_second = frontier, rate
+        self.region.walks = [stream]
+        return stream
+
+    def look(self, now: int = NOW) -> int:
+        """In how long the next one is due."""
+        self.scanner.look(self.region, now, 1)
+        return int(self.region.scan.due_ns - now)
+
+
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch) -> Node:
+    return Node(monkeypatch)
+
+
 @pytest.mark.parametrize("walks", [True, False])
 def test_a_walk_of_a_reader_that_is_doubted_does_not_narrow_the_look(
-    monkeypatch: pytest.MonkeyPatch, walks: bool
+    node: Node, walks: bool
 ) -> None:
     """Two touches of a random reader may lie like one fast walk; ahead of that there is nothing."""
-    looked: list[tuple[int, int]] = []
+    node.reader.may_prefetch = walks
+    node.walk()
+    due = node.look()
+    assert ((0, SIZE) in node.looked) is not walks
+    assert (due == LOOK_FIRST_NS) is not walks
 
-    def new_touches(region: Any, start: int, end: int, tell: Any) -> tuple[list[Any], int]:
-        looked.append((start, end))
-        return [], 0
 
-    monkeypatch.setattr(pagetable_scan.pagetables, "new_touches", new_touches)
-    stream = Stream(1, 0, 7, 0, 2 * SETTLED_BYTES, NOW - MS, NOW - MS, active=True)
-    reader: Any = SimpleNamespace(
-        may_prefetch=walks, order=SimpleNamespace(announced=False, followed=False), pid=7,
-        file=None,
-    )  # fmt: skip
-    region: Any = SimpleNamespace(
-        reader=reader, walks=[stream], verdict=ServingMode.CHECKPOINTS, offset_bytes=0,
-        span=Span(0, SIZE, 4096), scan=ScanState(whole_ns=NOW - MS),
-    )  # fmt: skip
-    layout: Any = SimpleNamespace(lookahead=lambda _: 16 * MIB)
-    tap: Any = SimpleNamespace(active=False)
-    scanner = PagetableScanner(
-        layout, tap, lambda *_: None, lambda *_: None, Clock(lambda: NOW, lambda: 0)
-    )
-    scanner.look(region, NOW, 1)
-    assert ((0, SIZE) in looked) is not walks
-    assert (region.scan.due_ns - NOW == LOOK_FIRST_NS) is not walks
+def test_a_walk_of_unknown_pace_is_looked_at_soon(node: Node) -> None:
+    """All of its window may be gone before the next look, and storage rest."""
+    stream = node.walk()
+    assert node.look() == POLL_FASTEST_NS
+    stream.last_ns = NOW - 10**9
+    assert node.look() == POLL_SLOWEST_NS, "it stands"
+
+
+def test_the_next_look_is_before_the_end_of_what_was_asked_for(node: Node) -> None:
+    node.walk(32 * MIB, 512 * MIB, rate=40 * MIB)
+    assert node.look() == 50 * MS, "an eighth of the window"
+    node.walk(32 * MIB, 34 * MIB, rate=40 * MIB)
+    assert node.look() == 25 * MS, "half way to the end of it"
+
+
+@pytest.mark.parametrize("direction", [1, -1])
+def test_where_a_walk_has_ended_its_reader_is_sought_everywhere(node: Node, direction: int) -> None:
+    """Who has come to the end of a file may begin at its beginning; no walk tells."""
+    ends = SIZE if direction > 0 else 0
+    stream = node.walk(ends - direction * MIB)
+    stream.start_bytes, stream.direction = SIZE - ends, direction
+    node.look()
+    assert (0, SIZE) not in node.looked
+    stream.position_bytes = ends - direction * 4096
+    assert node.look() == LOOK_FIRST_NS
+    assert (0, SIZE) in node.looked
+
+
+def test_a_reader_that_begins_late_is_seen_late_by_a_part_of_that(node: Node) -> None:
+    for waited_ms in (10, 320, 10_000):
+        due = node.look(NOW + waited_ms * MS)
+        assert due == min(LOOK_SLOWEST_NS, max(LOOK_FIRST_NS, waited_ms * MS // 16))
+
+
+def test_looks_cost_a_part_of_a_core_but_for_the_first(node: Node) -> None:
+    stream = node.walk(SETTLED_BYTES - 1)  # not sure: every LOOK_FIRST_NS
+    node.cost = MS // 2
+    dues = [node.look(NOW + turn * LOOK_FIRST_NS) for turn in range(20)]
+    rested = dues.index(LOOK_COST * 2 * node.cost)
+    spent = 2 * node.cost * rested
+    assert LOOK_CREDIT_NS - 2 * node.cost < spent <= LOOK_CREDIT_NS + 20 * LOOK_FIRST_NS
+    assert set(dues[:rested]) == {LOOK_FIRST_NS}
+    stream.last_ns = NOW + 10**9
+    assert node.look(NOW + 10**9) == LOOK_FIRST_NS, "it has rested"

@@ -226,6 +226,16 @@ def test_a_checkpoint_page_is_no_request_of_its_own(
     assert 4096 in lustre.pending_pages
 
 
+def test_checkpoint_pages_are_copied_side_by_side(file: FileState) -> None:
+    """The job waits in mmap(2) for the last of them, and each is a wait for storage."""
+    notes = Notes()
+    scheduler = scheduler_of(notes)
+    scheduler.copy(file, [16, 1024, 2048])
+    assert notes.sent == [(0, 0)] * 3
+    scheduler.copy(file, [2048, 4096])
+    assert len(notes.sent) == 4
+
+
 def test_the_first_request_of_a_mapping_goes_out_before_its_reader_comes_and_once(
     lustre: FileState,
 ) -> None:
