@@ -22,6 +22,7 @@ from uffdprefetch.readers import file_stream
 from uffdprefetch.readers.file_stream import MEMORY_NS, MS, FileStream, Room, Stage
 from uffdprefetch.state.files import BLOCK_BYTES, FileState, Key
 from uffdprefetch.state.ledger import Ledger
+from uffdprefetch.state.reader import Reader
 from uffdprefetch.state.region import Region
 from uffdprefetch.warm.consumer import FileConsumer, Priority
 from uffdprefetch.warm.scheduler import Scheduler
@@ -48,6 +49,7 @@ class StatedFile:
     why: str = ""
     stream: FileStream | None = None
     streamed_bytes: int = 0  # by streams that have ended
+    readers: dict[int, Reader] = field(default_factory=dict)  # by pid: who have said it
     told: bool = False  # that it does not fit
     ended_ns: int = 0
     memory_ns: int = 0
@@ -93,6 +95,7 @@ class Intent:
         book = self._book(region, by)
         if book.stream is None and self._clock.now_ns() - book.ended_ns > AGAIN_NS:
             book.ranges, book.settled = IntervalSet(), IntervalSet()
+        book.readers[region.reader.pid] = region.reader
         book.in_pool = book.in_pool or region.verdict == ServingMode.POOL
         for a, b in book.ranges.missing(start, min(end, book.file.size_bytes)):
             for low, high in book.settled.missing(a, b):
@@ -123,6 +126,8 @@ class Intent:
                 self._decide(book, now)
             if book.stream is not None and not self._ends(book, book.stream, now):
                 book.stream.in_pool = book.in_pool
+                walks = [w for reader in book.readers.values() for w in reader.table.streams]
+                book.stream.lets_pass(max((w.position_bytes for w in walks), default=0))
                 if book.stream.go_on(now):
                     self._end(book, Stage.DONE, book.why, now)
 
