@@ -30,6 +30,8 @@ from uffdprefetch.warm.scheduler import Scheduler
 #: What is said of a range once more is news after this: the kernel may have dropped it.
 AGAIN_NS = 1000 * MS
 FILES_MAX = 256
+#: StatedFile.by
+BY_JOB = "the job"
 
 
 @dataclass
@@ -89,7 +91,7 @@ class Intent:
         """The job says that it will need [start, end) of the file, in bytes. Cheap, and the same
         as nothing where it has been said before."""
         if self._config.policy == "auto":
-            self._say(region, start, end, "the job")
+            self._say(region, start, end, BY_JOB)
 
     def _say(self, region: Region, start: int, end: int, by: str) -> None:
         book = self._book(region, by)
@@ -176,6 +178,9 @@ class Intent:
         file = book.file
         if file.changed or file.fd < 0:
             self._end(book, Stage.STOPPED, "the file is not managed any more", now)
+        elif book.by == BY_JOB and all(one.order.followed for one in book.readers.values()):
+            # pyarrow says it of all columns of a table, an order has those that are read
+            self._end(book, Stage.STOPPED, "the order in which it will be read is known", now)
         elif now >= book.memory_ns:
             book.memory_ns = now + MEMORY_NS
             room, limit = self._room.of(file, stream.pooled)

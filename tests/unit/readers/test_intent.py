@@ -121,6 +121,22 @@ def test_a_reader_that_goes_on_before_the_stream_does_not_stand_behind_it(
     assert list(read(bed)) == [(0, SIZE)] and said(bed, file)[0] == "done"
 
 
+@pytest.mark.parametrize("whole", [(), ("tokens.*",)])
+def test_of_a_reader_whose_order_is_known_what_the_user_has_said_counts_alone(
+    file: FileState, monkeypatch: pytest.MonkeyPatch, whole: tuple[str, ...]
+) -> None:
+    bed = Bed(monkeypatch, whole=whole)
+    region = bed.region(file)
+    bed.intent.mapped(region)
+    bed.intent.stated(region, 0, SIZE)
+    bed.turn()
+    bed.order(region, True)
+    bed.rest(2000)
+    some = read(bed).total_bytes()
+    assert said(bed, file)[0] == ("done" if whole else "stopped")
+    assert some == SIZE if whole else 0 < some <= SIZE // 8
+
+
 def test_a_file_that_was_named_first_is_read_first(
     bed: Bed, file: FileState, other: FileState
 ) -> None:
