@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from conftest import wait_until
 from harness import Job, Start, service_socket
@@ -234,3 +235,146 @@ def test_records_of_several_files_one_after_the_other_are_found_out(
     )
     how = "loader-1: record number = sample number, in 3 files"
     assert all(plan["how"] == how and not plan["dropped"] for plan in found.values())
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_columns_that_a_sample_does_not_give_are_not_read_ahead(
+    job: Start, tmp_path: Path, workers: int
+) -> None:
+    if importlib.util.find_spec("datasets") is None:
+        pytest.skip("the package datasets is not installed")
+    rng, files, image_bytes = np.random.default_rng(1), [], 0
+    for number, rows in enumerate(ROWS):
+        files.append(tmp_path / f"data-{number}.arrow")
+        images = [{"bytes": rng.bytes(int(rng.integers(*SIZES))), "path": "p"} for _ in range(rows)]
+        image_bytes += sum(len(image["bytes"]) for image in images)
+        other = [rng.bytes(SIZES[1]) for _ in range(rows)]
+        table = pa.table({"label": range(rows), "other": other, "image": images, "more": other})
+        with pa.OSFile(str(files[-1]), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as out:
+            out.write_table(table, max_chunksize=40)
+    path = tmp_path / "train.py"
+    dataset = REAL + (
+        '.cast_column("image", datasets.Image(decode=False)).remove_columns(["other"])'
+        '.with_format(columns=["label", "image"])'
+    )
+    source = SCRIPT.replace("DATASET", dataset).replace("SHUFFLE", "True")
+    source = source.replace('zip(batch["data"], batch["label"])', "batch").replace(
+        "in batch:", 'in [(each["image"]["bytes"], each["label"]) for each in batch]:'
+    )
+    path.write_text(
+        source.replace("START", "'fork'").replace("shuffle=", "collate_fn=list, shuffle=")
+    )
+    words = [sys.executable, str(path), str(workers), *map(str, files)]
+    plain = job(words, wrap=False)
+    assert plain.line() == {"read": 3}
+    plain.tell()
+    expected = plain.line()
+    assert plain.finish().status == 0
+    cold(files)
+    run = job(words)
+    assert run.line() == {"read": 3}
+    wait_until(lambda: len(plans(run)) == 2, lambda: f"an order of each file: {plans(run)}")
+    run.tell()
+    assert run.line() == expected
+    summary = run.finish().good().summary
+    for plan in summary["plans"]:
+        assert (plan["how"], plan["dropped"]) == (HOW, None)
+        assert image_bytes < plan["sent_bytes"] < 1.02 * image_bytes, "the whole order's"
+    # with what pyarrow has said of all columns before the order was known
+    assert 0 < summary["totals"]["prefetched_bytes"] < 1.5 * image_bytes
+
+
+def test_files_that_were_replaced_between_two_epochs_are_followed_anew(
+    job: Start, tmp_path: Path
+) -> None:
+    write_library(tmp_path)
+    halves = [tmp_path / "first", tmp_path / "second"]
+    for number, half in enumerate(halves):
+        half.mkdir()
+        rows = ROWS[::-1] if number else ROWS
+        write_shards(half, rows, np.random.default_rng(number), SIZES)
+    files = [tmp_path / f"data-{number}.arrow" for number in range(2)]
+
+    def renew(half: int) -> None:
+        for file, new in zip(files, sorted(halves[half].iterdir()), strict=True):
+            cold([new])
+            file.unlink(missing_ok=True)
+            os.link(new, file)
+
+    path = tmp_path / "train.py"
+    body = SCRIPT.replace("DATASET", LIKE).replace("SHUFFLE", "True").replace("START", "'fork'")
+    body = body.replace("def main():", "def main(files, workers):")
+    body = body.replace("    files, workers = sys.argv[2:], int(sys.argv[1])\n", "")
+    path.write_text(
+        body.replace("    main()", "    for _ in range(2): main(sys.argv[2:], int(sys.argv[1]))")
+    )
+    words = [sys.executable, str(path), "0", *map(str, files)]
+
+    def epochs(run: Job, wrapped: bool) -> list[Any]:
+        digests = []
+        for half in range(2):
+            assert run.line() == {"read": 3}
+            if wrapped:
+                wait_until(lambda: len(plans(run)) >= 2, lambda: f"orders: {plans(run)}")
+            if not half:
+                renew(1)  # while the first is read
+            run.tell()
+            digests.append(run.line())
+        return digests
+
+    renew(0)
+    plain = job(words, wrap=False)
+    expected = epochs(plain, False)
+    assert plain.finish().status == 0
+    renew(0)
+    run = job(words)
+    assert epochs(run, True) == expected
+    found = run.finish().good().summary["plans"]
+    read = sorted((plan["items"], plan["read_items"]) for plan in found)
+    assert read == sorted([(rows, rows) for rows in ROWS] * 2)
+    assert all(plan["dropped"] is None and plan["how"] == HOW for plan in found)
+
+
+SCRAMBLED = """
+    import numpy, zlib
+    class Rows(torch.utils.data.Dataset):
+        def __init__(self):
+            self.parts = [numpy.load(f, mmap_mode="r") for f in files]
+        def __len__(self):
+            return sum(map(len, self.parts))
+        def __getitem__(self, index):
+            at = index * 7919 % len(self)  # which nobody tells
+            for part in self.parts:
+                if at < len(part):
+                    return zlib.crc32(part[at]), index
+                at -= len(part)
+    dataset = Rows()
+"""
+
+
+@pytest.mark.parametrize("engine", ["cache", "pool"])
+def test_an_order_that_cannot_be_proven_is_not_followed(
+    job: Start, tmp_path: Path, engine: str
+) -> None:
+    files = [tmp_path / f"part-{number}.npy" for number in range(3)]
+    for number, file in enumerate(files):
+        np.save(file, np.random.default_rng(number).integers(0, 256, (150, 120_000), np.uint8))
+    path = tmp_path / "train.py"
+    source = SCRIPT.replace("    DATASET\n", SCRAMBLED).replace("import datasets\n", "")
+    source = source.replace('zip(batch["data"], batch["label"])', "zip(*batch)")
+    source = source.replace("data + b", "b'%d' % data + b").replace("number == 3", "number == 11")
+    path.write_text(source.replace("SHUFFLE", "True").replace("START", "'fork'"))
+    words = [sys.executable, str(path), "0", *map(str, files)]
+    plain = job(words, wrap=False)
+    assert plain.line() == {"read": 11}
+    plain.tell()
+    expected = plain.line()
+    assert plain.finish().status == 0
+    cold(files)
+    run = job(words, options=("--engine", engine))
+    assert run.line() == {"read": 11}
+    run.tell()
+    assert run.line() == expected
+    summary = run.finish().good().summary
+    assert summary["plans"] == []
+    assert any("which records its samples read is not known" in x for x in summary["degradations"])

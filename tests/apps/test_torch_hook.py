@@ -26,10 +26,10 @@ pytestmark = [
 
 SCENES = SUPPORT / "torch_scenes.py"
 NAMES = (
-    "progress 0", "progress 2", "early_end", "early_end_persistent", "two_iterators",
-    "iterator_without_loader", "many_loaders", "nothing_stays", "nothing_pickled", "failing 0",
-    "failing 2", "drawn_between", "unsized", "handler_raises", "changed_methods", "late lists",
-    "late lists fork", "late lists spawn", "late lists forkserver",
+    "progress 0", "progress 2", "before_workers", "early_end", "early_end_persistent",
+    "two_iterators", "iterator_without_loader", "many_loaders", "nothing_stays",
+    "nothing_pickled", "failing 0", "failing 2", "drawn_between", "unsized", "handler_raises",
+    "changed_methods", "late lists", "late lists fork", "late lists spawn", "late lists forkserver",
 )  # fmt: skip
 #: Scenes that must go the same way without the hook.
 COMPARED = ("failing 0", "failing 2", "unsized", "handler_raises", "nothing_pickled")
@@ -76,6 +76,12 @@ def test_progress_counts_the_items_of_delivered_batches_and_ends(
     assert played.result(f"progress {workers}") == [4, 8, 10, ENDED | 10]
     (said,) = played.by_scene[f"progress {workers}"]
     assert (said.reader, said.items) == ("loader-1", 10)
+
+
+def test_an_order_is_announced_before_workers_are_started_and_once(played: Played) -> None:
+    assert played.result("before_workers") == [1, 1, 1, 3]
+    orders = [said.order() for said in played.by_scene["before_workers"]]
+    assert len({tuple(order) for order in orders}) == 3
 
 
 def test_an_epoch_that_is_left_has_ended_and_the_next_one_begins_anew(played: Played) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import json
+import multiprocessing
 import os
 import pickle
 import signal
@@ -91,6 +92,34 @@ def progress(workers: int) -> Any:
     for _ in iterator:
         seen.append(said())
     return [*seen, said()]
+
+
+class Noting(type(multiprocessing.get_context("fork"))):  # type: ignore[misc]
+    """Makes workers, and notes how many orders are announced by then."""
+
+    def __init__(self) -> None:
+        self.noted: list[int] = []
+
+    def Process(self, *args: Any, **options: Any) -> Any:
+        self.noted.append(len(announced()))
+        return super().Process(*args, **options)
+
+
+def before_workers() -> Any:
+    """The orders that are announced when each of two workers is about to be started, when both run,
+    and after a second epoch of theirs."""
+    context, before = Noting(), len(announced())
+    loader = DataLoader(
+        Numbers(), batch_size=2, shuffle=True, num_workers=2, persistent_workers=True,
+        multiprocessing_context=context,
+    )  # fmt: skip
+    iterator = iter(loader)
+    begun = len(announced())
+    for _ in range(2):
+        list(iterator)
+        iterator = iter(loader)
+    del iterator, loader._iterator
+    return [*(count - before for count in context.noted), begun - before, len(announced()) - before]
 
 
 def early_end() -> Any:
@@ -269,8 +298,9 @@ SCENES: dict[str, Callable[[], Any]] = {
 SCENES |= {
     scene.__name__: scene
     for scene in (
-        early_end, early_end_persistent, two_iterators, iterator_without_loader, many_loaders,
-        nothing_stays, nothing_pickled, drawn_between, unsized, handler_raises, changed_methods,
+        before_workers, early_end, early_end_persistent, two_iterators, iterator_without_loader,
+        many_loaders, nothing_stays, nothing_pickled, drawn_between, unsized, handler_raises,
+        changed_methods,
     )
 }  # fmt: skip
 

@@ -24,6 +24,7 @@ from uffdprefetch.formats.arrow_layout import (
     Node,
     Slot,
     slots,
+    units,
 )
 from uffdprefetch.formats.arrow_messages import Batch, Message, Table
 from uffdprefetch.formats.index import Options, RecordIndex
@@ -151,12 +152,15 @@ def _fill(
 
 
 def _places(
-    batches: Sequence[Batch], filled: Sequence[list[Filled] | None], shape: Sequence[Slot]
-) -> Places:
-    """All batches' pieces. The whole body of a batch without values is every row's."""
+    batches: Sequence[Batch], filled: Sequence[list[Filled] | None], shape: Sequence[Slot],
+    groups: Sequence[int],
+) -> tuple[Places, list[int]]:  # fmt: skip
+    """All batches' pieces, and which of ``groups``, numbers of the slots, those of a column are of.
+    The whole body of a batch without values is every row's, and of a group of its own."""
     rows: Array = np.array([batch.rows for batch in batches], np.int64)
     parts = Parts(np.concatenate([[0], np.cumsum(rows)]).astype(np.int64))
     columns: list[Column] = []
+    group_of: list[int] = []
     for number, slot in enumerate(shape):
         mine = [None if batch is None else batch[number] for batch in filled]
         if slot.bits >= 0:
@@ -164,17 +168,20 @@ def _places(
             if (base >= 0).any():
                 extra: Array = np.full(len(base), slot.extra_bytes, np.int64)
                 columns.append(Stride(slot.bits, base, extra))
+                group_of.append(groups[number])
         else:
             column = _listed(mine, rows)
             if column.length.any():
                 columns.append(column)
+                group_of.append(groups[number])
     whole = np.array([one is None for one in filled], bool)
     if whole.any():
         body = np.array(
             [(one.message.body_at, one.message.body_bytes) for one in batches], np.int64
         )
         columns.append(Stride(0, np.where(whole, body[:, 0], -1), body[:, 1]))
-    return Places(parts, columns)
+        group_of.append(-1)
+    return Places(parts, columns), group_of
 
 
 def _listed(filled: Sequence[Any], rows: Array) -> Listed:
@@ -219,6 +226,8 @@ class Arrow:
         first = messages.read_schema_message(reader, messages.FILE_BEGINS if is_file else 0)
         names, columns = _schema(first)
         shape = [slot for node in columns or () for slot in slots(node)]
+        counts = [count for node in columns or () for count in units(node)]
+        groups = np.repeat(np.arange(len(counts)), counts).tolist()
         if any(slot.bits > ELEMENTS_MAX for slot in shape):
             raise FormatError("impossible Arrow schema", first.at, "rows of more than 2^48 bits")
         with ThreadPoolExecutor(THREADS, "uffdprefetch-index") as pool:
@@ -229,16 +238,18 @@ class Arrow:
                 filled = _fill(reader, batches, columns, pool)
         codecs = {batch.codec for batch in batches} - {None}
         bodies = sum(batch.message.body_bytes for batch in batches)
+        places, group_of = _places(batches, filled, shape, groups)
         return RecordIndex(
             "arrow",
             reader.size_bytes,
-            _places(batches, filled, shape),
+            places,
             granularity="batch" if any(one is None for one in filled) else "record",
             outside_bytes={"schema, metadata, dictionaries": reader.size_bytes - bodies},
             facts={
                 "container": "file" if is_file else "stream",
                 "batches": len(batches),
                 "columns": names,
+                "groups": group_of,
                 "compression": " ".join(sorted(map(str, codecs))) or None,
             },
         )

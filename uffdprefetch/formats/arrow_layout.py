@@ -65,6 +65,14 @@ def slots(node: Node, each: int | None = 1) -> list[Slot]:
     return found + [one for child in node.children for one in slots(child, below)]
 
 
+def units(node: Node) -> list[int]:
+    """A column's slots in groups: how many belong to each thing that has a place for every row, the
+    column or, of a struct, its validity and each field."""
+    if node.kind != "struct":
+        return [len(slots(node))]
+    return [1] + [count for child in node.children for count in units(child)]
+
+
 class Range(NamedTuple):
     """The elements [low, high) of each row, ascending; or ``each`` elements a row."""
 

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -49,6 +49,11 @@ class RecordIndex:
     @property
     def exact(self) -> bool:
         return self.granularity == "record"
+
+    def only(self, columns: Sequence[int]) -> RecordIndex:
+        """The same records, of which these columns of ``places`` alone are read."""
+        some = [self.places.columns[number] for number in columns]
+        return replace(self, places=Places(self.places.parts, some))
 
     def extents(self, records: Any) -> Pair:
         """(starts, ends) in the file, int64, of these records (a number or an array of numbers).

@@ -1,83 +1,80 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the rows of a Hugging Face dataset lie: its table says which Arrow files it is made of.
+"""Where the rows of a Hugging Face dataset lie: in the buffers of its Arrow table.
 
-Only instance dictionaries of that library's own table classes are read, and lengths asked for. What
-the indices of a shuffled or selected dataset say is read, as the job does with each sample.
+A table that maps its files has buffers inside these mappings, and whatever was made of it (columns
+removed, renamed or cast, rows sliced, tables concatenated) either still has them or has its own in
+memory. So the service is told the addresses of the buffers of the columns that a sample gives, and
+finds the file's records (orders/buffers.py). Only instance dictionaries of that library's own
+classes and pyarrow's tables are read; as the job does with each sample, the table of indices too.
 """
 
 from __future__ import annotations
 
 import sys
 from array import array
+from collections.abc import Iterator
 from typing import Any
 
 _TABLE = "datasets.table"
-#: Operations on a mapped table after which its rows are still the file's, if not all columns.
-_SAME_ROWS = frozenset(
-    ("rename_columns", "remove_column", "drop", "select", "replace_schema_metadata", "flatten",
-     "add_column", "append_column", "set_column")
-)  # fmt: skip
-#: After these they are in memory.
-_COPIES = frozenset(("filter", "combine_chunks"))
 
 
-class Stretches:
-    """``files``: paths. ``numbers``: (file, first row, rows, first record) of each stretch of rows
-    that are successive records of a file (orders/stretches.py)."""
+class Buffers:
+    """``files``: paths of those that the table maps. ``numbers``: (address, first row, rows, row in
+    the buffer) of each buffer of ``rows`` successive rows that has a place for every row."""
 
     def __init__(self) -> None:
         self.files: list[str] = []
         self.numbers = array("q")
-        self._file_of: dict[str, int] = {}
-
-    def add(self, path: str, first: int, count: int, record: int) -> None:
-        """One more stretch."""
-        if not count:
-            return
-        if path not in self._file_of:
-            self._file_of[path] = len(self.files)
-            self.files.append(path)
-        self.numbers.extend((self._file_of[path], first, count, record))
 
 
-def stretches(table: Any) -> Stretches | None:
-    """Of a table's rows, without those in memory; None where the table does not tell, also because
-    it is built otherwise than those of version 5."""
+def buffers(table: Any, columns: Any) -> Buffers | None:
+    """Of these columns (names; None: all) of a table; None where it does not tell, also because it
+    is built otherwise than those of version 5."""
     try:
-        return _stretches(table)
-    except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError):
+        found = Buffers()
+        found.files = sorted(set(_files(table)))
+        rows = vars(table)["table"]
+        for name, chunked in zip(rows.column_names, rows.columns):  # noqa: B905
+            first = 0
+            for chunk in chunked.chunks if columns is None or name in columns else ():
+                for address, offset in _row_buffers(chunk):
+                    found.numbers.extend((address, first, len(chunk), offset))
+                first += len(chunk)
+        return found
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
         return None
 
 
-def _stretches(table: Any) -> Stretches | None:
-    found = Stretches()
-    rows = [[table]]
+def _files(table: Any) -> Iterator[str]:
     if _is(table, "ConcatenationTable"):
-        rows = vars(table)["blocks"]
-    first = 0
-    for blocks in rows:  # side by side, that is of other columns
-        for block in blocks:
-            if _is(block, "InMemoryTable"):
-                continue
-            if not _is(block, "MemoryMappedTable"):
-                return None
-            record: int | None = 0
-            for name, arguments, named in vars(block)["replays"]:
-                if name == "slice" and not named and record is not None:
-                    record += arguments[0]
-                elif name in _COPIES:
-                    record = None
-                elif name not in _SAME_ROWS:
-                    return None
-            if record is not None:
-                found.add(vars(block)["path"], first, vars(block)["table"].num_rows, record)
-        first += vars(blocks[0])["table"].num_rows if blocks else 0
-    return found
+        for row in vars(table)["blocks"]:
+            for block in row:
+                yield from _files(block)
+    elif _is(table, "MemoryMappedTable"):
+        yield vars(table)["path"]
+    elif not _is(table, "InMemoryTable"):
+        raise TypeError(type(table))
 
 
 def _is(table: object, name: str) -> bool:
     kind = getattr(sys.modules.get(_TABLE), name, None)
     return kind is not None and type(table) is kind
+
+
+def _row_buffers(chunk: Any) -> Iterator[tuple[int, int]]:
+    """(address, row in it) of the buffers of an array that have a place for every row. Of a column
+    and of each field of a struct one is enough: the file's index knows what belongs to it."""
+    if not len(chunk):
+        return
+    chunk = getattr(chunk, "storage", chunk)  # of an extension
+    validity, *rest = chunk.buffers()
+    children = chunk.type.num_fields if type(chunk).__name__ == "StructArray" else 0
+    first = [] if children else [each for each in rest if each is not None and each.size][:1]
+    for buffer in (validity, *first):
+        if buffer is not None and buffer.size:
+            yield buffer.address, chunk.offset
+    for number in range(children):
+        yield from _row_buffers(chunk.field(number))
 
 
 def rows_of(indices: Any, numbers: array[int]) -> array[int]:

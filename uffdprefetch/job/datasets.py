@@ -72,6 +72,7 @@ class BaseDataset:
 
 
 _known = Table()
+_tables = Table()  # what _buffers() has found
 
 
 def discover_datasets(dataset: object) -> list[DatasetInfo]:
@@ -209,11 +210,11 @@ def describe(dataset: Any, items: array[int], file: str | None, torch: Any) -> D
             part["turns"] = name + ".turns"
             description.arrays[name + ".turns"] = base.turns
         description.parts.append(part)
-        files = None if base.table is None else arrow_tables.stretches(base.table)
-        if files is not None and files.files:
-            part["files"], part["stretches"] = name + ".files", name + ".stretches"
-            description.arrays[name + ".files"] = packed(map(os.fsencode, files.files))
-            description.arrays[name + ".stretches"] = files.numbers
+        found = None if base.table is None else _buffers(base)
+        if found is not None and found.files:
+            part["files"], part["buffers"] = name + ".files", name + ".buffers"
+            description.arrays[name + ".files"] = packed(map(os.fsencode, found.files))
+            description.arrays[name + ".buffers"] = found.numbers
             continue
         columns = lists.columns(base.dataset, samples)
         signatures = [(column.name, column.signature) for column in columns]
@@ -225,6 +226,19 @@ def describe(dataset: Any, items: array[int], file: str | None, torch: Any) -> D
             room -= sum(map(len, made.values()))
             description.will_have(known, signatures)
     return description
+
+
+def _buffers(base: BaseDataset) -> arrow_tables.Buffers | None:
+    """Those of the columns that its samples give; found once for a table and these columns."""
+    state = vars(base.dataset)
+    given, others = state.get("_format_columns"), state.get("_output_all_columns")
+    columns = None if given is None or others else tuple(given)
+    before = _tables.get(base.table)
+    if before is None or before[0] != columns:
+        before = columns, arrow_tables.buffers(base.table, columns)
+        _tables.set(base.table, before)
+    found: arrow_tables.Buffers | None = before[1]
+    return found
 
 
 def _lists(

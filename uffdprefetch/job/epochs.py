@@ -64,13 +64,14 @@ class Epoch:
     """One pass of an iterator through its sampler. Reports progress from follow() on, until it ends
     or its order turns out to be wrong."""
 
-    def __init__(self, reader: Reader, ahead: bool) -> None:
-        """``ahead``: workers get indices before the job asks for their batches."""
+    def __init__(self, reader: Reader, ahead_items: int) -> None:
+        """``ahead_items``: workers may read so many before the job asks for their batches; 0: there
+        are no workers."""
         self.reader = reader
+        self.ahead_items = ahead_items
         self.begun = False
         #: The order, where it had to be computed before the iterator was made.
         self.early: array[int] | None = None
-        self._ahead = ahead
         self._order: array[int] = array("q")
         self._announcement: Announcement | None = None
         self._drawn_items = 0
@@ -81,6 +82,11 @@ class Epoch:
         """Compare with ``order``, and report progress to ``announcement``."""
         self._order, self._announcement = order, announcement
         self.reader.current = self
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether the order is announced, and no index of it drawn."""
+        return self._announcement is not None and not self._drawn_items
 
     def on_index(self, index: Any) -> str | None:
         """The sampler has given ``index``. Returns an error, a line, the first time that it is not
@@ -103,7 +109,7 @@ class Epoch:
         """The job has received another batch."""
         if self._announcement is None:
             return
-        if self._ahead:
+        if self.ahead_items:
             self._delivered_items += self._sizes.popleft() if self._sizes else 0
         else:  # including a failed batch's
             self._delivered_items = self._drawn_items

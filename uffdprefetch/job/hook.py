@@ -64,6 +64,7 @@ def _around_init(original: Any) -> Any:
     def __init__(self: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
         _guarded(_opening, self, loader, False)
         original(self, loader, *args, **kwargs)
+        _guarded(_opened, self, loader)
 
     return __init__
 
@@ -122,15 +123,25 @@ def _opening(iterator: Any, loader: Any, again: bool) -> None:
         return
     before = _epochs.get(iterator)
     if before is not None:
+        if again and before.is_ahead:
+            return  # of the workers, which have been started meanwhile
         before.end()
     reader = _reader(loader)
-    epoch = Epoch(reader, loader.num_workers > 0)
+    epoch = Epoch(reader, _ahead(loader))
     _epochs.set(iterator, epoch)
     datasets.discover_datasets(loader.dataset)
     # With workers _reset follows and calls iter() again: that one counts.
     now = again or loader.num_workers == 0
     if reader.settings is not None and now and samplers.begins_at_once(loader._index_sampler):
         epoch.early = _order(reader, loader._index_sampler, loader.dataset)
+
+
+def _opened(iterator: Any, loader: Any) -> None:
+    """Workers, if there are any, are about to be started, which takes a while: torch's own samplers
+    draw no index meanwhile, nor does anything else draw from their generators."""
+    epoch = _epochs.get(iterator)
+    if epoch is not None and loader.num_workers > 0 and epoch.reader.settings is None:
+        _begin(iterator, epoch)
 
 
 def _kinds() -> Any:
@@ -156,7 +167,7 @@ def _begin(iterator: Any, epoch: Epoch) -> None:
     else:
         description = datasets.describe(dataset, order, given.file, sys.modules["torch"])
     for part in description.parts:
-        part["ahead"] = _ahead(iterator)
+        part["ahead"] = epoch.ahead_items
     epoch.follow(
         order, channel.announce(reader.name, len(order), description.parts, description.arrays)
     )
@@ -170,12 +181,12 @@ def _announce_refusal(reader: Reader, why: str) -> None:
         channel.announce(reader.name, 0, [{"what": "nothing", "why": why}], {})
 
 
-def _ahead(iterator: Any) -> int:
-    """Items that workers may read beyond the batches that the job has received."""
-    batch = getattr(iterator._index_sampler, "batch_size", None) or 1
-    workers = getattr(iterator, "_num_workers", 0) or 0
-    each = getattr(iterator, "_prefetch_factor", None) or 2
-    return batch * (workers * each + 1)
+def _ahead(loader: Any) -> int:
+    """Items that workers may read beyond the batches that the job has received; 0: none has any."""
+    if not loader.num_workers:
+        return 0
+    batch = getattr(loader._index_sampler, "batch_size", None) or 1
+    return int(batch * (loader.num_workers * (loader.prefetch_factor or 2) + 1))
 
 
 def _order(reader: Reader, index_sampler: Any, dataset: Any) -> Any:

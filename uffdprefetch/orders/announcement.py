@@ -18,8 +18,9 @@ found:
 - ``file``: the path, or null: any that the process maps;
 - of samples: ``ahead``, how many items DataLoader workers may read beyond the reported progress;
   ``samples``, the data set's length; ``token``, its name, the same in later announcements;
-  ``files`` and ``stretches``, names of arrays, where the data set tells in which files its samples
-  lie (orders/stretches.py): paths, as keys are packed, and int64 of shape (n, 4);
+  ``files`` and ``buffers``, names of arrays, where the data set tells in which buffers of which
+  mapped Arrow files its samples lie (orders/buffers.py): paths, as keys are packed, and int64 of
+  shape (n, 4);
   ``lists``: [{"name", "array", "kind": "bytes" | "text" | "ints", "count"}], which may map a
   sample's index to a key (``known``: unchanged since the last announcement). "lists" parts bring
   these alone, for a token of the process ``parent``;
@@ -39,8 +40,8 @@ import numpy as np
 
 from uffdprefetch.base.arrays import Array
 from uffdprefetch.job.channel import SCHEMA, SLOTS
+from uffdprefetch.orders.buffers import Buffers
 from uffdprefetch.orders.key_lists import KeyList
-from uffdprefetch.orders.stretches import Stretches
 
 #: Bounds on untrusted input, above anything that job/ writes.
 JSON_MAX_BYTES = 1 << 20
@@ -80,12 +81,12 @@ class Part:
     ahead: int  # items that may be read beyond the reported progress
     lists: Sequence[List]
     files: str | None = None
-    stretches: str | None = None
+    buffers: str | None = None
 
     @property
     def arrays(self) -> set[str]:
         """The names of its arrays."""
-        names = {self.array, self.turns, self.files, self.stretches}
+        names = {self.array, self.turns, self.files, self.buffers}
         return {name for name in names if name} | {each.array for each in self.lists}
 
 
@@ -125,13 +126,13 @@ class Announcement:
             raise AnnounceError(f"turns do not ascend from 0 to {self.items - 1}")
         return turns
 
-    def stretches(self, part: Part) -> Stretches:
+    def buffers(self, part: Part) -> Buffers:
         """Where the data set says that its samples lie. Raises AnnounceError."""
-        assert part.files is not None and part.stretches is not None
+        assert part.files is not None and part.buffers is not None
         try:
             paths = KeyList.parse("files", "bytes", self.array(part.files))
             names = [os.fsdecode(path) for path in paths.take(np.arange(len(paths)))]
-            return Stretches.parse(names, self.numbers(part.stretches), part.samples)
+            return Buffers.parse(names, self.numbers(part.buffers), part.samples)
         except ValueError as error:
             raise AnnounceError(f"files of a data set: {error}") from None
 
@@ -180,7 +181,7 @@ def _part(value: Mapping[str, Any], pid: int) -> Part:
             raise AnnounceError(f"a list of {each['kind']!r}")
         found.append(List(_text(each["name"]), _name(each["array"]), each["kind"]))
     turns, file = value.get("turns"), value.get("file")
-    files, stretches = value.get("files"), value.get("stretches")
+    files, buffers = value.get("files"), value.get("buffers")
     return Part(
         what=what,
         array="" if what in ("lists", "nothing") else _name(value["array"]),
@@ -194,7 +195,7 @@ def _part(value: Mapping[str, Any], pid: int) -> Part:
         ahead=_number(value.get("ahead", 0), 1 << 26),
         lists=tuple(found),
         files=None if files is None else _name(files),
-        stretches=None if stretches is None or files is None else _name(stretches),
+        buffers=None if buffers is None or files is None else _name(buffers),
     )
 
 

@@ -141,7 +141,9 @@ class Indexer:
         announced = announcement.load(self._directory, request["pid"], request["number"])
         if request["first"]:
             self._samples.take_lists(announced)
-        wanted = ResolveRequest(request["files"], request["said"], request["done"])
+        wanted = ResolveRequest(
+            request["files"], request["said"], request["done"], request["process"]
+        )
         return self._samples.orders(announced, wanted, self._store)
 
     # ---- an index -------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -98,28 +98,35 @@ class ResolveRequest:
         files: Sequence[dict[str, Any]],
         read_items: int,
         resolved: Sequence[tuple[int, str]],
+        pid: int = 0,
     ) -> None:
         """``files``: of the service's question; ``read_items``: progress in items; ``resolved``:
-        (part of the announcement, path) of the orders that the service has."""
+        (part of the announcement, path) of the orders that the service has; ``pid``: of the
+        process itself."""
         self.files = [
             MappedFile(each["path"], [(r[0], r[1], r[2], r[3]) for r in each["regions"]])
             for each in files
         ]
         self.read_items = read_items
         self._resolved = {(part, path) for part, path in resolved}
+        self._pid = pid
 
     def resolved_files(self, part: int) -> set[str]:
         """The files of which the service has the part's order."""
         return {path for number, path in self._resolved if number == part}
 
     def file_numbers(self) -> dict[tuple[int, int], int]:
-        """Which of ``files`` has this (device, inode)."""
+        """Which of ``files``, of those that the process itself maps, has this (device, inode)."""
         found: dict[tuple[int, int], int] = {}
         for i, file in enumerate(self.files):
             key = _identity(file.path)
-            if key is not None:
+            if key is not None and self.mappings(i):
                 found[key] = i
         return found
+
+    def mappings(self, number: int) -> list[tuple[int, int, int]]:
+        """(address, offset, bytes) of the process's own mappings of ``files[number]``."""
+        return [row[1:] for row in self.files[number].regions if row[0] == self._pid]
 
 
 @dataclass
@@ -152,7 +159,7 @@ class SampleResolver:
         for part in announcement.parts:
             if part.what not in ("samples", "lists") or (part.known and not part.lists):
                 continue
-            if part.stretches is not None:  # nothing has to be found out
+            if part.buffers is not None:  # nothing has to be found out
                 self._set(part).tries = 0
                 continue
             lists: dict[str, KeyList] = {}
@@ -180,10 +187,10 @@ class SampleResolver:
         pending = more = False
         for number, part in enumerate(announcement.parts):
             resolved = request.resolved_files(number)
-            if part.what == "lists" or (resolved and part.stretches is None):
+            if part.what == "lists" or (resolved and part.buffers is None):
                 continue
             again = False
-            if part.stretches is not None:
+            if part.buffers is not None:
                 chosen, finding, missing = self._told(announcement, part, request, resolved)
                 more |= missing
                 again = missing and not chosen and not resolved
@@ -239,11 +246,12 @@ class SampleResolver:
     ) -> tuple[list[tuple[int, Order, str]], str | None, bool]:
         """([(file, order, how)] of those that are not ``resolved``, a finding, whether a file of
         the data set is not mapped yet)."""
-        stretches = announcement.stretches(part)
+        buffers = announcement.buffers(part)
         mapped = request.file_numbers()
-        numbers = [mapped.get(_identity(path) or (-1, -1)) for path in stretches.files]
+        numbers = [mapped.get(_identity(path) or (-1, -1)) for path in buffers.files]
         missing = None in numbers
-        new = [i for i in numbers if i is not None and request.files[i].path not in resolved]
+        there = [i for i in numbers if i is not None]
+        new = [i for i in there if request.files[i].path not in resolved]
         known = self._set(part)
         known.tries = 0 if new else known.tries + 1
         if not new:
@@ -252,24 +260,24 @@ class SampleResolver:
         turns = announcement.turns(part, len(samples))
         orders = []
         try:
-            for path, (records, which) in zip(
-                stretches.files, stretches.records(samples), strict=True
-            ):
-                index = open_cached(path)
-                if len(records) and int(records.max()) >= len(index):
-                    raise ValueError(f"{path} has {len(index)} records, not {int(records.max())}")
-                order = stated.of_records(announcement.reader, records, index)
-                item = turns[which][order.item]
-                orders.append(Order(order.starts, order.ends, item, announcement.items))
+            for i in there:
+                path = request.files[i].path
+                try:
+                    order = buffers.order(
+                        open_cached(path), request.mappings(i), samples, announcement.reader
+                    )
+                except ValueError as error:
+                    raise ValueError(f"{path}: {error}") from None
+                orders.append(replace(order, item=turns[order.item], items=announcement.items))
         except (ValueError, UffdPrefetchError) as error:
             return [], f"{announcement.reader}: its order is not known: {error}", False
         how = "records as the data set tells"
-        if len(orders) > 1:
-            how += f", in {len(orders)} files"
+        if len(buffers.files) > 1:
+            how += f", in {len(buffers.files)} files"
         chosen = [
             (i, order, how)
-            for i, order in zip(numbers, in_the_whole(orders), strict=True)
-            if i is not None and i in new and len(order.item)
+            for i, order in zip(there, in_the_whole(orders), strict=True)
+            if i in new and len(order.item)
         ]
         return chosen, None, missing
 

@@ -112,6 +112,12 @@ class FileStream:
         """Whether all that was asked for, by whomever, has come."""
         return not self._scheduler.queued_bytes and not self._scheduler.busy_with(self.file)
 
+    def lets_pass(self, position_bytes: int) -> None:
+        """A reader is there. One that is beyond what is still to be asked for does not wait for
+        it."""
+        waiting = next(iter(self._waiting), None)
+        self.consumer.gentle = waiting is not None and waiting[0] < position_bytes
+
     def feed(self) -> int:
         """Ask for the next piece, less what is there; returns how much was not, in bytes."""
         asked, looks, absent = 0, 0, 0

@@ -22,6 +22,7 @@ from uffdprefetch.readers import file_stream
 from uffdprefetch.readers.file_stream import MEMORY_NS, MS, FileStream, Room, Stage
 from uffdprefetch.state.files import BLOCK_BYTES, FileState, Key
 from uffdprefetch.state.ledger import Ledger
+from uffdprefetch.state.reader import Reader
 from uffdprefetch.state.region import Region
 from uffdprefetch.warm.consumer import FileConsumer, Priority
 from uffdprefetch.warm.scheduler import Scheduler
@@ -50,6 +51,7 @@ class StatedFile:
     why: str = ""
     stream: FileStream | None = None
     streamed_bytes: int = 0  # by streams that have ended
+    readers: dict[int, Reader] = field(default_factory=dict)  # by pid: who have said it, and map it
     told: bool = False  # that it does not fit
     ended_ns: int = 0
     memory_ns: int = 0
@@ -95,7 +97,7 @@ class Intent:
         """The job has no use for [start, end) now: it need not come any more, if only the process
         that has asked for it maps the file. What the user has said holds."""
         book = self.books.get(region.file.key)
-        if book is None or book.by != BY_JOB or book.pid != region.reader.pid:
+        if book is None or book.by != BY_JOB or list(book.readers) != [region.reader.pid]:
             return
         if region.file.attached > len(region.reader.regions):
             return
@@ -108,6 +110,7 @@ class Intent:
         book = self._book(region, by)
         if book.stream is None and self._clock.now_ns() - book.ended_ns > AGAIN_NS:
             book.ranges, book.settled = IntervalSet(), IntervalSet()
+        book.readers[region.reader.pid] = region.reader
         book.in_pool = book.in_pool or region.verdict == ServingMode.POOL
         for a, b in book.ranges.missing(start, min(end, book.file.size_bytes)):
             for low, high in book.settled.missing(a, b):
@@ -138,6 +141,9 @@ class Intent:
                 self._decide(book, now)
             if book.stream is not None and not self._ends(book, book.stream, now):
                 book.stream.in_pool = book.in_pool
+                book.readers = {pid: one for pid, one in book.readers.items() if one.regions}
+                walks = [w for reader in book.readers.values() for w in reader.table.streams]
+                book.stream.lets_pass(max((w.position_bytes for w in walks), default=0))
                 if book.stream.go_on(now):
                     self._end(book, Stage.DONE, book.why, now)
 
@@ -186,6 +192,9 @@ class Intent:
         file = book.file
         if file.changed or file.fd < 0:
             self._end(book, Stage.STOPPED, "the file is not managed any more", now)
+        elif book.by == BY_JOB and all(one.order.followed for one in book.readers.values()):
+            # pyarrow says it of all columns of a table, an order has those that are read
+            self._end(book, Stage.STOPPED, "the order in which it will be read is known", now)
         elif now >= book.memory_ns:
             book.memory_ns = now + MEMORY_NS
             room, limit = self._room.of(file, stream.pooled)

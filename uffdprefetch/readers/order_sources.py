@@ -261,6 +261,7 @@ class Announcements:
                 "pid": said.pid,
                 "number": said.number,
                 "files": [],
+                "process": 0,
                 "said": 0,
                 "done": [],
                 "first": True,
@@ -324,7 +325,8 @@ class Announcements:
         states = [file for file, _ in files.values()]
         question = {
             "do": "announced", "pid": heard.said.pid, "number": heard.said.number,
-            "said": heard.items, "done": sorted(heard.done), "first": heard.first,
+            "process": heard.peer, "said": heard.items, "done": sorted(heard.done),
+            "first": heard.first,
             "files": [{"path": file.path, "regions": regions} for file, regions in files.values()],
         }  # fmt: skip
         heard.first = False

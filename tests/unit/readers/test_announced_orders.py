@@ -105,7 +105,8 @@ def test_the_bytes_of_an_order_are_asked_for_in_what_its_processes_map(
     heard.announced(10, 10, 1)
     assert job.helper.starts == 1 and heard.any
     assert job.helper.asked == [{
-        "do": "announced", "pid": 10, "number": 1, "said": 0, "done": [], "first": True,
+        "do": "announced", "pid": 10, "number": 1, "process": 10, "said": 0, "done": [],
+        "first": True,
         "files": [
             {"path": "/train", "regions": [[10, 10 << 32, 4096, SIZE], [12, 12 << 32, 4096, SIZE]]},
             {"path": "/valid", "regions": [[12, 12 << 32, 4096, SIZE]]},
@@ -431,7 +432,7 @@ def test_lists_go_to_the_helper_and_what_waits_is_asked_again(
     path = written(job, 2, items=0, parts=({"what": "lists", "token": "t"},))
     heard.announced(10, 10, 2)
     assert job.helper.asked[-1] == {
-        "do": "announced", "pid": 10, "number": 2, "files": [], "said": 0, "done": [],
+        "do": "announced", "pid": 10, "number": 2, "files": [], "process": 0, "said": 0, "done": [],
         "first": True,
     }  # fmt: skip
     heard.look(job.now)

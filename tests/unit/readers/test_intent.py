@@ -18,6 +18,7 @@ from uffdprefetch.readers import intent as module
 from uffdprefetch.state.files import FileState
 from uffdprefetch.warm.consumer import PrefetchRange
 from uffdprefetch.warm.limits import Limit
+from uffdprefetch.warm.scheduler import GENTLE_BYTES
 
 pytest_plugins = ("bulk_bed",)
 
@@ -103,6 +104,37 @@ def test_windows_come_first(bed: Bed, file: FileState) -> None:
     bed.scheduler.want(far, PrefetchRange(file, SIZE - 4 * MIB, SIZE))
     bed.scheduler.pump(bed.now)
     assert bed.sent[0][0] == SIZE - 4 * MIB
+
+
+def test_a_reader_that_goes_on_before_the_stream_does_not_stand_behind_it(
+    bed: Bed, file: FileState
+) -> None:
+    region = bed.region(file)
+    bed.intent.stated(region, 0, SIZE)
+    bed.touch(region, 0)  # where the stream is, too
+    assert bed.scheduler.under_way_bytes >= 4 * MIB
+    for at in range(40 * MIB, SIZE, 24 * MIB):
+        bed.touch(region, at)
+        bed.touch(region, at + MIB // 2)
+        assert bed.scheduler.under_way_bytes <= GENTLE_BYTES
+    bed.rest(2000)
+    assert list(read(bed)) == [(0, SIZE)] and said(bed, file)[0] == "done"
+
+
+@pytest.mark.parametrize("whole", [(), ("tokens.*",)])
+def test_of_a_reader_whose_order_is_known_what_the_user_has_said_counts_alone(
+    file: FileState, monkeypatch: pytest.MonkeyPatch, whole: tuple[str, ...]
+) -> None:
+    bed = Bed(monkeypatch, whole=whole)
+    region = bed.region(file)
+    bed.intent.mapped(region)
+    bed.intent.stated(region, 0, SIZE)
+    bed.turn()
+    bed.order(region, True)
+    bed.rest(2000)
+    some = read(bed).total_bytes()
+    assert said(bed, file)[0] == ("done" if whole else "stopped")
+    assert some == SIZE if whole else 0 < some <= SIZE // 8
 
 
 def test_a_file_that_was_named_first_is_read_first(
