@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +178,44 @@ def table(summary: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def add_bed_options(parser: argparse.ArgumentParser) -> None:
+    """Of the bed and of what is kept, for this bench and bulk_share.py."""
+    add = parser.add_argument
+    add("--bandwidth", type=int, default=300_000_000, help="of the link, bytes/s")
+    add("--latency-us", type=int, default=1000)
+    add("--work", type=Path, default=Path("/dev/shm"), help="where the files are made: memory")
+    add("--json", type=Path)
+
+
+def report(
+    options: argparse.Namespace, schema: str, measured: Callable[[Path], list[Run]],
+    summed: Callable[[list[Run]], list[dict[str, Any]]],
+    shown: Callable[[list[dict[str, Any]]], str], **settings: Any,
+) -> None:  # fmt: skip
+    """Measure, print the table of the sums, and write the JSON that options name: how it was
+    measured, ``settings``, and every run."""
+    load_average = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory(prefix="uffdprefetch-") as scratch:
+        runs = measured(Path(scratch))
+    summary = summed(runs)
+    print(shown(summary))
+    if options.json:
+        document = {
+            "schema": schema,
+            "command": " ".join(["python", f"bench/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
+            "kernel": platform.release(),
+            "cpus": os.cpu_count(),
+            "load_average": load_average,
+            "proactive_reclaim": proactive_reclaim(),
+            "bandwidth_bytes_per_second": options.bandwidth,
+            "latency_us": options.latency_us,
+            **settings,
+            "summary": summary,
+            "runs": runs,
+        }
+        options.json.write_text(as_json(document))
+
+
 def main() -> None:
     """Measure both cases and print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -188,35 +226,18 @@ def main() -> None:
     add("--size", type=parse_size, default=256 * MIB, help="of the file that fits")
     add("--large", type=parse_size, default=768 * MIB, help="of the file that does not")
     add("--budget", type=parse_size, default=512 * MIB)
-    add("--bandwidth", type=int, default=300_000_000, help="of the link, bytes/s")
-    add("--latency-us", type=int, default=1000)
-    add("--work", type=Path, default=Path("/dev/shm"), help="where the files are made: memory")
-    add("--json", type=Path)
+    add_bed_options(parser)
     options = parser.parse_args()
-    load_average, runs = os.getloadavg()[0], []
-    cases = (("fits", options.size), ("does not fit", options.large))
-    with tempfile.TemporaryDirectory(prefix="uffdprefetch-") as scratch:
-        for case, size in cases:
+
+    def measured(scratch: Path) -> list[Run]:
+        runs = []
+        for case, size in (("fits", options.size), ("does not fit", options.large)):
             named = f"{case}: {format_size(size)} of {format_size(options.budget)}"
-            runs += run_case(named, size, options.budget, options, Path(scratch))
-    summary = rows(runs)
-    print(table(summary))
-    if options.json:
-        document = {
-            "schema": SCHEMA,
-            "command": " ".join(["python bench/bulk.py", *sys.argv[1:]]),
-            "kernel": platform.release(),
-            "cpus": os.cpu_count(),
-            "load_average": load_average,
-            "proactive_reclaim": proactive_reclaim(),
-            "bandwidth_bytes_per_second": options.bandwidth,
-            "latency_us": options.latency_us,
-            "steps": options.steps,
-            "compute_ms": options.compute_ms,
-            "summary": summary,
-            "runs": runs,
-        }
-        options.json.write_text(as_json(document))
+            runs += run_case(named, size, options.budget, options, scratch)
+        return runs
+
+    settings = {"steps": options.steps, "compute_ms": options.compute_ms}
+    report(options, SCHEMA, measured, rows, table, **settings)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ import argparse
 import json
 import mmap
 import os
-import platform
 import random
 import statistics
 import sys
@@ -25,10 +24,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 
-from bulk import MIB, NAME, Run, measure  # noqa: E402
-from render import as_json  # noqa: E402
+from bulk import MIB, NAME, Run, add_bed_options, measure, report  # noqa: E402
 
-from uffdprefetch.demo.bed import SlowBed, proactive_reclaim  # noqa: E402
+from uffdprefetch.demo.bed import SlowBed  # noqa: E402
 
 SCHEMA = "uffdprefetch.bench.bulk_share/1"
 PLAIN, WARM = "plain", "warm"
@@ -140,36 +138,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add = parser.add_argument
     add("--shares", type=float, nargs="+", default=[0.001, 0.01, 0.1, 0.5, 1.0])
-    add("--rents", type=float, nargs="+", default=[0.1, 0.2, 0.4, 0.8], help="values of f")
+    add("--rents", type=float, nargs="+", default=[0.05, 0.1, 0.2, 0.4], help="values of f")
     add("--touch-kib", type=int, default=4, help="of the file are read at each place")
     add("--plain-most", type=float, default=0.1, help="greatest share that is also read plainly")
     add("--rounds", type=int, default=3)
     add("--size-mib", type=int, default=256, help="of the file")
-    add("--bandwidth", type=int, default=300_000_000, help="of the link, bytes/s")
-    add("--latency-us", type=int, default=1000)
     add("--wrap", default="", help="more options of wrap")
-    add("--work", type=Path, default=Path("/dev/shm"), help="where the file is made: memory")
-    add("--json", type=Path)
+    add_bed_options(parser)
     options = parser.parse_args()
-    load_average = os.getloadavg()[0]
-    with tempfile.TemporaryDirectory(prefix="uffdprefetch-") as scratch:
-        runs = run_all(options, Path(scratch))
-    summary = rows(runs, options.size_mib * MIB / options.bandwidth)
-    print(table(summary))
-    if options.json:
-        document = {
-            "schema": SCHEMA,
-            "command": " ".join(["python bench/bulk_share.py", *sys.argv[1:]]),
-            "kernel": platform.release(),
-            "cpus": os.cpu_count(),
-            "load_average": load_average,
-            "proactive_reclaim": proactive_reclaim(),
-            "bandwidth_bytes_per_second": options.bandwidth,
-            "latency_us": options.latency_us,
-            "summary": summary,
-            "runs": runs,
-        }
-        options.json.write_text(as_json(document))
+    stream_seconds = options.size_mib * MIB / options.bandwidth
+    report(
+        options, SCHEMA, lambda scratch: run_all(options, scratch),
+        lambda runs: rows(runs, stream_seconds), table,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

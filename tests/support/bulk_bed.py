@@ -17,6 +17,7 @@ from uffdprefetch.base.clock import Clock
 from uffdprefetch.base.config import Config
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.native import uffd
+from uffdprefetch.predict.bulk import Pace
 from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers import file_stream
 from uffdprefetch.readers.arbiter import Arbiter
@@ -39,6 +40,8 @@ MIB = 1 << 20
 MS = 1_000_000
 BLOCK = 65536
 SIZE = 256 * MIB
+#: What one miss brings.
+AROUND = 128 << 10
 #: One read, and 300 MB/s.
 LATENCY_NS, NS_A_BYTE = 1 * MS, 1e9 / 300e6
 
@@ -59,9 +62,12 @@ class Followed(Predictor):
 class Bed:
     """A clock, workers whose reads are done when it is told so, and the engine's part."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, **config: Any) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, paced: bool = False, **config: Any) -> None:
+        """``paced``: what is touched brings what lies around it, and streams keep pace with that;
+        else touches bring nothing, and streams wait for nobody."""
         self.now = 10**12
         self.there: dict[int, IntervalSet] = {}  # by descriptor
+        self.same: dict[int, int] = {}  # another descriptor of a file -> the first
         self.looked: list[tuple[int, int]] = []  # at what is there
         self.sent: list[tuple[int, int]] = []
         self.most_bytes = 0
@@ -86,11 +92,14 @@ class Bed:
         self.arbiter.add(self.bulk)
         self.arbiter.add(Followed())
         self._random = random.Random(3)
+        self.paced = paced
+        if not paced:
+            monkeypatch.setattr(Pace, "may_stream_bytes", lambda *_: None)
         monkeypatch.setattr(file_stream, "missing_bytes", self.missing)
-        monkeypatch.setattr(FileState, "read_ahead_bytes", lambda _: 128 << 10)
+        monkeypatch.setattr(FileState, "read_ahead_bytes", lambda _: AROUND)
 
     def of(self, fd: int) -> IntervalSet:
-        return self.there.setdefault(fd, IntervalSet())
+        return self.there.setdefault(self.same.get(fd, fd), IntervalSet())
 
     def missing(
         self, file: FileState, start: int = 0, end: int | None = None, pooled: object = None
@@ -113,11 +122,13 @@ class Bed:
         for number, fd, start, length in self._under_way:
             began = self.now
             self.now += self.latency_ns + int(length * NS_A_BYTE)
+            absent = sum(b - a for a, b in self.of(fd).missing(start, start + length))
             self.of(fd).add(start, start + length)
             done.append(
                 uffd.WarmResult(
-                    id=number, submit_ns=began, start_ns=began, done_ns=self.now, resident_bytes=0,
-                    bytes=length, copied=0, method=uffd.WARM_READAHEAD, chunk_bytes=MIB, error=0,
+                    id=number, submit_ns=began, start_ns=began, done_ns=self.now,
+                    resident_bytes=length - absent, bytes=absent, copied=0,
+                    method=uffd.WARM_READAHEAD, chunk_bytes=MIB, error=0,
                 )
             )  # fmt: skip
         self._under_way.clear()
@@ -135,6 +146,7 @@ class Bed:
             if a < address + length and b > address
         ]
         file.attached += 1
+        self.same[file.page_fd] = file.fd
         verdict = ServingMode.CHECKPOINTS if file.pooled is None else ServingMode.POOL
         reader, number = reader_of(client, file), file.attached
         address = (file.fd + 1) << 40
@@ -153,6 +165,9 @@ class Bed:
     def touch(self, region: Region, at: int) -> bool:
         """One miss."""
         self.now += 2 * MS
+        if self.paced:
+            around = at - at % AROUND
+            self.of(region.file.fd).add(around, around + AROUND)
         client: Any = region.reader.client
         client.mapped.add(region.address_of(at), region.address_of(at + BLOCK))
         self.arbiter.observe(region, Observation(at, at + BLOCK, self.now))

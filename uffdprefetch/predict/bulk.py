@@ -4,7 +4,9 @@
 For readers whose order nobody knows (random crops of a token memmap). Pure; who does it is
 readers/bulk.py. How long a job goes on is not known either, so this is the ski rental problem
 (Karlin, Manasse, Rudolph, Sleator, "Competitive snoopy caching", 1988): a reader that has lost so
-much by misses that it could have paid for the stream will probably lose as much again.
+much by misses that it could have paid for the stream will probably lose as much again. Nor does the
+stream come at once: it keeps pace with what the misses alone would have brought by then, so that a
+reader that ends early has had little read for nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +30,18 @@ class Choice(Enum):
 
 #: The file is streamed when misses have cost this part of what the stream will: what is lost if the
 #: reader goes on for ever. From the curve in docs/bulk.md.
-RENT_SHARE = 0.2
+RENT_SHARE = 0.1
+#: With the stream no more has been read than so many times what misses alone would have brought ...
+PACE = 1.9
+#: ... unless misses and the rest of the stream would cost more than so many streams: a storage
+#: whose misses cost many times what their bytes do, where keeping pace with them would take long.
+COST_MOST = 1.3
+#: A miss waits behind what is under way of the stream: that is REQUESTS, which keep the storage
+#: busy, since all but one of them are together as long as its latency.
+REQUESTS = 4
+REQUEST_LEAST_BYTES, REQUEST_MOST_BYTES = 128 << 10, 4 << 20
+#: A stream that keeps no pace reads so many times as much at once: the service has other work, too.
+UNPACED_TIMES = 4
 #: Least ratio of the cost of all random misses to that of the stream.
 LEAST_GAIN = 1.25
 #: Less than this part of a file missing is nothing to stream for.
@@ -116,3 +129,44 @@ def judge(inputs: BulkInputs) -> BulkDecision:
         return BulkDecision(Choice.NO_GAIN, f"random reads are as good as a stream here ({one})")
     why = f"random misses have cost {lost}, streaming the rest {stream} ({one})"
     return BulkDecision(Choice.STREAM if paid else Choice.WAIT, why)
+
+
+@dataclass
+class Pace:
+    """How far a stream may be, by what its readers' misses bring beside it. Sizes in bytes."""
+
+    first_missing_bytes: int  # not in memory at first
+    demanded_bytes: int = 0  # of that, misses have brought ...
+    plain_bytes: float = 0.0  # ... and would have brought without a stream
+
+    def note(self, missing_bytes: int, streamed_bytes: int) -> None:
+        """So much is missing now, and so much has come by the stream. A random miss hits what the
+        stream has left; without it as many more would have hit what had been left then."""
+        demanded = self.first_missing_bytes - missing_bytes - streamed_bytes
+        more = demanded - self.demanded_bytes
+        if more > 0:
+            left = self.first_missing_bytes - self.plain_bytes
+            self.plain_bytes += min(left, more * left / (missing_bytes + more / 2))
+            self.demanded_bytes = demanded
+
+    def may_stream_bytes(
+        self, missing_bytes: int, bandwidth_bytes_per_second: float, lost_seconds: float
+    ) -> int | None:
+        """How much may have come by the stream by now, where misses have cost ``lost_seconds``;
+        None: all of it, as fast as it can."""
+        rest, whole = (
+            size / bandwidth_bytes_per_second for size in (missing_bytes, self.first_missing_bytes)
+        )
+        little = missing_bytes * LITTLE_SHARE <= self.first_missing_bytes
+        if little or lost_seconds + rest >= COST_MOST * whole:
+            return None
+        return max(0, int(PACE * self.plain_bytes) - self.demanded_bytes)
+
+
+def request_bytes(miss_seconds: float, bandwidth_bytes_per_second: float) -> int:
+    """The size of one of REQUESTS of the stream: what the storage brings in its latency over all of
+    them but one."""
+    latency = max(0.0, miss_seconds - MISS_BYTES / bandwidth_bytes_per_second)
+    size = int(bandwidth_bytes_per_second * latency / (REQUESTS - 1))
+    size -= size % REQUEST_LEAST_BYTES
+    return min(max(size, REQUEST_LEAST_BYTES), REQUEST_MOST_BYTES)

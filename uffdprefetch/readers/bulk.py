@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from uffdprefetch.pool.node_pool import PoolFile
 
 MS = 1_000_000
-#: How often a file is judged; asking what of it is cached may take one part in JUDGE_COST of our
-#: core.
+#: How often a file is judged, and its stream held to its pace; asking what of it is cached may take
+#: one part in JUDGE_COST of our core: that lasts no longer than the stream.
 JUDGE_NS = 20 * MS
-JUDGE_COST = 25
+JUDGE_COST = 8
 #: bench/bulk_share.py: what predict/bulk.RENT_SHARE would be.
 _RENT_SHARE = "UFFDPREFETCH_TEST_RENT_SHARE"
 #: Looks into the page table of a random reader of which all is decided.
@@ -71,6 +71,7 @@ class BulkState:
     asked_bytes: int = 0  # ... for so much of what was not there
     probe_bytes: int = 0  # probes of the bandwidth have read the file up to here
     judge_ns: int = 0
+    pace: bulk.Pace | None = None  # from when it was first judged
     memory_ns: int = 0
 
     @property
@@ -184,11 +185,11 @@ class Bulk(Predictor):
         file, readers = book.file, list(book.readers.values())
         book.bandwidth = book.bandwidth or self._scheduler.meter.bandwidth
         missing = book.missing_bytes()
+        self._note(book, missing)
         room, limit = self._room.of(file, book.pooled, file.size_bytes - missing)
         jumped = sum(reader.jumps.jumps for reader in readers)
         since_ns = min(reader.jumps.since_ns for reader in readers)
         watched = max(1, now - since_ns) / 1e9
-        brings = min(MISS_BYTES, file.read_ahead_bytes() or uffd.PAGE_BYTES)
         inputs = bulk.BulkInputs(
             file_bytes=file.size_bytes,
             missing_bytes=missing,
@@ -196,7 +197,7 @@ class Bulk(Predictor):
             touches_per_second=jumped / watched,
             watched_seconds=watched,
             miss_seconds=min(book.miss_ns, default=0) / 1e9,
-            miss_bytes=book.pooled.chunk_bytes if book.pooled else brings,
+            miss_bytes=self._miss_bytes(book),
             bandwidth_bytes_per_second=book.bandwidth,
             rent_share=self._rent_share,
         )
@@ -216,7 +217,42 @@ class Bulk(Predictor):
             book.stage = Stage.STREAMED
             stream = self._stream(book, readers[0], now)
             stream.priority = Priority.BACKGROUND
+            stream.request_bytes = bulk.request_bytes(inputs.miss_seconds, book.bandwidth)
             stream.add(0, file.size_bytes)
+            self._keep_pace(book, stream, missing)
+
+    @staticmethod
+    def _miss_bytes(book: BulkState) -> int:
+        """What one miss brings."""
+        if book.pooled:
+            return book.pooled.chunk_bytes
+        return min(MISS_BYTES, book.file.read_ahead_bytes() or uffd.PAGE_BYTES)
+
+    @staticmethod
+    def _note(book: BulkState, missing: int) -> bulk.Pace:
+        """Its misses up to now: what has come, and not by us."""
+        if book.pace is None:
+            touches = sum(reader.jumps.jumps for reader in book.readers.values())
+            there = book.file.size_bytes - missing
+            brought = min(there, touches * Bulk._miss_bytes(book))
+            book.pace = bulk.Pace(missing + brought, brought, brought)
+        arriving, part = 0, book.pooled
+        for start, end in book.file.in_flight if part is None else part.in_flight:
+            arriving += end - start - book.missing_bytes(start, end)
+        began = book.began_bytes
+        came = 0 if began is None else book.file.prefetched_bytes - began
+        book.pace.note(missing, came + arriving)
+        return book.pace
+
+    def _keep_pace(self, book: BulkState, stream: FileStream, missing: int) -> None:
+        """How far it may be by now. Where nobody tells what misses bring, it does not wait."""
+        if book.pooled is None and book.file.resident_bytes(0, uffd.PAGE_BYTES) is None:
+            return
+        pace = self._note(book, missing)
+        lost_seconds = pace.demanded_bytes / self._miss_bytes(book) * min(book.miss_ns) / 1e9
+        stream.most_bytes = pace.may_stream_bytes(missing, book.bandwidth, lost_seconds)
+        if stream.most_bytes is None:
+            stream.request_bytes *= bulk.UNPACED_TIMES
 
     def _stream(self, book: BulkState, reader: Reader, now: int) -> FileStream:
         """Its stream, which measuring begins and streaming goes on with."""
@@ -280,7 +316,13 @@ class Bulk(Predictor):
 
     def _go_on(self, book: BulkState, now: int) -> None:
         self._count(book)
-        if not self._ends(book, now) and book.stream is not None and book.stream.go_on(now):
+        if self._ends(book, now) or book.stream is None:
+            return
+        if now >= book.judge_ns and book.stream.most_bytes is not None:
+            began = self._clock.cpu_ns()
+            self._keep_pace(book, book.stream, book.missing_bytes())
+            book.judge_ns = now + max(JUDGE_NS, JUDGE_COST * (self._clock.cpu_ns() - began))
+        if book.stream.go_on(now):
             book.stage, book.stream = Stage.DONE, None
 
     @staticmethod

@@ -30,6 +30,8 @@ MIB, MS = 1 << 20, 1_000_000
 #: scheduler's.
 PIECE_BYTES = 32 * MIB
 WAITING_BYTES = 8 * MIB
+#: Of what it may stream by now (``most_bytes``), no less is asked for at once.
+STEP_BYTES = MIB
 #: Extents checked in a turn: of a file that is there already nothing is asked for.
 LOOKS_AT_ONCE = 256
 #: Between two batches nobody may map the file.
@@ -62,7 +64,9 @@ class FileStream:
         self.file, self.consumer, self.in_pool = file, consumer, in_pool
         self.priority = Priority.BACKGROUND
         self.place = 0  # before it come so many bytes of other files
-        self.absent_bytes = 0  # asked for that was not there
+        self.absent_bytes = 0  # asked for that was not there ...
+        self.most_bytes: int | None = None  # ... and may be by now; None: all
+        self.request_bytes = 0  # see PrefetchRange
         self._scheduler = scheduler
         self._ranges = IntervalSet()
         self._waiting = IntervalSet()  # of these: not asked for in this pass
@@ -124,6 +128,11 @@ class FileStream:
         while self._waiting and asked < PIECE_BYTES and looks < LOOKS_AT_ONCE:
             start, end = next(iter(self._waiting))
             end = min((start // EXTENT_BYTES + 1) * EXTENT_BYTES, end)
+            if self.most_bytes is not None:
+                room = self.most_bytes - self.absent_bytes - absent
+                if room < STEP_BYTES:
+                    break
+                end = min(end, (start + room) // STEP_BYTES * STEP_BYTES)
             self._waiting.remove(start, end)
             looks += 1
             missing = missing_bytes(self.file, start, end, self.pooled)
@@ -137,7 +146,7 @@ class FileStream:
         """Ask for [start, end) now; returns the bytes that are queued for it."""
         wanted = PrefetchRange(
             self.file, start, end, self.place + start, self.priority,
-            pooled=self.pooled is not None,
+            pooled=self.pooled is not None, request_bytes=self.request_bytes,
         )  # fmt: skip
         return self._scheduler.want(self.consumer, wanted)
 

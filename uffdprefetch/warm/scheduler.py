@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.native import uffd
+from uffdprefetch.predict.bulk import REQUESTS
 from uffdprefetch.state import file_systems
 from uffdprefetch.state.files import FileState
 from uffdprefetch.warm.consumer import Consumer, FileConsumer, PrefetchRange, Priority
@@ -56,6 +57,21 @@ class Extent:
     need: int | None = None
     pooled: PoolFile | None = None  # where it goes; None: into the page cache
     whole: bool = False
+    request_bytes: int = 0
+    sent_bytes: int = 0  # of it under way at one time
+
+    @property
+    def gentle(self) -> bool:
+        """Whether it is read piece by piece (see PrefetchRange.request_bytes). Where the page cache
+        is filled by reads, those have a size of their own."""
+        by_readahead = self.pooled is None and self.file.method == uffd.WARM_READAHEAD
+        return self.request_bytes > 0 and by_readahead
+
+    @property
+    def asked_bytes(self) -> int:
+        """How much of it storage has been asked for at one time."""
+        length = self.end - self.start
+        return min(length, self.request_bytes) if self.gentle else length
 
     @property
     def in_flight(self) -> IntervalSet:
@@ -129,6 +145,7 @@ class Scheduler:
                 extent.need = need if need is None else need + extent.start - start
                 extent.whole = wanted.whole or need is None
                 extent.priority = wanted.priority
+                extent.request_bytes = wanted.request_bytes
                 extent.pooled = part
                 queue.append(extent)
                 self._consumers[id(consumer)] = consumer
@@ -248,7 +265,7 @@ class Scheduler:
                 self._cut_head(queue, GENTLE_REQUEST_BYTES)
             extent = queue[0]
             file = extent.file
-            if extent.priority == Priority.BACKGROUND and self.under_way_bytes > self._busy_bytes:
+            if extent.priority == Priority.BACKGROUND and self._is_busy(extent):
                 return 0
             if extent.pooled is not file.pooled:
                 extent.pooled = None  # it has been closed since
@@ -290,13 +307,14 @@ class Scheduler:
                     extent.need += start - extent.start
                 extent.start, extent.end = start, max(end, extent.end)
 
-    @property
-    def _busy_bytes(self) -> float:
-        """So much under way, and one extent, keeps the storage busy. A reader's own miss waits
-        behind all of it: so of what nobody waits for there is no more."""
+    def _is_busy(self, extent: Extent) -> bool:
+        """Whether what is under way keeps the storage busy without this extent, for which nobody
+        waits. A reader's own miss waits behind all of it: so there is no more."""
+        if extent.gentle:
+            return self.under_way_bytes >= REQUESTS * extent.request_bytes
         storage = self.meter.storage
         seconds = max(2 * storage.latency_seconds, NEXT_SECONDS)
-        return storage.bandwidth_bytes_per_second * seconds
+        return self.under_way_bytes > storage.bandwidth_bytes_per_second * seconds
 
     def _send(self, extent: Extent) -> bool:
         file = extent.file
@@ -307,6 +325,11 @@ class Scheduler:
         pooled = extent.pooled
         if pooled is not None:
             sent = pooled.pool.submit(self._next_id, pooled.number, extent.start, length)
+        elif extent.gentle:  # by a description that the kernel does not read ahead of
+            sent = self._workers.submit(
+                self._next_id, file.page_fd, extent.start, length,
+                method=uffd.WARM_PREAD, chunk_bytes=extent.request_bytes,
+            )  # fmt: skip
         else:
             sent = self._workers.submit(
                 self._next_id,
@@ -323,7 +346,8 @@ class Scheduler:
             self._under_way[self._next_id] = extent
             self._next_id += 1
             extent.in_flight.add(extent.start, extent.end)
-            self.under_way_bytes += length
+            extent.sent_bytes = extent.asked_bytes
+            self.under_way_bytes += extent.sent_bytes
         return sent
 
     # -------------------------------------------------------------- finished
@@ -334,7 +358,7 @@ class Scheduler:
         for result in done:
             extent = self._under_way.pop(result.id)
             file, length = extent.file, extent.end - extent.start
-            self.under_way_bytes -= length
+            self.under_way_bytes -= extent.sent_bytes
             extent.in_flight.remove(extent.start, extent.end)
             copied = [p for i, p in enumerate(extent.pages) if result.copied >> i & 1]
             file.pending_pages.difference_update(extent.pages)
@@ -355,8 +379,10 @@ class Scheduler:
                 ahead = file_systems.read_ahead_bytes(file.key[0])
                 file.use(file_systems.probed(result.method, result.chunk_bytes, ahead))
             return
+        if result.method != file.method:  # sent before that was chosen, or a gentle one
+            return
         found = file.doubt.note(result.asked_bytes, result.came_bytes)
-        if found is None or result.method != file.method:
+        if found is None:
             return
         choice = file_systems.corrected(file.method, *found)
         if choice is not None:
@@ -388,7 +414,7 @@ class Scheduler:
             file.prefetched_bytes += brought
             self.prefetched_bytes += brought
         file.mark_prefetched(extent.start, extent.end)
-        if result.bytes >= MIB:
+        if result.bytes >= MIB and not extent.gentle:
             sample = self.meter.note(result, self._idle, extent.alone)
             if sample and self._queues:
                 self._depth.note(sample)

