@@ -6,8 +6,8 @@ of weights, one of a data set and one of an array also warm, at 1 GB/s, on the l
 memory cgroup of 1 GiB. Of each pair plain and `wrap` run in random turn, and a bare interpreter
 after them; measured is the time from start to exit, with the options that a user gives, none.
 
-A row that F has is not measured again, except --again: a run may be cut off and goes on. Interpreters
-have their bytecode, as in an installed package, and no PYTHON* variable of ours.
+A row that F has is not measured again, except --again: a run may be cut off and goes on.
+Interpreters have their bytecode, as in an installed package, and no PYTHON* variable of ours.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import json
 import os
 import platform
 import random
-import shlex
 import subprocess
 import sys
 import tempfile
