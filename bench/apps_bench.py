@@ -61,6 +61,8 @@ class Bench:
     latency_us: int
     columns: tuple[str, ...]
     options: tuple[str, ...] = ()
+    #: `wrap` prints its lines and does not wait for its service, as by default.
+    as_by_default: bool = False
     runs: list[Run] = field(default_factory=list)
     skipped: list[dict[str, str]] = field(default_factory=list)
     failures: list[dict[str, str]] = field(default_factory=list)
@@ -103,7 +105,9 @@ class Bench:
         if smallest < Config().min_size_bytes:
             options = (f"--min-size={smallest}", *options)
         (self.scratch / "tool.summary.json").unlink(missing_ok=True)
-        return wrap_command("-f", "-o", str(self.scratch / "tool"), "--strict", *options)
+        if not self.as_by_default:
+            options = ("-q", "--strict", *options)
+        return wrap_command("-f", "-o", str(self.scratch / "tool"), *options, quiet=False)
 
     def start(self, words: Sequence[str], file_bytes: int) -> JobRun:
         """Run a program to its end."""

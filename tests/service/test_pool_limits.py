@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import require, wait_until
+from cgroups import entering, kills, memory_group
+from conftest import require
 from harness import MIB, Records, Start, file_digest, memfd_bytes, python, write_records
 
 from uffdprefetch.demo.bed import SlowBed, why_no_bed
@@ -138,31 +139,9 @@ def test_the_memory_of_the_pool_is_never_more_than_the_budget(job: Start, record
 
 @pytest.fixture
 def group() -> Iterator[Path]:
-    """A memory cgroup of 128 MiB (v1 or v2); skipped where it cannot be made."""
-    one = Path("/sys/fs/cgroup/memory")
-    root = one if one.exists() else Path("/sys/fs/cgroup")
-    group = root / f"uffdprefetch-pool-{os.getpid()}"
-    limit = group / ("memory.limit_in_bytes" if one.exists() else "memory.max")
-    try:
-        group.mkdir()
-        limit.write_text(str(128 * MIB))
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            group.rmdir()
-        require(False, f"no memory cgroup can be made here: {error}")
-    yield group
-    wait_until(lambda: not (group / "cgroup.procs").read_text(), "the service to end")
-    group.rmdir()
-
-
-def kills(group: Path) -> int:
-    """How often the kernel killed somebody in it for want of memory."""
-    for name in ("memory.oom_control", "memory.events"):
-        with contextlib.suppress(OSError):
-            for line in (group / name).read_text().splitlines():
-                if line.startswith("oom_kill "):
-                    return int(line.split()[1])
-    return 0
+    """A memory cgroup of 128 MiB."""
+    with memory_group(128 * MIB) as group:
+        yield group
 
 
 @pytest.mark.parametrize("own", [0, 56], ids=["alone", "beside a job of 56 MiB"])
@@ -175,14 +154,13 @@ def test_in_a_small_memory_cgroup_the_pool_stays_below_its_limit(
     os.fsync(fd)
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     os.close(fd)
-    enter = ("sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh")
     code = """
     own = os.urandom(int(sys.argv[2]) << 20)
     m = Mapping(sys.argv[1])
     say(digest=m.digest(), pooled=m.pooled())
     """
     options = ("--engine", "pool", "--budget", "512MiB")
-    done = job(python(code, path, own), options=options, before=enter).finish().good()
+    done = job(python(code, path, own), options=options, before=entering(group)).finish().good()
     assert done.lines == [{"digest": file_digest(path), "pooled": True}]
     assert kills(group) == 0
     assert done.summary is not None

@@ -30,13 +30,18 @@ DEAR = {
 #: Runs `wrap` as the console script does, without site-packages, and tells what was in memory at
 #: each fork (the last one is the job's) and in the end.
 LOADED = """
-import atexit, os, sys
+import os, sys
 sys.path.insert(0, sys.argv.pop(1))
 out = os.dup(1)
 def tell():
     os.write(out, (" ".join(sys.modules) + "\\n").encode())
 os.register_at_fork(before=tell)
-atexit.register(tell)
+launcher, end = os.getpid(), os._exit
+def ended(status):
+    if os.getpid() == launcher:
+        tell()
+    end(status)
+os._exit = ended
 from uffdprefetch.cli import main
 sys.exit(main())
 """

@@ -12,6 +12,7 @@ import errno
 import fcntl
 import os
 import signal
+import sys
 import time
 
 from uffdprefetch.base.bystander import Bystander
@@ -264,11 +265,17 @@ def _stop_ourselves() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTSTP})
 
 
-def end_like(status: int) -> int:
-    """End as the job did: return its exit status, or die of the signal that killed it."""
+def end_like(status: int) -> NoReturn:
+    """End as the job did: with its exit status, or of the signal that killed it. At once: the
+    interpreter's own end takes 4 ms, for which whoever started us would wait."""
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
-        return code
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except (AttributeError, OSError, ValueError):  # closed, now or when we started
+                pass
+        os._exit(code)
     import resource
 
     number = -code
@@ -283,4 +290,4 @@ def end_like(status: int) -> int:
         signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
-    return 128 + number  # if the signal did not end us: the shell's convention
+    os._exit(128 + number)  # if the signal did not end us: the shell's convention

@@ -12,6 +12,7 @@ it comes by imports at its head what is cheap, and the rest where it is used (do
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 
@@ -100,12 +101,14 @@ def _dispatch(argv: Sequence[str]) -> int:
         raise UffdPrefetchError(f"no command {name!r}: {hint}", EXIT_USAGE)
     words, rest = split_rest(argv[1:])
     module = COMMANDS[name][0]
+    # What modules make stays: the collector would look through it again and again.
+    gc.disable()
     __import__(module)
+    gc.freeze()
+    gc.enable()
     command: CommandProtocol = sys.modules[module].Command()
-    if name == "wrap":
-        from uffdprefetch.base import config
-
-        plain = config.parse_plain(words)
+    if hasattr(command, "parse_plain"):  # what starts beside a job
+        plain = command.parse_plain(words)
         if plain is not None:
             return command.run(Plain(plain), rest)  # type: ignore[arg-type]
     import argparse

@@ -3,12 +3,19 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
+from typing import TYPE_CHECKING, Any
 
 from uffdprefetch.base.config import Config
 from uffdprefetch.service.serve import serve
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+
+_PLAIN = {"--socket": str, "--log": str, "--starter": int, "--lock": int, "--listener": int}
 
 
 class Log(logging.FileHandler):
@@ -30,6 +37,17 @@ class Command:
         parser.add_argument("--starter", type=int, default=0, help="pid of the launcher")
         parser.add_argument("--lock", type=int, help="descriptor of the lock, with --listener")
         parser.add_argument("--listener", type=int, help="descriptor of the socket that listens")
+
+    def parse_plain(self, words: Sequence[str]) -> dict[str, Any] | None:
+        """What argparse makes of the words of launch/service.py, without loading it; None for
+        others."""
+        values: dict[str, Any] = {"starter": 0, "lock": None, "listener": None}
+        try:
+            for name, value in zip(words[::2], words[1::2], strict=True):
+                values[name[2:]] = _PLAIN[name](value)
+        except (KeyError, ValueError):
+            return None
+        return values if values.keys() >= {"socket", "log"} else None
 
     def run(self, args: argparse.Namespace, rest: list[str] | None) -> int:
         text = os.environ.get("UFFDPREFETCH_SERVE_CONFIG")

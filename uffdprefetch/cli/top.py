@@ -84,8 +84,8 @@ def _glyphs() -> Glyphs:
 
 def _once(run: Run, as_json: bool) -> int:
     """One document, line or picture; from two snapshots where rates are needed."""
+    from uffdprefetch.protocol.document import encode
     from uffdprefetch.protocol.node import ServiceGone
-    from uffdprefetch.protocol.snapshot import encode
     from uffdprefetch.view import render, words
     from uffdprefetch.view.model import View
     from uffdprefetch.view.screen import console
@@ -117,7 +117,7 @@ def _once(run: Run, as_json: bool) -> int:
 
 def _lines(fetcher: Fetcher, changes: queue.SimpleQueue[None], as_json: bool) -> int:
     """A line for each snapshot until the job ends."""
-    from uffdprefetch.protocol.snapshot import encode
+    from uffdprefetch.protocol.document import encode
     from uffdprefetch.view import model, words
 
     began = time.monotonic()

@@ -10,6 +10,8 @@ from uffdprefetch.base.errors import usage_error
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Sequence
+    from typing import Any
 
 
 class Command:
@@ -26,6 +28,11 @@ class Command:
 
         parser.usage = "uffdprefetch wrap [options] -- CMD..."
         config.add_options(parser)
+
+    def parse_plain(self, words: Sequence[str]) -> dict[str, Any] | None:
+        from uffdprefetch.base import config
+
+        return config.parse_plain(words)
 
     def run(self, args: argparse.Namespace, rest: list[str] | None) -> int:
         if not rest:

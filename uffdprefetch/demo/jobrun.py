@@ -64,9 +64,10 @@ def job_environment() -> dict[str, str]:
     return environment
 
 
-def wrap_command(*options: str) -> list[str]:
+def wrap_command(*options: str, quiet: bool = True) -> list[str]:
     """The command prefix of `uffdprefetch wrap` with this interpreter."""
-    return [sys.executable, "-m", "uffdprefetch", "wrap", "-q", *options, "--"]
+    words = [sys.executable, "-m", "uffdprefetch", "wrap", *options, "--"]
+    return [*words[:4], "-q", *words[4:]] if quiet else words
 
 
 def job_command(database: str | os.PathLike[str], *options: str) -> list[str]:

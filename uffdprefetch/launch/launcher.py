@@ -39,6 +39,8 @@ TIDY_TIMEOUT_SECONDS = 2.0
 #: Interval of looks for the mark of another launcher's recorder, and the longest wait for it.
 _POLL_SECONDS = 0.02
 RECORDER_TIMEOUT_SECONDS = 10.0
+#: Loaded while the job runs, as soon as its service is up: the job has ended when they are used.
+FOR_THE_REPORT = ("json", "shlex", "uffdprefetch.report.summary")
 #: Without it AddressSanitizer's run-time aborts when another library is preloaded before it.
 ASAN_NO_ORDER_CHECK = "verify_asan_link_order=0"
 #: Directory of the sitecustomize.py that hooks PyTorch (docs/pytorch.md).
@@ -277,6 +279,14 @@ def run(
         if recording is not None:
             recording.ended()
 
+    def awaits() -> bool:
+        if node is not None and node.is_awaited():
+            return True
+        if not only_record:  # now there is time
+            for module in FOR_THE_REPORT:
+                __import__(module)
+        return False
+
     try:
         status = spawn.run(
             argv,
@@ -284,7 +294,7 @@ def run(
             started,
             child_changed,
             view.suspended if view is not None else spawn.Nothing,
-            node.is_awaited if node is not None else lambda: False,
+            awaits,
         )
     finally:
         if view is not None:

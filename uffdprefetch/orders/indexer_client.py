@@ -13,17 +13,17 @@ import json
 import logging
 import os
 import select
-import shutil
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from uffdprefetch.job.channel import SUFFIX
+from uffdprefetch.protocol import leftovers
 
 if TYPE_CHECKING:  # they bring numpy, which a service without plans spares
+    import subprocess
+
     from uffdprefetch.formats.index import RecordIndex
     from uffdprefetch.predict.order.extents import OrderExtents
 
@@ -45,7 +45,8 @@ class IndexerClient:
     def __init__(self, socket_path: str, plan: str | None, poll: select.epoll) -> None:
         """The directory beside the socket is there already, perhaps with announcements, where a
         service was elected (protocol/leftovers.py); raises OSError when it cannot be made."""
-        self.directory = socket_path + SUFFIX
+        self._socket_path = socket_path
+        self.directory = socket_path + leftovers.PLAN
         os.makedirs(self.directory, 0o700, exist_ok=True)
         self._plan = plan
         self._epoll = poll
@@ -78,6 +79,8 @@ class IndexerClient:
             return True
         if self._starts >= STARTS_MAX:
             return False
+        import subprocess  # most services need no helper, and are up sooner
+
         self._starts += 1
         ours, its = socket.socketpair()
         # inherited: it ends with its standard input, so with us, and not when the job is asked to
@@ -147,6 +150,8 @@ class IndexerClient:
             self._sock.close()
             self._sock = None
         if self._process is not None:
+            import subprocess
+
             self._process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):  # in a read of far storage
                 self._process.wait(KILL_SECONDS)
@@ -172,4 +177,4 @@ class IndexerClient:
         """End it."""
         self._asked.clear()
         self._hang_up()
-        shutil.rmtree(self.directory, ignore_errors=True)
+        leftovers.remove_plan(self._socket_path)

@@ -20,7 +20,7 @@ from typing import Any
 from uffdprefetch.base.clock import CLOCK
 from uffdprefetch.native import uffd
 from uffdprefetch.protocol import wire
-from uffdprefetch.protocol.snapshot import encode
+from uffdprefetch.protocol.document import encode
 from uffdprefetch.readers.order_sources import Announcements
 from uffdprefetch.service.coordinator import MS, Coordinator
 from uffdprefetch.service.watchers import Watchers

@@ -29,7 +29,6 @@ from uffdprefetch.protocol import leftovers
 from uffdprefetch.service.coordinator import MS, Coordinator
 from uffdprefetch.service.freshness import Freshness
 from uffdprefetch.service.known_orders import OrderService
-from uffdprefetch.service.live import Live
 from uffdprefetch.service.observe import Observer
 from uffdprefetch.service.peers import Peers
 from uffdprefetch.service.summary import summary
@@ -43,6 +42,8 @@ from uffdprefetch.warm.scheduler import EXTENT_BYTES, Extent, Scheduler
 
 if TYPE_CHECKING:
     from uffdprefetch.pool.node_pool import NodePool
+    from uffdprefetch.protocol.snapshot import Snapshot
+    from uffdprefetch.service.live import Live
 
 log = logging.getLogger("uffdprefetch.serve")
 
@@ -111,14 +112,8 @@ class Service:
         self._epoll.register(self._wake_fd, select.EPOLLIN)
         self._order_service = self._with_orders(listener.getsockname())
         self._listener, self._path = listener, listener.getsockname()
-        self._live = Live(
-            config,
-            run,
-            self.engine,
-            self._scheduler,
-            lambda: self._peers.jobs(),
-            self._reading_cpu_seconds,
-        )
+        self._live: Live | None = None
+        self._limit = Limit.BUDGET
         self._peers = Peers(
             listener,
             self._epoll,
@@ -127,7 +122,7 @@ class Service:
             self._ledger,
             self._summary,
             config.fingerprint(),
-            Watchers(self._live.snapshot),
+            Watchers(self._snapshot),
             self._order_service.announcements if self._order_service is not None else None,
         )
         self._housekeeping_ns = 0
@@ -227,7 +222,7 @@ class Service:
             due = min(due, now + uffd_pool.TICK_NS)
         if self._order_service is not None and self._order_service.due_ns is not None:
             due = min(due, self._order_service.due_ns)
-        if self._live.sampling.due_ns:
+        if self._live is not None and self._live.sampling.due_ns:
             due = min(due, self._live.sampling.due_ns)
         for client in self.engine.clients.values():
             for region in client.regions.values():
@@ -282,7 +277,7 @@ class Service:
         if now - self._noted_ns >= NOTE_NS:
             self._note(now)
         self._tap.flush()
-        if self._live.sampling.due_ns:
+        if self._live is not None and self._live.sampling.due_ns:
             self._live.sampling.step(CLOCK.now_ns())
         for fd, client in list(self.engine.clients.items()):
             if client.waiting:
@@ -293,6 +288,22 @@ class Service:
     def _reading_cpu_seconds(self) -> float:
         pool = self.engine.pool
         return self._workers.cpu_seconds() + (pool.pool.cpu_seconds() if pool else 0.0)
+
+    def _with_live(self) -> Live:
+        """What watchers are told of, and its history: made when the first one asks, or in the run's
+        second second, as it takes longer to load than all that a short job needs of the service."""
+        if self._live is None:
+            from uffdprefetch.service.live import Live
+
+            self._live = Live(
+                self.config, self.run_key, self.engine, self._scheduler, self._peers.jobs,
+                self._reading_cpu_seconds,
+            )  # fmt: skip
+            self._live.tick(CLOCK.now_ns(), self._limit)
+        return self._live
+
+    def _snapshot(self, now: int) -> Snapshot:
+        return self._with_live().snapshot(now)
 
     def _warmed(self, extent: Extent, result: uffd.WarmResult) -> None:
         consumer, took = extent.consumer, result.done_ns - result.submit_ns
@@ -335,18 +346,22 @@ class Service:
     # -------------------------------------------------------------- once a second
 
     def _housekeep(self, now: int) -> None:
+        is_first = not self._housekeeping_ns
         self._housekeeping_ns = now + HOUSEKEEPING_NS
         self._peers.housekeep(now)
         for client in self.engine.clients.values():
             client.look_for_lost_rights()
         self._sample()
         before = self.engine.layout.allowed_bytes
-        self.engine.layout.allowed_bytes, limit = self.engine.limits.ahead_bytes()
-        if limit is not Limit.BUDGET and self.engine.layout.allowed_bytes < before // 2:
-            self._ledger.degrade(f"windows are bounded by {limit.value}, not by --budget")
+        self.engine.layout.allowed_bytes, self._limit = self.engine.limits.ahead_bytes()
+        if self._limit is not Limit.BUDGET and self.engine.layout.allowed_bytes < before // 2:
+            self._ledger.degrade(f"windows are bounded by {self._limit.value}, not by --budget")
         if self.engine.pool:
             self.engine.pool.housekeep()
-        self._live.tick(now, limit)
+        if self._live is not None:
+            self._live.tick(now, self._limit)
+        elif not is_first:
+            self._with_live()
         self._look_for_writers()
         self.engine.refresh_all()
 

@@ -17,10 +17,14 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from uffdprefetch.protocol import wire
-from uffdprefetch.protocol.snapshot import Snapshot, encode
+from uffdprefetch.protocol.document import encode
 from uffdprefetch.service.coordinator import MS
+
+if TYPE_CHECKING:
+    from uffdprefetch.protocol.snapshot import Snapshot
 
 WATCHERS_MAX = 16
 #: Questions of one watcher within a second.

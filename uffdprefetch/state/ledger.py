@@ -10,7 +10,7 @@ from typing import Any
 from uffdprefetch.native import compare as uffd_compare
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.protocol import wire
-from uffdprefetch.protocol.snapshot import Quantiles
+from uffdprefetch.protocol.document import Quantiles
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.processes import Watched

@@ -13,7 +13,8 @@ from rich.console import Group
 from rich.text import Text
 
 from uffdprefetch.base.units import format_duration, format_rate, format_size
-from uffdprefetch.protocol.snapshot import Pool, Quantiles, Snapshot
+from uffdprefetch.protocol.document import Quantiles
+from uffdprefetch.protocol.snapshot import Pool, Snapshot
 from uffdprefetch.view import glyphs as draw
 from uffdprefetch.view import model, words
 from uffdprefetch.view.files import file_lines

@@ -9,7 +9,9 @@ from pathlib import Path
 
 #: Of what is available, leave the other half to the job.
 SHARE = 0.5
-#: Of a cgroup's limit: page cache is reclaimed there before the job is killed, but slowly.
+#: Of what a cgroup can still have: where more is ahead than a part of its inactive list, the kernel
+#: takes away what nobody has read yet before what everybody has (mm/vmscan.c,
+#: folio_check_references(): that has been referenced), and it is read twice.
 CGROUP_SHARE = 0.25
 #: Of all that the pool could have: the job needs memory of its own.
 POOL_SHARE = 0.75
@@ -34,42 +36,31 @@ def mem_available_bytes(meminfo: str) -> int | None:
 
 def cgroup_paths(cgroup: str, root: Path = Path("/sys/fs/cgroup")) -> list[Path]:
     """The limit files (v2, v1) that can bind a process whose /proc/PID/cgroup is ``cgroup``,
-    its own group first, then every parent: a limit anywhere above holds too."""
+    its own group first, then every parent: a limit anywhere above holds too. Above memory.high
+    nobody is killed, but each allocation waits for reclaim."""
     files = []
     for line in cgroup.splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":
-            base, name = root, "memory.max"
+            base, names = root, ["memory.max", "memory.high"]
         elif "memory" in controllers.split(","):
-            base, name = root / "memory", "memory.limit_in_bytes"
+            base, names = root / "memory", ["memory.limit_in_bytes"]
         else:
             continue
         # a container often sees its own group mounted as the root of the tree
         here = base / path.lstrip("/")
         while True:
-            files.append(here / name)
+            files += [here / name for name in names]
             if here == base or base not in here.parents:
                 break
             here = here.parent
     return files
 
 
-def cgroup_limit_bytes(cgroup: str, root: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """The tightest memory limit that holds, or None when there is none."""
-    limit = _UNLIMITED
-    for path in cgroup_paths(cgroup, root):
-        try:
-            text = path.read_text().strip()
-        except OSError:
-            continue
-        if text != "max":
-            limit = min(limit, int(text))
-    return None if limit >= _UNLIMITED else limit
-
-
 def cgroup_room_bytes(cgroup: str, root: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """What may still be allocated before the kernel kills somebody of the cgroup: page cache is
-    given up first, all else stays. Of the tightest limit that holds; None when there is none."""
+    """What may still be allocated before the kernel kills or throttles somebody of the cgroup: page
+    cache is given up first, all else stays. Of the tightest limit that holds; None when there is
+    none."""
     rooms = []
     for path in cgroup_paths(cgroup, root):
         try:
@@ -95,9 +86,9 @@ def allowed_bytes(budget_bytes: int) -> tuple[int, Limit]:
         available = mem_available_bytes(Path("/proc/meminfo").read_text())
         if available is not None and available * SHARE < allowed:
             allowed, why = int(available * SHARE), Limit.MEMORY
-        limit = cgroup_limit_bytes(Path(f"/proc/{os.getpid()}/cgroup").read_text())
-        if limit is not None and limit * CGROUP_SHARE < allowed:
-            allowed, why = int(limit * CGROUP_SHARE), Limit.CGROUP
+        room = cgroup_room_bytes(Path(f"/proc/{os.getpid()}/cgroup").read_text())
+        if room is not None and room * CGROUP_SHARE < allowed:
+            allowed, why = int(room * CGROUP_SHARE), Limit.CGROUP
     except (OSError, ValueError):
         pass  # no /proc: the user's budget stands
     return allowed, why

@@ -13,6 +13,7 @@ from paths import ROOT
 from snapshots import document, pooled, rank, snapshot
 
 from uffdprefetch.protocol import snapshot as doc
+from uffdprefetch.protocol.document import Quantiles, encode
 from uffdprefetch.view import model
 
 SCHEMA_TEXT = (ROOT / "docs" / "summary-schema.md").read_text()
@@ -27,7 +28,7 @@ HEADINGS = {
 #: Parts that are told in a line of their whole: whose, and the field.
 LINES = {
     doc.Hit: (doc.Rank, "hit"), doc.Stall: (doc.Rank, "stall"), doc.Walk: (doc.Rank, "streams"),
-    doc.Quantiles: (doc.Node, "checkpoint_wait_ns"), doc.Pressure: (doc.Node, "io_pressure"),
+    Quantiles: (doc.Node, "checkpoint_wait_ns"), doc.Pressure: (doc.Node, "io_pressure"),
     doc.PoolHit: (doc.Pool, "hit"), doc.History: (doc.Snapshot, "history"),
     doc.NotManaged: (doc.Snapshot, "not_managed"), doc.Process: (doc.Snapshot, "not_managed"),
 }  # fmt: skip
@@ -81,15 +82,15 @@ MADE = {
 @pytest.mark.parametrize("made", MADE.values(), ids=MADE)
 def test_a_document_is_read_and_written_as_it_was(made: dict[str, Any]) -> None:
     read = doc.decode(made)
-    assert json.loads(doc.encode(read)) == made
+    assert json.loads(encode(read)) == made
     for seen in (read, replace(read, not_managed=LOOKED)):
-        assert doc.decode(json.loads(doc.encode(seen))) == seen
+        assert doc.decode(json.loads(encode(seen))) == seen
 
 
 def test_what_only_a_look_can_tell_is_written_once_there_was_one() -> None:
     seen = snapshot().snapshot
     before, after = (
-        json.loads(doc.encode(s))["not_managed"] for s in (seen, replace(seen, not_managed=LOOKED))
+        json.loads(encode(s))["not_managed"] for s in (seen, replace(seen, not_managed=LOOKED))
     )
     assert before.keys() == {"processes", "why"}
     assert after["births"] == 3 and after["births_why"] is None

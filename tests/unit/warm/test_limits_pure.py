@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from uffdprefetch.warm import limits
-from uffdprefetch.warm.limits import TokenBucket, cgroup_limit_bytes
+from uffdprefetch.warm.limits import TokenBucket, cgroup_room_bytes
 
 MIB, GIB = 1 << 20, 1 << 30
 SECOND = 1_000_000_000
@@ -43,56 +43,66 @@ _V1 = """12:cpu,cpuacct:/slurm/uid_1000
 _V2 = "0::/system.slice/slurmstepd.scope/job_5\n"
 
 
-def set_limit(root: Path, group: str, name: str, text: str) -> None:
+def set_use(root: Path, group: str, names: dict[str, str]) -> None:
+    """Write files of a group, as the kernel shows them."""
     (root / group).mkdir(parents=True, exist_ok=True)
-    (root / group / name).write_text(f"{text}\n")
+    for name, text in names.items():
+        (root / group / name).write_text(f"{text}\n")
+
+
+def set_limit(root: Path, group: str, name: str, text: str) -> None:
+    """A group that has a limit and uses nothing."""
+    used = "memory.usage_in_bytes" if name == "memory.limit_in_bytes" else "memory.current"
+    set_use(root, group, {name: text, used: "0", "memory.stat": "anon 0"})
 
 
 def test_v2_the_own_group_and_every_parent_bind(tmp_path: Path) -> None:
     set_limit(tmp_path, "system.slice/slurmstepd.scope/job_5", "memory.max", "max")
-    assert cgroup_limit_bytes(_V2, tmp_path) is None
+    assert cgroup_room_bytes(_V2, tmp_path) is None
     set_limit(tmp_path, "system.slice", "memory.max", str(8 * GIB))
-    assert cgroup_limit_bytes(_V2, tmp_path) == 8 * GIB
+    assert cgroup_room_bytes(_V2, tmp_path) == 8 * GIB
     set_limit(tmp_path, "system.slice/slurmstepd.scope", "memory.max", str(GIB))
-    assert cgroup_limit_bytes(_V2, tmp_path) == GIB
+    assert cgroup_room_bytes(_V2, tmp_path) == GIB
     set_limit(tmp_path, "system.slice/slurmstepd.scope/job_5", "memory.max", str(2 * GIB))
-    assert cgroup_limit_bytes(_V2, tmp_path) == GIB  # the tightest
+    assert cgroup_room_bytes(_V2, tmp_path) == GIB  # the tightest
+    set_limit(tmp_path, "system.slice/slurmstepd.scope/job_5", "memory.high", str(GIB // 2))
+    assert cgroup_room_bytes(_V2, tmp_path) == GIB // 2
 
 
 def test_v1_the_memory_controller_is_found_among_the_others(tmp_path: Path) -> None:
     set_limit(tmp_path, "memory/slurm/uid_1000/job_5", "memory.limit_in_bytes", str(3 * GIB))
     set_limit(tmp_path, "memory/wrong", "memory.limit_in_bytes", "1")
-    assert cgroup_limit_bytes(_V1, tmp_path) == 3 * GIB
+    assert cgroup_room_bytes(_V1, tmp_path) == 3 * GIB
 
 
 def test_v1s_number_for_no_limit_is_no_limit(tmp_path: Path) -> None:
     no_limit = "9223372036854771712"
     set_limit(tmp_path, "memory/slurm/uid_1000/job_5", "memory.limit_in_bytes", no_limit)
-    assert cgroup_limit_bytes(_V1, tmp_path) is None
+    assert cgroup_room_bytes(_V1, tmp_path) is None
 
 
 def test_a_container_sees_its_own_group_as_the_root(tmp_path: Path) -> None:
     """/proc/self/cgroup names a path that is not below the mounted tree."""
     set_limit(tmp_path, "", "memory.max", str(256 * MIB))
-    assert cgroup_limit_bytes(_V2, tmp_path) == 256 * MIB
-    assert cgroup_limit_bytes("0::/\n", tmp_path) == 256 * MIB
+    assert cgroup_room_bytes(_V2, tmp_path) == 256 * MIB
+    assert cgroup_room_bytes("0::/\n", tmp_path) == 256 * MIB
 
 
 def test_both_kinds_at_once(tmp_path: Path) -> None:
     set_limit(tmp_path, "memory/slurm/uid_1000/job_5", "memory.limit_in_bytes", str(3 * GIB))
     set_limit(tmp_path, "system.slice", "memory.max", str(2 * GIB))
-    assert cgroup_limit_bytes(_V1 + _V2, tmp_path) == 2 * GIB
+    assert cgroup_room_bytes(_V1 + _V2, tmp_path) == 2 * GIB
 
 
 def test_a_group_outside_of_ours_is_told_with_dots(tmp_path: Path) -> None:
     """cgroup_namespaces(7): a process outside of its namespace's root; what we see still binds."""
     set_limit(tmp_path, "", "memory.max", str(GIB))
-    assert cgroup_limit_bytes("0::/../other\n", tmp_path) == GIB
+    assert cgroup_room_bytes("0::/../other\n", tmp_path) == GIB
 
 
 def test_without_any_group_there_is_no_limit(tmp_path: Path) -> None:
-    assert cgroup_limit_bytes("", tmp_path) is None
-    assert cgroup_limit_bytes(_V1 + _V2, tmp_path) is None
+    assert cgroup_room_bytes("", tmp_path) is None
+    assert cgroup_room_bytes(_V1 + _V2, tmp_path) is None
 
 
 def test_the_budget_binds_where_it_is_the_smallest() -> None:
@@ -177,24 +187,18 @@ def test_odd_sizes_and_idle_times(seed: int) -> None:
         assert total <= rate * now_ns / SECOND + burst + 4 * MIB
 
 
-def set_use(root: Path, group: str, names: dict[str, str]) -> None:
-    """Write files of a group, as the kernel shows them."""
-    for name, text in names.items():
-        set_limit(root, group, name, text)
-
-
 def test_room_in_a_group_is_what_is_not_used_and_the_page_cache(tmp_path: Path) -> None:
     stat = f"anon {5 * MIB}\nactive_file {7 * MIB}\ninactive_file {11 * MIB}\n"
     group = {"memory.max": str(64 * MIB), "memory.current": str(40 * MIB), "memory.stat": stat}
-    assert limits.cgroup_room_bytes(_V2, tmp_path) is None
+    assert cgroup_room_bytes(_V2, tmp_path) is None
     set_use(tmp_path, "", group)
-    assert limits.cgroup_room_bytes(_V2, tmp_path) == (64 - 40 + 7 + 11) * MIB
+    assert cgroup_room_bytes(_V2, tmp_path) == (64 - 40 + 7 + 11) * MIB
     (tmp_path / "memory.current").write_text(str(90 * MIB))
-    assert limits.cgroup_room_bytes(_V2, tmp_path) == 0
+    assert cgroup_room_bytes(_V2, tmp_path) == 0
 
 
 def test_v1_room_counts_the_groups_below(tmp_path: Path) -> None:
     stat = f"inactive_file 1\ntotal_active_file {2 * MIB}\ntotal_inactive_file {3 * MIB}\n"
     names = {"memory.limit_in_bytes": str(64 * MIB), "memory.usage_in_bytes": str(60 * MIB)}
     set_use(tmp_path, "memory/slurm/uid_1000/job_5", {**names, "memory.stat": stat})
-    assert limits.cgroup_room_bytes(_V1, tmp_path) == (64 - 60 + 2 + 3) * MIB
+    assert cgroup_room_bytes(_V1, tmp_path) == (64 - 60 + 2 + 3) * MIB

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job in a memory cgroup that is smaller than its file: who pays for what is read ahead.
+
+The service is in its launcher's group, so pages that it reads are charged where the job's own reads
+would be. What it has ahead must stay so small that the kernel does not take it away again unread,
+however much of the group the job itself has.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cgroups import entering, kills, memory_group
+from conftest import require
+from harness import MIB, Start, file_digest, python, write_records
+
+from uffdprefetch.demo.bed import SlowBed, why_no_bed
+
+pytest_plugins = ("harness_fixtures",)
+pytestmark = pytest.mark.root
+
+LIMIT_BYTES = 256 * MIB
+
+
+@pytest.mark.parametrize("own", [16, 150, 200])
+def test_what_is_read_ahead_is_not_dropped_again_beside_the_jobs_own_memory(
+    job: Start, tmp_path: Path, own: int
+) -> None:
+    reason = why_no_bed()
+    require(reason is None, f"no slow bed: {reason}")
+    (tmp_path / "source").mkdir()
+    path = tmp_path / "source" / "large.bin"
+    write_records(path, 3 * LIMIT_BYTES // 2, seed=11)
+    # Read by a CPU that takes its time: without a bound as much would be ahead as the group has.
+    code = """
+    own = os.urandom(int(sys.argv[2]) << 20)
+    m = Mapping(sys.argv[1])
+    say(digest=m.digest())
+    """
+    with (
+        SlowBed(tmp_path / "source", bandwidth=300_000_000) as bed,
+        memory_group(LIMIT_BYTES) as at,
+    ):
+        file = bed.path("large.bin")
+        work = job(python(code, file, own), before=entering(at))
+        done = work.finish().good()
+        read = bed.counters()["bytes"]
+        assert kills(at) == 0
+    assert done.lines == [{"digest": file_digest(path)}]
+    assert done.summary is not None
+    assert done.summary["totals"]["prefetched_bytes"] > path.stat().st_size // 2
+    assert read < 1.02 * path.stat().st_size

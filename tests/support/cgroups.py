@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory cgroups of either version, for tests as root."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from conftest import require, wait_until
+
+_V1 = Path("/sys/fs/cgroup/memory")
+
+
+@contextlib.contextmanager
+def memory_group(limit_bytes: int) -> Iterator[Path]:
+    """A group with that limit, which must be left at the end; skipped where none can be made."""
+    root = _V1 if _V1.exists() else Path("/sys/fs/cgroup")
+    group = root / f"uffdprefetch-test-{os.getpid()}"
+    limit = group / ("memory.limit_in_bytes" if _V1.exists() else "memory.max")
+    try:
+        group.mkdir()
+        limit.write_text(str(limit_bytes))
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            group.rmdir()
+        require(False, f"no memory cgroup can be made here: {error}")
+    yield group
+    wait_until(lambda: not (group / "cgroup.procs").read_text(), "the service to end")
+    group.rmdir()
+
+
+def entering(group: Path) -> tuple[str, ...]:
+    """The words before a command that is to run in a group."""
+    return ("sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh")
+
+
+def kills(group: Path) -> int:
+    """How often the kernel killed somebody in it for want of memory."""
+    for name in ("memory.oom_control", "memory.events"):
+        with contextlib.suppress(OSError):
+            for line in (group / name).read_text().splitlines():
+                if line.startswith("oom_kill "):
+                    return int(line.split()[1])
+    return 0
