@@ -60,6 +60,12 @@ struct agent {
 	_Atomic long steps;
 };
 
+/* Who puts the file back in the pool's place, and what it asks the kernel by. */
+struct up_hands {
+	int maps_fd, pagemap_fd; /* numbers in its own table */
+	int seized; /* not the agent: it has no descriptor of the file, and the region is SEIZED for it */
+};
+
 #pragma GCC visibility push(hidden)
 
 /* agent.c */
@@ -102,10 +108,16 @@ int up_prepare_replacement(struct agent *a, struct up_region *r);
  * its own accord, so not in a process that bypasses. */
 void up_detach(struct agent *a, struct up_region *r);
 void *up_map_anew(struct up_region *r);
-/* The first page in a private mapping's [start, end) that is a copy of its own: a debugger, or the job
- * through /proc/self/mem, has written it, or a device has pinned it. `end`: none. Where the kernel does
- * not say, the first page. */
-uintptr_t up_next_copy(const struct agent *a, uintptr_t start, uintptr_t end);
+
+/* copies.c */
+/* Pages of a private mapping that are copies of the process's own: a debugger, or the job through
+ * /proc/self/mem, has written them, or a device has pinned them. */
+struct up_copies {
+	uintptr_t start, end;
+};
+/* The first that lie together in [start, end): 1 and *out; 0: there are none; -errno: the kernel does not say.
+ * pagemap_fd: /proc/self/pagemap. */
+int up_next_copies(int pagemap_fd, uintptr_t start, uintptr_t end, struct up_copies *out);
 
 /* bypass.c */
 /* From now on nothing is done by address in this process. */
@@ -129,6 +141,8 @@ int up_pool_enter(struct agent *a, struct up_region *r, int memfd);
 /* The file again, wherever the kernel says that the pool still lies in the mapping's place. Where that is not all
  * of it, the region stays the pool's: the rest may have been moved. ``intact``: up_may_act(). */
 void up_pool_detach(struct agent *a, struct up_region *r, int intact);
+/* The act itself: how many bytes of the region are the file's now, or -errno, with nothing done. */
+long up_pool_put_back(const struct up_hands *h, struct up_region *r);
 void up_pool_release(struct up_region *r);
 /* Whether the service shows signs of life; where it does not, the agent stands in. */
 void up_pool_check_beat(struct agent *a);

@@ -22,10 +22,6 @@
 
 #include "job/agent.h"
 
-/* Documentation/admin-guide/mm/pagemap.rst: present or swapped; a page of a file, or shared */
-#define PAGEMAP_THERE (3ull << 62)
-#define PAGEMAP_FILE (1ull << 61)
-
 #ifndef MADV_PAGEOUT
 #define MADV_PAGEOUT 21
 #endif
@@ -221,41 +217,17 @@ static int checkpoints_intact(const struct agent *a, const struct up_region *r)
 	return 1;
 }
 
-uintptr_t up_next_copy(const struct agent *a, uintptr_t start, uintptr_t end)
-{
-	uint64_t entry[512];
-	size_t page = up_job.page_bytes;
-
-	while (start < end) {
-		size_t want = (end - start) / page;
-		long n;
-
-		if (want > sizeof(entry) / sizeof(entry[0]))
-			want = sizeof(entry) / sizeof(entry[0]);
-		n = up_sys4(SYS_pread64, a->pagemap_fd, entry, want * sizeof(entry[0]),
-			    start / page * sizeof(entry[0]));
-		if (up_failed(n) || n < (long)sizeof(entry[0]))
-			return start;
-		for (long i = 0; i < n / (long)sizeof(entry[0]); i++, start += page)
-			if (entry[i] & PAGEMAP_THERE && !(entry[i] & PAGEMAP_FILE))
-				return start;
-	}
-	return end;
-}
-
-static int is_copy(const struct agent *a, uintptr_t address)
-{
-	return up_next_copy(a, address, address + up_job.page_bytes) == address;
-}
-
 /* Such a page is the job's own from now on: the file must not take its place. */
 static void leave_copies(const struct agent *a, struct up_region *r)
 {
 	uint32_t laid = atomic_load(&r->laid), left = 0;
+	size_t page = up_job.page_bytes;
+	struct up_copies copies;
 	uintptr_t address;
 
 	for (uint32_t i = 0; i < laid; i++)
-		if (!page_address(r, r->laid_page[i], &address) && !is_copy(a, address))
+		if (!page_address(r, r->laid_page[i], &address) &&
+		    !up_next_copies(a->pagemap_fd, address, address + page, &copies))
 			r->laid_page[left++] = r->laid_page[i];
 	atomic_store(&r->laid, left);
 }

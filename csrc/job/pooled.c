@@ -51,63 +51,108 @@ static int reopen_to_write(int memfd)
 }
 
 /* The file, mapped at p as a whole, in the place of a part of it. Whether the pool lies there no more. */
-static int put_back(struct up_region *r, void *p, uintptr_t start, size_t length)
+static int put_back(const struct up_hands *h, struct up_region *r, long p, uintptr_t start, size_t length,
+		    int prot)
 {
 	int keep = MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP; /* checkpoint.c, move_page */
 	int anew = (r->map_flags & (MAP_TYPE | MAP_NORESERVE)) | MAP_FIXED;
 	size_t before = start - r->address;
-	long ret = (long)p;
+	long ret = p;
 
+	if (!up_failed(ret) && prot != r->prot)
+		ret = up_sys3(SYS_mprotect, p + before, length, prot);
 	if (!up_failed(ret))
-		ret = up_sys5(SYS_mremap, (uintptr_t)p + before, length, length, keep, start);
+		ret = up_sys5(SYS_mremap, p + before, length, length, keep, start);
+	if (up_failed(ret) && h->seized)
+		return 0;
 	/* Not even a mapping to spare. Where the file cannot be had at all, its reader must fail: the pool's
 	 * holes would be zeros one day. */
-	if (!up_failed(ret) || !up_failed((long)up_mmap((void *)start, length, r->prot, anew, r->fd,
+	if (!up_failed(ret) || !up_failed((long)up_mmap((void *)start, length, prot, anew, r->fd,
 							 r->offset + before)))
 		return 1;
 	ret = up_sys3(SYS_mprotect, start, length, PROT_NONE);
 	return !up_failed(ret) || ret == -ENOMEM; /* mremap(2) has taken it away, and brought nothing */
 }
 
+static int prot_of(const struct up_vma *v)
+{
+	return (v->readable ? PROT_READ : 0) | (v->writable ? PROT_WRITE : 0) |
+	       (v->executable ? PROT_EXEC : 0);
+}
+
+/* Whether the pool lies at an address of the region; in a private one also with other rights, which the job gives
+ * to what has stayed. */
+static int is_pools(const struct up_region *r, const struct up_vma *v, uintptr_t address)
+{
+	int alike = (r->map_flags & MAP_TYPE) == MAP_PRIVATE
+			    ? up_vma_of_one_file(v, &r->pool_mapped) && !v->shared
+			    : up_vma_alike(v, &r->pool_mapped);
+
+	return alike && v->offset + (address - v->start) == r->offset + (address - r->address);
+}
+
 /* From `at` on, the next part that the kernel says is the pool's, with hands on from the question to the act:
  * how many bytes. *at: where the next look begins. */
-static size_t put_back_part(const struct agent *a, struct up_region *r, void *p, uintptr_t *at)
+static size_t put_back_part(const struct up_hands *h, struct up_region *r, long p, uintptr_t *at)
 {
 	uintptr_t start = *at, end = r->address + r->length;
+	struct up_copies copies;
 	struct up_vma v;
 
 	*at = end;
-	if (up_vma_from(a->maps_fd, start, &v) || v.start >= end)
+	if (up_vma_from(h->maps_fd, start, &v) || v.start >= end)
 		return 0;
 	if (v.start > start)
 		start = v.start;
 	if (v.end < end)
 		*at = v.end;
-	if (!up_vma_alike(&v, &r->pool_mapped) ||
-	    v.offset + (start - v.start) != r->offset + (start - r->address))
+	if (!is_pools(r, &v, start))
 		return 0;
-	/* A copy is the job's own, and stays: so does the region, as the pool's. */
+	/* Copies are the job's own, and stay: so does the region, as the pool's. A child has them, too. */
 	if ((r->map_flags & MAP_TYPE) == MAP_PRIVATE) {
-		end = up_next_copy(a, start, *at);
-		if (end == start) {
-			*at = start + up_job.page_bytes;
+		int ret = up_next_copies(h->pagemap_fd, start, *at, &copies);
+
+		if (ret < 0) /* any of them may be one */
+			return 0;
+		if (ret && copies.start == start) {
+			*at = copies.end;
+			up_sys3(SYS_madvise, start, copies.end - start, MADV_DOFORK);
 			return 0;
 		}
-		*at = end;
+		if (ret)
+			*at = copies.start;
 	}
-	return put_back(r, p, start, *at - start) ? *at - start : 0;
+	return put_back(h, r, p, start, *at - start, prot_of(&v)) ? *at - start : 0;
 }
 
-static size_t put_back_parts(const struct agent *a, struct up_region *r, void *p)
+static size_t put_back_parts(const struct up_hands *h, struct up_region *r, long p)
 {
 	uintptr_t at = r->address;
 	size_t done = 0;
 
-	while (at < r->address + r->length && up_hands_on(r)) {
-		done += put_back_part(a, r, p, &at);
+	while (at < r->address + r->length && (h->seized || up_hands_on(r))) {
+		done += put_back_part(h, r, p, &at);
+		if (h->seized)
+			continue;
+		up_step(&up_agent, UP_STATE_DETACHING);
 		up_hands_off();
 	}
 	return done;
+}
+
+long up_pool_put_back(const struct up_hands *h, struct up_region *r)
+{
+	long p = up_map_of_anchor(r);
+	size_t done;
+
+	if (up_failed(p) && h->seized)
+		return p;
+	if (!h->seized)
+		up_step(&up_agent, UP_STATE_DETACHING);
+	done = put_back_parts(h, r, p);
+	if (!up_failed(p))
+		up_sys2(SYS_munmap, p, r->length);
+	return (long)done;
 }
 
 void up_pool_keep(struct up_region *r, uintptr_t page)
@@ -152,21 +197,8 @@ long up_map_of_anchor(struct up_region *r)
 	return p;
 }
 
-static void leave_pool(struct agent *a, struct up_region *r, int nobody_knows_it)
+static void left_pool(struct agent *a, struct up_region *r, size_t done)
 {
-	size_t done = 0;
-	void *p;
-
-	up_step(a, UP_STATE_DETACHING);
-	p = (void *)up_map_of_anchor(r);
-	if (!nobody_knows_it) {
-		done = put_back_parts(a, r, p);
-	} else if (up_hands_on(r)) {
-		done = put_back(r, p, r->address, r->length) ? r->length : 0;
-		up_hands_off();
-	}
-	if (!up_failed((long)p))
-		up_sys2(SYS_munmap, p, r->length);
 	up_wake_range(a->pool_uffd, r->address, r->length);
 	up_step(a, UP_STATE_DETACHING);
 	if (done == r->length) {
@@ -177,6 +209,7 @@ static void leave_pool(struct agent *a, struct up_region *r, int nobody_knows_it
 
 void up_pool_detach(struct agent *a, struct up_region *r, int intact)
 {
+	struct up_hands h = { .maps_fd = a->maps_fd, .pagemap_fd = a->pagemap_fd };
 	size_t swallowed = atomic_exchange(&r->swallowed, 0);
 
 	if (swallowed)
@@ -186,7 +219,26 @@ void up_pool_detach(struct agent *a, struct up_region *r, int intact)
 		up_sys3(SYS_madvise, r->address + r->length, swallowed - r->length, MADV_RANDOM);
 		up_hands_off();
 	}
-	leave_pool(a, r, 0);
+	up_step(a, UP_STATE_DETACHING);
+	left_pool(a, r, (size_t)up_pool_put_back(&h, r));
+}
+
+/* Nobody knows the address yet. */
+static void leave_pool_unseen(struct agent *a, struct up_region *r)
+{
+	struct up_hands h = { .maps_fd = -1, .pagemap_fd = -1 };
+	size_t done = 0;
+	long p;
+
+	up_step(a, UP_STATE_DETACHING);
+	p = up_map_of_anchor(r);
+	if (up_hands_on(r)) {
+		done = put_back(&h, r, p, r->address, r->length, r->prot) ? r->length : 0;
+		up_hands_off();
+	}
+	if (!up_failed(p))
+		up_sys2(SYS_munmap, p, r->length);
+	left_pool(a, r, done);
 }
 
 int up_pool_enter(struct agent *a, struct up_region *r, int memfd)
@@ -195,11 +247,16 @@ int up_pool_enter(struct agent *a, struct up_region *r, int memfd)
 		.range = { .start = r->address, .len = r->length },
 		.mode = UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_MINOR,
 	};
+	struct up_copies copies;
 	void *p;
 	long ret;
 
 	if (a->pool_uffd < 0 || memfd < 0 || r->fd < 0 || r->copies)
 		return -EINVAL;
+	/* Which of its pages are copies must be known when the file takes its place again. */
+	if ((r->map_flags & MAP_TYPE) == MAP_PRIVATE &&
+	    up_next_copies(a->pagemap_fd, r->address, r->address + up_job.page_bytes, &copies) < 0)
+		return -EOPNOTSUPP;
 	r->pool_fd = reopen_to_write(memfd);
 	if (r->pool_fd < 0)
 		return r->pool_fd;
@@ -227,7 +284,7 @@ int up_pool_enter(struct agent *a, struct up_region *r, int memfd)
 		ret = up_vma_at(a->maps_fd, r->address, &r->pool_mapped);
 	up_hands_off();
 	if (ret)
-		leave_pool(a, r, 1);
+		leave_pool_unseen(a, r);
 	return (int)ret;
 }
 

@@ -19,6 +19,9 @@
 #ifndef MADV_WIPEONFORK
 #define MADV_WIPEONFORK 18
 #endif
+#ifndef MREMAP_DONTUNMAP
+#define MREMAP_DONTUNMAP 4
+#endif
 
 #pragma weak getauxval
 #pragma weak environ
@@ -107,13 +110,48 @@ static void read_rank(void)
 	}
 }
 
-/* Whether nothing lies where the pool did: it is not inherited. */
-static int is_hole(const struct up_region *r)
+/* Whether nothing at all lies there. What lies there then cannot be read. */
+static int is_hole(uintptr_t start, size_t length)
 {
-	void *p = up_mmap((void *)(uintptr_t)r->address, r->length, PROT_NONE,
+	void *p = up_mmap((void *)start, length, PROT_NONE,
 			  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
 
-	return p == (void *)(uintptr_t)r->address;
+	return p == (void *)start;
+}
+
+/* The file, mapped at p as a whole, wherever nothing lies in a part of the region. Half by half, until each is a
+ * hole or has none: msync(2) fails where there is one, and MS_ASYNC writes nothing. */
+static void fill_holes(const struct up_region *r, long p, uintptr_t start, size_t length)
+{
+	int keep = MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP;
+	size_t half = length / 2 & ~(up_job.page_bytes - 1);
+
+	if (is_hole(start, length)) {
+		up_sys5(SYS_mremap, p + (start - r->address), length, length, keep, start);
+	} else if (half && up_sys3(SYS_msync, start, length, MS_ASYNC) == -ENOMEM) {
+		fill_holes(r, p, start, half);
+		fill_holes(r, p, start + half, length - half);
+	}
+}
+
+/* The pool is not inherited: the file takes its place before anybody can look. What lies there all the same was
+ * put there, or was put back, or stayed as the process's own copy, and is looked at by the only thread that there is.
+ * Whether there was nothing. */
+static int fill_place(struct up_region *r)
+{
+	long p;
+
+	if (is_hole(r->address, r->length)) {
+		up_map_from_anchor(r);
+		return 1;
+	}
+	up_put_back_here(r);
+	p = up_map_of_anchor(r);
+	if (up_failed(p))
+		return 0;
+	fill_holes(r, p, r->address, r->length);
+	up_sys2(SYS_munmap, p, r->length);
+	return 0;
 }
 
 /* What the parent had from the pool, the child gets from there, too; no handler of a signal may look
@@ -197,6 +235,7 @@ static void after_fork_in_child(void)
 		atomic_store(up_job.own_page, 1);
 	atomic_store(&up_job.responder_tid, 0);
 	up_job.agent_stack = up_job.responder_stack = NULL; /* MADV_DONTFORK */
+	up_forget_apart();
 	for (int i = 0; i < UP_REQUESTS; i++)
 		atomic_store(&up_job.request[i].state, UP_REQ_FREE);
 	for (int i = 0; i < UP_REGIONS; i++) {
@@ -204,13 +243,9 @@ static void after_fork_in_child(void)
 		uint32_t state = atomic_load(&r->state);
 		int pooled = atomic_exchange(&r->pooled, 0), gone = 0;
 
-		/* The pool is not inherited: the file takes its place before anybody can look. Where there
-		 * is no hole, something is that our books know nothing of. */
-		if (pooled && (state == UP_LIVE || up_is_closing(state))) {
-			gone = !is_hole(r);
-			if (!gone)
-				up_map_from_anchor(r);
-		}
+		/* Where something lay, our books may know nothing of it. */
+		if (pooled && (state == UP_LIVE || up_is_closing(state)))
+			gone = !fill_place(r);
 		atomic_store(&r->swap,
 			     pooled && !gone && state == UP_LIVE ? UP_SWAP_WAITING : UP_SWAP_NONE);
 		if (state == UP_LIVE && known && !gone) {

@@ -109,7 +109,7 @@ int up_agent_ready(void);
  * up_job.patience on) lasts, and without waiting while it is known to be silent. The caller is the
  * only one who knows the address. 0, or -ESRCH when the agent died over it. */
 int up_await_swap(struct up_region *r, int *looks);
-/* The file in the pool's place, without the agent: 0 or -errno. */
+/* The file in the pool's place, in all of it, without the agent: 0 or -errno. */
 int up_map_from_anchor(struct up_region *r);
 /* Take a region back from the agent, because [address, +length) changes; 0 when another thread has
  * just done so. */
@@ -128,6 +128,15 @@ void up_give_back_pool(void);
 void up_end_agent(void);
 /* Whether another library has overwritten our functions: the service is told. */
 void up_look_for_hooks(void);
+
+/* apart.c */
+/* The file in the pool's place, of a region that is SEIZED: wherever the kernel says that the pool lies, and but for
+ * copies of the process's own. 0; -EBUSY: not all of it is the file's; another -errno: the kernel cannot be asked. */
+int up_put_back_apart(struct up_region *r);
+/* The act itself: how many bytes are the file's now, or -errno. It opens descriptors. */
+long up_put_back_here(struct up_region *r);
+/* In a forked child, where no such thread is. */
+void up_forget_apart(void);
 
 /* identity.c: whether this prctl(2) takes rights from who calls it. */
 int up_prctl_gives_up_rights(long option, long value);

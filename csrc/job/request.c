@@ -310,15 +310,24 @@ static void make_plain(struct up_region *r, uint32_t op)
 		up_sys3(SYS_madvise, r->address, swallowed, MADV_RANDOM);
 }
 
+/* The file in the pool's place, by this thread: 0, or else the pool stays, in a part of it perhaps. */
+static int leave_pool(struct up_region *r)
+{
+	int ret;
+
+	if (atomic_load(&up_job.bypassed) || up_is_patched()) /* nothing is done by address any more */
+		return -EBUSY;
+	ret = up_put_back_apart(r);
+	/* Which pages are copies is not known (docs/safety.md). */
+	return ret && ret != -EBUSY ? up_map_from_anchor(r) : ret;
+}
+
 /* The agent does not make it plain: it is silent, or dead. */
 static void take_back(struct up_region *r, uint32_t op)
 {
 	uint32_t seized = UP_SEIZED;
 
-	/* Where nothing is done by address any more, or there is no mapping to spare, the pool stays, and is
-	 * served. */
-	if (atomic_load(&r->pooled) &&
-	    (atomic_load(&up_job.bypassed) || up_is_patched() || up_map_from_anchor(r))) {
+	if (atomic_load(&r->pooled) && leave_pool(r)) { /* it is served on */
 		atomic_compare_exchange_strong(&r->state, &seized, UP_LIVE);
 		return;
 	}

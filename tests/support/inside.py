@@ -9,6 +9,7 @@ descriptor is kept.
 from __future__ import annotations
 
 import ctypes
+import errno
 import hashlib
 import json
 import os
@@ -139,6 +140,19 @@ class Mapping:
     def forget(self) -> None:
         """Drop its pages from the page table: the next read faults again, an event included."""
         self.advise(MADV_DONTNEED)
+
+    def write_past_us(self, start: int, data: bytes) -> None:
+        """As a debugger writes, by /proc/PID/mem: EIO while the page is not mapped."""
+        with open("/proc/self/mem", "r+b", buffering=0) as memory:
+            while True:
+                _ = self.view[start]
+                memory.seek(self.address + start)
+                try:
+                    memory.write(data)
+                    return
+                except OSError as error:
+                    if error.errno != errno.EIO:
+                        raise
 
     def unmap(self, start: int = 0, length: int = 0) -> None:
         checked(libc.munmap(self.address + start, length or self.length), "munmap")

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * apart.c - a thread that lives for one act: the file put back in the pool's place where the agent is dead, or
+ * silent, for the thread of the job that is about to change that mapping.
+ *
+ * The kernel has to be asked what lies there, and which pages are copies. The job's own thread opens nothing: its
+ * table of descriptors is the job's, where another thread may count on the number that is free next. So a thread with
+ * a table of its own asks, and acts; nothing that it does until then waits for storage.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <time.h>
+
+#include "job/agent.h"
+#include "job/ambient.h"
+
+/* The kernel copies a table in words of as many numbers; what is not copied need not be closed. */
+#define TABLE_LEAST 64
+/* How often the thread that waited looks whether the other has gone: its end takes some us, unless a file that is
+ * closed with its table waits for a server (FUSE). */
+#define LOOKS 1000
+
+enum { ACTING, OVER };
+
+static struct {
+	_Atomic uint32_t taken; /* one thread of the job at a time */
+	_Atomic uint32_t state;
+	_Atomic int tid; /* cleared by the kernel: its stack is free */
+	void *stack;
+	struct up_region *region;
+	long result;
+} apart;
+
+/* Or a millisecond: not every change wakes. Not by yielding, which lets nobody of a lower priority run. */
+static void wait_while(void *word, uint32_t value)
+{
+	struct timespec step = { .tv_nsec = NS_PER_MS };
+
+	up_sys4(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, &step);
+}
+
+static int open_own(const char *path)
+{
+	return (int)up_sys4(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC, 0);
+}
+
+long up_put_back_here(struct up_region *r)
+{
+	struct up_hands h = { .maps_fd = open_own("/proc/self/maps"),
+			      .pagemap_fd = open_own("/proc/self/pagemap"), .seized = 1 };
+	long ret = h.maps_fd < 0 ? h.maps_fd : h.pagemap_fd < 0 ? h.pagemap_fd : 0;
+
+	if (!ret)
+		ret = up_pool_put_back(&h, r);
+	up_close(&h.maps_fd);
+	up_close(&h.pagemap_fd);
+	return ret;
+}
+
+#ifndef UP_AGENT_PTHREAD
+static void act(void)
+{
+	long ret = up_sys3(SYS_close_range, TABLE_LEAST, ~0u, CLOSE_RANGE_UNSHARE);
+
+	up_drop_rights();
+	if (!ret)
+		ret = up_put_back_here(apart.region);
+	if (ret == -EMFILE) { /* all numbers that this process may have are copies */
+		up_sys3(SYS_close_range, 0, ~0u, 0);
+		ret = up_put_back_here(apart.region);
+	}
+	apart.result = ret;
+	atomic_store(&apart.state, OVER);
+	up_futex_wake(&apart.state);
+}
+
+static long put_back_apart(struct up_region *r)
+{
+	int tid, ret;
+
+	while ((tid = atomic_load(&apart.tid))) /* the one before this is ending */
+		wait_while(&apart.tid, tid);
+	apart.region = r;
+	atomic_store(&apart.state, ACTING);
+	ret = up_thread_spawn(act, &apart.stack, &apart.tid);
+	if (ret)
+		return ret;
+	tid = atomic_load(&apart.tid);
+	/* No tid: a filter of the job's may end it at any call. */
+	while (atomic_load(&apart.state) == ACTING && atomic_load(&apart.tid))
+		wait_while(&apart.state, ACTING);
+	if (atomic_load(&apart.state) == ACTING)
+		return -ESRCH;
+	/* The job may be about to do what the kernel refuses to a process of several threads. */
+	for (int i = 0; tid && i < LOOKS && !up_sys3(SYS_tgkill, up_job.pid, tid, 0); i++)
+		up_sys0(SYS_sched_yield);
+	return apart.result;
+}
+#else
+/* Sanitizers must know every thread, and those that begin within munmap(2) they do not. */
+static long put_back_apart(struct up_region *r)
+{
+	return up_put_back_here(r);
+}
+#endif
+
+int up_put_back_apart(struct up_region *r)
+{
+	uint32_t is_free = 0;
+	long ret;
+
+	while (!atomic_compare_exchange_strong(&apart.taken, &is_free, 1)) {
+		wait_while(&apart.taken, 1);
+		is_free = 0;
+	}
+	ret = put_back_apart(r);
+	atomic_store(&apart.taken, 0);
+	if (up_failed(ret))
+		return (int)ret;
+	return (size_t)ret == r->length ? 0 : -EBUSY;
+}
+
+void up_forget_apart(void)
+{
+	atomic_store(&apart.taken, 0);
+	atomic_store(&apart.tid, 0);
+	apart.stack = NULL;
+}

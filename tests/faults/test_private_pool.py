@@ -1,0 +1,466 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Private mappings, those that the pool serves and those that may be written: a page that was
+written stays what it is, and all others are the file's, whoever puts the file back, and whoever
+dies over it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import platform
+import signal
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import PATIENCE_VARIABLE, process_state, require, wait_until
+from harness import AGENT_STATES, Records, Start, file_digest, python
+
+pytest_plugins = ("harness_fixtures",)
+
+pytestmark = pytest.mark.slow
+
+POOL = ("--engine", "pool", "--budget", "64MiB")
+
+#: What every job here begins with: a private mapping, some of whose pages were written, and a model
+#: of what each byte must be. ``wrong`` is the pages whose bytes are not the model's.
+BEGINNING = """
+path = sys.argv[1]
+log = os.environ.get("UFFDPREFETCH_TEST_AGENT_EXIT_LOG", "")
+
+with open(path, "rb") as file:
+    model = bytearray(file.read())
+
+def written(m, write):
+    for page in (0, 5, 6, 7, 1500, (m.length - 1) // PAGE):
+        data = b"written %d" % page
+        write(page * PAGE, data)
+        model[page * PAGE : page * PAGE + len(data)] = data
+
+def wrong(m, start=0, end=None):
+    end = end or m.length
+    found = []
+    for at in range(start, end, PAGE):
+        piece = slice(at, min(at + PAGE, end))
+        if m.view[piece] != model[piece]:
+            found.append(at // PAGE)
+    return found
+"""
+#: The pool serves it, and the pages were written past us.
+WRITTEN = (
+    BEGINNING
+    + """
+m = Mapping(path, flags=MAP_PRIVATE)
+pooled = m.pooled()
+written(m, m.write_past_us)
+"""
+)
+#: The job may write it.
+WRITABLE = (
+    BEGINNING
+    + """
+m = Mapping(path, flags=MAP_PRIVATE, prot=PROT_READ | PROT_WRITE)
+pooled = m.pooled()
+def write(start, data):
+    m.view[start : start + len(data)] = data
+written(m, write)
+"""
+)
+CACHE = ("--engine", "cache")
+
+#: What the job then does to a mapping ``m``: what it says is compared with what it says without us.
+ACTS = {
+    "unmaps a part": """
+    m.unmap(0, 3 * PAGE)
+    say(wrong=wrong(m, 3 * PAGE))
+    m.unmap(1499 * PAGE, PAGE)
+    say(wrong=wrong(m, 3 * PAGE, 1499 * PAGE) + wrong(m, 1500 * PAGE))
+    """,
+    "makes a part writable": """
+    checked(libc.mprotect(m.address + 4 * PAGE, 4 * PAGE, PROT_READ | PROT_WRITE), "mprotect")
+    say(wrong=wrong(m))
+    for page in (4, 6):
+        m.view[page * PAGE + 99] = model[page * PAGE + 99] = 7
+    say(wrong=wrong(m))
+    """,
+    "makes all of it writable": """
+    m.protect(PROT_READ | PROT_WRITE)
+    for page in range(0, m.length // PAGE, 3):
+        m.view[page * PAGE + 99] = model[page * PAGE + 99] = 7
+    m.protect(PROT_READ)
+    say(wrong=wrong(m))
+    """,
+    "maps over a part": """
+    flags = MAP_PRIVATE | MAP_FIXED | 0x20  # MAP_ANONYMOUS
+    for page in (6, 1000):
+        libc.mmap(m.address + page * PAGE, PAGE, PROT_READ | PROT_WRITE, flags, -1, 0)
+        model[page * PAGE : (page + 1) * PAGE] = bytes(PAGE)
+    say(wrong=wrong(m))
+    """,
+    "shrinks it": """
+    kept = 2000 * PAGE
+    checked(libc.mremap(m.address, m.length, kept, 0), "mremap")
+    say(wrong=wrong(m, 0, kept))
+    """,
+    "moves a part": """
+    other = Mapping(path)
+    libc.mremap.argtypes = [*libc.mremap.argtypes, ctypes.c_void_p]
+    for page in (6, 100):
+        libc.mremap(m.address + page * PAGE, PAGE, PAGE, 3, other.address)  # MAYMOVE, FIXED
+        say(moved=bytes(other.view[:PAGE]) == bytes(model[page * PAGE : (page + 1) * PAGE]))
+    say(wrong=wrong(m, 0, 6 * PAGE) + wrong(m, 7 * PAGE, 100 * PAGE) + wrong(m, 101 * PAGE))
+    """,
+    "advises a part": """
+    for advice in (2, 15, 10, 11):  # SEQUENTIAL, NOHUGEPAGE, DONTFORK, DOFORK
+        m.advise(advice, 4 * PAGE, 4 * PAGE)
+    say(wrong=wrong(m))
+    """,
+    "locks a part": """
+    libc.mlock.argtypes = libc.munlock.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    say(locked=libc.mlock(m.address + 4 * PAGE, 4 * PAGE), wrong=wrong(m))
+    libc.munlock(m.address + 4 * PAGE, 4 * PAGE)
+    """,
+    "drops them itself": """
+    checked(libc.mprotect(m.address, PAGE, PROT_READ | PROT_WRITE), "mprotect")
+    m.forget()
+    with open(path, "rb") as file:
+        model[:] = file.read()
+    say(wrong=wrong(m))
+    """,
+}
+
+GOOD = ({"wrong": []}, {"wrong": [], "locked": 0}, {"moved": True})
+
+PTRACE_SEIZE, PTRACE_INTERRUPT, PTRACE_DETACH, WALL = 0x4206, 0x4207, 17, 0x40000000
+
+
+@contextlib.contextmanager
+def held(tid: int) -> Iterator[None]:
+    """One thread of another process stands still, held by a tracer."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
+    assert libc.ptrace(PTRACE_SEIZE, tid, None, None) == 0, os.strerror(ctypes.get_errno())
+    assert libc.ptrace(PTRACE_INTERRUPT, tid, None, None) == 0
+    assert os.waitpid(tid, WALL)[0] == tid
+    try:
+        yield
+    finally:
+        libc.ptrace(PTRACE_DETACH, tid, None, None)
+
+
+#: How the agent has gone before the job does anything: it says ``gone`` then.
+GONE = {
+    "dead": """
+    until(lambda: Mapping(path, length=4 << 20).unmap() or os.path.exists(log), "the exit")
+    until(lambda: not agents(), "the agent's end")
+    say(pooled=pooled, agents=agents())
+    """,
+    "silent": """
+    say(pooled=pooled, agents=agents())
+    """,
+}
+AGENTS = ("there", *GONE)
+
+
+def dies_at(tmp_path: Path, step: int, **more: str) -> dict[str, str]:
+    """The variables by which the agent ends at a step of its own."""
+    return {
+        "UFFDPREFETCH_TEST_AGENT_EXIT": str(step),
+        "UFFDPREFETCH_TEST_AGENT_EXIT_LOG": str(tmp_path / f"exit-{step}"),
+        **more,
+    }
+
+
+def said(
+    job: Start, env: dict[str, str], tmp_path: Path, agent: str, path: Path, code: str,
+    begin: str = WRITTEN, options: tuple[str, ...] = POOL,
+) -> list[dict[str, object]]:  # fmt: skip
+    """What a job says that has such a mapping, loses its agent, or does not, and runs ``code``."""
+    gone = GONE["dead" if agent == "dead" else "silent"]
+    text = begin + "\n".join(map(textwrap.dedent, (gone, "hear()", code, "say(done=True)")))
+    variables = {}
+    if agent == "dead":
+        variables = dies_at(tmp_path, 60)
+    if agent == "silent":
+        del env[PATIENCE_VARIABLE]  # as users have it: 50 ms
+    work = job(python(text, path), options=options, **variables)
+    first = work.line()
+    assert first["pooled"] == (begin == WRITTEN) and len(first["agents"]) == (agent != "dead")
+    with contextlib.ExitStack() as stack:
+        if agent == "silent":
+            stack.enter_context(held(first["agents"][0]))
+        work.tell()
+        lines = [work.line()]
+        while "done" not in lines[-1]:
+            lines.append(work.line())
+    work.finish().good()
+    return lines[:-1]
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+@pytest.mark.parametrize("act", ACTS)
+def test_whatever_a_job_does_leaves_pages_of_the_pool_that_were_written_past_us(
+    job: Start, records: Records, env: dict[str, str], tmp_path: Path, agent: str, act: str
+) -> None:
+    code = textwrap.dedent(ACTS[act]) + "say(left=m.checkpoints())"
+    *lines, last = said(job, env, tmp_path, agent, records.path, code)
+    assert lines and all(line in GOOD for line in lines), lines
+    assert last["left"] in range(1, 7)  # the written pages, and nothing else, are the pool's
+    assert file_digest(records.path) == records.digest
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+@pytest.mark.parametrize("act", ACTS)
+def test_whatever_a_job_does_leaves_what_it_has_written(
+    job: Start, records: Records, env: dict[str, str], tmp_path: Path, agent: str, act: str
+) -> None:
+    code = textwrap.dedent(ACTS[act]) + "say(left=m.checkpoints())"
+    *lines, last = said(job, env, tmp_path, agent, records.path, code, WRITABLE, CACHE)
+    assert lines and all(line in GOOD for line in lines), lines
+    assert last == {"left": 0} and file_digest(records.path) == records.digest
+
+
+#: Sets a filter by which PAGEMAP_SCAN fails with an errno, and becomes another program. x86-64.
+FILTERED = """
+import ctypes, os, struct, sys
+lines = [(0x20, 0, 0, 0), (0x15, 0, 3, 16), (0x20, 0, 0, 24), (0x15, 0, 1, 0xC0606610),
+         (0x06, 0, 0, 0x50000 | int(sys.argv[1])), (0x06, 0, 0, 0x7FFF0000)]
+code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in lines))
+program = struct.pack("HxxxxxxP", len(lines), ctypes.addressof(code))
+libc = ctypes.CDLL(None, use_errno=True)
+assert not libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
+assert not libc.prctl(22, 2, ctypes.c_char_p(program))  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+def filtered(number: int, words: list[str]) -> list[str]:
+    require(platform.machine() == "x86_64", "the numbers of the filter are of x86-64")
+    return [sys.executable, "-S", "-c", FILTERED, str(number), *words]
+
+
+@pytest.mark.parametrize("agent", ["there", "dead"])
+def test_before_linux_6_7_the_page_table_s_entries_tell_which_pages_were_written(
+    job: Start, records: Records, tmp_path: Path, agent: str
+) -> None:
+    code = WRITTEN + textwrap.dedent(GONE["dead"] if agent == "dead" else "say(pooled=pooled)")
+    code += textwrap.dedent(ACTS["makes all of it writable"]) + "\nsay(left=m.checkpoints())"
+    variables = dies_at(tmp_path, 60) if agent == "dead" else {}
+    words = filtered(errno.ENOTTY, python(code, records.path))
+    done = job(words, options=POOL, **variables).finish().good()
+    assert done.lines[0]["pooled"] and done.lines[1:] == [{"wrong": []}, {"left": 6}]
+
+
+def test_where_the_kernel_does_not_say_which_pages_are_copies_the_pool_serves_no_private_mapping(
+    job: Start, records: Records
+) -> None:
+    code = """
+    private, shared = Mapping(sys.argv[1], flags=MAP_PRIVATE), Mapping(sys.argv[1])
+    say(private=private.pooled(), shared=shared.pooled(), digest=private.digest())
+    """
+    words = filtered(errno.EPERM, python(code, records.path))
+    done = job(words, options=POOL).finish().good()
+    assert done.lines == [{"private": False, "shared": True, "digest": records.digest}]
+
+
+def test_a_job_without_its_agent_that_may_open_nothing_reads_the_file_s_bytes(
+    job: Start, records: Records, env: dict[str, str], tmp_path: Path
+) -> None:
+    """Nobody can tell it which pages were written: they are the file's, too (docs/safety.md)."""
+    code = """
+    import resource
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, most))
+    m.protect(PROT_READ | PROT_WRITE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    with open(path, "rb") as file:
+        model[:] = file.read()
+    say(wrong=wrong(m), left=m.checkpoints())
+    """
+    lines = said(job, env, tmp_path, "dead", records.path, code)
+    assert lines == [{"wrong": [], "left": 0}]
+
+
+#: A child has what its parent has, and what it writes is its own.
+FORKS = """
+if os.fork() == 0:
+    say(wrong=wrong(m, start))
+    m.protect(PROT_READ | PROT_WRITE)
+    for page in range(start // PAGE, m.length // PAGE, 3):
+        m.view[page * PAGE + 99] = model[page * PAGE + 99] = 9
+    say(wrong=wrong(m, start))
+    os._exit(0)
+os.wait()
+say(wrong=wrong(m, start))
+"""
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+@pytest.mark.parametrize("begin", [WRITTEN, WRITABLE], ids=["of the pool", "writable"])
+def test_a_child_has_the_written_pages_once_the_file_is_back(
+    job: Start, records: Records, env: dict[str, str], tmp_path: Path, agent: str, begin: str
+) -> None:
+    """Also one whose parent has written such a page itself, and one that has dropped them."""
+    code = f"""
+    start = 0
+    m.protect(PROT_READ | PROT_WRITE)
+    m.view[6 * PAGE + 50] = m.view[8 * PAGE] = model[6 * PAGE + 50] = model[8 * PAGE] = 3
+    {textwrap.indent(FORKS, "    ").strip()}
+    m.forget()
+    with open(path, "rb") as file:
+        model[:] = file.read()
+    {textwrap.indent(FORKS, "    ").strip()}
+    """
+    options = POOL if begin == WRITTEN else CACHE
+    lines = said(job, env, tmp_path, agent, records.path, code, begin, options)
+    assert lines == [{"wrong": []}] * 6
+
+
+def test_a_child_never_reads_zeros_where_its_parent_has_dropped_a_written_page(
+    job: Start, records: Records, env: dict[str, str], tmp_path: Path
+) -> None:
+    """The pool has let go of the page's chunk meanwhile, and the child has nobody to ask for it."""
+    code = f"""
+    start = 0
+    m.protect(PROT_READ | PROT_WRITE)
+    m.forget()
+    Mapping(path).digest()
+    with open(path, "rb") as file:
+        model[:] = file.read()
+    {textwrap.indent(FORKS, "    ").strip()}
+    """
+    options = (*POOL[:3], "2MiB")
+    lines = said(job, env, tmp_path, "silent", records.path, code, options=options)
+    assert lines == [{"wrong": []}] * 3
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+@pytest.mark.parametrize("begin", [WRITTEN, WRITABLE], ids=["of the pool", "writable"])
+def test_behind_the_new_end_of_a_file_that_was_truncated_it_is_sigbus(
+    job: Start, own_records: Records, env: dict[str, str], tmp_path: Path, agent: str, begin: str
+) -> None:
+    """In the pool as soon as it is known: to the agent, or by the job's next call."""
+    code = f"""
+    os.truncate(path, 8 << 20)
+    if {agent == "there"}:
+        until(lambda: not pooled or m.parts()[1] > 1, "the file in its place")
+    m.unmap(0, 3 * PAGE)
+    say(wrong=wrong(m, 3 * PAGE, 8 << 20))
+    for page in (2048, 3000):
+        if os.fork() == 0:
+            m.view[page * PAGE]
+            os._exit(0)
+        say(status=os.waitstatus_to_exitcode(os.wait()[1]))
+    rest = m.address + 3 * PAGE
+    checked(libc.mprotect(rest, m.length - 3 * PAGE, PROT_READ | PROT_WRITE), "mprotect")
+    m.view[2047 * PAGE] = model[2047 * PAGE] = 1
+    say(wrong=wrong(m, 3 * PAGE, 8 << 20))
+    """
+    options = POOL if begin == WRITTEN else CACHE
+    lines = said(job, env, tmp_path, agent, own_records.path, code, begin, options)
+    sigbus = {"status": -signal.SIGBUS}
+    assert lines == [{"wrong": []}, sigbus, sigbus, {"wrong": []}]
+
+
+# ---- in the midst of it -------------------------------------------------------------------------
+
+#: More steps than there are: each of them is tried until one is not reached any more.
+STEPS_MOST = 40
+#: At its start, with the file mapped elsewhere, after each part, and at its end.
+STEPS_LEAST = 9
+
+PART_GOES = """
+start = 3 * PAGE
+m.unmap(0, start)
+"""
+#: The service commands it, and nobody in the job waits.
+FILE_GROWS = """
+start = 0
+say(ready=True)
+hear()
+until(lambda: os.path.exists(log) or m.parts()[1] > 1, "the exit, or the file in its place")
+until(lambda: not os.path.exists(log) or not agents(), "the agent's end")
+"""
+BEGINS = {"the job unmaps a part": PART_GOES, "the file changes": FILE_GROWS}
+#: A child has the file where the pool serves all of a mapping (docs/safety.md): so the job changes
+#: it before.
+REPORTS = """
+say(hit=os.path.exists(log), agents=len(agents()))
+hear()
+say(wrong=wrong(m, start))
+m.unmap(1499 * PAGE, PAGE)
+model[1499 * PAGE : 1500 * PAGE] = bytes(PAGE)
+anonymous = MAP_PRIVATE | MAP_FIXED | 0x20  # MAP_ANONYMOUS
+libc.mmap(m.address + 1499 * PAGE, PAGE, PROT_READ | PROT_WRITE, anonymous, -1, 0)
+"""
+
+
+IN_DETACHING = {"UFFDPREFETCH_TEST_AGENT_EXIT_STATE": str(AGENT_STATES.index("detaching"))}
+
+
+@pytest.mark.parametrize(
+    ("begins", "service"),
+    [*((begins, "lives") for begins in BEGINS), ("the job unmaps a part", "dies")],
+)
+def test_whatever_step_of_putting_it_back_is_the_agents_last(
+    job: Start, own_records: Records, tmp_path: Path, begins: str, service: str
+) -> None:
+    """The job's own thread, or the service, has the rest. Where both die while the job does nothing
+    there are holes: the double fault that is not handled (docs/safety.md)."""
+    for step in range(1, STEPS_MOST):
+        variables = dies_at(tmp_path, step, **IN_DETACHING)
+        work = job(
+            python(WRITTEN + BEGINS[begins] + REPORTS + FORKS, own_records.path),
+            options=POOL, **variables,
+        )  # fmt: skip
+        if begins == "the file changes":
+            work.line()
+            with open(own_records.path, "ab") as file:
+                file.write(b"more")
+            work.tell()
+        first = work.line()
+        assert first["hit"] == (first["agents"] == 0)
+        if service == "dies":
+            work.kill_service()
+        work.tell()
+        done = work.finish()
+        assert done.status == 0 and done.lines == [{"wrong": []}] * 4, (step, done.lines)
+        if not first["hit"]:
+            break
+    assert STEPS_LEAST < step < STEPS_MOST - 1
+
+
+@pytest.mark.parametrize("begins", BEGINS)
+def test_whatever_step_of_putting_it_back_is_the_services_last(
+    job: Start, own_records: Records, tmp_path: Path, begins: str
+) -> None:
+    """The process stands still right there until the service is dead."""
+    acted = 'open(log + "-acted", "w")\n'
+    for step in range(1, STEPS_MOST):
+        variables = dies_at(tmp_path, step, UFFDPREFETCH_TEST_AGENT_STOP="1", **IN_DETACHING)
+        begin = BEGINS[begins].replace("not os.path.exists(log) or not agents()", "True")
+        text = WRITTEN + "say(pid=os.getpid())\n" + begin + acted + REPORTS + FORKS
+        work = job(python(text, own_records.path), options=POOL, **variables)
+        pid = work.line()["pid"]
+        if begins == "the file changes":
+            work.line()
+            with open(own_records.path, "ab") as file:
+                file.write(b"more")
+            work.tell()
+        log = Path(variables["UFFDPREFETCH_TEST_AGENT_EXIT_LOG"])
+        wait_until(lambda: log.exists() or Path(f"{log}-acted").exists(), "the step, or the end")  # noqa: B023
+        if log.exists():
+            wait_until(lambda: process_state(pid) == "T", "the stop")  # noqa: B023
+            work.kill_service()
+            os.kill(pid, signal.SIGCONT)
+        assert work.line()["hit"] == log.exists()
+        work.tell()
+        done = work.finish()
+        assert done.status == 0 and done.lines == [{"wrong": []}] * 4, (step, done.lines)
+        if not log.exists():
+            break
+    assert STEPS_LEAST < step < STEPS_MOST - 1
