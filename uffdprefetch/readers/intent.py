@@ -143,7 +143,8 @@ class Intent:
                 book.stream.in_pool = book.in_pool
                 book.readers = {pid: one for pid, one in book.readers.items() if one.regions}
                 walks = [w for reader in book.readers.values() for w in reader.table.streams]
-                book.stream.lets_pass(max((w.position_bytes for w in walks), default=0))
+                ahead = max((w.position_bytes for w in walks), default=0)
+                book.stream.lets_pass(ahead, Priority.STATED)
                 if book.stream.go_on(now):
                     self._end(book, Stage.DONE, book.why, now)
 
@@ -192,7 +193,11 @@ class Intent:
         file = book.file
         if file.changed or file.fd < 0:
             self._end(book, Stage.STOPPED, "the file is not managed any more", now)
-        elif book.by == BY_JOB and all(one.order.followed for one in book.readers.values()):
+        elif (
+            book.by == BY_JOB
+            and book.readers
+            and all(one.order.followed for one in book.readers.values())
+        ):
             # pyarrow says it of all columns of a table, an order has those that are read
             self._end(book, Stage.STOPPED, "the order in which it will be read is known", now)
         elif now >= book.memory_ns:

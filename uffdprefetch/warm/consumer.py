@@ -95,12 +95,10 @@ class OrderConsumer:
 
 @dataclass
 class FileConsumer:
-    """A whole file, from its beginning on, for nobody in particular. ``gentle``: its reader does
-    not wait for it but goes on by itself, so there is to be little before its misses."""
+    """A whole file, from its beginning on, for nobody in particular."""
 
     rank: int
     reader: int
-    gentle: bool = False
     position_bytes: int = 0
     direction: int = 1
     feedback: Feedback = field(default_factory=Feedback)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ from uffdprefetch.native import uffd
 from uffdprefetch.predict.bulk import REQUESTS
 from uffdprefetch.state import file_systems
 from uffdprefetch.state.files import FileState
-from uffdprefetch.warm.consumer import Consumer, FileConsumer, PrefetchRange, Priority
+from uffdprefetch.warm.consumer import Consumer, PrefetchRange, Priority
 from uffdprefetch.warm.depth import Depth
 from uffdprefetch.warm.limits import TokenBucket
 from uffdprefetch.warm.meter import Meter
@@ -36,10 +36,6 @@ READAHEAD_EXTENT_BYTES = 2 * MIB
 #: What is under way of a stream that nobody waits for lasts at least this long beside the extent
 #: that is being read: until the service, which shares its cores with the job, has sent the next.
 NEXT_SECONDS = 0.008
-#: Beside a reader that goes on by itself so much is under way at a time, in requests of so many
-#: bytes: at 300 MB/s its miss takes 3 ms longer.
-GENTLE_BYTES = 1 * MIB
-GENTLE_REQUEST_BYTES = 256 << 10
 
 
 @dataclass
@@ -207,6 +203,16 @@ class Scheduler:
             self.queued_bytes -= extent.end - extent.start
         self._consumers.pop(id(consumer), None)
 
+    def change(self, consumer: Consumer, priority: Priority, request_bytes: int) -> None:
+        """What a consumer has queued is wanted so from now on."""
+        for extent in self._queues.get(id(consumer), ()):
+            extent.priority, extent.request_bytes = priority, request_bytes
+
+    def first_queued(self, consumer: Consumer) -> int | None:
+        """Where in its file the next of what a consumer has queued begins."""
+        queue = self._queues.get(id(consumer))
+        return queue[0].start if queue else None
+
     def forget_file(self, file: FileState) -> None:
         """Drop everything queued for a file."""
         for key, queue in list(self._queues.items()):
@@ -258,11 +264,6 @@ class Scheduler:
             if wait:
                 return wait
             queue = self._queues[key]
-            consumer = self._consumers[key]
-            if isinstance(consumer, FileConsumer) and consumer.gentle:
-                if self.under_way_bytes >= GENTLE_BYTES:
-                    return 0
-                self._cut_head(queue, GENTLE_REQUEST_BYTES)
             extent = queue[0]
             file = extent.file
             if extent.priority == Priority.BACKGROUND and self._is_busy(extent):
@@ -284,16 +285,6 @@ class Scheduler:
             if not queue:
                 del self._queues[key], self._consumers[key]
         return 0
-
-    @staticmethod
-    def _cut_head(queue: deque[Extent], most_bytes: int) -> None:
-        """Leave at most so much of the first extent in it; the rest comes after it."""
-        extent = queue[0]
-        at = (extent.start // most_bytes + 1) * most_bytes
-        if at < extent.end and not extent.pages:
-            need = None if extent.need is None else extent.need + at - extent.start
-            queue[0] = replace(extent, end=at)
-            queue.insert(1, replace(extent, start=at, need=need))
 
     @staticmethod
     def _round(extent: Extent) -> None:
