@@ -121,8 +121,8 @@ class Coordinator:
             config.policy, scheduler, self.layout, self.walks, clock, self.readers
         )
         self._table = FileTable(config, scheduler, ledger, clock)
-        following = NextShard(self._table, self.opener, scheduler)
-        self.arbiter.add(Windows(config, self.walks, self.tap, self.layout, following))
+        self.next_shard = NextShard(self._table, self.opener, scheduler)
+        self.arbiter.add(Windows(config, self.walks, self.tap, self.layout, self.next_shard))
         self.arbiter.add(self.bulk)
         self._looks = PagetableScanner(
             self.layout, self.tap, self._mapped, self.arbiter.scanned, clock

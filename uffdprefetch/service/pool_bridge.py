@@ -101,4 +101,5 @@ def plan_evictions(engine: Coordinator, pool: NodePool) -> None:
             for one in (known_orders.all if known_orders is not None else ())
             if one.live and one.file.pooled is not None
         ],
+        engine.next_shard.awaited(now),
     )  # fmt: skip
