@@ -19,7 +19,7 @@ from uffdprefetch.base.clock import CLOCK, Clock
 from uffdprefetch.base.config import Config
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.native import uffd
-from uffdprefetch.predict import checkpoints
+from uffdprefetch.predict import checkpoints, window
 from uffdprefetch.protocol import wire
 from uffdprefetch.readers.arbiter import Arbiter
 from uffdprefetch.readers.bulk import Bulk
@@ -548,7 +548,11 @@ class Coordinator:
         if self.arbiter.idle:
             return
         readers = self.readers()
-        self.ledger.active_streams = sum(len(reader.table.active()) for reader in readers)
+        self.layout.places = window.places(
+            (id(reader.file), stream.position_bytes)
+            for reader in readers
+            for stream in reader.table.active()
+        )
         if self.pool is not None:
             self.pool.note_places(
                 (reader.file, stream)
