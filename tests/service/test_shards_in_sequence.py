@@ -89,6 +89,41 @@ def test_the_next_shard_is_on_its_way_before_it_is_mapped(
     assert files[shards[1]]["served_by"] and files[shards[1]]["prefetched_bytes"] > SIZE // 2
 
 
+@pytest.mark.parametrize("shards", ["pool"], indirect=True)
+def test_the_next_shard_comes_into_the_pool_before_it_is_mapped(
+    job: Start, bed: SlowBed, store: Path, shards: list[str]
+) -> None:
+    """Where not all of it fits, too: what is to be read next does not leave it. (Its window is
+    shorter there than what the reader leaves of the first one.)"""
+    paths = [bed.path(name) for name in shards]
+    plain = job(python(READER, *(store / name for name in shards)), wrap=False)
+    plain.line()
+    plain.tell()
+    digest = plain.line()["digest"]
+    plain.finish()
+    for budget in ("1GiB", "64MiB"):
+        for path in paths:
+            drop_cache(path)
+        bed.reset()
+        options = ("--engine", "pool", "--budget", budget)
+        work = job(python(READER, *paths), options=options)
+        assert work.line()["near"]
+        if budget == "1GiB":
+            wait_until(
+                lambda: bed.counters()["bytes"] >= SIZE + 2 * MIB,
+                lambda: f"some of the next one: {bed.counters()['bytes']} bytes",
+            )
+        assert bed.counters()["bytes"] < 2 * SIZE, "no more than lies in its window"
+        work.tell()
+        assert work.line()["digest"] == digest
+        summary = work.finish().good().summary
+        assert summary is not None and summary["degradations"] == []
+        assert bed.counters()["bytes"] <= COUNT * SIZE * 1.03, "each byte once"
+        files = {os.path.basename(f["path"]): f for f in summary["files"]}
+        assert files[shards[1]]["served_by"] == "pool"
+        assert all(resident_bytes(path) < SIZE // 8 for path in paths), "past the page cache"
+
+
 @pytest.mark.parametrize("shards", ["between"], indirect=True)
 def test_what_was_asked_of_the_next_shard_comes_though_this_one_is_unmapped(
     job: Start, bed: SlowBed, shards: list[str]

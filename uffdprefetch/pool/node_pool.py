@@ -24,7 +24,7 @@ from uffdprefetch.base.units import parse_size
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.native import uffd
 from uffdprefetch.pool.eviction import LRU, Cyclic, Policy, Reader, Residents
-from uffdprefetch.pool.residents import reader, resident_blocks
+from uffdprefetch.pool.residents import reader, resident_blocks, to_come
 from uffdprefetch.predict import window
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.protocol.snapshot import PoolState
@@ -333,16 +333,19 @@ class NodePool:
         streams: Iterable[tuple[FileReader, Stream, int]],
         planned: Sequence[PlannedReader] = (),
         unneeded: Iterable[tuple[int, IntervalSet]] = (),
+        awaited: Iterable[tuple[FileState, int]] = (),
     ) -> None:
         """Make the list of victims. ``streams``: (reader, walk, its window in bytes) of readers
         whose order is not known, ``planned``: the others; ``unneeded``: (number of a file, ranges
-        of it that go first)."""
+        of it that go first); ``awaited``: (file, bytes of it) to which a walk in another file will
+        come."""
         if self.limited_by and self.clock.now_ns() >= self._fit_at_ns:
             self._fit()  # others may have taken memory
         self._planned_ns = self.clock.now_ns()
         self.block_bytes = self._block_bytes(PLANNED_BLOCKS if planned else BLOCKS_WANTED)
         per = self.block_bytes // self.chunk_bytes
         readers = [reader(*one, self.block_bytes) for one in streams]
+        readers += [to_come(*one, self.block_bytes) for one in awaited]
         residents = resident_blocks(self.files, per)
         self.planned = bool(planned)
         first = unneeded_blocks(residents, unneeded, self.block_bytes)

@@ -36,6 +36,15 @@ def reader(of: FileReader, stream: Stream, ahead_bytes: int, block_bytes: int) -
     )
 
 
+def to_come(file: FileState, ahead_bytes: int, block_bytes: int) -> Reader:
+    """A walk that will come to a file from its beginning on, with its window there, in blocks."""
+    assert file.pooled is not None
+    return Reader(
+        file=file.pooled.number, position=0, direction=1, low=0,
+        high=-(-file.size_bytes // block_bytes), ahead=-(-ahead_bytes // block_bytes),
+    )  # fmt: skip
+
+
 def resident_blocks(pooled: Mapping[int, FileState], chunks: int) -> Residents:
     """The blocks of ``chunks`` chunks with any resident chunk, of all files by their numbers, in
     the order of files and blocks; a block's touch is the latest of its chunks'."""

@@ -33,8 +33,8 @@ LOOKAHEAD_SECONDS = 0.4
 POOL_SHARE = 64
 #: Pool: a window of less is no better than reading on demand, 1 MiB at a time.
 POOL_WINDOW_LEAST_BYTES = 4 * MIB
-#: Readers of a pool so close to each other want the same.
-POOL_NEAR_BYTES = 16 * MIB
+#: Readers so close to each other want the same: the ranks that slice a tensor.
+NEAR_BYTES = 16 * MIB
 #: Headroom over Little's law (rate x fetch latency).
 LATENCY_HEADROOM = 8.0
 
@@ -70,9 +70,9 @@ def lookahead_bytes(stream: Stream, storage: Storage, allowed_bytes: int) -> int
 
 
 def places(at: Iterable[tuple[int, int]]) -> int:
-    """At how many places a pool is read: (file, offset in bytes) of each walk, those that are near
+    """At how many places files are read: (file, offset in bytes) of each walk, those that are near
     each other as one. At least 1."""
-    apart = sum(a[0] != b[0] or b[1] - a[1] > POOL_NEAR_BYTES for a, b in pairwise(sorted(at)))
+    apart = sum(a[0] != b[0] or b[1] - a[1] > NEAR_BYTES for a, b in pairwise(sorted(at)))
     return apart + 1
 
 

@@ -10,6 +10,7 @@ it was last needed, at once when it is deleted or the reader's process ends.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -91,8 +92,6 @@ class NextShard:
         whole = reader.span.end_bytes == file.size_bytes
         if most < STEP_MIN_BYTES or not whole or walk.direction < 0 or not walk.settled:
             return
-        if reader.reads_pool:  # it reads past the page cache, and only what is mapped
-            return
         found = self._next(reader, now)
         if found is None or found.file is None:
             return
@@ -107,12 +106,32 @@ class NextShard:
         if after.fd < 0 or after.resting:
             self._open(found, found.path or after.path, reader.pid)
             return
+        pooled = reader.reads_pool
+        if pooled and not self._in_pool(after):
+            return
         if not after.attached:
             after.idle_ns = now  # needed until then
         found.frontier_bytes, found.asked_ns = most, now
         if found.consumer is None:
             found.consumer = Beyond(walk, file.size_bytes)
-        yield found.consumer, PrefetchRange(after, start, most)
+        yield found.consumer, PrefetchRange(after, start, most, pooled=pooled)
+
+    def _in_pool(self, file: FileState) -> bool:
+        """Whether the file is in the pool, or can be: before anybody maps it."""
+        if file.pooled is None and self._table.pool is not None and file.checkpoint_rw < 0:
+            with contextlib.suppress(OSError):  # as a mapping it would be told why
+                self._table.pool.open(file)
+        return file.pooled is not None
+
+    def awaited(self, now: int) -> Iterator[tuple[FileState, int]]:
+        """Files of the pool that nobody maps yet, and up to where each was asked for, in bytes: a
+        walk comes to them."""
+        for found in self._found.values():
+            file, consumer = found.file, found.consumer
+            if file is None or consumer is None or file.pooled is None or file.attached:
+                continue
+            if now - consumer.walk.last_ns <= AGAIN_NS:
+                yield file, found.frontier_bytes
 
     def dismissed(self, reader: Reader) -> None:
         """Its walks say nothing any more: nor of what follows."""
@@ -145,11 +164,11 @@ class NextShard:
     def _mapped(reader: Reader) -> FileState | None:
         """The first file that the process has mapped and not touched, of the same kind."""
         directory, name = os.path.split(reader.file.path)
-        suffix = os.path.splitext(name)[1]
+        suffix, pooled = os.path.splitext(name)[1], reader.reads_pool
         for other in reader.client.readers.values():
             there, called = os.path.split(other.file.path)
             same = there == directory and os.path.splitext(called)[1] == suffix
-            if other.regions and not other.seen_ns and same and not other.reads_pool:
+            if other.regions and not other.seen_ns and same and other.reads_pool == pooled:
                 return other.file
         return None
 

@@ -19,7 +19,7 @@ from uffdprefetch.base.clock import CLOCK, Clock
 from uffdprefetch.base.config import Config
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.native import uffd
-from uffdprefetch.predict import checkpoints
+from uffdprefetch.predict import checkpoints, window
 from uffdprefetch.protocol import wire
 from uffdprefetch.readers.advice import Advice
 from uffdprefetch.readers.arbiter import Arbiter
@@ -126,8 +126,8 @@ class Coordinator:
             config.policy, scheduler, self.layout, self.walks, clock, self.readers
         )
         self._table = FileTable(config, scheduler, ledger, clock)
-        following = NextShard(self._table, self.opener, scheduler)
-        self.arbiter.add(Windows(config, self.walks, self.tap, self.layout, following))
+        self.next_shard = NextShard(self._table, self.opener, scheduler)
+        self.arbiter.add(Windows(config, self.walks, self.tap, self.layout, self.next_shard))
         self.arbiter.add(self.bulk)
         self._looks = PagetableScanner(
             self.layout, self.tap, self._mapped, self.arbiter.scanned, clock
@@ -552,7 +552,11 @@ class Coordinator:
         if self.arbiter.idle:
             return
         readers = self.readers()
-        self.ledger.active_streams = sum(len(reader.table.active()) for reader in readers)
+        self.layout.places = window.places(
+            (id(reader.file), stream.position_bytes)
+            for reader in readers
+            for stream in reader.table.active()
+        )
         if self.pool is not None:
             self.pool.note_places(
                 (reader.file, stream)

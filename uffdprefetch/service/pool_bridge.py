@@ -104,6 +104,7 @@ def plan_evictions(engine: Coordinator, pool: NodePool) -> None:
             if one.live and one.file.pooled is not None
         ],
         unneeded(engine.readers()),
+        engine.next_shard.awaited(now),
     )  # fmt: skip
 
 

@@ -178,7 +178,6 @@ class Ledger:
         self.jobs_read: list[int | None] = []  # by read(2), by each launcher's job that has ended
         self._read: dict[tuple[int, str], int] = {}  # by read(2): (pid, path) -> position
         self.verdicts: dict[str, str] = {}
-        self.active_streams = 0
         self.laid = self.rearmed = 0
         self.bypassing = 0  # processes that change their address space past our interposers
         self.dropped_events = 0

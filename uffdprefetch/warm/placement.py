@@ -37,12 +37,12 @@ class CheckpointPlacer:
         self._scheduler = scheduler
         self._ledger = ledger
         self.allowed_bytes = config.budget_bytes
+        self.places = 1  # at which files are read: readers near each other share a window
         self.pool: NodePool | None = None
 
     def lookahead(self, stream: Stream, pooled: bool = False) -> int:
         """Bytes ahead of a stream that its policy wants now."""
-        streams = max(1, self._ledger.active_streams)
-        share = self.allowed_bytes // streams
+        share = self.allowed_bytes // self.places
         if self.pool and pooled:
             share = self.pool.window_bytes()
         if self._config.policy == "fixed":

@@ -287,3 +287,14 @@ def test_its_page_table_is_looked_at_often_only_when_nothing_else_tells(
     node.region.scan.due_ns = node.now
     node.engine.look(node.now)
     assert node.region.scan.due_ns == node.now + every
+
+
+@pytest.mark.parametrize(("apart_bytes", "places"), [(8 * MIB, 1), (80 * MIB, 2)])
+def test_walks_near_each_other_share_one_window(node: Node, apart_bytes: int, places: int) -> None:
+    """As ranks do that slice each tensor: what lies ahead of one lies ahead of all."""
+    one = node.walks(1.0)
+    at = one.position_bytes + apart_bytes
+    node.reader.table.streams.append(Stream(2, 0, 100, 0, at, node.now, node.now, active=True))
+    node.engine.arbiter.due(node.region)
+    node.engine.plan()
+    assert node.engine.layout.places == places

@@ -15,6 +15,8 @@ import pytest
 
 from uffdprefetch.base.clock import Clock
 from uffdprefetch.base.config import Config
+from uffdprefetch.pool.eviction import Reader as Block
+from uffdprefetch.pool.residents import to_come
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.readers import next_shard as module
 from uffdprefetch.readers.next_shard import NextShard, path_after
@@ -147,19 +149,43 @@ def test_what_is_asked_for_is_taken_back_when_its_walk_is_none(node: Node) -> No
     assert again.start == 0
 
 
-@pytest.mark.parametrize(
-    ("walk", "whole", "pooled"),
-    [
-        ({"direction": -1}, True, False),
-        ({"start_bytes": SIZE - 8 * MIB}, True, False),
-        ({}, False, False),
-        ({}, True, True),
-    ],
-    ids=["backward", "not sure", "a part is mapped", "pool"],
-)
-def test_who_has_no_next_file(node: Node, walk: dict[str, Any], whole: bool, pooled: bool) -> None:
+def test_who_reads_the_pools_memory_finds_the_next_file_there(node: Node) -> None:
+    pool = SimpleNamespace(open=lambda file: setattr(file, "pooled", SimpleNamespace(number=3)))
+    node.table.pool = pool  # type: ignore[assignment]
     reader = node.reader(SHARDS[0])
-    reader.reads_pool = pooled
+    reader.reads_pool = True
+    node.beyond(reader, SIZE - 24 * MIB)
+    node.opens()
+    (wanted,) = node.beyond(reader, SIZE - 24 * MIB)
+    assert wanted.pooled and wanted.file.pooled is not None and wanted.end == 8 * MIB
+    stream = node.streams[1]
+    assert list(node.shards.awaited(stream.last_ns)) == [(wanted.file, 8 * MIB)]
+    assert to_come(wanted.file, 8 * MIB, MIB) == Block(3, 0, 1, 0, 64, 8)
+    assert list(node.shards.awaited(stream.last_ns + 2 * module.AGAIN_NS)) == [], "nobody came"
+    wanted.file.attached = 1
+    assert list(node.shards.awaited(stream.last_ns)) == [], "its own readers tell"
+    wanted.file.pooled = None
+
+
+def test_what_has_checkpoints_is_not_read_into_the_pool(node: Node) -> None:
+    """As of a mapping: its pages and the pool's are not compared at once."""
+    node.table.pool = SimpleNamespace(open=lambda file: pytest.fail("it has"))  # type: ignore[assignment]
+    after = node.reader(SHARDS[1]).file
+    after.checkpoint_fds()
+    reader = node.reader(SHARDS[0])
+    reader.reads_pool = True
+    for _ in range(2):
+        assert node.beyond(reader, SIZE - 24 * MIB) == []
+        node.opens()
+
+
+@pytest.mark.parametrize(
+    ("walk", "whole"),
+    [({"direction": -1}, True), ({"start_bytes": SIZE - 8 * MIB}, True), ({}, False)],
+    ids=["backward", "not sure", "a part is mapped"],
+)
+def test_who_has_no_next_file(node: Node, walk: dict[str, Any], whole: bool) -> None:
+    reader = node.reader(SHARDS[0])
     if not whole:
         reader.span.end_bytes -= 4096
     for _ in range(2):
