@@ -417,8 +417,9 @@ class Coordinator:
         if self.known_orders is not None:  # its order begins before its first touch
             self.known_orders.mapped(client)
             self.arbiter.due(region)
-        if a.flags & wire.ATTACH_INHERITED and a.flags & wire.ATTACH_COPIES:
-            pagetables.note_mapped(region)  # fork(2) copies its page table
+        copied = a.flags & wire.ATTACH_INHERITED and a.flags & wire.ATTACH_COPIES
+        if copied or a.flags & wire.ATTACH_WANTED:
+            pagetables.note_mapped(region)  # by fork(2), which copies page tables; or populated
         if verdict == wire.ServingMode.POOL and self.pool:
             region.scan.due_ns = NEVER_NS  # its faults tell
             self.pool.attach(client, region)
