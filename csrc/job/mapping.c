@@ -16,7 +16,7 @@
 #endif
 /* What is said of a range of less is not told: the kernel itself reads that all at once (read_ahead_kb is 128 by
  * default), and programs that drop each record say it often. */
-#define SAID_LEAST_BYTES (256 << 10)
+#define STATED_LEAST_BYTES (256 << 10)
 #ifndef MAP_32BIT /* AArch64 */
 #define MAP_32BIT 0
 #endif
@@ -152,7 +152,7 @@ static int is_cached(void *p, size_t length, const struct stat *st)
 
 /* The mapping exists and nobody knows its address yet: hand it to the agent. Whether that has it. */
 static int adopt(void *p, size_t length, int prot, int flags, int fd, off_t offset,
-		 const struct stat *st, int wanted)
+		 const struct stat *st, int stated)
 {
 	long status = up_sys3(SYS_fcntl, fd, F_GETFL, 0);
 	int looks = up_job.patience, waits;
@@ -182,7 +182,7 @@ static int adopt(void *p, size_t length, int prot, int flags, int fd, off_t offs
 	atomic_store(&r->swallowed, 0);
 	r->writable = (status & O_ACCMODE) == O_RDWR;
 	r->copies = prot != PROT_READ;
-	r->wanted = wanted;
+	r->stated = stated;
 	r->known = (flags & MAP_FIXED) != 0;
 	r->inherited = 0;
 	atomic_store(&r->laid, 0);
@@ -328,18 +328,18 @@ UP_EXPORT int pkey_mprotect(void *address, size_t length, int prot, int key)
 	return (int)up_fail(up_sys4(SYS_pkey_mprotect, address, length, prot, key));
 }
 
-/* What advice that is done with at once says of a range (enum up_said). 0: the mapping keeps it, so it must hold
+/* What advice that is done with at once says of a range (enum up_stated). 0: the mapping keeps it, so it must hold
  * for all kinds of pages that lie there. */
-static uint32_t said_of_range(int advice)
+static uint32_t stated_of_range(int advice)
 {
 	switch (advice) {
 	case MADV_WILLNEED:
 	case MADV_POPULATE_READ:
-		return UP_SAID_NEEDED;
+		return UP_STATED_NEEDED;
 	case MADV_DONTNEED:
 	case MADV_COLD:
 	case MADV_PAGEOUT:
-		return UP_SAID_UNNEEDED;
+		return UP_STATED_UNNEEDED;
 	}
 	return 0;
 }
@@ -348,12 +348,12 @@ static uint32_t said_of_range(int advice)
 static void state_all(struct up_region *r, int advice)
 {
 	uint64_t offset = atomic_load(&r->offset);
-	uint32_t said = UP_SAID_NORMAL;
+	uint32_t said = UP_STATED_NORMAL;
 
 	if (advice == MADV_RANDOM)
-		said = UP_SAID_RANDOM;
+		said = UP_STATED_RANDOM;
 	else if (advice == MADV_SEQUENTIAL)
-		said = UP_SAID_SEQUENTIAL;
+		said = UP_STATED_SEQUENTIAL;
 	if (!up_job.keep_advice)
 		up_state(r->id, said, offset, offset + r->length);
 }
@@ -425,7 +425,7 @@ static void state_range(uintptr_t address, size_t length, uint32_t what)
 {
 	int ours = 0;
 
-	if (up_job.keep_advice || length < SAID_LEAST_BYTES || address + length < address)
+	if (up_job.keep_advice || length < STATED_LEAST_BYTES || address + length < address)
 		return;
 	for (uint32_t i = 0; i < UP_REGIONS && atomic_load(&up_job.live); i++) {
 		struct up_region *r = &up_job.region[i];
@@ -457,18 +457,18 @@ static int advise_kernel(void *address, size_t length, int advice)
 
 UP_EXPORT int madvise(void *address, size_t length, int advice)
 {
-	uint32_t closings = atomic_load(&up_job.closings), said = said_of_range(advice);
+	uint32_t closings = atomic_load(&up_job.closings), said = stated_of_range(advice);
 	int saved = errno, ret;
 
 	if (!atomic_load(&up_job.live))
 		return advise_kernel(address, length, advice);
-	if (said == UP_SAID_NEEDED)
+	if (said == UP_STATED_NEEDED)
 		state_range((uintptr_t)address, length, said);
 	if (said) {
 		ret = advise_kernel(address, length, advice);
 		saved = errno;
 		/* Not before: what was still mapped would look like what it reads again. */
-		if (!ret && said == UP_SAID_UNNEEDED)
+		if (!ret && said == UP_STATED_UNNEEDED)
 			state_range((uintptr_t)address, length, said);
 		errno = saved;
 		return ret;
@@ -492,7 +492,7 @@ UP_EXPORT int posix_madvise(void *address, size_t length, int advice)
 
 	/* POSIX_MADV_DONTNEED does nothing in glibc; the other numbers are madvise's. */
 	if (advice == POSIX_MADV_DONTNEED)
-		state_range((uintptr_t)address, length, UP_SAID_UNNEEDED);
+		state_range((uintptr_t)address, length, UP_STATED_UNNEEDED);
 	else if (madvise(address, length, advice))
 		ret = errno;
 	errno = saved;
