@@ -79,7 +79,7 @@ enum up_attach_flag {
 	UP_ATTACH_WRITABLE = 1 << 1,  /* the job's description is O_RDWR: lay nothing */
 	UP_ATTACH_KNOWN = 1 << 2, /* its address was known before mmap(2) returned: lay nothing */
 	UP_ATTACH_COPIES = 1 << 3, /* private and writable: its pages may be the job's own, lay nothing */
-	UP_ATTACH_WANTED = 1 << 4, /* MAP_POPULATE: the job has said that it will need all of it */
+	UP_ATTACH_STATED = 1 << 4, /* MAP_POPULATE: the job has said that it will need all of it */
 };
 
 /* up_file.verdict */
@@ -137,17 +137,17 @@ struct up_gone {
 };
 
 /* What the job has said of [start, end) of a mapping's file (docs/advice.md). */
-enum up_said {
-	UP_SAID_NEEDED = 1,   /* it will need it: MADV_WILLNEED, _POPULATE_READ */
-	UP_SAID_UNNEEDED = 2, /* it has no use for it now: MADV_DONTNEED, _COLD, _PAGEOUT */
+enum up_stated {
+	UP_STATED_NEEDED = 1,   /* it will need it: MADV_WILLNEED, _POPULATE_READ */
+	UP_STATED_UNNEEDED = 2, /* it has no use for it now: MADV_DONTNEED, _COLD, _PAGEOUT */
 	/* how it reads, of all of the mapping, until the next of these */
-	UP_SAID_NORMAL = 3,
-	UP_SAID_SEQUENTIAL = 4,
-	UP_SAID_RANDOM = 5,
+	UP_STATED_NORMAL = 3,
+	UP_STATED_SEQUENTIAL = 4,
+	UP_STATED_RANDOM = 5,
 };
 
 struct up_statement {
-	uint32_t region, what; /* enum up_said */
+	uint32_t region, what; /* enum up_stated */
 	uint64_t start_bytes, end_bytes; /* in the file */
 };
 

@@ -49,7 +49,7 @@ struct up_region {
 	_Atomic int advice;   /* MADV_NORMAL, _RANDOM or _SEQUENTIAL as it now is in the kernel */
 	_Atomic size_t swallowed; /* so much of it the job wanted MADV_RANDOM, and did not get it */
 	int writable;         /* the description is O_RDWR: nothing may be laid */
-	int wanted; /* MAP_POPULATE: the job has said that it will need all of it */
+	int stated; /* MAP_POPULATE: the job has said that it will need all of it */
 	int copies; /* private and writable, its pages may be the job's own: nothing may be laid */
 	int known; /* MAP_FIXED, perhaps over what a thread is reading: nothing may be laid */
 	int inherited;        /* came through fork, not yet taken up by this process's agent */

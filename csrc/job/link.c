@@ -131,7 +131,7 @@ static int send_attach(struct agent *a, struct up_region *r)
 	m.attach.flags = (r->inherited ? UP_ATTACH_INHERITED : 0) |
 			 (r->writable ? UP_ATTACH_WRITABLE : 0) |
 			 (r->copies ? UP_ATTACH_COPIES : 0) |
-			 (r->wanted ? UP_ATTACH_WANTED : 0) |
+			 (r->stated ? UP_ATTACH_STATED : 0) |
 			 (r->known ? UP_ATTACH_KNOWN : 0);
 	m.attach.address = r->address;
 	m.attach.length_bytes = r->length;
@@ -153,7 +153,7 @@ static int send_attach(struct agent *a, struct up_region *r)
 /* Of how the job reads, not of a range. */
 static int is_of_all(const struct up_statement *said)
 {
-	return said->what != UP_SAID_NEEDED && said->what != UP_SAID_UNNEEDED;
+	return said->what != UP_STATED_NEEDED && said->what != UP_STATED_UNNEEDED;
 }
 
 /* Ranges that touch each other become one, unless something else was said between the two: a hull of ranges

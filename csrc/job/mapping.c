@@ -16,14 +16,32 @@
 #endif
 /* What is said of a range of less is not told: the kernel itself reads that all at once (read_ahead_kb is 128 by
  * default), and programs that drop each record say it often. */
-#define SAID_LEAST_BYTES (256 << 10)
+#define STATED_LEAST_BYTES (256 << 10)
 #ifndef MAP_32BIT /* AArch64 */
 #define MAP_32BIT 0
 #endif
 #define HUGE_BYTES ((size_t)2 << 20)
+/* What is read at a time is in memory as a whole, or not; to ask of each page takes as long as to map it. */
+#define LOOK_BYTES (256 << 10)
+/* Less than this part missing is nothing to stream for (uffdprefetch/predict/bulk.py). */
+#define LITTLE_SHARE 64
 #ifndef MAP_SHARED_VALIDATE
 #define MAP_SHARED_VALIDATE 3
 #endif
+
+/* As the kernel counts: np.memmap unmaps the bytes of its file, not the pages of its mapping. */
+static size_t whole_pages(size_t length)
+{
+	return (length + up_job.page_bytes - 1) & ~(up_job.page_bytes - 1);
+}
+
+/* Of a mapping of so much: up to the last page of the file. */
+static size_t mapped_bytes(size_t length, off_t offset, const struct stat *st)
+{
+	uint64_t bytes = (uint64_t)(st->st_size - offset);
+
+	return whole_pages(bytes < length ? (size_t)bytes : length);
+}
 
 static int large_enough(const struct stat *st, off_t offset)
 {
@@ -114,13 +132,29 @@ static void populate(void *p, size_t length)
 		up_sys3(SYS_madvise, p, length, MADV_WILLNEED);
 }
 
+/* Whether as good as all of the mapping is in memory, by one page in LOOK_BYTES: then there is nothing to stream,
+ * and what the job has asked for costs no more than the faults that it spares. Of another user's file mincore(2)
+ * does not tell (mm/mincore.c, can_do_mincore), and says that all of it is. */
+static int is_cached(void *p, size_t length, const struct stat *st)
+{
+	size_t missing_most = length / LOOK_BYTES / LITTLE_SHARE, missing = 0;
+	unsigned char there = 0;
+
+	if (st->st_uid != (uid_t)up_sys0(SYS_geteuid))
+		return 0;
+	for (size_t at = 0; at < length && missing <= missing_most; at += LOOK_BYTES) {
+		if (up_failed(up_sys3(SYS_mincore, (char *)p + at, up_job.page_bytes, &there)))
+			return 0;
+		missing += !(there & 1);
+	}
+	return missing <= missing_most;
+}
+
 /* The mapping exists and nobody knows its address yet: hand it to the agent. Whether that has it. */
 static int adopt(void *p, size_t length, int prot, int flags, int fd, off_t offset,
-		 const struct stat *st, int wanted)
+		 const struct stat *st, int stated)
 {
 	long status = up_sys3(SYS_fcntl, fd, F_GETFL, 0);
-	size_t mask = up_job.page_bytes - 1;
-	uint64_t bytes = (uint64_t)(st->st_size - offset);
 	int looks = up_job.patience, waits;
 	struct up_region *r;
 
@@ -135,8 +169,8 @@ static int adopt(void *p, size_t length, int prot, int flags, int fd, off_t offs
 	if (!r)
 		return 0;
 	r->address = (uintptr_t)p;
-	r->map_length = (length + mask) & ~mask;
-	r->length = bytes < length ? ((size_t)bytes + mask) & ~mask : r->map_length;
+	r->map_length = whole_pages(length);
+	r->length = mapped_bytes(length, offset, st);
 	r->offset = (uint64_t)offset;
 	r->device = (uint64_t)st->st_dev;
 	r->inode = (uint64_t)st->st_ino;
@@ -148,7 +182,7 @@ static int adopt(void *p, size_t length, int prot, int flags, int fd, off_t offs
 	atomic_store(&r->swallowed, 0);
 	r->writable = (status & O_ACCMODE) == O_RDWR;
 	r->copies = prot != PROT_READ;
-	r->wanted = wanted;
+	r->stated = stated;
 	r->known = (flags & MAP_FIXED) != 0;
 	r->inherited = 0;
 	atomic_store(&r->laid, 0);
@@ -194,6 +228,13 @@ static void *map(void *address, size_t length, int prot, int flags, int fd, off_
 	if (p == MAP_FAILED)
 		return p;
 	saved = errno;
+	/* Before anything is laid there. The pool's memory takes the place of what would be mapped. */
+	if (later && !up_job.pool) {
+		size_t bytes = mapped_bytes(length, offset, &st);
+
+		if (is_cached(p, bytes, &st))
+			populate(p, bytes);
+	}
 	if (eligible(length, prot, flags, fd, offset, &st)) {
 		/* A handler may map, too, or leave by siglongjmp: not in the middle of this. */
 		uint64_t mask = up_block_signals();
@@ -215,12 +256,6 @@ UP_EXPORT void *mmap(void *address, size_t length, int prot, int flags, int fd, 
 UP_EXPORT void *mmap64(void *address, size_t length, int prot, int flags, int fd, off64_t offset)
 {
 	return map(address, length, prot, flags, fd, offset);
-}
-
-/* As the kernel counts: np.memmap unmaps the bytes of its file, not the pages of its mapping. */
-static size_t whole_pages(size_t length)
-{
-	return (length + up_job.page_bytes - 1) & ~(up_job.page_bytes - 1);
 }
 
 UP_EXPORT int munmap(void *address, size_t length)
@@ -293,18 +328,18 @@ UP_EXPORT int pkey_mprotect(void *address, size_t length, int prot, int key)
 	return (int)up_fail(up_sys4(SYS_pkey_mprotect, address, length, prot, key));
 }
 
-/* What advice that is done with at once says of a range (enum up_said). 0: the mapping keeps it, so it must hold
+/* What advice that is done with at once says of a range (enum up_stated). 0: the mapping keeps it, so it must hold
  * for all kinds of pages that lie there. */
-static uint32_t said_of_range(int advice)
+static uint32_t stated_of_range(int advice)
 {
 	switch (advice) {
 	case MADV_WILLNEED:
 	case MADV_POPULATE_READ:
-		return UP_SAID_NEEDED;
+		return UP_STATED_NEEDED;
 	case MADV_DONTNEED:
 	case MADV_COLD:
 	case MADV_PAGEOUT:
-		return UP_SAID_UNNEEDED;
+		return UP_STATED_UNNEEDED;
 	}
 	return 0;
 }
@@ -313,12 +348,12 @@ static uint32_t said_of_range(int advice)
 static void state_all(struct up_region *r, int advice)
 {
 	uint64_t offset = atomic_load(&r->offset);
-	uint32_t said = UP_SAID_NORMAL;
+	uint32_t said = UP_STATED_NORMAL;
 
 	if (advice == MADV_RANDOM)
-		said = UP_SAID_RANDOM;
+		said = UP_STATED_RANDOM;
 	else if (advice == MADV_SEQUENTIAL)
-		said = UP_SAID_SEQUENTIAL;
+		said = UP_STATED_SEQUENTIAL;
 	if (!up_job.keep_advice)
 		up_state(r->id, said, offset, offset + r->length);
 }
@@ -390,7 +425,7 @@ static void state_range(uintptr_t address, size_t length, uint32_t what)
 {
 	int ours = 0;
 
-	if (up_job.keep_advice || length < SAID_LEAST_BYTES || address + length < address)
+	if (up_job.keep_advice || length < STATED_LEAST_BYTES || address + length < address)
 		return;
 	for (uint32_t i = 0; i < UP_REGIONS && atomic_load(&up_job.live); i++) {
 		struct up_region *r = &up_job.region[i];
@@ -422,18 +457,18 @@ static int advise_kernel(void *address, size_t length, int advice)
 
 UP_EXPORT int madvise(void *address, size_t length, int advice)
 {
-	uint32_t closings = atomic_load(&up_job.closings), said = said_of_range(advice);
+	uint32_t closings = atomic_load(&up_job.closings), said = stated_of_range(advice);
 	int saved = errno, ret;
 
 	if (!atomic_load(&up_job.live))
 		return advise_kernel(address, length, advice);
-	if (said == UP_SAID_NEEDED)
+	if (said == UP_STATED_NEEDED)
 		state_range((uintptr_t)address, length, said);
 	if (said) {
 		ret = advise_kernel(address, length, advice);
 		saved = errno;
 		/* Not before: what was still mapped would look like what it reads again. */
-		if (!ret && said == UP_SAID_UNNEEDED)
+		if (!ret && said == UP_STATED_UNNEEDED)
 			state_range((uintptr_t)address, length, said);
 		errno = saved;
 		return ret;
@@ -457,7 +492,7 @@ UP_EXPORT int posix_madvise(void *address, size_t length, int advice)
 
 	/* POSIX_MADV_DONTNEED does nothing in glibc; the other numbers are madvise's. */
 	if (advice == POSIX_MADV_DONTNEED)
-		state_range((uintptr_t)address, length, UP_SAID_UNNEEDED);
+		state_range((uintptr_t)address, length, UP_STATED_UNNEEDED);
 	else if (madvise(address, length, advice))
 		ret = errno;
 	errno = saved;

@@ -100,7 +100,7 @@ uint64_t up_block_signals(void);
 void up_restore_signals(uint64_t before);
 /* UP_REQ_ATTACH of a region that the caller has filled in: 0 when it is LIVE. */
 int up_attach(struct up_region *r, int job_fd);
-/* What the job has said (enum up_said) of [start, end) of the region's file: a hint, which is lost where the
+/* What the job has said (enum up_stated) of [start, end) of the region's file: a hint, which is lost where the
  * agent has too much to do. */
 void up_state(uint32_t region, uint32_t what, uint64_t start, uint64_t end);
 /* Start the agent when it is not there; whether there is one. */

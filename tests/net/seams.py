@@ -42,8 +42,8 @@ MODULES = [
         "announcement", "extents_file", "indexer_client", "indices",
     )),
     *("readers." + name for name in (
-        "arbiter", "bulk", "file_stream", "intent", "known_order", "next_shard", "order_sources",
-        "stride_order", "strides", "walks", "windows",
+        "advice", "arbiter", "bulk", "file_stream", "known_order", "next_shard", "order_sources",
+        "stated", "stride_order", "strides", "walks", "windows",
     )),
     "service.coordinator", "service.known_orders", "service.pool_bridge",
 ]  # fmt: skip

@@ -111,6 +111,32 @@ def test_a_mapping_to_be_populated_is_there_at_once_and_streamed_then(
     assert bed.counters()["bytes"] < (store / ARRAY).stat().st_size * 1.05, "once"
 
 
+@pytest.mark.parametrize("engine", ["cache", "pool"])
+def test_what_is_in_memory_is_populated_at_once(
+    job: Start, bed: SlowBed, store: Path, engine: str
+) -> None:
+    """As the kernel would have done. (The pool maps its own memory.) Nobody has read it by that."""
+    code = """
+    m = Mapping(sys.argv[1], flags=MAP_SHARED | MAP_POPULATE)
+    say(present=m.present(), pages=-(-m.length // PAGE))
+    hear()
+    """
+    path = bed.path(ARRAY)
+    path.read_bytes()
+    bed.reset()
+    work = job(python(code, path), options=("--engine", engine, "--budget", "512MiB"))
+    line = work.line()
+    most = line["pages"] // 64  # that the kernel takes away at any moment, and our checkpoints
+    assert line["present"] >= line["pages"] - most if engine == "cache" else not line["present"]
+    work.tell()
+    summary = work.finish().good().summary
+    assert summary is not None
+    assert engine == "pool" or bed.counters()["bytes"] < 4 << 20
+    (file,) = summary["files"]
+    assert engine == "pool" or file["stated"]["state"] == "done"
+    assert summary["streams"] == []
+
+
 def test_of_a_private_writable_mapping_populate_stays_what_it_is(
     job: Start, bed: SlowBed, store: Path
 ) -> None:

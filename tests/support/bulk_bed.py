@@ -23,8 +23,8 @@ from uffdprefetch.readers import file_stream
 from uffdprefetch.readers.arbiter import Arbiter
 from uffdprefetch.readers.bulk import Bulk
 from uffdprefetch.readers.file_stream import Room
-from uffdprefetch.readers.intent import Intent
 from uffdprefetch.readers.predictor import Observation, Predictor
+from uffdprefetch.readers.stated import StatedRanges
 from uffdprefetch.readers.walks import Walks
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.ledger import Ledger
@@ -80,8 +80,8 @@ class Bed:
         clock = Clock(lambda: self.now)
         self.limits = Limits(settings.budget_bytes)
         self.room = Room(settings, self.layout, self.limits)
-        self.intent = Intent(settings, self.scheduler, self.ledger, self.room, clock)
-        self.bulk = Bulk(self.scheduler, self.ledger, self.room, self.intent, clock)
+        self.stated = StatedRanges(settings, self.scheduler, self.ledger, self.room, clock)
+        self.bulk = Bulk(self.scheduler, self.ledger, self.room, self.stated, clock)
         self.clients: dict[int, Any] = {}
         tap = EventPublisher()
         self.walks = Walks(settings.policy, self.scheduler, self.ledger, tap, self.layout, clock)
@@ -186,7 +186,7 @@ class Bed:
         for _ in range(2):
             self.scheduler.reap()
             self.arbiter.plan()
-            self.intent.step(self.now)
+            self.stated.step(self.now)
             self.bulk.step(self.now)
             self.scheduler.pump(self.now)
         waiting = self.scheduler.queued_bytes + self.scheduler.under_way_bytes

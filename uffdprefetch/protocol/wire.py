@@ -78,14 +78,14 @@ class ServingMode(IntEnum):
     POOL = C.UP_POOL
 
 
-class Said(IntEnum):
-    """enum up_said: what a job says by madvise(2), of a range or of how it reads."""
+class Stated(IntEnum):
+    """enum up_stated: what a job says by madvise(2), of a range or of how it reads."""
 
-    NEEDED = C.UP_SAID_NEEDED
-    UNNEEDED = C.UP_SAID_UNNEEDED
-    NORMAL = C.UP_SAID_NORMAL
-    SEQUENTIAL = C.UP_SAID_SEQUENTIAL
-    RANDOM = C.UP_SAID_RANDOM
+    NEEDED = C.UP_STATED_NEEDED
+    UNNEEDED = C.UP_STATED_UNNEEDED
+    NORMAL = C.UP_STATED_NORMAL
+    SEQUENTIAL = C.UP_STATED_SEQUENTIAL
+    RANDOM = C.UP_STATED_RANDOM
 
 
 class Bypass(IntEnum):
@@ -118,7 +118,7 @@ ATTACH_INHERITED: int = C.UP_ATTACH_INHERITED
 ATTACH_WRITABLE: int = C.UP_ATTACH_WRITABLE
 ATTACH_KNOWN: int = C.UP_ATTACH_KNOWN
 ATTACH_COPIES: int = C.UP_ATTACH_COPIES
-ATTACH_WANTED: int = C.UP_ATTACH_WANTED
+ATTACH_STATED: int = C.UP_ATTACH_STATED
 
 
 class Hello(NamedTuple):
@@ -167,7 +167,7 @@ class Ack(NamedTuple):
 
 class Statement(NamedTuple):
     """struct up_statement: what the job has said of [start_bytes, end_bytes) of the region's file;
-    ``what``: a Said, or a number that a later agent may send."""
+    ``what``: a Stated, or a number that a later agent may send."""
 
     region: int
     what: int

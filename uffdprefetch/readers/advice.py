@@ -10,39 +10,39 @@ from __future__ import annotations
 import mmap
 
 from uffdprefetch.base.clock import Clock
-from uffdprefetch.protocol.wire import Said
-from uffdprefetch.readers.intent import Intent
+from uffdprefetch.protocol.wire import Stated
+from uffdprefetch.readers.stated import StatedRanges
 from uffdprefetch.readers.walks import Walks
 from uffdprefetch.state.reader import UNNEEDED_MAX
 from uffdprefetch.state.region import Region
 
 #: How the kernel's numbers, which come with a mapping, are said.
-_OF_MAPPING = {mmap.MADV_RANDOM: Said.RANDOM, mmap.MADV_SEQUENTIAL: Said.SEQUENTIAL}
+_OF_MAPPING = {mmap.MADV_RANDOM: Stated.RANDOM, mmap.MADV_SEQUENTIAL: Stated.SEQUENTIAL}
 
 
 class Advice:
     """What the jobs of a service say. Its thread calls everything here."""
 
-    def __init__(self, policy: str, walks: Walks, intent: Intent, clock: Clock) -> None:
+    def __init__(self, policy: str, walks: Walks, stated: StatedRanges, clock: Clock) -> None:
         self._believed = policy == "auto"
-        self._walks, self._intent, self._clock = walks, intent, clock
+        self._walks, self._stated, self._clock = walks, stated, clock
 
     def attached(self, region: Region, advice: int) -> None:
         """A mapping is managed from now on, which the job has advised (MADV_NORMAL, MADV_RANDOM,
         MADV_SEQUENTIAL) before, or the process that it was forked from."""
-        region.reads = _OF_MAPPING.get(advice, Said.NORMAL)
+        region.reads = _OF_MAPPING.get(advice, Stated.NORMAL)
 
     def said(self, region: Region, what: int, start: int, end: int) -> None:
         """The job has said it of [start, end) bytes of the file, within the mapping."""
         if not self._believed:
             return
-        if what == Said.NEEDED:
+        if what == Stated.NEEDED:
             self._lift(region, start, end)
-            self._intent.stated(region, start, end)
-        elif what == Said.UNNEEDED:
+            self._stated.needed(region, start, end)
+        elif what == Stated.UNNEEDED:
             self._unneeded(region, start, end)
-        elif what in (Said.NORMAL, Said.SEQUENTIAL, Said.RANDOM):
-            region.reads = Said(what)
+        elif what in (Stated.NORMAL, Stated.SEQUENTIAL, Stated.RANDOM):
+            region.reads = Stated(what)
 
     def _lift(self, region: Region, start: int, end: int) -> None:
         unneeded = region.reader.unneeded
@@ -57,4 +57,4 @@ class Advice:
         if len(reader.unneeded.ranges) > UNNEEDED_MAX:
             reader.unneeded.clear()
         self._walks.take_back(reader, start, end)
-        self._intent.unneeded(region, start, end)
+        self._stated.unneeded(region, start, end)

@@ -22,8 +22,8 @@ from uffdprefetch.predict.bulk import MISS_BYTES, MISS_READS, PROBE_BYTES
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.readers import file_stream
 from uffdprefetch.readers.file_stream import MEMORY_NS, FileStream, Room, Stage
-from uffdprefetch.readers.intent import Intent
 from uffdprefetch.readers.predictor import Predictor
+from uffdprefetch.readers.stated import StatedRanges
 from uffdprefetch.state.files import FileState, Key
 from uffdprefetch.state.ledger import Ledger, describe_stream
 from uffdprefetch.state.reader import Reader, Trait
@@ -92,10 +92,10 @@ class Bulk(Predictor):
     trait = Trait.JUMPS
 
     def __init__(
-        self, scheduler: Scheduler, ledger: Ledger, room: Room, intent: Intent,
+        self, scheduler: Scheduler, ledger: Ledger, room: Room, stated: StatedRanges,
         clock: Clock = CLOCK,
     ) -> None:  # fmt: skip
-        self._clock, self._intent = clock, intent
+        self._clock, self._stated = clock, stated
         self._scheduler, self._ledger, self._room = scheduler, ledger, room
         self.books: dict[Key, BulkState] = {}
         self._rent_share = float(os.environ.get(_RENT_SHARE, 0.0))
@@ -170,7 +170,7 @@ class Bulk(Predictor):
             if book.file.resting:
                 continue
             if book.stage is Stage.WATCHED:
-                stated = self._intent.streams(book.file)
+                stated = self._stated.streams(book.file)
                 if now >= book.judge_ns and book.readers and not (book.file.changed or stated):
                     began = self._clock.cpu_ns()
                     self._judge(book, now)
@@ -337,7 +337,7 @@ class Bulk(Predictor):
             why = "the file is not managed any more"
         elif book.in_order:
             stage, why = Stage.WATCHED, "its readers go in order now, or their order is known"
-        elif self._intent.streams(file):
+        elif self._stated.streams(file):
             stage, why = Stage.WATCHED, "it is streamed since it was said to be needed"
         elif now >= book.memory_ns:
             book.memory_ns = now + MEMORY_NS

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Streams parts of a file, or all of it, once and in the file's order, beside its readers.
 
-Who wants that, and when it ends, is its owner's affair (readers/bulk.py, readers/intent.py). There
+Who wants that, and when it ends, is its owner's affair (readers/bulk.py, readers/stated.py). There
 is one stream of a file on the node, whatever the number of ranks; together they hold no more than
 Room says.
 """

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from uffdprefetch.base.clock import Clock
 from uffdprefetch.predict.randomness import PASSED_SHARE
 from uffdprefetch.predict.streams import Stream
-from uffdprefetch.protocol.wire import Said, ServingMode
+from uffdprefetch.protocol.wire import ServingMode, Stated
 from uffdprefetch.readers.predictor import Observation
 from uffdprefetch.sense import pagetables
 from uffdprefetch.sense.pagetable_scan import tell_seen
@@ -62,7 +62,7 @@ class Walks:
         self.forget_absorbed(reader)
         for low, high in reader.unneeded.touched(seen.start, seen.end, seen.at_ns):
             self.take_back(reader, low, high)
-        if region.reads == Said.SEQUENTIAL and self._policy == "auto":
+        if region.reads == Stated.SEQUENTIAL and self._policy == "auto":
             self._trust(reader, stream)
         if self._policy == "fixed" and region.verdict == ServingMode.CHECKPOINTS:
             stream.active = True  # the checkpoint that is hit first triggers [Haderbache]

@@ -25,9 +25,9 @@ from uffdprefetch.readers.advice import Advice
 from uffdprefetch.readers.arbiter import Arbiter
 from uffdprefetch.readers.bulk import Bulk
 from uffdprefetch.readers.file_stream import Room
-from uffdprefetch.readers.intent import Intent
 from uffdprefetch.readers.next_shard import NextShard
 from uffdprefetch.readers.predictor import Observation
+from uffdprefetch.readers.stated import StatedRanges
 from uffdprefetch.readers.walks import Walks
 from uffdprefetch.readers.windows import Windows
 from uffdprefetch.sense import pagetables
@@ -119,9 +119,9 @@ class Coordinator:
         self.layout = CheckpointPlacer(config, scheduler, ledger, clock)
         self.walks = Walks(config.policy, scheduler, ledger, self.tap, self.layout, clock)
         self.room = Room(config, self.layout, self.limits)
-        self.intent = Intent(config, scheduler, ledger, self.room, clock)
-        self.advice = Advice(config.policy, self.walks, self.intent, clock)
-        self.bulk = Bulk(scheduler, ledger, self.room, self.intent, clock)
+        self.stated = StatedRanges(config, scheduler, ledger, self.room, clock)
+        self.advice = Advice(config.policy, self.walks, self.stated, clock)
+        self.bulk = Bulk(scheduler, ledger, self.room, self.stated, clock)
         self.arbiter = Arbiter(
             config.policy, scheduler, self.layout, self.walks, clock, self.readers
         )
@@ -290,16 +290,16 @@ class Coordinator:
         else:
             client.tell(a.region, verdict, fds)
         self.advice.attached(region, a.advice)
-        if a.flags & wire.ATTACH_WANTED:
+        if a.flags & wire.ATTACH_STATED:
             self.advice.said(
-                region, wire.Said.NEEDED, region.span.start_bytes, region.span.end_bytes
+                region, wire.Stated.NEEDED, region.span.start_bytes, region.span.end_bytes
             )
         for said in client.early.pop(a.region, ()):
             self._said(region, said)
         self.tap.region(client, region)
         self.ledger.attached(file, verdict, reason, lifts)
 
-    def stated(self, client: Client, said: wire.Statement) -> None:
+    def heard(self, client: Client, said: wire.Statement) -> None:
         """A job has said something of a mapping."""
         region = client.regions.get(said.region)
         if region is not None:
@@ -418,12 +418,13 @@ class Coordinator:
         if self.known_orders is not None:  # its order begins before its first touch
             self.known_orders.mapped(client)
             self.arbiter.due(region)
-        if a.flags & wire.ATTACH_INHERITED and a.flags & wire.ATTACH_COPIES:
-            pagetables.note_mapped(region)  # fork(2) copies its page table
+        copied = a.flags & wire.ATTACH_INHERITED and a.flags & wire.ATTACH_COPIES
+        if copied or a.flags & wire.ATTACH_STATED:
+            pagetables.note_mapped(region)  # by fork(2), which copies page tables; or populated
         if verdict == wire.ServingMode.POOL and self.pool:
             region.scan.due_ns = NEVER_NS  # its faults tell
             self.pool.attach(client, region)
-        self.intent.mapped(region)
+        self.stated.mapped(region)
         return region
 
     def detached(self, client: Client, region_id: int) -> None:
@@ -529,8 +530,8 @@ class Coordinator:
                     self._looks.look(region, now, known if announced else 1)
                     rest = self.bulk.rest_ns(region.reader) if region.reader.random else 0
                     region.scan.due_ns = max(region.scan.due_ns, now + rest)
-        if self.intent.books:
-            self.intent.step(now)
+        if self.stated.books:
+            self.stated.step(now)
         if self.bulk.books:
             self.bulk.step(now)
 

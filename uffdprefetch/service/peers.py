@@ -272,7 +272,7 @@ class Peers:
         elif kind == wire.Type.ACK:
             self._engine.laid(client, wire.ack(body))
         elif kind == wire.Type.STATED:
-            self._engine.stated(client, wire.statement(body))
+            self._engine.heard(client, wire.statement(body))
         elif kind == wire.Type.BYPASS:
             self._engine.bypassed(client, wire.BYPASS.unpack_from(body)[0])
         elif kind == wire.Type.BYE:

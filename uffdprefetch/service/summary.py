@@ -150,7 +150,7 @@ def summary(
     files = [describe_file(f, ledger.verdicts) for f in engine.known_files]
     files += ledger.closed_files
     files = [
-        {**f, "bulk": engine.bulk.describe(path), "stated": engine.intent.describe(path)}
+        {**f, "bulk": engine.bulk.describe(path), "stated": engine.stated.describe(path)}
         for f in files
         for path in [f["path"]]
     ]

@@ -15,7 +15,7 @@ from uffdprefetch.native import uffd
 from uffdprefetch.predict.checkpoints import Span
 from uffdprefetch.predict.randomness import DOUBT_TOUCHES, RandomnessDetector
 from uffdprefetch.predict.streams import Stream, StreamTable
-from uffdprefetch.protocol.wire import Said, ServingMode
+from uffdprefetch.protocol.wire import ServingMode, Stated
 from uffdprefetch.state.files import FileState
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ class Reader:
     @property
     def says_random(self) -> bool:
         """Whether its job says so, of a mapping of it."""
-        return any(region.reads == Said.RANDOM for region in self.regions.values())
+        return any(region.reads == Stated.RANDOM for region in self.regions.values())
 
     def saw(self, start: int, end: int, at_ns: int, passed_over: bool) -> None:
         """A touch, see RandomnessDetector.saw."""

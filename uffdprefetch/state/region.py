@@ -61,7 +61,7 @@ class Region:
     verdict: wire.ServingMode
     reader: Reader
     detaching: bool = False
-    reads: wire.Said = wire.Said.NORMAL  # how the job says that it reads it
+    reads: wire.Stated = wire.Stated.NORMAL  # how the job says that it reads it
     checkpoints: CheckpointState = field(default_factory=CheckpointState)
     scan: ScanState = field(default_factory=ScanState)
 

@@ -20,7 +20,7 @@ from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.pool.node_pool import NodePool, PoolFile
 from uffdprefetch.predict.window import TRUSTED_MIN_BYTES
-from uffdprefetch.protocol.wire import Said
+from uffdprefetch.protocol.wire import Stated
 from uffdprefetch.readers.advice import Advice
 from uffdprefetch.readers.predictor import Observation
 from uffdprefetch.readers.windows import Windows
@@ -43,9 +43,9 @@ class Told(Bed):
         super().__init__(monkeypatch, policy=policy)
         settings = Config(policy=policy)
         self.arbiter.add(Windows(settings, self.walks, EventPublisher(), self.layout))
-        self.advice = Advice(policy, self.walks, self.intent, Clock(lambda: self.now))
+        self.advice = Advice(policy, self.walks, self.stated, Clock(lambda: self.now))
 
-    def say(self, region: Region, what: Said, start: int = 0, end: int = SIZE) -> None:
+    def say(self, region: Region, what: Stated, start: int = 0, end: int = SIZE) -> None:
         self.advice.said(region, what, start, end)
 
     def sees(self, region: Region, start: int, length: int = PAGE) -> None:
@@ -86,7 +86,7 @@ def test_of_who_goes_in_order_the_first_touch_is_a_walk(
 ) -> None:
     region = bed.region(file)
     if says:
-        bed.say(region, Said.SEQUENTIAL)
+        bed.say(region, Stated.SEQUENTIAL)
     bed.sees(region, 8 * MIB)
     expected = [(8 * MIB + PAGE, 8 * MIB + PAGE + TRUSTED_MIN_BYTES)] if says else []
     assert list(bed.read()) == expected
@@ -96,7 +96,7 @@ def test_of_who_goes_in_order_the_first_touch_is_a_walk(
 
 def test_each_pass_of_who_goes_in_order_is_trusted(bed: Told, file: FileState) -> None:
     region = bed.region(file)
-    bed.say(region, Said.SEQUENTIAL)
+    bed.say(region, Stated.SEQUENTIAL)
     walk(bed, region, 0, 32 * MIB)
     before = bed.sent_bytes
     bed.sees(region, 160 * MIB)
@@ -112,7 +112,7 @@ def test_a_job_that_says_sequential_and_jumps_about_costs_one_window(
         for _ in range(40):  # each batch is a mapping of its own, of which it says so again
             region = bed.region(one)
             if says:
-                bed.say(region, Said.SEQUENTIAL)
+                bed.say(region, Stated.SEQUENTIAL)
             bed.sees(region, source.randrange(250) * MIB)
             bed.unmap(region)
         sent.append(bed.sent_bytes)
@@ -121,8 +121,8 @@ def test_a_job_that_says_sequential_and_jumps_about_costs_one_window(
 
 def test_normal_takes_it_back(bed: Told, file: FileState) -> None:
     region = bed.region(file)
-    bed.say(region, Said.SEQUENTIAL)
-    bed.say(region, Said.NORMAL)
+    bed.say(region, Stated.SEQUENTIAL)
+    bed.say(region, Stated.NORMAL)
     bed.sees(region, 8 * MIB)
     assert bed.sent == []
 
@@ -131,8 +131,8 @@ def test_advice_comes_with_a_mapping(bed: Told, file: FileState) -> None:
     """Of a forked child, and of one that was advised before the service knew it."""
     region = bed.region(file)
     for advice, reads in (
-        (mmap.MADV_SEQUENTIAL, Said.SEQUENTIAL), (mmap.MADV_RANDOM, Said.RANDOM),
-        (mmap.MADV_NORMAL, Said.NORMAL), (77, Said.NORMAL),
+        (mmap.MADV_SEQUENTIAL, Stated.SEQUENTIAL), (mmap.MADV_RANDOM, Stated.RANDOM),
+        (mmap.MADV_NORMAL, Stated.NORMAL), (77, Stated.NORMAL),
     ):  # fmt: skip
         bed.advice.attached(region, advice)
         assert region.reads is reads
@@ -156,7 +156,7 @@ def test_of_who_jumps_about_long_records_are_no_walks(
 ) -> None:
     region = bed.region(file)
     if says:
-        bed.say(region, Said.RANDOM)
+        bed.say(region, Stated.RANDOM)
     records(bed, region)
     assert (bed.sent_bytes == 0) if says else (bed.sent_bytes > 8 * MIB)
 
@@ -166,7 +166,7 @@ def test_a_job_that_says_random_and_goes_in_order_has_windows_soon(
 ) -> None:
     """As LMDB does with readahead=False."""
     region = bed.region(file)
-    bed.say(region, Said.RANDOM)
+    bed.say(region, Stated.RANDOM)
     walk(bed, region, 0, 128 * MIB)
     read = bed.read()
     assert next(iter(read))[0] < 4 * MIB and read.total_bytes() > 120 * MIB
@@ -177,8 +177,8 @@ def test_what_was_populated_is_streamed_whatever_is_said_of_how_it_is_read(
 ) -> None:
     """llama.cpp, with --numa."""
     region = bed.region(file)
-    bed.say(region, Said.NEEDED)
-    bed.say(region, Said.RANDOM)
+    bed.say(region, Stated.NEEDED)
+    bed.say(region, Stated.RANDOM)
     bed.rest(600)
     assert list(bed.read()) == [(0, SIZE)]
 
@@ -198,7 +198,7 @@ def test_a_window_does_not_fetch_what_its_job_has_no_use_for(bed: Told, file: Fi
     bed.sent.clear()
     stream = region.reader.table.active()[0]
     assert stream.frontier_bytes > at + 4 * MIB
-    bed.say(region, Said.UNNEEDED, 64 * MIB, 96 * MIB)
+    bed.say(region, Stated.UNNEEDED, 64 * MIB, 96 * MIB)
     assert stream.frontier_bytes > at + 4 * MIB, "what does not lie there is asked for"
     walk(bed, region, at, 60 * MIB)
     assert not bed.read().overlaps(64 * MIB, 96 * MIB)
@@ -214,14 +214,14 @@ def test_what_waits_to_be_read_of_it_is_taken_back(bed: Told, file: FileState) -
     region.reader.asked_ns = 0
     bed.arbiter.plan()  # and not sent
     assert bed.scheduler.queued_bytes > 4 * MIB
-    bed.say(region, Said.UNNEEDED)
+    bed.say(region, Stated.UNNEEDED)
     assert bed.scheduler.queued_bytes == 0
 
 
 def test_who_reads_there_all_the_same_has_windows_again(bed: Told, file: FileState) -> None:
     region = bed.region(file)
     at = ahead(bed, region)
-    bed.say(region, Said.UNNEEDED)
+    bed.say(region, Stated.UNNEEDED)
     before = bed.sent_bytes
     bed.arbiter.observe(region, Observation(at, at + PAGE, bed.now - MS))  # of before, told late
     bed.turn()
@@ -236,7 +236,7 @@ def test_a_reader_that_drops_what_lies_behind_it_goes_on_as_ever(
     region = bed.region(file)
     for at in range(0, 128 * MIB, MIB):
         walk(bed, region, at, at + MIB)
-        bed.say(region, Said.UNNEEDED, at, at + MIB)
+        bed.say(region, Stated.UNNEEDED, at, at + MIB)
     assert bed.read().total_bytes() >= 120 * MIB
     assert bed.sent_bytes == bed.read().total_bytes(), "once"
     assert list(region.reader.unneeded.ranges) == [(0, 128 * MIB)]
@@ -244,8 +244,8 @@ def test_a_reader_that_drops_what_lies_behind_it_goes_on_as_ever(
 
 def test_needed_and_a_new_mapping_take_it_back(bed: Told, file: FileState) -> None:
     region = bed.region(file)
-    bed.say(region, Said.UNNEEDED)
-    bed.say(region, Said.NEEDED, 0, 64 * MIB)
+    bed.say(region, Stated.UNNEEDED)
+    bed.say(region, Stated.NEEDED, 0, 64 * MIB)
     assert list(region.reader.unneeded.ranges) == [(64 * MIB, SIZE)]
     bed.region(file)
     assert not region.reader.unneeded.ranges
@@ -254,28 +254,28 @@ def test_needed_and_a_new_mapping_take_it_back(bed: Told, file: FileState) -> No
 def test_ranges_from_all_over_are_forgotten(bed: Told, file: FileState) -> None:
     region = bed.region(file)
     for turn in range(UNNEEDED_MAX + 1):
-        bed.say(region, Said.UNNEEDED, turn * 2 * MIB, turn * 2 * MIB + MIB)
+        bed.say(region, Stated.UNNEEDED, turn * 2 * MIB, turn * 2 * MIB + MIB)
         assert len(region.reader.unneeded.ranges) == (turn + 1) % (UNNEEDED_MAX + 1)
 
 
 def test_what_was_to_be_streamed_comes_no_more(bed: Told, file: FileState) -> None:
     region = bed.region(file)
-    bed.say(region, Said.NEEDED)
+    bed.say(region, Stated.NEEDED)
     for _ in range(8):
         bed.turn()
-    bed.say(region, Said.UNNEEDED, 100 * MIB, 200 * MIB)
+    bed.say(region, Stated.UNNEEDED, 100 * MIB, 200 * MIB)
     bed.rest(600)
     assert list(bed.read()) == [(0, 100 * MIB), (200 * MIB, SIZE)]
     assert bed.sent_bytes == 156 * MIB, "once"
-    bed.say(region, Said.NEEDED, 100 * MIB, 200 * MIB)
+    bed.say(region, Stated.NEEDED, 100 * MIB, 200 * MIB)
     bed.rest(600)
     assert list(bed.read()) == [(0, SIZE)]
 
 
 def test_what_another_process_needs_too_comes(bed: Told, file: FileState) -> None:
     region, _ = bed.region(file), bed.region(file, 1, 8)
-    bed.say(region, Said.NEEDED)
-    bed.say(region, Said.UNNEEDED)
+    bed.say(region, Stated.NEEDED)
+    bed.say(region, Stated.UNNEEDED)
     bed.rest(600)
     assert list(bed.read()) == [(0, SIZE)]
 
@@ -285,15 +285,15 @@ def test_other_policies_are_the_users_word(
 ) -> None:
     bed = Told(monkeypatch, "fixed")
     region = bed.region(file)
-    for what in Said:
+    for what in Stated:
         bed.say(region, what)
-    assert region.reads is Said.NORMAL and not region.reader.unneeded.ranges
+    assert region.reads is Stated.NORMAL and not region.reader.unneeded.ranges
 
 
 def test_a_number_that_is_none_says_nothing(bed: Told, file: FileState) -> None:
     region = bed.region(file)
     bed.advice.said(region, 77, 0, SIZE)
-    assert region.reads is Said.NORMAL and not region.reader.unneeded.ranges
+    assert region.reads is Stated.NORMAL and not region.reader.unneeded.ranges
 
 
 # -- the pool

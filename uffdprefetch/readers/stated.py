@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stated intent: the job has said that it will need a range of a file (MADV_WILLNEED,
+"""What is stated: the job has said that it will need a range of a file (MADV_WILLNEED,
 MAP_POPULATE), or the user that a file will be needed whole (--whole).
 
 What fits is streamed in the file's order (readers/file_stream.py), behind the windows of whoever
@@ -67,7 +67,7 @@ class StatedFile:
         return max(0, self.ranges.total_bytes() - used)
 
 
-class Intent:
+class StatedRanges:
     """What was said of the files of a service, whose thread calls everything here."""
 
     def __init__(
@@ -87,7 +87,7 @@ class Intent:
         if self._config.policy != "none" and self._config.wants_whole(region.file.path):
             self._say(region, 0, region.file.size_bytes, "--whole")
 
-    def stated(self, region: Region, start: int, end: int) -> None:
+    def needed(self, region: Region, start: int, end: int) -> None:
         """The job says that it will need [start, end) of the file, in bytes. Cheap, and the same
         as nothing where it has been said before."""
         if self._config.policy == "auto":

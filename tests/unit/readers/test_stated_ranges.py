@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""readers/intent.py: what the job, or its user, has said will be needed is streamed, once, in the
+"""readers/stated.py: what the job, or its user, has said will be needed is streamed, once, in the
 file's order, behind whoever reads, if it fits."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.predict.bulk import MISS_BYTES, REQUESTS
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.protocol.wire import ServingMode
-from uffdprefetch.readers import intent as module
+from uffdprefetch.readers import stated as module
 from uffdprefetch.readers.file_stream import BESIDE_REQUEST_BYTES
 from uffdprefetch.state.files import FileState
 from uffdprefetch.warm.consumer import PrefetchRange
@@ -38,13 +38,13 @@ def read(bed: Bed) -> IntervalSet:
 
 
 def said(bed: Bed, file: FileState) -> tuple[str, int]:
-    found = bed.intent.describe(file.path)
+    found = bed.stated.describe(file.path)
     assert found is not None
     return found["state"], found["read_bytes"]
 
 
 def test_a_range_is_streamed_in_order_and_nothing_else(bed: Bed, file: FileState) -> None:
-    bed.intent.stated(bed.region(file), 8 * MIB, 100 * MIB)
+    bed.stated.needed(bed.region(file), 8 * MIB, 100 * MIB)
     bed.rest(200)
     assert list(read(bed)) == [(8 * MIB, 100 * MIB)]
     assert bed.sent == sorted(bed.sent)
@@ -55,7 +55,7 @@ def test_ranges_that_repeat_and_overlap_are_read_once(bed: Bed, file: FileState)
     region, other = bed.region(file), bed.region(file, 1, 8)
     for turn in range(20):
         for start in range(0, SIZE - 8 * MIB, 8 * MIB):
-            bed.intent.stated(other if turn % 2 else region, start, start + 12 * MIB)
+            bed.stated.needed(other if turn % 2 else region, start, start + 12 * MIB)
         bed.rest(2)
     bed.rest(200)
     assert list(read(bed)) == [(0, SIZE - 4 * MIB)]
@@ -64,11 +64,11 @@ def test_ranges_that_repeat_and_overlap_are_read_once(bed: Bed, file: FileState)
 
 def test_saying_it_again_asks_the_kernel_nothing(bed: Bed, file: FileState) -> None:
     region = bed.region(file)
-    bed.intent.stated(region, 0, 64 * MIB)
+    bed.stated.needed(region, 0, 64 * MIB)
     bed.rest(100)
     sent, looked = len(bed.sent), len(bed.looked)
     for _ in range(100):
-        bed.intent.stated(region, 0, 64 * MIB)
+        bed.stated.needed(region, 0, 64 * MIB)
         bed.turn()
     assert (len(bed.sent), len(bed.looked)) == (sent, looked)
 
@@ -77,13 +77,13 @@ def test_what_the_kernel_has_dropped_since_is_read_when_it_is_said_again(
     bed: Bed, file: FileState
 ) -> None:
     region = bed.region(file)
-    bed.intent.stated(region, 0, 64 * MIB)
+    bed.stated.needed(region, 0, 64 * MIB)
     bed.rest(100)
     bed.now += 2 * module.AGAIN_NS
     bed.of(file.fd).remove(0, 32 * MIB)
     file.recent = IntervalSet()
     before = len(bed.sent)
-    bed.intent.stated(region, 0, 64 * MIB)
+    bed.stated.needed(region, 0, 64 * MIB)
     bed.rest(100)
     assert sum(n for _, n in bed.sent[before:]) == 32 * MIB
     assert said(bed, file) == ("done", 96 * MIB)
@@ -91,14 +91,14 @@ def test_what_the_kernel_has_dropped_since_is_read_when_it_is_said_again(
 
 def test_what_is_there_already_is_not_read(bed: Bed, file: FileState) -> None:
     bed.of(file.fd).add(0, SIZE)
-    bed.intent.stated(bed.region(file), 0, SIZE)
+    bed.stated.needed(bed.region(file), 0, SIZE)
     bed.rest(50)
     assert bed.sent == [] and said(bed, file) == ("done", 0)
 
 
 def test_windows_come_first(bed: Bed, file: FileState) -> None:
-    bed.intent.stated(bed.region(file), 0, SIZE)
-    bed.intent.step(bed.now)
+    bed.stated.needed(bed.region(file), 0, SIZE)
+    bed.stated.step(bed.now)
     assert bed.scheduler.queued_bytes > 8 * MIB, "else there is nothing to come before"
     far = Stream(1, 0, 7, 0, 0, 1, bed.now, active=True)  # its reader stands at the beginning
     bed.scheduler.want(far, PrefetchRange(file, SIZE - 4 * MIB, SIZE))
@@ -110,7 +110,7 @@ def test_a_reader_that_goes_on_before_the_stream_does_not_stand_behind_it(
     bed: Bed, file: FileState
 ) -> None:
     region = bed.region(file)
-    bed.intent.stated(region, 0, SIZE)
+    bed.stated.needed(region, 0, SIZE)
     bed.touch(region, 0)  # where the stream is, too
     assert bed.scheduler.under_way_bytes >= 4 * MIB
     for at in range(96 * MIB, SIZE, 64 * MIB):  # faster than it comes
@@ -127,8 +127,8 @@ def test_of_a_reader_whose_order_is_known_what_the_user_has_said_counts_alone(
 ) -> None:
     bed = Bed(monkeypatch, whole=whole)
     region = bed.region(file)
-    bed.intent.mapped(region)
-    bed.intent.stated(region, 0, SIZE)
+    bed.stated.mapped(region)
+    bed.stated.needed(region, 0, SIZE)
     bed.turn()
     bed.order(region, True)
     bed.rest(2000)
@@ -149,15 +149,15 @@ def test_a_file_that_was_named_first_is_read_first(
         return submit(number, fd, start, length, **how)
 
     bed.scheduler._workers.submit = noted  # type: ignore[method-assign]
-    bed.intent.stated(bed.region(other), 0, 24 * MIB)
-    bed.intent.stated(bed.region(file), 0, 24 * MIB)
+    bed.stated.needed(bed.region(other), 0, 24 * MIB)
+    bed.stated.needed(bed.region(file), 0, 24 * MIB)
     bed.rest(100)
     assert order == [other] * 12 + [file] * 12
 
 
 def test_what_does_not_fit_is_not_begun(file: FileState, monkeypatch: pytest.MonkeyPatch) -> None:
     bed = Bed(monkeypatch, budget_bytes=SIZE - 1)
-    bed.intent.stated(bed.region(file), 0, SIZE)
+    bed.stated.needed(bed.region(file), 0, SIZE)
     bed.rest(50)
     assert bed.sent == [] and said(bed, file) == ("refused", 0)
     assert bed.ledger.degradations == [], "windows serve it; nobody has asked us by name"
@@ -170,13 +170,13 @@ def test_of_ranges_that_are_named_one_by_one_those_that_fit_are_read_until_some_
     bed = Bed(monkeypatch, budget_bytes=100 * MIB)
     region = bed.region(file)
     for start in range(0, SIZE, 32 * MIB):
-        bed.intent.stated(region, start, start + 32 * MIB)
+        bed.stated.needed(region, start, start + 32 * MIB)
         bed.turn()
     bed.rest(200)
     assert list(read(bed)) == [(0, 96 * MIB)]
     file.mark_used(0, 64 * MIB)
     bed.now += 2 * module.AGAIN_NS
-    bed.intent.stated(region, 96 * MIB, 160 * MIB)
+    bed.stated.needed(region, 96 * MIB, 160 * MIB)
     bed.rest(200)
     assert list(read(bed)) == [(0, 160 * MIB)]
 
@@ -185,9 +185,9 @@ def test_two_files_share_the_room(
     file: FileState, other: FileState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bed = Bed(monkeypatch, budget_bytes=SIZE + SIZE // 2)
-    bed.intent.stated(bed.region(file), 0, SIZE)
+    bed.stated.needed(bed.region(file), 0, SIZE)
     bed.turn()
-    bed.intent.stated(bed.region(other), 0, SIZE)
+    bed.stated.needed(bed.region(other), 0, SIZE)
     bed.rest(400)
     assert said(bed, file)[0] == "done" and said(bed, other) == ("refused", 0)
 
@@ -195,8 +195,8 @@ def test_two_files_share_the_room(
 def test_it_ends_when_memory_becomes_short_or_the_file_changes(
     bed: Bed, file: FileState, other: FileState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bed.intent.stated(bed.region(file), 0, SIZE)
-    bed.intent.stated(bed.region(other), 0, SIZE)
+    bed.stated.needed(bed.region(file), 0, SIZE)
+    bed.stated.needed(bed.region(other), 0, SIZE)
     bed.rest(20)
     other.changed = "modified"
     bed.turn()
@@ -217,10 +217,10 @@ def test_the_users_own_policies(
     """They say what is read; that all of a file will be needed, the user has said as well."""
     bed = Bed(monkeypatch, policy=policy, whole=("*.bin",))
     region = bed.region(file)
-    bed.intent.stated(region, 0, 8 * MIB)
+    bed.stated.needed(region, 0, 8 * MIB)
     bed.rest(20)
     assert bed.sent == []
-    bed.intent.mapped(region)
+    bed.stated.mapped(region)
     bed.rest(200)
     assert bool(bed.sent) == whole
 
@@ -230,14 +230,14 @@ def test_whole_reads_what_matches_from_its_first_mapping_on_once(
 ) -> None:
     bed = Bed(monkeypatch, whole=("tokens.*",))
     for one in (file, other, file):
-        bed.intent.mapped(bed.region(one))
+        bed.stated.mapped(bed.region(one))
         bed.turn()
     assert bed.sent, "before any touch"
     bed.rest(200)
     assert list(read(bed)) == [(0, SIZE)]
-    found = bed.intent.describe(file.path)
+    found = bed.stated.describe(file.path)
     assert found is not None and "--whole" in found["why"]
-    assert bed.intent.describe(other.path) is None
+    assert bed.stated.describe(other.path) is None
 
 
 def test_whole_that_does_not_fit_is_one_finding(
@@ -245,7 +245,7 @@ def test_whole_that_does_not_fit_is_one_finding(
 ) -> None:
     bed = Bed(monkeypatch, whole=("tokens.*",), budget_bytes=SIZE - 1)
     for _ in range(3):
-        bed.intent.mapped(bed.region(file))
+        bed.stated.mapped(bed.region(file))
         bed.now += 2 * module.AGAIN_NS
         bed.turn()
     (finding,) = bed.ledger.degradations
@@ -254,7 +254,7 @@ def test_whole_that_does_not_fit_is_one_finding(
 
 def test_bulk_warm_leaves_the_file_to_it(bed: Bed, file: FileState) -> None:
     region = streaming(bed, file)
-    bed.intent.stated(region, 0, SIZE)
+    bed.stated.needed(region, 0, SIZE)
     bed.rest(5)
     assert bed.said(file)["state"] == "undecided"
     bed.crops(region, 20)
@@ -272,8 +272,8 @@ def test_a_mapping_of_the_pool_has_it_read_to_the_pool(
         bed.scheduler, "want", lambda _, one: wanted.append(one) or one.end - one.start
     )
     file.pooled = object()  # type: ignore[assignment]
-    bed.intent.stated(region, 0, 8 * MIB)
-    bed.intent.step(bed.now)
+    bed.stated.needed(region, 0, 8 * MIB)
+    bed.stated.step(bed.now)
     assert wanted and all(one.pooled for one in wanted)
     file.pooled = None
 
@@ -292,9 +292,9 @@ def test_of_many_files_one_that_nobody_maps_is_forgotten(
     monkeypatch.setattr(module, "FILES_MAX", 2)
     for file in many:
         region = bed.region(file)
-        bed.intent.stated(region, 0, MIB)
+        bed.stated.needed(region, 0, MIB)
         bed.rest(20, 100 * MS)
         bed.unmap(region)
-    assert [bed.intent.describe(file.path) is not None for file in many] == [
+    assert [bed.stated.describe(file.path) is not None for file in many] == [
         False, False, True, True,
     ]  # fmt: skip
