@@ -186,6 +186,7 @@ class SampleResolver:
         found: list[dict[str, Any]] = []
         findings: list[str] = []
         pending = more = False
+        tokens: list[tuple[int, int, Order, str]] = []
         for number, part in enumerate(announcement.parts):
             resolved = request.resolved_files(number)
             if part.what == "lists" or (resolved and part.buffers is None):
@@ -198,6 +199,8 @@ class SampleResolver:
             elif part.tokens is not None:
                 chosen, finding = self._tokens(announcement, part, part.tokens, request)
                 again = not chosen and not finding
+                tokens += [(number, *each) for each in chosen]
+                chosen = []
             elif part.what == "samples":
                 chosen, finding, again = self._mapped(announcement, part, request)
                 more |= not chosen and self._set(part).tries < TRIES_MAX
@@ -209,6 +212,10 @@ class SampleResolver:
             for i, order, how in chosen:
                 path = request.files[i].path
                 found.append({"part": number, "file": i, "order": store(order, path), "how": how})
+        whole = in_the_whole([order for _, _, order, _ in tokens])
+        for (number, i, _, how), order in zip(tokens, whole, strict=True):
+            path = request.files[i].path
+            found.append({"part": number, "file": i, "order": store(order, path), "how": how})
         return {"orders": found, "findings": findings, "again": pending, "more": more}
 
     # ---- records, keys, ranges ------------------------------------------------------------------
