@@ -169,6 +169,22 @@ def make_dataset(directory: Path, size_bytes: int) -> None:
     datasets.concatenate_datasets(parts).save_to_disk(str(directory / "dataset"), num_shards=2)
 
 
+def make_megatron(directory: Path, size_bytes: int) -> None:
+    """Two data sets of tokens of 32 bits in documents of 1 to 64 KB, as Megatron-LM's
+    preprocess_data.py writes them."""
+    from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
+
+    generator = np.random.Generator(np.random.SFC64(6))
+    for name in ("books", "web"):
+        builder = IndexedDatasetBuilder(str(directory / f"{name}.bin"), dtype=np.int32)
+        made_bytes = 0
+        while made_bytes < size_bytes // 2:
+            tokens = generator.integers(0, 128_256, generator.integers(256, 16_384), dtype=np.int32)
+            builder.add_document(tokens, [len(tokens)])
+            made_bytes += tokens.nbytes
+        builder.finalize(str(directory / f"{name}.idx"))
+
+
 def make_vectors(directory: Path, size_bytes: int) -> None:
     """A faiss IVF index of 768 dimensions, as of embeddings of text."""
     import faiss
@@ -191,6 +207,7 @@ KINDS = {
     "tokens": make_tokens,
     "table": make_table,
     "dataset": make_dataset,
+    "megatron": make_megatron,
     "vectors": make_vectors,
     "kraken2": make_kraken2,
     "mmseqs": make_mmseqs,

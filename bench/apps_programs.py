@@ -90,6 +90,11 @@ EVERY = (
     _dataset("hf-loader-4-workers", "--workers=4"),
     _dataset("hf-shuffle", "--way=shuffle"),
     _dataset("hf-iterable", "--way=iterable"),
+    Program("megatron-blended", "megatron", "megatron_data.py", (), ("megatron", "torch")),
+    Program(
+        "megatron-blended-2-workers", "megatron", "megatron_data.py", ("--workers=2",),
+        ("megatron", "torch"),
+    ),
     Program("memmap-batches", "tokens", "memmaps.py", ("--reader=batches",)),
     Program("memmap-scan", "tokens", "memmaps.py", ("--reader=scan",)),
     Program("memmap-copy-on-write", "tokens", "memmaps.py", ("--reader=copy-on-write",)),

@@ -36,6 +36,8 @@ SERVED = {
     "hf-loader-4-workers": (WRAP, POOL),
     "hf-shuffle": (WRAP, POOL),
     "hf-iterable": (WRAP, POOL),
+    "megatron-blended": (WRAP, POOL),
+    "megatron-blended-2-workers": (WRAP, POOL),
     "memmap-batches": (WRAP, POOL),
     "memmap-scan": (WRAP, POOL),
     "memmap-copy-on-write": (WRAP, POOL),

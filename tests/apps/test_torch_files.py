@@ -61,15 +61,17 @@ LIKE = "dataset = datasets.Dataset.of_files(files)"
 LIKE_SHUFFLED = LIKE + ".indexed(torch.randperm(N).tolist())"
 REAL = "dataset = datasets.concatenate_datasets([datasets.Dataset.from_file(f) for f in files])"
 REAL_SHUFFLED = REAL + ".shuffle(seed=3, keep_in_memory=True)"
-#: (library, dataset, workers, how they start, whether the loader shuffles)
+#: (library, dataset, workers, how they start, whether the loader shuffles, engine)
 CASES = [
-    ("like", LIKE, 0, "fork", True),
-    ("like", LIKE, 2, "fork", True),
-    ("like", LIKE, 4, "spawn", True),
-    ("like", LIKE_SHUFFLED, 0, "fork", False),
-    ("real", REAL, 0, "fork", True),
-    ("real", REAL, 4, "fork", True),
-    ("real", REAL_SHUFFLED, 2, "spawn", False),
+    ("like", LIKE, 0, "fork", True, "cache"),
+    ("like", LIKE, 2, "fork", True, "cache"),
+    ("like", LIKE, 4, "spawn", True, "cache"),
+    ("like", LIKE_SHUFFLED, 0, "fork", False, "cache"),
+    ("like", LIKE, 2, "fork", True, "pool"),
+    ("real", REAL, 0, "fork", True, "cache"),
+    ("real", REAL, 4, "fork", True, "cache"),
+    ("real", REAL_SHUFFLED, 2, "spawn", False, "cache"),
+    ("real", REAL_SHUFFLED, 0, "fork", False, "pool"),
 ]
 
 
@@ -97,10 +99,10 @@ def plans(run: Job) -> list[dict[str, Any]]:
         client.hang_up()
 
 
-@pytest.mark.parametrize(("library", "dataset", "workers", "start", "shuffle"), CASES)
+@pytest.mark.parametrize(("library", "dataset", "workers", "start", "shuffle", "engine"), CASES)
 def test_an_order_goes_through_all_files_of_a_hugging_face_data_set(
     job: Start, shards: list[Path], tmp_path: Path, library: str, dataset: str, workers: int,
-    start: str, shuffle: bool,
+    start: str, shuffle: bool, engine: str,
 ) -> None:  # fmt: skip
     if library == "like":
         write_library(tmp_path)
@@ -116,7 +118,7 @@ def test_an_order_goes_through_all_files_of_a_hugging_face_data_set(
     expected = plain.line()
     assert plain.finish().status == 0
     cold(shards)
-    run = job(words)
+    run = job(words, options=("--engine", engine))
     assert run.line() == {"read": 3}
     wait_until(lambda: len(plans(run)) == 2, lambda: f"an order of each file: {plans(run)}")
     run.tell()
@@ -152,12 +154,12 @@ TOGETHER = """
 
 
 @pytest.mark.parametrize(
-    ("dataset", "workers", "how"),
-    [(CONCATENATED, 0, ""), (CONCATENATED, 2, ""), (TOGETHER, 0, ", in each, in 2 files"),
-     (TOGETHER, 2, ", in each, in 2 files")],
+    ("dataset", "workers", "engine"),
+    [(CONCATENATED, 0, "cache"), (CONCATENATED, 2, "cache"), (CONCATENATED, 0, "pool"),
+     (TOGETHER, 0, "cache"), (TOGETHER, 2, "cache"), (TOGETHER, 2, "pool")],
 )  # fmt: skip
 def test_databases_with_the_same_keys_are_told_apart(
-    job: Start, tmp_path: Path, dataset: str, workers: int, how: str
+    job: Start, tmp_path: Path, dataset: str, workers: int, engine: str
 ) -> None:
     directories = [tmp_path / "one", tmp_path / "two"]
     for number, (directory, rows) in enumerate(zip(directories, ROWS, strict=True)):
@@ -175,7 +177,7 @@ def test_databases_with_the_same_keys_are_told_apart(
     assert plain.finish().status == 0
     files = [directory / "data.mdb" for directory in directories]
     cold(files)
-    run = job(words)
+    run = job(words, options=("--engine", engine))
     assert run.line() == {"read": 11}
     wait_until(lambda: len(plans(run)) == 2, lambda: f"an order of each file: {plans(run)}")
     run.tell()

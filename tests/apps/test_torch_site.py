@@ -196,6 +196,7 @@ def test_modules_beside_the_script_that_are_called_as_ours_are_the_users(
         "epochs",
         "tables",
         "arrow_tables",
+        "token_files",
     ]
     for name in names:
         (tmp_path / f"{name}.py").write_text("MINE = True\n")

@@ -4,8 +4,8 @@
 An item number is mapped through Subset and ConcatDataset (torch's own code, nothing that overrides
 it), and through the indices of Hugging Face's shuffled datasets, to sample numbers of *base*
 datasets. Each of these is a *part* of an announcement, with the files in which its samples lie
-where it tells them (job/arrow_tables.py), else with the lists that may hold its keys
-(job/lists.py).
+where it tells them (job/arrow_tables.py, job/token_files.py), else with the lists that may hold its
+keys (job/lists.py).
 
 A part has a token, the same in the job and in its workers, though a spawned worker shares nothing
 with its parent but a pickled copy. So it is made of the dataset's class, its index among the
@@ -18,10 +18,11 @@ import os
 import zlib
 from array import array
 from bisect import bisect_right
+from collections.abc import Sequence
 from itertools import count
 from typing import Any, ClassVar
 
-from . import arrow_tables, lists
+from . import arrow_tables, lists, token_files
 from .channel import packed
 from .samplers import Unknown, plain, runs
 from .tables import Table
@@ -119,6 +120,10 @@ def _base_datasets(dataset: Any, depth: int = 0) -> list[Any]:
     if depth < _DEPTH and _is(dataset, "ConcatDataset"):
         inner = vars(dataset)["datasets"]
         return [base for one in inner for base in _base_datasets(one, depth + 1)]
+    if depth < _DEPTH and token_files.is_blended(dataset):
+        return [
+            base for one in vars(dataset)["datasets"] for base in _base_datasets(one, depth + 1)
+        ]
     return [dataset]
 
 
@@ -147,17 +152,27 @@ def _spread(
                 raise Unknown(f"item {number} of a ConcatDataset of {ends[-1]}")
             shares[which][0].append(number - (ends[which - 1] if which else 0))
             shares[which][1].append(index if turns is None else turns[index])
-        return [
-            base
-            for inner_dataset, (inner, its_turns) in zip(inner_datasets, shares)  # noqa: B905
-            for base in _spread(inner_dataset, inner, its_turns, torch, depth + 1)
-        ]
+        return _of_each(inner_datasets, shares, torch, depth)
+    mixed = token_files.blended(dataset, numbers, turns) if depth < _DEPTH else None
+    if mixed is not None:
+        return _of_each(*mixed, torch, depth)
     if runs(dataset, _HUGGING_FACE, "Dataset", "__getitem__"):
         # Shuffled or selected: _indices maps its samples to rows of the table.
         table, chosen = vars(dataset)["_data"], vars(dataset)["_indices"]
         rows = numbers if chosen is None else arrow_tables.rows_of(chosen, numbers)
         return [BaseDataset(dataset, rows, turns, table)]
     return [BaseDataset(dataset, numbers, turns)]
+
+
+def _of_each(
+    datasets: Sequence[Any], shares: Sequence[tuple[array[int], array[int]]], torch: Any, depth: int
+) -> list[BaseDataset]:
+    """``shares``: the (numbers, turns) of each dataset."""
+    return [
+        base
+        for inner_dataset, (inner, its_turns) in zip(datasets, shares)  # noqa: B905
+        for base in _spread(inner_dataset, inner, its_turns, torch, depth + 1)
+    ]
 
 
 # ---- what is published ---------------------------------------------------------------------------
@@ -210,6 +225,10 @@ def describe(dataset: Any, items: array[int], file: str | None, torch: Any) -> D
             part["turns"] = name + ".turns"
             description.arrays[name + ".turns"] = base.turns
         description.parts.append(part)
+        if token_files.is_tokens(base.dataset):
+            part["tokens"], made = token_files.describe(base.dataset, name)
+            description.arrays.update(made)
+            continue
         found = None if base.table is None else _buffers(base)
         if found is not None and found.files:
             part["files"], part["buffers"] = name + ".files", name + ".buffers"

@@ -64,11 +64,12 @@ class Epoch:
     """One pass of an iterator through its sampler. Reports progress from follow() on, until it ends
     or its order turns out to be wrong."""
 
-    def __init__(self, reader: Reader, ahead_items: int) -> None:
-        """``ahead_items``: workers may read so many before the job asks for their batches; 0: there
-        are no workers."""
+    def __init__(self, reader: Reader, ahead: bool, ahead_items: int) -> None:
+        """``ahead``: workers get indices before the job asks for their batches; ``ahead_items``: so
+        many may have been read beyond the batches that it has received."""
         self.reader = reader
         self.ahead_items = ahead_items
+        self._ahead = ahead
         self.begun = False
         #: The order, where it had to be computed before the iterator was made.
         self.early: array[int] | None = None
@@ -109,7 +110,7 @@ class Epoch:
         """The job has received another batch."""
         if self._announcement is None:
             return
-        if self.ahead_items:
+        if self._ahead:
             self._delivered_items += self._sizes.popleft() if self._sizes else 0
         else:  # including a failed batch's
             self._delivered_items = self._drawn_items

@@ -127,7 +127,7 @@ def _opening(iterator: Any, loader: Any, again: bool) -> None:
             return  # of the workers, which have been started meanwhile
         before.end()
     reader = _reader(loader)
-    epoch = Epoch(reader, _ahead(loader))
+    epoch = Epoch(reader, loader.num_workers > 0, _ahead(loader))
     _epochs.set(iterator, epoch)
     datasets.discover_datasets(loader.dataset)
     # With workers _reset follows and calls iter() again: that one counts.
@@ -182,9 +182,7 @@ def _announce_refusal(reader: Reader, why: str) -> None:
 
 
 def _ahead(loader: Any) -> int:
-    """Items that workers may read beyond the batches that the job has received; 0: none has any."""
-    if not loader.num_workers:
-        return 0
+    """Items that may have been read beyond the batches that the job has received."""
     batch = getattr(loader._index_sampler, "batch_size", None) or 1
     return int(batch * (loader.num_workers * (loader.prefetch_factor or 2) + 1))
 

@@ -21,6 +21,9 @@ found:
   ``files`` and ``buffers``, names of arrays, where the data set tells in which buffers of which
   mapped Arrow files its samples lie (orders/buffers.py): paths, as keys are packed, and int64 of
   shape (n, 4);
+  ``tokens``, where they are Megatron's: the ``file``, ``token_bytes``, ``extra_tokens``, and the
+  arrays that lead to a sample's tokens (orders/token_files.py), {"path", "offset"} or {"array"}
+  each, with ``type`` and ``count``;
   ``lists``: [{"name", "array", "kind": "bytes" | "text" | "ints", "count"}], which may map a
   sample's index to a key (``known``: unchanged since the last announcement). "lists" parts bring
   these alone, for a token of the process ``parent``;
@@ -42,6 +45,7 @@ from uffdprefetch.base.arrays import Array
 from uffdprefetch.job.channel import SCHEMA, SLOTS
 from uffdprefetch.orders.buffers import Buffers
 from uffdprefetch.orders.key_lists import KeyList
+from uffdprefetch.orders.token_files import NAMES, Stored, TokenFile
 
 #: Bounds on untrusted input, above anything that job/ writes.
 JSON_MAX_BYTES = 1 << 20
@@ -82,12 +86,15 @@ class Part:
     lists: Sequence[List]
     files: str | None = None
     buffers: str | None = None
+    tokens: TokenFile | None = None
 
     @property
     def arrays(self) -> set[str]:
         """The names of its arrays."""
         names = {self.array, self.turns, self.files, self.buffers}
-        return {name for name in names if name} | {each.array for each in self.lists}
+        stored = () if self.tokens is None else self.tokens.arrays.values()
+        names |= {each.array for each in (*self.lists, *stored)}
+        return {name for name in names if name}
 
 
 @dataclass(frozen=True)
@@ -181,7 +188,7 @@ def _part(value: Mapping[str, Any], pid: int) -> Part:
             raise AnnounceError(f"a list of {each['kind']!r}")
         found.append(List(_text(each["name"]), _name(each["array"]), each["kind"]))
     turns, file = value.get("turns"), value.get("file")
-    files, buffers = value.get("files"), value.get("buffers")
+    files, buffers, tokens = value.get("files"), value.get("buffers"), value.get("tokens")
     return Part(
         what=what,
         array="" if what in ("lists", "nothing") else _name(value["array"]),
@@ -196,7 +203,26 @@ def _part(value: Mapping[str, Any], pid: int) -> Part:
         lists=tuple(found),
         files=None if files is None else _name(files),
         buffers=None if buffers is None or files is None else _name(buffers),
+        tokens=None if tokens is None else _tokens(tokens),
     )
+
+
+def _tokens(value: Mapping[str, Any]) -> TokenFile:
+    arrays = {}
+    for name in NAMES:
+        each = value[name]
+        path, array = each.get("path"), each.get("array")
+        if (path is None) == (array is None):
+            raise AnnounceError(f"array {name} is in a file or in the announcement")
+        arrays[name] = Stored(
+            None if path is None else _text(path), None if array is None else _name(array),
+            _number(each.get("offset", 0), 1 << 62), _text(each["type"]),
+            _number(each["count"], 1 << 32),
+        )  # fmt: skip
+    return TokenFile(
+        os.path.abspath(_text(value["file"])), _number(value["token_bytes"], 16),
+        _number(value["extra_tokens"], 16), arrays,
+    )  # fmt: skip
 
 
 def _number(value: object, most: int) -> int:

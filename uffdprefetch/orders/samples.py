@@ -25,6 +25,7 @@ from uffdprefetch.orders.file_sequence import FileSequence, sequences
 from uffdprefetch.orders.mapping import Hypothesis, KeyList, choose, hypotheses, in_each
 from uffdprefetch.orders.residency_evidence import Present
 from uffdprefetch.orders.stretches import in_the_whole
+from uffdprefetch.orders.token_files import TokenFile
 from uffdprefetch.predict.order.cursor import Order
 
 Store = Callable[[Order, str], dict[str, Any]]
@@ -159,7 +160,7 @@ class SampleResolver:
         for part in announcement.parts:
             if part.what not in ("samples", "lists") or (part.known and not part.lists):
                 continue
-            if part.buffers is not None:  # nothing has to be found out
+            if part.buffers is not None or part.tokens is not None:  # nothing has to be found out
                 self._set(part).tries = 0
                 continue
             lists: dict[str, KeyList] = {}
@@ -185,6 +186,7 @@ class SampleResolver:
         found: list[dict[str, Any]] = []
         findings: list[str] = []
         pending = more = False
+        tokens: list[tuple[int, int, Order, str]] = []
         for number, part in enumerate(announcement.parts):
             resolved = request.resolved_files(number)
             if part.what == "lists" or (resolved and part.buffers is None):
@@ -194,6 +196,11 @@ class SampleResolver:
                 chosen, finding, missing = self._told(announcement, part, request, resolved)
                 more |= missing
                 again = missing and not chosen and not resolved
+            elif part.tokens is not None:
+                chosen, finding = self._tokens(announcement, part, part.tokens, request)
+                again = not chosen and not finding
+                tokens += [(number, *each) for each in chosen]
+                chosen = []
             elif part.what == "samples":
                 chosen, finding, again = self._mapped(announcement, part, request)
                 more |= not chosen and self._set(part).tries < TRIES_MAX
@@ -205,6 +212,10 @@ class SampleResolver:
             for i, order, how in chosen:
                 path = request.files[i].path
                 found.append({"part": number, "file": i, "order": store(order, path), "how": how})
+        whole = in_the_whole([order for _, _, order, _ in tokens])
+        for (number, i, _, how), order in zip(tokens, whole, strict=True):
+            path = request.files[i].path
+            found.append({"part": number, "file": i, "order": store(order, path), "how": how})
         return {"orders": found, "findings": findings, "again": pending, "more": more}
 
     # ---- records, keys, ranges ------------------------------------------------------------------
@@ -238,6 +249,24 @@ class SampleResolver:
             order = Order(order.starts, order.ends, turns[order.item], announcement.items)
             found.append((i, order, f"{part.what} announced"))
         return found
+
+    def _tokens(
+        self, announcement: Announcement, part: Part, tokens: TokenFile, request: ResolveRequest
+    ) -> tuple[list[tuple[int, Order, str]], str | None]:
+        """([(file, order, how)], a finding) of a part that Megatron's arrays lead to."""
+        found = [i for i, file in enumerate(request.files) if _same(tokens.file, file.path)]
+        if not found:
+            return [], None  # it may be mapped later
+        samples = announcement.numbers(part.array)
+        turns = announcement.turns(part, len(samples))
+        try:
+            order = tokens.order(samples, announcement.array)
+            if len(order.ends) and int(order.ends.max()) > os.stat(tokens.file).st_size:
+                raise ValueError(f"{tokens.file}: tokens beyond its end")
+        except (OSError, ValueError, TypeError) as error:
+            return [], f"{announcement.reader}: its order is not known: {error}"
+        order = replace(order, item=turns[order.item], items=announcement.items)
+        return [(i, order, "tokens as the data set tells") for i in found], None
 
     # ---- samples of which the data set tells where they lie --------------------------------------
 
