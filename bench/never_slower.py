@@ -49,11 +49,14 @@ from uffdprefetch.demo.bed import (
     proactive_reclaim,
     warm_fully,
 )
+from uffdprefetch.demo.jobrun import machine_cpu_seconds
 
 #: What of the matrix is measured under every condition.
 FEW = ("safetensors-load_file", "hf-loader", "memmap-scan")
 #: Pairs of a program that takes less than so many seconds plainly, and of others.
 SHORT_SECONDS, PAIRS_OF_SHORT, PAIRS = 5.0, 20, 5
+#: A run begins when this much of one CPU or less was in use for a while, or at last anyway.
+QUIET_SHARE, LOOK_SECONDS, QUIET_WITHIN_SECONDS = 0.1, 0.2, 10.0
 BARE = (sys.executable, "-I", "-c", "pass")
 
 
@@ -84,6 +87,15 @@ ROWS = {
 }
 
 
+def wait_until_quiet() -> None:
+    """Until nothing else runs here, for a while at most: a difference of 50 ms is looked for."""
+    for _ in range(round(QUIET_WITHIN_SECONDS / LOOK_SECONDS)):
+        before, _ = machine_cpu_seconds()
+        time.sleep(LOOK_SECONDS)
+        if machine_cpu_seconds()[0] - before < QUIET_SHARE * LOOK_SECONDS:
+            return
+
+
 @contextlib.contextmanager
 def prepared(bench: Bench, files: Sequence[Path], condition: Condition) -> Iterator[list[str]]:
     """The files as they are to be before a run; the words that go before the command."""
@@ -95,6 +107,7 @@ def prepared(bench: Bench, files: Sequence[Path], condition: Condition) -> Itera
             for path in files:
                 warm_fully(path)
         bench.bed.set(bandwidth=condition.bandwidth, latency_us=bench.latency_us)
+    wait_until_quiet()
     if condition.cgroup_bytes is None:
         yield []
         return
