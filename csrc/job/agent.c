@@ -35,7 +35,6 @@
 
 #include "job/agent.h"
 #include "job/ambient.h"
-#include "common/status.h"
 
 #ifndef USERFAULTFD_IOC_NEW
 #define USERFAULTFD_IOC_NEW _IO(0xAA, 0x00)
@@ -43,7 +42,6 @@
 
 /* A forked child usually execs at once: do not trouble the service before this. */
 #define FORK_QUIET_NS (5 * NS_PER_MS)
-#define BYE_NS (20 * NS_PER_MS)
 
 struct up_job up_job;
 struct agent up_agent;
@@ -125,222 +123,6 @@ void up_finish_bye(struct agent *a)
 		up_futex_wake(&q->state);
 }
 
-static uint32_t slot_of(const struct up_region *r)
-{
-	return (uint32_t)(r - up_job.region);
-}
-
-/* ------------------------------------------------------------------ the job's requests */
-
-/* What is mapped there and what the descriptor is: the number was the mapping thread's, and another
- * thread may have let it name another file meanwhile (dup2). Asked by a page of the descriptor, because
- * stat(2) and the maps do not always count devices alike. */
-static int is_what_is_mapped(struct agent *a, struct up_region *r)
-{
-	struct up_vma page;
-	void *p = up_mmap(NULL, up_job.page_bytes, PROT_READ,
-			  MAP_SHARED | (r->map_flags & MAP_NORESERVE), r->fd, r->offset);
-	int ret;
-
-	if (up_failed((long)p))
-		return (int)(long)p;
-	ret = up_vma_at(a->maps_fd, (uintptr_t)p, &page);
-	if (!ret)
-		ret = up_vma_at(a->maps_fd, r->address, &r->mapped);
-	if (!ret && (page.inode != r->mapped.inode ||
-		     page.device_major != r->mapped.device_major ||
-		     page.device_minor != r->mapped.device_minor))
-		ret = -ESTALE;
-	if (!ret && up_region_intact(a, r) != 1)
-		ret = -ESTALE;
-	if (!ret && up_job.pool && !r->copies)
-		up_pool_keep(r, (uintptr_t)p);
-	else
-		up_sys2(SYS_munmap, p, up_job.page_bytes);
-	return ret;
-}
-
-/* The number was looked at once more after mmap(2): by then, too, it may have been another file's. */
-static int is_what_was_asked(const struct up_region *r)
-{
-	struct stat st;
-	long ret = up_cached_stat(r->fd, &st);
-
-	if (up_failed(ret))
-		return (int)ret;
-	return (uint64_t)st.st_dev == r->device && (uint64_t)st.st_ino == r->inode &&
-	       (uint64_t)st.st_size == r->size ? 0 : -ESTALE;
-}
-
-static int take_descriptor(struct agent *a, struct up_region *r, int job_fd)
-{
-	long fd;
-	int ret;
-
-	if (a->pidfd < 0)
-		a->pidfd = (int)up_sys2(SYS_pidfd_open, up_job.pid, 0);
-	if (a->pidfd < 0)
-		return a->pidfd;
-	fd = up_sys3(SYS_pidfd_getfd, a->pidfd, job_fd, 0);
-	if (up_failed(fd))
-		return (int)fd;
-	r->fd = (int)fd;
-	ret = is_what_was_asked(r);
-	if (!ret)
-		ret = is_what_is_mapped(a, r);
-	if (ret)
-		up_close(&r->fd);
-	return ret;
-}
-
-/* The job has the mapping: nothing at its addresses is ours any more. */
-static void let_go(struct agent *a, struct up_region *r)
-{
-	if (atomic_exchange(&r->pooled, 0)) {
-		a->pooled--;
-		/* Who waited there when it was taken back. */
-		up_wake_range(a->pool_uffd, r->address, r->length);
-	}
-	up_release(a, r, UP_LEFT);
-}
-
-/* Nobody has read what waits there. */
-static int is_left_lying(int uffd)
-{
-	struct pollfd p = { uffd, POLLIN, 0 };
-	struct timespec none = { 0 };
-
-	return up_sys5(SYS_ppoll, &p, 1, &none, NULL, 8) == 1 && p.revents & POLLIN;
-}
-
-/* Not before the kernel's event of what their new owners did has been read: it is theirs by the region's
- * state (respond.c, was_announced). */
-static void let_left_go(struct agent *a)
-{
-	if (atomic_exchange(&up_job.left, 0))
-		a->left_at_ns = up_now_ns() + UP_LEFT_NS;
-	if (!a->left_at_ns || up_now_ns() < a->left_at_ns || is_left_lying(atomic_load(&a->uffd)) ||
-	    (atomic_load(&a->reading) && atomic_load(&up_job.responder_tid)))
-		return;
-	a->left_at_ns = 0;
-	/* One that becomes LEFT only now has its time as well. */
-	for (uint32_t i = 0; i < a->slots; i++)
-		if (atomic_load(&up_job.region[i].state) == UP_LEFT && !atomic_load(&up_job.left))
-			let_go(a, &up_job.region[i]);
-}
-
-static int on_attach(struct agent *a, struct up_region *r, int job_fd)
-{
-	uint32_t opening = UP_OPENING;
-	int ret;
-
-	if (slot_of(r) >= a->slots)
-		a->slots = slot_of(r) + 1;
-	ret = take_descriptor(a, r, job_fd);
-	if (ret)
-		return ret;
-	up_queue(a, r);
-	if (!atomic_compare_exchange_strong(&r->state, &opening, UP_LIVE))
-		let_go(a, r); /* LEFT: who asked has gone on without it */
-	return 0;
-}
-
-/* What a forked child inherits has no descriptor before the service sends it. A shared mapping can be
- * had from any of its pages by who asks (request.c, duplicate_file), a private one cannot. */
-static int may_prepare(struct agent *a, struct up_region *r)
-{
-	if (r->fd >= 0 || !r->inherited || !atomic_load(&r->laid) || a->hung_up ||
-	    (r->map_flags & MAP_TYPE) != MAP_PRIVATE)
-		return 1;
-	if (a->socket < 0)
-		a->connect_at_ns = up_now_ns(); /* not FORK_QUIET_NS from now */
-	return 0;
-}
-
-void up_prepare_late(struct agent *a, struct up_region *r)
-{
-	struct up_request *q = r->asked;
-
-	r->asked = NULL;
-	q->result = 0;
-	up_prepare_replacement(a, r);
-	if (up_request_answer(q))
-		up_futex_wake(&q->state);
-}
-
-static void on_request(struct agent *a, struct up_request *q)
-{
-	struct up_region *r = &up_job.region[q->region % UP_REGIONS];
-	uint32_t op = q->op, closing = UP_CLOSING;
-
-	q->result = 0;
-	if ((op == UP_REQ_DETACH || op == UP_REQ_FORGET) &&
-	    (atomic_load(&r->id) != q->region || atomic_load(&r->state) != UP_CLOSING))
-		op = 0; /* another thread has waited long enough, and it is let go of */
-	switch (op) {
-	case UP_REQ_ATTACH:
-		q->result = on_attach(a, r, q->job_fd);
-		break;
-	case UP_REQ_DETACH:
-		/* The pool's memory is put back here; else the asker does what is done by address, and
-		 * then lets go of the region by UP_REQ_FORGET. */
-		if (atomic_load(&r->pooled)) {
-			if (up_may_act(a, r))
-				up_pool_detach(a, r, 1);
-			q->result = atomic_load(&r->pooled) ? -EBUSY : UP_RELEASED;
-			if (q->result == UP_RELEASED)
-				up_release(a, r, UP_CLOSING);
-			else /* it stays as it is, and is served */
-				atomic_compare_exchange_strong(&r->state, &closing, UP_LIVE);
-		} else if (!may_prepare(a, r)) {
-			r->asked = q; /* up_prepare_late() */
-			if (!r->sent)
-				up_queue(a, r);
-			return;
-		} else {
-			up_prepare_replacement(a, r);
-		}
-		break;
-	case UP_REQ_FORGET:
-		up_unlisten(a, r);
-		up_release(a, r, UP_CLOSING);
-		break;
-	case UP_REQ_QUIT:
-		a->quit = 1;
-		for (uint32_t i = 0; i < a->slots; i++)
-			up_abandon(a, &up_job.region[i]);
-		break;
-	case UP_REQ_STATE:
-		up_note_statement(a, &q->statement);
-		atomic_store(&q->state, UP_REQ_FREE);
-		return;
-	case UP_REQ_BYE:
-		if (a->welcomed && !a->bye && !up_say_bye(a)) {
-			a->bye = q;
-			a->bye_at_ns = up_now_ns() + BYE_NS;
-			return;
-		}
-		break;
-	}
-	if (up_request_answer(q))
-		up_futex_wake(&q->state);
-}
-
-static void on_bell(struct agent *a)
-{
-	struct signalfd_siginfo info;
-
-	while (!up_failed(up_sys3(SYS_read, a->bell_fd, &info, sizeof(info))))
-		;
-	atomic_store(&up_job.silent, 0);
-	for (int i = 0; i < UP_REQUESTS; i++)
-		if (up_request_take(&up_job.request[i]))
-			on_request(a, &up_job.request[i]);
-	let_left_go(a);
-	up_flush(a);
-	up_step(a, UP_STATE_IDLE);
-}
-
 /* ------------------------------------------------------------------ start and end */
 
 static int open_uffd(struct agent *a, uint64_t features)
@@ -411,7 +193,7 @@ static int agent_open(struct agent *a)
 	a->bell_fd = (int)ret;
 	a->maps_fd = (int)up_sys4(SYS_openat, AT_FDCWD, "/proc/self/maps", O_RDONLY | O_CLOEXEC, 0);
 	/* mmap() waits for its descriptor to be taken, and for nothing else of what follows. */
-	on_bell(a);
+	up_on_bell(a);
 	uffd = open_uffd(a, UFFD_FEATURE_MINOR_SHMEM | UFFD_FEATURE_EVENT_UNMAP |
 			    UFFD_FEATURE_EVENT_REMAP);
 	atomic_store(&a->uffd, uffd);
@@ -437,7 +219,7 @@ static int agent_open(struct agent *a)
 
 		if (state == UP_FREE || state == UP_OPENING || !r->inherited)
 			continue;
-		if (i >= a->slots) /* not down: on_bell() above may have attached a higher one */
+		if (i >= a->slots) /* not down: up_on_bell() above may have attached a higher one */
 			a->slots = i + 1;
 		if (state != UP_LIVE) /* a thread of the job has begun to take it back */
 			continue;
@@ -500,10 +282,10 @@ static void agent_wait(struct agent *a)
 			a->quit = 1;
 	}
 	up_notice_responder_end(a);
-	if (p[1].revents & POLLIN || (spare && is_left_lying(uffd)))
+	if (p[1].revents & POLLIN || (spare && up_is_left_lying(uffd)))
 		up_respond(a);
 	if (p[0].revents)
-		on_bell(a);
+		up_on_bell(a);
 	if (p[3].revents & POLLIN)
 		up_stand_in(a);
 	if (p[2].revents & POLLOUT)
@@ -516,7 +298,7 @@ static void agent_wait(struct agent *a)
 		up_connect(a);
 	up_leave_bypassed(a);
 	up_pool_check_beat(a);
-	let_left_go(a);
+	up_let_left_go(a);
 }
 
 /* The service has died. What cannot be given back by address is answered for as long as it is there. */
@@ -540,7 +322,7 @@ static void serve_alone(struct agent *a)
 		if (p[2].revents & POLLIN)
 			up_stand_in(a);
 		if (p[0].revents)
-			on_bell(a);
+			up_on_bell(a);
 	}
 }
 
@@ -575,7 +357,7 @@ static void agent_main(void)
 	atomic_store(&up_job.disabled, 1);
 	up_finish_bye(a);
 	if (a->bell_fd >= 0)
-		on_bell(a);
+		up_on_bell(a);
 	if (a->hung_up)
 		serve_alone(a);
 	for (uint32_t i = 0; i < UP_REGIONS; i++) {
@@ -591,7 +373,7 @@ static void agent_main(void)
 				(atomic_load(&r->pooled) && atomic_load(&r->state) == UP_LIVE);
 		}
 		if (atomic_load(&r->state) == UP_LEFT)
-			let_go(a, r);
+			up_let_go(a, r);
 		if (atomic_load(&r->state) == UP_LEAVING)
 			up_free_slot(r);
 	}

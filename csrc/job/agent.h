@@ -76,8 +76,18 @@ void up_close(int *fd);
 /* Says what is about to be done; the campaign kills a thread, or the service, right there. */
 void up_step(struct agent *a, uint32_t state);
 void up_finish_bye(struct agent *a);
+
+/* reply.c */
+/* What the job's threads ask for. */
+void up_on_bell(struct agent *a);
 /* The region's descriptor has come, and somebody waits for its replacement. */
 void up_prepare_late(struct agent *a, struct up_region *r);
+/* The job has the mapping: nothing at its addresses is ours any more. */
+void up_let_go(struct agent *a, struct up_region *r);
+/* The same for what threads of the job have left, once its time has come. */
+void up_let_left_go(struct agent *a);
+/* Whether nobody has read what waits there. */
+int up_is_left_lying(int uffd);
 
 /* thread.c */
 int up_thread_spawn(void (*main)(void), void **stack, _Atomic int *tid);
