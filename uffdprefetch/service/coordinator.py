@@ -28,6 +28,7 @@ from uffdprefetch.readers.intent import Intent
 from uffdprefetch.readers.next_shard import NextShard
 from uffdprefetch.readers.predictor import Observation
 from uffdprefetch.readers.walks import Walks
+from uffdprefetch.readers.waste import Waste
 from uffdprefetch.readers.windows import Windows
 from uffdprefetch.sense import pagetables
 from uffdprefetch.sense.pagetable_scan import LOOK_FIRST_NS, PagetableScanner
@@ -121,8 +122,11 @@ class Coordinator:
             config.policy, scheduler, self.layout, self.walks, clock, self.readers
         )
         self._table = FileTable(config, scheduler, ledger, clock)
-        following = NextShard(self._table, self.opener)
-        self.arbiter.add(Windows(config, self.walks, self.tap, self.layout, following))
+        waste = Waste(ledger, scheduler.meter)
+        following = NextShard(self._table, self.opener, waste)
+        self.arbiter.add(
+            Windows(config, self.walks, self.tap, self.layout, waste, clock, following)
+        )
         self.arbiter.add(self.bulk)
         self._looks = PagetableScanner(
             self.layout, self.tap, self._mapped, self.arbiter.scanned, clock
@@ -428,11 +432,11 @@ class Coordinator:
             self.pool.detach(client, region)
         reader = region.reader
         reader.remove(region)
+        self.arbiter.unmapped(region)
         if not reader.regions:
             self.walks.take_back(reader)
             for old in forget_unmapped(client):
                 self._left(old)
-        self.arbiter.unmapped(region)
         self._table.left(region.file, client.pid)
 
     def left(self, client: Client) -> None:
