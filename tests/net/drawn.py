@@ -510,7 +510,7 @@ BY_MODULE = {
         "quiet", "sparse", "cursors", "foreign", "epochs", "long_items", "guards", "beside",
         "held", "twice",
     ], "randomness": ["jumps", "replayed"], "rate": ["walks", "cursors"], "streams": ["walks"],
-    "stride": ["strides", "long_periods", "small_records"],
+    "stride": ["strides", "long_periods", "small_records"], "usage": ["replayed"],
     "window": ["walks", "places", "cursors"],
 }  # fmt: skip
 

@@ -138,7 +138,9 @@ class Bed:
 
     def region(self, file: FileState, rank: int = 0, pid: int = 7) -> Region:
         """A mapping of a process, with nothing in its page table."""
-        client = self.clients.setdefault(pid, SimpleNamespace(rank=rank, pid=pid, readers={}))
+        client = self.clients.setdefault(
+            pid, SimpleNamespace(rank=rank, pid=pid, readers={}, pagemap_fd=0)
+        )
         mapped = client.mapped = getattr(client, "mapped", IntervalSet())
         client.touched_runs = lambda address, length: [
             (max(a, address), min(b, address + length) - max(a, address))

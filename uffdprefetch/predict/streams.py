@@ -64,7 +64,9 @@ class Stream:
     sparse_pieces: int = 0  # that left something out, one after the other, up to the present one
     steps: deque[int] = field(default_factory=lambda: deque(maxlen=64))
     _piece: tuple[int, int] = (0, 0)  # passed_bytes and touched_bytes where the present one began
-    # the planner's: how far warming has been asked for (auto), the window (fixed)
+    # the planner's: how far warming has been asked for (auto), the window (fixed), and up to where
+    # it is known what came of that; None: where the walk began
+    judged_bytes: int | None = None
     frontier_bytes: int = 0
     window_end_bytes: int = 0
     trigger_bytes: int = 0

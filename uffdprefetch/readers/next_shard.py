@@ -21,6 +21,7 @@ from pathlib import Path
 from uffdprefetch.predict import shards
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.predict.window import STEP_MIN_BYTES
+from uffdprefetch.readers.waste import Prefetcher, Waste
 from uffdprefetch.state.admission import FileTable
 from uffdprefetch.state.files import FileState, Key
 from uffdprefetch.state.opening import Opened, Opener
@@ -79,9 +80,13 @@ class Beyond:
 class NextShard:
     """Of all files of a service, whose thread calls everything here."""
 
-    def __init__(self, table: FileTable, opener: Opener, scheduler: Scheduler) -> None:
+    def __init__(
+        self, table: FileTable, opener: Opener, scheduler: Scheduler, waste: Waste
+    ) -> None:
         self._table, self._opener, self._scheduler = table, opener, scheduler
+        self._waste = waste
         self._found: dict[Key, Next] = {}
+        self._guesses: dict[int, Next] = {}  # by pid: what was read ahead for it last
 
     def beyond(
         self, reader: Reader, walk: Stream, ahead_bytes: int, now: int
@@ -102,6 +107,9 @@ class NextShard:
         most = min(most, after.size_bytes)
         start, last = found.frontier_bytes, most == after.size_bytes
         if after.changed or most <= start or (most - start < STEP_MIN_BYTES and not last):
+            return
+        if self._wastes(reader.pid, found):
+            found.frontier_bytes, found.asked_ns = most, now  # it would have been read
             return
         if after.fd < 0 or after.resting:
             self._open(found, found.path or after.path, reader.pid)
@@ -144,6 +152,19 @@ class NextShard:
         if found.consumer is not None:
             self._scheduler.forget(found.consumer)
         found.consumer, found.frontier_bytes = None, 0
+
+    def _wastes(self, pid: int, found: Next) -> bool:
+        """Whether what follows is read mostly for nothing for a process. When it has come to the
+        end of another file, it is known what came of the guess before."""
+        before = self._guesses.get(pid)
+        if before is not found:
+            self._guesses[pid] = found
+            if len(self._guesses) > FILES_MAX:
+                del self._guesses[next(iter(self._guesses))]
+            if before is not None and before.file is not None:
+                end = before.frontier_bytes
+                self._waste.passed(Prefetcher.NEXT_SHARD, pid, before.file, 0, end)
+        return self._waste.stopped(Prefetcher.NEXT_SHARD, pid)
 
     def _next(self, reader: Reader, now: int) -> Next | None:
         found = self._found.get(reader.file.key)

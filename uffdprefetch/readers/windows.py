@@ -6,18 +6,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from uffdprefetch.base.clock import CLOCK, Clock
 from uffdprefetch.base.config import Config
 from uffdprefetch.pool.walkers import walks_of
 from uffdprefetch.predict import window
-from uffdprefetch.predict.streams import Stream
+from uffdprefetch.predict.streams import REACH_BYTES, Stream
+from uffdprefetch.predict.usage import NOTE_BYTES
+from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers.next_shard import NextShard
 from uffdprefetch.readers.predictor import Predictor
 from uffdprefetch.readers.walks import Walks
+from uffdprefetch.readers.waste import Prefetcher, Waste
 from uffdprefetch.state.publisher import WINDOW, EventPublisher
 from uffdprefetch.state.reader import Reader
+from uffdprefetch.state.region import Region
 from uffdprefetch.warm.consumer import Consumer, PrefetchRange
 from uffdprefetch.warm.placement import CheckpointPlacer
 
+#: Since it was last seen a walk has gone on: at most so many times as far as its rate says, and so
+#: many bytes.
+UNSEEN_TIMES, UNSEEN_BYTES = 2, 4 << 20
 #: It always knows something; whoever knows an order knows more.
 CONFIDENCE = 0.1
 
@@ -30,10 +38,10 @@ class Windows(Predictor):
 
     def __init__(
         self, config: Config, walks: Walks, tap: EventPublisher, layout: CheckpointPlacer,
-        next_shard: NextShard | None = None,
+        waste: Waste, clock: Clock = CLOCK, next_shard: NextShard | None = None,
     ) -> None:  # fmt: skip
         self._config, self._walks, self._tap, self._layout = config, walks, tap, layout
-        self._next_shard = next_shard
+        self._waste, self._clock, self._next_shard = waste, clock, next_shard
 
     def confidence(self, reader: Reader, now_ns: int) -> float:
         """See Predictor."""
@@ -49,6 +57,10 @@ class Windows(Predictor):
             return
         pooled, end_bytes = reader.reads_pool, reader.span.end_bytes
         for stream in walks_of(reader, now_ns) if pooled else reader.table.active():
+            if not fixed and self._wastes(reader, stream, pooled):
+                # from there on, should it begin again
+                stream.frontier_bytes = stream.position_bytes
+                continue
             wanted = self._next(stream, end_bytes, pooled)
             for start, end in reader.unneeded.ranges.missing(*wanted) if wanted else ():
                 yield stream, PrefetchRange(reader.file, start, end, pooled=pooled)
@@ -58,6 +70,40 @@ class Windows(Predictor):
                 continue
             if self._config.policy == "auto":
                 yield from self._next_shard.beyond(reader, stream, ahead, now_ns)
+
+    def _wastes(self, reader: Reader, stream: Stream, pooled: bool) -> bool:
+        """Whether what is read ahead of a process is mostly for nothing, by what the walk has
+        passed. REACH_BYTES behind it other threads and ranks may still come by."""
+        if not pooled and reader.client.pagemap_fd >= 0:
+            passed = stream.position_bytes - REACH_BYTES * stream.direction
+            self._judge(reader, stream, passed)
+        return self._waste.stopped(Prefetcher.WINDOWS, reader.pid)
+
+    def _judge(self, reader: Reader, stream: Stream, passed: int) -> None:
+        """It is known what came of the bytes from where it was last known up to ``passed``."""
+        judged = stream.start_bytes if stream.judged_bytes is None else stream.judged_bytes
+        if (passed - judged) * stream.direction < NOTE_BYTES:
+            return
+        self._waste.passed(
+            Prefetcher.WINDOWS, reader.pid, reader.file, min(judged, passed), max(judged, passed)
+        )
+        stream.judged_bytes = passed
+
+    def unmapped(self, region: Region) -> None:
+        """See Predictor: what still lay ahead of its walks was for nothing, as far as they have
+        surely not come there since it was last looked where they were."""
+        reader = region.reader
+        if reader.regions or region.verdict == ServingMode.POOL or reader.client.pagemap_fd < 0:
+            return
+        now = self._clock.now_ns()
+        for stream in reader.table.active():
+            self._judge(reader, stream, stream.position_bytes)
+            unseen_ns = now - max(stream.last_ns, region.scan.last_end_ns)
+            gone = UNSEEN_TIMES * stream.rate_bytes_per_second * unseen_ns / 1e9
+            sure = stream.position_bytes + (int(gone) + UNSEEN_BYTES) * stream.direction
+            if (stream.frontier_bytes - sure) * stream.direction > 0:
+                stream.judged_bytes = sure
+                self._judge(reader, stream, stream.frontier_bytes)
 
     def _next(self, stream: Stream, end_bytes: int, pooled: bool) -> tuple[int, int] | None:
         ahead = self._layout.lookahead(stream, pooled)

@@ -29,6 +29,7 @@ from uffdprefetch.readers.next_shard import NextShard
 from uffdprefetch.readers.predictor import Observation
 from uffdprefetch.readers.stated import StatedRanges
 from uffdprefetch.readers.walks import Walks
+from uffdprefetch.readers.waste import Waste
 from uffdprefetch.readers.windows import Windows
 from uffdprefetch.sense import pagetables
 from uffdprefetch.sense.pagetable_scan import LOOK_FIRST_NS, PagetableScanner
@@ -126,8 +127,11 @@ class Coordinator:
             config.policy, scheduler, self.layout, self.walks, clock, self.readers
         )
         self._table = FileTable(config, scheduler, ledger, clock)
-        self.next_shard = NextShard(self._table, self.opener, scheduler)
-        self.arbiter.add(Windows(config, self.walks, self.tap, self.layout, self.next_shard))
+        waste = Waste(ledger, scheduler.meter)
+        self.next_shard = NextShard(self._table, self.opener, scheduler, waste)
+        self.arbiter.add(
+            Windows(config, self.walks, self.tap, self.layout, waste, clock, self.next_shard)
+        )
         self.arbiter.add(self.bulk)
         self._looks = PagetableScanner(
             self.layout, self.tap, self._mapped, self.arbiter.scanned, clock
@@ -439,11 +443,11 @@ class Coordinator:
             self.pool.detach(client, region)
         reader = region.reader
         reader.remove(region)
+        self.arbiter.unmapped(region)
         if not reader.regions:
             self.walks.take_back(reader)
             for old in forget_unmapped(client):
                 self._left(old)
-        self.arbiter.unmapped(region)
         self._table.left(region.file, client.pid)
 
     def left(self, client: Client) -> None:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 BLOCK_BYTES = 65536
 _PREFETCHED, _USED = 1, 2
 _SET = {bit: bytes(i | bit for i in range(256)) for bit in (_PREFETCHED, _USED)}
+_IS_USED = bytes(bool(i & _USED) for i in range(256))
 #: File systems in memory: nothing to prefetch (include/uapi/linux/magic.h).
 MEMORY_FILE_SYSTEMS = {"tmpfs", "ramfs", "hugetlbfs", "devtmpfs", "proc", "sysfs"}
 #: File systems that no other machine can write (include/uapi/linux/magic.h; f2fs, bcachefs, ZFS,
@@ -268,6 +269,12 @@ class FileState:
         bits = (_PREFETCHED | _USED, _PREFETCHED, _USED)
         used, unused, other = (self.blocks.count(bit, first, last) for bit in bits)
         return used * BLOCK_BYTES, unused * BLOCK_BYTES, other * BLOCK_BYTES
+
+    def used_runs(self, first: int, last: int) -> int:
+        """How often blocks that were used begin after one that was not, of the blocks first to
+        last - 1."""
+        used = b"\0" + self.blocks[first:last].translate(_IS_USED)
+        return used.count(b"\0\1")
 
     def unused_bytes(self, first: int, last: int) -> int:
         """Bytes of the blocks first to last - 1 that are prefetched and not used yet."""

@@ -319,7 +319,7 @@ class Scheduler:
         elif extent.gentle:  # by a description that the kernel does not read ahead of
             sent = self._workers.submit(
                 self._next_id, file.page_fd, extent.start, length,
-                method=uffd.WARM_PREAD, chunk_bytes=extent.request_bytes,
+                method=uffd.WARM_PREAD, chunk_bytes=extent.request_bytes, pages=[],
             )  # fmt: skip
         else:
             sent = self._workers.submit(

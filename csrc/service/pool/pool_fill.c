@@ -382,6 +382,8 @@ static void fill(struct up_pool *p, const struct fill *o, char *buffer)
 		p->prefetching--;
 		if (ret)
 			o->job->result.error = ret;
+		else if (way == UP_CACHED) /* in memory before, and prefetched if that was our doing */
+			o->job->result.resident_bytes += length;
 		else
 			o->job->result.bytes += length;
 		finish_job(p, o->job);

@@ -14,8 +14,9 @@ import pytest
 from conftest import HANG_SECONDS, require, wait_until
 from harness import write_records
 
-from uffdprefetch.demo.bed import SlowBed, why_no_bed
+from uffdprefetch.demo.bed import SlowBed, drop_cache, why_no_bed
 from uffdprefetch.native import pool as uffd_pool
+from uffdprefetch.native import uffd
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZE_BYTES = 21 * MIB + 1234
@@ -23,16 +24,17 @@ SIZE_BYTES = 21 * MIB + 1234
 Fills = Callable[[int, int], int]
 
 
-def fill(pool: uffd_pool.Pool, event_fd: int, number: int, start: int, end: int) -> None:
+def fill(pool: uffd_pool.Pool, event_fd: int, number: int, start: int, end: int) -> uffd.WarmResult:
     """Prefetch these bytes and wait until they are there."""
     assert pool.submit(7, number, start, end - start)
-    results = []
+    results: list[uffd.WarmResult] = []
     while not results:
         ready, _, _ = select.select([event_fd], [], [], HANG_SECONDS)
         assert ready, "the pool says nothing"
         os.read(event_fd, 8)
         results = pool.reap()
     assert results[0].error == 0
+    return results[0]
 
 
 @pytest.fixture
@@ -135,3 +137,29 @@ def test_a_job_that_is_dropped_while_its_only_thread_reads_ends_once(tmp_path: P
         os.close(memfd)
         os.close(fd)
     os.close(event_fd)
+
+
+def test_what_comes_out_of_the_page_cache_was_there_and_is_not_prefetched_once_more(
+    tmp_path: Path,
+) -> None:
+    """A file may be read ahead into the page cache for one mapping and into the pool for another:
+    what was prefetched of it is no more than the file."""
+    path = tmp_path / "records.bin"
+    write_records(path, SIZE_BYTES)
+    fd, event_fd = os.open(path, os.O_RDONLY), os.eventfd(0, os.EFD_CLOEXEC)
+    pool = uffd_pool.Pool(64 * MIB, 64 * KIB, 4, event_fd)
+    number, memfd = pool.add_file(fd, SIZE_BYTES, 0)
+    drop_cache(path)
+    half = 10 * MIB
+    assert len(os.pread(fd, half, 0)) == half
+    os.posix_fadvise(fd, half + 4 * MIB, SIZE_BYTES, os.POSIX_FADV_DONTNEED)
+    found = []
+    for start, end in ((0, half), (half + 4 * MIB, SIZE_BYTES)):
+        result = fill(pool, event_fd, number, start, end)
+        found.append((result.bytes, result.resident_bytes))
+        assert os.pread(memfd, end - start, start) == os.pread(fd, end - start, start)
+    rest = SIZE_BYTES - half - 4 * MIB
+    assert found == [(0, half), (rest, 0)]
+    pool.close()
+    for one in (fd, memfd, event_fd):
+        os.close(one)

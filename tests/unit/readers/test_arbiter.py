@@ -78,10 +78,16 @@ class Node:
         self.engine.arbiter.add(self.oracle)
         file: Any = SimpleNamespace(
             key=(1, 2, SIZE, 4), path="/data", size_bytes=SIZE, changed=None, pooled=None,
-            mark_used=lambda start, end: None,
+            mark_used=lambda start, end: None, block_counts=lambda *_: (0, 0, 0),
+            used_runs=lambda *_: 0,
         )  # fmt: skip
         self.client: Any = SimpleNamespace(
-            rank=0, pid=7, regions={}, readers={}, touched_runs=lambda address, length: []
+            pagemap_fd=0,
+            rank=0,
+            pid=7,
+            regions={},
+            readers={},
+            touched_runs=lambda address, length: [],
         )
         self.engine.clients[1] = self.client
         self.region = self.maps(file, 1)

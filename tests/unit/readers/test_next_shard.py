@@ -20,11 +20,13 @@ from uffdprefetch.pool.residents import to_come
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.readers import next_shard as module
 from uffdprefetch.readers.next_shard import NextShard, path_after
+from uffdprefetch.readers.waste import Waste
 from uffdprefetch.state import admission
 from uffdprefetch.state.admission import IDLE_NS, FileTable
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.opening import FLAGS, reopen
+from uffdprefetch.warm.meter import Meter
 
 MIB, MS = 1 << 20, 1_000_000
 SIZE, PID = 64 * MIB, 7
@@ -43,13 +45,14 @@ class Node:
         self.directory, self.now = directory, 10**12
         self.config = Config(**config)
         scheduler: Any = SimpleNamespace(forget_file=lambda _: 0, busy_with=lambda _: False)
-        self.table = FileTable(self.config, scheduler, Ledger(), Clock(lambda: self.now))
+        self.ledger = Ledger()
+        self.table = FileTable(self.config, scheduler, self.ledger, Clock(lambda: self.now))
         self.asked: list[tuple[Any, Any]] = []
         opener: Any = SimpleNamespace(open=lambda what, then: self.asked.append((what, then)))
         self.streams: dict[int, Stream] = {}
         self.forgotten: list[Any] = []
         asks: Any = SimpleNamespace(forget=self.forgotten.append)
-        self.shards = NextShard(self.table, opener, asks)
+        self.shards = NextShard(self.table, opener, asks, Waste(self.ledger, Meter()))
         self.client = SimpleNamespace(pid=PID, readers={})
 
     def reader(self, name: str, seen: bool = True) -> Any:

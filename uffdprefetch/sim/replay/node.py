@@ -54,6 +54,7 @@ class Process(Client):
         with (rank, file, pages) that are armed again."""
         self._on_rearm = on_rearm
         self.rank, self.pid, self.pool_slot = rank, rank + 1, rank
+        self.pagemap_fd = rank  # its page table can be read
         self.regions: dict[int, Region] = {}
         self.readers = {}
         self.opening: set[int] = set()

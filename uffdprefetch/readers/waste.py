@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which prefetchers read mostly for nothing, by process: windows ahead of its walks, the files that
+follow its files. What is known is judged in predict/usage.py.
+
+Not what a process, or its user, says that it will need (readers/intent.py), nor bulk warm: they
+read a file once, and nobody can tell what of it will still be touched; the one is an order, the
+other keeps pace with its reader (predict/bulk.Pace).
+
+What was touched is told by page tables, at 64 KiB (FileState.blocks): of a process whose page table
+cannot be read nothing is known, nor in the pool, where a fault maps what lies around it.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from uffdprefetch.predict.usage import Known, Usage
+from uffdprefetch.state.files import BLOCK_BYTES, FileState
+from uffdprefetch.state.ledger import Ledger
+from uffdprefetch.warm.meter import Meter
+
+#: Processes and prefetchers that are remembered.
+USAGES_MAX = 1024
+
+
+class Prefetcher(Enum):
+    """Who may stop; the value is for people."""
+
+    WINDOWS = "windows ahead of its walks"
+    NEXT_SHARD = "the file that follows"
+
+
+class Waste:
+    """Of a service, whose thread calls everything here."""
+
+    def __init__(self, ledger: Ledger, meter: Meter) -> None:
+        self._ledger, self._meter = ledger, meter
+        self._usages: dict[tuple[Prefetcher, int], Usage] = {}
+
+    def stopped(self, who: Prefetcher, pid: int) -> bool:
+        """Whether it is to read nothing for a process."""
+        usage = self._usages.get((who, pid))
+        return usage is not None and usage.stopped
+
+    def passed(self, who: Prefetcher, pid: int, file: FileState, start: int, end: int) -> bool:
+        """A process has passed [start, end) bytes, or left them for good, that the prefetcher had
+        read, or would have had it not been stopped; whether it is stopped by that. Ends within
+        blocks belong to what is passed later."""
+        usage = self._usages.get((who, pid))
+        if usage is None:
+            usage = self._usages[who, pid] = Usage()
+            if len(self._usages) > USAGES_MAX:
+                del self._usages[next(iter(self._usages))]
+        first, last = start // BLOCK_BYTES, end // BLOCK_BYTES
+        if last <= first:
+            return usage.stopped
+        both, untouched, demanded = file.block_counts(first, last)
+        if usage.stopped:
+            both += demanded
+            untouched = (last - first) * BLOCK_BYTES - both
+        known = Known(both, untouched, file.used_runs(first, last))
+        if usage.note(known, self._meter.storage):
+            self._ledger.degrade(
+                f"{file.path}: pid {pid}: more than half of the last {usage.known.bytes >> 20} MiB "
+                f"that were read for it ({who.value}) was never touched: no more is read until it "
+                "touches half of what it passes"
+            )
+        return usage.stopped
