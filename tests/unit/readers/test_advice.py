@@ -23,6 +23,7 @@ from uffdprefetch.predict.window import TRUSTED_MIN_BYTES
 from uffdprefetch.protocol.wire import Stated
 from uffdprefetch.readers.advice import Advice
 from uffdprefetch.readers.predictor import Observation
+from uffdprefetch.readers.waste import Waste
 from uffdprefetch.readers.windows import Windows
 from uffdprefetch.service.pool_bridge import unneeded
 from uffdprefetch.state.files import FileState
@@ -42,7 +43,8 @@ class Told(Bed):
     def __init__(self, monkeypatch: pytest.MonkeyPatch, policy: str = "auto") -> None:
         super().__init__(monkeypatch, policy=policy)
         settings = Config(policy=policy)
-        self.arbiter.add(Windows(settings, self.walks, EventPublisher(), self.layout))
+        waste = Waste(self.ledger, self.scheduler.meter)
+        self.arbiter.add(Windows(settings, self.walks, EventPublisher(), self.layout, waste))
         self.advice = Advice(policy, self.walks, self.stated, Clock(lambda: self.now))
 
     def say(self, region: Region, what: Stated, start: int = 0, end: int = SIZE) -> None:
