@@ -141,6 +141,9 @@ PTRACE_SEIZE, PTRACE_INTERRUPT, PTRACE_DETACH, WALL = 0x4206, 0x4207, 17, 0x4000
 @contextlib.contextmanager
 def held(tid: int) -> Iterator[None]:
     """One thread of another process stands still, held by a tracer."""
+    ptrace_scope = Path("/proc/sys/kernel/yama/ptrace_scope")
+    scope = int(ptrace_scope.read_text()) if ptrace_scope.exists() else 0
+    require(scope < 2 or (scope < 3 and os.geteuid() == 0), "nobody may trace here")
     libc = ctypes.CDLL(None, use_errno=True)
     libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
     assert libc.ptrace(PTRACE_SEIZE, tid, None, None) == 0, os.strerror(ctypes.get_errno())
