@@ -78,7 +78,7 @@ class Node:
         self.engine.arbiter.add(self.oracle)
         file: Any = SimpleNamespace(
             key=(1, 2, SIZE, 4), path="/data", size_bytes=SIZE, changed=None, pooled=None,
-            mark_used=lambda start, end: None,
+            mark_used=lambda start, end: None, jumps=0,
         )  # fmt: skip
         self.client: Any = SimpleNamespace(
             rank=0, pid=7, regions={}, readers={}, touched_runs=lambda address, length: []
