@@ -181,7 +181,7 @@ os.wait()
 """
 
 
-def test_what_a_child_inherits_before_the_service_knows_the_file_is_served_too(
+def test_what_a_child_inherits_while_the_service_stands_still_is_served_too(
     job: Start, records: Records, own_records: Records
 ) -> None:
     run = job(python(INHERITED, records.path, own_records.path))

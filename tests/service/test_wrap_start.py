@@ -133,7 +133,8 @@ def test_a_mapping_made_before_the_service_is_up_is_told_to_it_later(
     assert done.summary is not None
     (file,) = done.summary["files"]
     assert file["path"] == str(records.path)
-    assert done.summary["totals"]["checkpoints"]["laid"] == 0  # page tables tell
+    assert done.summary["totals"]["checkpoints"]["laid"] == 0
+    assert file["served_by"] == "page_tables"
     assert len(done.summary["ranks"]) == 1
 
 
