@@ -29,6 +29,7 @@ LEAST_SHARE = 8
 #: Of the summary, what a run keeps: of the run, and of each file.
 KEPT_TOTALS = (
     *("prefetched_bytes", "already_resident_bytes", "used_bytes", "wasted_bytes", "untold_bytes"),
+    *("gain", "gained_seconds", "waited_seconds", "spared_requests"),
     *("demand_misses", "accuracy", "coverage", "timeliness", "unserved_read_bytes"),
 )
 KEPT_OF_FILES = ("path", "served_by", "prefetched_bytes", "bulk")

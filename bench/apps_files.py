@@ -185,6 +185,22 @@ def make_megatron(directory: Path, size_bytes: int) -> None:
         builder.finalize(str(directory / f"{name}.idx"))
 
 
+def make_records(directory: Path, size_bytes: int) -> None:
+    """An LMDB of records of 12 to 192 KiB."""
+    import lmdb
+
+    generator = np.random.Generator(np.random.SFC64(6))
+    with lmdb.open(str(directory), map_size=2 * size_bytes + (64 << 20)) as environment:
+        made_bytes = number = 0
+        while made_bytes < size_bytes:
+            with environment.begin(write=True) as transaction:
+                for _ in range(100):
+                    value = generator.bytes(generator.integers(12 << 10, 192 << 10))
+                    transaction.put(b"%08d" % number, value, append=True)
+                    made_bytes, number = made_bytes + len(value), number + 1
+    (directory / "lock.mdb").unlink()
+
+
 def make_vectors(directory: Path, size_bytes: int) -> None:
     """A faiss IVF index of 768 dimensions, as of embeddings of text."""
     import faiss
@@ -208,6 +224,7 @@ KINDS = {
     "table": make_table,
     "dataset": make_dataset,
     "megatron": make_megatron,
+    "records": make_records,
     "vectors": make_vectors,
     "kraken2": make_kraken2,
     "mmseqs": make_mmseqs,

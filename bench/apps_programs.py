@@ -100,6 +100,7 @@ EVERY = (
     Program("memmap-copy-on-write", "tokens", "memmaps.py", ("--reader=copy-on-write",)),
     Program("pyarrow-ipc", "table", "arrow_table.py", ("--reader=pyarrow",), ("pyarrow",)),
     Program("polars-scan", "table", "arrow_table.py", ("--reader=polars",), ("polars", "pyarrow")),
+    Program("lmdb-cursor", "records", "records.py", (), ("lmdb",)),
     Program("faiss-ivf-mmap", "vectors", "vectors.py", (), ("faiss",)),
     _search("kraken2-memory-mapping", "kraken2", ("kraken2", "kraken2")),
     _search("mmseqs-easy-search", "mmseqs", ("mmseqs", "mmseqs2")),

@@ -100,6 +100,27 @@ def counters_table(report: Report) -> str:
     return markdown_table(head, rows)
 
 
+def gained_table(report: Report) -> str:
+    """What the summary says that was gained, beside what was."""
+    rows = []
+    for program in report["programs"]:
+        rounds = rounds_of(report, program["name"])
+        both = [one for one in rounds if PLAIN in one and WRAP in one]
+        if not both:
+            continue
+        told = [one[WRAP]["tool"]["totals"].get("gained_seconds") for one in both]
+        row = [program["name"]]
+        for figure in ("seconds", "total_seconds"):
+            saved = [one[PLAIN][figure] - one[WRAP][figure] for one in both]
+            row.append(number(statistics.median(saved)))
+        known = [one for one in told if one is not None]
+        row.append(number(statistics.median(known)) if known else "n/a")
+        row.append(" ".join("n/a" if one is None else f"{one:.2f}" for one in told))
+        rows.append(row)
+    head = ["saved by wrap, s", "in the program", "start to exit", "its estimate", "each round"]
+    return markdown_table(head, rows)
+
+
 def conditions(report: Report) -> str:
     """How it was measured."""
     bed = report["bed"]
@@ -132,4 +153,6 @@ def conditions(report: Report) -> str:
 def markdown(report: Report) -> str:
     """All of a report as text."""
     parts = ["## Real programs", conditions(report), seconds_table(report), counters_table(report)]
+    if {PLAIN, WRAP} <= set(columns_of(report)):
+        parts.append(gained_table(report))
     return "\n\n".join(parts) + "\n"

@@ -43,6 +43,7 @@ SERVED = {
     "memmap-copy-on-write": (WRAP, POOL),
     "pyarrow-ipc": (WRAP, POOL),
     "polars-scan": (WRAP, POOL),
+    "lmdb-cursor": (WRAP, POOL),
     "faiss-ivf-mmap": (WRAP, POOL),
     "kraken2-memory-mapping": (WRAP, POOL),
     "mmseqs-easy-search": (WRAP, POOL),

@@ -82,7 +82,7 @@ def test_globs_choose_the_files(
     for path in wanted:
         check_managed(run, Path(path))
     others = {str(data(bed.path(name))) for name in names} - wanted
-    assert run.summary["refused"] == dict.fromkeys(others, "--include/--exclude")
+    assert run.summary["refused"] == dict.fromkeys(others, "left out by --include or --exclude")
 
 
 def test_smaller_mappings_than_min_size_are_left_alone(runner: Runner, bed: SlowBed) -> None:

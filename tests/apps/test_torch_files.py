@@ -99,6 +99,41 @@ def plans(run: Job) -> list[dict[str, Any]]:
         client.hang_up()
 
 
+def orders_followed(
+    job: Start, script: str, directory: Path, words: list[object], files: list[Path],
+    seen: int, options: tuple[str, ...] = (),
+) -> dict[Path, dict[str, Any]]:  # fmt: skip
+    """Run the script plainly and, from cold, under wrap, with an order of each of the files known
+    by the batch after ``seen``: it says the same. The summary's plans, by file."""
+    path = directory / "train.py"
+    path.write_text(script)
+    line = [sys.executable, str(path), *map(str, words)]
+    plain = job(line, wrap=False)
+    assert plain.line() == {"read": seen}
+    plain.tell()
+    expected = plain.line()
+    assert plain.finish().status == 0
+    cold(files)
+    run = job(line, options=options)
+    assert run.line() == {"read": seen}
+    wait_until(lambda: len(plans(run)) == len(files), lambda: f"an order of each: {plans(run)}")
+    run.tell()
+    assert run.line() == expected
+    summary = run.finish().good().summary
+    assert summary is not None
+    found = {Path(plan["file"]): plan for plan in summary["plans"]}
+    assert set(found) == set(files)
+    return found
+
+
+def in_batches(script: str, dataset: str) -> str:
+    """The script with a data set that gives pairs of numbers, seen later."""
+    script = script.replace("    DATASET\n", dataset).replace("import datasets\n", "")
+    script = script.replace('zip(batch["data"], batch["label"])', "zip(*batch)")
+    script = script.replace("data + b", "b'%d' % data + b").replace("number == 3", "number == 11")
+    return script.replace("SHUFFLE", "True").replace("START", "'fork'")
+
+
 @pytest.mark.parametrize(("library", "dataset", "workers", "start", "shuffle", "engine"), CASES)
 def test_an_order_goes_through_all_files_of_a_hugging_face_data_set(
     job: Start, shards: list[Path], tmp_path: Path, library: str, dataset: str, workers: int,
@@ -108,23 +143,11 @@ def test_an_order_goes_through_all_files_of_a_hugging_face_data_set(
         write_library(tmp_path)
     elif importlib.util.find_spec("datasets") is None:
         pytest.skip("the package datasets is not installed")
-    path = tmp_path / "train.py"
-    source = SCRIPT.replace("DATASET", dataset).replace("SHUFFLE", str(shuffle))
-    path.write_text(source.replace("START", repr(start)).replace("(N)", f"({N})"))
-    words = [sys.executable, str(path), str(workers), *map(str, shards)]
-    plain = job(words, wrap=False)
-    assert plain.line() == {"read": 3}
-    plain.tell()
-    expected = plain.line()
-    assert plain.finish().status == 0
-    cold(shards)
-    run = job(words, options=("--engine", engine))
-    assert run.line() == {"read": 3}
-    wait_until(lambda: len(plans(run)) == 2, lambda: f"an order of each file: {plans(run)}")
-    run.tell()
-    assert run.line() == expected
-    found = {Path(plan["file"]): plan for plan in run.finish().good().summary["plans"]}
-    assert set(found) == set(shards)
+    script = SCRIPT.replace("DATASET", dataset).replace("SHUFFLE", str(shuffle))
+    script = script.replace("START", repr(start)).replace("(N)", f"({N})")
+    found = orders_followed(
+        job, script, tmp_path, [workers, *shards], shards, 3, ("--engine", engine)
+    )
     for shard, rows in zip(shards, ROWS, strict=True):
         plan = found[shard]
         assert (plan["how"], plan["items"], plan["read_items"]) == (HOW, rows, rows)
@@ -164,26 +187,11 @@ def test_databases_with_the_same_keys_are_told_apart(
     directories = [tmp_path / "one", tmp_path / "two"]
     for number, (directory, rows) in enumerate(zip(directories, ROWS, strict=True)):
         make_unpadded(directory, rows, np.random.default_rng(number), SIZES)
-    path = tmp_path / "train.py"
-    source = SCRIPT.replace("    DATASET\n", dataset).replace("import datasets\n", "")
-    source = source.replace('zip(batch["data"], batch["label"])', "zip(*batch)")
-    source = source.replace("data + b", "b'%d' % data + b").replace("number == 3", "number == 11")
-    path.write_text(source.replace("SHUFFLE", "True").replace("START", "'fork'"))
-    words = [sys.executable, str(path), str(workers), *map(str, directories)]
-    plain = job(words, wrap=False)
-    assert plain.line() == {"read": 11}
-    plain.tell()
-    expected = plain.line()
-    assert plain.finish().status == 0
     files = [directory / "data.mdb" for directory in directories]
-    cold(files)
-    run = job(words, options=("--engine", engine))
-    assert run.line() == {"read": 11}
-    wait_until(lambda: len(plans(run)) == 2, lambda: f"an order of each file: {plans(run)}")
-    run.tell()
-    assert run.line() == expected
-    found = {Path(plan["file"]): plan for plan in run.finish().good().summary["plans"]}
-    assert set(found) == set(files)
+    script = in_batches(SCRIPT, dataset)
+    found = orders_followed(
+        job, script, tmp_path, [workers, *directories], files, 11, ("--engine", engine)
+    )
     assert all(
         "keys '%d', from 0" in plan["how"] and not plan["dropped"] for plan in found.values()
     )
@@ -214,24 +222,9 @@ def test_records_of_several_files_one_after_the_other_are_found_out(
     rows = (150, 130, 170)
     for file, count in zip(files, rows, strict=True):
         np.save(file, np.random.default_rng(count).integers(0, 256, (count, 120_000), np.uint8))
-    path = tmp_path / "train.py"
-    source = SCRIPT.replace("    DATASET\n", SEQUENCE).replace("import datasets\n", "")
-    source = source.replace('zip(batch["data"], batch["label"])', "zip(*batch)")
-    source = source.replace("data + b", "b'%d' % data + b").replace("number == 3", "number == 11")
-    path.write_text(source.replace("SHUFFLE", "True").replace("START", "'fork'"))
-    words = [sys.executable, str(path), str(workers), *map(str, files)]
-    plain = job(words, wrap=False)
-    assert plain.line() == {"read": 11}
-    plain.tell()
-    expected = plain.line()
-    assert plain.finish().status == 0
-    cold(files)
-    run = job(words, options=("--engine", engine))
-    assert run.line() == {"read": 11}
-    wait_until(lambda: len(plans(run)) == 3, lambda: f"an order of each file: {plans(run)}")
-    run.tell()
-    assert run.line() == expected
-    found = {Path(plan["file"]): plan for plan in run.finish().good().summary["plans"]}
+    options = ("--engine", engine)
+    script = in_batches(SCRIPT, SEQUENCE)
+    found = orders_followed(job, script, tmp_path, [workers, *files], files, 11, options)
     assert {file: plan["items"] for file, plan in found.items()} == dict(
         zip(files, rows, strict=True)
     )

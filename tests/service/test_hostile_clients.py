@@ -31,6 +31,7 @@ from harness import (
     OWN_DESCRIPTORS,
     Job,
     Records,
+    Start,
     connect,
     fd_count,
     jobs,
@@ -286,6 +287,24 @@ def test_the_same_region_twice_ends_its_sender_only(victim: Victim, records: Rec
     finally:
         os.close(fd)
     victim.is_served()
+
+
+def test_a_descriptor_of_something_else_is_named_as_that(job: Start, records: Records) -> None:
+    """No program's mapping comes with one; its number may be another's by then."""
+    honest = job(python(VICTIM, records.path))
+    victim = Victim(honest, records)
+    with agent(victim) as peer:
+        for region, path in ((1024, records.path), (1025, "/dev/null")):
+            fd = os.open(path, os.O_WRONLY if region == 1024 else os.O_RDONLY)
+            offer(peer, attach(region=region, **offered(path) | {"size_bytes": 1 << 24}), fd)
+            os.close(fd)
+            assert verdict(peer, region) == wire.ServingMode.REFUSE
+    honest.tell("end")
+    summary = honest.finish().good().summary
+    assert summary is not None
+    found = {one["why"]: one for one in summary["unserved"]}
+    assert set(found) == {"its descriptor is another one by now", "it is no regular file"}
+    assert {(one["reason"], one["remedy"]) for one in found.values()} == {("another-file", None)}
 
 
 def test_a_client_cannot_offer_regions_without_end(victim: Victim, records: Records) -> None:

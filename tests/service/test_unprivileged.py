@@ -267,4 +267,5 @@ def test_where_nothing_tells_what_was_cached_prefetched_is_not_given(
     for name in ("prefetched_bytes", "used_bytes", "wasted_bytes", "already_resident_bytes",
                  "accuracy", "coverage", "timeliness"):  # fmt: skip
         assert totals[name] is None, name
-    assert "prefetched n/a (" in said and "is not told to this user" in said
+    assert "what was gained is not known: what was cached is not told to you" in said
+    assert totals["gained_seconds"] is None

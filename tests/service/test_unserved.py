@@ -5,31 +5,60 @@ change that, and what came by read(2)."""
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
+import tempfile
 import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import MIB, Records, Start, python
+from conftest import HANG_SECONDS, require, wait_until
+from figures import contradictions
+from harness import MIB, Records, Start, python, service_socket, write_records
+from nobody import UID, Nobody
 
-from uffdprefetch.report.summary import three_lines
+from uffdprefetch.base.units import parse_size
+from uffdprefetch.report.summary import WIDTH, short_lines
 from uffdprefetch.state.unserved import Reason
+from uffdprefetch.view.watch import WatchClient
 
 pytest_plugins = ("harness_fixtures",)
 
 #: Waits until the service knows of a mapping that no agent tells of: it looks each second.
 LOOKED = "time.sleep(2.5)"
-#: What a job does with its own copy of the records -> the reason, and a word of what was seen.
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a job does with its own copy of the records that is not served; a word of what was seen
+    (``told``); what it does when it follows the remedy. ``options``: of the first one's wrap."""
+
+    job: str
+    told: str
+    mended: str | None = None
+    options: tuple[str, ...] = ()
+
+
+READ = "Mapping(path).digest()"
 CASES = {
-    "shared-writable": (
+    Reason.SHARED_WRITABLE: Case(
         f"""
         fd = os.open(path, os.O_RDWR)
         checked(libc.mmap(None, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0), "mmap")
         {LOOKED}
         """,
         "shared and writable",
+        f"""
+        fd = os.open(path, os.O_RDWR)
+        checked(libc.mmap(None, size, PROT_READ, MAP_SHARED, fd, 0), "mmap")
+        {LOOKED}
+        """,
     ),
-    "deleted": (
+    Reason.DELETED: Case(
         f"""
         m = Mapping(path, flags=MAP_PRIVATE, prot=PROT_READ | PROT_WRITE | 4)
         m.protect(PROT_READ)
@@ -37,8 +66,13 @@ CASES = {
         {LOOKED}
         """,
         "deleted",
+        f"""
+        m = Mapping(path, flags=MAP_PRIVATE, prot=PROT_READ | PROT_WRITE | 4)
+        m.protect(PROT_READ)
+        {LOOKED}
+        """,
     ),
-    "changed": (
+    Reason.CHANGED: Case(
         """
         m, times = Mapping(path).managed(), os.stat(path)
         with open(path, "r+b") as file:
@@ -48,8 +82,14 @@ CASES = {
         Mapping(path).digest()
         """,
         "opened for writing",
+        """
+        m = Mapping(path).managed()
+        with open(path + ".new", "wb") as file:
+            file.write(b"more")
+        Mapping(path).digest()
+        """,
     ),
-    "in-memory": (
+    Reason.IN_MEMORY: Case(
         """
         import shutil
         path = f"/dev/shm/{os.environ['UPTEST_MARK'].replace('/', '-')}"
@@ -61,37 +101,197 @@ CASES = {
         """,
         "tmpfs is memory already",
     ),
-    "program": (
+    Reason.PROGRAM: Case(
         """
         os.rename(path, path + ".so.1")
         Mapping(path + ".so.1").digest()
         """,
         "a library",
     ),
-    "excluded": ("Mapping(path).digest()", "--include/--exclude"),
+    Reason.EXCLUDED: Case(READ, "left out by", READ, ("--exclude", "*.bin")),
 }
 
 
-@pytest.mark.parametrize("reason", list(CASES))
+def check(summary: dict[str, Any], reason: Reason, told: str, size_bytes: int) -> None:
+    """The mapping stands there with all that is to be said of it, and on the second line."""
+    (unserved,) = [one for one in summary["unserved"] if one["reason"] == reason.value[0]]
+    assert told in unserved["why"], unserved
+    assert unserved["mapped_bytes"] >= size_bytes
+    assert summary["refused"][unserved["path"]] == unserved["why"]
+    assert unserved["remedy"] == reason.remedy
+    if summary["files"]:
+        return
+    gained, *more = short_lines(summary)
+    assert gained == "gained nothing: no mapping was served"
+    line = re.fullmatch(
+        r"not served: (?P<size>[0-9.]+ [KMGT]iB) of (?P<path>.+): (?P<why>.+?)( \(and .*)?", more[0]
+    )
+    assert line is not None, more
+    assert parse_size(line["size"].replace(" ", "")) >= 0.99 * size_bytes
+    assert unserved["path"].endswith(line["path"].removeprefix("..."))
+    assert unserved["why"].startswith(line["why"].removesuffix("..."))
+    assert more[1:] == ([f"try: {reason.remedy}"] if reason.remedy else [])
+    assert all(len(one) <= WIDTH for one in (gained, *more))
+
+
+def test_each_reason_is_tried_here() -> None:
+    elsewhere = {Reason.NOT_OPENED, Reason.PAGE_TABLE, Reason.TOO_LARGE}  # below
+    hostile = {Reason.ANOTHER_FILE}  # test_hostile_clients.py: no program of libc's can
+    assert set(CASES) | elsewhere | hostile == set(Reason)
+    assert {one for one, case in CASES.items() if case.mended is None} == {
+        one for one in CASES if one.remedy is None
+    }
+
+
+@pytest.mark.parametrize("reason", list(CASES), ids=lambda one: one.value[0])
 def test_a_mapping_that_is_not_served_is_named_with_its_reason_and_a_remedy(
-    job: Start, own_records: Records, reason: str
+    job: Start, own_records: Records, reason: Reason
 ) -> None:
-    code, word = CASES[reason]
-    options = ("--exclude", "*.bin") if reason == "excluded" else ()
+    case = CASES[reason]
     head = "path, size = sys.argv[1], os.stat(sys.argv[1]).st_size\n"
-    words = python(head + textwrap.dedent(code), own_records.path)
-    done = job(words, options=options).finish().good()
+    words = [
+        python(head + textwrap.dedent(code or ""), own_records.path)
+        for code in (case.job, case.mended)
+    ]
+    done = job(words[0], options=case.options).finish().good()
     assert done.summary is not None
-    (unserved,) = [one for one in done.summary["unserved"] if one["reason"] == reason]
-    assert word in unserved["why"], unserved
-    assert unserved["mapped_bytes"] >= own_records.size_bytes
-    assert done.summary["refused"][unserved["path"]] == unserved["why"]
-    remedies = {one.value[0]: one.remedy for one in Reason}
-    assert unserved["remedy"] == remedies[reason]
-    if not done.summary["files"]:
-        last = three_lines(done.summary)[-1]
-        assert unserved["path"] in last and unserved["why"] in last
-        assert (unserved["remedy"] or "wrap -v") in last
+    check(done.summary, reason, case.told, own_records.size_bytes)
+    if case.mended is None:
+        return
+    write_records(own_records.path, own_records.size_bytes, seed=2)
+    done = job(words[1]).finish().good()
+    assert done.summary is not None
+    assert done.summary["unserved"] == [], "the remedy does not help"
+    (file,) = done.summary["files"]
+    assert file["path"] == str(own_records.path) and file["served_by"] is not None
+
+
+INHERITED = """
+first = Mapping(sys.argv[1]).managed()
+say(ready=True); hear()
+m = Mapping(sys.argv[2], flags=MAP_PRIVATE, prot=PROT_READ | PROT_WRITE)
+reader, writer = os.pipe()
+if not os.fork():
+    os.close(writer)
+    os.read(reader, 1)
+    os._exit(0)
+say(forked=True); hear()
+os.close(writer)
+os.wait()
+"""
+
+
+def test_what_a_child_inherits_while_the_service_stands_still_is_served_too(
+    job: Start, records: Records, own_records: Records
+) -> None:
+    run = job(python(INHERITED, records.path, own_records.path))
+    assert run.line() == {"ready": True}
+    with run.stopped_service():
+        run.tell()
+        assert run.line() == {"forked": True}
+
+    def mappings() -> int:
+        client = WatchClient.open(service_socket(run.env))
+        try:
+            found = {file.path: file.mappings for file in client.snapshot().files}
+        finally:
+            client.hang_up()
+        return found.get(str(own_records.path), 0)
+
+    wait_until(lambda: mappings() == 2, "both mappings to be served")
+    run.tell()
+    summary = run.finish().good().summary
+    assert summary is not None and summary["unserved"] == []
+
+
+# ---- as another user ----------------------------------------------------------------------------
+
+#: Maps a file of its own, of which the service is to know, in one of several ways.
+OTHER_USERS = """
+import ctypes, mmap, os, sys, time
+path, how = sys.argv[1:]
+if how == "hidden":
+    ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE
+fd = os.open(path, os.O_RDONLY)
+if how == "closed":
+    os.chmod(path, 0)
+m = mmap.mmap(fd, 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
+time.sleep(1)
+print(sum(m[at] for at in range(0, len(m), 4096)))
+"""
+
+
+@pytest.fixture(scope="module")
+def nobody() -> Iterator[Nobody]:
+    with tempfile.TemporaryDirectory(prefix="uffdprefetch-nobody-") as directory:
+        yield Nobody(Path(directory))
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    ("how", "reason", "told"),
+    [
+        ("closed", Reason.NOT_OPENED, "it cannot be opened (Permission denied)"),
+        ("hidden", Reason.PAGE_TABLE, "its process hides its page tables"),
+    ],
+)
+def test_what_a_user_hides_from_the_service_is_named(
+    nobody: Nobody, env: dict[str, str], how: str, reason: Reason, told: str
+) -> None:
+    """Root may open and see all."""
+    path = nobody.work / "weights.bin"
+    write_records(path, 20 * MIB, seed=4)
+    os.chown(path, UID, UID)
+    summaries = []
+    for way in (how, "as the remedy says"):
+        done = subprocess.run(
+            [*nobody.wrap(nobody.work / "out"), nobody.python, "-S", "-c", OTHER_USERS,
+             str(path), way],
+            env=nobody.environment(env), cwd="/", capture_output=True, timeout=HANG_SECONDS,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        summaries.append(json.loads((nobody.work / "out.summary.json").read_text()))
+        path.chmod(0o600)
+    unmended, mended = summaries
+    check(unmended, reason, told, 20 * MIB)
+    assert contradictions(unmended) == contradictions(mended) == []
+    assert mended["unserved"] == [] and mended["files"][0]["served_by"] == "page_tables"
+
+
+# ---- more than the service's memory has room for ------------------------------------------------
+
+#: Of ext4, in blocks of 4 KiB. The books of a file have a byte for 64 KiB of it.
+HUGE_BYTES = (1 << 44) - 8192
+BOOKS_BYTES = HUGE_BYTES >> 16
+FIRST = f"Mapping(sys.argv[1], length={16 * MIB}).digest(); say(mapped=True); hear()"
+
+
+def test_a_file_that_is_too_large_is_named(job: Start, tmp_path: Path) -> None:
+    path = tmp_path / "huge.bin"
+    try:
+        with open(path, "wb") as file:
+            file.truncate(HUGE_BYTES)
+    except OSError as error:
+        require(False, f"no file of 16 TiB here: {error}")
+    words = python(FIRST, path)
+    run = job(words)
+    assert run.line() == {"mapped": True}
+    status = Path(f"/proc/{run.service()}/status").read_text()
+    run.tell()
+    mended = run.finish().good().summary
+    assert mended is not None and mended["unserved"] == []
+    assert mended["files"][0]["size_bytes"] == HUGE_BYTES
+    peak_bytes = int(status.split("VmPeak:")[1].split()[0]) << 10
+    limit = peak_bytes - BOOKS_BYTES // 2  # the books do not fit any more, all else does
+    run = job(words, before=("prlimit", f"--as={limit}"))
+    assert run.line() == {"mapped": True}
+    run.tell()
+    summary = run.finish().good().summary
+    assert summary is not None
+    check(summary, Reason.TOO_LARGE, "too large for the service's memory", 16 * MIB)
+
+
+# ---- by read(2) ---------------------------------------------------------------------------------
 
 
 def test_what_is_read_by_calls_is_named(job: Start, tmp_path: Path) -> None:

@@ -31,6 +31,8 @@ SUMMARY_JSON: dict[str, Any] = {
     "ranks": [{"rank": 0}],
     "files": [{"path": "/data/train.mdb", "size_bytes": 1 << 30}],
     "totals": {
+        "gain": "saved",
+        "gained_seconds": 2.345,
         "demand_misses": 3,
         "demand_misses_sensor": "fake",
         "prefetched_bytes": 1 << 30,

@@ -34,6 +34,7 @@ from conftest import (
     uffdprefetch,
     wait_until,
 )
+from figures import contradictions
 from paths import PROGRAMS, SUPPORT
 
 from uffdprefetch.base.rundir import runtime_directory, socket_path
@@ -244,7 +245,7 @@ class Job:
             os.kill(pid, signal.SIGCONT)
 
     def finish(self) -> Finished:
-        """Let it run to its end."""
+        """Let it run to its end; its summary must not contradict itself."""
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):
             self.process.stdin.close()
@@ -254,6 +255,7 @@ class Job:
         lines = [json.loads(text) for text in self._buffer.splitlines()]
         path = self.cwd / "run.summary.json"
         summary = json.loads(path.read_text()) if path.exists() else None
+        assert summary is None or contradictions(summary) == [], summary
         return Finished(self.process.returncode, lines, self.errors(), summary)
 
 

@@ -382,7 +382,7 @@ def _write_and_print(
         say(f"summary not written: {error}")
     if not config.quiet:
         try:
-            lines = summary.lines(document, path)
+            lines = summary.lines(document, path, config.verbose)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             lines = [f"the summary cannot be shown ({type(error).__name__}: {error})"]
         for line in lines:

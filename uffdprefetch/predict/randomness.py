@@ -130,6 +130,7 @@ class RandomnessDetector:
         self._together = (0, 1)  # of the last time: how many are remembered, and each which one
         self.count = 0
         self.random = False
+        self.in_order = True  # the last touch
         #: While it is random: jumps since, and when it began.
         self.jumps = self.since_ns = 0
 
@@ -137,8 +138,9 @@ class RandomnessDetector:
         """A touch of [start, end) bytes; those with one ``at_ns`` were seen together.
         ``passed_over``: what lies between it and the walk's last touch was read, too."""
         near = any(a - self._near_bytes <= start <= b + self._near_bytes for a, b in self._last)
+        self.in_order = passed_over or near or not self._last
         if self._last:  # the first one is next to nothing
-            self._remember(at_ns, start, passed_over or near)
+            self._remember(at_ns, start, self.in_order)
         self._last.append((start, end))
         self.count += 1
         self.jumps += 1

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lines that end a run, three and one more of a pool and of known orders each, from the
-summary's JSON (docs/summary-schema.md)."""
+"""The lines that end a run, from the summary's JSON (docs/summary-schema.md): what it gained, what
+was not served and why, and what would change that; with -v how it ran, too."""
 
 from __future__ import annotations
 
+import os
+
+from uffdprefetch.base.messages import PREFIX
 from uffdprefetch.base.units import format_duration, format_size
 
 TYPE_CHECKING = False
@@ -11,25 +14,140 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-_RUNG_NAMES = {1: "userfaultfd", 2: "page tables"}
-#: Below this much a job's own read(2) traffic is headers and indices, not its records.
+#: A line of a terminal, less the prefix.
+WIDTH = 80 - len(PREFIX)
+#: Less than this is within what differs from one run to the next.
+LITTLE_SECONDS = 0.1
+#: Below this much, or this part of what was served, a job's own read(2) traffic is headers and
+#: indices, and what else was mapped no data set.
 _WORTH_SAYING_BYTES = 16 << 20
+_WORTH_SAYING_SHARE = 16
+#: Characters of a path that are kept at least.
+_PATH_LEAST = 12
+_RUNG_NAMES = {1: "userfaultfd", 2: "page tables"}
 
 
-def lines(summary: Mapping[str, Any], path: str | None = None) -> list[str]:
-    """All that is said at the end: three_lines(), with the others before the last of them."""
-    run, outcome, following = three_lines(summary, path)
-    more = [line for line in (pool_line(summary), order_line(summary)) if line]
-    return [run, outcome, *more, following]
+def lines(summary: Mapping[str, Any], path: str | None = None, verbose: bool = False) -> list[str]:
+    """All that is said at the end, without prefix. ``path``: where the JSON was written, if it was;
+    ``verbose``: with how_it_ran()."""
+    said = short_lines(summary)
+    return [*said, *how_it_ran(summary, path)] if verbose else said
 
 
-def three_lines(summary: Mapping[str, Any], path: str | None = None) -> list[str]:
-    """Three lines without prefix: how it ran, what came of it, what to run next.
+def short_lines(summary: Mapping[str, Any]) -> list[str]:
+    """One to three lines of WIDTH: what the run gained; what was not served, or not as well as it
+    could be, and why; what to do about that. The last two only where there is something to say.
 
-    ``path`` is where the JSON was written, if it was. A figure that is null is shown as
-    'n/a (reason)', never as 0. Pure; raises KeyError or TypeError for what is no summary.
+    Pure; raises KeyError or TypeError for what is no summary.
     """
-    return [_how_it_ran(summary), _what_came_of_it(summary), _what_next(summary, path)]
+    return [_gained(summary), *(_not_served(summary) or _less_well(summary))]
+
+
+def how_it_ran(summary: Mapping[str, Any], path: str | None = None) -> list[str]:
+    """With what, how that went, the pool and known orders where there were any, and where all
+    figures are. One that is null is shown as 'n/a (reason)', never as 0."""
+    more = [_with_what(summary), _what_came_of_it(summary), pool_line(summary), order_line(summary)]
+    where = f"all figures: {path}" if path is not None else None
+    return [line for line in (*more, where) if line]
+
+
+# ---- short lines --------------------------------------------------------------------------------
+
+
+def _fitting(*texts: str) -> str:
+    """The first of some texts that fits on a line; else what of the last one does."""
+    for text in texts:
+        if len(text) <= WIDTH:
+            return text
+    return texts[-1][: WIDTH - 3] + "..."
+
+
+def _with_path(before: str, path: str, after: str) -> str:
+    """A line that names a file, by as much of its path as fits."""
+    room = max(_PATH_LEAST, WIDTH - len(before) - len(after))
+    if len(path) > room:
+        path = f"...{path[3 - room :]}"
+    return _fitting(before + path + after)
+
+
+def _served_bytes(summary: Mapping[str, Any]) -> int:
+    return sum(file.get("size_bytes") or 0 for file in summary.get("files") or [])
+
+
+def _gained(summary: Mapping[str, Any]) -> str:
+    totals = summary["totals"]
+    gain, seconds = totals.get("gain"), totals.get("gained_seconds")
+    ahead = totals.get("prefetched_bytes") or 0
+    read = f"; read {format_size(ahead)} ahead" if ahead else ""
+    if not summary.get("files"):
+        early = gain == "unknown"  # nobody was there to see one
+        return f"gained nothing: {summary['rung_reason'] if early else 'no mapping was served'}"
+    if summary["policy"] == "none":
+        return "gained nothing: --policy none only watches"
+    if gain == "in-memory":
+        return "nothing to gain: the data was in memory"
+    if gain == "nothing-read":
+        return "nothing to gain: nothing of the mapped files was read"
+    if totals.get("untold_bytes"):
+        return "what was gained is not known: what was cached is not told to you"
+    if seconds is None:
+        return f"what was gained is not known: too little was read{read}"
+    if seconds < LITTLE_SECONDS:
+        return f"gained little: less than {format_duration(LITTLE_SECONDS)}{read}"
+    return f"saved about {format_duration(seconds)} of waiting for storage{read}"
+
+
+def _not_served(summary: Mapping[str, Any]) -> list[str]:
+    """The largest mapping that was not served, else what was read by read(2); and the remedy."""
+    totals, served = summary["totals"], _served_bytes(summary)
+    unserved = [
+        one
+        for one in summary.get("unserved") or []
+        if not served or (one["remedy"] and one["mapped_bytes"] * _WORTH_SAYING_SHARE >= served)
+    ]
+    unserved.sort(key=lambda one: one["remedy"] is None)
+    if unserved:
+        first = unserved[0]
+        size = f"{format_size(first['mapped_bytes'])} of " if first["mapped_bytes"] else ""
+        more = f" (and {len(unserved) - 1} more)" if len(unserved) > 1 else ""
+        remedy = [_fitting(f"try: {first['remedy']}")] if first["remedy"] else []
+        return [
+            _with_path(f"not served: {size}", first["path"], f": {first['why']}{more}"),
+            *remedy,
+        ]
+    by_calls = totals.get("unserved_read_bytes") or 0
+    if by_calls < max(_WORTH_SAYING_BYTES, served):
+        return []
+    files = totals.get("unserved_read_files") or []
+    said = f"not served: {format_size(by_calls)} by read(2)"
+    if not files:
+        return [f"{said}, not through a mapping"]
+    said = _with_path(f"{said}, {format_size(files[0]['bytes'])} of ", files[0]["path"], "")
+    return [said, "try: a format that is mapped (LMDB, Arrow, numpy.memmap)"]
+
+
+def _less_well(summary: Mapping[str, Any]) -> list[str]:
+    """Where all is served: what was less than it could have been."""
+    for plan in summary.get("plans") or []:
+        if plan.get("dropped"):
+            return [_fitting(f"the known order was given up: {plan['dropped']}")]
+    reason = summary.get("rung_reason") or ""
+    if summary.get("rung") == 2 and summary.get("rung_remedy"):
+        return [
+            _fitting(f"seen less closely than it could be: {reason}"),
+            _fitting(f"try: {summary['rung_remedy']}"),
+        ]
+    coarse = tuple((summary.get("coarse") or {}).values())
+    for text in summary.get("degradations") or []:
+        if any(text.endswith(why) for why in coarse):
+            continue  # nothing better is to be had
+        where, _, rest = text.partition(": ")
+        name = os.path.basename(where) if where.startswith("/") else where
+        return [_fitting(f"note: {text}", f"note: {name}: {rest}" if rest else f"note: {text}")]
+    return []
+
+
+# ---- with -v ------------------------------------------------------------------------------------
 
 
 def _count(number: int, noun: str) -> str:
@@ -40,7 +158,7 @@ def _percent(share: float | None) -> str:
     return "n/a" if share is None else f"{share * 100:.0f} %"
 
 
-def _how_it_ran(summary: Mapping[str, Any]) -> str:
+def _with_what(summary: Mapping[str, Any]) -> str:
     rung = summary.get("rung")
     sensor = _RUNG_NAMES.get(rung, "no sensor") if rung is not None else "no sensor"
     files = summary.get("files") or []
@@ -146,58 +264,3 @@ def order_line(summary: Mapping[str, Any]) -> str | None:
             f" {first['how']}: {first['dropped']})"
         )
     return "order: " + "; ".join(parts)
-
-
-def _largest_unserved(
-    summary: Mapping[str, Any], files: list[Mapping[str, Any]]
-) -> Mapping[str, Any] | None:
-    """Of the mappings that were not served the largest, where it is larger than all that was."""
-    largest = max((file.get("size_bytes") or 0 for file in files), default=0)
-    unserved = (summary.get("unserved") or [None])[0]
-    return unserved if unserved and (not files or unserved["mapped_bytes"] > largest) else None
-
-
-def _not_served(unserved: Mapping[str, Any]) -> str:
-    size = f" ({format_size(unserved['mapped_bytes'])})" if unserved["mapped_bytes"] else ""
-    return f"{unserved['path']}{size} is not served: {unserved['why']}"
-
-
-def _by_read(totals: Mapping[str, Any]) -> str:
-    files = totals.get("unserved_read_files") or []
-    of = f", {format_size(files[0]['bytes'])} of {files[0]['path']}" if files else ""
-    return f"{format_size(totals['unserved_read_bytes'])} came by read(2){of}"
-
-
-def _what_next(summary: Mapping[str, Any], path: str | None) -> str:
-    """The most useful next command, the gravest finding first."""
-    totals = summary["totals"]
-    files = summary.get("files") or []
-    unserved = _largest_unserved(summary, files)
-    if unserved is not None and unserved["remedy"]:
-        return f"next: {unserved['remedy']}: {_not_served(unserved)}"
-    if not files:
-        if unserved is not None:
-            why = f"no mapping was served; {_not_served(unserved)}"
-        elif (totals.get("unserved_read_bytes") or 0) >= _WORTH_SAYING_BYTES:
-            why = f"no mapping was served, {_by_read(totals)}, which this engine does not see"
-        else:
-            why = "no mapping was served (of a regular file that is read, at least --min-size)"
-        return f"next: uffdprefetch wrap -v -- CMD: {why}"
-    import shlex
-
-    largest = max(files, key=lambda file: file.get("size_bytes") or 0)
-    where = shlex.quote(str(largest["path"]))
-    if summary.get("rung") != 1:
-        reason = summary.get("rung_reason") or "see there"
-        if not summary.get("rung_lifts", True):
-            return f"next: uffdprefetch wrap -- CMD: page tables only ({reason})"
-        return f"next: uffdprefetch doctor {where}: what lifts the rung ({reason})"
-    degradations = summary.get("degradations") or []
-    if degradations:
-        more = f" and {len(degradations) - 1} more" if len(degradations) > 1 else ""
-        return f"next: uffdprefetch doctor {where}: {degradations[0]}{more}"
-    if summary["policy"] == "none":
-        return "next: uffdprefetch wrap --policy auto -- CMD: this run only watched"
-    if path is None:
-        return f"next: uffdprefetch doctor {where}"
-    return f"next: python3 -m json.tool {shlex.quote(path)}: all figures, with their sensors"

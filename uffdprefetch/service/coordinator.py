@@ -34,7 +34,7 @@ from uffdprefetch.readers.windows import Windows
 from uffdprefetch.sense import pagetables
 from uffdprefetch.sense.pagetable_scan import LOOK_FIRST_NS, PagetableScanner
 from uffdprefetch.service import pool_bridge
-from uffdprefetch.state.admission import UNREADABLE, FileTable
+from uffdprefetch.state.admission import REUSED, FileTable
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.files import BLOCK_BYTES, FileState, Key
 from uffdprefetch.state.ledger import Ledger
@@ -43,7 +43,7 @@ from uffdprefetch.state.processes import Watched
 from uffdprefetch.state.publisher import MAJORS, TOUCH, EventPublisher
 from uffdprefetch.state.reader import Reader, forget_unmapped, reader_of, readers_of
 from uffdprefetch.state.region import FIRST_OBSERVED, Region, ScanState
-from uffdprefetch.state.unserved import Reason, Refusal
+from uffdprefetch.state.unserved import Coarse, Reason, Refusal
 from uffdprefetch.warm.limits import Limits
 from uffdprefetch.warm.placement import CheckpointPlacer
 from uffdprefetch.warm.scheduler import Scheduler
@@ -72,11 +72,8 @@ _BYPASS = {
 }
 
 
-_UNKNOWN = Refusal(Reason.ANOTHER_FILE, "unknown file of a forked process")
-
-
 def _not_opened(error: OSError) -> Refusal:
-    return Refusal(Reason.NOT_OPENED, f"cannot open it for warming: {error.strerror}")
+    return Refusal(Reason.NOT_OPENED, f"it cannot be opened ({error.strerror})")
 
 
 @dataclass(frozen=True)
@@ -184,16 +181,18 @@ class Coordinator:
         ]:  # found in /proc before its agent told of it
             self.detached(client, region.id)
         file = self._table.known(a, fd)
-        if file is not None or fd is None:
+        if file is not None:
             if fd is not None:
                 os.close(fd)
-            path = file.path if file else f"inode {a.inode}"
-            self._decide(client, a, file, path, None if file else _UNKNOWN)
+            self._decide(client, a, file, file.path, None)
+            return
+        if fd is None:  # inherited, and not open here (yet): it is found in /proc (observe.py)
+            client.tell(a.region, wire.ServingMode.REFUSE, [])
             return
         flags = fcntl.fcntl(fd, fcntl.F_GETFL)
         if flags & os.O_PATH or flags & os.O_ACCMODE == os.O_WRONLY:
             os.close(fd)  # who may open it again could read it all the same: it was not meant to be
-            self._decide(client, a, None, f"inode {a.inode}", UNREADABLE)
+            self._decide(client, a, None, f"inode {a.inode}", REUSED)
             return
         client.opening.add(a.region)
         self.opener.open(fd, lambda opened: self._opened(client, a, opened))
@@ -211,15 +210,14 @@ class Coordinator:
         client.opening.discard(a.region)
         file, path, why = None, f"inode {a.inode}", None
         if isinstance(opened, OSError):
-            why = _not_opened(opened)
+            path, why = opened.filename or path, _not_opened(opened)
         else:
             try:
                 file, path, why = self._table.admit(a, opened)
             except OSError as error:
                 why = _not_opened(error)
             except (MemoryError, OverflowError):
-                told = f"{a.size_bytes} bytes are too many for our books"
-                why = Refusal(Reason.TOO_LARGE, told)
+                why = Refusal(Reason.TOO_LARGE, "too large for the service's memory")
         self._decide(client, a, file, path, why)
 
     def _decide(
@@ -227,51 +225,40 @@ class Coordinator:
         why: Refusal | None,
     ) -> None:  # fmt: skip
         verdict = wire.ServingMode.CHECKPOINTS
-        reason, lifts = "userfaultfd with kernel faults works in the job", False
+        reason, coarse = "userfaultfd with kernel faults works in the job", None
         if file is None or file.changed:
             verdict = wire.ServingMode.REFUSE
             if file is not None and file.changed:
                 why = Refusal(Reason.CHANGED, file.changed)
         elif a.flags & wire.ATTACH_WRITABLE:
-            verdict = wire.ServingMode.PAGE_TABLES
+            coarse = Coarse.OPENED_FOR_WRITING
             self._writer_came(file)
-            reason = "opened for writing (O_RDWR); open it read-only (lmdb: readonly=True)"
         elif file.writer:
-            verdict = wire.ServingMode.PAGE_TABLES
-            reason = "a writer has it open; open it read-only everywhere (lmdb: readonly=True)"
+            coarse = Coarse.WRITER
         elif a.flags & wire.ATTACH_COPIES:
-            verdict = wire.ServingMode.PAGE_TABLES
-            reason = (
-                "private and writable, its pages may be the job's own: "
-                "later passes over pages that are still mapped do not show"
-            )
+            coarse = Coarse.COPIES
         elif a.region >= FIRST_OBSERVED and not client.observed:
-            verdict = wire.ServingMode.PAGE_TABLES
-            reason = (
-                "the process changes its mappings without libc's functions"
-                if client.bypasses
-                else "mapped without libc's functions"
-            )
+            coarse = Coarse.BYPASSES if client.bypasses else Coarse.PAST_LIBC
+        elif client.observed:
+            coarse = Coarse.ENGINE_OFF if self.config.engine == "off" else Coarse.PAST_LIBC
         elif not client.has_uffd:
-            verdict = wire.ServingMode.PAGE_TABLES
-            lifts = not client.observed
-            reason = (
-                ("engine off" if self.config.engine == "off" else "mapped without libc's functions")
-                + ": later epochs hardly show"
-                if client.observed
-                else f"no userfaultfd ({os.strerror(client.hello.uffd_error)}): see doctor"
-            )
-        if verdict == wire.ServingMode.PAGE_TABLES and client.pagemap_fd < 0:
-            verdict = wire.ServingMode.REFUSE
-            why = Refusal(Reason.PAGE_TABLE, f"page table of the job: {client.pagemap_error}")
+            coarse = Coarse.NO_USERFAULTFD
+        if coarse is not None:
+            verdict, reason = wire.ServingMode.PAGE_TABLES, coarse.words
+        if coarse is Coarse.NO_USERFAULTFD:
+            reason += f" ({os.strerror(client.hello.uffd_error)}): see doctor"
         fds: list[int] = []
         if file is not None and verdict == wire.ServingMode.CHECKPOINTS and self.pool:
             fds, told = pool_bridge.accept(self, self.pool, client, a, file)
             if fds:
                 verdict, reason = wire.ServingMode.POOL, told
-            elif file.pooled is not None:
-                verdict = wire.ServingMode.REFUSE
-                why = Refusal(Reason.POOL, "the pool has the file, and cannot serve this")
+            elif file.pooled is not None:  # whose pages and checkpoints are not compared at once
+                coarse, verdict = Coarse.NOT_POOLED, wire.ServingMode.PAGE_TABLES
+                reason = f"{coarse.words}: {told}"
+        if verdict == wire.ServingMode.PAGE_TABLES and client.pagemap_fd < 0:
+            verdict = wire.ServingMode.REFUSE
+            hidden = f"its process hides its page tables ({client.pagemap_error})"
+            why = Refusal(Reason.PAGE_TABLE, hidden)
         wanted: list[int] = []
         if file is not None and verdict == wire.ServingMode.CHECKPOINTS:
             wanted, fds = self._wanted(a, file)
@@ -301,7 +288,7 @@ class Coordinator:
         for said in client.early.pop(a.region, ()):
             self._said(region, said)
         self.tap.region(client, region)
-        self.ledger.attached(file, verdict, reason, lifts)
+        self.ledger.attached(file, verdict, reason, coarse)
 
     def heard(self, client: Client, said: wire.Statement) -> None:
         """A job has said something of a mapping."""
@@ -365,7 +352,9 @@ class Coordinator:
             return
         region.checkpoints.laid = set(region.checkpoints.offered[: ack.done])
         region.checkpoints.offered = []
-        self.ledger.laid += len(region.checkpoints.laid)
+        if region.checkpoints.laid:
+            self.ledger.laid += len(region.checkpoints.laid)
+            self.ledger.served(region.file, region.verdict)
         if ack.error:
             self.ledger.degrade(
                 f"pid {client.pid}: a checkpoint could not be laid ({os.strerror(ack.error)}): "
@@ -383,7 +372,10 @@ class Coordinator:
             self.pool.detach(client, region)
         region.verdict = wire.ServingMode.PAGE_TABLES
         region.scan.due_ns = self.clock.now_ns() + LOOK_FIRST_NS
-        self.ledger.attached(region.file, region.verdict, f"not served by the pool: {why}")
+        coarse = Coarse.NOT_POOLED
+        if not any(one.pooled for one in self.readers() if one.file is region.file):
+            self.ledger.verdicts.pop(region.file.path, None)
+        self.ledger.attached(region.file, region.verdict, f"{coarse.words}: {why}", coarse)
 
     def bypassed(self, client: Client, reason: int) -> None:
         """A process changes its address space without the interposers: from now on it is followed
@@ -417,6 +409,7 @@ class Coordinator:
             scan=ScanState(now + LOOK_FIRST_NS, now),
         )
         file.attached += 1
+        file.copied = file.copied or bool(a.flags & wire.ATTACH_COPIES)
         client.regions[region.id] = region
         region.reader.add(region)
         if self.known_orders is not None:  # its order begins before its first touch

@@ -124,7 +124,7 @@ class Observer:
             if path in self._ledger.unserved:
                 continue
             if deleted:
-                why = Refusal(Reason.DELETED, "it was deleted while it was mapped")
+                why = Refusal(Reason.DELETED, "deleted while it was mapped")
                 self._ledger.refuse(path, why, mapped_bytes)
                 continue
             why = Refusal(Reason.SHARED_WRITABLE, "mapped shared and writable")

@@ -32,6 +32,7 @@ from uffdprefetch.service.known_orders import OrderService
 from uffdprefetch.service.observe import Observer
 from uffdprefetch.service.peers import Peers
 from uffdprefetch.service.summary import summary
+from uffdprefetch.service.waits import Waits
 from uffdprefetch.service.watchers import Watchers
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.ledger import Ledger
@@ -106,6 +107,7 @@ class Service:
             self.engine, self._ledger, config.min_size_bytes, everybody=config.engine == "off"
         )
         self._freshness = Freshness(self.engine, self._wake_fd)
+        self._waits = Waits()
         if pool is not None:
             self.engine.use_pool(pool)
         self._epoll = select.epoll()
@@ -227,7 +229,7 @@ class Service:
         for client in self.engine.clients.values():
             for region in client.regions.values():
                 if not region.detaching:
-                    due = min(due, region.scan.due_ns)
+                    due = min(due, region.scan.due_ns, self._waits.due_ns)
         if self._empty_since is not None:
             due = min(due, now + 100 * MS)
         if self._peers.parting:
@@ -266,6 +268,7 @@ class Service:
         self._observer.look(self._peers.jobs(), now)
         self.engine.look(now)
         self._freshness.step(now)
+        self._waits.step(self.engine.clients)
         if now >= self._housekeeping_ns:
             self._housekeep(now)
         elif self._leaving:  # the last agent has perhaps just told: the writer waits
@@ -340,8 +343,9 @@ class Service:
         self._note(CLOCK.now_ns())
         self._sample()
         return summary(
-            self.config, self.run_key, self.engine, self._scheduler, self._reading_cpu_seconds()
-        )
+            self.config, self.run_key, self.engine, self._scheduler,
+            self._reading_cpu_seconds(), self._waits,
+        )  # fmt: skip
 
     # -------------------------------------------------------------- once a second
 

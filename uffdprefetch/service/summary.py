@@ -5,15 +5,18 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 from uffdprefetch.base.config import Config
+from uffdprefetch.protocol import summary as doc
 from uffdprefetch.service.coordinator import Coordinator
+from uffdprefetch.service.gained import Gained, gained
+from uffdprefetch.service.waits import Waits
 from uffdprefetch.state import processes
-from uffdprefetch.state.ledger import Ledger, describe_file, describe_stream
+from uffdprefetch.state.ledger import Ledger, describe_file, describe_stream, reads_of
 from uffdprefetch.warm.scheduler import Scheduler
 
-SCHEMA = "uffdprefetch.summary/1"
 USED_SENSOR = (
     "page tables of the readers at 64 KiB (fault-around maps cached neighbours: an upper bound)"
 )
@@ -57,9 +60,13 @@ def _share(a: int | None, rest: int | None) -> float | None:
 
 
 def totals(
-    ledger: Ledger, files: list[dict[str, Any]], pool: dict[str, Any] | None
-) -> dict[str, Any]:
-    """Sums over files and processes; every ratio has its denominator beside it."""
+    ledger: Ledger,
+    files: list[dict[str, Any]],
+    pool: dict[str, Any] | None,
+    gain: Callable[[dict[str, Any]], Gained],
+) -> doc.Totals:
+    """Sums over files and processes; every ratio has its denominator beside it. ``gain``: told the
+    figures of bytes and misses, what they came to in time."""
 
     def sum_of(name: str) -> int | None:
         """None where it is not known of one of them."""
@@ -68,51 +75,86 @@ def totals(
     untold = sum(f["untold_bytes"] for f in files)
     watched = [process.watched for process in ledger.all_processes()]
     prefetched = sum_of("prefetched_bytes")
+    used = None if untold else sum(map(_used_bytes, files))
     both = sum_of("prefetched_used_blocks_bytes")
-    unused = sum_of("prefetched_unused_blocks_bytes")
     other = sum_of("demand_used_blocks_bytes")
     late = sum_of("late_bytes")
     storage, storage_reason = storage_bytes(watched, files)
     reads = ledger.jobs_read or [w.now.read_call_bytes for w in watched]
     misses = sum(w.now.major_faults for w in watched) + (pool["missing_faults"] if pool else 0)
     sensor = POOL_MISS_SENSOR if pool else MISS_SENSOR
-    return {
+    figures: dict[str, Any] = {
         "demand_misses": misses if watched else None,
-        "demand_misses_sensor": sensor if watched else "no process of the job reported",
         "prefetched_bytes": prefetched,
-        "prefetched_reason": UNTOLD_REASON if untold else None,
         "untold_bytes": untold,
-        "used_bytes": both,
-        "used_sensor": POOL_USED_SENSOR if pool else USED_SENSOR,
-        "wasted_bytes": unused,
+        "used_bytes": used,
+        "wasted_bytes": None if prefetched is None or used is None else prefetched - used,
         "already_resident_bytes": sum_of("already_resident_bytes"),
-        "accuracy": _share(both, unused),
-        "accuracy_denominator_bytes": _sum(both, unused),
+        "accuracy": None if not prefetched or used is None else used / prefetched,
+        "accuracy_denominator_bytes": prefetched,
         "coverage": _share(both, other),
         "coverage_denominator_bytes": _sum(both, other),
         "timeliness": None if not prefetched or late is None else 1 - late / prefetched,
         "timeliness_denominator_bytes": prefetched,
-        "fault_wait_ns": {
-            **vars(ledger.fault_wait.quantiles(total=True)),
-            "sensor": WAIT_SENSOR,
-        },
-        "storage_read_bytes": storage,
-        "storage_read_reason": storage_reason,
-        "unserved_read_bytes": None if None in reads else sum(r or 0 for r in reads),
-        "unserved_read_sensor": READ_SENSOR if ledger.jobs_read else PROCESSES_READ_SENSOR,
-        "unserved_read_files": ledger.read_files(),
-        "unserved_read_files_sensor": (
+    }
+    return doc.Totals(
+        **figures,
+        **vars(gain(figures)),
+        demand_misses_sensor=sensor if watched else "no process of the job reported",
+        prefetched_reason=UNTOLD_REASON if untold else None,
+        used_sensor=POOL_USED_SENSOR if pool else USED_SENSOR,
+        fault_wait_ns=doc.fault_wait(WAIT_SENSOR, vars(ledger.fault_wait.quantiles(total=True))),
+        storage_read_bytes=storage,
+        storage_read_reason=storage_reason,
+        unserved_read_bytes=None if None in reads else sum(r or 0 for r in reads),
+        unserved_read_sensor=READ_SENSOR if ledger.jobs_read else PROCESSES_READ_SENSOR,
+        unserved_read_files=ledger.read_files(),
+        unserved_read_files_sensor=(
             "positions of descriptors in /proc/PID/fdinfo, each second: a lower bound; pread(2), "
             "io_uring and what is read between two looks leave no trace"
         ),
-        "checkpoints": {
+        checkpoints={
             "laid": ledger.laid,
             "taken_away": 0,  # none ever is; the key is older
             "rearmed": ledger.rearmed,
             "lost_events": ledger.dropped_events,
         },
-        "freshness": ledger.freshness.describe(),
-    }
+        freshness=ledger.freshness.describe(),
+    )
+
+
+def _used_bytes(file: dict[str, Any]) -> int:
+    """Of what was prefetched of a file as much as of the blocks that it lies in."""
+    both, unused = file["prefetched_used_blocks_bytes"], file["prefetched_unused_blocks_bytes"]
+    share = both / (both + unused) if both + unused else 0.0
+    return round(file["prefetched_bytes"] * share)
+
+
+def _gained(
+    engine: Coordinator,
+    files: list[dict[str, Any]],
+    figures: dict[str, Any],
+    pool: dict[str, Any] | None,
+    waits: Waits,
+) -> Gained:
+    """What came of it in seconds (service/gained.py)."""
+    items: dict[str, int] = {}
+    for plan in engine.known_orders.describe() if engine.known_orders else ():
+        items[plan["file"]] = items.get(plan["file"], 0) + plan["read_items"]
+    reads = [
+        reads_of(file, described, items.get(file.path, 0))
+        for file, described in zip(engine.known_files, files, strict=False)  # then closed ones
+    ]
+    covered = round((figures["coverage"] or 0.0) * (figures["coverage_denominator_bytes"] or 0))
+    touched = (figures["coverage_denominator_bytes"] or 0) - covered
+    return gained(
+        [*engine.ledger.spared, *reads],
+        figures["used_bytes"],
+        max(figures["already_resident_bytes"] or 0, touched),
+        figures["demand_misses"] or 0,
+        waits.watched(pool["demand_wait_ns"].sum or 0 if pool else 0),
+        engine.scheduler.meter.cost(engine.bulk.miss_seconds),
+    )
 
 
 def storage_bytes(
@@ -142,7 +184,12 @@ def degradations(ledger: Ledger, scheduler: Scheduler) -> tuple[str, ...]:
 
 
 def summary(
-    config: Config, run: str, engine: Coordinator, scheduler: Scheduler, workers_cpu: float
+    config: Config,
+    run: str,
+    engine: Coordinator,
+    scheduler: Scheduler,
+    workers_cpu: float,
+    waits: Waits,
 ) -> dict[str, Any]:
     """The document of docs/summary-schema.md."""
     ledger = engine.ledger
@@ -177,43 +224,44 @@ def summary(
             entry["processes_not_listed"] += one.count
         entry["demand_misses"] += one.watched.misses
     storage = scheduler.meter.storage
-    return {
-        "schema": SCHEMA,
-        "run": run,
-        "host": os.uname().nodename,
-        "engine": config.engine,
-        "engine_asked": config.engine_asked or config.engine,
-        "policy": config.policy,
-        "resolve": "agent",  # who answers checkpoints; nobody else does
-        "pool": pool,
-        "rung": ledger.rung,
-        "rung_reason": ledger.rung_reason,
-        "rung_lifts": ledger.rung_lifts,
-        "wall_seconds": round(wall, 3),
-        "ranks": [ranks[rank] for rank in sorted(ranks)],
-        "files": files,
-        "streams": streams,
-        "plans": engine.known_orders.describe() if engine.known_orders else [],
-        "refused": ledger.refused,
-        "unserved": [
-            one.describe()
-            for one in sorted(ledger.unserved.values(), key=lambda one: -one.mapped_bytes)
-        ],
-        "totals": totals(ledger, files, pool),
-        "service": {
-            "cpu_seconds": round(service_cpu, 3),
-            "cpu_share": round(max(0.0, service_cpu - ledger.started_cpu_seconds) / wall, 4),
-            "worker_cpu_seconds": round(workers_cpu, 3),
-            "worker_cpu_note": "the copy of the reads into the page cache is in it",
-        },
-        "storage": {
-            "bandwidth_bytes_per_second": round(storage.bandwidth_bytes_per_second) or None,
-            "latency_seconds": round(storage.latency_seconds, 6) or None,
-            "sensor": "finished extents of 1 MiB and more (EWMA; latency: least of the last 64)",
-        },
-        "degradations": degradations(ledger, scheduler),
-        "timeline": {
-            "bin_seconds": ledger.timeline.width_seconds,
-            "bins": [vars(b) for b in ledger.timeline.bins],
-        },
-    }
+    figures = totals(ledger, files, pool, lambda found: _gained(engine, files, found, pool, waits))
+    return vars(
+        doc.Summary(
+            run=run,
+            host=os.uname().nodename,
+            engine=config.engine,
+            engine_asked=config.engine_asked or config.engine,
+            policy=config.policy,
+            pool=pool,
+            rung=ledger.rung,
+            rung_reason=ledger.rung_reason,
+            rung_lifts=ledger.rung_lifts,
+            rung_remedy=ledger.rung_remedy,
+            wall_seconds=round(wall, 3),
+            ranks=[ranks[rank] for rank in sorted(ranks)],
+            files=files,
+            streams=streams,
+            plans=engine.known_orders.describe() if engine.known_orders else [],
+            refused=ledger.refused,
+            coarse=ledger.coarse,
+            unserved=[
+                one.describe()
+                for one in sorted(ledger.unserved.values(), key=lambda one: -one.mapped_bytes)
+            ],
+            totals=vars(figures),
+            service=doc.service(
+                service_cpu,
+                max(0.0, service_cpu - ledger.started_cpu_seconds) / wall,
+                workers_cpu,
+            ),
+            storage=doc.storage(
+                "finished extents of 1 MiB and more (EWMA; latency: least of the last 64)",
+                round(storage.bandwidth_bytes_per_second) or None,
+                round(storage.latency_seconds, 6) or None,
+            ),
+            degradations=list(degradations(ledger, scheduler)),
+            timeline=doc.timeline(
+                ledger.timeline.width_seconds, [vars(b) for b in ledger.timeline.bins]
+            ),
+        )
+    )

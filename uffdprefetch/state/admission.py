@@ -31,7 +31,8 @@ LOOK_NS = 50 * MS
 PARKED_MAX = 64
 
 
-UNREADABLE = Refusal(Reason.WRITE_ONLY, "the descriptor cannot be read")
+#: Nothing is mapped through one that cannot be read: the number is another description's by now.
+REUSED = Refusal(Reason.ANOTHER_FILE, "its descriptor is another one by now")
 
 
 def in_memory(file_system: str) -> Refusal:
@@ -124,16 +125,16 @@ class FileTable:
         """Why the description that was opened must not be served; None when it may."""
         fd, st = opened.fd, opened.status
         if not stat.S_ISREG(st.st_mode):
-            return Refusal(Reason.ANOTHER_FILE, "no regular file")
+            return Refusal(Reason.ANOTHER_FILE, "it is no regular file")
         if (st.st_dev, st.st_ino) != key[:2]:
-            return Refusal(Reason.ANOTHER_FILE, "the descriptor is of another file")
+            return Refusal(Reason.ANOTHER_FILE, "its descriptor is another file's by now")
         if st.st_size != key[2]:
-            return Refusal(Reason.CHANGED, "it has changed since it was mapped")
+            return Refusal(Reason.CHANGED, "changed since it was mapped")
         flags = fcntl.fcntl(fd, fcntl.F_GETFL)
         if flags & os.O_PATH or flags & os.O_ACCMODE == os.O_WRONLY:
-            return UNREADABLE
+            return REUSED
         if not self._config.wants(path):
-            return Refusal(Reason.EXCLUDED, "--include/--exclude")
+            return Refusal(Reason.EXCLUDED, "left out by --include or --exclude")
         if os.path.basename(path) == "lock.mdb" or ".so" in os.path.basename(path):
             return Refusal(Reason.PROGRAM, "a lock file or a library")
         return None

@@ -32,6 +32,9 @@ BLOCK_BYTES = 65536
 _PREFETCHED, _USED = 1, 2
 _SET = {bit: bytes(i | bit for i in range(256)) for bit in (_PREFETCHED, _USED)}
 _IS_USED = bytes(bool(i & _USED) for i in range(256))
+_IS_BOTH = bytes(i == _PREFETCHED | _USED for i in range(256))
+#: Blocks counted at once: most of a very large file was not read.
+COUNTED_BLOCKS = 1 << 20
 #: File systems in memory: nothing to prefetch (include/uapi/linux/magic.h).
 MEMORY_FILE_SYSTEMS = {"tmpfs", "ramfs", "hugetlbfs", "devtmpfs", "proc", "sysfs"}
 #: File systems that no other machine can write (include/uapi/linux/magic.h; f2fs, bcachefs, ZFS,
@@ -97,6 +100,9 @@ class FileState:
     rewritten_pages: int = 0
     changed: str | None = None  # why it is no longer managed
     attached: int = 0  # regions
+    jumps: int = 0  # touches of its readers that were not in order ...
+    random: bool = False  # ... and one of them jumped about
+    copied: bool = False  # it was mapped private and writable
     idle_ns: int = 0  # since when it is unmapped
     last_pid: int = 0  # the process that mapped it last
     resting: bool = False  # unmapped: not read, about to be closed (admission.py)
@@ -267,8 +273,30 @@ class FileState:
         """(prefetched and used, prefetched only, used only), in bytes at 64 KiB; of all blocks, or
         of the blocks first to last - 1."""
         bits = (_PREFETCHED | _USED, _PREFETCHED, _USED)
-        used, unused, other = (self.blocks.count(bit, first, last) for bit in bits)
-        return used * BLOCK_BYTES, unused * BLOCK_BYTES, other * BLOCK_BYTES
+        counts = [self.blocks.count(bit, first, last) * BLOCK_BYTES for bit in bits]
+        beyond = -self.size_bytes % BLOCK_BYTES  # of the last block, of which the file has a part
+        blocks = len(self.blocks)
+        if beyond and first < blocks <= (blocks if last is None else last):
+            for i, bit in enumerate(bits):
+                counts[i] -= beyond * (self.blocks[-1] == bit)
+        return counts[0], counts[1], counts[2]
+
+    def used_pieces(self, piece_bytes: int) -> int:
+        """How many pieces of the file, of a power of two in bytes, have a byte in a block that was
+        prefetched and used."""
+        if piece_bytes <= BLOCK_BYTES:
+            return self.blocks.count(_PREFETCHED | _USED) * (BLOCK_BYTES // piece_bytes)
+        step, found = piece_bytes // BLOCK_BYTES, 0
+        at_once = max(step, COUNTED_BLOCKS)
+        for first in range(0, len(self.blocks), at_once):
+            part = self.blocks[first : first + at_once]
+            if not part.count(_PREFETCHED | _USED):
+                continue
+            both, pieces, either = part.translate(_IS_BOTH), -(-len(part) // step), 0
+            for i in range(min(step, len(both))):  # the first block of each piece, the second ...
+                either |= int.from_bytes(both[i::step].ljust(pieces, b"\0"), "big")
+            found += either.to_bytes(pieces, "big").count(1)
+        return found
 
     def used_runs(self, first: int, last: int) -> int:
         """How often blocks that were used begin after one that was not, of the blocks first to

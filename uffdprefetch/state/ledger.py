@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from uffdprefetch.native import compare as uffd_compare
+from uffdprefetch.native import uffd
+from uffdprefetch.predict.bulk import MISS_BYTES
+from uffdprefetch.predict.gain import FileReads
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.protocol import wire
 from uffdprefetch.protocol.document import Quantiles
@@ -15,7 +18,7 @@ from uffdprefetch.state.client import Client
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.processes import Watched
 from uffdprefetch.state.reader import Reader
-from uffdprefetch.state.unserved import Refusal, Unserved
+from uffdprefetch.state.unserved import Coarse, Refusal, Unserved
 
 #: Bins of the time line, whose width doubles when the run outgrows them ([Darshan]).
 TIMELINE_BINS = 512
@@ -26,6 +29,8 @@ FILES_MAX = 256
 PROCESSES_MAX = 1024
 #: Pairs of a process and a file that it was seen to read by read(2).
 READ_MAX = 4096
+#: How a file is served, by the names of wire.ServingMode, the best first.
+_BEST = ("pool", "checkpoints", "page_tables")
 
 
 class Histogram:
@@ -185,9 +190,12 @@ class Ledger:
         self.folded: dict[int, JobProcess] = {}  # rank -> ended processes counted together
         self.streams: list[dict[str, Any]] = []
         self.closed_files: list[dict[str, Any]] = []
+        self.spared: list[FileReads] = []  # of those
         self.rung: int | None = None
         self.rung_reason = "no mapping was managed"
         self.rung_lifts = True  # doctor may know how to reach the better one
+        self.rung_remedy: str | None = None  # what else would
+        self.coarse: dict[str, str] = {}  # why a file is followed by page tables alone
 
     def seconds(self) -> float:
         """Since the service began."""
@@ -255,16 +263,29 @@ class Ledger:
         return [*self.processes, *self.folded.values()]
 
     def attached(
-        self, file: FileState, verdict: wire.ServingMode, reason: str, lifts: bool = True
+        self, file: FileState, verdict: wire.ServingMode, reason: str, coarse: Coarse | None = None
     ) -> None:
-        """A mapping is managed; the run's sensor tier is the best of its mappings. ``lifts``: it is
-        the machine, and not how the job maps the file, that allows no better one."""
+        """A mapping is managed; the run's sensor tier is the best of its mappings. ``reason``: why
+        it is followed in this way, ``coarse``: the kind of it, where it is by page tables.
+
+        Until a checkpoint is laid (served()) page tables tell where they may be, too."""
         rung = 2 if verdict == wire.ServingMode.PAGE_TABLES else 1
-        self.verdicts[file.path] = verdict.name.lower()
+        pooled = verdict == wire.ServingMode.POOL
+        self.served(file, verdict if pooled else wire.ServingMode.PAGE_TABLES)
         if rung == 2:
+            if file.path in self.coarse or len(self.coarse) < FILES_MAX:
+                self.coarse[file.path] = reason
             self.degrade(f"{file.path}: progress comes from page tables: {reason}")
         if self.rung is None or rung < self.rung:
-            self.rung, self.rung_reason, self.rung_lifts = rung, reason, lifts
+            self.rung, self.rung_reason = rung, reason
+            self.rung_lifts = coarse is None or coarse is Coarse.NO_USERFAULTFD
+            self.rung_remedy = coarse.remedy if coarse is not None else None
+
+    def served(self, file: FileState, verdict: wire.ServingMode) -> None:
+        """A mapping of the file is served so; of several the best is told."""
+        before = self.verdicts.get(file.path)
+        if before is None or _BEST.index(verdict.name.lower()) < _BEST.index(before):
+            self.verdicts[file.path] = verdict.name.lower()
 
     def touch(self, rank: int, offset: int, at_ns: int) -> None:
         """Put a touch on the time line."""
@@ -289,7 +310,9 @@ class Ledger:
     def close_file(self, file: FileState) -> None:
         """Keep the totals of a file whose state is dropped."""
         if len(self.closed_files) < FILES_MAX:
-            self.closed_files.append(describe_file(file, self.verdicts))
+            described = describe_file(file, self.verdicts)
+            self.closed_files.append(described)
+            self.spared.append(reads_of(file, described))
 
 
 def describe_stream(reader: Reader, stream: Stream) -> dict[str, Any]:
@@ -335,3 +358,22 @@ def describe_file(file: FileState, verdicts: dict[str, str]) -> dict[str, Any]:
         "pool_unique_bytes": file.pool_counts.unique_bytes if file.pool_counts else None,
         "pool_resident_bytes": file.pool_counts.resident_bytes if file.pool_counts else None,
     }
+
+
+def reads_of(file: FileState, described: dict[str, Any], items: int = 0) -> FileReads:
+    """What the kernel would have asked for in the place of what was prefetched and used.
+    ``described``: by describe_file(), as counting takes its time in a large one; ``items``: records
+    that were read in known orders, each a jump where they are shuffled.
+
+    A file that is mapped private and writable counts as one of PyTorch's, which asks for twice the
+    readahead (POSIX_FADV_SEQUENTIAL) when it maps one so.
+    """
+    ahead = file.read_ahead_bytes()
+    request_bytes = max(uffd.PAGE_BYTES, MISS_BYTES if ahead is None else ahead)
+    if file.copied:
+        request_bytes *= 2
+    names = ("prefetched_used_blocks_bytes", "prefetched_unused_blocks_bytes")
+    once_bytes = sum(described[name] or 0 for name in names)
+    again = file.prefetched_bytes / once_bytes if once_bytes else 1.0
+    requests = file.used_pieces(request_bytes) * max(1.0, again)
+    return FileReads(requests, request_bytes, file.jumps + (items if file.random else 0))

@@ -86,7 +86,7 @@ class Opener:
     ) -> None:
         """Open the file of a descriptor, which is closed afterwards, or of a path, or of the path
         that a function finds, which may block and raise OSError; step() calls ``then`` with the
-        result."""
+        result; an OSError of a descriptor has its file's name."""
         if self._under_way >= OPENS_MAX:
             if isinstance(what, int):
                 os.close(what)
@@ -107,6 +107,9 @@ class Opener:
             result = reopen(fd)
         except OSError as error:
             result = error
+            if fd >= 0:
+                with contextlib.suppress(OSError):
+                    error.filename = os.readlink(f"/proc/self/fd/{fd}")
         finally:
             if fd >= 0:
                 os.close(fd)

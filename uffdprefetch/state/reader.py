@@ -163,8 +163,10 @@ class Reader:
         """A touch, see RandomnessDetector.saw."""
         self.seen_ns = at_ns
         self.jumps.saw(start, end, at_ns, passed_over)
+        self.file.jumps += not self.jumps.in_order
         if self.jumps.random:
             self.traits.add(Trait.JUMPS)
+            self.file.random = True
 
     def forget_jumps(self) -> None:
         """What it has touched so far is no sign of what it will touch."""

@@ -16,16 +16,44 @@ class Reason(Enum):
         "map it read-only (numpy: mode='r'; lmdb: readonly=True)",
     )
     DELETED = "deleted", "keep the file until the job has ended"
-    CHANGED = "changed", "write it before the job starts, or beside it under another name"
-    WRITE_ONLY = "write-only", "open it for reading"
+    CHANGED = "changed", "write it before the job starts, or under another name"
     NOT_OPENED = "not-opened", "let the user of the job open the file by its path"
-    POOL = "pool", "--engine cache"
-    PAGE_TABLE = "page-table", "uffdprefetch doctor says what hides it"
+    PAGE_TABLE = "page-table", "let the program be dumpable (prctl PR_SET_DUMPABLE)"
     EXCLUDED = "excluded", "change --include or --exclude"
-    TOO_LARGE = "too-large", None
+    TOO_LARGE = "too-large", "let the service have more memory (ulimit -v)"
     IN_MEMORY = "in-memory", None
     PROGRAM = "program", None  # a library, a lock file; a program that is left alone
     ANOTHER_FILE = "another-file", None  # its number, or its descriptor, is another file's by now
+
+    @property
+    def remedy(self) -> str | None:
+        """What to do, for people."""
+        remedy: str | None = self.value[1]
+        return remedy
+
+
+class Coarse(Enum):
+    """Why a mapping is followed by page tables alone: the words for it, and the remedy; none where
+    nothing is to be gained, or nobody can do anything."""
+
+    OPENED_FOR_WRITING = "opened for writing (O_RDWR)", "open it read-only (lmdb: readonly=True)"
+    WRITER = "a writer has it open", "open it read-only everywhere (lmdb: readonly=True)"
+    COPIES = (
+        "private and writable, its pages may be the job's own: "
+        "later passes over pages that are still mapped do not show",
+        None,
+    )
+    BYPASSES = "the process changes its mappings without libc's functions", None
+    PAST_LIBC = "mapped without libc's functions: later epochs hardly show", None
+    ENGINE_OFF = "engine off: later epochs hardly show", "wrap --engine cache"
+    NO_USERFAULTFD = "no userfaultfd", "uffdprefetch doctor says how to allow it"
+    NOT_POOLED = "not served by the pool", None
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        words: str = self.value[0]
+        return words
 
     @property
     def remedy(self) -> str | None:

@@ -5,12 +5,16 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from statistics import median
 
 from uffdprefetch.native import uffd
+from uffdprefetch.predict.bulk import MISS_BYTES
 from uffdprefetch.predict.window import Storage
 
 #: Latencies that are remembered.
 RECENT = 64
+#: Less than this is what memory takes, and the clock's and the scheduler's noise, seconds.
+LATENCY_LEAST = 1e-4
 #: Bandwidth is taken over busy stretches of this length.
 METER_NS = 50_000_000
 
@@ -23,6 +27,9 @@ class Meter:
     _from_ns: int = 0  # a busy stretch that is being measured
     _bytes: int = 0
     _latencies: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+    #: Of extents that were read alone, (bytes, seconds); and of single pages, seconds.
+    _alone: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=RECENT))
+    _pages: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
 
     def note(self, result: uffd.WarmResult, was_idle: bool, alone: bool) -> float | None:
         """Feed an extent that was really read; returns bytes/s when a busy stretch was long enough.
@@ -42,8 +49,34 @@ class Meter:
             self._from_ns, self._bytes = result.done_ns, 0
         if alone and self.bandwidth:
             took = (result.done_ns - result.start_ns) / 1e9
-            self._latencies.append(max(1e-4, took - result.bytes / self.bandwidth))
+            self._latencies.append(max(LATENCY_LEAST, took - result.bytes / self.bandwidth))
         return sample
+
+    def note_alone(self, result: uffd.WarmResult) -> None:
+        """Feed an extent of any size that was really read, and alone."""
+        self._alone.append((result.bytes, (result.done_ns - result.start_ns) / 1e9))
+
+    def note_pages(self, result: uffd.WarmResult, pages: int) -> None:
+        """Feed reads of so many single pages."""
+        each = (result.done_ns - result.start_ns) / 1e9 / pages
+        if each >= LATENCY_LEAST:  # else they were in the page cache
+            self._pages.append(each)
+
+    def cost(self, miss_seconds: float | None) -> Storage:
+        """For who asks what requests cost, with what no decision is made on. ``miss_seconds``: the
+        least of single reads of MISS_BYTES, where some were made; else single pages tell the
+        latency, else what was read alone. The bandwidth, where there was no busy stretch, is that
+        of the largest of these."""
+        bandwidth, latency = self.bandwidth, min(self._pages, default=0.0)
+        if not bandwidth and self._alone:
+            size, took = max(self._alone)
+            bandwidth = size / max(took - latency, took / 4)
+        if miss_seconds and bandwidth:
+            latency = max(LATENCY_LEAST, miss_seconds - MISS_BYTES / bandwidth)
+        elif not latency and self._alone:
+            latency = median(took - size / bandwidth for size, took in self._alone)
+            latency = max(LATENCY_LEAST, latency)
+        return Storage(bandwidth, latency)
 
     @property
     def storage(self) -> Storage:

@@ -357,7 +357,9 @@ class Scheduler:
             if result.error:
                 self.failed_extents += 1
                 self.last_error = f"{file.path} at {extent.start}: errno {-result.error}"
-            elif length:
+            elif not length:
+                self.meter.note_pages(result, len(extent.pages))
+            else:
                 self._account(extent, result)
                 if self._on_warmed is not None:
                     self._on_warmed(extent, result)
@@ -405,6 +407,8 @@ class Scheduler:
             file.prefetched_bytes += brought
             self.prefetched_bytes += brought
         file.mark_prefetched(extent.start, extent.end)
+        if extent.alone:
+            self.meter.note_alone(result)
         if result.bytes >= MIB and not extent.gentle:
             sample = self.meter.note(result, self._idle, extent.alone)
             if sample and self._queues:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The three lines on stderr, and the name and writing of the JSON."""
+"""The lines on stderr, and the name and writing of the JSON."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ import pytest
 from fake_service import SUMMARY_JSON
 
 from uffdprefetch.base.errors import UffdPrefetchError
+from uffdprefetch.base.messages import PREFIX
 from uffdprefetch.report import output
-from uffdprefetch.report.summary import lines, pool_line, three_lines
+from uffdprefetch.report.summary import how_it_ran, lines, pool_line, short_lines
+from uffdprefetch.state.unserved import Coarse, Reason
 
 
 def unserved(remedy: str | None, mapped_bytes: int) -> dict[str, Any]:
@@ -35,8 +37,15 @@ def changed(**values: Any) -> dict[str, Any]:
     return summary
 
 
-def test_a_good_run() -> None:
-    how, came, following = three_lines(SUMMARY_JSON, "out.summary.json")
+def test_a_good_run_says_what_it_gained_and_no_more() -> None:
+    assert short_lines(SUMMARY_JSON) == [
+        "saved about 2.35 s of waiting for storage; read 1 GiB ahead"
+    ]
+
+
+def test_with_v_it_says_how_it_ran() -> None:
+    gained, how, came, where = lines(SUMMARY_JSON, "out.summary.json", verbose=True)
+    assert [gained] == short_lines(SUMMARY_JSON)
     assert how == (
         "engine cache, policy auto, userfaultfd (rung 1): 1 file (1 GiB), 1 rank, 12.5 s;"
         " our CPU 0.8 % of a core"
@@ -45,9 +54,7 @@ def test_a_good_run() -> None:
         "3 demand misses; prefetched 1 GiB (accuracy 100 %, coverage 99 %, on time 98 %);"
         " checkpoint wait p50 3.3 us p99 9 us of 256; read 1 GiB"
     )
-    assert (
-        following == "next: python3 -m json.tool out.summary.json: all figures, with their sensors"
-    )
+    assert where == "all figures: out.summary.json"
 
 
 def test_what_is_null_is_said_with_its_reason_and_never_as_zero() -> None:
@@ -60,7 +67,7 @@ def test_what_is_null_is_said_with_its_reason_and_never_as_zero() -> None:
         totals_fault_wait_ns=None,
         service={"cpu_seconds": None, "cpu_share": None},
     )
-    how, came, _ = three_lines(summary)
+    how, came = how_it_ran(summary)
     assert "demand misses n/a (the ranks ended before they were looked at)" in came
     assert "read n/a (FUSE does not count)" in came
     assert "accuracy n/a" in came and "checkpoint wait" not in came
@@ -69,51 +76,115 @@ def test_what_is_null_is_said_with_its_reason_and_never_as_zero() -> None:
 
 
 def test_one_miss_is_singular_and_none_is_a_figure() -> None:
-    assert three_lines(changed(totals_demand_misses=1))[1].startswith("1 demand miss;")
-    assert three_lines(changed(totals_demand_misses=0))[1].startswith("0 demand misses;")
+    assert how_it_ran(changed(totals_demand_misses=1))[1].startswith("1 demand miss;")
+    assert how_it_ran(changed(totals_demand_misses=0))[1].startswith("0 demand misses;")
 
 
 @pytest.mark.parametrize(
-    ("summary", "command", "why"),
+    ("summary", "line"),
     [
-        (changed(files=[]), "uffdprefetch wrap -v -- CMD", "no mapping was served"),
-        (changed(files=[], totals_unserved_read_bytes=1 << 30), "wrap -v", "1 GiB came by read(2)"),
+        (changed(totals_gained_seconds=0.05), "gained little: less than 100 ms; read 1 GiB ahead"),
         (
-            changed(
-                files=[],
-                totals_unserved_read_bytes=1 << 30,
-                totals_unserved_read_files=[{"path": "/data/a", "bytes": 1 << 29}],
-            ),
-            "wrap -v",
-            "1 GiB came by read(2), 512 MiB of /data/a",
+            changed(totals_gain="in-memory", totals_gained_seconds=0.0),
+            "nothing to gain: the data was in memory",
         ),
+        (
+            changed(totals_gain="nothing-read", totals_gained_seconds=0.0),
+            "nothing to gain: nothing of the mapped files was read",
+        ),
+        (
+            changed(totals_gain="unknown", totals_gained_seconds=None),
+            "what was gained is not known: too little was read; read 1 GiB ahead",
+        ),
+        (
+            changed(totals_gain="unknown", totals_untold_bytes=1, totals_gained_seconds=None),
+            "what was gained is not known: what was cached is not told to you",
+        ),
+        (changed(files=[]), "gained nothing: no mapping was served"),
+        (changed(files=[], totals_gain="unknown", rung_reason="too early"),
+         "gained nothing: too early"),
+        (changed(policy="none"), "gained nothing: --policy none only watches"),
+    ],
+)  # fmt: skip
+def test_the_first_line_is_what_the_run_gained(summary: dict[str, Any], line: str) -> None:
+    assert short_lines(summary)[0] == line
+
+
+BY_READ = {"files": [], "totals_unserved_read_bytes": 1 << 30}
+NAMED = [{"path": "/data/a", "bytes": 1 << 29}]
+
+
+@pytest.mark.parametrize(
+    ("summary", "following"),
+    [
+        (changed(files=[]), []),
+        (
+            changed(**BY_READ),
+            ["not served: 1 GiB by read(2), not through a mapping"],
+        ),
+        (
+            changed(**BY_READ, totals_unserved_read_files=NAMED),
+            [
+                "not served: 1 GiB by read(2), 512 MiB of /data/a",
+                "try: a format that is mapped (LMDB, Arrow, numpy.memmap)",
+            ],
+        ),
+        (changed(totals_unserved_read_bytes=1 << 29, totals_unserved_read_files=NAMED), []),
         (
             changed(unserved=[unserved("mode='r'", 1 << 40)]),
-            "mode='r'",
-            "/data/w (1 TiB) is not served: shared",
+            ["not served: 1 TiB of /data/w: shared", "try: mode='r'"],
         ),
-        (changed(unserved=[unserved("mode='r'", 1)]), "uffdprefetch doctor /data/train.mdb", ""),
-        (changed(files=[], unserved=[unserved(None, 0)]), "wrap -v", "/data/w is not served"),
-        (changed(rung=2, rung_lifts=False, rung_reason="so"), "page tables only", "so"),
-        (changed(rung=2, rung_reason="no uffd"), "uffdprefetch doctor /data/train.mdb", "no uffd"),
-        (changed(rung=None, rung_reason="all off"), "uffdprefetch doctor", "all off"),
-        (changed(degradations=["budget cut", "x"]), "uffdprefetch doctor", "budget cut and 1 more"),
-        (changed(policy="none"), "uffdprefetch wrap --policy auto -- CMD", "only watched"),
-        (changed(), "uffdprefetch doctor /data/train.mdb", ""),
-        (changed(rung=2, files=[{"path": "/a b", "size_bytes": 1}]), "doctor '/a b'", ""),
+        (changed(unserved=[unserved("mode='r'", 1 << 20)]), []),
+        (changed(unserved=[unserved(None, 1 << 40)]), []),
+        (changed(files=[], unserved=[unserved(None, 0)]), ["not served: /data/w: shared"]),
+        (
+            changed(files=[], unserved=[unserved(None, 1 << 40), unserved("mode='r'", 1 << 20)]),
+            ["not served: 1 MiB of /data/w: shared (and 1 more)", "try: mode='r'"],
+        ),
+        (changed(coarse={"/a": "so"}, degradations=["/a: page tables: so"]), []),
+        (
+            changed(rung=2, rung_reason="no userfaultfd", rung_remedy="doctor"),
+            ["seen less closely than it could be: no userfaultfd", "try: doctor"],
+        ),
+        (changed(degradations=["budget cut", "x"]), ["note: budget cut"]),
+        (changed(degradations=[f"/{'d/' * 30}f: cut"]), ["note: f: cut"]),
+        (changed(plans=[{"dropped": "not read"}]), ["the known order was given up: not read"]),
+        (changed(plans=[{"dropped": None}]), []),
     ],
 )
-def test_the_third_line_names_the_next_command(
-    summary: dict[str, Any], command: str, why: str
+def test_the_others_are_what_was_not_served_and_the_remedy(
+    summary: dict[str, Any], following: list[str]
 ) -> None:
-    line = three_lines(summary)[2]
-    assert line.startswith("next: ") and command in line and why in line
+    assert short_lines(summary)[1:] == following
 
 
-def test_three_lines_are_three_lines_for_a_sparse_summary() -> None:
+@pytest.mark.parametrize("length", [5, 40, 200])
+@pytest.mark.parametrize("why", ["short", "w" * 40, "w" * 200])
+def test_a_line_is_a_terminals_and_a_file_is_told_by_its_end(length: int, why: str) -> None:
+    one = {**unserved("r" * length, 1 << 40), "path": f"/{'p' * length}/name", "why": why}
+    for line in short_lines(changed(files=[], unserved=[one], degradations=["x" * length])):
+        assert len(PREFIX + line) <= 80
+    assert "name: " in short_lines(changed(files=[], unserved=[one]))[1]
+
+
+@pytest.mark.parametrize("reason", list(Reason))
+def test_a_remedy_fits_on_its_line(reason: Reason) -> None:
+    if reason.remedy is not None:
+        one = unserved(reason.remedy, 1 << 40)
+        assert short_lines(changed(unserved=[one]))[2] == f"try: {reason.remedy}"
+
+
+@pytest.mark.parametrize("coarse", list(Coarse))
+def test_so_does_that_of_who_is_seen_less_closely(coarse: Coarse) -> None:
+    told = short_lines(changed(rung=2, rung_reason=coarse.words, rung_remedy=coarse.remedy))
+    assert told[2:] == ([] if coarse.remedy is None else [f"try: {coarse.remedy}"])
+    assert len(told) == (1 if coarse.remedy is None else 3)
+
+
+def test_a_sparse_summary_has_a_line() -> None:
     sparse = {"engine": "off", "policy": "none", "wall_seconds": 0.01, "totals": {}}
-    lines = three_lines(sparse)
-    assert len(lines) == 3 and not any("\n" in line for line in lines)
+    assert short_lines(sparse) == ["gained nothing: no mapping was served"]
+    assert not any("\n" in line for line in lines(sparse, verbose=True))
 
 
 # ---- the pool's line ----------------------------------------------------------------------------
@@ -130,15 +201,15 @@ def with_pool(**values: Any) -> dict[str, Any]:
     return changed(engine="pool", pool={**POOL, **values})
 
 
-def test_a_pool_has_a_line_of_its_own_before_the_last() -> None:
-    how, came, pool, following = lines(with_pool(), "out.json")
-    assert (how, came, following) == tuple(three_lines(with_pool(), "out.json"))
+def test_a_pool_has_a_line_of_its_own_with_v() -> None:
+    pool, where = lines(with_pool(), "out.json", verbose=True)[-2:]
+    assert where == "all figures: out.json"
     assert pool == (
         "pool: 1 GiB of 4 GiB; read 3 GiB, 2 GiB of it again (O_DIRECT); evicted 2 GiB (cyclic);"
         " waits p50 820 us p99 2 ms of 3 in 900 faults"
     )
     for without in (changed(), changed(pool=None)):
-        assert pool_line(without) is None and len(lines(without)) == 3
+        assert pool_line(without) is None and len(how_it_ran(without)) == 2
 
 
 def test_a_pool_that_had_room_read_nothing_twice_and_says_what_bound_it() -> None:
@@ -157,8 +228,9 @@ def test_a_pool_that_nobody_waited_for_or_touched_tells_no_times() -> None:
 
 
 def test_an_engine_that_was_not_asked_for_is_named_with_the_one_that_was() -> None:
-    assert lines(changed(engine_asked="pool"))[0].startswith("engine cache (pool was asked for),")
-    assert lines(changed(engine_asked="cache"))[0].startswith("engine cache, policy")
+    asked = how_it_ran(changed(engine_asked="pool"))[0]
+    assert asked.startswith("engine cache (pool was asked for),")
+    assert how_it_ran(changed(engine_asked="cache"))[0].startswith("engine cache, policy")
 
 
 # ---- the file -----------------------------------------------------------------------------------

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What real runs say that they have gained: warm nothing, cold the requests that were spared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from conftest import require
+from harness import MIB, Start, python, write_records
+
+from uffdprefetch.demo.bed import SlowBed, drop_cache, warm_fully, why_no_bed
+from uffdprefetch.report.summary import short_lines
+
+pytest_plugins = ("harness_fixtures",)
+
+SCAN = "m = Mapping(sys.argv[1]).managed(); m.digest(); time.sleep(0.5)"
+
+
+@pytest.mark.parametrize("cold", [False, True])
+def test_a_run_says_what_it_has_gained(job: Start, tmp_path: Path, cold: bool) -> None:
+    require(why_no_bed() is None, why_no_bed() or "")
+    (tmp_path / "source").mkdir()
+    (tmp_path / "mount").mkdir()
+    write_records(tmp_path / "source" / "data.bin", 64 * MIB)
+    bed = SlowBed(tmp_path / "source", tmp_path / "mount", bandwidth=100_000_000, latency_us=2000)
+    with bed:
+        path = bed.path("data.bin")
+        if cold:
+            drop_cache(path)
+        else:
+            warm_fully(path)
+        summary = job(python(SCAN, path)).finish().good().summary
+    assert summary is not None
+    totals = summary["totals"]
+    if cold:
+        assert totals["gain"] == "saved" and totals["spared_requests"] > 64, totals
+        assert totals["waited_seconds"] > 0 and totals["gained_seconds"] is not None
+    else:
+        assert (totals["gain"], totals["gained_seconds"]) == ("in-memory", 0.0), totals
+        assert short_lines(summary)[0] == "nothing to gain: the data was in memory"

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Figures of one summary that contradict each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+RATIOS = ("accuracy", "coverage", "timeliness")
+
+
+def contradictions(summary: dict[str, Any]) -> list[str]:
+    """What cannot be of a summary, in words; none of one that is as docs/summary-schema.md says."""
+    totals, found = summary["totals"], []
+
+    def holds(what: str, condition: bool) -> None:
+        if not condition:
+            found.append(what)
+
+    def known(*names: str) -> bool:
+        return all(totals[name] is not None for name in names)
+
+    for name in RATIOS:
+        ratio = totals[name]
+        holds(f"0 <= {name} <= 1", ratio is None or 0 <= ratio <= 1)
+        holds(f"{name} has a base", ratio is None or totals[f"{name}_denominator_bytes"] > 0)
+    if known("prefetched_bytes", "used_bytes", "wasted_bytes"):
+        parts = totals["used_bytes"] + totals["wasted_bytes"]
+        holds("used + wasted = prefetched", parts == totals["prefetched_bytes"])
+        holds("used >= 0, wasted >= 0", min(totals["used_bytes"], totals["wasted_bytes"]) >= 0)
+        holds("nothing is untold", totals["untold_bytes"] == 0)
+    for name in ("prefetched_bytes", "already_resident_bytes"):
+        if known(name):
+            holds(f"{name} is the files'", totals[name] == sum(f[name] for f in summary["files"]))
+    for file in summary["files"]:
+        blocks = [
+            file[f"{name}_blocks_bytes"]
+            for name in ("prefetched_used", "prefetched_unused", "demand_used")
+        ]
+        if None in blocks:
+            holds("what is not known is so of all", file["untold_bytes"] > 0)
+            continue
+        holds(f"blocks of {file['path']} fit in it", 0 <= sum(blocks) <= file["size_bytes"])
+        prefetched = file["prefetched_bytes"]
+        holds("what was prefetched has blocks", not prefetched or blocks[0] + blocks[1] > 0)
+        holds("what was late was prefetched", file["late_bytes"] <= prefetched)
+        holds("a file is served somehow, or refused", file["served_by"] != "refuse")
+    checkpoints = totals["checkpoints"]["laid"]
+    by = {file["served_by"] for file in summary["files"]}
+    holds("checkpoints were laid", "checkpoints" not in by or checkpoints > 0)
+    gained, waited = totals["gained_seconds"], totals["waited_seconds"]
+    holds("gained >= 0", gained is None or gained >= 0)
+    holds("waited >= 0", waited is None or waited >= 0)
+    holds("unknown is null", (totals["gain"] == "unknown") == (gained is None))
+    holds("no gain of memory", totals["gain"] != "in-memory" or gained == 0)
+    holds("nothing spared, nothing gained", not gained or totals["spared_requests"] > 0)
+    misses = [rank["demand_misses"] for rank in summary["ranks"]]
+    holds("misses of the ranks", totals["demand_misses"] is None or len(misses) > 0)
+    pool = summary["pool"]
+    if pool is not None:
+        read = pool["read_bytes"]
+        holds("unique + again = read", pool["unique_bytes"] + pool["reread_bytes"] == read)
+        holds(
+            "demand + ahead = read",
+            pool["demand_read_bytes"] + pool["prefetch_read_bytes"] == read,
+        )
+        holds("resident <= peak", pool["resident_bytes"] <= pool["resident_peak_bytes"])
+        holds("from memory <= read", pool["from_page_cache_bytes"] <= read)
+        holds("faults", pool["present_faults"] + pool["missing_faults"] <= pool["faults"])
+    refused = {one["path"] for one in summary["unserved"]}
+    holds("refused are unserved", refused == set(summary["refused"]))
+    return found

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""predict/gain.py: what the kernel would have waited for, less what was waited for."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from uffdprefetch.predict.gain import FileReads, Watched, saved_seconds
+
+LATENCY, BANDWIDTH, PIECE = 1e-3, 300e6, 128 << 10
+TOOK = LATENCY + PIECE / BANDWIDTH
+
+
+def kernel_waits(requests: int, computed: float, jumps: bool) -> float:
+    """What a reader waits, request by request: who jumps asks and waits; who goes in order has the
+    next one asked for when it comes to the last one's first page."""
+    now = waits = 0.0
+    ready = TOOK  # of the piece that it comes to next
+    for _ in range(requests):
+        arrived = now
+        wait = TOOK if jumps else max(0.0, ready - now)
+        waits += wait
+        now += wait + computed
+        ready = arrived + TOOK
+    return waits
+
+
+@pytest.mark.parametrize("computed", [0.0, 2e-4, 1e-3, 5e-3])
+@pytest.mark.parametrize("jumps", [False, True])
+def test_it_is_what_readahead_would_have_waited(computed: float, jumps: bool) -> None:
+    requests = 1000
+    wall = requests * computed + 0.5  # of which half a second was waited in spite of us
+    reads = FileReads(requests, PIECE, requests if jumps else 0)
+    saved = saved_seconds([reads], 0, Watched(wall, wall, 0.5), LATENCY, BANDWIDTH)
+    on_link = requests * PIECE / BANDWIDTH - requests * computed
+    expected = max(kernel_waits(requests, computed, jumps), on_link) - 0.5
+    assert saved == pytest.approx(max(0.0, expected), rel=0.02, abs=0.01)
+
+
+def test_who_waits_as_long_as_without_us_has_gained_nothing() -> None:
+    reads = [FileReads(100, PIECE, 100)]
+    waited = 100 * TOOK
+    assert saved_seconds(reads, 0, Watched(waited, waited, waited), LATENCY, BANDWIDTH) == 0
+    assert saved_seconds([], 0, Watched(9.0, 9.0, 1.0), LATENCY, BANDWIDTH) == 0
+
+
+def test_readers_that_wait_side_by_side_gain_their_part_each() -> None:
+    reads = [FileReads(4000, PIECE, 4000)]
+    alone = saved_seconds(reads, 0, Watched(9.0, 9.0, 0.0), LATENCY, 1e12)
+    four = saved_seconds(reads, 0, Watched(9.0, 36.0, 0.0), LATENCY, 1e12)
+    assert alone == pytest.approx(4 * four)
+
+
+def test_it_is_never_negative_and_never_more_than_one_request_after_the_other() -> None:
+    chance = random.Random(3)
+    for _ in range(2000):
+        files = [
+            FileReads(chance.uniform(0, 1e4), 1 << chance.randrange(12, 23), chance.uniform(0, 1e4))
+            for _ in range(chance.randrange(4))
+        ]
+        wall = chance.uniform(1e-3, 100)
+        threads = wall * chance.uniform(1, 9)
+        watched = Watched(wall, threads, threads * chance.random())
+        latency, bandwidth = chance.uniform(1e-4, 0.1), chance.uniform(1e6, 1e10)
+        misses = chance.randrange(100)
+        most = sum(one.requests * (latency + one.request_bytes / bandwidth) for one in files)
+        saved = saved_seconds(files, misses, watched, latency, bandwidth)
+        assert 0 <= saved <= most + misses * latency

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run gained: the states of its readers' threads, and when something can be said at all."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import random
+import subprocess
+
+import pytest
+from conftest import wait_until
+
+from uffdprefetch.predict.gain import FileReads, Watched
+from uffdprefetch.predict.window import Storage
+from uffdprefetch.service.gained import OWN_SECONDS, Gained, gained
+from uffdprefetch.service.waits import EVERY_NS, MS, Reading, thread_states
+from uffdprefetch.state.files import BLOCK_BYTES, FileState
+
+MIB = 1 << 20
+READS = [FileReads(1000, 128 << 10, 1000)]
+STORAGE = Storage(300e6, 1e-3)
+
+
+# ---- waits --------------------------------------------------------------------------------------
+
+
+def read(samples: list[tuple[str, int]], every_ns: int = EVERY_NS) -> Reading:
+    """A process that was seen in these states, and had touched something by then (0: nothing)."""
+    reading = Reading()
+    for number, (states, touched_ns) in enumerate(samples, start=1):
+        reading.note(states, touched_ns, number * every_ns)
+    return reading
+
+
+def test_states_are_the_kernels() -> None:
+    assert thread_states(os.getpid()).count("R") >= 1
+    child = subprocess.Popen(["sleep", "100"])
+    try:
+        wait_until(lambda: thread_states(child.pid) == "S", "sleep to sleep")
+    finally:
+        child.kill()
+        child.wait()
+    assert thread_states(child.pid) == ""
+
+
+def test_who_waits_in_every_sample_has_waited_all_the_time() -> None:
+    reading = read([("D", 0)] * 11)
+    assert reading.begin_ns == EVERY_NS and reading.end_ns == 11 * EVERY_NS
+    assert reading.waited_ns == reading.thread_ns == 10 * EVERY_NS
+
+
+def test_who_computes_or_sleeps_has_not_waited() -> None:
+    for state in "RS":
+        reading = read([(state, n * EVERY_NS) for n in range(1, 12)])
+        assert (reading.waited_ns, reading.thread_ns) == (0, 10 * EVERY_NS)
+
+
+def test_of_threads_that_read_side_by_side_each_counts() -> None:
+    reading = read([("DDSS", 0)] * 11)
+    assert reading.thread_ns == reading.waited_thread_ns == 20 * EVERY_NS
+    reading = read([("DR", 0)] * 11)
+    assert reading.waited_thread_ns == pytest.approx(reading.thread_ns / 2)
+
+
+def test_the_service_sleeping_is_no_wait_of_the_jobs() -> None:
+    reading = read([("D", 0), ("D", 0)], every_ns=10_000 * MS)
+    assert reading.waited_ns < 1000 * MS
+
+
+# ---- what can be said ---------------------------------------------------------------------------
+
+
+def say(used: int | None, memory: int = 0, misses: int = 0, wall: float = 1.0,
+        storage: Storage = STORAGE) -> Gained:  # fmt: skip
+    return gained(READS if used else [], used, memory, misses, Watched(wall, wall, 0.0), storage)
+
+
+def test_what_is_saved_is_less_what_wrap_takes_itself() -> None:
+    found = say(128 * MIB)
+    assert (found.gain, found.spared_requests) == ("saved", 1000)
+    took = 1e-3 + (128 << 10) / 300e6
+    assert found.gained_seconds == pytest.approx(1000 * took - OWN_SECONDS, abs=1e-3)
+    assert say(MIB, wall=99.0).gained_seconds is not None
+
+
+@pytest.mark.parametrize(
+    ("found", "gain", "seconds"),
+    [
+        (say(0), "nothing-read", 0.0),
+        (say(0, memory=64 * MIB), "in-memory", 0.0),
+        (say(MIB, memory=64 * MIB, misses=2), "in-memory", 0.0),
+        (say(0, memory=64 * MIB, misses=400), "saved", 0.0),  # missed, and none of ours used
+        (say(None, memory=64 * MIB), "unknown", None),
+        (say(64 * MIB, storage=Storage(0.0, 0.0)), "unknown", None),
+        (say(64 * MIB, wall=0.0), "unknown", None),
+    ],
+)
+def test_what_is_not_known_is_not_said(found: Gained, gain: str, seconds: float | None) -> None:
+    assert (found.gain, found.gained_seconds) == (gain, seconds)
+
+
+# ---- pieces of a file ---------------------------------------------------------------------------
+
+
+def drawn(size_bytes: int, chance: random.Random) -> FileState:
+    file = FileState((0, 0, 0, 0), "", -1, -1, -1, size_bytes, "")
+    file.blocks = bytearray(chance.choices(range(4), k=-(-size_bytes // BLOCK_BYTES)))
+    return file
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_pieces_with_something_used_are_counted(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    chance = random.Random(seed)
+    monkeypatch.setattr("uffdprefetch.state.files.COUNTED_BLOCKS", chance.choice([8, 1 << 20]))
+    file = drawn(chance.randrange(1, 300 * BLOCK_BYTES), chance)
+    for piece_bytes in (4096, 65536, 128 << 10, MIB, 64 * MIB):
+        if piece_bytes < BLOCK_BYTES:
+            expected = file.blocks.count(3) * (BLOCK_BYTES // piece_bytes)
+        else:
+            step = piece_bytes // BLOCK_BYTES
+            starts = range(0, len(file.blocks), step)
+            expected = sum(3 in file.blocks[at : at + step] for at in starts)
+        assert file.used_pieces(piece_bytes) == expected
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_blocks_of_a_file_are_no_more_than_it(seed: int) -> None:
+    chance = random.Random(seed)
+    size_bytes = chance.randrange(1, 40 * BLOCK_BYTES)
+    file = drawn(size_bytes, chance)
+    file.blocks = bytearray(max(1, one) for one in file.blocks)
+    assert sum(file.block_counts()) == size_bytes
+    middle = chance.randrange(len(file.blocks) + 1)
+    parts = [file.block_counts(0, middle), file.block_counts(middle, len(file.blocks))]
+    assert tuple(map(sum, zip(*parts, strict=True))) == file.block_counts()
+
+
+def test_every_field_is_a_key_of_the_summary() -> None:
+    from uffdprefetch.protocol.summary import Totals
+
+    assert {field.name for field in dataclasses.fields(Gained)} <= set(Totals.__annotations__)

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the run gained, for its summary: predict/gain.py with what this run has measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from uffdprefetch.predict.bulk import MISS_BYTES
+from uffdprefetch.predict.gain import FileReads, Watched, saved_seconds
+from uffdprefetch.predict.window import Storage
+
+#: Less than one part in this many read from storage: the data was in memory.
+LITTLE_SHARE = 16
+#: By so much less than their reading becomes quicker programs end sooner: what `wrap` adds to one
+#: of some seconds, on two cores (docs/summary-schema.md, table). It is taken off what was saved.
+OWN_SECONDS = 0.2
+METHOD = (
+    "estimate (docs/summary-schema.md): requests of read_ahead_kb that the kernel need not make "
+    "any more x what one takes, less the waits that remained"
+)
+WAITED_SENSOR = (
+    "states of the threads of each process with a mapping (/proc/PID/task/TID/stat), 20 times a "
+    "second; waits for the pool are counted"
+)
+
+
+class Gain(Enum):
+    """What can be said of it; the values are those of the summary."""
+
+    SAVED = "saved"
+    IN_MEMORY = "in-memory"
+    NOTHING_READ = "nothing-read"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Gained:
+    """Some of the summary's totals (protocol/summary.py)."""
+
+    gain: str
+    gained_seconds: float | None
+    gained_method: str
+    spared_requests: int
+    waited_seconds: float | None
+    waited_sensor: str
+
+
+def gained(
+    reads: list[FileReads], used_bytes: int | None, in_memory_bytes: int, misses: int,
+    watched: Watched, storage: Storage,
+) -> Gained:  # fmt: skip
+    """``used_bytes``: prefetched and then used, None where that is not known;
+    ``in_memory_bytes``: used, or asked for, and there already."""
+    gain, seconds = Gain.SAVED, None
+    from_storage = (used_bytes or 0) + misses * MISS_BYTES
+    measured = storage.bandwidth_bytes_per_second > 0 and storage.latency_seconds > 0
+    if used_bytes is None:
+        gain = Gain.UNKNOWN
+    elif not from_storage and not in_memory_bytes:
+        gain, seconds = Gain.NOTHING_READ, 0.0
+    elif from_storage * LITTLE_SHARE <= in_memory_bytes:
+        gain, seconds = Gain.IN_MEMORY, 0.0
+    elif not used_bytes:
+        seconds = 0.0
+    elif not measured or not watched.wall_seconds:
+        gain = Gain.UNKNOWN
+    else:
+        saved = saved_seconds(
+            reads, misses, watched, storage.latency_seconds, storage.bandwidth_bytes_per_second
+        )
+        seconds = max(0.0, saved - OWN_SECONDS)
+    return Gained(
+        gain.value,
+        None if seconds is None else round(seconds, 3),
+        METHOD,
+        round(sum(one.requests for one in reads)),
+        round(watched.waited_seconds, 3) if watched.wall_seconds else None,
+        WAITED_SENSOR,
+    )

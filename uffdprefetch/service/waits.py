@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long the job's readers wait for storage: their threads' states, looked at from time to time.
+
+A thread that waits for a page of a file sleeps uninterruptibly (state D in /proc/PID/task/TID/stat,
+mm/filemap.c); no counter that an unprivileged user may read adds that up. So states are sampled,
+of each process that has a mapping of ours. Who waits for the pool is counted there, exactly.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from uffdprefetch.base.clock import CLOCK, Clock
+from uffdprefetch.base.intervals import IntervalSet
+from uffdprefetch.predict.gain import Watched
+from uffdprefetch.state.client import Client
+
+MS = 1_000_000
+#: Between two samples; what one takes is one part in COST of a core at most.
+EVERY_NS = 50 * MS
+COST = 100
+#: A sample stands for the time since the last one, but not for a time in which the service slept.
+LONGEST_NS = 4 * EVERY_NS
+
+
+def thread_states(pid: int) -> str:
+    """The states of a process's threads, one letter each (proc(5)); empty where it has ended."""
+    states = []
+    try:
+        for tid in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{tid}/stat", "rb", buffering=0) as file:
+                states.append(file.read(128).rpartition(b")")[2][1:2].decode())
+    except OSError:  # a thread, or all of it, has ended meanwhile
+        pass
+    return "".join(states)
+
+
+@dataclass
+class Reading:
+    """One process. Times in ns; ``threads``: sum over samples in which one waited of those that
+    waited or ran."""
+
+    begin_ns: int = 0
+    end_ns: int = 0
+    sampled_ns: int = 0
+    waited_ns: float = 0.0  # of its threads that had something to do, on average
+    samples: int = 0
+    threads: int = 0
+
+    def note(self, states: str, touched_ns: int, now: int) -> None:
+        """A sample. ``touched_ns``: its last touch, as far as it was seen."""
+        since_ns = min(now - self.sampled_ns, LONGEST_NS) if self.sampled_ns else 0
+        self.sampled_ns = now
+        waiting, running = states.count("D"), states.count("R")
+        if waiting:
+            self.waited_ns += since_ns * waiting / (waiting + running)
+            self.samples += 1
+            self.threads += waiting + running
+        last = now if waiting else touched_ns
+        if last:
+            self.begin_ns = self.begin_ns or last
+            self.end_ns = max(self.end_ns, last)
+
+    @property
+    def side_by_side(self) -> float:
+        """Threads that read at a time."""
+        return self.threads / self.samples if self.samples else 1.0
+
+    @property
+    def thread_ns(self) -> float:
+        """The time of all of these."""
+        return (self.end_ns - self.begin_ns) * self.side_by_side
+
+    @property
+    def waited_thread_ns(self) -> float:
+        """What of that they waited."""
+        return self.waited_ns * self.side_by_side
+
+
+class Waits:
+    """The readers of a run. The service's thread calls everything here."""
+
+    def __init__(self, clock: Clock = CLOCK) -> None:
+        self._clock = clock
+        self.due_ns = 0
+        self._read: dict[int, tuple[Client, Reading]] = {}
+        self._when = IntervalSet()  # in which those have read that have ended
+        self._thread_ns = self._waited_ns = 0.0  # of those
+
+    def step(self, clients: dict[int, Client]) -> None:
+        """Take a sample if it is due."""
+        now = self._clock.now_ns()
+        if now < self.due_ns:
+            return
+        began = self._clock.cpu_ns()
+        for key, (client, reading) in list(self._read.items()):
+            if clients.get(key) is not client:
+                del self._read[key]
+                self._fold(reading)
+        for key, client in clients.items():
+            readers = [one for one in client.readers.values() if one.regions]
+            if not readers:
+                continue
+            _, reading = self._read.setdefault(key, (client, Reading()))
+            touched_ns = max(one.seen_ns for one in readers)
+            reading.note(thread_states(client.pid), touched_ns, now)
+        self.due_ns = now + max(EVERY_NS, COST * (self._clock.cpu_ns() - began))
+
+    def _fold(self, reading: Reading) -> None:
+        if reading.end_ns > reading.begin_ns:
+            self._when.add(reading.begin_ns, reading.end_ns)
+            self._thread_ns += reading.thread_ns
+            self._waited_ns += reading.waited_thread_ns
+
+    def watched(self, counted_ns: int = 0) -> Watched:
+        """All of them, up to now, with ``counted_ns`` of waits that were counted elsewhere."""
+        for _, reading in self._read.values():
+            self._fold(reading)
+        self._read.clear()
+        return Watched(
+            self._when.total_bytes() / 1e9,
+            self._thread_ns / 1e9,
+            (self._waited_ns + counted_ns) / 1e9,
+        )
