@@ -17,8 +17,11 @@ MIB = 1 << 20
 #: By the last so many bytes that are known a prefetcher is judged: four windows of a reader that
 #: has just begun (predict/window.py).
 JUDGED_BYTES = 64 * MIB
-#: Untouched, where it is not known what misses would have cost: less pays nowhere.
-SURELY = 0.75
+#: What the first miss of a run brings of it: the kernel reads around it (mm/filemap.c).
+RUN_BYTES = MISS_BYTES // 2
+#: A miss costs at least so many times what its bytes do in order: the latency of a storage that is
+#: seldom idle is measured as less than it is.
+LEAST_TIMES = 3
 #: Short notes are put together, so that few are remembered.
 NOTE_BYTES = MIB
 
@@ -52,11 +55,10 @@ class Known:
         would have cost less than to read it all (a reader that skips records gains by that)."""
         if 2 * self.untouched_bytes <= self.bytes:
             return False
-        bandwidth = storage.bandwidth_bytes_per_second
-        if not storage.latency_seconds:  # nobody knows what a miss costs
-            return self.untouched_bytes > SURELY * self.bytes
-        misses = max(self.runs, self.touched_bytes // MISS_BYTES)
-        return misses * (storage.latency_seconds * bandwidth + MISS_BYTES) <= self.bytes
+        more = max(0, self.touched_bytes - self.runs * RUN_BYTES)
+        misses = self.runs + more // MISS_BYTES
+        latency_bytes = storage.latency_seconds * storage.bandwidth_bytes_per_second
+        return misses * max(latency_bytes + MISS_BYTES, LEAST_TIMES * MISS_BYTES) <= self.bytes
 
 
 class Usage:

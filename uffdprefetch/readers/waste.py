@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from uffdprefetch.predict.usage import Known, Usage
+from uffdprefetch.predict.usage import JUDGED_BYTES, Known, Usage
 from uffdprefetch.state.files import BLOCK_BYTES, FileState
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.warm.meter import Meter
@@ -61,7 +61,7 @@ class Waste:
         known = Known(both, untouched, file.used_runs(first, last))
         if usage.note(known, self._meter.storage):
             self._ledger.degrade(
-                f"{file.path}: pid {pid}: more than half of the last {usage.known.bytes >> 20} MiB "
+                f"{file.path}: pid {pid}: more than half of the last {JUDGED_BYTES >> 20} MiB "
                 f"that were read for it ({who.value}) was never touched: no more is read until it "
                 "touches half of what it passes"
             )

@@ -26,6 +26,9 @@ from uffdprefetch.warm.placement import CheckpointPlacer
 #: Since it was last seen a walk has gone on: at most so many times as far as its rate says, and so
 #: many bytes.
 UNSEEN_TIMES, UNSEEN_BYTES = 2, 4 << 20
+#: A walk that leaves something out is judged by what lies further behind: by then it is known
+#: whether it follows a sequence (readers/strides.py), and others prefetch for it.
+SKIPS_BEHIND_BYTES = 3 * REACH_BYTES
 #: It always knows something; whoever knows an order knows more.
 CONFIDENCE = 0.1
 
@@ -75,8 +78,8 @@ class Windows(Predictor):
         """Whether what is read ahead of a process is mostly for nothing, by what the walk has
         passed. REACH_BYTES behind it other threads and ranks may still come by."""
         if not pooled and reader.client.pagemap_fd >= 0:
-            passed = stream.position_bytes - REACH_BYTES * stream.direction
-            self._judge(reader, stream, passed)
+            behind = SKIPS_BEHIND_BYTES if stream.skips else REACH_BYTES
+            self._judge(reader, stream, stream.position_bytes - behind * stream.direction)
         return self._waste.stopped(Prefetcher.WINDOWS, reader.pid)
 
     def _judge(self, reader: Reader, stream: Stream, passed: int) -> None:
@@ -93,7 +96,9 @@ class Windows(Predictor):
         """See Predictor: what still lay ahead of its walks was for nothing, as far as they have
         surely not come there since it was last looked where they were."""
         reader = region.reader
-        if reader.regions or region.verdict == ServingMode.POOL or reader.client.pagemap_fd < 0:
+        if reader.in_charge is not self or reader.regions:
+            return
+        if region.verdict == ServingMode.POOL or reader.client.pagemap_fd < 0:
             return
         now = self._clock.now_ns()
         for stream in reader.table.active():
@@ -116,3 +121,5 @@ class Windows(Predictor):
         self._walks.take_back(reader)
         if self._next_shard is not None:
             self._next_shard.dismissed(reader)
+        for stream in reader.table.streams:  # what comes of it now is the other one's affair
+            stream.judged_bytes = stream.position_bytes

@@ -33,7 +33,7 @@ def test_who_reads_for_nothing_stops_once_enough_is_known() -> None:
         (known(16, 48, 1), BED, True),
         (known(6, 58, 102), BED, True),  # a page of each 640 KiB
         (known(22, 42, 200), BED, False),  # records of a rank that skips: misses would cost more
-        (known(22, 42, 200), UNKNOWN, False),
+        (known(22, 42, 100), UNKNOWN, False),
         (known(6, 58, 102), UNKNOWN, True),
         (known(6, 58, 102), Storage(300e6, 0.01), False),  # far away, where a miss costs all
     ],
