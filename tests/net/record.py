@@ -134,8 +134,9 @@ def record(name: str) -> Path:
         os.chdir(directory)
         job = scenario.job(storage)
         (storage.make_warm if scenario.warm else storage.make_cold)()
-        wrap = [sys.executable, "-m", "uffdprefetch", "wrap", "-f", "-o", "run", *scenario.options]
-        subprocess.run([*wrap, "--", *job], env=environment, check=True)
+        # --strict: the service is up before the job, whose mapping then has checkpoints
+        wrap = [sys.executable, "-m", "uffdprefetch", "wrap", "-f", "-o", "run", "--strict"]
+        subprocess.run([*wrap, *scenario.options, "--", *job], env=environment, check=True)
         os.chdir(ROOT)
     made = path.with_suffix(".new")
     best = max(made.parent.glob(f"{made.name}.*[0-9]"), key=lambda each: each.stat().st_size)
