@@ -91,7 +91,7 @@ def _gained(summary: Mapping[str, Any]) -> str:
     if totals.get("untold_bytes"):
         return "what was gained is not known: what was cached is not told to you"
     if seconds is None:
-        return f"what was gained is not known: too little was read{read}"
+        return f"how much was gained could not be measured{read}"
     if seconds < LITTLE_SECONDS:
         return f"gained little: less than {format_duration(LITTLE_SECONDS)}{read}"
     return f"saved about {format_duration(seconds)} of waiting for storage{read}"

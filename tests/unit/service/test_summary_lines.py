@@ -94,7 +94,7 @@ def test_one_miss_is_singular_and_none_is_a_figure() -> None:
         ),
         (
             changed(totals_gain="unknown", totals_gained_seconds=None),
-            "what was gained is not known: too little was read; read 1 GiB ahead",
+            "how much was gained could not be measured; read 1 GiB ahead",
         ),
         (
             changed(totals_gain="unknown", totals_untold_bytes=1, totals_gained_seconds=None),
