@@ -56,7 +56,8 @@ def test_every_decision_is_what_it_was(seed: int) -> None:
 def test_a_decision_that_differs_is_found() -> None:
     code = (
         "from tests.net import mutate; from tests.net.replay import compare, replay\n"
-        "with mutate.mutated('predict.window', 'LOOKAHEAD_SECONDS', 2): world = replay('skipping-4')\n"
+        "with mutate.mutated('predict.window', 'LOOKAHEAD_SECONDS', 2):\n"
+        "    world = replay('skipping-4')\n"
         "print(compare('skipping-4', world) is not None)\n"
     )
     done = subprocess.run(
