@@ -224,13 +224,22 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         del sys.modules[name]
 
 
-def told(said: datasets.Description) -> tuple[list[Path], list[tuple[int, ...]]]:
-    """The files and stretches of the only part."""
+def told(said: datasets.Description) -> tuple[list[Path], set[tuple[int, int, int, int]]]:
+    """The files of the only part; and of each buffer (number of the file that is mapped at its
+    address, first row, rows, row in the buffer)."""
     (part,) = said.parts
-    numbers = said.arrays[part["stretches"]].tolist()
     files = KeyList.parse("files", "bytes", said.arrays[part["files"]])
     paths = [Path(os.fsdecode(path)) for path in files.take(np.arange(len(files)))]
-    return paths, list(zip(*(numbers[i::4] for i in range(4)), strict=True))
+    mapped = []
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        span, *_, path = line.split(maxsplit=5)
+        if Path(path) in paths:
+            mapped.append((*(int(end, 16) for end in span.split("-")), paths.index(Path(path))))
+    numbers = said.arrays[part["buffers"]].tolist()
+    return paths, {
+        (next(file for start, end, file in mapped if start <= address < end), *rows)
+        for address, *rows in zip(*(numbers[i::4] for i in range(4)), strict=True)
+    }
 
 
 def test_a_shuffled_hugging_face_data_set_leads_to_rows_of_its_table(library: Any) -> None:
@@ -238,7 +247,7 @@ def test_a_shuffled_hugging_face_data_set_leads_to_rows_of_its_table(library: An
     said = describe(shuffled.indexed([7, 3, 9]), [2, 0])
     assert said.parts[0]["samples"] == 10
     assert said.arrays["p0.samples"].tolist() == [9, 7]
-    assert "stretches" not in said.parts[0], "it is in memory"
+    assert "buffers" not in said.parts[0], "it is in memory"
 
 
 def test_a_hugging_face_table_tells_in_which_files_its_rows_are(
@@ -247,45 +256,53 @@ def test_a_hugging_face_table_tells_in_which_files_its_rows_are(
     table = library.table
     paths = write_shards(tmp_path, (7, 5), np.random.default_rng(1), (10, 20))
     one, two = (table.MemoryMappedTable.from_file(str(path)) for path in paths)
-    memory = table.InMemoryTable(one.table.slice(0, 2))
+    mapped = table.InMemoryTable(one.table.slice(0, 2))  # by its name alone it is in memory
     for data, expected in (
-        (one, (paths[:1], [(0, 0, 7, 0)])),
-        (table.ConcatenationTable([[one], [two]]), (paths, [(0, 0, 7, 0), (1, 7, 5, 0)])),
-        (  # selected twice, some rows from memory, a file again
+        (one, (paths[:1], {(0, 0, 7, 0)})),
+        (table.ConcatenationTable([[one], [two]]), (paths, {(0, 0, 7, 0), (1, 7, 5, 0)})),
+        (  # selected twice, none, a file again
             table.ConcatenationTable(
-                [[one.slice(2).slice(1, 3)], [one.slice(7)], [memory], [two], [one]]
+                [[one.slice(2).slice(1, 3)], [one.slice(7)], [mapped], [two], [one]]
             ),
-            (paths, [(0, 0, 3, 3), (1, 5, 5, 0), (0, 10, 7, 0)]),
+            (paths, {(0, 0, 3, 3), (0, 3, 2, 0), (1, 5, 5, 0), (0, 10, 7, 0)}),
         ),
-        (table.ConcatenationTable([[two, two.slice(0)]]), (paths[1:], [(0, 0, 5, 0)] * 2)),
     ):
         said = describe(library.Dataset(data), [3, 1, 4])
         assert told(said) == expected
         assert said.parts[0]["lists"] == []
-    renamed = table.MemoryMappedTable(one.table, one.path, [("rename_columns", (["a", "b"],), {})])
-    assert told(describe(library.Dataset(renamed), [1]))[1] == [(0, 0, 7, 0)]
-    filtered = table.MemoryMappedTable(one.table, one.path, [("filter", (), {})])
-    data = table.ConcatenationTable([[filtered], [two]])
-    assert told(describe(library.Dataset(data), [1])) == (paths[1:], [(0, 7, 5, 0)])
 
 
-@pytest.mark.parametrize("replay", [("cast", (), {}), ("slice", (), {"offset": 2})])
-def test_a_table_of_which_it_is_not_known_where_its_rows_are_tells_nothing(
-    library: Any, tmp_path: Path, replay: Any
-) -> None:
+def test_of_a_table_it_is_told_what_is_read_of_it(library: Any, tmp_path: Path) -> None:
+    """Renamed, cast, without a column, or by a format that gives one."""
     (path,) = write_shards(tmp_path, (7,), np.random.default_rng(1), (10, 20))
     table = library.table.MemoryMappedTable.from_file(str(path))
-    table.replays.append(replay)
-    assert "files" not in describe(library.Dataset(table), [1]).parts[0]
+
+    def addresses(made: Any, given: list[str] | None = None) -> list[int]:
+        dataset = library.Dataset(library.table.MemoryMappedTable(made, str(path)))
+        dataset._format_columns = given
+        return describe(dataset, [1]).arrays["p0.buffers"].tolist()[::4]
+
+    label, data = addresses(table.table)
+    assert addresses(table.table.rename_columns(["a", "b"])) == [label, data]
+    assert addresses(table.table.drop_columns(["label"])) == [data]
+    assert addresses(table.table, ["label"]) == [label]
+    wider = pyarrow.schema([("label", pyarrow.int64()), ("data", pyarrow.large_binary())])
+    assert addresses(table.table.cast(wider))[0] == label, "its other buffers are made anew"
+
+
+def test_a_table_of_a_class_that_is_not_known_tells_nothing(library: Any, tmp_path: Path) -> None:
+    (path,) = write_shards(tmp_path, (7,), np.random.default_rng(1), (10, 20))
+    table = library.table.MemoryMappedTable.from_file(str(path))
 
     class Own(type(table)):  # type: ignore[misc]
         pass
 
-    table = Own(table.table, table.path)
+    own = Own(table.table, table.path)
+    assert "files" not in describe(library.Dataset(own), [1]).parts[0]
+    within = library.table.ConcatenationTable([[own]])
+    assert "files" not in describe(library.Dataset(within), [1]).parts[0]
+    del table.path
     assert "files" not in describe(library.Dataset(table), [1]).parts[0]
-    odd = library.table.MemoryMappedTable.from_file(str(path))
-    del odd.replays
-    assert "files" not in describe(library.Dataset(odd), [1]).parts[0]
 
 
 def test_samples_beyond_the_data_set_are_not_announced() -> None:
