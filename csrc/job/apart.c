@@ -48,8 +48,9 @@ static int open_own(const char *path)
 
 long up_put_back_here(struct up_region *r)
 {
-	struct up_hands h = { .maps_fd = open_own("/proc/self/maps"),
-			      .pagemap_fd = open_own("/proc/self/pagemap"), .seized = 1 };
+	/* Not /proc/self: that is the leader of the threads, which may have ended. */
+	struct up_hands h = { .maps_fd = open_own("/proc/thread-self/maps"),
+			      .pagemap_fd = open_own("/proc/thread-self/pagemap"), .seized = 1 };
 	long ret = h.maps_fd < 0 ? h.maps_fd : h.pagemap_fd < 0 ? h.pagemap_fd : 0;
 
 	if (!ret)
@@ -62,12 +63,12 @@ long up_put_back_here(struct up_region *r)
 #ifndef UP_AGENT_PTHREAD
 static void act(void)
 {
-	long ret = up_sys3(SYS_close_range, TABLE_LEAST, ~0u, CLOSE_RANGE_UNSHARE);
+	long shared = up_sys3(SYS_close_range, TABLE_LEAST, ~0u, CLOSE_RANGE_UNSHARE), ret = shared;
 
 	up_drop_rights();
-	if (!ret)
+	if (!shared)
 		ret = up_put_back_here(apart.region);
-	if (ret == -EMFILE) { /* all numbers that this process may have are copies */
+	if (!shared && ret == -EMFILE) { /* all numbers that this process may have are copies */
 		up_sys3(SYS_close_range, 0, ~0u, 0);
 		ret = up_put_back_here(apart.region);
 	}

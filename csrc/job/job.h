@@ -229,6 +229,8 @@ uint32_t up_replace_checkpoints(struct up_region *r, uintptr_t p) __attribute__(
  * mmap(2): there NFS and Lustre ask their servers, which may not answer, with the lock held that all of
  * the process's threads need. */
 long up_map_of_anchor(struct up_region *r) __attribute__((visibility("hidden")));
+/* The same in the place of whatever lies where the region does. */
+long up_map_anchor_there(struct up_region *r) __attribute__((visibility("hidden")));
 /* How long the anchor's mapping is. */
 size_t up_anchor_bytes(const struct up_region *r) __attribute__((visibility("hidden")));
 

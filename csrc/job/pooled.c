@@ -15,6 +15,7 @@
 #include <linux/userfaultfd.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 
 #include "job/agent.h"
 
@@ -76,16 +77,15 @@ static int put_back(const struct up_hands *h, struct up_region *r, long p, uintp
 
 static int prot_of(const struct up_vma *v)
 {
-	return (v->readable ? PROT_READ : 0) | (v->writable ? PROT_WRITE : 0) |
-	       (v->executable ? PROT_EXEC : 0);
+	return (v->readable ? PROT_READ : 0) | (v->executable ? PROT_EXEC : 0);
 }
 
-/* Whether the pool lies at an address of the region; in a private one also with other rights, which the job gives
- * to what has stayed. */
+/* Whether the pool lies at an address of the region, and nobody can write there: what is written after the question
+ * which pages are copies would be lost. A private one may have other rights, which the job has given it. */
 static int is_pools(const struct up_region *r, const struct up_vma *v, uintptr_t address)
 {
 	int alike = (r->map_flags & MAP_TYPE) == MAP_PRIVATE
-			    ? up_vma_of_one_file(v, &r->pool_mapped) && !v->shared
+			    ? up_vma_of_one_file(v, &r->pool_mapped) && !v->shared && !v->writable
 			    : up_vma_alike(v, &r->pool_mapped);
 
 	return alike && v->offset + (address - v->start) == r->offset + (address - r->address);
@@ -142,9 +142,15 @@ static size_t put_back_parts(const struct up_hands *h, struct up_region *r, long
 
 long up_pool_put_back(const struct up_hands *h, struct up_region *r)
 {
-	long p = up_map_of_anchor(r);
 	size_t done;
+	long p;
 
+	/* A thread of the job that has seized the region unmaps its anchor, and may map something else there. */
+	if (!h->seized && !up_hands_on(r))
+		return 0;
+	p = up_map_of_anchor(r);
+	if (!h->seized)
+		up_hands_off();
 	if (up_failed(p) && h->seized)
 		return p;
 	if (!h->seized)
@@ -155,12 +161,21 @@ long up_pool_put_back(const struct up_hands *h, struct up_region *r)
 	return (long)done;
 }
 
+static int is_address_space_limited(void)
+{
+	struct rlimit limit;
+
+	return up_failed(up_sys4(SYS_prlimit64, 0, RLIMIT_AS, NULL, &limit)) || limit.rlim_cur != RLIM_INFINITY;
+}
+
 void up_pool_keep(struct up_region *r, uintptr_t page)
 {
 	long p = (long)page;
 
 	if ((r->map_flags & MAP_TYPE) == MAP_PRIVATE) {
 		up_sys2(SYS_munmap, page, up_job.page_bytes);
+		if (is_address_space_limited()) /* the room is the job's own; without an anchor there is no pool */
+			return;
 		p = (long)up_mmap(NULL, r->length, PROT_NONE,
 				  MAP_PRIVATE | (r->map_flags & MAP_NORESERVE), r->fd, r->offset);
 	}
@@ -173,7 +188,8 @@ size_t up_anchor_bytes(const struct up_region *r)
 	return (r->map_flags & MAP_TYPE) == MAP_PRIVATE ? r->length : up_job.page_bytes;
 }
 
-long up_map_of_anchor(struct up_region *r)
+/* ``at``: where, in the place of what lies there; 0: anywhere. */
+static long map_of_anchor(struct up_region *r, uintptr_t at)
 {
 	uintptr_t anchor = atomic_load(&r->anchor);
 	int whole = (r->map_flags & MAP_TYPE) == MAP_PRIVATE;
@@ -183,18 +199,29 @@ long up_map_of_anchor(struct up_region *r)
 		return -ENOENT;
 	/* What is kept of a private one stays where it is, and has no page to be moved (Linux 5.13 for a
 	 * file's). */
-	p = up_sys4(SYS_mremap, anchor, whole ? r->length : 0, r->length,
-		    MREMAP_MAYMOVE | (whole ? MREMAP_DONTUNMAP : 0));
+	p = up_sys5(SYS_mremap, anchor, whole ? r->length : 0, r->length,
+		    MREMAP_MAYMOVE | (whole ? MREMAP_DONTUNMAP : 0) | (at ? MREMAP_FIXED : 0), at);
 	if (up_failed(p))
 		return p;
 	ret = whole ? up_sys3(SYS_mprotect, p, r->length, r->prot) : 0;
 	if (up_failed(ret)) {
-		up_sys2(SYS_munmap, p, r->length);
+		if (!at)
+			up_sys2(SYS_munmap, p, r->length);
 		return ret;
 	}
 	if (r->advice != MADV_NORMAL)
 		up_sys3(SYS_madvise, p, r->length, r->advice);
 	return p;
+}
+
+long up_map_of_anchor(struct up_region *r)
+{
+	return map_of_anchor(r, 0);
+}
+
+long up_map_anchor_there(struct up_region *r)
+{
+	return map_of_anchor(r, r->address);
 }
 
 static void left_pool(struct agent *a, struct up_region *r, size_t done)
@@ -231,13 +258,13 @@ static void leave_pool_unseen(struct agent *a, struct up_region *r)
 	long p;
 
 	up_step(a, UP_STATE_DETACHING);
-	p = up_map_of_anchor(r);
 	if (up_hands_on(r)) {
+		p = up_map_of_anchor(r);
 		done = put_back(&h, r, p, r->address, r->length, r->prot) ? r->length : 0;
+		if (!up_failed(p))
+			up_sys2(SYS_munmap, p, r->length);
 		up_hands_off();
 	}
-	if (!up_failed(p))
-		up_sys2(SYS_munmap, p, r->length);
 	left_pool(a, r, done);
 }
 

@@ -142,10 +142,14 @@ static int fill_place(struct up_region *r)
 	long p;
 
 	if (is_hole(r->address, r->length)) {
-		up_map_from_anchor(r);
+		/* There may be no room for two (RLIMIT_AS). If not even for one, nothing else is to come there. */
+		up_sys2(SYS_munmap, r->address, r->length);
+		if (up_failed(up_map_anchor_there(r)))
+			is_hole(r->address, r->length);
 		return 1;
 	}
-	up_put_back_here(r);
+	if (up_failed(up_put_back_here(r))) /* no descriptor is free: elsewhere one is */
+		up_put_back_apart(r);
 	p = up_map_of_anchor(r);
 	if (up_failed(p))
 		return 0;

@@ -97,8 +97,12 @@ static struct up_request *claim_request(void)
 							   UP_REQ_CLAIMED))
 				return &up_job.request[i];
 		}
-		if (!up_agent_alive() || atomic_load(&up_job.silent) || p.steps <= 0)
+		if (!up_agent_alive() || atomic_load(&up_job.silent))
 			return NULL;
+		if (p.steps <= 0) { /* what all of these say it does not hear: not waited for by the next, too */
+			atomic_store(&up_job.silent, 1);
+			return NULL;
+		}
 		wait_a_step(&up_job.request[0].state, atomic_load(&up_job.request[0].state), &p);
 	}
 }
@@ -317,6 +321,8 @@ static int leave_pool(struct up_region *r)
 
 	if (atomic_load(&up_job.bypassed) || up_is_patched()) /* nothing is done by address any more */
 		return -EBUSY;
+	if (atomic_load(&up_job.ending)) /* a filter of the job's may end it at any other call than these */
+		return up_map_from_anchor(r);
 	ret = up_put_back_apart(r);
 	/* Which pages are copies is not known (docs/safety.md). */
 	return ret && ret != -EBUSY ? up_map_from_anchor(r) : ret;

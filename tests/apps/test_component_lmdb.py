@@ -101,8 +101,9 @@ def test_an_environment_that_is_open_for_writing_is_only_watched(
     assert run.summary["rung"] == 2
     assert run.summary["totals"]["checkpoints"]["laid"] == 0
     assert run.summary["totals"]["fault_wait_ns"]["count"] == 0
-    findings = [line for line in run.summary["degradations"] if "readonly=True" in line]
+    findings = [line for line in run.summary["degradations"] if "opened for writing" in line]
     assert len(findings) == 1, run.summary["degradations"]
+    assert "readonly=True" in run.summary["rung_remedy"]
 
 
 # ---- mdb_dump -----------------------------------------------------------------------------------

@@ -341,6 +341,45 @@ def test_a_child_never_reads_zeros_where_its_parent_has_dropped_a_written_page(
     assert lines == [{"wrong": []}] * 3
 
 
+@pytest.mark.parametrize("flags", ["MAP_PRIVATE", "MAP_SHARED"])
+def test_a_child_has_the_file_where_there_is_no_room_for_it_twice(
+    job: Start, records: Records, flags: str
+) -> None:
+    """And nobody who would lay the pool there again."""
+    code = f"""
+    import resource
+    m = Mapping(sys.argv[1], flags={flags})
+    say(pooled=m.pooled())
+    hear()
+    now = int(open("/proc/self/statm").read().split()[0]) * PAGE
+    resource.setrlimit(resource.RLIMIT_AS, (now + (8 << 20), resource.RLIM_INFINITY))
+    if os.fork() == 0:
+        say(same=m.view[5 * PAGE :][:PAGE] == open(sys.argv[1], "rb").read(6 * PAGE)[5 * PAGE :])
+        os._exit(0)
+    say(status=os.wait()[1])
+    """
+    work = job(python(code, records.path), options=POOL)
+    assert work.line() == {"pooled": True}
+    with work.stopped_service():
+        work.tell()
+        assert [work.line(), work.line()] == [{"same": True}, {"status": 0}]
+    work.finish().good()
+
+
+def test_where_address_space_is_limited_a_private_mapping_takes_no_more_of_it(
+    job: Start, records: Records
+) -> None:
+    """The pool keeps a private file's mapping elsewhere, too."""
+    code = """
+    import resource
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 40, resource.RLIM_INFINITY))
+    private, shared = Mapping(sys.argv[1], flags=MAP_PRIVATE), Mapping(sys.argv[1])
+    say(private=private.pooled(), shared=shared.pooled(), digest=private.digest())
+    """
+    done = job(python(code, records.path), options=POOL).finish().good()
+    assert done.lines == [{"private": False, "shared": True, "digest": records.digest}]
+
+
 @pytest.mark.parametrize("agent", AGENTS)
 @pytest.mark.parametrize("begin", [WRITTEN, WRITABLE], ids=["of the pool", "writable"])
 def test_behind_the_new_end_of_a_file_that_was_truncated_it_is_sigbus(

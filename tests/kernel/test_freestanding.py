@@ -17,8 +17,8 @@ from conftest import require
 from paths import ROOT
 
 AGENT = (
-    *("agent", "link", "checkpoint", "pooled", "standin", "respond"),
-    *("bypass", "vma", "thread", "ambient"),
+    *("agent", "reply", "link", "checkpoint", "pooled", "copies", "standin", "respond"),
+    *("bypass", "vma", "thread", "ambient", "apart"),
 )
 #: What they compare, which lies beside it (csrc/job/mapping.c).
 ENTRIES = {"up_entry", "up_entry_count"}

@@ -86,7 +86,8 @@ class NextShard:
         self._table, self._opener, self._scheduler = table, opener, scheduler
         self._waste = waste
         self._found: dict[Key, Next] = {}
-        self._guesses: dict[int, Next] = {}  # by pid: what was read ahead for it last
+        #: By process and the file before it: what was read ahead and is not judged yet.
+        self._guesses: dict[tuple[int, Key], tuple[Reader, Next]] = {}
 
     def beyond(
         self, reader: Reader, walk: Stream, ahead_bytes: int, now: int
@@ -108,7 +109,7 @@ class NextShard:
         start, last = found.frontier_bytes, most == after.size_bytes
         if after.changed or most <= start or (most - start < STEP_MIN_BYTES and not last):
             return
-        if self._wastes(reader.pid, found):
+        if self._wastes(reader, found, after):
             found.frontier_bytes, found.asked_ns = most, now  # it would have been read
             return
         if after.fd < 0 or after.resting:
@@ -153,18 +154,23 @@ class NextShard:
             self._scheduler.forget(found.consumer)
         found.consumer, found.frontier_bytes = None, 0
 
-    def _wastes(self, pid: int, found: Next) -> bool:
-        """Whether what follows is read mostly for nothing for a process. When it has come to the
-        end of another file, it is known what came of the guess before."""
-        before = self._guesses.get(pid)
-        if before is not found:
-            self._guesses[pid] = found
+    def _wastes(self, reader: Reader, found: Next, after: FileState) -> bool:
+        """Whether what follows is read mostly for nothing for a process. It is at the end of a
+        file: what came of a guess is known if it has left the one that it was made at, and that
+        which was guessed is not mapped."""
+        pid, here = reader.pid, reader.file.key
+        for key, (before, guess) in list(self._guesses.items()):
+            if key[0] != pid or key[1] == here or before.regions:
+                continue
+            if guess.file is None or guess.file is reader.file or guess.file.attached:
+                continue
+            del self._guesses[key]
+            self._waste.passed(Prefetcher.NEXT_SHARD, pid, guess.file, 0, guess.frontier_bytes)
+        if (pid, here) not in self._guesses:
+            self._guesses[pid, here] = reader, found
             if len(self._guesses) > FILES_MAX:
                 del self._guesses[next(iter(self._guesses))]
-            if before is not None and before.file is not None:
-                end = before.frontier_bytes
-                self._waste.passed(Prefetcher.NEXT_SHARD, pid, before.file, 0, end)
-        return self._waste.stopped(Prefetcher.NEXT_SHARD, pid)
+        return self._waste.stopped(Prefetcher.NEXT_SHARD, pid, after)
 
     def _next(self, reader: Reader, now: int) -> Next | None:
         found = self._found.get(reader.file.key)

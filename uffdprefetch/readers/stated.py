@@ -29,7 +29,9 @@ from uffdprefetch.warm.scheduler import Scheduler
 
 #: What is said of a range once more is news after this: the kernel may have dropped it.
 AGAIN_NS = 1000 * MS
-FILES_MAX = 256
+FILES_MAX = 4096
+#: Who has read within this time, beyond what is streamed, reads there.
+PASSING_NS = 1000 * MS
 #: StatedFile.by
 BY_JOB = "the job"
 
@@ -53,18 +55,25 @@ class StatedFile:
     streamed_bytes: int = 0  # by streams that have ended
     readers: dict[int, Reader] = field(default_factory=dict)  # by pid: who have said it, and map it
     told: bool = False  # that it does not fit
+    counted_ns: int = 0  # see held_bytes()
+    counted_of_bytes: int = 0
+    counted_bytes: int = 0
     ended_ns: int = 0
     memory_ns: int = 0
 
-    @property
-    def held_bytes(self) -> int:
-        """What lies ahead of its readers by this, or will."""
-        used = 0
+    def held_bytes(self, now: int) -> int:
+        """What lies ahead of its readers by this, or will; counted once in MEMORY_NS and when more
+        is streamed."""
+        held = self.ranges.total_bytes()
+        if now < self.counted_ns + MEMORY_NS and held == self.counted_of_bytes:
+            return self.counted_bytes
+        self.counted_ns, self.counted_of_bytes, used = now, held, 0
         for start, end in self.ranges:
             blocks = start // BLOCK_BYTES, -(-end // BLOCK_BYTES)
             both, _, demanded = self.file.block_counts(*blocks)
             used += both + demanded
-        return max(0, self.ranges.total_bytes() - used)
+        self.counted_bytes = max(0, held - used)
+        return self.counted_bytes
 
 
 class StatedRanges:
@@ -142,7 +151,12 @@ class StatedRanges:
             if book.stream is not None and not self._ends(book, book.stream, now):
                 book.stream.in_pool = book.in_pool
                 book.readers = {pid: one for pid, one in book.readers.items() if one.regions}
-                walks = [w for reader in book.readers.values() for w in reader.table.streams]
+                walks = [
+                    walk
+                    for reader in book.readers.values()
+                    for walk in reader.table.streams
+                    if now - walk.last_ns < PASSING_NS
+                ]
                 ahead = max((w.position_bytes for w in walks), default=0)
                 book.stream.lets_pass(ahead, Priority.STATED)
                 if book.stream.go_on(now):
@@ -152,7 +166,7 @@ class StatedRanges:
         """Stream what fits of what was said, range by range."""
         file, pooled = book.file, book.file.pooled if book.in_pool else None
         room, limit = self._room.of(file, pooled)
-        room -= book.held_bytes
+        room -= book.held_bytes(now)
         for start, end in book.pending:
             if file_stream.missing_bytes(file, start, end, pooled) * LITTLE_SHARE <= end - start:
                 book.settled.add(start, end)
@@ -203,7 +217,7 @@ class StatedRanges:
         elif now >= book.memory_ns:
             book.memory_ns = now + MEMORY_NS
             room, limit = self._room.of(file, stream.pooled)
-            if room < book.held_bytes:
+            if room < book.held_bytes(now):
                 why = f"memory became short ({limit.value})"
                 self._ledger.degrade(f"{file.path}: what was said to be needed is not read: {why}")
                 self._end(book, Stage.STOPPED, why, now)
@@ -224,9 +238,10 @@ class StatedRanges:
 
     def _held(self) -> Iterable[tuple[FileState, int]]:
         """See Room.holders."""
+        now = self._clock.now_ns()
         for book in self.books.values():
             if book.file.attached and book.file.fd >= 0:
-                yield book.file, book.held_bytes
+                yield book.file, book.held_bytes(now)
 
     def describe(self, path: str) -> dict[str, Any] | None:
         """What the summary says of a file (docs/bulk.md); None: nothing was said of it."""

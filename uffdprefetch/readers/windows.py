@@ -6,26 +6,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from uffdprefetch.base.clock import CLOCK, Clock
 from uffdprefetch.base.config import Config
 from uffdprefetch.pool.walkers import walks_of
 from uffdprefetch.predict import window
 from uffdprefetch.predict.streams import REACH_BYTES, Stream
 from uffdprefetch.predict.usage import NOTE_BYTES
-from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers.next_shard import NextShard
 from uffdprefetch.readers.predictor import Predictor
 from uffdprefetch.readers.walks import Walks
 from uffdprefetch.readers.waste import Prefetcher, Waste
 from uffdprefetch.state.publisher import WINDOW, EventPublisher
 from uffdprefetch.state.reader import Reader
-from uffdprefetch.state.region import Region
 from uffdprefetch.warm.consumer import Consumer, PrefetchRange
 from uffdprefetch.warm.placement import CheckpointPlacer
 
-#: Since it was last seen a walk has gone on: at most so many times as far as its rate says, and so
-#: many bytes.
-UNSEEN_TIMES, UNSEEN_BYTES = 2, 4 << 20
 #: A walk that leaves something out is judged by what lies further behind: by then it is known
 #: whether it follows a sequence (readers/strides.py), and others prefetch for it.
 SKIPS_BEHIND_BYTES = 3 * REACH_BYTES
@@ -41,10 +35,10 @@ class Windows(Predictor):
 
     def __init__(
         self, config: Config, walks: Walks, tap: EventPublisher, layout: CheckpointPlacer,
-        waste: Waste, clock: Clock = CLOCK, next_shard: NextShard | None = None,
+        waste: Waste, next_shard: NextShard | None = None,
     ) -> None:  # fmt: skip
         self._config, self._walks, self._tap, self._layout = config, walks, tap, layout
-        self._waste, self._clock, self._next_shard = waste, clock, next_shard
+        self._waste, self._next_shard = waste, next_shard
 
     def confidence(self, reader: Reader, now_ns: int) -> float:
         """See Predictor."""
@@ -59,8 +53,9 @@ class Windows(Predictor):
         if says_random and not reader.jumps.shows_walk:
             return
         pooled, end_bytes = reader.reads_pool, reader.span.end_bytes
+        judged = not (fixed or pooled or reader.file.streamed) and reader.shows_touches
         for stream in walks_of(reader, now_ns) if pooled else reader.table.active():
-            if not fixed and self._wastes(reader, stream, pooled):
+            if judged and self._wastes(reader, stream):
                 # from there on, should it begin again
                 stream.frontier_bytes = stream.position_bytes
                 continue
@@ -74,13 +69,12 @@ class Windows(Predictor):
             if self._config.policy == "auto":
                 yield from self._next_shard.beyond(reader, stream, ahead, now_ns)
 
-    def _wastes(self, reader: Reader, stream: Stream, pooled: bool) -> bool:
-        """Whether what is read ahead of a process is mostly for nothing, by what the walk has
-        passed. REACH_BYTES behind it other threads and ranks may still come by."""
-        if not pooled and reader.client.pagemap_fd >= 0:
-            behind = SKIPS_BEHIND_BYTES if stream.skips else REACH_BYTES
-            self._judge(reader, stream, stream.position_bytes - behind * stream.direction)
-        return self._waste.stopped(Prefetcher.WINDOWS, reader.pid)
+    def _wastes(self, reader: Reader, stream: Stream) -> bool:
+        """Whether what is read ahead of a process in a file is mostly for nothing, by what the walk
+        has passed. REACH_BYTES behind it other threads and ranks may still come by."""
+        behind = SKIPS_BEHIND_BYTES if stream.skips else REACH_BYTES
+        self._judge(reader, stream, stream.position_bytes - behind * stream.direction)
+        return self._waste.stopped(Prefetcher.WINDOWS, reader.pid, reader.file)
 
     def _judge(self, reader: Reader, stream: Stream, passed: int) -> None:
         """It is known what came of the bytes from where it was last known up to ``passed``."""
@@ -91,24 +85,6 @@ class Windows(Predictor):
             Prefetcher.WINDOWS, reader.pid, reader.file, min(judged, passed), max(judged, passed)
         )
         stream.judged_bytes = passed
-
-    def unmapped(self, region: Region) -> None:
-        """See Predictor: what still lay ahead of its walks was for nothing, as far as they have
-        surely not come there since it was last looked where they were."""
-        reader = region.reader
-        if reader.in_charge is not self or reader.regions:
-            return
-        if region.verdict == ServingMode.POOL or reader.client.pagemap_fd < 0:
-            return
-        now = self._clock.now_ns()
-        for stream in reader.table.active():
-            self._judge(reader, stream, stream.position_bytes)
-            unseen_ns = now - max(stream.last_ns, region.scan.last_end_ns)
-            gone = UNSEEN_TIMES * stream.rate_bytes_per_second * unseen_ns / 1e9
-            sure = stream.position_bytes + (int(gone) + UNSEEN_BYTES) * stream.direction
-            if (stream.frontier_bytes - sure) * stream.direction > 0:
-                stream.judged_bytes = sure
-                self._judge(reader, stream, stream.frontier_bytes)
 
     def _next(self, stream: Stream, end_bytes: int, pooled: bool) -> tuple[int, int] | None:
         ahead = self._layout.lookahead(stream, pooled)

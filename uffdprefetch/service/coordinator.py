@@ -126,9 +126,7 @@ class Coordinator:
         self._table = FileTable(config, scheduler, ledger, clock)
         waste = Waste(ledger, scheduler.meter)
         self.next_shard = NextShard(self._table, self.opener, scheduler, waste)
-        self.arbiter.add(
-            Windows(config, self.walks, self.tap, self.layout, waste, clock, self.next_shard)
-        )
+        self.arbiter.add(Windows(config, self.walks, self.tap, self.layout, waste, self.next_shard))
         self.arbiter.add(self.bulk)
         self._looks = PagetableScanner(
             self.layout, self.tap, self._mapped, self.arbiter.scanned, clock

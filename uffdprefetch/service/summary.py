@@ -147,6 +147,8 @@ def _gained(
     ]
     covered = round((figures["coverage"] or 0.0) * (figures["coverage_denominator_bytes"] or 0))
     touched = (figures["coverage_denominator_bytes"] or 0) - covered
+    if figures["demand_misses"]:  # the kernel's own readahead may have brought it
+        touched = 0
     return gained(
         [*engine.ledger.spared, *reads],
         figures["used_bytes"],

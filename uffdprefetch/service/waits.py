@@ -20,8 +20,9 @@ MS = 1_000_000
 #: Between two samples; what one takes is one part in COST of a core at most.
 EVERY_NS = 50 * MS
 COST = 100
-#: A sample stands for the time since the last one, but not for a time in which the service slept.
-LONGEST_NS = 4 * EVERY_NS
+#: A sample stands for the time since the last one, but not for a time in which the service slept:
+#: it may be so much later than it was due.
+LATE_NS = 3 * EVERY_NS
 
 
 def thread_states(pid: int) -> str:
@@ -48,9 +49,10 @@ class Reading:
     samples: int = 0
     threads: int = 0
 
-    def note(self, states: str, touched_ns: int, now: int) -> None:
-        """A sample. ``touched_ns``: its last touch, as far as it was seen."""
-        since_ns = min(now - self.sampled_ns, LONGEST_NS) if self.sampled_ns else 0
+    def note(self, states: str, touched_ns: int, now: int, every_ns: int = EVERY_NS) -> None:
+        """A sample. ``touched_ns``: its last touch, as far as it was seen; ``every_ns``: how long
+        after the one before it was due."""
+        since_ns = min(now - self.sampled_ns, every_ns + LATE_NS) if self.sampled_ns else 0
         self.sampled_ns = now
         waiting, running = states.count("D"), states.count("R")
         if waiting:
@@ -83,7 +85,7 @@ class Waits:
 
     def __init__(self, clock: Clock = CLOCK) -> None:
         self._clock = clock
-        self.due_ns = 0
+        self.due_ns, self._every_ns = 0, EVERY_NS
         self._read: dict[int, tuple[Client, Reading]] = {}
         self._when = IntervalSet()  # in which those have read that have ended
         self._thread_ns = self._waited_ns = 0.0  # of those
@@ -104,8 +106,9 @@ class Waits:
                 continue
             _, reading = self._read.setdefault(key, (client, Reading()))
             touched_ns = max(one.seen_ns for one in readers)
-            reading.note(thread_states(client.pid), touched_ns, now)
-        self.due_ns = now + max(EVERY_NS, COST * (self._clock.cpu_ns() - began))
+            reading.note(thread_states(client.pid), touched_ns, now, self._every_ns)
+        self._every_ns = max(EVERY_NS, COST * (self._clock.cpu_ns() - began))
+        self.due_ns = now + self._every_ns
 
     def _fold(self, reading: Reading) -> None:
         if reading.end_ns > reading.begin_ns:

@@ -105,9 +105,9 @@ class Opener:
                 what = what()
             fd = what if isinstance(what, int) else os.open(what, FLAGS)
             result = reopen(fd)
-        except OSError as error:
-            result = error
-            if fd >= 0:
+        except (OSError, ValueError) as error:  # no name of a file: a NUL, a lone surrogate
+            result = error if isinstance(error, OSError) else OSError(errno.EINVAL, str(error))
+            if fd >= 0 and isinstance(error, OSError):
                 with contextlib.suppress(OSError):
                     error.filename = os.readlink(f"/proc/self/fd/{fd}")
         finally:

@@ -101,6 +101,7 @@ class Reader:
         self.order = OrderState()
         self.pool = PoolTouches()
         self.unneeded = Unneeded()
+        self.has_unmapped = False  # some of it, at some time
         #: The last walk that was taken for one at its first touch, because the job had said so.
         self.trusted: Stream | None = None
 
@@ -123,6 +124,7 @@ class Reader:
     def remove(self, region: Region) -> None:
         """One has gone."""
         del self.regions[region.id]
+        self.has_unmapped = True
         self._measure()
 
     def _measure(self) -> None:
@@ -130,6 +132,13 @@ class Reader:
         start = min((span.start_bytes for span in spans), default=0)
         #: From the first to the last byte that it has mapped.
         self.span = Span(start, max((s.end_bytes for s in spans), default=0), uffd.PAGE_BYTES)
+
+    @property
+    def shows_touches(self) -> bool:
+        """Whether its page table shows all that it has ever touched: what it unmaps or gives back
+        may be gone from there before it was looked at."""
+        gives_back = self.has_unmapped or self.unneeded.said_ns
+        return self.client.pagemap_fd >= 0 and not gives_back
 
     @property
     def pooled(self) -> bool:

@@ -79,7 +79,7 @@ class Node:
         file: Any = SimpleNamespace(
             key=(1, 2, SIZE, 4), path="/data", size_bytes=SIZE, changed=None, pooled=None,
             mark_used=lambda start, end: None, block_counts=lambda *_: (0, 0, 0),
-            used_runs=lambda *_: 0, jumps=0,
+            used_runs=lambda *_: 0, jumps=0, streamed=False,
         )  # fmt: skip
         self.client: Any = SimpleNamespace(
             pagemap_fd=0,

@@ -84,7 +84,7 @@ class Node:
         self.orders.begin()
         file: Any = SimpleNamespace(
             key=(1, 2, SIZE, 4), path="/data/records", size_bytes=SIZE, changed=None, pooled=None,
-            attached=1, resting=False, mark_used=lambda start, end: None, jumps=0,
+            attached=1, resting=False, mark_used=lambda start, end: None, jumps=0, streamed=False,
         )  # fmt: skip
         self.client: Any = SimpleNamespace(
             rank=0,

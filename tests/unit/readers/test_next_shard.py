@@ -311,3 +311,17 @@ def test_an_index_is_asked_for_where_there_may_be_one(node: Node) -> None:
         made(node.directory / name)
         node.beyond(node.reader(name), SIZE - 24 * MIB)
     assert len(node.asked) == 2
+
+
+def test_two_files_side_by_side_are_no_waste_of_each_others_next(node: Node) -> None:
+    """Threads of a process that each come to the end of their own file, again and again."""
+    for number in range(4, 8):
+        made(node.directory / f"other-{number:05d}-of-00007.safetensors")
+    readers = [node.reader(SHARDS[0]), node.reader("other-00004-of-00007.safetensors")]
+    for step in range(24):
+        for number, reader in enumerate(readers):
+            node.beyond(reader, SIZE - (24 - step) * MIB, id=number)
+            node.opens()
+    for number, reader in enumerate(readers):
+        assert node.beyond(reader, SIZE, 1 << 40, id=number), "not stopped"
+    assert not node.ledger.degradations
