@@ -289,12 +289,17 @@ def test_the_same_region_twice_ends_its_sender_only(victim: Victim, records: Rec
     victim.is_served()
 
 
-def test_a_descriptor_of_something_else_is_named_as_that(job: Start, records: Records) -> None:
+def test_a_descriptor_of_something_else_is_named_as_that(
+    job: Start, records: Records, tmp_path: Path
+) -> None:
     """No program's mapping comes with one; its number may be another's by then."""
+    written = tmp_path / "written"
+    written.touch()
+    os.truncate(written, 1 << 24)
     honest = job(python(VICTIM, records.path))
     victim = Victim(honest, records)
     with agent(victim) as peer:
-        for region, path in ((1024, records.path), (1025, "/dev/null")):
+        for region, path in ((1024, written), (1025, Path("/dev/null"))):
             fd = os.open(path, os.O_WRONLY if region == 1024 else os.O_RDONLY)
             offer(peer, attach(region=region, **offered(path) | {"size_bytes": 1 << 24}), fd)
             os.close(fd)
@@ -309,6 +314,7 @@ def test_a_descriptor_of_something_else_is_named_as_that(job: Start, records: Re
 
 def test_a_client_cannot_offer_regions_without_end(victim: Victim, records: Records) -> None:
     fields = {**offered(records.path), "flags": wire.ATTACH_INHERITED}
+    victim.read()  # the file is open: else each is refused
     with agent(victim) as peer:
         peer.settimeout(0.001)
         for region in range(1, 20_000):

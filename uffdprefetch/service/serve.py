@@ -365,7 +365,8 @@ class Service:
         if self._live is not None:
             self._live.tick(now, self._limit)
         elif not is_first:
-            self._with_live()
+            with contextlib.suppress(OSError):  # no descriptor is free to load it by: later, then
+                self._with_live()
         self._look_for_writers()
         self.engine.refresh_all()
 
