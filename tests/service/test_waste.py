@@ -125,6 +125,7 @@ def test_shards_of_which_every_other_one_is_read(job: Start, bed: SlowBed, store
         for at in range(0, m.length, 1 << 18):
             sha.update(m.view[at : at + (1 << 18)])
             time.sleep(0.001)
+        m.unmap()
     say(digest=sha.hexdigest())
     """
     _, ours, findings = both(job, bed, code, every)
