@@ -342,7 +342,7 @@ def report(bench: Bench, args: argparse.Namespace, settings: dict[str, int]) -> 
 
 
 def without_machine_paths(text: str, bench: Bench, source: Path) -> str:
-    """The report's text with placeholders for this machine's paths."""
+    """The report's text with DIR and the like in the place of this machine's paths."""
     root = Path(__file__).resolve().parents[1]
     places = {
         str(bench.bed.mountpoint): "BED",
