@@ -142,7 +142,10 @@ struct up_workers;
 int up_workers_create(struct up_workers **out, int threads, int event_fd);
 /* Waits for jobs under way; those not begun are dropped. */
 void up_workers_destroy(struct up_workers *workers);
+/* Queue a job (-EAGAIN: full), and begin with what is queued: short jobs that lie there together are
+ * read together. */
 int up_workers_submit(struct up_workers *workers, const struct up_warm_job *job);
+void up_workers_start(struct up_workers *workers);
 int up_workers_reap(struct up_workers *workers, struct up_warm_result *out, int max);
 /* CPU time of all workers, ns: user + system, the copy of the reads included. */
 int64_t up_workers_cpu_ns(struct up_workers *workers);

@@ -39,12 +39,29 @@ class Workers:
             7, self.fd, start, end - start, method=method, chunk_bytes=chunk,
             **more,  # type: ignore[arg-type]
         )  # fmt: skip
+        self._workers.start()
         ready, _, _ = select.select([self._event_fd], [], [], HANG_SECONDS)
         assert ready, "the worker says nothing"
         os.read(self._event_fd, 8)
         (result,) = self._workers.reap()
         assert result.id == 7
         return result
+
+    def warm_all(self, starts: list[int], length: int, method: int) -> list[WarmResult]:
+        """Extents of a length that are queued before the worker begins; in that order."""
+        for number, start in enumerate(starts):
+            assert self._workers.submit(
+                number, self.fd, start, length, method=method, chunk_bytes=256 * KIB
+            )
+        self._workers.start()
+        results: list[WarmResult] = []
+        while len(results) < len(starts):
+            ready, _, _ = select.select([self._event_fd], [], [], HANG_SECONDS)
+            assert ready, "the worker says nothing"
+            told = int.from_bytes(os.read(self._event_fd, 8), "little")
+            results += self._workers.reap()
+            assert told <= len(results)
+        return sorted(results)
 
     def resident(self, start: int, end: int) -> int:
         told, _ = uffd.resident_bytes(self.fd, start, end - start)
@@ -101,6 +118,34 @@ def test_of_too_few_cold_pages_nothing_is_decided_and_all_comes(workers: Workers
     result = workers.warm(0, 2 * MIB, uffd.WARM_PROBE)
     assert result.method == uffd.WARM_PROBE
     assert workers.resident(0, 2 * MIB) == 2 * MIB
+
+
+def together(results: list[WarmResult]) -> list[int]:
+    """How many extents were begun before the first of them was there, group by group."""
+    counts, left = [], results
+    while left:
+        begun = [one for one in left if one.start_ns < left[0].done_ns]
+        counts.append(len(begun))
+        left = left[len(begun) :]
+    return counts
+
+
+@pytest.mark.parametrize(
+    ("length", "method", "groups"),
+    [
+        (64 * KIB, uffd.WARM_READAHEAD, [8, 8, 4]),
+        (4 * KIB, uffd.WARM_READAHEAD, [16, 4]),
+        (512 * KIB, uffd.WARM_READAHEAD, [1] * 20),
+        (64 * KIB, uffd.WARM_PREAD, [1] * 20),
+    ],
+)
+def test_short_extents_are_begun_together_up_to_512_kib_where_reads_are_only_started(
+    workers: Workers, length: int, method: int, groups: list[int]
+) -> None:
+    starts = [(7 * n % 20) * 2 * MIB for n in range(20)]
+    results = workers.warm_all(starts, length, method)
+    assert [(one.error, one.bytes + one.resident_bytes) for one in results] == [(0, length)] * 20
+    assert together(results) == groups
 
 
 @pytest.fixture

@@ -174,6 +174,16 @@ class Replay:
         return self._books[file]
 
 
+class Workers(uffd.Workers):
+    """Threads that are none: what is submitted the tape has read."""
+
+    def __init__(self) -> None:
+        pass
+
+    def start(self) -> None:
+        """See uffd.Workers."""
+
+
 class Core:
     """The part of a service that decides, and nothing of it that waits or reads."""
 
@@ -190,8 +200,7 @@ class Core:
         """As Service.__init__ does."""
         grid = self.config.distance_bytes or DISTANCE_MIN_BYTES
         bucket = TokenBucket(self.config.max_rate_bytes_per_second, EXTENT_BYTES)
-        workers = uffd.Workers.__new__(uffd.Workers)
-        self.scheduler = Scheduler(workers, bucket, grid, None, self.ledger.degrade)
+        self.scheduler = Scheduler(Workers(), bucket, grid, None, self.ledger.degrade)
         opener: Any = SimpleNamespace(open=lambda fd, then: os.close(fd), step=lambda: None)
         engine = Coordinator(self.config, self.scheduler, self.ledger, None, opener, self.clock)
         if self.pool is not None:

@@ -8,7 +8,6 @@ answers from the notes.
 from __future__ import annotations
 
 import base64
-import dataclasses
 import importlib
 import os
 import time
@@ -155,7 +154,7 @@ def _questions(world: World, put: Put) -> None:
     put(uffd.Workers, "submit", asked_submit)
     put(uffd.Workers, "reap", lambda self: [
         uffd.WarmResult(*row)
-        for row in world.ask(["reap"], lambda: [dataclasses.astuple(r) for r in reap(self)])
+        for row in world.ask(["reap"], lambda: [list(r) for r in reap(self)])
     ])  # fmt: skip
 
 
@@ -277,9 +276,7 @@ def _of_the_pool(world: World, put: Put) -> None:
         ))  # fmt: skip
 
     def reap(self: Any) -> list[uffd.WarmResult]:
-        rows = world.ask(
-            ["pool_reap"], lambda: [dataclasses.astuple(r) for r in real["reap"](self)]
-        )
+        rows = world.ask(["pool_reap"], lambda: [list(r) for r in real["reap"](self)])
         return [uffd.WarmResult(*row) for row in rows]
 
     def drain(self: Any) -> list[uffd_pool.PoolEvent]:

@@ -424,6 +424,7 @@ static void test_workers(int threads)
 			}
 			sent++;
 		}
+		up_workers_start(counting.pool);
 		if (seen % 500 == 0)
 			posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
 		n = up_workers_reap(counting.pool, result, 1 + (int)(seen % 64));
@@ -450,6 +451,7 @@ static void test_workers(int threads)
 		fill_job(&job[i], i, fd, pipe_fd[0], rw, &seed);
 		CHECK(!up_workers_submit(counting.pool, &job[i]));
 	}
+	up_workers_start(counting.pool);
 	up_workers_destroy(counting.pool);
 	up_workers_destroy(NULL);
 	close(event_fd);

@@ -58,8 +58,10 @@ int main(int argc, char **argv)
 	rival_end = rival_at + (off_t)job.length;
 	if (job.fd < 0 || rival_fd < 0 || event < 0 || up_workers_create(&workers, 1, event) < 0)
 		return 3;
-	if (up_workers_submit(workers, &job) || poll(&wait, 1, 60000) != 1 ||
-	    up_workers_reap(workers, &r, 1) != 1)
+	if (up_workers_submit(workers, &job))
+		return 4;
+	up_workers_start(workers);
+	if (poll(&wait, 1, 60000) != 1 || up_workers_reap(workers, &r, 1) != 1)
 		return 4;
 	printf("{\"method\": %u, \"chunk\": %u, \"asked\": %llu, \"came\": %llu, \"error\": %d, "
 	       "\"resident\": %lld}\n", r.method, r.chunk_bytes, (unsigned long long)r.asked_bytes,

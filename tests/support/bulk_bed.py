@@ -117,6 +117,9 @@ class Bed:
         self._under_way.append((number, fd, start, length))
         return True
 
+    def start(self) -> None:
+        pass
+
     def reap(self) -> list[uffd.WarmResult]:
         done = []
         for number, fd, start, length in self._under_way:

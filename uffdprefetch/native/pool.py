@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from uffdprefetch.native import uffd
-from uffdprefetch.native.uffd import RESULTS_AT_ONCE, Ring, WarmResult
+from uffdprefetch.native.uffd import RESULTS_AT_ONCE, Ring, WarmResult, warm_results
 
 if TYPE_CHECKING:  # a service without a pool does without numpy
     import numpy as np
@@ -217,8 +217,7 @@ class Pool:
     def reap(self) -> list[WarmResult]:
         """Extents finished since the last call."""
         n = _lib.up_pool_reap(self._pointer, self._results, RESULTS_AT_ONCE)
-        names = WarmResult.__dataclass_fields__
-        return [WarmResult(*(int(getattr(self._results[i], k)) for k in names)) for i in range(n)]
+        return warm_results(self._results, n)
 
     # -------------------------------------------------------------- eviction
 

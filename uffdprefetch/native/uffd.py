@@ -7,8 +7,8 @@ The C functions return >= 0 or -errno, which :func:`_checked` turns into OSError
 
 from __future__ import annotations
 
+import operator
 import os
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from uffdprefetch import _uffd  # type: ignore[attr-defined]
@@ -178,8 +178,7 @@ def touched_runs(pagemap_fd: int, address: int, length: int) -> tuple[list[tuple
     return [(int(_runs[2 * i]), int(_runs[2 * i + 1])) for i in range(n)], int(_next[0])
 
 
-@dataclass(frozen=True)
-class WarmResult:
+class WarmResult(NamedTuple):
     """A worker's result of one job (csrc/service/helper.h, struct up_warm_result)."""
 
     id: int
@@ -198,6 +197,20 @@ class WarmResult:
     storage_bytes: int = -1
 
 
+_RESULT = layout("up_warm_result")
+_RESULT_FIELDS = operator.itemgetter(
+    *map(
+        [name for name, _ in _ffi.typeof("struct up_warm_result").fields].index, WarmResult._fields
+    )
+)
+
+
+def warm_results(out: Any, count: int) -> list[WarmResult]:
+    """The first of an array of struct up_warm_result."""
+    rows = _RESULT.iter_unpack(_ffi.buffer(out, count * _RESULT.size))
+    return [WarmResult._make(_RESULT_FIELDS(row)) for row in rows]
+
+
 class Workers:
     """C threads that read extents into the page cache. ``event_fd`` counts finished jobs."""
 
@@ -205,6 +218,7 @@ class Workers:
         pointer = _ffi.new("struct up_workers **")
         self.threads = _checked(_lib.up_workers_create(pointer, threads, event_fd), "warm workers")
         self._pointer = pointer[0]
+        self._job = _ffi.new("struct up_warm_job *")
         self._out = _ffi.new("struct up_warm_result[]", RESULTS_AT_ONCE)
 
     def submit(
@@ -219,8 +233,9 @@ class Workers:
         checkpoint_fd: int = -1,
         pages: list[int] | None = None,
     ) -> bool:
-        """Queue one extent (bytes) and up to 16 checkpoint pages to copy. False: queue full."""
-        job = _ffi.new("struct up_warm_job *")
+        """Queue one extent (bytes) and up to 16 checkpoint pages to copy, for start(). False: queue
+        full."""
+        job = self._job
         job.id, job.fd, job.offset, job.length = job_id, fd, offset, length
         job.method, job.chunk_bytes, job.checkpoint_fd = method, chunk_bytes, checkpoint_fd
         pages = pages or []
@@ -229,11 +244,14 @@ class Workers:
             job.page[i] = page
         return int(_lib.up_workers_submit(self._pointer, job)) == 0
 
+    def start(self) -> None:
+        """Begin with what is queued; short extents that were queued together are read together."""
+        _lib.up_workers_start(self._pointer)
+
     def reap(self) -> list[WarmResult]:
         """Jobs finished since the last call."""
         n = _lib.up_workers_reap(self._pointer, self._out, RESULTS_AT_ONCE)
-        names = WarmResult.__dataclass_fields__
-        return [WarmResult(*(int(getattr(self._out[i], k)) for k in names)) for i in range(n)]
+        return warm_results(self._out, n)
 
     def cpu_seconds(self) -> float:
         """CPU time of the workers, including the reads' copies."""

@@ -185,6 +185,7 @@ class Scheduler:
         for page in pages:  # side by side: the job waits for the last of them
             if self._send(Extent(file, 0, 0, None, [page])):
                 file.pending_pages.add(page)
+        self._workers.start()
 
     def begin(self, file: FileState, start: int) -> None:
         """A mapping of the file itself begins at this offset. Where a request costs more than its
@@ -195,6 +196,7 @@ class Scheduler:
         low, high = file_systems.cells(start, start + 1, file.unit_bytes, file.size_bytes)
         if file.fresh(low, high):
             self._send(Extent(file, low, high, None, []))
+            self._workers.start()
 
     def forget(self, consumer: Consumer) -> None:
         """Drop what a consumer had queued."""
@@ -256,6 +258,11 @@ class Scheduler:
 
     def pump(self, now_ns: int) -> int:
         """Hand extents to the workers; returns ns after which to call again (0: no need)."""
+        wait = self._hand_out(now_ns)
+        self._workers.start()
+        return wait
+
+    def _hand_out(self, now_ns: int) -> int:
         while self.under_way_bytes < self.target_bytes:
             key = self._nearest(now_ns)
             if key is None:

@@ -41,6 +41,9 @@ class Notes:
         self._under_way.append((number, length, method))
         return True
 
+    def start(self) -> None:
+        pass
+
     def reap(self) -> list[uffd.WarmResult]:
         done = [
             uffd.WarmResult(

@@ -121,6 +121,9 @@ class Workers(uffd.Workers):
         self.sent.append((job_id, wanted, length))
         return True
 
+    def start(self) -> None:
+        """See uffd.Workers."""
+
     def asked(self, number: int, wanted: Range, length: int, now: int, done: int) -> None:
         """A request is on the link; ``done``: its completion time."""
         heapq.heappush(self._under_way, (done, number, wanted, length, now))
