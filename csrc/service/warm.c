@@ -24,8 +24,12 @@
 #define PROBE_LEAST 8 /* pieces: of fewer, chance could make the pattern */
 /* Short jobs are taken together: waking a worker for each, and the service for its result, costs as
  * much as 64 KiB take at 300 MB/s, and a worker that waits for a busy core holds up more than one. */
+#define SHORT_BYTES (256u << 10)
 #define TOGETHER 16u
 #define TOGETHER_BYTES (512u << 10)
+/* Of these no more are under way, or a FUSE daemon's queue is congested (at 48 where it has set
+ * max_background to 64), and the kernel drops what is asked for: it would be read one by one. */
+#define SHORT_UNDER_WAY 32u
 
 struct up_workers {
 	pthread_mutex_t issue; /* held while a job is taken and its reads are started */
@@ -34,7 +38,7 @@ struct up_workers {
 	int threads, stop, event_fd;
 	uint32_t head, tail;           /* jobs */
 	uint32_t done_head, done_tail; /* results */
-	uint32_t under_way;
+	uint32_t under_way, short_under_way;
 	struct up_warm_job job[QUEUE];
 	uint64_t submit_ns[QUEUE];
 	struct up_warm_result result[QUEUE];
@@ -266,10 +270,19 @@ static void finish(const struct up_warm_job *job, struct up_warm_result *r, char
 	r->done_ns = now_ns();
 }
 
-/* Whether a job may go with others: its reads are only started, and nobody waits for its pages. */
-static int goes_along(const struct up_warm_job *job)
+/* Whether a job may go with others: its read is only started, and nobody waits for its pages. */
+static int is_short(const struct up_warm_job *job)
 {
-	return job->method == UP_WARM_READAHEAD && job->length && !job->pages;
+	return job->method == UP_WARM_READAHEAD && !job->pages && job->length &&
+	       job->length <= SHORT_BYTES;
+}
+
+/* Whether the next job may be begun now. */
+static int ready(const struct up_workers *p)
+{
+	if (p->head == p->tail)
+		return 0;
+	return p->short_under_way < SHORT_UNDER_WAY || !is_short(&p->job[p->tail % QUEUE]);
 }
 
 /* Take the next job, and those behind it that may go with it. */
@@ -284,9 +297,10 @@ static unsigned int take(struct up_workers *p, struct up_warm_job *job, struct u
 						.submit_ns = p->submit_ns[p->tail % QUEUE] };
 		bytes += job[n].length;
 		p->tail++;
+		p->short_under_way += (uint32_t)is_short(&job[n]);
 		n++;
-	} while (n < TOGETHER && p->head != p->tail && goes_along(&job[n - 1]) &&
-		 goes_along(&p->job[p->tail % QUEUE]) &&
+	} while (n < TOGETHER && ready(p) && is_short(&job[n - 1]) &&
+		 is_short(&p->job[p->tail % QUEUE]) &&
 		 bytes + p->job[p->tail % QUEUE].length <= TOGETHER_BYTES);
 	return n;
 }
@@ -307,7 +321,7 @@ static void *worker(void *arg)
 		 * the order in which the reader will want them, not interleaved. */
 		pthread_mutex_lock(&p->issue);
 		pthread_mutex_lock(&p->lock);
-		while (p->head == p->tail && !p->stop)
+		while (!ready(p) && !p->stop)
 			pthread_cond_wait(&p->more, &p->lock);
 		if (p->stop)
 			break;
@@ -323,6 +337,10 @@ static void *worker(void *arg)
 		pthread_mutex_lock(&p->lock);
 		for (uint64_t i = 0; i < n; i++)
 			p->result[p->done_head++ % QUEUE] = r[i];
+		if (is_short(&job[0])) {
+			p->short_under_way -= (uint32_t)n;
+			pthread_cond_signal(&p->more);
+		}
 		pthread_mutex_unlock(&p->lock);
 		if (write(p->event_fd, &n, sizeof(n)) < 0)
 			continue; /* EAGAIN: the counter is full, so the reader is awake anyway */

@@ -305,8 +305,9 @@ BREAKAGES = {
     "a worker forgets a lock": (
         "tsan", HELPER, "service/warm.c",
         "pthread_mutex_lock(&p->lock);\n\t\tfor (uint64_t i = 0; i < n; i++)\n"
-        "\t\t\tp->result[p->done_head++ % QUEUE] = r[i];\n\t\tpthread_mutex_unlock(&p->lock);",
-        "for (uint64_t i = 0; i < n; i++)\n\t\t\tp->result[p->done_head++ % QUEUE] = r[i];",
+        "\t\t\tp->result[p->done_head++ % QUEUE] = r[i];",
+        "for (uint64_t i = 0; i < n; i++)\n\t\t\tp->result[p->done_head++ % QUEUE] = r[i];\n"
+        "\t\tpthread_mutex_lock(&p->lock);",
         "data race",
     ),
     "a record of the kernel's is taken without a look at what was written before": (

@@ -27,12 +27,12 @@ KIB, MIB = 1 << 10, 1 << 20
 class Workers:
     """A pool of one thread on a cold file, one job at a time."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, threads: int = 1) -> None:
         drop_cache(path)
         self.path = path
         self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._event_fd = os.eventfd(0, os.EFD_CLOEXEC)
-        self._workers = uffd.Workers(1, self._event_fd)
+        self._workers = uffd.Workers(threads, self._event_fd)
 
     def warm(self, start: int, end: int, method: int, chunk: int = 0, **more: object) -> WarmResult:
         assert self._workers.submit(
@@ -146,6 +146,22 @@ def test_short_extents_are_begun_together_up_to_512_kib_where_reads_are_only_sta
     results = workers.warm_all(starts, length, method)
     assert [(one.error, one.bytes + one.resident_bytes) for one in results] == [(0, length)] * 20
     assert together(results) == groups
+
+
+def test_of_short_extents_no_more_than_32_are_under_way(bed: SlowBed) -> None:
+    workers = Workers(bed.path(ARRAY), threads=8)
+    try:
+        bed.set(latency_us=50_000)  # all could be begun before the first of them is there
+        results = workers.warm_all(
+            [n * 512 * KIB for n in range(100)], 4 * KIB, uffd.WARM_READAHEAD
+        )
+    finally:
+        bed.set(latency_us=1000)
+        workers.close()
+    under_way = [
+        sum(one.start_ns <= at.start_ns < one.done_ns for one in results) for at in results
+    ]
+    assert 16 < max(under_way) <= 32
 
 
 @pytest.fixture
