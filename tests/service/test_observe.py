@@ -79,10 +79,25 @@ def met_after(
     path.write_bytes(bytes(2 * MIB))
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ):
         for _ in range(looks):
-            watcher.look([os.getpid()], watcher.due_ns + observe.LOOK_ALL_NS)
+            now_ns = watcher.due_ns + observe.LOOK_ALL_NS
+            while watcher.due_ns <= now_ns:  # process by process
+                watcher.look([os.getpid()], now_ns)
     for client in engine.clients.values():
         client.close()
     return met
+
+
+def test_of_a_round_one_process_is_looked_at_in_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    monkeypatch.setattr(observe, "descendants", lambda _: [11, 12, 13])
+    monkeypatch.setattr(observe, "maps_text", lambda pid: read.append(pid))
+    engine = SimpleNamespace(clients={}, opener=None)
+    watcher = Observer(cast(Any, engine), Ledger(), MIB, everybody=True)
+    for turn in range(3):
+        watcher.look([11], 10**12)
+        assert len(read) == turn + 1
+        assert (watcher.due_ns > 10**12) == (turn == 2)
+    assert sorted(read) == [11, 12, 13]
 
 
 def test_a_forked_child_whose_agent_has_not_said_hello_yet_is_not_a_stranger(

@@ -56,6 +56,11 @@ class Observer:
         self._regions = FIRST_OBSERVED
         #: Without an agent at the last look. That of a forked child may be starting.
         self._strangers: set[int] = set()
+        self._before: set[int] = set()  # at the look before that
+        # a round over the processes: those still to be looked at, whether that is all of them, and
+        # what it has cost
+        self._round: list[int] = []
+        self._every, self._cost_ns = False, 0
 
     @property
     def due_ns(self) -> int:
@@ -64,29 +69,40 @@ class Observer:
 
     def look(self, jobs: list[int], now_ns: int) -> None:
         """Find processes and mappings that have come or gone: where nothing else tells of them
-        every LOOK_NS, else every LOOK_ALL_NS."""
+        every LOOK_NS, else every LOOK_ALL_NS. One process in a turn, so that nothing else waits for
+        all of them."""
         if now_ns < self._next_ns:
             return
         began = time.thread_time_ns()
-        every = self._everybody or now_ns >= self._next_all_ns
         agents = {c.pid: c for c in self._engine.clients.values() if not c.observed}
-        pids = {pid for job in jobs for pid in descendants(job)} if every else set()
-        before = self._strangers
-        if every:
+        if not self._round:
+            self._begin(jobs, now_ns, agents)
+        if self._round:
+            self._look_at_next(agents)
+        self._cost_ns += time.thread_time_ns() - began
+        if not self._round:
+            self._next_ns = now_ns + max(LOOK_NS, LOOK_COST * self._cost_ns)
+            if self._every:
+                wait = LOOK_NS if self._strangers - self._before else LOOK_ALL_NS
+                self._next_all_ns = now_ns + max(wait, LOOK_COST * self._cost_ns)
+
+    def _begin(self, jobs: list[int], now_ns: int, agents: dict[int, Client]) -> None:
+        """A round over the processes: which they are."""
+        self._cost_ns = 0
+        self._every = self._everybody or now_ns >= self._next_all_ns
+        pids = {pid for job in jobs for pid in descendants(job)} if self._every else set()
+        if self._every:
             self._forget(pids - agents.keys())
-            self._strangers = set()
-        for pid in pids | agents.keys():
-            client = agents.get(pid)
-            if every or (client is not None and client.bypasses):
-                self._look_at(pid, client, self._everybody or pid in before)
-            if every:
-                for path, position in read_files(pid, self._min_bytes):
-                    self._ledger.read_by_calls(pid, path, position)
-        cost = LOOK_COST * (time.thread_time_ns() - began)
-        self._next_ns = now_ns + max(LOOK_NS, cost)
-        if every:
-            wait = LOOK_NS if self._strangers - before else LOOK_ALL_NS
-            self._next_all_ns = now_ns + max(wait, cost)
+            self._before, self._strangers = self._strangers, set()
+        self._round = [pid for pid in pids | agents.keys() if self._every or agents[pid].bypasses]
+
+    def _look_at_next(self, agents: dict[int, Client]) -> None:
+        """One of them a turn: its maps may have a thousand lines, and are locked while it forks."""
+        pid = self._round.pop()
+        self._look_at(pid, agents.get(pid), self._everybody or pid in self._before)
+        if self._every:
+            for path, position in read_files(pid, self._min_bytes):
+                self._ledger.read_by_calls(pid, path, position)
 
     def _forget(self, pids: set[int]) -> None:
         """All that are not these: they have ended, or have an agent now."""
