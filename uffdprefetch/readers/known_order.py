@@ -15,6 +15,7 @@ from uffdprefetch.base.clock import CLOCK, MS, Clock
 from uffdprefetch.predict.order.epochs import Epochs, Source
 from uffdprefetch.predict.order.guard import OrderGuard
 from uffdprefetch.predict.streams import Stream
+from uffdprefetch.predict.window import LOOKAHEAD_MIN_BYTES
 from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers.predictor import Observation, Predictor
 from uffdprefetch.state.client import Client
@@ -39,6 +40,11 @@ ALL_SHARE = 0.9
 ENDED_MAX = 256
 #: Interval at which an order is asked what is next: what lies ahead lasts much longer.
 PLAN_NS = 10 * MS
+#: What is asked for at a time, as each record takes the service 15 us in which nothing else goes
+#: out: the least lookahead, and so 1.6 GB/s, or this part of the lookahead, some 50 ms of its
+#: reader's rate. The rest of a lookahead that has grown follows.
+AT_ONCE_BYTES = LOOKAHEAD_MIN_BYTES
+AT_ONCE_PARTS = 8
 #: How sure it is of an order that is to become known: a reader that jumps about meanwhile is not to
 #: have the whole file read (readers/bulk.py), ...
 PENDING_CONFIDENCE = 0.7
@@ -347,6 +353,8 @@ class KnownOrders(Predictor):
         storage, boost = self._scheduler.meter.storage, order.consumer.feedback.boost
         pooled = reader.reads_pool
         ahead = lookahead_bytes(order.walk, storage, self.allowed_bytes(pooled), boost)
+        more = max(AT_ONCE_BYTES, ahead // AT_ONCE_PARTS)
+        ahead = min(ahead, order.epochs.handed_out_bytes + more)
         whole = self._all_is_read(order.file)
         for start, end, need in order.due(ahead):
             wanted = PrefetchRange(order.file, start, end, need, whole=whole, pooled=pooled)

@@ -33,6 +33,9 @@ MIB = 1 << 20
 #: readahead(2) works, half of that: a demand miss waits behind what is under way.
 EXTENT_BYTES = 4 * MIB
 READAHEAD_EXTENT_BYTES = 2 * MIB
+#: Bandwidth shows where so much is read at a time; of records in a known order, where as much is
+#: under way beside one. Of less it is latency that shows.
+METERED_BYTES = 1 * MIB
 #: What is under way of a stream that nobody waits for lasts at least this long beside the extent
 #: that is being read: until the service, which shares its cores with the job, has sent the next.
 NEXT_SECONDS = 0.008
@@ -416,7 +419,8 @@ class Scheduler:
         file.mark_prefetched(extent.start, extent.end)
         if extent.alone:
             self.meter.note_alone(result)
-        if result.bytes >= MIB and not extent.gentle:
+        beside = self.under_way_bytes if extent.need is not None else 0
+        if max(result.bytes, beside) >= METERED_BYTES and not extent.gentle:
             sample = self.meter.note(result, self._idle, extent.alone)
             if sample and self._queues:
                 self._depth.note(sample)

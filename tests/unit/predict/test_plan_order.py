@@ -593,6 +593,20 @@ def test_an_order_file_that_is_cut_off_is_an_error(tmp_path: Path) -> None:
         extents_file.read(str(tmp_path), told)
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_the_units_of_many_ranges_are_those_of_each(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    starts = rng.integers(0, 4 << 20, 300)
+    ends = starts + rng.integers(1, 200_000, 300)
+    units = OrderExtents.of(Order(starts, ends, np.arange(300)), 5 << 20, PAGE)
+    low = rng.integers(0, 5 << 20, 40)
+    high = low + rng.integers(0, 300_000, 40)
+    owner, found = units.overlapping_each(low, high)
+    for number, (start, end) in enumerate(zip(low.tolist(), high.tolist(), strict=True)):
+        assert found[owner == number].tolist() == units.overlapping(start, end).tolist()
+    assert (np.diff(owner) >= 0).all()
+
+
 def test_the_module_is_imported_without_numpy() -> None:
     code = "import sys, uffdprefetch.predict.order.cursor; sys.exit('numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

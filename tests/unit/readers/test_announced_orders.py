@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import os
 import struct
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -91,6 +93,22 @@ def followed(job: Job, heard: Announcements) -> Any:
 def test_that_there_will_be_announcements_starts_the_helper(job: Job, heard: Announcements) -> None:
     heard.announced(10, 10, 0)
     assert job.helper.starts == 1 and not heard.any
+
+
+def test_what_orders_need_is_loaded_when_there_will_be_some() -> None:
+    """Not with the service: a run without orders spares numpy."""
+    script = """
+import sys
+from types import SimpleNamespace
+from uffdprefetch.readers import order_sources
+known_orders, helper = SimpleNamespace(clock=None), SimpleNamespace(start=lambda: None)
+heard = order_sources.Announcements(helper, known_orders, None, list, None)
+needed = {"numpy", "uffdprefetch.orders.announcement", "uffdprefetch.predict.order.pieces"}
+assert not needed & sys.modules.keys()
+heard.announced(10, 10, 0)
+assert needed <= sys.modules.keys()
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_the_bytes_of_an_order_are_asked_for_in_what_its_processes_map(

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -193,6 +194,26 @@ def test_what_a_reader_needs_is_wanted_in_its_streams_coordinate() -> None:
     reader.consumer.feedback.boost = 3.0
     service.demands(reader)
     assert sum(end - start for start, end in wanted) > 1.5 * few
+
+
+def test_a_lookahead_that_has_grown_is_asked_for_bit_by_bit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    handed_out = {}
+    for at_once in (MIB, 64 * MIB):
+        monkeypatch.setattr(known_order, "AT_ONCE_BYTES", at_once)
+        reader = follows(Orders(range(3000, 0, -1)))
+        service = Service(reader)
+        walk, sent = reader.look(), [0]
+        assert walk is not None
+        while len(sent) < 2 or sent[-1] > sent[-2]:
+            service.demands(reader)
+            sent.append(walk.sent_bytes)
+        handed_out[at_once] = sent
+    gradually, at_once_all = handed_out.values()
+    assert len(at_once_all) == 3, "one call, and one more that had nothing to add"
+    assert max(b - a for a, b in pairwise(gradually)) < at_once_all[-1] / 3
+    assert gradually[-1] >= 16 * MIB
 
 
 def test_a_reader_that_is_removed_is_told_of_and_wants_nothing_more() -> None:

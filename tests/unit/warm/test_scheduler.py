@@ -17,6 +17,7 @@ from uffdprefetch.state.files import FileState
 from uffdprefetch.state.opening import reopen
 from uffdprefetch.warm.consumer import PrefetchRange
 from uffdprefetch.warm.limits import TokenBucket
+from uffdprefetch.warm.meter import METER_NS
 from uffdprefetch.warm.scheduler import READAHEAD_EXTENT_BYTES, Scheduler
 
 MIB = 1 << 20
@@ -32,6 +33,7 @@ class Notes:
         self.methods: list[int] = []
         self.sent: list[tuple[int, int]] = []
         self._under_way: list[tuple[int, int, int]] = []
+        self.took_ns = 7_000_000
 
     def submit(
         self, number: int, fd: int, start: int, length: int, method: int = 0, **_: Any
@@ -47,9 +49,10 @@ class Notes:
     def reap(self) -> list[uffd.WarmResult]:
         done = [
             uffd.WarmResult(
-                id=number, submit_ns=NOW, start_ns=NOW, done_ns=NOW + 7_000_000, resident_bytes=0,
-                bytes=length, copied=0, method=method or uffd.WARM_READAHEAD, chunk_bytes=MIB,
-                error=0, asked_bytes=length, came_bytes=int(length * self.came_share),
+                id=number, submit_ns=NOW, start_ns=NOW, done_ns=NOW + self.took_ns,
+                resident_bytes=0, bytes=length, copied=0, method=method or uffd.WARM_READAHEAD,
+                chunk_bytes=MIB, error=0, asked_bytes=length,
+                came_bytes=int(length * self.came_share),
                 **self.more,
             )
             for number, length, method in self._under_way
@@ -253,3 +256,21 @@ def test_the_first_request_of_a_mapping_goes_out_before_its_reader_comes_and_onc
     lustre.unit_bytes = 0
     scheduler.begin(lustre, 100 * MIB)
     assert len(notes.sent) == 2
+
+
+@pytest.mark.parametrize(("length", "of_an_order", "metered"), [
+    (64 << 10, True, True), (64 << 10, False, False), (16 << 10, True, False), (MIB, False, True),
+])  # fmt: skip
+def test_bandwidth_shows_where_a_mib_is_under_way_for_an_order(
+    file: FileState, length: int, of_an_order: bool, metered: bool
+) -> None:
+    """Of 32 that are under way at a time, for longer than bandwidth is taken over."""
+    notes = Notes()
+    notes.took_ns = 2 * METER_NS
+    scheduler = scheduler_of(notes)
+    for n in range(32):
+        start = n * 2 * length
+        need = start if of_an_order else None
+        scheduler.want(reader(0, 0, 1e9), PrefetchRange(file, start, start + length, need))
+    run_through(scheduler)
+    assert (scheduler.meter.bandwidth > 0) == metered

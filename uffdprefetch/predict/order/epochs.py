@@ -245,6 +245,15 @@ class Epochs:
             for piece in upcoming.due(ahead_bytes - left):
                 yield piece.start, piece.end, base + piece.need_bytes
 
+    @property
+    def handed_out_bytes(self) -> int:
+        """How much of the order ahead of the reader due() has given."""
+        walk, following = self.walk, self.following
+        if walk is None:
+            return 0
+        beyond = 0 if following is None else following.sent_bytes
+        return max(0, walk.sent_bytes - walk.position_bytes) + beyond
+
     def future(self, blocks: npt.NDArray[np.int64], block_bytes: int) -> npt.NDArray[np.float64]:
         """Plan bytes until each of these blocks of the file is needed, inf: not as far as is
         known."""

@@ -155,6 +155,20 @@ class OrderExtents:
         units.sort()
         return units
 
+    def overlapping_each(self, starts: Array, ends: Array) -> tuple[Array, Array]:
+        """(which range, unit) for each unit with a byte in each of these ranges of the file,
+        ascending by both."""
+        page, most = self.page_bytes, self._pages
+        first: Array = (starts // page).clip(0, most).astype(self._type)
+        last: Array = (-(-ends // page)).clip(0, most).astype(self._type)
+        low, high = overlapping((self._first_page, self._end_page), first, last)
+        owner, inner = spread(np.maximum(high - low, 0))
+        units: Array = self._by_place[low[owner] + inner].astype(np.int64)
+        inside = (self.starts[units] < ends[owner]) & (self.ends[units] > starts[owner])
+        owner, units = owner[inside], units[inside]
+        order = np.lexsort((units, owner))
+        return owner[order], units[order]
+
     def between(self, hits: Array, start: int, end: int, least_bytes: int) -> list[tuple[int, int]]:
         """The ranges of [start, end) of the file that are in none of these units, all that overlap
         it, and as long as ``least_bytes``."""

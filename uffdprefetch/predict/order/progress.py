@@ -241,27 +241,28 @@ class OrderProgress:
         been mapped before it is read: it is there when all of its parts are."""
         import numpy as np
 
-        units, strays = self._units, []
+        units = self._units
         ranges = list(ranges)
         for start, end in ranges:
             self._mapped.add(start, end)
-        found: list[Array] = [np.zeros(0, np.int64)]
+        starts, ends = np.array(ranges, np.int64).reshape(-1, 2).T
+        owner, hits = units.overlapping_each(starts, ends)
+        if judge:
+            of_each = np.split(hits, owner.searchsorted(np.arange(1, len(ranges))))
+            for (start, end), own in zip(ranges, of_each, strict=False):  # no ranges: one of none
+                self._between_items(own, start, end)
         horizon = units.at(self.position_bytes + self._horizon_bytes())
-        for start, end in ranges:
-            hits = units.overlapping(start, end)
-            if judge:
-                self._between_items(hits, start, end)
-            due = (hits >= self._behind()) & (hits < horizon)
-            if self._at == len(units) or not due.any():
-                strays.append((start, end))
-            inside = (units.starts[hits] >= start) & (units.ends[hits] <= end)
-            at_an_edge = [
-                unit for unit in hits[~inside]
-                if not self._mapped.missing(int(units.starts[unit]), int(units.ends[unit]))
-            ]  # fmt: skip
-            found.append(np.append(hits[inside], at_an_edge).astype(np.int64))
-        whole: Array = np.concatenate(found)
-        whole = whole[whole >= self._front]
+        expected: Array = np.zeros(len(ranges), np.bool_)
+        if self._at < len(units):
+            expected[owner[(hits >= self._behind()) & (hits < horizon)]] = True
+        strays = [ranges[i] for i in np.flatnonzero(~expected).tolist()]
+        ahead = hits >= self._front
+        owner, hits = owner[ahead], hits[ahead]
+        lows, highs = units.starts[hits], units.ends[hits]
+        inside = (lows >= starts[owner]) & (highs <= ends[owner])
+        for i in np.flatnonzero(~inside).tolist():  # at an edge
+            inside[i] = not self._mapped.missing(int(lows[i]), int(highs[i]))
+        whole: Array = hits[inside]
         whole.sort()
         places = units.starts[whole]
         order = places.argsort(kind="stable")
