@@ -33,7 +33,7 @@ from apps import SIZES
 from apps_bench import ENVIRONMENT, Bench
 from apps_programs import EVERY, Program
 from never_slower_table import SCHEMA, judged, markdown, to_measure
-from reports import ROOT, command, conditions, load, save
+from reports import ROOT, a_line_for_errors, command, conditions, load, save
 
 from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.base.units import parse_size
@@ -242,18 +242,13 @@ def measure_all(args: argparse.Namespace) -> dict[str, Any]:
     return report
 
 
+@a_line_for_errors
 def main(words: Sequence[str]) -> int:
-    """The command; 0, or 1 with a line on stderr."""
-    try:
-        shown = words[:1] == ["show"]
-        report = load(Path(words[1]), SCHEMA) if shown else measure_all(parse(words))
-        print(markdown(report))
-        return 1 if report["failures"] else 0
-    except UffdPrefetchError as error:
-        print(f"bench: {error.message}", file=sys.stderr)
-    except (OSError, ValueError, IndexError) as error:
-        print(f"bench: {error}", file=sys.stderr)
-    return 1
+    """The command; 0, or 1 if a row could not be measured."""
+    shown = words[:1] == ["show"]
+    report = load(Path(words[1]), SCHEMA) if shown else measure_all(parse(words))
+    print(markdown(report))
+    return 1 if report["failures"] else 0
 
 
 if __name__ == "__main__":

@@ -24,9 +24,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from pool_bench import SCHEMA, disturbances, open_bench, report_of
-from reports import load, save
+from reports import a_line_for_errors, load, save
 
-from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.base.units import parse_rate, parse_size
 from uffdprefetch.demo.bed import DEFAULT_BANDWIDTH, DEFAULT_LATENCY_US
 
@@ -116,21 +115,16 @@ def run_all(path: Path | None, words: Sequence[str] = SMALL) -> int:
     return status
 
 
+@a_line_for_errors
 def main(words: Sequence[str]) -> int:
-    """The command; 0, or 1 with a line on stderr."""
-    try:
-        args = parse(words)
-        if args.show == "all":
-            return run_all(args.json)
-        if args.show == "show":
-            print(markdown(load(args.file, SCHEMA)))
-            return 0
-        return run(args)
-    except UffdPrefetchError as error:
-        print(f"bench: {error.message}", file=sys.stderr)
-    except (OSError, ValueError) as error:
-        print(f"bench: {error}", file=sys.stderr)
-    return 1
+    """The command; 0, or 1 if a run failed."""
+    args = parse(words)
+    if args.show == "all":
+        return run_all(args.json)
+    if args.show == "show":
+        print(markdown(load(args.file, SCHEMA)))
+        return 0
+    return run(args)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import json
 import os
 import platform
@@ -11,7 +12,7 @@ import re
 import shlex
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,3 +70,19 @@ def load(path: Path, schema: str) -> Report:
     if not isinstance(report, dict) or report.get("schema") != schema:
         raise UffdPrefetchError(f"{path} is no report of this bench ({schema})")
     return report
+
+
+def a_line_for_errors(main: Callable[[Sequence[str]], int]) -> Callable[[Sequence[str]], int]:
+    """A bench's command with what it raises for its user as a line on stderr, and status 1."""
+
+    @functools.wraps(main)
+    def command(words: Sequence[str]) -> int:
+        try:
+            return main(words)
+        except UffdPrefetchError as error:
+            print(f"bench: {error.message}", file=sys.stderr)
+        except (OSError, ValueError, IndexError) as error:
+            print(f"bench: {error}", file=sys.stderr)
+        return 1
+
+    return command

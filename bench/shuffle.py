@@ -30,11 +30,10 @@ from pool import conditions
 from pool_bench import Bench, NotHere, Run, by_variant, cases_of, median, open_bench, paired
 from pool_bench import report_of as pool_report_of
 from render import markdown_table, number, ratio
-from reports import command, load, save
+from reports import a_line_for_errors, command, load, save
 from runs import bootstrap_interval
 from shuffle_case import Shuffle, need_plans
 
-from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.base.units import parse_rate, parse_size
 from uffdprefetch.demo.bed import DEFAULT_BANDWIDTH, DEFAULT_LATENCY_US
 from uffdprefetch.demo.run import COMPUTE_SHARE
@@ -228,34 +227,29 @@ def run_command(
     markdown: Callable[[dict[str, Any]], str],
     anchors: Sequence[str],
 ) -> int:
-    """A bench's command; 0, or 1 with a line on stderr. ``anchors``: run whatever --only says."""
-    try:
-        if words and words[0] == "show":
-            print(markdown(load(Path(words[1]), schema)))
-            return 0
-        args = parse(words)
-        with open_bench(args) as bench:
-            chosen = [word.strip() for word in args.only.split(",") if word.strip()]
-            bench.only = (*chosen, *anchors) if chosen else ()
-            settings = bench.bed.settings()
+    """A bench's command; 0, or 1 if a run failed. ``anchors``: run whatever --only says."""
+    if words[:1] == ["show"]:
+        print(markdown(load(Path(words[1]), schema)))
+        return 0
+    args = parse(words)
+    with open_bench(args) as bench:
+        chosen = [word.strip() for word in args.only.split(",") if word.strip()]
+        bench.only = (*chosen, *anchors) if chosen else ()
+        settings = bench.bed.settings()
 
-            def report_now() -> dict[str, Any]:
-                return report_of(bench, args, settings, schema)
+        def report_now() -> dict[str, Any]:
+            return report_of(bench, args, settings, schema)
 
-            def keep() -> None:
-                save(args.json, report_now())
+        def keep() -> None:
+            save(args.json, report_now())
 
-            measure(bench, args, keep)
-            keep()
-            print(markdown(report_now()))
-            return 1 if bench.failures else 0
-    except UffdPrefetchError as error:
-        print(f"bench: {error.message}", file=sys.stderr)
-    except (OSError, ValueError, IndexError) as error:
-        print(f"bench: {error}", file=sys.stderr)
-    return 1
+        measure(bench, args, keep)
+        keep()
+        print(markdown(report_now()))
+        return 1 if bench.failures else 0
 
 
+@a_line_for_errors
 def main(words: Sequence[str]) -> int:
     """The command."""
     return run_command(words, SCHEMA, parse, measure, markdown, (PLAIN, WARM))
