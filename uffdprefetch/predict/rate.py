@@ -48,7 +48,8 @@ class Feedback:
     boost: float = 1.0
     late_extents: int = 0
     good_extents: int = 0  # one after the other
-    took_ns: int = 0  # the last one, from when storage was asked
+    took_ns: int = 0  # the last one, from when storage was asked ...
+    done_ns: int = 0  # ... and when it had come
 
     def note(self, late: bool) -> None:
         """One extent more: the window grows at once when it was late, and shrinks by a fifth after
