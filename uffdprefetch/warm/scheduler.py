@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 #: Grid on which ranges are cut. 4 MiB is one RPC on Lustre, and its usual stripe boundary; where
-#: readahead(2) works, half of that: a demand miss waits behind what is under way.
+#: readahead(2) works, half of that: a demand miss waits behind what is under way. (Of what yields
+#: only a window is.)
 EXTENT_BYTES = 4 * MIB
 READAHEAD_EXTENT_BYTES = 2 * MIB
 #: What is under way of a stream that nobody waits for lasts at least this long beside the extent
@@ -138,7 +139,7 @@ class Scheduler:
             if need is None and self._goes_on(queue, file, consumer, a, part):
                 queued -= queue[-1].end - queue[-1].start
                 a = self._take_back(queue).start  # one request instead of two
-            for extent in self._cut(file, consumer, a, b):
+            for extent in self._cut(file, consumer, a, b, wanted.yield_bytes > 0):
                 extent.need = need if need is None else need + extent.start - start
                 extent.whole = wanted.whole or need is None
                 extent.priority = wanted.priority
@@ -150,9 +151,11 @@ class Scheduler:
         self.queued_bytes += queued
         return queued
 
-    def _cut(self, file: FileState, consumer: Consumer, start: int, end: int) -> list[Extent]:
+    def _cut(
+        self, file: FileState, consumer: Consumer, start: int, end: int, yields: bool
+    ) -> list[Extent]:
         by_pread = file.unit_bytes or file.method == uffd.WARM_PREAD
-        size = EXTENT_BYTES if by_pread else READAHEAD_EXTENT_BYTES
+        size = EXTENT_BYTES if by_pread or yields else READAHEAD_EXTENT_BYTES
         cuts = [start, *range((start // size + 1) * size, end, size), end]
         extents = []
         for a, b in pairwise(cuts):

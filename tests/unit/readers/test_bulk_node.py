@@ -197,7 +197,7 @@ def test_when_a_known_order_was_a_wrong_one_its_reader_is_judged_by_what_it_has_
     assert bed.bulk.describe(file.path) is None and bed.sent == [], "as long as it is followed"
     bed.order(region, False)
     bed.rest(20)
-    assert bed.said(file)["state"] == "streamed" and bed.said(file)["ranks"] == [0]
+    assert bed.said(file)["state"] in ("streamed", "done") and bed.said(file)["ranks"] == [0]
 
 
 def test_a_stream_ends_when_memory_becomes_short(
