@@ -129,12 +129,11 @@ class Streaming:
             self._decide(now, self._pace, missing)
         if self._streams:
             lost = self._pace.demanded_bytes / MISS_BYTES * self.bed.miss_seconds
-            self._most = self._pace.may_stream_bytes(missing, self._bandwidth, lost)
-            if self._most is None:
-                self._yield_bytes = bulk.yield_bytes(self.bed.miss_seconds, self._bandwidth)
-                self.judged = None
-            else:
-                self._yield_bytes = bulk.PACED_PIECES * PIECE_BYTES
+            may = self._pace.may_stream_bytes(missing, self._bandwidth, lost)
+            keeps_pace = may is not None and not self._pace.is_behind(self._most or 0)
+            self._yield_bytes = bulk.yield_bytes(self.bed.miss_seconds, self._bandwidth, keeps_pace)
+            self._most = may
+            self.judged = None if may is None else self.judged
 
     def _decide(self, now: float, pace: Pace, missing: int) -> None:
         decision = bulk.judge(

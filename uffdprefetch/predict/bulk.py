@@ -41,9 +41,11 @@ LEFT_SHARE = 0.75
 COST_MOST = 1.4
 #: A stream yields to its readers' misses: it is read by pieces of this size, what a miss brings,
 #: and a miss waits behind those that are under way. While it keeps pace they need come about as
-#: fast as the misses do: PACED_PIECES at a time.
+#: fast as the misses do: PACED_PIECES at a time, unless it has fallen behind by BEHIND_BYTES (where
+#: a piece takes no longer than it takes to ask for the next).
 PIECE_BYTES = 128 << 10
 PACED_PIECES = 2
+BEHIND_BYTES = 2 << 20
 #: It is read by so many extents at a time: when one has ended, the others go on until the service
 #: has sent the next.
 EXTENTS = 4
@@ -146,16 +148,22 @@ class Pace:
     first_missing_bytes: int  # not in memory at first
     demanded_bytes: int = 0  # of that, misses have brought ...
     plain_bytes: float = 0.0  # ... and would have brought without a stream
+    streamed_bytes: int = 0  # have come by the stream
 
     def note(self, missing_bytes: int, streamed_bytes: int) -> None:
         """So much is missing now, and so much has come by the stream. A random miss hits what the
         stream has left; without it as many more would have hit what had been left then."""
+        self.streamed_bytes = streamed_bytes
         demanded = self.first_missing_bytes - missing_bytes - streamed_bytes
         more = demanded - self.demanded_bytes
         if more > 0:
             left = self.first_missing_bytes - self.plain_bytes
             self.plain_bytes += min(left, more * left / (missing_bytes + more / 2))
             self.demanded_bytes = demanded
+
+    def is_behind(self, most_bytes: int) -> bool:
+        """Whether less has come by the stream than might have, of ``most_bytes``."""
+        return self.streamed_bytes + BEHIND_BYTES < most_bytes
 
     def may_stream_bytes(
         self, missing_bytes: int, bandwidth_bytes_per_second: float, lost_seconds: float
@@ -177,9 +185,13 @@ def probe_bytes(plain_bytes: float) -> int:
     return int(min(PROBE_MOST_BYTES, max(PROBE_LEAST_BYTES, plain_bytes * PROBE_SHARE)))
 
 
-def yield_bytes(miss_seconds: float, bandwidth_bytes_per_second: float) -> int:
+def yield_bytes(
+    miss_seconds: float, bandwidth_bytes_per_second: float, keeps_pace: bool = False
+) -> int:
     """What of a stream is under way at one time: it keeps the storage busy, so that what comes in
     its latency and a piece more, in whole pieces for each of the EXTENTS that are read."""
+    if keeps_pace:
+        return PACED_PIECES * PIECE_BYTES
     latency = max(0.0, miss_seconds - MISS_BYTES / bandwidth_bytes_per_second)
     step = EXTENTS * PIECE_BYTES
     steps = -(-(int(bandwidth_bytes_per_second * latency) + PIECE_BYTES) // step)

@@ -244,15 +244,14 @@ class Bulk(Predictor):
 
     def _keep_pace(self, book: BulkState, stream: FileStream, missing: int) -> None:
         """How far it may be by now. Where nobody tells what misses bring, it does not wait."""
-        miss_seconds = min(book.miss_ns) / 1e9
+        miss_seconds, keeps_pace = min(book.miss_ns) / 1e9, False
         if book.pooled or book.file.resident_bytes(0, uffd.PAGE_BYTES) is not None:
             pace = self._note(book, missing)
             lost_seconds = pace.demanded_bytes / self._miss_bytes(book) * miss_seconds
-            stream.most_bytes = pace.may_stream_bytes(missing, book.bandwidth, lost_seconds)
-        if stream.most_bytes is None:
-            under_way_bytes = bulk.yield_bytes(miss_seconds, book.bandwidth)
-        else:
-            under_way_bytes = bulk.PACED_PIECES * bulk.PIECE_BYTES
+            may_bytes = pace.may_stream_bytes(missing, book.bandwidth, lost_seconds)
+            keeps_pace = may_bytes is not None and not pace.is_behind(stream.most_bytes or 0)
+            stream.most_bytes = may_bytes
+        under_way_bytes = bulk.yield_bytes(miss_seconds, book.bandwidth, keeps_pace)
         stream.give_way(Priority.BACKGROUND, under_way_bytes)
 
     def _stream(self, book: BulkState, reader: Reader, now: int) -> FileStream:

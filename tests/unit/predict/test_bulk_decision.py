@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from uffdprefetch.predict.bulk import (
+    BEHIND_BYTES,
     COST_MOST,
     EXTENTS,
     LEAST_GAIN,
@@ -217,6 +218,13 @@ def test_what_had_come_before_is_no_demand_and_a_little_is_not_waited_for() -> N
     assert pace.may_stream_bytes(MIB, 300e6, 0.0) is None
 
 
+def test_a_stream_that_has_not_come_to_where_it_might_be_is_behind() -> None:
+    pace = Pace(256 * MIB)
+    pace.note(236 * MIB, 10 * MIB)
+    assert not pace.is_behind(10 * MIB + BEHIND_BYTES)
+    assert pace.is_behind(10 * MIB + BEHIND_BYTES + 1)
+
+
 def test_when_misses_have_become_much_fewer_a_stream_waits_for_nobody() -> None:
     """Who ends then has been served well, whatever has been read."""
     for demanded in (0.5, LEFT_SHARE - 0.01, LEFT_SHARE + 0.01, 1.0):
@@ -240,6 +248,7 @@ def test_what_is_under_way_of_a_stream_keeps_the_storage_busy_and_is_little_more
     miss_seconds: float, bandwidth: float, expected: int
 ) -> None:
     assert yield_bytes(miss_seconds, bandwidth) == expected
+    assert yield_bytes(miss_seconds, bandwidth, keeps_pace=True) == 256 * KIB
     assert expected % (EXTENTS * PIECE_BYTES) == 0
 
 
