@@ -38,7 +38,7 @@ PACE = 1.9
 LEFT_SHARE = 0.75
 #: ... or misses and the rest of the stream would cost more than so many streams: where a miss costs
 #: many times what its bytes do, keeping pace with them would take too long.
-COST_MOST = 1.4
+COST_MOST = 1.35
 #: A stream yields to its readers' misses: it is read by pieces of this size, what a miss brings,
 #: and a miss waits behind those that are under way. While it keeps pace they need come about as
 #: fast as the misses do: PACED_PIECES at a time, unless it has fallen behind by BEHIND_BYTES (where
