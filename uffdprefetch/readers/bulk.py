@@ -287,6 +287,7 @@ class Bulk(Predictor):
         if book.bandwidth_next:
             if not book.asked_ns:
                 start, end = self._next_probe(book)
+                stream.consumer.feedback.forget_times()
                 stream.add(start, end)
                 book.probe_bytes, book.asked_ns = end, self._clock.now_ns()
                 book.asked_bytes = stream.feed()
@@ -294,7 +295,8 @@ class Bulk(Predictor):
         elif len(book.miss_ns) < MISS_READS:
             at = a_missing_piece(book.file, len(book.miss_ns), book.pooled)
             if at is not None:
-                stream.consumer.feedback.took_ns, book.asked_ns = 0, self._clock.now_ns()
+                stream.consumer.feedback.forget_times()
+                book.asked_ns = self._clock.now_ns()
                 stream.want(at, min(at + MISS_BYTES, book.file.size_bytes))
                 return
         book.stage, book.asked_ns = Stage.WATCHED, 0
@@ -314,11 +316,11 @@ class Bulk(Predictor):
 
     def _learn(self, book: BulkState, stream: FileStream) -> bool:
         """What the read that was asked for tells; whether it tells anything."""
-        feedback = stream.consumer.feedback  # what comes between is our own way there
+        took = stream.consumer.feedback.took_ns  # without our own way there and back
+        took = took or max(1, self._clock.now_ns() - book.asked_ns)
         if not book.bandwidth_next:
-            book.miss_ns.append(feedback.took_ns or max(1, self._clock.now_ns() - book.asked_ns))
+            book.miss_ns.append(took)
             return True
-        took = max(1, feedback.done_ns - book.asked_ns)
         miss_ns = min(book.miss_ns)  # the latency is no part of the bandwidth
         if book.asked_bytes > 2 * MISS_BYTES:
             book.bandwidth = (book.asked_bytes - MISS_BYTES) * 1e9 / max(took - miss_ns, took // 4)

@@ -321,14 +321,16 @@ class Scheduler:
         if pooled is not None:
             sent = pooled.pool.submit(self._next_id, pooled.number, extent.start, length)
         else:
-            window = extent.window_bytes
+            window, chunk = extent.window_bytes, file.chunk_bytes
+            if window:  # by two requests at a time where they are not too small
+                chunk = min(chunk, max(PIECE_BYTES, window // 2))
             sent = self._workers.submit(
                 self._next_id,
                 file.fd if length else file.page_fd,
                 extent.start,
                 length,
                 method=file.method,
-                chunk_bytes=min(file.chunk_bytes, PIECE_BYTES) if window else file.chunk_bytes,
+                chunk_bytes=chunk,
                 window_bytes=window,
                 checkpoint_fd=file.checkpoint_fds()[0] if extent.pages else -1,
                 pages=extent.pages,
@@ -423,5 +425,4 @@ class Scheduler:
         if late:
             file.late_bytes += brought
         consumer.feedback.note(late)
-        consumer.feedback.took_ns = result.done_ns - result.start_ns
-        consumer.feedback.done_ns = result.done_ns
+        consumer.feedback.timed(result.start_ns, result.done_ns)
