@@ -11,11 +11,11 @@ import pytest
 from bulk_bed import MIB, MS, SIZE, Bed, opened, streaming
 
 from uffdprefetch.base.intervals import IntervalSet
-from uffdprefetch.predict.bulk import MISS_BYTES, REQUESTS
+from uffdprefetch.predict.bulk import MISS_BYTES
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers import stated as module
-from uffdprefetch.readers.file_stream import BESIDE_REQUEST_BYTES
+from uffdprefetch.readers.file_stream import YIELD_BYTES
 from uffdprefetch.state.files import FileState
 from uffdprefetch.warm.consumer import PrefetchRange
 from uffdprefetch.warm.limits import Limit
@@ -116,7 +116,7 @@ def test_a_reader_that_goes_on_before_the_stream_does_not_stand_behind_it(
     for at in range(96 * MIB, SIZE, 64 * MIB):  # faster than it comes
         bed.touch(region, at)
         bed.touch(region, at + MIB // 2)
-        assert bed.scheduler.under_way_bytes <= REQUESTS * BESIDE_REQUEST_BYTES
+        assert bed.scheduler.under_way_bytes <= YIELD_BYTES
     bed.rest(2000)
     assert list(read(bed)) == [(0, SIZE)] and said(bed, file)[0] == "done"
 
