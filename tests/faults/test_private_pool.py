@@ -308,6 +308,22 @@ def test_of_a_mapping_that_is_taken_away_nothing_is_left_though_it_was_written_p
     assert done.summary is not None and "without libc" not in str(done.summary["degradations"])
 
 
+def test_where_the_job_may_write_the_pool_s_memory_the_file_is_not_put_back(
+    job: Start, records: Records, env: dict[str, str], tmp_path: Path
+) -> None:
+    """Whatever it writes after the kernel has been asked would be lost."""
+    require(platform.machine() == "x86_64", "the number of mprotect(2) is x86-64's")
+    code = """
+    rights = PROT_READ | PROT_WRITE
+    say(status=by_instruction(10, m.address + 20 * PAGE, PAGE, rights))
+    m.unmap(0, PAGE)
+    m.view[20 * PAGE] = model[20 * PAGE] = 1
+    say(wrong=wrong(m, PAGE), left=m.checkpoints())
+    """
+    lines = said(job, env, tmp_path, "dead", records.path, code)
+    assert lines == [{"status": 0}, {"wrong": [], "left": 6}]  # five copies, and that page
+
+
 #: Sets a filter by which PAGEMAP_SCAN fails with an errno, and becomes another program. x86-64.
 FILTERED = """
 import ctypes, os, struct, sys
