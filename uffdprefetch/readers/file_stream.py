@@ -84,11 +84,12 @@ class FileStream:
         self._ranges.add(start, end)
 
     def remove(self, start: int, end: int) -> None:
-        """Stream [start, end) no more. What waits to be read is taken back, and of the rest of it
-        what is not there is asked for again."""
+        """Stream [start, end) no more: of it, what waits to be read is taken back. As cheap as it
+        is small, for a job may say so of each batch."""
+        for a, b in self._scheduler.take_back(self.consumer, self.file, start, end):
+            self._waiting.add(a, b)
         self._ranges.remove(start, end)
-        self._scheduler.forget(self.consumer)
-        self._waiting = self._ranges.copy()
+        self._waiting.remove(start, end)
 
     @property
     def pooled(self) -> PoolFile | None:

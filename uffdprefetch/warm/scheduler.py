@@ -207,6 +207,20 @@ class Scheduler:
             self.queued_bytes -= extent.end - extent.start
         self._consumers.pop(id(consumer), None)
 
+    def take_back(
+        self, consumer: Consumer, file: FileState, start: int, end: int
+    ) -> list[tuple[int, int]]:
+        """Drop what a consumer had queued that meets [start, end) of a file; returns what was."""
+        queue = self._queues.get(id(consumer), deque())
+        taken = [e for e in queue if e.file is file and e.start < end and start < e.end]
+        for extent in taken:
+            queue.remove(extent)
+            file.pending_pages.difference_update(extent.pages)
+            self.queued_bytes -= extent.end - extent.start
+        if not queue:
+            self.forget(consumer)
+        return [(extent.start, extent.end) for extent in taken]
+
     def change(self, consumer: Consumer, priority: Priority, yield_bytes: int) -> None:
         """What a consumer has queued is wanted so from now on."""
         for extent in self._queues.get(id(consumer), ()):
