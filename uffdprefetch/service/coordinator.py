@@ -24,6 +24,7 @@ from uffdprefetch.readers.advice import Advice
 from uffdprefetch.readers.arbiter import Arbiter
 from uffdprefetch.readers.bulk import Bulk
 from uffdprefetch.readers.file_stream import Room
+from uffdprefetch.readers.heads import Heads
 from uffdprefetch.readers.next_shard import NextShard
 from uffdprefetch.readers.predictor import Observation
 from uffdprefetch.readers.stated import StatedRanges
@@ -96,6 +97,7 @@ class Coordinator:
         self.walks = Walks(config.policy, scheduler, ledger, self.tap, self.layout, clock)
         self.room = Room(config, self.layout, self.limits)
         self.stated = StatedRanges(config, scheduler, ledger, self.room, clock)
+        self.heads = Heads(config.policy, scheduler, self.walks, self.layout, self.opener)
         self.advice = Advice(config.policy, self.walks, self.stated, clock)
         self.bulk = Bulk(scheduler, ledger, self.room, self.stated, clock)
         self.arbiter = Arbiter(
@@ -106,9 +108,7 @@ class Coordinator:
         self.next_shard = NextShard(self._table, self.opener, scheduler, waste)
         self.arbiter.add(Windows(config, self.walks, self.tap, self.layout, waste, self.next_shard))
         self.arbiter.add(self.bulk)
-        self._looks = PagetableScanner(
-            self.layout, self.tap, self._mapped, self.arbiter.scanned, clock
-        )
+        self._looks = PagetableScanner(self.layout, self.tap, self._mapped, self._scanned, clock)
         self.clients: dict[int, Client] = {}
         self.pool: NodePool | None = None
         self.known_orders: KnownOrders | None = None
@@ -334,6 +334,7 @@ class Coordinator:
             region.scan.due_ns = NEVER_NS  # its faults tell
             self.pool.attach(client, region)
         self.stated.mapped(region)
+        self.heads.mapped(region)
         return region
 
     def detached(self, client: Client, region_id: int) -> None:
@@ -428,6 +429,12 @@ class Coordinator:
     def _mapped(self, region: Region, start: int, end: int, at_ns: int) -> None:
         """A scan has found pages that are mapped between two places, and booked each of them."""
         self.arbiter.observe(region, Observation(start, end, at_ns, new=True, told=False))
+
+    def _scanned(self, region: Region, found: list[tuple[int, int]]) -> None:
+        """All that one scan has found, page by page."""
+        if region.file.heads:
+            self.heads.scanned(region, found)
+        self.arbiter.scanned(region, found)
 
     def look(self, now: int) -> None:
         """Read the page tables that are due: new streams, and progress where no uffd tells."""

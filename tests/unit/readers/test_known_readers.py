@@ -85,6 +85,7 @@ class Node:
         file: Any = SimpleNamespace(
             key=(1, 2, SIZE, 4), path="/data/records", size_bytes=SIZE, changed=None, pooled=None,
             attached=1, resting=False, mark_used=lambda start, end: None, jumps=0, streamed=False,
+            heads=None,
         )  # fmt: skip
         self.client: Any = SimpleNamespace(
             rank=0,

@@ -16,6 +16,7 @@ import numpy as np
 from uffdprefetch.base.arrays import Array
 from uffdprefetch.base.clock import Clock
 from uffdprefetch.base.config import Config
+from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.base.ranges import of_mask
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.native import uffd
@@ -236,6 +237,7 @@ class Node:
     ) -> File:
         file = File(
             key=(0, number, size, 0), path=path, fd=number, page_fd=number, map_fd=number,
+            heads=IntervalSet(),  # its bytes are not there to tell
             size_bytes=size, file_system="replay", method=uffd.WARM_READAHEAD,
             chunk_bytes=EXTENT_BYTES, blocks=bytearray(-(-size // BLOCK_BYTES)),
         )  # fmt: skip
