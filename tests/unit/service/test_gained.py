@@ -7,14 +7,28 @@ import dataclasses
 import os
 import random
 import subprocess
+import threading
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from conftest import wait_until
 
+from uffdprefetch.base.clock import Clock
 from uffdprefetch.predict.gain import FileReads, Watched
 from uffdprefetch.predict.window import Storage
+from uffdprefetch.service import waits
 from uffdprefetch.service.gained import OWN_SECONDS, Gained, gained
-from uffdprefetch.service.waits import EVERY_NS, MS, Reading, thread_states
+from uffdprefetch.service.waits import (
+    AT_ONCE_NS,
+    COST,
+    EVERY_NS,
+    MS,
+    THREADS_MOST,
+    Reading,
+    Waits,
+    thread_states,
+)
 from uffdprefetch.state.files import BLOCK_BYTES, FileState
 
 MIB = 1 << 20
@@ -66,6 +80,49 @@ def test_of_threads_that_read_side_by_side_each_counts() -> None:
 def test_the_service_sleeping_is_no_wait_of_the_jobs() -> None:
     reading = read([("D", 0), ("D", 0)], every_ns=10_000 * MS)
     assert reading.waited_ns < 1000 * MS
+
+
+def test_of_many_threads_some_stand_for_all() -> None:
+    over = threading.Event()
+    threads = [threading.Thread(target=over.wait) for _ in range(3 * THREADS_MOST)]
+    try:
+        for thread in threads:
+            thread.start()
+        for turn in range(5):
+            states = thread_states(os.getpid(), turn)
+            assert abs(len(states) - (3 * THREADS_MOST + 1)) < 4  # for so many one stands
+            assert all(states.count(one) % 4 == 0 for one in states)
+        wait_until(lambda: thread_states(os.getpid()).count("S") > 2 * THREADS_MOST, "them to wait")
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+
+def test_a_round_over_many_processes_holds_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu_ns = now = 0
+    sampled: list[int] = []
+
+    def look(pid: int, turn: int) -> str:
+        nonlocal cpu_ns
+        cpu_ns += MS * 6 // 10
+        sampled.append(pid)
+        return "D"
+
+    monkeypatch.setattr(waits, "thread_states", look)
+    reader = SimpleNamespace(regions={1: None}, seen_ns=0)
+    clients: dict[int, Any] = {n: SimpleNamespace(pid=n, readers={0: reader}) for n in range(100)}
+    ours = Waits(Clock(lambda: now, lambda: cpu_ns))
+    rounds = 5
+    while len(sampled) < rounds * len(clients):
+        now, before = max(now, ours.due_ns), cpu_ns
+        ours.step(clients)
+        assert cpu_ns - before < AT_ONCE_NS + MS
+        assert ours.due_ns >= now + COST * (cpu_ns - before)
+    assert {sampled.count(pid) for pid in clients} == {rounds}
+    watched = ours.watched()
+    assert watched.thread_seconds > 0  # who always waits has waited all of its time
+    assert watched.waited_seconds == pytest.approx(watched.thread_seconds)
 
 
 # ---- what can be said ---------------------------------------------------------------------------
