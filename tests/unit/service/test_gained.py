@@ -141,6 +141,22 @@ def test_what_is_saved_is_less_what_wrap_takes_itself() -> None:
     assert say(MIB, wall=99.0).gained_seconds is not None
 
 
+def waiting(share: float, requests: int = 1000) -> Gained:
+    """Readers that do nothing but wait, in order, this part of what they would have without us."""
+    waited = share * requests * (1e-3 + (128 << 10) / 300e6) / 2
+    watched = Watched(waited, waited, waited)
+    reads = [FileReads(requests, 128 << 10, 0)]
+    return gained(reads, requests << 17, 0, 0, watched, Storage(300e6, 1e-3))
+
+
+def test_a_gain_that_is_less_than_the_error_of_two_long_waits_is_not_known() -> None:
+    assert waiting(0.1, requests=4000).gained_seconds == pytest.approx(2.4, abs=0.2)
+    for share in (0.9, 1.0, 1.2):  # of nearly three seconds
+        found = waiting(share, requests=4000)
+        assert (found.gain, found.gained_seconds) == ("unknown", None)
+    assert waiting(1.0, requests=400).gained_seconds == 0.0  # both so short that it was little
+
+
 @pytest.mark.parametrize(
     ("found", "gain", "seconds"),
     [
