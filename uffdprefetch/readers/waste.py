@@ -57,10 +57,8 @@ class Waste:
         ahead_bytes = file.ahead_bytes or 0
         if not kernel_suffices(ahead_bytes, self._meter.of_pages):
             return False
-        self._ledger.degrade(
-            f"{file.path}: what is read in order is left to the kernel, whose own readahead of "
-            f"{format_size(ahead_bytes)} suffices here"
-        )
+        size = format_size(ahead_bytes)
+        self._ledger.degrade(f"{file.path}: left to the kernel, whose readahead of {size} suffices")
         return True
 
     def passed(self, who: Prefetcher, pid: int, file: FileState, start: int, end: int) -> bool:

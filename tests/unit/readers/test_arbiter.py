@@ -250,10 +250,7 @@ def test_walks_are_left_to_the_kernel_where_its_readahead_suffices() -> None:
     node.reads(64)
     assert not node.notes.wanted
     (said,) = node.engine.ledger.degradations
-    assert said == (
-        "/data: what is read in order is left to the kernel, "
-        "whose own readahead of 8 MiB suffices here"
-    )
+    assert said == "/data: left to the kernel, whose readahead of 8 MiB suffices"
 
 
 @pytest.mark.parametrize("readahead_bytes", [0, 128 << 10])
