@@ -224,7 +224,7 @@ class Bulk(Predictor):
         """What one miss brings."""
         if book.pooled:
             return book.pooled.chunk_bytes
-        return min(MISS_BYTES, book.file.read_ahead_bytes() or uffd.PAGE_BYTES)
+        return min(MISS_BYTES, book.file.ahead_bytes or uffd.PAGE_BYTES)
 
     @staticmethod
     def _note(book: BulkState, missing: int) -> bulk.Pace:

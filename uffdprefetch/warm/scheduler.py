@@ -386,8 +386,8 @@ class Scheduler:
         file = extent.file
         if file.method == uffd.WARM_PROBE and extent.pooled is None:
             if result.method != uffd.WARM_PROBE:
-                ahead = file_systems.read_ahead_bytes(file.key[0])
-                file.use(file_systems.probed(result.method, result.chunk_bytes, ahead))
+                chunk_bytes = result.chunk_bytes
+                file.use(file_systems.probed(result.method, chunk_bytes, file.ahead_bytes))
             return
         if result.method != file.method or extent.window_bytes:  # sent before that was chosen
             return

@@ -253,9 +253,7 @@ def test_where_the_kernel_reads_nothing_around_a_miss_a_page_is_what_a_miss_brin
     """Then a stream pays where 128 KiB at once would cost no more than it."""
     bed = Bed(monkeypatch)
     bed.latency_ns = 0
-    monkeypatch.setattr(
-        FileState, "read_ahead_bytes", lambda one: read_ahead if one is file else MISS_BYTES
-    )
+    file.ahead_bytes = read_ahead
     bed.crops(bed.region(file), 800)
     bed.rest()
     assert bed.said(file)["state"] == "done" and not bed.missing(file)

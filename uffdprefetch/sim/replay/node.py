@@ -92,15 +92,10 @@ class File(FileState):
     """A recorded file. ``there``: resident bytes of [start, +length) now."""
 
     there: Callable[[int, int], int]
-    around_bytes: int
 
     def resident_bytes(self, start: int, length: int) -> int | None:
         """See FileState."""
         return self.there(start, length)
-
-    def read_ahead_bytes(self) -> int | None:
-        """See FileState."""
-        return self.around_bytes
 
     def checkpoint_fds(self) -> tuple[int, int]:
         """See FileState."""
@@ -242,7 +237,7 @@ class Node:
             chunk_bytes=EXTENT_BYTES, blocks=bytearray(-(-size // BLOCK_BYTES)),
         )  # fmt: skip
         file.there = lambda start, length: there(number, start, length)
-        file.around_bytes = around_bytes
+        file.ahead_bytes = around_bytes
         return file
 
     # ---- the job --------------------------------------------------------------------------------
