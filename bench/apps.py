@@ -17,10 +17,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
-import json
 import os
-import platform
 import shlex
 import shutil
 import sys
@@ -34,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from apps_bench import Bench
 from apps_programs import EVERY, chosen
 from apps_table import COLUMNS, SCHEMA, markdown
-from render import as_json
+from reports import a_line_for_errors, conditions, load, save
 
 from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.base.units import parse_rate, parse_size
@@ -42,7 +39,6 @@ from uffdprefetch.demo.bed import (
     DEFAULT_BANDWIDTH,
     DEFAULT_LATENCY_US,
     SlowBed,
-    proactive_reclaim,
 )
 
 #: Of each program's files, in bytes.
@@ -70,22 +66,16 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     if unknown:
         parser.error(f"no column {unknown[0]!r}: {', '.join(COLUMNS)}")
     args.size_bytes = SIZES[args.size] if args.size in SIZES else parse_size(args.size)
-    args.words = list(words)
     return args
 
 
 def report_of(
-    bench: Bench, args: argparse.Namespace, settings: dict[str, int], load: float
+    bench: Bench, args: argparse.Namespace, settings: dict[str, int], found: dict[str, Any]
 ) -> dict[str, Any]:
     """The JSON: how it was measured, and every run."""
     return {
         "schema": SCHEMA,
-        "command": shlex.join(["python", "bench/apps.py", *args.words]),
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "kernel": platform.release(),
-        "cpus": os.cpu_count(),
-        "proactive_reclaim": proactive_reclaim(),
-        "load_average": load,
+        **found,
         "bed": settings,
         "size_bytes": args.size_bytes,
         "pairs": args.pairs,
@@ -98,7 +88,7 @@ def report_of(
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Run all programs that were asked for; the report, which is saved after each."""
-    load = os.getloadavg()[0]
+    found = conditions()
     with contextlib.ExitStack() as stack:
 
         def directory(where: str | None) -> Path:
@@ -132,33 +122,23 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
                 later.kind != program.kind for later in programs[number + 1 :]
             ):
                 shutil.rmtree(bench.place(program.kind))
-            if args.json is not None:
-                partial = args.json.with_name(args.json.name + ".partial")
-                partial.write_text(as_json(report_of(bench, args, settings, load)))
-                partial.replace(args.json)
-        return report_of(bench, args, settings, load)
+            save(args.json, report_of(bench, args, settings, found))
+        return report_of(bench, args, settings, found)
 
 
+@a_line_for_errors
 def main(words: Sequence[str]) -> int:
-    """The command; 0, or 1 with a line on stderr."""
-    try:
-        if words and words[0] == "show":
-            report = json.loads(Path(words[1]).read_text())
-            if report.get("schema") != SCHEMA:
-                raise UffdPrefetchError(f"{words[1]} is no report of this bench ({SCHEMA})")
-        else:
-            args = parse(words)
-            if not chosen(args.programs):
-                names = "; ".join(program.name for program in EVERY)
-                raise UffdPrefetchError(f"no program is called {args.programs}: {names}")
-            report = measure(args)
-        print(markdown(report))
-        return 1 if report["failures"] else 0
-    except UffdPrefetchError as error:
-        print(f"bench: {error.message}", file=sys.stderr)
-    except (OSError, ValueError, IndexError) as error:
-        print(f"bench: {error}", file=sys.stderr)
-    return 1
+    """The command; 0, or 1 if a run failed."""
+    if words[:1] == ["show"]:
+        report = load(Path(words[1]), SCHEMA)
+    else:
+        args = parse(words)
+        if not chosen(args.programs):
+            names = "; ".join(program.name for program in EVERY)
+            raise UffdPrefetchError(f"no program is called {args.programs}: {names}")
+        report = measure(args)
+    print(markdown(report))
+    return 1 if report["failures"] else 0
 
 
 if __name__ == "__main__":

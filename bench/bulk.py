@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import random
 import statistics
 import subprocess
@@ -27,11 +26,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 
-from render import as_json  # noqa: E402
+from reports import conditions, save  # noqa: E402
 from runs import bootstrap_interval  # noqa: E402
 
 from uffdprefetch.base.units import format_size, format_size_exact, parse_size  # noqa: E402
-from uffdprefetch.demo.bed import SlowBed, drop_cache, proactive_reclaim, warm_fully  # noqa: E402
+from uffdprefetch.demo.bed import SlowBed, drop_cache, warm_fully  # noqa: E402
 from uffdprefetch.demo.jobrun import machine_cpu_seconds  # noqa: E402
 
 SCHEMA = "uffdprefetch.bench.bulk/1"
@@ -194,26 +193,21 @@ def report(
 ) -> None:  # fmt: skip
     """Measure, print the table of the sums, and write the JSON that options name: how it was
     measured, ``settings``, and every run."""
-    load_average = os.getloadavg()[0]
+    found = conditions()
     with tempfile.TemporaryDirectory(prefix="uffdprefetch-") as scratch:
         runs = measured(Path(scratch))
     summary = summed(runs)
     print(shown(summary))
-    if options.json:
-        document = {
-            "schema": schema,
-            "command": " ".join(["python", f"bench/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
-            "kernel": platform.release(),
-            "cpus": os.cpu_count(),
-            "load_average": load_average,
-            "proactive_reclaim": proactive_reclaim(),
-            "bandwidth_bytes_per_second": options.bandwidth,
-            "latency_us": options.latency_us,
-            **settings,
-            "summary": summary,
-            "runs": runs,
-        }
-        options.json.write_text(as_json(document))
+    document = {
+        "schema": schema,
+        **found,
+        "bandwidth_bytes_per_second": options.bandwidth,
+        "latency_us": options.latency_us,
+        **settings,
+        "summary": summary,
+        "runs": runs,
+    }
+    save(options.json, document)
 
 
 def main() -> None:

@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
 import json
 import os
-import platform
 import signal
 import subprocess
 import sys
@@ -29,7 +27,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from slides import ROOT, build, find_service
+from reports import ROOT, conditions, save
+from slides import build, find_service
 
 MIB = 1 << 20
 STATES = ("idle", "busy", "slow", "stopped", "dead")
@@ -118,10 +117,7 @@ def main() -> int:
     report: dict[str, Any] = {
         "schema": "uffdprefetch.bench/1",
         "suite": "faults",
-        "command": "bench/faults.py " + " ".join(sys.argv[1:]),
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "kernel": platform.release(),
-        "cpus": os.cpu_count(),
+        **conditions(),
         "states": {},
     }
     with tempfile.TemporaryDirectory(prefix="uffdprefetch-faults-", dir=args.work) as work:
@@ -132,7 +128,7 @@ def main() -> int:
                 file.write(os.urandom(MIB))
         for state in STATES:
             report["states"][state] = measure(state, program, walk, data, args.rounds)
-    Path(args.json).write_text(json.dumps(report, indent=1) + "\n")
+    save(Path(args.json), report)
     head = "| service | touches | p50 us | p99 us | minor fault p50 | futex p50 | futex p99 |"
     print(head + " p50 / futex p50 |")
     print("|---|" + "---:|" * 7)

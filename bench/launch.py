@@ -13,9 +13,7 @@ Interpreters have their bytecode, as in an installed package, and no PYTHON* var
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -27,8 +25,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from reports import ROOT, conditions, save
 from runs import bootstrap_interval
-from slides import ROOT, build
+from slides import build
 
 from uffdprefetch.demo.storage import Wanted, open_storage
 
@@ -119,15 +118,8 @@ def main() -> None:
         for which, one in variants.items():
             low, high = one["interval_95_ms"]
             print(f"{case:<20} {which:<18} {one['median_ms']:8.1f} ms [{low:.1f}, {high:.1f}]")
-    if options.json:
-        document = {
-            "schema": "uffdprefetch.bench.launch/1",
-            "kernel": platform.release(),
-            "cpus": os.cpu_count(),
-            "python": platform.python_version(),
-            "results": results,
-        }
-        options.json.write_text(json.dumps(document, indent=2) + "\n")
+    document = {"schema": "uffdprefetch.bench.launch/1", **conditions(), "results": results}
+    save(options.json, document)
 
 
 if __name__ == "__main__":

@@ -15,10 +15,7 @@ from __future__ import annotations
 import argparse
 import compileall
 import contextlib
-import datetime
-import json
 import os
-import platform
 import random
 import subprocess
 import sys
@@ -36,8 +33,7 @@ from apps import SIZES
 from apps_bench import ENVIRONMENT, Bench
 from apps_programs import EVERY, Program
 from never_slower_table import SCHEMA, judged, markdown, to_measure
-from render import as_json
-from slides import ROOT
+from reports import ROOT, a_line_for_errors, command, conditions, load, save
 
 from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.base.units import parse_size
@@ -46,7 +42,6 @@ from uffdprefetch.demo.bed import (
     DEFAULT_LATENCY_US,
     SlowBed,
     drop_cache,
-    proactive_reclaim,
     warm_fully,
 )
 from uffdprefetch.demo.jobrun import machine_cpu_seconds
@@ -57,6 +52,8 @@ FEW = ("safetensors-load_file", "hf-loader", "memmap-scan")
 SHORT_SECONDS, PAIRS_OF_SHORT, PAIRS = 5.0, 20, 5
 #: A run begins when this much of one CPU or less was in use for a while, or at last anyway.
 QUIET_SHARE, LOOK_SECONDS, QUIET_WITHIN_SECONDS = 0.1, 0.2, 10.0
+#: Of the machine; when and beside what each row was measured is told of the row.
+KEPT_CONDITIONS = ("kernel", "machine", "cpus", "python", "proactive_reclaim")
 BARE = (sys.executable, "-I", "-c", "pass")
 
 
@@ -164,11 +161,8 @@ def conditions_now() -> dict[str, Any]:
         ["git", "-C", str(ROOT), "describe", "--always", "--dirty"],
         stdout=subprocess.PIPE, text=True, check=False,
     ).stdout.strip()  # fmt: skip
-    return {
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "commit": commit,
-        "load_average": os.getloadavg()[0],
-    }
+    found = conditions()
+    return {"date": found["date"], "commit": commit, "load_average": found["load_average"]}
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
@@ -193,13 +187,11 @@ def measure_all(args: argparse.Namespace) -> dict[str, Any]:
     """The rows that are asked for and not there; the report, which is saved after each."""
     report: dict[str, Any] = {"rows": {}, "failures": {}, "skipped": {}}
     if args.json.exists():
-        report = load(args.json)
+        report = load(args.json, SCHEMA)
     report |= {
         "schema": SCHEMA,
-        "command": "python bench/never_slower.py --json docs/data/never_slower.json",
-        "kernel": platform.release(),
-        "cpus": os.cpu_count(),
-        "proactive_reclaim": proactive_reclaim(),
+        **{name: value for name, value in conditions().items() if name in KEPT_CONDITIONS},
+        "command": command("never_slower.py", ["--json", str(args.json)]),
         "size_bytes": args.size_bytes,
     }
     with contextlib.ExitStack() as stack:
@@ -246,32 +238,17 @@ def measure_all(args: argparse.Namespace) -> dict[str, Any]:
                 print(f"bench: FAILED {name}: {error.message}", file=sys.stderr)
             for part in ("rows", "failures", "skipped"):  # in the order of ROWS, whoever came first
                 report[part] = {one: report[part][one] for one in ROWS if one in report[part]}
-            partial = args.json.with_name(f"{args.json.name}.partial")
-            partial.write_text(as_json(report))
-            partial.replace(args.json)
+            save(args.json, report)
     return report
 
 
-def load(path: Path) -> dict[str, Any]:
-    """A report of this bench. Raises UffdPrefetchError for another file."""
-    report = json.loads(path.read_text())
-    if not isinstance(report, dict) or report.get("schema") != SCHEMA:
-        raise UffdPrefetchError(f"{path} is no report of this bench ({SCHEMA})")
-    return report
-
-
+@a_line_for_errors
 def main(words: Sequence[str]) -> int:
-    """The command; 0, or 1 with a line on stderr."""
-    try:
-        shown = words[:1] == ["show"]
-        report = load(Path(words[1])) if shown else measure_all(parse(words))
-        print(markdown(report))
-        return 1 if report["failures"] else 0
-    except UffdPrefetchError as error:
-        print(f"bench: {error.message}", file=sys.stderr)
-    except (OSError, ValueError, IndexError) as error:
-        print(f"bench: {error}", file=sys.stderr)
-    return 1
+    """The command; 0, or 1 if a row could not be measured."""
+    shown = words[:1] == ["show"]
+    report = load(Path(words[1]), SCHEMA) if shown else measure_all(parse(words))
+    print(markdown(report))
+    return 1 if report["failures"] else 0
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,9 +24,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from pool_bench import SCHEMA, disturbances, open_bench, report_of
-from render import as_json
+from reports import a_line_for_errors, load, save
 
-from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.base.units import parse_rate, parse_size
 from uffdprefetch.demo.bed import DEFAULT_BANDWIDTH, DEFAULT_LATENCY_US
 
@@ -92,14 +90,11 @@ def run(args: argparse.Namespace) -> int:
         bench.only = tuple(word.strip() for word in args.only.split(",") if word.strip())
         settings = bench.bed.settings()
 
-        def save() -> None:
-            if args.json is not None:
-                partial = args.json.with_name(args.json.name + ".partial")
-                partial.write_text(as_json(report_of(bench, args, settings)))
-                partial.replace(args.json)
+        def keep() -> None:
+            save(args.json, report_of(bench, args, settings))
 
-        show.measure(bench, args, save)
-        save()
+        show.measure(bench, args, keep)
+        keep()
         print(markdown(report_of(bench, args, settings)))
         return 1 if bench.failures else 0
 
@@ -120,24 +115,16 @@ def run_all(path: Path | None, words: Sequence[str] = SMALL) -> int:
     return status
 
 
+@a_line_for_errors
 def main(words: Sequence[str]) -> int:
-    """The command; 0, or 1 with a line on stderr."""
-    try:
-        args = parse(words)
-        if args.show == "all":
-            return run_all(args.json)
-        if args.show == "show":
-            report = json.loads(args.file.read_text())
-            if report.get("schema") != SCHEMA:
-                raise UffdPrefetchError(f"{args.file} is no report of bench/pool.py ({SCHEMA})")
-            print(markdown(report))
-            return 0
-        return run(args)
-    except UffdPrefetchError as error:
-        print(f"bench: {error.message}", file=sys.stderr)
-    except (OSError, ValueError) as error:
-        print(f"bench: {error}", file=sys.stderr)
-    return 1
+    """The command; 0, or 1 if a run failed."""
+    args = parse(words)
+    if args.show == "all":
+        return run_all(args.json)
+    if args.show == "show":
+        print(markdown(load(args.file, SCHEMA)))
+        return 0
+    return run(args)
 
 
 if __name__ == "__main__":

@@ -4,10 +4,7 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 import os
-import platform
-import shlex
 import statistics
 import sys
 import tempfile
@@ -20,12 +17,13 @@ from typing import Any
 
 from pool_cgroup import version as cgroup_version
 from render import DISTURBED_STEAL_SHARE
+from reports import Report, command, conditions
 from runs import bootstrap_interval
-from slides import ROOT, build, find_service
+from slides import build, find_service
 
 from uffdprefetch.base import config
 from uffdprefetch.base.errors import UffdPrefetchError
-from uffdprefetch.demo.bed import SlowBed, drop_cache, proactive_reclaim, resident_bytes
+from uffdprefetch.demo.bed import SlowBed, drop_cache, resident_bytes
 from uffdprefetch.demo.dataset import DATABASE_NAME, Manifest, make_dataset
 from uffdprefetch.demo.jobrun import machine_cpu_seconds, read_tool_summary, wrap_command
 
@@ -64,7 +62,7 @@ class Bench:
     runs: list[Run] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
     failures: list[dict[str, str]] = field(default_factory=list)
-    load_average: float = field(default_factory=lambda: os.getloadavg()[0])
+    conditions: Report = field(default_factory=conditions)
 
     @property
     def data(self) -> Path:
@@ -263,14 +261,9 @@ def report_of(bench: Bench, args: Namespace, settings: dict[str, int]) -> dict[s
     return {
         "schema": SCHEMA,
         "show": args.show,
-        "command": shlex.join(["python", "bench/pool.py", *args.words]).replace(f"{ROOT}/", ""),
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "kernel": platform.release(),
-        "machine": platform.machine(),
-        "cpus": os.cpu_count(),
-        "proactive_reclaim": proactive_reclaim(),
+        **bench.conditions,
+        "command": command("pool.py", args.words),
         "cgroup_version": cgroup_version(),
-        "load_average": bench.load_average,
         "bed": settings,
         "dataset": asdict(bench.manifest),
         "pairs": args.pairs,

@@ -16,7 +16,6 @@ from typing import Any
 import pool_replay
 from pool_bench import (
     PLAIN,
-    ROOT,
     Bench,
     NotHere,
     Run,
@@ -29,6 +28,7 @@ from pool_cgroup import memory_group
 from pool_cgroup import why_not as why_no_cgroup
 from pool_gate import check_sums, run_readers, unit_sums
 from render import markdown_table, number, ratio
+from reports import ROOT
 
 from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.base.units import parse_size

@@ -26,10 +26,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from render import as_json
+from reports import conditions, save
 
 from uffdprefetch.base.units import format_size_exact, parse_rate, parse_size
-from uffdprefetch.demo.bed import SlowBed, drop_cache, proactive_reclaim
+from uffdprefetch.demo.bed import SlowBed, drop_cache
 from uffdprefetch.demo.dataset import make_dataset
 from uffdprefetch.demo.job import data_file, rank_order
 
@@ -249,11 +249,10 @@ def main() -> int:
     parser.add_argument("--only", default="", help="cases with this in their names")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    found = conditions()
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         rows = measure(args, Path(folder))
-    report = {"schema": SCHEMA, "words": sys.argv[1:], "reclaim": proactive_reclaim(), "rows": rows}
-    if args.json:
-        args.json.write_text(as_json(report))
+    save(args.json, {"schema": SCHEMA, **found, "rows": rows})
     print(markdown(rows))
     return 0
 

@@ -8,14 +8,18 @@ many rounds; a picture's caption says what is on it. Pictures need matplotlib.
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import statistics
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from reports import Report, load
+
+from uffdprefetch.base.errors import UffdPrefetchError
 
 SCHEMA = "uffdprefetch.bench/1"
 BASELINE = "plain mmap"
@@ -23,17 +27,6 @@ WARM = "warm cache"
 TOOL = "uffdprefetch"
 # Share of a run's wall time, over all CPUs, from which a report mentions steal.
 DISTURBED_STEAL_SHARE = 0.02
-
-Report = dict[str, Any]
-
-
-def as_json(report: Report) -> str:
-    """A report for the repository: without the paths of this checkout and of temporary
-    directories."""
-    text = json.dumps(report, indent=1, default=str) + "\n"
-    text = text.replace(f"{Path(__file__).resolve().parents[1]}/", "")
-    places = "|".join(map(re.escape, {tempfile.gettempdir(), "/dev/shm"}))
-    return re.sub(rf'(?:{places})/(?:[^/\s"]+/)*', "", text)
 
 
 # ---- pure: a report to text -----------------------------------------------------------------
@@ -381,14 +374,6 @@ def draw_timeline(report: Report, directory: Path) -> list[Path]:
 # ---- command --------------------------------------------------------------------------------
 
 
-def load(path: Path) -> Report:
-    """A report from a file; ValueError for what is none."""
-    report = json.loads(path.read_text())
-    if not isinstance(report, dict) or report.get("schema") != SCHEMA:
-        raise ValueError(f"{path} is no report of bench/run.py ({SCHEMA})")
-    return report
-
-
 def main(argv: Sequence[str]) -> int:
     """Render; 0, or 1 with one line on stderr."""
     parser = argparse.ArgumentParser(prog="bench/render.py", description=__doc__.splitlines()[0])
@@ -397,7 +382,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--png", type=Path, metavar="DIR", help="also draw pictures, in DIR")
     args = parser.parse_args(argv)
     try:
-        reports = [load(path) for path in args.report]
+        reports = [load(path, SCHEMA) for path in args.report]
         text = "\n".join(markdown(report) for report in reports)
         if args.output:
             args.output.write_text(text)
@@ -415,7 +400,7 @@ def main(argv: Sequence[str]) -> int:
                 for draw in (draw_cases, draw_sweep, draw_timeline):
                     for path in draw(report, args.png):
                         print(f"render: {path}", file=sys.stderr)
-    except (OSError, ValueError) as error:
+    except (UffdPrefetchError, OSError, ValueError) as error:
         print(f"render: {error}", file=sys.stderr)
         return 1
     return 0

@@ -19,10 +19,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
 import importlib.util
 import os
-import platform
 import re
 import shlex
 import shutil
@@ -38,7 +36,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from render import as_json
+from reports import conditions, save
 from runs import Run, summarize
 from suites import ADAPT_BANDWIDTHS, BASELINE, WARM, Case, Variant, plan_of
 
@@ -49,7 +47,6 @@ from uffdprefetch.demo.bed import (
     DEFAULT_LATENCY_US,
     SlowBed,
     drop_cache,
-    proactive_reclaim,
     warm_fully,
 )
 from uffdprefetch.demo.dataset import (
@@ -323,13 +320,7 @@ def report(bench: Bench, args: argparse.Namespace, settings: dict[str, int]) -> 
     return {
         "schema": SCHEMA,
         "suite": args.suite,
-        "command": shlex.join(["python", "bench/run.py", *sys.argv[1:]]),
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "kernel": platform.release(),
-        "machine": platform.machine(),
-        "cpus": os.cpu_count(),
-        "python": platform.python_version(),
-        "proactive_reclaim": proactive_reclaim(),
+        **conditions(),
         "bed": settings,
         "dataset": asdict(bench.manifest),
         "pairs": args.pairs,
@@ -341,19 +332,14 @@ def report(bench: Bench, args: argparse.Namespace, settings: dict[str, int]) -> 
     }
 
 
-def without_machine_paths(text: str, bench: Bench, source: Path) -> str:
-    """The report's text with DIR and the like in the place of this machine's paths."""
-    root = Path(__file__).resolve().parents[1]
-    places = {
+def places_of(bench: Bench, source: Path) -> dict[str, str]:
+    """What of this machine's paths has another name in a report."""
+    return {
         str(bench.bed.mountpoint): "BED",
         str(bench.scratch): "SCRATCH",
         str(source): "DATA",
         sys.executable: "python",
-        f"{root}/": "",
     }
-    for place, word in places.items():
-        text = text.replace(place, word)
-    return text
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -408,18 +394,15 @@ def main(argv: Sequence[str]) -> int:
             )
             settings = bed.settings()
 
-            def save() -> None:
-                text = as_json(report(bench, args, settings))
-                partial = args.json.with_name(args.json.name + ".partial")
-                partial.write_text(without_machine_paths(text, bench, source))
-                partial.replace(args.json)
+            def keep() -> None:
+                save(args.json, report(bench, args, settings), places_of(bench, source))
 
             plan = [
                 ([case for case in cases if re.search(args.case, case.name)], variants)
                 for cases, variants in plan_of(args.suite, args.vmtouch, source / INDEX_NAME)
             ]
-            bench.run_plan([part for part in plan if part[0]], args.pairs, save)
-            save()
+            bench.run_plan([part for part in plan if part[0]], args.pairs, keep)
+            keep()
             return 1 if bench.failures else 0
     except UffdPrefetchError as error:
         print(f"bench: {error.message}", file=sys.stderr)

@@ -17,8 +17,6 @@ from __future__ import annotations
 import argparse
 import functools
 import importlib.util
-import json
-import shlex
 import statistics
 import sys
 from collections.abc import Callable, Sequence
@@ -31,12 +29,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from pool import conditions
 from pool_bench import Bench, NotHere, Run, by_variant, cases_of, median, open_bench, paired
 from pool_bench import report_of as pool_report_of
-from render import as_json, markdown_table, number, ratio
+from render import markdown_table, number, ratio
+from reports import a_line_for_errors, command, load, save
 from runs import bootstrap_interval
 from shuffle_case import Shuffle, need_plans
-from slides import ROOT
 
-from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.base.units import parse_rate, parse_size
 from uffdprefetch.demo.bed import DEFAULT_BANDWIDTH, DEFAULT_LATENCY_US
 from uffdprefetch.demo.run import COMPUTE_SHARE
@@ -218,20 +215,8 @@ def report_of(
     bench: Bench, args: argparse.Namespace, settings: dict[str, int], schema: str
 ) -> dict[str, Any]:
     """The JSON: how it was measured, and every run."""
-    command = shlex.join(["python", f"bench/{args.show}.py", *args.words]).replace(f"{ROOT}/", "")
-    return pool_report_of(bench, args, settings) | {"schema": schema, "command": command}
-
-
-def saver(path: Path | None, report: Callable[[], dict[str, Any]]) -> Callable[[], None]:
-    """Writes the report to --json atomically."""
-
-    def save() -> None:
-        if path is not None:
-            partial = path.with_name(path.name + ".partial")
-            partial.write_text(as_json(report()))
-            partial.replace(path)
-
-    return save
+    ours = {"schema": schema, "command": command(f"{args.show}.py", args.words)}
+    return pool_report_of(bench, args, settings) | ours
 
 
 def run_command(
@@ -242,35 +227,29 @@ def run_command(
     markdown: Callable[[dict[str, Any]], str],
     anchors: Sequence[str],
 ) -> int:
-    """A bench's command; 0, or 1 with a line on stderr. ``anchors``: run whatever --only says."""
-    try:
-        if words and words[0] == "show":
-            report = json.loads(Path(words[1]).read_text())
-            if report.get("schema") != schema:
-                raise UffdPrefetchError(f"{words[1]} is no report of this bench ({schema})")
-            print(markdown(report))
-            return 0
-        args = parse(words)
-        with open_bench(args) as bench:
-            chosen = [word.strip() for word in args.only.split(",") if word.strip()]
-            bench.only = (*chosen, *anchors) if chosen else ()
-            settings = bench.bed.settings()
+    """A bench's command; 0, or 1 if a run failed. ``anchors``: run whatever --only says."""
+    if words[:1] == ["show"]:
+        print(markdown(load(Path(words[1]), schema)))
+        return 0
+    args = parse(words)
+    with open_bench(args) as bench:
+        chosen = [word.strip() for word in args.only.split(",") if word.strip()]
+        bench.only = (*chosen, *anchors) if chosen else ()
+        settings = bench.bed.settings()
 
-            def report_now() -> dict[str, Any]:
-                return report_of(bench, args, settings, schema)
+        def report_now() -> dict[str, Any]:
+            return report_of(bench, args, settings, schema)
 
-            save = saver(args.json, report_now)
-            measure(bench, args, save)
-            save()
-            print(markdown(report_now()))
-            return 1 if bench.failures else 0
-    except UffdPrefetchError as error:
-        print(f"bench: {error.message}", file=sys.stderr)
-    except (OSError, ValueError, IndexError) as error:
-        print(f"bench: {error}", file=sys.stderr)
-    return 1
+        def keep() -> None:
+            save(args.json, report_now())
+
+        measure(bench, args, keep)
+        keep()
+        print(markdown(report_now()))
+        return 1 if bench.failures else 0
 
 
+@a_line_for_errors
 def main(words: Sequence[str]) -> int:
     """The command."""
     return run_command(words, SCHEMA, parse, measure, markdown, (PLAIN, WARM))

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from pool_bench import Bench, NotHere, Run
 from pool_gate import Readers, run_readers
-from slides import ROOT
+from reports import ROOT
 
 from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.demo.bed import warm_fully

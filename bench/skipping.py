@@ -33,7 +33,8 @@ import lmdb
 import numpy as np
 from pool_bench import Bench, Run, by_variant, cases_of, disturbances, median, paired
 from pool_bench import report_of as pool_report_of
-from render import as_json, markdown_table, number, ratio
+from render import markdown_table, number, ratio
+from reports import command, save
 from runs import bootstrap_interval
 
 from uffdprefetch.base.errors import UffdPrefetchError
@@ -261,16 +262,14 @@ def run_all(args: argparse.Namespace, stack: contextlib.ExitStack) -> int:
     bench.only = tuple(word for word in args.only.split(",") if word)
     settings = bed.settings()
 
-    def save() -> None:
-        if args.json is not None:
-            report = pool_report_of(bench, args, settings)
-            report["command"] = shlex.join(["python", "bench/skipping.py", *args.words])
-            args.json.write_text(as_json(report))
+    def keep() -> None:
+        report = pool_report_of(bench, args, settings)
+        save(args.json, report | {"command": command("skipping.py", args.words)})
 
     for ranks in args.ranks:
         case = Case(bench, args.here, ranks)
         variants = {name: (lambda name=name, case=case: case.measure(name)) for name in VARIANTS}
-        bench.rounds(case.name, args.pairs, variants, save)
+        bench.rounds(case.name, args.pairs, variants, keep)
     print(show(pool_report_of(bench, args, settings)))
     return 1 if bench.failures else 0
 

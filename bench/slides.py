@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -23,7 +22,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from reports import ROOT, conditions, save
+
 GIB = 1 << 30
 MIB = 1 << 20
 
@@ -147,8 +149,7 @@ def main() -> int:
     report: dict[str, Any] = {
         "schema": "uffdprefetch.bench/1",
         "suite": "slides",
-        "command": "bench/slides.py " + " ".join(sys.argv[1:]),
-        "kernel": platform.release(),
+        **conditions(),
         "max_map_count": limit,
     }
     with tempfile.TemporaryDirectory(prefix="uffdprefetch-slides-", dir=args.work) as work:
@@ -167,7 +168,7 @@ def main() -> int:
         words = [str(dense), "1", str(args.epochs * 512 * MIB), "65536", "2000"]
         options = ["--policy", "none", "--distance", "256KiB"]
         report["epochs"] = run(program, words, options, 0.5)
-    Path(args.json).write_text(json.dumps(report, indent=1) + "\n")
+    save(Path(args.json), report)
     print(json.dumps(report, indent=1))
     quarter = limit // 4
     most = report["sparse"]["steady_max"]["job_mappings"]

@@ -565,6 +565,13 @@ static void op_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi
 	fuse_reply_err(req, 0);
 }
 
+/* Whose files others may write are told of each close(2), as those of NFS are. ENOSYS: never again. */
+static void op_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+	(void)ino, (void)fi;
+	fuse_reply_err(req, bed.writers_behind ? 0 : ENOSYS);
+}
+
 static void op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
 	int fd = openat(source_fd, node_of(ino)->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -633,7 +640,7 @@ static void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_
 static const struct fuse_lowlevel_ops ops = {
 	.init = op_init, .lookup = op_lookup, .getattr = op_getattr, .setattr = op_setattr,
 	.readlink = op_readlink, .open = op_open, .read = op_read, .write = op_write,
-	.release = op_release, .opendir = op_opendir, .readdir = op_readdir,
+	.flush = op_flush, .release = op_release, .opendir = op_opendir, .readdir = op_readdir,
 	.releasedir = op_releasedir, .mknod = op_mknod, .create = op_create,
 };
 

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -24,8 +22,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from reports import ROOT, conditions, save
 from runs import bootstrap_interval
-from slides import ROOT, build
+from slides import build
 
 from uffdprefetch.demo.jobrun import job_command, job_environment
 from uffdprefetch.demo.storage import Wanted, open_storage
@@ -130,14 +129,8 @@ def main() -> None:
                 f" [{low:.3f}, {high:.3f}]  events {statistics.median(one['events']):.0f}"
                 f"  lost {one['lost_events']}"
             )
-    if options.json:
-        document = {
-            "schema": "uffdprefetch.bench.tracecost/1",
-            "kernel": platform.release(),
-            "cpus": os.cpu_count(),
-            "results": results,
-        }
-        options.json.write_text(json.dumps(document, indent=2) + "\n")
+    document = {"schema": "uffdprefetch.bench.tracecost/1", **conditions(), "results": results}
+    save(options.json, document)
 
 
 if __name__ == "__main__":

@@ -10,10 +10,8 @@ system). The processes have the file mapped, and read some of it, before that.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
-import platform
 import signal
 import statistics
 import subprocess
@@ -25,7 +23,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from slides import ROOT, build, find_service
+from reports import ROOT, conditions, save
+from slides import build, find_service
 
 from uffdprefetch.demo.bed import SlowBed
 
@@ -103,10 +102,7 @@ def main() -> int:
     report: dict[str, Any] = {
         "schema": "uffdprefetch.bench/1",
         "suite": "waits",
-        "command": "bench/waits.py " + " ".join(sys.argv[1:]),
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "kernel": platform.release(),
-        "cpus": os.cpu_count(),
+        **conditions(),
         "states": {state: {engine: {} for engine in ENGINES} for state in STATES},
     }
     with tempfile.TemporaryDirectory(prefix="uffdprefetch-waits-") as work:
@@ -122,7 +118,7 @@ def main() -> int:
                         found = measure(state, engine, program, bed, "data", args.children)
                         for what, us in found.items():
                             calls.setdefault(what, []).extend(us)
-    Path(args.json).write_text(json.dumps(report, indent=1) + "\n")
+    save(Path(args.json), report)
     print("longest (median), ms; " + ", ".join(ENGINES))
     print("| | " + " | ".join(CALLS) + " |")
     print("|---|" + "---:|" * len(CALLS))

@@ -9,9 +9,7 @@ time, as the service's planner may. Paired runs; compare their ratios.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import statistics
 import sys
 import tempfile
@@ -22,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from reports import conditions, save
 
 from uffdprefetch.demo.bed import SlowBed, drop_cache, resident_bytes
 from uffdprefetch.native import uffd
@@ -80,8 +80,7 @@ def main() -> int:
     report: dict[str, Any] = {
         "schema": "uffdprefetch.bench/1",
         "suite": "workers",
-        "command": "bench/workers.py " + " ".join(sys.argv[1:]),
-        "kernel": platform.release(),
+        **conditions(),
         "bytes": args.mib * MIB,
         "bandwidth_bytes_per_second": args.bandwidth,
         "runs": [],
@@ -130,7 +129,7 @@ def main() -> int:
             f" C {statistics.median(by_name['C']):.2f} s,"
             f" Python {statistics.median(by_name['Python']):.2f} s, Python/C {ratio:.2f}"
         )
-    Path(args.json).write_text(json.dumps(report, indent=1) + "\n")
+    save(Path(args.json), report)
     return 0
 
 

@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from pool import conditions
 from pool_bench import Bench, Run, by_variant, cases_of, median, paired
 from render import markdown_table, number, ratio
+from reports import a_line_for_errors
 from shuffle import add_options, run_command
 from shuffle_case import Orders, Shuffle, need_plans, sampler_orders
 
@@ -139,6 +140,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     return args
 
 
+@a_line_for_errors
 def main(words: Sequence[str]) -> int:
     """The command."""
     return run_command(words, SCHEMA, parse, measure, markdown, (NO_PLAN,))

@@ -29,6 +29,11 @@ HANG_SECONDS = 150.0
 #: a busy compiler that is too few for a test that says what is served.
 PATIENCE_VARIABLE = "UFFDPREFETCH_TEST_PATIENCE"
 
+#: The kernel's default in the place of this machine's read_ahead_kb: where that is large the kernel
+#: suffices for many readers, and a test would see nothing prefetched.
+READAHEAD_VARIABLE, READAHEAD_BYTES = "UFFDPREFETCH_TEST_READAHEAD", 128 << 10
+os.environ[READAHEAD_VARIABLE] = str(READAHEAD_BYTES)
+
 #: ``pytestmark`` of a module in which whatever Python or numpy warns of is an error. But what an
 #: earlier test has left open warns when it is collected: at any time, so in any test.
 warnings_fail = pytest.mark.filterwarnings(
@@ -121,6 +126,7 @@ def env(tmp_path: Path) -> Iterator[dict[str, str]]:
     environment["UFFDPREFETCH_RUNDIR"] = str(rundir)
     environment["XDG_CONFIG_HOME"] = str(tmp_path / "no-config")
     environment[PATIENCE_VARIABLE] = "400"
+    environment[READAHEAD_VARIABLE] = str(READAHEAD_BYTES)
     yield environment
 
 

@@ -5,16 +5,18 @@
  *
  * The kernel has to be asked what lies there, and which pages are copies. The job's own thread opens nothing: its
  * table of descriptors is the job's, where another thread may count on the number that is free next. So a thread with
- * a table of its own asks, and acts; nothing that it does until then waits for storage.
+ * a table of its own asks, and acts; nothing that it does until then waits for storage, or closes a file.
  */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/futex.h>
+#include <sys/stat.h>
 #include <time.h>
 
 #include "job/agent.h"
 #include "job/ambient.h"
+#include "common/status.h"
 
 /* The kernel copies a table in words of as many numbers; what is not copied need not be closed. */
 #define TABLE_LEAST 64
@@ -27,9 +29,10 @@ enum { ACTING, OVER };
 static struct {
 	_Atomic uint32_t taken; /* one thread of the job at a time */
 	_Atomic uint32_t state;
-	_Atomic int tid; /* cleared by the kernel: its stack is free */
+	_Atomic int tid; /* cleared by the kernel, before it closes the table: its stack is free */
 	void *stack;
 	struct up_region *region;
+	int settles;
 	long result;
 } apart;
 
@@ -46,7 +49,7 @@ static int open_own(const char *path)
 	return (int)up_sys4(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC, 0);
 }
 
-long up_put_back_here(struct up_region *r)
+long up_put_back_here(struct up_region *r, int settles)
 {
 	/* Not /proc/self: that is the leader of the threads, which may have ended. */
 	struct up_hands h = { .maps_fd = open_own("/proc/thread-self/maps"),
@@ -54,36 +57,49 @@ long up_put_back_here(struct up_region *r)
 	long ret = h.maps_fd < 0 ? h.maps_fd : h.pagemap_fd < 0 ? h.pagemap_fd : 0;
 
 	if (!ret)
-		ret = up_pool_put_back(&h, r);
+		ret = up_pool_put_back(&h, r, settles);
 	up_close(&h.maps_fd);
 	up_close(&h.pagemap_fd);
 	return ret;
 }
 
 #ifndef UP_AGENT_PTHREAD
+/* In a table that is a copy: what is closed of a pipe or a socket stays open elsewhere, and nothing happens. Closing
+ * a file asks its server (FUSE, NFS), which may be the very thread that waits for this one. */
+static void free_numbers(int wanted)
+{
+	struct stat st;
+
+	for (int fd = 0; fd < TABLE_LEAST && wanted; fd++)
+		if (!up_failed(up_cached_stat(fd, &st)) && (S_ISFIFO(st.st_mode) || S_ISSOCK(st.st_mode)) &&
+		    !up_failed(up_sys1(SYS_close, fd)))
+			wanted--;
+}
+
 static void act(void)
 {
 	long shared = up_sys3(SYS_close_range, TABLE_LEAST, ~0u, CLOSE_RANGE_UNSHARE), ret = shared;
 
 	up_drop_rights();
 	if (!shared)
-		ret = up_put_back_here(apart.region);
+		ret = up_put_back_here(apart.region, apart.settles);
 	if (!shared && ret == -EMFILE) { /* all numbers that this process may have are copies */
-		up_sys3(SYS_close_range, 0, ~0u, 0);
-		ret = up_put_back_here(apart.region);
+		free_numbers(2);
+		ret = up_put_back_here(apart.region, apart.settles);
 	}
 	apart.result = ret;
 	atomic_store(&apart.state, OVER);
 	up_futex_wake(&apart.state);
 }
 
-static long put_back_apart(struct up_region *r)
+static long put_back_apart(struct up_region *r, int settles)
 {
 	int tid, ret;
 
 	while ((tid = atomic_load(&apart.tid))) /* the one before this is ending */
 		wait_while(&apart.tid, tid);
 	apart.region = r;
+	apart.settles = settles;
 	atomic_store(&apart.state, ACTING);
 	ret = up_thread_spawn(act, &apart.stack, &apart.tid);
 	if (ret)
@@ -101,13 +117,13 @@ static long put_back_apart(struct up_region *r)
 }
 #else
 /* Sanitizers must know every thread, and those that begin within munmap(2) they do not. */
-static long put_back_apart(struct up_region *r)
+static long put_back_apart(struct up_region *r, int settles)
 {
-	return up_put_back_here(r);
+	return up_put_back_here(r, settles);
 }
 #endif
 
-int up_put_back_apart(struct up_region *r)
+int up_put_back_apart(struct up_region *r, int settles)
 {
 	uint32_t is_free = 0;
 	long ret;
@@ -116,11 +132,11 @@ int up_put_back_apart(struct up_region *r)
 		wait_while(&apart.taken, 1);
 		is_free = 0;
 	}
-	ret = put_back_apart(r);
+	ret = put_back_apart(r, settles);
 	atomic_store(&apart.taken, 0);
 	if (up_failed(ret))
 		return (int)ret;
-	return (size_t)ret == r->length ? 0 : -EBUSY;
+	return ret ? -EBUSY : 0;
 }
 
 void up_forget_apart(void)

@@ -119,7 +119,8 @@ int up_may_act(struct agent *a, struct up_region *r)
 		up_note_bypass(a, UP_BYPASS_PATCHED);
 		return 0;
 	}
-	intact = up_region_intact(a, r);
+	/* Where the file is back, but for copies, what the job does there is its own affair. */
+	intact = atomic_load(&r->pooled) == UP_POOLED_COPIES ? 1 : up_region_intact(a, r);
 	if (!intact && !up_is_left(atomic_load(&r->state))) /* what lies there then is its new owner's */
 		up_note_bypass(a, UP_BYPASS_REPLACED);
 	return intact > 0;

@@ -82,11 +82,19 @@ int up_lay(struct agent *a, struct up_region *r, uint64_t page, int checkpoint_f
 int up_rearm(struct agent *a, struct up_region *r, uint64_t page)
 {
 	int pooled = atomic_load(&r->pooled);
+	struct up_copies copies;
 	uintptr_t address;
 	int ret = page_address(r, page, &address);
 
 	if (ret)
 		return ret;
+	if (pooled == UP_POOLED_COPIES)
+		return -ENOENT;
+	/* What was written past us stays, and tells nothing of its reader. */
+	if (pooled && (r->map_flags & MAP_TYPE) == MAP_PRIVATE)
+		ret = up_next_copies(a->pagemap_fd, address, address + up_job.page_bytes, &copies);
+	if (ret)
+		return ret < 0 ? ret : 0;
 	for (uint32_t i = 0; !pooled; i++) {
 		if (i >= atomic_load(&r->laid))
 			return -ENOENT;
@@ -363,7 +371,7 @@ void up_detach(struct agent *a, struct up_region *r)
 	if (atomic_load(&r->pooled)) {
 		/* In a process that bypasses, too: who waits there for a page that cannot be read would
 		 * wait for ever. */
-		up_pool_detach(a, r, up_may_act(a, r));
+		up_pool_detach(a, r, up_may_act(a, r), 0);
 		return;
 	}
 	replay_advice(a, r);

@@ -54,7 +54,10 @@ struct up_region {
 	int known; /* MAP_FIXED, perhaps over what a thread is reading: nothing may be laid */
 	int inherited;        /* came through fork, not yet taken up by this process's agent */
 	_Atomic uint32_t swap;   /* enum up_swap: who mapped it waits for the service's verdict */
-	_Atomic int pooled;      /* the pool lies here, and is not inherited by a child */
+	_Atomic int pooled;      /* enum up_pooled */
+	/* Bytes that are the pool's for all that is known, wherever they are; and those of them that lie here and stay,
+	 * as they were found last. Changed with hands on, or by who has seized the region. */
+	_Atomic size_t left, kept;
 	_Atomic uintptr_t anchor; /* of the file, kept elsewhere (up_map_of_anchor) */
 	/* the agent's alone; descriptors are numbers in the agent's table */
 	int fd, pool_fd; /* pool_fd: the pool's memory, to write what the service does not */
@@ -72,6 +75,13 @@ struct up_region {
 	struct up_request *asked; /* the agent's: waits for the descriptor, in a forked child */
 };
 
+/* Of a region. Where the pool lies a child inherits nothing. */
+enum up_pooled {
+	UP_POOLED_NOT = 0,
+	UP_POOLED,
+	UP_POOLED_COPIES, /* the file is back, but for pages that are the job's own copies, which a child inherits */
+};
+
 /* Between the thread that waits in mmap() or fork() and the agent. */
 enum up_swap {
 	UP_SWAP_NONE = 0, /* nobody waits: the pool must not be mapped any more */
@@ -84,12 +94,13 @@ enum up_request_op {
 	UP_REQ_ATTACH = 1, /* take a descriptor of job_fd into the agent's table; go LIVE */
 	UP_REQ_DETACH,     /* have the file mapped for up_region.replacement; pool: put it back */
 	UP_REQ_FORGET,     /* nothing of ours answers there any more: the job is about to change it */
+	UP_REQ_SETTLE,     /* UP_POOLED_COPIES: the job has taken away what lay in a part of it */
 	UP_REQ_BYE,        /* the process ends: let the service read its page tables first */
 	UP_REQ_QUIT,       /* detach all, end the agent */
 	UP_REQ_STATE,      /* the job has said something of the mapping; nobody waits for an answer */
 };
 
-/* The result of UP_REQ_DETACH where the agent has put the file back itself, and let go of the region. */
+/* The result of UP_REQ_DETACH or _SETTLE where the agent has put the file back itself, and let go of the region. */
 #define UP_RELEASED 1
 
 /* The asker takes back what nobody has TAKEN, and leaves to the agent what is: DROPPED, nobody waits
@@ -231,6 +242,8 @@ uint32_t up_replace_checkpoints(struct up_region *r, uintptr_t p) __attribute__(
 long up_map_of_anchor(struct up_region *r) __attribute__((visibility("hidden")));
 /* The same in the place of whatever lies where the region does. */
 long up_map_anchor_there(struct up_region *r) __attribute__((visibility("hidden")));
+/* The anchor is not needed any more. */
+void up_pool_release(struct up_region *r) __attribute__((visibility("hidden")));
 /* How long the anchor's mapping is. */
 size_t up_anchor_bytes(const struct up_region *r) __attribute__((visibility("hidden")));
 

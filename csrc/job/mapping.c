@@ -207,7 +207,7 @@ static int adopt(void *p, size_t length, int prot, int flags, int fd, off_t offs
 
 static void *map(void *address, size_t length, int prot, int flags, int fd, off_t offset)
 {
-	int saved = errno, later, served = 0;
+	int saved = errno, later, served = 0, stays = 0;
 	struct stat st;
 	void *p;
 
@@ -220,7 +220,7 @@ static void *map(void *address, size_t length, int prot, int flags, int fd, off_
 	    eligible(length, prot, flags, fd, offset, &st))
 		address = huge_place(length, (uint64_t)offset);
 	if (flags & MAP_FIXED)
-		up_give_back((uintptr_t)address, length, UP_REQ_DETACH);
+		stays = up_give_back((uintptr_t)address, length, UP_REQ_DETACH);
 	errno = saved;
 	p = up_next.mmap ? up_next.mmap(address, length, prot, flags, fd, offset)
 		      : (void *)up_fail((long)up_mmap(address, length, prot, flags, fd,
@@ -228,6 +228,8 @@ static void *map(void *address, size_t length, int prot, int flags, int fd, off_
 	if (p == MAP_FAILED)
 		return p;
 	saved = errno;
+	if (stays)
+		up_settle((uintptr_t)address, length);
 	/* Before anything is laid there. The pool's memory takes the place of what would be mapped. */
 	if (later && !up_job.pool) {
 		size_t bytes = mapped_bytes(length, offset, &st);
@@ -260,35 +262,43 @@ UP_EXPORT void *mmap64(void *address, size_t length, int prot, int flags, int fd
 
 UP_EXPORT int munmap(void *address, size_t length)
 {
-	int saved = errno;
+	int saved = errno, stays = 0, ret;
 
 	/* Off the page it fails, and what is managed there stays. */
 	if (!((uintptr_t)address & (up_job.page_bytes - 1)))
-		up_give_back((uintptr_t)address, whole_pages(length), UP_REQ_FORGET);
+		stays = up_give_back((uintptr_t)address, whole_pages(length), UP_REQ_FORGET);
 	errno = saved;
-	if (up_next.munmap)
-		return up_next.munmap(address, length);
-	return (int)up_fail(up_sys2(SYS_munmap, address, length));
+	ret = up_next.munmap ? up_next.munmap(address, length)
+			     : (int)up_fail(up_sys2(SYS_munmap, address, length));
+	if (stays && !ret)
+		up_settle((uintptr_t)address, whole_pages(length));
+	return ret;
 }
 
 UP_EXPORT void *mremap(void *old, size_t old_length, size_t length, int flags, ...)
 {
-	int saved = errno;
-	void *target = NULL;
+	int saved = errno, stays = 0;
+	void *target = NULL, *p;
 	va_list ap;
 
 	if (flags & MREMAP_FIXED) {
 		va_start(ap, flags);
 		target = va_arg(ap, void *);
 		va_end(ap);
-		up_give_back((uintptr_t)target, length, UP_REQ_DETACH);
+		stays = up_give_back((uintptr_t)target, length, UP_REQ_DETACH);
 	}
 	/* mremap of a single page (old_length 0 duplicates a shared mapping) is no special case. */
-	up_give_back((uintptr_t)old, old_length ? old_length : 1, UP_REQ_DETACH);
+	stays |= up_give_back((uintptr_t)old, old_length ? old_length : 1, UP_REQ_DETACH);
 	errno = saved;
-	if (up_next.mremap)
-		return up_next.mremap(old, old_length, length, flags, target);
-	return (void *)up_fail(up_sys5(SYS_mremap, old, old_length, length, flags, target));
+	p = up_next.mremap ? up_next.mremap(old, old_length, length, flags, target)
+			   : (void *)up_fail(up_sys5(SYS_mremap, old, old_length, length, flags, target));
+	if (p == MAP_FAILED || !stays)
+		return p;
+	if (flags & MREMAP_FIXED)
+		up_settle((uintptr_t)target, length);
+	if (length < old_length)
+		up_settle((uintptr_t)old + whole_pages(length), old_length - length);
+	return p;
 }
 
 /* Whether all that is managed there has these rights already: then nothing changes. */

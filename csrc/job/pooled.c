@@ -80,74 +80,115 @@ static int prot_of(const struct up_vma *v)
 	return (v->readable ? PROT_READ : 0) | (v->executable ? PROT_EXEC : 0);
 }
 
-/* Whether the pool lies at an address of the region, and nobody can write there: what is written after the question
- * which pages are copies would be lost. A private one may have other rights, which the job has given it. */
+/* Whether the pool lies at an address of the region. A private one may have other rights, which the job has given
+ * it. */
 static int is_pools(const struct up_region *r, const struct up_vma *v, uintptr_t address)
 {
 	int alike = (r->map_flags & MAP_TYPE) == MAP_PRIVATE
-			    ? up_vma_of_one_file(v, &r->pool_mapped) && !v->shared && !v->writable
+			    ? up_vma_of_one_file(v, &r->pool_mapped) && !v->shared
 			    : up_vma_alike(v, &r->pool_mapped);
 
 	return alike && v->offset + (address - v->start) == r->offset + (address - r->address);
 }
 
-/* From `at` on, the next part that the kernel says is the pool's, with hands on from the question to the act:
- * how many bytes. *at: where the next look begins. */
-static size_t put_back_part(const struct up_hands *h, struct up_region *r, long p, uintptr_t *at)
+/* Whether another mapping has been made there since, by the job, where it had taken this one away. */
+static int is_anothers(const struct up_region *r, uintptr_t address)
 {
-	uintptr_t start = *at, end = r->address + r->length;
+	for (uint32_t i = 0; i < UP_REGIONS && atomic_load(&r->pooled) == UP_POOLED_COPIES; i++) {
+		const struct up_region *other = &up_job.region[i];
+
+		if (atomic_load(&other->pooled) == UP_POOLED && address - other->address < other->length)
+			return 1;
+	}
+	return 0;
+}
+
+/* A look at a region, from its start to its end. */
+struct look {
+	uintptr_t at; /* where it goes on */
+	size_t done, kept; /* bytes that are the file's now; that are the pool's, and stay */
+};
+
+/* The next part that the kernel says is the pool's, with hands on from the question to the act. */
+static void put_back_part(const struct up_hands *h, struct up_region *r, long p, struct look *l)
+{
+	uintptr_t start = l->at, end = r->address + r->length;
 	struct up_copies copies;
 	struct up_vma v;
+	int ret = 0;
 
-	*at = end;
+	l->at = end;
 	if (up_vma_from(h->maps_fd, start, &v) || v.start >= end)
-		return 0;
+		return;
 	if (v.start > start)
 		start = v.start;
 	if (v.end < end)
-		*at = v.end;
-	if (!is_pools(r, &v, start))
-		return 0;
-	/* Copies are the job's own, and stay: so does the region, as the pool's. A child has them, too. */
-	if ((r->map_flags & MAP_TYPE) == MAP_PRIVATE) {
-		int ret = up_next_copies(h->pagemap_fd, start, *at, &copies);
-
-		if (ret < 0) /* any of them may be one */
-			return 0;
-		if (ret && copies.start == start) {
-			*at = copies.end;
-			up_sys3(SYS_madvise, start, copies.end - start, MADV_DOFORK);
-			return 0;
-		}
-		if (ret)
-			*at = copies.start;
+		l->at = v.end;
+	if (!is_pools(r, &v, start) || is_anothers(r, start))
+		return;
+	/* What is written after the question which pages are copies would be lost. */
+	if (v.writable) {
+		l->kept += l->at - start;
+		return;
 	}
-	return put_back(h, r, p, start, *at - start, prot_of(&v)) ? *at - start : 0;
+	/* Copies are the job's own, and stay: so does the region, as the pool's. A child has them, too. */
+	if ((r->map_flags & MAP_TYPE) == MAP_PRIVATE)
+		ret = up_next_copies(h->pagemap_fd, start, l->at, &copies);
+	if (ret < 0) /* any of them may be one */
+		return;
+	if (ret && copies.start == start) {
+		l->at = copies.end;
+		l->kept += copies.end - start;
+		up_sys3(SYS_madvise, start, copies.end - start, MADV_DOFORK);
+		return;
+	}
+	if (ret)
+		l->at = copies.start;
+	if (put_back(h, r, p, start, l->at - start, prot_of(&v))) {
+		l->done += l->at - start;
+		r->left -= l->at - start;
+	}
 }
 
-static size_t put_back_parts(const struct up_hands *h, struct up_region *r, long p)
+/* All of it has been looked at. What the job has taken away since the last look is what was kept then, and was not
+ * put back now. What is left then may be more than what was found: it lies elsewhere. */
+static void settle(struct up_region *r, const struct look *l, int settles)
 {
-	uintptr_t at = r->address;
-	size_t done = 0;
+	size_t was = r->kept;
 
-	while (at < r->address + r->length && (h->seized || up_hands_on(r))) {
-		done += put_back_part(h, r, p, &at);
+	if (settles && was > l->done + l->kept)
+		r->left -= was - l->done - l->kept;
+	r->kept = l->kept;
+	if (r->left && r->left == l->kept)
+		atomic_store(&r->pooled, UP_POOLED_COPIES);
+}
+
+static void put_back_parts(const struct up_hands *h, struct up_region *r, long p, int settles)
+{
+	uintptr_t end = r->address + r->length;
+	struct look l = { .at = r->address };
+	int over = 0;
+
+	while (!over && (h->seized || up_hands_on(r))) {
+		over = l.at >= end;
+		if (over)
+			settle(r, &l, settles);
+		else
+			put_back_part(h, r, p, &l);
 		if (h->seized)
 			continue;
 		up_step(&up_agent, UP_STATE_DETACHING);
 		up_hands_off();
 	}
-	return done;
 }
 
-long up_pool_put_back(const struct up_hands *h, struct up_region *r)
+long up_pool_put_back(const struct up_hands *h, struct up_region *r, int settles)
 {
-	size_t done;
 	long p;
 
 	/* A thread of the job that has seized the region unmaps its anchor, and may map something else there. */
 	if (!h->seized && !up_hands_on(r))
-		return 0;
+		return (long)r->left;
 	p = up_map_of_anchor(r);
 	if (!h->seized)
 		up_hands_off();
@@ -155,10 +196,10 @@ long up_pool_put_back(const struct up_hands *h, struct up_region *r)
 		return p;
 	if (!h->seized)
 		up_step(&up_agent, UP_STATE_DETACHING);
-	done = put_back_parts(h, r, p);
+	put_back_parts(h, r, p, settles);
 	if (!up_failed(p))
 		up_sys2(SYS_munmap, p, r->length);
-	return (long)done;
+	return (long)r->left;
 }
 
 static int is_address_space_limited(void)
@@ -224,17 +265,17 @@ long up_map_anchor_there(struct up_region *r)
 	return map_of_anchor(r, r->address);
 }
 
-static void left_pool(struct agent *a, struct up_region *r, size_t done)
+static void left_pool(struct agent *a, struct up_region *r, long left)
 {
 	up_wake_range(a->pool_uffd, r->address, r->length);
 	up_step(a, UP_STATE_DETACHING);
-	if (done == r->length) {
-		atomic_store(&r->pooled, 0);
+	if (!left) {
+		atomic_store(&r->pooled, UP_POOLED_NOT);
 		a->pooled--;
 	}
 }
 
-void up_pool_detach(struct agent *a, struct up_region *r, int intact)
+void up_pool_detach(struct agent *a, struct up_region *r, int intact, int settles)
 {
 	struct up_hands h = { .maps_fd = a->maps_fd, .pagemap_fd = a->pagemap_fd };
 	size_t swallowed = atomic_exchange(&r->swallowed, 0);
@@ -242,30 +283,30 @@ void up_pool_detach(struct agent *a, struct up_region *r, int intact)
 	if (swallowed)
 		r->advice = MADV_RANDOM;
 	/* What is longer than the file is no part of the pool. */
-	if (intact && swallowed > r->length && up_hands_on(r)) {
+	if (intact && atomic_load(&r->pooled) == UP_POOLED && swallowed > r->length && up_hands_on(r)) {
 		up_sys3(SYS_madvise, r->address + r->length, swallowed - r->length, MADV_RANDOM);
 		up_hands_off();
 	}
 	up_step(a, UP_STATE_DETACHING);
-	left_pool(a, r, (size_t)up_pool_put_back(&h, r));
+	left_pool(a, r, up_pool_put_back(&h, r, settles));
 }
 
 /* Nobody knows the address yet. */
 static void leave_pool_unseen(struct agent *a, struct up_region *r)
 {
 	struct up_hands h = { .maps_fd = -1, .pagemap_fd = -1 };
-	size_t done = 0;
 	long p;
 
 	up_step(a, UP_STATE_DETACHING);
 	if (up_hands_on(r)) {
 		p = up_map_of_anchor(r);
-		done = put_back(&h, r, p, r->address, r->length, r->prot) ? r->length : 0;
+		if (put_back(&h, r, p, r->address, r->length, r->prot))
+			r->left = 0;
 		if (!up_failed(p))
 			up_sys2(SYS_munmap, p, r->length);
 		up_hands_off();
 	}
-	left_pool(a, r, done);
+	left_pool(a, r, (long)r->left);
 }
 
 int up_pool_enter(struct agent *a, struct up_region *r, int memfd)
@@ -292,7 +333,9 @@ int up_pool_enter(struct agent *a, struct up_region *r, int memfd)
 	up_step(a, UP_STATE_LAYING);
 	if (!up_hands_on(r)) /* taken back already, mlockall() for one takes all */
 		return -ECANCELED;
-	atomic_store(&r->pooled, 1); /* before it is: a fork between the two must know */
+	r->left = r->length;
+	r->kept = 0;
+	atomic_store(&r->pooled, UP_POOLED); /* before it is: a fork between the two must know */
 	a->pooled++;
 	/* Not readable until a touch of it is waited for: should somebody touch it all the same (a
 	 * raw mlockall(MCL_FUTURE) reads whatever is mapped), a fault is better than a zero. */

@@ -137,19 +137,21 @@ static void fill_holes(const struct up_region *r, long p, uintptr_t start, size_
 /* The pool is not inherited: the file takes its place before anybody can look. What lies there all the same was
  * put there, or was put back, or stayed as the process's own copy, and is looked at by the only thread that there is.
  * Whether there was nothing. */
-static int fill_place(struct up_region *r)
+static int fill_place(struct up_region *r, int pooled)
 {
 	long p;
 
-	if (is_hole(r->address, r->length)) {
+	if (pooled == UP_POOLED && is_hole(r->address, r->length)) {
 		/* There may be no room for two (RLIMIT_AS). If not even for one, nothing else is to come there. */
 		up_sys2(SYS_munmap, r->address, r->length);
 		if (up_failed(up_map_anchor_there(r)))
 			is_hole(r->address, r->length);
 		return 1;
 	}
-	if (up_failed(up_put_back_here(r))) /* no descriptor is free: elsewhere one is */
-		up_put_back_apart(r);
+	if (up_failed(up_put_back_here(r, 0))) /* no descriptor is free: elsewhere one is */
+		up_put_back_apart(r, 0);
+	if (pooled == UP_POOLED_COPIES) /* where nothing is the job has taken it away */
+		return 0;
 	p = up_map_of_anchor(r);
 	if (up_failed(p))
 		return 0;
@@ -245,11 +247,13 @@ static void after_fork_in_child(void)
 	for (int i = 0; i < UP_REGIONS; i++) {
 		struct up_region *r = &up_job.region[i];
 		uint32_t state = atomic_load(&r->state);
-		int pooled = atomic_exchange(&r->pooled, 0), gone = 0;
+		int pooled = atomic_exchange(&r->pooled, UP_POOLED_NOT), gone = 0;
 
 		/* Where something lay, our books may know nothing of it. */
 		if (pooled && (state == UP_LIVE || up_is_closing(state)))
-			gone = !fill_place(r);
+			gone = !fill_place(r, pooled);
+		if (gone)
+			up_pool_release(r);
 		atomic_store(&r->swap,
 			     pooled && !gone && state == UP_LIVE ? UP_SWAP_WAITING : UP_SWAP_NONE);
 		if (state == UP_LIVE && known && !gone) {

@@ -117,8 +117,11 @@ int up_close_region(struct up_region *r, uint32_t op, uintptr_t address, size_t 
 /* Until another thread, or the agent, has given it back. */
 void up_await_closed(struct up_region *r);
 int up_overlaps(const struct up_region *r, uintptr_t address, size_t length);
-/* Before the kernel changes [address, +length): what is managed there becomes plain. */
-void up_give_back(uintptr_t address, size_t length, uint32_t op);
+/* Before the kernel changes [address, +length): what is managed there becomes plain. Whether pages have stayed the
+ * pool's (UP_POOLED_COPIES): then up_settle() comes after what takes them away. */
+int up_give_back(uintptr_t address, size_t length, uint32_t op);
+/* After the kernel has taken away what lay in [address, +length). */
+void up_settle(uintptr_t address, size_t length);
 /* Before the kernel locks, and so reads, all that is mapped, and perhaps what will be. */
 void up_all_is_locked(void);
 /* Before a child that no atfork handler sees: it would find holes where the pool lies. */
@@ -131,10 +134,11 @@ void up_look_for_hooks(void);
 
 /* apart.c */
 /* The file in the pool's place, of a region that is SEIZED: wherever the kernel says that the pool lies, and but for
- * copies of the process's own. 0; -EBUSY: not all of it is the file's; another -errno: the kernel cannot be asked. */
-int up_put_back_apart(struct up_region *r);
-/* The act itself: how many bytes are the file's now, or -errno. It opens descriptors. */
-long up_put_back_here(struct up_region *r);
+ * copies of the process's own. 0; -EBUSY: a part is the pool's still; another -errno: the kernel cannot be asked.
+ * ``settles``: see up_pool_detach(). */
+int up_put_back_apart(struct up_region *r, int settles);
+/* The act itself: how many bytes are the pool's still, or -errno. It opens descriptors. */
+long up_put_back_here(struct up_region *r, int settles);
 /* In a forked child, where no such thread is. */
 void up_forget_apart(void);
 

@@ -160,7 +160,7 @@ static void on_request(struct agent *a, struct up_request *q)
 	uint32_t op = q->op, closing = UP_CLOSING;
 
 	q->result = 0;
-	if ((op == UP_REQ_DETACH || op == UP_REQ_FORGET) &&
+	if ((op == UP_REQ_DETACH || op == UP_REQ_FORGET || op == UP_REQ_SETTLE) &&
 	    (atomic_load(&r->id) != q->region || atomic_load(&r->state) != UP_CLOSING))
 		op = 0; /* another thread has waited long enough, and it is let go of */
 	switch (op) {
@@ -168,11 +168,12 @@ static void on_request(struct agent *a, struct up_request *q)
 		q->result = on_attach(a, r, q->job_fd);
 		break;
 	case UP_REQ_DETACH:
+	case UP_REQ_SETTLE:
 		/* The pool's memory is put back here; else the asker does what is done by address, and
 		 * then lets go of the region by UP_REQ_FORGET. */
 		if (atomic_load(&r->pooled)) {
 			if (up_may_act(a, r))
-				up_pool_detach(a, r, 1);
+				up_pool_detach(a, r, 1, op == UP_REQ_SETTLE);
 			q->result = atomic_load(&r->pooled) ? -EBUSY : UP_RELEASED;
 			if (q->result == UP_RELEASED)
 				up_release(a, r, UP_CLOSING);

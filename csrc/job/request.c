@@ -147,7 +147,7 @@ static int give_up(struct up_request *q, uint32_t op, uint32_t region)
 		return -ETIMEDOUT; /* nobody has seen it */
 	if (op == UP_REQ_ATTACH)
 		left = leave(r, UP_OPENING);
-	else if (op == UP_REQ_DETACH || op == UP_REQ_FORGET)
+	else if (op == UP_REQ_DETACH || op == UP_REQ_FORGET || op == UP_REQ_SETTLE)
 		left = seize(r, region);
 	if (atomic_compare_exchange_strong(&q->state, &taken, UP_REQ_DROPPED))
 		return left || op == UP_REQ_BYE || op == UP_REQ_QUIT ? -EINPROGRESS : 0;
@@ -302,20 +302,20 @@ static void make_plain(struct up_region *r, uint32_t op)
 
 	if (p) /* the agent has mapped it elsewhere */
 		up_replace_checkpoints(r, p);
-	else if (op != UP_REQ_FORGET && atomic_load(&r->laid) &&
+	else if (op == UP_REQ_DETACH && atomic_load(&r->laid) &&
 		 (r->map_flags & MAP_TYPE) != MAP_PRIVATE)
 		duplicate_file(r);
 	p = atomic_exchange(&r->anchor, 0); /* not before: a child of fork(2) has the file from there */
 	if (p)
 		up_sys2(SYS_munmap, p, up_anchor_bytes(r));
 	/* One kind of pages again, also past the end of the file. */
-	swallowed = op == UP_REQ_FORGET ? 0 : atomic_exchange(&r->swallowed, 0);
+	swallowed = op == UP_REQ_DETACH ? atomic_exchange(&r->swallowed, 0) : 0;
 	if (swallowed)
 		up_sys3(SYS_madvise, r->address, swallowed, MADV_RANDOM);
 }
 
 /* The file in the pool's place, by this thread: 0, or else the pool stays, in a part of it perhaps. */
-static int leave_pool(struct up_region *r)
+static int leave_pool(struct up_region *r, uint32_t op)
 {
 	int ret;
 
@@ -323,7 +323,7 @@ static int leave_pool(struct up_region *r)
 		return -EBUSY;
 	if (atomic_load(&up_job.ending)) /* a filter of the job's may end it at any other call than these */
 		return up_map_from_anchor(r);
-	ret = up_put_back_apart(r);
+	ret = up_put_back_apart(r, op == UP_REQ_SETTLE);
 	/* Which pages are copies is not known (docs/safety.md). */
 	return ret && ret != -EBUSY ? up_map_from_anchor(r) : ret;
 }
@@ -333,7 +333,7 @@ static void take_back(struct up_region *r, uint32_t op)
 {
 	uint32_t seized = UP_SEIZED;
 
-	if (atomic_load(&r->pooled) && leave_pool(r)) { /* it is served on */
+	if (atomic_load(&r->pooled) && leave_pool(r, op)) { /* it is served on */
 		atomic_compare_exchange_strong(&r->state, &seized, UP_LIVE);
 		return;
 	}
@@ -383,7 +383,9 @@ int up_close_region(struct up_region *r, uint32_t op, uintptr_t address, size_t 
 	uint32_t live = UP_LIVE, id;
 	int taken = atomic_compare_exchange_strong(&r->state, &live, UP_CLOSING), ret;
 
-	if (taken) {
+	if (taken && op == UP_REQ_SETTLE && atomic_load(&r->pooled) != UP_POOLED_COPIES) {
+		atomic_store(&r->state, UP_LIVE); /* another mapping's meanwhile */
+	} else if (taken) {
 		atomic_fetch_add(&up_job.closings, 1);
 		/* Only now does it stand still. If just a part of it goes (or the slot is another
 		 * mapping's meanwhile), the rest stays a plain mapping. */
@@ -414,13 +416,13 @@ int up_overlaps(const struct up_region *r, uintptr_t address, size_t length)
 /* Before the kernel changes [address, +length): what is managed there becomes plain. With signals
  * blocked from the first such region on: a handler that leaves by siglongjmp must not leave one half
  * given back. What is not managed costs no system call. */
-void up_give_back(uintptr_t address, size_t length, uint32_t op)
+int up_give_back(uintptr_t address, size_t length, uint32_t op)
 {
+	int ours = 0, stays = 0;
 	uint64_t mask = 0;
-	int ours = 0;
 
 	if (!atomic_load(&up_job.live) || !length)
-		return;
+		return 0;
 	for (uint32_t i = 0; i < UP_REGIONS; i++) {
 		struct up_region *r = &up_job.region[i];
 		uint32_t state = atomic_load(&r->state);
@@ -428,14 +430,31 @@ void up_give_back(uintptr_t address, size_t length, uint32_t op)
 		if ((state != UP_LIVE && !up_is_closing(state)) || !up_overlaps(r, address, length))
 			continue;
 		if (!ours && !up_in_own_process())
-			return;
+			return 0;
 		if (!ours)
 			mask = up_block_signals();
 		ours = 1;
 		up_close_region(r, op, address, length);
+		stays |= atomic_load(&r->pooled) == UP_POOLED_COPIES;
 	}
 	if (ours)
 		up_restore_signals(mask);
+	return stays;
+}
+
+void up_settle(uintptr_t address, size_t length)
+{
+	for (uint32_t i = 0; i < UP_REGIONS && length && atomic_load(&up_job.live); i++) {
+		struct up_region *r = &up_job.region[i];
+		uint64_t mask;
+
+		if (atomic_load(&r->pooled) != UP_POOLED_COPIES || atomic_load(&r->state) != UP_LIVE ||
+		    !up_overlaps(r, address, length) || !up_in_own_process())
+			continue;
+		mask = up_block_signals();
+		up_close_region(r, UP_REQ_SETTLE, address, length);
+		up_restore_signals(mask);
+	}
 }
 
 void up_give_back_pool(void)

@@ -59,27 +59,20 @@ static int is_served(const struct up_region *r)
 	return (state == UP_LIVE || state == UP_CLOSING) && atomic_load(&r->pooled);
 }
 
-/* By the books, or, once a change has come that nobody announced, by the kernel. */
+/* By the kernel: the job may have moved a part, or have mapped something else in its place. */
 static int find_place(struct agent *a, uintptr_t address, struct place *at)
 {
-	int moved = atomic_load(&up_job.bypassed) != 0;
 	struct up_vma v;
 
-	if (moved && up_vma_at(a->maps_fd, address, &v))
+	if (up_vma_at(a->maps_fd, address, &v))
 		return 0;
 	for (uint32_t i = 0; i < atomic_load(&a->slots); i++) {
 		struct up_region *r = &up_job.region[i];
 
-		if (!is_served(r))
+		if (!is_served(r) || !up_vma_of_one_file(&v, &r->pool_mapped))
 			continue;
-		if (moved && up_vma_of_one_file(&v, &r->pool_mapped)) {
-			*at = (struct place){ r, v.start, v.offset, v.end - v.start };
-			return 1;
-		}
-		if (!moved && address - r->address < r->length) {
-			*at = (struct place){ r, r->address, r->offset, r->length };
-			return 1;
-		}
+		*at = (struct place){ r, v.start, v.offset, v.end - v.start };
+		return 1;
 	}
 	return 0;
 }
@@ -146,7 +139,7 @@ static void cannot_be_read(struct agent *a, struct up_region *r, uintptr_t addre
 	struct uffdio_poison poison = { .range = { address, up_job.page_bytes } };
 
 	if (up_may_act(a, r)) {
-		up_pool_detach(a, r, 1);
+		up_pool_detach(a, r, 1, 0);
 		return;
 	}
 	if (up_failed(up_sys3(SYS_ioctl, a->pool_uffd, UFFDIO_POISON, &poison))) /* Linux 6.6 */

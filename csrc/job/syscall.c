@@ -151,19 +151,19 @@ UP_EXPORT int clone(int (*fn)(void *), void *stack, int flags, void *argument, .
 /* shmat(2) takes away what lies there only with SHM_REMAP. */
 UP_EXPORT void *shmat(int id, const void *address, int flags)
 {
-	int saved = errno;
+	int saved = errno, stays = 0;
+	struct shmid_ds info;
+	void *p;
 
-	if (flags & SHM_REMAP && atomic_load(&up_job.live)) {
-		struct shmid_ds info;
-
-		if (!up_failed(up_sys3(SYS_shmctl, id, IPC_STAT, &info)))
-			up_give_back((uintptr_t)address, page_multiple(info.shm_segsz),
-				     UP_REQ_DETACH);
-	}
+	if (flags & SHM_REMAP && atomic_load(&up_job.live) &&
+	    !up_failed(up_sys3(SYS_shmctl, id, IPC_STAT, &info)))
+		stays = up_give_back((uintptr_t)address, page_multiple(info.shm_segsz), UP_REQ_DETACH);
 	errno = saved;
-	if (up_next.shmat)
-		return up_next.shmat(id, address, flags);
-	return (void *)up_fail(up_sys3(SYS_shmat, id, address, flags));
+	p = up_next.shmat ? up_next.shmat(id, address, flags)
+			  : (void *)up_fail(up_sys3(SYS_shmat, id, address, flags));
+	if (stays && p != (void *)-1)
+		up_settle((uintptr_t)address, page_multiple(info.shm_segsz));
+	return p;
 }
 
 /* Before the constructor has found libc's. */

@@ -121,7 +121,7 @@ struct up_warm_job {
 	uint64_t id, offset, length;
 	int fd, checkpoint_fd; /* checkpoint_fd -1: no pages to copy */
 	uint32_t method, chunk_bytes;
-	uint32_t pages, reserved;
+	uint32_t pages, window_bytes; /* of readahead(2) no more is under way; 0: all of it */
 	uint64_t page[16]; /* file page numbers to copy into the checkpoint memfd */
 };
 

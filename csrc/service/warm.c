@@ -55,20 +55,35 @@ static uint64_t now_ns(void)
 
 /* readahead(2) only starts the reads. A file system may drop some of them (FUSE does when its
  * background queue is congested, fs/fuse/file.c), so finish_readahead() looks. */
-static int start_readahead(const struct up_warm_job *job, uint32_t chunk)
+static int start_chunk(const struct up_warm_job *job, uint64_t at, uint32_t chunk)
 {
 	uint64_t end = job->offset + job->length;
 
-	for (uint64_t at = job->offset; at < end; at += chunk)
-		if (readahead(job->fd, (off64_t)at, end - at < chunk ? end - at : chunk))
-			return -errno;
-	return 0;
+	return readahead(job->fd, (off64_t)at, end - at < chunk ? end - at : chunk) ? -errno : 0;
 }
 
-/* A one-byte pread of each call's last page waits for it. */
+/* Where the chunks end that are started before any is waited for. */
+static uint64_t started_at_first(const struct up_warm_job *job, uint32_t chunk)
+{
+	uint64_t window = job->window_bytes < chunk ? chunk : job->window_bytes / chunk * chunk;
+
+	return job->offset + (job->window_bytes && window < job->length ? window : job->length);
+}
+
+static int start_readahead(const struct up_warm_job *job, uint32_t chunk)
+{
+	uint64_t end = started_at_first(job, chunk);
+	int err = 0;
+
+	for (uint64_t at = job->offset; at < end && !err; at += chunk)
+		err = start_chunk(job, at, chunk);
+	return err;
+}
+
+/* A one-byte pread of each call's last page waits for it; then the window goes on by a chunk. */
 static int wait_readahead(const struct up_warm_job *job, uint32_t chunk)
 {
-	uint64_t end = job->offset + job->length;
+	uint64_t end = job->offset + job->length, next = started_at_first(job, chunk);
 	char byte;
 
 	for (uint64_t at = job->offset; at < end; at += chunk) {
@@ -76,6 +91,13 @@ static int wait_readahead(const struct up_warm_job *job, uint32_t chunk)
 
 		if (pread(job->fd, &byte, 1, (off_t)last) < 0)
 			return -errno;
+		if (next < end) {
+			int err = start_chunk(job, next, chunk);
+
+			if (err)
+				return err;
+			next += chunk;
+		}
 	}
 	return 0;
 }
@@ -204,8 +226,8 @@ static void note_came(const struct up_warm_job *job, struct up_warm_result *r, u
 	int sensor;
 	int64_t now;
 
-	if (r->sensor <= 0 || r->error || r->resident_bytes >= job->length)
-		return;
+	if (r->sensor <= 0 || r->error || r->resident_bytes >= job->length || job->window_bytes)
+		return; /* of a window it cannot be told any more */
 	now = up_resident_bytes(job->fd, job->offset, job->length, &sensor);
 	if (now < 0)
 		return;

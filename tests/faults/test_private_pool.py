@@ -20,6 +20,8 @@ import pytest
 from conftest import PATIENCE_VARIABLE, process_state, require, wait_until
 from harness import AGENT_STATES, Records, Start, file_digest, python
 
+from uffdprefetch.demo.bed import SlowBed, why_no_bed
+
 pytest_plugins = ("harness_fixtures",)
 
 pytestmark = pytest.mark.slow
@@ -227,6 +229,101 @@ def test_whatever_a_job_does_leaves_what_it_has_written(
     assert last == {"left": 0} and file_digest(records.path) == records.digest
 
 
+def test_a_page_that_was_written_past_us_is_not_armed_again(job: Start, records: Records) -> None:
+    """Which would drop it. It is the page by which its reader was seen, in each 4 MiB."""
+    code = (
+        BEGINNING
+        + """
+m = Mapping(path, flags=MAP_PRIVATE)
+say(pooled=m.pooled())
+until(ring, "a ring of our own")
+for page in range(0, m.length // PAGE, 1024):
+    m.write_past_us(page * PAGE, b"written")
+    model[page * PAGE : page * PAGE + 7] = b"written"
+until(lambda: ring()["rearmed"], "a page that is armed again")
+say(wrong=wrong(m))
+"""
+    )
+    done = job(python(code, records.path), options=POOL).finish().good()
+    assert done.lines == [{"pooled": True}, {"wrong": []}]
+
+
+#: Each takes away all of a mapping ``m``, whose pages 3, 1000 and the last were written past us.
+TAKEN = {
+    "at once": "m.unmap()",
+    "in parts": """
+    for first, last in ((900, 1100), (0, 500), (1100, 0), (500, 900)):
+        m.unmap(first * PAGE, (last * PAGE or m.length) - first * PAGE)
+    """,
+    "in parts, another in between": """
+    m.unmap(0, 900 * PAGE)
+    other = Mapping(path, length=900 * PAGE, flags=MAP_PRIVATE)
+    other.write_past_us(5 * PAGE, b"other")
+    m.unmap(900 * PAGE, m.length - 900 * PAGE)
+    other.unmap()
+    """,
+    "by what is mapped over it": """
+    libc.mmap(m.address, m.length, PROT_READ, MAP_PRIVATE | MAP_FIXED | 0x20, -1, 0)
+    m.unmap()
+    """,
+    "once it was made shorter": """
+    libc.mremap(m.address, m.length, 900 * PAGE, 0)
+    m.unmap(0, 900 * PAGE)
+    """,
+    "by what is moved there": """
+    shared = Mapping(path)
+    libc.mremap.argtypes = [*libc.mremap.argtypes[:4], ctypes.c_void_p]
+    libc.mremap(shared.address, m.length, m.length, 3, m.address)  # MAYMOVE, FIXED
+    m.unmap()
+    """,
+}
+#: More than the slots of a process (csrc/job/job.h, UP_REGIONS).
+TAKEN_TIMES = 1100
+
+
+@pytest.mark.parametrize("how", TAKEN)
+def test_of_a_mapping_that_is_taken_away_nothing_is_left_though_it_was_written_past_us(
+    job: Start, records: Records, how: str
+) -> None:
+    """No slot, no mapping of ours, and nobody takes it for a change past libc."""
+    code = f"""
+    path = sys.argv[1]
+    def one():
+        m = Mapping(path, flags=MAP_PRIVATE)
+        for page in (3, 1000, (m.length - 1) // PAGE):
+            m.write_past_us(page * PAGE, b"written")
+        {textwrap.indent(textwrap.dedent(TAKEN[how]), "        ").strip()}
+    def maps():
+        return len(open("/proc/self/maps").readlines())
+    one()
+    before = maps()
+    for _ in range({TAKEN_TIMES}):
+        one()
+    say(more=maps() - before, private=Mapping(path, flags=MAP_PRIVATE).pooled())
+    say(shared=Mapping(path).pooled(), digest=Mapping(path).digest())
+    """
+    done = job(python(code, records.path), options=POOL).finish().good()
+    assert done.lines[0]["private"] and done.lines[0]["more"] < 10
+    assert done.lines[1] == {"shared": True, "digest": records.digest}
+    assert done.summary is not None and "without libc" not in str(done.summary["degradations"])
+
+
+def test_where_the_job_may_write_the_pool_s_memory_the_file_is_not_put_back(
+    job: Start, records: Records, env: dict[str, str], tmp_path: Path
+) -> None:
+    """Whatever it writes after the kernel has been asked would be lost."""
+    require(platform.machine() == "x86_64", "the number of mprotect(2) is x86-64's")
+    code = """
+    rights = PROT_READ | PROT_WRITE
+    say(status=by_instruction(10, m.address + 20 * PAGE, PAGE, rights))
+    m.unmap(0, PAGE)
+    m.view[20 * PAGE] = model[20 * PAGE] = 1
+    say(wrong=wrong(m, PAGE), left=m.checkpoints())
+    """
+    lines = said(job, env, tmp_path, "dead", records.path, code)
+    assert lines == [{"status": 0}, {"wrong": [], "left": 6}]  # five copies, and that page
+
+
 #: Sets a filter by which PAGEMAP_SCAN fails with an errno, and becomes another program. x86-64.
 FILTERED = """
 import ctypes, os, struct, sys
@@ -292,7 +389,8 @@ def test_a_job_without_its_agent_that_may_open_nothing_reads_the_file_s_bytes(
 FORKS = """
 if os.fork() == 0:
     say(wrong=wrong(m, start))
-    m.protect(PROT_READ | PROT_WRITE)
+    rest = m.address + start, m.length - start  # what is before it has been taken away
+    checked(libc.mprotect(*rest, PROT_READ | PROT_WRITE), "mprotect")
     for page in range(start // PAGE, m.length // PAGE, 3):
         m.view[page * PAGE + 99] = model[page * PAGE + 99] = 9
     say(wrong=wrong(m, start))
@@ -339,6 +437,35 @@ def test_a_child_never_reads_zeros_where_its_parent_has_dropped_a_written_page(
     options = (*POOL[:3], "2MiB")
     lines = said(job, env, tmp_path, "silent", records.path, code, options=options)
     assert lines == [{"wrong": []}] * 3
+
+
+@pytest.mark.parametrize("numbers", ["free", "taken"])
+def test_a_child_has_the_file_where_its_parent_has_dropped_a_written_page_of_the_pool(
+    job: Start, records: Records, numbers: str
+) -> None:
+    """The pool has let go of the page's chunk meanwhile. Where the child may open nothing more, a
+    thread whose table is its own asks the kernel."""
+    code = f"""
+    import contextlib, resource
+    m.unmap(1499 * PAGE, PAGE)
+    m.advise(MADV_DONTNEED, 5 * PAGE, PAGE)
+    with open(path, "rb") as file:
+        model[5 * PAGE : 6 * PAGE] = file.read(6 * PAGE)[5 * PAGE :]
+    Mapping(path).digest()
+    if {numbers == "taken"}:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+        with contextlib.suppress(OSError):
+            while True:
+                os.dup(1)
+    if os.fork() == 0:
+        say(wrong=wrong(m, 0, 1499 * PAGE) + wrong(m, 1500 * PAGE))
+        os._exit(0)
+    os.wait()
+    say(wrong=wrong(m, 0, 1499 * PAGE) + wrong(m, 1500 * PAGE))
+    """
+    words = python(WRITTEN + textwrap.dedent(code), records.path)
+    done = job(words, options=(*POOL[:3], "2MiB")).finish()
+    assert done.status == 0 and done.lines == [{"wrong": []}] * 2
 
 
 @pytest.mark.parametrize("flags", ["MAP_PRIVATE", "MAP_SHARED"])
@@ -506,3 +633,83 @@ def test_whatever_step_of_putting_it_back_is_the_services_last(
         if not log.exists():
             break
     assert STEPS_LEAST < step < STEPS_MOST - 1
+
+
+# ---- where no descriptor is free -----------------------------------------------------------------
+
+#: All numbers but those of the test's pipes are a file's, whose server may not answer.
+FULL = """
+    import resource
+    far = os.open(sys.argv[2], os.O_RDONLY)
+    until(lambda: Mapping(path, length=4 << 20).unmap() or os.path.exists(log), "the exit")
+    until(lambda: not agents(), "the agent's end")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+    try:
+        while True:
+            os.dup(far)
+    except OSError as error:
+        say(full=error.errno == errno.EMFILE)
+    hear()
+"""
+
+
+@pytest.fixture
+def far(tmp_path: Path) -> Iterator[SlowBed]:
+    """A file system whose server stands still as soon as the test says so."""
+    require(why_no_bed() is None, why_no_bed() or "")
+    source = tmp_path / "far"
+    source.mkdir()
+    (source / "far.bin").write_bytes(bytes(4096))
+    with SlowBed(source, latency_us=0, writers_behind=True) as bed:
+        yield bed
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(bed.pid, signal.SIGCONT)
+
+
+def test_where_no_descriptor_is_free_nobody_waits_for_the_server_of_a_file(
+    job: Start, records: Records, far: SlowBed, tmp_path: Path
+) -> None:
+    """Not for its being closed in the table of the thread that acts, nor for that thread's end: the
+    server may be the very thread that waits for it."""
+    code = """
+    for page in (4, 1000, 1499):
+        at = m.address + page * PAGE
+        checked(libc.mprotect(at, 4 * PAGE, PROT_READ | PROT_WRITE), "mprotect")
+        say(wrong=wrong(m))
+    """
+    text = WRITTEN + textwrap.dedent(FULL) + textwrap.dedent(code)
+    words = python(text, records.path, far.path("far.bin"))
+    work = job(words, options=POOL, **dies_at(tmp_path, 60))
+    assert work.line() == {"full": True}
+    os.kill(far.pid, signal.SIGSTOP)
+    wait_until(lambda: process_state(far.pid) == "T", "the stop")
+    work.tell()
+    assert [work.line() for _ in range(3)] == [{"wrong": []}] * 3
+    os.kill(far.pid, signal.SIGCONT)
+    work.finish().good()
+
+
+@pytest.mark.parametrize("agent", ["there", "dead"])
+def test_where_the_thread_that_led_the_process_has_ended_the_others_go_on(
+    job: Start, records: Records, tmp_path: Path, agent: str
+) -> None:
+    """Of such a process /proc/self tells nothing: by its own name the thread that acts asks."""
+    code = """
+    def other():
+        state = lambda: open("/proc/self/stat").read().rpartition(")")[2].split()[0]
+        until(lambda: state() == "Z", "the leader's end")
+        checked(libc.mprotect(m.address + 4 * PAGE, 4 * PAGE, PROT_READ | PROT_WRITE), "mprotect")
+        say(wrong=wrong(m), left=m.view[6 * PAGE : 6 * PAGE + 9] == b"written 6")
+        os._exit(0)
+
+    threading.Thread(target=other).start()
+    libc.syscall(60, 0)  # exit(2): of this thread alone
+    """
+    require(platform.machine() == "x86_64", "the number of exit(2) is x86-64's")
+    gone = (
+        GONE["dead"].replace("say(pooled=pooled, agents=agents())", "") if agent == "dead" else ""
+    )
+    text = WRITTEN + textwrap.dedent(gone) + textwrap.dedent(code)
+    variables = dies_at(tmp_path, 60) if agent == "dead" else {}
+    done = job(python(text, records.path), options=POOL, **variables).finish().good()
+    assert done.lines == [{"wrong": [], "left": True}]

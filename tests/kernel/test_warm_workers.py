@@ -100,6 +100,24 @@ def test_an_extent_is_there_when_it_is_reported(workers: Workers, method: int) -
     assert max(there) == 2 * MIB, "of one of them the kernel may have taken a page away again"
 
 
+@pytest.mark.parametrize(("window", "pieces"), [(0, 16), (512 * KIB, 4), (128 * KIB, 1), (1, 1)])
+def test_no_more_than_its_window_is_under_way(
+    workers: Workers, bed: SlowBed, window: int, pieces: int
+) -> None:
+    bed.reset()
+    result = workers.warm(
+        8 * MIB, 10 * MIB, uffd.WARM_READAHEAD, 128 * KIB, window_bytes=window
+    )  # fmt: skip
+    assert (result.error, result.bytes) == (0, 2 * MIB)
+    assert workers.resident(8 * MIB, 10 * MIB) == 2 * MIB
+    told = bed.counters()
+    assert (told["bytes"], told["requests"]) == (2 * MIB, 16)
+    if window:
+        assert told["most_in_flight"] <= pieces
+    else:
+        assert told["most_in_flight"] > 4, "else a window shows nothing"
+
+
 @pytest.mark.parametrize("head", [0, 64 * KIB, 512 * KIB])
 def test_readahead_is_found_to_work_though_the_head_is_resident(
     workers: Workers, head: int

@@ -167,21 +167,18 @@ class Ran:
     stderr: str
 
 
-def run_job(
+def run(
     directory: Path,
-    path: Path,
-    pattern: str,
+    words: list[str],
     options: tuple[str, ...] | None = (),
     before: tuple[str, ...] = (),
-    more: tuple[str, ...] = (),
     cold: bool = True,
     timeout_seconds: float = 400,
     **variables: str,
 ) -> Ran:
-    """Run the job, on a cold file if ``cold``; ``options`` None: plainly, without wrap.
-    ``before``: a command that starts it, as setpriv; ``more``: the job's own words."""
+    """Run a program, on cold files if ``cold``; ``options`` None: plainly, without wrap.
+    ``before``: a command that starts it, as setpriv. Its last line is JSON."""
     directory.mkdir(parents=True, exist_ok=True)
-    words = job_words(path, pattern, *more)
     if options is not None:
         words = [*wrapped(*options), "--", *words]
     if cold:
@@ -201,3 +198,18 @@ def run_job(
         json.loads(ended.stdout.splitlines()[-1]), counted,
         json.loads(summary.read_text()) if options is not None else None, ended.stderr,
     )  # fmt: skip
+
+
+def run_job(
+    directory: Path,
+    path: Path,
+    pattern: str,
+    options: tuple[str, ...] | None = (),
+    before: tuple[str, ...] = (),
+    more: tuple[str, ...] = (),
+    cold: bool = True,
+    **variables: str,
+) -> Ran:
+    """Run our own reader (job.py). ``more``: its own words."""
+    words = job_words(path, pattern, *more)
+    return run(directory, words, options, before, cold, **variables)

@@ -201,7 +201,9 @@ class Core:
         grid = self.config.distance_bytes or DISTANCE_MIN_BYTES
         bucket = TokenBucket(self.config.max_rate_bytes_per_second, EXTENT_BYTES)
         self.scheduler = Scheduler(Workers(), bucket, grid, None, self.ledger.degrade)
-        opener: Any = SimpleNamespace(open=lambda fd, then: os.close(fd), step=lambda: None)
+        opener: Any = SimpleNamespace(
+            open=lambda fd, then: os.close(fd), run=lambda work, then: False, step=lambda: None
+        )
         engine = Coordinator(self.config, self.scheduler, self.ledger, None, opener, self.clock)
         if self.pool is not None:
             engine.use_pool(self.pool)

@@ -25,7 +25,7 @@ from uffdprefetch.pool import node_pool
 from uffdprefetch.protocol import wire
 from uffdprefetch.readers import order_sources
 from uffdprefetch.sense import pagetables
-from uffdprefetch.state import admission, client, file_systems, files, ledger
+from uffdprefetch.state import admission, client, files, ledger
 from uffdprefetch.warm import limits, scheduler
 from uffdprefetch.warm.consumer import PrefetchRange
 
@@ -52,7 +52,11 @@ SCAN_CPU_NS, RUN_CPU_NS = 20_000, 100
 OPENED = (
     "key", "path", "size_bytes", "file_system", "method", "chunk_bytes", "unit_bytes",
     "counts_reads", "method_reason", "network", "leased", "no_lease", "writer", "generation",
+    "ahead_bytes",
 )  # fmt: skip
+
+#: read_ahead_kb of the slow bed, of which older tapes do not tell.
+BED_AHEAD_BYTES = 128 << 10
 
 Put = Callable[[Any, str, Any], None]
 
@@ -129,14 +133,6 @@ def _questions(world: World, put: Put) -> None:
     put(limits, "pool_bytes", lambda budget, held, kept=0: limit(
         ["pool_bytes", budget, held, kept], lambda: pool_bytes(budget, held, kept)
     ))  # fmt: skip
-    ahead = file_systems.read_ahead_bytes
-
-    def asked_ahead(device: int) -> int | None:
-        found: int | None = world.ask(["read_ahead", device], lambda: ahead(device))
-        return found
-
-    put(file_systems, "read_ahead_bytes", asked_ahead)
-    put(files, "read_ahead_bytes", asked_ahead)
     descends = client.Client.descends_from
     put(client.Client, "descends_from", lambda self, pid: bool(
         world.ask(["descends", number(self), pid], lambda: descends(self, pid))
@@ -171,6 +167,7 @@ def _of_files(world: World, put: Put) -> None:
         told = world.ask(["open", path], real)
         if not found:
             told["key"] = tuple(told["key"])
+            told.setdefault("ahead_bytes", BED_AHEAD_BYTES)
             size = told["size_bytes"]
             found.append(files.FileState(
                 fd=what.fd, page_fd=what.page_fd, map_fd=what.map_fd,

@@ -23,7 +23,8 @@ def test_a_run_says_what_it_has_gained(job: Start, tmp_path: Path, cold: bool) -
     (tmp_path / "source").mkdir()
     (tmp_path / "mount").mkdir()
     write_records(tmp_path / "source" / "data.bin", 64 * MIB)
-    bed = SlowBed(tmp_path / "source", tmp_path / "mount", bandwidth=100_000_000, latency_us=2000)
+    # so far away that plain waits for latency, four times what the bytes take
+    bed = SlowBed(tmp_path / "source", tmp_path / "mount", bandwidth=100_000_000, latency_us=10_000)
     with bed:
         path = bed.path("data.bin")
         if cold:

@@ -312,6 +312,24 @@ def test_a_descriptor_of_something_else_is_named_as_that(
     assert {(one["reason"], one["remedy"]) for one in found.values()} == {("another-file", None)}
 
 
+def test_a_child_s_mapping_of_a_file_that_is_not_open_here_is_no_unserved_one(
+    job: Start, records: Records, tmp_path: Path
+) -> None:
+    """It comes without a descriptor, perhaps before its parent's: it is found in /proc later."""
+    path = tmp_path / "inherited"
+    path.touch()
+    os.truncate(path, 1 << 24)
+    honest = job(python(VICTIM, records.path))
+    victim = Victim(honest, records)
+    with agent(victim) as peer:
+        offer(peer, attach(flags=wire.ATTACH_INHERITED, **offered(path)))
+        assert verdict(peer) == wire.ServingMode.REFUSE
+        victim.is_served()
+    honest.tell("end")
+    summary = honest.finish().good().summary
+    assert summary is not None and summary["unserved"] == []
+
+
 def test_a_client_cannot_offer_regions_without_end(victim: Victim, records: Records) -> None:
     fields = {**offered(records.path), "flags": wire.ATTACH_INHERITED}
     victim.read()  # the file is open: else each is refused

@@ -13,12 +13,12 @@ import pytest
 from components import on_memory
 from conftest import require, wait_until
 
-from uffdprefetch.base.clock import CLOCK
+from uffdprefetch.base.clock import CLOCK, MS
 from uffdprefetch.base.config import Config
 from uffdprefetch.native import uffd
 from uffdprefetch.predict.streams import MIB
 from uffdprefetch.sense import pagetables
-from uffdprefetch.service.coordinator import MS, Coordinator
+from uffdprefetch.service.coordinator import Coordinator
 from uffdprefetch.service.observe import Observer
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.files import BLOCK_BYTES, FileState

@@ -96,7 +96,6 @@ class Bed:
         if not paced:
             monkeypatch.setattr(Pace, "may_stream_bytes", lambda *_: None)
         monkeypatch.setattr(file_stream, "missing_bytes", self.missing)
-        monkeypatch.setattr(FileState, "read_ahead_bytes", lambda _: AROUND)
 
     def of(self, fd: int) -> IntervalSet:
         return self.there.setdefault(self.same.get(fd, fd), IntervalSet())

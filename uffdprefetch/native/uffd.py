@@ -230,14 +230,17 @@ class Workers:
         *,
         method: int,
         chunk_bytes: int,
+        window_bytes: int = 0,
         checkpoint_fd: int = -1,
         pages: list[int] | None = None,
     ) -> bool:
-        """Queue one extent (bytes) and up to 16 checkpoint pages to copy, for start(). False: queue
-        full."""
+        """Queue one extent (bytes) and up to 16 checkpoint pages to copy, for start(). Of a
+        readahead(2) of it no more than ``window_bytes`` are under way at one time (0: all). False:
+        queue full."""
         job = self._job
         job.id, job.fd, job.offset, job.length = job_id, fd, offset, length
         job.method, job.chunk_bytes, job.checkpoint_fd = method, chunk_bytes, checkpoint_fd
+        job.window_bytes = window_bytes
         pages = pages or []
         job.pages = len(pages)
         for i, page in enumerate(pages):

@@ -33,15 +33,23 @@ class Choice(Enum):
 RENT_SHARE = 0.1
 #: With the stream no more has been read than so many times what misses alone would have brought ...
 PACE = 1.9
-#: ... unless misses and the rest of the stream would cost more than so many streams: a storage
-#: whose misses cost many times what their bytes do, where keeping pace with them would take long.
-COST_MOST = 1.3
-#: A miss waits behind what is under way of the stream: that is REQUESTS, which keep the storage
-#: busy, since all but one of them are together as long as its latency.
-REQUESTS = 4
-REQUEST_LEAST_BYTES, REQUEST_MOST_BYTES = 128 << 10, 4 << 20
-#: A stream that keeps no pace reads so many times as much at once: the service has other work, too.
-UNPACED_TIMES = 4
+#: ... until misses cost no more than this part of what they would cost alone: whoever ends then has
+#: been served well, whatever has been read ...
+LEFT_SHARE = 0.75
+#: ... or misses and the rest of the stream would cost more than so many streams: where a miss costs
+#: many times what its bytes do, keeping pace with them would take too long.
+COST_MOST = 1.35
+#: A stream yields to its readers' misses: it is read by pieces of this size, what a miss brings,
+#: and a miss waits behind those that are under way. While it keeps pace they need come about as
+#: fast as the misses do: PACED_PIECES at a time, unless it has fallen behind by BEHIND_BYTES (where
+#: a piece takes no longer than it takes to ask for the next).
+PIECE_BYTES = 128 << 10
+PACED_PIECES = 2
+BEHIND_BYTES = 2 << 20
+#: It is read by so many extents at a time: when one has ended, the others go on until the service
+#: has sent the next.
+EXTENTS = 4
+YIELD_MOST_BYTES = 16 << 20
 #: Least ratio of the cost of all random misses to that of the stream.
 LEAST_GAIN = 1.25
 #: Less than this part of a file missing is nothing to stream for.
@@ -51,9 +59,11 @@ LITTLE_SHARE = 64
 #: (mm/filemap.c).
 MISS_READS = 3
 MISS_BYTES = 128 << 10
-#: Its bandwidth, where no window has been read yet: by the first bytes of the stream, and not
-#: before that could begin were it as fast as READS_AT_ONCE single reads at a time.
-PROBE_BYTES = 8 << 20
+#: Its bandwidth, where no window has been read yet: by the first bytes of the stream, which a miss
+#: stands behind: so by this part of what misses have brought, and not before the stream could begin
+#: were it as fast as READS_AT_ONCE single reads at a time.
+PROBE_SHARE = 0.25
+PROBE_LEAST_BYTES, PROBE_MOST_BYTES = 2 << 20, 8 << 20
 READS_AT_ONCE = 16
 
 
@@ -133,21 +143,27 @@ def judge(inputs: BulkInputs) -> BulkDecision:
 
 @dataclass
 class Pace:
-    """How far a stream may be, by what its readers' misses bring beside it. Sizes in bytes."""
+    """How far a stream may be, by what its readers' misses bring meanwhile. Sizes in bytes."""
 
     first_missing_bytes: int  # not in memory at first
     demanded_bytes: int = 0  # of that, misses have brought ...
     plain_bytes: float = 0.0  # ... and would have brought without a stream
+    streamed_bytes: int = 0  # have come by the stream
 
     def note(self, missing_bytes: int, streamed_bytes: int) -> None:
         """So much is missing now, and so much has come by the stream. A random miss hits what the
         stream has left; without it as many more would have hit what had been left then."""
+        self.streamed_bytes = streamed_bytes
         demanded = self.first_missing_bytes - missing_bytes - streamed_bytes
         more = demanded - self.demanded_bytes
         if more > 0:
             left = self.first_missing_bytes - self.plain_bytes
             self.plain_bytes += min(left, more * left / (missing_bytes + more / 2))
             self.demanded_bytes = demanded
+
+    def is_behind(self, most_bytes: int) -> bool:
+        """Whether less has come by the stream than might have, of ``most_bytes``."""
+        return self.streamed_bytes + BEHIND_BYTES < most_bytes
 
     def may_stream_bytes(
         self, missing_bytes: int, bandwidth_bytes_per_second: float, lost_seconds: float
@@ -158,15 +174,25 @@ class Pace:
             size / bandwidth_bytes_per_second for size in (missing_bytes, self.first_missing_bytes)
         )
         little = missing_bytes * LITTLE_SHARE <= self.first_missing_bytes
-        if little or lost_seconds + rest >= COST_MOST * whole:
+        served = self.demanded_bytes < LEFT_SHARE * self.plain_bytes
+        if little or served or lost_seconds + rest >= COST_MOST * whole:
             return None
         return max(0, int(PACE * self.plain_bytes) - self.demanded_bytes)
 
 
-def request_bytes(miss_seconds: float, bandwidth_bytes_per_second: float) -> int:
-    """The size of one of REQUESTS of the stream: what the storage brings in its latency over all of
-    them but one."""
+def probe_bytes(plain_bytes: float) -> int:
+    """What of the stream tells the bandwidth, where misses alone have brought so much."""
+    return int(min(PROBE_MOST_BYTES, max(PROBE_LEAST_BYTES, plain_bytes * PROBE_SHARE)))
+
+
+def yield_bytes(
+    miss_seconds: float, bandwidth_bytes_per_second: float, keeps_pace: bool = False
+) -> int:
+    """What of a stream is under way at one time: it keeps the storage busy, so that what comes in
+    its latency and a piece more, in whole pieces for each of the EXTENTS that are read."""
+    if keeps_pace:
+        return PACED_PIECES * PIECE_BYTES
     latency = max(0.0, miss_seconds - MISS_BYTES / bandwidth_bytes_per_second)
-    size = int(bandwidth_bytes_per_second * latency / (REQUESTS - 1))
-    size -= size % REQUEST_LEAST_BYTES
-    return min(max(size, REQUEST_LEAST_BYTES), REQUEST_MOST_BYTES)
+    step = EXTENTS * PIECE_BYTES
+    steps = -(-(int(bandwidth_bytes_per_second * latency) + PIECE_BYTES) // step)
+    return min(steps * step, YIELD_MOST_BYTES)

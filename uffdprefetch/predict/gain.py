@@ -17,7 +17,12 @@ out from what the kernel's own readahead (mm/filemap.c, mm/readahead.c) would ha
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
+#: Neither time is known better than to this part of what readers would have waited: states are
+#: sampled, 20 times a second, and a reader's jumps are counted where its touches are seen singly
+#: (docs/summary-schema.md has both beside what was measured).
+ERROR_SHARE = 1 / 8
 #: After a jump the first request is for what lies around it, and the mark at which the kernel asks
 #: for more lies but a quarter of it before its end.
 REQUESTS_PER_JUMP = 2
@@ -43,14 +48,22 @@ class Watched:
     waited_seconds: float
 
 
-def saved_seconds(
+class Saved(NamedTuple):
+    """So much longer the readers' wall time would have been without us, give or take the error.
+    Less than 0: no more than noise."""
+
+    seconds: float
+    error_seconds: float
+
+
+def saved(
     files: list[FileReads],
     misses: int,
     watched: Watched,
     latency_seconds: float,
     bandwidth_bytes_per_second: float,
-) -> float:
-    """How much longer the readers' wall time would have been without us, >= 0.
+) -> Saved:
+    """What the readers' wall time would have been longer without us.
 
     ``misses``: touches that had to wait for a request in spite of us, as they would have without.
     The wall time, latency and bandwidth must be more than 0.
@@ -68,4 +81,5 @@ def saved_seconds(
     waits += misses * latency_seconds
     on_link = moved_bytes / bandwidth_bytes_per_second - computed / side_by_side
     waited = watched.waited_seconds / side_by_side
-    return max(0.0, max(waits / side_by_side, on_link) - waited)
+    without = max(waits / side_by_side, on_link)
+    return Saved(without - waited, ERROR_SHARE * without)

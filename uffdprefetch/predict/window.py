@@ -37,6 +37,9 @@ POOL_WINDOW_LEAST_BYTES = 4 * MIB
 NEAR_BYTES = 16 * MIB
 #: Headroom over Little's law (rate x fetch latency).
 LATENCY_HEADROOM = 8.0
+#: What a disk here or a link of 20 Gb/s brings, bytes/s: not yet known of a file that was just
+#: mapped, nor to be told later, as the kernel's own readahead takes its part of it.
+NEARBY_BYTES_PER_SECOND = 2.5e9
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,19 @@ def ahead_at_rate(rate_bytes_per_second: float, storage: Storage, boost: float =
     seconds = max(LOOKAHEAD_SECONDS, LATENCY_HEADROOM * storage.latency_seconds)
     ahead = max(LOOKAHEAD_MIN_BYTES, rate_bytes_per_second * seconds) * boost
     return int(min(ahead, LOOKAHEAD_MAX_BYTES))
+
+
+def kernel_suffices(readahead_bytes: int, storage: Storage) -> bool:
+    """Whether the kernel's own readahead is enough for who reads in order.
+
+    It is where it asks for so much at once that the latency is little beside what that takes even
+    on a fast storage. Windows have nothing to add then, and cost: readahead(2) fills the cache in
+    folios of one page, the kernel's own in large ones, of which one fault maps all (mm/readahead.c,
+    do_page_cache_ra() and page_cache_ra_order()). ``storage``: latency 0 where it is not known.
+    """
+    bandwidth = max(NEARBY_BYTES_PER_SECOND, storage.bandwidth_bytes_per_second)
+    least = LATENCY_HEADROOM * bandwidth * storage.latency_seconds
+    return 0 < least <= readahead_bytes
 
 
 def lookahead_bytes(stream: Stream, storage: Storage, allowed_bytes: int) -> int:

@@ -18,10 +18,10 @@ from uffdprefetch.base.clock import CLOCK, Clock
 from uffdprefetch.base.units import format_size
 from uffdprefetch.native import uffd
 from uffdprefetch.predict import bulk
-from uffdprefetch.predict.bulk import MISS_BYTES, MISS_READS, PROBE_BYTES
+from uffdprefetch.predict.bulk import MISS_BYTES, MISS_READS
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.readers import file_stream
-from uffdprefetch.readers.file_stream import MEMORY_NS, FileStream, Room, Stage
+from uffdprefetch.readers.file_stream import LOOKS_AT_ONCE, MEMORY_NS, FileStream, Room, Stage
 from uffdprefetch.readers.predictor import Predictor
 from uffdprefetch.readers.stated import StatedRanges
 from uffdprefetch.state.files import FileState, Key
@@ -216,8 +216,6 @@ class Bulk(Predictor):
         elif decision.what is bulk.Choice.STREAM:
             book.stage = Stage.STREAMED
             stream = self._stream(book, readers[0], now)
-            stream.priority = Priority.BACKGROUND
-            stream.request_bytes = bulk.request_bytes(inputs.miss_seconds, book.bandwidth)
             stream.add(0, file.size_bytes)
             self._keep_pace(book, stream, missing)
 
@@ -226,7 +224,7 @@ class Bulk(Predictor):
         """What one miss brings."""
         if book.pooled:
             return book.pooled.chunk_bytes
-        return min(MISS_BYTES, book.file.read_ahead_bytes() or uffd.PAGE_BYTES)
+        return min(MISS_BYTES, book.file.ahead_bytes or uffd.PAGE_BYTES)
 
     @staticmethod
     def _note(book: BulkState, missing: int) -> bulk.Pace:
@@ -246,13 +244,15 @@ class Bulk(Predictor):
 
     def _keep_pace(self, book: BulkState, stream: FileStream, missing: int) -> None:
         """How far it may be by now. Where nobody tells what misses bring, it does not wait."""
-        if book.pooled is None and book.file.resident_bytes(0, uffd.PAGE_BYTES) is None:
-            return
-        pace = self._note(book, missing)
-        lost_seconds = pace.demanded_bytes / self._miss_bytes(book) * min(book.miss_ns) / 1e9
-        stream.most_bytes = pace.may_stream_bytes(missing, book.bandwidth, lost_seconds)
-        if stream.most_bytes is None:
-            stream.request_bytes *= bulk.UNPACED_TIMES
+        miss_seconds, keeps_pace = min(book.miss_ns) / 1e9, False
+        if book.pooled or book.file.resident_bytes(0, uffd.PAGE_BYTES) is not None:
+            pace = self._note(book, missing)
+            lost_seconds = pace.demanded_bytes / self._miss_bytes(book) * miss_seconds
+            may_bytes = pace.may_stream_bytes(missing, book.bandwidth, lost_seconds)
+            keeps_pace = may_bytes is not None and not pace.is_behind(stream.most_bytes or 0)
+            stream.most_bytes = may_bytes
+        under_way_bytes = bulk.yield_bytes(miss_seconds, book.bandwidth, keeps_pace)
+        stream.give_way(Priority.BACKGROUND, under_way_bytes)
 
     def _stream(self, book: BulkState, reader: Reader, now: int) -> FileStream:
         """Its stream, which measuring begins and streaming goes on with."""
@@ -286,26 +286,40 @@ class Bulk(Predictor):
         learned = bool(book.asked_ns) and self._learn(book, stream)
         if book.bandwidth_next:
             if not book.asked_ns:
-                end = min(book.probe_bytes + PROBE_BYTES, book.file.size_bytes)
-                stream.add(book.probe_bytes, end)
+                start, end = self._next_probe(book)
+                stream.consumer.feedback.forget_times()
+                stream.add(start, end)
                 book.probe_bytes, book.asked_ns = end, self._clock.now_ns()
                 book.asked_bytes = stream.feed()
                 return
         elif len(book.miss_ns) < MISS_READS:
             at = a_missing_piece(book.file, len(book.miss_ns), book.pooled)
             if at is not None:
-                stream.consumer.feedback.took_ns, book.asked_ns = 0, self._clock.now_ns()
+                stream.consumer.feedback.forget_times()
+                book.asked_ns = self._clock.now_ns()
                 stream.want(at, min(at + MISS_BYTES, book.file.size_bytes))
                 return
         book.stage, book.asked_ns = Stage.WATCHED, 0
         book.judge_ns = now if learned else now + JUDGE_NS
         self._count(book)
 
+    @staticmethod
+    def _next_probe(book: BulkState) -> tuple[int, int]:
+        """Where the bandwidth is measured: beyond what was tried, and beyond what is there."""
+        size = bulk.probe_bytes(book.pace.plain_bytes if book.pace else 0.0)
+        start, end = book.probe_bytes, min(book.probe_bytes + size, book.file.size_bytes)
+        for _ in range(LOOKS_AT_ONCE):
+            if end == book.file.size_bytes or book.missing_bytes(start, end):
+                break
+            start, end = end, min(end + size, book.file.size_bytes)
+        return start, end
+
     def _learn(self, book: BulkState, stream: FileStream) -> bool:
         """What the read that was asked for tells; whether it tells anything."""
-        took = max(1, self._clock.now_ns() - book.asked_ns)
+        took = stream.consumer.feedback.took_ns  # without our own way there and back
+        took = took or max(1, self._clock.now_ns() - book.asked_ns)
         if not book.bandwidth_next:
-            book.miss_ns.append(stream.consumer.feedback.took_ns or took)
+            book.miss_ns.append(took)
             return True
         miss_ns = min(book.miss_ns)  # the latency is no part of the bandwidth
         if book.asked_bytes > 2 * MISS_BYTES:

@@ -32,9 +32,9 @@ PIECE_BYTES = 32 * MIB
 WAITING_BYTES = 8 * MIB
 #: Of what it may stream by now (``most_bytes``), no less is asked for at once.
 STEP_BYTES = MIB
-#: Beside a reader that goes on by itself, the bytes of one of predict/bulk.py's REQUESTS: at
-#: 300 MB/s the reader's miss takes 3 ms longer.
-BESIDE_REQUEST_BYTES = 256 << 10
+#: What is under way for a reader that has gone past it and goes on by itself: at 300 MB/s its miss
+#: takes 3 ms longer.
+YIELD_BYTES = MIB
 #: Extents checked in a turn: of a file that is there already nothing is asked for.
 LOOKS_AT_ONCE = 256
 #: Between two batches nobody may map the file.
@@ -70,7 +70,7 @@ class FileStream:
         self.place = 0  # before it come so many bytes of other files
         self.absent_bytes = 0  # asked for that was not there ...
         self.most_bytes: int | None = None  # ... and may be by now; None: all
-        self.request_bytes = 0  # see PrefetchRange
+        self.yield_bytes = 0  # see PrefetchRange
         self._scheduler = scheduler
         self._ranges = IntervalSet()
         self._waiting = IntervalSet()  # of these: not asked for in this pass
@@ -84,11 +84,12 @@ class FileStream:
         self._ranges.add(start, end)
 
     def remove(self, start: int, end: int) -> None:
-        """Stream [start, end) no more. What waits to be read is taken back, and of the rest of it
-        what is not there is asked for again."""
+        """Stream [start, end) no more: of it, what waits to be read is taken back. As cheap as it
+        is small, for a job may say so of each batch."""
+        for a, b in self._scheduler.take_back(self.consumer, self.file, start, end):
+            self._waiting.add(a, b)
         self._ranges.remove(start, end)
-        self._scheduler.forget(self.consumer)
-        self._waiting = self._ranges.copy()
+        self._waiting.remove(start, end)
 
     @property
     def pooled(self) -> PoolFile | None:
@@ -126,12 +127,17 @@ class FileStream:
         begins = self._scheduler.first_queued(self.consumer)
         if begins is None:
             begins = next((start for start, _ in self._waiting), position_bytes)
-        beside = begins < position_bytes
-        size = BESIDE_REQUEST_BYTES if beside else 0
-        if size != self.request_bytes:
-            self.request_bytes = size
-            self.priority = Priority.BACKGROUND if beside else priority
-            self._scheduler.change(self.consumer, self.priority, size)
+        if begins < position_bytes:
+            self.give_way(Priority.BACKGROUND, YIELD_BYTES)
+        else:
+            self.give_way(priority, 0)
+
+    def give_way(self, priority: Priority, yield_bytes: int) -> None:
+        """From now on this goes with ``priority`` and yields to demand misses (see
+        PrefetchRange)."""
+        if (priority, yield_bytes) != (self.priority, self.yield_bytes):
+            self.priority, self.yield_bytes = priority, yield_bytes
+            self._scheduler.change(self.consumer, priority, yield_bytes)
 
     def feed(self) -> int:
         """Ask for the next piece, less what is there; returns how much was not, in bytes."""
@@ -157,7 +163,7 @@ class FileStream:
         """Ask for [start, end) now; returns the bytes that are queued for it."""
         wanted = PrefetchRange(
             self.file, start, end, self.place + start, self.priority,
-            pooled=self.pooled is not None, request_bytes=self.request_bytes,
+            pooled=self.pooled is not None, yield_bytes=self.yield_bytes,
         )  # fmt: skip
         return self._scheduler.want(self.consumer, wanted)
 

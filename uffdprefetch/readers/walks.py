@@ -130,9 +130,17 @@ class Walks:
         at_ns = reader.seen_ns if region.scan.resume_at else seen.at_ns
         reader.saw(seen.start, seen.end, at_ns, passed_over)
         if reader.random:
-            reader.table.absorbed += reader.table.streams
-            reader.table.streams.clear()
-            self.forget_absorbed(reader)
+            self._drop(reader)
+
+    def forget(self, reader: Reader) -> None:
+        """What it has touched so far is no sign of what it will touch."""
+        self._drop(reader)
+        reader.forget_jumps()
+
+    def _drop(self, reader: Reader) -> None:
+        reader.table.absorbed += reader.table.streams
+        reader.table.streams.clear()
+        self.forget_absorbed(reader)
 
     def take_back(self, reader: Reader, start: int = 0, end: int = END_BYTES) -> None:
         """What waits to be read for its walks, of those that have asked for a part of

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which prefetchers read mostly for nothing, by process: windows ahead of its walks, the files that
-follow its files. What is known is judged in predict/usage.py.
+follow its files. What is known is judged in predict/usage.py. And of which files windows are not
+needed in the first place (predict/window.kernel_suffices()).
 
 Not what a process, or its user, says that it will need (readers/stated.py), nor bulk warm: they
 read a file once, and nobody can tell what of it will still be touched; the one is an order, the
@@ -16,7 +17,9 @@ from __future__ import annotations
 
 from enum import Enum
 
+from uffdprefetch.base.units import format_size
 from uffdprefetch.predict.usage import JUDGED_BYTES, Known, Usage
+from uffdprefetch.predict.window import kernel_suffices
 from uffdprefetch.state.files import BLOCK_BYTES, FileState, Key
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.warm.meter import Meter
@@ -47,6 +50,16 @@ class Waste:
         """Whether it is to read nothing for a process: windows in this file, NEXT_SHARD of any."""
         usage = self._usages.get(_key(who, pid, file))
         return usage is not None and usage.stopped
+
+    def is_needless(self, file: FileState) -> bool:
+        """Whether windows ahead of who reads the file in order add nothing to what the kernel reads
+        ahead by itself; a finding says so."""
+        ahead_bytes = file.ahead_bytes or 0
+        if not kernel_suffices(ahead_bytes, self._meter.of_pages):
+            return False
+        size = format_size(ahead_bytes)
+        self._ledger.degrade(f"{file.path}: left to the kernel, whose readahead of {size} suffices")
+        return True
 
     def passed(self, who: Prefetcher, pid: int, file: FileState, start: int, end: int) -> bool:
         """A process has passed [start, end) bytes, or left them for good, that the prefetcher had

@@ -55,7 +55,8 @@ class Windows(Predictor):
         pooled, end_bytes = reader.reads_pool, reader.span.end_bytes
         judged = not (fixed or pooled or reader.file.streamed) and reader.shows_touches
         for stream in walks_of(reader, now_ns) if pooled else reader.table.active():
-            if judged and self._wastes(reader, stream):
+            needless = self._config.policy == "auto" and self._is_the_kernels(reader, stream)
+            if needless or (judged and self._wastes(reader, stream)):
                 # from there on, should it begin again
                 stream.frontier_bytes = stream.position_bytes
                 continue
@@ -68,6 +69,14 @@ class Windows(Predictor):
                 continue
             if self._config.policy == "auto":
                 yield from self._next_shard.beyond(reader, stream, ahead, now_ns)
+
+    def _is_the_kernels(self, reader: Reader, stream: Stream) -> bool:
+        """Whether a walk is one that the kernel reads ahead of, well enough: forward, leaving
+        nothing out, of a job that does not say that it reads at random."""
+        goes_on = stream.direction > 0 and not stream.sparse_pieces
+        if not goes_on or reader.says_random or reader.reads_pool:
+            return False
+        return self._waste.is_needless(reader.file)
 
     def _wastes(self, reader: Reader, stream: Stream) -> bool:
         """Whether what is read ahead of a process in a file is mostly for nothing, by what the walk

@@ -12,19 +12,19 @@ import errno
 import fcntl
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from uffdprefetch.base.clock import CLOCK, Clock
 from uffdprefetch.base.config import Config
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.native import uffd
-from uffdprefetch.predict import checkpoints, window
+from uffdprefetch.predict import window
 from uffdprefetch.protocol import wire
 from uffdprefetch.readers.advice import Advice
 from uffdprefetch.readers.arbiter import Arbiter
 from uffdprefetch.readers.bulk import Bulk
 from uffdprefetch.readers.file_stream import Room
+from uffdprefetch.readers.heads import Heads
 from uffdprefetch.readers.next_shard import NextShard
 from uffdprefetch.readers.predictor import Observation
 from uffdprefetch.readers.stated import StatedRanges
@@ -34,6 +34,8 @@ from uffdprefetch.readers.windows import Windows
 from uffdprefetch.sense import pagetables
 from uffdprefetch.sense.pagetable_scan import LOOK_FIRST_NS, PagetableScanner
 from uffdprefetch.service import pool_bridge
+from uffdprefetch.service.offers import Offers
+from uffdprefetch.service.serving import Serving, by_page_tables, serving_of
 from uffdprefetch.state.admission import REUSED, FileTable
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.files import BLOCK_BYTES, FileState, Key
@@ -52,12 +54,8 @@ if TYPE_CHECKING:
     from uffdprefetch.pool.node_pool import NodePool
     from uffdprefetch.readers.known_order import KnownOrders
 
-MS = 1_000_000
-#: A job waits in mmap(2) for its checkpoints: what has not been read by then is not laid. The rest
-#: of the 50 ms that mmap(2) may take longer than without us is for the way there and back.
-CHECKPOINTS_NS = 20 * MS
-#: Tests: how many steps the job waits, and what of each is for reading the pages.
-_PATIENCE, _PATIENCE_NS = "UFFDPREFETCH_TEST_PATIENCE", 2 * MS
+#: Counting the places at which files are read may take one part in this many of a core.
+PLACES_COST = 25
 NEVER_NS = 1 << 62
 #: Statements kept of a mapping whose file is being opened: as many as its agent keeps
 #: (csrc/job/agent.h, UP_STATEMENTS).
@@ -74,23 +72,6 @@ _BYPASS = {
 
 def _not_opened(error: OSError) -> Refusal:
     return Refusal(Reason.NOT_OPENED, f"it cannot be opened ({error.strerror})")
-
-
-@dataclass(frozen=True)
-class _Offer:
-    """A job that waits in mmap(2), until its checkpoints have been read or ``until_ns``."""
-
-    client: Client
-    region: Region
-    pages: list[int]
-    memfd: int
-    until_ns: int
-
-
-def _span(a: wire.Attach, file: FileState) -> checkpoints.Span:
-    """What of the file a mapping shows."""
-    end = min(a.offset_bytes + a.length_bytes, file.size_bytes)
-    return checkpoints.Span(a.offset_bytes, end, uffd.PAGE_BYTES)
 
 
 class Coordinator:
@@ -118,6 +99,7 @@ class Coordinator:
         self.walks = Walks(config.policy, scheduler, ledger, self.tap, self.layout, clock)
         self.room = Room(config, self.layout, self.limits)
         self.stated = StatedRanges(config, scheduler, ledger, self.room, clock)
+        self.heads = Heads(config.policy, scheduler, self.walks, self.layout, self.opener)
         self.advice = Advice(config.policy, self.walks, self.stated, clock)
         self.bulk = Bulk(scheduler, ledger, self.room, self.stated, clock)
         self.arbiter = Arbiter(
@@ -128,15 +110,12 @@ class Coordinator:
         self.next_shard = NextShard(self._table, self.opener, scheduler, waste)
         self.arbiter.add(Windows(config, self.walks, self.tap, self.layout, waste, self.next_shard))
         self.arbiter.add(self.bulk)
-        self._looks = PagetableScanner(
-            self.layout, self.tap, self._mapped, self.arbiter.scanned, clock
-        )
+        self._looks = PagetableScanner(self.layout, self.tap, self._mapped, self._scanned, clock)
         self.clients: dict[int, Client] = {}
         self.pool: NodePool | None = None
         self.known_orders: KnownOrders | None = None
-        self._offers: list[_Offer] = []
-        patience = os.environ.get(_PATIENCE, "")
-        self._offer_ns = int(patience) * _PATIENCE_NS if patience.isdigit() else CHECKPOINTS_NS
+        self._offers = Offers(scheduler, ledger, clock)
+        self._places_due_ns = 0
 
     @property
     def files(self) -> dict[Key, FileState]:
@@ -222,62 +201,35 @@ class Coordinator:
         self, client: Client, a: wire.Attach, file: FileState | None, path: str,
         why: Refusal | None,
     ) -> None:  # fmt: skip
-        verdict = wire.ServingMode.CHECKPOINTS
-        reason, coarse = "userfaultfd with kernel faults works in the job", None
-        if file is None or file.changed:
-            verdict = wire.ServingMode.REFUSE
-            if file is not None and file.changed:
-                why = Refusal(Reason.CHANGED, file.changed)
-        elif a.flags & wire.ATTACH_WRITABLE:
-            coarse = Coarse.OPENED_FOR_WRITING
+        if file is None:
+            assert why is not None
+            self._refuse(client, a, path, why, [])
+            return
+        if a.flags & wire.ATTACH_WRITABLE and not file.changed:
             self._writer_came(file)
-        elif file.writer:
-            coarse = Coarse.WRITER
-        elif a.flags & wire.ATTACH_COPIES:
-            coarse = Coarse.COPIES
-        elif a.region >= FIRST_OBSERVED and not client.observed:
-            coarse = Coarse.BYPASSES if client.bypasses else Coarse.PAST_LIBC
-        elif client.observed:
-            coarse = Coarse.ENGINE_OFF if self.config.engine == "off" else Coarse.PAST_LIBC
-        elif not client.has_uffd:
-            coarse = Coarse.NO_USERFAULTFD
-        if coarse is not None:
-            verdict, reason = wire.ServingMode.PAGE_TABLES, coarse.words
-        if coarse is Coarse.NO_USERFAULTFD:
-            reason += f" ({os.strerror(client.hello.uffd_error)}): see doctor"
+        serving = serving_of(client, a, file, self.config.engine)
         fds: list[int] = []
-        if file is not None and verdict == wire.ServingMode.CHECKPOINTS and self.pool:
+        if serving.mode == wire.ServingMode.CHECKPOINTS and self.pool:
             fds, told = pool_bridge.accept(self, self.pool, client, a, file)
             if fds:
-                verdict, reason = wire.ServingMode.POOL, told
+                serving = Serving(wire.ServingMode.POOL, told)
             elif file.pooled is not None:  # whose pages and checkpoints are not compared at once
-                coarse, verdict = Coarse.NOT_POOLED, wire.ServingMode.PAGE_TABLES
-                reason = f"{coarse.words}: {told}"
-        if verdict == wire.ServingMode.PAGE_TABLES and client.pagemap_fd < 0:
-            verdict = wire.ServingMode.REFUSE
-            hidden = f"its process hides its page tables ({client.pagemap_error})"
-            why = Refusal(Reason.PAGE_TABLE, hidden)
+                serving = by_page_tables(client, Coarse.NOT_POOLED, f": {told}")
         wanted: list[int] = []
-        if file is not None and verdict == wire.ServingMode.CHECKPOINTS:
-            wanted, fds = self._wanted(a, file)
-        if a.flags & wire.ATTACH_INHERITED and file is not None:
+        if serving.mode == wire.ServingMode.CHECKPOINTS:
+            wanted, fds = self._offers.wanted(a, file, self.config.distance_bytes)
+        if a.flags & wire.ATTACH_INHERITED:
             fds = [*fds, file.map_fd] if fds else [file.map_fd, file.map_fd]
-        if verdict == wire.ServingMode.REFUSE or file is None:
-            client.early.pop(a.region, None)
-            client.refused.add(a.address)
-            client.tell(a.region, verdict, fds)
-            assert why is not None
-            self.ledger.refuse(path, why, a.length_bytes)
+        if serving.refusal is not None:
+            self._refuse(client, a, path, serving.refusal, fds)
             return
-        region = self.adopt(client, a, file, verdict)  # before its first fault
-        if self.config.policy != "none" and verdict != wire.ServingMode.POOL:
+        region = self.adopt(client, a, file, serving.mode)  # before its first fault
+        if self.config.policy != "none" and serving.mode != wire.ServingMode.POOL:
             self.scheduler.begin(file, a.offset_bytes)
         if wanted:
-            until_ns = self.clock.now_ns() + self._offer_ns
-            self._offers.append(_Offer(client, region, wanted, fds[0], until_ns))
-            self._hand_out()
+            self._offers.make(client, region, wanted, fds[0])
         else:
-            client.tell(a.region, verdict, fds)
+            client.tell(a.region, serving.mode, fds)
         self.advice.attached(region, a.advice)
         if a.flags & wire.ATTACH_STATED:
             self.advice.said(
@@ -286,7 +238,15 @@ class Coordinator:
         for said in client.early.pop(a.region, ()):
             self._said(region, said)
         self.tap.region(client, region)
-        self.ledger.attached(file, verdict, reason, coarse)
+        self.ledger.attached(file, serving.mode, serving.reason, serving.coarse)
+
+    def _refuse(
+        self, client: Client, a: wire.Attach, path: str, why: Refusal, fds: list[int]
+    ) -> None:
+        client.early.pop(a.region, None)
+        client.refused.add(a.address)
+        client.tell(a.region, wire.ServingMode.REFUSE, fds)
+        self.ledger.refuse(path, why, a.length_bytes)
 
     def heard(self, client: Client, said: wire.Statement) -> None:
         """A job has said something of a mapping."""
@@ -304,39 +264,7 @@ class Coordinator:
         if start < end:
             self.advice.said(region, said.what, start, end)
 
-    # -------------------------------------------------------------- checkpoints
-
-    def _wanted(self, a: wire.Attach, file: FileState) -> tuple[list[int], list[int]]:
-        """(the pages of a mapping that are to be checkpoints, [memfd for the agent])."""
-        if a.flags & (wire.ATTACH_INHERITED | wire.ATTACH_KNOWN):
-            return [], []
-        wanted = checkpoints.fixed_set(_span(a, file), self.config.distance_bytes)
-        if not wanted:
-            return [], []
-        try:
-            return wanted, [file.checkpoint_fds()[1]]
-        except OSError as error:
-            self.ledger.degrade(f"{file.path}: no checkpoints: {error}")
-            return [], []
-
-    def _hand_out(self) -> None:
-        """Tell the agents whose pages have been read, or whose time is over, what to lay."""
-        now, waiting = self.clock.now_ns(), []
-        for offer in self._offers:
-            region, file = offer.region, offer.region.file
-            missing = [p for p in offer.pages if p not in file.written]
-            if missing and now < offer.until_ns and not file.changed:
-                self.scheduler.copy(file, missing)
-                waiting.append(offer)
-                continue
-            if offer.client.regions.get(region.id) is not region:
-                continue  # gone meanwhile
-            region.checkpoints.offered = (
-                [] if file.changed else [p for p in offer.pages if p in file.written]
-            )
-            message = wire.file(region.id, wire.ServingMode.CHECKPOINTS, region.checkpoints.offered)
-            offer.client.send(message, [offer.memfd])
-        self._offers = waiting
+    # -------------------------------------------------------------- what agents tell
 
     def laid(self, client: Client, ack: wire.Ack) -> None:
         """The agent says how many of a mapping's checkpoints it has laid; of a command, what
@@ -346,18 +274,7 @@ class Coordinator:
             return
         if ack.error and region.verdict == wire.ServingMode.POOL:
             self._without_pool(client, region, ack.error)
-        if not region.checkpoints.offered:
-            return
-        region.checkpoints.laid = set(region.checkpoints.offered[: ack.done])
-        region.checkpoints.offered = []
-        if region.checkpoints.laid:
-            self.ledger.laid += len(region.checkpoints.laid)
-            self.ledger.served(region.file, region.verdict)
-        if ack.error:
-            self.ledger.degrade(
-                f"pid {client.pid}: a checkpoint could not be laid ({os.strerror(ack.error)}): "
-                "followed by page tables"
-            )
+        self._offers.laid(client, region, ack.done, ack.error)
 
     def _without_pool(self, client: Client, region: Region, error: int) -> None:
         """The agent has not mapped the pool's memory: the mapping is the file's."""
@@ -420,6 +337,7 @@ class Coordinator:
             region.scan.due_ns = NEVER_NS  # its faults tell
             self.pool.attach(client, region)
         self.stated.mapped(region)
+        self.heads.mapped(region)
         return region
 
     def detached(self, client: Client, region_id: int) -> None:
@@ -515,6 +433,12 @@ class Coordinator:
         """A scan has found pages that are mapped between two places, and booked each of them."""
         self.arbiter.observe(region, Observation(start, end, at_ns, new=True, told=False))
 
+    def _scanned(self, region: Region, found: list[tuple[int, int]]) -> None:
+        """All that one scan has found, page by page."""
+        if region.file.heads:
+            self.heads.scanned(region, found)
+        self.arbiter.scanned(region, found)
+
     def look(self, now: int) -> None:
         """Read the page tables that are due: new streams, and progress where no uffd tells."""
         known = sum(len(r.regions) for r in self.readers() if r.order.announced)
@@ -535,18 +459,24 @@ class Coordinator:
     @property
     def due_ns(self) -> int | None:
         """When plan() is due though nothing happens."""
-        due = [offer.until_ns for offer in self._offers]
-        if self.arbiter.due_ns is not None:
-            due.append(self.arbiter.due_ns)
+        due = [at for at in (self._offers.due_ns, self.arbiter.due_ns) if at is not None]
         return min(due, default=None)
 
     def plan(self) -> None:
         """Windows for every region that was touched since the last turn, checkpoints for those that
         have just been mapped."""
         if self._offers:
-            self._hand_out()
+            self._offers.hand_out()
         if self.arbiter.idle:
             return
+        if self.clock.now_ns() >= self._places_due_ns:
+            self._count_places()
+        self.arbiter.plan()
+
+    def _count_places(self) -> None:
+        """At how many places files are read, which share what may be ahead of them: 12 ms of ten
+        thousand readers."""
+        began = self.clock.cpu_ns()
         readers = self.readers()
         self.layout.places = window.places(
             (id(reader.file), stream.position_bytes)
@@ -560,7 +490,8 @@ class Coordinator:
                 if reader.pooled
                 for stream in reader.table.active()
             )
-        self.arbiter.plan()
+        cost_ns = self.clock.cpu_ns() - began
+        self._places_due_ns = self.clock.now_ns() + PLACES_COST * cost_ns
 
     def _room_bytes(self, file: FileState) -> int:
         """How much of a file may be in memory."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from uffdprefetch.predict.bulk import MISS_BYTES
-from uffdprefetch.predict.gain import FileReads, Watched, saved_seconds
+from uffdprefetch.predict.gain import FileReads, Watched, saved
 from uffdprefetch.predict.window import Storage
 
 #: Less than one part in this many read from storage: the data was in memory.
@@ -15,6 +15,9 @@ LITTLE_SHARE = 16
 #: By so much less than their reading becomes quicker programs end sooner: what `wrap` adds to one
 #: of some seconds, on two cores (docs/summary-schema.md, table). It is taken off what was saved.
 OWN_SECONDS = 0.2
+#: A gain that cannot be told from none by the estimate is not known, unless both are less than this
+#: ("little", report/summary.py).
+LITTLE_SECONDS = 0.1
 METHOD = (
     "estimate (docs/summary-schema.md): requests of read_ahead_kb that the kernel need not make "
     "any more x what one takes, less the waits that remained"
@@ -66,10 +69,12 @@ def gained(
     elif not measured or not watched.wall_seconds:
         gain = Gain.UNKNOWN
     else:
-        saved = saved_seconds(
+        found = saved(
             reads, misses, watched, storage.latency_seconds, storage.bandwidth_bytes_per_second
         )
-        seconds = max(0.0, saved - OWN_SECONDS)
+        seconds = max(0.0, found.seconds - OWN_SECONDS)
+        if seconds < found.error_seconds and found.error_seconds >= LITTLE_SECONDS:
+            gain, seconds = Gain.UNKNOWN, None
     return Gained(
         gain.value,
         None if seconds is None else round(seconds, 3),

@@ -14,6 +14,7 @@ import time
 from functools import partial
 from pathlib import Path
 
+from uffdprefetch.base.clock import MS
 from uffdprefetch.base.identity import identify
 from uffdprefetch.base.procfs import (
     Mapping,
@@ -24,7 +25,7 @@ from uffdprefetch.base.procfs import (
     unserved_files,
 )
 from uffdprefetch.protocol import wire
-from uffdprefetch.service.coordinator import MS, Coordinator
+from uffdprefetch.service.coordinator import Coordinator
 from uffdprefetch.state import file_systems
 from uffdprefetch.state.admission import in_memory
 from uffdprefetch.state.client import Client

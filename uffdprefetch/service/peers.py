@@ -17,12 +17,12 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from uffdprefetch.base.clock import CLOCK
+from uffdprefetch.base.clock import CLOCK, MS
 from uffdprefetch.native import uffd
 from uffdprefetch.protocol import wire
 from uffdprefetch.protocol.document import encode
 from uffdprefetch.readers.order_sources import Announcements
-from uffdprefetch.service.coordinator import MS, Coordinator
+from uffdprefetch.service.coordinator import Coordinator
 from uffdprefetch.service.watchers import Watchers
 from uffdprefetch.state.client import Client, Launcher
 from uffdprefetch.state.ledger import Ledger

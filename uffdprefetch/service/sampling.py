@@ -16,10 +16,11 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from uffdprefetch.base.clock import MS
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.native import uffd
 from uffdprefetch.protocol.snapshot import Pool, PoolHit
-from uffdprefetch.service.coordinator import MS, Coordinator
+from uffdprefetch.service.coordinator import Coordinator
 from uffdprefetch.state.files import BLOCK_BYTES, FileState, Key
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.warm.scheduler import Scheduler

@@ -18,7 +18,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from uffdprefetch.base import spawn
-from uffdprefetch.base.clock import CLOCK
+from uffdprefetch.base.clock import CLOCK, MS
 from uffdprefetch.base.config import Config, fall_back, why_fallen_back
 from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.base.rundir import is_of_node
@@ -26,7 +26,7 @@ from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.native import uffd
 from uffdprefetch.predict.checkpoints import DISTANCE_MIN_BYTES
 from uffdprefetch.protocol import leftovers
-from uffdprefetch.service.coordinator import MS, Coordinator
+from uffdprefetch.service.coordinator import Coordinator
 from uffdprefetch.service.freshness import Freshness
 from uffdprefetch.service.known_orders import OrderService
 from uffdprefetch.service.observe import Observer

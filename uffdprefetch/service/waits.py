@@ -17,24 +17,34 @@ from uffdprefetch.predict.gain import Watched
 from uffdprefetch.state.client import Client
 
 MS = 1_000_000
-#: Between two samples; what one takes is one part in COST of a core at most.
+#: Between two samples of a process; what they take is one part in COST of a core at most.
 EVERY_NS = 50 * MS
 COST = 100
+#: A round over all processes is spread over turns that hold the service for no longer than this.
+AT_ONCE_NS = 2 * MS
+#: Threads of a process that are looked at in one sample, at 11 us each.
+THREADS_MOST = 64
 #: A sample stands for the time since the last one, but not for a time in which the service slept:
 #: it may be so much later than it was due.
 LATE_NS = 3 * EVERY_NS
 
 
-def thread_states(pid: int) -> str:
-    """The states of a process's threads, one letter each (proc(5)); empty where it has ended."""
-    states = []
+def thread_states(pid: int, turn: int = 0) -> str:
+    """The states of a process's threads, one letter each (proc(5)); empty where it has ended.
+
+    Of more than THREADS_MOST every n-th is looked at, in another ``turn`` others, and stands for
+    the n.
+    """
+    states, n = [], 1
     try:
-        for tid in os.listdir(f"/proc/{pid}/task"):
+        tids = os.listdir(f"/proc/{pid}/task")
+        n = -(-len(tids) // THREADS_MOST)
+        for tid in tids[turn % n :: n]:
             with open(f"/proc/{pid}/task/{tid}/stat", "rb", buffering=0) as file:
                 states.append(file.read(128).rpartition(b")")[2][1:2].decode())
     except OSError:  # a thread, or all of it, has ended meanwhile
         pass
-    return "".join(states)
+    return "".join(states) * n
 
 
 @dataclass
@@ -86,29 +96,43 @@ class Waits:
     def __init__(self, clock: Clock = CLOCK) -> None:
         self._clock = clock
         self.due_ns, self._every_ns = 0, EVERY_NS
+        self._round: list[tuple[int, Client]] = []  # who is still to be looked at in this one
+        self._rounds = self._round_ns = self._rests_ns = 0  # how many, since when, its rests
         self._read: dict[int, tuple[Client, Reading]] = {}
         self._when = IntervalSet()  # in which those have read that have ended
         self._thread_ns = self._waited_ns = 0.0  # of those
 
     def step(self, clients: dict[int, Client]) -> None:
-        """Take a sample if it is due."""
+        """Take samples if they are due, for AT_ONCE_NS or as long as one process takes."""
         now = self._clock.now_ns()
         if now < self.due_ns:
             return
         began = self._clock.cpu_ns()
+        if not self._round:
+            self._begin_round(clients, now)
+        while self._round and self._clock.cpu_ns() - began < AT_ONCE_NS:
+            key, client = self._round.pop()
+            readers = [one for one in client.readers.values() if one.regions]
+            if not readers or clients.get(key) is not client:
+                continue
+            _, reading = self._read.setdefault(key, (client, Reading()))
+            touched_ns = max(one.seen_ns for one in readers)
+            states = thread_states(client.pid, self._rounds)
+            reading.note(states, touched_ns, now, self._every_ns)
+        rest = COST * (self._clock.cpu_ns() - began)
+        self._rests_ns += rest
+        self.due_ns = now + rest
+        if not self._round:
+            self.due_ns = max(self.due_ns, self._round_ns + EVERY_NS)
+
+    def _begin_round(self, clients: dict[int, Client], now: int) -> None:
         for key, (client, reading) in list(self._read.items()):
             if clients.get(key) is not client:
                 del self._read[key]
                 self._fold(reading)
-        for key, client in clients.items():
-            readers = [one for one in client.readers.values() if one.regions]
-            if not readers:
-                continue
-            _, reading = self._read.setdefault(key, (client, Reading()))
-            touched_ns = max(one.seen_ns for one in readers)
-            reading.note(thread_states(client.pid), touched_ns, now, self._every_ns)
-        self._every_ns = max(EVERY_NS, COST * (self._clock.cpu_ns() - began))
-        self.due_ns = now + self._every_ns
+        self._round = list(clients.items())
+        self._every_ns, self._rests_ns = max(EVERY_NS, self._rests_ns), 0
+        self._rounds, self._round_ns = self._rounds + 1, now
 
     def _fold(self, reading: Reading) -> None:
         if reading.end_ns > reading.begin_ns:

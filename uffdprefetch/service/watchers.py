@@ -19,9 +19,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from uffdprefetch.base.clock import MS
 from uffdprefetch.protocol import wire
 from uffdprefetch.protocol.document import encode
-from uffdprefetch.service.coordinator import MS
 
 if TYPE_CHECKING:
     from uffdprefetch.protocol.snapshot import Snapshot

@@ -46,6 +46,9 @@ LOCAL_FILE_SYSTEMS = {
 #: Name of the checkpoint memfds in /proc/PID/maps.
 MEMFD_NAME = "memfd:uffdprefetch-checkpoints"
 
+#: Tests: bytes that stand for each device's read_ahead_kb.
+_READAHEAD = "UFFDPREFETCH_TEST_READAHEAD"
+
 Key = tuple[int, int, int, int]
 
 
@@ -76,6 +79,7 @@ class FileState:
     chunk_bytes: int = file_systems.CHUNK_LEAST_BYTES
     unit_bytes: int = 0  # its storage's request size (state/file_systems.py)
     counts_reads: bool = False  # /proc/PID/io counts its reads
+    ahead_bytes: int | None = None  # the kernel's readahead window; None: not known
     doubt: Doubt = field(default_factory=Doubt)
     method_reason: str = "not probed yet"
     written: set[int] = field(default_factory=set)  # checkpoint pages in the memfd
@@ -105,6 +109,7 @@ class FileState:
     copied: bool = False  # it was mapped private and writable
     idle_ns: int = 0  # since when it is unmapped
     last_pid: int = 0  # the process that mapped it last
+    heads: IntervalSet | None = None  # of its tensors (readers/heads.py); None: not asked for
     streamed: bool = False  # some of it was read for no walk (readers/file_stream.py)
     resting: bool = False  # unmapped: not read, about to be closed (admission.py)
     closed_ctime_ns: int = 0  # when it was closed
@@ -143,7 +148,9 @@ class FileState:
         residency, _ = uffd.resident_bytes(self.fd, 0, uffd.PAGE_BYTES)
         known = file_systems.known(f_type)
         self.unit_bytes, self.counts_reads = known.unit_bytes, known.counts_reads
-        self.use(file_systems.choose(f_type, read_ahead_bytes(self.key[0]), residency is not None))
+        said = os.environ.get(_READAHEAD, "")
+        self.ahead_bytes = int(said) if said.isdigit() else read_ahead_bytes(self.key[0])
+        self.use(file_systems.choose(f_type, self.ahead_bytes, residency is not None))
 
     def use(self, choice: file_systems.Choice) -> None:
         """Prefetch with this call from now on."""
@@ -246,10 +253,6 @@ class FileState:
     def resident_bytes(self, start: int, length: int) -> int | None:
         """Bytes of [start, +length) in the page cache; None where the kernel does not say."""
         return uffd.resident_bytes(self.fd, start, length)[0]
-
-    def read_ahead_bytes(self) -> int | None:
-        """The kernel's readahead window; None where not known."""
-        return read_ahead_bytes(self.key[0])
 
     def has(self, at: int) -> bool:
         """Whether the page at a file offset is cached; by our flags where the kernel does not

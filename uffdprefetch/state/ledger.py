@@ -368,8 +368,8 @@ def reads_of(file: FileState, described: dict[str, Any], items: int = 0) -> File
     A file that is mapped private and writable counts as one of PyTorch's, which asks for twice the
     readahead (POSIX_FADV_SEQUENTIAL) when it maps one so.
     """
-    ahead = file.read_ahead_bytes()
-    request_bytes = max(uffd.PAGE_BYTES, MISS_BYTES if ahead is None else ahead)
+    ahead = MISS_BYTES if file.ahead_bytes is None else file.ahead_bytes
+    request_bytes = max(uffd.PAGE_BYTES, ahead)
     if file.copied:
         request_bytes *= 2
     names = ("prefetched_used_blocks_bytes", "prefetched_unused_blocks_bytes")

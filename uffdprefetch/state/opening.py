@@ -16,9 +16,12 @@ import queue
 import sys
 import threading
 from collections.abc import Callable
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 from uffdprefetch.state import file_systems
+
+T = TypeVar("T")
 
 #: Concurrent opens; beyond it mappings are refused.
 OPENS_MAX = 64
@@ -72,13 +75,12 @@ def reopen(fd: int) -> Opened:
 
 
 class Opener:
-    """Opens files asynchronously."""
+    """Opens files, and does else what may wait for storage, asynchronously."""
 
     def __init__(self, wake_fd: int) -> None:
-        """``wake_fd``: an eventfd that is incremented when an open has ended."""
+        """``wake_fd``: an eventfd that is incremented when something has ended."""
         self._wake_fd = wake_fd
-        self._done: queue.SimpleQueue[tuple[Callable[[Opened | OSError], None], Opened | OSError]]
-        self._done = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._under_way = 0
 
     def open(
@@ -87,38 +89,52 @@ class Opener:
         """Open the file of a descriptor, which is closed afterwards, or of a path, or of the path
         that a function finds, which may block and raise OSError; step() calls ``then`` with the
         result; an OSError of a descriptor has its file's name."""
-        if self._under_way >= OPENS_MAX:
+        if not self.run(lambda: _open(what), then):
             if isinstance(what, int):
                 os.close(what)
             then(OSError(errno.EAGAIN, f"{OPENS_MAX} other files do not open"))
-            return
-        self._under_way += 1
-        threading.Thread(target=self._open, args=(what, then), daemon=True).start()
 
-    def _open(
-        self, what: int | str | Callable[[], str], then: Callable[[Opened | OSError], None]
-    ) -> None:
-        result: Opened | OSError
-        fd = -1
+    def run(self, work: Callable[[], T], then: Callable[[T | OSError], None]) -> bool:
+        """Have ``work`` done in a thread of its own; step() calls ``then`` with its result, or with
+        the OSError that it raises. False: too much is under way, and nothing is done."""
+        if self._under_way >= OPENS_MAX:
+            return False
+        self._under_way += 1
+        threading.Thread(target=self._run, args=(work, then), daemon=True).start()
+        return True
+
+    def _run(self, work: Callable[[], T], then: Callable[[T | OSError], None]) -> None:
+        result: T | OSError
         try:
-            if callable(what):
-                what = what()
-            fd = what if isinstance(what, int) else os.open(what, FLAGS)
-            result = reopen(fd)
-        except (OSError, ValueError) as error:  # no name of a file: a NUL, a lone surrogate
-            result = error if isinstance(error, OSError) else OSError(errno.EINVAL, str(error))
-            if fd >= 0 and isinstance(error, OSError):
-                with contextlib.suppress(OSError):
-                    error.filename = os.readlink(f"/proc/self/fd/{fd}")
-        finally:
-            if fd >= 0:
-                os.close(fd)
-        self._done.put((then, result))
+            result = work()
+        except OSError as error:
+            result = error
+        self._done.put(partial(then, result))
         os.eventfd_write(self._wake_fd, 1)
 
     def step(self) -> None:
-        """Call ``then`` of the opens that have ended."""
+        """Call ``then`` of what has ended."""
         while not self._done.empty():
-            then, result = self._done.get()
+            then = self._done.get()
             self._under_way -= 1
-            then(result)
+            then()
+
+
+def _open(what: int | str | Callable[[], str]) -> Opened:
+    """See Opener.open()."""
+    fd = -1
+    try:
+        if callable(what):
+            what = what()
+        fd = what if isinstance(what, int) else os.open(what, FLAGS)
+        return reopen(fd)
+    except OSError as error:
+        if fd >= 0:
+            with contextlib.suppress(OSError):
+                error.filename = os.readlink(f"/proc/self/fd/{fd}")
+        raise
+    except ValueError as error:  # no name of a file: a NUL, a lone surrogate
+        raise OSError(errno.EINVAL, str(error)) from None
+    finally:
+        if fd >= 0:
+            os.close(fd)

@@ -52,8 +52,8 @@ class PrefetchRange:
     """[start, end) bytes of a file, wanted. ``need``: where the consumer is when it needs them, if
     it does not walk through the file itself but through an order; ``whole``: what lies around it
     is needed too, by some reader, some time; ``pooled``: the reader has the pool's memory;
-    ``request_bytes``: nobody waits for it, so it is read into the page cache by a few requests of
-    this size at a time (0: as fast as it can be)."""
+    ``yield_bytes``: it yields to demand misses, so no more than this of it is under way to the page
+    cache at one time (0: it does not yield)."""
 
     file: FileState
     start: int
@@ -62,7 +62,7 @@ class PrefetchRange:
     priority: Priority = Priority.NEEDED
     whole: bool = False
     pooled: bool = False
-    request_bytes: int = 0
+    yield_bytes: int = 0
 
 
 @dataclass

@@ -62,6 +62,11 @@ class Meter:
         if each >= LATENCY_LEAST:  # else they were in the page cache
             self._pages.append(each)
 
+    @property
+    def of_pages(self) -> Storage:
+        """With the latency of single pages: known as soon as a mapping has checkpoints."""
+        return Storage(self.bandwidth, min(self._pages, default=0.0))
+
     def cost(self, miss_seconds: float | None) -> Storage:
         """For who asks what requests cost, with what no decision is made on. ``miss_seconds``: the
         least of single reads of MISS_BYTES, where some were made; else single pages tell the

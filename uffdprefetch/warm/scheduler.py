@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.native import uffd
-from uffdprefetch.predict.bulk import REQUESTS
+from uffdprefetch.predict.bulk import EXTENTS, PIECE_BYTES
 from uffdprefetch.state import file_systems
 from uffdprefetch.state.files import FileState
 from uffdprefetch.warm.consumer import Consumer, PrefetchRange, Priority
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 #: Grid on which ranges are cut. 4 MiB is one RPC on Lustre, and its usual stripe boundary; where
-#: readahead(2) works, half of that: a demand miss waits behind what is under way.
+#: readahead(2) works, half of that: a demand miss waits behind what is under way. (Of what yields
+#: only a window is.)
 EXTENT_BYTES = 4 * MIB
 READAHEAD_EXTENT_BYTES = 2 * MIB
 #: Bandwidth shows where so much is read at a time; of records in a known order, where as much is
@@ -56,21 +57,22 @@ class Extent:
     need: int | None = None
     pooled: PoolFile | None = None  # where it goes; None: into the page cache
     whole: bool = False
-    request_bytes: int = 0
+    yield_bytes: int = 0
     sent_bytes: int = 0  # of it under way at one time
 
     @property
-    def gentle(self) -> bool:
-        """Whether it is read piece by piece (see PrefetchRange.request_bytes). Where the page cache
-        is filled by reads, those have a size of their own."""
-        by_readahead = self.pooled is None and self.file.method == uffd.WARM_READAHEAD
-        return self.request_bytes > 0 and by_readahead
+    def window_bytes(self) -> int:
+        """How much of it may be under way at one time where it yields (see PrefetchRange); 0: all.
+        Where the page cache is filled by reads, those have a size of their own."""
+        if not self.yield_bytes or self.pooled or self.file.method != uffd.WARM_READAHEAD:
+            return 0
+        return max(PIECE_BYTES, self.yield_bytes // EXTENTS)
 
     @property
     def asked_bytes(self) -> int:
         """How much of it storage has been asked for at one time."""
         length = self.end - self.start
-        return min(length, self.request_bytes) if self.gentle else length
+        return min(length, self.window_bytes or length)
 
     @property
     def in_flight(self) -> IntervalSet:
@@ -140,11 +142,11 @@ class Scheduler:
             if need is None and self._goes_on(queue, file, consumer, a, part):
                 queued -= queue[-1].end - queue[-1].start
                 a = self._take_back(queue).start  # one request instead of two
-            for extent in self._cut(file, consumer, a, b):
+            for extent in self._cut(file, consumer, a, b, wanted.yield_bytes > 0):
                 extent.need = need if need is None else need + extent.start - start
                 extent.whole = wanted.whole or need is None
                 extent.priority = wanted.priority
-                extent.request_bytes = wanted.request_bytes
+                extent.yield_bytes = wanted.yield_bytes
                 extent.pooled = part
                 queue.append(extent)
                 self._consumers[id(consumer)] = consumer
@@ -152,9 +154,11 @@ class Scheduler:
         self.queued_bytes += queued
         return queued
 
-    def _cut(self, file: FileState, consumer: Consumer, start: int, end: int) -> list[Extent]:
+    def _cut(
+        self, file: FileState, consumer: Consumer, start: int, end: int, yields: bool
+    ) -> list[Extent]:
         by_pread = file.unit_bytes or file.method == uffd.WARM_PREAD
-        size = EXTENT_BYTES if by_pread else READAHEAD_EXTENT_BYTES
+        size = EXTENT_BYTES if by_pread or yields else READAHEAD_EXTENT_BYTES
         cuts = [start, *range((start // size + 1) * size, end, size), end]
         extents = []
         for a, b in pairwise(cuts):
@@ -208,10 +212,24 @@ class Scheduler:
             self.queued_bytes -= extent.end - extent.start
         self._consumers.pop(id(consumer), None)
 
-    def change(self, consumer: Consumer, priority: Priority, request_bytes: int) -> None:
+    def take_back(
+        self, consumer: Consumer, file: FileState, start: int, end: int
+    ) -> list[tuple[int, int]]:
+        """Drop what a consumer had queued that meets [start, end) of a file; returns what was."""
+        queue = self._queues.get(id(consumer), deque())
+        taken = [e for e in queue if e.file is file and e.start < end and start < e.end]
+        for extent in taken:
+            queue.remove(extent)
+            file.pending_pages.difference_update(extent.pages)
+            self.queued_bytes -= extent.end - extent.start
+        if not queue:
+            self.forget(consumer)
+        return [(extent.start, extent.end) for extent in taken]
+
+    def change(self, consumer: Consumer, priority: Priority, yield_bytes: int) -> None:
         """What a consumer has queued is wanted so from now on."""
         for extent in self._queues.get(id(consumer), ()):
-            extent.priority, extent.request_bytes = priority, request_bytes
+            extent.priority, extent.yield_bytes = priority, yield_bytes
 
     def first_queued(self, consumer: Consumer) -> int | None:
         """Where in its file the next of what a consumer has queued begins."""
@@ -311,8 +329,8 @@ class Scheduler:
     def _is_busy(self, extent: Extent) -> bool:
         """Whether what is under way keeps the storage busy without this extent, for which nobody
         waits. A reader's own miss waits behind all of it: so there is no more."""
-        if extent.gentle:
-            return self.under_way_bytes >= REQUESTS * extent.request_bytes
+        if extent.window_bytes:
+            return self.under_way_bytes + extent.asked_bytes > extent.yield_bytes
         storage = self.meter.storage
         seconds = max(2 * storage.latency_seconds, NEXT_SECONDS)
         return self.under_way_bytes > storage.bandwidth_bytes_per_second * seconds
@@ -326,19 +344,18 @@ class Scheduler:
         pooled = extent.pooled
         if pooled is not None:
             sent = pooled.pool.submit(self._next_id, pooled.number, extent.start, length)
-        elif extent.gentle:  # by a description that the kernel does not read ahead of
-            sent = self._workers.submit(
-                self._next_id, file.page_fd, extent.start, length,
-                method=uffd.WARM_PREAD, chunk_bytes=extent.request_bytes, pages=[],
-            )  # fmt: skip
         else:
+            window, chunk = extent.window_bytes, file.chunk_bytes
+            if window:  # by two requests at a time where they are not too small
+                chunk = min(chunk, max(PIECE_BYTES, window // 2))
             sent = self._workers.submit(
                 self._next_id,
                 file.fd if length else file.page_fd,
                 extent.start,
                 length,
                 method=file.method,
-                chunk_bytes=file.chunk_bytes,
+                chunk_bytes=chunk,
+                window_bytes=window,
                 checkpoint_fd=file.checkpoint_fds()[0] if extent.pages else -1,
                 pages=extent.pages,
             )
@@ -379,10 +396,10 @@ class Scheduler:
         file = extent.file
         if file.method == uffd.WARM_PROBE and extent.pooled is None:
             if result.method != uffd.WARM_PROBE:
-                ahead = file_systems.read_ahead_bytes(file.key[0])
-                file.use(file_systems.probed(result.method, result.chunk_bytes, ahead))
+                chunk_bytes = result.chunk_bytes
+                file.use(file_systems.probed(result.method, chunk_bytes, file.ahead_bytes))
             return
-        if result.method != file.method:  # sent before that was chosen, or a gentle one
+        if result.method != file.method or extent.window_bytes:  # sent before that was chosen
             return
         found = file.doubt.note(result.asked_bytes, result.came_bytes)
         if found is None:
@@ -420,7 +437,7 @@ class Scheduler:
         if extent.alone:
             self.meter.note_alone(result)
         beside = self.under_way_bytes if extent.need is not None else 0
-        if max(result.bytes, beside) >= METERED_BYTES and not extent.gentle:
+        if max(result.bytes, beside) >= METERED_BYTES and not extent.window_bytes:
             sample = self.meter.note(result, self._idle, extent.alone)
             if sample and self._queues:
                 self._depth.note(sample)
@@ -433,4 +450,4 @@ class Scheduler:
         if late:
             file.late_bytes += brought
         consumer.feedback.note(late)
-        consumer.feedback.took_ns = result.done_ns - result.start_ns
+        consumer.feedback.timed(result.start_ns, result.done_ns)

@@ -253,10 +253,9 @@ static void on_fault(struct up_pool *p, uint32_t client, const struct uffd_msg *
 
 	pthread_mutex_lock(&p->lock);
 	p->count.faults++;
-	if (c->leaving)
-		r = NULL;
-	else
-		r = c->moved ? pool_find_region(p, c, address) : pool_region_at(c, address);
+	r = c->leaving || c->moved ? NULL : pool_region_at(c, address);
+	if (!r && !c->leaving) /* a part of one in whose place another was mapped, too (pooled.c, UP_POOLED_COPIES) */
+		r = pool_find_region(p, c, address);
 	if (!r) {
 		pool_unlock(p);
 		pool_wake(c->uffd, address, p->page_bytes);

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from uffdprefetch.predict.gain import FileReads, Watched, saved_seconds
+from uffdprefetch.predict.gain import ERROR_SHARE, FileReads, Watched, saved
 
 LATENCY, BANDWIDTH, PIECE = 1e-3, 300e6, 128 << 10
 TOOK = LATENCY + PIECE / BANDWIDTH
@@ -33,27 +33,29 @@ def test_it_is_what_readahead_would_have_waited(computed: float, jumps: bool) ->
     requests = 1000
     wall = requests * computed + 0.5  # of which half a second was waited in spite of us
     reads = FileReads(requests, PIECE, requests if jumps else 0)
-    saved = saved_seconds([reads], 0, Watched(wall, wall, 0.5), LATENCY, BANDWIDTH)
+    found = saved([reads], 0, Watched(wall, wall, 0.5), LATENCY, BANDWIDTH)
     on_link = requests * PIECE / BANDWIDTH - requests * computed
-    expected = max(kernel_waits(requests, computed, jumps), on_link) - 0.5
-    assert saved == pytest.approx(max(0.0, expected), rel=0.02, abs=0.01)
+    without = max(kernel_waits(requests, computed, jumps), on_link)
+    assert found.seconds == pytest.approx(without - 0.5, rel=0.02, abs=0.01)
+    assert found.error_seconds == pytest.approx(without * ERROR_SHARE, rel=0.02, abs=0.01)
 
 
 def test_who_waits_as_long_as_without_us_has_gained_nothing() -> None:
     reads = [FileReads(100, PIECE, 100)]
     waited = 100 * TOOK
-    assert saved_seconds(reads, 0, Watched(waited, waited, waited), LATENCY, BANDWIDTH) == 0
-    assert saved_seconds([], 0, Watched(9.0, 9.0, 1.0), LATENCY, BANDWIDTH) == 0
+    found = saved(reads, 0, Watched(waited, waited, waited), LATENCY, BANDWIDTH)
+    assert found.seconds == pytest.approx(0)
+    assert saved([], 0, Watched(9.0, 9.0, 1.0), LATENCY, BANDWIDTH).seconds <= 0
 
 
 def test_readers_that_wait_side_by_side_gain_their_part_each() -> None:
     reads = [FileReads(4000, PIECE, 4000)]
-    alone = saved_seconds(reads, 0, Watched(9.0, 9.0, 0.0), LATENCY, 1e12)
-    four = saved_seconds(reads, 0, Watched(9.0, 36.0, 0.0), LATENCY, 1e12)
-    assert alone == pytest.approx(4 * four)
+    alone = saved(reads, 0, Watched(9.0, 9.0, 0.0), LATENCY, 1e12)
+    four = saved(reads, 0, Watched(9.0, 36.0, 0.0), LATENCY, 1e12)
+    assert alone.seconds == pytest.approx(4 * four.seconds)
 
 
-def test_it_is_never_negative_and_never_more_than_one_request_after_the_other() -> None:
+def test_it_is_never_more_than_one_request_after_the_other() -> None:
     chance = random.Random(3)
     for _ in range(2000):
         files = [
@@ -66,5 +68,6 @@ def test_it_is_never_negative_and_never_more_than_one_request_after_the_other() 
         latency, bandwidth = chance.uniform(1e-4, 0.1), chance.uniform(1e6, 1e10)
         misses = chance.randrange(100)
         most = sum(one.requests * (latency + one.request_bytes / bandwidth) for one in files)
-        saved = saved_seconds(files, misses, watched, latency, bandwidth)
-        assert 0 <= saved <= most + misses * latency
+        found = saved(files, misses, watched, latency, bandwidth)
+        assert found.seconds <= most + misses * latency
+        assert found.error_seconds >= 0

@@ -194,3 +194,21 @@ def test_fixed_windows_share_the_budget() -> None:
     for layout.places in (1, 2, 4, 1000):
         sizes.append(layout.lookahead(stream_at(0)))
     assert sizes == [50 * MIB, 50 * MIB, 25 * MIB, MIB]
+
+
+@pytest.mark.parametrize(
+    ("readahead", "bandwidth", "latency", "suffices"),
+    [
+        (8 * MIB, 0.0, 250e-6, True),  # a disk whose read_ahead_kb is 8192
+        (8 * MIB, 0.0, 1e-3, False),  # the same readahead a millisecond away
+        (128 << 10, 0.0, 80e-6, False),  # the kernel's default, and a disk at hand
+        (8 * MIB, 20e9, 250e-6, False),  # brings more in the latency than is asked for
+        (8 * MIB, 0.0, 0.0, False),  # nobody has measured it
+        (0, 0.0, 250e-6, False),  # the kernel reads nothing ahead (Lustre)
+        (0, 0.0, 0.0, False),
+    ],
+)
+def test_the_kernel_suffices_where_latency_is_little_beside_its_readahead(
+    readahead: int, bandwidth: float, latency: float, suffices: bool
+) -> None:
+    assert window.kernel_suffices(readahead, Storage(bandwidth, latency)) is suffices

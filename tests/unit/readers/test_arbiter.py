@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from uffdprefetch.base.clock import Clock
 from uffdprefetch.base.config import Config
 from uffdprefetch.predict.streams import MIB, Stream
-from uffdprefetch.predict.window import Storage
 from uffdprefetch.protocol import wire
 from uffdprefetch.readers.predictor import Observation, Predictor
 from uffdprefetch.service.coordinator import Coordinator
@@ -18,6 +19,7 @@ from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.reader import UNMAPPED_MAX, Reader, forget_unmapped, reader_of
 from uffdprefetch.state.region import Region
 from uffdprefetch.warm.consumer import Consumer, FileConsumer, PrefetchRange
+from uffdprefetch.warm.meter import Meter
 
 SIZE = 256 * MIB
 
@@ -26,7 +28,7 @@ class Notes:
     """A scheduler: what was wanted, by whom; whose queue was forgotten."""
 
     def __init__(self) -> None:
-        self.meter = SimpleNamespace(storage=Storage())
+        self.meter = Meter()
         self.wanted: list[tuple[Any, PrefetchRange]] = []
         self.forgotten: list[Any] = []
 
@@ -79,7 +81,7 @@ class Node:
         file: Any = SimpleNamespace(
             key=(1, 2, SIZE, 4), path="/data", size_bytes=SIZE, changed=None, pooled=None,
             mark_used=lambda start, end: None, block_counts=lambda *_: (0, 0, 0),
-            used_runs=lambda *_: 0, jumps=0, streamed=False,
+            used_runs=lambda *_: 0, jumps=0, streamed=False, ahead_bytes=None,
         )  # fmt: skip
         self.client: Any = SimpleNamespace(
             pagemap_fd=0,
@@ -228,3 +230,61 @@ def test_of_files_that_are_not_mapped_the_one_mapped_longest_ago_is_forgotten() 
     for file in [*files, files[0]]:
         reader_of(client, file)
     assert [reader.file for reader in forget_unmapped(client)] == [files[1]]
+
+
+# ---- what is left to the kernel -----------------------------------------------------------------
+
+
+def near(node: Node, readahead_bytes: int) -> None:
+    """Its file lies on a disk at hand, of which the kernel reads so much ahead."""
+    node.region.file.ahead_bytes = readahead_bytes
+    node.client.touched_runs = lambda address, length: [(address, length)]
+    for latency_ns in (900_000, 250_000):
+        took: Any = SimpleNamespace(start_ns=0, done_ns=latency_ns)
+        node.notes.meter.note_pages(took, 1)
+
+
+def test_walks_are_left_to_the_kernel_where_its_readahead_suffices() -> None:
+    node = Node()
+    near(node, 8 * MIB)
+    node.reads(64)
+    assert not node.notes.wanted
+    (said,) = node.engine.ledger.degradations
+    assert said == "/data: left to the kernel, whose readahead of 8 MiB suffices"
+
+
+@pytest.mark.parametrize("readahead_bytes", [0, 128 << 10])
+def test_and_not_where_it_does_not(readahead_bytes: int) -> None:
+    node = Node()
+    near(node, readahead_bytes)
+    node.reads(64)
+    assert node.by() == {"Stream"} and not node.engine.ledger.degradations
+
+
+def test_nor_where_the_user_has_chosen_windows() -> None:
+    node = Node(policy="fixed", size_bytes=8 * MIB)
+    near(node, 8 * MIB)
+    node.reads(64)
+    assert node.by() == {"Stream"}
+
+
+def test_nor_of_a_job_that_says_that_it_reads_at_random() -> None:
+    """The kernel reads nothing ahead for it, where the advice has reached it."""
+    node = Node()
+    near(node, 8 * MIB)
+    node.region.reads = wire.Stated.RANDOM
+    node.reads(64)
+    assert node.by() == {"Stream"}
+
+
+def test_nor_a_walk_that_leaves_something_out() -> None:
+    """From where that is seen on: the kernel's readahead is led by what is touched."""
+    node = Node()
+    near(node, 8 * MIB)
+    node.reads(4)
+    assert not node.notes.wanted
+    node.client.touched_runs = lambda address, length: [(address + length - MIB, MIB)]
+    for _ in range(8):
+        node.at += MIB
+        node.reads(1)
+    assert node.by() == {"Stream"}

@@ -14,7 +14,7 @@ from bulk_bed import AROUND, BLOCK, MIB, MS, SIZE, Bed, ended, opened, streaming
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.native import uffd
 from uffdprefetch.predict import bulk as decision
-from uffdprefetch.predict.bulk import MISS_BYTES, PROBE_BYTES
+from uffdprefetch.predict.bulk import MISS_BYTES, PROBE_MOST_BYTES
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.predict.window import Storage
 from uffdprefetch.readers import bulk as module
@@ -141,7 +141,7 @@ def test_storage_on_which_random_reads_cost_nothing_is_left_alone(
     bed.rest()
     (finding,) = bed.ledger.degradations
     assert "as good as a stream" in finding
-    assert sum(length for _, length in bed.sent) <= PROBE_BYTES + 3 * MISS_BYTES
+    assert sum(length for _, length in bed.sent) <= PROBE_MOST_BYTES + 3 * MISS_BYTES
 
 
 @pytest.mark.parametrize("policy", ["none", "fixed"])
@@ -197,7 +197,7 @@ def test_when_a_known_order_was_a_wrong_one_its_reader_is_judged_by_what_it_has_
     assert bed.bulk.describe(file.path) is None and bed.sent == [], "as long as it is followed"
     bed.order(region, False)
     bed.rest(20)
-    assert bed.said(file)["state"] == "streamed" and bed.said(file)["ranks"] == [0]
+    assert bed.said(file)["state"] in ("streamed", "done") and bed.said(file)["ranks"] == [0]
 
 
 def test_a_stream_ends_when_memory_becomes_short(
@@ -440,7 +440,8 @@ def test_no_more_of_a_stream_is_under_way_than_keeps_the_storage_busy(
 def test_a_stream_keeps_pace_with_the_misses_of_its_readers(
     file: FileState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who reads a little has no more than twice of it read; who reads on has all of it."""
+    """Who reads a little has no more than twice of it read; who reads on until misses have become
+    much fewer has all of it."""
     bed, plain = Bed(monkeypatch, paced=True), IntervalSet()
     region = bed.region(file)
     source = random.Random(9)
@@ -452,7 +453,7 @@ def test_a_stream_keeps_pace_with_the_misses_of_its_readers(
         bed.touch(region, at)
         found = bed.bulk.describe(file.path)
         state = found["state"] if found else ""
-        if count % 50 == 0 and count > 100:
+        if count % 50 == 0 and count > 100 and plain.total_bytes() < 0.3 * SIZE:
             assert SIZE - bed.missing(file) <= 2 * plain.total_bytes() + MIB, count
         if state == "done":
             break
@@ -483,19 +484,24 @@ def test_where_nobody_tells_what_misses_bring_a_stream_keeps_no_pace(
     assert not bed.missing(file)
 
 
-def test_of_a_stream_that_keeps_pace_a_few_small_requests_are_under_way(
+def test_of_a_stream_that_yields_a_few_pieces_are_under_way(
     file: FileState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reader's own miss waits behind all of them."""
     bed = Bed(monkeypatch)
     monkeypatch.setattr(type(bed.scheduler), "target_bytes", property(lambda _: 64 * MIB))
-    size = decision.request_bytes(0.0015, 300e6)
     background = PrefetchRange(
-        file, 0, SIZE // 2, 0, Priority.BACKGROUND, request_bytes=size
+        file, 0, SIZE // 2, 0, Priority.BACKGROUND, yield_bytes=512 << 10
     )  # fmt: skip
-    bed.scheduler.want(FileConsumer(0, 7), background)
+    consumer = FileConsumer(0, 7)
+    bed.scheduler.want(consumer, background)
     bed.scheduler.pump(bed.now)
-    assert bed.scheduler.under_way_bytes == decision.REQUESTS * size == 512 << 10
+    assert bed.scheduler.under_way_bytes == 512 << 10
+    assert len(bed.sent) == decision.EXTENTS
+    bed.scheduler.reap()
+    bed.scheduler.change(consumer, Priority.BACKGROUND, 2 * decision.PIECE_BYTES)
+    bed.scheduler.pump(bed.now)
+    assert bed.scheduler.under_way_bytes == 2 * decision.PIECE_BYTES
     bed.scheduler.reap()
     assert bed.scheduler.under_way_bytes == 0
     file.method = uffd.WARM_PREAD  # whose requests have a size of their own

@@ -13,7 +13,6 @@ from conftest import warnings_fail
 from uffdprefetch.base.clock import Clock
 from uffdprefetch.base.config import Config
 from uffdprefetch.predict.streams import MIB, Stream
-from uffdprefetch.predict.window import Storage
 from uffdprefetch.protocol import wire
 from uffdprefetch.readers.known_order import AWAIT_NS, PLAN_NS, KnownOrders
 from uffdprefetch.sense import pagetables
@@ -23,6 +22,7 @@ from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.reader import Reader, reader_of
 from uffdprefetch.state.region import Region
 from uffdprefetch.warm.consumer import PrefetchRange
+from uffdprefetch.warm.meter import Meter
 
 pytestmark = warnings_fail
 
@@ -33,7 +33,7 @@ class Notes:
     """A scheduler: what was wanted, whose queue was forgotten."""
 
     def __init__(self) -> None:
-        self.meter = SimpleNamespace(storage=Storage())
+        self.meter = Meter()
         self.wanted: list[tuple[int, int]] = []
         self.forgotten: list[Stream] = []
 
@@ -85,6 +85,7 @@ class Node:
         file: Any = SimpleNamespace(
             key=(1, 2, SIZE, 4), path="/data/records", size_bytes=SIZE, changed=None, pooled=None,
             attached=1, resting=False, mark_used=lambda start, end: None, jumps=0, streamed=False,
+            heads=None, ahead_bytes=None,
         )  # fmt: skip
         self.client: Any = SimpleNamespace(
             rank=0,

@@ -28,6 +28,7 @@ from uffdprefetch.readers.known_order import KnownOrders, PlannedReader
 from uffdprefetch.readers.predictor import Observation
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.warm.consumer import PrefetchRange
+from uffdprefetch.warm.meter import Meter
 
 pytestmark = warnings_fail
 
@@ -70,7 +71,7 @@ class Service:
     ) -> None:
         self.scheduler, self.ledger = Needs(), Ledger()
         self.known_orders = KnownOrders(self.scheduler, self.ledger)  # type: ignore[arg-type]
-        self.scheduler.meter = SimpleNamespace(storage=SimpleNamespace(latency_seconds=0.0))
+        self.scheduler.meter = Meter()
         self.known_orders.allowed_bytes = lambda _: 64 * MIB
         self.client: Any = SimpleNamespace(rank=0, pid=7, readers={})
         self.region = region_of(self.client, readers[0].file if readers else file_of(), verdict)

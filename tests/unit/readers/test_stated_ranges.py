@@ -11,14 +11,15 @@ import pytest
 from bulk_bed import MIB, MS, SIZE, Bed, opened, streaming
 
 from uffdprefetch.base.intervals import IntervalSet
-from uffdprefetch.predict.bulk import MISS_BYTES, REQUESTS
+from uffdprefetch.predict.bulk import MISS_BYTES
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers import stated as module
-from uffdprefetch.readers.file_stream import BESIDE_REQUEST_BYTES
+from uffdprefetch.readers.file_stream import YIELD_BYTES
 from uffdprefetch.state.files import FileState
 from uffdprefetch.warm.consumer import PrefetchRange
 from uffdprefetch.warm.limits import Limit
+from uffdprefetch.warm.scheduler import EXTENT_BYTES
 
 pytest_plugins = ("bulk_bed",)
 
@@ -116,7 +117,7 @@ def test_a_reader_that_goes_on_before_the_stream_does_not_stand_behind_it(
     for at in range(96 * MIB, SIZE, 64 * MIB):  # faster than it comes
         bed.touch(region, at)
         bed.touch(region, at + MIB // 2)
-        assert bed.scheduler.under_way_bytes <= REQUESTS * BESIDE_REQUEST_BYTES
+        assert bed.scheduler.under_way_bytes <= YIELD_BYTES
     bed.rest(2000)
     assert list(read(bed)) == [(0, SIZE)] and said(bed, file)[0] == "done"
 
@@ -298,3 +299,29 @@ def test_of_many_files_one_that_nobody_maps_is_forgotten(
     assert [bed.stated.describe(file.path) is not None for file in many] == [
         False, False, True, True,
     ]  # fmt: skip
+
+
+def test_what_is_given_up_batch_by_batch_costs_no_more_than_what_is_left(
+    bed: Bed, file: FileState
+) -> None:
+    """A job that says MADV_DONTNEED behind it of each batch: nothing is looked at twice for it."""
+    region, step = bed.region(file), 256 << 10
+    bed.stated.needed(region, 0, SIZE)
+    bed.rest(4)
+    for at in range(0, SIZE, step):
+        bed.stated.unneeded(region, at, at + step)
+        bed.turn()
+    bed.rest(200)
+    assert len(bed.looked) == len(set(bed.looked)) <= 2 * SIZE // EXTENT_BYTES
+
+
+def test_of_what_is_given_up_only_that_is_taken_back(bed: Bed, file: FileState) -> None:
+    region = bed.region(file)
+    bed.stated.needed(region, 0, SIZE)
+    bed.stated.step(bed.now)  # it is queued, and nothing is under way
+    queued = bed.scheduler.queued_bytes
+    assert queued > 12 * MIB
+    bed.stated.unneeded(region, 9 * MIB, 10 * MIB + 4096)
+    assert queued - 6 * EXTENT_BYTES < bed.scheduler.queued_bytes < queued
+    bed.rest(2000)
+    assert list(read(bed)) == [(0, 9 * MIB), (10 * MIB + 4096, SIZE)]

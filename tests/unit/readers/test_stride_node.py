@@ -24,6 +24,7 @@ from uffdprefetch.state.files import BLOCK_BYTES
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.reader import Reader, reader_of, readers_of
 from uffdprefetch.state.region import Region
+from uffdprefetch.warm.meter import Meter
 
 pytestmark = warnings_fail
 
@@ -156,7 +157,7 @@ def test_a_rank_that_skips_gets_no_windows_and_then_an_order(make: Any) -> None:
     assert reader.how == "skipping, record 3 of each 8" and not node.holds()
     assert (reader.walk.items, reader.walk.position) == (100, 13)
     node.of().order.reader = reader
-    node.scheduler.meter = SimpleNamespace(storage=SimpleNamespace(latency_seconds=0.0))
+    node.scheduler.meter = Meter()
     node.known_orders.allowed_bytes = lambda _: 64 * MIB
     for consumer, wanted in node.known_orders.demand(node.of(), 0):
         node.scheduler.want(consumer, wanted)

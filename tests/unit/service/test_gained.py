@@ -7,14 +7,28 @@ import dataclasses
 import os
 import random
 import subprocess
+import threading
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from conftest import wait_until
 
+from uffdprefetch.base.clock import Clock
 from uffdprefetch.predict.gain import FileReads, Watched
 from uffdprefetch.predict.window import Storage
+from uffdprefetch.service import waits
 from uffdprefetch.service.gained import OWN_SECONDS, Gained, gained
-from uffdprefetch.service.waits import EVERY_NS, MS, Reading, thread_states
+from uffdprefetch.service.waits import (
+    AT_ONCE_NS,
+    COST,
+    EVERY_NS,
+    MS,
+    THREADS_MOST,
+    Reading,
+    Waits,
+    thread_states,
+)
 from uffdprefetch.state.files import BLOCK_BYTES, FileState
 
 MIB = 1 << 20
@@ -68,6 +82,49 @@ def test_the_service_sleeping_is_no_wait_of_the_jobs() -> None:
     assert reading.waited_ns < 1000 * MS
 
 
+def test_of_many_threads_some_stand_for_all() -> None:
+    over = threading.Event()
+    threads = [threading.Thread(target=over.wait) for _ in range(3 * THREADS_MOST)]
+    try:
+        for thread in threads:
+            thread.start()
+        for turn in range(5):
+            states = thread_states(os.getpid(), turn)
+            assert abs(len(states) - (3 * THREADS_MOST + 1)) < 4  # for so many one stands
+            assert all(states.count(one) % 4 == 0 for one in states)
+        wait_until(lambda: thread_states(os.getpid()).count("S") > 2 * THREADS_MOST, "them to wait")
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+
+def test_a_round_over_many_processes_holds_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu_ns = now = 0
+    sampled: list[int] = []
+
+    def look(pid: int, turn: int) -> str:
+        nonlocal cpu_ns
+        cpu_ns += MS * 6 // 10
+        sampled.append(pid)
+        return "D"
+
+    monkeypatch.setattr(waits, "thread_states", look)
+    reader = SimpleNamespace(regions={1: None}, seen_ns=0)
+    clients: dict[int, Any] = {n: SimpleNamespace(pid=n, readers={0: reader}) for n in range(100)}
+    ours = Waits(Clock(lambda: now, lambda: cpu_ns))
+    rounds = 5
+    while len(sampled) < rounds * len(clients):
+        now, before = max(now, ours.due_ns), cpu_ns
+        ours.step(clients)
+        assert cpu_ns - before < AT_ONCE_NS + MS
+        assert ours.due_ns >= now + COST * (cpu_ns - before)
+    assert {sampled.count(pid) for pid in clients} == {rounds}
+    watched = ours.watched()
+    assert watched.thread_seconds > 0  # who always waits has waited all of its time
+    assert watched.waited_seconds == pytest.approx(watched.thread_seconds)
+
+
 # ---- what can be said ---------------------------------------------------------------------------
 
 
@@ -82,6 +139,22 @@ def test_what_is_saved_is_less_what_wrap_takes_itself() -> None:
     took = 1e-3 + (128 << 10) / 300e6
     assert found.gained_seconds == pytest.approx(1000 * took - OWN_SECONDS, abs=1e-3)
     assert say(MIB, wall=99.0).gained_seconds is not None
+
+
+def waiting(share: float, requests: int = 1000) -> Gained:
+    """Readers that do nothing but wait, in order, this part of what they would have without us."""
+    waited = share * requests * (1e-3 + (128 << 10) / 300e6) / 2
+    watched = Watched(waited, waited, waited)
+    reads = [FileReads(requests, 128 << 10, 0)]
+    return gained(reads, requests << 17, 0, 0, watched, Storage(300e6, 1e-3))
+
+
+def test_a_gain_that_is_less_than_the_error_of_two_long_waits_is_not_known() -> None:
+    assert waiting(0.1, requests=4000).gained_seconds == pytest.approx(2.4, abs=0.2)
+    for share in (0.9, 1.0, 1.2):  # of nearly three seconds
+        found = waiting(share, requests=4000)
+        assert (found.gain, found.gained_seconds) == ("unknown", None)
+    assert waiting(1.0, requests=400).gained_seconds == 0.0  # both so short that it was little
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import numpy as np
 from uffdprefetch.base.arrays import Array
 from uffdprefetch.base.clock import Clock
 from uffdprefetch.base.config import Config
+from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.base.ranges import of_mask
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.native import uffd
@@ -91,15 +92,10 @@ class File(FileState):
     """A recorded file. ``there``: resident bytes of [start, +length) now."""
 
     there: Callable[[int, int], int]
-    around_bytes: int
 
     def resident_bytes(self, start: int, length: int) -> int | None:
         """See FileState."""
         return self.there(start, length)
-
-    def read_ahead_bytes(self) -> int | None:
-        """See FileState."""
-        return self.around_bytes
 
     def checkpoint_fds(self) -> tuple[int, int]:
         """See FileState."""
@@ -239,11 +235,12 @@ class Node:
     ) -> File:
         file = File(
             key=(0, number, size, 0), path=path, fd=number, page_fd=number, map_fd=number,
+            heads=IntervalSet(),  # its bytes are not there to tell
             size_bytes=size, file_system="replay", method=uffd.WARM_READAHEAD,
             chunk_bytes=EXTENT_BYTES, blocks=bytearray(-(-size // BLOCK_BYTES)),
         )  # fmt: skip
         file.there = lambda start, length: there(number, start, length)
-        file.around_bytes = around_bytes
+        file.ahead_bytes = around_bytes
         return file
 
     # ---- the job --------------------------------------------------------------------------------

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The JSON files of the benches: under which conditions a report was made, saved, loaded."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import json
+import os
+import platform
+import re
+import shlex
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from uffdprefetch.base.errors import UffdPrefetchError
+from uffdprefetch.demo.bed import proactive_reclaim
+
+ROOT = Path(__file__).resolve().parents[1]
+Report = dict[str, Any]
+
+
+def command(script: str, words: Sequence[str]) -> str:
+    """How a user would run it."""
+    return shlex.join(["python", f"bench/{script}", *words]).replace(f"{ROOT}/", "")
+
+
+def conditions() -> Report:
+    """When, by which command and on what kind of machine a report is made, and how busy that is."""
+    return {
+        "command": command(Path(sys.argv[0]).name, sys.argv[1:]),
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "kernel": platform.release(),
+        "machine": platform.machine(),
+        "cpus": os.cpu_count(),
+        "python": platform.python_version(),
+        "proactive_reclaim": proactive_reclaim(),
+        "load_average": os.getloadavg()[0],
+    }
+
+
+def as_json(report: Report, places: Mapping[str, str] | None = None) -> str:
+    """A report for the repository: without the paths of this checkout and of temporary
+    directories. ``places``: what stands for other paths."""
+    text = json.dumps(report, indent=1, default=str) + "\n"
+    for path, word in (places or {}).items():
+        text = text.replace(path, word)
+    text = text.replace(f"{ROOT}/", "")
+    temporary = "|".join(map(re.escape, {tempfile.gettempdir(), "/dev/shm"}))
+    return re.sub(rf'(?:{temporary})/(?:[^/\s"]+/)*', "", text)
+
+
+def save(path: Path | None, report: Report, places: Mapping[str, str] | None = None) -> None:
+    """Write a report, whole or not at all; without a path nothing."""
+    if path is None:
+        return
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text(as_json(report, places))
+    partial.replace(path)
+
+
+def load(path: Path, schema: str) -> Report:
+    """A report. Raises UffdPrefetchError for another file."""
+    report = json.loads(path.read_text())
+    if not isinstance(report, dict) or report.get("schema") != schema:
+        raise UffdPrefetchError(f"{path} is no report of this bench ({schema})")
+    return report
+
+
+def a_line_for_errors(main: Callable[[Sequence[str]], int]) -> Callable[[Sequence[str]], int]:
+    """A bench's command with what it raises for its user as a line on stderr, and status 1."""
+
+    @functools.wraps(main)
+    def command(words: Sequence[str]) -> int:
+        try:
+            return main(words)
+        except UffdPrefetchError as error:
+            print(f"bench: {error.message}", file=sys.stderr)
+        except (OSError, ValueError, IndexError) as error:
+            print(f"bench: {error}", file=sys.stderr)
+        return 1
+
+    return command

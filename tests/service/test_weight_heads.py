@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files of weights under `wrap`, on the slow bed: the head of each tensor is there before anybody
+touches it, and who looks at some of them is given what follows (readers/heads.py)."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import wait_until
+from harness import MIB, Start, python
+
+from uffdprefetch.demo.bed import SlowBed, drop_cache, resident_bytes
+from uffdprefetch.native import uffd
+from uffdprefetch.readers.heads import AHEAD_BYTES, heads_of
+
+pytest_plugins = ("harness_fixtures", "components")
+
+COUNT, TENSOR = 48, 4 * MIB
+MAKE = {
+    "safetensors": "from safetensors.torch import save_file as save",
+    "torch": "from torch import save",
+}
+#: Maps a file, and touches a byte of each page that it is told, then of all.
+READER = """
+m = Mapping(sys.argv[1])
+say(mapped=m.length)
+say(read=sum(m.view[at] for at in json.loads(hear())))
+hear()
+say(read=sum(m.view[::PAGE]))
+"""
+
+
+@pytest.fixture(params=MAKE)
+def weights(store: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A checkpoint of random tensors, as the library of that name writes it."""
+    pytest.importorskip("torch")
+    pytest.importorskip(request.param)
+    path = store / f"heads.{request.param}"
+    code = (
+        f"import sys, torch\n{MAKE[request.param]}\n"
+        f"save({{f't{{n}}': torch.randint(0, 255, ({TENSOR},), dtype=torch.uint8)"
+        f" for n in range({COUNT})}}, sys.argv[1])"
+    )
+    subprocess.run([sys.executable, "-c", code, str(path)], check=True, timeout=120)
+    yield path
+    path.unlink()
+
+
+def present(path: Path, start: int, length: int) -> int:
+    """Bytes of a range in the page cache."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        there, _ = uffd.resident_bytes(fd, start, length)
+    finally:
+        os.close(fd)
+    return there or 0
+
+
+def test_heads_come_first_and_what_follows_when_some_are_touched(
+    job: Start, bed: SlowBed, weights: Path
+) -> None:
+    size = weights.stat().st_size
+    found = heads_of(os.open(weights, os.O_RDONLY), size)
+    large = [part for part in found if part[0] + TENSOR <= size]
+    assert len(large) >= COUNT - 1
+    path = bed.path(weights.name)
+    drop_cache(path)
+    bed.reset()
+    work = job(python(READER, path))
+    assert work.line()["mapped"] == size
+    wait_until(
+        lambda: all(present(path, a, b - a) == b - a for a, b in found),
+        lambda: f"the heads of {path}: {resident_bytes(path)} bytes",
+    )
+    little = resident_bytes(path)
+    assert little < 2 * MIB, "and nothing else, the head and the checkpoints apart"
+    work.tell(json.dumps([a for a, _ in large[:8]]))
+    begun = large[0][0]
+    wait_until(
+        lambda: present(path, begun, AHEAD_BYTES) == AHEAD_BYTES,
+        lambda: f"what follows the first: {present(path, begun, AHEAD_BYTES)} bytes",
+    )
+    assert resident_bytes(path) <= little + AHEAD_BYTES + MIB, "not the rest of it"
+    expected = weights.read_bytes()
+    assert work.line()["read"] == sum(expected[a] for a, _ in large[:8])
+    work.tell()
+    assert work.line()["read"] == sum(expected[:: os.sysconf("SC_PAGESIZE")])
+    work.finish().good()
+    assert bed.counters()["bytes"] <= size * 1.03, "each byte once"

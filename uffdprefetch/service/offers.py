@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints for a mapping whose job waits in mmap(2) until their pages have been read."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from uffdprefetch.base.clock import MS, Clock
+from uffdprefetch.native import uffd
+from uffdprefetch.predict import checkpoints
+from uffdprefetch.protocol import wire
+from uffdprefetch.state.client import Client
+from uffdprefetch.state.files import FileState
+from uffdprefetch.state.ledger import Ledger
+from uffdprefetch.state.region import Region
+from uffdprefetch.warm.scheduler import Scheduler
+
+#: A job waits in mmap(2) for its checkpoints: what has not been read by then is not laid. The rest
+#: of the 50 ms that mmap(2) may take longer than without us is for the way there and back.
+CHECKPOINTS_NS = 20 * MS
+#: Tests: how many steps the job waits, and what of each is for reading the pages.
+_PATIENCE, _PATIENCE_NS = "UFFDPREFETCH_TEST_PATIENCE", 2 * MS
+
+
+@dataclass(frozen=True)
+class _Offer:
+    """A job that waits in mmap(2), until its checkpoints have been read or ``until_ns``."""
+
+    client: Client
+    region: Region
+    pages: list[int]
+    memfd: int
+    until_ns: int
+
+
+class Offers:
+    """The mappings whose jobs wait."""
+
+    def __init__(self, scheduler: Scheduler, ledger: Ledger, clock: Clock) -> None:
+        self._scheduler = scheduler
+        self._ledger = ledger
+        self._clock = clock
+        self._waiting: list[_Offer] = []
+        patience = os.environ.get(_PATIENCE, "")
+        self._wait_ns = int(patience) * _PATIENCE_NS if patience.isdigit() else CHECKPOINTS_NS
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    @property
+    def due_ns(self) -> int | None:
+        """When the first job has waited long enough; None: nobody waits."""
+        return min((offer.until_ns for offer in self._waiting), default=None)
+
+    def wanted(
+        self, a: wire.Attach, file: FileState, distance_bytes: int | None
+    ) -> tuple[list[int], list[int]]:
+        """(the pages of a mapping that are to be checkpoints, [memfd for the agent])."""
+        if a.flags & (wire.ATTACH_INHERITED | wire.ATTACH_KNOWN):
+            return [], []
+        end = min(a.offset_bytes + a.length_bytes, file.size_bytes)
+        span = checkpoints.Span(a.offset_bytes, end, uffd.PAGE_BYTES)
+        pages = checkpoints.fixed_set(span, distance_bytes)
+        if not pages:
+            return [], []
+        try:
+            return pages, [file.checkpoint_fds()[1]]
+        except OSError as error:
+            self._ledger.degrade(f"{file.path}: no checkpoints: {error}")
+            return [], []
+
+    def make(self, client: Client, region: Region, pages: list[int], memfd: int) -> None:
+        """The job waits from now on for these pages of a mapping."""
+        until_ns = self._clock.now_ns() + self._wait_ns
+        self._waiting.append(_Offer(client, region, pages, memfd, until_ns))
+        self.hand_out()
+
+    def hand_out(self) -> None:
+        """Tell the agents whose pages have been read, or whose time is over, what to lay."""
+        now, waiting = self._clock.now_ns(), []
+        for offer in self._waiting:
+            region, file = offer.region, offer.region.file
+            missing = [p for p in offer.pages if p not in file.written]
+            if missing and now < offer.until_ns and not file.changed:
+                self._scheduler.copy(file, missing)
+                waiting.append(offer)
+                continue
+            if offer.client.regions.get(region.id) is not region:
+                continue  # gone meanwhile
+            region.checkpoints.offered = (
+                [] if file.changed else [p for p in offer.pages if p in file.written]
+            )
+            message = wire.file(region.id, wire.ServingMode.CHECKPOINTS, region.checkpoints.offered)
+            offer.client.send(message, [offer.memfd])
+        self._waiting = waiting
+
+    def laid(self, client: Client, region: Region, done: int, error: int) -> None:
+        """The agent has laid the first ``done`` of those it was told of; ``error``: why no more."""
+        if not region.checkpoints.offered:
+            return
+        region.checkpoints.laid = set(region.checkpoints.offered[:done])
+        region.checkpoints.offered = []
+        if region.checkpoints.laid:
+            self._ledger.laid += len(region.checkpoints.laid)
+            self._ledger.served(region.file, region.verdict)
+        if error:
+            self._ledger.degrade(
+                f"pid {client.pid}: a checkpoint could not be laid ({os.strerror(error)}): "
+                "followed by page tables"
+            )
