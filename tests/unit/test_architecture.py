@@ -97,3 +97,14 @@ def test_who_watches_loads_nothing_of_the_service(entry: str) -> None:
     )
     loaded = set(done.stdout.split())
     assert not loaded & {"service", "readers", "pool", "sense", "warm", "orders", "predict"}
+
+
+def test_a_service_starts_without_what_only_some_runs_need() -> None:
+    """Its job is running already, and may have read much by then: numpy takes 60 ms of a core."""
+    script = """
+import sys
+import uffdprefetch.service.serve
+spared = {"numpy", "zipfile", "argparse", "asyncio", "tomllib"} & sys.modules.keys()
+assert not spared, spared
+"""
+    subprocess.run([sys.executable, "-I", "-c", script], check=True)

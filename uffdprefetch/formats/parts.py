@@ -14,9 +14,12 @@ from __future__ import annotations
 
 import io
 import json
-import zipfile
+from typing import TYPE_CHECKING
 
-from uffdprefetch.formats.reader import FormatError, RangeReader
+from uffdprefetch.formats.error import FormatError
+
+if TYPE_CHECKING:  # numpy, which a service without a pool does without
+    from uffdprefetch.formats.reader import RangeReader
 
 #: A header that is longer is left alone: 30 000 tensors. It is parsed beside the service's thread,
 #: which stands still meanwhile (the interpreter's lock): 40 ms at the most.
@@ -65,6 +68,8 @@ def _of_safetensors(reader: RangeReader, header_bytes: int) -> list[Range] | Non
 
 
 def _of_zip(reader: RangeReader) -> list[Range] | None:
+    import zipfile  # 5 ms of a service's start
+
     file = _Directory(reader)
     try:
         with zipfile.ZipFile(file) as archive:  # type: ignore[arg-type]

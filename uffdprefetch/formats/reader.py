@@ -13,6 +13,7 @@ import numpy as np
 
 from uffdprefetch.base.arrays import Array
 from uffdprefetch.base.errors import EXIT_USAGE, UffdPrefetchError
+from uffdprefetch.formats.error import FormatError as FormatError
 
 #: Largest read: on Lustre larger ones bypass the cache (docs/facts.md).
 READ_MAX_BYTES = 4 << 20
@@ -20,23 +21,6 @@ READ_MAX_BYTES = 4 << 20
 THREADS = 8
 #: Ranges below which the caller's thread reads them.
 _RANGES_WORTH_THREADS = 16
-
-
-class FormatError(UffdPrefetchError):
-    """``what`` is wrong with a file at byte ``offset``, where ``detail`` was found."""
-
-    def __init__(self, what: str, offset: int, detail: str) -> None:
-        super().__init__(f"{what} at byte {offset}: {detail}", EXIT_USAGE)
-        self.what = what
-        self.offset = offset
-        self.detail = detail
-
-    def of(self, path: str) -> FormatError:
-        """This error with the file's name in front."""
-        named = FormatError(self.what, self.offset, self.detail)
-        named.message = f"{path}: {self.message}"
-        named.args = (named.message,)
-        return named
 
 
 class RangeReader(Protocol):
