@@ -94,6 +94,7 @@ static struct {
 	struct counters count;
 	bool stopping;
 	bool writers_behind;	/* the source may change: attributes are not cached */
+	bool told_of_closes;
 	bool times_frozen;
 	struct fuse_session *session;
 	pthread_cond_t asked;
@@ -565,11 +566,11 @@ static void op_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi
 	fuse_reply_err(req, 0);
 }
 
-/* Whose files others may write are told of each close(2), as those of NFS are. ENOSYS: never again. */
+/* As most file systems in user space are, where close(2) waits for them. ENOSYS: never again. */
 static void op_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
 	(void)ino, (void)fi;
-	fuse_reply_err(req, bed.writers_behind ? 0 : ENOSYS);
+	fuse_reply_err(req, bed.told_of_closes ? 0 : ENOSYS);
 }
 
 static void op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
@@ -706,10 +707,11 @@ static int usage(FILE *to)
 {
 	fprintf(to,
 		"usage: slowfs [--bandwidth B/S] [--latency-us N] [--exit-with-stdin] "
-		"[--writers-behind] SOURCE MOUNTPOINT\n"
+		"[--writers-behind] [--told-of-closes] SOURCE MOUNTPOINT\n"
 		"Shows the directory SOURCE, read-only, behind a link of B bytes per second\n"
 		"(default 300000000, 0: no limit) and N microseconds (default 1000).\n"
 		"--writers-behind: SOURCE may be written; attributes are not cached.\n"
+		"--told-of-closes: close(2) of a file waits for an answer.\n"
 		"Stays in the foreground; `cat MOUNTPOINT/" CONTROL_NAME "` for counters.\n");
 	return to == stdout ? 0 : 2;
 }
@@ -721,6 +723,7 @@ int main(int argc, char **argv)
 		{ "latency-us", required_argument, NULL, 'l' },
 		{ "exit-with-stdin", no_argument, NULL, 'e' },
 		{ "writers-behind", no_argument, NULL, 'w' },
+		{ "told-of-closes", no_argument, NULL, 'c' },
 		{ "help", no_argument, NULL, 'h' },
 		{ 0 },
 	};
@@ -736,6 +739,8 @@ int main(int argc, char **argv)
 			with_parent = true;
 		else if (opt == 'w')
 			bed.writers_behind = true;
+		else if (opt == 'c')
+			bed.told_of_closes = true;
 		else if (opt != 'f')	/* -f: taken, and always so */
 			return usage(opt == 'h' ? stdout : stderr);
 	}

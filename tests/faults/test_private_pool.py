@@ -670,7 +670,7 @@ def far(tmp_path: Path) -> Iterator[SlowBed]:
     source = tmp_path / "far"
     source.mkdir()
     (source / "far.bin").write_bytes(bytes(4096))
-    with SlowBed(source, latency_us=0, writers_behind=True) as bed:
+    with SlowBed(source, latency_us=0, told_of_closes=True) as bed:
         yield bed
         with contextlib.suppress(ProcessLookupError):
             os.kill(bed.pid, signal.SIGCONT)

@@ -232,6 +232,8 @@ class SlowBed:
             kernel's default, 128.
         writers_behind: attributes are not cached, and the source may be written by "another
             client": see write_behind() and freeze_times().
+        told_of_closes: close(2) of a file waits for the bed's answer, as with most file systems in
+            user space.
     """
 
     def __init__(
@@ -243,6 +245,7 @@ class SlowBed:
         latency_us: int = DEFAULT_LATENCY_US,
         read_ahead_kb: int | None = None,
         writers_behind: bool = False,
+        told_of_closes: bool = False,
     ) -> None:
         self.source = Path(source)
         self._own_mountpoint = mountpoint is None
@@ -252,6 +255,7 @@ class SlowBed:
         self._first_latency_us = latency_us
         self._first_read_ahead_kb = read_ahead_kb
         self._writers_behind = writers_behind
+        self._told_of_closes = told_of_closes
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> SlowBed:
@@ -302,6 +306,7 @@ class SlowBed:
                 f"--bandwidth={self._first_bandwidth}",
                 f"--latency-us={self._first_latency_us}",
                 *(["--writers-behind"] if self._writers_behind else []),
+                *(["--told-of-closes"] if self._told_of_closes else []),
                 str(self.source),
                 str(where),
             ],
