@@ -105,12 +105,13 @@ def process_gone(pid: int) -> bool:
 
 
 def clean_environment() -> dict[str, str]:
-    """Our environment without what launchers and this program put there."""
-    return {
+    """Our environment without what launchers and this program put there, but READAHEAD_VARIABLE."""
+    kept = {
         name: value
         for name, value in os.environ.items()
         if name not in _LAUNCHER_NAMES and not name.startswith(_LAUNCHER_PREFIXES)
     }
+    return {**kept, READAHEAD_VARIABLE: str(READAHEAD_BYTES)}
 
 
 def uffdprefetch(*words: str) -> list[str]:
@@ -126,7 +127,6 @@ def env(tmp_path: Path) -> Iterator[dict[str, str]]:
     environment["UFFDPREFETCH_RUNDIR"] = str(rundir)
     environment["XDG_CONFIG_HOME"] = str(tmp_path / "no-config")
     environment[PATIENCE_VARIABLE] = "400"
-    environment[READAHEAD_VARIABLE] = str(READAHEAD_BYTES)
     yield environment
 
 

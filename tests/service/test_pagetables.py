@@ -70,8 +70,14 @@ def watched(tmp_path: Path) -> Iterator[Watched]:
     with open(path, "rb") as file:
         view = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
     observer = Observer(engine, ledger, 512 * MIB, everybody=True)
-    observer.look([os.getpid()], CLOCK.now_ns())
-    wait_until(lambda: engine.opener.step() or engine.clients[-os.getpid()].regions, "the mapping")
+
+    def mapping() -> object:
+        observer.look([os.getpid()], CLOCK.now_ns())  # one process a turn
+        engine.opener.step()
+        client = engine.clients.get(-os.getpid())
+        return client and client.regions
+
+    wait_until(mapping, "the mapping")
     client = engine.clients[-os.getpid()]
     (region,) = client.regions.values()
     yield Watched(view, engine, client, region)
