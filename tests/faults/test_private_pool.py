@@ -599,8 +599,8 @@ def test_whatever_step_of_putting_it_back_is_the_agents_last(
         work.tell()
         done = work.finish()
         assert done.status == 0 and done.lines == [{"wrong": []}] * 4, (step, done.lines)
-        if not first["hit"]:
-            break
+        if not Path(variables["UFFDPREFETCH_TEST_AGENT_EXIT_LOG"]).exists():
+            break  # nor in what the job does afterwards
     assert STEPS_LEAST < step < STEPS_MOST - 1
 
 
