@@ -96,6 +96,7 @@ def test_a_huge_sparse_file_stays_within_a_quarter_of_the_mappings(
     threads = [threading.Thread(target=walk, args=(m.length // 64 * i,)) for i in range(64)]
     for thread in threads:
         thread.start()
+        most = max(most, open("/proc/self/maps").read().count("\\n"))
     while any(thread.is_alive() for thread in threads):
         most = max(most, open("/proc/self/maps").read().count("\\n"))
     say(most=most)
