@@ -77,7 +77,9 @@ enum up_left_alone {
 enum up_attach_flag {
 	UP_ATTACH_INHERITED = 1 << 0, /* mapped before the fork; no descriptor comes with it */
 	UP_ATTACH_WRITABLE = 1 << 1,  /* the job's description is O_RDWR: lay nothing */
-	UP_ATTACH_KNOWN = 1 << 2, /* its address was known before mmap(2) returned: lay nothing */
+	/* Its address is known before an answer can come (MAP_FIXED, or an answer of another mapping of the file was
+	 * settled): lay nothing. */
+	UP_ATTACH_KNOWN = 1 << 2,
 	UP_ATTACH_COPIES = 1 << 3, /* private and writable: its pages may be the job's own, lay nothing */
 	UP_ATTACH_STATED = 1 << 4, /* MAP_POPULATE: the job has said that it will need all of it */
 };
@@ -152,9 +154,10 @@ struct up_statement {
 };
 
 /* How the mapping is served. UP_CHECKPOINTS: these pages of the checkpoint memfd, which comes with the
- * message, are laid over it before mmap() returns, and no other ever. */
+ * message, are laid over it before mmap() returns, and no other ever. settled: until another answer says
+ * otherwise nothing will be laid over any mapping of this file, and who maps it need not wait. */
 struct up_file {
-	uint32_t region, verdict, count, reserved;
+	uint32_t region, verdict, count, settled;
 	uint64_t page[UP_PAGES_MAX]; /* page numbers in the file */
 };
 

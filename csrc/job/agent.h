@@ -51,6 +51,7 @@ struct agent {
 	uint32_t overlays, overlays_max;
 	uint32_t pooled; /* regions that the pool serves */
 	uint32_t connect_tries;
+	uint32_t settled_next; /* of up_job.settled: the oldest, overwritten next */
 	int bypass_told;
 	int responds; /* the responder has been started */
 	uint64_t alone_at_ns; /* look for the job's end then */

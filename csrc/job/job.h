@@ -18,6 +18,7 @@
 
 #define UP_REGIONS 1024
 #define UP_REQUESTS 64
+#define UP_SETTLED 16 /* files: more than a program maps again and again at a time */
 #define UP_PATH_MAX 108 /* sizeof(sockaddr_un.sun_path) */
 
 enum up_region_state {
@@ -51,7 +52,7 @@ struct up_region {
 	int writable;         /* the description is O_RDWR: nothing may be laid */
 	int stated; /* MAP_POPULATE: the job has said that it will need all of it */
 	int copies; /* private and writable, its pages may be the job's own: nothing may be laid */
-	int known; /* MAP_FIXED, perhaps over what a thread is reading: nothing may be laid */
+	int known; /* whoever mapped it does not wait, or a thread reads there (MAP_FIXED): nothing may be laid */
 	int inherited;        /* came through fork, not yet taken up by this process's agent */
 	_Atomic uint32_t swap;   /* enum up_swap: who mapped it waits for the service's verdict */
 	_Atomic int pooled;      /* enum up_pooled */
@@ -97,7 +98,7 @@ enum up_request_op {
 	UP_REQ_SETTLE,     /* UP_POOLED_COPIES: the job has taken away what lay in a part of it */
 	UP_REQ_BYE,        /* the process ends: let the service read its page tables first */
 	UP_REQ_QUIT,       /* detach all, end the agent */
-	UP_REQ_STATE,      /* the job has said something of the mapping; nobody waits for an answer */
+	UP_REQ_STATE,      /* the job has said something of the mapping */
 };
 
 /* The result of UP_REQ_DETACH or _SETTLE where the agent has put the file back itself, and let go of the region. */
@@ -119,8 +120,15 @@ struct up_request {
 	uint32_t op;
 	uint32_t region; /* up_region.id: its slot may be another mapping's by now */
 	int job_fd;
+	int awaited; /* else nobody waits for the result, and the agent frees the slot */
 	int result;
 	struct up_statement statement; /* UP_REQ_STATE */
+};
+
+/* A file of which an answer was settled (struct up_file). Written by the agent; who reads half of two sees no file,
+ * or waits in vain, or does not: each is as good as right. */
+struct up_settled {
+	_Atomic uint64_t device, inode;
 };
 
 struct up_job {
@@ -165,6 +173,7 @@ struct up_job {
 	_Atomic int responder_tid; /* likewise, of the second thread (respond.c) */
 	void *responder_stack;
 
+	struct up_settled settled[UP_SETTLED];
 	struct up_region region[UP_REGIONS];
 	struct up_request request[UP_REQUESTS];
 };

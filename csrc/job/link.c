@@ -239,10 +239,14 @@ static int say_refused(struct agent *a, struct up_region *r)
 	return 0;
 }
 
+/* What is gone first: what is new may lie where it did. */
 void up_flush(struct agent *a)
 {
 	if (!a->welcomed)
 		return;
+	for (uint32_t i = 0; i < a->slots && a->pending && !a->hung_up; i++)
+		if (atomic_load(&up_job.region[i].state) == UP_LEAVING && send_gone(a, &up_job.region[i]))
+			return;
 	for (uint32_t i = 0; i < a->slots && a->pending && !a->hung_up; i++) {
 		struct up_region *r = &up_job.region[i];
 		uint32_t state = atomic_load(&r->state);
@@ -251,8 +255,6 @@ void up_flush(struct agent *a)
 		    send_attach(a, r))
 			return;
 		if (state == UP_LIVE && r->refused && say_refused(a, r))
-			return;
-		if (state == UP_LEAVING && send_gone(a, r))
 			return;
 	}
 	send_statements(a);
@@ -428,6 +430,28 @@ static void on_checkpoints(struct agent *a, struct up_region *r, const struct up
 	up_step(a, UP_STATE_IDLE);
 }
 
+/* Of the file of a region: an inode of 0 is none. */
+static void note_settled(struct agent *a, const struct up_region *r, int settled)
+{
+	struct up_settled *free = &up_job.settled[a->settled_next];
+
+	for (int i = 0; i < UP_SETTLED; i++) {
+		struct up_settled *s = &up_job.settled[i];
+
+		if (atomic_load(&s->inode) != r->inode || atomic_load(&s->device) != r->device)
+			continue;
+		if (!settled)
+			atomic_store(&s->inode, 0);
+		return;
+	}
+	if (!settled)
+		return;
+	a->settled_next = (a->settled_next + 1) % UP_SETTLED;
+	atomic_store(&free->inode, 0);
+	atomic_store(&free->device, r->device);
+	atomic_store(&free->inode, r->inode);
+}
+
 static void on_file(struct agent *a, const struct up_file *f, int *fd)
 {
 	struct up_region *r = region_by_id(f->region);
@@ -444,6 +468,7 @@ static void on_file(struct agent *a, const struct up_file *f, int *fd)
 	if (!r || r->verdict)
 		return;
 	r->verdict = f->verdict + 1;
+	note_settled(a, r, f->settled != 0);
 	if (f->verdict == UP_POOL) {
 		on_pool(a, r, fd);
 		return;

@@ -150,6 +150,16 @@ static int is_cached(void *p, size_t length, const struct stat *st)
 	return missing <= missing_most;
 }
 
+/* Whether the service has said of another mapping of this file how it serves them all. */
+static int is_settled(const struct stat *st)
+{
+	for (int i = 0; i < UP_SETTLED; i++)
+		if (atomic_load(&up_job.settled[i].inode) == (uint64_t)st->st_ino &&
+		    atomic_load(&up_job.settled[i].device) == (uint64_t)st->st_dev)
+			return 1;
+	return 0;
+}
+
 /* The mapping exists and nobody knows its address yet: hand it to the agent. Whether that has it. */
 static int adopt(void *p, size_t length, int prot, int flags, int fd, off_t offset,
 		 const struct stat *st, int stated)
@@ -163,7 +173,7 @@ static int adopt(void *p, size_t length, int prot, int flags, int fd, off_t offs
 		return 0;
 	/* Checkpoints, and the pool's memory, are laid while nobody knows the address. */
 	waits = !up_job.no_uffd && (status & O_ACCMODE) != O_RDWR && !(flags & MAP_FIXED) &&
-		prot == PROT_READ &&
+		prot == PROT_READ && !is_settled(st) &&
 		(up_job.pool || (up_job.listen_bytes && length >= up_job.listen_bytes));
 	r = claim_region();
 	if (!r)
@@ -183,7 +193,7 @@ static int adopt(void *p, size_t length, int prot, int flags, int fd, off_t offs
 	r->writable = (status & O_ACCMODE) == O_RDWR;
 	r->copies = prot != PROT_READ;
 	r->stated = stated;
-	r->known = (flags & MAP_FIXED) != 0;
+	r->known = !waits;
 	r->inherited = 0;
 	atomic_store(&r->laid, 0);
 	atomic_store(&r->replacement, 0);

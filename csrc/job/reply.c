@@ -199,8 +199,7 @@ static void on_request(struct agent *a, struct up_request *q)
 		break;
 	case UP_REQ_STATE:
 		up_note_statement(a, &q->statement);
-		atomic_store(&q->state, UP_REQ_FREE);
-		return;
+		break;
 	case UP_REQ_BYE:
 		if (a->welcomed && !a->bye && !up_say_bye(a)) {
 			a->bye = q;
@@ -209,7 +208,9 @@ static void on_request(struct agent *a, struct up_request *q)
 		}
 		break;
 	}
-	if (up_request_answer(q))
+	if (!q->awaited)
+		atomic_store(&q->state, UP_REQ_FREE);
+	else if (up_request_answer(q))
 		up_futex_wake(&q->state);
 }
 

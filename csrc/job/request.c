@@ -85,18 +85,27 @@ static void look_again(_Atomic uint32_t *word, uint32_t value, int looks, struct
 		wait_a_step(word, value, p);
 }
 
+static struct up_request *claim_free_request(void)
+{
+	for (int i = 0; i < UP_REQUESTS; i++) {
+		uint32_t is_free = UP_REQ_FREE;
+
+		if (atomic_compare_exchange_strong(&up_job.request[i].state, &is_free,
+						   UP_REQ_CLAIMED))
+			return &up_job.request[i];
+	}
+	return NULL;
+}
+
 static struct up_request *claim_request(void)
 {
 	struct patience p = all_patience();
 
 	for (;;) {
-		for (int i = 0; i < UP_REQUESTS; i++) {
-			uint32_t is_free = UP_REQ_FREE;
+		struct up_request *q = claim_free_request();
 
-			if (atomic_compare_exchange_strong(&up_job.request[i].state, &is_free,
-							   UP_REQ_CLAIMED))
-				return &up_job.request[i];
-		}
+		if (q)
+			return q;
 		if (!up_agent_alive() || atomic_load(&up_job.silent))
 			return NULL;
 		if (p.steps <= 0) { /* what all of these say it does not hear: not waited for by the next, too */
@@ -168,6 +177,7 @@ int up_ask(uint32_t op, uint32_t region, int job_fd)
 	q->op = op;
 	q->region = region;
 	q->job_fd = job_fd;
+	q->awaited = 1;
 	atomic_store(&q->state, UP_REQ_POSTED);
 	/* One that did not answer the last time is not waited for again before it has come to. */
 	if (up_agent_alive() && (up_failed(up_agent_ring_bell()) || atomic_load(&up_job.silent)))
@@ -184,23 +194,25 @@ int up_ask(uint32_t op, uint32_t region, int job_fd)
 	return result;
 }
 
+/* Nobody waits for an answer. Whether the agent will hear it, unless it dies. */
+static int tell(uint32_t op, uint32_t region, struct up_statement said)
+{
+	struct up_request *q = up_agent_alive() ? claim_free_request() : NULL;
+
+	if (!q)
+		return 0;
+	q->op = op;
+	q->region = region;
+	q->statement = said;
+	q->awaited = 0;
+	atomic_store(&q->state, UP_REQ_POSTED);
+	up_agent_ring_bell();
+	return 1;
+}
+
 void up_state(uint32_t region, uint32_t what, uint64_t start, uint64_t end)
 {
-	if (!up_agent_alive())
-		return;
-	for (int i = 0; i < UP_REQUESTS; i++) {
-		struct up_request *q = &up_job.request[i];
-		uint32_t is_free = UP_REQ_FREE;
-
-		if (!atomic_compare_exchange_strong(&q->state, &is_free, UP_REQ_CLAIMED))
-			continue;
-		q->op = UP_REQ_STATE;
-		q->region = region;
-		q->statement = (struct up_statement){ region, what, start, end };
-		atomic_store(&q->state, UP_REQ_POSTED);
-		up_agent_ring_bell();
-		return;
-	}
+	tell(UP_REQ_STATE, region, (struct up_statement){ region, what, start, end });
 }
 
 int up_attach(struct up_region *r, int job_fd)
@@ -378,6 +390,14 @@ static void put_in_place(struct up_region *r, uint32_t id)
 		leave(r, UP_SEIZED);
 }
 
+/* Of a region that is CLOSING: nothing of ours lies there and nothing is to be put back, so the agent does nothing
+ * at its addresses. */
+static int is_bare(struct up_region *r)
+{
+	return !atomic_load(&r->laid) && !atomic_load(&r->pooled) && !atomic_load(&r->anchor) &&
+	       !atomic_load(&r->replacement) && !atomic_load(&r->swallowed);
+}
+
 int up_close_region(struct up_region *r, uint32_t op, uintptr_t address, size_t length)
 {
 	uint32_t live = UP_LIVE, id;
@@ -394,6 +414,9 @@ int up_close_region(struct up_region *r, uint32_t op, uintptr_t address, size_t 
 		     address > r->address || address + length < r->address + r->map_length))
 			op = UP_REQ_DETACH;
 		id = atomic_load(&r->id);
+		if (op == UP_REQ_FORGET && is_bare(r) &&
+		    tell(UP_REQ_FORGET, id, (struct up_statement){ 0 }))
+			return taken;
 		ret = up_ask(op, id, -1);
 		if (ret == 0 && op == UP_REQ_DETACH)
 			put_in_place(r, id);

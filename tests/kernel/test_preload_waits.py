@@ -264,3 +264,62 @@ def test_storage_that_does_not_answer_holds_neither_the_job_s_calls_nor_other_fi
         os.kill(far.pid, signal.SIGCONT)
     one.tell()
     one.finish().good()
+
+
+@pytest.mark.parametrize(
+    "options", [("--exclude", "*"), ("--whole", "*")], ids=["excluded", "streamed"]
+)
+def test_who_maps_a_file_again_over_which_nothing_is_laid_does_not_wait(
+    own_records: Records, job: Start, options: tuple[str, str]
+) -> None:
+    """The first answer holds for all mappings of the file: a service that is stopped is not asked."""
+    with open(own_records.path, "rb") as file:  # what is in memory needs no stream
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    code = """
+        until(lambda: not Mapping(sys.argv[1]).checkpoints(), "no checkpoints")
+        say(ready=os.getpid())
+        hear()
+        maps = [Mapping(sys.argv[1]) for _ in range(40)]
+        say(same=len({bytes(m.view[:PAGE]) for m in maps}))
+    """
+    for_ever = {PATIENCE_VARIABLE: "1000000"}
+    one = job(python(code, own_records.path), ("--distance", "1MiB", *options), **for_ever)
+    one.line()
+    with one.stopped_service():
+        one.tell()
+        assert one.line() == {"same": 1}
+    one.finish().good()
+
+
+def test_a_reader_that_jumps_about_has_no_checkpoints_until_it_reads_in_order(
+    job: Start, tmp_path: Path
+) -> None:
+    """A file that is mapped anew for each batch, as nanoGPT does."""
+    write_records(tmp_path / "tokens.bin", 64 * MIB)
+    code = """
+        def laid():
+            m = Mapping(sys.argv[1])
+            found = m.checkpoints()
+            m.unmap()
+            return found
+        def jumps():
+            m = Mapping(sys.argv[1])
+            for _ in range(64):
+                m.view[__import__("random").randrange(m.length)]
+            time.sleep(0.01)
+            m.unmap()
+            return not laid()
+        def goes_on():
+            m = Mapping(sys.argv[1])
+            for at in range(0, m.length, PAGE):
+                m.view[at]
+                if at % (1 << 20) == 0:
+                    time.sleep(0.01)
+            m.unmap()
+            return laid()
+        assert laid()
+        until(jumps, "no checkpoints where a reader jumps about")
+        until(goes_on, "checkpoints where it reads in order")
+    """
+    job(python(code, tmp_path / "tokens.bin"), ("--distance", "1MiB")).finish().good()

@@ -215,9 +215,12 @@ class Coordinator:
                 serving = Serving(wire.ServingMode.POOL, told)
             elif file.pooled is not None:  # whose pages and checkpoints are not compared at once
                 serving = by_page_tables(client, Coarse.NOT_POOLED, f": {told}")
-        wanted: list[int] = []
+        wanted, settled = list[int](), self.pool is None
         if serving.mode == wire.ServingMode.CHECKPOINTS:
-            wanted, fds = self._offers.wanted(a, file, self.config.distance_bytes)
+            wanted, fds, unsettled = self._offers.wanted(
+                a, reader_of(client, file), self.config.distance_bytes
+            )
+            settled = settled and not unsettled
         if a.flags & wire.ATTACH_INHERITED:
             fds = [*fds, file.map_fd] if fds else [file.map_fd, file.map_fd]
         if serving.refusal is not None:
@@ -229,7 +232,7 @@ class Coordinator:
         if wanted:
             self._offers.make(client, region, wanted, fds[0])
         else:
-            client.tell(a.region, serving.mode, fds)
+            client.tell(a.region, serving.mode, fds, settled)
         self.advice.attached(region, a.advice)
         if a.flags & wire.ATTACH_STATED:
             self.advice.said(
@@ -245,7 +248,7 @@ class Coordinator:
     ) -> None:
         client.early.pop(a.region, None)
         client.refused.add(a.address)
-        client.tell(a.region, wire.ServingMode.REFUSE, fds)
+        client.tell(a.region, wire.ServingMode.REFUSE, fds, settled=self.pool is None)
         self.ledger.refuse(path, why, a.length_bytes)
 
     def heard(self, client: Client, said: wire.Statement) -> None:

@@ -11,8 +11,8 @@ from uffdprefetch.native import uffd
 from uffdprefetch.predict import checkpoints
 from uffdprefetch.protocol import wire
 from uffdprefetch.state.client import Client
-from uffdprefetch.state.files import FileState
 from uffdprefetch.state.ledger import Ledger
+from uffdprefetch.state.reader import Reader
 from uffdprefetch.state.region import Region
 from uffdprefetch.warm.scheduler import Scheduler
 
@@ -54,21 +54,23 @@ class Offers:
         return min((offer.until_ns for offer in self._waiting), default=None)
 
     def wanted(
-        self, a: wire.Attach, file: FileState, distance_bytes: int | None
-    ) -> tuple[list[int], list[int]]:
-        """(the pages of a mapping that are to be checkpoints, [memfd for the agent])."""
-        if a.flags & (wire.ATTACH_INHERITED | wire.ATTACH_KNOWN):
-            return [], []
+        self, a: wire.Attach, reader: Reader, distance_bytes: int | None
+    ) -> tuple[list[int], list[int], bool]:
+        """(the pages of a reader's new mapping that are to be checkpoints, [memfd for the agent],
+        whether one like it would have some if its job waited). There are none where nothing would
+        be done at once about a touch: the file is streamed, or its reader jumps about."""
+        file = reader.file
         end = min(a.offset_bytes + a.length_bytes, file.size_bytes)
         span = checkpoints.Span(a.offset_bytes, end, uffd.PAGE_BYTES)
-        pages = checkpoints.fixed_set(span, distance_bytes)
-        if not pages:
-            return [], []
+        listens = not (file.streamed or reader.random)
+        pages = checkpoints.fixed_set(span, distance_bytes) if listens else []
+        if not pages or a.flags & (wire.ATTACH_INHERITED | wire.ATTACH_KNOWN):
+            return [], [], bool(pages)
         try:
-            return pages, [file.checkpoint_fds()[1]]
+            return pages, [file.checkpoint_fds()[1]], True
         except OSError as error:
             self._ledger.degrade(f"{file.path}: no checkpoints: {error}")
-            return [], []
+            return [], [], False
 
     def make(self, client: Client, region: Region, pages: list[int], memfd: int) -> None:
         """The job waits from now on for these pages of a mapping."""

@@ -90,10 +90,13 @@ class Client:
         """Whether checkpoints can be armed in this process."""
         return bool(self.hello.flags & wire.HELLO_UFFD)
 
-    def tell(self, region: int, verdict: wire.ServingMode, fds: list[int]) -> None:
-        """Tell the agent how a mapping without checkpoints is served, if it was the agent's."""
+    def tell(
+        self, region: int, verdict: wire.ServingMode, fds: list[int], settled: bool = False
+    ) -> None:
+        """Tell the agent how a mapping without checkpoints is served, if it was the agent's.
+        ``settled``: so is each of the file."""
         if region < FIRST_OBSERVED:
-            self.send(wire.file(region, verdict, []), fds)
+            self.send(wire.file(region, verdict, [], settled), fds)
 
     def send(self, message: bytes, fds: list[int] | None = None) -> None:
         """Queue a message; descriptors can only be sent with an empty queue."""
