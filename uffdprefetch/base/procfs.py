@@ -102,7 +102,8 @@ def read_files(pid: int, min_bytes: int) -> list[tuple[str, int]]:
             position, flags = int(fields[1]), int(fields[3], 8)
         except (OSError, ValueError, IndexError):
             continue
-        if position >= min_bytes and flags & os.O_ACCMODE == os.O_RDONLY:
+        reads = flags & os.O_ACCMODE == os.O_RDONLY and not flags & os.O_DIRECTORY
+        if reads and position >= min_bytes:  # a directory's is a hash on ext4
             found.append((path, position))
     return found
 

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a process has read by read(2), told by the positions of its descriptors."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from uffdprefetch.base import procfs
+
+
+def test_files_that_are_read_are_told_and_directories_are_not(tmp_path: Path) -> None:
+    """A directory's position is no count of bytes: on ext4 it is a hash, of up to 63 bits."""
+    path = tmp_path / "weights"
+    path.write_bytes(bytes(3 << 20))
+    with open(path, "rb", buffering=0) as file, os.scandir(tmp_path) as entries:
+        next(entries)
+        file.read(2 << 20)
+        directory = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.lseek(directory, 1 << 40, os.SEEK_SET)
+        except OSError:
+            pytest.skip("this file system's directories have no such positions")
+        try:
+            assert procfs.read_files(os.getpid(), 1 << 20) == [(str(path), 2 << 20)]
+        finally:
+            os.close(directory)
