@@ -272,7 +272,7 @@ def test_storage_that_does_not_answer_holds_neither_the_job_s_calls_nor_other_fi
 def test_who_maps_a_file_again_over_which_nothing_is_laid_does_not_wait(
     own_records: Records, job: Start, options: tuple[str, str]
 ) -> None:
-    """The first answer holds for all mappings of the file: a service that is stopped is not asked."""
+    """The first answer holds for all mappings of the file: a stopped service is not asked."""
     with open(own_records.path, "rb") as file:  # what is in memory needs no stream
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
