@@ -146,6 +146,8 @@ TRACEPOINT_PROBE(syscalls, sys_exit_openat)
 			/* what is long is cut: its end is then not found, and it keeps no name */
 			bpf_probe_read_user_str(out->path, sizeof(out->path), (void *)o->path);
 			opens.ringbuf_submit(out, NO_WAKEUP);
+		} else {
+			count_lost();
 		}
 	}
 	openings.delete(&tid);
@@ -193,6 +195,8 @@ TRACEPOINT_PROBE(sched, sched_process_exec)
 		out->path[0] = 0;
 		TP_DATA_LOC_READ_STR(out->path, filename, sizeof(out->path));
 		opens.ringbuf_submit(out, NO_WAKEUP);
+	} else {
+		count_lost();
 	}
 	return 0;
 }

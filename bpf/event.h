@@ -54,7 +54,11 @@ struct file_key {
 	u64 device;
 };
 
-#define FILES_MAX 4096
+/* All files that a job touches, wanted or not: the interpreter of a large Python program has some
+ * ten thousand modules. Beyond, events are lost, and counted. About 5 MB. */
+#define FILES_MAX 65536
+/* Numbers from here on are the recorder's (trace/record/file_registry.py) */
+#define NUMBERS_END 60000u
 #define UNWANTED 0xFFFFu
 
 BPF_RINGBUF_OUTPUT(events, RING_PAGES);
@@ -68,17 +72,21 @@ BPF_HASH(files, struct file_key, u32, FILES_MAX);
 #define CHILDREN_ONLY 2
 BPF_HASH(tracked, u32, u32, 16384);
 
+static __always_inline void count_lost(void)
+{
+	int zero = 0;
+	u64 *n = lost.lookup(&zero);
+
+	if (n)
+		__sync_fetch_and_add(n, 1);
+}
+
 static __always_inline struct event *reserve(void)
 {
 	struct event *e = events.ringbuf_reserve(sizeof(*e));
 
-	if (!e) {
-		int zero = 0;
-		u64 *n = lost.lookup(&zero);
-
-		if (n)
-			__sync_fetch_and_add(n, 1);
-	}
+	if (!e)
+		count_lost();
 	return e;
 }
 
@@ -130,11 +138,15 @@ static __always_inline u16 file_of(u64 inode, u64 device)
 	if (!given)
 		return 0;
 	number = *given * CPUS + bpf_get_smp_processor_id() + 1;
-	if (number >= UNWANTED)
+	if (number >= NUMBERS_END) {
+		count_lost();
 		return 0;
+	}
 	*given += 1;
 	if (files.insert(&key, &number)) {
-		known = files.lookup(&key); /* another CPU was first */
+		known = files.lookup(&key); /* another CPU was first, or there is no room */
+		if (!known)
+			count_lost();
 		return known && *known != UNWANTED ? *known : 0;
 	}
 	put(EV_NEW_FILE, number, inode, 0, device, 0);

@@ -244,6 +244,29 @@ def test_only_files_that_match(env: dict[str, str], tmp_path: Path, data: Path) 
     assert count(one.trace.events, Kind.READ) > 0
 
 
+def test_a_program_of_many_small_files_is_recorded(
+    env: dict[str, str], tmp_path: Path, data: Path
+) -> None:
+    """A Python program with its modules: what it maps after them has its events all the same."""
+    kernel()
+    code = """
+import os, sys, time
+os.mkdir("modules")
+for number in range(6000):
+    with open(f"modules/{number}", "wb") as file:
+        file.write(b"pass")
+    with open(f"modules/{number}", "rb") as file:
+        file.read()
+time.sleep(1)  # on a busy machine the recorder is behind
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+    command = reader(data, "faults:23")
+    recorded = record(env, tmp_path, [command[0], "-c", code, *command])
+    (said,) = recorded.said
+    assert faults(recorded.events(data)) == said["faults"]
+    assert recorded.trace.end is not None and recorded.trace.end["lost_events"] == 0
+
+
 def test_system_calls_of_the_job(env: dict[str, str], tmp_path: Path, data: Path) -> None:
     kernel()
     code = (

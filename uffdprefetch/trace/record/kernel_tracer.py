@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import struct
 from collections.abc import Iterator
@@ -35,7 +36,8 @@ SOURCES = ("event.h", "faults.c", "cache.c", "calls.c")
 TRACEFS = "/sys/kernel/tracing"
 #: Of the ring: 16 MiB are 300 000 events, two seconds of a warm scan as fast as memory.
 RING_PAGES = 4096
-OPENS_PAGES = 256
+#: 4 MiB are 15 000 paths: what a large Python program opens while it starts.
+OPENS_PAGES = 1024
 #: Initial PID namespace (include/linux/proc_ns.h, PROC_PID_INIT_INO): elsewhere the numbers that
 #: BPF sees are not those of /proc.
 INIT_PID_NAMESPACE = 0xEFFFFFFC
@@ -264,14 +266,21 @@ class KernelTracer:
             del self._bpf["tracked"][ctypes.c_uint32(pid)]
 
     def include(self, inode: int, device: int, number: int) -> None:
-        """Record a file from now on, whoever touches it, under a number of the caller's."""
-        with _undisturbed():
-            self._bpf["files"][_FileKey(inode, device)] = ctypes.c_uint32(number)
+        """Record a file from now on, whoever touches it, under a number of the caller's. Where the
+        kernel's table is full its events are lost, and counted."""
+        self._give_number(inode, device, number)
 
     def ignore(self, inode: int, device: int) -> None:
         """Never again an event of this file."""
-        with _undisturbed():
-            self._bpf["files"][_FileKey(inode, device)] = ctypes.c_uint32(_UNWANTED)
+        self._give_number(inode, device, _UNWANTED)
+
+    def _give_number(self, inode: int, device: int, number: int) -> None:
+        try:
+            with _undisturbed():
+                self._bpf["files"][_FileKey(inode, device)] = ctypes.c_uint32(number)
+        except Exception:  # bcc raises no other (bcc/table.py, __setitem__)
+            if ctypes.get_errno() != errno.E2BIG:
+                raise
 
     def drain(self) -> tuple[np.ndarray[Any, Any], list[NewFile]]:
         """Events since the last call, in the order of their recording, and new files."""
@@ -294,7 +303,7 @@ class KernelTracer:
         return found
 
     def lost(self) -> int:
-        """Events that found the ring full since the start."""
+        """Events and names that found a ring or the table of files full since the start."""
         return int(self._bpf["lost"][0].value)
 
     def stop(self) -> np.ndarray[Any, Any]:
