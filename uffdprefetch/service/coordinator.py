@@ -215,7 +215,10 @@ class Coordinator:
                 serving = Serving(wire.ServingMode.POOL, told)
             elif file.pooled is not None:  # whose pages and checkpoints are not compared at once
                 serving = by_page_tables(client, Coarse.NOT_POOLED, f": {told}")
-        wanted, settled = list[int](), self.pool is None
+        wanted: list[int] = []
+        # a mapping that can be written says nothing of the others
+        apart = wire.ATTACH_WRITABLE | wire.ATTACH_COPIES | wire.ATTACH_INHERITED
+        settled = self.pool is None and not a.flags & apart
         if serving.mode == wire.ServingMode.CHECKPOINTS:
             wanted, fds, unsettled = self._offers.wanted(
                 a, reader_of(client, file), self.config.distance_bytes
