@@ -4,6 +4,7 @@ others are served as if it were not there."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -12,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import process_state, wait_until
+from conftest import PATIENCE_VARIABLE, process_state, wait_until
 from harness import MIB, Job, Start, python, settle
-from plan_jobs import AHEAD, Data, batches, followed, live, reader, shuffled
+from plan_jobs import Data, batches, followed, live, options_of, reader, shuffled
 
 from uffdprefetch.demo.bed import SlowBed
 
@@ -38,7 +39,9 @@ def stop(bed: SlowBed) -> None:
     wait_until(lambda: process_state(bed.pid) == "T", "the stop")
 
 
-def plan_of(tmp_path: Path, datas: tuple[Data, ...], order: list[int]) -> tuple[str, ...]:
+def plan_of(
+    tmp_path: Path, datas: tuple[Data, ...], order: list[int], engine: str = "cache"
+) -> tuple[str, ...]:
     """`wrap`'s options: each of the data sets is read in this order."""
     file = tmp_path / "plan.json"
     entries = [
@@ -46,12 +49,21 @@ def plan_of(tmp_path: Path, datas: tuple[Data, ...], order: list[int]) -> tuple[
         for data in datas
     ]
     file.write_text(json.dumps({"schema": "uffdprefetch.plan/1", "files": entries}))
-    return ("--plan", str(file), *AHEAD)
+    return options_of(str(file), engine)
 
 
 def unhurried(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The same without waiting for pages."""
     return [{**step, "wait": None} for step in steps]
+
+
+def opened(pid: int, data: Data) -> int:
+    """How many descriptors of its files a process has."""
+    count = 0
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            count += os.readlink(fd).startswith(str(data.bed.mountpoint))
+    return count
 
 
 def under_way(work: Job) -> int:
@@ -100,3 +112,49 @@ def test_mappings_whose_first_pages_do_not_come_hold_up_no_other_files(
     work = job(reader(tmp_path, cold, batches(order)), options)
     assert work.finish().good().lines[0]["sha256"] == cold.digest(order)
     assert deaf.bed.counters()["in_flight"] >= 16, "else it was answered"
+
+
+#: What the service is given, and what it has opened, is to be closed while nobody answers.
+HANDED_OVER = """
+fd = os.open(sys.argv[1], os.O_RDONLY)
+first = Mapping(fd).managed()
+say(mapped=True)
+hear()
+more = [Mapping(fd, first.length) for _ in range(2)]  # fstat(2) would ask
+say(mapped=True)
+"""
+LET_GO = """
+m = Mapping(sys.argv[1])
+until(m.checkpoints, "a checkpoint, or the pool")
+m.digest()
+m.unmap()
+say(mapped=False)
+hear()
+say(mapped=False)
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "engine"),
+    [(HANDED_OVER, "cache"), (LET_GO, "cache"), (LET_GO, "pool")],
+    ids=["handed over", "let go", "let go of by the pool"],
+)
+def test_a_server_that_does_not_answer_a_close_holds_up_no_other_files(
+    job: Start, cold: Data, deaf: Data, tmp_path: Path, code: str, engine: str
+) -> None:
+    order = shuffled(range(cold.records))
+    options = ("--engine", engine, *plan_of(tmp_path, (cold,), order, engine))
+    more = {PATIENCE_VARIABLE: "1000"} if code is LET_GO else {}
+    waits = job(python(code, deaf.database / "data.mdb"), options, **more)
+    waits.line()
+    service = waits.service()
+    assert opened(service, deaf), "else there is nothing to close"
+    stop(deaf.bed)
+    waits.tell()
+    waits.line()
+    if code is LET_GO:
+        wait_until(lambda: not opened(service, deaf), "the file to be closed")
+    work = job(reader(tmp_path, cold, batches(order)), options)
+    assert work.finish().good().lines[0]["sha256"] == cold.digest(order)
+    os.kill(deaf.bed.pid, signal.SIGCONT)
+    waits.finish().good()

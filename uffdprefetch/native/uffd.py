@@ -128,6 +128,11 @@ def checkpoint_memfd(size_bytes: int) -> tuple[int, int]:
     return int(rw[0]), int(ro[0])
 
 
+def close_later(fd: int) -> None:
+    """Close a descriptor of a file in a thread that nobody waits for: its server may be told."""
+    _lib.up_close_later(fd)
+
+
 def is_uffd(fd: int) -> bool:
     """Whether a received descriptor is a userfaultfd; reading another might block."""
     return os.readlink(f"/proc/self/fd/{fd}") == "anon_inode:[userfaultfd]"

@@ -85,7 +85,7 @@ class Heads:
                 self._read(consumer, file, found)
 
         if not self._opener.run(lambda: heads_of(fd, file.size_bytes), told):
-            os.close(fd)
+            uffd.close_later(fd)
 
     def _read(self, consumer: FileConsumer, file: FileState, found: list[Range]) -> None:
         assert file.heads is not None
@@ -146,7 +146,7 @@ def heads_of(fd: int, size_bytes: int) -> list[Range]:
     except UffdPrefetchError:
         return []  # of no such format
     finally:
-        os.close(fd)
+        uffd.close_later(fd)
     return heads(found or [], size_bytes)
 
 

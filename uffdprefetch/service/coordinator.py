@@ -160,7 +160,7 @@ class Coordinator:
         file = self._table.known(a, fd)
         if file is not None:
             if fd is not None:
-                os.close(fd)
+                uffd.close_later(fd)
             self._decide(client, a, file, file.path, None)
             return
         if fd is None:  # inherited, and not open here (yet): it is found in /proc (observe.py)
@@ -168,7 +168,8 @@ class Coordinator:
             return
         flags = fcntl.fcntl(fd, fcntl.F_GETFL)
         if flags & os.O_PATH or flags & os.O_ACCMODE == os.O_WRONLY:
-            os.close(fd)  # who may open it again could read it all the same: it was not meant to be
+            # who may open it again could read it all the same: it was not meant to be
+            uffd.close_later(fd)
             self._decide(client, a, None, f"inode {a.inode}", REUSED)
             return
         client.opening.add(a.region)

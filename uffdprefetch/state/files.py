@@ -331,7 +331,7 @@ class FileState:
             self.watched.close()
             self.watched = None
         for fd in (self.fd, self.page_fd, self.map_fd):
-            os.close(fd)
+            uffd.close_later(fd)
         self.fd = self.page_fd = self.map_fd = -1
         self.leased = False
 
@@ -361,7 +361,9 @@ class FileState:
         """Close our descriptors. Mappings of the checkpoint memfd live on."""
         if self.watched is not None:
             self.watched.close()
-        for fd in (self.fd, self.page_fd, self.map_fd, self.checkpoint_rw, self.checkpoint_ro):
+        for fd in (self.fd, self.page_fd, self.map_fd):
+            uffd.close_later(fd)
+        for fd in (self.checkpoint_rw, self.checkpoint_ro):
             if fd >= 0:
                 os.close(fd)
         self.fd = self.page_fd = self.map_fd = self.checkpoint_rw = self.checkpoint_ro = -1
