@@ -109,7 +109,7 @@ class FileState:
     copied: bool = False  # it was mapped private and writable
     idle_ns: int = 0  # since when it is unmapped
     last_pid: int = 0  # the process that mapped it last
-    heads: IntervalSet | None = None  # of its tensors (readers/heads.py); None: not asked for
+    tensor_starts: IntervalSet | None = None  # readers/tensor_starts.py; None: not asked for
     streamed: bool = False  # some of it was read for no walk (readers/file_stream.py)
     resting: bool = False  # unmapped: not read, about to be closed (admission.py)
     closed_ctime_ns: int = 0  # when it was closed
