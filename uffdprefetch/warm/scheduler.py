@@ -272,7 +272,10 @@ class Scheduler:
 
     def device_of(self, file: FileState) -> Device:
         """What is asked of the device that a file lies on."""
-        return self._devices.setdefault(file.key[0], Device())
+        device = self._devices.get(file.key[0])
+        if device is None:
+            device = self._devices[file.key[0]] = Device()
+        return device
 
     @property
     def queued_bytes(self) -> int:
