@@ -49,6 +49,10 @@ enum up_residency_sensor { UP_CACHESTAT = 1, UP_MINCORE = 2 };
  * caller neither owns nor may write the file, and the kernel tells only those. */
 int64_t up_resident_bytes(int fd, uint64_t offset, uint64_t length, int *sensor);
 
+/* --- descriptors of files (closing.c) --- */
+/* close(2), in another thread: it may wait for storage. The number stays taken until then. */
+void up_close_later(int fd);
+
 /* Of a file, as far as the kernel knows it without asking storage. 0 or -errno. */
 struct up_file_status {
 	uint64_t links, size_bytes;

@@ -27,8 +27,9 @@
 #define SHORT_BYTES (256u << 10)
 #define TOGETHER 16u
 #define TOGETHER_BYTES (512u << 10)
-/* Of these no more are under way, or a FUSE daemon's queue is congested (at 48 where it has set
- * max_background to 64), and the kernel drops what is asked for: it would be read one by one. */
+/* Of these no more are under way (to one device: each has workers of its own), or a FUSE daemon's
+ * queue is congested (at 48 where it has set max_background to 64), and the kernel drops what is
+ * asked for: it would be read one by one. */
 #define SHORT_UNDER_WAY 32u
 
 struct up_workers {

@@ -74,7 +74,10 @@ def userfaultfd() -> None:
 def build(directory: Path, name: str, csrc: Path = ROOT / "csrc") -> str:
     """A program around the pool, with gates in its calls."""
     sources = sorted((csrc / "service" / "pool").glob("*.c"))
-    sources += [csrc / "uffd_helper.c", csrc / "service" / "residency.c"]
+    sources += [
+        csrc / "uffd_helper.c",
+        *(csrc / "service" / n for n in ("residency.c", "closing.c")),
+    ]
     wrap = "-Wl,--wrap=pread,--wrap=fallocate,--wrap=ioctl,--wrap=syscall"
     return programs(directory, name, f"-I{csrc}", wrap, *map(str, sources))
 

@@ -1,79 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
 """Private mappings, those that the pool serves and those that may be written: a page that was
-written stays what it is, and all others are the file's, whoever puts the file back, and whoever
-dies over it."""
+written stays what it is, and all others are the file's, whatever the job does, and whoever puts
+the file back. (Who dies over that: test_private_put_back.py.)"""
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import errno
-import os
 import platform
 import signal
 import sys
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from conftest import PATIENCE_VARIABLE, process_gone, process_state, require, wait_until
-from harness import AGENT_STATES, Records, Start, file_digest, python
-
-from uffdprefetch.demo.bed import SlowBed, why_no_bed
+from conftest import require
+from harness import Records, Start, file_digest, python
+from private_jobs import (
+    AGENTS,
+    BEGINNING,
+    CACHE,
+    FORKS,
+    GONE,
+    POOL,
+    WRITABLE,
+    WRITTEN,
+    dies_at,
+    said,
+)
 
 pytest_plugins = ("harness_fixtures",)
 
 pytestmark = pytest.mark.slow
-
-POOL = ("--engine", "pool", "--budget", "64MiB")
-
-#: What every job here begins with: a private mapping, some of whose pages were written, and a model
-#: of what each byte must be. ``wrong`` is the pages whose bytes are not the model's.
-BEGINNING = """
-path = sys.argv[1]
-log = os.environ.get("UFFDPREFETCH_TEST_AGENT_EXIT_LOG", "")
-
-with open(path, "rb") as file:
-    model = bytearray(file.read())
-
-def written(m, write):
-    for page in (0, 5, 6, 7, 1500, (m.length - 1) // PAGE):
-        data = b"written %d" % page
-        write(page * PAGE, data)
-        model[page * PAGE : page * PAGE + len(data)] = data
-
-def wrong(m, start=0, end=None):
-    end = end or m.length
-    found = []
-    for at in range(start, end, PAGE):
-        piece = slice(at, min(at + PAGE, end))
-        if m.view[piece] != model[piece]:
-            found.append(at // PAGE)
-    return found
-"""
-#: The pool serves it, and the pages were written past us.
-WRITTEN = (
-    BEGINNING
-    + """
-m = Mapping(path, flags=MAP_PRIVATE)
-pooled = m.pooled()
-written(m, m.write_past_us)
-"""
-)
-#: The job may write it.
-WRITABLE = (
-    BEGINNING
-    + """
-m = Mapping(path, flags=MAP_PRIVATE, prot=PROT_READ | PROT_WRITE)
-pooled = m.pooled()
-def write(start, data):
-    m.view[start : start + len(data)] = data
-written(m, write)
-"""
-)
-CACHE = ("--engine", "cache")
 
 #: What the job then does to a mapping ``m``: what it says is compared with what it says without us.
 ACTS = {
@@ -137,74 +94,6 @@ ACTS = {
 }
 
 GOOD = ({"wrong": []}, {"wrong": [], "locked": 0}, {"moved": True})
-
-PTRACE_SEIZE, PTRACE_INTERRUPT, PTRACE_DETACH, WALL = 0x4206, 0x4207, 17, 0x40000000
-
-
-@contextlib.contextmanager
-def held(tid: int) -> Iterator[None]:
-    """One thread of another process stands still, held by a tracer."""
-    ptrace_scope = Path("/proc/sys/kernel/yama/ptrace_scope")
-    scope = int(ptrace_scope.read_text()) if ptrace_scope.exists() else 0
-    require(scope < 2 or (scope < 3 and os.geteuid() == 0), "nobody may trace here")
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
-    assert libc.ptrace(PTRACE_SEIZE, tid, None, None) == 0, os.strerror(ctypes.get_errno())
-    assert libc.ptrace(PTRACE_INTERRUPT, tid, None, None) == 0
-    assert os.waitpid(tid, WALL)[0] == tid
-    try:
-        yield
-    finally:
-        libc.ptrace(PTRACE_DETACH, tid, None, None)
-
-
-#: How the agent has gone before the job does anything: it says ``gone`` then.
-GONE = {
-    "dead": """
-    until(lambda: Mapping(path, length=4 << 20).unmap() or os.path.exists(log), "the exit")
-    until(lambda: not agents(), "the agent's end")
-    say(pooled=pooled, agents=agents())
-    """,
-    "silent": """
-    say(pooled=pooled, agents=agents())
-    """,
-}
-AGENTS = ("there", *GONE)
-
-
-def dies_at(tmp_path: Path, step: int, **more: str) -> dict[str, str]:
-    """The variables by which the agent ends at a step of its own."""
-    return {
-        "UFFDPREFETCH_TEST_AGENT_EXIT": str(step),
-        "UFFDPREFETCH_TEST_AGENT_EXIT_LOG": str(tmp_path / f"exit-{step}"),
-        **more,
-    }
-
-
-def said(
-    job: Start, env: dict[str, str], tmp_path: Path, agent: str, path: Path, code: str,
-    begin: str = WRITTEN, options: tuple[str, ...] = POOL,
-) -> list[dict[str, object]]:  # fmt: skip
-    """What a job says that has such a mapping, loses its agent, or does not, and runs ``code``."""
-    gone = GONE["dead" if agent == "dead" else "silent"]
-    text = begin + "\n".join(map(textwrap.dedent, (gone, "hear()", code, "say(done=True)")))
-    variables = {}
-    if agent == "dead":
-        variables = dies_at(tmp_path, 60)
-    if agent == "silent":
-        del env[PATIENCE_VARIABLE]  # as users have it: 50 ms
-    work = job(python(text, path), options=options, **variables)
-    first = work.line()
-    assert first["pooled"] == (begin == WRITTEN) and len(first["agents"]) == (agent != "dead")
-    with contextlib.ExitStack() as stack:
-        if agent == "silent":
-            stack.enter_context(held(first["agents"][0]))
-        work.tell()
-        lines = [work.line()]
-        while "done" not in lines[-1]:
-            lines.append(work.line())
-    work.finish().good()
-    return lines[:-1]
 
 
 @pytest.mark.parametrize("agent", AGENTS)
@@ -386,21 +275,6 @@ def test_a_job_without_its_agent_that_may_open_nothing_reads_the_file_s_bytes(
     assert lines == [{"wrong": [], "left": 0}]
 
 
-#: A child has what its parent has, and what it writes is its own.
-FORKS = """
-if os.fork() == 0:
-    say(wrong=wrong(m, start))
-    rest = m.address + start, m.length - start  # what is before it has been taken away
-    checked(libc.mprotect(*rest, PROT_READ | PROT_WRITE), "mprotect")
-    for page in range(start // PAGE, m.length // PAGE, 3):
-        m.view[page * PAGE + 99] = model[page * PAGE + 99] = 9
-    say(wrong=wrong(m, start))
-    os._exit(0)
-os.wait()
-say(wrong=wrong(m, start))
-"""
-
-
 @pytest.mark.parametrize("agent", AGENTS)
 @pytest.mark.parametrize("begin", [WRITTEN, WRITABLE], ids=["of the pool", "writable"])
 def test_a_child_has_the_written_pages_once_the_file_is_back(
@@ -534,192 +408,3 @@ def test_behind_the_new_end_of_a_file_that_was_truncated_it_is_sigbus(
     lines = said(job, env, tmp_path, agent, own_records.path, code, begin, options)
     sigbus = {"status": -signal.SIGBUS}
     assert lines == [{"wrong": []}, sigbus, sigbus, {"wrong": []}]
-
-
-# ---- in the midst of it -------------------------------------------------------------------------
-
-#: More steps than there are: each of them is tried until one is not reached any more.
-STEPS_MOST = 100
-#: At its start, with the file mapped elsewhere, after each part, and at its end.
-STEPS_LEAST = 9
-
-PART_GOES = """
-start = 3 * PAGE
-m.unmap(0, start)
-"""
-#: The service commands it, and nobody in the job waits.
-FILE_GROWS = """
-start = 0
-say(ready=True)
-hear()
-until(lambda: os.path.exists(log) or m.parts()[1] > 1, "the exit, or the file in its place")
-until(lambda: not os.path.exists(log) or not agents(), "the agent's end")
-"""
-BEGINS = {"the job unmaps a part": PART_GOES, "the file changes": FILE_GROWS}
-#: A child has the file where the pool serves all of a mapping (docs/safety.md): so the job changes
-#: it before.
-REPORTS = """
-say(hit=os.path.exists(log), agents=len(agents()))
-hear()
-say(wrong=wrong(m, start))
-m.unmap(1499 * PAGE, PAGE)
-model[1499 * PAGE : 1500 * PAGE] = bytes(PAGE)
-anonymous = MAP_PRIVATE | MAP_FIXED | 0x20  # MAP_ANONYMOUS
-libc.mmap(m.address + 1499 * PAGE, PAGE, PROT_READ | PROT_WRITE, anonymous, -1, 0)
-"""
-
-
-IN_DETACHING = {"UFFDPREFETCH_TEST_AGENT_EXIT_STATE": str(AGENT_STATES.index("detaching"))}
-
-
-@pytest.mark.parametrize(
-    ("begins", "service"),
-    [*((begins, "lives") for begins in BEGINS), ("the job unmaps a part", "dies")],
-)
-def test_whatever_step_of_putting_it_back_is_the_agents_last(
-    job: Start, own_records: Records, tmp_path: Path, begins: str, service: str
-) -> None:
-    """The job's own thread, or the service, has the rest. Where both die while the job does nothing
-    there are holes: the double fault that is not handled (docs/safety.md)."""
-    for step in range(1, STEPS_MOST):
-        variables = dies_at(tmp_path, step, **IN_DETACHING)
-        work = job(
-            python(WRITTEN + BEGINS[begins] + REPORTS + FORKS, own_records.path),
-            options=POOL, **variables,
-        )  # fmt: skip
-        if begins == "the file changes":
-            work.line()
-            with open(own_records.path, "ab") as file:
-                file.write(b"more")
-            work.tell()
-        first = work.line()
-        assert first["hit"] == (first["agents"] == 0)
-        if service == "dies":
-            work.kill_service()
-        work.tell()
-        done = work.finish()
-        assert done.status == 0 and done.lines == [{"wrong": []}] * 4, (step, done.lines)
-        if not Path(variables["UFFDPREFETCH_TEST_AGENT_EXIT_LOG"]).exists():
-            break  # nor in what the job does afterwards
-    assert STEPS_LEAST < step < STEPS_MOST - 1
-
-
-@pytest.mark.parametrize("begins", BEGINS)
-def test_whatever_step_of_putting_it_back_is_the_services_last(
-    job: Start, own_records: Records, tmp_path: Path, begins: str
-) -> None:
-    """The process stands still right there until the service is dead."""
-    says_so = 'open(log + "-acted", "w")\n'
-    for step in range(1, STEPS_MOST):
-        variables = dies_at(tmp_path, step, UFFDPREFETCH_TEST_AGENT_STOP="1", **IN_DETACHING)
-        begin = BEGINS[begins].replace("not os.path.exists(log) or not agents()", "True")
-        text = WRITTEN + "say(pid=os.getpid())\n" + begin + says_so + REPORTS + FORKS
-        work = job(python(text, own_records.path), options=POOL, **variables)
-        pid = work.line()["pid"]
-        if begins == "the file changes":
-            work.line()
-            with open(own_records.path, "ab") as file:
-                file.write(b"more")
-            work.tell()
-        log = Path(variables["UFFDPREFETCH_TEST_AGENT_EXIT_LOG"])
-        acted = Path(f"{log}-acted")
-        goes_on_without_its_service(work, pid, log, acted)
-        assert work.line()["hit"] == log.exists()
-        work.tell()
-        if not log.exists():  # what the job does then has such steps, too
-            goes_on_without_its_service(work, pid, log, Path(f"/proc/{pid}/nothing"))
-        done = work.finish()
-        assert done.status == 0 and done.lines == [{"wrong": []}] * 4, (step, done.lines)
-        if not log.exists():
-            break
-    assert STEPS_LEAST < step < STEPS_MOST - 1
-
-
-def goes_on_without_its_service(work: Any, pid: int, log: Path, over: Path) -> None:
-    """Where the process stops, its service is killed, and it goes on: before ``over`` is there, or
-    it has ended."""
-    wait_until(lambda: log.exists() or over.exists() or process_gone(pid), "the step, or the end")
-    if log.exists():
-        wait_until(lambda: process_state(pid) == "T", "the stop")
-        work.kill_service()
-        os.kill(pid, signal.SIGCONT)
-
-
-# ---- where no descriptor is free -----------------------------------------------------------------
-
-#: All numbers but those of the test's pipes are a file's, whose server may not answer.
-FULL = """
-    import resource
-    far = os.open(sys.argv[2], os.O_RDONLY)
-    until(lambda: Mapping(path, length=4 << 20).unmap() or os.path.exists(log), "the exit")
-    until(lambda: not agents(), "the agent's end")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-    try:
-        while True:
-            os.dup(far)
-    except OSError as error:
-        say(full=error.errno == errno.EMFILE)
-    hear()
-"""
-
-
-@pytest.fixture
-def far(tmp_path: Path) -> Iterator[SlowBed]:
-    """A file system whose server stands still as soon as the test says so."""
-    require(why_no_bed() is None, why_no_bed() or "")
-    source = tmp_path / "far"
-    source.mkdir()
-    (source / "far.bin").write_bytes(bytes(4096))
-    with SlowBed(source, latency_us=0, told_of_closes=True) as bed:
-        yield bed
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(bed.pid, signal.SIGCONT)
-
-
-def test_where_no_descriptor_is_free_nobody_waits_for_the_server_of_a_file(
-    job: Start, records: Records, far: SlowBed, tmp_path: Path
-) -> None:
-    """Not for its being closed in the table of the thread that acts, nor for that thread's end: the
-    server may be the very thread that waits for it."""
-    code = """
-    for page in (4, 1000, 1499):
-        at = m.address + page * PAGE
-        checked(libc.mprotect(at, 4 * PAGE, PROT_READ | PROT_WRITE), "mprotect")
-        say(wrong=wrong(m))
-    """
-    text = WRITTEN + textwrap.dedent(FULL) + textwrap.dedent(code)
-    words = python(text, records.path, far.path("far.bin"))
-    work = job(words, options=POOL, **dies_at(tmp_path, 60))
-    assert work.line() == {"full": True}
-    os.kill(far.pid, signal.SIGSTOP)
-    wait_until(lambda: process_state(far.pid) == "T", "the stop")
-    work.tell()
-    assert [work.line() for _ in range(3)] == [{"wrong": []}] * 3
-    os.kill(far.pid, signal.SIGCONT)
-    work.finish().good()
-
-
-@pytest.mark.parametrize("agent", ["there", "dead"])
-def test_where_the_thread_that_led_the_process_has_ended_the_others_go_on(
-    job: Start, records: Records, tmp_path: Path, agent: str
-) -> None:
-    """Of such a process /proc/self tells nothing: by its own name the thread that acts asks."""
-    code = """
-    def other():
-        state = lambda: open("/proc/self/stat").read().rpartition(")")[2].split()[0]
-        until(lambda: state() == "Z", "the leader's end")
-        checked(libc.mprotect(m.address + 4 * PAGE, 4 * PAGE, PROT_READ | PROT_WRITE), "mprotect")
-        say(wrong=wrong(m), left=m.view[6 * PAGE : 6 * PAGE + 9] == b"written 6")
-        os._exit(0)
-
-    threading.Thread(target=other).start()
-    libc.syscall(60, 0)  # exit(2): of this thread alone
-    """
-    require(platform.machine() == "x86_64", "the number of exit(2) is x86-64's")
-    gone = (
-        GONE["dead"].replace("say(pooled=pooled, agents=agents())", "") if agent == "dead" else ""
-    )
-    text = WRITTEN + textwrap.dedent(gone) + textwrap.dedent(code)
-    variables = dies_at(tmp_path, 60) if agent == "dead" else {}
-    done = job(python(text, records.path), options=POOL, **variables).finish().good()
-    assert done.lines == [{"wrong": [], "left": True}]

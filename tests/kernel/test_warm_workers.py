@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 from components import ARRAY
 from conftest import HANG_SECONDS
+from harness import write_records
 from paths import ROOT
 
 from uffdprefetch.demo.bed import SlowBed, drop_cache
@@ -53,15 +55,27 @@ class Workers:
             assert self._workers.submit(
                 number, self.fd, start, length, method=method, chunk_bytes=256 * KIB
             )
+        return self.results(len(starts))
+
+    def submit(self, number: int, fd: int, start: int, length: int, device: int) -> bool:
+        """An extent of any file, for results()."""
+        how = {"method": uffd.WARM_READAHEAD, "chunk_bytes": 256 * KIB}
+        return self._workers.submit(number, fd, start, length, device=device, **how)
+
+    def results(self, count: int) -> list[WarmResult]:
+        """So many, of what is queued."""
         self._workers.start()
         results: list[WarmResult] = []
-        while len(results) < len(starts):
+        while len(results) < count:
             ready, _, _ = select.select([self._event_fd], [], [], HANG_SECONDS)
             assert ready, "the worker says nothing"
             told = int.from_bytes(os.read(self._event_fd, 8), "little")
             results += self._workers.reap()
             assert told <= len(results)
         return sorted(results)
+
+    def cpu_seconds(self) -> float:
+        return self._workers.cpu_seconds()
 
     def resident(self, start: int, end: int) -> int:
         told, _ = uffd.resident_bytes(self.fd, start, end - start)
@@ -180,6 +194,53 @@ def test_of_short_extents_no_more_than_32_are_under_way(bed: SlowBed) -> None:
         sum(one.start_ns <= at.start_ns < one.done_ns for one in results) for at in results
     ]
     assert 16 < max(under_way) <= 32
+
+
+@pytest.fixture
+def deaf(tmp_path: Path) -> Iterator[SlowBed]:
+    """A bed with a file whose server has stopped answering."""
+    source = tmp_path / "deaf"
+    source.mkdir()
+    write_records(source / "deaf.bin", 64 * MIB)
+    with SlowBed(source) as mounted:
+        yield mounted
+        os.kill(mounted.pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("length", [4 * KIB, 2 * MIB], ids=["short", "long"])
+def test_a_device_that_does_not_answer_takes_no_thread_from_another(
+    bed: SlowBed, deaf: SlowBed, length: int
+) -> None:
+    """Nor its turn, though it has more to read than it has threads, and than its server queues."""
+    workers = Workers(bed.path(ARRAY), threads=2)
+    fd = os.open(deaf.path("deaf.bin"), os.O_RDONLY | os.O_CLOEXEC)
+    device = os.fstat(fd).st_dev
+    try:
+        os.kill(deaf.pid, signal.SIGSTOP)
+        for number in range(100):
+            assert workers.submit(1000 + number, fd, number * length % (62 * MIB), length, device)
+        starts = [n * 2 * MIB for n in range(20)]
+        results = workers.warm_all(starts, length, uffd.WARM_READAHEAD)
+        assert [(one.id, one.error) for one in results] == [(n, 0) for n in range(20)]
+        assert workers.cpu_seconds() > 0
+        os.kill(deaf.pid, signal.SIGCONT)
+        assert [one.id for one in workers.results(100)] == [1000 + n for n in range(100)]
+        assert workers.submit(7, fd, 0, length, device), "and then is served as any other"
+        assert workers.results(1)[0].resident_bytes == length
+    finally:
+        os.kill(deaf.pid, signal.SIGCONT)
+        os.close(fd)
+        workers.close()
+
+
+def test_more_devices_than_are_read_from_at_one_time_take_turns(workers: Workers) -> None:
+    for number in range(uffd.DEVICES_MOST):
+        assert workers.submit(number, workers.fd, number * MIB, MIB, device=number)
+    late = 99
+    assert not workers.submit(late, workers.fd, 0, MIB, device=late)
+    assert len(workers.results(uffd.DEVICES_MOST)) == uffd.DEVICES_MOST
+    assert workers.submit(late, workers.fd, 0, MIB, device=late)
+    assert [one.id for one in workers.results(1)] == [late]
 
 
 @pytest.fixture

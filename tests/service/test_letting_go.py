@@ -141,10 +141,11 @@ def test_the_pool_closes_a_parked_file_and_reads_on_when_it_is_mapped_again(
     try:
         number, memfd = pool.add_file(fd, own_records.size_bytes)
         assert done(number, 0).error == 0
-        own = opened(os.getpid(), own_records.path)
+        ours = [str(own_records.path)]  # fd
+        assert opened(os.getpid(), own_records.path) != ours
         pool.hush_file(number)
         assert pool.park_file(number)
-        assert opened(os.getpid(), own_records.path) == [str(own_records.path)] != own  # our fd
+        wait_until(lambda: opened(os.getpid(), own_records.path) == ours, "the file to be closed")
         pool.unpark_file(number, fd)
         assert done(number, 4 * MIB).error == 0
         with open(own_records.path, "rb") as file:

@@ -7,6 +7,7 @@ The C functions return >= 0 or -errno, which :func:`_checked` turns into OSError
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import os
 from typing import Any, NamedTuple
@@ -127,6 +128,11 @@ def checkpoint_memfd(size_bytes: int) -> tuple[int, int]:
     return int(rw[0]), int(ro[0])
 
 
+def close_later(fd: int) -> None:
+    """Close a descriptor of a file in a thread that nobody waits for: its server may be told."""
+    _lib.up_close_later(fd)
+
+
 def is_uffd(fd: int) -> bool:
     """Whether a received descriptor is a userfaultfd; reading another might block."""
     return os.readlink(f"/proc/self/fd/{fd}") == "anon_inode:[userfaultfd]"
@@ -211,15 +217,41 @@ def warm_results(out: Any, count: int) -> list[WarmResult]:
     return [WarmResult._make(_RESULT_FIELDS(row)) for row in rows]
 
 
-class Workers:
-    """C threads that read extents into the page cache. ``event_fd`` counts finished jobs."""
+#: Devices whose extents are read at one time. A job reads from one or two, and each has threads.
+DEVICES_MOST = 16
+
+
+class _Crew:
+    """Threads that read from one device at a time."""
 
     def __init__(self, threads: int, event_fd: int) -> None:
         pointer = _ffi.new("struct up_workers **")
-        self.threads = _checked(_lib.up_workers_create(pointer, threads, event_fd), "warm workers")
-        self._pointer = pointer[0]
+        _checked(_lib.up_workers_create(pointer, threads, event_fd), "warm workers")
+        self.pointer = pointer[0]
+        self.under_way = 0  # jobs that were submitted and not reaped
+
+
+class Workers:
+    """C threads that read extents into the page cache. ``event_fd`` counts finished jobs.
+
+    Each device that is being read from has ``threads`` of its own, and what is queued for it waits
+    for nothing but them: one whose server does not answer holds up nobody who reads elsewhere.
+    """
+
+    def __init__(self, threads: int, event_fd: int) -> None:
+        """Raises OSError when there can be no threads."""
+        self._threads, self._event_fd = threads, event_fd
+        self._idle = [_Crew(threads, event_fd)]
+        self._busy: dict[int, _Crew] = {}  # by device
         self._job = _ffi.new("struct up_warm_job *")
         self._out = _ffi.new("struct up_warm_result[]", RESULTS_AT_ONCE)
+
+    def _crew(self, device: int) -> _Crew | None:
+        crew = self._busy.get(device)
+        if crew is None and len(self._busy) < DEVICES_MOST:
+            with contextlib.suppress(OSError):
+                crew = self._idle.pop() if self._idle else _Crew(self._threads, self._event_fd)
+        return crew
 
     def submit(
         self,
@@ -230,13 +262,14 @@ class Workers:
         *,
         method: int,
         chunk_bytes: int,
+        device: int = 0,
         window_bytes: int = 0,
         checkpoint_fd: int = -1,
         pages: list[int] | None = None,
     ) -> bool:
-        """Queue one extent (bytes) and up to 16 checkpoint pages to copy, for start(). Of a
-        readahead(2) of it no more than ``window_bytes`` are under way at one time (0: all). False:
-        queue full."""
+        """Queue one extent (bytes) of a file on ``device`` and up to 16 checkpoint pages to copy,
+        for start(). Of a readahead(2) of it no more than ``window_bytes`` are under way at one time
+        (0: all). False: the device's queue is full, or too many others are being read from."""
         job = self._job
         job.id, job.fd, job.offset, job.length = job_id, fd, offset, length
         job.method, job.chunk_bytes, job.checkpoint_fd = method, chunk_bytes, checkpoint_fd
@@ -245,22 +278,39 @@ class Workers:
         job.pages = len(pages)
         for i, page in enumerate(pages):
             job.page[i] = page
-        return int(_lib.up_workers_submit(self._pointer, job)) == 0
+        crew = self._crew(device)
+        if crew is None or int(_lib.up_workers_submit(crew.pointer, job)):
+            return False
+        self._busy[device] = crew
+        crew.under_way += 1
+        return True
 
     def start(self) -> None:
         """Begin with what is queued; short extents that were queued together are read together."""
-        _lib.up_workers_start(self._pointer)
+        for crew in self._busy.values():
+            _lib.up_workers_start(crew.pointer)
 
     def reap(self) -> list[WarmResult]:
         """Jobs finished since the last call."""
-        n = _lib.up_workers_reap(self._pointer, self._out, RESULTS_AT_ONCE)
-        return warm_results(self._out, n)
+        found = []
+        for device, crew in list(self._busy.items()):
+            n = _lib.up_workers_reap(crew.pointer, self._out, RESULTS_AT_ONCE)
+            found += warm_results(self._out, n)
+            crew.under_way -= n
+            if not crew.under_way:
+                self._idle.append(self._busy.pop(device))
+        return found
+
+    @property
+    def _crews(self) -> list[_Crew]:
+        return [*self._idle, *self._busy.values()]
 
     def cpu_seconds(self) -> float:
         """CPU time of the workers, including the reads' copies."""
-        return float(_lib.up_workers_cpu_ns(self._pointer)) / 1e9
+        return sum(_lib.up_workers_cpu_ns(crew.pointer) for crew in self._crews) / 1e9
 
     def close(self) -> None:
         """Wait for reads in flight and end the threads."""
-        _lib.up_workers_destroy(self._pointer)
-        self._pointer = _ffi.NULL
+        for crew in self._crews:
+            _lib.up_workers_destroy(crew.pointer)
+        self._idle, self._busy = [], {}

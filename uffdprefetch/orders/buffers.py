@@ -16,7 +16,7 @@ from uffdprefetch.base.arrays import Array
 from uffdprefetch.formats.index import RecordIndex
 from uffdprefetch.formats.places import Stride
 from uffdprefetch.orders import stated
-from uffdprefetch.orders.stretches import Stretches
+from uffdprefetch.orders.stretches import Stretches, rows_of
 from uffdprefetch.predict.order.cursor import Order
 
 #: (address, offset in the file, bytes) of a mapping.
@@ -41,17 +41,7 @@ class Buffers:
     def parse(cls, files: Sequence[str], numbers: Array, samples: int) -> Buffers:
         """From (address, first, count, row) of each, flat, of a data set of so many samples. Raises
         ValueError."""
-        if len(numbers) % 4:
-            raise ValueError(f"{len(numbers)} numbers are no buffers")
-        address, first, count, row = numbers.reshape(-1, 4).T
-        if len(numbers) and not (
-            numbers.min() >= 0
-            and row.max() < 1 << 62
-            and (first <= samples).all()
-            and (count <= samples - first).all()
-        ):
-            raise ValueError(f"a buffer that is none of {samples} samples")
-        return cls(files, samples, address, first, count, row)
+        return cls(files, samples, *rows_of(numbers, samples, "buffer"))
 
     def offsets(self, mapped: Sequence[Mapped]) -> tuple[Array, Array]:
         """(which buffers are in these mappings of a file, the offset of each in the file)."""

@@ -18,6 +18,23 @@ from uffdprefetch.predict.order.cursor import Order
 RECORDS_MAX = 1 << 26
 
 
+def rows_of(numbers: Array, samples: int, what: str) -> Array:
+    """Four rows: (where, first sample, samples, first record there) of each ``what``, from these
+    one after the other, of a data set of so many samples. Raises ValueError."""
+    if len(numbers) % 4:
+        raise ValueError(f"a {what} has four numbers: {len(numbers)} are too many, or too few")
+    rows: Array = numbers.reshape(-1, 4).T
+    _, first, count, record = rows
+    if len(numbers) and not (
+        numbers.min() >= 0
+        and record.max() < 1 << 62
+        and (first <= samples).all()
+        and (count <= samples - first).all()
+    ):
+        raise ValueError(f"a {what} that is none of {samples} samples")
+    return rows
+
+
 @dataclass(frozen=True, eq=False)
 class Stretches:
     """Samples that follow each other as records of one file do. ``files``: their paths;
@@ -36,17 +53,9 @@ class Stretches:
     def parse(cls, files: Sequence[str], numbers: Array, samples: int) -> Stretches:
         """From (file, first, count, record) of each, flat, of a data set of so many samples. Raises
         ValueError."""
-        if len(numbers) % 4:
-            raise ValueError(f"{len(numbers)} numbers are no stretches")
-        file, first, count, record = numbers.reshape(-1, 4).T
-        if len(numbers) and not (
-            numbers.min() >= 0
-            and file.max() < len(files)
-            and record.max() < 1 << 62
-            and (first <= samples).all()
-            and (count <= samples - first).all()
-        ):
-            raise ValueError(f"a stretch that is none of {len(files)} files, {samples} samples")
+        file, first, count, record = rows_of(numbers, samples, "stretch")
+        if len(file) and file.max() >= len(files):
+            raise ValueError(f"a stretch that is none of {len(files)} files")
         return cls(files, file, first, count, record)
 
     def records(self, samples: Array) -> list[tuple[Array, Array]]:

@@ -72,6 +72,7 @@ class FileStream:
         self.most_bytes: int | None = None  # ... and may be by now; None: all
         self.yield_bytes = 0  # see PrefetchRange
         self._scheduler = scheduler
+        self._device = scheduler.device_of(file)
         self._ranges = IntervalSet()
         self._waiting = IntervalSet()  # of these: not asked for in this pass
         self._passes = 0
@@ -102,7 +103,7 @@ class FileStream:
             self._mapped_ns = now
         if self._waiting:
             gone = now - self._mapped_ns > GONE_NS  # between two batches, or for good
-            if self._scheduler.queued_bytes < WAITING_BYTES and not gone:
+            if self._device.queued_bytes < WAITING_BYTES and not gone:
                 self.feed()
             return False
         if not self.idle:
@@ -118,8 +119,8 @@ class FileStream:
 
     @property
     def idle(self) -> bool:
-        """Whether all that was asked for, by whomever, has come."""
-        return not self._scheduler.queued_bytes and not self._scheduler.busy_with(self.file)
+        """Whether all that was asked for of its device, by whomever, has come."""
+        return not self._device.queued_bytes and not self._scheduler.busy_with(self.file)
 
     def lets_pass(self, position_bytes: int, priority: Priority) -> None:
         """A reader is there. One that is beyond what comes next of this does not wait for it but

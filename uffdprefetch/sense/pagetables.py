@@ -56,7 +56,7 @@ def new_touches(
     """What is mapped in [start, end) and was not at the last look: clusters [start, end).
 
     The second value is where to go on: 0 when the whole range has been seen. ``tell`` hears of each
-    range by itself, and of those that are in no cluster, too: heads of tensors.
+    range by itself, and of those that are in no cluster, too: tensor starts.
     """
     found = runs(region, start, end)
     note_used(region, found)
@@ -70,8 +70,8 @@ def new_touches(
                 continue  # an armed page that was touched: its event has told, or will
             if tell is not None:
                 tell(a, b)
-            if region.file.heads and not region.file.heads.missing(a, b):
-                continue  # of tensors that a loader looks at: no walk (readers/heads.py)
+            if region.file.tensor_starts and not region.file.tensor_starts.missing(a, b):
+                continue  # of tensors that a loader looks at: no walk (readers/tensor_starts.py)
             if clusters and a - clusters[-1][1] <= CLUSTER_BYTES:
                 clusters[-1] = (clusters[-1][0], b)
             else:

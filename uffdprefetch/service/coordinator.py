@@ -24,10 +24,10 @@ from uffdprefetch.readers.advice import Advice
 from uffdprefetch.readers.arbiter import Arbiter
 from uffdprefetch.readers.bulk import Bulk
 from uffdprefetch.readers.file_stream import Room
-from uffdprefetch.readers.heads import Heads
 from uffdprefetch.readers.next_shard import NextShard
 from uffdprefetch.readers.predictor import Observation
 from uffdprefetch.readers.stated import StatedRanges
+from uffdprefetch.readers.tensor_starts import TensorStarts
 from uffdprefetch.readers.walks import Walks
 from uffdprefetch.readers.waste import Waste
 from uffdprefetch.readers.windows import Windows
@@ -99,7 +99,9 @@ class Coordinator:
         self.walks = Walks(config.policy, scheduler, ledger, self.tap, self.layout, clock)
         self.room = Room(config, self.layout, self.limits)
         self.stated = StatedRanges(config, scheduler, ledger, self.room, clock)
-        self.heads = Heads(config.policy, scheduler, self.walks, self.layout, self.opener)
+        self.tensor_starts = TensorStarts(
+            config.policy, scheduler, self.walks, self.layout, self.opener
+        )
         self.advice = Advice(config.policy, self.walks, self.stated, clock)
         self.bulk = Bulk(scheduler, ledger, self.room, self.stated, clock)
         self.arbiter = Arbiter(
@@ -160,7 +162,7 @@ class Coordinator:
         file = self._table.known(a, fd)
         if file is not None:
             if fd is not None:
-                os.close(fd)
+                uffd.close_later(fd)
             self._decide(client, a, file, file.path, None)
             return
         if fd is None:  # inherited, and not open here (yet): it is found in /proc (observe.py)
@@ -168,7 +170,8 @@ class Coordinator:
             return
         flags = fcntl.fcntl(fd, fcntl.F_GETFL)
         if flags & os.O_PATH or flags & os.O_ACCMODE == os.O_WRONLY:
-            os.close(fd)  # who may open it again could read it all the same: it was not meant to be
+            # who may open it again could read it all the same: it was not meant to be
+            uffd.close_later(fd)
             self._decide(client, a, None, f"inode {a.inode}", REUSED)
             return
         client.opening.add(a.region)
@@ -343,7 +346,7 @@ class Coordinator:
             region.scan.due_ns = NEVER_NS  # its faults tell
             self.pool.attach(client, region)
         self.stated.mapped(region)
-        self.heads.mapped(region)
+        self.tensor_starts.mapped(region)
         return region
 
     def detached(self, client: Client, region_id: int) -> None:
@@ -441,8 +444,8 @@ class Coordinator:
 
     def _scanned(self, region: Region, found: list[tuple[int, int]]) -> None:
         """All that one scan has found, page by page."""
-        if region.file.heads:
-            self.heads.scanned(region, found)
+        if region.file.tensor_starts:
+            self.tensor_starts.scanned(region, found)
         self.arbiter.scanned(region, found)
 
     def look(self, now: int) -> None:

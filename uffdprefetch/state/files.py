@@ -109,7 +109,7 @@ class FileState:
     copied: bool = False  # it was mapped private and writable
     idle_ns: int = 0  # since when it is unmapped
     last_pid: int = 0  # the process that mapped it last
-    heads: IntervalSet | None = None  # of its tensors (readers/heads.py); None: not asked for
+    tensor_starts: IntervalSet | None = None  # readers/tensor_starts.py; None: not asked for
     streamed: bool = False  # some of it was read for no walk (readers/file_stream.py)
     resting: bool = False  # unmapped: not read, about to be closed (admission.py)
     closed_ctime_ns: int = 0  # when it was closed
@@ -331,7 +331,7 @@ class FileState:
             self.watched.close()
             self.watched = None
         for fd in (self.fd, self.page_fd, self.map_fd):
-            os.close(fd)
+            uffd.close_later(fd)
         self.fd = self.page_fd = self.map_fd = -1
         self.leased = False
 
@@ -361,7 +361,9 @@ class FileState:
         """Close our descriptors. Mappings of the checkpoint memfd live on."""
         if self.watched is not None:
             self.watched.close()
-        for fd in (self.fd, self.page_fd, self.map_fd, self.checkpoint_rw, self.checkpoint_ro):
+        for fd in (self.fd, self.page_fd, self.map_fd):
+            uffd.close_later(fd)
+        for fd in (self.checkpoint_rw, self.checkpoint_ro):
             if fd >= 0:
                 os.close(fd)
         self.fd = self.page_fd = self.map_fd = self.checkpoint_rw = self.checkpoint_ro = -1

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, TypeVar
 
+from uffdprefetch.native import uffd
 from uffdprefetch.state import file_systems
 
 T = TypeVar("T")
@@ -55,9 +56,9 @@ class Opened(NamedTuple):
     f_type: int
 
     def close(self) -> None:
-        """Close the descriptions."""
+        """Close the descriptions, soon."""
         for fd in (self.fd, self.page_fd, self.map_fd):
-            os.close(fd)
+            uffd.close_later(fd)
 
 
 def reopen(fd: int) -> Opened:
@@ -67,7 +68,7 @@ def reopen(fd: int) -> Opened:
         fds = []
         for _ in range(3):
             fds.append(os.open(path, FLAGS))
-            undo.callback(os.close, fds[-1])
+            undo.callback(uffd.close_later, fds[-1])
         one, page_fd, map_fd = fds
         status, f_type = os.fstat(one), file_systems.type_of(one)
         undo.pop_all()
@@ -91,7 +92,7 @@ class Opener:
         result; an OSError of a descriptor has its file's name."""
         if not self.run(lambda: _open(what), then):
             if isinstance(what, int):
-                os.close(what)
+                uffd.close_later(what)
             then(OSError(errno.EAGAIN, f"{OPENS_MAX} other files do not open"))
 
     def run(self, work: Callable[[], T], then: Callable[[T | OSError], None]) -> bool:
@@ -136,5 +137,4 @@ def _open(what: int | str | Callable[[], str]) -> Opened:
     except ValueError as error:  # no name of a file: a NUL, a lone surrogate
         raise OSError(errno.EINVAL, str(error)) from None
     finally:
-        if fd >= 0:
-            os.close(fd)
+        uffd.close_later(fd)

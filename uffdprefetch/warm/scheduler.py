@@ -92,6 +92,22 @@ class Extent:
         return self.start if self.need is None else self.need
 
 
+class Device:
+    """What is queued for a device (st_dev), and under way to it. A server that does not answer is
+    its own files' affair: what waits for it counts here, and nowhere else."""
+
+    def __init__(self) -> None:
+        self.queued_bytes = 0
+        self.under_way_bytes = 0
+        self.depth = Depth()
+        self.idle = True  # nothing was under way before what is now
+
+    @property
+    def full(self) -> bool:
+        """Whether as much is under way as keeps it busy."""
+        return self.under_way_bytes >= self.depth.bytes
+
+
 class Scheduler:
     """Extents in, finished extents out. One thread (the service's) calls everything here."""
 
@@ -114,12 +130,9 @@ class Scheduler:
         self._consumers: dict[int, Consumer] = {}
         self._under_way: dict[int, Extent] = {}
         self._next_id = 1
-        self.under_way_bytes = 0
-        self.queued_bytes = 0  # asked for, not yet handed to a worker
+        self._devices: dict[int, Device] = {}
         self.meter = Meter()
         self.pool: uffd_pool.Pool | None = None
-        self._idle = True
-        self._depth = Depth()
         self.prefetched_bytes = 0
         self.failed_extents = 0
         self.last_error = ""
@@ -151,7 +164,7 @@ class Scheduler:
                 queue.append(extent)
                 self._consumers[id(consumer)] = consumer
                 queued += extent.end - extent.start
-        self.queued_bytes += queued
+        self.device_of(file).queued_bytes += queued
         return queued
 
     def _cut(
@@ -209,7 +222,7 @@ class Scheduler:
         """Drop what a consumer had queued."""
         for extent in self._queues.pop(id(consumer), ()):
             extent.file.pending_pages.difference_update(extent.pages)
-            self.queued_bytes -= extent.end - extent.start
+            self.device_of(extent.file).queued_bytes -= extent.end - extent.start
         self._consumers.pop(id(consumer), None)
 
     def take_back(
@@ -221,7 +234,7 @@ class Scheduler:
         for extent in taken:
             queue.remove(extent)
             file.pending_pages.difference_update(extent.pages)
-            self.queued_bytes -= extent.end - extent.start
+            self.device_of(file).queued_bytes -= extent.end - extent.start
         if not queue:
             self.forget(consumer)
         return [(extent.start, extent.end) for extent in taken]
@@ -257,19 +270,39 @@ class Scheduler:
 
     # -------------------------------------------------------------- sending
 
+    def device_of(self, file: FileState) -> Device:
+        """What is asked of the device that a file lies on."""
+        device = self._devices.get(file.key[0])
+        if device is None:
+            device = self._devices[file.key[0]] = Device()
+        return device
+
+    @property
+    def queued_bytes(self) -> int:
+        """Asked for, not yet handed to a worker."""
+        return sum(device.queued_bytes for device in self._devices.values())
+
+    @property
+    def under_way_bytes(self) -> int:
+        """Handed to the workers, of all devices."""
+        return sum(device.under_way_bytes for device in self._devices.values())
+
     @property
     def target_bytes(self) -> int:
-        """How much to keep under way now."""
-        return self._depth.bytes
+        """How much to keep under way now, to all devices together."""
+        return sum(device.depth.bytes for device in self._devices.values())
 
-    def _nearest(self, now_ns: int) -> int | None:
-        """The consumer whose next extent goes first: the one that stands closest before it.
+    def _nearest(self, now_ns: int, closed: set[Device]) -> int | None:
+        """The consumer whose next extent goes first: the one that stands closest before it. Not of
+        a device that is ``closed``.
 
         In bytes, not by the readers' rates: who has waited shows a low rate and would wait again,
         until one rank is far behind all others. A slow reader's window bounds what it takes.
         """
         best, best_gap = None, (Priority.BACKGROUND, 0)
         for key, queue in self._queues.items():
+            if self.device_of(queue[0].file) in closed:
+                continue
             consumer = self._consumers[key]
             expected = consumer.expected_bytes(now_ns, self._grid_bytes)
             gap = queue[0].priority, (queue[0].at - expected) * consumer.direction
@@ -284,35 +317,42 @@ class Scheduler:
         return wait
 
     def _hand_out(self, now_ns: int) -> int:
-        while self.under_way_bytes < self.target_bytes:
-            key = self._nearest(now_ns)
-            if key is None:
-                return 0
+        closed = {device for device in self._devices.values() if device.full}
+        while (key := self._nearest(now_ns, closed)) is not None:
             wait = self._bucket.wait_ns(now_ns)
             if wait:
                 return wait
             queue = self._queues[key]
             extent = queue[0]
-            file = extent.file
+            device = self.device_of(extent.file)
             if extent.priority == Priority.BACKGROUND and self._is_busy(extent):
-                return 0
-            if extent.pooled is not file.pooled:
-                extent.pooled = None  # it has been closed since
-            length, fresh = extent.end - extent.start, extent.fresh
-            if file.changed or file.resting or not (extent.pages or fresh):
-                file.pending_pages.difference_update(extent.pages)
-            else:
-                if fresh and extent.whole:
-                    self._round(extent)
-                    self.queued_bytes += extent.end - extent.start - length
-                    length = extent.end - extent.start
-                if not self._send(extent):
-                    return 0  # the workers' queue is full; they will tell when it is not
+                closed.add(device)  # nothing that is nearer waits for it
+                continue
+            if not self._hand(extent):
+                closed.add(device)  # its queue is full; the workers will tell when it is not
+                continue
             queue.popleft()
-            self.queued_bytes -= length
+            device.queued_bytes -= extent.end - extent.start
             if not queue:
                 del self._queues[key], self._consumers[key]
+            if device.full:
+                closed.add(device)
         return 0
+
+    def _hand(self, extent: Extent) -> bool:
+        """Hand the first of a queue to the workers, unless it is there. False: there is no room."""
+        file = extent.file
+        if extent.pooled is not file.pooled:
+            extent.pooled = None  # it has been closed since
+        fresh = extent.fresh
+        if file.changed or file.resting or not (extent.pages or fresh):
+            file.pending_pages.difference_update(extent.pages)
+            return True
+        if fresh and extent.whole:
+            length = extent.end - extent.start
+            self._round(extent)
+            self.device_of(file).queued_bytes += extent.end - extent.start - length
+        return self._send(extent)
 
     @staticmethod
     def _round(extent: Extent) -> None:
@@ -329,18 +369,19 @@ class Scheduler:
     def _is_busy(self, extent: Extent) -> bool:
         """Whether what is under way keeps the storage busy without this extent, for which nobody
         waits. A reader's own miss waits behind all of it: so there is no more."""
+        under_way = self.device_of(extent.file).under_way_bytes
         if extent.window_bytes:
-            return self.under_way_bytes + extent.asked_bytes > extent.yield_bytes
+            return under_way + extent.asked_bytes > extent.yield_bytes
         storage = self.meter.storage
         seconds = max(2 * storage.latency_seconds, NEXT_SECONDS)
-        return self.under_way_bytes > storage.bandwidth_bytes_per_second * seconds
+        return under_way > storage.bandwidth_bytes_per_second * seconds
 
     def _send(self, extent: Extent) -> bool:
-        file = extent.file
+        file, device = extent.file, self.device_of(extent.file)
         length = extent.end - extent.start
-        extent.alone = self.under_way_bytes == 0
+        extent.alone = device.under_way_bytes == 0
         if length and extent.alone:
-            self._idle = True
+            device.idle = True
         pooled = extent.pooled
         if pooled is not None:
             sent = pooled.pool.submit(self._next_id, pooled.number, extent.start, length)
@@ -355,6 +396,7 @@ class Scheduler:
                 length,
                 method=file.method,
                 chunk_bytes=chunk,
+                device=file.key[0],
                 window_bytes=window,
                 checkpoint_fd=file.checkpoint_fds()[0] if extent.pages else -1,
                 pages=extent.pages,
@@ -365,7 +407,7 @@ class Scheduler:
             self._next_id += 1
             extent.in_flight.add(extent.start, extent.end)
             extent.sent_bytes = extent.asked_bytes
-            self.under_way_bytes += extent.sent_bytes
+            device.under_way_bytes += extent.sent_bytes
         return sent
 
     # -------------------------------------------------------------- finished
@@ -376,7 +418,7 @@ class Scheduler:
         for result in done:
             extent = self._under_way.pop(result.id)
             file, length = extent.file, extent.end - extent.start
-            self.under_way_bytes -= extent.sent_bytes
+            self.device_of(file).under_way_bytes -= extent.sent_bytes
             extent.in_flight.remove(extent.start, extent.end)
             copied = [p for i, p in enumerate(extent.pages) if result.copied >> i & 1]
             file.pending_pages.difference_update(extent.pages)
@@ -436,12 +478,13 @@ class Scheduler:
         file.mark_prefetched(extent.start, extent.end)
         if extent.alone:
             self.meter.note_alone(result)
-        beside = self.under_way_bytes if extent.need is not None else 0
+        device = self.device_of(file)
+        beside = device.under_way_bytes if extent.need is not None else 0
         if max(result.bytes, beside) >= METERED_BYTES and not extent.window_bytes:
-            sample = self.meter.note(result, self._idle, extent.alone)
-            if sample and self._queues:
-                self._depth.note(sample)
-            self._idle = False
+            sample = self.meter.note(result, device.idle, extent.alone)
+            if sample and device.queued_bytes:
+                device.depth.note(sample)
+            device.idle = False
         if consumer is None:
             return
         late = (consumer.position_bytes - extent.at) * consumer.direction > 0

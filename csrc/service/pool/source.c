@@ -69,12 +69,9 @@ static int open_both(struct up_source *s)
 
 void up_source_close(struct up_source *s)
 {
-	if (s->given >= 0)
-		close(s->given);
-	if (s->fd >= 0)
-		close(s->fd);
-	if (s->direct_fd >= 0)
-		close(s->direct_fd);
+	up_close_later(s->given);
+	up_close_later(s->fd);
+	up_close_later(s->direct_fd);
 	*s = (struct up_source)UP_NO_SOURCE;
 }
 

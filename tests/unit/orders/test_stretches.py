@@ -58,9 +58,9 @@ def test_each_sample_is_the_record_of_the_stretches_that_it_is_in(seed: int) -> 
             (0, 0, 1, -1), (0, 0, 1, 1 << 62), (0, 1, (1 << 63) - 1, 0)],
 )  # fmt: skip
 def test_what_is_in_no_file_or_beyond_the_data_set_is_refused(row: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="none of 2 files, 10 samples"):
+    with pytest.raises(ValueError, match=r"a stretch that is none of (2 files|10 samples)"):
         Stretches.parse(["a", "b"], np.array(row, np.int64), 10)
-    with pytest.raises(ValueError, match="no stretches"):
+    with pytest.raises(ValueError, match="a stretch has four numbers: 3"):
         Stretches.parse(["a", "b"], np.array(row[:3], np.int64), 10)
 
 

@@ -426,7 +426,7 @@ def test_no_more_of_a_stream_is_under_way_than_keeps_the_storage_busy(
     bed = Bed(monkeypatch)
     storage = Storage(300e6, latency_seconds)
     monkeypatch.setattr(type(bed.scheduler.meter), "storage", property(lambda _: storage))
-    monkeypatch.setattr(type(bed.scheduler), "target_bytes", property(lambda _: 64 * MIB))
+    bed.scheduler.device_of(file).depth.bytes = 64 * MIB
     background = PrefetchRange(file, 0, SIZE // 2, 0, Priority.BACKGROUND)
     bed.scheduler.want(FileConsumer(0, 7), background)
     bed.scheduler.pump(bed.now)
@@ -489,7 +489,7 @@ def test_of_a_stream_that_yields_a_few_pieces_are_under_way(
 ) -> None:
     """A reader's own miss waits behind all of them."""
     bed = Bed(monkeypatch)
-    monkeypatch.setattr(type(bed.scheduler), "target_bytes", property(lambda _: 64 * MIB))
+    bed.scheduler.device_of(file).depth.bytes = 64 * MIB
     background = PrefetchRange(
         file, 0, SIZE // 2, 0, Priority.BACKGROUND, yield_bytes=512 << 10
     )  # fmt: skip

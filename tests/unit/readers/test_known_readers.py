@@ -85,7 +85,7 @@ class Node:
         file: Any = SimpleNamespace(
             key=(1, 2, SIZE, 4), path="/data/records", size_bytes=SIZE, changed=None, pooled=None,
             attached=1, resting=False, mark_used=lambda start, end: None, jumps=0, streamed=False,
-            heads=None, ahead_bytes=None,
+            tensor_starts=None, ahead_bytes=None,
         )  # fmt: skip
         self.client: Any = SimpleNamespace(
             rank=0,

@@ -15,7 +15,7 @@ from uffdprefetch.predict.streams import Stream
 from uffdprefetch.state import file_systems
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.opening import reopen
-from uffdprefetch.warm.consumer import PrefetchRange
+from uffdprefetch.warm.consumer import PrefetchRange, Priority
 from uffdprefetch.warm.limits import TokenBucket
 from uffdprefetch.warm.meter import METER_NS
 from uffdprefetch.warm.scheduler import READAHEAD_EXTENT_BYTES, Scheduler
@@ -104,6 +104,73 @@ def run_through(scheduler: Scheduler) -> None:
     while scheduler.queued_bytes:
         scheduler.pump(NOW)
         scheduler.reap()
+
+
+# ---- devices ------------------------------------------------------------------------------------
+
+
+class Deaf(Notes):
+    """A pool in which reads of one device never end, nor begin when so many are queued."""
+
+    def __init__(self, deaf: int, most: int = 1024) -> None:
+        super().__init__()
+        self.deaf, self.most, self.queued = deaf, most, 0
+
+    def submit(
+        self, number: int, fd: int, start: int, length: int, method: int = 0, **how: Any
+    ) -> bool:
+        if how["device"] != self.deaf:
+            return super().submit(number, fd, start, length, method)
+        self.queued += 1
+        return self.queued <= self.most
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, file: FileState) -> Iterator[FileState]:
+    """A file of another device, as far as is said."""
+    state = FileState.open(reopen(os.open(file.path, os.O_RDONLY)), file.path)
+    state.key = (state.key[0] + 1, *state.key[1:])
+    yield state
+    state.close()
+
+
+@pytest.mark.parametrize("most", [1024, 0], ids=["never ends", "is not taken"])
+@pytest.mark.parametrize("priority", [Priority.NEEDED, Priority.BACKGROUND])
+def test_a_device_that_does_not_answer_holds_up_no_other(
+    file: FileState, elsewhere: FileState, most: int, priority: Priority
+) -> None:
+    """Though its reader stands nearer to what is missing, and as much as ever is read at a time."""
+    notes = Deaf(elsewhere.key[0], most)
+    notes.took_ns = METER_NS
+    scheduler = scheduler_of(notes)
+    deaf, other = reader(1, 100 * MIB, 3e8), reader(2, 500 * MIB, 3e8)
+    at = 100 * MIB
+    scheduler.want(deaf, PrefetchRange(elsewhere, at, at + 400 * MIB))
+    at = 540 * MIB
+    scheduler.want(other, PrefetchRange(file, at, at + 100 * MIB, priority=priority))
+    device = scheduler.device_of(file)
+    for _ in range(100):
+        scheduler.pump(NOW)
+        scheduler.reap()
+    assert device.queued_bytes == device.under_way_bytes == 0
+    assert sum(length for _, length in notes.sent) == 100 * MIB
+    assert scheduler.queued_bytes == scheduler.device_of(elsewhere).queued_bytes > 300 * MIB
+    assert (scheduler.under_way_bytes > 0) == (most > 0)
+    assert scheduler.meter.bandwidth > 0, "what was read is measured"
+
+
+def test_of_each_device_as_much_is_under_way_as_keeps_that_one_busy(
+    file: FileState, elsewhere: FileState
+) -> None:
+    scheduler = scheduler_of(Deaf(elsewhere.key[0]))
+    fast, slow = scheduler.device_of(file), scheduler.device_of(elsewhere)
+    fast.depth.bytes = 4 * slow.depth.bytes
+    for number, of in enumerate((elsewhere, file)):
+        scheduler.want(reader(number, 0, 3e8), PrefetchRange(of, 0, 400 * MIB))
+    scheduler.pump(NOW)
+    assert (fast.under_way_bytes, slow.under_way_bytes) == (fast.depth.bytes, slow.depth.bytes)
+    assert scheduler.under_way_bytes == scheduler.target_bytes == 5 * slow.depth.bytes
+    assert fast.queued_bytes == 400 * MIB - fast.under_way_bytes
 
 
 # ---- the call that fills the cache --------------------------------------------------------------

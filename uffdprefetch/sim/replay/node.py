@@ -235,7 +235,7 @@ class Node:
     ) -> File:
         file = File(
             key=(0, number, size, 0), path=path, fd=number, page_fd=number, map_fd=number,
-            heads=IntervalSet(),  # its bytes are not there to tell
+            tensor_starts=IntervalSet(),  # its bytes are not there to tell
             size_bytes=size, file_system="replay", method=uffd.WARM_READAHEAD,
             chunk_bytes=EXTENT_BYTES, blocks=bytearray(-(-size // BLOCK_BYTES)),
         )  # fmt: skip

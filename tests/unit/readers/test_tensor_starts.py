@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""readers/heads.py: the heads of a file's tensors are read when it is mapped, a touch of one is no
-walk, and who has touched some is given what follows the first of them."""
+"""readers/tensor_starts.py: the starts of a file's tensors are read when it is mapped, a touch of
+one is no walk, and who has touched some is given what follows the first of them."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import struct
@@ -13,9 +14,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from conftest import wait_until
 
 from uffdprefetch.base.intervals import IntervalSet
-from uffdprefetch.readers.heads import AHEAD_BYTES, HEADS_MAX, Heads, heads, heads_of
+from uffdprefetch.readers.tensor_starts import (
+    AHEAD_BYTES,
+    STARTS_MAX,
+    TensorStarts,
+    starts,
+    tensor_starts_of,
+)
 from uffdprefetch.sense import pagetables
 from uffdprefetch.warm.consumer import PrefetchRange, Priority
 
@@ -37,6 +45,15 @@ def made(path: Path, count: int = COUNT, length: int = TENSOR) -> Path:
     return path
 
 
+def opened(path: Path) -> bool:
+    """Whether we have a descriptor of the file."""
+    found = False
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            found |= os.readlink(f"/proc/self/fd/{fd}") == str(path)
+    return found
+
+
 def expected(path: Path) -> list[tuple[int, int]]:
     data = path.stat().st_size - COUNT * TENSOR
     return [(data + n * TENSOR, data + n * TENSOR + PAGE) for n in range(COUNT)]
@@ -53,7 +70,7 @@ class Node:
         self.fd = os.open(path, os.O_RDONLY)
         self.file = SimpleNamespace(
             key=(1, 2, 3, 4), page_fd=self.fd, fd=self.fd, size_bytes=path.stat().st_size,
-            heads=None, unit_bytes=0, changed=None, mark_used=lambda a, b: None,
+            tensor_starts=None, unit_bytes=0, changed=None, mark_used=lambda a, b: None,
         )  # fmt: skip
         reader = SimpleNamespace(rank=0, pid=7, reads_pool=False)
         self.region: Any = SimpleNamespace(
@@ -66,7 +83,7 @@ class Node:
         self.layout = layout
         walks: Any = SimpleNamespace(forget=self.forgotten.append)
         opener: Any = SimpleNamespace(run=self.run)
-        self.heads = Heads(policy, scheduler, walks, layout, opener)
+        self.starts = TensorStarts(policy, scheduler, walks, layout, opener)
 
     def run(self, work: Any, then: Any) -> bool:
         if not self.busy:
@@ -74,7 +91,7 @@ class Node:
         return not self.busy
 
     def mapped(self) -> None:
-        self.heads.mapped(self.region)
+        self.starts.mapped(self.region)
         asked, self.asked = self.asked, []
         for work, then in asked:
             then(work())
@@ -91,7 +108,7 @@ class Node:
         clusters, _ = pagetables.new_touches(
             self.region, 0, size, lambda a, b: news.append((a, b))
         )  # fmt: skip
-        self.heads.scanned(self.region, news)
+        self.starts.scanned(self.region, news)
         return clusters
 
 
@@ -107,11 +124,13 @@ def node(path: Path) -> Iterator[Node]:
     os.close(node.fd)
 
 
-def test_heads_are_read_once_and_at_once_when_the_file_is_mapped(node: Node, path: Path) -> None:
+def test_tensor_starts_are_read_once_and_at_once_when_the_file_is_mapped(
+    node: Node, path: Path
+) -> None:
     node.mapped()
     assert [(one.start, one.end) for one in node.wanted] == expected(path)
     assert {(one.need, one.priority) for one in node.wanted} == {(0, Priority.NEEDED)}
-    assert list(node.file.heads) == expected(path)
+    assert list(node.file.tensor_starts) == expected(path)
     node.wanted.clear()
     node.mapped()
     assert node.wanted == []
@@ -122,21 +141,22 @@ def test_heads_are_read_once_and_at_once_when_the_file_is_mapped(node: Node, pat
     [{"policy": "fixed"}, {"unit_bytes": 4 * MIB}, {"reads_pool": True}, {"busy": True}],
     ids=str,
 )
-def test_where_heads_are_not_read(path: Path, change: dict[str, Any]) -> None:
+def test_where_tensor_starts_are_not_read(path: Path, change: dict[str, Any]) -> None:
     node = Node(path, change.get("policy", "auto"))
     node.file.unit_bytes = change.get("unit_bytes", 0)
     node.region.reader.reads_pool = change.get("reads_pool", False)
     node.busy = change.get("busy", False)
     before = len(os.listdir("/proc/self/fd"))
     node.mapped()
-    assert node.wanted == [] and len(os.listdir("/proc/self/fd")) == before
+    assert node.wanted == []
+    wait_until(lambda: len(os.listdir("/proc/self/fd")) == before, "the descriptor to be closed")
     os.close(node.fd)
 
 
 def test_nothing_is_wanted_of_a_file_that_was_closed_or_changed_meanwhile(path: Path) -> None:
     for change in ({"fd": -1}, {"changed": "written"}):
         node = Node(path)
-        node.heads.mapped(node.region)
+        node.starts.mapped(node.region)
         for name, value in change.items():
             setattr(node.file, name, value)
         ((work, then),) = node.asked
@@ -145,7 +165,7 @@ def test_nothing_is_wanted_of_a_file_that_was_closed_or_changed_meanwhile(path: 
         os.close(node.fd)
 
 
-def test_a_touch_of_a_head_is_no_walk_and_one_behind_it_is(
+def test_a_touch_of_a_start_is_no_walk_and_one_behind_it_is(
     node: Node, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node.mapped()
@@ -176,7 +196,7 @@ def test_who_looks_at_tensors_is_given_what_follows_the_first(
     assert len(node.wanted) == 1, "once"
 
 
-def test_what_was_touched_before_the_heads_were_known_counts_as_the_first(
+def test_what_was_touched_before_the_starts_were_known_counts_as_the_first(
     node: Node, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel has mapped what follows with it, and of a small tensor not the first page."""
@@ -190,8 +210,8 @@ def test_what_was_touched_before_the_heads_were_known_counts_as_the_first(
     other = Node(path)
     other.mapped()
     other.wanted.clear()
-    assert other.file.heads is not None
-    other.file.heads.add(MIB, MIB + 4 * PAGE)
+    assert other.file.tensor_starts is not None
+    other.file.tensor_starts.add(MIB, MIB + 4 * PAGE)
     other.touch(
         monkeypatch, *((at, at + PAGE) for at in range(MIB + PAGE, MIB + 4 * PAGE, 2 * PAGE))
     )
@@ -200,7 +220,7 @@ def test_what_was_touched_before_the_heads_were_known_counts_as_the_first(
     os.close(other.fd)
 
 
-def test_who_reads_what_follows_the_heads_is_a_walk(
+def test_who_reads_what_follows_the_starts_is_a_walk(
     node: Node, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node.mapped()
@@ -224,27 +244,26 @@ def test_what_is_read_then_is_bounded_by_the_budget(
 def test_small_tensors_are_read_whole_and_neighbours_as_one() -> None:
     size = 1 << 30
     large = (10_000, 10_000 + MIB)
-    assert heads([large], size) == [(8192, 16384)]
+    assert starts([large], size) == [(8192, 16384)]
     norm = (large[1], large[1] + 60_000)
     low, high = large[1] // PAGE * PAGE, -(-norm[1] // PAGE) * PAGE
-    assert heads([large, norm], size) == [(8192, 16384), (low, high)]
-    assert heads([(0, 100), (100, 200), (200, MIB)], size) == [(0, 8192)]
-    assert heads([(size - 10, size)], size) == [(size - PAGE, size)]
+    assert starts([large, norm], size) == [(8192, 16384), (low, high)]
+    assert starts([(0, 100), (100, 200), (200, MIB)], size) == [(0, 8192)]
+    assert starts([(size - 10, size)], size) == [(size - PAGE, size)]
 
 
 def test_of_too_many_or_too_much_none_is_read() -> None:
-    few = [(n * MIB, (n + 1) * MIB) for n in range(HEADS_MAX)]
-    assert len(heads(few, HEADS_MAX * MIB)) == HEADS_MAX
-    assert heads([*few, (HEADS_MAX * MIB, (HEADS_MAX + 1) * MIB)], 1 << 40) == []
+    few = [(n * MIB, (n + 1) * MIB) for n in range(STARTS_MAX)]
+    assert len(starts(few, STARTS_MAX * MIB)) == STARTS_MAX
+    assert starts([*few, (STARTS_MAX * MIB, (STARTS_MAX + 1) * MIB)], 1 << 40) == []
     dense = [(n * 128 * KIB, (n + 1) * 128 * KIB) for n in range(100)]
-    assert heads(dense, 100 * 128 * KIB) == []
+    assert starts(dense, 100 * 128 * KIB) == []
 
 
 def test_a_file_that_tells_nothing_or_what_cannot_be_has_none(tmp_path: Path) -> None:
+    path = tmp_path / "file"
     for content in (b"", bytes(8192), struct.pack("<Q", 20) + b"{" + bytes(8192)):
-        path = tmp_path / "file"
         path.write_bytes(content)
         fd = os.open(path, os.O_RDONLY)
-        assert heads_of(fd, len(content)) == []
-        with pytest.raises(OSError):
-            os.fstat(fd)
+        assert tensor_starts_of(fd, len(content)) == []
+        wait_until(lambda: not opened(path), "the descriptor to be closed")

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Heads: of a file that says where its tensors lie (formats/parts.py) the first page of each, and
-small ones whole, are read when it is mapped, before all else.
+"""Tensor starts: of a file that says where its tensors lie (formats/parts.py) the first page of
+each, and small ones whole, are read when it is mapped, before all else.
 
 A loader looks at each tensor before it reads any: safetensors' load_file, and transformers with it,
 touch the first page of each, torch.load reads the header before it. One after the other, and behind
 the window that reads the file in order, those take as long as the whole file does; all at once they
-take a few milliseconds. So a touch of a head is no walk. Who has touched some, and nothing behind
+take a few milliseconds. So a touch of one is no walk. Who has touched some, and nothing behind
 them, is about to read from the first of them on: that begins then, up to where its walk will be
 known, and its window goes on (readers/windows.py).
 """
@@ -31,14 +31,14 @@ from uffdprefetch.warm.scheduler import Scheduler
 
 #: A tensor that is no longer is read whole: norms and biases, of which a fault maps all.
 SMALL_BYTES = BLOCK_BYTES
-#: The head of a larger one: what a loader that looks at it by read(2) takes (stdio's buffer).
-HEAD_BYTES = 4096
-#: Heads of a file: the service's thread takes some 20 us for a request.
-HEADS_MAX = 4096
+#: The start of a larger one: what a loader that looks at it by read(2) takes (stdio's buffer).
+START_BYTES = 4096
+#: Tensor starts of a file: the service's thread takes some 20 us for a request.
+STARTS_MAX = 4096
 #: No more than one part in this many of a file is read for them: a reader that wants one tensor of
 #: it has little use for the others.
 SHARE = 64
-#: So many heads without what follows them are no walk that was seen where it waits.
+#: So many of them without what follows them are no walk that was seen where it waits.
 LOOKED_AT = 3
 #: What is read then may be for nothing, as the windows of one who reads for nothing are.
 AHEAD_BYTES = JUDGED_BYTES
@@ -48,14 +48,14 @@ Range = tuple[int, int]
 
 @dataclass
 class _File:
-    """Whose heads are known."""
+    """Whose tensor starts are known."""
 
     place: int  # where it begins in the order in which they were looked at, bytes
     touched: list[Range] = field(default_factory=list)
     begun: bool = False
 
 
-class Heads:
+class TensorStarts:
     """Of all files of a service, whose thread calls everything here."""
 
     def __init__(
@@ -71,34 +71,39 @@ class Heads:
         """A file is mapped. Once for each that is opened, and not where a request costs more than
         its bytes, nor for the pool, which reads what lies around a touch with it."""
         file, reader = region.file, region.reader
-        if self._policy != "auto" or file.heads is not None or file.unit_bytes or reader.reads_pool:
+        if (
+            self._policy != "auto"
+            or file.tensor_starts is not None
+            or file.unit_bytes
+            or reader.reads_pool
+        ):
             return
         try:
             fd = os.dup(file.page_fd)
         except OSError:  # out of descriptors
             return
-        file.heads = IntervalSet()
+        file.tensor_starts = IntervalSet()
         consumer = FileConsumer(reader.rank, reader.pid)
 
         def told(found: list[Range] | OSError) -> None:
             if not isinstance(found, OSError) and file.fd >= 0 and not file.changed:
                 self._read(consumer, file, found)
 
-        if not self._opener.run(lambda: heads_of(fd, file.size_bytes), told):
-            os.close(fd)
+        if not self._opener.run(lambda: tensor_starts_of(fd, file.size_bytes), told):
+            uffd.close_later(fd)
 
     def _read(self, consumer: FileConsumer, file: FileState, found: list[Range]) -> None:
-        assert file.heads is not None
+        assert file.tensor_starts is not None
         for start, end in found:
-            file.heads.add(start, end)
+            file.tensor_starts.add(start, end)
             # 0: in no order, all of them at once
             self._scheduler.want(consumer, PrefetchRange(file, start, end, need=0))
 
     def scanned(self, region: Region, found: list[Range]) -> None:
-        """A page-table scan has found these ranges of a file whose heads are known, and none of
-        them before."""
+        """A page-table scan has found these ranges of a file whose tensor starts are known, and
+        none of them before."""
         file = region.file
-        assert file.heads is not None
+        assert file.tensor_starts is not None
         known = self._files.get(file.key)
         if known is None:
             known = self._files[file.key] = _File(self._place)
@@ -107,7 +112,7 @@ class Heads:
                 del self._files[next(iter(self._files))]
         if known.begun:
             return
-        known.touched += [(a, b) for a, b in found if not file.heads.missing(a, b)]
+        known.touched += [(a, b) for a, b in found if not file.tensor_starts.missing(a, b)]
         mapped = region.scan.mapped
         known.touched = [(a, b) for a, b in known.touched if not mapped.contains(b)]
         if len(known.touched) >= LOOKED_AT:
@@ -115,12 +120,12 @@ class Heads:
             self._begin(region, known)
 
     def _begin(self, region: Region, known: _File) -> None:
-        """Its reader is about to read what it has looked at. What it has touched before the heads
+        """Its reader is about to read what it has looked at. What it has touched before the starts
         were known is no walk either."""
         file, reader, mapped = region.file, region.reader, region.scan.mapped
-        assert file.heads is not None
+        assert file.tensor_starts is not None
         self._walks.forget(reader)
-        touched = [*known.touched, *(one for one in file.heads if mapped.contains(one[0]))]
+        touched = [*known.touched, *(one for one in file.tensor_starts if mapped.contains(one[0]))]
         start = min(touched)[0]
         ahead = min(AHEAD_BYTES, self._layout.allowed_bytes // self._layout.places)
         end = min(start + ahead, region.span.end_bytes)
@@ -128,7 +133,7 @@ class Heads:
         self._scheduler.want(FileConsumer(reader.rank, reader.pid), wanted)
 
 
-class _Head:
+class _Reader:
     """A RangeReader over a descriptor."""
 
     def __init__(self, fd: int, size_bytes: int) -> None:
@@ -139,30 +144,30 @@ class _Head:
         return os.pread(self._fd, length, offset)
 
 
-def heads_of(fd: int, size_bytes: int) -> list[Range]:
-    """The heads of a file, none if it does not tell. Closes ``fd``. Raises OSError."""
+def tensor_starts_of(fd: int, size_bytes: int) -> list[Range]:
+    """The tensor starts of a file, none if it does not tell. Closes ``fd``. Raises OSError."""
     try:
-        found = parts.parts_of(_Head(fd, size_bytes))
+        found = parts.parts_of(_Reader(fd, size_bytes))
     except UffdPrefetchError:
         return []  # of no such format
     finally:
-        os.close(fd)
-    return heads(found or [], size_bytes)
+        uffd.close_later(fd)
+    return starts(found or [], size_bytes)
 
 
-def heads(found: Iterable[Range], size_bytes: int) -> list[Range]:
+def starts(found: Iterable[Range], size_bytes: int) -> list[Range]:
     """Of tensors, in the order of the file, what is to be read first: whole pages, those that touch
     as one. None if it were too many, or too much of the file."""
     page = uffd.PAGE_BYTES
     joined: list[Range] = []
     for start, end in found:
         if end - start > SMALL_BYTES:
-            end = start + HEAD_BYTES
+            end = start + START_BYTES
         low, high = start // page * page, min(-(-end // page) * page, size_bytes)
         if joined and low <= joined[-1][1]:
             joined[-1] = joined[-1][0], max(high, joined[-1][1])
         else:
             joined.append((low, high))
-    if len(joined) > HEADS_MAX or SHARE * sum(b - a for a, b in joined) > size_bytes:
+    if len(joined) > STARTS_MAX or SHARE * sum(b - a for a, b in joined) > size_bytes:
         return []
     return joined
