@@ -77,7 +77,7 @@ class PlannedReader:
         self.consumer = OrderConsumer(rank, now)
         self.guard = OrderGuard(now) if source.exact else None
         self.followers: dict[int, Reader] = {}  # by pid: whose it is
-        self.kept_back = False  # some of what lies within its lookahead
+        self.asks_on: Reader | None = None  # for what was kept back of its lookahead
 
     @property
     def how(self) -> str:
@@ -363,16 +363,17 @@ class KnownOrders(Predictor):
         more = max(AT_ONCE_BYTES, ahead // AT_ONCE_PARTS)
         now_ahead = min(ahead, order.epochs.handed_out_bytes + more)
         whole = self._all_is_read(order.file)
-        order.kept_back = False
+        order.asks_on = None
         for start, end, need in order.due(now_ahead):
-            order.kept_back = now_ahead < ahead
+            order.asks_on = reader if now_ahead < ahead else None
             wanted = PrefetchRange(order.file, start, end, need, whole=whole, pooled=pooled)
             yield order.consumer, wanted
 
     def has_more(self, reader: Reader) -> bool:
-        """See Predictor: the rest of a lookahead that has grown."""
+        """See Predictor: the rest of a lookahead that has grown. Of several processes that read by
+        one order (DataLoader workers) one asks for it."""
         order = reader.order.reader
-        return order is not None and order.kept_back
+        return order is not None and order.asks_on is reader
 
     def _all_is_read(self, file: FileState) -> bool:
         """Whether this node's readers, all together, read nearly all of a file, for which there is
