@@ -62,6 +62,7 @@ LIKE = "dataset = datasets.Dataset.of_files(files)"
 LIKE_SHUFFLED = LIKE + ".indexed(torch.randperm(N).tolist())"
 REAL = "dataset = datasets.concatenate_datasets([datasets.Dataset.from_file(f) for f in files])"
 REAL_SHUFFLED = REAL + ".shuffle(seed=3, keep_in_memory=True)"
+REAL_STREAM = REAL + ".to_iterable_dataset(num_shards=8).shuffle(seed=3, buffer_size=60)"
 #: (library, dataset, workers, how they start, whether the loader shuffles, engine)
 CASES = [
     ("like", LIKE, 0, "fork", True, "cache"),
@@ -73,6 +74,8 @@ CASES = [
     ("real", REAL, 4, "fork", True, "cache"),
     ("real", REAL_SHUFFLED, 2, "spawn", False, "cache"),
     ("real", REAL_SHUFFLED, 0, "fork", False, "pool"),
+    ("real", REAL_STREAM, 0, "fork", False, "cache"),
+    ("real", REAL_STREAM, 0, "fork", False, "pool"),
 ]
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from torch_service import (
 
 pytestmark = pytest.mark.torch
 
+HAVE_DATASETS = importlib.util.find_spec("datasets") is not None
 needs_torch = pytest.mark.skipif(not HAVE_TORCH, reason="torch is not installed")
 
 MODULES = "import sys, json; print(json.dumps(sorted(sys.modules)))"
@@ -59,13 +61,13 @@ def test_sys_path_is_as_without_us_and_children_inherit_the_variable(listener: L
     assert variable == str(SITE)
 
 
-def test_once_nothing_waits_for_torch_no_finder_is_left(listener: Listener) -> None:
+def test_once_all_that_it_waits_for_is_there_no_finder_is_left(listener: Listener) -> None:
     count = "import sys, json; %sprint(json.dumps([type(f).__name__ for f in sys.meta_path]))"
     waiting = output_of("-c", count % "", environment=listener.environment())
     assert waiting[0] == "_Finder"
-    if HAVE_TORCH:
-        done = output_of("-c", count % "import torch; ", environment=listener.environment())
-        assert "_Finder" not in done
+    if HAVE_TORCH and HAVE_DATASETS:
+        both = count % "import torch, datasets.iterable_dataset; "
+        assert "_Finder" not in output_of("-c", both, environment=listener.environment())
 
 
 @needs_torch
@@ -196,6 +198,7 @@ def test_modules_beside_the_script_that_are_called_as_ours_are_the_users(
         "epochs",
         "tables",
         "arrow_tables",
+        "iterables",
         "token_files",
     ]
     for name in names:

@@ -210,7 +210,9 @@ def _of_orders(world: World, put: Put) -> None:
             except announcement.AnnounceError as error:
                 return {"error": str(error)}
             said = found[0]
-            parts = [{"what": part.what, "why": part.why} for part in said.parts]
+            parts = [
+                {"what": part.what, "why": part.why, "ahead": part.ahead} for part in said.parts
+            ]
             return {"reader": said.reader, "slot": said.slot, "items": said.items, "parts": parts}
 
         told = world.ask(["load", pid, n], real)
@@ -218,7 +220,8 @@ def _of_orders(world: World, put: Put) -> None:
             raise announcement.AnnounceError(told["error"])
         if found:
             return found[0]
-        parts = [SimpleNamespace(**part) for part in told.pop("parts")]
+        # in older tapes nothing is said of what may have been read ahead
+        parts = [SimpleNamespace(**{"ahead": 0, **part}) for part in told.pop("parts")]
         return SimpleNamespace(pid=pid, number=n, parts=parts, remove=lambda: None, **told)
 
     put(announcement, "load", asked_load)

@@ -16,7 +16,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from . import channel, datasets, keys, late, samplers
+from . import channel, datasets, iterables, keys, late, samplers
 from .epochs import STRIKES, Epoch, Reader, Settings
 from .tables import Table
 
@@ -28,8 +28,21 @@ _epochs = Table(on_death=Epoch.end)  # by iterator
 
 
 def install(module: Any) -> bool:
-    """Wrap the methods of ``module``, torch.utils.data.dataloader. Returns whether they are
-    wrapped: not where this torch lacks one of them."""
+    """Wrap the methods of ``module``: torch.utils.data.dataloader, or iterables.MODULE. Returns
+    whether they are wrapped: not where this version of it lacks one of them."""
+    ours = _install_iterables if module.__name__ == iterables.MODULE else _install_loader
+    return ours(module)
+
+
+def _install_iterables(module: Any) -> bool:
+    if not iterables.install(module, _guarded):
+        _debug("these iterable datasets are made otherwise; nothing is announced")
+        return False
+    _guarded(channel.expect)
+    return True
+
+
+def _install_loader(module: Any) -> bool:
     iterator = getattr(module, "_BaseDataLoaderIter", None)
     fetcher = getattr(sys.modules.get("torch.utils.data._utils.fetch"), "_MapDatasetFetcher", None)
     wanted = [

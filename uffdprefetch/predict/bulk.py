@@ -188,11 +188,16 @@ def probe_bytes(plain_bytes: float) -> int:
 def yield_bytes(
     miss_seconds: float, bandwidth_bytes_per_second: float, keeps_pace: bool = False
 ) -> int:
-    """What of a stream is under way at one time: it keeps the storage busy, so that what comes in
-    its latency and a piece more, in whole pieces for each of the EXTENTS that are read."""
+    """What of a stream is under way at one time where a miss of MISS_BYTES takes so long."""
     if keeps_pace:
         return PACED_PIECES * PIECE_BYTES
     latency = max(0.0, miss_seconds - MISS_BYTES / bandwidth_bytes_per_second)
+    return busy_bytes(latency, bandwidth_bytes_per_second)
+
+
+def busy_bytes(latency_seconds: float, bandwidth_bytes_per_second: float) -> int:
+    """What of a stream, under way at one time, keeps the storage busy: what comes in its latency
+    and a piece more, in whole pieces for each of the EXTENTS that are read."""
     step = EXTENTS * PIECE_BYTES
-    steps = -(-(int(bandwidth_bytes_per_second * latency) + PIECE_BYTES) // step)
+    steps = -(-(int(bandwidth_bytes_per_second * latency_seconds) + PIECE_BYTES) // step)
     return min(steps * step, YIELD_MOST_BYTES)

@@ -132,6 +132,8 @@ class Arbiter:
             if chosen is not None:
                 for consumer, wanted in chosen.demand(reader, now):
                     self._scheduler.want(consumer, wanted)
+                if chosen.has_more(reader):
+                    self._due[key] = one
             for region in one.regions.values():
                 if not region.detaching:
                     self._layout.refresh(region)

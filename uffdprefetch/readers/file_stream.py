@@ -32,8 +32,10 @@ PIECE_BYTES = 32 * MIB
 WAITING_BYTES = 8 * MIB
 #: Of what it may stream by now (``most_bytes``), no less is asked for at once.
 STEP_BYTES = MIB
-#: What is under way for a reader that has gone past it and goes on by itself: at 300 MB/s its miss
-#: takes 3 ms longer.
+#: Of a stream that a reader has gone past, whose misses stand behind it: what keeps storage busy
+#: (bulk.busy_bytes()) that brings what it is known to, or this (bytes/s: a link of 2 Gb/s). Where
+#: the latency is not known, so much.
+YIELD_BANDWIDTH = 250e6
 YIELD_BYTES = MIB
 #: Extents checked in a turn: of a file that is there already nothing is asked for.
 LOOKS_AT_ONCE = 256
@@ -129,7 +131,12 @@ class FileStream:
         if begins is None:
             begins = next((start for start, _ in self._waiting), position_bytes)
         if begins < position_bytes:
-            self.give_way(Priority.BACKGROUND, YIELD_BYTES)
+            storage = self._scheduler.meter.of_pages
+            bandwidth = max(storage.bandwidth_bytes_per_second, YIELD_BANDWIDTH)
+            busy_bytes = bulk.busy_bytes(storage.latency_seconds, bandwidth)
+            self.give_way(
+                Priority.BACKGROUND, busy_bytes if storage.latency_seconds else YIELD_BYTES
+            )
         else:
             self.give_way(priority, 0)
 

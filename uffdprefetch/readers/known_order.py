@@ -60,9 +60,13 @@ class PlannedReader:
     #: Whether the order was taken from how it walks, which has to be watched on.
     inferred = False
 
-    def __init__(self, file: FileState, rank: int, source: Source, clock: Clock = CLOCK) -> None:
-        """``rank``: whose it is, for people."""
-        self._clock = clock
+    def __init__(
+        self, file: FileState, rank: int, source: Source, clock: Clock = CLOCK,
+        ahead_items: int = 0,
+    ) -> None:  # fmt: skip
+        """``rank``: whose it is, for people; ``ahead_items``: so many it may have read beyond what
+        it has told."""
+        self._clock, self.ahead_items = clock, ahead_items
         self.file, self.rank = file, rank
         self.epochs = Epochs(source, file.size_bytes)
         self.dropped: str | None = None  # why the plan is not followed any more
@@ -73,6 +77,7 @@ class PlannedReader:
         self.consumer = OrderConsumer(rank, now)
         self.guard = OrderGuard(now) if source.exact else None
         self.followers: dict[int, Reader] = {}  # by pid: whose it is
+        self.asks_on: Reader | None = None  # for what was kept back of its lookahead
 
     @property
     def how(self) -> str:
@@ -352,13 +357,23 @@ class KnownOrders(Predictor):
             return
         storage, boost = self._scheduler.meter.storage, order.consumer.feedback.boost
         pooled = reader.reads_pool
-        ahead = lookahead_bytes(order.walk, storage, self.allowed_bytes(pooled), boost)
+        ahead = lookahead_bytes(
+            order.walk, storage, self.allowed_bytes(pooled), boost, order.ahead_items
+        )
         more = max(AT_ONCE_BYTES, ahead // AT_ONCE_PARTS)
-        ahead = min(ahead, order.epochs.handed_out_bytes + more)
+        now_ahead = min(ahead, order.epochs.handed_out_bytes + more)
         whole = self._all_is_read(order.file)
-        for start, end, need in order.due(ahead):
+        order.asks_on = None
+        for start, end, need in order.due(now_ahead):
+            order.asks_on = reader if now_ahead < ahead else None
             wanted = PrefetchRange(order.file, start, end, need, whole=whole, pooled=pooled)
             yield order.consumer, wanted
+
+    def has_more(self, reader: Reader) -> bool:
+        """See Predictor: the rest of a lookahead that has grown. Of several processes that read by
+        one order (DataLoader workers) one asks for it."""
+        order = reader.order.reader
+        return order is not None and order.asks_on is reader
 
     def _all_is_read(self, file: FileState) -> bool:
         """Whether this node's readers, all together, read nearly all of a file, for which there is

@@ -372,7 +372,8 @@ class Announcements:
             return
         rank = next((c.rank for c in self._clients() if c.descends_from(heard.peer)), 0)
         source = _Stated(order, f"{heard.said.reader}: {each['how']}")
-        reader = PlannedReader(file, rank, source, self._clock)
+        ahead_items = max((part.ahead for part in heard.said.parts), default=0)
+        reader = PlannedReader(file, rank, source, self._clock, ahead_items)
         heard.readers.append(reader)
         self._known_orders.add(reader)
         if heard.items:

@@ -72,6 +72,11 @@ class Predictor(ABC):
         asked. The scheduler leaves out what is in memory already, and what was read
         within the last second (FileState.recent)."""
 
+    def has_more(self, reader: Reader) -> bool:
+        """Whether demand() has kept back some of what is wanted now: it is asked again, as soon as
+        ``every_ns`` allows."""
+        return False
+
     def dismissed(self, reader: Reader) -> None:  # noqa: B027
         """Another predictor is in charge from now on: what waits to be read for this one's reader
         is to be taken back (Scheduler.forget), and asked for again should it be in charge again."""

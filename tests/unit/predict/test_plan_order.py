@@ -478,6 +478,28 @@ def test_the_lookahead_is_little_s_law_within_bounds() -> None:
     assert lookahead_bytes(fast, Storage(), GIB, boost=2.0) == pytest.approx(rate * 0.8, rel=0.01)
 
 
+def test_a_reader_that_may_have_read_on_has_as_much_more_ahead() -> None:
+    walk = paced(100 * MIB)
+    least = lookahead_bytes(walk, Storage(), GIB)
+    for items in (1, 50):
+        assert lookahead_bytes(walk, Storage(), GIB, ahead_items=items) == least + items * MIB
+    assert lookahead_bytes(walk, Storage(), 60 * MIB, ahead_items=50) == 60 * MIB
+    left = walk.total_bytes - walk.position_bytes
+    assert lookahead_bytes(walk, Storage(), 8 * GIB, ahead_items=10**6) == least + left
+
+
+def test_until_its_rate_is_known_a_reader_of_an_exact_order_may_be_as_fast_as_the_storage() -> None:
+    order, storage = fixed_records(shuffled(300, 16), MIB), Storage(200e6, 0.001)
+    exact, judged = (OrderCursor(order, 300 * MIB, judged=judged) for judged in (False, True))
+    assert lookahead_bytes(exact, storage, GIB) == int(0.4 * 200e6)
+    assert lookahead_bytes(exact, Storage(), GIB) == window.LOOKAHEAD_MIN_BYTES
+    assert lookahead_bytes(judged, storage, GIB) == window.LOOKAHEAD_MIN_BYTES
+    exact.said(1, 10**9)
+    exact.said(2, 2 * 10**9)
+    assert 0 < exact.rate_bytes_per_second < 2e6
+    assert lookahead_bytes(exact, storage, GIB) == window.LOOKAHEAD_MIN_BYTES
+
+
 def test_the_lookahead_of_small_records_counts_their_pages() -> None:
     rows = np.random.default_rng(17).integers(0, 10**8, 200_000)
     walk = OrderCursor(fixed_records(rows, 100), 10**10)

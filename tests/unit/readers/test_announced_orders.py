@@ -141,6 +141,16 @@ def test_the_bytes_of_an_order_are_asked_for_in_what_its_processes_map(
     assert train.walk.items == 100 and not heard.pending(only(own)) and job.came == 1
 
 
+def test_how_far_its_readers_may_be_ahead_of_what_they_tell_is_known(
+    job: Job, heard: Announcements
+) -> None:
+    job.process(10, 4, "/train")
+    written(job, 1, parts=({"what": "samples", "array": "some", "ahead": 96},))
+    heard.announced(10, 10, 1)
+    job.helper.answer(orders=[part()])
+    assert [reader.ahead_items for reader in job.known_orders.all] == [96]
+
+
 def test_the_rank_is_that_of_the_process_that_reads(job: Job, heard: Announcements) -> None:
     job.process(9, 2, "/train")
     assert followed(job, heard).rank == 4

@@ -48,6 +48,7 @@ class Oracle(Predictor):
     def __init__(self) -> None:
         self.sure, self.seen, self.gone = 0.0, list[Observation](), 0
         self.lost: list[int] = []
+        self.more = 0  # times that it has more
         self.consumer, self.at = FileConsumer(0, 7), 0
 
     def observe(
@@ -61,6 +62,10 @@ class Oracle(Predictor):
     def demand(self, reader: Reader, now_ns: int) -> Iterator[tuple[Consumer, PrefetchRange]]:
         self.at += MIB
         yield self.consumer, PrefetchRange(reader.file, self.at, self.at + MIB)
+
+    def has_more(self, reader: Reader) -> bool:
+        self.more -= 1
+        return self.more >= 0
 
     def dismissed(self, reader: Reader) -> None:
         self.gone += 1
@@ -134,6 +139,16 @@ def test_the_surest_is_asked_alone_and_what_the_others_wanted_is_taken_back() ->
     assert node.by() == {"FileConsumer"} and len(node.notes.wanted) == 8
     assert node.notes.forgotten.count(walk) == 1 and not node.oracle.gone
     assert walk.position_bytes == 16 * MIB, "its walk is followed on"
+
+
+def test_who_has_more_is_asked_again_though_nothing_is_touched() -> None:
+    node = Node()
+    node.oracle.sure, node.oracle.more = 0.9, 3
+    node.reads(1)
+    for _ in range(6):
+        node.now += 10**7
+        node.engine.plan()
+    assert len(node.notes.wanted) == 4 and node.engine.arbiter.idle
 
 
 def test_after_a_short_takeover_windows_ask_again_for_what_they_lost() -> None:

@@ -174,6 +174,7 @@ def known(inferred: bool = False, touched_ns: int = 0) -> Any:
         dropped=None,
         followers={},
         guard=None,
+        asks_on=None,
     )
 
 

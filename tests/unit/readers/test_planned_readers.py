@@ -210,11 +210,32 @@ def test_a_lookahead_that_has_grown_is_asked_for_bit_by_bit(
         while len(sent) < 2 or sent[-1] > sent[-2]:
             service.demands(reader)
             sent.append(walk.sent_bytes)
+        assert reader.asks_on is None, "nothing more is to be had: nobody asks on"
         handed_out[at_once] = sent
     gradually, at_once_all = handed_out.values()
     assert len(at_once_all) == 3, "one call, and one more that had nothing to add"
     assert max(b - a for a, b in pairwise(gradually)) < at_once_all[-1] / 3
     assert gradually[-1] >= 16 * MIB
+
+
+def test_what_is_kept_back_of_a_lookahead_one_process_asks_for_though_nothing_happens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(known_order, "AT_ONCE_BYTES", 4 * MIB)
+    reader = follows(Orders(range(3000, 0, -1)))
+    service = Service(reader)
+    one, orders = service.region.reader, service.known_orders
+    other = region_of(SimpleNamespace(rank=0, pid=8, readers={}), reader.file).reader
+    walk = reader.look()
+    service.demands(reader)
+    other.order.reader = reader
+    assert walk is not None and walk.sent_bytes < 12 * MIB
+    assert orders.has_more(one) and not orders.has_more(other)
+    while orders.has_more(one):
+        service.demands(reader)
+    assert walk.sent_bytes >= 16 * MIB
+    one.order.reader = None
+    assert not orders.has_more(one)
 
 
 def test_a_reader_that_is_removed_is_told_of_and_wants_nothing_more() -> None:

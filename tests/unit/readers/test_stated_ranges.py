@@ -11,6 +11,7 @@ import pytest
 from bulk_bed import MIB, MS, SIZE, Bed, opened, streaming
 
 from uffdprefetch.base.intervals import IntervalSet
+from uffdprefetch.native import uffd
 from uffdprefetch.predict.bulk import MISS_BYTES
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.protocol.wire import ServingMode
@@ -107,9 +108,22 @@ def test_windows_come_first(bed: Bed, file: FileState) -> None:
     assert bed.sent[0][0] == SIZE - 4 * MIB
 
 
-def test_a_reader_that_goes_on_before_the_stream_does_not_stand_behind_it(
-    bed: Bed, file: FileState
+@pytest.mark.parametrize(
+    ("latency_ms", "bandwidth", "expected"),
+    [
+        (0, 0.0, YIELD_BYTES),
+        (1, 0.0, 512 << 10),
+        (5, 0.0, 3 * (512 << 10)),
+        (5, 1e9, 10 * (512 << 10)),
+    ],
+)
+def test_a_reader_that_goes_on_before_the_stream_stands_behind_what_keeps_the_storage_busy(
+    bed: Bed, file: FileState, latency_ms: int, bandwidth: float, expected: int
 ) -> None:
+    if latency_ms:
+        page = uffd.WarmResult(1, 0, 0, latency_ms * MS, 0, 4096, 1, uffd.WARM_READAHEAD, 0, 0)
+        bed.scheduler.meter.note_pages(page, 1)
+    bed.scheduler.meter.bandwidth = bandwidth
     region = bed.region(file)
     bed.stated.needed(region, 0, SIZE)
     bed.touch(region, 0)  # where the stream is, too
@@ -117,7 +131,7 @@ def test_a_reader_that_goes_on_before_the_stream_does_not_stand_behind_it(
     for at in range(96 * MIB, SIZE, 64 * MIB):  # faster than it comes
         bed.touch(region, at)
         bed.touch(region, at + MIB // 2)
-        assert bed.scheduler.under_way_bytes <= YIELD_BYTES
+        assert bed.scheduler.under_way_bytes == expected
     bed.rest(2000)
     assert list(read(bed)) == [(0, SIZE)] and said(bed, file)[0] == "done"
 

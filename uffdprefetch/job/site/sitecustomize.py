@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run by Python at its start: `uffdprefetch wrap` puts this directory on PYTHONPATH.
 
-When torch.utils.data.dataloader is imported the package around this file is loaded and its hook
-installed there. Nothing else changes: this directory is removed from sys.path, and the
-sitecustomize that it shadows is run.
+When one of _TARGETS is imported the package around this file is loaded and its hook installed
+there. Nothing else changes: this directory is removed from sys.path, and the sitecustomize that it
+shadows is run.
 
 The syntax is valid from Python 2.7 on, since any may be started inside a job.
 """
@@ -12,7 +12,7 @@ import os
 import sys
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
-_TARGET = "torch.utils.data.dataloader"
+_TARGETS = ["torch.utils.data.dataloader", "datasets.iterable_dataset"]
 _PACKAGE = "_uffdprefetch_job"
 
 
@@ -24,36 +24,41 @@ def _wanted():  # type: ignore[no-untyped-def]
         and os.environ.get("UFFDPREFETCH_TORCH") != "off"
         and socket is not None
         and os.path.isdir(socket + ".plan")
-        and _TARGET not in sys.modules
+        and not any(name in sys.modules for name in _TARGETS)
     )
 
 
 class _Finder:
-    """Finds nothing itself: delegates, and wraps the loader of torch's DataLoader module."""
+    """Finds nothing itself: delegates, and wraps the loaders of the targets."""
+
+    def __init__(self):  # type: ignore[no-untyped-def]
+        self._left = list(_TARGETS)
 
     def find_spec(self, name, path=None, target=None):  # type: ignore[no-untyped-def]
-        if name != _TARGET:
+        if name not in self._left:
             return None
         for finder in list(sys.meta_path):
             find = None if finder is self else getattr(finder, "find_spec", None)
             spec = None if find is None else find(name, path, target)
             if spec is not None:
                 try:
-                    self._watch(spec.loader)
+                    self._watch(name, spec.loader)
                 except Exception:
                     pass  # an unusual loader: the job goes on without the hook
                 return spec
         return None
 
-    def _watch(self, loader):  # type: ignore[no-untyped-def]
+    def _watch(self, name, loader):  # type: ignore[no-untyped-def]
         execute = loader.exec_module
 
         def exec_module(module):  # type: ignore[no-untyped-def]
-            if module.__name__ != _TARGET:  # a loader shared by several modules
+            if module.__name__ != name:  # a loader shared by several modules
                 return execute(module)
             loader.__dict__.pop("exec_module", None)
             execute(module)
-            if self in sys.meta_path:
+            if name in self._left:
+                self._left.remove(name)
+            if not self._left and self in sys.meta_path:
                 sys.meta_path.remove(self)
             _install(module)
 

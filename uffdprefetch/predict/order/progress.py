@@ -116,6 +116,11 @@ class OrderProgress:
         self._verdict = OrderValidator(units.items, units.total_bytes)
 
     @property
+    def exact(self) -> bool:
+        """Whether the order need not be seen to be right."""
+        return not self._judged
+
+    @property
     def wrong(self) -> str | None:
         """Once the plan is seen to be wrong: why, in one line, with the counts."""
         return self._verdict.wrong if self._judged else None
@@ -166,6 +171,11 @@ class OrderProgress:
     def rate_bytes_per_second(self) -> float:
         """Of the plan coordinate."""
         return self._rate.bytes_per_second
+
+    def reach_bytes(self, items: int) -> int:
+        """How much of the plan lies between the position and a place so many items further on."""
+        _, place = self._units.where(min(self.position + items, self.items))
+        return max(0, place - self._place)
 
     # ---- progress -------------------------------------------------------------------------------
 
