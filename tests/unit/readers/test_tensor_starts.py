@@ -45,12 +45,12 @@ def made(path: Path, count: int = COUNT, length: int = TENSOR) -> Path:
     return path
 
 
-def opened(path: Path) -> bool:
-    """Whether we have a descriptor of the file."""
-    found = False
+def opened(path: Path) -> int:
+    """How many descriptors of the file we have."""
+    found = 0
     for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
-            found |= os.readlink(f"/proc/self/fd/{fd}") == str(path)
+            found += os.readlink(f"/proc/self/fd/{fd}") == str(path)
     return found
 
 
@@ -146,10 +146,9 @@ def test_where_tensor_starts_are_not_read(path: Path, change: dict[str, Any]) ->
     node.file.unit_bytes = change.get("unit_bytes", 0)
     node.region.reader.reads_pool = change.get("reads_pool", False)
     node.busy = change.get("busy", False)
-    before = len(os.listdir("/proc/self/fd"))
     node.mapped()
     assert node.wanted == []
-    wait_until(lambda: len(os.listdir("/proc/self/fd")) == before, "the descriptor to be closed")
+    wait_until(lambda: opened(path) == 1, "all but the node's own to be closed")
     os.close(node.fd)
 
 
