@@ -154,8 +154,9 @@ struct up_statement {
 };
 
 /* How the mapping is served. UP_CHECKPOINTS: these pages of the checkpoint memfd, which comes with the
- * message, are laid over it before mmap() returns, and no other ever. settled: until another answer says
- * otherwise nothing will be laid over any mapping of this file, and who maps it need not wait. */
+ * message, are laid over it before mmap() returns, and no other ever. settled: so it is with each mapping of this
+ * file, until another answer says otherwise: nothing will be laid over it, and nobody need wait. One that is refused
+ * need not even be told of; of the others no descriptor need come. */
 struct up_file {
 	uint32_t region, verdict, count, settled;
 	uint64_t page[UP_PAGES_MAX]; /* page numbers in the file */

@@ -53,6 +53,7 @@ struct up_region {
 	int stated; /* MAP_POPULATE: the job has said that it will need all of it */
 	int copies; /* private and writable, its pages may be the job's own: nothing may be laid */
 	int known; /* whoever mapped it does not wait, or a thread reads there (MAP_FIXED): nothing may be laid */
+	int settled; /* so the service has said of its file: no descriptor of it is kept */
 	int inherited;        /* came through fork, not yet taken up by this process's agent */
 	_Atomic uint32_t swap;   /* enum up_swap: who mapped it waits for the service's verdict */
 	_Atomic int pooled;      /* enum up_pooled */
@@ -125,12 +126,6 @@ struct up_request {
 	struct up_statement statement; /* UP_REQ_STATE */
 };
 
-/* A file of which an answer was settled (struct up_file). Written by the agent; who reads half of two sees no file,
- * or waits in vain, or does not: each is as good as right. */
-struct up_settled {
-	_Atomic uint64_t device, inode;
-};
-
 struct up_job {
 	/* fixed by the constructor */
 	char socket_path[UP_PATH_MAX];
@@ -173,7 +168,8 @@ struct up_job {
 	_Atomic int responder_tid; /* likewise, of the second thread (respond.c) */
 	void *responder_stack;
 
-	struct up_settled settled[UP_SETTLED];
+	/* Files of which an answer was settled (struct up_file), by up_file_mark(); 0: none. Written by the agent. */
+	_Atomic uint64_t settled[UP_SETTLED];
 	struct up_region region[UP_REGIONS];
 	struct up_request request[UP_REQUESTS];
 };
@@ -206,6 +202,22 @@ static inline int up_request_answer(struct up_request *q)
 	atomic_store(&q->state, UP_REQ_FREE); /* DROPPED */
 	return 0;
 }
+
+/* What a file is, in one word, of which the lowest bit is free (FNV-1a): another file's is the same by a chance of one
+ * in 2^63, and then that one is not prefetched. */
+static inline uint64_t up_file_mark(uint64_t device, uint64_t inode, uint64_t size, int64_t mtime_ns)
+{
+	const uint64_t word[] = { device, inode, size, (uint64_t)mtime_ns };
+	uint64_t mark = 0xcbf29ce484222325;
+
+	for (unsigned int i = 0; i < 4; i++)
+		for (int shift = 0; shift < 64; shift += 8)
+			mark = (mark ^ (word[i] >> shift & 0xff)) * 0x100000001b3;
+	return mark & ~1ull ? mark & ~1ull : 2;
+}
+
+/* The lowest bit: no mapping of it is served. */
+#define UP_SETTLED_REFUSED 1u
 
 /* Of a region's state: a thread of the job takes it back just now. */
 static inline int up_is_closing(uint32_t state)

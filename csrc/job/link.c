@@ -430,26 +430,21 @@ static void on_checkpoints(struct agent *a, struct up_region *r, const struct up
 	up_step(a, UP_STATE_IDLE);
 }
 
-/* Of the file of a region: an inode of 0 is none. */
-static void note_settled(struct agent *a, const struct up_region *r, int settled)
+static void note_settled(struct agent *a, const struct up_region *r, const struct up_file *f)
 {
-	struct up_settled *free = &up_job.settled[a->settled_next];
+	uint64_t mark = up_file_mark(r->device, r->inode, r->size, r->mtime_ns), now = 0;
 
-	for (int i = 0; i < UP_SETTLED; i++) {
-		struct up_settled *s = &up_job.settled[i];
-
-		if (atomic_load(&s->inode) != r->inode || atomic_load(&s->device) != r->device)
-			continue;
-		if (!settled)
-			atomic_store(&s->inode, 0);
+	if (f->settled)
+		now = mark | (f->verdict == UP_REFUSE ? UP_SETTLED_REFUSED : 0);
+	for (int i = 0; i < UP_SETTLED; i++)
+		if ((atomic_load(&up_job.settled[i]) & ~1ull) == mark) {
+			atomic_store(&up_job.settled[i], now);
+			return;
+		}
+	if (!now)
 		return;
-	}
-	if (!settled)
-		return;
+	atomic_store(&up_job.settled[a->settled_next], now);
 	a->settled_next = (a->settled_next + 1) % UP_SETTLED;
-	atomic_store(&free->inode, 0);
-	atomic_store(&free->device, r->device);
-	atomic_store(&free->inode, r->inode);
 }
 
 static void on_file(struct agent *a, const struct up_file *f, int *fd)
@@ -468,7 +463,7 @@ static void on_file(struct agent *a, const struct up_file *f, int *fd)
 	if (!r || r->verdict)
 		return;
 	r->verdict = f->verdict + 1;
-	note_settled(a, r, f->settled != 0);
+	note_settled(a, r, f);
 	if (f->verdict == UP_POOL) {
 		on_pool(a, r, fd);
 		return;

@@ -150,13 +150,22 @@ static int is_cached(void *p, size_t length, const struct stat *st)
 	return missing <= missing_most;
 }
 
-/* Whether the service has said of another mapping of this file how it serves them all. */
-static int is_settled(const struct stat *st)
+static int64_t mtime_ns(const struct stat *st)
 {
-	for (int i = 0; i < UP_SETTLED; i++)
-		if (atomic_load(&up_job.settled[i].inode) == (uint64_t)st->st_ino &&
-		    atomic_load(&up_job.settled[i].device) == (uint64_t)st->st_dev)
-			return 1;
+	return (int64_t)st->st_mtim.tv_sec * 1000000000 + st->st_mtim.tv_nsec;
+}
+
+/* What the service has said of this file: its mark in up_job.settled, or 0. */
+static uint64_t settled_mark(const struct stat *st)
+{
+	uint64_t mark = up_file_mark((uint64_t)st->st_dev, (uint64_t)st->st_ino, (uint64_t)st->st_size, mtime_ns(st));
+
+	for (int i = 0; i < UP_SETTLED; i++) {
+		uint64_t said = atomic_load(&up_job.settled[i]);
+
+		if ((said & ~1ull) == mark)
+			return said;
+	}
 	return 0;
 }
 
@@ -165,15 +174,16 @@ static int adopt(void *p, size_t length, int prot, int flags, int fd, off_t offs
 		 const struct stat *st, int stated)
 {
 	long status = up_sys3(SYS_fcntl, fd, F_GETFL, 0);
+	uint64_t settled = settled_mark(st);
 	int looks = up_job.patience, waits;
 	struct up_region *r;
 
-	if (up_failed(status) || (status & O_ACCMODE) == O_WRONLY || (status & O_PATH) ||
+	if ((settled & UP_SETTLED_REFUSED) || up_failed(status) || (status & O_ACCMODE) == O_WRONLY || (status & O_PATH) ||
 	    !up_agent_ready())
 		return 0;
 	/* Checkpoints, and the pool's memory, are laid while nobody knows the address. */
 	waits = !up_job.no_uffd && (status & O_ACCMODE) != O_RDWR && !(flags & MAP_FIXED) &&
-		prot == PROT_READ && !is_settled(st) &&
+		prot == PROT_READ &&
 		(up_job.pool || (up_job.listen_bytes && length >= up_job.listen_bytes));
 	r = claim_region();
 	if (!r)
@@ -185,7 +195,7 @@ static int adopt(void *p, size_t length, int prot, int flags, int fd, off_t offs
 	r->device = (uint64_t)st->st_dev;
 	r->inode = (uint64_t)st->st_ino;
 	r->size = (uint64_t)st->st_size;
-	r->mtime_ns = (int64_t)st->st_mtim.tv_sec * 1000000000 + st->st_mtim.tv_nsec;
+	r->mtime_ns = mtime_ns(st);
 	r->prot = prot;
 	r->map_flags = flags;
 	r->advice = MADV_NORMAL;
@@ -193,6 +203,8 @@ static int adopt(void *p, size_t length, int prot, int flags, int fd, off_t offs
 	r->writable = (status & O_ACCMODE) == O_RDWR;
 	r->copies = prot != PROT_READ;
 	r->stated = stated;
+	r->settled = waits && settled;
+	waits = waits && !settled;
 	r->known = !waits;
 	r->inherited = 0;
 	atomic_store(&r->laid, 0);

@@ -76,7 +76,7 @@ static int take_descriptor(struct agent *a, struct up_region *r, int job_fd)
 	ret = is_what_was_asked(r);
 	if (!ret)
 		ret = is_what_is_mapped(a, r);
-	if (ret)
+	if (ret || r->settled) /* the description is the job's alone: its flock(2) ends with it */
 		up_close(&r->fd);
 	return ret;
 }

@@ -390,11 +390,11 @@ static void put_in_place(struct up_region *r, uint32_t id)
 		leave(r, UP_SEIZED);
 }
 
-/* Of a region that is CLOSING: nothing of ours lies there and nothing is to be put back, so the agent does nothing
- * at its addresses. */
+/* Of a region that is CLOSING: the agent holds nothing of it, nothing of ours lies there and nothing is to be put back:
+ * it does nothing at its addresses. */
 static int is_bare(struct up_region *r)
 {
-	return !atomic_load(&r->laid) && !atomic_load(&r->pooled) && !atomic_load(&r->anchor) &&
+	return r->settled && !r->inherited && !atomic_load(&r->laid) && !atomic_load(&r->pooled) && !atomic_load(&r->anchor) &&
 	       !atomic_load(&r->replacement) && !atomic_load(&r->swallowed);
 }
 

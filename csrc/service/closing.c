@@ -1,59 +1,104 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * closing.c - descriptors of files, closed by threads that nobody waits for: a file system may be told of
- * each close(2), and the call waits for its answer (FUSE, where the server asks for it; NFS).
+ * closing.c - close(2) of descriptors of files, whose file system may be told of each, and then the call waits for a
+ * server (FUSE; NFS and SMB of what can be written). That a server does not answer must hold nobody up.
  *
- * One thread for each device of which there is something to close: a server that does not answer holds
- * the descriptors of its own files.
+ * One thread for each device of which there is something to close. Who asks waits for it a little: a job's description
+ * that is open here keeps the job's flock(2).
  */
 #define _GNU_SOURCE
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdlib.h>
+#include <sys/sysmacros.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "common/status.h"
 #include "service/helper.h"
 
-struct closing {
-	struct closing *next;
+/* A server that answers has done so by then. */
+#define ANSWER_NS (5 * 1000 * 1000)
+/* A thread without work ends: a job opens its files by dozens, and hours apart. */
+#define IDLE_NS (1000 * 1000 * 1000)
+
+struct closer {
+	struct closer *next;
 	dev_t device;
+	pthread_cond_t more, done;
 	int *fd; /* to close */
 	size_t count, room;
+	uint64_t taken, closed; /* since it began */
+	int waiting; /* for ``done`` */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct closing *begun; /* each has a thread */
+static struct closer *begun; /* each has a thread */
+
+static struct timespec from_now(long ns)
+{
+	struct timespec at;
+
+	clock_gettime(CLOCK_MONOTONIC, &at);
+	at.tv_nsec += ns % (1000 * 1000 * 1000);
+	at.tv_sec += ns / (1000 * 1000 * 1000) + at.tv_nsec / (1000 * 1000 * 1000);
+	at.tv_nsec %= 1000 * 1000 * 1000;
+	return at;
+}
+
+/* Whether it goes on: there is something to close, soon, or somebody has still to see what was. */
+static int wait_for_more(struct closer *c)
+{
+	struct timespec until = from_now(IDLE_NS);
+
+	while (!c->count) {
+		if (pthread_cond_timedwait(&c->more, &lock, &until) && !c->count && !c->waiting)
+			return 0;
+		until = from_now(IDLE_NS);
+	}
+	return 1;
+}
 
 static void *close_all(void *arg)
 {
-	struct closing *c = arg, **at = &begun;
+	struct closer *c = arg, **at = &begun;
 
 	pthread_mutex_lock(&lock);
-	while (c->count) {
+	while (wait_for_more(c)) {
 		int fd = c->fd[--c->count];
 
 		pthread_mutex_unlock(&lock);
 		close(fd);
 		pthread_mutex_lock(&lock);
+		c->closed++;
+		pthread_cond_broadcast(&c->done);
 	}
 	while (*at != c)
 		at = &(*at)->next;
 	*at = c->next;
 	pthread_mutex_unlock(&lock);
+	pthread_cond_destroy(&c->more);
+	pthread_cond_destroy(&c->done);
 	free(c->fd);
 	free(c);
 	return NULL;
 }
 
 /* Its thread waits for the lock, which we have. */
-static struct closing *begin(dev_t device)
+static struct closer *begin(dev_t device)
 {
-	struct closing *c = calloc(1, sizeof(*c));
+	struct closer *c = calloc(1, sizeof(*c));
+	pthread_condattr_t by_clock;
 	pthread_t thread;
 
 	if (!c)
 		return NULL;
 	c->device = device;
+	pthread_condattr_init(&by_clock);
+	pthread_condattr_setclock(&by_clock, CLOCK_MONOTONIC);
+	pthread_cond_init(&c->more, &by_clock);
+	pthread_cond_init(&c->done, &by_clock);
+	pthread_condattr_destroy(&by_clock);
 	if (pthread_create(&thread, NULL, close_all, c)) {
 		free(c);
 		return NULL;
@@ -64,7 +109,7 @@ static struct closing *begin(dev_t device)
 	return c;
 }
 
-static int add(struct closing *c, int fd)
+static int add(struct closer *c, int fd)
 {
 	if (c->count == c->room) {
 		size_t room = c->room ? 2 * c->room : 16;
@@ -76,24 +121,49 @@ static int add(struct closing *c, int fd)
 		c->room = room;
 	}
 	c->fd[c->count++] = fd;
+	c->taken++;
+	pthread_cond_signal(&c->more);
 	return 1;
 }
 
-void up_close_later(int fd)
+/* Unless its thread is at another already. */
+static void wait_for_answer(struct closer *c)
+{
+	struct timespec until = from_now(ANSWER_NS);
+	uint64_t number = c->taken;
+
+	if (c->closed + 1 != number)
+		return;
+	c->waiting++;
+	while (c->closed < number)
+		if (pthread_cond_timedwait(&c->done, &lock, &until))
+			break;
+	c->waiting--;
+}
+
+void up_close_file(int fd)
 {
 	struct stat st = { 0 };
-	struct closing *c;
+	struct closer *c;
+	long flags;
 	int taken;
 
 	if (fd < 0)
 		return;
+	flags = fcntl(fd, F_GETFL);
 	up_cached_stat(fd, &st);
+	if (major(st.st_dev) && (flags & O_ACCMODE) == O_RDONLY) { /* a disk: nobody is told */
+		close(fd);
+		return;
+	}
 	pthread_mutex_lock(&lock);
 	for (c = begun; c && c->device != st.st_dev; c = c->next)
 		;
 	if (!c)
 		c = begin(st.st_dev);
 	taken = c && add(c, fd);
+	if (taken)
+		wait_for_answer(c);
 	pthread_mutex_unlock(&lock);
 	if (!taken) /* no memory, or no thread to be had */
 		close(fd);

@@ -96,7 +96,7 @@ void up_watch_put(struct up_watch *w)
 		munmap(w->map, w->size);
 	if (w->copy)
 		munmap((void *)w->copy, w->size);
-	up_close_later(w->fd);
+	up_close_file(w->fd);
 	if (w->memfd >= 0)
 		close(w->memfd);
 	free(w);

@@ -50,8 +50,9 @@ enum up_residency_sensor { UP_CACHESTAT = 1, UP_MINCORE = 2 };
 int64_t up_resident_bytes(int fd, uint64_t offset, uint64_t length, int *sensor);
 
 /* --- descriptors of files (closing.c) --- */
-/* close(2), in another thread: it may wait for storage. The number stays taken until then. */
-void up_close_later(int fd);
+/* close(2), as a rule. Where it may wait for a server another thread does it, and the caller waits 5 ms at most; the
+ * number stays taken until then. */
+void up_close_file(int fd);
 
 /* Of a file, as far as the kernel knows it without asking storage. 0 or -errno. */
 struct up_file_status {

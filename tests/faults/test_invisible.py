@@ -264,6 +264,45 @@ def test_a_flock_ends_when_the_job_has_unmapped_and_closed(job: Start, records: 
     assert both(job, code, records.path) == [{"seen": [False, False, True] * 2}]
 
 
+def test_so_does_one_on_a_file_of_which_we_have_said_that_nothing_will_be_laid(
+    job: Start, own_records: Records
+) -> None:
+    """Of its later mappings nobody of ours has the description, and nobody is waited for."""
+    with open(own_records.path, "rb") as file:  # what is in memory needs no stream
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    code = """
+    import fcntl
+
+    def unlaid():
+        m = Mapping(sys.argv[1])
+        laid = m.checkpoints()
+        m.unmap()
+        return not laid
+
+    until(unlaid, "no checkpoints")
+    free = 0
+    for number in range(200):
+        fd = os.open(sys.argv[1], os.O_RDONLY)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        m = Mapping(fd, os.fstat(fd).st_size)
+        m.view[number * PAGE]
+        m.unmap()
+        os.close(fd)
+        fd = os.open(sys.argv[1], os.O_RDONLY)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            free += 1
+        except BlockingIOError:
+            pass
+        os.close(fd)
+    say(free=free)
+    """
+    run = job(python(code, own_records.path), ("--distance", "1MiB", "--whole", "*"))
+    assert run.line() == {"free": 200}
+    run.finish().good()
+
+
 # ---- calls --------------------------------------------------------------------------------------
 
 

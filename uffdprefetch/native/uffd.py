@@ -128,9 +128,10 @@ def checkpoint_memfd(size_bytes: int) -> tuple[int, int]:
     return int(rw[0]), int(ro[0])
 
 
-def close_later(fd: int) -> None:
-    """Close a descriptor of a file in a thread that nobody waits for: its server may be told."""
-    _lib.up_close_later(fd)
+def close_file(fd: int) -> None:
+    """Close a descriptor of a file. Where its server may be told, in a thread, and for 5 ms at most
+    somebody waits."""
+    _lib.up_close_file(fd)
 
 
 def is_uffd(fd: int) -> bool:

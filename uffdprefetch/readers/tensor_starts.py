@@ -90,7 +90,7 @@ class TensorStarts:
                 self._read(consumer, file, found)
 
         if not self._opener.run(lambda: tensor_starts_of(fd, file.size_bytes), told):
-            uffd.close_later(fd)
+            uffd.close_file(fd)
 
     def _read(self, consumer: FileConsumer, file: FileState, found: list[Range]) -> None:
         assert file.tensor_starts is not None
@@ -151,7 +151,7 @@ def tensor_starts_of(fd: int, size_bytes: int) -> list[Range]:
     except UffdPrefetchError:
         return []  # of no such format
     finally:
-        uffd.close_later(fd)
+        uffd.close_file(fd)
     return starts(found or [], size_bytes)
 
 

@@ -45,7 +45,7 @@ from uffdprefetch.state.processes import Watched
 from uffdprefetch.state.publisher import MAJORS, TOUCH, EventPublisher
 from uffdprefetch.state.reader import Reader, forget_unmapped, reader_of, readers_of
 from uffdprefetch.state.region import FIRST_OBSERVED, Region, ScanState
-from uffdprefetch.state.unserved import Coarse, Reason, Refusal
+from uffdprefetch.state.unserved import FOR_GOOD, Coarse, Reason, Refusal
 from uffdprefetch.warm.limits import Limits
 from uffdprefetch.warm.placement import CheckpointPlacer
 from uffdprefetch.warm.scheduler import Scheduler
@@ -162,7 +162,7 @@ class Coordinator:
         file = self._table.known(a, fd)
         if file is not None:
             if fd is not None:
-                uffd.close_later(fd)
+                uffd.close_file(fd)
             self._decide(client, a, file, file.path, None)
             return
         if fd is None:  # inherited, and not open here (yet): it is found in /proc (observe.py)
@@ -171,7 +171,7 @@ class Coordinator:
         flags = fcntl.fcntl(fd, fcntl.F_GETFL)
         if flags & os.O_PATH or flags & os.O_ACCMODE == os.O_WRONLY:
             # who may open it again could read it all the same: it was not meant to be
-            uffd.close_later(fd)
+            uffd.close_file(fd)
             self._decide(client, a, None, f"inode {a.inode}", REUSED)
             return
         client.opening.add(a.region)
@@ -254,7 +254,7 @@ class Coordinator:
     ) -> None:
         client.early.pop(a.region, None)
         client.refused.add(a.address)
-        client.tell(a.region, wire.ServingMode.REFUSE, fds, settled=self.pool is None)
+        client.tell(a.region, wire.ServingMode.REFUSE, fds, settled=why.reason in FOR_GOOD)
         self.ledger.refuse(path, why, a.length_bytes)
 
     def heard(self, client: Client, said: wire.Statement) -> None:

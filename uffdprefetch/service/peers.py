@@ -181,7 +181,7 @@ class Peers:
                 return
             finally:
                 for number in received:  # whoever kept one has taken it out of the list
-                    uffd.close_later(number)
+                    uffd.close_file(number)
 
     def _socket(self, fd: int) -> socket.socket | None:
         peer: Any = self._engine.clients.get(fd) or self.launchers.get(fd)

@@ -331,7 +331,7 @@ class FileState:
             self.watched.close()
             self.watched = None
         for fd in (self.fd, self.page_fd, self.map_fd):
-            uffd.close_later(fd)
+            uffd.close_file(fd)
         self.fd = self.page_fd = self.map_fd = -1
         self.leased = False
 
@@ -362,7 +362,7 @@ class FileState:
         if self.watched is not None:
             self.watched.close()
         for fd in (self.fd, self.page_fd, self.map_fd):
-            uffd.close_later(fd)
+            uffd.close_file(fd)
         for fd in (self.checkpoint_rw, self.checkpoint_ro):
             if fd >= 0:
                 os.close(fd)

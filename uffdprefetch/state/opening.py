@@ -58,7 +58,7 @@ class Opened(NamedTuple):
     def close(self) -> None:
         """Close the descriptions, soon."""
         for fd in (self.fd, self.page_fd, self.map_fd):
-            uffd.close_later(fd)
+            uffd.close_file(fd)
 
 
 def reopen(fd: int) -> Opened:
@@ -68,7 +68,7 @@ def reopen(fd: int) -> Opened:
         fds = []
         for _ in range(3):
             fds.append(os.open(path, FLAGS))
-            undo.callback(uffd.close_later, fds[-1])
+            undo.callback(uffd.close_file, fds[-1])
         one, page_fd, map_fd = fds
         status, f_type = os.fstat(one), file_systems.type_of(one)
         undo.pop_all()
@@ -92,7 +92,7 @@ class Opener:
         result; an OSError of a descriptor has its file's name."""
         if not self.run(lambda: _open(what), then):
             if isinstance(what, int):
-                uffd.close_later(what)
+                uffd.close_file(what)
             then(OSError(errno.EAGAIN, f"{OPENS_MAX} other files do not open"))
 
     def run(self, work: Callable[[], T], then: Callable[[T | OSError], None]) -> bool:
@@ -137,4 +137,4 @@ def _open(what: int | str | Callable[[], str]) -> Opened:
     except ValueError as error:  # no name of a file: a NUL, a lone surrogate
         raise OSError(errno.EINVAL, str(error)) from None
     finally:
-        uffd.close_later(fd)
+        uffd.close_file(fd)

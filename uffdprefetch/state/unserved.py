@@ -32,6 +32,10 @@ class Reason(Enum):
         return remedy
 
 
+#: Of all mappings of a file, as long as it is what it is.
+FOR_GOOD = frozenset({Reason.EXCLUDED, Reason.IN_MEMORY, Reason.PROGRAM})
+
+
 class Coarse(Enum):
     """Why a mapping is followed by page tables alone: the words for it, and the remedy; none where
     nothing is to be gained, or nobody can do anything."""

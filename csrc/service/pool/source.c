@@ -69,9 +69,9 @@ static int open_both(struct up_source *s)
 
 void up_source_close(struct up_source *s)
 {
-	up_close_later(s->given);
-	up_close_later(s->fd);
-	up_close_later(s->direct_fd);
+	up_close_file(s->given);
+	up_close_file(s->fd);
+	up_close_file(s->direct_fd);
 	*s = (struct up_source)UP_NO_SOURCE;
 }
 
