@@ -50,4 +50,4 @@ def test_what_is_read_ahead_is_not_dropped_again_beside_the_jobs_own_memory(
     assert done.lines == [{"digest": file_digest(path)}]
     assert done.summary is not None
     assert done.summary["totals"]["prefetched_bytes"] > path.stat().st_size // 2
-    assert read < 1.1 * path.stat().st_size, "1.48 where a part of the limit may be ahead"
+    assert read < 1.2 * path.stat().st_size, "1.48 where a part of the limit may be ahead"
