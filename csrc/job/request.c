@@ -394,7 +394,7 @@ static void put_in_place(struct up_region *r, uint32_t id)
  * it does nothing at its addresses. */
 static int is_bare(struct up_region *r)
 {
-	return r->settled && !r->inherited && !atomic_load(&r->laid) && !atomic_load(&r->pooled) && !atomic_load(&r->anchor) &&
+	return r->settled && !atomic_load(&r->laid) && !atomic_load(&r->pooled) && !atomic_load(&r->anchor) &&
 	       !atomic_load(&r->replacement) && !atomic_load(&r->swallowed);
 }
 
