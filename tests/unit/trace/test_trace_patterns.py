@@ -117,7 +117,8 @@ def test_tree_pages_between_records_do_not_destroy_a_pattern() -> None:
     visits = np.sort(RNG.choice(len(at), 12, replace=False))
     pattern = describe(pages(np.insert(at, visits, RNG.integers(0, 10**6, 12))))
     assert (pattern.name, pattern.stride_pages) == ("strided", 72)
-    consecutive = np.insert(np.arange(5000), visits[:8], RNG.integers(0, 10**6, 8))
+    visits = np.sort(RNG.choice(5000, 8, replace=False))
+    consecutive = np.insert(np.arange(5000), visits, RNG.integers(0, 10**6, 8))
     assert describe(pages(consecutive)).name == "consecutive"
 
 
