@@ -191,12 +191,14 @@ def test_a_service_that_ends_at_its_start_is_told(
     )
     env["PYTHONPATH"] = str(tmp_path)
     options = ["--strict"] if strict else []
-    words = uffdprefetch("wrap", *options, "--", "sh", "-c", "cat; echo ran")
+    words = uffdprefetch("wrap", *options, "--", "sh", "-c", "echo begins; cat; echo ran")
     with subprocess.Popen(
         words, env=env, cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     ) as process:  # fmt: skip
         if not strict:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"begins\n"
             wait_until(lambda: len(children_of(process.pid)) == 2, "the service's end")
         out, err = process.communicate(timeout=HANG_SECONDS)
     assert b"it ended with status 5" in err and err.count(b"\n") == 1
