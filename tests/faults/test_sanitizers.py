@@ -92,8 +92,8 @@ class Build:
         if self.preload and "LD_PRELOAD" in env:
             env["LD_PRELOAD"] = self.preload
         process = subprocess.Popen(
-            words, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            start_new_session=True,
+            words, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True, start_new_session=True,
         )  # fmt: skip
         try:
             out, err = process.communicate(timeout=seconds)

@@ -6,7 +6,8 @@
  *
  *   preload_stress FILE make MIB              fill FILE
  *   preload_stress FILE storm THREADS STEPS [unwatched]
- *                                             everything at once; says "half" in the middle;
+ *                                             everything at once; says "half" in the middle, and
+ *                                             goes on there until its stdin ends;
  *                                             unwatched: the agent may be dead
  *   preload_stress FILE many THREADS ROUNDS   map, read, unmap; and more mappings than are managed
  *   preload_stress FILE ends                  every way to end a process, each in a child
@@ -18,6 +19,7 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -418,10 +420,21 @@ static void one_step(struct worker *w)
 	step_ends();
 }
 
+/* Whether somebody holds it at half until then (tests/support/harness.py: Job). */
+static int stdin_has_ended(void)
+{
+	struct pollfd end = { .fd = 0, .events = POLLIN };
+
+	return poll(&end, 1, 0) > 0;
+}
+
 static void storm(struct worker *w)
 {
-	for (unsigned int i = 0; i < w->steps; i++)
+	for (unsigned int i = 0; i < w->steps; i++) {
 		one_step(w);
+		while (i == w->steps / 2 && !stdin_has_ended())
+			one_step(w);
+	}
 	while (w->pieces)
 		do_unmap(w);
 }
