@@ -11,6 +11,7 @@ import platform
 import signal
 import textwrap
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -42,14 +43,19 @@ start = 0
 say(ready=True)
 hear()
 until(lambda: os.path.exists(log) or m.parts()[1] > 1, "the exit, or the file in its place")
-until(lambda: not os.path.exists(log) or not agents(), "the agent's end")
 """
 BEGINS = {"the job unmaps a part": PART_GOES, "the file changes": FILE_GROWS}
+#: Whether the agent has ended by now.
+REPORTS = """
+def seen():  # of one moment: an agent that has just told of its step ends next
+    hit, count = os.path.exists(log), len(agents())
+    return hit == (count == 0) and {"hit": hit, "agents": count}
+say(**until(seen, "the end of an agent that has told of its step"))
+hear()
+"""
 #: A child has the file where the pool serves all of a mapping (docs/safety.md): so the job changes
 #: it before.
-REPORTS = """
-say(hit=os.path.exists(log), agents=len(agents()))
-hear()
+AFTERWARDS = """
 say(wrong=wrong(m, start))
 m.unmap(1499 * PAGE, PAGE)
 model[1499 * PAGE : 1500 * PAGE] = bytes(PAGE)
@@ -73,7 +79,7 @@ def test_whatever_step_of_putting_it_back_is_the_agents_last(
     for step in range(1, STEPS_MOST):
         variables = dies_at(tmp_path, step, **IN_DETACHING)
         work = job(
-            python(WRITTEN + BEGINS[begins] + REPORTS + FORKS, own_records.path),
+            python(WRITTEN + BEGINS[begins] + REPORTS + AFTERWARDS + FORKS, own_records.path),
             options=POOL, **variables,
         )  # fmt: skip
         if begins == "the file changes":
@@ -97,37 +103,35 @@ def test_whatever_step_of_putting_it_back_is_the_agents_last(
 def test_whatever_step_of_putting_it_back_is_the_services_last(
     job: Start, own_records: Records, tmp_path: Path, begins: str
 ) -> None:
-    """The process stands still right there until the service is dead."""
-    says_so = 'open(log + "-acted", "w")\n'
+    """The process stands still right there until the service is dead: in what begins it, or in what
+    the job does afterwards, which has such steps, too."""
     for step in range(1, STEPS_MOST):
         variables = dies_at(tmp_path, step, UFFDPREFETCH_TEST_AGENT_STOP="1", **IN_DETACHING)
-        begin = BEGINS[begins].replace("not os.path.exists(log) or not agents()", "True")
-        text = WRITTEN + "say(pid=os.getpid())\n" + begin + says_so + REPORTS + FORKS
+        text = WRITTEN + "say(pid=os.getpid())\n" + BEGINS[begins]
+        text += "say(begun=True)\nhear()\n" + AFTERWARDS + FORKS
         work = job(python(text, own_records.path), options=POOL, **variables)
         pid = work.line()["pid"]
-        if begins == "the file changes":
-            work.line()
-            with open(own_records.path, "ab") as file:
-                file.write(b"more")
-            work.tell()
         log = Path(variables["UFFDPREFETCH_TEST_AGENT_EXIT_LOG"])
-        acted = Path(f"{log}-acted")
-        goes_on_without_its_service(work, pid, log, acted)
-        assert work.line()["hit"] == log.exists()
-        work.tell()
-        if not log.exists():  # what the job does then has such steps, too
-            goes_on_without_its_service(work, pid, log, Path(f"/proc/{pid}/nothing"))
-        done = work.finish()
+        with ThreadPoolExecutor(1) as beside:
+            gone_on = beside.submit(goes_on_without_its_service, work, pid, log)
+            if begins == "the file changes":
+                work.line()
+                with open(own_records.path, "ab") as file:
+                    file.write(b"more")
+                work.tell()
+            work.line()
+            work.tell()
+            done = work.finish()
+            gone_on.result()
         assert done.status == 0 and done.lines == [{"wrong": []}] * 4, (step, done.lines)
         if not log.exists():
             break
     assert STEPS_LEAST < step < STEPS_MOST - 1
 
 
-def goes_on_without_its_service(work: Any, pid: int, log: Path, over: Path) -> None:
-    """Where the process stops, its service is killed, and it goes on: before ``over`` is there, or
-    it has ended."""
-    wait_until(lambda: log.exists() or over.exists() or process_gone(pid), "the step, or the end")
+def goes_on_without_its_service(work: Any, pid: int, log: Path) -> None:
+    """Where the process stops, its service is killed, and it goes on; or it ends."""
+    wait_until(lambda: log.exists() or process_gone(pid), "the step, or the end")
     if log.exists():
         wait_until(lambda: process_state(pid) == "T", "the stop")
         work.kill_service()

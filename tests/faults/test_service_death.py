@@ -17,7 +17,8 @@ from harness import OWN_DESCRIPTORS, Job, Records, Start, both_engines, fd_count
 pytest_plugins = ("harness_fixtures",)
 pytestmark = pytest.mark.slow
 
-#: Four ranks that start at different places of the file; each reads until it hears the word.
+#: Four ranks that start at different places of the file; each reads until it hears the word, and
+#: where the service "dies" (the second argument) until it is rid of us.
 RANKS = """
 go = os.path.join(os.getcwd(), "go")
 
@@ -41,6 +42,9 @@ def rank(number):
             break
         if passes == 3:
             say(rank=number, passes=passes)
+    if sys.argv[2:] == ["dies"]:
+        until(lambda: not agents() and not m.checkpoints(), "the mapping to be given back")
+        digests.add(m.digest())
     say(rank=number, digests=sorted(digests), agents=len(agents()), checkpoints=m.checkpoints())
     os._exit(0)
 
@@ -107,7 +111,7 @@ def slow(pid: int, duty: float = 0.1, period_seconds: float = 0.02) -> Iterator[
 
 @both_engines
 def test_four_ranks_read_on_when_the_service_is_killed(job: Start, records: Records) -> None:
-    ranks = Ranks(job(python(RANKS, records.path)))
+    ranks = Ranks(job(python(RANKS, records.path, "dies")))
     ranks.job.kill_service()
     ranks.read_on()
     for line in ranks.end(records.digest):

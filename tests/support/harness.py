@@ -227,18 +227,19 @@ class Job:
         return self._service
 
     def kill_service(self, number: int = signal.SIGKILL) -> int:
-        """Send the service a signal; after SIGKILL it is gone on return."""
+        """Send the service a signal; after SIGKILL it is gone on return, after SIGSTOP it stands."""
         pid = self.service()
         os.kill(pid, number)
         if number == signal.SIGKILL:
             wait_until(lambda: process_gone(pid), "the service's death")
+        elif number == signal.SIGSTOP:
+            wait_until(lambda: process_state(pid) == "T", "the stop")
         return pid
 
     @contextlib.contextmanager
     def stopped_service(self) -> Iterator[int]:
         """Its service stands still meanwhile: its pid."""
         pid = self.kill_service(signal.SIGSTOP)
-        wait_until(lambda: process_state(pid) == "T", "the stop")
         try:
             yield pid
         finally:

@@ -67,6 +67,11 @@ class Mapping:
         self, path: str | int, length: int = 0, offset: int = 0, flags: int = MAP_SHARED,
         prot: int = PROT_READ,
     ) -> None:  # fmt: skip
+        self._source = path, offset, flags, prot
+        self._map(length)
+
+    def _map(self, length: int) -> None:
+        path, offset, flags, prot = self._source
         fd = os.open(path, os.O_RDONLY) if isinstance(path, str) else path
         try:
             self.length = length or os.fstat(fd).st_size - offset
@@ -111,8 +116,17 @@ class Mapping:
         return self.parts() == (pages, 1) and {"um", "ui"} <= set(advice_flags(self.address))
 
     def managed(self) -> Mapping:
-        """Wait until checkpoints lie over it; returns itself."""
-        until(self.checkpoints, "a checkpoint over the mapping")
+        """Wait until checkpoints lie over it; returns itself. They are laid in mmap(2) or not at
+        all: where that has not waited long enough for the service's start it is mapped anew."""
+
+        def laid() -> int:
+            if not (found := self.checkpoints()):
+                self.unmap()
+                time.sleep(0.05)
+                self._map(self.length)
+            return found or self.checkpoints()
+
+        until(laid, "a checkpoint over the mapping")
         return self
 
     def plain(self) -> Mapping:
@@ -159,12 +173,21 @@ class Mapping:
 
 
 def agents(pid: int | str = "self") -> list[int]:
-    """The thread ids of the agents in a process: one, or none."""
+    """The thread ids of the agents in a process: one, or none. The responder, which the agent makes,
+    bears its name until it has one of its own: two are looked at again."""
+    end = time.monotonic() + HANG_SECONDS
+    while len(found := _called(AGENT, pid)) > 1 and time.monotonic() < end:
+        time.sleep(0.002)
+    return found
+
+
+def _called(name: str, pid: int | str) -> list[int]:
+    """The threads of a process that bear this name."""
     found = []
     for tid in os.listdir(f"/proc/{pid}/task"):
         try:
             with open(f"/proc/{pid}/task/{tid}/comm") as file:
-                if file.read().strip() == AGENT:
+                if file.read().strip() == name:
                     found.append(int(tid))
         except (FileNotFoundError, ProcessLookupError):
             pass  # it has just ended

@@ -40,12 +40,16 @@ def wrong(m, start=0, end=None):
             found.append(at // PAGE)
     return found
 """
-#: The pool serves it, and the pages were written past us.
+#: The pool serves it, and the pages were written past us. In mmap(2) or not at all: one that has not
+#: waited long enough is mapped anew.
 WRITTEN = (
     BEGINNING
     + """
-m = Mapping(path, flags=MAP_PRIVATE)
-pooled = m.pooled()
+def pools():
+    m = Mapping(path, flags=MAP_PRIVATE)
+    return m if m.pooled() else m.unmap()
+m = until(pools, "the pool")
+pooled = True
 written(m, m.write_past_us)
 """
 )
