@@ -62,7 +62,7 @@ def test_when_a_rank_is_killed_the_others_order_is_followed_and_so_is_its_succes
     steps[3]["say"] = steps[-1]["say"] = True
     survivor = rank(0, steps, "survivor")
     steps = batches(parts[1])
-    steps[3]["say"] = True
+    steps[3]["say"] = steps[-1]["say"] = True  # it does not end before it is killed
     victim = rank(1, [*steps[:4], *unhurried(steps[4:])], "victim")
     pid = victim.line()["pid"]
     survivor.line()

@@ -10,7 +10,8 @@
  *
  * What is followed are DIRECTORY/EPOCH-RANK.npy: [start, end) bytes, int64. Each process is a
  * program of its own with its RANK; its threads take an order's items in turn. A process that is at
- * the end of an epoch adds a dot to DIRECTORY/epochs.
+ * the end of an epoch adds a dot to DIRECTORY/epochs. The one in the middle is read again as long as
+ * DIRECTORY/held is there.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -198,11 +199,12 @@ static int rank(char **argv)
 	pthread_t *thread = calloc(threads, sizeof(*thread));
 	int fd = open(argv[1], O_RDONLY | O_CLOEXEC), log;
 	struct tally sum = { 0 };
-	char path[4096];
+	char path[4096], held[4096];
 	struct stat st;
 	void *map;
 
 	snprintf(path, sizeof(path), "%s/epochs", argv[5]);
+	snprintf(held, sizeof(held), "%s/held", argv[5]);
 	log = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
 	if (!reader || !thread || log < 0 || fd < 0 || fstat(fd, &st))
 		return 3;
@@ -212,14 +214,17 @@ static int rank(char **argv)
 	for (unsigned int epoch = 0; epoch < epochs; epoch++) {
 		struct order order = load(argv[5], epoch, getenv("RANK"));
 
-		for (unsigned int i = 0; i < threads; i++) {
-			reader[i].word = map;
-			reader[i].order = &order;
-			if (pthread_create(&thread[i], NULL, follow, &reader[i]))
-				return 3;
-		}
-		for (unsigned int i = 0; i < threads; i++)
-			pthread_join(thread[i], NULL);
+		do {
+			order.next = 0;
+			for (unsigned int i = 0; i < threads; i++) {
+				reader[i].word = map;
+				reader[i].order = &order;
+				if (pthread_create(&thread[i], NULL, follow, &reader[i]))
+					return 3;
+			}
+			for (unsigned int i = 0; i < threads; i++)
+				pthread_join(thread[i], NULL);
+		} while (epoch == epochs / 2 && !access(held, F_OK));
 		free(order.item);
 		if (write(log, ".", 1) != 1)
 			return 3;

@@ -34,7 +34,7 @@ from paths import PROGRAMS
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from conftest import HANG_SECONDS, wait_until
+from conftest import HANG_SECONDS, process_gone, wait_until
 from harness import service_pid
 
 from uffdprefetch.base.units import parse_size
@@ -146,7 +146,8 @@ def follow(
     options: tuple[str, ...] = (),
 ) -> dict[str, Any]:
     """What readers of known orders found, the summary's ``pool`` and its ``plans``. With ``kill``
-    the service dies when half of the epochs are over, and there is no summary.
+    the service dies when half of the epochs are over, which then is read until it is dead, and there
+    is no summary.
 
     Raises RuntimeError when the job failed.
     """
@@ -154,6 +155,9 @@ def follow(
     data, log = _file(reader, directory, size_bytes), directory / "epochs"
     plan = write_plan(directory, data, epochs, seed)
     log.write_bytes(b"")
+    held = directory / "held"
+    if kill:
+        held.touch()  # so that they are reading when it dies, and long after
     began = time.monotonic()
     job = subprocess.Popen(
         [
@@ -166,9 +170,11 @@ def follow(
     try:
         if kill:
             service = service_pid(env)
-            half = PROCESSES * epochs // 2
+            half = PROCESSES * (epochs // 2)
             wait_until(lambda: log.stat().st_size >= half or job.poll() is not None, "an epoch")
             os.kill(service, signal.SIGKILL)
+            wait_until(lambda: process_gone(service), "the service's death")
+            held.unlink()
         out, said = job.communicate(timeout=HANG_SECONDS * epochs)
     finally:
         with contextlib.suppress(ProcessLookupError):
