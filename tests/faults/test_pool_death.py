@@ -138,7 +138,9 @@ say(digests=[sorted(digests[at]) for at in sorted(digests)])
 def pieces(path: Path) -> list[list[str]]:
     """What READERS must find, and nothing else."""
     data = path.read_bytes()
-    return [[hashlib.sha256(data[at : at + 65536]).hexdigest()] for at in range(0, len(data), 65536)]
+    return [
+        [hashlib.sha256(data[at : at + 65536]).hexdigest()] for at in range(0, len(data), 65536)
+    ]
 
 
 def test_while_the_service_stands_still_the_whole_file_is_read_from_the_pool(

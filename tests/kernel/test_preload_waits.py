@@ -146,14 +146,26 @@ def test_a_mapping_that_did_not_wait_for_the_pool_is_followed_by_page_tables(
     write_records(directory / "records.bin", 24 * MIB)
     write_records(directory / "first.bin", 4 * MIB)
     code = """
-        first = Mapping(sys.argv[1])
+        def pools():
+            m = Mapping(sys.argv[1])
+            return m if m.pooled() else m.unmap()
+        first = until(pools, "the pool")
         say(first=first.view[0])
         hear()
         m = Mapping(sys.argv[2])
         say(mapped=m.length)
         hear()
-        for at in range(0, m.length, 1 << 20):
-            bytes(m.view[at : at + (1 << 20)])
+        libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
+        def there(at):  # most of it: the kernel may take pages away again
+            pages = (ctypes.c_ubyte * (MIB // PAGE))()
+            checked(libc.mincore(m.address + at, MIB, pages), "mincore")
+            return sum(page & 1 for page in pages) > len(pages) // 2
+        MIB, at_most = 1 << 20, 0.5
+        for at in range(0, m.length, MIB):
+            bytes(m.view[at : at + MIB])
+            end = time.monotonic() + at_most  # it computes until what is next has come, or so long
+            while at + MIB < m.length and not there(at + MIB) and time.monotonic() < end:
+                time.sleep(0.002)
             time.sleep(0.01)
         say(pooled=m.pooled())
     """
@@ -318,7 +330,7 @@ def test_a_reader_that_jumps_about_has_no_checkpoints_until_it_reads_in_order(
                     time.sleep(0.01)
             m.unmap()
             return laid()
-        assert laid()
+        until(laid, "checkpoints where nobody has read")
         until(jumps, "no checkpoints where a reader jumps about")
         until(goes_on, "checkpoints where it reads in order")
     """

@@ -227,7 +227,7 @@ class Job:
         return self._service
 
     def kill_service(self, number: int = signal.SIGKILL) -> int:
-        """Send the service a signal; after SIGKILL it is gone on return, after SIGSTOP it stands."""
+        """Send the service a signal. On return it is gone after SIGKILL, stands after SIGSTOP."""
         pid = self.service()
         os.kill(pid, number)
         if number == signal.SIGKILL:

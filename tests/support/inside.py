@@ -117,7 +117,7 @@ class Mapping:
 
     def managed(self) -> Mapping:
         """Wait until checkpoints lie over it; returns itself. They are laid in mmap(2) or not at
-        all: where that has not waited long enough for the service's start it is mapped anew."""
+        all: where that has not waited long enough, as for a slow start, it is mapped anew."""
 
         def laid() -> int:
             if not (found := self.checkpoints()):
@@ -173,8 +173,8 @@ class Mapping:
 
 
 def agents(pid: int | str = "self") -> list[int]:
-    """The thread ids of the agents in a process: one, or none. The responder, which the agent makes,
-    bears its name until it has one of its own: two are looked at again."""
+    """The thread ids of the agents in a process: one, or none. The responder, which it makes, bears
+    its name until it has one of its own: two are looked at again."""
     end = time.monotonic() + HANG_SECONDS
     while len(found := _called(AGENT, pid)) > 1 and time.monotonic() < end:
         time.sleep(0.002)

@@ -146,8 +146,8 @@ def follow(
     options: tuple[str, ...] = (),
 ) -> dict[str, Any]:
     """What readers of known orders found, the summary's ``pool`` and its ``plans``. With ``kill``
-    the service dies when half of the epochs are over, which then is read until it is dead, and there
-    is no summary.
+    the service dies when half of the epochs are over, in one that is read until it is dead, and
+    there is no summary.
 
     Raises RuntimeError when the job failed.
     """

@@ -40,8 +40,8 @@ def wrong(m, start=0, end=None):
             found.append(at // PAGE)
     return found
 """
-#: The pool serves it, and the pages were written past us. In mmap(2) or not at all: one that has not
-#: waited long enough is mapped anew.
+#: The pool serves it, and the pages were written past us. It comes in mmap(2) or not at all: where
+#: that has not waited long enough it is mapped anew.
 WRITTEN = (
     BEGINNING
     + """
