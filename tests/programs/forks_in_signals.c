@@ -62,6 +62,8 @@ int main(int argc, char **argv)
 	other = fork();
 	if (!other)
 		signal_without_end(getppid());
+	while (!handled) /* it has begun */
+		usleep(1000);
 	for (; forks < atoi(argv[2]); forks++) {
 		pid_t child = fork();
 

@@ -465,20 +465,34 @@ static void test_workers(int threads)
 
 /* ------------------------------------------------------------------ residency, page tables */
 
+/* What is told of a range once it has been read. The kernel may take a page away again at any time: then
+ * it is read once more. */
+static int64_t told_of(int fd, uint64_t offset, uint64_t length)
+{
+	static char bytes[FILE_BYTES];
+	int64_t told = 0;
+	int sensor;
+
+	for (int i = 0; i < 100 && told != (int64_t)length; i++) {
+		CHECK(pread(fd, bytes, length, (off_t)offset) == (ssize_t)length);
+		told = up_resident_bytes(fd, offset, length, &sensor);
+	}
+	return told;
+}
+
 static void test_residency(void)
 {
 	int sensor, fd = make_file("residency");
-	uint64_t word;
 
-	CHECK(up_resident_bytes(fd, 0, FILE_BYTES, &sensor) == (int64_t)FILE_BYTES);
-	CHECK(up_resident_bytes(fd, 100, 1, &sensor) == 1);
-	CHECK(up_resident_bytes(fd, 4095, 2, &sensor) == 2);
+	CHECK(told_of(fd, 0, FILE_BYTES) == (int64_t)FILE_BYTES);
+	CHECK(told_of(fd, 100, 1) == 1);
+	CHECK(told_of(fd, 4095, 2) == 2);
 	CHECK(up_resident_bytes(fd, 0, 0, &sensor) == 0);
 	CHECK(up_resident_bytes(fd, FILE_BYTES + (1 << 20), 4096, &sensor) == 0);
 	CHECK(up_resident_bytes(-1, 0, 4096, &sensor) < 0);
 	CHECK(!posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED));
-	CHECK(pread(fd, &word, 8, 8 << 20) == 8 && word == word_at(8 << 20));
-	CHECK(up_resident_bytes(fd, 8 << 20, page_bytes, &sensor) == (int64_t)page_bytes);
+	CHECK(told_of(fd, 8 << 20, page_bytes) == (int64_t)page_bytes);
+	check_page(fd, (8 << 20) / page_bytes);
 	close(fd);
 }
 

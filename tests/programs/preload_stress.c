@@ -480,7 +480,7 @@ static void many_at_once(struct worker *w)
 {
 	static struct piece many[MANY];
 	int fd = open(path, O_RDONLY | O_CLOEXEC);
-	time_t end = time(NULL) + 60;
+	time_t end;
 
 	CHECK(fd >= 0);
 	for (int i = 0; i < MANY; i++) {
@@ -490,6 +490,7 @@ static void many_at_once(struct worker *w)
 		check_word(&many[i], some_pages(w, MIN_BYTES));
 	}
 	close(fd);
+	end = time(NULL) + 60;
 	/* the service knows of them when it pleases; a mapping that is gone by then was none for it */
 	while (getenv("UFFDPREFETCH_SOCKET") && managed_of(many) < MANY_MANAGED)
 		CHECK(time(NULL) < end);
