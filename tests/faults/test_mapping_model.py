@@ -71,6 +71,7 @@ def test_every_call_and_every_page_is_as_without_us(
 
 
 @both_engines
+@pytest.mark.usefixtures("patient")  # the service may be long in starting: nothing is met before
 def test_the_same_with_the_real_service(
     small: Path, tmp_path: Path, compiled: Callable[..., str], env: dict[str, str]
 ) -> None:

@@ -16,11 +16,11 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from conftest import wait_until
 from suite import own_name
 
 from uffdprefetch.demo import bed as bed_module
@@ -47,15 +47,6 @@ def skip_or_fail(reason: str | None) -> None:
     if os.environ.get("UFFDPREFETCH_TEST_FORCE", "") not in ("", "0"):
         pytest.fail(f"UFFDPREFETCH_TEST_FORCE is set, and: {reason}")
     pytest.skip(f"{reason} (UFFDPREFETCH_TEST_FORCE=1 makes this a failure)")
-
-
-def wait_until(state: Callable[[], bool], what: str) -> None:
-    """Return when `state()` holds; fail after a time that only a hang can take."""
-    give_up = time.monotonic() + 30
-    while not state():
-        if time.monotonic() > give_up:
-            pytest.fail(f"did not happen: {what}")
-        time.sleep(0.005)
 
 
 @pytest.fixture
