@@ -91,7 +91,10 @@ def test_under_the_real_service_too_and_it_forgets_the_process(
     code = """
     m = Mapping(sys.argv[1])
     digests, log = set(), os.environ["UFFDPREFETCH_TEST_AGENT_EXIT_LOG"]
-    until(lambda: digests.add(m.digest()) or m.forget() or os.path.exists(log), "the exit")
+    def read_on():
+        digests.add(m.digest())
+        m.forget() if m.checkpoints() else m.again()
+    until(lambda: read_on() or os.path.exists(log), "the exit")
     until(lambda: not agents(), "the agent's end")
     digests.add(m.digest())
     again = Mapping(sys.argv[1])  # nobody is asked any more
@@ -160,7 +163,7 @@ def test_a_job_that_gives_up_rights_keeps_no_thread_of_ours_where_the_agent_has_
     m = Mapping(sys.argv[1])
     ours = lambda: len(os.listdir("/proc/self/task")) - 1
     if sys.argv[2] == "laying":
-        until(lambda: not agents(), "the agent's end")
+        until(lambda: not agents() or m.again(), "the agent's end")
     else:
         m.managed()
     before, agent = ours(), agents() != []  # the responder bears the agent's name at first
@@ -186,7 +189,7 @@ def test_no_thread_of_ours_stays_where_the_agent_dies_of_the_job_s_giving_up_rig
     """It ends when it comes back from being asked to, at one of its first idle moments."""
     code = """
     m = Mapping(sys.argv[1])
-    until(lambda: m.checkpoints() or not agents(), "checkpoints, or the agent's end")
+    until(lambda: m.checkpoints() or not agents() or m.again(), "checkpoints, or the agent's end")
     status = libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
     say(status=status, after=len(os.listdir("/proc/self/task")) - 1, digest=m.digest())
     """

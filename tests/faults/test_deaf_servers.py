@@ -124,8 +124,7 @@ more = [Mapping(fd, first.length) for _ in range(2)]  # fstat(2) would ask
 say(mapped=True)
 """
 LET_GO = """
-m = Mapping(sys.argv[1])
-until(m.checkpoints, "a checkpoint, or the pool")
+m = Mapping(sys.argv[1]).managed()
 m.digest()
 m.unmap()
 say(mapped=False)

@@ -146,10 +146,8 @@ def test_a_mapping_that_did_not_wait_for_the_pool_is_followed_by_page_tables(
     write_records(directory / "records.bin", 24 * MIB)
     write_records(directory / "first.bin", 4 * MIB)
     code = """
-        def pools():
-            m = Mapping(sys.argv[1])
-            return m if m.pooled() else m.unmap()
-        first = until(pools, "the pool")
+        first = Mapping(sys.argv[1])
+        until(lambda: first.pooled() or first.again(), "the pool")
         say(first=first.view[0])
         hear()
         m = Mapping(sys.argv[2])

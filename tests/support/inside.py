@@ -116,18 +116,18 @@ class Mapping:
         return self.parts() == (pages, 1) and {"um", "ui"} <= set(advice_flags(self.address))
 
     def managed(self) -> Mapping:
-        """Wait until checkpoints lie over it; returns itself. They are laid in mmap(2) or not at
-        all: where that has not waited long enough, as for a slow start, it is mapped anew."""
-
-        def laid() -> int:
-            if not (found := self.checkpoints()):
-                self.unmap()
-                time.sleep(0.05)
-                self._map(self.length)
-            return found or self.checkpoints()
-
-        until(laid, "a checkpoint over the mapping")
+        """Wait until checkpoints lie over it; returns itself."""
+        until(lambda: self.checkpoints() or self.again(), "a checkpoint over the mapping")
         return self
+
+    def again(self) -> bool:
+        """Map it anew; false, for who looks again. Checkpoints, and the pool, come in mmap(2) or
+        not at all: not where that has not waited long enough, as for a service that is slow to
+        start."""
+        self.unmap()
+        time.sleep(0.05)
+        self._map(self.length)
+        return False
 
     def plain(self) -> Mapping:
         """Wait until none lies over it any more; returns itself."""

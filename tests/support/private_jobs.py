@@ -40,16 +40,12 @@ def wrong(m, start=0, end=None):
             found.append(at // PAGE)
     return found
 """
-#: The pool serves it, and the pages were written past us. It comes in mmap(2) or not at all: where
-#: that has not waited long enough it is mapped anew.
+#: The pool serves it, and the pages were written past us.
 WRITTEN = (
     BEGINNING
     + """
-def pools():
-    m = Mapping(path, flags=MAP_PRIVATE)
-    return m if m.pooled() else m.unmap()
-m = until(pools, "the pool")
-pooled = True
+m = Mapping(path, flags=MAP_PRIVATE)
+pooled = until(lambda: m.pooled() or m.again(), "the pool")
 written(m, m.write_past_us)
 """
 )
