@@ -281,7 +281,8 @@ def test_so_does_one_on_a_file_of_which_we_have_said_that_nothing_will_be_laid(
         m.unmap()
         return not laid
 
-    until(unlaid, "no checkpoints")
+    unlaid()  # our thread starts; what it is told it tells from then on
+    until(lambda: ring() and unlaid(), "no checkpoints")
     free = 0
     for number in range(200):
         fd = os.open(sys.argv[1], os.O_RDONLY)

@@ -354,12 +354,13 @@ def test_waits():
     time.sleep(1000)
 """
     )
-    wait_until(lambda: (tmp_path / "tmpdir").exists(), "the test to begin")
+    told = tmp_path / "tmpdir"
+    wait_until(lambda: told.exists() and told.read_text(), "the test to begin")
     process.kill()
     process.wait()
     # (one that cleared its environment would live: what tells its origin died with pytest)
     wait_until(lambda: not sleepers(tmp_path), "the end of what it has started")
-    wait_until(lambda: not os.path.exists((tmp_path / "tmpdir").read_text()), "its TMPDIR's end")
+    wait_until(lambda: not os.path.exists(told.read_text()), "its TMPDIR's end")
 
 
 # ---- signals ------------------------------------------------------------------------------------
