@@ -9,7 +9,7 @@ pattern begins at record RANK. One line of JSON: the kernel's own counts of faul
 reading, and how many different pages were read. --wait: begin when a line comes, after `ready`.
 --resident: say how many bytes of the file are cached at the end, and when that was. --ahead: begin
 when checkpoints lie over the mapping; after a quarter wait until somebody has read further ahead
-than the kernel does.
+than the kernel does. A rank ends when the recording that UPTEST_TRACE names knows it.
 """
 
 import json
@@ -44,7 +44,7 @@ def records(pattern: str, count: int, rank: int, ranks: int) -> list[int]:
 
 def until(condition: Callable[[], bool], what: str) -> None:
     """Wait for a state; a hang ends us, loudly."""
-    end = time.monotonic() + 60
+    end = time.monotonic() + 140
     while not condition():
         if time.monotonic() > end:
             sys.exit(f"waited in vain for {what}")
@@ -54,6 +54,14 @@ def until(condition: Callable[[], bool], what: str) -> None:
 def has_checkpoints() -> bool:
     with open("/proc/self/maps") as maps:
         return "uffdprefetch-checkpoints" in maps.read()
+
+
+def is_known(trace: str, rank: int) -> bool:
+    """Whether a recorder has written who we are."""
+    from uffdprefetch.trace.file import trace_file
+
+    found = trace_file.read(trace).processes.get(os.getpid())
+    return found is not None and found.rank == rank
 
 
 def read(view: mmap.mmap, places: list[int]) -> None:
@@ -103,8 +111,9 @@ def main() -> None:
         said["resident_ns"] = time.monotonic_ns()
         said["resident"] = resident_bytes(path)
     os.write(1, json.dumps(said).encode() + b"\n")  # in one piece: ranks share the pipe
-    if "RANK" in os.environ:  # the recorder reads it while we are there; no real rank ends so soon
-        time.sleep(0.3)
+    if "RANK" in os.environ and "UPTEST_TRACE" in os.environ:
+        # it reads who we are when it comes to it, and while we are there; no real rank ends so soon
+        until(lambda: is_known(os.environ["UPTEST_TRACE"], rank), "the recorder to know us")
 
 
 main()

@@ -343,7 +343,7 @@ static void in_child(struct worker *w, unsigned int how)
 	if (how & 8) { /* its agent says nothing for 5 ms; and there may be none */
 		uint64_t most = now_ns() + 1000000000, end;
 
-		while (now_ns() < most && !is_known())
+		while (!unwatched && now_ns() < most && !is_known())
 			read_some(w, how);
 		for (end = now_ns() + 20000000; now_ns() < end;)
 			read_some(w, how);

@@ -110,8 +110,8 @@ def record(
         summary = str(cwd / "run")
         ours = uffdprefetch("wrap", "-f", "-o", summary, "--trace", str(path), *wrap, "--")
     done = subprocess.run(
-        [*ours, *command], env=env, cwd=cwd, capture_output=True, text=True,
-        timeout=2 * HANG_SECONDS,
+        [*ours, *command], env={**env, "UPTEST_TRACE": str(path)}, cwd=cwd, capture_output=True,
+        text=True, timeout=2 * HANG_SECONDS,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
