@@ -11,7 +11,6 @@ import platform
 import signal
 import textwrap
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -103,35 +102,37 @@ def test_whatever_step_of_putting_it_back_is_the_agents_last(
 def test_whatever_step_of_putting_it_back_is_the_services_last(
     job: Start, own_records: Records, tmp_path: Path, begins: str
 ) -> None:
-    """The process stands still right there until the service is dead: in what begins it, or in what
-    the job does afterwards, which has such steps, too."""
+    """The process stands still right there until the service is dead."""
+    says_so = 'open(log + "-acted", "w")\n'
     for step in range(1, STEPS_MOST):
         variables = dies_at(tmp_path, step, UFFDPREFETCH_TEST_AGENT_STOP="1", **IN_DETACHING)
-        text = WRITTEN + "say(pid=os.getpid())\n" + BEGINS[begins]
-        text += "say(begun=True)\nhear()\n" + AFTERWARDS + FORKS
+        text = WRITTEN + "say(pid=os.getpid())\n" + BEGINS[begins] + says_so
+        text += "say(hit=os.path.exists(log))\nhear()\n" + AFTERWARDS + FORKS
         work = job(python(text, own_records.path), options=POOL, **variables)
         pid = work.line()["pid"]
-        log = Path(variables["UFFDPREFETCH_TEST_AGENT_EXIT_LOG"])
-        with ThreadPoolExecutor(1) as beside:
-            gone_on = beside.submit(goes_on_without_its_service, work, pid, log)
-            if begins == "the file changes":
-                work.line()
-                with open(own_records.path, "ab") as file:
-                    file.write(b"more")
-                work.tell()
+        if begins == "the file changes":
             work.line()
+            with open(own_records.path, "ab") as file:
+                file.write(b"more")
             work.tell()
-            done = work.finish()
-            gone_on.result()
+        log = Path(variables["UFFDPREFETCH_TEST_AGENT_EXIT_LOG"])
+        acted = Path(f"{log}-acted")
+        goes_on_without_its_service(work, pid, log, acted)
+        assert work.line()["hit"] == log.exists()
+        work.tell()
+        if not log.exists():  # what the job does then has such steps, too
+            goes_on_without_its_service(work, pid, log, Path(f"/proc/{pid}/nothing"))
+        done = work.finish()
         assert done.status == 0 and done.lines == [{"wrong": []}] * 4, (step, done.lines)
         if not log.exists():
             break
     assert STEPS_LEAST < step < STEPS_MOST - 1
 
 
-def goes_on_without_its_service(work: Any, pid: int, log: Path) -> None:
-    """Where the process stops, its service is killed, and it goes on; or it ends."""
-    wait_until(lambda: log.exists() or process_gone(pid), "the step, or the end")
+def goes_on_without_its_service(work: Any, pid: int, log: Path, over: Path) -> None:
+    """Where the process stops, its service is killed, and it goes on: before ``over`` is there, or
+    it has ended."""
+    wait_until(lambda: log.exists() or over.exists() or process_gone(pid), "the step, or the end")
     if log.exists():
         wait_until(lambda: process_state(pid) == "T", "the stop")
         work.kill_service()
