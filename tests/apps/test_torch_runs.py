@@ -12,9 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import wait_until
-from harness import Job, Start, service_socket
-
-from uffdprefetch.view.watch import WatchClient
+from harness import Job, Start, snapshot
 
 torch = pytest.importorskip("torch")
 from lmdb_datasets import KINDS  # noqa: E402
@@ -88,12 +86,8 @@ def script(directory: Path) -> str:
 
 
 def plans(run: Job) -> list[dict[str, Any]]:
-    client = WatchClient.open(service_socket(run.env))
-    try:
-        snapshot = client.snapshot()
-    finally:
-        client.hang_up()
-    return [*snapshot.plans, {"degradations": snapshot.degradations}]
+    found = snapshot(run.env)
+    return [*found.plans, {"degradations": found.degradations}]
 
 
 def at_pause(run: Job, epoch: int = 0) -> None:

@@ -25,13 +25,12 @@ from harness import (
     python,
     service_socket,
     settle,
+    snapshot,
 )
 
 from uffdprefetch.job import channel, messages
 from uffdprefetch.orders import announcement
 from uffdprefetch.plan import announce
-from uffdprefetch.protocol.snapshot import Snapshot
-from uffdprefetch.view.watch import WatchClient
 
 pytest_plugins = ("harness_fixtures",)
 
@@ -153,15 +152,7 @@ say(digest=mapping.digest())
 
 
 def _degraded(env: dict[str, str], text: str) -> bool:
-    return any(text in line for line in _snapshot(env).degradations)
-
-
-def _snapshot(env: dict[str, str]) -> Snapshot:
-    client = WatchClient.open(service_socket(env))
-    try:
-        return client.snapshot()
-    finally:
-        client.hang_up()
+    return any(text in line for line in snapshot(env).degradations)
 
 
 @pytest.mark.parametrize("whom", ["service", "helper"])

@@ -18,13 +18,12 @@ from typing import Any
 import pytest
 from conftest import HANG_SECONDS, require, wait_until
 from figures import contradictions
-from harness import MIB, Records, Start, python, service_socket, write_records
+from harness import MIB, Records, Start, python, snapshot, write_records
 from nobody import UID, Nobody
 
 from uffdprefetch.base.units import parse_size
 from uffdprefetch.report.summary import WIDTH, short_lines
 from uffdprefetch.state.unserved import Reason
-from uffdprefetch.view.watch import WatchClient
 
 pytest_plugins = ("harness_fixtures",)
 
@@ -191,11 +190,7 @@ def test_what_a_child_inherits_while_the_service_stands_still_is_served_too(
         assert run.line() == {"forked": True}
 
     def mappings() -> int:
-        client = WatchClient.open(service_socket(run.env))
-        try:
-            found = {file.path: file.mappings for file in client.snapshot().files}
-        finally:
-            client.hang_up()
+        found = {file.path: file.mappings for file in snapshot(run.env).files}
         return found.get(str(own_records.path), 0)
 
     wait_until(lambda: mappings() == 2, "both mappings to be served")

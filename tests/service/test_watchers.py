@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import process_gone, wait_until
+from conftest import HANG_SECONDS, process_gone, wait_until
 from harness import OWN_DESCRIPTORS, Records, connect, fd_count, settle
 from watched import Watched, watched
 
@@ -43,7 +43,7 @@ def test_watchers_come_and_go_and_the_summary_knows_nothing_of_them(
             clients = [one.watcher() for _ in range(5 if watching else 0)]
             for _ in range(20 if watching else 0):
                 with contextlib.closing(one.watcher()) as passing:
-                    assert passing.snapshot().run == "same"
+                    assert passing.snapshot(HANG_SECONDS).run == "same"
                 one.read()
             if not watching:
                 for _ in range(20):
@@ -87,7 +87,7 @@ def test_as_many_watchers_as_are_allowed_and_one_more_is_told(run: Watched) -> N
         clients = [
             stack.enter_context(contextlib.closing(run.watcher())) for _ in range(WATCHERS_MAX)
         ]
-        assert {c.snapshot().run for c in clients} == {"alpha-1"}
+        assert {c.snapshot(HANG_SECONDS).run for c in clients} == {"alpha-1"}
         with pytest.raises(UffdPrefetchError, match="16 watchers already"):
             run.watcher()
         clients[0].close()

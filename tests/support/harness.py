@@ -40,6 +40,8 @@ from paths import PROGRAMS, SUPPORT
 from uffdprefetch.base.rundir import runtime_directory, socket_path
 from uffdprefetch.native.preload import preload_object
 from uffdprefetch.protocol import leftovers
+from uffdprefetch.protocol.snapshot import Snapshot
+from uffdprefetch.view.watch import NOBODY, WatchClient
 
 #: A test that runs once for each engine (harness_fixtures.py).
 both_engines = pytest.mark.usefixtures("engine")
@@ -117,6 +119,13 @@ def service_pid(env: dict[str, str]) -> int:
 
     wait_until(look, "a service that listens")
     return found[0]
+
+
+def snapshot(env: dict[str, str]) -> Snapshot:
+    """The run as its service tells of it, however long that takes beside a busy machine."""
+    path, end = service_socket(env), time.monotonic() + HANG_SECONDS
+    with contextlib.closing(WatchClient.connect(path, NOBODY, end)) as client:
+        return client.snapshot(HANG_SECONDS)
 
 
 #: The service's log, opened with the first warning, and what a comparison under way has open: so
