@@ -4,17 +4,15 @@ by the user (`--whole GLOB`), by the job (MAP_POPULATE, MADV_WILLNEED); docs/bul
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from components import ARRAY
+from components import ARRAY, slowly
 from conftest import wait_until
 from harness import Start, python
 
-from uffdprefetch.demo.bed import CONTROL_NAME, DEFAULT_BANDWIDTH, SlowBed, drop_cache
+from uffdprefetch.demo.bed import CONTROL_NAME, SlowBed, drop_cache
 
 pytest_plugins = ("harness_fixtures", "components")
 
@@ -39,16 +37,6 @@ def start(job: Start, bed: SlowBed, store: Path, *options: str) -> Any:
     work = job(python(SITTER, path, store / ARRAY), options=options)
     assert work.line()["mapped"]
     return work
-
-
-@contextlib.contextmanager
-def slowly(bed: SlowBed, bandwidth: int) -> Iterator[None]:
-    """The link takes its time meanwhile: what comes within a moment is little."""
-    bed.set(bandwidth=bandwidth)
-    try:
-        yield
-    finally:
-        bed.set(bandwidth=DEFAULT_BANDWIDTH)
 
 
 def end(work: Any, bed: SlowBed) -> tuple[dict[str, Any], dict[str, Any]]:
