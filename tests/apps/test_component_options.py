@@ -165,6 +165,7 @@ def test_extreme_settings_give_the_right_bytes(
     runner: Runner, bed: SlowBed, options: tuple[str, ...]
 ) -> None:
     run = check_run(runner, [bed.path(TRAINING)], *options)
+    assert managed(run) == {str(data(bed.path(TRAINING)))}
     check_managed(run, bed.path(TRAINING))
 
 

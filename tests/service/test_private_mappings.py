@@ -8,7 +8,8 @@ import json
 from typing import Any
 
 import pytest
-from harness import Records, Start, both_engines, file_digest, python
+from conftest import wait_until
+from harness import Records, Start, both_engines, file_digest, python, snapshot
 
 pytest_plugins = ("harness_fixtures",)
 pytestmark = pytest.mark.usefixtures("patient")
@@ -76,14 +77,17 @@ def test_what_a_forked_child_has_not_read_itself_is_no_walk_of_it(
     m.digest()
     m.view[0] = 1
     if os.fork() == 0:
-        until(agents, "the child's agent")
-        time.sleep(0.5)
         say(present=m.present() > m.length // PAGE * 0.9)
+        hear()
         os._exit(0)
     os.wait()
     """
-    done = job(python(code, records.path)).finish().good()
-    assert done.lines == [{"present": True}]
+    work = job(python(code, records.path))
+    assert work.line() == {"present": True}
+    # whose page tables are looked at in the turn in which it is known
+    wait_until(lambda: snapshot(work.env).files[0].mappings == 2, "the child's mapping to be known")
+    work.tell()
+    done = work.finish().good()
     assert done.summary is not None
     (rank,) = done.summary["ranks"]
     child = max(process["pid"] for process in rank["processes"])

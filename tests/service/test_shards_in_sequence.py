@@ -157,7 +157,9 @@ def test_what_was_asked_of_the_next_shard_comes_though_this_one_is_unmapped(
             lambda: f"more than {before} bytes: {bed.counters()}",
         )
     work.tell()
-    work.finish().good()
+    summary = work.finish().good().summary
+    assert summary is not None
+    assert summary["totals"]["prefetched_bytes"] >= 16 * MIB
 
 
 @pytest.mark.parametrize("shards", ["unmapped"], indirect=True)

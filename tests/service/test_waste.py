@@ -43,7 +43,7 @@ def both(
         for path in paths:
             drop_cache(path)
         bed.reset()
-        work = job(python(code, *paths), wrap=wrap, options=options)
+        work = job(python(code, *paths), wrap=wrap, options=("--strict", *options))
         digests.append(work.line()["digest"])
         summary: Any = work.finish().good().summary
         came.append(bed.counters()["bytes"])

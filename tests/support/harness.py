@@ -128,6 +128,11 @@ def snapshot(env: dict[str, str]) -> Snapshot:
         return client.snapshot(HANG_SECONDS)
 
 
+def has_seen(env: dict[str, str], at_bytes: int) -> bool:
+    """Whether the run's service knows that a reader has come as far as this in its file."""
+    return any((rank.position_bytes or 0) >= at_bytes for rank in snapshot(env).ranks)
+
+
 #: The service's log, opened with the first warning, and what a comparison under way has open: so
 #: many descriptors more than before are no leak. One that leaks each time is found by the fourth.
 OWN_DESCRIPTORS = 3

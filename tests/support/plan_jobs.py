@@ -10,18 +10,17 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import HANG_SECONDS, require, uffdprefetch
-from harness import Job
+from conftest import HANG_SECONDS, require
+from harness import Job, snapshot
 
 from uffdprefetch.demo.bed import CONTROL_NAME, SlowBed, drop_cache, why_no_bed
 from uffdprefetch.demo.dataset import DATABASE_NAME, INDEX_NAME, digest_of, make_dataset
@@ -213,7 +212,5 @@ def followed(summary: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 
 def live(work: Job) -> dict[str, Any]:
-    """What `uffdprefetch top` says of the run now."""
-    words = uffdprefetch("top", "--once", "--json")
-    out = subprocess.run(words, env=work.env, capture_output=True, timeout=HANG_SECONDS).stdout
-    return dict(json.loads(out))
+    """What the run's service says of it now."""
+    return asdict(snapshot(work.env))
