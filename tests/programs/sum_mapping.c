@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * sum_mapping FILE shared|private THREADS [ahead] - maps a file read-only and reads all of it twice,
+ * sum_mapping FILE shared|private THREADS [ahead|held] - maps a file read-only and reads all of it twice,
  * each thread its own part, from the part's beginning. Prints a hash of each part, and whether libc
  * still knows of one thread only (its fast path, which a tool of one thread must keep under wrap).
  *
  * With THREADS 1 no thread is made. ahead: after a quarter of its part a thread waits until
- * somebody has read more than the half of it, which the kernel does not.
+ * somebody has read more than the half of it, which the kernel does not. held: it ends when its stdin
+ * does.
  */
 #define _GNU_SOURCE
 #include <err.h>
@@ -69,10 +70,11 @@ int main(int argc, char **argv)
 	struct stat st;
 	unsigned char *p;
 	int threads, fd;
+	char byte;
 
 	if (argc < 4 || (threads = atoi(argv[3])) < 1 || threads > THREADS_MAX)
-		errx(2, "usage: sum_mapping FILE shared|private THREADS [ahead]");
-	ahead = argc > 4;
+		errx(2, "usage: sum_mapping FILE shared|private THREADS [ahead|held]");
+	ahead = argc > 4 && !strcmp(argv[4], "ahead");
 	fd = open(argv[1], O_RDONLY);
 	if (fd < 0 || fstat(fd, &st))
 		err(1, "%s", argv[1]);
@@ -93,6 +95,8 @@ int main(int argc, char **argv)
 			pthread_join(thread[i], NULL);
 		printf("%d %016llx\n", i, (unsigned long long)part[i].hash);
 	}
+	while (argc > 4 && !ahead && read(0, &byte, 1) > 0)
+		;
 	printf("single-threaded %d\n", __libc_single_threaded);
 	return 0;
 }
