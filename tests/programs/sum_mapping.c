@@ -5,8 +5,7 @@
  * still knows of one thread only (its fast path, which a tool of one thread must keep under wrap).
  *
  * With THREADS 1 no thread is made. ahead: after a quarter of its part a thread waits until
- * somebody has read more than the half of it, which the kernel does not. held: it ends when its stdin
- * does.
+ * somebody has read the next five twelfths, which the kernel does not. held: it ends when its stdin does.
  */
 #define _GNU_SOURCE
 #include <err.h>
@@ -55,7 +54,7 @@ static void *read_part(void *arg)
 	for (int epoch = 0; epoch < 2; epoch++)
 		for (size_t i = 0; i + sizeof(word) <= part->length; i += sizeof(word)) {
 			if (ahead && !epoch && i == held)
-				await(part->start + i + part->length / 9 * 5);
+				await(part->start + i + part->length / 12 * 5);
 			memcpy(&word, part->start + i, sizeof(word));
 			hash = (hash ^ word) * 1099511628211u;
 		}

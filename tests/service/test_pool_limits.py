@@ -210,7 +210,9 @@ def test_where_no_file_may_be_so_large_the_mapping_is_served_without_the_pool(
 # ---- many ---------------------------------------------------------------------------------------
 
 
-def test_sixty_four_processes_at_once_read_each_byte_once(job: Start, records: Records) -> None:
+def test_sixty_four_processes_at_once_read_each_byte_once(
+    job: Start, patient: None, records: Records
+) -> None:
     code = """
     pids = []
     for n in range(64):
