@@ -30,10 +30,11 @@ def left(env: dict[str, str]) -> list[str]:
     return sorted(os.listdir(env["UFFDPREFETCH_RUNDIR"]))
 
 
+@pytest.mark.parametrize("up", [False, True], ids=["before its service is up", "after"])
 def test_an_ordinary_run_leaves_nothing_when_wrap_is_back(
-    env: dict[str, str], tmp_path: Path
+    env: dict[str, str], tmp_path: Path, up: bool
 ) -> None:
-    words = uffdprefetch("wrap", "-q", "-f", "-o", "run", "--", "true")
+    words = uffdprefetch("wrap", "-q", "-f", *["--strict"][:up], "-o", "run", "--", "true")
     for _ in range(3):
         subprocess.run(words, env=env, cwd=tmp_path, check=True, timeout=HANG_SECONDS)
         assert left(env) == []
