@@ -147,9 +147,8 @@ def test_what_was_asked_of_the_next_shard_comes_though_this_one_is_unmapped(
     say(before=before)
     hear()
     """
-    with slowly(
-        bed, 100_000_000
-    ):  # who only touches never rests: much of what was asked is to come
+    # who only touches waits for a slow link all the time: much of what was asked is to come then
+    with slowly(bed, 100_000_000):
         work = job(python(code, paths[0], bed.path(CONTROL_NAME)))
         before = work.line()["before"]
         wait_until(
