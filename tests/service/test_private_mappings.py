@@ -85,7 +85,10 @@ def test_what_a_forked_child_has_not_read_itself_is_no_walk_of_it(
     work = job(python(code, records.path))
     assert work.line() == {"present": True}
     # whose page tables are looked at in the turn in which it is known
-    wait_until(lambda: snapshot(work.env).files[0].mappings == 2, "the child's mapping to be known")
+    wait_until(
+        lambda: [file.mappings for file in snapshot(work.env).files] == [2],
+        "the child's mapping to be known",
+    )
     work.tell()
     done = work.finish().good()
     assert done.summary is not None

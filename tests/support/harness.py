@@ -121,9 +121,10 @@ def service_pid(env: dict[str, str]) -> int:
     return found[0]
 
 
-def snapshot(env: dict[str, str]) -> Snapshot:
-    """The run as its service tells of it, however long that takes beside a busy machine."""
-    path, end = service_socket(env), time.monotonic() + HANG_SECONDS
+def snapshot(env: dict[str, str], path: str = "") -> Snapshot:
+    """The run as its service tells of it, however long that takes beside a busy machine. ``path``:
+    of its socket, where that is not a service of this process's control group."""
+    path, end = path or service_socket(env), time.monotonic() + HANG_SECONDS
     with contextlib.closing(WatchClient.connect(path, NOBODY, end)) as client:
         return client.snapshot(HANG_SECONDS)
 
