@@ -8,8 +8,7 @@ import json
 from typing import Any
 
 import pytest
-from conftest import wait_until
-from harness import Records, Start, both_engines, file_digest, python, snapshot
+from harness import Records, Start, both_engines, file_digest, python
 
 pytest_plugins = ("harness_fixtures",)
 pytestmark = pytest.mark.usefixtures("patient")
@@ -77,20 +76,14 @@ def test_what_a_forked_child_has_not_read_itself_is_no_walk_of_it(
     m.digest()
     m.view[0] = 1
     if os.fork() == 0:
+        until(agents, "the child's agent")
+        time.sleep(0.5)
         say(present=m.present() > m.length // PAGE * 0.9)
-        hear()
         os._exit(0)
     os.wait()
     """
-    work = job(python(code, records.path))
-    assert work.line() == {"present": True}
-    # whose page tables are looked at in the turn in which it is known
-    wait_until(
-        lambda: [file.mappings for file in snapshot(work.env).files] == [2],
-        "the child's mapping to be known",
-    )
-    work.tell()
-    done = work.finish().good()
+    done = job(python(code, records.path)).finish().good()
+    assert done.lines == [{"present": True}]
     assert done.summary is not None
     (rank,) = done.summary["ranks"]
     child = max(process["pid"] for process in rank["processes"])
