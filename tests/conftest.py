@@ -137,6 +137,24 @@ def own_runtime_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     (tmp_path / "run").mkdir(mode=0o700)
 
 
+#: In the service's interpreter, before it loads anything of ours.
+_GATE = """
+import os, sys, time
+while "serve" in sys.orig_argv and not os.path.exists({gate!r}):
+    time.sleep(0.01)
+"""
+
+
+@pytest.fixture
+def gate(env: dict[str, str], tmp_path: Path) -> Callable[[], None]:
+    """Services start when it is called, and not before."""
+    (tmp_path / "site").mkdir()
+    path = tmp_path / "gate"
+    (tmp_path / "site" / "sitecustomize.py").write_text(_GATE.format(gate=str(path)))
+    env["PYTHONPATH"] = str(tmp_path / "site")
+    return path.touch
+
+
 @pytest.fixture
 def children() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     """A Popen whose processes are killed and reaped when the test ends, however it ends."""

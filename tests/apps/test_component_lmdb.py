@@ -51,7 +51,9 @@ def test_two_epochs_of_py_lmdb(runner: Runner, store: Path, readahead: bool, loc
     """On a local disk: lock=True writes lock.mdb, and readahead=False means MADV_RANDOM."""
     options = f"readonly=1,lock={lock:d},readahead={readahead:d}"
     words = python(READ, options, store / TRAINING)
-    check_managed(check_same(runner, words, cold=[store / TRAINING]), store / TRAINING)
+    run = check_same(runner, words, cold=[store / TRAINING])
+    assert [line.split()[0] for line in run.stdout.splitlines()] == [b"0", b"1"]
+    check_managed(run, store / TRAINING)
 
 
 def test_py_lmdb_on_slow_storage_is_prefetched_nearly_whole(runner: Runner, bed: SlowBed) -> None:
@@ -87,6 +89,7 @@ print(digest.hexdigest())
     run = check_same(runner, python(code, *paths), cold=paths)
     for path in paths:
         check_managed(run, path)
+    assert len(run.summary["files"]) == 2
 
 
 def test_an_environment_that_is_open_for_writing_is_only_watched(

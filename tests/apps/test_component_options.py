@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,14 +18,15 @@ from components import (
     TRAINING_BYTES,
     Run,
     Runner,
+    Start,
     check_managed,
     data,
     python,
 )
-from conftest import require
-from harness import programs
+from conftest import HANG_SECONDS, require, wait_until
+from harness import programs, service_pid, snapshot
 
-from uffdprefetch.demo.bed import SlowBed
+from uffdprefetch.demo.bed import SlowBed, drop_cache
 
 pytest_plugins = ["components"]
 pytestmark = [pytest.mark.root, pytest.mark.slow]
@@ -165,6 +167,7 @@ def test_extreme_settings_give_the_right_bytes(
     runner: Runner, bed: SlowBed, options: tuple[str, ...]
 ) -> None:
     run = check_run(runner, [bed.path(TRAINING)], *options)
+    assert managed(run) == {str(data(bed.path(TRAINING)))}
     check_managed(run, bed.path(TRAINING))
 
 
@@ -197,18 +200,28 @@ def test_a_maximum_rate_is_kept_to(runner: Runner, bed: SlowBed) -> None:
 
 @pytest.mark.parametrize("flags", [(), ("-static",)])
 def test_with_the_engine_off_a_program_is_watched_from_outside(
-    runner: Runner, bed: SlowBed, flags: tuple[str, ...]
+    runner: Runner, bed: SlowBed, children: Start, flags: tuple[str, ...]
 ) -> None:
-    """Nothing is preloaded, so a static program is like any other."""
+    """Nothing is preloaded, so a static program is like any other; it is there until it is seen."""
     require(shutil.which("cc"), "no C compiler: install gcc")
     path = bed.path(ARRAY)
-    words = [programs(runner.cwd, "sum_mapping", *flags), str(path), "shared", "1"]
-    run = runner.wrapped(*words, cold=[path], options=["--engine", "off"])
-    assert run.status == 0, run.stderr
-    assert run.stdout == runner.plain(*words)
-    assert run.summary["engine"] == "off"
-    assert run.summary["totals"]["checkpoints"]["laid"] == 0
-    assert run.file(path)["served_by"] == "page_tables"
+    drop_cache(path)
+    words = [programs(runner.cwd, "sum_mapping", *flags), str(path), "shared", "1", "held"]
+    runner.env["UFFDPREFETCH_RUN"] = "watched"
+    process = children(
+        runner.command(*words, options=["--engine", "off"]), env=runner.env, cwd=runner.cwd,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    service_pid(runner.env)
+    wait_until(lambda: snapshot(runner.env).files, "the mapping to be seen")
+    stdout, stderr = process.communicate(timeout=HANG_SECONDS)
+    assert process.returncode == 0, stderr
+    assert stdout == runner.plain(*words[:-1])
+    summary = runner.summary()
+    assert summary["engine"] == "off"
+    assert summary["totals"]["checkpoints"]["laid"] == 0
+    (file,) = summary["files"]
+    assert (file["path"], file["served_by"]) == (os.path.realpath(path), "page_tables")
 
 
 def test_a_disabled_wrap_leaves_no_summary(runner: Runner, store: Path) -> None:

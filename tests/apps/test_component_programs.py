@@ -56,7 +56,7 @@ def test_four_threads_in_four_places(runner: Runner, bed: SlowBed, cc: None) -> 
     path = bed.path(ARRAY)
     words = [programs(runner.cwd, "sum_mapping"), str(path), "shared", "4"]
     bed.reset()
-    run = runner.wrapped(*words, cold=[path])
+    run = runner.wrapped(*words, "ahead", cold=[path])  # its service has come to its turn
     fetched = bed.counters()["bytes"]
     assert run.status == 0, run.stderr
     assert run.stdout == runner.plain(*words)

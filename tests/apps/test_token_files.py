@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import wait_until
-from harness import Job, Start, service_socket
+from harness import Job, Start, snapshot
 from token_sets import write_library, write_tokens
 
 from uffdprefetch.job import datasets
@@ -24,7 +24,6 @@ from uffdprefetch.job.channel import SCHEMA
 from uffdprefetch.orders.announcement import AnnounceError, load
 from uffdprefetch.orders.samples import ResolveRequest, SampleResolver
 from uffdprefetch.predict.order.cursor import Order
-from uffdprefetch.view.watch import WatchClient
 
 torch = pytest.importorskip("torch")
 
@@ -171,11 +170,7 @@ print(json.dumps({"digest": sha.hexdigest()}), flush=True)
 
 
 def plans(run: Job) -> list[dict[str, Any]]:
-    client = WatchClient.open(service_socket(run.env))
-    try:
-        return list(client.snapshot().plans)
-    finally:
-        client.hang_up()
+    return list(snapshot(run.env).plans)
 
 
 @pytest.mark.parametrize(("engine", "workers"), [("cache", 0), ("cache", 2), ("pool", 0)])

@@ -14,10 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from conftest import wait_until
-from harness import Job, Start, service_socket
-
-from uffdprefetch.protocol.snapshot import Snapshot
-from uffdprefetch.view.watch import WatchClient
+from harness import Job, Start, snapshot
 
 torch = pytest.importorskip("torch")
 from arrow_shards import write_library, write_shards  # noqa: E402
@@ -95,16 +92,8 @@ def cold(paths: list[Path]) -> None:
             os.close(fd)
 
 
-def snapshot(run: Job) -> Snapshot:
-    client = WatchClient.open(service_socket(run.env))
-    try:
-        return client.snapshot()
-    finally:
-        client.hang_up()
-
-
 def plans(run: Job) -> list[dict[str, Any]]:
-    return list(snapshot(run).plans)
+    return list(snapshot(run.env).plans)
 
 
 def orders_followed(
@@ -318,7 +307,11 @@ def test_files_that_were_replaced_between_two_epochs_are_followed_anew(
         for half in range(2):
             assert run.line() == {"read": 3}
             if wrapped:
-                wait_until(lambda: len(plans(run)) >= 2, lambda: f"orders: {plans(run)}")
+                known = 2 * (half + 1)  # those of the first epoch are told of still
+                wait_until(
+                    lambda: len(plans(run)) >= known,  # noqa: B023
+                    lambda: f"orders: {plans(run)}",
+                )
             if not half:
                 renew(1)  # while the first is read
             run.tell()
@@ -378,8 +371,8 @@ def test_an_order_that_cannot_be_proven_is_not_followed(
     assert run.line() == {"read": 11}
     said = "which records its samples read is not known"
     wait_until(
-        lambda: any(said in each for each in snapshot(run).degradations),
-        lambda: f"findings: {snapshot(run).degradations}",
+        lambda: any(said in each for each in snapshot(run.env).degradations),
+        lambda: f"findings: {snapshot(run.env).degradations}",
     )
     run.tell()
     assert run.line() == expected

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -40,11 +42,10 @@ def test_it_becomes_an_ordinary_thread_on_every_cpu(settle: str, how: str) -> No
 
 def test_an_ordinary_user_s_idle_thread_is_told_that_it_may_not(settle: str) -> None:
     require(os.geteuid() == 0, "only root can become another user with no nice limit")
-    Path(settle).parent.chmod(0o755)
-    for directory in Path(settle).parents:
-        if directory.stat().st_uid == os.geteuid() and directory != Path("/"):
-            directory.chmod(directory.stat().st_mode | 0o055)
     limited = ["prlimit", "--nice=0", "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
-    settled, dropped, _ = lines(*limited, settle, "idle")
+    # not in pytest's own directory: each run of pytest that begins takes others' rights there
+    with tempfile.TemporaryDirectory() as directory:
+        os.chmod(directory, 0o755)
+        settled, dropped, _ = lines(*limited, shutil.copy(settle, directory), "idle")
     assert settled.startswith(f"settled -{EPERM} policy {SCHED_IDLE} ")
     assert dropped == f"dropped 0 to {NONE} {NONE} {NONE}"

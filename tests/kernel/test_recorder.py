@@ -9,12 +9,11 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import msgpack
-import numpy
 import numpy as np
 import pytest
 from conftest import HANG_SECONDS, process_gone, require, uffdprefetch, wait_until
@@ -38,12 +37,17 @@ Children = Callable[..., "subprocess.Popen[bytes]"]
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """32 MiB on the disk of TMPDIR, in a directory that others may enter."""
+    """32 MiB on the disk of TMPDIR."""
     path = tmp_path_factory.mktemp("data") / "records.bin"
     path.write_bytes(np.random.PCG64(2).random_raw(4 * MIB).tobytes())
-    for directory in (path.parent, path.parent.parent, path.parent.parent.parent):
-        directory.chmod(0o755)
     return path
+
+
+@pytest.fixture
+def nobody() -> Iterator[Nobody]:
+    """Not in pytest's own directory: each run of pytest that begins takes others' rights there."""
+    with tempfile.TemporaryDirectory(prefix="uffdprefetch-nobody-") as directory:
+        yield Nobody(Path(directory))
 
 
 def kernel() -> None:
@@ -354,22 +358,15 @@ def test_without_bpf_the_service_tells_and_what_is_missing_is_named(
 
 
 def test_an_unprivileged_user_gets_a_lesser_trace_and_the_reason_everywhere(
-    env: dict[str, str], tmp_path_factory: pytest.TempPathFactory, data: Path
+    env: dict[str, str], nobody: Nobody, data: Path
 ) -> None:
-    directory = tmp_path_factory.mktemp("nobody")
-    for above in (directory, directory.parent, directory.parent.parent):
-        above.chmod(0o755)
-    nobody = Nobody(directory)
-    for module in (numpy, msgpack):
-        place = Path(module.__file__).parent
-        shutil.copytree(place, directory / place.name)
-    libraries = Path(numpy.__file__).parent.with_name("numpy.libs")
-    if libraries.exists():
-        shutil.copytree(libraries, directory / "numpy.libs")
-    shutil.copy(reader(data, "x")[1], directory / "reader.py")
+    data = Path(shutil.copy(data, nobody.directory))
+    for module in ("numpy", "msgpack"):
+        nobody.bring(module)
+    script = shutil.copy(reader(data, "x")[1], nobody.directory / "reader.py")
     environment = nobody.environment(env)
     ours = [*nobody.prefix, nobody.python, "-m", "uffdprefetch"]
-    job = [nobody.python, str(directory / "reader.py"), str(data), "consecutive", str(RECORD_BYTES)]
+    job = [nobody.python, str(script), str(data), "consecutive", str(RECORD_BYTES)]
     done = subprocess.run(
         [*ours, "trace", "-o", "t", "--", *job], env=environment, cwd=nobody.work,
         capture_output=True, text=True, timeout=2 * HANG_SECONDS,

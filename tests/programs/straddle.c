@@ -5,7 +5,8 @@
  *     straddle FILE THREADS READS
  *
  * Each thread loads READS words that lie half in one 64 KiB chunk and half in the next, all over the
- * file, and compares them with what read(2) gave. Prints how many were wrong.
+ * file, and compares them with what read(2) gave; with READS 0 it does so until stdin ends. Prints how
+ * many were wrong.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -25,6 +26,7 @@ static char *copy, *map;
 static size_t chunks;
 static unsigned long reads;
 static atomic_ulong wrong;
+static atomic_int over;
 
 /* One instruction, on both machines that we know. */
 static uint64_t load(const char *at)
@@ -45,7 +47,7 @@ static void *body(void *cookie)
 {
 	uint64_t state = (uintptr_t)cookie * 0x9e3779b97f4a7c15ull + 1, expected;
 
-	for (unsigned long i = 0; i < reads; i++) {
+	for (unsigned long i = 0; reads ? i < reads : !atomic_load(&over); i++) {
 		size_t at;
 
 		state ^= state << 13;
@@ -64,6 +66,7 @@ int main(int argc, char **argv)
 	struct stat st;
 	int fd, threads;
 	pthread_t thread[64];
+	char byte;
 
 	if (argc < 4)
 		return 2;
@@ -83,6 +86,9 @@ int main(int argc, char **argv)
 	for (int i = 0; i < threads; i++)
 		if (pthread_create(&thread[i], NULL, body, (void *)(uintptr_t)(i + 1)))
 			return 5;
+	while (!reads && read(0, &byte, 1) > 0)
+		;
+	atomic_store(&over, 1);
 	for (int i = 0; i < threads; i++)
 		pthread_join(thread[i], NULL);
 	printf("{\"wrong\": %lu}\n", (unsigned long)wrong);

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * sum_mapping FILE shared|private THREADS - maps a file read-only and reads all of it twice, each
- * thread its own part, from the part's beginning. Prints a hash of each part, and whether libc
+ * sum_mapping FILE shared|private THREADS [ahead|held] - maps a file read-only and reads all of it twice,
+ * each thread its own part, from the part's beginning. Prints a hash of each part, and whether libc
  * still knows of one thread only (its fast path, which a tool of one thread must keep under wrap).
  *
- * With THREADS 1 no thread is made.
+ * With THREADS 1 no thread is made. ahead: after a quarter of its part a thread waits until
+ * somebody has read the next five twelfths, which the kernel does not. held: it ends when its stdin does.
  */
 #define _GNU_SOURCE
 #include <err.h>
@@ -17,8 +18,12 @@
 #include <sys/mman.h>
 #include <sys/single_threaded.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #define THREADS_MAX 16
+#define HANG_SECONDS 120
+
+static int ahead;
 
 struct part {
 	const unsigned char *start;
@@ -26,13 +31,30 @@ struct part {
 	uint64_t hash;
 };
 
+static void await(const unsigned char *at)
+{
+	uintptr_t page = (uintptr_t)at & -(uintptr_t)sysconf(_SC_PAGESIZE);
+	unsigned char there = 0;
+
+	for (int i = 0; i < HANG_SECONDS * 500 && !(there & 1); i++) {
+		if (mincore((void *)page, 1, &there))
+			err(1, "mincore");
+		usleep(2000);
+	}
+	if (!(there & 1))
+		errx(1, "nobody reads ahead");
+}
+
 static void *read_part(void *arg)
 {
 	struct part *part = arg;
+	size_t held = part->length / 4 & -sizeof(uint64_t);
 	uint64_t hash = 14695981039346656037u, word;
 
 	for (int epoch = 0; epoch < 2; epoch++)
 		for (size_t i = 0; i + sizeof(word) <= part->length; i += sizeof(word)) {
+			if (ahead && !epoch && i == held)
+				await(part->start + i + part->length / 12 * 5);
 			memcpy(&word, part->start + i, sizeof(word));
 			hash = (hash ^ word) * 1099511628211u;
 		}
@@ -47,9 +69,11 @@ int main(int argc, char **argv)
 	struct stat st;
 	unsigned char *p;
 	int threads, fd;
+	char byte;
 
-	if (argc != 4 || (threads = atoi(argv[3])) < 1 || threads > THREADS_MAX)
-		errx(2, "usage: sum_mapping FILE shared|private THREADS");
+	if (argc < 4 || (threads = atoi(argv[3])) < 1 || threads > THREADS_MAX)
+		errx(2, "usage: sum_mapping FILE shared|private THREADS [ahead|held]");
+	ahead = argc > 4 && !strcmp(argv[4], "ahead");
 	fd = open(argv[1], O_RDONLY);
 	if (fd < 0 || fstat(fd, &st))
 		err(1, "%s", argv[1]);
@@ -70,6 +94,8 @@ int main(int argc, char **argv)
 			pthread_join(thread[i], NULL);
 		printf("%d %016llx\n", i, (unsigned long long)part[i].hash);
 	}
+	while (argc > 4 && !ahead && read(0, &byte, 1) > 0)
+		;
 	printf("single-threaded %d\n", __libc_single_threaded);
 	return 0;
 }

@@ -25,13 +25,12 @@ from harness import (
     python,
     service_socket,
     settle,
+    snapshot,
 )
 
 from uffdprefetch.job import channel, messages
 from uffdprefetch.orders import announcement
 from uffdprefetch.plan import announce
-from uffdprefetch.protocol.snapshot import Snapshot
-from uffdprefetch.view.watch import WatchClient
 
 pytest_plugins = ("harness_fixtures",)
 
@@ -53,6 +52,14 @@ ranges = [(at * 65536, (at + 1) * 65536) for at in places]
 def there(a, b):
     return uffd.resident_bytes(fd, a, b - a)[0] == b - a
 
+def come(ranges, what="what was announced to be read ahead"):
+    # one by one: what has come may be taken away again by the kernel
+    left = list(ranges)
+    def all_have():
+        left[:] = [(a, b) for a, b in left if not there(a, b)]
+        return not left
+    until(all_have, what)
+
 def announced(**order):
     return announce(path, **order)
 
@@ -72,7 +79,7 @@ def test_announced_ranges_are_there_before_they_are_touched(
 ) -> None:
     run = job(reader("""
 with announced(ranges=ranges) as order:
-    until(lambda: all(there(a, b) for a, b in ranges), "what was announced to be read ahead")
+    come(ranges)
     far = [at for at in range(size // 65536) if all(abs(at - p) > 2 for p in places)]
     say(active=order.active, others=sum(there(at * 65536, (at + 1) * 65536) for at in far),
         far=len(far))
@@ -85,6 +92,7 @@ say(digest=mapping.digest())
     said = run.line()
     assert said["active"]
     assert said["far"] > 20 and said["others"] <= 0.2 * said["far"]
+    wait_until(lambda: snapshot(run.env).plans[0]["read_items"] == 60, "all to be known as read")
     run.tell()
     assert run.line()["digest"] == own_records.digest
     plan = run.finish().good().summary["plans"][0]
@@ -98,7 +106,7 @@ def test_a_new_order_takes_the_place_of_the_readers_last_one(
     run = job(reader("""
 announced(ranges=ranges[:5])
 order = announced(ranges=ranges[30:])
-until(lambda: all(there(a, b) for a, b in ranges[30:]), "the new order to be read ahead")
+come(ranges[30:], "the new order to be read ahead")
 order.said(30)
 order.end()
 say(digest=mapping.digest())
@@ -128,7 +136,7 @@ order = (announced(records=np.array(numbers)) if what == "records"
          else announced(keys=[b"key-%05d" % n for n in numbers]))
 starts, ends = index.extents(numbers)
 spans = list(zip(starts.tolist(), ends.tolist()))
-until(lambda: all(there(a, b) for a, b in spans), "the records to be read ahead")
+come(spans, "the records to be read ahead")
 say(items=order.active)
 """
     run = job(reader(code, path / "data.mdb", what))
@@ -153,15 +161,7 @@ say(digest=mapping.digest())
 
 
 def _degraded(env: dict[str, str], text: str) -> bool:
-    return any(text in line for line in _snapshot(env).degradations)
-
-
-def _snapshot(env: dict[str, str]) -> Snapshot:
-    client = WatchClient.open(service_socket(env))
-    try:
-        return client.snapshot()
-    finally:
-        client.hang_up()
+    return any(text in line for line in snapshot(env).degradations)
 
 
 @pytest.mark.parametrize("whom", ["service", "helper"])
@@ -170,7 +170,7 @@ def test_death_of_the_service_or_its_helper_harms_no_byte(
 ) -> None:
     run = job(reader("""
 order = announced(ranges=ranges)
-until(lambda: all(there(a, b) for a, b in ranges), "what was announced to be read ahead")
+come(ranges)
 say(ready=True)
 hear()
 order.said(10)
@@ -236,7 +236,7 @@ def test_damaged_announcements_neither_crash_nor_fill_the_service(
 say(ready=True)
 hear()
 order = announced(ranges=ranges)
-until(lambda: all(there(a, b) for a, b in ranges), "what was announced to be read ahead")
+come(ranges)
 say(digest=mapping.digest())
 """, own_records.path))  # fmt: skip
     assert run.line()["ready"]

@@ -76,7 +76,7 @@ def large(store: Path) -> Iterator[str]:
 @pytest.fixture
 def crops(job: Start, bed: SlowBed, store: Path) -> Callable[..., Any]:
     """crops(how, batches, options, file): a job that reads random crops of a file, which is cold
-    when it begins."""
+    when it begins; and its service is up."""
 
     def start(
         how: str = "one", batches: int = 0, options: tuple[str, ...] = (), file: str = ARRAY,
@@ -88,7 +88,7 @@ def crops(job: Start, bed: SlowBed, store: Path) -> Callable[..., Any]:
         words = python(CROPPER, path, store / file, how, batches, 1)
         if how == "numpy":
             words.remove("-S")
-        return job(words, options=options, **more)
+        return job(words, options=("--strict", *options), **more)
 
     return start
 

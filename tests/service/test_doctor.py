@@ -348,9 +348,11 @@ def test_a_probe_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) ->
         raise AssertionError
 
     # The time limit must not run out before the grandchild is there.
-    found = run_isolated("x", hangs, timeout_seconds=2.0)
-    assert "did not end" in found.found
-    require(note.exists(), "the machine was too slow to start a shell within two seconds")
+    for seconds in (1.0, 5.0, 25.0):
+        found = run_isolated("x", hangs, timeout_seconds=seconds)
+        assert "did not end" in found.found
+        if note.exists() and note.read_text():
+            break
     pid = int(note.read_text())
     wait_until(lambda: process_gone(pid), "the end of what the probe had started")
 

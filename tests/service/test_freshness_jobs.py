@@ -7,7 +7,6 @@ How long that takes is noted with each test (``lag_seconds``) and judged nowhere
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import signal
@@ -17,10 +16,9 @@ from typing import Any
 
 import pytest
 from conftest import process_gone, process_state, require, wait_until
-from harness import MIB, Job, Records, Start, both_engines, file_digest, python, service_socket
+from harness import MIB, Job, Records, Start, both_engines, file_digest, python, snapshot
 
 from uffdprefetch.demo.bed import SlowBed, why_no_bed
-from uffdprefetch.view import watch
 
 pytest_plugins = ("harness_fixtures",)
 
@@ -142,9 +140,7 @@ def test_what_moves_ctime_alone_ends_nothing(job: Start, own_records: Records, h
     path.chmod(0o600) if how == "chmod" else os.link(path, path.with_suffix(".again"))
 
     def compared() -> bool:
-        with contextlib.closing(watch.WatchClient.open(service_socket(work.env))) as watcher:
-            (file,) = watcher.snapshot().files
-            return bool(file.compared_pages)
+        return any(file.compared_pages for file in snapshot(work.env).files)
 
     wait_until(compared, "its bytes to be compared")
     work.tell("look")

@@ -6,15 +6,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conftest import require
-from harness import MIB, Start, python, write_records
+from conftest import require, wait_until
+from harness import MIB, Start, has_seen, python, write_records
 
 from uffdprefetch.demo.bed import SlowBed, drop_cache, warm_fully, why_no_bed
 from uffdprefetch.report.summary import short_lines
 
 pytest_plugins = ("harness_fixtures",)
 
-SCAN = "m = Mapping(sys.argv[1]).managed(); m.digest(); time.sleep(0.5)"
+SIZE = 64 * MIB
+SCAN = "m = Mapping(sys.argv[1]).managed(); m.digest(); say(read=True); hear()"
 
 
 @pytest.mark.parametrize("cold", [False, True])
@@ -22,7 +23,7 @@ def test_a_run_says_what_it_has_gained(job: Start, tmp_path: Path, cold: bool) -
     require(why_no_bed() is None, why_no_bed() or "")
     (tmp_path / "source").mkdir()
     (tmp_path / "mount").mkdir()
-    write_records(tmp_path / "source" / "data.bin", 64 * MIB)
+    write_records(tmp_path / "source" / "data.bin", SIZE)
     # so far away that plain waits for latency, four times what the bytes take
     bed = SlowBed(tmp_path / "source", tmp_path / "mount", bandwidth=100_000_000, latency_us=10_000)
     with bed:
@@ -31,7 +32,11 @@ def test_a_run_says_what_it_has_gained(job: Start, tmp_path: Path, cold: bool) -
             drop_cache(path)
         else:
             warm_fully(path)
-        summary = job(python(SCAN, path)).finish().good().summary
+        work = job(python(SCAN, path))
+        assert work.line() == {"read": True}
+        wait_until(lambda: has_seen(work.env, SIZE * 3 // 4), "the service to see most of it read")
+        work.tell()
+        summary = work.finish().good().summary
     assert summary is not None
     totals = summary["totals"]
     if cold:

@@ -77,14 +77,15 @@ class Victim:
         digest = self.records.digest
         assert self.job.line() == {"digest": digest, "other": digest, "agents": 1}
 
-    def is_served(self) -> None:
-        """By the same service as before, which keeps nothing of what happened."""
+    def is_served(self) -> bool:
+        """By the same service as before, which keeps nothing of what happened; fails if not."""
         self.read()
         assert not process_gone(self.pid)
         wait_until(
             lambda: fd_count(self.pid) <= self.descriptors + OWN_DESCRIPTORS,
             f"{fd_count(self.pid)} descriptors to become {self.descriptors} again",
         )
+        return True
 
 
 @pytest.fixture(scope="module")
@@ -207,7 +208,7 @@ def test_a_peer_that_sends_no_message_of_ours_is_hung_up_on(victim: Victim, mess
     with connect(victim.env) as peer:
         peer.send(message)
         assert closed(peer)
-    victim.is_served()
+    assert victim.is_served()
 
 
 @pytest.mark.parametrize("welcomed", [False, True])
@@ -221,14 +222,14 @@ def test_random_messages_reach_nobody_else(victim: Victim, welcomed: bool) -> No
             for _ in range(source.randrange(1, 20)):
                 body = source.randbytes(wire.MESSAGE_BYTES - wire.HEADER.size)
                 peer.send(wire.pack(source.choice(kinds), body), socket.MSG_NOSIGNAL)
-    victim.is_served()
+    assert victim.is_served()
 
 
 def test_hello_twice_is_one_hello_too_many(victim: Victim) -> None:
     with agent(victim) as peer:
         peer.send(hello())
         assert closed(peer)
-    victim.is_served()
+    assert victim.is_served()
 
 
 def test_a_hello_of_absurd_numbers_harms_only_its_sender(victim: Victim) -> None:
@@ -244,7 +245,7 @@ def test_a_hello_of_absurd_numbers_harms_only_its_sender(victim: Victim) -> None
             os.close(fd)
         assert wire.unpack(data)[0] == wire.Type.WELCOME
         victim.read()
-    victim.is_served()
+    assert victim.is_served()
 
 
 # ---- attaches that cannot be --------------------------------------------------------------------
@@ -274,7 +275,7 @@ def test_an_attach_of_absurd_numbers_ends_its_sender_only(
             assert closed(peer)
     finally:
         os.close(fd)
-    victim.is_served()
+    assert victim.is_served()
 
 
 def test_the_same_region_twice_ends_its_sender_only(victim: Victim, records: Records) -> None:
@@ -286,7 +287,7 @@ def test_the_same_region_twice_ends_its_sender_only(victim: Victim, records: Rec
             assert closed(peer)
     finally:
         os.close(fd)
-    victim.is_served()
+    assert victim.is_served()
 
 
 def test_a_descriptor_of_something_else_is_named_as_that(
@@ -324,7 +325,7 @@ def test_a_child_s_mapping_of_a_file_that_is_not_open_here_is_no_unserved_one(
     with agent(victim) as peer:
         offer(peer, attach(flags=wire.ATTACH_INHERITED, **offered(path)))
         assert verdict(peer) == wire.ServingMode.REFUSE
-        victim.is_served()
+        assert victim.is_served()
     honest.tell("end")
     summary = honest.finish().good().summary
     assert summary is not None and summary["unserved"] == []
@@ -347,7 +348,7 @@ def test_a_client_cannot_offer_regions_without_end(victim: Victim, records: Reco
                     os.close(fd)
         else:
             pytest.fail("20 000 regions were taken from one process")
-    victim.is_served()
+    assert victim.is_served()
 
 
 # ---- descriptors of other kinds -----------------------------------------------------------------
@@ -409,13 +410,14 @@ def test_a_descriptor_of_another_kind_is_refused_and_closed(
         with agent(victim) as peer:
             offer(peer, attach(**said), *descriptors)
             assert verdict(peer) == wire.ServingMode.REFUSE
-            assert fd_count(victim.pid) <= victim.descriptors + OWN_DESCRIPTORS + 3  # this client's
+            most = victim.descriptors + OWN_DESCRIPTORS + 3  # this client's
+            wait_until(lambda: fd_count(victim.pid) <= most, "the descriptor to be closed")
             victim.read()
     finally:
         for fd in descriptors:
             with contextlib.suppress(OSError):
                 os.close(fd)
-    victim.is_served()
+    assert victim.is_served()
 
 
 @pytest.mark.parametrize("flag", [os.O_PATH, os.O_WRONLY], ids=["O_PATH", "O_WRONLY"])
@@ -433,7 +435,7 @@ def test_a_file_that_we_could_not_read_is_refused(
             assert verdict(peer) == wire.ServingMode.REFUSE
     finally:
         os.close(fd)
-    victim.is_served()
+    assert victim.is_served()
 
 
 def test_a_file_that_says_another_size_than_it_has_is_refused(
@@ -446,7 +448,7 @@ def test_a_file_that_says_another_size_than_it_has_is_refused(
     with open(path, "rb") as file, agent(victim) as peer:
         offer(peer, attach(**said, size_bytes=1 << 60), file.fileno())
         assert verdict(peer) == wire.ServingMode.REFUSE
-    victim.is_served()
+    assert victim.is_served()
 
 
 def test_a_file_too_large_for_our_books_is_refused(victim: Victim) -> None:
@@ -457,7 +459,7 @@ def test_a_file_too_large_for_our_books_is_refused(victim: Victim) -> None:
         with agent(victim) as peer:
             offer(peer, attach(**said, size_bytes=status.st_size), file.fileno())
             assert verdict(peer) == wire.ServingMode.REFUSE
-    victim.is_served()
+    assert victim.is_served()
 
 
 def test_descriptors_that_nobody_asked_for_are_closed(victim: Victim) -> None:
@@ -476,7 +478,7 @@ def test_descriptors_that_nobody_asked_for_are_closed(victim: Victim) -> None:
                 assert closed(peer)
     finally:
         os.close(null)
-    victim.is_served()
+    assert victim.is_served()
 
 
 # ---- rings, reading and floods ------------------------------------------------------------------
@@ -514,7 +516,7 @@ def test_events_that_cannot_be_are_not_believed(victim: Victim, records: Records
             os.close(ring)
             os.close(bell)
         victim.read()
-    victim.is_served()
+    assert victim.is_served()
 
 
 def test_the_ring_cannot_be_shrunk_under_the_service(victim: Victim) -> None:
@@ -527,7 +529,7 @@ def test_the_ring_cannot_be_shrunk_under_the_service(victim: Victim) -> None:
                 os.ftruncate(ring, 0)
         finally:
             os.close(ring)
-    victim.is_served()
+    assert victim.is_served()
 
 
 def test_a_client_that_never_reads_is_cut_off_and_stalls_nobody(victim: Victim) -> None:
@@ -544,13 +546,13 @@ def test_a_client_that_never_reads_is_cut_off_and_stalls_nobody(victim: Victim) 
                 except TimeoutError:
                     victim.read()
         assert sent < 50_000, "the service answers without end to somebody who does not read"
-    victim.is_served()
+    assert victim.is_served()
 
 
 def test_a_client_that_says_nothing_keeps_nobody_waiting(victim: Victim) -> None:
     with connect(victim.env):
         victim.read()
-    victim.is_served()
+    assert victim.is_served()
 
 
 def test_a_flood_of_connections_passes(victim: Victim) -> None:
@@ -561,7 +563,7 @@ def test_a_flood_of_connections_passes(victim: Victim) -> None:
                 if i % 3:
                     peer.send(hello())
             victim.read()
-    victim.is_served()
+    assert victim.is_served()
 
 
 def test_a_stranger_who_holds_a_connection_does_not_keep_the_service(
@@ -575,7 +577,7 @@ def test_a_stranger_who_holds_a_connection_does_not_keep_the_service(
         pid = work.service()
         with connect(env):
             work.tell()
-            work.finish().good()
+            assert work.finish().good().summary is not None
             wait_until(lambda: process_gone(pid), "the service to end in spite of the stranger")
 
 
@@ -626,7 +628,7 @@ def test_another_user_does_not_reach_the_socket_and_is_not_served_if_they_do(
         os.chmod(directory, 0o711)  # as if somebody had opened both
         os.chmod(path, 0o666)
         assert as_nobody(knock) == 0
-        victim.is_served()
+        assert victim.is_served()
         os.chmod(directory, 0o700)
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import READAHEAD_BYTES, READAHEAD_VARIABLE, require
-from harness import MIB, Start, python, write_records
+from conftest import READAHEAD_BYTES, READAHEAD_VARIABLE, require, wait_until
+from harness import MIB, Start, has_seen, python, write_records
 
 from uffdprefetch.demo.bed import SlowBed, drop_cache, why_no_bed
 
@@ -21,13 +21,13 @@ SIZE = 128 * MIB
 ENOUGH_BYTES = 1 << 30
 #: Each MiB after a MiB that is left out.
 READERS = {
-    "in order": "m = Mapping(sys.argv[1]).managed(); m.digest(); time.sleep(0.5)",
+    "in order": "m = Mapping(sys.argv[1]).managed(); m.digest(); say(read=True); hear()",
     "skips": (
         "m = Mapping(sys.argv[1]).managed()\n"
         "for at in range(0, m.length, 2 << 20):\n"
         "    bytes(m.view[at:at + (1 << 20)])\n"
         "    time.sleep(0.01)\n"
-        "time.sleep(0.5)"
+        "say(read=True); hear()"
     ),
 }
 
@@ -43,7 +43,11 @@ def run(job: Start, tmp_path: Path, reader: str, readahead_bytes: int) -> dict[s
         path = bed.path("data.bin")
         drop_cache(path)
         words = python(READERS[reader], path)
-        summary = job(words, **{READAHEAD_VARIABLE: str(readahead_bytes)}).finish().good().summary
+        work = job(words, **{READAHEAD_VARIABLE: str(readahead_bytes)})
+        assert work.line() == {"read": True}
+        wait_until(lambda: has_seen(work.env, SIZE * 3 // 4), "the service to see most of it read")
+        work.tell()
+        summary = work.finish().good().summary
     assert summary is not None
     return summary
 

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 from cgroups import entering, kills, memory_group
-from conftest import require
-from harness import MIB, Start, file_digest, python, write_records
+from conftest import require, wait_until
+from harness import MIB, Start, file_digest, python, snapshot, write_records
 
 from uffdprefetch.demo.bed import SlowBed, why_no_bed
+from uffdprefetch.warm.limits import CGROUP_SHARE
 
 pytest_plugins = ("harness_fixtures",)
 pytestmark = pytest.mark.root
@@ -30,11 +31,13 @@ def test_what_is_read_ahead_is_not_dropped_again_beside_the_jobs_own_memory(
     reason = why_no_bed()
     require(reason is None, f"no slow bed: {reason}")
     (tmp_path / "source").mkdir()
-    path = tmp_path / "source" / "large.bin"
-    write_records(path, 3 * LIMIT_BYTES // 2, seed=11)
+    data = tmp_path / "source" / "large.bin"
+    write_records(data, 3 * LIMIT_BYTES // 2, seed=11)
     # Read by a CPU that takes its time: without a bound as much would be ahead as the group has.
     code = """
     own = os.urandom(int(sys.argv[2]) << 20)
+    say(own=len(own))
+    hear()
     m = Mapping(sys.argv[1])
     say(digest=m.digest())
     """
@@ -44,10 +47,19 @@ def test_what_is_read_ahead_is_not_dropped_again_beside_the_jobs_own_memory(
     ):
         file = bed.path("large.bin")
         work = job(python(code, file, own), before=entering(at))
+        assert work.line() == {"own": own * MIB}
+        # the service asks once a second what the group has left: that it has asked since
+        most = CGROUP_SHARE * (LIMIT_BYTES - own * MIB)
+        (path,) = map(str, Path(work.env["UFFDPREFETCH_RUNDIR"]).glob("*.sock"))
+        wait_until(
+            lambda: snapshot(work.env, path).node.allowed_bytes <= most,
+            lambda: f"at most {most:.0f} bytes to be allowed: {snapshot(work.env, path).node}",
+        )
+        work.tell()
         done = work.finish().good()
         read = bed.counters()["bytes"]
         assert kills(at) == 0
-    assert done.lines == [{"digest": file_digest(path)}]
+    assert done.lines == [{"digest": file_digest(data)}]
     assert done.summary is not None
-    assert done.summary["totals"]["prefetched_bytes"] > path.stat().st_size // 2
-    assert read < 1.2 * path.stat().st_size, "1.48 where a part of the limit may be ahead"
+    assert done.summary["totals"]["prefetched_bytes"] > data.stat().st_size // 2
+    assert read < 1.1 * data.stat().st_size, "1.48 where a part of the limit may be ahead"

@@ -87,7 +87,7 @@ def come_again(victim: Victim) -> None:
     uffd = initialized()
     with agent(victim, uffd):
         os.close(uffd)
-    victim.is_served()
+    assert victim.is_served()
 
 
 def verdict(peer: socket.socket) -> int:
@@ -147,7 +147,7 @@ def test_an_attach_before_the_hello_ends_its_sender_only(victim: Victim, records
     with connect(victim.env) as peer, open(records.path, "rb") as file:
         offer(peer, attach(**offered(records.path)), file.fileno())
         assert closed(peer)
-    victim.is_served()
+    assert victim.is_served()
 
 
 def test_regions_over_each_other_and_faults_of_none_are_the_senders_affair(
@@ -212,4 +212,4 @@ def test_a_pool_has_a_place_for_each_process_and_gives_it_back(
                 stack.callback(os.close, uffd)
                 stack.enter_context(agent(victim, uffd))
             victim.read()
-        victim.is_served()
+        assert victim.is_served()

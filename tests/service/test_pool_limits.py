@@ -12,8 +12,17 @@ from pathlib import Path
 
 import pytest
 from cgroups import entering, kills, memory_group
-from conftest import require
-from harness import MIB, Records, Start, file_digest, memfd_bytes, python, write_records
+from conftest import require, wait_until
+from harness import (
+    MIB,
+    Records,
+    Start,
+    file_digest,
+    memfd_bytes,
+    python,
+    snapshot,
+    write_records,
+)
 
 from uffdprefetch.demo.bed import SlowBed, why_no_bed
 
@@ -70,12 +79,17 @@ def test_reads_that_need_two_chunks_end_on_slow_storage_too(
     """How long a read takes does not hide that it is read again and again."""
     require(why_no_bed() is None, why_no_bed() or "")
     with SlowBed(small.parent, latency_us=12_000) as bed:
-        words = [compiled("straddle"), str(bed.path(small.name)), "4", "10"]
+        # until it is known: beside a busy machine the service is silent for 40 ms now and then, and
+        # the job's agent stands in for it, by which a read ends too
+        words = [compiled("straddle"), str(bed.path(small.name)), "4", "0"]
         work = job(words, options=("--engine", "pool", "--budget", "64KiB"), **SMALL)
-        assert work.line() == {"wrong": 0}
+        work.service()
+        wait_until(
+            lambda: any("--budget is too small" in d for d in snapshot(work.env).degradations),
+            "the mapping to be given back",
+        )
         done = work.finish()
-    assert done.status == 0 and done.summary is not None
-    assert [d for d in done.summary["degradations"] if "--budget is too small" in d]
+    assert done.status == 0 and done.lines == [{"wrong": 0}]
 
 
 def test_a_file_whose_storage_does_not_answer_leaves_threads_to_the_others(
@@ -90,9 +104,14 @@ def test_a_file_whose_storage_does_not_answer_leaves_threads_to_the_others(
     libc.strnlen.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     def touch(at):
         came.append(libc.strnlen(far.address + at, 1))  # without the interpreter's lock
-    for n in range(40):
-        threading.Thread(target=touch, args=(n * far.length // 40,), daemon=True).start()
-    time.sleep(1)  # all of them wait
+    threads = [threading.Thread(target=touch, args=(n * far.length // 40,), daemon=True)
+               for n in range(40)]
+    for thread in threads:
+        thread.start()
+    def waits(thread):  # for a page: it sleeps, and in no system call (proc_pid_syscall(5))
+        with open(f"/proc/self/task/{thread.native_id}/syscall") as file:
+            return file.read().startswith("-1 ")
+    until(lambda: all(map(waits, threads)), "all of them to wait")
     say(digest=near.digest(), came=len(came))
     os._exit(0)
     """
@@ -105,32 +124,38 @@ def test_a_file_whose_storage_does_not_answer_leaves_threads_to_the_others(
 
 
 SCAN = """
+import select
 m = Mapping(sys.argv[1])
 say(ready=m.pooled())
 hear()
-digests = set()
-for _ in range(int(sys.argv[2])):
+digests, told = set(), []
+while not told:
     m.forget()
     digests.add(m.digest())
+    told, _, _ = select.select([0], [], [], 0)
+hear()
 say(digests=sorted(digests))
 """
 
 
 def test_the_memory_of_the_pool_is_never_more_than_the_budget(job: Start, records: Records) -> None:
-    ranks = [job(python(SCAN, records.path, 4), options=POOL) for _ in range(3)]
+    ranks = [job(python(SCAN, records.path), options=POOL) for _ in range(3)]
     for rank in ranks:
         assert rank.line() == {"ready": True}
     service = ranks[0].service()
     with Peak(lambda: memfd_bytes(service)) as peak:
         for rank in ranks:
             rank.tell()
+        wait_until(lambda: peak.samples > 100 and peak.value > 3 * MIB, "the pool to fill")
+        for rank in ranks:
+            rank.tell("end")
         for rank in ranks:
             assert rank.line() == {"digests": [records.digest]}
     summary = [rank.finish().good() for rank in ranks][-1].summary
     assert summary is not None
     pool = summary["pool"]
     # Beside a busy machine the service may be silent so long that the ranks read for themselves.
-    assert peak.samples > 20 and 3 * MIB < peak.value <= 6 * MIB + pool["stand_in_bytes"]
+    assert peak.value <= 6 * MIB + pool["stand_in_bytes"]
     assert pool["resident_peak_bytes"] <= 6 * MIB
 
 
@@ -185,7 +210,9 @@ def test_where_no_file_may_be_so_large_the_mapping_is_served_without_the_pool(
 # ---- many ---------------------------------------------------------------------------------------
 
 
-def test_sixty_four_processes_at_once_read_each_byte_once(job: Start, records: Records) -> None:
+def test_sixty_four_processes_at_once_read_each_byte_once(
+    job: Start, patient: None, records: Records
+) -> None:
     code = """
     pids = []
     for n in range(64):

@@ -135,9 +135,7 @@ def test_a_page_of_the_pool_that_was_written_past_us_stays_written(
     code = """
     m = Mapping(sys.argv[1], flags=MAP_PRIVATE)
     say(pooled=m.pooled(), first=m.view[5 * PAGE])  # what is not mapped cannot be written so: EIO
-    with open("/proc/self/mem", "r+b", buffering=0) as memory:
-        memory.seek(m.address + 5 * PAGE)
-        memory.write(b"breakpoint")
+    m.write_past_us(5 * PAGE, b"breakpoint")
     say(written=bytes(m.view[5 * PAGE : 5 * PAGE + 10]).decode())
     hear()
     until(lambda: m.parts()[1] > 1, "the file in its place")

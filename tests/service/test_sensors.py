@@ -228,15 +228,18 @@ def test_births_are_heard_where_permitted_or_the_reason_is_told() -> None:
         if heard.why is not None:
             assert heard.why.startswith("cn_proc: ") and heard.read() == []
             return
-        child = subprocess.Popen(["true"])
+
+        born: list[int] = []
         seen: list[Birth] = []
 
-        def both() -> bool:
+        def both() -> bool:  # of one of them: beside a busy machine some births are lost
+            child = subprocess.Popen(["true"])
+            child.wait()
+            born.append(child.pid)
             seen.extend(heard.read())
-            return {Birth(child.pid, os.getpid()), Birth(child.pid, 0)} <= set(seen)
+            return any({Birth(pid, os.getpid()), Birth(pid, 0)} <= set(seen) for pid in born)
 
         wait_until(both, "fork and exec of a child")
-        child.wait()
     finally:
         heard.close()
     assert heard.fileno() == -1 and heard.read() == []

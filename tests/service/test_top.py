@@ -354,6 +354,7 @@ def test_a_service_that_is_stopped_is_silent_and_comes_back(
     wait_until(lambda: fetcher.latest.state == model.LIVE, "the service to answer again")
     fetcher.stop()
     own.read()
+    assert own.job.service() == own.pid
 
 
 # ---- on a terminal ------------------------------------------------------------------------------

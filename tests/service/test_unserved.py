@@ -18,18 +18,24 @@ from typing import Any
 import pytest
 from conftest import HANG_SECONDS, require, wait_until
 from figures import contradictions
-from harness import MIB, Records, Start, python, service_socket, write_records
+from harness import MIB, Finished, Records, Start, python, snapshot, write_records
 from nobody import UID, Nobody
 
 from uffdprefetch.base.units import parse_size
 from uffdprefetch.report.summary import WIDTH, short_lines
 from uffdprefetch.state.unserved import Reason
-from uffdprefetch.view.watch import WatchClient
 
 pytest_plugins = ("harness_fixtures",)
 
-#: Waits until the service knows of a mapping that no agent tells of: it looks each second.
-LOOKED = "time.sleep(2.5)"
+#: Waits until the service knows of a mapping that no agent tells of (known()).
+LOOKED = "say(mapped=True); hear()"
+
+
+def known(env: dict[str, str], path: Path) -> bool:
+    """Whether the service has seen that the file is mapped: it looks each second."""
+    found = snapshot(env)
+    served = [file.path for file in found.files if file.served_by]
+    return any(str(path) in each for each in (*found.refused, *served))
 
 
 @dataclass(frozen=True)
@@ -149,17 +155,22 @@ def test_a_mapping_that_is_not_served_is_named_with_its_reason_and_a_remedy(
 ) -> None:
     case = CASES[reason]
     head = "path, size = sys.argv[1], os.stat(sys.argv[1]).st_size\n"
-    words = [
-        python(head + textwrap.dedent(code or ""), own_records.path)
-        for code in (case.job, case.mended)
-    ]
-    done = job(words[0], options=case.options).finish().good()
+
+    def finished(code: str, *options: str) -> Finished:
+        run = job(python(head + textwrap.dedent(code), own_records.path), options=options)
+        if LOOKED in code:
+            assert run.line() == {"mapped": True}
+            wait_until(lambda: known(run.env, own_records.path), "the service to see the mapping")
+            run.tell()
+        return run.finish().good()
+
+    done = finished(case.job, *case.options)
     assert done.summary is not None
     check(done.summary, reason, case.told, own_records.size_bytes)
     if case.mended is None:
         return
     write_records(own_records.path, own_records.size_bytes, seed=2)
-    done = job(words[1]).finish().good()
+    done = finished(case.mended)
     assert done.summary is not None
     assert done.summary["unserved"] == [], "the remedy does not help"
     (file,) = done.summary["files"]
@@ -191,11 +202,7 @@ def test_what_a_child_inherits_while_the_service_stands_still_is_served_too(
         assert run.line() == {"forked": True}
 
     def mappings() -> int:
-        client = WatchClient.open(service_socket(run.env))
-        try:
-            found = {file.path: file.mappings for file in client.snapshot().files}
-        finally:
-            client.hang_up()
+        found = {file.path: file.mappings for file in snapshot(run.env).files}
         return found.get(str(own_records.path), 0)
 
     wait_until(lambda: mappings() == 2, "both mappings to be served")
@@ -297,17 +304,25 @@ def test_a_file_that_is_too_large_is_named(job: Start, tmp_path: Path) -> None:
 def test_what_is_read_by_calls_is_named(job: Start, tmp_path: Path) -> None:
     path = tmp_path / "read.bin"
     path.write_bytes(bytes(24 * MIB))
-    code = """
+    code = f"""
     with open(sys.argv[1], "rb") as file:
         while file.read(1 << 20):
             pass
         m = Mapping(sys.argv[2])
         until(agents, "the agent")
-        time.sleep(2.5)
+        fd = os.open(sys.argv[3], os.O_RDWR)
+        checked(libc.mmap(None, {MIB}, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0), "mmap")
+        {LOOKED}
     """
-    other = tmp_path / "other.bin"
-    other.write_bytes(bytes(2 * MIB))
-    done = job(python(code, path, other)).finish().good()
+    other, seen = tmp_path / "other.bin", tmp_path / "seen.bin"
+    for file in other, seen:
+        file.write_bytes(bytes(2 * MIB))
+    run = job(python(code, path, other, seen))
+    assert run.line() == {"mapped": True}
+    # what a process has mapped and what it has open is looked at in one go
+    wait_until(lambda: known(run.env, seen), "the service to look at the process")
+    run.tell()
+    done = run.finish().good()
     assert done.summary is not None
     totals: dict[str, Any] = done.summary["totals"]
     files = [one for one in totals["unserved_read_files"] if one["path"] == str(path)]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import process_gone, wait_until
+from conftest import HANG_SECONDS, process_gone, wait_until
 from harness import OWN_DESCRIPTORS, Records, connect, fd_count, settle
 from watched import Watched, watched
 
@@ -43,7 +43,7 @@ def test_watchers_come_and_go_and_the_summary_knows_nothing_of_them(
             clients = [one.watcher() for _ in range(5 if watching else 0)]
             for _ in range(20 if watching else 0):
                 with contextlib.closing(one.watcher()) as passing:
-                    assert passing.snapshot().run == "same"
+                    assert passing.snapshot(HANG_SECONDS).run == "same"
                 one.read()
             if not watching:
                 for _ in range(20):
@@ -87,7 +87,7 @@ def test_as_many_watchers_as_are_allowed_and_one_more_is_told(run: Watched) -> N
         clients = [
             stack.enter_context(contextlib.closing(run.watcher())) for _ in range(WATCHERS_MAX)
         ]
-        assert {c.snapshot().run for c in clients} == {"alpha-1"}
+        assert {c.snapshot(HANG_SECONDS).run for c in clients} == {"alpha-1"}
         with pytest.raises(UffdPrefetchError, match="16 watchers already"):
             run.watcher()
         clients[0].close()
@@ -130,11 +130,13 @@ def hung_up(peer: socket.socket) -> bool:
     return True
 
 
-def is_served(run: Watched, descriptors: int) -> None:
+def is_served(run: Watched, descriptors: int) -> bool:
+    """The job, by the same service, which has given all back; fails if not."""
     run.read()
     assert not process_gone(run.pid)
     most = descriptors + OWN_DESCRIPTORS
     wait_until(lambda: fd_count(run.pid) <= most, "descriptors to be given back")
+    return True
 
 
 def test_random_messages_of_watchers_reach_nobody_else(run: Watched) -> None:
@@ -147,7 +149,7 @@ def test_random_messages_of_watchers_reach_nobody_else(run: Watched) -> None:
                 kind = source.choice(list(wire.Type))
                 data = wire.pack(kind, body) if source.random() < 0.8 else source.randbytes(256)
                 peer.send(data, socket.MSG_NOSIGNAL)
-    is_served(run, descriptors)
+    assert is_served(run, descriptors)
 
 
 def test_a_watcher_that_speaks_as_somebody_else_is_hung_up_on(run: Watched) -> None:
@@ -156,7 +158,7 @@ def test_a_watcher_that_speaks_as_somebody_else_is_hung_up_on(run: Watched) -> N
         with hello(run) as peer:
             peer.send(wire.pack(kind))
             assert hung_up(peer)
-    is_served(run, descriptors)
+    assert is_served(run, descriptors)
 
 
 def test_a_watcher_that_asks_and_never_reads_is_hung_up_on(run: Watched) -> None:
@@ -173,7 +175,7 @@ def test_a_watcher_that_asks_and_never_reads_is_hung_up_on(run: Watched) -> None
             return False
 
         wait_until(refused, "the service to hang up")
-    is_served(run, descriptors)
+    assert is_served(run, descriptors)
 
 
 def test_a_watcher_that_asks_without_end_is_hung_up_on(run: Watched) -> None:
@@ -184,7 +186,7 @@ def test_a_watcher_that_asks_without_end_is_hung_up_on(run: Watched) -> None:
             for fd in socket.recv_fds(peer, 512, 4)[1]:
                 os.close(fd)
         pytest.fail("20 000 questions were answered without a pause")
-    is_served(run, descriptors)
+    assert is_served(run, descriptors)
 
 
 def test_descriptors_that_a_watcher_sends_are_closed(run: Watched) -> None:
@@ -199,7 +201,7 @@ def test_descriptors_that_a_watcher_sends_are_closed(run: Watched) -> None:
             lambda: fd_count(run.pid) <= descriptors + 2 + OWN_DESCRIPTORS,
             "only the connection and the document",
         )
-    is_served(run, descriptors)
+    assert is_served(run, descriptors)
 
 
 def test_a_watcher_cannot_change_what_the_others_are_told(run: Watched) -> None:

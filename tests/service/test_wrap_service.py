@@ -269,15 +269,17 @@ def test_a_service_that_does_not_start_is_not_waited_for_without_end(
 
 
 def test_a_stranger_on_the_socket_is_not_believed(
-    env: dict[str, str], meeting: Meeting, fake: Callable[..., Path]
-) -> None:
+    env: dict[str, str], meeting: Meeting, fake: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     fake("babbles")
+    monkeypatch.setattr(service, "START_TIMEOUT_SECONDS", HANG_SECONDS)
     with pytest.raises(UffdPrefetchError, match="no message"):
         service.find_or_start(env, Config(), meeting)
 
 
 def test_a_job_that_ends_before_its_service_is_up_has_a_summary_of_the_same_form(
-    env: dict[str, str], tmp_path: Path
+    env: dict[str, str], tmp_path: Path, gate: Callable[[], None]
 ) -> None:
     def form(value: object) -> object:
         """Names and nesting; a list's elements and the type of a figure do not matter."""
@@ -289,6 +291,7 @@ def test_a_job_that_ends_before_its_service_is_up_has_a_summary_of_the_same_form
     assert done.stderr.count(b"uffdprefetch: ") == 1 and done.returncode == 0
     short = json.loads((tmp_path / "short.summary.json").read_text())
     assert nothing_reported.WHY in short["rung_reason"]
+    gate()
     wrap(env, tmp_path, "true", options=("-o", "strict", "--strict"))  # waits for the service
     strict = json.loads((tmp_path / "strict.summary.json").read_text())
     assert nothing_reported.WHY not in strict["rung_reason"]

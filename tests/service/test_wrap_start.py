@@ -79,23 +79,6 @@ def test_nothing_dear_is_loaded_for_the_job(
 
 # ---- a job beside a service that is not up yet --------------------------------------------------
 
-#: In the service's interpreter, before it loads anything of ours.
-GATE = """
-import os, sys, time
-while "serve" in sys.orig_argv and not os.path.exists({gate!r}):
-    time.sleep(0.01)
-"""
-
-
-@pytest.fixture
-def gate(env: dict[str, str], tmp_path: Path) -> Callable[[], None]:
-    """Services start when it is called, and not before."""
-    (tmp_path / "site").mkdir()
-    path = tmp_path / "gate"
-    (tmp_path / "site" / "sitecustomize.py").write_text(GATE.format(gate=str(path)))
-    env["PYTHONPATH"] = str(tmp_path / "site")
-    return path.touch
-
 
 def children_of(pid: int) -> list[int]:
     return [int(n) for n in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
@@ -154,9 +137,9 @@ def settle_in(work: Job, records: Records) -> None:
 
 
 def test_a_mapping_waits_for_a_service_that_comes_in_time(
-    job: Start, records: Records, gate: Callable[[], None]
+    job: Start, patient: None, records: Records, gate: Callable[[], None]
 ) -> None:
-    work = job(python(EARLY, records.path))  # patient: the test's environment
+    work = job(python(EARLY, records.path))
     wait_until(lambda: len(children_of(work.process.pid)) == 3, "service, bystander and job")
     gate()
     line = work.line()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,9 +27,17 @@ def memory_group(limit_bytes: int) -> Iterator[Path]:
         with contextlib.suppress(OSError):
             group.rmdir()
         require(False, f"no memory cgroup can be made here: {error}")
-    yield group
-    wait_until(lambda: not (group / "cgroup.procs").read_text(), "the service to end")
-    group.rmdir()
+    procs = group / "cgroup.procs"
+    try:
+        yield group
+    except BaseException:  # the next one has to find none
+        for pid in map(int, procs.read_text().split()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        raise
+    finally:
+        wait_until(lambda: not procs.read_text(), "the service to end")
+        group.rmdir()
 
 
 def entering(group: Path) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ pass with the tool off.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -28,7 +29,7 @@ from conftest import HANG_SECONDS, require, uffdprefetch
 from paths import ROOT
 from suite import own_name
 
-from uffdprefetch.demo.bed import SlowBed, drop_cache, why_no_bed
+from uffdprefetch.demo.bed import DEFAULT_BANDWIDTH, SlowBed, drop_cache, why_no_bed
 from uffdprefetch.demo.dataset import DATABASE_NAME, make_dataset
 from uffdprefetch.doctor import faults
 from uffdprefetch.doctor.check import OK
@@ -106,6 +107,16 @@ def bed(store: Path) -> Iterator[SlowBed]:
     require(reason is None, reason or "")
     with SlowBed(store) as mounted:
         yield mounted
+
+
+@contextlib.contextmanager
+def slowly(bed: SlowBed, bandwidth: int) -> Iterator[None]:
+    """The link takes its time meanwhile: what comes within a moment is little."""
+    bed.set(bandwidth=bandwidth)
+    try:
+        yield
+    finally:
+        bed.set(bandwidth=DEFAULT_BANDWIDTH)
 
 
 @functools.cache

@@ -40,6 +40,8 @@ from paths import PROGRAMS, SUPPORT
 from uffdprefetch.base.rundir import runtime_directory, socket_path
 from uffdprefetch.native.preload import preload_object
 from uffdprefetch.protocol import leftovers
+from uffdprefetch.protocol.snapshot import Snapshot
+from uffdprefetch.view.watch import NOBODY, WatchClient
 
 #: A test that runs once for each engine (harness_fixtures.py).
 both_engines = pytest.mark.usefixtures("engine")
@@ -117,6 +119,19 @@ def service_pid(env: dict[str, str]) -> int:
 
     wait_until(look, "a service that listens")
     return found[0]
+
+
+def snapshot(env: dict[str, str], path: str = "") -> Snapshot:
+    """The run as its service tells of it, however long that takes beside a busy machine. ``path``:
+    of its socket, where that is not a service of this process's control group."""
+    path, end = path or service_socket(env), time.monotonic() + HANG_SECONDS
+    with contextlib.closing(WatchClient.connect(path, NOBODY, end)) as client:
+        return client.snapshot(HANG_SECONDS)
+
+
+def has_seen(env: dict[str, str], at_bytes: int) -> bool:
+    """Whether the run's service knows that a reader has come as far as this in its file."""
+    return any((rank.position_bytes or 0) >= at_bytes for rank in snapshot(env).ranks)
 
 
 #: The service's log, opened with the first warning, and what a comparison under way has open: so

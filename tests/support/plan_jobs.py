@@ -10,18 +10,17 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import HANG_SECONDS, require, uffdprefetch
-from harness import Job
+from conftest import HANG_SECONDS, require
+from harness import Job, snapshot
 
 from uffdprefetch.demo.bed import CONTROL_NAME, SlowBed, drop_cache, why_no_bed
 from uffdprefetch.demo.dataset import DATABASE_NAME, INDEX_NAME, digest_of, make_dataset
@@ -41,8 +40,8 @@ import lmdb
 work = json.load(open(sys.argv[1]))
 libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
 env = lmdb.open(work["database"], readonly=True, lock=False, max_spare_txns=1)
-sha, base, late, needed = hashlib.sha256(), None, 0, set()
-PATIENCE, LATE_MAX, TAKEN_PATIENCE = 6.0, 0, 1.0
+sha, base, needed = hashlib.sha256(), None, set()
+TAKEN_PATIENCE = 1.0
 
 def bed_bytes():
     with open(work["counters"]) as file:
@@ -70,19 +69,11 @@ def address_of(view):
 def wait_for(records):
     # A page that has come may be taken away again by the kernel: then the job reads on, as any job
     # would. That it has come is told by the link: as many bytes as all batches until now hold.
-    global late
     began = time.monotonic()
-    while not all(map(resident, records)):
-        waited = time.monotonic() - began
-        if waited > TAKEN_PATIENCE and bed_bytes() >= PAGE * len(needed):
-            return
-        if waited > PATIENCE:
-            late += 1
-            if late > LATE_MAX:
-                say(error=f"the order is not followed: batch of {records[0]}")
-                os._exit(99)
-            return
-        time.sleep(0.002)
+    def have_come():
+        taken = time.monotonic() - began > TAKEN_PATIENCE
+        return all(map(resident, records)) or taken and bed_bytes() >= PAGE * len(needed)
+    until(have_come, f"the order to be followed: the batch of {records[0]}")
 
 def batch(step):
     global base
@@ -221,7 +212,5 @@ def followed(summary: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 
 def live(work: Job) -> dict[str, Any]:
-    """What `uffdprefetch top` says of the run now."""
-    words = uffdprefetch("top", "--once", "--json")
-    out = subprocess.run(words, env=work.env, capture_output=True, timeout=HANG_SECONDS).stdout
-    return dict(json.loads(out))
+    """What the run's service says of it now."""
+    return asdict(snapshot(work.env))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from conftest import PATIENCE_VARIABLE, clean_environment, wait_until
-from harness import Job, Records, jobs, python, service_socket
+from harness import Job, Records, jobs, python, service_socket, snapshot
 
 from uffdprefetch.view import watch
 
@@ -33,8 +33,7 @@ class Watched:
         wait_until(self._placed, "the service to know where the reader is")
 
     def _placed(self) -> bool:
-        with contextlib.closing(self.watcher()) as watcher:
-            return any(rank.position_bytes for rank in watcher.snapshot().ranks)
+        return any(rank.position_bytes for rank in snapshot(self.env).ranks)
 
     def read(self) -> None:
         self.job.tell("read")
