@@ -57,6 +57,9 @@ LAST_CLIENT_SECONDS = 0.5
 #: What takes longer at the end than this is left to the kernel.
 CLOSE_SECONDS = 5
 HOUSEKEEPING_NS = 1000 * MS
+#: What may lie ahead is asked again when this part of it has been read since: meanwhile the job may
+#: have taken the memory.
+ASK_SHARE = 0.25
 #: Interval at which the time line is added to.
 NOTE_NS = 10 * MS
 #: A file given back: how long the agents have before a waiting writer is let in.
@@ -116,6 +119,7 @@ class Service:
         self._listener, self._path = listener, listener.getsockname()
         self._live: Live | None = None
         self._limit = Limit.BUDGET
+        self._asked_bytes = 0  # the scheduler's when it was asked what may lie ahead
         self._peers = Peers(
             listener,
             self._epoll,
@@ -261,6 +265,9 @@ class Service:
                 pool.look_for_orphans()
             self.engine.on_pool_events()
         self._scheduler.reap()
+        read = self._scheduler.prefetched_bytes - self._asked_bytes
+        if read > ASK_SHARE * self.engine.layout.allowed_bytes:
+            self._ask_what_may_lie_ahead()
         self._opener.step()
         now = CLOCK.now_ns()
         if self.engine.table.waits or 0 < self.engine.table.look_ns <= now:
@@ -356,10 +363,7 @@ class Service:
         for client in self.engine.clients.values():
             client.look_for_lost_rights()
         self._sample()
-        before = self.engine.layout.allowed_bytes
-        self.engine.layout.allowed_bytes, self._limit = self.engine.limits.ahead_bytes()
-        if self._limit is not Limit.BUDGET and self.engine.layout.allowed_bytes < before // 2:
-            self._ledger.degrade(f"windows are bounded by {self._limit.value}, not by --budget")
+        self._ask_what_may_lie_ahead()
         if self.engine.pool:
             self.engine.pool.housekeep()
         if self._live is not None:
@@ -369,6 +373,14 @@ class Service:
                 self._with_live()
         self._look_for_writers()
         self.engine.refresh_all()
+
+    def _ask_what_may_lie_ahead(self) -> None:
+        layout = self.engine.layout
+        before = layout.allowed_bytes
+        layout.allowed_bytes, self._limit = self.engine.limits.ahead_bytes()
+        self._asked_bytes = self._scheduler.prefetched_bytes
+        if self._limit is not Limit.BUDGET and layout.allowed_bytes < before // 2:
+            self._ledger.degrade(f"windows are bounded by {self._limit.value}, not by --budget")
 
     def _look_for_writers(self) -> None:
         """A broken lease: detach everywhere, then let the writer in."""
