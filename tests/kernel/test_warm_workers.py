@@ -122,6 +122,8 @@ def workers(bed: SlowBed) -> Iterator[Workers]:
 #: Where the extents of a test begin. One of them must be there as a whole: of the others the kernel
 #: may have taken a page away again.
 STARTS = (8 * MIB, 24 * MIB, 40 * MIB)
+#: So many pages of an extent may be.
+AGAIN_MOST = 4
 
 
 @pytest.mark.parametrize("method", [uffd.WARM_PROBE, uffd.WARM_READAHEAD, uffd.WARM_PREAD])
@@ -145,8 +147,10 @@ def test_no_more_than_its_window_is_under_way(
     )  # fmt: skip
     assert (result.error, result.bytes) == (0, 2 * MIB)
     told = bed.counters()
-    # by the link, that all is there: a page that has come may be taken away again
-    assert (told["bytes"], told["requests"], told["in_flight"]) == (2 * MIB, 16, 0)
+    # by the link, that all was there: a page that is taken away again is then read alone
+    again = told["requests"] - 16
+    assert 0 <= again <= AGAIN_MOST
+    assert (told["bytes"], told["in_flight"]) == (2 * MIB + again * uffd.PAGE_BYTES, 0)
     if window:
         assert told["most_in_flight"] <= pieces
     else:
