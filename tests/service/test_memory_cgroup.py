@@ -51,6 +51,7 @@ AHEAD_BYTES = CGROUP_SHARE * LIMIT_BYTES
         (150, MEANWHILE, AHEAD_BYTES),
         (200, MEANWHILE, AHEAD_BYTES),
     ],
+    ids=["16 before", "150 before", "200 before", "150 meanwhile", "200 meanwhile"],
 )
 def test_what_is_read_ahead_is_not_dropped_again_beside_the_jobs_own_memory(
     job: Start, tmp_path: Path, own: int, code: str, twice_bytes: float
