@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from walked_orders import KIB, PAGE, fixed_records
 
+from tests.support.untold_cache import UNTOLD
 from uffdprefetch.predict.order.cursor import Order
 from uffdprefetch.protocol.wire import ServingMode
 from uffdprefetch.readers.known_order import PlannedReader
@@ -48,8 +49,9 @@ class Orders:
 
 def file_of(path: str = "/data/records") -> Any:
     return SimpleNamespace(
-        key=(1, 2, SIZE, 4), path=path, size_bytes=SIZE, unit_bytes=0, pooled=None
-    )
+        key=(1, 2, SIZE, 4), path=path, size_bytes=SIZE, unit_bytes=0, pooled=None,
+        all_cached=UNTOLD,
+    )  # fmt: skip
 
 
 def region_of(client: Any, file: Any, verdict: ServingMode = ServingMode.CHECKPOINTS) -> Region:

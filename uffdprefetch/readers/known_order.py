@@ -215,6 +215,11 @@ class OrderSource(Protocol):
         """A process has mapped a file."""
 
 
+def needs_order(file: FileState, clock: Clock) -> bool:
+    """Whether anything is to be gained by the order in which a file is read."""
+    return file.pooled is not None or not file.all_cached.ask(clock)
+
+
 class KnownOrders(Predictor):
     """All readers of a service whose order is known."""
 
@@ -354,6 +359,9 @@ class KnownOrders(Predictor):
 
         order = reader.order.reader
         if order is None or order.walk is None:
+            return
+        if not needs_order(order.file, self.clock):
+            order.asks_on = None
             return
         storage, boost = self._scheduler.meter.storage, order.consumer.feedback.boost
         pooled = reader.reads_pool

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from uffdprefetch.job.channel import ENDED
 from uffdprefetch.orders.indexer_client import Answer, IndexerClient
-from uffdprefetch.readers.known_order import KnownOrders, PlannedReader
+from uffdprefetch.readers.known_order import KnownOrders, PlannedReader, needs_order
 from uffdprefetch.state.client import Client
 from uffdprefetch.state.files import FileState, Key
 from uffdprefetch.state.ledger import Ledger
@@ -327,7 +327,7 @@ class Announcements:
                         regions.append(
                             [client.pid, region.address, region.offset_bytes, region.length_bytes]
                         )
-        if not files:
+        if not any(needs_order(file, self._clock) for file, _ in files.values()):
             heard.again_ns = self._clock.now_ns() + AGAIN_NS
             return
         heard.asked = True
@@ -391,7 +391,7 @@ class Announcements:
         """A process has mapped a file: perhaps the one that was missing. Where orders are to be
         expected, its index is made meanwhile."""
         for region in client.regions.values() if self._resolver.fd >= 0 else ():
-            if region.file.key not in self._indexed:
+            if region.file.key not in self._indexed and needs_order(region.file, self._clock):
                 self._indexed.add(region.file.key)
                 self._resolver.ask({"do": "prepare", "path": region.file.path}, lambda _: None)
         for heard in self._heard.values():

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.native import uffd
 from uffdprefetch.state import file_systems
+from uffdprefetch.state.cached import AllCached
 from uffdprefetch.state.file_systems import Doubt, mount_of, read_ahead_bytes
 from uffdprefetch.state.file_times import Times
 from uffdprefetch.state.opening import Opened
@@ -115,6 +116,10 @@ class FileState:
     closed_ctime_ns: int = 0  # when it was closed
     pooled: PoolFile | None = None  # its part of the node's pool
     pool_counts: FileCounts | None = None
+    all_cached: AllCached = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.all_cached = AllCached(self.resident_bytes, self.size_bytes)
 
     @classmethod
     def open(cls, opened: Opened, path: str) -> FileState:

@@ -393,6 +393,36 @@ def test_where_nothing_was_mapped_it_is_asked_again_soon(job: Job, heard: Announ
     assert len(job.helper.asked) == 1
 
 
+def test_while_all_is_in_the_page_cache_nobody_is_asked(job: Job, heard: Announcements) -> None:
+    client = job.process(10, 4, "/train", "/valid")
+    job.helper.fd = 0
+    cached = {"/train", "/valid"}
+    for path in sorted(cached):
+        job.file(path).all_cached = SimpleNamespace(ask=lambda _clock, path=path: path in cached)
+    heard.mapped(client)
+    written(job, 1)
+    heard.announced(10, 10, 1)
+    assert job.helper.asked == []
+    assert heard.next_ns <= job.now + LOOK_NS, "it may end"
+    cached.remove("/valid")
+    heard.mapped(client)
+    heard.look(job.now)
+    assert job.helper.asked[0] == {"do": "prepare", "path": "/valid"}
+    assert [file["path"] for file in job.helper.asked[1]["files"]] == ["/train", "/valid"]
+    assert len(job.helper.asked) == 2
+
+
+def test_what_the_pool_is_to_hold_needs_its_order_though_the_page_cache_has_it(
+    job: Job, heard: Announcements
+) -> None:
+    job.process(10, 4, "/train")
+    job.file("/train").all_cached = SimpleNamespace(ask=lambda _clock: True)
+    job.file("/train").pooled = SimpleNamespace()
+    written(job, 1)
+    heard.announced(10, 10, 1)
+    assert len(job.helper.asked) == 1
+
+
 def test_while_a_helper_runs_each_file_is_indexed_once(job: Job, heard: Announcements) -> None:
     client = job.process(10, 4, "/train", "/valid")
     heard.mapped(client)

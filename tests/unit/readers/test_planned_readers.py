@@ -18,6 +18,7 @@ from planned_readers import (
     follows,
     found,
     place,
+    reads,
     region_of,
 )
 from walked_orders import MIB, PAGE
@@ -216,6 +217,19 @@ def test_a_lookahead_that_has_grown_is_asked_for_bit_by_bit(
     assert len(at_once_all) == 3, "one call, and one more that had nothing to add"
     assert max(b - a for a, b in pairwise(gradually)) < at_once_all[-1] / 3
     assert gradually[-1] >= 16 * MIB
+
+
+def test_of_what_is_in_the_page_cache_nothing_is_asked_for() -> None:
+    reader = follows(Orders(range(3000, 0, -1)))
+    reader.file.all_cached = cached = SimpleNamespace(answer=True)
+    cached.ask = lambda _clock: cached.answer
+    service = Service(reader)
+    service.demands(reader)
+    assert service.scheduler.wanted == [] and reader.asks_on is None
+    reads(reader, range(3000, 2900, -1))
+    cached.answer = False
+    service.demands(reader)
+    assert max(end for _, end in service.scheduler.wanted) == 2901 * RECORD, "from where it is"
 
 
 def test_what_is_kept_back_of_a_lookahead_one_process_asks_for_though_nothing_happens(

@@ -12,6 +12,7 @@ from conftest import warnings_fail
 from planned_readers import Notes
 from strided_records import KIB, MIB, index_of, mapped_by, uneven
 
+from tests.support.untold_cache import UNTOLD
 from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.formats.index import RecordIndex
 from uffdprefetch.predict.streams import Stream
@@ -53,7 +54,7 @@ class Node:
     def __init__(self, index: RecordIndex, ranks: int, policy: str) -> None:
         self.index, self.now, self.used = index, 1000 * MS, set[int]()
         self.file: Any = SimpleNamespace(
-            unit_bytes=0,
+            unit_bytes=0, pooled=None, all_cached=UNTOLD,
             key=(1, 2, index.file_bytes, 4), path="/data/records", size_bytes=index.file_bytes,
             block_counts=self._block_counts, mark_used=self._mark_used,
         )  # fmt: skip
