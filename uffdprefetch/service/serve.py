@@ -267,7 +267,7 @@ class Service:
         self._scheduler.reap()
         read = self._scheduler.prefetched_bytes - self._asked_bytes
         if read > ASK_SHARE * self.engine.layout.allowed_bytes:
-            self._ask_what_may_lie_ahead()
+            self._update_allowed_bytes()
         self._opener.step()
         now = CLOCK.now_ns()
         if self.engine.table.waits or 0 < self.engine.table.look_ns <= now:
@@ -363,7 +363,7 @@ class Service:
         for client in self.engine.clients.values():
             client.look_for_lost_rights()
         self._sample()
-        self._ask_what_may_lie_ahead()
+        self._update_allowed_bytes()
         if self.engine.pool:
             self.engine.pool.housekeep()
         if self._live is not None:
@@ -374,7 +374,7 @@ class Service:
         self._look_for_writers()
         self.engine.refresh_all()
 
-    def _ask_what_may_lie_ahead(self) -> None:
+    def _update_allowed_bytes(self) -> None:
         layout = self.engine.layout
         before = layout.allowed_bytes
         layout.allowed_bytes, self._limit = self.engine.limits.ahead_bytes()
