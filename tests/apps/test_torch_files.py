@@ -272,8 +272,8 @@ def test_columns_that_a_sample_does_not_give_are_not_read_ahead(
     for plan in summary["plans"]:
         assert (plan["how"], plan["dropped"]) == (HOW, None)
         assert image_bytes < plan["sent_bytes"] < 1.02 * image_bytes, "the whole order's"
-    # with what pyarrow has said of all columns before the order was known; beside a busy machine the
-    # kernel may have read it all by then
+    # with what pyarrow has said of all columns before the order was known; beside a busy machine
+    # the kernel may have read it all by then
     assert summary["totals"]["prefetched_bytes"] < 1.5 * image_bytes
 
 
