@@ -224,6 +224,7 @@ def test_of_what_is_in_the_page_cache_nothing_is_asked_for() -> None:
     reader.file.all_cached = cached = SimpleNamespace(answer=True)
     cached.ask = lambda _clock: cached.answer
     service = Service(reader)
+    assert reader.look() is not None
     service.demands(reader)
     assert service.scheduler.wanted == [] and reader.asks_on is None
     reads(reader, range(3000, 2900, -1))
