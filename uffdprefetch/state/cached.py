@@ -12,7 +12,8 @@ from uffdprefetch.base.clock import Clock
 LOOK_NS = 250_000_000
 LOOK_COST = 100
 #: So much is asked about at a time, 0.6 ms (docs/facts.md); and a file of which it takes longer
-#: than this in all, one of some GiB, is never said to be there: a turn of the service would be long.
+#: than this in all, one of some GiB, is never said to be there: a turn of the service would be
+#: long.
 PIECE_BYTES = 256 << 20
 TURN_NS = 5_000_000
 _NEVER_NS = 1 << 62
