@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 #: Fill threads.
 THREADS = 16
+#: Of so many waits the shortest is one that nothing stood before.
+WAITS_LEAST = 20
 #: Fill threads where memory is short: two for demand alone, and two.
 THREADS_LEAST = 4
 #: A fill thread's buffer, whole huge pages (csrc/service/pool/pool_fill.c).
@@ -452,6 +454,14 @@ class NodePool:
             demand_wait_ns=waits.quantiles(total=True),
             fill_ns=fills.quantiles(total=True),
         )
+
+    def least_wait_seconds(self) -> float | None:
+        """What a reader waits for a chunk that is read when nothing else is; None: too few did."""
+        c = self.pool.counts()
+        waits = Histogram.of_bins(c.wait_bin, c.wait_sum_ns, c.wait_max_ns)
+        if waits.count < WAITS_LEAST:
+            return None
+        return (waits.quantile(1 / WAITS_LEAST) or 0) / 1e9
 
     def close(self) -> None:
         """End the threads."""

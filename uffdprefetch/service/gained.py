@@ -18,6 +18,8 @@ OWN_SECONDS = 0.2
 #: A gain that cannot be told from none by the estimate is not known, unless both are less than this
 #: ("little", report/summary.py).
 LITTLE_SECONDS = 0.1
+#: So many misses, and the waits of which they are part, bound what a request takes.
+MISSES_LEAST = 20
 METHOD = (
     "estimate (docs/summary-schema.md): requests of read_ahead_kb that the kernel need not make "
     "any more x what one takes, less the waits that remained"
@@ -69,9 +71,10 @@ def gained(
     elif not measured or not watched.wall_seconds:
         gain = Gain.UNKNOWN
     else:
-        found = saved(
-            reads, misses, watched, storage.latency_seconds, storage.bandwidth_bytes_per_second
-        )
+        latency = storage.latency_seconds
+        if misses >= MISSES_LEAST:  # each of them has waited for a request at least
+            latency = min(latency, watched.waited_seconds / misses)
+        found = saved(reads, misses, watched, latency, storage.bandwidth_bytes_per_second)
         seconds = max(0.0, found.seconds - OWN_SECONDS)
         if seconds < found.error_seconds and found.error_seconds >= LITTLE_SECONDS:
             gain, seconds = Gain.UNKNOWN, None

@@ -267,7 +267,7 @@ class Live:
         cpu = max(0.0, time.process_time() - workers - ledger.started_cpu_seconds)
         return doc.Node(
             bandwidth_bytes_per_second=round(storage.bandwidth_bytes_per_second) or None,
-            latency_seconds=round(storage.latency_seconds, 6) or None,
+            latency_seconds=scheduler.meter.told_latency,
             readers_bytes_per_second=history[-1].reader_bytes_per_second if history else None,
             max_rate_bytes_per_second=self._config.max_rate_bytes_per_second,
             budget_bytes=self._config.budget_bytes,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from uffdprefetch.state.client import Client
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.reader import Reader
 from uffdprefetch.state.region import Region
+from uffdprefetch.state.unserved import Coarse
 from uffdprefetch.warm.scheduler import Scheduler
 
 #: A job waits in mmap(2) for its checkpoints: what has not been read by then is not laid. The rest
@@ -106,7 +108,12 @@ class Offers:
         if region.checkpoints.laid:
             self._ledger.laid += len(region.checkpoints.laid)
             self._ledger.served(region.file, region.verdict)
-        if error:
+        if error == errno.ETIMEDOUT:
+            words = Coarse.GONE_ON.words
+            self._ledger.attached(
+                region.file, wire.ServingMode.PAGE_TABLES, words, Coarse.GONE_ON
+            )  # fmt: skip
+        elif error:
             self._ledger.degrade(
                 f"pid {client.pid}: a checkpoint could not be laid ({os.strerror(error)}): "
                 "followed by page tables"

@@ -149,13 +149,16 @@ def _gained(
     touched = (figures["coverage_denominator_bytes"] or 0) - covered
     if figures["demand_misses"]:  # the kernel's own readahead may have brought it
         touched = 0
+    single_seconds = engine.bulk.miss_seconds
+    if single_seconds is None and engine.pool is not None:
+        single_seconds = engine.pool.least_wait_seconds()
     return gained(
         [*engine.ledger.spared, *reads],
         figures["used_bytes"],
         max(figures["already_resident_bytes"] or 0, touched),
         figures["demand_misses"] or 0,
         waits.watched(pool["demand_wait_ns"].sum or 0 if pool else 0),
-        engine.scheduler.meter.cost(engine.bulk.miss_seconds),
+        engine.scheduler.meter.cost(single_seconds),
     )
 
 
@@ -259,7 +262,7 @@ def summary(
             storage=doc.storage(
                 "finished extents of 1 MiB and more (EWMA; latency: least of the last 64)",
                 round(storage.bandwidth_bytes_per_second) or None,
-                round(storage.latency_seconds, 6) or None,
+                scheduler.meter.told_latency,
             ),
             degradations=list(degradations(ledger, scheduler)),
             timeline=doc.timeline(

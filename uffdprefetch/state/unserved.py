@@ -48,7 +48,12 @@ class Coarse(Enum):
         None,
     )
     BYPASSES = "the process changes its mappings without libc's functions", None
-    PAST_LIBC = "mapped without libc's functions: later epochs hardly show", None
+    PAST_LIBC = (
+        "mapped, locked or changed in a way that the preload does not see or leaves alone: "
+        "later epochs hardly show",
+        None,
+    )
+    GONE_ON = "its program went on before the service answered: later epochs hardly show", None
     ENGINE_OFF = "engine off: later epochs hardly show", "wrap --engine cache"
     NO_USERFAULTFD = "no userfaultfd", "uffdprefetch doctor says how to allow it"
     NOT_POOLED = "not served by the pool", None

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from statistics import median
 
 from uffdprefetch.native import uffd
 from uffdprefetch.predict.bulk import MISS_BYTES
@@ -15,6 +14,8 @@ from uffdprefetch.predict.window import Storage
 RECENT = 64
 #: Less than this is what memory takes, and the clock's and the scheduler's noise, seconds.
 LATENCY_LEAST = 1e-4
+#: So many of them tell a latency.
+SAMPLES_LEAST = 2
 #: Bandwidth is taken over busy stretches of this length.
 METER_NS = 50_000_000
 
@@ -69,19 +70,27 @@ class Meter:
 
     def cost(self, miss_seconds: float | None) -> Storage:
         """For who asks what requests cost, with what no decision is made on. ``miss_seconds``: the
-        least of single reads of MISS_BYTES, where some were made; else single pages tell the
-        latency, else what was read alone. The bandwidth, where there was no busy stretch, is that
-        of the largest of these."""
-        bandwidth, latency = self.bandwidth, min(self._pages, default=0.0)
+        least of single reads of MISS_BYTES, where some were made; else the quickest of single pages
+        and of what was read alone tells the latency: of one alone it would be a guess, since
+        readers' own requests may have stood before it. The bandwidth, where there was no busy
+        stretch, is that of the largest of these."""
+        bandwidth, latency = self.bandwidth, 0.0
         if not bandwidth and self._alone:
             size, took = max(self._alone)
-            bandwidth = size / max(took - latency, took / 4)
+            bandwidth = size / max(took - min(self._pages, default=0.0), took / 4)
         if miss_seconds and bandwidth:
             latency = max(LATENCY_LEAST, miss_seconds - MISS_BYTES / bandwidth)
-        elif not latency and self._alone:
-            latency = median(took - size / bandwidth for size, took in self._alone)
-            latency = max(LATENCY_LEAST, latency)
+        else:
+            alone = [took - size / bandwidth for size, took in self._alone] if bandwidth else []
+            if len(self._pages) + len(alone) >= SAMPLES_LEAST:
+                latency = max(LATENCY_LEAST, min([*self._pages, *alone]))
         return Storage(bandwidth, latency)
+
+    @property
+    def told_latency(self) -> float | None:
+        """For people, seconds; None: none was measured, or it is less than the clock's noise."""
+        latency = self.storage.latency_seconds
+        return round(latency, 6) if latency > LATENCY_LEAST else None
 
     @property
     def storage(self) -> Storage:
