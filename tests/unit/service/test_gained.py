@@ -18,7 +18,7 @@ from uffdprefetch.base.clock import Clock
 from uffdprefetch.predict.gain import FileReads, Watched
 from uffdprefetch.predict.window import Storage
 from uffdprefetch.service import waits
-from uffdprefetch.service.gained import OWN_SECONDS, Gained, gained
+from uffdprefetch.service.gained import MISSES_LEAST, OWN_SECONDS, Gained, gained
 from uffdprefetch.service.waits import (
     AT_ONCE_NS,
     COST,
@@ -172,6 +172,14 @@ def test_a_gain_that_is_less_than_the_error_of_two_long_waits_is_not_known() -> 
 )
 def test_what_is_not_known_is_not_said(found: Gained, gain: str, seconds: float | None) -> None:
     assert (found.gain, found.gained_seconds) == (gain, seconds)
+
+
+def test_a_request_takes_no_longer_than_misses_have_waited() -> None:
+    slow, watched = Storage(300e6, 50e-3), Watched(1.0, 1.0, MISSES_LEAST * 1e-3)
+    of_few = gained(READS, 128 * MIB, 0, MISSES_LEAST - 1, watched, slow)
+    found = gained(READS, 128 * MIB, 0, MISSES_LEAST, watched, slow)
+    assert found.gained_seconds is not None and of_few.gained_seconds is not None
+    assert found.gained_seconds < 2.0 < 40.0 < of_few.gained_seconds
 
 
 # ---- pieces of a file ---------------------------------------------------------------------------

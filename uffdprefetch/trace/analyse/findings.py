@@ -154,20 +154,28 @@ def small_readahead(report: Report) -> Iterator[Found]:
 
 
 def random_order(report: Report) -> Iterator[Found]:
-    """A shuffle that nobody can read ahead of."""
+    """A shuffle that the kernel cannot read ahead of."""
     for file in report.files:
         readers = [r for r in report.of_file(file["id"]) if r["pattern"]["name"] == "random"]
         if not readers or not report.matters(readers):
             continue
         verb = "reads" if len(readers) == 1 else "read"
+        remedy = (
+            "shuffle contiguous blocks of some MiB and the records within them in memory; or, if"
+            f" {format_size(file['size_bytes'])} fit into the page cache, read the file once"
+            f" before (`cat {file['path']} > /dev/null`)"
+        )
+        if not report.wrapped:
+            remedy = (
+                f"{WRAP}, which knows the order of a PyTorch loader (or is told it: --plan), and"
+                f" reads a file that fits as a whole when that pays; or {remedy}"
+            )
         yield finding(
             report,
             f"{ranks_text([r['rank'] for r in readers])} {verb} {name_of(file)} in random order:"
-            " nothing can be read ahead",
+            " the kernel cannot read ahead",
             f"{_majors(readers)} major faults; the order is known to the job alone.",
-            "shuffle contiguous blocks of some MiB and the records within them in memory; or, if"
-            f" {format_size(file['size_bytes'])} fit into the page cache, read the file once"
-            f" before (`cat {file['path']} > /dev/null`)",
+            remedy,
             "Stanovnik et al., section 6.1", report.stall(readers), "low", readers, file["id"],
         )  # fmt: skip
 

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What requests cost, for who asks afterwards (warm/meter.py)."""
+
+from __future__ import annotations
+
+import pytest
+
+from uffdprefetch.native import uffd
+from uffdprefetch.predict.bulk import MISS_BYTES
+from uffdprefetch.warm.meter import LATENCY_LEAST, Meter
+
+MIB, BANDWIDTH, LATENCY = 1 << 20, 300e6, 1e-3
+
+
+def read(length: int, seconds: float) -> uffd.WarmResult:
+    return uffd.WarmResult(1, 0, 0, int(seconds * 1e9), 0, length, 0, 0, length, 0)
+
+
+def met(*alone: tuple[int, float], pages: tuple[float, ...] = ()) -> Meter:
+    meter = Meter(bandwidth=BANDWIDTH)
+    for length, seconds in alone:
+        meter.note_alone(read(length, seconds))
+    for seconds in pages:
+        meter.note_pages(read(4096, seconds), 1)
+    return meter
+
+
+def test_single_reads_tell_a_latency_before_all_others() -> None:
+    meter = met((2 * MIB, 0.5), pages=(0.1, 0.1))
+    seconds = LATENCY + MISS_BYTES / BANDWIDTH
+    assert meter.cost(seconds).latency_seconds == pytest.approx(LATENCY)
+
+
+def test_of_one_read_beside_which_others_waited_no_latency_is_told() -> None:
+    assert met((2 * MIB, 0.05)).cost(None).latency_seconds == 0.0
+    assert met(pages=(0.02,)).cost(None).latency_seconds == 0.0
+
+
+def test_the_quickest_of_pages_and_of_what_was_read_alone_tells_it() -> None:
+    quick = (MIB, LATENCY + MIB / BANDWIDTH)
+    assert met((2 * MIB, 0.05), quick).cost(None).latency_seconds == pytest.approx(LATENCY)
+    assert met(quick, pages=(0.02,)).cost(None).latency_seconds == pytest.approx(LATENCY)
+    assert met(pages=(0.02, 2 * LATENCY)).cost(None).latency_seconds == pytest.approx(2 * LATENCY)
+
+
+def test_what_is_less_than_the_clocks_noise_is_not_told_to_people() -> None:
+    meter = Meter(bandwidth=BANDWIDTH)
+    assert meter.told_latency is None
+    meter.note(read(MIB, MIB / BANDWIDTH), was_idle=True, alone=True)
+    assert meter.storage.latency_seconds == LATENCY_LEAST and meter.told_latency is None
+    other = Meter(bandwidth=BANDWIDTH)
+    other.note(read(MIB, LATENCY + MIB / BANDWIDTH), was_idle=True, alone=True)
+    assert other.told_latency == pytest.approx(LATENCY)
