@@ -95,6 +95,8 @@ ACTS = {
             same = rights[0] == "r" and ctypes.string_at(start + at, PAGE) == wanted
             say(wrong=[] if same else [where])
     say(wrong=[] if found else ["nothing"])
+    m.unmap(0, 3 * PAGE)
+    say(wrong=wrong(m, 3 * PAGE))
     """,
     "drops them itself": """
     checked(libc.mprotect(m.address, PAGE, PROT_READ | PROT_WRITE), "mprotect")
