@@ -301,7 +301,9 @@ class Ledger:
         for stream in reader.table.streams:
             if stream.active and len(self.streams) < STREAMS_MAX:
                 self.streams.append(describe_stream(reader, stream))
-        if reader.random and not reader.order.last_progress_ns:  # it has had no plan
+        order = reader.order
+        has_one = order.reader is not None or order.pending_since_ns or order.last_progress_ns
+        if reader.random and not has_one:  # nor has had one
             self.degrade(
                 f"{reader.file.path}: rank {reader.rank} jumps about (no walk found): not "
                 "prefetched; a known order needs a plan"

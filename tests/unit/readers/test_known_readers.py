@@ -231,6 +231,17 @@ def test_only_who_jumps_about_without_a_plan_is_told_to_need_one(
     assert len(told) == (not has_a_plan)
 
 
+def test_who_ends_before_its_plan_was_of_use_is_not_told_to_need_one(node: Node) -> None:
+    node.orders.known = known(touched_ns=0)
+    node.plan()
+    assert not node.reader.order.last_progress_ns and node.reader.order.reader is not None
+    for place in range(64):
+        at = place * 37 % 64 * 16 * MIB
+        node.reader.jumps.saw(at, at + 1, node.now + place)
+    node.engine.ledger.note_streams(node.reader)
+    assert not [line for line in node.engine.ledger.degradations if "needs a plan" in line]
+
+
 @pytest.mark.parametrize("dropped", [None, "of 16 MiB that were read 16 were not to come"])
 def test_only_where_the_order_was_a_wrong_one_what_was_touched_before_counts(
     node: Node, dropped: str | None
