@@ -84,20 +84,6 @@ ACTS = {
     say(locked=libc.mlock(m.address + 4 * PAGE, 4 * PAGE), wrong=wrong(m))
     libc.munlock(m.address + 4 * PAGE, 4 * PAGE)
     """,
-    "looks for its file in /proc/self/maps": """
-    found = [line.split() for line in open("/proc/self/maps") if line.rstrip().endswith(path)]
-    page = 1234
-    for where, rights, offset, *_ in found:
-        start, end = (int(word, 16) for word in where.split("-"))
-        at = page * PAGE - int(offset, 16)
-        if 0 <= at < end - start:
-            wanted = bytes(model[page * PAGE : (page + 1) * PAGE])
-            same = rights[0] == "r" and ctypes.string_at(start + at, PAGE) == wanted
-            say(wrong=[] if same else [where])
-    say(wrong=[] if found else ["nothing"])
-    m.unmap(0, 3 * PAGE)
-    say(wrong=wrong(m, 3 * PAGE))
-    """,
     "drops them itself": """
     checked(libc.mprotect(m.address, PAGE, PROT_READ | PROT_WRITE), "mprotect")
     m.forget()

@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 #: Fill threads.
 THREADS = 16
-#: Of so many waits the shortest is one that nothing stood before.
-WAITS_LEAST = 20
 #: Fill threads where memory is short: two for demand alone, and two.
 THREADS_LEAST = 4
+#: Of so many waits the shortest is one that nothing stood before.
+WAITS_LEAST = 20
 #: A fill thread's buffer, whole huge pages (csrc/service/pool/pool_fill.c).
 BUFFER_BYTES = 6 * MIB
 #: Fraction of the pool's size for all buffers.
