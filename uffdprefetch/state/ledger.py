@@ -302,8 +302,8 @@ class Ledger:
             if stream.active and len(self.streams) < STREAMS_MAX:
                 self.streams.append(describe_stream(reader, stream))
         order = reader.order
-        has_one = order.reader is not None or order.pending_since_ns or order.last_progress_ns
-        if reader.random and not has_one:  # nor has had one
+        had_order = order.reader is not None or order.pending_since_ns or order.last_progress_ns
+        if reader.random and not had_order:
             self.degrade(
                 f"{reader.file.path}: rank {reader.rank} jumps about (no walk found): not "
                 "prefetched; a known order needs a plan"
