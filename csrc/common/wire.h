@@ -132,6 +132,7 @@ struct up_attach {
 	int64_t mtime_ns;
 	uint32_t map_flags;
 	uint32_t advice; /* MADV_NORMAL, _RANDOM or _SEQUENTIAL, as the job has given it to all of it */
+	uint64_t anchor; /* where the agent has mapped the file beside it (docs/pool.md); 0: nowhere */
 };
 
 struct up_gone {

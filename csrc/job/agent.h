@@ -144,8 +144,7 @@ int up_region_intact(const struct agent *a, const struct up_region *r);
 /* pooled.c */
 /* What the file is put back from, also in a forked child: up_region.anchor. A shared mapping can be had, as
  * long as is wanted, from any of its pages (mremap(2) of no bytes): `page` is one. A private one cannot:
- * that is mapped whole, and nobody can read it where it is kept. Without an anchor the pool does not
- * serve. */
+ * that is mapped whole, readable where it is kept. Without an anchor the pool does not serve. */
 void up_pool_keep(struct up_region *r, uintptr_t page);
 /* The pool's memory in place of a mapping whose address nobody knows yet: 0 or -errno. */
 int up_pool_enter(struct agent *a, struct up_region *r, int memfd);

@@ -217,7 +217,8 @@ void up_pool_keep(struct up_region *r, uintptr_t page)
 		up_sys2(SYS_munmap, page, up_job.page_bytes);
 		if (is_address_space_limited()) /* the room is the job's own; without an anchor there is no pool */
 			return;
-		p = (long)up_mmap(NULL, r->length, PROT_NONE,
+		/* a program that looks for its file in /proc/self/maps finds this one, and may read it */
+		p = (long)up_mmap(NULL, r->length, PROT_READ,
 				  MAP_PRIVATE | (r->map_flags & MAP_NORESERVE), r->fd, r->offset);
 	}
 	if (!up_failed(p))
@@ -238,8 +239,8 @@ static long map_of_anchor(struct up_region *r, uintptr_t at)
 
 	if (!anchor)
 		return -ENOENT;
-	/* What is kept of a private one stays where it is, and has no page to be moved (Linux 5.13 for a
-	 * file's). */
+	/* What is kept of a private one stays where it is; pages of it that somebody has read go over (Linux 5.13
+	 * for a file's). */
 	p = up_sys5(SYS_mremap, anchor, whole ? r->length : 0, r->length,
 		    MREMAP_MAYMOVE | (whole ? MREMAP_DONTUNMAP : 0) | (at ? MREMAP_FIXED : 0), at);
 	if (up_failed(p))

@@ -28,6 +28,8 @@ from private_jobs import (
     said,
 )
 
+from uffdprefetch.service import observe
+
 pytest_plugins = ("harness_fixtures",)
 
 pytestmark = pytest.mark.slow
@@ -84,6 +86,20 @@ ACTS = {
     say(locked=libc.mlock(m.address + 4 * PAGE, 4 * PAGE), wrong=wrong(m))
     libc.munlock(m.address + 4 * PAGE, 4 * PAGE)
     """,
+    "looks for its file in /proc/self/maps": """
+    found = [line.split() for line in open("/proc/self/maps") if line.rstrip().endswith(path)]
+    page = 1234
+    for where, rights, offset, *_ in found:
+        start, end = (int(word, 16) for word in where.split("-"))
+        at = page * PAGE - int(offset, 16)
+        if 0 <= at < end - start:
+            wanted = bytes(model[page * PAGE : (page + 1) * PAGE])
+            same = rights[0] == "r" and ctypes.string_at(start + at, PAGE) == wanted
+            say(wrong=[] if same else [where])
+    say(wrong=[] if found else ["nothing"])
+    m.unmap(0, 3 * PAGE)
+    say(wrong=wrong(m, 3 * PAGE))
+    """,
     "drops them itself": """
     checked(libc.mprotect(m.address, PAGE, PROT_READ | PROT_WRITE), "mprotect")
     m.forget()
@@ -117,6 +133,31 @@ def test_whatever_a_job_does_leaves_what_it_has_written(
     *lines, last = said(job, env, tmp_path, agent, records.path, code, WRITABLE, CACHE)
     assert lines and all(line in GOOD for line in lines), lines
     assert last == {"left": 0} and file_digest(records.path) == records.digest
+
+
+def test_what_the_file_is_put_back_from_is_no_mapping_of_the_jobs(
+    job: Start, records: Records
+) -> None:
+    """Whoever looks for those past us leaves it alone, in a child of fork(2), too."""
+    code = (
+        BEGINNING
+        + """
+m = Mapping(path, flags=MAP_PRIVATE)
+say(pooled=m.pooled())
+say(files=[line.split()[1] for line in open("/proc/self/maps") if line.rstrip().endswith(path)])
+child = os.fork()
+time.sleep(float(sys.argv[2]))
+if not child:
+    os._exit(0)
+say(left=os.waitpid(child, 0)[1])
+"""
+    )
+    looks_seconds = 3 * observe.LOOK_ALL_NS / 1e9
+    done = job(python(code, records.path, looks_seconds), options=POOL).finish().good()
+    assert done.lines == [{"pooled": True}, {"files": ["r--p"]}, {"left": 0}]
+    assert done.summary is not None
+    assert not done.summary["degradations"], done.summary["degradations"]
+    assert not done.summary["coarse"], done.summary["coarse"]
 
 
 def test_a_page_that_was_written_past_us_is_not_armed_again(job: Start, records: Records) -> None:

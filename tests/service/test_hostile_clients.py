@@ -143,7 +143,7 @@ def attach(**fields: int) -> bytes:
     values = {
         "region": 1024, "flags": 0, "address": 1 << 30, "length_bytes": 1 << 24,
         "offset_bytes": 0, "device": 1, "inode": 1, "size_bytes": 1 << 24, "mtime_ns": 0,
-        "map_flags": 1, "advice": 0, **fields,
+        "map_flags": 1, "advice": 0, "anchor": 0, **fields,
     }  # fmt: skip
     return wire.pack(wire.Type.ATTACH, wire.ATTACH.pack(*values.values()))
 

@@ -92,7 +92,8 @@ def held(tid: int) -> Iterator[None]:
     try:
         yield
     finally:
-        libc.ptrace(PTRACE_DETACH, tid, None, None)
+        if libc.ptrace(PTRACE_DETACH, tid, None, None):
+            os.waitpid(tid, WALL)  # its process has ended, which nobody is told before we have been
 
 
 #: How the agent has gone before the job does anything: it says ``gone`` then.

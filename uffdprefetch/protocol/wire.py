@@ -153,6 +153,7 @@ class Attach(NamedTuple):
     mtime_ns: int
     map_flags: int
     advice: int  # MADV_NORMAL, MADV_RANDOM or MADV_SEQUENTIAL
+    anchor: int = 0  # where the agent has mapped the file beside it (docs/pool.md); 0: nowhere
 
 
 class Ack(NamedTuple):

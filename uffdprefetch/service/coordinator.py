@@ -331,6 +331,7 @@ class Coordinator:
             verdict=verdict,
             reader=reader_of(client, file),
             scan=ScanState(now + LOOK_FIRST_NS, now),
+            anchor=a.anchor,
         )
         file.attached += 1
         file.copied = file.copied or bool(a.flags & wire.ATTACH_COPIES)

@@ -60,6 +60,7 @@ class Region:
     offset_bytes: int
     verdict: wire.ServingMode
     reader: Reader
+    anchor: int = 0  # address at which its agent keeps a mapping of the file; 0: none
     detaching: bool = False
     reads: wire.Stated = wire.Stated.NORMAL  # how the job says that it reads it
     checkpoints: CheckpointState = field(default_factory=CheckpointState)
