@@ -174,6 +174,7 @@ class Bed:
             self.of(region.file.fd).add(around, around + AROUND)
         client: Any = region.reader.client
         client.mapped.add(region.address_of(at), region.address_of(at + BLOCK))
+        region.file.mark_used(at, at + BLOCK)
         self.arbiter.observe(region, Observation(at, at + BLOCK, self.now))
         self.turn()
         return region.reader.random

@@ -31,6 +31,9 @@ class Choice(Enum):
 #: The file is streamed when misses have cost this part of what the stream will: what is lost if the
 #: reader goes on for ever. From the curve in docs/bulk.md.
 RENT_SHARE = 0.1
+#: ... and when they have cost all of it, where whoever reads has left the last file before its
+#: stream was worth its price: then at most twice is paid, and nothing where all are left so.
+RENT_AGAIN = 1.0
 #: With the stream no more has been read than so many times what misses alone would have brought ...
 PACE = 1.9
 #: ... until misses cost no more than this part of what they would cost alone: whoever ends then has
@@ -178,6 +181,16 @@ class Pace:
         if little or served or lost_seconds + rest >= COST_MOST * whole:
             return None
         return max(0, int(PACE * self.plain_bytes) - self.demanded_bytes)
+
+
+def alone_seconds(
+    size_bytes: int, used_share: float, block_bytes: int, miss_bytes: int, miss_seconds: float
+) -> float:
+    """What random misses alone would have cost whoever has used such a part of a file's blocks, of
+    which one miss may bring several."""
+    piece = max(block_bytes, miss_bytes)
+    brought = 1 - (1 - used_share) ** (piece / block_bytes)
+    return size_bytes / piece * brought * miss_seconds
 
 
 def probe_bytes(plain_bytes: float) -> int:

@@ -24,7 +24,7 @@ from uffdprefetch.readers import file_stream
 from uffdprefetch.readers.file_stream import LOOKS_AT_ONCE, MEMORY_NS, FileStream, Room, Stage
 from uffdprefetch.readers.predictor import Predictor
 from uffdprefetch.readers.stated import StatedRanges
-from uffdprefetch.state.files import FileState, Key
+from uffdprefetch.state.files import BLOCK_BYTES, FileState, Key
 from uffdprefetch.state.ledger import Ledger, describe_stream
 from uffdprefetch.state.reader import Reader, Trait
 from uffdprefetch.warm.consumer import Consumer, FileConsumer, PrefetchRange, Priority
@@ -72,6 +72,8 @@ class BulkState:
     probe_bytes: int = 0  # probes of the bandwidth have read the file up to here
     judge_ns: int = 0
     pace: bulk.Pace | None = None  # from when it was first judged
+    price_seconds: float = 0.0  # of its stream, when that began; 0: it has not
+    seen_ns: int = 0  # its last touch by a reader that jumped about and has left
     memory_ns: int = 0
 
     @property
@@ -123,6 +125,7 @@ class Bulk(Predictor):
         book = self.books.get(reader.file.key)
         if book is not None and book.readers.get(reader.pid) is reader:
             del book.readers[reader.pid]
+            book.seen_ns = max(book.seen_ns, reader.seen_ns)
             book.in_order = not book.readers and book.file.attached > 0
 
     def left(self, reader: Reader) -> None:
@@ -190,6 +193,9 @@ class Bulk(Predictor):
         jumped = sum(reader.jumps.jumps for reader in readers)
         since_ns = min(reader.jumps.since_ns for reader in readers)
         watched = max(1, now - since_ns) / 1e9
+        rent_share = self._rent_share
+        if not rent_share and self._was_in_vain(self._left_last(book, since_ns)):
+            rent_share = bulk.RENT_AGAIN
         inputs = bulk.BulkInputs(
             file_bytes=file.size_bytes,
             missing_bytes=missing,
@@ -199,7 +205,7 @@ class Bulk(Predictor):
             miss_seconds=min(book.miss_ns, default=0) / 1e9,
             miss_bytes=self._miss_bytes(book),
             bandwidth_bytes_per_second=book.bandwidth,
-            rent_share=self._rent_share,
+            rent_share=rent_share,
         )
         decision = bulk.judge(inputs)
         book.why = decision.why
@@ -215,9 +221,34 @@ class Bulk(Predictor):
             self._stream(book, readers[0], now).priority = Priority.MEASURING
         elif decision.what is bulk.Choice.STREAM:
             book.stage = Stage.STREAMED
+            book.price_seconds = inputs.stream_seconds
             stream = self._stream(book, readers[0], now)
             stream.add(0, file.size_bytes)
             self._keep_pace(book, stream, missing)
+
+    def _left_last(self, book: BulkState, since_ns: int) -> BulkState | None:
+        """Of the files that were streamed for these ranks, the one that they jumped about in before
+        this one; None: there is none, or they have read on in it since."""
+        last, last_ns = None, 0
+        for one in self.books.values():
+            if one is book or not one.price_seconds or not one.ranks & book.ranks:
+                continue
+            seen_ns = max((reader.seen_ns for reader in one.readers.values()), default=one.seen_ns)
+            if seen_ns > last_ns:
+                last, last_ns = one, seen_ns
+        return last if last_ns < since_ns else None
+
+    def _was_in_vain(self, book: BulkState | None) -> bool:
+        """Whether its readers' misses alone would have cost less than its stream."""
+        if book is None:
+            return False
+        file = book.file
+        both, _, other = file.block_counts(0, len(file.blocks))
+        share = (both + other) / BLOCK_BYTES / max(1, len(file.blocks))
+        alone = bulk.alone_seconds(
+            file.size_bytes, share, BLOCK_BYTES, self._miss_bytes(book), min(book.miss_ns) / 1e9
+        )
+        return alone < book.price_seconds
 
     @staticmethod
     def _miss_bytes(book: BulkState) -> int:

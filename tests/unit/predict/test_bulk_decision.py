@@ -26,6 +26,7 @@ from uffdprefetch.predict.bulk import (
     BulkInputs,
     Choice,
     Pace,
+    alone_seconds,
     judge,
     probe_bytes,
     yield_bytes,
@@ -154,6 +155,23 @@ def test_another_share_can_be_tried() -> None:
     assert judge(sight).what == Choice.STREAM
     assert judge(dataclasses.replace(sight, rent_share=0.8)).what == Choice.WAIT
     assert judge(dataclasses.replace(sight, rent_share=0.01)).what == Choice.STREAM
+
+
+@pytest.mark.parametrize(
+    ("used_share", "miss_bytes", "misses"),
+    [
+        (0.0, 128 << 10, 0),
+        (1.0, 128 << 10, 240),  # each brings two blocks
+        (0.1, 128 << 10, 45.6),  # of 48 blocks few lie in one piece
+        (1.0, 4096, 480),
+        (0.1, 4096, 48),
+    ],
+)
+def test_what_misses_alone_would_have_cost_follows_from_the_blocks_that_were_used(
+    used_share: float, miss_bytes: int, misses: float
+) -> None:
+    seconds = alone_seconds(30 << 20, used_share, 65536, miss_bytes, 0.001)
+    assert seconds == pytest.approx(misses * 0.001)
 
 
 def test_bandwidth_is_measured_before_the_stream_can_begin_and_not_much_before() -> None:

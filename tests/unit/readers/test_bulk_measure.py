@@ -299,7 +299,7 @@ def test_a_file_that_nobody_maps_any_more_takes_no_room(
     file: FileState, other: FileState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bed = Bed(monkeypatch, budget_bytes=SIZE + SIZE // 2)
-    bed.crops(bed.region(file), 400)
+    bed.crops(bed.region(file), 1000)  # so many that its stream was worth its price
     bed.rest()
     file.attached = 0
     bed.crops(bed.region(other, pid=8), 400)

@@ -121,6 +121,50 @@ def test_a_file_that_does_not_fit_is_one_finding_and_no_read(
     assert bed.bulk.rest_ns(regions[0].reader) > 0, "its page tables need not be looked at so often"
 
 
+def is_streamed(bed: Bed, file: FileState) -> bool:
+    said = bed.bulk.describe(file.path)
+    return said is not None and said["state"] in ("streamed", "done")
+
+
+def touches_until_streamed(bed: Bed, file: FileState) -> int:
+    region = bed.region(file)
+    for touches in range(1, 3000):
+        bed.crops(region, 1)
+        if is_streamed(bed, file):
+            return touches
+    raise AssertionError(f"never streamed: {bed.said(file)}")
+
+
+def test_who_has_left_a_file_before_its_stream_was_worth_it_pays_all_of_the_next_first(
+    file: FileState, other: FileState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bed = Bed(monkeypatch)
+    bed.there[other.fd] = IntervalSet()
+    first = touches_until_streamed(bed, file)
+    bed.rest()
+    second = touches_until_streamed(bed, other)
+    stream_seconds, miss_seconds = SIZE / 300e6, bed.said(other)["miss_seconds"]
+    assert first * miss_seconds < 0.5 * stream_seconds
+    assert second * miss_seconds >= decision.RENT_AGAIN * stream_seconds * 0.9
+
+
+@pytest.mark.parametrize("how", ["used up", "read on in", "another rank's"])
+def test_who_has_not_does_not(
+    file: FileState, other: FileState, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    bed = Bed(monkeypatch)
+    first = touches_until_streamed(bed, file)
+    bed.rest()
+    if how == "used up":
+        bed.crops(bed.region(file), 6 * SIZE // BLOCK)
+    again, region = bed.region(file), bed.region(other, int(how == "another rank's"), 8)
+    for _ in range(2 * first):
+        bed.crops(region, 1)
+        if how == "read on in":
+            bed.crops(again, 1)
+    assert is_streamed(bed, other)
+
+
 def test_two_files_that_fit_only_singly(
     file: FileState, other: FileState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
