@@ -10,12 +10,13 @@ import os
 import platform
 import signal
 import textwrap
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import process_gone, process_state, require, wait_until
+from conftest import process_state, require, wait_until
 from harness import AGENT_STATES, Records, Start, python
 from private_jobs import FORKS, GONE, POOL, WRITTEN, dies_at
 
@@ -103,40 +104,44 @@ def test_whatever_step_of_putting_it_back_is_the_services_last(
     job: Start, own_records: Records, tmp_path: Path, begins: str
 ) -> None:
     """The process stands still right there until the service is dead."""
-    says_so = 'open(log + "-acted", "w")\n'
     for step in range(1, STEPS_MOST):
         variables = dies_at(tmp_path, step, UFFDPREFETCH_TEST_AGENT_STOP="1", **IN_DETACHING)
-        text = WRITTEN + "say(pid=os.getpid())\n" + BEGINS[begins] + says_so
-        text += "say(hit=os.path.exists(log))\nhear()\n" + AFTERWARDS + FORKS
+        text = WRITTEN + "say(pid=os.getpid())\n" + BEGINS[begins] + "hear()\n" + AFTERWARDS + FORKS
         work = job(python(text, own_records.path), options=POOL, **variables)
         pid = work.line()["pid"]
-        if begins == "the file changes":
-            work.line()
-            with open(own_records.path, "ab") as file:
-                file.write(b"more")
-            work.tell()
         log = Path(variables["UFFDPREFETCH_TEST_AGENT_EXIT_LOG"])
-        acted = Path(f"{log}-acted")
-        goes_on_without_its_service(work, pid, log, acted)
-        assert work.line()["hit"] == log.exists()
-        work.tell()
-        if not log.exists():  # what the job does then has such steps, too
-            goes_on_without_its_service(work, pid, log, Path(f"/proc/{pid}/nothing"))
-        done = work.finish()
+        with goes_on_without_its_service(work, pid, log):
+            if begins == "the file changes":
+                work.line()
+                with open(own_records.path, "ab") as file:
+                    file.write(b"more")
+                work.tell()
+            work.tell()
+            done = work.finish()
         assert done.status == 0 and done.lines == [{"wrong": []}] * 4, (step, done.lines)
         if not log.exists():
             break
     assert STEPS_LEAST < step < STEPS_MOST - 1
 
 
-def goes_on_without_its_service(work: Any, pid: int, log: Path, over: Path) -> None:
-    """Where the process stops, its service is killed, and it goes on: before ``over`` is there, or
-    it has ended."""
-    wait_until(lambda: log.exists() or over.exists() or process_gone(pid), "the step, or the end")
-    if log.exists():
-        wait_until(lambda: process_state(pid) == "T", "the stop")
-        work.kill_service()
-        os.kill(pid, signal.SIGCONT)
+@contextlib.contextmanager
+def goes_on_without_its_service(work: Any, pid: int, log: Path) -> Iterator[None]:
+    """Where the process stops, whenever that is, its service is killed, and it goes on."""
+
+    def watch() -> None:
+        while not (over.wait(0.002) or (log.exists() and process_state(pid) == "T")):
+            pass
+        if not over.is_set():
+            work.kill_service()
+            os.kill(pid, signal.SIGCONT)
+
+    over, thread = threading.Event(), threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 # ---- where no descriptor is free -----------------------------------------------------------------
