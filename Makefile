@@ -4,7 +4,7 @@ CC ?= gcc
 PRELOAD_SOURCES := $(wildcard csrc/job/*.c) csrc/common/vma.c
 CSRC_HEADERS := $(wildcard csrc/*/*.h csrc/*/*/*.h)
 HELPER_SOURCES := $(addprefix csrc/,uffd_helper.c service/residency.c service/warm.c service/bpf_ring.c)
-POOL_SOURCES := $(wildcard csrc/service/pool/*.c) $(addprefix csrc/,uffd_helper.c service/residency.c \
+POOL_SOURCES := $(wildcard csrc/service/pool/*.c csrc/service/net/*.c) $(addprefix csrc/,uffd_helper.c service/residency.c \
 	service/closing.c)
 COMPARE_SOURCES := $(addprefix csrc/service/,compare.c checker.c) $(POOL_SOURCES)
 SANITIZE_CFLAGS := -std=gnu11 -g -O1 -fno-omit-frame-pointer -Icsrc -Wall -Wextra -pthread

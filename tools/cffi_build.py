@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Build uffdprefetch._uffd, the cffi module over service/helper.h and common/wire.h of csrc/ (named
-in setup.py)."""
+"""Build uffdprefetch._uffd, the cffi module over service/helper.h, common/wire.h and common/net.h
+of csrc/ (named in setup.py)."""
 
 from glob import glob
 from pathlib import Path
@@ -17,6 +17,7 @@ def declarations(name: str) -> str:
 
 
 ffi = FFI()
+ffi.cdef(declarations("common/net.h"))
 ffi.cdef(declarations("common/wire.h"))
 ffi.cdef(declarations("service/helper.h"))
 ffi.cdef("struct up_ring { struct up_event event[...]; ...; };")  # tests look for the events

@@ -11,6 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "common/net.h"
 #include "common/wire.h"
 
 /* cdef begin */
@@ -197,12 +198,13 @@ struct up_pool_counts {
 	uint64_t stand_in_bytes; /* read by agents that found us silent */
 	uint64_t continued_bytes, collapsed_bytes; /* mapped: in pages, in huge pages */
 	uint64_t direct_bytes, buffered_bytes, cached_bytes; /* how read_bytes came */
+	uint64_t others_bytes; /* came from other nodes */
 	uint64_t wait_bin[UP_HISTOGRAM_BINS], wait_sum_ns, wait_max_ns;
 	uint64_t fill_bin[UP_HISTOGRAM_BINS], fill_sum_ns, fill_max_ns;
 };
 
 struct up_pool_file_counts {
-	uint64_t resident_bytes, read_bytes, unique_bytes, evicted_bytes;
+	uint64_t resident_bytes, read_bytes, unique_bytes, evicted_bytes, others_bytes;
 };
 
 /* Blocks to punch when room is needed, best first. */
@@ -267,6 +269,41 @@ uint64_t up_pool_used(struct up_pool *pool);
 int up_pool_drain(struct up_pool *pool, struct up_pool_event *out, int max);
 void up_pool_counts(struct up_pool *pool, struct up_pool_counts *out);
 int64_t up_pool_cpu_ns(struct up_pool *pool);
+
+/* --- other nodes (net/) --- */
+struct up_net;
+
+struct up_net_options {
+	uint32_t me;                /* this node's number */
+	uint32_t chunks_per_block;
+	uint32_t serve_threads;
+	int32_t to_fd, from_fd;     /* eventfds: the transport is told of messages, and tells of its own */
+	uint64_t keep_bytes;        /* of the pool's budget, at the most, for what others may ask for */
+};
+
+struct up_net_counts {
+	uint64_t from_bytes, to_bytes;    /* came from other nodes, went to them */
+	uint64_t questions, asks, hurries, refused, late, corrupt, passed_over;
+	uint64_t quicker_bytes;           /* read from storage since that was quicker */
+	uint64_t served_reads, kept_bytes, lost_slots;
+	int32_t failed;                   /* a new transport is needed */
+};
+
+struct up_net_node_counts {
+	uint64_t from_bytes, to_bytes, answer_ns; /* the longest of its last answers */
+	uint32_t here, failures, out;
+};
+
+/* Fetch and serve by a transport: the ring is closed by up_net_stop(), the descriptors stay the
+ * caller's. One at a time for a pool. 0 or -errno. */
+int up_net_start(struct up_net **out, struct up_pool *pool, struct up_net_ring *ring,
+		 const struct up_net_options *options);
+void up_net_stop(struct up_net *net);
+/* A file of the pool is the one of which other nodes have this identity; no longer. */
+int up_net_share(struct up_net *net, int file, const uint64_t *id);
+void up_net_unshare(struct up_net *net, int file);
+void up_net_counts(struct up_net *net, struct up_net_counts *out);
+void up_net_node_counts(struct up_net *net, uint32_t node, struct up_net_node_counts *out);
 
 /* cdef end */
 

@@ -73,7 +73,8 @@ def userfaultfd() -> None:
 
 def build(directory: Path, name: str, csrc: Path = ROOT / "csrc") -> str:
     """A program around the pool, with gates in its calls."""
-    sources = sorted((csrc / "service" / "pool").glob("*.c"))
+    parts = (csrc / "service" / part for part in ("pool", "net"))
+    sources = sorted(source for part in parts for source in part.glob("*.c"))
     sources += [
         csrc / "uffd_helper.c",
         *(csrc / "service" / n for n in ("residency.c", "closing.c")),

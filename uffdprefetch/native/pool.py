@@ -75,6 +75,7 @@ class PoolCounts:
     direct_bytes: int
     buffered_bytes: int
     cached_bytes: int
+    others_bytes: int
     wait_sum_ns: int
     wait_max_ns: int
     fill_sum_ns: int
@@ -90,6 +91,7 @@ class FileCounts(NamedTuple):
     read_bytes: int
     unique_bytes: int
     evicted_bytes: int
+    others_bytes: int
 
 
 class Pool:

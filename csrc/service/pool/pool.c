@@ -147,6 +147,7 @@ int up_pool_submit(struct up_pool *p, const struct up_warm_job *job)
 		if (j->chunk > j->end)
 			j->chunk = j->end;
 		j->chunks = j->end - j->chunk;
+		j->last = j->chunks ? j->end - 1 : j->chunk;
 		p->expected += j->chunks;
 		p->queue[p->queue_head++ % POOL_JOBS] = i;
 		p->signals++;

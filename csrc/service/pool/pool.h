@@ -41,6 +41,7 @@ struct pool_file {
 	uint64_t size, chunks, unit; /* unit: chunks that one request to its storage brings, or 0 */
 	uint8_t *state, *pins, *ever; /* one a chunk; ever: was here before */
 	uint8_t *stale; /* one a chunk: it holds what the file held before, and goes */
+	uint8_t *kept;  /* one a chunk: other nodes ask for it here */
 	uint64_t stale_at;
 	int dropping; /* some are */
 	uint32_t *touched_ms;
@@ -111,7 +112,7 @@ struct pool_job {
 	struct up_warm_job job;
 	struct up_warm_result result;
 	uint64_t chunk, end; /* what is not begun yet */
-	uint64_t chunks; /* of it, as asked for */
+	uint64_t chunks, last; /* of it, as asked for; the last one of them */
 	uint32_t running;
 	int queued; /* it is finished by who takes it out of the queue, or after that */
 	int taken; /* between submit and reap */
@@ -131,6 +132,10 @@ struct up_pool {
 	int strays; /* pages may lie in memfds that no chunk of the books accounts for */
 	int retry; /* no memory to note a demand: see pool_want_again() */
 	uint64_t budget, used_bytes, leaving_bytes; /* used: PRESENT, FILLING and EVICTING */
+	struct up_net *net; /* other nodes, or NULL; users: fills that ask there just now */
+	uint32_t net_users;
+	uint64_t kept_bytes, keep_most_bytes;
+	int take_kept; /* nothing else may go */
 
 	struct pool_file file[POOL_FILES];
 	uint32_t files;
@@ -255,5 +260,31 @@ int pool_is_stood_in_for(const struct up_pool *p);
 
 /* pool_fill.c */
 void *pool_fill_loop(void *pool);
+/* Have the chunks [first, +count) there and pinned: 0; -ENOENT: the file has none; -EBUSY: there is no room, or it
+ * took longer than until `until_ns`; -EIO: they cannot be read. What is not there is read from storage, into
+ * `buffer` of RUN_MAX_BYTES, after `reads` was called. */
+int pool_pin_for_others(struct up_pool *p, int file, uint64_t first, uint64_t count, char *buffer,
+			uint64_t until_ns, void (*reads)(void *), void *whom);
+void pool_unpin_for_others(struct up_pool *p, int file, uint64_t first, uint64_t count);
+/* The bytes of such chunks, up to the file's end; how many, or -errno. */
+int64_t pool_copy_pinned(struct up_pool *p, int file, uint64_t first, uint64_t count, char *out);
+
+/* net/net.c: the bytes of a range from another node, if one has them. What is under way there is ended by
+ * up_net_stop(); called without locks by who is among net_users. */
+struct up_net_range {
+	uint64_t first, count, length; /* chunks, within one block; bytes */
+	uint64_t expected;             /* the last chunk that is to be asked for soon */
+	int demand;
+};
+/* 1: they are in `into`; 0: read storage, and keep it if *keep. */
+int net_fetch(struct up_net *n, int file, const struct up_net_range *r, char *into, int *keep);
+/* Somebody waits for a chunk that is on its way. With the pool's lock. */
+void net_hurry(struct up_net *n, int file, uint64_t chunk);
+/* A read of storage begins, and ends: so much was read since `began_ns`. */
+void net_storage(struct up_net *n, uint64_t bytes, uint64_t began_ns, int ends, int good);
+/* A chunk that others ask for here is so no longer. With the pool's lock. */
+void net_dropped(struct up_net *n, int file, uint64_t chunk);
+/* Chunks of one block. */
+uint64_t net_block_chunks(const struct up_net *n);
 
 #endif

@@ -35,8 +35,9 @@ int up_pool_file(struct up_pool *p, int fd, uint64_t size_bytes, uint64_t unit_b
 	f.pins = calloc(f.chunks, 1);
 	f.ever = calloc(f.chunks, 1);
 	f.stale = calloc(f.chunks, 1);
+	f.kept = calloc(f.chunks, 1);
 	f.touched_ms = calloc(f.chunks, sizeof(*f.touched_ms));
-	ret = f.state && f.pins && f.ever && f.stale && f.touched_ms ? 0 : -ENOMEM;
+	ret = f.state && f.pins && f.ever && f.stale && f.kept && f.touched_ms ? 0 : -ENOMEM;
 	if (!ret)
 		ret = up_source_open(&f.source, fd, size_bytes);
 	if (!ret && p->options.huge) {
@@ -64,6 +65,7 @@ int up_pool_file(struct up_pool *p, int fd, uint64_t size_bytes, uint64_t unit_b
 	free(f.pins);
 	free(f.ever);
 	free(f.stale);
+	free(f.kept);
 	free(f.touched_ms);
 	close(f.memfd);
 	close(*memfd_ro);
@@ -100,6 +102,8 @@ int up_pool_forget(struct up_pool *p, int file)
 	}
 	drop_queued(p, file);
 	gone = *f;
+	for (uint64_t c = 0; c < f->chunks; c++)
+		p->kept_bytes -= f->kept[c] ? pool_chunk_bytes(p) : 0;
 	p->used_bytes -= f->count.resident_bytes;
 	p->count.resident_bytes -= f->count.resident_bytes;
 	memset(f, 0, sizeof(*f));
@@ -114,6 +118,7 @@ int up_pool_forget(struct up_pool *p, int file)
 	free(gone.pins);
 	free(gone.ever);
 	free(gone.stale);
+	free(gone.kept);
 	free(gone.touched_ms);
 	return 0;
 }

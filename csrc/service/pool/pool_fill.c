@@ -32,6 +32,7 @@ struct fill {
 	int file;
 	uint64_t first, count;
 	struct pool_job *job; /* NULL: on demand */
+	int for_others;       /* another node waits for it: it comes from storage */
 	int in_place;         /* read into the memfd's pages, which are zeros before */
 };
 
@@ -103,11 +104,14 @@ static int begin(struct up_pool *p, struct fill *out)
 	return 1;
 }
 
-/* Not more at once than a quarter of the budget, but one chunk. */
-static uint64_t bounded(const struct up_pool *p, uint64_t chunks)
+/* Not more at once than a quarter of the budget, but one chunk; nor more than to the end of what one node keeps as a
+ * whole. */
+static uint64_t bounded(const struct up_pool *p, uint64_t first, uint64_t chunks)
 {
 	uint64_t most = p->budget / 4 / pool_chunk_bytes(p);
 
+	if (p->net && chunks > net_block_chunks(p->net) - first % net_block_chunks(p->net))
+		chunks = net_block_chunks(p->net) - first % net_block_chunks(p->net);
 	return chunks <= most ? chunks : most ? most : 1;
 }
 
@@ -154,7 +158,7 @@ static int take_demand(struct up_pool *p, struct fill *out)
 			while (first > low && absent_run(f, first - 1, 1))
 				first--;
 		}
-		most = bounded(p, low + most - first);
+		most = bounded(p, first, low + most - first);
 		if (first + most <= d->chunk)
 			first = d->chunk;
 		*out = (struct fill){ .file = d->file, .first = first,
@@ -223,7 +227,7 @@ static int take_prefetch(struct up_pool *p, struct fill *out)
 			j->result.resident_bytes += bytes;
 			j->chunk++;
 		}
-		left = bounded(p, j->end - j->chunk);
+		left = bounded(p, j->chunk, j->end - j->chunk);
 		if (left > pieces(p, f, j->chunk))
 			left = pieces(p, f, j->chunk);
 		if (j->chunk == j->end) {
@@ -264,12 +268,25 @@ static int take_prefetch(struct up_pool *p, struct fill *out)
 	return 0;
 }
 
+static int from_others(struct up_net *net, const struct fill *o, char *into, uint64_t length, int *keep)
+{
+	struct up_net_range r = {
+		.first = o->first,
+		.count = o->count,
+		.length = length,
+		.expected = o->job ? o->job->last : o->first,
+		.demand = !o->job,
+	};
+
+	return net_fetch(net, o->file, &r, into, keep);
+}
+
 /* The bytes into the memfd: 0 or -errno. */
-static int bring(struct up_pool *p, struct pool_file *f, const struct fill *o, char *buffer,
-		 enum up_source_way *way)
+static int bring(struct up_pool *p, struct up_net *net, struct pool_file *f, const struct fill *o,
+		 char *buffer, enum up_source_way *way, int *keep)
 {
 	uint64_t bytes = pool_chunk_bytes(p), offset = o->first * bytes, length = o->count * bytes;
-	uint64_t at = 0;
+	uint64_t at = 0, began_ns;
 	char *into = buffer;
 	int ret;
 
@@ -280,7 +297,17 @@ static int bring(struct up_pool *p, struct pool_file *f, const struct fill *o, c
 	if (o->in_place && length == o->count * bytes &&
 	    !madvise(f->map + offset, length, MADV_POPULATE_WRITE))
 		into = f->map + offset;
-	ret = up_source_read(&f->source, into, length, offset, way);
+	if (net && !o->for_others && from_others(net, o, into, length, keep)) {
+		*way = UP_OTHERS;
+		ret = 0;
+	} else {
+		began_ns = pool_now_ns();
+		if (net)
+			net_storage(net, length, began_ns, 0, 0);
+		ret = up_source_read(&f->source, into, length, offset, way);
+		if (net)
+			net_storage(net, length, began_ns, 1, !ret && *way != UP_CACHED);
+	}
 	if (into != buffer) {
 		/* our own page tables need not know them */
 		madvise(f->map + offset, length, MADV_DONTNEED);
@@ -333,10 +360,17 @@ static void fill(struct up_pool *p, const struct fill *o, char *buffer)
 	struct pool_file *f = &p->file[o->file];
 	uint64_t bytes = pool_chunk_bytes(p), length = o->count * bytes, began = pool_now_ns();
 	enum up_source_way way = UP_BUFFERED;
-	int ret = bring(p, f, o, buffer, &way);
+	struct up_net *net;
 	uint64_t most;
+	int ret, keep = o->for_others;
 
 	pthread_mutex_lock(&p->lock);
+	net = p->net;
+	p->net_users += !!net;
+	pool_unlock(p);
+	ret = bring(p, net, f, o, buffer, &way, &keep);
+	pthread_mutex_lock(&p->lock);
+	p->net_users -= !!net;
 	if (ret) {
 		fail(p, o, ret);
 	} else {
@@ -353,14 +387,19 @@ static void fill(struct up_pool *p, const struct fill *o, char *buffer)
 				p->count.unique_bytes += one;
 			}
 			f->ever[c] = 1;
+			if (keep && !f->kept[c] && p->kept_bytes + bytes <= p->keep_most_bytes) {
+				f->kept[c] = 1;
+				p->kept_bytes += bytes;
+			}
 		}
 		f->count.resident_bytes += length;
 		p->count.resident_bytes += length;
-		f->count.read_bytes += real;
-		p->count.read_bytes += real;
-		p->count.demand_read_bytes += o->job ? 0 : real;
+		*(way == UP_OTHERS ? &f->count.others_bytes : &f->count.read_bytes) += real;
+		p->count.read_bytes += way == UP_OTHERS ? 0 : real;
+		p->count.demand_read_bytes += o->job || o->for_others ? 0 : real;
 		*(way == UP_DIRECT   ? &p->count.direct_bytes
 		  : way == UP_CACHED ? &p->count.cached_bytes
+		  : way == UP_OTHERS ? &p->count.others_bytes
 				     : &p->count.buffered_bytes) += real;
 		p->count.fills++;
 		pool_bin(p->count.fill_bin, &p->count.fill_sum_ns, &p->count.fill_max_ns,
@@ -389,6 +428,99 @@ static void fill(struct up_pool *p, const struct fill *o, char *buffer)
 		finish_job(p, o->job);
 	}
 	pthread_cond_broadcast(&p->idle);
+}
+
+/* One chunk of those that another node waits for is not there: whether to look again (1), or -errno. With the lock. */
+static int bring_for_others(struct up_pool *p, int file, uint64_t chunk, uint64_t count, char *buffer,
+			    void (*reads)(void *), void *whom)
+{
+	struct pool_file *f = &p->file[file];
+	struct fill o = { .file = file, .first = chunk, .for_others = 1 };
+	uint64_t failed = p->count.failed_fills;
+
+	if (f->state[chunk] != UP_ABSENT && f->state[chunk] != UP_WANTED) {
+		wait_a_moment(p); /* on its way, here or away */
+		return 1;
+	}
+	o.count = absent_run(f, chunk, bounded(p, chunk, count));
+	if (!begin(p, &o)) {
+		if (pool_make_room(p, o.count * pool_chunk_bytes(p), 1) < 0)
+			wait_a_moment(p);
+		return 1;
+	}
+	pool_unlock(p);
+	reads(whom);
+	fill(p, &o, buffer); /* comes back with the lock */
+	return p->count.failed_fills == failed || f->state[chunk] != UP_ABSENT ? 1 : -EIO;
+}
+
+int pool_pin_for_others(struct up_pool *p, int file, uint64_t first, uint64_t count, char *buffer,
+			uint64_t until_ns, void (*reads)(void *), void *whom)
+{
+	struct pool_file *f = &p->file[file];
+	uint64_t c = first;
+	int ret = 1;
+
+	pthread_mutex_lock(&p->lock);
+	if (!f->used || first + count > f->chunks || first + count < first ||
+	    __atomic_load_n(&f->source.given, __ATOMIC_RELAXED) < 0) {
+		pool_unlock(p);
+		return -ENOENT;
+	}
+	f->busy++;
+	while (c < first + count && ret > 0 && !p->stop) {
+		if (f->state[c] == UP_PRESENT && !f->stale[c] && f->pins[c] < 255) {
+			f->pins[c++]++;
+			continue;
+		}
+		if (pool_now_ns() >= until_ns)
+			ret = -EBUSY;
+		else if (f->state[c] == UP_PRESENT)
+			wait_a_moment(p);
+		else
+			ret = bring_for_others(p, file, c, first + count - c, buffer, reads, whom);
+	}
+	if (c < first + count) {
+		ret = ret > 0 ? -EBUSY : ret;
+		while (c > first)
+			f->pins[--c]--;
+		f->busy--;
+	} else {
+		ret = 0; /* busy until they are unpinned */
+	}
+	pthread_cond_broadcast(&p->idle);
+	pool_unlock(p);
+	return ret;
+}
+
+void pool_unpin_for_others(struct up_pool *p, int file, uint64_t first, uint64_t count)
+{
+	pthread_mutex_lock(&p->lock);
+	for (uint64_t c = first; c < first + count; c++)
+		p->file[file].pins[c]--;
+	p->file[file].busy--;
+	pthread_cond_broadcast(&p->idle);
+	pool_tell_room(p);
+	pool_unlock(p);
+}
+
+int64_t pool_copy_pinned(struct up_pool *p, int file, uint64_t first, uint64_t count, char *out)
+{
+	const struct pool_file *f = &p->file[file];
+	uint64_t bytes = pool_chunk_bytes(p), offset = first * bytes, length = count * bytes, at = 0;
+
+	if (offset + length > f->size)
+		length = f->size - offset;
+	while (at < length) {
+		ssize_t n = pread(f->memfd, out + at, length - at, (off_t)(offset + at));
+
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n <= 0)
+			return n ? -errno : -EIO;
+		at += (uint64_t)n;
+	}
+	return (int64_t)length;
 }
 
 void *pool_fill_loop(void *arg)

@@ -22,7 +22,7 @@
 static int may_go(const struct up_pool *p, const struct pool_file *f, uint64_t chunk)
 {
 	return f->state[chunk] == UP_PRESENT && !f->pins[chunk] &&
-	       (!f->touched_ms[chunk] || pool_now_ms(p) - f->touched_ms[chunk] >= HOLD_MS);
+	       (!f->kept[chunk] || f->stale[chunk] || p->take_kept) && (!f->touched_ms[chunk] || pool_now_ms(p) - f->touched_ms[chunk] >= HOLD_MS);
 }
 
 /* Punch a run of chunks that are `was` (PRESENT or ABSENT); whoever touches one meanwhile waits, and it
@@ -51,6 +51,13 @@ static void punch(struct up_pool *p, int number, uint64_t first, uint64_t count,
 		f->state[c] = ret ? was : UP_ABSENT;
 		f->stale[c] &= !!ret;
 	}
+	for (uint64_t c = first; !ret && c < first + count; c++)
+		if (f->kept[c]) {
+			f->kept[c] = 0;
+			p->kept_bytes -= bytes;
+			if (p->net)
+				net_dropped(p->net, number, c);
+		}
 	if (!ret && known) {
 		p->used_bytes -= count * bytes;
 		f->count.resident_bytes -= count * bytes;
@@ -270,5 +277,14 @@ int pool_make_room(struct up_pool *p, uint64_t bytes, int demand)
 		return demand ? -1 : -2;
 	if (demand && evict_by_hand(p))
 		return 1;
+	if (demand && p->kept_bytes) {
+		int some;
+
+		p->take_kept = 1;
+		some = evict_by_hand(p);
+		p->take_kept = 0;
+		if (some)
+			return 1;
+	}
 	return -1;
 }

@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * net.h - the inside of what fetches chunks from other nodes and serves them: net.c (slots, hints, nodes; the
+ * thread that listens to the transport), serve.c (the threads that answer), rates.c (which source is
+ * quickest), checksum.c, ring.c.
+ *
+ * One lock, which is never held while the pool's is taken.
+ */
+#ifndef UP_SERVICE_NET_H
+#define UP_SERVICE_NET_H
+
+#include <pthread.h>
+#include <stdint.h>
+
+#include "common/net.h"
+#include "service/helper.h"
+#include "service/pool/pool.h"
+
+#define NET_MS 1000000ull
+/* Times of which the longest stands for p99. */
+#define NET_TIMES 64
+
+struct net_times {
+	uint64_t ns[NET_TIMES];
+	uint32_t count;
+};
+
+/* How fast a source is while it has enough to do. */
+struct net_rate {
+	uint64_t under_way, since_ns; /* bytes; since when it is busy, 0: it is not */
+	double bytes, busy_ns;
+};
+
+enum net_slot_state { SLOT_FREE = 0, SLOT_ASKED, SLOT_CAME, SLOT_LOST };
+
+struct net_slot {
+	enum net_slot_state state;
+	uint32_t serial, node;
+	uint64_t asked_ns, word_ns; /* word: when it was heard that storage is read; 0: it was not */
+	int hurried;
+};
+
+struct net_node {
+	int here;
+	uint32_t failures;        /* one after the other */
+	uint64_t until_ns;        /* passed over until then */
+	uint32_t out;             /* requests */
+	struct net_times answers; /* of what was there */
+	uint64_t from_bytes, to_bytes, from_answers, to_answers, refused, late;
+};
+
+/* What the pool's file of the same number is to other nodes. */
+struct net_file {
+	int used;
+	uint64_t id[2], blocks;
+	uint16_t *word;     /* up_net_word of each block, or ASKED */
+	uint32_t *asked_ms; /* ... since when */
+	uint64_t told;      /* homes know what is kept of it up to this block */
+};
+
+struct net_request {
+	struct up_net_message m;
+	uint64_t came_ns;
+};
+
+#define NET_REQUESTS 4096u
+struct net_queue {
+	struct net_request request[NET_REQUESTS];
+	uint32_t head, tail;
+};
+
+struct up_net {
+	pthread_mutex_t lock;
+	pthread_cond_t changed, asked; /* a slot or a hint; a request */
+	struct up_pool *pool;
+	struct up_net_ring *ring;
+	struct up_net_layout layout;
+	struct up_net_options options;
+	int stop, failed; /* failed: too many slots are lost, a new transport is needed */
+	uint32_t users;   /* fetches under way */
+	uint64_t began_ns;
+	uint32_t serial;
+	struct net_slot *slot; /* of those for asking */
+	uint8_t *serving;      /* of those for serving: taken */
+	uint32_t lost;
+	struct net_file file[POOL_FILES];
+	struct net_node node[UP_NET_NODES];
+	struct net_queue queue[2]; /* by class */
+	struct net_rate network, storage;
+	struct net_times storage_times;
+	uint32_t passed; /* requests that went to storage since it is quicker: some try again */
+	uint64_t block_bytes;
+	struct up_net_counts count;
+	pthread_t listener, server[8];
+	uint32_t servers;
+};
+
+uint64_t net_longest(const struct net_times *t);
+void net_note_time(struct net_times *t, uint64_t ns);
+/* `bytes` begin, and end; with the lock. */
+void net_begin(struct net_rate *r, uint64_t bytes, uint64_t now_ns);
+void net_end(struct net_rate *r, uint64_t bytes, uint64_t now_ns, int good);
+/* When so much more would be there, in ns; 0: not known. */
+uint64_t net_expected_ns(const struct net_rate *r, uint64_t bytes);
+
+/* To the transport; with the lock. Whether it is on its way. */
+int net_tell(struct up_net *n, struct up_net_message *m);
+/* The number of a shared file, or -1; with the lock. */
+int net_find_file(const struct up_net *n, const uint64_t id[2]);
+void *net_serve_loop(void *net);
+
+#endif

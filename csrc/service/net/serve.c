@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * serve.c - the threads that answer other nodes: from the pool, or from storage where the pool has not got it.
+ *
+ * Every request has one answer: the bytes, or a refusal. A slot is taken only when the bytes are there. What
+ * is not there is read by these threads, so that other nodes' reads never take more of storage than they.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "service/net/net.h"
+
+/* One node has no more of the slots than this part. */
+#define PER_NODE_PART 4u
+#define SLOT_WAIT_NS (200 * NET_MS)
+
+static int next_request(struct up_net *n, struct net_request *out)
+{
+	for (int class_ = UP_NET_DEMAND; class_ <= UP_NET_AHEAD; class_++) {
+		struct net_queue *q = &n->queue[class_];
+
+		while (q->tail != q->head) {
+			*out = q->request[q->tail++ % NET_REQUESTS];
+			if (out->m.kind == UP_NET_REQUEST)
+				return 1;
+		}
+	}
+	return 0;
+}
+
+static void refuse(struct up_net *n, const struct up_net_message *m, enum up_net_status status)
+{
+	struct up_net_message no = *m;
+
+	no.kind = UP_NET_REFUSE;
+	no.status = status;
+	pthread_mutex_lock(&n->lock);
+	net_tell(n, &no);
+	if (m->node < UP_NET_NODES)
+		n->node[m->node].refused++;
+	pthread_mutex_unlock(&n->lock);
+}
+
+static int take_slot(struct up_net *n, uint32_t node)
+{
+	uint32_t most = n->layout.serve_slots / PER_NODE_PART, mine = 0;
+	int found = -1;
+
+	for (uint32_t i = 0; i < n->layout.serve_slots; i++) {
+		mine += n->serving[i] == node % 255 + 1;
+		if (!n->serving[i] && found < 0)
+			found = (int)i;
+	}
+	if (found < 0 || mine >= (most ? most : 1))
+		return -1;
+	n->serving[found] = (uint8_t)(node % 255 + 1);
+	return (int)(found + (int)n->layout.ask_slots);
+}
+
+/* A slot for an answer, or -1: none became free in time. */
+static int wait_for_slot(struct up_net *n, uint32_t node)
+{
+	uint64_t until = pool_now_ns() + SLOT_WAIT_NS;
+	int slot;
+
+	pthread_mutex_lock(&n->lock);
+	while ((slot = take_slot(n, node)) < 0 && !n->stop && pool_now_ns() < until) {
+		struct timespec ts = { .tv_sec = (time_t)(until / 1000000000u),
+				       .tv_nsec = (long)(until % 1000000000u) };
+
+		pthread_cond_timedwait(&n->asked, &n->lock, &ts);
+	}
+	pthread_mutex_unlock(&n->lock);
+	return slot;
+}
+
+struct reading {
+	struct up_net *net;
+	const struct up_net_message *m;
+	int said;
+};
+
+/* It is not there: who has asked hears at once that it will take as long as storage does. */
+static void reads(void *arg)
+{
+	struct reading *r = arg;
+	struct up_net_message word = *r->m;
+
+	if (r->said)
+		return;
+	r->said = 1;
+	word.kind = UP_NET_READING;
+	pthread_mutex_lock(&r->net->lock);
+	net_tell(r->net, &word);
+	r->net->count.served_reads++;
+	pthread_mutex_unlock(&r->net->lock);
+}
+
+/* The chunks, pinned, into a slot. */
+static enum up_net_status fill_slot(struct up_net *n, int slot, int file, const struct up_net_message *m)
+{
+	struct up_net_header *h = up_net_slot(n->ring, (uint32_t)slot);
+	int64_t length = pool_copy_pinned(n->pool, file, m->first, m->count, (char *)(h + 1));
+
+	if (length < 0)
+		return UP_NET_FAILED;
+	*h = (struct up_net_header){
+		.file = { m->file[0], m->file[1] },
+		.first = m->first,
+		.count = (uint32_t)m->count,
+		.length = (uint32_t)length,
+		.status = UP_NET_OK,
+		.serial = m->serial,
+		.checksum = up_net_checksum(h + 1, (uint64_t)length),
+	};
+	return UP_NET_OK;
+}
+
+static enum up_net_status serve(struct up_net *n, const struct net_request *r, char *buffer)
+{
+	const struct up_net_message *m = &r->m;
+	uint64_t until = r->came_ns + (uint64_t)m->useful_ms * NET_MS, chunk = pool_chunk_bytes(n->pool);
+	struct reading reading = { .net = n, .m = m };
+	struct up_net_message sends = *m;
+	enum up_net_status status;
+	int file, slot, ret;
+
+	if (pool_now_ns() >= until)
+		return UP_NET_LATE;
+	if (!m->count || m->count > n->layout.slot_bytes / chunk)
+		return UP_NET_ABSENT;
+	pthread_mutex_lock(&n->lock);
+	file = net_find_file(n, m->file);
+	pthread_mutex_unlock(&n->lock);
+	if (file < 0)
+		return UP_NET_ABSENT;
+	ret = pool_pin_for_others(n->pool, file, m->first, m->count, buffer, until, reads, &reading);
+	if (ret)
+		return ret == -ENOENT ? UP_NET_ABSENT : ret == -EBUSY ? UP_NET_BUSY : UP_NET_FAILED;
+	slot = wait_for_slot(n, m->node);
+	status = slot < 0 ? UP_NET_BUSY : fill_slot(n, slot, file, m);
+	pool_unpin_for_others(n->pool, file, m->first, m->count);
+	if (status != UP_NET_OK && slot < 0)
+		return status;
+	sends.kind = UP_NET_SEND;
+	sends.slot = (uint32_t)slot;
+	sends.status = status;
+	sends.length = status == UP_NET_OK ? up_net_slot(n->ring, (uint32_t)slot)->length : 0;
+	pthread_mutex_lock(&n->lock);
+	if (status != UP_NET_OK || !net_tell(n, &sends)) {
+		n->serving[slot - (int)n->layout.ask_slots] = 0;
+		status = status == UP_NET_OK ? UP_NET_BUSY : status;
+	} else {
+		n->node[m->node].to_bytes += sends.length;
+		n->count.to_bytes += sends.length;
+	}
+	pthread_mutex_unlock(&n->lock);
+	return status;
+}
+
+void *net_serve_loop(void *arg)
+{
+	struct up_net *n = arg;
+	struct net_request r;
+	char *buffer = mmap(NULL, RUN_MAX_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
+			    0);
+
+	pthread_mutex_lock(&n->lock);
+	while (!n->stop) {
+		enum up_net_status status;
+
+		if (!next_request(n, &r)) {
+			pthread_cond_wait(&n->asked, &n->lock);
+			continue;
+		}
+		pthread_mutex_unlock(&n->lock);
+		status = buffer == MAP_FAILED ? UP_NET_BUSY : serve(n, &r, buffer);
+		if (status != UP_NET_OK)
+			refuse(n, &r.m, status);
+		pthread_mutex_lock(&n->lock);
+	}
+	pthread_mutex_unlock(&n->lock);
+	if (buffer != MAP_FAILED)
+		munmap(buffer, RUN_MAX_BYTES);
+	return NULL;
+}

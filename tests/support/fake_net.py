@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nodes of a cluster in one process: a pool each, and between them, in the place of MPI, a thread
+that carries messages, and loses, delays or spoils them where a test says so."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from uffdprefetch.cluster.homes import Home, Word, homes
+from uffdprefetch.native import net
+from uffdprefetch.native.net import Layout, Message, Net, Ring
+from uffdprefetch.native.pool import Pool
+
+KIB, MIB = 1 << 10, 1 << 20
+CHUNK = 64 * KIB
+SLOT_BYTES = 256 * KIB
+#: In the place of 4 MiB, so that small files have many.
+BLOCK_CHUNKS = 8
+FILE_ID = (0x0123456789ABCDEF, 0xFEDCBA9876543210)
+
+#: What becomes of a message: it is carried (True), or not.
+Filter = Callable[[int, Message], bool]
+
+
+@dataclass
+class Node:
+    """One node: its pool, its side of the transport, and what it was asked."""
+
+    number: int
+    pool: Pool
+    ring: Ring  # the transport's
+    net: Net
+    to_fd: int
+    from_fd: int
+    home: Home = field(default_factory=Home)
+    memfds: dict[int, int] = field(default_factory=dict)  # by file
+    seen: list[Message] = field(default_factory=list)  # what the service has said
+    out: dict[int, Message] = field(default_factory=dict)  # what was asked, by slot
+    jobs: int = 0
+    room: bool = True
+
+    def tell(self, message: Message) -> None:
+        assert self.ring.put(message)
+        os.eventfd_write(self.from_fd, 1)
+
+    def add(self, path: Path, identity: tuple[int, int] | None = FILE_ID) -> int:
+        """A file joins the pool, and is shared."""
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            number, memfd = self.pool.add_file(fd, path.stat().st_size)
+        finally:
+            os.close(fd)
+        self.memfds[number] = memfd
+        if identity is not None:
+            self.net.share(number, identity)
+        return number
+
+    def prefetch(self, file: int, start: int, length: int, patience: float = 20.0) -> None:
+        """Have it in the pool, as far as there is room."""
+        self.jobs += 1
+        assert self.pool.submit(self.jobs, file, start, length)
+        end = time.monotonic() + patience
+        while not any(result.id == self.jobs for result in self.pool.reap()):
+            assert time.monotonic() < end, "a prefetch that never ends"
+            time.sleep(0.001)
+
+    def bytes(self, file: int, start: int, length: int) -> bytes:
+        """What lies in its memory."""
+        return os.pread(self.memfds[file], length, start)
+
+
+class FakeNet:
+    """The nodes, and who carries. ``carries`` may be set to what drops messages; ``spoils`` to what
+    changes the bytes of an answer."""
+
+    def __init__(
+        self, count: int, budget_bytes: int = 64 * MIB, keep_bytes: int = 32 * MIB
+    ) -> None:
+        self.carries: Filter = lambda node, message: True
+        self.spoils: Callable[[bytearray], None] | None = None
+        self.delay_seconds = 0.0
+        self.nodes = [self._node(i, budget_bytes, keep_bytes) for i in range(count)]
+        self._late: list[tuple[float, int, Message]] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        for one in self.nodes:
+            for other in self.nodes:
+                if one is not other:
+                    one.tell(Message(net.NODE, node=other.number, status=1))
+        self._thread.start()
+
+    @staticmethod
+    def _node(number: int, budget_bytes: int, keep_bytes: int) -> Node:
+        pool = Pool(budget_bytes, CHUNK, 8, os.eventfd(0, os.EFD_NONBLOCK))
+        service = Ring.create(Layout(SLOT_BYTES, 16, 16))
+        ring = Ring.open(service.fd)
+        os.close(service.fd)
+        to_fd, from_fd = (os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(2))
+        side = Net(
+            pool, service, number, to_fd, from_fd, chunks_per_block=BLOCK_CHUNKS,
+            keep_bytes=keep_bytes,
+        )  # fmt: skip
+        return Node(number, pool, ring, side, to_fd, from_fd)
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            if not any([self._step(node) for node in self.nodes]):
+                time.sleep(0.0002)
+
+    def _step(self, node: Node) -> bool:
+        now, carried = time.monotonic(), False
+        while (message := node.ring.take()) is not None:
+            carried = True
+            node.seen.append(message)
+            self._late.append((now + self.delay_seconds, node.number, message))
+        due = [late for late in self._late if late[0] <= now]
+        self._late = [late for late in self._late if late[0] > now]
+        for _, number, message in due:
+            if self.carries(number, message):
+                self._carry(self.nodes[number], message)
+        return carried or bool(due)
+
+    def _carry(self, node: Node, m: Message) -> None:
+        if m.kind == net.ASK:
+            node.out[m.slot] = m
+            self.nodes[m.node].tell(
+                Message(
+                    net.REQUEST, node=node.number, theirs=m.slot, file=m.file, first=m.first,
+                    count=m.count, class_=m.class_, useful_ms=m.useful_ms, serial=m.serial,
+                )
+            )  # fmt: skip
+        elif m.kind == net.SEND:
+            data = bytearray(node.ring.slot(m.slot, m.length))
+            if self.spoils is not None:
+                self.spoils(data)
+            self._answer(m, data)
+            node.tell(Message(net.SENT, slot=m.slot))
+        elif m.kind == net.REFUSE:
+            self._answer(m, bytearray(net.refusal(m)))
+        elif m.kind == net.READING:
+            self.nodes[m.node].tell(Message(net.WORD, slot=m.theirs))
+        elif m.kind == net.HURRY:
+            for slot, asked in node.out.items():
+                if asked.file == m.file and asked.first <= m.first < asked.first + asked.count:
+                    self.nodes[asked.node].tell(Message(net.HURRIED, node=node.number, theirs=slot))
+        elif m.kind in (net.QUESTION, net.KEPT, net.DROPPED):
+            self._home(node, m)
+
+    def _answer(self, m: Message, data: bytearray) -> None:
+        asker = self.nodes[m.node]
+        asker.ring.slot(m.theirs, len(data) - net.HEADER_BYTES)[:] = data
+        asker.out.pop(m.theirs, None)
+        asker.tell(Message(net.CAME, slot=m.theirs))
+
+    def _home(self, node: Node, m: Message) -> None:
+        alive = [one.number for one in self.nodes]
+        file = m.file[0]
+        node.room = bool(m.room) if m.kind == net.QUESTION else node.room
+        room = {one.number for one in self.nodes if one.room}
+        words = {}
+        for block, number in zip(m.blocks, homes(file, m.blocks, alive), strict=True):
+            home = self.nodes[number].home
+            if m.kind == net.KEPT:
+                home.told(file, [block], node.number)
+            elif m.kind == net.DROPPED:
+                home.dropped(file, [block], node.number)
+            else:
+                missing = -1 if m.missing_at == net.NONE else m.missing_at
+                said = home.ask(file, block, node.number, room, time.monotonic_ns(), missing)
+                word = {Word.KEEP: net.KEEP, Word.READ: net.READ}.get(said.word, said.node)
+                words[block - m.first] = word
+        if m.kind == net.QUESTION:
+            node.tell(Message(net.HINTS, file=m.file, first=m.first, mask=m.mask, word=words))
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        for node in self.nodes:
+            node.net.close()
+            node.pool.close()
+            node.ring.close()
+            for fd in (node.to_fd, node.from_fd, *node.memfds.values()):
+                os.close(fd)
+
+
+@contextmanager
+def fake_net(count: int, **more: int) -> Iterator[FakeNet]:
+    """Nodes that end with the test."""
+    one = FakeNet(count, **more)
+    try:
+        yield one
+    finally:
+        one.close()

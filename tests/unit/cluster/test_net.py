@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""csrc/service/net/: what a pool gets from other nodes and gives them, whatever the network
+does."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from pathlib import Path
+
+import pytest
+from fake_net import BLOCK_CHUNKS, CHUNK, FILE_ID, MIB, FakeNet, Node, fake_net
+
+from uffdprefetch.native import net
+from uffdprefetch.native.net import Layout, Message, Ring
+
+SIZE = 6 * MIB + 12345
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("net") / "data.bin"
+    path.write_bytes(random.Random(5).randbytes(SIZE))
+    return path
+
+
+def is_right(node: Node, file: int, data: Path) -> bool:
+    return node.bytes(file, 0, SIZE) == data.read_bytes()
+
+
+def read_by(cluster: FakeNet, data: Path, *numbers: int) -> list[tuple[Node, int]]:
+    """Each of these has the whole file, one after the other."""
+    found = []
+    for number in numbers:
+        node = cluster.nodes[number]
+        file = node.add(data)
+        node.prefetch(file, 0, SIZE)
+        assert is_right(node, file, data)
+        found.append((node, file))
+    return found
+
+
+def test_what_one_node_has_read_no_other_one_reads(data: Path) -> None:
+    with fake_net(3) as cluster:
+        (one, file), *others = read_by(cluster, data, 0, 1, 2)
+        assert one.pool.file_counts(file).read_bytes == SIZE
+        for node, number in others:
+            counts = node.pool.file_counts(number)
+            assert (counts.read_bytes, counts.others_bytes) == (0, SIZE)
+            assert node.net.counts().from_bytes == SIZE
+        assert sum(n.net.counts().to_bytes for n in cluster.nodes) == 2 * SIZE
+
+
+def test_disjoint_shards_move_no_byte(data: Path) -> None:
+    block = BLOCK_CHUNKS * CHUNK
+    with fake_net(3) as cluster:
+        for i, node in enumerate(cluster.nodes):
+            node.prefetch(node.add(data), 4 * i * block, 4 * block)
+        assert [n.net.counts().asks for n in cluster.nodes] == [0, 0, 0]
+        assert all(1 <= n.net.counts().questions <= 2 for n in cluster.nodes), "64 blocks at once"
+
+
+def test_a_file_that_is_not_shared_is_read_by_each(data: Path) -> None:
+    with fake_net(2) as cluster:
+        for node in cluster.nodes:
+            file = node.add(data, identity=None)
+            node.prefetch(file, 0, SIZE)
+            assert node.pool.file_counts(file).read_bytes == SIZE
+            assert not node.seen
+
+
+@pytest.mark.parametrize(
+    "kind", [net.ASK, net.SEND, net.QUESTION, net.REFUSE], ids=["ask", "send", "question", "refuse"]
+)
+def test_what_is_lost_on_the_way_is_read_from_storage(data: Path, kind: int) -> None:
+    with fake_net(2) as cluster:
+        read_by(cluster, data, 0)
+        cluster.carries = lambda node, message: message.kind != kind
+        ((node, file),) = read_by(cluster, data, 1)
+        counts = node.pool.file_counts(file)
+        assert counts.read_bytes + counts.others_bytes == SIZE
+        if kind != net.REFUSE:
+            assert counts.read_bytes >= SIZE - 4 * MIB
+
+
+def test_bytes_that_were_spoiled_are_never_taken(data: Path) -> None:
+    chance = random.Random(1)
+
+    def spoil(message: bytearray) -> None:
+        if chance.random() < 0.3:
+            message[chance.randrange(len(message))] ^= 1 << chance.randrange(8)
+
+    with fake_net(2) as cluster:
+        read_by(cluster, data, 0)
+        cluster.spoils = spoil
+        ((node, file),) = read_by(cluster, data, 1)
+        assert node.net.counts().corrupt > 0
+        assert node.pool.file_counts(file).read_bytes > 0
+
+
+def test_a_holder_that_has_lost_it_says_so_and_the_next_one_reads_it(data: Path) -> None:
+    with fake_net(3) as cluster:
+        ((one, file),) = read_by(cluster, data, 0)
+        one.net.unshare(file)
+        ((two, number),) = read_by(cluster, data, 1)
+        assert two.pool.file_counts(number).read_bytes == SIZE
+        assert two.net.counts().refused > 0 and two.net.counts().late == 0
+        ((three, number),) = read_by(cluster, data, 2)
+        assert three.pool.file_counts(number).others_bytes == SIZE, "from the second"
+
+
+def test_a_holder_reads_what_it_is_to_keep_and_says_so(data: Path) -> None:
+    """Who asks has no room: another one reads, keeps and serves it."""
+    with fake_net(2) as cluster:
+        one, two = cluster.nodes
+        numbers = [one.add(data), two.add(data)]
+        for block in range(SIZE // CHUNK // BLOCK_CHUNKS + 1):
+            for node in cluster.nodes:
+                node.home.told(FILE_ID[0], [block], 0)
+        two.prefetch(numbers[1], 0, SIZE)
+        assert is_right(two, numbers[1], data)
+        assert two.pool.file_counts(numbers[1]).others_bytes == SIZE
+        assert one.pool.file_counts(numbers[0]).read_bytes == SIZE
+        assert one.net.counts().served_reads > 0
+        assert one.net.counts().kept_bytes >= SIZE - CHUNK
+        assert any(message.kind == net.READING for message in one.seen)
+
+
+def test_a_node_that_does_not_answer_is_passed_over(data: Path) -> None:
+    with fake_net(2) as cluster:
+        read_by(cluster, data, 0)
+        cluster.carries = lambda node, message: message.kind != net.SEND
+        began = time.monotonic()
+        ((node, _),) = read_by(cluster, data, 1)
+        assert time.monotonic() - began < 5
+        assert node.net.counts().passed_over >= 1
+        assert node.net.counts().asks < 40
+
+
+def test_a_slot_is_free_again_when_its_answer_has_come_and_not_before(data: Path) -> None:
+    with fake_net(2) as cluster:
+        read_by(cluster, data, 0)
+        held = list[tuple[int, Message]]()
+
+        def hold(node: int, message: Message) -> bool:
+            if message.kind == net.SEND:
+                held.append((node, message))
+            return message.kind != net.SEND
+
+        cluster.carries = hold
+        ((node, _),) = read_by(cluster, data, 1)
+        end = time.monotonic() + 5
+        while node.net.counts().lost_slots > len(held) and time.monotonic() < end:
+            time.sleep(0.001)
+        lost = node.net.counts().lost_slots
+        assert lost == len({message.theirs for _, message in held}) > 0
+        cluster.carries = lambda node, message: True
+        for number, message in held:
+            cluster._carry(cluster.nodes[number], message)
+        end = time.monotonic() + 5
+        while node.net.counts().lost_slots and time.monotonic() < end:
+            time.sleep(0.001)
+        assert node.net.counts().lost_slots == 0
+
+
+def test_when_half_of_the_slots_are_lost_another_transport_is_needed(data: Path) -> None:
+    with fake_net(2) as cluster:
+        one, two = cluster.nodes
+        files = [node.add(data) for node in cluster.nodes]
+        one.prefetch(files[0], 0, SIZE)
+        cluster.carries = lambda node, message: message.kind not in (net.SEND, net.REFUSE)
+        two.prefetch(files[1], 0, SIZE)
+        assert two.net.counts().failed
+        asks = two.net.counts().asks
+        two.pool.drop_file(files[1])
+        two.prefetch(files[1], 0, SIZE)
+        assert is_right(two, files[1], data) and two.net.counts().asks == asks
+
+
+def test_a_network_that_ends_lets_nobody_wait(data: Path) -> None:
+    """A stop while requests are under way."""
+    with fake_net(2) as cluster:
+        read_by(cluster, data, 0)
+        cluster.carries = lambda node, message: message.kind != net.SEND
+        two = cluster.nodes[1]
+        file = two.add(data)
+        assert two.pool.submit(1, file, 0, SIZE)
+        while not any(message.kind == net.ASK for message in two.seen):
+            time.sleep(0.001)
+        began = time.monotonic()
+        two.net.close()
+        assert time.monotonic() - began < 1
+        while not two.pool.reap():
+            time.sleep(0.001)
+        assert is_right(two, file, data)
+        service = Ring.create(Layout(MIB, 4, 4))
+        os.close(service.fd)
+        two.net = net.Net(
+            two.pool, service, 1, two.to_fd, two.from_fd, chunks_per_block=BLOCK_CHUNKS,
+            keep_bytes=MIB,
+        )  # fmt: skip
+
+
+def test_what_others_ask_for_here_stays_when_room_is_needed(tmp_path: Path, data: Path) -> None:
+    with fake_net(2, budget_bytes=12 * MIB, keep_bytes=8 * MIB) as cluster:
+        one, two = cluster.nodes
+        ((_, file),) = read_by(cluster, data, 0)
+        large = tmp_path / "large.bin"
+        large.write_bytes(os.urandom(24 * MIB))
+        own = one.add(large, identity=None)
+        one.pool.set_victims([(file, 0, SIZE // CHUNK)])
+        for start in range(0, 24 * MIB, 2 * MIB):
+            one.pool.set_victims([(file, 0, 4096), (own, 0, 4096)])
+            one.prefetch(own, start, 2 * MIB)
+        assert one.net.counts().kept_bytes >= SIZE
+        assert one.pool.file_counts(file).evicted_bytes == 0
+        number = two.add(data)
+        two.prefetch(number, 0, SIZE)
+        assert two.pool.file_counts(number).others_bytes == SIZE
+
+
+def test_a_peer_that_asks_for_nonsense_is_refused_and_nothing_else_happens(data: Path) -> None:
+    with fake_net(2) as cluster:
+        ((one, file),) = read_by(cluster, data, 0)
+        chance, most = random.Random(2), (1 << 64) - 1
+        good = Message(
+            net.REQUEST, node=1, theirs=3, file=FILE_ID, first=0, count=1, useful_ms=1000
+        )
+        wrong = [
+            {"file": (1, 2)}, {"count": 0}, {"count": 5}, {"count": most}, {"first": most},
+            {"first": 97, "count": 1}, {"first": most - 3, "count": 4}, {"useful_ms": 0},
+        ]  # fmt: skip
+        for change in wrong:
+            one.tell(Message(**{**good.__dict__, **change}))
+        for _ in range(300):
+            values = {
+                "kind": chance.choice([*range(64, 74), 0, most & 0xFFFFFFFF]),
+                "node": chance.choice([0, 1, 5, net.NODES, net.NONE, 1 << 31]),
+                "slot": chance.choice([0, 15, 16, 31, 32, net.NONE, 1 << 31]),
+                "theirs": chance.choice([0, 3]),
+                "first": chance.choice([0, 96, most]),
+                "count": chance.choice([0, 1, 4, 64, most]),
+                "mask": chance.choice([0, 1, most]),
+                "class_": chance.choice([0, 1, 77]),
+                "word": {},
+            }
+            if values["kind"] in (net.REQUEST, net.HURRIED):
+                values["node"] = 1
+            one.tell(Message(**{**good.__dict__, **values}))
+        end = time.monotonic() + 5
+        refused = 0
+        while refused < len(wrong) and time.monotonic() < end:
+            refused = sum(message.kind == net.REFUSE for message in one.seen)
+            time.sleep(0.01)
+        assert refused >= len(wrong)
+        assert is_right(one, file, data)
+
+
+def test_a_memfd_that_is_no_ring_is_refused() -> None:
+    fd = os.memfd_create("no-ring")
+    os.truncate(fd, 4 * MIB)
+    with pytest.raises(OSError):
+        Ring.open(fd)
+    os.close(fd)
+    with pytest.raises(OSError):
+        Ring.create(Layout(0, 1, 1))
+
+
+def test_a_queue_that_nobody_empties_is_full() -> None:
+    service = Ring.create(Layout(MIB, 4, 4))
+    count = 0
+    while service.put(Message(net.HURRY, first=count)):
+        count += 1
+    assert count == 1024
+    transport = Ring.open(service.fd)
+    os.close(service.fd)
+    assert [transport.take().first for _ in range(count)] == list(range(count))
+    assert transport.take() is None and service.put(Message(net.HURRY))
+    with pytest.raises(ValueError):
+        transport.slot(8)
+    service.beat()
+    assert transport.last_beat_ns > 0 == service.last_beat_ns
+    service.close()
+    transport.close()

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who keeps a block of a file, in a cluster of nodes. Pure: no messages, no clock of its own.
+
+The *home* of a block is a node that rendezvous hashing names (Thaler and Ravishankar 1998): every
+node finds the same one from the file's identity, the block's number and the members, and when a
+member leaves, only its blocks have another. A home keeps no bytes and has no open file, only a
+hint of who has the block or is about to read it. Who asks first is told to read and keep it; where
+several nodes ask for the blocks of one file, they are named readers in turn. A hint may be wrong:
+then it is a miss, and whoever met it asks again.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+
+from uffdprefetch.base.arrays import UInt64Array
+
+#: Blocks of which one home answers, and which one node keeps.
+BLOCK_BYTES = 4 << 20
+#: Who asked for the last so many blocks of a file tells whether nodes read the same of it, or each
+#: its own: the same, where half of them or more were asked for by several.
+RECENT_BLOCKS = 16
+#: Who asks for a block within SENT_NS after others is not sent to its keeper, but to one of these,
+#: of whom each has so many to serve: a tree in which a block goes down while it is still coming.
+CHILDREN = 2
+#: Longer ago, a copy that nobody keeps may have gone.
+SENT_NS = 1_000_000_000
+#: Files and blocks that a home remembers: 10^6 hints are 4 TiB, some 300 MB of memory.
+HINTS_MAX = 1_000_000
+
+_ODD = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+
+
+def _mixed(values: UInt64Array) -> UInt64Array:
+    """The finalizer of splitmix64 (Steele, Lea and Flood 2014), a bijection of 64 bits."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(_ODD[1])
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(_ODD[2])
+    return values ^ (values >> np.uint64(31))
+
+
+def weights(file: int, blocks: Sequence[int] | UInt64Array, nodes: Sequence[int]) -> UInt64Array:
+    """How much each node wants each block, (blocks, nodes). ``file``: 64 bits of its identity."""
+    members = np.asarray(nodes, np.uint64) * np.uint64(_ODD[0]) + np.uint64(_ODD[1])
+    places = _mixed(np.asarray(blocks, np.uint64) + np.uint64(file & (1 << 64) - 1))
+    return _mixed(places[:, None] ^ _mixed(members)[None, :])
+
+
+def homes(file: int, blocks: Sequence[int] | UInt64Array, nodes: Sequence[int]) -> list[int]:
+    """The home of each block. ``nodes``: the members, at least one, in any order."""
+    order = sorted(nodes)
+    found = weights(file, blocks, order).argmax(axis=1)
+    return [order[i] for i in found.tolist()]
+
+
+def ranking(file: int, block: int, nodes: Sequence[int]) -> list[int]:
+    """All members, the home of the block first, then who stands in for it, in turn."""
+    order = sorted(nodes)
+    wanted = weights(file, [block], order)[0]
+    return [order[i] for i in np.argsort(wanted, kind="stable")[::-1].tolist()]
+
+
+class Word(IntEnum):
+    """What a home says of a block."""
+
+    KEEP = 1  # read it, and keep it
+    READ = 2  # read it; nobody has room to keep it
+    ASK = 3  # another node has it, or is to read it
+
+
+class Answer(NamedTuple):
+    """``node``: whom to ask."""
+
+    word: Word
+    node: int = -1
+
+
+@dataclass
+class _Hint:
+    """``asked``: who was sent for a copy within SENT_NS, and when, in this order; ``line``: those
+    of them that others may be sent to."""
+
+    keeper: int
+    asked: dict[int, int] = field(default_factory=dict)
+    line: list[int] = field(default_factory=list)
+
+    def drop(self, node: int) -> None:
+        """Nobody is sent to it any more."""
+        if node in self.line:
+            self.line.remove(node)
+
+    def send(self, asker: int, now_ns: int, again: bool) -> int:
+        """Whom to ask. Who asks ``again`` is sent to the keeper, lest two wait for each other."""
+        while self.asked and now_ns - next(iter(self.asked.values())) > SENT_NS:
+            late = next(iter(self.asked))
+            del self.asked[late]
+            self.drop(late)
+        again = again or asker in self.asked
+        self.drop(asker)
+        node = self.keeper if again else [self.keeper, *self.line][len(self.line) // CHILDREN]
+        self.asked.pop(asker, None)
+        self.asked[asker] = now_ns
+        self.line.append(asker)
+        return node
+
+
+class Home:
+    """What a node knows of the blocks whose home it is."""
+
+    def __init__(self, most: int = HINTS_MAX) -> None:
+        self._most = most
+        self._hints: OrderedDict[tuple[int, int], _Hint] = OrderedDict()
+        self._askers: dict[int, OrderedDict[int, set[int]]] = {}
+        self._turn: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._hints)
+
+    def ask(
+        self, file: int, block: int, asker: int, with_room: Collection[int], now_ns: int,
+        missing_at: int = -1,
+    ) -> Answer:  # fmt: skip
+        """Where ``asker`` finds a block. ``with_room``: members that have room to keep one;
+        ``missing_at``: who was asked, and does not have it (-1: nobody was)."""
+        key = (file, block)
+        hint = self._hints.get(key)
+        if hint is not None and missing_at >= 0:
+            hint.drop(missing_at)
+            if hint.keeper == missing_at:
+                del self._hints[key]
+                hint = None
+        recent = self._askers.setdefault(file, OrderedDict())
+        recent.setdefault(block, set()).add(asker)
+        recent.move_to_end(block)
+        if len(recent) > RECENT_BLOCKS:
+            recent.popitem(last=False)
+        if hint is not None and hint.keeper != asker:
+            return Answer(Word.ASK, hint.send(asker, now_ns, missing_at >= 0))
+        keeper = asker if hint is not None else self._reader(file, asker, with_room, missing_at)
+        if keeper < 0:
+            return Answer(Word.READ)
+        hint = self._note(key, keeper)
+        if keeper == asker:
+            return Answer(Word.KEEP)
+        return Answer(Word.ASK, hint.send(asker, now_ns, missing_at >= 0))
+
+    def _reader(self, file: int, asker: int, with_room: Collection[int], missing_at: int) -> int:
+        """Who is to read and keep a block that nobody has; -1: nobody has room."""
+        room = set(with_room) - {missing_at}
+        recent = self._askers[file].values()
+        together = [askers for askers in recent if len(askers) > 1]
+        readers = sorted(room.intersection(set[int]().union(*together)))
+        if readers and 2 * len(together) >= len(recent) - 1:  # this block has one asker yet
+            return self._next(file, readers)
+        if asker in with_room:
+            return asker
+        return self._next(file, sorted(room)) if room else -1
+
+    def _next(self, file: int, nodes: list[int]) -> int:
+        """They in turn."""
+        turn = self._turn[file] = self._turn.get(file, -1) + 1
+        return nodes[turn % len(nodes)]
+
+    def _note(self, key: tuple[int, int], keeper: int) -> _Hint:
+        hint = self._hints[key] = _Hint(keeper)
+        self._hints.move_to_end(key)
+        if len(self._hints) > self._most:
+            self._hints.popitem(last=False)
+        return hint
+
+    def told(self, file: int, blocks: Sequence[int], keeper: int) -> list[int]:
+        """A node says that it keeps these blocks. Those that another one is known to keep already:
+        it need not."""
+        taken = []
+        for block in blocks:
+            hint = self._hints.get((file, block))
+            if hint is None:
+                self._note((file, block), keeper)
+            elif hint.keeper != keeper:
+                taken.append(block)
+        return taken
+
+    def dropped(self, file: int, blocks: Sequence[int], keeper: int) -> None:
+        """A node says that it has these no longer."""
+        for block in blocks:
+            hint = self._hints.get((file, block))
+            if hint is not None and hint.keeper == keeper:
+                del self._hints[(file, block)]
+
+    def forget_file(self, file: int) -> None:
+        """It has changed, or nobody has it open."""
+        for key in [key for key in self._hints if key[0] == file]:
+            del self._hints[key]
+        self._askers.pop(file, None)
+        self._turn.pop(file, None)
+
+    def forget_node(self, node: int) -> None:
+        """It has left: what it kept is nowhere."""
+        for key in [key for key, hint in self._hints.items() if hint.keeper == node]:
+            del self._hints[key]
+        for hint in self._hints.values():
+            hint.drop(node)
+        for recent in self._askers.values():
+            for askers in recent.values():
+                askers.discard(node)

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether two nodes have the same file open, from what each can see of it alone.
+
+A path tells nothing: each node may have a file of its own there. So a file is shared only where its
+file system has the same bytes for every node (a network file system that is known, or one that the
+user names), and where size, times, inode and bytes from some places agree. FUSE file systems make
+up inodes and ctimes on each node: there more bytes are compared instead.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import struct
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from hashlib import blake2b
+
+from uffdprefetch.state import file_systems
+
+#: f_type of file systems that show every node the same files (include/uapi/linux/magic.h and their
+#: own headers). Not 9p and overlayfs, which may stand before a local one.
+NETWORK = {
+    file_systems.LUSTRE: "Lustre", 0x6969: "NFS", 0x00C36400: "Ceph", 0xFF534D42: "CIFS",
+    0xFE534D42: "SMB2", 0x47504653: "GPFS", 0x19830326: "BeeGFS", 0x5346414F: "AFS",
+    0x20030528: "OrangeFS", 0xAAD7AAEA: "PanFS", 0x7461636F: "OCFS2", 0x01161970: "GFS2",
+}  # fmt: skip
+FUSE = 0x65735546
+ID_BYTES = 16
+PROBES, PROBES_FUSE = 3, 16
+PROBE_BYTES = 4096
+#: LL_IOC_DATA_VERSION of lustre_user.h: _IOWR('f', 218, struct ioc_data_version {u64 version; u32
+#: layout version; u32 flags}); no flags, so that no client has to flush.
+_DATA_VERSION = 0xC01066DA
+_DATA_VERSION_SIZE = struct.Struct("<QII")
+
+
+class NotSharedError(Exception):
+    """The file stays this node's own; the message says why, for people."""
+
+
+def fields(
+    fd: int, path: str, f_type: int, shared_globs: Sequence[str] = ()
+) -> dict[str, int | str]:
+    """What must be equal on all nodes, by name. ``path``: as the job has it open. Reads a few pages
+    and asks the servers, so it may wait for storage. Raises NotSharedError, OSError."""
+    named = any(fnmatchcase(path, glob) for glob in shared_globs)
+    if f_type not in NETWORK and not named:
+        kind = file_systems.known(f_type).name
+        if f_type == FUSE:
+            raise NotSharedError(f"{kind}: --share {path} says that all nodes see the same file")
+        raise NotSharedError(f"{kind} is not a network file system")
+    status = os.fstat(fd)
+    found: dict[str, int | str] = {
+        "path": path, "size": status.st_size, "mtime": status.st_mtime_ns,
+    }  # fmt: skip
+    if f_type in NETWORK:
+        found |= {"ctime": status.st_ctime_ns, "inode": status.st_ino}
+        if f_type == file_systems.LUSTRE and (version := data_version(fd)):
+            found["data version"] = version
+    found["bytes"] = probe(fd, status.st_size, PROBES if f_type in NETWORK else PROBES_FUSE)
+    return found
+
+
+def data_version(fd: int) -> int:
+    """Lustre's count of writes to a file's objects; 0 where its servers have none."""
+    try:
+        answer = fcntl.ioctl(fd, _DATA_VERSION, bytes(_DATA_VERSION_SIZE.size))
+    except OSError:
+        return 0
+    return int(_DATA_VERSION_SIZE.unpack(answer)[0])
+
+
+def probe(fd: int, size_bytes: int, places: int) -> str:
+    """A hash of pages that are spread evenly over a file, the first and the last among them. Raises
+    OSError."""
+    digest = blake2b(digest_size=ID_BYTES)
+    last = max(0, size_bytes - PROBE_BYTES)
+    for turn in range(places):
+        at = last * turn // max(1, places - 1) // PROBE_BYTES * PROBE_BYTES
+        digest.update(os.pread(fd, PROBE_BYTES, at if turn < places - 1 else last))
+    return digest.hexdigest()
+
+
+def identity(values: dict[str, int | str]) -> bytes:
+    """ID_BYTES that two nodes have in common if all fields are equal, and by no chance else."""
+    return blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=ID_BYTES).digest()
+
+
+def difference(own: dict[str, int | str], other: dict[str, int | str]) -> str:
+    """Which fields keep two nodes from sharing a file, for people; '': none."""
+    names = [name for name in own.keys() | other.keys() if own.get(name) != other.get(name)]
+    return ", ".join(sorted(names))

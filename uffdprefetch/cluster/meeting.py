@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the nodes of a run meet: a directory on a file system that all of them see.
+
+Everything is a small JSON file that comes by rename(2), so nobody reads half of one. A node writes
+only what bears its number; what is for all is written by the node that leads. NFS clients keep
+attributes, directories and absent names in mind for up to a minute (acregmax, acdirmax): a change
+of the directory by the client itself makes it ask the server, so each look makes one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from uffdprefetch.base import rundir
+from uffdprefetch.base.clock import CLOCK, Clock
+from uffdprefetch.base.errors import EXIT_OURS, UffdPrefetchError
+from uffdprefetch.base.identity import file_name_safe
+
+#: Between two looks while somebody is waited for.
+LOOK_SECONDS = 0.05
+#: How long nodes wait for each other at the beginning: launchers start them within seconds.
+ARRIVAL_SECONDS = 20.0
+KEY_BYTES = 32
+_NODE = re.compile(r"node-([0-9]{1,6})\.json")
+Values = dict[str, Any]
+
+
+class Meeting:
+    """One run's directory, as one of its nodes sees it."""
+
+    def __init__(self, base: Path, run: str, node: int, clock: Clock = CLOCK) -> None:
+        """``base``: a directory that all nodes see; ``run``: the job and how often it has been
+        restarted; ``node``: this one's number, from 0. Raises UffdPrefetchError where the run's
+        directory cannot be made, or is not ours alone."""
+        self.path = base / f"uffdprefetch-meet-{file_name_safe(run)}"
+        self.node = node
+        self._clock = clock
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise UffdPrefetchError(
+                f"nodes cannot meet in {self.path}: {error.strerror}; name a directory on a "
+                "shared file system with --meet",
+                EXIT_OURS,
+            ) from None
+        rundir.check(str(self.path), os.geteuid())
+
+    # -------------------------------------------------------------- notes
+
+    def post(self, name: str, values: Values) -> None:
+        """Write ``name``.json in the place of the last one. Raises OSError."""
+        self._write(f"{name}.json", json.dumps(values).encode())
+
+    def note(self, name: str) -> Values | None:
+        """What ``name``.json says; None: there is none, or nothing that we could have written."""
+        try:
+            values = json.loads((self.path / f"{name}.json").read_bytes())
+        except (OSError, ValueError):
+            return None
+        return values if isinstance(values, dict) else None
+
+    def take(self, name: str) -> Values | None:
+        """The same, which is then gone."""
+        values = self.note(name)
+        if values is not None:
+            try:
+                (self.path / f"{name}.json").unlink()
+            except OSError:
+                return None  # another has it
+        return values
+
+    def names(self) -> list[str]:
+        """The notes that there are, as the server has them now."""
+        self._ask_the_server()
+        try:
+            found = os.listdir(self.path)
+        except OSError:
+            return []
+        return sorted(name[:-5] for name in found if name.endswith(".json"))
+
+    def _write(self, name: str, data: bytes) -> None:
+        beside = self.path / f".{name}.{self.node}.{os.getpid()}.{secrets.token_hex(4)}"
+        fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            with os.fdopen(fd, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(beside, self.path / name)
+        except OSError:
+            beside.unlink(missing_ok=True)
+            raise
+
+    def _ask_the_server(self) -> None:
+        """Have an NFS client forget what it knows of the directory."""
+        probe = self.path / f".look.{self.node}.{os.getpid()}"
+        try:
+            os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            probe.unlink()
+        except OSError:
+            pass  # a full file system: what is known has to do
+
+    # -------------------------------------------------------------- who is there
+
+    def arrive(self, values: Values) -> None:
+        """Say that this node is there. Raises OSError."""
+        self.post(f"node-{self.node}", values)
+
+    def leave(self) -> None:
+        """It is there no more."""
+        (self.path / f"node-{self.node}.json").unlink(missing_ok=True)
+
+    def present(self) -> dict[int, Values]:
+        """What each node that is there has said of itself, by number."""
+        found = {}
+        for name in self.names():
+            match = _NODE.fullmatch(f"{name}.json")
+            values = self.note(name) if match else None
+            if match and values is not None:
+                found[int(match[1])] = values
+        return found
+
+    def wait(
+        self, nodes: int, seconds: float = ARRIVAL_SECONDS,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> dict[int, Values]:  # fmt: skip
+        """Wait until so many nodes are there, or no longer; who is there then."""
+        end_ns = self._clock.now_ns() + int(seconds * 1e9)
+        while len(found := self.present()) < nodes and self._clock.now_ns() < end_ns:
+            sleep(LOOK_SECONDS)
+        return found
+
+    # -------------------------------------------------------------- the key
+
+    def make_key(self) -> bytes:
+        """The run's key, which the node that leads makes, once. Raises OSError."""
+        key = self.key()
+        if key is None:
+            key = secrets.token_bytes(KEY_BYTES)
+            self._write("key", key)
+        return key
+
+    def key(self) -> bytes | None:
+        """The run's key, if it is there: whoever cannot read this directory does not have it."""
+        try:
+            key = (self.path / "key").read_bytes()
+        except OSError:
+            return None
+        return key if len(key) == KEY_BYTES else None
+
+    # -------------------------------------------------------------- the end
+
+    def clear(self) -> None:
+        """The run has ended: nothing of it is left. Never raises."""
+        try:
+            for name in os.listdir(self.path):
+                (self.path / name).unlink(missing_ok=True)
+            self.path.rmdir()
+        except OSError:
+            pass  # another node is just writing: whoever is last does it

@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""cffi binding of what a service and its transport share (csrc/common/net.h), and of the pool's
+side of it (csrc/service/net/)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from uffdprefetch.native import uffd
+
+_ffi: Any = uffd._ffi
+_lib: Any = uffd._lib
+_checked = uffd._checked
+
+OF_SERVICE: int = _lib.UP_NET_OF_SERVICE
+OF_TRANSPORT: int = _lib.UP_NET_OF_TRANSPORT
+
+ASK: int = _lib.UP_NET_ASK
+HURRY: int = _lib.UP_NET_HURRY
+SEND: int = _lib.UP_NET_SEND
+REFUSE: int = _lib.UP_NET_REFUSE
+READING: int = _lib.UP_NET_READING
+QUESTION: int = _lib.UP_NET_QUESTION
+KEPT: int = _lib.UP_NET_KEPT
+DROPPED: int = _lib.UP_NET_DROPPED
+CAME: int = _lib.UP_NET_CAME
+WORD: int = _lib.UP_NET_WORD
+SENT: int = _lib.UP_NET_SENT
+REQUEST: int = _lib.UP_NET_REQUEST
+HURRIED: int = _lib.UP_NET_HURRIED
+HINTS: int = _lib.UP_NET_HINTS
+NODE: int = _lib.UP_NET_NODE
+
+DEMAND: int = _lib.UP_NET_DEMAND
+AHEAD: int = _lib.UP_NET_AHEAD
+
+OK: int = _lib.UP_NET_OK
+ABSENT: int = _lib.UP_NET_ABSENT
+BUSY: int = _lib.UP_NET_BUSY
+LATE: int = _lib.UP_NET_LATE
+FAILED: int = _lib.UP_NET_FAILED
+
+READ: int = _lib.UP_NET_READ
+KEEP: int = _lib.UP_NET_KEEP
+UNKNOWN: int = _lib.UP_NET_UNKNOWN
+NONE: int = _lib.UP_NET_NONE
+
+BLOCKS: int = _lib.UP_NET_BLOCKS
+NODES: int = _lib.UP_NET_NODES
+HEADER_BYTES: int = _ffi.sizeof("struct up_net_header")
+
+FileId = tuple[int, int]
+
+
+@dataclass
+class Message:
+    """struct up_net_message: what each kind of it has is said in csrc/common/net.h."""
+
+    kind: int
+    node: int = NONE
+    slot: int = NONE
+    theirs: int = NONE
+    file: FileId = (0, 0)
+    first: int = 0
+    count: int = 0
+    mask: int = 0
+    class_: int = DEMAND
+    status: int = OK
+    useful_ms: int = 0
+    serial: int = 0
+    missing_at: int = NONE
+    room: int = 0
+    length: int = 0
+    word: dict[int, int] = field(default_factory=dict)  # by place, of HINTS
+
+    @property
+    def blocks(self) -> list[int]:
+        """Those that ``mask`` names."""
+        return [self.first + i for i in range(BLOCKS) if self.mask >> i & 1]
+
+
+_SCALARS = (
+    "kind", "node", "slot", "theirs", "first", "count", "mask", "class_", "status", "useful_ms",
+    "serial", "missing_at", "room", "length",
+)  # fmt: skip
+
+
+class Layout(NamedTuple):
+    """Sizes in bytes; the slots for asking come first."""
+
+    slot_bytes: int
+    ask_slots: int
+    serve_slots: int
+
+
+class Ring:
+    """The memory between a service and its transport, as one of the two sees it."""
+
+    def __init__(self, pointer: Any, side: int, fd: int = -1) -> None:
+        """See create() and open()."""
+        self.pointer, self.side, self.fd = pointer, side, fd
+        told = _ffi.new("struct up_net_layout *")
+        _lib.up_net_ring_layout(pointer, told)
+        self.layout = Layout(int(told.slot_bytes), int(told.ask_slots), int(told.serve_slots))
+        self._message = _ffi.new("struct up_net_message *")
+
+    @classmethod
+    def create(cls, layout: Layout) -> Ring:
+        """The service's; ``fd`` is for its transport, and the caller's to close. Raises OSError."""
+        pointer, fd = _ffi.new("struct up_net_ring **"), _ffi.new("int *")
+        _checked(_lib.up_net_ring_create(pointer, *layout, fd), "network ring")
+        return cls(pointer[0], OF_SERVICE, int(fd[0]))
+
+    @classmethod
+    def open(cls, fd: int) -> Ring:
+        """The transport's; ``fd`` stays the caller's. Raises OSError: EPROTO where it is none."""
+        pointer = _ffi.new("struct up_net_ring **")
+        _checked(_lib.up_net_ring_open(pointer, fd), "network ring")
+        return cls(pointer[0], OF_TRANSPORT)
+
+    def close(self) -> None:
+        """Unmap it. Of a service that serves, up_net_stop() does."""
+        _lib.up_net_ring_close(self.pointer)
+        self.pointer = _ffi.NULL
+
+    def put(self, message: Message) -> bool:
+        """Whether the other side's queue had room for it."""
+        m = self._message
+        _ffi.memmove(m, bytes(_ffi.sizeof("struct up_net_message")), _ffi.sizeof(m[0]))
+        for name in _SCALARS:
+            setattr(m, name, getattr(message, name))
+        m.file[0], m.file[1] = message.file
+        for place, word in message.word.items():
+            m.word[place] = word
+        return int(_lib.up_net_put(self.pointer, self.side, m)) == 0
+
+    def take(self) -> Message | None:
+        """The next one of the other side's."""
+        m = self._message
+        if not _lib.up_net_take(self.pointer, self.side, m):
+            return None
+        values = {name: int(getattr(m, name)) for name in _SCALARS}
+        word = {}
+        if m.kind == HINTS:
+            word = {i: int(m.word[i]) for i in range(BLOCKS) if m.mask >> i & 1}
+        return Message(**values, file=(int(m.file[0]), int(m.file[1])), word=word)
+
+    def slot(self, number: int, length: int | None = None) -> memoryview:
+        """A slot's header and ``length`` bytes after it (None: all that it can hold)."""
+        if not 0 <= number < self.layout.ask_slots + self.layout.serve_slots:
+            raise ValueError(f"slot {number}")
+        bytes_ = self.layout.slot_bytes if length is None else length
+        if not 0 <= bytes_ <= self.layout.slot_bytes:
+            raise ValueError(f"{bytes_} bytes in a slot")
+        header = _lib.up_net_slot(self.pointer, number)
+        return memoryview(_ffi.buffer(header, HEADER_BYTES + bytes_))
+
+    def beat(self) -> None:
+        """A sign of life."""
+        _lib.up_net_beat(self.pointer, self.side)
+
+    @property
+    def last_beat_ns(self) -> int:
+        """When the other side gave its last, CLOCK_MONOTONIC; 0: never."""
+        other = OF_TRANSPORT if self.side == OF_SERVICE else OF_SERVICE
+        return int(_lib.up_net_last_beat(self.pointer, other))
+
+
+def refusal(message: Message) -> bytes:
+    """The header that answers a request with a status alone."""
+    header = _ffi.new("struct up_net_header *")
+    header.file[0], header.file[1] = message.file
+    header.first, header.count = message.first, message.count & 0xFFFFFFFF
+    header.status, header.serial = message.status, message.serial
+    return bytes(_ffi.buffer(header, HEADER_BYTES))
+
+
+def checksum(data: bytes | memoryview) -> int:
+    """CRC-32C."""
+    return int(_lib.up_net_checksum(_ffi.from_buffer(data), len(data)))
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Totals since a transport began (csrc/service/helper.h, struct up_net_counts)."""
+
+    from_bytes: int
+    to_bytes: int
+    questions: int
+    asks: int
+    hurries: int
+    refused: int
+    late: int
+    corrupt: int
+    passed_over: int
+    quicker_bytes: int
+    served_reads: int
+    kept_bytes: int
+    lost_slots: int
+    failed: int
+
+
+class NodeCounts(NamedTuple):
+    """Of one other node."""
+
+    from_bytes: int
+    to_bytes: int
+    answer_ns: int
+    here: int
+    failures: int
+    out: int
+
+
+class Net:
+    """What a pool gets from other nodes and gives them, by one transport."""
+
+    def __init__(
+        self, pool: Any, ring: Ring, me: int, to_fd: int, from_fd: int, *,
+        chunks_per_block: int, keep_bytes: int, serve_threads: int = 2,
+    ) -> None:  # fmt: skip
+        """``pool``: native.pool.Pool; the ring is this object's from now on; ``to_fd``,
+        ``from_fd``: eventfds that tell the transport of messages, and are told by it. Raises
+        OSError."""
+        options = _ffi.new("struct up_net_options *")
+        options.me, options.chunks_per_block = me, chunks_per_block
+        options.serve_threads, options.keep_bytes = serve_threads, keep_bytes
+        options.to_fd, options.from_fd = to_fd, from_fd
+        pointer = _ffi.new("struct up_net **")
+        _checked(_lib.up_net_start(pointer, pool.pointer, ring.pointer, options), "network")
+        self._pointer = pointer[0]
+
+    def close(self) -> None:
+        """Whatever waits for other nodes reads storage."""
+        _lib.up_net_stop(self._pointer)
+        self._pointer = _ffi.NULL
+
+    def share(self, file: int, identity: FileId) -> None:
+        """The pool's file of this number is what other nodes call so. Raises OSError."""
+        _checked(
+            _lib.up_net_share(self._pointer, file, _ffi.new("uint64_t[2]", identity)), "shared file"
+        )
+
+    def unshare(self, file: int) -> None:
+        """It is its own from now on."""
+        _lib.up_net_unshare(self._pointer, file)
+
+    def counts(self) -> Counts:
+        """The present totals."""
+        c = _ffi.new("struct up_net_counts *")
+        _lib.up_net_counts(self._pointer, c)
+        return Counts(**{name: int(getattr(c, name)) for name in Counts.__dataclass_fields__})
+
+    def node(self, number: int) -> NodeCounts:
+        """What went between this one and another."""
+        c = _ffi.new("struct up_net_node_counts *")
+        _lib.up_net_node_counts(self._pointer, number, c)
+        return NodeCounts(*(int(getattr(c, name)) for name in NodeCounts._fields))
