@@ -279,6 +279,7 @@ struct up_net_options {
 	uint32_t serve_threads;
 	int32_t to_fd, from_fd;     /* eventfds: the transport is told of messages, and tells of its own */
 	uint64_t keep_bytes;        /* of the pool's budget, at the most, for what others may ask for */
+	uint32_t patience_ms;       /* the least that an answer is waited for; 0: as long as usual */
 };
 
 struct up_net_counts {

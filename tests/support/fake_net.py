@@ -22,6 +22,8 @@ CHUNK = 64 * KIB
 SLOT_BYTES = 256 * KIB
 #: In the place of 4 MiB, so that small files have many.
 BLOCK_CHUNKS = 8
+#: Longer than a busy machine lets a thread wait: what is not meant to be lost is not late.
+PATIENCE_MS = 5000
 FILE_ID = (0x0123456789ABCDEF, 0xFEDCBA9876543210)
 
 #: What becomes of a message: it is carried (True), or not.
@@ -80,12 +82,15 @@ class FakeNet:
     changes the bytes of an answer."""
 
     def __init__(
-        self, count: int, budget_bytes: int = 64 * MIB, keep_bytes: int = 32 * MIB
-    ) -> None:
+        self, count: int, budget_bytes: int = 64 * MIB, keep_bytes: int = 32 * MIB,
+        patience_ms: int = PATIENCE_MS, slots: int = 16,
+    ) -> None:  # fmt: skip
         self.carries: Filter = lambda node, message: True
         self.spoils: Callable[[bytearray], None] | None = None
         self.delay_seconds = 0.0
-        self.nodes = [self._node(i, budget_bytes, keep_bytes) for i in range(count)]
+        self.nodes = [
+            self._node(i, budget_bytes, keep_bytes, patience_ms, slots) for i in range(count)
+        ]
         self._late: list[tuple[float, int, Message]] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
@@ -96,15 +101,17 @@ class FakeNet:
         self._thread.start()
 
     @staticmethod
-    def _node(number: int, budget_bytes: int, keep_bytes: int) -> Node:
+    def _node(
+        number: int, budget_bytes: int, keep_bytes: int, patience_ms: int, slots: int
+    ) -> Node:
         pool = Pool(budget_bytes, CHUNK, 8, os.eventfd(0, os.EFD_NONBLOCK))
-        service = Ring.create(Layout(SLOT_BYTES, 16, 16))
+        service = Ring.create(Layout(SLOT_BYTES, slots, slots))
         ring = Ring.open(service.fd)
         os.close(service.fd)
         to_fd, from_fd = (os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(2))
         side = Net(
             pool, service, number, to_fd, from_fd, chunks_per_block=BLOCK_CHUNKS,
-            keep_bytes=keep_bytes,
+            keep_bytes=keep_bytes, patience_ms=patience_ms,
         )  # fmt: skip
         return Node(number, pool, ring, side, to_fd, from_fd)
 

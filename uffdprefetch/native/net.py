@@ -217,15 +217,16 @@ class Net:
 
     def __init__(
         self, pool: Any, ring: Ring, me: int, to_fd: int, from_fd: int, *,
-        chunks_per_block: int, keep_bytes: int, serve_threads: int = 2,
+        chunks_per_block: int, keep_bytes: int, serve_threads: int = 2, patience_ms: int = 0,
     ) -> None:  # fmt: skip
         """``pool``: native.pool.Pool; the ring is this object's from now on; ``to_fd``,
-        ``from_fd``: eventfds that tell the transport of messages, and are told by it. Raises
-        OSError."""
+        ``from_fd``: eventfds that tell the transport of messages, and are told by it;
+        ``patience_ms``: the least that an answer is waited for (0: as usual). Raises OSError."""
         options = _ffi.new("struct up_net_options *")
         options.me, options.chunks_per_block = me, chunks_per_block
         options.serve_threads, options.keep_bytes = serve_threads, keep_bytes
         options.to_fd, options.from_fd = to_fd, from_fd
+        options.patience_ms = patience_ms
         pointer = _ffi.new("struct up_net **")
         _checked(_lib.up_net_start(pointer, pool.pointer, ring.pointer, options), "network")
         self._pointer = pointer[0]

@@ -63,6 +63,12 @@ int net_tell(struct up_net *n, struct up_net_message *m)
 	return 1;
 }
 
+/* The least that anybody is waited for. */
+static uint64_t least_ns(const struct up_net *n)
+{
+	return n->options.patience_ms ? n->options.patience_ms * NET_MS : PATIENCE_LEAST_NS;
+}
+
 /* ------------------------------------------------------------------ who has a block */
 
 static int has_room(const struct up_net *n)
@@ -148,9 +154,9 @@ static uint64_t patience_ns(const struct up_net *n, uint32_t node)
 	uint64_t longest = net_longest(&n->node[node].answers);
 
 	if (!longest)
-		return PATIENCE_FIRST_NS;
+		return PATIENCE_FIRST_NS > least_ns(n) ? PATIENCE_FIRST_NS : least_ns(n);
 	longest *= PATIENCE_TIMES;
-	longest = longest > PATIENCE_LEAST_NS ? longest : PATIENCE_LEAST_NS;
+	longest = longest > least_ns(n) ? longest : least_ns(n);
 	return longest < PATIENCE_MOST_NS ? longest : PATIENCE_MOST_NS;
 }
 
@@ -219,7 +225,7 @@ static int await(struct up_net *n, int slot)
 	if (!storage_ns || storage_ns > PATIENCE_MOST_NS)
 		storage_ns = PATIENCE_MOST_NS;
 	while (s->state == SLOT_ASKED && !n->stop) {
-		uint64_t until = s->word_ns ? s->word_ns + storage_ns + PATIENCE_LEAST_NS
+		uint64_t until = s->word_ns ? s->word_ns + storage_ns + least_ns(n)
 					    : s->asked_ns + patience_ns(n, s->node);
 
 		if (pool_now_ns() >= until)
@@ -292,7 +298,7 @@ static enum up_net_status fetch_from(struct up_net *n, int file, uint32_t node, 
 	struct piece piece[WINDOW];
 	uint64_t asked = 0, done = 0, pieces = (r->count + each - 1) / each;
 	enum up_net_status status = UP_NET_OK;
-	uint64_t until = pool_now_ns() + PATIENCE_LEAST_NS;
+	uint64_t until = pool_now_ns() + least_ns(n);
 
 	net_begin(&n->network, r->length, pool_now_ns());
 	while (done < pieces && status == UP_NET_OK) {
@@ -340,7 +346,7 @@ int net_fetch(struct up_net *n, int file, const struct up_net_range *r, char *in
 {
 	uint64_t block = r->first / n->options.chunks_per_block;
 	uint64_t last = r->expected / n->options.chunks_per_block;
-	uint64_t until = pool_now_ns() + PATIENCE_LEAST_NS;
+	uint64_t until = pool_now_ns() + least_ns(n);
 	enum up_net_status status = UP_NET_FAILED;
 	struct net_file *f = &n->file[file];
 	uint16_t w;
@@ -359,7 +365,7 @@ int net_fetch(struct up_net *n, int file, const struct up_net_range *r, char *in
 			if (status != UP_NET_ABSENT || !f->used)
 				break;
 			question(n, file, block, block, w);
-			w = word_of(n, file, block, block, pool_now_ns() + PATIENCE_LEAST_NS);
+			w = word_of(n, file, block, block, pool_now_ns() + least_ns(n));
 		}
 		*keep = w == UP_NET_KEEP;
 	}

@@ -29,6 +29,15 @@ def is_right(node: Node, file: int, data: Path) -> bool:
     return node.bytes(file, 0, SIZE) == data.read_bytes()
 
 
+def drop(node: Node, file: int) -> None:
+    """Nothing of it is there any more."""
+    node.pool.drop_file(file)
+    end = time.monotonic() + 20
+    while node.pool.file_counts(file).resident_bytes:
+        assert time.monotonic() < end, "what is never dropped"
+        time.sleep(0.001)
+
+
 def read_by(cluster: FakeNet, data: Path, *numbers: int) -> list[tuple[Node, int]]:
     """Each of these has the whole file, one after the other."""
     found = []
@@ -74,7 +83,7 @@ def test_a_file_that_is_not_shared_is_read_by_each(data: Path) -> None:
     "kind", [net.ASK, net.SEND, net.QUESTION, net.REFUSE], ids=["ask", "send", "question", "refuse"]
 )
 def test_what_is_lost_on_the_way_is_read_from_storage(data: Path, kind: int) -> None:
-    with fake_net(2) as cluster:
+    with fake_net(2, patience_ms=20) as cluster:
         read_by(cluster, data, 0)
         cluster.carries = lambda node, message: message.kind != kind
         ((node, file),) = read_by(cluster, data, 1)
@@ -128,7 +137,7 @@ def test_a_holder_reads_what_it_is_to_keep_and_says_so(data: Path) -> None:
 
 
 def test_a_node_that_does_not_answer_is_passed_over(data: Path) -> None:
-    with fake_net(2) as cluster:
+    with fake_net(2, patience_ms=20) as cluster:
         read_by(cluster, data, 0)
         cluster.carries = lambda node, message: message.kind != net.SEND
         began = time.monotonic()
@@ -139,7 +148,7 @@ def test_a_node_that_does_not_answer_is_passed_over(data: Path) -> None:
 
 
 def test_a_slot_is_free_again_when_its_answer_has_come_and_not_before(data: Path) -> None:
-    with fake_net(2) as cluster:
+    with fake_net(2, patience_ms=20) as cluster:
         read_by(cluster, data, 0)
         held = list[tuple[int, Message]]()
 
@@ -165,22 +174,25 @@ def test_a_slot_is_free_again_when_its_answer_has_come_and_not_before(data: Path
 
 
 def test_when_half_of_the_slots_are_lost_another_transport_is_needed(data: Path) -> None:
-    with fake_net(2) as cluster:
+    with fake_net(2, patience_ms=20, slots=4) as cluster:
         one, two = cluster.nodes
         files = [node.add(data) for node in cluster.nodes]
         one.prefetch(files[0], 0, SIZE)
         cluster.carries = lambda node, message: message.kind not in (net.SEND, net.REFUSE)
-        two.prefetch(files[1], 0, SIZE)
+        end = time.monotonic() + 30
+        while not two.net.counts().failed and time.monotonic() < end:  # it is passed over meanwhile
+            drop(two, files[1])
+            two.prefetch(files[1], 0, SIZE)
         assert two.net.counts().failed
         asks = two.net.counts().asks
-        two.pool.drop_file(files[1])
+        drop(two, files[1])
         two.prefetch(files[1], 0, SIZE)
         assert is_right(two, files[1], data) and two.net.counts().asks == asks
 
 
 def test_a_network_that_ends_lets_nobody_wait(data: Path) -> None:
     """A stop while requests are under way."""
-    with fake_net(2) as cluster:
+    with fake_net(2, patience_ms=20) as cluster:
         read_by(cluster, data, 0)
         cluster.carries = lambda node, message: message.kind != net.SEND
         two = cluster.nodes[1]
