@@ -11,8 +11,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from loop_fabric import Loop
+
+from uffdprefetch.cluster.fabric import FabricError
 from uffdprefetch.cluster.homes import Home, Word, homes
+from uffdprefetch.cluster.transport import Transport
 from uffdprefetch.native import net
 from uffdprefetch.native.net import Layout, Message, Net, Ring
 from uffdprefetch.native.pool import Pool
@@ -94,11 +99,14 @@ class FakeNet:
         self._late: list[tuple[float, int, Message]] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
+        self._meet()
+        self._thread.start()
+
+    def _meet(self) -> None:
         for one in self.nodes:
             for other in self.nodes:
                 if one is not other:
                     one.tell(Message(net.NODE, node=other.number, status=1))
-        self._thread.start()
 
     @staticmethod
     def _node(
@@ -196,10 +204,45 @@ class FakeNet:
                 os.close(fd)
 
 
+class LoopNet(FakeNet):
+    """The same with real transports in the place of who carries, and between them a loop."""
+
+    key, generation = b"k" * 32, 1
+
+    def _meet(self) -> None:
+        self.loop = Loop(len(self.nodes))
+        self.fabrics = self.loop.ranks()
+        self.transports = [
+            Transport(
+                node.ring, node.to_fd, node.from_fd, fabric, node=node.number, key=self.key_of(i),
+                generation=self.generation,
+            )
+            for i, (node, fabric) in enumerate(zip(self.nodes, self.fabrics, strict=True))
+        ]  # fmt: skip
+        self.frozen = set[int]()
+        self.failed: dict[int, FabricError] = {}
+        for _ in range(10):
+            for node in self.nodes:
+                self._step(node)
+
+    def key_of(self, number: int) -> bytes:
+        """The run's key, as a node has it."""
+        return self.key
+
+    def _step(self, node: Node) -> bool:
+        if node.number in self.frozen or node.number in self.failed:
+            return False
+        try:
+            return self.transports[node.number].step()
+        except FabricError as error:
+            self.failed[node.number] = error
+            return False
+
+
 @contextmanager
-def fake_net(count: int, **more: int) -> Iterator[FakeNet]:
+def fake_net(count: int, kind: type[FakeNet] = FakeNet, **more: int) -> Iterator[Any]:
     """Nodes that end with the test."""
-    one = FakeNet(count, **more)
+    one = kind(count, **more)
     try:
         yield one
     finally:

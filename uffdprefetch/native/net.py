@@ -51,6 +51,8 @@ NODES: int = _lib.UP_NET_NODES
 HEADER_BYTES: int = _ffi.sizeof("struct up_net_header")
 
 FileId = tuple[int, int]
+_STRUCT = "struct up_net_message"
+MESSAGE_BYTES: int = _ffi.sizeof(_STRUCT)
 
 
 @dataclass
@@ -86,6 +88,39 @@ _SCALARS = (
 )  # fmt: skip
 
 
+def _write(m: Any, message: Message) -> None:
+    _ffi.memmove(m, bytes(MESSAGE_BYTES), MESSAGE_BYTES)
+    for name in _SCALARS:
+        setattr(m, name, getattr(message, name))
+    m.file[0], m.file[1] = message.file
+    for place, word in message.word.items():
+        m.word[place] = word
+
+
+def _read(m: Any) -> Message:
+    word = {}
+    if m.kind == HINTS:
+        word = {i: int(m.word[i]) for i in range(BLOCKS) if m.mask >> i & 1}
+    values = {name: int(getattr(m, name)) for name in _SCALARS}
+    return Message(**values, file=(int(m.file[0]), int(m.file[1])), word=word)
+
+
+def encode(message: Message) -> bytes:
+    """MESSAGE_BYTES, as they go from node to node."""
+    m = _ffi.new(f"{_STRUCT} *")
+    _write(m, message)
+    return bytes(_ffi.buffer(m))
+
+
+def decode(data: bytes | bytearray | memoryview) -> Message:
+    """What encode() was given, whatever that was. Raises ValueError for another length."""
+    if len(data) != MESSAGE_BYTES:
+        raise ValueError(f"{len(data)} bytes are no message")
+    m = _ffi.new(f"{_STRUCT} *")
+    _ffi.memmove(m, data, MESSAGE_BYTES)
+    return _read(m)
+
+
 class Layout(NamedTuple):
     """Sizes in bytes; the slots for asking come first."""
 
@@ -103,7 +138,7 @@ class Ring:
         told = _ffi.new("struct up_net_layout *")
         _lib.up_net_ring_layout(pointer, told)
         self.layout = Layout(int(told.slot_bytes), int(told.ask_slots), int(told.serve_slots))
-        self._message = _ffi.new("struct up_net_message *")
+        self._message = _ffi.new(f"{_STRUCT} *")
 
     @classmethod
     def create(cls, layout: Layout) -> Ring:
@@ -127,12 +162,7 @@ class Ring:
     def put(self, message: Message) -> bool:
         """Whether the other side's queue had room for it."""
         m = self._message
-        _ffi.memmove(m, bytes(_ffi.sizeof("struct up_net_message")), _ffi.sizeof(m[0]))
-        for name in _SCALARS:
-            setattr(m, name, getattr(message, name))
-        m.file[0], m.file[1] = message.file
-        for place, word in message.word.items():
-            m.word[place] = word
+        _write(m, message)
         return int(_lib.up_net_put(self.pointer, self.side, m)) == 0
 
     def take(self) -> Message | None:
@@ -140,11 +170,7 @@ class Ring:
         m = self._message
         if not _lib.up_net_take(self.pointer, self.side, m):
             return None
-        values = {name: int(getattr(m, name)) for name in _SCALARS}
-        word = {}
-        if m.kind == HINTS:
-            word = {i: int(m.word[i]) for i in range(BLOCKS) if m.mask >> i & 1}
-        return Message(**values, file=(int(m.file[0]), int(m.file[1])), word=word)
+        return _read(m)
 
     def slot(self, number: int, length: int | None = None) -> memoryview:
         """A slot's header and ``length`` bytes after it (None: all that it can hold)."""

@@ -1,0 +1,343 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The process that carries chunks between nodes: the only one that calls MPI.
+
+It shares memory with its node's service (native/net.py) and owns nothing of the pool: what becomes
+of it, and of the MPI that it lives in, is a lost network and no lost service. It also answers, as
+the home of its blocks (cluster/homes.py), who has them. Who does not know the run's key is not
+listened to.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import select
+import struct
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from uffdprefetch.base.clock import CLOCK, MS, Clock
+from uffdprefetch.cluster.fabric import Fabric
+from uffdprefetch.cluster.homes import Home, Word, homes
+from uffdprefetch.native import net
+from uffdprefetch.native.net import Message, Ring
+
+#: Tags of MPI (32767 at the least are there): messages, and the answer to what slot n has asked.
+CONTROL, ANSWER = 1, 2
+#: Messages of one peer that are received at a time; sent and not taken, when it counts as silent.
+RECEIVES, UNSENT_MAX = 4, 512
+#: Between transports only; the numbers of csrc/common/net.h are below.
+BEAT, HELLO = 1001, 1002
+BEAT_NS = 500 * MS
+#: After so long without a word from a node that was to give one it is taken for lost.
+SILENT_NS = 1500 * MS
+#: A node that asked, or was asked, within this time is beaten to, beside two neighbours.
+CONCERNED_NS = 2000 * MS
+#: How long to sleep when nothing has happened: while something is under way ...
+NAP_LEAST_NS, NAP_MOST_NS = 50_000, 200_000
+#: ... and after a while without any request.
+IDLE_AFTER_NS, IDLE_NAP_NS = 100 * MS, 1 * MS
+#: A demand's answer is looked for without a nap, for so many times what the last one took.
+SPIN_TIMES = 2
+SPIN_MOST_NS = 1 * MS
+
+
+@dataclass
+class Peer:
+    """Another node, as this one knows it."""
+
+    rank: int
+    node: int = -1  # -1: it has not shown that it knows the key
+    here: bool = False
+    heard_ns: int = 0
+    concerned_ns: int = 0  # when one of the two last asked the other
+    room: bool = True
+    unsent: int = 0
+    buffers: list[bytearray] = field(default_factory=list)
+
+
+@dataclass
+class Asked:
+    """What a slot waits for."""
+
+    peer: Peer
+    message: Message
+    at_ns: int
+
+
+class Transport:
+    """One node's side of one generation."""
+
+    def __init__(
+        self, ring: Ring, to_fd: int, from_fd: int, fabric: Fabric, *, node: int, key: bytes,
+        generation: int, spins: bool = True, clock: Clock = CLOCK,
+    ) -> None:  # fmt: skip
+        """``to_fd``: counts the service's messages; ``from_fd``: is to count ours; ``spins``:
+        whether a core is free for that."""
+        self._ring, self._to_fd, self._from_fd, self._fabric = ring, to_fd, from_fd, fabric
+        self._node, self._key, self._generation = node, key, generation
+        self._spins, self._clock = spins, clock
+        self._home = Home()
+        self._peers = {r: Peer(r) for r in range(fabric.size) if r != fabric.rank}
+        self._by_node: dict[int, Peer] = {}
+        self._asked: dict[int, Asked] = {}
+        self._room = True
+        self._late: deque[Message] = deque()  # what the service's queue had no room for
+        self._told = False  # it has messages that it was not woken for
+        self._took_ns = 0  # the last demand's answer
+        self._busy_ns = self._beat_ns = 0
+        for peer in self._peers.values():
+            for _ in range(RECEIVES):
+                self._listen(peer, bytearray(net.MESSAGE_BYTES))
+            self._send(peer, Message(HELLO, node=node, file=self._proof(fabric.rank, node)))
+
+    def _proof(self, rank: int, node: int) -> tuple[int, int]:
+        """That a node knows the key."""
+        said = struct.pack("<QQQ", self._generation, rank, node)
+        digest = hmac.new(self._key, said, hashlib.sha256).digest()
+        return struct.unpack_from("<QQ", digest)  # type: ignore[return-value]
+
+    @property
+    def members(self) -> list[int]:
+        """The nodes that are there, this one among them."""
+        return sorted([self._node, *(n for n, p in self._by_node.items() if p.here)])
+
+    # -------------------------------------------------------------- between nodes
+
+    def _listen(self, peer: Peer, buffer: bytearray) -> None:
+        def came() -> None:
+            data = bytes(buffer)
+            self._listen(peer, buffer)
+            self._heard(peer, data)
+
+        self._fabric.receive(peer.rank, CONTROL, buffer, came)
+
+    def _send(self, peer: Peer, message: Message) -> None:
+        def went() -> None:
+            peer.unsent -= 1
+
+        if peer.unsent >= UNSENT_MAX:
+            self._lose(peer)
+            return
+        peer.unsent += 1
+        self._fabric.send(peer.rank, CONTROL, net.encode(message), went)
+
+    def _heard(self, peer: Peer, data: bytes) -> None:
+        message, now = net.decode(data), self._clock.now_ns()
+        if message.kind == HELLO:
+            known = hmac.compare_digest(
+                struct.pack("<QQ", *message.file),
+                struct.pack("<QQ", *self._proof(peer.rank, message.node)),
+            )
+            taken = message.node in self._by_node or message.node == self._node
+            if known and not taken and message.node < net.NODES:
+                peer.node = message.node
+                self._by_node[peer.node] = peer
+                self._find(peer, now)
+            return
+        if peer.node < 0:
+            return
+        self._find(peer, now)
+        message.node = peer.node  # whatever it says
+        if message.kind == BEAT:
+            peer.room = bool(message.room)
+        elif message.kind == net.REQUEST:
+            peer.concerned_ns = self._busy_ns = now
+            self._tell(message)
+        elif message.kind in (net.WORD, net.HURRIED):
+            self._tell(message)
+        elif message.kind == net.QUESTION:
+            peer.room = bool(message.room)
+            peer.concerned_ns = self._busy_ns = now
+            self._send(peer, self._answered(message, peer.node, now))
+        elif message.kind == net.HINTS:
+            self._tell(message)
+        elif message.kind == net.KEPT:
+            self._home.told(message.file[0], message.blocks, peer.node)
+        elif message.kind == net.DROPPED:
+            self._home.dropped(message.file[0], message.blocks, peer.node)
+
+    def _find(self, peer: Peer, now: int) -> None:
+        """It is there."""
+        peer.heard_ns = now
+        if not peer.here:
+            peer.here = True
+            self._tell(Message(net.NODE, node=peer.node, status=1))
+
+    def _lose(self, peer: Peer) -> None:
+        """It is there no more, as far as is known."""
+        if peer.here:
+            peer.here = False
+            self._home.forget_node(peer.node)
+            self._tell(Message(net.NODE, node=peer.node, status=0))
+
+    # -------------------------------------------------------------- as a home
+
+    def _answered(self, question: Message, asker: int, now: int) -> Message:
+        """Who has the blocks, as the home of which this node was asked."""
+        room = {n for n, peer in self._by_node.items() if peer.here and peer.room}
+        room |= {self._node} if self._room else set()
+        room = room | {asker} if question.room else room - {asker}
+        missing = -1 if question.missing_at == net.NONE else question.missing_at
+        words = {}
+        for block in question.blocks:
+            said = self._home.ask(question.file[0], block, asker, room, now, missing)
+            word = {Word.KEEP: net.KEEP, Word.READ: net.READ}.get(said.word, said.node)
+            words[block - question.first] = word
+        return Message(
+            net.HINTS, file=question.file, first=question.first, count=question.count,
+            mask=question.mask, word=words,
+        )  # fmt: skip
+
+    def _by_home(self, message: Message) -> Iterable[tuple[int, Message]]:
+        """A message about blocks, for each of their homes."""
+        masks: dict[int, int] = {}
+        blocks = message.blocks
+        if blocks:
+            for block, home in zip(
+                blocks, homes(message.file[0], blocks, self.members), strict=True
+            ):
+                masks[home] = masks.get(home, 0) | 1 << (block - message.first)
+        for home, mask in masks.items():
+            yield home, Message(**{**message.__dict__, "mask": mask})
+
+    # -------------------------------------------------------------- of the service
+
+    def _tell(self, message: Message) -> None:
+        """To the service, in the order in which it comes."""
+        if self._late or not self._ring.put(message):
+            self._late.append(message)
+        self._told = True
+
+    def _flush(self) -> None:
+        while self._late and self._ring.put(self._late[0]):
+            self._late.popleft()
+        if self._told:
+            self._told = False
+            os.eventfd_write(self._from_fd, 1)
+
+    def _hear(self, m: Message, now: int) -> None:
+        """What the service says."""
+        if m.kind == net.ASK:
+            self._ask(m, now)
+        elif m.kind == net.SEND:
+            self._answer(m, self._ring.slot(m.slot, m.length))
+        elif m.kind == net.REFUSE:
+            self._answer(m, net.refusal(m))
+        elif m.kind == net.READING and (peer := self._by_node.get(m.node)):
+            self._send(peer, Message(net.WORD, slot=m.theirs))
+        elif m.kind == net.HURRY:
+            for slot, asked in self._asked.items():
+                one = asked.message
+                if one.file == m.file and one.first <= m.first < one.first + one.count:
+                    self._send(asked.peer, Message(net.HURRIED, theirs=slot))
+        elif m.kind == net.QUESTION:
+            self._room = bool(m.room)
+            for home, part in self._by_home(m):
+                if home == self._node:
+                    self._tell(self._answered(part, self._node, now))
+                else:
+                    self._send(self._by_node[home], part)
+        elif m.kind in (net.KEPT, net.DROPPED):
+            for home, part in self._by_home(m):
+                if home != self._node:
+                    self._send(self._by_node[home], part)
+                elif m.kind == net.KEPT:
+                    self._home.told(part.file[0], part.blocks, home)
+                else:
+                    self._home.dropped(part.file[0], part.blocks, home)
+
+    def _ask(self, m: Message, now: int) -> None:
+        peer = self._by_node.get(m.node)
+        slot = m.slot
+        if peer is None or not peer.here:
+            m.status = net.FAILED
+            self._ring.slot(slot, 0)[:] = net.refusal(m)
+            self._tell(Message(net.CAME, slot=slot))
+            return
+
+        def came() -> None:
+            asked = self._asked.pop(slot)
+            at = self._clock.now_ns()
+            if asked.message.class_ == net.DEMAND:
+                self._took_ns = at - asked.at_ns
+            asked.peer.heard_ns = self._busy_ns = at
+            self._tell(Message(net.CAME, slot=slot))
+
+        peer.concerned_ns = self._busy_ns = now
+        self._asked[slot] = Asked(peer, m, now)
+        self._fabric.receive(peer.rank, ANSWER + slot, self._ring.slot(slot), came)
+        request = Message(**{**m.__dict__, "kind": net.REQUEST, "theirs": slot})
+        self._send(peer, request)
+
+    def _answer(self, m: Message, data: bytes | memoryview) -> None:
+        """The one answer to a request; where nobody hears it any more its slot stays taken."""
+
+        def went() -> None:
+            if m.kind == net.SEND:
+                self._tell(Message(net.SENT, slot=m.slot))
+
+        peer = self._by_node.get(m.node)
+        if peer is None or m.theirs >= net.NONE:
+            went()
+            return
+        self._fabric.send(peer.rank, ANSWER + m.theirs, data, went)
+
+    # -------------------------------------------------------------- the loop
+
+    def step(self) -> bool:
+        """Go on with what there is; whether there was something. Raises FabricError."""
+        now, any_ = self._clock.now_ns(), False
+        while (message := self._ring.take()) is not None:
+            self._hear(message, now)
+            any_ = True
+        any_ = self._fabric.poll() or any_
+        if now - self._beat_ns >= BEAT_NS:
+            self._beat(now)
+        self._ring.beat()
+        self._flush()
+        return any_
+
+    def _beat(self, now: int) -> None:
+        self._beat_ns = now
+        order = self.members
+        at = order.index(self._node)
+        neighbours = {order[at - 1], order[(at + 1) % len(order)]}
+        for node, peer in self._by_node.items():
+            concerned = node in neighbours or now - peer.concerned_ns < CONCERNED_NS
+            if concerned or not peer.here:
+                self._send(peer, Message(BEAT, room=int(self._room)))
+            if concerned and peer.here and now - peer.heard_ns > SILENT_NS:
+                self._lose(peer)
+
+    def nap_ns(self, idle_turns: int) -> int:
+        """How long to sleep after so many turns in which nothing has happened; 0: not at all."""
+        now = self._clock.now_ns()
+        waited = [a.at_ns for a in self._asked.values() if a.message.class_ == net.DEMAND]
+        if self._spins and waited:
+            spin = min(SPIN_MOST_NS, SPIN_TIMES * self._took_ns)
+            if now - max(waited) < spin:
+                return 0
+        if not self._asked and now - self._busy_ns > IDLE_AFTER_NS:
+            return IDLE_NAP_NS
+        return min(NAP_MOST_NS, NAP_LEAST_NS << min(idle_turns, 8))
+
+    def run(self, ended: select.poll) -> None:
+        """Until the service has hung up, which ``ended`` tells of. Raises FabricError."""
+        idle, looked_ns = 0, 0
+        while True:
+            idle = 0 if self.step() else idle + 1
+            now = self._clock.now_ns()
+            if now - looked_ns > 100 * MS:
+                looked_ns = now
+                if ended.poll(0):
+                    return
+            nap = self.nap_ns(idle) if idle else 0
+            # The service's word ends it; a network has no descriptor to wait for.
+            if nap and select.select([self._to_fd], [], [], nap / 1e9)[0]:
+                try:
+                    os.eventfd_read(self._to_fd)
+                except BlockingIOError:
+                    pass
