@@ -50,7 +50,14 @@ enum up_type {
 };
 
 /* a watcher asks how it goes (UP_SNAPSHOT), and is nobody otherwise: it keeps nothing alive */
-enum up_role { UP_LAUNCHER = 1, UP_AGENT = 2, UP_RECORDER = 4, UP_WATCHER = 3, UP_PLANNER = 5 };
+enum up_role {
+	UP_LAUNCHER = 1,
+	UP_AGENT = 2,
+	UP_WATCHER = 3,
+	UP_RECORDER = 4,
+	UP_PLANNER = 5,
+	UP_TRANSPORT = 6,
+};
 
 enum up_hello_flag {
 	UP_HELLO_UFFD = 1 << 0,       /* userfaultfd with kernel faults works in this process */

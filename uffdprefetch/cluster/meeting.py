@@ -52,6 +52,13 @@ class Meeting:
             ) from None
         rundir.check(str(self.path), os.geteuid())
 
+    @classmethod
+    def at(cls, path: Path, node: int = -1) -> Meeting:
+        """One that is there already, of a process of one of its nodes."""
+        one = cls.__new__(cls)
+        one.path, one.node, one._clock = path, node, CLOCK
+        return one
+
     # -------------------------------------------------------------- notes
 
     def post(self, name: str, values: Values) -> None:
@@ -165,3 +172,18 @@ class Meeting:
             self.path.rmdir()
         except OSError:
             pass  # another node is just writing: whoever is last does it
+
+
+def node_of(directory: Path, host: str) -> int | None:
+    """The number of the node that has this host name; None: none has."""
+    present = Meeting.at(directory).present()
+    return next((node for node, said in present.items() if said.get("host") == host), None)
+
+
+def socket_of(directory: Path, host: str) -> str:
+    """Where the service of the node with this host name listens. Raises FileNotFoundError."""
+    present = Meeting.at(directory).present()
+    for said in present.values():
+        if said.get("host") == host and isinstance(said.get("socket"), str):
+            return str(said["socket"])
+    raise FileNotFoundError(f"no node of {directory} is {host}")

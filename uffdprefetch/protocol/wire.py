@@ -67,6 +67,7 @@ class Role(IntEnum):
     RECORDER = C.UP_RECORDER
     WATCHER = C.UP_WATCHER
     PLANNER = C.UP_PLANNER
+    TRANSPORT = C.UP_TRANSPORT
 
 
 class ServingMode(IntEnum):

