@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -142,6 +143,10 @@ class Node:
         elif said["do"] == "counts":
             counts = self.pool.file_counts(self.file)
             self.say(counts=counts._asdict(), net=self.link.counts() if self.link else {})
+        elif said["do"] == "kill":
+            assert self.link is not None and self.link.joined is not None
+            os.kill(self.link.joined.pid, signal.SIGKILL)
+            self.say(killed=True)
         elif said["do"] == "drop":
             self.pool.drop_file(self.file)
             while self.pool.file_counts(self.file).resident_bytes:

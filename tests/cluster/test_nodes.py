@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nodes with an MPI between them: what one has read the others get from it, and whatever becomes of
+MPI every byte is right."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import select
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import HANG_SECONDS, clean_environment, require
+from nodes_bed import nodes_bed, why_none
+from paths import ROOT
+
+pytestmark = [pytest.mark.root, pytest.mark.mpi]
+
+MIB = 1 << 20
+SIZE = 24 * MIB
+BLOCK = 1 * MIB
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("cluster") / "data.bin"
+    path.write_bytes(random.Random(7).randbytes(SIZE))
+    return path
+
+
+class Node:
+    """One cluster_node."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+        self.heard: list[dict[str, Any]] = []
+        self._rest = b""
+
+    def tell(self, **values: Any) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(values) + "\n")
+        self._process.stdin.flush()
+
+    def hear(self, key: str) -> Any:
+        """The next that it says of this kind."""
+        assert self._process.stdout is not None
+        fd, end = self._process.stdout.fileno(), time.monotonic() + HANG_SECONDS
+        while True:
+            while b"\n" not in self._rest:
+                ready, _, _ = select.select([fd], [], [], max(0.0, end - time.monotonic()))
+                assert ready, f"{key} was awaited in vain, after {self.heard}"
+                more = os.read(fd, 1 << 16)
+                assert more, f"it has ended, after {self.heard}"
+                self._rest += more
+            line, _, self._rest = self._rest.partition(b"\n")
+            self.heard.append(json.loads(line))
+            if key in self.heard[-1]:
+                return self.heard[-1][key]
+
+    def end(self) -> int:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.close()
+        status = self._process.wait(HANG_SECONDS)
+        self._process.stdout.close()
+        return status
+
+
+@contextmanager
+def cluster(count: int, data: Path, directory: Path) -> Iterator[list[Node]]:
+    """Nodes that have met, each with its transport."""
+    reason = why_none()
+    require(not reason, reason)
+    require(shutil.which("mpirun") is not None, "mpirun is missing: install openmpi-bin")
+    meet = directory / "meet"
+    meet.mkdir()
+    environ = {**clean_environment(), "PYTHONPATH": str(ROOT)}
+    with nodes_bed(count, directory) as bed:
+        nodes = [
+            Node(
+                bed.start(
+                    number,
+                    [
+                        *(sys.executable, "-m", "tests.support.cluster_node", str(meet), "run.0"),
+                        *(str(number), str(count), str(128 * MIB), str(BLOCK), str(data)),
+                    ],
+                    environ,
+                    ROOT,
+                )
+            )
+            for number in range(count)
+        ]
+        try:
+            for node in nodes:
+                assert node.hear("joined") == 1
+            yield nodes
+        finally:
+            statuses = [node.end() for node in nodes]
+    assert statuses == [0] * count
+    assert os.listdir(meet) == []
+
+
+def test_what_a_node_has_read_the_others_get_from_it(data: Path, tmp_path: Path) -> None:
+    digest = hashlib.sha256(data.read_bytes()).hexdigest()
+    with cluster(3, data, tmp_path) as nodes:
+        for node in nodes:
+            node.tell(do="read", start=0, length=SIZE)
+            assert node.hear("read") == digest
+        counts = []
+        for node in nodes:
+            node.tell(do="counts")
+            counts.append(node.hear("counts"))
+    assert all(one["read_bytes"] + one["others_bytes"] == SIZE for one in counts)
+    assert counts[0]["read_bytes"] >= SIZE // 2
+    assert sum(one["others_bytes"] for one in counts[1:]) > 0
+
+
+def test_when_its_transport_is_killed_a_node_reads_storage_and_the_next_one_shares_again(
+    data: Path, tmp_path: Path
+) -> None:
+    digest = hashlib.sha256(data.read_bytes()).hexdigest()
+    with cluster(2, data, tmp_path) as nodes:
+        for node in nodes:
+            node.tell(do="read", start=0, length=SIZE)
+            assert node.hear("read") == digest
+        nodes[1].tell(do="kill")
+        nodes[1].hear("killed")
+        nodes[1].tell(do="drop")
+        nodes[1].tell(do="read", start=0, length=SIZE)
+        assert nodes[1].hear("read") == digest
+        for node in nodes:
+            while node.hear("joined") < 2:
+                pass
+        nodes[1].tell(do="drop")
+        nodes[1].hear("dropped")
+        nodes[1].tell(do="read", start=0, length=SIZE)
+        assert nodes[1].hear("read") == digest
