@@ -77,7 +77,7 @@ build/slowfs: bench/slowfs.c
 # The C under sanitizers: the preload object, a job for it, and the service's part as a program of
 # its own. tests/faults/test_sanitizers.py runs them. Moved into place, since two may build at once.
 asan tsan: %: build/%/preload.so build/%/preload_stress build/%/helper_stress build/%/pool_stress \
-	build/%/pool_trouble build/%/compare_stress
+	build/%/pool_trouble build/%/net_stress build/%/compare_stress
 
 # As setup.py builds it, but with the agent as an ordinary thread: the sanitizers' run-times need the
 # thread-local storage that the freestanding agent does without.
@@ -100,6 +100,10 @@ build/%/pool_stress build/%/pool_trouble: $(wildcard tests/programs/pool_*) $(PO
 		$(CC) $(SANITIZE_CFLAGS) $(SANITIZE_$*) tests/programs/$$name.c $(POOL_SOURCES) \
 			-o $(@D)/$$name.$$$$ && mv $(@D)/$$name.$$$$ $(@D)/$$name || exit 1; \
 	done
+
+build/%/net_stress: tests/programs/net_stress.c tests/programs/pool_client.h $(POOL_SOURCES) $(CSRC_HEADERS)
+	@mkdir -p $(@D)
+	$(CC) $(SANITIZE_CFLAGS) $(SANITIZE_$*) $< $(POOL_SOURCES) -o $@.$$$$ && mv $@.$$$$ $@
 
 build/%/compare_stress: tests/programs/compare_stress.c $(COMPARE_SOURCES) $(CSRC_HEADERS)
 	@mkdir -p $(@D)

@@ -4,8 +4,8 @@
 `make asan tsan` builds the preload object (its agent as a pthread: the run-times must know every
 thread), a job that does everything to its mappings (tests/programs/preload_stress.c), and the
 service's part with programs around it (tests/programs/helper_stress.c and compare_stress.c; for the
-node's page pool pool_stress.c and pool_trouble.c). Any report fails. The last tests break the C on
-purpose, in a copy, to see that a report comes.
+node's page pool pool_stress.c and pool_trouble.c, for what lies between nodes net_stress.c). Any
+report fails. The last tests break the C on purpose, in a copy, to see that a report comes.
 """
 
 from __future__ import annotations
@@ -191,6 +191,11 @@ def test_the_pool_s_c_is_clean(program: str, build: Build, tmp_path: Path) -> No
     assert build.clean(build.run(words, dict(os.environ))) == "all as it should be\n"
 
 
+def test_the_c_between_nodes_is_clean(build: Build, tmp_path: Path) -> None:
+    words = [str(build.directory / "net_stress"), str(tmp_path)]
+    assert build.clean(build.run(words, dict(os.environ))).endswith(" MiB from other nodes\n")
+
+
 # ---- the job's part -----------------------------------------------------------------------------
 
 
@@ -272,7 +277,7 @@ def test_however_the_job_ends(any_build: Build, data: Path, tmp_path: Path, hamm
 # ---- would they say anything? -------------------------------------------------------------------
 
 PRELOAD, HELPER, POOL = "preload.so", "helper_stress", "pool_stress"
-COMPARE = "compare_stress"
+COMPARE, NET = "compare_stress", "net_stress"
 #: (sanitizer, what is built, file, text, its replacement, what the report says)
 BREAKAGES = {
     "the agent writes past an array": (
@@ -329,6 +334,16 @@ BREAKAGES = {
         "asan", POOL, "service/pool/pool_room.c",
         "end = f->chunks;", "end += 0;",
         "heap-buffer-overflow",
+    ),
+    "a transport's number of a slot is believed": (
+        "asan", NET, "service/net/net.c",
+        "\tif (m->slot >= n->layout.ask_slots)\n\t\treturn;\n", "",
+        "buffer-overflow|SEGV",
+    ),
+    "what is known of blocks changes while it is read": (
+        "tsan", NET, "service/net/net.c",
+        "\tpthread_mutex_lock(&n->lock);\n\tgone = n->file[file];", "\tgone = n->file[file];",
+        "data race|unlock of an unlocked mutex",
     ),
     "the pool's books are read while they change": (
         "tsan", POOL, "service/pool/pool.c",

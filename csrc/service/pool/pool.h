@@ -169,6 +169,12 @@ struct up_pool {
 	pthread_t thread[];
 };
 
+/* With the lock; net.c reads it without. */
+static inline void pool_count_kept(struct up_pool *p, uint64_t more_bytes)
+{
+	__atomic_store_n(&p->kept_bytes, p->kept_bytes + more_bytes, __ATOMIC_RELAXED);
+}
+
 static inline uint64_t pool_chunk_bytes(const struct up_pool *p)
 {
 	return p->options.chunk_bytes;

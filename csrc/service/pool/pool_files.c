@@ -103,7 +103,7 @@ int up_pool_forget(struct up_pool *p, int file)
 	drop_queued(p, file);
 	gone = *f;
 	for (uint64_t c = 0; c < f->chunks; c++)
-		p->kept_bytes -= f->kept[c] ? pool_chunk_bytes(p) : 0;
+		pool_count_kept(p, f->kept[c] ? -pool_chunk_bytes(p) : 0);
 	p->used_bytes -= f->count.resident_bytes;
 	p->count.resident_bytes -= f->count.resident_bytes;
 	memset(f, 0, sizeof(*f));

@@ -389,7 +389,7 @@ static void fill(struct up_pool *p, const struct fill *o, char *buffer)
 			f->ever[c] = 1;
 			if (keep && !f->kept[c] && p->kept_bytes + bytes <= p->keep_most_bytes) {
 				f->kept[c] = 1;
-				p->kept_bytes += bytes;
+				pool_count_kept(p, bytes);
 			}
 		}
 		f->count.resident_bytes += length;

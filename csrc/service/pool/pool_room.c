@@ -54,7 +54,7 @@ static void punch(struct up_pool *p, int number, uint64_t first, uint64_t count,
 	for (uint64_t c = first; !ret && c < first + count; c++)
 		if (f->kept[c]) {
 			f->kept[c] = 0;
-			p->kept_bytes -= bytes;
+			pool_count_kept(p, -bytes);
 			if (p->net)
 				net_dropped(p->net, number, c);
 		}

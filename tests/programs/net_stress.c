@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * net_stress DIRECTORY [SEED] - pools that fetch from each other (csrc/service/net/) by a network that
+ * loses, delays and spoils what it carries, answers questions with whatever comes to mind, and goes away
+ * and comes back, while files are shared and not, and dropped. `make asan tsan` builds it with sanitizers.
+ *
+ * Everything that is found wrong is one line on stderr and status 1.
+ */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <sys/eventfd.h>
+#include <time.h>
+
+#include "pool_client.h"
+
+#define NODES 3
+#define CHUNK (16u << 10)
+#define CHUNKS 300u
+#define BYTES ((uint64_t)CHUNK * CHUNKS - 1000)
+#define BLOCK_CHUNKS 8u
+#define SLOTS 8u
+#define SLOT_BYTES (4 * CHUNK)
+#define JOBS 300
+
+static const uint64_t id[2] = { 0x1111, 0x2222 };
+
+struct node {
+	struct up_pool *pool;
+	struct up_net *net;
+	struct up_net_ring *ring; /* the transport's side */
+	int wake, to, from, file, memfd;
+	uint64_t state;
+	pthread_mutex_t lock; /* of net and ring: the carrier, and who replaces them */
+};
+
+static struct node node[NODES];
+static int stop;
+
+static void tell(struct node *n, struct up_net_message m)
+{
+	uint64_t one = 1;
+
+	if (up_net_put(n->ring, UP_NET_OF_TRANSPORT, &m)) /* full: as if it were lost */
+		return;
+	CHECK(write(n->from, &one, sizeof(one)) == sizeof(one));
+}
+
+static void start_net(int i)
+{
+	struct node *n = &node[i];
+	struct up_net_options o = { .me = (uint32_t)i, .chunks_per_block = BLOCK_CHUNKS,
+				    .serve_threads = 2, .to_fd = n->to, .from_fd = n->from,
+				    .keep_bytes = BYTES / 2, .patience_ms = 5 };
+	struct up_net_ring *service;
+	int fd;
+
+	CHECK(!up_net_ring_create(&service, SLOT_BYTES, SLOTS, SLOTS, &fd));
+	CHECK(!up_net_ring_open(&n->ring, fd));
+	close(fd);
+	CHECK(!up_net_start(&n->net, n->pool, service, &o));
+	CHECK(!up_net_share(n->net, n->file, id));
+	for (uint32_t j = 0; j < NODES; j++)
+		if ((int)j != i)
+			tell(n, (struct up_net_message){ .kind = UP_NET_NODE, .node = j, .status = 1 });
+}
+
+static void stop_net(struct node *n)
+{
+	up_net_stop(n->net);
+	up_net_ring_close(n->ring);
+	n->net = NULL;
+}
+
+/* ------------------------------------------------------------------ the network */
+
+/* An answer into the asker's slot, whole, spoiled, or not at all. */
+static void answer(struct node *from, const struct up_net_message *m, uint64_t *state)
+{
+	struct node *to = &node[m->node % NODES];
+	struct up_net_header *into, refusal = {
+		.file = { m->file[0], m->file[1] }, .first = m->first, .count = (uint32_t)m->count,
+		.status = m->status, .serial = m->serial,
+	};
+
+	if (to == from || !below(state, 12) || m->theirs >= SLOTS)
+		return;
+	into = up_net_slot(to->ring, m->theirs);
+	if (m->kind == UP_NET_SEND)
+		memcpy(into, up_net_slot(from->ring, m->slot), sizeof(*into) + m->length);
+	else
+		*into = refusal;
+	if (!below(state, 12))
+		((char *)into)[below(state, sizeof(*into) + CHUNK)] ^= 4;
+	tell(to, (struct up_net_message){ .kind = UP_NET_CAME, .slot = m->theirs });
+}
+
+static void hints(struct node *n, const struct up_net_message *m, uint64_t *state)
+{
+	struct up_net_message h = *m;
+
+	h.kind = UP_NET_HINTS;
+	for (int i = 0; i < UP_NET_BLOCKS; i++)
+		h.word[i] = below(state, 3)   ? (uint16_t)below(state, NODES + 1)
+			    : below(state, 2) ? UP_NET_KEEP
+					      : UP_NET_READ;
+	if (below(state, 20))
+		tell(n, h);
+}
+
+static void carry(int i, struct up_net_message *m, uint64_t *state)
+{
+	struct node *n = &node[i];
+	uint32_t to = m->node % NODES;
+
+	if (!below(state, 50)) /* it may be broken, too */
+		tell(n, (struct up_net_message){ .kind = UP_NET_CAME + (uint32_t)below(state, 7),
+						 .slot = (uint32_t)draw(state), .node = (uint32_t)i,
+						 .first = draw(state), .mask = draw(state) });
+	switch (m->kind) {
+	case UP_NET_ASK:
+		m->kind = UP_NET_REQUEST;
+		m->theirs = m->slot;
+		m->node = (uint32_t)i;
+		if (below(state, 12) && (int)to != i)
+			tell(&node[to], *m);
+		break;
+	case UP_NET_SEND:
+		answer(n, m, state);
+		tell(n, (struct up_net_message){ .kind = UP_NET_SENT, .slot = m->slot });
+		break;
+	case UP_NET_REFUSE:
+		answer(n, m, state);
+		break;
+	case UP_NET_READING:
+		if ((int)to != i)
+			tell(&node[to], (struct up_net_message){ .kind = UP_NET_WORD,
+								 .slot = m->theirs });
+		break;
+	case UP_NET_QUESTION:
+		hints(n, m, state);
+		break;
+	default:
+		break;
+	}
+}
+
+static void lock_all(void)
+{
+	for (int i = 0; i < NODES; i++)
+		pthread_mutex_lock(&node[i].lock);
+}
+
+static void unlock_all(void)
+{
+	for (int i = NODES; i-- > 0;)
+		pthread_mutex_unlock(&node[i].lock);
+}
+
+static void *carrier(void *seed)
+{
+	uint64_t state = *(uint64_t *)seed;
+
+	while (!__atomic_load_n(&stop, __ATOMIC_ACQUIRE)) {
+		struct up_net_message m;
+		int any = 0;
+
+		lock_all();
+		for (int i = 0; i < NODES; i++)
+			for (int n = 0; n < 20 && up_net_take(node[i].ring, UP_NET_OF_TRANSPORT, &m); n++) {
+				carry(i, &m, &state);
+				any = 1;
+			}
+		unlock_all();
+		if (!any)
+			usleep(200);
+	}
+	return NULL;
+}
+
+/* ------------------------------------------------------------------ readers */
+
+static void check_chunk(struct node *n, uint64_t chunk)
+{
+	uint64_t offset = chunk * CHUNK, length = offset + CHUNK > BYTES ? BYTES - offset : CHUNK;
+	uint64_t word[CHUNK / 8];
+
+	if (!up_pool_copy(n->pool, n->file, offset, length, (char *)word))
+		return;
+	for (uint64_t i = 0; i < length / 8; i++)
+		CHECK(word[i] == word_at(offset + 8 * i, 1));
+}
+
+static void await(struct node *n, uint64_t job)
+{
+	struct up_pool_victim all = { .file = (uint32_t)n->file, .chunks = CHUNKS };
+	struct up_warm_result r;
+
+	for (;;) {
+		if (up_pool_victims_left(n->pool) < 0)
+			up_pool_victims(n->pool, &all, 1);
+		int got = up_pool_reap(n->pool, &r, 1);
+
+		CHECK(got >= 0);
+		if (got && r.id == job)
+			return;
+		if (!got)
+			usleep(100);
+	}
+}
+
+static void *reader(void *cookie)
+{
+	struct node *n = cookie;
+	int i = (int)(n - node);
+
+	for (uint64_t job = 1; job <= JOBS; job++) {
+		uint64_t first = below(&n->state, CHUNKS), count = 1 + below(&n->state, 40);
+		struct up_warm_job w = { .id = job, .fd = n->file, .offset = first * CHUNK,
+					 .checkpoint_fd = -1 };
+
+		if (first + count > CHUNKS)
+			count = CHUNKS - first;
+		w.length = first + count == CHUNKS ? BYTES - w.offset : count * CHUNK;
+		up_pool_alive(n->pool);
+		CHECK(!up_pool_submit(n->pool, &w));
+		await(n, job);
+		for (uint64_t c = first; c < first + count; c++)
+			check_chunk(n, c);
+		if (!below(&n->state, 8))
+			up_pool_drop(n->pool, n->file);
+		if (!below(&n->state, 30)) {
+			lock_all(); /* the carrier writes into rings of other nodes, too */
+			up_net_unshare(n->net, n->file);
+			CHECK(!up_net_share(n->net, n->file, id));
+			unlock_all();
+		}
+		if (!below(&n->state, 40)) {
+			lock_all();
+			stop_net(n);
+			start_net(i);
+			unlock_all();
+		}
+	}
+	return NULL;
+}
+
+int main(int argc, char **argv)
+{
+	uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1, carried;
+	struct up_net_counts counts;
+	pthread_t thread[NODES], by;
+	uint64_t came = 0;
+	char path[4096];
+	int fd;
+
+	CHECK(argc > 1);
+	snprintf(path, sizeof(path), "%s/words", argv[1]);
+	fd = make_words(path, BYTES, 1);
+	for (int i = 0; i < NODES; i++) {
+		struct node *n = &node[i];
+		struct up_pool_options o = { .budget_bytes = BYTES * 2 / 3, .chunk_bytes = CHUNK,
+					     .threads = 6 };
+
+		*n = (struct node){ .state = seed * NODES + (uint64_t)i + 1 };
+		n->wake = o.event_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+		n->to = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+		n->from = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+		pthread_mutex_init(&n->lock, NULL);
+		CHECK(!up_pool_create(&n->pool, &o));
+		n->file = up_pool_file(n->pool, fd, BYTES, 0, &n->memfd);
+		CHECK(n->file >= 0);
+		start_net(i);
+	}
+	carried = seed + 99;
+	CHECK(!pthread_create(&by, NULL, carrier, &carried));
+	for (int i = 0; i < NODES; i++)
+		CHECK(!pthread_create(&thread[i], NULL, reader, &node[i]));
+	for (int i = 0; i < NODES; i++)
+		pthread_join(thread[i], NULL);
+	__atomic_store_n(&stop, 1, __ATOMIC_RELEASE);
+	pthread_join(by, NULL);
+	for (int i = 0; i < NODES; i++) {
+		struct up_pool_file_counts c;
+
+		up_net_counts(node[i].net, &counts);
+		up_pool_file_counts(node[i].pool, node[i].file, &c);
+		came += c.others_bytes;
+		stop_net(&node[i]);
+		up_pool_destroy(node[i].pool);
+		close(node[i].memfd);
+		close(node[i].wake);
+		close(node[i].to);
+		close(node[i].from);
+	}
+	CHECK(came > 0); /* else nothing of all this was looked at */
+	close(fd);
+	printf("%llu MiB from other nodes\n", (unsigned long long)(came >> 20));
+	return 0;
+}
