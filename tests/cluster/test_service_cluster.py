@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""service/cluster.py: what it makes of its convener's words, which files it shares, and its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from uffdprefetch.cluster import identity
+from uffdprefetch.service import cluster as module
+from uffdprefetch.service.cluster import Cluster, Place
+from uffdprefetch.state.ledger import Ledger
+from uffdprefetch.state.opening import Opener
+
+KEY = "ab" * 32
+NFS, EXT4 = 0x6969, 0xEF53
+
+
+class FakeLink:
+    def __init__(self, key: bytes) -> None:
+        self.key, self.shared, self.joined = key, dict[int, Any](), None
+        self.is_failed, self.generations, self.left = False, 0, 0
+
+    def share(self, file: int, digest: Any) -> None:
+        self.shared[file] = digest
+
+    def unshare(self, file: int) -> None:
+        del self.shared[file]
+
+    def join(self, sock: Any, pid: int, generation: int) -> None:
+        self.joined = SimpleNamespace(generation=generation)
+
+    def leave(self) -> None:
+        self.left += 1
+        self.joined = None
+
+    def counts(self) -> dict[str, int]:
+        return {"from_bytes": 7}
+
+
+class Bed:
+    """A cluster whose convener says what the test wants, and tells what it was told."""
+
+    def __init__(self, tmp_path: Path, *said: dict[str, Any], ends: bool = False) -> None:
+        lines = "".join(json.dumps(one) + "\n" for one in said)
+        code = (
+            f"import sys; open({str(tmp_path / 'told')!r}, 'w').write(sys.stdin.readline());"
+            f"sys.stdout.write({lines!r}); sys.stdout.flush();"
+        )
+        code += "" if ends else "sys.stdin.read()"
+        self.wake, self.ledger = os.eventfd(0, os.EFD_NONBLOCK), Ledger()
+        self.opener = Opener(self.wake)
+        self.told = tmp_path / "told"
+        self.cluster: Any = Cluster(
+            Place("/meet", "run.0", 1, 3), "/run/socket", FakeLink, self.ledger, self.opener,
+            argv=[sys.executable, "-c", code],
+        )  # type: ignore[arg-type]  # fmt: skip
+
+    def hear(self, condition: Callable[[], object]) -> None:
+        end = time.monotonic() + 30
+        while not condition():
+            assert time.monotonic() < end
+            if select.select([self.cluster.fd], [], [], 0.05)[0] and not self.cluster.hear():
+                return
+
+    def open(self, path: Path, number: int) -> Any:
+        fd = os.open(path, os.O_RDONLY)
+        file = SimpleNamespace(fd=fd, path=str(path))
+        self.cluster.opened(file, number)
+        end = time.monotonic() + 30
+        while self.opener._under_way:
+            assert time.monotonic() < end
+            self.opener.step()
+            time.sleep(0.001)
+        os.close(fd)
+        return file
+
+    def close(self) -> None:
+        self.cluster.close()
+        os.close(self.wake)
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., Bed]]:
+    beds = list[Bed]()
+
+    def start(*said: dict[str, Any], ends: bool = False) -> Bed:
+        beds.append(Bed(tmp_path, *said, ends=ends))
+        return beds[-1]
+
+    yield start
+    for bed in beds:
+        bed.close()
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    path = tmp_path / "data.bin"
+    path.write_bytes(os.urandom(1 << 20))
+    return path
+
+
+def test_its_convener_is_told_where_and_who_and_tells_the_key(make: Callable[..., Bed]) -> None:
+    bed = make({"key": KEY}, {"present": [0, 1, 2], "missing": 0, "seconds": 20.0})
+    bed.hear(lambda: bed.cluster.present)
+    assert bed.cluster.link.key == bytes.fromhex(KEY)
+    assert json.loads(bed.told.read_text()) == {
+        "meet": "/meet", "run": "run.0", "node": 1, "nodes": 3, "socket": "/run/socket"
+    }  # fmt: skip
+    assert not bed.ledger.degradations
+
+
+def test_too_few_nodes_no_mpi_and_a_convener_that_has_ended_are_one_line_each(
+    make: Callable[..., Bed],
+) -> None:
+    bed = make(
+        {"present": [1], "missing": 2, "seconds": 20.0}, {"failed": "no MPI here"}, ends=True
+    )
+    bed.hear(lambda: False)
+    assert [text.split(":")[0] for text in bed.ledger.degradations] == [
+        "cluster", "cluster", "the nodes do not meet any more"
+    ]  # fmt: skip
+    assert "1 of 3 nodes" in bed.ledger.degradations[0]
+
+
+def test_a_file_that_other_nodes_see_is_shared_whenever_the_key_comes(
+    make: Callable[..., Bed], data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "file_type", lambda fd: NFS)
+    bed = make({"key": KEY})
+    file = bed.open(data, 4)
+    bed.hear(lambda: bed.cluster.link)
+    assert set(bed.cluster.link.shared) == {4}
+    second = data.with_name("second.bin")
+    second.write_bytes(b"x" * 5000)
+    bed.open(second, 5)
+    assert set(bed.cluster.link.shared) == {4, 5}
+    assert len(set(bed.cluster.link.shared.values())) == 2
+    bed.cluster.closed(file)
+    bed.cluster.closed(file)
+    assert set(bed.cluster.link.shared) == {5}
+
+
+def test_a_local_file_and_one_that_cannot_be_read_are_not_and_it_is_said(
+    make: Callable[..., Bed], data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bed = make({"key": KEY})
+    bed.hear(lambda: bed.cluster.link)
+    monkeypatch.setattr(module, "file_type", lambda fd: EXT4)
+    bed.open(data, 1)
+    monkeypatch.setattr(module, "file_type", lambda fd: NFS)
+
+    def broken(*_: object) -> str:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(identity, "probe", broken)
+    bed.open(data, 2)
+    assert not bed.cluster.link.shared
+    first, second = bed.ledger.degradations
+    assert "not a network file system" in first and "Input/output error" in second
+
+
+def test_a_transport_of_an_older_generation_is_not_let_in(make: Callable[..., Bed]) -> None:
+    bed = make({"key": KEY})
+    ours, theirs = socket.socketpair()
+    assert not bed.cluster.join(ours, 7, 1), "nobody knows the key yet"
+    bed.hear(lambda: bed.cluster.link)
+    assert bed.cluster.join(ours, 7, 2)
+    assert not bed.cluster.join(ours, 7, 1)
+    assert bed.cluster.join(ours, 7, 3)
+    bed.cluster.link.is_failed = True
+    bed.cluster.housekeep()
+    assert bed.cluster.link.left == 1
+    assert bed.cluster.describe()["from_bytes"] == 7
+    for end in (ours, theirs):
+        end.close()
+
+
+def test_nonsense_of_a_convener_is_passed_over(make: Callable[..., Bed]) -> None:
+    bed = make({"what": 1}, {"started": 2, "mpi": "MPICH"})
+    bed.cluster._rest = b"{nonsense\n[1, 2]\n"
+    bed.hear(lambda: bed.cluster.mpi)
+    assert bed.cluster.mpi == "MPICH" and not bed.ledger.degradations

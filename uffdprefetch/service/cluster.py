@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The service's part in a cluster: its convener, its transports, and which files it shares.
+
+All of it is the service's thread's, and none of it waits: the convener is a process
+(cluster/convene.py), a transport comes as a peer, and whether a file is the same one elsewhere is
+found out by a thread that may wait for storage (state/opening.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+import struct
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from uffdprefetch.cluster import identity
+from uffdprefetch.cluster.link import Link
+from uffdprefetch.native.net import FileId
+
+if TYPE_CHECKING:
+    import subprocess
+
+    from uffdprefetch.state.files import FileState
+    from uffdprefetch.state.ledger import Ledger
+    from uffdprefetch.state.opening import Opener
+
+LINE_MOST_BYTES = 1 << 16
+END_SECONDS = 3.0
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where and as whom this node meets the others."""
+
+    meet: str
+    run: str
+    node: int
+    nodes: int
+
+
+@dataclass
+class _Shared:
+    """What is known of one file of the pool."""
+
+    number: int
+    fields: dict[str, int | str] = field(default_factory=dict)
+    identity: FileId | None = None
+
+
+class Cluster:
+    """One service's."""
+
+    def __init__(
+        self, place: Place, socket_path: str, make_link: Callable[[bytes], Link], ledger: Ledger,
+        opener: Opener, share_globs: Sequence[str] = (), argv: Sequence[str] | None = None,
+    ) -> None:  # fmt: skip
+        """Starts the convener, ``argv``. ``make_link``: of the run's key. Raises OSError."""
+        import subprocess
+
+        self._place, self._make_link = place, make_link
+        self._ledger, self._opener, self._globs = ledger, opener, share_globs
+        self._rest = b""
+        self._files: dict[str, _Shared] = {}  # by path
+        self.link: Link | None = None
+        self.present: list[int] = []
+        self.mpi: str | None = None
+        self._convener: subprocess.Popen[bytes] = subprocess.Popen(
+            argv or [sys.executable, "-m", "uffdprefetch.cluster.convene"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
+        )  # fmt: skip
+        assert self._convener.stdin is not None and self._convener.stdout is not None
+        self.fd = self._convener.stdout.fileno()
+        fcntl.fcntl(self.fd, fcntl.F_SETFL, os.O_NONBLOCK)
+        options = {**vars(place), "socket": socket_path}
+        with contextlib.suppress(BrokenPipeError):  # its end is heard of below
+            self._convener.stdin.write(json.dumps(options).encode() + b"\n")
+            self._convener.stdin.flush()
+
+    # -------------------------------------------------------------- the convener
+
+    def hear(self) -> bool:
+        """What the convener has said; False: it has ended, and ``fd`` says nothing any more."""
+        try:
+            data = os.read(self.fd, LINE_MOST_BYTES)
+        except BlockingIOError:
+            return True
+        if not data:
+            self._ledger.degrade("the nodes do not meet any more: the convener has ended")
+            return False
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            try:
+                said = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(said, dict):
+                self._heard(said)
+        return True
+
+    def _heard(self, said: dict[str, Any]) -> None:
+        if "key" in said and self.link is None:
+            self.link = self._make_link(bytes.fromhex(said["key"]))
+            for one in self._files.values():
+                if one.identity is not None:
+                    self._share(one, one.identity)
+        if "present" in said:
+            self.present = list(said["present"])
+            if said["missing"]:
+                self._ledger.degrade(
+                    f"cluster: {len(self.present)} of {self._place.nodes} nodes have come within "
+                    f"{said['seconds']:.0f} s: those share"
+                )
+        if "started" in said:
+            self.mpi = said.get("mpi")
+        if "failed" in said:
+            self._ledger.degrade(f"cluster: each node reads for itself: {said['failed']}")
+
+    # -------------------------------------------------------------- transports
+
+    def join(self, sock: socket.socket, pid: int, generation: int) -> bool:
+        """A transport has come; whether it is let in."""
+        joined = self.link.joined if self.link is not None else None
+        if self.link is None or (joined is not None and joined.generation > generation):
+            return False
+        try:
+            self.link.join(sock, pid, generation)
+        except OSError as error:
+            self._ledger.degrade(f"cluster: a transport is not let in: {error}")
+            return False
+        return True
+
+    def left(self) -> None:
+        """The transport has hung up."""
+        if self.link is not None:
+            self.link.leave()
+
+    def housekeep(self) -> None:
+        """Once a second: a transport of which half is lost goes, so that another one comes."""
+        if self.link is not None and self.link.is_failed:
+            self.link.leave()
+
+    # -------------------------------------------------------------- files
+
+    def opened(self, file: FileState, number: int) -> None:
+        """A file has become the pool's: find out whether other nodes have the same."""
+        fd = os.dup(file.fd)
+        path, f_type, globs = file.path, file_type(fd), self._globs
+
+        def look() -> dict[str, int | str] | str:
+            try:
+                return identity.fields(fd, path, f_type, globs)
+            except identity.NotSharedError as error:
+                return str(error)
+            finally:
+                os.close(fd)
+
+        def then(found: dict[str, int | str] | str | OSError) -> None:
+            if isinstance(found, OSError):
+                found = f"{found.strerror}"
+            if isinstance(found, str):
+                self._ledger.degrade(f"{path}: not shared with other nodes: {found}")
+                return
+            digest = struct.unpack("<QQ", identity.identity(found))
+            one = self._files[path] = _Shared(number, found, digest)
+            self._share(one, digest)
+
+        if not self._opener.run(look, then):
+            os.close(fd)
+
+    def _share(self, one: _Shared, digest: FileId) -> None:
+        if self.link is not None:
+            with contextlib.suppress(OSError):  # it has been closed meanwhile
+                self.link.share(one.number, digest)
+
+    def closed(self, file: FileState) -> None:
+        """It has changed, or left the pool."""
+        one = self._files.pop(file.path, None)
+        if one is not None and self.link is not None:
+            self.link.unshare(one.number)
+
+    # -------------------------------------------------------------- the end
+
+    def describe(self) -> dict[str, Any]:
+        """What the summary says."""
+        return {
+            "node": self._place.node,
+            "nodes": self._place.nodes,
+            "present": self.present,
+            "mpi": self.mpi,
+            "generations": self.link.generations if self.link is not None else 0,
+            **(self.link.counts() if self.link is not None else {}),
+        }
+
+    def close(self) -> None:
+        """End the convener, and with it what it has started."""
+        self.left()
+        assert self._convener.stdin is not None and self._convener.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._convener.stdin.close()
+        import subprocess
+
+        try:
+            self._convener.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._convener.kill()
+            self._convener.wait()
+        self._convener.stdout.close()
+
+
+def file_type(fd: int) -> int:
+    """f_type of statfs(2), 0 where it is not told."""
+    from uffdprefetch.state import file_systems
+
+    try:
+        return file_systems.type_of(fd)
+    except OSError:
+        return 0
