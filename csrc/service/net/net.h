@@ -4,7 +4,7 @@
  * thread that listens to the transport), serve.c (the threads that answer), rates.c (which source is
  * quickest), checksum.c, ring.c.
  *
- * One lock, which is never held while the pool's is taken.
+ * One lock, which is never held while the pool's is taken; the other way about it may be.
  */
 #ifndef UP_SERVICE_NET_H
 #define UP_SERVICE_NET_H

@@ -84,7 +84,7 @@ struct reading {
 	int said;
 };
 
-/* It is not there: who has asked hears at once that it will take as long as storage does. */
+/* It is not there, or not yet: who has asked hears at once that it will take as long as storage does. */
 static void reads(void *arg)
 {
 	struct reading *r = arg;

@@ -267,8 +267,8 @@ int pool_is_stood_in_for(const struct up_pool *p);
 /* pool_fill.c */
 void *pool_fill_loop(void *pool);
 /* Have the chunks [first, +count) there and pinned: 0; -ENOENT: the file has none; -EBUSY: there is no room, or it
- * took longer than until `until_ns`; -EIO: they cannot be read. What is not there is read from storage, into
- * `buffer` of RUN_MAX_BYTES, after `reads` was called. */
+ * took longer than until `until_ns`; -EIO: they cannot be read. What is neither there nor on its way is read from
+ * storage, into `buffer` of RUN_MAX_BYTES; `reads` is called before who asks has to wait, with the lock. */
 int pool_pin_for_others(struct up_pool *p, int file, uint64_t first, uint64_t count, char *buffer,
 			uint64_t until_ns, void (*reads)(void *), void *whom);
 void pool_unpin_for_others(struct up_pool *p, int file, uint64_t first, uint64_t count);

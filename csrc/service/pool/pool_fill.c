@@ -438,6 +438,7 @@ static int bring_for_others(struct up_pool *p, int file, uint64_t chunk, uint64_
 	struct fill o = { .file = file, .first = chunk, .for_others = 1 };
 	uint64_t failed = p->count.failed_fills;
 
+	reads(whom);
 	if (f->state[chunk] != UP_ABSENT && f->state[chunk] != UP_WANTED) {
 		wait_a_moment(p); /* on its way, here or away */
 		return 1;
@@ -449,7 +450,6 @@ static int bring_for_others(struct up_pool *p, int file, uint64_t chunk, uint64_
 		return 1;
 	}
 	pool_unlock(p);
-	reads(whom);
 	fill(p, &o, buffer); /* comes back with the lock */
 	return p->count.failed_fills == failed || f->state[chunk] != UP_ABSENT ? 1 : -EIO;
 }
