@@ -303,6 +303,8 @@ void up_net_stop(struct up_net *net);
 /* A file of the pool is the one of which other nodes have this identity; no longer. */
 int up_net_share(struct up_net *net, int file, const uint64_t *id);
 void up_net_unshare(struct up_net *net, int file);
+/* It is not known yet whether other nodes have this file: what nobody waits for waits so long for that. */
+void up_net_pending(struct up_net *net, int file, uint32_t patience_ms);
 void up_net_counts(struct up_net *net, struct up_net_counts *out);
 void up_net_node_counts(struct up_net *net, uint32_t node, struct up_net_node_counts *out);
 

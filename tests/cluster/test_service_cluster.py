@@ -34,6 +34,9 @@ class FakeLink:
     def share(self, file: int, digest: Any) -> None:
         self.shared[file] = digest
 
+    def pending(self, file: int, patience_ms: int) -> None:
+        self.waits = patience_ms
+
     def unshare(self, file: int) -> None:
         del self.shared[file]
 

@@ -44,7 +44,7 @@ PREFIX = "UFFDPREFETCH_"
 #: Options that do not concern the service.
 _OF_THE_LAUNCHER = (
     *("strict", "quiet", "verbose", "output", "force", "config_file", "trace", "ownlock"),
-    *("live", "interval_seconds", "engine_asked", "engine_reason"),
+    *("live", "interval_seconds", "engine_asked", "engine_reason", "place"),
 )
 #: Tells the preload object where the ranks' own lock files go (`--ownlock`). Not the option's own
 #: variable, which hands the choice to a nested wrap.
@@ -55,7 +55,7 @@ INTERNAL_VARIABLES = frozenset(
     for name in (
         *("RUN", "RUNG", "DISABLE", "SOCKET", "RUNDIR"),
         *("SERVE_CONFIG", "KEEP_ADVICE", "CONFIG", "LOCKDIR", "POOL_CHUNK", "LISTEN"),
-        *("LUSTRE", "SLURMBED"),
+        *("LUSTRE", "SLURMBED", "CLUSTER_RUN"),
     )
 )
 
@@ -85,6 +85,9 @@ class Config:
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     whole: tuple[str, ...] = ()
+    cluster: int | None = None
+    meet: str | None = None
+    share: tuple[str, ...] = ()
     min_size_bytes: int = 16 * MIB
     plan: str | None = None
     torch: str = "auto"
@@ -100,6 +103,7 @@ class Config:
     config_file: str | None = None
     engine_asked: str | None = None  # of a run that fell back: the requested engine, and why
     engine_reason: str | None = None
+    place: str | None = None  # with --cluster: where and as whom this node meets the others
     origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def wants(self, path: str) -> bool:
@@ -140,7 +144,7 @@ class Config:
 
         try:
             values = json.loads(text)
-            for name in ("include", "exclude", "whole"):
+            for name in ("include", "exclude", "whole", "share"):
                 if name in values:
                     values[name] = tuple(values[name])
             return validate(cls(**values))
@@ -195,6 +199,19 @@ def _parse_float(text: str) -> float:
         raise usage_error(f"not a number: {text!r}") from None
 
 
+def _parse_nodes(text: str) -> int | None:
+    """0: as many as the launcher says."""
+    if text.strip().lower() in ("off", "auto"):
+        return 0 if text.strip().lower() == "auto" else None
+    if not text.isascii() or not text.isdigit() or not int(text):
+        raise usage_error(f"{text!r} is no number of nodes")
+    return int(text)
+
+
+def _format_nodes(value: int | None) -> str:
+    return {None: "off", 0: "auto"}.get(value, str(value))
+
+
 def _parse_globs(text: str) -> tuple[str, ...]:
     return tuple(glob for glob in text.split(os.pathsep) if glob)
 
@@ -220,6 +237,7 @@ class Option:
     metavar: str | None = None
     short: str | None = None
     format: Callable[[Any], str] = _format
+    implied: str | None = None  # what the option means without a value
 
     @property
     def variable(self) -> str:
@@ -281,6 +299,16 @@ OPTIONS = (
     Option("whole", "whole", _parse_globs,
            "files of which the job will need all bytes: what fits --budget is read in order as soon"
            " as it is mapped (repeatable)", "GLOB"),
+    Option("cluster", "cluster", _parse_nodes,
+           "share what is read with the run's other nodes, by MPI: each byte is read once for all"
+           " (with --engine pool; N: how many nodes there are, where the launcher does not say;"
+           " docs/cluster.md)", "N", format=_format_nodes, implied="auto"),
+    Option("meet", "meet", os.path.abspath,
+           "the directory in which the nodes of --cluster meet, on a file system that all see"
+           " (default: the current one)", "DIR"),
+    Option("share", "share", _parse_globs,
+           "files on FUSE of which all nodes see the same bytes (repeatable; --cluster shares those"
+           " on network file systems by itself)", "GLOB"),
     Option("min_size_bytes", "min-size", parse_size,
            "leave smaller mappings alone (default: 16MiB)", "SIZE", format=format_size_exact),
     Option("plan", "plan", os.path.abspath,
@@ -326,6 +354,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
             parser.add_argument(*flags, action="store_const", const="1", **common)
         elif option.is_list:
             parser.add_argument(*flags, action="append", metavar=option.metavar, **common)
+        elif option.implied is not None:
+            parser.add_argument(
+                *flags, nargs="?", const=option.implied, metavar=option.metavar, **common
+            )
         else:
             parser.add_argument(*flags, metavar=option.metavar, **common)
     parser.add_argument(
@@ -353,9 +385,10 @@ def parse_plain(words: Sequence[str]) -> dict[str, Any] | None:
         if option.is_flag:
             value = "1"
         elif not given:
-            if not rest or rest[0].startswith("-"):
+            alone = not rest or rest[0].startswith("-")
+            if alone and option.implied is None:
                 return None
-            value = rest.pop(0)
+            value = option.implied or "" if alone else rest.pop(0)
         if option.is_list:
             values.setdefault(option.field, []).append(value)
         else:

@@ -88,10 +88,14 @@ class Convener:
     def run(self, stdin: int = 0) -> None:
         """Until the standard input ends."""
         self._arrive()
-        present = self._meeting.wait(self._options.nodes)
-        missing = self._options.nodes - len(present)
-        self.tell(present=sorted(present), missing=max(0, missing), seconds=ARRIVAL_SECONDS)
+        end, present = time.monotonic() + ARRIVAL_SECONDS, self._meeting.present()
         try:
+            while len(present) < self._options.nodes and time.monotonic() < end:
+                if self._hung_up(stdin):
+                    return
+                present = self._meeting.present()
+            missing = self._options.nodes - len(present)
+            self.tell(present=sorted(present), missing=max(0, missing), seconds=ARRIVAL_SECONDS)
             while not self._hung_up(stdin):
                 self.turn(time.monotonic())
         finally:

@@ -19,8 +19,8 @@ from uffdprefetch.protocol import wire
 LAYOUT = Layout(slot_bytes=1 << 20, ask_slots=32, serve_slots=32)
 #: Of the budget, what is never used for keeping: windows, mapped chunks, and what goes through.
 RESERVE_SHARE, RESERVE_MOST_BYTES = 0.25, 256 << 20
-#: Threads that answer other nodes: their reads take no more of storage.
-SERVE_THREADS = 2
+#: Threads that answer other nodes, of which two read (csrc/service/net/serve.c).
+SERVE_THREADS = 4
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,11 @@ class Link:
         self._shared[file] = identity
         if self.joined is not None:
             self.joined.net.share(file, identity)
+
+    def pending(self, file: int, patience_ms: int) -> None:
+        """See native.net.Net.pending()."""
+        if self.joined is not None:
+            self.joined.net.pending(file, patience_ms)
 
     def unshare(self, file: int) -> None:
         """It has changed, or nobody has it open."""

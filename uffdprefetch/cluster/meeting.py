@@ -13,18 +13,13 @@ import json
 import os
 import re
 import secrets
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from uffdprefetch.base import rundir
-from uffdprefetch.base.clock import CLOCK, Clock
 from uffdprefetch.base.errors import EXIT_OURS, UffdPrefetchError
 from uffdprefetch.base.identity import file_name_safe
 
-#: Between two looks while somebody is waited for.
-LOOK_SECONDS = 0.05
 #: How long nodes wait for each other at the beginning: launchers start them within seconds.
 ARRIVAL_SECONDS = 20.0
 KEY_BYTES = 32
@@ -35,13 +30,12 @@ Values = dict[str, Any]
 class Meeting:
     """One run's directory, as one of its nodes sees it."""
 
-    def __init__(self, base: Path, run: str, node: int, clock: Clock = CLOCK) -> None:
+    def __init__(self, base: Path, run: str, node: int) -> None:
         """``base``: a directory that all nodes see; ``run``: the job and how often it has been
         restarted; ``node``: this one's number, from 0. Raises UffdPrefetchError where the run's
         directory cannot be made, or is not ours alone."""
         self.path = base / f"uffdprefetch-meet-{file_name_safe(run)}"
         self.node = node
-        self._clock = clock
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
@@ -56,7 +50,7 @@ class Meeting:
     def at(cls, path: Path, node: int = -1) -> Meeting:
         """One that is there already, of a process of one of its nodes."""
         one = cls.__new__(cls)
-        one.path, one.node, one._clock = path, node, CLOCK
+        one.path, one.node = path, node
         return one
 
     # -------------------------------------------------------------- notes
@@ -132,16 +126,6 @@ class Meeting:
             values = self.note(name) if match else None
             if match and values is not None:
                 found[int(match[1])] = values
-        return found
-
-    def wait(
-        self, nodes: int, seconds: float = ARRIVAL_SECONDS,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> dict[int, Values]:  # fmt: skip
-        """Wait until so many nodes are there, or no longer; who is there then."""
-        end_ns = self._clock.now_ns() + int(seconds * 1e9)
-        while len(found := self.present()) < nodes and self._clock.now_ns() < end_ns:
-            sleep(LOOK_SECONDS)
         return found
 
     # -------------------------------------------------------------- the key

@@ -127,6 +127,21 @@ def _with_an_engine(config: Config, environ: Mapping[str, str]) -> Config:
     return chosen
 
 
+def _in_a_cluster(config: Config, environ: Mapping[str, str]) -> Config:
+    """``config`` with the place at which this node meets the others, or without a cluster, after a
+    line; raises UffdPrefetchError with --strict."""
+    from uffdprefetch.launch import cluster
+
+    why = cluster.why_not(config, environ)
+    if why is None:
+        return cluster.placed(config, environ)
+    if config.strict:
+        raise UffdPrefetchError(f"--cluster: {why}", EXIT_OURS)
+    if not config.quiet:
+        say(f"each node reads for itself: {why}")
+    return cluster.alone(config)
+
+
 def _own_locks(config: Config, meeting: Meeting) -> OwnLocks | None:
     """Join the job's directory of lock files; raises UffdPrefetchError with --strict only."""
     from uffdprefetch.ownlock import SUFFIX, OwnLocks
@@ -232,6 +247,8 @@ def run(
     try:
         meeting = service.meeting_place(environ)
         config = _with_an_engine(config, environ)
+        if config.cluster is not None:
+            config = _in_a_cluster(config, environ)
         preload = None
         if config.engine != "off" or config.ownlock:
             preload = environ.get(TEST_PRELOAD_VARIABLE)

@@ -243,7 +243,7 @@ class Net:
 
     def __init__(
         self, pool: Any, ring: Ring, me: int, to_fd: int, from_fd: int, *,
-        chunks_per_block: int, keep_bytes: int, serve_threads: int = 2, patience_ms: int = 0,
+        chunks_per_block: int, keep_bytes: int, serve_threads: int = 4, patience_ms: int = 0,
     ) -> None:  # fmt: skip
         """``pool``: native.pool.Pool; the ring is this object's from now on; ``to_fd``,
         ``from_fd``: eventfds that tell the transport of messages, and are told by it;
@@ -267,6 +267,11 @@ class Net:
         _checked(
             _lib.up_net_share(self._pointer, file, _ffi.new("uint64_t[2]", identity)), "shared file"
         )
+
+    def pending(self, file: int, patience_ms: int) -> None:
+        """Whether it is shared will be known: what nobody waits for waits so long for that, or, as
+        of 0, not any more."""
+        _lib.up_net_pending(self._pointer, file, patience_ms)
 
     def unshare(self, file: int) -> None:
         """It is its own from now on."""

@@ -142,6 +142,9 @@ class NodePool:
     detached: int = 0  # regions given back because of an error of the pool
     limited_by: Limit | None = None
     places: int = 1  # distinct positions at which files are read
+    #: Called with a file that has become the pool's, or has changed or left it.
+    on_open: Callable[[FileState, int], None] | None = None
+    on_close: Callable[[FileState], None] | None = None
     _reported: set[Limit] = field(default_factory=set)
     _fit_at_ns: int = 0
     _random: np.random.Generator = field(default_factory=np.random.default_rng)
@@ -178,6 +181,8 @@ class NodePool:
             state, touched = self.pool.books(number)
             file.pooled = PoolFile(self.pool, number, memfd, self.chunk_bytes, state, touched)
             self.files[number] = file
+            if self.on_open is not None:
+                self.on_open(file, number)
         return file.pooled
 
     def forget(self, file: FileState) -> bool:
@@ -188,6 +193,8 @@ class NodePool:
         self._note_counts(file)
         if not self.pool.forget_file(pooled.number):
             return False
+        if self.on_close is not None:
+            self.on_close(file)
         os.close(pooled.memfd)
         del self.files[pooled.number]
         file.pooled = None
@@ -206,6 +213,8 @@ class NodePool:
         """The file has changed: drop its pages; mappings that cannot be notified read them
         again."""
         if file.pooled is not None:
+            if self.on_close is not None:
+                self.on_close(file)
             self.pool.drop_file(file.pooled.number)
 
     def sample(self, file: FileState, most: int) -> list[int]:

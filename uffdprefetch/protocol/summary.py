@@ -123,6 +123,7 @@ class Summary:
     schema: str = SCHEMA
     resolve: str = "agent"  # who answers checkpoints; nobody else does
     pool: dict[str, Any] | None = None
+    cluster: dict[str, Any] | None = None
     rung: int | None = None
     rung_lifts: bool = False
     rung_remedy: str | None = None

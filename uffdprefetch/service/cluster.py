@@ -31,7 +31,10 @@ if TYPE_CHECKING:
     from uffdprefetch.state.opening import Opener
 
 LINE_MOST_BYTES = 1 << 16
-END_SECONDS = 3.0
+END_SECONDS = 1.5
+#: How long what is read ahead of a file waits until it is known whether other nodes have it: some
+#: pages of it are read, and its servers are asked.
+PENDING_MS = 500
 
 
 @dataclass(frozen=True)
@@ -135,6 +138,17 @@ class Cluster:
             return False
         return True
 
+    def is_transport(self, fd: int) -> bool:
+        """Whether a connection is the present transport's."""
+        sock = self.transport_socket
+        return sock is not None and sock.fileno() == fd
+
+    @property
+    def transport_socket(self) -> socket.socket | None:
+        """Of the present transport; None: there is none."""
+        joined = self.link.joined if self.link is not None else None
+        return joined.sock if joined is not None else None
+
     def left(self) -> None:
         """The transport has hung up."""
         if self.link is not None:
@@ -151,6 +165,8 @@ class Cluster:
         """A file has become the pool's: find out whether other nodes have the same."""
         fd = os.dup(file.fd)
         path, f_type, globs = file.path, file_type(fd), self._globs
+        if self.link is not None:
+            self.link.pending(number, PENDING_MS)
 
         def look() -> dict[str, int | str] | str:
             try:
@@ -164,6 +180,8 @@ class Cluster:
             if isinstance(found, OSError):
                 found = f"{found.strerror}"
             if isinstance(found, str):
+                if self.link is not None:
+                    self.link.pending(number, 0)
                 self._ledger.degrade(f"{path}: not shared with other nodes: {found}")
                 return
             digest = struct.unpack("<QQ", identity.identity(found))

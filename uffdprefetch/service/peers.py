@@ -15,7 +15,7 @@ import select
 import socket
 import struct
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from uffdprefetch.base.clock import CLOCK, MS
 from uffdprefetch.native import uffd
@@ -27,6 +27,9 @@ from uffdprefetch.service.watchers import Watchers
 from uffdprefetch.state.client import Client, Launcher
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.unserved import Reason, Refusal
+
+if TYPE_CHECKING:
+    from uffdprefetch.service.cluster import Cluster
 
 log = logging.getLogger("uffdprefetch.serve")
 
@@ -54,6 +57,7 @@ class Peers:
         options: int,
         watchers: Watchers,
         announcements: Announcements | None = None,
+        cluster: Cluster | None = None,
     ) -> None:
         """``wake_fd`` goes to the agents: an event that they write to wake the service; ``options``
         is the fingerprint of the service's, for launchers that were given other ones."""
@@ -66,6 +70,7 @@ class Peers:
         self._options = options
         self._watchers = watchers
         self._announcements = announcements
+        self._cluster = cluster
         self._planners: dict[int, tuple[socket.socket, int]] = {}  # and their pids
         self.launchers: dict[int, Launcher] = {}
         self.parting: list[socket.socket] = []  # of launchers that have said good-bye
@@ -188,6 +193,8 @@ class Peers:
         recorder = self._engine.tap.socket_of(fd) or self._watchers.socket_of(fd)
         if recorder is not None:
             return recorder
+        if self._cluster is not None and self._cluster.is_transport(fd):
+            return self._cluster.transport_socket
         if fd in self._planners:
             return self._planners[fd][0]
         return self._unknown.get(fd) if peer is None else peer.sock
@@ -248,6 +255,12 @@ class Peers:
         elif hello.role == wire.Role.WATCHER:
             if not self._watchers.welcome(sock):
                 raise wire.WireError("a watcher too many")
+            del self._unknown[fd]
+            self._accepted_ns.pop(fd, None)
+            return  # nor does it
+        elif hello.role == wire.Role.TRANSPORT and self._cluster is not None:
+            if not self._cluster.join(sock, pid, hello.job_pid):
+                raise wire.WireError("a transport of an older generation")
             del self._unknown[fd]
             self._accepted_ns.pop(fd, None)
             return  # nor does it
@@ -349,6 +362,10 @@ class Peers:
     def _hang_up(self, fd: int) -> None:
         if fd in self._engine.clients:
             self.drop_client(fd)
+            return
+        if self._cluster is not None and self._cluster.is_transport(fd):
+            self._epoll.unregister(fd)
+            self._cluster.left()
             return
         peer: Any = self.launchers.pop(fd, None) or self._unknown.pop(fd, None)
         peer = peer or self._engine.tap.leave(fd) or self._watchers.leave(fd)

@@ -8,6 +8,7 @@ writes, and no fault waits for it: stopped, slow or dead, the job goes on.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import resource
@@ -15,6 +16,7 @@ import select
 import signal
 import socket
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from uffdprefetch.base import spawn
@@ -42,8 +44,10 @@ from uffdprefetch.warm.limits import Limit, TokenBucket
 from uffdprefetch.warm.scheduler import EXTENT_BYTES, Extent, Scheduler
 
 if TYPE_CHECKING:
+    from uffdprefetch.cluster.link import Link
     from uffdprefetch.pool.node_pool import NodePool
     from uffdprefetch.protocol.snapshot import Snapshot
+    from uffdprefetch.service.cluster import Cluster, Place
     from uffdprefetch.service.live import Live
 
 log = logging.getLogger("uffdprefetch.serve")
@@ -114,6 +118,7 @@ class Service:
         if pool is not None:
             self.engine.use_pool(pool)
         self._epoll = select.epoll()
+        self._cluster = self._with_others(config, pool, listener.getsockname())
         self._epoll.register(self._wake_fd, select.EPOLLIN)
         self._order_service = self._with_orders(listener.getsockname())
         self._listener, self._path = listener, listener.getsockname()
@@ -130,6 +135,7 @@ class Service:
             config.fingerprint(),
             Watchers(self._snapshot),
             self._order_service.announcements if self._order_service is not None else None,
+            self._cluster,
         )
         self._housekeeping_ns = 0
         self._next_pump_ns = 0
@@ -155,6 +161,33 @@ class Service:
         if config.engine_asked:
             self._ledger.degrade(why_fallen_back(config))
         return config, pool
+
+    def _with_others(
+        self, config: Config, pool: NodePool | None, socket_path: str
+    ) -> Cluster | None:
+        """The run's other nodes, where they are to share."""
+        if config.place is None or pool is None:
+            return None
+        from uffdprefetch.cluster.link import Link
+        from uffdprefetch.service.cluster import Cluster, Place
+
+        def link(place: Place, key: bytes) -> Link:
+            return Link(
+                pool.pool, place.node, key, budget_bytes=pool.budget_bytes,
+                chunk_bytes=pool.chunk_bytes,
+            )  # fmt: skip
+
+        try:
+            place = Place(**json.loads(config.place))
+            cluster = Cluster(
+                place, socket_path, partial(link, place), self._ledger, self._opener, config.share
+            )
+        except (OSError, ValueError, TypeError) as error:
+            self._ledger.degrade(f"cluster: each node reads for itself: {error}")
+            return None
+        pool.on_open, pool.on_close = cluster.opened, cluster.closed
+        self._epoll.register(cluster.fd, select.EPOLLIN)
+        return cluster
 
     def _with_orders(self, socket_path: str) -> OrderService | None:
         if self.config.policy == "none":
@@ -250,6 +283,9 @@ class Service:
                     os.read(fd, 8 if fd == self._wake_fd else 64)
                 if fd == self._signal_fd:
                     self._look_for_writers()
+            elif self._cluster is not None and fd == self._cluster.fd:
+                if not self._cluster.hear():
+                    self._epoll.unregister(fd)
             elif self._order_service is not None and fd == self._order_service.resolver.fd:
                 self._order_service.resolver.ready()
             else:
@@ -352,6 +388,7 @@ class Service:
         return summary(
             self.config, self.run_key, self.engine, self._scheduler,
             self._reading_cpu_seconds(), self._waits,
+            self._cluster.describe() if self._cluster is not None else None,
         )  # fmt: skip
 
     # -------------------------------------------------------------- once a second
@@ -366,6 +403,8 @@ class Service:
         self._update_allowed_bytes()
         if self.engine.pool:
             self.engine.pool.housekeep()
+        if self._cluster is not None:
+            self._cluster.housekeep()
         if self._live is not None:
             self._live.tick(now, self._limit)
         elif not is_first:
@@ -406,6 +445,8 @@ class Service:
         self._listener.close()
         if self._order_service is not None:
             self._order_service.close()
+        if self._cluster is not None:
+            self._cluster.close()
         leftovers.remove_names(self._path, self._lock_fd)
         self._peers.part(now=True)
         self._workers.close()

@@ -195,6 +195,7 @@ def summary(
     scheduler: Scheduler,
     workers_cpu: float,
     waits: Waits,
+    cluster: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The document of docs/summary-schema.md."""
     ledger = engine.ledger
@@ -238,6 +239,7 @@ def summary(
             engine_asked=config.engine_asked or config.engine,
             policy=config.policy,
             pool=pool,
+            cluster=cluster,
             rung=ledger.rung,
             rung_reason=ledger.rung_reason,
             rung_lifts=ledger.rung_lifts,

@@ -23,7 +23,7 @@
 #define PATIENCE_TIMES 4u
 /* Where none has come yet. */
 #define PATIENCE_FIRST_NS (200 * NET_MS)
-/* Bytes that a node has to read first are waited for no longer than this. */
+/* Bytes that a node has to read first are waited for no longer than this, beyond what storage takes. */
 #define PATIENCE_MOST_NS (1500 * NET_MS)
 /* A question that was not answered is asked again after this. */
 #define ASK_AGAIN_MS 1000u
@@ -190,7 +190,7 @@ static int ask(struct up_net *n, const struct net_file *f, uint32_t node, struct
 		return 0;
 	m.slot = (uint32_t)slot;
 	m.serial = ++n->serial;
-	m.useful_ms = (uint32_t)(PATIENCE_MOST_NS / NET_MS);
+	m.useful_ms = (uint32_t)((PATIENCE_MOST_NS + net_longest(&n->storage_times)) / NET_MS);
 	if (!net_tell(n, &m))
 		return 0;
 	n->slot[slot] = (struct net_slot){ .state = SLOT_ASKED, .serial = m.serial, .node = node,
@@ -220,10 +220,11 @@ static void leave_slot(struct up_net *n, int slot)
 static int await(struct up_net *n, int slot)
 {
 	struct net_slot *s = &n->slot[slot];
-	uint64_t storage_ns = PATIENCE_TIMES * net_longest(&n->storage_times);
+	uint64_t longest = net_longest(&n->storage_times);
+	uint64_t storage_ns = longest + PATIENCE_MOST_NS;
 
-	if (!storage_ns || storage_ns > PATIENCE_MOST_NS)
-		storage_ns = PATIENCE_MOST_NS;
+	if (longest && PATIENCE_TIMES * longest < storage_ns)
+		storage_ns = PATIENCE_TIMES * longest;
 	while (s->state == SLOT_ASKED && !n->stop) {
 		uint64_t until = s->word_ns ? s->word_ns + storage_ns + least_ns(n)
 					    : s->asked_ns + patience_ns(n, s->node);
@@ -253,19 +254,19 @@ static enum up_net_status take_bytes(struct up_net *n, const struct net_file *f,
 }
 
 /* What becomes of the piece. With the lock, which it leaves. */
-static enum up_net_status finish(struct up_net *n, const struct net_file *f, struct piece *p, char *into)
+static enum up_net_status finish(struct up_net *n, const struct net_file *f, struct piece *p, char *into,
+				 int *had_it)
 {
 	struct net_slot *s = &n->slot[p->slot];
 	struct net_node *d = &n->node[s->node];
 	enum up_net_status status = UP_NET_FAILED;
 	uint64_t took;
-	int had_it;
 
 	if (await(n, p->slot)) {
 		struct net_file own = *f;
 
 		took = pool_now_ns() - s->asked_ns;
-		had_it = !s->word_ns;
+		*had_it &= !s->word_ns;
 		pthread_mutex_unlock(&n->lock);
 		status = take_bytes(n, &own, p, s->serial, into);
 		pthread_mutex_lock(&n->lock);
@@ -274,7 +275,7 @@ static enum up_net_status finish(struct up_net *n, const struct net_file *f, str
 			d->failures = 0;
 			d->from_bytes += p->length;
 			n->count.from_bytes += p->length;
-			if (had_it)
+			if (!s->word_ns)
 				net_note_time(&d->answers, took);
 		} else if (status != UP_NET_FAILED) {
 			d->failures = 0; /* it answers */
@@ -283,7 +284,7 @@ static enum up_net_status finish(struct up_net *n, const struct net_file *f, str
 	} else {
 		n->count.late++;
 	}
-	if (status == UP_NET_FAILED)
+	if (status == UP_NET_FAILED && !s->word_ns) /* else it is there, and its storage is slow */
 		failed(n, s->node, pool_now_ns());
 	leave_slot(n, p->slot);
 	return status;
@@ -298,9 +299,9 @@ static enum up_net_status fetch_from(struct up_net *n, int file, uint32_t node, 
 	struct piece piece[WINDOW];
 	uint64_t asked = 0, done = 0, pieces = (r->count + each - 1) / each;
 	enum up_net_status status = UP_NET_OK;
-	uint64_t until = pool_now_ns() + least_ns(n);
+	uint64_t began = pool_now_ns(), until = began + least_ns(n);
+	int had_it = 1;
 
-	net_begin(&n->network, r->length, pool_now_ns());
 	while (done < pieces && status == UP_NET_OK) {
 		while (asked < pieces && asked < done + WINDOW) {
 			struct piece *p = &piece[asked % WINDOW];
@@ -322,12 +323,13 @@ static enum up_net_status fetch_from(struct up_net *n, int file, uint32_t node, 
 			wait_until(n, until);
 			continue;
 		}
-		status = finish(n, f, &piece[done++ % WINDOW], into);
+		status = finish(n, f, &piece[done++ % WINDOW], into, &had_it);
 		pthread_cond_broadcast(&n->changed); /* a slot is free */
 	}
 	for (; done < asked; done++)
 		leave_slot(n, piece[done % WINDOW].slot);
-	net_end(&n->network, r->length, pool_now_ns(), status == UP_NET_OK);
+	if (status == UP_NET_OK && had_it)
+		net_note_rate(&n->network, r->length, pool_now_ns() - began);
 	return status;
 }
 
@@ -346,13 +348,19 @@ int net_fetch(struct up_net *n, int file, const struct up_net_range *r, char *in
 {
 	uint64_t block = r->first / n->options.chunks_per_block;
 	uint64_t last = r->expected / n->options.chunks_per_block;
-	uint64_t until = pool_now_ns() + least_ns(n);
+	uint64_t patience = least_ns(n), until;
 	enum up_net_status status = UP_NET_FAILED;
 	struct net_file *f = &n->file[file];
 	uint16_t w;
 
+	/* what nobody waits for yet may rather come late than twice */
+	if (!r->demand && patience < PATIENCE_FIRST_NS)
+		patience = PATIENCE_FIRST_NS;
+	until = pool_now_ns() + patience;
 	*keep = 0;
 	pthread_mutex_lock(&n->lock);
+	while (!f->used && !r->demand && !n->stop && pool_now_ns() < f->pending_ns)
+		wait_until(n, f->pending_ns);
 	if (f->used && !n->failed) {
 		w = word_of(n, file, block, last, until);
 		for (int tries = 0; tries < 2 && is_here(n, w, pool_now_ns()); tries++) {
@@ -390,18 +398,11 @@ void net_hurry(struct up_net *n, int file, uint64_t chunk)
 	pthread_mutex_unlock(&n->lock);
 }
 
-void net_storage(struct up_net *n, uint64_t bytes, uint64_t began_ns, int ends, int good)
+void net_storage(struct up_net *n, uint64_t bytes, uint64_t took_ns)
 {
-	uint64_t now = pool_now_ns();
-
 	pthread_mutex_lock(&n->lock);
-	if (!ends) {
-		net_begin(&n->storage, bytes, now);
-	} else {
-		net_end(&n->storage, bytes, now, good);
-		if (good)
-			net_note_time(&n->storage_times, now - began_ns);
-	}
+	net_note_rate(&n->storage, bytes, took_ns);
+	net_note_time(&n->storage_times, took_ns);
 	pthread_mutex_unlock(&n->lock);
 }
 
@@ -627,8 +628,17 @@ int up_net_share(struct up_net *n, int file, const uint64_t *id)
 	up_net_unshare(n, file);
 	pthread_mutex_lock(&n->lock);
 	n->file[file] = f;
+	pthread_cond_broadcast(&n->changed);
 	pthread_mutex_unlock(&n->lock);
 	return 0;
+}
+
+void up_net_pending(struct up_net *n, int file, uint32_t patience_ms)
+{
+	pthread_mutex_lock(&n->lock);
+	n->file[file].pending_ns = patience_ms ? pool_now_ns() + patience_ms * NET_MS : 0;
+	pthread_cond_broadcast(&n->changed);
+	pthread_mutex_unlock(&n->lock);
 }
 
 void up_net_unshare(struct up_net *n, int file)

@@ -25,10 +25,10 @@ struct net_times {
 	uint32_t count;
 };
 
-/* How fast a source is while it has enough to do. */
+/* What a source takes for a byte of a large request, as things are: with whatever else is under way there. */
 struct net_rate {
-	uint64_t under_way, since_ns; /* bytes; since when it is busy, 0: it is not */
-	double bytes, busy_ns;
+	double ns_per_byte;
+	uint32_t count;
 };
 
 enum net_slot_state { SLOT_FREE = 0, SLOT_ASKED, SLOT_CAME, SLOT_LOST };
@@ -52,6 +52,7 @@ struct net_node {
 /* What the pool's file of the same number is to other nodes. */
 struct net_file {
 	int used;
+	uint64_t pending_ns; /* whether it is shared will be known by then */
 	uint64_t id[2], blocks;
 	uint16_t *word;     /* up_net_word of each block, or ASKED */
 	uint32_t *asked_ms; /* ... since when */
@@ -86,6 +87,8 @@ struct up_net {
 	struct net_file file[POOL_FILES];
 	struct net_node node[UP_NET_NODES];
 	struct net_queue queue[2]; /* by class */
+	struct net_queue wants;    /* of both, what has to be read first */
+	uint32_t reading;          /* threads that do so */
 	struct net_rate network, storage;
 	struct net_times storage_times;
 	uint32_t passed; /* requests that went to storage since it is quicker: some try again */
@@ -97,10 +100,9 @@ struct up_net {
 
 uint64_t net_longest(const struct net_times *t);
 void net_note_time(struct net_times *t, uint64_t ns);
-/* `bytes` begin, and end; with the lock. */
-void net_begin(struct net_rate *r, uint64_t bytes, uint64_t now_ns);
-void net_end(struct net_rate *r, uint64_t bytes, uint64_t now_ns, int good);
-/* When so much more would be there, in ns; 0: not known. */
+/* So many bytes took so long; with the lock. */
+void net_note_rate(struct net_rate *r, uint64_t bytes, uint64_t ns);
+/* How long so many would take, in ns; 0: not known. */
 uint64_t net_expected_ns(const struct net_rate *r, uint64_t bytes);
 
 /* To the transport; with the lock. Whether it is on its way. */

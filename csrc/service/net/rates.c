@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * rates.c - which source brings bytes soonest: how fast each has been while it had enough to do.
- *
- * A small request by itself tells a latency and nothing of a rate: only the time counts during which
- * BUSY_BYTES or more were under way, and what came in it.
+ * rates.c - which source brings bytes soonest, by what large requests have taken lately. A small one tells a latency
+ * and nothing of a rate; one for which another node had to read tells of storage.
  */
 #include "service/net/net.h"
 
-#define BUSY_BYTES (1u << 20)
-/* A rate is believed when so much has come so; and older bytes count half whenever that has doubled. */
-#define BELIEVED_BYTES (16.0 * (1 << 20))
+#define LARGE_BYTES (256u << 10)
+/* Requests after which a rate is believed; each newer one counts for so much. */
+#define BELIEVED 8u
+#define NEWER (1.0 / 8)
 
 uint64_t net_longest(const struct net_times *t)
 {
@@ -28,34 +27,18 @@ void net_note_time(struct net_times *t, uint64_t ns)
 		t->count -= NET_TIMES;
 }
 
-static void account(struct net_rate *r, uint64_t now_ns)
+void net_note_rate(struct net_rate *r, uint64_t bytes, uint64_t ns)
 {
-	if (r->since_ns)
-		r->busy_ns += (double)(now_ns - r->since_ns);
-	r->since_ns = r->under_way >= BUSY_BYTES ? now_ns : 0;
-}
+	double one;
 
-void net_begin(struct net_rate *r, uint64_t bytes, uint64_t now_ns)
-{
-	r->under_way += bytes;
-	account(r, now_ns);
-}
-
-void net_end(struct net_rate *r, uint64_t bytes, uint64_t now_ns, int good)
-{
-	if (r->since_ns && good)
-		r->bytes += (double)bytes;
-	r->under_way -= bytes;
-	account(r, now_ns);
-	if (r->bytes >= 2 * BELIEVED_BYTES) {
-		r->bytes /= 2;
-		r->busy_ns /= 2;
-	}
+	if (bytes < LARGE_BYTES)
+		return;
+	one = (double)ns / (double)bytes;
+	r->ns_per_byte += (one - r->ns_per_byte) * (r->count ? NEWER : 1);
+	r->count += r->count < BELIEVED;
 }
 
 uint64_t net_expected_ns(const struct net_rate *r, uint64_t bytes)
 {
-	if (r->bytes < BELIEVED_BYTES)
-		return 0;
-	return (uint64_t)((double)(r->under_way + bytes) * r->busy_ns / r->bytes);
+	return r->count < BELIEVED ? 0 : (uint64_t)(r->ns_per_byte * (double)bytes);
 }

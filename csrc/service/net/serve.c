@@ -16,20 +16,26 @@
 
 /* One node has no more of the slots than this part. */
 #define PER_NODE_PART 4u
+/* Threads that read storage for others; the rest answers what is there meanwhile. */
+#define READ_THREADS 2u
 #define SLOT_WAIT_NS (200 * NET_MS)
 
-static int next_request(struct up_net *n, struct net_request *out)
+static int take(struct net_queue *q, struct net_request *out)
 {
-	for (int class_ = UP_NET_DEMAND; class_ <= UP_NET_AHEAD; class_++) {
-		struct net_queue *q = &n->queue[class_];
-
-		while (q->tail != q->head) {
-			*out = q->request[q->tail++ % NET_REQUESTS];
-			if (out->m.kind == UP_NET_REQUEST)
-				return 1;
-		}
+	while (q->tail != q->head) {
+		*out = q->request[q->tail++ % NET_REQUESTS];
+		if (out->m.kind == UP_NET_REQUEST)
+			return 1;
 	}
 	return 0;
+}
+
+/* The next one that this thread may answer; *reads: it has to be read first. */
+static int next_request(struct up_net *n, struct net_request *out, int *reads)
+{
+	*reads = n->reading < READ_THREADS && take(&n->wants, out);
+	n->reading += (uint32_t)*reads;
+	return *reads || take(&n->queue[UP_NET_DEMAND], out) || take(&n->queue[UP_NET_AHEAD], out);
 }
 
 static void refuse(struct up_net *n, const struct up_net_message *m, enum up_net_status status)
@@ -78,26 +84,14 @@ static int wait_for_slot(struct up_net *n, uint32_t node)
 	return slot;
 }
 
-struct reading {
-	struct up_net *net;
-	const struct up_net_message *m;
-	int said;
-};
-
 /* It is not there, or not yet: who has asked hears at once that it will take as long as storage does. */
-static void reads(void *arg)
+static void say_reading(struct up_net *n, const struct up_net_message *m)
 {
-	struct reading *r = arg;
-	struct up_net_message word = *r->m;
+	struct up_net_message word = *m;
 
-	if (r->said)
-		return;
-	r->said = 1;
 	word.kind = UP_NET_READING;
-	pthread_mutex_lock(&r->net->lock);
-	net_tell(r->net, &word);
-	r->net->count.served_reads++;
-	pthread_mutex_unlock(&r->net->lock);
+	net_tell(n, &word);
+	n->count.served_reads++;
 }
 
 /* The chunks, pinned, into a slot. */
@@ -120,11 +114,21 @@ static enum up_net_status fill_slot(struct up_net *n, int slot, int file, const 
 	return UP_NET_OK;
 }
 
+/* Whether the bytes are to be had without a wait; what is no request of ours is refused without one. */
+static int is_there(struct up_net *n, const struct up_net_message *m)
+{
+	int file;
+
+	pthread_mutex_lock(&n->lock);
+	file = net_find_file(n, m->file);
+	pthread_mutex_unlock(&n->lock);
+	return file < 0 || pool_has(n->pool, file, m->first, m->count);
+}
+
 static enum up_net_status serve(struct up_net *n, const struct net_request *r, char *buffer)
 {
 	const struct up_net_message *m = &r->m;
 	uint64_t until = r->came_ns + (uint64_t)m->useful_ms * NET_MS, chunk = pool_chunk_bytes(n->pool);
-	struct reading reading = { .net = n, .m = m };
 	struct up_net_message sends = *m;
 	enum up_net_status status;
 	int file, slot, ret;
@@ -138,7 +142,7 @@ static enum up_net_status serve(struct up_net *n, const struct net_request *r, c
 	pthread_mutex_unlock(&n->lock);
 	if (file < 0)
 		return UP_NET_ABSENT;
-	ret = pool_pin_for_others(n->pool, file, m->first, m->count, buffer, until, reads, &reading);
+	ret = pool_pin_for_others(n->pool, file, m->first, m->count, buffer, until);
 	if (ret)
 		return ret == -ENOENT ? UP_NET_ABSENT : ret == -EBUSY ? UP_NET_BUSY : UP_NET_FAILED;
 	slot = wait_for_slot(n, m->node);
@@ -171,17 +175,35 @@ void *net_serve_loop(void *arg)
 
 	pthread_mutex_lock(&n->lock);
 	while (!n->stop) {
-		enum up_net_status status;
+		enum up_net_status status = UP_NET_BUSY;
+		int reads, there;
 
-		if (!next_request(n, &r)) {
+		if (!next_request(n, &r, &reads)) {
 			pthread_cond_wait(&n->asked, &n->lock);
 			continue;
 		}
 		pthread_mutex_unlock(&n->lock);
-		status = buffer == MAP_FAILED ? UP_NET_BUSY : serve(n, &r, buffer);
+		there = reads || is_there(n, &r.m);
+		if (!there) {
+			pthread_mutex_lock(&n->lock);
+			say_reading(n, &r.m);
+			if (n->wants.head - n->wants.tail < NET_REQUESTS)
+				n->wants.request[n->wants.head++ % NET_REQUESTS] = r;
+			else
+				there = -1;
+			if (there >= 0)
+				continue;
+			pthread_mutex_unlock(&n->lock);
+		}
+		if (there > 0 && buffer != MAP_FAILED)
+			status = serve(n, &r, buffer);
 		if (status != UP_NET_OK)
 			refuse(n, &r.m, status);
 		pthread_mutex_lock(&n->lock);
+		if (reads) {
+			n->reading--;
+			pthread_cond_signal(&n->asked);
+		}
 	}
 	pthread_mutex_unlock(&n->lock);
 	if (buffer != MAP_FAILED)

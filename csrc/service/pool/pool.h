@@ -268,9 +268,11 @@ int pool_is_stood_in_for(const struct up_pool *p);
 void *pool_fill_loop(void *pool);
 /* Have the chunks [first, +count) there and pinned: 0; -ENOENT: the file has none; -EBUSY: there is no room, or it
  * took longer than until `until_ns`; -EIO: they cannot be read. What is neither there nor on its way is read from
- * storage, into `buffer` of RUN_MAX_BYTES; `reads` is called before who asks has to wait, with the lock. */
+ * storage, into `buffer` of RUN_MAX_BYTES. */
 int pool_pin_for_others(struct up_pool *p, int file, uint64_t first, uint64_t count, char *buffer,
-			uint64_t until_ns, void (*reads)(void *), void *whom);
+			uint64_t until_ns);
+/* Whether they are there already. */
+int pool_has(struct up_pool *p, int file, uint64_t first, uint64_t count);
 void pool_unpin_for_others(struct up_pool *p, int file, uint64_t first, uint64_t count);
 /* The bytes of such chunks, up to the file's end; how many, or -errno. */
 int64_t pool_copy_pinned(struct up_pool *p, int file, uint64_t first, uint64_t count, char *out);
@@ -286,8 +288,8 @@ struct up_net_range {
 int net_fetch(struct up_net *n, int file, const struct up_net_range *r, char *into, int *keep);
 /* Somebody waits for a chunk that is on its way. With the pool's lock. */
 void net_hurry(struct up_net *n, int file, uint64_t chunk);
-/* A read of storage begins, and ends: so much was read since `began_ns`. */
-void net_storage(struct up_net *n, uint64_t bytes, uint64_t began_ns, int ends, int good);
+/* So much was read from storage, in so long. */
+void net_storage(struct up_net *n, uint64_t bytes, uint64_t took_ns);
 /* A chunk that others ask for here is so no longer. With the pool's lock. */
 void net_dropped(struct up_net *n, int file, uint64_t chunk);
 /* Chunks of one block. */

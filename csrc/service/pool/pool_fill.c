@@ -302,11 +302,9 @@ static int bring(struct up_pool *p, struct up_net *net, struct pool_file *f, con
 		ret = 0;
 	} else {
 		began_ns = pool_now_ns();
-		if (net)
-			net_storage(net, length, began_ns, 0, 0);
 		ret = up_source_read(&f->source, into, length, offset, way);
-		if (net)
-			net_storage(net, length, began_ns, 1, !ret && *way != UP_CACHED);
+		if (net && !ret && *way != UP_CACHED)
+			net_storage(net, length, pool_now_ns() - began_ns);
 	}
 	if (into != buffer) {
 		/* our own page tables need not know them */
@@ -431,14 +429,12 @@ static void fill(struct up_pool *p, const struct fill *o, char *buffer)
 }
 
 /* One chunk of those that another node waits for is not there: whether to look again (1), or -errno. With the lock. */
-static int bring_for_others(struct up_pool *p, int file, uint64_t chunk, uint64_t count, char *buffer,
-			    void (*reads)(void *), void *whom)
+static int bring_for_others(struct up_pool *p, int file, uint64_t chunk, uint64_t count, char *buffer)
 {
 	struct pool_file *f = &p->file[file];
 	struct fill o = { .file = file, .first = chunk, .for_others = 1 };
 	uint64_t failed = p->count.failed_fills;
 
-	reads(whom);
 	if (f->state[chunk] != UP_ABSENT && f->state[chunk] != UP_WANTED) {
 		wait_a_moment(p); /* on its way, here or away */
 		return 1;
@@ -454,8 +450,21 @@ static int bring_for_others(struct up_pool *p, int file, uint64_t chunk, uint64_
 	return p->count.failed_fills == failed || f->state[chunk] != UP_ABSENT ? 1 : -EIO;
 }
 
+int pool_has(struct up_pool *p, int file, uint64_t first, uint64_t count)
+{
+	const struct pool_file *f = &p->file[file];
+	int all;
+
+	pthread_mutex_lock(&p->lock);
+	all = f->used && first < f->chunks && count <= f->chunks - first;
+	for (uint64_t c = first; all && c < first + count; c++)
+		all = f->state[c] == UP_PRESENT && !f->stale[c];
+	pool_unlock(p);
+	return all;
+}
+
 int pool_pin_for_others(struct up_pool *p, int file, uint64_t first, uint64_t count, char *buffer,
-			uint64_t until_ns, void (*reads)(void *), void *whom)
+			uint64_t until_ns)
 {
 	struct pool_file *f = &p->file[file];
 	uint64_t c = first;
@@ -478,7 +487,7 @@ int pool_pin_for_others(struct up_pool *p, int file, uint64_t first, uint64_t co
 		else if (f->state[c] == UP_PRESENT)
 			wait_a_moment(p);
 		else
-			ret = bring_for_others(p, file, c, first + count - c, buffer, reads, whom);
+			ret = bring_for_others(p, file, c, first + count - c, buffer);
 	}
 	if (c < first + count) {
 		ret = ret > 0 ? -EBUSY : ret;

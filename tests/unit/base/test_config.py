@@ -82,7 +82,7 @@ def test_every_option_has_all_three_spellings(machine: Machine) -> None:
         "min-size": "1MiB",
         "trace": "seen", "ownlock": "1", "live": "1", "interval": "2.5",
         "strict": "1", "quiet": "1", "verbose": "1", "evict": "lru", "huge-pages": "off",
-        "plan": "/order.json", "torch": "off",
+        "plan": "/order.json", "torch": "off", "cluster": "4", "meet": "/shared", "share": "*.bin",
     }  # fmt: skip
     assert set(given) == {option.key for option in config.OPTIONS}
     words: list[str] = []
@@ -95,16 +95,43 @@ def test_every_option_has_all_three_spellings(machine: Machine) -> None:
     machine.local_file.write_text(toml)
     by_file = machine.load()
     assert by_words == by_variables == by_file
-    no_options = ("config_file", "engine_asked", "engine_reason", "origins")
+    no_options = ("config_file", "engine_asked", "engine_reason", "place", "origins")
     names = [name for name in vars(by_words) if name not in no_options]
     assert len(names) == len(config.OPTIONS)
     assert all(getattr(by_words, name) != getattr(Config, name) for name in names)
 
 
 @pytest.mark.parametrize(
+    ("words", "nodes"),
+    [
+        (["--cluster"], 0),
+        (["--cluster", "-q"], 0),
+        (["--cluster=3"], 3),
+        (["--cluster", "3"], 3),
+        (["--cluster=off"], None),
+        ([], None),
+    ],
+)
+def test_a_cluster_may_say_how_many_nodes_it_has(
+    machine: Machine, words: list[str], nodes: int | None
+) -> None:
+    assert machine.load(*words).cluster == nodes
+    plain = config.parse_plain(words)
+    assert plain is not None and config.load(plain, {}, str(machine.cwd)).cluster == nodes
+
+
+@pytest.mark.parametrize("text", ["0", "-3", "many", ""])
+def test_what_is_no_number_of_nodes_is_said(machine: Machine, text: str) -> None:
+    with pytest.raises(UffdPrefetchError, match="no number of nodes"):
+        machine.load(f"--cluster={text}")
+
+
+@pytest.mark.parametrize(
     "words",
     [
         [],
+        ["--cluster", "-q"],
+        ["--cluster=4", "--meet", "/shared", "--share", "*.bin"],
         ["-q", "-f", "-v", "--strict", "--live", "--ownlock"],
         ["-o", "x.%r", "--policy", "fixed", "--size=1MiB", "--trace=", "--threshold", "nonsense"],
         ["--include", "a:b", "--include=*.mdb", "--exclude", "c", "--output", "a=b"],

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from uffdprefetch.base.clock import Clock
 from uffdprefetch.base.errors import UffdPrefetchError
-from uffdprefetch.cluster.meeting import KEY_BYTES, LOOK_SECONDS, Meeting
+from uffdprefetch.cluster.meeting import KEY_BYTES, Meeting
 
 
 def test_those_who_have_arrived_are_there_with_what_they_say(tmp_path: Path) -> None:
@@ -51,24 +50,6 @@ def test_where_nobody_can_meet_the_option_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UffdPrefetchError, match="--meet"):
         Meeting(tmp_path / "file", "run", 0)
-
-
-def test_whoever_waits_waits_for_all_or_as_long_as_was_said(tmp_path: Path) -> None:
-    now, slept = 0, list[float]()
-
-    def sleep(seconds: float) -> None:
-        nonlocal now
-        now += int(seconds * 1e9)
-        slept.append(seconds)
-        if len(slept) == 3:
-            Meeting(tmp_path, "run", 1).arrive({})
-
-    meeting = Meeting(tmp_path, "run", 0, Clock(lambda: now))
-    meeting.arrive({})
-    assert set(meeting.wait(2, 5.0, sleep)) == {0, 1}
-    assert len(slept) == 3
-    assert set(meeting.wait(3, 5.0, sleep)) == {0, 1}
-    assert len(slept) == 3 + 5.0 / LOOK_SECONDS
 
 
 def test_notes_come_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""launch/cluster.py: a node that cannot meet the others is told why, and what to do."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from uffdprefetch.base.config import Config
+from uffdprefetch.launch.cluster import alone, placed, why_not
+
+SRUN = {
+    "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_NODEID": "1", "SLURM_JOB_NUM_NODES": "2",
+}  # fmt: skip
+POOL = Config(engine="pool", cluster=0, meet="/shared")
+
+
+def test_a_node_under_a_launcher_has_its_place() -> None:
+    assert why_not(POOL, SRUN) is None
+    found = placed(POOL, SRUN)
+    assert found.place is not None
+    assert json.loads(found.place) == {
+        "meet": "/shared", "run": "slurm-7-0.0", "node": 1, "nodes": 2
+    }  # fmt: skip
+    assert Config.from_json(found.to_json()).place == found.place
+    assert found.fingerprint() == POOL.fingerprint(), "all nodes have the same options"
+
+
+@pytest.mark.parametrize(
+    ("config", "environ", "why"),
+    [
+        (Config(cluster=0), SRUN, "--engine pool"),
+        (POOL, {}, "GROUP_RANK"),
+        (POOL, {"GROUP_RANK": "0", "PET_NNODES": "2"}, "UFFDPREFETCH_CLUSTER_RUN"),
+        (POOL, {"JOB_COMPLETION_INDEX": "0", "UFFDPREFETCH_CLUSTER_RUN": "x"}, "--cluster=N"),
+        (POOL, {**SRUN, "SLURM_JOB_NUM_NODES": "1"}, "one node"),
+        (Config(engine="pool", cluster=1), SRUN, "one node"),
+        (POOL, {**SRUN, "SLURM_NODEID": "5"}, "node 5 of 2"),
+    ],
+)
+def test_who_cannot_meet_is_told_what_to_do(
+    config: Config, environ: dict[str, str], why: str
+) -> None:
+    found = why_not(config, environ)
+    assert found is not None and why in found
+    assert alone(config).cluster is None
