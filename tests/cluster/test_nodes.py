@@ -20,8 +20,12 @@ from typing import Any
 
 import pytest
 from conftest import HANG_SECONDS, clean_environment, require
+from fake_net import CHUNK, FILE_ID, fake_net
 from nodes_bed import nodes_bed, why_none
 from paths import ROOT
+
+from uffdprefetch.demo.bed import SlowBed, why_no_bed
+from uffdprefetch.native import net
 
 pytestmark = [pytest.mark.root, pytest.mark.mpi]
 
@@ -143,3 +147,35 @@ def test_when_its_transport_is_killed_a_node_reads_storage_and_the_next_one_shar
         nodes[1].hear("dropped")
         nodes[1].tell(do="read", start=0, length=SIZE)
         assert nodes[1].hear("read") == digest
+
+
+def test_a_network_that_ends_waits_for_no_storage(tmp_path: Path) -> None:
+    """A thread that reads for another node may be in a read that does not end."""
+    reason = why_no_bed()
+    require(reason is None, str(reason))
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "data.bin").write_bytes(random.Random(9).randbytes(2 * MIB))
+    with (
+        SlowBed(source, bandwidth=80_000_000, latency_us=2_000_000) as bed,
+        fake_net(2) as nodes,
+    ):
+        holder, asker = nodes.nodes
+        path = bed.path("data.bin")
+        files = [node.add(path) for node in (holder, asker)]
+        for node in nodes.nodes:
+            node.home.told(FILE_ID[0], range(8), 0)
+        assert asker.pool.submit(1, files[1], 0, CHUNK)
+        end = time.monotonic() + HANG_SECONDS
+        while not any(message.kind == net.READING for message in holder.seen):
+            assert time.monotonic() < end
+            time.sleep(0.001)
+        holder.net.close()
+        assert holder.pool.file_counts(files[0]).read_bytes == 0, "it is still being read"
+        nodes.nodes.remove(holder)
+        while not asker.pool.reap():
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        assert asker.bytes(files[1], 0, CHUNK) == (source / "data.bin").read_bytes()[:CHUNK]
+        holder.pool.close()
+        holder.ring.close()

@@ -42,7 +42,9 @@ class Link:
     ) -> None:  # fmt: skip
         """``node``: this one's number; ``key``: the run's."""
         self._pool, self._node, self._key = pool, node, key
-        self._layout, self._chunks = layout, max(1, block_bytes // chunk_bytes)
+        #: A slot holds a chunk at the least: with huge pages one of 2 MiB.
+        self.layout = layout._replace(slot_bytes=max(layout.slot_bytes, chunk_bytes))
+        self._chunks = max(1, block_bytes // chunk_bytes)
         self.reserve_bytes = min(RESERVE_MOST_BYTES, int(RESERVE_SHARE * budget_bytes))
         self._keep_bytes = budget_bytes - self.reserve_bytes
         self._shared: dict[int, FileId] = {}
@@ -54,7 +56,7 @@ class Link:
         """A transport has come: it gets what it needs, and takes the last one's place. Raises
         OSError."""
         self.leave()
-        ring = Ring.create(self._layout)
+        ring = Ring.create(self.layout)
         to_fd, from_fd = (os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for _ in range(2))
         info = os.memfd_create("uffdprefetch-transport", os.MFD_CLOEXEC)
         try:

@@ -681,8 +681,11 @@ void up_net_node_counts(struct up_net *n, uint32_t node, struct up_net_node_coun
 	pthread_mutex_unlock(&n->lock);
 }
 
+/* Nobody holds it any more. */
 static void free_net(struct up_net *n)
 {
+	struct up_pool *p = n->pool;
+
 	for (int i = 0; i < POOL_FILES; i++) {
 		free(n->file[i].word);
 		free(n->file[i].asked_ms);
@@ -690,25 +693,52 @@ static void free_net(struct up_net *n)
 	pthread_mutex_destroy(&n->lock);
 	pthread_cond_destroy(&n->changed);
 	pthread_cond_destroy(&n->asked);
+	if (n->owns_ring)
+		up_net_ring_close(n->ring);
 	free(n->slot);
 	free(n->serving);
 	free(n);
+	pthread_mutex_lock(&p->lock);
+	p->nets--;
+	pthread_cond_broadcast(&p->idle);
+	pool_unlock(p);
 }
 
-static void end_threads(struct up_net *n)
+void net_hold(struct up_net *n)
 {
-	uint64_t one = 1;
+	pthread_mutex_lock(&n->lock);
+	n->holders++;
+	pthread_mutex_unlock(&n->lock);
+}
+
+void net_put(struct up_net *n)
+{
+	uint32_t left;
 
 	pthread_mutex_lock(&n->lock);
-	n->stop = 1;
-	pthread_cond_broadcast(&n->changed);
-	pthread_cond_broadcast(&n->asked);
+	left = --n->holders;
 	pthread_mutex_unlock(&n->lock);
-	if (write(n->options.from_fd, &one, sizeof(one)) < 0)
-		n->stop = 1; /* the counter is full: it is awake anyway */
-	pthread_join(n->listener, NULL);
-	for (uint32_t i = 0; i < n->servers; i++)
-		pthread_join(n->server[i], NULL);
+	if (!left)
+		free_net(n);
+}
+
+static int start_servers(struct up_net *n)
+{
+	pthread_attr_t attr;
+	int err = 0;
+
+	pthread_attr_init(&attr);
+	pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED); /* one may be reading when all is over */
+	for (uint32_t i = 0; i < n->options.serve_threads && !err; i++) {
+		pthread_t thread;
+
+		net_hold(n);
+		err = pthread_create(&thread, &attr, net_serve_loop, n);
+		if (err)
+			net_put(n);
+	}
+	pthread_attr_destroy(&attr);
+	return err;
 }
 
 int up_net_start(struct up_net **out, struct up_pool *pool, struct up_net_ring *ring,
@@ -716,13 +746,14 @@ int up_net_start(struct up_net **out, struct up_pool *pool, struct up_net_ring *
 {
 	struct up_net *n = calloc(1, sizeof(*n));
 	pthread_condattr_t attr;
-	int err = 0;
+	int err;
 
 	if (!n)
 		return -ENOMEM;
 	n->pool = pool;
 	n->ring = ring;
 	n->options = *options;
+	n->holders = 1;
 	n->began_ns = pool_now_ns();
 	n->block_bytes = pool_chunk_bytes(pool) * options->chunks_per_block;
 	up_net_ring_layout(ring, &n->layout);
@@ -734,31 +765,31 @@ int up_net_start(struct up_net **out, struct up_pool *pool, struct up_net_ring *
 	pthread_cond_init(&n->changed, &attr);
 	pthread_cond_init(&n->asked, &attr);
 	pthread_condattr_destroy(&attr);
-	if (!n->slot || !n->serving || n->layout.slot_bytes < pool_chunk_bytes(pool))
-		err = !n->slot || !n->serving ? ENOMEM : EINVAL;
+	pthread_mutex_lock(&pool->lock);
+	pool->nets++;
+	err = pool->net ? EBUSY : 0;
+	pool_unlock(pool);
+	if (!err && (!n->slot || !n->serving))
+		err = ENOMEM;
+	if (!err && n->layout.slot_bytes < pool_chunk_bytes(pool))
+		err = EINVAL;
 	if (!err)
 		err = pthread_create(&n->listener, NULL, listen_loop, n);
 	if (err) {
-		free_net(n);
+		net_put(n);
 		return -err;
 	}
-	while (!err && n->servers < options->serve_threads &&
-	       n->servers < sizeof(n->server) / sizeof(*n->server)) {
-		err = pthread_create(&n->server[n->servers], NULL, net_serve_loop, n);
-		n->servers += !err;
-	}
+	n->owns_ring = 1;
+	err = start_servers(n);
+	pthread_mutex_lock(&pool->lock);
 	if (!err) {
-		pthread_mutex_lock(&pool->lock);
-		err = pool->net ? EBUSY : 0;
-		if (!err) {
-			pool->keep_most_bytes = options->keep_bytes;
-			pool->net = n;
-		}
-		pool_unlock(pool);
+		pool->keep_most_bytes = options->keep_bytes;
+		pool->net = n;
 	}
+	pool_unlock(pool);
 	if (err) {
-		end_threads(n);
-		free_net(n);
+		n->owns_ring = 0;
+		up_net_stop(n);
 		return -err;
 	}
 	*out = n;
@@ -768,16 +799,19 @@ int up_net_start(struct up_net **out, struct up_pool *pool, struct up_net_ring *
 void up_net_stop(struct up_net *n)
 {
 	struct up_pool *p = n->pool;
+	uint64_t one = 1;
 
 	pthread_mutex_lock(&p->lock);
 	if (p->net == n)
 		p->net = NULL;
 	pool_unlock(p);
-	end_threads(n);
-	pthread_mutex_lock(&p->lock);
-	while (p->net_users)
-		pool_wait(p, &p->idle);
-	pool_unlock(p);
-	up_net_ring_close(n->ring);
-	free_net(n);
+	pthread_mutex_lock(&n->lock);
+	n->stop = 1;
+	pthread_cond_broadcast(&n->changed);
+	pthread_cond_broadcast(&n->asked);
+	pthread_mutex_unlock(&n->lock);
+	if (write(n->options.from_fd, &one, sizeof(one)) < 0)
+		errno = 0; /* EAGAIN: the counter is full, so the listener is awake anyway */
+	pthread_join(n->listener, NULL); /* it waits for nothing; the others may be reading storage */
+	net_put(n);
 }

@@ -77,8 +77,8 @@ struct up_net {
 	struct up_net_ring *ring;
 	struct up_net_layout layout;
 	struct up_net_options options;
-	int stop, failed; /* failed: too many slots are lost, a new transport is needed */
-	uint32_t users;   /* fetches under way */
+	int owns_ring, stop, failed; /* failed: too many slots are lost, a new transport is needed */
+	uint32_t holders; /* its threads, fills, and who has started it: the last one frees it */
 	uint64_t began_ns;
 	uint32_t serial;
 	struct net_slot *slot; /* of those for asking */
@@ -94,8 +94,7 @@ struct up_net {
 	uint32_t passed; /* requests that went to storage since it is quicker: some try again */
 	uint64_t block_bytes;
 	struct up_net_counts count;
-	pthread_t listener, server[8];
-	uint32_t servers;
+	pthread_t listener;
 };
 
 uint64_t net_longest(const struct net_times *t);

@@ -208,5 +208,6 @@ void *net_serve_loop(void *arg)
 	pthread_mutex_unlock(&n->lock);
 	if (buffer != MAP_FAILED)
 		munmap(buffer, RUN_MAX_BYTES);
+	net_put(n);
 	return NULL;
 }

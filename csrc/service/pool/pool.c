@@ -344,6 +344,10 @@ void up_pool_destroy(struct up_pool *p)
 	if (!p)
 		return;
 	end_threads(p, 1);
+	pthread_mutex_lock(&p->lock);
+	while (p->nets) /* a thread that serves another node, and reads */
+		pool_wait(p, &p->idle);
+	pool_unlock(p);
 	for (int i = 0; i < POOL_CLIENTS; i++)
 		if (p->client[i].uffd >= 0)
 			up_pool_leave(p, i);

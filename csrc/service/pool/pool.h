@@ -132,8 +132,8 @@ struct up_pool {
 	int strays; /* pages may lie in memfds that no chunk of the books accounts for */
 	int retry; /* no memory to note a demand: see pool_want_again() */
 	uint64_t budget, used_bytes, leaving_bytes; /* used: PRESENT, FILLING and EVICTING */
-	struct up_net *net; /* other nodes, or NULL; users: fills that ask there just now */
-	uint32_t net_users;
+	struct up_net *net; /* other nodes, or NULL */
+	uint32_t nets;      /* that are not freed yet */
 	uint64_t kept_bytes, keep_most_bytes;
 	int take_kept; /* nothing else may go */
 
@@ -277,8 +277,10 @@ void pool_unpin_for_others(struct up_pool *p, int file, uint64_t first, uint64_t
 /* The bytes of such chunks, up to the file's end; how many, or -errno. */
 int64_t pool_copy_pinned(struct up_pool *p, int file, uint64_t first, uint64_t count, char *out);
 
-/* net/net.c: the bytes of a range from another node, if one has them. What is under way there is ended by
- * up_net_stop(); called without locks by who is among net_users. */
+/* net/net.c: it is not freed while it is held; taken with the pool's lock, given back without one. */
+void net_hold(struct up_net *n);
+void net_put(struct up_net *n);
+/* The bytes of a range from another node, if one has them. Ended by up_net_stop(). Without a lock. */
 struct up_net_range {
 	uint64_t first, count, length; /* chunks, within one block; bytes */
 	uint64_t expected;             /* the last chunk that is to be asked for soon */

@@ -364,11 +364,13 @@ static void fill(struct up_pool *p, const struct fill *o, char *buffer)
 
 	pthread_mutex_lock(&p->lock);
 	net = p->net;
-	p->net_users += !!net;
+	if (net)
+		net_hold(net);
 	pool_unlock(p);
 	ret = bring(p, net, f, o, buffer, &way, &keep);
+	if (net)
+		net_put(net);
 	pthread_mutex_lock(&p->lock);
-	p->net_users -= !!net;
 	if (ret) {
 		fail(p, o, ret);
 	} else {
