@@ -23,10 +23,25 @@ pytestmark = [pytest.mark.root, pytest.mark.mpi]
 
 MIB = 1 << 20
 SIZE = 32 * MIB
-#: Begins when the nodes have met, and long before they would have given up.
+#: Reads when both nodes have a transport, which shares its ring with the node's service; then these
+#: say hello to each other.
 READER = """
-import hashlib, mmap, sys, time
-time.sleep(3)
+import glob, hashlib, mmap, os, sys, time
+def sharing():
+    found = 0
+    for path in glob.glob("/proc/[0-9]*/maps"):
+        try:
+            found += "uffdprefetch-net" in open(path).read()
+        except OSError:
+            pass
+    return found
+while sharing() < 2:
+    time.sleep(0.02)
+marks = sys.argv[2]
+open(f"{marks}/{os.uname().nodename}", "w").close()
+while len(os.listdir(marks)) < 2:
+    time.sleep(0.02)
+time.sleep(1)
 with open(sys.argv[1], "rb") as file:
     found = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
 print(hashlib.sha256(found).hexdigest())
@@ -45,8 +60,9 @@ def test_two_nodes_read_a_file_once(data: Path, tmp_path: Path) -> None:
     for reason in (why_none(), why_no_bed()):
         require(not reason, str(reason))
     require(shutil.which("mpirun") is not None, "mpirun is missing: install openmpi-bin")
-    meet = tmp_path / "meet"
+    meet, marks = tmp_path / "meet", tmp_path / "marks"
     meet.mkdir()
+    marks.mkdir()
     with SlowBed(data.parent, bandwidth=80_000_000) as bed, nodes_bed(2, tmp_path) as nodes:
         file, jobs = bed.path(data.name), []
         for number in range(2):
@@ -59,7 +75,7 @@ def test_two_nodes_read_a_file_once(data: Path, tmp_path: Path) -> None:
                 *(sys.executable, "-m", "uffdprefetch", "wrap", "--engine", "pool"),
                 *("--budget", "128MiB", "--min-size", "1MiB", "--cluster=2", "--meet", str(meet)),
                 *("--share", f"{file.parent}/*", "-o", str(tmp_path / f"out{number}"), "--"),
-                *(sys.executable, "-c", READER, str(file)),
+                *(sys.executable, "-c", READER, str(file), str(marks)),
             ]
             jobs.append(nodes.start(number, words, environ, ROOT))
         said = [job.communicate(timeout=HANG_SECONDS)[0] for job in jobs]
