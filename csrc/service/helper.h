@@ -287,6 +287,7 @@ struct up_net_counts {
 	uint64_t questions, asks, hurries, refused, late, corrupt, passed_over;
 	uint64_t quicker_bytes;           /* read from storage since that was quicker */
 	uint64_t served_reads, kept_bytes, lost_slots;
+	uint64_t hedged_bytes;            /* read from storage since a reader had waited long enough */
 	int32_t failed;                   /* a new transport is needed */
 };
 
@@ -300,8 +301,14 @@ struct up_net_node_counts {
 int up_net_start(struct up_net **out, struct up_pool *pool, struct up_net_ring *ring,
 		 const struct up_net_options *options);
 void up_net_stop(struct up_net *net);
-/* A file of the pool is the one of which other nodes have this identity; no longer. */
-int up_net_share(struct up_net *net, int file, const uint64_t *id);
+/* What fstat(2) says of a file's content. */
+struct up_net_stamp {
+	uint64_t size;
+	int64_t mtime_ns, ctime_ns;
+};
+/* A file of the pool is the one of which other nodes have this identity; no longer. `stamp`: that with which it
+ * became the pool's. */
+int up_net_share(struct up_net *net, int file, const uint64_t *id, const struct up_net_stamp *stamp);
 void up_net_unshare(struct up_net *net, int file);
 /* It is not known yet whether other nodes have this file: what nobody waits for waits so long for that. */
 void up_net_pending(struct up_net *net, int file, uint32_t patience_ms);

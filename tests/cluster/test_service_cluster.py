@@ -19,11 +19,12 @@ import pytest
 from uffdprefetch.cluster import identity
 from uffdprefetch.service import cluster as module
 from uffdprefetch.service.cluster import Cluster, Place
+from uffdprefetch.state.file_times import Times
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.opening import Opener
 
 KEY = "ab" * 32
-NFS, EXT4 = 0x6969, 0xEF53
+NFS, EXT4, OVERLAY = 0x6969, 0xEF53, 0x794C7630
 
 
 class FakeLink:
@@ -31,14 +32,14 @@ class FakeLink:
         self.key, self.shared, self.joined = key, dict[int, Any](), None
         self.is_failed, self.generations, self.left = False, 0, 0
 
-    def share(self, file: int, digest: Any) -> None:
+    def share(self, file: int, digest: Any, stamp: Any) -> None:
         self.shared[file] = digest
 
     def pending(self, file: int, patience_ms: int) -> None:
         self.waits = patience_ms
 
     def unshare(self, file: int) -> None:
-        del self.shared[file]
+        self.shared.pop(file, None)
 
     def join(self, sock: Any, pid: int, generation: int) -> None:
         self.joined = SimpleNamespace(generation=generation)
@@ -76,9 +77,9 @@ class Bed:
             if select.select([self.cluster.fd], [], [], 0.05)[0] and not self.cluster.hear():
                 return
 
-    def open(self, path: Path, number: int) -> Any:
+    def open(self, path: Path, number: int, times: Times | None = None) -> None:
         fd = os.open(path, os.O_RDONLY)
-        file = SimpleNamespace(fd=fd, path=str(path))
+        file = SimpleNamespace(fd=fd, path=str(path), times=times or Times.of(fd))
         self.cluster.opened(file, number)
         end = time.monotonic() + 30
         while self.opener._under_way:
@@ -86,7 +87,6 @@ class Bed:
             self.opener.step()
             time.sleep(0.001)
         os.close(fd)
-        return file
 
     def close(self) -> None:
         self.cluster.close()
@@ -141,7 +141,7 @@ def test_a_file_that_other_nodes_see_is_shared_whenever_the_key_comes(
 ) -> None:
     monkeypatch.setattr(module, "file_type", lambda fd: NFS)
     bed = make({"key": KEY})
-    file = bed.open(data, 4)
+    bed.open(data, 4)
     bed.hear(lambda: bed.cluster.link)
     assert set(bed.cluster.link.shared) == {4}
     second = data.with_name("second.bin")
@@ -149,18 +149,56 @@ def test_a_file_that_other_nodes_see_is_shared_whenever_the_key_comes(
     bed.open(second, 5)
     assert set(bed.cluster.link.shared) == {4, 5}
     assert len(set(bed.cluster.link.shared.values())) == 2
-    bed.cluster.closed(file)
-    bed.cluster.closed(file)
+    bed.cluster.closed(4)
+    bed.cluster.closed(4)
     assert set(bed.cluster.link.shared) == {5}
 
 
-def test_a_local_file_and_one_that_cannot_be_read_are_not_and_it_is_said(
+def test_what_has_left_the_pool_meanwhile_is_not_shared(
+    make: Callable[..., Bed], data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its number may be another file's by then."""
+    monkeypatch.setattr(module, "file_type", lambda fd: NFS)
+    bed = make({"key": KEY})
+    bed.hear(lambda: bed.cluster.link)
+    looked = list[Any]()
+
+    def late(look: Any, then: Any) -> bool:
+        looked.append((look(), then))
+        return True
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bed.opener, "run", late)
+        bed.open(data, 4)
+    bed.cluster.closed(4)
+    found, then = looked[0]
+    then(found)
+    assert not bed.cluster.link.shared
+
+
+def test_what_has_changed_since_it_was_opened_is_not_shared(
+    make: Callable[..., Bed], data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the pool has read of it may be older than what the name would say."""
+    monkeypatch.setattr(module, "file_type", lambda fd: NFS)
+    bed = make({"key": KEY})
+    bed.hear(lambda: bed.cluster.link)
+    st = data.stat()
+    bed.open(data, 4, Times(st.st_size, st.st_mtime_ns - 1, st.st_ctime_ns))
+    assert not bed.cluster.link.shared
+    assert "changed since it was opened" in bed.ledger.degradations[0]
+
+
+def test_one_that_is_not_shared_or_cannot_be_read_is_said_but_a_local_one(
     make: Callable[..., Bed], data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bed = make({"key": KEY})
     bed.hear(lambda: bed.cluster.link)
     monkeypatch.setattr(module, "file_type", lambda fd: EXT4)
     bed.open(data, 1)
+    assert not bed.ledger.degradations
+    monkeypatch.setattr(module, "file_type", lambda fd: OVERLAY)
+    bed.open(data, 3)
     monkeypatch.setattr(module, "file_type", lambda fd: NFS)
 
     def broken(*_: object) -> str:

@@ -2,7 +2,8 @@
 /*
  * net_stress DIRECTORY [SEED] - pools that fetch from each other (csrc/service/net/) by a network that
  * loses, delays and spoils what it carries, answers questions with whatever comes to mind, and goes away
- * and comes back, while files are shared and not, and dropped. `make asan tsan` builds it with sanitizers.
+ * and comes back, while files are shared and not, and dropped, and threads touch their mappings. `make asan
+ * tsan` builds it with sanitizers.
  *
  * Everything that is found wrong is one line on stderr and status 1.
  */
@@ -28,13 +29,17 @@ struct node {
 	struct up_pool *pool;
 	struct up_net *net;
 	struct up_net_ring *ring; /* the transport's side */
-	int wake, to, from, file, memfd;
+	int wake, to, from, file, memfd, uffd, slot;
+	struct up_ring *events;
+	char *map;
 	uint64_t state;
 	pthread_mutex_t lock; /* of net and ring: the carrier, and who replaces them */
 };
 
 static struct node node[NODES];
+static struct up_net_stamp stamp; /* of the file that all of them read */
 static int stop;
+static uint64_t hurries, hedged_bytes; /* of all that have stopped */
 
 static void tell(struct node *n, struct up_net_message m)
 {
@@ -58,7 +63,7 @@ static void start_net(int i)
 	CHECK(!up_net_ring_open(&n->ring, fd));
 	close(fd);
 	CHECK(!up_net_start(&n->net, n->pool, service, &o));
-	CHECK(!up_net_share(n->net, n->file, id));
+	CHECK(!up_net_share(n->net, n->file, id, &stamp));
 	for (uint32_t j = 0; j < NODES; j++)
 		if ((int)j != i)
 			tell(n, (struct up_net_message){ .kind = UP_NET_NODE, .node = j, .status = 1 });
@@ -66,6 +71,11 @@ static void start_net(int i)
 
 static void stop_net(struct node *n)
 {
+	struct up_net_counts counts;
+
+	up_net_counts(n->net, &counts);
+	hurries += counts.hurries;
+	hedged_bytes += counts.hedged_bytes;
 	up_net_stop(n->net);
 	up_net_ring_close(n->ring);
 	n->net = NULL;
@@ -131,6 +141,12 @@ static void carry(int i, struct up_net_message *m, uint64_t *state)
 	case UP_NET_REFUSE:
 		answer(n, m, state);
 		break;
+	case UP_NET_HURRY:
+		if ((int)to != i)
+			tell(&node[to], (struct up_net_message){ .kind = UP_NET_HURRIED,
+								 .node = (uint32_t)i,
+								 .theirs = m->slot });
+		break;
 	case UP_NET_READING:
 		if ((int)to != i)
 			tell(&node[to], (struct up_net_message){ .kind = UP_NET_WORD,
@@ -190,6 +206,55 @@ static void check_chunk(struct node *n, uint64_t chunk)
 		CHECK(word[i] == word_at(offset + 8 * i, 1));
 }
 
+/* A job's thread: what it touches is waited for. */
+static void *toucher(void *cookie)
+{
+	struct node *n = cookie;
+	uint64_t state = (uint64_t)(n - node) + 77;
+
+	while (!__atomic_load_n(&stop, __ATOMIC_ACQUIRE)) {
+		uint64_t offset = below(&state, BYTES / 8) * 8;
+
+		CHECK(*(volatile uint64_t *)(n->map + offset) == word_at(offset, 1));
+		usleep(200);
+	}
+	return NULL;
+}
+
+static void set_stamp(int fd)
+{
+	struct stat st;
+
+	CHECK(!fstat(fd, &st));
+	stamp = (struct up_net_stamp){
+		.size = (uint64_t)st.st_size,
+		.mtime_ns = st.st_mtim.tv_sec * 1000000000ll + st.st_mtim.tv_nsec,
+		.ctime_ns = st.st_ctim.tv_sec * 1000000000ll + st.st_ctim.tv_nsec,
+	};
+}
+
+static void map_it(struct node *n)
+{
+	int ring_fd;
+
+	CHECK(!up_ring_create(&n->events, &ring_fd));
+	close(ring_fd);
+	n->uffd = open_pool_uffd();
+	n->slot = up_pool_join(n->pool, dup(n->uffd), 0, n->events);
+	CHECK(n->slot >= 0);
+	n->map = enter(n->uffd, n->memfd, NULL, whole_pages(BYTES), 0);
+	CHECK(!up_pool_map(n->pool, n->slot, 1, n->file, (uintptr_t)n->map, whole_pages(BYTES), 0));
+}
+
+static void unmap_it(struct node *n)
+{
+	up_pool_unmap(n->pool, n->slot, 1);
+	munmap(n->map, whole_pages(BYTES));
+	up_pool_leave(n->pool, n->slot);
+	up_ring_destroy(n->events);
+	close(n->uffd);
+}
+
 static void await(struct node *n, uint64_t job)
 {
 	struct up_pool_victim all = { .file = (uint32_t)n->file, .chunks = CHUNKS };
@@ -231,7 +296,7 @@ static void *reader(void *cookie)
 		if (!below(&n->state, 30)) {
 			lock_all(); /* the carrier writes into rings of other nodes, too */
 			up_net_unshare(n->net, n->file);
-			CHECK(!up_net_share(n->net, n->file, id));
+			CHECK(!up_net_share(n->net, n->file, id, &stamp));
 			unlock_all();
 		}
 		if (!below(&n->state, 40)) {
@@ -247,8 +312,7 @@ static void *reader(void *cookie)
 int main(int argc, char **argv)
 {
 	uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1, carried;
-	struct up_net_counts counts;
-	pthread_t thread[NODES], by;
+	pthread_t thread[NODES], touching[NODES], by;
 	uint64_t came = 0;
 	char path[4096];
 	int fd;
@@ -256,6 +320,7 @@ int main(int argc, char **argv)
 	CHECK(argc > 1);
 	snprintf(path, sizeof(path), "%s/words", argv[1]);
 	fd = make_words(path, BYTES, 1);
+	set_stamp(fd);
 	for (int i = 0; i < NODES; i++) {
 		struct node *n = &node[i];
 		struct up_pool_options o = { .budget_bytes = BYTES * 2 / 3, .chunk_bytes = CHUNK,
@@ -269,22 +334,26 @@ int main(int argc, char **argv)
 		CHECK(!up_pool_create(&n->pool, &o));
 		n->file = up_pool_file(n->pool, fd, BYTES, 0, &n->memfd);
 		CHECK(n->file >= 0);
+		map_it(n);
 		start_net(i);
 	}
 	carried = seed + 99;
 	CHECK(!pthread_create(&by, NULL, carrier, &carried));
 	for (int i = 0; i < NODES; i++)
-		CHECK(!pthread_create(&thread[i], NULL, reader, &node[i]));
+		CHECK(!pthread_create(&thread[i], NULL, reader, &node[i]) &&
+		      !pthread_create(&touching[i], NULL, toucher, &node[i]));
 	for (int i = 0; i < NODES; i++)
 		pthread_join(thread[i], NULL);
 	__atomic_store_n(&stop, 1, __ATOMIC_RELEASE);
+	for (int i = 0; i < NODES; i++)
+		pthread_join(touching[i], NULL);
 	pthread_join(by, NULL);
 	for (int i = 0; i < NODES; i++) {
 		struct up_pool_file_counts c;
 
-		up_net_counts(node[i].net, &counts);
 		up_pool_file_counts(node[i].pool, node[i].file, &c);
 		came += c.others_bytes;
+		unmap_it(&node[i]);
 		stop_net(&node[i]);
 		up_pool_destroy(node[i].pool);
 		close(node[i].memfd);
@@ -292,8 +361,10 @@ int main(int argc, char **argv)
 		close(node[i].to);
 		close(node[i].from);
 	}
-	CHECK(came > 0); /* else nothing of all this was looked at */
+	CHECK(came > 0 && hurries > 0); /* else nothing of all this was looked at */
 	close(fd);
-	printf("%llu MiB from other nodes\n", (unsigned long long)(came >> 20));
+	printf("%llu MiB from other nodes, %llu hurries, %llu KiB read instead\n",
+	       (unsigned long long)(came >> 20), (unsigned long long)hurries,
+	       (unsigned long long)(hedged_bytes >> 10));
 	return 0;
 }

@@ -24,6 +24,7 @@ from typing import Any
 from uffdprefetch.cluster.link import Link
 from uffdprefetch.native.pool import Pool
 from uffdprefetch.protocol import wire
+from uffdprefetch.state.file_times import Times
 
 CHUNK = 64 << 10
 FILE_ID = (0x1234, 0x5678)
@@ -37,6 +38,7 @@ class Node:
         self.pool = Pool(self.budget, CHUNK, 8, self.wake)
         fd = os.open(path, os.O_RDONLY)
         self.size = os.fstat(fd).st_size
+        self.stamp = Times.of(fd)
         self.file, self.memfd = self.pool.add_file(fd, self.size)
         directory = tempfile.mkdtemp(prefix="cluster-node-", dir="/tmp")
         self.path = f"{directory}/socket"
@@ -102,7 +104,7 @@ class Node:
                             chunk_bytes=CHUNK,
                             block_bytes=self.block,
                         )
-                        self.link.share(self.file, FILE_ID)
+                        self.link.share(self.file, FILE_ID, self.stamp)
                     else:
                         self.say(convener=said)
             if 0 in ready:

@@ -21,6 +21,7 @@ from uffdprefetch.cluster.transport import Transport
 from uffdprefetch.native import net
 from uffdprefetch.native.net import Layout, Message, Net, Ring
 from uffdprefetch.native.pool import Pool
+from uffdprefetch.state.file_times import Times
 
 KIB, MIB = 1 << 10, 1 << 20
 CHUNK = 64 * KIB
@@ -61,11 +62,11 @@ class Node:
         fd = os.open(path, os.O_RDONLY)
         try:
             number, memfd = self.pool.add_file(fd, path.stat().st_size)
+            self.memfds[number] = memfd
+            if identity is not None:
+                self.net.share(number, identity, Times.of(fd))
         finally:
             os.close(fd)
-        self.memfds[number] = memfd
-        if identity is not None:
-            self.net.share(number, identity)
         return number
 
     def prefetch(self, file: int, start: int, length: int, patience: float = 20.0) -> None:
@@ -161,9 +162,7 @@ class FakeNet:
         elif m.kind == net.READING:
             self.nodes[m.node].tell(Message(net.WORD, slot=m.theirs))
         elif m.kind == net.HURRY:
-            for slot, asked in node.out.items():
-                if asked.file == m.file and asked.first <= m.first < asked.first + asked.count:
-                    self.nodes[asked.node].tell(Message(net.HURRIED, node=node.number, theirs=slot))
+            self.nodes[m.node].tell(Message(net.HURRIED, node=node.number, theirs=m.slot))
         elif m.kind in (net.QUESTION, net.KEPT, net.DROPPED):
             self._home(node, m)
 

@@ -36,23 +36,28 @@ _DATA_VERSION = 0xC01066DA
 _DATA_VERSION_SIZE = struct.Struct("<QII")
 
 
+Fields = dict[str, int | str]
+
+
 class NotSharedError(Exception):
     """The file stays this node's own; the message says why, for people."""
 
 
-def fields(
-    fd: int, path: str, f_type: int, shared_globs: Sequence[str] = ()
-) -> dict[str, int | str]:
+def is_named(path: str, shared_globs: Sequence[str]) -> bool:
+    """Whether the user has said that all nodes see the same file there."""
+    return any(fnmatchcase(path, glob) for glob in shared_globs)
+
+
+def fields(fd: int, path: str, f_type: int, shared_globs: Sequence[str] = ()) -> Fields:
     """What must be equal on all nodes, by name. ``path``: as the job has it open. Reads a few pages
     and asks the servers, so it may wait for storage. Raises NotSharedError, OSError."""
-    named = any(fnmatchcase(path, glob) for glob in shared_globs)
-    if f_type not in NETWORK and not named:
+    if f_type not in NETWORK and not is_named(path, shared_globs):
         kind = file_systems.known(f_type).name
         if f_type == FUSE:
             raise NotSharedError(f"{kind}: --share {path} says that all nodes see the same file")
         raise NotSharedError(f"{kind} is not a network file system")
     status = os.fstat(fd)
-    found: dict[str, int | str] = {
+    found: Fields = {
         "path": path, "size": status.st_size, "mtime": status.st_mtime_ns,
     }  # fmt: skip
     if f_type in NETWORK:
@@ -83,12 +88,12 @@ def probe(fd: int, size_bytes: int, places: int) -> str:
     return digest.hexdigest()
 
 
-def identity(values: dict[str, int | str]) -> bytes:
+def identity(values: Fields) -> bytes:
     """ID_BYTES that two nodes have in common if all fields are equal, and by no chance else."""
     return blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=ID_BYTES).digest()
 
 
-def difference(own: dict[str, int | str], other: dict[str, int | str]) -> str:
+def difference(own: Fields, other: Fields) -> str:
     """Which fields keep two nodes from sharing a file, for people; '': none."""
     names = [name for name in own.keys() | other.keys() if own.get(name) != other.get(name)]
     return ", ".join(sorted(names))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from uffdprefetch.cluster.homes import BLOCK_BYTES
-from uffdprefetch.native.net import Counts, FileId, Layout, Net, NodeCounts, Ring
+from uffdprefetch.native.net import Counts, FileId, Layout, Net, NodeCounts, Ring, Stamp
 from uffdprefetch.native.pool import Pool
 from uffdprefetch.protocol import wire
 
@@ -47,7 +47,7 @@ class Link:
         self._chunks = max(1, block_bytes // chunk_bytes)
         self.reserve_bytes = min(RESERVE_MOST_BYTES, int(RESERVE_SHARE * budget_bytes))
         self._keep_bytes = budget_bytes - self.reserve_bytes
-        self._shared: dict[int, FileId] = {}
+        self._shared: dict[int, tuple[FileId, Stamp]] = {}
         self.joined: Joined | None = None
         self.generations = 0
         self._before: list[Counts] = []  # of transports that have gone
@@ -66,8 +66,8 @@ class Link:
             )  # fmt: skip
             self.joined = Joined(sock, pid, generation, net)
             self._fds = to_fd, from_fd
-            for file, identity in self._shared.items():
-                net.share(file, identity)
+            for file, (identity, stamp) in self._shared.items():
+                net.share(file, identity, stamp)
             said = {"node": self._node, "key": self._key.hex(), "spins": _has_a_core_free()}
             os.write(info, json.dumps(said).encode())
             message = wire.pack(wire.Type.WELCOME, wire.WELCOME.pack(0))
@@ -88,11 +88,11 @@ class Link:
             os.close(fd)
         self.joined = None
 
-    def share(self, file: int, identity: FileId) -> None:
-        """The pool's file of this number is what other nodes call so. Raises OSError."""
-        self._shared[file] = identity
+    def share(self, file: int, identity: FileId, stamp: Stamp) -> None:
+        """See native.net.Net.share(). Raises OSError."""
+        self._shared[file] = identity, stamp
         if self.joined is not None:
-            self.joined.net.share(file, identity)
+            self.joined.net.share(file, identity, stamp)
 
     def pending(self, file: int, patience_ms: int) -> None:
         """See native.net.Net.pending()."""

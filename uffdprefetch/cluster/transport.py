@@ -229,10 +229,9 @@ class Transport:
         elif m.kind == net.READING and (peer := self._by_node.get(m.node)):
             self._send(peer, Message(net.WORD, slot=m.theirs))
         elif m.kind == net.HURRY:
-            for slot, asked in self._asked.items():
-                one = asked.message
-                if one.file == m.file and one.first <= m.first < one.first + one.count:
-                    self._send(asked.peer, Message(net.HURRIED, theirs=slot))
+            if (asked := self._asked.get(m.slot)) is not None:
+                asked.message.class_ = net.DEMAND
+                self._send(asked.peer, Message(net.HURRIED, theirs=m.slot))
         elif m.kind == net.QUESTION:
             self._room = bool(m.room)
             for home, part in self._by_home(m):

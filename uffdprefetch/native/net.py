@@ -51,6 +51,8 @@ NODES: int = _lib.UP_NET_NODES
 HEADER_BYTES: int = _ffi.sizeof("struct up_net_header")
 
 FileId = tuple[int, int]
+#: Size in bytes, mtime and ctime in ns, as of fstat(2).
+Stamp = tuple[int, int, int]
 _STRUCT = "struct up_net_message"
 MESSAGE_BYTES: int = _ffi.sizeof(_STRUCT)
 
@@ -224,6 +226,7 @@ class Counts:
     served_reads: int
     kept_bytes: int
     lost_slots: int
+    hedged_bytes: int
     failed: int
 
 
@@ -262,11 +265,13 @@ class Net:
         _lib.up_net_stop(self._pointer)
         self._pointer = _ffi.NULL
 
-    def share(self, file: int, identity: FileId) -> None:
-        """The pool's file of this number is what other nodes call so. Raises OSError."""
-        _checked(
-            _lib.up_net_share(self._pointer, file, _ffi.new("uint64_t[2]", identity)), "shared file"
-        )
+    def share(self, file: int, identity: FileId, stamp: Stamp) -> None:
+        """The pool's file of this number is what other nodes call so. ``stamp``: that with which it
+        became the pool's; where it has another one after a read, nothing of it is handed on any
+        more. Raises OSError."""
+        of = _ffi.new("struct up_net_stamp *", tuple(stamp))
+        identifier = _ffi.new("uint64_t[2]", identity)
+        _checked(_lib.up_net_share(self._pointer, file, identifier, of), "shared file")
 
     def pending(self, file: int, patience_ms: int) -> None:
         """Whether it is shared will be known: what nobody waits for waits so long for that, or, as

@@ -144,7 +144,7 @@ class NodePool:
     places: int = 1  # distinct positions at which files are read
     #: Called with a file that has become the pool's, or has changed or left it.
     on_open: Callable[[FileState, int], None] | None = None
-    on_close: Callable[[FileState], None] | None = None
+    on_close: Callable[[int], None] | None = None
     _reported: set[Limit] = field(default_factory=set)
     _fit_at_ns: int = 0
     _random: np.random.Generator = field(default_factory=np.random.default_rng)
@@ -194,7 +194,7 @@ class NodePool:
         if not self.pool.forget_file(pooled.number):
             return False
         if self.on_close is not None:
-            self.on_close(file)
+            self.on_close(pooled.number)
         os.close(pooled.memfd)
         del self.files[pooled.number]
         file.pooled = None
@@ -214,7 +214,7 @@ class NodePool:
         again."""
         if file.pooled is not None:
             if self.on_close is not None:
-                self.on_close(file)
+                self.on_close(file.pooled.number)
             self.pool.drop_file(file.pooled.number)
 
     def sample(self, file: FileState, most: int) -> list[int]:

@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any
 from uffdprefetch.cluster import identity
 from uffdprefetch.cluster.link import Link
 from uffdprefetch.native.net import FileId
+from uffdprefetch.state.file_times import Times
+from uffdprefetch.state.files import LOCAL_FILE_SYSTEMS
 
 if TYPE_CHECKING:
     import subprocess
@@ -51,9 +53,10 @@ class Place:
 class _Shared:
     """What is known of one file of the pool."""
 
-    number: int
-    fields: dict[str, int | str] = field(default_factory=dict)
-    identity: FileId | None = None
+    path: str
+    stamp: Times  # as of its opening: nothing in the pool is older
+    fields: identity.Fields = field(default_factory=dict)
+    identity: FileId | None = None  # None: not known yet, or none
 
 
 class Cluster:
@@ -69,7 +72,7 @@ class Cluster:
         self._place, self._make_link = place, make_link
         self._ledger, self._opener, self._globs = ledger, opener, share_globs
         self._rest = b""
-        self._files: dict[str, _Shared] = {}  # by path
+        self._files: dict[int, _Shared] = {}  # by number, as long as it is in the pool
         self.link: Link | None = None
         self.present: list[int] = []
         self.mpi: str | None = None
@@ -109,9 +112,9 @@ class Cluster:
     def _heard(self, said: dict[str, Any]) -> None:
         if "key" in said and self.link is None:
             self.link = self._make_link(bytes.fromhex(said["key"]))
-            for one in self._files.values():
+            for number, one in self._files.items():
                 if one.identity is not None:
-                    self._share(one, one.identity)
+                    self._share(number, one)
         if "present" in said:
             self.present = list(said["present"])
             if said["missing"]:
@@ -163,44 +166,52 @@ class Cluster:
 
     def opened(self, file: FileState, number: int) -> None:
         """A file has become the pool's: find out whether other nodes have the same."""
-        fd = os.dup(file.fd)
-        path, f_type, globs = file.path, file_type(fd), self._globs
+        fd, path, globs = os.dup(file.fd), file.path, self._globs
+        f_type = file_type(fd)
+        if f_type in LOCAL_FILE_SYSTEMS and not identity.is_named(path, globs):
+            os.close(fd)
+            return
+        one = self._files[number] = _Shared(path, file.times)
         if self.link is not None:
             self.link.pending(number, PENDING_MS)
 
-        def look() -> dict[str, int | str] | str:
+        def look() -> tuple[identity.Fields, Times] | str:
             try:
-                return identity.fields(fd, path, f_type, globs)
+                return identity.fields(fd, path, f_type, globs), Times.of(fd)
             except identity.NotSharedError as error:
                 return str(error)
             finally:
                 os.close(fd)
 
-        def then(found: dict[str, int | str] | str | OSError) -> None:
+        def then(found: tuple[identity.Fields, Times] | str | OSError) -> None:
+            if self._files.get(number) is not one:
+                return  # it has left the pool meanwhile
             if isinstance(found, OSError):
                 found = f"{found.strerror}"
+            elif not isinstance(found, str) and found[1] != one.stamp:
+                found = "it has changed since it was opened"
             if isinstance(found, str):
                 if self.link is not None:
                     self.link.pending(number, 0)
                 self._ledger.degrade(f"{path}: not shared with other nodes: {found}")
                 return
-            digest = struct.unpack("<QQ", identity.identity(found))
-            one = self._files[path] = _Shared(number, found, digest)
-            self._share(one, digest)
+            one.fields = found[0]
+            one.identity = struct.unpack("<QQ", identity.identity(one.fields))
+            self._share(number, one)
 
         if not self._opener.run(look, then):
             os.close(fd)
 
-    def _share(self, one: _Shared, digest: FileId) -> None:
+    def _share(self, number: int, one: _Shared) -> None:
+        assert one.identity is not None
         if self.link is not None:
             with contextlib.suppress(OSError):  # it has been closed meanwhile
-                self.link.share(one.number, digest)
+                self.link.share(number, one.identity, one.stamp)
 
-    def closed(self, file: FileState) -> None:
+    def closed(self, number: int) -> None:
         """It has changed, or left the pool."""
-        one = self._files.pop(file.path, None)
-        if one is not None and self.link is not None:
-            self.link.unshare(one.number)
+        if self._files.pop(number, None) is not None and self.link is not None:
+            self.link.unshare(number)
 
     # -------------------------------------------------------------- the end
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * net.h - the inside of what fetches chunks from other nodes and serves them: net.c (slots, hints, nodes; the
- * thread that listens to the transport), serve.c (the threads that answer), rates.c (which source is
- * quickest), checksum.c, ring.c.
+ * net.h - the inside of what fetches chunks from other nodes and serves them: fetch.c (who has a block, and asking),
+ * serve.c (the threads that answer), net.c (beginning and end; the thread that listens to the transport), rates.c
+ * (which source is quickest), checksum.c, ring.c.
  *
  * One lock, which is never held while the pool's is taken; the other way about it may be.
  */
@@ -17,6 +17,8 @@
 #include "service/pool/pool.h"
 
 #define NET_MS 1000000ull
+/* As a block's word: a question about it is on its way. */
+#define NET_ASKED 0xfffbu
 /* Times of which the longest stands for p99. */
 #define NET_TIMES 64
 
@@ -37,7 +39,8 @@ struct net_slot {
 	enum net_slot_state state;
 	uint32_t serial, node;
 	uint64_t asked_ns, word_ns; /* word: when it was heard that storage is read; 0: it was not */
-	int hurried;
+	int file, demand; /* demand: somebody waits for it */
+	uint64_t first, count;
 };
 
 struct net_node {
@@ -54,7 +57,9 @@ struct net_file {
 	int used;
 	uint64_t pending_ns; /* whether it is shared will be known by then */
 	uint64_t id[2], blocks;
-	uint16_t *word;     /* up_net_word of each block, or ASKED */
+	struct up_net_stamp stamp; /* all that is here was read when, or after, the file had it */
+	int changed;               /* it has another one now: no longer what other nodes call so */
+	uint16_t *word;     /* up_net_word of each block, or NET_ASKED */
 	uint32_t *asked_ms; /* ... since when */
 	uint64_t told;      /* homes know what is kept of it up to this block */
 };
@@ -87,7 +92,7 @@ struct up_net {
 	struct net_file file[POOL_FILES];
 	struct net_node node[UP_NET_NODES];
 	struct net_queue queue[2]; /* by class */
-	struct net_queue wants;    /* of both, what has to be read first */
+	struct net_queue wants[2]; /* of those, what has to be read first */
 	uint32_t reading;          /* threads that do so */
 	struct net_rate network, storage;
 	struct net_times storage_times;
@@ -108,6 +113,8 @@ uint64_t net_expected_ns(const struct net_rate *r, uint64_t bytes);
 int net_tell(struct up_net *n, struct up_net_message *m);
 /* The number of a shared file, or -1; with the lock. */
 int net_find_file(const struct up_net *n, const uint64_t id[2]);
+/* Into a queue; with the lock. Whether it had room. */
+int net_queue(struct net_queue *q, const struct net_request *r);
 void *net_serve_loop(void *net);
 
 #endif

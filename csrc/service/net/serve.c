@@ -33,7 +33,8 @@ static int take(struct net_queue *q, struct net_request *out)
 /* The next one that this thread may answer; *reads: it has to be read first. */
 static int next_request(struct up_net *n, struct net_request *out, int *reads)
 {
-	*reads = n->reading < READ_THREADS && take(&n->wants, out);
+	*reads = n->reading < READ_THREADS &&
+		 (take(&n->wants[UP_NET_DEMAND], out) || take(&n->wants[UP_NET_AHEAD], out));
 	n->reading += (uint32_t)*reads;
 	return *reads || take(&n->queue[UP_NET_DEMAND], out) || take(&n->queue[UP_NET_AHEAD], out);
 }
@@ -187,12 +188,9 @@ void *net_serve_loop(void *arg)
 		if (!there) {
 			pthread_mutex_lock(&n->lock);
 			say_reading(n, &r.m);
-			if (n->wants.head - n->wants.tail < NET_REQUESTS)
-				n->wants.request[n->wants.head++ % NET_REQUESTS] = r;
-			else
-				there = -1;
-			if (there >= 0)
+			if (net_queue(&n->wants[r.m.class_], &r))
 				continue;
+			there = -1;
 			pthread_mutex_unlock(&n->lock);
 		}
 		if (there > 0 && buffer != MAP_FAILED)

@@ -290,8 +290,9 @@ struct up_net_range {
 int net_fetch(struct up_net *n, int file, const struct up_net_range *r, char *into, int *keep);
 /* Somebody waits for a chunk that is on its way. With the pool's lock. */
 void net_hurry(struct up_net *n, int file, uint64_t chunk);
-/* So much was read from storage, in so long. */
-void net_storage(struct up_net *n, uint64_t bytes, uint64_t took_ns);
+/* Some of a file was read: so much of it from storage, in so long. Asks `fd` whether it is still what other nodes call
+ * so. */
+void net_was_read(struct up_net *n, int file, int fd, uint64_t bytes, uint64_t took_ns);
 /* A chunk that others ask for here is so no longer. With the pool's lock. */
 void net_dropped(struct up_net *n, int file, uint64_t chunk);
 /* Chunks of one block. */

@@ -303,8 +303,9 @@ static int bring(struct up_pool *p, struct up_net *net, struct pool_file *f, con
 	} else {
 		began_ns = pool_now_ns();
 		ret = up_source_read(&f->source, into, length, offset, way);
-		if (net && !ret && *way != UP_CACHED)
-			net_storage(net, length, pool_now_ns() - began_ns);
+		if (net && !ret)
+			net_was_read(net, o->file, f->source.given,
+				     *way == UP_CACHED ? 0 : length, pool_now_ns() - began_ns);
 	}
 	if (into != buffer) {
 		/* our own page tables need not know them */

@@ -14,6 +14,8 @@ void pool_want(struct up_pool *p, int file, uint64_t chunk, uint32_t run)
 {
 	struct pool_file *f = &p->file[file];
 
+	if (f->state[chunk] == UP_FILLING && p->net)
+		net_hurry(p->net, file, chunk);
 	if (f->state[chunk] != UP_ABSENT)
 		return; /* it is on its way */
 	if (run <= 1) /* who goes on in order waits less for long reads than for many */

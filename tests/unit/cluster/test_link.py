@@ -81,7 +81,7 @@ def test_the_next_one_takes_the_last_ones_place_and_is_told_what_is_shared(
     with path.open("rb") as file:
         number, memfd = pool.add_file(file.fileno(), MIB)
     one, first, second = link(pool), Guest(), Guest()
-    one.share(number, (1, 2))
+    one.share(number, (1, 2), (MIB, 0, 0))
     one.unshare(99)
     for generation, guest in enumerate((first, second)):
         one.join(guest.theirs, 77, generation)

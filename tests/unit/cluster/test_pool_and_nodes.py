@@ -79,6 +79,19 @@ def test_a_file_that_is_not_shared_is_read_by_each(data: Path) -> None:
             assert not node.seen
 
 
+def test_of_a_file_that_changed_while_it_was_read_nothing_is_handed_on(data: Path) -> None:
+    with fake_net(2) as cluster:
+        one, two = cluster.nodes
+        file = one.add(data)
+        one.prefetch(file, 0, SIZE // 2)
+        os.utime(data, ns=(0, 0))
+        one.prefetch(file, SIZE // 2, SIZE // 2)  # sees it
+        ((two, number),) = read_by(cluster, data, 1)
+        assert two.pool.file_counts(number).others_bytes == 0 == one.net.counts().to_bytes
+        ((one, file),) = read_by(cluster, data, 0)  # opened anew
+        assert one.pool.file_counts(file).others_bytes == SIZE
+
+
 @pytest.mark.parametrize(
     "kind", [net.ASK, net.SEND, net.QUESTION, net.REFUSE], ids=["ask", "send", "question", "refuse"]
 )

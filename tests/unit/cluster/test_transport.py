@@ -24,6 +24,7 @@ from uffdprefetch.cluster.transport import (
 )
 from uffdprefetch.native import net
 from uffdprefetch.native.net import Message
+from uffdprefetch.state.file_times import Times
 
 SIZE = 6 * MIB + 12345
 
@@ -144,7 +145,8 @@ def test_holders_tell_their_new_homes_what_they_keep(data: Path) -> None:
         for transport in cluster.transports:
             transport._home.forget_file(FILE_ID[0])
         node.net.unshare(file)
-        node.net.share(file, FILE_ID)
+        with data.open() as again:
+            node.net.share(file, FILE_ID, Times.of(again.fileno()))
         until(lambda: sum(len(t._home) for t in cluster.transports) == -(-SIZE // (8 * CHUNK)))
         ((other, number),) = read_by(cluster, data, 1)
         assert other.pool.file_counts(number).others_bytes == SIZE

@@ -1,0 +1,438 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * fetch.c - chunks from other nodes: who has a block, what was asked of whom, and how long that may take.
+ *
+ * A fill thread of the pool asks here before it reads storage. It waits for an answer only as long as an answer
+ * takes; whatever goes wrong, it reads storage. A slot whose answer was not waited for to the end is lost
+ * until the answer comes: a network may write into it, and does so at no other time.
+ */
+#define _GNU_SOURCE
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+
+#include "service/net/net.h"
+
+/* An answer is waited for so long at the least, and so many times as long as answers took lately. */
+#define PATIENCE_LEAST_NS (20 * NET_MS)
+#define PATIENCE_TIMES 4u
+/* Where none has come yet. */
+#define PATIENCE_FIRST_NS (200 * NET_MS)
+/* Bytes that a node has to read first are waited for no longer than this, beyond what storage takes. */
+#define PATIENCE_MOST_NS (1500 * NET_MS)
+/* A question that was not answered is asked again after this. */
+#define ASK_AGAIN_MS 1000u
+/* After so many requests in vain, one after the other, a node is passed over: for a second, then for two ... */
+#define FAILURES 3u
+#define PASS_OVER_NS (1000 * NET_MS)
+#define PASS_OVER_DOUBLINGS 6u
+/* Requests that one fetch has under way, and one node of all. */
+#define WINDOW 4u
+#define PER_NODE_PART 2u
+/* Who waits for an answer longer than answers took lately has storage read instead: so much of what came, at the most. */
+#define HEDGED_PART 50u
+/* Storage must be so much quicker (5 : 4): it is everybody's. */
+#define FAVOUR 5 / 4
+/* One request in so many goes to the slower source, to see whether it still is. */
+#define TRY_AGAIN 64u
+
+static uint32_t now_ms(const struct up_net *n)
+{
+	return (uint32_t)((pool_now_ns() - n->began_ns) / NET_MS) + 1;
+}
+
+static void wait_until(struct up_net *n, uint64_t until_ns)
+{
+	struct timespec ts = { .tv_sec = (time_t)(until_ns / 1000000000u),
+			       .tv_nsec = (long)(until_ns % 1000000000u) };
+
+	pthread_cond_timedwait(&n->changed, &n->lock, &ts);
+}
+
+/* The least that anybody is waited for. */
+static uint64_t least_ns(const struct up_net *n)
+{
+	return n->options.patience_ms ? n->options.patience_ms * NET_MS : PATIENCE_LEAST_NS;
+}
+
+/* ------------------------------------------------------------------ who has a block */
+
+static int has_room(const struct up_net *n)
+{
+	return __atomic_load_n(&n->pool->kept_bytes, __ATOMIC_RELAXED) + n->block_bytes <=
+	       n->options.keep_bytes;
+}
+
+/* Ask who has `block`, and those of the next ones up to `last` of which nobody has asked. With the lock. */
+static void question(struct up_net *n, int file, uint64_t block, uint64_t last, uint32_t missing_at)
+{
+	struct net_file *f = &n->file[file];
+	struct up_net_message m = {
+		.kind = UP_NET_QUESTION,
+		.node = UP_NET_NONE,
+		.file = { f->id[0], f->id[1] },
+		.first = block,
+		.missing_at = missing_at,
+		.room = (uint32_t)has_room(n),
+	};
+	uint32_t now = now_ms(n);
+
+	for (uint64_t b = block; b <= last && b < f->blocks && b < block + UP_NET_BLOCKS; b++) {
+		if (b != block && f->word[b] != UP_NET_UNKNOWN)
+			continue;
+		m.mask |= 1ull << (b - block);
+		m.count = b - block + 1;
+	}
+	if (!net_tell(n, &m))
+		return;
+	n->count.questions++;
+	for (uint64_t b = block; b < block + m.count; b++)
+		if (m.mask & 1ull << (b - block)) {
+			f->word[b] = NET_ASKED;
+			f->asked_ms[b] = now;
+		}
+}
+
+/* What is known of a block by `until_ns`, when nothing was heard: that it must be read. */
+static uint16_t word_of(struct up_net *n, int file, uint64_t block, uint64_t last, uint64_t until_ns)
+{
+	struct net_file *f = &n->file[file];
+
+	while (!n->stop && f->used) {
+		uint16_t w = f->word[block];
+
+		if (w == UP_NET_UNKNOWN || (w == NET_ASKED && now_ms(n) - f->asked_ms[block] > ASK_AGAIN_MS)) {
+			question(n, file, block, last, UP_NET_NONE);
+			w = f->word[block];
+		}
+		if (w != NET_ASKED)
+			return w == UP_NET_UNKNOWN ? UP_NET_READ : w;
+		if (pool_now_ns() >= until_ns)
+			break;
+		wait_until(n, until_ns);
+	}
+	return UP_NET_READ;
+}
+
+/* ------------------------------------------------------------------ what is asked of a node */
+
+static int is_here(const struct up_net *n, uint32_t node, uint64_t now_ns)
+{
+	return node < UP_NET_NODES && n->node[node].here && n->node[node].until_ns <= now_ns;
+}
+
+static void failed(struct up_net *n, uint32_t node, uint64_t now_ns)
+{
+	struct net_node *d = &n->node[node];
+	uint32_t times;
+
+	if (++d->failures < FAILURES)
+		return;
+	times = d->failures - FAILURES;
+	d->until_ns = now_ns +
+		      (PASS_OVER_NS << (times < PASS_OVER_DOUBLINGS ? times : PASS_OVER_DOUBLINGS));
+	n->count.passed_over++;
+}
+
+/* How long an answer of a node may take that has the bytes. */
+static uint64_t patience_ns(const struct up_net *n, uint32_t node)
+{
+	uint64_t longest = net_longest(&n->node[node].answers);
+
+	if (!longest)
+		return PATIENCE_FIRST_NS > least_ns(n) ? PATIENCE_FIRST_NS : least_ns(n);
+	longest *= PATIENCE_TIMES;
+	longest = longest > least_ns(n) ? longest : least_ns(n);
+	return longest < PATIENCE_MOST_NS ? longest : PATIENCE_MOST_NS;
+}
+
+static int free_slot(const struct up_net *n)
+{
+	for (uint32_t i = 0; i < n->layout.ask_slots; i++)
+		if (n->slot[i].state == SLOT_FREE)
+			return (int)i;
+	return -1;
+}
+
+struct piece {
+	int slot; /* -1: it was not asked for */
+	uint64_t first, count, at, length;
+};
+
+static int ask(struct up_net *n, int file, uint32_t node, struct piece *p, int demand)
+{
+	const struct net_file *f = &n->file[file];
+	struct up_net_message m = {
+		.kind = UP_NET_ASK,
+		.node = node,
+		.file = { f->id[0], f->id[1] },
+		.first = p->first,
+		.count = p->count,
+		.class_ = demand ? UP_NET_DEMAND : UP_NET_AHEAD,
+	};
+	uint64_t now = pool_now_ns();
+	int slot = free_slot(n);
+
+	if (slot < 0 || n->node[node].out >= n->layout.ask_slots / PER_NODE_PART)
+		return 0;
+	m.slot = (uint32_t)slot;
+	m.serial = ++n->serial;
+	m.useful_ms = (uint32_t)((PATIENCE_MOST_NS + net_longest(&n->storage_times)) / NET_MS);
+	if (!net_tell(n, &m))
+		return 0;
+	n->slot[slot] = (struct net_slot){ .state = SLOT_ASKED, .serial = m.serial, .node = node,
+					   .asked_ns = now, .file = file, .demand = demand,
+					   .first = p->first, .count = p->count };
+	n->node[node].out++;
+	n->count.asks++;
+	p->slot = slot;
+	return 1;
+}
+
+/* Nobody waits for it any more: it is free when its answer has come. */
+static void leave_slot(struct up_net *n, int slot)
+{
+	struct net_slot *s = &n->slot[slot];
+
+	if (s->state == SLOT_CAME) {
+		s->state = SLOT_FREE;
+	} else if (s->state == SLOT_ASKED) {
+		s->state = SLOT_LOST;
+		n->lost++;
+		n->failed |= 2 * n->lost >= n->layout.ask_slots;
+	}
+}
+
+/* Whether a reader has waited long enough for a slot's answer, which its node could give at once. */
+static int is_hedged(const struct up_net *n, const struct net_slot *s, uint64_t length)
+{
+	uint64_t longest = net_longest(&n->node[s->node].answers);
+
+	return s->demand && !s->word_ns && longest && pool_now_ns() >= s->asked_ns + longest &&
+	       (n->count.hedged_bytes + length) * HEDGED_PART <= n->count.from_bytes;
+}
+
+/* The slot has an answer, or was waited for as long as it may be. Whether it has one. With the lock, which it leaves
+ * while it waits. */
+static int await(struct up_net *n, int slot, uint64_t length)
+{
+	struct net_slot *s = &n->slot[slot];
+	uint64_t longest = net_longest(&n->storage_times);
+	uint64_t storage_ns = longest + PATIENCE_MOST_NS;
+
+	if (longest && PATIENCE_TIMES * longest < storage_ns)
+		storage_ns = PATIENCE_TIMES * longest;
+	while (s->state == SLOT_ASKED && !n->stop) {
+		uint64_t until = s->word_ns ? s->word_ns + storage_ns + least_ns(n)
+					    : s->asked_ns + patience_ns(n, s->node);
+
+		if (is_hedged(n, s, length)) {
+			n->count.hedged_bytes += length;
+			return 0;
+		}
+		if (pool_now_ns() >= until) {
+			n->count.late++;
+			if (!s->word_ns) /* else it is there, and its storage is slow */
+				failed(n, s->node, pool_now_ns());
+			return 0;
+		}
+		longest = s->demand && !s->word_ns ? net_longest(&n->node[s->node].answers) : 0;
+		if (longest && pool_now_ns() < s->asked_ns + longest && s->asked_ns + longest < until)
+			until = s->asked_ns + longest;
+		wait_until(n, until);
+	}
+	return s->state == SLOT_CAME;
+}
+
+/* The answer's bytes into the pool's memory, and whether the copy is what was sent. Without the lock. */
+static enum up_net_status take_bytes(struct up_net *n, const struct net_file *f, const struct piece *p,
+				     uint32_t serial, char *into)
+{
+	struct up_net_header h = *up_net_slot(n->ring, (uint32_t)p->slot);
+
+	if (h.serial != serial || h.file[0] != f->id[0] || h.file[1] != f->id[1] ||
+	    h.first != p->first || h.count != p->count)
+		return UP_NET_FAILED;
+	if (h.status != UP_NET_OK)
+		return h.status <= UP_NET_FAILED ? (enum up_net_status)h.status : UP_NET_FAILED;
+	if (h.length != p->length)
+		return UP_NET_FAILED;
+	memcpy(into + p->at, up_net_slot(n->ring, (uint32_t)p->slot) + 1, p->length);
+	return up_net_checksum(into + p->at, p->length) == h.checksum ? UP_NET_OK : UP_NET_FAILED;
+}
+
+/* What becomes of the piece. With the lock, which it leaves. */
+static enum up_net_status finish(struct up_net *n, const struct net_file *f, struct piece *p, char *into,
+				 int *had_it)
+{
+	struct net_slot *s = &n->slot[p->slot];
+	struct net_node *d = &n->node[s->node];
+	enum up_net_status status = UP_NET_FAILED;
+	uint64_t took;
+
+	if (await(n, p->slot, p->length)) {
+		struct net_file own = *f;
+
+		took = pool_now_ns() - s->asked_ns;
+		*had_it &= !s->word_ns;
+		pthread_mutex_unlock(&n->lock);
+		status = take_bytes(n, &own, p, s->serial, into);
+		pthread_mutex_lock(&n->lock);
+		n->count.corrupt += status == UP_NET_FAILED;
+		if (status == UP_NET_OK) {
+			d->failures = 0;
+			d->from_bytes += p->length;
+			n->count.from_bytes += p->length;
+			if (!s->word_ns)
+				net_note_time(&d->answers, took);
+		} else if (status != UP_NET_FAILED) {
+			d->failures = 0; /* it answers */
+			n->count.refused++;
+		} else {
+			failed(n, s->node, pool_now_ns());
+		}
+	}
+	leave_slot(n, p->slot);
+	return status;
+}
+
+/* All of [first, +count) from a node. With the lock, which it leaves. */
+static enum up_net_status fetch_from(struct up_net *n, int file, uint32_t node, const struct up_net_range *r,
+				     char *into)
+{
+	const struct net_file *f = &n->file[file];
+	uint64_t chunk = pool_chunk_bytes(n->pool), each = n->layout.slot_bytes / chunk;
+	struct piece piece[WINDOW];
+	uint64_t asked = 0, done = 0, pieces = (r->count + each - 1) / each;
+	enum up_net_status status = UP_NET_OK;
+	uint64_t began = pool_now_ns(), until = began + least_ns(n);
+	int had_it = 1;
+
+	while (done < pieces && status == UP_NET_OK) {
+		while (asked < pieces && asked < done + WINDOW) {
+			struct piece *p = &piece[asked % WINDOW];
+			uint64_t at = asked * each, left = r->count - at;
+
+			*p = (struct piece){ .slot = -1, .first = r->first + at,
+					     .count = left < each ? left : each, .at = at * chunk };
+			p->length = p->count * chunk < r->length - p->at ? p->count * chunk
+									 : r->length - p->at;
+			if (!ask(n, file, node, p, r->demand))
+				break;
+			asked++;
+		}
+		if (asked == done) { /* no slot is free */
+			if (n->stop || pool_now_ns() >= until) {
+				status = UP_NET_BUSY;
+				break;
+			}
+			wait_until(n, until);
+			continue;
+		}
+		status = finish(n, f, &piece[done++ % WINDOW], into, &had_it);
+		pthread_cond_broadcast(&n->changed); /* a slot is free */
+	}
+	for (; done < asked; done++)
+		leave_slot(n, piece[done % WINDOW].slot);
+	if (status == UP_NET_OK && had_it)
+		net_note_rate(&n->network, r->length, pool_now_ns() - began);
+	return status;
+}
+
+/* Whether storage would be quicker. */
+static int storage_is_quicker(struct up_net *n, uint64_t length)
+{
+	uint64_t network = net_expected_ns(&n->network, length);
+	uint64_t storage = net_expected_ns(&n->storage, length);
+
+	if (!network || !storage || storage * FAVOUR >= network)
+		return 0;
+	return ++n->passed % TRY_AGAIN != 0;
+}
+
+int net_fetch(struct up_net *n, int file, const struct up_net_range *r, char *into, int *keep)
+{
+	uint64_t block = r->first / n->options.chunks_per_block;
+	uint64_t last = r->expected / n->options.chunks_per_block;
+	uint64_t patience = least_ns(n), until;
+	enum up_net_status status = UP_NET_FAILED;
+	struct net_file *f = &n->file[file];
+	uint16_t w;
+
+	/* what nobody waits for yet may rather come late than twice */
+	if (!r->demand && patience < PATIENCE_FIRST_NS)
+		patience = PATIENCE_FIRST_NS;
+	until = pool_now_ns() + patience;
+	*keep = 0;
+	pthread_mutex_lock(&n->lock);
+	while (!f->used && !r->demand && !n->stop && pool_now_ns() < f->pending_ns)
+		wait_until(n, f->pending_ns);
+	if (f->used && !f->changed && !n->failed) {
+		w = word_of(n, file, block, last, until);
+		for (int tries = 0; tries < 2 && is_here(n, w, pool_now_ns()); tries++) {
+			if (storage_is_quicker(n, r->length)) {
+				n->count.quicker_bytes += r->length;
+				w = UP_NET_READ;
+				break;
+			}
+			status = fetch_from(n, file, w, r, into);
+			if (status != UP_NET_ABSENT || !f->used)
+				break;
+			question(n, file, block, block, w);
+			w = word_of(n, file, block, block, pool_now_ns() + least_ns(n));
+		}
+		*keep = w == UP_NET_KEEP;
+	}
+	pthread_mutex_unlock(&n->lock);
+	return status == UP_NET_OK;
+}
+
+void net_hurry(struct up_net *n, int file, uint64_t chunk)
+{
+	pthread_mutex_lock(&n->lock);
+	for (uint32_t i = 0; i < n->layout.ask_slots; i++) {
+		struct net_slot *s = &n->slot[i];
+		struct up_net_message m = { .kind = UP_NET_HURRY, .node = s->node, .slot = i };
+
+		if (s->state != SLOT_ASKED || s->file != file || s->demand || chunk < s->first ||
+		    chunk >= s->first + s->count)
+			continue;
+		s->demand = 1;
+		n->count.hurries += (uint64_t)net_tell(n, &m);
+		pthread_cond_broadcast(&n->changed); /* who waits for it may have waited long enough */
+	}
+	pthread_mutex_unlock(&n->lock);
+}
+
+static int is_stamp(const struct stat *st, const struct up_net_stamp *stamp)
+{
+	return (uint64_t)st->st_size == stamp->size &&
+	       st->st_mtim.tv_sec * 1000000000ll + st->st_mtim.tv_nsec == stamp->mtime_ns &&
+	       st->st_ctim.tv_sec * 1000000000ll + st->st_ctim.tv_nsec == stamp->ctime_ns;
+}
+
+void net_was_read(struct up_net *n, int file, int fd, uint64_t bytes, uint64_t took_ns)
+{
+	struct net_file *f = &n->file[file];
+	struct up_net_stamp stamp;
+	uint64_t id[2];
+	struct stat st;
+	int ask;
+
+	pthread_mutex_lock(&n->lock);
+	if (bytes) {
+		net_note_rate(&n->storage, bytes, took_ns);
+		net_note_time(&n->storage_times, took_ns);
+	}
+	ask = f->used && !f->changed;
+	stamp = f->stamp;
+	memcpy(id, f->id, sizeof(id));
+	pthread_mutex_unlock(&n->lock);
+	/* It had the stamp when it became the pool's: where it has it now, it had it while it was read. */
+	if (!ask || (!fstat(fd, &st) && is_stamp(&st, &stamp)))
+		return;
+	pthread_mutex_lock(&n->lock);
+	if (f->used && f->id[0] == id[0] && f->id[1] == id[1]) /* it is the same one still */
+		f->changed = 1;
+	pthread_mutex_unlock(&n->lock);
+}
