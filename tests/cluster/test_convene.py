@@ -10,16 +10,31 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from uffdprefetch.cluster import convene, mpi_start, rsh
-from uffdprefetch.cluster.convene import GONE_SECONDS, TRIES, Convener, Options
+from uffdprefetch.cluster.convene import (
+    COMPARE_SECONDS,
+    GATHER_SECONDS,
+    GONE_SECONDS,
+    TRIES,
+    Convener,
+    Options,
+)
 from uffdprefetch.cluster.meeting import Meeting, node_of, socket_of
-from uffdprefetch.cluster.mpi_start import Mpi, NoMpiError, command, find, kind_of
+from uffdprefetch.cluster.mpi_start import (
+    Host,
+    Mpi,
+    NoMpiError,
+    Way,
+    command,
+    find,
+    kind_of,
+)
 
 OPEN_MPI_4 = "Open MPI v4.1.4, package: Debian OpenMPI, ident: 4.1.4, repo rev: v4.1.4"
 SAYS = {
@@ -35,6 +50,8 @@ SAYS = {
     "srun: 22.05": None,
     "": None,
 }
+
+HOSTS = ["node0", "node1", "node2"]
 
 
 @pytest.mark.parametrize("text", SAYS)
@@ -70,22 +87,31 @@ def test_each_launcher_starts_one_on_each_host_through_our_agent(mpi: Mpi, agent
 
 
 class Nodes:
-    """Conveners of several nodes that are asked for one turn after the other."""
+    """Conveners of several nodes that are asked for one turn after the other. ``ways``: how many
+    ways there are to start MPI; ``jobs``: (which of them, the hosts) of each start."""
 
-    def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch, count: int = 2) -> None:
-        self.jobs: list[list[str]] = []
+    def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch, count: int = 3) -> None:
+        self.jobs: list[tuple[str, list[str]]] = []
         self.job = ["/bin/sleep", "60"]
+        self.ways = 1
 
-        def begin(mpi: Mpi, hosts: Sequence[str], agent: str, words: Sequence[str]) -> list[str]:
-            self.jobs.append(list(hosts))
-            return self.job
+        def way(name: str) -> Way:
+            def begin(hosts: Sequence[Host], agent: str, words: Sequence[str]) -> list[str]:
+                self.jobs.append((name, [host.name for host in hosts]))
+                return self.job
 
-        monkeypatch.setattr(mpi_start, "find", lambda: Mpi("Open MPI", (4, 1), "/usr/bin/mpirun"))
-        monkeypatch.setattr(mpi_start, "command", begin)
-        self.now = 0.0
+            return Way(name, begin, dict(os.environ))
+
+        def ways(environ: Mapping[str, str], launcher: str | None) -> list[Way]:
+            return [way(f"way{i}") for i in range(self.ways)]
+
+        monkeypatch.setattr(mpi_start, "ways", ways)
+        self.now = 100.0
         self.out = [io.StringIO() for _ in range(count)]
         self.all = [
-            Convener(Options(str(path), "run.0", i, count, f"/run/{i}", f"node{i}"), self.out[i])
+            Convener(
+                Options(str(path), "run.0", i, count, f"/run/{i}", host=f"node{i}"), self.out[i]
+            )
             for i in range(count)
         ]
         for one in self.all:
@@ -96,8 +122,20 @@ class Nodes:
         for number in numbers or range(len(self.all)):
             self.all[number].turn(self.now)
 
+    def hear(self, *numbers: int, **said: Any) -> None:
+        for number in numbers or range(len(self.all)):
+            self.all[number].hear(said, self.now)
+
     def said(self, number: int) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.out[number].getvalue().splitlines()]
+
+    def end_job(self, number: int = 0) -> None:
+        """The MPI that a node has started ends, and with it all transports."""
+        job = self.all[number]._job
+        assert job is not None
+        job.kill()
+        job.wait()
+        self.hear(left=self.all[number]._joined)
 
     def end(self) -> None:
         for one in self.all:
@@ -123,11 +161,11 @@ def until(condition: Callable[[], object], turn: Callable[[], object] = lambda: 
 def test_the_first_node_leads_makes_the_key_and_starts_mpi_once(nodes: Nodes) -> None:
     nodes.turn()
     nodes.turn()
-    assert nodes.jobs == [["node0", "node1"]]
-    (key,) = {said["key"] for i in range(2) for said in nodes.said(i) if "key" in said}
+    assert nodes.jobs == [("way0", HOSTS)]
+    (key,) = {said["key"] for i in range(3) for said in nodes.said(i) if "key" in said}
     assert len(bytes.fromhex(key)) == 32
     assert [said for said in nodes.said(0) if "started" in said] == [
-        {"started": 1, "nodes": [0, 1], "mpi": "Open MPI"}
+        {"started": 1, "nodes": [0, 1, 2], "mpi": "way0"}
     ]
 
 
@@ -141,22 +179,77 @@ def test_a_job_that_ends_is_followed_by_the_next_generation_a_few_times(nodes: N
     assert started == list(range(1, TRIES + 1))
 
 
-def test_a_node_that_has_gone_is_left_out_and_the_next_one_leads(nodes: Nodes) -> None:
+def test_what_makes_no_world_is_followed_by_the_next_way_at_once(nodes: Nodes) -> None:
+    nodes.ways, nodes.job = 3, ["/bin/false"]
+    until(lambda: len(nodes.jobs) == 2, nodes.turn)
+    nodes.job = ["/bin/sleep", "60"]
+    until(lambda: len(nodes.jobs) == 3, nodes.turn)
+    assert [name for name, _ in nodes.jobs] == ["way0", "way1", "way2"]
+    nodes.hear(joined=3)
+    nodes.end_job()
+    until(lambda: len(nodes.jobs) == 4, nodes.turn)
+    assert nodes.jobs[3] == ("way2", HOSTS), "it has been one"
+
+
+def test_nobody_leads_while_the_others_share(nodes: Nodes) -> None:
+    """A node that comes late waits for the next generation, whatever its number."""
+    nodes.turn(1, 2)
+    for _ in range(8):
+        nodes.turn(1, 2, seconds=GONE_SECONDS / 4)
+    assert nodes.jobs == [("way0", HOSTS[1:])], "node 0 is not alive"
+    nodes.hear(1, 2, joined=1)
+    for _ in range(20):
+        nodes.turn(seconds=GONE_SECONDS / 4)
+    assert len(nodes.jobs) == 1
+    nodes.end_job(1)
+    until(lambda: len(nodes.jobs) == 2, nodes.turn)
+    assert nodes.jobs[1] == ("way0", HOSTS)
+
+
+def test_a_lost_leader_is_followed_by_the_next_one_without_the_dead(nodes: Nodes) -> None:
     nodes.turn()
-    nodes.all[0]._end()
-    nodes.all[0]._meeting.path.mkdir(exist_ok=True, mode=0o700)
-    for _ in range(10):
-        nodes.turn(1, seconds=GONE_SECONDS / 4)
-    assert len(nodes.jobs) == 1, "one node alone needs nobody"
+    nodes.hear(joined=1)
+    nodes.hear(1, 2, left=1)  # node 0 says nothing any more
+    for _ in range(4):
+        nodes.turn(1, 2)
+    assert len(nodes.jobs) == 1, "the others may not know of it yet"
+    nodes.turn(1, 2, seconds=GATHER_SECONDS)
+    assert nodes.jobs[1] == ("way0", HOSTS[1:])
+    assert {said["started"] for said in nodes.said(1) if "started" in said} == {2}
+
+
+def test_one_that_has_lost_its_transport_has_all_begin_anew(nodes: Nodes) -> None:
+    nodes.turn()
+    nodes.hear(joined=1)
+    nodes.hear(2, left=1)
+    until(lambda: nodes.all[0]._job is None, nodes.turn)
+    nodes.hear(0, 1, left=1)
+    until(lambda: len(nodes.jobs) == 2, nodes.turn)
+    assert nodes.jobs[1] == ("way0", HOSTS)
+    for _ in range(5):  # nobody asks that of the new one
+        nodes.turn()
+    assert nodes.all[0]._job is not None
 
 
 def test_a_count_that_stands_still_is_a_node_that_is_gone(nodes: Nodes) -> None:
     nodes.turn()
+    first = nodes.all[0]
     for _ in range(10):
         nodes.turn(0, seconds=GONE_SECONDS / 4)
-    assert set(nodes.all[0]._there(nodes.now)) == {0}
+        first._waiting(1, nodes.now)
+    assert first._waiting(1, nodes.now) is None
     nodes.turn(1, seconds=2.0)
-    assert set(nodes.all[0]._there(nodes.now)) == {0, 1}
+    assert first._waiting(1, nodes.now) is not None
+
+
+def test_another_file_of_the_same_path_is_said_once_with_what_differs(nodes: Nodes) -> None:
+    nodes.hear(0, 1, file="/far/same", fields={"size": 1})
+    nodes.hear(0, file="/far/data", fields={"size": 1, "mtime": 5, "bytes": "a"})
+    nodes.hear(1, file="/far/data", fields={"size": 1, "mtime": 6, "bytes": "b"})
+    for _ in range(4):
+        nodes.turn(seconds=COMPARE_SECONDS + 1)
+    told = [said for i in range(3) for said in nodes.said(i) if "differs" in said]
+    assert told == [{"differs": "/far/data", "node": 1, "fields": "bytes, mtime"}]
 
 
 def test_a_command_is_run_by_the_node_that_it_is_for_and_its_status_comes_back(
@@ -185,6 +278,7 @@ def test_what_was_started_ends_with_the_node(nodes: Nodes) -> None:
 
 
 def test_a_node_is_found_by_its_host_name(nodes: Nodes) -> None:
+    nodes.turn()
     path = nodes.all[0]._meeting.path
     assert (node_of(path, "node1"), node_of(path, "x")) == (1, None)
     assert socket_of(path, "node0") == "/run/0"
@@ -193,10 +287,10 @@ def test_a_node_is_found_by_its_host_name(nodes: Nodes) -> None:
 
 
 def test_without_an_mpi_it_is_said_once(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    def none() -> Mpi:
+    def none(*_: object) -> list[Way]:
         raise NoMpiError("no MPI here")
 
-    monkeypatch.setattr(mpi_start, "find", none)
+    monkeypatch.setattr(mpi_start, "ways", none)
     for _ in range(5):
         nodes.turn(seconds=10.0)
     assert [said for said in nodes.said(0) if "failed" in said] == [{"failed": "no MPI here"}]
@@ -214,7 +308,7 @@ def test_options_that_cannot_be_are_one_line(
 
 def test_an_end_of_input_ends_it(tmp_path: Path) -> None:
     reading, writing = os.pipe()
-    one = Convener(Options(str(tmp_path), "run", 0, 1, "/run/0", "node0"), io.StringIO())
+    one = Convener(Options(str(tmp_path), "run", 0, 1, "/run/0", host="node0"), io.StringIO())
     thread = threading.Thread(target=lambda: one.run(reading))
     thread.start()
     until(lambda: "present" in one._out.getvalue())

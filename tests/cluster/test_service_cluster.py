@@ -118,7 +118,8 @@ def test_its_convener_is_told_where_and_who_and_tells_the_key(make: Callable[...
     bed.hear(lambda: bed.cluster.present)
     assert bed.cluster.link.key == bytes.fromhex(KEY)
     assert json.loads(bed.told.read_text()) == {
-        "meet": "/meet", "run": "run.0", "node": 1, "nodes": 3, "socket": "/run/socket"
+        "meet": "/meet", "run": "run.0", "node": 1, "nodes": 3, "launcher": None,
+        "socket": "/run/socket",
     }  # fmt: skip
     assert not bed.ledger.degradations
 

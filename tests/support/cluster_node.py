@@ -66,6 +66,16 @@ class Node:
     def say(self, **values: Any) -> None:
         print(json.dumps({"node": self.node, **values}), flush=True)
 
+    def tell(self, **values: int) -> None:
+        assert self.convener.stdin is not None
+        self.convener.stdin.write(json.dumps(values).encode() + b"\n")
+        self.convener.stdin.flush()
+
+    def lose(self, link: Link) -> None:
+        assert link.joined is not None
+        self.tell(left=link.joined.generation)
+        link.leave()
+
     def run(self) -> None:
         out = self.convener.stdout
         assert out is not None
@@ -86,10 +96,10 @@ class Node:
                 pass
             if self.link is not None and self.link.joined is not None:
                 if self.link.joined.sock in ready:
-                    self.link.leave()
                     self.say(lost=True)
+                    self.lose(self.link)
                 elif self.link.is_failed:
-                    self.link.leave()
+                    self.lose(self.link)
             if out in ready:
                 heard += os.read(out.fileno(), 1 << 16)
                 *lines, heard = heard.split(b"\n")
@@ -124,6 +134,7 @@ class Node:
         hello = wire.hello(wire.unpack(sock.recv(wire.MESSAGE_BYTES))[1])
         assert hello.role == wire.Role.TRANSPORT
         link.join(sock, hello.pid, hello.job_pid)
+        self.tell(joined=hello.job_pid)
         self.say(joined=hello.job_pid)
 
     def act(self, said: dict[str, Any]) -> None:

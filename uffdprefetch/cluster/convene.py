@@ -1,12 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """One process beside each node's service: meets the others, and has the transports started.
 
-    python -m uffdprefetch.cluster.convene < OPTIONS
+    python -m uffdprefetch.cluster.convene < LINES
 
-OPTIONS is one line of JSON (Options); the end of the standard input is the end of all. The node
-with the lowest number leads: it makes the run's key, and starts MPI, whose launcher leaves each
-node's command with that node (rsh.py). When a transport job has ended before the run has, the next
-generation is started over the nodes that are still there, a few times, with growing pauses.
+The first of LINES is JSON (Options); later ones tell what the service knows: {"joined": G}, a
+transport of generation G has come; {"left": G}, it has gone; {"file": PATH, "fields": {...}}, a
+file that is shared. The end of the standard input is the end of all.
+
+Nodes without a transport *wait*; the one of them with the lowest number leads. It makes the run's
+key, and starts MPI over those that wait: by a step of the batch system, or by a launcher that
+leaves each node's command with that node (rsh.py). What has not made one world of them is followed
+by the next way to try. When a generation has ended before the run has, the next one is started over
+the nodes that wait by then, a few times, with growing pauses. A node that has lost its transport
+while others have not asks them to begin anew.
+
+The directory may lie on a file system that thousands of nodes use: while all is well nobody looks
+more than once a second, and no node reads what all others have written.
 """
 
 from __future__ import annotations
@@ -20,39 +29,49 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from uffdprefetch.base.errors import UffdPrefetchError
-from uffdprefetch.cluster import mpi_start
-from uffdprefetch.cluster.meeting import ARRIVAL_SECONDS, Meeting
+from uffdprefetch.cluster import identity, mpi_start
+from uffdprefetch.cluster.meeting import ARRIVAL_SECONDS, Meeting, numbers_in
+from uffdprefetch.cluster.mpi_start import Host
 
 PACKAGE = "uffdprefetch.cluster"
-TURN_SECONDS = 0.05
+#: From one look into the directory to the next: while something is waited for, with so many nodes
+#: more of them (all together no more than so many looks a second); and while all is well.
+TURN_SECONDS, TURN_NODES = 0.05, 1 / 2000
+CALM_SECONDS = 1.0
 #: Generations that are tried, and the pause before the second; it doubles.
 TRIES = 8
 PAUSE_SECONDS = 0.5
 #: A job that has lasted so long was a good one: pauses begin anew.
 GOOD_SECONDS = 60.0
-#: A node writes so often that it is there; who has not for so long is not.
+#: A node that waits writes so often that it is there; who has not for so long is not.
 ALIVE_SECONDS, GONE_SECONDS = 1.0, 4.0
+#: After a loss the others notice it within that, or are left out of the next generation.
+GATHER_SECONDS = 2.0
 #: Started processes that are asked to end have so long.
 END_SECONDS = 1.0
+#: A node looks so often whether its neighbour has another file of the same path.
+COMPARE_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
 class Options:
     """``meet``: the base directory; ``run``: the run's name; ``nodes``: how many are expected;
-    ``socket``: where this node's service listens."""
+    ``socket``: where this node's service listens; ``launcher``: see mpi_start.ways()."""
 
     meet: str
     run: str
     node: int
     nodes: int
     socket: str
+    launcher: str | None = None
     host: str = field(default_factory=platform.node)
+    slurm: str = field(default_factory=lambda: os.environ.get("SLURMD_NODENAME", ""))
 
     @classmethod
     def read(cls, text: str) -> Options:
@@ -71,13 +90,23 @@ class Convener:
         self._options, self._out = options, out
         self._meeting = Meeting(Path(options.meet), options.run, options.node)
         self._started: dict[str, subprocess.Popen[bytes]] = {}  # commands of this node, by number
-        self._job: subprocess.Popen[bytes] | None = None
-        self._job_since = self._alive_since = 0.0
-        self._generation, self._tries, self._next = 0, 0, 0.0
-        self._mpi: mpi_start.Mpi | None = None
-        self._beats: dict[int, tuple[int, float]] = {}  # of each node: (count, when it came)
         self._count = 0
+        self._alive_since = self._waits_since = 0.0
+        self._joined = 0  # the generation of our transport; 0: none
+        self._over = 0  # the last one that is over, as far as we know
+        self._beats: dict[int, tuple[int, float]] = {}  # of nodes that wait: (count, since when)
         self._key_told = False
+        # of who leads
+        self._job: subprocess.Popen[bytes] | None = None
+        self._job_since, self._tries, self._next = 0.0, 0, 0.0
+        self._generation = 0
+        self._ways: list[mpi_start.Way] | None = None  # those that are left to try, the best first
+        # of files
+        self._rest = b""
+        self._files: dict[str, identity.Fields] = {}
+        self._untold = False  # the others have still to be told of some
+        self._compared_since = 0.0
+        self._differ: set[str] = set()
 
     def tell(self, **values: Any) -> None:
         """One line of JSON to the service."""
@@ -88,62 +117,93 @@ class Convener:
     def run(self, stdin: int = 0) -> None:
         """Until the standard input ends."""
         self._arrive()
-        end, present = time.monotonic() + ARRIVAL_SECONDS, self._meeting.present()
+        end, count = time.monotonic() + ARRIVAL_SECONDS, 0
         try:
-            while len(present) < self._options.nodes and time.monotonic() < end:
-                if self._hung_up(stdin):
+            while time.monotonic() < end:
+                count = len(self._meeting.numbers())
+                if count >= self._options.nodes:
+                    break
+                if not self._listen(stdin, time.monotonic()):
                     return
-                present = self._meeting.present()
-            missing = self._options.nodes - len(present)
-            self.tell(present=sorted(present), missing=max(0, missing), seconds=ARRIVAL_SECONDS)
-            while not self._hung_up(stdin):
+            present = self._meeting.numbers()
+            missing = max(0, self._options.nodes - len(present))
+            self.tell(present=present, missing=missing, seconds=ARRIVAL_SECONDS)
+            while self._listen(stdin, time.monotonic()):
                 self.turn(time.monotonic())
         finally:
             self._end()
 
-    @staticmethod
-    def _hung_up(stdin: int) -> bool:
-        ready, _, _ = select.select([stdin], [], [], TURN_SECONDS)
-        return bool(ready) and not os.read(stdin, 4096)
+    # -------------------------------------------------------------- the service
+
+    def _listen(self, stdin: int, now: float) -> bool:
+        """What the service says until the next turn; False: it has hung up."""
+        turn = max(TURN_SECONDS, self._options.nodes * TURN_NODES)
+        if self._joined and not self._started_lately(now):
+            turn = CALM_SECONDS
+        ready, _, _ = select.select([stdin], [], [], turn)
+        if not ready:
+            return True
+        data = os.read(stdin, 1 << 16)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            with contextlib.suppress(ValueError):
+                said = json.loads(line)
+                if isinstance(said, dict):
+                    self.hear(said, now)
+        return bool(data)
+
+    def _started_lately(self, now: float) -> bool:
+        """Whether the rest of this node's commands may still be on their way."""
+        return now - self._job_since < GATHER_SECONDS
+
+    def hear(self, said: Mapping[str, Any], now: float) -> None:
+        """One line of the service's."""
+        if "joined" in said:
+            self._joined, self._job_since = int(said["joined"]), now
+            self._arrive()
+        elif "left" in said and self._joined:
+            self._over, self._joined = max(self._over, self._joined), 0
+            self._waits_since, self._beats = now, {}
+            self._arrive()
+            with contextlib.suppress(OSError):
+                self._meeting.post(f"again-{self._options.node}", {"over": self._over})
+        elif isinstance(said.get("file"), str) and isinstance(said.get("fields"), dict):
+            self._files[said["file"]] = said["fields"]
+            self._untold = True
 
     def _arrive(self) -> None:
         self._count += 1
-        self._meeting.arrive(
-            {"host": self._options.host, "socket": self._options.socket, "beat": self._count}
-        )
+        with contextlib.suppress(OSError):  # a full file system: it may be taken for gone
+            self._meeting.arrive(
+                {
+                    "host": self._options.host, "slurm": self._options.slurm,
+                    "socket": self._options.socket, "beat": self._count,
+                    "joined": self._joined, "over": self._over,
+                }
+            )  # fmt: skip
+
+    # -------------------------------------------------------------- each turn
 
     def turn(self, now: float) -> None:
-        """Start what was left for this node; lead, where it is the first one that is there."""
-        if now - self._alive_since > ALIVE_SECONDS:
+        """Start what was left for this node; lead, where it is the first one that waits."""
+        if not self._joined and now - self._alive_since > ALIVE_SECONDS:
             self._alive_since = now
-            with contextlib.suppress(OSError):  # a full file system: it may be taken for gone
-                self._arrive()
+            self._arrive()
         if not self._key_told and (key := self._meeting.key()) is not None:
             self._key_told = True
             self.tell(key=key.hex())
-        self._start_commands()
+        names = self._meeting.names()
+        self._start_commands(names)
         self._reap()
-        there = self._there(now)
-        if there and min(there) == self._options.node:
-            self._lead(there, now)
+        self._compare(names, now)
+        if self._job is not None:
+            self._watch_job(names, now)
+        elif not self._joined and self._leads(names, now):
+            self._lead(names, now)
 
-    def _there(self, now: float) -> dict[int, dict[str, Any]]:
-        """The nodes that have lately said that they are there. Clocks are not compared: a node is
-        there as long as its count goes up."""
-        found = {}
-        for node, said in self._meeting.present().items():
-            count = int(said.get("beat", 0))
-            last, since = self._beats.get(node, (-1, now))
-            if count != last:
-                self._beats[node] = count, now
-                since = now
-            if now - since < GONE_SECONDS:
-                found[node] = said
-        return found
-
-    def _start_commands(self) -> None:
+    def _start_commands(self, names: Sequence[str]) -> None:
         prefix = f"start-{self._options.node}-"
-        for name in self._meeting.names():
+        for name in names:
             if not name.startswith(prefix):
                 continue
             note = self._meeting.take(name)
@@ -162,37 +222,85 @@ class Convener:
                 with contextlib.suppress(OSError):
                     self._meeting.post(f"ended-{number}", {"status": status & 0xFF})
 
+    # -------------------------------------------------------------- files
+
+    def _compare(self, names: Sequence[str], now: float) -> None:
+        """Tell which files are shared here, and look whether the next node has others."""
+        if now - self._compared_since < COMPARE_SECONDS or not self._files:
+            return
+        self._compared_since = now
+        if self._untold:
+            self._untold = False
+            with contextlib.suppress(OSError):
+                self._meeting.post(f"files-{self._options.node}", self._files)
+        others = [node for node in numbers_in(names) if node != self._options.node]
+        if not others:
+            return
+        one = next((node for node in others if node > self._options.node), others[0])
+        theirs = self._meeting.note(f"files-{one}") or {}
+        for path in self._files.keys() & theirs.keys() - self._differ:
+            fields = identity.difference(self._files[path], theirs[path])
+            if fields:
+                self._differ.add(path)
+                self.tell(differs=path, node=one, fields=fields)
+
     # -------------------------------------------------------------- who leads
 
-    def _lead(self, there: dict[int, dict[str, Any]], now: float) -> None:
-        if self._job is not None:
-            status = self._job.poll()
-            if status is None:
-                return
-            self._job = None
-            if now - self._job_since > GOOD_SECONDS:
-                self._tries = 0
-            self._next = now + PAUSE_SECONDS * 2 ** max(0, self._tries - 1)
-            self.tell(ended=self._generation, status=status)
-        if now < self._next or len(there) < 2 or self._tries >= TRIES:
+    def _waiting(self, node: int, now: float) -> dict[str, Any] | None:
+        """What a node says that waits, and is alive. Clocks are not compared: it is alive as long
+        as its count goes up. The first sight of it counts only where it knows of our loss."""
+        said = self._meeting.said(node)
+        if said is None or said.get("joined"):
+            return None
+        count, over = int(said.get("beat", 0)), int(said.get("over", 0))
+        last, since = self._beats.get(node, (None, now if over >= self._over else now - 1e9))
+        if count != last:
+            since = now if last is not None else since
+            self._beats[node] = count, since
+        return said if now - since < GONE_SECONDS else None
+
+    def _leads(self, names: Sequence[str], now: float) -> bool:
+        """Whether nobody with a lower number waits, and the last generation is over."""
+        for node in numbers_in(names):
+            if node >= self._options.node:
+                break
+            if self._waiting(node, now) is not None:
+                return False
+        last = self._meeting.note("generation") or {}
+        number = int(last.get("generation", 0))
+        if number <= max(self._over, self._generation):
+            return True
+        # it was another one's to start: whoever is in it says so
+        members = (self._meeting.said(int(node)) or {} for node in last.get("nodes", {}))
+        return not any(said.get("joined") == number for said in members)
+
+    def _lead(self, names: Sequence[str], now: float) -> None:
+        if now < self._next or self._tries >= TRIES:
             return
-        self._tries += 1
+        there = {
+            node: said for node in numbers_in(names) if (said := self._waiting(node, now))
+        }
+        expected = len((self._meeting.note("generation") or {}).get("nodes", {}))
+        if len(there) < 2 or (len(there) < expected and now - self._waits_since < GATHER_SECONDS):
+            return
         try:
-            self._mpi = self._mpi or mpi_start.find()
+            if self._ways is None:
+                self._ways = mpi_start.ways(os.environ, self._options.launcher)
             self._meeting.make_key()
-            self._begin(there, self._mpi, now)
+            self._begin(there, self._ways[0], now)
         except (mpi_start.NoMpiError, OSError) as error:
             self._tries = TRIES
             self.tell(failed=str(error))
 
-    def _begin(self, there: dict[int, dict[str, Any]], mpi: mpi_start.Mpi, now: float) -> None:
+    def _begin(self, there: dict[int, dict[str, Any]], way: mpi_start.Way, now: float) -> None:
         last = self._meeting.note("generation") or {}
         self._generation = max(self._generation, int(last.get("generation", 0))) + 1
-        self._meeting.post("generation", {"generation": self._generation, "nodes": sorted(there)})
         # This node first: a launcher starts what is to run beside it by itself.
-        hosts = [there[node]["host"] for node in sorted(there)]
-        argv = mpi_start.command(
-            mpi, hosts, str(self._agent()),
+        hosts = [Host(there[n]["host"], there[n].get("slurm", "")) for n in sorted(there)]
+        nodes = {str(node): there[node]["host"] for node in sorted(there)}
+        self._meeting.post("generation", {"generation": self._generation, "nodes": nodes})
+        argv = way.command(
+            hosts, str(self._agent()),
             [
                 *(sys.executable, "-m", f"{PACKAGE}.carry"),
                 *(str(self._meeting.path), str(self._generation), str(len(hosts))),
@@ -200,9 +308,43 @@ class Convener:
         )  # fmt: skip
         self._job_since = now
         self._job = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=sys.stderr, start_new_session=True
-        )
-        self.tell(started=self._generation, nodes=sorted(there), mpi=mpi.kind)
+            argv, stdin=subprocess.DEVNULL, stdout=sys.stderr, start_new_session=True,
+            env=dict(way.environ),
+        )  # fmt: skip
+        self.tell(started=self._generation, nodes=sorted(there), mpi=way.name)
+
+    def _watch_job(self, names: Sequence[str], now: float) -> None:
+        """Whoever has started it."""
+        assert self._job is not None
+        status = self._job.poll()
+        if status is None:
+            if any(name.startswith("again-") for name in names):
+                self._begin_anew(names)
+            return
+        self._job = None
+        self.tell(ended=self._generation, status=status)
+        if self._joined != self._generation and self._over < self._generation:
+            self._over = self._generation  # it was none
+            self._arrive()
+            assert self._ways is not None
+            if len(self._ways) > 1:
+                del self._ways[0]
+                self._waits_since = now
+                return
+        if now - self._job_since > GOOD_SECONDS:
+            self._tries = 0
+        self._next = now + PAUSE_SECONDS * 2**self._tries
+        self._tries += 1
+
+    def _begin_anew(self, names: Sequence[str]) -> None:
+        """A node has lost its transport: who has still got one gives it up, and all meet again."""
+        assert self._job is not None
+        for name in names:
+            if name.startswith("again-"):
+                said = self._meeting.take(name)
+                if said is not None and int(said.get("over", 0)) == self._generation:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(self._job.pid, signal.SIGTERM)
 
     def _agent(self) -> Path:
         """A script: launchers take one word for what is called as ssh is."""
@@ -230,7 +372,7 @@ class Convener:
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
         self._meeting.leave()
-        if not self._meeting.present():
+        if not self._meeting.numbers():
             self._meeting.clear()
 
 

@@ -13,17 +13,22 @@ import json
 import os
 import re
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from uffdprefetch.base import rundir
 from uffdprefetch.base.errors import EXIT_OURS, UffdPrefetchError
 from uffdprefetch.base.identity import file_name_safe
+from uffdprefetch.state.file_systems import LUSTRE, type_of
 
 #: How long nodes wait for each other at the beginning: launchers start them within seconds.
 ARRIVAL_SECONDS = 20.0
 KEY_BYTES = 32
-_NODE = re.compile(r"node-([0-9]{1,6})\.json")
+#: File systems on which every look is the server's answer (GPFS: its token manager's), or of which
+#: there is one kernel: a look need not make a change. f_type of statfs(2).
+COHERENT = {LUSTRE, 0x47504653, 0xEF53, 0x58465342, 0x9123683E, 0x01021994}
+_NODE = re.compile(r"node-([0-9]{1,6})")
 Values = dict[str, Any]
 
 
@@ -36,6 +41,7 @@ class Meeting:
         directory cannot be made, or is not ours alone."""
         self.path = base / f"uffdprefetch-meet-{file_name_safe(run)}"
         self.node = node
+        self._is_coherent: bool | None = None  # not known yet
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
@@ -50,7 +56,7 @@ class Meeting:
     def at(cls, path: Path, node: int = -1) -> Meeting:
         """One that is there already, of a process of one of its nodes."""
         one = cls.__new__(cls)
-        one.path, one.node = path, node
+        one.path, one.node, one._is_coherent = path, node, None
         return one
 
     # -------------------------------------------------------------- notes
@@ -100,7 +106,14 @@ class Meeting:
             raise
 
     def _ask_the_server(self) -> None:
-        """Have an NFS client forget what it knows of the directory."""
+        """Have a client that keeps directories in mind forget what it knows of this one."""
+        if self._is_coherent is None:
+            try:
+                self._is_coherent = type_of(str(self.path)) in COHERENT
+            except OSError:
+                self._is_coherent = False
+        if self._is_coherent:
+            return
         probe = self.path / f".look.{self.node}.{os.getpid()}"
         try:
             os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
@@ -118,15 +131,18 @@ class Meeting:
         """It is there no more."""
         (self.path / f"node-{self.node}.json").unlink(missing_ok=True)
 
+    def numbers(self) -> list[int]:
+        """The nodes that have said that they are there, ascending."""
+        return numbers_in(self.names())
+
+    def said(self, node: int) -> Values | None:
+        """What a node has said of itself."""
+        return self.note(f"node-{node}")
+
     def present(self) -> dict[int, Values]:
         """What each node that is there has said of itself, by number."""
-        found = {}
-        for name in self.names():
-            match = _NODE.fullmatch(f"{name}.json")
-            values = self.note(name) if match else None
-            if match and values is not None:
-                found[int(match[1])] = values
-        return found
+        said = {node: self.said(node) for node in self.numbers()}
+        return {node: values for node, values in said.items() if values is not None}
 
     # -------------------------------------------------------------- the key
 
@@ -158,16 +174,21 @@ class Meeting:
             pass  # another node is just writing: whoever is last does it
 
 
+def numbers_in(names: Sequence[str]) -> list[int]:
+    """The nodes that are named by notes of theirs, ascending."""
+    return sorted(int(match[1]) for name in names if (match := _NODE.fullmatch(name)))
+
+
 def node_of(directory: Path, host: str) -> int | None:
-    """The number of the node that has this host name; None: none has."""
-    present = Meeting.at(directory).present()
-    return next((node for node, said in present.items() if said.get("host") == host), None)
+    """The number of the node of the present generation that has this host name; None: none has."""
+    nodes = (Meeting.at(directory).note("generation") or {}).get("nodes", {})
+    return next((int(node) for node, name in nodes.items() if name == host), None)
 
 
 def socket_of(directory: Path, host: str) -> str:
     """Where the service of the node with this host name listens. Raises FileNotFoundError."""
-    present = Meeting.at(directory).present()
-    for said in present.values():
-        if said.get("host") == host and isinstance(said.get("socket"), str):
-            return str(said["socket"])
+    node = node_of(directory, host)
+    said = Meeting.at(directory).said(node) if node is not None else None
+    if said is not None and isinstance(said.get("socket"), str):
+        return str(said["socket"])
     raise FileNotFoundError(f"no node of {directory} is {host}")

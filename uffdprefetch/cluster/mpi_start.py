@@ -1,16 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command that starts one program on each node by the MPI that mpi4py was built with, through
-an rsh agent of ours in the place of ssh."""
+"""The commands that may start one MPI process on each node.
+
+A step of the batch system, with each kind of PMI that it has; and the launcher of the MPI that
+mpi4py was built with, through an rsh agent of ours in the place of ssh. Which of them makes one
+world of all nodes is seen by trying.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
+
+from uffdprefetch.cluster import slurm
 
 LOOK_SECONDS = 20.0
 #: Prints what mpi4py's MPI says that it is, without initializing it.
@@ -27,11 +35,27 @@ class NoMpiError(Exception):
 @dataclass(frozen=True)
 class Mpi:
     """``kind``: "Open MPI" or "MPICH" (and what is made from it: Intel MPI, MVAPICH);
-    ``launcher``: its mpirun or mpiexec."""
+    ``launcher``: its mpirun or mpiexec; ``own``: options of the user's for that."""
 
     kind: str
     version: tuple[int, ...]
     launcher: str
+    own: tuple[str, ...] = ()
+
+
+class Host(NamedTuple):
+    """A node's name, and what Slurm calls it."""
+
+    name: str
+    slurm: str = ""
+
+
+class Way(NamedTuple):
+    """``command``: of the hosts, the rsh agent and the program's words."""
+
+    name: str
+    command: Callable[[Sequence[Host], str, Sequence[str]], list[str]]
+    environ: Mapping[str, str]
 
 
 def kind_of(text: str) -> tuple[str, tuple[int, ...]] | None:
@@ -76,24 +100,67 @@ def find(output: Callable[[Sequence[str]], str] = _output) -> Mpi:
     raise NoMpiError(f"no launcher of {library[0]} {version} beside {sys.executable} or on PATH")
 
 
+def ways(environ: Mapping[str, str], launcher: str | None = None) -> list[Way]:
+    """What to try, in this order. ``launcher``: the user's choice, a command with options of its
+    own; None: all that are there. Raises NoMpiError where there is none."""
+    found = []
+    if launcher is not None:
+        return [_chosen(shlex.split(launcher), environ)]
+    if slurm.is_here(environ):
+        inside = slurm.outside_of_a_step(environ)
+        found = [_step(kind, inside) for kind in (None, *slurm.known_types(inside))]
+    try:
+        found.append(_by_rsh(find(), environ))
+    except NoMpiError:
+        if not found:
+            raise
+    return found
+
+
+def _chosen(words: list[str], environ: Mapping[str, str]) -> Way:
+    if not words or shutil.which(words[0]) is None:
+        raise NoMpiError(f"--launcher: there is no {words[0] if words else 'word'}")
+    if os.path.basename(words[0]) == "srun":
+        return _step(None, slurm.outside_of_a_step(environ), words[1:])
+    kind = kind_of(_output([words[0], "--version"]))
+    if kind is None:
+        raise NoMpiError(f"--launcher: {words[0]} is no srun, and no mpirun that is known")
+    return _by_rsh(Mpi(*kind, words[0], tuple(words[1:])), environ)
+
+
+def _step(kind: str | None, environ: Mapping[str, str], own: Sequence[str] = ()) -> Way:
+    def argv(hosts: Sequence[Host], agent: str, words: Sequence[str]) -> list[str]:
+        names = [host.slurm or host.name for host in hosts]
+        return slurm.step(len(hosts), words, environ, mpi=kind, hosts=names, own=own)
+
+    return Way(f"srun --mpi={kind}" if kind else "srun", argv, environ)
+
+
+def _by_rsh(mpi: Mpi, environ: Mapping[str, str]) -> Way:
+    def argv(hosts: Sequence[Host], agent: str, words: Sequence[str]) -> list[str]:
+        return command(mpi, [host.name for host in hosts], agent, words)
+
+    return Way(mpi.kind, argv, slurm.outside_of_a_rank(environ))
+
+
 def command(mpi: Mpi, hosts: Sequence[str], agent: str, words: Sequence[str]) -> list[str]:
     """``words`` once on each host. ``agent``: an executable that is called as ssh is. A process is
     bound to no core: beside another MPI job both would be bound to the same."""
     some = ",".join(hosts)
     if mpi.kind == "MPICH":
         return [
-            mpi.launcher, "-launcher", "ssh", "-launcher-exec", agent, "-hosts", some, "-ppn", "1",
+            mpi.launcher, *mpi.own, "-launcher", "ssh", "-launcher-exec", agent, "-hosts", some, "-ppn", "1",
             "-n", str(len(hosts)), "-bind-to", "none", *words,
         ]  # fmt: skip
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     if mpi.version >= (5,):
         return [
-            mpi.launcher, *root, "--prtemca", "plm", "ssh", "--prtemca", "plm_ssh_agent", agent,
+            mpi.launcher, *root, *mpi.own, "--prtemca", "plm", "ssh", "--prtemca", "plm_ssh_agent", agent,
             "--prtemca", "plm_ssh_no_tree_spawn", "1", "-H", some, "--map-by", "ppr:1:node",
             "--bind-to", "none", *words,
         ]  # fmt: skip
     return [
-        mpi.launcher, *root, "--mca", "plm", "rsh", "--mca", "plm_rsh_agent", agent,
+        mpi.launcher, *root, *mpi.own, "--mca", "plm", "rsh", "--mca", "plm_rsh_agent", agent,
         "--mca", "plm_rsh_no_tree_spawn", "1", "-H", some, "-npernode", "1", "--bind-to", "none",
         *words,
     ]  # fmt: skip

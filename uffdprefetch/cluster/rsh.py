@@ -18,6 +18,8 @@ from uffdprefetch.base.errors import EXIT_OURS, EXIT_USAGE
 from uffdprefetch.cluster.meeting import Meeting, node_of
 
 POLL_SECONDS = 0.05
+#: A node that is there takes its command within that.
+TAKEN_SECONDS = 5.0
 
 
 def main(argv: list[str]) -> int:
@@ -36,7 +38,11 @@ def main(argv: list[str]) -> int:
         return EXIT_OURS
     number = secrets.token_hex(8)
     meeting.post(f"start-{node}-{number}", {"command": " ".join(command), "number": number})
+    given_up = time.monotonic() + TAKEN_SECONDS
     while directory.exists():
+        if time.monotonic() > given_up and meeting.take(f"start-{node}-{number}") is not None:
+            print(f"uffdprefetch rsh: node {node} ({host}) does not answer", file=sys.stderr)
+            return EXIT_OURS
         ended = meeting.take(f"ended-{number}")
         if ended is not None:
             return int(ended.get("status", EXIT_OURS))

@@ -47,6 +47,7 @@ class Place:
     run: str
     node: int
     nodes: int
+    launcher: str | None = None
 
 
 @dataclass
@@ -83,12 +84,22 @@ class Cluster:
         assert self._convener.stdin is not None and self._convener.stdout is not None
         self.fd = self._convener.stdout.fileno()
         fcntl.fcntl(self.fd, fcntl.F_SETFL, os.O_NONBLOCK)
-        options = {**vars(place), "socket": socket_path}
-        with contextlib.suppress(BrokenPipeError):  # its end is heard of below
-            self._convener.stdin.write(json.dumps(options).encode() + b"\n")
-            self._convener.stdin.flush()
+        self._unsaid = b""
+        os.set_blocking(self._convener.stdin.fileno(), False)
+        self._tell(**vars(place), socket=socket_path)
 
     # -------------------------------------------------------------- the convener
+
+    def _tell(self, **said: Any) -> None:
+        """One line to the convener, as soon as that can be."""
+        self._unsaid += json.dumps(said).encode() + b"\n"
+        assert self._convener.stdin is not None
+        try:
+            self._unsaid = self._unsaid[os.write(self._convener.stdin.fileno(), self._unsaid) :]
+        except BlockingIOError:
+            pass  # with the next one
+        except BrokenPipeError:
+            self._unsaid = b""  # its end is heard of below
 
     def hear(self) -> bool:
         """What the convener has said; False: it has ended, and ``fd`` says nothing any more."""
@@ -124,6 +135,11 @@ class Cluster:
                 )
         if "started" in said:
             self.mpi = said.get("mpi")
+        if "differs" in said:
+            self._ledger.degrade(
+                f"{said['differs']}: not the file that node {said['node']} has: another "
+                f"{said['fields']}"
+            )
         if "failed" in said:
             self._ledger.degrade(f"cluster: each node reads for itself: {said['failed']}")
 
@@ -139,6 +155,7 @@ class Cluster:
         except OSError as error:
             self._ledger.degrade(f"cluster: a transport is not let in: {error}")
             return False
+        self._tell(joined=generation)
         return True
 
     def is_transport(self, fd: int) -> bool:
@@ -153,14 +170,18 @@ class Cluster:
         return joined.sock if joined is not None else None
 
     def left(self) -> None:
-        """The transport has hung up."""
-        if self.link is not None:
+        """The transport has hung up, or is to."""
+        if self.link is not None and self.link.joined is not None:
+            generation = self.link.joined.generation
             self.link.leave()
+            self._tell(left=generation)
 
     def housekeep(self) -> None:
         """Once a second: a transport of which half is lost goes, so that another one comes."""
         if self.link is not None and self.link.is_failed:
-            self.link.leave()
+            self.left()
+        if self._unsaid:
+            self._tell()
 
     # -------------------------------------------------------------- files
 
@@ -198,6 +219,7 @@ class Cluster:
             one.fields = found[0]
             one.identity = struct.unpack("<QQ", identity.identity(one.fields))
             self._share(number, one)
+            self._tell(file=path, fields=one.fields)
 
         if not self._opener.run(look, then):
             os.close(fd)
@@ -228,9 +250,10 @@ class Cluster:
 
     def close(self) -> None:
         """End the convener, and with it what it has started."""
-        self.left()
+        if self.link is not None:
+            self.link.leave()
         assert self._convener.stdin is not None and self._convener.stdout is not None
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(BrokenPipeError, BlockingIOError):
             self._convener.stdin.close()
         import subprocess
 
