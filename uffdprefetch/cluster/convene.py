@@ -277,9 +277,7 @@ class Convener:
     def _lead(self, names: Sequence[str], now: float) -> None:
         if now < self._next or self._tries >= TRIES:
             return
-        there = {
-            node: said for node in numbers_in(names) if (said := self._waiting(node, now))
-        }
+        there = {node: said for node in numbers_in(names) if (said := self._waiting(node, now))}
         expected = len((self._meeting.note("generation") or {}).get("nodes", {}))
         if len(there) < 2 or (len(there) < expected and now - self._waits_since < GATHER_SECONDS):
             return
