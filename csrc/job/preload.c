@@ -8,6 +8,7 @@
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
+#include <linux/utsname.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/auxv.h>
@@ -404,13 +405,38 @@ static enum up_left_alone why_alone(void)
 #endif
 }
 
+/* A path in which %h stands for the node's name: the same variable for a job on many nodes. Whether it fits. */
+static int set_socket_path(const char *path)
+{
+	struct new_utsname node;
+	size_t at = 0;
+
+	if (up_sys1(SYS_uname, (long)&node))
+		return 0;
+	for (; *path && at < UP_PATH_MAX; path++) {
+		size_t bytes = 1;
+		const char *from = path;
+
+		if (path[0] == '%' && path[1] == 'h') {
+			from = node.nodename;
+			bytes = up_text_bytes(from, sizeof(node.nodename));
+			path++;
+		}
+		if (at + bytes >= UP_PATH_MAX)
+			return 0;
+		memcpy(up_job.socket_path + at, from, bytes);
+		at += bytes;
+	}
+	up_job.socket_path[at] = 0;
+	return at > 0;
+}
+
 /* glibc hands every constructor what main() gets; its own environ may not be ready, because nothing
  * says that we need it. */
 __attribute__((constructor)) static void start(int argc, char **argv, char **envp)
 {
 	static void *this_object; /* to glibc: whose handlers these are */
 	const char *path;
-	size_t bytes;
 
 	(void)argc;
 	(void)argv;
@@ -424,10 +450,8 @@ __attribute__((constructor)) static void start(int argc, char **argv, char **env
 	read_rank();
 	up_lock_start(variable("UFFDPREFETCH_LOCKDIR"));
 	path = variable("UFFDPREFETCH_SOCKET");
-	bytes = path ? up_text_bytes(path, UP_PATH_MAX) : 0;
-	if (!bytes || bytes == UP_PATH_MAX)
+	if (!path || !set_socket_path(path))
 		return;
-	memcpy(up_job.socket_path, path, bytes + 1);
 	read_options();
 	read_command();
 	up_alone = why_alone();

@@ -55,7 +55,7 @@ INTERNAL_VARIABLES = frozenset(
     for name in (
         *("RUN", "RUNG", "DISABLE", "SOCKET", "RUNDIR"),
         *("SERVE_CONFIG", "KEEP_ADVICE", "CONFIG", "LOCKDIR", "POOL_CHUNK", "LISTEN"),
-        *("LUSTRE", "SLURMBED", "CLUSTER_RUN"),
+        *("LUSTRE", "SLURMBED", "CLUSTER_RUN", "CLUSTER_NODE", "CLUSTER_NODES", "GROUP"),
     )
 )
 
@@ -88,6 +88,7 @@ class Config:
     cluster: int | None = None
     meet: str | None = None
     share: tuple[str, ...] = ()
+    launcher: str | None = None
     min_size_bytes: int = 16 * MIB
     plan: str | None = None
     torch: str = "auto"
@@ -309,6 +310,9 @@ OPTIONS = (
     Option("share", "share", _parse_globs,
            "files on FUSE of which all nodes see the same bytes (repeatable; --cluster shares those"
            " on network file systems by itself)", "GLOB"),
+    Option("launcher", "launcher", str,
+           "what starts an MPI process on each node of --cluster, with options of its own: an srun,"
+           " mpirun or mpiexec (default: whichever is found to work)", "COMMAND"),
     Option("min_size_bytes", "min-size", parse_size,
            "leave smaller mappings alone (default: 16MiB)", "SIZE", format=format_size_exact),
     Option("plan", "plan", os.path.abspath,

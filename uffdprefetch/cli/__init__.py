@@ -36,6 +36,10 @@ if TYPE_CHECKING:
 #: name -> (module, one line of help); None hides a command from the help.
 COMMANDS: dict[str, tuple[str, str | None]] = {
     "wrap": ("uffdprefetch.cli.wrap", "run a command with its mapped files prefetched"),
+    "cluster": (
+        "uffdprefetch.cli.cluster",
+        "run a command on many nodes, of which one reads for all",
+    ),
     "top": ("uffdprefetch.cli.top", "watch a running job of yours on this node"),
     "doctor": ("uffdprefetch.cli.doctor", "what works on this machine, and what would lift it"),
     "trace": ("uffdprefetch.cli.trace", "record who reads what, and show a recording"),

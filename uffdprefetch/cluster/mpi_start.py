@@ -143,21 +143,31 @@ def _by_rsh(mpi: Mpi, environ: Mapping[str, str]) -> Way:
     return Way(mpi.kind, argv, slurm.outside_of_a_rank(environ))
 
 
+def in_an_allocation(mpi: Mpi, nodes: int | None, words: Sequence[str]) -> list[str]:
+    """``words`` once on each node of the allocation that the launcher itself knows of (PBS, LSF, a
+    file of hosts). ``nodes``: how many they are, where that is known."""
+    if mpi.kind == "MPICH":
+        count = ["-n", str(nodes)] if nodes else []
+        return [mpi.launcher, *mpi.own, "-ppn", "1", *count, "-bind-to", "none", *words]
+    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    return [mpi.launcher, *root, *mpi.own, "--map-by", "ppr:1:node", "--bind-to", "none", *words]
+
+
 def command(mpi: Mpi, hosts: Sequence[str], agent: str, words: Sequence[str]) -> list[str]:
     """``words`` once on each host. ``agent``: an executable that is called as ssh is. A process is
     bound to no core: beside another MPI job both would be bound to the same."""
     some = ",".join(hosts)
     if mpi.kind == "MPICH":
         return [
-            mpi.launcher, *mpi.own, "-launcher", "ssh", "-launcher-exec", agent, "-hosts", some, "-ppn", "1",
-            "-n", str(len(hosts)), "-bind-to", "none", *words,
+            mpi.launcher, *mpi.own, "-launcher", "ssh", "-launcher-exec", agent, "-hosts", some,
+            "-ppn", "1", "-n", str(len(hosts)), "-bind-to", "none", *words,
         ]  # fmt: skip
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     if mpi.version >= (5,):
         return [
-            mpi.launcher, *root, *mpi.own, "--prtemca", "plm", "ssh", "--prtemca", "plm_ssh_agent", agent,
-            "--prtemca", "plm_ssh_no_tree_spawn", "1", "-H", some, "--map-by", "ppr:1:node",
-            "--bind-to", "none", *words,
+            mpi.launcher, *root, *mpi.own, "--prtemca", "plm", "ssh", "--prtemca", "plm_ssh_agent",
+            agent, "--prtemca", "plm_ssh_no_tree_spawn", "1", "-H", some,
+            "--map-by", "ppr:1:node", "--bind-to", "none", *words,
         ]  # fmt: skip
     return [
         mpi.launcher, *root, *mpi.own, "--mca", "plm", "rsh", "--mca", "plm_rsh_agent", agent,

@@ -10,6 +10,7 @@ from uffdprefetch.base.identity import file_name_safe
 
 #: (launcher, this node's number, their count in one of these), innermost first.
 _FAMILIES = (
+    ("uffdprefetch", "UFFDPREFETCH_CLUSTER_NODE", ("UFFDPREFETCH_CLUSTER_NODES",)),
     ("torchrun", "GROUP_RANK", ("GROUP_WORLD_SIZE", "PET_NNODES")),
     ("torchrun", "PET_NODE_RANK", ("PET_NNODES",)),
     ("PALS", "PALS_NODEID", ("PALS_NNODES",)),

@@ -76,11 +76,18 @@ class _Process:
 _process: _Process | None = None
 
 
+def socket_path(environ: Mapping[str, str] = os.environ) -> str | None:
+    """Where this node's service listens; None: there is none. %h stands for the node's name, as in
+    csrc/job/preload.c."""
+    path = environ.get(SOCKET_VARIABLE)
+    return path.replace("%h", os.uname().nodename) if path else None
+
+
 def _here(environ: Mapping[str, str]) -> _Process:
     """This process's files. Raises OSError when there is no directory of ours."""
     global _process
-    path = environ.get(SOCKET_VARIABLE)
-    if not path:
+    path = socket_path(environ)
+    if path is None:
         raise OSError("not under uffdprefetch")
     directory = path + SUFFIX
     if _process is None or _process.pid != os.getpid() or _process.directory != directory:
@@ -93,13 +100,16 @@ def _here(environ: Mapping[str, str]) -> _Process:
 
 def available(environ: Mapping[str, str] = os.environ) -> bool:
     """Whether a service accepts announcements."""
-    path = environ.get(SOCKET_VARIABLE)
+    path = socket_path(environ)
     return path is not None and os.path.isdir(path + SUFFIX)
 
 
 def expect(environ: Mapping[str, str] = os.environ) -> None:
     """Have the service start its indexer: announcements will follow. Raises OSError."""
-    _notify_service(environ[SOCKET_VARIABLE], os.getpid(), 0)
+    path = socket_path(environ)
+    if path is None:
+        raise OSError("not under uffdprefetch")
+    _notify_service(path, os.getpid(), 0)
 
 
 class Announcement:
@@ -165,7 +175,7 @@ def announce(
         _write(made[-1], json.dumps(body).encode())
         os.rename(stem + ".tmp", stem + ".json")
         made.append(stem + ".json")
-        _notify_service(environ[SOCKET_VARIABLE], process.pid, number)
+        _notify_service(process.directory[: -len(SUFFIX)], process.pid, number)
     except BaseException:
         for path in made:
             try:

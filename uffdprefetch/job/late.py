@@ -72,7 +72,7 @@ def _job_pid() -> int:
 
 def _first(job: int, token: str) -> bool:
     """Whether no process has published these lists of that job process yet."""
-    directory = os.environ[channel.SOCKET_VARIABLE] + channel.SUFFIX
+    directory = (channel.socket_path() or "") + channel.SUFFIX
     path = os.path.join(directory, f"{job}-{zlib.crc32(token.encode()):08x}.late")
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))

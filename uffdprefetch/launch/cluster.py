@@ -44,6 +44,7 @@ def placed(config: Config, environ: Mapping[str, str]) -> Config:
         "run": told.run,
         "node": told.number,
         "nodes": config.cluster or told.nodes,
+        "launcher": config.launcher,
     }
     return Config(**{**vars(config), "place": json.dumps(place)})
 

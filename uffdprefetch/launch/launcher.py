@@ -329,7 +329,7 @@ def run(
                 document = nothing_reported.summary(
                     config, node.meeting.key, time.monotonic() - began, cpu, read
                 )
-                _write_and_print(config, environ, node.meeting, document)
+                write_and_print(config, environ, node.meeting, document)
         else:
             last = _report(config, environ, node, status, read, only_record)
         node.close()
@@ -380,14 +380,15 @@ def _report(
     if not finished.last:
         return False
     if not only_record:
-        _write_and_print(config, environ, node.meeting, finished.summary)
+        write_and_print(config, environ, node.meeting, finished.summary)
     client.gone(time.monotonic() + TIDY_TIMEOUT_SECONDS)
     return True
 
 
-def _write_and_print(
+def write_and_print(
     config: Config, environ: Mapping[str, str], meeting: Meeting, document: dict[str, Any]
 ) -> None:
+    """A run's summary, as the user has asked for it."""
     from uffdprefetch.report import summary
 
     rank = identify(environ).rank

@@ -38,6 +38,8 @@ START_TIMEOUT_SECONDS = 10.0
 BACKLOG = 4096
 #: Between two looks for a service that is to be waited for.
 _POLL_SECONDS = 0.002
+#: Stands for the control group in a socket's name.
+GROUP_VARIABLE = "UFFDPREFETCH_GROUP"
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
@@ -59,7 +61,8 @@ def meeting_place(environ: Mapping[str, str]) -> Meeting:
     """Key, runtime directory and socket of this job; raises UffdPrefetchError (125)."""
     key = job_key(environ, os.getpid(), os.getppid(), f"{time.time_ns():x}")
     directory = runtime_directory(environ)
-    return Meeting(key.key, key.source, directory, socket_path(directory, key.key))
+    group = environ.get(GROUP_VARIABLE)  # the same on all nodes: launch/on_nodes.py
+    return Meeting(key.key, key.source, directory, socket_path(directory, key.key, group=group))
 
 
 # ---- starting it --------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ def _wanted():  # type: ignore[no-untyped-def]
         sys.version_info >= (3, 8)
         and os.environ.get("UFFDPREFETCH_TORCH") != "off"
         and socket is not None
-        and os.path.isdir(socket + ".plan")
+        and os.path.isdir(socket.replace("%h", os.uname()[1]) + ".plan")
         and not any(name in sys.modules for name in _TARGETS)
     )
 

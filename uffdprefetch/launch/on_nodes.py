@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`uffdprefetch cluster`: a service on each node of an allocation, then the command.
+
+The services are a step of the batch system, or what an mpirun starts, with a `wrap` on each node
+whose job holds it (cluster/hold.py). The command is a sibling of theirs, in the environment that we
+were started in and the variables by which its programs find their node's service. The step's
+standard input is a pipe of ours: its end, however we end, ends the services.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from uffdprefetch import __version__
+from uffdprefetch.base import spawn
+from uffdprefetch.base.config import Config
+from uffdprefetch.base.errors import EXIT_OURS, UffdPrefetchError
+from uffdprefetch.base.identity import file_name_safe
+from uffdprefetch.base.messages import say
+from uffdprefetch.cluster import mpi_start, slurm
+from uffdprefetch.cluster.meeting import Meeting
+from uffdprefetch.cluster.which_node import which_node
+from uffdprefetch.launch import launcher, service
+from uffdprefetch.native.preload import preload_object
+from uffdprefetch.report import output
+from uffdprefetch.report.merge import merged
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+#: All services are up within that, or the job begins without some of them.
+READY_SECONDS = 30.0
+#: And share within that; the first ones to read read for themselves otherwise.
+SHARING_SECONDS = 10.0
+#: After the job: their summaries, and their end.
+END_SECONDS = 15.0
+LOOK_SECONDS = 0.02
+GROUP = "cluster"
+
+
+class Plan(NamedTuple):
+    """How services are started: the command before what each node runs, its environment; how many
+    nodes there are, None: the launcher knows."""
+
+    name: str
+    words: list[str]
+    environ: dict[str, str]
+    nodes: int | None
+
+
+def plan(config: Config, environ: Mapping[str, str]) -> Plan:
+    """By what the allocation offers. Raises UffdPrefetchError (125) where there is none."""
+    if slurm.is_here(environ):
+        nodes = int(environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or 1)
+        inside = slurm.outside_of_a_step(environ)
+        return Plan("srun", slurm.step(nodes, [], inside, mpi="none"), inside, nodes)
+    try:
+        mpi = mpi_start.find()
+    except mpi_start.NoMpiError as error:
+        raise UffdPrefetchError(f"no allocation of Slurm's, and {error}", EXIT_OURS) from None
+    nodes_here = config.cluster or None
+    words = mpi_start.in_an_allocation(mpi, nodes_here, [])
+    return Plan(mpi.kind, words, slurm.outside_of_a_rank(environ), nodes_here)
+
+
+class Services:
+    """Those of all nodes, from the start of their step to its end."""
+
+    def __init__(self, config: Config, environ: Mapping[str, str], how: Plan) -> None:
+        """Starts them. Raises UffdPrefetchError, OSError."""
+        self._config, self._how = config, how
+        run = which_node(environ).run or f"{os.uname().nodename}-{os.getpid()}-{time.time_ns():x}"
+        key = file_name_safe(f"cluster-{run}")
+        base = Path(config.meet or os.getcwd())
+        self.meeting = Meeting(base, f"{run}.services", 0)
+        directory = environ.get("UFFDPREFETCH_RUNDIR") or f"/tmp/uffdprefetch-{os.geteuid()}"
+        self.place = service.Meeting(
+            key, "this command", directory, os.path.join(directory, f"{key}@%h+{GROUP}.sock")
+        )
+        step = {
+            **how.environ, "UFFDPREFETCH_CLUSTER_RUN": run, "UFFDPREFETCH_RUN": key,
+            "UFFDPREFETCH_RUNDIR": directory, service.GROUP_VARIABLE: GROUP,
+            **config.environment(),
+        }  # fmt: skip
+        nodes = how.nodes or 0
+        options = [
+            *("--engine", "pool", f"--cluster={nodes}" if nodes else "--cluster", "-q", "-f"),
+            *("--meet", str(base), "-o", str(self.meeting.path / "summary-%h")),
+        ]
+        argv = [
+            *how.words, *(sys.executable, "-m", "uffdprefetch.cluster.hold", "enter"),
+            str(self.meeting.path), *options,
+        ]  # fmt: skip
+        self._step = subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=2, env=step, start_new_session=True
+        )
+        self._others = Meeting(base, run, 0)
+
+    def wait(self) -> list[str]:
+        """Until all are up and share; what is missing, for people."""
+        deadline = time.monotonic() + READY_SECONDS
+        held: dict[int, dict[str, Any]] = {}
+        nodes = self._how.nodes or 0
+        while time.monotonic() < deadline and not (nodes and len(held) >= nodes):
+            if self._step.poll() is not None:
+                return [f"{self._how.name} ended with {self._step.returncode}"]
+            for name in self.meeting.names():
+                if name.startswith("held-") and (said := self.meeting.note(name)):
+                    held[int(name.removeprefix("held-"))] = said
+            nodes = max([nodes, *(said.get("nodes") or 0 for said in held.values())])
+            time.sleep(LOOK_SECONDS)
+        missing = [self._why_not(said) for said in held.values()]
+        if len(held) < nodes or not held:
+            missing.append(f"{len(held)} of {nodes or 'all'} services are up")
+        if not any(missing):
+            self._until_they_share(nodes)
+        return [text for text in missing if text]
+
+    def _why_not(self, said: Mapping[str, Any]) -> str:
+        host, expected = said["host"], self.place.socket.replace("%h", said["host"])
+        if said.get("version") != __version__:
+            return f"{host} has version {said.get('version')}"
+        if said.get("socket") != expected or said.get("engine") != "pool":
+            return f"{host} has no service"
+        return ""
+
+    def _until_they_share(self, nodes: int) -> None:
+        """What is read before is read by each for itself."""
+        deadline = time.monotonic() + SHARING_SECONDS
+        while time.monotonic() < deadline and nodes > 1:
+            present = self._others.present()
+            if len(present) >= nodes and all(said.get("joined") for said in present.values()):
+                return
+            time.sleep(LOOK_SECONDS * 2)
+
+    def child_changed(self) -> None:
+        """Its status is taken."""
+        self._step.poll()
+
+    def end(self) -> list[dict[str, Any]]:
+        """End them; their summaries."""
+        with contextlib.suppress(OSError):
+            self.meeting.post("over", {})
+        assert self._step.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._step.stdin.close()
+        try:
+            self._step.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._step.terminate()  # an srun then kills its tasks
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._step.wait(END_SECONDS)
+        found = []
+        for path in sorted(self.meeting.path.glob(f"summary-*{output.SUFFIX}")):
+            with contextlib.suppress(OSError, ValueError):
+                found.append(json.loads(path.read_text(encoding="utf-8")))
+        shutil.rmtree(self.meeting.path, ignore_errors=True)
+        if not self._others.numbers():
+            self._others.clear()
+        return found
+
+
+def run(config: Config, argv: Sequence[str]) -> int:
+    """Run ``argv`` beside services on all nodes and return its exit status, or die of its signal.
+
+    Raises UffdPrefetchError: 126/127 if it cannot be executed, 125 with --strict if a node has no
+    service, 2 for an output pattern with an unknown token.
+    """
+    environ = spawn.inherited_environment()
+    output.expand(config.output, "", None, environ)  # errors are reported before the job runs
+    config = Config(**{**vars(config), "engine": "pool"})
+    services, environment = None, environ
+    try:
+        if slurm.exports_nothing(environ):
+            raise UffdPrefetchError(
+                "SLURM_EXPORT_ENV=NONE, so srun passes nothing on: unset it, or srun --export=ALL",
+                EXIT_OURS,
+            )
+        services = Services(config, environ, plan(config, environ))
+        missing = services.wait()
+        if missing and config.strict:
+            services.end()
+            raise UffdPrefetchError("; ".join(missing), EXIT_OURS)
+        if missing:
+            say(f"not all nodes have a service: {'; '.join(missing)}")
+        # a wrap within the command finds the service that is there
+        inner = Config(**{**vars(config), "cluster": None})
+        environment = launcher.job_environment(environ, inner, services.place, preload_object())
+        environment[service.GROUP_VARIABLE] = GROUP
+    except (UffdPrefetchError, OSError) as error:
+        text = error.message if isinstance(error, UffdPrefetchError) else str(error)
+        if config.strict:
+            raise UffdPrefetchError(text, EXIT_OURS) from None
+        say(f"running the job without prefetching: {text}")
+    found: list[dict[str, Any]] = []
+    try:
+        status = spawn.run(
+            argv, environment, lambda pid: None,
+            services.child_changed if services is not None else lambda: None,
+        )  # fmt: skip
+    finally:
+        if services is not None:
+            found = services.end()
+    if services is not None:
+        if found:
+            launcher.write_and_print(config, environ, services.place, merged(found))
+        else:
+            say("no summary: no node has left one")
+    return spawn.end_like(status)

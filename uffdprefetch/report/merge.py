@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The summaries of a run's nodes as one (docs/summary-schema.md). Pure."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+#: Sums over the nodes, null where one is.
+_SUMS = (
+    "demand_misses", "prefetched_bytes", "untold_bytes", "used_bytes", "wasted_bytes",
+    "already_resident_bytes", "accuracy_denominator_bytes", "coverage_denominator_bytes",
+    "timeliness_denominator_bytes", "spared_requests", "waited_seconds", "storage_read_bytes",
+    "unserved_read_bytes",
+)  # fmt: skip
+#: Ratios, each with its denominator.
+_SHARES = {
+    "accuracy": "accuracy_denominator_bytes", "coverage": "coverage_denominator_bytes",
+    "timeliness": "timeliness_denominator_bytes",
+}  # fmt: skip
+_POOL_SUMS = (
+    "budget_bytes", "resident_peak_bytes", "read_bytes", "reread_bytes", "evicted_bytes", "faults",
+    "missing_faults",
+)  # fmt: skip
+_FILE_SUMS = (
+    "prefetched_bytes", "already_resident_bytes", "untold_bytes", "late_bytes",
+    "prefetched_used_blocks_bytes", "prefetched_unused_blocks_bytes", "demand_used_blocks_bytes",
+    "pool_read_bytes", "pool_unique_bytes", "pool_resident_bytes", "pool_others_bytes",
+)  # fmt: skip
+#: What was gained is what all of them have gained at the least; the first of these that one says.
+_GAINS = ("saved", "unknown", "in-memory", "nothing-read")
+
+
+def merged(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One document for the run, in which ``nodes`` are those that were given. At least one."""
+    ordered = sorted(summaries, key=_number)
+    first = ordered[0]
+    if len(ordered) == 1:
+        return dict(first)
+    document = {
+        **first,
+        "wall_seconds": max(one["wall_seconds"] for one in ordered),
+        "ranks": sorted(
+            (rank for one in ordered for rank in one["ranks"]), key=lambda rank: rank["rank"]
+        ),
+        "files": _files(ordered),
+        "totals": _totals([one["totals"] for one in ordered]),
+        "pool": _pool(ordered),
+        "cluster": _cluster(ordered),
+        "degradations": _degradations(ordered),
+        "nodes": ordered,
+    }
+    for name in ("streams", "plans", "unserved"):
+        document[name] = [entry for one in ordered for entry in one.get(name) or []]
+    for name in ("refused", "coarse"):
+        document[name] = {k: v for one in ordered for k, v in (one.get(name) or {}).items()}
+    return document
+
+
+def _number(summary: Mapping[str, Any]) -> int:
+    return int((summary.get("cluster") or {}).get("node") or 0)
+
+
+def _sum(values: Sequence[Any]) -> Any:
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
+
+
+def _totals(all_: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    totals = {**all_[0], **{name: _sum([one.get(name) for one in all_]) for name in _SUMS}}
+    for name, of in _SHARES.items():
+        parts = [(one.get(name), one[of]) for one in all_ if one.get(of)]
+        weighted = _sum([None if share is None else share * part for share, part in parts])
+        totals[name] = weighted / sum(part for _, part in parts) if parts and weighted else weighted
+    gains = [one.get("gain") for one in all_]
+    totals["gain"] = next((gain for gain in _GAINS if gain in gains), gains[0])
+    gained = [one.get("gained_seconds") for one in all_ if one.get("gain") == "saved"]
+    # nodes wait side by side, and for each other
+    totals["gained_seconds"] = None if None in gained else max([0.0, *filter(None, gained)])
+    return totals
+
+
+def _files(summaries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    by_path: dict[str, list[Mapping[str, Any]]] = {}
+    for one in summaries:
+        for file in one.get("files") or []:
+            by_path.setdefault(file["path"], []).append(file)
+    return [
+        {**files[0], **{name: _sum([f.get(name) for f in files]) for name in _FILE_SUMS}}
+        for files in by_path.values()
+    ]
+
+
+def _pool(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    pools = [one["pool"] for one in summaries if one.get("pool")]
+    if not pools:
+        return None
+    longest = max(pools, key=lambda pool: pool["demand_wait_ns"].get("max") or 0)
+    wait = {**longest["demand_wait_ns"], "count": sum(p["demand_wait_ns"]["count"] for p in pools)}
+    sums = {name: _sum([pool.get(name) for pool in pools]) for name in _POOL_SUMS}
+    return {**pools[0], **sums, "demand_wait_ns": wait}
+
+
+def _cluster(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    parts = [one["cluster"] for one in summaries if one.get("cluster")]
+    if not parts:
+        return None
+    same = ("node", "nodes", "present", "mpi", "generations")
+    names = [name for name, value in parts[0].items() if isinstance(value, int | float)]
+    sums = {name: _sum([part.get(name) for part in parts]) for name in names if name not in same}
+    most = max(part.get("generations") or 0 for part in parts)
+    present = sorted({node for part in parts for node in part.get("present") or []})
+    return {**parts[0], **sums, "node": None, "present": present, "generations": most}
+
+
+def _degradations(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What several nodes say is said once; what one says, with its name."""
+    said: dict[str, list[str]] = {}
+    for one in summaries:
+        for text in one.get("degradations") or []:
+            said.setdefault(text, []).append(one["host"])
+    return [text if len(hosts) > 1 else f"{hosts[0]}: {text}" for text, hosts in said.items()]
