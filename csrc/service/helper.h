@@ -204,7 +204,7 @@ struct up_pool_counts {
 };
 
 struct up_pool_file_counts {
-	uint64_t resident_bytes, read_bytes, unique_bytes, evicted_bytes, others_bytes;
+	uint64_t resident_bytes, read_bytes, unique_bytes, evicted_bytes, others_bytes, given_bytes;
 };
 
 /* Blocks to punch when room is needed, best first. */

@@ -71,14 +71,24 @@ def plan(config: Config, environ: Mapping[str, str]) -> Plan:
     return Plan(mpi.kind, words, slurm.outside_of_a_rank(environ), nodes_here)
 
 
+def _name(environ: Mapping[str, str]) -> str:
+    """Of this run: the same on all its nodes, and no other one's, also within one job."""
+    for kind in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"):
+        if environ.get(kind):
+            again = environ.get("SLURM_RESTART_COUNT", "0")
+            return f"{environ[kind]}.{again}-{os.getpid()}"
+    return f"{os.uname().nodename}-{os.getpid()}-{time.time_ns():x}"
+
+
 class Services:
     """Those of all nodes, from the start of their step to its end."""
 
     def __init__(self, config: Config, environ: Mapping[str, str], how: Plan) -> None:
         """Starts them. Raises UffdPrefetchError, OSError."""
         self._config, self._how = config, how
-        run = which_node(environ).run or f"{os.uname().nodename}-{os.getpid()}-{time.time_ns():x}"
-        key = file_name_safe(f"cluster-{run}")
+        name = _name(environ)
+        run = str(which_node({**environ, "UFFDPREFETCH_CLUSTER_RUN": name}).run)
+        key = file_name_safe(f"cluster-{name}")
         base = Path(config.meet or os.getcwd())
         self.meeting = Meeting(base, f"{run}.services", 0)
         directory = environ.get("UFFDPREFETCH_RUNDIR") or f"/tmp/uffdprefetch-{os.geteuid()}"
@@ -86,9 +96,9 @@ class Services:
             key, "this command", directory, os.path.join(directory, f"{key}@%h+{GROUP}.sock")
         )
         step = {
-            **how.environ, "UFFDPREFETCH_CLUSTER_RUN": run, "UFFDPREFETCH_RUN": key,
-            "UFFDPREFETCH_RUNDIR": directory, service.GROUP_VARIABLE: GROUP,
-            **config.environment(),
+            **how.environ, **config.environment(), "UFFDPREFETCH_CLUSTER_RUN": name,
+            "UFFDPREFETCH_RUN": key, "UFFDPREFETCH_RUNDIR": directory,
+            service.GROUP_VARIABLE: GROUP, "UFFDPREFETCH_VERBOSE": "0", "UFFDPREFETCH_LIVE": "0",
         }  # fmt: skip
         nodes = how.nodes or 0
         options = [

@@ -91,7 +91,8 @@ class FileCounts(NamedTuple):
     read_bytes: int
     unique_bytes: int
     evicted_bytes: int
-    others_bytes: int
+    others_bytes: int  # of unique_bytes, what came from other nodes
+    given_bytes: int  # to other nodes
 
 
 class Pool:

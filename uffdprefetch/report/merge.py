@@ -28,6 +28,7 @@ _FILE_SUMS = (
     "prefetched_bytes", "already_resident_bytes", "untold_bytes", "late_bytes",
     "prefetched_used_blocks_bytes", "prefetched_unused_blocks_bytes", "demand_used_blocks_bytes",
     "pool_read_bytes", "pool_unique_bytes", "pool_resident_bytes", "pool_others_bytes",
+    "pool_given_bytes",
 )  # fmt: skip
 #: What was gained is what all of them have gained at the least; the first of these that one says.
 _GAINS = ("saved", "unknown", "in-memory", "nothing-read")

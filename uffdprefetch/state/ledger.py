@@ -358,6 +358,8 @@ def describe_file(file: FileState, verdicts: dict[str, str]) -> dict[str, Any]:
         "checkpoint_pages": file.checkpoint_pages,
         "pool_read_bytes": file.pool_counts.read_bytes if file.pool_counts else None,
         "pool_unique_bytes": file.pool_counts.unique_bytes if file.pool_counts else None,
+        "pool_others_bytes": file.pool_counts.others_bytes if file.pool_counts else None,
+        "pool_given_bytes": file.pool_counts.given_bytes if file.pool_counts else None,
         "pool_resident_bytes": file.pool_counts.resident_bytes if file.pool_counts else None,
     }
 

@@ -518,7 +518,7 @@ void pool_unpin_for_others(struct up_pool *p, int file, uint64_t first, uint64_t
 
 int64_t pool_copy_pinned(struct up_pool *p, int file, uint64_t first, uint64_t count, char *out)
 {
-	const struct pool_file *f = &p->file[file];
+	struct pool_file *f = &p->file[file];
 	uint64_t bytes = pool_chunk_bytes(p), offset = first * bytes, length = count * bytes, at = 0;
 
 	if (offset + length > f->size)
@@ -532,6 +532,7 @@ int64_t pool_copy_pinned(struct up_pool *p, int file, uint64_t first, uint64_t c
 			return n ? -errno : -EIO;
 		at += (uint64_t)n;
 	}
+	__atomic_fetch_add(&f->count.given_bytes, length, __ATOMIC_RELAXED);
 	return (int64_t)length;
 }
 
