@@ -86,6 +86,34 @@ def test_each_launcher_starts_one_on_each_host_through_our_agent(mpi: Mpi, agent
     assert "none" in words, "bound to no core"
 
 
+def test_the_batch_system_s_steps_come_first_with_each_pmi_that_it_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mpi_start.slurm, "is_here", lambda environ: "SLURM_JOB_ID" in environ)
+    monkeypatch.setattr(mpi_start.slurm, "known_types", lambda environ: ["pmix", "pmi2"])
+    monkeypatch.setattr(mpi_start.slurm, "_output", lambda argv, environ: "")
+    monkeypatch.setattr(mpi_start, "find", lambda: Mpi("Open MPI", (4, 1, 4), "/usr/bin/mpirun"))
+    job = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "1", "HOME": "/h"}
+    ways = mpi_start.ways(job)
+    assert [way.name for way in ways] == ["srun", "srun --mpi=pmix", "srun --mpi=pmi2", "Open MPI"]
+    assert ways[0].environ == {"SLURM_JOB_ID": "7", "HOME": "/h"}, "not the step that we are in"
+    hosts = [Host("a", "n1"), Host("b", "")]
+    words = ways[1].command(hosts, "/meet/rsh", ["program"])
+    assert words[0] == "srun" and words[words.index("-w") + 1] == "n1,b"
+    assert ways[3].command(hosts, "/meet/rsh", ["program"])[0] == "/usr/bin/mpirun"
+    assert [way.name for way in mpi_start.ways({})] == ["Open MPI"]
+    (chosen,) = mpi_start.ways(job, "srun --mpi=cray_shasta --network=x")
+    assert chosen.command(hosts, "/meet/rsh", ["p"])[-3:] == [
+        "--mpi=cray_shasta", "--network=x", "p"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("words", ["", "/no/such/mpirun", "true"])
+def test_a_launcher_that_is_none_is_said(words: str) -> None:
+    with pytest.raises(NoMpiError, match="--launcher"):
+        mpi_start.ways({}, words)
+
+
 class Nodes:
     """Conveners of several nodes that are asked for one turn after the other. ``ways``: how many
     ways there are to start MPI; ``jobs``: (which of them, the hosts) of each start."""

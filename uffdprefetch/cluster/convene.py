@@ -36,7 +36,7 @@ from typing import Any
 
 from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.cluster import identity, mpi_start
-from uffdprefetch.cluster.meeting import ARRIVAL_SECONDS, Meeting, numbers_in
+from uffdprefetch.cluster.meeting import ARRIVAL_SECONDS, KEEP_SECONDS, Meeting, numbers_in
 from uffdprefetch.cluster.mpi_start import Host
 
 PACKAGE = "uffdprefetch.cluster"
@@ -92,6 +92,7 @@ class Convener:
         self._started: dict[str, subprocess.Popen[bytes]] = {}  # commands of this node, by number
         self._count = 0
         self._alive_since = self._waits_since = 0.0
+        self._kept_since = time.monotonic()
         self._joined = 0  # the generation of our transport; 0: none
         self._over = 0  # the last one that is over, as far as we know
         self._beats: dict[int, tuple[int, float]] = {}  # of nodes that wait: (count, since when)
@@ -117,6 +118,7 @@ class Convener:
     def run(self, stdin: int = 0) -> None:
         """Until the standard input ends."""
         self._arrive()
+        self._meeting.sweep()
         end, count = time.monotonic() + ARRIVAL_SECONDS, 0
         try:
             while time.monotonic() < end:
@@ -189,6 +191,9 @@ class Convener:
         if not self._joined and now - self._alive_since > ALIVE_SECONDS:
             self._alive_since = now
             self._arrive()
+        if now - self._kept_since > KEEP_SECONDS:
+            self._kept_since = now
+            self._meeting.keep()
         if not self._key_told and (key := self._meeting.key()) is not None:
             self._key_told = True
             self.tell(key=key.hex())

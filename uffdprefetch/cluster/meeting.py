@@ -9,10 +9,12 @@ of the directory by the client itself makes it ask the server, so each look make
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import secrets
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,9 @@ from uffdprefetch.state.file_systems import LUSTRE, type_of
 #: How long nodes wait for each other at the beginning: launchers start them within seconds.
 ARRIVAL_SECONDS = 20.0
 KEY_BYTES = 32
+PREFIX, SUMMARY = "uffdprefetch-meet-", "summary-"
+#: One that is in use is touched so often, and one that nobody has touched for so long is nobody's.
+KEEP_SECONDS, LEFT_SECONDS = 3600.0, 48 * 3600.0
 #: File systems on which every look is the server's answer (GPFS: its token manager's), or of which
 #: there is one kernel: a look need not make a change. f_type of statfs(2).
 COHERENT = {LUSTRE, 0x47504653, 0xEF53, 0x58465342, 0x9123683E, 0x01021994}
@@ -39,7 +44,7 @@ class Meeting:
         """``base``: a directory that all nodes see; ``run``: the job and how often it has been
         restarted; ``node``: this one's number, from 0. Raises UffdPrefetchError where the run's
         directory cannot be made, or is not ours alone."""
-        self.path = base / f"uffdprefetch-meet-{file_name_safe(run)}"
+        self.path = base / f"{PREFIX}{file_name_safe(run)}"
         self.node = node
         self._is_coherent: bool | None = None  # not known yet
         try:
@@ -165,13 +170,32 @@ class Meeting:
     # -------------------------------------------------------------- the end
 
     def clear(self) -> None:
-        """The run has ended: nothing of it is left. Never raises."""
+        """The run has ended: nothing of it is left, unless a summary still has to be taken (then
+        who takes it does this). Never raises."""
         try:
-            for name in os.listdir(self.path):
+            names = os.listdir(self.path)
+            if any(name.startswith((SUMMARY, f".{SUMMARY}")) for name in names):
+                return
+            for name in names:
                 (self.path / name).unlink(missing_ok=True)
             self.path.rmdir()
         except OSError:
             pass  # another node is just writing: whoever is last does it
+
+    def keep(self) -> None:
+        """It is in use, in case that nothing else shows that for a long time. Never raises."""
+        with contextlib.suppress(OSError):
+            os.utime(self.path)
+
+    def sweep(self) -> None:
+        """Remove what runs have left behind that were killed as a whole. Never raises."""
+        uid, now = os.geteuid(), self.path.stat().st_mtime  # the file server's clock, as theirs
+        with contextlib.suppress(OSError):
+            for other in self.path.parent.glob(f"{PREFIX}*"):
+                with contextlib.suppress(OSError):
+                    status = other.lstat()
+                    if status.st_uid == uid and now - status.st_mtime > LEFT_SECONDS:
+                        shutil.rmtree(other, ignore_errors=True)
 
 
 def numbers_in(names: Sequence[str]) -> list[int]:

@@ -118,14 +118,19 @@ def ways(environ: Mapping[str, str], launcher: str | None = None) -> list[Way]:
 
 
 def _chosen(words: list[str], environ: Mapping[str, str]) -> Way:
+    if words and os.path.basename(words[0]) == "srun":
+        return _step(None, slurm.outside_of_a_step(environ), words[1:])
+    return _by_rsh(named(words), environ)
+
+
+def named(words: list[str], output: Callable[[Sequence[str]], str] = _output) -> Mpi:
+    """The mpirun or mpiexec that the user has named, with options. Raises NoMpiError."""
     if not words or shutil.which(words[0]) is None:
         raise NoMpiError(f"--launcher: there is no {words[0] if words else 'word'}")
-    if os.path.basename(words[0]) == "srun":
-        return _step(None, slurm.outside_of_a_step(environ), words[1:])
-    kind = kind_of(_output([words[0], "--version"]))
+    kind = kind_of(output([words[0], "--version"]))
     if kind is None:
         raise NoMpiError(f"--launcher: {words[0]} is no srun, and no mpirun that is known")
-    return _by_rsh(Mpi(*kind, words[0], tuple(words[1:])), environ)
+    return Mpi(*kind, words[0], tuple(words[1:]))
 
 
 def _step(kind: str | None, environ: Mapping[str, str], own: Sequence[str] = ()) -> Way:

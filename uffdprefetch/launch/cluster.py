@@ -5,13 +5,23 @@ from __future__ import annotations
 
 import json
 import os
+import time
 
 from uffdprefetch.base.config import Config
+from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.cluster.which_node import which_node
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import Any
+
+    from uffdprefetch.cluster.meeting import Meeting
+
+#: The nodes of a run end within that of each other, or each has a summary of its own: the job's
+#: end waits for it.
+SUMMARY_SECONDS = 3.0
+LOOK_SECONDS = 0.05
 
 
 def why_not(config: Config, environ: Mapping[str, str]) -> str | None:
@@ -47,6 +57,51 @@ def placed(config: Config, environ: Mapping[str, str]) -> Config:
         "launcher": config.launcher,
     }
     return Config(**{**vars(config), "place": json.dumps(place)})
+
+
+def one_summary(
+    config: Config, document: dict[str, Any], seconds: float = SUMMARY_SECONDS
+) -> dict[str, Any] | None:
+    """The summary of all nodes, on the one with the lowest number that is still there; None: that
+    one has taken ours. Where nobody takes it within ``seconds``, ours. Never raises."""
+    from pathlib import Path
+
+    from uffdprefetch.cluster.meeting import SUMMARY, Meeting
+    from uffdprefetch.report.merge import merged
+
+    place = json.loads(config.place or "{}")
+    numbers = (document.get("cluster") or {}).get("present") or []
+    if not place or place["node"] not in numbers or len(numbers) < 2:
+        return document
+    try:
+        node = int(place["node"])
+        meeting = Meeting(Path(place["meet"]), place["run"], node)
+        if node != min(numbers):
+            return (
+                None if _handed_over(meeting, f"{SUMMARY}{node}", document, seconds) else document
+            )
+        found = {node: document}
+        end = time.monotonic() + seconds
+        while len(found) < len(numbers) and time.monotonic() < end:
+            for name in meeting.names():
+                if name.startswith(SUMMARY) and (other := meeting.take(name)) is not None:
+                    found[int(name.removeprefix(SUMMARY))] = other
+            time.sleep(LOOK_SECONDS)
+        if not meeting.numbers():
+            meeting.clear()
+        return merged(list(found.values()))
+    except (UffdPrefetchError, OSError):
+        return document
+
+
+def _handed_over(meeting: Meeting, name: str, document: dict[str, Any], seconds: float) -> bool:
+    meeting.post(name, document)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if not (meeting.path / f"{name}.json").exists():
+            return True
+        time.sleep(LOOK_SECONDS)
+    return meeting.take(name) is None
 
 
 def alone(config: Config) -> Config:

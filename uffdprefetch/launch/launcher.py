@@ -379,8 +379,15 @@ def _report(
     client.part()
     if not finished.last:
         return False
-    if not only_record:
-        write_and_print(config, environ, node.meeting, finished.summary)
+    document: dict[str, Any] | None = finished.summary
+    # the services of `cluster` hand theirs to it
+    together = config.place is not None and service.GROUP_VARIABLE not in environ
+    if not only_record and together:
+        from uffdprefetch.launch import cluster
+
+        document = cluster.one_summary(config, finished.summary)
+    if not only_record and document is not None:
+        write_and_print(config, environ, node.meeting, document)
     client.gone(time.monotonic() + TIDY_TIMEOUT_SECONDS)
     return True
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -25,7 +26,7 @@ from uffdprefetch.base.config import Config
 from uffdprefetch.base.errors import EXIT_OURS, UffdPrefetchError
 from uffdprefetch.base.identity import file_name_safe
 from uffdprefetch.base.messages import say
-from uffdprefetch.cluster import mpi_start, slurm
+from uffdprefetch.cluster import hold, mpi_start, slurm
 from uffdprefetch.cluster.meeting import Meeting
 from uffdprefetch.cluster.which_node import which_node
 from uffdprefetch.launch import launcher, service
@@ -44,6 +45,8 @@ SHARING_SECONDS = 10.0
 END_SECONDS = 15.0
 LOOK_SECONDS = 0.02
 GROUP = "cluster"
+#: A node leaves its summary for us.
+FOUND = "of-"
 
 
 class Plan(NamedTuple):
@@ -57,13 +60,16 @@ class Plan(NamedTuple):
 
 
 def plan(config: Config, environ: Mapping[str, str]) -> Plan:
-    """By what the allocation offers. Raises UffdPrefetchError (125) where there is none."""
-    if slurm.is_here(environ):
+    """By what the allocation offers, or --launcher. Raises UffdPrefetchError (125) where there is
+    none."""
+    own = shlex.split(config.launcher or "")
+    is_srun = bool(own) and os.path.basename(own[0]) == "srun"
+    if slurm.is_here(environ) and (is_srun or not own):
         nodes = int(environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or 1)
         inside = slurm.outside_of_a_step(environ)
         return Plan("srun", slurm.step(nodes, [], inside, mpi="none"), inside, nodes)
     try:
-        mpi = mpi_start.find()
+        mpi = mpi_start.named(own) if own else mpi_start.find()
     except mpi_start.NoMpiError as error:
         raise UffdPrefetchError(f"no allocation of Slurm's, and {error}", EXIT_OURS) from None
     nodes_here = config.cluster or None
@@ -103,8 +109,9 @@ class Services:
         nodes = how.nodes or 0
         options = [
             *("--engine", "pool", f"--cluster={nodes}" if nodes else "--cluster", "-q", "-f"),
-            *("--meet", str(base), "-o", str(self.meeting.path / "summary-%h")),
+            *("--meet", str(base), "-o", str(self.meeting.path / f"{FOUND}%h")),
         ]
+        self.meeting.post(hold.OWNER, hold.owner_here(os.getpid()))
         argv = [
             *how.words, *(sys.executable, "-m", "uffdprefetch.cluster.hold", "enter"),
             str(self.meeting.path), *options,
@@ -158,7 +165,7 @@ class Services:
     def end(self) -> list[dict[str, Any]]:
         """End them; their summaries."""
         with contextlib.suppress(OSError):
-            self.meeting.post("over", {})
+            self.meeting.post(hold.OVER, {"by": "command"})
         assert self._step.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._step.stdin.close()
@@ -169,7 +176,7 @@ class Services:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._step.wait(END_SECONDS)
         found = []
-        for path in sorted(self.meeting.path.glob(f"summary-*{output.SUFFIX}")):
+        for path in sorted(self.meeting.path.glob(f"{FOUND}*{output.SUFFIX}")):
             with contextlib.suppress(OSError, ValueError):
                 found.append(json.loads(path.read_text(encoding="utf-8")))
         shutil.rmtree(self.meeting.path, ignore_errors=True)

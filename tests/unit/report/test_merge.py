@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""report/merge.py: the summaries of a run's nodes as one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from uffdprefetch.base.config import Config
+from uffdprefetch.launch import nothing_reported
+from uffdprefetch.report.merge import merged
+from uffdprefetch.report.summary import lines
+
+KEYS = ("read_bytes", "reread_bytes", "evicted_bytes", "faults", "missing_faults", "budget_bytes")
+
+
+def node(number: int, **totals: Any) -> dict[str, Any]:
+    found = nothing_reported.summary(Config(engine="pool"), "r", 10.0 + number, 0.5, None)
+    wait = {"count": 2 + number, "p50": 5, "p99": 10 * number, "max": 10 * number, "sum": 9}
+    found["totals"] = {
+        **found["totals"], "gain": "saved", "gained_seconds": 1.0 + number,
+        "prefetched_bytes": 100, **totals,
+    }  # fmt: skip
+    return {
+        **found, "host": f"node{number}", "rung_reason": "best",
+        "ranks": [{"rank": 4 - number, "local_rank": 0, "processes": [], "demand_misses": 1}],
+        "files": [{"path": "/far/a", "size_bytes": 50, "pool_read_bytes": 25, "late_bytes": None}],
+        "pool": {
+            **dict.fromkeys(KEYS, 7), "resident_peak_bytes": 3, "demand_wait_ns": wait,
+            "evict": "cyclic", "limited_by": None,
+        },
+        "cluster": {
+            "node": number, "nodes": 3, "present": [0, number],
+            "mpi": None if number else "Open MPI", "generations": 1 + number,
+            "from_bytes": 10, "to_bytes": 20,
+        },
+        "degradations": ["all say it", f"node {number} says it"],
+    }  # fmt: skip
+
+
+def test_one_node_s_is_the_run_s() -> None:
+    assert merged([node(1)]) == node(1)
+
+
+def test_bytes_are_added_and_what_all_say_is_said_once() -> None:
+    run = merged([node(2), node(0), node(1)])
+    assert run["host"] == "node0" and [one["host"] for one in run["nodes"]] == [
+        "node0", "node1", "node2"
+    ]  # fmt: skip
+    assert run["wall_seconds"] == 12.0
+    assert [rank["rank"] for rank in run["ranks"]] == [2, 3, 4]
+    assert run["totals"]["prefetched_bytes"] == 300
+    assert run["totals"]["gain"] == "saved" and run["totals"]["gained_seconds"] == 3.0
+    (file,) = run["files"]
+    assert (file["size_bytes"], file["pool_read_bytes"], file["late_bytes"]) == (50, 75, None)
+    assert run["pool"]["read_bytes"] == 21
+    assert run["pool"]["demand_wait_ns"] == {"count": 9, "p50": 5, "p99": 20, "max": 20, "sum": 9}
+    assert run["cluster"] == {
+        "node": None, "nodes": 3, "present": [0, 1, 2], "mpi": "Open MPI", "generations": 3,
+        "from_bytes": 30, "to_bytes": 60,
+    }  # fmt: skip
+    assert run["degradations"] == [
+        "all say it", "node0: node 0 says it", "node1: node 1 says it", "node2: node 2 says it"
+    ]  # fmt: skip
+    assert lines(run, "/out.json", verbose=True)[0].startswith("saved about 3 s of waiting")
+
+
+def test_a_ratio_is_that_of_all_bytes_and_one_unknown_is_no_sum() -> None:
+    sizes = ("accuracy_denominator_bytes", "coverage_denominator_bytes")
+    one = node(0, accuracy=1.0, coverage=None, **dict.fromkeys(sizes, 300))
+    two = node(1, accuracy=0.5, coverage=0.5, **dict.fromkeys(sizes, 100), used_bytes=None)
+    totals = merged([one, two])["totals"]
+    assert totals["accuracy"] == 0.875 and totals["accuracy_denominator_bytes"] == 400
+    assert totals["coverage"] is None and totals["used_bytes"] is None
+    nothing = merged([node(0, gain="in-memory"), node(1, gain="nothing-read")])["totals"]
+    assert nothing["gain"] == "in-memory" and nothing["gained_seconds"] == 0.0
