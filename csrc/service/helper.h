@@ -237,7 +237,8 @@ void up_pool_hush(struct up_pool *pool, int file);
 int up_pool_unpark(struct up_pool *pool, int file, int fd);
 /* What is there, one up_chunk_state a chunk, and when it was touched last (ms since the pool
  * began, never 0): the pool's own arrays, valid until up_pool_forget(). */
-uint64_t up_pool_books(struct up_pool *pool, int file, uint8_t **state, uint32_t **touched_ms);
+uint64_t up_pool_books(struct up_pool *pool, int file, uint8_t **state, uint32_t **touched_ms,
+		       uint8_t **kept);
 void up_pool_file_counts(struct up_pool *pool, int file, struct up_pool_file_counts *out);
 
 /* All that is there, or being read now, goes, as soon as nobody is just being served from it: who

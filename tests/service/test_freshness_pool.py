@@ -35,9 +35,8 @@ class Filled:
         self.pool = uffd_pool.Pool(4 * SIZE_BYTES, CHUNK_BYTES, 4, self.event_fd)
         self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         number, memfd = self.pool.add_file(self.fd, SIZE_BYTES)
-        state, touched = self.pool.books(number)
-        self.file = PoolFile(self.pool, number, memfd, CHUNK_BYTES, state, touched)
-        self.state = state
+        self.file = PoolFile(self.pool, number, memfd, CHUNK_BYTES, *self.pool.books(number))
+        self.state = self.file.state
 
     def submit(self) -> None:
         assert self.pool.submit(1, self.file.number, 0, SIZE_BYTES)

@@ -4,14 +4,18 @@ numbers of its own, joined by a bridge. Root, iproute2."""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 PREFIX = "10.99.0."
+_numbers = itertools.count()
 
 
 def why_none() -> str:
@@ -28,16 +32,33 @@ def why_none() -> str:
     return ""
 
 
+def _pid_space(pid: int | str) -> int:
+    try:
+        return os.stat(f"/proc/{pid}/ns/pid").st_ino
+    except OSError:
+        return 0
+
+
+def _children(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return []
+
+
 def _ip(*words: str) -> None:
     subprocess.run(["ip", *words], check=True, capture_output=True)
 
 
 class Bed:
-    """``count`` nodes, from 0."""
+    """``count`` nodes, from 0. What is started on a node is in PID namespaces of its own."""
 
     def __init__(self, count: int, directory: Path) -> None:
+        self._started: list[list[subprocess.Popen[str]]] = [[] for _ in range(count)]
+        number = next(_numbers)  # what the last one had may go a little later
+        self.bridge = f"u{os.getpid()}.{number}"
         self.names = [f"upnode{i}" for i in range(count)]
-        self._spaces = [f"up-{os.getpid()}-{i}" for i in range(count)]
+        self._spaces = [f"up-{os.getpid()}-{number}-{i}" for i in range(count)]
         self._hosts = directory / "hosts"
         lines = [f"{PREFIX}{i + 1} {name}" for i, name in enumerate(self.names)]
         self._hosts.write_text("\n".join(["127.0.0.1 localhost", *lines, ""]))
@@ -55,17 +76,59 @@ class Bed:
             *("unshare", "--uts", "--ipc", "--mount", "--pid", "--fork", "--kill-child"),
             *("--mount-proc", "sh", "-c", enter, "sh", *argv),
         ]
-        return subprocess.Popen(
+        job = subprocess.Popen(
             words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=dict(env), cwd=cwd
         )
+        self._started[node].append(job)
+        return job
+
+    # -------------------------------------------------------------- what may happen to a node
+
+    def processes(self, node: int) -> list[int]:
+        """All that has been started there, and what that has started."""
+        spaces = {
+            _pid_space(child) for job in self._started[node] for child in _children(job.pid)
+        } - {0}
+        return [int(p) for p in os.listdir("/proc") if p.isdigit() and _pid_space(p) in spaces]
+
+    def find(self, node: int, word: str) -> list[int]:
+        """Those with this in their command line."""
+        found = []
+        for pid in self.processes(node):
+            try:
+                if word.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    found.append(pid)
+            except OSError:
+                pass
+        return sorted(found)
+
+    def link(self, node: int, up: bool) -> None:
+        """Plug or pull the cable: nobody is told."""
+        _ip("link", "set", f"{self.bridge}v{node}", "up" if up else "down")
+
+    def kill(self, node: int, silent: bool = False) -> None:
+        """All processes end at once. The kernel closes their connections, but not of one that was
+        switched off."""
+        if silent:
+            self.link(node, False)
+        for job in self._started[node]:
+            job.kill()
+            job.wait()
+
+    def freeze(self, node: int, stop: bool = True) -> None:
+        """No process does anything any more; the kernel goes on acknowledging."""
+        for pid in self.processes(node):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP if stop else signal.SIGCONT)
 
 
 @contextmanager
 def nodes_bed(count: int, directory: Path) -> Iterator[Bed]:
     """The bed, which is gone afterwards."""
     bed = Bed(count, directory)
-    bridge = f"up{os.getpid()}"
+    bridge = bed.bridge
     with ExitStack() as undo:
+        undo.callback(lambda: [bed.kill(node) for node in range(count)])
         _ip("link", "add", bridge, "type", "bridge")
         undo.callback(_ip, "link", "delete", bridge)
         _ip("link", "set", bridge, "up")

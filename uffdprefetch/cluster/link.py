@@ -109,6 +109,10 @@ class Link:
         """Whether another transport is needed."""
         return self.joined is not None and bool(self.joined.net.counts().failed)
 
+    def kept_bytes(self) -> int:
+        """Of the pool, what is kept for other nodes."""
+        return self.joined.net.counts().kept_bytes if self.joined is not None else 0
+
     def counts(self) -> dict[str, int]:
         """Totals of all generations; of what is at a time, the present one's."""
         now = [self.joined.net.counts()] if self.joined is not None else []

@@ -166,15 +166,20 @@ class Pool:
         """The C pointer, for native/compare.py."""
         return self._pointer
 
-    def books(self, number: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint32]]:
-        """(state, time of the last touch in ms) of each chunk: views of the pool's memory."""
+    def books(
+        self, number: int
+    ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint32], npt.NDArray[np.uint8]]:
+        """(state, time of the last touch in ms, whether other nodes are told that it is here) of
+        each chunk: views of the pool's memory."""
         import numpy as np
 
         state, touched = _ffi.new("uint8_t **"), _ffi.new("uint32_t **")
-        n = int(_lib.up_pool_books(self._pointer, number, state, touched))
+        kept = _ffi.new("uint8_t **")
+        n = int(_lib.up_pool_books(self._pointer, number, state, touched, kept))
         return (
             np.frombuffer(_ffi.buffer(state[0], n), np.uint8),
             np.frombuffer(_ffi.buffer(touched[0], 4 * n), np.uint32),
+            np.frombuffer(_ffi.buffer(kept[0], n), np.uint8),
         )
 
     def file_counts(self, number: int) -> FileCounts:

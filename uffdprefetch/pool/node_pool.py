@@ -104,6 +104,7 @@ class PoolFile:
     chunk_bytes: int
     state: npt.NDArray[np.uint8]
     touched_ms: npt.NDArray[np.uint32]
+    kept: npt.NDArray[np.uint8]  # for other nodes: no choice of a policy's
     in_flight: IntervalSet = field(default_factory=IntervalSet)
 
     def touched(self, start: int, end: int) -> bool:
@@ -145,6 +146,7 @@ class NodePool:
     #: Called with a file that has become the pool's, or has changed or left it.
     on_open: Callable[[FileState, int], None] | None = None
     on_close: Callable[[int], None] | None = None
+    kept_bytes: Callable[[], int] = staticmethod(lambda: 0)
     _reported: set[Limit] = field(default_factory=set)
     _fit_at_ns: int = 0
     _random: np.random.Generator = field(default_factory=np.random.default_rng)
@@ -178,8 +180,9 @@ class NodePool:
         """The file's part of the pool, made at its first mapping. Raises OSError."""
         if file.pooled is None:
             number, memfd = self.pool.add_file(file.fd, file.size_bytes, file.unit_bytes)
-            state, touched = self.pool.books(number)
-            file.pooled = PoolFile(self.pool, number, memfd, self.chunk_bytes, state, touched)
+            file.pooled = PoolFile(
+                self.pool, number, memfd, self.chunk_bytes, *self.pool.books(number)
+            )
             self.files[number] = file
             if self.on_open is not None:
                 self.on_open(file, number)
@@ -299,9 +302,13 @@ class NodePool:
     # -------------------------------------------------------------- size
 
     def window_bytes(self) -> int:
-        """The most that a stream may have prefetched ahead of it."""
+        """The most that a stream may have prefetched ahead of it: a part of what is not kept for
+        other nodes."""
         files_bytes = sum(file.size_bytes for file in self.files.values())
-        return window.pool_bytes(self.budget_bytes, files_bytes, self.places)
+        kept_bytes = self.kept_bytes()
+        return window.pool_bytes(
+            max(0, self.budget_bytes - kept_bytes), max(0, files_bytes - kept_bytes), self.places
+        )
 
     def note_places(self, streams: Iterable[tuple[FileState, Stream]]) -> None:
         """Count the distinct positions at which files are read."""

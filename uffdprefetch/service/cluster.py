@@ -235,6 +235,10 @@ class Cluster:
         if self._files.pop(number, None) is not None and self.link is not None:
             self.link.unshare(number)
 
+    def kept_bytes(self) -> int:
+        """Of the pool, what is kept for other nodes."""
+        return self.link.kept_bytes() if self.link is not None else 0
+
     # -------------------------------------------------------------- the end
 
     def describe(self) -> dict[str, Any]:

@@ -225,8 +225,10 @@ int up_pool_copy(struct up_pool *p, int file, uint64_t offset, uint64_t length, 
 	return there;
 }
 
-uint64_t up_pool_books(struct up_pool *p, int file, uint8_t **state, uint32_t **touched_ms)
+uint64_t up_pool_books(struct up_pool *p, int file, uint8_t **state, uint32_t **touched_ms,
+		       uint8_t **kept)
 {
+	*kept = p->file[file].kept;
 	*state = p->file[file].state;
 	*touched_ms = p->file[file].touched_ms;
 	return p->file[file].chunks;

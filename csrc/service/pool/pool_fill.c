@@ -104,11 +104,12 @@ static int begin(struct up_pool *p, struct fill *out)
 	return 1;
 }
 
-/* Not more at once than a quarter of the budget, but one chunk; nor more than to the end of what one node keeps as a
- * whole. */
+/* Not more at once than a quarter of what is not kept for other nodes, but one chunk; nor more than to the end of what
+ * one node keeps as a whole. */
 static uint64_t bounded(const struct up_pool *p, uint64_t first, uint64_t chunks)
 {
-	uint64_t most = p->budget / 4 / pool_chunk_bytes(p);
+	uint64_t room = p->budget > p->kept_bytes ? p->budget - p->kept_bytes : 0;
+	uint64_t most = room / 4 / pool_chunk_bytes(p);
 
 	if (p->net && chunks > net_block_chunks(p->net) - first % net_block_chunks(p->net))
 		chunks = net_block_chunks(p->net) - first % net_block_chunks(p->net);

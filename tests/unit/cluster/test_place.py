@@ -21,7 +21,7 @@ def test_a_node_under_a_launcher_has_its_place() -> None:
     found = placed(POOL, SRUN)
     assert found.place is not None
     assert json.loads(found.place) == {
-        "meet": "/shared", "run": "slurm-7-0.0", "node": 1, "nodes": 2
+        "meet": "/shared", "run": "slurm-7-0.0", "node": 1, "nodes": 2, "launcher": None,
     }  # fmt: skip
     assert Config.from_json(found.to_json()).place == found.place
     assert found.fingerprint() == POOL.fingerprint(), "all nodes have the same options"

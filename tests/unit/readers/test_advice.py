@@ -334,7 +334,8 @@ def pool_of(budget_bytes: int, evict: str) -> tuple[NodePool, list[tuple[int, in
     pool = NodePool(settings, -1, Ledger(), make=lambda *_, **__: native)
     state = np.full(64, uffd_pool.PRESENT, np.uint8)
     touched = np.arange(1, 65, dtype=np.uint32)
-    part = PoolFile(native, 3, -1, 64 << 10, state, touched)
+    kept = np.zeros(64, np.uint8)
+    part = PoolFile(native, 3, -1, 64 << 10, state, touched, kept)
     pool.files[3] = SimpleNamespace(pooled=part)  # type: ignore[assignment]
     return pool, told
 

@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What may happen to the nodes of a run while they read from each other, and what becomes of it.
+
+    python -m tests.cluster.losses [--times N] [--seed S] [--python INTERPRETER] [KIND...]
+
+Nodes of a bed (tests/support/nodes_bed.py) run `wrap --cluster` over a program that reads a file
+again and again, more than one node's pool holds, so that each epoch moves bytes between nodes. At a
+random moment one thing happens. Each node that is left must read two more epochs, every one with
+the file's SHA-256. ``--python``: one whose mpi4py is another MPI's. Prints one line each, and a
+table; exit status 1 if any was not as it should be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from conftest import clean_environment
+from nodes_bed import Bed, nodes_bed
+from paths import ROOT
+
+from uffdprefetch.cluster.meeting import Meeting
+from uffdprefetch.demo.bed import SlowBed
+
+MIB = 1 << 20
+SIZE, BUDGET, NODES = 24 * MIB, 20 * MIB, 3
+#: A test that is not done by then hangs.
+PATIENCE_SECONDS = 120.0
+READER = """
+import hashlib, mmap, os, sys, time
+path, stop = sys.argv[1:3]
+epoch = 0
+while not os.path.exists(stop):
+    began, longest = time.monotonic(), 0.0
+    digest = hashlib.sha256()
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as found:
+        for at in range(0, len(found), 1 << 18):
+            before = time.monotonic()
+            digest.update(found[at : at + (1 << 18)])
+            longest = max(longest, time.monotonic() - before)
+    epoch += 1
+    print(epoch, digest.hexdigest(), round(time.monotonic() - began, 3), round(longest, 3),
+          flush=True)
+"""
+
+
+@dataclass
+class Reader:
+    """One node's: the epochs that it has read, (hash, seconds, longest wait)."""
+
+    job: subprocess.Popen[str]
+    epochs: list[tuple[str, float, float]] = field(default_factory=list)
+
+    def follow(self) -> None:
+        """Until it ends."""
+        assert self.job.stdout is not None
+        for line in self.job.stdout:
+            _, digest, seconds, longest = line.split()
+            self.epochs.append((digest, float(seconds), float(longest)))
+
+
+class Run:
+    """A run that reads, and shares what it reads."""
+
+    def __init__(self, bed: Bed, far: Path, directory: Path, python: str) -> None:
+        self.bed, self.directory = bed, directory
+        self.stop = directory / "stop"
+        name = f"losses-{time.monotonic_ns()}"
+        self.meeting = Meeting(directory, f"uffdprefetch-{name}.0", 99)
+        self.readers = []
+        for node in range(NODES):
+            environ = {
+                **clean_environment(), "PYTHONPATH": str(ROOT), "GROUP_RANK": str(node),
+                "UFFDPREFETCH_CLUSTER_RUN": name,
+                "UFFDPREFETCH_RUNDIR": str(directory / f"run{node}"),
+            }  # fmt: skip
+            words = [
+                *(python, "-m", "uffdprefetch", "wrap", "--engine", "pool", "-q"),
+                *("--budget", f"{BUDGET >> 20}MiB", "--min-size", "1MiB", f"--cluster={NODES}"),
+                *("--meet", str(directory), "--share", f"{far.parent}/*"),
+                *("-o", str(directory / f"out{node}"), "--"),
+                *(sys.executable, "-c", READER, str(far), str(self.stop)),
+            ]
+            self.readers.append(Reader(bed.start(node, words, environ, ROOT)))
+        self._threads = [threading.Thread(target=one.follow, daemon=True) for one in self.readers]
+        for thread in self._threads:
+            thread.start()
+
+    def until(self, condition: Callable[[], object], what: str) -> None:
+        """Raises AssertionError."""
+        end = time.monotonic() + PATIENCE_SECONDS
+        while not condition():
+            assert time.monotonic() < end, f"waited in vain for {what}"
+            time.sleep(0.02)
+
+    def joined(self) -> dict[int, int]:
+        """The generation of each node that shares."""
+        said = self.meeting.present()
+        return {node: one["joined"] for node, one in said.items() if one.get("joined")}
+
+    def until_it_shares(self) -> None:
+        """All do, and each has read an epoch since."""
+        self.until(lambda: len(self.joined()) == NODES, "sharing")
+        self.until_more(range(NODES), 1)
+
+    def until_more(self, nodes: range | list[int], epochs: int) -> None:
+        """Each of these reads so many more."""
+        before = [len(one.epochs) for one in self.readers]
+        self.until(
+            lambda: all(len(self.readers[n].epochs) >= before[n] + epochs for n in nodes),
+            f"{epochs} more epochs on {list(nodes)}: {[len(r.epochs) for r in self.readers]}",
+        )
+
+    def end(self) -> None:
+        """All that is left of it."""
+        self.stop.touch()
+        for node, one in enumerate(self.readers):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                one.job.wait(20)
+            self.bed.link(node, True)
+        for thread in self._threads:
+            thread.join(5)
+
+
+Happens = Callable[[Run, random.Random], list[int]]
+
+
+def _kill_one_of(word: str, nodes: range) -> Happens:
+    def happens(run: Run, chance: random.Random) -> list[int]:
+        node = chance.choice(nodes)
+        pids = run.bed.find(node, word)
+        assert pids, f"no {word} on node {node}"
+        os.kill(pids[0], signal.SIGKILL)
+        return list(range(NODES))
+
+    return happens
+
+
+def _lose_a_node(nodes: range, silent: bool) -> Happens:
+    def happens(run: Run, chance: random.Random) -> list[int]:
+        node = chance.choice(nodes)
+        run.bed.kill(node, silent)
+        return [n for n in range(NODES) if n != node]
+
+    return happens
+
+
+def _freeze(run: Run, chance: random.Random) -> list[int]:
+    node = chance.randrange(NODES)
+    run.bed.freeze(node)
+    run.until_more([n for n in range(NODES) if n != node], 2)
+    run.bed.freeze(node, stop=False)
+    return list(range(NODES))
+
+
+def _pull_the_cable(run: Run, chance: random.Random) -> list[int]:
+    node = chance.randrange(NODES)
+    run.bed.link(node, False)
+    run.until_more(range(NODES), 2)
+    run.bed.link(node, True)
+    return list(range(NODES))
+
+
+KINDS: dict[str, Happens] = {
+    "transport": _kill_one_of("uffdprefetch.cluster.carry", range(NODES)),
+    "service": _kill_one_of("serve\0--socket", range(NODES)),
+    "convener": _kill_one_of("uffdprefetch.cluster.convene", range(NODES)),
+    "node": _lose_a_node(range(1, NODES), silent=False),
+    "silent": _lose_a_node(range(1, NODES), silent=True),
+    "leader": _lose_a_node(range(1), silent=False),
+    "freeze": _freeze,
+    "cable": _pull_the_cable,
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """``longest``: what a program waited for 256 KiB, in seconds, and ``before`` it happened;
+    ``again``: seconds until those that were left shared again in another generation, None: they
+    need not, or did not within 15 s."""
+
+    kind: str
+    epochs: int
+    wrong: int
+    before: float
+    longest: float
+    again: float | None
+
+
+def happen(kind: str, bed: Bed, far: Path, digest: str, directory: Path, python: str,
+           chance: random.Random) -> Outcome:  # fmt: skip
+    """One of a kind. Raises AssertionError where a node that is left does not go on."""
+    run = Run(bed, far, directory, python)
+    try:
+        run.until_it_shares()
+        generation = max(run.joined().values())
+        time.sleep(chance.random())
+        before = max(longest for one in run.readers for _, _, longest in one.epochs)
+        began = time.monotonic()
+        left = KINDS[kind](run, chance)
+        run.until_more(left, 2)
+        again = None
+        while again is None and time.monotonic() - began < 15:
+            now = run.joined()
+            if sum(g > generation for g in now.values()) >= min(2, len(left)):
+                again = time.monotonic() - began
+            elif kind in ("freeze", "cable", "convener", "service"):
+                break  # those go on in the generation that they have, if at all
+            time.sleep(0.05)
+        run.until_more(left, 1)
+    finally:
+        run.end()
+    epochs = [epoch for one in run.readers for epoch in one.epochs]
+    wrong = sum(found != digest for found, _, _ in epochs)
+    longest = max(longest for _, _, longest in epochs)
+    return Outcome(kind, len(epochs), wrong, before, longest, again)
+
+
+@contextlib.contextmanager
+def data(directory: Path) -> Iterator[tuple[Path, str]]:
+    """A file on slow storage that all nodes see, and its SHA-256."""
+    source = directory / "source"
+    source.mkdir()
+    path = source / "data.bin"
+    path.write_bytes(random.Random(4).randbytes(SIZE))
+    with SlowBed(source, bandwidth=60_000_000) as storage:
+        yield storage.path(path.name), hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def main(argv: list[str]) -> int:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("kinds", nargs="*", metavar="KIND", help=", ".join(KINDS))
+    parser.add_argument("--times", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--python", default=sys.executable)
+    args = parser.parse_args(argv)
+    found: dict[str, list[Outcome]] = {}
+    bad = 0
+    print(f"seed {args.seed}", flush=True)
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as text, data(Path(text)) as (far, digest):
+        for turn in range(args.times):
+            for kind in args.kinds or KINDS:
+                directory = Path(text) / f"{kind}-{turn}"
+                directory.mkdir()
+                chance = random.Random(f"{args.seed} {kind} {turn}")
+                try:
+                    with nodes_bed(NODES, directory) as bed:
+                        one = happen(kind, bed, far, digest, directory, args.python, chance)
+                except AssertionError as error:
+                    bad += 1
+                    print(f"{kind} {turn}: {error}", flush=True)
+                    continue
+                bad += one.wrong > 0
+                found.setdefault(kind, []).append(one)
+                print(f"{kind} {turn}: {json.dumps(one.__dict__)}", flush=True)
+    print("kind, times, epochs, wrong, longest wait s, sharing again s (longest, of)")
+    for kind, all_ in found.items():
+        again = [one.again for one in all_ if one.again is not None]
+        print(
+            f"{kind}, {len(all_)}, {sum(o.epochs for o in all_)}, {sum(o.wrong for o in all_)},"
+            f" {max(o.longest for o in all_)}, {max(again, default=0):.1f} of {len(again)}"
+        )
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
