@@ -11,7 +11,7 @@ SANITIZE_CFLAGS := -std=gnu11 -g -O1 -fno-omit-frame-pointer -Icsrc -Wall -Wextr
 SANITIZE_asan := -fsanitize=address,undefined -fno-sanitize-recover=all
 SANITIZE_tsan := -fsanitize=thread
 
-.PHONY: all setup demo apps test check lint pure campaign hammer lustre asan tsan clean
+.PHONY: all setup demo apps test check lint pure campaign hammer cluster lustre asan tsan clean
 
 all: setup
 
@@ -49,6 +49,11 @@ hammer: setup
 	$(PY) -m tests.support.pool_hammer --plan 10
 	$(PY) -m tests.support.pool_hammer --plan 10 --huge-pages
 	$(PY) -m tests.support.pool_hammer --plan 8 --kill
+
+# What may happen to the nodes of a run while they read from each other: each thing ten times. As root,
+# half an hour. MPI of another make: tests/support/losses.py --python.
+cluster: setup
+	$(PY) -m tests.support.losses --times 10
 
 # The tests on a real Lustre client, in a guest whose image UFFDPREFETCH_LUSTRE names (docs/lustre.md).
 lustre: setup

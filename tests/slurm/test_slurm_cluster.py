@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`uffdprefetch cluster -- srun ...` in a batch job of a Slurm of two nodes: a byte is read once for
-both, and nothing is left, however the job ends."""
+"""`uffdprefetch cluster -- srun ...` in a batch job of a Slurm of two nodes: a byte is read once
+for both, and nothing is left, however the job ends."""
 
 from __future__ import annotations
 

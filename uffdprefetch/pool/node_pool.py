@@ -146,7 +146,7 @@ class NodePool:
     #: Called with a file that has become the pool's, or has changed or left it.
     on_open: Callable[[FileState, int], None] | None = None
     on_close: Callable[[int], None] | None = None
-    kept_bytes: Callable[[], int] = staticmethod(lambda: 0)
+    kept_bytes: Callable[[], int] = lambda: 0
     _reported: set[Limit] = field(default_factory=set)
     _fit_at_ns: int = 0
     _random: np.random.Generator = field(default_factory=np.random.default_rng)

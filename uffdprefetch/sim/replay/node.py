@@ -155,9 +155,10 @@ class Pool(uffd_pool.Pool):
         self._files[fd] = np.zeros(-(-size_bytes // CHUNK_BYTES), np.uint8)
         return fd, -1
 
-    def books(self, number: int) -> tuple[Any, Any]:
+    def books(self, number: int) -> tuple[Any, Any, Any]:
         """See uffd_pool.Pool."""
-        return self._files[number], np.zeros(len(self._files[number]), np.uint32)
+        state = self._files[number]
+        return state, np.zeros(len(state), np.uint32), np.zeros(len(state), np.uint8)
 
     def submit(self, job_id: int, file: int, offset: int, length: int) -> bool:
         """See uffd_pool.Pool."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What may happen to the nodes of a run while they read from each other, and what becomes of it.
 
-    python -m tests.cluster.losses [--times N] [--seed S] [--python INTERPRETER] [KIND...]
+    python -m tests.support.losses [--times N] [--seed S] [--python INTERPRETER] [KIND...]
 
 Nodes of a bed (tests/support/nodes_bed.py) run `wrap --cluster` over a program that reads a file
 again and again, more than one node's pool holds, so that each epoch moves bytes between nodes. At a
@@ -28,6 +28,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
 from conftest import clean_environment
 from nodes_bed import Bed, nodes_bed
 from paths import ROOT
@@ -37,6 +40,8 @@ from uffdprefetch.demo.bed import SlowBed
 
 MIB = 1 << 20
 SIZE, BUDGET, NODES = 24 * MIB, 20 * MIB, 3
+#: A node that comes back does so within that: before and after the others have missed it.
+AWAY_SECONDS = 6.0
 #: A test that is not done by then hangs.
 PATIENCE_SECONDS = 120.0
 READER = """
@@ -161,6 +166,7 @@ def _lose_a_node(nodes: range, silent: bool) -> Happens:
 def _freeze(run: Run, chance: random.Random) -> list[int]:
     node = chance.randrange(NODES)
     run.bed.freeze(node)
+    time.sleep(AWAY_SECONDS * chance.random())
     run.until_more([n for n in range(NODES) if n != node], 2)
     run.bed.freeze(node, stop=False)
     return list(range(NODES))
@@ -169,6 +175,7 @@ def _freeze(run: Run, chance: random.Random) -> list[int]:
 def _pull_the_cable(run: Run, chance: random.Random) -> list[int]:
     node = chance.randrange(NODES)
     run.bed.link(node, False)
+    time.sleep(AWAY_SECONDS * chance.random())
     run.until_more(range(NODES), 2)
     run.bed.link(node, True)
     return list(range(NODES))

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""tests/support/losses.py, a few of them once (`make cluster`: all of them, ten times)."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import losses
+import pytest
+from conftest import require
+from nodes_bed import nodes_bed, why_none
+
+from uffdprefetch.demo.bed import why_no_bed
+
+pytestmark = [pytest.mark.root, pytest.mark.mpi]
+
+
+@pytest.fixture(scope="module")
+def far(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
+    for reason in (why_none(), why_no_bed()):
+        require(not reason, str(reason))
+    require(shutil.which("mpirun") is not None, "mpirun is missing: install openmpi-bin")
+    with losses.data(tmp_path_factory.mktemp("far")) as found:
+        yield found
+
+
+@pytest.mark.parametrize("kind", ["transport", "service", "leader", "silent", "freeze", "cable"])
+def test_every_byte_is_right_whatever_happens(
+    kind: str, far: tuple[Path, str], tmp_path: Path
+) -> None:
+    with nodes_bed(losses.NODES, tmp_path) as bed:
+        found = losses.happen(kind, bed, *far, tmp_path, sys.executable, random.Random(kind))
+    assert found.wrong == 0 and found.epochs > losses.NODES
+    if kind in ("transport", "leader"):
+        assert found.again is not None, "they share again, with a transport each"
