@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import HANG_SECONDS, clean_environment, require
+from conftest import HANG_SECONDS, clean_environment, require, wait_until
 from nodes_bed import nodes_bed, why_none
 from paths import ROOT
 
@@ -23,10 +23,11 @@ pytestmark = [pytest.mark.root, pytest.mark.mpi]
 
 MIB = 1 << 20
 SIZE = 32 * MIB
-#: Reads when both nodes have a transport, which shares its ring with the node's service; then these
-#: say hello to each other.
-READER = """
+#: Until both nodes have a transport, which shares its ring with the node's service; then these say
+#: hello to each other.
+SHARING = """
 import glob, hashlib, mmap, os, sys, time
+path, marks = sys.argv[1:3]
 def sharing():
     found = 0
     for path in glob.glob("/proc/[0-9]*/maps"):
@@ -37,15 +38,14 @@ def sharing():
     return found
 while sharing() < 2:
     time.sleep(0.02)
-marks = sys.argv[2]
-open(f"{marks}/{os.uname().nodename}", "w").close()
+open(os.path.join(marks, os.uname().nodename), "w").close()
 while len(os.listdir(marks)) < 2:
     time.sleep(0.02)
 time.sleep(1)
-with open(sys.argv[1], "rb") as file:
+with open(path, "rb") as file:
     found = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-print(hashlib.sha256(found).hexdigest())
 """
+READER = SHARING + "print(hashlib.sha256(found).hexdigest())"
 
 
 @pytest.fixture
@@ -54,6 +54,25 @@ def data(tmp_path: Path) -> Path:
     path.parent.mkdir()
     path.write_bytes(random.Random(8).randbytes(SIZE))
     return path
+
+
+def environment(number: int, directory: Path) -> dict[str, str]:
+    """A node's."""
+    return {
+        **clean_environment(), "PYTHONPATH": str(ROOT), "GROUP_RANK": str(number),
+        "UFFDPREFETCH_CLUSTER_RUN": f"test-{os.getpid()}",
+        "UFFDPREFETCH_RUNDIR": str(directory / f"run{number}"),
+    }  # fmt: skip
+
+
+def wrapped(number: int, file: Path, meet: Path, directory: Path, *words: str) -> list[str]:
+    """A Python program on one of two nodes, of which both see the file."""
+    return [
+        *(sys.executable, "-m", "uffdprefetch", "wrap", "--engine", "pool", "-q"),
+        *("--budget", "128MiB", "--min-size", "1MiB", "--cluster=2", "--meet", str(meet)),
+        *("--share", f"{file.parent}/*", "-o", str(directory / f"out{number}"), "--"),
+        *(sys.executable, *words),
+    ]
 
 
 def test_two_nodes_read_a_file_once(data: Path, tmp_path: Path) -> None:
@@ -66,30 +85,60 @@ def test_two_nodes_read_a_file_once(data: Path, tmp_path: Path) -> None:
     with SlowBed(data.parent, bandwidth=80_000_000) as bed, nodes_bed(2, tmp_path) as nodes:
         file, jobs = bed.path(data.name), []
         for number in range(2):
-            environ = {
-                **clean_environment(), "PYTHONPATH": str(ROOT), "GROUP_RANK": str(number),
-                "UFFDPREFETCH_CLUSTER_RUN": f"test-{os.getpid()}",
-                "UFFDPREFETCH_RUNDIR": str(tmp_path / f"run{number}"),
-            }  # fmt: skip
-            words = [
-                *(sys.executable, "-m", "uffdprefetch", "wrap", "--engine", "pool"),
-                *("--budget", "128MiB", "--min-size", "1MiB", "--cluster=2", "--meet", str(meet)),
-                *("--share", f"{file.parent}/*", "-o", str(tmp_path / f"out{number}"), "--"),
-                *(sys.executable, "-c", READER, str(file), str(marks)),
-            ]
-            jobs.append(nodes.start(number, words, environ, ROOT))
+            words = wrapped(number, file, meet, tmp_path, "-c", READER, str(file), str(marks))
+            jobs.append(nodes.start(number, words, environment(number, tmp_path), ROOT))
         said = [job.communicate(timeout=HANG_SECONDS)[0] for job in jobs]
         read = bed.counters()["bytes"]
     digest = hashlib.sha256(data.read_bytes()).hexdigest()
     assert [job.returncode for job in jobs] == [0, 0] and said == [f"{digest}\n"] * 2
-    for number in range(2):
-        document = json.loads((tmp_path / f"out{number}.summary.json").read_text())
+    run = json.loads((tmp_path / "out0.summary.json").read_text())
+    assert not (tmp_path / "out1.summary.json").exists(), "one for both"
+    for number, document in enumerate(run["nodes"]):
         cluster = document["cluster"]
         assert (cluster["node"], cluster["nodes"], cluster["present"]) == (number, 2, [0, 1])
         assert document["engine"] == "pool" and cluster["from_bytes"] > 0
         assert not document["degradations"], document["degradations"]
     assert read < 2 * SIZE, "each would have read all of it"
     assert os.listdir(meet) == []
+
+
+#: Looks again and again which generation each 64 KiB of a file are of, until all are of the second.
+WATCHER = (
+    SHARING
+    + """
+seen, first = [], True
+while seen != [2]:
+    seen = sorted({found[at] for at in range(0, len(found), 1 << 16)})
+    if first:
+        open(os.path.join(marks, os.uname().nodename + "-seen"), "w").close()
+        print(seen, flush=True)
+    first = False
+print(seen, flush=True)
+"""
+)
+
+
+def test_a_file_that_is_rewritten_is_seen_so_on_every_node(data: Path, tmp_path: Path) -> None:
+    """In place, while both have its pages, some of them from each other."""
+    for reason in (why_none(), why_no_bed()):
+        require(not reason, str(reason))
+    require(shutil.which("mpirun") is not None, "mpirun is missing: install openmpi-bin")
+    meet, marks = tmp_path / "meet", tmp_path / "marks"
+    meet.mkdir()
+    marks.mkdir()
+    data.write_bytes(bytes([1]) * SIZE)
+    with SlowBed(data.parent, bandwidth=80_000_000) as bed, nodes_bed(2, tmp_path) as nodes:
+        file, jobs = bed.path(data.name), []
+        for number in range(2):
+            words = wrapped(number, file, meet, tmp_path, "-c", WATCHER, str(file), str(marks))
+            jobs.append(nodes.start(number, words, environment(number, tmp_path), ROOT))
+        wait_until(lambda: len(os.listdir(marks)) == 4, "both to have read it")
+        with data.open("r+b") as writer:
+            writer.write(bytes([2]) * SIZE)
+        said = [job.communicate(timeout=HANG_SECONDS)[0] for job in jobs]
+    assert said == ["[1]\n[2]\n"] * 2
+    run = json.loads((tmp_path / "out0.summary.json").read_text())
+    assert all(file["changed"] for file in run["files"]) and run["cluster"]["from_bytes"] > 0
 
 
 def test_a_node_without_others_reads_for_itself(data: Path, tmp_path: Path) -> None:
