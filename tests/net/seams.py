@@ -263,10 +263,11 @@ def _of_the_pool(world: World, put: Put) -> None:
         )
         return made[0], made[1] if self._pointer else -1
 
-    def books(self: Any, n: int) -> tuple[Any, Any]:
+    def books(self: Any, n: int) -> tuple[Any, Any, Any]:
         chunks = world.ask(["books", n], lambda: len(real["books"](self, n)[0]))
         empty = np.zeros(chunks, np.uint8), np.zeros(chunks, np.uint32)
-        return world.mapped(n, *(real["books"](self, n) if self._pointer else empty))
+        seen = real["books"](self, n)[:2] if self._pointer else empty
+        return *world.mapped(n, *seen), np.zeros(chunks, np.uint8)  # nothing is kept for others
 
     def submit(self: Any, job: int, n: int, offset: int, length: int) -> bool:
         world.decide("fill", n, offset, length)

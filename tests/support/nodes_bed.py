@@ -50,6 +50,11 @@ def _ip(*words: str) -> None:
     subprocess.run(["ip", *words], check=True, capture_output=True)
 
 
+def _shape(device: str, bytes_per_second: int) -> None:
+    words = ["root", "tbf", "rate", f"{bytes_per_second}bps", "burst", "64kb", "latency", "500ms"]
+    subprocess.run(["tc", "qdisc", "add", "dev", device, *words], check=True, capture_output=True)
+
+
 class Bed:
     """``count`` nodes, from 0. What is started on a node is in PID namespaces of its own."""
 
@@ -123,8 +128,8 @@ class Bed:
 
 
 @contextmanager
-def nodes_bed(count: int, directory: Path) -> Iterator[Bed]:
-    """The bed, which is gone afterwards."""
+def nodes_bed(count: int, directory: Path, bytes_per_second: int | None = None) -> Iterator[Bed]:
+    """The bed, which is gone afterwards. ``bytes_per_second``: of each node's link, each way."""
     bed = Bed(count, directory)
     bridge = bed.bridge
     with ExitStack() as undo:
@@ -138,6 +143,8 @@ def nodes_bed(count: int, directory: Path) -> Iterator[Bed]:
             undo.callback(_ip, "netns", "delete", space)
             _ip("link", "add", f"{bridge}v{i}", "type", "veth", "peer", "name", inside)
             _ip("link", "set", f"{bridge}v{i}", "master", bridge, "up")
+            for device in (inside, f"{bridge}v{i}") if bytes_per_second else ():
+                _shape(device, bytes_per_second or 0)
             _ip("link", "set", inside, "netns", space)
             _ip("-n", space, "link", "set", inside, "name", "eth0")
             _ip("-n", space, "address", "add", f"{PREFIX}{i + 1}/24", "dev", "eth0")

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nodes that read one LMDB: from the file system each for itself, or through each other's pools.
+
+    python bench/cluster.py [--nodes 1,2,4,8] [--patterns shard,all,shuffled] [--modes ...]
+        [--budget fits|half] [--size MIB] [--epochs N] [--link BYTES_PER_SECOND] [-o FILE.json]
+
+Nodes are network namespaces of this machine (tests/support/nodes_bed.py, root); they share a FUSE
+file system of so many MB/s for all together, less the more they are, so that two cores can carry
+them: its counters tell what was read. Who reads is a program of py-lmdb that knows nothing of this
+project. Epochs begin together. Patterns: *shard*: each its part, in order; *all*: all of it, in
+order; *shuffled*: each its part of a permutation that is another one in each epoch, as PyTorch's
+DistributedSampler has it. Budgets: *fits*: what all nodes keep together holds the data; *half*: it
+holds half of it. Prints a table of paired runs; every record's CRC is checked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import sys
+import tempfile
+import time
+import zlib
+from pathlib import Path
+from typing import Any
+
+import lmdb
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests/support")]
+
+from conftest import clean_environment  # noqa: E402
+from nodes_bed import Bed, nodes_bed  # noqa: E402
+
+from uffdprefetch.cluster.link import RESERVE_SHARE  # noqa: E402
+from uffdprefetch.demo.bed import SlowBed  # noqa: E402
+
+MIB, RECORD = 1 << 20, 110_000
+#: MB/s of the file system for all nodes together: transports on two cores carry some 20 MB/s each.
+STORAGE = {1: 80, 2: 80, 4: 40, 8: 20}
+PATTERNS, MODES = ("shard", "all", "shuffled"), ("plain", "alone", "cluster")
+PATIENCE_SECONDS = 600.0
+TICKS = os.sysconf("SC_CLK_TCK")
+#: node, nodes, pattern, epochs, database, directory of marks
+READER = """
+import os, random, sys, time, zlib, lmdb
+node, nodes, pattern, epochs, path, marks = sys.argv[1:7]
+node, nodes, epochs = int(node), int(nodes), int(epochs)
+env = lmdb.open(path, subdir=False, readonly=True, lock=False, readahead=False)
+count = env.stat()["entries"]
+def meet(what):
+    open(f"{marks}/{what}-{node}", "w").close()
+    while not os.path.exists(f"{marks}/{what}"):
+        time.sleep(0.005)
+for epoch in range(epochs):
+    meet(f"begin-{epoch}")
+    began, bad = time.monotonic(), 0
+    if pattern == "all":
+        order = range(count)
+    elif pattern == "shard":
+        order = range(count * node // nodes, count * (node + 1) // nodes)
+    else:
+        order = list(range(count))
+        random.Random(epoch).shuffle(order)
+        order = order[node::nodes]
+    with env.begin(buffers=True) as txn:
+        for number in order:
+            value = txn.get(b"%08d" % number)
+            bad += zlib.crc32(value[4:]) != int.from_bytes(value[:4], "little")
+    print(epoch, round(time.monotonic() - began, 3), bad, flush=True)
+    meet(f"end-{epoch}")
+"""
+
+
+def make_data(path: Path, size_bytes: int) -> None:
+    """Records of RECORD bytes, each with its CRC."""
+    chance = random.Random(6)
+    env = lmdb.open(str(path), subdir=False, map_size=2 * size_bytes, lock=False)
+    count = size_bytes // (RECORD + 2592)  # whole pages
+    for first in range(0, count, 100):
+        with env.begin(write=True) as txn:
+            for number in range(first, min(first + 100, count)):
+                body = chance.randbytes(RECORD - 4)
+                txn.put(b"%08d" % number, zlib.crc32(body).to_bytes(4, "little") + body)
+    env.close()
+
+
+def cpu_seconds(bed: Bed, nodes: int) -> dict[str, float]:
+    """Of all services and all transports, since they began."""
+    found = {"service": 0.0, "transport": 0.0}
+    words = {"service": "serve\0--socket", "transport": "uffdprefetch.cluster.carry"}
+    for node in range(nodes):
+        for part, word in words.items():
+            for pid in bed.find(node, word):
+                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                found[part] += (int(fields[11]) + int(fields[12])) / TICKS
+    return found
+
+
+def run(
+    args: argparse.Namespace, nodes: int, pattern: str, mode: str, source: Path
+) -> dict[str, Any]:
+    """One row."""
+    size = (source / "data.mdb").stat().st_size
+    kept = size / nodes / (1 if args.budget == "fits" else 2)
+    budget = int((kept + (8 << 20)) / (1 - RESERVE_SHARE))
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as text:
+        directory = Path(text)
+        marks = directory / "marks"
+        marks.mkdir()
+        with (
+            SlowBed(source, bandwidth=STORAGE[nodes] * 1_000_000) as storage,
+            nodes_bed(nodes, directory, args.link) as bed,
+        ):
+            far = storage.path("data.mdb")
+            jobs = []
+            for node in range(nodes):
+                environ = {
+                    **clean_environment(), "PYTHONPATH": str(ROOT), "GROUP_RANK": str(node),
+                    "UFFDPREFETCH_RUNDIR": str(directory / f"run{node}"),
+                }  # fmt: skip
+                environ["UFFDPREFETCH_CLUSTER_RUN"] = directory.name
+                wrap = [
+                    *(sys.executable, "-m", "uffdprefetch", "wrap", "-q", "--engine", "pool"),
+                    *("--budget", f"{budget >> 20}MiB", "--min-size", "1MiB"),
+                    *("-o", str(directory / f"out{node}")),
+                ]
+                if mode == "cluster" and nodes > 1:
+                    wrap += [f"--cluster={nodes}", "--meet", text, "--share", f"{far.parent}/*"]
+                words = [sys.executable, "-c", READER, str(node), str(nodes), pattern,
+                         str(args.epochs), str(far), str(marks)]  # fmt: skip
+                jobs.append(bed.start(node, [*wrap, "--", *words] if mode != "plain" else words,
+                                      environ, ROOT))  # fmt: skip
+            if mode == "cluster" and nodes > 1:
+                _until(lambda: all(bed.find(n, "uffdprefetch.cluster.carry") for n in range(nodes)))
+                time.sleep(1.5)
+            read, cpu = [], {}
+            for epoch in range(args.epochs):
+                _meet(marks, f"begin-{epoch}", nodes)
+                before = storage.counters()["bytes"]
+                (marks / f"begin-{epoch}").touch()
+                _meet(marks, f"end-{epoch}", nodes)
+                read.append(round((storage.counters()["bytes"] - before) / size, 3))
+                if epoch == args.epochs - 1 and mode != "plain":
+                    cpu = cpu_seconds(bed, nodes)
+                (marks / f"end-{epoch}").touch()
+            lines = [job.communicate(timeout=60)[0].split() for job in jobs]
+        summary = directory / "out0.summary.json"
+        found = json.loads(summary.read_text()) if summary.exists() else {}
+    each = [[float(line[3 * e + 1]) for line in lines] for e in range(args.epochs)]
+    bad = sum(int(line[3 * e + 2]) for line in lines for e in range(args.epochs))
+    cluster = found.get("cluster") or {}
+    return {
+        "nodes": nodes, "pattern": pattern, "mode": mode, "size_bytes": size,
+        "budget_bytes": budget, "storage_mb_per_second": STORAGE[nodes], "link": args.link,
+        "epoch_seconds": [round(max(one), 2) for one in each], "read_per_size": read,
+        "between_nodes_per_size": round((cluster.get("from_bytes") or 0) / size, 3),
+        "cpu_seconds": {k: round(v, 2) for k, v in cpu.items()}, "bad_records": bad,
+        "cluster": cluster, "degradations": found.get("degradations", []),
+    }  # fmt: skip
+
+
+def _until(condition: Any) -> None:
+    end = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        if time.monotonic() > end:
+            raise SystemExit("a run that hangs")
+        time.sleep(0.005)
+
+
+def _meet(marks: Path, what: str, nodes: int) -> None:
+    _until(lambda: all((marks / f"{what}-{node}").exists() for node in range(nodes)))
+
+
+def main(argv: list[str]) -> int:
+    """See the module."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--nodes", default="1,2,4,8")
+    parser.add_argument("--patterns", default=",".join(PATTERNS))
+    parser.add_argument("--modes", default=",".join(MODES))
+    parser.add_argument("--budget", choices=("fits", "half"), default="fits")
+    parser.add_argument("--size", type=int, default=96, help="MiB of data")
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--link", type=int, default=None, help="bytes per second of each node's")
+    parser.add_argument("-o", "--output", type=Path)
+    args = parser.parse_args(argv)
+    rows = []
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as text:
+        source = Path(text)
+        make_data(source / "data.mdb", args.size * MIB)
+        print("| nodes | pattern | mode | seconds of each epoch | read / size | between / size |"
+              " CPU-s service, transport | wrong |")  # fmt: skip
+        print("|---|---|---|---|---|---|---|---|")
+        for nodes in map(int, args.nodes.split(",")):
+            for pattern in args.patterns.split(","):
+                for mode in args.modes.split(","):
+                    if nodes == 1 and (mode == "cluster" or pattern == "all"):
+                        continue
+                    row = run(args, nodes, pattern, mode, source)
+                    rows.append(row)
+                    cpu = row["cpu_seconds"]
+                    print(f"| {nodes} | {pattern} | {mode} | {row['epoch_seconds']} |"
+                          f" {row['read_per_size']} | {row['between_nodes_per_size']} |"
+                          f" {cpu.get('service', '')}, {cpu.get('transport', '')} |"
+                          f" {row['bad_records']} |", flush=True)  # fmt: skip
+    if args.output:
+        args.output.write_text(json.dumps(rows, indent=1))
+    return 1 if any(row["bad_records"] for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
