@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pool_cgroup import version as cgroup_version
+from pool_gate import last_line
 from render import DISTURBED_STEAL_SHARE
 from reports import Report, command, conditions
 from runs import bootstrap_interval
@@ -111,7 +112,7 @@ class Bench:
         if not pool:
             raise UffdPrefetchError(
                 f"the pool engine did not run: engine {summary.get('engine')!r}, degradations "
-                f"{summary.get('degradations')!r}"
+                f"{summary.get('degradations')!r}; it said: {last_line(self.scratch / 'stderr')}"
             )
         return {name: pool.get(name) for name in POOL_FIELDS}
 

@@ -160,7 +160,8 @@ def _started(
 
 def last_line(path: Path) -> str:
     """The last line of a job's stderr, for a message."""
-    lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
+    text = path.read_text(errors="replace") if path.exists() else ""
+    lines = [line for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else "it said nothing"
 
 

@@ -137,7 +137,7 @@ int up_net_put(struct up_net_ring *ring, enum up_net_side from, const struct up_
 	struct queue *q = &ring->queue[from];
 	uint64_t head = q->head;
 
-	if (head - __atomic_load_n(&q->tail, __ATOMIC_ACQUIRE) >= UP_NET_QUEUE)
+	if (head - __atomic_load_n(&q->tail, __ATOMIC_ACQUIRE) >= UP_NET_QUEUE) /* full, or lost */
 		return -EAGAIN;
 	q->message[head % UP_NET_QUEUE] = *m;
 	__atomic_store_n(&q->head, head + 1, __ATOMIC_RELEASE);
@@ -147,9 +147,10 @@ int up_net_put(struct up_net_ring *ring, enum up_net_side from, const struct up_
 int up_net_take(struct up_net_ring *ring, enum up_net_side to, struct up_net_message *out)
 {
 	struct queue *q = &ring->queue[!to];
-	uint64_t tail = q->tail;
+	uint64_t tail = q->tail, waiting = __atomic_load_n(&q->head, __ATOMIC_ACQUIRE) - tail;
 
-	if (__atomic_load_n(&q->head, __ATOMIC_ACQUIRE) == tail)
+	/* More than fit: the other side has lost its memory, and says nothing that could be heard. */
+	if (!waiting || waiting > UP_NET_QUEUE)
 		return 0;
 	*out = q->message[tail % UP_NET_QUEUE];
 	__atomic_store_n(&q->tail, tail + 1, __ATOMIC_RELEASE);

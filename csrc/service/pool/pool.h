@@ -135,7 +135,8 @@ struct up_pool {
 	struct up_net *net; /* other nodes, or NULL */
 	uint32_t nets;      /* that are not freed yet */
 	uint64_t kept_bytes, keep_most_bytes;
-	int take_kept; /* nothing else may go */
+	int take_kept;     /* nothing else may go */
+	uint64_t short_ns; /* since when that is so; 0: it is not */
 
 	struct pool_file file[POOL_FILES];
 	uint32_t files;

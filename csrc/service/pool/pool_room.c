@@ -18,11 +18,24 @@
 #define HAND_STEPS 65536u
 /* A reader that waits does so much longer for a better choice than the hand's. */
 #define PATIENCE_NS 20000000ull
+/* And for anything to go that is not kept for other nodes: most of it is just being read, or was just got. */
+#define PATIENCE_KEPT_NS 50000000ull
 
 static int may_go(const struct up_pool *p, const struct pool_file *f, uint64_t chunk)
 {
 	return f->state[chunk] == UP_PRESENT && !f->pins[chunk] &&
 	       (!f->kept[chunk] || f->stale[chunk] || p->take_kept) && (!f->touched_ms[chunk] || pool_now_ms(p) - f->touched_ms[chunk] >= HOLD_MS);
+}
+
+/* Whether any chunk is kept of the block in which this one lies. */
+static int keeps_of_block(const struct up_pool *p, const struct pool_file *f, uint64_t chunk)
+{
+	uint64_t each = net_block_chunks(p->net), first = chunk - chunk % each;
+
+	for (uint64_t c = first; c < first + each && c < f->chunks; c++)
+		if (f->kept[c])
+			return 1;
+	return 0;
 }
 
 /* Punch a run of chunks that are `was` (PRESENT or ABSENT); whoever touches one meanwhile waits, and it
@@ -55,7 +68,7 @@ static void punch(struct up_pool *p, int number, uint64_t first, uint64_t count,
 		if (f->kept[c]) {
 			f->kept[c] = 0;
 			pool_count_kept(p, -bytes);
-			if (p->net)
+			if (p->net && !keeps_of_block(p, f, c))
 				net_dropped(p->net, number, c);
 		}
 	if (!ret && known) {
@@ -265,8 +278,10 @@ static int ask(struct up_pool *p)
 
 int pool_make_room(struct up_pool *p, uint64_t bytes, int demand)
 {
-	if (p->used_bytes + bytes <= p->budget)
+	if (p->used_bytes + bytes <= p->budget) {
+		p->short_ns = 0;
 		return 0;
+	}
 	if (p->used_bytes - p->leaving_bytes + bytes <= p->budget) {
 		pool_wait(p, &p->room); /* another thread makes it just now */
 		return 1;
@@ -280,6 +295,10 @@ int pool_make_room(struct up_pool *p, uint64_t bytes, int demand)
 	if (demand && p->kept_bytes) {
 		int some;
 
+		if (!p->short_ns)
+			p->short_ns = pool_now_ns();
+		if (pool_now_ns() - p->short_ns < PATIENCE_KEPT_NS)
+			return -1;
 		p->take_kept = 1;
 		some = evict_by_hand(p);
 		p->take_kept = 0;

@@ -292,6 +292,23 @@ def test_a_memfd_that_is_no_ring_is_refused() -> None:
         Ring.create(Layout(0, 1, 1))
 
 
+def test_a_queue_whose_other_side_has_lost_its_memory_says_nothing() -> None:
+    service = Ring.create(Layout(MIB, 4, 4))
+    transport = Ring.open(service.fd)
+    assert transport.put(Message(net.NODE, node=1)) and service.take() is not None
+    # of each queue, head and tail are the first words of a line each (csrc/service/net/ring.c)
+    one = (1).to_bytes(8, "little")
+    (head,) = [
+        at for at in range(0, MIB, 64)
+        if os.pread(service.fd, 8, at) == one == os.pread(service.fd, 8, at + 64)
+    ]  # fmt: skip
+    os.pwrite(service.fd, (7_000_000).to_bytes(8, "little"), head)
+    assert service.take() is None and transport.take() is None
+    os.close(service.fd)
+    service.close()
+    transport.close()
+
+
 def test_a_queue_that_nobody_empties_is_full() -> None:
     service = Ring.create(Layout(MIB, 4, 4))
     count = 0
