@@ -19,7 +19,7 @@
 
 enum up_net_constants {
 	UP_NET_MAGIC = 0x4e705531,
-	UP_NET_VERSION = 1,
+	UP_NET_VERSION = 2,
 	UP_NET_BLOCKS = 64,   /* of one question */
 	UP_NET_QUEUE = 1024,  /* messages in one direction */
 	UP_NET_NODES = 1024,
@@ -56,8 +56,10 @@ enum up_net_status {
 	UP_NET_FAILED = 4, /* its storage fails, or the network does */
 };
 
-/* Of a block: a node's number, or one of these. */
+/* Of a block: the number of the node that keeps it, or, with COPY, of one that has asked for it before; or one of the
+ * others. */
 enum up_net_word {
+	UP_NET_COPY = 0x8000,
 	UP_NET_READ = 0xfffd,    /* read it */
 	UP_NET_KEEP = 0xfffe,    /* read it, and keep it: others will ask for it */
 	UP_NET_UNKNOWN = 0xffff,
@@ -71,7 +73,8 @@ struct up_net_message {
 	uint32_t class_, status, useful_ms, serial;
 	uint32_t missing_at;   /* QUESTION: whom it was asked in vain, or UP_NET_NONE */
 	uint32_t room;         /* QUESTION: whether this node may keep one more */
-	uint32_t length, reserved; /* SEND: bytes after the header */
+	uint32_t copy;         /* ASK, REQUEST: the node does not keep it, and need not read what it has not got */
+	uint32_t length;       /* SEND: bytes after the header */
 	uint16_t word[64];
 };
 

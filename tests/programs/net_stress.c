@@ -110,7 +110,8 @@ static void hints(struct node *n, const struct up_net_message *m, uint64_t *stat
 
 	h.kind = UP_NET_HINTS;
 	for (int i = 0; i < UP_NET_BLOCKS; i++)
-		h.word[i] = below(state, 3)   ? (uint16_t)below(state, NODES + 1)
+		h.word[i] = below(state, 3)   ? (uint16_t)(below(state, NODES + 1) |
+							 (below(state, 2) ? UP_NET_COPY : 0))
 			    : below(state, 2) ? UP_NET_KEEP
 					      : UP_NET_READ;
 	if (below(state, 20))

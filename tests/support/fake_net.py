@@ -95,6 +95,7 @@ class FakeNet:
     ) -> None:  # fmt: skip
         self.carries: Filter = lambda node, message: True
         self.spoils: Callable[[bytearray], None] | None = None
+        self.hints: Callable[[int, int], int] = lambda asker, word: word
         self.delay_seconds = 0.0
         self.nodes = [
             self._node(i, budget_bytes, keep_bytes, patience_ms, slots) for i in range(count)
@@ -151,6 +152,7 @@ class FakeNet:
                 Message(
                     net.REQUEST, node=node.number, theirs=m.slot, file=m.file, first=m.first,
                     count=m.count, class_=m.class_, useful_ms=m.useful_ms, serial=m.serial,
+                    copy=m.copy,
                 )
             )  # fmt: skip
         elif m.kind == net.SEND:
@@ -189,8 +191,9 @@ class FakeNet:
             else:
                 missing = -1 if m.missing_at == net.NONE else m.missing_at
                 said = home.ask(file, block, node.number, room, time.monotonic_ns(), missing)
-                word = {Word.KEEP: net.KEEP, Word.READ: net.READ}.get(said.word, said.node)
-                words[block - m.first] = word
+                node_word = said.node | (net.COPY if said.copy else 0)
+                word = {Word.KEEP: net.KEEP, Word.READ: net.READ}.get(said.word, node_word)
+                words[block - m.first] = self.hints(node.number, word)
         if m.kind == net.QUESTION:
             node.tell(Message(net.HINTS, file=m.file, first=m.first, mask=m.mask, word=words))
 

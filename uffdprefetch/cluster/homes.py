@@ -74,10 +74,11 @@ class Word(IntEnum):
 
 
 class Answer(NamedTuple):
-    """``node``: whom to ask."""
+    """``node``: whom to ask; ``copy``: it does not keep the block, but has asked for it before."""
 
     word: Word
     node: int = -1
+    copy: bool = False
 
 
 @dataclass
@@ -93,6 +94,11 @@ class _Hint:
         """Nobody is sent to it any more."""
         if node in self.line:
             self.line.remove(node)
+
+    def answer(self, asker: int, now_ns: int, again: bool) -> Answer:
+        """See send()."""
+        node = self.send(asker, now_ns, again)
+        return Answer(Word.ASK, node, node != self.keeper)
 
     def send(self, asker: int, now_ns: int, again: bool) -> int:
         """Whom to ask. Who asks ``again`` is sent to the keeper, lest two wait for each other."""
@@ -140,14 +146,14 @@ class Home:
         if len(recent) > RECENT_BLOCKS:
             recent.popitem(last=False)
         if hint is not None and hint.keeper != asker:
-            return Answer(Word.ASK, hint.send(asker, now_ns, missing_at >= 0))
+            return hint.answer(asker, now_ns, missing_at >= 0)
         keeper = asker if hint is not None else self._reader(file, asker, with_room, missing_at)
         if keeper < 0:
             return Answer(Word.READ)
         hint = self._note(key, keeper)
         if keeper == asker:
             return Answer(Word.KEEP)
-        return Answer(Word.ASK, hint.send(asker, now_ns, missing_at >= 0))
+        return hint.answer(asker, now_ns, missing_at >= 0)
 
     def _reader(self, file: int, asker: int, with_room: Collection[int], missing_at: int) -> int:
         """Who is to read and keep a block that nobody has; -1: nobody has room."""

@@ -44,6 +44,9 @@ SPIN_TIMES = 2
 SPIN_MOST_NS = 1 * MS
 
 
+_WORDS = {Word.KEEP: net.KEEP, Word.READ: net.READ}
+
+
 @dataclass
 class Peer:
     """Another node, as this one knows it."""
@@ -184,8 +187,8 @@ class Transport:
         words = {}
         for block in question.blocks:
             said = self._home.ask(question.file[0], block, asker, room, now, missing)
-            word = {Word.KEEP: net.KEEP, Word.READ: net.READ}.get(said.word, said.node)
-            words[block - question.first] = word
+            node = said.node | (net.COPY if said.copy else 0)
+            words[block - question.first] = _WORDS.get(said.word, node)
         return Message(
             net.HINTS, file=question.file, first=question.first, count=question.count,
             mask=question.mask, word=words,

@@ -41,6 +41,7 @@ BUSY: int = _lib.UP_NET_BUSY
 LATE: int = _lib.UP_NET_LATE
 FAILED: int = _lib.UP_NET_FAILED
 
+COPY: int = _lib.UP_NET_COPY
 READ: int = _lib.UP_NET_READ
 KEEP: int = _lib.UP_NET_KEEP
 UNKNOWN: int = _lib.UP_NET_UNKNOWN
@@ -75,6 +76,7 @@ class Message:
     serial: int = 0
     missing_at: int = NONE
     room: int = 0
+    copy: int = 0
     length: int = 0
     word: dict[int, int] = field(default_factory=dict)  # by place, of HINTS
 
@@ -86,7 +88,7 @@ class Message:
 
 _SCALARS = (
     "kind", "node", "slot", "theirs", "first", "count", "mask", "class_", "status", "useful_ms",
-    "serial", "missing_at", "room", "length",
+    "serial", "missing_at", "room", "copy", "length",
 )  # fmt: skip
 
 

@@ -116,6 +116,12 @@ static uint16_t word_of(struct up_net *n, int file, uint64_t block, uint64_t las
 
 /* ------------------------------------------------------------------ what is asked of a node */
 
+/* Whom a word names; UP_NET_NODES and more: nobody. */
+static uint32_t node_of(uint16_t word)
+{
+	return word & ~(uint32_t)UP_NET_COPY;
+}
+
 static int is_here(const struct up_net *n, uint32_t node, uint64_t now_ns)
 {
 	return node < UP_NET_NODES && n->node[node].here && n->node[node].until_ns <= now_ns;
@@ -159,8 +165,9 @@ struct piece {
 	uint64_t first, count, at, length;
 };
 
-static int ask(struct up_net *n, int file, uint32_t node, struct piece *p, int demand)
+static int ask(struct up_net *n, int file, uint16_t word, struct piece *p, int demand)
 {
+	uint32_t node = node_of(word);
 	const struct net_file *f = &n->file[file];
 	struct up_net_message m = {
 		.kind = UP_NET_ASK,
@@ -169,6 +176,7 @@ static int ask(struct up_net *n, int file, uint32_t node, struct piece *p, int d
 		.first = p->first,
 		.count = p->count,
 		.class_ = demand ? UP_NET_DEMAND : UP_NET_AHEAD,
+		.copy = !!(word & UP_NET_COPY),
 	};
 	uint64_t now = pool_now_ns();
 	int slot = free_slot(n);
@@ -297,7 +305,7 @@ static enum up_net_status finish(struct up_net *n, const struct net_file *f, str
 }
 
 /* All of [first, +count) from a node. With the lock, which it leaves. */
-static enum up_net_status fetch_from(struct up_net *n, int file, uint32_t node, const struct up_net_range *r,
+static enum up_net_status fetch_from(struct up_net *n, int file, uint16_t word, const struct up_net_range *r,
 				     char *into)
 {
 	const struct net_file *f = &n->file[file];
@@ -317,7 +325,7 @@ static enum up_net_status fetch_from(struct up_net *n, int file, uint32_t node, 
 					     .count = left < each ? left : each, .at = at * chunk };
 			p->length = p->count * chunk < r->length - p->at ? p->count * chunk
 									 : r->length - p->at;
-			if (!ask(n, file, node, p, r->demand))
+			if (!ask(n, file, word, p, r->demand))
 				break;
 			asked++;
 		}
@@ -369,7 +377,7 @@ int net_fetch(struct up_net *n, int file, const struct up_net_range *r, char *in
 		wait_until(n, f->pending_ns);
 	if (f->used && !f->changed && !n->failed) {
 		w = word_of(n, file, block, last, until);
-		for (int tries = 0; tries < 2 && is_here(n, w, pool_now_ns()); tries++) {
+		for (int tries = 0; tries < 2 && is_here(n, node_of(w), pool_now_ns()); tries++) {
 			if (storage_is_quicker(n, r->length)) {
 				n->count.quicker_bytes += r->length;
 				w = UP_NET_READ;
@@ -378,7 +386,7 @@ int net_fetch(struct up_net *n, int file, const struct up_net_range *r, char *in
 			status = fetch_from(n, file, w, r, into);
 			if (status != UP_NET_ABSENT || !f->used)
 				break;
-			question(n, file, block, block, w);
+			question(n, file, block, block, node_of(w));
 			w = word_of(n, file, block, block, pool_now_ns() + least_ns(n));
 		}
 		*keep = w == UP_NET_KEEP;

@@ -115,15 +115,17 @@ static enum up_net_status fill_slot(struct up_net *n, int slot, int file, const 
 	return UP_NET_OK;
 }
 
-/* Whether the bytes are to be had without a wait; what is no request of ours is refused without one. */
-static int is_there(struct up_net *n, const struct up_net_message *m)
+enum whether { NOT_THERE = 0, THERE, COMES };
+
+/* Whether the bytes are to be had without a wait, or come anyway; what is no request of ours is refused without one. */
+static enum whether is_there(struct up_net *n, const struct up_net_message *m)
 {
 	int file;
 
 	pthread_mutex_lock(&n->lock);
 	file = net_find_file(n, m->file);
 	pthread_mutex_unlock(&n->lock);
-	return file < 0 || pool_has(n->pool, file, m->first, m->count);
+	return file < 0 ? THERE : (enum whether)pool_has(n->pool, file, m->first, m->count);
 }
 
 static enum up_net_status serve(struct up_net *n, const struct net_request *r, char *buffer)
@@ -177,23 +179,25 @@ void *net_serve_loop(void *arg)
 	pthread_mutex_lock(&n->lock);
 	while (!n->stop) {
 		enum up_net_status status = UP_NET_BUSY;
-		int reads, there;
+		enum whether there;
+		int reads;
 
 		if (!next_request(n, &r, &reads)) {
 			pthread_cond_wait(&n->asked, &n->lock);
 			continue;
 		}
 		pthread_mutex_unlock(&n->lock);
-		there = reads || is_there(n, &r.m);
-		if (!there) {
+		there = reads ? THERE : is_there(n, &r.m);
+		if (there == COMES || (there == NOT_THERE && !r.m.copy)) {
 			pthread_mutex_lock(&n->lock);
 			say_reading(n, &r.m);
 			if (net_queue(&n->wants[r.m.class_], &r))
 				continue;
-			there = -1;
 			pthread_mutex_unlock(&n->lock);
+		} else if (there == NOT_THERE) {
+			status = UP_NET_ABSENT;
 		}
-		if (there > 0 && buffer != MAP_FAILED)
+		if (there == THERE && buffer != MAP_FAILED)
 			status = serve(n, &r, buffer);
 		if (status != UP_NET_OK)
 			refuse(n, &r.m, status);

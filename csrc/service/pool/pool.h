@@ -272,7 +272,7 @@ void *pool_fill_loop(void *pool);
  * storage, into `buffer` of RUN_MAX_BYTES. */
 int pool_pin_for_others(struct up_pool *p, int file, uint64_t first, uint64_t count, char *buffer,
 			uint64_t until_ns);
-/* Whether they are there already. */
+/* 1: they are there already; 2: what is not comes; 0: neither. */
 int pool_has(struct up_pool *p, int file, uint64_t first, uint64_t count);
 void pool_unpin_for_others(struct up_pool *p, int file, uint64_t first, uint64_t count);
 /* The bytes of such chunks, up to the file's end; how many, or -errno. */

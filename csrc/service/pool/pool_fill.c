@@ -457,14 +457,16 @@ static int bring_for_others(struct up_pool *p, int file, uint64_t chunk, uint64_
 int pool_has(struct up_pool *p, int file, uint64_t first, uint64_t count)
 {
 	const struct pool_file *f = &p->file[file];
-	int all;
+	int all, comes = 0;
 
 	pthread_mutex_lock(&p->lock);
 	all = f->used && first < f->chunks && count <= f->chunks - first;
-	for (uint64_t c = first; all && c < first + count; c++)
-		all = f->state[c] == UP_PRESENT && !f->stale[c];
+	for (uint64_t c = first; all && c < first + count; c++) {
+		all = (f->state[c] == UP_PRESENT || f->state[c] == UP_FILLING) && !f->stale[c];
+		comes |= f->state[c] == UP_FILLING;
+	}
 	pool_unlock(p);
-	return all;
+	return all ? 1 + comes : 0;
 }
 
 int pool_pin_for_others(struct up_pool *p, int file, uint64_t first, uint64_t count, char *buffer,

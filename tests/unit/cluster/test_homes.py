@@ -107,7 +107,7 @@ def test_a_copy_that_has_gone_does_not_cost_the_hint_of_the_keeper() -> None:
     asked = [home.ask(FILE, 0, node, ALL, node).node for node in (1, 2, 3)]
     assert asked == [0, 0, 1]
     assert home.ask(FILE, 0, 3, ALL, 4, missing_at=1) == Answer(Word.ASK, 0)
-    assert home.ask(FILE, 0, 4, ALL, 5) == Answer(Word.ASK, 2), "1 is named no more"
+    assert home.ask(FILE, 0, 4, ALL, 5) == Answer(Word.ASK, 2, copy=True), "1 is named no more"
 
 
 def test_a_tree_grows_where_all_ask_at_once() -> None:
