@@ -158,7 +158,7 @@ def run(
         "epoch_seconds": [round(max(one), 2) for one in each], "read_per_size": read,
         "between_nodes_per_size": round((cluster.get("from_bytes") or 0) / size, 3),
         "cpu_seconds": {k: round(v, 2) for k, v in cpu.items()}, "bad_records": bad,
-        "cluster": cluster, "each": [n["cluster"] | {"pool": n["pool"]} for n in found.get("nodes", [])], "degradations": found.get("degradations", []),
+        "cluster": cluster, "degradations": found.get("degradations", []),
     }  # fmt: skip
 
 

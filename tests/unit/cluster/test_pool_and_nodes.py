@@ -94,7 +94,7 @@ def test_of_a_file_that_changed_while_it_was_read_nothing_is_handed_on(data: Pat
 
 def test_who_is_thought_to_have_a_copy_does_not_read_for_others(data: Path) -> None:
     with fake_net(3) as cluster:
-        ((one, _),) = read_by(cluster, data, 0)
+        read_by(cluster, data, 0)
         cluster.nodes[1].add(data)  # it has asked for nothing, and is named all the same
         cluster.hints = lambda asker, word: 1 | net.COPY if (asker, word) == (2, 0) else word
         ((two, number),) = read_by(cluster, data, 2)
