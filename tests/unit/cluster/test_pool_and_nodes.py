@@ -97,7 +97,7 @@ def test_who_is_thought_to_have_a_copy_does_not_read_for_others(data: Path) -> N
         read_by(cluster, data, 0)
         cluster.nodes[1].add(data)  # it has asked for nothing, and is named all the same
         cluster.hints = lambda asker, word: 1 | net.COPY if (asker, word) == (2, 0) else word
-        ((two, number),) = read_by(cluster, data, 2)
+        ((two, _),) = read_by(cluster, data, 2)
         assert two.net.counts().refused > 0 and cluster.nodes[1].net.counts().served_reads == 0
         assert cluster.nodes[1].pool.counts().read_bytes == 0
 
