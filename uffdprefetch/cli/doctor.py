@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``uffdprefetch doctor [PATH] [--json] [--show-config]``"""
+"""``uffdprefetch doctor [PATH] [--cluster] [--json] [--show-config]``"""
 
 from __future__ import annotations
 
@@ -11,12 +11,19 @@ class Command:
     """Try what a run needs, on this machine and for this user, and say what was found.
 
     Each line tells what was tried, what follows from it and the one command that lifts a limit.
-    With PATH (a record file, or an LMDB's directory) its file system is tried too. Nothing is
-    changed on the machine. Exit status: 0 ready, 2 works with limits, 1 cannot.
+    With PATH (a record file, or an LMDB's directory) its file system is tried too; with --cluster,
+    in an allocation of several nodes, an MPI process is started on each of them, and messages are
+    sent between them. Nothing is changed on the machine. Exit status: 0 ready, 2 works with limits,
+    1 cannot.
     """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("path", nargs="?", metavar="PATH", help="a record file or LMDB")
+        parser.add_argument("--cluster", action="store_true", help="try the other nodes, too")
+        parser.add_argument(
+            "--launcher", metavar="COMMAND", default=None, help="as for wrap", dest="launcher"
+        )
+        parser.add_argument("--meet", metavar="DIR", default=None, help="as for wrap")
         parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
         parser.add_argument(
             "--show-config", action="store_true", help="each option, its value, where it is from"
@@ -31,8 +38,10 @@ class Command:
         from uffdprefetch.doctor import show
 
         path = args.path or (rest[0] if rest else None)
-        loaded = config.load({"config_file": args.config_file})
-        report = doctor.examine(path, loaded)
+        told = {"launcher": args.launcher, "meet": args.meet}
+        given = {name: value for name, value in told.items() if value is not None}
+        loaded = config.load({"config_file": args.config_file, **given})
+        report = doctor.examine(path, loaded, args.cluster)
         settings = config.describe(loaded) if args.show_config else None
         if args.json:
             import json

@@ -130,8 +130,9 @@ def assess(checks: Sequence[Check]) -> Report:
     return Report(tuple(checks), rung, reason, exit_status)
 
 
-def examine(path: str | None, config: Config) -> Report:
-    """Run every probe, each in a child process of its own, and assess what they found."""
+def examine(path: str | None, config: Config, cluster: bool = False) -> Report:
+    """Run every probe, each in a child process of its own, and assess what they found. ``cluster``:
+    on the other nodes of this allocation, too."""
     target, refusal = path, None
     if path is not None:
         try:
@@ -154,4 +155,8 @@ def examine(path: str | None, config: Config) -> Report:
             if check.status != OK:
                 unusable = check
         checks.append(check)
+    if cluster:
+        from uffdprefetch.doctor import cluster as nodes
+
+        checks += nodes.examine(config, os.environ)
     return assess(checks)
