@@ -56,6 +56,18 @@ def data(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture
+def places(tmp_path: Path) -> tuple[Path, Path]:
+    """Where the nodes meet, and where their programs leave marks."""
+    for reason in (why_none(), why_no_bed()):
+        require(not reason, str(reason))
+    require(shutil.which("mpirun") is not None, "mpirun is missing: install openmpi-bin")
+    found = tmp_path / "meet", tmp_path / "marks"
+    for path in found:
+        path.mkdir()
+    return found
+
+
 def environment(number: int, directory: Path) -> dict[str, str]:
     """A node's."""
     return {
@@ -75,13 +87,8 @@ def wrapped(number: int, file: Path, meet: Path, directory: Path, *words: str) -
     ]
 
 
-def test_two_nodes_read_a_file_once(data: Path, tmp_path: Path) -> None:
-    for reason in (why_none(), why_no_bed()):
-        require(not reason, str(reason))
-    require(shutil.which("mpirun") is not None, "mpirun is missing: install openmpi-bin")
-    meet, marks = tmp_path / "meet", tmp_path / "marks"
-    meet.mkdir()
-    marks.mkdir()
+def test_two_nodes_read_a_file_once(data: Path, places: tuple[Path, Path], tmp_path: Path) -> None:
+    meet, marks = places
     with SlowBed(data.parent, bandwidth=80_000_000) as bed, nodes_bed(2, tmp_path) as nodes:
         file, jobs = bed.path(data.name), []
         for number in range(2):
@@ -118,14 +125,11 @@ print(seen, flush=True)
 )
 
 
-def test_a_file_that_is_rewritten_is_seen_so_on_every_node(data: Path, tmp_path: Path) -> None:
+def test_a_file_that_is_rewritten_is_seen_so_on_every_node(
+    data: Path, places: tuple[Path, Path], tmp_path: Path
+) -> None:
     """In place, while both have its pages, some of them from each other."""
-    for reason in (why_none(), why_no_bed()):
-        require(not reason, str(reason))
-    require(shutil.which("mpirun") is not None, "mpirun is missing: install openmpi-bin")
-    meet, marks = tmp_path / "meet", tmp_path / "marks"
-    meet.mkdir()
-    marks.mkdir()
+    meet, marks = places
     data.write_bytes(bytes([1]) * SIZE)
     with SlowBed(data.parent, bandwidth=80_000_000) as bed, nodes_bed(2, tmp_path) as nodes:
         file, jobs = bed.path(data.name), []
