@@ -58,7 +58,8 @@ def contradictions(summary: dict[str, Any]) -> list[str]:
     pool = summary["pool"]
     if pool is not None:
         read = pool["read_bytes"]
-        holds("unique + again = read", pool["unique_bytes"] + pool["reread_bytes"] == read)
+        parts = pool["unique_bytes"] + pool["reread_bytes"]
+        holds("unique + again = read", parts == read + pool["others_bytes"])
         holds(
             "demand + ahead = read",
             pool["demand_read_bytes"] + pool["prefetch_read_bytes"] == read,

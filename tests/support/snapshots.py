@@ -87,7 +87,8 @@ def pool(**changes: Any) -> dict[str, Any]:
     made: dict[str, Any] = {
         "budget_bytes": 512 * MIB, "limited_by": None, "chunk_bytes": 65536, "huge_pages": False,
         "evict": "cyclic", "resident_bytes": 510 * MIB, "pinned_bytes": 131072,
-        "read_bytes": 2048 * MIB, "reread_bytes": 1024 * MIB, "evicted_bytes": 1538 * MIB,
+        "read_bytes": 2048 * MIB, "reread_bytes": 1024 * MIB,
+        "others_bytes": 0, "evicted_bytes": 1538 * MIB,
         "read_bytes_per_second": 298_000_000, "evicted_bytes_per_second": 280_000_000,
         "rate_seconds": 10.0, "waiters": 2, "waiters_peak": 7, "faults": 91_234,
         "missing_faults": 1203, "sensor": "exact",

@@ -462,6 +462,7 @@ class NodePool:
             pinned_bytes=c.pinned_bytes,
             read_bytes=c.read_bytes,
             reread_bytes=c.read_bytes + c.others_bytes - c.unique_bytes,
+            others_bytes=c.others_bytes,
             evicted_bytes=c.evicted_bytes,
             waiters=c.waiters,
             waiters_peak=c.waiters_peak,

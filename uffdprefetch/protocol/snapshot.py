@@ -187,6 +187,7 @@ class PoolState:
     pinned_bytes: int
     read_bytes: int
     reread_bytes: int
+    others_bytes: int  # from other nodes
     evicted_bytes: int
     waiters: int
     waiters_peak: int

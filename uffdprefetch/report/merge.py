@@ -21,8 +21,8 @@ _SHARES = {
     "timeliness": "timeliness_denominator_bytes",
 }  # fmt: skip
 _POOL_SUMS = (
-    "budget_bytes", "resident_peak_bytes", "read_bytes", "reread_bytes", "evicted_bytes", "faults",
-    "missing_faults",
+    "budget_bytes", "resident_peak_bytes", "read_bytes", "reread_bytes", "others_bytes",
+    "evicted_bytes", "faults", "missing_faults",
 )  # fmt: skip
 _FILE_SUMS = (
     "prefetched_bytes", "already_resident_bytes", "untold_bytes", "late_bytes",

@@ -219,7 +219,8 @@ def pool_line(summary: Mapping[str, Any]) -> str | None:
     pool = summary.get("pool")
     if not pool:
         return None
-    if not pool["read_bytes"] and not pool["faults"]:
+    others = pool.get("others_bytes") or 0
+    if not pool["read_bytes"] and not others and not pool["faults"]:
         return "pool: nothing was mapped from it"
     bound = f" (bounded by {pool['limited_by']})" if pool.get("limited_by") else ""
     again = pool["reread_bytes"]
@@ -228,6 +229,7 @@ def pool_line(summary: Mapping[str, Any]) -> str | None:
         f"read {format_size(pool['read_bytes'])}"
         + (f", {format_size(again)} of it again" if again else ", nothing twice")
         + (f" ({pool['source']})" if pool.get("source") else ""),
+        f"{format_size(others)} from other nodes" if others else "",
         f"evicted {format_size(pool['evicted_bytes'])} ({pool['evict']})"
         if pool["evicted_bytes"]
         else "",

@@ -96,6 +96,8 @@ def pool_line(pool: Pool, width: int, glyphs: Glyphs) -> Text:
         f"{format_size(pool.resident_bytes)} of {format_size(pool.budget_bytes)}{bound}",
         f"hit {words.percent(pool.hit.share)} of {pool.hit.faults}{' faults' if bar > 12 else ''}",
     ]
+    if pool.others_bytes:
+        parts.append(f"from other nodes {format_size(pool.others_bytes)}")
     if pool.evicted_bytes:
         rate = pool.evicted_bytes_per_second
         parts.append(f"evicting {words.NA if rate is None else rate_text(rate)}")
