@@ -145,8 +145,10 @@ class Services:
         host, expected = said["host"], self.place.socket.replace("%h", said["host"])
         if said.get("version") != __version__:
             return f"{host} has version {said.get('version')}"
-        if said.get("socket") != expected or said.get("engine") != "pool":
+        if said.get("socket") != expected:
             return f"{host} has no service"
+        if said.get("engine") != "pool":
+            return f"{host} has no pool"
         return ""
 
     def _until_they_share(self, nodes: int) -> None:

@@ -207,7 +207,6 @@ static void leave_slot(struct up_net *n, int slot)
 	} else if (s->state == SLOT_ASKED) {
 		s->state = SLOT_LOST;
 		n->lost++;
-		n->failed |= 2 * n->lost >= n->layout.ask_slots;
 	}
 }
 
@@ -375,7 +374,7 @@ int net_fetch(struct up_net *n, int file, const struct up_net_range *r, char *in
 	pthread_mutex_lock(&n->lock);
 	while (!f->used && !r->demand && !n->stop && pool_now_ns() < f->pending_ns)
 		wait_until(n, f->pending_ns);
-	if (f->used && !f->changed && !n->failed) {
+	if (f->used && !f->changed) {
 		w = word_of(n, file, block, last, until);
 		for (int tries = 0; tries < 2 && is_here(n, node_of(w), pool_now_ns()); tries++) {
 			if (storage_is_quicker(n, r->length)) {

@@ -11,6 +11,9 @@
 
 #include "service/net/net.h"
 
+/* An answer that has not come by then is not on its way: nodes that are overloaded give theirs late. */
+#define LOST_NS (3000 * NET_MS)
+
 int net_tell(struct up_net *n, struct up_net_message *m)
 {
 	uint64_t one = 1;
@@ -283,13 +286,24 @@ void up_net_unshare(struct up_net *n, int file)
 	free(gone.asked_ms);
 }
 
+/* Whether half of the slots have been lost for so long that it is not for want of time. */
+static int has_failed(const struct up_net *n)
+{
+	uint64_t now = pool_now_ns();
+	uint32_t lost = 0;
+
+	for (uint32_t i = 0; i < n->layout.ask_slots; i++)
+		lost += n->slot[i].state == SLOT_LOST && now - n->slot[i].asked_ns > LOST_NS;
+	return 2 * lost >= n->layout.ask_slots;
+}
+
 void up_net_counts(struct up_net *n, struct up_net_counts *out)
 {
 	pthread_mutex_lock(&n->lock);
 	*out = n->count;
 	out->kept_bytes = __atomic_load_n(&n->pool->kept_bytes, __ATOMIC_RELAXED);
 	out->lost_slots = n->lost;
-	out->failed = n->failed;
+	out->failed = has_failed(n);
 	pthread_mutex_unlock(&n->lock);
 }
 

@@ -82,7 +82,7 @@ struct up_net {
 	struct up_net_ring *ring;
 	struct up_net_layout layout;
 	struct up_net_options options;
-	int owns_ring, stop, failed; /* failed: too many slots are lost, a new transport is needed */
+	int owns_ring, stop;
 	uint32_t holders; /* its threads, fills, and who has started it: the last one frees it */
 	uint64_t began_ns;
 	uint32_t serial;
