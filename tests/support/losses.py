@@ -42,6 +42,7 @@ MIB = 1 << 20
 SIZE, BUDGET, NODES = 24 * MIB, 20 * MIB, 3
 #: A node that comes back does so within that: before and after the others have missed it.
 AWAY_SECONDS = 6.0
+AGAIN_SECONDS = 60.0
 #: A test that is not done by then hangs.
 PATIENCE_SECONDS = 120.0
 READER = """
@@ -197,7 +198,7 @@ KINDS: dict[str, Happens] = {
 class Outcome:
     """``longest``: what a program waited for 256 KiB, in seconds, and ``before`` it happened;
     ``again``: seconds until those that were left shared again in another generation, None: they
-    need not, or did not within 15 s."""
+    need not, or did not within AGAIN_SECONDS."""
 
     kind: str
     epochs: int
@@ -220,7 +221,7 @@ def happen(kind: str, bed: Bed, far: Path, digest: str, directory: Path, python:
         left = KINDS[kind](run, chance)
         run.until_more(left, 2)
         again = None
-        while again is None and time.monotonic() - began < 15:
+        while again is None and time.monotonic() - began < AGAIN_SECONDS:
             now = run.joined()
             if sum(g > generation for g in now.values()) >= min(2, len(left)):
                 again = time.monotonic() - began

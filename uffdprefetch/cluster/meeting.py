@@ -189,8 +189,8 @@ class Meeting:
 
     def sweep(self) -> None:
         """Remove what runs have left behind that were killed as a whole. Never raises."""
-        uid, now = os.geteuid(), self.path.stat().st_mtime  # the file server's clock, as theirs
         with contextlib.suppress(OSError):
+            uid, now = os.geteuid(), self.path.stat().st_mtime  # the file server's clock, as theirs
             for other in self.path.parent.glob(f"{PREFIX}*"):
                 with contextlib.suppress(OSError):
                     status = other.lstat()

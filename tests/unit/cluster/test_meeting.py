@@ -124,3 +124,25 @@ def test_a_full_file_system_leaves_nothing_half(
     with pytest.raises(OSError, match="No space"):
         meeting.post("node-0", {})
     assert os.listdir(meeting.path) == []
+
+
+def test_what_a_run_that_was_killed_has_left_is_removed_after_two_days(tmp_path: Path) -> None:
+    old, new = (Meeting(tmp_path, name, 0) for name in ("old", "new"))
+    (tmp_path / "other").mkdir()
+    for path in (old.path, tmp_path / "other"):
+        os.utime(path, (1, 1))
+    old.post("node-0", {})
+    os.utime(old.path, (1, 1))
+    new.sweep()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["other", new.path.name]
+    new.clear()
+    new.sweep()  # it has gone itself
+
+
+def test_a_summary_that_nobody_has_taken_keeps_the_directory(tmp_path: Path) -> None:
+    one = Meeting(tmp_path, "run", 0)
+    one.post("summary-1", {"nodes": 2})
+    one.clear()
+    assert one.take("summary-1") == {"nodes": 2}
+    one.clear()
+    assert not one.path.exists()
