@@ -352,3 +352,20 @@ def test_whole_blocks_of_what_nobody_needs_are_the_first_victims(evict: str) -> 
     found = [first for _, first, _ in told]
     assert sorted(found[:3]) == [21, 22, 23]
     assert found[3:] == usual[: count - 3]
+
+
+@pytest.mark.parametrize("evict", ["lru", "cyclic"])
+def test_what_is_kept_for_other_nodes_is_no_victim_and_no_part_of_a_window(evict: str) -> None:
+    pool, told = pool_of(4 * MIB, evict)
+    part = pool.files[3].pooled
+    assert part is not None
+    pool.plan([])
+    usual = {first for _, first, _ in told}
+    part.kept[sorted(usual)] = 1
+    pool.plan([])
+    instead = {first for _, first, _ in told}
+    assert instead and not instead & usual
+    pool.files[3].size_bytes = 8 * MIB
+    alone = pool.window_bytes()
+    pool.kept_bytes = lambda: 3 * MIB
+    assert pool.window_bytes() < alone
