@@ -19,7 +19,7 @@
 
 enum up_net_constants {
 	UP_NET_MAGIC = 0x4e705531,
-	UP_NET_VERSION = 2,
+	UP_NET_VERSION = 3,
 	UP_NET_BLOCKS = 64,   /* of one question */
 	UP_NET_QUEUE = 1024,  /* messages in one direction */
 	UP_NET_NODES = 1024,
@@ -56,10 +56,12 @@ enum up_net_status {
 	UP_NET_FAILED = 4, /* its storage fails, or the network does */
 };
 
-/* Of a block: the number of the node that keeps it, or, with COPY, of one that has asked for it before; or one of the
- * others. */
+/* Of a block: the number of the node that keeps it, or, with COPY, of one that has asked for it before; with PART, the
+ * keeper wanted some chunks of it, so that who is to read all of it asks again, and keeps it; or one of the others. */
 enum up_net_word {
 	UP_NET_COPY = 0x8000,
+	UP_NET_PART = 0x4000,
+	UP_NET_KEEP_PART = 0xfffc, /* as KEEP: home knows of some chunks */
 	UP_NET_READ = 0xfffd,    /* read it */
 	UP_NET_KEEP = 0xfffe,    /* read it, and keep it: others will ask for it */
 	UP_NET_UNKNOWN = 0xffff,
@@ -75,6 +77,8 @@ struct up_net_message {
 	uint32_t room;         /* QUESTION: whether this node may keep one more */
 	uint32_t copy;         /* ASK, REQUEST: the node does not keep it, and need not read what it has not got */
 	uint32_t length;       /* SEND: bytes after the header */
+	uint32_t together;     /* QUESTION: whether this node's readers come to what others keep */
+	uint32_t part;         /* QUESTION: it wants some chunks of the block, and perhaps no more */
 	uint16_t word[64];
 };
 

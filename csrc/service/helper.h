@@ -313,6 +313,16 @@ int up_net_share(struct up_net *net, int file, const uint64_t *id, const struct 
 void up_net_unshare(struct up_net *net, int file);
 /* It is not known yet whether other nodes have this file: what nobody waits for waits so long for that. */
 void up_net_pending(struct up_net *net, int file, uint32_t patience_ms);
+/* Whether `count` chunks, which a reader may come to, are to be read ahead. What other nodes keep is one message away, so
+ * that it costs little to wait with it until readers here come to what others keep; and who reads only its own part of
+ * a file moves nothing. `expected`: the last chunk that will be asked for. Nothing is waited for. */
+enum up_net_ahead {
+	UP_NET_AHEAD_NOW = 0,
+	UP_NET_AHEAD_SOON = 1, /* it is being asked who has them */
+	UP_NET_AHEAD_HELD = 2, /* when readers come to what others keep */
+};
+enum up_net_ahead up_net_ahead(struct up_net *net, int file, uint64_t first, uint64_t count,
+			       uint64_t expected);
 void up_net_counts(struct up_net *net, struct up_net_counts *out);
 void up_net_node_counts(struct up_net *net, uint32_t node, struct up_net_node_counts *out);
 

@@ -103,10 +103,41 @@ def test_two_nodes_read_a_file_once(data: Path, places: tuple[Path, Path], tmp_p
     for number, document in enumerate(run["nodes"]):
         cluster = document["cluster"]
         assert (cluster["node"], cluster["nodes"], cluster["present"]) == (number, 2, [0, 1])
-        assert document["engine"] == "pool" and cluster["from_bytes"] > 0
+        assert document["engine"] == "pool"
         assert not document["degradations"], document["degradations"]
-    assert read < 2 * SIZE, "each would have read all of it"
+    assert run["cluster"]["from_bytes"] > 0 and read < 2 * SIZE, "each would have read all of it"
     assert os.listdir(meet) == []
+
+
+#: Half of a file, in order.
+HALF = (
+    SHARING
+    + """
+half, digest = len(found) // 2, hashlib.sha256()
+start = int(os.environ["GROUP_RANK"]) * half
+for at in range(start, start + half, 1 << 20):
+    digest.update(found[at : at + (1 << 20)])
+print(digest.hexdigest())
+"""
+)
+
+
+def test_shards_that_do_not_overlap_move_no_byte(
+    data: Path, places: tuple[Path, Path], tmp_path: Path
+) -> None:
+    meet, marks = places
+    with SlowBed(data.parent, bandwidth=80_000_000) as bed, nodes_bed(2, tmp_path) as nodes:
+        file, jobs = bed.path(data.name), []
+        for number in range(2):
+            words = wrapped(number, file, meet, tmp_path, "-c", HALF, str(file), str(marks))
+            jobs.append(nodes.start(number, words, environment(number, tmp_path), ROOT))
+        said = [job.communicate(timeout=HANG_SECONDS)[0] for job in jobs]
+    whole = data.read_bytes()
+    halves = [hashlib.sha256(half).hexdigest() for half in (whole[: SIZE // 2], whole[SIZE // 2 :])]
+    assert said == [f"{half}\n" for half in halves]
+    run = json.loads((tmp_path / "out0.summary.json").read_text())
+    assert run["cluster"]["present"] == [0, 1] and run["cluster"]["questions"] > 0
+    assert run["cluster"]["from_bytes"] == 0, "windows go over the end of the first half"
 
 
 #: Looks again and again which generation each 64 KiB of a file are of, until all are of the second.

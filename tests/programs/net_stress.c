@@ -40,6 +40,7 @@ static struct node node[NODES];
 static struct up_net_stamp stamp; /* of the file that all of them read */
 static int stop;
 static uint64_t hurries, hedged_bytes; /* of all that have stopped */
+static uint64_t held[3]; /* what was said of windows */
 
 static void tell(struct node *n, struct up_net_message m)
 {
@@ -111,8 +112,10 @@ static void hints(struct node *n, const struct up_net_message *m, uint64_t *stat
 	h.kind = UP_NET_HINTS;
 	for (int i = 0; i < UP_NET_BLOCKS; i++)
 		h.word[i] = below(state, 3)   ? (uint16_t)(below(state, NODES + 1) |
-							 (below(state, 2) ? UP_NET_COPY : 0))
+							 (below(state, 2) ? UP_NET_COPY : 0) |
+							 (below(state, 2) ? UP_NET_PART : 0))
 			    : below(state, 2) ? UP_NET_KEEP
+			    : below(state, 2) ? UP_NET_KEEP_PART
 					      : UP_NET_READ;
 	if (below(state, 20))
 		tell(n, h);
@@ -288,6 +291,8 @@ static void *reader(void *cookie)
 			count = CHUNKS - first;
 		w.length = first + count == CHUNKS ? BYTES - w.offset : count * CHUNK;
 		up_pool_alive(n->pool);
+		__atomic_fetch_add(&held[up_net_ahead(n->net, n->file, first, count, first + count - 1)], 1,
+				   __ATOMIC_RELAXED);
 		CHECK(!up_pool_submit(n->pool, &w));
 		await(n, job);
 		for (uint64_t c = first; c < first + count; c++)
@@ -362,6 +367,8 @@ int main(int argc, char **argv)
 		close(node[i].to);
 		close(node[i].from);
 	}
+	for (int i = 0; i < 3; i++)
+		CHECK(held[i] > 0);
 	CHECK(came > 0 && hurries > 0); /* else nothing of all this was looked at */
 	close(fd);
 	printf("%llu MiB from other nodes, %llu hurries, %llu KiB read instead\n",

@@ -16,8 +16,8 @@ from typing import Any
 from loop_fabric import Loop
 
 from uffdprefetch.cluster.fabric import FabricError
-from uffdprefetch.cluster.homes import Home, Word, homes
-from uffdprefetch.cluster.transport import Transport
+from uffdprefetch.cluster.homes import Home, homes
+from uffdprefetch.cluster.transport import Transport, word_of
 from uffdprefetch.native import net
 from uffdprefetch.native.net import Layout, Message, Net, Ring
 from uffdprefetch.native.pool import Pool
@@ -190,9 +190,11 @@ class FakeNet:
                 home.dropped(file, [block], node.number)
             else:
                 missing = -1 if m.missing_at == net.NONE else m.missing_at
-                said = home.ask(file, block, node.number, room, time.monotonic_ns(), missing)
-                node_word = said.node | (net.COPY if said.copy else 0)
-                word = {Word.KEEP: net.KEEP, Word.READ: net.READ}.get(said.word, node_word)
+                said = home.ask(
+                    file, block, node.number, room, time.monotonic_ns(), missing,
+                    bool(m.together), bool(m.part),
+                )  # fmt: skip
+                word = word_of(said)
                 words[block - m.first] = self.hints(node.number, word)
         if m.kind == net.QUESTION:
             node.tell(Message(net.HINTS, file=m.file, first=m.first, mask=m.mask, word=words))

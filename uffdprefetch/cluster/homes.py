@@ -5,13 +5,14 @@ The *home* of a block is a node that rendezvous hashing names (Thaler and Ravish
 node finds the same one from the file's identity, the block's number and the members, and when a
 member leaves, only its blocks have another. A home keeps no bytes and has no open file, only a
 hint of who has the block or is about to read it. Who asks first is told to read and keep it; where
-several nodes ask for the blocks of one file, they are named readers in turn. A hint may be wrong:
+readers of several nodes come to the same blocks of a file, these nodes are named in turn. That
+several ask for a block says little: what lies in a window is asked for, too. A hint may be wrong:
 then it is a miss, and whoever met it asks again.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -23,9 +24,9 @@ from uffdprefetch.base.arrays import UInt64Array
 
 #: Blocks of which one home answers, and which one node keeps.
 BLOCK_BYTES = 4 << 20
-#: Who asked for the last so many blocks of a file tells whether nodes read the same of it, or each
-#: its own: the same, where half of them or more were asked for by several.
-RECENT_BLOCKS = 16
+#: The last so many questions about a file tell whether nodes read the same of it, or each its own:
+#: the same, where half of them or more came from who has come to what others keep.
+RECENT_QUESTIONS = 16
 #: Who asks for a block within SENT_NS after others is not sent to its keeper, but to one of these,
 #: of whom each has so many to serve: a tree in which a block goes down while it is still coming.
 CHILDREN = 2
@@ -74,19 +75,22 @@ class Word(IntEnum):
 
 
 class Answer(NamedTuple):
-    """``node``: whom to ask; ``copy``: it does not keep the block, but has asked for it before."""
+    """``node``: whom to ask; ``copy``: it does not keep the block, but has asked for it before;
+    ``part``: who keeps it, or is told to, wanted some bytes of it."""
 
     word: Word
     node: int = -1
     copy: bool = False
+    part: bool = False
 
 
 @dataclass
 class _Hint:
-    """``asked``: who was sent for a copy within SENT_NS, and when, in this order; ``line``: those
-    of them that others may be sent to."""
+    """``part``: its keeper wanted some bytes of it; ``asked``: who was sent for a copy within
+    SENT_NS, and when, in this order; ``line``: those of them that others may be sent to."""
 
     keeper: int
+    part: bool = False
     asked: dict[int, int] = field(default_factory=dict)
     line: list[int] = field(default_factory=list)
 
@@ -98,7 +102,7 @@ class _Hint:
     def answer(self, asker: int, now_ns: int, again: bool) -> Answer:
         """See send()."""
         node = self.send(asker, now_ns, again)
-        return Answer(Word.ASK, node, node != self.keeper)
+        return Answer(Word.ASK, node, node != self.keeper, self.part)
 
     def send(self, asker: int, now_ns: int, again: bool) -> int:
         """Whom to ask. Who asks ``again`` is sent to the keeper, lest two wait for each other."""
@@ -121,7 +125,9 @@ class Home:
     def __init__(self, most: int = HINTS_MAX) -> None:
         self._most = most
         self._hints: OrderedDict[tuple[int, int], _Hint] = OrderedDict()
-        self._askers: dict[int, OrderedDict[int, set[int]]] = {}
+        # Of each of the last questions about a file, the nodes that read the same, as far as it
+        # shows any.
+        self._recent: dict[int, deque[set[int]]] = {}
         self._turn: dict[int, int] = {}
 
     def __len__(self) -> int:
@@ -129,10 +135,12 @@ class Home:
 
     def ask(
         self, file: int, block: int, asker: int, with_room: Collection[int], now_ns: int,
-        missing_at: int = -1,
+        missing_at: int = -1, together: bool = False, part: bool = False,
     ) -> Answer:  # fmt: skip
         """Where ``asker`` finds a block. ``with_room``: members that have room to keep one;
-        ``missing_at``: who was asked, and does not have it (-1: nobody was)."""
+        ``missing_at``: who was asked, and does not have it (-1: nobody was); ``together``: readers
+        at the asker come to what others keep; ``part``: it wants some bytes of the block, and
+        leaves it to who wants all of it."""
         key = (file, block)
         hint = self._hints.get(key)
         if hint is not None and missing_at >= 0:
@@ -140,28 +148,27 @@ class Home:
             if hint.keeper == missing_at:
                 del self._hints[key]
                 hint = None
-        recent = self._askers.setdefault(file, OrderedDict())
-        recent.setdefault(block, set()).add(asker)
-        recent.move_to_end(block)
-        if len(recent) > RECENT_BLOCKS:
-            recent.popitem(last=False)
+        recent = self._recent.setdefault(file, deque(maxlen=RECENT_QUESTIONS))
+        keepers = {asker} if hint is None else {asker, hint.keeper}
+        recent.append(keepers if together else set())
         if hint is not None and hint.keeper != asker:
-            return hint.answer(asker, now_ns, missing_at >= 0)
+            if part or not hint.part:
+                return hint.answer(asker, now_ns, missing_at >= 0)
+            hint = None
         keeper = asker if hint is not None else self._reader(file, asker, with_room, missing_at)
         if keeper < 0:
             return Answer(Word.READ)
-        hint = self._note(key, keeper)
+        hint = self._note(key, keeper, part)
         if keeper == asker:
-            return Answer(Word.KEEP)
+            return Answer(Word.KEEP, part=part)
         return hint.answer(asker, now_ns, missing_at >= 0)
 
     def _reader(self, file: int, asker: int, with_room: Collection[int], missing_at: int) -> int:
         """Who is to read and keep a block that nobody has; -1: nobody has room."""
         room = set(with_room) - {missing_at}
-        recent = self._askers[file].values()
-        together = [askers for askers in recent if len(askers) > 1]
-        readers = sorted(room.intersection(set[int]().union(*together)))
-        if readers and 2 * len(together) >= len(recent) - 1:  # this block has one asker yet
+        recent = self._recent[file]
+        readers = sorted(room.intersection(set[int]().union(*recent)))
+        if len(readers) > 1 and 2 * sum(map(bool, recent)) >= len(recent):
             return self._next(file, readers)
         if asker in with_room:
             return asker
@@ -172,8 +179,8 @@ class Home:
         turn = self._turn[file] = self._turn.get(file, -1) + 1
         return nodes[turn % len(nodes)]
 
-    def _note(self, key: tuple[int, int], keeper: int) -> _Hint:
-        hint = self._hints[key] = _Hint(keeper)
+    def _note(self, key: tuple[int, int], keeper: int, part: bool = False) -> _Hint:
+        hint = self._hints[key] = _Hint(keeper, part)
         self._hints.move_to_end(key)
         if len(self._hints) > self._most:
             self._hints.popitem(last=False)
@@ -202,7 +209,7 @@ class Home:
         """It has changed, or nobody has it open."""
         for key in [key for key in self._hints if key[0] == file]:
             del self._hints[key]
-        self._askers.pop(file, None)
+        self._recent.pop(file, None)
         self._turn.pop(file, None)
 
     def forget_node(self, node: int) -> None:
@@ -211,6 +218,6 @@ class Home:
             del self._hints[key]
         for hint in self._hints.values():
             hint.drop(node)
-        for recent in self._askers.values():
-            for askers in recent.values():
-                askers.discard(node)
+        for recent in self._recent.values():
+            for nodes in recent:
+                nodes.discard(node)

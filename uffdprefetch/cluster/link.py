@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from uffdprefetch.cluster.homes import BLOCK_BYTES
-from uffdprefetch.native.net import Counts, FileId, Layout, Net, NodeCounts, Ring, Stamp
+from uffdprefetch.native.net import AHEAD_NOW, Counts, FileId, Layout, Net, NodeCounts, Ring, Stamp
 from uffdprefetch.native.pool import Pool
 from uffdprefetch.protocol import wire
 
@@ -42,6 +42,7 @@ class Link:
     ) -> None:  # fmt: skip
         """``node``: this one's number; ``key``: the run's."""
         self._pool, self._node, self._key = pool, node, key
+        self.chunk_bytes = chunk_bytes
         #: A slot holds a chunk at the least: with huge pages one of 2 MiB.
         self.layout = layout._replace(slot_bytes=max(layout.slot_bytes, chunk_bytes))
         self._chunks = max(1, block_bytes // chunk_bytes)
@@ -98,6 +99,12 @@ class Link:
         """See native.net.Net.pending()."""
         if self.joined is not None:
             self.joined.net.pending(file, patience_ms)
+
+    def ahead(self, file: int, first: int, count: int, expected: int) -> int:
+        """See native.net.Net.ahead()."""
+        if self.joined is None:
+            return AHEAD_NOW
+        return self.joined.net.ahead(file, first, count, expected)
 
     def unshare(self, file: int) -> None:
         """It has changed, or nobody has it open."""

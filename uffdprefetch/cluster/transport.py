@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from uffdprefetch.base.clock import CLOCK, MS, Clock
 from uffdprefetch.cluster.fabric import Fabric
-from uffdprefetch.cluster.homes import Home, Word, homes
+from uffdprefetch.cluster.homes import Answer, Home, Word, homes
 from uffdprefetch.native import net
 from uffdprefetch.native.net import Message, Ring
 
@@ -44,7 +44,13 @@ SPIN_TIMES = 2
 SPIN_MOST_NS = 1 * MS
 
 
-_WORDS = {Word.KEEP: net.KEEP, Word.READ: net.READ}
+def word_of(said: Answer) -> int:
+    """As services say it (enum up_net_word)."""
+    if said.word is Word.READ:
+        return net.READ
+    if said.word is Word.KEEP:
+        return net.KEEP_PART if said.part else net.KEEP
+    return said.node | (net.COPY if said.copy else 0) | (net.PART if said.part else 0)
 
 
 @dataclass
@@ -186,9 +192,11 @@ class Transport:
         missing = -1 if question.missing_at == net.NONE else question.missing_at
         words = {}
         for block in question.blocks:
-            said = self._home.ask(question.file[0], block, asker, room, now, missing)
-            node = said.node | (net.COPY if said.copy else 0)
-            words[block - question.first] = _WORDS.get(said.word, node)
+            said = self._home.ask(
+                question.file[0], block, asker, room, now, missing, bool(question.together),
+                bool(question.part),
+            )  # fmt: skip
+            words[block - question.first] = word_of(said)
         return Message(
             net.HINTS, file=question.file, first=question.first, count=question.count,
             mask=question.mask, word=words,

@@ -41,7 +41,13 @@ BUSY: int = _lib.UP_NET_BUSY
 LATE: int = _lib.UP_NET_LATE
 FAILED: int = _lib.UP_NET_FAILED
 
+AHEAD_NOW: int = _lib.UP_NET_AHEAD_NOW
+AHEAD_SOON: int = _lib.UP_NET_AHEAD_SOON
+AHEAD_HELD: int = _lib.UP_NET_AHEAD_HELD
+
 COPY: int = _lib.UP_NET_COPY
+PART: int = _lib.UP_NET_PART
+KEEP_PART: int = _lib.UP_NET_KEEP_PART
 READ: int = _lib.UP_NET_READ
 KEEP: int = _lib.UP_NET_KEEP
 UNKNOWN: int = _lib.UP_NET_UNKNOWN
@@ -78,6 +84,8 @@ class Message:
     room: int = 0
     copy: int = 0
     length: int = 0
+    together: int = 0
+    part: int = 0
     word: dict[int, int] = field(default_factory=dict)  # by place, of HINTS
 
     @property
@@ -88,7 +96,7 @@ class Message:
 
 _SCALARS = (
     "kind", "node", "slot", "theirs", "first", "count", "mask", "class_", "status", "useful_ms",
-    "serial", "missing_at", "room", "copy", "length",
+    "serial", "missing_at", "room", "copy", "length", "together", "part",
 )  # fmt: skip
 
 
@@ -279,6 +287,12 @@ class Net:
         """Whether it is shared will be known: what nobody waits for waits so long for that, or, as
         of 0, not any more."""
         _lib.up_net_pending(self._pointer, file, patience_ms)
+
+    def ahead(self, file: int, first: int, count: int, expected: int) -> int:
+        """AHEAD_NOW: these chunks, which a reader may come to, are to be read ahead; AHEAD_SOON:
+        who has them is being asked; AHEAD_HELD: others keep them, and no reader here has come to
+        such lately. ``expected``: the last chunk that will be asked for."""
+        return int(_lib.up_net_ahead(self._pointer, file, first, count, expected))
 
     def unshare(self, file: int) -> None:
         """It is its own from now on."""

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from uffdprefetch.cluster import identity
 from uffdprefetch.cluster.link import Link
-from uffdprefetch.native.net import FileId
+from uffdprefetch.native.net import AHEAD_HELD, AHEAD_SOON, FileId
 from uffdprefetch.state.file_times import Times
 from uffdprefetch.state.files import LOCAL_FILE_SYSTEMS
 
@@ -37,6 +37,8 @@ END_SECONDS = 1.5
 #: How long what is read ahead of a file waits until it is known whether other nodes have it: some
 #: pages of it are read, and its servers are asked.
 PENDING_MS = 500
+#: When to look again for who has what lies ahead: a message's way there and back.
+SOON_NS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -234,6 +236,15 @@ class Cluster:
         """It has changed, or left the pool."""
         if self._files.pop(number, None) is not None and self.link is not None:
             self.link.unshare(number)
+
+    def hold(self, number: int, start: int, end: int, expected_end: int) -> int | None:
+        """Scheduler.hold: what other nodes keep is read ahead where readers here come to such."""
+        if self.link is None or number not in self._files:
+            return None
+        chunk = self.link.chunk_bytes
+        first, last = start // chunk, (end - 1) // chunk
+        found = self.link.ahead(number, first, last + 1 - first, (expected_end - 1) // chunk)
+        return {AHEAD_SOON: SOON_NS, AHEAD_HELD: 0}.get(found)
 
     def kept_bytes(self) -> int:
         """Of the pool, what is kept for other nodes."""

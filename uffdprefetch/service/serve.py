@@ -187,6 +187,7 @@ class Service:
             return None
         pool.on_open, pool.on_close = cluster.opened, cluster.closed
         pool.kept_bytes = cluster.kept_bytes
+        self._scheduler.hold = cluster.hold
         self._epoll.register(cluster.fd, select.EPOLLIN)
         return cluster
 

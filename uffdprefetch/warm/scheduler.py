@@ -59,6 +59,7 @@ class Extent:
     whole: bool = False
     yield_bytes: int = 0
     sent_bytes: int = 0  # of it under way at one time
+    guessed: bool = False  # of a window: its reader may never come to it
 
     @property
     def window_bytes(self) -> int:
@@ -133,6 +134,11 @@ class Scheduler:
         self._devices: dict[int, Device] = {}
         self.meter = Meter()
         self.pool: uffd_pool.Pool | None = None
+        #: Of what lies in a window, [start, end) bytes of the pool's file of that number: None, or
+        #: it waits, and for so many ns (0: until readers have moved). Called with the end of what
+        #: its reader has queued as well.
+        self.hold: Callable[[int, int, int, int], int | None] | None = None
+        self._held: set[int] = set()  # consumers whose first extent waits so
         self.prefetched_bytes = 0
         self.failed_extents = 0
         self.last_error = ""
@@ -158,6 +164,7 @@ class Scheduler:
             for extent in self._cut(file, consumer, a, b, wanted.yield_bytes > 0):
                 extent.need = need if need is None else need + extent.start - start
                 extent.whole = wanted.whole or need is None
+                extent.guessed = need is None and not wanted.whole
                 extent.priority = wanted.priority
                 extent.yield_bytes = wanted.yield_bytes
                 extent.pooled = part
@@ -301,7 +308,7 @@ class Scheduler:
         """
         best, best_gap = None, (Priority.BACKGROUND, 0)
         for key, queue in self._queues.items():
-            if self.device_of(queue[0].file) in closed:
+            if key in self._held or self.device_of(queue[0].file) in closed:
                 continue
             consumer = self._consumers[key]
             expected = consumer.expected_bytes(now_ns, self._grid_bytes)
@@ -318,6 +325,8 @@ class Scheduler:
 
     def _hand_out(self, now_ns: int) -> int:
         closed = {device for device in self._devices.values() if device.full}
+        self._held.clear()
+        again_ns = 0
         while (key := self._nearest(now_ns, closed)) is not None:
             wait = self._bucket.wait_ns(now_ns)
             if wait:
@@ -325,6 +334,11 @@ class Scheduler:
             queue = self._queues[key]
             extent = queue[0]
             device = self.device_of(extent.file)
+            held_ns = self._held_ns(extent, queue[-1])
+            if held_ns is not None:
+                self._held.add(key)
+                again_ns = min(again_ns or held_ns, held_ns or again_ns)
+                continue
             if extent.priority == Priority.BACKGROUND and self._is_busy(extent):
                 closed.add(device)  # nothing that is nearer waits for it
                 continue
@@ -337,7 +351,15 @@ class Scheduler:
                 del self._queues[key], self._consumers[key]
             if device.full:
                 closed.add(device)
-        return 0
+        return again_ns
+
+    def _held_ns(self, extent: Extent, last: Extent) -> int | None:
+        """See ``hold``."""
+        part = extent.file.pooled if extent.guessed and extent.pooled is not None else None
+        if self.hold is None or part is None:
+            return None
+        end = last.end if last.file is extent.file else extent.end
+        return self.hold(part.number, extent.start, extent.end, max(end, extent.end))
 
     def _hand(self, extent: Extent) -> bool:
         """Hand the first of a queue to the workers, unless it is there. False: there is no room."""
@@ -365,6 +387,13 @@ class Scheduler:
                 if extent.need is not None:
                     extent.need += start - extent.start
                 extent.start, extent.end = start, max(end, extent.end)
+
+    def _waits_for(self, device: Device) -> bool:
+        """Whether an extent is only not under way because enough others are."""
+        return device.queued_bytes > 0 and any(
+            key not in self._held and self.device_of(queue[0].file) is device
+            for key, queue in self._queues.items()
+        )
 
     def _is_busy(self, extent: Extent) -> bool:
         """Whether what is under way keeps the storage busy without this extent, for which nobody
@@ -482,7 +511,7 @@ class Scheduler:
         beside = device.under_way_bytes if extent.need is not None else 0
         if max(result.bytes, beside) >= METERED_BYTES and not extent.window_bytes:
             sample = self.meter.note(result, device.idle, extent.alone)
-            if sample and device.queued_bytes:
+            if sample and self._waits_for(device):
                 device.depth.note(sample)
             device.idle = False
         if consumer is None:

@@ -35,6 +35,15 @@
 #define FAVOUR 5 / 4
 /* One request in so many goes to the slower source, to see whether it still is. */
 #define TRY_AGAIN 64u
+/* Of so many blocks that readers came to, more than this part kept by others, and what they keep is read ahead: where N
+ * nodes read the same, (N - 1) / N of it are others'; of a part of one's own, at most the last block. */
+#define WALK_BLOCKS 16
+/* Blocks that are asked for before their turn in a window: more than are read in a message's time, and not so many that
+ * whoever asks first reads all of what all read. */
+#define AHEAD_BLOCKS 4
+/* The next block of a walk is no farther: what one fault maps at the most (FAR_BYTES of pool_faults.c). */
+#define STEP_BLOCKS 4
+#define WALK_PART 4u
 
 static uint32_t now_ms(const struct up_net *n)
 {
@@ -57,14 +66,34 @@ static uint64_t least_ns(const struct up_net *n)
 
 /* ------------------------------------------------------------------ who has a block */
 
+/* Whom a word names; UP_NET_NODES and more: nobody. */
+static uint32_t node_of(uint16_t word)
+{
+	return word & ~(uint32_t)(UP_NET_COPY | UP_NET_PART);
+}
+
+/* Whether whoever keeps it has said that it wants some chunks. */
+static int is_of_part(uint16_t word)
+{
+	return word == UP_NET_KEEP_PART || (word & UP_NET_PART && node_of(word) < UP_NET_NODES);
+}
+
 static int has_room(const struct up_net *n)
 {
 	return __atomic_load_n(&n->pool->kept_bytes, __ATOMIC_RELAXED) + n->block_bytes <=
 	       n->options.keep_bytes;
 }
 
+/* Whether readers come to what others keep: at more than one of WALK_PART of the last blocks. */
+static int reads_of_others(const struct net_file *f)
+{
+	uint32_t theirs = (uint32_t)__builtin_popcount(f->elsewhere & ((1u << WALK_BLOCKS) - 1));
+
+	return theirs * WALK_PART > f->walked;
+}
+
 /* Ask who has `block`, and those of the next ones up to `last` of which nobody has asked. With the lock. */
-static void question(struct up_net *n, int file, uint64_t block, uint64_t last, uint32_t missing_at)
+static void question(struct up_net *n, int file, uint64_t block, uint64_t last, uint32_t missing_at, int part)
 {
 	struct net_file *f = &n->file[file];
 	struct up_net_message m = {
@@ -74,6 +103,8 @@ static void question(struct up_net *n, int file, uint64_t block, uint64_t last, 
 		.first = block,
 		.missing_at = missing_at,
 		.room = (uint32_t)has_room(n),
+		.together = (uint32_t)reads_of_others(f),
+		.part = (uint32_t)part,
 	};
 	uint32_t now = now_ms(n);
 
@@ -93,16 +124,26 @@ static void question(struct up_net *n, int file, uint64_t block, uint64_t last, 
 		}
 }
 
+/* Whether it is to be asked (again) who has a block, by who wants all of it, or some chunks (`part`). */
+static int wants_word(const struct up_net *n, const struct net_file *f, uint64_t block, int part)
+{
+	uint16_t w = f->word[block];
+
+	if (w == NET_ASKED)
+		return now_ms(n) - f->asked_ms[block] > ASK_AGAIN_MS;
+	return w == UP_NET_UNKNOWN || (!part && is_of_part(w));
+}
+
 /* What is known of a block by `until_ns`, when nothing was heard: that it must be read. */
-static uint16_t word_of(struct up_net *n, int file, uint64_t block, uint64_t last, uint64_t until_ns)
+static uint16_t word_of(struct up_net *n, int file, uint64_t block, uint64_t last, uint64_t until_ns, int part)
 {
 	struct net_file *f = &n->file[file];
 
 	while (!n->stop && f->used) {
 		uint16_t w = f->word[block];
 
-		if (w == UP_NET_UNKNOWN || (w == NET_ASKED && now_ms(n) - f->asked_ms[block] > ASK_AGAIN_MS)) {
-			question(n, file, block, last, UP_NET_NONE);
+		if (wants_word(n, f, block, part)) {
+			question(n, file, block, last, UP_NET_NONE, part);
 			w = f->word[block];
 		}
 		if (w != NET_ASKED)
@@ -114,18 +155,87 @@ static uint16_t word_of(struct up_net *n, int file, uint64_t block, uint64_t las
 	return UP_NET_READ;
 }
 
-/* ------------------------------------------------------------------ what is asked of a node */
-
-/* Whom a word names; UP_NET_NODES and more: nobody. */
-static uint32_t node_of(uint16_t word)
-{
-	return word & ~(uint32_t)UP_NET_COPY;
-}
-
 static int is_here(const struct up_net *n, uint32_t node, uint64_t now_ns)
 {
 	return node < UP_NET_NODES && n->node[node].here && n->node[node].until_ns <= now_ns;
 }
+
+/* ------------------------------------------------------------------ whose blocks readers come to */
+
+static int is_known(const struct net_file *f, uint64_t block)
+{
+	return f->word[block] != UP_NET_UNKNOWN && f->word[block] != NET_ASKED;
+}
+
+/* It was at `from` before: one fault may map several blocks, and who goes on in order came to those between as well. */
+static void note_steps(struct net_file *f, uint64_t from, uint64_t to)
+{
+	uint64_t step = from < to ? 1 : (uint64_t)-1;
+
+	while (from != to) {
+		from += step;
+		if (!is_known(f, from))
+			continue;
+		f->elsewhere = f->elsewhere << 1 | (node_of(f->word[from]) < UP_NET_NODES);
+		f->walked += f->walked < WALK_BLOCKS;
+	}
+}
+
+void net_note_walk(struct net_file *f, uint64_t block)
+{
+	uint64_t last = NET_WALKERS - 1;
+
+	if (!is_known(f, block)) /* it is noted when it has been asked for */
+		return;
+	for (uint64_t i = 0; i < NET_WALKERS; i++) {
+		uint64_t at = f->walker[i] - 1;
+
+		if (!f->walker[i] || (at > block ? at - block : block - at) > STEP_BLOCKS)
+			continue;
+		note_steps(f, at, block);
+		last = i;
+		break;
+	}
+	memmove(f->walker + 1, f->walker, last * sizeof(*f->walker));
+	f->walker[0] = block + 1;
+}
+
+void net_touched(struct up_net *n, int file, uint64_t chunk)
+{
+	uint64_t block = chunk / n->options.chunks_per_block;
+	struct net_file *f = &n->file[file];
+
+	pthread_mutex_lock(&n->lock);
+	if (f->used && block < f->blocks)
+		net_note_walk(f, block);
+	pthread_mutex_unlock(&n->lock);
+}
+
+enum up_net_ahead up_net_ahead(struct up_net *n, int file, uint64_t first, uint64_t count, uint64_t expected)
+{
+	uint64_t each = n->options.chunks_per_block, now = pool_now_ns(), last = expected / each;
+	enum up_net_ahead found = UP_NET_AHEAD_NOW;
+	struct net_file *f = &n->file[file];
+
+	pthread_mutex_lock(&n->lock);
+	if (!f->used)
+		found = now < f->pending_ns ? UP_NET_AHEAD_SOON : UP_NET_AHEAD_NOW;
+	else if (!f->changed && !reads_of_others(f))
+		for (uint64_t b = first / each; b <= (first + count - 1) / each && b < f->blocks; b++) {
+			if (wants_word(n, f, b, 0))
+				question(n, file, b, last < b + AHEAD_BLOCKS ? last : b + AHEAD_BLOCKS,
+					 UP_NET_NONE, 0);
+			if (f->word[b] == NET_ASKED &&
+			    (now_ms(n) - f->asked_ms[b]) * NET_MS < PATIENCE_FIRST_NS)
+				found = UP_NET_AHEAD_SOON;
+			else if (is_here(n, node_of(f->word[b]), now) && found == UP_NET_AHEAD_NOW)
+				found = UP_NET_AHEAD_HELD;
+		}
+	pthread_mutex_unlock(&n->lock);
+	return found;
+}
+
+/* ------------------------------------------------------------------ what is asked of a node */
 
 static void failed(struct up_net *n, uint32_t node, uint64_t now_ns)
 {
@@ -364,6 +474,7 @@ int net_fetch(struct up_net *n, int file, const struct up_net_range *r, char *in
 	uint64_t patience = least_ns(n), until;
 	enum up_net_status status = UP_NET_FAILED;
 	struct net_file *f = &n->file[file];
+	int part = r->demand && r->count == 1; /* who goes on from there gets more at once */
 	uint16_t w;
 
 	/* what nobody waits for yet may rather come late than twice */
@@ -375,7 +486,9 @@ int net_fetch(struct up_net *n, int file, const struct up_net_range *r, char *in
 	while (!f->used && !r->demand && !n->stop && pool_now_ns() < f->pending_ns)
 		wait_until(n, f->pending_ns);
 	if (f->used && !f->changed) {
-		w = word_of(n, file, block, last, until);
+		w = word_of(n, file, block, last, until, part);
+		if (r->demand && f->used)
+			net_note_walk(f, block);
 		for (int tries = 0; tries < 2 && is_here(n, node_of(w), pool_now_ns()); tries++) {
 			if (storage_is_quicker(n, r->length)) {
 				n->count.quicker_bytes += r->length;
@@ -385,10 +498,10 @@ int net_fetch(struct up_net *n, int file, const struct up_net_range *r, char *in
 			status = fetch_from(n, file, w, r, into);
 			if (status != UP_NET_ABSENT || !f->used)
 				break;
-			question(n, file, block, block, node_of(w));
-			w = word_of(n, file, block, block, pool_now_ns() + least_ns(n));
+			question(n, file, block, block, node_of(w), part);
+			w = word_of(n, file, block, block, pool_now_ns() + least_ns(n), part);
 		}
-		*keep = w == UP_NET_KEEP;
+		*keep = net_keeps(w);
 	}
 	pthread_mutex_unlock(&n->lock);
 	return status == UP_NET_OK;

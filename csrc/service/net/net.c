@@ -70,7 +70,7 @@ void net_dropped(struct up_net *n, int file, uint64_t chunk)
 				    .node = UP_NET_NONE };
 
 	pthread_mutex_lock(&n->lock);
-	if (f->used && block < f->blocks && f->word[block] == UP_NET_KEEP) {
+	if (f->used && block < f->blocks && net_keeps(f->word[block])) {
 		m.file[0] = f->id[0];
 		m.file[1] = f->id[1];
 		f->word[block] = UP_NET_UNKNOWN;

@@ -33,6 +33,9 @@ struct net_rate {
 	uint32_t count;
 };
 
+/* Readers of one file whose places are known. */
+#define NET_WALKERS 16
+
 enum net_slot_state { SLOT_FREE = 0, SLOT_ASKED, SLOT_CAME, SLOT_LOST };
 
 struct net_slot {
@@ -62,6 +65,10 @@ struct net_file {
 	uint16_t *word;     /* up_net_word of each block, or NET_ASKED */
 	uint32_t *asked_ms; /* ... since when */
 	uint64_t told;      /* homes know what is kept of it up to this block */
+	/* Blocks that readers here came to from their neighbours, the newest in bit 0: whether other nodes keep it; how
+	 * many; and 1 + the blocks where readers were last, the latest first. */
+	uint32_t elsewhere, walked;
+	uint64_t walker[NET_WALKERS];
 };
 
 struct net_request {
@@ -102,12 +109,21 @@ struct up_net {
 	pthread_t listener;
 };
 
+/* Whether a word says that this node keeps the block. */
+static inline int net_keeps(uint16_t word)
+{
+	return word == UP_NET_KEEP || word == UP_NET_KEEP_PART;
+}
+
 uint64_t net_longest(const struct net_times *t);
 void net_note_time(struct net_times *t, uint64_t ns);
 /* So many bytes took so long; with the lock. */
 void net_note_rate(struct net_rate *r, uint64_t bytes, uint64_t ns);
 /* How long so many would take, in ns; 0: not known. */
 uint64_t net_expected_ns(const struct net_rate *r, uint64_t bytes);
+
+/* A reader here has come to a block; with the lock. */
+void net_note_walk(struct net_file *f, uint64_t block);
 
 /* To the transport; with the lock. Whether it is on its way. */
 int net_tell(struct up_net *n, struct up_net_message *m);

@@ -289,6 +289,8 @@ struct up_net_range {
 };
 /* 1: they are in `into`; 0: read storage, and keep it if *keep. */
 int net_fetch(struct up_net *n, int file, const struct up_net_range *r, char *into, int *keep);
+/* A reader has come to a chunk. With the pool's lock. */
+void net_touched(struct up_net *n, int file, uint64_t chunk);
 /* Somebody waits for a chunk that is on its way. With the pool's lock. */
 void net_hurry(struct up_net *n, int file, uint64_t chunk);
 /* Some of a file was read: so much of it from storage, in so long. Asks `fd` whether it is still what other nodes call

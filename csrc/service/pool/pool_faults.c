@@ -267,6 +267,8 @@ static void on_fault(struct up_pool *p, uint32_t client, const struct uffd_msg *
 	e.offset = r->offset + (address - r->address);
 	chunk = e.offset / bytes;
 	f->touched_ms[chunk] = pool_now_ms(p);
+	if (p->net)
+		net_touched(p->net, r->file, chunk);
 	if (f->state[chunk] == UP_PRESENT && f->pins[chunk] == 255) {
 		pool_unlock(p);
 		pool_wake(c->uffd, address, p->page_bytes); /* it comes again */

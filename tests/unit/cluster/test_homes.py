@@ -10,7 +10,7 @@ import pytest
 from uffdprefetch.cluster import homes as module
 from uffdprefetch.cluster.homes import (
     CHILDREN,
-    RECENT_BLOCKS,
+    RECENT_QUESTIONS,
     SENT_NS,
     Answer,
     Home,
@@ -76,12 +76,44 @@ def test_where_all_read_all_each_reads_its_part_once() -> None:
     home, read = Home(), dict.fromkeys(ALL, 0)
     for block in range(800):
         for node in random.Random(block).sample(ALL, len(ALL)):
-            said = home.ask(FILE, block, node, ALL, block * MS)
+            said = home.ask(FILE, block, node, ALL, block * MS, together=block > 0)
             if said.word is Word.KEEP:
                 read[node] += 1
     # Who is named and has not asked yet is told by the first who does ask there.
     kept = [hint.keeper for hint in home._hints.values()]
     assert len(kept) == 800 and set(map(kept.count, ALL)) <= set(range(85, 116))
+
+
+def test_who_is_always_first_shares_its_reads_with_who_follows() -> None:
+    """The first one comes to nobody's blocks, until the second one has some."""
+    home, comes_to = Home(), dict.fromkeys((1, 2), 0)
+    for block in range(100):
+        for node in (1, 2):
+            said = home.ask(FILE, block, node, ALL, block * MS, together=comes_to[node] > 0)
+            comes_to[node] += said.word is Word.ASK
+    kept = [hint.keeper for hint in home._hints.values()]
+    assert 40 <= kept.count(1) <= 60 and kept.count(1) + kept.count(2) == 100
+
+
+def test_who_is_to_read_all_of_a_block_keeps_it_whoever_wanted_some_bytes_of_it_before() -> None:
+    """A tree page of an LMDB that lies in another node's shard."""
+    home = Home()
+    assert home.ask(FILE, 0, 1, ALL, 0, part=True) == Answer(Word.KEEP, part=True)
+    assert home.ask(FILE, 0, 2, ALL, 0, part=True) == Answer(Word.ASK, 1, part=True)
+    assert home.ask(FILE, 0, 3, ALL, 0) == Answer(Word.KEEP)
+    assert home.ask(FILE, 0, 1, ALL, 0, part=True) == Answer(Word.ASK, 3)
+    assert home.ask(FILE, 0, 1, ALL, 0) == Answer(Word.ASK, 3)
+    assert home.ask(FILE, 1, 1, ALL, 0, part=True) == Answer(Word.KEEP, part=True)
+    assert home.ask(FILE, 1, 1, ALL, 0) == Answer(Word.KEEP), "it reads on itself"
+
+
+def test_windows_that_overlap_are_no_readers_of_the_same() -> None:
+    """All ask for all; none has come to what another one keeps."""
+    home = Home()
+    for block in range(100):
+        for node in ALL:
+            said = home.ask(FILE, 1000 * (block % 2) + block, node, ALL, 0)
+            assert (said.word is Word.KEEP) == (node == 0)
 
 
 def test_a_node_without_room_is_sent_to_one_that_has_some_and_reads_itself_where_none_has() -> None:
@@ -188,8 +220,8 @@ def test_that_a_few_blocks_are_read_by_several_makes_no_file_one_that_all_read()
     home = Home()
     for block in range(3):
         for node in ALL:
-            home.ask(FILE, block, node, ALL, 0)
-    for block in range(10, 10 + RECENT_BLOCKS):
+            home.ask(FILE, block, node, ALL, 0, together=True)
+    for block in range(10, 10 + RECENT_QUESTIONS):
         home.ask(FILE, block, 1, ALL, 0)
     for block in range(100, 200):
         assert home.ask(FILE, block, block % 8, ALL, 0) == Answer(Word.KEEP)

@@ -70,6 +70,49 @@ def test_disjoint_shards_move_no_byte(data: Path) -> None:
         assert all(1 <= n.net.counts().questions <= 2 for n in cluster.nodes), "64 blocks at once"
 
 
+def ahead(node: Node, file: int, block: int, patience: float = 20.0) -> int:
+    """What becomes of a block in a window, once it is known who has it."""
+    end = time.monotonic() + patience
+    while (
+        found := node.net.ahead(
+            file, block * BLOCK_CHUNKS, BLOCK_CHUNKS, (block + 1) * BLOCK_CHUNKS
+        )
+    ) == net.AHEAD_SOON:
+        assert time.monotonic() < end, "a question that is never answered"
+        time.sleep(0.001)
+    return found
+
+
+def test_what_others_keep_is_held_back_from_windows_and_nothing_else_is(data: Path) -> None:
+    with fake_net(2) as cluster:
+        read_by(cluster, data, 0)
+        one, two = cluster.nodes
+        file, alone = two.add(data), two.add(data, identity=None)
+        assert two.net.ahead(file, 0, 1, 1) == net.AHEAD_SOON
+        assert [ahead(two, file, block) for block in range(4)] == [net.AHEAD_HELD] * 4
+        assert ahead(two, alone, 0) == net.AHEAD_NOW == ahead(one, 0, 0)
+        assert two.net.counts().asks == 0 == two.pool.counts().read_bytes
+        two.tell(Message(net.NODE, node=0, status=0))
+        end = time.monotonic() + 20
+        while ahead(two, file, 0) != net.AHEAD_NOW:
+            assert time.monotonic() < end, "it waits for a node that is gone"
+
+
+def test_who_reads_a_block_as_a_whole_takes_it_from_who_wanted_a_part(data: Path) -> None:
+    """A page of a tree that lies in another node's shard."""
+    with fake_net(2) as cluster:
+        one, two = cluster.nodes
+        file, number = one.add(data), two.add(data)
+        home = [node.home for node in cluster.nodes]
+        for one_home in home:
+            one_home.ask(FILE_ID[0], 0, 0, [0, 1], 0, part=True)
+        assert ahead(two, number, 0) == net.AHEAD_NOW, "it is to keep it"
+        two.prefetch(number, 0, BLOCK_CHUNKS * CHUNK)
+        assert two.pool.file_counts(number).read_bytes == BLOCK_CHUNKS * CHUNK
+        one.prefetch(file, 0, BLOCK_CHUNKS * CHUNK)
+        assert one.pool.file_counts(file).others_bytes == BLOCK_CHUNKS * CHUNK
+
+
 def test_a_file_that_is_not_shared_is_read_by_each(data: Path) -> None:
     with fake_net(2) as cluster:
         for node in cluster.nodes:

@@ -6,16 +6,18 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.native import uffd
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.state import file_systems
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.opening import reopen
-from uffdprefetch.warm.consumer import PrefetchRange, Priority
+from uffdprefetch.warm.consumer import OrderConsumer, PrefetchRange, Priority
 from uffdprefetch.warm.limits import TokenBucket
 from uffdprefetch.warm.meter import METER_NS
 from uffdprefetch.warm.scheduler import READAHEAD_EXTENT_BYTES, Scheduler
@@ -61,6 +63,16 @@ class Notes:
         return done
 
 
+class PoolNotes:
+    """The pool's own queue."""
+
+    def __init__(self, notes: Notes) -> None:
+        self.notes = notes
+
+    def submit(self, job_id: int, file: int, offset: int, length: int) -> bool:
+        return self.notes.submit(job_id, file, offset, length)
+
+
 @pytest.fixture
 def file(tmp_path: Path) -> Iterator[FileState]:
     path = tmp_path / "records"
@@ -104,6 +116,42 @@ def run_through(scheduler: Scheduler) -> None:
     while scheduler.queued_bytes:
         scheduler.pump(NOW)
         scheduler.reap()
+
+
+def test_what_is_held_back_waits_and_keeps_nobody_else_waiting(file: FileState) -> None:
+    """Bytes of a window that other nodes keep (service/cluster.py)."""
+    notes, asked, held = Notes(), list[tuple[int, ...]](), [5, 0]
+    scheduler = scheduler_of(notes)
+
+    def hold(*where: int) -> int | None:
+        asked.append(where)
+        return held[0] if where[1] == 100 * MIB else None
+
+    scheduler.hold = hold
+    file.pooled = SimpleNamespace(
+        pool=PoolNotes(notes), number=7, in_flight=IntervalSet(), absent=lambda *_: True
+    )  # type: ignore[assignment]
+    try:
+        one, two = reader(0, 100 * MIB, 1e8), reader(1, 500 * MIB, 1e8)
+        scheduler.want(one, PrefetchRange(file, 100 * MIB, 116 * MIB, pooled=True))
+        scheduler.want(two, PrefetchRange(file, 500 * MIB, 516 * MIB, pooled=True))
+        assert scheduler.pump(NOW) == 5, "it says when to look again"
+        assert asked[0] == (7, 100 * MIB, 102 * MIB, 116 * MIB)
+        assert {start // (100 * MIB) for start, _ in notes.sent} == {5}
+        held[0] = 0
+        scheduler.forget(two)
+        scheduler.reap()
+        assert scheduler.pump(NOW) == 0, "until readers have moved"
+        known = OrderConsumer(2, NOW)
+        scheduler.want(known, PrefetchRange(file, 100 * MIB, 101 * MIB, need=0, pooled=True))
+        scheduler.pump(NOW)
+        assert (100 * MIB, MIB) in notes.sent, "what is known to be read is not held"
+        scheduler.hold = None
+        scheduler.reap()
+        scheduler.pump(NOW)
+        assert (102 * MIB, 2 * MIB) in notes.sent
+    finally:
+        file.pooled = None
 
 
 # ---- devices ------------------------------------------------------------------------------------
