@@ -2,7 +2,8 @@
 """Nodes that read one LMDB: from the file system each for itself, or through each other's pools.
 
     python bench/cluster.py [--nodes 1,2,4,8] [--patterns shard,all,shuffled] [--modes ...]
-        [--budget fits|half] [--size MIB] [--epochs N] [--link BYTES_PER_SECOND] [-o FILE.json]
+        [--budget fits|half] [--size MIB] [--epochs N] [--compute SHARE] [--times N]
+        [--link BYTES_PER_SECOND] [-o FILE.json]
 
 Nodes are network namespaces of this machine (tests/support/nodes_bed.py, root); they share a FUSE
 file system of so many MB/s for all together, less the more they are, so that two cores can carry
@@ -34,6 +35,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests/support")]
 from conftest import clean_environment  # noqa: E402
 from nodes_bed import Bed, nodes_bed  # noqa: E402
 
+from uffdprefetch.cluster import mpi_start  # noqa: E402
 from uffdprefetch.cluster.link import RESERVE_SHARE  # noqa: E402
 from uffdprefetch.demo.bed import SlowBed  # noqa: E402
 
@@ -43,11 +45,11 @@ STORAGE = {1: 80, 2: 80, 4: 40, 8: 20}
 PATTERNS, MODES = ("shard", "all", "shuffled"), ("plain", "alone", "cluster")
 PATIENCE_SECONDS = 600.0
 TICKS = os.sysconf("SC_CLK_TCK")
-#: node, nodes, pattern, epochs, database, directory of marks
+#: node, nodes, pattern, epochs, database, directory of marks, seconds that a record takes
 READER = """
 import os, random, sys, time, zlib, lmdb
-node, nodes, pattern, epochs, path, marks = sys.argv[1:7]
-node, nodes, epochs = int(node), int(nodes), int(epochs)
+node, nodes, pattern, epochs, path, marks, cost = sys.argv[1:8]
+node, nodes, epochs, cost = int(node), int(nodes), int(epochs), float(cost)
 env = lmdb.open(path, subdir=False, readonly=True, lock=False, readahead=False)
 count = env.stat()["entries"]
 def meet(what):
@@ -57,6 +59,7 @@ def meet(what):
 for epoch in range(epochs):
     meet(f"begin-{epoch}")
     began, bad = time.monotonic(), 0
+    computed = began
     if pattern == "all":
         order = range(count)
     elif pattern == "shard":
@@ -69,9 +72,62 @@ for epoch in range(epochs):
         for number in order:
             value = txn.get(b"%08d" % number)
             bad += zlib.crc32(value[4:]) != int.from_bytes(value[:4], "little")
+            now = time.monotonic()
+            computed = max(computed, now) + cost
+            if computed - now > 0.001:
+                time.sleep(computed - now)
     print(epoch, round(time.monotonic() - began, 3), bad, flush=True)
     meet(f"end-{epoch}")
 """
+
+
+#: Each rank gets so many MiB from all others, in messages of 1 MiB, four of each peer at a time.
+EXCHANGE = """
+import sys, time
+from mpi4py import MPI
+comm, each = MPI.COMM_WORLD, int(sys.argv[1])
+peers = [rank for rank in range(comm.size) if rank != comm.rank]
+out, into = bytes(1 << 20), [[bytearray(1 << 20) for _ in range(4)] for _ in peers]
+comm.Barrier()
+began, requests = time.monotonic(), []
+for first in range(0, each, 4):
+    for peer, buffers in zip(peers, into):
+        for buffer in buffers[: each - first]:
+            requests.append(comm.Irecv([buffer, MPI.BYTE], peer))
+            requests.append(comm.Isend([out, MPI.BYTE], peer))
+    while not MPI.Request.Testall(requests):
+        time.sleep(0.0001)
+    requests.clear()
+comm.Barrier()
+if comm.rank == 0:
+    print(time.monotonic() - began, flush=True)
+"""
+
+
+def exchange_seconds(nodes: int, size: int, directory: Path, link: int | None) -> float:
+    """What a bare mpi4py loop takes to bring each node what the others have read of ``size``
+    bytes."""
+    agent = directory / "agent"
+    mpi = mpi_start.find()
+    with nodes_bed(nodes, directory, link) as bed:
+        spaces = "".join(f"{bed.names[i]}) space={bed._spaces[i]};;" for i in range(nodes))
+        agent.write_text(
+            "#!/bin/sh\nwhile [ ${1#-} != $1 ]; do shift; done\n"
+            f"case $1 in {spaces} esac\nhost=$1; shift\nexec ip netns exec $space unshare --uts"
+            ' --mount sh -c "hostname $host; $*"\n'
+        )
+        agent.chmod(0o755)
+        words = [sys.executable, "-c", EXCHANGE, str(max(1, (size >> 20) // nodes))]
+        job = bed.start(0, mpi_start.command(mpi, bed.names, str(agent), words),
+                        clean_environment(), ROOT)  # fmt: skip
+        said, _ = job.communicate(timeout=PATIENCE_SECONDS)
+    return float(said)
+
+
+def busy_seconds() -> tuple[float, float]:
+    """Of this machine's CPUs: in use, and all."""
+    fields = [int(word) for word in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
+    return (sum(fields) - fields[3] - fields[4]) / TICKS, sum(fields) / TICKS
 
 
 def make_data(path: Path, size_bytes: int) -> None:
@@ -106,6 +162,7 @@ def run(
     size = (source / "data.mdb").stat().st_size
     kept = size / nodes / (1 if args.budget == "fits" else 2)
     budget = int((kept + (8 << 20)) / (1 - RESERVE_SHARE))
+    cost = RECORD * args.compute / (STORAGE[nodes] * 1e6)
     with tempfile.TemporaryDirectory(dir="/var/tmp") as text:
         directory = Path(text)
         marks = directory / "marks"
@@ -130,13 +187,13 @@ def run(
                 if mode == "cluster" and nodes > 1:
                     wrap += [f"--cluster={nodes}", "--meet", text, "--share", f"{far.parent}/*"]
                 words = [sys.executable, "-c", READER, str(node), str(nodes), pattern,
-                         str(args.epochs), str(far), str(marks)]  # fmt: skip
+                         str(args.epochs), str(far), str(marks), str(cost)]  # fmt: skip
                 jobs.append(bed.start(node, [*wrap, "--", *words] if mode != "plain" else words,
                                       environ, ROOT))  # fmt: skip
             if mode == "cluster" and nodes > 1:
                 _until(lambda: all(bed.find(n, "uffdprefetch.cluster.carry") for n in range(nodes)))
                 time.sleep(1.5)
-            read, cpu = [], {}
+            read, cpu, busy_before = [], {}, busy_seconds()
             for epoch in range(args.epochs):
                 _meet(marks, f"begin-{epoch}", nodes)
                 before = storage.counters()["bytes"]
@@ -145,11 +202,13 @@ def run(
                 read.append(round((storage.counters()["bytes"] - before) / size, 3))
                 if epoch == args.epochs - 1 and mode != "plain":
                     cpu = cpu_seconds(bed, nodes)
+                busy_after = busy_seconds()
                 (marks / f"end-{epoch}").touch()
             lines = [job.communicate(timeout=60)[0].split() for job in jobs]
         summary = directory / "out0.summary.json"
         found = json.loads(summary.read_text()) if summary.exists() else {}
     each = [[float(line[3 * e + 1]) for line in lines] for e in range(args.epochs)]
+    used, whole = (now - before for now, before in zip(busy_after, busy_before, strict=True))
     bad = sum(int(line[3 * e + 2]) for line in lines for e in range(args.epochs))
     cluster = found.get("cluster") or {}
     return {
@@ -157,6 +216,7 @@ def run(
         "budget_bytes": budget, "storage_mb_per_second": STORAGE[nodes], "link": args.link,
         "epoch_seconds": [round(max(one), 2) for one in each], "read_per_size": read,
         "between_nodes_per_size": round((cluster.get("from_bytes") or 0) / size, 3),
+        "busy_share": round(used / whole, 2),
         "cpu_seconds": {k: round(v, 2) for k, v in cpu.items()}, "bad_records": bad,
         "cluster": cluster, "degradations": found.get("degradations", []),
     }  # fmt: skip
@@ -185,6 +245,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--budget", choices=("fits", "half"), default="fits")
     parser.add_argument("--size", type=int, default=96, help="MiB of data")
     parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--compute", type=float, default=1 / 0.95, help="0: nothing")
+    parser.add_argument("--times", type=int, default=1)
     parser.add_argument("--link", type=int, default=None, help="bytes per second of each node's")
     parser.add_argument("-o", "--output", type=Path)
     args = parser.parse_args(argv)
@@ -192,13 +254,18 @@ def main(argv: list[str]) -> int:
     with tempfile.TemporaryDirectory(dir="/var/tmp") as text:
         source = Path(text)
         make_data(source / "data.mdb", args.size * MIB)
+        size = (source / "data.mdb").stat().st_size
         print("| nodes | pattern | mode | seconds of each epoch | read / size | between / size |"
-              " CPU-s service, transport | wrong |")  # fmt: skip
-        print("|---|---|---|---|---|---|---|---|")
+              " CPU-s service, transport | CPUs busy | wrong |")  # fmt: skip
+        print("|---|---|---|---|---|---|---|---|---|")
         for nodes in map(int, args.nodes.split(",")):
+            if nodes > 1:
+                exchange = exchange_seconds(nodes, size, source, args.link)
+                print(f"| {nodes} | all | bare | {exchange:.2f} |", flush=True)
+                rows.append({"nodes": nodes, "mode": "bare", "exchange_seconds": exchange})
             for pattern in args.patterns.split(","):
-                for mode in args.modes.split(","):
-                    if nodes == 1 and (mode == "cluster" or pattern == "all"):
+                for mode in args.modes.split(",") * args.times:
+                    if (nodes > 1) if mode == "plain" else (nodes == 1 and mode == "cluster"):
                         continue
                     row = run(args, nodes, pattern, mode, source)
                     rows.append(row)
@@ -206,10 +273,11 @@ def main(argv: list[str]) -> int:
                     print(f"| {nodes} | {pattern} | {mode} | {row['epoch_seconds']} |"
                           f" {row['read_per_size']} | {row['between_nodes_per_size']} |"
                           f" {cpu.get('service', '')}, {cpu.get('transport', '')} |"
-                          f" {row['bad_records']} |", flush=True)  # fmt: skip
-    if args.output:
-        args.output.write_text(json.dumps(rows, indent=1))
-    return 1 if any(row["bad_records"] for row in rows) else 0
+                          f" {row['busy_share']:.0%} | {row['bad_records']} |",
+                          flush=True)  # fmt: skip
+                    if args.output:
+                        args.output.write_text(json.dumps(rows, indent=1))
+    return 1 if any(row.get("bad_records") for row in rows) else 0
 
 
 if __name__ == "__main__":
