@@ -29,7 +29,8 @@
 /* Requests that one fetch has under way, and one node of all. */
 #define WINDOW 4u
 #define PER_NODE_PART 2u
-/* Who waits for an answer longer than answers took lately has storage read instead: so much of what came, at the most. */
+/* Who waits for an answer longer than answers took lately has storage read instead: so much of what came at the most, over
+ * the number of other nodes, so that where all read the same all of them together read no more of it again. */
 #define HEDGED_PART 50u
 /* Storage must be so much quicker (5 : 4): it is everybody's. */
 #define FAVOUR 5 / 4
@@ -326,7 +327,7 @@ static int is_hedged(const struct up_net *n, const struct net_slot *s, uint64_t 
 	uint64_t longest = net_longest(&n->node[s->node].answers);
 
 	return s->demand && !s->word_ns && longest && pool_now_ns() >= s->asked_ns + longest &&
-	       (n->count.hedged_bytes + length) * HEDGED_PART <= n->count.from_bytes;
+	       (n->count.hedged_bytes + length) * HEDGED_PART * n->others <= n->count.from_bytes;
 }
 
 /* The slot has an answer, or was waited for as long as it may be. Whether it has one. With the lock, which it leaves

@@ -200,8 +200,10 @@ static void heard(struct up_net *n, const struct up_net_message *m)
 		hints(n, m);
 		break;
 	case UP_NET_NODE:
-		if (m->node < UP_NET_NODES)
+		if (m->node < UP_NET_NODES) {
+			n->others += (uint32_t)(m->status == 1) - (uint32_t)n->node[m->node].here;
 			n->node[m->node].here = m->status == 1;
+		}
 		break;
 	default:
 		break; /* of a later transport */

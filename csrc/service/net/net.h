@@ -98,6 +98,7 @@ struct up_net {
 	uint32_t lost;
 	struct net_file file[POOL_FILES];
 	struct net_node node[UP_NET_NODES];
+	uint32_t others; /* that are here */
 	struct net_queue queue[2]; /* by class */
 	struct net_queue wants[2]; /* of those, what has to be read first */
 	uint32_t reading;          /* threads that do so */
