@@ -36,7 +36,7 @@ from conftest import clean_environment  # noqa: E402
 from nodes_bed import Bed, nodes_bed  # noqa: E402
 
 from uffdprefetch.cluster import mpi_start  # noqa: E402
-from uffdprefetch.cluster.link import RESERVE_SHARE  # noqa: E402
+from uffdprefetch.cluster.homes import RESERVE_SHARE  # noqa: E402
 from uffdprefetch.demo.bed import SlowBed  # noqa: E402
 
 MIB, RECORD = 1 << 20, 110_000

@@ -24,6 +24,8 @@ from uffdprefetch.base.arrays import UInt64Array
 
 #: Blocks of which one home answers, and which one node keeps.
 BLOCK_BYTES = 4 << 20
+#: Of a node's budget, what is never used for keeping: windows, mapped chunks, what goes through.
+RESERVE_SHARE, RESERVE_MOST_BYTES = 0.25, 256 << 20
 #: The last so many questions about a file tell whether nodes read the same of it, or each its own:
 #: the same, where half of them or more came from who has come to what others keep.
 RECENT_QUESTIONS = 16
@@ -36,6 +38,11 @@ SENT_NS = 1_000_000_000
 HINTS_MAX = 1_000_000
 
 _ODD = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+
+
+def keep_bytes(budget_bytes: int) -> int:
+    """What a node with this budget keeps for others, at the most."""
+    return budget_bytes - min(RESERVE_MOST_BYTES, int(RESERVE_SHARE * budget_bytes))
 
 
 def _mixed(values: UInt64Array) -> UInt64Array:

@@ -9,7 +9,7 @@ import socket
 from dataclasses import dataclass
 from typing import Any
 
-from uffdprefetch.cluster.homes import BLOCK_BYTES
+from uffdprefetch.cluster.homes import BLOCK_BYTES, keep_bytes
 from uffdprefetch.native.net import AHEAD_NOW, Counts, FileId, Layout, Net, NodeCounts, Ring, Stamp
 from uffdprefetch.native.pool import Pool
 from uffdprefetch.protocol import wire
@@ -17,8 +17,6 @@ from uffdprefetch.protocol import wire
 #: Requests out and answers in, at the most; their memory is taken as they are used. 1 MiB is what
 #: is asked for at a time: at 20 MB/s a demand waits 50 ms for one that has begun.
 LAYOUT = Layout(slot_bytes=1 << 20, ask_slots=32, serve_slots=32)
-#: Of the budget, what is never used for keeping: windows, mapped chunks, and what goes through.
-RESERVE_SHARE, RESERVE_MOST_BYTES = 0.25, 256 << 20
 #: Threads that answer other nodes, of which two read (csrc/service/net/serve.c).
 SERVE_THREADS = 4
 
@@ -46,8 +44,8 @@ class Link:
         #: A slot holds a chunk at the least: with huge pages one of 2 MiB.
         self.layout = layout._replace(slot_bytes=max(layout.slot_bytes, chunk_bytes))
         self._chunks = max(1, block_bytes // chunk_bytes)
-        self.reserve_bytes = min(RESERVE_MOST_BYTES, int(RESERVE_SHARE * budget_bytes))
-        self._keep_bytes = budget_bytes - self.reserve_bytes
+        self._keep_bytes = keep_bytes(budget_bytes)
+        self.reserve_bytes = budget_bytes - self._keep_bytes
         self._shared: dict[int, tuple[FileId, Stamp]] = {}
         self.joined: Joined | None = None
         self.generations = 0

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from uffdprefetch.cluster.link import RESERVE_MOST_BYTES, Link
+from uffdprefetch.cluster.homes import RESERVE_MOST_BYTES
+from uffdprefetch.cluster.link import Link
 from uffdprefetch.native import net
 from uffdprefetch.native.net import Layout, Ring
 from uffdprefetch.native.pool import Pool

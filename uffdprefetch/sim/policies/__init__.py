@@ -2,8 +2,9 @@
 """The policies by the names that scenario files use. A new one is a class and a line here."""
 
 from uffdprefetch.sim.policies.base import Policy
+from uffdprefetch.sim.policies.cluster import ClusterPool
 from uffdprefetch.sim.policies.hdmlp import Frequency, Naive, Perfect, StagingPool
-from uffdprefetch.sim.policies.ours import ClusterPool, NodePool, Planned, Window
+from uffdprefetch.sim.policies.ours import NodePool, Planned, Window
 from uffdprefetch.sim.policies.preloading import DeepIO, Lbann, LocalityAware, ParallelStaging
 
 POLICIES: dict[str, type[Policy]] = {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""This project's policies: windows, known orders, the node's pool, the cluster's."""
+"""This project's policies: windows, known orders, the node's pool."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 
 from uffdprefetch.sim import caches
 from uffdprefetch.sim.model import System
-from uffdprefetch.sim.plan import CannotRun, Phase, Plan, holdings
-from uffdprefetch.sim.policies.base import Policy, fill_classes, whole_order
+from uffdprefetch.sim.plan import CannotRun, Phase, Plan
+from uffdprefetch.sim.policies.base import Policy, whole_order
 from uffdprefetch.sim.workload import Workload
 
 #: Share of samples within their reader's window from which windows apply, else demand reads.
@@ -100,38 +100,3 @@ class NodePool(Policy):
         order = whole_order(workload, system.N)
         source = _kept(order, workload.sizes, self.evict, _memory_mb(system))
         return Plan([Phase(order, "staged", source=source)])
-
-
-@dataclass(frozen=True)
-class ClusterPool(Policy):
-    """Each byte once per cluster: the first node to read a sample keeps and serves it."""
-
-    def plan(self, system: System, workload: Workload) -> Plan:
-        _memory_mb(system)
-        if workload.training.scheme == "whole":
-            raise CannotRun("every node reads a sample at the same moment: none has it before")
-        order = whole_order(workload, system.N)
-        _, nodes, b = order.shape
-        flat = order.reshape(-1)
-        # np.unique gives each sample's first access, in the order of time.
-        samples, first = np.unique(flat, return_index=True)
-        samples, first = samples[samples >= 0], first[samples >= 0]
-        when = np.argsort(first, kind="stable")
-        samples, first = samples[when], first[when]
-        batch, node = first // (nodes * b), first // b % nodes
-        storage: np.ndarray = np.zeros(len(samples), np.int8)
-        capacities = [one.d for one in system.classes[1:]]
-        for each in range(nodes):
-            mine = np.nonzero(node == each)[0]
-            storage[mine], _ = fill_classes(workload.sizes[samples[mine]], capacities)
-        kept = storage > 0
-        held = holdings(
-            workload.F,
-            (nodes, system.J + 1),
-            samples[kept],
-            node[kept],
-            storage[kept],
-            since=batch[kept],
-        )
-        held.once = True
-        return Plan([Phase(order, "staged", held)])
