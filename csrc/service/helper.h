@@ -286,7 +286,9 @@ struct up_net_options {
 struct up_net_counts {
 	uint64_t from_bytes, to_bytes;    /* came from other nodes, went to them */
 	uint64_t questions, asks, hurries, refused, late, corrupt, passed_over;
-	uint64_t quicker_bytes;           /* read from storage since that was quicker */
+	/* What other nodes have and was read from storage: since that was quicker; since it was not known in time who has
+	 * it; since that node had failed before; since its answer did not come in time, or was none. */
+	uint64_t quicker_bytes, unknown_bytes, away_bytes, unanswered_bytes, refused_bytes;
 	uint64_t served_reads, kept_bytes, lost_slots;
 	uint64_t hedged_bytes;            /* read from storage since a reader had waited long enough */
 	int32_t failed;                   /* a new transport is needed */

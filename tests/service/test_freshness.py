@@ -441,6 +441,13 @@ def test_reads_are_one_percent_of_the_bandwidth() -> None:
     assert pages * PAGE <= 0.01 * bandwidth * freshness.PERIOD_NS / 1e9 < (pages + 1) * PAGE
 
 
+def test_nodes_that_share_read_together_what_one_reads() -> None:
+    for bandwidth in (0, 2e9):
+        alone = freshness.reads_allowed(bandwidth)
+        assert 0.99 * alone < 8 * freshness.reads_allowed(bandwidth, 8) <= alone
+    assert freshness.reads_allowed(0, 10_000) == 1
+
+
 def test_a_round_comes_so_often_that_nothing_is_a_second_old() -> None:
     assert freshness.PERIOD_NS + freshness.READ_NS // 4 <= 1_000_000_000
 

@@ -233,6 +233,10 @@ class Counts:
     corrupt: int
     passed_over: int
     quicker_bytes: int
+    unknown_bytes: int
+    away_bytes: int
+    unanswered_bytes: int
+    refused_bytes: int
     served_reads: int
     kept_bytes: int
     lost_slots: int

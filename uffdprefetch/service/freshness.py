@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -38,7 +38,8 @@ REST = 10
 THREADS = 8
 #: Of files that other machines may write, on one device: its server may not answer.
 PER_DEVICE = 3
-#: Pages that are read again from storage in one round: this part of the bandwidth, and no fewer.
+#: Pages that are read again from storage in one round: this part of the bandwidth, and no fewer;
+#: by all nodes that share what they read together, each of which looks at what it has.
 BANDWIDTH_SHARE = 0.01
 READS_LEAST = 128
 READ_NS = 400 * MS
@@ -68,10 +69,10 @@ def must_compare(*, leased: bool, network: bool, compared: bool) -> bool:
     return network or not leased or not compared
 
 
-def reads_allowed(bandwidth_bytes_per_second: float) -> int:
-    """Pages that a round may ask storage for."""
+def reads_allowed(bandwidth_bytes_per_second: float, nodes: int = 1) -> int:
+    """Pages that a round may ask storage for, of ``nodes`` that share what they read."""
     share = bandwidth_bytes_per_second * BANDWIDTH_SHARE * PERIOD_NS / 1e9
-    return max(READS_LEAST, int(share / uffd.PAGE_BYTES))
+    return max(1, max(READS_LEAST, int(share / uffd.PAGE_BYTES)) // nodes)
 
 
 def some_of(pages: list[int], start: int, most: int) -> list[int]:
@@ -119,6 +120,7 @@ class Freshness:
         self._next_id = 1
         self._cpu_ns = 0  # of this round
         self.due_ns = 0
+        self.nodes: Callable[[], int] = lambda: 1  # that share what they read
 
     def step(self, now: int) -> None:
         """Take what has been found, and begin what is due."""
@@ -205,7 +207,8 @@ class Freshness:
         file.written &= laid
 
     def _reads(self) -> int:
-        return reads_allowed(self._engine.scheduler.meter.storage.bandwidth_bytes_per_second)
+        bandwidth = self._engine.scheduler.meter.storage.bandwidth_bytes_per_second
+        return reads_allowed(bandwidth, max(1, self.nodes()))
 
     def _submit(self, file: FileState, state: FileWatch, pages: list[int]) -> bool:
         pooled, how = file.pooled, uffd_compare.MAPPED if file.network else uffd_compare.READ

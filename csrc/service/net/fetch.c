@@ -330,9 +330,10 @@ static int is_hedged(const struct up_net *n, const struct net_slot *s, uint64_t 
 	       (n->count.hedged_bytes + length) * HEDGED_PART * n->others <= n->count.from_bytes;
 }
 
-/* The slot has an answer, or was waited for as long as it may be. Whether it has one. With the lock, which it leaves
- * while it waits. */
-static int await(struct up_net *n, int slot, uint64_t length)
+enum awaited { AWAITED_CAME, AWAITED_HEDGED, AWAITED_IN_VAIN };
+
+/* The slot has an answer, or was waited for as long as it may be. With the lock, which it leaves while it waits. */
+static enum awaited await(struct up_net *n, int slot, uint64_t length)
 {
 	struct net_slot *s = &n->slot[slot];
 	uint64_t longest = net_longest(&n->storage_times);
@@ -346,20 +347,20 @@ static int await(struct up_net *n, int slot, uint64_t length)
 
 		if (is_hedged(n, s, length)) {
 			n->count.hedged_bytes += length;
-			return 0;
+			return AWAITED_HEDGED;
 		}
 		if (pool_now_ns() >= until) {
 			n->count.late++;
 			if (!s->word_ns) /* else it is there, and its storage is slow */
 				failed(n, s->node, pool_now_ns());
-			return 0;
+			return AWAITED_IN_VAIN;
 		}
 		longest = s->demand && !s->word_ns ? net_longest(&n->node[s->node].answers) : 0;
 		if (longest && pool_now_ns() < s->asked_ns + longest && s->asked_ns + longest < until)
 			until = s->asked_ns + longest;
 		wait_until(n, until);
 	}
-	return s->state == SLOT_CAME;
+	return s->state == SLOT_CAME ? AWAITED_CAME : AWAITED_IN_VAIN;
 }
 
 /* The answer's bytes into the pool's memory, and whether the copy is what was sent. Without the lock. */
@@ -386,9 +387,10 @@ static enum up_net_status finish(struct up_net *n, const struct net_file *f, str
 	struct net_slot *s = &n->slot[p->slot];
 	struct net_node *d = &n->node[s->node];
 	enum up_net_status status = UP_NET_FAILED;
+	enum awaited awaited = await(n, p->slot, p->length);
 	uint64_t took;
 
-	if (await(n, p->slot, p->length)) {
+	if (awaited == AWAITED_CAME) {
 		struct net_file own = *f;
 
 		took = pool_now_ns() - s->asked_ns;
@@ -409,14 +411,17 @@ static enum up_net_status finish(struct up_net *n, const struct net_file *f, str
 		} else {
 			failed(n, s->node, pool_now_ns());
 		}
+	} else if (awaited == AWAITED_IN_VAIN) {
+		n->count.unanswered_bytes += p->length;
 	}
 	leave_slot(n, p->slot);
 	return status;
 }
 
-/* All of [first, +count) from a node. With the lock, which it leaves. */
+/* [first, +count) from a node, and how many bytes of it came before one piece did not. With the lock, which it
+ * leaves. */
 static enum up_net_status fetch_from(struct up_net *n, int file, uint16_t word, const struct up_net_range *r,
-				     char *into)
+				     char *into, uint64_t *came)
 {
 	const struct net_file *f = &n->file[file];
 	uint64_t chunk = pool_chunk_bytes(n->pool), each = n->layout.slot_bytes / chunk;
@@ -447,7 +452,10 @@ static enum up_net_status fetch_from(struct up_net *n, int file, uint16_t word, 
 			wait_until(n, until);
 			continue;
 		}
-		status = finish(n, f, &piece[done++ % WINDOW], into, &had_it);
+		status = finish(n, f, &piece[done % WINDOW], into, &had_it);
+		if (status == UP_NET_OK)
+			*came += piece[done % WINDOW].length;
+		done++;
 		pthread_cond_broadcast(&n->changed); /* a slot is free */
 	}
 	for (; done < asked; done++)
@@ -468,44 +476,63 @@ static int storage_is_quicker(struct up_net *n, uint64_t length)
 	return ++n->passed % TRY_AGAIN != 0;
 }
 
-int net_fetch(struct up_net *n, int file, const struct up_net_range *r, char *into, int *keep)
+/* What did not come is read from storage: why. */
+static void count_read(struct up_net *n, const struct net_file *f, uint64_t block, uint16_t word,
+		       enum up_net_status status, uint64_t bytes)
 {
-	uint64_t block = r->first / n->options.chunks_per_block;
-	uint64_t last = r->expected / n->options.chunks_per_block;
-	uint64_t patience = least_ns(n), until;
-	enum up_net_status status = UP_NET_FAILED;
+	if (f->used && f->word[block] == NET_ASKED)
+		n->count.unknown_bytes += bytes;
+	else if (node_of(word) < UP_NET_NODES && !is_here(n, node_of(word), pool_now_ns()))
+		n->count.away_bytes += bytes;
+	else if (status == UP_NET_ABSENT || status == UP_NET_BUSY || status == UP_NET_LATE)
+		n->count.refused_bytes += bytes;
+}
+
+uint64_t net_fetch(struct up_net *n, int file, const struct up_net_range *range, char *into, int *keep)
+{
+	uint64_t block = range->first / n->options.chunks_per_block;
+	uint64_t last = range->expected / n->options.chunks_per_block;
+	uint64_t patience = least_ns(n), came = 0, until;
+	enum up_net_status status = UP_NET_OK;
 	struct net_file *f = &n->file[file];
-	int part = r->demand && r->count == 1; /* who goes on from there gets more at once */
+	int part = range->demand && range->count == 1; /* who goes on from there gets more at once */
 	uint16_t w;
 
 	/* what nobody waits for yet may rather come late than twice */
-	if (!r->demand && patience < PATIENCE_FIRST_NS)
+	if (!range->demand && patience < PATIENCE_FIRST_NS)
 		patience = PATIENCE_FIRST_NS;
 	until = pool_now_ns() + patience;
 	*keep = 0;
 	pthread_mutex_lock(&n->lock);
-	while (!f->used && !r->demand && !n->stop && pool_now_ns() < f->pending_ns)
+	while (!f->used && !range->demand && !n->stop && pool_now_ns() < f->pending_ns)
 		wait_until(n, f->pending_ns);
 	if (f->used && !f->changed) {
 		w = word_of(n, file, block, last, until, part);
-		if (r->demand && f->used)
+		if (range->demand && f->used)
 			net_note_walk(f, block);
 		for (int tries = 0; tries < 2 && is_here(n, node_of(w), pool_now_ns()); tries++) {
-			if (storage_is_quicker(n, r->length)) {
-				n->count.quicker_bytes += r->length;
+			struct up_net_range rest = *range;
+
+			if (storage_is_quicker(n, rest.length - came)) {
+				n->count.quicker_bytes += rest.length - came;
 				w = UP_NET_READ;
 				break;
 			}
-			status = fetch_from(n, file, w, r, into);
+			rest.first += came / pool_chunk_bytes(n->pool);
+			rest.count -= came / pool_chunk_bytes(n->pool);
+			rest.length -= came;
+			status = fetch_from(n, file, w, &rest, into + came, &came);
 			if (status != UP_NET_ABSENT || !f->used)
 				break;
 			question(n, file, block, block, node_of(w), part);
 			w = word_of(n, file, block, block, pool_now_ns() + least_ns(n), part);
 		}
 		*keep = net_keeps(w);
+		if (came < range->length)
+			count_read(n, f, block, w, status, range->length - came);
 	}
 	pthread_mutex_unlock(&n->lock);
-	return status == UP_NET_OK;
+	return came;
 }
 
 void net_hurry(struct up_net *n, int file, uint64_t chunk)

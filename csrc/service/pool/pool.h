@@ -281,14 +281,15 @@ int64_t pool_copy_pinned(struct up_pool *p, int file, uint64_t first, uint64_t c
 /* net/net.c: it is not freed while it is held; taken with the pool's lock, given back without one. */
 void net_hold(struct up_net *n);
 void net_put(struct up_net *n);
-/* The bytes of a range from another node, if one has them. Ended by up_net_stop(). Without a lock. */
+/* The bytes of a range from another node, as far as one has them and they come. Ended by up_net_stop(). Without a
+ * lock. */
 struct up_net_range {
 	uint64_t first, count, length; /* chunks, within one block; bytes */
 	uint64_t expected;             /* the last chunk that is to be asked for soon */
 	int demand;
 };
-/* 1: they are in `into`; 0: read storage, and keep it if *keep. */
-int net_fetch(struct up_net *n, int file, const struct up_net_range *r, char *into, int *keep);
+/* How many, whole chunks from its beginning on, are in `into`; the rest is to be read from storage, and kept if *keep. */
+uint64_t net_fetch(struct up_net *n, int file, const struct up_net_range *r, char *into, int *keep);
 /* A reader has come to a chunk. With the pool's lock. */
 void net_touched(struct up_net *n, int file, uint64_t chunk);
 /* Somebody waits for a chunk that is on its way. With the pool's lock. */

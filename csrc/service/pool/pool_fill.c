@@ -269,7 +269,7 @@ static int take_prefetch(struct up_pool *p, struct fill *out)
 	return 0;
 }
 
-static int from_others(struct up_net *net, const struct fill *o, char *into, uint64_t length, int *keep)
+static uint64_t from_others(struct up_net *net, const struct fill *o, char *into, uint64_t length, int *keep)
 {
 	struct up_net_range r = {
 		.first = o->first,
@@ -282,14 +282,14 @@ static int from_others(struct up_net *net, const struct fill *o, char *into, uin
 	return net_fetch(net, o->file, &r, into, keep);
 }
 
-/* The bytes into the memfd: 0 or -errno. */
+/* The bytes into the memfd: 0 or -errno. *came: how many are other nodes'. */
 static int bring(struct up_pool *p, struct up_net *net, struct pool_file *f, const struct fill *o,
-		 char *buffer, enum up_source_way *way, int *keep)
+		 char *buffer, enum up_source_way *way, uint64_t *came, int *keep)
 {
 	uint64_t bytes = pool_chunk_bytes(p), offset = o->first * bytes, length = o->count * bytes;
 	uint64_t at = 0, began_ns;
 	char *into = buffer;
-	int ret;
+	int ret = 0;
 
 	if (offset + length > f->size)
 		length = f->size - offset;
@@ -298,15 +298,14 @@ static int bring(struct up_pool *p, struct up_net *net, struct pool_file *f, con
 	if (o->in_place && length == o->count * bytes &&
 	    !madvise(f->map + offset, length, MADV_POPULATE_WRITE))
 		into = f->map + offset;
-	if (net && !o->for_others && from_others(net, o, into, length, keep)) {
-		*way = UP_OTHERS;
-		ret = 0;
-	} else {
+	if (net && !o->for_others)
+		*came = from_others(net, o, into, length, keep);
+	if (*came < length) {
 		began_ns = pool_now_ns();
-		ret = up_source_read(&f->source, into, length, offset, way);
+		ret = up_source_read(&f->source, into + *came, length - *came, offset + *came, way);
 		if (net && !ret)
 			net_was_read(net, o->file, f->source.given,
-				     *way == UP_CACHED ? 0 : length, pool_now_ns() - began_ns);
+				     *way == UP_CACHED ? 0 : length - *came, pool_now_ns() - began_ns);
 	}
 	if (into != buffer) {
 		/* our own page tables need not know them */
@@ -358,7 +357,7 @@ static void fail(struct up_pool *p, const struct fill *o, int error)
 static void fill(struct up_pool *p, const struct fill *o, char *buffer)
 {
 	struct pool_file *f = &p->file[o->file];
-	uint64_t bytes = pool_chunk_bytes(p), length = o->count * bytes, began = pool_now_ns();
+	uint64_t bytes = pool_chunk_bytes(p), length = o->count * bytes, began = pool_now_ns(), came = 0;
 	enum up_source_way way = UP_BUFFERED;
 	struct up_net *net;
 	uint64_t most;
@@ -369,7 +368,7 @@ static void fill(struct up_pool *p, const struct fill *o, char *buffer)
 	if (net)
 		net_hold(net);
 	pool_unlock(p);
-	ret = bring(p, net, f, o, buffer, &way, &keep);
+	ret = bring(p, net, f, o, buffer, &way, &came, &keep);
 	if (net)
 		net_put(net);
 	pthread_mutex_lock(&p->lock);
@@ -396,13 +395,14 @@ static void fill(struct up_pool *p, const struct fill *o, char *buffer)
 		}
 		f->count.resident_bytes += length;
 		p->count.resident_bytes += length;
-		*(way == UP_OTHERS ? &f->count.others_bytes : &f->count.read_bytes) += real;
-		p->count.read_bytes += way == UP_OTHERS ? 0 : real;
-		p->count.demand_read_bytes += o->job || o->for_others ? 0 : real;
+		f->count.others_bytes += came;
+		p->count.others_bytes += came;
+		f->count.read_bytes += real - came;
+		p->count.read_bytes += real - came;
+		p->count.demand_read_bytes += o->job || o->for_others ? 0 : real - came;
 		*(way == UP_DIRECT   ? &p->count.direct_bytes
 		  : way == UP_CACHED ? &p->count.cached_bytes
-		  : way == UP_OTHERS ? &p->count.others_bytes
-				     : &p->count.buffered_bytes) += real;
+				     : &p->count.buffered_bytes) += real - came;
 		p->count.fills++;
 		pool_bin(p->count.fill_bin, &p->count.fill_sum_ns, &p->count.fill_max_ns,
 			 pool_now_ns() - began);
@@ -423,7 +423,7 @@ static void fill(struct up_pool *p, const struct fill *o, char *buffer)
 		p->prefetching--;
 		if (ret)
 			o->job->result.error = ret;
-		else if (way == UP_CACHED) /* in memory before, and prefetched if that was our doing */
+		else if (way == UP_CACHED && !came) /* in memory before, and prefetched if that was our doing */
 			o->job->result.resident_bytes += length;
 		else
 			o->job->result.bytes += length;

@@ -7,7 +7,7 @@
 
 #include <stdint.h>
 
-enum up_source_way { UP_DIRECT = 1, UP_BUFFERED, UP_CACHED, UP_OTHERS /* other nodes */ };
+enum up_source_way { UP_DIRECT = 1, UP_BUFFERED, UP_CACHED };
 
 struct up_source {
 	int given; /* a duplicate of the caller's: not read, its flags and advice are his */
