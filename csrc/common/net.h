@@ -78,6 +78,8 @@ struct up_net_message {
 	uint32_t copy;         /* ASK, REQUEST: the node does not keep it, and need not read what it has not got */
 	uint32_t length;       /* SEND: bytes after the header */
 	uint32_t together;     /* QUESTION: whether this node's readers come to what others keep */
+	uint32_t due_ms;       /* ASK, REQUEST: somebody comes there after so long; 0: at once, or it is not known */
+	uint32_t reserved;
 	uint32_t part;         /* QUESTION: it wants some chunks of the block, and perhaps no more */
 	uint16_t word[64];
 };
@@ -118,6 +120,9 @@ int up_net_take(struct up_net_ring *ring, enum up_net_side to, struct up_net_mes
 /* A sign of life; and when the other side gave its last (CLOCK_MONOTONIC, 0: never). */
 void up_net_beat(struct up_net_ring *ring, enum up_net_side from);
 uint64_t up_net_last_beat(const struct up_net_ring *ring, enum up_net_side from);
+/* Requests of the service's that have no answer yet: for who looks from outside. */
+void up_net_note_out(struct up_net_ring *ring, int32_t change);
+uint32_t up_net_out(const struct up_net_ring *ring);
 
 /* CRC-32C (RFC 3720, appendix B.4). */
 uint32_t up_net_checksum(const void *bytes, uint64_t length);

@@ -129,6 +129,7 @@ struct up_warm_job {
 	uint32_t method, chunk_bytes;
 	uint32_t pages, window_bytes; /* of readahead(2) no more is under way; 0: all of it */
 	uint64_t page[16]; /* file page numbers to copy into the checkpoint memfd */
+	uint64_t due_ns;   /* its reader comes there after so long; 0: not known. Of a pool that asks other nodes */
 };
 
 struct up_warm_result {
@@ -281,6 +282,7 @@ struct up_net_options {
 	int32_t to_fd, from_fd;     /* eventfds: the transport is told of messages, and tells of its own */
 	uint64_t keep_bytes;        /* of the pool's budget, at the most, for what others may ask for */
 	uint32_t patience_ms;       /* the least that an answer is waited for; 0: as long as usual */
+	uint32_t serve_percent;     /* of a core, for the threads that answer; 0: no limit */
 };
 
 struct up_net_counts {
@@ -291,11 +293,13 @@ struct up_net_counts {
 	uint64_t quicker_bytes, unknown_bytes, away_bytes, unanswered_bytes, refused_bytes;
 	uint64_t served_reads, kept_bytes, lost_slots;
 	uint64_t hedged_bytes;            /* read from storage since a reader had waited long enough */
+	uint64_t serve_cpu_ns, declined;  /* of the threads that answer; requests beyond their share */
 	int32_t failed;                   /* a new transport is needed */
 };
 
 struct up_net_node_counts {
 	uint64_t from_bytes, to_bytes, answer_ns; /* the longest of its last answers */
+	uint64_t late, corrupt;      /* answers of it that did not come in time, or were not what it has */
 	uint32_t here, failures, out;
 };
 
@@ -327,6 +331,11 @@ enum up_net_ahead up_net_ahead(struct up_net *net, int file, uint64_t first, uin
 			       uint64_t expected);
 void up_net_counts(struct up_net *net, struct up_net_counts *out);
 void up_net_node_counts(struct up_net *net, uint32_t node, struct up_net_node_counts *out);
+/* What large requests brought in a second lately, beside whatever else was under way; 0: not known. */
+void up_net_rates(struct up_net *net, uint64_t *network, uint64_t *storage);
+/* For each of so many equal parts of a file, a node that keeps some of it, as far as is known here; else
+ * UP_NET_UNKNOWN. */
+void up_net_map(struct up_net *net, int file, uint32_t cells, uint16_t *out);
 
 /* cdef end */
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import random
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,12 +27,15 @@ def far(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
         yield found
 
 
-@pytest.mark.parametrize("kind", ["transport", "service", "leader", "silent", "freeze", "cable"])
+@pytest.mark.parametrize(
+    "kind", ["transport", "service", "leader", "silent", "freeze", "cable", "spoiled"]
+)
 def test_every_byte_is_right_whatever_happens(
     kind: str, far: tuple[Path, str], tmp_path: Path
 ) -> None:
     with nodes_bed(losses.NODES, tmp_path) as bed:
-        found = losses.happen(kind, bed, *far, tmp_path, sys.executable, random.Random(kind))
+        found = losses.happen(kind, bed, *far, tmp_path, losses.How(), random.Random(kind))
     assert found.wrong == 0 and found.epochs > losses.NODES
+    assert (kind == "spoiled") == (found.corrupt > 0)
     if kind in ("transport", "leader"):
         assert found.again is not None, "they share again, with a transport each"

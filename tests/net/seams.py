@@ -269,11 +269,11 @@ def _of_the_pool(world: World, put: Put) -> None:
         seen = real["books"](self, n)[:2] if self._pointer else empty
         return *world.mapped(n, *seen), np.zeros(chunks, np.uint8)  # nothing is kept for others
 
-    def submit(self: Any, job: int, n: int, offset: int, length: int) -> bool:
+    def submit(self: Any, job: int, n: int, offset: int, length: int, due_ns: int = 0) -> bool:
         world.decide("fill", n, offset, length)
         return bool(world.ask(
             ["pool_submit", job, n, offset, length],
-            lambda: real["submit"](self, job, n, offset, length),
+            lambda: real["submit"](self, job, n, offset, length, due_ns),
         ))  # fmt: skip
 
     def reap(self: Any) -> list[uffd.WarmResult]:

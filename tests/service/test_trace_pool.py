@@ -38,7 +38,8 @@ PAGES = 2048
 
 
 def test_service_and_trace_mean_the_same_numbers() -> None:
-    assert (publisher.TOUCH, publisher.PUNCH, publisher.WARM) == (Kind.TOUCH, Kind.PUNCH, Kind.WARM)
+    names = ("TOUCH", "SEEN", "WARM", "WINDOW", "MAJORS", "PUNCH", "NODES")
+    assert [getattr(publisher, name) for name in names] == [Kind[name] for name in names]
     assert (publisher.POOL_TOUCH, publisher.POOL_MISS, publisher.POOL_BACKWARD) == (
         POOL_TOUCH, POOL_MISS, POOL_BACKWARD,
     )  # fmt: skip
@@ -185,12 +186,26 @@ def test_what_left_the_pool_and_came_again_is_counted_and_found() -> None:
     assert report["files"][0]["pool"] == {
         "touches": 2 * PAGES // CHUNK, "missed": 2 * PAGES // CHUNK // 8,
         "warm_bytes": size * 3 // 2, "warm_again_bytes": size // 2, "punched_bytes": size // 2,
+        "from_nodes_bytes": None, "to_nodes_bytes": None, "storage_bytes": None,
     }  # fmt: skip
     (found,) = [f for f in report["findings"] if "the pool let" in f["title"]]
     assert "4 MiB or more of train.bin" in found["title"]
     assert "--budget, up to 8 MiB" in found["remedy"]
     quiet, _ = pooled_machine(evict=False)
     assert not any("the pool let" in f["title"] for f in report_of(quiet)["findings"])
+
+
+def test_what_came_from_other_nodes_is_told_of_the_file() -> None:
+    machine, by = pooled_machine(1, evict=False)
+    assert report_of(machine)["files"][0]["pool"]["from_nodes_bytes"] is None, "no cluster"
+    for turn in (1, 2):
+        machine.event(by, Kind.NODES, (5 << 20) * turn, (3 << 20) * turn, (7 << 20) * turn)
+    report = report_of(machine)
+    pool = report["files"][0]["pool"]
+    assert (pool["from_nodes_bytes"], pool["to_nodes_bytes"], pool["storage_bytes"]) == (
+        10 << 20, 6 << 20, 14 << 20,
+    )  # fmt: skip
+    assert "10 MiB from other nodes" in " ".join(text_report.text(report).split())
 
 
 def test_what_the_pool_let_go_and_nobody_wanted_again_is_no_finding() -> None:

@@ -91,14 +91,16 @@ class FakeNet:
 
     def __init__(
         self, count: int, budget_bytes: int = 64 * MIB, keep_bytes: int = 32 * MIB,
-        patience_ms: int = PATIENCE_MS, slots: int = 16,
+        patience_ms: int = PATIENCE_MS, slots: int = 16, **more: float,
     ) -> None:  # fmt: skip
+        """``more``: of native.net.Net."""
         self.carries: Filter = lambda node, message: True
         self.spoils: Callable[[bytearray], None] | None = None
         self.hints: Callable[[int, int], int] = lambda asker, word: word
         self.delay_seconds = 0.0
         self.nodes = [
-            self._node(i, budget_bytes, keep_bytes, patience_ms, slots) for i in range(count)
+            self._node(i, budget_bytes, keep_bytes, patience_ms, slots, **more)
+            for i in range(count)
         ]
         self._late: list[tuple[float, int, Message]] = []
         self._stop = threading.Event()
@@ -114,8 +116,9 @@ class FakeNet:
 
     @staticmethod
     def _node(
-        number: int, budget_bytes: int, keep_bytes: int, patience_ms: int, slots: int
-    ) -> Node:
+        number: int, budget_bytes: int, keep_bytes: int, patience_ms: int, slots: int,
+        **more: Any,
+    ) -> Node:  # fmt: skip
         pool = Pool(budget_bytes, CHUNK, 8, os.eventfd(0, os.EFD_NONBLOCK))
         service = Ring.create(Layout(SLOT_BYTES, slots, slots))
         ring = Ring.open(service.fd)
@@ -123,7 +126,7 @@ class FakeNet:
         to_fd, from_fd = (os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(2))
         side = Net(
             pool, service, number, to_fd, from_fd, chunks_per_block=BLOCK_CHUNKS,
-            keep_bytes=keep_bytes, patience_ms=patience_ms,
+            keep_bytes=keep_bytes, patience_ms=patience_ms, **more,
         )  # fmt: skip
         return Node(number, pool, ring, side, to_fd, from_fd)
 

@@ -8,7 +8,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from uffdprefetch.cluster.fabric import Buffer, FabricError, Then
+from uffdprefetch.cluster.fabric import Buffer, FabricError, Then, ThenFrom
+
+ANY = -1
 
 
 @dataclass
@@ -21,7 +23,9 @@ class Loop:
     sent: dict[tuple[int, int, int], deque[tuple[Buffer, Then | None]]] = field(
         default_factory=dict
     )
-    waiting: dict[tuple[int, int, int], deque[tuple[Buffer, Then]]] = field(default_factory=dict)
+    waiting: dict[tuple[int, int, int], deque[tuple[Buffer, ThenFrom]]] = field(
+        default_factory=dict
+    )
     bytes_: dict[tuple[int, int], int] = field(default_factory=dict)  # by link
 
     def ranks(self) -> list[LoopFabric]:
@@ -33,20 +37,23 @@ class Loop:
         any_ = False
         for key in [key for key in self.sent if rank in key[:2]]:
             source, to, tag = key
-            while self.sent[key] and self.waiting.get(key):
+            while self.sent[key] and (wanted := self._wanted(key)):
                 data, went = self.sent[key].popleft()
                 arrived = self.carries(source, to, tag, bytes(data))
                 if arrived is None:
                     continue
-                into, came = self.waiting[key].popleft()
+                into, came = wanted.popleft()
                 assert len(arrived) <= len(into), "a message that is longer than its receive"
                 memoryview(into)[: len(arrived)] = arrived
                 self.bytes_[source, to] = self.bytes_.get((source, to), 0) + len(arrived)
                 any_ = True
                 if went is not None:
                     went()
-                came()
+                came(source)
         return any_
+
+    def _wanted(self, key: tuple[int, int, int]) -> deque[tuple[Buffer, ThenFrom]] | None:
+        return self.waiting.get(key) or self.waiting.get((ANY, *key[1:]))
 
 
 class LoopFabric:
@@ -66,7 +73,13 @@ class LoopFabric:
 
     def receive(self, peer: int, tag: int, into: Buffer, then: Then) -> None:
         self._check()
-        self._loop.waiting.setdefault((peer, self.rank, tag), deque()).append((into, then))
+        self._loop.waiting.setdefault((peer, self.rank, tag), deque()).append(
+            (into, lambda _: then())
+        )
+
+    def receive_any(self, tag: int, into: Buffer, then: ThenFrom) -> None:
+        self._check()
+        self._loop.waiting.setdefault((ANY, self.rank, tag), deque()).append((into, then))
 
     def poll(self) -> bool:
         self._check()

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What may happen to the nodes of a run while they read from each other, and what becomes of it.
 
-    python -m tests.support.losses [--times N] [--seed S] [--python INTERPRETER] [KIND...]
+    python -m tests.support.losses [--times N] [--seed S] [--python INTERPRETER]
+        [--launcher COMMAND] [KIND...]
 
 Nodes of a bed (tests/support/nodes_bed.py) run `wrap --cluster` over a program that reads a file
 again and again, more than one node's pool holds, so that each epoch moves bytes between nodes. At a
-random moment one thing happens. Each node that is left must read two more epochs, every one with
-the file's SHA-256. ``--python``: one whose mpi4py is another MPI's. Prints one line each, and a
-table; exit status 1 if any was not as it should be.
+random moment, or, every second time, when a node has asked another one for something and has no
+answer yet, one thing happens. Each node that is left must read two more epochs, every one with the
+file's SHA-256. ``--python``: one whose mpi4py is another MPI's; ``--launcher``: as for wrap. Prints
+one line each, and a table; exit status 1 if any was not as it should be.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ from paths import ROOT
 
 from uffdprefetch.cluster.meeting import Meeting
 from uffdprefetch.demo.bed import SlowBed
+from uffdprefetch.native.net import Ring
 
 MIB = 1 << 20
 SIZE, BUDGET, NODES = 24 * MIB, 20 * MIB, 3
@@ -45,6 +48,8 @@ AWAY_SECONDS = 6.0
 AGAIN_SECONDS = 60.0
 #: A test that is not done by then hangs.
 PATIENCE_SECONDS = 120.0
+#: Requests are out most of the time.
+OUT_SECONDS = 5.0
 READER = """
 import hashlib, mmap, os, sys, time
 path, stop = sys.argv[1:3]
@@ -81,7 +86,8 @@ class Reader:
 class Run:
     """A run that reads, and shares what it reads."""
 
-    def __init__(self, bed: Bed, far: Path, directory: Path, python: str) -> None:
+    def __init__(self, bed: Bed, far: Path, directory: Path, how: How, spoils: int = -1) -> None:
+        """``spoils``: the node that sends other bytes than it has; -1: none does."""
         self.bed, self.directory = bed, directory
         self.stop = directory / "stop"
         name = f"losses-{time.monotonic_ns()}"
@@ -93,10 +99,13 @@ class Run:
                 "UFFDPREFETCH_CLUSTER_RUN": name,
                 "UFFDPREFETCH_RUNDIR": str(directory / f"run{node}"),
             }  # fmt: skip
+            if node == spoils:
+                environ["PYTHONPATH"] = f"{Path(__file__).parent / 'spoil'}:{ROOT}"
             words = [
-                *(python, "-m", "uffdprefetch", "wrap", "--engine", "pool", "-q"),
+                *(how.python, "-m", "uffdprefetch", "wrap", "--engine", "pool", "-q"),
                 *("--budget", f"{BUDGET >> 20}MiB", "--min-size", "1MiB", f"--cluster={NODES}"),
                 *("--meet", str(directory), "--share", f"{far.parent}/*"),
+                *(("--launcher", how.launcher) if how.launcher else ()),
                 *("-o", str(directory / f"out{node}"), "--"),
                 *(sys.executable, "-c", READER, str(far), str(self.stop)),
             ]
@@ -116,6 +125,24 @@ class Run:
         """The generation of each node that shares."""
         said = self.meeting.present()
         return {node: one["joined"] for node, one in said.items() if one.get("joined")}
+
+    def out(self) -> int:
+        """Requests of all nodes that have no answer at this moment."""
+        return sum(ring.out for ring in self._rings())
+
+    def _rings(self) -> Iterator[Ring]:
+        """What the transports share with their services."""
+        for node in range(NODES):
+            for pid in self.bed.find(node, "uffdprefetch.cluster.carry"):
+                with contextlib.suppress(OSError):
+                    for number in os.listdir(f"/proc/{pid}/fd"):
+                        path = f"/proc/{pid}/fd/{number}"
+                        if "uffdprefetch-net" in os.readlink(path):
+                            fd = os.open(path, os.O_RDWR)
+                            ring = Ring.open(fd)
+                            os.close(fd)
+                            yield ring
+                            ring.close()
 
     def until_it_shares(self) -> None:
         """All do, and each has read an epoch since."""
@@ -139,6 +166,14 @@ class Run:
             self.bed.link(node, True)
         for thread in self._threads:
             thread.join(5)
+
+
+@dataclass(frozen=True)
+class How:
+    """With which MPI: the interpreter that has it, and what is to start it (None: as it is)."""
+
+    python: str = sys.executable
+    launcher: str | None = None
 
 
 Happens = Callable[[Run, random.Random], list[int]]
@@ -173,6 +208,12 @@ def _freeze(run: Run, chance: random.Random) -> list[int]:
     return list(range(NODES))
 
 
+def _spoil(run: Run, chance: random.Random) -> list[int]:
+    """A node has been doing that from the beginning."""
+    run.until_more(range(NODES), 2)
+    return list(range(NODES))
+
+
 def _pull_the_cable(run: Run, chance: random.Random) -> list[int]:
     node = chance.randrange(NODES)
     run.bed.link(node, False)
@@ -191,32 +232,41 @@ KINDS: dict[str, Happens] = {
     "leader": _lose_a_node(range(1), silent=False),
     "freeze": _freeze,
     "cable": _pull_the_cable,
+    "spoiled": _spoil,
 }
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """``longest``: what a program waited for 256 KiB, in seconds, and ``before`` it happened;
+    """``out``: requests without an answer when it happened; ``longest``: what a program waited for
+    256 KiB, in seconds, and ``before`` it happened; ``corrupt``: answers that were refused;
     ``again``: seconds until those that were left shared again in another generation, None: they
     need not, or did not within AGAIN_SECONDS."""
 
     kind: str
+    out: int
     epochs: int
     wrong: int
+    corrupt: int
     before: float
     longest: float
     again: float | None
 
 
-def happen(kind: str, bed: Bed, far: Path, digest: str, directory: Path, python: str,
-           chance: random.Random) -> Outcome:  # fmt: skip
-    """One of a kind. Raises AssertionError where a node that is left does not go on."""
-    run = Run(bed, far, directory, python)
+def happen(kind: str, bed: Bed, far: Path, digest: str, directory: Path, how: How,
+           chance: random.Random, asking: bool = False) -> Outcome:  # fmt: skip
+    """One of a kind; ``asking``: when something was asked and not answered. Raises AssertionError
+    where a node that is left does not go on."""
+    spoils = chance.randrange(NODES) if kind == "spoiled" else -1
+    run = Run(bed, far, directory, how, spoils)
     try:
         run.until_it_shares()
         generation = max(run.joined().values())
         time.sleep(chance.random())
         before = max(longest for one in run.readers for _, _, longest in one.epochs)
+        end = time.monotonic() + OUT_SECONDS
+        while not (out := run.out()) and asking and time.monotonic() < end:
+            pass
         began = time.monotonic()
         left = KINDS[kind](run, chance)
         run.until_more(left, 2)
@@ -225,7 +275,7 @@ def happen(kind: str, bed: Bed, far: Path, digest: str, directory: Path, python:
             now = run.joined()
             if sum(g > generation for g in now.values()) >= min(2, len(left)):
                 again = time.monotonic() - began
-            elif kind in ("freeze", "cable", "convener", "service"):
+            elif kind in ("freeze", "cable", "convener", "service", "spoiled"):
                 break  # those go on in the generation that they have, if at all
             time.sleep(0.05)
         run.until_more(left, 1)
@@ -234,7 +284,13 @@ def happen(kind: str, bed: Bed, far: Path, digest: str, directory: Path, python:
     epochs = [epoch for one in run.readers for epoch in one.epochs]
     wrong = sum(found != digest for found, _, _ in epochs)
     longest = max(longest for _, _, longest in epochs)
-    return Outcome(kind, len(epochs), wrong, before, longest, again)
+    corrupt = 0
+    if kind == "spoiled":
+        said = json.loads((directory / "out0.summary.json").read_text())
+        corrupt = said["cluster"]["corrupt"]
+        named = [text for text in said["degradations"] if f"node {spoils} has sent" in text]
+        assert named and corrupt, f"nobody names node {spoils}: {said['degradations']}"
+    return Outcome(kind, out, len(epochs), wrong, corrupt, before, longest, again)
 
 
 @contextlib.contextmanager
@@ -255,9 +311,10 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--times", type=int, default=10)
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--python", default=sys.executable)
+    parser.add_argument("--launcher")
     args = parser.parse_args(argv)
     found: dict[str, list[Outcome]] = {}
-    bad = 0
+    how, bad = How(args.python, args.launcher), 0
     print(f"seed {args.seed}", flush=True)
     with tempfile.TemporaryDirectory(dir="/var/tmp") as text, data(Path(text)) as (far, digest):
         for turn in range(args.times):
@@ -267,7 +324,7 @@ def main(argv: list[str]) -> int:
                 chance = random.Random(f"{args.seed} {kind} {turn}")
                 try:
                     with nodes_bed(NODES, directory) as bed:
-                        one = happen(kind, bed, far, digest, directory, args.python, chance)
+                        one = happen(kind, bed, far, digest, directory, how, chance, turn % 2 == 0)
                 except AssertionError as error:
                     bad += 1
                     print(f"{kind} {turn}: {error}", flush=True)
@@ -275,11 +332,12 @@ def main(argv: list[str]) -> int:
                 bad += one.wrong > 0
                 found.setdefault(kind, []).append(one)
                 print(f"{kind} {turn}: {json.dumps(one.__dict__)}", flush=True)
-    print("kind, times, epochs, wrong, longest wait s, sharing again s (longest, of)")
+    print("kind, times (while something was asked), epochs, wrong, longest wait s, sharing again s")
     for kind, all_ in found.items():
         again = [one.again for one in all_ if one.again is not None]
         print(
-            f"{kind}, {len(all_)}, {sum(o.epochs for o in all_)}, {sum(o.wrong for o in all_)},"
+            f"{kind}, {len(all_)} ({sum(o.out > 0 for o in all_)}),"
+            f" {sum(o.epochs for o in all_)}, {sum(o.wrong for o in all_)},"
             f" {max(o.longest for o in all_)}, {max(again, default=0):.1f} of {len(again)}"
         )
     return 1 if bad else 0

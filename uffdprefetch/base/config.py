@@ -89,6 +89,7 @@ class Config:
     meet: str | None = None
     share: tuple[str, ...] = ()
     launcher: str | None = None
+    serve_cpu: float = 1.0
     min_size_bytes: int = 16 * MIB
     plan: str | None = None
     torch: str = "auto"
@@ -313,6 +314,9 @@ OPTIONS = (
     Option("launcher", "launcher", str,
            "what starts an MPI process on each node of --cluster, with options of its own: an srun,"
            " mpirun or mpiexec (default: whichever is found to work)", "COMMAND"),
+    Option("serve_cpu", "serve-cpu", _parse_float,
+           "cores that the service may use to answer the other nodes of --cluster; what is asked"
+           " beyond that they read from storage (default: 1)", "CORES"),
     Option("min_size_bytes", "min-size", parse_size,
            "leave smaller mappings alone (default: 16MiB)", "SIZE", format=format_size_exact),
     Option("plan", "plan", os.path.abspath,
@@ -543,6 +547,7 @@ def validate(config: Config) -> Config:
     ):
         value = getattr(config, name)
         check(value in words, f"{name} {value!r} is none of {', '.join(words)}")
+    check(0.0 < config.serve_cpu <= 4096.0, f"serve-cpu {config.serve_cpu} is no number of cores")
     check(0.0 < config.threshold <= 1.0, f"threshold {config.threshold} is not in 0..1")
     check(
         config.size_bytes >= PAGE_BYTES,

@@ -9,6 +9,10 @@ from __future__ import annotations
 
 from uffdprefetch.base.errors import usage_error
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _PREFIXES = "kmgtp"
 #: The largest off_t; more is a typing error.
@@ -123,3 +127,9 @@ def format_duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
     return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def node_map(cells: Iterable[int | None]) -> str:
+    """Nodes of a run by one digit or letter each, number 36 as 0 again; '.' for none."""
+    names = "0123456789" + _LETTERS[:26]
+    return "".join("." if node is None else names[node % len(names)] for node in cells)

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 Buffer = bytes | bytearray | memoryview
 Then = Callable[[], None]
+ThenFrom = Callable[[int], None]  # of the rank that sent it
 
 
 class FabricError(Exception):
@@ -31,6 +32,9 @@ class Fabric(Protocol):
     def receive(self, peer: int, tag: int, into: Buffer, then: Then) -> None:
         """The next message of this tag, of at most so many bytes. Raises FabricError."""
 
+    def receive_any(self, tag: int, into: Buffer, then: ThenFrom) -> None:
+        """The same, whoever sends it. Raises FabricError."""
+
     def poll(self) -> bool:
         """Call what was to be called of whatever has completed; whether something has. Raises
         FabricError."""
@@ -46,18 +50,24 @@ class MpiFabric:
         comm.Set_errhandler(mpi.ERRORS_RETURN)
         self.rank, self.size = int(comm.Get_rank()), int(comm.Get_size())
         self._requests: list[Any] = []
-        self._then: list[tuple[Then | None, Buffer]] = []  # and what must not be freed meanwhile
+        self._then: list[
+            tuple[ThenFrom | None, Buffer]
+        ] = []  # and what must not be freed meanwhile
 
     def send(self, peer: int, tag: int, data: Buffer, then: Then | None = None) -> None:
         """See Fabric."""
-        self._start(self._comm.Isend, data, peer, tag, then)
+        self._start(self._comm.Isend, data, peer, tag, _whoever(then) if then else None)
 
     def receive(self, peer: int, tag: int, into: Buffer, then: Then) -> None:
         """See Fabric."""
-        self._start(self._comm.Irecv, into, peer, tag, then)
+        self._start(self._comm.Irecv, into, peer, tag, _whoever(then))
+
+    def receive_any(self, tag: int, into: Buffer, then: ThenFrom) -> None:
+        """See Fabric."""
+        self._start(self._comm.Irecv, into, self._mpi.ANY_SOURCE, tag, then)
 
     def _start(
-        self, call: Callable[..., Any], data: Buffer, peer: int, tag: int, then: Then | None
+        self, call: Callable[..., Any], data: Buffer, peer: int, tag: int, then: ThenFrom | None
     ) -> None:
         try:
             self._requests.append(call([data, self._mpi.BYTE], peer, tag))
@@ -69,17 +79,25 @@ class MpiFabric:
         """See Fabric."""
         if not self._requests:
             return False
+        statuses: list[Any] = []
         try:
-            done = self._mpi.Request.Testsome(self._requests)
+            done = self._mpi.Request.Testsome(self._requests, statuses)
         except self._mpi.Exception as error:
             raise FabricError(f"MPI: {error}") from None
         if not done:
             return False
-        ready = [self._then[i][0] for i in done]
+        ready = [
+            (self._then[i][0], status.Get_source())
+            for i, status in zip(done, statuses, strict=False)
+        ]
         gone = set(done)
         self._requests = [r for i, r in enumerate(self._requests) if i not in gone]
         self._then = [t for i, t in enumerate(self._then) if i not in gone]
-        for then in ready:
+        for then, source in ready:
             if then is not None:
-                then()
+                then(source)
         return True
+
+
+def _whoever(then: Then) -> ThenFrom:
+    return lambda _: then()

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from uffdprefetch.cluster.homes import BLOCK_BYTES, keep_bytes
@@ -17,6 +19,7 @@ from uffdprefetch.protocol import wire
 #: Requests out and answers in, at the most; their memory is taken as they are used. 1 MiB is what
 #: is asked for at a time: at 20 MB/s a demand waits 50 ms for one that has begun.
 LAYOUT = Layout(slot_bytes=1 << 20, ask_slots=32, serve_slots=32)
+_TOTALS = ("from_bytes", "to_bytes", "late", "corrupt")
 #: Threads that answer other nodes, of which two read (csrc/service/net/serve.c).
 SERVE_THREADS = 4
 
@@ -36,9 +39,10 @@ class Link:
 
     def __init__(
         self, pool: Pool, node: int, key: bytes, *, budget_bytes: int, chunk_bytes: int,
-        block_bytes: int = BLOCK_BYTES, layout: Layout = LAYOUT,
+        block_bytes: int = BLOCK_BYTES, layout: Layout = LAYOUT, serve_cpu: float = 0,
     ) -> None:  # fmt: skip
-        """``node``: this one's number; ``key``: the run's."""
+        """``node``: this one's number; ``key``: the run's; ``serve_cpu``: see native.net.Net."""
+        self._serve_cpu = serve_cpu
         self._pool, self._node, self._key = pool, node, key
         self.chunk_bytes = chunk_bytes
         #: A slot holds a chunk at the least: with huge pages one of 2 MiB.
@@ -50,6 +54,9 @@ class Link:
         self.joined: Joined | None = None
         self.generations = 0
         self._before: list[Counts] = []  # of transports that have gone
+        self._links_before: dict[int, NodeCounts] = {}  # and what went to and from each node
+        self._cpu_before = self._cpu_seconds = 0.0
+        self.present: list[int] = []  # the run's nodes
 
     def join(self, sock: socket.socket, pid: int, generation: int) -> None:
         """A transport has come: it gets what it needs, and takes the last one's place. Raises
@@ -61,7 +68,7 @@ class Link:
         try:
             net = Net(
                 self._pool, ring, self._node, to_fd, from_fd, chunks_per_block=self._chunks,
-                keep_bytes=self._keep_bytes, serve_threads=SERVE_THREADS,
+                keep_bytes=self._keep_bytes, serve_threads=SERVE_THREADS, serve_cpu=self._serve_cpu,
             )  # fmt: skip
             self.joined = Joined(sock, pid, generation, net)
             self._fds = to_fd, from_fd
@@ -81,6 +88,9 @@ class Link:
         if self.joined is None:
             return
         self._before.append(self.joined.net.counts())
+        self._links_before = self.links()
+        self._cpu_before += self._cpu_seconds
+        self._cpu_seconds = 0.0
         self.joined.net.close()
         self.joined.sock.close()
         for fd in self._fds:
@@ -129,9 +139,43 @@ class Link:
             totals[name] = getattr(now[0], name) if now else 0
         return totals
 
-    def node(self, number: int) -> NodeCounts | None:
-        """What went between this node and another in the present generation."""
-        return self.joined.net.node(number) if self.joined is not None else None
+    def links(self) -> dict[int, NodeCounts]:
+        """What went between this node and each other one that it knows; totals of all generations,
+        but for what is at a time."""
+        found = dict(self._links_before)
+        if self.joined is None:
+            return found
+        for number in self.present:
+            now = self.joined.net.node(number)
+            before = found.get(number)
+            if before is not None:
+                totals = {name: getattr(before, name) + getattr(now, name) for name in _TOTALS}
+                now = now._replace(**totals)
+            if number != self._node:
+                found[number] = now
+        return found
+
+    def rates(self) -> tuple[int | None, int | None]:
+        """See native.net.Net.rates()."""
+        return self.joined.net.rates() if self.joined is not None else (None, None)
+
+    def keepers(self, file: int, cells: int) -> list[int | None]:
+        """See native.net.Net.map()."""
+        return self.joined.net.map(file, cells) if self.joined is not None else [None] * cells
+
+    def sample_cpu(self) -> None:
+        """Note what the present transport has used: nobody tells when it has gone."""
+        if self.joined is None:
+            return
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            text = Path(f"/proc/{self.joined.pid}/stat").read_text()
+            fields = text.rpartition(")")[2].split()
+            self._cpu_seconds = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Of all transports, as last seen."""
+        return self._cpu_before + self._cpu_seconds
 
 
 def _has_a_core_free() -> bool:

@@ -16,7 +16,7 @@ import select
 import struct
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from uffdprefetch.base.clock import CLOCK, MS, Clock
 from uffdprefetch.cluster.fabric import Fabric
@@ -26,8 +26,9 @@ from uffdprefetch.native.net import Message, Ring
 
 #: Tags of MPI (32767 at the least are there): messages, and the answer to what slot n has asked.
 CONTROL, ANSWER = 1, 2
-#: Messages of one peer that are received at a time; sent and not taken, when it counts as silent.
-RECEIVES, UNSENT_MAX = 4, 512
+#: Messages that are received at a time, whoever sends them: each look at the network costs as much
+#: as there are; sent to one and not taken, when it counts as silent.
+RECEIVES, UNSENT_MAX = 64, 512
 #: Between transports only; the numbers of csrc/common/net.h are below.
 BEAT, HELLO = 1001, 1002
 BEAT_NS = 500 * MS
@@ -64,7 +65,6 @@ class Peer:
     concerned_ns: int = 0  # when one of the two last asked the other
     room: bool = True
     unsent: int = 0
-    buffers: list[bytearray] = field(default_factory=list)
 
 
 @dataclass
@@ -97,9 +97,9 @@ class Transport:
         self._told = False  # it has messages that it was not woken for
         self._took_ns = 0  # the last demand's answer
         self._busy_ns = self._beat_ns = 0
+        for _ in range(RECEIVES if self._peers else 0):
+            self._listen(bytearray(net.MESSAGE_BYTES))
         for peer in self._peers.values():
-            for _ in range(RECEIVES):
-                self._listen(peer, bytearray(net.MESSAGE_BYTES))
             self._send(peer, Message(HELLO, node=node, file=self._proof(fabric.rank, node)))
 
     def _proof(self, rank: int, node: int) -> tuple[int, int]:
@@ -115,13 +115,13 @@ class Transport:
 
     # -------------------------------------------------------------- between nodes
 
-    def _listen(self, peer: Peer, buffer: bytearray) -> None:
-        def came() -> None:
+    def _listen(self, buffer: bytearray) -> None:
+        def came(rank: int) -> None:
             data = bytes(buffer)
-            self._listen(peer, buffer)
-            self._heard(peer, data)
+            self._listen(buffer)
+            self._heard(self._peers[rank], data)
 
-        self._fabric.receive(peer.rank, CONTROL, buffer, came)
+        self._fabric.receive_any(CONTROL, buffer, came)
 
     def _send(self, peer: Peer, message: Message) -> None:
         def went() -> None:

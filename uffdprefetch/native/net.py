@@ -85,6 +85,7 @@ class Message:
     copy: int = 0
     length: int = 0
     together: int = 0
+    due_ms: int = 0
     part: int = 0
     word: dict[int, int] = field(default_factory=dict)  # by place, of HINTS
 
@@ -96,7 +97,7 @@ class Message:
 
 _SCALARS = (
     "kind", "node", "slot", "theirs", "first", "count", "mask", "class_", "status", "useful_ms",
-    "serial", "missing_at", "room", "copy", "length", "together", "part",
+    "serial", "missing_at", "room", "copy", "length", "together", "due_ms", "part",
 )  # fmt: skip
 
 
@@ -204,6 +205,11 @@ class Ring:
         other = OF_TRANSPORT if self.side == OF_SERVICE else OF_SERVICE
         return int(_lib.up_net_last_beat(self.pointer, other))
 
+    @property
+    def out(self) -> int:
+        """Requests of the service's that have no answer yet."""
+        return int(_lib.up_net_out(self.pointer))
+
 
 def refusal(message: Message) -> bytes:
     """The header that answers a request with a status alone."""
@@ -241,6 +247,8 @@ class Counts:
     kept_bytes: int
     lost_slots: int
     hedged_bytes: int
+    serve_cpu_ns: int
+    declined: int
     failed: int
 
 
@@ -250,6 +258,8 @@ class NodeCounts(NamedTuple):
     from_bytes: int
     to_bytes: int
     answer_ns: int
+    late: int
+    corrupt: int
     here: int
     failures: int
     out: int
@@ -261,15 +271,18 @@ class Net:
     def __init__(
         self, pool: Any, ring: Ring, me: int, to_fd: int, from_fd: int, *,
         chunks_per_block: int, keep_bytes: int, serve_threads: int = 4, patience_ms: int = 0,
+        serve_cpu: float = 0,
     ) -> None:  # fmt: skip
         """``pool``: native.pool.Pool; the ring is this object's from now on; ``to_fd``,
         ``from_fd``: eventfds that tell the transport of messages, and are told by it;
-        ``patience_ms``: the least that an answer is waited for (0: as usual). Raises OSError."""
+        ``patience_ms``: the least that an answer is waited for (0: as usual); ``serve_cpu``:
+        cores for the threads that answer other nodes (0: no limit). Raises OSError."""
         options = _ffi.new("struct up_net_options *")
         options.me, options.chunks_per_block = me, chunks_per_block
         options.serve_threads, options.keep_bytes = serve_threads, keep_bytes
         options.to_fd, options.from_fd = to_fd, from_fd
         options.patience_ms = patience_ms
+        options.serve_percent = round(100 * serve_cpu)
         pointer = _ffi.new("struct up_net **")
         _checked(_lib.up_net_start(pointer, pool.pointer, ring.pointer, options), "network")
         self._pointer = pointer[0]
@@ -313,3 +326,16 @@ class Net:
         c = _ffi.new("struct up_net_node_counts *")
         _lib.up_net_node_counts(self._pointer, number, c)
         return NodeCounts(*(int(getattr(c, name)) for name in NodeCounts._fields))
+
+    def rates(self) -> tuple[int | None, int | None]:
+        """Bytes per second of large requests to other nodes, and to storage, with whatever else
+        was under way; None: not known."""
+        found = _ffi.new("uint64_t[2]")
+        _lib.up_net_rates(self._pointer, found, found + 1)
+        return int(found[0]) or None, int(found[1]) or None
+
+    def map(self, file: int, cells: int) -> list[int | None]:
+        """Of so many equal parts of a file, a node that keeps some of it, as far as is known."""
+        found = _ffi.new("uint16_t[]", cells)
+        _lib.up_net_map(self._pointer, file, cells, found)
+        return [None if node == UNKNOWN else int(node) for node in found]

@@ -216,10 +216,12 @@ class Pool:
 
     # -------------------------------------------------------------- prefetch
 
-    def submit(self, job_id: int, file: int, offset: int, length: int) -> bool:
-        """Queue one extent (bytes). False: queue full."""
+    def submit(self, job_id: int, file: int, offset: int, length: int, due_ns: int = 0) -> bool:
+        """Queue one extent (bytes), to which its reader comes after ``due_ns`` (0: not known).
+        False: queue full."""
         job = _ffi.new("struct up_warm_job *")
         job.id, job.fd, job.offset, job.length, job.checkpoint_fd = job_id, file, offset, length, -1
+        job.due_ns = due_ns
         return int(_lib.up_pool_submit(self._pointer, job)) == 0
 
     def reap(self) -> list[WarmResult]:

@@ -49,6 +49,7 @@ class Snapshot:
     degradations: tuple[str, ...]
     refused: dict[str, str]
     sensors: dict[str, str]
+    cluster: dict[str, Any] | None = None  # as in the summary
 
 
 @dataclass(frozen=True)

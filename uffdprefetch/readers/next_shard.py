@@ -72,6 +72,11 @@ class Beyond:
         """See Consumer."""
         return self.walk.position_bytes - self.length_bytes
 
+    @property
+    def rate_bytes_per_second(self) -> float:
+        """See Consumer."""
+        return self.walk.rate_bytes_per_second
+
     def expected_bytes(self, now_ns: int, most_bytes: int) -> int:
         """See Consumer."""
         return self.walk.expected_bytes(now_ns, most_bytes) - self.length_bytes

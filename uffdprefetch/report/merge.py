@@ -108,12 +108,24 @@ def _cluster(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     parts = [one["cluster"] for one in summaries if one.get("cluster")]
     if not parts:
         return None
-    same = ("node", "nodes", "present", "mpi", "generations")
+    same = (
+        "node", "nodes", "present", "mpi", "generations", "network_bytes_per_second",
+        "file_system_bytes_per_second",
+    )  # fmt: skip
     names = [name for name, value in parts[0].items() if isinstance(value, int | float)]
     sums = {name: _sum([part.get(name) for part in parts]) for name in names if name not in same}
     most = max(part.get("generations") or 0 for part in parts)
     present = sorted({node for part in parts for node in part.get("present") or []})
-    return {**parts[0], **sums, "node": None, "present": present, "generations": most}
+    links = [{"at": part["node"], **link} for part in parts for link in part.get("links") or []]
+    keepers: dict[str, list[Any]] = {}
+    for part in parts:
+        for path, cells in (part.get("keepers") or {}).items():
+            before = keepers.get(path, cells)
+            keepers[path] = [b if a is None else a for a, b in zip(before, cells, strict=True)]
+    return {
+        **parts[0], **sums, "node": None, "present": present, "generations": most,
+        "links": links, "keepers": keepers,
+    }  # fmt: skip
 
 
 def _degradations(summaries: Sequence[Mapping[str, Any]]) -> list[str]:

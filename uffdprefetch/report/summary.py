@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 
 from uffdprefetch.base.messages import PREFIX
-from uffdprefetch.base.units import format_duration, format_size
+from uffdprefetch.base.units import format_duration, format_rate, format_size, node_map
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ def how_it_ran(summary: Mapping[str, Any], path: str | None = None) -> list[str]
     """With what, how that went, the pool and known orders where there were any, and where all
     figures are. One that is null is shown as 'n/a (reason)', never as 0."""
     more = [_with_what(summary), _what_came_of_it(summary), pool_line(summary), order_line(summary)]
+    more += cluster_lines(summary)
     where = f"all figures: {path}" if path is not None else None
     return [line for line in (*more, where) if line]
 
@@ -244,6 +245,34 @@ def pool_line(summary: Mapping[str, Any]) -> str | None:
     elif pool["faults"]:
         parts.append(f"nobody waited in {_count(pool['faults'], 'fault')}")
     return "pool: " + "; ".join(part for part in parts if part)
+
+
+def cluster_lines(summary: Mapping[str, Any]) -> list[str]:
+    """What went between the run's nodes and at what rates; for each shared file, which node keeps
+    which part of it (a digit or letter each, '.' for none). None for a run without any."""
+    cluster = summary.get("cluster")
+    if not cluster or not cluster.get("generations"):
+        return []
+    moved = cluster.get("from_bytes") or 0
+    used = cluster.get("transport_cpu_seconds")
+    parts = [
+        f"{len(cluster['present'])} nodes ({cluster['mpi']})",
+        f"{format_size(moved)} from other nodes",
+        f"{format_size(cluster.get('to_bytes') or 0)} to them",
+    ]
+    for what, name in (("network", "network"), ("file system", "file_system")):
+        rate = cluster.get(f"{name}_bytes_per_second")
+        if rate:
+            parts.append(f"{what} {format_rate(rate)}")
+    if used is not None and moved:
+        parts.append(f"transport {used:.1f} s of CPU, {used / moved * 1e9:.1f} a GB")
+    keepers = cluster.get("keepers") or {}
+    maps = [
+        f"kept by: {node_map(cells)} {path}"
+        for path, cells in keepers.items()
+        if any(n is not None for n in cells)
+    ]
+    return ["cluster: " + "; ".join(parts), *maps]
 
 
 def order_line(summary: Mapping[str, Any]) -> str | None:

@@ -165,6 +165,11 @@ def _file_lines(file: dict[str, Any], page_bytes: int) -> list[str]:
             f"in our pool: {_plural(pool['touches'], 'touch').replace('touchs', 'touches')} reached"
             f" it, {_count(pool['missed'])} had to wait"
         )
+        if pool.get("from_nodes_bytes") is not None:
+            figures.append(
+                f"{_size(pool['from_nodes_bytes'])} from other nodes,"
+                f" {_size(pool['to_nodes_bytes'])} to them, {_size(pool['storage_bytes'])} read"
+            )
         if pool["punched_bytes"]:
             figures.append(
                 f"{_size(pool['punched_bytes'])} left it, at least"

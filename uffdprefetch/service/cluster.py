@@ -37,6 +37,9 @@ END_SECONDS = 1.5
 #: How long what is read ahead of a file waits until it is known whether other nodes have it: some
 #: pages of it are read, and its servers are asked.
 PENDING_MS = 500
+#: Of the map of who keeps what: parts of a file, and files.
+MAP_CELLS, MAP_FILES = 64, 16
+LINK_COUNTS = ("from_bytes", "to_bytes", "late", "corrupt")
 #: When to look again for who has what lies ahead: a message's way there and back.
 SOON_NS = 1_000_000
 
@@ -78,6 +81,7 @@ class Cluster:
         self._files: dict[int, _Shared] = {}  # by number, as long as it is in the pool
         self.link: Link | None = None
         self.present: list[int] = []
+        self._named: set[int] = set()  # who has sent other bytes than it was asked for
         self.mpi: str | None = None
         self._convener: subprocess.Popen[bytes] = subprocess.Popen(
             argv or [sys.executable, "-m", "uffdprefetch.cluster.convene"],
@@ -125,11 +129,14 @@ class Cluster:
     def _heard(self, said: dict[str, Any]) -> None:
         if "key" in said and self.link is None:
             self.link = self._make_link(bytes.fromhex(said["key"]))
+            self.link.present = self.present
             for number, one in self._files.items():
                 if one.identity is not None:
                     self._share(number, one)
         if "present" in said:
             self.present = list(said["present"])
+            if self.link is not None:
+                self.link.present = self.present
             if said["missing"]:
                 self._ledger.degrade(
                     f"cluster: {len(self.present)} of {self._place.nodes} nodes have come within "
@@ -182,8 +189,20 @@ class Cluster:
         """Once a second: a transport of which half is lost goes, so that another one comes."""
         if self.link is not None and self.link.is_failed:
             self.left()
+        if self.link is not None:
+            self.link.sample_cpu()
+            self._name_who_sends_other_bytes(self.link)
         if self._unsaid:
             self._tell()
+
+    def _name_who_sends_other_bytes(self, link: Link) -> None:
+        for number, one in link.links().items():
+            if one.corrupt and number not in self._named:
+                self._named.add(number)
+                self._ledger.degrade(
+                    f"cluster: node {number} has sent bytes that are not what it was asked for, or "
+                    "were changed on the way: not taken, and read from storage"
+                )
 
     # -------------------------------------------------------------- files
 
@@ -246,6 +265,11 @@ class Cluster:
         found = self.link.ahead(number, first, last + 1 - first, (expected_end - 1) // chunk)
         return {AHEAD_SOON: SOON_NS, AHEAD_HELD: 0}.get(found)
 
+    def is_shared(self, number: int) -> bool:
+        """Whether other nodes may have the pool's file of this number."""
+        one = self._files.get(number)
+        return one is not None and one.identity is not None
+
     def kept_bytes(self) -> int:
         """Of the pool, what is kept for other nodes."""
         return self.link.kept_bytes() if self.link is not None else 0
@@ -254,14 +278,36 @@ class Cluster:
 
     def describe(self) -> dict[str, Any]:
         """What the summary says."""
-        return {
+        document = {
             "node": self._place.node,
             "nodes": self._place.nodes,
             "present": self.present,
             "mpi": self.mpi,
             "generations": self.link.generations if self.link is not None else 0,
-            **(self.link.counts() if self.link is not None else {}),
         }
+        link = self.link
+        if link is None:
+            return document
+        self.housekeep()
+        network, storage = link.rates()
+        links = [
+            {"node": number, **{name: getattr(one, name) for name in LINK_COUNTS},
+             "longest_answer_seconds": one.answer_ns / 1e9}
+            for number, one in sorted(link.links().items())
+        ]  # fmt: skip
+        return {
+            **document, **link.counts(), "transport_cpu_seconds": round(link.cpu_seconds, 2),
+            "network_bytes_per_second": network, "file_system_bytes_per_second": storage,
+            "links": links, "keepers": self.keepers(),
+        }  # fmt: skip
+
+    def keepers(self) -> dict[str, list[int | None]]:
+        """For MAP_CELLS equal parts of each shared file, the first of MAP_FILES, a node that keeps
+        some of it, as far as this node knows."""
+        if self.link is None:
+            return {}
+        shared = [(n, one) for n, one in self._files.items() if one.identity is not None]
+        return {one.path: self.link.keepers(n, MAP_CELLS) for n, one in shared[:MAP_FILES]}
 
     def close(self) -> None:
         """End the convener, and with it what it has started."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from typing import Any
 
 from uffdprefetch.base.config import Config
 from uffdprefetch.predict.streams import Stream
@@ -70,7 +71,9 @@ class Live:
         scheduler: Scheduler,
         jobs: Callable[[], list[int]],
         workers_cpu_seconds: Callable[[], float],
+        cluster: Callable[[], dict[str, Any] | None] = lambda: None,
     ) -> None:
+        self._cluster = cluster
         self._config = config
         self._run = run
         self._engine = engine
@@ -121,6 +124,7 @@ class Live:
             degradations=degradations(ledger, self._scheduler),
             refused=dict(list(ledger.refused.items())[:FILES_MAX]),
             sensors=POOL_SENSORS if self._pool else SENSORS,
+            cluster=self._cluster(),
         )
 
     # -------------------------------------------------------------- ranks

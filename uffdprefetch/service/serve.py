@@ -39,7 +39,7 @@ from uffdprefetch.service.watchers import Watchers
 from uffdprefetch.state.files import FileState
 from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.opening import Opener
-from uffdprefetch.state.publisher import WARM, EventPublisher
+from uffdprefetch.state.publisher import NODES, WARM, EventPublisher
 from uffdprefetch.warm.limits import Limit, TokenBucket
 from uffdprefetch.warm.scheduler import EXTENT_BYTES, Extent, Scheduler
 
@@ -174,7 +174,7 @@ class Service:
         def link(place: Place, key: bytes) -> Link:
             return Link(
                 pool.pool, place.node, key, budget_bytes=pool.budget_bytes,
-                chunk_bytes=pool.chunk_bytes,
+                chunk_bytes=pool.chunk_bytes, serve_cpu=config.serve_cpu,
             )  # fmt: skip
 
         try:
@@ -346,7 +346,7 @@ class Service:
 
             self._live = Live(
                 self.config, self.run_key, self.engine, self._scheduler, self._peers.jobs,
-                self._reading_cpu_seconds,
+                self._reading_cpu_seconds, self._described,
             )  # fmt: skip
             self._live.tick(CLOCK.now_ns(), self._limit)
         return self._live
@@ -360,6 +360,17 @@ class Service:
             WARM, result.submit_ns, consumer.reader if consumer else 0, extent.file, extent.start,
             extent.end - extent.start, took, result.resident_bytes >> 10, os.getpid(),
         )  # fmt: skip
+
+    def _tell_what_went(self, cluster: Cluster, now: int) -> None:
+        pool = self.engine.pool
+        if pool is None or not self._tap.active:
+            return
+        for number, file in pool.files.items():
+            if cluster.is_shared(number):
+                counts = pool.pool.file_counts(number)
+                self._tap.put(
+                    NODES, now, 0, file, counts.others_bytes, counts.given_bytes, counts.read_bytes
+                )
 
     def _sample(self) -> None:
         for process in self._ledger.processes:
@@ -390,9 +401,11 @@ class Service:
         self._sample()
         return summary(
             self.config, self.run_key, self.engine, self._scheduler,
-            self._reading_cpu_seconds(), self._waits,
-            self._cluster.describe() if self._cluster is not None else None,
+            self._reading_cpu_seconds(), self._waits, self._described(),
         )  # fmt: skip
+
+    def _described(self) -> dict[str, Any] | None:
+        return self._cluster.describe() if self._cluster is not None else None
 
     # -------------------------------------------------------------- once a second
 
@@ -408,6 +421,7 @@ class Service:
             self.engine.pool.housekeep()
         if self._cluster is not None:
             self._cluster.housekeep()
+            self._tell_what_went(self._cluster, now)
         if self._live is not None:
             self._live.tick(now, self._limit)
         elif not is_first:

@@ -20,7 +20,7 @@ from uffdprefetch.state.region import Region
 
 #: trace/file/events.py, EVENT; the numbers of its kinds that are ours.
 _EVENT = struct.Struct("<QQQQIIHHI")
-TOUCH, SEEN, WARM, WINDOW, MAJORS, PUNCH = 20, 21, 22, 23, 24, 25
+TOUCH, SEEN, WARM, WINDOW, MAJORS, PUNCH, NODES = 20, 21, 22, 23, 24, 25, 26
 #: Flags in `aux` of a TOUCH that the pool answered.
 POOL_TOUCH, POOL_MISS, POOL_BACKWARD = 1, 2, 4
 #: Small enough that several batches fit into a socket's default send buffer.

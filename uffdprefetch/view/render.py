@@ -7,12 +7,13 @@ are folded into one line that names the worst of them. No line is longer than th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from rich.console import Group
 from rich.text import Text
 
-from uffdprefetch.base.units import format_duration, format_rate, format_size
+from uffdprefetch.base.units import format_duration, format_rate, format_size, node_map
 from uffdprefetch.protocol.document import Quantiles
 from uffdprefetch.protocol.snapshot import Pool, Snapshot
 from uffdprefetch.view import glyphs as draw
@@ -112,6 +113,20 @@ def pool_line(pool: Pool, width: int, glyphs: Glyphs) -> Text:
     return _labelled("pool", text.append(words.join_fitting(parts, room - len(text))))
 
 
+def nodes_line(cluster: Mapping[str, Any], width: int) -> Text:
+    """What goes between this node and the run's others, and who keeps what of the first file."""
+    parts = [f"{len(cluster['present'])} of {cluster['nodes']} here"]
+    if cluster.get("generations"):
+        came, went = (format_size(cluster.get(f"{way}_bytes") or 0) for way in ("from", "to"))
+        parts.append(f"{came} came, {went} went")
+    if rate := cluster.get("network_bytes_per_second"):
+        parts.append(f"network {format_rate(rate)}")
+    for cells in list((cluster.get("keepers") or {}).values())[:1]:
+        if any(node is not None for node in cells):
+            parts.append(f"kept by {node_map(cells)}")
+    return _labelled("nodes", Text(words.join_fitting(parts, width - LABEL)))
+
+
 def waits_line(pool: Pool, width: int) -> Text:
     """Who waits for the pool, and for how long."""
     parts = [f"{pool.waiters} now, {pool.waiters_peak} at most, {pool.missing_faults} so far"]
@@ -199,6 +214,8 @@ def picture(
         ("title", 1), ("storage", 1), ("prefetch", 1), ("files", 2), ("ahead", 1), ("how", 1),
         ("misses", 1), ("readers", 1), ("gaps", 3), ("notes", 2),
     ]  # fmt: skip
+    if snapshot.cluster:
+        optional[2:2] = [("nodes", 1)]
     if snapshot.pool:
         optional[1:1] = [("pool", 1)]
         optional[6:6] = [("waits", 1)]
@@ -236,6 +253,8 @@ def picture(
         lines.append(ahead_line(snapshot, width, glyphs))
     if snapshot.pool and "pool" in shown:
         lines.append(pool_line(snapshot.pool, width, glyphs))
+    if snapshot.cluster and "nodes" in shown:
+        lines.append(nodes_line(snapshot.cluster, width))
     if snapshot.pool and "waits" in shown:
         lines.append(waits_line(snapshot.pool, width))
     for name, values, unit, style in (

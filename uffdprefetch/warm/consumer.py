@@ -40,6 +40,10 @@ class Consumer(Protocol):
         """Where it was seen last."""
 
     @property
+    def rate_bytes_per_second(self) -> float:
+        """How fast it goes; 0: not known."""
+
+    @property
     def feedback(self) -> Feedback:
         """Whether what was read for it was there in time."""
 
@@ -80,6 +84,11 @@ class OrderConsumer:
     def __post_init__(self) -> None:
         self.rate = Rate(self.last_ns)
 
+    @property
+    def rate_bytes_per_second(self) -> float:
+        """See Consumer."""
+        return self.rate.bytes_per_second
+
     def advance(self, position_bytes: int, now_ns: int) -> None:
         """It is there now; never back."""
         self.last_ns = max(self.last_ns, now_ns)
@@ -101,6 +110,7 @@ class FileConsumer:
     reader: int
     position_bytes: int = 0
     direction: int = 1
+    rate_bytes_per_second: float = 0.0
     feedback: Feedback = field(default_factory=Feedback)
 
     def expected_bytes(self, now_ns: int, most_bytes: int) -> int:

@@ -76,6 +76,15 @@ class Extent:
         return min(length, self.window_bytes or length)
 
     @property
+    def due_ns(self) -> int:
+        """After how long its consumer comes there, at its present rate; 0: not known."""
+        consumer = self.consumer
+        if consumer is None or consumer.rate_bytes_per_second <= 0:
+            return 0
+        gap = (self.at - consumer.position_bytes) * consumer.direction
+        return max(0, int(gap * 1e9 / consumer.rate_bytes_per_second))
+
+    @property
     def in_flight(self) -> IntervalSet:
         """What is under way to where it goes."""
         return self.file.in_flight if self.pooled is None else self.pooled.in_flight
@@ -413,7 +422,8 @@ class Scheduler:
             device.idle = True
         pooled = extent.pooled
         if pooled is not None:
-            sent = pooled.pool.submit(self._next_id, pooled.number, extent.start, length)
+            due_ns = extent.due_ns
+            sent = pooled.pool.submit(self._next_id, pooled.number, extent.start, length, due_ns)
         else:
             window, chunk = extent.window_bytes, file.chunk_bytes
             if window:  # by two requests at a time where they are not too small

@@ -67,16 +67,10 @@ static uint64_t least_ns(const struct up_net *n)
 
 /* ------------------------------------------------------------------ who has a block */
 
-/* Whom a word names; UP_NET_NODES and more: nobody. */
-static uint32_t node_of(uint16_t word)
-{
-	return word & ~(uint32_t)(UP_NET_COPY | UP_NET_PART);
-}
-
 /* Whether whoever keeps it has said that it wants some chunks. */
 static int is_of_part(uint16_t word)
 {
-	return word == UP_NET_KEEP_PART || (word & UP_NET_PART && node_of(word) < UP_NET_NODES);
+	return word == UP_NET_KEEP_PART || (word & UP_NET_PART && net_node_of(word) < UP_NET_NODES);
 }
 
 static int has_room(const struct up_net *n)
@@ -177,7 +171,7 @@ static void note_steps(struct net_file *f, uint64_t from, uint64_t to)
 		from += step;
 		if (!is_known(f, from))
 			continue;
-		f->elsewhere = f->elsewhere << 1 | (node_of(f->word[from]) < UP_NET_NODES);
+		f->elsewhere = f->elsewhere << 1 | (net_node_of(f->word[from]) < UP_NET_NODES);
 		f->walked += f->walked < WALK_BLOCKS;
 	}
 }
@@ -229,7 +223,7 @@ enum up_net_ahead up_net_ahead(struct up_net *n, int file, uint64_t first, uint6
 			if (f->word[b] == NET_ASKED &&
 			    (now_ms(n) - f->asked_ms[b]) * NET_MS < PATIENCE_FIRST_NS)
 				found = UP_NET_AHEAD_SOON;
-			else if (is_here(n, node_of(f->word[b]), now) && found == UP_NET_AHEAD_NOW)
+			else if (is_here(n, net_node_of(f->word[b]), now) && found == UP_NET_AHEAD_NOW)
 				found = UP_NET_AHEAD_HELD;
 		}
 	pthread_mutex_unlock(&n->lock);
@@ -276,9 +270,9 @@ struct piece {
 	uint64_t first, count, at, length;
 };
 
-static int ask(struct up_net *n, int file, uint16_t word, struct piece *p, int demand)
+static int ask(struct up_net *n, int file, uint16_t word, struct piece *p, int demand, uint64_t due_ns)
 {
-	uint32_t node = node_of(word);
+	uint32_t node = net_node_of(word);
 	const struct net_file *f = &n->file[file];
 	struct up_net_message m = {
 		.kind = UP_NET_ASK,
@@ -296,6 +290,7 @@ static int ask(struct up_net *n, int file, uint16_t word, struct piece *p, int d
 		return 0;
 	m.slot = (uint32_t)slot;
 	m.serial = ++n->serial;
+	m.due_ms = due_ns > now ? (uint32_t)((due_ns - now) / NET_MS) : 0;
 	m.useful_ms = (uint32_t)((PATIENCE_MOST_NS + net_longest(&n->storage_times)) / NET_MS);
 	if (!net_tell(n, &m))
 		return 0;
@@ -303,6 +298,7 @@ static int ask(struct up_net *n, int file, uint16_t word, struct piece *p, int d
 					   .asked_ns = now, .file = file, .demand = demand,
 					   .first = p->first, .count = p->count };
 	n->node[node].out++;
+	up_net_note_out(n->ring, 1);
 	n->count.asks++;
 	p->slot = slot;
 	return 1;
@@ -398,7 +394,6 @@ static enum up_net_status finish(struct up_net *n, const struct net_file *f, str
 		pthread_mutex_unlock(&n->lock);
 		status = take_bytes(n, &own, p, s->serial, into);
 		pthread_mutex_lock(&n->lock);
-		n->count.corrupt += status == UP_NET_FAILED;
 		if (status == UP_NET_OK) {
 			d->failures = 0;
 			d->from_bytes += p->length;
@@ -409,10 +404,13 @@ static enum up_net_status finish(struct up_net *n, const struct net_file *f, str
 			d->failures = 0; /* it answers */
 			n->count.refused++;
 		} else {
+			n->count.corrupt++;
+			d->corrupt++;
 			failed(n, s->node, pool_now_ns());
 		}
 	} else if (awaited == AWAITED_IN_VAIN) {
 		n->count.unanswered_bytes += p->length;
+		d->late++;
 	}
 	leave_slot(n, p->slot);
 	return status;
@@ -440,7 +438,7 @@ static enum up_net_status fetch_from(struct up_net *n, int file, uint16_t word, 
 					     .count = left < each ? left : each, .at = at * chunk };
 			p->length = p->count * chunk < r->length - p->at ? p->count * chunk
 									 : r->length - p->at;
-			if (!ask(n, file, word, p, r->demand))
+			if (!ask(n, file, word, p, r->demand, r->due_ns))
 				break;
 			asked++;
 		}
@@ -482,7 +480,7 @@ static void count_read(struct up_net *n, const struct net_file *f, uint64_t bloc
 {
 	if (f->used && f->word[block] == NET_ASKED)
 		n->count.unknown_bytes += bytes;
-	else if (node_of(word) < UP_NET_NODES && !is_here(n, node_of(word), pool_now_ns()))
+	else if (net_node_of(word) < UP_NET_NODES && !is_here(n, net_node_of(word), pool_now_ns()))
 		n->count.away_bytes += bytes;
 	else if (status == UP_NET_ABSENT || status == UP_NET_BUSY || status == UP_NET_LATE)
 		n->count.refused_bytes += bytes;
@@ -510,7 +508,7 @@ uint64_t net_fetch(struct up_net *n, int file, const struct up_net_range *range,
 		w = word_of(n, file, block, last, until, part);
 		if (range->demand && f->used)
 			net_note_walk(f, block);
-		for (int tries = 0; tries < 2 && is_here(n, node_of(w), pool_now_ns()); tries++) {
+		for (int tries = 0; tries < 2 && is_here(n, net_node_of(w), pool_now_ns()); tries++) {
 			struct up_net_range rest = *range;
 
 			if (storage_is_quicker(n, rest.length - came)) {
@@ -524,7 +522,7 @@ uint64_t net_fetch(struct up_net *n, int file, const struct up_net_range *range,
 			status = fetch_from(n, file, w, &rest, into + came, &came);
 			if (status != UP_NET_ABSENT || !f->used)
 				break;
-			question(n, file, block, block, node_of(w), part);
+			question(n, file, block, block, net_node_of(w), part);
 			w = word_of(n, file, block, block, pool_now_ns() + least_ns(n), part);
 		}
 		*keep = net_keeps(w);

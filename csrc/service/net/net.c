@@ -102,8 +102,10 @@ static void came(struct up_net *n, const struct up_net_message *m)
 	if (m->slot >= n->layout.ask_slots)
 		return;
 	s = &n->slot[m->slot];
-	if (s->state == SLOT_ASKED || s->state == SLOT_LOST)
+	if (s->state == SLOT_ASKED || s->state == SLOT_LOST) {
 		n->node[s->node].out--;
+		up_net_note_out(n->ring, -1);
+	}
 	if (s->state == SLOT_ASKED) {
 		s->state = SLOT_CAME;
 	} else if (s->state == SLOT_LOST) {
@@ -158,6 +160,7 @@ static int move_up(struct net_queue *from, struct net_queue *to, const struct up
 		if (r->m.kind != UP_NET_REQUEST || r->m.node != m->node || r->m.theirs != m->theirs)
 			continue;
 		r->m.class_ = UP_NET_DEMAND;
+		r->m.due_ms = 0;
 		if (net_queue(to, r))
 			r->m.kind = 0; /* its place says nothing any more */
 		return 1;
@@ -322,7 +325,38 @@ void up_net_node_counts(struct up_net *n, uint32_t node, struct up_net_node_coun
 		.here = (uint32_t)n->node[node].here,
 		.failures = n->node[node].failures,
 		.out = n->node[node].out,
+		.late = n->node[node].late,
+		.corrupt = n->node[node].corrupt,
 	};
+	pthread_mutex_unlock(&n->lock);
+}
+
+void up_net_rates(struct up_net *n, uint64_t *network, uint64_t *storage)
+{
+	pthread_mutex_lock(&n->lock);
+	*network = n->network.ns_per_byte > 0 ? (uint64_t)(1e9 / n->network.ns_per_byte) : 0;
+	*storage = n->storage.ns_per_byte > 0 ? (uint64_t)(1e9 / n->storage.ns_per_byte) : 0;
+	pthread_mutex_unlock(&n->lock);
+}
+
+void up_net_map(struct up_net *n, int file, uint32_t cells, uint16_t *out)
+{
+	const struct net_file *f = &n->file[file];
+
+	pthread_mutex_lock(&n->lock);
+	for (uint32_t i = 0; i < cells; i++) {
+		uint64_t end = f->blocks * (i + 1) / cells, b = f->blocks * i / cells;
+		uint16_t w = UP_NET_UNKNOWN;
+
+		for (; f->used && b < end && w >= UP_NET_NODES; b++) {
+			w = f->word[b];
+			if (net_keeps(w))
+				w = (uint16_t)n->options.me;
+			else if (net_node_of(w) < UP_NET_NODES)
+				w = (uint16_t)net_node_of(w);
+		}
+		out[i] = w < UP_NET_NODES ? w : UP_NET_UNKNOWN;
+	}
 	pthread_mutex_unlock(&n->lock);
 }
 

@@ -52,7 +52,7 @@ struct net_node {
 	uint64_t until_ns;        /* passed over until then */
 	uint32_t out;             /* requests */
 	struct net_times answers; /* of what was there */
-	uint64_t from_bytes, to_bytes, from_answers, to_answers, refused, late;
+	uint64_t from_bytes, to_bytes, refused, late, corrupt;
 };
 
 /* What the pool's file of the same number is to other nodes. */
@@ -102,6 +102,8 @@ struct up_net {
 	struct net_queue queue[2]; /* by class */
 	struct net_queue wants[2]; /* of those, what has to be read first */
 	uint32_t reading;          /* threads that do so */
+	int64_t serve_credit_ns;   /* CPU that serving may use at once; below 0: it has used more */
+	uint64_t credited_ns;      /* when that was reckoned */
 	struct net_rate network, storage;
 	struct net_times storage_times;
 	uint32_t passed; /* requests that went to storage since it is quicker: some try again */
@@ -109,6 +111,12 @@ struct up_net {
 	struct up_net_counts count;
 	pthread_t listener;
 };
+
+/* Whom a word names; UP_NET_NODES and more: nobody. */
+static inline uint32_t net_node_of(uint16_t word)
+{
+	return word & ~(uint32_t)(UP_NET_COPY | UP_NET_PART);
+}
 
 /* Whether a word says that this node keeps the block. */
 static inline int net_keeps(uint16_t word)

@@ -28,6 +28,7 @@ struct up_net_ring {
 	uint32_t magic, version;
 	struct up_net_layout layout;
 	uint64_t beat_ns[2]; /* by up_net_side */
+	uint32_t out;
 	struct queue queue[2];
 };
 
@@ -165,4 +166,14 @@ void up_net_beat(struct up_net_ring *ring, enum up_net_side from)
 uint64_t up_net_last_beat(const struct up_net_ring *ring, enum up_net_side from)
 {
 	return __atomic_load_n(&ring->beat_ns[from], __ATOMIC_RELAXED);
+}
+
+void up_net_note_out(struct up_net_ring *ring, int32_t change)
+{
+	__atomic_fetch_add(&ring->out, (uint32_t)change, __ATOMIC_RELAXED);
+}
+
+uint32_t up_net_out(const struct up_net_ring *ring)
+{
+	return __atomic_load_n(&ring->out, __ATOMIC_RELAXED);
 }

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "service/net/net.h"
@@ -19,15 +20,31 @@
 /* Threads that read storage for others; the rest answers what is there meanwhile. */
 #define READ_THREADS 2u
 #define SLOT_WAIT_NS (200 * NET_MS)
+/* What may be served at once after a while in which nothing was: so much of a core's time. */
+#define BURST_NS (50 * (int64_t)NET_MS)
 
+/* The one whose reader comes first: those that wait now in the order in which they came. */
 static int take(struct net_queue *q, struct net_request *out)
 {
-	while (q->tail != q->head) {
-		*out = q->request[q->tail++ % NET_REQUESTS];
-		if (out->m.kind == UP_NET_REQUEST)
-			return 1;
+	uint64_t due, first = UINT64_MAX;
+	uint32_t at = 0;
+
+	while (q->tail != q->head && q->request[q->tail % NET_REQUESTS].m.kind != UP_NET_REQUEST)
+		q->tail++;
+	for (uint32_t i = q->tail; i != q->head; i++) {
+		const struct net_request *r = &q->request[i % NET_REQUESTS];
+
+		due = r->came_ns + (uint64_t)r->m.due_ms * NET_MS;
+		if (r->m.kind == UP_NET_REQUEST && due < first) {
+			first = due;
+			at = i;
+		}
 	}
-	return 0;
+	if (first == UINT64_MAX)
+		return 0;
+	*out = q->request[at % NET_REQUESTS];
+	q->request[at % NET_REQUESTS].m.kind = 0; /* its place says nothing any more */
+	return 1;
 }
 
 /* The next one that this thread may answer; *reads: it has to be read first. */
@@ -169,6 +186,27 @@ static enum up_net_status serve(struct up_net *n, const struct net_request *r, c
 	return status;
 }
 
+static uint64_t cpu_ns(void)
+{
+	struct timespec ts;
+
+	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &ts);
+	return (uint64_t)ts.tv_sec * 1000000000ull + (uint64_t)ts.tv_nsec;
+}
+
+/* Whether these threads have used what they may of the CPUs, which are the job's. With the lock. */
+static int has_used_its_share(struct up_net *n)
+{
+	uint64_t now = pool_now_ns();
+	int64_t more = (int64_t)((now - n->credited_ns) * n->options.serve_percent / 100);
+
+	if (!n->options.serve_percent)
+		return 0;
+	n->serve_credit_ns = more >= BURST_NS - n->serve_credit_ns ? BURST_NS : n->serve_credit_ns + more;
+	n->credited_ns = now;
+	return n->serve_credit_ns < 0;
+}
+
 void *net_serve_loop(void *arg)
 {
 	struct up_net *n = arg;
@@ -179,11 +217,20 @@ void *net_serve_loop(void *arg)
 	pthread_mutex_lock(&n->lock);
 	while (!n->stop) {
 		enum up_net_status status = UP_NET_BUSY;
+		uint64_t began_ns = cpu_ns();
 		enum whether there;
 		int reads;
 
 		if (!next_request(n, &r, &reads)) {
 			pthread_cond_wait(&n->asked, &n->lock);
+			continue;
+		}
+		if (has_used_its_share(n)) {
+			n->count.declined++;
+			n->reading -= (uint32_t)reads;
+			pthread_mutex_unlock(&n->lock);
+			refuse(n, &r.m, UP_NET_BUSY);
+			pthread_mutex_lock(&n->lock);
 			continue;
 		}
 		pthread_mutex_unlock(&n->lock);
@@ -202,6 +249,8 @@ void *net_serve_loop(void *arg)
 		if (status != UP_NET_OK)
 			refuse(n, &r.m, status);
 		pthread_mutex_lock(&n->lock);
+		n->count.serve_cpu_ns += cpu_ns() - began_ns;
+		n->serve_credit_ns -= (int64_t)(cpu_ns() - began_ns);
 		if (reads) {
 			n->reading--;
 			pthread_cond_signal(&n->asked);

@@ -286,6 +286,7 @@ void net_put(struct up_net *n);
 struct up_net_range {
 	uint64_t first, count, length; /* chunks, within one block; bytes */
 	uint64_t expected;             /* the last chunk that is to be asked for soon */
+	uint64_t due_ns;               /* when a reader comes there; 0: not known, or one waits */
 	int demand;
 };
 /* How many, whole chunks from its beginning on, are in `into`; the rest is to be read from storage, and kept if *keep. */

@@ -277,6 +277,7 @@ static uint64_t from_others(struct up_net *net, const struct fill *o, char *into
 		.length = length,
 		.expected = o->job ? o->job->last : o->first,
 		.demand = !o->job,
+		.due_ns = o->job && o->job->job.due_ns ? o->job->result.submit_ns + o->job->job.due_ns : 0,
 	};
 
 	return net_fetch(net, o->file, &r, into, keep);

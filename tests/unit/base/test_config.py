@@ -83,7 +83,7 @@ def test_every_option_has_all_three_spellings(machine: Machine) -> None:
         "trace": "seen", "ownlock": "1", "live": "1", "interval": "2.5",
         "strict": "1", "quiet": "1", "verbose": "1", "evict": "lru", "huge-pages": "off",
         "plan": "/order.json", "torch": "off", "cluster": "4", "meet": "/shared", "share": "*.bin",
-        "launcher": "srun --mpi=pmi2",
+        "launcher": "srun --mpi=pmi2", "serve-cpu": "0.5",
     }  # fmt: skip
     assert set(given) == {option.key for option in config.OPTIONS}
     words: list[str] = []

@@ -66,10 +66,13 @@ def test_a_transport_gets_the_ring_and_what_it_must_know(pool: Pool) -> None:
     assert (guest.told["node"], bytes.fromhex(guest.told["key"])) == (3, KEY)
     assert guest.ring.layout == one.layout
     assert one.joined is not None and (one.joined.pid, one.joined.generation) == (77, 4)
-    assert one.counts()["asks"] == 0 and one.node(1) is not None
+    one.present = [1, 3, 4]
+    assert one.counts()["asks"] == 0 and sorted(one.links()) == [1, 4]
+    assert one.rates() == (None, None) and one.keepers(0, 3) == [None] * 3
     one.leave()
     one.leave()
-    assert one.joined is None and not one.is_failed and one.node(1) is None
+    assert one.joined is None and not one.is_failed
+    assert sorted(one.links()) == [1, 4], "what went before is not forgotten"
     assert guest.sock.recv(1) == b"", "its connection has ended"
     guest.close()
 

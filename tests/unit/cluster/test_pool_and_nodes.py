@@ -159,6 +159,81 @@ def test_what_is_lost_on_the_way_is_read_from_storage(data: Path, kind: int) -> 
             assert counts.read_bytes >= SIZE - 4 * MIB
 
 
+def test_the_pieces_that_came_are_taken_and_the_rest_is_read(data: Path) -> None:
+    half = BLOCK_CHUNKS // 2
+    with fake_net(2, patience_ms=20) as cluster:
+        read_by(cluster, data, 0)
+        cluster.carries = lambda _, m: m.kind != net.ASK or m.first % BLOCK_CHUNKS < half
+        ((two, number),) = read_by(cluster, data, 1)
+        counts, blocks = two.pool.file_counts(number), SIZE // (BLOCK_CHUNKS * CHUNK)
+        assert counts.others_bytes + counts.read_bytes == SIZE
+        assert 0 < counts.others_bytes <= (blocks + 1) * half * CHUNK
+        assert two.net.counts().unanswered_bytes > 0
+
+
+def test_it_is_told_who_keeps_what_and_what_went_at_which_rate(data: Path) -> None:
+    with fake_net(3) as cluster:
+        (one, file), (two, number) = read_by(cluster, data, 0, 1)
+        assert one.net.map(file, 4) == [0] * 4 == two.net.map(number, 4)
+        assert two.net.map(99, 4) == [None] * 4, "no file"
+        assert (two.net.node(0).from_bytes, one.net.node(1).to_bytes) == (SIZE, SIZE)
+        assert two.net.node(0).corrupt == 0 == two.net.node(2).from_bytes
+        assert two.net.rates()[0] and one.net.rates()[0] is None
+        assert one.ring.out == 0 == two.ring.out
+
+
+def test_a_request_that_has_no_answer_is_out(data: Path) -> None:
+    with fake_net(2, patience_ms=20) as cluster:
+        read_by(cluster, data, 0)
+        cluster.carries = lambda _, m: m.kind != net.SEND
+        ((two, _),) = read_by(cluster, data, 1)
+        assert two.ring.out > 0 == cluster.nodes[0].ring.out
+
+
+def requests(node: Node, file: int, due_ms: list[int]) -> list[int]:
+    """Asked of it all at once, what somebody comes to after so long; in the order in which it
+    answers."""
+    for slot, due in enumerate(due_ms):
+        assert node.ring.put(
+            Message(
+                net.REQUEST, node=1, theirs=slot, file=FILE_ID, first=slot, count=1,
+                class_=net.AHEAD, useful_ms=20_000, due_ms=due,
+            )
+        )  # fmt: skip
+    node.seen.clear()
+    os.eventfd_write(node.from_fd, 1)
+    answers = (net.SEND, net.REFUSE)
+    end = time.monotonic() + 20
+    while len(found := [m.theirs for m in node.seen if m.kind in answers]) < len(due_ms):
+        assert time.monotonic() < end, "a request without an answer"
+        time.sleep(0.001)
+    return found
+
+
+def test_who_comes_first_is_answered_first(data: Path) -> None:
+    with fake_net(2, serve_threads=1) as cluster:
+        ((one, file), _) = read_by(cluster, data, 0, 1)
+        due = [900, 0, 500, 100, 700, 300]
+        found = requests(one, file, due)
+        assert [due[slot] for slot in found] == sorted(due)
+
+
+def test_serving_takes_no_more_of_the_cpus_than_it_may(data: Path) -> None:
+    with fake_net(2, serve_cpu=0.01) as cluster:
+        ((one, file),) = read_by(cluster, data, 0)
+        end = time.monotonic() + 20
+        while not one.net.counts().declined:
+            assert time.monotonic() < end, "it serves without end"
+            requests(one, file, [0] * 14)
+        assert one.net.counts().declined > 0 and one.net.counts().serve_cpu_ns > 0
+        assert any(m.kind == net.REFUSE and m.status == net.BUSY for m in one.seen)
+    with fake_net(2) as cluster:
+        ((one, file),) = read_by(cluster, data, 0)
+        for _ in range(20):
+            requests(one, file, [0] * 14)
+        assert one.net.counts().declined == 0
+
+
 def test_bytes_that_were_spoiled_are_never_taken(data: Path) -> None:
     chance = random.Random(1)
 

@@ -31,7 +31,9 @@ def node(number: int, **totals: Any) -> dict[str, Any]:
         "cluster": {
             "node": number, "nodes": 3, "present": [0, number],
             "mpi": None if number else "Open MPI", "generations": 1 + number,
-            "from_bytes": 10, "to_bytes": 20,
+            "from_bytes": 10, "to_bytes": 20, "network_bytes_per_second": None,
+            "links": [{"node": 5, "late": number}],
+            "keepers": {"/far/a": [number, None], "/far/b": [None, number]},
         },
         "degradations": ["all say it", f"node {number} says it"],
     }  # fmt: skip
@@ -56,7 +58,9 @@ def test_bytes_are_added_and_what_all_say_is_said_once() -> None:
     assert run["pool"]["demand_wait_ns"] == {"count": 9, "p50": 5, "p99": 20, "max": 20, "sum": 9}
     assert run["cluster"] == {
         "node": None, "nodes": 3, "present": [0, 1, 2], "mpi": "Open MPI", "generations": 3,
-        "from_bytes": 30, "to_bytes": 60,
+        "from_bytes": 30, "to_bytes": 60, "network_bytes_per_second": None,
+        "links": [{"at": n, "node": 5, "late": n} for n in range(3)],
+        "keepers": {"/far/a": [0, None], "/far/b": [None, 0]},
     }  # fmt: skip
     assert run["degradations"] == [
         "all say it", "node0: node 0 says it", "node1: node 1 says it", "node2: node 2 says it"

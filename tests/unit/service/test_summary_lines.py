@@ -18,7 +18,7 @@ from fake_service import SUMMARY_JSON
 from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.base.messages import PREFIX
 from uffdprefetch.report import output
-from uffdprefetch.report.summary import how_it_ran, lines, pool_line, short_lines
+from uffdprefetch.report.summary import cluster_lines, how_it_ran, lines, pool_line, short_lines
 from uffdprefetch.state.unserved import Coarse, Reason
 
 
@@ -357,3 +357,19 @@ def test_whoever_races_in_the_directory_never_has_us_write_elsewhere(
     assert attacker.poll() == -9 and refused < 2000
     path = output.write(str(directory / "a"), {"n": "last"}, force=True)
     assert not os.path.islink(path) and json.loads(Path(path).read_text()) == {"n": "last"}
+
+
+def test_what_went_between_nodes_and_who_keeps_what_is_said() -> None:
+    assert cluster_lines({}) == [] == cluster_lines({"cluster": {"generations": 0}})
+    cluster = {
+        "present": [0, 1, 40], "mpi": "Open MPI", "generations": 1, "from_bytes": 2 << 30,
+        "to_bytes": 1 << 30, "network_bytes_per_second": 2_000_000, "transport_cpu_seconds": 4.0,
+        "file_system_bytes_per_second": None,
+        "keepers": {"/far/a": [0, 1, None, 40], "/far/b": [None] * 4},
+    }  # fmt: skip
+    said, kept = cluster_lines({"cluster": cluster})
+    assert said == (
+        "cluster: 3 nodes (Open MPI); 2 GiB from other nodes; 1 GiB to them; network 2 MB/s;"
+        " transport 4.0 s of CPU, 1.9 a GB"
+    )
+    assert kept == "kept by: 01.4 /far/a"

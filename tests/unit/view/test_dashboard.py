@@ -249,6 +249,27 @@ def test_a_pool_that_something_else_bounds_says_what() -> None:
     assert "of 512 MiB (cgroup memory limit)" in text and "evict" not in text
 
 
+CLUSTER = {
+    "node": 2, "nodes": 4, "present": [0, 1, 2], "generations": 1, "from_bytes": 3 << 30,
+    "to_bytes": 1 << 30, "network_bytes_per_second": 240_000_000,
+    "keepers": {"/data/train/records.mdb": [0, 0, 1, None]},
+}  # fmt: skip
+
+
+def test_the_run_s_other_nodes_have_a_line_where_there_are_any() -> None:
+    def nodes(cluster: dict[str, object] | None) -> list[str]:
+        made = {**pooled(), "cluster": cluster}
+        lines = plain(render.picture(view(made), 120, 40)).splitlines()
+        return [line for line in lines if line.startswith("nodes ")]
+
+    (line,) = nodes(CLUSTER)
+    for part in ("3 of 4 here", "3 GiB came, 1 GiB went", "network 240 MB/s", "kept by 001."):
+        assert part in line
+    assert nodes(None) == []
+    (alone,) = nodes({"node": 0, "nodes": 4, "present": [0], "generations": 0})
+    assert "1 of 4 here" in alone and "came" not in alone
+
+
 def test_a_file_is_in_the_pool_or_in_the_page_cache() -> None:
     def title(made: dict[str, object]) -> str:
         lines = plain(render.picture(view(made), 100, 30)).splitlines()

@@ -69,7 +69,7 @@ class PoolNotes:
     def __init__(self, notes: Notes) -> None:
         self.notes = notes
 
-    def submit(self, job_id: int, file: int, offset: int, length: int) -> bool:
+    def submit(self, job_id: int, file: int, offset: int, length: int, due_ns: int = 0) -> bool:
         return self.notes.submit(job_id, file, offset, length)
 
 

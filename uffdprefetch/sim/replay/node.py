@@ -160,7 +160,7 @@ class Pool(uffd_pool.Pool):
         state = self._files[number]
         return state, np.zeros(len(state), np.uint32), np.zeros(len(state), np.uint8)
 
-    def submit(self, job_id: int, file: int, offset: int, length: int) -> bool:
+    def submit(self, job_id: int, file: int, offset: int, length: int, due_ns: int = 0) -> bool:
         """See uffd_pool.Pool."""
         assert self.workers is not None
         return self.workers.submit(job_id, file, offset, length)

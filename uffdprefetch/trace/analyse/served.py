@@ -40,21 +40,29 @@ def late_extents(warm: Array, accesses: list[Accesses], start_ns: int, page_byte
     return int(late.sum())
 
 
-def pool_report(events: Array, start_ns: int, page_bytes: int) -> dict[str, int] | None:
-    """The ``pool`` of one file: touches, and what left and came again; None where the pool did not
-    serve it. Bytes read on demand make no event: their touches are ``missed``."""
+def pool_report(events: Array, start_ns: int, page_bytes: int) -> dict[str, int | None] | None:
+    """The ``pool`` of one file: touches, what left and came again, and what went between nodes;
+    None where the pool did not serve it. Bytes read on demand make no event: their touches are
+    ``missed``."""
     touches = events[events["kind"] == Kind.TOUCH]
     touches = touches[touches["aux"] & POOL_TOUCH > 0]
     punched = events[events["kind"] == Kind.PUNCH]
     if not len(touches) and not len(punched):
         return None
     warm = events[events["kind"] == Kind.WARM]
+    last = events[events["kind"] == Kind.NODES][-1:]
+    came, went, read = (
+        int(last[name][0]) if len(last) else None for name in ("offset", "length", "value")
+    )
     return {
         "touches": len(touches),
         "missed": int((touches["aux"] & POOL_MISS > 0).sum()),
         "warm_bytes": int(warm["length"].sum()),
         "warm_again_bytes": _again(warm, punched, start_ns, page_bytes) * page_bytes,
         "punched_bytes": int(punched["length"].sum()),
+        "from_nodes_bytes": came,
+        "to_nodes_bytes": went,
+        "storage_bytes": read,
     }
 
 

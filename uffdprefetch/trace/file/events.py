@@ -94,6 +94,9 @@ class Kind(IntEnum):
     MAJORS = 24
     #: [offset, +length) was punched out of the pool: it is read again when it is wanted again.
     PUNCH = 25
+    #: Once a second, of a file that nodes share: bytes that came from other nodes so far (offset),
+    #: went to them (length), were read from storage (value).
+    NODES = 26
 
 
 #: ``aux`` of FAULT: an AROUND of the same fault was reported before; the kernel itself touched.

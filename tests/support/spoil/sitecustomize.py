@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A node whose transport changes a bit in every fifth answer: first on its PYTHONPATH."""
+
+import random
+import sys
+
+if "uffdprefetch.cluster.carry" in sys.orig_argv:
+    from uffdprefetch.cluster import fabric
+    from uffdprefetch.cluster.transport import ANSWER
+    from uffdprefetch.native.net import HEADER_BYTES
+
+    _send = fabric.MpiFabric.send
+
+    def _spoil(self, peer, tag, data, then=None):
+        if tag >= ANSWER and len(data) > HEADER_BYTES and random.random() < 0.2:
+            data = bytearray(data)
+            data[random.randrange(HEADER_BYTES, len(data))] ^= 1
+        _send(self, peer, tag, data, then)
+
+    fabric.MpiFabric.send = _spoil
