@@ -329,7 +329,7 @@ def a_pool(budget_bytes: int, limited_by: Limit | None) -> Any:
 def in_the_pool(bed: Bed, file: FileState, chunk_bytes: int = 64 * KIB) -> None:
     """Its part of a pool, of which the bed's workers are those of the pool."""
 
-    def submit(number: int, _: int, start: int, length: int) -> bool:
+    def submit(number: int, _: int, start: int, length: int, due_ns: int) -> bool:
         return bed.submit(number, file.fd, start, length)
 
     pooled = SimpleNamespace(
