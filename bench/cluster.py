@@ -44,6 +44,8 @@ MIB, RECORD = 1 << 20, 110_000
 STORAGE = {1: 80, 2: 80, 4: 40, 8: 20}
 PATTERNS, MODES = ("shard", "all", "shuffled"), ("plain", "alone", "cluster")
 PATIENCE_SECONDS = 600.0
+#: Read from storage though another node has it.
+INSTEAD = ("hedged", "unknown", "away", "unanswered", "refused")
 TICKS = os.sysconf("SC_CLK_TCK")
 #: node, nodes, pattern, epochs, database, directory of marks, seconds that a record takes
 READER = """
@@ -211,10 +213,14 @@ def run(
     used, whole = (now - before for now, before in zip(busy_after, busy_before, strict=True))
     bad = sum(int(line[3 * e + 2]) for line in lines for e in range(args.epochs))
     cluster = found.get("cluster") or {}
+    each_node = found.get("nodes") or ([found] if found else [])
+    sampled = 4096 * sum(one["totals"]["freshness"]["storage_requests"] for one in each_node)
+    instead = sum(cluster.get(f"{name}_bytes") or 0 for name in INSTEAD)
     return {
         "nodes": nodes, "pattern": pattern, "mode": mode, "size_bytes": size,
         "budget_bytes": budget, "storage_mb_per_second": STORAGE[nodes], "link": args.link,
         "epoch_seconds": [round(max(one), 2) for one in each], "read_per_size": read,
+        "sampled_per_size": round(sampled / size, 3), "instead_per_size": round(instead / size, 3),
         "between_nodes_per_size": round((cluster.get("from_bytes") or 0) / size, 3),
         "busy_share": round(used / whole, 2),
         "cpu_seconds": {k: round(v, 2) for k, v in cpu.items()}, "bad_records": bad,
@@ -255,9 +261,10 @@ def main(argv: list[str]) -> int:
         source = Path(text)
         make_data(source / "data.mdb", args.size * MIB)
         size = (source / "data.mdb").stat().st_size
-        print("| nodes | pattern | mode | seconds of each epoch | read / size | between / size |"
+        print("| nodes | pattern | mode | seconds of each epoch | read / size |"
+              " samples, instead / size | between / size |"
               " CPU-s service, transport | CPUs busy | wrong |")  # fmt: skip
-        print("|---|---|---|---|---|---|---|---|---|")
+        print("|---|---|---|---|---|---|---|---|---|---|")
         for nodes in map(int, args.nodes.split(",")):
             if nodes > 1:
                 exchange = exchange_seconds(nodes, size, source, args.link)
@@ -271,7 +278,8 @@ def main(argv: list[str]) -> int:
                     rows.append(row)
                     cpu = row["cpu_seconds"]
                     print(f"| {nodes} | {pattern} | {mode} | {row['epoch_seconds']} |"
-                          f" {row['read_per_size']} | {row['between_nodes_per_size']} |"
+                          f" {row['read_per_size']} | {row['sampled_per_size']},"
+                          f" {row['instead_per_size']} | {row['between_nodes_per_size']} |"
                           f" {cpu.get('service', '')}, {cpu.get('transport', '')} |"
                           f" {row['busy_share']:.0%} | {row['bad_records']} |",
                           flush=True)  # fmt: skip

@@ -109,6 +109,9 @@ static void came(struct up_net *n, const struct up_net_message *m)
 	if (s->state == SLOT_ASKED) {
 		s->state = SLOT_CAME;
 	} else if (s->state == SLOT_LOST) {
+		/* so long do answers take now: the next ones are waited for accordingly */
+		if (!s->word_ns)
+			net_note_time(&n->node[s->node].answers, pool_now_ns() - s->asked_ns);
 		s->state = SLOT_FREE;
 		n->lost--;
 	}
