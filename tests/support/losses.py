@@ -275,7 +275,7 @@ def happen(kind: str, bed: Bed, far: Path, digest: str, directory: Path, how: Ho
             now = run.joined()
             if sum(g > generation for g in now.values()) >= min(2, len(left)):
                 again = time.monotonic() - began
-            elif kind in ("freeze", "cable", "convener", "service", "spoiled"):
+            elif kind in ("freeze", "cable", "silent", "convener", "service", "spoiled"):
                 break  # those go on in the generation that they have, if at all
             time.sleep(0.05)
         run.until_more(left, 1)

@@ -13,6 +13,8 @@
 
 /* An answer that has not come by then is not on its way: nodes that are overloaded give theirs late. */
 #define LOST_NS (3000 * NET_MS)
+/* An answer that is later than this tells of a node that stood still, not of how long answers take. */
+#define LATE_MOST_NS (100 * NET_MS)
 
 int net_tell(struct up_net *n, struct up_net_message *m)
 {
@@ -109,9 +111,13 @@ static void came(struct up_net *n, const struct up_net_message *m)
 	if (s->state == SLOT_ASKED) {
 		s->state = SLOT_CAME;
 	} else if (s->state == SLOT_LOST) {
-		/* so long do answers take now: the next ones are waited for accordingly */
-		if (!s->word_ns)
-			net_note_time(&n->node[s->node].answers, pool_now_ns() - s->asked_ns);
+		/* so long do answers take now, or nobody answered for a while */
+		if (!s->word_ns) {
+			uint64_t took = pool_now_ns() - s->asked_ns;
+
+			net_note_time(&n->node[s->node].answers,
+				      took < LATE_MOST_NS ? took : LATE_MOST_NS);
+		}
 		s->state = SLOT_FREE;
 		n->lost--;
 	}
