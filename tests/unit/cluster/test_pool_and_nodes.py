@@ -194,13 +194,14 @@ def requests(node: Node, file: int, due_ms: list[int]) -> list[int]:
     """Asked of it all at once, what somebody comes to after so long; in the order in which it
     answers."""
     node.seen.clear()
-    for slot, due in enumerate(due_ms):
-        assert node.ring.put(
-            Message(
-                net.REQUEST, node=1, theirs=slot, file=FILE_ID, first=slot, count=1,
-                class_=net.AHEAD, useful_ms=20_000, due_ms=due,
-            )
-        )  # fmt: skip
+    with node.telling:  # the carrier and a test
+        for slot, due in enumerate(due_ms):
+            assert node.ring.put(
+                Message(
+                    net.REQUEST, node=1, theirs=slot, file=FILE_ID, first=slot, count=1,
+                    class_=net.AHEAD, useful_ms=20_000, due_ms=due,
+                )
+            )  # fmt: skip
     os.eventfd_write(node.from_fd, 1)
     answers = (net.SEND, net.REFUSE)
     end = time.monotonic() + 20
