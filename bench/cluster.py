@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Nodes that read one LMDB: from the file system each for itself, or through each other's pools.
 
-    python bench/cluster.py [--nodes 1,2,4,8] [--patterns shard,all,shuffled] [--modes ...]
+    python bench/cluster.py [--nodes 1,2,4,8] [--patterns shard,all,shuffled,planned] [--modes ...]
         [--budget fits|half] [--size MIB] [--epochs N] [--compute SHARE] [--times N]
         [--link BYTES_PER_SECOND] [-o FILE.json]
 
@@ -10,8 +10,14 @@ file system of so many MB/s for all together, less the more they are, so that tw
 them: its counters tell what was read. Who reads is a program of py-lmdb that knows nothing of this
 project. Epochs begin together. Patterns: *shard*: each its part, in order; *all*: all of it, in
 order; *shuffled*: each its part of a permutation that is another one in each epoch, as PyTorch's
-DistributedSampler has it. Budgets: *fits*: what all nodes keep together holds the data; *half*: it
-holds half of it. Prints a table of paired runs; every record's CRC is checked.
+DistributedSampler has it; *planned*: the same, with the order told by ``--plan``. Budgets: *fits*:
+what all nodes keep together holds the data; *half*: it holds half of it.
+
+A reader computes on each record, as long as the file system takes for ``--compute`` times its
+bytes. Prints a table of runs, and what a bare mpi4py loop takes to bring each node all that the
+others have read: an epoch takes no less than the longer of that, of what the file system takes for
+all of it once, and of what the slowest reader computes. Every record's CRC is checked. Page caches
+would be one for all nodes: mode *plain* is for one node.
 """
 
 from __future__ import annotations
@@ -42,7 +48,7 @@ from uffdprefetch.demo.bed import SlowBed  # noqa: E402
 MIB, RECORD = 1 << 20, 110_000
 #: MB/s of the file system for all nodes together: transports on two cores carry some 20 MB/s each.
 STORAGE = {1: 80, 2: 80, 4: 40, 8: 20}
-PATTERNS, MODES = ("shard", "all", "shuffled"), ("plain", "alone", "cluster")
+PATTERNS, MODES = ("shard", "all", "shuffled", "planned"), ("plain", "alone", "cluster")
 PATIENCE_SECONDS = 600.0
 #: Read from storage though another node has it.
 INSTEAD = ("hedged", "unknown", "away", "unanswered", "refused")
@@ -132,11 +138,30 @@ def busy_seconds() -> tuple[float, float]:
     return (sum(fields) - fields[3] - fields[4]) / TICKS, sum(fields) / TICKS
 
 
+def order(count: int, node: int, nodes: int, epoch: int) -> list[int]:
+    """The records of a node's in a shuffled epoch, as READER has them."""
+    found = list(range(count))
+    random.Random(epoch).shuffle(found)
+    return found[node::nodes]
+
+
+def write_plan(path: Path, data: Path, count: int, node: int, nodes: int, epochs: int) -> None:
+    """Of one node."""
+    ranks = [{"ranks": {"*": order(count, node, nodes, epoch)}} for epoch in range(epochs)]
+    file = {"file": str(data), "unit": "records", "epochs": ranks}
+    path.write_text(json.dumps({"schema": "uffdprefetch.plan/1", "files": [file]}))
+
+
+def records(size_bytes: int) -> int:
+    """How many fit: each takes whole pages."""
+    return size_bytes // (RECORD + 2592)
+
+
 def make_data(path: Path, size_bytes: int) -> None:
     """Records of RECORD bytes, each with its CRC."""
     chance = random.Random(6)
     env = lmdb.open(str(path), subdir=False, map_size=2 * size_bytes, lock=False)
-    count = size_bytes // (RECORD + 2592)  # whole pages
+    count = records(size_bytes)
     for first in range(0, count, 100):
         with env.begin(write=True) as txn:
             for number in range(first, min(first + 100, count)):
@@ -186,6 +211,11 @@ def run(
                     *("--budget", f"{budget >> 20}MiB", "--min-size", "1MiB"),
                     *("-o", str(directory / f"out{node}")),
                 ]
+                if pattern == "planned":
+                    plan = directory / f"plan{node}.json"
+                    count = records(args.size * MIB)
+                    write_plan(plan, far, count, node, nodes, args.epochs)
+                    wrap += ["--plan", str(plan)]
                 if mode == "cluster" and nodes > 1:
                     wrap += [f"--cluster={nodes}", "--meet", text, "--share", f"{far.parent}/*"]
                 words = [sys.executable, "-c", READER, str(node), str(nodes), pattern,

@@ -29,6 +29,7 @@ make|command -v make|no make targets
 pkg-config|command -v pkg-config|the slow storage bed cannot be built: demo uses the local disk, bed tests skip
 libfuse3-dev|pkg-config --exists fuse3|the slow storage bed cannot be built: demo uses the local disk, bed tests skip
 fuse3|command -v fusermount3|the slow storage bed cannot be mounted unprivileged: demo uses the local disk
+bindfs|command -v bindfs|not seen that nodes meet where clients keep names in mind
 musl-tools|command -v musl-gcc|not seen that programs of another C library are left alone
 valgrind|command -v valgrind|not seen that programs under valgrind are left alone
 clang|command -v clang|not seen that clang's sanitizers are left alone

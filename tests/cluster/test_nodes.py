@@ -4,6 +4,7 @@ MPI every byte is right."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -32,6 +33,8 @@ pytestmark = [pytest.mark.root, pytest.mark.mpi]
 MIB = 1 << 20
 SIZE = 24 * MIB
 BLOCK = 1 * MIB
+#: acdirmin of nfs(5).
+KEPT_SECONDS = 30
 
 
 @pytest.fixture(scope="module")
@@ -79,21 +82,50 @@ class Node:
 
 
 @contextmanager
-def cluster(count: int, data: Path, directory: Path) -> Iterator[list[Node]]:
-    """Nodes that have met, each with its transport."""
+def clients(source: Path, directory: Path, count: int) -> Iterator[list[Path]]:
+    """The same directory as so many clients have it that keep names, also absent ones, and
+    attributes in mind for a while, as those of NFS do; theirs ask the server after a change of
+    their own, these do not."""
+    what = ("attr", "entry", "negative")
+    seconds = ",".join(f"{name}_timeout={KEPT_SECONDS}" for name in what)
+    found = [directory / f"client{number}" for number in range(count)]
+    with contextlib.ExitStack() as undo:
+        for place in found:
+            place.mkdir()
+            subprocess.run(["bindfs", "-o", seconds, str(source), str(place)], check=True)
+            undo.callback(subprocess.run, ["umount", "-l", str(place)], check=True)
+        yield found
+
+
+@contextmanager
+def cluster(
+    count: int, data: Path, directory: Path, forgetful: bool = False
+) -> Iterator[list[Node]]:
+    """Nodes that have met, each with its transport. ``forgetful``: each by a client of its own."""
     reason = why_none()
     require(not reason, reason)
     require(shutil.which("mpirun") is not None, "mpirun is missing: install openmpi-bin")
     meet = directory / "meet"
     meet.mkdir()
+    meets = [meet] * count
+    stack = contextlib.ExitStack()
+    if forgetful:
+        require(shutil.which("bindfs") is not None, "bindfs is missing: install bindfs")
+        meets = stack.enter_context(clients(meet, directory, count))
     environ = {**clean_environment(), "PYTHONPATH": str(ROOT)}
-    with nodes_bed(count, directory) as bed:
+    with stack, nodes_bed(count, directory) as bed:
         nodes = [
             Node(
                 bed.start(
                     number,
                     [
-                        *(sys.executable, "-m", "tests.support.cluster_node", str(meet), "run.0"),
+                        *(
+                            sys.executable,
+                            "-m",
+                            "tests.support.cluster_node",
+                            str(meets[number]),
+                            "run.0",
+                        ),
                         *(str(number), str(count), str(128 * MIB), str(BLOCK), str(data)),
                     ],
                     environ,
@@ -110,6 +142,18 @@ def cluster(count: int, data: Path, directory: Path) -> Iterator[list[Node]]:
             statuses = [node.end() for node in nodes]
     assert statuses == [0] * count
     assert os.listdir(meet) == []
+
+
+def test_nodes_meet_where_clients_keep_names_and_attributes_in_mind(
+    data: Path, tmp_path: Path
+) -> None:
+    digest = hashlib.sha256(data.read_bytes()).hexdigest()
+    with cluster(2, data, tmp_path, forgetful=True) as nodes:
+        for node in nodes:
+            node.tell(do="read", start=0, length=SIZE)
+            assert node.hear("read") == digest
+        nodes[1].tell(do="counts")
+        assert nodes[1].hear("counts")["others_bytes"] > 0
 
 
 def test_what_a_node_has_read_the_others_get_from_it(data: Path, tmp_path: Path) -> None:
