@@ -58,12 +58,13 @@ READER = """
 import os, random, sys, time, zlib, lmdb
 node, nodes, pattern, epochs, path, marks, cost = sys.argv[1:8]
 node, nodes, epochs, cost = int(node), int(nodes), int(epochs), float(cost)
-env = lmdb.open(path, subdir=False, readonly=True, lock=False, readahead=False)
-count = env.stat()["entries"]
 def meet(what):
     open(f"{marks}/{what}-{node}", "w").close()
     while not os.path.exists(f"{marks}/{what}"):
         time.sleep(0.005)
+meet("open")  # when nothing starts any more
+env = lmdb.open(path, subdir=False, readonly=True, lock=False, readahead=False)
+count = env.stat()["entries"]
 for epoch in range(epochs):
     meet(f"begin-{epoch}")
     began, bad = time.monotonic(), 0
@@ -225,6 +226,8 @@ def run(
             if mode == "cluster" and nodes > 1:
                 _until(lambda: all(bed.find(n, "uffdprefetch.cluster.carry") for n in range(nodes)))
                 time.sleep(1.5)
+            _meet(marks, "open", nodes)
+            (marks / "open").touch()
             read, cpu, busy_before = [], {}, busy_seconds()
             for epoch in range(args.epochs):
                 _meet(marks, f"begin-{epoch}", nodes)
