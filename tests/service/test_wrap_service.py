@@ -19,7 +19,7 @@ from uffdprefetch.base.config import Config
 from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.base.rundir import runtime_directory
 from uffdprefetch.launch import launcher, nothing_reported, service
-from uffdprefetch.launch.service import Meeting
+from uffdprefetch.launch.service import Address
 from uffdprefetch.protocol import leftovers
 
 Start = Callable[..., "subprocess.Popen[bytes]"]
@@ -192,11 +192,11 @@ def test_no_service_is_a_warning_or_125_with_strict(
 
 
 @pytest.fixture
-def meeting(env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Meeting:
+def meeting(env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Address:
     monkeypatch.setattr(service, "START_TIMEOUT_SECONDS", 0.5)
     env["UFFDPREFETCH_RUN"] = "test"
     runtime_directory(env)
-    return service.meeting_place(env)
+    return service.address_of(env)
 
 
 def runs_instead(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
@@ -205,7 +205,7 @@ def runs_instead(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
 
 
 def test_the_service_is_started_if_nobody_listens(
-    env: dict[str, str], meeting: Meeting, monkeypatch: pytest.MonkeyPatch
+    env: dict[str, str], meeting: Address, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service, "START_TIMEOUT_SECONDS", HANG_SECONDS)
     first = service.find_or_start(env, Config(), meeting)
@@ -222,7 +222,7 @@ def test_the_service_is_started_if_nobody_listens(
 
 
 def test_a_service_that_nobody_came_to_is_ended_and_leaves_nothing(
-    env: dict[str, str], meeting: Meeting, monkeypatch: pytest.MonkeyPatch
+    env: dict[str, str], meeting: Address, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs_instead(monkeypatch, "sleep", "60")
     found = service.find_or_start(env, Config(), meeting)
@@ -234,7 +234,7 @@ def test_a_service_that_nobody_came_to_is_ended_and_leaves_nothing(
 
 
 def test_a_service_that_is_up_is_not_ended(
-    env: dict[str, str], meeting: Meeting, monkeypatch: pytest.MonkeyPatch
+    env: dict[str, str], meeting: Address, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service, "START_TIMEOUT_SECONDS", HANG_SECONDS)
     found = service.find_or_start(env, Config(), meeting)
@@ -246,7 +246,7 @@ def test_a_service_that_is_up_is_not_ended(
 
 
 def test_a_service_that_cannot_start_is_reported_with_its_last_words(
-    env: dict[str, str], meeting: Meeting, monkeypatch: pytest.MonkeyPatch
+    env: dict[str, str], meeting: Address, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Path(meeting.log).write_text("one\nno memory for the ring\n")
     monkeypatch.setattr(service, "START_TIMEOUT_SECONDS", HANG_SECONDS)
@@ -259,7 +259,7 @@ def test_a_service_that_cannot_start_is_reported_with_its_last_words(
 
 
 def test_a_service_that_does_not_start_is_not_waited_for_without_end(
-    env: dict[str, str], meeting: Meeting, monkeypatch: pytest.MonkeyPatch
+    env: dict[str, str], meeting: Address, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs_instead(monkeypatch, "sleep", "60")
     found = service.find_or_start(env, Config(), meeting)
@@ -269,7 +269,7 @@ def test_a_service_that_does_not_start_is_not_waited_for_without_end(
 
 
 def test_a_stranger_on_the_socket_is_not_believed(
-    env: dict[str, str], meeting: Meeting, fake: Callable[..., Path],
+    env: dict[str, str], meeting: Address, fake: Callable[..., Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     fake("babbles")
@@ -299,7 +299,7 @@ def test_a_job_that_ends_before_its_service_is_up_has_a_summary_of_the_same_form
     assert list(short["totals"]) == list(strict["totals"]) and list(short) == list(strict)
 
 
-def test_the_services_environment_is_not_the_jobs(env: dict[str, str], meeting: Meeting) -> None:
+def test_the_services_environment_is_not_the_jobs(env: dict[str, str], meeting: Address) -> None:
     env.update(LD_PRELOAD="/x.so", PYTHONINSPECT="1", PYTHONPATH="relative:/abs")
     config = Config(policy="fixed", distance_bytes=8 << 20)
     environment = service._service_environment(env, config, meeting)

@@ -153,10 +153,10 @@ def _watch(recording: Any, pid: int, args: argparse.Namespace) -> int:
     node = None
     if not recording.sees_faults:
         environ = spawn.inherited_environment()
-        meeting = service.meeting_place(environ)
-        node = service.find_or_start(environ, _watching(args, "off"), meeting).come_up()
+        address = service.address_of(environ)
+        node = service.find_or_start(environ, _watching(args, "off"), address).come_up()
         node.job_started(pid)
-        recording.tell(socket=meeting.socket)
+        recording.tell(socket=address.socket)
     try:
         while not recording.ended():
             time.sleep(0.1)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from uffdprefetch.base.config import Config
-    from uffdprefetch.launch.service import Meeting, Service
+    from uffdprefetch.launch.service import Address, Service
     from uffdprefetch.ownlock import OwnLocks
     from uffdprefetch.trace.record.starter import Recording
 
@@ -91,14 +91,14 @@ def preloading(environ: Mapping[str, str], path: str) -> dict[str, str]:
 
 
 def job_environment(
-    environ: Mapping[str, str], config: Config, meeting: Meeting, preload: str | None
+    environ: Mapping[str, str], config: Config, address: Address, preload: str | None
 ) -> dict[str, str]:
     """The job's environment: ``environ`` and the variables of the preload object and nested
     wraps."""
     environment = {**environ, **config.environment()}
-    environment["UFFDPREFETCH_RUN"] = meeting.key
-    environment["UFFDPREFETCH_RUNDIR"] = meeting.directory
-    environment["UFFDPREFETCH_SOCKET"] = meeting.socket
+    environment["UFFDPREFETCH_RUN"] = address.key
+    environment["UFFDPREFETCH_RUNDIR"] = address.directory
+    environment["UFFDPREFETCH_SOCKET"] = address.socket
     environment["UFFDPREFETCH_MIN_SIZE"] = str(config.min_size_bytes)
     environment["UFFDPREFETCH_LISTEN"] = str(config.spacing_bytes())
     if config.engine == "pool" or "UFFDPREFETCH_ENGINE" in environment:
@@ -142,12 +142,12 @@ def _in_a_cluster(config: Config, environ: Mapping[str, str]) -> Config:
     return cluster.alone(config)
 
 
-def _own_locks(config: Config, meeting: Meeting) -> OwnLocks | None:
+def _own_locks(config: Config, address: Address) -> OwnLocks | None:
     """Join the job's directory of lock files; raises UffdPrefetchError with --strict only."""
     from uffdprefetch.ownlock import SUFFIX, OwnLocks
 
     try:
-        return OwnLocks.enter(f"{meeting.socket}{SUFFIX}")
+        return OwnLocks.enter(f"{address.socket}{SUFFIX}")
     except UffdPrefetchError as error:
         if config.strict:
             raise
@@ -156,7 +156,7 @@ def _own_locks(config: Config, meeting: Meeting) -> OwnLocks | None:
 
 
 def _record(
-    config: Config, environ: Mapping[str, str], meeting: Meeting | None, argv: Sequence[str]
+    config: Config, environ: Mapping[str, str], address: Address | None, argv: Sequence[str]
 ) -> Recording | None:
     """Start the recorder of this job and node, unless another launcher has.
 
@@ -167,11 +167,11 @@ def _record(
     from uffdprefetch.trace.record.starter import MAX_EVENTS, MIN_SIZE_BYTES, Recording, output_path
 
     assert config.trace is not None
-    key = meeting.key if meeting else ""
+    key = address.key if address else ""
     name = output.expand(config.trace, key, identify(environ).rank, environ)
     mark = None
-    if meeting is not None:
-        mark = meeting.socket + leftovers.TRACE
+    if address is not None:
+        mark = address.socket + leftovers.TRACE
         try:
             mark_fd = os.open(mark, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
         except FileExistsError:
@@ -182,7 +182,7 @@ def _record(
         output_path(name), config.force, list(config.include), MIN_SIZE_BYTES, MAX_EVENTS,
         list(argv), launcher=os.getpid(), quiet=config.quiet,
     )  # fmt: skip
-    directory = meeting.directory if meeting else "/"
+    directory = address.directory if address else "/"
     try:
         recording = Recording.start(spec, service.own_environment(environ), directory)
     except UffdPrefetchError as error:
@@ -209,14 +209,14 @@ def _wait_for_recorder(mark: str) -> None:
 
 
 def _service_of(
-    config: Config, environ: Mapping[str, str], meeting: Meeting, recorded: bool
+    config: Config, environ: Mapping[str, str], address: Address, recorded: bool
 ) -> Service:
     """The job's service; up before the job only where that must be so.
 
     With --strict because there may be none. With the pool because a mapping is the pool's from its
     beginning or never. With a recording because it has the service's first events.
     """
-    found = service.find_or_start(environ, config, meeting)
+    found = service.find_or_start(environ, config, address)
     if config.strict or config.engine == "pool" or recorded:
         found.come_up()
     return found
@@ -241,11 +241,11 @@ def run(
 
         plan_file.load(config.plan)  # likewise
     node: Service | None = None
-    meeting: Meeting | None = None
+    address: Address | None = None
     locks: OwnLocks | None = None
     environment = environ
     try:
-        meeting = service.meeting_place(environ)
+        address = service.address_of(environ)
         config = _with_an_engine(config, environ)
         if config.cluster is not None:
             config = _in_a_cluster(config, environ)
@@ -253,35 +253,35 @@ def run(
         if config.engine != "off" or config.ownlock:
             preload = environ.get(TEST_PRELOAD_VARIABLE)
             if not preload:
-                preload = preloadable(preload_object(), meeting.directory)
-        locks = _own_locks(config, meeting) if config.ownlock else None
+                preload = preloadable(preload_object(), address.directory)
+        locks = _own_locks(config, address) if config.ownlock else None
         if locks is not None and preload is not None:  # no service needed
             environment = {**environ, **preloading(environ, preload)}
             environment[LOCKS_VARIABLE] = locks.directory
         recorded = recording is not None or config.trace is not None
-        node = _service_of(config, environ, meeting, recorded)
+        node = _service_of(config, environ, address, recorded)
         if config.engine_asked and node.started is not None:  # by the rank that started it only
             say(why_fallen_back(config))
         if node.is_welcome:
             _say_if_other_options_hold(config, node)
-        environment = job_environment(environment, config, meeting, preload)
+        environment = job_environment(environment, config, address, preload)
     except (UffdPrefetchError, OSError) as error:
         text = error.message if isinstance(error, UffdPrefetchError) else str(error)
         if config.strict:
             raise UffdPrefetchError(text, EXIT_OURS) from None
         say(f"running the job without prefetching: {text}")
     if config.trace is not None:
-        recording = _record(config, environ, meeting, argv)
+        recording = _record(config, environ, address, argv)
     if recording is not None and node is not None:
-        recording.tell(socket=node.meeting.socket)
+        recording.tell(socket=node.address.socket)
     if config.verbose and node is not None:
-        say(f"job {node.meeting.key} (from {node.meeting.key_source}), log {node.meeting.log}")
+        say(f"job {node.address.key} (from {node.address.key_source}), log {node.address.log}")
 
     view = None
     if config.live and node is not None:
         from uffdprefetch.launch.panel import Live
 
-        view = Live(node.meeting.socket, config.interval_seconds, environ)
+        view = Live(node.address.socket, config.interval_seconds, environ)
     began, read_before = time.monotonic(), _read_call_bytes()
 
     def started(pid: int) -> None:
@@ -327,14 +327,14 @@ def run(
 
                 cpu = node.started.cpu_seconds if node.started is not None else 0.0
                 document = nothing_reported.summary(
-                    config, node.meeting.key, time.monotonic() - began, cpu, read
+                    config, node.address.key, time.monotonic() - began, cpu, read
                 )
-                write_and_print(config, environ, node.meeting, document)
+                write_and_print(config, environ, node.address, document)
         else:
             last = _report(config, environ, node, status, read, only_record)
         node.close()
-    if meeting is not None and last:
-        leftovers.tidy(meeting.socket)
+    if address is not None and last:
+        leftovers.tidy(address.socket)
     if recording is not None:
         recording.end(os.waitstatus_to_exitcode(status), wait=last)
     return spawn.end_like(status)
@@ -368,11 +368,11 @@ def _report(
     except ServiceGone as error:
         say(
             f"the service died during the run ({error}); the job went on without it,"
-            f" there is no summary; see {node.meeting.log}"
+            f" there is no summary; see {node.address.log}"
         )
         return True
     except TimeoutError:
-        say(f"no summary: the service did not answer within 5 s; see {node.meeting.log}")
+        say(f"no summary: the service did not answer within 5 s; see {node.address.log}")
         return True
     if waited:
         _say_if_other_options_hold(config, node)
@@ -387,13 +387,13 @@ def _report(
 
         document = cluster.one_summary(config, finished.summary)
     if not only_record and document is not None:
-        write_and_print(config, environ, node.meeting, document)
+        write_and_print(config, environ, node.address, document)
     client.gone(time.monotonic() + TIDY_TIMEOUT_SECONDS)
     return True
 
 
 def write_and_print(
-    config: Config, environ: Mapping[str, str], meeting: Meeting, document: dict[str, Any]
+    config: Config, environ: Mapping[str, str], address: Address, document: dict[str, Any]
 ) -> None:
     """A run's summary, as the user has asked for it."""
     from uffdprefetch.report import summary
@@ -401,7 +401,7 @@ def write_and_print(
     rank = identify(environ).rank
     path = None
     try:
-        name = output.expand(config.output, meeting.key, rank, environ)
+        name = output.expand(config.output, address.key, rank, environ)
         path = output.write(name, document, config.force)
     except (OSError, UffdPrefetchError) as error:
         say(f"summary not written: {error}")

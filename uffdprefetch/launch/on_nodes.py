@@ -98,7 +98,7 @@ class Services:
         base = Path(config.meet or os.getcwd())
         self.meeting = Meeting(base, f"{run}.services", 0)
         directory = environ.get("UFFDPREFETCH_RUNDIR") or f"/tmp/uffdprefetch-{os.geteuid()}"
-        self.place = service.Meeting(
+        self.place = service.Address(
             key, "this command", directory, os.path.join(directory, f"{key}@%h+{GROUP}.sock")
         )
         step = {

@@ -44,7 +44,7 @@ PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 @record(frozen=True)
-class Meeting:
+class Address:
     """Where the processes of this job find their service on this node."""
 
     key: str
@@ -57,12 +57,12 @@ class Meeting:
         return f"{self.socket}.log"
 
 
-def meeting_place(environ: Mapping[str, str]) -> Meeting:
+def address_of(environ: Mapping[str, str]) -> Address:
     """Key, runtime directory and socket of this job; raises UffdPrefetchError (125)."""
     key = job_key(environ, os.getpid(), os.getppid(), f"{time.time_ns():x}")
     directory = runtime_directory(environ)
     group = environ.get(GROUP_VARIABLE)  # the same on all nodes: launch/on_nodes.py
-    return Meeting(key.key, key.source, directory, socket_path(directory, key.key, group=group))
+    return Address(key.key, key.source, directory, socket_path(directory, key.key, group=group))
 
 
 # ---- starting it --------------------------------------------------------------------------------
@@ -152,26 +152,26 @@ def own_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _service_environment(
-    environ: Mapping[str, str], config: Config, meeting: Meeting
+    environ: Mapping[str, str], config: Config, address: Address
 ) -> dict[str, str]:
     environment = own_environment(environ)
     environment["UFFDPREFETCH_SERVE_CONFIG"] = config.to_json()
-    environment["UFFDPREFETCH_RUN"] = meeting.key
-    environment["UFFDPREFETCH_RUNDIR"] = meeting.directory
+    environment["UFFDPREFETCH_RUN"] = address.key
+    environment["UFFDPREFETCH_RUNDIR"] = address.directory
     return environment
 
 
-def command(meeting: Meeting, listener_fd: int, lock_fd: int) -> list[str]:
+def command(address: Address, listener_fd: int, lock_fd: int) -> list[str]:
     """The command line of a service that inherits both descriptors."""
     return [
         *(sys.executable, "-m", "uffdprefetch", "serve"),
-        *("--socket", meeting.socket, "--log", meeting.log, "--starter", str(os.getpid())),
+        *("--socket", address.socket, "--log", address.log, "--starter", str(os.getpid())),
         *("--listener", str(listener_fd), "--lock", str(lock_fd)),
     ]
 
 
 def start_service(
-    environ: Mapping[str, str], config: Config, meeting: Meeting, lock_fd: int
+    environ: Mapping[str, str], config: Config, address: Address, lock_fd: int
 ) -> Started:
     """Start ``uffdprefetch serve`` as a daemon that outlives us, by who holds its lock.
 
@@ -179,11 +179,11 @@ def start_service(
     """
     lock_fd = spawn.above_standard(lock_fd)
     try:
-        leftovers.make_names(meeting.socket, plan=config.policy != "none")
+        leftovers.make_names(address.socket, plan=config.policy != "none")
         bound = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
         listener = _socket.socket(fileno=spawn.above_standard(bound.detach()))
-        listener.bind(meeting.socket)
-        os.chmod(meeting.socket, 0o600)
+        listener.bind(address.socket)
+        os.chmod(address.socket, 0o600)
         listener_fd = listener.fileno()
 
         def prepare(error_fd: int) -> None:
@@ -196,14 +196,14 @@ def start_service(
                 # an inherited pipe of the job's would never reach EOF
                 if int(name) > 2 and int(name) != error_fd:
                     _set_inheritable(int(name), int(name) in (listener_fd, lock_fd))
-            os.chdir(meeting.directory)
+            os.chdir(address.directory)
             # Here, and not before: SO_PEERCRED of who connects says who has called it.
             listener.listen(BACKLOG)
 
-        environment = _service_environment(environ, config, meeting)
-        pid = spawn.start(command(meeting, listener_fd, lock_fd), environment, prepare)
+        environment = _service_environment(environ, config, address)
+        pid = spawn.start(command(address, listener_fd, lock_fd), environment, prepare)
     except BaseException:
-        leftovers.remove_names(meeting.socket, lock_fd)
+        leftovers.remove_names(address.socket, lock_fd)
         raise
     try:
         # mpirun binds a rank, and so us, to a core; the service works for all ranks. The kernel
@@ -237,11 +237,11 @@ class Service:
     """The job's service: connected to, or started by us and not up yet."""
 
     def __init__(
-        self, meeting: Meeting, identity: Identity, client: NodeClient | None = None,
+        self, address: Address, identity: Identity, client: NodeClient | None = None,
         started: Started | None = None,
     ) -> None:  # fmt: skip
         """One of ``client`` and ``started`` is given."""
-        self.meeting = meeting
+        self.address = address
         self.started = started
         self._identity = identity
         self._client = client
@@ -269,10 +269,10 @@ class Service:
         (more) to be waited for. Does not wait."""
         if self.started is None or self._client is not None or self.started.has_ended():
             return False
-        if leftovers.is_starting(self.meeting.socket):
+        if leftovers.is_starting(self.address.socket):
             return True
         try:
-            self._client = NodeClient.call(self.meeting.socket, self._identity)
+            self._client = NodeClient.call(self.address.socket, self._identity)
         except (OSError, ServiceGone):
             return True  # it has ended, perhaps: its status will tell
         finally:
@@ -295,7 +295,7 @@ class Service:
         if self._client is None:
             assert self.started is not None and self.started.status is not None
             status = os.waitstatus_to_exitcode(self.started.status)
-            raise ServiceGone(f"it ended with status {status} ({_last_line(self.meeting.log)})")
+            raise ServiceGone(f"it ended with status {status} ({_last_line(self.address.log)})")
         self._client.await_welcome(deadline)
         return self._client
 
@@ -304,9 +304,9 @@ class Service:
         try:
             self.client()
         except NotOurService as error:
-            raise no_service(f"on {self.meeting.socket} {error}") from None
+            raise no_service(f"on {self.address.socket} {error}") from None
         except (ServiceGone, TimeoutError) as error:
-            raise no_service(f"{error}; see {self.meeting.log}") from None
+            raise no_service(f"{error}; see {self.address.log}") from None
         return self
 
     def end_unused(self) -> bool:
@@ -314,9 +314,9 @@ class Service:
         connected to it: whether that was so."""
         if self.started is None or self._client is not None or self.started.has_ended():
             return False
-        if not self.started.end_unused(self.meeting.socket):
+        if not self.started.end_unused(self.address.socket):
             return False
-        leftovers.sweep(self.meeting.socket, is_of_node)  # what else its service would have removed
+        leftovers.sweep(self.address.socket, is_of_node)  # what else its service would have removed
         return True
 
     def close(self) -> None:
@@ -330,7 +330,7 @@ def no_service(why: str) -> UffdPrefetchError:
     return UffdPrefetchError(f"no service: {why}", EXIT_OURS)
 
 
-def find_or_start(environ: Mapping[str, str], config: Config, meeting: Meeting) -> Service:
+def find_or_start(environ: Mapping[str, str], config: Config, address: Address) -> Service:
     """The job's service on this node, started if nobody listens. One that runs has answered; one
     that is just starting, by whomever, is not waited for.
 
@@ -341,22 +341,22 @@ def find_or_start(environ: Mapping[str, str], config: Config, meeting: Meeting) 
     while True:
         client = None
         try:
-            client = NodeClient.call(meeting.socket, identity)
-            if not leftovers.is_starting(meeting.socket):
+            client = NodeClient.call(address.socket, identity)
+            if not leftovers.is_starting(address.socket):
                 client.await_welcome(deadline)
-            return Service(meeting, identity, client)
+            return Service(address, identity, client)
         except NotOurService as error:
-            raise no_service(f"on {meeting.socket} {error}") from None
+            raise no_service(f"on {address.socket} {error}") from None
         except (ServiceGone, TimeoutError) as error:
             detail = str(error)  # it is just ending: retry
         except OSError as error:
-            detail = f"{meeting.socket}: {error.strerror}"
-            lock_fd = leftovers.hold(meeting.socket + leftovers.LOCK)
+            detail = f"{address.socket}: {error.strerror}"
+            lock_fd = leftovers.hold(address.socket + leftovers.LOCK)
             if lock_fd is not None:
-                started = start_service(environ, config, meeting, lock_fd)
-                return Service(meeting, identity, started=started)
+                started = start_service(environ, config, address, lock_fd)
+                return Service(address, identity, started=started)
         if client is not None:
             client.close()
         if time.monotonic() >= deadline:
-            raise no_service(f"{detail}; see {meeting.log}")
+            raise no_service(f"{detail}; see {address.log}")
         time.sleep(_POLL_SECONDS)
