@@ -12,7 +12,7 @@ import shlex
 import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -50,29 +50,37 @@ class Cluster:
         self.slurm, self.storage, self.data = slurm, storage, data
         self.directory = directory
 
-    def submit(self, *options: str, sbatch: tuple[str, ...] = (), go: bool = True) -> Job:
-        """`cluster options -- srun reader` as a batch job."""
-        return Job(self, options, sbatch, go)
+    def submit(
+        self, *options: str, sbatch: tuple[str, ...] = (), go: bool = True,
+        by: Sequence[str] = (), reader: str = READER,
+    ) -> Job:  # fmt: skip
+        """`cluster options -- srun reader` as a batch job; with ``by``, `srun wrap options -- by
+        reader`."""
+        return Job(self, options, sbatch, go, by, reader)
 
 
 class Job:
     def __init__(
-        self, cluster: Cluster, options: tuple[str, ...], sbatch: tuple[str, ...], go: bool
-    ) -> None:
+        self, cluster: Cluster, options: tuple[str, ...], sbatch: tuple[str, ...], go: bool,
+        by: Sequence[str], program: str,
+    ) -> None:  # fmt: skip
         self.cluster = cluster
         self.directory = cluster.directory / f"job-{time.monotonic_ns()}"
         self.marks = self.directory / "marks"
         self.marks.mkdir(parents=True)
         reader = self.directory / "reader.py"
-        reader.write_text(READER)
+        reader.write_text(program)
         if go:
             self.go()
         far = cluster.storage.path(cluster.data.name)
+        srun = ["srun", "-N2", "--ntasks-per-node=1"]
+        first, then = (srun, by) if by else ([], srun)
         words = [
-            *uffdprefetch("cluster", *options, "--budget", "128MiB", "--min-size", "1MiB"),
-            *("--share", f"{far.parent}/*", "-o", "out", "--", "srun", "-N2"),
-            *("--ntasks-per-node=1", uffdprefetch()[0], str(reader), str(far), str(self.marks)),
-        ]
+            *first, *uffdprefetch("wrap" if by else "cluster", *options),
+            *("--budget", "128MiB", "--min-size", "1MiB"),
+            *("--share", f"{far.parent}/*", "-o", "out", "--", *then),
+            *([] if by else [uffdprefetch()[0]]), str(reader), str(far), str(self.marks),
+        ]  # fmt: skip
         script = self.directory / "job.sh"
         script.write_text(f"#!/bin/sh\n{shlex.join(words)}\necho status $?\n")
         environ = cluster.slurm.environment
@@ -144,6 +152,60 @@ def test_a_batch_job_s_nodes_read_a_file_once(cluster: Cluster) -> None:
     assert run["cluster"]["mpi"].startswith("srun"), "a step, not an mpirun in it"
     (file,) = run["files"]
     assert file["pool_others_bytes"] == run["cluster"]["from_bytes"]
+    job.leaves_nothing()
+
+
+#: Each rank its part of an epoch that PyTorch's sampler has shuffled.
+TRAINS = """
+import hashlib, os, sys, numpy, torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+class Records(Dataset):
+    def __init__(self, path):
+        self.all = numpy.memmap(path, dtype=numpy.uint8, mode="r").reshape(-1, 1 << 15)
+    def __len__(self):
+        return len(self.all)
+    def __getitem__(self, i):
+        return i, hashlib.sha256(self.all[i]).hexdigest()
+dist.init_process_group("gloo")
+data = Records(sys.argv[1])
+sampler = DistributedSampler(data, shuffle=True, drop_last=False)
+seen = {}
+for epoch in range(2):
+    sampler.set_epoch(epoch)
+    for batch in DataLoader(data, batch_size=16, sampler=sampler):
+        seen.update(zip(batch[0].tolist(), batch[1]))
+rank = dist.get_rank()
+torch.save(seen, os.path.join(sys.argv[2], f"rank{rank}"))
+dist.barrier()
+print("rank", rank, "of", dist.get_world_size(), len(seen), flush=True)
+"""
+
+
+@pytest.mark.torch
+def test_torchrun_on_each_node(cluster: Cluster) -> None:
+    torch = pytest.importorskip("torch")
+    torchrun = [
+        *(uffdprefetch()[0], "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2"),
+        *("--rdzv-backend=c10d", "--rdzv-endpoint=node1:29517", "--rdzv-id=up"),
+    ]
+    job = cluster.submit(
+        "--engine", "pool", "--cluster", by=torchrun, reader=TRAINS, sbatch=("--export=ALL",)
+    )
+    said = job.ended()
+    assert sorted(line for line in said.splitlines() if line.startswith("rank ")) and (
+        "status 0" in said
+    ), said
+    whole = cluster.data.read_bytes()
+    for rank in range(4):
+        seen = torch.load(job.marks / f"rank{rank}", weights_only=False)
+        assert len(seen) > SIZE // (1 << 15) // 4
+        for number, digest in seen.items():
+            record = whole[number << 15 : (number + 1) << 15]
+            assert digest == hashlib.sha256(record).hexdigest()
+    run = json.loads((job.directory / "out.summary.json").read_text())
+    assert len(run["nodes"]) == 2 and len(run["ranks"]) == 4
+    assert run["cluster"]["present"] == [0, 1] and run["cluster"]["from_bytes"] > 0
     job.leaves_nothing()
 
 
