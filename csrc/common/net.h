@@ -67,6 +67,10 @@ enum up_net_word {
 	UP_NET_UNKNOWN = 0xffff,
 };
 
+/* Whether a node may keep one more block: as much of what it has been told to keep as has come leaves room for it; or
+ * all of that does. */
+enum up_net_room { UP_NET_ROOM_NONE = 0, UP_NET_ROOM_STILL = 1, UP_NET_ROOM = 2 };
+
 struct up_net_message {
 	uint32_t kind, node, slot, theirs;
 	uint64_t file[2];      /* cluster/identity.py */
@@ -74,7 +78,7 @@ struct up_net_message {
 	uint64_t mask;
 	uint32_t class_, status, useful_ms, serial;
 	uint32_t missing_at;   /* QUESTION: whom it was asked in vain, or UP_NET_NONE */
-	uint32_t room;         /* QUESTION: whether this node may keep one more */
+	uint32_t room;         /* QUESTION: up_net_room */
 	uint32_t copy;         /* ASK, REQUEST: the node does not keep it, and need not read what it has not got */
 	uint32_t length;       /* SEND: bytes after the header */
 	uint32_t together;     /* QUESTION: whether this node's readers come to what others keep */

@@ -17,7 +17,7 @@ from loop_fabric import Loop
 
 from uffdprefetch.cluster.fabric import FabricError
 from uffdprefetch.cluster.homes import Home, homes
-from uffdprefetch.cluster.transport import Transport, word_of
+from uffdprefetch.cluster.transport import Transport, with_room, word_of
 from uffdprefetch.native import net
 from uffdprefetch.native.net import Layout, Message, Net, Ring
 from uffdprefetch.native.pool import Pool
@@ -51,7 +51,7 @@ class Node:
     seen: list[Message] = field(default_factory=list)  # what the service has said
     out: dict[int, Message] = field(default_factory=dict)  # what was asked, by slot
     jobs: int = 0
-    room: bool = True
+    room: int = net.ROOM
     telling: threading.Lock = field(default_factory=threading.Lock)
 
     def tell(self, message: Message) -> None:
@@ -182,8 +182,8 @@ class FakeNet:
     def _home(self, node: Node, m: Message) -> None:
         alive = [one.number for one in self.nodes]
         file = m.file[0]
-        node.room = bool(m.room) if m.kind == net.QUESTION else node.room
-        room = {one.number for one in self.nodes if one.room}
+        node.room = m.room if m.kind == net.QUESTION else node.room
+        room = with_room({one.number: one.room for one in self.nodes})
         words = {}
         for block, number in zip(m.blocks, homes(file, m.blocks, alive), strict=True):
             home = self.nodes[number].home

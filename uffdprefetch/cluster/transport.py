@@ -15,7 +15,7 @@ import os
 import select
 import struct
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from uffdprefetch.base.clock import CLOCK, MS, Clock
@@ -45,6 +45,14 @@ SPIN_TIMES = 2
 SPIN_MOST_NS = 1 * MS
 
 
+def with_room(rooms: Mapping[int, int]) -> set[int]:
+    """The nodes that may be told to keep a block: those that have room for all that they have been
+    told to keep, if there are any."""
+    return {n for n, room in rooms.items() if room >= net.ROOM} or {
+        n for n, room in rooms.items() if room >= net.ROOM_STILL
+    }
+
+
 def word_of(said: Answer) -> int:
     """As services say it (enum up_net_word)."""
     if said.word is Word.READ:
@@ -63,7 +71,7 @@ class Peer:
     here: bool = False
     heard_ns: int = 0
     concerned_ns: int = 0  # when one of the two last asked the other
-    room: bool = True
+    room: int = net.ROOM
     unsent: int = 0
 
 
@@ -92,7 +100,7 @@ class Transport:
         self._peers = {r: Peer(r) for r in range(fabric.size) if r != fabric.rank}
         self._by_node: dict[int, Peer] = {}
         self._asked: dict[int, Asked] = {}
-        self._room = True
+        self._room = net.ROOM
         self._late: deque[Message] = deque()  # what the service's queue had no room for
         self._told = False  # it has messages that it was not woken for
         self._took_ns = 0  # the last demand's answer
@@ -151,14 +159,14 @@ class Transport:
         self._find(peer, now)
         message.node = peer.node  # whatever it says
         if message.kind == BEAT:
-            peer.room = bool(message.room)
+            peer.room = message.room
         elif message.kind == net.REQUEST:
             peer.concerned_ns = self._busy_ns = now
             self._tell(message)
         elif message.kind in (net.WORD, net.HURRIED):
             self._tell(message)
         elif message.kind == net.QUESTION:
-            peer.room = bool(message.room)
+            peer.room = message.room
             peer.concerned_ns = self._busy_ns = now
             self._send(peer, self._answered(message, peer.node, now))
         elif message.kind == net.HINTS:
@@ -186,9 +194,8 @@ class Transport:
 
     def _answered(self, question: Message, asker: int, now: int) -> Message:
         """Who has the blocks, as the home of which this node was asked."""
-        room = {n for n, peer in self._by_node.items() if peer.here and peer.room}
-        room |= {self._node} if self._room else set()
-        room = room | {asker} if question.room else room - {asker}
+        rooms = {n: peer.room for n, peer in self._by_node.items() if peer.here}
+        room = with_room({**rooms, self._node: self._room, asker: question.room})
         missing = -1 if question.missing_at == net.NONE else question.missing_at
         words = {}
         for block in question.blocks:
@@ -244,7 +251,7 @@ class Transport:
                 asked.message.class_ = net.DEMAND
                 self._send(asked.peer, Message(net.HURRIED, theirs=m.slot))
         elif m.kind == net.QUESTION:
-            self._room = bool(m.room)
+            self._room = m.room
             for home, part in self._by_home(m):
                 if home == self._node:
                     self._tell(self._answered(part, self._node, now))
@@ -318,7 +325,7 @@ class Transport:
         for node, peer in self._by_node.items():
             concerned = node in neighbours or now - peer.concerned_ns < CONCERNED_NS
             if concerned or not peer.here:
-                self._send(peer, Message(BEAT, room=int(self._room)))
+                self._send(peer, Message(BEAT, room=self._room))
             if concerned and peer.here and now - peer.heard_ns > SILENT_NS:
                 self._lose(peer)
 

@@ -45,6 +45,10 @@ AHEAD_NOW: int = _lib.UP_NET_AHEAD_NOW
 AHEAD_SOON: int = _lib.UP_NET_AHEAD_SOON
 AHEAD_HELD: int = _lib.UP_NET_AHEAD_HELD
 
+ROOM_NONE: int = _lib.UP_NET_ROOM_NONE
+ROOM_STILL: int = _lib.UP_NET_ROOM_STILL
+ROOM: int = _lib.UP_NET_ROOM
+
 COPY: int = _lib.UP_NET_COPY
 PART: int = _lib.UP_NET_PART
 KEEP_PART: int = _lib.UP_NET_KEEP_PART

@@ -73,10 +73,14 @@ static int is_of_part(uint16_t word)
 	return word == UP_NET_KEEP_PART || (word & UP_NET_PART && net_node_of(word) < UP_NET_NODES);
 }
 
-static int has_room(const struct up_net *n)
+/* For one more block: also where all of those come that it is to keep, or as things are. */
+static enum up_net_room has_room(const struct up_net *n)
 {
-	return __atomic_load_n(&n->pool->kept_bytes, __ATOMIC_RELAXED) + n->block_bytes <=
-	       n->options.keep_bytes;
+	uint64_t kept = __atomic_load_n(&n->pool->kept_bytes, __ATOMIC_RELAXED);
+
+	if (kept + n->block_bytes > n->options.keep_bytes)
+		return UP_NET_ROOM_NONE;
+	return (n->claims + 1) * n->block_bytes <= n->options.keep_bytes ? UP_NET_ROOM : UP_NET_ROOM_STILL;
 }
 
 /* Whether readers come to what others keep: at more than one of WALK_PART of the last blocks. */
@@ -114,7 +118,7 @@ static void question(struct up_net *n, int file, uint64_t block, uint64_t last, 
 	n->count.questions++;
 	for (uint64_t b = block; b < block + m.count; b++)
 		if (m.mask & 1ull << (b - block)) {
-			f->word[b] = NET_ASKED;
+			net_set_word(n, f, b, NET_ASKED);
 			f->asked_ms[b] = now;
 		}
 }
@@ -296,6 +300,7 @@ static int ask(struct up_net *n, int file, uint16_t word, struct piece *p, int d
 		return 0;
 	n->slot[slot] = (struct net_slot){ .state = SLOT_ASKED, .serial = m.serial, .node = node,
 					   .asked_ns = now, .file = file, .demand = demand,
+					   .waits_ns = demand ? now : 0,
 					   .first = p->first, .count = p->count };
 	n->node[node].out++;
 	up_net_note_out(n->ring, 1);
@@ -322,24 +327,36 @@ static int is_hedged(const struct up_net *n, const struct net_slot *s, uint64_t 
 {
 	uint64_t longest = net_longest(&n->node[s->node].answers);
 
-	return s->demand && !s->word_ns && longest && pool_now_ns() >= s->asked_ns + longest &&
+	return s->demand && !s->word_ns && longest && pool_now_ns() >= s->waits_ns + longest &&
 	       (n->count.hedged_bytes + length) * HEDGED_PART * n->others <= n->count.from_bytes;
 }
 
 enum awaited { AWAITED_CAME, AWAITED_HEDGED, AWAITED_IN_VAIN };
 
+/* Until when a slot's answer is waited for. What nobody waits for may rather come late than be read twice. */
+static uint64_t waited_until(const struct up_net *n, const struct net_slot *s)
+{
+	uint64_t since = s->waits_ns > s->asked_ns ? s->waits_ns : s->asked_ns;
+	uint64_t longest = net_longest(&n->storage_times), storage_ns = longest + PATIENCE_MOST_NS, until;
+
+	if (longest && PATIENCE_TIMES * longest < storage_ns)
+		storage_ns = PATIENCE_TIMES * longest;
+	if (s->word_ns)
+		until = (s->word_ns > since ? s->word_ns : since) + storage_ns + least_ns(n);
+	else
+		until = since + patience_ns(n, s->node);
+	if (!s->demand && until < s->asked_ns + PATIENCE_MOST_NS)
+		until = s->asked_ns + PATIENCE_MOST_NS;
+	return until;
+}
+
 /* The slot has an answer, or was waited for as long as it may be. With the lock, which it leaves while it waits. */
 static enum awaited await(struct up_net *n, int slot, uint64_t length)
 {
 	struct net_slot *s = &n->slot[slot];
-	uint64_t longest = net_longest(&n->storage_times);
-	uint64_t storage_ns = longest + PATIENCE_MOST_NS;
 
-	if (longest && PATIENCE_TIMES * longest < storage_ns)
-		storage_ns = PATIENCE_TIMES * longest;
 	while (s->state == SLOT_ASKED && !n->stop) {
-		uint64_t until = s->word_ns ? s->word_ns + storage_ns + least_ns(n)
-					    : s->asked_ns + patience_ns(n, s->node);
+		uint64_t until = waited_until(n, s), longest;
 
 		if (is_hedged(n, s, length)) {
 			n->count.hedged_bytes += length;
@@ -352,8 +369,8 @@ static enum awaited await(struct up_net *n, int slot, uint64_t length)
 			return AWAITED_IN_VAIN;
 		}
 		longest = s->demand && !s->word_ns ? net_longest(&n->node[s->node].answers) : 0;
-		if (longest && pool_now_ns() < s->asked_ns + longest && s->asked_ns + longest < until)
-			until = s->asked_ns + longest;
+		if (longest && pool_now_ns() < s->waits_ns + longest && s->waits_ns + longest < until)
+			until = s->waits_ns + longest;
 		wait_until(n, until);
 	}
 	return s->state == SLOT_CAME ? AWAITED_CAME : AWAITED_IN_VAIN;
@@ -544,6 +561,7 @@ void net_hurry(struct up_net *n, int file, uint64_t chunk)
 		    chunk >= s->first + s->count)
 			continue;
 		s->demand = 1;
+		s->waits_ns = pool_now_ns();
 		n->count.hurries += (uint64_t)net_tell(n, &m);
 		pthread_cond_broadcast(&n->changed); /* who waits for it may have waited long enough */
 	}

@@ -44,7 +44,7 @@ static uint64_t tell_kept(struct up_net *n, int file, uint64_t block)
 				if (pf->kept[c]) {
 					m.mask |= 1ull << (b - block);
 					m.count = b - block + 1;
-					f->word[b] = UP_NET_KEEP;
+					net_set_word(n, f, b, UP_NET_KEEP);
 					break;
 				}
 		if (m.mask && !net_tell(n, &m))
@@ -75,7 +75,7 @@ void net_dropped(struct up_net *n, int file, uint64_t chunk)
 	if (f->used && block < f->blocks && net_keeps(f->word[block])) {
 		m.file[0] = f->id[0];
 		m.file[1] = f->id[1];
-		f->word[block] = UP_NET_UNKNOWN;
+		net_set_word(n, f, block, UP_NET_UNKNOWN);
 		net_tell(n, &m);
 	}
 	pthread_mutex_unlock(&n->lock);
@@ -133,7 +133,7 @@ static void hints(struct up_net *n, const struct up_net_message *m)
 
 		if (!(m->mask & 1ull << i) || b >= f->blocks || f->word[b] != NET_ASKED)
 			continue;
-		f->word[b] = m->word[i] == NET_ASKED ? UP_NET_UNKNOWN : m->word[i];
+		net_set_word(n, f, b, m->word[i] == NET_ASKED ? UP_NET_UNKNOWN : m->word[i]);
 	}
 }
 
@@ -293,6 +293,7 @@ void up_net_unshare(struct up_net *n, int file)
 
 	pthread_mutex_lock(&n->lock);
 	gone = n->file[file];
+	n->claims -= gone.claims;
 	n->file[file] = (struct net_file){ 0 };
 	pthread_cond_broadcast(&n->changed);
 	pthread_mutex_unlock(&n->lock);

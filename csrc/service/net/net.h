@@ -42,7 +42,8 @@ struct net_slot {
 	enum net_slot_state state;
 	uint32_t serial, node;
 	uint64_t asked_ns, word_ns; /* word: when it was heard that storage is read; 0: it was not */
-	int file, demand; /* demand: somebody waits for it */
+	int file, demand; /* demand: somebody waits for it ... */
+	uint64_t waits_ns; /* ... since then */
 	uint64_t first, count;
 };
 
@@ -62,7 +63,8 @@ struct net_file {
 	uint64_t id[2], blocks;
 	struct up_net_stamp stamp; /* all that is here was read when, or after, the file had it */
 	int changed;               /* it has another one now: no longer what other nodes call so */
-	uint16_t *word;     /* up_net_word of each block, or NET_ASKED */
+	uint16_t *word;     /* up_net_word of each block, or NET_ASKED; written by net_set_word() */
+	uint64_t claims;    /* blocks that this node is to keep all of */
 	uint32_t *asked_ms; /* ... since when */
 	uint64_t told;      /* homes know what is kept of it up to this block */
 	/* Blocks that readers here came to from their neighbours, the newest in bit 0: whether other nodes keep it; how
@@ -107,7 +109,7 @@ struct up_net {
 	struct net_rate network, storage;
 	struct net_times storage_times;
 	uint32_t passed; /* requests that went to storage since it is quicker: some try again */
-	uint64_t block_bytes;
+	uint64_t block_bytes, claims;
 	struct up_net_counts count;
 	pthread_t listener;
 };
@@ -122,6 +124,16 @@ static inline uint32_t net_node_of(uint16_t word)
 static inline int net_keeps(uint16_t word)
 {
 	return word == UP_NET_KEEP || word == UP_NET_KEEP_PART;
+}
+
+/* With the lock. */
+static inline void net_set_word(struct up_net *n, struct net_file *f, uint64_t block, uint16_t word)
+{
+	uint64_t more = (uint64_t)(word == UP_NET_KEEP) - (uint64_t)(f->word[block] == UP_NET_KEEP);
+
+	f->claims += more;
+	n->claims += more;
+	f->word[block] = word;
 }
 
 uint64_t net_longest(const struct net_times *t);

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from fake_net import BLOCK_CHUNKS, CHUNK, FILE_ID, MIB, FakeNet, Node, fake_net
 
+from uffdprefetch.cluster.transport import with_room
 from uffdprefetch.native import net
 from uffdprefetch.native.net import Layout, Message, Ring
 
@@ -111,6 +112,23 @@ def test_who_reads_a_block_as_a_whole_takes_it_from_who_wanted_a_part(data: Path
         assert two.pool.file_counts(number).read_bytes == BLOCK_CHUNKS * CHUNK
         one.prefetch(file, 0, BLOCK_CHUNKS * CHUNK)
         assert one.pool.file_counts(file).others_bytes == BLOCK_CHUNKS * CHUNK
+
+
+def test_what_a_node_was_told_to_keep_counts_before_it_has_come(data: Path) -> None:
+    """The first to ask for each of many blocks would be told to keep more than it can."""
+    block = BLOCK_CHUNKS * CHUNK
+    with fake_net(1, keep_bytes=2 * block) as cluster:
+        (one,) = cluster.nodes
+        file = one.add(data)
+        for number in range(4):
+            one.prefetch(file, number * block, CHUNK)
+        asked = [m.room for m in one.seen if m.kind == net.QUESTION]
+        assert asked == [net.ROOM, net.ROOM, net.ROOM_STILL, net.ROOM_STILL]
+        one.prefetch(file, 0, 2 * block)
+        one.prefetch(file, 5 * block, CHUNK)
+        assert [m.room for m in one.seen if m.kind == net.QUESTION][4:] == [net.ROOM_NONE]
+    rooms = {0: net.ROOM_STILL, 1: net.ROOM, 2: net.ROOM_NONE}
+    assert with_room(rooms) == {1} and with_room({**rooms, 1: net.ROOM_NONE}) == {0}
 
 
 def test_a_file_that_is_not_shared_is_read_by_each(data: Path) -> None:
