@@ -32,6 +32,9 @@ from uffdprefetch.sim.workload import Workload  # noqa: E402
 MB, RECORD_MB = 1e6, (110_000 + 2592) / 1e6
 #: A node's memory, and its fill threads.
 MEMORY_MB_PER_SECOND, THREADS = 5000.0, 16
+#: Of an epoch in which nodes go side by side: after each the model looks who reads storage now. A
+#: shard is one: nodes do not wait for each other.
+BATCHES = 30
 SCHEMES = {"shard": ("uniform", "sequential"), "all": ("whole", "sequential"),
            "planned": ("uniform", "shuffled")}  # fmt: skip
 
@@ -42,13 +45,16 @@ def predicted(row: dict[str, Any], compute: float, network: float, epochs: int) 
     nodes, rate = row["nodes"], float(row["storage_mb_per_second"])
     memory = Curve.flat(MEMORY_MB_PER_SECOND)
     count = int(row["size_bytes"] / MB / RECORD_MB)
-    window = StorageClass("windows", 32.0, THREADS, memory, memory)
-    pool = StorageClass("pool", row["budget_bytes"] / MB, THREADS, memory, memory)
+    budget = row["budget_bytes"] / MB
+    # In the first epoch they have what is not kept yet: all of it at first, a quarter in the end.
+    window = StorageClass("windows", budget / 2, THREADS, memory, memory)
+    pool = StorageClass("pool", budget, THREADS, memory, memory)
     system = System(
         N=nodes, c=compute, beta=1e9, b_c=network, b_fs=rate, t=Curve.flat(rate),
         classes=[window, pool], rates="node",
     )  # fmt: skip
-    training = Training(epochs, count, False, scheme, order, 0)
+    batch = count if row["pattern"] == "shard" else count // BATCHES
+    training = Training(epochs, batch, False, scheme, order, 0)
     work = Workload(np.full(count, RECORD_MB), training)
     return execute(system, Readings(), work.with_zero(), ClusterPool().plan(system, work))
 

@@ -110,7 +110,7 @@ def run(how: str, seconds: float, source: Path, spins: bool = False) -> dict[str
         (directory / "spin").mkdir()
         (directory / "spin" / "sitecustomize.py").write_text(SPINS)
         path = f"{directory / 'spin'}:{ROOT}" if spins else str(ROOT)
-        with SlowBed(source, bandwidth=400_000_000) as storage, nodes_bed(2, directory) as bed:
+        with SlowBed(source, bandwidth=60_000_000) as storage, nodes_bed(2, directory) as bed:
             far = storage.path("data.bin")
             jobs = []
             for node, (program, budget, more) in enumerate(((OWN, 512, []), (OTHER, 32, [how]))):
@@ -137,13 +137,12 @@ def run(how: str, seconds: float, source: Path, spins: bool = False) -> dict[str
             after = cpu_seconds(bed, 2)
             (marks / "stop").touch()
             own, other = (json.loads(job.communicate(timeout=60)[0]) for job in jobs)
-        said = json.loads((directory / "out0.summary.json").read_text())
-    cluster = said["cluster"]
+        summaries = [json.loads(path.read_text()) for path in directory.glob("out*.summary.json")]
+    came = max(one["cluster"]["from_bytes"] for one in summaries)
     return {
         "other": how, "spins": spins, "own_us": quantiles(own), "other_us": quantiles(other),
-        "came_mb_per_second": round(cluster["from_bytes"] / 1e6 / seconds, 1),
+        "came_mb_per_second": round(came / 1e6 / seconds, 1),
         "cpu_share": {k: round((after[k] - before[k]) / seconds, 3) for k in after},
-        "present": cluster["present"],
     }  # fmt: skip
 
 

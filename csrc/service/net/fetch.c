@@ -83,12 +83,13 @@ static enum up_net_room has_room(const struct up_net *n)
 	return (n->claims + 1) * n->block_bytes <= n->options.keep_bytes ? UP_NET_ROOM : UP_NET_ROOM_STILL;
 }
 
-/* Whether readers come to what others keep: at more than one of WALK_PART of the last blocks. */
-static int reads_of_others(const struct net_file *f)
+/* Whether readers come to what others keep: at more than one of WALK_PART of the last blocks, of this file or, before its
+ * second block, of the one that was read last: who reads the shards of a data set reads them alike. */
+static int reads_of_others(const struct up_net *n, const struct net_file *f)
 {
-	uint32_t theirs = (uint32_t)__builtin_popcount(f->elsewhere & ((1u << WALK_BLOCKS) - 1));
-
-	return theirs * WALK_PART > f->walked;
+	if (!f->walked)
+		f = &n->file[n->walked_file];
+	return (uint32_t)__builtin_popcount(f->elsewhere & ((1u << WALK_BLOCKS) - 1)) * WALK_PART > f->walked;
 }
 
 /* Ask who has `block`, and those of the next ones up to `last` of which nobody has asked. With the lock. */
@@ -102,7 +103,7 @@ static void question(struct up_net *n, int file, uint64_t block, uint64_t last, 
 		.first = block,
 		.missing_at = missing_at,
 		.room = (uint32_t)has_room(n),
-		.together = (uint32_t)reads_of_others(f),
+		.together = (uint32_t)reads_of_others(n, f),
 		.part = (uint32_t)part,
 	};
 	uint32_t now = now_ms(n);
@@ -180,7 +181,7 @@ static void note_steps(struct net_file *f, uint64_t from, uint64_t to)
 	}
 }
 
-void net_note_walk(struct net_file *f, uint64_t block)
+void net_note_walk(struct up_net *n, struct net_file *f, uint64_t block)
 {
 	uint64_t last = NET_WALKERS - 1;
 
@@ -192,6 +193,8 @@ void net_note_walk(struct net_file *f, uint64_t block)
 		if (!f->walker[i] || (at > block ? at - block : block - at) > STEP_BLOCKS)
 			continue;
 		note_steps(f, at, block);
+		if (f->walked)
+			n->walked_file = (int)(f - n->file);
 		last = i;
 		break;
 	}
@@ -206,7 +209,7 @@ void net_touched(struct up_net *n, int file, uint64_t chunk)
 
 	pthread_mutex_lock(&n->lock);
 	if (f->used && block < f->blocks)
-		net_note_walk(f, block);
+		net_note_walk(n, f, block);
 	pthread_mutex_unlock(&n->lock);
 }
 
@@ -219,7 +222,7 @@ enum up_net_ahead up_net_ahead(struct up_net *n, int file, uint64_t first, uint6
 	pthread_mutex_lock(&n->lock);
 	if (!f->used)
 		found = now < f->pending_ns ? UP_NET_AHEAD_SOON : UP_NET_AHEAD_NOW;
-	else if (!f->changed && !reads_of_others(f))
+	else if (!f->changed && !reads_of_others(n, f))
 		for (uint64_t b = first / each; b <= (first + count - 1) / each && b < f->blocks; b++) {
 			if (wants_word(n, f, b, 0))
 				question(n, file, b, last < b + AHEAD_BLOCKS ? last : b + AHEAD_BLOCKS,
@@ -524,7 +527,7 @@ uint64_t net_fetch(struct up_net *n, int file, const struct up_net_range *range,
 	if (f->used && !f->changed) {
 		w = word_of(n, file, block, last, until, part);
 		if (range->demand && f->used)
-			net_note_walk(f, block);
+			net_note_walk(n, f, block);
 		for (int tries = 0; tries < 2 && is_here(n, net_node_of(w), pool_now_ns()); tries++) {
 			struct up_net_range rest = *range;
 

@@ -358,6 +358,8 @@ void up_net_map(struct up_net *n, int file, uint32_t cells, uint16_t *out)
 		uint64_t end = f->blocks * (i + 1) / cells, b = f->blocks * i / cells;
 		uint16_t w = UP_NET_UNKNOWN;
 
+		end = end > b ? end : b + 1; /* fewer blocks than parts */
+
 		for (; f->used && b < end && w >= UP_NET_NODES; b++) {
 			w = f->word[b];
 			if (net_keeps(w))

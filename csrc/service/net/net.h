@@ -101,6 +101,7 @@ struct up_net {
 	struct net_file file[POOL_FILES];
 	struct net_node node[UP_NET_NODES];
 	uint32_t others; /* that are here */
+	int walked_file; /* of which readers came to another block last */
 	struct net_queue queue[2]; /* by class */
 	struct net_queue wants[2]; /* of those, what has to be read first */
 	uint32_t reading;          /* threads that do so */
@@ -144,7 +145,7 @@ void net_note_rate(struct net_rate *r, uint64_t bytes, uint64_t ns);
 uint64_t net_expected_ns(const struct net_rate *r, uint64_t bytes);
 
 /* A reader here has come to a block; with the lock. */
-void net_note_walk(struct net_file *f, uint64_t block);
+void net_note_walk(struct up_net *n, struct net_file *f, uint64_t block);
 
 /* To the transport; with the lock. Whether it is on its way. */
 int net_tell(struct up_net *n, struct up_net_message *m);
