@@ -18,6 +18,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from uffdprefetch.formats.cache import DIRECTORY
+
 VARIABLE = "UFFDPREFETCH_SLURMBED"
 #: How Slurm finds the processes of a step, and so whom it signals and kills.
 TRACKINGS = ("cgroup", "linuxproc", "pgid")
@@ -143,8 +145,10 @@ class Bed:
         return step
 
     def left(self) -> list[str]:
-        """The names in the run directory."""
-        return sorted(os.listdir(self.run_directory)) if self.run_directory.exists() else []
+        """The names in the run directory, but that of the indices that later runs find there."""
+        if not self.run_directory.exists():
+            return []
+        return sorted(name for name in os.listdir(self.run_directory) if name != DIRECTORY)
 
     def processes(self) -> list[int]:
         """Processes that have anything to do with our run directory."""
