@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from uffdprefetch.cluster import identity
+from uffdprefetch.native.net import NodeCounts
 from uffdprefetch.service import cluster as module
 from uffdprefetch.service.cluster import Cluster, Place
 from uffdprefetch.state.file_times import Times
@@ -30,7 +31,8 @@ NFS, EXT4, OVERLAY = 0x6969, 0xEF53, 0x794C7630
 class FakeLink:
     def __init__(self, key: bytes) -> None:
         self.key, self.shared, self.joined = key, dict[int, Any](), None
-        self.is_failed, self.generations, self.left = False, 0, 0
+        self.is_failed, self.generations, self.left, self.corrupt = False, 0, 0, 0
+        self.present: list[int] = []
 
     def share(self, file: int, digest: Any, stamp: Any) -> None:
         self.shared[file] = digest
@@ -50,6 +52,20 @@ class FakeLink:
 
     def counts(self) -> dict[str, int]:
         return {"from_bytes": 7}
+
+    def sample_cpu(self) -> None:
+        pass
+
+    cpu_seconds = 1.5
+
+    def links(self) -> dict[int, NodeCounts]:
+        return {2: NodeCounts(5, 6, 7_000_000, 1, self.corrupt, 1, 0, 0)}
+
+    def rates(self) -> tuple[int | None, int | None]:
+        return 8, None
+
+    def keepers(self, file: int, cells: int) -> list[int | None]:
+        return [2] * cells
 
 
 class Bed:
@@ -223,7 +239,19 @@ def test_a_transport_of_an_older_generation_is_not_let_in(make: Callable[..., Be
     bed.cluster.link.is_failed = True
     bed.cluster.housekeep()
     assert bed.cluster.link.left == 1
-    assert bed.cluster.describe()["from_bytes"] == 7
+    said = bed.cluster.describe()
+    assert said["from_bytes"] == 7 and said["transport_cpu_seconds"] == 1.5
+    assert said["network_bytes_per_second"] == 8 and said["file_system_bytes_per_second"] is None
+    (link,) = said["links"]
+    assert link == {
+        "node": 2, "from_bytes": 5, "to_bytes": 6, "late": 1, "corrupt": 0,
+        "longest_answer_seconds": 0.007,
+    }  # fmt: skip
+    bed.cluster.link.corrupt = 3
+    for _ in range(3):
+        bed.cluster.housekeep()
+    named = [text for text in bed.ledger.degradations if "node 2 has sent bytes" in text]
+    assert len(named) == 1
     for end in (ours, theirs):
         end.close()
 
