@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from conftest import HANG_SECONDS, clean_environment, require, wait_until
-from nodes_bed import nodes_bed, why_none
+from nodes_bed import Bed, nodes_bed, why_none
 from paths import ROOT
 
 from uffdprefetch.demo.bed import SlowBed, why_no_bed
@@ -87,13 +87,25 @@ def wrapped(number: int, file: Path, meet: Path, directory: Path, *words: str) -
     ]
 
 
+def started(
+    nodes: Bed, file: Path, meet: Path, marks: Path, directory: Path, program: str
+) -> list[subprocess.Popen[str]]:
+    """The same program on both nodes."""
+    return [
+        nodes.start(
+            number,
+            wrapped(number, file, meet, directory, "-c", program, str(file), str(marks)),
+            environment(number, directory),
+            ROOT,
+        )
+        for number in range(2)
+    ]
+
+
 def test_two_nodes_read_a_file_once(data: Path, places: tuple[Path, Path], tmp_path: Path) -> None:
     meet, marks = places
     with SlowBed(data.parent, bandwidth=80_000_000) as bed, nodes_bed(2, tmp_path) as nodes:
-        file, jobs = bed.path(data.name), []
-        for number in range(2):
-            words = wrapped(number, file, meet, tmp_path, "-c", READER, str(file), str(marks))
-            jobs.append(nodes.start(number, words, environment(number, tmp_path), ROOT))
+        jobs = started(nodes, bed.path(data.name), meet, marks, tmp_path, READER)
         said = [job.communicate(timeout=HANG_SECONDS)[0] for job in jobs]
         read = bed.counters()["bytes"]
     digest = hashlib.sha256(data.read_bytes()).hexdigest()
@@ -127,10 +139,7 @@ def test_shards_that_do_not_overlap_move_no_byte(
 ) -> None:
     meet, marks = places
     with SlowBed(data.parent, bandwidth=80_000_000) as bed, nodes_bed(2, tmp_path) as nodes:
-        file, jobs = bed.path(data.name), []
-        for number in range(2):
-            words = wrapped(number, file, meet, tmp_path, "-c", HALF, str(file), str(marks))
-            jobs.append(nodes.start(number, words, environment(number, tmp_path), ROOT))
+        jobs = started(nodes, bed.path(data.name), meet, marks, tmp_path, HALF)
         said = [job.communicate(timeout=HANG_SECONDS)[0] for job in jobs]
     whole = data.read_bytes()
     halves = [hashlib.sha256(half).hexdigest() for half in (whole[: SIZE // 2], whole[SIZE // 2 :])]
@@ -163,10 +172,7 @@ def test_a_file_that_is_rewritten_is_seen_so_on_every_node(
     meet, marks = places
     data.write_bytes(bytes([1]) * SIZE)
     with SlowBed(data.parent, bandwidth=80_000_000) as bed, nodes_bed(2, tmp_path) as nodes:
-        file, jobs = bed.path(data.name), []
-        for number in range(2):
-            words = wrapped(number, file, meet, tmp_path, "-c", WATCHER, str(file), str(marks))
-            jobs.append(nodes.start(number, words, environment(number, tmp_path), ROOT))
+        jobs = started(nodes, bed.path(data.name), meet, marks, tmp_path, WATCHER)
         wait_until(lambda: len(os.listdir(marks)) == 4, "both to have read it")
         with data.open("r+b") as writer:
             writer.write(bytes([2]) * SIZE)
