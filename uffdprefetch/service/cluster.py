@@ -256,8 +256,8 @@ class Cluster:
         if self._files.pop(number, None) is not None and self.link is not None:
             self.link.unshare(number)
 
-    def hold(self, number: int, start: int, end: int, expected_end: int) -> int | None:
-        """Scheduler.hold: what other nodes keep is read ahead where readers here come to such."""
+    def defer(self, number: int, start: int, end: int, expected_end: int) -> int | None:
+        """Scheduler.defer: what other nodes keep is read ahead where readers here come to such."""
         if self.link is None or number not in self._files:
             return None
         chunk = self.link.chunk_bytes

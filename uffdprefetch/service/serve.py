@@ -187,7 +187,7 @@ class Service:
             return None
         pool.on_open, pool.on_close = cluster.opened, cluster.closed
         pool.kept_bytes = cluster.kept_bytes
-        self._scheduler.hold = cluster.hold
+        self._scheduler.defer = cluster.defer
         self._freshness.nodes = lambda: len(cluster.present)
         self._epoll.register(cluster.fd, select.EPOLLIN)
         return cluster

@@ -146,8 +146,8 @@ class Scheduler:
         #: Of what lies in a window, [start, end) bytes of the pool's file of that number: None, or
         #: it waits, and for so many ns (0: until readers have moved). Called with the end of what
         #: its reader has queued as well.
-        self.hold: Callable[[int, int, int, int], int | None] | None = None
-        self._held: set[int] = set()  # consumers whose first extent waits so
+        self.defer: Callable[[int, int, int, int], int | None] | None = None
+        self._deferred: set[int] = set()  # consumers whose first extent waits so
         self.prefetched_bytes = 0
         self.failed_extents = 0
         self.last_error = ""
@@ -317,7 +317,7 @@ class Scheduler:
         """
         best, best_gap = None, (Priority.BACKGROUND, 0)
         for key, queue in self._queues.items():
-            if key in self._held or self.device_of(queue[0].file) in closed:
+            if key in self._deferred or self.device_of(queue[0].file) in closed:
                 continue
             consumer = self._consumers[key]
             expected = consumer.expected_bytes(now_ns, self._grid_bytes)
@@ -334,7 +334,7 @@ class Scheduler:
 
     def _hand_out(self, now_ns: int) -> int:
         closed = {device for device in self._devices.values() if device.full}
-        self._held.clear()
+        self._deferred.clear()
         again_ns = 0
         while (key := self._nearest(now_ns, closed)) is not None:
             wait = self._bucket.wait_ns(now_ns)
@@ -343,10 +343,10 @@ class Scheduler:
             queue = self._queues[key]
             extent = queue[0]
             device = self.device_of(extent.file)
-            held_ns = self._held_ns(extent, queue[-1])
-            if held_ns is not None:
-                self._held.add(key)
-                again_ns = min(again_ns or held_ns, held_ns or again_ns)
+            deferred_ns = self._deferred_ns(extent, queue[-1])
+            if deferred_ns is not None:
+                self._deferred.add(key)
+                again_ns = min(again_ns or deferred_ns, deferred_ns or again_ns)
                 continue
             if extent.priority == Priority.BACKGROUND and self._is_busy(extent):
                 closed.add(device)  # nothing that is nearer waits for it
@@ -362,13 +362,13 @@ class Scheduler:
                 closed.add(device)
         return again_ns
 
-    def _held_ns(self, extent: Extent, last: Extent) -> int | None:
-        """See ``hold``."""
+    def _deferred_ns(self, extent: Extent, last: Extent) -> int | None:
+        """See ``defer``."""
         part = extent.file.pooled if extent.guessed and extent.pooled is not None else None
-        if self.hold is None or part is None:
+        if self.defer is None or part is None:
             return None
         end = last.end if last.file is extent.file else extent.end
-        return self.hold(part.number, extent.start, extent.end, max(end, extent.end))
+        return self.defer(part.number, extent.start, extent.end, max(end, extent.end))
 
     def _hand(self, extent: Extent) -> bool:
         """Hand the first of a queue to the workers, unless it is there. False: there is no room."""
@@ -400,7 +400,7 @@ class Scheduler:
     def _waits_for(self, device: Device) -> bool:
         """Whether an extent is only not under way because enough others are."""
         return device.queued_bytes > 0 and any(
-            key not in self._held and self.device_of(queue[0].file) is device
+            key not in self._deferred and self.device_of(queue[0].file) is device
             for key, queue in self._queues.items()
         )
 

@@ -127,7 +127,7 @@ def test_what_is_held_back_waits_and_keeps_nobody_else_waiting(file: FileState) 
         asked.append(where)
         return held[0] if where[1] == 100 * MIB else None
 
-    scheduler.hold = hold
+    scheduler.defer = hold
     file.pooled = SimpleNamespace(
         pool=PoolNotes(notes), number=7, in_flight=IntervalSet(), absent=lambda *_: True
     )  # type: ignore[assignment]
@@ -146,7 +146,7 @@ def test_what_is_held_back_waits_and_keeps_nobody_else_waiting(file: FileState) 
         scheduler.want(known, PrefetchRange(file, 100 * MIB, 101 * MIB, need=0, pooled=True))
         scheduler.pump(NOW)
         assert (100 * MIB, MIB) in notes.sent, "what is known to be read is not held"
-        scheduler.hold = None
+        scheduler.defer = None
         scheduler.reap()
         scheduler.pump(NOW)
         assert (102 * MIB, 2 * MIB) in notes.sent
