@@ -121,9 +121,11 @@ def nodes_line(cluster: Mapping[str, Any], width: int) -> Text:
         parts.append(f"{came} came, {went} went")
     if rate := cluster.get("network_bytes_per_second"):
         parts.append(f"network {format_rate(rate)}")
+    room = width - LABEL - len(words.join_fitting([*parts, "kept by "], width))
     for cells in list((cluster.get("keepers") or {}).values())[:1]:
+        every = -(-len(cells) // max(1, room))  # of so many parts one is shown
         if any(node is not None for node in cells):
-            parts.append(f"kept by {node_map(cells)}")
+            parts.append(f"kept by {node_map(cells[::every])}")
     return _labelled("nodes", Text(words.join_fitting(parts, width - LABEL)))
 
 

@@ -266,6 +266,12 @@ def test_the_run_s_other_nodes_have_a_line_where_there_are_any() -> None:
     for part in ("3 of 4 here", "3 GiB came, 1 GiB went", "network 240 MB/s", "kept by 001."):
         assert part in line
     assert nodes(None) == []
+    for cells in (64, 1000):
+        many = {**CLUSTER, "keepers": {"/far": [i * 4 // cells for i in range(cells)]}}
+        (line,) = nodes(many)
+        assert len(line) <= 120
+        shown = line.rpartition("kept by ")[2].rstrip()
+        assert len(shown) >= 16 and sorted(shown) == list(shown) and set(shown) == set("0123")
     (alone,) = nodes({"node": 0, "nodes": 4, "present": [0], "generations": 0})
     assert "1 of 4 here" in alone and "came" not in alone
 
