@@ -89,7 +89,7 @@ class Run:
     def __init__(self, bed: Bed, far: Path, directory: Path, how: How, spoils: int = -1) -> None:
         """``spoils``: the node that sends other bytes than it has; -1: none does."""
         self.bed, self.directory = bed, directory
-        self.stop = directory / "stop"
+        self.stop, self.spoiled = directory / "stop", directory / "spoiled"
         name = f"losses-{time.monotonic_ns()}"
         self.meeting = Meeting(directory, f"uffdprefetch-{name}.0", 99)
         self.readers = []
@@ -101,6 +101,7 @@ class Run:
             }  # fmt: skip
             if node == spoils:
                 environ["PYTHONPATH"] = f"{Path(__file__).parent / 'spoil'}:{ROOT}"
+                environ["SPOILED"] = str(self.spoiled)
             words = [
                 *(how.python, "-m", "uffdprefetch", "wrap", "--engine", "pool", "-q"),
                 *("--budget", f"{BUDGET >> 20}MiB", "--min-size", "1MiB", f"--cluster={NODES}"),
@@ -209,7 +210,8 @@ def _freeze(run: Run, chance: random.Random) -> list[int]:
 
 
 def _spoil(run: Run, chance: random.Random) -> list[int]:
-    """A node has been doing that from the beginning."""
+    """A node has been doing that from the beginning, and does it at last."""
+    run.until(run.spoiled.exists, "an answer that is spoiled")
     run.until_more(range(NODES), 2)
     return list(range(NODES))
 
@@ -286,10 +288,11 @@ def happen(kind: str, bed: Bed, far: Path, digest: str, directory: Path, how: Ho
     longest = max(longest for _, _, longest in epochs)
     corrupt = 0
     if kind == "spoiled":
-        said = json.loads((directory / "out0.summary.json").read_text())
-        corrupt = said["cluster"]["corrupt"]
-        named = [text for text in said["degradations"] if f"node {spoils} has sent" in text]
-        assert named and corrupt, f"nobody names node {spoils}: {said['degradations']}"
+        said = [json.loads(one.read_text()) for one in directory.glob("out?.summary.json")]
+        corrupt = max(one["cluster"]["corrupt"] for one in said)
+        noted = [text for one in said for text in one["degradations"]]
+        assert corrupt, f"of {len(said)} nodes none was sent what is spoiled"
+        assert any(f"node {spoils} has sent" in text for text in noted), f"it is not named: {noted}"
     return Outcome(kind, out, len(epochs), wrong, corrupt, before, longest, again)
 
 

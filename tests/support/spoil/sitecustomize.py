@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node whose transport changes a bit in every fifth answer: first on its PYTHONPATH."""
+"""A node whose transport changes a bit in every fifth answer: first on its PYTHONPATH.
 
+The first time, it makes the file that SPOILED names.
+"""
+
+import os
 import random
 import sys
 
@@ -15,6 +19,7 @@ if "uffdprefetch.cluster.carry" in sys.orig_argv:
         if tag >= ANSWER and len(data) > HEADER_BYTES and random.random() < 0.2:
             data = bytearray(data)
             data[random.randrange(HEADER_BYTES, len(data))] ^= 1
+            open(os.environ["SPOILED"], "w").close()
         _send(self, peer, tag, data, then)
 
     fabric.MpiFabric.send = _spoil
