@@ -33,7 +33,7 @@ static void *checker(void *arg)
 		struct compare_turn t = { c, &job, &r, page, buffer, buffer + CHECKER_BATCH * page };
 
 		if (c->head == c->tail) {
-			pthread_cond_wait(&c->more, &c->lock);
+			up_cond_wait(&c->more, &c->lock);
 			continue;
 		}
 		job = c->job[c->tail++ % CHECKER_QUEUE];
@@ -63,7 +63,6 @@ int up_checker_create(struct up_checker **out, int threads, int event_fd)
 	/* -1: no page is known to be present, so all are read */
 	c->pagemap_fd = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
 	pthread_mutex_init(&c->lock, NULL);
-	pthread_cond_init(&c->more, NULL);
 	while (c->threads < threads && !err) {
 		err = pthread_create(&c->thread[c->threads], NULL, checker, c);
 		c->threads += !err;
@@ -78,7 +77,7 @@ int up_checker_destroy(struct up_checker *c)
 
 	pthread_mutex_lock(&c->lock);
 	__atomic_store_n(&c->stop, 1, __ATOMIC_RELAXED);
-	pthread_cond_broadcast(&c->more);
+	up_cond_broadcast(&c->more);
 	pthread_mutex_unlock(&c->lock);
 	clock_gettime(CLOCK_REALTIME, &end);
 	end.tv_nsec += END_MS * 1000000l;
@@ -94,7 +93,6 @@ int up_checker_destroy(struct up_checker *c)
 	if (c->pagemap_fd >= 0)
 		close(c->pagemap_fd);
 	pthread_mutex_destroy(&c->lock);
-	pthread_cond_destroy(&c->more);
 	free(c);
 	return 0;
 }
@@ -118,7 +116,7 @@ int up_checker_submit(struct up_checker *c, const struct up_compare_job *job)
 	c->under_way++;
 	compare_keep(own.watch);
 	c->job[c->head++ % CHECKER_QUEUE] = own;
-	pthread_cond_signal(&c->more);
+	up_cond_signal(&c->more);
 	pthread_mutex_unlock(&c->lock);
 	return 0;
 }

@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "common/status.h"
+#include "service/cond.h"
 #include "service/helper.h"
 
 /* A server that answers has done so by then. */
@@ -25,7 +26,7 @@
 struct closer {
 	struct closer *next;
 	dev_t device;
-	pthread_cond_t more, done;
+	struct up_cond more, done;
 	int *fd; /* to close */
 	size_t count, room;
 	uint64_t taken, closed; /* since it began */
@@ -35,24 +36,21 @@ struct closer {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct closer *begun; /* each has a thread */
 
-static struct timespec from_now(long ns)
+static uint64_t from_now(uint64_t ns)
 {
 	struct timespec at;
 
 	clock_gettime(CLOCK_MONOTONIC, &at);
-	at.tv_nsec += ns % (1000 * 1000 * 1000);
-	at.tv_sec += ns / (1000 * 1000 * 1000) + at.tv_nsec / (1000 * 1000 * 1000);
-	at.tv_nsec %= 1000 * 1000 * 1000;
-	return at;
+	return (uint64_t)at.tv_sec * 1000000000u + (uint64_t)at.tv_nsec + ns;
 }
 
 /* Whether it goes on: there is something to close, soon, or somebody has still to see what was. */
 static int wait_for_more(struct closer *c)
 {
-	struct timespec until = from_now(IDLE_NS);
+	uint64_t until = from_now(IDLE_NS);
 
 	while (!c->count) {
-		if (pthread_cond_timedwait(&c->more, &lock, &until) && !c->count && !c->waiting)
+		if (up_cond_wait_until(&c->more, &lock, until) && !c->count && !c->waiting)
 			return 0;
 		until = from_now(IDLE_NS);
 	}
@@ -71,14 +69,12 @@ static void *close_all(void *arg)
 		close(fd);
 		pthread_mutex_lock(&lock);
 		c->closed++;
-		pthread_cond_broadcast(&c->done);
+		up_cond_broadcast(&c->done);
 	}
 	while (*at != c)
 		at = &(*at)->next;
 	*at = c->next;
 	pthread_mutex_unlock(&lock);
-	pthread_cond_destroy(&c->more);
-	pthread_cond_destroy(&c->done);
 	free(c->fd);
 	free(c);
 	return NULL;
@@ -88,17 +84,11 @@ static void *close_all(void *arg)
 static struct closer *begin(dev_t device)
 {
 	struct closer *c = calloc(1, sizeof(*c));
-	pthread_condattr_t by_clock;
 	pthread_t thread;
 
 	if (!c)
 		return NULL;
 	c->device = device;
-	pthread_condattr_init(&by_clock);
-	pthread_condattr_setclock(&by_clock, CLOCK_MONOTONIC);
-	pthread_cond_init(&c->more, &by_clock);
-	pthread_cond_init(&c->done, &by_clock);
-	pthread_condattr_destroy(&by_clock);
 	if (pthread_create(&thread, NULL, close_all, c)) {
 		free(c);
 		return NULL;
@@ -122,21 +112,21 @@ static int add(struct closer *c, int fd)
 	}
 	c->fd[c->count++] = fd;
 	c->taken++;
-	pthread_cond_signal(&c->more);
+	up_cond_signal(&c->more);
 	return 1;
 }
 
 /* Unless its thread is at another already. */
 static void wait_for_answer(struct closer *c)
 {
-	struct timespec until = from_now(ANSWER_NS);
+	uint64_t until = from_now(ANSWER_NS);
 	uint64_t number = c->taken;
 
 	if (c->closed + 1 != number)
 		return;
 	c->waiting++;
 	while (c->closed < number)
-		if (pthread_cond_timedwait(&c->done, &lock, &until))
+		if (up_cond_wait_until(&c->done, &lock, until))
 			break;
 	c->waiting--;
 }

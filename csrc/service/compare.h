@@ -7,6 +7,7 @@
 
 #include <pthread.h>
 
+#include "service/cond.h"
 #include "service/helper.h"
 
 #define CHECKER_QUEUE 256u
@@ -14,7 +15,7 @@
 
 struct up_checker {
 	pthread_mutex_t lock;
-	pthread_cond_t more;
+	struct up_cond more;
 	int threads, stop, event_fd, pagemap_fd;
 	uint32_t head, tail, done_head, done_tail, under_way;
 	struct up_compare_job job[CHECKER_QUEUE];

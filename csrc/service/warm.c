@@ -15,6 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "service/cond.h"
 #include "service/helper.h"
 
 #define QUEUE 1024u
@@ -35,7 +36,7 @@
 struct up_workers {
 	pthread_mutex_t issue; /* held while a job is taken and its reads are started */
 	pthread_mutex_t lock;
-	pthread_cond_t more;
+	struct up_cond more;
 	int threads, stop, event_fd;
 	uint32_t head, tail;           /* jobs */
 	uint32_t done_head, done_tail; /* results */
@@ -345,7 +346,7 @@ static void *worker(void *arg)
 		pthread_mutex_lock(&p->issue);
 		pthread_mutex_lock(&p->lock);
 		while (!ready(p) && !p->stop)
-			pthread_cond_wait(&p->more, &p->lock);
+			up_cond_wait(&p->more, &p->lock);
 		if (p->stop)
 			break;
 		n = take(p, job, r);
@@ -362,7 +363,7 @@ static void *worker(void *arg)
 			p->result[p->done_head++ % QUEUE] = r[i];
 		if (is_short(&job[0])) {
 			p->short_under_way -= (uint32_t)n;
-			pthread_cond_signal(&p->more);
+			up_cond_signal(&p->more);
 		}
 		pthread_mutex_unlock(&p->lock);
 		if (write(p->event_fd, &n, sizeof(n)) < 0)
@@ -384,7 +385,6 @@ int up_workers_create(struct up_workers **out, int threads, int event_fd)
 	p->event_fd = event_fd;
 	pthread_mutex_init(&p->issue, NULL);
 	pthread_mutex_init(&p->lock, NULL);
-	pthread_cond_init(&p->more, NULL);
 	while (p->threads < threads && !err) {
 		err = pthread_create(&p->thread[p->threads], NULL, worker, p);
 		p->threads += !err;
@@ -403,13 +403,12 @@ void up_workers_destroy(struct up_workers *p)
 		return;
 	pthread_mutex_lock(&p->lock);
 	p->stop = 1;
-	pthread_cond_broadcast(&p->more);
+	up_cond_broadcast(&p->more);
 	pthread_mutex_unlock(&p->lock);
 	for (int i = 0; i < p->threads; i++)
 		pthread_join(p->thread[i], NULL);
 	pthread_mutex_destroy(&p->lock);
 	pthread_mutex_destroy(&p->issue);
-	pthread_cond_destroy(&p->more);
 	free(p);
 }
 
@@ -434,7 +433,7 @@ void up_workers_start(struct up_workers *p)
 {
 	pthread_mutex_lock(&p->lock);
 	if (p->head != p->tail)
-		pthread_cond_signal(&p->more);
+		up_cond_signal(&p->more);
 	pthread_mutex_unlock(&p->lock);
 }
 

@@ -4,8 +4,9 @@
 `make asan tsan` builds the preload object (its agent as a pthread: the run-times must know every
 thread), a job that does everything to its mappings (tests/programs/preload_stress.c), and the
 service's part with programs around it (tests/programs/helper_stress.c and compare_stress.c; for the
-node's page pool pool_stress.c and pool_trouble.c, for what lies between nodes net_stress.c). Any
-report fails. The last tests break the C on purpose, in a copy, to see that a report comes.
+node's page pool pool_stress.c and pool_trouble.c, for what lies between nodes net_stress.c, for how
+threads wait cond_stress.c). Any report fails. The last tests break the C on purpose, in a copy, to
+see that a report comes.
 """
 
 from __future__ import annotations
@@ -184,6 +185,11 @@ def test_what_compares_copies_with_their_file_is_clean(build: Build, tmp_path: P
     assert build.clean(build.run(words, dict(os.environ))) == "all as it should be\n"
 
 
+def test_no_signal_to_a_thread_that_waits_is_lost(build: Build) -> None:
+    words = [str(build.directory / "cond_stress")]
+    assert build.clean(build.run(words, dict(os.environ))).endswith(" taken\n")
+
+
 @pytest.mark.parametrize("program", ["pool_stress", "pool_trouble"])
 def test_the_pool_s_c_is_clean(program: str, build: Build, tmp_path: Path) -> None:
     require(why_no_checkpoints() is None, f"no userfaultfd: {why_no_checkpoints()}")
@@ -278,7 +284,7 @@ def test_however_the_job_ends(any_build: Build, data: Path, tmp_path: Path, hamm
 # ---- would they say anything? -------------------------------------------------------------------
 
 PRELOAD, HELPER, POOL = "preload.so", "helper_stress", "pool_stress"
-COMPARE, NET = "compare_stress", "net_stress"
+COMPARE, NET, COND = "compare_stress", "net_stress", "cond_stress"
 #: (sanitizer, what is built, file, text, its replacement, what the report says)
 BREAKAGES = {
     "the agent writes past an array": (
@@ -330,6 +336,11 @@ BREAKAGES = {
         "asan", COMPARE, "service/checker.c",
         "compare_round(&t);\n\t\tfree(job.page);", "free(job.page);\n\t\tcompare_round(&t);",
         "heap-use-after-free",
+    ),
+    "a thread goes to sleep whatever was signalled since it had the lock": (
+        "asan", COND, "service/cond.h",
+        "FUTEX_WAIT_BITSET_PRIVATE, sequence,", "FUTEX_WAIT_BITSET_PRIVATE, c->sequence,",
+        "a signal was lost",
     ),
     "blocks are evicted that lie behind the file's end": (
         "asan", POOL, "service/pool/pool_room.c",

@@ -51,14 +51,6 @@ static uint32_t now_ms(const struct up_net *n)
 	return (uint32_t)((pool_now_ns() - n->began_ns) / NET_MS) + 1;
 }
 
-static void wait_until(struct up_net *n, uint64_t until_ns)
-{
-	struct timespec ts = { .tv_sec = (time_t)(until_ns / 1000000000u),
-			       .tv_nsec = (long)(until_ns % 1000000000u) };
-
-	pthread_cond_timedwait(&n->changed, &n->lock, &ts);
-}
-
 /* The least that anybody is waited for. */
 static uint64_t least_ns(const struct up_net *n)
 {
@@ -150,7 +142,7 @@ static uint16_t word_of(struct up_net *n, int file, uint64_t block, uint64_t las
 			return w == UP_NET_UNKNOWN ? UP_NET_READ : w;
 		if (pool_now_ns() >= until_ns)
 			break;
-		wait_until(n, until_ns);
+		up_cond_wait_until(&n->changed, &n->lock, until_ns);
 	}
 	return UP_NET_READ;
 }
@@ -374,7 +366,7 @@ static enum awaited await(struct up_net *n, int slot, uint64_t length)
 		longest = s->demand && !s->word_ns ? net_longest(&n->node[s->node].answers) : 0;
 		if (longest && pool_now_ns() < s->waits_ns + longest && s->waits_ns + longest < until)
 			until = s->waits_ns + longest;
-		wait_until(n, until);
+		up_cond_wait_until(&n->changed, &n->lock, until);
 	}
 	return s->state == SLOT_CAME ? AWAITED_CAME : AWAITED_IN_VAIN;
 }
@@ -467,14 +459,14 @@ static enum up_net_status fetch_from(struct up_net *n, int file, uint16_t word, 
 				status = UP_NET_BUSY;
 				break;
 			}
-			wait_until(n, until);
+			up_cond_wait_until(&n->changed, &n->lock, until);
 			continue;
 		}
 		status = finish(n, f, &piece[done % WINDOW], into, &had_it);
 		if (status == UP_NET_OK)
 			*came += piece[done % WINDOW].length;
 		done++;
-		pthread_cond_broadcast(&n->changed); /* a slot is free */
+		up_cond_broadcast(&n->changed); /* a slot is free */
 	}
 	for (; done < asked; done++)
 		leave_slot(n, piece[done % WINDOW].slot);
@@ -523,7 +515,7 @@ uint64_t net_fetch(struct up_net *n, int file, const struct up_net_range *range,
 	*keep = 0;
 	pthread_mutex_lock(&n->lock);
 	while (!f->used && !range->demand && !n->stop && pool_now_ns() < f->pending_ns)
-		wait_until(n, f->pending_ns);
+		up_cond_wait_until(&n->changed, &n->lock, f->pending_ns);
 	if (f->used && !f->changed) {
 		w = word_of(n, file, block, last, until, part);
 		if (range->demand && f->used)
@@ -566,7 +558,7 @@ void net_hurry(struct up_net *n, int file, uint64_t chunk)
 		s->demand = 1;
 		s->waits_ns = pool_now_ns();
 		n->count.hurries += (uint64_t)net_tell(n, &m);
-		pthread_cond_broadcast(&n->changed); /* who waits for it may have waited long enough */
+		up_cond_broadcast(&n->changed); /* who waits for it may have waited long enough */
 	}
 	pthread_mutex_unlock(&n->lock);
 }

@@ -152,7 +152,7 @@ static void request(struct up_net *n, const struct up_net_message *m)
 
 	r.m.class_ = m->class_ == UP_NET_DEMAND ? UP_NET_DEMAND : UP_NET_AHEAD;
 	if (net_queue(&n->queue[r.m.class_], &r)) {
-		pthread_cond_signal(&n->asked);
+		up_cond_signal(&n->asked);
 		return;
 	}
 	no.kind = UP_NET_REFUSE;
@@ -199,7 +199,7 @@ static void heard(struct up_net *n, const struct up_net_message *m)
 		if (m->slot >= n->layout.ask_slots &&
 		    m->slot < n->layout.ask_slots + n->layout.serve_slots)
 			n->serving[m->slot - n->layout.ask_slots] = 0;
-		pthread_cond_broadcast(&n->asked);
+		up_cond_broadcast(&n->sent);
 		break;
 	case UP_NET_REQUEST:
 		if (m->node < UP_NET_NODES)
@@ -238,7 +238,7 @@ static void *listen_loop(void *arg)
 			any = 1;
 		}
 		if (any)
-			pthread_cond_broadcast(&n->changed);
+			up_cond_broadcast(&n->changed);
 		pthread_mutex_unlock(&n->lock);
 		tell_all_kept(n);
 		up_net_beat(n->ring, UP_NET_OF_SERVICE);
@@ -274,7 +274,7 @@ int up_net_share(struct up_net *n, int file, const uint64_t *id, const struct up
 	up_net_unshare(n, file);
 	pthread_mutex_lock(&n->lock);
 	n->file[file] = f;
-	pthread_cond_broadcast(&n->changed);
+	up_cond_broadcast(&n->changed);
 	pthread_mutex_unlock(&n->lock);
 	return 0;
 }
@@ -283,7 +283,7 @@ void up_net_pending(struct up_net *n, int file, uint32_t patience_ms)
 {
 	pthread_mutex_lock(&n->lock);
 	n->file[file].pending_ns = patience_ms ? pool_now_ns() + patience_ms * NET_MS : 0;
-	pthread_cond_broadcast(&n->changed);
+	up_cond_broadcast(&n->changed);
 	pthread_mutex_unlock(&n->lock);
 }
 
@@ -295,7 +295,7 @@ void up_net_unshare(struct up_net *n, int file)
 	gone = n->file[file];
 	n->claims -= gone.claims;
 	n->file[file] = (struct net_file){ 0 };
-	pthread_cond_broadcast(&n->changed);
+	up_cond_broadcast(&n->changed);
 	pthread_mutex_unlock(&n->lock);
 	free(gone.word);
 	free(gone.asked_ms);
@@ -382,8 +382,6 @@ static void free_net(struct up_net *n)
 		free(n->file[i].asked_ms);
 	}
 	pthread_mutex_destroy(&n->lock);
-	pthread_cond_destroy(&n->changed);
-	pthread_cond_destroy(&n->asked);
 	if (n->owns_ring)
 		up_net_ring_close(n->ring);
 	free(n->slot);
@@ -391,7 +389,7 @@ static void free_net(struct up_net *n)
 	free(n);
 	pthread_mutex_lock(&p->lock);
 	p->nets--;
-	pthread_cond_broadcast(&p->idle);
+	up_cond_broadcast(&p->idle);
 	pool_unlock(p);
 }
 
@@ -436,7 +434,6 @@ int up_net_start(struct up_net **out, struct up_pool *pool, struct up_net_ring *
 		 const struct up_net_options *options)
 {
 	struct up_net *n = calloc(1, sizeof(*n));
-	pthread_condattr_t attr;
 	int err;
 
 	if (!n)
@@ -451,11 +448,6 @@ int up_net_start(struct up_net **out, struct up_pool *pool, struct up_net_ring *
 	n->slot = calloc(n->layout.ask_slots, sizeof(*n->slot));
 	n->serving = calloc(n->layout.serve_slots, 1);
 	pthread_mutex_init(&n->lock, NULL);
-	pthread_condattr_init(&attr);
-	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-	pthread_cond_init(&n->changed, &attr);
-	pthread_cond_init(&n->asked, &attr);
-	pthread_condattr_destroy(&attr);
 	pthread_mutex_lock(&pool->lock);
 	pool->nets++;
 	err = pool->net ? EBUSY : 0;
@@ -498,8 +490,9 @@ void up_net_stop(struct up_net *n)
 	pool_unlock(p);
 	pthread_mutex_lock(&n->lock);
 	n->stop = 1;
-	pthread_cond_broadcast(&n->changed);
-	pthread_cond_broadcast(&n->asked);
+	up_cond_broadcast(&n->changed);
+	up_cond_broadcast(&n->asked);
+	up_cond_broadcast(&n->sent);
 	pthread_mutex_unlock(&n->lock);
 	if (write(n->options.from_fd, &one, sizeof(one)) < 0)
 		errno = 0; /* EAGAIN: the counter is full, so the listener is awake anyway */

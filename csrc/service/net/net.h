@@ -13,6 +13,7 @@
 #include <stdint.h>
 
 #include "common/net.h"
+#include "service/cond.h"
 #include "service/helper.h"
 #include "service/pool/pool.h"
 
@@ -86,7 +87,7 @@ struct net_queue {
 
 struct up_net {
 	pthread_mutex_t lock;
-	pthread_cond_t changed, asked; /* a slot or a hint; a request */
+	struct up_cond changed, asked, sent; /* a slot or a hint; a request; a slot for an answer is free */
 	struct up_pool *pool;
 	struct up_net_ring *ring;
 	struct up_net_layout layout;

@@ -92,12 +92,8 @@ static int wait_for_slot(struct up_net *n, uint32_t node)
 	int slot;
 
 	pthread_mutex_lock(&n->lock);
-	while ((slot = take_slot(n, node)) < 0 && !n->stop && pool_now_ns() < until) {
-		struct timespec ts = { .tv_sec = (time_t)(until / 1000000000u),
-				       .tv_nsec = (long)(until % 1000000000u) };
-
-		pthread_cond_timedwait(&n->asked, &n->lock, &ts);
-	}
+	while ((slot = take_slot(n, node)) < 0 && !n->stop && pool_now_ns() < until)
+		up_cond_wait_until(&n->sent, &n->lock, until);
 	pthread_mutex_unlock(&n->lock);
 	return slot;
 }
@@ -177,6 +173,7 @@ static enum up_net_status serve(struct up_net *n, const struct net_request *r, c
 	pthread_mutex_lock(&n->lock);
 	if (status != UP_NET_OK || !net_tell(n, &sends)) {
 		n->serving[slot - (int)n->layout.ask_slots] = 0;
+		up_cond_broadcast(&n->sent);
 		status = status == UP_NET_OK ? UP_NET_BUSY : status;
 	} else {
 		n->node[m->node].to_bytes += sends.length;
@@ -222,7 +219,7 @@ void *net_serve_loop(void *arg)
 		int reads;
 
 		if (!next_request(n, &r, &reads)) {
-			pthread_cond_wait(&n->asked, &n->lock);
+			up_cond_wait(&n->asked, &n->lock);
 			continue;
 		}
 		if (has_used_its_share(n)) {
@@ -253,7 +250,7 @@ void *net_serve_loop(void *arg)
 		n->serve_credit_ns -= (int64_t)(cpu_ns() - began_ns);
 		if (reads) {
 			n->reading--;
-			pthread_cond_signal(&n->asked);
+			up_cond_signal(&n->asked);
 		}
 	}
 	pthread_mutex_unlock(&n->lock);

@@ -85,19 +85,19 @@ void pool_unlock(struct up_pool *p)
 	p->signals = 0;
 	pthread_mutex_unlock(&p->lock);
 	while (signals--)
-		pthread_cond_signal(&p->work);
+		up_cond_signal(&p->work);
 }
 
-void pool_wait(struct up_pool *p, pthread_cond_t *what)
+void pool_wait(struct up_pool *p, struct up_cond *what)
 {
 	for (; p->signals; p->signals--)
-		pthread_cond_signal(&p->work);
-	pthread_cond_wait(what, &p->lock);
+		up_cond_signal(&p->work);
+	up_cond_wait(what, &p->lock);
 }
 
 void pool_tell_room(struct up_pool *p)
 {
-	pthread_cond_broadcast(&p->room);
+	up_cond_broadcast(&p->room);
 	p->signals++;
 }
 
@@ -261,8 +261,8 @@ static void end_threads(struct up_pool *p, int with_faults)
 
 	pthread_mutex_lock(&p->lock);
 	__atomic_store_n(&p->stop, 1, __ATOMIC_RELEASE);
-	pthread_cond_broadcast(&p->work);
-	pthread_cond_broadcast(&p->room);
+	up_cond_broadcast(&p->work);
+	up_cond_broadcast(&p->room);
 	pool_unlock(p);
 	for (uint32_t i = 0; i < p->threads; i++)
 		pthread_join(p->thread[i], NULL);
@@ -275,9 +275,6 @@ static void free_pool(struct up_pool *p)
 	close(p->epoll_fd);
 	close(p->wake_fd);
 	pthread_mutex_destroy(&p->lock);
-	pthread_cond_destroy(&p->work);
-	pthread_cond_destroy(&p->room);
-	pthread_cond_destroy(&p->idle);
 	while (p->waiting) {
 		struct pool_waiter *next = p->waiting->next;
 
@@ -299,7 +296,6 @@ int up_pool_create(struct up_pool **out, const struct up_pool_options *o)
 {
 	struct up_pool *p = calloc(1, sizeof(*p) + o->threads * sizeof(pthread_t));
 	struct epoll_event e = { .events = EPOLLIN, .data.u64 = POOL_WAKE };
-	pthread_condattr_t attr;
 	int err;
 
 	if (!p)
@@ -312,12 +308,6 @@ int up_pool_create(struct up_pool **out, const struct up_pool_options *o)
 	for (int i = 0; i < POOL_CLIENTS; i++)
 		p->client[i].uffd = -1;
 	pthread_mutex_init(&p->lock, NULL);
-	pthread_condattr_init(&attr);
-	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC); /* pool_fill.c, wait_a_moment() */
-	pthread_cond_init(&p->room, &attr);
-	pthread_condattr_destroy(&attr);
-	pthread_cond_init(&p->work, NULL);
-	pthread_cond_init(&p->idle, NULL);
 	p->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
 	p->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	err = p->epoll_fd < 0 || p->wake_fd < 0 ||

@@ -20,6 +20,7 @@
 #include <linux/userfaultfd.h>
 #include <pthread.h>
 
+#include "service/cond.h"
 #include "service/helper.h"
 #include "service/pool/source.h"
 #include "common/vma.h"
@@ -123,7 +124,7 @@ struct up_pool {
 	/* work: for a thread that has nothing to do, signalled once for each piece of work, and whoever
 	 * takes a piece of several signals for the next. room: memory has become free, or may be.
 	 * idle: a call has ended. */
-	pthread_cond_t work, room, idle;
+	struct up_cond work, room, idle;
 	uint32_t signals; /* of `work`, for when the lock is free: who is woken needs it */
 	struct up_pool_options options;
 	uint64_t page_bytes, began_ns, alive_ns;
@@ -244,7 +245,7 @@ void pool_call_main(const struct up_pool *p);
 
 /* These send the signals. */
 void pool_unlock(struct up_pool *p);
-void pool_wait(struct up_pool *p, pthread_cond_t *what);
+void pool_wait(struct up_pool *p, struct up_cond *what);
 /* Whoever waits for room looks again. */
 void pool_tell_room(struct up_pool *p);
 

@@ -41,7 +41,7 @@ void pool_use(struct pool_client *c)
 void pool_leave_off(struct up_pool *p, struct pool_client *c)
 {
 	if (!--c->users && c->leaving)
-		pthread_cond_broadcast(&p->idle);
+		up_cond_broadcast(&p->idle);
 }
 
 uint32_t pool_begin_mapping(struct pool_client *c)
@@ -55,7 +55,7 @@ uint32_t pool_begin_mapping(struct pool_client *c)
 void pool_end_mapping(struct up_pool *p, struct pool_client *c, uint32_t turn)
 {
 	if (!--c->mapping[turn] && turn != (c->turn & 1))
-		pthread_cond_broadcast(&p->idle);
+		up_cond_broadcast(&p->idle);
 }
 
 void pool_await_mappings(struct up_pool *p, struct pool_client *c)

@@ -194,7 +194,7 @@ int up_pool_read(struct up_pool *p, int file, uint64_t offset, uint64_t length, 
 	ret = up_source_read(&f->source, out, length, offset, &way);
 	pthread_mutex_lock(&p->lock);
 	f->busy--;
-	pthread_cond_broadcast(&p->idle);
+	up_cond_broadcast(&p->idle);
 	pool_unlock(p);
 	return ret;
 }
@@ -219,7 +219,7 @@ int up_pool_copy(struct up_pool *p, int file, uint64_t offset, uint64_t length, 
 	pthread_mutex_lock(&p->lock);
 	f->pins[chunk]--;
 	f->busy--;
-	pthread_cond_broadcast(&p->idle);
+	up_cond_broadcast(&p->idle);
 	pool_tell_room(p);
 	pool_unlock(p);
 	return there;

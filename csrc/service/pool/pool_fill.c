@@ -27,6 +27,8 @@
 #define HUGE_ALIGN (2u << 20)
 /* A run grows no further while somebody waits for a chunk in order. */
 #define WAITED_MAX_BYTES (512u << 10)
+/* Then it is looked again whether something may go. */
+#define MOMENT_NS 1000000u
 
 struct fill {
 	int file;
@@ -118,17 +120,9 @@ static uint64_t bounded(const struct up_pool *p, uint64_t first, uint64_t chunks
 
 static void wait_a_moment(struct up_pool *p)
 {
-	struct timespec ts;
-
-	clock_gettime(CLOCK_MONOTONIC, &ts);
-	ts.tv_nsec += 1000000;
-	if (ts.tv_nsec >= 1000000000) {
-		ts.tv_nsec -= 1000000000;
-		ts.tv_sec++;
-	}
 	for (; p->signals; p->signals--)
-		pthread_cond_signal(&p->work);
-	pthread_cond_timedwait(&p->room, &p->lock, &ts);
+		up_cond_signal(&p->work);
+	up_cond_wait_until(&p->room, &p->lock, pool_now_ns() + MOMENT_NS);
 }
 
 /* What is passed over is moved up: it is no more than its file's waiting threads. */
@@ -430,7 +424,7 @@ static void fill(struct up_pool *p, const struct fill *o, char *buffer)
 			o->job->result.bytes += length;
 		finish_job(p, o->job);
 	}
-	pthread_cond_broadcast(&p->idle);
+	up_cond_broadcast(&p->idle);
 }
 
 /* One chunk of those that another node waits for is not there: whether to look again (1), or -errno. With the lock. */
@@ -504,7 +498,7 @@ int pool_pin_for_others(struct up_pool *p, int file, uint64_t first, uint64_t co
 	} else {
 		ret = 0; /* busy until they are unpinned */
 	}
-	pthread_cond_broadcast(&p->idle);
+	up_cond_broadcast(&p->idle);
 	pool_unlock(p);
 	return ret;
 }
@@ -515,7 +509,7 @@ void pool_unpin_for_others(struct up_pool *p, int file, uint64_t first, uint64_t
 	for (uint64_t c = first; c < first + count; c++)
 		p->file[file].pins[c]--;
 	p->file[file].busy--;
-	pthread_cond_broadcast(&p->idle);
+	up_cond_broadcast(&p->idle);
 	pool_tell_room(p);
 	pool_unlock(p);
 }

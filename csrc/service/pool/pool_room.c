@@ -93,7 +93,7 @@ static void punch(struct up_pool *p, int number, uint64_t first, uint64_t count,
 			f->pins[c]--;
 	}
 	f->busy--;
-	pthread_cond_broadcast(&p->idle);
+	up_cond_broadcast(&p->idle);
 	pool_tell_room(p);
 }
 
@@ -151,7 +151,7 @@ void pool_drop_strays(struct up_pool *p)
 			punch(p, i, c, n, UP_ABSENT);
 		}
 		f->busy--;
-		pthread_cond_broadcast(&p->idle);
+		up_cond_broadcast(&p->idle);
 	}
 }
 
