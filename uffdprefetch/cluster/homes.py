@@ -6,8 +6,9 @@ node finds the same one from the file's identity, the block's number and the mem
 member leaves, only its blocks have another. A home keeps no bytes and has no open file, only a
 hint of who has the block or is about to read it. Who asks first is told to read and keep it; where
 readers of several nodes come to the same blocks of a file, these nodes are named in turn. That
-several ask for a block says little: what lies in a window is asked for, too. A hint may be wrong:
-then it is a miss, and whoever met it asks again.
+several ask for a block says little: what lies in a window is asked for, too. What nobody has room
+to keep is *passing*: who asks for it within SENT_NS after another one is sent to that one. A hint
+may be wrong: then it is a miss, and whoever met it asks again.
 """
 
 from __future__ import annotations
@@ -32,8 +33,10 @@ RECENT_QUESTIONS = 16
 #: Who asks for a block within SENT_NS after others is not sent to its keeper, but to one of these,
 #: of whom each has so many to serve: a tree in which a block goes down while it is still coming.
 CHILDREN = 2
-#: Longer ago, a copy that nobody keeps may have gone.
+#: Longer ago, a copy that nobody keeps may have gone (csrc/service/net/fetch.c, PASSING_MS).
 SENT_NS = 1_000_000_000
+#: In the place of a keeper.
+NOBODY = -1
 #: Files and blocks that a home remembers: 10^6 hints are 4 TiB, some 300 MB of memory.
 HINTS_MAX = 1_000_000
 
@@ -93,8 +96,9 @@ class Answer(NamedTuple):
 
 @dataclass
 class _Hint:
-    """``part``: its keeper wanted some bytes of it; ``asked``: who was sent for a copy within
-    SENT_NS, and when, in this order; ``line``: those of them that others may be sent to."""
+    """``keeper``: NOBODY, where it is passing; ``part``: its keeper wanted some bytes of it;
+    ``asked``: who was sent for a copy, or to read what is passing, within SENT_NS, and when, in
+    this order; ``line``: those of them that others may be sent to."""
 
     keeper: int
     part: bool = False
@@ -109,17 +113,21 @@ class _Hint:
     def answer(self, asker: int, now_ns: int, again: bool) -> Answer:
         """See send()."""
         node = self.send(asker, now_ns, again)
+        if node == NOBODY:
+            return Answer(Word.READ)
         return Answer(Word.ASK, node, node != self.keeper, self.part)
 
     def send(self, asker: int, now_ns: int, again: bool) -> int:
-        """Whom to ask. Who asks ``again`` is sent to the keeper, lest two wait for each other."""
+        """Whom to ask, or NOBODY: it is to be read. Who asks ``again`` is sent to the keeper, or
+        reads it, lest two wait for each other."""
         while self.asked and now_ns - next(iter(self.asked.values())) > SENT_NS:
             late = next(iter(self.asked))
             del self.asked[late]
             self.drop(late)
         again = again or asker in self.asked
         self.drop(asker)
-        node = self.keeper if again else [self.keeper, *self.line][len(self.line) // CHILDREN]
+        tree = self.line if self.keeper == NOBODY else [self.keeper, *self.line]
+        node = self.keeper if again or not tree else tree[(len(tree) - 1) // CHILDREN]
         self.asked.pop(asker, None)
         self.asked[asker] = now_ns
         self.line.append(asker)
@@ -156,22 +164,27 @@ class Home:
                 del self._hints[key]
                 hint = None
         recent = self._recent.setdefault(file, deque(maxlen=RECENT_QUESTIONS))
-        keepers = {asker} if hint is None else {asker, hint.keeper}
-        recent.append(keepers if together else set())
-        if hint is not None and hint.keeper != asker:
+        keeper = NOBODY if hint is None else hint.keeper
+        recent.append({asker, keeper} - {NOBODY} if together else set())
+        if hint is not None and keeper not in (asker, NOBODY):
             if part or not hint.part:
                 return hint.answer(asker, now_ns, missing_at >= 0)
-            hint = None
-        keeper = asker if hint is not None else self._reader(file, asker, with_room, missing_at)
-        if keeper < 0:
-            return Answer(Word.READ)
+            keeper = NOBODY
+        if keeper == NOBODY:
+            keeper = self._reader(file, asker, with_room, missing_at)
+        if keeper == NOBODY:
+            if part:
+                return Answer(Word.READ)
+            if hint is None or hint.keeper != NOBODY:
+                hint = self._note(key, NOBODY)
+            return hint.answer(asker, now_ns, missing_at >= 0)
         hint = self._note(key, keeper, part)
         if keeper == asker:
             return Answer(Word.KEEP, part=part)
         return hint.answer(asker, now_ns, missing_at >= 0)
 
     def _reader(self, file: int, asker: int, with_room: Collection[int], missing_at: int) -> int:
-        """Who is to read and keep a block that nobody has; -1: nobody has room."""
+        """Who is to read and keep a block that nobody has; NOBODY: none has room."""
         room = set(with_room) - {missing_at}
         recent = self._recent[file]
         readers = sorted(room.intersection(set[int]().union(*recent)))
@@ -179,7 +192,7 @@ class Home:
             return self._next(file, readers)
         if asker in with_room:
             return asker
-        return self._next(file, sorted(room)) if room else -1
+        return self._next(file, sorted(room)) if room else NOBODY
 
     def _next(self, file: int, nodes: list[int]) -> int:
         """They in turn."""
@@ -199,7 +212,7 @@ class Home:
         taken = []
         for block in blocks:
             hint = self._hints.get((file, block))
-            if hint is None:
+            if hint is None or hint.keeper == NOBODY:
                 self._note((file, block), keeper)
             elif hint.keeper != keeper:
                 taken.append(block)

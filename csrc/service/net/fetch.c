@@ -22,6 +22,8 @@
 #define PATIENCE_MOST_NS (1500 * NET_MS)
 /* A question that was not answered is asked again after this. */
 #define ASK_AGAIN_MS 1000u
+/* What nobody keeps another node may be reading, or have read, just now (SENT_NS of cluster/homes.py): that is known so long. */
+#define PASSING_MS 1000u
 /* After so many requests in vain, one after the other, a node is passed over: for a second, then for two ... */
 #define FAILURES 3u
 #define PASS_OVER_NS (1000 * NET_MS)
@@ -84,7 +86,33 @@ static int reads_of_others(const struct up_net *n, const struct net_file *f)
 	return (uint32_t)__builtin_popcount(f->elsewhere & ((1u << WALK_BLOCKS) - 1)) * WALK_PART > f->walked;
 }
 
-/* Ask who has `block`, and those of the next ones up to `last` of which nobody has asked. With the lock. */
+/* Whether nobody is known to keep it. */
+static int is_passing(uint16_t word)
+{
+	return word == UP_NET_READ || (word & UP_NET_COPY && net_node_of(word) < UP_NET_NODES);
+}
+
+int net_is_to_read(const struct up_net *n, const struct net_file *f, uint64_t chunk)
+{
+	uint64_t block = chunk / n->options.chunks_per_block;
+
+	return block < f->blocks && f->word[block] == UP_NET_READ &&
+	       now_ms(n) - f->asked_ms[block] <= PASSING_MS;
+}
+
+/* Whether it is to be asked (again) who has a block, by who wants all of it, or some chunks (`part`). */
+static int wants_word(const struct up_net *n, const struct net_file *f, uint64_t block, int part)
+{
+	uint16_t w = f->word[block];
+
+	if (w == NET_ASKED)
+		return now_ms(n) - f->asked_ms[block] > ASK_AGAIN_MS;
+	if (is_passing(w))
+		return now_ms(n) - f->asked_ms[block] > PASSING_MS;
+	return w == UP_NET_UNKNOWN || (!part && is_of_part(w));
+}
+
+/* Ask who has `block`, and those of the next ones up to `last` of which that is not known. With the lock. */
 static void question(struct up_net *n, int file, uint64_t block, uint64_t last, uint32_t missing_at, int part)
 {
 	struct net_file *f = &n->file[file];
@@ -101,7 +129,7 @@ static void question(struct up_net *n, int file, uint64_t block, uint64_t last, 
 	uint32_t now = now_ms(n);
 
 	for (uint64_t b = block; b <= last && b < f->blocks && b < block + UP_NET_BLOCKS; b++) {
-		if (b != block && f->word[b] != UP_NET_UNKNOWN)
+		if (b != block && !wants_word(n, f, b, 1))
 			continue;
 		m.mask |= 1ull << (b - block);
 		m.count = b - block + 1;
@@ -114,16 +142,6 @@ static void question(struct up_net *n, int file, uint64_t block, uint64_t last, 
 			net_set_word(n, f, b, NET_ASKED);
 			f->asked_ms[b] = now;
 		}
-}
-
-/* Whether it is to be asked (again) who has a block, by who wants all of it, or some chunks (`part`). */
-static int wants_word(const struct up_net *n, const struct net_file *f, uint64_t block, int part)
-{
-	uint16_t w = f->word[block];
-
-	if (w == NET_ASKED)
-		return now_ms(n) - f->asked_ms[block] > ASK_AGAIN_MS;
-	return w == UP_NET_UNKNOWN || (!part && is_of_part(w));
 }
 
 /* What is known of a block by `until_ns`, when nothing was heard: that it must be read. */

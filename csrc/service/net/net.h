@@ -128,6 +128,9 @@ static inline int net_keeps(uint16_t word)
 	return word == UP_NET_KEEP || word == UP_NET_KEEP_PART;
 }
 
+/* Whether home has told this node to read the chunk, lately. With the lock. */
+int net_is_to_read(const struct up_net *n, const struct net_file *f, uint64_t chunk);
+
 /* With the lock. */
 static inline void net_set_word(struct up_net *n, struct net_file *f, uint64_t block, uint16_t word)
 {

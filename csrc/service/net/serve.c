@@ -128,17 +128,21 @@ static enum up_net_status fill_slot(struct up_net *n, int slot, int file, const 
 	return UP_NET_OK;
 }
 
-enum whether { NOT_THERE = 0, THERE, COMES };
+enum whether { NOT_THERE = 0, THERE, COMES, IS_TO_COME };
 
-/* Whether the bytes are to be had without a wait, or come anyway; what is no request of ours is refused without one. */
+/* Whether the bytes are to be had without a wait, or come anyway, or are to be read for who asks: what this node keeps, or
+ * has just been told to read. What is no request of ours is refused without a wait. */
 static enum whether is_there(struct up_net *n, const struct up_net_message *m)
 {
-	int file;
+	int file, reads = 0, has;
 
 	pthread_mutex_lock(&n->lock);
 	file = net_find_file(n, m->file);
+	if (file >= 0)
+		reads = !m->copy || net_is_to_read(n, &n->file[file], m->first);
 	pthread_mutex_unlock(&n->lock);
-	return file < 0 ? THERE : (enum whether)pool_has(n->pool, file, m->first, m->count);
+	has = file < 0 ? 1 : pool_has(n->pool, file, m->first, m->count);
+	return has || !reads ? (enum whether)has : IS_TO_COME;
 }
 
 static enum up_net_status serve(struct up_net *n, const struct net_request *r, char *buffer)
@@ -232,7 +236,7 @@ void *net_serve_loop(void *arg)
 		}
 		pthread_mutex_unlock(&n->lock);
 		there = reads ? THERE : is_there(n, &r.m);
-		if (there == COMES || (there == NOT_THERE && !r.m.copy)) {
+		if (there == COMES || there == IS_TO_COME) {
 			pthread_mutex_lock(&n->lock);
 			say_reading(n, &r.m);
 			if (net_queue(&n->wants[r.m.class_], &r))

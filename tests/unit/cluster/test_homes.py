@@ -121,7 +121,44 @@ def test_a_node_without_room_is_sent_to_one_that_has_some_and_reads_itself_where
     assert home.ask(FILE, 0, 1, {1}, 0) == Answer(Word.KEEP)
     assert home.ask(FILE, 1, 1, {6}, 0) == Answer(Word.ASK, 6)
     assert home.ask(FILE, 2, 1, (), 0) == Answer(Word.READ)
-    assert len(home) == 2, "nobody is known to have what was not kept"
+
+
+def test_what_nobody_keeps_goes_from_who_reads_it_to_who_comes_within_a_second() -> None:
+    """All read all, and none has room: one reads, two ask it, two ask each of these."""
+    home = Home()
+    said = [home.ask(FILE, 0, node, (), node * MS) for node in range(7)]
+    assert said[0] == Answer(Word.READ)
+    assert [one.node for one in said[1:]] == [0, 0, 1, 1, 2, 2]
+    assert all(one.word is Word.ASK and one.copy for one in said[1:])
+    assert home.ask(FILE, 0, 7, (), SENT_NS + 7 * MS) == Answer(Word.READ), "it may have gone"
+
+
+def test_who_does_not_get_what_is_passing_reads_it_and_others_are_sent_there() -> None:
+    home = Home()
+    home.ask(FILE, 0, 1, (), 0)
+    assert home.ask(FILE, 0, 2, (), 0) == Answer(Word.ASK, 1, copy=True)
+    assert home.ask(FILE, 0, 2, (), 0, missing_at=1) == Answer(Word.READ)
+    assert home.ask(FILE, 0, 3, (), 0) == Answer(Word.ASK, 2, copy=True)
+    assert home.ask(FILE, 0, 2, (), 0) == Answer(Word.READ), "not its own copy"
+    home.forget_node(2)
+    assert home.ask(FILE, 0, 4, (), 0) == Answer(Word.ASK, 3, copy=True)
+
+
+def test_who_wants_some_bytes_of_what_nobody_keeps_reads_them() -> None:
+    home = Home()
+    assert home.ask(FILE, 0, 1, (), 0, part=True) == Answer(Word.READ)
+    assert home.ask(FILE, 0, 2, (), 0) == Answer(Word.READ)
+    assert home.ask(FILE, 0, 1, (), 0, part=True) == Answer(Word.READ)
+
+
+def test_what_was_passing_is_kept_when_there_is_room() -> None:
+    home = Home()
+    home.ask(FILE, 0, 1, (), 0)
+    assert home.ask(FILE, 0, 2, {2}, 0) == Answer(Word.KEEP)
+    assert home.ask(FILE, 0, 1, (), 0) == Answer(Word.ASK, 2)
+    home.ask(FILE, 1, 1, (), 0)
+    assert home.told(FILE, [1], 3) == []
+    assert home.ask(FILE, 1, 1, (), 0) == Answer(Word.ASK, 3)
 
 
 def test_a_wrong_hint_is_a_miss_and_another_is_named() -> None:

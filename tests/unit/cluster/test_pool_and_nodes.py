@@ -4,14 +4,17 @@ does."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from fake_net import BLOCK_CHUNKS, CHUNK, FILE_ID, MIB, FakeNet, Node, fake_net
 
+from uffdprefetch.cluster import homes
 from uffdprefetch.cluster.transport import with_room
 from uffdprefetch.native import net
 from uffdprefetch.native.net import Layout, Message, Ring
@@ -129,6 +132,57 @@ def test_what_a_node_was_told_to_keep_counts_before_it_has_come(data: Path) -> N
         assert [m.room for m in one.seen if m.kind == net.QUESTION][4:] == [net.ROOM_NONE]
     rooms = {0: net.ROOM_STILL, 1: net.ROOM, 2: net.ROOM_NONE}
     assert with_room(rooms) == {1} and with_room({**rooms, 1: net.ROOM_NONE}) == {0}
+
+
+@contextlib.contextmanager
+def without_room(nodes: int) -> Iterator[FakeNet]:
+    """None keeps anything for others."""
+    with fake_net(nodes, keep_bytes=0) as cluster:
+        for node in cluster.nodes:
+            node.room = net.ROOM_NONE
+        yield cluster
+
+
+def test_what_none_has_room_to_keep_one_reads_and_those_that_come_then_get_it(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(homes, "SENT_NS", 60_000_000_000)  # however busy this machine is
+    with without_room(3) as cluster:
+        found = read_by(cluster, data, 0, 1, 2)
+        counts = [node.pool.file_counts(file) for node, file in found]
+        assert [(c.read_bytes, c.others_bytes) for c in counts] == [(SIZE, 0), (0, SIZE), (0, SIZE)]
+
+
+def test_who_was_told_to_read_what_none_keeps_reads_it_for_who_comes_before_that(
+    data: Path,
+) -> None:
+    """Windows ask ahead. It holds for a second, within which a busy machine may not come to ask."""
+    block = BLOCK_CHUNKS * CHUNK
+    for _ in range(10):
+        with without_room(2) as cluster:
+            one, two = cluster.nodes
+            file, number = one.add(data), two.add(data)
+            assert ahead(one, file, 0) == net.AHEAD_NOW
+            two.prefetch(number, 0, block)
+            read = [one.pool.file_counts(file).read_bytes, two.pool.file_counts(number).read_bytes]
+            if two.pool.file_counts(number).others_bytes:
+                break
+    assert read == [block, 0]
+
+
+def test_it_is_asked_again_after_a_second_whether_somebody_reads_what_none_keeps(
+    data: Path,
+) -> None:
+    with without_room(2) as cluster:
+        one, began = cluster.nodes[0], time.monotonic()
+        file = one.add(data)
+        one.prefetch(file, 0, CHUNK)
+        end = time.monotonic() + 20
+        while one.net.counts().questions < 2:
+            assert time.monotonic() < end, "it does not ask again"
+            drop(one, file)
+            one.prefetch(file, 0, CHUNK)
+        assert time.monotonic() - began >= 1
 
 
 def test_a_file_that_is_not_shared_is_read_by_each(data: Path) -> None:

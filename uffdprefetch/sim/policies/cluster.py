@@ -80,7 +80,7 @@ def keepers(
     found: np.ndarray = np.full(len(block_mb), -1, np.int32)
     for node, block in _first_questions(order, block_of):
         said = home.ask(0, block, node, room, 0, together=readers[node].together)
-        if found[block] < 0 and said.word is not Word.READ:
+        if found[block] < 0 and said.word is not Word.READ and not said.copy:
             keeper = node if said.word is Word.KEEP else said.node
             found[block] = keeper
             kept[keeper] += block_mb[block]
