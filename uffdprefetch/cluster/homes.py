@@ -33,7 +33,7 @@ RECENT_QUESTIONS = 16
 #: Who asks for a block within SENT_NS after others is not sent to its keeper, but to one of these,
 #: of whom each has so many to serve: a tree in which a block goes down while it is still coming.
 CHILDREN = 2
-#: Longer ago, a copy that nobody keeps may have gone (csrc/service/net/fetch.c, PASSING_MS).
+#: Longer ago, a copy that nobody keeps may have gone (csrc/service/net/net.h, NET_PASSING_MS).
 SENT_NS = 1_000_000_000
 #: In the place of a keeper.
 NOBODY = -1

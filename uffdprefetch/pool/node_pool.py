@@ -26,6 +26,7 @@ from uffdprefetch.native import uffd
 from uffdprefetch.pool.eviction import LRU, Cyclic, Policy, Reader, Residents
 from uffdprefetch.pool.residents import reader, resident_blocks, to_come
 from uffdprefetch.predict import window
+from uffdprefetch.predict.checkpoints import DISTANCE_MIN_BYTES
 from uffdprefetch.predict.streams import Stream
 from uffdprefetch.protocol.snapshot import PoolState
 from uffdprefetch.protocol.wire import ServingMode
@@ -112,6 +113,13 @@ class PoolFile:
         chunks = self.touched_ms[start // self.chunk_bytes : -(-end // self.chunk_bytes)]
         return bool(chunks.any())
 
+    def is_mapped(self, start: int, end: int) -> bool:
+        """Whether all of [start, end) bytes is there, and was mapped by a fault since it was
+        read."""
+        chunks = slice(start // self.chunk_bytes, -(-end // self.chunk_bytes))
+        there = self.state[chunks] == uffd_pool.PRESENT
+        return bool(there.all() and self.touched_ms[chunks].all())
+
     def absent(self, start: int, end: int) -> bool:
         """Whether any of [start, end) bytes is not there."""
         chunks = self.state[start // self.chunk_bytes : -(-end // self.chunk_bytes)]
@@ -146,7 +154,8 @@ class NodePool:
     #: Called with a file that has become the pool's, or has changed or left it.
     on_open: Callable[[FileState, int], None] | None = None
     on_close: Callable[[int], None] | None = None
-    kept_bytes: Callable[[], int] = lambda: 0
+    #: What is kept for other nodes, and, where anything is, what never will be; bytes.
+    kept: Callable[[], tuple[int, int]] = lambda: (0, 0)
     _reported: set[Limit] = field(default_factory=set)
     _fit_at_ns: int = 0
     _random: np.random.Generator = field(default_factory=np.random.default_rng)
@@ -277,13 +286,15 @@ class NodePool:
         self.pool.leave(orphan.slot)
         self.orphans.remove(orphan)
 
-    def walked(self, stream: Stream, start: int, end: int, forward: int) -> tuple[int, int]:
+    def walked(
+        self, part: PoolFile | None, stream: Stream, start: int, end: int, forward: int
+    ) -> tuple[int, int]:
         """For a touch of [start, end) the bytes that its reader has read since the last one: up to
-        ``forward`` bytes where these may have been mapped by that one fault, else the touch alone.
-        What a fault maps doubles while the reader goes on; then, and where pages of an earlier
-        epoch are still mapped, only the first page of each piece faults
-        (csrc/service/pool/pool_faults.c,
-        note_order, plan_ahead; warm/placement.py, _rearm_pool)."""
+        ``forward`` bytes where these may have been mapped by that one fault, or before, else the
+        touch alone. What a fault maps doubles while the reader goes on; then only the first page of
+        each piece faults (csrc/service/pool/pool_faults.c, note_order, plan_ahead). Where pages of
+        an earlier epoch are still mapped, one page of each cell faults, wherever in it that lies
+        (warm/placement.py, _rearm_pool)."""
         at_once = max(self.chunk_bytes, min(RUN_MAX_BYTES, self.budget_bytes // MAP_SHARE))
         most = max(stream.mapped_bytes, self.chunk_bytes)
         begins = [piece for piece in _pieces(self) if start % piece == 0]
@@ -291,6 +302,9 @@ class NodePool:
             most = 2 * max(begins)
         elif most >= at_once:
             most = 2 * at_once
+        low, high = (end - forward, start) if stream.direction > 0 else (end, start + forward)
+        if part is not None and most < 2 * DISTANCE_MIN_BYTES and part.is_mapped(low, high):
+            most = 2 * DISTANCE_MIN_BYTES
         if not 0 < forward <= most + end - start:
             stream.mapped_bytes = 0
             return start, end
@@ -305,9 +319,13 @@ class NodePool:
         """The most that a stream may have prefetched ahead of it: a part of what is not kept for
         other nodes."""
         files_bytes = sum(file.size_bytes for file in self.files.values())
-        kept_bytes = self.kept_bytes()
+        kept_bytes, reserve_bytes = self.kept()
+        room_bytes = max(0, self.budget_bytes - kept_bytes)
         return window.pool_bytes(
-            max(0, self.budget_bytes - kept_bytes), max(0, files_bytes - kept_bytes), self.places
+            room_bytes,
+            max(0, files_bytes - kept_bytes),
+            self.places,
+            min(reserve_bytes, room_bytes),
         )
 
     def note_places(self, streams: Iterable[tuple[FileState, Stream]]) -> None:

@@ -92,14 +92,16 @@ def places(at: Iterable[tuple[int, int]]) -> int:
     return apart + 1
 
 
-def pool_bytes(budget_bytes: int, files_bytes: int, places: int) -> int:
+def pool_bytes(budget_bytes: int, files_bytes: int, places: int, reserve_bytes: int = 0) -> int:
     """What a stream may have ahead of it in a pool from which so many places are read: readers
     that are near each other share one window.
 
     Where everything fits, that is half of the pool; else what waits to be read for the first time
-    is missing from what stays over the epochs.
+    is missing from what stays over the epochs. ``reserve_bytes`` of it are for nothing that stays:
+    half of that; the rest is for what has been read and is passed on.
     """
     share = budget_bytes // (2 if files_bytes <= budget_bytes else POOL_SHARE)
+    share = max(share, reserve_bytes // 2)
     least = min(POOL_WINDOW_LEAST_BYTES, budget_bytes // (4 * places))
     return max(least, share // places)
 

@@ -73,7 +73,9 @@ class Walks:
         over = 0 < forward <= PASSED_SHARE * passed_bytes[0 if reader.random else 1]
         if region.verdict == ServingMode.POOL and self._layout.pool:
             # what a fault maps tells there
-            low, high = self._layout.pool.walked(stream, seen.start, seen.end, forward)
+            low, high = self._layout.pool.walked(
+                region.file.pooled, stream, seen.start, seen.end, forward
+            )
             step, over = Step(stream, low, high), 0 < forward <= high - low
         self._judge(region, seen, over)
         if stream.skips:

@@ -270,9 +270,10 @@ class Cluster:
         one = self._files.get(number)
         return one is not None and one.identity is not None
 
-    def kept_bytes(self) -> int:
-        """Of the pool, what is kept for other nodes."""
-        return self.link.kept_bytes() if self.link is not None else 0
+    def kept(self) -> tuple[int, int]:
+        """See NodePool.kept."""
+        kept_bytes = self.link.kept_bytes() if self.link is not None else 0
+        return kept_bytes, self.link.reserve_bytes if self.link is not None and kept_bytes else 0
 
     # -------------------------------------------------------------- the end
 

@@ -186,7 +186,7 @@ class Service:
             self._ledger.degrade(f"cluster: each node reads for itself: {error}")
             return None
         pool.on_open, pool.on_close = cluster.opened, cluster.closed
-        pool.kept_bytes = cluster.kept_bytes
+        pool.kept = cluster.kept
         self._scheduler.defer = cluster.defer
         self._freshness.nodes = lambda: len(cluster.present)
         self._epoll.register(cluster.fd, select.EPOLLIN)

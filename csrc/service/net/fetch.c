@@ -22,8 +22,6 @@
 #define PATIENCE_MOST_NS (1500 * NET_MS)
 /* A question that was not answered is asked again after this. */
 #define ASK_AGAIN_MS 1000u
-/* What nobody keeps another node may be reading, or have read, just now (SENT_NS of cluster/homes.py): that is known so long. */
-#define PASSING_MS 1000u
 /* After so many requests in vain, one after the other, a node is passed over: for a second, then for two ... */
 #define FAILURES 3u
 #define PASS_OVER_NS (1000 * NET_MS)
@@ -77,8 +75,8 @@ static enum up_net_room has_room(const struct up_net *n)
 	return (n->claims + 1) * n->block_bytes <= n->options.keep_bytes ? UP_NET_ROOM : UP_NET_ROOM_STILL;
 }
 
-/* Whether readers come to what others keep: at more than one of WALK_PART of the last blocks, of this file or, before its
- * second block, of the one that was read last: who reads the shards of a data set reads them alike. */
+/* Whether readers come to what others keep: at more than one of WALK_PART of the last blocks that anybody keeps, of this
+ * file or, before its second block, of the one that was read last: who reads the shards of a data set reads them alike. */
 static int reads_of_others(const struct up_net *n, const struct net_file *f)
 {
 	if (!f->walked)
@@ -97,7 +95,7 @@ int net_is_to_read(const struct up_net *n, const struct net_file *f, uint64_t ch
 	uint64_t block = chunk / n->options.chunks_per_block;
 
 	return block < f->blocks && f->word[block] == UP_NET_READ &&
-	       now_ms(n) - f->asked_ms[block] <= PASSING_MS;
+	       now_ms(n) - f->asked_ms[block] <= NET_PASSING_MS;
 }
 
 /* Whether it is to be asked (again) who has a block, by who wants all of it, or some chunks (`part`). */
@@ -108,7 +106,7 @@ static int wants_word(const struct up_net *n, const struct net_file *f, uint64_t
 	if (w == NET_ASKED)
 		return now_ms(n) - f->asked_ms[block] > ASK_AGAIN_MS;
 	if (is_passing(w))
-		return now_ms(n) - f->asked_ms[block] > PASSING_MS;
+		return now_ms(n) - f->asked_ms[block] > NET_PASSING_MS;
 	return w == UP_NET_UNKNOWN || (!part && is_of_part(w));
 }
 
@@ -184,7 +182,7 @@ static void note_steps(struct net_file *f, uint64_t from, uint64_t to)
 
 	while (from != to) {
 		from += step;
-		if (!is_known(f, from))
+		if (!is_known(f, from) || f->word[from] == UP_NET_READ) /* which nobody keeps */
 			continue;
 		f->elsewhere = f->elsewhere << 1 | (net_node_of(f->word[from]) < UP_NET_NODES);
 		f->walked += f->walked < WALK_BLOCKS;
@@ -240,7 +238,8 @@ enum up_net_ahead up_net_ahead(struct up_net *n, int file, uint64_t first, uint6
 			if (f->word[b] == NET_ASKED &&
 			    (now_ms(n) - f->asked_ms[b]) * NET_MS < PATIENCE_FIRST_NS)
 				found = UP_NET_AHEAD_SOON;
-			else if (is_here(n, net_node_of(f->word[b]), now) && found == UP_NET_AHEAD_NOW)
+			else if (!is_passing(f->word[b]) && is_here(n, net_node_of(f->word[b]), now) &&
+				 found == UP_NET_AHEAD_NOW)
 				found = UP_NET_AHEAD_HELD;
 		}
 	pthread_mutex_unlock(&n->lock);

@@ -20,6 +20,8 @@
 #define NET_MS 1000000ull
 /* As a block's word: a question about it is on its way. */
 #define NET_ASKED 0xfffbu
+/* What nobody keeps another node may be reading, or have read, just now (SENT_NS of cluster/homes.py): that is known so long. */
+#define NET_PASSING_MS 1000u
 /* Times of which the longest stands for p99. */
 #define NET_TIMES 64
 

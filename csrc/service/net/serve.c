@@ -131,18 +131,29 @@ static enum up_net_status fill_slot(struct up_net *n, int slot, int file, const 
 enum whether { NOT_THERE = 0, THERE, COMES, IS_TO_COME };
 
 /* Whether the bytes are to be had without a wait, or come anyway, or are to be read for who asks: what this node keeps, or
- * has just been told to read. What is no request of ours is refused without a wait. */
+ * has just been told to read and not read yet: who comes when that has gone again reads it as well as this node would. What is
+ * no request of ours is refused without a wait. */
 static enum whether is_there(struct up_net *n, const struct up_net_message *m)
 {
-	int file, reads = 0, has;
+	int file, reads = 0;
 
 	pthread_mutex_lock(&n->lock);
 	file = net_find_file(n, m->file);
 	if (file >= 0)
 		reads = !m->copy || net_is_to_read(n, &n->file[file], m->first);
 	pthread_mutex_unlock(&n->lock);
-	has = file < 0 ? 1 : pool_has(n->pool, file, m->first, m->count);
-	return has || !reads ? (enum whether)has : IS_TO_COME;
+	if (file < 0)
+		return THERE;
+	switch (pool_has(n->pool, file, m->first, m->count, NET_PASSING_MS)) {
+	case POOL_HAS:
+		return THERE;
+	case POOL_HAS_SOON:
+		return COMES;
+	case POOL_HAD:
+		return m->copy ? NOT_THERE : IS_TO_COME;
+	default:
+		return reads ? IS_TO_COME : NOT_THERE;
+	}
 }
 
 static enum up_net_status serve(struct up_net *n, const struct net_request *r, char *buffer)

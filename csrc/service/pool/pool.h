@@ -273,8 +273,10 @@ void *pool_fill_loop(void *pool);
  * storage, into `buffer` of RUN_MAX_BYTES. */
 int pool_pin_for_others(struct up_pool *p, int file, uint64_t first, uint64_t count, char *buffer,
 			uint64_t until_ns);
-/* 1: they are there already; 2: what is not comes; 0: neither. */
-int pool_has(struct up_pool *p, int file, uint64_t first, uint64_t count);
+/* Whether they are there; what is not is on its way; or it has gone again since a reader came to it, not longer than `had_ms`
+ * ago. */
+enum pool_has { POOL_HAS_NOT = 0, POOL_HAS, POOL_HAS_SOON, POOL_HAD };
+enum pool_has pool_has(struct up_pool *p, int file, uint64_t first, uint64_t count, uint32_t had_ms);
 void pool_unpin_for_others(struct up_pool *p, int file, uint64_t first, uint64_t count);
 /* The bytes of such chunks, up to the file's end; how many, or -errno. */
 int64_t pool_copy_pinned(struct up_pool *p, int file, uint64_t first, uint64_t count, char *out);

@@ -449,19 +449,27 @@ static int bring_for_others(struct up_pool *p, int file, uint64_t chunk, uint64_
 	return p->count.failed_fills == failed || f->state[chunk] != UP_ABSENT ? 1 : -EIO;
 }
 
-int pool_has(struct up_pool *p, int file, uint64_t first, uint64_t count)
+enum pool_has pool_has(struct up_pool *p, int file, uint64_t first, uint64_t count, uint32_t had_ms)
 {
 	const struct pool_file *f = &p->file[file];
-	int all, comes = 0;
+	enum pool_has has = POOL_HAS;
+	uint32_t now;
 
 	pthread_mutex_lock(&p->lock);
-	all = f->used && first < f->chunks && count <= f->chunks - first;
-	for (uint64_t c = first; all && c < first + count; c++) {
-		all = (f->state[c] == UP_PRESENT || f->state[c] == UP_FILLING) && !f->stale[c];
-		comes |= f->state[c] == UP_FILLING;
+	now = pool_now_ms(p);
+	if (!f->used || first >= f->chunks || count > f->chunks - first)
+		has = POOL_HAS_NOT;
+	for (uint64_t c = first; has != POOL_HAS_NOT && has != POOL_HAD && c < first + count; c++) {
+		if (f->state[c] == UP_PRESENT && !f->stale[c])
+			continue;
+		if (f->state[c] == UP_FILLING && !f->stale[c])
+			has = POOL_HAS_SOON;
+		else
+			has = f->touched_ms[c] && now - f->touched_ms[c] <= had_ms ? POOL_HAD :
+										     POOL_HAS_NOT;
 	}
 	pool_unlock(p);
-	return all ? 1 + comes : 0;
+	return has;
 }
 
 int pool_pin_for_others(struct up_pool *p, int file, uint64_t first, uint64_t count, char *buffer,

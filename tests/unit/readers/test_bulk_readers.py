@@ -91,7 +91,9 @@ class Pool:
     ) -> None:
         self._walked, self.budget_bytes, self.limited_by = walked, budget_bytes, None
 
-    def walked(self, stream: Stream, start: int, end: int, forward: int) -> tuple[int, int]:
+    def walked(
+        self, part: object, stream: Stream, start: int, end: int, forward: int
+    ) -> tuple[int, int]:
         stream.mapped_bytes += BLOCK  # as it does where it goes on
         return self._walked(start, end, forward)
 
