@@ -114,6 +114,10 @@ class Link:
             return AHEAD_NOW
         return self.joined.net.ahead(file, first, count, expected)
 
+    def reads_alike(self, file: int) -> bool:
+        """See native.net.Net.reads_alike()."""
+        return self.joined is not None and self.joined.net.reads_alike(file)
+
     def unshare(self, file: int) -> None:
         """It has changed, or nobody has it open."""
         if self._shared.pop(file, None) is not None and self.joined is not None:

@@ -315,6 +315,10 @@ class Net:
         such lately. ``expected``: the last chunk that will be asked for."""
         return int(_lib.up_net_ahead(self._pointer, file, first, count, expected))
 
+    def reads_alike(self, file: int) -> bool:
+        """Whether readers here come to what other nodes keep of it: then those read it as well."""
+        return bool(_lib.up_net_reads_alike(self._pointer, file))
+
     def unshare(self, file: int) -> None:
         """It is its own from now on."""
         _lib.up_net_unshare(self._pointer, file)

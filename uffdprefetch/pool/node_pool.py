@@ -23,7 +23,16 @@ from uffdprefetch.base.intervals import IntervalSet
 from uffdprefetch.base.units import parse_size
 from uffdprefetch.native import pool as uffd_pool
 from uffdprefetch.native import uffd
-from uffdprefetch.pool.eviction import LRU, Cyclic, Policy, Reader, Residents
+from uffdprefetch.pool.eviction import (
+    LRU,
+    SKIP,
+    Cyclic,
+    Policy,
+    Reader,
+    Residents,
+    evictable,
+    smallest,
+)
 from uffdprefetch.pool.residents import reader, resident_blocks, to_come
 from uffdprefetch.predict import window
 from uffdprefetch.predict.checkpoints import DISTANCE_MIN_BYTES
@@ -156,6 +165,8 @@ class NodePool:
     on_close: Callable[[int], None] | None = None
     #: What is kept for other nodes, and, where anything is, what never will be; bytes.
     kept: Callable[[], tuple[int, int]] = lambda: (0, 0)
+    #: Whether other nodes read the file of that number as well.
+    reads_alike: Callable[[int], bool] = lambda number: False
     _reported: set[Limit] = field(default_factory=set)
     _fit_at_ns: int = 0
     _random: np.random.Generator = field(default_factory=np.random.default_rng)
@@ -390,10 +401,22 @@ class NodePool:
             residents.pinned[:] = ~first
             rows = self._best(residents, readers, planned)
             residents.pinned[:] = first
+        if not planned:
+            rows = np.concatenate((rows, self._passed(residents, readers)))
         rows = np.concatenate((rows, self._best(residents, readers, planned)))[: self._victims()]
         self.pool.set_victims(
             (int(residents.file[i]), int(residents.block[i]) * per, per) for i in rows
         )
+
+    def _passed(self, residents: Residents, readers: list[Reader]) -> npt.NDArray[np.intp]:
+        """Of files that several nodes walk through, what lies outside of windows, the oldest first:
+        what stays there is kept, and what has just been read is what others come to next. It is
+        pinned then."""
+        walked = [n for n in {one.file for one in readers} if self.reads_alike(n)]
+        among = np.isin(residents.file, walked) & evictable(residents, readers)
+        rows = smallest(residents, np.where(among, residents.touched, SKIP), self._victims())
+        residents.pinned |= among
+        return rows
 
     def _best(
         self, residents: Residents, readers: list[Reader], planned: Sequence[PlannedReader]

@@ -270,6 +270,10 @@ class Cluster:
         one = self._files.get(number)
         return one is not None and one.identity is not None
 
+    def reads_alike(self, number: int) -> bool:
+        """See NodePool.reads_alike."""
+        return self.link is not None and number in self._files and self.link.reads_alike(number)
+
     def kept(self) -> tuple[int, int]:
         """See NodePool.kept."""
         kept_bytes = self.link.kept_bytes() if self.link is not None else 0

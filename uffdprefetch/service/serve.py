@@ -186,7 +186,7 @@ class Service:
             self._ledger.degrade(f"cluster: each node reads for itself: {error}")
             return None
         pool.on_open, pool.on_close = cluster.opened, cluster.closed
-        pool.kept = cluster.kept
+        pool.kept, pool.reads_alike = cluster.kept, cluster.reads_alike
         self._scheduler.defer = cluster.defer
         self._freshness.nodes = lambda: len(cluster.present)
         self._epoll.register(cluster.fd, select.EPOLLIN)

@@ -246,6 +246,17 @@ enum up_net_ahead up_net_ahead(struct up_net *n, int file, uint64_t first, uint6
 	return found;
 }
 
+int up_net_reads_alike(struct up_net *n, int file)
+{
+	const struct net_file *f = &n->file[file];
+	int alike;
+
+	pthread_mutex_lock(&n->lock);
+	alike = f->used && reads_of_others(n, f);
+	pthread_mutex_unlock(&n->lock);
+	return alike;
+}
+
 /* ------------------------------------------------------------------ what is asked of a node */
 
 static void failed(struct up_net *n, uint32_t node, uint64_t now_ns)
