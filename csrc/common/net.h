@@ -61,6 +61,7 @@ enum up_net_status {
 enum up_net_word {
 	UP_NET_COPY = 0x8000,
 	UP_NET_PART = 0x4000,
+	UP_NET_READ_PART = 0xfffa, /* as READ: home knows of nothing */
 	UP_NET_KEEP_PART = 0xfffc, /* as KEEP: home knows of some chunks */
 	UP_NET_READ = 0xfffd,    /* read it */
 	UP_NET_KEEP = 0xfffe,    /* read it, and keep it: others will ask for it */

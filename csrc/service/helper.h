@@ -329,7 +329,7 @@ enum up_net_ahead {
 };
 enum up_net_ahead up_net_ahead(struct up_net *net, int file, uint64_t first, uint64_t count,
 			       uint64_t expected);
-/* Whether readers here come to what other nodes keep of a file: then those read it as well. */
+/* Whether other nodes read the same of a file as readers here do. */
 int up_net_reads_alike(struct up_net *net, int file);
 void up_net_counts(struct up_net *net, struct up_net_counts *out);
 void up_net_node_counts(struct up_net *net, uint32_t node, struct up_net_node_counts *out);

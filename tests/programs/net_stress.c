@@ -116,6 +116,7 @@ static void hints(struct node *n, const struct up_net_message *m, uint64_t *stat
 							 (below(state, 2) ? UP_NET_PART : 0))
 			    : below(state, 2) ? UP_NET_KEEP
 			    : below(state, 2) ? UP_NET_KEEP_PART
+			    : below(state, 2) ? UP_NET_READ_PART
 					      : UP_NET_READ;
 	if (below(state, 20))
 		tell(n, h);

@@ -86,7 +86,7 @@ class Word(IntEnum):
 
 class Answer(NamedTuple):
     """``node``: whom to ask; ``copy``: it does not keep the block, but has asked for it before;
-    ``part``: who keeps it, or is told to, wanted some bytes of it."""
+    ``part``: home knows of some bytes of it, or of nothing: who wants all of it is to ask."""
 
     word: Word
     node: int = -1
@@ -110,6 +110,18 @@ class _Hint:
         if node in self.line:
             self.line.remove(node)
 
+    def nearest(self, asker: int, now_ns: int) -> int:
+        """Whom to ask, or NOBODY."""
+        self._forget_late(now_ns)
+        tree = [node for node in (self.keeper, *self.line) if node not in (asker, NOBODY)]
+        return tree[(len(tree) - 1) // CHILDREN] if tree else NOBODY
+
+    def _forget_late(self, now_ns: int) -> None:
+        while self.asked and now_ns - next(iter(self.asked.values())) > SENT_NS:
+            late = next(iter(self.asked))
+            del self.asked[late]
+            self.drop(late)
+
     def answer(self, asker: int, now_ns: int, again: bool) -> Answer:
         """See send()."""
         node = self.send(asker, now_ns, again)
@@ -120,14 +132,10 @@ class _Hint:
     def send(self, asker: int, now_ns: int, again: bool) -> int:
         """Whom to ask, or NOBODY: it is to be read. Who asks ``again`` is sent to the keeper, or
         reads it, lest two wait for each other."""
-        while self.asked and now_ns - next(iter(self.asked.values())) > SENT_NS:
-            late = next(iter(self.asked))
-            del self.asked[late]
-            self.drop(late)
+        self._forget_late(now_ns)
         again = again or asker in self.asked
+        node = self.keeper if again else self.nearest(asker, now_ns)
         self.drop(asker)
-        tree = self.line if self.keeper == NOBODY else [self.keeper, *self.line]
-        node = self.keeper if again or not tree else tree[(len(tree) - 1) // CHILDREN]
         self.asked.pop(asker, None)
         self.asked[asker] = now_ns
         self.line.append(asker)
@@ -174,7 +182,10 @@ class Home:
             keeper = self._reader(file, asker, with_room, missing_at)
         if keeper == NOBODY:
             if part:
-                return Answer(Word.READ)
+                node = NOBODY if hint is None or missing_at >= 0 else hint.nearest(asker, now_ns)
+                if node == NOBODY:
+                    return Answer(Word.READ, part=True)
+                return Answer(Word.ASK, node, copy=True, part=True)
             if hint is None or hint.keeper != NOBODY:
                 hint = self._note(key, NOBODY)
             return hint.answer(asker, now_ns, missing_at >= 0)

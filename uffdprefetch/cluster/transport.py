@@ -56,7 +56,7 @@ def with_room(rooms: Mapping[int, int]) -> set[int]:
 def word_of(said: Answer) -> int:
     """As services say it (enum up_net_word)."""
     if said.word is Word.READ:
-        return net.READ
+        return net.READ_PART if said.part else net.READ
     if said.word is Word.KEEP:
         return net.KEEP_PART if said.part else net.KEEP
     return said.node | (net.COPY if said.copy else 0) | (net.PART if said.part else 0)

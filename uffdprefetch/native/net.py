@@ -53,6 +53,7 @@ COPY: int = _lib.UP_NET_COPY
 PART: int = _lib.UP_NET_PART
 KEEP_PART: int = _lib.UP_NET_KEEP_PART
 READ: int = _lib.UP_NET_READ
+READ_PART: int = _lib.UP_NET_READ_PART
 KEEP: int = _lib.UP_NET_KEEP
 UNKNOWN: int = _lib.UP_NET_UNKNOWN
 NONE: int = _lib.UP_NET_NONE
@@ -316,7 +317,7 @@ class Net:
         return int(_lib.up_net_ahead(self._pointer, file, first, count, expected))
 
     def reads_alike(self, file: int) -> bool:
-        """Whether readers here come to what other nodes keep of it: then those read it as well."""
+        """Whether other nodes read the same of it as readers here do."""
         return bool(_lib.up_net_reads_alike(self._pointer, file))
 
     def unshare(self, file: int) -> None:

@@ -165,7 +165,7 @@ class NodePool:
     on_close: Callable[[int], None] | None = None
     #: What is kept for other nodes, and, where anything is, what never will be; bytes.
     kept: Callable[[], tuple[int, int]] = lambda: (0, 0)
-    #: Whether other nodes read the file of that number as well.
+    #: Whether other nodes read the same of the file of that number.
     reads_alike: Callable[[int], bool] = lambda number: False
     _reported: set[Limit] = field(default_factory=set)
     _fit_at_ns: int = 0

@@ -59,10 +59,11 @@ static uint64_t least_ns(const struct up_net *n)
 
 /* ------------------------------------------------------------------ who has a block */
 
-/* Whether whoever keeps it has said that it wants some chunks. */
+/* Whether home has been told of some chunks only. */
 static int is_of_part(uint16_t word)
 {
-	return word == UP_NET_KEEP_PART || (word & UP_NET_PART && net_node_of(word) < UP_NET_NODES);
+	return word == UP_NET_KEEP_PART || word == UP_NET_READ_PART ||
+	       (word & UP_NET_PART && net_node_of(word) < UP_NET_NODES);
 }
 
 /* For one more block: also where all of those come that it is to keep, or as things are. */
@@ -75,9 +76,10 @@ static enum up_net_room has_room(const struct up_net *n)
 	return (n->claims + 1) * n->block_bytes <= n->options.keep_bytes ? UP_NET_ROOM : UP_NET_ROOM_STILL;
 }
 
-/* Whether readers come to what others keep: at more than one of WALK_PART of the last blocks that anybody keeps, of this
- * file or, before its second block, of the one that was read last: who reads the shards of a data set reads them alike. */
-static int reads_of_others(const struct up_net *n, const struct net_file *f)
+/* Whether nodes read the same: readers here come to what others keep, or theirs to what is here, at more than one of
+ * WALK_PART of the last blocks that anybody keeps, of this file or, before its second block, of the one that was read last:
+ * who reads the shards of a data set reads them alike. */
+static int reads_alike(const struct up_net *n, const struct net_file *f)
 {
 	if (!f->walked)
 		f = &n->file[n->walked_file];
@@ -87,7 +89,8 @@ static int reads_of_others(const struct up_net *n, const struct net_file *f)
 /* Whether nobody is known to keep it. */
 static int is_passing(uint16_t word)
 {
-	return word == UP_NET_READ || (word & UP_NET_COPY && net_node_of(word) < UP_NET_NODES);
+	return word == UP_NET_READ || word == UP_NET_READ_PART ||
+	       (word & UP_NET_COPY && net_node_of(word) < UP_NET_NODES);
 }
 
 int net_is_to_read(const struct up_net *n, const struct net_file *f, uint64_t chunk)
@@ -105,9 +108,11 @@ static int wants_word(const struct up_net *n, const struct net_file *f, uint64_t
 
 	if (w == NET_ASKED)
 		return now_ms(n) - f->asked_ms[block] > ASK_AGAIN_MS;
+	if (!part && is_of_part(w))
+		return 1;
 	if (is_passing(w))
 		return now_ms(n) - f->asked_ms[block] > NET_PASSING_MS;
-	return w == UP_NET_UNKNOWN || (!part && is_of_part(w));
+	return w == UP_NET_UNKNOWN;
 }
 
 /* Ask who has `block`, and those of the next ones up to `last` of which that is not known. With the lock. */
@@ -121,7 +126,7 @@ static void question(struct up_net *n, int file, uint64_t block, uint64_t last, 
 		.first = block,
 		.missing_at = missing_at,
 		.room = (uint32_t)has_room(n),
-		.together = (uint32_t)reads_of_others(n, f),
+		.together = (uint32_t)reads_alike(n, f),
 		.part = (uint32_t)part,
 	};
 	uint32_t now = now_ms(n);
@@ -175,6 +180,19 @@ static int is_known(const struct net_file *f, uint64_t block)
 	return f->word[block] != UP_NET_UNKNOWN && f->word[block] != NET_ASKED;
 }
 
+static void note_block(struct net_file *f, int elsewhere)
+{
+	f->elsewhere = f->elsewhere << 1 | !!elsewhere;
+	f->walked += f->walked < WALK_BLOCKS;
+}
+
+void net_note_given(struct net_file *f, uint64_t block)
+{
+	if (f->given != block + 1)
+		note_block(f, 1);
+	f->given = block + 1;
+}
+
 /* It was at `from` before: one fault may map several blocks, and who goes on in order came to those between as well. */
 static void note_steps(struct net_file *f, uint64_t from, uint64_t to)
 {
@@ -182,10 +200,10 @@ static void note_steps(struct net_file *f, uint64_t from, uint64_t to)
 
 	while (from != to) {
 		from += step;
-		if (!is_known(f, from) || f->word[from] == UP_NET_READ) /* which nobody keeps */
+		if (!is_known(f, from) || f->word[from] == UP_NET_READ ||
+		    f->word[from] == UP_NET_READ_PART) /* which nobody keeps */
 			continue;
-		f->elsewhere = f->elsewhere << 1 | (net_node_of(f->word[from]) < UP_NET_NODES);
-		f->walked += f->walked < WALK_BLOCKS;
+		note_block(f, net_node_of(f->word[from]) < UP_NET_NODES);
 	}
 }
 
@@ -230,7 +248,7 @@ enum up_net_ahead up_net_ahead(struct up_net *n, int file, uint64_t first, uint6
 	pthread_mutex_lock(&n->lock);
 	if (!f->used)
 		found = now < f->pending_ns ? UP_NET_AHEAD_SOON : UP_NET_AHEAD_NOW;
-	else if (!f->changed && !reads_of_others(n, f))
+	else if (!f->changed && !reads_alike(n, f))
 		for (uint64_t b = first / each; b <= (first + count - 1) / each && b < f->blocks; b++) {
 			if (wants_word(n, f, b, 0))
 				question(n, file, b, last < b + AHEAD_BLOCKS ? last : b + AHEAD_BLOCKS,
@@ -252,7 +270,7 @@ int up_net_reads_alike(struct up_net *n, int file)
 	int alike;
 
 	pthread_mutex_lock(&n->lock);
-	alike = f->used && reads_of_others(n, f);
+	alike = f->used && reads_alike(n, f);
 	pthread_mutex_unlock(&n->lock);
 	return alike;
 }

@@ -70,10 +70,11 @@ struct net_file {
 	uint64_t claims;    /* blocks that this node is to keep all of */
 	uint32_t *asked_ms; /* ... since when */
 	uint64_t told;      /* homes know what is kept of it up to this block */
-	/* Blocks that readers here came to from their neighbours, the newest in bit 0: whether other nodes keep it; how
-	 * many; and 1 + the blocks where readers were last, the latest first. */
+	/* Blocks that readers here came to from their neighbours, or those of other nodes to here, the newest in bit 0:
+	 * whether another node than the reader's keeps it; how many; 1 + the blocks where readers were last, the latest
+	 * first; and 1 + the block that another node asked for last. */
 	uint32_t elsewhere, walked;
-	uint64_t walker[NET_WALKERS];
+	uint64_t walker[NET_WALKERS], given;
 };
 
 struct net_request {
@@ -152,6 +153,9 @@ uint64_t net_expected_ns(const struct net_rate *r, uint64_t bytes);
 
 /* A reader here has come to a block; with the lock. */
 void net_note_walk(struct up_net *n, struct net_file *f, uint64_t block);
+
+/* Another node asks for chunks of a block, of which readers there come to more than one; with the lock. */
+void net_note_given(struct net_file *f, uint64_t block);
 
 /* To the transport; with the lock. Whether it is on its way. */
 int net_tell(struct up_net *n, struct up_net_message *m);

@@ -139,6 +139,8 @@ static enum whether is_there(struct up_net *n, const struct up_net_message *m)
 
 	pthread_mutex_lock(&n->lock);
 	file = net_find_file(n, m->file);
+	if (file >= 0 && (m->count > 1 || m->class_ == UP_NET_AHEAD))
+		net_note_given(&n->file[file], m->first / n->options.chunks_per_block);
 	if (file >= 0)
 		reads = !m->copy || net_is_to_read(n, &n->file[file], m->first);
 	pthread_mutex_unlock(&n->lock);

@@ -146,9 +146,13 @@ def test_who_does_not_get_what_is_passing_reads_it_and_others_are_sent_there() -
 
 def test_who_wants_some_bytes_of_what_nobody_keeps_reads_them() -> None:
     home = Home()
-    assert home.ask(FILE, 0, 1, (), 0, part=True) == Answer(Word.READ)
+    assert home.ask(FILE, 0, 1, (), 0, part=True) == Answer(Word.READ, part=True)
     assert home.ask(FILE, 0, 2, (), 0) == Answer(Word.READ)
-    assert home.ask(FILE, 0, 1, (), 0, part=True) == Answer(Word.READ)
+    sent = Answer(Word.ASK, 2, copy=True, part=True)
+    assert home.ask(FILE, 0, 1, (), 0, part=True) == sent
+    assert home.ask(FILE, 0, 3, (), 0) == Answer(Word.ASK, 2, copy=True), "whom nobody is sent to"
+    late = SENT_NS + MS
+    assert home.ask(FILE, 0, 1, (), late, part=True) == Answer(Word.READ, part=True)
 
 
 def test_what_was_passing_is_kept_when_there_is_room() -> None:
