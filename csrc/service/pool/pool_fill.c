@@ -349,6 +349,32 @@ static void fail(struct up_pool *p, const struct fill *o, int error)
 	f->failed = 1; /* all of the file is given back for it */
 }
 
+/* They stay for other nodes. Where there is no room for all of them, nothing of their block does: one of which others get the
+ * half here, and have the rest read here in each epoch, is worth less than half of another one. With the lock. */
+static void keep_chunks(struct up_pool *p, int file, uint64_t first, uint64_t count)
+{
+	struct pool_file *f = &p->file[file];
+	uint64_t bytes = pool_chunk_bytes(p), c = first, each;
+
+	for (; c < first + count; c++) {
+		if (f->kept[c])
+			continue;
+		if (p->kept_bytes + bytes > p->keep_most_bytes)
+			break;
+		f->kept[c] = 1;
+		pool_count_kept(p, bytes);
+	}
+	if (c == first + count || !p->net)
+		return;
+	each = net_block_chunks(p->net);
+	for (c = first - first % each; c < f->chunks && c / each == first / each; c++)
+		if (f->kept[c]) {
+			f->kept[c] = 0;
+			pool_count_kept(p, -bytes);
+		}
+	net_dropped(p->net, file, first);
+}
+
 static void fill(struct up_pool *p, const struct fill *o, char *buffer)
 {
 	struct pool_file *f = &p->file[o->file];
@@ -383,11 +409,9 @@ static void fill(struct up_pool *p, const struct fill *o, char *buffer)
 				p->count.unique_bytes += one;
 			}
 			f->ever[c] = 1;
-			if (keep && !f->kept[c] && p->kept_bytes + bytes <= p->keep_most_bytes) {
-				f->kept[c] = 1;
-				pool_count_kept(p, bytes);
-			}
 		}
+		if (keep)
+			keep_chunks(p, o->file, o->first, o->count);
 		f->count.resident_bytes += length;
 		p->count.resident_bytes += length;
 		f->count.others_bytes += came;
