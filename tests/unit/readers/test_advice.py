@@ -6,19 +6,16 @@ from __future__ import annotations
 
 import mmap
 import random
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 from bulk_bed import MIB, MS, SIZE, Bed
+from small_pool import pool_of
 
 from uffdprefetch.base.clock import Clock
 from uffdprefetch.base.config import Config
 from uffdprefetch.base.intervals import IntervalSet
-from uffdprefetch.native import pool as uffd_pool
-from uffdprefetch.pool.node_pool import NodePool, PoolFile
 from uffdprefetch.predict.window import TRUSTED_MIN_BYTES
 from uffdprefetch.protocol.wire import Stated
 from uffdprefetch.readers.advice import Advice
@@ -27,7 +24,6 @@ from uffdprefetch.readers.waste import Waste
 from uffdprefetch.readers.windows import Windows
 from uffdprefetch.service.pool_bridge import unneeded
 from uffdprefetch.state.files import FileState
-from uffdprefetch.state.ledger import Ledger
 from uffdprefetch.state.publisher import EventPublisher
 from uffdprefetch.state.reader import UNNEEDED_MAX
 from uffdprefetch.state.region import Region
@@ -321,25 +317,6 @@ def test_what_no_reader_of_a_file_needs_leaves_the_pool_first() -> None:
     assert unneeded([one, reader((0, 32 * MIB), announced=True)]) == []
 
 
-def pool_of(budget_bytes: int, evict: str) -> tuple[NodePool, list[tuple[int, int, int]]]:
-    """A pool that holds 64 blocks of 64 KiB of file 3, the first of them touched first, and the
-    victims that it is told."""
-    told: list[tuple[int, int, int]] = []
-
-    def tell(victims: Iterator[tuple[int, int, int]]) -> None:
-        told[:] = victims
-
-    native: Any = SimpleNamespace(set_victims=tell)
-    settings = Config(engine="pool", budget_bytes=budget_bytes, evict=evict)
-    pool = NodePool(settings, -1, Ledger(), make=lambda *_, **__: native)
-    state = np.full(64, uffd_pool.PRESENT, np.uint8)
-    touched = np.arange(1, 65, dtype=np.uint32)
-    kept = np.zeros(64, np.uint8)
-    part = PoolFile(native, 3, -1, 64 << 10, state, touched, kept)
-    pool.files[3] = SimpleNamespace(pooled=part)  # type: ignore[assignment]
-    return pool, told
-
-
 @pytest.mark.parametrize("evict", ["lru", "cyclic"])
 def test_whole_blocks_of_what_nobody_needs_are_the_first_victims(evict: str) -> None:
     pool, told = pool_of(4 * MIB, evict)
@@ -352,20 +329,3 @@ def test_whole_blocks_of_what_nobody_needs_are_the_first_victims(evict: str) -> 
     found = [first for _, first, _ in told]
     assert sorted(found[:3]) == [21, 22, 23]
     assert found[3:] == usual[: count - 3]
-
-
-@pytest.mark.parametrize("evict", ["lru", "cyclic"])
-def test_what_is_kept_for_other_nodes_is_no_victim_and_no_part_of_a_window(evict: str) -> None:
-    pool, told = pool_of(4 * MIB, evict)
-    part = pool.files[3].pooled
-    assert part is not None
-    pool.plan([])
-    usual = {first for _, first, _ in told}
-    part.kept[sorted(usual)] = 1
-    pool.plan([])
-    instead = {first for _, first, _ in told}
-    assert instead and not instead & usual
-    pool.files[3].size_bytes = 8 * MIB
-    alone = pool.window_bytes()
-    pool.kept_bytes = lambda: 3 * MIB
-    assert pool.window_bytes() < alone

@@ -322,7 +322,7 @@ def a_pool(budget_bytes: int, limited_by: Limit | None) -> Any:
     """One that maps no more than what is touched."""
     return SimpleNamespace(
         budget_bytes=budget_bytes, limited_by=limited_by,
-        walked=lambda stream, start, end, forward: (start, end),
+        walked=lambda part, stream, start, end, forward: (start, end),
     )  # fmt: skip
 
 
