@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pool without its threads: what it would have evicted is told instead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from uffdprefetch.base.config import Config
+from uffdprefetch.native import pool as uffd_pool
+from uffdprefetch.pool.node_pool import NodePool, PoolFile
+from uffdprefetch.state.ledger import Ledger
+
+
+def pool_of(budget_bytes: int, evict: str) -> tuple[NodePool, list[tuple[int, int, int]]]:
+    """A pool that holds 64 blocks of 64 KiB of file 3, the first of them touched first, and the
+    victims that it is told."""
+    told: list[tuple[int, int, int]] = []
+
+    def tell(victims: Iterator[tuple[int, int, int]]) -> None:
+        told[:] = victims
+
+    native: Any = SimpleNamespace(set_victims=tell)
+    settings = Config(engine="pool", budget_bytes=budget_bytes, evict=evict)
+    pool = NodePool(settings, -1, Ledger(), make=lambda *_, **__: native)
+    state = np.full(64, uffd_pool.PRESENT, np.uint8)
+    touched = np.arange(1, 65, dtype=np.uint32)
+    kept = np.zeros(64, np.uint8)
+    part = PoolFile(native, 3, -1, 64 << 10, state, touched, kept)
+    pool.files[3] = SimpleNamespace(pooled=part)  # type: ignore[assignment]
+    return pool, told

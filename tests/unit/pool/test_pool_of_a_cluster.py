@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""pool/node_pool.py where other nodes have their part of what it holds."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from small_pool import pool_of
+
+from uffdprefetch.native import pool as uffd_pool
+from uffdprefetch.pool.node_pool import PoolFile
+
+MIB, PAGE = 1 << 20, 4096
+
+
+@pytest.mark.parametrize("evict", ["lru", "cyclic"])
+def test_what_is_kept_for_other_nodes_is_no_victim_and_no_part_of_a_window(evict: str) -> None:
+    pool, told = pool_of(4 * MIB, evict)
+    part = pool.files[3].pooled
+    assert part is not None
+    pool.plan([])
+    usual = {first for _, first, _ in told}
+    part.kept[sorted(usual)] = 1
+    pool.plan([])
+    instead = {first for _, first, _ in told}
+    assert instead and not instead & usual
+    pool.files[3].size_bytes = 8 * MIB
+    alone = pool.window_bytes()
+    pool.kept = lambda: (3 * MIB, 0)
+    assert pool.window_bytes() < alone
+    pool.kept = lambda: (3 * MIB, 1 * MIB)
+    assert pool.window_bytes() == MIB // 2, "half of what is never kept"
+
+
+@pytest.mark.parametrize("evict", ["lru", "cyclic"])
+def test_of_what_several_nodes_walk_through_the_oldest_goes_first(evict: str) -> None:
+    """One whose reader stands at the 40th of 64 blocks; its window and what lies behind it stay."""
+    pool, told = pool_of(4 * MIB, evict)
+    part = pool.files[3].pooled
+    assert part is not None
+    part.touched_ms[60:] = 0  # of a window that its reader has left
+    part.touched_ms[10:14] = 100
+    part.kept[20] = 1
+    spared = {*range(39 - 16, 40), *range(40, 44)}  # BEHIND_BYTES, and 256 KiB ahead
+    walk: Any = SimpleNamespace(position_bytes=40 * (64 << 10), direction=1)
+    span = SimpleNamespace(start_bytes=0, end_bytes=4 * MIB)
+    reader: Any = SimpleNamespace(file=pool.files[3], span=span)
+    pool.reads_alike = lambda number: number == 3
+    pool._victims = lambda: 64  # type: ignore[method-assign]
+    pool.plan([(reader, walk, 4 * (64 << 10))])
+    found = [first for _, first, _ in told]
+    assert set(found) == set(range(64)) - spared - {20}
+    assert found[:4] == [60, 61, 62, 63] and found[-4:] == [10, 11, 12, 13]
+    pool.reads_alike = lambda number: False
+    pool.plan([(reader, walk, 4 * (64 << 10))])
+    assert [first for _, first, _ in told] != found
+
+
+CELL = 64 * (64 << 10)
+
+
+def test_over_what_is_still_mapped_a_walk_goes_by_one_page_of_each_cell() -> None:
+    """Of an earlier epoch: nothing else of it faults (warm/placement.py, _rearm_pool)."""
+    pool, _ = pool_of(64 * MIB, "cyclic")
+    state = np.full(4 * 64, uffd_pool.PRESENT, np.uint8)
+    touched = np.ones(4 * 64, np.uint32)
+    part = PoolFile(pool.pool, 3, -1, 64 << 10, state, touched, np.zeros(4 * 64, np.uint8))
+    start = 2 * CELL - PAGE  # from the first page of the first cell on
+    stream: Any = SimpleNamespace(direction=1, mapped_bytes=0)
+
+    def over(direction: int = 1) -> bool:
+        stream.direction = direction
+        low, high = pool.walked(part, stream, start, start + PAGE, 2 * CELL - PAGE)
+        return high - low > PAGE
+
+    assert over() and over(-1)
+    touched[63] = 0  # read since, and nobody has come to it: it would have faulted
+    assert not over() and over(-1)
+    touched[63], state[20] = 1, 0
+    assert not over()
