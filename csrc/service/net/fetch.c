@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * fetch.c - chunks from other nodes: who has a block, what was asked of whom, and how long that may take.
+ * fetch.c - chunks from other nodes: what is asked of whom, and how long that may take.
  *
  * A fill thread of the pool asks here before it reads storage. It waits for an answer only as long as an answer
  * takes; whatever goes wrong, it reads storage. A slot whose answer was not waited for to the end is lost
@@ -16,12 +16,8 @@
 /* An answer is waited for so long at the least, and so many times as long as answers took lately. */
 #define PATIENCE_LEAST_NS (20 * NET_MS)
 #define PATIENCE_TIMES 4u
-/* Where none has come yet. */
-#define PATIENCE_FIRST_NS (200 * NET_MS)
 /* Bytes that a node has to read first are waited for no longer than this, beyond what storage takes. */
 #define PATIENCE_MOST_NS (1500 * NET_MS)
-/* A question that was not answered is asked again after this. */
-#define ASK_AGAIN_MS 1000u
 /* After so many requests in vain, one after the other, a node is passed over: for a second, then for two ... */
 #define FAILURES 3u
 #define PASS_OVER_NS (1000 * NET_MS)
@@ -36,243 +32,11 @@
 #define FAVOUR 5 / 4
 /* One request in so many goes to the slower source, to see whether it still is. */
 #define TRY_AGAIN 64u
-/* Of so many blocks that readers came to, more than this part kept by others, and what they keep is read ahead: where N
- * nodes read the same, (N - 1) / N of it are others'; of a part of one's own, at most the last block. */
-#define WALK_BLOCKS 16
-/* Blocks that are asked for before their turn in a window: more than are read in a message's time, and not so many that
- * whoever asks first reads all of what all read. */
-#define AHEAD_BLOCKS 4
-/* The next block of a walk is no farther: what one fault maps at the most (FAR_BYTES of pool_faults.c). */
-#define STEP_BLOCKS 4
-#define WALK_PART 4u
-
-static uint32_t now_ms(const struct up_net *n)
-{
-	return (uint32_t)((pool_now_ns() - n->began_ns) / NET_MS) + 1;
-}
 
 /* The least that anybody is waited for. */
 static uint64_t least_ns(const struct up_net *n)
 {
 	return n->options.patience_ms ? n->options.patience_ms * NET_MS : PATIENCE_LEAST_NS;
-}
-
-/* ------------------------------------------------------------------ who has a block */
-
-/* Whether home has been told of some chunks only. */
-static int is_of_part(uint16_t word)
-{
-	return word == UP_NET_KEEP_PART || word == UP_NET_READ_PART ||
-	       (word & UP_NET_PART && net_node_of(word) < UP_NET_NODES);
-}
-
-/* For one more block: also where all of those come that it is to keep, or as things are. */
-static enum up_net_room has_room(const struct up_net *n)
-{
-	uint64_t kept = __atomic_load_n(&n->pool->kept_bytes, __ATOMIC_RELAXED);
-
-	if (kept + n->block_bytes > n->options.keep_bytes)
-		return UP_NET_ROOM_NONE;
-	return (n->claims + 1) * n->block_bytes <= n->options.keep_bytes ? UP_NET_ROOM : UP_NET_ROOM_STILL;
-}
-
-/* Whether nodes read the same: readers here come to what others keep, or theirs to what is here, at more than one of
- * WALK_PART of the last blocks that anybody keeps, of this file or, before its second block, of the one that was read last:
- * who reads the shards of a data set reads them alike. */
-static int reads_alike(const struct up_net *n, const struct net_file *f)
-{
-	if (!f->walked)
-		f = &n->file[n->walked_file];
-	return (uint32_t)__builtin_popcount(f->elsewhere & ((1u << WALK_BLOCKS) - 1)) * WALK_PART > f->walked;
-}
-
-/* Whether nobody is known to keep it. */
-static int is_passing(uint16_t word)
-{
-	return word == UP_NET_READ || word == UP_NET_READ_PART ||
-	       (word & UP_NET_COPY && net_node_of(word) < UP_NET_NODES);
-}
-
-int net_is_to_read(const struct up_net *n, const struct net_file *f, uint64_t chunk)
-{
-	uint64_t block = chunk / n->options.chunks_per_block;
-
-	return block < f->blocks && f->word[block] == UP_NET_READ &&
-	       now_ms(n) - f->asked_ms[block] <= NET_PASSING_MS;
-}
-
-/* Whether it is to be asked (again) who has a block, by who wants all of it, or some chunks (`part`). */
-static int wants_word(const struct up_net *n, const struct net_file *f, uint64_t block, int part)
-{
-	uint16_t w = f->word[block];
-
-	if (w == NET_ASKED)
-		return now_ms(n) - f->asked_ms[block] > ASK_AGAIN_MS;
-	if (!part && is_of_part(w))
-		return 1;
-	if (is_passing(w))
-		return now_ms(n) - f->asked_ms[block] > NET_PASSING_MS;
-	return w == UP_NET_UNKNOWN;
-}
-
-/* Ask who has `block`, and those of the next ones up to `last` of which that is not known. With the lock. */
-static void question(struct up_net *n, int file, uint64_t block, uint64_t last, uint32_t missing_at, int part)
-{
-	struct net_file *f = &n->file[file];
-	struct up_net_message m = {
-		.kind = UP_NET_QUESTION,
-		.node = UP_NET_NONE,
-		.file = { f->id[0], f->id[1] },
-		.first = block,
-		.missing_at = missing_at,
-		.room = (uint32_t)has_room(n),
-		.together = (uint32_t)reads_alike(n, f),
-		.part = (uint32_t)part,
-	};
-	uint32_t now = now_ms(n);
-
-	for (uint64_t b = block; b <= last && b < f->blocks && b < block + UP_NET_BLOCKS; b++) {
-		if (b != block && !wants_word(n, f, b, 1))
-			continue;
-		m.mask |= 1ull << (b - block);
-		m.count = b - block + 1;
-	}
-	if (!net_tell(n, &m))
-		return;
-	n->count.questions++;
-	for (uint64_t b = block; b < block + m.count; b++)
-		if (m.mask & 1ull << (b - block)) {
-			net_set_word(n, f, b, NET_ASKED);
-			f->asked_ms[b] = now;
-		}
-}
-
-/* What is known of a block by `until_ns`, when nothing was heard: that it must be read. */
-static uint16_t word_of(struct up_net *n, int file, uint64_t block, uint64_t last, uint64_t until_ns, int part)
-{
-	struct net_file *f = &n->file[file];
-
-	while (!n->stop && f->used) {
-		uint16_t w = f->word[block];
-
-		if (wants_word(n, f, block, part)) {
-			question(n, file, block, last, UP_NET_NONE, part);
-			w = f->word[block];
-		}
-		if (w != NET_ASKED)
-			return w == UP_NET_UNKNOWN ? UP_NET_READ : w;
-		if (pool_now_ns() >= until_ns)
-			break;
-		up_cond_wait_until(&n->changed, &n->lock, until_ns);
-	}
-	return UP_NET_READ;
-}
-
-static int is_here(const struct up_net *n, uint32_t node, uint64_t now_ns)
-{
-	return node < UP_NET_NODES && n->node[node].here && n->node[node].until_ns <= now_ns;
-}
-
-/* ------------------------------------------------------------------ whose blocks readers come to */
-
-static int is_known(const struct net_file *f, uint64_t block)
-{
-	return f->word[block] != UP_NET_UNKNOWN && f->word[block] != NET_ASKED;
-}
-
-static void note_block(struct net_file *f, int elsewhere)
-{
-	f->elsewhere = f->elsewhere << 1 | !!elsewhere;
-	f->walked += f->walked < WALK_BLOCKS;
-}
-
-void net_note_given(struct net_file *f, uint64_t block)
-{
-	if (f->given != block + 1)
-		note_block(f, 1);
-	f->given = block + 1;
-}
-
-/* It was at `from` before: one fault may map several blocks, and who goes on in order came to those between as well. */
-static void note_steps(struct net_file *f, uint64_t from, uint64_t to)
-{
-	uint64_t step = from < to ? 1 : (uint64_t)-1;
-
-	while (from != to) {
-		from += step;
-		if (!is_known(f, from) || f->word[from] == UP_NET_READ ||
-		    f->word[from] == UP_NET_READ_PART) /* which nobody keeps */
-			continue;
-		note_block(f, net_node_of(f->word[from]) < UP_NET_NODES);
-	}
-}
-
-void net_note_walk(struct up_net *n, struct net_file *f, uint64_t block)
-{
-	uint64_t last = NET_WALKERS - 1;
-
-	if (!is_known(f, block)) /* it is noted when it has been asked for */
-		return;
-	for (uint64_t i = 0; i < NET_WALKERS; i++) {
-		uint64_t at = f->walker[i] - 1;
-
-		if (!f->walker[i] || (at > block ? at - block : block - at) > STEP_BLOCKS)
-			continue;
-		note_steps(f, at, block);
-		if (f->walked)
-			n->walked_file = (int)(f - n->file);
-		last = i;
-		break;
-	}
-	memmove(f->walker + 1, f->walker, last * sizeof(*f->walker));
-	f->walker[0] = block + 1;
-}
-
-void net_touched(struct up_net *n, int file, uint64_t chunk)
-{
-	uint64_t block = chunk / n->options.chunks_per_block;
-	struct net_file *f = &n->file[file];
-
-	pthread_mutex_lock(&n->lock);
-	if (f->used && block < f->blocks)
-		net_note_walk(n, f, block);
-	pthread_mutex_unlock(&n->lock);
-}
-
-enum up_net_ahead up_net_ahead(struct up_net *n, int file, uint64_t first, uint64_t count, uint64_t expected)
-{
-	uint64_t each = n->options.chunks_per_block, now = pool_now_ns(), last = expected / each;
-	enum up_net_ahead found = UP_NET_AHEAD_NOW;
-	struct net_file *f = &n->file[file];
-
-	pthread_mutex_lock(&n->lock);
-	if (!f->used)
-		found = now < f->pending_ns ? UP_NET_AHEAD_SOON : UP_NET_AHEAD_NOW;
-	else if (!f->changed && !reads_alike(n, f))
-		for (uint64_t b = first / each; b <= (first + count - 1) / each && b < f->blocks; b++) {
-			if (wants_word(n, f, b, 0))
-				question(n, file, b, last < b + AHEAD_BLOCKS ? last : b + AHEAD_BLOCKS,
-					 UP_NET_NONE, 0);
-			if (f->word[b] == NET_ASKED &&
-			    (now_ms(n) - f->asked_ms[b]) * NET_MS < PATIENCE_FIRST_NS)
-				found = UP_NET_AHEAD_SOON;
-			else if (!is_passing(f->word[b]) && is_here(n, net_node_of(f->word[b]), now) &&
-				 found == UP_NET_AHEAD_NOW)
-				found = UP_NET_AHEAD_HELD;
-		}
-	pthread_mutex_unlock(&n->lock);
-	return found;
-}
-
-int up_net_reads_alike(struct up_net *n, int file)
-{
-	const struct net_file *f = &n->file[file];
-	int alike;
-
-	pthread_mutex_lock(&n->lock);
-	alike = f->used && reads_alike(n, f);
-	pthread_mutex_unlock(&n->lock);
-	return alike;
 }
 
 /* ------------------------------------------------------------------ what is asked of a node */
@@ -538,7 +302,7 @@ static void count_read(struct up_net *n, const struct net_file *f, uint64_t bloc
 {
 	if (f->used && f->word[block] == NET_ASKED)
 		n->count.unknown_bytes += bytes;
-	else if (net_node_of(word) < UP_NET_NODES && !is_here(n, net_node_of(word), pool_now_ns()))
+	else if (net_node_of(word) < UP_NET_NODES && !net_is_here(n, net_node_of(word), pool_now_ns()))
 		n->count.away_bytes += bytes;
 	else if (status == UP_NET_ABSENT || status == UP_NET_BUSY || status == UP_NET_LATE)
 		n->count.refused_bytes += bytes;
@@ -563,10 +327,10 @@ uint64_t net_fetch(struct up_net *n, int file, const struct up_net_range *range,
 	while (!f->used && !range->demand && !n->stop && pool_now_ns() < f->pending_ns)
 		up_cond_wait_until(&n->changed, &n->lock, f->pending_ns);
 	if (f->used && !f->changed) {
-		w = word_of(n, file, block, last, until, part);
+		w = net_word_of(n, file, block, last, until, part);
 		if (range->demand && f->used)
 			net_note_walk(n, f, block);
-		for (int tries = 0; tries < 2 && is_here(n, net_node_of(w), pool_now_ns()); tries++) {
+		for (int tries = 0; tries < 2 && net_is_here(n, net_node_of(w), pool_now_ns()); tries++) {
 			struct up_net_range rest = *range;
 
 			if (storage_is_quicker(n, rest.length - came)) {
@@ -580,8 +344,8 @@ uint64_t net_fetch(struct up_net *n, int file, const struct up_net_range *range,
 			status = fetch_from(n, file, w, &rest, into + came, &came);
 			if (status != UP_NET_ABSENT || !f->used)
 				break;
-			question(n, file, block, block, net_node_of(w), part);
-			w = word_of(n, file, block, block, pool_now_ns() + least_ns(n), part);
+			net_question(n, file, block, block, net_node_of(w), part);
+			w = net_word_of(n, file, block, block, pool_now_ns() + least_ns(n), part);
 		}
 		*keep = net_keeps(w);
 		if (came < range->length)

@@ -27,58 +27,15 @@ int net_tell(struct up_net *n, struct up_net_message *m)
 	return 1;
 }
 
-/* The blocks of a file that have chunks which others ask for here, 64 at a time, are told to their homes: whoever came
- * before this transport, they are new. With the pool's lock and ours; how far it came. */
-static uint64_t tell_kept(struct up_net *n, int file, uint64_t block)
-{
-	const struct pool_file *pf = &n->pool->file[file];
-	struct net_file *f = &n->file[file];
-	uint64_t each = n->options.chunks_per_block;
-
-	for (; f->used && pf->used && block < f->blocks; block += UP_NET_BLOCKS) {
-		struct up_net_message m = { .kind = UP_NET_KEPT, .first = block, .node = UP_NET_NONE,
-					    .file = { f->id[0], f->id[1] } };
-
-		for (uint64_t b = block; b < block + UP_NET_BLOCKS && b < f->blocks; b++)
-			for (uint64_t c = b * each; c < (b + 1) * each && c < pf->chunks; c++)
-				if (pf->kept[c]) {
-					m.mask |= 1ull << (b - block);
-					m.count = b - block + 1;
-					net_set_word(n, f, b, UP_NET_KEEP);
-					break;
-				}
-		if (m.mask && !net_tell(n, &m))
-			break;
-	}
-	return block;
-}
-
 static void tell_all_kept(struct up_net *n)
 {
 	pthread_mutex_lock(&n->pool->lock);
 	pthread_mutex_lock(&n->lock);
 	for (int i = 0; i < POOL_FILES; i++)
 		if (n->file[i].used && n->file[i].told < n->file[i].blocks)
-			n->file[i].told = tell_kept(n, i, n->file[i].told);
+			n->file[i].told = net_tell_kept(n, i, n->file[i].told);
 	pthread_mutex_unlock(&n->lock);
 	pool_unlock(n->pool);
-}
-
-void net_dropped(struct up_net *n, int file, uint64_t chunk)
-{
-	uint64_t block = chunk / n->options.chunks_per_block;
-	struct net_file *f = &n->file[file];
-	struct up_net_message m = { .kind = UP_NET_DROPPED, .first = block, .count = 1, .mask = 1,
-				    .node = UP_NET_NONE };
-
-	pthread_mutex_lock(&n->lock);
-	if (f->used && block < f->blocks && net_keeps(f->word[block])) {
-		m.file[0] = f->id[0];
-		m.file[1] = f->id[1];
-		net_set_word(n, f, block, UP_NET_UNKNOWN);
-		net_tell(n, &m);
-	}
-	pthread_mutex_unlock(&n->lock);
 }
 
 uint64_t net_block_chunks(const struct up_net *n)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * net.h - the inside of what fetches chunks from other nodes and serves them: fetch.c (who has a block, and asking),
- * serve.c (the threads that answer), net.c (beginning and end; the thread that listens to the transport), rates.c
+ * net.h - the inside of what fetches chunks from other nodes and serves them: hints.c (who has a block), fetch.c (asking
+ * for it), serve.c (the threads that answer), net.c (beginning and end; the thread that listens to the transport), rates.c
  * (which source is quickest), checksum.c, ring.c.
  *
  * One lock, which is never held while the pool's is taken; the other way about it may be.
@@ -20,6 +20,8 @@
 #define NET_MS 1000000ull
 /* As a block's word: a question about it is on its way. */
 #define NET_ASKED 0xfffbu
+/* Where none has come yet. */
+#define PATIENCE_FIRST_NS (200 * NET_MS)
 /* What nobody keeps another node may be reading, or have read, just now (SENT_NS of cluster/homes.py): that is known so long. */
 #define NET_PASSING_MS 1000u
 /* Times of which the longest stands for p99. */
@@ -131,6 +133,25 @@ static inline int net_keeps(uint16_t word)
 	return word == UP_NET_KEEP || word == UP_NET_KEEP_PART;
 }
 
+/* Whether nobody is known to keep it. */
+static inline int net_is_passing(uint16_t word)
+{
+	return word == UP_NET_READ || word == UP_NET_READ_PART ||
+	       (word & UP_NET_COPY && net_node_of(word) < UP_NET_NODES);
+}
+
+static inline int net_is_here(const struct up_net *n, uint32_t node, uint64_t now_ns)
+{
+	return node < UP_NET_NODES && n->node[node].here && n->node[node].until_ns <= now_ns;
+}
+
+/* hints.c, with the lock. Ask who has `block`, and those of the next ones up to `last` of which that is not known;
+ * `missing_at`: whom it was asked in vain; `part`: some chunks are wanted. */
+void net_question(struct up_net *n, int file, uint64_t block, uint64_t last, uint32_t missing_at, int part);
+/* What is known of a block by `until_ns`, when nothing was heard: that it must be read. Leaves the lock. */
+uint16_t net_word_of(struct up_net *n, int file, uint64_t block, uint64_t last, uint64_t until_ns, int part);
+/* Have homes know what is kept of a file from `block` on; with the pool's lock. How far it came. */
+uint64_t net_tell_kept(struct up_net *n, int file, uint64_t block);
 /* Whether home has told this node to read the chunk, lately. With the lock. */
 int net_is_to_read(const struct up_net *n, const struct net_file *f, uint64_t chunk);
 

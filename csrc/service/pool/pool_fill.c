@@ -356,6 +356,8 @@ static void keep_chunks(struct up_pool *p, int file, uint64_t first, uint64_t co
 	struct pool_file *f = &p->file[file];
 	uint64_t bytes = pool_chunk_bytes(p), c = first, each;
 
+	if (p->net && !net_may_keep(p->net, file, first))
+		return;
 	for (; c < first + count; c++) {
 		if (f->kept[c])
 			continue;
@@ -372,7 +374,7 @@ static void keep_chunks(struct up_pool *p, int file, uint64_t first, uint64_t co
 			f->kept[c] = 0;
 			pool_count_kept(p, -bytes);
 		}
-	net_dropped(p->net, file, first);
+	net_has_no_room(p->net, file, first);
 }
 
 static void fill(struct up_pool *p, const struct fill *o, char *buffer)

@@ -170,6 +170,93 @@ def test_who_was_told_to_read_what_none_keeps_reads_it_for_who_comes_before_that
     assert read == [block, 0]
 
 
+def test_what_is_passing_is_read_ahead_as_what_nobody_has(data: Path) -> None:
+    """Only what another node keeps is there when a reader comes."""
+    with without_room(2) as cluster:
+        one, two = cluster.nodes
+        file, number = one.add(data), two.add(data)
+        one.prefetch(file, 0, BLOCK_CHUNKS * CHUNK)
+        assert ahead(two, number, 0) == net.AHEAD_NOW
+
+
+def test_who_has_read_what_none_keeps_and_has_lost_it_does_not_read_it_for_others(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(homes, "SENT_NS", 60_000_000_000)  # however busy this machine is
+    block = BLOCK_CHUNKS * CHUNK
+    with without_room(2) as cluster:
+        began = time.monotonic()
+        one, two = cluster.nodes
+        file, number = one.add(data), two.add(data)
+        one.prefetch(file, 0, block)
+        _, touched, _ = one.pool.books(file)
+        touched[:BLOCK_CHUNKS] = (
+            int((time.monotonic() - began) * 1000) + 1
+        )  # its readers were there
+        drop(one, file)
+        two.prefetch(number, 0, block)
+        assert one.pool.file_counts(file).read_bytes == block
+        assert two.pool.file_counts(number).read_bytes == block
+        assert two.net.counts().refused > 0
+
+
+def test_who_wants_all_of_a_block_asks_though_it_knows_what_some_of_it_was_read_for(
+    data: Path,
+) -> None:
+    with without_room(2) as cluster:
+        one, two = cluster.nodes
+        file, number = one.add(data), two.add(data)
+        one.prefetch(file, 0, BLOCK_CHUNKS * CHUNK)
+        words = iter([net.READ_PART])
+        cluster.hints = lambda asker, word: next(words, word)
+        assert ahead(two, number, 0) == net.AHEAD_NOW
+        assert two.net.counts().questions == 2
+
+
+def test_who_is_asked_for_what_it_keeps_knows_that_others_read_the_same(data: Path) -> None:
+    def asks(node: Node, block: int, chunks: int, kind: int) -> None:
+        node.tell(
+            Message(
+                net.REQUEST, node=1, theirs=block, file=FILE_ID, first=block * BLOCK_CHUNKS,
+                count=chunks, class_=kind, useful_ms=1000, serial=1,
+            )
+        )  # fmt: skip
+        end = time.monotonic() + 20
+        while sum(m.kind in (net.SEND, net.REFUSE) for m in node.seen) <= block:
+            assert time.monotonic() < end, "a request without an answer"
+            time.sleep(0.001)
+
+    for chunks, kind, alike in (
+        (1, net.DEMAND, False),
+        (2, net.DEMAND, True),
+        (1, net.AHEAD, True),
+    ):
+        with fake_net(2) as cluster:
+            ((one, file),) = read_by(cluster, data, 0)
+            assert not one.net.reads_alike(file) and not one.net.reads_alike(99)
+            for block in range(8):
+                asks(one, block, chunks, kind)
+            assert one.net.reads_alike(file) is alike, "the pages of a tree all come to"
+
+
+def test_a_block_of_which_there_is_no_room_to_keep_all_is_not_kept_in_part(data: Path) -> None:
+    block = BLOCK_CHUNKS * CHUNK
+    with fake_net(2, keep_bytes=block + 4 * CHUNK) as cluster:
+        one, two = cluster.nodes
+        file = one.add(data)
+        one.prefetch(file, 0, 2 * block)
+        assert one.net.counts().kept_bytes == block
+        end = time.monotonic() + 20
+        while [m.count for m in one.seen if m.kind == net.DROPPED] != [1]:
+            assert time.monotonic() < end, "home is not told"
+            time.sleep(0.001)
+        two.room = net.ROOM_NONE
+        number = two.add(data)
+        two.prefetch(number, 0, 2 * block)
+        assert two.pool.file_counts(number).others_bytes >= block, "what is kept"
+        assert one.net.counts().kept_bytes == block, "nor is what is read for others"
+
+
 def test_it_is_asked_again_after_a_second_whether_somebody_reads_what_none_keeps(
     data: Path,
 ) -> None:
