@@ -28,13 +28,21 @@ def far(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
 
 
 @pytest.mark.parametrize(
-    "kind", ["transport", "service", "leader", "silent", "freeze", "cable", "spoiled"]
+    ("kind", "budget"),
+    [
+        *((kind, 0) for kind in ("transport", "service", "leader", "silent", "freeze", "cable")),
+        ("spoiled", 0),
+        ("transport", 1),
+        ("freeze", 1),
+        ("spoiled", 1),
+    ],
 )
 def test_every_byte_is_right_whatever_happens(
-    kind: str, far: tuple[Path, str], tmp_path: Path
+    kind: str, budget: int, far: tuple[Path, str], tmp_path: Path
 ) -> None:
+    how, chance = losses.How(), random.Random(kind)
     with nodes_bed(losses.NODES, tmp_path) as bed:
-        found = losses.happen(kind, bed, *far, tmp_path, losses.How(), random.Random(kind))
+        found = losses.happen(kind, bed, *far, tmp_path, how, chance, budget=losses.BUDGETS[budget])
     assert found.wrong == 0 and found.epochs > losses.NODES
     assert (kind == "spoiled") == (found.corrupt > 0)
     if kind in ("transport", "leader"):

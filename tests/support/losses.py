@@ -7,7 +7,7 @@
 Nodes of a bed (tests/support/nodes_bed.py) run `wrap --cluster` over a program that reads a file
 again and again, more than one node's pool holds, so that each epoch moves bytes between nodes. At a
 random moment, or, every second time, when a node has asked another one for something and has no
-answer yet, one thing happens. Each node that is left must read two more epochs, every one with the
+answer yet, one thing happens; in two of four times while they together keep half of the file. Each node that is left must read two more epochs, every one with the
 file's SHA-256. ``--python``: one whose mpi4py is another MPI's; ``--launcher``: as for wrap. Prints
 one line each, and a table; exit status 1 if any was not as it should be.
 """
@@ -42,7 +42,10 @@ from uffdprefetch.demo.bed import SlowBed
 from uffdprefetch.native.net import Ring
 
 MIB = 1 << 20
-SIZE, BUDGET, NODES = 24 * MIB, 20 * MIB, 3
+SIZE, NODES = 24 * MIB, 3
+#: Of each node: what all keep is all of the file; or two or three of its six blocks, so that most of it is
+#: passed on by those that have just read it.
+BUDGETS = 20 * MIB, 8 * MIB
 #: A node that comes back does so within that: before and after the others have missed it.
 AWAY_SECONDS = 6.0
 AGAIN_SECONDS = 60.0
@@ -86,8 +89,11 @@ class Reader:
 class Run:
     """A run that reads, and shares what it reads."""
 
-    def __init__(self, bed: Bed, far: Path, directory: Path, how: How, spoils: int = -1) -> None:
-        """``spoils``: the node that sends other bytes than it has; -1: none does."""
+    def __init__(
+        self, bed: Bed, far: Path, directory: Path, how: How, budget: int, spoils: int = -1
+    ) -> None:
+        """``budget``: bytes, of each; ``spoils``: the node that sends other bytes than it has; -1:
+        none does."""
         self.bed, self.directory = bed, directory
         self.stop, self.spoiled = directory / "stop", directory / "spoiled"
         name = f"losses-{time.monotonic_ns()}"
@@ -104,7 +110,7 @@ class Run:
                 environ["SPOILED"] = str(self.spoiled)
             words = [
                 *(how.python, "-m", "uffdprefetch", "wrap", "--engine", "pool", "-q"),
-                *("--budget", f"{BUDGET >> 20}MiB", "--min-size", "1MiB", f"--cluster={NODES}"),
+                *("--budget", f"{budget >> 20}MiB", "--min-size", "1MiB", f"--cluster={NODES}"),
                 *("--meet", str(directory), "--share", f"{far.parent}/*"),
                 *(("--launcher", how.launcher) if how.launcher else ()),
                 *("-o", str(directory / f"out{node}"), "--"),
@@ -256,11 +262,11 @@ class Outcome:
 
 
 def happen(kind: str, bed: Bed, far: Path, digest: str, directory: Path, how: How,
-           chance: random.Random, asking: bool = False) -> Outcome:  # fmt: skip
+           chance: random.Random, asking: bool = False, budget: int = BUDGETS[0]) -> Outcome:  # fmt: skip
     """One of a kind; ``asking``: when something was asked and not answered. Raises AssertionError
     where a node that is left does not go on."""
     spoils = chance.randrange(NODES) if kind == "spoiled" else -1
-    run = Run(bed, far, directory, how, spoils)
+    run = Run(bed, far, directory, how, budget, spoils)
     try:
         run.until_it_shares()
         generation = max(run.joined().values())
@@ -327,7 +333,10 @@ def main(argv: list[str]) -> int:
                 chance = random.Random(f"{args.seed} {kind} {turn}")
                 try:
                     with nodes_bed(NODES, directory) as bed:
-                        one = happen(kind, bed, far, digest, directory, how, chance, turn % 2 == 0)
+                        one = happen(
+                            kind, bed, far, digest, directory, how, chance, turn % 2 == 0,
+                            BUDGETS[turn // 2 % 2],
+                        )  # fmt: skip
                 except AssertionError as error:
                     bad += 1
                     print(f"{kind} {turn}: {error}", flush=True)
