@@ -5,10 +5,11 @@
         [--launcher COMMAND] [KIND...]
 
 Nodes of a bed (tests/support/nodes_bed.py) run `wrap --cluster` over a program that reads a file
-again and again, more than one node's pool holds, so that each epoch moves bytes between nodes. At a
-random moment, or, every second time, when a node has asked another one for something and has no
-answer yet, one thing happens; in two of four times while they together keep half of the file. Each node that is left must read two more epochs, every one with the
-file's SHA-256. ``--python``: one whose mpi4py is another MPI's; ``--launcher``: as for wrap. Prints
+again and again, more than one node's pool holds, so that each epoch moves bytes between nodes; in
+two turns of four more than all of them hold. At a random moment, or, every second time, when a node
+has asked another one for something and has no answer yet, one thing happens. Each node that is left
+must read two more epochs, every one with the file's SHA-256. ``--python``: one whose mpi4py is
+another MPI's; ``--launcher``: as for wrap. Prints
 one line each, and a table; exit status 1 if any was not as it should be.
 """
 
@@ -43,7 +44,7 @@ from uffdprefetch.native.net import Ring
 
 MIB = 1 << 20
 SIZE, NODES = 24 * MIB, 3
-#: Of each node: what all keep is all of the file; or two or three of its six blocks, so that most of it is
+#: Of each node: all together keep all of the file; or three of its six blocks, and the rest is
 #: passed on by those that have just read it.
 BUDGETS = 20 * MIB, 8 * MIB
 #: A node that comes back does so within that: before and after the others have missed it.
@@ -261,8 +262,10 @@ class Outcome:
     again: float | None
 
 
-def happen(kind: str, bed: Bed, far: Path, digest: str, directory: Path, how: How,
-           chance: random.Random, asking: bool = False, budget: int = BUDGETS[0]) -> Outcome:  # fmt: skip
+def happen(
+    kind: str, bed: Bed, far: Path, digest: str, directory: Path, how: How, chance: random.Random,
+    asking: bool = False, budget: int = BUDGETS[0],
+) -> Outcome:  # fmt: skip
     """One of a kind; ``asking``: when something was asked and not answered. Raises AssertionError
     where a node that is left does not go on."""
     spoils = chance.randrange(NODES) if kind == "spoiled" else -1
