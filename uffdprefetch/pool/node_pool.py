@@ -163,7 +163,7 @@ class NodePool:
     #: Called with a file that has become the pool's, or has changed or left it.
     on_open: Callable[[FileState, int], None] | None = None
     on_close: Callable[[int], None] | None = None
-    #: What is kept for other nodes, and, where anything is, what never will be; bytes.
+    #: What is kept for other nodes, and what never will be; bytes.
     kept: Callable[[], tuple[int, int]] = lambda: (0, 0)
     #: Whether other nodes read the same of the file of that number.
     reads_alike: Callable[[int], bool] = lambda number: False
@@ -332,6 +332,8 @@ class NodePool:
         files_bytes = sum(file.size_bytes for file in self.files.values())
         kept_bytes, reserve_bytes = self.kept()
         room_bytes = max(0, self.budget_bytes - kept_bytes)
+        if not any(map(self.reads_alike, self.files)):
+            reserve_bytes = 0  # it holds what this node alone will read again
         return window.pool_bytes(
             room_bytes,
             max(0, files_bytes - kept_bytes),

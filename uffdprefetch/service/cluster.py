@@ -276,8 +276,7 @@ class Cluster:
 
     def kept(self) -> tuple[int, int]:
         """See NodePool.kept."""
-        kept_bytes = self.link.kept_bytes() if self.link is not None else 0
-        return kept_bytes, self.link.reserve_bytes if self.link is not None and kept_bytes else 0
+        return (self.link.kept_bytes(), self.link.reserve_bytes) if self.link else (0, 0)
 
     # -------------------------------------------------------------- the end
 

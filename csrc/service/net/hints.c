@@ -259,8 +259,7 @@ uint64_t net_tell_kept(struct up_net *n, int file, uint64_t block)
 	return block;
 }
 
-/* What was kept of a block is not any more, and home is told; `word`: what is known of it then. */
-static void keep_no_more(struct up_net *n, int file, uint64_t chunk, uint16_t word)
+void net_dropped(struct up_net *n, int file, uint64_t chunk)
 {
 	uint64_t block = chunk / n->options.chunks_per_block;
 	struct net_file *f = &n->file[file];
@@ -271,31 +270,20 @@ static void keep_no_more(struct up_net *n, int file, uint64_t chunk, uint16_t wo
 	if (f->used && block < f->blocks && net_keeps(f->word[block])) {
 		m.file[0] = f->id[0];
 		m.file[1] = f->id[1];
-		net_set_word(n, f, block, word);
-		f->asked_ms[block] = now_ms(n);
+		net_set_word(n, f, block, UP_NET_UNKNOWN);
 		net_tell(n, &m);
 	}
 	pthread_mutex_unlock(&n->lock);
 }
 
-void net_dropped(struct up_net *n, int file, uint64_t chunk)
-{
-	keep_no_more(n, file, chunk, UP_NET_UNKNOWN);
-}
-
-void net_has_no_room(struct up_net *n, int file, uint64_t chunk)
-{
-	keep_no_more(n, file, chunk, UP_NET_READ); /* the rest of it is on its way */
-}
-
-int net_may_keep(struct up_net *n, int file, uint64_t chunk)
+int net_is_kept_for_others(struct up_net *n, int file, uint64_t chunk)
 {
 	uint64_t block = chunk / n->options.chunks_per_block;
 	const struct net_file *f = &n->file[file];
-	int may;
+	int kept;
 
 	pthread_mutex_lock(&n->lock);
-	may = f->used && block < f->blocks && !net_is_passing(f->word[block]);
+	kept = f->used && block < f->blocks && !net_is_passing(f->word[block]);
 	pthread_mutex_unlock(&n->lock);
-	return may;
+	return kept;
 }

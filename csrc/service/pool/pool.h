@@ -303,10 +303,8 @@ void net_hurry(struct up_net *n, int file, uint64_t chunk);
 void net_was_read(struct up_net *n, int file, int fd, uint64_t bytes, uint64_t took_ns);
 /* A chunk that others ask for here is so no longer. With the pool's lock. */
 void net_dropped(struct up_net *n, int file, uint64_t chunk);
-/* There is no room to keep all of its block: none of it is kept, and what comes of it still is not, either. */
-void net_has_no_room(struct up_net *n, int file, uint64_t chunk);
-/* Whether a chunk that was to be kept when it was asked for still is; what another node asks for here is. */
-int net_may_keep(struct up_net *n, int file, uint64_t chunk);
+/* Whether a chunk that is read since another node asks for it here is kept. Without a lock. */
+int net_is_kept_for_others(struct up_net *n, int file, uint64_t chunk);
 /* Chunks of one block. */
 uint64_t net_block_chunks(const struct up_net *n);
 

@@ -293,7 +293,9 @@ static int bring(struct up_pool *p, struct up_net *net, struct pool_file *f, con
 	if (o->in_place && length == o->count * bytes &&
 	    !madvise(f->map + offset, length, MADV_POPULATE_WRITE))
 		into = f->map + offset;
-	if (net && !o->for_others)
+	if (net && o->for_others)
+		*keep = net_is_kept_for_others(net, o->file, o->first);
+	else if (net)
 		*came = from_others(net, o, into, length, keep);
 	if (*came < length) {
 		began_ns = pool_now_ns();
@@ -349,32 +351,17 @@ static void fail(struct up_pool *p, const struct fill *o, int error)
 	f->failed = 1; /* all of the file is given back for it */
 }
 
-/* They stay for other nodes. Where there is no room for all of them, nothing of their block does: one of which others get the
- * half here, and have the rest read here in each epoch, is worth less than half of another one. With the lock. */
+/* They stay for other nodes, as far as there is room. With the lock. */
 static void keep_chunks(struct up_pool *p, int file, uint64_t first, uint64_t count)
 {
 	struct pool_file *f = &p->file[file];
-	uint64_t bytes = pool_chunk_bytes(p), c = first, each;
+	uint64_t bytes = pool_chunk_bytes(p);
 
-	if (p->net && !net_may_keep(p->net, file, first))
-		return;
-	for (; c < first + count; c++) {
-		if (f->kept[c])
-			continue;
-		if (p->kept_bytes + bytes > p->keep_most_bytes)
-			break;
-		f->kept[c] = 1;
-		pool_count_kept(p, bytes);
-	}
-	if (c == first + count || !p->net)
-		return;
-	each = net_block_chunks(p->net);
-	for (c = first - first % each; c < f->chunks && c / each == first / each; c++)
-		if (f->kept[c]) {
-			f->kept[c] = 0;
-			pool_count_kept(p, -bytes);
+	for (uint64_t c = first; c < first + count; c++)
+		if (!f->kept[c] && p->kept_bytes + bytes <= p->keep_most_bytes) {
+			f->kept[c] = 1;
+			pool_count_kept(p, bytes);
 		}
-	net_has_no_room(p->net, file, first);
 }
 
 static void fill(struct up_pool *p, const struct fill *o, char *buffer)
@@ -384,7 +371,7 @@ static void fill(struct up_pool *p, const struct fill *o, char *buffer)
 	enum up_source_way way = UP_BUFFERED;
 	struct up_net *net;
 	uint64_t most;
-	int ret, keep = o->for_others;
+	int ret, keep = 0;
 
 	pthread_mutex_lock(&p->lock);
 	net = p->net;
