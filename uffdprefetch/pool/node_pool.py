@@ -326,13 +326,14 @@ class NodePool:
 
     # -------------------------------------------------------------- size
 
-    def window_bytes(self) -> int:
+    def window_bytes(self, walk: bool = False) -> int:
         """The most that a stream may have prefetched ahead of it: a part of what is not kept for
-        other nodes."""
+        other nodes. ``walk``: it is one, and no order that is known; where several nodes walk
+        through the same, little of what lies behind it is worth more than what lies ahead."""
         files_bytes = sum(file.size_bytes for file in self.files.values())
         kept_bytes, reserve_bytes = self.kept()
         room_bytes = max(0, self.budget_bytes - kept_bytes)
-        if not any(map(self.reads_alike, self.files)):
+        if not walk or not any(map(self.reads_alike, self.files)):
             reserve_bytes = 0  # it holds what this node alone will read again
         return window.pool_bytes(
             room_bytes,

@@ -44,7 +44,7 @@ class CheckpointPlacer:
         """Bytes ahead of a stream that its policy wants now."""
         share = self.allowed_bytes // self.places
         if self.pool and pooled:
-            share = self.pool.window_bytes()
+            share = self.pool.window_bytes(walk=True)
         if self._config.policy == "fixed":
             return min(self._config.size_bytes, max(share, window.MIB))
         return window.lookahead_bytes(stream, self._scheduler.meter.storage, share)
