@@ -328,8 +328,8 @@ class NodePool:
 
     def window_bytes(self, walk: bool = False) -> int:
         """The most that a stream may have prefetched ahead of it: a part of what is not kept for
-        other nodes. ``walk``: it is one, and no order that is known; where several nodes walk
-        through the same, little of what lies behind it is worth more than what lies ahead."""
+        other nodes. ``walk``: for one, and not for an order that is known: where several nodes walk
+        through the same file, half of what is never kept, of which nothing stays for an epoch."""
         files_bytes = sum(file.size_bytes for file in self.files.values())
         kept_bytes, reserve_bytes = self.kept()
         room_bytes = max(0, self.budget_bytes - kept_bytes)

@@ -13,12 +13,12 @@
 /* Of so many blocks that readers came to, more than this part kept by others, and what they keep is read ahead: where N
  * nodes read the same, (N - 1) / N of it are others'; of a part of one's own, at most the last block. */
 #define WALK_BLOCKS 16
+#define WALK_PART 4u
 /* Blocks that are asked for before their turn in a window: more than are read in a message's time, and not so many that
  * whoever asks first reads all of what all read. */
 #define AHEAD_BLOCKS 4
 /* The next block of a walk is no farther: what one fault maps at the most (FAR_BYTES of pool_faults.c). */
 #define STEP_BLOCKS 4
-#define WALK_PART 4u
 
 static uint32_t now_ms(const struct up_net *n)
 {
