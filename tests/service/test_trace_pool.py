@@ -57,7 +57,7 @@ def walked(touches: list[int], direction: int = 1) -> list[tuple[int, int]]:
         forward = 0 if at is None else (page - at) * direction * PAGE_BYTES
         at = page
         start, end = NodePool.walked(
-            pool, stream, page * PAGE_BYTES, (page + 1) * PAGE_BYTES, forward
+            pool, None, stream, page * PAGE_BYTES, (page + 1) * PAGE_BYTES, forward
         )
         told.append((start // PAGE_BYTES, (end - start) // PAGE_BYTES))
     return told
