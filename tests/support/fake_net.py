@@ -256,3 +256,41 @@ def fake_net(count: int, kind: type[FakeNet] = FakeNet, **more: int) -> Iterator
         yield one
     finally:
         one.close()
+
+
+def is_right(node: Node, file: int, data: Path) -> bool:
+    return node.bytes(file, 0, data.stat().st_size) == data.read_bytes()
+
+
+def drop(node: Node, file: int) -> None:
+    """Nothing of it is there any more."""
+    node.pool.drop_file(file)
+    end = time.monotonic() + 20
+    while node.pool.file_counts(file).resident_bytes:
+        assert time.monotonic() < end, "what is never dropped"
+        time.sleep(0.001)
+
+
+def read_by(cluster: FakeNet, data: Path, *numbers: int) -> list[tuple[Node, int]]:
+    """Each of these has the whole file, one after the other."""
+    found = []
+    for number in numbers:
+        node = cluster.nodes[number]
+        file = node.add(data)
+        node.prefetch(file, 0, data.stat().st_size)
+        assert is_right(node, file, data)
+        found.append((node, file))
+    return found
+
+
+def ahead(node: Node, file: int, block: int, patience: float = 20.0) -> int:
+    """What becomes of a block in a window, once it is known who has it."""
+    end = time.monotonic() + patience
+    while (
+        found := node.net.ahead(
+            file, block * BLOCK_CHUNKS, BLOCK_CHUNKS, (block + 1) * BLOCK_CHUNKS
+        )
+    ) == net.AHEAD_SOON:
+        assert time.monotonic() < end, "a question that is never answered"
+        time.sleep(0.001)
+    return found
