@@ -16,13 +16,16 @@ what all nodes keep together holds the data; *half*: it holds half of it.
 A reader computes on each record, as long as the file system takes for ``--compute`` times its
 bytes. Prints a table of runs, and what a bare mpi4py loop takes to bring each node all that the
 others have read: an epoch takes no less than the longer of that, of what the file system takes for
-all of it once, and of what the slowest reader computes. Every record's CRC is checked. Page caches
-would be one for all nodes: mode *plain* is for one node.
+all of it once, and of what the slowest reader computes. Every record's CRC is checked. In mode
+*plain* nodes would have one page cache together: each has a mount of its own, with its share of
+the file system's rate, and a memory cgroup whose page cache is as large as a pool would be.
+*alone*: with `wrap --engine pool`, each node for itself.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -38,8 +41,10 @@ import lmdb
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests/support")]
 
+from cluster_nodes import PATIENCE_SECONDS, environment, meet, sharing, until, wrapped  # noqa: E402
 from conftest import clean_environment  # noqa: E402
 from nodes_bed import Bed, nodes_bed  # noqa: E402
+from pool_cgroup import memory_group  # noqa: E402
 
 from uffdprefetch.cluster import mpi_start  # noqa: E402
 from uffdprefetch.cluster.homes import RESERVE_SHARE  # noqa: E402
@@ -48,8 +53,9 @@ from uffdprefetch.demo.bed import SlowBed  # noqa: E402
 MIB, RECORD = 1 << 20, 110_000
 #: MB/s of the file system for all nodes together: transports on two cores carry some 20 MB/s each.
 STORAGE = {1: 80, 2: 80, 4: 40, 8: 20}
+#: What a plain reader's memory group may use besides the pages that it has mapped: Python and lmdb.
+PROGRAM_BYTES = 48 << 20
 PATTERNS, MODES = ("shard", "all", "shuffled", "planned"), ("plain", "alone", "cluster")
-PATIENCE_SECONDS = 600.0
 #: Read from storage though another node has it.
 INSTEAD = ("hedged", "unknown", "away", "unanswered", "refused")
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -63,7 +69,7 @@ def meet(what):
     while not os.path.exists(f"{marks}/{what}"):
         time.sleep(0.005)
 meet("open")  # when nothing starts any more
-env = lmdb.open(path, subdir=False, readonly=True, lock=False, readahead=False)
+env = lmdb.open(path, subdir=False, readonly=True, lock=False)
 count = env.stat()["entries"]
 for epoch in range(epochs):
     meet(f"begin-{epoch}")
@@ -191,55 +197,56 @@ def run(
     kept = size / nodes / (1 if args.budget == "fits" else 2)
     budget = int((kept + (8 << 20)) / (1 - RESERVE_SHARE))
     cost = RECORD * args.compute / (STORAGE[nodes] * 1e6)
-    with tempfile.TemporaryDirectory(dir="/var/tmp") as text:
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as text, contextlib.ExitStack() as stack:
         directory = Path(text)
         marks = directory / "marks"
         marks.mkdir()
-        with (
-            SlowBed(source, bandwidth=STORAGE[nodes] * 1_000_000) as storage,
-            nodes_bed(nodes, directory, args.link) as bed,
-        ):
-            far = storage.path("data.mdb")
-            jobs = []
-            for node in range(nodes):
-                environ = {
-                    **clean_environment(), "PYTHONPATH": str(ROOT), "GROUP_RANK": str(node),
-                    "UFFDPREFETCH_RUNDIR": str(directory / f"run{node}"),
-                }  # fmt: skip
-                environ["UFFDPREFETCH_CLUSTER_RUN"] = directory.name
-                wrap = [
-                    *(sys.executable, "-m", "uffdprefetch", "wrap", "-q", "--engine", "pool"),
-                    *("--budget", f"{budget >> 20}MiB", "--min-size", "1MiB"),
-                    *("-o", str(directory / f"out{node}")),
-                ]
-                if pattern == "planned":
-                    plan = directory / f"plan{node}.json"
-                    count = records(args.size * MIB)
-                    write_plan(plan, far, count, node, nodes, args.epochs)
-                    wrap += ["--plan", str(plan)]
-                if mode == "cluster" and nodes > 1:
-                    wrap += [f"--cluster={nodes}", "--meet", text, "--share", f"{far.parent}/*"]
-                words = [sys.executable, "-c", READER, str(node), str(nodes), pattern,
-                         str(args.epochs), str(far), str(marks), str(cost)]  # fmt: skip
-                jobs.append(bed.start(node, [*wrap, "--", *words] if mode != "plain" else words,
-                                      environ, ROOT))  # fmt: skip
-            if mode == "cluster" and nodes > 1:
-                _until(lambda: all(bed.find(n, "uffdprefetch.cluster.carry") for n in range(nodes)))
-                time.sleep(1.5)
-            _meet(marks, "open", nodes)
-            (marks / "open").touch()
-            read, cpu, busy_before = [], {}, busy_seconds()
-            for epoch in range(args.epochs):
-                _meet(marks, f"begin-{epoch}", nodes)
-                before = storage.counters()["bytes"]
-                (marks / f"begin-{epoch}").touch()
-                _meet(marks, f"end-{epoch}", nodes)
-                read.append(round((storage.counters()["bytes"] - before) / size, 3))
-                if epoch == args.epochs - 1 and mode != "plain":
-                    cpu = cpu_seconds(bed, nodes)
-                busy_after = busy_seconds()
-                (marks / f"end-{epoch}").touch()
-            lines = [job.communicate(timeout=60)[0].split() for job in jobs]
+        apart = nodes if mode == "plain" else 1
+        mounts = [
+            stack.enter_context(SlowBed(source, bandwidth=STORAGE[nodes] * 1_000_000 // apart))
+            for _ in range(apart)
+        ]
+        bed = stack.enter_context(nodes_bed(nodes, directory, args.link))
+        jobs = []
+        for node in range(nodes):
+            far = mounts[node % apart].path("data.mdb")
+            more = []
+            if pattern == "planned":
+                plan = directory / f"plan{node}.json"
+                count = records(args.size * MIB)
+                write_plan(plan, far, count, node, nodes, args.epochs)
+                more += ["--plan", str(plan)]
+            if mode == "cluster":
+                more += sharing(directory, nodes, far)
+            words = [sys.executable, "-c", READER, str(node), str(nodes), pattern,
+                     str(args.epochs), str(far), str(marks), str(cost)]  # fmt: skip
+            if mode == "plain":
+                group = stack.enter_context(memory_group(budget + PROGRAM_BYTES))
+                words = group.joined(words)
+            else:
+                words = [*wrapped(directory, node, budget, *more), *words]
+            jobs.append(bed.start(node, words, environment(directory, node), ROOT))
+        if mode == "cluster":
+            until(lambda: all(bed.find(n, "uffdprefetch.cluster.carry") for n in range(nodes)))
+            time.sleep(1.5)
+
+        def bytes_read() -> int:
+            return sum(one.counters()["bytes"] for one in mounts)
+
+        meet(marks, "open", nodes)
+        (marks / "open").touch()
+        read, cpu, busy_before = [], {}, busy_seconds()
+        for epoch in range(args.epochs):
+            meet(marks, f"begin-{epoch}", nodes)
+            before = bytes_read()
+            (marks / f"begin-{epoch}").touch()
+            meet(marks, f"end-{epoch}", nodes)
+            read.append(round((bytes_read() - before) / size, 3))
+            if epoch == args.epochs - 1 and mode != "plain":
+                cpu = cpu_seconds(bed, nodes)
+            busy_after = busy_seconds()
+            (marks / f"end-{epoch}").touch()
+        lines = [job.communicate(timeout=60)[0].split() for job in jobs]
         summary = directory / "out0.summary.json"
         found = json.loads(summary.read_text()) if summary.exists() else {}
     each = [[float(line[3 * e + 1]) for line in lines] for e in range(args.epochs)]
@@ -259,18 +266,6 @@ def run(
         "cpu_seconds": {k: round(v, 2) for k, v in cpu.items()}, "bad_records": bad,
         "cluster": cluster, "degradations": found.get("degradations", []),
     }  # fmt: skip
-
-
-def _until(condition: Any) -> None:
-    end = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        if time.monotonic() > end:
-            raise SystemExit("a run that hangs")
-        time.sleep(0.005)
-
-
-def _meet(marks: Path, what: str, nodes: int) -> None:
-    _until(lambda: all((marks / f"{what}-{node}").exists() for node in range(nodes)))
 
 
 def main(argv: list[str]) -> int:
@@ -305,7 +300,9 @@ def main(argv: list[str]) -> int:
                 rows.append({"nodes": nodes, "mode": "bare", "exchange_seconds": exchange})
             for pattern in args.patterns.split(","):
                 for mode in args.modes.split(",") * args.times:
-                    if (nodes > 1) if mode == "plain" else (nodes == 1 and mode == "cluster"):
+                    if (nodes == 1 and mode == "cluster") or (
+                        mode == "plain" and pattern == "planned"
+                    ):
                         continue
                     row = run(args, nodes, pattern, mode, source)
                     rows.append(row)

@@ -28,14 +28,13 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests/support")]
 
 from cluster import cpu_seconds  # noqa: E402
-from conftest import clean_environment  # noqa: E402
+from cluster_nodes import environment, sharing, until, wrapped  # noqa: E402
 from nodes_bed import nodes_bed  # noqa: E402
 
 from uffdprefetch.demo.bed import SlowBed  # noqa: E402
 
 MIB = 1 << 20
 SIZE = 192 * MIB
-PATIENCE_SECONDS = 120.0
 #: path, directory of marks; waits for "go", ends at "stop". Touches a page in each 64 KiB.
 OWN = """
 import json, mmap, os, sys, time
@@ -114,22 +113,14 @@ def run(how: str, seconds: float, source: Path, spins: bool = False) -> dict[str
             far = storage.path("data.bin")
             jobs = []
             for node, (program, budget, more) in enumerate(((OWN, 512, []), (OTHER, 32, [how]))):
-                environ = {
-                    **clean_environment(), "PYTHONPATH": path, "GROUP_RANK": str(node),
-                    "UFFDPREFETCH_RUNDIR": str(directory / f"run{node}"),
-                    "UFFDPREFETCH_CLUSTER_RUN": directory.name,
-                }  # fmt: skip
                 words = [
-                    *(sys.executable, "-m", "uffdprefetch", "wrap", "-q", "--engine", "pool"),
-                    *("--budget", f"{budget}MiB", "--min-size", "1MiB", "--cluster=2"),
-                    *("--meet", text, "--share", f"{far.parent}/*"),
-                    *("-o", str(directory / f"out{node}"), "--", sys.executable, "-c", program),
-                    *(str(far), str(marks), *more),
+                    *wrapped(directory, node, budget * MIB, *sharing(directory, 2, far)),
+                    *(sys.executable, "-c", program, str(far), str(marks), *more),
                 ]
-                jobs.append(bed.start(node, words, environ, ROOT))
-                wait_for(lambda node=node: bed.find(node, "uffdprefetch.cluster.convene"))
-            wait_for(lambda: all(bed.find(n, "uffdprefetch.cluster.carry") for n in range(2)))
-            wait_for(lambda: (marks / "kept").exists() and (marks / "there").exists())
+                jobs.append(bed.start(node, words, environment(directory, node, path), ROOT))
+                until(lambda node=node: bed.find(node, "uffdprefetch.cluster.convene"))
+            until(lambda: all(bed.find(n, "uffdprefetch.cluster.carry") for n in range(2)))
+            until(lambda: (marks / "kept").exists() and (marks / "there").exists())
             time.sleep(1)
             before = cpu_seconds(bed, 2)
             (marks / "go").touch()
@@ -144,15 +135,6 @@ def run(how: str, seconds: float, source: Path, spins: bool = False) -> dict[str
         "came_mb_per_second": round(came / 1e6 / seconds, 1),
         "cpu_share": {k: round((after[k] - before[k]) / seconds, 3) for k in after},
     }  # fmt: skip
-
-
-def wait_for(condition: Any) -> None:
-    """Raises SystemExit."""
-    end = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        if time.monotonic() > end:
-            raise SystemExit("a run that hangs")
-        time.sleep(0.01)
 
 
 def main(argv: list[str]) -> int:

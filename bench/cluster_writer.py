@@ -22,14 +22,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests/support")]
 
-from conftest import clean_environment  # noqa: E402
+from cluster_nodes import environment, sharing, until, wrapped  # noqa: E402
 from nodes_bed import nodes_bed  # noqa: E402
 
 from uffdprefetch.demo.bed import SlowBed  # noqa: E402
 
 MIB = 1 << 20
 SIZE = 64 * MIB
-PATIENCE_SECONDS = 120.0
+#: Keeps all of it.
+BUDGET = 128 * MIB
 #: path, directory of marks. Passes until all is of the second generation; the mapping is kept, or
 #: made anew.
 READER = """
@@ -66,28 +67,15 @@ def run(directory: Path) -> list[float]:
     ):
         far, jobs = bed.path(path.name), []
         for node in range(3):
-            environ = {
-                **clean_environment(), "PYTHONPATH": str(ROOT), "GROUP_RANK": str(node),
-                "UFFDPREFETCH_CLUSTER_RUN": directory.name,
-                "UFFDPREFETCH_RUNDIR": str(directory / f"run{node}"),
-            }  # fmt: skip
-            wrap = [
-                *(sys.executable, "-m", "uffdprefetch", "wrap", "-q", "--engine", "pool"),
-                *("--min-size", "1MiB", "--cluster=2", "--meet", str(directory)),
-                *("--share", f"{far.parent}/*", "-o", str(directory / f"out{node}"), "--"),
-            ]
+            wrap = wrapped(directory, node, BUDGET, *sharing(directory, 2, far))
             program = [sys.executable, "-c", READER, str(far), str(marks)]
             words = [*program, "anew"] if node == 2 else [*wrap, *program, "kept"]
-            jobs.append(nodes.start(node, words, environ, ROOT))
-        end = time.monotonic() + PATIENCE_SECONDS
-        while len(os.listdir(marks)) < 3:
-            if time.monotonic() > end:
-                raise SystemExit("a run that hangs")
-            time.sleep(0.01)
+            jobs.append(nodes.start(node, words, environment(directory, node), ROOT))
+        until(lambda: len(os.listdir(marks)) == 3)
         with path.open("r+b") as writer:
             writer.write(bytes([2]) * SIZE)
         written = time.monotonic()
-        said = [float(job.communicate(timeout=PATIENCE_SECONDS)[0]) for job in jobs]
+        said = [float(job.communicate()[0]) for job in jobs]
     return [round(at - written, 2) for at in said]
 
 
