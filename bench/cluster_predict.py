@@ -26,6 +26,7 @@ sys.path[:0] = [str(ROOT)]
 
 from uffdprefetch.sim.execute import Outcome, execute  # noqa: E402
 from uffdprefetch.sim.model import Curve, Readings, StorageClass, System, Training  # noqa: E402
+from uffdprefetch.sim.policies import Policy  # noqa: E402
 from uffdprefetch.sim.policies.cluster import ClusterPool  # noqa: E402
 from uffdprefetch.sim.workload import Workload  # noqa: E402
 
@@ -39,8 +40,10 @@ SCHEMES = {"shard": ("uniform", "sequential"), "all": ("whole", "sequential"),
            "planned": ("uniform", "shuffled")}  # fmt: skip
 
 
-def predicted(row: dict[str, Any], compute: float, network: float, epochs: int) -> Outcome:
-    """Of so many epochs."""
+def predicted(
+    row: dict[str, Any], compute: float, network: float, epochs: int, policy: Policy | None = None
+) -> Outcome:
+    """Of so many epochs; ``policy``: None is our own."""
     scheme, order = SCHEMES[row["pattern"]]
     nodes, rate = row["nodes"], float(row["storage_mb_per_second"])
     memory = Curve.flat(MEMORY_MB_PER_SECOND)
@@ -56,12 +59,22 @@ def predicted(row: dict[str, Any], compute: float, network: float, epochs: int) 
     batch = count if row["pattern"] == "shard" else count // BATCHES
     training = Training(epochs, batch, False, scheme, order, 0)
     work = Workload(np.full(count, RECORD_MB), training)
-    return execute(system, Readings(), work.with_zero(), ClusterPool().plan(system, work))
+    plan = (policy or ClusterPool()).plan(system, work)
+    return execute(system, Readings(), work.with_zero(), plan)
+
+
+def rates(rows: list[dict[str, Any]], nodes: int) -> tuple[float, float]:
+    """MB/s that a reader of so many nodes computes, and that come to a node from the others."""
+    mode = "alone" if nodes == 1 else "cluster"
+    warm = [r for r in rows if (r["nodes"], r["mode"], r.get("pattern")) == (nodes, mode, "shard")]
+    size = warm[0]["size_bytes"] / MB
+    bare = [r["exchange_seconds"] for r in rows if (r["nodes"], r["mode"]) == (nodes, "bare")]
+    network = size * (nodes - 1) / nodes / bare[0] if bare else 1e9
+    return size / nodes / statistics.median(r["epoch_seconds"][1] for r in warm), network
 
 
 def compare(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """One row for each number of nodes and pattern."""
-    bare = {row["nodes"]: row["exchange_seconds"] for row in rows if row["mode"] == "bare"}
     runs: dict[tuple[int, str], list[dict[str, Any]]] = {}
     for row in rows:
         mode = "alone" if row["nodes"] == 1 else "cluster"
@@ -70,9 +83,7 @@ def compare(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     found = []
     for (nodes, pattern), same in sorted(runs.items()):
         size = same[0]["size_bytes"] / MB
-        warm = statistics.median(r["epoch_seconds"][1] for r in runs[nodes, "shard"])
-        compute = size / nodes / warm
-        network = size * (nodes - 1) / nodes / bare[nodes] if nodes in bare else 1e9
+        compute, network = rates(rows, nodes)
         first, two = (predicted(same[0], compute, network, epochs) for epochs in (1, 2))
         measured = [statistics.median(r["epoch_seconds"][i] for r in same) for i in (0, 1)]
         said = [first.seconds, two.seconds - first.seconds]
