@@ -97,6 +97,15 @@ class Extent:
         return self.file.fresh(self.start, self.end)
 
     @property
+    def passed(self) -> bool:
+        """Whether its consumer, which goes through the file in order, is beyond it."""
+        consumer = self.consumer
+        if consumer is None or self.need is not None:
+            return False
+        last = self.end if consumer.direction > 0 else self.start
+        return (consumer.position_bytes - last) * consumer.direction >= 0
+
+    @property
     def at(self) -> int:
         """Where its consumer needs it, in the consumer's own coordinate."""
         return self.start if self.need is None else self.need
@@ -344,6 +353,10 @@ class Scheduler:
             extent = queue[0]
             device = self.device_of(extent.file)
             deferred_ns = self._deferred_ns(extent, queue[-1])
+            if deferred_ns is not None and extent.passed:  # it was not needed
+                extent.file.pending_pages.difference_update(extent.pages)
+                self._drop_first(key)
+                continue
             if deferred_ns is not None:
                 self._deferred.add(key)
                 again_ns = min(again_ns or deferred_ns, deferred_ns or again_ns)
@@ -354,13 +367,18 @@ class Scheduler:
             if not self._hand(extent):
                 closed.add(device)  # its queue is full; the workers will tell when it is not
                 continue
-            queue.popleft()
-            device.queued_bytes -= extent.end - extent.start
-            if not queue:
-                del self._queues[key], self._consumers[key]
+            self._drop_first(key)
             if device.full:
                 closed.add(device)
         return again_ns
+
+    def _drop_first(self, key: int) -> None:
+        """Of a consumer's queue."""
+        queue = self._queues[key]
+        extent = queue.popleft()
+        self.device_of(extent.file).queued_bytes -= extent.end - extent.start
+        if not queue:
+            del self._queues[key], self._consumers[key]
 
     def _deferred_ns(self, extent: Extent, last: Extent) -> int | None:
         """See ``defer``."""

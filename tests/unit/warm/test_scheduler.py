@@ -154,6 +154,31 @@ def test_what_is_held_back_waits_and_keeps_nobody_else_waiting(file: FileState) 
         file.pooled = None
 
 
+def test_what_was_held_back_until_its_reader_was_beyond_it_is_not_read(file: FileState) -> None:
+    """It does not hold up what lies before the reader, either."""
+    notes = Notes()
+    scheduler = scheduler_of(notes)
+    scheduler.defer = lambda _part, start, *_: 0 if start < 104 * MIB else None
+    file.pooled = SimpleNamespace(
+        pool=PoolNotes(notes), number=7, in_flight=IntervalSet(), absent=lambda *_: True
+    )  # type: ignore[assignment]
+    try:
+        one = reader(0, 100 * MIB, 1e8)
+        scheduler.want(one, PrefetchRange(file, 100 * MIB, 108 * MIB, pooled=True))
+        scheduler.pump(NOW)
+        assert not notes.sent
+        one.position_bytes = 103 * MIB
+        scheduler.pump(NOW)
+        assert not notes.sent, "it has not passed all of what is held back"
+        one.position_bytes = 104 * MIB
+        for _ in range(4):
+            scheduler.pump(NOW)
+            scheduler.reap()
+        assert [start for start, _ in notes.sent] == [104 * MIB, 106 * MIB]
+    finally:
+        file.pooled = None
+
+
 # ---- devices ------------------------------------------------------------------------------------
 
 
