@@ -10,6 +10,7 @@ import random
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -197,6 +198,52 @@ def test_a_file_that_is_rewritten_is_seen_so_on_every_node(
     assert said == ["[1]\n[[2], [2], [2]]\n"] * 2
     run = json.loads((tmp_path / "out0.summary.json").read_text())
     assert all(file["changed"] for file in run["files"]) and run["cluster"]["from_bytes"] > 0
+
+
+#: Node 0 maps a file and reads it; node 1 opens it when that has been written since. First bytes of
+#: its pages.
+OPENED_LATER = (
+    SHARING.rpartition("with open")[0]
+    + """
+def look():
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as found:
+        return sorted({found[at] for at in range(0, len(found), 1 << 16)})
+if os.environ["GROUP_RANK"] == "0":
+    with open(path, "rb") as file:
+        kept = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+    print(sorted({kept[at] for at in range(0, len(kept), 1 << 16)}), flush=True)
+    open(os.path.join(marks, "read"), "w").close()
+    while not os.path.exists(os.path.join(marks, "seen")):
+        time.sleep(0.02)
+else:
+    while not os.path.exists(os.path.join(marks, "written")):
+        time.sleep(0.02)
+    print(look(), look(), flush=True)
+    open(os.path.join(marks, "seen"), "w").close()
+"""
+)
+
+
+def test_what_was_written_with_the_times_put_back_is_what_another_node_opens_then(
+    data: Path, places: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """As by `rsync --times --inplace` of a file of equal size; FUSE has no other sign of it."""
+    meet, marks = places
+    data.write_bytes(bytes([1]) * SIZE)
+    with (
+        SlowBed(data.parent, bandwidth=80_000_000, writers_behind=True) as bed,
+        nodes_bed(2, tmp_path) as nodes,
+    ):
+        jobs = started(nodes, bed.path(data.name), meet, marks, tmp_path, OPENED_LATER)
+        wait_until(lambda: (marks / "read").exists(), "node 0 to have read it")
+        before = data.stat()
+        with data.open("r+b") as writer:
+            writer.write(bytes([2]) * SIZE)
+        os.utime(data, ns=(before.st_atime_ns, before.st_mtime_ns))
+        time.sleep(2)
+        (marks / "written").touch()
+        said = [job.communicate(timeout=HANG_SECONDS)[0] for job in jobs]
+    assert said == ["[1]\n", "[2] [2]\n"]
 
 
 def test_a_node_without_others_reads_for_itself(data: Path, tmp_path: Path) -> None:

@@ -293,6 +293,22 @@ def test_when_only_ctime_has_moved_pages_are_compared_once_and_nothing_is_given_
     assert one.told == []
 
 
+@pytest.mark.parametrize("network", [False, True])
+def test_when_only_ctime_has_moved_the_pool_s_pages_go_if_somebody_may_have_written(
+    rounds: Make, path: Path, network: bool
+) -> None:
+    """Who maps it from then on, here or on another node, would see what was written."""
+    one, dropped = rounds(leased=True, network=network), list[tuple[FileState, str]]()
+    one.copy(PAGES)
+    state = one.begin()
+    one.end(state)
+    one.engine.pool = SimpleNamespace(drop=lambda *what: dropped.append(what))
+    path.chmod(0o640)
+    one.freshness._look(one.file, state, Times.of(one.file.fd))
+    assert dropped == ([(one.file, "its ctime has moved")] if network else [])
+    assert one.told == []
+
+
 @both_ways
 def test_a_file_that_was_cut_is_no_sigbus_and_its_pages_stay(
     rounds: Make, path: Path, network: bool

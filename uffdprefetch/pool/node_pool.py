@@ -162,7 +162,7 @@ class NodePool:
     places: int = 1  # distinct positions at which files are read
     #: Called with a file that has become the pool's, or has changed or left it.
     on_open: Callable[[FileState, int], None] | None = None
-    on_close: Callable[[int], None] | None = None
+    on_close: Callable[[int, str | None], None] | None = None
     #: What is kept for other nodes, and what never will be; bytes.
     kept: Callable[[], tuple[int, int]] = lambda: (0, 0)
     #: Whether other nodes read the same of the file of that number.
@@ -217,7 +217,7 @@ class NodePool:
         if not self.pool.forget_file(pooled.number):
             return False
         if self.on_close is not None:
-            self.on_close(pooled.number)
+            self.on_close(pooled.number, None)
         os.close(pooled.memfd)
         del self.files[pooled.number]
         file.pooled = None
@@ -232,12 +232,13 @@ class NodePool:
         assert file.pooled is not None
         self.pool.unpark_file(file.pooled.number, fd)
 
-    def drop(self, file: FileState) -> None:
-        """The file has changed: drop its pages; mappings that cannot be notified read them
-        again."""
+    def drop(self, file: FileState, why: str | None = None) -> None:
+        """The file has changed: drop its pages, which other nodes may not have either; mappings
+        that cannot be notified read them again. ``why``, for people: it may have, and is served
+        on."""
         if file.pooled is not None:
             if self.on_close is not None:
-                self.on_close(file.pooled.number)
+                self.on_close(file.pooled.number, why)
             self.pool.drop_file(file.pooled.number)
 
     def sample(self, file: FileState, most: int) -> list[int]:

@@ -251,10 +251,13 @@ class Cluster:
             with contextlib.suppress(OSError):  # it has been closed meanwhile
                 self.link.share(number, one.identity, one.stamp)
 
-    def closed(self, number: int) -> None:
-        """It has changed, or left the pool."""
-        if self._files.pop(number, None) is not None and self.link is not None:
+    def closed(self, number: int, why: str | None = None) -> None:
+        """It has changed, or left the pool, or others may not have it any more, and ``why``."""
+        one = self._files.pop(number, None)
+        if one is not None and self.link is not None:
             self.link.unshare(number)
+        if one is not None and one.identity is not None and why:
+            self._ledger.degrade(f"{one.path}: not shared with other nodes any more: {why}")
 
     def defer(self, number: int, start: int, end: int, expected_end: int) -> int | None:
         """Scheduler.defer: what other nodes keep is read ahead where readers here come to such."""

@@ -273,6 +273,12 @@ class Freshness:
         state.times, state.compared = now, False
         if moved:
             self._changed(file, moved)
+        elif self._engine.pool and must_compare(
+            leased=file.leased, network=file.network, compared=True
+        ):
+            # Somebody may have written, and put size and mtime back: who maps it from now on, here
+            # or on another node, would see that.
+            self._engine.pool.drop(file, "its ctime has moved")
         return True
 
     def _changed(self, file: FileState, why: str) -> None:

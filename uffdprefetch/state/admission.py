@@ -204,8 +204,11 @@ class FileTable:
         if file is None:
             return None
         if file.pooled is not None and self.pool is not None:
-            self.pool.unpark(file, opened.fd)
+            if file.closed_ctime_ns != opened.status.st_ctime_ns:
+                self.pool.forget(file)  # its pages may be outdated
+            else:
+                self.pool.unpark(file, opened.fd)
         del self.parked[key]
         if not file.unpark(opened) and file.pooled is not None and self.pool is not None:
-            self.pool.forget(file)  # its pages may be outdated
+            self.pool.drop(file)  # it was changed just now
         return file

@@ -181,21 +181,21 @@ static enum awaited await(struct up_net *n, int slot, uint64_t length)
 	return s->state == SLOT_CAME ? AWAITED_CAME : AWAITED_IN_VAIN;
 }
 
-/* The answer's bytes into the pool's memory, and whether the copy is what was sent. Without the lock. */
-static enum up_net_status take_bytes(struct up_net *n, const struct net_file *f, const struct piece *p,
-				     uint32_t serial, char *into)
+/* The answer's bytes into the pool's memory, or why there are none; -EBADMSG: it is no answer to what was asked, or the
+ * copy is not what was sent. Without the lock. */
+static int take_bytes(struct up_net *n, const struct net_file *f, const struct piece *p, uint32_t serial, char *into)
 {
 	struct up_net_header h = *up_net_slot(n->ring, (uint32_t)p->slot);
 
 	if (h.serial != serial || h.file[0] != f->id[0] || h.file[1] != f->id[1] ||
-	    h.first != p->first || h.count != p->count)
-		return UP_NET_FAILED;
+	    h.first != p->first || h.count != p->count || h.status > UP_NET_FAILED)
+		return -EBADMSG;
 	if (h.status != UP_NET_OK)
-		return h.status <= UP_NET_FAILED ? (enum up_net_status)h.status : UP_NET_FAILED;
+		return (int)h.status;
 	if (h.length != p->length)
-		return UP_NET_FAILED;
+		return -EBADMSG;
 	memcpy(into + p->at, up_net_slot(n->ring, (uint32_t)p->slot) + 1, p->length);
-	return up_net_checksum(into + p->at, p->length) == h.checksum ? UP_NET_OK : UP_NET_FAILED;
+	return up_net_checksum(into + p->at, p->length) == h.checksum ? UP_NET_OK : -EBADMSG;
 }
 
 /* What becomes of the piece. With the lock, which it leaves. */
@@ -207,6 +207,7 @@ static enum up_net_status finish(struct up_net *n, const struct net_file *f, str
 	enum up_net_status status = UP_NET_FAILED;
 	enum awaited awaited = await(n, p->slot, p->length);
 	uint64_t took;
+	int taken;
 
 	if (awaited == AWAITED_CAME) {
 		struct net_file own = *f;
@@ -214,8 +215,9 @@ static enum up_net_status finish(struct up_net *n, const struct net_file *f, str
 		took = pool_now_ns() - s->asked_ns;
 		*had_it &= !s->word_ns;
 		pthread_mutex_unlock(&n->lock);
-		status = take_bytes(n, &own, p, s->serial, into);
+		taken = take_bytes(n, &own, p, s->serial, into);
 		pthread_mutex_lock(&n->lock);
+		status = taken < 0 ? UP_NET_FAILED : (enum up_net_status)taken;
 		if (status == UP_NET_OK) {
 			d->failures = 0;
 			d->from_bytes += p->length;
@@ -226,8 +228,9 @@ static enum up_net_status finish(struct up_net *n, const struct net_file *f, str
 			d->failures = 0; /* it answers */
 			n->count.refused++;
 		} else {
-			n->count.corrupt++;
-			d->corrupt++;
+			n->count.corrupt += taken < 0;
+			d->corrupt += taken < 0;
+			n->count.refused += taken >= 0; /* its storage fails, or the way there */
 			failed(n, s->node, pool_now_ns());
 		}
 	} else if (awaited == AWAITED_IN_VAIN) {

@@ -164,7 +164,7 @@ static enum up_net_status serve(struct up_net *n, const struct net_request *r, c
 	uint64_t until = r->came_ns + (uint64_t)m->useful_ms * NET_MS, chunk = pool_chunk_bytes(n->pool);
 	struct up_net_message sends = *m;
 	enum up_net_status status;
-	int file, slot, ret;
+	int file, slot, ret, is_it;
 
 	if (pool_now_ns() >= until)
 		return UP_NET_LATE;
@@ -178,8 +178,12 @@ static enum up_net_status serve(struct up_net *n, const struct net_request *r, c
 	ret = pool_pin_for_others(n->pool, file, m->first, m->count, buffer, until);
 	if (ret)
 		return ret == -ENOENT ? UP_NET_ABSENT : ret == -EBUSY ? UP_NET_BUSY : UP_NET_FAILED;
-	slot = wait_for_slot(n, m->node);
-	status = slot < 0 ? UP_NET_BUSY : fill_slot(n, slot, file, m);
+	/* What is pinned keeps its number; before, that may have become another file's. */
+	pthread_mutex_lock(&n->lock);
+	is_it = net_find_file(n, m->file) == file;
+	pthread_mutex_unlock(&n->lock);
+	slot = is_it ? wait_for_slot(n, m->node) : -1;
+	status = !is_it ? UP_NET_ABSENT : slot < 0 ? UP_NET_BUSY : fill_slot(n, slot, file, m);
 	pool_unpin_for_others(n->pool, file, m->first, m->count);
 	if (status != UP_NET_OK && slot < 0)
 		return status;
