@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -165,13 +165,17 @@ class FakeNet:
             self._answer(m, data)
             node.tell(Message(net.SENT, slot=m.slot))
         elif m.kind == net.REFUSE:
-            self._answer(m, bytearray(net.refusal(m)))
+            self.refuse(m, m.status)
         elif m.kind == net.READING:
             self.nodes[m.node].tell(Message(net.WORD, slot=m.theirs))
         elif m.kind == net.HURRY:
             self.nodes[m.node].tell(Message(net.HURRIED, node=node.number, theirs=m.slot))
         elif m.kind in (net.QUESTION, net.KEPT, net.DROPPED):
             self._home(node, m)
+
+    def refuse(self, m: Message, status: int) -> None:
+        """In the place of what was asked for."""
+        self._answer(m, bytearray(net.refusal(replace(m, status=status))))
 
     def _answer(self, m: Message, data: bytearray) -> None:
         asker = self.nodes[m.node]

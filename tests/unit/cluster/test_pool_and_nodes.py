@@ -268,6 +268,24 @@ def test_bytes_that_were_spoiled_are_never_taken(data: Path) -> None:
         assert node.pool.file_counts(file).read_bytes > 0
 
 
+def test_a_holder_whose_storage_fails_has_not_sent_other_bytes(data: Path) -> None:
+    with fake_net(2) as cluster:
+
+        def fails(number: int, message: Message) -> bool:
+            if message.kind != net.SEND:
+                return True
+            cluster.refuse(message, net.FAILED)
+            cluster.nodes[number].tell(Message(net.SENT, slot=message.slot))
+            return False
+
+        read_by(cluster, data, 0)
+        cluster.carries = fails
+        ((node, file),) = read_by(cluster, data, 1)
+        counts = node.net.counts()
+        assert (counts.corrupt, node.net.node(0).corrupt) == (0, 0) and counts.refused > 0
+        assert node.pool.file_counts(file).read_bytes == SIZE
+
+
 def test_a_holder_that_has_lost_it_says_so_and_the_next_one_reads_it(data: Path) -> None:
     with fake_net(3) as cluster:
         ((one, file),) = read_by(cluster, data, 0)
