@@ -50,13 +50,15 @@ def _is_mine(path: str, uid: int) -> bool:
     return stat.S_ISDIR(status.st_mode) and status.st_uid == uid and os.access(path, os.W_OK)
 
 
-def check(path: str, uid: int) -> None:
-    """Raise UffdPrefetchError unless ``path`` is a directory of ``uid`` with mode 0700."""
+def check(
+    path: str, uid: int, what: str = "runtime directory", instead: str = "set UFFDPREFETCH_RUNDIR"
+) -> None:
+    """Raise UffdPrefetchError unless ``path`` is a directory of ``uid`` with mode 0700. ``what`` it
+    is, and what to do ``instead``: for people."""
 
     def refuse(detail: str) -> UffdPrefetchError:
         return UffdPrefetchError(
-            f"runtime directory {path} refused: {detail}; remove it or set UFFDPREFETCH_RUNDIR",
-            EXIT_OURS,
+            f"{what} {path} refused: {detail}; remove it or {instead}", EXIT_OURS
         )
 
     try:

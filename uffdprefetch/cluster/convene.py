@@ -374,9 +374,7 @@ class Convener:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-        self._meeting.leave()
-        if not self._meeting.numbers():
-            self._meeting.clear()
+        self._meeting.end()
 
 
 def main(argv: Sequence[str]) -> int:

@@ -37,8 +37,9 @@ CHILDREN = 2
 SENT_NS = 1_000_000_000
 #: In the place of a keeper.
 NOBODY = -1
-#: Files and blocks that a home remembers: 10^6 hints are 4 TiB, some 300 MB of memory.
-HINTS_MAX = 1_000_000
+#: Blocks that a home remembers, and files: 10^6 hints are 4 TiB, some 300 MB of memory; of a file it
+#: is how its last questions came, which the next ones tell again.
+HINTS_MAX, FILES_MAX = 1_000_000, 10_000
 
 _ODD = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
@@ -142,16 +143,22 @@ class _Hint:
         return node
 
 
+@dataclass
+class _File:
+    """``recent``: of each of the last questions about a file, the nodes that read the same, as far
+    as it shows any; ``turn``: of those that are told to read in turn."""
+
+    recent: deque[set[int]] = field(default_factory=lambda: deque(maxlen=RECENT_QUESTIONS))
+    turn: int = -1
+
+
 class Home:
     """What a node knows of the blocks whose home it is."""
 
     def __init__(self, most: int = HINTS_MAX) -> None:
         self._most = most
         self._hints: OrderedDict[tuple[int, int], _Hint] = OrderedDict()
-        # Of each of the last questions about a file, the nodes that read the same, as far as it
-        # shows any.
-        self._recent: dict[int, deque[set[int]]] = {}
-        self._turn: dict[int, int] = {}
+        self._files: OrderedDict[int, _File] = OrderedDict()  # the last FILES_MAX asked about
 
     def __len__(self) -> int:
         return len(self._hints)
@@ -171,7 +178,7 @@ class Home:
             if hint.keeper == missing_at:
                 del self._hints[key]
                 hint = None
-        recent = self._recent.setdefault(file, deque(maxlen=RECENT_QUESTIONS))
+        recent = self._file(file).recent
         keeper = NOBODY if hint is None else hint.keeper
         recent.append({asker, keeper} - {NOBODY} if together else set())
         if hint is not None and keeper not in (asker, NOBODY):
@@ -197,7 +204,7 @@ class Home:
     def _reader(self, file: int, asker: int, with_room: Collection[int], missing_at: int) -> int:
         """Who is to read and keep a block that nobody has; NOBODY: none has room."""
         room = set(with_room) - {missing_at}
-        recent = self._recent[file]
+        recent = self._file(file).recent
         readers = sorted(room.intersection(set[int]().union(*recent)))
         if len(readers) > 1 and 2 * sum(map(bool, recent)) >= len(recent):
             return self._next(file, readers)
@@ -207,8 +214,16 @@ class Home:
 
     def _next(self, file: int, nodes: list[int]) -> int:
         """They in turn."""
-        turn = self._turn[file] = self._turn.get(file, -1) + 1
-        return nodes[turn % len(nodes)]
+        one = self._file(file)
+        one.turn += 1
+        return nodes[one.turn % len(nodes)]
+
+    def _file(self, file: int) -> _File:
+        one = self._files.setdefault(file, _File())
+        self._files.move_to_end(file)
+        if len(self._files) > FILES_MAX:
+            self._files.popitem(last=False)
+        return one
 
     def _note(self, key: tuple[int, int], keeper: int, part: bool = False) -> _Hint:
         hint = self._hints[key] = _Hint(keeper, part)
@@ -236,19 +251,12 @@ class Home:
             if hint is not None and hint.keeper == keeper:
                 del self._hints[(file, block)]
 
-    def forget_file(self, file: int) -> None:
-        """It has changed, or nobody has it open."""
-        for key in [key for key in self._hints if key[0] == file]:
-            del self._hints[key]
-        self._recent.pop(file, None)
-        self._turn.pop(file, None)
-
     def forget_node(self, node: int) -> None:
         """It has left: what it kept is nowhere."""
         for key in [key for key, hint in self._hints.items() if hint.keeper == node]:
             del self._hints[key]
         for hint in self._hints.values():
             hint.drop(node)
-        for recent in self._recent.values():
-            for nodes in recent:
+        for one in self._files.values():
+            for nodes in one.recent:
                 nodes.discard(node)

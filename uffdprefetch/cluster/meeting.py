@@ -44,18 +44,18 @@ class Meeting:
         """``base``: a directory that all nodes see; ``run``: the job and how often it has been
         restarted; ``node``: this one's number, from 0. Raises UffdPrefetchError where the run's
         directory cannot be made, or is not ours alone."""
-        self.path = base / f"{PREFIX}{file_name_safe(run)}"
+        self.path = path_of(base, run)
         self.node = node
         self._is_coherent: bool | None = None  # not known yet
         try:
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.path.mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
             raise UffdPrefetchError(
                 f"nodes cannot meet in {self.path}: {error.strerror}; name a directory on a "
                 "shared file system with --meet",
                 EXIT_OURS,
             ) from None
-        rundir.check(str(self.path), os.geteuid())
+        rundir.check(str(self.path), os.geteuid(), "meeting directory", "name another with --meet")
 
     @classmethod
     def at(cls, path: Path, node: int = -1) -> Meeting:
@@ -169,6 +169,13 @@ class Meeting:
 
     # -------------------------------------------------------------- the end
 
+    def end(self) -> None:
+        """This node has left; who is the last clears. Never raises."""
+        with contextlib.suppress(OSError):
+            self.leave()
+        if not self.numbers():
+            self.clear()
+
     def clear(self) -> None:
         """The run has ended: nothing of it is left, unless a summary still has to be taken (then
         who takes it does this). Never raises."""
@@ -196,6 +203,11 @@ class Meeting:
                     status = other.lstat()
                     if status.st_uid == uid and now - status.st_mtime > LEFT_SECONDS:
                         shutil.rmtree(other, ignore_errors=True)
+
+
+def path_of(base: Path, run: str) -> Path:
+    """Of a run's directory."""
+    return base / f"{PREFIX}{file_name_safe(run)}"
 
 
 def numbers_in(names: Sequence[str]) -> list[int]:

@@ -66,16 +66,18 @@ def one_summary(
     one has taken ours. Where nobody takes it within ``seconds``, ours. Never raises."""
     from pathlib import Path
 
-    from uffdprefetch.cluster.meeting import SUMMARY, Meeting
+    from uffdprefetch.cluster.meeting import SUMMARY, Meeting, path_of
     from uffdprefetch.report.merge import merged
 
     place = json.loads(config.place or "{}")
-    numbers = (document.get("cluster") or {}).get("present") or []
-    if not place or place["node"] not in numbers or len(numbers) < 2:
+    if not place:
         return document
+    node = int(place["node"])
+    meeting = Meeting.at(path_of(Path(place["meet"]), place["run"]), node)
+    numbers = (document.get("cluster") or {}).get("present") or []
     try:
-        node = int(place["node"])
-        meeting = Meeting(Path(place["meet"]), place["run"], node)
+        if node not in numbers or len(numbers) < 2:
+            return document
         if node != min(numbers):
             return (
                 None if _handed_over(meeting, f"{SUMMARY}{node}", document, seconds) else document
@@ -87,11 +89,11 @@ def one_summary(
                 if name.startswith(SUMMARY) and (other := meeting.take(name)) is not None:
                     found[int(name.removeprefix(SUMMARY))] = other
             time.sleep(LOOK_SECONDS)
-        if not meeting.numbers():
-            meeting.clear()
         return merged(list(found.values()))
     except (UffdPrefetchError, OSError):
         return document
+    finally:
+        meeting.end()  # the convener may have been killed, and others may not have waited
 
 
 def _handed_over(meeting: Meeting, name: str, document: dict[str, Any], seconds: float) -> bool:

@@ -243,8 +243,15 @@ def test_a_node_that_has_left_is_named_no_more() -> None:
     rest = [node for node in ALL if node != 1]
     for block in range(4):
         assert home.ask(FILE, block, 5, rest, 0).node != 1
-    home.forget_file(FILE)
-    assert len(home) == 0
+
+
+def test_files_that_nobody_asks_about_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("uffdprefetch.cluster.homes.FILES_MAX", 3)
+    home = Home()
+    for file in range(10):
+        home.ask(file, 0, 1, ALL, 0, together=True)
+        home.ask(0, 1, 2, ALL, 0, together=True)
+    assert set(home._files) == {0, 8, 9}
 
 
 def test_the_oldest_hints_go(monkeypatch: pytest.MonkeyPatch) -> None:
