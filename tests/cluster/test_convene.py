@@ -7,6 +7,9 @@ from __future__ import annotations
 import io
 import json
 import os
+import shlex
+import shutil
+import subprocess
 import sys
 import threading
 import time
@@ -108,7 +111,7 @@ def test_the_batch_system_s_steps_come_first_with_each_pmi_that_it_has(
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("words", ["", "/no/such/mpirun", "true"])
+@pytest.mark.parametrize("words", ["", "/no/such/mpirun", "true", "'mpirun"])
 def test_a_launcher_that_is_none_is_said(words: str) -> None:
     with pytest.raises(NoMpiError, match="--launcher"):
         mpi_start.ways({}, words)
@@ -217,6 +220,42 @@ def test_what_makes_no_world_is_followed_by_the_next_way_at_once(nodes: Nodes) -
     nodes.end_job()
     until(lambda: len(nodes.jobs) == 4, nodes.turn)
     assert nodes.jobs[3] == ("way2", HOSTS), "it has been one"
+
+
+def test_what_brings_up_no_mpi_at_all_is_said_once(nodes: Nodes) -> None:
+    nodes.ways, nodes.job = 2, ["/bin/false"]
+    until(lambda: len(nodes.jobs) == 4, lambda: nodes.turn(seconds=1.0))
+    assert [said["failed"] for said in nodes.said(0) if "failed" in said] == [
+        "way1 has brought up no MPI between them (its status is 1); it is tried again"
+    ]
+
+
+def test_a_meeting_that_somebody_has_removed_is_said_once(nodes: Nodes) -> None:
+    nodes.turn()
+    shutil.rmtree(nodes.all[0]._meeting.path)
+    nodes.turn()
+    nodes.turn()
+    for number in range(3):
+        (failed,) = [said["failed"] for said in nodes.said(number) if "failed" in said]
+        assert failed.startswith("the directory in which they meet is gone: ")
+
+
+def test_a_launcher_is_given_an_agent_without_a_blank_in_its_path(tmp_path: Path) -> None:
+    meet, beside = tmp_path / "My $HOME", tmp_path / "run"
+    for path in (meet, beside):
+        path.mkdir()
+    one = Convener(Options(str(meet), "run", 0, 2, str(beside / "socket")), io.StringIO())
+    agent = one._agent()
+    assert agent.parent == beside
+    done = subprocess.run([agent], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (2, "uffdprefetch rsh: DIRECTORY HOST WORD...\n")
+    assert shlex.split(agent.read_text().splitlines()[1])[-2] == str(one._meeting.path)
+    one._end()
+    assert not list(beside.iterdir()) and not list(meet.iterdir())
+    no = Convener(Options(str(meet), "run", 0, 2, str(meet / "socket")), io.StringIO())
+    with pytest.raises(NoMpiError, match="--meet"):
+        no._agent()
+    no._end()
 
 
 def test_nobody_leads_while_the_others_share(nodes: Nodes) -> None:

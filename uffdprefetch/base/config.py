@@ -201,12 +201,18 @@ def _parse_float(text: str) -> float:
         raise usage_error(f"not a number: {text!r}") from None
 
 
+#: UP_NET_NODES of csrc/common/net.h.
+NODES_MAX = 1024
+
+
 def _parse_nodes(text: str) -> int | None:
     """0: as many as the launcher says."""
     if text.strip().lower() in ("off", "auto"):
         return 0 if text.strip().lower() == "auto" else None
     if not text.isascii() or not text.isdigit() or not int(text):
         raise usage_error(f"{text!r} is no number of nodes")
+    if len(text) > 9 or int(text) > NODES_MAX:
+        raise usage_error(f"{text} nodes are more than the {NODES_MAX} that can share")
     return int(text)
 
 

@@ -24,7 +24,9 @@ import contextlib
 import json
 import os
 import platform
+import re
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -40,6 +42,8 @@ from uffdprefetch.cluster.meeting import ARRIVAL_SECONDS, KEEP_SECONDS, Meeting,
 from uffdprefetch.cluster.mpi_start import Host
 
 PACKAGE = "uffdprefetch.cluster"
+#: Of plm_rsh_agent's value (Open MPI: a list of commands, each with words) and of -launcher-exec's.
+_SPLITS = re.compile(r"[\s:]")
 #: From one look into the directory to the next: while something is waited for, with so many nodes
 #: more of them (all together no more than so many looks a second); and while all is well.
 TURN_SECONDS, TURN_NODES = 0.05, 1 / 2000
@@ -96,7 +100,7 @@ class Convener:
         self._joined = 0  # the generation of our transport; 0: none
         self._over = 0  # the last one that is over, as far as we know
         self._beats: dict[int, tuple[int, float]] = {}  # of nodes that wait: (count, since when)
-        self._key_told = False
+        self._key_told = self._failed_told = self._gone_told = False
         # of who leads
         self._job: subprocess.Popen[bytes] | None = None
         self._job_since, self._tries, self._next = 0.0, 0, 0.0
@@ -198,6 +202,9 @@ class Convener:
             self._key_told = True
             self.tell(key=key.hex())
         names = self._meeting.names()
+        if not names and not self._gone_told and not self._meeting.path.is_dir():
+            self._gone_told = True
+            self.tell(failed=f"the directory in which they meet is gone: {self._meeting.path}")
         self._start_commands(names)
         self._reap()
         self._compare(names, now)
@@ -334,6 +341,12 @@ class Convener:
                 del self._ways[0]
                 self._waits_since = now
                 return
+            if not self._failed_told:
+                self._failed_told = True
+                self.tell(
+                    failed=f"{self._ways[0].name} has brought up no MPI between them (its status is"
+                    f" {status}); it is tried again"
+                )
         if now - self._job_since > GOOD_SECONDS:
             self._tries = 0
         self._next = now + PAUSE_SECONDS * 2**self._tries
@@ -350,13 +363,19 @@ class Convener:
                         os.killpg(self._job.pid, signal.SIGTERM)
 
     def _agent(self) -> Path:
-        """A script: launchers take one word for what is called as ssh is."""
-        path = self._meeting.path / "rsh"
+        """A script: launchers take one word for what is called as ssh is, which they split where a
+        path may have a blank. Raises NoMpiError."""
+        places = self._meeting.path / "rsh", Path(f"{self._options.socket}.rsh")
+        path = next((path for path in places if not _SPLITS.search(str(path))), None)
+        if path is None:
+            raise mpi_start.NoMpiError(
+                f"a launcher takes no path with a blank or a colon, as {places[0]} and {places[1]}:"
+                " name another directory with --meet"
+            )
         if not path.exists():
             beside = path.with_name(f".rsh.{os.getpid()}")
-            beside.write_text(
-                f'#!/bin/sh\nexec "{sys.executable}" -m {PACKAGE}.rsh "{self._meeting.path}" "$@"\n'
-            )
+            words = shlex.join([sys.executable, "-m", f"{PACKAGE}.rsh", str(self._meeting.path)])
+            beside.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
             beside.chmod(0o700)
             beside.rename(path)
         return path
@@ -374,6 +393,7 @@ class Convener:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+        Path(f"{self._options.socket}.rsh").unlink(missing_ok=True)
         self._meeting.end()
 
 

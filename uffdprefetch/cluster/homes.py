@@ -37,8 +37,8 @@ CHILDREN = 2
 SENT_NS = 1_000_000_000
 #: In the place of a keeper.
 NOBODY = -1
-#: Blocks that a home remembers, and files: 10^6 hints are 4 TiB, some 300 MB of memory; of a file it
-#: is how its last questions came, which the next ones tell again.
+#: Blocks that a home remembers, and files: 10^6 hints are 4 TiB, some 300 MB of memory; of a file
+#: it is how its last questions came, which the next ones tell again.
 HINTS_MAX, FILES_MAX = 1_000_000, 10_000
 
 _ODD = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)

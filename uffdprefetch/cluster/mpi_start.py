@@ -105,7 +105,7 @@ def ways(environ: Mapping[str, str], launcher: str | None = None) -> list[Way]:
     own; None: all that are there. Raises NoMpiError where there is none."""
     found = []
     if launcher is not None:
-        return [_chosen(shlex.split(launcher), environ)]
+        return [_chosen(words_of(launcher), environ)]
     if slurm.is_here(environ):
         inside = slurm.outside_of_a_step(environ)
         found = [_step(kind, inside) for kind in (None, *slurm.known_types(inside))]
@@ -123,10 +123,19 @@ def _chosen(words: list[str], environ: Mapping[str, str]) -> Way:
     return _by_rsh(named(words), environ)
 
 
-def named(words: list[str], output: Callable[[Sequence[str]], str] = _output) -> Mpi:
-    """The mpirun or mpiexec that the user has named, with options. Raises NoMpiError."""
+def words_of(launcher: str) -> list[str]:
+    """The words of --launcher, of which the first is a command that is there. Raises NoMpiError."""
+    try:
+        words = shlex.split(launcher)
+    except ValueError as error:
+        raise NoMpiError(f"--launcher {launcher}: {str(error).lower()}") from None
     if not words or shutil.which(words[0]) is None:
         raise NoMpiError(f"--launcher: there is no {words[0] if words else 'word'}")
+    return words
+
+
+def named(words: list[str], output: Callable[[Sequence[str]], str] = _output) -> Mpi:
+    """The mpirun or mpiexec that the user has named, with options. Raises NoMpiError."""
     kind = kind_of(output([words[0], "--version"]))
     if kind is None:
         raise NoMpiError(f"--launcher: {words[0]} is no srun, and no mpirun that is known")

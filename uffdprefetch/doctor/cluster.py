@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import shutil
 import subprocess
 import tempfile
@@ -34,7 +33,7 @@ def ways(config: Config, environ: Mapping[str, str]) -> tuple[list[mpi_start.Way
         nodes = int(environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or 1)
         found = [w for w in mpi_start.ways(environ, config.launcher) if w.name.startswith("srun")]
         return found, nodes
-    own = shlex.split(config.launcher or "")
+    own = mpi_start.words_of(config.launcher) if config.launcher else []
     mpi = mpi_start.named(own) if own else mpi_start.find()
     nodes_said = config.cluster or None
 
@@ -46,14 +45,16 @@ def ways(config: Config, environ: Mapping[str, str]) -> tuple[list[mpi_start.Way
 
 def examine(config: Config, environ: Mapping[str, str]) -> list[Check]:
     """All that is found. Starts a process on each node, several times."""
+    meet = config.meet or os.getcwd()
     try:
         found, nodes = ways(config, environ)
+        with tempfile.TemporaryDirectory(prefix=".uffdprefetch-doctor-", dir=meet) as directory:
+            return _tried(found, nodes, Path(directory), _run)
     except mpi_start.NoMpiError as error:
         return [Check("cluster: launcher", CANNOT, str(error), "nodes cannot share by MPI")]
-    with tempfile.TemporaryDirectory(
-        prefix=".uffdprefetch-doctor-", dir=config.meet or os.getcwd()
-    ) as directory:
-        return _tried(found, nodes, Path(directory), _run)
+    except OSError as error:
+        why = f"nodes cannot meet in {meet}: {error.strerror}"
+        return [Check("cluster: meeting", CANNOT, why, "name another directory with --meet")]
 
 
 Run = Callable[[mpi_start.Way, int, Path], str]

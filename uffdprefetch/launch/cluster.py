@@ -43,19 +43,34 @@ def why_not(config: Config, environ: Mapping[str, str]) -> str | None:
         return "there is one node"
     if told.number >= nodes:
         return f"this is node {told.number} of {nodes}"
+    return _why_no_launcher(config.launcher) if config.launcher else None
+
+
+def _why_no_launcher(launcher: str) -> str | None:
+    from uffdprefetch.cluster.mpi_start import NoMpiError, words_of
+
+    try:
+        words_of(launcher)
+    except NoMpiError as error:
+        return str(error)
     return None
 
 
 def placed(config: Config, environ: Mapping[str, str]) -> Config:
-    """With the place, where why_not() is None."""
+    """With the place, where why_not() is None. Raises UffdPrefetchError where nobody can meet."""
+    from pathlib import Path
+
+    from uffdprefetch.cluster.meeting import Meeting
+
     told = which_node(environ)
-    place = {
+    place: dict[str, Any] = {
         "meet": config.meet or os.getcwd(),
         "run": told.run,
         "node": told.number,
         "nodes": config.cluster or told.nodes,
         "launcher": config.launcher,
     }
+    Meeting(Path(place["meet"]), str(told.run), told.number or 0)
     return Config(**{**vars(config), "place": json.dumps(place)})
 
 

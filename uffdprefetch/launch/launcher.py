@@ -134,7 +134,10 @@ def _in_a_cluster(config: Config, environ: Mapping[str, str]) -> Config:
 
     why = cluster.why_not(config, environ)
     if why is None:
-        return cluster.placed(config, environ)
+        try:
+            return cluster.placed(config, environ)
+        except UffdPrefetchError as error:
+            why = error.message
     if config.strict:
         raise UffdPrefetchError(f"--cluster: {why}", EXIT_OURS)
     if not config.quiet:

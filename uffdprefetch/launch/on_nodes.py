@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shlex
 import shutil
 import subprocess
 import sys
@@ -62,7 +61,10 @@ class Plan(NamedTuple):
 def plan(config: Config, environ: Mapping[str, str]) -> Plan:
     """By what the allocation offers, or --launcher. Raises UffdPrefetchError (125) where there is
     none."""
-    own = shlex.split(config.launcher or "")
+    try:
+        own = mpi_start.words_of(config.launcher) if config.launcher else []
+    except mpi_start.NoMpiError as error:
+        raise UffdPrefetchError(str(error), EXIT_OURS) from None
     is_srun = bool(own) and os.path.basename(own[0]) == "srun"
     if slurm.is_here(environ) and (is_srun or not own):
         nodes = int(environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or 1)
