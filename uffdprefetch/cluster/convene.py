@@ -42,8 +42,9 @@ from uffdprefetch.cluster.meeting import ARRIVAL_SECONDS, KEEP_SECONDS, Meeting,
 from uffdprefetch.cluster.mpi_start import Host
 
 PACKAGE = "uffdprefetch.cluster"
-#: Of plm_rsh_agent's value (Open MPI: a list of commands, each with words) and of -launcher-exec's.
-_SPLITS = re.compile(r"[\s:]")
+#: What launchers take as it is where an agent's path is wanted. Open MPI's plm_rsh_agent is a list
+#: of commands, each with words, and goes to other nodes through a shell.
+_PLAIN = re.compile(r"[\w/.,+@%=~-]+")
 #: From one look into the directory to the next: while something is waited for, with so many nodes
 #: more of them (all together no more than so many looks a second); and while all is well.
 TURN_SECONDS, TURN_NODES = 0.05, 1 / 2000
@@ -363,14 +364,13 @@ class Convener:
                         os.killpg(self._job.pid, signal.SIGTERM)
 
     def _agent(self) -> Path:
-        """A script: launchers take one word for what is called as ssh is, which they split where a
-        path may have a blank. Raises NoMpiError."""
+        """A script: launchers take one word for what is called as ssh is. Raises NoMpiError."""
         places = self._meeting.path / "rsh", Path(f"{self._options.socket}.rsh")
-        path = next((path for path in places if not _SPLITS.search(str(path))), None)
+        path = next((path for path in places if _PLAIN.fullmatch(str(path))), None)
         if path is None:
             raise mpi_start.NoMpiError(
-                f"a launcher takes no path with a blank or a colon, as {places[0]} and {places[1]}:"
-                " name another directory with --meet"
+                f"launchers take no path as {places[0]} or {places[1]}: name a directory of letters"
+                " and digits with --meet"
             )
         if not path.exists():
             beside = path.with_name(f".rsh.{os.getpid()}")
