@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -10,11 +11,13 @@ import random
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 from conftest import HANG_SECONDS, clean_environment, require, wait_until
+from nobody import UID, Nobody, with_open_device
 from nodes_bed import Bed, nodes_bed, why_none
 from paths import ROOT
 
@@ -132,6 +135,41 @@ def test_two_nodes_read_a_file_once(data: Path, places: tuple[Path, Path], tmp_p
         assert not document["degradations"], document["degradations"]
     assert run["cluster"]["from_bytes"] > 0 and read < 2 * SIZE, "each would have read all of it"
     assert os.listdir(meet) == []
+
+
+def test_two_nodes_of_a_user_without_privileges_read_a_file_once(
+    data: Path, places: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Where every user may open /dev/userfaultfd. Nothing of theirs is the file's owner's."""
+    with contextlib.ExitStack() as stack:
+        nobody = Nobody(Path(stack.enter_context(tempfile.TemporaryDirectory())))
+        meet, marks = nobody.work / "meet", nobody.work / "marks"
+        for path in (meet, marks):
+            path.mkdir()
+            os.chown(path, UID, UID)
+        for module in ("numpy", "mpi4py"):
+            nobody.bring(module)
+        bed = stack.enter_context(SlowBed(data.parent, bandwidth=80_000_000))
+        nodes = stack.enter_context(nodes_bed(2, tmp_path))
+        file, jobs = bed.path(data.name), []
+        for number in range(2):
+            environ = nobody.environment(environment(number, tmp_path))
+            environ["UFFDPREFETCH_RUNDIR"] = str(nobody.work / f"run{number}")
+            words = [
+                *nobody.wrap(nobody.work / f"out{number}"), nobody.python, "-c", READER, str(file),
+                str(marks),
+            ]  # fmt: skip
+            words[words.index("-f") : words.index("-f")] = [
+                *("--engine", "pool", "-q", "--budget", "128MiB", "--min-size", "1MiB"),
+                *("--cluster=2", "--meet", str(meet), "--share", f"{file.parent}/*"),
+            ]
+            jobs.append(nodes.start(number, [*with_open_device(), *words], environ, ROOT))
+        said = [job.communicate(timeout=HANG_SECONDS)[0] for job in jobs]
+        run = json.loads((nobody.work / "out0.summary.json").read_text())
+        read = bed.counters()["bytes"]
+        assert not list(meet.iterdir())
+    assert said == [f"{hashlib.sha256(data.read_bytes()).hexdigest()}\n"] * 2
+    assert run["cluster"]["from_bytes"] > 0 and read < 2 * SIZE, run["degradations"]
 
 
 #: Half of a file, in order.

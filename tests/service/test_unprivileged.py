@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from conftest import HANG_SECONDS, require
 from harness import MIB, file_digest, write_records
-from nobody import UID, Nobody
+from nobody import UID, Nobody, with_open_device
 
 from uffdprefetch.demo.bed import SlowBed, warm_fully, why_no_bed
 from uffdprefetch.state import file_systems
@@ -127,20 +127,6 @@ def test_rung_2_reads_right_bytes_and_prefetches(
     assert summary["totals"]["prefetched_bytes"] >= MIB
     reasons = [line for line in summary["degradations"] if "userfaultfd" in line]
     assert len(reasons) == 1 and "doctor" in reasons[0]
-
-
-def with_open_device() -> tuple[str, ...]:
-    """The words before a command that see /dev/userfaultfd open to everybody."""
-    device = Path("/dev/userfaultfd")
-    require(device.exists(), "no /dev/userfaultfd in this kernel (6.1 and later)")
-    number = device.stat().st_rdev
-    # in a mount namespace: the machine's own device stays as it is
-    script = (
-        'd=$(mktemp -d) && mount -t tmpfs none "$d" &&'
-        f' mknod "$d/open" c {os.major(number)} {os.minor(number)} && chmod 0666 "$d/open" &&'
-        ' mount --bind "$d/open" /dev/userfaultfd && umount -l "$d" && rmdir "$d" && exec "$@"'
-    )
-    return ("unshare", "-m", "sh", "-c", script, "sh")
 
 
 def test_rung_1_through_an_open_device(nobody: Nobody, env: dict[str, str], data: Path) -> None:

@@ -59,3 +59,17 @@ class Nobody:
         """The command line up to and including ``--``."""
         words = ["-m", "uffdprefetch", "wrap", "-f", "-o", str(out), *options, "--"]
         return [*self.prefix, self.python, *words]
+
+
+def with_open_device() -> tuple[str, ...]:
+    """The words before a command that see /dev/userfaultfd open to everybody."""
+    device = Path("/dev/userfaultfd")
+    require(device.exists(), "no /dev/userfaultfd in this kernel (6.1 and later)")
+    number = device.stat().st_rdev
+    # in a mount namespace: the machine's own device stays as it is
+    script = (
+        'd=$(mktemp -d) && mount -t tmpfs none "$d" &&'
+        f' mknod "$d/open" c {os.major(number)} {os.minor(number)} && chmod 0666 "$d/open" &&'
+        ' mount --bind "$d/open" /dev/userfaultfd && umount -l "$d" && rmdir "$d" && exec "$@"'
+    )
+    return ("unshare", "-m", "sh", "-c", script, "sh")
