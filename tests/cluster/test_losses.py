@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.root, pytest.mark.mpi]
 
 
 @pytest.fixture(scope="module")
-def far(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
+def data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[losses.Data]:
     for reason in (why_none(), why_no_bed()):
         require(not reason, str(reason))
     require(shutil.which("mpirun") is not None, "mpirun is missing: install openmpi-bin")
@@ -30,7 +30,10 @@ def far(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
 @pytest.mark.parametrize(
     ("kind", "budget"),
     [
-        *((kind, 0) for kind in ("transport", "service", "leader", "silent", "freeze", "cable")),
+        *(
+            (kind, 0)
+            for kind in ("transport", "service", "job", "leader", "silent", "freeze", "cable")
+        ),
         ("spoiled", 0),
         ("transport", 1),
         ("freeze", 1),
@@ -38,11 +41,11 @@ def far(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
     ],
 )
 def test_every_byte_is_right_whatever_happens(
-    kind: str, budget: int, far: tuple[Path, str], tmp_path: Path
+    kind: str, budget: int, data: losses.Data, tmp_path: Path
 ) -> None:
     how, chance = losses.How(), random.Random(kind)
     with nodes_bed(losses.NODES, tmp_path) as bed:
-        found = losses.happen(kind, bed, *far, tmp_path, how, chance, budget=losses.BUDGETS[budget])
+        found = losses.happen(kind, bed, data, tmp_path, how, chance, budget=losses.BUDGETS[budget])
     assert found.wrong == 0 and found.epochs > losses.NODES
     assert (kind == "spoiled") == (found.corrupt > 0)
     if kind in ("transport", "leader"):

@@ -207,6 +207,13 @@ def _lose_a_node(nodes: range, silent: bool) -> Happens:
     return happens
 
 
+def _kill_a_job(run: Run, chance: random.Random) -> list[int]:
+    """Its program alone, of which others may be waiting for the answers of its node."""
+    node = chance.randrange(NODES)
+    os.kill(run.bed.find(node, str(run.stop))[-1], signal.SIGKILL)
+    return [n for n in range(NODES) if n != node]
+
+
 def _freeze(run: Run, chance: random.Random) -> list[int]:
     node = chance.randrange(NODES)
     run.bed.freeze(node)
@@ -236,6 +243,7 @@ KINDS: dict[str, Happens] = {
     "transport": _kill_one_of("uffdprefetch.cluster.carry", range(NODES)),
     "service": _kill_one_of("serve\0--socket", range(NODES)),
     "convener": _kill_one_of("uffdprefetch.cluster.convene", range(NODES)),
+    "job": _kill_a_job,
     "node": _lose_a_node(range(1, NODES), silent=False),
     "silent": _lose_a_node(range(1, NODES), silent=True),
     "leader": _lose_a_node(range(1), silent=False),
@@ -247,12 +255,14 @@ KINDS: dict[str, Happens] = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """``out``: requests without an answer when it happened; ``longest``: what a program waited for
-    256 KiB, in seconds, and ``before`` it happened; ``corrupt``: answers that were refused;
-    ``again``: seconds until those that were left shared again in another generation, None: they
-    need not, or did not within AGAIN_SECONDS."""
+    """``budget``: bytes, of each node; ``out``: requests without an answer when it happened;
+    ``longest``: what a program waited for 256 KiB, in seconds, and ``before`` it happened;
+    ``corrupt``: answers that were refused; ``again``: seconds until those that were left shared
+    again in another generation, None: they need not, or did not within AGAIN_SECONDS;
+    ``storage``: of what they read then, how much came from the file system."""
 
     kind: str
+    budget: int
     out: int
     epochs: int
     wrong: int
@@ -260,21 +270,22 @@ class Outcome:
     before: float
     longest: float
     again: float | None
+    storage: float
 
 
 def happen(
-    kind: str, bed: Bed, far: Path, digest: str, directory: Path, how: How, chance: random.Random,
+    kind: str, bed: Bed, data: Data, directory: Path, how: How, chance: random.Random,
     asking: bool = False, budget: int = BUDGETS[0],
 ) -> Outcome:  # fmt: skip
     """One of a kind; ``asking``: when something was asked and not answered. Raises AssertionError
     where a node that is left does not go on."""
     spoils = chance.randrange(NODES) if kind == "spoiled" else -1
-    run = Run(bed, far, directory, how, budget, spoils)
+    run = Run(bed, data.far, directory, how, budget, spoils)
     try:
         run.until_it_shares()
         generation = max(run.joined().values())
         time.sleep(chance.random())
-        before = max(longest for one in run.readers for _, _, longest in one.epochs)
+        waited = max(longest for one in run.readers for _, _, longest in one.epochs)
         end = time.monotonic() + OUT_SECONDS
         while not (out := run.out()) and asking and time.monotonic() < end:
             pass
@@ -286,14 +297,18 @@ def happen(
             now = run.joined()
             if sum(g > generation for g in now.values()) >= min(2, len(left)):
                 again = time.monotonic() - began
-            elif kind in ("freeze", "cable", "silent", "convener", "service", "spoiled"):
+            elif kind in ("freeze", "cable", "silent", "convener", "service", "job", "spoiled"):
                 break  # those go on in the generation that they have, if at all
             time.sleep(0.05)
         run.until_more(left, 1)
+        read, before = data.read_bytes(), sum(len(one.epochs) for one in run.readers)
+        run.until_more(left, 2)
+        read = data.read_bytes() - read
+        since = sum(len(one.epochs) for one in run.readers) - before
     finally:
         run.end()
     epochs = [epoch for one in run.readers for epoch in one.epochs]
-    wrong = sum(found != digest for found, _, _ in epochs)
+    wrong = sum(found != data.digest for found, _, _ in epochs)
     longest = max(longest for _, _, longest in epochs)
     corrupt = 0
     if kind == "spoiled":
@@ -302,18 +317,29 @@ def happen(
         noted = [text for one in said for text in one["degradations"]]
         assert corrupt, f"of {len(said)} nodes none was sent what is spoiled"
         assert any(f"node {spoils} has sent" in text for text in noted), f"it is not named: {noted}"
-    return Outcome(kind, out, len(epochs), wrong, corrupt, before, longest, again)
+    storage = round(read / (since * SIZE), 3)
+    return Outcome(kind, budget, out, len(epochs), wrong, corrupt, waited, longest, again, storage)
+
+
+@dataclass(frozen=True)
+class Data:
+    """A file on slow storage that all nodes see, its SHA-256, and what has been read of it."""
+
+    far: Path
+    digest: str
+    read_bytes: Callable[[], int]
 
 
 @contextlib.contextmanager
-def data(directory: Path) -> Iterator[tuple[Path, str]]:
-    """A file on slow storage that all nodes see, and its SHA-256."""
+def data(directory: Path) -> Iterator[Data]:
+    """One that is new."""
     source = directory / "source"
     source.mkdir()
     path = source / "data.bin"
     path.write_bytes(random.Random(4).randbytes(SIZE))
     with SlowBed(source, bandwidth=60_000_000) as storage:
-        yield storage.path(path.name), hashlib.sha256(path.read_bytes()).hexdigest()
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        yield Data(storage.path(path.name), digest, lambda: int(storage.counters()["bytes"]))
 
 
 def main(argv: list[str]) -> int:
@@ -328,7 +354,7 @@ def main(argv: list[str]) -> int:
     found: dict[str, list[Outcome]] = {}
     how, bad = How(args.python, args.launcher), 0
     print(f"seed {args.seed}", flush=True)
-    with tempfile.TemporaryDirectory(dir="/var/tmp") as text, data(Path(text)) as (far, digest):
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as text, data(Path(text)) as file:
         for turn in range(args.times):
             for kind in args.kinds or KINDS:
                 directory = Path(text) / f"{kind}-{turn}"
@@ -337,7 +363,7 @@ def main(argv: list[str]) -> int:
                 try:
                     with nodes_bed(NODES, directory) as bed:
                         one = happen(
-                            kind, bed, far, digest, directory, how, chance, turn % 2 == 0,
+                            kind, bed, file, directory, how, chance, turn % 2 == 0,
                             BUDGETS[turn // 2 % 2],
                         )  # fmt: skip
                 except AssertionError as error:
@@ -347,13 +373,15 @@ def main(argv: list[str]) -> int:
                 bad += one.wrong > 0
                 found.setdefault(kind, []).append(one)
                 print(f"{kind} {turn}: {json.dumps(one.__dict__)}", flush=True)
-    print("kind, times (while something was asked), epochs, wrong, longest wait s, sharing again s")
+    print("kind, times (while something was asked), epochs, wrong, longest wait s, sharing again s,"
+          " from storage then where much and little is kept")  # fmt: skip
     for kind, all_ in found.items():
         again = [one.again for one in all_ if one.again is not None]
         print(
             f"{kind}, {len(all_)} ({sum(o.out > 0 for o in all_)}),"
             f" {sum(o.epochs for o in all_)}, {sum(o.wrong for o in all_)},"
-            f" {max(o.longest for o in all_)}, {max(again, default=0):.1f} of {len(again)}"
+            f" {max(o.longest for o in all_)}, {max(again, default=0):.1f} of {len(again)},"
+            f" {[max((o.storage for o in all_ if o.budget == b), default=None) for b in BUDGETS]}"
         )
     return 1 if bad else 0
 
