@@ -112,7 +112,8 @@ build/%/pool_stress build/%/pool_trouble: $(wildcard tests/programs/pool_*) $(PO
 
 build/%/net_stress: tests/programs/net_stress.c tests/programs/pool_client.h $(POOL_SOURCES) $(CSRC_HEADERS)
 	@mkdir -p $(@D)
-	$(CC) $(SANITIZE_CFLAGS) $(SANITIZE_$*) $< $(POOL_SOURCES) -o $@.$$$$ && mv $@.$$$$ $@
+	$(CC) $(SANITIZE_CFLAGS) $(SANITIZE_$*) -Wl,--wrap=pool_pin_for_others $< $(POOL_SOURCES) \
+		-o $@.$$$$ && mv $@.$$$$ $@
 
 build/%/compare_stress: tests/programs/compare_stress.c $(COMPARE_SOURCES) $(CSRC_HEADERS)
 	@mkdir -p $(@D)

@@ -2,8 +2,8 @@
 /*
  * net_stress DIRECTORY [SEED] - pools that fetch from each other (csrc/service/net/) by a network that
  * loses, delays and spoils what it carries, answers questions with whatever comes to mind, and goes away
- * and comes back, while files are shared and not, and dropped, and threads touch their mappings. `make asan
- * tsan` builds it with sanitizers.
+ * and comes back, while files are shared and not, and dropped, threads touch their mappings, and numbers of
+ * files become other files'. `make asan tsan` builds it with sanitizers.
  *
  * Everything that is found wrong is one line on stderr and status 1.
  */
@@ -23,6 +23,11 @@
 #define SLOT_BYTES (4 * CHUNK)
 #define JOBS 300
 
+/* Small files, of which each node has one at a time, under the number that the last one had. */
+#define SHARDS 3u
+#define SHARD_CHUNKS 16u
+#define SHARD_BYTES ((uint64_t)CHUNK * SHARD_CHUNKS)
+
 static const uint64_t id[2] = { 0x1111, 0x2222 };
 
 struct node {
@@ -39,6 +44,9 @@ struct node {
 static struct node node[NODES];
 static struct up_net_stamp stamp; /* of the file that all of them read */
 static int stop;
+static int shard_fd[SHARDS];
+static struct up_net_stamp shard_stamp[SHARDS];
+static uint64_t shards_came; /* bytes of them, from other nodes */
 static uint64_t hurries, hedged_bytes; /* of all that have stopped */
 static uint64_t ahead[3]; /* what was said of windows */
 
@@ -226,12 +234,12 @@ static void *toucher(void *cookie)
 	return NULL;
 }
 
-static void set_stamp(int fd)
+static struct up_net_stamp stamp_of(int fd)
 {
 	struct stat st;
 
 	CHECK(!fstat(fd, &st));
-	stamp = (struct up_net_stamp){
+	return (struct up_net_stamp){
 		.size = (uint64_t)st.st_size,
 		.mtime_ns = st.st_mtim.tv_sec * 1000000000ll + st.st_mtim.tv_nsec,
 		.ctime_ns = st.st_ctim.tv_sec * 1000000000ll + st.st_ctim.tv_nsec,
@@ -328,10 +336,72 @@ static void *reader(void *cookie)
 	return NULL;
 }
 
+/* Between what the number of a requested file is and its pin (csrc/service/net/serve.c) that may become another file's:
+ * the linker puts this in the place of the real one. */
+int __real_pool_pin_for_others(struct up_pool *p, int file, uint64_t first, uint64_t count, char *buffer,
+			       uint64_t until_ns);
+int __wrap_pool_pin_for_others(struct up_pool *p, int file, uint64_t first, uint64_t count, char *buffer,
+			       uint64_t until_ns);
+
+int __wrap_pool_pin_for_others(struct up_pool *p, int file, uint64_t first, uint64_t count, char *buffer,
+			       uint64_t until_ns)
+{
+	usleep((unsigned)(first % 4) * 1000);
+	return __real_pool_pin_for_others(p, file, first, count, buffer, until_ns);
+}
+
+/* What is there of a shard is its own bytes, wherever it came from. Returns how many chunks are. */
+static uint64_t check_shard(struct node *n, int file, unsigned shard)
+{
+	uint64_t word[CHUNK / 8], there = 0;
+
+	for (uint64_t c = 0; c < SHARD_CHUNKS; c++) {
+		if (!up_pool_copy(n->pool, file, c * CHUNK, CHUNK, (char *)word))
+			continue;
+		for (uint64_t i = 0; i < CHUNK / 8; i++)
+			CHECK(word[i] == word_at(c * CHUNK + 8 * i, 2 + shard));
+		there++;
+	}
+	return there;
+}
+
+static void *shards(void *cookie)
+{
+	struct node *n = cookie;
+	uint64_t state = (uint64_t)(n - node) + 555, job = 1ull << 40;
+
+	while (!__atomic_load_n(&stop, __ATOMIC_ACQUIRE)) {
+		unsigned shard = (unsigned)below(&state, SHARDS);
+		struct up_warm_job w = { .offset = 0, .length = SHARD_BYTES, .checkpoint_fd = -1 };
+		uint64_t shard_id[2] = { 0x3333, shard };
+		struct up_pool_file_counts c;
+		int memfd, file;
+
+		pthread_mutex_lock(&n->lock);
+		file = up_pool_file(n->pool, shard_fd[shard], SHARD_BYTES, 0, &memfd);
+		CHECK(file >= 0 && !up_net_share(n->net, file, shard_id, &shard_stamp[shard]));
+		pthread_mutex_unlock(&n->lock);
+		w.fd = file;
+		w.id = job++;
+		CHECK(!up_pool_submit(n->pool, &w));
+		for (int i = 0; i < 40 && check_shard(n, file, shard) < SHARD_CHUNKS; i++)
+			usleep(500);
+		up_pool_file_counts(n->pool, file, &c);
+		__atomic_fetch_add(&shards_came, c.others_bytes, __ATOMIC_RELAXED);
+		while (up_pool_forget(n->pool, file) == -EBUSY)
+			usleep(50);
+		pthread_mutex_lock(&n->lock);
+		up_net_unshare(n->net, file);
+		pthread_mutex_unlock(&n->lock);
+		close(memfd);
+	}
+	return NULL;
+}
+
 int main(int argc, char **argv)
 {
 	uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1, carried;
-	pthread_t thread[NODES], touching[NODES], by;
+	pthread_t thread[NODES], touching[NODES], sharding[NODES], by;
 	uint64_t came = 0;
 	char path[4096];
 	int fd;
@@ -339,7 +409,12 @@ int main(int argc, char **argv)
 	CHECK(argc > 1);
 	snprintf(path, sizeof(path), "%s/words", argv[1]);
 	fd = make_words(path, BYTES, 1);
-	set_stamp(fd);
+	stamp = stamp_of(fd);
+	for (unsigned i = 0; i < SHARDS; i++) {
+		snprintf(path, sizeof(path), "%s/shard%u", argv[1], i);
+		shard_fd[i] = make_words(path, SHARD_BYTES, 2 + i);
+		shard_stamp[i] = stamp_of(shard_fd[i]);
+	}
 	for (int i = 0; i < NODES; i++) {
 		struct node *n = &node[i];
 		struct up_pool_options o = { .budget_bytes = BYTES * 2 / 3, .chunk_bytes = CHUNK,
@@ -360,12 +435,15 @@ int main(int argc, char **argv)
 	CHECK(!pthread_create(&by, NULL, carrier, &carried));
 	for (int i = 0; i < NODES; i++)
 		CHECK(!pthread_create(&thread[i], NULL, reader, &node[i]) &&
-		      !pthread_create(&touching[i], NULL, toucher, &node[i]));
+		      !pthread_create(&touching[i], NULL, toucher, &node[i]) &&
+		      !pthread_create(&sharding[i], NULL, shards, &node[i]));
 	for (int i = 0; i < NODES; i++)
 		pthread_join(thread[i], NULL);
 	__atomic_store_n(&stop, 1, __ATOMIC_RELEASE);
 	for (int i = 0; i < NODES; i++)
 		pthread_join(touching[i], NULL);
+	for (int i = 0; i < NODES; i++)
+		pthread_join(sharding[i], NULL);
 	pthread_join(by, NULL);
 	for (int i = 0; i < NODES; i++) {
 		struct up_pool_file_counts c;
@@ -382,10 +460,11 @@ int main(int argc, char **argv)
 	}
 	for (int i = 0; i < 3; i++)
 		CHECK(ahead[i] > 0);
-	CHECK(came > 0 && hurries > 0); /* else nothing of all this was looked at */
+	CHECK(came > 0 && hurries > 0 && shards_came > 0); /* else nothing of all this was looked at */
 	close(fd);
-	printf("%llu MiB from other nodes, %llu hurries, %llu KiB read instead\n",
-	       (unsigned long long)(came >> 20), (unsigned long long)hurries,
+	printf("%llu MiB from other nodes, %llu KiB of small files, %llu hurries, %llu KiB read instead\n",
+	       (unsigned long long)(came >> 20), (unsigned long long)(shards_came >> 10),
+	       (unsigned long long)hurries,
 	       (unsigned long long)(hedged_bytes >> 10));
 	return 0;
 }

@@ -184,13 +184,13 @@ static enum up_net_status serve(struct up_net *n, const struct net_request *r, c
 	pthread_mutex_unlock(&n->lock);
 	slot = is_it ? wait_for_slot(n, m->node) : -1;
 	status = !is_it ? UP_NET_ABSENT : slot < 0 ? UP_NET_BUSY : fill_slot(n, slot, file, m);
-	pool_unpin_for_others(n->pool, file, m->first, m->count);
+	sends.length = status == UP_NET_OK ? up_net_slot(n->ring, (uint32_t)slot)->length : 0;
+	pool_unpin_for_others(n->pool, file, m->first, m->count, sends.length);
 	if (status != UP_NET_OK && slot < 0)
 		return status;
 	sends.kind = UP_NET_SEND;
 	sends.slot = (uint32_t)slot;
 	sends.status = status;
-	sends.length = status == UP_NET_OK ? up_net_slot(n->ring, (uint32_t)slot)->length : 0;
 	pthread_mutex_lock(&n->lock);
 	if (status != UP_NET_OK || !net_tell(n, &sends)) {
 		n->serving[slot - (int)n->layout.ask_slots] = 0;

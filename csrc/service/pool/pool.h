@@ -277,7 +277,7 @@ int pool_pin_for_others(struct up_pool *p, int file, uint64_t first, uint64_t co
  * ago. */
 enum pool_has { POOL_HAS_NOT = 0, POOL_HAS, POOL_HAS_SOON, POOL_HAD };
 enum pool_has pool_has(struct up_pool *p, int file, uint64_t first, uint64_t count, uint32_t had_ms);
-void pool_unpin_for_others(struct up_pool *p, int file, uint64_t first, uint64_t count);
+void pool_unpin_for_others(struct up_pool *p, int file, uint64_t first, uint64_t count, uint64_t given_bytes);
 /* The bytes of such chunks, up to the file's end; how many, or -errno. */
 int64_t pool_copy_pinned(struct up_pool *p, int file, uint64_t first, uint64_t count, char *out);
 

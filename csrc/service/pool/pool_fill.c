@@ -524,9 +524,10 @@ int pool_pin_for_others(struct up_pool *p, int file, uint64_t first, uint64_t co
 	return ret;
 }
 
-void pool_unpin_for_others(struct up_pool *p, int file, uint64_t first, uint64_t count)
+void pool_unpin_for_others(struct up_pool *p, int file, uint64_t first, uint64_t count, uint64_t given_bytes)
 {
 	pthread_mutex_lock(&p->lock);
+	p->file[file].count.given_bytes += given_bytes;
 	for (uint64_t c = first; c < first + count; c++)
 		p->file[file].pins[c]--;
 	p->file[file].busy--;
@@ -551,7 +552,6 @@ int64_t pool_copy_pinned(struct up_pool *p, int file, uint64_t first, uint64_t c
 			return n ? -errno : -EIO;
 		at += (uint64_t)n;
 	}
-	__atomic_fetch_add(&f->count.given_bytes, length, __ATOMIC_RELAXED);
 	return (int64_t)length;
 }
 
