@@ -38,7 +38,7 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     "wrap": ("uffdprefetch.cli.wrap", "run a command with its mapped files prefetched"),
     "cluster": (
         "uffdprefetch.cli.cluster",
-        "run a command on many nodes, of which one reads for all",
+        "run a command on many nodes that share what they read",
     ),
     "top": ("uffdprefetch.cli.top", "watch a running job of yours on this node"),
     "doctor": ("uffdprefetch.cli.doctor", "what works on this machine, and what would lift it"),

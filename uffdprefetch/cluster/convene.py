@@ -38,7 +38,13 @@ from typing import Any
 
 from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.cluster import identity, mpi_start
-from uffdprefetch.cluster.meeting import ARRIVAL_SECONDS, KEEP_SECONDS, Meeting, numbers_in
+from uffdprefetch.cluster.meeting import (
+    ARRIVAL_SECONDS,
+    FAILED,
+    KEEP_SECONDS,
+    Meeting,
+    numbers_in,
+)
 from uffdprefetch.cluster.mpi_start import Host
 
 PACKAGE = "uffdprefetch.cluster"
@@ -119,6 +125,12 @@ class Convener:
         with contextlib.suppress(BrokenPipeError):
             self._out.write(json.dumps(values) + "\n")
             self._out.flush()
+
+    def _fail(self, why: str) -> None:
+        """This node leads, and can start no MPI: the service is told, and who waits for that."""
+        self.tell(failed=why)
+        with contextlib.suppress(OSError):
+            self._meeting.post(FAILED, {"why": why})
 
     def run(self, stdin: int = 0) -> None:
         """Until the standard input ends."""
@@ -301,7 +313,7 @@ class Convener:
             self._begin(there, self._ways[0], now)
         except (mpi_start.NoMpiError, OSError) as error:
             self._tries = TRIES
-            self.tell(failed=str(error))
+            self._fail(str(error))
 
     def _begin(self, there: dict[int, dict[str, Any]], way: mpi_start.Way, now: float) -> None:
         last = self._meeting.note("generation") or {}
@@ -344,8 +356,8 @@ class Convener:
                 return
             if not self._failed_told:
                 self._failed_told = True
-                self.tell(
-                    failed=f"{self._ways[0].name} has brought up no MPI between them (its status is"
+                self._fail(
+                    f"{self._ways[0].name} has brought up no MPI between them (its status is"
                     f" {status}); it is tried again"
                 )
         if now - self._job_since > GOOD_SECONDS:

@@ -28,6 +28,8 @@ from uffdprefetch.state.file_systems import LUSTRE, type_of
 ARRIVAL_SECONDS = 20.0
 KEY_BYTES = 32
 PREFIX, SUMMARY = "uffdprefetch-meet-", "summary-"
+#: The note of a node that leads, why it can start no MPI.
+FAILED = "failed"
 #: One that is in use is touched so often, and one that nobody has touched for so long is nobody's.
 KEEP_SECONDS, LEFT_SECONDS = 3600.0, 48 * 3600.0
 #: File systems on which every look is the server's answer (GPFS: its token manager's), or of which

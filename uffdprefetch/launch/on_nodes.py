@@ -26,7 +26,7 @@ from uffdprefetch.base.errors import EXIT_OURS, UffdPrefetchError
 from uffdprefetch.base.identity import file_name_safe
 from uffdprefetch.base.messages import say
 from uffdprefetch.cluster import hold, mpi_start, slurm
-from uffdprefetch.cluster.meeting import Meeting
+from uffdprefetch.cluster.meeting import FAILED, Meeting
 from uffdprefetch.cluster.which_node import which_node
 from uffdprefetch.launch import launcher, service
 from uffdprefetch.native.preload import preload_object
@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 
 #: All services are up within that, or the job begins without some of them.
 READY_SECONDS = 30.0
-#: And share within that; the first ones to read read for themselves otherwise.
+#: And share within that; the first ones to read read for themselves otherwise. With --strict they
+#: have as long as for the services: each way to start MPI that makes no world takes some seconds.
 SHARING_SECONDS = 10.0
 #: After the job: their summaries, and their end.
 END_SECONDS = 15.0
@@ -139,8 +140,8 @@ class Services:
         missing = [self._why_not(said) for said in held.values()]
         if len(held) < nodes or not held:
             missing.append(f"{len(held)} of {nodes or 'all'} services are up")
-        if not any(missing):
-            self._until_they_share(nodes)
+        if not any(missing) and (why := self._why_they_do_not_share(nodes)):
+            missing.append(why)
         return [text for text in missing if text]
 
     def _why_not(self, said: Mapping[str, Any]) -> str:
@@ -153,14 +154,20 @@ class Services:
             return f"{host} has no pool"
         return ""
 
-    def _until_they_share(self, nodes: int) -> None:
-        """What is read before is read by each for itself."""
-        deadline = time.monotonic() + SHARING_SECONDS
-        while time.monotonic() < deadline and nodes > 1:
+    def _why_they_do_not_share(self, nodes: int) -> str:
+        """When they do, or do not in time. What is read before is read by each for itself."""
+        seconds = READY_SECONDS if self._config.strict else SHARING_SECONDS
+        deadline = time.monotonic() + seconds
+        if nodes < 2:
+            return "there is one node"
+        while time.monotonic() < deadline:
             present = self._others.present()
             if len(present) >= nodes and all(said.get("joined") for said in present.values()):
-                return
+                return ""
+            if (failed := self._others.note(FAILED)) is not None:
+                return f"nodes do not share: {failed.get('why')}"
             time.sleep(LOOK_SECONDS * 2)
+        return f"nodes do not share yet, after {seconds:.0f} s"
 
     def child_changed(self) -> None:
         """Its status is taken."""
@@ -202,7 +209,7 @@ def run(config: Config, argv: Sequence[str]) -> int:
     try:
         if slurm.exports_nothing(environ):
             raise UffdPrefetchError(
-                "SLURM_EXPORT_ENV=NONE, so srun passes nothing on: unset it, or srun --export=ALL",
+                "SLURM_EXPORT_ENV=NONE, so srun passes nothing on: unset it before this command",
                 EXIT_OURS,
             )
         services = Services(config, environ, plan(config, environ))
@@ -211,7 +218,7 @@ def run(config: Config, argv: Sequence[str]) -> int:
             services.end()
             raise UffdPrefetchError("; ".join(missing), EXIT_OURS)
         if missing:
-            say(f"not all nodes have a service: {'; '.join(missing)}")
+            say(f"each node reads for itself: {'; '.join(missing)}")
         # a wrap within the command finds the service that is there
         inner = Config(**{**vars(config), "cluster": None})
         environment = launcher.job_environment(environ, inner, services.place, preload_object())

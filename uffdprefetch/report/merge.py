@@ -122,9 +122,12 @@ def _cluster(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
         for path, cells in (part.get("keepers") or {}).items():
             before = keepers.get(path, cells)
             keepers[path] = [b if a is None else a for a, b in zip(before, cells, strict=True)]
+    why_not = next((part["why_not"] for part in parts if part.get("why_not")), None)
+    not_shared = {one["path"]: one for part in parts for one in part.get("not_shared") or []}
     return {
         **parts[0], **sums, "node": None, "present": present, "generations": most,
-        "links": links, "keepers": keepers,
+        "links": links, "keepers": keepers, "why_not": why_not,
+        "not_shared": list(not_shared.values()),
     }  # fmt: skip
 
 

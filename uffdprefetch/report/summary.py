@@ -35,12 +35,17 @@ def lines(summary: Mapping[str, Any], path: str | None = None, verbose: bool = F
 
 
 def short_lines(summary: Mapping[str, Any]) -> list[str]:
-    """One to three lines of WIDTH: what the run gained; what was not served, or not as well as it
-    could be, and why; what to do about that. The last two only where there is something to say.
+    """One to four lines of WIDTH: what the run gained; what nodes have shared, or why nothing; what
+    was not served, or not as well as it could be, and why; what to do about that. All but the first
+    only where there is something to say.
 
     Pure; raises KeyError or TypeError for what is no summary.
     """
-    return [_gained(summary), *(_not_served(summary) or _less_well(summary))]
+    gained, shared = [_gained(summary)], _shared(summary)
+    seconds = summary["totals"].get("gained_seconds")
+    if _moved(summary) and seconds is not None and seconds < LITTLE_SECONDS:
+        gained = []  # the estimate knows one node's storage, and not what all nodes ask of it
+    return [*gained, *shared, *(_not_served(summary) or _less_well(summary))]
 
 
 def how_it_ran(summary: Mapping[str, Any], path: str | None = None) -> list[str]:
@@ -96,6 +101,29 @@ def _gained(summary: Mapping[str, Any]) -> str:
     if seconds < LITTLE_SECONDS:
         return f"gained little: less than {format_duration(LITTLE_SECONDS)}{read}"
     return f"saved about {format_duration(seconds)} of waiting for storage{read}"
+
+
+def _moved(summary: Mapping[str, Any]) -> int:
+    """Bytes that came from other nodes."""
+    return (summary.get("cluster") or {}).get("from_bytes") or 0
+
+
+def _shared(summary: Mapping[str, Any]) -> list[str]:
+    cluster = summary.get("cluster")
+    if not cluster or not summary.get("files"):
+        return []
+    if moved := _moved(summary):
+        read = (summary.get("pool") or {}).get("read_bytes") or 0
+        return [
+            f"{_count(len(cluster['present']), 'node')} shared: {format_size(read)} from storage, "
+            f"{format_size(moved)} from each other"
+        ]
+    first = next(iter(cluster.get("not_shared") or []), None)
+    if cluster.get("why_not"):
+        return [_fitting(f"nodes shared nothing: {cluster['why_not']}")]
+    if first is not None:
+        return [_with_path("nodes shared nothing: ", first["path"], f": {first['why']}")]
+    return ["nodes shared nothing: none had what another one read"]
 
 
 def _not_served(summary: Mapping[str, Any]) -> list[str]:

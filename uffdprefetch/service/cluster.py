@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from uffdprefetch.cluster import identity
 from uffdprefetch.cluster.link import Link
 from uffdprefetch.native.net import AHEAD_HELD, AHEAD_SOON, FileId
+from uffdprefetch.state import file_systems
 from uffdprefetch.state.file_times import Times
 from uffdprefetch.state.files import LOCAL_FILE_SYSTEMS
 
@@ -39,6 +40,8 @@ END_SECONDS = 1.5
 PENDING_MS = 500
 #: Of the map of who keeps what: parts of a file, and files.
 MAP_CELLS, MAP_FILES = 64, 16
+#: Of files that are not shared, and why.
+UNSHARED_FILES = 16
 LINK_COUNTS = ("from_bytes", "to_bytes", "late", "corrupt")
 #: When to look again for who has what lies ahead: a message's way there and back.
 SOON_NS = 1_000_000
@@ -83,6 +86,8 @@ class Cluster:
         self.present: list[int] = []
         self._named: set[int] = set()  # who has sent other bytes than it was asked for
         self.mpi: str | None = None
+        self._why_not: str | None = None  # no node shares with this one, for people
+        self._not_shared: dict[str, str] = {}  # by path, why not
         self._convener: subprocess.Popen[bytes] = subprocess.Popen(
             argv or [sys.executable, "-m", "uffdprefetch.cluster.convene"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
@@ -115,6 +120,7 @@ class Cluster:
             return True
         if not data:
             self._ledger.degrade("the nodes do not meet any more: the convener has ended")
+            self._why_not = self._why_not or "the convener has ended"
             return False
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
@@ -138,10 +144,14 @@ class Cluster:
             if self.link is not None:
                 self.link.present = self.present
             if said["missing"]:
-                self._ledger.degrade(
-                    f"cluster: {len(self.present)} of {self._place.nodes} nodes have come within "
-                    f"{said['seconds']:.0f} s: those share"
+                why = (
+                    f"{len(self.present)} of {self._place.nodes} nodes have come within "
+                    f"{said['seconds']:.0f} s"
                 )
+                if len(self.present) < 2:
+                    why += f": do all nodes see {self._place.meet} (--meet)?"
+                    self._why_not = why
+                self._ledger.degrade(f"cluster: {why}")
         if "started" in said:
             self.mpi = said.get("mpi")
         if "differs" in said:
@@ -150,7 +160,8 @@ class Cluster:
                 f"{said['fields']}"
             )
         if "failed" in said:
-            self._ledger.degrade(f"cluster: each node reads for itself: {said['failed']}")
+            self._why_not = str(said["failed"])
+            self._ledger.degrade(f"cluster: each node reads for itself: {self._why_not}")
 
     # -------------------------------------------------------------- transports
 
@@ -212,6 +223,8 @@ class Cluster:
         f_type = file_type(fd)
         if f_type in LOCAL_FILE_SYSTEMS and not identity.is_named(path, globs):
             os.close(fd)
+            name = file_systems.known(f_type).name
+            self._keep_to_itself(path, f"{name} is a local file system")
             return
         one = self._files[number] = _Shared(path, file.times)
         if self.link is not None:
@@ -236,6 +249,7 @@ class Cluster:
                 if self.link is not None:
                     self.link.pending(number, 0)
                 self._ledger.degrade(f"{path}: not shared with other nodes: {found}")
+                self._keep_to_itself(path, found)
                 return
             one.fields = found[0]
             one.identity = struct.unpack("<QQ", identity.identity(one.fields))
@@ -244,6 +258,10 @@ class Cluster:
 
         if not self._opener.run(look, then):
             os.close(fd)
+
+    def _keep_to_itself(self, path: str, why: str) -> None:
+        if len(self._not_shared) < UNSHARED_FILES:
+            self._not_shared[path] = why
 
     def _share(self, number: int, one: _Shared) -> None:
         assert one.identity is not None
@@ -291,6 +309,8 @@ class Cluster:
             "present": self.present,
             "mpi": self.mpi,
             "generations": self.link.generations if self.link is not None else 0,
+            "why_not": self._why_not,
+            "not_shared": [{"path": path, "why": why} for path, why in self._not_shared.items()],
         }
         link = self.link
         if link is None:
@@ -335,8 +355,6 @@ class Cluster:
 
 def file_type(fd: int) -> int:
     """f_type of statfs(2), 0 where it is not told."""
-    from uffdprefetch.state import file_systems
-
     try:
         return file_systems.type_of(fd)
     except OSError:

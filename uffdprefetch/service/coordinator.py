@@ -287,7 +287,11 @@ class Coordinator:
 
     def _without_pool(self, client: Client, region: Region, error: int) -> None:
         """The agent has not mapped the pool's memory: the mapping is the file's."""
-        why = "it did not wait for it" if error == errno.ETIMEDOUT else os.strerror(error)
+        why = (
+            "the service did not answer in time when it was mapped"
+            if error == errno.ETIMEDOUT
+            else os.strerror(error)
+        )
         self.ledger.degrade(f"{region.file.path}: a mapping is not served by the pool: {why}")
         if client.pagemap_fd < 0:
             self.give_back(client, region)

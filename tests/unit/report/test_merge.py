@@ -34,6 +34,8 @@ def node(number: int, **totals: Any) -> dict[str, Any]:
             "from_bytes": 10, "to_bytes": 20, "network_bytes_per_second": None,
             "links": [{"node": 5, "late": number}],
             "keepers": {"/far/a": [number, None], "/far/b": [None, number]},
+            "why_not": "no MPI" if number == 1 else None,
+            "not_shared": [{"path": "/a", "why": "ext4"}, {"path": f"/b{number}", "why": "xfs"}],
         },
         "degradations": ["all say it", f"node {number} says it"],
     }  # fmt: skip
@@ -61,6 +63,10 @@ def test_bytes_are_added_and_what_all_say_is_said_once() -> None:
         "from_bytes": 30, "to_bytes": 60, "network_bytes_per_second": None,
         "links": [{"at": n, "node": 5, "late": n} for n in range(3)],
         "keepers": {"/far/a": [0, None], "/far/b": [None, 0]},
+        "why_not": "no MPI",
+        "not_shared": [
+            {"path": "/a", "why": "ext4"}, *({"path": f"/b{n}", "why": "xfs"} for n in range(3)),
+        ],
     }  # fmt: skip
     assert run["degradations"] == [
         "all say it", "node0: node 0 says it", "node1: node 1 says it", "node2: node 2 says it"

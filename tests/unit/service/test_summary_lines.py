@@ -43,6 +43,33 @@ def test_a_good_run_says_what_it_gained_and_no_more() -> None:
     ]
 
 
+NODES = {"nodes": 2, "present": [0, 1], "from_bytes": 0, "why_not": None, "not_shared": []}
+
+
+@pytest.mark.parametrize(
+    ("cluster", "said"),
+    [
+        ({"from_bytes": 3 << 20}, "2 nodes shared: 1 MiB from storage, 3 MiB from each other"),
+        ({"why_not": "there is no MPI"}, "nodes shared nothing: there is no MPI"),
+        (
+            {"not_shared": [{"path": "/data/a", "why": "ext4 is a local file system"}]},
+            "nodes shared nothing: /data/a: ext4 is a local file system",
+        ),
+        ({}, "nodes shared nothing: none had what another one read"),
+    ],
+)
+def test_a_run_of_many_nodes_says_what_they_shared_or_why_nothing(
+    cluster: dict[str, Any], said: str
+) -> None:
+    summary = changed(cluster={**NODES, **cluster}, pool={"read_bytes": 1 << 20})
+    assert short_lines(summary)[1] == said
+    little = changed(
+        cluster={**NODES, **cluster}, pool={"read_bytes": 1 << 20}, totals_gained_seconds=0.0
+    )
+    first = short_lines(little)[0]
+    assert first == said if cluster.get("from_bytes") else first.startswith("gained little")
+
+
 def test_with_v_it_says_how_it_ran() -> None:
     gained, how, came, where = lines(SUMMARY_JSON, "out.summary.json", verbose=True)
     assert [gained] == short_lines(SUMMARY_JSON)
