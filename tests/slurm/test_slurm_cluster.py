@@ -243,3 +243,16 @@ def test_a_job_that_hands_on_no_environment_runs_without(cluster: Cluster) -> No
     strict = cluster.submit("--strict", sbatch=("--export=NONE",))
     assert "status 125" in strict.ended()
     strict.leaves_nothing()
+
+
+def test_where_mpi_makes_no_world_it_is_said_and_strict_runs_nothing(cluster: Cluster) -> None:
+    job = cluster.submit("--launcher", "srun --mpi=none")
+    said = job.ended()
+    assert "each node reads for itself: nodes do not share: srun has brought up no MPI" in said
+    assert said.count(hashlib.sha256(cluster.data.read_bytes()).hexdigest()) == 2
+    assert "nodes shared nothing: srun has brought up no MPI" in said
+    strict = cluster.submit("--strict", "--launcher", "srun --mpi=none")
+    said = strict.ended()
+    assert "status 125" in said and "brought up no MPI" in said
+    assert hashlib.sha256(cluster.data.read_bytes()).hexdigest() not in said
+    strict.leaves_nothing()
