@@ -253,12 +253,14 @@ def pool_line(summary: Mapping[str, Any]) -> str | None:
         return "pool: nothing was mapped from it"
     bound = f" (bounded by {pool['limited_by']})" if pool.get("limited_by") else ""
     again = pool["reread_bytes"]
+    source = f" ({pool['source']})" if pool.get("source") else ""
+    brought = f"read {format_size(pool['read_bytes'])}"
+    if others:  # what came again came from either
+        brought += f"{source} and {format_size(others)} from other nodes"
+        source = ""
     parts = [
         f"{format_size(pool['resident_peak_bytes'])} of {format_size(pool['budget_bytes'])}{bound}",
-        f"read {format_size(pool['read_bytes'])}"
-        + (f", {format_size(again)} of it again" if again else ", nothing twice")
-        + (f" ({pool['source']})" if pool.get("source") else ""),
-        f"{format_size(others)} from other nodes" if others else "",
+        brought + (f", {format_size(again)} of it again" if again else ", nothing twice") + source,
         f"evicted {format_size(pool['evicted_bytes'])} ({pool['evict']})"
         if pool["evicted_bytes"]
         else "",

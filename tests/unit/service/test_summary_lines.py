@@ -250,7 +250,7 @@ def test_a_pool_that_nobody_waited_for_or_touched_tells_no_times() -> None:
     none = {"count": 0, "p50": None, "p99": None, "max": None, "sum": 0}
     quiet = pool_line(with_pool(demand_wait_ns=none, missing_faults=0))
     assert str(quiet).endswith("nobody waited in 900 faults")
-    assert "nothing twice (O_DIRECT); 5 MiB from other nodes;" in str(
+    assert "(O_DIRECT) and 5 MiB from other nodes, nothing twice;" in str(
         pool_line(with_pool(reread_bytes=0, others_bytes=5 << 20))
     )
     unused = pool_line(with_pool(demand_wait_ns=none, faults=0, source=None, read_bytes=0))
