@@ -405,7 +405,8 @@ class Convener:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-        Path(f"{self._options.socket}.rsh").unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            Path(f"{self._options.socket}.rsh").unlink()
         self._meeting.end()
 
 

@@ -175,6 +175,7 @@ class Cluster:
         except OSError as error:
             self._ledger.degrade(f"cluster: a transport is not let in: {error}")
             return False
+        self._why_not = None
         self._tell(joined=generation)
         return True
 
