@@ -226,6 +226,8 @@ def test_one_that_is_not_shared_or_cannot_be_read_is_said_but_a_local_one(
     assert not bed.cluster.link.shared
     first, second = bed.ledger.degradations
     assert "not a network file system" in first and "Input/output error" in second
+    (own,) = bed.cluster.describe()["not_shared"]
+    assert own == {"path": str(data), "why": "Input/output error"}, "the last one of that path"
 
 
 def test_a_transport_of_an_older_generation_is_not_let_in(make: Callable[..., Bed]) -> None:
@@ -233,7 +235,10 @@ def test_a_transport_of_an_older_generation_is_not_let_in(make: Callable[..., Be
     ours, theirs = socket.socketpair()
     assert not bed.cluster.join(ours, 7, 1), "nobody knows the key yet"
     bed.hear(lambda: bed.cluster.link)
+    bed.cluster._heard({"failed": "no MPI yet"})
+    assert bed.cluster.describe()["why_not"] == "no MPI yet"
     assert bed.cluster.join(ours, 7, 2)
+    assert bed.cluster.describe()["why_not"] is None
     assert not bed.cluster.join(ours, 7, 1)
     assert bed.cluster.join(ours, 7, 3)
     bed.cluster.link.is_failed = True

@@ -139,7 +139,10 @@ class Services:
             time.sleep(LOOK_SECONDS)
         missing = [self._why_not(said) for said in held.values()]
         if len(held) < nodes or not held:
-            missing.append(f"{len(held)} of {nodes or 'all'} services are up")
+            where = self.meeting.path.parent
+            missing.append(
+                f"{len(held)} of {nodes or 'all'} services are up: do all nodes see {where} (--meet)?"
+            )
         if not any(missing) and (why := self._why_they_do_not_share(nodes)):
             missing.append(why)
         return [text for text in missing if text]
