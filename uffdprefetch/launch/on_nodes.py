@@ -141,7 +141,8 @@ class Services:
         if len(held) < nodes or not held:
             where = self.meeting.path.parent
             missing.append(
-                f"{len(held)} of {nodes or 'all'} services are up: do all nodes see {where} (--meet)?"
+                f"{len(held)} of {nodes or 'all'} services are up: do all nodes see {where}"
+                " (--meet)?"
             )
         if not any(missing) and (why := self._why_they_do_not_share(nodes)):
             missing.append(why)

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from uffdprefetch.base.config import Config
+from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.launch.cluster import alone, placed, why_not
 
 SRUN = {
@@ -16,15 +18,23 @@ SRUN = {
 POOL = Config(engine="pool", cluster=0, meet="/shared")
 
 
-def test_a_node_under_a_launcher_has_its_place() -> None:
+def test_a_node_under_a_launcher_has_its_place(tmp_path: Path) -> None:
     assert why_not(POOL, SRUN) is None
-    found = placed(POOL, SRUN)
+    found = placed(Config(**{**vars(POOL), "meet": str(tmp_path)}), SRUN)
     assert found.place is not None
     assert json.loads(found.place) == {
-        "meet": "/shared", "run": "slurm-7-0.0", "node": 1, "nodes": 2, "launcher": None,
+        "meet": str(tmp_path), "run": "slurm-7-0.0", "node": 1, "nodes": 2, "launcher": None,
     }  # fmt: skip
     assert Config.from_json(found.to_json()).place == found.place
     assert found.fingerprint() == POOL.fingerprint(), "all nodes have the same options"
+
+
+def test_where_nobody_can_meet_is_said_before_the_job_starts(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UffdPrefetchError, match="--meet"):
+        placed(Config(**{**vars(POOL), "meet": str(tmp_path / "file")}), SRUN)
+    no_launcher = Config(**{**vars(POOL), "launcher": "/no/such/mpirun"})
+    assert "--launcher" in str(why_not(no_launcher, SRUN))
 
 
 @pytest.mark.parametrize(
