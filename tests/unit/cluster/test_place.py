@@ -19,14 +19,15 @@ POOL = Config(engine="pool", cluster=0, meet="/shared")
 
 
 def test_a_node_under_a_launcher_has_its_place(tmp_path: Path) -> None:
-    assert why_not(POOL, SRUN) is None
-    found = placed(Config(**{**vars(POOL), "meet": str(tmp_path)}), SRUN)
+    asked = Config(**{**vars(POOL), "meet": str(tmp_path)})
+    assert why_not(asked, SRUN) is None
+    found = placed(asked, SRUN)
     assert found.place is not None
     assert json.loads(found.place) == {
         "meet": str(tmp_path), "run": "slurm-7-0.0", "node": 1, "nodes": 2, "launcher": None,
     }  # fmt: skip
     assert Config.from_json(found.to_json()).place == found.place
-    assert found.fingerprint() == POOL.fingerprint(), "all nodes have the same options"
+    assert found.fingerprint() == asked.fingerprint(), "all nodes have the same options"
 
 
 def test_where_nobody_can_meet_is_said_before_the_job_starts(tmp_path: Path) -> None:
