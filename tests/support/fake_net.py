@@ -5,6 +5,7 @@ that carries messages, and loses, delays or spoils them where a test says so."""
 from __future__ import annotations
 
 import os
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -31,6 +32,9 @@ BLOCK_CHUNKS = 8
 #: Longer than a busy machine lets a thread wait: what is not meant to be lost is not late.
 PATIENCE_MS = 5000
 FILE_ID = (0x0123456789ABCDEF, 0xFEDCBA9876543210)
+
+#: Of the file that most tests read: whole blocks and a part of one.
+SIZE = 6 * MIB + 12345
 
 #: What becomes of a message: it is carried (True), or not.
 Filter = Callable[[int, Message], bool]
@@ -264,6 +268,13 @@ def fake_net(count: int, kind: type[FakeNet] = FakeNet, **more: int) -> Iterator
 
 def is_right(node: Node, file: int, data: Path) -> bool:
     return node.bytes(file, 0, data.stat().st_size) == data.read_bytes()
+
+
+def make_data(directory: Path) -> Path:
+    """A file of SIZE bytes, of which no two chunks are alike."""
+    path = directory / "data.bin"
+    path.write_bytes(random.Random(5).randbytes(SIZE))
+    return path
 
 
 def drop(node: Node, file: int) -> None:

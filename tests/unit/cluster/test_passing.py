@@ -5,25 +5,30 @@ soon."""
 from __future__ import annotations
 
 import contextlib
-import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fake_net import BLOCK_CHUNKS, CHUNK, MIB, FakeNet, ahead, drop, fake_net, read_by
+from fake_net import (
+    BLOCK_CHUNKS,
+    CHUNK,
+    SIZE,
+    FakeNet,
+    ahead,
+    drop,
+    fake_net,
+    make_data,
+    read_by,
+)
 
 from uffdprefetch.cluster import homes
 from uffdprefetch.native import net
 
-SIZE = 6 * MIB + 12345
-
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("net") / "data.bin"
-    path.write_bytes(random.Random(5).randbytes(SIZE))
-    return path
+    return make_data(tmp_path_factory.mktemp("net"))
 
 
 @contextlib.contextmanager

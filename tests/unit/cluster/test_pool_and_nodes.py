@@ -15,11 +15,13 @@ from fake_net import (
     CHUNK,
     FILE_ID,
     MIB,
+    SIZE,
     Node,
     ahead,
     drop,
     fake_net,
     is_right,
+    make_data,
     read_by,
 )
 
@@ -27,14 +29,10 @@ from uffdprefetch.cluster.transport import with_room
 from uffdprefetch.native import net
 from uffdprefetch.native.net import Layout, Message, Ring
 
-SIZE = 6 * MIB + 12345
-
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("net") / "data.bin"
-    path.write_bytes(random.Random(5).randbytes(SIZE))
-    return path
+    return make_data(tmp_path_factory.mktemp("net"))
 
 
 def test_what_one_node_has_read_no_other_one_reads(data: Path) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fake_net import CHUNK, FILE_ID, MIB, LoopNet, Node, fake_net
+from fake_net import CHUNK, FILE_ID, SIZE, LoopNet, Node, fake_net, make_data
 
 from uffdprefetch.cluster.fabric import FabricError
 from uffdprefetch.cluster.transport import (
@@ -26,14 +26,10 @@ from uffdprefetch.native import net
 from uffdprefetch.native.net import Message
 from uffdprefetch.state.file_times import Times
 
-SIZE = 6 * MIB + 12345
-
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("transport") / "data.bin"
-    path.write_bytes(random.Random(6).randbytes(SIZE))
-    return path
+    return make_data(tmp_path_factory.mktemp("transport"))
 
 
 def read_by(cluster: LoopNet, data: Path, *numbers: int) -> list[tuple[Node, int]]:
