@@ -46,7 +46,8 @@ static void failed(struct up_net *n, uint32_t node, uint64_t now_ns)
 	struct net_node *d = &n->node[node];
 	uint32_t times;
 
-	if (++d->failures < FAILURES)
+	/* What was asked before it was passed over says nothing new. */
+	if (d->until_ns > now_ns || ++d->failures < FAILURES)
 		return;
 	times = d->failures - FAILURES;
 	d->until_ns = now_ns +
@@ -167,6 +168,9 @@ static enum awaited await(struct up_net *n, int slot, uint64_t length)
 			n->count.hedged_bytes += length;
 			return AWAITED_HEDGED;
 		}
+		/* Nor is anybody made to wait for a node that others have waited for in vain. */
+		if (s->demand && !s->word_ns && n->node[s->node].until_ns > pool_now_ns())
+			return AWAITED_IN_VAIN;
 		if (pool_now_ns() >= until) {
 			n->count.late++;
 			if (!s->word_ns) /* else it is there, and its storage is slow */
