@@ -86,7 +86,7 @@ def wrapped(
 ) -> list[str]:
     """A Python program on one of two nodes, of which both see the file."""
     return [
-        *(sys.executable, "-m", "uffdprefetch", "wrap", "--engine", "pool", "-q"),
+        *(sys.executable, "-m", "uffdprefetch", "wrap", "-q"),
         *("--budget", budget, "--min-size", "1MiB", "--cluster=2", "--meet", str(meet)),
         *("--share", f"{file.parent}/*", "-o", str(directory / f"out{number}"), "--"),
         *(sys.executable, *words),

@@ -271,7 +271,8 @@ OPTIONS = (
     Option("force", "force", _parse_bool, "overwrite an existing summary file", short="-f"),
     Option("engine", "engine", _one_of(*ENGINES),
            "cache: checkpoints over the mapping, data in the page cache (default);"
-           " pool: data in memory of our own, read once per node, at most --budget (at least 1MiB);"
+           " pool: data in memory of our own, read once per node, at most --budget (at least 1MiB;"
+           " default with --cluster);"
            " off: touch nothing in the job", "|".join(ENGINES)),
     Option("evict", "evict", _one_of(*EVICTIONS),
            "what leaves a full pool: cyclic: keep a part of the file over the epochs (default);"
@@ -309,7 +310,7 @@ OPTIONS = (
            " as it is mapped (repeatable)", "GLOB"),
     Option("cluster", "cluster", _parse_nodes,
            "share what is read with the run's other nodes, by MPI: each byte is read once for all"
-           " (with --engine pool; N: how many nodes there are, where the launcher does not say;"
+           " (--engine pool; N: how many nodes there are, where the launcher does not say;"
            " docs/cluster.md)", "N", format=_format_nodes, implied="auto"),
     Option("meet", "meet", os.path.abspath,
            "the directory in which the nodes of --cluster meet, on a file system that all see"
@@ -532,6 +533,8 @@ def load(
     values["config_file"] = explicit
     if values.get("policy") == "fixed" and values.get("distance_bytes") is None:
         take({"distance_bytes": FIXED_DISTANCE_BYTES}, "default of policy fixed")
+    if values.get("cluster") is not None and "engine" not in values:
+        take({"engine": "pool"}, "default of cluster")
     for option in OPTIONS:
         origins.setdefault(option.field, "default")
     return validate(Config(**values, origins=origins))

@@ -3,12 +3,13 @@
 
     python -m uffdprefetch.cluster.probe DIRECTORY
 
-Each rank leaves rank-N.json in DIRECTORY. Rank 0 exchanges messages with each of the others, as a
-transport would: without blocking, looking again and again.
+Each rank leaves rank-N.json in DIRECTORY, if its node sees that. Rank 0 exchanges messages with
+each of the others, as a transport would: without blocking, looking again and again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import json
 import os
@@ -148,8 +149,9 @@ def main(argv: list[str]) -> int:
         messages.answer()
     path = directory / f"rank-{messages.fabric.rank}.json"
     beside = path.with_suffix(f".{os.getpid()}")
-    beside.write_text(json.dumps(found))
-    beside.rename(path)
+    with contextlib.suppress(FileNotFoundError):
+        beside.write_text(json.dumps(found))
+        beside.rename(path)
     # receives that nobody will send for may keep it for ever
     faulthandler.dump_traceback_later(FINALIZE_SECONDS, exit=True)
     MPI.Finalize()

@@ -96,6 +96,8 @@ def _tried(
         if ranks and sizes == {len(ranks)} and len(ranks) >= (nodes or 1):
             failed = ", ".join(f"{one.name}" for one in found[:number])
             return checks(way.name, ranks, f"; no world by {failed}" if failed else "")
+        if not said and len(ranks) < max(sizes, default=nodes or 1):
+            return [_not_seen(way.name, len(ranks), max(sizes, default=0), directory.parent)]
         worlds = f"{len(ranks)} worlds of one process" if sizes == {1} else said or "no world"
         why.append(f"{way.name}: {worlds}")
     return [
@@ -104,6 +106,17 @@ def _tried(
             "name the site's: --launcher 'srun --mpi=...'",
         )
     ]  # fmt: skip
+
+
+def _not_seen(way: str, by: int, size: int, directory: Path) -> Check:
+    """All ranks ended well, and some have left nothing."""
+    found = f"{way} makes one world of {size} nodes, but only {by} of them see {directory}"
+    if not by:
+        found = f"{way} works, but no node sees {directory}"
+    return Check(
+        "cluster: meeting", CANNOT, found, "they cannot meet there",
+        "uffdprefetch doctor --cluster --meet DIRECTORY  # on a file system that all nodes share",
+    )  # fmt: skip
 
 
 def checks(way: str, ranks: Sequence[Mapping[str, Any]], others: str) -> list[Check]:

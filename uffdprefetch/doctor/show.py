@@ -15,7 +15,8 @@ def _verdict(report: Report) -> str:
     if fatal is not None:
         return f"{report.verdict}: {fatal.name}: {fatal.found}"
     rung = "none" if report.rung is None else str(report.rung)
-    return f"{report.verdict}: rung {rung}: {report.rung_reason}"
+    world = [check.found for check in report.checks if check.name == "cluster: launcher"]
+    return "; ".join((f"{report.verdict}: rung {rung}: {report.rung_reason}", *world))
 
 
 def plain(report: Report, config: Sequence[tuple[str, str, str]] | None = None) -> str:

@@ -28,7 +28,7 @@ def why_not(config: Config, environ: Mapping[str, str]) -> str | None:
     """Why this node cannot meet the others, and what to do; None: it can."""
     told = which_node(environ)
     if config.engine != "pool":
-        return "what nodes share lies in the pool: add --engine pool"
+        return f"what nodes share lies in the pool, and the engine is {config.engine}"
     if told.number is None:
         return (
             "no launcher says which node this is: start one wrap on each, as by srun -N2 "

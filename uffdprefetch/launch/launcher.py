@@ -371,11 +371,11 @@ def _report(
     except ServiceGone as error:
         say(
             f"the service died during the run ({error}); the job went on without it,"
-            f" there is no summary; see {node.address.log}"
+            f" there is no summary{node.address.see_log}"
         )
         return True
     except TimeoutError:
-        say(f"no summary: the service did not answer within 5 s; see {node.address.log}")
+        say(f"no summary: the service did not answer within 5 s{node.address.see_log}")
         return True
     if waited:
         _say_if_other_options_hold(config, node)

@@ -56,6 +56,11 @@ class Address:
     def log(self) -> str:
         return f"{self.socket}.log"
 
+    @property
+    def see_log(self) -> str:
+        """The end of a line about a service that is gone: where more is said, if it is anywhere."""
+        return f"; see {self.log}" if os.path.exists(self.log) else ""
+
 
 def address_of(environ: Mapping[str, str]) -> Address:
     """Key, runtime directory and socket of this job; raises UffdPrefetchError (125)."""
@@ -306,7 +311,7 @@ class Service:
         except NotOurService as error:
             raise no_service(f"on {self.address.socket} {error}") from None
         except (ServiceGone, TimeoutError) as error:
-            raise no_service(f"{error}; see {self.address.log}") from None
+            raise no_service(f"{error}{self.address.see_log}") from None
         return self
 
     def end_unused(self) -> bool:
@@ -358,5 +363,5 @@ def find_or_start(environ: Mapping[str, str], config: Config, address: Address) 
         if client is not None:
             client.close()
         if time.monotonic() >= deadline:
-            raise no_service(f"{detail}; see {address.log}")
+            raise no_service(f"{detail}{address.see_log}")
         time.sleep(_POLL_SECONDS)

@@ -162,6 +162,13 @@ def test_fixed_has_its_own_distance(machine: Machine) -> None:
     assert machine.load("--distance", "auto").distance_bytes is None
 
 
+def test_what_nodes_share_lies_in_the_pool(machine: Machine) -> None:
+    loaded = machine.load("--cluster")
+    assert (loaded.engine, loaded.origins["engine"]) == ("pool", "default of cluster")
+    assert machine.load("--cluster", "--engine", "cache").engine == "cache"
+    assert machine.load("--cluster=off").engine == "cache"
+
+
 def test_globs_from_words_variables_and_files(machine: Machine) -> None:
     assert machine.load("--include", "a:b", "--include", "c").include == ("a:b", "c")
     assert machine.load(UFFDPREFETCH_EXCLUDE="a:b").exclude == ("a", "b")

@@ -98,6 +98,26 @@ def test_the_first_way_that_makes_one_world_is_taken(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("seen_by", "found"),
+    [
+        (1, "mpirun makes one world of 2 nodes, but only 1 of them see"),
+        (0, "mpirun works, but no node sees"),
+    ],
+)
+def test_a_directory_that_some_nodes_do_not_see_is_not_taken_for_a_missing_mpi(
+    tmp_path: Path, seen_by: int, found: str
+) -> None:
+    def run(way: Way, nodes: int, directory: Path) -> str:
+        for i, rank in enumerate(ranks(2)[:seen_by]):
+            (directory / f"rank-{i}.json").write_text(json.dumps(rank))
+        return ""
+
+    (check,) = cluster._tried([Way("mpirun", lambda *_: [], {})], 2, tmp_path, run)
+    assert (check.name, check.status) == ("cluster: meeting", "cannot")
+    assert check.found.startswith(found) and "--meet" in check.remedy
+
+
 def test_rank_0_measures_each_other_rank() -> None:
     fabrics = Loop(3).ranks()
     others = [

@@ -41,7 +41,7 @@ def test_where_nobody_can_meet_is_said_before_the_job_starts(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("config", "environ", "why"),
     [
-        (Config(cluster=0), SRUN, "--engine pool"),
+        (Config(cluster=0), SRUN, "the engine is cache"),
         (POOL, {}, "GROUP_RANK"),
         (POOL, {"GROUP_RANK": "0", "PET_NNODES": "2"}, "UFFDPREFETCH_CLUSTER_RUN"),
         (POOL, {"JOB_COMPLETION_INDEX": "0", "UFFDPREFETCH_CLUSTER_RUN": "x"}, "--cluster=N"),
