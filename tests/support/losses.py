@@ -106,9 +106,9 @@ class Run:
                 "UFFDPREFETCH_CLUSTER_RUN": name,
                 "UFFDPREFETCH_RUNDIR": str(directory / f"run{node}"),
             }  # fmt: skip
-            if node == spoils:
+            if spoils >= 0:  # all have it: some launchers hand one node's environment to all ranks
                 environ["PYTHONPATH"] = f"{Path(__file__).parent / 'spoil'}:{ROOT}"
-                environ["SPOILED"] = str(self.spoiled)
+                environ |= {"SPOILED": str(self.spoiled), "SPOILS": bed.names[spoils]}
             words = [
                 *(how.python, "-m", "uffdprefetch", "wrap", "--engine", "pool", "-q"),
                 *("--budget", f"{budget >> 20}MiB", "--min-size", "1MiB", f"--cluster={NODES}"),

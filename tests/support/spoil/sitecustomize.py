@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node whose transport changes a bit in every fifth answer: first on its PYTHONPATH.
+"""First on PYTHONPATH: on the host SPOILS the transport changes a bit in every fifth answer.
 
 The first time, it makes the file that SPOILED names.
 """
 
 import os
+import platform
 import random
 import sys
 
-if "uffdprefetch.cluster.carry" in sys.orig_argv:
+if "uffdprefetch.cluster.carry" in sys.orig_argv and platform.node() == os.environ.get("SPOILS"):
     from uffdprefetch.cluster import fabric
     from uffdprefetch.cluster.transport import ANSWER
     from uffdprefetch.native.net import HEADER_BYTES
