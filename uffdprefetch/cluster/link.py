@@ -62,25 +62,30 @@ class Link:
         """A transport has come: it gets what it needs, and takes the last one's place. Raises
         OSError."""
         self.leave()
-        ring = Ring.create(self.layout)
-        to_fd, from_fd = (os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for _ in range(2))
-        info = os.memfd_create("uffdprefetch-transport", os.MFD_CLOEXEC)
-        try:
-            net = Net(
-                self._pool, ring, self._node, to_fd, from_fd, chunks_per_block=self._chunks,
-                keep_bytes=self._keep_bytes, serve_threads=SERVE_THREADS, serve_cpu=self._serve_cpu,
-            )  # fmt: skip
-            self.joined = Joined(sock, pid, generation, net)
-            self._fds = to_fd, from_fd
+        with contextlib.ExitStack() as undo, contextlib.ExitStack() as handed_on:
+            fds = tuple(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for _ in range(2))
+            for fd in fds:
+                undo.callback(os.close, fd)
+            ring = Ring.create(self.layout)
+            handed_on.callback(os.close, ring.fd)
+            with contextlib.ExitStack() as without_net:
+                without_net.callback(ring.close)
+                net = Net(
+                    self._pool, ring, self._node, *fds, chunks_per_block=self._chunks,
+                    keep_bytes=self._keep_bytes, serve_threads=SERVE_THREADS,
+                    serve_cpu=self._serve_cpu,
+                )  # fmt: skip
+                without_net.pop_all()  # the ring is the net's
+            undo.callback(net.close)
             for file, (identity, stamp) in self._shared.items():
                 net.share(file, identity, stamp)
+            info = os.memfd_create("uffdprefetch-transport", os.MFD_CLOEXEC)
+            handed_on.callback(os.close, info)
             said = {"node": self._node, "key": self._key.hex(), "spins": _has_a_core_free()}
             os.write(info, json.dumps(said).encode())
             message = wire.pack(wire.Type.WELCOME, wire.WELCOME.pack(0))
-            socket.send_fds(sock, [message], [ring.fd, to_fd, from_fd, info])
-        finally:
-            for fd in (ring.fd, info):
-                os.close(fd)
+            socket.send_fds(sock, [message], [ring.fd, *fds, info])
+            self.joined, self._end = Joined(sock, pid, generation, net), undo.pop_all()
         self.generations += 1
 
     def leave(self) -> None:
@@ -91,10 +96,8 @@ class Link:
         self._links_before = self.links()
         self._cpu_before += self._cpu_seconds
         self._cpu_seconds = 0.0
-        self.joined.net.close()
+        self._end.close()
         self.joined.sock.close()
-        for fd in self._fds:
-            os.close(fd)
         self.joined = None
 
     def share(self, file: int, identity: FileId, stamp: Stamp) -> None:

@@ -106,6 +106,7 @@ static int ask(struct up_net *n, int file, uint16_t word, struct piece *p, int d
 		return 0;
 	n->slot[slot] = (struct net_slot){ .state = SLOT_ASKED, .serial = m.serial, .node = node,
 					   .asked_ns = now, .file = file, .demand = demand,
+					   .id = { f->id[0], f->id[1] },
 					   .waits_ns = demand ? now : 0,
 					   .first = p->first, .count = p->count };
 	n->node[node].out++;
@@ -128,7 +129,8 @@ static void leave_slot(struct up_net *n, int slot)
 	}
 }
 
-/* Whether a reader has waited long enough for a slot's answer, which its node could give at once. */
+/* Whether a reader has waited long enough for a slot's answer, which its node could give at once, for `length` bytes to
+ * be read from storage instead: its own, and what was to come after it. */
 static int is_hedged(const struct up_net *n, const struct net_slot *s, uint64_t length)
 {
 	uint64_t longest = net_longest(&n->node[s->node].answers);
@@ -169,7 +171,8 @@ static enum awaited await(struct up_net *n, int slot, uint64_t length)
 			return AWAITED_HEDGED;
 		}
 		/* Nor is anybody made to wait for a node that others have waited for in vain. */
-		if (s->demand && !s->word_ns && n->node[s->node].until_ns > pool_now_ns())
+		if (!n->node[s->node].here ||
+		    (s->demand && !s->word_ns && n->node[s->node].until_ns > pool_now_ns()))
 			return AWAITED_IN_VAIN;
 		if (pool_now_ns() >= until) {
 			n->count.late++;
@@ -187,11 +190,11 @@ static enum awaited await(struct up_net *n, int slot, uint64_t length)
 
 /* The answer's bytes into the pool's memory, or why there are none; -EBADMSG: it is no answer to what was asked, or the
  * copy is not what was sent. Without the lock. */
-static int take_bytes(struct up_net *n, const struct net_file *f, const struct piece *p, uint32_t serial, char *into)
+static int take_bytes(struct up_net *n, const struct net_slot *s, const struct piece *p, char *into)
 {
 	struct up_net_header h = *up_net_slot(n->ring, (uint32_t)p->slot);
 
-	if (h.serial != serial || h.file[0] != f->id[0] || h.file[1] != f->id[1] ||
+	if (h.serial != s->serial || h.file[0] != s->id[0] || h.file[1] != s->id[1] ||
 	    h.first != p->first || h.count != p->count || h.status > UP_NET_FAILED)
 		return -EBADMSG;
 	if (h.status != UP_NET_OK)
@@ -202,27 +205,34 @@ static int take_bytes(struct up_net *n, const struct net_file *f, const struct p
 	return up_net_checksum(into + p->at, p->length) == h.checksum ? UP_NET_OK : -EBADMSG;
 }
 
-/* What becomes of the piece. With the lock, which it leaves. */
-static enum up_net_status finish(struct up_net *n, const struct net_file *f, struct piece *p, char *into,
-				 int *had_it)
+/* Whether the file is still what a slot has asked for. With the lock. */
+static int is_of(const struct net_file *f, const struct net_slot *s)
+{
+	return f->used && !f->changed && f->id[0] == s->id[0] && f->id[1] == s->id[1];
+}
+
+/* What becomes of the piece, of `rest` bytes that are read from storage if it does not come. With the lock, which it
+ * leaves. */
+static enum up_net_status finish(struct up_net *n, const struct net_file *f, struct piece *p, uint64_t rest,
+				 char *into, int *had_it)
 {
 	struct net_slot *s = &n->slot[p->slot];
 	struct net_node *d = &n->node[s->node];
 	enum up_net_status status = UP_NET_FAILED;
-	enum awaited awaited = await(n, p->slot, p->length);
+	enum awaited awaited = await(n, p->slot, rest);
 	uint64_t took;
 	int taken;
 
 	if (awaited == AWAITED_CAME) {
-		struct net_file own = *f;
-
 		took = pool_now_ns() - s->asked_ns;
 		*had_it &= !s->word_ns;
 		pthread_mutex_unlock(&n->lock);
-		taken = take_bytes(n, &own, p, s->serial, into);
+		taken = take_bytes(n, s, p, into);
 		pthread_mutex_lock(&n->lock);
 		status = taken < 0 ? UP_NET_FAILED : (enum up_net_status)taken;
-		if (status == UP_NET_OK) {
+		if (status == UP_NET_OK && !is_of(f, s)) {
+			status = UP_NET_LATE; /* the file has changed meanwhile: these are old bytes */
+		} else if (status == UP_NET_OK) {
 			d->failures = 0;
 			d->from_bytes += p->length;
 			n->count.from_bytes += p->length;
@@ -238,7 +248,7 @@ static enum up_net_status finish(struct up_net *n, const struct net_file *f, str
 			failed(n, s->node, pool_now_ns());
 		}
 	} else if (awaited == AWAITED_IN_VAIN) {
-		n->count.unanswered_bytes += p->length;
+		n->count.unanswered_bytes += rest;
 		d->late++;
 	}
 	leave_slot(n, p->slot);
@@ -248,7 +258,7 @@ static enum up_net_status finish(struct up_net *n, const struct net_file *f, str
 /* [first, +count) from a node, and how many bytes of it came before one piece did not. With the lock, which it
  * leaves. */
 static enum up_net_status fetch_from(struct up_net *n, int file, uint16_t word, const struct up_net_range *r,
-				     char *into, uint64_t *came)
+				     const int *demand, char *into, uint64_t *came)
 {
 	const struct net_file *f = &n->file[file];
 	uint64_t chunk = pool_chunk_bytes(n->pool), each = n->layout.slot_bytes / chunk;
@@ -267,7 +277,7 @@ static enum up_net_status fetch_from(struct up_net *n, int file, uint16_t word, 
 					     .count = left < each ? left : each, .at = at * chunk };
 			p->length = p->count * chunk < r->length - p->at ? p->count * chunk
 									 : r->length - p->at;
-			if (!ask(n, file, word, p, r->demand, r->due_ns))
+			if (!ask(n, file, word, p, *demand, r->due_ns))
 				break;
 			asked++;
 		}
@@ -279,7 +289,7 @@ static enum up_net_status fetch_from(struct up_net *n, int file, uint16_t word, 
 			up_cond_wait_until(&n->changed, &n->lock, until);
 			continue;
 		}
-		status = finish(n, f, &piece[done % WINDOW], into, &had_it);
+		status = finish(n, f, &piece[done % WINDOW], r->length - *came, into, &had_it);
 		if (status == UP_NET_OK)
 			*came += piece[done % WINDOW].length;
 		done++;
@@ -319,26 +329,31 @@ uint64_t net_fetch(struct up_net *n, int file, const struct up_net_range *range,
 {
 	uint64_t block = range->first / n->options.chunks_per_block;
 	uint64_t last = range->expected / n->options.chunks_per_block;
-	uint64_t patience = least_ns(n), came = 0, until;
+	struct net_fetching this = { .file = file, .first = range->first, .count = range->count,
+				     .demand = range->demand, .until_ns = pool_now_ns() + least_ns(n) };
+	uint64_t came = 0;
 	enum up_net_status status = UP_NET_OK;
 	struct net_file *f = &n->file[file];
 	int part = range->demand && range->count == 1; /* who goes on from there gets more at once */
+	struct net_fetching **at;
 	uint16_t w;
 
 	/* what nobody waits for yet may rather come late than twice */
-	if (!range->demand && patience < PATIENCE_FIRST_NS)
-		patience = PATIENCE_FIRST_NS;
-	until = pool_now_ns() + patience;
+	if (!range->demand && least_ns(n) < PATIENCE_FIRST_NS)
+		this.until_ns = pool_now_ns() + PATIENCE_FIRST_NS;
 	*keep = 0;
 	pthread_mutex_lock(&n->lock);
-	while (!f->used && !range->demand && !n->stop && pool_now_ns() < f->pending_ns)
+	this.next = n->fetching;
+	n->fetching = &this;
+	while (!f->used && !this.demand && !n->stop && pool_now_ns() < f->pending_ns)
 		up_cond_wait_until(&n->changed, &n->lock, f->pending_ns);
 	if (f->used && !f->changed) {
-		w = net_word_of(n, file, block, last, until, part);
+		w = net_word_of(n, file, block, last, &this.until_ns, part);
 		if (range->demand && f->used)
 			net_note_walk(n, f, block);
 		for (int tries = 0; tries < 2 && net_is_here(n, net_node_of(w), pool_now_ns()); tries++) {
 			struct up_net_range rest = *range;
+			uint64_t until;
 
 			if (storage_is_quicker(n, rest.length - came)) {
 				n->count.quicker_bytes += rest.length - came;
@@ -348,23 +363,37 @@ uint64_t net_fetch(struct up_net *n, int file, const struct up_net_range *range,
 			rest.first += came / pool_chunk_bytes(n->pool);
 			rest.count -= came / pool_chunk_bytes(n->pool);
 			rest.length -= came;
-			status = fetch_from(n, file, w, &rest, into + came, &came);
+			status = fetch_from(n, file, w, &rest, &this.demand, into + came, &came);
 			if (status != UP_NET_ABSENT || !f->used)
 				break;
 			net_question(n, file, block, block, net_node_of(w), part);
-			w = net_word_of(n, file, block, block, pool_now_ns() + least_ns(n), part);
+			until = pool_now_ns() + least_ns(n);
+			w = net_word_of(n, file, block, block, &until, part);
 		}
 		*keep = net_keeps(w);
 		if (came < range->length)
 			count_read(n, f, block, w, status, range->length - came);
 	}
+	for (at = &n->fetching; *at != &this; at = &(*at)->next)
+		;
+	*at = this.next;
 	pthread_mutex_unlock(&n->lock);
 	return came;
 }
 
 void net_hurry(struct up_net *n, int file, uint64_t chunk)
 {
+	uint64_t soon;
+
 	pthread_mutex_lock(&n->lock);
+	soon = pool_now_ns() + least_ns(n);
+	for (struct net_fetching *f = n->fetching; f; f = f->next) {
+		if (f->file != file || f->demand || chunk < f->first || chunk >= f->first + f->count)
+			continue;
+		f->demand = 1;
+		f->until_ns = f->until_ns < soon ? f->until_ns : soon;
+		up_cond_broadcast(&n->changed);
+	}
 	for (uint32_t i = 0; i < n->layout.ask_slots; i++) {
 		struct net_slot *s = &n->slot[i];
 		struct up_net_message m = { .kind = UP_NET_HURRY, .node = s->node, .slot = i };

@@ -108,8 +108,7 @@ void net_question(struct up_net *n, int file, uint64_t block, uint64_t last, uin
 		}
 }
 
-/* What is known of a block by `until_ns`, when nothing was heard: that it must be read. */
-uint16_t net_word_of(struct up_net *n, int file, uint64_t block, uint64_t last, uint64_t until_ns, int part)
+uint16_t net_word_of(struct up_net *n, int file, uint64_t block, uint64_t last, const uint64_t *until_ns, int part)
 {
 	struct net_file *f = &n->file[file];
 
@@ -122,9 +121,9 @@ uint16_t net_word_of(struct up_net *n, int file, uint64_t block, uint64_t last, 
 		}
 		if (w != NET_ASKED)
 			return w == UP_NET_UNKNOWN ? UP_NET_READ : w;
-		if (pool_now_ns() >= until_ns)
+		if (pool_now_ns() >= *until_ns)
 			break;
-		up_cond_wait_until(&n->changed, &n->lock, until_ns);
+		up_cond_wait_until(&n->changed, &n->lock, *until_ns);
 	}
 	return UP_NET_READ;
 }

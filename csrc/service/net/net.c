@@ -114,7 +114,7 @@ static void request(struct up_net *n, const struct up_net_message *m)
 	}
 	no.kind = UP_NET_REFUSE;
 	no.status = UP_NET_BUSY;
-	net_tell(n, &no);
+	net_tell(n, &no); /* where that queue is full as well it is one more slot that is lost there */
 }
 
 /* A request of a queue's, which goes into the other one. Whether it was there. */
@@ -258,15 +258,17 @@ void up_net_unshare(struct up_net *n, int file)
 	free(gone.asked_ms);
 }
 
-/* Whether half of the slots have been lost for so long that it is not for want of time. */
+/* Whether half of the slots, for asking or for answers, have been lost for so long that it is not for want of time. */
 static int has_failed(const struct up_net *n)
 {
 	uint64_t now = pool_now_ns();
-	uint32_t lost = 0;
+	uint32_t lost = 0, unsent = 0;
 
 	for (uint32_t i = 0; i < n->layout.ask_slots; i++)
 		lost += n->slot[i].state == SLOT_LOST && now - n->slot[i].asked_ns > LOST_NS;
-	return 2 * lost >= n->layout.ask_slots;
+	for (uint32_t i = 0; i < n->layout.serve_slots; i++)
+		unsent += n->serving[i] && now - n->serving_ns[i] > LOST_NS;
+	return 2 * lost >= n->layout.ask_slots || 2 * unsent >= n->layout.serve_slots;
 }
 
 void up_net_counts(struct up_net *n, struct up_net_counts *out)
@@ -343,6 +345,7 @@ static void free_net(struct up_net *n)
 		up_net_ring_close(n->ring);
 	free(n->slot);
 	free(n->serving);
+	free(n->serving_ns);
 	free(n);
 	pthread_mutex_lock(&p->lock);
 	p->nets--;
@@ -404,12 +407,13 @@ int up_net_start(struct up_net **out, struct up_pool *pool, struct up_net_ring *
 	up_net_ring_layout(ring, &n->layout);
 	n->slot = calloc(n->layout.ask_slots, sizeof(*n->slot));
 	n->serving = calloc(n->layout.serve_slots, 1);
+	n->serving_ns = calloc(n->layout.serve_slots, sizeof(*n->serving_ns));
 	pthread_mutex_init(&n->lock, NULL);
 	pthread_mutex_lock(&pool->lock);
 	pool->nets++;
 	err = pool->net ? EBUSY : 0;
 	pool_unlock(pool);
-	if (!err && (!n->slot || !n->serving))
+	if (!err && (!n->slot || !n->serving || !n->serving_ns))
 		err = ENOMEM;
 	if (!err && n->layout.slot_bytes < pool_chunk_bytes(pool))
 		err = EINVAL;

@@ -48,6 +48,7 @@ struct net_slot {
 	uint32_t serial, node;
 	uint64_t asked_ns, word_ns; /* word: when it was heard that storage is read; 0: it was not */
 	int file, demand; /* demand: somebody waits for it ... */
+	uint64_t id[2];   /* what it was asked for: the file may have become another one's number */
 	uint64_t waits_ns; /* ... since then */
 	uint64_t first, count;
 };
@@ -59,6 +60,15 @@ struct net_node {
 	uint32_t out;             /* requests */
 	struct net_times answers; /* of what was there */
 	uint64_t from_bytes, to_bytes, refused, late, corrupt;
+};
+
+/* One that a fill thread has under way: what of it changes while it is. */
+struct net_fetching {
+	int file;
+	uint64_t first, count;
+	int demand;        /* somebody waits for it */
+	uint64_t until_ns; /* until when it waits to hear who has the block */
+	struct net_fetching *next;
 };
 
 /* What the pool's file of the same number is to other nodes. */
@@ -102,7 +112,9 @@ struct up_net {
 	uint64_t began_ns;
 	uint32_t serial;
 	struct net_slot *slot; /* of those for asking */
-	uint8_t *serving;      /* of those for serving: taken */
+	uint8_t *serving;      /* of those for serving: taken ... */
+	uint64_t *serving_ns;  /* ... since when */
+	struct net_fetching *fetching;
 	uint32_t lost;
 	struct net_file file[POOL_FILES];
 	struct net_node node[UP_NET_NODES];
@@ -148,8 +160,9 @@ static inline int net_is_here(const struct up_net *n, uint32_t node, uint64_t no
 /* hints.c, with the lock. Ask who has `block`, and those of the next ones up to `last` of which that is not known;
  * `missing_at`: whom it was asked in vain; `part`: some chunks are wanted. */
 void net_question(struct up_net *n, int file, uint64_t block, uint64_t last, uint32_t missing_at, int part);
-/* What is known of a block by `until_ns`, when nothing was heard: that it must be read. Leaves the lock. */
-uint16_t net_word_of(struct up_net *n, int file, uint64_t block, uint64_t last, uint64_t until_ns, int part);
+/* What is known of a block by *until_ns, which may change meanwhile; when nothing was heard: that it must be read. Leaves
+ * the lock. */
+uint16_t net_word_of(struct up_net *n, int file, uint64_t block, uint64_t last, const uint64_t *until_ns, int part);
 /* Have homes know what is kept of a file from `block` on; with the pool's lock. How far it came. */
 uint64_t net_tell_kept(struct up_net *n, int file, uint64_t block);
 /* Whether home has told this node to read the chunk, lately. With the lock. */

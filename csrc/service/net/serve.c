@@ -63,7 +63,9 @@ static void refuse(struct up_net *n, const struct up_net_message *m, enum up_net
 	no.kind = UP_NET_REFUSE;
 	no.status = status;
 	pthread_mutex_lock(&n->lock);
-	net_tell(n, &no);
+	/* A transport that takes nothing now has no use for more answers either. */
+	while (!n->stop && !net_tell(n, &no))
+		up_cond_wait_until(&n->sent, &n->lock, pool_now_ns() + NET_MS);
 	if (m->node < UP_NET_NODES)
 		n->node[m->node].refused++;
 	pthread_mutex_unlock(&n->lock);
@@ -82,6 +84,7 @@ static int take_slot(struct up_net *n, uint32_t node)
 	if (found < 0 || mine >= (most ? most : 1))
 		return -1;
 	n->serving[found] = (uint8_t)(node % 255 + 1);
+	n->serving_ns[found] = pool_now_ns();
 	return (int)(found + (int)n->layout.ask_slots);
 }
 

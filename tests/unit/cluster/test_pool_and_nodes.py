@@ -325,6 +325,70 @@ def test_a_node_that_does_not_answer_is_passed_over(data: Path) -> None:
         assert node.net.counts().asks < 40
 
 
+def test_nobody_waits_for_a_node_that_has_gone(data: Path) -> None:
+    with fake_net(2, patience_ms=60_000) as cluster:
+        read_by(cluster, data, 0)
+        cluster.carries = lambda node, message: message.kind not in (net.SEND, net.REFUSE)
+        node = cluster.nodes[1]
+        file = node.add(data)
+        assert node.pool.submit(1, file, 0, SIZE)
+        end = time.monotonic() + 20
+        while not node.ring.out:
+            assert time.monotonic() < end
+            time.sleep(0.001)
+        node.tell(Message(net.NODE, node=0, status=0))
+        while not node.pool.reap():
+            assert time.monotonic() < end, "it waits for it"
+            time.sleep(0.001)
+        assert is_right(node, file, data)
+
+
+def test_a_file_that_is_no_longer_shared_makes_nobody_a_liar(data: Path) -> None:
+    """It has changed while answers were on their way: they are not what it is now."""
+    with fake_net(2, patience_ms=60_000) as cluster:
+        read_by(cluster, data, 0)
+        held = list[tuple[int, Message]]()
+
+        def hold(node: int, message: Message) -> bool:
+            if message.kind == net.SEND:
+                held.append((node, message))
+            return message.kind != net.SEND
+
+        cluster.carries = hold
+        node = cluster.nodes[1]
+        file = node.add(data)
+        assert node.pool.submit(1, file, 0, SIZE)
+        end = time.monotonic() + 20
+        while not held or len(held) < node.ring.out:
+            assert time.monotonic() < end
+            time.sleep(0.001)
+        node.net.unshare(file)
+        cluster.carries = lambda node, message: True
+        for number, message in held:
+            cluster._carry(cluster.nodes[number], message)
+        while not node.pool.reap():
+            assert time.monotonic() < end, "it waits for it"
+            time.sleep(0.001)
+        assert is_right(node, file, data)
+        assert node.pool.file_counts(file).others_bytes == 0
+        assert (node.net.counts().corrupt, node.net.node(0).failures) == (0, 0)
+
+
+def test_answers_that_never_leave_need_another_transport(data: Path) -> None:
+    with fake_net(3, slots=4, patience_ms=20) as cluster:
+        ((one, _),) = read_by(cluster, data, 0)
+        cluster.carries = lambda node, message: message.kind != net.SEND
+        for node in cluster.nodes[1:]:  # each may have a quarter of the slots
+            its = node.add(data)
+            node.prefetch(its, 0, SIZE)
+            assert is_right(node, its, data)
+        assert not one.net.counts().failed
+        end = time.monotonic() + 20
+        while not one.net.counts().failed:
+            assert time.monotonic() < end, "it keeps slots that nobody gives back"
+            time.sleep(0.01)
+
+
 def test_a_slot_is_free_again_when_its_answer_has_come_and_not_before(data: Path) -> None:
     with fake_net(2, patience_ms=20) as cluster:
         read_by(cluster, data, 0)
