@@ -367,8 +367,13 @@ def test_without_an_mpi_it_is_said_once(nodes: Nodes, monkeypatch: pytest.Monkey
 def test_options_that_cannot_be_are_one_line(
     text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO(text + "\n"))
-    assert convene.main([]) == 1
+    reading, writing = os.pipe()
+    os.write(writing, text.encode() + b"\nwhat comes next")
+    with os.fdopen(reading) as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        assert convene.main([]) == 1
+        assert os.read(reading, 99) == b"what comes next", "it is for who listens from now on"
+    os.close(writing)
     (line,) = capsys.readouterr().out.splitlines()
     assert "failed" in json.loads(line)
 

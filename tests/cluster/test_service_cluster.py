@@ -18,7 +18,6 @@ import pytest
 
 from uffdprefetch.cluster import identity
 from uffdprefetch.native.net import NodeCounts
-from uffdprefetch.service import cluster as module
 from uffdprefetch.service.cluster import Cluster, Place
 from uffdprefetch.state.file_times import Times
 from uffdprefetch.state.ledger import Ledger
@@ -71,7 +70,9 @@ class FakeLink:
 class Bed:
     """A cluster whose convener says what the test wants, and tells what it was told."""
 
-    def __init__(self, tmp_path: Path, *said: dict[str, Any], ends: bool = False) -> None:
+    def __init__(
+        self, tmp_path: Path, *said: dict[str, Any], ends: bool = False, chunk_bytes: int = 1 << 16
+    ) -> None:
         lines = "".join(json.dumps(one) + "\n" for one in said)
         code = (
             f"import sys; open({str(tmp_path / 'told')!r}, 'w').write(sys.stdin.readline());"
@@ -83,7 +84,7 @@ class Bed:
         self.told = tmp_path / "told"
         self.cluster: Any = Cluster(
             Place("/meet", "run.0", 1, 3), "/run/socket", FakeLink, self.ledger, self.opener,
-            argv=[sys.executable, "-c", code],
+            argv=[sys.executable, "-c", code], chunk_bytes=chunk_bytes,
         )  # type: ignore[arg-type]  # fmt: skip
 
     def hear(self, condition: Callable[[], object]) -> None:
@@ -93,9 +94,9 @@ class Bed:
             if select.select([self.cluster.fd], [], [], 0.05)[0] and not self.cluster.hear():
                 return
 
-    def open(self, path: Path, number: int, times: Times | None = None) -> None:
+    def open(self, path: Path, number: int, times: Times | None = None, f_type: int = NFS) -> None:
         fd = os.open(path, os.O_RDONLY)
-        file = SimpleNamespace(fd=fd, path=str(path), times=times or Times.of(fd))
+        file = SimpleNamespace(fd=fd, path=str(path), times=times or Times.of(fd), f_type=f_type)
         self.cluster.opened(file, number)
         end = time.monotonic() + 30
         while self.opener._under_way:
@@ -113,8 +114,8 @@ class Bed:
 def make(tmp_path: Path) -> Iterator[Callable[..., Bed]]:
     beds = list[Bed]()
 
-    def start(*said: dict[str, Any], ends: bool = False) -> Bed:
-        beds.append(Bed(tmp_path, *said, ends=ends))
+    def start(*said: dict[str, Any], **more: Any) -> Bed:
+        beds.append(Bed(tmp_path, *said, **more))
         return beds[-1]
 
     yield start
@@ -156,7 +157,6 @@ def test_too_few_nodes_no_mpi_and_a_convener_that_has_ended_are_one_line_each(
 def test_a_file_that_other_nodes_see_is_shared_whenever_the_key_comes(
     make: Callable[..., Bed], data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "file_type", lambda fd: NFS)
     bed = make({"key": KEY})
     bed.open(data, 4)
     bed.hear(lambda: bed.cluster.link)
@@ -171,11 +171,43 @@ def test_a_file_that_other_nodes_see_is_shared_whenever_the_key_comes(
     assert set(bed.cluster.link.shared) == {5}
 
 
+def test_one_that_cannot_be_looked_at_yet_is_looked_at_later(
+    make: Callable[..., Bed], data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bed = make({"key": KEY})
+    bed.hear(lambda: bed.cluster.link)
+    with monkeypatch.context() as patch:
+        patch.setattr(bed.opener, "run", lambda *_: False)
+        for number in range(4, 7):
+            bed.open(data, number)
+        bed.cluster.closed(5)
+        bed.cluster.housekeep()
+    assert not bed.cluster.link.shared
+    bed.cluster.housekeep()
+    end = time.monotonic() + 30
+    while set(bed.cluster.link.shared) != {4, 6}:
+        assert time.monotonic() < end
+        bed.opener.step()
+        time.sleep(0.001)
+
+
+def test_pools_of_other_chunks_call_it_by_another_name(
+    make: Callable[..., Bed], data: Path
+) -> None:
+    """Messages count in chunks."""
+    names = set()
+    for chunk_bytes in (1 << 16, 1 << 21):
+        bed = make({"key": KEY}, chunk_bytes=chunk_bytes)
+        bed.hear(lambda bed=bed: bed.cluster.link)
+        bed.open(data, 4)
+        names.add(bed.cluster.link.shared[4])
+    assert len(names) == 2
+
+
 def test_what_has_left_the_pool_meanwhile_is_not_shared(
     make: Callable[..., Bed], data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its number may be another file's by then."""
-    monkeypatch.setattr(module, "file_type", lambda fd: NFS)
     bed = make({"key": KEY})
     bed.hear(lambda: bed.cluster.link)
     looked = list[Any]()
@@ -197,7 +229,6 @@ def test_what_has_changed_since_it_was_opened_is_not_shared(
     make: Callable[..., Bed], data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the pool has read of it may be older than what the name would say."""
-    monkeypatch.setattr(module, "file_type", lambda fd: NFS)
     bed = make({"key": KEY})
     bed.hear(lambda: bed.cluster.link)
     st = data.stat()
@@ -211,12 +242,9 @@ def test_one_that_is_not_shared_or_cannot_be_read_is_said_but_a_local_one(
 ) -> None:
     bed = make({"key": KEY})
     bed.hear(lambda: bed.cluster.link)
-    monkeypatch.setattr(module, "file_type", lambda fd: EXT4)
-    bed.open(data, 1)
+    bed.open(data, 1, f_type=EXT4)
     assert not bed.ledger.degradations
-    monkeypatch.setattr(module, "file_type", lambda fd: OVERLAY)
-    bed.open(data, 3)
-    monkeypatch.setattr(module, "file_type", lambda fd: NFS)
+    bed.open(data, 3, f_type=OVERLAY)
 
     def broken(*_: object) -> str:
         raise OSError(5, "Input/output error")

@@ -234,10 +234,11 @@ class Convener:
             note = self._meeting.take(name)
             if note is None or not isinstance(note.get("command"), str):
                 continue
-            self._started[name[len(prefix) :]] = subprocess.Popen(
-                ["/bin/sh", "-c", note["command"]], stdin=subprocess.DEVNULL,
-                stdout=sys.stderr, start_new_session=True,
-            )  # fmt: skip
+            with contextlib.suppress(OSError):  # of fork; who waits for it gives up
+                self._started[name[len(prefix) :]] = subprocess.Popen(
+                    ["/bin/sh", "-c", note["command"]], stdin=subprocess.DEVNULL,
+                    stdout=sys.stderr, start_new_session=True,
+                )  # fmt: skip
 
     def _reap(self) -> None:
         for number, process in list(self._started.items()):
@@ -311,9 +312,14 @@ class Convener:
                 self._ways = mpi_start.ways(os.environ, self._options.launcher)
             self._meeting.make_key()
             self._begin(there, self._ways[0], now)
-        except (mpi_start.NoMpiError, OSError) as error:
+        except mpi_start.NoMpiError as error:
             self._tries = TRIES
             self._fail(str(error))
+        except OSError as error:  # of a file system, or of fork: it may pass
+            self._next = now + PAUSE_SECONDS * 2**self._tries
+            self._tries += 1
+            if self._tries >= TRIES:
+                self._fail(str(error))
 
     def _begin(self, there: dict[int, dict[str, Any]], way: mpi_start.Way, now: float) -> None:
         last = self._meeting.note("generation") or {}
@@ -412,7 +418,9 @@ class Convener:
 
 def main(argv: Sequence[str]) -> int:
     """See the module."""
-    line = sys.stdin.readline()
+    # What comes after the first line stays there.
+    with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as stdin:
+        line = stdin.readline().decode()
     try:
         Convener(Options.read(line)).run()
     except (UffdPrefetchError, ValueError, OSError) as error:

@@ -111,8 +111,8 @@ class Transport:
             self._send(peer, Message(HELLO, node=node, file=self._proof(fabric.rank, node)))
 
     def _proof(self, rank: int, node: int) -> tuple[int, int]:
-        """That a node knows the key."""
-        said = struct.pack("<QQQ", self._generation, rank, node)
+        """That a node knows the key, and speaks as we do."""
+        said = struct.pack("<QQQQ", net.VERSION, self._generation, rank, node)
         digest = hmac.new(self._key, said, hashlib.sha256).digest()
         return struct.unpack_from("<QQ", digest)  # type: ignore[return-value]
 
@@ -160,6 +160,8 @@ class Transport:
         message.node = peer.node  # whatever it says
         if message.kind == BEAT:
             peer.room = message.room
+            if not message.status:  # it has taken us for lost
+                self._send(peer, self._sign_of_life(peer))
         elif message.kind == net.REQUEST:
             peer.concerned_ns = self._busy_ns = now
             self._tell(message)
@@ -269,7 +271,7 @@ class Transport:
     def _ask(self, m: Message, now: int) -> None:
         peer = self._by_node.get(m.node)
         slot = m.slot
-        if peer is None or not peer.here:
+        if peer is None or not peer.here or peer.unsent >= UNSENT_MAX:
             m.status = net.FAILED
             self._ring.slot(slot, 0)[:] = net.refusal(m)
             self._tell(Message(net.CAME, slot=slot))
@@ -317,6 +319,10 @@ class Transport:
         self._flush()
         return any_
 
+    def _sign_of_life(self, peer: Peer) -> Message:
+        """``status``: whether the other one is there, as far as this one knows."""
+        return Message(BEAT, room=self._room, status=int(peer.here))
+
     def _beat(self, now: int) -> None:
         self._beat_ns = now
         order = self.members
@@ -325,7 +331,7 @@ class Transport:
         for node, peer in self._by_node.items():
             concerned = node in neighbours or now - peer.concerned_ns < CONCERNED_NS
             if concerned or not peer.here:
-                self._send(peer, Message(BEAT, room=self._room))
+                self._send(peer, self._sign_of_life(peer))
             if concerned and peer.here and now - peer.heard_ns > SILENT_NS:
                 self._lose(peer)
 
@@ -337,7 +343,7 @@ class Transport:
             spin = min(SPIN_MOST_NS, SPIN_TIMES * self._took_ns)
             if now - max(waited) < spin:
                 return 0
-        if not self._asked and now - self._busy_ns > IDLE_AFTER_NS:
+        if now - self._busy_ns > IDLE_AFTER_NS:
             return IDLE_NAP_NS
         return min(NAP_MOST_NS, NAP_LEAST_NS << min(idle_turns, 8))
 

@@ -60,6 +60,7 @@ NONE: int = _lib.UP_NET_NONE
 
 BLOCKS: int = _lib.UP_NET_BLOCKS
 NODES: int = _lib.UP_NET_NODES
+VERSION: int = _lib.UP_NET_VERSION
 HEADER_BYTES: int = _ffi.sizeof("struct up_net_header")
 
 FileId = tuple[int, int]

@@ -15,6 +15,7 @@ import os
 import socket
 import struct
 import sys
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -74,14 +75,19 @@ class Cluster:
     def __init__(
         self, place: Place, socket_path: str, make_link: Callable[[bytes], Link], ledger: Ledger,
         opener: Opener, share_globs: Sequence[str] = (), argv: Sequence[str] | None = None,
+        chunk_bytes: int = 0,
     ) -> None:  # fmt: skip
-        """Starts the convener, ``argv``. ``make_link``: of the run's key. Raises OSError."""
+        """Starts the convener, ``argv``. ``make_link``: of the run's key; ``chunk_bytes``: of the
+        pool's. Raises OSError."""
         import subprocess
 
         self._place, self._make_link = place, make_link
         self._ledger, self._opener, self._globs = ledger, opener, share_globs
         self._rest = b""
         self._files: dict[int, _Shared] = {}  # by number, as long as it is in the pool
+        self._to_look_at: deque[Callable[[], bool]] = deque()  # when fewer are being looked at
+        #: Messages count in chunks: who has others calls the same file by another name.
+        self._units = {"chunk size (--huge-pages, --budget)": chunk_bytes}
         self.link: Link | None = None
         self.present: list[int] = []
         self._named: set[int] = set()  # who has sent other bytes than it was asked for
@@ -156,7 +162,7 @@ class Cluster:
             self.mpi = said.get("mpi")
         if "differs" in said:
             self._ledger.degrade(
-                f"{said['differs']}: not the file that node {said['node']} has: another "
+                f"{said['differs']}: not shared with node {said['node']}, which has another "
                 f"{said['fields']}"
             )
         if "failed" in said:
@@ -199,6 +205,8 @@ class Cluster:
 
     def housekeep(self) -> None:
         """Once a second: a transport of which half is lost goes, so that another one comes."""
+        while self._to_look_at and self._to_look_at[0]():
+            self._to_look_at.popleft()
         if self.link is not None and self.link.is_failed:
             self.left()
         if self.link is not None:
@@ -220,16 +228,15 @@ class Cluster:
 
     def opened(self, file: FileState, number: int) -> None:
         """A file has become the pool's: find out whether other nodes have the same."""
-        fd, path, globs = os.dup(file.fd), file.path, self._globs
-        f_type = file_type(fd)
+        path, f_type, globs = file.path, file.f_type, self._globs
         if f_type in LOCAL_FILE_SYSTEMS and not identity.is_named(path, globs):
-            os.close(fd)
             name = file_systems.known(f_type).name
             self._keep_to_itself(path, f"{name} is a local file system")
             return
         one = self._files[number] = _Shared(path, file.times)
         if self.link is not None:
             self.link.pending(number, PENDING_MS)
+        fd = os.dup(file.fd)
 
         def look() -> tuple[identity.Fields, Times] | str:
             try:
@@ -252,13 +259,19 @@ class Cluster:
                 self._ledger.degrade(f"{path}: not shared with other nodes: {found}")
                 self._keep_to_itself(path, found)
                 return
-            one.fields = found[0]
+            one.fields = {**found[0], **self._units}
             one.identity = struct.unpack("<QQ", identity.identity(one.fields))
             self._share(number, one)
             self._tell(file=path, fields=one.fields)
 
-        if not self._opener.run(look, then):
-            os.close(fd)
+        def begin() -> bool:
+            if self._files.get(number) is not one:
+                os.close(fd)  # it has left the pool meanwhile
+                return True
+            return self._opener.run(look, then)
+
+        if not begin():
+            self._to_look_at.append(begin)
 
     def _keep_to_itself(self, path: str, why: str) -> None:
         if len(self._not_shared) < UNSHARED_FILES:
@@ -352,11 +365,3 @@ class Cluster:
             self._convener.kill()
             self._convener.wait()
         self._convener.stdout.close()
-
-
-def file_type(fd: int) -> int:
-    """f_type of statfs(2), 0 where it is not told."""
-    try:
-        return file_systems.type_of(fd)
-    except OSError:
-        return 0

@@ -180,8 +180,9 @@ class Service:
         try:
             place = Place(**json.loads(config.place))
             cluster = Cluster(
-                place, socket_path, partial(link, place), self._ledger, self._opener, config.share
-            )
+                place, socket_path, partial(link, place), self._ledger, self._opener, config.share,
+                chunk_bytes=pool.chunk_bytes,
+            )  # fmt: skip
         except (OSError, ValueError, TypeError) as error:
             self._ledger.degrade(f"cluster: each node reads for itself: {error}")
             return None

@@ -96,6 +96,7 @@ class FileState:
     opened_ns: int = 0
     opened_again: bool = False  # since the last look
     generation: int | None = None
+    f_type: int = 0  # of its file system, as statfs(2) has it; 0: not known
     network: bool = True  # another machine may write it
     leased: bool = False
     no_lease: str = ""  # why no lease was taken
@@ -141,6 +142,7 @@ class FileState:
                 times=Times(st.st_size, st.st_mtime_ns, st.st_ctime_ns),
                 opened_ns=time.monotonic_ns(),
                 generation=opened.generation,
+                f_type=opened.f_type,
                 network=opened.f_type not in LOCAL_FILE_SYSTEMS,
             )
             state._choose_call(opened.f_type)

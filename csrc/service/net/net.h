@@ -78,6 +78,7 @@ struct net_file {
 	uint64_t id[2], blocks;
 	struct up_net_stamp stamp; /* all that is here was read when, or after, the file had it */
 	int changed;               /* it has another one now: no longer what other nodes call so */
+	int looked_at;             /* ... as of a look since it is shared */
 	uint16_t *word;     /* up_net_word of each block, or NET_ASKED; written by net_set_word() */
 	uint64_t claims;    /* blocks that this node is to keep all of */
 	uint32_t *asked_ms; /* ... since when */

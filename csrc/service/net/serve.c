@@ -167,7 +167,7 @@ static enum up_net_status serve(struct up_net *n, const struct net_request *r, c
 	uint64_t until = r->came_ns + (uint64_t)m->useful_ms * NET_MS, chunk = pool_chunk_bytes(n->pool);
 	struct up_net_message sends = *m;
 	enum up_net_status status;
-	int file, slot, ret, is_it;
+	int file, slot, ret, is_it, looked_at;
 
 	if (pool_now_ns() >= until)
 		return UP_NET_LATE;
@@ -184,7 +184,15 @@ static enum up_net_status serve(struct up_net *n, const struct net_request *r, c
 	/* What is pinned keeps its number; before, that may have become another file's. */
 	pthread_mutex_lock(&n->lock);
 	is_it = net_find_file(n, m->file) == file;
+	looked_at = n->file[file].looked_at;
 	pthread_mutex_unlock(&n->lock);
+	if (is_it && !looked_at) { /* what was read while no transport was there nobody has compared */
+		net_was_read(n, file, n->pool->file[file].source.given, 0, 0);
+		pthread_mutex_lock(&n->lock);
+		is_it = net_find_file(n, m->file) == file;
+		n->file[file].looked_at |= is_it;
+		pthread_mutex_unlock(&n->lock);
+	}
 	slot = is_it ? wait_for_slot(n, m->node) : -1;
 	status = !is_it ? UP_NET_ABSENT : slot < 0 ? UP_NET_BUSY : fill_slot(n, slot, file, m);
 	sends.length = status == UP_NET_OK ? up_net_slot(n->ring, (uint32_t)slot)->length : 0;

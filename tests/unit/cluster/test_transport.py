@@ -123,6 +123,14 @@ def test_a_node_that_is_frozen_is_lost_and_found_again(data: Path) -> None:
         assert node.bytes(file, 0, SIZE) == data.read_bytes(), "no late answer has come into it"
 
 
+def test_who_was_lost_by_one_alone_is_found_again_though_no_neighbour(data: Path) -> None:
+    with fake_net(5, LoopNet) as cluster:
+        one = cluster.transports[0]
+        until(lambda: one.members == list(range(5)))
+        one._lose(one._by_node[2])
+        until(lambda: one.members == list(range(5)))
+
+
 def test_a_network_that_fails_at_one_node_is_its_own_loss(data: Path) -> None:
     with fake_net(2, LoopNet, patience_ms=20) as cluster:
         read_by(cluster, data, 0)
@@ -193,6 +201,8 @@ def test_naps_grow_and_a_demand_is_waited_for_without_one() -> None:
         assert transport.nap_ns(1) == 0
         transport._spins = False
         assert transport.nap_ns(1) > 0
+        transport._busy_ns = 0
+        assert transport.nap_ns(1) == IDLE_NAP_NS, "its answer may never come"
 
 
 def test_what_is_no_message_is_said_to_be_none() -> None:
