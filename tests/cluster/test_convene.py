@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from uffdprefetch.base.config import Config
 from uffdprefetch.cluster import convene, mpi_start, rsh
 from uffdprefetch.cluster.convene import (
     COMPARE_SECONDS,
@@ -38,6 +39,7 @@ from uffdprefetch.cluster.mpi_start import (
     find,
     kind_of,
 )
+from uffdprefetch.launch import on_nodes
 
 OPEN_MPI_4 = "Open MPI v4.1.4, package: Debian OpenMPI, ident: 4.1.4, repo rev: v4.1.4"
 SAYS = {
@@ -109,6 +111,20 @@ def test_the_batch_system_s_steps_come_first_with_each_pmi_that_it_has(
     assert chosen.command(hosts, "/meet/rsh", ["p"])[-3:] == [
         "--mpi=cray_shasta", "--network=x", "p"
     ]  # fmt: skip
+
+
+def test_an_srun_of_the_site_s_own_starts_services_and_transports(tmp_path: Path) -> None:
+    srun = tmp_path / "srun"
+    srun.write_text("#!/bin/sh\necho --overlap\n")
+    srun.chmod(0o755)
+    job = {"SLURM_JOB_ID": "1", "SLURM_JOB_NUM_NODES": "2"}
+    launcher = f"{srun} --mpi=cray_shasta"
+    services = on_nodes.plan(Config(launcher=launcher), job).words
+    assert (services[0], "--mpi=none" in services) == (str(srun), True)
+    assert "--mpi=cray_shasta" not in services
+    (way,) = mpi_start.ways(job, launcher)
+    transports = way.command([Host("a"), Host("b")], "", ["program"])
+    assert transports[0] == str(srun) and transports[-2:] == ["--mpi=cray_shasta", "program"]
 
 
 @pytest.mark.parametrize("words", ["", "/no/such/mpirun", "true", "'mpirun"])

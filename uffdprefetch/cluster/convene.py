@@ -68,6 +68,8 @@ GATHER_SECONDS = 2.0
 END_SECONDS = 1.0
 #: A node looks so often whether its neighbour has another file of the same path.
 COMPARE_SECONDS = 5.0
+#: ... and tells of so many: all of them are written with each new one.
+FILES_MAX = 1024
 
 
 @dataclass(frozen=True)
@@ -186,7 +188,10 @@ class Convener:
             self._arrive()
             with contextlib.suppress(OSError):
                 self._meeting.post(f"again-{self._options.node}", {"over": self._over})
-        elif isinstance(said.get("file"), str) and isinstance(said.get("fields"), dict):
+        elif (
+            isinstance(said.get("file"), str) and isinstance(said.get("fields"), dict)
+            and len(self._files) < FILES_MAX
+        ):  # fmt: skip
             self._files[said["file"]] = said["fields"]
             self._untold = True
 

@@ -134,7 +134,7 @@ def ways(environ: Mapping[str, str], launcher: str | None = None) -> list[Way]:
 
 def _chosen(words: list[str], environ: Mapping[str, str]) -> Way:
     if words and os.path.basename(words[0]) == "srun":
-        return _step(None, slurm.outside_of_a_step(environ), words[1:])
+        return _step(None, slurm.outside_of_a_step(environ), words[1:], words[0])
     return _by_rsh(named(words), environ)
 
 
@@ -157,10 +157,12 @@ def named(words: list[str], output: Callable[[Sequence[str]], str] = _output) ->
     return Mpi(*kind, words[0], tuple(words[1:]))
 
 
-def _step(kind: str | None, environ: Mapping[str, str], own: Sequence[str] = ()) -> Way:
+def _step(
+    kind: str | None, environ: Mapping[str, str], own: Sequence[str] = (), srun: str = "srun"
+) -> Way:
     def argv(hosts: Sequence[Host], agent: str, words: Sequence[str]) -> list[str]:
         names = [host.slurm or host.name for host in hosts]
-        return slurm.step(len(hosts), words, environ, mpi=kind, hosts=names, own=own)
+        return slurm.step(len(hosts), words, environ, mpi=kind, hosts=names, own=own, srun=srun)
 
     return Way(f"srun --mpi={kind}" if kind else "srun", argv, environ)
 

@@ -17,7 +17,8 @@ from pathlib import Path
 from uffdprefetch.base.errors import EXIT_OURS, EXIT_USAGE
 from uffdprefetch.cluster.meeting import Meeting, node_of
 
-POLL_SECONDS = 0.05
+#: Between looks: at first the command may fail at once, later it may run as long as the job does.
+POLL_SECONDS, POLL_MOST_SECONDS = 0.05, 1.0
 #: A node that is there takes its command within that.
 TAKEN_SECONDS = 5.0
 
@@ -38,6 +39,7 @@ def main(argv: list[str]) -> int:
         return EXIT_OURS
     number = secrets.token_hex(8)
     meeting.post(f"start-{node}-{number}", {"command": " ".join(command), "number": number})
+    pause = POLL_SECONDS
     given_up = time.monotonic() + TAKEN_SECONDS
     while directory.exists():
         if time.monotonic() > given_up and meeting.take(f"start-{node}-{number}") is not None:
@@ -46,7 +48,8 @@ def main(argv: list[str]) -> int:
         ended = meeting.take(f"ended-{number}")
         if ended is not None:
             return int(ended.get("status", EXIT_OURS))
-        time.sleep(POLL_SECONDS)
+        time.sleep(pause)
+        pause = min(2 * pause, POLL_MOST_SECONDS)
     return EXIT_OURS
 
 

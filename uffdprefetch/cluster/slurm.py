@@ -77,14 +77,14 @@ def known_types(environ: Mapping[str, str]) -> list[str]:
 
 def step(
     nodes: int, words: Sequence[str], environ: Mapping[str, str], *,
-    mpi: str | None = None, hosts: Sequence[str] = (), own: Sequence[str] = (),
+    mpi: str | None = None, hosts: Sequence[str] = (), own: Sequence[str] = (), srun: str = "srun",
 ) -> list[str]:  # fmt: skip
     """``words`` once on each of ``nodes`` nodes, beside whatever else the job runs there. ``mpi``:
     the kind of PMI, None: the site's default; ``hosts``: which nodes, all of the job's where it is
-    empty; ``own``: options of the user's, which come last."""
-    overlap = ["--overlap"] if "--overlap" in _output(["srun", "--help"], environ) else []
+    empty; ``own``: options of the user's, which come last; ``srun``: the command."""
+    overlap = ["--overlap"] if "--overlap" in _output([srun, "--help"], environ) else []
     return [
-        *("srun", f"-N{nodes}", f"-n{nodes}", "--ntasks-per-node=1", "--mem=0", *overlap),
+        *(srun, f"-N{nodes}", f"-n{nodes}", "--ntasks-per-node=1", "--mem=0", *overlap),
         *("--export=ALL", "--kill-on-bad-exit=0", "--no-kill", "--wait=0"),
         *([f"--mpi={mpi}"] if mpi else []),
         *(["-w", ",".join(hosts)] if hosts else []),

@@ -67,10 +67,11 @@ def plan(config: Config, environ: Mapping[str, str]) -> Plan:
     except mpi_start.NoMpiError as error:
         raise UffdPrefetchError(str(error), EXIT_OURS) from None
     is_srun = bool(own) and os.path.basename(own[0]) == "srun"
-    if slurm.is_here(environ) and (is_srun or not own):
+    if (environ.get("SLURM_JOB_ID") and is_srun) or (not own and slurm.is_here(environ)):
         nodes = int(environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or 1)
         inside = slurm.outside_of_a_step(environ)
-        return Plan("srun", slurm.step(nodes, [], inside, mpi="none"), inside, nodes)
+        srun = own[0] if own else "srun"  # the options are the transports' step's
+        return Plan("srun", slurm.step(nodes, [], inside, mpi="none", srun=srun), inside, nodes)
     try:
         mpi = mpi_start.named(own) if own else mpi_start.find()
     except mpi_start.NoMpiError as error:

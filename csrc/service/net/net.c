@@ -323,6 +323,8 @@ void up_net_map(struct up_net *n, int file, uint32_t cells, uint16_t *out)
 			w = f->word[b];
 			if (net_keeps(w))
 				w = (uint16_t)n->options.me;
+			else if (w & UP_NET_COPY) /* who has asked before keeps nothing */
+				w = UP_NET_UNKNOWN;
 			else if (net_node_of(w) < UP_NET_NODES)
 				w = (uint16_t)net_node_of(w);
 		}

@@ -28,6 +28,7 @@ from fake_net import (
 from uffdprefetch.cluster.transport import with_room
 from uffdprefetch.native import net
 from uffdprefetch.native.net import Layout, Message, Ring
+from uffdprefetch.state.file_times import Times
 
 
 @pytest.fixture(scope="module")
@@ -148,6 +149,20 @@ def test_of_a_file_that_changed_while_it_was_read_nothing_is_handed_on(data: Pat
         assert two.pool.file_counts(number).others_bytes == 0 == one.net.counts().to_bytes
         ((one, file),) = read_by(cluster, data, 0)  # opened anew
         assert one.pool.file_counts(file).others_bytes == SIZE
+
+
+def test_of_a_file_that_changed_while_no_transport_was_there_nothing_is_handed_on(
+    data: Path,
+) -> None:
+    """A new transport is told the stamp of its opening."""
+    with fake_net(2) as cluster:
+        ((one, file),) = read_by(cluster, data, 0)
+        with data.open("rb") as opened:
+            stamp = Times.of(opened.fileno())
+        os.utime(data, ns=(0, 0))
+        one.net.share(file, FILE_ID, stamp)
+        ((two, number),) = read_by(cluster, data, 1)
+        assert two.pool.file_counts(number).others_bytes == 0 == one.net.counts().to_bytes
 
 
 def test_who_is_thought_to_have_a_copy_does_not_read_for_others(data: Path) -> None:
