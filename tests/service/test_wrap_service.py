@@ -150,9 +150,11 @@ def test_the_options_of_the_first_wrap_hold_and_another_is_told_so(
     assert wrap(env, tmp_path, *inner, options=("--policy", "fixed", "-f")).stderr.count(told) == 1
 
 
+@pytest.mark.parametrize("leaves_a_log", [False, True])
 def test_a_service_that_dies_costs_the_job_nothing(
-    env: dict[str, str], tmp_path: Path, fake: Callable[..., Path], children: Start
-) -> None:
+    env: dict[str, str], tmp_path: Path, fake: Callable[..., Path], children: Start,
+    leaves_a_log: bool,
+) -> None:  # fmt: skip
     log = fake("dies-at-job")
     process = children(
         uffdprefetch("wrap", "--", "sh", "-c", "echo ready; read line; echo $line; exit 6"),
@@ -161,11 +163,14 @@ def test_a_service_that_dies_costs_the_job_nothing(
     )  # fmt: skip
     assert process.stdout is not None and process.stdout.readline() == b"ready\n"
     wait_until(lambda: process_gone(events(log)[0]["pid"]), "the service's death")
+    (socket,) = Path(env["UFFDPREFETCH_RUNDIR"]).glob("*.sock")
+    if leaves_a_log:
+        Path(f"{socket}.log").touch()
     out, err = process.communicate(b"on\n", timeout=HANG_SECONDS)
     assert (process.returncode, out) == (6, b"on\n")
     (line,) = err.decode().splitlines()
     assert line.startswith("uffdprefetch: the service died during the run")
-    assert ".sock.log" in line
+    assert line.endswith(f"; see {socket}.log") == leaves_a_log
 
 
 def test_a_summary_that_is_garbage_is_one_line(
