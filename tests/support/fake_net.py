@@ -210,6 +210,24 @@ class FakeNet:
         if m.kind == net.QUESTION:
             node.tell(Message(net.HINTS, file=m.file, first=m.first, mask=m.mask, word=words))
 
+    def hold_answers(self) -> list[tuple[int, Message]]:
+        """Those that come from now on stay on the way: what let_go() is given."""
+        held = list[tuple[int, Message]]()
+
+        def hold(node: int, message: Message) -> bool:
+            if message.kind == net.SEND:
+                held.append((node, message))
+            return message.kind != net.SEND
+
+        self.carries = hold
+        return held
+
+    def let_go(self, held: list[tuple[int, Message]]) -> None:
+        """They arrive, and so does whatever comes after them."""
+        self.carries = lambda node, message: True
+        for number, message in held:
+            self._carry(self.nodes[number], message)
+
     def close(self) -> None:
         self._stop.set()
         self._thread.join()

@@ -362,14 +362,7 @@ def test_a_file_that_is_no_longer_shared_makes_nobody_a_liar(data: Path) -> None
     """It has changed while answers were on their way: they are not what it is now."""
     with fake_net(2, patience_ms=60_000) as cluster:
         read_by(cluster, data, 0)
-        held = list[tuple[int, Message]]()
-
-        def hold(node: int, message: Message) -> bool:
-            if message.kind == net.SEND:
-                held.append((node, message))
-            return message.kind != net.SEND
-
-        cluster.carries = hold
+        held = cluster.hold_answers()
         node = cluster.nodes[1]
         file = node.add(data)
         assert node.pool.submit(1, file, 0, SIZE)
@@ -378,9 +371,7 @@ def test_a_file_that_is_no_longer_shared_makes_nobody_a_liar(data: Path) -> None
             assert time.monotonic() < end
             time.sleep(0.001)
         node.net.unshare(file)
-        cluster.carries = lambda node, message: True
-        for number, message in held:
-            cluster._carry(cluster.nodes[number], message)
+        cluster.let_go(held)
         while not node.pool.reap():
             assert time.monotonic() < end, "it waits for it"
             time.sleep(0.001)
@@ -397,7 +388,6 @@ def test_answers_that_never_leave_need_another_transport(data: Path) -> None:
             its = node.add(data)
             node.prefetch(its, 0, SIZE)
             assert is_right(node, its, data)
-        assert not one.net.counts().failed
         end = time.monotonic() + 20
         while not one.net.counts().failed:
             assert time.monotonic() < end, "it keeps slots that nobody gives back"
@@ -407,23 +397,14 @@ def test_answers_that_never_leave_need_another_transport(data: Path) -> None:
 def test_a_slot_is_free_again_when_its_answer_has_come_and_not_before(data: Path) -> None:
     with fake_net(2, patience_ms=20) as cluster:
         read_by(cluster, data, 0)
-        held = list[tuple[int, Message]]()
-
-        def hold(node: int, message: Message) -> bool:
-            if message.kind == net.SEND:
-                held.append((node, message))
-            return message.kind != net.SEND
-
-        cluster.carries = hold
+        held = cluster.hold_answers()
         ((node, _),) = read_by(cluster, data, 1)
         end = time.monotonic() + 5
         while node.net.counts().lost_slots > len(held) and time.monotonic() < end:
             time.sleep(0.001)
         lost = node.net.counts().lost_slots
         assert lost == len({message.theirs for _, message in held}) > 0
-        cluster.carries = lambda node, message: True
-        for number, message in held:
-            cluster._carry(cluster.nodes[number], message)
+        cluster.let_go(held)
         end = time.monotonic() + 5
         while node.net.counts().lost_slots and time.monotonic() < end:
             time.sleep(0.001)
