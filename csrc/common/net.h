@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * net.h - what a service and its transport (uffdprefetch/cluster/transport.py) share: a memfd with two
- * queues of messages, a count of beats of each side, and slots for the bytes that go from node to node.
+ * queues of messages, and slots for the bytes that go from node to node.
  *
  * The service never calls MPI, and the transport owns nothing of the pool: whatever becomes of one of
  * them, the other finds a queue that nobody empties any more. The memfd belongs to one transport: it is
@@ -19,7 +19,7 @@
 
 enum up_net_constants {
 	UP_NET_MAGIC = 0x4e705531,
-	UP_NET_VERSION = 3,
+	UP_NET_VERSION = 4,
 	UP_NET_BLOCKS = 64,   /* of one question */
 	UP_NET_QUEUE = 1024,  /* messages in one direction */
 	UP_NET_NODES = 1024,
@@ -122,9 +122,6 @@ enum up_net_side { UP_NET_OF_SERVICE = 0, UP_NET_OF_TRANSPORT = 1 };
 int up_net_put(struct up_net_ring *ring, enum up_net_side from, const struct up_net_message *m);
 /* From the other side: 1, or 0 where there is nothing. */
 int up_net_take(struct up_net_ring *ring, enum up_net_side to, struct up_net_message *out);
-/* A sign of life; and when the other side gave its last (CLOCK_MONOTONIC, 0: never). */
-void up_net_beat(struct up_net_ring *ring, enum up_net_side from);
-uint64_t up_net_last_beat(const struct up_net_ring *ring, enum up_net_side from);
 /* Requests of the service's that have no answer yet: for who looks from outside. */
 void up_net_note_out(struct up_net_ring *ring, int32_t change);
 uint32_t up_net_out(const struct up_net_ring *ring);

@@ -221,7 +221,10 @@ int up_pool_create(struct up_pool **out, const struct up_pool_options *options);
 void up_pool_destroy(struct up_pool *pool);
 /* The service's main thread is alive: said again at least every second. */
 void up_pool_alive(struct up_pool *pool);
-void up_pool_budget(struct up_pool *pool, uint64_t budget_bytes);
+/* keep_bytes: of it, at the most, for what other nodes may ask for. */
+void up_pool_budget(struct up_pool *pool, uint64_t budget_bytes, uint64_t keep_bytes);
+/* What is kept for them, bytes. */
+uint64_t up_pool_kept(struct up_pool *pool);
 
 /* A file joins: its number; *memfd_ro is what the jobs map. fd stays the caller's. unit_bytes: what
  * one request to its storage brings, which is then what one fill reads, on its own grid (0: nothing
@@ -280,7 +283,6 @@ struct up_net_options {
 	uint32_t chunks_per_block;
 	uint32_t serve_threads;
 	int32_t to_fd, from_fd;     /* eventfds: the transport is told of messages, and tells of its own */
-	uint64_t keep_bytes;        /* of the pool's budget, at the most, for what others may ask for */
 	uint32_t patience_ms;       /* the least that an answer is waited for; 0: as long as usual */
 	uint32_t serve_percent;     /* of a core, for the threads that answer; 0: no limit */
 };
@@ -291,7 +293,7 @@ struct up_net_counts {
 	/* What other nodes have and was read from storage: since that was quicker; since it was not known in time who has
 	 * it; since that node had failed before; since its answer did not come in time, or was none. */
 	uint64_t quicker_bytes, unknown_bytes, away_bytes, unanswered_bytes, refused_bytes;
-	uint64_t served_reads, kept_bytes, lost_slots;
+	uint64_t served_reads, lost_slots;
 	uint64_t hedged_bytes;            /* read from storage since a reader had waited long enough */
 	uint64_t serve_cpu_ns, declined;  /* of the threads that answer; requests beyond their share */
 	int32_t failed;                   /* a new transport is needed */

@@ -92,11 +92,14 @@ def test_each_launcher_starts_one_on_each_host_through_our_agent(mpi: Mpi, agent
 
 
 def test_the_batch_system_s_steps_come_first_with_each_pmi_that_it_has(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    srun = tmp_path / "srun"
+    srun.touch(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(mpi_start.slurm, "is_here", lambda environ: "SLURM_JOB_ID" in environ)
     monkeypatch.setattr(mpi_start.slurm, "known_types", lambda environ: ["pmix", "pmi2"])
-    monkeypatch.setattr(mpi_start.slurm, "_output", lambda argv, environ: "")
+    monkeypatch.setattr(mpi_start.slurm, "output", lambda argv, environ: "")
     monkeypatch.setattr(mpi_start, "find", lambda: Mpi("Open MPI", (4, 1, 4), "/usr/bin/mpirun"))
     job = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "1", "HOME": "/h"}
     ways = mpi_start.ways(job)

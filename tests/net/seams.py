@@ -292,10 +292,10 @@ def _of_the_pool(world: World, put: Put) -> None:
         if self._pointer:
             real["set_victims"](self, rows)
 
-    def set_budget(self: Any, size: int) -> None:
+    def set_budget(self: Any, size: int, keep_bytes: int) -> None:
         world.decide("budget", size)
         if self._pointer:
-            real["set_budget"](self, size)
+            real["set_budget"](self, size, keep_bytes)
 
     for each in (add_file, books, submit, reap, drain, set_victims, set_budget):
         put(uffd_pool.Pool, each.__name__, each)

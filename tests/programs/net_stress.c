@@ -65,7 +65,7 @@ static void start_net(int i)
 	struct node *n = &node[i];
 	struct up_net_options o = { .me = (uint32_t)i, .chunks_per_block = BLOCK_CHUNKS,
 				    .serve_threads = 3, .to_fd = n->to, .from_fd = n->from,
-				    .keep_bytes = BYTES / 2, .patience_ms = 5 };
+				    .patience_ms = 5 };
 	struct up_net_ring *service;
 	int fd;
 

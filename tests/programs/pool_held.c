@@ -120,7 +120,7 @@ static void finish(void)
 	do_now(a, UNMAP);
 	for (uint32_t id = 1; id <= ids; id++)
 		up_pool_unmap(pool, a->slot, id);
-	up_pool_budget(pool, most);
+	up_pool_budget(pool, most, 0);
 	for (int i = 0; i < FILES; i++) { /* nothing of them is there the next time */
 		while (up_pool_forget(pool, file[i].number))
 			look_after_pool();
@@ -145,10 +145,10 @@ static void a_chunk_that_is_being_mapped_stays(void)
 	hold_in_continue();
 	usleep(10000); /* the touch is older than HOLD_MS now, and only the pin is left */
 	up_pool_victims(pool, &victim, 1);
-	up_pool_budget(pool, 0);
+	up_pool_budget(pool, 0, 0);
 	while (up_pool_used(pool) > chunk)
 		sched_yield();
-	up_pool_budget(pool, most);
+	up_pool_budget(pool, most, 0);
 	hold_in_read(0, 1 << CONTINUE);
 	let_continue();
 	await(a, 0);
@@ -272,10 +272,10 @@ static void an_agent_maps_late_what_it_has_read(void)
 			sched_yield();
 	}
 	up_pool_victims(pool, &victim, 1);
-	up_pool_budget(pool, 0);
+	up_pool_budget(pool, 0, 0);
 	while (up_pool_used(pool) > chunk)
 		sched_yield();
-	up_pool_budget(pool, most);
+	up_pool_budget(pool, most, 0);
 	hold_in_read(0, 0);
 	ioctl(a->uffd, UFFDIO_CONTINUE, &late); /* or nothing is there to be mapped */
 	command(a, 0, TOUCH);

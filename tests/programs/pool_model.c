@@ -145,7 +145,7 @@ static void change_pool(void)
 		met.fills += !up_pool_submit(pool, &job);
 		break;
 	case 3:
-		up_pool_budget(pool, below(&state, most + 1));
+		up_pool_budget(pool, below(&state, most + 1), 0);
 		break;
 	case 4:
 		if (file[f].regions || up_pool_forget(pool, file[f].number))

@@ -159,7 +159,7 @@ static inline void one_turn(struct service *s)
 		choose_victims(s);
 		break;
 	case 5:
-		up_pool_budget(s->pool, 1 + below(&s->state, s->most));
+		up_pool_budget(s->pool, 1 + below(&s->state, s->most), 0);
 		break;
 	case 6:
 		if (s->file[i].number >= 0 && !s->file[i].views)

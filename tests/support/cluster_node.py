@@ -110,10 +110,10 @@ class Node:
                             self.pool,
                             self.node,
                             bytes.fromhex(said["key"]),
-                            budget_bytes=self.budget,
                             chunk_bytes=CHUNK,
                             block_bytes=self.block,
                         )
+                        self.pool.set_budget(self.budget, self.link.keep_bytes(self.budget))
                         self.link.share(self.file, FILE_ID, self.stamp)
                     else:
                         self.say(convener=said)

@@ -124,13 +124,14 @@ class FakeNet:
         **more: Any,
     ) -> Node:  # fmt: skip
         pool = Pool(budget_bytes, CHUNK, 8, os.eventfd(0, os.EFD_NONBLOCK))
+        pool.set_budget(budget_bytes, keep_bytes)
         service = Ring.create(Layout(SLOT_BYTES, slots, slots))
         ring = Ring.open(service.fd)
         os.close(service.fd)
         to_fd, from_fd = (os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(2))
         side = Net(
             pool, service, number, to_fd, from_fd, chunks_per_block=BLOCK_CHUNKS,
-            keep_bytes=keep_bytes, patience_ms=patience_ms, **more,
+            patience_ms=patience_ms, **more,
         )  # fmt: skip
         return Node(number, pool, ring, side, to_fd, from_fd)
 

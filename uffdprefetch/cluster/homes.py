@@ -70,13 +70,6 @@ def homes(file: int, blocks: Sequence[int] | UInt64Array, nodes: Sequence[int]) 
     return [order[i] for i in found.tolist()]
 
 
-def ranking(file: int, block: int, nodes: Sequence[int]) -> list[int]:
-    """All members, the home of the block first, then who stands in for it, in turn."""
-    order = sorted(nodes)
-    wanted = weights(file, [block], order)[0]
-    return [order[i] for i in np.argsort(wanted, kind="stable")[::-1].tolist()]
-
-
 class Word(IntEnum):
     """What a home says of a block."""
 

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import socket
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,9 @@ from uffdprefetch.protocol import wire
 #: is asked for at a time: at 20 MB/s a demand waits 50 ms for one that has begun.
 LAYOUT = Layout(slot_bytes=1 << 20, ask_slots=32, serve_slots=32)
 _TOTALS = ("from_bytes", "to_bytes", "late", "corrupt")
+#: A network that has been away for so long does not come back, or only after one of the convener's
+#: last pauses (PAUSE_SECONDS, TRIES of convene.py): the pool keeps nothing for it.
+GONE_SECONDS = 60.0
 #: Threads that answer other nodes, of which two read (csrc/service/net/serve.c).
 SERVE_THREADS = 4
 
@@ -38,7 +42,7 @@ class Link:
     """What a pool has of other nodes. All of it by the service's thread."""
 
     def __init__(
-        self, pool: Pool, node: int, key: bytes, *, budget_bytes: int, chunk_bytes: int,
+        self, pool: Pool, node: int, key: bytes, *, chunk_bytes: int,
         block_bytes: int = BLOCK_BYTES, layout: Layout = LAYOUT, serve_cpu: float = 0,
     ) -> None:  # fmt: skip
         """``node``: this one's number; ``key``: the run's; ``serve_cpu``: see native.net.Net."""
@@ -48,10 +52,9 @@ class Link:
         #: A slot holds a chunk at the least: with huge pages one of 2 MiB.
         self.layout = layout._replace(slot_bytes=max(layout.slot_bytes, chunk_bytes))
         self._chunks = max(1, block_bytes // chunk_bytes)
-        self._keep_bytes = keep_bytes(budget_bytes)
-        self.reserve_bytes = budget_bytes - self._keep_bytes
         self._shared: dict[int, tuple[FileId, Stamp]] = {}
         self.joined: Joined | None = None
+        self._left: float | None = None  # when the last one went
         self.generations = 0
         self._before: list[Counts] = []  # of transports that have gone
         self._links_before: dict[int, NodeCounts] = {}  # and what went to and from each node
@@ -72,8 +75,7 @@ class Link:
                 without_net.callback(ring.close)
                 net = Net(
                     self._pool, ring, self._node, *fds, chunks_per_block=self._chunks,
-                    keep_bytes=self._keep_bytes, serve_threads=SERVE_THREADS,
-                    serve_cpu=self._serve_cpu,
+                    serve_threads=SERVE_THREADS, serve_cpu=self._serve_cpu,
                 )  # fmt: skip
                 without_net.pop_all()  # the ring is the net's
             undo.callback(net.close)
@@ -98,7 +100,7 @@ class Link:
         self._cpu_seconds = 0.0
         self._end.close()
         self.joined.sock.close()
-        self.joined = None
+        self.joined, self._left = None, time.monotonic()
 
     def share(self, file: int, identity: FileId, stamp: Stamp) -> None:
         """See native.net.Net.share(). Raises OSError."""
@@ -131,9 +133,12 @@ class Link:
         """Whether another transport is needed."""
         return self.joined is not None and bool(self.joined.net.counts().failed)
 
-    def kept_bytes(self) -> int:
-        """Of the pool, what is kept for other nodes."""
-        return self.joined.net.counts().kept_bytes if self.joined is not None else 0
+    def keep_bytes(self, budget_bytes: int) -> int:
+        """Of a pool of this size, what is kept for other nodes at the most: nothing, where no
+        transport has come for GONE_SECONDS."""
+        if self.joined is None and self._left and time.monotonic() - self._left > GONE_SECONDS:
+            return 0
+        return keep_bytes(budget_bytes)
 
     def counts(self) -> dict[str, int]:
         """Totals of all generations; of what is at a time, the present one's."""
@@ -142,7 +147,7 @@ class Link:
         for one in [*self._before, *now]:
             for name, value in vars(one).items():
                 totals[name] = totals.get(name, 0) + value
-        for name in ("kept_bytes", "lost_slots", "failed"):
+        for name in ("lost_slots", "failed"):
             totals[name] = getattr(now[0], name) if now else 0
         return totals
 

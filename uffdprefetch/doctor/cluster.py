@@ -29,13 +29,14 @@ PROBE = "uffdprefetch.cluster.probe"
 def ways(config: Config, environ: Mapping[str, str]) -> tuple[list[mpi_start.Way], int | None]:
     """(what may start one MPI process on each node of this allocation, how many nodes there are,
     None: the launcher knows). Raises mpi_start.NoMpiError."""
-    if slurm.is_here(environ):
-        nodes = int(environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or 1)
-        found = [w for w in mpi_start.ways(environ, config.launcher) if w.name.startswith("srun")]
-        return found, nodes
     own = mpi_start.words_of(config.launcher) if config.launcher else []
-    mpi = mpi_start.named(own) if own else mpi_start.find()
     nodes_said = config.cluster or None
+    if slurm.is_here(environ):
+        nodes_said = int(environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or 1)
+        if not own or mpi_start.is_srun(own):
+            found = mpi_start.ways(environ, config.launcher)
+            return [way for way in found if way.name.startswith("srun")], nodes_said
+    mpi = mpi_start.named(own) if own else mpi_start.find()
 
     def command(hosts: Sequence[mpi_start.Host], agent: str, words: Sequence[str]) -> list[str]:
         return mpi_start.in_an_allocation(mpi, nodes_said, words)

@@ -66,7 +66,7 @@ def plan(config: Config, environ: Mapping[str, str]) -> Plan:
         own = mpi_start.words_of(config.launcher) if config.launcher else []
     except mpi_start.NoMpiError as error:
         raise UffdPrefetchError(str(error), EXIT_OURS) from None
-    is_srun = bool(own) and os.path.basename(own[0]) == "srun"
+    is_srun = mpi_start.is_srun(own)
     if (environ.get("SLURM_JOB_ID") and is_srun) or (not own and slurm.is_here(environ)):
         nodes = int(environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or 1)
         inside = slurm.outside_of_a_step(environ)

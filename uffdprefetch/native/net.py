@@ -201,16 +201,6 @@ class Ring:
         header = _lib.up_net_slot(self.pointer, number)
         return memoryview(_ffi.buffer(header, HEADER_BYTES + bytes_))
 
-    def beat(self) -> None:
-        """A sign of life."""
-        _lib.up_net_beat(self.pointer, self.side)
-
-    @property
-    def last_beat_ns(self) -> int:
-        """When the other side gave its last, CLOCK_MONOTONIC; 0: never."""
-        other = OF_TRANSPORT if self.side == OF_SERVICE else OF_SERVICE
-        return int(_lib.up_net_last_beat(self.pointer, other))
-
     @property
     def out(self) -> int:
         """Requests of the service's that have no answer yet."""
@@ -250,7 +240,6 @@ class Counts:
     unanswered_bytes: int
     refused_bytes: int
     served_reads: int
-    kept_bytes: int
     lost_slots: int
     hedged_bytes: int
     serve_cpu_ns: int
@@ -276,7 +265,7 @@ class Net:
 
     def __init__(
         self, pool: Any, ring: Ring, me: int, to_fd: int, from_fd: int, *,
-        chunks_per_block: int, keep_bytes: int, serve_threads: int = 4, patience_ms: int = 0,
+        chunks_per_block: int, serve_threads: int = 4, patience_ms: int = 0,
         serve_cpu: float = 0,
     ) -> None:  # fmt: skip
         """``pool``: native.pool.Pool; the ring is this object's from now on; ``to_fd``,
@@ -285,7 +274,7 @@ class Net:
         cores for the threads that answer other nodes (0: no limit). Raises OSError."""
         options = _ffi.new("struct up_net_options *")
         options.me, options.chunks_per_block = me, chunks_per_block
-        options.serve_threads, options.keep_bytes = serve_threads, keep_bytes
+        options.serve_threads = serve_threads
         options.to_fd, options.from_fd = to_fd, from_fd
         options.patience_ms = patience_ms
         options.serve_percent = round(100 * serve_cpu)

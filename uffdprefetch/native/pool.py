@@ -123,9 +123,14 @@ class Pool:
         """The main thread's heartbeat, checked by the agents."""
         _lib.up_pool_alive(self._pointer)
 
-    def set_budget(self, budget_bytes: int) -> None:
-        """Set the size limit; the excess is evicted."""
-        _lib.up_pool_budget(self._pointer, budget_bytes)
+    def set_budget(self, budget_bytes: int, keep_bytes: int = 0) -> None:
+        """Set the size limit; the excess is evicted. ``keep_bytes``: of it, at the most, for what
+        other nodes may ask for."""
+        _lib.up_pool_budget(self._pointer, budget_bytes, keep_bytes)
+
+    def kept_bytes(self) -> int:
+        """What is kept for other nodes."""
+        return int(_lib.up_pool_kept(self._pointer))
 
     # -------------------------------------------------------------- files
 

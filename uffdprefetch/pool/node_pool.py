@@ -163,8 +163,8 @@ class NodePool:
     #: Called with a file that has become the pool's, or has changed or left it.
     on_open: Callable[[FileState, int], None] | None = None
     on_close: Callable[[int, str | None], None] | None = None
-    #: What is kept for other nodes, and what never will be; bytes.
-    kept: Callable[[], tuple[int, int]] = lambda: (0, 0)
+    #: Of a budget of so many bytes, what is kept for other nodes at the most.
+    keeps: Callable[[int], int] = lambda budget_bytes: 0
     #: Whether other nodes read the same of the file of that number.
     reads_alike: Callable[[int], bool] = lambda number: False
     _reported: set[Limit] = field(default_factory=set)
@@ -191,7 +191,7 @@ class NodePool:
             huge=self.huge, run_bytes=run,
         )  # fmt: skip
         self.policy: Policy = LRU() if self.config.evict == "lru" else Cyclic()
-        self.budget_bytes = self.config.budget_bytes
+        self.budget_bytes, self.keep_bytes = self.config.budget_bytes, 0
         self._planned_ns = 0
 
     # -------------------------------------------------------------- files and processes
@@ -261,7 +261,7 @@ class NodePool:
     def attach(self, client: Client, region: Region) -> None:
         """A mapping becomes the pool's. Raises OSError."""
         pooled = self.open(region.file)
-        self._fit()  # memory that the job has taken by now
+        self.fit()  # memory that the job has taken by now
         self.pool.map(
             client.pool_slot, region.id, pooled.number, region.address, region.length_bytes,
             region.offset_bytes,
@@ -332,10 +332,11 @@ class NodePool:
         other nodes. ``walk``: for one, and not for an order that is known: where several nodes walk
         through the same file, half of what is never kept, of which nothing stays for an epoch."""
         files_bytes = sum(file.size_bytes for file in self.files.values())
-        kept_bytes, reserve_bytes = self.kept()
+        kept_bytes = self.pool.kept_bytes() if self.keep_bytes else 0
         room_bytes = max(0, self.budget_bytes - kept_bytes)
-        if not walk or not any(map(self.reads_alike, self.files)):
-            reserve_bytes = 0  # it holds what this node alone will read again
+        reserve_bytes = 0  # it holds what this node alone will read again
+        if walk and any(map(self.reads_alike, self.files)):
+            reserve_bytes = self.budget_bytes - self.keep_bytes
         return window.pool_bytes(
             room_bytes,
             max(0, files_bytes - kept_bytes),
@@ -351,10 +352,11 @@ class NodePool:
         """Once a second: free changed files, fit the size to memory, release orphans."""
         for file in [f for f in self.files.values() if f.changed and not f.attached]:
             self.forget(file)
-        self._fit()
+        self.fit()
         self.look_for_orphans()
 
-    def _fit(self) -> None:
+    def fit(self) -> None:
+        """Its size, and what of it is kept for other nodes, are what they may be now."""
         self._fit_at_ns = self.clock.now_ns() + uffd_pool.TICK_NS
         resident = self.pool.used_bytes()
         allowed, limit = self._limits.pool_bytes(resident, self._buffer_bytes)
@@ -366,7 +368,8 @@ class NodePool:
             self.ledger.degrade(
                 f"the pool holds {self.budget_bytes >> 20} MiB, not --budget: {limit.value}"
             )
-        self.pool.set_budget(self.budget_bytes)
+        self.keep_bytes = self.keeps(self.budget_bytes)
+        self.pool.set_budget(self.budget_bytes, self.keep_bytes)
 
     # -------------------------------------------------------------- eviction
 
@@ -391,7 +394,7 @@ class NodePool:
         of it that go first); ``awaited``: (file, bytes of it) to which a walk in another file will
         come."""
         if self.limited_by and self.clock.now_ns() >= self._fit_at_ns:
-            self._fit()  # others may have taken memory
+            self.fit()  # others may have taken memory
         self._planned_ns = self.clock.now_ns()
         self.block_bytes = self._block_bytes(PLANNED_BLOCKS if planned else BLOCKS_WANTED)
         per = self.block_bytes // self.chunk_bytes

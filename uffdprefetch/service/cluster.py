@@ -309,9 +309,9 @@ class Cluster:
         """See NodePool.reads_alike."""
         return self.link is not None and number in self._files and self.link.reads_alike(number)
 
-    def kept(self) -> tuple[int, int]:
-        """See NodePool.kept."""
-        return (self.link.kept_bytes(), self.link.reserve_bytes) if self.link else (0, 0)
+    def keeps(self, budget_bytes: int) -> int:
+        """See NodePool.keeps."""
+        return self.link.keep_bytes(budget_bytes) if self.link else 0
 
     # -------------------------------------------------------------- the end
 

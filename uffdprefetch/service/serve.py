@@ -173,9 +173,12 @@ class Service:
 
         def link(place: Place, key: bytes) -> Link:
             return Link(
-                pool.pool, place.node, key, budget_bytes=pool.budget_bytes,
-                chunk_bytes=pool.chunk_bytes, serve_cpu=config.serve_cpu,
-            )  # fmt: skip
+                pool.pool,
+                place.node,
+                key,
+                chunk_bytes=pool.chunk_bytes,
+                serve_cpu=config.serve_cpu,
+            )
 
         try:
             place = Place(**json.loads(config.place))
@@ -187,7 +190,8 @@ class Service:
             self._ledger.degrade(f"cluster: each node reads for itself: {error}")
             return None
         pool.on_open, pool.on_close = cluster.opened, cluster.closed
-        pool.kept, pool.reads_alike = cluster.kept, cluster.reads_alike
+        pool.keeps, pool.reads_alike = cluster.keeps, cluster.reads_alike
+        pool.fit()
         self._scheduler.defer = cluster.defer
         self._freshness.nodes = lambda: len(cluster.present)
         self._epoll.register(cluster.fd, select.EPOLLIN)

@@ -38,10 +38,11 @@ static int is_of_part(uint16_t word)
 static enum up_net_room has_room(const struct up_net *n)
 {
 	uint64_t kept = __atomic_load_n(&n->pool->kept_bytes, __ATOMIC_RELAXED);
+	uint64_t most = __atomic_load_n(&n->pool->keep_most_bytes, __ATOMIC_RELAXED);
 
-	if (kept + n->block_bytes > n->options.keep_bytes)
+	if (kept + n->block_bytes > most)
 		return UP_NET_ROOM_NONE;
-	return (n->claims + 1) * n->block_bytes <= n->options.keep_bytes ? UP_NET_ROOM : UP_NET_ROOM_STILL;
+	return (n->claims + 1) * n->block_bytes <= most ? UP_NET_ROOM : UP_NET_ROOM_STILL;
 }
 
 /* Whether nodes read the same: readers here come to what others keep, or theirs to what is here, at more than one of

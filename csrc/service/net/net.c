@@ -198,7 +198,6 @@ static void *listen_loop(void *arg)
 			up_cond_broadcast(&n->changed);
 		pthread_mutex_unlock(&n->lock);
 		tell_all_kept(n);
-		up_net_beat(n->ring, UP_NET_OF_SERVICE);
 		if (poll(&p, 1, 100) > 0 && read(p.fd, &count, sizeof(count)) < 0)
 			count = 0; /* somebody else has read it */
 		pthread_mutex_lock(&n->lock);
@@ -275,7 +274,6 @@ void up_net_counts(struct up_net *n, struct up_net_counts *out)
 {
 	pthread_mutex_lock(&n->lock);
 	*out = n->count;
-	out->kept_bytes = __atomic_load_n(&n->pool->kept_bytes, __ATOMIC_RELAXED);
 	out->lost_slots = n->lost;
 	out->failed = has_failed(n);
 	pthread_mutex_unlock(&n->lock);
@@ -428,10 +426,8 @@ int up_net_start(struct up_net **out, struct up_pool *pool, struct up_net_ring *
 	n->owns_ring = 1;
 	err = start_servers(n);
 	pthread_mutex_lock(&pool->lock);
-	if (!err) {
-		pool->keep_most_bytes = options->keep_bytes;
+	if (!err)
 		pool->net = n;
-	}
 	pool_unlock(pool);
 	if (err) {
 		n->owns_ring = 0;

@@ -59,7 +59,7 @@ struct net_node {
 	uint64_t until_ns;        /* passed over until then */
 	uint32_t out;             /* requests */
 	struct net_times answers; /* of what was there */
-	uint64_t from_bytes, to_bytes, refused, late, corrupt;
+	uint64_t from_bytes, to_bytes, late, corrupt;
 };
 
 /* One that a fill thread has under way: what of it changes while it is. */

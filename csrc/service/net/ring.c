@@ -8,13 +8,13 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "common/net.h"
 
-#define PAGE 4096u
 /* A slot's header and bytes lie in pages of their own: a network that registers memory does so by pages. */
+#define PAGE 4096u
+/* What a ring's file may say of itself at the most: products of these fit 64 bits, and a slot's bytes MPI's count. */
 #define MAX_SLOT_BYTES (16u << 20)
 #define MAX_SLOTS 4096u
 
@@ -27,18 +27,9 @@ struct queue {
 struct up_net_ring {
 	uint32_t magic, version;
 	struct up_net_layout layout;
-	uint64_t beat_ns[2]; /* by up_net_side */
 	uint32_t out;
 	struct queue queue[2];
 };
-
-static uint64_t now_ns(void)
-{
-	struct timespec ts;
-
-	clock_gettime(CLOCK_MONOTONIC, &ts);
-	return (uint64_t)ts.tv_sec * 1000000000ull + (uint64_t)ts.tv_nsec;
-}
 
 static uint64_t whole_pages(uint64_t bytes)
 {
@@ -94,10 +85,12 @@ int up_net_ring_open(struct up_net_ring **out, int fd)
 	struct up_net_layout said, l;
 	struct up_net_ring *ring;
 	struct stat st;
+	int seals;
 
 	if (fstat(fd, &st))
 		return -errno;
-	if ((uint64_t)st.st_size < sizeof(*ring) || !(fcntl(fd, F_GET_SEALS) & F_SEAL_SHRINK))
+	seals = fcntl(fd, F_GET_SEALS);
+	if ((uint64_t)st.st_size < sizeof(*ring) || seals < 0 || !(seals & F_SEAL_SHRINK))
 		return -EPROTO;
 	ring = mmap(NULL, (size_t)st.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	if (ring == MAP_FAILED)
@@ -156,16 +149,6 @@ int up_net_take(struct up_net_ring *ring, enum up_net_side to, struct up_net_mes
 	*out = q->message[tail % UP_NET_QUEUE];
 	__atomic_store_n(&q->tail, tail + 1, __ATOMIC_RELEASE);
 	return 1;
-}
-
-void up_net_beat(struct up_net_ring *ring, enum up_net_side from)
-{
-	__atomic_store_n(&ring->beat_ns[from], now_ns(), __ATOMIC_RELAXED);
-}
-
-uint64_t up_net_last_beat(const struct up_net_ring *ring, enum up_net_side from)
-{
-	return __atomic_load_n(&ring->beat_ns[from], __ATOMIC_RELAXED);
 }
 
 void up_net_note_out(struct up_net_ring *ring, int32_t change)

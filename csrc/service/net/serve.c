@@ -19,7 +19,8 @@
 #define PER_NODE_PART 4u
 /* Threads that read storage for others; the rest answers what is there meanwhile. */
 #define READ_THREADS 2u
-#define SLOT_WAIT_NS (200 * NET_MS)
+/* An answer waits so long for a slot: its asker does no longer for its first one (PATIENCE_FIRST_NS). */
+#define SLOT_WAIT_NS PATIENCE_FIRST_NS
 /* What may be served at once after a while in which nothing was: so much of a core's time. */
 #define BURST_NS (50 * (int64_t)NET_MS)
 
@@ -66,8 +67,6 @@ static void refuse(struct up_net *n, const struct up_net_message *m, enum up_net
 	/* A transport that takes nothing now has no use for more answers either. */
 	while (!n->stop && !net_tell(n, &no))
 		up_cond_wait_until(&n->sent, &n->lock, pool_now_ns() + NET_MS);
-	if (m->node < UP_NET_NODES)
-		n->node[m->node].refused++;
 	pthread_mutex_unlock(&n->lock);
 }
 

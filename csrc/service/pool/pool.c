@@ -114,14 +114,20 @@ static uint64_t at_least_a_chunk(const struct up_pool *p, uint64_t bytes)
 	return bytes > pool_chunk_bytes(p) ? bytes : pool_chunk_bytes(p);
 }
 
-void up_pool_budget(struct up_pool *p, uint64_t budget_bytes)
+void up_pool_budget(struct up_pool *p, uint64_t budget_bytes, uint64_t keep_bytes)
 {
 	pthread_mutex_lock(&p->lock);
 	budget_bytes = at_least_a_chunk(p, budget_bytes);
 	if (budget_bytes != p->budget)
 		pool_tell_room(p);
 	p->budget = budget_bytes;
+	pool_keep_most(p, keep_bytes);
 	pool_unlock(p);
+}
+
+uint64_t up_pool_kept(struct up_pool *p)
+{
+	return __atomic_load_n(&p->kept_bytes, __ATOMIC_RELAXED);
 }
 
 int up_pool_submit(struct up_pool *p, const struct up_warm_job *job)

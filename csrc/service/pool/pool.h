@@ -136,8 +136,7 @@ struct up_pool {
 	struct up_net *net; /* other nodes, or NULL */
 	uint32_t nets;      /* that are not freed yet */
 	uint64_t kept_bytes, keep_most_bytes;
-	int take_kept;     /* nothing else may go */
-	uint64_t short_ns; /* since when that is so; 0: it is not */
+	int take_kept; /* nothing else may go */
 
 	struct pool_file file[POOL_FILES];
 	uint32_t files;
@@ -252,6 +251,8 @@ void pool_tell_room(struct up_pool *p);
 /* pool_room.c: with the lock, which they may leave and take again. 1: something has changed, look
  * again; 0: there is room for `bytes`; -1: nothing can go now; -2: the main thread is thinking. */
 int pool_make_room(struct up_pool *p, uint64_t bytes, int demand);
+/* No more is kept for other nodes than so much: what goes over it may go as any other. */
+void pool_keep_most(struct up_pool *p, uint64_t bytes);
 /* What up_pool_drop() has marked goes. 1: some went, look again; 0: none is left; -1: what is left
  * is in use just now. */
 int pool_drop_some(struct up_pool *p);

@@ -18,13 +18,12 @@
 #define HAND_STEPS 65536u
 /* A reader that waits does so much longer for a better choice than the hand's. */
 #define PATIENCE_NS 20000000ull
-/* And for anything to go that is not kept for other nodes: most of it is just being read, or was just got. */
-#define PATIENCE_KEPT_NS 50000000ull
 
 static int may_go(const struct up_pool *p, const struct pool_file *f, uint64_t chunk)
 {
 	return f->state[chunk] == UP_PRESENT && !f->pins[chunk] &&
-	       (!f->kept[chunk] || f->stale[chunk] || p->take_kept) && (!f->touched_ms[chunk] || pool_now_ms(p) - f->touched_ms[chunk] >= HOLD_MS);
+	       (!f->kept[chunk] || f->stale[chunk] || p->take_kept) &&
+	       (!f->touched_ms[chunk] || pool_now_ms(p) - f->touched_ms[chunk] >= HOLD_MS);
 }
 
 /* Whether any chunk is kept of the block in which this one lies. */
@@ -36,6 +35,29 @@ static int keeps_of_block(const struct up_pool *p, const struct pool_file *f, ui
 		if (f->kept[c])
 			return 1;
 	return 0;
+}
+
+/* A chunk is kept for other nodes no longer. */
+static void keep_no_more(struct up_pool *p, int number, uint64_t chunk)
+{
+	struct pool_file *f = &p->file[number];
+
+	f->kept[chunk] = 0;
+	pool_count_kept(p, -pool_chunk_bytes(p));
+	if (p->net && !keeps_of_block(p, f, chunk))
+		net_dropped(p->net, number, chunk);
+}
+
+void pool_keep_most(struct up_pool *p, uint64_t bytes)
+{
+	__atomic_store_n(&p->keep_most_bytes, bytes, __ATOMIC_RELAXED);
+	for (int i = 0; i < POOL_FILES; i++) {
+		struct pool_file *f = &p->file[i];
+
+		for (uint64_t c = 0; f->used && c < f->chunks && p->kept_bytes > bytes; c++)
+			if (f->kept[c])
+				keep_no_more(p, i, c);
+	}
 }
 
 /* Punch a run of chunks that are `was` (PRESENT or ABSENT); whoever touches one meanwhile waits, and it
@@ -65,12 +87,8 @@ static void punch(struct up_pool *p, int number, uint64_t first, uint64_t count,
 		f->stale[c] &= !!ret;
 	}
 	for (uint64_t c = first; !ret && c < first + count; c++)
-		if (f->kept[c]) {
-			f->kept[c] = 0;
-			pool_count_kept(p, -bytes);
-			if (p->net && !keeps_of_block(p, f, c))
-				net_dropped(p->net, number, c);
-		}
+		if (f->kept[c])
+			keep_no_more(p, number, c);
 	if (!ret && known) {
 		p->used_bytes -= count * bytes;
 		f->count.resident_bytes -= count * bytes;
@@ -278,10 +296,8 @@ static int ask(struct up_pool *p)
 
 int pool_make_room(struct up_pool *p, uint64_t bytes, int demand)
 {
-	if (p->used_bytes + bytes <= p->budget) {
-		p->short_ns = 0;
+	if (p->used_bytes + bytes <= p->budget)
 		return 0;
-	}
 	if (p->used_bytes - p->leaving_bytes + bytes <= p->budget) {
 		pool_wait(p, &p->room); /* another thread makes it just now */
 		return 1;
@@ -292,13 +308,9 @@ int pool_make_room(struct up_pool *p, uint64_t bytes, int demand)
 		return demand ? -1 : -2;
 	if (demand && evict_by_hand(p))
 		return 1;
-	if (demand && p->kept_bytes) {
+	if (demand && p->kept_bytes) { /* all else is being read, or was just got */
 		int some;
 
-		if (!p->short_ns)
-			p->short_ns = pool_now_ns();
-		if (pool_now_ns() - p->short_ns < PATIENCE_KEPT_NS)
-			return -1;
 		p->take_kept = 1;
 		some = evict_by_hand(p);
 		p->take_kept = 0;

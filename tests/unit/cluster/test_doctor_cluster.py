@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from loop_fabric import Loop
 
+from uffdprefetch.base.config import Config
 from uffdprefetch.cluster import probe
 from uffdprefetch.cluster.mpi_start import Way
 from uffdprefetch.doctor import cluster
@@ -50,6 +52,21 @@ def test_nodes_that_can_share_are_told_by_what_and_how_fast() -> None:
         "srun --mpi=pmix makes one world of 4 nodes; no world by srun"
     )
     assert "6 us" in found["messages"].found
+
+
+def test_in_a_job_of_slurm_s_the_launcher_may_be_another_one_s(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name, says in (("srun", ""), ("mpirun", "mpirun (Open MPI) 4.1.4")):
+        (tmp_path / name).write_text(f"#!/bin/sh\necho '{says}'\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "3"}
+    (way,), nodes = cluster.ways(Config(launcher="mpirun --mca a b"), job)
+    assert (way.name, nodes) == ("Open MPI", 3)
+    assert way.command([], "", ["p"])[:1] == ["mpirun"]
+    (way,), nodes = cluster.ways(Config(launcher=f"{tmp_path}/srun --mpi=x"), job)
+    assert (way.name, nodes) == ("srun", 3)
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,14 @@ from __future__ import annotations
 import json
 import os
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from uffdprefetch.cluster.homes import RESERVE_MOST_BYTES
-from uffdprefetch.cluster.link import Link
+from uffdprefetch.cluster.link import GONE_SECONDS, Link
 from uffdprefetch.native import net
 from uffdprefetch.native.net import Layout, Ring
 from uffdprefetch.native.pool import Pool
@@ -54,13 +55,13 @@ class Guest:
 
 
 def link(pool: Pool, **more: object) -> Link:
-    values = {"budget_bytes": 64 * MIB, "chunk_bytes": 64 << 10, **more}
+    values = {"chunk_bytes": 64 << 10, **more}
     return Link(pool, 3, KEY, **values)  # type: ignore[arg-type]
 
 
 def test_a_transport_gets_the_ring_and_what_it_must_know(pool: Pool) -> None:
     one, guest = link(pool), Guest()
-    assert one.counts() == {"kept_bytes": 0, "lost_slots": 0, "failed": 0}
+    assert one.counts() == {"lost_slots": 0, "failed": 0}
     one.join(guest.theirs, 77, 4)
     guest.hear()
     assert (guest.told["node"], bytes.fromhex(guest.told["key"])) == (3, KEY)
@@ -107,8 +108,26 @@ def test_the_next_one_takes_the_last_ones_place_and_is_told_what_is_shared(
 def test_a_slot_holds_a_chunk_and_a_part_of_the_budget_is_never_kept(pool: Pool) -> None:
     assert link(pool, chunk_bytes=2 * MIB).layout.slot_bytes == 2 * MIB
     assert link(pool, layout=Layout(4 * MIB, 2, 2)).layout.slot_bytes == 4 * MIB
-    assert link(pool).reserve_bytes == 16 * MIB
-    assert link(pool, budget_bytes=1 << 40).reserve_bytes == RESERVE_MOST_BYTES
+    assert link(pool).keep_bytes(64 * MIB) == 48 * MIB
+    assert link(pool).keep_bytes(1 << 40) == (1 << 40) - RESERVE_MOST_BYTES
+
+
+def test_nothing_is_kept_for_a_network_that_does_not_come_back(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, guest, again = link(pool), Guest(), Guest()
+    one.join(guest.theirs, 77, 0)
+    one.leave()
+    assert one.keep_bytes(64 * MIB) == 48 * MIB
+    later = time.monotonic() + GONE_SECONDS + 1
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    assert one.keep_bytes(64 * MIB) == 0
+    one.join(again.theirs, 78, 1)
+    assert one.keep_bytes(64 * MIB) == 48 * MIB
+    one.leave()
+    for each in (guest, again):
+        each.hear()
+        each.close()
 
 
 def test_a_transport_that_has_gone_again_is_an_error_and_no_more(pool: Pool) -> None:

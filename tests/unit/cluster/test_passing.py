@@ -125,7 +125,7 @@ def test_what_is_passing_and_read_for_another_node_is_not_kept(data: Path) -> No
             if two.pool.file_counts(number).others_bytes:
                 break
         assert one.pool.file_counts(file).read_bytes >= BLOCK_CHUNKS * CHUNK
-        assert one.net.counts().kept_bytes == 0
+        assert one.pool.kept_bytes() == 0
 
 
 def test_it_is_asked_again_after_a_second_whether_somebody_reads_what_none_keeps(

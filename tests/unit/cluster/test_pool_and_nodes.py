@@ -323,7 +323,7 @@ def test_a_holder_reads_what_it_is_to_keep_and_says_so(data: Path) -> None:
         assert two.pool.file_counts(numbers[1]).others_bytes == SIZE
         assert one.pool.file_counts(numbers[0]).read_bytes == SIZE
         assert one.net.counts().served_reads > 0
-        assert one.net.counts().kept_bytes >= SIZE - CHUNK
+        assert one.pool.kept_bytes() >= SIZE - CHUNK
         assert any(message.kind == net.READING for message in one.seen)
 
 
@@ -448,7 +448,6 @@ def test_a_network_that_ends_lets_nobody_wait(data: Path) -> None:
         os.close(service.fd)
         two.net = net.Net(
             two.pool, service, 1, two.to_fd, two.from_fd, chunks_per_block=BLOCK_CHUNKS,
-            keep_bytes=MIB,
         )  # fmt: skip
 
 
@@ -463,11 +462,29 @@ def test_what_others_ask_for_here_stays_when_room_is_needed(tmp_path: Path, data
         for start in range(0, 24 * MIB, 2 * MIB):
             one.pool.set_victims([(file, 0, 4096), (own, 0, 4096)])
             one.prefetch(own, start, 2 * MIB)
-        assert one.net.counts().kept_bytes >= SIZE
+        assert one.pool.kept_bytes() >= SIZE
         assert one.pool.file_counts(file).evicted_bytes == 0
         number = two.add(data)
         two.prefetch(number, 0, SIZE)
         assert two.pool.file_counts(number).others_bytes == SIZE
+
+
+def test_a_pool_that_is_to_keep_less_lets_go_and_says_so(tmp_path: Path, data: Path) -> None:
+    """A budget that shrinks, or a network that does not come back."""
+    with fake_net(2, budget_bytes=12 * MIB, keep_bytes=8 * MIB) as cluster:
+        one, _ = cluster.nodes
+        ((_, file),) = read_by(cluster, data, 0)
+        assert one.pool.kept_bytes() >= SIZE
+        one.pool.set_budget(12 * MIB, 2 * MIB)
+        assert one.pool.kept_bytes() == 2 * MIB == one.pool.books(file)[2].sum() * CHUNK
+        assert one.pool.file_counts(file).resident_bytes >= SIZE, "it is there as long as it may be"
+        one.pool.set_budget(12 * MIB, 0)
+        large = tmp_path / "large.bin"
+        large.write_bytes(os.urandom(12 * MIB))
+        own = one.add(large, identity=None)
+        one.pool.set_victims([(file, 0, SIZE // CHUNK)])
+        one.prefetch(own, 0, 8 * MIB)
+        assert one.pool.file_counts(file).evicted_bytes >= SIZE - 4 * MIB
 
 
 def test_a_peer_that_asks_for_nonsense_is_refused_and_nothing_else_happens(data: Path) -> None:
@@ -546,7 +563,5 @@ def test_a_queue_that_nobody_empties_is_full() -> None:
     assert transport.take() is None and service.put(Message(net.HURRY))
     with pytest.raises(ValueError):
         transport.slot(8)
-    service.beat()
-    assert transport.last_beat_ns > 0 == service.last_beat_ns
     service.close()
     transport.close()

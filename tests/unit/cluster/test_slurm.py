@@ -41,7 +41,7 @@ def test_a_step_has_one_task_on_each_node(knows: bool, monkeypatch: pytest.Monke
     def output(argv: Sequence[str], environ: Mapping[str, str]) -> str:
         return "      --overlap     Force steps to overlap" if knows else ""
 
-    monkeypatch.setattr(slurm, "_output", output)
+    monkeypatch.setattr(slurm, "output", output)
     words = slurm.step(
         3, ["program", "-x"], {}, mpi="pmix", hosts=["a", "b", "c"], own=["--mem=1G"]
     )

@@ -144,7 +144,7 @@ def test_holders_tell_their_new_homes_what_they_keep(data: Path) -> None:
     """After a transport has been replaced nobody knows of anything."""
     with fake_net(2, LoopNet) as cluster:
         ((node, file),) = read_by(cluster, data, 0)
-        kept = node.net.counts().kept_bytes
+        kept = node.pool.kept_bytes()
         assert kept >= SIZE
         for transport in cluster.transports:
             transport._home.dropped(FILE_ID[0], range(-(-SIZE // (8 * CHUNK))), 0)

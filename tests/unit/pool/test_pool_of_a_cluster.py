@@ -29,9 +29,8 @@ def test_what_is_kept_for_other_nodes_is_no_victim_and_no_part_of_a_window(evict
     assert instead and not instead & usual
     pool.files[3].size_bytes = 8 * MIB
     alone = pool.window_bytes()
-    pool.kept = lambda: (3 * MIB, 0)
+    pool.keep_bytes, pool.pool.kept_bytes = 3 * MIB, lambda: 3 * MIB  # type: ignore[method-assign]
     assert pool.window_bytes() < alone
-    pool.kept = lambda: (3 * MIB, 1 * MIB)
     assert pool.window_bytes() < MIB // 2, "what only this node reads stays there"
     pool.reads_alike = lambda number: number == 3
     assert pool.window_bytes() < MIB // 2, "nor what an order that is known comes to again"

@@ -177,7 +177,7 @@ class Pool(uffd_pool.Pool):
     def map(self, *_: int) -> None:
         """See uffd_pool.Pool."""
 
-    def set_budget(self, budget_bytes: int) -> None:
+    def set_budget(self, budget_bytes: int, keep_bytes: int = 0) -> None:
         """See uffd_pool.Pool."""
 
     def used_bytes(self) -> int:
