@@ -385,6 +385,32 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
+def options_end(words: Sequence[str]) -> int:
+    """Where the options of `wrap` end and its command begins, if it is not told by ``--``: at the
+    first word that is neither an option nor the value of one (len(words): nowhere)."""
+    at = 0
+    while at < len(words) and words[at].startswith("-"):
+        key, given, _ = words[at].partition("=")
+        option = _BY_SHORT.get(words[at]) or _BY_KEY.get(key[2:])
+        at += 1
+        if given or at == len(words):
+            continue
+        if key == "--config" or (option is not None and _takes(option, words[at])):
+            at += 1
+    return at
+
+
+def _takes(option: Option, text: str) -> bool:
+    """Whether the next word is the option's value."""
+    if option.implied is None:
+        return not option.is_flag
+    try:
+        option.parse(text)
+    except UffdPrefetchError:
+        return False
+    return True
+
+
 def parse_plain(words: Sequence[str]) -> dict[str, Any] | None:
     """What argparse makes of the options of `wrap` with add_options(), without loading it; None
     where that is not plain: a word that is no option as the help shows it, or lacks its value. Then
@@ -438,18 +464,22 @@ def _unknown(name: str, known: Iterable[str], where: str) -> UffdPrefetchError:
     return usage_error(f"{where}: unknown key {name!r}, the nearest is {near[0]!r}")
 
 
-def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for name in sorted(environ):
-        if not name.startswith(PREFIX) or name in INTERNAL_VARIABLES:
-            continue
-        if name.startswith(PREFIX + "TEST_"):
-            continue  # switches of the test suite
-        if name not in _BY_VARIABLE:
-            raise _unknown(name, [*_BY_VARIABLE, *INTERNAL_VARIABLES], "environment")
-        option = _BY_VARIABLE[name]
-        values[option.field] = _parsed(option, environ[name], name)
-    return values
+def _of_environment(environ: Mapping[str, str]) -> list[str]:
+    """The variables that are options, or are called as if they were."""
+    return [
+        name
+        for name in sorted(environ)
+        if name.startswith(PREFIX)
+        and name not in INTERNAL_VARIABLES
+        and not name.startswith(PREFIX + "TEST_")  # switches of the test suite
+    ]
+
+
+def _from_variable(name: str, text: str) -> dict[str, Any]:
+    if name not in _BY_VARIABLE:
+        raise _unknown(name, [*_BY_VARIABLE, *INTERNAL_VARIABLES], "environment")
+    option = _BY_VARIABLE[name]
+    return {option.field: _parsed(option, text, name)}
 
 
 def load_toml(path: str, what: str) -> dict[str, Any]:
@@ -468,28 +498,25 @@ def load_toml(path: str, what: str) -> dict[str, Any]:
         raise usage_error(f"{path}: not TOML: {error}") from None
 
 
-def _from_file(path: str) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for key, value in load_toml(path, "configuration").items():
-        option = _BY_KEY.get(key.replace("_", "-"))
-        if option is None:
-            raise _unknown(key, _BY_KEY, path)
-        origin = f"{path}: {key}"
-        if option.is_list:
-            if isinstance(value, str):
-                value = [value]
-            if not isinstance(value, list) or not all(isinstance(glob, str) for glob in value):
-                raise usage_error(f"{origin}: wants a list of globs, got {value!r}")
-            values[option.field] = tuple(value)
-        elif option.is_flag:
-            if not isinstance(value, bool):
-                raise usage_error(f"{origin}: wants true or false, got {value!r}")
-            values[option.field] = value
-        elif isinstance(value, str | int | float) and not isinstance(value, bool):
-            values[option.field] = _parsed(option, str(value), origin)
-        else:
-            raise usage_error(f"{origin}: wants a string or a number, got {value!r}")
-    return values
+def _from_key(path: str, key: str, value: Any) -> dict[str, Any]:
+    """Of a configuration file."""
+    option = _BY_KEY.get(key.replace("_", "-"))
+    if option is None:
+        raise _unknown(key, _BY_KEY, path)
+    origin = f"{path}: {key}"
+    if option.is_list:
+        if isinstance(value, str):
+            value = [value]
+        if not isinstance(value, list) or not all(isinstance(glob, str) for glob in value):
+            raise usage_error(f"{origin}: wants a list of globs, got {value!r}")
+        return {option.field: tuple(value)}
+    if option.is_flag:
+        if not isinstance(value, bool):
+            raise usage_error(f"{origin}: wants true or false, got {value!r}")
+        return {option.field: value}
+    if isinstance(value, str | int | float) and not isinstance(value, bool):
+        return {option.field: _parsed(option, str(value), origin)}
+    raise usage_error(f"{origin}: wants a string or a number, got {value!r}")
 
 
 def _files(environ: Mapping[str, str], cwd: str, explicit: str | None) -> list[str]:
@@ -504,6 +531,22 @@ def _files(environ: Mapping[str, str], cwd: str, explicit: str | None) -> list[s
     return [path for path in candidates if os.path.exists(path)]
 
 
+def _read_into(tables: dict[str, Any], path: str) -> dict[str, Any]:
+    """No option yet."""
+    tables.update(load_toml(path, "configuration"))
+    return {}
+
+
+def _report(wrong: Sequence[UffdPrefetchError], *, strict: bool) -> None:
+    if wrong and strict:
+        raise wrong[0]
+    if wrong:
+        from uffdprefetch.base.messages import say
+
+        for error in wrong:
+            say(f"{error.message}; ignored")
+
+
 def load(
     args: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] | None = None,
@@ -512,7 +555,9 @@ def load(
     """Build the Config of a command.
 
     ``args`` is vars() of a namespace that add_options() filled (others' keys are ignored).
-    Raises UffdPrefetchError with exit code 2 and one clear line for whatever is wrong.
+    Raises UffdPrefetchError with exit code 2 and one clear line for what is wrong on the command
+    line or in a file that it names. What is wrong elsewhere may be old, or somebody else's: it is
+    ignored, with a line, unless --strict.
     """
     args = args or {}
     environ = os.environ if environ is None else environ
@@ -525,11 +570,28 @@ def load(
         values.update(layer)
         origins.update(dict.fromkeys(layer, origin))
 
+    wrong: list[UffdPrefetchError] = []
+
+    def try_to_take(origin: str, read: Callable[..., dict[str, Any]], *what: Any) -> None:
+        try:
+            layer = read(*what)
+            validate(Config(**{**values, **layer}))
+        except UffdPrefetchError as error:
+            if args.get("config_file") and origin == os.path.join(cwd, args["config_file"]):
+                raise
+            wrong.append(error)
+        else:
+            take(layer, origin)
+
     for path in _files(environ, cwd, explicit):
-        take(_from_file(path), path)
-    for name, value in _from_environment(environ).items():
-        take({name: value}, next(o.variable for o in OPTIONS if o.field == name))
+        tables: dict[str, Any] = {}
+        try_to_take(path, lambda path=path, into=tables: _read_into(into, path))
+        for key, value in tables.items():
+            try_to_take(path, _from_key, path, key, value)
+    for name in _of_environment(environ):
+        try_to_take(name, _from_variable, name, environ[name])
     take(_from_command_line(args), "command line")
+    _report(wrong, strict=values.get("strict", False))
     values["config_file"] = explicit
     if values.get("policy") == "fixed" and values.get("distance_bytes") is None:
         take({"distance_bytes": FIXED_DISTANCE_BYTES}, "default of policy fixed")

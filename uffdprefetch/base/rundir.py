@@ -78,11 +78,12 @@ def check(
 def runtime_directory(environ: Mapping[str, str] | None = None) -> str:
     """The checked runtime directory, made if missing (mode 0700).
 
-    Raises UffdPrefetchError (exit 125) when it cannot be made or must not be trusted.
+    Raises UffdPrefetchError (exit 125) when none can be made, or trusted.
     """
     environ = os.environ if environ is None else environ
     uid = os.geteuid()
     failures = []
+    refused: UffdPrefetchError | None = None
     for candidate in _candidates(environ, uid):
         path = os.path.abspath(candidate)
         try:
@@ -94,8 +95,14 @@ def runtime_directory(environ: Mapping[str, str] | None = None) -> str:
         except OSError as error:
             failures.append(f"{path}: {error.strerror}")
             continue
-        check(path, uid)
+        try:
+            check(path, uid)
+        except UffdPrefetchError as error:
+            refused = refused or error
+            continue
         return path
+    if refused:
+        raise refused
     raise UffdPrefetchError(
         f"cannot make a runtime directory ({'; '.join(failures)});"
         " set UFFDPREFETCH_RUNDIR to a local directory of yours",

@@ -22,11 +22,13 @@ from uffdprefetch.base.errors import EXIT_CANNOT, EXIT_USAGE, UffdPrefetchError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any, Protocol
 
     class CommandProtocol(Protocol):
-        """Interface of a command; ``rest``: the words after ``--``, None without a ``--``."""
+        """Interface of a command; ``rest``: the words after ``--``, None without a ``--``. One that
+        runs a command and has no words of its own tells by ``options_end`` where that begins if
+        there is no ``--`` before it."""
 
         def prepare_parser(self, parser: argparse.ArgumentParser) -> None: ...
 
@@ -53,13 +55,17 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
 }
 
 
-def split_rest(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:
-    """Split at the first ``--``: argparse must not interpret the job's words."""
+def split_rest(
+    argv: Sequence[str], options_end: Callable[[Sequence[str]], int] | None = None
+) -> tuple[list[str], list[str] | None]:
+    """Split at the first ``--``, or where the options end: argparse must not interpret the job's
+    words."""
     words = list(argv)
-    if "--" not in words:
-        return words, None
-    at = words.index("--")
-    return words[:at], words[at + 1 :]
+    at = words.index("--") if "--" in words else len(words)
+    if options_end is not None and options_end(words[:at]) < at:
+        at = options_end(words[:at])
+        return words[:at], words[at:]
+    return words[:at], words[at + 1 :] if at < len(words) else None
 
 
 def _dedented(docstring: str) -> str:
@@ -103,7 +109,6 @@ def _dispatch(argv: Sequence[str]) -> int:
         near = difflib.get_close_matches(name, [n for n, (_, text) in COMMANDS.items() if text])
         hint = f"did you mean {near[0]}?" if near else "see uffdprefetch --help"
         raise UffdPrefetchError(f"no command {name!r}: {hint}", EXIT_USAGE)
-    words, rest = split_rest(argv[1:])
     module = COMMANDS[name][0]
     # What modules make stays: the collector would look through it again and again.
     gc.disable()
@@ -111,6 +116,7 @@ def _dispatch(argv: Sequence[str]) -> int:
     gc.freeze()
     gc.enable()
     command: CommandProtocol = sys.modules[module].Command()
+    words, rest = split_rest(argv[1:], getattr(command, "options_end", None))
     if hasattr(command, "parse_plain"):  # what starts beside a job
         plain = command.parse_plain(words)
         if plain is not None:

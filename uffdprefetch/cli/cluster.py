@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``uffdprefetch cluster [options] -- CMD...``"""
+"""``uffdprefetch cluster [options] [--] CMD...``"""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from uffdprefetch.base.errors import usage_error
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Sequence
 
 
 class Command:
@@ -29,12 +30,18 @@ class Command:
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         from uffdprefetch.base import config
 
-        parser.usage = "uffdprefetch cluster [options] -- CMD..."
+        parser.usage = "uffdprefetch cluster [options] [--] CMD..."
         config.add_options(parser)
+
+    def options_end(self, words: Sequence[str]) -> int:
+        """See cli/__init__.py."""
+        from uffdprefetch.base import config
+
+        return config.options_end(words)
 
     def run(self, args: argparse.Namespace, rest: list[str] | None) -> int:
         if not rest:
-            raise usage_error("nothing to run: uffdprefetch cluster [options] -- CMD...")
+            raise usage_error("nothing to run: uffdprefetch cluster [options] [--] CMD...")
         if os.environ.get("UFFDPREFETCH_DISABLE", "") not in ("", "0"):
             from uffdprefetch.base import spawn
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``uffdprefetch wrap [options] -- CMD...``"""
+"""``uffdprefetch wrap [options] [--] CMD...``"""
 
 from __future__ import annotations
 
@@ -26,8 +26,14 @@ class Command:
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         from uffdprefetch.base import config
 
-        parser.usage = "uffdprefetch wrap [options] -- CMD..."
+        parser.usage = "uffdprefetch wrap [options] [--] CMD..."
         config.add_options(parser)
+
+    def options_end(self, words: Sequence[str]) -> int:
+        """See cli/__init__.py."""
+        from uffdprefetch.base import config
+
+        return config.options_end(words)
 
     def parse_plain(self, words: Sequence[str]) -> dict[str, Any] | None:
         from uffdprefetch.base import config
@@ -36,7 +42,7 @@ class Command:
 
     def run(self, args: argparse.Namespace, rest: list[str] | None) -> int:
         if not rest:
-            raise usage_error("nothing to run: uffdprefetch wrap [options] -- CMD...")
+            raise usage_error("nothing to run: uffdprefetch wrap [options] [--] CMD...")
         if os.environ.get("UFFDPREFETCH_DISABLE", "") not in ("", "0"):
             from uffdprefetch.base import spawn
 

@@ -214,13 +214,19 @@ def test_whole_is_what_matches_and_by_default_nothing() -> None:
     ],
 )
 def test_what_is_wrong_is_one_clear_line(
-    machine: Machine, variables: dict[str, str], message: str
+    machine: Machine,
+    variables: dict[str, str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(UffdPrefetchError) as caught:
-        machine.load(**variables)
+        machine.load("--strict", **variables)
     assert message in caught.value.message
     assert "\n" not in caught.value.message
     assert caught.value.exit_code == 2
+    assert machine.load(**variables, UFFDPREFETCH_MIN_SIZE="1MiB").min_size_bytes == 1 << 20
+    said = capsys.readouterr().err
+    assert message in said and said.count("\n") == 1 and said.endswith("; ignored\n")
 
 
 @pytest.mark.parametrize(
@@ -234,13 +240,52 @@ def test_what_is_wrong_is_one_clear_line(
         ("not toml at all", "not TOML"),
     ],
 )
-def test_a_wrong_file_is_named(machine: Machine, toml: str, message: str) -> None:
+def test_a_wrong_file_is_named(
+    machine: Machine, toml: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     machine.local_file.write_text(toml)
-    with pytest.raises(UffdPrefetchError) as caught:
-        machine.load()
-    assert message in caught.value.message
-    assert str(machine.local_file) in caught.value.message
-    assert caught.value.exit_code == 2
+    for words in (["--strict"], ["--config", str(machine.local_file)]):
+        with pytest.raises(UffdPrefetchError) as caught:
+            machine.load(*words)
+        assert message in caught.value.message
+        assert str(machine.local_file) in caught.value.message
+        assert caught.value.exit_code == 2
+    assert machine.load("--size", "1MiB").size_bytes == 1 << 20
+    said = capsys.readouterr().err
+    assert message in said and str(machine.local_file) in said and said.count("\n") == 1
+
+
+def test_of_a_file_with_one_wrong_key_the_others_count(
+    machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine.local_file.write_text("polic = 'auto'\nbudget = '1GiB'\n")
+    assert machine.load().budget_bytes == 1 << 30
+    assert "polic" in capsys.readouterr().err
+    machine.local_file.unlink()
+    machine.local_file.mkdir()
+    assert machine.load().budget_bytes == Config.budget_bytes
+    assert "cannot read configuration" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        (["cmd", "-o", "x"], 0),
+        (["-q", "-o", "file", "cmd", "--policy", "none"], 3),
+        (["--policy=none", "cmd"], 1),
+        (["--cluster", "cmd"], 1),
+        (["--cluster", "4", "cmd"], 2),
+        (["--cluster", "off", "cmd"], 2),
+        (["--config", "F", "--headless", "cmd"], 3),
+        (["-oX", "cmd"], 1),
+        (["--nonsense", "cmd"], 1),
+        (["--size"], 1),
+        (["-q", "--live"], 2),
+        ([], 0),
+    ],
+)
+def test_options_end_at_the_first_word_that_is_none(words: list[str], options: int) -> None:
+    assert config.options_end(words) == options
 
 
 def test_variables_of_ours_that_are_no_options_are_let_pass(machine: Machine) -> None:

@@ -92,6 +92,17 @@ def test_another_users_xdg_directory_is_passed_over(tmp_path: Path) -> None:
     assert runtime_directory(environ).startswith(str(tmp_path / "uffdprefetch-"))
 
 
+def test_where_one_is_refused_the_next_is_taken(tmp_path: Path) -> None:
+    runtime, temporary = tmp_path / "user", tmp_path / "tmp"
+    (runtime / "uffdprefetch").mkdir(parents=True)
+    runtime.chmod(0o700)
+    (runtime / "uffdprefetch").chmod(0o755)
+    temporary.mkdir()
+    environ = {"XDG_RUNTIME_DIR": str(runtime), "TMPDIR": str(temporary)}
+    assert runtime_directory(environ) == str(temporary / f"uffdprefetch-{os.geteuid()}")
+    assert "0755" in refused({"UFFDPREFETCH_RUNDIR": str(runtime / "uffdprefetch")})
+
+
 def test_one_that_cannot_be_made_says_why(tmp_path: Path) -> None:
     message = refused({"UFFDPREFETCH_RUNDIR": str(tmp_path / "no" / "parent")})
     assert "No such file or directory" in message
