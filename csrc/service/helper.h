@@ -135,6 +135,7 @@ struct up_warm_job {
 struct up_warm_result {
 	uint64_t id;
 	uint64_t submit_ns, start_ns, done_ns; /* CLOCK_MONOTONIC */
+	uint64_t idle_start_ns, idle_done_ns;  /* of a pool: until then, for so long in all nothing was being read */
 	uint64_t resident_bytes;               /* already there before */
 	uint64_t bytes;                        /* asked for and there after */
 	uint64_t asked_bytes, came_bytes;      /* of the method's calls, where a sensor tells */

@@ -202,6 +202,13 @@ class WarmResult(NamedTuple):
     asked_bytes: int = 0
     came_bytes: int = 0
     storage_bytes: int = -1
+    idle_start_ns: int = 0
+    idle_done_ns: int = 0
+
+    @property
+    def took_ns(self) -> int:
+        """Without the time in which it waited for room in a pool and nothing was being read."""
+        return self.done_ns - self.start_ns - (self.idle_done_ns - self.idle_start_ns)
 
 
 _RESULT = layout("up_warm_result")

@@ -25,7 +25,9 @@ class Meter:
     """Bandwidth and base latency of storage, from finished extents (Little's law)."""
 
     bandwidth: float = 0.0
-    _from_ns: int = 0  # a busy stretch that is being measured
+    #: A busy stretch that is being measured, by a clock that stands still while a pool's jobs wait
+    #: for room and nothing is being read.
+    _from_ns: int = 0
     _bytes: int = 0
     _latencies: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
     #: Of extents that were read alone, (bytes, seconds); and of single pages, seconds.
@@ -40,22 +42,23 @@ class Meter:
         """
         sample = None
         if was_idle or not self._from_ns:
-            self._from_ns, self._bytes = result.start_ns, 0
+            self._from_ns, self._bytes = result.start_ns - result.idle_start_ns, 0
         self._bytes += result.bytes
-        elapsed = result.done_ns - self._from_ns
+        now_ns = result.done_ns - result.idle_done_ns
+        elapsed = now_ns - self._from_ns
         if elapsed >= METER_NS:
             sample = self._bytes * 1e9 / elapsed
             share = 0.3 if self.bandwidth else 1.0
             self.bandwidth += (sample - self.bandwidth) * share
-            self._from_ns, self._bytes = result.done_ns, 0
+            self._from_ns, self._bytes = now_ns, 0
         if alone and self.bandwidth:
-            took = (result.done_ns - result.start_ns) / 1e9
+            took = result.took_ns / 1e9
             self._latencies.append(max(LATENCY_LEAST, took - result.bytes / self.bandwidth))
         return sample
 
     def note_alone(self, result: uffd.WarmResult) -> None:
         """Feed an extent of any size that was really read, and alone."""
-        self._alone.append((result.bytes, (result.done_ns - result.start_ns) / 1e9))
+        self._alone.append((result.bytes, result.took_ns / 1e9))
 
     def note_pages(self, result: uffd.WarmResult, pages: int) -> None:
         """Feed reads of so many single pages."""

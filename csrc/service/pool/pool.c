@@ -309,7 +309,7 @@ int up_pool_create(struct up_pool **out, const struct up_pool_options *o)
 	p->options = *o;
 	p->budget = at_least_a_chunk(p, o->budget_bytes);
 	p->page_bytes = (uint64_t)sysconf(_SC_PAGESIZE);
-	p->began_ns = p->alive_ns = pool_now_ns();
+	p->began_ns = p->alive_ns = p->idle_since_ns = pool_now_ns();
 	p->run_chunks = (uint32_t)pool_run_least(p);
 	for (int i = 0; i < POOL_CLIENTS; i++)
 		p->client[i].uffd = -1;

@@ -153,6 +153,8 @@ struct up_pool {
 	uint32_t done[POOL_JOBS], done_head, done_tail;
 	uint32_t prefetching, run_chunks;
 	uint64_t expected; /* chunks of all jobs */
+	uint32_t fills;    /* under way */
+	uint64_t idle_ns, idle_since_ns; /* none was for so long in all; and since then, if none is */
 
 	struct up_pool_victim *victim;
 	int victims, victim_at, asked; /* asked: for another list, at asked_ns */

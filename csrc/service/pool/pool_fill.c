@@ -85,6 +85,12 @@ static int has_its_threads(const struct up_pool *p, const struct pool_file *f)
 	       f->filling >= p->threads - p->threads / SPARE_PART;
 }
 
+/* For so long in all nothing was being read. */
+static uint64_t idle_ns(const struct up_pool *p, uint64_t now_ns)
+{
+	return p->idle_ns + (p->fills ? 0 : now_ns - p->idle_since_ns);
+}
+
 /* Mark a run as being filled, if there is room: 1, else 0. */
 static int begin(struct up_pool *p, struct fill *out)
 {
@@ -95,6 +101,8 @@ static int begin(struct up_pool *p, struct fill *out)
 		return 0;
 	for (uint64_t c = out->first; c < out->first + out->count; c++)
 		f->state[c] = UP_FILLING;
+	p->idle_ns = idle_ns(p, pool_now_ns());
+	p->fills++;
 	f->busy++;
 	f->filling++;
 	/* An agent's UFFDIO_CONTINUE that is late would map the zeros. One that begins from now on writes
@@ -177,6 +185,7 @@ static void finish_job(struct up_pool *p, struct pool_job *j)
 		return;
 	p->expected -= j->chunks;
 	j->result.done_ns = pool_now_ns();
+	j->result.idle_done_ns = idle_ns(p, j->result.done_ns);
 	/* whole chunks were read and found */
 	if (j->result.bytes > j->job.length)
 		j->result.bytes = j->job.length;
@@ -234,8 +243,10 @@ static int take_prefetch(struct up_pool *p, struct fill *out)
 			at++;
 			continue;
 		}
-		if (!j->result.start_ns)
+		if (!j->result.start_ns) {
 			j->result.start_ns = pool_now_ns();
+			j->result.idle_start_ns = idle_ns(p, j->result.start_ns);
+		}
 		*out = (struct fill){
 			.file = j->job.fd,
 			.first = j->chunk,
@@ -426,6 +437,8 @@ static void fill(struct up_pool *p, const struct fill *o, char *buffer)
 	}
 	f->busy--;
 	f->filling--;
+	if (!--p->fills)
+		p->idle_since_ns = pool_now_ns();
 	if (o->job) {
 		o->job->running--;
 		p->prefetching--;

@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -160,6 +161,34 @@ def test_what_comes_out_of_the_page_cache_was_there_and_is_not_prefetched_once_m
         assert os.pread(memfd, end - start, start) == os.pread(fd, end - start, start)
     rest = SIZE_BYTES - half - 4 * MIB
     assert found == [(0, half), (rest, 0)]
+    pool.close()
+    for one in (fd, memfd, event_fd):
+        os.close(one)
+
+
+def test_the_time_in_which_a_job_waits_for_room_is_none_in_which_storage_was_slow(
+    tmp_path: Path,
+) -> None:
+    """What storage brings in a second is told by it: a full pool that waited for its reader was
+    taken for slow storage, and the gain for ten times what it was."""
+    path = tmp_path / "records.bin"
+    write_records(path, 8 * MIB)
+    fd, event_fd = os.open(path, os.O_RDONLY), os.eventfd(0, os.EFD_CLOEXEC)
+    pool = uffd_pool.Pool(4 * MIB, 64 * KIB, 4, event_fd)
+    number, memfd = pool.add_file(fd, 8 * MIB, 0)
+    began = time.monotonic_ns()
+    assert pool.submit(7, number, 0, 8 * MIB)
+    wait_until(lambda: pool.used_bytes() > 2 * MIB, "the next piece to have no room")
+    time.sleep(0.5)
+    results: list[uffd.WarmResult] = []
+    while not results:
+        pool.set_victims([(number, 0, 128)])
+        select.select([event_fd], [], [], 0.05)
+        results = pool.reap()
+    (result,) = results
+    wall_ns = time.monotonic_ns() - began
+    assert result.done_ns - result.start_ns >= 400_000_000
+    assert result.took_ns <= wall_ns - 400_000_000
     pool.close()
     for one in (fd, memfd, event_fd):
         os.close(one)

@@ -51,3 +51,19 @@ def test_what_is_less_than_the_clocks_noise_is_not_told_to_people() -> None:
     other = Meter(bandwidth=BANDWIDTH)
     other.note(read(MIB, LATENCY + MIB / BANDWIDTH), was_idle=True, alone=True)
     assert other.told_latency == pytest.approx(LATENCY)
+
+
+def test_a_pool_that_waits_for_room_is_no_slow_storage() -> None:
+    """Jobs of 4 MiB, of which each waits a second for its reader."""
+    meter, now, idle = Meter(), 10**9, 0
+    took = int(4 * MIB / BANDWIDTH * 1e9)
+    for _ in range(20):
+        result = uffd.WarmResult(
+            1, 0, now, now + 10**9 + took, 0, 4 * MIB, 0, 0, 4 * MIB, 0,
+            idle_start_ns=idle, idle_done_ns=idle + 10**9,
+        )  # fmt: skip
+        meter.note(result, was_idle=False, alone=False)
+        meter.note_alone(result)
+        now, idle = now + 10**9 + took, idle + 10**9
+    assert meter.bandwidth == pytest.approx(BANDWIDTH, rel=1e-6)
+    assert meter.cost(None).bandwidth_bytes_per_second == pytest.approx(BANDWIDTH, rel=1e-6)
