@@ -161,6 +161,28 @@ def test_a_full_disk_is_one_line_and_the_job_goes_on(
         subprocess.run(["umount", "-l", str(small)], check=True)
 
 
+@pytest.mark.parametrize("words", [("trace", "-o"), ("wrap", "-q", "--trace")])
+def test_where_the_disk_is_full_already_the_job_runs_without_a_recording(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    require(os.geteuid() == 0, "only root can mount a small file system")
+    small = tmp_path / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(small)], check=True)
+    try:
+        (small / "filler").write_bytes(bytes(65536))
+        done = subprocess.run(
+            uffdprefetch(*words, str(small / "t"), "--", "sh", "-c", "echo ran; exit 3"),
+            capture_output=True, text=True, timeout=HANG_SECONDS, cwd=tmp_path,
+        )  # fmt: skip
+        assert (done.returncode, done.stdout) == (3, "ran\n"), done.stderr
+        (line,) = done.stderr.splitlines()
+        assert "without a" in line and "No space left on device" in line
+        assert [path.name for path in small.iterdir()] == ["filler"]
+    finally:
+        subprocess.run(["umount", "-l", str(small)], check=True)
+
+
 def test_a_killed_job_is_recorded_to_its_end(
     waiting: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:

@@ -87,7 +87,7 @@ def test_quiet_writes_the_summary_and_prints_nothing(
 ) -> None:
     fake("good")
     done = wrap(env, tmp_path, "true", options=("-q", "-o", "here/%j.%q{WHO}"))
-    assert b"summary not written" in done.stderr  # there is no such directory: one line
+    assert b"the summary will not be written: there is no directory" in done.stderr
     assert done.stderr.count(b"\n") == 1 and done.returncode == 0
     done = wrap({**env, "WHO": "me"}, tmp_path, "true", options=("-q", "-o", "%j.%q{WHO}"))
     assert done.stderr == b""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from uffdprefetch.base.errors import usage_error
@@ -67,7 +68,9 @@ class Command:
 
 def _record(args: argparse.Namespace, rest: list[str] | None) -> int:
     from uffdprefetch.base import spawn
+    from uffdprefetch.base.errors import EXIT_USAGE, UffdPrefetchError
     from uffdprefetch.base.identity import identify
+    from uffdprefetch.base.messages import say
     from uffdprefetch.base.units import parse_duration
     from uffdprefetch.report import output
     from uffdprefetch.trace.record.program import Spec
@@ -97,7 +100,13 @@ def _record(args: argparse.Namespace, rest: list[str] | None) -> int:
     from uffdprefetch.base.rundir import runtime_directory
     from uffdprefetch.launch.service import own_environment
 
-    recording = Recording.start(spec, own_environment(environ), runtime_directory(environ))
+    try:
+        recording = Recording.start(spec, own_environment(environ), runtime_directory(environ))
+    except UffdPrefetchError as error:
+        if not rest or error.exit_code == EXIT_USAGE:
+            raise
+        say(f"running the command without a recording: {error.message}")
+        spawn.execute(rest, environ)
     if rest:
         return _run(recording, rest, args)
     return _watch(recording, args.pid, args)
@@ -199,13 +208,10 @@ def _show(args: argparse.Namespace) -> int:
     if wanted == "png":
         from uffdprefetch.report import png
 
-        png.write(trace, report, path)
-    else:
-        from uffdprefetch.report import perfetto
+        return _made(path, lambda temporary: png.write(trace, report, temporary))
+    from uffdprefetch.report import perfetto
 
-        perfetto.write(trace, report, path)
-    print(path)
-    return 0
+    return _made(path, lambda temporary: perfetto.write(trace, report, temporary))
 
 
 def _target(args: argparse.Namespace, suffix: str) -> str:
@@ -223,10 +229,18 @@ def _write(args: argparse.Namespace, text: str, suffix: str | None) -> int:
         sys.stdout.write(text)
         sys.stdout.flush()
         return 0
+    from uffdprefetch.report import output
+
     path = _target(args, suffix or "")
+    return _made(path, lambda temporary: output.overwrite_text(temporary, text))
+
+
+def _made(path: str, make: Callable[[str], None]) -> int:
+    """The file is whole, or not there."""
+    from uffdprefetch.report import output
+
     try:
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(text)
+        output.replace(path, make)
     except OSError as error:
         raise usage_error(f"cannot write {path}: {error.strerror}") from None
     print(path)

@@ -273,6 +273,8 @@ def run(
         if config.strict:
             raise UffdPrefetchError(text, EXIT_OURS) from None
         say(f"running the job without prefetching: {text}")
+    if node is not None and node.started is not None and not only_record:
+        config = _with_a_place_for_the_summary(config, environ, node.address)
     if config.trace is not None:
         recording = _record(config, environ, address, argv)
     if recording is not None and node is not None:
@@ -395,17 +397,31 @@ def _report(
     return True
 
 
+def _with_a_place_for_the_summary(
+    config: Config, environ: Mapping[str, str], address: Address
+) -> Config:
+    """``config``, or one without ``output`` after a line, while the job can still be stopped. For
+    the one of a node's launchers that has started the service."""
+    name = output.expand(config.output, address.key, identify(environ).rank, environ)
+    why = output.why_not(name)
+    if why is None:
+        return config
+    say(f"the summary will not be written: {why}")
+    return type(config)(**{**vars(config), "output": ""})
+
+
 def write_and_print(
     config: Config, environ: Mapping[str, str], address: Address, document: dict[str, Any]
 ) -> None:
-    """A run's summary, as the user has asked for it."""
+    """A run's summary, as the user has asked for it; without ``output`` it is not written."""
     from uffdprefetch.report import summary
 
     rank = identify(environ).rank
     path = None
     try:
-        name = output.expand(config.output, address.key, rank, environ)
-        path = output.write(name, document, config.force)
+        if config.output:
+            name = output.expand(config.output, address.key, rank, environ)
+            path = output.write(name, document, config.force)
     except (OSError, UffdPrefetchError) as error:
         say(f"summary not written: {error}")
     if not config.quiet:

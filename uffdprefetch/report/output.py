@@ -11,7 +11,7 @@ from uffdprefetch.base.identity import file_name_safe
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from typing import Any
 
 SUFFIX = ".summary.json"
@@ -61,26 +61,53 @@ def expand(
     return made
 
 
-def _replace(path: str, text: str) -> None:
-    """Put a file with ``text`` in the place of ``path``: whole or not at all.
+def replace(path: str, make: Callable[[str], None]) -> None:
+    """Put what ``make`` writes into the file whose path it is given in the place of ``path``: whole
+    or not at all.
 
     The directory may be one where others write (/tmp). So the new file has a name that nobody can
     prepare, is created and never opened, and is moved over whatever ``path`` is: a symbolic link
-    there is replaced, what it names stays as it is. Raises OSError.
+    there is replaced, what it names stays as it is. Raises OSError, and whatever ``make`` does.
     """
     temporary = os.path.join(os.path.dirname(path), f".{os.urandom(12).hex()}.tmp")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    fd = os.open(temporary, flags, 0o666)
+    os.close(os.open(temporary, flags, 0o666))
     try:
-        with open(fd, "w", encoding="utf-8") as file:
-            file.write(text)
+        make(temporary)
         os.replace(temporary, path)
     except BaseException:
-        try:
-            os.unlink(temporary)
-        except OSError:
-            pass
+        _remove(temporary)
         raise
+
+
+def replace_text(path: str, text: str) -> None:
+    """See replace()."""
+
+    replace(path, lambda temporary: overwrite_text(temporary, text))
+
+
+def overwrite_text(path: str, text: str) -> None:
+    """Write a file. Names in it that are no UTF-8 are written with their bytes. Raises OSError."""
+    with open(path, "w", encoding="utf-8", errors="surrogateescape") as file:
+        file.write(text)
+
+
+def _remove(path: str) -> None:
+    try:
+        os.unlink(path)
+    except OSError:
+        pass
+
+
+def why_not(path: str) -> str | None:
+    """Why no file of this name can be made, as far as that is known before; None: it seems it
+    can."""
+    directory = os.path.dirname(path) or "."
+    if not os.path.isdir(directory):
+        return f"there is no directory {directory}"
+    if not os.access(directory, os.W_OK | os.X_OK):
+        return f"directory {directory} cannot be written"
+    return None
 
 
 def write(name: str, summary: Mapping[str, Any], force: bool) -> str:
@@ -94,14 +121,19 @@ def write(name: str, summary: Mapping[str, Any], force: bool) -> str:
         stem, suffix = name[: -len(SUFFIX)], SUFFIX
     text = jsontext.dumps(summary, indent=2) + "\n"
     if force:
-        _replace(stem + suffix, text)
+        replace_text(stem + suffix, text)
         return stem + suffix
     number = 1
     while True:
         path = stem + (f"-{number}" if number > 1 else "") + suffix
         try:
-            with open(path, "x", encoding="utf-8") as file:
-                file.write(text)
-            return path
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
         except FileExistsError:
             number += 1
+            continue
+        try:
+            replace_text(path, text)
+        except BaseException:
+            _remove(path)  # nobody else's: it was made above
+            raise
+        return path

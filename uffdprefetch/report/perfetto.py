@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from uffdprefetch.base.arrays import Array
-from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.base.units import format_size
 from uffdprefetch.trace.analyse.ranks import NOBODY, SERVICE, Ranks
 from uffdprefetch.trace.analyse.series import bytes_per_second
@@ -251,15 +250,12 @@ def events(trace: Trace, report: dict[str, Any]) -> tuple[list[Event], dict[str,
 
 
 def write(trace: Trace, report: dict[str, Any], path: str) -> None:
-    """Write the trace for the Perfetto UI; raises UffdPrefetchError when it cannot be written."""
+    """Write the trace for the Perfetto UI. Raises OSError."""
     found, about = events(trace, report)
-    try:
-        with open(path, "w", encoding="utf-8") as file:
-            file.write('{"displayTimeUnit":"ms","otherData":')
-            file.write(json.dumps(about))
-            file.write(',"traceEvents":[\n')
-            for i, event in enumerate(found):
-                file.write((",\n" if i else "") + json.dumps(event, separators=(",", ":")))
-            file.write("\n]}\n")
-    except OSError as error:
-        raise UffdPrefetchError(f"cannot write {path}: {error.strerror}", 2) from None
+    with open(path, "w", encoding="utf-8") as file:
+        file.write('{"displayTimeUnit":"ms","otherData":')
+        file.write(json.dumps(about))
+        file.write(',"traceEvents":[\n')
+        for i, event in enumerate(found):
+            file.write((",\n" if i else "") + json.dumps(event, separators=(",", ":")))
+        file.write("\n]}\n")

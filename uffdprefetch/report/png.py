@@ -197,11 +197,8 @@ def _lower(
 
 
 def write(trace: Trace, report: dict[str, Any], path: str) -> None:
-    """Write the picture as PNG; raises UffdPrefetchError without matplotlib or a place to write."""
+    """Write the picture as PNG; raises UffdPrefetchError without matplotlib, and OSError."""
     mpl = matplotlib_or_error("--format png")
     with mpl.rc_context(_STYLE):
         fig = draw(trace, report, mpl)
-        try:
-            fig.savefig(path, format="png", metadata={"Software": "uffdprefetch"})
-        except OSError as error:
-            raise UffdPrefetchError(f"cannot write {path}: {error.strerror}", 2) from None
+        fig.savefig(path, format="png", metadata={"Software": "uffdprefetch"})

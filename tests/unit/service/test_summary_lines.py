@@ -6,6 +6,8 @@ from __future__ import annotations
 import copy
 import json
 import os
+import resource
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -308,6 +310,30 @@ def test_force_replaces_whole_and_leaves_nothing_behind(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["a.summary.json"]
     with pytest.raises(OSError):
         output.write(str(tmp_path / "no" / "dir"), {}, force=True)
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_what_cannot_be_written_whole_is_not_there(tmp_path: Path, force: bool) -> None:
+    """A full disk: half a file of JSON would be taken for a whole one by nobody, or by somebody."""
+    (tmp_path / "a.summary.json").write_text("{}")
+    limit = 1 << 12
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    old = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            output.write(str(tmp_path / "a"), {"n": "x" * 3 * limit}, force=force)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, old)
+    assert [p.name for p in tmp_path.iterdir()] == ["a.summary.json"]
+    assert (tmp_path / "a.summary.json").read_text() == "{}"
+
+
+def test_names_that_are_no_text_are_written(tmp_path: Path) -> None:
+    name = os.fsdecode(b"/data/caf\xe9.mdb")
+    path = output.write(str(tmp_path / "a"), {"path": name}, force=False)
+    assert json.loads(Path(path).read_bytes().decode("utf-8", "surrogateescape"))["path"] == name
 
 
 # ---- in a directory where others write ----------------------------------------------------------

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import re
@@ -254,3 +255,28 @@ def test_the_overview_is_bounded_whoever_comes() -> None:
     body = overview_of(events, 100)
     assert len(body["series"]) <= 256 and len(body["maps"]) <= 64 * len(LAYERS)
     assert sum(v for s in body["series"] for _, v in s["faults"]) == n
+
+
+def test_a_file_s_name_may_be_no_text(tmp_path: Path) -> None:
+    """It is bytes to the kernel; a recording with one was lost. People see its bytes."""
+    path, name = tmp_path / "t.uptrace", os.fsdecode(b"/data/caf\xe9.bin")
+    writer = trace_file.create(str(path), False, {"command": ["cat", name]})
+    writer.block("files", [{"id": 7, "path": name, "size_bytes": 1}])
+    writer.block("processes", [{"pid": 1, "command": name}])
+    writer.close()
+    trace = trace_file.read(str(path))
+    assert trace.truncated is None
+    assert trace.files[7].path == trace.processes[1].command == "/data/caf\\xe9.bin"
+    assert trace.meta["command"] == ["cat", "/data/caf\\xe9.bin"]
+
+
+def test_where_there_is_no_room_the_recording_is_said_to_be_impossible_and_no_file_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(trace_file.Writer, "_put", full)
+    with pytest.raises(UffdPrefetchError, match="No space left on device") as caught:
+        trace_file.create(str(tmp_path / "t.uptrace"), False, {})
+    assert caught.value.exit_code == 125 and not list(tmp_path.iterdir())

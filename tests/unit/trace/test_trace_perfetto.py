@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import synthetic
 
-from uffdprefetch.base.errors import UffdPrefetchError
 from uffdprefetch.report import perfetto
 from uffdprefetch.trace.file.events import EVENT, Call, Kind
 from uffdprefetch.trace.file.trace_file import Process, Trace
@@ -118,8 +117,3 @@ def test_an_empty_trace_is_valid(tmp_path: Path) -> None:
     path = tmp_path / "empty.json"
     perfetto.write(Trace(meta={}), {}, str(path))
     assert json.loads(path.read_text())["traceEvents"]
-
-
-def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(UffdPrefetchError, match=r"cannot write .*: No such file or directory"):
-        perfetto.write(Trace(meta={}), {}, str(tmp_path / "no" / "where.json"))

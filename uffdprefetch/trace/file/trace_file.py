@@ -8,6 +8,7 @@ them, deflated.
 
 from __future__ import annotations
 
+import errno
 import os
 import zlib
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,7 @@ from typing import Any, BinaryIO
 import msgpack
 import numpy as np
 
-from uffdprefetch.base.errors import UffdPrefetchError
+from uffdprefetch.base.errors import EXIT_OURS, EXIT_USAGE, UffdPrefetchError
 from uffdprefetch.trace.file.events import (
     EVENT,
     FAULT_AFTER_AROUND,
@@ -30,6 +31,8 @@ from uffdprefetch.trace.file.events import (
 FORMAT = "uffdprefetch.trace"
 VERSION = 1
 SUFFIX = ".uptrace"
+#: Of a file system, at a time: the next file may be written.
+FULL = (errno.ENOSPC, errno.EDQUOT)
 #: A block that claims to be larger is damaged.
 BLOCK_MAX_BYTES = 256 << 20
 EVENTS_PER_BLOCK = 1 << 16
@@ -100,6 +103,21 @@ def unpack_events(body: dict[str, Any]) -> np.ndarray[Any, Any]:
 # ---- writing ------------------------------------------------------------------------------------
 
 
+def _packed(value: Any) -> bytes:
+    """Names are bytes to the kernel: what is no UTF-8 is written as it is."""
+    packed: bytes = msgpack.packb(value, unicode_errors="surrogateescape")
+    return packed
+
+
+def _for_people(value: Any) -> Any:
+    """Of a block's body all texts, where bytes that are no UTF-8 are shown as \\xHH."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    if isinstance(value, dict):
+        return {_for_people(name): _for_people(each) for name, each in value.items()}
+    return [_for_people(each) for each in value] if isinstance(value, list) else value
+
+
 class Writer:
     """Appends blocks to a file that it has made. Raises OSError where the file system does."""
 
@@ -107,12 +125,12 @@ class Writer:
         """``file`` is open for writing, unbuffered; ``meta`` describes the recording."""
         self._file = file
         self.written_bytes = 0
-        self._put(msgpack.packb({"format": FORMAT, "version": VERSION, "meta": meta}))
+        self._put(_packed({"format": FORMAT, "version": VERSION, "meta": meta}))
 
     def block(self, kind: str, body: Any) -> None:
         """Write one block. Whole or, when the disk is full or we die, not counted by a reader."""
-        data = zlib.compress(msgpack.packb(body), 1)
-        self._put(msgpack.packb([kind, zlib.crc32(data), data]))
+        data = zlib.compress(_packed(body), 1)
+        self._put(_packed([kind, zlib.crc32(data), data]))
 
     def events(self, events: np.ndarray[Any, Any]) -> None:
         """Write events, in blocks of EVENTS_PER_BLOCK."""
@@ -132,15 +150,22 @@ class Writer:
 
 
 def create(path: str, force: bool, meta: dict[str, Any]) -> Writer:
-    """Make a trace file; raises UffdPrefetchError (exit 2) when it exists and not ``force``."""
+    """Make a trace file. Raises UffdPrefetchError: exit 2 when it exists and not ``force``, or
+    cannot be there; 125 when there is no room."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_TRUNC if force else os.O_EXCL)
     try:
-        fd = os.open(path, flags, 0o666)
+        file = os.fdopen(os.open(path, flags, 0o666), "wb", buffering=0)
+        try:
+            return Writer(file, meta)
+        except OSError:
+            file.close()
+            os.unlink(path)
+            raise
     except FileExistsError:
-        raise UffdPrefetchError(f"{path} exists; give -f or another -o", 2) from None
+        raise UffdPrefetchError(f"{path} exists; give -f or another -o", EXIT_USAGE) from None
     except OSError as error:
-        raise UffdPrefetchError(f"cannot write {path}: {error.strerror}", 2) from None
-    return Writer(os.fdopen(fd, "wb", buffering=0), meta)
+        code = EXIT_OURS if error.errno in FULL else EXIT_USAGE
+        raise UffdPrefetchError(f"cannot write {path}: {error.strerror}", code) from None
 
 
 # ---- reading ------------------------------------------------------------------------------------
@@ -203,7 +228,10 @@ class Trace:
 
 def _blocks(file: BinaryIO, path: str) -> Iterator[tuple[str, Any] | TraceError]:
     """(kind, body) of each whole block; last, perhaps, why there was no other."""
-    unpacker = msgpack.Unpacker(file, max_buffer_size=BLOCK_MAX_BYTES, strict_map_key=False)
+    unpacker = msgpack.Unpacker(
+        file, max_buffer_size=BLOCK_MAX_BYTES, strict_map_key=False,
+        unicode_errors="surrogateescape",
+    )  # fmt: skip
     try:
         head = unpacker.unpack()
     except msgpack.OutOfData:
@@ -216,14 +244,16 @@ def _blocks(file: BinaryIO, path: str) -> Iterator[tuple[str, Any] | TraceError]
         raise TraceError(
             f"{path} has version {head.get('version')}, this program reads version {VERSION}"
         )
-    yield "meta", head.get("meta") or {}
+    yield "meta", _for_people(head.get("meta") or {})
     while True:
         at = unpacker.tell()
         try:
             kind, crc, data = unpacker.unpack()
             if zlib.crc32(data) != crc:
                 raise ValueError("its checksum does not match")
-            body = msgpack.unpackb(zlib.decompress(data), strict_map_key=False)
+            body = msgpack.unpackb(
+                zlib.decompress(data), strict_map_key=False, unicode_errors="surrogateescape"
+            )
         except msgpack.OutOfData:
             if at < os.fstat(file.fileno()).st_size:
                 yield TraceError(f"the last block, at byte {at}, is not whole")
@@ -231,7 +261,7 @@ def _blocks(file: BinaryIO, path: str) -> Iterator[tuple[str, Any] | TraceError]
         except (ValueError, TypeError, zlib.error, msgpack.UnpackException) as error:
             yield TraceError(f"the block at byte {at} is damaged: {error}")
             return
-        yield str(kind), body
+        yield str(kind), _for_people(body) if kind in ("files", "processes", "meta") else body
 
 
 def read(path: str) -> Trace:
