@@ -44,7 +44,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests/support")]
 from cluster_nodes import PATIENCE_SECONDS, environment, meet, sharing, until, wrapped  # noqa: E402
 from conftest import clean_environment  # noqa: E402
 from nodes_bed import Bed, nodes_bed  # noqa: E402
-from pool_cgroup import memory_group  # noqa: E402
+from pool_cgroup import MemoryGroup, memory_group  # noqa: E402
 
 from uffdprefetch.cluster import mpi_start  # noqa: E402
 from uffdprefetch.cluster.homes import RESERVE_SHARE  # noqa: E402
@@ -207,7 +207,7 @@ def run(
             for _ in range(apart)
         ]
         bed = stack.enter_context(nodes_bed(nodes, directory, args.link))
-        jobs = []
+        jobs, groups = [], dict[int, MemoryGroup]()
         for node in range(nodes):
             far = mounts[node % apart].path("data.mdb")
             more = []
@@ -221,8 +221,7 @@ def run(
             words = [sys.executable, "-c", READER, str(node), str(nodes), pattern,
                      str(args.epochs), str(far), str(marks), str(cost)]  # fmt: skip
             if mode == "plain":
-                group = stack.enter_context(memory_group(budget + PROGRAM_BYTES))
-                words = group.joined(words)
+                groups[node] = stack.enter_context(memory_group(budget + PROGRAM_BYTES))
             else:
                 words = [*wrapped(directory, node, budget, *more), *words]
             jobs.append(bed.start(node, words, environment(directory, node), ROOT))
@@ -234,6 +233,8 @@ def run(
             return sum(one.counters()["bytes"] for one in mounts)
 
         meet(marks, "open", nodes)
+        for node, group in groups.items():
+            group.take(bed.processes(node))
         (marks / "open").touch()
         read, cpu, busy_before = [], {}, busy_seconds()
         for epoch in range(args.epochs):

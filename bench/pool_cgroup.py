@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from uffdprefetch.base.errors import UffdPrefetchError
@@ -53,6 +53,12 @@ class MemoryGroup:
     def joined(self, command: Sequence[str]) -> list[str]:
         """The words that run `command` in this group."""
         return ["sh", "-c", _JOIN, str(self.path / "cgroup.procs"), *command]
+
+    def take(self, pids: Iterable[int]) -> None:
+        """Put processes into the group: from outside, where they do not see the hierarchy."""
+        for pid in pids:
+            with contextlib.suppress(OSError):
+                (self.path / "cgroup.procs").write_text(str(pid))
 
     def peak_bytes(self) -> int | None:
         """The most that was ever charged; None where the kernel does not tell (v2 before 5.19)."""
