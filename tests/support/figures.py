@@ -23,6 +23,9 @@ def contradictions(summary: dict[str, Any]) -> list[str]:
         ratio = totals[name]
         holds(f"0 <= {name} <= 1", ratio is None or 0 <= ratio <= 1)
         holds(f"{name} has a base", ratio is None or totals[f"{name}_denominator_bytes"] > 0)
+    if known("coverage", "demand_misses"):
+        whole = totals["coverage"] == 1
+        holds("all is covered where nobody missed", whole == (not totals["demand_misses"]))
     if known("prefetched_bytes", "used_bytes", "wasted_bytes"):
         parts = totals["used_bytes"] + totals["wasted_bytes"]
         holds("used + wasted = prefetched", parts == totals["prefetched_bytes"])

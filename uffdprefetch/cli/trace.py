@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -148,14 +149,12 @@ def _run(recording: Any, argv: list[str], args: argparse.Namespace) -> int:
     status = spawn.run(
         argv, spawn.inherited_environment(), lambda pid: None, lambda: recording.ended() and None
     )
-    recording.end(os.waitstatus_to_exitcode(status))
+    recording.end(os.waitstatus_to_exitcode(status), time.monotonic_ns())
     return spawn.end_like(status)
 
 
 def _watch(recording: Any, pid: int, args: argparse.Namespace) -> int:
     """Wait for the recorder, which ends with the process, the duration, or us (Ctrl-C)."""
-    import time
-
     from uffdprefetch.base import spawn
     from uffdprefetch.launch import service
 
@@ -167,7 +166,7 @@ def _watch(recording: Any, pid: int, args: argparse.Namespace) -> int:
         node.job_started(pid)
         recording.tell(socket=address.socket)
     try:
-        while not recording.ended():
+        while not recording.is_whole():
             time.sleep(0.1)
         return 0
     except KeyboardInterrupt:
@@ -175,7 +174,7 @@ def _watch(recording: Any, pid: int, args: argparse.Namespace) -> int:
     finally:
         if node is not None:
             node.close()
-        if not recording.ended():
+        if not recording.is_whole():
             recording.end(None)
 
 

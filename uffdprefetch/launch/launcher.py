@@ -323,6 +323,7 @@ def run(
             view.stop()
         if locks is not None:
             locks.leave()
+    ended_ns = time.monotonic_ns()
     last, read_after = True, _read_call_bytes()
     read = None if read_before is None or read_after is None else read_after - read_before
     if node is not None:
@@ -341,7 +342,7 @@ def run(
     if address is not None and last:
         leftovers.tidy(address.socket)
     if recording is not None:
-        recording.end(os.waitstatus_to_exitcode(status), wait=last)
+        recording.end(os.waitstatus_to_exitcode(status), ended_ns, wait=last)
     return spawn.end_like(status)
 
 

@@ -218,7 +218,7 @@ def _cells(reader: dict[str, Any]) -> list[str]:
         _count(faults.get("major")),
         _time(reader.get("stall_seconds")),
         _percent(reader.get("stall_share")),
-        "n/a" if epochs is None else str(len(epochs)),
+        "n/a" if epochs is None else f"{len(epochs)}{'+' * bool(reader.get('epochs_at_least'))}",
         _percent((reader.get("hit") or {}).get("share")),
     ]
 

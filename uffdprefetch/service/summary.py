@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from uffdprefetch.base.config import Config
+from uffdprefetch.base.config import PAGE_BYTES, Config
+from uffdprefetch.predict.bulk import MISS_BYTES
 from uffdprefetch.protocol import summary as doc
 from uffdprefetch.service.coordinator import Coordinator
 from uffdprefetch.service.gained import Gained, gained
@@ -59,6 +60,15 @@ def _share(a: int | None, rest: int | None) -> float | None:
     return a / both if a is not None and both else None
 
 
+def missed_bytes(touched_bytes: int | None, misses: int | None) -> int | None:
+    """What readers had to wait for, of ``touched_bytes`` that they mapped and nobody had
+    prefetched: the rest was in memory. A miss brings MISS_BYTES at the most and a page at the
+    least, which may have been prefetched and be late."""
+    if touched_bytes is None or misses is None:
+        return touched_bytes
+    return max(misses * PAGE_BYTES, min(touched_bytes, misses * MISS_BYTES))
+
+
 def totals(
     ledger: Ledger,
     files: list[dict[str, Any]],
@@ -77,12 +87,12 @@ def totals(
     prefetched = sum_of("prefetched_bytes")
     used = None if untold else sum(map(_used_bytes, files))
     both = sum_of("prefetched_used_blocks_bytes")
-    other = sum_of("demand_used_blocks_bytes")
     late = sum_of("late_bytes")
     storage, storage_reason = storage_bytes(watched, files)
     reads = ledger.jobs_read or [w.now.read_call_bytes for w in watched]
     misses = sum(w.now.major_faults for w in watched) + (pool["missing_faults"] if pool else 0)
     sensor = POOL_MISS_SENSOR if pool else MISS_SENSOR
+    missed = missed_bytes(sum_of("demand_used_blocks_bytes"), misses if watched else None)
     figures: dict[str, Any] = {
         "demand_misses": misses if watched else None,
         "prefetched_bytes": prefetched,
@@ -92,8 +102,8 @@ def totals(
         "already_resident_bytes": sum_of("already_resident_bytes"),
         "accuracy": None if not prefetched or used is None else used / prefetched,
         "accuracy_denominator_bytes": prefetched,
-        "coverage": _share(both, other),
-        "coverage_denominator_bytes": _sum(both, other),
+        "coverage": _share(both, missed),
+        "coverage_denominator_bytes": _sum(both, missed),
         "timeliness": None if not prefetched or late is None else 1 - late / prefetched,
         "timeliness_denominator_bytes": prefetched,
     }
@@ -145,10 +155,9 @@ def _gained(
         reads_of(file, described, items.get(file.path, 0))
         for file, described in zip(engine.known_files, files, strict=False)  # then closed ones
     ]
-    covered = round((figures["coverage"] or 0.0) * (figures["coverage_denominator_bytes"] or 0))
-    touched = (figures["coverage_denominator_bytes"] or 0) - covered
-    if figures["demand_misses"]:  # the kernel's own readahead may have brought it
-        touched = 0
+    touched = 0
+    if not figures["demand_misses"]:  # else the kernel's own readahead may have brought it
+        touched = sum(file["demand_used_blocks_bytes"] or 0 for file in files)
     single_seconds = engine.bulk.miss_seconds
     if single_seconds is None and engine.pool is not None:
         single_seconds = engine.pool.least_wait_seconds()

@@ -198,6 +198,36 @@ def test_two_nodes_on_one_axis(tmp_path: Path) -> None:
     assert both.meta["host"] == "n0, n1"
 
 
+@pytest.mark.parametrize(
+    ("host", "rank", "later_seconds", "why"),
+    [
+        ("n0", 0, 1, "both have a rank 0 on n0"),
+        ("n0", 1, 1, None),  # a recorder for each rank
+        ("n1", 1, 1, None),
+        ("n1", 0, 1, None),  # no launcher has told any rank
+        ("n1", 1, 100, "90 s lie between them"),
+    ],
+)
+def test_what_is_not_of_one_run_is_not_shown_as_one(
+    tmp_path: Path, host: str, rank: int, later_seconds: int, why: str | None
+) -> None:
+    """Of a plain run and a wrapped one the ranks were mixed, and a finding disappeared."""
+    paths = []
+    for name, node, number, at in (("a", "n0", 0, 0), ("b", host, rank, later_seconds)):
+        paths.append(str(tmp_path / name))
+        meta = {"host": node, "started_ns": 10**9, "started_unix_ns": (1 << 60) + at * 10**9}
+        writer = trace_file.create(paths[-1], False, meta)
+        writer.block("processes", [{"pid": 100, "rank": number}])
+        writer.block("end", {"ended_ns": 11 * 10**9})
+        writer.close()
+    if why is None:
+        assert len(trace_file.read_all(paths).processes) == 2
+        return
+    with pytest.raises(UffdPrefetchError, match=rf"a and .*b are not of one run \({why}\)") as one:
+        trace_file.read_all(paths)
+    assert one.value.exit_code == 2
+
+
 def test_the_programs_and_the_recorder_speak_of_the_same_numbers() -> None:
     header = (ROOT / "bpf" / "event.h").read_text()
     defined = {k: int(v, 0) for k, v in re.findall(r"#define (\w+) (0x[0-9A-F]+|\d+)u?\b", header)}

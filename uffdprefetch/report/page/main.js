@@ -108,7 +108,7 @@ function tables() {
       r.faults ? [r.faults.major, r.faults.total]
         .map((count) => count == null ? "n/a" : countText(count)).join(" / ") : "n/a",
       touchedText(r),
-      String(r.epochs?.length ?? "n/a"),
+      r.epochs ? r.epochs.length + (r.epochs_at_least ? "+" : "") : "n/a",
       secondsText(r.stall_seconds) + (r.stall_share != null ? ` (${percentText(r.stall_share)})` : ""),
     ]));
   table("files", ["file", "size", "on", "touched", "brought in", "more than once", "never used", "readahead"],

@@ -187,6 +187,7 @@ def report(
         "last_offset_bytes": top * page_bytes,
         "span_bytes": (top - low) * page_bytes,
         "epochs_sensor": EPOCHS_SEEN,
+        "epochs_at_least": bool((a.sensor != sensors.READS).any()),
         "epochs": [_epoch(reader, i, stall) for i in range(len(reader.epochs))],
         "stall_seconds": stalled,
         "stalls": len(stall.page) if stall is not None else None,

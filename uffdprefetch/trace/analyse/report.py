@@ -15,7 +15,7 @@ from uffdprefetch.trace.analyse.phases import phases
 from uffdprefetch.trace.analyse.reader_report import PIDS_LISTED
 from uffdprefetch.trace.analyse.records import open_records
 from uffdprefetch.trace.analyse.survey import OpenRecords, Survey
-from uffdprefetch.trace.file.events import Call, Kind
+from uffdprefetch.trace.file.events import RECORDED_CALLS, Call, Kind
 from uffdprefetch.trace.file.sensors import Sensor
 from uffdprefetch.trace.file.trace_file import Trace
 
@@ -61,15 +61,19 @@ def _ranks(trace: Trace) -> list[dict[str, Any]]:
     return [found[rank] for rank in sorted(found)]
 
 
-def _calls(work: Survey) -> tuple[dict[str, int] | None, Array]:
-    """(count of each system call of the job, times of its writes in seconds)."""
+def _calls(work: Survey) -> tuple[dict[str, int | None] | None, Array]:
+    """(count of each system call of the job, None: not recorded; times of its writes in
+    seconds)."""
     if work.misses(Sensor.CALLS):
         return None, np.zeros(0)
     events = work.trace.events
     rows = events[events["kind"] == Kind.CALL]
     rows = rows[work.ranks.of(rows["pid"]) >= 0]
     what = rows["aux"] & 0xFF
-    counts = {call.name.lower(): int((what == call).sum()) for call in Call}
+    counts = {
+        call.name.lower(): int((what == call).sum()) if call in RECORDED_CALLS else None
+        for call in Call
+    }
     writes = rows["time_ns"][what == Call.WRITE].astype(np.int64) - work.start_ns
     return counts, np.sort(writes) / 1e9
 

@@ -42,7 +42,8 @@ class Survey:
         meta, events = trace.meta, trace.events
         self.page_bytes, self.start_ns = trace.page_bytes, trace.start_ns
         last_ns = int(events["time_ns"][-1]) if len(events) else self.start_ns
-        end_ns = int((trace.end or {}).get("ended_ns") or last_ns)
+        # after the job's end nothing more is of the run
+        end_ns = int(meta.get("job_ended_ns") or (trace.end or {}).get("ended_ns") or last_ns)
         self.seconds = max(0.0, (end_ns - self.start_ns) / 1e9)
         self.kinds = np.bincount(events["kind"], minlength=32)
         self.by_bpf = str(meta.get("source", "bpf")).startswith("bpf")

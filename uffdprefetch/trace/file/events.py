@@ -133,6 +133,10 @@ class Call(IntEnum):
     MUNMAP = 7
 
 
+#: Those of which bpf/calls.c makes events.
+RECORDED_CALLS = frozenset((Call.OPEN, Call.MMAP, Call.READ, Call.PREAD, Call.WRITE))
+
+
 def empty(n: int = 0) -> np.ndarray[Any, Any]:
     """n events of zeros."""
     return np.zeros(n, EVENT)

@@ -40,6 +40,8 @@ PAGE_BYTES = 4096
 #: Longest time from a fault's exception to its look-up in the page cache, both of which are told: a
 #: page that faults twice was unmapped in between, which takes longer.
 SAME_FAULT_NS = 1_000_000
+#: Wall clocks of two nodes differ by less.
+CLOCKS_NS = 5_000_000_000
 #: Columns whose differences are small and positive, small of either sign, or that stay as they are.
 _RISING, _JUMPING = ("time_ns",), ("offset", "value", "length")
 _UNSIGNED = (np.uint8, np.uint16, np.uint32)
@@ -345,10 +347,19 @@ def read_all(paths: Sequence[str]) -> Trace:
     """Several traces (of several nodes) as one, on one axis of time; one is read as it is.
 
     Clocks are brought together by the wall clock that each recorder noted at its start; processes
-    and files of the second one and those after it get numbers of their own. Raises as read() does.
+    and files of the second one and those after it get numbers of their own. Raises as read() does,
+    and UffdPrefetchError (exit 2) where they are not of one run: their ranks would be mixed.
     """
     traces = [read(path) for path in paths]
     first = traces[0]
+    for i, one in enumerate(traces):
+        for other in traces[:i]:
+            why = _why_not_one_run(other, one)
+            if why is not None:
+                raise UffdPrefetchError(
+                    f"{other.path} and {one.path} are not of one run ({why}): show one at a time",
+                    EXIT_USAGE,
+                )
     for k, other in enumerate(traces[1:], 1):
         _join(first, other, k)
     if len(traces) > 1:
@@ -356,6 +367,31 @@ def read_all(paths: Sequence[str]) -> Trace:
         first.overview = None  # their bins do not lie on one another
         first.path = ", ".join(paths)
     return first
+
+
+def _wall_ns(trace: Trace) -> tuple[int, int] | None:
+    """(begin, end) of the recording by the wall clock; None where it does not tell both."""
+    began, end = trace.meta.get("started_unix_ns"), trace.meta.get("job_ended_ns")
+    end = end or (trace.end or {}).get("ended_ns")
+    if not began or not end:
+        return None
+    return int(began), int(began) + int(end) - trace.start_ns
+
+
+def _why_not_one_run(a: Trace, b: Trace) -> str | None:
+    """Of one node, and of several: recorders of one run run at the same time, and each has ranks
+    of its own."""
+    ranks = [{p.rank for p in one.processes.values() if p.role == "job"} for one in (a, b)]
+    both = ranks[0] & ranks[1]
+    if both and a.meta.get("host") == b.meta.get("host"):
+        return f"both have a rank {min(both)} on {a.meta.get('host')}"
+    walls = _wall_ns(a), _wall_ns(b)
+    if walls[0] is None or walls[1] is None:
+        return None
+    apart = max(walls[0][0], walls[1][0]) - min(walls[0][1], walls[1][1])
+    if apart > CLOCKS_NS:
+        return f"{apart / 1e9:.0f} s lie between them"
+    return None
 
 
 def _join(into: Trace, other: Trace, k: int) -> None:
@@ -382,8 +418,11 @@ def _join(into: Trace, other: Trace, k: int) -> None:
     into.events = np.concatenate([into.events, events])
     into.truncated = into.truncated or other.truncated
     hosts = [into.meta.get("host", "?"), other.meta.get("host", "?")]
+    one, two = into.meta.get("job_ended_ns"), other.meta.get("job_ended_ns")
+    last_ns = None if one is None or two is None else max(one, two + shift)
     into.meta = {
         **into.meta,
+        "job_ended_ns": last_ns,
         "host": ", ".join(dict.fromkeys(hosts)),
         "missing": [*into.meta.get("missing", []), *other.meta.get("missing", [])],
     }

@@ -3,7 +3,9 @@
 
 It is told by its starter on a pipe, a line of JSON at a time ({"socket": path}, {"status": n}); the
 pipe's end means that the starter is gone, and the recording ends too. It answers once, on another
-pipe: {"witness": bool, "sees_faults": bool, "missing": [...]} or {"error": text, "exit_code": n}.
+pipe: {"witness": bool, "sees_faults": bool, "missing": [...]} or {"error": text, "exit_code": n};
+the end of that pipe means that the file is whole. Letting go of the kernel's probes, which takes
+seconds, comes after it.
 """
 
 from __future__ import annotations
@@ -143,7 +145,6 @@ def _answer(fd: int, what: dict[str, Any]) -> None:
     if fd >= 0:
         with contextlib.suppress(OSError):
             os.write(fd, json.dumps(what).encode() + b"\n")
-        os.close(fd)
 
 
 class _Session:
@@ -244,8 +245,6 @@ class _Session:
         """Write the end and say where it is."""
         self._last_word()
         totals = self.recorder.finish({"status": self.status})
-        if self.witness is not None:
-            self.witness.close()
         with contextlib.suppress(OSError):
             self._writer.close()
         if self.spec.quiet or self.recorder.failed:
@@ -257,6 +256,11 @@ class _Session:
             f"{'' if self.witness else ', without eBPF (see there)'};"
             f" next: uffdprefetch trace {self.spec.output}"
         )
+
+    def let_go(self) -> None:
+        """Of the kernel's probes."""
+        if self.witness is not None:
+            self.witness.close()
 
 
 _FINISH = int(wire.Type.FINISH).to_bytes(2, "little")
@@ -286,4 +290,7 @@ def main(spec: Spec) -> int:
     session.run()
     session.finish()
     sys.stderr.flush()
+    if spec.ready_fd >= 0:
+        os.close(spec.ready_fd)
+    session.let_go()
     return 1 if session.recorder.failed else 0

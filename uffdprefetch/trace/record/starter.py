@@ -35,9 +35,9 @@ def output_path(name: str) -> str:
 class Recording:
     """A recorder that runs. Everything here is bounded in time: the job comes first."""
 
-    def __init__(self, process: subprocess.Popen[bytes], control_fd: int) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], control_fd: int, answer_fd: int) -> None:
         self._process = process
-        self._control_fd = control_fd
+        self._control_fd, self._answer_fd = control_fd, answer_fd
         self.witness = self.sees_faults = False
         self.missing: list[dict[str, Any]] = []
 
@@ -69,17 +69,16 @@ class Recording:
         finally:
             os.close(control_read)
             os.close(ready_write)
-        recording = cls(process, control_write)
+        recording = cls(process, control_write, ready_read)
         try:
-            recording._wait_ready(ready_read)
+            recording._wait_ready()
         except UffdPrefetchError:
             recording.abandon()
             raise
-        finally:
-            os.close(ready_read)
         return recording
 
-    def _wait_ready(self, fd: int) -> None:
+    def _wait_ready(self) -> None:
+        fd = self._answer_fd
         data, deadline = b"", time.monotonic() + READY_SECONDS
         while not data.endswith(b"\n"):
             seconds = deadline - time.monotonic()
@@ -106,23 +105,28 @@ class Recording:
         """The job begins now: what came before was the recorder's own start."""
         self.tell(meta={"job_started_ns": time.monotonic_ns()})
 
-    def end(self, status: int | None, wait: bool = True) -> None:
-        """The job has ended with this exit status (negative: by that signal)."""
-        self.tell(status=status, meta={"job_ended_ns": time.monotonic_ns()})
+    def end(self, status: int | None, ended_ns: int | None = None, *, wait: bool = True) -> None:
+        """The job has ended with this exit status (negative: by that signal), now or at that time
+        (CLOCK_MONOTONIC). ``wait``: until the file is whole."""
+        self.tell(status=status, meta={"job_ended_ns": ended_ns or time.monotonic_ns()})
         os.close(self._control_fd)
-        if wait:
-            try:
-                self._process.wait(END_SECONDS)
-            except subprocess.TimeoutExpired:
-                self._process.terminate()
+        # it says nothing more: readable is the end
+        if wait and not select.select([self._answer_fd], [], [], END_SECONDS)[0]:
+            self._process.terminate()
+        os.close(self._answer_fd)
 
     def ended(self) -> bool:
         """Whether the recorder is gone (reaped here)."""
         return self._process.poll() is not None
 
+    def is_whole(self) -> bool:
+        """Whether the file is, or the recorder is gone."""
+        return self.ended() or bool(select.select([self._answer_fd], [], [], 0)[0])
+
     def abandon(self) -> None:
         """It is not to be used."""
         os.close(self._control_fd)
+        os.close(self._answer_fd)
         if self._process.poll() is None:
             self._process.terminate()
         self._process.wait()

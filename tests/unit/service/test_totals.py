@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""service/summary.py: sums and shares that cannot contradict each other, whatever was counted."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from figures import RATIOS
+
+from uffdprefetch.service import summary
+from uffdprefetch.service.gained import Gained
+from uffdprefetch.state.ledger import Ledger
+
+BLOCK, PAGE = 64 << 10, 4096
+
+
+def a_file(chance: random.Random) -> dict[str, Any]:
+    """What is counted of a file by itself: bytes by results, blocks by page tables."""
+    prefetched = chance.choice([0, 1, 4097, chance.randrange(1 << 40)])
+    untold = chance.choice([0, 0, 0, 0, 5])
+    used, unused, demand = (
+        chance.choice([0, 1, chance.randrange(1 << 16)]) * BLOCK for _ in range(3)
+    )
+    return {
+        "prefetched_bytes": prefetched,
+        "untold_bytes": untold,
+        "late_bytes": chance.randrange(prefetched + 1),
+        "already_resident_bytes": chance.choice([0, chance.randrange(1 << 40)]),
+        "prefetched_used_blocks_bytes": used,
+        "prefetched_unused_blocks_bytes": unused,
+        "demand_used_blocks_bytes": demand,
+        "file_system": chance.choice(["ext4", "fuse"]),
+    }
+
+
+def a_process(misses: int) -> Any:
+    now = SimpleNamespace(major_faults=misses, read_call_bytes=0, storage_bytes=0)
+    return SimpleNamespace(watched=SimpleNamespace(now=now, misses=misses))
+
+
+def totals_of(files: list[dict[str, Any]], misses: list[int]) -> dict[str, Any]:
+    ledger: Any = Ledger()
+    ledger.all_processes = lambda: [a_process(count) for count in misses]
+    gained = Gained("saved", 0.0, "", 0, 0.0, "")
+    return vars(summary.totals(ledger, files, None, lambda figures: gained))
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_no_figure_contradicts_another(seed: int) -> None:
+    chance = random.Random(seed)
+    files = [a_file(chance) for _ in range(chance.randrange(4))]
+    misses = [chance.choice([0, 1, 198, 10**6]) for _ in range(chance.randrange(3))]
+    found = totals_of(files, misses)
+    for name in RATIOS:
+        assert found[name] is None or 0 <= found[name] <= 1
+        assert found[name] is None or found[f"{name}_denominator_bytes"] > 0
+    if found["used_bytes"] is not None:
+        assert 0 <= found["used_bytes"] <= found["prefetched_bytes"]
+        assert found["used_bytes"] + found["wasted_bytes"] == found["prefetched_bytes"]
+    if found["coverage"] is not None and found["demand_misses"] is not None:
+        assert (found["coverage"] == 1) == (not found["demand_misses"])
+
+
+def file_of(**bytes_: int) -> dict[str, Any]:
+    names = (
+        "prefetched_bytes", "untold_bytes", "late_bytes", "already_resident_bytes",
+        "prefetched_used_blocks_bytes", "prefetched_unused_blocks_bytes",
+        "demand_used_blocks_bytes",
+    )  # fmt: skip
+    return {**dict.fromkeys(names, 0), "file_system": "ext4", **bytes_}
+
+
+def test_of_a_file_in_memory_there_is_nothing_to_cover() -> None:
+    """It was 16 % and 2 % of cached files without a miss."""
+    cached = file_of(demand_used_blocks_bytes=1000 * BLOCK, already_resident_bytes=1000 * BLOCK)
+    assert totals_of([cached], [0])["coverage"] is None
+    partly = {**cached, "prefetched_bytes": 10 * BLOCK, "prefetched_used_blocks_bytes": 10 * BLOCK}
+    assert totals_of([partly], [0])["coverage"] == 1
+
+
+def test_misses_are_never_covered_as_a_whole_and_cost_no_more_than_what_was_mapped() -> None:
+    """It was 100 % with 198 misses."""
+    read = file_of(prefetched_bytes=100 * BLOCK, prefetched_used_blocks_bytes=100 * BLOCK)
+    assert totals_of([read], [198])["coverage"] == 100 * BLOCK / (100 * BLOCK + 198 * PAGE)
+    more = {**read, "demand_used_blocks_bytes": 50 * BLOCK}
+    assert totals_of([more], [10])["coverage"] == 100 / (100 + 20)
+    assert totals_of([more], [30])["coverage"] == 100 / (100 + 50)
